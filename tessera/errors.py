@@ -1,0 +1,168 @@
+"""Locations and the error family: every error a user can meet, with the place it came from."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARY = os.path.join(_PACKAGE, "stdlib")
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in a source file: lines and columns count from 1; column 0 means unknown."""
+
+    file: str = "?"
+    line: int = 0
+    column: int = 0
+    end_column: int = 0
+
+    def __str__(self) -> str:
+        column = f":{self.column}" if self.column else ""
+        return f"{self.file}:{self.line}{column}"
+
+    def excerpt(self) -> str:
+        """The source line with a caret under the columns, or "" where the file cannot be read."""
+        line = linecache.getline(self.file, self.line).rstrip("\n")
+        if not line.strip():
+            return ""
+        head = f"  {self.line:>5} | "
+        if not self.column:
+            return head + line
+        last = self.end_column if self.end_column > self.column else self.column + 1
+        width = max(1, min(last, len(line) + 1) - self.column)
+        return f"{head}{line}\n{' ' * (len(head) - 2)}| {' ' * (self.column - 1)}{'^' * width}"
+
+
+UNKNOWN = Location()
+
+
+def frame_location(frame: FrameType) -> Location:
+    """The place a frame is executing, with columns where Python (3.11 on) keeps them."""
+    line, column, end = frame.f_lineno, 0, 0
+    if sys.version_info >= (3, 11):
+        positions = list(frame.f_code.co_positions())
+        first, last, start, stop = positions[frame.f_lasti // 2]
+        if first is not None and start is not None:
+            line, column = first, start + 1
+            end = (stop or start) + 1 if last == first else 0
+    return Location(frame.f_code.co_filename, line, column, end)
+
+
+def here() -> Location:
+    """The innermost place outside this package: the user's line that called in."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_PACKAGE) or name.startswith(_LIBRARY):
+            return frame_location(frame)
+        frame = frame.f_back
+    return UNKNOWN
+
+
+class TesseraError(Exception):
+    """What went wrong, where, what was expected, what came, and what to do.
+
+    >>> print(ShapeError("operand shapes differ", expected="8xf32", received="4xf32"))
+    ShapeError: operand shapes differ
+      expected: 8xf32
+      received: 4xf32
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        location: Location | None = None,
+        expected: Any = None,
+        received: Any = None,
+        suggestion: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.location = location
+        self.expected = expected
+        self.received = received
+        self.suggestion = suggestion
+
+    def at(self, location: Location) -> TesseraError:
+        """This error, placed at `location` unless it already has a place."""
+        if self.location is None and location != UNKNOWN:
+            self.location = location
+        return self
+
+    def __str__(self) -> str:
+        place = f"{self.location}: " if self.location else ""
+        lines = [f"{place}{type(self).__name__}: {self.message}"]
+        if self.location and (excerpt := self.location.excerpt()):
+            lines.append(excerpt)
+        for title in ("expected", "received", "suggestion"):
+            value = getattr(self, title)
+            if value is not None:
+                lines.append(f"  {title}: {value}")
+        return "\n".join(lines)
+
+
+class ShapeError(TesseraError):
+    """Shapes or ranks do not fit."""
+
+
+class DTypeError(TesseraError):
+    """Element types do not fit."""
+
+
+class ArgumentError(TesseraError):
+    """A call has the wrong arguments."""
+
+
+class UnknownNameError(TesseraError):
+    """A name that nothing defines."""
+
+
+class UnsupportedSyntaxError(TesseraError):
+    """Python that the kernel language does not have."""
+
+
+class UnsupportedOpError(TesseraError):
+    """An op that a target cannot emit or an interpreter cannot run."""
+
+
+class TraceError(TesseraError):
+    """Python asked for the value of a tensor that is being traced."""
+
+
+class OutOfBoundsError(TesseraError):
+    """A read or write outside its tensor."""
+
+
+class VerifyError(TesseraError):
+    """IR that breaks a rule of its level."""
+
+
+class ParseError(TesseraError):
+    """Text (IR, PTX, LLVM, CSL) that does not parse."""
+
+
+class ArtifactError(TesseraError):
+    """An artifact folder that is missing, corrupt or of a newer schema."""
+
+
+class FileError(TesseraError):
+    """A file that is missing, truncated or not what its name says."""
+
+
+class DeviceUnavailable(TesseraError):
+    """A device or library this machine does not have."""
+
+
+class ResourceError(TesseraError):
+    """A program that needs more memory or more of a resource than there is."""
+
+
+class ExecutionError(TesseraError):
+    """A program that went wrong while it ran."""

@@ -1,0 +1,1 @@
+"""The interpreters: what each level of a program means, on NumPy."""

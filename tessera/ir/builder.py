@@ -1,0 +1,100 @@
+"""The builder: where tracing, the kernel front end and the passes put nodes in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import Location, TesseraError, here
+from tessera.ir.core import Attrs, Block, Node, Value
+from tessera.op import Op
+from tessera.types import TensorType, Type, as_dtype
+
+
+class Builder:
+    """A growing list of nodes; inner regions are opened by `region`.
+
+    `captures` holds the arrays that traced code closes over: each becomes one more parameter.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[list[Node]] = [[]]
+        self.producers: dict[Value, Node] = {}
+        self.captures: dict[int, tuple[np.ndarray, Value]] = {}
+        self.location: Location | None = None
+
+    def add(
+        self,
+        op: Op,
+        args: Sequence[Value],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        types: tuple[Type, ...] | None = None,
+        regions: tuple[Block, ...] = (),
+        loc: Location | None = None,
+    ) -> Node:
+        """Append a node; its result types come from the op's rule unless given."""
+        place = loc or self.location or here()
+        attributes = Attrs(attrs)
+        try:
+            if types is None:
+                types = op.result_types(tuple(v.type for v in args), attributes)
+        except TesseraError as error:
+            raise error.at(place) from None
+        node = Node(op, tuple(args), attributes, tuple(Value(t) for t in types), regions, place)
+        self.append(node)
+        return node
+
+    def append(self, node: Node) -> None:
+        """Append a finished node."""
+        self._open[-1].append(node)
+        for value in node.results:
+            self.producers[value] = node
+
+    def capture(self, array: np.ndarray) -> Value:
+        """The parameter that stands for an array from outside."""
+        if id(array) not in self.captures:
+            type = TensorType(array.shape, as_dtype(array.dtype))
+            self.captures[id(array)] = (array, Value(type, f"capture{len(self.captures)}"))
+        return self.captures[id(array)][1]
+
+    @contextmanager
+    def region(self) -> Iterator[list[Node]]:
+        """Collect the nodes added inside; the caller makes a Block of them."""
+        nodes: list[Node] = []
+        self._open.append(nodes)
+        try:
+            yield nodes
+        finally:
+            self._open.pop()
+
+    @contextmanager
+    def at(self, location: Location | None) -> Iterator[None]:
+        """Give nodes added inside this location."""
+        before, self.location = self.location, location
+        try:
+            yield
+        finally:
+            self.location = before
+
+    @contextmanager
+    def active(self) -> Iterator[Builder]:
+        """Make this the builder that ops called inside record to."""
+        token = CURRENT.set(self)
+        try:
+            yield self
+        finally:
+            CURRENT.reset(token)
+
+    def block(self, params: Sequence[Value], results: Sequence[Value]) -> Block:
+        """Everything added at the top level, as a block; captures become trailing parameters."""
+        captured = tuple(v for _, v in self.captures.values())
+        return Block((*params, *captured), tuple(self._open[0]), tuple(results))
+
+
+CURRENT: ContextVar[Builder | None] = ContextVar("builder", default=None)

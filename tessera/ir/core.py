@@ -1,0 +1,191 @@
+"""The one data structure of all levels: values, nodes, blocks, functions, modules. All frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.errors import UNKNOWN, Location
+from tessera.op import Op
+from tessera.types import Type
+
+
+class Attrs(Mapping[str, Any]):
+    """Attributes: a mapping that cannot change and can be hashed; nested ones are Attrs too."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, Any] | None = None) -> None:
+        self._items = {k: _freeze(v) for k, v in (items or {}).items()}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return f"Attrs({self._items})"
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, Mapping) and not isinstance(value, Attrs):
+        return Attrs(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(_freeze(v) for v in value)
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """What a node gives or a block takes; two values are equal only if they are the same one."""
+
+    type: Type
+    hint: str = ""
+
+    def __repr__(self) -> str:
+        return f"%{self.hint or id(self)}: {self.type}"
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One use of an op: operands, attributes, results, regions, and the user's line it came from."""
+
+    op: Op
+    args: tuple[Value, ...]
+    attrs: Attrs
+    results: tuple[Value, ...]
+    regions: tuple[Block, ...] = ()
+    loc: Location = UNKNOWN
+
+    @property
+    def out(self) -> Value:
+        """The only result."""
+        (value,) = self.results
+        return value
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Parameters, nodes in order, and the values handed back at the end."""
+
+    params: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    results: tuple[Value, ...]
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, those of inner regions after the node that holds them."""
+        for node in self.nodes:
+            yield node
+            for region in node.regions:
+                yield from region.walk()
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A named block with attributes (for a kernel: its launch shape, schedule, ...)."""
+
+    name: str
+    body: Block
+    attrs: Attrs = field(default_factory=Attrs)
+    loc: Location = UNKNOWN
+
+    @property
+    def params(self) -> tuple[Value, ...]:
+        """The parameters of the body."""
+        return self.body.params
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """The values returned."""
+        return self.body.results
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Function) and key(self) == key(other)
+
+    def __hash__(self) -> int:
+        return hash(key(self))
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """Functions of one level: "graph", "schedule" or "tile". The first one is the entry."""
+
+    level: str
+    functions: tuple[Function, ...]
+    attrs: Attrs = field(default_factory=Attrs)
+
+    @property
+    def main(self) -> Function:
+        """The entry function."""
+        return self.functions[0]
+
+    def function(self, name: str) -> Function:
+        """The function of this name."""
+        return next(f for f in self.functions if f.name == name)
+
+    def replace(self, *functions: Function, level: str | None = None) -> Module:
+        """This module with other functions."""
+        return dataclasses.replace(self, functions=functions, level=level or self.level)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Module) and key(self) == key(other)
+
+    def __hash__(self) -> int:
+        return hash(key(self))
+
+
+def key(item: Function | Module, locations: bool = True) -> tuple:
+    """The structure of a function or module as nested tuples, with values numbered in order."""
+    if isinstance(item, Module):
+        functions = tuple(key(f, locations) for f in item.functions)
+        return (item.level, functions, _attrs_key(item.attrs))
+    numbers: dict[Value, int] = {}
+    loc = (item.loc,) if locations else ()
+    return (item.name, _block_key(item.body, numbers, locations), _attrs_key(item.attrs), *loc)
+
+
+def _block_key(block: Block, numbers: dict[Value, int], locations: bool) -> tuple:
+    params = tuple(_number(v, numbers) for v in block.params)
+    nodes = tuple(_node_key(n, numbers, locations) for n in block.nodes)
+    return params, nodes, tuple(numbers[v] for v in block.results)
+
+
+def _node_key(node: Node, numbers: dict[Value, int], locations: bool) -> tuple:
+    args = tuple(numbers[v] for v in node.args)
+    regions = tuple(_block_key(r, numbers, locations) for r in node.regions)
+    results = tuple(_number(v, numbers) for v in node.results)
+    loc = (node.loc,) if locations else ()
+    return (node.op.name, args, _attrs_key(node.attrs), regions, results, *loc)
+
+
+def _number(value: Value, numbers: dict[Value, int]) -> tuple[int, Type]:
+    numbers[value] = len(numbers)
+    return numbers[value], value.type
+
+
+def _attrs_key(attrs: Mapping[str, Any]) -> tuple:
+    return tuple((k, _attr_key(v)) for k, v in sorted(attrs.items()))
+
+
+def _attr_key(value: Any) -> Any:
+    """Attributes compare by type too, since 1, 1.0 and True are equal in Python; NaN equals itself."""
+    if isinstance(value, Mapping):
+        return _attrs_key(value)
+    if isinstance(value, tuple):
+        return tuple(_attr_key(v) for v in value)
+    return (type(value).__name__, repr(value))
+
+
+def structural_hash(item: Function | Module) -> str:
+    """A hash that stays the same across runs and machines and does not see locations."""
+    return hashlib.sha256(repr(key(item, locations=False)).encode()).hexdigest()

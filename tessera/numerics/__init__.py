@@ -1,0 +1,1 @@
+"""Numbers: conversions between element types, and rigorous error bounds."""

@@ -1,0 +1,87 @@
+"""The ops every other family leans on: constants, casts and broadcasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ArgumentError, ShapeError
+from tessera.numerics.convert import convert
+from tessera.op import STORAGE, Op, op
+from tessera.shapes import Size, as_size, broadcast
+from tessera.shapes.rules import show
+from tessera.tensor import Tensor, as_tensor, bind
+from tessera.types import DType, TensorType, as_dtype
+
+
+def plain(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Bind with operands made tensors, and nothing else changed."""
+    check_count(op, operands)
+    return bind(op, [as_tensor(x) for x in operands], attrs)
+
+
+def check_count(op: Op, operands: Sequence[Any]) -> None:
+    """Refuse a call with operands missing."""
+    if len(operands) != len(op.operands):
+        raise ArgumentError(
+            f"{op.__name__} takes {len(op.operands)} operands, not {len(operands)}",
+            expected=", ".join(op.operands) or "none",
+        )
+
+
+def _full_type(*, shape: tuple[Size, ...], value: Any, dtype: DType) -> TensorType:
+    return TensorType(tuple(shape), dtype)
+
+
+def _full_attrs(*, shape: Any, value: Any, dtype: Any) -> dict[str, Any]:
+    listed = (shape,) if isinstance(shape, (int, str)) else tuple(shape)
+    element = as_dtype(dtype)
+    number: Any = np.asarray(value).astype(element.numpy).item() if not element.is_float else float(value)
+    return {"shape": tuple(as_size(s) for s in listed), "value": number, "dtype": element}
+
+
+@op(infer=_full_type, coerce=plain, canonical=_full_attrs, numerics=STORAGE)
+def full(*, shape: tuple, value: Any, dtype: DType = as_dtype("f32")) -> Any:
+    """A tensor of `shape` with every element `value`."""
+    return np.broadcast_to(convert(np.asarray(value), dtype), shape)
+
+
+def _cast_type(x: TensorType, *, dtype: DType) -> TensorType:
+    return x.with_dtype(dtype)
+
+
+@op(
+    infer=_cast_type,
+    coerce=plain,
+    canonical=lambda x, *, dtype: {"dtype": as_dtype(dtype)},
+    numerics=STORAGE,
+    pointwise=True,
+)
+def cast(x: Any, *, dtype: DType) -> Any:
+    """`x` with elements converted to `dtype`: nearest-even; float to integer goes toward zero and saturates."""
+    return convert(x, dtype)
+
+
+def _broadcast_type(x: TensorType, *, shape: tuple[Size, ...]) -> TensorType:
+    if broadcast(x.shape, shape) != tuple(shape):
+        raise ShapeError(f"{show(x.shape)} does not broadcast to {show(shape)}")
+    return x.with_shape(tuple(shape))
+
+
+@op(
+    infer=_broadcast_type,
+    coerce=plain,
+    canonical=lambda x, *, shape: {"shape": tuple(as_size(s) for s in shape)},
+    numerics=STORAGE,
+    name="broadcast",
+)
+def broadcast_to(x: Any, *, shape: tuple) -> Any:
+    """`x` repeated along new leading axes and axes of size 1 until it has `shape`."""
+    return np.broadcast_to(x, shape)
+
+
+def splat(value: Any, type: TensorType) -> Tensor:
+    """A Python number as a tensor of this type: recorded as `full`, never as a captured array."""
+    return full(shape=type.shape, value=value, dtype=type.dtype)

@@ -1,0 +1,93 @@
+"""What a user may pass where ops want tensors of one type and shape: numbers, mixed integers, broadcasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import DTypeError, TesseraError, here
+from tessera.op import Op
+from tessera.ops.basic import broadcast_to, cast, check_count, splat
+from tessera.shapes import broadcast
+from tessera.tensor import Tensor, _number_type, as_tensor, bind
+from tessera.types import DType, TensorType, as_dtype, f32
+
+NUMBERS = (bool, int, float)
+
+
+def pointwise(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Bind with all operands of one element type and one shape."""
+    check_count(op, operands)
+    try:
+        return bind(op, same_shape(same_dtype(operands)), attrs)
+    except TesseraError as error:
+        raise error.at(here()) from None
+
+
+def floating(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `pointwise`, with integers and bools made f32 first."""
+    check_count(op, operands)
+    try:
+        tensors = same_dtype(operands)
+        return bind(op, same_shape([t if t.dtype.is_float else cast(t, dtype=f32) for t in tensors]), attrs)
+    except TesseraError as error:
+        raise error.at(here()) from None
+
+
+def selecting(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Bind a condition and two branches: the branches share a type, all three a shape."""
+    check_count(op, operands)
+    condition = as_tensor(operands[0])
+    if condition.dtype.kind != "bool":
+        raise DTypeError(
+            "the condition is not bool", location=here(), expected="bool", received=str(condition.type),
+            suggestion="compare first: where(x > 0, a, b)",
+        )  # fmt: skip
+    try:
+        return bind(op, same_shape([condition, *same_dtype(operands[1:])]), attrs)
+    except TesseraError as error:
+        raise error.at(here()) from None
+
+
+def same_dtype(operands: Sequence[Any]) -> list[Tensor]:
+    """Operands as tensors of one element type; Python numbers take the tensors' type."""
+    tensors = [x if isinstance(x, NUMBERS) else as_tensor(x) for x in operands]
+    known = [t for t in tensors if isinstance(t, Tensor)]
+    numbers = [x for x in tensors if not isinstance(x, Tensor)]
+    dtype = promote([t.type for t in known]) if known else as_dtype(np.result_type(*map(type, numbers)))
+    for number in numbers:
+        dtype = _number_type(number, dtype)
+    policy = next((t.type.policy for t in known if t.type.policy), None)
+    element = TensorType((), dtype, policy if policy and policy.storage == dtype else None)
+    return [t if isinstance(t, Tensor) and t.dtype == dtype else _converted(t, element) for t in tensors]
+
+
+def _converted(value: Any, element: TensorType) -> Tensor:
+    return cast(value, dtype=element.dtype) if isinstance(value, Tensor) else splat(value, element)
+
+
+def promote(types: Sequence[TensorType]) -> DType:
+    """The one element type of mixed operands; float formats never mix."""
+    floats = {t.dtype for t in types if t.dtype.is_float}
+    if len(floats) > 1:
+        one, other = sorted(floats, key=lambda t: t.bits)[:2]
+        raise DTypeError(
+            f"cannot mix {one} and {other}",
+            expected="operands of one float type",
+            received=" and ".join(str(t) for t in types),
+            suggestion=f"cast one of them: x.to(ts.{other})",
+        )
+    if floats:
+        return floats.pop()
+    distinct = {t.dtype for t in types}
+    if len(distinct) == 1:
+        return distinct.pop()
+    return as_dtype(np.result_type(*(t.numpy for t in distinct)))
+
+
+def same_shape(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors broadcast to one shape, so that no rule sees a hidden broadcast."""
+    shape = broadcast(*(t.shape for t in tensors))
+    return [t if t.shape == shape else broadcast_to(t, shape=shape) for t in tensors]

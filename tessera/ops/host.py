@@ -1,0 +1,36 @@
+"""The ops of a program's entry at the Schedule and Tile levels: buffers and launches, in order."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tessera.errors import ShapeError
+from tessera.op import STORAGE, op
+from tessera.ops.control import direct
+from tessera.types import DType, RefType, f32
+
+
+def _alloc_type(*, shape: tuple, dtype: DType, offset: int) -> RefType:
+    return RefType(tuple(shape), dtype)
+
+
+@op(infer=_alloc_type, coerce=direct, numerics=STORAGE, dialect="host", effects=("memory",))
+def alloc(*, shape: tuple, dtype: DType = f32, offset: int = -1):
+    """A buffer at byte `offset` of the workspace; -1 before memory is planned."""
+
+
+def _view_type(ref: RefType, *, shape: tuple) -> RefType:
+    if math.prod(shape) != math.prod(ref.shape):
+        raise ShapeError(f"a view of shape {shape} does not fit {ref}")
+    return RefType(tuple(shape), ref.dtype, ref.space, ref.policy)
+
+
+@op(infer=_view_type, coerce=direct, numerics=STORAGE, dialect="host")
+def view(ref, *, shape: tuple):
+    """The same memory in row-major order with another shape."""
+
+
+@op(infer=lambda *refs, kernel, grid: None, coerce=direct, numerics=STORAGE, dialect="host", effects=("memory",))
+def launch(*args: Any, kernel: str, grid: tuple):
+    """Run the tile function called `kernel` once for each point of `grid`."""

@@ -1,0 +1,96 @@
+"""Contractions: the primitive `dot`, and matmul in all its forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import DTypeError, ShapeError, TesseraError, here
+from tessera.op import ACCUMULATE, Op, op
+from tessera.ops.basic import broadcast_to, cast
+from tessera.ops.coerce import promote
+from tessera.ops.shape import count, expand_dims, reshape, squeeze
+from tessera.shapes import broadcast
+from tessera.tensor import Tensor, as_tensor, bind
+from tessera.types import DType, TensorType, as_dtype, int8, int32
+
+
+def _dot_attrs(a: TensorType, b: TensorType, *, dtype: Any) -> dict[str, Any]:
+    return {"dtype": as_dtype(dtype) if dtype is not None else product_dtype(a)}
+
+
+def product_dtype(a: TensorType) -> DType:
+    """What a product of such elements is stored as: int8 gives its int32 accumulator."""
+    return int32 if a.dtype.is_integer and a.dtype.bits <= int8.bits else a.dtype
+
+
+def _dot_type(a: TensorType, b: TensorType, *, dtype: DType) -> TensorType:
+    if a.dtype != b.dtype:
+        raise DTypeError(f"cannot multiply {a.dtype} by {b.dtype}", received=f"{a} and {b}")
+    if a.rank != b.rank or a.rank < 2 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+        raise ShapeError(
+            "the shapes do not fit a matrix product",
+            expected=f"({a.shape[-1] if a.rank else '?'}, N) on the right",
+            received=f"{a} and {b}",
+        )
+    return a.with_shape((*a.shape[:-1], b.shape[-1])).with_dtype(dtype)
+
+
+def _exact(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    return bind(op, [as_tensor(x) for x in operands], attrs)
+
+
+@op(infer=_dot_type, coerce=_exact, canonical=_dot_attrs, numerics=ACCUMULATE)
+def dot(a, b, *, dtype: Any = None):
+    """The matrix product of the last two axes; equal leading axes are a batch.
+
+    Products are summed in the accumulation type and rounded once to `dtype` (default: the
+    storage type, int32 for int8).
+    """
+    return np.matmul(a, b)
+
+
+def matmul(a: Any, b: Any, *, dtype: Any = None) -> Tensor:
+    """The matrix product, with NumPy's rules for vectors and broadcast batch axes.
+
+    Shapes: [..., M, K] by [..., K, N] gives [..., M, N].
+
+    >>> matmul([[1.0, 2.0]], [[3.0], [4.0]])
+    Tensor([[11.]], f32)
+    """
+    a, b = as_tensor(a), as_tensor(b)
+    try:
+        common = promote([a.type, b.type])
+        a, b = (t if t.dtype == common else cast(t, dtype=common) for t in (a, b))
+        return _matmul(a, b, dtype)
+    except TesseraError as error:
+        raise error.at(here()) from None
+
+
+def _matmul(a: Tensor, b: Tensor, dtype: Any) -> Tensor:
+    if not a.ndim or not b.ndim:
+        raise ShapeError("matmul needs at least one axis on each side", received=f"{a.type} and {b.type}")
+    if a.ndim == 1:
+        return squeeze(_matmul(expand_dims(a, 0), b, dtype), -2)
+    if b.ndim == 1:
+        return squeeze(_matmul(a, expand_dims(b, -1), dtype), -1)
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(
+            f"cannot multiply: the left has {a.shape[-1]} columns, the right {b.shape[-2]} rows",
+            expected=f"({a.shape[-1]}, N) on the right",
+            received=f"{a.type} and {b.type}",
+        )
+    if b.ndim == 2 and a.ndim > 2:  # one big product rather than many small ones
+        rows = reshape(a, shape=(count(a.shape[:-1]), a.shape[-1]))
+        return reshape(dot(rows, b, dtype=dtype), shape=(*a.shape[:-1], b.shape[-1]))
+    batch = broadcast(a.shape[:-2], b.shape[:-2])
+    sides = [t if t.shape[:-2] == batch else broadcast_to(t, shape=(*batch, *t.shape[-2:])) for t in (a, b)]
+    return dot(*sides, dtype=dtype)
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
+    """`x` [..., D] times `weight` [D, N], plus `bias` [N] if given."""
+    out = matmul(x, weight)
+    return out if bias is None else out + bias

@@ -1,0 +1,178 @@
+"""Composites of neural networks: each has NumPy semantics and a lowering into other ops."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tessera.numerics.special import erf as erf_of
+from tessera.op import lower, op
+from tessera.ops.basic import check_count, plain
+from tessera.ops.coerce import floating
+from tessera.ops.elementwise import erf, exp, less, log, maximum, rsqrt, tanh, where
+from tessera.ops.linalg import dot
+from tessera.ops.reduce import max, mean, sum
+from tessera.ops.shape import iota, transpose
+from tessera.shapes import normalize_axes, normalize_axis
+from tessera.tensor import Tensor, as_tensor, bind
+from tessera.types import TensorType
+
+SQRT_HALF = math.sqrt(0.5)
+GELU_SCALE = math.sqrt(2 / math.pi)
+
+
+def _axis(x: TensorType, *, axis: int) -> dict[str, Any]:
+    return {"axis": normalize_axis(axis, x.rank)}
+
+
+@op(coerce=floating)
+def relu(x):
+    """`x` where it is positive, else 0."""
+    return np.maximum(x, 0)
+
+
+@lower(relu)
+def _(x):
+    return maximum(x, 0.0)
+
+
+@op(coerce=floating)
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    return 1 / (1 + np.exp(-x))
+
+
+@lower(sigmoid)
+def _(x):
+    return 1.0 / (1.0 + exp(-x))
+
+
+@op(coerce=floating)
+def silu(x):
+    """`x` times its sigmoid (swish)."""
+    return x / (1 + np.exp(-x))
+
+
+@lower(silu)
+def _(x):
+    return x / (1.0 + exp(-x))
+
+
+@op(coerce=floating)
+def gelu(x, *, approximate: str = "none"):
+    """`x` times the normal distribution function at `x` (Hendrycks and Gimpel 2016); "tanh" approximates it."""
+    if approximate == "tanh":
+        return 0.5 * x * (1 + np.tanh(GELU_SCALE * (x + 0.044715 * x * x * x)))
+    return 0.5 * x * (1 + erf_of(x * SQRT_HALF))
+
+
+@lower(gelu)
+def _(x, *, approximate):
+    if approximate == "tanh":
+        return 0.5 * x * (1.0 + tanh(GELU_SCALE * (x + 0.044715 * (x * x * x))))
+    return 0.5 * x * (1.0 + erf(x * SQRT_HALF))
+
+
+@op(coerce=floating, canonical=_axis)
+def softmax(x, *, axis: int = -1):
+    """exp(x) over its sum along `axis`, computed from the distance to the maximum."""
+    e = np.exp(x - np.max(x, axis=axis, keepdims=True))
+    return e / np.sum(e, axis=axis, keepdims=True)
+
+
+@lower(softmax)
+def _(x, *, axis):
+    e = exp(x - max(x, axis=axis, keepdims=True))
+    return e / sum(e, axis=axis, keepdims=True)
+
+
+@op(coerce=floating, canonical=_axis)
+def log_softmax(x, *, axis: int = -1):
+    """The logarithm of softmax, computed without forming it."""
+    shifted = x - np.max(x, axis=axis, keepdims=True)
+    return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+
+
+@lower(log_softmax)
+def _(x, *, axis):
+    shifted = x - max(x, axis=axis, keepdims=True)
+    return shifted - log(sum(exp(shifted), axis=axis, keepdims=True))
+
+
+def _normalize_attrs(x: TensorType, *, axis: Any, eps: float, center: bool) -> dict[str, Any]:
+    return {"axis": normalize_axes(axis, x.rank), "eps": float(eps), "center": bool(center)}
+
+
+@op(coerce=floating, canonical=_normalize_attrs)
+def normalize(x, *, axis: Any = -1, eps: float = 1e-5, center: bool = True):
+    """`x` scaled to unit mean square along `axis`, after its mean is taken away if `center`."""
+    d = x - np.mean(x, axis=axis, keepdims=True) if center else x
+    return d / np.sqrt(np.mean(d * d, axis=axis, keepdims=True) + x.dtype.type(eps))
+
+
+@lower(normalize)
+def _(x, *, axis, eps, center):
+    d = x - mean(x, axis=axis, keepdims=True) if center else x
+    return d * rsqrt(mean(d * d, axis=axis, keepdims=True) + eps)
+
+
+def layer_norm(x: Any, normalized_shape: Any = None, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    """Layer normalisation over the last axes (Ba, Kiros and Hinton 2016), then `weight` and `bias`.
+
+    `normalized_shape` names the trailing sizes; it may be left out where the last axis alone is meant.
+    """
+    return _scaled(normalize(x, axis=_trailing(x, normalized_shape), eps=eps), weight, bias)
+
+
+def rms_norm(x: Any, weight: Any = None, eps: float = 1e-5) -> Tensor:
+    """Root mean square normalisation over the last axis (Zhang and Sennrich 2019), then `weight`."""
+    return _scaled(normalize(x, axis=-1, eps=eps, center=False), weight, None)
+
+
+def _trailing(x: Any, normalized_shape: Any) -> tuple[int, ...]:
+    listed = (1,) if isinstance(normalized_shape, int) or normalized_shape is None else tuple(normalized_shape)
+    return tuple(range(-len(listed), 0))
+
+
+def _scaled(out: Tensor, weight: Any, bias: Any) -> Tensor:
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias
+
+
+def _attention_coerce(op, operands, attrs):
+    given = [x for x in operands if x is not None]
+    check_count(op, [*given, *[None] * (len(op.operands) - len(given))] if len(given) >= 3 else given)
+    return bind(op, [as_tensor(x) for x in given], attrs)
+
+
+def _attention_attrs(q: TensorType, k: TensorType, v: TensorType, *mask: TensorType, causal, scale) -> dict[str, Any]:
+    return {"causal": bool(causal), "scale": float(scale) if scale is not None else 1 / math.sqrt(int(q.shape[-1]))}
+
+
+@op(coerce=_attention_coerce, canonical=_attention_attrs)
+def scaled_dot_product_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None):
+    """softmax(q kᵀ · scale + mask) v, for q [..., S, D], k and v [..., T, D], mask [..., S, T] (added).
+
+    `causal` hides key j from query i where j > i. `scale` is 1/sqrt(D) unless given.
+    """
+    s = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
+    s = s if mask is None else s + mask
+    if causal:
+        seen = np.arange(k.shape[-2])[None, :] <= np.arange(q.shape[-2])[:, None]
+        s = np.where(seen, s, -np.inf).astype(s.dtype)
+    e = np.exp(s - np.max(s, axis=-1, keepdims=True))
+    return np.matmul(e, v) / np.sum(e, axis=-1, keepdims=True)
+
+
+@lower(scaled_dot_product_attention)
+def _(q, k, v, mask=None, *, causal, scale):
+    s = dot(q, transpose(k)) * scale
+    s = s if mask is None else s + mask
+    if causal:
+        shape = s.shape[-2:]
+        later = less(iota(shape=shape, axis=-2), iota(shape=shape, axis=-1))
+        s = where(later, -math.inf, s)
+    e = exp(s - max(s, axis=-1, keepdims=True))
+    return dot(e, v) / sum(e, axis=-1, keepdims=True)
