@@ -1,1 +1,1 @@
-"""The interpreters: what each level of a program means, on NumPy."""
+"""The interpreters, one for each level: they are the meaning of the language."""

@@ -1,0 +1,47 @@
+"""The Graph interpreter: op by op on NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ShapeError
+from tessera.evaluate import evaluate
+from tessera.ir.core import Function, Node
+from tessera.shapes import bind, symbols
+from tessera.types import TensorType, Type
+
+
+def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
+    """The results of a Graph function on arrays; symbolic sizes are bound by the arrays' shapes.
+
+    Raises:
+        ShapeError: an array does not have the shape its parameter says.
+    """
+    sizes: dict[str, int] = {}
+    for number, (param, array) in enumerate(zip(function.params, arrays, strict=True)):
+        problem = bind(param.type.shape, array.shape, sizes)
+        if problem:
+            raise ShapeError(f"argument {param.hint or number}: {problem}", location=function.loc)
+
+    def meaning(node: Node, args: list[Any], run: Any) -> tuple[Any, ...]:
+        types = tuple(_concrete(v.type, sizes) for v in node.args)
+        results = tuple(_concrete(v.type, sizes) for v in node.results)
+        attrs = _bound(node, sizes)
+        return node.op.execute(types, results, attrs, args)
+
+    return [np.asarray(a) for a in evaluate(function.body, arrays, meaning)]
+
+
+def _concrete(type: Type, sizes: dict[str, int]) -> Type:
+    return type.evaluate(sizes) if sizes else type
+
+
+def _bound(node: Node, sizes: dict[str, int]) -> Any:
+    """The attributes with symbolic sizes replaced."""
+    if not sizes or not any(isinstance(v, tuple) and symbols(v) for v in node.attrs.values()):
+        return node.attrs
+    scratch = {k: TensorType(v, node.results[0].type.dtype) for k, v in node.attrs.items() if isinstance(v, tuple)}
+    return {**node.attrs, **{k: t.evaluate(sizes).shape for k, t in scratch.items()}}

@@ -1,0 +1,320 @@
+"""What each op means to all program instances at once; pure ops fall back to their own semantics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tessera.errors import ExecutionError
+from tessera.interp.memory import Memory, Place, allocate, checked_indices, expand, read, scatter_to, write
+from tessera.ir.core import Block, Node
+from tessera.op import Rules
+from tessera.ops import basic, control, linalg, reduce, shape, tile
+from tessera.types import SHARED
+
+if TYPE_CHECKING:
+    from tessera.interp.tile import Machine
+
+rules = Rules("tile interpreter")
+Run = Callable[..., list[Any]]
+
+
+def meaning(machine: Machine) -> Callable[[Node, list[Any], Run], Sequence[Any]]:
+    """The meaning of nodes on this machine."""
+
+    def apply(node: Node, args: list[Any], run: Run) -> Sequence[Any]:
+        rule = rules.get(node.op)
+        if rule is not None:
+            return rule(machine, node, args, run)
+        return pure(node, args)
+
+    return apply
+
+
+def pure(node: Node, args: list[Any]) -> Sequence[Any]:
+    """An op that only computes: NumPy broadcasting takes care of the instance axes."""
+    types = tuple(v.type for v in node.args)
+    return node.op.execute(types, tuple(v.type for v in node.results), node.attrs, args)
+
+
+def whole(array: np.ndarray, block: tuple[int, ...]) -> np.ndarray:
+    """A value with its block axes at full size, where it holds 1 for what is the same everywhere."""
+    lead = array.shape[: array.ndim - len(block)]
+    return array if array.shape == (*lead, *block) else np.broadcast_to(array, (*lead, *block))
+
+
+@rules(*(o for o in vars(reduce).values() if getattr(o, "name", "").startswith("ts.")), linalg.dot)
+def _(machine, node, args, run):
+    return pure(node, [whole(a, v.type.shape) for a, v in zip(args, node.args, strict=True)])
+
+
+@rules(tile.program_id)
+def _(machine, node, args, run):
+    axis = node.attrs["axis"]
+    if axis >= len(machine.grid):
+        return (machine.constant(0),)
+    return (machine.along(axis, machine.first[axis], machine.box[axis]),)
+
+
+@rules(tile.grid_size)
+def _(machine, node, args, run):
+    axis = node.attrs["axis"]
+    return (machine.constant(machine.grid[axis] if axis < len(machine.grid) else 1),)
+
+
+@rules(tile.local_id)
+def _(machine, node, args, run):
+    return (machine.along(machine.rank - 1, 0, machine.group) if machine.group > 1 else machine.constant(0),)
+
+
+@rules(tile.group_size)
+def _(machine, node, args, run):
+    return (machine.constant(machine.group),)
+
+
+@rules(basic.full)
+def _(machine, node, args, run):
+    lead = (1,) * (machine.rank + len(node.attrs["shape"]))
+    return (basic.full.ref(shape=lead, value=node.attrs["value"], dtype=node.attrs["dtype"]),)
+
+
+@rules(shape.iota)
+def _(machine, node, args, run):
+    sizes = node.attrs["shape"]
+    one = [1] * len(sizes)
+    one[node.attrs["axis"]] = sizes[node.attrs["axis"]]
+    array = shape.iota.ref(shape=tuple(one), axis=node.attrs["axis"], dtype=node.attrs["dtype"])
+    return (array.reshape((1,) * machine.rank + array.shape),)
+
+
+@rules(basic.broadcast_to)
+def _(machine, node, args, run):
+    # Axes that repeat stay at size 1: NumPy repeats them where it must.
+    extra = len(node.attrs["shape"]) - node.args[0].type.rank
+    array = args[0]
+    return (array.reshape(array.shape[: machine.rank] + (1,) * extra + array.shape[machine.rank :]),)
+
+
+@rules(shape.reshape)
+def _(machine, node, args, run):
+    array, lead = args[0], args[0].shape[: machine.rank]
+    before, after = node.args[0].type.shape, node.attrs["shape"]
+    if [n for n in before if n != 1] == [n for n in after if n != 1]:
+        held = iter(n for n, full in zip(array.shape[machine.rank :], before, strict=True) if full != 1)
+        return (array.reshape(*lead, *(next(held) if n != 1 else 1 for n in after)),)
+    return (whole(array, before).reshape(*lead, *after),)
+
+
+@rules(shape.permute)
+def _(machine, node, args, run):
+    rank = machine.rank
+    return (args[0].transpose(*range(rank), *(a + rank for a in node.attrs["axes"])),)
+
+
+@rules(tile.load)
+def _(machine, node, args, run):
+    place, rest = _place(machine, node, args, node.attrs["shape"], 1)
+    mask, other = (*rest, None, None)[:2]
+    return (read(place, mask, other, machine.active, node.attrs["edge"] == "clip"),)
+
+
+@rules(tile.store)
+def _(machine, node, args, run):
+    place, rest = _place(machine, node, args, node.args[1].type.shape, 2)
+    write(place, args[1], rest[0] if rest else None, machine.active, node.attrs["edge"] == "clip")
+    return ()
+
+
+def _place(machine: Machine, node: Node, args: list[Any], block: tuple, skip: int) -> tuple[Place, list[Any]]:
+    memory: Memory = args[0]
+    count = len(memory.shape)
+    starts = args[skip : skip + count] if count else []
+    if machine.active is not None:  # what inactive instances would index does not matter
+        starts = [s if s.size == 1 else np.where(machine.active, s, 0) for s in starts]
+    return Place(memory, starts, block, machine.rank), args[skip + count :]
+
+
+@rules(tile.gather)
+def _(machine, node, args, run):
+    memory, indices, rest = _indexed(machine, node, args, 1)
+    mask, other = (*rest, None, None)[:2]
+    depth = node.out.type.rank
+    wanted = _wanted(machine, mask, depth)
+    safe, _ = checked_indices(memory, indices, wanted)
+    data = memory.array[tuple(safe)]
+    if mask is None:
+        return (data,)
+    return (np.where(mask, data, np.zeros((), data.dtype) if other is None else other),)
+
+
+@rules(tile.scatter)
+def _(machine, node, args, run):
+    memory, indices, rest = _indexed(machine, node, args, 2)
+    depth = max(v.type.rank for v in node.args[2:]) if node.args[2:] else 0
+    keep = _wanted(machine, rest[0] if rest else None, depth)
+    safe, _ = checked_indices(memory, indices, keep)
+    scatter_to(memory.array, safe, args[1], keep)
+    return ()
+
+
+def _wanted(machine: Machine, mask: Any, depth: int) -> Any:
+    if machine.active is None:
+        return mask
+    lanes = expand(machine.active, depth)
+    return lanes if mask is None else lanes & mask
+
+
+def _indexed(machine: Machine, node: Node, args: list[Any], skip: int) -> tuple[Memory, list[Any], list[Any]]:
+    """The memory, an index for each axis of its array, and what follows; all of one rank."""
+    memory: Memory = args[0]
+    values = list(zip(args[skip:], node.args[skip:], strict=True))
+    depth = max((v.type.rank for _, v in values), default=0)
+    level = [a.reshape(a.shape[: machine.rank] + (1,) * (depth - v.type.rank) + a.shape[machine.rank :]) for a, v in values]
+    own = [_instance_index(n, a, machine.rank + depth) for a, n in enumerate(memory.array.shape[: memory.lead])]
+    count = len(memory.shape)
+    return memory, [*own, *level[:count]], level[count:]
+
+
+def _instance_index(size: int, axis: int, rank: int) -> np.ndarray:
+    return np.arange(size).reshape((1,) * axis + (size,) + (1,) * (rank - axis - 1))
+
+
+_COMBINE = {"add": np.add, "max": np.maximum, "min": np.minimum, "exchange": lambda old, new: new}
+
+
+@rules(tile.atomic)
+def _(machine, node, args, run):
+    memory, indices, rest = _indexed(machine, node, args, 2)
+    keep = _wanted(machine, rest[0] if rest else None, node.out.type.rank)
+    safe, _ = checked_indices(memory, indices, keep)
+    lead = (*machine.box, *([machine.group] if machine.group > 1 else []))
+    full = np.broadcast_shapes(lead + node.out.type.shape, args[1].shape, *(i.shape for i in safe))
+    old = np.zeros(full, memory.array.dtype)
+    chosen = np.ones(full, bool) if keep is None else np.broadcast_to(keep, full)
+    where = [np.broadcast_to(i, full) for i in safe]
+    value, combine = np.broadcast_to(args[1], full), _COMBINE[node.attrs["kind"]]
+    for at in zip(*np.nonzero(chosen), strict=True):  # one after the other, in instance order
+        cell = tuple(int(i[at]) for i in where)
+        old[at] = memory.array[cell]
+        memory.array[cell] = combine(old[at], value[at])
+    return (old,)
+
+
+@rules(tile.alloc)
+def _(machine, node, args, run):
+    own = (1 if node.attrs["space"] == SHARED else machine.group,) if machine.group > 1 else ()
+    type = node.out.type
+    return (allocate((*machine.box, *own), type.shape, type.dtype.numpy, f"the {type.space} memory of line {node.loc.line}"),)
+
+
+@rules(tile.async_copy)
+def _(machine, node, args, run):
+    # Done at once: one of the moments at which a copy may be done.
+    dst, src, starts = args[0], args[1], args[2:]
+    block, clip = node.attrs["shape"], node.attrs["edge"] == "clip"
+    here, there = len(dst.shape), len(src.shape)
+    rank = max(here, there, len(block))
+    full = (1,) * (rank - len(block)) + tuple(block)
+    source = Place(src, starts[here:], full[rank - there :], machine.rank)
+    data = read(source, None, None, machine.active, clip)
+    target = Place(dst, starts[:here], full[rank - here :], machine.rank)
+    write(target, data.reshape(*data.shape[: machine.rank], *target.block), None, machine.active, False)
+    return ()
+
+
+@rules(tile.async_commit, tile.async_wait)
+def _(machine, node, args, run):
+    return ()
+
+
+@rules(tile.barrier)
+def _(machine, node, args, run):
+    # Instances run in step, so what came before is done; only divergence can go wrong.
+    active = machine.active
+    if active is not None and machine.group > 1 and active.shape[-1] > 1 and (active != active[..., :1]).any():
+        raise ExecutionError(
+            "a barrier is reached by some tiles of a group and not by others",
+            expected="every tile of the group at the same barrier",
+            received=f"{int(active.sum())} of {active.size} tiles",
+            suggestion="move the barrier out of the `if` or loop whose condition differs between tiles",
+        )
+    return ()
+
+
+def _scalar(array: np.ndarray) -> Any:
+    return array.reshape(()).item()
+
+
+def _merge(mask: np.ndarray, new: Sequence[Any], old: Sequence[Any], rank: int) -> list[Any]:
+    return [np.where(expand(mask, n.ndim - rank), n, o) if n is not o else o for n, o in zip(new, old, strict=True)]
+
+
+def _within(machine: Machine, mask: np.ndarray, block: Block, run: Run, *args: Any) -> list[Any]:
+    """Run a region with only the instances of `mask` active."""
+    before = machine.active
+    machine.active = mask
+    try:
+        return run(block, *args)
+    finally:
+        machine.active = before
+
+
+def _live(machine: Machine, condition: np.ndarray) -> np.ndarray:
+    return condition if machine.active is None else condition & machine.active
+
+
+@rules(control.if_)
+def _(machine, node, args, run):
+    condition, (then, other) = args[0], node.regions
+    if condition.size == 1:
+        return run(then if _scalar(condition) else other)
+    yes, no = _live(machine, condition), _live(machine, ~condition)
+    if not no.any():
+        return run(then)
+    if not yes.any():
+        return run(other)
+    first = _within(machine, yes, then, run)
+    second = _within(machine, no, other, run)
+    return _merge(condition, first, second, machine.rank)
+
+
+@rules(control.for_)
+def _(machine, node, args, run):
+    (lower, upper, step), carried = args[:3], args[3:]
+    body = node.regions[0]
+    if lower.size == upper.size == step.size == 1:
+        for i in range(_scalar(lower), _scalar(upper), _scalar(step)):
+            carried = run(body, machine.constant(i), *carried)
+        return carried
+    i = lower
+    while (mask := _live(machine, np.where(step > 0, i < upper, i > upper))).any():
+        if mask.all():
+            carried = run(body, i, *carried)
+        else:
+            carried = _merge(mask, _within(machine, mask, body, run, i, *carried), carried, machine.rank)
+        i = i + step
+    return carried
+
+
+@rules(control.while_)
+def _(machine, node, args, run):
+    condition, body = node.regions
+    carried, before = args, machine.active
+    try:
+        while True:
+            holds = run(condition, *carried)[0]
+            if holds.size == 1:
+                if not _scalar(holds):
+                    return carried
+                carried = run(body, *carried)
+                continue
+            machine.active = _live(machine, holds)
+            if not machine.active.any():
+                return carried
+            carried = _merge(machine.active, run(body, *carried), carried, machine.rank)
+    finally:
+        machine.active = before
+
+

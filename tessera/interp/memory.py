@@ -1,0 +1,208 @@
+"""Memory as the Tile interpreter sees it: blocks read and written for all program instances at once.
+
+Every array of values has leading *instance* axes (one for each grid axis, and one for the tiles of a
+group where there are several), each of its full size or 1, and then the axes of the block, likewise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import OutOfBoundsError
+
+
+@dataclass
+class Memory:
+    """What a ref names: an array, whose first `lead` axes (if any) are the instances' own copies."""
+
+    array: np.ndarray
+    name: str
+    lead: int = 0
+    written: bool = True  # whether the kernel writes here: if not, reads need no copy
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one copy."""
+        return self.array.shape[self.lead :]
+
+
+@dataclass
+class Place:
+    """Where a block lies: its memory, a start for each axis (of `rank` instance axes), and its shape."""
+
+    memory: Memory
+    starts: list[np.ndarray]
+    block: tuple[int, ...]
+    rank: int
+
+    def inside(self) -> bool:
+        """Whether every instance's block lies in the memory."""
+        sizes = zip(self.starts, self.block, self.memory.shape, strict=True)
+        return all(n == 0 or (s.min() >= 0 and s.max() + n <= size) for s, n, size in sizes)
+
+    def window(self) -> np.ndarray | None:
+        """All instances' blocks as one strided view, where their starts form arithmetic progressions."""
+        array, rank, lead = self.memory.array, self.rank, self.memory.lead
+        shape, steps, origin = [1] * rank, [0] * rank, 0
+        for axis in range(lead):
+            shape[axis], steps[axis] = array.shape[axis], array.strides[axis]
+        for start, stride in zip(self.starts, array.strides[lead:], strict=True):
+            found = _progression(start)
+            if found is None:
+                return None
+            origin += found[0] * stride
+            for axis, step in enumerate(found[1]):
+                if start.shape[axis] > 1:
+                    shape[axis] = start.shape[axis]
+                    steps[axis] += step * stride
+        strides = (*steps, *array.strides[lead:])
+        # `inside` has checked the bounds.
+        return np.lib.stride_tricks.as_strided(_offset(array, origin), (*shape, *self.block), strides)
+
+    def indices(self) -> list[np.ndarray]:
+        """An index array for each axis of the memory's array, of instance axes and block axes."""
+        rank, depth = self.rank, len(self.block)
+        found = [_along(n, a, rank + depth) for a, n in enumerate(self.memory.array.shape[: self.memory.lead])]
+        for axis, (start, n) in enumerate(zip(self.starts, self.block, strict=True)):
+            found.append(start.reshape(start.shape + (1,) * depth) + _along(n, rank + axis, rank + depth))
+        return found
+
+
+def _progression(start: np.ndarray) -> tuple[int, list[int]] | None:
+    """The first value and the step along each axis, if the values are such a progression."""
+    origin = int(start.flat[0])
+    if start.size == 1:
+        return origin, [0] * start.ndim
+    steps: list[int] = []
+    guess: Any = origin
+    for axis, size in enumerate(start.shape):
+        second = tuple(1 if a == axis else 0 for a in range(start.ndim))
+        step = int(start[second]) - origin if size > 1 else 0
+        steps.append(step)
+        if step:
+            guess = guess + step * _along(size, axis, start.ndim)
+    return (origin, steps) if np.array_equal(np.broadcast_to(guess, start.shape), start) else None
+
+
+def _offset(array: np.ndarray, count: int) -> np.ndarray:
+    """An array that begins `count` bytes later (its shape does not matter to the caller)."""
+    if not count:
+        return array
+    index = []
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        step = min(count // stride, size - 1) if stride > 0 else 0
+        index.append(slice(step, None))
+        count -= step * stride
+    assert count == 0, "a block starts outside its array"
+    return array[tuple(index)]
+
+
+def _along(size: int, axis: int, rank: int) -> np.ndarray:
+    return np.arange(size).reshape((1,) * axis + (size,) + (1,) * (rank - axis - 1))
+
+
+def expand(array: np.ndarray, depth: int) -> np.ndarray:
+    """An array of instance axes with `depth` block axes of size 1 behind."""
+    return array.reshape(array.shape + (1,) * depth)
+
+
+def read(place: Place, mask: np.ndarray | None, other: Any, active: np.ndarray | None, clip: bool) -> np.ndarray:
+    """The blocks at a place: `other` where the mask is false or, with `clip`, outside the memory."""
+    if place.inside():
+        data = place.window()
+        if data is None:
+            data = place.memory.array[tuple(place.indices())]
+        elif place.memory.written:
+            data = data.copy()
+        return data if mask is None else np.where(mask, data, _or_zero(other, data.dtype))
+    depth = len(place.block)
+    lanes = None if active is None else expand(active, depth)
+    indices, valid = checked_indices(place.memory, place.indices(), _both(mask, lanes), clip)
+    data = place.memory.array[tuple(indices)]
+    keep = _both(mask, valid)
+    return data if keep is None else np.where(keep, data, _or_zero(other, data.dtype))
+
+
+def write(place: Place, value: np.ndarray, mask: np.ndarray | None, active: np.ndarray | None, clip: bool) -> None:
+    """Write blocks; masked, inactive and (with `clip`) outside elements are left alone."""
+    depth = len(place.block)
+    lanes = None if active is None else expand(active, depth)
+    keep = _both(mask, lanes)
+    inside = place.inside()
+    if inside and keep is None:
+        window = place.window()
+        if window is not None:
+            window[...] = _last(value, window.shape)
+            return
+    indices = place.indices()
+    if not inside:
+        indices, valid = checked_indices(place.memory, indices, keep, clip)
+        keep = _both(keep, valid)
+    scatter_to(place.memory.array, indices, value, keep)
+
+
+def scatter_to(array: np.ndarray, indices: Sequence[np.ndarray], value: np.ndarray, keep: np.ndarray | None) -> None:
+    """Write elements where `keep` holds."""
+    if keep is None:
+        shape = np.broadcast_shapes(*(i.shape for i in indices)) if indices else ()
+        array[tuple(indices)] = _last(value, shape)
+        return
+    shape = np.broadcast_shapes(keep.shape, value.shape, *(i.shape for i in indices))
+    chosen = np.broadcast_to(keep, shape)
+    array[tuple(np.broadcast_to(i, shape)[chosen] for i in indices)] = np.broadcast_to(value, shape)[chosen]
+
+
+def _last(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Where more instances write than there are places, the last one's value stands."""
+    index = tuple(slice(-1, None) if n > 1 and m == 1 else slice(None) for n, m in zip(value.shape, shape, strict=True))
+    return value[index]
+
+
+def _both(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+def _or_zero(other: Any, dtype: np.dtype) -> Any:
+    return np.zeros((), dtype) if other is None else other
+
+
+def checked_indices(
+    memory: Memory, indices: list[np.ndarray], wanted: np.ndarray | None, clip: bool = False
+) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """Indices made safe, and which elements lie inside (None for all)."""
+    valid: np.ndarray | None = None
+    safe = []
+    for axis, (index, size) in enumerate(zip(indices, memory.array.shape, strict=True)):
+        if index.size and (index.min() < 0 or index.max() >= size):
+            good = (index >= 0) & (index < size)
+            bad = ~good if wanted is None else ~good & wanted
+            if not clip and bad.any():
+                raise _outside(memory, axis, np.broadcast_to(index, bad.shape)[bad][0], size, bad)
+            valid = good if valid is None else valid & good
+            index = np.where(good, index, 0)
+        safe.append(index)
+    return safe, valid
+
+
+def _outside(memory: Memory, axis: int, index: int, size: int, bad: np.ndarray) -> OutOfBoundsError:
+    first = tuple(int(i) for i in np.argwhere(bad)[0])
+    return OutOfBoundsError(
+        f"index {int(index)} is outside axis {axis - memory.lead} of {memory.name}, whose size is {size}",
+        expected=f"indices from 0 to {size - 1}",
+        received=f"{int(index)} (first at instance and element {first})",
+        suggestion='guard it with a mask, or give edge="clip" (or other=...) to read past the edge',
+    )
+
+
+def allocate(lead: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype, name: str) -> Memory:
+    """Fresh memory for each instance, filled with what no program should rely on."""
+    array = np.empty((*lead, *shape), dtype)
+    array.view(np.uint8).reshape(-1)[:] = 0xFF if math.prod(array.shape) else 0  # NaN in every float format
+    return Memory(array, name, len(lead))

@@ -1,0 +1,108 @@
+"""The Tile interpreter: all program instances of a grid side by side on NumPy arrays."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ArgumentError
+from tessera.evaluate import evaluate
+from tessera.interp import host, instances
+from tessera.interp.memory import Memory
+from tessera.ir.core import Function, Module, Node
+from tessera.types import RefType, TensorType
+
+# A chunk of the grid holds about this many bytes in its largest values: enough to make Python's
+# cost per op small, little enough to stay in the cache.
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass
+class Machine:
+    """One chunk of a grid being run: which programs it holds, and which of them are active."""
+
+    grid: tuple[int, ...]
+    first: tuple[int, ...]
+    box: tuple[int, ...]
+    group: int
+    active: np.ndarray | None = None
+
+    @property
+    def rank(self) -> int:
+        """The number of instance axes."""
+        return len(self.grid) + (self.group > 1)
+
+    def along(self, axis: int, first: int, count: int) -> np.ndarray:
+        """`first`, `first + 1`, … along an instance axis."""
+        shape = [1] * self.rank
+        shape[axis] = count
+        return np.arange(first, first + count).reshape(shape)
+
+    def constant(self, value: Any, dtype: Any = np.int64) -> np.ndarray:
+        """The same scalar for every instance."""
+        return np.full((1,) * self.rank, value, dtype)
+
+
+def run(module: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
+    """Run a Tile module on arrays; the outputs, or nothing where the program writes in place.
+
+    Raises:
+        OutOfBoundsError: a program reads or writes outside its memory.
+    """
+
+    def launch_node(node: Node, args: list[Any]) -> None:
+        launch(module.function(node.attrs["kernel"]), node.attrs["grid"], args)
+
+    return host.run(module.main, arrays, launch_node)
+
+
+def launch(function: Function, grid: Sequence[int], args: Sequence[Any]) -> None:
+    """Run one tile function over a grid, chunk by chunk, in order."""
+    grid = tuple(int(n) for n in grid) or (1,)
+    if any(n < 1 for n in grid):
+        if 0 in grid:
+            return
+        raise ArgumentError(f"a grid cannot be {grid}", location=function.loc)
+    group = int(function.attrs.get("group", 1))
+    box = _box(function, grid, group)
+    written = _written(function, args)
+    for first in itertools.product(*(range(0, n, b) for n, b in zip(grid, box, strict=True))):
+        size = tuple(min(b, n - f) for b, n, f in zip(box, grid, first, strict=True))
+        machine = Machine(grid, first, size, group)
+        inputs = [_argument(p, a, machine, i in written) for i, (p, a) in enumerate(zip(function.params, args, strict=True))]
+        evaluate(function.body, inputs, instances.meaning(machine))
+
+
+def _argument(param: Any, value: Any, machine: Machine, written: bool) -> Any:
+    if isinstance(param.type, RefType):
+        return Memory(value, param.hint or "the array", written=written)
+    return machine.constant(value, param.type.dtype.numpy)
+
+
+def _written(function: Function, args: Sequence[Any]) -> set[int]:
+    """The parameters a kernel may write, directly or as another name for the same memory."""
+    targets = {n.args[0] for n in function.body.walk() if n.op.effects & {"write"}}
+    direct = [i for i, p in enumerate(function.params) if p in targets]
+    arrays = [i for i, p in enumerate(function.params) if isinstance(p.type, RefType)]
+    return {i for i in arrays if any(i == d or np.may_share_memory(args[i], args[d]) for d in direct)}
+
+
+def _box(function: Function, grid: tuple[int, ...], group: int) -> tuple[int, ...]:
+    """How many programs a chunk holds along each axis: the first axes are split first."""
+    largest = max((_bytes(v.type) for n in function.body.walk() for v in n.results), default=8)
+    room = max(1, CHUNK_BYTES // (largest * group))
+    box: list[int] = []
+    for size in reversed(grid):
+        box.append(max(1, min(size, room)))
+        room = max(1, room // size)
+    return tuple(reversed(box))
+
+
+def _bytes(type: Any) -> int:
+    return math.prod(type.shape) * type.dtype.numpy.itemsize if isinstance(type, TensorType) else 8
+
