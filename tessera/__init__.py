@@ -1,0 +1,1 @@
+"""Tessera: a tile-centric programming model for deep learning whose every level runs."""

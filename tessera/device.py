@@ -1,0 +1,37 @@
+"""The default device: where calls run that do not say where."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from tessera.errors import DeviceUnavailable
+
+INTERP = "interp"
+# What users call a device, and the generator that serves it; "interp" needs none.
+GENERATORS = {"cpu": "llvm", "llvm": "llvm", INTERP: INTERP}
+_default: ContextVar[str] = ContextVar("device", default=INTERP)
+
+
+def default_device() -> str:
+    """The device set with `set_default_device`, at first "interp"."""
+    return _default.get()
+
+
+def set_default_device(device: str) -> None:
+    """Make `device` ("interp", "cpu", "cuda:0", "wse", or a generator's name) the default."""
+    _default.set(generator_of(device))
+
+
+def generator_of(device: str) -> str:
+    """The generator for a device.
+
+    Raises:
+        DeviceUnavailable: nothing installed serves it.
+    """
+    if device.startswith(("cuda", "wse")):
+        raise DeviceUnavailable(
+            f"the device {device} is not available",
+            expected="one of " + ", ".join(GENERATORS),
+            suggestion="run on this machine's processor with \"cpu\", or in the interpreter with \"interp\"",
+        )
+    return GENERATORS.get(device, device)

@@ -1,0 +1,107 @@
+"""Multiply and add with one rounding, on NumPy arrays of any float format."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+
+_BFLOAT = np.dtype(ml_dtypes.bfloat16)
+_F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
+_TINY = float(np.finfo(np.float32).tiny)
+_MIDPOINT = 1 << 28  # of the 29 bits that a double has beyond a float
+_BELOW_FLOAT = (1 << 29) - 1
+_SPLIT = float(2**27 + 1)
+# Between these magnitudes no step of the double algorithm overflows or loses a bit below the subnormals.
+_SMALL, _LARGE = 2.0**-400, 2.0**400
+
+
+def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c, rounded once."""
+    if a.dtype == _F64:
+        return _fma_double(a, b, c)
+    # The product of two formats of at most 24 bits is exact in a double.
+    product, addend = a.astype(_F64) * b.astype(_F64), c.astype(_F64)
+    total = product + addend
+    if a.dtype != _F32 or _may_round_twice(total):
+        total = to_odd(total, _error(product, addend, total))
+    return narrow(total, a.dtype)
+
+
+def narrow(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A double in a narrower format, rounded once."""
+    if dtype != _BFLOAT:
+        return x.astype(dtype)
+    single = x.astype(_F32)
+    # bfloat16 is converted from float: keep a trace of what that step lost.
+    odd = to_odd(single, (x - single.astype(_F64)).astype(_F64))
+    return odd.astype(_BFLOAT)
+
+
+def _may_round_twice(total: np.ndarray) -> bool:
+    """Whether a double lies half way between floats, or is subnormal as one, where half ways differ."""
+    magnitude = np.abs(total)
+    bits = total.view(np.int64) & _BELOW_FLOAT
+    return bool((bits == _MIDPOINT).any() or ((magnitude < _TINY) & (magnitude > 0)).any())
+
+
+def _error(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """What a + b lost to rounding, exactly (Knuth's TwoSum)."""
+    part = total - a
+    return (a - (total - part)) + (b - part)
+
+
+def to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """An inexact result moved to the neighbour with an odd last bit: rounding it again is then harmless."""
+    bits = total.view(np.int64 if total.dtype == _F64 else np.int32)
+    inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
+    toward = np.where(error > 0, np.inf, -np.inf).astype(total.dtype)
+    return np.where(inexact, np.nextafter(total, toward), total)
+
+
+def _product_error(a: np.ndarray, b: np.ndarray, product: np.ndarray) -> np.ndarray:
+    """What a * b lost to rounding, exactly (Dekker's TwoProduct)."""
+    a_high, b_high = a * _SPLIT, b * _SPLIT
+    a_high, b_high = a_high - (a_high - a), b_high - (b_high - b)
+    a_low, b_low = a - a_high, b - b_high
+    return ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def _fma_double(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Boldo and Melquiond: add the three parts, the small ones rounded to odd."""
+    a, b, c = np.broadcast_arrays(a, b, c)
+    high = a * b
+    low = _product_error(a, b, high)
+    middle = c + low
+    middle_low = _error(c, low, middle)
+    top = high + middle
+    top_low = _error(high, middle, top)
+    rest = top_low + middle_low
+    out = top + to_odd(rest, _error(top_low, middle_low, rest))
+    hard = ~(_moderate(a) & _moderate(b) & (_moderate(c) | (c == 0)) & (top != 0))
+    if hard.any():
+        out[hard] = [_fma_exact(*three) for three in zip(a[hard], b[hard], c[hard], strict=True)]
+    return out
+
+
+def _moderate(x: np.ndarray) -> np.ndarray:
+    magnitude = np.abs(x)
+    return (magnitude > _SMALL) & (magnitude < _LARGE)
+
+
+def _fma_exact(a: np.float64, b: np.float64, c: np.float64) -> float:
+    """One element with rational numbers: where exponents are extreme or a value is special."""
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return float(a * b + c)
+    if not math.isfinite(c):
+        return float(c)
+    exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+    if exact == 0:
+        # Signs of zeros are those of the plain sum; numbers that cancel give +0.
+        return float(a * b + c) if a == 0 or b == 0 else 0.0
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.copysign(math.inf, exact)

@@ -1,0 +1,57 @@
+"""Nested containers of tensors, taken apart into leaves and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The shape of a nested container: its kind, its keys and its children; a leaf has kind None."""
+
+    kind: Any = None
+    keys: tuple[Any, ...] = ()
+    children: tuple[Tree, ...] = ()
+
+    def build(self, leaves: Iterator[Any]) -> Any:
+        """The container with these leaves."""
+        if self.kind is None:
+            return next(leaves)
+        parts = [child.build(leaves) for child in self.children]
+        if self.kind is dict:
+            return dict(zip(self.keys, parts, strict=True))
+        return self.kind(*parts) if hasattr(self.kind, "_fields") else self.kind(parts)
+
+
+def flatten(value: Any, path: str = "") -> tuple[list[tuple[str, Any]], Tree]:
+    """The leaves, each with its path ("layers.0.weight"), and the tree that holds them.
+
+    Dicts (in the order of their keys, sorted), lists, tuples and named tuples are containers; all else is a leaf.
+
+    >>> flatten({"b": [1, 2], "a": 3}, "p")[0]
+    [('p.a', 3), ('p.b.0', 1), ('p.b.1', 2)]
+    """
+    if isinstance(value, Mapping):
+        keys = tuple(sorted(value))
+        items = [(k, value[k]) for k in keys]
+        kind: Any = dict
+    elif isinstance(value, (list, tuple)):
+        keys, kind = (), type(value)
+        items = list(enumerate(value))
+    else:
+        return [(path, value)], Tree()
+    leaves: list[tuple[str, Any]] = []
+    children = []
+    for key, item in items:
+        inner, child = flatten(item, f"{path}.{key}" if path else str(key))
+        leaves += inner
+        children.append(child)
+    return leaves, Tree(kind, keys, tuple(children))
+
+
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same container with `function` applied to every leaf."""
+    leaves, tree = flatten(value)
+    return tree.build(iter([function(leaf) for _, leaf in leaves]))

@@ -1,0 +1,271 @@
+"""@jit: a Python function over tensors becomes a Graph function, once for each kind of arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ArgumentError, DTypeError, Location, ShapeError, TesseraError, here
+from tessera.ir.builder import CURRENT, Builder
+from tessera.ir.core import Function, Value
+from tessera.ops.basic import full
+from tessera.pytree import Tree, flatten
+from tessera.shapes import bind, symbols
+from tessera.tensor import Tensor
+from tessera.types import Policy, TensorType, as_dtype
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A Graph function, the arrays it closed over (its last parameters), and the shape of what it returns."""
+
+    function: Function
+    captures: tuple[np.ndarray, ...]
+    results: Tree
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call's arguments taken apart: traced leaves with their types, everything else by value."""
+
+    names: tuple[str, ...]
+    types: tuple[TensorType, ...]
+    leaves: tuple[Any, ...]
+    static: tuple[tuple[str, Any], ...]
+    tree: Tree
+
+    def key(self) -> Hashable:
+        """What a cached trace depends on."""
+        return self.names, self.types, tuple((k, _hashable(v)) for k, v in self.static), self.tree
+
+
+class Jit:
+    """A traced function: call it with arrays, or ask for its IR with `trace`.
+
+    >>> @jit
+    ... def double(x: Tensor["N"]):
+    ...     return x * 2.0
+    >>> double(np.float32([1, 2]))
+    Tensor([2., 4.], f32)
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static_argnums: Sequence[int] = (),
+        static_argnames: Sequence[str] = (),
+        target: str | None = None,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.target = target
+        self.signature = inspect.signature(function)
+        names = list(self.signature.parameters)
+        self.static = {*static_argnames, *(names[i] for i in static_argnums)}
+        self.annotations = _annotations(function)
+        self.location = _definition(function)
+        self._cache: dict[Hashable, Any] = {}
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if CURRENT.get() is not None:  # inside another trace: part of it
+            return self.function(*args, **named)
+        from tessera.driver import executable  # the driver sits above the front ends
+
+        call = self.bind(args, named)
+        traced, run = self._compiled(call, executable)
+        arrays = run([*(_array(leaf) for leaf in call.leaves), *traced.captures])
+        return traced.results.build(iter([_result(a, v) for a, v in zip(arrays, traced.function.results, strict=True)]))
+
+    def _compiled(self, call: Call, executable: Callable[..., Any]) -> Any:
+        from tessera.device import default_device
+
+        target = self.target or default_device()
+        key = (target, call.key(), _closure_key(self.function))
+        if key not in self._cache:
+            traced = self._trace(call)
+            self._cache[key] = (traced, executable(traced.function, target))
+        return self._cache[key]
+
+    def trace(self, *args: Any, **named: Any) -> Traced:
+        """The Graph function for these arguments: arrays, tensors or types (with symbolic sizes, if you like)."""
+        return self._trace(self.bind(args, named))
+
+    def bind(self, args: tuple, named: dict[str, Any]) -> Call:
+        """A call's arguments, checked against the annotations and taken apart."""
+        try:
+            bound = self.signature.bind(*args, **named)
+        except TypeError as error:
+            raise ArgumentError(
+                f"{self.function.__name__}: {error}", location=here(), expected=f"{self.function.__name__}{self.signature}"
+            ) from None
+        bound.apply_defaults()
+        leaves, tree = [], {}
+        for name, value in bound.arguments.items():
+            found, tree[name] = ([(name, _Static(value))], Tree()) if name in self.static else flatten(value, name)
+            leaves += found
+        try:
+            return self._sorted(leaves, Tree(dict, tuple(tree), tuple(tree.values())))
+        except TesseraError as error:
+            raise error.at(here()) from None
+
+    def _sorted(self, leaves: list[tuple[str, Any]], tree: Tree) -> Call:
+        sizes: dict[str, int] = {}
+        names, types, traced, static = [], [], [], []
+        for name, value in leaves:
+            type = None if isinstance(value, _Static) else _leaf_type(value)
+            if type is None:
+                static.append((name, value.value if isinstance(value, _Static) else value))
+                continue
+            names.append(name)
+            types.append(_annotated(name, type, self.annotations.get(name), sizes))
+            traced.append(value)
+        return Call(tuple(names), tuple(types), tuple(traced), tuple(static), tree)
+
+    def _trace(self, call: Call) -> Traced:
+        builder = Builder()
+        params = tuple(Value(t, n) for n, t in zip(call.names, call.types, strict=True))
+        values = {p.hint: Tensor(p) for p in params} | dict(call.static)
+        with builder.active():
+            arguments = call.tree.build(iter([values[n] for n in _paths(call.tree)]))
+            outcome = self._call(arguments)
+            leaves, results = flatten(outcome)
+            tensors = [_as_result(leaf) for _, leaf in leaves]
+            outputs = [t.data if t.is_traced else builder.capture(t.data) for t in tensors]
+        function = Function(self.function.__name__, builder.block(params, outputs), loc=self.location)
+        return Traced(function, tuple(a for a, _ in builder.captures.values()), results)
+
+    def _call(self, arguments: dict[str, Any]) -> Any:
+        bound = inspect.BoundArguments(self.signature, arguments)  # type: ignore[arg-type]
+        return self.function(*bound.args, **bound.kwargs)
+
+
+@dataclass(frozen=True)
+class _Static:
+    """An argument passed by value whatever it is."""
+
+    value: Any
+
+
+def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Trace a function over tensors and run it as a compiled program.
+
+    Options: `static_argnums`, `static_argnames` (passed by value, one trace for each), `target`
+    ("interp", "llvm"). Python numbers are traced as scalars; strings, bools and None are static.
+
+    Raises:
+        TraceError: Python control flow depends on the value of a traced tensor.
+    """
+    if function is None:
+        return functools.partial(jit, **options)
+    return Jit(function, **options)
+
+
+def _paths(tree: Tree, path: str = "") -> Any:
+    """The paths of a tree's leaves, in order."""
+    if tree.kind is None:
+        yield path
+        return
+    for key, child in zip(tree.keys or range(len(tree.children)), tree.children, strict=True):
+        yield from _paths(child, f"{path}.{key}" if path else str(key))
+
+
+def _leaf_type(value: Any) -> TensorType | None:
+    """The type of a traced leaf; None for a static one."""
+    if isinstance(value, TensorType):
+        return value
+    if isinstance(value, Tensor):
+        return value.type
+    if isinstance(value, (np.ndarray, np.generic)):
+        return TensorType(value.shape, as_dtype(value.dtype))
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return TensorType((), as_dtype(type(value)))
+    return TensorType(tuple(value.shape), as_dtype(np.asarray(value).dtype)) if hasattr(value, "__array__") else None
+
+
+def _array(value: Any) -> np.ndarray:
+    if isinstance(value, Tensor):
+        return value.numpy()
+    array = np.asarray(value)
+    return array.astype(as_dtype(type(value)).numpy) if isinstance(value, (int, float)) else array
+
+
+def _annotated(name: str, type: TensorType, want: Any, sizes: dict[str, int]) -> TensorType:
+    """The leaf's type with the policy its annotation gives; an error where they do not fit."""
+    if not isinstance(want, TensorType):
+        return type
+    if want.dtype != type.dtype:
+        raise DTypeError(
+            f"argument {name} has another element type",
+            expected=str(want),
+            received=str(type),
+            suggestion=f"cast it: {name}.to(ts.{want.dtype})",
+        )
+    problem = None if symbols(type.shape) else bind(want.shape, type.shape, sizes)  # type: ignore[arg-type]
+    if problem:
+        raise ShapeError(f"argument {name}: {problem}", expected=str(want), received=str(type))
+    return TensorType(type.shape, type.dtype, want.policy or type.policy)
+
+
+def _as_result(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (bool, int, float)):
+        return full(shape=(), value=value, dtype=as_dtype(type(value)))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return Tensor(value)
+    raise ArgumentError(
+        f"a jit function returned a {type(value).__name__}",
+        location=here(),
+        expected="tensors, numbers, or lists, tuples and dicts of them",
+    )
+
+
+def _result(array: np.ndarray, value: Value) -> Tensor:
+    tensor = Tensor(array, array.dtype if value.type.dtype.numpy == array.dtype else None)
+    tensor.type = TensorType(array.shape, value.type.dtype, getattr(value.type, "policy", None))
+    return tensor
+
+
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return inspect.get_annotations(function, eval_str=True)
+    except Exception:  # an annotation of another tool's making says nothing about tensors
+        return dict(getattr(function, "__annotations__", {}))
+
+
+def _definition(function: Callable[..., Any]) -> Location:
+    code = getattr(function, "__code__", None)
+    return Location(code.co_filename, code.co_firstlineno) if code else Location()
+
+
+def _closure_key(function: Callable[..., Any]) -> Hashable:
+    """Closed-over values: arrays by identity, the rest by value where they can be."""
+    cells = getattr(function, "__closure__", None) or ()
+    return tuple(_hashable(c.cell_contents) for c in cells if _filled(c))
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _hashable(value: Any) -> Hashable:
+    if isinstance(value, (np.ndarray, Tensor)):
+        return ("object", id(value))
+    if isinstance(value, (bool, int, float, str, bytes, Policy, type(None))):
+        return (type(value).__name__, repr(value))
+    try:
+        hash(value)
+        return value
+    except TypeError:
+        leaves, tree = flatten(value)
+        if tree.kind is None:
+            return ("object", id(value))
+        return tree, tuple(_hashable(leaf) for _, leaf in leaves)
