@@ -1,0 +1,172 @@
+"""Build an entry point into an artifact folder, and load one to run it with no source at hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.artifact import Artifact
+from tessera.codegen.artifact import read as read_artifact
+from tessera.codegen.registry import backend
+from tessera.device import generator_of
+from tessera.errors import ArgumentError, ArtifactError, DeviceUnavailable, DTypeError, ShapeError
+from tessera.ir.printer import print_module
+from tessera.program import Program, prepare
+from tessera.tensor import Tensor
+from tessera.tracing import _array
+from tessera.types import as_dtype
+
+WEIGHTS = "weights.safetensors"
+
+
+def build(
+    entry: Any,
+    *args: Any,
+    out: str | Path,
+    target: str = "llvm",
+    weights: Sequence[str] = (),
+    grid: Any = None,
+    group: int = 1,
+    **named: Any,
+) -> Path:
+    """Compile a jit function or kernel for `target` into the folder `out`, whole or not at all.
+
+    The arguments are examples of those it will be called with: their shapes and types are kept. Those
+    named in `weights`, and arrays the function closes over, are stored and not asked for again.
+
+    Raises:
+        UnsupportedOpError: the target cannot emit an op; it names the op, the target and the line.
+    """
+    name = generator_of(target)
+    program = prepare(entry, named or args, name, grid, group)
+    return build_program(program, out, name, weights)
+
+
+def build_program(program: Program, out: str | Path, target: str, weights: Sequence[str] = ()) -> Path:
+    """Write a prepared program as an artifact folder."""
+    stored = _stored(program, weights)
+    emitted = backend(target).emit(program.levels["tile"], {})
+    files = {**emitted.files, **{f"{level}.mlir": print_module(m) for level, m in program.levels.items()}}
+    if stored:
+        files[WEIGHTS] = _safetensors().save({program.names[i]: _bytes_like(program.arrays[i]) for i in stored})
+    interface = {
+        "entry": program.name,
+        "parameters": [_parameter(n, a, i in stored) for i, (n, a) in enumerate(zip(program.names, program.arrays, strict=True))],
+        "written": list(program.written),
+    }
+    return dataclasses.replace(emitted, manifest={**emitted.manifest, "interface": interface}, files=files).save(out)
+
+
+def _stored(program: Program, weights: Sequence[str]) -> list[int]:
+    names = program.names
+    unknown = [w for w in weights if not any(n == w or n.startswith(f"{w}.") for n in names)]
+    if unknown:
+        raise ArgumentError(f"{program.name} has no argument {unknown[0]}", expected=", ".join(names[:8]))
+    return [
+        i
+        for i, n in enumerate(names)
+        if n.startswith("capture") or any(n == w or n.startswith(f"{w}.") for w in weights)
+    ]
+
+
+def _parameter(name: str, array: np.ndarray, stored: bool) -> dict[str, Any]:
+    return {"name": name, "shape": list(array.shape), "dtype": as_dtype(array.dtype).name, "stored": stored}
+
+
+def _bytes_like(array: np.ndarray) -> np.ndarray:
+    """safetensors knows NumPy's own types: the rest (bf16, fp8) travel as their bytes."""
+    flat = np.ascontiguousarray(array)
+    return flat if flat.dtype.kind in "fiub" else flat.view(np.uint8)
+
+
+def _safetensors() -> Any:
+    try:
+        return importlib.import_module("safetensors.numpy")
+    except ImportError:
+        raise DeviceUnavailable(
+            "artifacts with weights need the package safetensors", suggestion="pip install safetensors"
+        ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """An artifact ready to run: call it with the arrays it asks for."""
+
+    artifact: Artifact
+    runtime: Any
+    stored: Mapping[str, np.ndarray]
+
+    @property
+    def interface(self) -> Mapping[str, Any]:
+        """The parameters in order, and which of them are written."""
+        return self.artifact.manifest["interface"]
+
+    @property
+    def parameters(self) -> list[dict[str, Any]]:
+        """The parameters a caller gives."""
+        return [p for p in self.interface["parameters"] if not p["stored"]]
+
+    def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """The results; arrays that the program writes are written and handed back too.
+
+        Raises:
+            ShapeError: an array does not have the shape it was built for.
+        """
+        given = iter(self._checked(arrays))
+        full = [self.stored[p["name"]] if p["stored"] else next(given) for p in self.interface["parameters"]]
+        results = self.runtime.run(full)
+        return [*results, *(full[i] for i in self.interface["written"])]
+
+    def __call__(self, *args: Any) -> Any:
+        """The result as a Tensor, or a tuple of them."""
+        tensors = [Tensor(a) for a in self.run([_array(a) for a in args])]
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+    def _checked(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        wanted = self.parameters
+        if len(arrays) != len(wanted):
+            raise ArgumentError(
+                f"{self.interface['entry']} takes {len(wanted)} arrays, {len(arrays)} came",
+                expected=", ".join(p["name"] for p in wanted),
+            )
+        return [_check(p, np.asarray(a)) for p, a in zip(wanted, arrays, strict=True)]
+
+
+def _check(parameter: Mapping[str, Any], array: np.ndarray) -> np.ndarray:
+    name, shape, dtype = parameter["name"], tuple(parameter["shape"]), as_dtype(parameter["dtype"])
+    if array.shape != shape:
+        raise ShapeError(
+            f"argument {name} has another shape than the artifact was built for", expected=shape, received=array.shape,
+            suggestion="build again with example arguments of this shape",
+        )  # fmt: skip
+    if array.dtype != dtype.numpy:
+        raise DTypeError(f"argument {name} has another element type", expected=dtype, received=as_dtype(array.dtype))
+    return array
+
+
+def load(folder: str | Path) -> Loaded:
+    """An artifact folder made by `build`, ready to call.
+
+    Raises:
+        ArtifactError: the folder is missing, corrupt, or of a newer schema than this version reads.
+    """
+    artifact = read_artifact(folder)
+    if "interface" not in artifact.manifest:
+        raise ArtifactError(f"{folder} has no interface in its manifest", suggestion="build it again")
+    return Loaded(artifact, backend(artifact.manifest["target"]).runtime(artifact), _weights(artifact, folder))
+
+
+def _weights(artifact: Artifact, folder: str | Path) -> dict[str, np.ndarray]:
+    stored = [p for p in artifact.manifest["interface"]["parameters"] if p["stored"]]
+    if not stored:
+        return {}
+    content = artifact.files.get(WEIGHTS)
+    if content is None:
+        raise ArtifactError(f"{folder} lacks {WEIGHTS}", suggestion="build it again")
+    arrays = _safetensors().load(content)
+    return {p["name"]: arrays[p["name"]].view(as_dtype(p["dtype"]).numpy).reshape(p["shape"]) for p in stored}

@@ -1,0 +1,1 @@
+"""The command line: `tessera run | build | inspect | conformance | doctor`."""

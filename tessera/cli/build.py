@@ -1,0 +1,29 @@
+"""`tessera build`: compile an entry point into an artifact folder."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from tessera.artifacts import build_program
+from tessera.cli.entries import find, inputs_of, program_of
+from tessera.device import generator_of
+
+
+def main(options: argparse.Namespace) -> int:
+    """Build what the command line names."""
+    console = Console()
+    target = generator_of(options.target)
+    entry = find(options.entry)
+    start = time.perf_counter()
+    with console.status(f"building {entry.name} for {target}"):
+        program = program_of(entry, inputs_of(entry, options.seed), target)
+        weights = entry.example.weights if entry.example else ()
+        folder = build_program(program, options.output, target, weights)
+    size = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
+    console.print(f"built [bold]{entry.name}[/] for {target} in {time.perf_counter() - start:.2f} s: {folder}")
+    console.print(f"  {size:,} bytes; run it with: tessera run {folder}")
+    return 0

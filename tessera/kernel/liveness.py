@@ -1,0 +1,90 @@
+"""Which names are still read later: what a loop must carry and a branch must hand on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+
+Names = frozenset[str]
+_SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.GeneratorExp)
+
+
+def reads(*nodes: ast.AST | None) -> Names:
+    """The names read anywhere inside."""
+    walked = (n for node in nodes if node is not None for n in ast.walk(node))
+    return frozenset(n.id for n in walked if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+
+
+def writes(nodes: Iterable[ast.AST]) -> Names:
+    """The names assigned inside, inner functions and comprehensions left out."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        if not isinstance(node, _SCOPES):
+            found |= writes(ast.iter_child_nodes(node))
+    return frozenset(found)
+
+
+class Liveness:
+    """For each statement the names live after it; for each loop also those live where its body begins."""
+
+    def __init__(self, body: Sequence[ast.stmt]) -> None:
+        inner = [n for s in body for n in ast.walk(s) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+        self.always = reads(*inner)  # an inner function may be called anywhere
+        self.after: dict[ast.stmt, Names] = {}
+        self.head: dict[ast.stmt, Names] = {}
+        self._exits: list[Names] = []
+        self._block(body, frozenset())
+
+    def _block(self, statements: Sequence[ast.stmt], after: Names) -> Names:
+        for each in reversed(statements):
+            self.after[each] = after | self.always
+            after = _RULES.get(type(each), Liveness._simple)(self, each, after)
+        return after
+
+    def _simple(self, node: ast.stmt, after: Names) -> Names:
+        return after - writes([node]) | reads(node) | _augmented(node)
+
+    def _if(self, node: ast.If, after: Names) -> Names:
+        return reads(node.test) | self._block(node.body, after) | self._block(node.orelse, after)
+
+    def _for(self, node: ast.For, after: Names) -> Names:
+        return reads(node.iter) | self._loop(node, after, reads(), writes([node.target]))
+
+    def _while(self, node: ast.While, after: Names) -> Names:
+        return self._loop(node, after, reads(node.test), frozenset())
+
+    def _loop(self, node: ast.For | ast.While, after: Names, test: Names, bound: Names) -> Names:
+        head: Names = after | test
+        while True:
+            self._exits.append(head)
+            found = head | (self._block(node.body, head) - bound)
+            self._exits.pop()
+            if found == head:
+                self.head[node] = head | self.always
+                return head
+            head = found
+
+    def _leave(self, node: ast.stmt, after: Names) -> Names:
+        return self._exits[-1] if self._exits else after
+
+    def _return(self, node: ast.Return, after: Names) -> Names:
+        return reads(node.value)
+
+
+def _augmented(node: ast.stmt) -> Names:
+    target = node.target if isinstance(node, ast.AugAssign) else None
+    return frozenset([target.id]) if isinstance(target, ast.Name) else frozenset()
+
+
+_RULES: dict[type, Callable[..., Names]] = {
+    ast.If: Liveness._if,
+    ast.For: Liveness._for,
+    ast.While: Liveness._while,
+    ast.Break: Liveness._leave,
+    ast.Continue: Liveness._leave,
+    ast.Return: Liveness._return,
+}

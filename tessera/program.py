@@ -1,0 +1,81 @@
+"""A program: an entry point with its arguments, ready to run at any level or on any target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera import driver
+from tessera.device import INTERP
+from tessera.errors import ArgumentError
+from tessera.interp import bound
+from tessera.interp import tile as tile_interpreter
+from tessera.ir.core import Function, Module
+from tessera.kernel import Kernel
+from tessera.numerics.bounded import Bounded
+from tessera.tracing import Jit, _array
+
+
+@dataclass(frozen=True)
+class Program:
+    """A lowered entry point and its arrays.
+
+    `names` and `arrays` are the parameters in order (captured arrays last); `written` are the
+    places of those that a kernel writes, which are then its results.
+    """
+
+    name: str
+    levels: Mapping[str, Module]
+    names: tuple[str, ...]
+    arrays: tuple[np.ndarray, ...]
+    written: tuple[int, ...] = ()
+
+    @property
+    def top(self) -> str:
+        """The highest level this program has: "graph", or "tile" for a kernel."""
+        return next(iter(self.levels))
+
+    def run(self, level: str, target: str = INTERP) -> list[np.ndarray]:
+        """The results at a level (by its interpreter) or, with level "device", by a target's own runtime."""
+        arrays = [a.copy() if i in self.written else a for i, a in enumerate(self.arrays)]
+        if level == "device":
+            results = driver.program(self.levels["tile"], target)(arrays)
+        elif level != "target" and level not in self.levels:
+            raise ArgumentError(
+                f"{self.name} is a kernel: it begins at the Tile level", expected=", ".join([*self.levels, "target"]),
+                received=level,
+            )  # fmt: skip
+        else:
+            results = driver.run_level(dict(self.levels), level, arrays, target)
+        return [*results, *(arrays[i] for i in self.written)]
+
+    def bounds(self) -> list[Bounded]:
+        """The results with how far any legal evaluation may lie from them (design 5)."""
+        if self.top == "graph":
+            return bound.run(self.levels["graph"].main, list(self.arrays))
+        return tile_interpreter.bounds(self.levels["tile"], list(self.arrays), self.written)
+
+
+def prepare(entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, group: int = 1) -> Program:
+    """Trace or specialise an entry point for these arguments and lower it for a target."""
+    args, named = _split(arguments)
+    if isinstance(entry, Kernel):
+        launched = entry.lower(*args, grid=grid(*args, **named) if callable(grid) else grid, group=group, **named)
+        return Program(entry.name, {"tile": launched.module}, launched.names, launched.arrays, launched.written)
+    assert isinstance(entry, Jit)
+    call = entry.bind(args, named)
+    traced = entry.trace(*args, **named)
+    arrays = (*(_array(leaf) for leaf in call.leaves), *traced.captures)
+    names = tuple(p.hint for p in traced.function.params)
+    return Program(traced.function.name, _levels(traced.function, target), names, arrays)
+
+
+def _levels(function: Function, target: str) -> dict[str, Module]:
+    return driver.lower(function, target)
+
+
+def _split(arguments: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+    return ((), dict(arguments)) if isinstance(arguments, Mapping) else (tuple(arguments), {})
