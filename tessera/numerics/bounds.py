@@ -78,18 +78,19 @@ def power(site: Site, x: Bounded, y: Bounded) -> Bounded:
 
 
 def _floors(site: Site, x: Bounded, y: Bounded) -> tuple[Any, Any]:
-    """The rounded-down quotient and how far it may be off, when a target divides (correctly rounded) before it rounds down."""
+    """The quotient rounded down, and how far off it may be: a target divides, correctly rounded, first."""
     value = np.floor_divide(x.value, y.value)
     if value.dtype.kind != "f":
         unsure = (x.radius > 0) | (y.radius > 0)
         return value, np.where(unsure, np.inf, np.zeros(value.shape))
     radius = np.zeros(value.shape)
-    slack = 1 + 2 * site.compute.unit
     for a, b in itertools.product(ends(x), ends(y)):
-        for q in (a / b * slack, a / b / slack):
-            radius = np.maximum(radius, distance(np.floor(q), value))
+        q = a / b
+        off = np.where(np.isfinite(q), 2 * site.compute.rounding(np.abs(q)), 0.0)
+        radius = np.maximum(radius, np.maximum(distance(np.floor(q + off), value), distance(np.floor(q - off), value)))
     whole = (x.radius == 0) & (y.radius == 0) & (np.fmod(x.value, y.value) == 0)
-    return value, np.where(_straddles(y), np.inf, np.where(whole, 0.0, radius))
+    unknown = _straddles(y) | (_straddles(x) & ~np.isfinite(y.value))  # less than 0 over inf is −1
+    return value, np.where(unknown, np.inf, np.where(whole, 0.0, radius))
 
 
 def floored(site: Site, x: Bounded, y: Bounded) -> Bounded:

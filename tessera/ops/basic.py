@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import ArgumentError, ShapeError
+from tessera.numerics import bounds
 from tessera.numerics.convert import convert
-from tessera.op import STORAGE, Op, op
+from tessera.op import STORAGE, Op, error, op
 from tessera.shapes import Size, as_size, broadcast
 from tessera.shapes.rules import show
 from tessera.tensor import Tensor, as_tensor, bind
-from tessera.types import DType, TensorType, as_dtype
+from tessera.types import DType, TensorType, as_dtype, f32
 
 
 def plain(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -43,9 +44,12 @@ def _full_attrs(*, shape: Any, value: Any, dtype: Any) -> dict[str, Any]:
 
 
 @op(infer=_full_type, coerce=plain, canonical=_full_attrs, numerics=STORAGE)
-def full(*, shape: tuple, value: Any, dtype: DType = as_dtype("f32")) -> Any:
+def full(*, shape: tuple, value: Any, dtype: DType = f32) -> Any:
     """A tensor of `shape` with every element `value`."""
     return np.broadcast_to(convert(np.asarray(value), dtype), shape)
+
+
+error(full)(bounds.filled)
 
 
 def _cast_type(x: TensorType, *, dtype: DType) -> TensorType:
@@ -64,6 +68,9 @@ def cast(x: Any, *, dtype: DType) -> Any:
     return convert(x, dtype)
 
 
+error(cast)(bounds.converted)
+
+
 def _broadcast_type(x: TensorType, *, shape: tuple[Size, ...]) -> TensorType:
     if broadcast(x.shape, shape) != tuple(shape):
         raise ShapeError(f"{show(x.shape)} does not broadcast to {show(shape)}")
@@ -80,6 +87,9 @@ def _broadcast_type(x: TensorType, *, shape: tuple[Size, ...]) -> TensorType:
 def broadcast_to(x: Any, *, shape: tuple) -> Any:
     """`x` repeated along new leading axes and axes of size 1 until it has `shape`."""
     return np.broadcast_to(x, shape)
+
+
+error(broadcast_to)(bounds.structural)
 
 
 def splat(value: Any, type: TensorType) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tessera.errors import DTypeError
+from tessera.numerics import bounds
 from tessera.numerics.special import erf as erf_of
-from tessera.op import STORAGE, Op, op
+from tessera.op import STORAGE, Op, error, op
 from tessera.ops.coerce import floating, pointwise, selecting
 from tessera.types import TensorType, bool_
 
@@ -45,197 +47,210 @@ def chosen(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
     return same(x, y)
 
 
-def _arithmetic(ref: Any) -> Op:
-    return op(infer=number, coerce=pointwise, pointwise=True)(ref)
+Define = Callable[[Any], Op]
 
 
-def _function(ref: Any) -> Op:
-    return op(infer=same, coerce=floating, pointwise=True)(ref)
+def _define(bound: Any, **columns: Any) -> Define:
+    """An op and its error rule."""
+
+    def define(ref: Any) -> Op:
+        made = op(pointwise=True, **columns)(ref)
+        error(made)(bound)
+        return made
+
+    return define
 
 
-def _comparison(ref: Any) -> Op:
-    return op(infer=truth, coerce=pointwise, pointwise=True, numerics=STORAGE)(ref)
+def _arithmetic(bound: Any) -> Define:
+    return _define(bound, infer=number, coerce=pointwise)
 
 
-def _bitwise(ref: Any) -> Op:
-    return op(infer=integral, coerce=pointwise, pointwise=True, numerics=STORAGE)(ref)
+def _function(bound: Any) -> Define:
+    return _define(bound, infer=same, coerce=floating)
 
 
-@_arithmetic
+def _comparison(bound: Any) -> Define:
+    return _define(bound, infer=truth, coerce=pointwise, numerics=STORAGE)
+
+
+_bitwise = _define(bounds.bits, infer=integral, coerce=pointwise, numerics=STORAGE)
+
+
+@_arithmetic(bounds.monotone)
 def add(x, y):
     """`x` plus `y`."""
     return np.add(x, y)
 
 
-@_arithmetic
+@_arithmetic(bounds.monotone)
 def sub(x, y):
     """`x` minus `y`."""
     return np.subtract(x, y)
 
 
-@_arithmetic
+@_arithmetic(bounds.monotone)
 def mul(x, y):
     """`x` times `y`."""
     return np.multiply(x, y)
 
 
-@_function
+@_function(bounds.quotient)
 def div(x, y):
     """`x` divided by `y`; integers are divided as f32."""
     return np.divide(x, y)
 
 
-@_arithmetic
+@_arithmetic(bounds.floored)
 def floor_divide(x, y):
     """The quotient rounded toward minus infinity; an integer divided by zero is undefined."""
     return np.floor_divide(x, y)
 
 
-@_arithmetic
+@_arithmetic(bounds.rest)
 def remainder(x, y):
     """What `floor_divide` leaves; it has the sign of `y`."""
     return np.remainder(x, y)
 
 
-@_function
+@_function(bounds.power)
 def pow(x, y):
     """`x` to the power `y`."""
     return np.power(x, y)
 
 
-@op(infer=same, coerce=pointwise, pointwise=True)
+@_define(bounds.selection, infer=same, coerce=pointwise)
 def maximum(x, y):
     """The larger of `x` and `y`; NaN if either is."""
     return np.maximum(x, y)
 
 
-@op(infer=same, coerce=pointwise, pointwise=True)
+@_define(bounds.selection, infer=same, coerce=pointwise)
 def minimum(x, y):
     """The smaller of `x` and `y`; NaN if either is."""
     return np.minimum(x, y)
 
 
-@_arithmetic
+@_arithmetic(bounds.selection)
 def neg(x):
     """Minus `x`."""
     return np.negative(x)
 
 
-@_arithmetic
+@_arithmetic(bounds.selection)
 def abs(x):
     """The magnitude of `x`."""
     return np.abs(x)
 
 
-@_function
+@_function(bounds.monotone)
 def exp(x):
     """e to the power `x`."""
     return np.exp(x)
 
 
-@_function
+@_function(bounds.monotone)
 def exp2(x):
     """Two to the power `x`."""
     return np.exp2(x)
 
 
-@_function
+@_function(bounds.monotone)
 def log(x):
     """The natural logarithm of `x`."""
     return np.log(x)
 
 
-@_function
+@_function(bounds.monotone)
 def log2(x):
     """The base-2 logarithm of `x`."""
     return np.log2(x)
 
 
-@_function
+@_function(bounds.monotone)
 def sqrt(x):
     """The square root of `x`."""
     return np.sqrt(x)
 
 
-@_function
+@_function(bounds.monotone)
 def rsqrt(x):
     """One over the square root of `x`."""
     return np.divide(x.dtype.type(1), np.sqrt(x))
 
 
-@_function
+@_function(bounds.monotone)
 def tanh(x):
     """The hyperbolic tangent of `x`."""
     return np.tanh(x)
 
 
-@_function
+@_function(bounds.monotone)
 def erf(x):
     """The error function: 2/sqrt(pi) times the integral of exp(-t*t) from 0 to `x` (DLMF 7.2.1)."""
     return erf_of(x)
 
 
-@_function
+@_function(bounds.lipschitz)
 def sin(x):
     """The sine of `x`, in radians."""
     return np.sin(x)
 
 
-@_function
+@_function(bounds.lipschitz)
 def cos(x):
     """The cosine of `x`, in radians."""
     return np.cos(x)
 
 
-@op(infer=same, coerce=floating, pointwise=True)
+@_function(bounds.selection)
 def floor(x):
     """The largest whole number not above `x`."""
     return np.floor(x)
 
 
-@op(infer=same, coerce=floating, pointwise=True)
+@_function(bounds.selection)
 def ceil(x):
     """The smallest whole number not below `x`."""
     return np.ceil(x)
 
 
-@op(infer=same, coerce=floating, pointwise=True)
+@_function(bounds.selection)
 def round(x):
     """The nearest whole number; ties go to the even one."""
     return np.rint(x)
 
 
-@_comparison
+@_comparison(bounds.selection)
 def less(x, y):
     """Whether `x` < `y`."""
     return np.less(x, y)
 
 
-@_comparison
+@_comparison(bounds.selection)
 def less_equal(x, y):
     """Whether `x` <= `y`."""
     return np.less_equal(x, y)
 
 
-@_comparison
+@_comparison(bounds.selection)
 def greater(x, y):
     """Whether `x` > `y`."""
     return np.greater(x, y)
 
 
-@_comparison
+@_comparison(bounds.selection)
 def greater_equal(x, y):
     """Whether `x` >= `y`."""
     return np.greater_equal(x, y)
 
 
-@_comparison
+@_comparison(bounds.equality)
 def equal(x, y):
     """Whether `x` equals `y`; NaN equals nothing."""
     return np.equal(x, y)
 
 
-@_comparison
+@_comparison(bounds.equality)
 def not_equal(x, y):
     """Whether `x` differs from `y`."""
     return np.not_equal(x, y)
@@ -277,9 +292,7 @@ def shift_right(x, y):
     return np.right_shift(x, y)
 
 
-@op(infer=chosen, coerce=selecting, pointwise=True, numerics=STORAGE)
+@_define(bounds.selected, infer=chosen, coerce=selecting, numerics=STORAGE)
 def where(condition, x, y):
     """`x` where the condition holds, else `y`."""
     return np.where(condition, x, y)
-
-

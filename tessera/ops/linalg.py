@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import DTypeError, ShapeError, TesseraError, here
-from tessera.op import ACCUMULATE, Op, op
+from tessera.numerics import sums
+from tessera.op import ACCUMULATE, Op, error, op
 from tessera.ops.basic import broadcast_to, cast
 from tessera.ops.coerce import promote
 from tessera.ops.shape import count, expand_dims, reshape, squeeze
@@ -50,6 +51,9 @@ def dot(a, b, *, dtype: Any = None):
     storage type, int32 for int8).
     """
     return np.matmul(a, b)
+
+
+error(dot)(sums.product)
 
 
 def matmul(a: Any, b: Any, *, dtype: Any = None) -> Tensor:

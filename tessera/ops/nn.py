@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.numerics.special import erf as erf_of
 from tessera.op import lower, op
-from tessera.ops.basic import check_count, plain
+from tessera.ops.basic import check_count
 from tessera.ops.coerce import floating
 from tessera.ops.elementwise import erf, exp, less, log, maximum, rsqrt, tanh, where
 from tessera.ops.linalg import dot

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import DTypeError, ShapeError
-from tessera.op import ACCUMULATE, STORAGE, lower, op
+from tessera.numerics import bounds, sums
+from tessera.op import ACCUMULATE, STORAGE, error, lower, op
 from tessera.ops.basic import cast, plain
 from tessera.shapes import Size, normalize_axes, normalize_axis
 from tessera.types import DType, TensorType, f32, int64
@@ -48,6 +49,9 @@ def sum(x, *, axis: Any = None, keepdims: bool = False):
     return np.sum(x, axis=axis, keepdims=keepdims, dtype=wide)
 
 
+error(sum)(sums.total)
+
+
 @op(infer=_extreme_type, coerce=plain, canonical=_axes, numerics=STORAGE)
 def max(x, *, axis: Any = None, keepdims: bool = False):
     """The largest element along `axis`; NaN if any is. Reducing nothing is an error."""
@@ -58,6 +62,9 @@ def max(x, *, axis: Any = None, keepdims: bool = False):
 def min(x, *, axis: Any = None, keepdims: bool = False):
     """The smallest element along `axis`; NaN if any is. Reducing nothing is an error."""
     return np.min(x, axis=axis, keepdims=keepdims)
+
+
+error(max, min)(bounds.selection)
 
 
 def _one_axis(x: TensorType, *, axis: int, keepdims: bool) -> dict[str, Any]:
@@ -76,10 +83,16 @@ def argmax(x, *, axis: int = -1, keepdims: bool = False):
     return np.argmax(x, axis=axis, keepdims=keepdims)
 
 
+error(argmax)(sums.contest(1))
+
+
 @op(infer=_place_type, coerce=plain, canonical=_one_axis, numerics=STORAGE)
 def argmin(x, *, axis: int = -1, keepdims: bool = False):
     """Where along `axis` the smallest element is (int64); the first of equals, or of NaNs."""
     return np.argmin(x, axis=axis, keepdims=keepdims)
+
+
+error(argmin)(sums.contest(-1))
 
 
 def _mean_type(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError
-from tessera.op import STORAGE, Op, op
+from tessera.numerics import bounds
+from tessera.op import STORAGE, Op, error, op
 from tessera.ops.basic import plain
 from tessera.ops.coerce import same_dtype
 from tessera.shapes import Size, as_size, normalize_axis
@@ -52,6 +53,9 @@ def reshape(x, *, shape: Any):
     return np.reshape(x, shape)
 
 
+error(reshape)(bounds.structural)
+
+
 def _permute_attrs(x: TensorType, *, axes: Any) -> dict[str, Any]:
     listed = tuple(normalize_axis(a, x.rank) + x.rank for a in axes)
     if sorted(listed) != list(range(x.rank)):
@@ -68,6 +72,9 @@ def _permute_attrs(x: TensorType, *, axes: Any) -> dict[str, Any]:
 def permute(x, *, axes: Any):
     """`x` with its axes in another order: axis i of the result is axis `axes[i]` of `x`."""
     return np.transpose(x, axes)
+
+
+error(permute)(bounds.structural)
 
 
 def _slice_attrs(x: TensorType, *, start: Any, stop: Any, step: Any) -> dict[str, Any]:
@@ -90,6 +97,9 @@ def slice_(x, *, start: tuple, stop: tuple, step: tuple = ()):
     return x[tuple(slice(a, b, c) for a, b, c in zip(start, stop, step, strict=True))]
 
 
+error(slice_)(bounds.structural)
+
+
 def _pad_attrs(x: TensorType, *, low: Any, high: Any, value: Any) -> dict[str, Any]:
     number = float(value) if x.dtype.is_float else np.asarray(value).astype(x.dtype.numpy).item()
     return {"low": tuple(low), "high": tuple(high), "value": number}
@@ -108,6 +118,9 @@ def pad(x, *, low: tuple, high: tuple, value: Any = 0):
     return np.pad(x, widths, constant_values=np.asarray(value).astype(x.dtype))
 
 
+error(pad)(bounds.padded)
+
+
 def _variadic(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     listed = operands[0] if operands and isinstance(operands[0], (list, tuple)) else operands
     if not listed:
@@ -118,7 +131,8 @@ def _variadic(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
 def _concatenate_type(*types: TensorType, axis: int) -> TensorType:
     first = types[0]
     for other in types[1:]:
-        same = [a == b or i - first.rank == axis for i, (a, b) in enumerate(zip(first.shape, other.shape, strict=False))]
+        pairs = enumerate(zip(first.shape, other.shape, strict=False), start=-first.rank)
+        same = [a == b or i == axis for i, (a, b) in pairs]
         if other.rank != first.rank or not all(same):
             raise ShapeError(
                 f"cannot concatenate along axis {axis}",
@@ -142,6 +156,9 @@ def _concatenate_type(*types: TensorType, axis: int) -> TensorType:
 def concatenate(*tensors, axis: int = 0):
     """Tensors one after the other along `axis`."""
     return np.concatenate(tensors, axis=axis)
+
+
+error(concatenate)(bounds.structural)
 
 
 def _gather_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
@@ -169,6 +186,9 @@ def gather(x, indices, *, axis: int = 0):
     return np.take(x, indices, axis=axis)
 
 
+error(gather)(bounds.gathered)
+
+
 def _iota_attrs(*, shape: Any, axis: int, dtype: Any) -> dict[str, Any]:
     listed = (shape,) if isinstance(shape, (int, str)) else shape
     sizes = tuple(as_size(s) for s in listed)
@@ -186,6 +206,9 @@ def iota(*, shape: Any, axis: int = -1, dtype: DType = int64):
     along = [1] * len(shape)
     along[axis] = shape[axis]
     return np.broadcast_to(np.arange(shape[axis]).reshape(along).astype(dtype.numpy), shape)
+
+
+error(iota)(bounds.constant)
 
 
 def transpose(x: Any, dim0: int = -2, dim1: int = -1) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Access:
         return self.dtype.itemsize.bit_length() - 1
 
 
-@lru_cache(maxsize=None)
+@cache
 def access(type: Type, align: int = 0) -> Access:
     """The access for a type; without a written alignment its natural one."""
     align = align or type.align

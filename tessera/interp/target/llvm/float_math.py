@@ -19,15 +19,20 @@ _F64 = np.dtype(np.float64)
 
 def _elementwise(function: Callable[[float], float]) -> Pure:
     """A function of Python floats on arrays."""
-    run = np.frompyfunc(function, 1, 1)
+    run: Pure = np.frompyfunc(function, 1, 1)
     return lambda x: run(x).astype(_F64)
 
 
 def _gamma(x: float) -> float:
-    return math.gamma(x) if not (x <= 0 and x == math.floor(x)) and x < 171.7 else (math.inf if x > 0 else math.nan)
+    try:
+        return math.gamma(x)
+    except OverflowError:
+        return math.inf
+    except ValueError:  # a pole
+        return math.copysign(math.inf, x) if x == 0 else math.nan
 
 
-# Functions without an exact result, computed in double and rounded: as close as a target can be asked to come.
+# Functions without an exact result, computed in double and rounded: as close as one can ask.
 _DOUBLE: dict[str, Pure] = {
     **{name: getattr(np, name) for name in "exp exp2 expm1 log log2 log10 log1p sin cos tan".split()},
     **{name: getattr(np, name) for name in "sinh cosh tanh cbrt hypot".split()},
@@ -136,8 +141,7 @@ def _saturating(i: Instruction) -> Pure:
 def _classes(x: np.ndarray) -> list[np.ndarray]:
     """The ten classes of llvm.is.fpclass, in the order of its mask bits."""
     size = np.abs(x)
-    kind = {"half": np.float16, "double": np.float64}
-    tiny = np.finfo(kind.get(str(x.dtype), np.float32)).tiny
+    tiny = _SMALLEST_NORMAL[str(x.dtype)]
     negative = np.signbit(x)
     infinite, none, zero = np.isinf(x), np.isnan(x), x == 0
     subnormal = (size < tiny) & ~zero
@@ -148,6 +152,7 @@ def _classes(x: np.ndarray) -> list[np.ndarray]:
     return [none & ~quiet, quiet, *below, *above]
 
 
+_SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
 _QUIET = {2: 9, 4: 22, 8: 51}
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tessera.errors import UnsupportedOpError
-from tessera.interp.target.llvm.constant_grammar import starts_value, typed, value
+from tessera.interp.target.llvm.attribute_grammar import flags, ordering
+from tessera.interp.target.llvm.call_grammar import call, prefixed_call
+from tessera.interp.target.llvm.constant_grammar import typed, value
 from tessera.interp.target.llvm.syntax import Instruction, Operand
 from tessera.interp.target.llvm.type_grammar import TypeCursor
 from tessera.interp.target.llvm.types import I1, PTR, VOID, Aggregate, Struct, Type, Vector
@@ -18,15 +20,12 @@ TERMINATORS = frozenset({"br", "switch", "ret", "unreachable"})
 _INT_BINARY = "add sub mul udiv sdiv urem srem shl lshr ashr and or xor".split()
 _FLOAT_BINARY = "fadd fsub fmul fdiv frem".split()
 _CASTS = (
-    "trunc zext sext fptrunc fpext fptoui fptosi uitofp sitofp bitcast ptrtoint ptrtoaddr inttoptr addrspacecast"
+    "trunc zext sext fptrunc fpext fptoui fptosi uitofp sitofp "
+    "bitcast ptrtoint ptrtoaddr inttoptr addrspacecast"
 ).split()
-_FLAGS = frozenset(
-    "nsw nuw exact disjoint nneg samesign inbounds nusw fast nnan ninf nsz arcp contract afn reassoc "
-    "volatile atomic weak inalloca tail musttail notail".split()
-)
-_ORDERINGS = ("unordered", "monotonic", "acquire", "release", "acq_rel", "seq_cst")
 _UNSUPPORTED = frozenset(
-    "invoke callbr indirectbr resume catchswitch catchret cleanupret catchpad cleanuppad landingpad va_arg".split()
+    "invoke callbr indirectbr resume landingpad va_arg "
+    "catchswitch catchret cleanupret catchpad cleanuppad".split()
 )
 
 
@@ -68,15 +67,6 @@ def _attachment(c: TypeCursor, found: Instruction) -> Instruction:
     return replace(found, debug=node) if name == "!dbg" else found
 
 
-def _flags(c: TypeCursor) -> frozenset[str]:
-    found = set()
-    while c.here.kind == "word" and c.here.text in (*_FLAGS, "inrange"):
-        found.add(c.take().text)
-        if c.at("(") and "inrange" in found:
-            c.skip_group()
-    return frozenset(found)
-
-
 def truth(type: Type) -> Type:
     """The type of a comparison of two values of this type."""
     return Vector(type.count, I1) if isinstance(type, Vector) else I1
@@ -99,35 +89,35 @@ def _list(c: TypeCursor) -> tuple[Operand, ...]:
 
 
 def _binary(c: TypeCursor, op: str) -> Instruction:
-    flags = _flags(c)
+    found_flags = flags(c)
     pair = _pair(c)
-    return Instruction(op, pair[0].type, pair, flags=flags)
+    return Instruction(op, pair[0].type, pair, flags=found_flags)
 
 
 def _compare(c: TypeCursor, op: str) -> Instruction:
-    flags = _flags(c)
+    found_flags = flags(c)
     word = c.expect_kind("word")
     pair = _pair(c)
-    return Instruction(op, truth(pair[0].type), pair, word, flags)
+    return Instruction(op, truth(pair[0].type), pair, word, found_flags)
 
 
 def _unary(c: TypeCursor, op: str) -> Instruction:
-    flags = _flags(c)
+    found_flags = flags(c)
     operand = typed(c)
-    return Instruction(op, operand.type, (operand,), flags=flags)
+    return Instruction(op, operand.type, (operand,), flags=found_flags)
 
 
 def _cast(c: TypeCursor, op: str) -> Instruction:
-    flags = _flags(c)
+    found_flags = flags(c)
     operand = typed(c)
     c.expect("to")
-    return Instruction(op, c.type(), (operand,), flags=flags)
+    return Instruction(op, c.type(), (operand,), flags=found_flags)
 
 
 def _select(c: TypeCursor, op: str) -> Instruction:
-    flags = _flags(c)
+    found_flags = flags(c)
     operands = _list(c)
-    return Instruction(op, operands[1].type, operands, flags=flags)
+    return Instruction(op, operands[1].type, operands, flags=found_flags)
 
 
 def _extract_element(c: TypeCursor, op: str) -> Instruction:
@@ -142,7 +132,7 @@ def _insert_element(c: TypeCursor, op: str) -> Instruction:
 
 def _shuffle(c: TypeCursor, op: str) -> Instruction:
     left, right, mask = _list(c)
-    return Instruction(op, Vector(*mask.type.lanes, left.type.scalar), (left, right, mask))
+    return Instruction(op, Vector(mask.type.lanes[0], left.type.scalar), (left, right, mask))
 
 
 def _indices(c: TypeCursor) -> tuple[int, ...]:
@@ -172,7 +162,7 @@ def _insert_value(c: TypeCursor, op: str) -> Instruction:
 
 
 def _element_address(c: TypeCursor, op: str) -> Instruction:
-    _flags(c)
+    flags(c)
     source = c.type()
     c.expect(",")
     operands = _list(c)
@@ -181,32 +171,24 @@ def _element_address(c: TypeCursor, op: str) -> Instruction:
     return Instruction(op, type, operands, source=source)
 
 
-def _ordering(c: TypeCursor) -> None:
-    """Scopes and orderings mean nothing here: an access is always whole and in order."""
-    if c.accept("syncscope"):
-        c.skip_group()
-    while c.accept(*_ORDERINGS):
-        pass
-
-
 def _load(c: TypeCursor, op: str) -> Instruction:
-    _flags(c)
+    flags(c)
     type = c.type()
     c.expect(",")
     pointer = typed(c)
-    _ordering(c)
+    ordering(c)
     return Instruction(op, type, (pointer,), source=type)
 
 
 def _store(c: TypeCursor, op: str) -> Instruction:
-    _flags(c)
+    flags(c)
     operands = _list(c)
-    _ordering(c)
+    ordering(c)
     return Instruction(op, VOID, operands, source=operands[0].type)
 
 
 def _alloca(c: TypeCursor, op: str) -> Instruction:
-    _flags(c)
+    flags(c)
     source, count = c.type(), ()
     if c.at(",") and c.after().kind == "word" and c.after().text.startswith("i"):
         c.take()
@@ -215,22 +197,22 @@ def _alloca(c: TypeCursor, op: str) -> Instruction:
 
 
 def _atomic(c: TypeCursor, op: str) -> Instruction:
-    _flags(c)
+    flags(c)
     word = c.expect_kind("word")
     operands = _list(c)
-    _ordering(c)
+    ordering(c)
     return Instruction(op, operands[1].type, operands, word)
 
 
 def _exchange(c: TypeCursor, op: str) -> Instruction:
-    _flags(c)
+    flags(c)
     operands = _list(c)
-    _ordering(c)
+    ordering(c)
     return Instruction(op, Struct((operands[1].type, I1)), operands)
 
 
 def _fence(c: TypeCursor, op: str) -> Instruction:
-    _ordering(c)
+    ordering(c)
     return Instruction(op)
 
 
@@ -269,7 +251,7 @@ def _return(c: TypeCursor, op: str) -> Instruction:
 
 
 def _phi(c: TypeCursor, op: str) -> Instruction:
-    flags = _flags(c)
+    found_flags = flags(c)
     type = c.type()
     operands, labels = [], []
     while True:
@@ -279,69 +261,8 @@ def _phi(c: TypeCursor, op: str) -> Instruction:
         labels.append(c.expect_kind("local"))
         c.expect("]")
         if not (c.at(",") and c.after().text == "["):
-            return Instruction(op, type, tuple(operands), flags=flags, labels=tuple(labels))
+            return Instruction(op, type, tuple(operands), flags=found_flags, labels=tuple(labels))
         c.take()
-
-
-def skip_attributes(c: TypeCursor) -> int:
-    """Pass over attributes up to a type or a value; their alignment, or 0."""
-    align = 0
-    while (c.here.kind == "word" and not c.at_type() and not starts_value(c)) or c.here.kind in ("string", "group"):
-        name = c.take().text
-        if c.accept("="):
-            c.take()
-        elif name == "align":
-            bracket = c.accept("(")
-            align = c.integer()
-            align = align if not bracket or c.expect(")") else 0
-        elif c.at("("):
-            c.skip_group()
-        elif c.here.kind == "number":
-            c.take()
-    return align
-
-
-def _argument(c: TypeCursor) -> tuple[Operand, int]:
-    type = c.type()
-    if str(type) == "metadata" and c.at_type():
-        return typed(c), 0
-    align = skip_attributes(c)
-    return value(c, type), align
-
-
-def _prefixed(c: TypeCursor, op: str) -> Instruction:
-    """tail call"""
-    c.expect("call")
-    return _call(c, "call")
-
-
-def _call(c: TypeCursor, op: str) -> Instruction:
-    where, flags = c.place(), _flags(c)
-    skip_attributes(c)
-    type = c.type()
-    skip_attributes(c)
-    if c.here.kind != "global":
-        kind = "inline assembly" if c.at("asm") else "a call through a pointer"
-        raise UnsupportedOpError(f"call: {kind} is not supported", location=where)
-    callee, arguments = c.take().text, []
-    c.expect("(")
-    while not c.at(")"):
-        arguments.append(_argument(c))
-        if not c.accept(","):
-            break
-    _call_tail(c)
-    operands, aligns = zip(*arguments) if arguments else ((), ())  # noqa: B905 (pairs)
-    return Instruction("call", type, tuple(operands), callee, flags, aligns=tuple(aligns))
-
-
-def _call_tail(c: TypeCursor) -> None:
-    """Attributes and operand bundles end with the line: the next word is an instruction."""
-    line = c.line(c.expect(")"))
-    while c.line() == line and (c.here.kind in ("word", "string", "group") or c.at("[")):
-        if c.at("["):
-            c.skip_group()
-        elif c.take() and c.at("("):
-            c.skip_group()
 
 
 _READERS: dict[str, Reader] = {
@@ -349,7 +270,7 @@ _READERS: dict[str, Reader] = {
     **dict.fromkeys(_CASTS, _cast),
     **dict.fromkeys(("fneg", "freeze"), _unary),
     **dict.fromkeys(("icmp", "fcmp"), _compare),
-    **dict.fromkeys(("tail", "musttail", "notail"), _prefixed),
+    **dict.fromkeys(("tail", "musttail", "notail"), prefixed_call),
     "select": _select,
     "extractelement": _extract_element,
     "insertelement": _insert_element,
@@ -368,5 +289,5 @@ _READERS: dict[str, Reader] = {
     "ret": _return,
     "unreachable": lambda c, op: Instruction(op),
     "phi": _phi,
-    "call": _call,
+    "call": call,
 }

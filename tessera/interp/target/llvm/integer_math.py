@@ -135,8 +135,9 @@ def _funnel(i: Instruction) -> Pure:
     return run
 
 
-def _signed(function: Pure) -> Callable[[Instruction], Pure]:
-    return lambda i: function
+def _signed(function: Pure, for_bits: Pure) -> Callable[[Instruction], Pure]:
+    """A signed function; a single set bit is -1."""
+    return lambda i: for_bits if i.type.dtype == bool else function
 
 
 def _unsigned(function: Pure) -> Callable[[Instruction], Pure]:
@@ -148,8 +149,8 @@ def _unsigned(function: Pure) -> Callable[[Instruction], Pure]:
 
 
 TABLE: dict[str, Callable[[Instruction], Pure]] = {
-    "smin": _signed(np.minimum),
-    "smax": _signed(np.maximum),
+    "smin": _signed(np.minimum, np.logical_or),
+    "smax": _signed(np.maximum, np.logical_and),
     "umin": _unsigned(np.minimum),
     "umax": _unsigned(np.maximum),
     "abs": _absolute,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
 from tessera.interp.target.llvm.types import Aggregate, Int, Type
 
-Value = Union[np.ndarray, tuple]
+Value = np.ndarray | tuple
 
 
 @dataclass(frozen=True)

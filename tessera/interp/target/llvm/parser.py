@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tessera.errors import UnsupportedOpError
+from tessera.interp.target.llvm.attribute_grammar import skip_attributes
 from tessera.interp.target.llvm.constant_grammar import starts_value, value
-from tessera.interp.target.llvm.instruction_grammar import TERMINATORS, instruction, skip_attributes
+from tessera.interp.target.llvm.instruction_grammar import TERMINATORS, instruction
 from tessera.interp.target.llvm.lexer import Lexer
 from tessera.interp.target.llvm.syntax import (
     BasicBlock,
@@ -169,7 +170,7 @@ def _variable(p: _Parser) -> None:
     p.expect("=")
     while not p.at("constant", "global"):
         if p.at("alias", "ifunc") or p.here.kind == "end":
-            raise UnsupportedOpError(f"@{name}: only constants and variables are supported", location=p.place())
+            raise UnsupportedOpError(f"@{name} is neither constant nor variable", location=p.place())
         p.take()
         if p.at("("):
             p.skip_group()

@@ -52,7 +52,8 @@ class Segment:
     def at(self, place: int, access: Access, verb: str) -> int:
         """The offset of one address, checked."""
         offset = place - self.base
-        if not (0 <= offset <= len(self.data) - access.size and offset % self.stride + access.size <= self.size):
+        inside = 0 <= offset <= len(self.data) - access.size
+        if not inside or offset % self.stride + access.size > self.size:
             raise self._outside(offset, access, verb)
         self._check(offset, access, verb)
         return offset
@@ -73,7 +74,8 @@ class Segment:
 
     def _check(self, offset: int, access: Access, verb: str, lane: int | None = None) -> None:
         if offset & (access.align - 1):
-            raise Fault(f"misaligned {verb} (align {access.align}) at offset {offset} of {self.name}", lane=lane)
+            what = f"misaligned {verb} (align {access.align}) at offset {offset} of {self.name}"
+            raise Fault(what, lane=lane)
         if verb != "load" and not self.writable:
             raise Fault(f"{verb} to {self.name}, which is read-only")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Union
 
 from tessera.errors import UNKNOWN, Location
 from tessera.interp.target.llvm.types import VOID, Type
@@ -65,7 +64,7 @@ class Expression:
     source: Type = VOID
 
 
-Operand = Union[Local, Number, Many, Zero, Undefined, Symbol, Expression]
+Operand = Local | Number | Many | Zero | Undefined | Symbol | Expression
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.interp.target.llvm.arith import Pure, as_unsigned, float_function, integer_function
 from tessera.interp.target.llvm.float_math import float_math
-from tessera.interp.target.llvm.lanes import undefined, unsigned
+from tessera.interp.target.llvm.lanes import unsigned
 from tessera.interp.target.llvm.syntax import Instruction
 
 
@@ -121,11 +121,10 @@ def _extract(i: Instruction) -> Pure:
 
 def _compress(i: Instruction) -> Pure:
     """llvm.experimental.vector.compress: the chosen elements first."""
-    hole = undefined(i.type)
 
     def run(vector: np.ndarray, mask: np.ndarray, rest: np.ndarray) -> np.ndarray:
         lanes = max(len(vector), len(mask), len(rest))
-        out = np.array(np.broadcast_to(rest if rest.size else hole, (lanes, vector.shape[1])))
+        out = np.array(np.broadcast_to(rest, (lanes, vector.shape[1])))
         vector, mask = (np.broadcast_to(x, out.shape) for x in (vector, mask))
         order = np.argsort(~mask, axis=1, kind="stable")
         keep = np.take_along_axis(mask, order, 1)

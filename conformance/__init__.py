@@ -1,0 +1,1 @@
+"""The conformance suite: programs, inputs, what is expected, and what must be refused."""

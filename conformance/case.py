@@ -1,0 +1,50 @@
+"""A case of the suite, and what came of running it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.errors import TesseraError
+
+# Each area is a module with `cases() -> Iterator[Case]`; its folder says level and area.
+AREAS = (
+    "graph.elementwise", "graph.reduce", "graph.shape", "graph.linalg", "graph.composites", "graph.errors",
+    "tile.blocks", "tile.control", "tile.memory", "tile.groups", "tile.errors",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program with inputs: it must agree with its bound on every engine, or be refused.
+
+    `entry()` gives (jit function or kernel, arguments); `rejects` is the error that must come instead,
+    whose text must hold each of `says`. `exact` asks for equality, not agreement within the bound.
+    """
+
+    name: str
+    entry: Callable[[], tuple[Any, Any]]
+    grid: Any = None
+    group: int = 1
+    exact: bool = False
+    rejects: type[TesseraError] | None = None
+    says: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a case came to on one engine; `share` is the worst error as a share of the bound."""
+
+    case: str
+    engine: str
+    status: str  # "pass", "fail" or "unsupported"
+    share: float = 0.0
+    detail: str = ""
+
+
+def all_cases() -> Iterator[Case]:
+    """Every case, in a fixed order."""
+    for area in AREAS:
+        yield from importlib.import_module(f"conformance.{area}.cases").cases()

@@ -1,0 +1,71 @@
+"""Composites: what they are made of may not show beyond the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from conformance.case import Case
+from conformance.inputs import tensor
+from tessera.ops import linalg, nn, reduce
+from tessera.tracing import Jit
+
+UNARY = {
+    "softmax": lambda x: nn.softmax(x, axis=-1),
+    "softmax-first-axis": lambda x: nn.softmax(x, axis=0),
+    "log_softmax": lambda x: nn.log_softmax(x, axis=-1),
+    "relu": nn.relu,
+    "sigmoid": nn.sigmoid,
+    "silu": nn.silu,
+    "gelu": nn.gelu,
+    "gelu-tanh": lambda x: nn.gelu(x, approximate="tanh"),
+    "rms_norm": lambda x: nn.rms_norm(x),
+    "layer_norm": lambda x: nn.layer_norm(x),
+}
+
+
+def cases() -> Iterator[Case]:
+    """Activations and norms at three types; attention; a mask; a whole block."""
+    for name, program in UNARY.items():
+        for dtype in ("f32", "f16", "bf16"):
+            yield _unary(name, program, dtype)
+    for causal in (False, True):
+        for dtype in ("f32", "bf16"):
+            yield _attention(causal, dtype)
+    yield _masked_attention()
+    yield _affine_norm()
+    yield _block()
+
+
+def _unary(name: str, program: Callable[..., Any], dtype: str) -> Case:
+    full = f"graph/composites/{name}-{dtype}"
+    x = tensor(full, (6, 50), dtype, -4, 4)
+    return Case(full, lambda: (Jit(lambda x: program(x)), (x,)))
+
+
+def _attention(causal: bool, dtype: str) -> Case:
+    name = f"graph/composites/attention-{'causal' if causal else 'full'}-{dtype}"
+    q, k, v = (tensor(f"{name}{i}", (2, 3, 20, 16), dtype) for i in range(3))
+    return Case(name, lambda: (Jit(lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, causal=causal)), (q, k, v)))
+
+
+def _masked_attention() -> Case:
+    q = tensor("q", (2, 2, 9, 8))
+    k, v = tensor("k", (2, 2, 33, 8)), tensor("v", (2, 2, 33, 8))
+    mask = tensor("m", (2, 1, 1, 33), "bool").astype("f4") * -10000.0
+    program = lambda q, k, v, m: nn.scaled_dot_product_attention(q, k, v, m)  # noqa: E731
+    return Case("graph/composites/attention-masked", lambda: (Jit(program), (q, k, v, mask)))
+
+
+def _affine_norm() -> Case:
+    operands = (tensor("x", (4, 7, 32)), tensor("w", (32,)), tensor("b", (32,)))
+    return Case("graph/composites/layer_norm-affine", lambda: (Jit(lambda x, w, b: nn.layer_norm(x, (32,), w, b)), operands))
+
+
+def _block() -> Case:
+    def block(x, up, down, w):  # type: ignore[no-untyped-def]
+        h = nn.layer_norm(x, weight=w)
+        return x + linalg.matmul(nn.gelu(linalg.matmul(h, up)), down), reduce.mean(h, axis=-1)
+
+    operands = (tensor("x", (2, 12, 16)), tensor("u", (16, 40)), tensor("d", (40, 16)), tensor("w", (16,)))
+    return Case("graph/composites/mlp-block", lambda: (Jit(block), operands))

@@ -1,0 +1,55 @@
+"""Graph programs that must be refused, and what the refusal must say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from conformance.case import Case
+from conformance.inputs import tensor
+from tessera.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, TesseraError, TraceError
+from tessera.ops import basic, linalg, reduce, shape
+from tessera.tensor import Tensor
+from tessera.tracing import Jit
+from tessera.types import f32
+
+X, Y, H = tensor("x", (4, 6)), tensor("y", (3, 6)), tensor("h", (4, 6), "f16")
+
+REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[TesseraError], tuple[str, ...]]] = {
+    "broadcast": (lambda x, y: x + y, (X, Y), ShapeError, ("cannot broadcast", "(4, 6) and (3, 6)", "cases.py:")),
+    "mixed-floats": (lambda x, h: x + h, (X, H), DTypeError, ("cannot mix f16 and f32", "x.to(ts.f32)")),
+    "matmul-inner": (lambda x, y: linalg.matmul(x, y), (X, Y), ShapeError, ("6 columns", "3 rows")),
+    "reshape-count": (lambda x: shape.reshape(x, shape=(5, 5)), (X,), ShapeError, ("24 elements", "25 elements")),
+    "axis-range": (lambda x: reduce.sum(x, axis=2), (X,), ShapeError, ("axis 2 is out of range",)),
+    "axis-twice": (lambda x: reduce.sum(x, axis=(0, -2)), (X,), ShapeError, ("twice",)),
+    "index-range": (lambda x: x[7], (X,), OutOfBoundsError, ("index 7", "size 4")),
+    "index-rank": (lambda x: x[0, 0, 0], (X,), ShapeError, ("3 indices",)),
+    "concatenate": (lambda x, h: shape.concatenate([x, x[:, :2]], axis=0), (X, H), ShapeError, ("axis",)),
+    "gather-dtype": (lambda x: shape.gather(x, x), (X,), DTypeError, ("indices are not integers",)),
+    "empty-maximum": (lambda x: reduce.max(x[:0], axis=0), (X,), ShapeError, ("nothing",)),
+    "where-condition": (lambda x: x & x, (X,), DTypeError, ("bitwise",)),
+    "control-flow": (lambda x: x if x.sum() > 0 else -x, (X,), TraceError, ("traced", "ts.where")),
+    "unknown-type": (lambda x: basic.cast(x, dtype="float31"), (X,), DTypeError, ("float31", "bf16")),
+    "arguments": (lambda x: reduce.sum(x, axes=1), (X,), ArgumentError, ("axes", "keepdims")),
+}
+
+
+def cases() -> Iterator[Case]:
+    """Each of the table, and annotations that the arguments break."""
+    for name, (program, arguments, error, says) in REFUSED.items():
+        yield _make(name, program, arguments, error, says)
+    yield _annotated("rank", (X[0],), ShapeError, ("rank 2 expected, rank 1 received",))
+    yield _annotated("size", (tensor("z", (4, 5)),), ShapeError, ("axis 1", "expected 6"))
+    yield _annotated("dtype", (H,), DTypeError, ("f32", "f16"))
+
+
+def _make(name: str, program: Any, arguments: Any, error: type[TesseraError], says: tuple[str, ...]) -> Case:
+    return Case(f"graph/errors/{name}", lambda: (Jit(program), arguments), rejects=error, says=says)
+
+
+def _annotated(name: str, arguments: Any, error: type[TesseraError], says: tuple[str, ...]) -> Case:
+    def program(x):  # type: ignore[no-untyped-def]
+        return x * 2.0
+
+    program.__annotations__["x"] = Tensor["B", 6, f32]
+    return Case(f"graph/errors/annotation-{name}", lambda: (Jit(program), arguments), rejects=error, says=says)

@@ -1,0 +1,71 @@
+"""Matrix products of every rank, type and awkward size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conformance.case import Case
+from conformance.inputs import tensor
+from tessera.ops import elementwise, linalg, nn
+from tessera.tracing import Jit
+from tessera.types import TensorType, accum, as_dtype, f32
+
+SHAPES = {
+    "square": ((32, 32), (32, 32)),
+    "odd": ((17, 23), (23, 9)),
+    "deep": ((5, 700), (700, 6)),
+    "wide": ((3, 8), (8, 200)),
+    "tall": ((200, 8), (8, 3)),
+    "one": ((1, 1), (1, 1)),
+    "vector-matrix": ((12,), (12, 20)),
+    "matrix-vector": ((20, 12), (12,)),
+    "vector-vector": ((40,), (40,)),
+    "batched": ((3, 10, 12), (3, 12, 7)),
+    "batch-broadcast": ((2, 1, 10, 12), (3, 12, 7)),
+    "flattened": ((2, 9, 16), (16, 24)),
+}
+
+
+def _product(name: str, dtype: str) -> Case:
+    full = f"graph/linalg/matmul-{name}-{dtype}"
+    a, b = (tensor(f"{full}-{i}", s, dtype) for i, s in enumerate(SHAPES[name]))
+    return Case(full, lambda: (Jit(lambda a, b: linalg.matmul(a, b)), (a, b)), exact=dtype.startswith("int"))
+
+
+def cases() -> Iterator[Case]:
+    """Products, and products with what fuses around them."""
+    for name in SHAPES:
+        yield _product(name, "f32")
+    for dtype in ("f16", "bf16", "f64", "int8", "int32"):
+        yield _product("odd", dtype)
+    yield _fused("bias-gelu", lambda x, w, b: nn.gelu(linalg.linear(x, w, b)))
+    yield _fused("bias-relu-residual", lambda x, w, b: elementwise.maximum(linalg.linear(x, w, b), 0.0) + x[:, :24])
+    yield _fused("scaled-operand", lambda x, w, b: linalg.matmul(x * 0.5, w) - b)
+    yield _chain()
+    yield _transposed()
+    yield _policy()
+
+
+def _fused(name: str, program) -> Case:  # type: ignore[no-untyped-def]
+    operands = (tensor("x", (40, 48)), tensor("w", (48, 24)), tensor("b", (24,)))
+    return Case(f"graph/linalg/{name}", lambda: (Jit(program), operands))
+
+
+def _chain() -> Case:
+    operands = (tensor("a", (16, 20)), tensor("b", (20, 12)), tensor("c", (12, 8)))
+    return Case("graph/linalg/chain", lambda: (Jit(lambda a, b, c: (a @ b) @ c), operands))
+
+
+def _transposed() -> Case:
+    operands = (tensor("a", (20, 16)), tensor("b", (12, 20)))
+    return Case("graph/linalg/transposed-operands", lambda: (Jit(lambda a, b: a.T @ b.T), operands))
+
+
+def _policy() -> Case:
+    bf16 = as_dtype("bf16")
+
+    def product(a: TensorType((8, 40), bf16, bf16 @ accum(f32)), b):  # type: ignore[no-untyped-def,valid-type]
+        return a @ b
+
+    product.__annotations__["a"] = TensorType((8, 40), bf16, bf16 @ accum(f32))
+    return Case("graph/linalg/policy-bf16-accumulate-f32", lambda: (Jit(product), (tensor("a", (8, 40), "bf16"), tensor("b", (40, 8), "bf16"))))

@@ -1,0 +1,41 @@
+"""Every reduction, over every axis of a tensor of rank 3, kept or dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from conformance.case import Case
+from conformance.inputs import tensor
+from tessera.op import Op
+from tessera.ops import reduce
+from tessera.tracing import Jit
+
+AXES: tuple[Any, ...] = (0, 1, -1, None, (0, 2))
+SINGLE = (reduce.argmax, reduce.argmin)
+
+
+def _make(op: Op, axis: Any, dtype: str, keepdims: bool) -> Case:
+    shown = "all" if axis is None else str(axis).replace(" ", "")
+    name = f"graph/reduce/{op.__name__}-{shown}-{dtype}" + ("-keep" if keepdims else "")
+    x = tensor(name, (3, 5, 36), dtype)
+    return Case(name, lambda: (Jit(lambda x: op(x, axis=axis, keepdims=keepdims)), (x,)), exact=dtype == "int32")
+
+
+def cases() -> Iterator[Case]:
+    """Sums, extremes, means and places of extremes."""
+    for op in (reduce.sum, reduce.max, reduce.min, reduce.mean, reduce.var):
+        for axis in AXES:
+            yield _make(op, axis, "f32", keepdims=axis == 1)
+    for op in (reduce.sum, reduce.max, reduce.min):
+        for dtype in ("bf16", "f16", "f64", "int32"):
+            yield _make(op, -1, dtype, keepdims=False)
+    for op in SINGLE:
+        for axis in (0, -1):
+            yield _make(op, axis, "f32", keepdims=False)
+    yield _long()
+
+
+def _long() -> Case:
+    x = tensor("long", (2, 70001))
+    return Case("graph/reduce/sum-long-row", lambda: (Jit(lambda x: reduce.sum(x, axis=-1)), (x,)))

@@ -1,0 +1,130 @@
+"""Run cases on engines: every interpreter level, and every generator's text and runtime."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conformance.case import Case, Outcome
+from tessera.codegen.registry import backend, names
+from tessera.errors import ArgumentError, TesseraError, UnsupportedOpError
+from tessera.interp.bound import compare
+from tessera.program import Program, prepare
+
+INTERPRETED = ("graph", "schedule", "tile")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One column: a level's interpreter, a target's text in its interpreter, or its runtime."""
+
+    name: str
+    level: str
+    target: str
+
+    def run(self, program: Program) -> list[np.ndarray]:
+        """The results of a program on this engine."""
+        return program.run(self.level, self.target)
+
+
+def engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> list[Engine]:
+    """The columns asked for; with nothing asked, all that this machine has."""
+    chosen = list(targets) or names()
+    found = [] if targets and not levels else [Engine(n, n, "interp") for n in INTERPRETED if not levels or n in levels]
+    for target in chosen:
+        generator = backend(target)
+        if (not levels or "target" in levels) and hasattr(generator, "interpreter"):
+            found.append(Engine(f"{target} text", "target", target))
+        if (not levels or targets) and hasattr(generator, "runtime"):
+            found.append(Engine(target, "device", target))
+    return found
+
+
+def run(cases: Iterable[Case], columns: Sequence[Engine]) -> Iterator[Outcome]:
+    """Each case on each engine."""
+    for case in cases:
+        yield from run_case(case, columns)
+
+
+def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
+    """One case on every engine."""
+    if case.rejects is not None:
+        outcome = _refused(case)
+        yield from (Outcome(case.name, e.name, *outcome) for e in columns[:1])
+        return
+    try:
+        entry, arguments = case.entry()
+        program = prepare(entry, arguments, "interp", case.grid, case.group)
+        bounds = program.bounds()
+    except TesseraError as error:
+        yield from (Outcome(case.name, e.name, "fail", detail=str(error)) for e in columns)
+        return
+    for engine in columns:
+        if engine.level in program.levels or engine.level in ("target", "device"):
+            yield _outcome(case, engine, program, bounds)
+
+
+def _outcome(case: Case, engine: Engine, program: Program, bounds: list[Any]) -> Outcome:
+    try:
+        results = engine.run(program)
+    except UnsupportedOpError as error:
+        return Outcome(case.name, engine.name, "unsupported", detail=str(error))
+    except TesseraError as error:
+        return Outcome(case.name, engine.name, "fail", detail=str(error))
+    return Outcome(case.name, engine.name, *judge(case, results, bounds))
+
+
+def judge(case: Case, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> tuple[str, float, str]:
+    """Status, worst share of the bound, and what differs."""
+    share, detail = 0.0, ""
+    for number, (result, bound) in enumerate(zip(results, bounds, strict=True)):
+        agreement = compare(result, bound)
+        share = max(share, agreement.worst_share)
+        if not agreement.ok:
+            detail = f"output {number} differs: {agreement}"
+        if case.exact and not np.array_equal(np.asarray(result, np.float64), bound.value, equal_nan=True):
+            detail = f"output {number} is not equal to the reference"
+    return ("fail" if detail else "pass"), share, detail
+
+
+def _refused(case: Case) -> tuple[str, float, str]:
+    """Whether the error that must come does."""
+    try:
+        entry, arguments = case.entry()
+        program = prepare(entry, arguments, "interp", case.grid, case.group)
+        program.run(program.top)
+    except TesseraError as error:
+        wrong = [w for w in case.says if w not in str(error)]
+        if isinstance(error, case.rejects or ()) and not wrong:
+            return "pass", 0.0, ""
+        return "fail", 0.0, f"another error came (without {wrong}):\n{error}"
+    return "fail", 0.0, f"no {case.rejects.__name__ if case.rejects else 'error'} came"
+
+
+_WORDS: dict[type, Callable[[Iterable[bool]], bool]] = {ast.And: all, ast.Or: any}
+
+
+def selected(expression: str, cases: Iterable[Case]) -> list[Case]:
+    """The cases whose names match: words joined by `and`, `or`, `not`, as in pytest -k."""
+    if not expression.strip():
+        return list(cases)
+    # A name may hold what is no Python word: each word stands as a string.
+    words = [w if w in ("and", "or", "not", "(", ")") else repr(w) for w in expression.replace("(", " ( ").replace(")", " ) ").split()]
+    try:
+        tree = ast.parse(" ".join(words), mode="eval").body
+    except SyntaxError:
+        raise ArgumentError(f"-k {expression!r} is not an expression", suggestion='write words with and, or, not: "f32 and not softmax"') from None
+    return [c for c in cases if _holds(tree, c.name)]
+
+
+def _holds(node: ast.expr, name: str) -> bool:
+    if isinstance(node, ast.BoolOp):
+        return _WORDS[type(node.op)](_holds(v, name) for v in node.values)
+    if isinstance(node, ast.UnaryOp):
+        return not _holds(node.operand, name)
+    assert isinstance(node, ast.Constant)
+    return str(node.value) in name

@@ -1,0 +1,201 @@
+"""LLVM text as it grows: lines, names, labels, loops, and the source place of each line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tessera.errors import UNKNOWN, Location
+
+Lines = list[Any]  # strings, and lists of lines that are filled in later
+
+
+class Debug:
+    """The metadata that ties lines of text to lines of source."""
+
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
+        self._known: dict[str, int] = {}
+
+    def node(self, text: str) -> int:
+        """The number of a metadata node, made when first asked for."""
+        if text not in self._known:
+            self._known[text] = len(self.nodes)
+            self.nodes.append(text)
+        return self._known[text]
+
+    def subprogram(self, name: str, loc: Location) -> int:
+        """The node of a function."""
+        folder, _, file = loc.file.rpartition("/")
+        place = self.node(f'!DIFile(filename: "{_escape(file)}", directory: "{_escape(folder)}")')
+        unit = self.node(
+            f"distinct !DICompileUnit(language: DW_LANG_Python, file: !{place}, producer: \"tessera\", "
+            "isOptimized: true, emissionKind: LineTablesOnly)"
+        )
+        kind = self.node("!DISubroutineType(types: !{})")
+        return self.node(
+            f'distinct !DISubprogram(name: "{_escape(name)}", file: !{place}, line: {loc.line}, type: !{kind}, '
+            f"spFlags: DISPFlagDefinition, unit: !{unit})"
+        )
+
+    def location(self, loc: Location, scope: int) -> int:
+        """The node of a place within a function."""
+        return self.node(f"!DILocation(line: {loc.line}, column: {loc.column}, scope: !{scope})")
+
+    def text(self) -> Iterator[str]:
+        """The metadata at the end of a module."""
+        if not self.nodes:
+            return
+        units = ", ".join(f"!{i}" for i, n in enumerate(self.nodes) if "DICompileUnit" in n)
+        yield f"!llvm.dbg.cu = !{{{units}}}"
+        yield f"!llvm.module.flags = !{{!{len(self.nodes)}}}"
+        yield from (f"!{i} = {n}" for i, n in enumerate(self.nodes))
+        yield f'!{len(self.nodes)} = !{{i32 2, !"Debug Info Version", i32 3}}'
+
+
+def _escape(text: str) -> str:
+    return "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\{b:02X}" for c in text for b in c.encode()[:1])
+
+
+class Text:
+    """The body of one function under construction."""
+
+    def __init__(self, debug: Debug | None = None, scope: int = 0) -> None:
+        self.root: Lines = []
+        self.label = "entry"
+        self.clock = 0
+        self.loops: list[tuple[int, int]] = []  # the clock at the begin and end of each loop
+        self._lines = self.root
+        self._names = 0
+        self._debug, self._scope, self._suffix = debug, scope, ""
+
+    def place(self, loc: Location) -> None:
+        """Tie the lines that follow to a place in the source."""
+        if self._debug is not None and loc != UNKNOWN:
+            self._suffix = f", !dbg !{self._debug.location(loc, self._scope)}"
+
+    def name(self, hint: str = "v") -> str:
+        """A name not used before."""
+        self._names += 1
+        return f"%{hint}{self._names}"
+
+    def line(self, text: str) -> None:
+        """Append an instruction."""
+        self.clock += 1
+        self._lines.append(f"  {text}{self._suffix}")
+
+    def lines(self, texts: Iterator[str] | Sequence[str]) -> None:
+        """Append instructions."""
+        for text in texts:
+            self.line(text)
+
+    def let(self, expression: str, hint: str = "v") -> str:
+        """Append an instruction that gives a value; its name."""
+        name = self.name(hint)
+        self.line(f"{name} = {expression}")
+        return name
+
+    def begin(self, label: str) -> None:
+        """Begin a basic block."""
+        self.label = label
+        self._lines.append(f"{label}:")
+
+    def new_label(self, hint: str) -> str:
+        """A label not used before."""
+        return self.name(hint)[1:]
+
+    def jump(self, label: str) -> None:
+        """End the block and begin the one it goes to."""
+        self.line(f"br label %{label}")
+        self.begin(label)
+
+    def section(self) -> Lines:
+        """A place here in which lines can be put later."""
+        lines: Lines = []
+        self._lines.append(lines)
+        return lines
+
+    @contextmanager
+    def into(self, section: Lines) -> Iterator[None]:
+        """Put the lines appended inside in a section."""
+        before, self._lines = self._lines, section
+        try:
+            yield
+        finally:
+            self._lines = before
+
+    def flat(self) -> Iterator[str]:
+        """Every line in order."""
+        yield from _flat(self.root)
+
+    # Integer arithmetic on i64, folded where both sides are known.
+
+    def add(self, x: str, y: str) -> str:
+        """The sum of two i64."""
+        if x == "0" or y == "0":
+            return y if x == "0" else x
+        if is_number(x) and is_number(y):
+            return str(int(x) + int(y))
+        return self.let(f"add i64 {x}, {y}", "i")
+
+    def mul(self, x: str, factor: int) -> str:
+        """An i64 times a known number."""
+        if is_number(x):
+            return str(int(x) * factor)
+        return "0" if factor == 0 else x if factor == 1 else self.let(f"mul i64 {x}, {factor}", "i")
+
+
+def is_number(text: str) -> bool:
+    """Whether an operand is an integer literal."""
+    return text.lstrip("-").isdigit()
+
+
+def _flat(lines: Lines) -> Iterator[str]:
+    for each in lines:
+        if isinstance(each, str):
+            yield each
+        else:
+            yield from _flat(each)
+
+
+class Loop:
+    """A loop that runs at least once, with carried values; `with` gives it, its body stands inside.
+
+    `index` counts from `start` to before `stop`; a loop of one round is no loop at all.
+    """
+
+    def __init__(self, text: Text, start: str, stop: str, step: int = 1, carried: Sequence[tuple[str, str]] = ()) -> None:
+        self.text, self.start, self.stop, self.step = text, start, stop, step
+        self.types = [t for t, _ in carried]
+        self.values = [v for _, v in carried]
+        self.once = is_number(start) and is_number(stop) and int(start) + step >= int(stop)
+        self.index = start
+
+    def __enter__(self) -> Loop:
+        if self.once:
+            return self
+        text, self.head = self.text, self.text.new_label("loop")
+        self.before, self.initial = text.label, self.values
+        text.jump(self.head)
+        self.begin = text.clock
+        self.phis = text.section()
+        self.index = text.name("i")
+        self.values = [text.name("c") for _ in self.values]
+        self.entering = self.values
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.once or error[0] is not None:
+            return
+        text, tail = self.text, self.text.label
+        more = text.let(f"add i64 {self.index}, {self.step}", "i")
+        again = text.let(f"icmp slt i64 {more}, {self.stop}", "b")
+        leave = text.new_label("done")
+        text.line(f"br i1 {again}, label %{self.head}, label %{leave}")
+        with text.into(self.phis):
+            text.line(f"{self.index} = phi i64 [ {self.start}, %{self.before} ], [ {more}, %{tail} ]")
+            for name, kind, first, last in zip(self.entering, self.types, self.initial, self.values, strict=True):
+                text.line(f"{name} = phi {kind} [ {first}, %{self.before} ], [ {last}, %{tail} ]")
+        text.loops.append((self.begin, text.clock))
+        text.begin(leave)

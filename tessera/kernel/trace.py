@@ -1,0 +1,93 @@
+"""The kernel being traced: its launch, its constants, and the few things that tile functions ask about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.errors import UnsupportedSyntaxError, here
+from tessera.ir.builder import Builder
+from tessera.ir.core import Value
+from tessera.op import Op
+from tessera.ops.basic import cast, full
+from tessera.ops.shape import reshape
+from tessera.tensor import Tensor
+from tessera.types import int64
+
+Index = int | Tensor
+
+
+@dataclass
+class Trace:
+    """One specialisation of a kernel under way.
+
+    `axes` names the dim that each grid axis walks over; `uncommitted` says whether copies were begun
+    that no commit has followed; `guards` are the outer names that were read, with what they held.
+    """
+
+    builder: Builder
+    grid: tuple[int, ...] = (1,)
+    group: int = 1
+    axes: tuple[str, ...] = ()
+    tile_shape: tuple[int, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    uncommitted: bool = False
+    guards: list[tuple[Any, str, Any]] = field(default_factory=list)
+    depth: int = 0
+    learned: dict[Any, Any] = field(default_factory=dict)
+
+
+TRACE: ContextVar[Trace | None] = ContextVar("kernel trace", default=None)
+
+
+def current(what: str = "a tile function") -> Trace:
+    """The kernel being traced.
+
+    Raises:
+        UnsupportedSyntaxError: there is none.
+    """
+    trace = TRACE.get()
+    if trace is None:
+        raise UnsupportedSyntaxError(
+            f"{what} has a meaning only inside a kernel", location=here(), suggestion="call it in a function under @ts.kernel"
+        )
+    return trace
+
+
+def emit(op: Op, operands: list[Any], **attrs: Any) -> Any:
+    """Record an op of the tile dialect; its result as a Tensor (a Value where it is a ref), or None."""
+    values = [x if isinstance(x, Value) else x.data for x in operands]
+    node = current(op.__name__).builder.add(op, values, op.complete(attrs))
+    results = [v if not hasattr(v.type, "compute") else Tensor(v) for v in node.results]
+    return results[0] if results else None
+
+
+def as_index(index: Index) -> Tensor:
+    """An index as an int64 scalar."""
+    if not isinstance(index, Tensor):
+        return full(shape=(), value=index, dtype=int64)
+    return index if index.dtype == int64 else cast(index, dtype=int64)
+
+
+def plus(a: Index, b: Index) -> Index:
+    """The sum of two indices; nothing is recorded where one is 0."""
+    if isinstance(a, int) and a == 0:
+        return b
+    return a if isinstance(b, int) and b == 0 else a + b  # type: ignore[operator]
+
+
+def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The tensor reshaped, where it has another shape."""
+    return tensor if tensor.shape == shape else reshape(tensor, shape=shape)
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is a Python number (or bool)."""
+    return isinstance(value, (bool, int, float))
+
+
+def is_traced(value: Any) -> bool:
+    """Whether this stands for a value that exists only when the kernel runs."""
+    return isinstance(value, Tensor) and value.is_traced
