@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.errors import ArgumentError, UnsupportedOpError
 from tessera.numerics.convert import convert
-from tessera.types import TensorType, Type
+from tessera.types import TensorType, Type, tf32
 
 # How an op's NumPy semantics sees its operands: as stored, widened to the compute type of the
 # first operand, or widened to its accumulation type. The result is then rounded to its storage.
@@ -99,7 +99,7 @@ class Op:
 
 
 def _store(array: Any, type: Type) -> Any:
-    if type.dtype.numpy == array.dtype and type.policy is None:
+    if type.dtype.numpy == array.dtype and type.policy is None and type.dtype is not tf32:
         return array
     return convert(array, type.dtype, saturate=bool(type.policy and type.policy.saturate))
 

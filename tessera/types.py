@@ -184,14 +184,14 @@ class TensorType:
     def compute(self) -> DType:
         """The type that one op on such elements computes in (design: storage widened to f32)."""
         chosen = self.policy.compute if self.policy else None
-        return chosen or (f32 if self.dtype.is_float and self.dtype.bits < 32 else self.dtype)
+        return chosen or (f32 if self.dtype.is_float and self.dtype.bits <= 32 else self.dtype)
 
     @property
     def accumulate(self) -> DType:
         """The type that sums of such elements accumulate in."""
         chosen = self.policy.accumulate if self.policy else None
         narrow = int32 if self.dtype in (int8, int4) else self.dtype
-        return chosen or (f32 if self.dtype.is_float and self.dtype.bits <= 16 else narrow)
+        return chosen or (f32 if self.dtype.is_float and self.dtype.bits <= 32 else narrow)
 
     def with_shape(self, shape: tuple[Size, ...]) -> TensorType:
         """This type with another shape."""

@@ -20,12 +20,14 @@ _D = (
     3.29079923573345963e03, 4.36261909014324716e03, 3.43936767414372164e03, 1.23033935480374942e03,
 )  # fmt: skip
 _LIMIT = 5.93  # from here on erf rounds to 1 in f64
+_CHUNK = 1 << 14
 
 
 def _horner(x: Any, first: float, coefficients: tuple[float, ...]) -> Any:
     total = first
     for c in coefficients:
-        total = total * x + c
+        total = total * x
+        total += c
     return total
 
 
@@ -35,10 +37,20 @@ def erf(x: Any) -> Any:
     >>> float(erf(np.float64(0.5)))
     0.5204998778130465
     """
-    wide = np.asarray(x, np.float64)
-    a = np.minimum(np.abs(wide), _LIMIT)
-    z = np.where(a <= 0.46875, a * a, 0.0)
-    near = wide * _horner(z, _P4, _P) / _horner(z, 1.0, _Q)
+    array = np.asarray(x)
+    flat, out = array.reshape(-1), np.empty(array.size, array.dtype)
+    for start in range(0, array.size, _CHUNK):  # temporaries that stay in the cache
+        out[start : start + _CHUNK] = _erf(flat[start : start + _CHUNK].astype(np.float64))
+    return out.reshape(array.shape)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    a = np.minimum(np.abs(x), _LIMIT)
+    small = a <= 0.46875
+    z = np.where(small, a * a, 0.0)
+    near = x * _horner(z, _P4, _P) / _horner(z, 1.0, _Q)
+    if small.all():
+        return near
     tail = np.exp(-a * a) * _horner(a, _C8, _C) / _horner(a, 1.0, _D)
-    out = np.where(a <= 0.46875, near, np.copysign(1.0 - tail, wide))
-    return np.where(np.isnan(wide), np.nan, out).astype(np.asarray(x).dtype)
+    out = np.where(small, near, np.copysign(1.0 - tail, x))
+    return np.where(np.isnan(x), np.nan, out)

@@ -1,0 +1,1 @@
+"""Examples, each a short file with an entry point, inputs and a reference."""
