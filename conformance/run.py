@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from conformance.case import Case, Outcome
-from tessera.codegen.registry import backend, names
+from tessera.codegen.registry import backend, backends
 from tessera.errors import ArgumentError, TesseraError, UnsupportedOpError
 from tessera.interp.bound import compare
 from tessera.program import Program, prepare
@@ -33,7 +33,7 @@ class Engine:
 
 def engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> list[Engine]:
     """The columns asked for; with nothing asked, all that this machine has."""
-    chosen = list(targets) or names()
+    chosen = list(targets) or sorted(backends())
     found = [] if targets and not levels else [Engine(n, n, "interp") for n in INTERPRETED if not levels or n in levels]
     for target in chosen:
         generator = backend(target)

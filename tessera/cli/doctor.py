@@ -120,9 +120,9 @@ def extras() -> Finding:
 
 def generators() -> Finding:
     """The code generators that are installed."""
-    from tessera.codegen.registry import names
+    from tessera.codegen.registry import backends
 
-    return Finding("generators", True, ", ".join(names()))
+    return Finding("generators", True, ", ".join(sorted(backends())))
 
 
 LOOKS: tuple[Callable[[], Finding], ...] = (python, numpy, llvm, amx, generators, cuda, pycuda, csl, extras)

@@ -29,7 +29,7 @@ class Carried:
         self.types: dict[str, TensorType] = {n: v.type for n, v in self.before.items() if is_traced(v)}
         self.types |= {n: t for n, t in self.learned.items() if is_number(self.before.get(n))}
         self.settled = False
-        self.place = frame.place(node)
+        self.places = {n.id: frame.place(n) for n in ast.walk(node) if isinstance(n, ast.Name) and _stored(n)}
 
     def enter(self, frame: Frame) -> tuple[Value, ...]:
         """Fresh parameters, bound to the names, with which an attempt begins."""
@@ -54,20 +54,12 @@ class Carried:
             raise after.error
         if name not in self.types and same(before, after):
             return None
-        try:
-            return self._joined(name, before, after)
-        except TesseraError as error:
-            raise self._explained(error, name) from None
-
-    def _joined(self, name: str, before: Any, after: Any) -> TensorType | None:
         if is_number(before) and is_number(after) and name in self.types:
             return self.types[name]
-        return join_types(name, before, after)
-
-    def _explained(self, error: TesseraError, name: str) -> TesseraError:
-        error.message = error.message.replace(f"`{name}`", "").strip()
-        error.message = f"the loop variable `{name}` " + error.message.removeprefix(name).strip()
-        return error.at(self.place)
+        try:
+            return join_types(f"the loop variable `{name}`", before, after)
+        except TesseraError as error:
+            raise error.at(self.places[name]) from None
 
     def initial(self) -> list[Value]:
         """What the names hold before the loop, as operands."""
@@ -80,3 +72,7 @@ class Carried:
     def finish(self, frame: Frame, results: Sequence[Value]) -> None:
         """Bind the names to the node's results."""
         frame.names |= {n: Tensor(v) for n, v in zip(self.types, results, strict=True)}
+
+
+def _stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)

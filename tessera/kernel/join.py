@@ -11,7 +11,7 @@ from tessera.tensor import Tensor
 from tessera.types import DType, TensorType, bool_, f32, int64, scalar
 
 
-def join_types(name: str, a: Any, b: Any) -> TensorType | None:
+def join_types(what: str, a: Any, b: Any) -> TensorType | None:
     """The type that both values can take; None where they are the same value known while compiling.
 
     Raises:
@@ -22,14 +22,14 @@ def join_types(name: str, a: Any, b: Any) -> TensorType | None:
         return None if not is_traced(a) else a.type
     for value in (a, b):
         if not (is_number(value) or isinstance(value, Tensor)):
-            raise _changes(name, a, b)
+            raise _changes(what, a, b)
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return _tensors(name, a, b)
+        return _tensors(what, a, b)
     if is_number(a) and is_number(b):
         return scalar(_number_type(a, b))
     tensor, number = (a, b) if isinstance(a, Tensor) else (b, a)
     if not _takes(tensor.dtype, number):
-        raise _changes(name, a, b)
+        raise _changes(what, a, b)
     return tensor.type
 
 
@@ -45,12 +45,12 @@ def _holds_tensor(value: Any) -> bool:
     return isinstance(value, tuple) and any(isinstance(v, Tensor) or _holds_tensor(v) for v in value)
 
 
-def _tensors(name: str, a: Tensor, b: Tensor) -> TensorType:
+def _tensors(what: str, a: Tensor, b: Tensor) -> TensorType:
     if a.dtype != b.dtype:
-        raise _changes(name, a, b)
+        raise _changes(what, a, b)
     if a.shape != b.shape:
         raise ShapeError(
-            f"`{name}` changes its shape", expected=str(a.type), received=str(b.type),
+            f"{what} changes its shape", expected=str(a.type), received=str(b.type),
             suggestion="give it its final shape at the start: tile.zeros(shape, dtype)",
         )  # fmt: skip
     return a.type
@@ -68,9 +68,9 @@ def _takes(dtype: DType, number: Any) -> bool:
     return dtype.is_float or (dtype.is_integer and isinstance(number, int))
 
 
-def _changes(name: str, a: Any, b: Any) -> DTypeError:
+def _changes(what: str, a: Any, b: Any) -> DTypeError:
     return DTypeError(
-        f"`{name}` changes its type",
+        f"{what} changes its type",
         expected=describe(a),
         received=describe(b),
         suggestion="convert it: tile.cast(x, dtype), or use another name",

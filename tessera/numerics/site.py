@@ -58,7 +58,7 @@ class Site:
         if value.dtype.kind != "f":
             return settled(value, radius)
         off = ulps(self.op.__name__, self.compute.dtype) if allowed is None else allowed
-        size = np.abs(value) + radius
+        size = magnitude(value) + radius
         reference = HALF_ULP if off <= 0.5 else FUNCTION
         wide = radius + 2 * off * self.compute.rounding(size) + reference * size
         wide = np.where((radius == 0) & self._on_grid(value), 0.0, wide) if off <= 0.5 else wide
@@ -71,11 +71,11 @@ class Site:
             return settled(value, radius * OUTWARD)
         if self.storage.saturates:
             value = np.clip(value, -self.storage.top, self.storage.top)
-        size = np.abs(value) + radius
+        size = magnitude(value) + radius
         wide = radius + self.storage.rounding(size)
         wide = np.where((radius == 0) & self._on_grid(value), 0.0, wide)
         if not self.storage.saturates:
-            wide = np.where((size > self.storage.top) & np.isfinite(value), np.inf, wide)
+            wide = np.where(size > self.storage.top, np.inf, wide)
         return settled(value, wide * OUTWARD)
 
     def _on_grid(self, value: np.ndarray) -> np.ndarray:
@@ -89,6 +89,11 @@ class Site:
         coarsest = max(self.storage, self.compute, key=lambda f: f.unit).dtype
         with np.errstate(all="ignore"):
             return convert(value, coarsest).astype(np.float64) == value
+
+
+def magnitude(value: np.ndarray) -> np.ndarray:
+    """|x|, and 0 for what is not finite: an infinity carries no rounding."""
+    return np.where(np.isfinite(value), np.abs(value), 0.0)
 
 
 def _overflowed(value: np.ndarray, radius: np.ndarray, format: Format) -> tuple[np.ndarray, np.ndarray]:

@@ -8,13 +8,8 @@ import numpy as np
 
 from tessera.numerics.bounded import Bounded, ends, settled
 from tessera.numerics.formats import gamma
-from tessera.numerics.site import HALF_ULP, Site
+from tessera.numerics.site import HALF_ULP, Site, magnitude
 from tessera.types import tf32
-
-
-def _magnitude(x: Bounded) -> Any:
-    """|x| at most, with 0 for what is not finite: an infinity carries no rounding."""
-    return np.where(np.isfinite(x.value), np.abs(x.value), 0.0) + x.radius
 
 
 def _relative(site: Site, count: int) -> float:
@@ -32,7 +27,7 @@ def total(site: Site, x: Bounded, *, axis: tuple[int, ...], keepdims: bool) -> B
     if value.dtype.kind != "f":
         return settled(value, radius)
     count = int(np.prod([x.shape[a] for a in axis], dtype=np.int64))
-    size = np.sum(_magnitude(x), axis=axis, keepdims=keepdims)
+    size = np.sum(magnitude(x.value) + x.radius, axis=axis, keepdims=keepdims)
     return _accumulated(site, value, radius, size, max(count - 1, 0), 0)
 
 
@@ -51,13 +46,13 @@ def product(site: Site, a: Bounded, b: Bounded, *, dtype: Any) -> Bounded:
     value = site.reference(a, b)
     if value.dtype.kind != "f" and a.exact and b.exact:
         return Bounded(value)
-    left, right = _magnitude(a), _magnitude(b)  # these hold the radii: |A||B| of the true operands
+    left, right = (magnitude(x.value) + x.radius for x in (a, b))  # |A| and |B| of any legal operands
     size = _matmul(left, right)
     radius = np.zeros(value.shape)
     if not a.exact:
         radius = radius + _matmul(a.radius, right)
     if not b.exact:
-        radius = radius + _matmul(left - a.radius, b.radius)
+        radius = radius + _matmul(magnitude(a.value), b.radius)
     radius = np.where(_infinite_times_uncertain(a, b) + _infinite_times_uncertain(b, a, swap=True), np.inf, radius)
     if value.dtype.kind != "f":
         return settled(value, radius)

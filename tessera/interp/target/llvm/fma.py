@@ -104,4 +104,4 @@ def _fma_exact(a: np.float64, b: np.float64, c: np.float64) -> float:
     try:
         return float(exact)
     except OverflowError:
-        return math.copysign(math.inf, exact)
+        return math.inf if exact > 0 else -math.inf

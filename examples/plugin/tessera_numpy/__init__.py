@@ -1,0 +1,202 @@
+"""A code generator in one file: tile programs as Python source that calls NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tessera.codegen.artifact import Artifact
+from tessera.codegen.backend import Capabilities
+from tessera.errors import UnsupportedOpError
+from tessera.ir.core import Block, Function, Module, Node, Value
+from tessera.op import Rules
+from tessera.ops import basic, control, elementwise, host, linalg, reduce, shape, tile
+from tessera.types import DTYPES, RefType
+
+emit = Rules("numpy emission")
+PREAMBLE = "import itertools\nimport ml_dtypes\nimport numpy as np\n"
+UFUNCS = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "maximum": "maximum", "minimum": "minimum",
+    "neg": "negative", "abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "less": "less",
+    "less_equal": "less_equal", "greater": "greater", "greater_equal": "greater_equal", "equal": "equal",
+    "not_equal": "not_equal", "where": "where", "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or",
+    "floor_divide": "floor_divide", "remainder": "remainder",
+}  # fmt: skip
+
+
+def dtype(value: Any) -> str:
+    """The NumPy name of an element type."""
+    name = value.numpy.name
+    return f"ml_dtypes.{name}" if hasattr(ml_dtypes, name) else f"np.{name}" + ("_" if name == "bool" else "")
+
+
+class Names(dict):
+    """A name for each value, given out in order."""
+
+    def __missing__(self, value: Value) -> str:
+        self[value] = f"v{len(self)}"
+        return self[value]
+
+
+@emit(*(getattr(elementwise, name) for name in UFUNCS))
+def _(node: Node, names: Names, *args: str) -> Iterator[str]:
+    wide = [a if v.type.compute == v.type.dtype else f"{a}.astype(np.float32)" for a, v in zip(args, node.args, strict=True)]
+    yield f"{names[node.out]} = np.{UFUNCS[node.op.__name__]}({', '.join(wide)}).astype({dtype(node.out.type.dtype)})"
+
+
+@emit(reduce.sum, reduce.max, reduce.min)
+def _(node, names, x):
+    a = node.attrs
+    wide = f", dtype={dtype(node.args[0].type.accumulate)}" if node.op is reduce.sum and node.args[0].type.dtype.is_float else ""
+    call = f"np.{node.op.__name__}({x}, axis={a['axis']}, keepdims={a['keepdims']}{wide})"
+    yield f"{names[node.out]} = {call}.astype({dtype(node.out.type.dtype)})"
+
+
+@emit(linalg.dot)
+def _(node, names, a, b):
+    wide = dtype(node.args[0].type.accumulate)
+    yield f"{names[node.out]} = ({a}.astype({wide}) @ {b}.astype({wide})).astype({dtype(node.attrs['dtype'])})"
+
+
+@emit(basic.full)
+def _(node, names):
+    value = f"float('{node.attrs['value']}')" if node.attrs["dtype"].is_float else repr(node.attrs["value"])
+    yield f"{names[node.out]} = np.full({node.attrs['shape']}, {value}, {dtype(node.attrs['dtype'])})"
+
+
+@emit(basic.cast)
+def _(node, names, x):
+    if not node.attrs["dtype"].is_float and node.args[0].type.dtype.is_float:
+        raise UnsupportedOpError("ts.cast from float to integer cannot be emitted for numpy", location=node.loc)
+    yield f"{names[node.out]} = {x}.astype({dtype(node.attrs['dtype'])})"
+
+
+@emit(basic.broadcast_to)
+def _(node, names, x):
+    yield f"{names[node.out]} = np.broadcast_to({x}, {node.attrs['shape']})"
+
+
+@emit(shape.reshape)
+def _(node, names, x):
+    yield f"{names[node.out]} = np.reshape({x}, {node.attrs['shape']})"
+
+
+@emit(shape.permute)
+def _(node, names, x):
+    yield f"{names[node.out]} = np.transpose({x}, {node.attrs['axes']})"
+
+
+@emit(shape.iota)
+def _(node, names):
+    a = node.attrs
+    along = [1] * len(a["shape"])
+    along[a["axis"]] = a["shape"][a["axis"]]
+    line = f"np.arange({a['shape'][a['axis']]}, dtype={dtype(a['dtype'])}).reshape({tuple(along)})"
+    yield f"{names[node.out]} = np.broadcast_to({line}, {a['shape']})"
+
+
+@emit(tile.program_id, tile.grid_size)
+def _(node, names):
+    source = "pid" if node.op is tile.program_id else "grid"
+    yield f"{names[node.out]} = np.int64((*{source}, {int(node.op is tile.grid_size)}, 0, 0)[{node.attrs['axis']}])"
+
+
+def window(node: Node, starts: Sequence[str], sizes: Sequence[int]) -> str:
+    """The subscript of a block; masks and clipped edges are left to better generators."""
+    if len(starts) != len(sizes) or node.attrs["edge"] != "error":
+        raise UnsupportedOpError(f"{node.op.name} with a mask or edge cannot be emitted for numpy", location=node.loc)
+    return ", ".join(f"{s}:{s} + {n}" for s, n in zip(starts, sizes, strict=True)) or "..."
+
+
+@emit(tile.load)
+def _(node, names, ref, *starts):
+    yield f"{names[node.out]} = {ref}[{window(node, starts, node.attrs['shape'])}].copy()"
+
+
+@emit(tile.store)
+def _(node, names, ref, value, *starts):
+    yield f"{ref}[{window(node, starts, node.args[1].type.shape)}] = {value}"
+
+
+@emit(control.for_)
+def _(node, names, lower, upper, step, *carried):
+    body = node.regions[0]
+    index, *inner = (names[p] for p in body.params)
+    yield from (f"{names[r]} = {p} = {c}" for r, p, c in zip(node.results, inner, carried, strict=True))
+    yield f"for {index} in range({lower}, {upper}, {step}):"
+    yield from ("    " + line for line in lines(body, names))
+    yield from (f"    {names[r]} = {p} = {names[v]}" for r, p, v in zip(node.results, inner, body.results, strict=True))
+    yield "    pass"
+
+
+@emit(host.alloc)
+def _(node, names):
+    yield f"{names[node.out]} = np.zeros({node.attrs['shape']}, {dtype(node.attrs['dtype'])})"
+
+
+@emit(host.view)
+def _(node, names, ref):
+    yield f"{names[node.out]} = {ref}.reshape({node.attrs['shape']})"
+
+
+@emit(host.launch)
+def _(node, names, *args):
+    grid = node.attrs["grid"]
+    yield f"for pid in itertools.product(*map(range, {grid})):"
+    yield f"    {node.attrs['kernel']}(pid, {grid}, {', '.join(args)})"
+
+
+def lines(block: Block, names: Names) -> Iterator[str]:
+    """The statements of a block."""
+    for node in block.nodes:
+        row = emit.get(node.op)
+        if row is None:
+            raise UnsupportedOpError(f"{node.op.name} cannot be emitted for numpy", location=node.loc)
+        yield from row(node, names, *(names[v] for v in node.args))
+
+
+def function(item: Function, head: str) -> str:
+    """One function's source."""
+    if item.attrs.get("group", 1) > 1:
+        raise UnsupportedOpError("groups of tiles cannot be emitted for numpy", location=item.loc)
+    names = Names()
+    params = ", ".join(names[p] for p in item.params)
+    body = "".join(f"    {line}\n" for line in lines(item.body, names))
+    return f"\n\ndef {item.name}({head}{params}):\n{body}    return\n"
+
+
+class Backend:
+    """The generator: Python text out of a Tile module, run by `exec`."""
+
+    name = "numpy"
+    capabilities = Capabilities(vector_bytes=64, dtypes=DTYPES)
+
+    def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
+        """The module as one Python file."""
+        kernels = "".join(function(f, "pid, grid, ") for f in module.functions[1:])
+        outputs = int(module.main.attrs.get("outputs", 0))
+        params = [p.type for p in module.main.params if isinstance(p.type, RefType)]
+        made = [[list(t.shape), t.dtype.name] for t in params[len(params) - outputs :]] if outputs else []
+        text = PREAMBLE + kernels + function(module.main, "")
+        return Artifact({"target": self.name, "entry": module.main.name, "outputs": made}, {"program.py": text})
+
+    def runtime(self, artifact: Artifact) -> SimpleNamespace:
+        """What runs the file."""
+        scope: dict[str, Any] = {}
+        exec(compile(artifact.text("program.py"), "program.py", "exec"), scope)  # noqa: S102
+        made = [(tuple(s), next(t.numpy for t in DTYPES if t.name == n)) for s, n in artifact.manifest["outputs"]]
+
+        def run(arrays: Sequence[Any]) -> list[np.ndarray]:
+            outputs = [np.zeros(*m) for m in made]
+            with np.errstate(all="ignore"):
+                scope[artifact.manifest["entry"]](*arrays, *outputs)
+            return outputs
+
+        return SimpleNamespace(run=run)
+
+
+BACKEND = Backend()

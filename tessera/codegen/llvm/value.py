@@ -1,0 +1,129 @@
+"""Values at a point of a block: what one register's worth of elements is, computed where it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from tessera.codegen.llvm.text import Lines, Text
+from tessera.codegen.llvm.types import Vec, register
+from tessera.ir.core import Value
+from tessera.op import Rules
+from tessera.types import DType
+
+if TYPE_CHECKING:
+    from tessera.codegen.llvm.kernel import Kernel
+
+element = Rules("llvm element")
+
+
+class Kind(Enum):
+    """How a value varies over the elements of a register."""
+
+    UNIFORM = "the same scalar in each"
+    RAMP = "an i64 scalar, plus the number of the element"
+    VARYING = "a vector"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The name of a value at a point, and what the name holds."""
+
+    name: str
+    kind: Kind = Kind.UNIFORM
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all elements are the same."""
+        return self.kind is Kind.UNIFORM
+
+
+ZERO = Lane("0")
+Index = tuple[Lane, ...]
+
+
+class Body:
+    """A stretch of straight-line code in which block values are computed, `width` elements at a time.
+
+    `mask` is a constant that leaves out the elements past the end of an axis. What does not vary
+    over the elements is computed once, in `before`, the lines ahead of the innermost loop.
+    """
+
+    def __init__(
+        self, kernel: Kernel, width: int = 1, mask: str | None = None, before: Lines | None = None, outer: dict | None = None
+    ) -> None:
+        self.kernel, self.width, self.mask = kernel, width, mask
+        self.text: Text = kernel.text
+        self._before = before
+        self._inner: dict[Any, Lane] = {}
+        self._outer = self._inner if before is None or outer is None else outer
+
+    def value(self, v: Value, index: Index) -> Lane:
+        """The elements of a block at an index; computed here unless they were before."""
+        known = self.kernel.scalars.get(v)
+        if known is not None:
+            return Lane(known)
+        uniform = all(i.uniform for i in index)
+        memo = self._outer if uniform else self._inner
+        if (v, index) not in memo:
+            with self.hoisted(uniform):
+                memo[v, index] = self._computed(v, index)
+        return memo[v, index]
+
+    def _computed(self, v: Value, index: Index) -> Lane:
+        memory = self.kernel.buffers.get(v)
+        if memory is not None:
+            from_memory = element.of(LOAD[0])
+            return from_memory(self, memory, v.type.dtype, index)
+        node = self.kernel.producers[v]
+        with self.kernel.at(node):
+            rule = element.get(node.op) or element.of(POINTWISE[0])
+            return rule(self, node, index)
+
+    @contextmanager
+    def hoisted(self, uniform: bool) -> Iterator[None]:
+        """Put what does not vary ahead of the innermost loop."""
+        if not uniform or self._before is None:
+            yield
+            return
+        with self.text.into(self._before):
+            yield
+
+    def type(self, dtype: DType, *lanes: Lane) -> Vec:
+        """The register type of elements, one for lanes that are all uniform."""
+        return register(dtype, self.width_of(*lanes))
+
+    def width_of(self, *lanes: Lane) -> int:
+        """How many elements a result of these has."""
+        return 1 if all(x.uniform for x in lanes) else self.width
+
+    def spread(self, lane: Lane, t: Vec) -> str:
+        """A lane as a value of this type: uniform ones repeated, ramps counted out."""
+        if t.width == 1 or lane.kind is Kind.VARYING:
+            return lane.name
+        with self.hoisted(lane.uniform):
+            whole = splat(self.text, t, lane.name)
+        if lane.uniform:
+            return whole
+        return self.text.let(f"add {t} {whole}, {steps(t)}", "r")
+
+
+def splat(text: Text, t: Vec, name: str) -> str:
+    """A scalar repeated in each element."""
+    if not name.startswith("%"):
+        return f"splat ({t.element} {name})"
+    one = text.let(f"insertelement {t} poison, {t.element} {name}, i64 0", "s")
+    return text.let(f"shufflevector {t} {one}, {t} poison, <{t.width} x i32> zeroinitializer", "s")
+
+
+def steps(t: Vec, by: int = 1) -> str:
+    """The constant 0, by, 2 by, …"""
+    return "<" + ", ".join(f"{t.element} {i * by}" for i in range(t.width)) + ">"
+
+
+def ones(width: int, count: int) -> str:
+    """The mask that holds for the first `count` elements."""
+    return "<" + ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(width)) + ">"
