@@ -13,7 +13,7 @@ from tessera.evaluate import evaluate
 from tessera.ir.core import Function, Node, Value
 from tessera.op import Rules
 from tessera.ops import host
-from tessera.types import RefType
+from tessera.types import RefType, Type
 
 # launch(node, operands) runs one kernel: a host.launch, or a schedule.kernel.
 Launch = Callable[[Node, list[Any]], None]
@@ -22,27 +22,39 @@ meaning_of = Rules("host")
 
 
 class Workspace:
-    """The memory that planned buffers share."""
+    """The memory that planned buffers share.
 
-    def __init__(self, size: int) -> None:
+    With `lift` (bound mode) each buffer is lifted and lies apart: planned or not makes no difference to its values.
+    """
+
+    def __init__(self, size: int, lift: Callable[[np.ndarray], Any] | None) -> None:
         self.bytes = np.zeros(size, np.uint8)
+        self.lift = lift
 
-    def buffer(self, type: RefType, offset: int) -> np.ndarray:
+    def buffer(self, type: RefType, offset: int) -> Any:
         """The buffer at a byte offset; memory of its own where the plan gives none."""
         shape = tuple(int(s) for s in type.shape)
+        if self.lift is not None:
+            return self.lift(np.zeros(shape, type.dtype.numpy))
         if offset < 0:
             return np.zeros(shape, type.dtype.numpy)
         size = math.prod(shape) * type.dtype.numpy.itemsize
         return self.bytes[offset : offset + size].view(type.dtype.numpy).reshape(shape)
 
 
-def run(function: Function, arrays: Sequence[Any], launch: Launch) -> list[np.ndarray]:
-    """Run an entry function; its last `attrs["outputs"]` parameters are made here and handed back."""
+def run(
+    function: Function, arrays: Sequence[Any], launch: Launch, lift: Callable[[np.ndarray], Any] | None = None
+) -> list[Any]:
+    """Run an entry function; its last `attrs["outputs"]` parameters are made here and handed back.
+
+    `lift` makes of each array what the launches want instead (in bound mode, a Bounded).
+    """
     outputs = int(function.attrs.get("outputs", 0))
-    made = [np.zeros(p.type.shape, p.type.dtype.numpy) for p in function.params[len(function.params) - outputs :]]
     inputs = function.params[: len(function.params) - outputs]
-    check(inputs, arrays)
-    workspace = Workspace(int(function.attrs.get("workspace", 0)))
+    if lift is None:
+        check(inputs, arrays)
+    workspace = Workspace(int(function.attrs.get("workspace", 0)), lift)
+    made = [workspace.buffer(_ref(p.type), -1) for p in function.params[len(inputs) :]]
 
     def meaning(node: Node, args: list[Any], run: Any) -> tuple[Any, ...]:
         rule = meaning_of.get(node.op)
@@ -53,6 +65,11 @@ def run(function: Function, arrays: Sequence[Any], launch: Launch) -> list[np.nd
 
     evaluate(function.body, [*arrays, *made], meaning)
     return made
+
+
+def _ref(type: Type) -> RefType:
+    assert isinstance(type, RefType), "an output is a ref"
+    return type
 
 
 def check(params: Sequence[Value], arrays: Sequence[Any]) -> None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.errors import ExecutionError
+from tessera.interp.bound import apply
 from tessera.interp.memory import Memory, Place, allocate, checked_indices, expand, read, scatter_to, write
 from tessera.ir.core import Block, Node
+from tessera.numerics.bounded import certain
 from tessera.op import Rules
 from tessera.ops import basic, control, linalg, reduce, shape, tile
 from tessera.types import SHARED
@@ -24,22 +26,24 @@ Run = Callable[..., list[Any]]
 def meaning(machine: Machine) -> Callable[[Node, list[Any], Run], Sequence[Any]]:
     """The meaning of nodes on this machine."""
 
-    def apply(node: Node, args: list[Any], run: Run) -> Sequence[Any]:
+    def mean(node: Node, args: list[Any], run: Run) -> Sequence[Any]:
         rule = rules.get(node.op)
         if rule is not None:
             return rule(machine, node, args, run)
-        return pure(node, args)
+        return pure(machine, node, args)
 
-    return apply
+    return mean
 
 
-def pure(node: Node, args: list[Any]) -> Sequence[Any]:
+def pure(machine: Machine, node: Node, args: list[Any]) -> Sequence[Any]:
     """An op that only computes: NumPy broadcasting takes care of the instance axes."""
-    types = tuple(v.type for v in node.args)
-    return node.op.execute(types, tuple(v.type for v in node.results), node.attrs, args)
+    types, results = tuple(v.type for v in node.args), tuple(v.type for v in node.results)
+    if machine.bound:
+        return apply(node.op, types, results, node.attrs, args)
+    return node.op.execute(types, results, node.attrs, args)
 
 
-def whole(array: np.ndarray, block: tuple[int, ...]) -> np.ndarray:
+def whole(array: Any, block: tuple[int, ...]) -> Any:
     """A value with its block axes at full size, where it holds 1 for what is the same everywhere."""
     lead = array.shape[: array.ndim - len(block)]
     return array if array.shape == (*lead, *block) else np.broadcast_to(array, (*lead, *block))
@@ -47,7 +51,7 @@ def whole(array: np.ndarray, block: tuple[int, ...]) -> np.ndarray:
 
 @rules(*(o for o in vars(reduce).values() if getattr(o, "name", "").startswith("ts.")), linalg.dot)
 def _(machine, node, args, run):
-    return pure(node, [whole(a, v.type.shape) for a, v in zip(args, node.args, strict=True)])
+    return pure(machine, node, [whole(a, v.type.shape) for a, v in zip(args, node.args, strict=True)])
 
 
 @rules(tile.program_id)
@@ -130,10 +134,11 @@ def _(machine, node, args, run):
 def _place(machine: Machine, node: Node, args: list[Any], block: tuple, skip: int) -> tuple[Place, list[Any]]:
     memory: Memory = args[0]
     count = len(memory.shape)
-    starts = args[skip : skip + count] if count else []
+    starts = [certain(a) for a in args[skip : skip + count]]
     if machine.active is not None:  # what inactive instances would index does not matter
         starts = [s if s.size == 1 else np.where(machine.active, s, 0) for s in starts]
-    return Place(memory, starts, block, machine.rank), args[skip + count :]
+    rest = args[skip + count :]
+    return Place(memory, starts, block, machine.rank), [certain(a) for a in rest[:1]] + rest[1:]
 
 
 @rules(tile.gather)
@@ -174,7 +179,8 @@ def _indexed(machine: Machine, node: Node, args: list[Any], skip: int) -> tuple[
     level = [a.reshape(a.shape[: machine.rank] + (1,) * (depth - v.type.rank) + a.shape[machine.rank :]) for a, v in values]
     own = [_instance_index(n, a, machine.rank + depth) for a, n in enumerate(memory.array.shape[: memory.lead])]
     count = len(memory.shape)
-    return memory, [*own, *level[:count]], level[count:]
+    sure = [certain(a) for a in level[: count + 1]]  # the indices and the mask
+    return memory, [*own, *sure[:count]], sure[count:] + level[count + 1 :]
 
 
 def _instance_index(size: int, axis: int, rank: int) -> np.ndarray:
@@ -205,14 +211,14 @@ def _(machine, node, args, run):
 @rules(tile.alloc)
 def _(machine, node, args, run):
     own = (1 if node.attrs["space"] == SHARED else machine.group,) if machine.group > 1 else ()
-    type = node.out.type
-    return (allocate((*machine.box, *own), type.shape, type.dtype.numpy, f"the {type.space} memory of line {node.loc.line}"),)
+    type, name = node.out.type, f"the {node.out.type.space} memory of line {node.loc.line}"
+    return (allocate((*machine.box, *own), type.shape, type.dtype.numpy, name, machine.bound),)
 
 
 @rules(tile.async_copy)
 def _(machine, node, args, run):
     # Done at once: one of the moments at which a copy may be done.
-    dst, src, starts = args[0], args[1], args[2:]
+    dst, src, starts = args[0], args[1], [certain(a) for a in args[2:]]
     block, clip = node.attrs["shape"], node.attrs["edge"] == "clip"
     here, there = len(dst.shape), len(src.shape)
     rank = max(here, there, len(block))
@@ -267,7 +273,7 @@ def _live(machine: Machine, condition: np.ndarray) -> np.ndarray:
 
 @rules(control.if_)
 def _(machine, node, args, run):
-    condition, (then, other) = args[0], node.regions
+    condition, (then, other) = certain(args[0]), node.regions
     if condition.size == 1:
         return run(then if _scalar(condition) else other)
     yes, no = _live(machine, condition), _live(machine, ~condition)
@@ -282,7 +288,7 @@ def _(machine, node, args, run):
 
 @rules(control.for_)
 def _(machine, node, args, run):
-    (lower, upper, step), carried = args[:3], args[3:]
+    (lower, upper, step), carried = (certain(a) for a in args[:3]), args[3:]
     body = node.regions[0]
     if lower.size == upper.size == step.size == 1:
         for i in range(_scalar(lower), _scalar(upper), _scalar(step)):
@@ -304,7 +310,7 @@ def _(machine, node, args, run):
     carried, before = args, machine.active
     try:
         while True:
-            holds = run(condition, *carried)[0]
+            holds = certain(run(condition, *carried)[0])
             if holds.size == 1:
                 if not _scalar(holds):
                     return carried

@@ -6,7 +6,6 @@ group where there are several), each of its full size or 1, and then the axes of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import OutOfBoundsError
+from tessera.numerics.bounded import Bounded, lift
 
 
 @dataclass
 class Memory:
     """What a ref names: an array, whose first `lead` axes (if any) are the instances' own copies."""
 
-    array: np.ndarray
+    array: Any  # a NumPy array, or a Bounded in bound mode
     name: str
     lead: int = 0
     written: bool = True  # whether the kernel writes here: if not, reads need no copy
@@ -45,9 +45,16 @@ class Place:
         sizes = zip(self.starts, self.block, self.memory.shape, strict=True)
         return all(n == 0 or (s.min() >= 0 and s.max() + n <= size) for s, n, size in sizes)
 
-    def window(self) -> np.ndarray | None:
-        """All instances' blocks as one strided view, where their starts form arithmetic progressions."""
-        array, rank, lead = self.memory.array, self.rank, self.memory.lead
+    def window(self) -> Any:
+        """All instances' blocks as one strided view, where their starts form arithmetic progressions; else None."""
+        array = self.memory.array
+        if not isinstance(array, Bounded):
+            return self._window(array)
+        value, radius = self._window(array.value), self._window(array.radius)
+        return None if value is None else Bounded(value, radius)
+
+    def _window(self, array: np.ndarray) -> np.ndarray | None:
+        rank, lead = self.rank, self.memory.lead
         shape, steps, origin = [1] * rank, [0] * rank, 0
         for axis in range(lead):
             shape[axis], steps[axis] = array.shape[axis], array.strides[axis]
@@ -111,7 +118,7 @@ def expand(array: np.ndarray, depth: int) -> np.ndarray:
     return array.reshape(array.shape + (1,) * depth)
 
 
-def read(place: Place, mask: np.ndarray | None, other: Any, active: np.ndarray | None, clip: bool) -> np.ndarray:
+def read(place: Place, mask: np.ndarray | None, other: Any, active: np.ndarray | None, clip: bool) -> Any:
     """The blocks at a place: `other` where the mask is false or, with `clip`, outside the memory."""
     if place.inside():
         data = place.window()
@@ -128,7 +135,7 @@ def read(place: Place, mask: np.ndarray | None, other: Any, active: np.ndarray |
     return data if keep is None else np.where(keep, data, _or_zero(other, data.dtype))
 
 
-def write(place: Place, value: np.ndarray, mask: np.ndarray | None, active: np.ndarray | None, clip: bool) -> None:
+def write(place: Place, value: Any, mask: np.ndarray | None, active: np.ndarray | None, clip: bool) -> None:
     """Write blocks; masked, inactive and (with `clip`) outside elements are left alone."""
     depth = len(place.block)
     lanes = None if active is None else expand(active, depth)
@@ -146,7 +153,7 @@ def write(place: Place, value: np.ndarray, mask: np.ndarray | None, active: np.n
     scatter_to(place.memory.array, indices, value, keep)
 
 
-def scatter_to(array: np.ndarray, indices: Sequence[np.ndarray], value: np.ndarray, keep: np.ndarray | None) -> None:
+def scatter_to(array: Any, indices: Sequence[np.ndarray], value: Any, keep: np.ndarray | None) -> None:
     """Write elements where `keep` holds."""
     if keep is None:
         shape = np.broadcast_shapes(*(i.shape for i in indices)) if indices else ()
@@ -157,7 +164,7 @@ def scatter_to(array: np.ndarray, indices: Sequence[np.ndarray], value: np.ndarr
     array[tuple(np.broadcast_to(i, shape)[chosen] for i in indices)] = np.broadcast_to(value, shape)[chosen]
 
 
-def _last(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _last(value: Any, shape: tuple[int, ...]) -> Any:
     """Where more instances write than there are places, the last one's value stands."""
     index = tuple(slice(-1, None) if n > 1 and m == 1 else slice(None) for n, m in zip(value.shape, shape, strict=True))
     return value[index]
@@ -201,8 +208,8 @@ def _outside(memory: Memory, axis: int, index: int, size: int, bad: np.ndarray) 
     )
 
 
-def allocate(lead: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype, name: str) -> Memory:
+def allocate(lead: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype, name: str, bound: bool) -> Memory:
     """Fresh memory for each instance, filled with what no program should rely on."""
     array = np.empty((*lead, *shape), dtype)
-    array.view(np.uint8).reshape(-1)[:] = 0xFF if math.prod(array.shape) else 0  # NaN in every float format
-    return Memory(array, name, len(lead))
+    array.view(np.uint8)[...] = 0xFF  # NaN in every float format
+    return Memory(lift(array) if bound else array, name, len(lead))

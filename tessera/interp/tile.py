@@ -15,6 +15,7 @@ from tessera.evaluate import evaluate
 from tessera.interp import host, instances
 from tessera.interp.memory import Memory
 from tessera.ir.core import Function, Module, Node
+from tessera.numerics.bounded import Bounded, lift
 from tessera.types import RefType, TensorType
 
 # A chunk of the grid holds about this many bytes in its largest values: enough to make Python's
@@ -31,6 +32,7 @@ class Machine:
     box: tuple[int, ...]
     group: int
     active: np.ndarray | None = None
+    bound: bool = False  # values are Bounded, and ops follow their error rules (design 5)
 
     @property
     def rank(self) -> int:
@@ -54,27 +56,38 @@ def run(module: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
     Raises:
         OutOfBoundsError: a program reads or writes outside its memory.
     """
+    return host.run(module.main, arrays, _launcher(module, bound=False))
 
+
+def bounds(module: Module, arrays: Sequence[Any], written: Sequence[int] = ()) -> list[Bounded]:
+    """The outputs, then the arrays at the `written` places, each with its rigorous error bound."""
+    lifted = [a if isinstance(p.type, TensorType) else Bounded(a).copy() for p, a in zip(module.main.params, arrays, strict=False)]
+    outputs = host.run(module.main, lifted, _launcher(module, bound=True), lift=lift)
+    return [*outputs, *(lifted[i] for i in written)]
+
+
+def _launcher(module: Module, bound: bool) -> host.Launch:
     def launch_node(node: Node, args: list[Any]) -> None:
-        launch(module.function(node.attrs["kernel"]), node.attrs["grid"], args)
+        launch(module.function(node.attrs["kernel"]), node.attrs["grid"], args, bound)
 
-    return host.run(module.main, arrays, launch_node)
+    return launch_node
 
 
-def launch(function: Function, grid: Sequence[int], args: Sequence[Any]) -> None:
+def launch(function: Function, grid: Sequence[int], args: Sequence[Any], bound: bool = False) -> None:
     """Run one tile function over a grid, chunk by chunk, in order."""
     grid = tuple(int(n) for n in grid) or (1,)
-    if any(n < 1 for n in grid):
-        if 0 in grid:
-            return
+    if min(grid) < 0:
         raise ArgumentError(f"a grid cannot be {grid}", location=function.loc)
+    if 0 in grid:
+        return
     group = int(function.attrs.get("group", 1))
     box = _box(function, grid, group)
     written = _written(function, args)
     for first in itertools.product(*(range(0, n, b) for n, b in zip(grid, box, strict=True))):
         size = tuple(min(b, n - f) for b, n, f in zip(box, grid, first, strict=True))
-        machine = Machine(grid, first, size, group)
-        inputs = [_argument(p, a, machine, i in written) for i, (p, a) in enumerate(zip(function.params, args, strict=True))]
+        machine = Machine(grid, first, size, group, bound=bound)
+        pairs = enumerate(zip(function.params, args, strict=True))
+        inputs = [_argument(p, a, machine, i in written) for i, (p, a) in pairs]
         evaluate(function.body, inputs, instances.meaning(machine))
 
 
@@ -89,7 +102,11 @@ def _written(function: Function, args: Sequence[Any]) -> set[int]:
     targets = {n.args[0] for n in function.body.walk() if n.op.effects & {"write"}}
     direct = [i for i, p in enumerate(function.params) if p in targets]
     arrays = [i for i, p in enumerate(function.params) if isinstance(p.type, RefType)]
-    return {i for i in arrays if any(i == d or np.may_share_memory(args[i], args[d]) for d in direct)}
+    return {i for i in arrays if any(i == d or _overlap(args[i], args[d]) for d in direct)}
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    return a is b or (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b))
 
 
 def _box(function: Function, grid: tuple[int, ...], group: int) -> tuple[int, ...]:

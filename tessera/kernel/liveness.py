@@ -6,6 +6,8 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 
 Names = frozenset[str]
+# Functions that, called as statements, update the variable given first (see marks.updates_first).
+UPDATERS = frozenset({"mma", "mask_causal"})
 _SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.GeneratorExp)
 
 
@@ -23,9 +25,18 @@ def writes(nodes: Iterable[ast.AST]) -> Names:
             found.add(node.id)
         if isinstance(node, ast.FunctionDef):
             found.add(node.name)
+        if isinstance(node, ast.Expr):
+            found |= _updated(node.value)
         if not isinstance(node, _SCOPES):
             found |= writes(ast.iter_child_nodes(node))
     return frozenset(found)
+
+
+def _updated(node: ast.expr) -> set[str]:
+    if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Name):
+        return set()
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    return {node.args[0].id} if name in UPDATERS else set()
 
 
 class Liveness:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
+from tessera.kernel.liveness import UPDATERS
 from tessera.kernel.place import Place
 from tessera.kernel.trace import is_traced
 
@@ -24,6 +25,7 @@ def takes_places(function: Function) -> Function:
 
 def updates_first(function: Function, arguments: int | None = None) -> Function:
     """Let the function, called as a statement, update its first argument."""
+    assert function.__name__ in UPDATERS, "liveness must know that this updates a variable"
     UPDATES_FIRST[function] = arguments
     return function
 

@@ -73,7 +73,7 @@ def power(site: Site, x: Bounded, y: Bounded) -> Bounded:
     """For x to the power y: monotone but where x may be negative and y uncertain, or x zero and y negative."""
     value = site.reference(x, y)
     low, down = ends(x)[0], ends(y)[0]
-    unknown = ((low < 0) & (y.radius > 0)) | (_straddles(x) & (down < 0))
+    unknown = (np.signbit(low) & (y.radius > 0)) | (_straddles(x) & (down < 0))
     return site.computed(value, np.where(unknown, np.inf, _spread(site, value, (x, y), {})))
 
 

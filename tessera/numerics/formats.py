@@ -16,7 +16,8 @@ from tessera.types import DType, Policy, fp4, fp6, fp6_e2m3, tf32
 class Format:
     """The error of rounding x to an element type: at most `unit`·|x| + `tiny`, while |x| ≤ `top`.
 
-    `saturates` tells whether larger values become `top`; otherwise they overflow.
+    `saturates` tells whether larger values become `top`; otherwise they overflow: to infinity
+    where the format has one (`infinite`), else to NaN.
     """
 
     dtype: DType
@@ -24,6 +25,7 @@ class Format:
     tiny: float
     top: float
     saturates: bool = False
+    infinite: bool = True
 
     def rounding(self, magnitude: np.ndarray) -> np.ndarray:
         """A bound on the error of rounding values up to `magnitude`."""
@@ -53,7 +55,8 @@ def format_of(dtype: DType, policy: Policy | None = None) -> Format:
     if policy is not None and policy.denormals == "flush":
         tiny = float(info.smallest_normal)
     saturates = dtype in (fp6, fp6_e2m3, fp4) or bool(policy and policy.saturate)
-    return Format(dtype, float(info.eps) * wider * step, tiny, float(info.max), saturates)
+    infinite = bool(np.isinf(np.asarray(np.inf).astype(dtype.numpy).astype(np.float64)))
+    return Format(dtype, float(info.eps) * wider * step, tiny, float(info.max), saturates, infinite)
 
 
 def gamma(count: int, unit: float) -> float:

@@ -75,7 +75,9 @@ class Site:
         wide = radius + self.storage.rounding(size)
         wide = np.where((radius == 0) & self._on_grid(value), 0.0, wide)
         if not self.storage.saturates:
-            wide = np.where(size > self.storage.top, np.inf, wide)
+            lost = size > self.storage.top
+            lost |= np.isinf(value) & (not self.storage.infinite)
+            wide = np.where(lost, np.inf, wide)
         return settled(value, wide * OUTWARD)
 
     def _on_grid(self, value: np.ndarray) -> np.ndarray:

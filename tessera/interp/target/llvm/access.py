@@ -60,9 +60,7 @@ def _bits(type: Type, scalar: Int, align: int) -> Access:
     if scalar.bits == 1:
         return Access(byte, 1, False, 1, align, lambda raw: (raw & 1).astype(bool), lambda v: v.astype(byte))
     size = scalar.size
-    return Access(
-        byte, size, True, size, align, lambda raw: _from_bytes(raw, scalar), lambda v: _to_bytes(v, scalar)
-    )
+    return Access(byte, size, True, size, align, lambda raw: _from_bytes(raw, scalar), lambda v: _to_bytes(v, scalar))
 
 
 def pack(bits: np.ndarray) -> np.ndarray:

@@ -153,8 +153,6 @@ def _exchange(i: Instruction, args: tuple[int, ...], out: int) -> Step:
     return step
 
 
-
-
 TABLE: dict[str, Build] = {
     "load": _load,
     "store": _store,

@@ -8,9 +8,7 @@ from tessera.errors import ExecutionError, TesseraError
 class Fault(Exception):
     """A finding, the error to report it as, and the index of the active lane that met it."""
 
-    def __init__(
-        self, message: str, kind: type[TesseraError] = ExecutionError, lane: int | None = None
-    ) -> None:
+    def __init__(self, message: str, kind: type[TesseraError] = ExecutionError, lane: int | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.kind = kind

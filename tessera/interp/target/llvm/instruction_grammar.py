@@ -20,12 +20,10 @@ TERMINATORS = frozenset({"br", "switch", "ret", "unreachable"})
 _INT_BINARY = "add sub mul udiv sdiv urem srem shl lshr ashr and or xor".split()
 _FLOAT_BINARY = "fadd fsub fmul fdiv frem".split()
 _CASTS = (
-    "trunc zext sext fptrunc fpext fptoui fptosi uitofp sitofp "
-    "bitcast ptrtoint ptrtoaddr inttoptr addrspacecast"
+    "trunc zext sext fptrunc fpext fptoui fptosi uitofp sitofp bitcast ptrtoint ptrtoaddr inttoptr addrspacecast"
 ).split()
 _UNSUPPORTED = frozenset(
-    "invoke callbr indirectbr resume landingpad va_arg "
-    "catchswitch catchret cleanupret catchpad cleanuppad".split()
+    "invoke callbr indirectbr resume landingpad va_arg catchswitch catchret cleanupret catchpad cleanuppad".split()
 )
 
 

@@ -14,7 +14,7 @@ from tessera.interp.target.llvm.lanes import Value
 from tessera.interp.target.llvm.memory import Memory
 from tessera.interp.target.llvm.syntax import Function, Instruction, Program
 
-_DEPTH = 250
+_DEPTH = 128  # a call takes five of the thousand frames that Python has
 
 
 class Library:
@@ -79,8 +79,9 @@ class Machine:
     def _report(self, fault: Fault, frame: Frame, i: Instruction) -> TesseraError:
         """The error a user sees: with the source line, else the line of the text."""
         message = fault.message
-        if fault.lane is not None:
-            message += f", lane {frame.running()[fault.lane]}"
+        running = frame.running()
+        if fault.lane is not None or (len(running) == 1 and frame.total > 1):
+            message += f", lane {running[fault.lane or 0]}"
         source = source_location(self._library.program, i)
         return fault.kind(f"{message} [{i} at {i.where}]", location=source or i.where)
 

@@ -34,9 +34,7 @@ def _grid(pointer: np.ndarray, mask: np.ndarray, element: Type) -> tuple[np.ndar
     return np.broadcast_to(pointer, shape), np.broadcast_to(mask, shape)
 
 
-def _masked(
-    memory: Memory, where: np.ndarray, mask: np.ndarray, kind: Access, value: np.ndarray | None
-) -> np.ndarray:
+def _masked(memory: Memory, where: np.ndarray, mask: np.ndarray, kind: Access, value: np.ndarray | None) -> np.ndarray:
     """Load or store the elements that take part; a fault names the lane, not the element."""
     try:
         if value is None:

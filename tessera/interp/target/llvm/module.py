@@ -27,9 +27,7 @@ class Module:
         variables = self.program.variables
         self._numbers = {name: k for k, name in enumerate(variables, 1)}
         addresses = {name: base_address(k) for name, k in self._numbers.items()}
-        self._images = {
-            name: image(v.type, v.value, addresses) for name, v in variables.items() if v.value is not None
-        }
+        self._images = {name: image(v.type, v.value, addresses) for name, v in variables.items() if v.value is not None}
         self._library = Library(self.program, addresses)
 
     @property

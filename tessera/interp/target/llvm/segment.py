@@ -76,7 +76,7 @@ class Segment:
         if offset & (access.align - 1):
             what = f"misaligned {verb} (align {access.align}) at offset {offset} of {self.name}"
             raise Fault(what, lane=lane)
-        if verb != "load" and not self.writable:
+        if not self.writable and not verb.endswith("load"):
             raise Fault(f"{verb} to {self.name}, which is read-only")
 
     def _outside(self, offset: int, access: Access, verb: str, lane: int | None = None) -> Fault:

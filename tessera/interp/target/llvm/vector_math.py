@@ -133,8 +133,6 @@ def _compress(i: Instruction) -> Pure:
     return run
 
 
-
-
 TABLE: dict[str, Callable[[Instruction], Pure]] = {
     **{f"vector.reduce.{op}": _integer(op) for op in ("add", "mul", "and", "or", "xor")},
     "vector.reduce.smin": _extreme(np.minimum, signed=True),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from llvm_native import agree
+from llvmlite.binding import parse_assembly
 
 from tessera.errors import ArgumentError, ExecutionError, OutOfBoundsError
 from tessera.interp.target.llvm import Lanes, Module
@@ -118,8 +119,9 @@ define void @f(ptr %x, ptr %y, ptr %n) {
 
 
 @pytest.mark.parametrize("n", [0, 1, 4, 5, 8])
-def test_masked(n):
-    agree(MASKED, np.arange(8, dtype="f4"), np.full(8, -1, "f4"), np.array([n], "i4"))
+@pytest.mark.parametrize("spell", [str, lambda text: str(parse_assembly(text))], ids=["plain", "reprinted"])
+def test_masked(n, spell):
+    agree(spell(MASKED), np.arange(8, dtype="f4"), np.full(8, -1, "f4"), np.array([n], "i4"))
 
 
 def test_masked_elements_are_not_touched():

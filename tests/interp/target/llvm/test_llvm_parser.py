@@ -88,7 +88,7 @@ def body(line):
 
 
 @pytest.mark.parametrize("line,place,message", [
-    ("  %y = add i32 %x", "2:19", "expected ',', found"),
+    ("  %y = add i32 %x", "3:3", "expected ',', found 'ret'"),
     ("  %y = frobnicate i32 %x", "2:8", "expected an instruction, found 'frobnicate'"),
     ("  %y = add i33x %x, 1", "2:12", "expected a type, found 'i33x'"),
     ("  %y = fadd float 1.0, 0.1", "2:24", "not exactly a float, found '0.1'"),
@@ -102,7 +102,7 @@ def test_parse_error(line, place, message):
     with pytest.raises(ParseError) as error:
         Module(body(line), "t.ll").call("f", [1])
     text = str(error.value)
-    assert message in text and (text.startswith(f"t.ll:{place}: ") or place == "2:19")
+    assert message in text and text.startswith(f"t.ll:{place}: ")
 
 
 @pytest.mark.parametrize("line,message", [

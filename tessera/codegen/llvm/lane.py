@@ -1,4 +1,4 @@
-"""Values at a point of a block: what one register's worth of elements is, computed where it is asked for."""
+"""One register's worth of a block's elements, and the straight-line code in which they are computed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.llvm.text import Lines, Text
 from tessera.codegen.llvm.types import Vec, register
-from tessera.ir.core import Value
-from tessera.op import Rules
 from tessera.types import DType
 
 if TYPE_CHECKING:
     from tessera.codegen.llvm.kernel import Kernel
-
-element = Rules("llvm element")
-
 
 class Kind(Enum):
     """How a value varies over the elements of a register."""
@@ -43,6 +38,7 @@ class Lane:
 
 ZERO = Lane("0")
 Index = tuple[Lane, ...]
+Memo = dict[Any, Lane]
 
 
 class Body:
@@ -53,35 +49,17 @@ class Body:
     """
 
     def __init__(
-        self, kernel: Kernel, width: int = 1, mask: str | None = None, before: Lines | None = None, outer: dict | None = None
+        self, kernel: Kernel, width: int = 1, mask: str | None = None, before: Lines | None = None, outer: Memo | None = None
     ) -> None:
         self.kernel, self.width, self.mask = kernel, width, mask
         self.text: Text = kernel.text
         self._before = before
-        self._inner: dict[Any, Lane] = {}
+        self._inner: Memo = {}
         self._outer = self._inner if before is None or outer is None else outer
 
-    def value(self, v: Value, index: Index) -> Lane:
-        """The elements of a block at an index; computed here unless they were before."""
-        known = self.kernel.scalars.get(v)
-        if known is not None:
-            return Lane(known)
-        uniform = all(i.uniform for i in index)
-        memo = self._outer if uniform else self._inner
-        if (v, index) not in memo:
-            with self.hoisted(uniform):
-                memo[v, index] = self._computed(v, index)
-        return memo[v, index]
-
-    def _computed(self, v: Value, index: Index) -> Lane:
-        memory = self.kernel.buffers.get(v)
-        if memory is not None:
-            from_memory = element.of(LOAD[0])
-            return from_memory(self, memory, v.type.dtype, index)
-        node = self.kernel.producers[v]
-        with self.kernel.at(node):
-            rule = element.get(node.op) or element.of(POINTWISE[0])
-            return rule(self, node, index)
+    def memo(self, uniform: bool) -> Memo:
+        """What is known here already: of values that vary, or of those that do not."""
+        return self._outer if uniform else self._inner
 
     @contextmanager
     def hoisted(self, uniform: bool) -> Iterator[None]:

@@ -1,0 +1,26 @@
+"""Plan: the tile sizes and limits that a target wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a target asks of the lowering; the defaults suit a CPU with a few threads.
+
+    `rows` and `pointwise` count the elements that one program holds in a row kernel and in an elementwise
+    one; a row longer than `row_limit` is walked by a loop, and so is a contraction longer than `whole_k`.
+    """
+
+    m: int = 128
+    n: int = 128
+    k: int = 512
+    whole_k: int = 512
+    multiple: int = 16
+    rows: int = 8192
+    row_limit: int = 8192
+    pointwise: int = 8192
+    lanes: int = 64
+    programs: int = 8
+    flash: bool = True
