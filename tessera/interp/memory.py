@@ -161,7 +161,11 @@ def scatter_to(array: Any, indices: Sequence[np.ndarray], value: Any, keep: np.n
         return
     shape = np.broadcast_shapes(keep.shape, value.shape, *(i.shape for i in indices))
     chosen = np.broadcast_to(keep, shape)
-    array[tuple(np.broadcast_to(i, shape)[chosen] for i in indices)] = np.broadcast_to(value, shape)[chosen]
+    held = np.broadcast_to(value, shape)[chosen]
+    if indices:
+        array[tuple(np.broadcast_to(i, shape)[chosen] for i in indices)] = held
+    elif chosen.any():  # a scalar: the last instance's value stands
+        array[...] = held[-1]
 
 
 def _last(value: Any, shape: tuple[int, ...]) -> Any:

@@ -40,7 +40,7 @@ class Builder:
     ) -> Node:
         """Append a node; its result types come from the op's rule unless given."""
         place = loc or self.location or here()
-        attributes = Attrs(attrs)
+        attributes = Attrs(op.complete(attrs or {}))
         try:
             if types is None:
                 types = op.result_types(tuple(v.type for v in args), attributes)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tessera.errors import ShapeError
 from tessera.kernel import affine
-from tessera.kernel.trace import current
+from tessera.kernel.trace import current, is_number
 from tessera.ops import elementwise as e
 from tessera.ops import reduce
 from tessera.ops import shape as shapes
@@ -55,7 +55,7 @@ def arange(start: Any, stop: Any = None, dtype: Any = int64) -> Tensor:
 
 def cast(x: Any, dtype: Any) -> Tensor:
     """`x` with elements converted to `dtype`."""
-    return cast_op(x, dtype=as_dtype(dtype))
+    return full((), x, dtype) if is_number(x) else cast_op(x, dtype=as_dtype(dtype))
 
 
 def transpose(x: Any, dim0: int = -2, dim1: int = -1) -> Tensor:

@@ -74,6 +74,8 @@ def power(site: Site, x: Bounded, y: Bounded) -> Bounded:
     value = site.reference(x, y)
     low, down = ends(x)[0], ends(y)[0]
     unknown = (np.signbit(low) & (y.radius > 0)) | (_straddles(x) & (down < 0))
+    # NaN to the power 0 and 1 to the power NaN are 1.
+    unknown |= np.isnan(x.value) & _straddles(y) | np.isnan(y.value) & _straddles(Bounded(x.value - 1, x.radius))
     return site.computed(value, np.where(unknown, np.inf, _spread(site, value, (x, y), {})))
 
 

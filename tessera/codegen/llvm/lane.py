@@ -15,6 +15,7 @@ from tessera.types import DType
 if TYPE_CHECKING:
     from tessera.codegen.llvm.kernel import Kernel
 
+
 class Kind(Enum):
     """How a value varies over the elements of a register."""
 

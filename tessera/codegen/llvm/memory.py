@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tessera.codegen.llvm import convert
 from tessera.codegen.llvm.lane import Body, Index, Kind, Lane, splat, steps
 from tessera.codegen.llvm.scratch import Memory
-from tessera.codegen.llvm.types import Vec, memory, size
+from tessera.codegen.llvm.types import Vec, memory, register, size
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,21 @@ def _vector_sum(body: Body, total: str, name: str, step: int) -> str:
 def load(body: Body, m: Memory, index: Index, mask: Lane | None = None, other: Lane | None = None) -> Lane:
     """The elements at an index; `other` (0 when not given) where the mask is false."""
     body.kernel.scratch.touch(m)
-    place = address(body, m, index)
-    uniform = place.uniform and (mask is None or mask.uniform) and (other is None or mask is None or other.uniform)
-    with body.hoisted(uniform):
-        width = 1 if uniform else body.width
-        raw = _load_raw(body, m, place, _mask(body, mask, width), width)
-        found = decoded(body, m, raw, width)
-    if mask is not None and other is not None:
-        t = convert.register(m.dtype, width)
-        cond, rest = body.spread(mask, t.truth), body.spread(other, t)
-        with body.hoisted(uniform):
-            found = body.text.let(f"select {t.truth} {cond}, {t} {found}, {t} {rest}")
-    return Lane(found, Kind.UNIFORM if width == 1 else Kind.VARYING)
+    lanes = [*index, *(x for x in (mask, other) if x is not None)]
+    width = body.width_of(*lanes)
+    with body.hoisted(width == 1):
+        name = _load_masked(body, m, index, mask, other, width)
+    return Lane(name, Kind.UNIFORM if width == 1 else Kind.VARYING)
+
+
+def _load_masked(body: Body, m: Memory, index: Index, mask: Lane | None, other: Lane | None, width: int) -> str:
+    raw = _load_raw(body, m, address(body, m, index), _mask(body, mask, width), width)
+    found = decoded(body, m, raw, width)
+    if mask is None or other is None:
+        return found
+    t = register(m.dtype, width)
+    cond, rest = body.spread(mask, t.truth), body.spread(other, t)
+    return body.text.let(f"select {t.truth} {cond}, {t} {found}, {t} {rest}")
 
 
 def _mask(body: Body, mask: Lane | None, width: int) -> str | None:
@@ -131,7 +134,7 @@ def store(body: Body, m: Memory, index: Index, value: Lane, mask: Lane | None = 
     body.kernel.scratch.touch(m)
     place = address(body, m, index)
     # Where many elements go to one place the last one stands: a scatter keeps that order.
-    width = 1 if place.uniform and value.uniform and (mask is None or mask.uniform) else body.width
+    width = 1 if body.width_of(*index, value, *([mask] if mask else [])) == 1 else body.width
     raw = _encoded(body, m, value, width)
     which = _mask(body, mask, width)
     t = memory(m.dtype, width)
@@ -162,7 +165,7 @@ def _store_one(body: Body, m: Memory, pointer: str, raw: str, mask: str, t: Vec)
 
 
 def _encoded(body: Body, m: Memory, value: Lane, width: int) -> str:
-    t = convert.register(m.dtype, width)
+    t = register(m.dtype, width)
     name = body.spread(value, t)
     if not convert.has_form(m.dtype):
         return name

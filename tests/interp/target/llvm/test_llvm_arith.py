@@ -78,7 +78,8 @@ def test_fcmp(word):
     ("trunc", "i64", "i8"), ("trunc", "i32", "i16"), ("zext", "i8", "i64"), ("zext", "i16", "i32"),
     ("sext", "i8", "i64"), ("sext", "i32", "i64"), ("bitcast", "float", "i32"), ("bitcast", "i64", "double"),
     ("sitofp", "i64", "float"), ("uitofp", "i64", "float"), ("sitofp", "i32", "double"), ("uitofp", "i8", "float"),
-    ("uitofp", "i64", "double"), ("sitofp", "i16", "double"), ("fpext", "float", "double"), ("fptrunc", "double", "float"),
+    ("uitofp", "i64", "double"), ("sitofp", "i16", "double"), ("fpext", "float", "double"),
+    ("fptrunc", "double", "float"),
 ])  # fmt: skip
 def test_cast(op, source, target):
     agree_on(f"%r = {op} {source} %x0 to {target}", [source], target, edges(source))

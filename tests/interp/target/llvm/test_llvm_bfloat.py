@@ -17,8 +17,11 @@ def run(body, dtype, *arrays):
     return out
 
 
-def sample(rng=np.random.default_rng(5)):
-    return (rng.normal(size=64) * 2.0 ** rng.integers(-30, 30, 64)).astype(BF16)
+RNG = np.random.default_rng(5)
+
+
+def sample():
+    return (RNG.normal(size=64) * 2.0 ** RNG.integers(-30, 30, 64)).astype(BF16)
 
 
 @pytest.mark.parametrize("op", MATH)

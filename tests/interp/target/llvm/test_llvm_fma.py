@@ -71,7 +71,8 @@ def test_double_near_half_ways(m, n, e, sign):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_subnormal(dtype, rng=np.random.default_rng(0)):
+def test_subnormal(dtype):
+    rng = np.random.default_rng(0)
     tiny = float(np.finfo(dtype).smallest_subnormal)
     root = 2.0 ** (np.log2(tiny) // 2)
     for m, n, k in rng.integers(1, 1000, (200, 3)):

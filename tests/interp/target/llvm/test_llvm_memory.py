@@ -64,7 +64,8 @@ def test_aggregates(kind):
 
 
 @pytest.mark.parametrize("source,target", [
-    ("<4 x i8>", "i32"), ("i64", "<2 x float>"), ("<16 x i1>", "i16"), ("i8", "<8 x i1>"), ("<2 x double>", "<16 x i8>"),
+    ("<4 x i8>", "i32"), ("i64", "<2 x float>"), ("<16 x i1>", "i16"), ("i8", "<8 x i1>"),
+    ("<2 x double>", "<16 x i8>"),
 ])  # fmt: skip
 def test_bitcast(source, target):
     text = f"""define void @f(ptr %x, ptr %y) {{
@@ -136,7 +137,8 @@ ATOMIC = "define i32 @f(ptr %x, i32 %i, i32 %v) {{ %p = getelementptr i32, ptr %
 
 
 @pytest.mark.parametrize("op", "add sub max min umax umin and or xor xchg nand".split())
-def test_atomics_take_turns(op, rng=np.random.default_rng(2)):
+def test_atomics_take_turns(op):
+    rng = np.random.default_rng(2)
     m = Module(ATOMIC.format(f"%o = atomicrmw {op} ptr %p, i32 %v seq_cst, align 4"))
     x, i, v = rng.integers(-9, 9, 3, "i4"), rng.integers(0, 3, 20), rng.integers(-99, 99, 20)
     alone = x.copy()

@@ -122,7 +122,8 @@ def test_unsupported(line, message):
 @pytest.mark.parametrize("value,want", [
     ("float 0x3FB99999A0000000", np.float32(0.1)), ("float -1.5e+00", -1.5), ("half 0xH3C00", 1),
     ("bfloat 0xR4049", 3.140625), ("double 0x400921FB54442D18", np.pi), ("float 0x7FF0000000000000", np.inf),
-    ("i8 -1", -1), ("i8 255", -1), ("i1 true", True), ("i64 9223372036854775807", 2**63 - 1), ("i32 zeroinitializer", 0),
+    ("i8 -1", -1), ("i8 255", -1), ("i1 true", True), ("i64 9223372036854775807", 2**63 - 1),
+    ("i32 zeroinitializer", 0),
     ("i64 ptrtoint (ptr null to i64)", 0), ("i64 add (i64 2, i64 3)", 5),
 ])  # fmt: skip
 def test_constant(value, want):

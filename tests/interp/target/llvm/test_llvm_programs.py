@@ -56,7 +56,8 @@ def optimised(text):
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_optimised(name, rng=np.random.default_rng(7)):
+def test_optimised(name):
+    rng = np.random.default_rng(7)
     type, zero, body = BODIES[name]
     text = LOOP.format(t=type, zero=zero, body=body)
     dtype = {"i8": "i1", "i32": "i4", "i64": "i8", "float": "f4", "double": "f8"}[type]

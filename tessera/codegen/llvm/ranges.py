@@ -1,0 +1,114 @@
+"""What is known of index scalars: the least and greatest value each can have, by interval arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from tessera.ir.core import Node, Value
+from tessera.op import Rules
+from tessera.ops import basic, elementwise, tile
+
+Interval = tuple[float, float]
+ANY: Interval = (-math.inf, math.inf)
+
+interval = Rules("interval")
+
+
+class Ranges:
+    """Intervals of the scalars of one kernel; `grid` is the largest it is launched with, if known."""
+
+    def __init__(self, producers: Mapping[Value, Node], grid: Sequence[int] | None) -> None:
+        self.producers, self.grid = producers, grid
+        self.known: dict[Value, Interval] = {}
+
+    def of(self, v: Value) -> Interval:
+        """The least and the greatest value."""
+        if v not in self.known:
+            node = self.producers.get(v)
+            rule = interval.get(node.op) if node is not None else None
+            self.known[v] = rule(self, node) if rule is not None else ANY
+        return self.known[v]
+
+    def loop(self, node: Node) -> None:
+        """Note what the index of a `for` can be."""
+        (low, _), (_, high), step = self.of(node.args[0]), self.of(node.args[1]), self.of(node.args[2])
+        if step[0] > 0:
+            self.known[node.regions[0].params[0]] = (low, high - 1)
+
+    def loose(self, starts: Sequence[Value], block: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+        """The axes along which a block may lie partly outside."""
+        bounds = [self.of(s) for s in starts]
+        parts = enumerate(zip(bounds, block, sizes, strict=True))
+        return tuple(a for a, ((low, high), n, size) in parts if low < 0 or high + n > size)
+
+
+@interval(tile.program_id)
+def _(ranges, node):
+    axis, grid = node.attrs["axis"], ranges.grid
+    return (0, math.inf) if grid is None else (0, (grid[axis] if axis < len(grid) else 1) - 1)
+
+
+@interval(tile.local_id)
+def _(ranges, node):
+    return (0, math.inf)
+
+
+@interval(tile.grid_size, tile.group_size)
+def _(ranges, node):
+    return (1, math.inf)
+
+
+@interval(basic.full)
+def _(ranges, node):
+    return (node.attrs["value"], node.attrs["value"])
+
+
+@interval(basic.cast)
+def _(ranges, node):
+    source, to = node.args[0].type.dtype, node.attrs["dtype"]
+    wider = source.is_integer and to.is_integer and to.bits >= source.bits and to.kind == "int"
+    return ranges.of(node.args[0]) if wider else ANY
+
+
+def _corners(f: Callable[[float, float], float]) -> Callable[[Ranges, Node], Interval]:
+    def rule(ranges: Ranges, node: Node) -> Interval:
+        a, b = (ranges.of(v) for v in node.args)
+        found = [f(x, y) for x in a for y in b]
+        return ANY if any(math.isnan(x) for x in found) else _exact(min(found), max(found))
+
+    return rule
+
+
+def _exact(low: float, high: float) -> Interval:
+    """Beyond what i64 arithmetic cannot wrap, nothing is known."""
+    return (low, high) if max(abs(low), abs(high)) in (math.inf,) or max(abs(low), abs(high)) < 2**62 else ANY
+
+
+def _product(x: float, y: float) -> float:
+    return 0 if x == 0 or y == 0 else x * y
+
+
+def _floored(x: float, y: float) -> float:
+    if y == 0 or math.isinf(y):
+        return math.nan
+    return x * (1 if y > 0 else -1) if math.isinf(x) else x // y
+
+
+interval(elementwise.add)(_corners(lambda x, y: x + y))
+interval(elementwise.sub)(_corners(lambda x, y: x - y))
+interval(elementwise.mul)(_corners(_product))
+interval(elementwise.maximum)(_corners(max))
+interval(elementwise.minimum)(_corners(min))
+
+
+@interval(elementwise.floor_divide)
+def _(ranges, node):
+    low, high = ranges.of(node.args[1])
+    return _corners(_floored)(ranges, node) if low > 0 or high < 0 else ANY
+
+
+@interval(elementwise.remainder)
+def _(ranges, node):
+    low, high = ranges.of(node.args[1])
+    return (0, high - 1) if low > 0 else ANY

@@ -1,0 +1,159 @@
+"""@kernel: a Python function over tiles, compiled for each kind of arguments and launched on a grid."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ArgumentError, here
+from tessera.ir.core import Module
+from tessera.kernel import defaults, launch
+from tessera.kernel.frame import unchanged
+from tessera.kernel.signature import Arguments, parameters
+from tessera.kernel.source import read
+from tessera.kernel.specialize import Request, Specialized, specialize
+from tessera.tensor import Tensor
+from tessera.types import Type
+
+
+@dataclass(frozen=True)
+class Options:
+    """What @kernel was given."""
+
+    tile_shape: tuple[int, ...] = ()
+    shared_memory: int = 0
+    num_warps: int = 4
+    autotune: bool = False
+    autotune_configs: tuple[Mapping[str, Any], ...] = ()
+    target: str | None = None
+
+
+class Kernel:
+    """A kernel: `k[grid](args…)` and `k[grid, group](args…)` launch it, `k(args…)` with a launch of its own choice.
+
+    A grid is an int or a tuple of ints, or a function of the constants that gives one; beside a group
+    size it is written as a tuple: `k[(8,), 128]`. Arrays are written in place.
+    """
+
+    def __init__(self, function: FunctionType, options: Options) -> None:
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+        self.kernel_function = function
+        self.options = options
+        self.parameters = parameters(function)
+        self._cache: dict[Any, Specialized] = {}
+
+    def __getitem__(self, item: Any) -> Launch:
+        grid, group = item if isinstance(item, tuple) and len(item) == 2 and _is_grid(item[0]) else (item, None)
+        return Launch(self, grid, group)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return Launch(self, None, None)(*args, **named)
+
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> Arguments:
+        """A call's arguments, sorted; the first autotune configuration stands for constants not given."""
+        configs = self.options.autotune_configs
+        return self.parameters.bind(tuple(args), named, configs[0] if configs else {})
+
+    def plan(self, found: Arguments, grid: Any, group: int | None) -> tuple[tuple[int, ...], int]:
+        """The launch: as asked for, or the default (see defaults.py)."""
+        if callable(grid):
+            grid = grid({**self.parameters.sizes(found.types), **found.constants})
+        if grid is not None:
+            return _grid(grid), _positive("group", group or 1)
+        body = read(self.kernel_function).body
+        chosen, size = defaults.launch(body, found.types, self.options.tile_shape, self.options.num_warps)
+        return chosen, _positive("group", group or size)
+
+    def specialize(
+        self, arg_types: Mapping[str, Type], constants: Mapping[str, Any], grid: tuple[int, ...] = (1,), group: int = 1
+    ) -> Module:
+        """The Tile module for these argument types and this launch, compiled once."""
+        key = (tuple(arg_types.items()), tuple((k, _hashable(v)) for k, v in constants.items()), grid, group)
+        found = self._cache.get(key)
+        if found is None or not unchanged(found.guards):
+            options = self.options
+            request = Request(arg_types, constants, grid, group, options.tile_shape, options.shared_memory)
+            found = self._cache[key] = specialize(self.kernel_function, self.parameters, request)
+        return found.module
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.kernel_function.__name__}>"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with its grid and group chosen (None: by default), waiting for arguments."""
+
+    kernel: Kernel
+    grid: Any = None
+    group: int | None = None
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        found = self.kernel.bind(args, named)
+        module = self._module(found)
+        outputs = launch.run(module, found.arrays, self.kernel.options.target)
+        results = [Tensor(a) if found.tensors else a for a in outputs]
+        return tuple(results) if len(results) > 1 else results[0] if results else None
+
+    def module(self, *args: Any, **named: Any) -> Module:
+        """The Tile module that a call with these arguments runs."""
+        return self._module(self.kernel.bind(args, named))
+
+    def _module(self, found: Arguments) -> Module:
+        grid, group = self.kernel.plan(found, self.grid, self.group)
+        return self.kernel.specialize(found.types, found.constants, grid, group)
+
+
+def kernel(
+    function: Callable[..., Any] | None = None,
+    *,
+    tile_shape: Sequence[int] | None = None,
+    shared_memory: int = 0,
+    num_warps: int = 4,
+    autotune: bool = False,
+    autotune_configs: Sequence[Mapping[str, Any]] | None = None,
+    target: str | None = None,
+) -> Any:
+    """Make a kernel of a Python function; plain, or with options.
+
+    >>> @kernel
+    ... def double(x: Tensor["N"]):
+    ...     i = tile.program_id(0)
+    ...     x[i] *= 2.0
+    """
+    shape = tuple(tile_shape or ())
+    options = Options(shape, shared_memory, num_warps, autotune, tuple(autotune_configs or ()), target)
+    if function is None:
+        return lambda f: Kernel(f, options)
+    return Kernel(function, options)  # type: ignore[arg-type]
+
+
+def _is_grid(item: Any) -> bool:
+    return isinstance(item, (tuple, list)) or callable(item)
+
+
+def _grid(grid: Any) -> tuple[int, ...]:
+    listed = (grid,) if isinstance(grid, (int, np.integer)) else tuple(grid)
+    return tuple(_positive("grid", n) for n in listed) or (1,)
+
+
+def _positive(what: str, number: Any) -> int:
+    if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < 0:
+        raise ArgumentError(
+            f"{number!r} is not a {what} size", location=here(), expected="a positive int",
+            suggestion="beside a group size the grid is a tuple: kernel[(8,), 128]",
+        )  # fmt: skip
+    return int(number)
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return ("object", id(value))
+    return (type(value), value)

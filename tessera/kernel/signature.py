@@ -1,0 +1,170 @@
+"""A kernel's parameters: what their annotations say, and how a call's arguments fit them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, here
+from tessera.shapes import bind
+from tessera.tensor import Tensor
+from tessera.types import DType, Policy, RefType, TensorType, Type, as_dtype, scalar
+
+
+class constexpr:
+    """The annotation of a parameter that is a constant of the compiler: `BLOCK: ts.constexpr`."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A call's arguments: types and arrays of those that exist at run time, and the constants."""
+
+    types: Mapping[str, Type]
+    arrays: tuple[Any, ...]
+    constants: Mapping[str, Any]
+    tensors: bool  # whether any came as a Tensor: then results go back as such
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The signature of a kernel with its annotations evaluated."""
+
+    name: str
+    signature: inspect.Signature
+    annotations: Mapping[str, Any]
+    result: Any = None
+    constants: frozenset[str] = field(default=frozenset())
+
+    def bind(self, args: tuple, named: Mapping[str, Any], missing: Mapping[str, Any]) -> Arguments:
+        """A call's arguments, sorted into run-time values and constants; `missing` gives defaults.
+
+        Raises:
+            ArgumentError, DTypeError, ShapeError: they do not fit, by the parameter's name.
+        """
+        known = set(self.signature.parameters) - set(named)
+        try:
+            bound = self.signature.bind(*args, **named, **{k: v for k, v in missing.items() if k in known})
+        except TypeError as error:
+            expected = f"{self.name}({', '.join(self.signature.parameters)})"
+            raise ArgumentError(f"{self.name}: {error}", location=here(), expected=expected) from None
+        bound.apply_defaults()
+        types, arrays, constants = {}, [], {}
+        for name, argument in bound.arguments.items():
+            type = None if name in self.constants and not _is_array(argument) else self._type(name, argument)
+            if type is None:
+                constants[name] = argument.item() if isinstance(argument, np.generic) else argument
+                continue
+            types[name] = type
+            arrays.append(_array(argument, type))
+        self.sizes(types)
+        return Arguments(types, tuple(arrays), constants, any(isinstance(a, Tensor) for a in bound.arguments.values()))
+
+    def _type(self, name: str, argument: Any) -> Type | None:
+        want = self.annotations.get(name)
+        if _is_array(argument):
+            return self._ref(name, argument, want)
+        if isinstance(want, TensorType) and want.rank and argument is not None:
+            raise DTypeError(
+                f"argument `{name}` is not a tensor", location=here(), expected=str(want),
+                received=f"{type(argument).__name__} {argument!r}",
+            )  # fmt: skip
+        if isinstance(want, DType) and isinstance(argument, (bool, int, float, np.generic)):
+            return scalar(want)
+        if isinstance(argument, (bool, int, float, np.generic)):
+            return scalar(as_dtype(argument.dtype if isinstance(argument, np.generic) else type(argument)))
+        return None
+
+    def _ref(self, name: str, argument: Any, want: Any) -> RefType:
+        found = argument.type if isinstance(argument, Tensor) else TensorType(argument.shape, as_dtype(argument.dtype))
+        policy = found.policy
+        if isinstance(want, TensorType):
+            if want.dtype != found.dtype and want.dtype.numpy != found.dtype.numpy:
+                raise DTypeError(
+                    f"argument `{name}` has another element type", location=here(), expected=str(want),
+                    received=str(found), suggestion=f"convert it: {name}.astype(...) to {want.dtype}",
+                )  # fmt: skip
+            return RefType(found.shape, want.dtype, policy=want.policy or policy)
+        return RefType(found.shape, found.dtype, policy=policy)
+
+    def sizes(self, types: Mapping[str, Type]) -> dict[str, int]:
+        """The dims that the annotations name, with their sizes.
+
+        Raises:
+            ShapeError: an argument's shape contradicts its annotation, or two sizes have one name.
+        """
+        sizes: dict[str, int] = {}
+        for name, type in types.items():
+            want = self.annotations.get(name)
+            if not isinstance(want, TensorType) or not isinstance(type, RefType):
+                continue
+            problem = bind(want.shape, tuple(int(s) for s in type.shape), sizes)  # type: ignore[arg-type]
+            if problem:
+                raise ShapeError(
+                    f"argument `{name}`: {problem}", location=here(), expected=str(want),
+                    received="x".join([*(str(s) for s in type.shape), str(type.dtype)]),
+                )  # fmt: skip
+        return sizes
+
+
+def _is_array(argument: Any) -> bool:
+    return isinstance(argument, (Tensor, np.ndarray))
+
+
+def _array(argument: Any, type: Type) -> np.ndarray:
+    if isinstance(argument, Tensor):
+        return argument.numpy()
+    return argument if isinstance(argument, np.ndarray) else np.asarray(argument, type.dtype.numpy)
+
+
+def parameters(function: Callable[..., Any]) -> Parameters:
+    """The parameters of a Python function."""
+    signature = inspect.signature(function)
+    found: dict[str, Any] = {}
+    constants = set()
+    for name, each in signature.parameters.items():
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            raise ArgumentError(f"a kernel takes no *{name}", suggestion="name each parameter")
+        found[name] = _evaluated(function, name, each.annotation)
+        if each.kind is each.KEYWORD_ONLY or found[name] is constexpr:
+            constants.add(name)
+    result = _evaluated(function, "return", signature.return_annotation)
+    return Parameters(function.__name__, signature, found, result, frozenset(constants))
+
+
+def _evaluated(function: Callable[..., Any], name: str, annotation: Any) -> Any:
+    """An annotation, which may be a string (`from __future__ import annotations`)."""
+    if annotation is inspect.Parameter.empty:
+        return None
+    if not isinstance(annotation, str):
+        return _plain(annotation)
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    try:
+        return _plain(eval(annotation, function.__globals__, {k: c.cell_contents for k, c in cells}))
+    except NameError as error:
+        raise UnknownNameError(
+            f"the annotation of `{name}` in {function.__name__}: {error}", received=annotation,
+            suggestion="define what it names in the module",
+        ).at(here()) from None  # fmt: skip
+
+
+_PYTHON_TYPES = {int: as_dtype(int), float: as_dtype(float), bool: as_dtype(bool)}
+
+
+def _plain(annotation: Any) -> Any:
+    """A policy or a Python number type as the scalar type it means."""
+    if isinstance(annotation, Policy):
+        return annotation.storage
+    try:
+        return _PYTHON_TYPES.get(annotation, annotation)
+    except TypeError:
+        return annotation
+
+
+def names_of(want: Any) -> tuple[Any, ...]:
+    """The dims an annotation names, axis by axis."""
+    return want.shape if isinstance(want, TensorType) else ()
+

@@ -1,0 +1,119 @@
+"""@jit: what is traced, what is static, what is cached, and what is refused."""
+
+import numpy as np
+import pytest
+
+from tessera.errors import ArgumentError, DTypeError, ShapeError, TraceError
+from tessera.interp import graph
+from tessera.ops import elementwise, nn
+from tessera.shapes import as_size
+from tessera.tensor import Tensor
+from tessera.tracing import jit
+from tessera.types import TensorType, accum, bf16, f32
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def test_runs_as_written():
+    assert np.array_equal(jit(lambda x: x * 2.0 + 1.0)(X).numpy(), X * 2 + 1)
+
+
+def test_pytrees_go_in_and_out():
+    @jit
+    def step(params, x):
+        return {"y": x @ params["w"], "parts": [params["b"], 3]}
+
+    out = step({"w": np.eye(3, dtype=np.float32), "b": X[0]}, X)
+    assert np.array_equal(out["y"].numpy(), X) and out["parts"][1].item() == 3
+
+
+def test_static_arguments_make_one_trace_each():
+    calls = []
+
+    @jit(static_argnames=("power",))
+    def f(x, power):
+        calls.append(power)
+        return x**power
+
+    for power in (2, 3, 2):
+        assert np.allclose(f(X, power).numpy(), X**power)
+    assert calls == [2, 3]
+
+
+def test_a_trace_serves_equal_shapes_only():
+    calls = []
+
+    @jit
+    def f(x):
+        calls.append(x.shape)
+        return -x
+
+    for array in (X, X + 1, X[:1], X.astype(np.float64)):
+        f(array)
+    assert calls == [(2, 3), (1, 3), (2, 3)]
+
+
+def test_closures_are_part_of_the_key():
+    def scaled(factor):
+        return jit(lambda x: x * factor)
+
+    assert scaled(2.0)(X)[1, 2].item() == 10 and scaled(3.0)(X)[1, 2].item() == 15
+    bias = np.ones(3, np.float32)
+    traced = jit(lambda x: x + bias).trace(X)
+    assert traced.captures == (bias,) or traced.captures[0] is bias
+
+
+def test_numbers_are_traced_scalars():
+    assert np.array_equal(jit(lambda x, s: x * s)(X, 2.0).numpy(), X * 2)
+
+
+def test_annotations_bind_sizes_and_policies():
+    @jit
+    def f(x: Tensor["B", "D", bf16 @ accum(f32)], w: Tensor["D", 4, bf16]):
+        return x @ w
+
+    x, w = X.astype(bf16.numpy), np.ones((3, 4), bf16.numpy)
+    assert f.trace(x, w).function.params[0].type.policy == bf16 @ accum(f32)
+    with pytest.raises(ShapeError, match=r"argument w: axis 0: D is 3 elsewhere and 2 here"):
+        f(x, np.ones((2, 4), bf16.numpy))
+    with pytest.raises(DTypeError, match="argument x has another element type"):
+        f(X, w)
+
+
+def test_symbolic_shapes_trace_without_running():
+    traced = jit(lambda x: nn.softmax(x)[:, :1]).trace(TensorType((as_size("B"), 8), f32))
+    (result,) = traced.function.results
+    assert str(result.type) == "Bx1xf32"
+    (out,) = graph.run(traced.function, [np.ones((5, 8), np.float32)])
+    assert out.shape == (5, 1)
+
+
+def test_control_flow_on_values_is_refused_with_the_line():
+    @jit
+    def f(x):
+        if x.sum() > 0:
+            return x
+        return -x
+
+    with pytest.raises(TraceError) as caught:
+        f(X)
+    text = str(caught.value)
+    assert "test_tracing.py:" in text and "ts.where" in text and "if x.sum() > 0:" in text
+
+
+def test_wrong_calls_say_so():
+    with pytest.raises(ArgumentError, match="missing a required argument: 'y'"):
+        jit(lambda x, y: x)(X)
+    with pytest.raises(ArgumentError, match="returned a str"):
+        jit(lambda x: "no")(X)
+
+
+def test_a_jit_inside_a_jit_is_inlined():
+    inner = jit(lambda x: elementwise.exp(x))
+    names = [n.op.name for n in jit(lambda x: inner(x) + 1.0).trace(X).function.body.nodes]
+    assert "ts.exp" in names
+
+
+def test_nodes_know_their_line():
+    traced = jit(lambda x: x * 2.0).trace(X)
+    assert all(n.loc.file.endswith("test_tracing.py") for n in traced.function.body.nodes)
