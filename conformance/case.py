@@ -27,7 +27,7 @@ class Case:
     name: str
     entry: Callable[[], tuple[Any, Any]]
     grid: Any = None
-    group: int = 1
+    group: int | None = None
     exact: bool = False
     rejects: type[TesseraError] | None = None
     says: tuple[str, ...] = ()

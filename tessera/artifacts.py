@@ -31,7 +31,7 @@ def build(
     target: str = "llvm",
     weights: Sequence[str] = (),
     grid: Any = None,
-    group: int = 1,
+    group: int | None = None,
     **named: Any,
 ) -> Path:
     """Compile a jit function or kernel for `target` into the folder `out`, whole or not at all.

@@ -12,8 +12,25 @@ from tessera.op import COMPUTE, REGISTRY, STORAGE, TYPE_BY_LOWERING, Rules, lowe
 from tessera.tensor import Tensor
 from tessera.types import DType
 
-# meaning(node, operands, run) gives the results; run(block, *inputs) walks an inner region.
-Meaning = Callable[[Node, list[Any], Callable[..., list[Any]]], Sequence[Any]]
+# meaning(node, operands, walk) gives the results; walk(block, *inputs) walks an inner region.
+Meaning = Callable[[Node, list[Any], Any], Sequence[Any]]
+
+
+class Walk:
+    """A walk under way: the values so far, and `walk(block, *inputs)` for an inner region."""
+
+    __slots__ = ("env", "meaning")
+
+    def __init__(self, meaning: Meaning, env: dict[Value, Any]) -> None:
+        self.meaning = meaning
+        self.env = env
+
+    def __call__(self, block: Block, *inputs: Any) -> list[Any]:
+        return evaluate(block, inputs, self.meaning, self.env)
+
+    def beside(self, env: dict[Value, Any]) -> Walk:
+        """The same walk on other values."""
+        return Walk(self.meaning, env)
 
 
 def evaluate(block: Block, args: Sequence[Any], meaning: Meaning, env: dict[Value, Any] | None = None) -> list[Any]:
@@ -23,14 +40,10 @@ def evaluate(block: Block, args: Sequence[Any], meaning: Meaning, env: dict[Valu
     """
     env = {} if env is None else env
     env.update(zip(block.params, args, strict=True))
-
-    def run(inner: Block, *inputs: Any) -> list[Any]:
-        return evaluate(inner, inputs, meaning, env)
-
-    node = None
+    walk, node = Walk(meaning, env), None
     try:
         for node in block.nodes:
-            results = meaning(node, [env[v] for v in node.args], run)
+            results = meaning(node, [env[v] for v in node.args], walk)
             env.update(zip(node.results, results, strict=True))
     except TesseraError as error:
         assert node is not None

@@ -86,11 +86,18 @@ class Op:
     ) -> tuple[Any, ...]:
         """The results as arrays: widen, compute, round (design: compute = storage widened to f32)."""
         with np.errstate(all="ignore"):
-            if self.numerics != STORAGE:
-                arrays = [self._widen(t, a) for t, a in zip(types, arrays, strict=True)]
-            out = self.ref(*arrays, **attrs)
-            outs = out if isinstance(out, tuple) else (out,)
-            return tuple(_store(a, t) for a, t in zip(outs, results, strict=True))
+            return self.compute(types, results, attrs, arrays)
+
+    def compute(
+        self, types: tuple[Type, ...], results: tuple[Type, ...], attrs: Mapping[str, Any], arrays: list[Any]
+    ) -> tuple[Any, ...]:
+        """As `execute`, where NumPy's warnings are off already."""
+        if self.numerics != STORAGE:
+            arrays = [self._widen(t, a) for t, a in zip(types, arrays, strict=True)]
+        out = self.ref(*arrays, **attrs)
+        if isinstance(out, tuple):
+            return tuple(_store(a, t) for a, t in zip(out, results, strict=True))
+        return (_store(out, results[0]),)
 
     def _widen(self, type: Type, array: Any) -> Any:
         assert isinstance(type, TensorType)

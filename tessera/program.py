@@ -59,18 +59,31 @@ class Program:
         return tile_interpreter.bounds(self.levels["tile"], list(self.arrays), self.written)
 
 
-def prepare(entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, group: int = 1) -> Program:
+def prepare(entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, group: int | None = None) -> Program:
     """Trace or specialise an entry point for these arguments and lower it for a target."""
     args, named = _split(arguments)
     if isinstance(entry, Kernel):
-        launched = entry.lower(*args, grid=grid(*args, **named) if callable(grid) else grid, group=group, **named)
-        return Program(entry.name, {"tile": launched.module}, launched.names, launched.arrays, launched.written)
+        return _kernel_program(entry, args, named, grid, group)
     assert isinstance(entry, Jit)
     call = entry.bind(args, named)
     traced = entry.trace(*args, **named)
     arrays = (*(_array(leaf) for leaf in call.leaves), *traced.captures)
     names = tuple(p.hint for p in traced.function.params)
     return Program(traced.function.name, _levels(traced.function, target), names, arrays)
+
+
+def _kernel_program(entry: Kernel, args: Sequence[Any], named: dict[str, Any], grid: Any, group: int | None) -> Program:
+    found = entry.bind(args, named)
+    module = entry.specialize(found.types, found.constants, *entry.plan(found, grid, group))
+    return Program(entry.__name__, {"tile": module}, tuple(found.types), tuple(found.arrays), _written(module))
+
+
+def _written(module: Module) -> tuple[int, ...]:
+    """The places of the parameters that a kernel writes, its outputs apart."""
+    kernel = module.functions[1]
+    count = len(kernel.params) - int(module.main.attrs.get("outputs", 0))
+    targets = {n.args[0] for n in kernel.body.walk() if n.op.effects & {"write"}}
+    return tuple(i for i, p in enumerate(kernel.params[:count]) if p in targets)
 
 
 def _levels(function: Function, target: str) -> dict[str, Module]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -180,13 +181,13 @@ class TensorType:
         """The number of axes."""
         return len(self.shape)
 
-    @property
+    @cached_property
     def compute(self) -> DType:
         """The type that one op on such elements computes in (design: storage widened to f32)."""
         chosen = self.policy.compute if self.policy else None
         return chosen or (f32 if self.dtype.is_float and self.dtype.bits <= 32 else self.dtype)
 
-    @property
+    @cached_property
     def accumulate(self) -> DType:
         """The type that sums of such elements accumulate in."""
         chosen = self.policy.accumulate if self.policy else None

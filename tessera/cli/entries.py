@@ -16,8 +16,10 @@ import numpy as np
 from tessera.arrays import read_array
 from tessera.errors import ArgumentError, FileError, Location, UnknownNameError
 from tessera.example import Example
+from tessera.kernel import Kernel
 from tessera.program import Program, prepare
 from tessera.tensor import Tensor
+from tessera.tracing import Jit
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def find(text: str) -> Entry:
         FileError: there is no such file. UnknownNameError: no such entry, or no telling which.
     """
     path, _, name = text.partition(":") if ".py:" in text else (text, "", "")
-    entries = _entries(_load(path), path)
+    entries = _entries(_load(path))
     if name:
         if name not in entries:
             close = difflib.get_close_matches(name, entries, 1)
@@ -82,12 +84,11 @@ def _load(path: str) -> ModuleType:
     return module
 
 
-def _entries(module: ModuleType, path: str) -> dict[str, Entry]:
+def _entries(module: ModuleType) -> dict[str, Entry]:
     found = {}
     for name, value in vars(module).items():
-        if hasattr(value, "example") or (hasattr(value, "location") and hasattr(value, "function")):
-            if getattr(value, "__module__", module.__name__) == module.__name__:
-                found[name] = Entry(name, value, getattr(value, "example", None))
+        if isinstance(value, (Kernel, Jit)) and value.__module__ == module.__name__:
+            found[name] = Entry(name, value, getattr(value, "example", None))
     return found
 
 

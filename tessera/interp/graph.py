@@ -27,10 +27,9 @@ def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
             raise ShapeError(f"argument {param.hint or number}: {problem}", location=function.loc)
 
     def meaning(node: Node, args: list[Any], run: Any) -> tuple[Any, ...]:
-        types = tuple(_concrete(v.type, sizes) for v in node.args)
-        results = tuple(_concrete(v.type, sizes) for v in node.results)
-        attrs = _bound(node, sizes)
-        return node.op.execute(types, results, attrs, args)
+        types = tuple(_concrete(t, sizes) for t in node.types)
+        results = tuple(_concrete(t, sizes) for t in node.result_types)
+        return node.op.execute(types, results, _bound(node, sizes), args)
 
     return [np.asarray(a) for a in evaluate(function.body, arrays, meaning)]
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tessera.errors import ExecutionError
+from tessera.interp import branching
 from tessera.interp.bound import apply
+from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory, Place, allocate, checked_indices, expand, read, scatter_to, write
-from tessera.ir.core import Block, Node
+from tessera.ir.core import Node
 from tessera.numerics.bounded import certain
 from tessera.op import Rules
-from tessera.ops import basic, control, linalg, reduce, shape, tile
+from tessera.ops import basic, linalg, reduce, shape, tile
 from tessera.types import SHARED
-
-if TYPE_CHECKING:
-    from tessera.interp.tile import Machine
 
 rules = Rules("tile interpreter")
 Run = Callable[..., list[Any]]
@@ -27,7 +26,7 @@ def meaning(machine: Machine) -> Callable[[Node, list[Any], Run], Sequence[Any]]
     """The meaning of nodes on this machine."""
 
     def mean(node: Node, args: list[Any], run: Run) -> Sequence[Any]:
-        rule = rules.get(node.op)
+        rule = rules.get(node.op) or branching.rules.get(node.op)
         if rule is not None:
             return rule(machine, node, args, run)
         return pure(machine, node, args)
@@ -37,10 +36,9 @@ def meaning(machine: Machine) -> Callable[[Node, list[Any], Run], Sequence[Any]]
 
 def pure(machine: Machine, node: Node, args: list[Any]) -> Sequence[Any]:
     """An op that only computes: NumPy broadcasting takes care of the instance axes."""
-    types, results = tuple(v.type for v in node.args), tuple(v.type for v in node.results)
     if machine.bound:
-        return apply(node.op, types, results, node.attrs, args)
-    return node.op.execute(types, results, node.attrs, args)
+        return apply(node.op, node.types, node.result_types, node.attrs, args)
+    return node.op.compute(node.types, node.result_types, node.attrs, args)
 
 
 def whole(array: Any, block: tuple[int, ...]) -> Any:
@@ -59,7 +57,7 @@ def _(machine, node, args, run):
     axis = node.attrs["axis"]
     if axis >= len(machine.grid):
         return (machine.constant(0),)
-    return (machine.along(axis, machine.first[axis], machine.box[axis]),)
+    return (machine.place(axis),)
 
 
 @rules(tile.grid_size)
@@ -70,7 +68,7 @@ def _(machine, node, args, run):
 
 @rules(tile.local_id)
 def _(machine, node, args, run):
-    return (machine.along(machine.rank - 1, 0, machine.group) if machine.group > 1 else machine.constant(0),)
+    return (machine.place(machine.rank - 1) if machine.group > 1 else machine.constant(0),)
 
 
 @rules(tile.group_size)
@@ -80,8 +78,12 @@ def _(machine, node, args, run):
 
 @rules(basic.full)
 def _(machine, node, args, run):
-    lead = (1,) * (machine.rank + len(node.attrs["shape"]))
-    return (basic.full.ref(shape=lead, value=node.attrs["value"], dtype=node.attrs["dtype"]),)
+    found = machine.constants.get(node)
+    if found is None:
+        lead = (1,) * (machine.rank + len(node.attrs["shape"]))
+        found = basic.full.ref(shape=lead, value=node.attrs["value"], dtype=node.attrs["dtype"])
+        machine.constants[node] = found
+    return (found,)
 
 
 @rules(shape.iota)
@@ -195,8 +197,7 @@ def _(machine, node, args, run):
     memory, indices, rest = _indexed(machine, node, args, 2)
     keep = _wanted(machine, rest[0] if rest else None, node.out.type.rank)
     safe, _ = checked_indices(memory, indices, keep)
-    lead = (*machine.box, *([machine.group] if machine.group > 1 else []))
-    full = np.broadcast_shapes(lead + node.out.type.shape, args[1].shape, *(i.shape for i in safe))
+    full = np.broadcast_shapes(machine.count + node.out.type.shape, args[1].shape, *(i.shape for i in safe))
     old = np.zeros(full, memory.array.dtype)
     chosen = np.ones(full, bool) if keep is None else np.broadcast_to(keep, full)
     where = [np.broadcast_to(i, full) for i in safe]
@@ -210,9 +211,11 @@ def _(machine, node, args, run):
 
 @rules(tile.alloc)
 def _(machine, node, args, run):
-    own = (1 if node.attrs["space"] == SHARED else machine.group,) if machine.group > 1 else ()
+    grid_axes = len(machine.grid)
+    shared = (1,) * (machine.rank - grid_axes) if node.attrs["space"] == SHARED else machine.count[grid_axes:]
     type, name = node.out.type, f"the {node.out.type.space} memory of line {node.loc.line}"
-    return (allocate((*machine.box, *own), type.shape, type.dtype.numpy, name, machine.bound),)
+    lead = (*machine.count[:grid_axes], *shared)
+    return (allocate(lead, type.shape, type.dtype.numpy, name, machine.bound),)
 
 
 @rules(tile.async_copy)
@@ -238,89 +241,11 @@ def _(machine, node, args, run):
 @rules(tile.barrier)
 def _(machine, node, args, run):
     # Instances run in step, so what came before is done; only divergence can go wrong.
-    active = machine.active
-    if active is not None and machine.group > 1 and active.shape[-1] > 1 and (active != active[..., :1]).any():
+    if machine.divergent:
         raise ExecutionError(
             "a barrier is reached by some tiles of a group and not by others",
             expected="every tile of the group at the same barrier",
-            received=f"{int(active.sum())} of {active.size} tiles",
+            received=f"a condition that differs between the {machine.group} tiles",
             suggestion="move the barrier out of the `if` or loop whose condition differs between tiles",
         )
     return ()
-
-
-def _scalar(array: np.ndarray) -> Any:
-    return array.reshape(()).item()
-
-
-def _merge(mask: np.ndarray, new: Sequence[Any], old: Sequence[Any], rank: int) -> list[Any]:
-    return [np.where(expand(mask, n.ndim - rank), n, o) if n is not o else o for n, o in zip(new, old, strict=True)]
-
-
-def _within(machine: Machine, mask: np.ndarray, block: Block, run: Run, *args: Any) -> list[Any]:
-    """Run a region with only the instances of `mask` active."""
-    before = machine.active
-    machine.active = mask
-    try:
-        return run(block, *args)
-    finally:
-        machine.active = before
-
-
-def _live(machine: Machine, condition: np.ndarray) -> np.ndarray:
-    return condition if machine.active is None else condition & machine.active
-
-
-@rules(control.if_)
-def _(machine, node, args, run):
-    condition, (then, other) = certain(args[0]), node.regions
-    if condition.size == 1:
-        return run(then if _scalar(condition) else other)
-    yes, no = _live(machine, condition), _live(machine, ~condition)
-    if not no.any():
-        return run(then)
-    if not yes.any():
-        return run(other)
-    first = _within(machine, yes, then, run)
-    second = _within(machine, no, other, run)
-    return _merge(condition, first, second, machine.rank)
-
-
-@rules(control.for_)
-def _(machine, node, args, run):
-    (lower, upper, step), carried = (certain(a) for a in args[:3]), args[3:]
-    body = node.regions[0]
-    if lower.size == upper.size == step.size == 1:
-        for i in range(_scalar(lower), _scalar(upper), _scalar(step)):
-            carried = run(body, machine.constant(i), *carried)
-        return carried
-    i = lower
-    while (mask := _live(machine, np.where(step > 0, i < upper, i > upper))).any():
-        if mask.all():
-            carried = run(body, i, *carried)
-        else:
-            carried = _merge(mask, _within(machine, mask, body, run, i, *carried), carried, machine.rank)
-        i = i + step
-    return carried
-
-
-@rules(control.while_)
-def _(machine, node, args, run):
-    condition, body = node.regions
-    carried, before = args, machine.active
-    try:
-        while True:
-            holds = certain(run(condition, *carried)[0])
-            if holds.size == 1:
-                if not _scalar(holds):
-                    return carried
-                carried = run(body, *carried)
-                continue
-            machine.active = _live(machine, holds)
-            if not machine.active.any():
-                return carried
-            carried = _merge(machine.active, run(body, *carried), carried, machine.rank)
-    finally:
-        machine.active = before
-
-

@@ -57,7 +57,8 @@ class Place:
         rank, lead = self.rank, self.memory.lead
         shape, steps, origin = [1] * rank, [0] * rank, 0
         for axis in range(lead):
-            shape[axis], steps[axis] = array.shape[axis], array.strides[axis]
+            if array.shape[axis] > 1:  # one copy for many instances: they share it, and step through it by their starts
+                shape[axis], steps[axis] = array.shape[axis], array.strides[axis]
         for start, stride in zip(self.starts, array.strides[lead:], strict=True):
             found = _progression(start)
             if found is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from tessera.errors import ArgumentError
 from tessera.evaluate import evaluate
 from tessera.interp import host, instances
+from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory
 from tessera.ir.core import Function, Module, Node
 from tessera.numerics.bounded import Bounded, lift
@@ -21,33 +21,6 @@ from tessera.types import RefType, TensorType
 # A chunk of the grid holds about this many bytes in its largest values: enough to make Python's
 # cost per op small, little enough to stay in the cache.
 CHUNK_BYTES = 1 << 20
-
-
-@dataclass
-class Machine:
-    """One chunk of a grid being run: which programs it holds, and which of them are active."""
-
-    grid: tuple[int, ...]
-    first: tuple[int, ...]
-    box: tuple[int, ...]
-    group: int
-    active: np.ndarray | None = None
-    bound: bool = False  # values are Bounded, and ops follow their error rules (design 5)
-
-    @property
-    def rank(self) -> int:
-        """The number of instance axes."""
-        return len(self.grid) + (self.group > 1)
-
-    def along(self, axis: int, first: int, count: int) -> np.ndarray:
-        """`first`, `first + 1`, … along an instance axis."""
-        shape = [1] * self.rank
-        shape[axis] = count
-        return np.arange(first, first + count).reshape(shape)
-
-    def constant(self, value: Any, dtype: Any = np.int64) -> np.ndarray:
-        """The same scalar for every instance."""
-        return np.full((1,) * self.rank, value, dtype)
 
 
 def run(module: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -85,10 +58,11 @@ def launch(function: Function, grid: Sequence[int], args: Sequence[Any], bound: 
     written = _written(function, args)
     for first in itertools.product(*(range(0, n, b) for n, b in zip(grid, box, strict=True))):
         size = tuple(min(b, n - f) for b, n, f in zip(box, grid, first, strict=True))
-        machine = Machine(grid, first, size, group, bound=bound)
+        machine = Machine.of(grid, first, size, group, bound)
         pairs = enumerate(zip(function.params, args, strict=True))
         inputs = [_argument(p, a, machine, i in written) for i, (p, a) in pairs]
-        evaluate(function.body, inputs, instances.meaning(machine))
+        with np.errstate(all="ignore"):
+            evaluate(function.body, inputs, instances.meaning(machine))
 
 
 def _argument(param: Any, value: Any, machine: Machine, written: bool) -> Any:

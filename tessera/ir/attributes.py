@@ -15,17 +15,21 @@ from tessera.types import DTYPES, DType, Policy, RefType, TensorType, Type
 
 # The element types that MLIR and its readers have built in; the others become opaque types of ours.
 _BUILTIN = frozenset(("f64", "f32", "f16", "bf16", "i4", "i8", "i16", "i32", "i64", "ui8", "i1"))
-_PLAIN = re.compile(r"[ !#-\[\]-~]*")  # printable ASCII but " and \
+# What stands for itself in a string: not " or \, nor what moves the line or the order of writing.
+_PLAIN = re.compile(r"[ !#-\[\]-~\xa0-\u2027\u2030-\ud7ff\ue000-\U0010ffff]*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.$]*")
 _I64 = range(-(1 << 63), 1 << 63)
 
 
 def print_string(text: str) -> str:
-    """A string in quotes; every byte that is not printable ASCII as two hex digits."""
+    """A string in quotes; the bytes of what cannot stand for itself as two hex digits each."""
     if _PLAIN.fullmatch(text):
         return f'"{text}"'
-    raw = text.encode("utf-8", "surrogatepass")
-    return '"' + "".join(chr(b) if _PLAIN.fullmatch(chr(b)) else f"\\{b:02X}" for b in raw) + '"'
+    return '"' + "".join(c if _PLAIN.fullmatch(c) else _escape(c) for c in text) + '"'
+
+
+def _escape(character: str) -> str:
+    return "".join(f"\\{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
 def print_element(dtype: DType) -> str:

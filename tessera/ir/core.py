@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tessera.errors import UNKNOWN, Location
@@ -73,6 +74,16 @@ class Node:
         (value,) = self.results
         return value
 
+    @cached_property
+    def types(self) -> tuple[Type, ...]:
+        """The types of the operands."""
+        return tuple(v.type for v in self.args)
+
+    @cached_property
+    def result_types(self) -> tuple[Type, ...]:
+        """The types of the results."""
+        return tuple(v.type for v in self.results)
+
 
 @dataclass(frozen=True, eq=False)
 class Block:
@@ -88,6 +99,17 @@ class Block:
             yield node
             for region in node.regions:
                 yield from region.walk()
+
+    @cached_property
+    def free(self) -> frozenset[Value]:
+        """The values used in here that come from outside."""
+        made, used = set(self.params), set(self.results)
+        for node in self.nodes:
+            used.update(node.args)
+            made.update(node.results)
+            for region in node.regions:
+                used.update(region.free)
+        return frozenset(used - made)
 
 
 @dataclass(frozen=True, eq=False)

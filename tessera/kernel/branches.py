@@ -10,15 +10,16 @@ from typing import Any
 from tessera.errors import UnknownNameError, UnsupportedSyntaxError
 from tessera.ir.core import Block, Node, Value
 from tessera.kernel import logic
-from tessera.kernel.expressions import evaluate
+from tessera.kernel.expressions import operand
 from tessera.kernel.frame import Frame, Unset
 from tessera.kernel.join import as_type, join_types
 from tessera.kernel.liveness import writes
-from tessera.kernel.place import value
 from tessera.kernel.statements import Flow, run, statement
 from tessera.ops import control
 from tessera.tensor import Tensor
 
+# A name that the node gives a result for, with its value in each branch.
+Results = list[tuple[str, list[Tensor]]]
 _RESULT = "the returned value"
 
 
@@ -33,7 +34,7 @@ class Branch:
 
 @statement(ast.If)
 def _(frame: Frame, node: ast.If) -> Flow | None:
-    test = logic.truth(value(evaluate(frame, node.test)))
+    test = logic.truth(operand(frame, node.test))
     if not isinstance(test, Tensor):
         return run(frame, node.body if test else node.orelse)
     branches = [_branch(frame, node, node.body), _branch(frame, node, node.orelse)]
@@ -77,9 +78,9 @@ def _leaving(body: Sequence[ast.stmt], flow: Flow) -> ast.AST:
     return next(n for s in body for n in ast.walk(s) if isinstance(n, _LEAVE[flow]))
 
 
-def _joined(frame: Frame, node: ast.If, names: Sequence[str], branches: Sequence[Branch]) -> list[tuple[str, list[Tensor]]]:
-    """The names that need a result of the node, with their value in each branch; the others are settled here."""
-    found = []
+def _joined(frame: Frame, node: ast.If, names: Sequence[str], branches: Sequence[Branch]) -> Results:
+    """The names that need a result of the node; the others are settled here."""
+    found: Results = []
     for name in names:
         held = [b.names.get(name, _ABSENT) for b in branches]
         if any(h is _ABSENT or isinstance(h, Unset) for h in held):
@@ -108,7 +109,7 @@ def _unset(frame: Frame, node: ast.If, name: str, held: list[Any]) -> Unset:
     )
 
 
-def _emit(frame: Frame, test: Tensor, branches: Sequence[Branch], results: list[tuple[str, list[Tensor]]]) -> None:
+def _emit(frame: Frame, test: Tensor, branches: Sequence[Branch], results: Results) -> None:
     if not results and not any(b.nodes for b in branches):
         return
     regions = []

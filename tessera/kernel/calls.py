@@ -1,4 +1,4 @@
-"""Calls in a kernel: tile functions, ops, Python's builtins, and functions of the user, which are read like the kernel."""
+"""Calls in a kernel: tile functions, ops, Python's builtins, and the user's functions, read like the kernel."""
 
 from __future__ import annotations
 
@@ -161,7 +161,8 @@ def _signature(frame: Frame, arguments: ast.arguments) -> inspect.Signature:
     if arguments.vararg or arguments.kwarg:
         raise UnsupportedSyntaxError("an inner function takes no *args or **kwargs", location=frame.place(arguments))
     kinds = inspect.Parameter
-    listed = [(a.arg, kinds.POSITIONAL_OR_KEYWORD) for a in (*arguments.posonlyargs, *arguments.args)]
+    positional = (*arguments.posonlyargs, *arguments.args)
+    listed: list[tuple[str, Any]] = [(a.arg, kinds.POSITIONAL_OR_KEYWORD) for a in positional]
     defaults: list[ast.expr | None] = [None] * (len(listed) - len(arguments.defaults)) + list(arguments.defaults)
     listed += [(a.arg, kinds.KEYWORD_ONLY) for a in arguments.kwonlyargs]
     return inspect.Signature(
@@ -170,4 +171,3 @@ def _signature(frame: Frame, arguments: ast.arguments) -> inspect.Signature:
             for (name, kind), default in zip(listed, [*defaults, *arguments.kw_defaults], strict=True)
         ]
     )
-

@@ -12,7 +12,7 @@ from tessera.kernel.frame import Frame, Unset
 from tessera.kernel.join import as_type, join_types, same
 from tessera.kernel.trace import is_number, is_traced
 from tessera.tensor import Tensor
-from tessera.types import Type, TensorType
+from tessera.types import TensorType, Type
 
 
 class Carried:

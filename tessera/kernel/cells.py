@@ -63,8 +63,12 @@ class Cells(Place):
         return mask
 
     def _reshaped(self, run: View, mask: Any, other: Any) -> tuple[Any, Any]:
-        fitted = [x if not isinstance(x, Tensor) or not x.shape else shaped(to_shape(x, self.shape, "the block"), run.shape) for x in (mask, other)]
-        return fitted[0], fitted[1]
+        return self._fitted(run, mask), self._fitted(run, other)
+
+    def _fitted(self, run: View, block: Any) -> Any:
+        if not isinstance(block, Tensor) or not block.shape:
+            return block
+        return shaped(to_shape(block, self.shape, "the block"), run.shape)
 
     def run(self) -> View | None:
         """The block these elements form, where each axis of the memory is walked by its own axis of the indices.

@@ -10,7 +10,6 @@ from tessera.kernel.blocks import arange
 from tessera.kernel.ids import program_id
 from tessera.kernel.ranges import BlockIndex
 from tessera.kernel.trace import current
-from tessera.tensor import Tensor
 
 _PLACES = {"m": 0, "n": 1, "k": 2, "d": 2}
 _HINTS = {"vector": 1, "stages": 1, "prefetch": 0}
@@ -47,14 +46,14 @@ def context() -> Context:
     return Context(trace.tile_shape, trace.constants)
 
 
-def row_index() -> Tensor:
+def row_index() -> Any:
     """The rows of this program's block, by the last axis of the grid and the first block size."""
     trace = current("tile.row_index")
     size = context().m
     return arange(0, size) + program_id(len(trace.grid) - 1) * size  # type: ignore[operator]
 
 
-def col_index(block: Any = 0) -> Tensor:
+def col_index(block: Any = 0) -> Any:
     """The columns of a block (a BlockIndex or a number), each of the second block size."""
     found = block if isinstance(block, BlockIndex) else BlockIndex(block, context().n)
     return arange(0, found.size) + found.start  # type: ignore[operator]

@@ -86,7 +86,7 @@ def cp_commit_group() -> None:
 
 
 def cp_wait_group(pending: int = 0) -> None:
-    """Wait until at most `pending` committed groups are under way; copies begun and not committed are committed first."""
+    """Wait until at most `pending` committed groups are under way; copies not committed are so first."""
     if current("tile.cp_wait_group").uncommitted:
         cp_commit_group()
     emit(tile.async_wait, [], pending=pending)
@@ -110,5 +110,3 @@ class block:
     def sync() -> None:
         """Wait for every tile of the group."""
         barrier()
-
-

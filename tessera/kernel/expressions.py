@@ -11,7 +11,7 @@ from tessera.errors import ArgumentError, TesseraError, UnsupportedSyntaxError, 
 from tessera.kernel import logic
 from tessera.kernel.buffers import indexed, shared_list
 from tessera.kernel.frame import Frame, attribute
-from tessera.kernel.place import View, value
+from tessera.kernel.place import Place, View, value
 from tessera.kernel.products import product
 from tessera.kernel.ranges import Range
 from tessera.kernel.subscript import subscript
@@ -44,6 +44,12 @@ def evaluate(frame: Frame, node: ast.expr) -> Any:
     if rule is None:
         raise unsupported(frame, node)
     return located(frame, node, rule)
+
+
+def operand(frame: Frame, node: ast.expr) -> Any:
+    """The value of an expression, read from memory if it names a place there."""
+    found = evaluate(frame, node)
+    return located(frame, node, lambda f, n: value(found)) if isinstance(found, Place) else found
 
 
 def located(frame: Frame, node: Any, rule: Rule) -> Any:
@@ -152,44 +158,47 @@ UNARY: dict[type, Callable[[Any], Any]] = {
 
 @expression(ast.BinOp)
 def _(frame: Frame, node: ast.BinOp) -> Any:
-    left, right = evaluate(frame, node.left), evaluate(frame, node.right)
-    return OPERATORS[type(node.op)](value(left), value(right))
+    left, right = operand(frame, node.left), operand(frame, node.right)
+    return OPERATORS[type(node.op)](left, right)
 
 
 @expression(ast.UnaryOp)
 def _(frame: Frame, node: ast.UnaryOp) -> Any:
-    return UNARY[type(node.op)](value(evaluate(frame, node.operand)))
+    return UNARY[type(node.op)](operand(frame, node.operand))
 
 
 @expression(ast.Compare)
 def _(frame: Frame, node: ast.Compare) -> Any:
-    left = evaluate(frame, node.left)
+    left = _compared(frame, node.ops[0], node.left)
     result: Any = True
     for kind, each in zip(node.ops, node.comparators, strict=True):
-        right = evaluate(frame, each)
-        # `is` asks about the name itself: a place is never None.
-        plain = isinstance(kind, (ast.Is, ast.IsNot))
-        found = COMPARISONS[type(kind)](*((left, right) if plain else (value(left), value(right))))
+        right = _compared(frame, kind, each)
+        found = COMPARISONS[type(kind)](left, right)
         result = found if result is True else logic.both(result, found)
         left = right
     return result
 
 
+def _compared(frame: Frame, kind: ast.cmpop, node: ast.expr) -> Any:
+    # `is` asks about the name itself: a place is never None.
+    return (evaluate if isinstance(kind, (ast.Is, ast.IsNot)) else operand)(frame, node)
+
+
 @expression(ast.BoolOp)
 def _(frame: Frame, node: ast.BoolOp) -> Any:
     join = logic.conjunction if isinstance(node.op, ast.And) else logic.disjunction
-    result = evaluate(frame, node.values[0])
+    result = operand(frame, node.values[0])
     for each in node.values[1:]:
-        result = join(frame.trace, value(result), lambda each=each: value(evaluate(frame, each)))  # type: ignore[misc]
+        result = join(frame.trace, result, lambda each=each: operand(frame, each))  # type: ignore[misc]
     return result
 
 
 @expression(ast.IfExp)
 def _(frame: Frame, node: ast.IfExp) -> Any:
-    test = logic.truth(value(evaluate(frame, node.test)))
+    test = logic.truth(operand(frame, node.test))
     if not isinstance(test, Tensor):
         return evaluate(frame, node.body if test else node.orelse)
-    branches = (lambda: value(evaluate(frame, node.body)), lambda: value(evaluate(frame, node.orelse)))
+    branches = (lambda: operand(frame, node.body), lambda: operand(frame, node.orelse))
     return logic.choice(frame.trace, test, *branches)
 
 
@@ -206,8 +215,9 @@ def _(frame: Frame, node: ast.FormattedValue) -> str:
             "an f-string needs values known while compiling", received=str(found.type),
             suggestion="debug values with the interpreter's trace",
         )  # fmt: skip
-    convert = {-1: str, ord("r"): repr, ord("s"): str, ord("a"): ascii}[node.conversion]
-    return format(found if node.conversion == -1 else convert(found), evaluate(frame, node.format_spec) if node.format_spec else "")
+    convert: Any = {ord("r"): repr, ord("s"): str, ord("a"): ascii}.get(node.conversion)
+    spec = evaluate(frame, node.format_spec) if node.format_spec else ""
+    return format(found if convert is None else convert(found), spec)
 
 
 def _comprehension(frame: Frame, node: ast.ListComp | ast.GeneratorExp) -> list[Any]:

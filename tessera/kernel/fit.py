@@ -19,7 +19,8 @@ def to_dtype(value: Any, dtype: DType, name: str) -> Tensor:
         _check_number(value, dtype, name)
         return full(shape=(), value=value, dtype=dtype)
     if not isinstance(value, Tensor):
-        raise DTypeError(f"cannot store a {type(value).__name__} into {name}", expected=str(dtype), received=repr(value))
+        what = type(value).__name__
+        raise DTypeError(f"cannot store a {what} into {name}", expected=str(dtype), received=repr(value))
     if value.dtype == dtype:
         return value
     if dtype.is_integer and not value.dtype.is_float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tessera.kernel.trace import Index, current, emit
 from tessera.ops import tile
 from tessera.ops.basic import full
@@ -40,27 +42,27 @@ def group_size() -> int:
     return current("tile.group_size").group
 
 
-def group_id() -> Tensor:
+def group_id() -> Any:
     """The place of this tile's group among all groups, counted through the grid."""
     grid = current("tile.group_id").grid
-    total = program_id(0)
+    total: Any = program_id(0)
     for axis in range(1, len(grid)):
-        total = total * grid[axis] + program_id(axis)  # type: ignore[operator]
+        total = total * grid[axis] + program_id(axis)
     return total
 
 
-def linear_id() -> Tensor:
+def linear_id() -> Any:
     """The place of this tile among all tiles of all groups."""
     group = current("tile.linear_id").group
-    return group_id() * group + local_id() if group > 1 else group_id()  # type: ignore[operator]
+    return group_id() * group + local_id() if group > 1 else group_id()
 
 
-def lane_id() -> Tensor:
+def lane_id() -> Any:
     """This tile's place in its warp of 32."""
     return local_id() % LANES  # type: ignore[operator]
 
 
-def warp_id() -> Tensor:
+def warp_id() -> Any:
     """The warp of 32 tiles this tile is in."""
     return local_id() // LANES  # type: ignore[operator]
 

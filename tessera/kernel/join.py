@@ -89,5 +89,3 @@ def as_type(value: Any, type: TensorType) -> Tensor:
     if isinstance(value, Tensor):
         return value if value.dtype == type.dtype else cast(value, dtype=type.dtype)
     return splat(value, type)
-
-

@@ -10,10 +10,9 @@ from tessera.errors import UnknownNameError, UnsupportedSyntaxError
 from tessera.ir.core import Block, Value
 from tessera.kernel import logic
 from tessera.kernel.carried import Carried
-from tessera.kernel.expressions import bind_target, evaluate
+from tessera.kernel.expressions import bind_target, operand
 from tessera.kernel.frame import Frame, Unset
 from tessera.kernel.liveness import writes
-from tessera.kernel.place import value
 from tessera.kernel.ranges import Range
 from tessera.kernel.statements import Flow, run, statement
 from tessera.kernel.trace import as_index, is_traced
@@ -30,7 +29,7 @@ ATTEMPTS = 16
 def _(frame: Frame, node: ast.For) -> Flow | None:
     if node.orelse:
         raise unsupported(frame, node, "for … else", "set a variable in the loop and test it after")
-    items = value(evaluate(frame, node.iter))
+    items = operand(frame, node.iter)
     if isinstance(items, Range):
         _range(frame, node, items)
         return None
@@ -91,7 +90,7 @@ def _steps(frame: Frame, node: ast.While) -> Any:
     builder = frame.trace.builder
     while True:
         with builder.region() as nodes:
-            test = logic.truth(value(evaluate(frame, node.test)))
+            test = logic.truth(operand(frame, node.test))
         if is_traced(test):
             _while(frame, node)
             return
@@ -106,7 +105,7 @@ def _while(frame: Frame, node: ast.While) -> None:
     def test(carried: Carried) -> Block:
         params = carried.enter(frame)
         with frame.trace.builder.region() as nodes:
-            found = logic.truth(value(evaluate(frame, node.test)))
+            found = logic.truth(operand(frame, node.test))
             found = found if isinstance(found, Tensor) else logic.constant(found)
         return Block(params, tuple(nodes), (found.data,))
 
@@ -118,9 +117,7 @@ def _while(frame: Frame, node: ast.While) -> None:
         return condition, Block(params, tuple(nodes), carried.leave(frame))
 
     carried, regions = _settled(frame, node, frozenset(), body)
-    loop = frame.trace.builder.add(
-        control.while_, carried.initial(), types=carried.result_types(), regions=regions
-    )
+    loop = frame.trace.builder.add(control.while_, carried.initial(), types=carried.result_types(), regions=regions)
     carried.finish(frame, loop.results)
     _forget(frame, node, frozenset())
 

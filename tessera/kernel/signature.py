@@ -167,4 +167,3 @@ def _plain(annotation: Any) -> Any:
 def names_of(want: Any) -> tuple[Any, ...]:
     """The dims an annotation names, axis by axis."""
     return want.shape if isinstance(want, TensorType) else ()
-

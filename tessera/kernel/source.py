@@ -54,15 +54,16 @@ def read(function: Callable[..., Any]) -> Source:
     return _read(function.__code__, function.__name__)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _read(code: CodeType, name: str) -> Source:
     place = Location(code.co_filename, code.co_firstlineno)
     try:
         lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError):
         raise UnsupportedSyntaxError(
-            f"the source of {name} cannot be read", location=place, suggestion="put the function in a file and import it"
-        ) from None
+            f"the source of {name} cannot be read", location=place,
+            suggestion="put the function in a file and import it",
+        ) from None  # fmt: skip
     text = "".join(lines)
     nested = text[:1].isspace()
     # Wrapped rather than dedented: columns and multi-line strings stay as they are in the file.

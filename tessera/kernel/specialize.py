@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
@@ -122,7 +123,8 @@ def _result(value: Any, parameters: Parameters) -> Tensor:
     if is_number(value):
         return full(shape=(), value=value, dtype=want or as_dtype(type(value)))
     if not isinstance(value, Tensor):
-        raise UnsupportedSyntaxError(f"a kernel cannot return a {type(value).__name__}", expected="a block, a scalar or a tuple")
+        what = type(value).__name__
+        raise UnsupportedSyntaxError(f"a kernel cannot return a {what}", expected="a block, a scalar or a tuple")
     if want is not None and value.dtype != want:
         raise DTypeError(
             f"{parameters.name} returns another element type than it says", expected=str(want),
@@ -155,7 +157,7 @@ _NOT_ON_BLOCKS = {
 
 def _check_memory(function: Function, request: Request) -> None:
     buffers = [n.out.type for n in function.body.walk() if n.op is tile.alloc and n.attrs["space"] == SHARED]
-    used = sum(_bytes(t) for t in buffers)  # type: ignore[arg-type]
+    used = sum(map(_bytes, buffers))
     if request.shared_memory and used > request.shared_memory:
         raise ResourceError(
             "the kernel's shared buffers are too large", location=function.loc,
@@ -163,11 +165,8 @@ def _check_memory(function: Function, request: Request) -> None:
         )  # fmt: skip
 
 
-def _bytes(type: RefType) -> int:
-    count = 1
-    for size in type.shape:
-        count *= int(size)  # type: ignore[arg-type]
-    return count * type.dtype.bits // 8
+def _bytes(type: Any) -> int:
+    return math.prod(type.shape) * type.dtype.bits // 8
 
 
 def _module(function: Function, outputs: int) -> Module:
@@ -183,5 +182,3 @@ def _module(function: Function, outputs: int) -> Module:
 def _distinct(guards: Sequence[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
     found = {(id(getattr(scope, "module", scope)), name): (scope, name, held) for scope, name, held in guards}
     return list(found.values())
-
-

@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera.errors import ArgumentError, UnsupportedSyntaxError
 from tessera.kernel.calls import call_statement, closure
-from tessera.kernel.expressions import OPERATORS, evaluate, item, located
+from tessera.kernel.expressions import OPERATORS, evaluate, item, located, operand
 from tessera.kernel.frame import Frame
 from tessera.kernel.place import Place, value
 from tessera.kernel.trace import is_traced
@@ -88,7 +88,7 @@ def _(frame: Frame, node: ast.Return) -> Flow:
 
 @statement(ast.Assert)
 def _(frame: Frame, node: ast.Assert) -> None:
-    test = value(evaluate(frame, node.test))
+    test = operand(frame, node.test)
     if is_traced(test):
         raise UnsupportedSyntaxError(
             "assert needs a condition known while compiling", received=str(test.type),
@@ -101,7 +101,8 @@ def _(frame: Frame, node: ast.Assert) -> None:
 
 @statement(ast.Assign)
 def _(frame: Frame, node: ast.Assign) -> None:
-    found = evaluate(frame, node.value)
+    plain = all(isinstance(t, ast.Name) for t in node.targets)
+    found = (evaluate if plain else operand)(frame, node.value)
     for target in node.targets:
         assign(frame, target, found)
 
@@ -115,7 +116,8 @@ def _(frame: Frame, node: ast.AnnAssign) -> None:
 @statement(ast.AugAssign)
 def _(frame: Frame, node: ast.AugAssign) -> None:
     place = _augmented(frame, node.target)
-    found = OPERATORS[type(node.op)](value(place), value(evaluate(frame, node.value)))
+    before = located(frame, node.target, lambda f, n: value(place))
+    found = OPERATORS[type(node.op)](before, operand(frame, node.value))
     if isinstance(place, Place):
         place.store(found)
     else:

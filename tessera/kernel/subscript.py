@@ -8,7 +8,7 @@ from typing import Any
 from tessera.errors import DTypeError, OutOfBoundsError, ShapeError
 from tessera.kernel import affine
 from tessera.kernel.cells import Cells
-from tessera.kernel.place import Memory, Place, View, value
+from tessera.kernel.place import Memory, View, value
 from tessera.kernel.trace import Index, as_index, is_traced, plus
 from tessera.ops.shape import iota, reshape
 from tessera.shapes.rules import show
@@ -96,7 +96,7 @@ def _slice(view: View, axis: int, item: slice) -> tuple[Index, int]:
         raise ShapeError(
             f"the size of this slice of {view.memory.name} is not known while compiling",
             expected="bounds whose difference is a constant",
-            suggestion='write A[start : start + BLOCK], and at an edge tile.load(A[start : start + BLOCK], edge="clip")',
+            suggestion='A[start : start + BLOCK]; at an edge tile.load(A[start : start + BLOCK], edge="clip")',
         )
     if size < 0:
         raise ShapeError(f"a slice of {view.memory.name} ends before it starts", received=f"{size} elements")
@@ -121,25 +121,20 @@ def _cells(view: View, items: Sequence[Any]) -> Cells:
     kept = dict(zip(_kept(view), items, strict=True))
     outer = any(isinstance(i, slice) for i in items)
     axes = [a for a, i in kept.items() if isinstance(i, slice) or (isinstance(i, Tensor) and i.ndim)]
-    given = []
+    given: list[Any] = []
     for axis, start in enumerate(view.starts):
         item = kept.get(axis, 0)
-        block = _ramp(view, axis, item) if isinstance(item, slice) else _integers(view, item)
+        block: Any = _ramp(view, axis, item) if isinstance(item, slice) else _integers(view, item)
         if outer and block.ndim == 1:
             block = reshape(block, shape=(-1,) + (1,) * (len(axes) - axes.index(axis) - 1))
         given.append(block if isinstance(start, int) and start == 0 else block + start)
     return Cells(view.memory, tuple(given))
 
 
-def _ramp(view: View, axis: int, item: slice) -> Tensor:
+def _ramp(view: View, axis: int, item: slice) -> Any:
     start, size = _slice(view, axis, item)
     return iota(shape=(size,)) + start
 
 
 def _integers(view: View, item: Any) -> Tensor:
     return _scalar(view, 0, item)[0] if isinstance(item, Tensor) else as_index(item)  # type: ignore[return-value]
-
-
-def is_place(x: Any) -> bool:
-    """Whether this names memory."""
-    return isinstance(x, Place)

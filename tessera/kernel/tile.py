@@ -77,11 +77,13 @@ load_shared, store_shared = load, store
 updates_first(mma, 4)
 updates_first(mask_causal)
 
-__all__ = """
-    abs alloc_register alloc_shared arange argmax argmin async_copy atomic_add atomic_exchange atomic_max atomic_min
-    barrier block block_id broadcast cast ceil col_index context cos cp_async cp_commit_group cp_wait_group dot erf exp
-    exp2 floor full grid_size group_id group_size lane_id linear_id load load_shared load_vector local_id log log2
-    mask_causal max maximum min minimum mma num_programs ones program_id range range_n reshape row_index rsqrt sin
-    softmax_accumulate softmax_online sqrt static_range store store_shared store_vector sum tanh thread_id transpose
-    wait_async warp_id where zeros
-""".split()
+__all__ = [
+    "abs", "alloc_register", "alloc_shared", "arange", "argmax", "argmin", "async_copy", "atomic_add",
+    "atomic_exchange", "atomic_max", "atomic_min", "barrier", "block", "block_id", "broadcast", "cast", "ceil",
+    "col_index", "context", "cos", "cp_async", "cp_commit_group", "cp_wait_group", "dot", "erf", "exp", "exp2",
+    "floor", "full", "grid_size", "group_id", "group_size", "lane_id", "linear_id", "load", "load_shared",
+    "load_vector", "local_id", "log", "log2", "mask_causal", "max", "maximum", "min", "minimum", "mma",
+    "num_programs", "ones", "program_id", "range", "range_n", "reshape", "row_index", "rsqrt", "sin",
+    "softmax_accumulate", "softmax_online", "sqrt", "static_range", "store", "store_shared", "store_vector", "sum",
+    "tanh", "thread_id", "transpose", "wait_async", "warp_id", "where", "zeros",
+]  # fmt: skip

@@ -51,8 +51,9 @@ def current(what: str = "a tile function") -> Trace:
     trace = TRACE.get()
     if trace is None:
         raise UnsupportedSyntaxError(
-            f"{what} has a meaning only inside a kernel", location=here(), suggestion="call it in a function under @ts.kernel"
-        )
+            f"{what} has a meaning only inside a kernel", location=here(),
+            suggestion="call it in a function under @ts.kernel",
+        )  # fmt: skip
     return trace
 
 

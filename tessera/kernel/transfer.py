@@ -47,7 +47,7 @@ def store(place: Any, *args: Any, mask: Any = None, edge: str | None = None) -> 
         raise ArgumentError("store needs a value", expected="tile.store(place, value)")
     *index, block = args
     block = value(block)
-    shape = block.shape if isinstance(block, Tensor) and block.ndim else None
+    shape: Any = block.shape if isinstance(block, Tensor) and block.ndim else None
     locate(place, tuple(index), None if index else shape).store(block, value(mask), "clip" if _edge(edge) else "error")
 
 
@@ -87,7 +87,8 @@ def _narrowed(view: View, shape: tuple[int, ...], row: BlockIndex | None) -> Vie
     """The part of a view that has this shape: this program's where the view is a whole tensor, else the first."""
     kept = [axis for axis in range(len(view.sizes)) if axis not in view.dropped]
     if len(shape) > len(kept):
-        raise ShapeError(f"a block of shape {show(shape)} does not lie in {view.memory.name}", received=show(view.shape))
+        name = view.memory.name
+        raise ShapeError(f"a block of shape {show(shape)} does not lie in {name}", received=show(view.shape))
     sizes = (1,) * (len(kept) - len(shape)) + shape
     own = view.is_whole and view.memory.type.space == GLOBAL
     starts, lengths, dropped = list(view.starts), list(view.sizes), set(view.dropped)
@@ -122,7 +123,7 @@ def store_vector(place: Any, vector: Any) -> None:
 def _first(place: Any, width: int) -> Place:
     found = locate(place, (), None)
     if not isinstance(found, View) or not found.shape:
-        raise ArgumentError("a vector is read from a row", expected="a place of rank 1, such as A[i]", received=repr(place))
+        raise ArgumentError("a vector is part of a row", expected="a row, such as A[i]", received=repr(place))
     return _part(found, width)
 
 

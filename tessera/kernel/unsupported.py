@@ -34,9 +34,13 @@ _INSTEAD: dict[type, tuple[str, str | None]] = {
 }
 
 
-def unsupported(frame: Frame, node: ast.AST, what: str | None = None, suggestion: str | None = None) -> UnsupportedSyntaxError:
+def unsupported(
+    frame: Frame, node: ast.AST, what: str | None = None, suggestion: str | None = None
+) -> UnsupportedSyntaxError:
     """The error for a piece of syntax, at its place."""
     name, instead = _INSTEAD.get(type(node), (type(node).__name__, None))
     return UnsupportedSyntaxError(
-        f"{what or name} is not part of the kernel language", location=frame.place(node), suggestion=suggestion or instead
+        f"{what or name} is not part of the kernel language",
+        location=frame.place(node),
+        suggestion=suggestion or instead,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from tessera.codegen.llvm import convert, memory
 from tessera.codegen.llvm.emit import Spot, row
 from tessera.codegen.llvm.lane import ZERO, Body, Index, Kind, Lane
+from tessera.codegen.llvm.scratch import Memory
 from tessera.codegen.llvm.types import Vec, literal, register
 from tessera.ir.core import Node, Value
 from tessera.op import COMPUTE, Rules
@@ -232,14 +233,23 @@ def _(body, node, index):
 def _(body, node, index):
     ref, rest = node.args[0], node.args[1:]
     m = body.kernel.memories[ref]
-    starts = [as_index(body, s, value_at(body, s, ())) for s in rest[: ref.type.rank]]
-    place = tuple(_plus(body, start, i) for start, i in zip(starts, index, strict=True))
-    mask = operand(body, rest[ref.type.rank :], 0, index)
-    other = operand(body, rest[ref.type.rank :], 1, index)
+    starts, more = rest[: ref.type.rank], rest[ref.type.rank :]
+    place = placed(body, starts, index)
+    mask, other = operand(body, more, 0, index), operand(body, more, 1, index)
     if node.attrs["edge"] == "clip":
-        axes = body.kernel.ranges.loose(rest[: ref.type.rank], node.attrs["shape"], m.shape)
-        mask = memory.both(body, mask, memory.inside(body, m, place, axes))
+        mask = memory.both(body, mask, clipped(body, m, starts, node.attrs["shape"], place))
     return memory.load(body, m, place, mask, other)
+
+
+def placed(body: Body, starts: Sequence[Value], index: Index) -> Index:
+    """Where in a memory an element of a block lies that begins at `starts`."""
+    origin = [as_index(body, s, value_at(body, s, ())) for s in starts]
+    return tuple(_plus(body, start, i) for start, i in zip(origin, index, strict=True))
+
+
+def clipped(body: Body, m: Memory, starts: Sequence[Value], block: tuple[int, ...], place: Index) -> Lane | None:
+    """Whether elements lie inside; None where the block is known to lie inside whole."""
+    return memory.inside(body, m, place, body.kernel.ranges.loose(starts, block, m.shape))
 
 
 def operand(body: Body, values: Sequence[Value], place: int, index: Index) -> Lane | None:

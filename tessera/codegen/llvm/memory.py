@@ -75,28 +75,29 @@ def _mask(body: Body, mask: Lane | None, width: int) -> str | None:
 def _load_raw(body: Body, m: Memory, place: Address, mask: str | None, width: int) -> str:
     t = memory(m.dtype, width)
     if place.uniform and width > 1 and mask is body.mask:
-        one = body.text.let(f"load {t.element}, ptr {_pointer(body, m, place)}, align {size(m.dtype)}")
+        one = body.text.let(f"load {t.element}, ptr {pointer(body, m, place)}, align {size(m.dtype)}")
         return splat(body.text, t, one)
     if place.vector or place.stride != 1 and width > 1:
         return _gather(body, m, place, mask, t)
-    pointer = _pointer(body, m, place)
+    at = pointer(body, m, place)
     if mask is None:
-        return body.text.let(f"load {t}, ptr {pointer}, align {size(m.dtype)}")
+        return body.text.let(f"load {t}, ptr {at}, align {size(m.dtype)}")
     if width > 1:
         return body.text.let(
-            f"call {t} @llvm.masked.load.{t.suffix}.p0(ptr {pointer}, i32 {size(m.dtype)}, {t.truth} {mask}, {t} zeroinitializer)"
+            f"call {t} @llvm.masked.load.{t.suffix}.p0(ptr {at}, i32 {size(m.dtype)}, {t.truth} {mask}, {t} zeroinitializer)"
         )
-    return _load_one(body, m, pointer, mask, t)
+    return _load_one(body, m, at, mask, t)
 
 
-def _load_one(body: Body, m: Memory, pointer: str, mask: str, t: Vec) -> str:
+def _load_one(body: Body, m: Memory, at: str, mask: str, t: Vec) -> str:
     """A scalar behind a condition: reads the memory's first element instead, so that no branch is needed."""
-    safe = body.text.let(f"select i1 {mask}, ptr {pointer}, ptr {m.base}", "p")
+    safe = body.text.let(f"select i1 {mask}, ptr {at}, ptr {m.base}", "p")
     raw = body.text.let(f"load {t}, ptr {safe}, align {size(m.dtype)}")
     return body.text.let(f"select i1 {mask}, {t} {raw}, {t} {t.const(0)}")
 
 
-def _pointer(body: Body, m: Memory, place: Address) -> str:
+def pointer(body: Body, m: Memory, place: Address) -> str:
+    """The address of the first element, in bytes."""
     if place.scalar == "0":
         return m.base
     return body.text.let(f"getelementptr {memory(m.dtype).element}, ptr {m.base}, i64 {place.scalar}", "p")
@@ -104,7 +105,7 @@ def _pointer(body: Body, m: Memory, place: Address) -> str:
 
 def _pointers(body: Body, m: Memory, place: Address) -> str:
     t = Vec("i64", body.width)
-    base = _pointer(body, m, Address(place.scalar, 0))
+    base = pointer(body, m, Address(place.scalar, 0))
     offsets = steps(t, place.stride)
     if place.vector:
         offsets = body.text.let(f"add {t} {place.vector}, {offsets}", "o") if place.stride else place.vector
@@ -145,22 +146,22 @@ def store(body: Body, m: Memory, index: Index, value: Lane, mask: Lane | None = 
             f"i32 {size(m.dtype)}, {t.truth} {which})"
         )
     elif which is None:
-        body.text.line(f"store {t} {raw}, ptr {_pointer(body, m, place)}, align {size(m.dtype)}")
+        body.text.line(f"store {t} {raw}, ptr {pointer(body, m, place)}, align {size(m.dtype)}")
     elif width > 1:
         body.text.line(
-            f"call void @llvm.masked.store.{t.suffix}.p0({t} {raw}, ptr {_pointer(body, m, place)}, i32 {size(m.dtype)}, "
+            f"call void @llvm.masked.store.{t.suffix}.p0({t} {raw}, ptr {pointer(body, m, place)}, i32 {size(m.dtype)}, "
             f"{t.truth} {which})"
         )
     else:
-        _store_one(body, m, _pointer(body, m, place), raw, which, t)
+        _store_one(body, m, pointer(body, m, place), raw, which, t)
 
 
-def _store_one(body: Body, m: Memory, pointer: str, raw: str, mask: str, t: Vec) -> None:
+def _store_one(body: Body, m: Memory, at: str, raw: str, mask: str, t: Vec) -> None:
     """A scalar behind a condition, by a branch."""
     yes, done = body.text.new_label("then"), body.text.new_label("done")
     body.text.line(f"br i1 {mask}, label %{yes}, label %{done}")
     body.text.begin(yes)
-    body.text.line(f"store {t} {raw}, ptr {pointer}, align {size(m.dtype)}")
+    body.text.line(f"store {t} {raw}, ptr {at}, align {size(m.dtype)}")
     body.text.jump(done)
 
 

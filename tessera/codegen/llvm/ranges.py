@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tessera.ir.core import Node, Value
 from tessera.op import Rules
 from tessera.ops import basic, elementwise, tile
+from tessera.types import int64
 
 Interval = tuple[float, float]
 ANY: Interval = (-math.inf, math.inf)
@@ -27,7 +28,9 @@ class Ranges:
         if v not in self.known:
             node = self.producers.get(v)
             rule = interval.get(node.op) if node is not None else None
-            self.known[v] = rule(self, node) if rule is not None else ANY
+            # Narrower integers may wrap, which intervals do not see.
+            fits = rule is not None and (v.type.dtype == int64 or node.op is basic.full)
+            self.known[v] = rule(self, node) if fits else ANY
         return self.known[v]
 
     def loop(self, node: Node) -> None:
@@ -81,8 +84,8 @@ def _corners(f: Callable[[float, float], float]) -> Callable[[Ranges, Node], Int
 
 
 def _exact(low: float, high: float) -> Interval:
-    """Beyond what i64 arithmetic cannot wrap, nothing is known."""
-    return (low, high) if max(abs(low), abs(high)) in (math.inf,) or max(abs(low), abs(high)) < 2**62 else ANY
+    """Nothing is known of what may wrap."""
+    return (low, high) if all(math.isinf(x) or abs(x) < 2**62 for x in (low, high)) else ANY
 
 
 def _product(x: float, y: float) -> float:

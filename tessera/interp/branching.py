@@ -1,0 +1,105 @@
+"""Control flow of all program instances at once: together where they agree, in parts or masked where not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.interp.machine import Machine, Part, chain, merge, part_of, within
+from tessera.ir.core import Block
+from tessera.numerics.bounded import certain
+from tessera.op import Rules
+from tessera.ops import control
+
+rules = Rules("tile control flow")
+
+
+def _scalar(array: np.ndarray) -> Any:
+    return array.reshape(()).item()
+
+
+@rules(control.if_)
+def _(machine, node, args, walk):
+    condition, (then, other) = certain(args[0]), node.regions
+    if condition.size == 1:
+        return walk(then if _scalar(condition) else other)
+    yes, no = machine.live(condition), machine.live(~condition)
+    if not no.any():
+        return walk(then)
+    if not yes.any():
+        return walk(other)
+    part, rest = part_of(yes), part_of(no)
+    if part and not (other.nodes or other.results):
+        return within(machine, part, then.free, walk, lambda inner: inner(then))
+    if part and rest and machine.active is None:
+        first = within(machine, part, then.free, walk, lambda inner: inner(then))
+        second = within(machine, rest, other.free, walk, lambda inner: inner(other))
+        return [_beside((part, a), (rest, b)) for a, b in zip(first, second, strict=True)]
+    with machine.masked(yes):
+        first = walk(then)
+    with machine.masked(no):
+        second = walk(other)
+    return merge(condition, first, second)
+
+
+def _beside(one: tuple[Part, Any], other: tuple[Part, Any]) -> Any:
+    """One value of the two parts that make up all instances."""
+    (part, low), (rest, high) = sorted((one, other), key=lambda p: p[0].low)
+    return chain([(low, part.high), (high, rest.high - rest.low)], part.axis)
+
+
+@rules(control.for_)
+def _(machine, node, args, walk):
+    (lower, upper, step), carried = (certain(a) for a in args[:3]), args[3:]
+    body = node.regions[0]
+    if lower.size == upper.size == step.size == 1:
+        for i in range(_scalar(lower), _scalar(upper), _scalar(step)):
+            carried = walk(body, machine.constant(i), *carried)
+        return carried
+    return _repeat(machine, body, walk, [lower, upper, step], list(carried))
+
+
+def _repeat(machine: Machine, body: Block, walk: Any, bounds: list[np.ndarray], carried: Sequence[Any]) -> Sequence[Any]:
+    """A loop whose bounds differ between instances: those that are done drop out."""
+    i, upper, step = bounds
+    while True:
+        mask = machine.live(np.where(step > 0, i < upper, i > upper))
+        if not mask.any():
+            return carried
+        if mask.all():
+            carried = walk(body, i, *carried)
+        elif part := part_of(mask):
+            rest = [part.cut(b) for b in (i, upper, step)]
+            inputs = [part.cut(c) for c in carried]
+            inner = within(machine, part, body.free, walk, lambda w: _repeat(machine, body, w, rest, inputs))  # noqa: B023
+            count = machine.count[part.axis]
+            return [part.join(n, o, count) for n, o in zip(inner, carried, strict=True)]
+        else:
+            with machine.masked(mask):
+                carried = merge(mask, walk(body, i, *carried), carried)
+        i = i + step
+
+
+@rules(control.while_)
+def _(machine, node, args, walk):
+    condition, body = node.regions
+    return _while(machine, condition, body, walk, args)
+
+
+def _while(machine: Machine, condition: Block, body: Block, walk: Any, carried: Sequence[Any]) -> Sequence[Any]:
+    while True:
+        mask = machine.live(certain(walk(condition, *carried)[0]))
+        if not mask.any():
+            return carried
+        if mask.all():
+            carried = walk(body, *carried)
+        elif part := part_of(mask):
+            free, inputs = condition.free | body.free, [part.cut(c) for c in carried]
+            inner = within(machine, part, free, walk, lambda w: _while(machine, condition, body, w, inputs))  # noqa: B023
+            count = machine.count[part.axis]
+            return [part.join(n, o, count) for n, o in zip(inner, carried, strict=True)]
+        else:
+            with machine.masked(mask):
+                carried = merge(mask, walk(body, *carried), carried)

@@ -1,0 +1,142 @@
+"""Bound mode over whole Graph functions: composites against their parts, control flow, comparing."""
+
+import numpy as np
+import pytest
+
+import tessera.ops  # noqa: F401
+from tessera.errors import ExecutionError, ShapeError
+from tessera.evaluate import expand
+from tessera.interp import bound, graph
+from tessera.ir.builder import Builder
+from tessera.ir.core import Block, Function, Value
+from tessera.numerics.bounded import Bounded
+from tessera.numerics.convert import convert
+from tessera.ops import control, elementwise, nn, reduce
+from tessera.tensor import Tensor
+from tessera.tracing import Jit
+from tessera.types import TensorType, bf16, bool_, f16, f32, f64, int64
+
+FLOATS = (f64, f32, f16, bf16)
+COMPOSITES = {
+    "relu": nn.relu,
+    "sigmoid": nn.sigmoid,
+    "silu": nn.silu,
+    "gelu": nn.gelu,
+    "gelu_tanh": lambda x: nn.gelu(x, approximate="tanh"),
+    "softmax": nn.softmax,
+    "softmax_axis": lambda x: nn.softmax(x, axis=0),
+    "log_softmax": nn.log_softmax,
+    "normalize": nn.normalize,
+    "rms_norm": nn.rms_norm,
+    "mean": lambda x: reduce.mean(x, axis=1),
+    "var": lambda x: reduce.var(x, axis=0, correction=1),
+    "attention": lambda x: nn.scaled_dot_product_attention(x, x, x, causal=True),
+}
+
+
+@pytest.mark.parametrize("scale", (1, 30))
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("program", COMPOSITES.values(), ids=COMPOSITES)
+def test_composite_lies_within_the_bound_of_its_parts(program, dtype, scale):
+    x = convert(np.random.default_rng(scale).normal(size=(6, 8)) * scale, dtype)
+    function = Jit(program).trace(x).function
+    (limit,) = bound.run(function, [x])
+    for version in (function, expand(function)):
+        agreement = bound.compare(graph.run(version, [x])[0], limit)
+        assert agreement.ok and not agreement.useless and not agreement.ambiguous_share, agreement
+
+
+def test_a_wrong_answer_is_found():
+    x = np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)
+    function = Jit(nn.softmax).trace(x).function
+    (limit,) = bound.run(function, [x])
+    right = graph.run(function, [x])[0]
+    assert not bound.compare(right * np.float32(1 + 1e-5), limit).ok
+    assert not bound.compare(np.roll(right, 1, axis=-1), limit).ok
+
+
+def test_symbolic_sizes():
+    traced = Jit(lambda x: nn.softmax(x) * 2.0).trace(Tensor["B", 4, f32])
+    x = np.ones((3, 4), np.float32)
+    assert bound.run(traced.function, [x])[0].shape == (3, 4)
+    with pytest.raises(ShapeError, match="axis 1: expected 4, received 5"):
+        bound.run(traced.function, [np.ones((3, 5), np.float32)])
+
+
+def scalar(dtype):
+    return Value(TensorType((), dtype))
+
+
+def region(count, build, *params):
+    """A block made by `build` from its parameters."""
+    builder = Builder()
+    with builder.active():
+        out = build(*(Tensor(p) for p in params))
+    return builder.block(params, [t.data for t in out])
+
+
+def loop(op, inputs, regions, results):
+    """A function of one node with regions."""
+    builder = Builder()
+    node = builder.add(op, inputs, types=tuple(results), regions=tuple(regions))
+    return Function("loop", Block(tuple(inputs), (node,), node.results))
+
+
+def test_for_carries_bounds():
+    body = region(1, lambda i, x: [elementwise.exp(x)], scalar(int64), scalar(f32))
+    function = loop(control.for_, [scalar(int64) for _ in range(3)] + [scalar(f32)], [body], [TensorType((), f32)])
+    args = [np.int64(0), np.int64(2), np.int64(1), np.float32(0.1)]
+    (out,) = bound.run(function, args)
+    assert out.value == np.exp(np.exp(np.float64(np.float32(0.1)))) and 0 < out.radius < 1e-5
+
+
+def test_while_runs_until_its_condition_fails():
+    test = region(1, lambda x: [x < 10.0], scalar(f32))
+    body = region(1, lambda x: [x * 2.0], scalar(f32))
+    function = loop(control.while_, [scalar(f32)], [test, body], [TensorType((), f32)])
+    assert bound.run(function, [np.float32(3)])[0].value == 12
+
+
+def test_a_branch_needs_certainty():
+    branches = [region(0, lambda: [elementwise.neg(Tensor(np.float32(k)))]) for k in (1, 2)]
+    assert [len(b.params) for b in branches] == [1, 1]  # constants are captured
+    plain = [Block((), (), ()) for _ in range(2)]
+    function = loop(control.if_, [scalar(bool_)], plain, [])
+    assert bound.run(function, [np.True_]) == []
+    with pytest.raises(ExecutionError, match="rounding may change"):
+        bound.run(function, [Bounded(np.array(True), np.array(1.0))])
+
+
+def test_compare_reports_the_worst_place():
+    limit = Bounded(np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.1, 0.0]))
+    found = bound.compare(np.array([1.05, 2.2, 3.0]), limit)
+    assert not found.ok and found.where == (1,) and found.worst_share == pytest.approx(2)
+    assert str(found) == "differs: uses 2 of its bound at [1]"
+    assert bound.compare(np.array([1.0, 2.0, 3.0 + 1e-9]), limit).worst_share == np.inf
+
+
+def test_compare_special_values():
+    limit = Bounded(np.array([np.nan, np.inf, -np.inf]))
+    assert bound.compare(np.float32([np.nan, np.inf, -np.inf]), limit).ok
+    for wrong in ([1, np.inf, -np.inf], [np.nan, -np.inf, -np.inf], [np.nan, 3e38, -np.inf]):
+        assert not bound.compare(np.float32(wrong), limit).ok
+
+
+def test_compare_overflow_to_the_right_infinity_is_not_ambiguous():
+    limit = Bounded(np.array([1e6, -1e6, 1e6, 1e6]), np.full(4, np.inf))
+    found = bound.compare(np.array([np.inf, -np.inf, 1e6, -np.inf]), limit)
+    assert found.ok and found.ambiguous_share == 0.5
+
+
+def test_compare_says_when_a_bound_is_useless():
+    assert bound.compare(np.ones(4), Bounded(np.ones(4), np.full(4, 0.6))).useless
+    assert not bound.compare(np.ones(4), Bounded(np.ones(4), np.full(4, 0.4))).useless
+    # A zero among larger values has no relative error; its size is theirs.
+    assert not bound.compare(np.eye(4), Bounded(np.eye(4), np.full((4, 4), 1e-6))).useless
+    assert bound.compare(np.ones(2, bool), Bounded(np.ones(2, bool), np.ones(2))).useless
+    assert not bound.compare(np.zeros(0), Bounded(np.zeros(0))).useless
+
+
+def test_compare_shapes():
+    with pytest.raises(ShapeError, match="another shape"):
+        bound.compare(np.ones(2), Bounded(np.ones(3)))

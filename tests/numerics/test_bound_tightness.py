@@ -1,0 +1,144 @@
+"""Error bounds are tight enough to find bugs, and exact where nothing rounds."""
+
+import numpy as np
+import pytest
+
+from tessera.interp.bound import apply
+from tessera.numerics.bounded import Bounded, lift
+from tessera.numerics.formats import format_of, gamma
+from tessera.numerics.ulp import DOUBLE, SINGLE
+from tessera.op import REGISTRY
+from tessera.types import (
+    Policy, TensorType, bf16, bool_, f16, f32, f64, flush_denormals, fp4, fp8_e4m3, int8, int32, int64, saturate, tf32,
+    toward_zero,
+)  # fmt: skip
+
+
+def bound(name, *operands, dtype=f32, attrs=None, policy=None):
+    """One op in bound mode on operands of one element type."""
+    op, lifted = REGISTRY[f"ts.{name}"], [lift(x) for x in operands]
+    types = tuple(TensorType(b.shape, dtype, policy) for b in lifted)
+    return apply(op, types, op.result_types(types, attrs or {}), attrs or {}, lifted)[0]
+
+
+def relative(b):
+    return float(np.max(b.radius / np.abs(b.value)))
+
+
+RNG = np.random.default_rng(0)
+POSITIVE = RNG.uniform(0.5, 2, (8, 64)).astype(np.float32)
+KEEP = {"axis": (-1,), "keepdims": False}
+
+
+def test_dot_of_64():
+    assert relative(bound("dot", POSITIVE, POSITIVE.T, attrs={"dtype": f32})) < 1e-5
+    assert relative(bound("dot", POSITIVE, POSITIVE.T, dtype=bf16, attrs={"dtype": bf16})) < 0.005
+
+
+def test_dot_covers_the_product_of_both_errors():
+    one = Bounded(np.zeros((1, 1)), np.ones((1, 1)))
+    assert bound("dot", one, one, attrs={"dtype": f32}).radius >= 1
+
+
+def test_sum_and_functions():
+    assert relative(bound("sum", POSITIVE, attrs=KEEP)) < 1e-5
+    for name in SINGLE:
+        if len(REGISTRY[f"ts.{name}"].operands) == 1:
+            assert relative(bound(name, POSITIVE)) < 16 * 2.0**-22
+    assert relative(bound("mul", POSITIVE, POSITIVE)) < 2.0**-23
+    assert relative(bound("div", POSITIVE.astype("f8"), POSITIVE.astype("f8"), dtype=f64)) < 2.0**-51
+
+
+@pytest.mark.parametrize("name", ("add", "sub", "mul"))
+def test_arithmetic_on_small_whole_numbers_is_exact(name):
+    x, y = np.arange(-8.0, 8, dtype="f4"), np.arange(16, dtype="f4")
+    assert bound(name, x, y).exact and bound(name, x, y, dtype=bf16).exact
+
+
+@pytest.mark.parametrize("name", ("maximum", "minimum", "less", "equal"))
+def test_selection_is_exact(name):
+    assert bound(name, POSITIVE, POSITIVE[::-1]).exact
+
+
+def test_integers_are_exact_and_wrap_in_their_type():
+    x = np.array([100, -100], np.int8)
+    out = bound("add", x, x, dtype=int8)
+    assert out.exact and out.value.dtype == np.int8 and out.value.tolist() == [-56, 56]
+    assert bound("dot", x[None], x[:, None], dtype=int8, attrs={"dtype": int32}).value.tolist() == [[20000]]
+    assert bound("sum", x, dtype=int8, attrs=KEEP).value.dtype == np.int64
+
+
+def test_comparison_is_open_only_where_intervals_meet():
+    x = Bounded(np.array([1.0, 2.0, 3.0]), np.full(3, 0.1))
+    for name, want in {"less": [0, 1, 0], "equal": [0, 1, 0], "greater_equal": [0, 1, 0]}.items():
+        assert bound(name, x, np.full(3, 2.05)).radius.tolist() == want
+
+
+def test_rounding_functions_are_open_only_where_the_interval_crosses():
+    x = Bounded(np.array([1.5, 1.95, 2.5]), np.full(3, 0.1))
+    assert bound("floor", x).radius.tolist() == [0, 1, 0]
+    assert bound("round", x).radius.tolist() == [1, 0, 1]
+    assert bound("cast", x, attrs={"dtype": int32}).radius.tolist() == [0, 1, 0]
+
+
+def test_argmax_counts_how_far_away_a_rival_is():
+    x = Bounded(np.array([[1.0, 5.0, 2.0, 4.9], [1.0, 5.0, 2.0, 4.9]]), np.array([[0.2], [0.01]]) * np.ones((2, 4)))
+    assert bound("argmax", x, attrs={"axis": -1, "keepdims": False}).radius.tolist() == [2, 0]
+
+
+def test_gather_by_an_uncertain_index_is_not_known():
+    out = apply(
+        REGISTRY["ts.gather"],
+        (TensorType((3, 2), f32), TensorType((2,), int64)),
+        (TensorType((2, 2), f32),),
+        {"axis": -2},
+        [np.ones((3, 2)), Bounded(np.array([0, 2]), np.array([0.0, 1.0]))],
+    )[0]
+    assert out.radius.tolist() == [[0, 0], [np.inf, np.inf]]
+
+
+def test_overflow():
+    big = np.array([3e38, 60000.0], np.float32)
+    f32_sum, f16_sum = bound("add", big, big), bound("add", big, big, dtype=f16)
+    assert f32_sum.value[0] == np.inf and f32_sum.radius[0] == 0  # nothing is wider than what computes
+    assert f16_sum.radius[1] == np.inf  # stored it is inf, kept as computed it is 120000
+    assert bound("add", np.array([400.0]), np.array([400.0]), dtype=fp8_e4m3).radius[0] == np.inf
+    assert bound("add", np.array([4.0]), np.array([4.0]), dtype=fp4).value[0] == 6
+
+
+def test_overflow_on_the_way_of_a_sum():
+    x = np.array([3e38, 3e38, -3e38], np.float32)
+    assert bound("sum", x, attrs=KEEP).radius == np.inf
+
+
+def test_constants_may_be_rounded_or_not():
+    full = REGISTRY["ts.full"]
+    out = apply(full, (), (TensorType((2,), f32),), {"shape": (2,), "value": 0.1, "dtype": f32}, [])[0]
+    assert out.value[0] == 0.1 and out.radius[0] == abs(float(np.float32(0.1)) - 0.1)
+    padded = bound("pad", np.ones(2, "f4"), attrs={"low": (1,), "high": (0,), "value": 0.1})
+    assert padded.radius.tolist() == [out.radius[0], 0, 0]
+
+
+def test_cast_rounds_once():
+    assert bound("cast", np.array([1.0, 1 + 2.0**-9]), dtype=f64, attrs={"dtype": bf16}).radius[0] == 0
+    assert bound("cast", np.array([2**53 + 1]), dtype=int64, attrs={"dtype": f64}).radius[0] >= 1
+    assert bound("cast", np.array([True]), dtype=bool_, attrs={"dtype": f32}).exact
+
+
+def test_formats():
+    assert format_of(f32).unit == 2.0**-24 and format_of(bf16).unit == 2.0**-8 and format_of(tf32).unit == 2.0**-11
+    assert format_of(f32, Policy(f32) @ toward_zero).unit == 2.0**-23
+    assert format_of(f32, Policy(f32) @ flush_denormals).tiny == float(np.finfo(np.float32).tiny)
+    assert format_of(fp4).saturates and not format_of(fp8_e4m3).infinite
+    assert format_of(fp8_e4m3, Policy(fp8_e4m3) @ saturate).saturates
+    assert gamma(3, 0.1) == pytest.approx(0.3 / 0.7) and gamma(10, 0.1) == np.inf
+
+
+def test_a_narrower_compute_type_rounds_the_operands():
+    policy = Policy(f32, compute=tf32)
+    x = np.array([1 + 2.0**-20], np.float32)
+    assert bound("mul", x, x, policy=policy).radius[0] > 2.0**-11 > bound("mul", x, x).radius[0]
+
+
+def test_double_precision_rounds_correctly_where_ieee_says():
+    assert DOUBLE["div"] == DOUBLE["sqrt"] == 0.5
