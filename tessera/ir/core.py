@@ -202,9 +202,9 @@ def _attrs_key(attrs: Mapping[str, Any]) -> tuple:
 def _attr_key(value: Any) -> Any:
     """Attributes compare by type too, since 1, 1.0 and True are equal in Python; NaN equals itself."""
     if isinstance(value, Mapping):
-        return _attrs_key(value)
+        return ("dict", _attrs_key(value))
     if isinstance(value, tuple):
-        return tuple(_attr_key(v) for v in value)
+        return ("tuple", tuple(_attr_key(v) for v in value))
     return (type(value).__name__, repr(value))
 
 

@@ -21,7 +21,7 @@ from tessera.op import Op
 from tessera.ops import elementwise
 
 DEPTH_LIMIT = 50
-_OUTSIDE = ("math", "numpy", "builtins")
+_OUTSIDE = ("math", "numpy")
 
 
 @expression(ast.Call)
@@ -94,7 +94,7 @@ def _native(function: Any, args: list[Any], named: dict[str, Any]) -> Any:
         return function(*args, **named)
     name = getattr(function, "__name__", repr(function))
     op = getattr(elementwise, name, None)
-    if isinstance(op, Op) and module != "builtins":
+    if isinstance(op, Op):
         return op(*args, **named)
     raise UnsupportedSyntaxError(
         f"{name} cannot run on a value known only at run time",

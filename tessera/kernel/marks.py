@@ -11,7 +11,7 @@ from tessera.kernel.place import Place
 from tessera.kernel.trace import is_traced
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-TAKES_PLACES: set[Any] = set()
+TAKES_PLACES: set[Any] = {len, isinstance, type}
 # A function here, called as a statement with so many arguments (None: any number), gives its first
 # argument, a variable, the result: blocks are values, and the call would otherwise do nothing.
 UPDATES_FIRST: dict[Any, int | None] = {}

@@ -124,8 +124,8 @@ def unary(site: Site, pool: Pool, depth: int) -> Pool:
 def binary(site: Site, pool: Pool, depth: int) -> Pool:
     """A sum or comparison of values of one type."""
     x = site.pick(pool, lambda t: t.dtype is not bool_)
-    y = x and site.pick(pool, lambda t: t == x.type)
-    return site.add(site.draw(st.sampled_from([elementwise.add, elementwise.less])), [x, y]) if y else []
+    y = site.pick(pool, lambda t: x is not None and t == x.type)
+    return site.add(site.draw(st.sampled_from([elementwise.add, elementwise.less])), [x, y]) if x and y else []
 
 
 def reduction(site: Site, pool: Pool, depth: int) -> Pool:
@@ -202,8 +202,8 @@ def branch(site: Site, pool: Pool, depth: int) -> Pool:
 def load(site: Site, pool: Pool, depth: int) -> Pool:
     """A block read from a ref."""
     ref = site.draw(st.sampled_from(site.refs))
-    attrs = {"shape": tuple(site.draw(sizes) for _ in ref.type.shape), "edge": site.draw(st.sampled_from(["error", "clip"]))}
-    return site.add(ops.tile.load, [ref, *site.starts(ref.type.rank)], attrs)
+    block, edge = tuple(site.draw(sizes) for _ in ref.type.shape), site.draw(st.sampled_from(["error", "clip"]))
+    return site.add(ops.tile.load, [ref, *site.starts(ref.type.rank)], {"shape": block, "edge": edge})
 
 
 def store(site: Site, pool: Pool, depth: int) -> Pool:

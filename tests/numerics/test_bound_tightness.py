@@ -9,7 +9,21 @@ from tessera.numerics.formats import format_of, gamma
 from tessera.numerics.ulp import DOUBLE, SINGLE
 from tessera.op import REGISTRY
 from tessera.types import (
-    Policy, TensorType, bf16, bool_, f16, f32, f64, flush_denormals, fp4, fp8_e4m3, int8, int32, int64, saturate, tf32,
+    Policy,
+    TensorType,
+    bf16,
+    bool_,
+    f16,
+    f32,
+    f64,
+    flush_denormals,
+    fp4,
+    fp8_e4m3,
+    int8,
+    int32,
+    int64,
+    saturate,
+    tf32,
     toward_zero,
 )  # fmt: skip
 

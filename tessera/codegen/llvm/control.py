@@ -67,12 +67,14 @@ def moved(kernel: Kernel, moves: list[tuple[Value, Memory | None]]) -> None:
     """Bring blocks to their memories all at once: what lies in one of those is set aside first."""
     targets = {id(m) for _, m in moves if m is not None}
     late = [(v, m) for v, m in moves if m is not None and kernel.buffers.get(v) is not m]
-    aside = [(v, m, kernel.room_aside(v)) for v, m in late if id(kernel.buffers.get(v)) in targets]
-    for v, _, spare in aside:
+    aside = {v: kernel.buffers[v] for v, _ in late if id(kernel.buffers.get(v)) in targets}
+    for v in aside:
+        spare = kernel.spare(v)
         fill(kernel, v, spare)
+        kernel.buffers[v] = spare
     for v, m in late:
-        spares = [s for w, t, s in aside if w is v and t is m]
-        kernel.copy(v, spares[0], m) if spares else fill(kernel, v, m)
+        fill(kernel, v, m)
+    kernel.buffers.update(aside)
 
 
 @visit(control.for_)

@@ -87,6 +87,10 @@ class Kernel:
         param = self.plan.target.get(v)
         if param is not None:
             return self.buffers[param]
+        return self.spare(v)
+
+    def spare(self, v: Value) -> Memory:
+        """New memory for a block."""
         return self.scratch.block(v.type.dtype, v.type.shape, lanes_for(self, v.type.dtype))
 
     def move(self, v: Value, target: Memory) -> None:

@@ -1,0 +1,31 @@
+"""The error function against Python's own."""
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.numerics.special import erf
+
+
+def off_in_ulps(x):
+    want = np.array([math.erf(v) for v in x.ravel()]).reshape(x.shape)
+    return np.max(np.abs(erf(x) - want) / np.spacing(np.abs(want)))
+
+
+def test_erf_is_within_two_ulps_everywhere():
+    assert off_in_ulps(np.linspace(-7, 7, 20001)) <= 2
+    assert off_in_ulps(np.concatenate([s * 10.0 ** np.linspace(-300, 1, 3000) for s in (1, -1)])) <= 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(allow_nan=False))
+def test_erf_is_odd_and_within_one(x):
+    assert erf(np.float64(x)) == -erf(np.float64(-x)) and abs(erf(np.float64(x))) <= 1
+
+
+def test_erf_of_special_values_and_its_dtype():
+    assert erf(np.float64([np.inf, -np.inf])).tolist() == [1, -1] and np.isnan(erf(np.float64(np.nan)))
+    assert erf(np.float32(0.5)).dtype == np.float32 and math.copysign(1, erf(np.float64(-0.0))) == -1
+    assert erf(np.zeros((2, 0))).shape == (2, 0)
