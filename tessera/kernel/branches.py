@@ -9,8 +9,7 @@ from typing import Any
 
 from tessera.errors import UnknownNameError, UnsupportedSyntaxError
 from tessera.ir.core import Block, Node, Value
-from tessera.kernel import logic
-from tessera.kernel.expressions import operand
+from tessera.kernel.expressions import condition
 from tessera.kernel.frame import Frame, Unset
 from tessera.kernel.join import as_type, join_types
 from tessera.kernel.liveness import writes
@@ -34,7 +33,7 @@ class Branch:
 
 @statement(ast.If)
 def _(frame: Frame, node: ast.If) -> Flow | None:
-    test = logic.truth(operand(frame, node.test))
+    test = condition(frame, node.test)
     if not isinstance(test, Tensor):
         return run(frame, node.body if test else node.orelse)
     branches = [_branch(frame, node, node.body), _branch(frame, node, node.orelse)]

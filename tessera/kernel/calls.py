@@ -105,8 +105,14 @@ def _native(function: Any, args: list[Any], named: dict[str, Any]) -> Any:
 
 def inline(trace: Trace, function: FunctionType, args: list[Any], named: dict[str, Any]) -> Any:
     """A user's function, read into the kernel that calls it."""
+    args, named = [_element(a) for a in args], {k: _element(v) for k, v in named.items()}
     names = _bound(inspect.signature(function), function.__name__, args, named)
     return _run(trace, Frame(trace, read(function), names, Outer(function, trace)))
+
+
+def _element(argument: Any) -> Any:
+    """One element of memory is handed over as the value it has now."""
+    return argument.load() if isinstance(argument, Place) and argument.is_element else argument
 
 
 def _bound(signature: inspect.Signature, name: str, args: list[Any], named: dict[str, Any]) -> dict[str, Any]:
@@ -154,12 +160,13 @@ def _(frame: Frame, node: ast.Lambda) -> Closure:
 def closure(frame: Frame, node: ast.FunctionDef) -> Closure:
     """The value of an inner definition."""
     source = source_of(node, frame.source.file, frame.source.shift)
-    return Closure(frame, source, _signature(frame, node.args))
+    return Closure(frame, source, _signature(frame, node))
 
 
-def _signature(frame: Frame, arguments: ast.arguments) -> inspect.Signature:
+def _signature(frame: Frame, node: ast.FunctionDef) -> inspect.Signature:
+    arguments = node.args
     if arguments.vararg or arguments.kwarg:
-        raise UnsupportedSyntaxError("an inner function takes no *args or **kwargs", location=frame.place(arguments))
+        raise UnsupportedSyntaxError("an inner function takes no *args or **kwargs", location=frame.place(node))
     kinds = inspect.Parameter
     positional = (*arguments.posonlyargs, *arguments.args)
     listed: list[tuple[str, Any]] = [(a.arg, kinds.POSITIONAL_OR_KEYWORD) for a in positional]

@@ -52,6 +52,12 @@ def operand(frame: Frame, node: ast.expr) -> Any:
     return located(frame, node, lambda f, n: value(found)) if isinstance(found, Place) else found
 
 
+def condition(frame: Frame, node: ast.expr) -> Any:
+    """The truth of an expression: a Python bool, or a traced bool scalar."""
+    found = operand(frame, node)
+    return located(frame, node, lambda f, n: logic.truth(found))
+
+
 def located(frame: Frame, node: Any, rule: Rule) -> Any:
     """A rule applied with its piece of syntax as the place of nodes and errors."""
     builder = frame.trace.builder
@@ -195,7 +201,7 @@ def _(frame: Frame, node: ast.BoolOp) -> Any:
 
 @expression(ast.IfExp)
 def _(frame: Frame, node: ast.IfExp) -> Any:
-    test = logic.truth(operand(frame, node.test))
+    test = condition(frame, node.test)
     if not isinstance(test, Tensor):
         return evaluate(frame, node.body if test else node.orelse)
     branches = (lambda: operand(frame, node.body), lambda: operand(frame, node.orelse))
@@ -209,7 +215,7 @@ def _(frame: Frame, node: ast.JoinedStr) -> str:
 
 @expression(ast.FormattedValue)
 def _(frame: Frame, node: ast.FormattedValue) -> str:
-    found = evaluate(frame, node.value)
+    found = operand(frame, node.value)
     if is_traced(found):
         raise UnsupportedSyntaxError(
             "an f-string needs values known while compiling", received=str(found.type),

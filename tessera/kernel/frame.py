@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
-from tessera.errors import TesseraError, UnknownNameError
+from tessera.errors import Location, TesseraError, UnknownNameError
+from tessera.kernel.place import Place
 from tessera.kernel.source import Source
 from tessera.kernel.trace import Trace
+from tessera.op import REGISTRY
+from tessera.tensor import Tensor
 from tessera.types import BY_NAME
 
 _MISSING = object()
@@ -33,6 +36,7 @@ class Frame:
         self.names = names
         self.outer = outer
         self.result: Any = None
+        self.returned: Location | None = None  # where the result was given
 
     def find(self, name: str) -> Any:
         """The value of a name.
@@ -59,16 +63,23 @@ class Frame:
         return UnknownNameError(
             f"`{name}` is not defined",
             expected="a parameter, a variable, a dim of an annotation, or a name of the file",
-            suggestion=f"did you mean `{near[0]}`?" if near else None,
+            suggestion=f"did you mean `{near[0]}`?" if near else _qualified(name),
         )
 
     def child(self, names: dict[str, Any], source: Source | None = None) -> Frame:
         """The frame of an inner function, which sees the names of this one."""
         return Frame(self.trace, source or self.source, names, self.lookup)
 
-    def place(self, node: ast.AST) -> Any:
+    def place(self, node: ast.AST) -> Location:
         """Where a piece of syntax stands in its file."""
         return self.source.location(node)
+
+
+def _qualified(name: str) -> str | None:
+    """An op of about this name, as a kernel calls it."""
+    ops = {full.partition(".")[2]: full for full in REGISTRY}
+    near = difflib.get_close_matches(name, ops, 1)
+    return f"did you mean `{ops[near[0]]}`?" if near else None
 
 
 def _outer_names(outer: Any) -> list[str]:
@@ -134,10 +145,10 @@ def attribute(frame: Frame, base: Any, name: str) -> Any:
     try:
         found = getattr(base, name)
     except AttributeError:
-        near = difflib.get_close_matches(name, dir(base), 1)
-        kind = getattr(base, "__name__", type(base).__name__)
+        near = difflib.get_close_matches(name, dir(Tensor if isinstance(base, Place) else base), 1)
+        kind = getattr(base, "__name__", type(base).__name__).rpartition(".")[2]
         raise UnknownNameError(
-            f"`{kind.rpartition('.')[2]}` has no `{name}`",
+            f"{'a tensor' if isinstance(base, (Place, Tensor)) else f'`{kind}`'} has no `{name}`",
             suggestion=f"did you mean `{near[0]}`?" if near else _spelling(name),
         ) from None
     if isinstance(base, ModuleType):

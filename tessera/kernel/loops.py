@@ -10,7 +10,7 @@ from tessera.errors import UnknownNameError, UnsupportedSyntaxError
 from tessera.ir.core import Block, Value
 from tessera.kernel import logic
 from tessera.kernel.carried import Carried
-from tessera.kernel.expressions import bind_target, operand
+from tessera.kernel.expressions import bind_target, condition, operand
 from tessera.kernel.frame import Frame, Unset
 from tessera.kernel.liveness import writes
 from tessera.kernel.ranges import Range
@@ -90,7 +90,7 @@ def _steps(frame: Frame, node: ast.While) -> Any:
     builder = frame.trace.builder
     while True:
         with builder.region() as nodes:
-            test = logic.truth(operand(frame, node.test))
+            test = condition(frame, node.test)
         if is_traced(test):
             _while(frame, node)
             return
@@ -105,7 +105,7 @@ def _while(frame: Frame, node: ast.While) -> None:
     def test(carried: Carried) -> Block:
         params = carried.enter(frame)
         with frame.trace.builder.region() as nodes:
-            found = logic.truth(operand(frame, node.test))
+            found = condition(frame, node.test)
             found = found if isinstance(found, Tensor) else logic.constant(found)
         return Block(params, tuple(nodes), (found.data,))
 

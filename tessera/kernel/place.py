@@ -75,6 +75,11 @@ class Place:
         """The type of the block."""
         return self.memory.type.block(self.shape)
 
+    @property
+    def is_element(self) -> bool:
+        """Whether this is one element of a larger memory."""
+        return not self.shape and bool(self.memory.shape)
+
     def load(self, mask: Any = None, other: Any = None, edge: str = "error") -> Tensor:
         """The block that lies here now."""
         raise NotImplementedError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from tessera.errors import DTypeError, ResourceError, UnsupportedOpError, UnsupportedSyntaxError
+from tessera.errors import DTypeError, ResourceError, TesseraError, UnsupportedOpError, UnsupportedSyntaxError
 from tessera.evaluate import expand
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Value
@@ -18,7 +18,7 @@ from tessera.kernel.prune import prune
 from tessera.kernel.signature import Parameters, names_of
 from tessera.kernel.source import Source, read
 from tessera.kernel.subscript import whole
-from tessera.kernel.trace import TRACE, Trace, is_number
+from tessera.kernel.trace import TRACE, KernelBuilder, Trace, is_number
 from tessera.ops import control, elementwise, host, tile
 from tessera.ops.basic import full
 from tessera.shapes import Dim
@@ -55,7 +55,7 @@ def specialize(function: FunctionType, parameters: Parameters, request: Request)
         TesseraError: the kernel cannot be compiled; the error names the line of the kernel.
     """
     source = read(function)
-    trace = Trace(Builder(), request.grid, request.group, tile_shape=request.tile_shape)
+    trace = Trace(KernelBuilder(), request.grid, request.group, tile_shape=request.tile_shape)
     sizes = parameters.sizes(request.types)
     trace.constants = {**sizes, **request.constants}
     trace.axes = _axes(source, parameters, request)
@@ -73,7 +73,7 @@ def specialize(function: FunctionType, parameters: Parameters, request: Request)
     attrs = {"group": request.group, "grid": request.grid}
     compiled = Function(function.__name__, prune(body), Attrs(attrs), source.place)
     compiled = expand(compiled)
-    _check(compiled, request, trace)
+    _check(compiled, request)
     return Specialized(_module(compiled, len(outputs)), _distinct(trace.guards))
 
 
@@ -99,7 +99,10 @@ def _store(frame: Frame, parameters: Parameters) -> list[Value]:
     results = frame.result if isinstance(frame.result, tuple) else (frame.result,)
     grid = () if frame.trace.grid == (1,) * len(frame.trace.grid) else frame.trace.grid
     builder, outputs = frame.trace.builder, []
-    tensors = [_result(r, parameters) for r in results]
+    try:
+        tensors = [_result(r, parameters) for r in results]
+    except TesseraError as error:
+        raise error.at(frame.returned or frame.source.place) from None
     with builder.region() as nodes:
         for number, tensor in enumerate(tensors):
             shape = (*grid, *tensor.shape)
@@ -133,17 +136,13 @@ def _result(value: Any, parameters: Parameters) -> Tensor:
     return value
 
 
-def _check(function: Function, request: Request, trace: Trace) -> None:
+def _check(function: Function, request: Request) -> None:
     for node in function.body.walk():
         if node.op.name in _NOT_ON_BLOCKS:
             raise UnsupportedOpError(
                 f"{node.op.__name__} does not exist on blocks of values", location=node.loc,
                 expected="a part of memory: A[i : i + n]", suggestion=_NOT_ON_BLOCKS[node.op.name],
             )  # fmt: skip
-    if trace.builder.captures:
-        raise UnsupportedSyntaxError(
-            "an array from outside is used in a kernel", location=function.loc, suggestion="pass it as an argument"
-        )
     _check_memory(function, request)
 
 

@@ -83,6 +83,7 @@ def _(frame: Frame, node: ast.Return) -> Flow:
     found = None if node.value is None else evaluate(frame, node.value)
     # What is returned is the value now, not the place it came from.
     frame.result = tuple(value(v) for v in found) if isinstance(found, tuple) else value(found)
+    frame.returned = frame.place(node)
     return Flow.RETURN
 
 
@@ -155,11 +156,7 @@ def assign(frame: Frame, target: ast.expr, found: Any) -> None:
 
 def _name(frame: Frame, target: ast.Name, found: Any) -> None:
     # As in NumPy, one element is a value and a slice is a view.
-    frame.names[target.id] = value(found) if isinstance(found, Place) and not found.shape and _element(found) else found
-
-
-def _element(place: Place) -> bool:
-    return bool(place.memory.shape)
+    frame.names[target.id] = value(found) if isinstance(found, Place) and found.is_element else found
 
 
 def _several(frame: Frame, target: ast.Tuple | ast.List, found: Any) -> None:

@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tessera.errors import UnsupportedSyntaxError, here
 from tessera.ir.builder import Builder
 from tessera.ir.core import Value
@@ -17,6 +19,18 @@ from tessera.tensor import Tensor
 from tessera.types import int64
 
 Index = int | Tensor
+
+
+class KernelBuilder(Builder):
+    """A builder that takes no arrays from outside: a kernel sees only its arguments."""
+
+    def capture(self, array: np.ndarray) -> Value:
+        """Refuse the array."""
+        raise UnsupportedSyntaxError(
+            "an array from outside is used in a kernel",
+            received=f"an array of shape {array.shape}",
+            suggestion="pass it as an argument",
+        )
 
 
 @dataclass

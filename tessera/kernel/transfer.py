@@ -11,7 +11,7 @@ from tessera.kernel.marks import takes_places
 from tessera.kernel.place import Place, View, value
 from tessera.kernel.ranges import BlockIndex
 from tessera.kernel.subscript import subscript
-from tessera.kernel.trace import Index, emit, plus
+from tessera.kernel.trace import Index, current, emit, plus
 from tessera.ops import tile
 from tessera.shapes import Dim
 from tessera.shapes.rules import show
@@ -31,6 +31,7 @@ def load(
     Elements whose `mask` is false, or outside the tensor with `edge="clip"`, read as `other` (0);
     `other` implies "clip". `vector` and `prefetch` are hints.
     """
+    current("tile.load")
     found = locate(place, index, _block_shape(shape, rows, cols, index))
     clip = other is not None if edge is None else _edge(edge)
     return found.load(value(mask), value(other), "clip" if clip else "error")
@@ -43,6 +44,7 @@ def store(place: Any, *args: Any, mask: Any = None, edge: str | None = None) -> 
     The last writes the block of this program, as `load(A, shape=...)` reads it. With
     `edge="clip"` elements outside the tensor are dropped.
     """
+    current("tile.store")
     if not args:
         raise ArgumentError("store needs a value", expected="tile.store(place, value)")
     *index, block = args

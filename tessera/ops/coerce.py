@@ -56,12 +56,18 @@ def same_dtype(operands: Sequence[Any]) -> list[Tensor]:
     tensors = [x if isinstance(x, NUMBERS) else as_tensor(x) for x in operands]
     known = [t for t in tensors if isinstance(t, Tensor)]
     numbers = [x for x in tensors if not isinstance(x, Tensor)]
-    dtype = promote([t.type for t in known]) if known else as_dtype(np.result_type(*map(type, numbers)))
+    dtype = promote([t.type for t in known]) if known else as_dtype(_widest(numbers))
     for number in numbers:
         dtype = _number_type(number, dtype)
     policy = next((t.type.policy for t in known if t.type.policy), None)
     element = TensorType((), dtype, policy if policy and policy.storage == dtype else None)
     return [t if isinstance(t, Tensor) and t.dtype == dtype else _converted(t, element) for t in tensors]
+
+
+def _widest(numbers: Sequence[Any]) -> type:
+    """The Python type that holds all of these numbers: float, else int, else bool."""
+    kinds = {type(n) for n in numbers}
+    return next(t for t in (float, int, bool) if t in kinds)
 
 
 def _converted(value: Any, element: TensorType) -> Tensor:

@@ -77,7 +77,7 @@ def _matmul(a: Tensor, b: Tensor, dtype: Any) -> Tensor:
     if not a.ndim or not b.ndim:
         raise ShapeError("matmul needs at least one axis on each side", received=f"{a.type} and {b.type}")
     if a.ndim == 1:
-        return squeeze(_matmul(expand_dims(a, 0), b, dtype), -2)
+        return squeeze(_matmul(expand_dims(a, 0), b, dtype), -1 if b.ndim == 1 else -2)
     if b.ndim == 1:
         return squeeze(_matmul(a, expand_dims(b, -1), dtype), -1)
     if a.shape[-1] != b.shape[-2]:

@@ -78,10 +78,10 @@ class Dim:
         return 0 if _divide(self, other) is not None else _simple({(("%", self, other),): 1})
 
     def __rfloordiv__(self, other: Size) -> Size:
-        return _simple({(("//", other, self),): 1})
+        return _simple({(("//", other, self),): 1}) if other else 0
 
     def __rmod__(self, other: Size) -> Size:
-        return _simple({(("%", other, self),): 1})
+        return _simple({(("%", other, self),): 1}) if other else 0
 
     def __repr__(self) -> str:
         return "+".join(_text(m, c) for m, c in self.terms).replace("+-", "-")
@@ -226,18 +226,27 @@ def evaluate_shape(shape: Iterable[Size], sizes: Mapping[str, int]) -> tuple[Siz
 def bind(pattern: tuple[Size, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> str | None:
     """Match an annotated shape with a real one, adding to `sizes`; what is wrong, or None.
 
-    Plain names are bound by their first use; an expression is checked once its names are known.
+    Plain names are bound by their first use; then expressions whose names are known are checked.
     """
     if len(pattern) != len(shape):
         return f"rank {len(pattern)} expected, rank {len(shape)} received"
-    for axis, (want, got) in enumerate(zip(pattern, shape, strict=True)):
-        if isinstance(want, Dim) and len(want.terms) == 1 and want.terms[0] in ((((n,), 1)) for n in want.names()):
-            name = next(iter(want.names()))
-            if sizes.setdefault(name, got) != got:
-                return f"axis {axis}: {name} is {sizes[name]} elsewhere and {got} here"
-            continue
+    pairs = list(enumerate(zip(pattern, shape, strict=True)))
+    for axis, (want, got) in pairs:
+        name = _plain_name(want)
+        if name is not None and sizes.setdefault(name, got) != got:
+            return f"axis {axis}: {name} is {sizes[name]} elsewhere and {got} here"
+    for axis, (want, got) in pairs:
         value = _evaluate(want, sizes)
         if not isinstance(value, Dim) and value != got:
-            name = f"{want} = " if isinstance(want, Dim) else ""
-            return f"axis {axis}: expected {name}{value}, received {got}"
+            shown = f"{want} = " if isinstance(want, Dim) else ""
+            return f"axis {axis}: expected {shown}{value}, received {got}"
+    return None
+
+
+def _plain_name(size: Size) -> str | None:
+    """The name that a dim is, if it is no more than one."""
+    if isinstance(size, Dim) and len(size.terms) == 1:
+        (monomial, count) = size.terms[0]
+        if count == 1 and len(monomial) == 1 and isinstance(monomial[0], str):
+            return monomial[0]
     return None

@@ -39,6 +39,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "squeeze": (lambda x: shape.squeeze(x[:, :1], 1), (X,)),
     "identity": (lambda x: x, (X,)),
 }
+# These compute with what they moved.
+COMPUTED = ("iota", "arange", "concatenate-last")
 
 
 def cases() -> Iterator[Case]:
@@ -48,4 +50,4 @@ def cases() -> Iterator[Case]:
 
 
 def _make(name: str, program: Callable[..., Any], arguments: tuple[Any, ...]) -> Case:
-    return Case(f"graph/shape/{name}", lambda: (Jit(program), arguments), exact=True)
+    return Case(f"graph/shape/{name}", lambda: (Jit(program), arguments), exact=name not in COMPUTED)

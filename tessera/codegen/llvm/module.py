@@ -1,0 +1,68 @@
+"""A Tile module as LLVM text, and what its entry function does as a launch plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.codegen.llvm import math
+from tessera.codegen.llvm.function import Options, emit_function
+from tessera.codegen.llvm.launch import launch_plan, overlapping
+from tessera.codegen.llvm.library import Library, declarations
+from tessera.codegen.llvm.program import GRID_RANK
+from tessera.codegen.llvm.text import Debug
+from tessera.errors import UnsupportedOpError
+from tessera.ir.core import Module, Node
+from tessera.ops import host
+
+
+@dataclass(frozen=True)
+class Emission:
+    """The text of a module and its launch plan."""
+
+    text: str
+    plan: dict[str, Any]
+
+
+def emit_module(module: Module, options: Options) -> Emission:
+    """Every tile function that the entry launches, with the functions they need.
+
+    Raises:
+        UnsupportedOpError: an op has no emission; it names the op, the target and the line.
+    """
+    library, debug = Library(), Debug() if options.debug else None
+    launches = [n for n in module.main.body.walk() if n.op is host.launch]
+    shared = overlapping(module.main)
+    lines: list[str] = []
+    scratch: dict[str, int] = {}
+    for function in module.functions[1:]:
+        grids = [_grid(n) for n in launches if n.attrs["kernel"] == function.name]
+        emitted = emit_function(function, library, debug, options, _largest(grids), function.name not in shared)
+        lines += emitted.lines
+        scratch[function.name] = emitted.scratch
+    lines += library.text()
+    lines += math.definitions(lines)
+    head = ["; Tessera: LLVM", f'source_filename = "{module.main.name}"', ""]
+    bits = options.vector_bytes * 8
+    tail = [
+        *declarations(lines), "",
+        f'attributes #0 = {{ nounwind "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" }}',
+    ]  # fmt: skip
+    text = "\n".join([*head, *lines, *tail, *(debug.text() if debug else ())]) + "\n"
+    return Emission(text, launch_plan(module, scratch))
+
+
+def _grid(node: Node) -> tuple[int, ...]:
+    grid = tuple(node.attrs["grid"])
+    if len(grid) > GRID_RANK:
+        raise UnsupportedOpError(
+            f"the target llvm has grids of {GRID_RANK} axes, this one has {len(grid)}", location=node.loc
+        )
+    return (*(int(n) for n in grid), 1, 1, 1)[:GRID_RANK]
+
+
+def _largest(grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    return tuple(max(sizes) for sizes in zip(*grids, strict=True)) if grids else None
+
+
