@@ -175,5 +175,5 @@ def as_tensor(value: Any, like: TensorType | None = None) -> Tensor:
 
 
 def _number_type(value: bool | int | float, beside: DType) -> DType:
-    fits = beside.is_float or (beside.is_integer and isinstance(value, int) and not isinstance(value, bool))
+    fits = beside.is_float or (beside.is_integer and isinstance(value, int))  # a bool is an int here: 0 or 1
     return beside if fits else as_dtype(type(value))

@@ -21,7 +21,7 @@ from tessera.ir.core import Module, structural_hash
 from tessera.ir.printer import print_module
 from tessera.program import Program
 
-PLACE = re.compile(r' loc\((?:fused<[^>]*>\[)?"(?P<file>[^"]*)":(?P<line>\d+):\d+\]?\)')
+PLACE = re.compile(r' loc\((?:"to \d+"\()?"(?P<file>[^"]*)":(?P<line>\d+):\d+\)?\)')
 UNPLACED = re.compile(r" loc\(unknown\)")
 
 

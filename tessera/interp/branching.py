@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.interp.affine import Affine
 from tessera.interp.machine import Machine, Part, chain, merge, part_of, within
 from tessera.ir.core import Block
 from tessera.numerics.bounded import certain
@@ -38,9 +39,9 @@ def _(machine, node, args, walk):
         second = within(machine, rest, other.free, walk, lambda inner: inner(other))
         return [_beside((part, a), (rest, b)) for a, b in zip(first, second, strict=True)]
     with machine.masked(yes):
-        first = walk(then)
+        first = machine.arrays(walk(then))
     with machine.masked(no):
-        second = walk(other)
+        second = machine.arrays(walk(other))
     return merge(condition, first, second)
 
 
@@ -52,13 +53,20 @@ def _beside(one: tuple[Part, Any], other: tuple[Part, Any]) -> Any:
 
 @rules(control.for_)
 def _(machine, node, args, walk):
-    (lower, upper, step), carried = (certain(a) for a in args[:3]), args[3:]
-    body = node.regions[0]
-    if lower.size == upper.size == step.size == 1:
-        for i in range(_scalar(lower), _scalar(upper), _scalar(step)):
-            carried = walk(body, machine.constant(i), *carried)
-        return carried
-    return _repeat(machine, body, walk, [lower, upper, step], list(carried))
+    bounds, carried, body = [certain(a) for a in args[:3]], args[3:], node.regions[0]
+    numbers = [_known(b) for b in bounds]
+    if None in numbers:
+        return _repeat(machine, body, walk, machine.arrays(bounds), machine.arrays(carried))
+    for i in range(*numbers):
+        carried = walk(body, machine.constant(i), *carried)
+    return carried
+
+
+def _known(bound: Any) -> int | None:
+    """The one value that all instances have, or None."""
+    if isinstance(bound, Affine):
+        return bound.origin if bound.constant else None
+    return _scalar(bound) if bound.size == 1 else None
 
 
 def _repeat(machine: Machine, body: Block, walk: Any, bounds: list[np.ndarray], carried: Sequence[Any]) -> Sequence[Any]:
@@ -69,7 +77,7 @@ def _repeat(machine: Machine, body: Block, walk: Any, bounds: list[np.ndarray], 
         if not mask.any():
             return carried
         if mask.all():
-            carried = walk(body, i, *carried)
+            carried = machine.arrays(walk(body, i, *carried))
         elif part := part_of(mask):
             rest = [part.cut(b) for b in (i, upper, step)]
             inputs = [part.cut(c) for c in carried]
@@ -78,7 +86,7 @@ def _repeat(machine: Machine, body: Block, walk: Any, bounds: list[np.ndarray], 
             return [part.join(n, o, count) for n, o in zip(inner, carried, strict=True)]
         else:
             with machine.masked(mask):
-                carried = merge(mask, walk(body, i, *carried), carried)
+                carried = merge(mask, machine.arrays(walk(body, i, *carried)), carried)
         i = i + step
 
 
@@ -94,7 +102,7 @@ def _while(machine: Machine, condition: Block, body: Block, walk: Any, carried: 
         if not mask.any():
             return carried
         if mask.all():
-            carried = walk(body, *carried)
+            carried = machine.arrays(walk(body, *carried))
         elif part := part_of(mask):
             free, inputs = condition.free | body.free, [part.cut(c) for c in carried]
             inner = within(machine, part, free, walk, lambda w: _while(machine, condition, body, w, inputs))  # noqa: B023
@@ -102,4 +110,4 @@ def _while(machine: Machine, condition: Block, body: Block, walk: Any, carried: 
             return [part.join(n, o, count) for n, o in zip(inner, carried, strict=True)]
         else:
             with machine.masked(mask):
-                carried = merge(mask, walk(body, *carried), carried)
+                carried = merge(mask, machine.arrays(walk(body, *carried)), carried)

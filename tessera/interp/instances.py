@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tessera.errors import ExecutionError
+from tessera.evaluate import Meaning
 from tessera.interp import branching
+from tessera.interp.affine import combined
 from tessera.interp.bound import apply
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory, Place, allocate, checked_indices, expand, read, scatter_to, write
 from tessera.ir.core import Node
 from tessera.numerics.bounded import certain
 from tessera.op import Rules
-from tessera.ops import basic, linalg, reduce, shape, tile
+from tessera.ops import basic, control, linalg, reduce, shape, tile
 from tessera.types import SHARED
 
+# `places` take index scalars as they are (affine or arrays), `rules` take arrays alone.
+places = Rules("tile places")
 rules = Rules("tile interpreter")
-Run = Callable[..., list[Any]]
+for _op in branching.rules:
+    (places if _op is control.for_ else rules)(_op)(branching.rules.of(_op))
 
 
-def meaning(machine: Machine) -> Callable[[Node, list[Any], Run], Sequence[Any]]:
+def meaning(machine: Machine) -> Meaning:
     """The meaning of nodes on this machine."""
 
-    def mean(node: Node, args: list[Any], run: Run) -> Sequence[Any]:
-        rule = rules.get(node.op) or branching.rules.get(node.op)
+    def mean(node: Node, args: list[Any], walk: Any) -> Sequence[Any]:
+        rule = places.get(node.op)
         if rule is not None:
-            return rule(machine, node, args, run)
-        return pure(machine, node, args)
+            return rule(machine, node, args, walk)
+        index = combined(node.op, args)
+        if index is not None:
+            return (index,)
+        args = machine.arrays(args)
+        rule = rules.get(node.op)
+        return pure(machine, node, args) if rule is None else rule(machine, node, args, walk)
 
     return mean
 
@@ -52,7 +62,7 @@ def _(machine, node, args, run):
     return pure(machine, node, [whole(a, v.type.shape) for a, v in zip(args, node.args, strict=True)])
 
 
-@rules(tile.program_id)
+@places(tile.program_id)
 def _(machine, node, args, run):
     axis = node.attrs["axis"]
     if axis >= len(machine.grid):
@@ -60,25 +70,27 @@ def _(machine, node, args, run):
     return (machine.place(axis),)
 
 
-@rules(tile.grid_size)
+@places(tile.grid_size)
 def _(machine, node, args, run):
     axis = node.attrs["axis"]
     return (machine.constant(machine.grid[axis] if axis < len(machine.grid) else 1),)
 
 
-@rules(tile.local_id)
+@places(tile.local_id)
 def _(machine, node, args, run):
     return (machine.place(machine.rank - 1) if machine.group > 1 else machine.constant(0),)
 
 
-@rules(tile.group_size)
+@places(tile.group_size)
 def _(machine, node, args, run):
     return (machine.constant(machine.group),)
 
 
-@rules(basic.full)
+@places(basic.full)
 def _(machine, node, args, run):
     found = machine.constants.get(node)
+    if found is None and node.out.type == tile.INDEX:
+        found = machine.constants[node] = machine.constant(node.attrs["value"])
     if found is None:
         lead = (1,) * (machine.rank + len(node.attrs["shape"]))
         found = basic.full.ref(shape=lead, value=node.attrs["value"], dtype=node.attrs["dtype"])
@@ -119,17 +131,17 @@ def _(machine, node, args, run):
     return (args[0].transpose(*range(rank), *(a + rank for a in node.attrs["axes"])),)
 
 
-@rules(tile.load)
+@places(tile.load)
 def _(machine, node, args, run):
     place, rest = _place(machine, node, args, node.attrs["shape"], 1)
     mask, other = (*rest, None, None)[:2]
     return (read(place, mask, other, machine.active, node.attrs["edge"] == "clip"),)
 
 
-@rules(tile.store)
+@places(tile.store)
 def _(machine, node, args, run):
     place, rest = _place(machine, node, args, node.args[1].type.shape, 2)
-    write(place, args[1], rest[0] if rest else None, machine.active, node.attrs["edge"] == "clip")
+    write(place, machine.arrays([args[1]])[0], rest[0] if rest else None, machine.active, node.attrs["edge"] == "clip")
     return ()
 
 
@@ -138,9 +150,9 @@ def _place(machine: Machine, node: Node, args: list[Any], block: tuple, skip: in
     count = len(memory.shape)
     starts = [certain(a) for a in args[skip : skip + count]]
     if machine.active is not None:  # what inactive instances would index does not matter
-        starts = [s if s.size == 1 else np.where(machine.active, s, 0) for s in starts]
-    rest = args[skip + count :]
-    return Place(memory, starts, block, machine.rank), [certain(a) for a in rest[:1]] + rest[1:]
+        starts = [s if s.size == 1 else np.where(machine.active, s, 0) for s in machine.arrays(starts)]
+    rest = machine.arrays(args[skip + count :])
+    return Place(memory, starts, block, machine.count), [certain(a) for a in rest[:1]] + rest[1:]
 
 
 @rules(tile.gather)
@@ -218,7 +230,7 @@ def _(machine, node, args, run):
     return (allocate(lead, type.shape, type.dtype.numpy, name, machine.bound),)
 
 
-@rules(tile.async_copy)
+@places(tile.async_copy)
 def _(machine, node, args, run):
     # Done at once: one of the moments at which a copy may be done.
     dst, src, starts = args[0], args[1], [certain(a) for a in args[2:]]
@@ -226,9 +238,9 @@ def _(machine, node, args, run):
     here, there = len(dst.shape), len(src.shape)
     rank = max(here, there, len(block))
     full = (1,) * (rank - len(block)) + tuple(block)
-    source = Place(src, starts[here:], full[rank - there :], machine.rank)
+    source = Place(src, starts[here:], full[rank - there :], machine.count)
     data = read(source, None, None, machine.active, clip)
-    target = Place(dst, starts[:here], full[rank - here :], machine.rank)
+    target = Place(dst, starts[:here], full[rank - here :], machine.count)
     write(target, data.reshape(*data.shape[: machine.rank], *target.block), None, machine.active, False)
     return ()
 

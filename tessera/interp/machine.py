@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.interp.affine import Affine
 from tessera.interp.memory import Memory, expand
 from tessera.ir.core import Node
 
@@ -39,15 +40,17 @@ class Machine:
         """The number of instance axes."""
         return len(self.count)
 
-    def place(self, axis: int) -> np.ndarray:
+    def place(self, axis: int) -> Affine:
         """Each instance's place along an instance axis."""
-        shape = [1] * self.rank
-        shape[axis] = self.count[axis]
-        return np.arange(self.first[axis], self.first[axis] + self.count[axis]).reshape(shape)
+        return Affine(self.first[axis], tuple(int(a == axis) for a in range(self.rank)))
 
-    def constant(self, value: Any, dtype: Any = np.int64) -> np.ndarray:
-        """The same scalar for every instance."""
-        return np.full((1,) * self.rank, value, dtype)
+    def constant(self, value: int) -> Affine:
+        """The same index for every instance."""
+        return Affine(value, (0,) * self.rank)
+
+    def arrays(self, values: Sequence[Any]) -> list[Any]:
+        """Values with affine scalars made arrays."""
+        return [v.array(self.count) if isinstance(v, Affine) else v for v in values]
 
     def live(self, condition: np.ndarray) -> np.ndarray:
         """Where a condition holds among the active instances."""
@@ -95,6 +98,8 @@ class Part:
 
     def cut(self, value: Any) -> Any:
         """What a value is to these instances."""
+        if isinstance(value, Affine):
+            return value.cut(self.axis, self.low)
         if isinstance(value, Memory):
             own = value.lead > self.axis and value.array.shape[self.axis] > 1
             return replace(value, array=self._slice(value.array)) if own else value
@@ -131,10 +136,10 @@ def part_of(mask: np.ndarray) -> Part | None:
 
 
 def within(machine: Machine, part: Part, values: frozenset, walk: Any, body: Callable[[Any], list[Any]]) -> list[Any]:
-    """`body(walk)` on the instances of a part, with the outer values it uses cut to them."""
+    """`body(walk)` on the instances of a part, with the outer values it uses cut to them; arrays come back."""
     env = {v: part.cut(walk.env[v]) for v in values}
     with machine.narrowed(part):
-        return body(walk.beside(env))
+        return machine.arrays(body(walk.beside(env)))
 
 
 def merge(mask: np.ndarray, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:

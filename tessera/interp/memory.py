@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from tessera.errors import OutOfBoundsError
+from tessera.interp.affine import Affine
 from tessera.numerics.bounded import Bounded, lift
 
 
@@ -33,17 +35,17 @@ class Memory:
 
 @dataclass
 class Place:
-    """Where a block lies: its memory, a start for each axis (of `rank` instance axes), and its shape."""
+    """Where blocks lie: their memory, a start for each axis (affine or an array), their shape, and the instances."""
 
     memory: Memory
-    starts: list[np.ndarray]
+    starts: list[Any]
     block: tuple[int, ...]
-    rank: int
+    count: tuple[int, ...]
 
     def inside(self) -> bool:
         """Whether every instance's block lies in the memory."""
         sizes = zip(self.starts, self.block, self.memory.shape, strict=True)
-        return all(n == 0 or (s.min() >= 0 and s.max() + n <= size) for s, n, size in sizes)
+        return all(n == 0 or _fits(s, n, size, self.count) for s, n, size in sizes)
 
     def window(self) -> Any:
         """All instances' blocks as one strided view, where their starts form arithmetic progressions; else None."""
@@ -54,47 +56,46 @@ class Place:
         return None if value is None else Bounded(value, radius)
 
     def _window(self, array: np.ndarray) -> np.ndarray | None:
-        rank, lead = self.rank, self.memory.lead
-        shape, steps, origin = [1] * rank, [0] * rank, 0
+        lead = self.memory.lead
+        steps, origin = [0] * len(self.count), 0
         for axis in range(lead):
-            if array.shape[axis] > 1:  # one copy for many instances: they share it, and step through it by their starts
-                shape[axis], steps[axis] = array.shape[axis], array.strides[axis]
+            steps[axis] = array.strides[axis] if array.shape[axis] > 1 else 0
         for start, stride in zip(self.starts, array.strides[lead:], strict=True):
-            found = _progression(start)
+            found = start if isinstance(start, Affine) else _progression(start)
             if found is None:
                 return None
-            origin += found[0] * stride
-            for axis, step in enumerate(found[1]):
-                if start.shape[axis] > 1:
-                    shape[axis] = start.shape[axis]
-                    steps[axis] += step * stride
+            origin += found.origin * stride
+            steps = [a + b * stride for a, b in zip(steps, found.steps, strict=True)]
+        shape = [n if step else 1 for n, step in zip(self.count, steps, strict=True)]
         strides = (*steps, *array.strides[lead:])
         # `inside` has checked the bounds.
-        return np.lib.stride_tricks.as_strided(_offset(array, origin), (*shape, *self.block), strides)
+        return as_strided(_offset(array, origin), (*shape, *self.block), strides)
 
     def indices(self) -> list[np.ndarray]:
         """An index array for each axis of the memory's array, of instance axes and block axes."""
-        rank, depth = self.rank, len(self.block)
+        rank, depth = len(self.count), len(self.block)
         found = [_along(n, a, rank + depth) for a, n in enumerate(self.memory.array.shape[: self.memory.lead])]
         for axis, (start, n) in enumerate(zip(self.starts, self.block, strict=True)):
+            start = start.array(self.count) if isinstance(start, Affine) else start
             found.append(start.reshape(start.shape + (1,) * depth) + _along(n, rank + axis, rank + depth))
         return found
 
 
-def _progression(start: np.ndarray) -> tuple[int, list[int]] | None:
-    """The first value and the step along each axis, if the values are such a progression."""
+def _fits(start: Any, length: int, size: int, count: tuple[int, ...]) -> bool:
+    low, high = start.ends(count) if isinstance(start, Affine) else (start.min(), start.max())
+    return bool(low >= 0 and high + length <= size)
+
+
+def _progression(start: np.ndarray) -> Affine | None:
+    """An array of instance axes as an affine scalar, if it is one."""
     origin = int(start.flat[0])
-    if start.size == 1:
-        return origin, [0] * start.ndim
-    steps: list[int] = []
-    guess: Any = origin
+    steps, guess = [0] * start.ndim, np.int64(origin)
     for axis, size in enumerate(start.shape):
-        second = tuple(1 if a == axis else 0 for a in range(start.ndim))
-        step = int(start[second]) - origin if size > 1 else 0
-        steps.append(step)
-        if step:
-            guess = guess + step * _along(size, axis, start.ndim)
-    return (origin, steps) if np.array_equal(np.broadcast_to(guess, start.shape), start) else None
+        if size > 1:
+            second = tuple(1 if a == axis else 0 for a in range(start.ndim))
+            steps[axis] = int(start[second]) - origin
+            guess = guess + steps[axis] * _along(size, axis, start.ndim)
+    return Affine(origin, tuple(steps)) if start.size == 1 or np.array_equal(np.broadcast_to(guess, start.shape), start) else None
 
 
 def _offset(array: np.ndarray, count: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tessera.evaluate import evaluate
 from tessera.interp import host, instances
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory
-from tessera.ir.core import Function, Module, Node
+from tessera.ir.core import Block, Function, Module, Node
 from tessera.numerics.bounded import Bounded, lift
 from tessera.types import RefType, TensorType
 
@@ -68,13 +69,12 @@ def launch(function: Function, grid: Sequence[int], args: Sequence[Any], bound: 
 def _argument(param: Any, value: Any, machine: Machine, written: bool) -> Any:
     if isinstance(param.type, RefType):
         return Memory(value, param.hint or "the array", written=written)
-    return machine.constant(value, param.type.dtype.numpy)
+    return np.full((1,) * machine.rank, value, param.type.dtype.numpy)
 
 
 def _written(function: Function, args: Sequence[Any]) -> set[int]:
     """The parameters a kernel may write, directly or as another name for the same memory."""
-    targets = {n.args[0] for n in function.body.walk() if n.op.effects & {"write"}}
-    direct = [i for i, p in enumerate(function.params) if p in targets]
+    direct = _targets(function.body)
     arrays = [i for i, p in enumerate(function.params) if isinstance(p.type, RefType)]
     return {i for i in arrays if any(i == d or _overlap(args[i], args[d]) for d in direct)}
 
@@ -85,13 +85,25 @@ def _overlap(a: Any, b: Any) -> bool:
 
 def _box(function: Function, grid: tuple[int, ...], group: int) -> tuple[int, ...]:
     """How many programs a chunk holds along each axis: the first axes are split first."""
-    largest = max((_bytes(v.type) for n in function.body.walk() for v in n.results), default=8)
-    room = max(1, CHUNK_BYTES // (largest * group))
+    room = max(1, CHUNK_BYTES // (_largest(function.body) * group))
     box: list[int] = []
     for size in reversed(grid):
         box.append(max(1, min(size, room)))
         room = max(1, room // size)
     return tuple(reversed(box))
+
+
+@lru_cache(maxsize=1024)
+def _targets(body: Block) -> tuple[int, ...]:
+    """The parameters that a body writes."""
+    written = {n.args[0] for n in body.walk() if n.op.effects & {"write"}}
+    return tuple(i for i, p in enumerate(body.params) if p in written)
+
+
+@lru_cache(maxsize=1024)
+def _largest(body: Block) -> int:
+    """The bytes of a body's largest block."""
+    return max((_bytes(v.type) for n in body.walk() for v in n.results), default=8)
 
 
 def _bytes(type: Any) -> int:

@@ -33,6 +33,13 @@ def parse_module(text: str, name: str = "<ir>") -> Module:
         ParseError: the text does not parse; the place is a line and column of it, in the file `name`.
     """
     c = Cursor(text, name)
+    try:
+        return _module(c)
+    except RecursionError:
+        raise c.error("the text nests too deep") from None
+
+
+def _module(c: Cursor) -> Module:
     start = c.token
     c.expect('"builtin.module"', "(", ")", "(", "{")
     functions = []

@@ -13,6 +13,7 @@ from tessera.lower.points import Guard, Point, shape_of
 from tessera.op import Op, Rules
 from tessera.ops import elementwise as e
 from tessera.ops import schedule
+from tessera.ops.basic import cast as convert
 from tessera.ops.basic import full
 from tessera.types import DType, RefType, TensorType, int64
 
@@ -131,9 +132,7 @@ class Pull:
 
     def cast(self, value: Value, dtype: DType) -> Value:
         """A value in another element type."""
-        from tessera.ops.basic import cast
-
-        return value if value.type.dtype == dtype else self.add(cast, [value], dtype=dtype)
+        return value if value.type.dtype == dtype else self.add(convert, [value], dtype=dtype)
 
     def add(self, op: Op, args: Sequence[Value], **attrs: Any) -> Value:
         """One more node."""

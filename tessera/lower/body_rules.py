@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from tessera.lower.affine import add, const
-from tessera.lower.body import Pull, compute
+from tessera.lower.body import compute
 from tessera.lower.points import POINTWISE, inside, shape_of
 from tessera.op import ACCUMULATE
 from tessera.ops import basic, linalg, reduce, schedule, shape
@@ -96,11 +94,6 @@ def _(pull, node, point):
 @compute(linalg.dot)
 def _(pull, node, point):
     (dim,) = pull.cluster.reduced[node.out]
-    return pull.add(
-        schedule.contract, pull.operands(node, point), dim=pull.place[dim], dtype=node.attrs["dtype"]
-    )
+    args = pull.operands(node, point)
+    return pull.add(schedule.contract, args, dim=pull.place[dim], dtype=node.attrs["dtype"])
 
-
-def check() -> None:
-    """For mypy and readers: the table is filled when this module is imported."""
-    assert Pull and math

@@ -198,7 +198,8 @@ def _parse(text: str) -> Size:
     try:
         return _from_ast(ast.parse(text.strip(), mode="eval").body, text)
     except SyntaxError:
-        raise ShapeError(f'"{text}" is not a dimension', suggestion='write a name or arithmetic: "B", "2*D+1"') from None
+        hint = 'write a name or arithmetic: "B", "2*D+1"'
+        raise ShapeError(f'"{text}" is not a dimension', suggestion=hint) from None
 
 
 def _from_ast(node: ast.expr, text: str) -> Size:

@@ -74,3 +74,8 @@ def test_any_damage_is_a_parse_error_or_a_module() -> None:
             parse_module(TEXT[:at] + piece + TEXT[at + width :])
         except ParseError as error:
             assert error.location is not None
+
+
+def test_deep_nesting() -> None:
+    with pytest.raises(ParseError, match="too deep"):
+        parse_module(TEXT.replace("unit", "[" * 9999))

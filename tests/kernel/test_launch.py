@@ -14,17 +14,6 @@ OFFSET = 1.0
 
 
 @kernel
-def where_am_i(out: Tensor["A", "B", "G"]):
-    out[tile.program_id(0), tile.program_id(1), tile.local_id()] = tile.linear_id()
-
-
-def test_a_grid_of_groups():
-    out = np.zeros((2, 3, 4), np.int64).astype("f4")
-    with pytest.raises(DTypeError):
-        where_am_i[(2, 3), 4](out)
-
-
-@kernel
 def numbered(out: Tensor["A", "B", "G", int32]):
     out[tile.program_id(0), tile.program_id(1), tile.local_id()] = tile.linear_id() + 100 * tile.num_programs(1)
 

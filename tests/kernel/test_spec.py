@@ -17,8 +17,8 @@ tessera = ts
 def tile_example(data: ts.Tensor["N", ts.f32]):
     # Get tile identification
     tile_id = ts.tile.linear_id()
-    group_id = ts.tile.group_id()  # noqa: F841
-    lane_id = ts.tile.lane_id()  # noqa: F841
+    group_id = ts.tile.group_id()
+    lane_id = ts.tile.lane_id()
 
     # Tile-level operations
     if tile_id < N:
@@ -170,12 +170,15 @@ INF = math.inf
 def flash_attention(q: Tensor["BH", "S", "D"], k: Tensor["BH", "T", "D"], v: Tensor["BH", "T", "D"], *, causal: bool):
     T = tile.context()
     Qb = tile.load(q, rows=T.m, cols=T.d, vector=T.vector, prefetch=2)
-    acc = tile.zeros((T.m, T.d), f32); m = tile.full((T.m,), -INF); l = tile.zeros((T.m,), f32)  # noqa: E702
+    acc = tile.zeros((T.m, T.d), f32)
+    m = tile.full((T.m,), -INF)
+    l = tile.zeros((T.m,), f32)  # noqa: E702
     for nblk in tile.range_n(k.shape, T.n, prefetch=2):
         Kb = tile.load(k, nblk, cols=T.d, vector=T.vector)
         Vb = tile.load(v, nblk, cols=T.d, vector=T.vector)
         S  = tile.dot(Qb, tile.transpose(Kb)) * tile.rsqrt(float(T.d))  # fmt: skip
-        if causal: tile.mask_causal(S, tile.row_index(), tile.col_index(nblk))  # noqa: E701
+        if causal:
+            tile.mask_causal(S, tile.row_index(), tile.col_index(nblk))  # noqa: E701
         P, m_c, l_c = tile.softmax_online(S)
         acc, m, l = tile.softmax_accumulate(acc, m, l, P, Vb, m_c, l_c)
     return tile.cast(acc / l[:, None], bf16)

@@ -43,7 +43,8 @@ def test_broadcast_error_names_both_shapes_and_the_dimension():
 
 def test_axes():
     assert normalize_axis(0, 3) == -3 and normalize_axis(-1, 3) == -1
-    assert normalize_axes(None, 2) == (-2, -1) and normalize_axes((2, 0), 3) == (-3, -1) and normalize_axes(1, 2) == (-1,)
+    assert normalize_axes(None, 2) == (-2, -1) and normalize_axes((2, 0), 3) == (-3, -1)
+    assert normalize_axes(1, 2) == (-1,)
     with pytest.raises(ShapeError, match="axis 3 is out of range for a tensor of rank 3"):
         normalize_axis(3, 3)
     with pytest.raises(ShapeError, match="no axis: the tensor is a scalar"):

@@ -33,7 +33,7 @@ def emit_module(module: Module, options: Options) -> Emission:
     """
     library, debug = Library(), Debug() if options.debug else None
     launches = [n for n in module.main.body.walk() if n.op is host.launch]
-    shared = overlapping(module.main)
+    shared = overlapping(module)
     lines: list[str] = []
     scratch: dict[str, int] = {}
     for function in module.functions[1:]:

@@ -1,0 +1,133 @@
+"""What the entry function of a Tile module does, as plain data: parameters, buffers, launches in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.codegen.llvm.types import size
+from tessera.ir.core import Function, Module, Node, Value
+from tessera.op import Rules
+from tessera.ops import host
+from tessera.types import RefType
+
+ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Place:
+    """Memory of the entry function: a parameter, or bytes of the workspace."""
+
+    param: int
+    offset: int
+    bytes: int
+
+    def overlaps(self, other: Place) -> bool:
+        """Whether two places share memory (parameters share none: the runtime sees to it)."""
+        if self.param != other.param or self.param >= 0:
+            return self.param == other.param
+        return self.offset < other.offset + other.bytes and other.offset < self.offset + self.bytes
+
+
+class Places:
+    """Where each value of an entry function lies."""
+
+    def __init__(self, main: Function) -> None:
+        self.of: dict[Value, Place] = {v: Place(i, 0, _bytes(v)) for i, v in enumerate(main.params)}
+        self.workspace = int(main.attrs.get("workspace", 0))
+        self.launches: list[Node] = []
+        for node in main.body.nodes:
+            places.of(node.op)(self, node)
+
+    def room(self, count: int) -> int:
+        """An offset past all planned buffers, for one that has none."""
+        start = math.ceil(self.workspace / ALIGN) * ALIGN
+        self.workspace = start + count
+        return start
+
+
+places = Rules("llvm host")
+
+
+@places(host.alloc)
+def _(found, node):
+    count, offset = _bytes(node.out), node.attrs["offset"]
+    found.of[node.out] = Place(-1, offset if offset >= 0 else found.room(count), count)
+
+
+@places(host.view)
+def _(found, node):
+    found.of[node.out] = found.of[node.args[0]]
+
+
+@places(host.launch)
+def _(found, node):
+    found.launches.append(node)
+
+
+def _bytes(v: Value) -> int:
+    return math.prod(int(n) for n in v.type.shape) * size(v.type.dtype)
+
+
+def effects(function: Function, *kinds: str) -> set[int]:
+    """The parameters of a tile function with one of these effects on their memory."""
+    touched = {_ref(n, k) for n in function.body.walk() for k in kinds if k in n.op.effects}
+    return {i for i, p in enumerate(function.params) if p in touched}
+
+
+def _ref(node: Node, kind: str) -> Value:
+    """The memory a node reads or writes: an async copy reads its second operand."""
+    return node.args[1] if kind == "read" and "async" in node.op.effects else node.args[0]
+
+
+def overlapping(module: Module) -> set[str]:
+    """The kernels with a launch in which something written shares memory with another argument."""
+    found = Places(module.main)
+    shared = set()
+    for node in found.launches:
+        written = effects(module.function(node.attrs["kernel"]), "write")
+        at = [found.of[v] for v in node.args]
+        clash = [i for i in written for j, p in enumerate(at) if i != j and at[i].overlaps(p)]
+        if clash:
+            shared.add(node.attrs["kernel"])
+    return shared
+
+
+def launch_plan(module: Module, scratch: Mapping[str, int]) -> dict[str, Any]:
+    """The entry function as data that JSON can hold."""
+    main, found = module.main, Places(module.main)
+    outputs = int(main.attrs.get("outputs", 0))
+    inputs = len(main.params) - outputs
+    return {
+        "params": [_param(v, i >= inputs) for i, v in enumerate(main.params)],
+        "workspace": found.workspace,
+        "launches": [_launch(module, node, found) for node in found.launches],
+        "scratch": dict(scratch),
+        "written": _effected(module, found, "write"),
+        "read": _effected(module, found, "read"),
+    }
+
+
+def _param(v: Value, output: bool) -> dict[str, Any]:
+    role = "output" if output else "input" if isinstance(v.type, RefType) else "scalar"
+    return {"name": v.hint, "shape": [int(n) for n in v.type.shape], "dtype": v.type.dtype.name, "role": role}
+
+
+def _launch(module: Module, node: Node, found: Places) -> dict[str, Any]:
+    grid = [int(n) for n in node.attrs["grid"]]
+    at = [found.of[v] for v in node.args]
+    args = [{"param": p.param} if p.param >= 0 else {"offset": p.offset} for p in at]
+    return {"kernel": node.attrs["kernel"], "grid": [*grid, 1, 1, 1][:3], "args": args}
+
+
+def _effected(module: Module, found: Places, kind: str) -> list[int]:
+    """The entry's parameters that some launch reads or writes."""
+    hit: set[int] = set()
+    for node in found.launches:
+        for i in effects(module.function(node.attrs["kernel"]), kind):
+            hit.add(found.of[node.args[i]].param)
+    return sorted(p for p in hit if p >= 0)
+
+

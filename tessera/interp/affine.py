@@ -1,0 +1,77 @@
+"""Affine scalars: integers that grow by a fixed step along each instance axis, kept as the steps alone.
+
+Ids, and what programs compute from them, are nearly always of this kind. Kept so, index arithmetic is a few
+Python integers however many instances there are, and a place in memory is seen at once to be a strided view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.op import Rules
+from tessera.ops import elementwise
+
+
+@dataclass(frozen=True)
+class Affine:
+    """`origin` plus, for each instance axis, a step times the place along it (int64)."""
+
+    origin: int
+    steps: tuple[int, ...]
+
+    @property
+    def constant(self) -> bool:
+        """Whether it is the same for every instance."""
+        return not any(self.steps)
+
+    def array(self, count: tuple[int, ...]) -> np.ndarray:
+        """The values of `count` instances along each axis, of size 1 where they do not change."""
+        total = np.full((1,) * len(count), self.origin, np.int64)
+        for axis, (step, n) in enumerate(zip(self.steps, count, strict=True)):
+            if step:
+                shape = (1,) * axis + (n,) + (1,) * (len(count) - axis - 1)
+                total = total + (np.arange(n) * step).reshape(shape)
+        return total
+
+    def ends(self, count: tuple[int, ...]) -> tuple[int, int]:
+        """The least and the greatest value."""
+        spans = [s * (n - 1) for s, n in zip(self.steps, count, strict=True)]
+        return self.origin + sum(s for s in spans if s < 0), self.origin + sum(s for s in spans if s > 0)
+
+    def cut(self, axis: int, low: int) -> Affine:
+        """What it is to the instances from `low` on along an axis."""
+        return Affine(self.origin + self.steps[axis] * low, self.steps) if self.steps[axis] else self
+
+
+arithmetic = Rules("affine arithmetic")
+
+
+@arithmetic(elementwise.add)
+def _(x: Affine, y: Affine) -> Affine:
+    return Affine(x.origin + y.origin, tuple(a + b for a, b in zip(x.steps, y.steps, strict=True)))
+
+
+@arithmetic(elementwise.sub)
+def _(x: Affine, y: Affine) -> Affine:
+    return Affine(x.origin - y.origin, tuple(a - b for a, b in zip(x.steps, y.steps, strict=True)))
+
+
+@arithmetic(elementwise.mul)
+def _(x: Affine, y: Affine) -> Affine | None:
+    if not x.constant:
+        x, y = y, x
+    return Affine(x.origin * y.origin, tuple(x.origin * b for b in y.steps)) if x.constant else None
+
+
+@arithmetic(elementwise.neg)
+def _(x: Affine) -> Affine:
+    return Affine(-x.origin, tuple(-a for a in x.steps))
+
+
+def combined(op: Any, args: list[Any]) -> Affine | None:
+    """The op on affine scalars where the result is one, else None."""
+    rule = arithmetic.get(op)
+    return rule(*args) if rule is not None and all(type(a) is Affine for a in args) else None

@@ -1,0 +1,153 @@
+"""Tile sizes: how much of each dim of a kernel one program computes, and which dim it walks in a loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tessera.ir.core import Attrs, Block, Node
+from tessera.lower.affine import Digit, Expr
+from tessera.lower.forms import Dims, Forms, forms
+from tessera.lower.plan import Plan
+from tessera.ops import schedule
+
+# What a program should at least hold, where there are too few programs for every thread.
+LEAST_M, LEAST_N, LEAST_FLAT = 16, 32, 1024
+
+
+@dataclass
+class Tiling:
+    """The tile sizes under decision."""
+
+    block: Block
+    forms: Forms
+    plan: Plan
+    tile: list[int] = field(default_factory=list)
+    loop: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tile = [n if kind == "reduce" else 1 for _, n, kind in self.dims]
+        self.accesses = [self.forms.indices(n) for n in self.block.nodes if n.op in (schedule.load, schedule.store)]
+
+    @property
+    def dims(self) -> Dims:
+        """The dims of the kernel."""
+        return self.forms.dims
+
+    def parallel(self) -> list[int]:
+        """The dims whose tiles may be programs of their own."""
+        return [d for d, (_, _, kind) in enumerate(self.dims) if kind == "parallel" and d not in self.loop]
+
+    def cut(self, dim: int, target: int, multiple: int = 1) -> int:
+        """The largest tile of a dim near a target: one that divides the dim if there is one, as a rule."""
+        extent = self.dims[dim][1]
+        if extent <= target:
+            return extent
+        radices = self._radices(dim)
+        fits = [t for t in range(target, target // 2, -1) if all(t % r == 0 or r % t == 0 for r in radices)]
+        even = [t for t in fits if t % multiple == 0]
+        exact = [t for t in even if extent % t == 0]
+        return next(iter((*exact, *even, *fits, target)))
+
+    def _radices(self, dim: int) -> set[int]:
+        """Where accesses split a dim: a tile that respects these is a block of memory."""
+        digits = [a for access in self.accesses for e in access for a, _ in e.terms]
+        found = [d for d in digits if isinstance(d, Digit) and d.dim == dim]
+        return {r for d in found for r in (d.divisor, d.divisor * d.modulus) if r > 1}
+
+    def fill(self, dims: Iterable[int], budget: int, multiple: int = 1) -> int:
+        """Take dims whole, the innermost first, until the budget of elements is used up; what is left of it."""
+        for dim in dims:
+            size = self.cut(dim, max(budget, 1), multiple)
+            self.tile[dim] = size
+            budget = budget // size if size == self.dims[dim][1] else 0
+        return budget
+
+    def fastest(self) -> set[int]:
+        """The dims along which some access walks memory element by element."""
+        return {d for access in self.accesses if access for d in unit(access[-1])}
+
+    def programs(self) -> int:
+        """How many programs there are."""
+        return math.prod(-(-self.dims[d][1] // self.tile[d]) for d in self.parallel())
+
+    def shrink(self, groups: Sequence[tuple[Sequence[int], int]]) -> None:
+        """Halve tiles while there are fewer programs than wanted; a group holds at least so many elements."""
+        while self.programs() < self.plan.programs:
+            ratios = [math.prod(self.tile[d] for d in dims) / least for dims, least in groups]
+            best = max(range(len(groups)), key=ratios.__getitem__)
+            dim = next((d for d in groups[best][0] if self.tile[d] > 1), None)
+            if ratios[best] < 2 or dim is None:
+                return
+            self.tile[dim] = self.cut(dim, -(-self.tile[dim] // 2))
+
+
+def unit(expr: Expr) -> set[int]:
+    """The dims that an index follows step by step."""
+    return {a.dim for a, c in expr.terms if isinstance(a, Digit) and c == 1 and a.divisor == 1}
+
+
+def choose(block: Block, dims: Dims, plan: Plan) -> Attrs:
+    """The schedule of a kernel."""
+    tiling = Tiling(block, forms(block, dims), plan)
+    nodes = {n.op: n for n in block.nodes}
+    for op, rule in _SHAPES:
+        if op in nodes:
+            rule(tiling, nodes[op])
+            break
+    return Attrs({"tile": tuple(tiling.tile), "loop": tuple(tiling.loop)})
+
+
+def _product(tiling: Tiling, node: Node) -> None:
+    plan, k = tiling.plan, node.attrs["dim"]
+    left, right = (tiling.forms.depends[v] - {k} for v in node.args)
+    m, n = sorted(left - right), sorted(right - left)
+    tiling.fill(reversed(m), plan.m, plan.multiple)
+    tiling.fill(reversed(n), plan.n, plan.multiple)
+    if tiling.dims[k][1] > plan.whole_k:
+        tiling.tile[k] = tiling.cut(k, plan.k, plan.multiple)
+        tiling.loop = [k]
+    tiling.shrink([(m, LEAST_M), (n, LEAST_N)])
+
+
+def _rows(tiling: Tiling, node: Node) -> None:
+    plan = tiling.plan
+    rows = {n.attrs["dim"] for n in tiling.block.nodes if n.op is schedule.reduce}
+    row = max(rows, key=lambda d: tiling.dims[d][1])
+    rest = math.prod(tiling.dims[d][1] for d in rows - {row})
+    fastest = tiling.fastest()
+    others = [d for d in tiling.parallel() if d != row]
+    lanes = [] if row in fastest else [d for d in others if d in fastest]
+    left = tiling.fill(reversed(lanes), plan.lanes)
+    held = math.prod(tiling.tile[d] for d in lanes) * rest
+    limit = plan.row_limit if not lanes else max(plan.rows // held, 1)
+    tiling.tile[row] = tiling.cut(row, max(limit, 1))
+    if tiling.tile[row] < tiling.dims[row][1]:
+        tiling.loop = [row]
+    budget = plan.rows // (held * tiling.tile[row]) if left or not lanes else 1
+    tiling.fill([d for d in reversed(others) if d not in lanes], budget)
+    tiling.shrink([(others, 1)])
+
+
+def _flat(tiling: Tiling, node: Node) -> None:
+    plan, dims = tiling.plan, tiling.parallel()
+    if not dims:
+        return
+    crossed = sorted(tiling.fastest() & set(dims))
+    budget = plan.pointwise
+    if len(crossed) > 1:  # one access walks rows where another walks columns: a tile is square
+        tiling.fill(reversed(crossed), plan.lanes * plan.lanes)
+        for dim in crossed:
+            tiling.tile[dim] = tiling.cut(dim, plan.lanes)
+        budget //= math.prod(tiling.tile[d] for d in crossed)
+        dims = [d for d in dims if d not in crossed]
+    tiling.fill(reversed(dims), max(budget, 1))
+    tiling.shrink([(tiling.parallel(), LEAST_FLAT)])
+
+
+_SHAPES: tuple[tuple[object, Callable[[Tiling, Node], None]], ...] = (
+    (schedule.contract, _product),
+    (schedule.reduce, _rows),
+    (schedule.store, _flat),
+)

@@ -1,0 +1,155 @@
+"""Graph to Schedule: the values that are kept become buffers, each computed by one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tessera.ir.builder import Builder
+from tessera.ir.core import Attrs, Function, Module, Node, Value
+from tessera.lower import body_rules, launches
+from tessera.lower.body import Pull, Slot
+from tessera.lower.cluster import Cluster
+from tessera.lower.forms import Dims
+from tessera.lower.fusion import clusters
+from tessera.lower.plan import Plan
+from tessera.lower.points import shape_of
+from tessera.lower.tiling import choose
+from tessera.ops import host, schedule
+from tessera.types import RefType, Type
+
+assert body_rules  # fills the table of bodies
+
+
+@dataclass
+class Lowering:
+    """A schedule module under construction: where each value lies, and the tile functions it launches."""
+
+    plan: Plan
+    producers: Mapping[Value, Node]
+    order: tuple[Node, ...]
+    builder: Builder = field(default_factory=Builder)
+    places: dict[Value, Value] = field(default_factory=dict)
+    views: dict[Slot, Value] = field(default_factory=dict)
+    functions: list[Function] = field(default_factory=list)
+
+    def view(self, value: Value, shape: tuple[int, ...]) -> Value:
+        """The memory of a value, seen as a shape."""
+        place = self.places[value]
+        if tuple(place.type.shape) == shape:
+            return place
+        if (value, shape) not in self.views:
+            self.views[value, shape] = self.builder.add(host.view, [place], {"shape": shape}).out
+        return self.views[value, shape]
+
+    def hold(self, value: Value) -> Value:
+        """The memory for a value: an output, or a new buffer."""
+        if value not in self.places:
+            attrs = {"shape": shape_of(value), "dtype": value.type.dtype, "offset": -1}
+            self.places[value] = self.builder.add(host.alloc, [], attrs, types=(ref(value.type),)).out
+        return self.places[value]
+
+    def compute(self, cluster: Cluster) -> None:
+        """Add what computes a cluster's root."""
+        node = self.producers[cluster.root]
+        with self.builder.at(node.loc):
+            if 0 in shape_of(cluster.root):
+                self.hold(cluster.root)
+            elif not cluster.inlined:
+                self.launch(node)
+            else:
+                self.kernel(cluster, self.hold(cluster.root))
+
+    def launch(self, node: Node) -> None:
+        """A node that a tile function written by hand computes."""
+        found = launches.launch_of(node, self.plan)
+        assert found is not None, "a launch that was not possible was kept"
+        operands = [self.view(v, shape) for v, shape in zip(node.args, found.shapes, strict=True)]
+        self.hold(node.out)
+        name = found.function.name
+        if name not in [f.name for f in self.functions]:
+            self.functions.append(found.function)
+        operands.append(self.view(node.out, found.result))
+        self.builder.add(host.launch, operands, {"kernel": name, "grid": found.grid})
+
+    def kernel(self, cluster: Cluster, target: Value) -> None:
+        """One schedule.kernel."""
+        order = dims_in_order(cluster)
+        pull = Pull(cluster, order, self.producers, lambda v: self.places[v].hint)
+        for node in self.order:
+            if node.out in cluster.inlined:
+                for point in cluster.points(node.out):  # in order, so that no pull runs deep
+                    pull.at(node.out, point)
+        place = Value(target.type, target.hint or "out")
+        with pull.builder.at(self.builder.location):
+            pull.store(cluster.root, place)
+        refs = [self.view(value, shape) for value, shape in pull.slots]
+        self.add(pull, place, [*refs, target], dims_of(cluster, order))
+
+    def add(self, pull: Pull, place: Value, refs: list[Value], dims: Dims) -> None:
+        """Add a finished body."""
+        block = pull.block(place)
+        attrs = {"dims": dims, "schedule": choose(block, dims, self.plan)}
+        self.builder.add(schedule.kernel, refs, attrs, types=(), regions=(block,))
+
+    def copy(self, source: Value, target: Value) -> None:
+        """One more memory for a value that lies elsewhere."""
+        cluster = Cluster.of(source)
+        order = dims_in_order(cluster)
+        pull = Pull(cluster, order, self.producers, lambda v: self.places[v].hint)
+        place = Value(target.type, target.hint)
+        with pull.builder.at(self.builder.location):
+            pull.store(source, place)
+        self.add(pull, place, [self.places[source], target], dims_of(cluster, order))
+
+
+def ref(type: Type) -> RefType:
+    """The memory for a tensor."""
+    return RefType(tuple(int(s) for s in type.shape), type.dtype, policy=type.policy)
+
+
+def dims_in_order(cluster: Cluster) -> list[int]:
+    """The dims as the kernel has them: for a product the batch, the rows, the columns, then what is summed."""
+    every = list(range(len(cluster.extents)))
+    if cluster.product is None:
+        return every
+    (point,) = cluster.points(cluster.product)
+    listed = [d for e in point.indices for d in sorted(e.dims, key=lambda d: -dict(_strides(e))[d])]
+    return [*(d for d in every[: cluster.parallel] if d not in listed), *listed, *every[cluster.parallel :]]
+
+
+def _strides(expr) -> list[tuple[int, int]]:  # type: ignore[no-untyped-def]
+    return [(a.dim, c) for a, c in expr.terms]
+
+
+def dims_of(cluster: Cluster, order: list[int]) -> Dims:
+    """The dims attribute: parallel ones are i0, i1, …, reduced ones r0, r1, …"""
+    kinds = ["parallel" if d < cluster.parallel else "reduce" for d in order]
+    names = [f"i{d}" if d < cluster.parallel else f"r{d - cluster.parallel}" for d in order]
+    return tuple((name, cluster.extents[d], kind) for name, d, kind in zip(names, order, kinds, strict=True))
+
+
+def to_schedule(function: Function, plan: Plan | None = None) -> Module:
+    """The Schedule module of a Graph function of concrete shapes and primitives."""
+    plan = plan or Plan()
+    producers = {v: n for n in function.body.nodes for v in n.results}
+    lowering = Lowering(plan, producers, function.body.nodes)
+    params = tuple(Value(ref(p.type), p.hint or f"x{i}") for i, p in enumerate(function.params))
+    lowering.places.update(zip(function.params, params, strict=True))
+    outputs = [Value(ref(v.type), _output_name(i, len(function.results))) for i, v in enumerate(function.results)]
+    copies = []
+    for value, output in zip(function.results, outputs, strict=True):
+        if lowering.places.setdefault(value, output) is not output:
+            copies.append((value, output))
+    for cluster in clusters(function, launches.kept(plan)):
+        lowering.compute(cluster)
+    with lowering.builder.at(function.loc):
+        for value, output in copies:
+            lowering.copy(value, output)
+    block = lowering.builder.block([*params, *outputs], ())
+    main = Function(function.name, block, Attrs({"outputs": len(outputs)}), function.loc)
+    return Module("schedule", (main, *lowering.functions))
+
+
+def _output_name(number: int, count: int) -> str:
+    return "out" if count == 1 else f"out{number}"

@@ -1,0 +1,145 @@
+"""Ops that move elements, against NumPy; subscripts too."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError
+from tessera.ops import shape as s
+from tessera.shapes import Dim
+from tessera.tensor import Tensor
+from tessera.types import TensorType, bf16, f16, f32, int8, int64
+
+A = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+X = Tensor(A)
+
+SAME = {
+    "reshape": (lambda x: x.reshape(4, -1), lambda a: a.reshape(4, -1)),
+    "view": (lambda x: x.view((6, 4)), lambda a: a.reshape(6, 4)),
+    "permute": (lambda x: x.permute(2, 0, 1), lambda a: a.transpose(2, 0, 1)),
+    "permute_negative": (lambda x: x.permute(-1, 0, -2), lambda a: a.transpose(2, 0, 1)),
+    "transpose": (lambda x: x.transpose(0, 2), lambda a: a.swapaxes(0, 2)),
+    "T": (lambda x: x.T, lambda a: a.swapaxes(1, 2)),
+    "slice": (lambda x: s.slice_(x, start=(0, 1, 0), stop=(2, 3, 4), step=(1, 1, 3)), lambda a: a[:, 1:3, ::3]),
+    "pad": (lambda x: s.pad(x, low=(0, 1, 0), high=(1, 0, 2), value=7), None),
+    "concatenate": (lambda x: s.concatenate([x, x, x], axis=1), lambda a: np.concatenate([a, a, a], axis=1)),
+    "stack": (lambda x: s.stack([x, x], axis=-1), lambda a: np.stack([a, a], axis=-1)),
+    "gather": (lambda x: s.gather(x, Tensor([[2, 0]]), axis=1), lambda a: a[:, [[2, 0]]]),
+    "expand_dims": (lambda x: s.expand_dims(x, 1), lambda a: a[:, None]),
+    "unsqueeze": (lambda x: x.unsqueeze(-1), lambda a: a[..., None]),
+    "squeeze": (lambda x: x[:1].squeeze(0), lambda a: a[0]),
+    "flatten": (lambda x: x.flatten(1), lambda a: a.reshape(2, 12)),
+}
+SAME["pad"] = (SAME["pad"][0], lambda a: np.pad(a, ((0, 1), (1, 0), (0, 2)), constant_values=7))
+
+
+@pytest.mark.parametrize(("ours", "numpys"), SAME.values(), ids=SAME)
+def test_as_numpy(ours, numpys):
+    out = ours(X)
+    assert np.array_equal(out.numpy(), numpys(A)) and out.shape == numpys(A).shape and out.dtype == f32
+
+
+INDICES = [
+    np.s_[0], np.s_[-1], np.s_[:, 1], np.s_[..., 2], np.s_[1:, ..., ::2], np.s_[None], np.s_[:, None, 1], np.s_[1, 2, 3],
+    np.s_[..., None], np.s_[-2:, :-1], np.s_[5:], np.s_[:, 3:1], np.s_[...],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_subscripts(index):
+    assert np.array_equal(X[index].numpy(), A[index]) and X[index].shape == A[index].shape
+
+
+item = st.one_of(
+    st.integers(-2, 1), st.none(), st.builds(slice, *[st.none() | st.integers(-5, 5)] * 2, st.none() | st.integers(1, 3))
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(item, max_size=3), st.booleans())
+def test_any_subscript(items, dots):
+    index = (*items, ...) if dots else tuple(items)
+    assert np.array_equal(X[index].numpy(), A[index])
+
+
+def test_a_tensor_as_subscript():
+    picks = np.array([[1, 0], [1, 1]])
+    assert np.array_equal(X[Tensor(picks)].numpy(), A[picks])
+    assert np.array_equal(X[:, Tensor([2, 0])].numpy(), A[:, [2, 0]])
+
+
+def test_subscript_errors():
+    with pytest.raises(OutOfBoundsError, match="index 2 is outside axis 0 of size 2"):
+        X[2]
+    with pytest.raises(OutOfBoundsError, match="index -4 is outside axis 1 of size 3"):
+        X[0, -4]
+    with pytest.raises(ShapeError, match="4 indices for a tensor of rank 3"):
+        X[0, 0, 0, 0]
+    with pytest.raises(ShapeError, match="a slice step must be positive"):
+        X[::-1]
+
+
+def test_iota_and_arange():
+    assert s.iota(shape=(2, 3), axis=0).numpy().tolist() == [[0] * 3, [1] * 3] and s.iota(shape=4).dtype == int64
+    for args in ((5,), (2, 7), (1, 10, 3), (5, 0, -2), (3, 3)):
+        assert s.arange(*args).numpy().tolist() == list(range(*args))
+    assert s.arange(3, dtype=bf16).dtype == bf16
+
+
+def test_embedding():
+    rows = Tensor(np.arange(6, dtype="f4").reshape(3, 2))
+    assert s.embedding(rows, Tensor([[2], [0]])).numpy().tolist() == [[[4, 5]], [[0, 1]]]
+
+
+def test_pad_takes_the_tensors_type():
+    assert s.pad(Tensor([1], int8), low=(1,), high=(0,), value=-3).numpy().tolist() == [-3, 1]
+    assert s.pad(Tensor([1.0], f16), low=(0,), high=(1,), value=np.inf).numpy().tolist() == [1, np.inf]
+
+
+ERRORS = {
+    "cannot reshape (2, 3, 4) to (5, -1)": lambda: X.reshape(5, -1),
+    "cannot reshape (2, 3, 4) to (4, 5)": lambda: X.reshape(4, 5),
+    "reshape can infer only one size": lambda: X.reshape(-1, -1),
+    "(0, 0, 1) is not a permutation of the 3 axes of 2x3x4xf32": lambda: X.permute(0, 0, 1),
+    "slice 0:5:1 does not lie in axis 2 of 2x3x4xf32": lambda: s.slice_(X, start=(0, 0, 0), stop=(2, 3, 5)),
+    "slice needs a start, stop and step for each of 3 axes": lambda: s.slice_(X, start=(0,), stop=(2,)),
+    "pad needs a count ≥ 0": lambda: s.pad(X, low=(-1, 0, 0), high=(0, 0, 0)),
+    "cannot concatenate along axis -1": lambda: s.concatenate([X, X[:1]], axis=2),
+    "axis 1 has size 3, not 1": lambda: s.squeeze(X, 1),
+}
+
+
+@pytest.mark.parametrize("text", ERRORS)
+def test_shape_errors(text):
+    with pytest.raises(ShapeError) as caught:
+        ERRORS[text]()
+    assert text in str(caught.value)
+
+
+def test_gather_errors():
+    with pytest.raises(OutOfBoundsError, match="index 3 is outside axis -2 of size 3"):
+        s.gather(X, Tensor([0, 3]), axis=1)
+    with pytest.raises(OutOfBoundsError, match="index -1 is outside"):
+        s.gather(X, Tensor([-1]))
+    with pytest.raises(DTypeError, match="indices are not integers"):
+        s.gather(X, Tensor([0.0]))
+    assert s.gather(X, Tensor(np.zeros(0, np.int64))).shape == (0, 3, 4)
+
+
+def test_concatenate_errors():
+    with pytest.raises(ArgumentError, match="needs at least one tensor"):
+        s.concatenate([])
+    with pytest.raises(DTypeError, match="cannot mix"):
+        s.concatenate([X, X.to(bf16)])
+
+
+def test_symbolic_shapes():
+    b = Dim.of("B")
+    x = TensorType((b, 4), f32)
+    reshape = s.reshape.canonical(x, shape=(-1, 2))
+    assert reshape == {"shape": (2 * b, 2)} and s.reshape.result_types((x,), reshape)[0].shape == (2 * b, 2)
+    assert s.concatenate.result_types((x, x), {"axis": -2})[0].shape == (2 * b, 4)
+    assert s.pad.result_types((x,), {"low": (1, 0), "high": (1, 0), "value": 0.0})[0].shape == (b + 2, 4)
+    with pytest.raises(ShapeError, match="elements"):
+        s.reshape.result_types((x,), {"shape": (b, 5)})
