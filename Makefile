@@ -13,7 +13,7 @@ test: $(STAMP) lint
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy tessera conformance
+	$(BIN)/mypy tessera
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run

@@ -72,7 +72,10 @@ def child(case: str, folder: str) -> None:
     run = prepare(case, inputs)
     times = measure(run)
     good, error = cases.check(case, run(), inputs)
-    print("RESULT " + json.dumps({**times, "seconds": times["median"], "status": "ok" if good else "WRONG", "max_abs_err": error}))
+    print(
+        "RESULT "
+        + json.dumps({**times, "seconds": times["median"], "status": "ok" if good else "WRONG", "max_abs_err": error})
+    )
 
 
 def _spawn(command: list[str]) -> dict[str, Any]:
@@ -85,7 +88,11 @@ def compare(folder: Path, python: str) -> dict[str, Any]:
     """Each case: Tessera, then each peer, at once after it."""
     found: dict[str, Any] = {}
     for case in track(CASES, description="interpreters"):
-        row = {"tessera": _spawn([sys.executable, "-m", "benchmarks.interpreters", "--child", case, "--peers", str(folder)])}
+        row = {
+            "tessera": _spawn(
+                [sys.executable, "-m", "benchmarks.interpreters", "--child", case, "--peers", str(folder)]
+            )
+        }
         for variant, peer in PEERS.items():
             script = str(folder / "interp_bench.py")
             row[variant] = _spawn([python, script, "--child", peer, variant, case, "1.0", "300"])

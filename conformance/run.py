@@ -113,11 +113,16 @@ def selected(expression: str, cases: Iterable[Case]) -> list[Case]:
     if not expression.strip():
         return list(cases)
     # A name may hold what is no Python word: each word stands as a string.
-    words = [w if w in ("and", "or", "not", "(", ")") else repr(w) for w in expression.replace("(", " ( ").replace(")", " ) ").split()]
+    words = [
+        w if w in ("and", "or", "not", "(", ")") else repr(w)
+        for w in expression.replace("(", " ( ").replace(")", " ) ").split()
+    ]
     try:
         tree = ast.parse(" ".join(words), mode="eval").body
     except SyntaxError:
-        raise ArgumentError(f"-k {expression!r} is not an expression", suggestion='write words with and, or, not: "f32 and not softmax"') from None
+        raise ArgumentError(
+            f"-k {expression!r} is not an expression", suggestion='write words with and, or, not: "f32 and not softmax"'
+        ) from None
     return [c for c in cases if _holds(tree, c.name)]
 
 

@@ -9,10 +9,17 @@ HEADS = 4
 
 def inputs(rng: np.random.Generator) -> dict:
     """Two sequences of 96 tokens with 64 features, and the four projections."""
+
     def random(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape, dtype=np.float32) / np.float32(8)
 
-    return {"x": random(2, 96, 64) * 8, "wq": random(64, 64), "wk": random(64, 64), "wv": random(64, 64), "wo": random(64, 64)}
+    return {
+        "x": random(2, 96, 64) * 8,
+        "wq": random(64, 64),
+        "wk": random(64, 64),
+        "wv": random(64, 64),
+        "wo": random(64, 64),
+    }
 
 
 def reference(x, wq, wk, wv, wo):

@@ -8,7 +8,9 @@ import tessera as ts
 def inputs(rng: np.random.Generator) -> dict:
     """A batch of 64 and the weights of 128 -> 256 -> 32."""
     shapes = {"x": (64, 128), "w1": (128, 256), "b1": (256,), "w2": (256, 32), "b2": (32,)}
-    return {name: rng.standard_normal(s, dtype=np.float32) / np.sqrt(s[0], dtype=np.float32) for name, s in shapes.items()}
+    return {
+        name: rng.standard_normal(s, dtype=np.float32) / np.sqrt(s[0], dtype=np.float32) for name, s in shapes.items()
+    }
 
 
 def reference(x, w1, b1, w2, b2):
@@ -19,7 +21,9 @@ def reference(x, w1, b1, w2, b2):
 
 @ts.example(inputs, reference)
 @ts.jit
-def mlp(x: ts.Tensor["B", "D"], w1: ts.Tensor["D", "H"], b1: ts.Tensor["H"], w2: ts.Tensor["H", "N"], b2: ts.Tensor["N"]):
+def mlp(
+    x: ts.Tensor["B", "D"], w1: ts.Tensor["D", "H"], b1: ts.Tensor["H"], w2: ts.Tensor["H", "N"], b2: ts.Tensor["N"]
+):
     """relu(x w1 + b1) w2 + b2."""
     hidden = ts.relu(x @ w1 + b1)
     return hidden @ w2 + b2

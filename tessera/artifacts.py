@@ -56,7 +56,9 @@ def build_program(program: Program, out: str | Path, target: str, weights: Seque
         files[WEIGHTS] = _safetensors().save({program.names[i]: _bytes_like(program.arrays[i]) for i in stored})
     interface = {
         "entry": program.name,
-        "parameters": [_parameter(n, a, i in stored) for i, (n, a) in enumerate(zip(program.names, program.arrays, strict=True))],
+        "parameters": [
+            _parameter(n, a, i in stored) for i, (n, a) in enumerate(zip(program.names, program.arrays, strict=True))
+        ],
         "written": list(program.written),
     }
     return dataclasses.replace(emitted, manifest={**emitted.manifest, "interface": interface}, files=files).save(out)

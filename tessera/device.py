@@ -32,6 +32,6 @@ def generator_of(device: str) -> str:
         raise DeviceUnavailable(
             f"the device {device} is not available",
             expected="one of " + ", ".join(GENERATORS),
-            suggestion="run on this machine's processor with \"cpu\", or in the interpreter with \"interp\"",
+            suggestion='run on this machine\'s processor with "cpu", or in the interpreter with "interp"',
         )
     return GENERATORS.get(device, device)

@@ -14,8 +14,8 @@ from tessera.interp import graph as graph_interpreter
 from tessera.interp import schedule as schedule_interpreter
 from tessera.interp import tile as tile_interpreter
 from tessera.ir.core import Function, Module
-from tessera.lower.plan import Plan
 from tessera.lower.pipeline import steps
+from tessera.lower.plan import Plan
 
 LEVELS = ("graph", "schedule", "tile", "target")
 

@@ -47,7 +47,7 @@ def evaluate(block: Block, args: Sequence[Any], meaning: Meaning, env: dict[Valu
             env.update(zip(node.results, results, strict=True))
     except TesseraError as error:
         assert node is not None
-        raise error.at(node.loc)
+        raise error.at(node.loc) from None
     return [env[v] for v in block.results]
 
 

@@ -65,7 +65,7 @@ def prepare(entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, 
     if isinstance(entry, Kernel):
         return _kernel_program(entry, args, named, grid, group)
     assert isinstance(entry, Jit)
-    call = entry.bind(args, named)
+    call = entry.bind(tuple(args), named)
     traced = entry.trace(*args, **named)
     arrays = (*(_array(leaf) for leaf in call.leaves), *traced.captures)
     names = tuple(p.hint for p in traced.function.params)
@@ -75,7 +75,7 @@ def prepare(entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, 
 def _kernel_program(entry: Kernel, args: Sequence[Any], named: dict[str, Any], grid: Any, group: int | None) -> Program:
     found = entry.bind(args, named)
     module = entry.specialize(found.types, found.constants, *entry.plan(found, grid, group))
-    return Program(entry.__name__, {"tile": module}, tuple(found.types), tuple(found.arrays), _written(module))
+    return Program(entry.kernel_function.__name__, {"tile": module}, tuple(found.types), tuple(found.arrays), _written(module))
 
 
 def _written(module: Module) -> tuple[int, ...]:

@@ -101,10 +101,13 @@ class Jit:
             bound = self.signature.bind(*args, **named)
         except TypeError as error:
             raise ArgumentError(
-                f"{self.function.__name__}: {error}", location=here(), expected=f"{self.function.__name__}{self.signature}"
+                f"{self.function.__name__}: {error}",
+                location=here(),
+                expected=f"{self.function.__name__}{self.signature}",
             ) from None
         bound.apply_defaults()
-        leaves, tree = [], {}
+        leaves: list[tuple[str, Any]] = []
+        tree: dict[str, Tree] = {}
         for name, value in bound.arguments.items():
             found, tree[name] = ([(name, _Static(value))], Tree()) if name in self.static else flatten(value, name)
             leaves += found
@@ -115,7 +118,9 @@ class Jit:
 
     def _sorted(self, leaves: list[tuple[str, Any]], tree: Tree) -> Call:
         sizes: dict[str, int] = {}
-        names, types, traced, static = [], [], [], []
+        names: list[str] = []
+        types: list[TensorType] = []
+        traced, static = [], []
         for name, value in leaves:
             type = None if isinstance(value, _Static) else _leaf_type(value)
             if type is None:
@@ -226,7 +231,7 @@ def _as_result(value: Any) -> Tensor:
 
 
 def _result(array: np.ndarray, value: Value) -> Tensor:
-    tensor = Tensor(array, array.dtype if value.type.dtype.numpy == array.dtype else None)
+    tensor = Tensor(array)
     tensor.type = TensorType(array.shape, value.type.dtype, getattr(value.type, "policy", None))
     return tensor
 

@@ -92,9 +92,7 @@ def as_dtype(value: Any) -> DType:
     try:
         return _BY_NUMPY[np.dtype(value)]
     except (TypeError, KeyError):
-        raise DTypeError(
-            f"{value!r} is not an element type", suggestion="use one of " + ", ".join(BY_NAME)
-        ) from None
+        raise DTypeError(f"{value!r} is not an element type", suggestion="use one of " + ", ".join(BY_NAME)) from None
 
 
 @dataclass(frozen=True)
@@ -123,9 +121,7 @@ class Policy:
 
     def __matmul__(self, clause: Clause) -> Policy:
         if not isinstance(clause, Clause):
-            raise DTypeError(
-                f"{clause!r} is not part of a policy", suggestion="use ts.accum(ts.f32), ts.saturate, ..."
-            )
+            raise DTypeError(f"{clause!r} is not part of a policy", suggestion="use ts.accum(ts.f32), ts.saturate, ...")
         return dataclasses.replace(self, **{clause.field: clause.value})
 
     def clauses(self) -> dict[str, Any]:

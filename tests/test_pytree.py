@@ -10,7 +10,9 @@ from tessera.pytree import flatten, map_leaves
 Pair = namedtuple("Pair", "left right")
 trees = st.recursive(
     st.integers() | st.none() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3) | st.tuples(inner, inner),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3) | st.tuples(inner, inner)
+    ),
     max_leaves=12,
 )
 

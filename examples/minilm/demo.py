@@ -46,7 +46,9 @@ def main() -> int:
     (a, _, _), (b, _, _) = found.values()
     worst = float(1 - np.min(np.sum(a * b, axis=1)))
     same = _answers(a, len(corpus)) == _answers(b, len(corpus))
-    console.print(f"both agree: {'[green]yes[/]' if same and worst < 1e-4 else '[red]NO[/]'} (largest 1 - cosine {worst:.1e})")
+    console.print(
+        f"both agree: {'[green]yes[/]' if same and worst < 1e-4 else '[red]NO[/]'} (largest 1 - cosine {worst:.1e})"
+    )
     return 0 if same and worst < 1e-4 else 1
 
 
@@ -55,7 +57,13 @@ def _answers(vectors: np.ndarray, count: int) -> list[int]:
 
 
 def _show(console: Console, corpus: list[str], queries: list[str], found: dict[str, Any]) -> None:
-    table = Table("query", *(f"answer ({title})" for title in found), "cosine", title="semantic search with MiniLM", show_lines=True)
+    table = Table(
+        "query",
+        *(f"answer ({title})" for title in found),
+        "cosine",
+        title="semantic search with MiniLM",
+        show_lines=True,
+    )
     answers = {title: _answers(vectors, len(corpus)) for title, (vectors, _, _) in found.items()}
     vectors = next(iter(found.values()))[0]
     for row, query in enumerate(queries):
@@ -65,7 +73,9 @@ def _show(console: Console, corpus: list[str], queries: list[str], found: dict[s
     console.print(table)
     for title, (_, first, seconds) in found.items():
         rate = len(corpus + queries) / seconds
-        console.print(f"{title:>12}: {seconds:6.2f} s for {len(corpus)} sentences and {len(queries)} queries ({rate:.0f}/s), first batch {first:.2f} s")
+        console.print(
+            f"{title:>12}: {seconds:6.2f} s for {len(corpus)} sentences and {len(queries)} queries ({rate:.0f}/s), first batch {first:.2f} s"
+        )
 
 
 if __name__ == "__main__":

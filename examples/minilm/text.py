@@ -23,9 +23,7 @@ def lines(name: str) -> list[str]:
     """The non-empty lines of a text file beside this module, e.g. "sentences.txt"."""
     path = HERE / name
     if not path.is_file():
-        raise FileError(
-            f"the demo's {name} is missing", expected=str(path), suggestion="git checkout that file"
-        )
+        raise FileError(f"the demo's {name} is missing", expected=str(path), suggestion="git checkout that file")
     return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
@@ -50,9 +48,7 @@ def tokenizer(length: int) -> Any:
 def encode(sentences: Sequence[str], length: int = 128) -> tuple[np.ndarray, np.ndarray]:
     """Token ids and the mask of real tokens, both int32 [N, length]."""
     if isinstance(sentences, str):
-        raise ArgumentError(
-            "encode takes a list of sentences", received="one string", suggestion="[sentence]"
-        )
+        raise ArgumentError("encode takes a list of sentences", received="one string", suggestion="[sentence]")
     if not 3 <= length <= LONGEST:
         raise ArgumentError("bad sequence length", expected=f"3 to {LONGEST}", received=length)
     if not sentences:

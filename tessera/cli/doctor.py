@@ -17,7 +17,19 @@ from rich.console import Console
 from rich.table import Table
 
 # The features a kernel author asks about, as LLVM names them.
-SHOWN_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bf16", "avx512fp16", "avx512vnni", "amx-tile", "amx-bf16", "neon", "sve")
+SHOWN_FEATURES = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bf16",
+    "avx512fp16",
+    "avx512vnni",
+    "amx-tile",
+    "amx-bf16",
+    "neon",
+    "sve",
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,9 @@ def main(options: argparse.Namespace) -> int:
         return 0
     table = Table("what", "", "found", "to get it")
     for f in findings:
-        table.add_row(f.name, "[green]yes[/]" if f.present else "[yellow]no[/]", f.detail, "" if f.present else f.remedy)
+        table.add_row(
+            f.name, "[green]yes[/]" if f.present else "[yellow]no[/]", f.detail, "" if f.present else f.remedy
+        )
     Console().print(table)
     return 0
 
@@ -74,7 +88,9 @@ def llvm() -> Finding:
     features = binding.get_host_cpu_features()
     shown = ", ".join(f for f in SHOWN_FEATURES if features.get(f)) or "no vector extensions"
     major = ".".join(str(n) for n in binding.llvm_version_info)
-    return Finding("LLVM (target llvm)", True, f"{major} (llvmlite {llvmlite.__version__}), {binding.get_host_cpu_name()}: {shown}")
+    return Finding(
+        "LLVM (target llvm)", True, f"{major} (llvmlite {llvmlite.__version__}), {binding.get_host_cpu_name()}: {shown}"
+    )
 
 
 def amx() -> Finding:
@@ -91,7 +107,12 @@ def amx() -> Finding:
 def cuda() -> Finding:
     """The CUDA driver and its devices."""
     if not ctypes.util.find_library("cuda"):
-        return Finding("CUDA driver", False, "libcuda is not installed", "install NVIDIA's driver; PTX needs no GPU to be interpreted")
+        return Finding(
+            "CUDA driver",
+            False,
+            "libcuda is not installed",
+            "install NVIDIA's driver; PTX needs no GPU to be interpreted",
+        )
     smi = shutil.which("nvidia-smi")
     query = [smi, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"] if smi else ["true"]
     found = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
@@ -107,7 +128,9 @@ def pycuda() -> Finding:
 def csl() -> Finding:
     """The vendor's SDK for Cerebras machines."""
     found = shutil.which("cslc")
-    return Finding("Cerebras SDK", bool(found), found or "cslc is not on PATH", "ask Cerebras for the SDK and put cslc on PATH")
+    return Finding(
+        "Cerebras SDK", bool(found), found or "cslc is not on PATH", "ask Cerebras for the SDK and put cslc on PATH"
+    )
 
 
 def extras() -> Finding:

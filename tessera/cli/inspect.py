@@ -48,7 +48,9 @@ def main(options: argparse.Namespace) -> int:
     sections = list(_passes(program, target) if options.pass_by_pass else _levels(program, target))
     chosen = [s for s in sections if options.level in (None, s[1])]
     if options.json:
-        print(json.dumps({name: {"level": level, "text": text, "hash": h} for name, level, text, h in chosen}, indent=1))
+        print(
+            json.dumps({name: {"level": level, "text": text, "hash": h} for name, level, text, h in chosen}, indent=1)
+        )
     elif options.plain:
         print("\n".join(text for _, _, text, _ in chosen))
     else:

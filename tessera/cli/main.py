@@ -40,7 +40,9 @@ def _run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--level", choices=LEVELS, help="the level whose interpreter runs it")
     command.add_argument("--target", help="the generator whose code runs it, such as llvm")
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
-    command.add_argument("--output", action="append", default=[], metavar="OUT.npy", help="where an output goes, in order")
+    command.add_argument(
+        "--output", action="append", default=[], metavar="OUT.npy", help="where an output goes, in order"
+    )
 
 
 def _build(command: argparse.ArgumentParser) -> None:
@@ -53,7 +55,9 @@ def _inspect(command: argparse.ArgumentParser) -> None:
     _entry(command)
     command.add_argument("--level", choices=LEVELS, help="only this level")
     command.add_argument("--target", default="llvm", help="the target to lower for (default llvm)")
-    command.add_argument("--pass-by-pass", action="store_true", help="print the module after every pass that changed it")
+    command.add_argument(
+        "--pass-by-pass", action="store_true", help="print the module after every pass that changed it"
+    )
     command.add_argument("--json", action="store_true", help="print a JSON object: level or pass to text and hash")
     command.add_argument("--plain", action="store_true", help="print the IR text alone")
 
@@ -61,7 +65,9 @@ def _inspect(command: argparse.ArgumentParser) -> None:
 def _conformance(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", action="append", default=[], help="a generator to run (default: all installed)")
     command.add_argument("--level", action="append", default=[], choices=LEVELS, help="a level to run (default: all)")
-    command.add_argument("-k", dest="select", default="", metavar="EXPR", help="cases whose name matches, as in pytest -k")
+    command.add_argument(
+        "-k", dest="select", default="", metavar="EXPR", help="cases whose name matches, as in pytest -k"
+    )
     command.add_argument("--report", metavar="FILE", help="write the results as .json or JUnit .xml")
 
 

@@ -54,7 +54,9 @@ def _name(level: str, target: str) -> str:
     return names.get(level, f"{level} (interpreted)")
 
 
-def _report(entry: Entry, program: Program, arguments: Any, results: list[np.ndarray], where: str, seconds: float) -> bool:
+def _report(
+    entry: Entry, program: Program, arguments: Any, results: list[np.ndarray], where: str, seconds: float
+) -> bool:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("entry", f"[bold]{program.name}[/]")
     shown = list(zip(program.names, program.arrays, strict=True))

@@ -69,13 +69,15 @@ def _known(bound: Any) -> int | None:
     return _scalar(bound) if bound.size == 1 else None
 
 
-def _repeat(machine: Machine, body: Block, walk: Any, bounds: list[np.ndarray], carried: Sequence[Any]) -> Sequence[Any]:
+def _repeat(
+    machine: Machine, body: Block, walk: Any, bounds: list[np.ndarray], carried: Sequence[Any]
+) -> Sequence[Any]:
     """A loop whose bounds differ between instances: those that are done drop out."""
     i, upper, step = bounds
     while True:
         mask = machine.live(np.where(step > 0, i < upper, i > upper))
         if not mask.any():
-            return carried
+            return list(carried)
         if mask.all():
             carried = machine.arrays(walk(body, i, *carried))
         elif part := part_of(mask):
@@ -96,11 +98,11 @@ def _(machine, node, args, walk):
     return _while(machine, condition, body, walk, args)
 
 
-def _while(machine: Machine, condition: Block, body: Block, walk: Any, carried: Sequence[Any]) -> Sequence[Any]:
+def _while(machine: Machine, condition: Block, body: Block, walk: Any, carried: Sequence[Any]) -> list[Any]:
     while True:
         mask = machine.live(certain(walk(condition, *carried)[0]))
         if not mask.any():
-            return carried
+            return list(carried)
         if mask.all():
             carried = machine.arrays(walk(body, *carried))
         elif part := part_of(mask):

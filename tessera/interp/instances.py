@@ -190,7 +190,9 @@ def _indexed(machine: Machine, node: Node, args: list[Any], skip: int) -> tuple[
     memory: Memory = args[0]
     values = list(zip(args[skip:], node.args[skip:], strict=True))
     depth = max((v.type.rank for _, v in values), default=0)
-    level = [a.reshape(a.shape[: machine.rank] + (1,) * (depth - v.type.rank) + a.shape[machine.rank :]) for a, v in values]
+    level = [
+        a.reshape(a.shape[: machine.rank] + (1,) * (depth - v.type.rank) + a.shape[machine.rank :]) for a, v in values
+    ]
     own = [_instance_index(n, a, machine.rank + depth) for a, n in enumerate(memory.array.shape[: memory.lead])]
     count = len(memory.shape)
     sure = [certain(a) for a in level[: count + 1]]  # the indices and the mask

@@ -30,7 +30,9 @@ class Machine:
     constants: dict[Node, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, grid: tuple[int, ...], first: tuple[int, ...], count: tuple[int, ...], group: int, bound: bool) -> Machine:
+    def of(
+        cls, grid: tuple[int, ...], first: tuple[int, ...], count: tuple[int, ...], group: int, bound: bool
+    ) -> Machine:
         """A machine for a chunk of the grid."""
         tiles = (group,) if group > 1 else ()
         return cls(grid, group, first + (0,) * len(tiles), count + tiles, bound)
@@ -135,7 +137,8 @@ def part_of(mask: np.ndarray) -> Part | None:
     return Part(axes[0], low, high) if high - low == len(places) else None
 
 
-def within(machine: Machine, part: Part, values: frozenset, walk: Any, body: Callable[[Any], list[Any]]) -> list[Any]:
+def within(machine: Machine, part: Part, values: frozenset, walk: Any, body: Callable[[Any], Sequence[Any]]
+) -> list[Any]:
     """`body(walk)` on the instances of a part, with the outer values it uses cut to them; arrays come back."""
     env = {v: part.cut(walk.env[v]) for v in values}
     with machine.narrowed(part):

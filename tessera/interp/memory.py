@@ -95,7 +95,11 @@ def _progression(start: np.ndarray) -> Affine | None:
             second = tuple(1 if a == axis else 0 for a in range(start.ndim))
             steps[axis] = int(start[second]) - origin
             guess = guess + steps[axis] * _along(size, axis, start.ndim)
-    return Affine(origin, tuple(steps)) if start.size == 1 or np.array_equal(np.broadcast_to(guess, start.shape), start) else None
+    return (
+        Affine(origin, tuple(steps))
+        if start.size == 1 or np.array_equal(np.broadcast_to(guess, start.shape), start)
+        else None
+    )
 
 
 def _offset(array: np.ndarray, count: int) -> np.ndarray:

@@ -35,7 +35,10 @@ def run(module: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
 
 def bounds(module: Module, arrays: Sequence[Any], written: Sequence[int] = ()) -> list[Bounded]:
     """The outputs, then the arrays at the `written` places, each with its rigorous error bound."""
-    lifted = [a if isinstance(p.type, TensorType) else Bounded(a).copy() for p, a in zip(module.main.params, arrays, strict=False)]
+    lifted = [
+        a if isinstance(p.type, TensorType) else Bounded(a).copy()
+        for p, a in zip(module.main.params, arrays, strict=False)
+    ]
     outputs = host.run(module.main, lifted, _launcher(module, bound=True), lift=lift)
     return [*outputs, *(lifted[i] for i in written)]
 
@@ -107,5 +110,4 @@ def _largest(body: Block) -> int:
 
 
 def _bytes(type: Any) -> int:
-    return math.prod(type.shape) * type.dtype.numpy.itemsize if isinstance(type, TensorType) else 8
-
+    return math.prod(map(int, type.shape)) * type.dtype.numpy.itemsize if isinstance(type, TensorType) else 8

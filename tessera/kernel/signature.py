@@ -85,7 +85,8 @@ class Parameters:
             if want.dtype != found.dtype and want.dtype.numpy != found.dtype.numpy:
                 raise DTypeError(
                     f"argument `{name}` has another element type", location=here(), expected=str(want),
-                    received=str(found), suggestion=f"convert it: {name}.astype(...) to {want.dtype}",
+                    received=str(found),
+                    suggestion=f"convert `{name}` to {want.dtype}, or annotate it with ts.{found.dtype}",
                 )  # fmt: skip
             return RefType(found.shape, want.dtype, policy=want.policy or policy)
         return RefType(found.shape, found.dtype, policy=policy)

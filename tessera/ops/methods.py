@@ -89,5 +89,5 @@ def attach() -> None:
     extra: dict[str, Any] = {"reshape": _reshape, "view": _reshape, "permute": _permute, "to": _to, "astype": _to}
     for name, method in extra.items():
         setattr(Tensor, name, method)
-    Tensor.__getitem__ = subscript  # type: ignore[attr-defined]
-    Tensor.T = property(shape.transpose)  # type: ignore[attr-defined]
+    setattr(Tensor, "__getitem__", subscript)  # noqa: B010
+    setattr(Tensor, "T", property(shape.transpose))  # noqa: B010

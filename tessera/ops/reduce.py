@@ -38,7 +38,7 @@ def _sum_type(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
 def _extreme_type(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
     empty = [a for a in axis if x.shape[a] == 0]
     if empty:
-        raise ShapeError("the maximum or minimum of nothing has no value", received=str(x))
+        raise ShapeError(f"reducing axis {empty[0]} of size 0 has no value", received=str(x))
     return x.with_shape(reduced(x, axis, keepdims))
 
 

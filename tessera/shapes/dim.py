@@ -86,6 +86,11 @@ class Dim:
     def __repr__(self) -> str:
         return "+".join(_text(m, c) for m, c in self.terms).replace("+-", "-")
 
+    def __int__(self) -> int:
+        raise ShapeError(f"the size {self} is not known yet", suggestion="call with arrays, whose sizes are known")
+
+    __index__ = __int__
+
     def evaluate(self, sizes: Mapping[str, int]) -> Size:
         """This dim with the names in `sizes` replaced by their sizes."""
         total: Size = 0

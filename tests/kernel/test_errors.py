@@ -222,7 +222,7 @@ CASES = [
     (in_a_device_function, "UnknownNameError", "undefined", "`undefined` is not defined", ""),
     (list_of_numbers, "UnsupportedSyntaxError", "stages[tile.program_id(0)]", "a list is", "tile.static_range"),
     (mask_of_floats, "DTypeError", None, "the mask is not bool", "mask=offsets < N"),
-    (shape_of_a_product, "ShapeError", "tile.dot(block, block)", "do not fit a matrix product", "(8, N) on the right"),
+    (shape_of_a_product, "ShapeError", "tile.dot(block, block)", "do not fit a matrix product", "(8, N) on"),
     (wrong_result, "DTypeError", "return x[0]", "returns another element type", "tile.cast(value, ts.bf16)"),
     (unpacked, "UnsupportedSyntaxError", "a, b", "a block cannot be unpacked", "received: 2xf32"),
     (dynamic_buffer, "ArgumentError", None, "the shape of a buffer is not known while compiling", "a constant"),

@@ -74,9 +74,7 @@ def test_empty():
         with pytest.raises(ShapeError) as caught:
             op(empty, axis=0)
         caught.value.location = None
-        assert str(caught.value) == (
-            "ShapeError: the maximum or minimum of nothing has no value\n  received: 0x3xf32"
-        )
+        assert str(caught.value) == "ShapeError: reducing axis -2 of size 0 has no value\n  received: 0x3xf32"
     assert reduce.max(empty, axis=1).shape == (0,)
     with pytest.raises(ShapeError):
         reduce.argmax(empty, axis=0)

@@ -41,8 +41,8 @@ def test_as_numpy(ours, numpys):
 
 
 INDICES = [
-    np.s_[0], np.s_[-1], np.s_[:, 1], np.s_[..., 2], np.s_[1:, ..., ::2], np.s_[None], np.s_[:, None, 1], np.s_[1, 2, 3],
-    np.s_[..., None], np.s_[-2:, :-1], np.s_[5:], np.s_[:, 3:1], np.s_[...],
+    np.s_[0], np.s_[-1], np.s_[:, 1], np.s_[..., 2], np.s_[1:, ..., ::2], np.s_[None], np.s_[:, None, 1],
+    np.s_[1, 2, 3], np.s_[..., None], np.s_[-2:, :-1], np.s_[5:], np.s_[:, 3:1], np.s_[...],
 ]  # fmt: skip
 
 
@@ -52,7 +52,9 @@ def test_subscripts(index):
 
 
 item = st.one_of(
-    st.integers(-2, 1), st.none(), st.builds(slice, *[st.none() | st.integers(-5, 5)] * 2, st.none() | st.integers(1, 3))
+    st.integers(-2, 1),
+    st.none(),
+    st.builds(slice, *[st.none() | st.integers(-5, 5)] * 2, st.none() | st.integers(1, 3)),
 )
 
 

@@ -59,7 +59,9 @@ def _masked_attention() -> Case:
 
 def _affine_norm() -> Case:
     operands = (tensor("x", (4, 7, 32)), tensor("w", (32,)), tensor("b", (32,)))
-    return Case("graph/composites/layer_norm-affine", lambda: (Jit(lambda x, w, b: nn.layer_norm(x, (32,), w, b)), operands))
+    return Case(
+        "graph/composites/layer_norm-affine", lambda: (Jit(lambda x, w, b: nn.layer_norm(x, (32,), w, b)), operands)
+    )
 
 
 def _block() -> Case:

@@ -22,7 +22,23 @@ DOMAINS = {
 }  # fmt: skip
 BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right")
 # Integers are cast to f32 by these, which is a case of `cast`.
-FLOAT_ONLY = ("div", "pow", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "erf", "sin", "cos", "floor", "ceil", "round")
+FLOAT_ONLY = (
+    "div",
+    "pow",
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "erf",
+    "sin",
+    "cos",
+    "floor",
+    "ceil",
+    "round",
+)
 
 
 def pointwise() -> list[Op]:
@@ -88,5 +104,3 @@ def _where(dtype: str) -> Case:
 def _broadcasting() -> Case:
     operands = (tensor("a", (4, 1, 8)), tensor("b", (6, 1)), tensor("c", (8,)))
     return Case("graph/elementwise/broadcasting", lambda: (Jit(lambda a, b, c: (a + b) * c - 2.0), operands))
-
-

@@ -68,4 +68,7 @@ def _policy() -> Case:
         return a @ b
 
     product.__annotations__["a"] = TensorType((8, 40), bf16, bf16 @ accum(f32))
-    return Case("graph/linalg/policy-bf16-accumulate-f32", lambda: (Jit(product), (tensor("a", (8, 40), "bf16"), tensor("b", (40, 8), "bf16"))))
+    return Case(
+        "graph/linalg/policy-bf16-accumulate-f32",
+        lambda: (Jit(product), (tensor("a", (8, 40), "bf16"), tensor("b", (40, 8), "bf16"))),
+    )

@@ -42,7 +42,9 @@ def extremes(x, low, high, where, R: ts.constexpr, C: ts.constexpr):
 
 
 @ts.kernel
-def product(a, b, c, M: ts.constexpr, N: ts.constexpr, K: ts.constexpr, BM: ts.constexpr, BN: ts.constexpr, BK: ts.constexpr):
+def product(
+    a, b, c, M: ts.constexpr, N: ts.constexpr, K: ts.constexpr, BM: ts.constexpr, BN: ts.constexpr, BK: ts.constexpr
+):
     m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
     acc = tile.zeros((BM, BN), ts.f32)
     for k in tile.range(0, K, BK):
@@ -73,7 +75,17 @@ def integers(x, out, B: ts.constexpr):
 def _product(name: str, shape: tuple[int, int, int], block: tuple[int, int, int], dtype: str = "f32") -> Case:
     (m, n, k), (bm, bn, bk) = shape, block
     a, b = tensor(f"a{name}", (m, k), dtype), tensor(f"b{name}", (k, n), dtype)
-    arguments = {"a": a, "b": b, "c": np.zeros((m, n), a.dtype if dtype != "int8" else np.int32), "M": m, "N": n, "K": k, "BM": bm, "BN": bn, "BK": bk}
+    arguments = {
+        "a": a,
+        "b": b,
+        "c": np.zeros((m, n), a.dtype if dtype != "int8" else np.int32),
+        "M": m,
+        "N": n,
+        "K": k,
+        "BM": bm,
+        "BN": bn,
+        "BK": bk,
+    }
     return Case(f"tile/blocks/product-{name}", lambda: (product, arguments), grid=(-(-m // bm), -(-n // bn)))
 
 
@@ -84,7 +96,11 @@ def cases() -> Iterator[Case]:
     for columns in (1, 7, 64, 130):
         yield _rows(columns)
     x = tensor("grid", (9, 37))
-    yield Case("tile/blocks/column-sums", lambda: (column_sums, {"x": x, "out": np.zeros(37, "f4"), "R": 9, "C": 37}), grid=(1,))
+    yield Case(
+        "tile/blocks/column-sums",
+        lambda: (column_sums, {"x": x, "out": np.zeros(37, "f4"), "R": 9, "C": 37}),
+        grid=(1,),
+    )
     yield _extremes(x)
     for name, shape, block in (
         ("square", (32, 32, 32), (16, 16, 16)),
@@ -96,19 +112,32 @@ def cases() -> Iterator[Case]:
         yield _product(name, shape, block)
     for dtype in ("bf16", "f16"):
         yield _product(dtype, (24, 40, 32), (8, 16, 16), dtype)
-    yield Case("tile/blocks/transpose", lambda: (transposed, {"x": x, "out": np.zeros((37, 9), "f4"), "R": 9, "C": 37}), grid=(1,), exact=True)
+    yield Case(
+        "tile/blocks/transpose",
+        lambda: (transposed, {"x": x, "out": np.zeros((37, 9), "f4"), "R": 9, "C": 37}),
+        grid=(1,),
+        exact=True,
+    )
     yield _outer()
     yield _integers()
 
 
 def _vector(dtype: str) -> Case:
     x, y = tensor(f"x{dtype}", (96,), dtype), tensor(f"y{dtype}", (96,), dtype)
-    return Case(f"tile/blocks/elementwise-{dtype}", lambda: (elementwise, {"x": x, "y": y, "out": np.zeros_like(x), "B": 32}), grid=(3,))
+    return Case(
+        f"tile/blocks/elementwise-{dtype}",
+        lambda: (elementwise, {"x": x, "y": y, "out": np.zeros_like(x), "B": 32}),
+        grid=(3,),
+    )
 
 
 def _rows(columns: int) -> Case:
     x = tensor(f"rows{columns}", (6, columns))
-    return Case(f"tile/blocks/row-softmax-{columns}", lambda: (row_softmax, {"x": x, "out": np.zeros_like(x), "C": columns}), grid=(6,))
+    return Case(
+        f"tile/blocks/row-softmax-{columns}",
+        lambda: (row_softmax, {"x": x, "out": np.zeros_like(x), "C": columns}),
+        grid=(6,),
+    )
 
 
 def _extremes(x: np.ndarray) -> Case:
@@ -118,9 +147,15 @@ def _extremes(x: np.ndarray) -> Case:
 
 def _outer() -> Case:
     x, y = tensor("ox", (5,)), tensor("oy", (33,))
-    return Case("tile/blocks/outer", lambda: (outer, {"x": x, "y": y, "out": np.zeros((5, 33), "f4"), "R": 5, "C": 33}), grid=(1,))
+    return Case(
+        "tile/blocks/outer",
+        lambda: (outer, {"x": x, "y": y, "out": np.zeros((5, 33), "f4"), "R": 5, "C": 33}),
+        grid=(1,),
+    )
 
 
 def _integers() -> Case:
     x = tensor("ints", (64,), "int32", -40, 40)
-    return Case("tile/blocks/integers", lambda: (integers, {"x": x, "out": np.zeros_like(x), "B": 16}), grid=(4,), exact=True)
+    return Case(
+        "tile/blocks/integers", lambda: (integers, {"x": x, "out": np.zeros_like(x), "B": 16}), grid=(4,), exact=True
+    )

@@ -102,7 +102,12 @@ def cases() -> Iterator[Case]:
     numbers = np.arange(1, 12, dtype=np.int64)
     yield _make("collatz", collatz, {"x": numbers, "out": np.zeros(11, "i8")}, (11,), exact=True)
     yield _make("branches", branches, {"x": x, "out": np.zeros(12, "f4")}, (12,))
-    yield _make("carried-blocks", carried_blocks, {"x": tensor("c", (48,)), "out": np.zeros(48, "f4"), "B": 16, "STEPS": 5}, (3,))
+    yield _make(
+        "carried-blocks",
+        carried_blocks,
+        {"x": tensor("c", (48,)), "out": np.zeros(48, "f4"), "B": 16, "STEPS": 5},
+        (3,),
+    )
     yield _make("nested", nested, {"out": np.zeros(6, "i8"), "N": 7}, (6,), exact=True)
     yield _make("downward", downward, {"out": np.zeros(4, "i8")}, (4,), exact=True)
     yield _make("unrolled", unrolled, {"x": x, "out": np.zeros(12, "f4"), "POWERS": (1, 2, 3, 4)}, (12,))

@@ -108,5 +108,7 @@ def cases() -> Iterator[Case]:
     yield _make("gather-outside", gather_outside, few, (1,), None, OutOfBoundsError, ("index 9", "axis 0 of x"))
 
 
-def _make(name: str, kernel: Any, arguments: Any, grid: Any, group: Any, error: type[TesseraError], says: tuple[str, ...]) -> Case:
+def _make(
+    name: str, kernel: Any, arguments: Any, grid: Any, group: Any, error: type[TesseraError], says: tuple[str, ...]
+) -> Case:
     return Case(f"tile/errors/{name}", lambda: (kernel, arguments), grid=grid, group=group, rejects=error, says=says)

@@ -93,7 +93,9 @@ def cases() -> Iterator[Case]:
     for shape in ((5, 9), (8, 16), (17, 3)):
         x = tensor(f"corner{shape}", shape)
         grid = (-(-shape[0] // 8), -(-shape[1] // 8))
-        yield _make(f"corner-{shape[0]}x{shape[1]}", clipped_corner, {"x": x, "out": np.zeros(shape, "f4"), "B": 8}, grid)
+        yield _make(
+            f"corner-{shape[0]}x{shape[1]}", clipped_corner, {"x": x, "out": np.zeros(shape, "f4"), "B": 8}, grid
+        )
     x = tensor("memory", (50,))
     yield _make("masked", masked, {"x": x, "out": np.zeros(50, "f4"), "N": 50, "B": 32}, (2,))
     index = tensor("index", (48,), "int32", 0, 49)
@@ -117,7 +119,9 @@ def copied(x, out, B: ts.constexpr):
 
 def _copy(dtype: str) -> Case:
     x = tensor(f"copy{dtype}", (64,), dtype)
-    return Case(f"tile/memory/copy-{dtype}", lambda: (copied, {"x": x, "out": np.zeros_like(x), "B": 32}), grid=(2,), exact=True)
+    return Case(
+        f"tile/memory/copy-{dtype}", lambda: (copied, {"x": x, "out": np.zeros_like(x), "B": 32}), grid=(2,), exact=True
+    )
 
 
 def _make(name: str, kernel: Any, arguments: dict[str, Any], grid: tuple[int, ...]) -> Case:

@@ -44,14 +44,20 @@ class Names(dict):
 
 @emit(*(getattr(elementwise, name) for name in UFUNCS))
 def _(node: Node, names: Names, *args: str) -> Iterator[str]:
-    wide = [a if v.type.compute == v.type.dtype else f"{a}.astype(np.float32)" for a, v in zip(args, node.args, strict=True)]
+    wide = [
+        a if v.type.compute == v.type.dtype else f"{a}.astype(np.float32)" for a, v in zip(args, node.args, strict=True)
+    ]
     yield f"{names[node.out]} = np.{UFUNCS[node.op.__name__]}({', '.join(wide)}).astype({dtype(node.out.type.dtype)})"
 
 
 @emit(reduce.sum, reduce.max, reduce.min)
 def _(node, names, x):
     a = node.attrs
-    wide = f", dtype={dtype(node.args[0].type.accumulate)}" if node.op is reduce.sum and node.args[0].type.dtype.is_float else ""
+    wide = (
+        f", dtype={dtype(node.args[0].type.accumulate)}"
+        if node.op is reduce.sum and node.args[0].type.dtype.is_float
+        else ""
+    )
     call = f"np.{node.op.__name__}({x}, axis={a['axis']}, keepdims={a['keepdims']}{wide})"
     yield f"{names[node.out]} = {call}.astype({dtype(node.out.type.dtype)})"
 

@@ -1,0 +1,53 @@
+"""Every op is whole: prose, a type rule, an error rule or a lowering — or a reason why not."""
+
+import inspect
+
+import pytest
+
+import tessera.ops  # noqa: F401
+from tessera.op import REGISTRY, error, lower
+
+TENSOR_OPS = [o for o in REGISTRY.values() if o.name.startswith("ts.")]
+# The reason why an op has no error rule: its meaning in bound mode is in the interpreter, which walks it.
+WALKED = {
+    "ts.for": "a region run again",
+    "ts.while": "a region run again",
+    "ts.if": "one region or the other",
+}
+MEMORY_DIALECTS = ("tile", "host", "schedule")  # they move values, whose bounds move along
+
+
+def name(op):
+    return op.name
+
+
+@pytest.mark.parametrize("op", REGISTRY.values(), ids=name)
+def test_prose(op):
+    first = inspect.cleandoc(op.__doc__).splitlines()[0]
+    assert len(first) > 10 and first[-1] == ".", f"{op.name}: the first line is no sentence: {first}"
+
+
+@pytest.mark.parametrize("op", REGISTRY.values(), ids=name)
+def test_type_rule(op):
+    assert op.infer is not None or op in lower
+
+
+@pytest.mark.parametrize("op", REGISTRY.values(), ids=name)
+def test_attributes_are_annotated(op):
+    assert all(p.annotation is not p.empty for p in op.attrs.values())
+
+
+@pytest.mark.parametrize("op", TENSOR_OPS, ids=name)
+def test_error_rule_or_lowering(op):
+    """A composite's bound follows from its parts, so it has no rule of its own."""
+    assert ((op in error) + (op in lower) + (op.name in WALKED)) == 1
+
+
+def test_only_tensor_ops_have_error_rules_and_lowerings():
+    assert all(o.name.startswith("ts.") for table in (error, lower) for o in table)
+    assert {o.name.partition(".")[0] for o in REGISTRY.values()} <= {"ts", *MEMORY_DIALECTS}
+
+
+def test_pointwise_ops_are_what_they_say():
+    for op in TENSOR_OPS:
+        assert not op.pointwise or all(p.name not in ("axis", "shape") for p in op.attrs.values()), op.name
