@@ -67,7 +67,7 @@ int64 = DType("int64", np.dtype(np.int64), "int", 64, "i64")
 uint8 = DType("uint8", np.dtype(np.uint8), "uint", 8, "ui8")
 bool_ = DType("bool", np.dtype(np.bool_), "bool", 1, "i1")
 
-DTYPES = (f64, f32, tf32, f16, bf16, fp8_e4m3, fp8_e5m2, fp6, fp6_e2m3, fp4)
+DTYPES: tuple[DType, ...] = (f64, f32, tf32, f16, bf16, fp8_e4m3, fp8_e5m2, fp6, fp6_e2m3, fp4)
 DTYPES += (int4, int8, int16, int32, int64, uint8, bool_)
 BY_NAME: Mapping[str, DType] = {t.name: t for t in DTYPES}
 BY_MLIR: Mapping[str, DType] = {t.mlir: t for t in DTYPES}

@@ -6,6 +6,8 @@
   parameter (the one written), or the first where the kernel returns a value.
 - A kernel that asks for its place in the grid runs once for each element of that tensor's first axis.
 - Any other kernel runs once.
+
+Only the kernel's own lines are searched for such questions, not the functions it calls.
 """
 
 from __future__ import annotations

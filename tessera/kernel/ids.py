@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tessera.kernel.trace import Index, current, emit
@@ -78,17 +79,15 @@ def block_id() -> tuple[Tensor, ...]:
     return tuple(program_id(axis) for axis in range(3))
 
 
-def axis_start(axis: int, name: str | None, size: int) -> Index:
-    """Where this program's block of `size` elements begins along an axis of a tensor.
+def axis_start(axis: int, dims: Sequence[Any], size: int) -> Index:
+    """Where this program's block of `size` elements begins along an axis of a tensor with such dims.
 
-    A named axis goes with the grid axis that walks the dim of that name; an unnamed one with the
-    grid axis of the same number. Where there is none the block begins at 0.
+    Where the tensor has a dim that the grid walks, its axes go with the grid axes of the same names;
+    otherwise with those of the same numbers. Along any other axis the block begins at 0.
     """
     trace = current()
-    if name is not None and trace.axes:
-        found = trace.axes.index(name) if name in trace.axes else None
-    else:
-        found = axis if axis < len(trace.grid) else None
+    places = [trace.axes.index(str(d)) if str(d) in trace.axes else None for d in dims]
+    found = places[axis] if any(p is not None for p in places) else axis
     if found is None or found >= len(trace.grid) or trace.grid[found] == 1:
         return 0
     start = program_id(found)

@@ -152,8 +152,26 @@ def _positive(what: str, number: Any) -> int:
 
 
 def _hashable(value: Any) -> Any:
+    """A constant as part of a key: by value where it has one, and 1, 1.0 and True apart."""
+    if isinstance(value, (list, tuple)):
+        return (type(value), tuple(_hashable(v) for v in value))
+    if isinstance(value, dict):
+        return (dict, tuple((k, _hashable(v)) for k, v in value.items()))
     try:
         hash(value)
     except TypeError:
-        return ("object", id(value))
+        return _Same(value)
     return (type(value), value)
+
+
+class _Same:
+    """A value that is equal only to itself; kept, so that no other gets its id."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)

@@ -44,6 +44,11 @@ class Memory:
         """The sizes of the memory, the shared axis left out."""
         return tuple(int(s) for s in self.type.shape[len(self.prefix) :])  # type: ignore[arg-type]
 
+    def named(self, name: str) -> None:
+        """Call a buffer by the first variable that holds it."""
+        if self.name.startswith("the "):
+            self.name = name
+
     def ref(self) -> Value:
         """The IR value, now in use."""
         self.used = True

@@ -74,9 +74,9 @@ class Parameters:
             )  # fmt: skip
         if isinstance(want, DType) and isinstance(argument, (bool, int, float, np.generic)):
             return scalar(want)
-        if isinstance(argument, (bool, int, float, np.generic)):
-            return scalar(as_dtype(argument.dtype if isinstance(argument, np.generic) else type(argument)))
-        return None
+        if isinstance(argument, (bool, int, float)):  # NumPy's float64 is a Python float
+            return scalar(as_dtype(float if isinstance(argument, float) else type(argument)))
+        return scalar(as_dtype(argument.dtype)) if isinstance(argument, np.generic) else None
 
     def _ref(self, name: str, argument: Any, want: Any) -> RefType:
         found = argument.type if isinstance(argument, Tensor) else TensorType(argument.shape, as_dtype(argument.dtype))

@@ -155,6 +155,8 @@ def assign(frame: Frame, target: ast.expr, found: Any) -> None:
 
 
 def _name(frame: Frame, target: ast.Name, found: Any) -> None:
+    if isinstance(found, Place):
+        found.memory.named(target.id)
     # As in NumPy, one element is a value and a slice is a view.
     frame.names[target.id] = value(found) if isinstance(found, Place) and found.is_element else found
 

@@ -11,9 +11,8 @@ from tessera.kernel.marks import takes_places
 from tessera.kernel.place import Place, View, value
 from tessera.kernel.ranges import BlockIndex
 from tessera.kernel.subscript import subscript
-from tessera.kernel.trace import Index, current, emit, plus
+from tessera.kernel.trace import current, emit, plus
 from tessera.ops import tile
-from tessera.shapes import Dim
 from tessera.shapes.rules import show
 from tessera.tensor import Tensor
 from tessera.types import GLOBAL
@@ -96,17 +95,11 @@ def _narrowed(view: View, shape: tuple[int, ...], row: BlockIndex | None) -> Vie
     starts, lengths, dropped = list(view.starts), list(view.sizes), set(view.dropped)
     first_row = kept[-2] if len(shape) > 1 else kept[-1]
     for axis, size in zip(kept, sizes, strict=True):
-        start = _own_start(view, axis, size) if own else 0
+        start = axis_start(axis, view.memory.dims, size) if own else 0
         start = row.start if row is not None and axis == first_row else start
         starts[axis], lengths[axis] = plus(starts[axis], start), size
     dropped |= set(kept[: len(kept) - len(shape)])
     return View(view.memory, tuple(starts), tuple(lengths), frozenset(dropped))
-
-
-def _own_start(view: View, axis: int, size: int) -> Index:
-    dims = view.memory.dims
-    name = str(dims[axis]) if axis < len(dims) and isinstance(dims[axis], Dim) else None
-    return axis_start(axis, name, size)
 
 
 @takes_places

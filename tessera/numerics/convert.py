@@ -16,7 +16,8 @@ def convert(array: Any, to: DType, saturate: bool = False) -> Any:
     A float beyond the target's range becomes its infinity, or NaN where it has none; with
     `saturate`, its largest finite value. NaN becomes integer 0.
 
-    >>> convert(np.float32([1.0, 3.9, -3.9, 1e9]), as_dtype("int8"))
+    >>> from tessera.types import int8
+    >>> convert(np.float32([1.0, 3.9, -3.9, 1e9]), int8)
     array([  1,   3,  -3, 127], dtype=int8)
     """
     array = np.asarray(array)

@@ -50,7 +50,8 @@ def _erf(x: np.ndarray) -> np.ndarray:
     a = np.minimum(np.abs(x), _LIMIT)
     small = a <= _NEAR
     z = np.where(small, a * a, 0.0)
-    near = x + x * (_horner(z, _P4, _P) / _horner(z, 1.0, _Q))
+    c = np.copysign(a, x)
+    near = c + c * (_horner(z, _P4, _P) / _horner(z, 1.0, _Q))
     if small.all():
         return near
     tail = np.exp(-a * a) * _horner(a, _C8, _C) / _horner(a, 1.0, _D)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Union
+from typing import Any, Union
 
 from tessera.errors import ShapeError
 
@@ -117,7 +117,7 @@ def _simple(terms: Mapping[Monomial, int]) -> Size:
     return kept[()] if list(kept) == [()] else Dim(kept)
 
 
-def _atom_order(atom: object) -> str:
+def _atom_order(atom: Any) -> str:
     return atom if isinstance(atom, str) else "~" + _atom_text(atom)
 
 
@@ -125,10 +125,10 @@ def _order(monomial: Monomial) -> tuple:
     return (not monomial, tuple(_atom_order(a) for a in monomial))
 
 
-def _atom_text(atom: object) -> str:
+def _atom_text(atom: Any) -> str:
     if isinstance(atom, str):
         return atom
-    sign, left, right = atom  # type: ignore[misc]
+    sign, left, right = atom
     return f"(({left}) {sign} ({right}))"
 
 
@@ -158,10 +158,10 @@ def _divide(dim: Dim, divisor: Size) -> Size | None:
     return _simple(terms)
 
 
-def _evaluate_atom(atom: object, sizes: Mapping[str, int]) -> Size:
+def _evaluate_atom(atom: Any, sizes: Mapping[str, int]) -> Size:
     if isinstance(atom, str):
         return sizes.get(atom, Dim.of(atom))
-    sign, left, right = atom  # type: ignore[misc]
+    sign, left, right = atom
     operate = operator.floordiv if sign == "//" else operator.mod
     return operate(_evaluate(left, sizes), _evaluate(right, sizes))
 
@@ -170,10 +170,10 @@ def _evaluate(size: Size, sizes: Mapping[str, int]) -> Size:
     return size.evaluate(sizes) if isinstance(size, Dim) else size
 
 
-def _atom_names(atom: object) -> Iterable[str]:
+def _atom_names(atom: Any) -> Iterable[str]:
     if isinstance(atom, str):
         return (atom,)
-    _, left, right = atom  # type: ignore[misc]
+    _, left, right = atom
     return symbols((left, right))
 
 

@@ -214,7 +214,7 @@ CASES = [
     (stored_shape, "ShapeError", "x[0:4]", "shape (5,) does not fit into x", "expected: shape (4,)"),
     (part_of_a_value, "UnsupportedOpError", "y[1]", "slice does not exist on blocks", "from memory"),
     (written_value, "UnsupportedSyntaxError", "y[0]", "a block of values cannot be assigned to", "tile.where"),
-    (outside_array, "UnsupportedSyntaxError", "tile.load(x) + TABLE", "an array from outside", "pass it as an argument"),
+    (outside_array, "UnsupportedSyntaxError", "tile.load(x) + TABLE", "an array from outside", "as an argument"),
     (failed_assertion, "ArgumentError", None, "assertion failed: N = 8 is not a multiple of 3", ""),
     (traced_assertion, "UnsupportedSyntaxError", "assert x[0] > 0.0", "known while compiling", "received: bool"),
     (divided, "ArgumentError", "N / 0", "ZeroDivisionError: division by zero", ""),

@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tessera.numerics.special import erf
@@ -20,6 +20,7 @@ def test_erf_is_within_two_ulps_everywhere():
 
 
 @settings(max_examples=100, deadline=None)
+@example(1.79e308)
 @given(st.floats(allow_nan=False))
 def test_erf_is_odd_and_within_one(x):
     assert erf(np.float64(x)) == -erf(np.float64(-x)) and abs(erf(np.float64(x))) <= 1
