@@ -8,24 +8,28 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from tessera.errors import DTypeError, ResourceError, TesseraError, UnsupportedOpError, UnsupportedSyntaxError
+from tessera.errors import ResourceError, UnsupportedOpError
 from tessera.evaluate import expand
 from tessera.ir.builder import Builder
-from tessera.ir.core import Attrs, Block, Function, Module, Value
-from tessera.kernel import branches, defaults, ids, loops, place, statements
+from tessera.ir.core import Attrs, Function, Module, Value
+from tessera.kernel import (
+    branches,  # noqa: F401 - fills the table of statements
+    defaults,
+    loops,  # noqa: F401 - fills the table of statements
+    place,
+    results,
+    statements,
+)
 from tessera.kernel.frame import Frame, Outer
 from tessera.kernel.prune import prune
 from tessera.kernel.signature import Parameters, names_of
 from tessera.kernel.source import Source, read
 from tessera.kernel.subscript import whole
-from tessera.kernel.trace import TRACE, KernelBuilder, Trace, is_number
-from tessera.ops import control, elementwise, host, tile
-from tessera.ops.basic import full
+from tessera.kernel.trace import TRACE, KernelBuilder, Trace
+from tessera.ops import host, tile
 from tessera.shapes import Dim
 from tessera.tensor import Tensor
-from tessera.types import SHARED, DType, RefType, Type, as_dtype
-
-assert branches.statement is loops.statement  # both fill the table of statements
+from tessera.types import SHARED, RefType, Type
 
 
 @dataclass(frozen=True)
@@ -54,27 +58,31 @@ def specialize(function: FunctionType, parameters: Parameters, request: Request)
     Raises:
         TesseraError: the kernel cannot be compiled; the error names the line of the kernel.
     """
+    frame, values = _opened(function, parameters, request)
+    token = TRACE.set(frame.trace)
+    try:
+        with frame.trace.builder.active():
+            statements.run(frame, frame.source.body)
+            outputs = results.store(frame, parameters)
+    finally:
+        TRACE.reset(token)
+    body = prune(frame.trace.builder.block([*values, *outputs], ()))
+    attrs = Attrs({"group": request.group, "grid": request.grid})
+    compiled = expand(Function(function.__name__, body, attrs, frame.source.place))
+    _check(compiled, request)
+    return Specialized(_module(compiled, len(outputs)), _distinct(frame.trace.guards))
+
+
+def _opened(function: FunctionType, parameters: Parameters, request: Request) -> tuple[Frame, list[Value]]:
+    """The frame in which the kernel's body is read, and the parameters of the tile function."""
     source = read(function)
     trace = Trace(KernelBuilder(), request.grid, request.group, tile_shape=request.tile_shape)
     sizes = parameters.sizes(request.types)
     trace.constants = {**sizes, **request.constants}
     trace.axes = _axes(source, parameters, request)
-    values = {name: Value(type, name) for name, type in request.types.items()}
-    names = {**sizes, **request.constants, **{n: _argument(v, parameters) for n, v in values.items()}}
-    frame = Frame(trace, source, names, Outer(function, trace))
-    token = TRACE.set(trace)
-    try:
-        with trace.builder.active():
-            statements.run(frame, source.body)
-            outputs = _store(frame, parameters)
-    finally:
-        TRACE.reset(token)
-    body = trace.builder.block([*values.values(), *outputs], ())
-    attrs = {"group": request.group, "grid": request.grid}
-    compiled = Function(function.__name__, prune(body), Attrs(attrs), source.place)
-    compiled = expand(compiled)
-    _check(compiled, request)
-    return Specialized(_module(compiled, len(outputs)), _distinct(trace.guards))
+    values = [Value(type, name) for name, type in request.types.items()]
+    names = {**trace.constants, **{v.hint: _argument(v, parameters) for v in values}}
+    return Frame(trace, source, names, Outer(function, trace)), values
 
 
 def _axes(source: Source, parameters: Parameters, request: Request) -> tuple[str, ...]:
@@ -90,50 +98,6 @@ def _argument(value: Value, parameters: Parameters) -> Any:
     if not isinstance(value.type, RefType):
         return Tensor(value)
     return whole(place.Memory(value, value.hint, names_of(parameters.annotations.get(value.hint))))
-
-
-def _store(frame: Frame, parameters: Parameters) -> list[Value]:
-    """What the kernel returns, written to one more parameter for each value by the first tile of each group."""
-    if frame.result is None:
-        return []
-    results = frame.result if isinstance(frame.result, tuple) else (frame.result,)
-    grid = () if frame.trace.grid == (1,) * len(frame.trace.grid) else frame.trace.grid
-    builder, outputs = frame.trace.builder, []
-    try:
-        tensors = [_result(r, parameters) for r in results]
-    except TesseraError as error:
-        raise error.at(frame.returned or frame.source.place) from None
-    with builder.region() as nodes:
-        for number, tensor in enumerate(tensors):
-            shape = (*grid, *tensor.shape)
-            output = Value(RefType(shape, tensor.dtype), "out" if len(tensors) == 1 else f"out{number}")
-            starts = tuple(ids.program_id(a) for a in range(len(grid))) + (0,) * tensor.ndim
-            lengths = (1,) * len(grid) + tuple(int(s) for s in tensor.shape)  # type: ignore[arg-type]
-            memory = place.Memory(output, output.hint)
-            place.View(memory, starts, lengths, frozenset(range(len(grid)))).store(tensor)
-            outputs.append(output)
-    if frame.trace.group == 1:
-        for node in nodes:
-            builder.append(node)
-        return outputs
-    first = elementwise.equal(ids.local_id(), 0)
-    builder.add(control.if_, [first.data], types=(), regions=(Block((), tuple(nodes), ()), Block((), (), ())))
-    return outputs
-
-
-def _result(value: Any, parameters: Parameters) -> Tensor:
-    want = parameters.result if isinstance(parameters.result, DType) else None
-    if is_number(value):
-        return full(shape=(), value=value, dtype=want or as_dtype(type(value)))
-    if not isinstance(value, Tensor):
-        what = type(value).__name__
-        raise UnsupportedSyntaxError(f"a kernel cannot return a {what}", expected="a block, a scalar or a tuple")
-    if want is not None and value.dtype != want:
-        raise DTypeError(
-            f"{parameters.name} returns another element type than it says", expected=str(want),
-            received=str(value.type), suggestion=f"return tile.cast(value, ts.{want})",
-        )  # fmt: skip
-    return value
 
 
 def _check(function: Function, request: Request) -> None:
@@ -174,7 +138,8 @@ def _module(function: Function, outputs: int) -> Module:
     params = [Value(p.type, p.hint) for p in function.params]
     launch = {"kernel": function.name, "grid": function.attrs["grid"]}
     builder.add(host.launch, params, launch, loc=function.loc)
-    main = Function("main", builder.block(params, ()), Attrs({"outputs": outputs}), function.loc)
+    name = "main" if function.name != "main" else "entry"
+    main = Function(name, builder.block(params, ()), Attrs({"outputs": outputs}), function.loc)
     return Module("tile", (main, function))
 
 

@@ -1,0 +1,5 @@
+"""Tile programs for processors, through LLVM."""
+
+from tessera.codegen.llvm.generator import LLVM
+
+BACKEND = LLVM()

@@ -1,0 +1,79 @@
+"""The LLVM generator: Tile modules to LLVM text, run through llvmlite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.artifact import Artifact, sha256
+from tessera.codegen.backend import Capabilities
+from tessera.codegen.llvm.function import Options
+from tessera.codegen.llvm.jit import host_vector_bytes
+from tessera.codegen.llvm.module import emit_module
+from tessera.codegen.llvm.runtime import TEXT, Program
+from tessera.codegen.llvm.types import REGISTER
+from tessera.errors import ArgumentError
+from tessera.ir.core import Module, structural_hash
+
+OPTIONS = ("vector_bytes", "debug", "schedule")
+
+
+class LLVM:
+    """The generator for this machine's processor."""
+
+    name = "llvm"
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """What the processor at hand can do."""
+        return Capabilities(host_vector_bytes(), tuple(REGISTER))
+
+    def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
+        """The LLVM text of a Tile module.
+
+        Options: `vector_bytes` (default: the host's), `debug` (default true: lines name their source).
+        """
+        unknown = [k for k in options if k not in OPTIONS]
+        if unknown:
+            raise ArgumentError(f"the target llvm has no option {unknown[0]}", expected=", ".join(OPTIONS))
+        vector = int(options.get("vector_bytes", self.capabilities.vector_bytes))
+        emission = emit_module(module, Options(vector, bool(options.get("debug", True))))
+        return Artifact(self._manifest(module, emission.plan, emission.text, options, vector), {TEXT: emission.text})
+
+    def _manifest(
+        self, module: Module, plan: dict[str, Any], text: str, options: Mapping[str, Any], vector: int
+    ) -> dict[str, Any]:
+        roles = {"inputs": ("input", "scalar"), "outputs": ("output",)}
+        fields = ("name", "shape", "dtype")
+        return {
+            "kind": "program",
+            "target": self.name,
+            "signature": {
+                side: [{k: p[k] for k in fields} for p in plan["params"] if p["role"] in wanted]
+                for side, wanted in roles.items()
+            },
+            "plan": plan,
+            "hashes": {"module": structural_hash(module), "text": sha256(text)},
+            "schedule": options.get("schedule"),
+            "options": {"vector_bytes": vector},
+            "tools": {"tessera": _version("tessera"), "llvmlite": _version("llvmlite"), "numpy": _version("numpy")},
+        }
+
+    def runtime(self, artifact: Artifact, threads: int | None = None) -> Program:
+        """The artifact compiled for this processor."""
+        return Program(artifact, threads)
+
+    def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+        """What runs the artifact's text in the LLVM interpreter, with no compiler."""
+        raise NotImplementedError
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

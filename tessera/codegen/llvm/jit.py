@@ -1,0 +1,122 @@
+"""LLVM text to machine code in this process, through llvmlite, with the object code kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from tessera.errors import ParseError
+
+LEVEL = 3
+SEAL = 32  # bytes of the hash that a cache entry begins with
+
+
+class Code:
+    """Machine code and the addresses of its functions."""
+
+    def __init__(self, text: str) -> None:
+        self._engine = llvm.create_mcjit_compiler(_parsed(""), _machine())
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(object_code(text)))
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """The address of a function."""
+        return self._engine.get_function_address(name)
+
+
+@cache
+def _initialised() -> bool:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return True
+
+
+def host() -> tuple[str, str]:
+    """The processor's name and features."""
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def host_vector_bytes() -> int:
+    """The width of this processor's vector registers."""
+    features = llvm.get_host_cpu_features()
+    return 64 if features.get("avx512f") else 32 if features.get("avx2") else 16
+
+
+def _machine() -> Any:
+    _initialised()
+    cpu, features = host()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=cpu, features=features, opt=LEVEL, reloc="pic", codemodel="jitdefault", jit=True
+    )
+
+
+def _parsed(text: str) -> Any:
+    _initialised()
+    try:
+        return llvm.parse_assembly(text)
+    except RuntimeError as error:
+        raise ParseError(f"LLVM refuses the text: {error}") from None
+
+
+def object_code(text: str) -> bytes:
+    """The object file of a text, from the cache if it is there whole."""
+    place = cache_folder() / f"{key(text)}.o"
+    found = _cached(place)
+    if found is None:
+        found = compile_object(text)
+        _keep(place, found)
+    return found
+
+
+def compile_object(text: str) -> bytes:
+    """The object file of a text: parsed, optimised, compiled."""
+    module, machine = _parsed(text), _machine()
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    # Loops come in vectors and the micro-kernels fill the registers: more unrolling only costs time.
+    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, tuning)
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)
+
+
+def key(text: str) -> str:
+    """What object code depends on, as a file name."""
+    parts = (text, *host(), llvmlite.__version__, str(llvm.llvm_version_info), str(LEVEL))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where object code is kept: TESSERA_CACHE, or the user's cache folder."""
+    given = os.environ.get("TESSERA_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(given) if given else Path(base) / "tessera"
+
+
+def _cached(place: Path) -> bytes | None:
+    """An entry, unless it is missing or damaged (then it is made again)."""
+    try:
+        content = place.read_bytes()
+    except OSError:
+        return None
+    seal, code = content[:SEAL], content[SEAL:]
+    return code if hashlib.sha256(code).digest() == seal else None
+
+
+def _keep(place: Path, code: bytes) -> None:
+    """Write an entry whole or not at all; a cache that cannot be written is no error."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=place.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        os.replace(name, place)
+    except OSError:
+        return
