@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+_DEFINED = re.compile(r"define .*?@(?P<name>[\w.]+)\(")
 _CALL = re.compile(r"call (?P<result>[^@]*?) @(?P<name>[\w.]+)\((?P<args>.*)\)")
 
 
@@ -29,11 +30,13 @@ class Library:
 
 
 def declarations(lines: Iterable[str]) -> Iterator[str]:
-    """A declaration for each intrinsic or C function called."""
+    """A declaration for each intrinsic or C function that is called and not defined here."""
+    listed = list(lines)
+    defined = {found["name"] for line in listed if (found := _DEFINED.match(line))}
     found: dict[str, str] = {}
-    for line in lines:
+    for line in listed:
         call = _CALL.search(line) if " call " in line else None
-        if call is not None and not call["name"].startswith("ts."):
+        if call is not None and call["name"] not in defined:
             found.setdefault(call["name"], f"declare {call['result']} @{call['name']}({_types(call['args'])})")
     return (found[name] for name in sorted(found))
 
