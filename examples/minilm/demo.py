@@ -71,11 +71,10 @@ def _show(console: Console, corpus: list[str], queries: list[str], found: dict[s
         score = float(vectors[len(corpus) + row] @ vectors[best[0]])
         table.add_row(query, *(corpus[i] for i in best), f"{score:.3f}")
     console.print(table)
+    count = f"{len(corpus)} sentences and {len(queries)} queries"
     for title, (_, first, seconds) in found.items():
         rate = len(corpus + queries) / seconds
-        console.print(
-            f"{title:>12}: {seconds:6.2f} s for {len(corpus)} sentences and {len(queries)} queries ({rate:.0f}/s), first batch {first:.2f} s"
-        )
+        console.print(f"{title:>12}: {seconds:6.2f} s for {count} ({rate:.0f}/s), first batch {first:.2f} s")
 
 
 if __name__ == "__main__":

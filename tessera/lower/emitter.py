@@ -55,12 +55,22 @@ class Emitter:
         return value if value.type.dtype == dtype else self.add(basic.cast, [value], dtype=dtype)
 
     def reshape(self, value: Value, to: tuple[int, ...]) -> Value:
-        """A block with another shape."""
+        """A block with another shape; one reshape after another is one."""
+        value = self._below(value, shape.reshape)
         return value if value.type.shape == to else self.add(shape.reshape, [value], shape=to)
 
     def permute(self, value: Value, axes: Sequence[int]) -> Value:
-        """A block with its axes in another order."""
+        """A block with its axes in another order; one permutation after another is one."""
+        below = self._below(value, shape.permute)
+        if below is not value:
+            inner = self.builder.producers[value].attrs["axes"]
+            value, axes = below, [inner[a] for a in axes]
         return value if list(axes) == sorted(axes) else self.add(shape.permute, [value], axes=tuple(axes))
+
+    def _below(self, value: Value, op: Op) -> Value:
+        """What a value is made of, if this op made it."""
+        node = self.builder.producers.get(value)
+        return node.args[0] if node is not None and node.op is op else value
 
     def shape(self, axes: Iterable[int]) -> tuple[int, ...]:
         """The shape of a block that spans these dims."""
@@ -80,8 +90,11 @@ class Emitter:
 
     def fit(self, tile: Tile, axes: Sequence[int]) -> Value:
         """A block that spans exactly these dims."""
-        leveled = self.level(tile, axes)
         to = self.shape(axes)
+        node = self.builder.producers.get(tile.value)
+        if node is not None and node.op is basic.full:
+            return self.full(to, node.attrs["value"], node.attrs["dtype"])
+        leveled = self.level(tile, axes)
         return leveled if leveled.type.shape == to else self.add(basic.broadcast_to, [leveled], shape=to)
 
     def start(self, expr: Expr) -> Value:

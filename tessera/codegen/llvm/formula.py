@@ -141,8 +141,7 @@ def function(name: str, t: Vec, text: str, operands: int = 1) -> Lines:
     formula = Formula(t)
     yield f"define internal {t} @ts.{name}.{t.suffix}({params}) alwaysinline #0 {{"
     yield "entry:"
-    for line in text.strip().splitlines():
-        yield from (f"  {each}" for each in formula.line(line.partition(";")[0]))
+    yield from (f"  {each}" for line in text.split("\n") if line for each in formula.line(line))
     yield f"  ret {t} %r"
     yield "}"
 

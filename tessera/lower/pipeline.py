@@ -1,0 +1,47 @@
+"""The steps from a traced Graph module to a Tile module, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tessera.evaluate import expand
+from tessera.ir.core import Function, Module
+from tessera.lower import launches
+from tessera.lower.plan import Plan
+from tessera.lower.to_schedule import to_schedule
+from tessera.lower.to_tile import to_tile
+from tessera.op import Op
+from tessera.passes import PIPELINE
+from tessera.passes.memory_plan import memory_plan
+
+Step = Callable[[Module], Module]
+
+
+def steps(plan: Plan) -> Iterator[tuple[str, Step]]:
+    """Each step with its name."""
+    yield "expand", _on_main(lambda f: primitives(f, plan))
+    for name, rewrite in PIPELINE:
+        yield name, _on_main(rewrite)
+    yield "schedule", lambda module: to_schedule(module.main, plan)
+    yield "memory plan", memory_plan
+    yield "tile", to_tile
+
+
+def lower(module: Module, plan: Plan | None = None) -> Iterator[tuple[str, Module]]:
+    """The module after each step."""
+    for name, step in steps(plan or Plan()):
+        module = step(module)
+        yield name, module
+
+
+def primitives(function: Function, plan: Plan) -> Function:
+    """A function in which composites are replaced by their lowering, but for those that are launched."""
+    return expand(function, keep=lambda op: op in launches.kept(plan) and _launched(function, op, plan))
+
+
+def _launched(function: Function, op: Op, plan: Plan) -> bool:
+    return all(launches.launch_of(n, plan) is not None for n in function.body.walk() if n.op is op)
+
+
+def _on_main(rewrite: Callable[[Function], Function]) -> Step:
+    return lambda module: module.replace(rewrite(module.main))

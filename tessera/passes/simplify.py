@@ -1,0 +1,212 @@
+"""Simplify: small exact rewrites of Graph functions, one rule for each op."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.evaluate import copier, rebuild
+from tessera.ir.builder import Builder
+from tessera.ir.core import Function, Node, Value
+from tessera.op import REGISTRY, Op, Rules
+from tessera.ops import basic, elementwise, linalg, reduce, shape
+
+# rule(graph, node, args) gives the value to use instead, or None to keep the node.
+rules = Rules("simplification")
+_POINTWISE = tuple(o for o in REGISTRY.values() if o.pointwise and o is not basic.cast)
+
+
+class Graph:
+    """The function being rebuilt: what made a value, and new nodes."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+
+    def made_by(self, value: Value, op: Op) -> Node | None:
+        """The node of a value, if it is of this op."""
+        node = self.builder.producers.get(value)
+        return node if node is not None and node.op is op else None
+
+    def number(self, value: Value) -> Any:
+        """The number that a tensor repeats, or None."""
+        node = self.made_by(value, basic.full)
+        return None if node is None else node.attrs["value"]
+
+    def add(self, op: Op, *args: Value, **attrs: Any) -> Value:
+        """One more node."""
+        return self.builder.add(op, args, attrs).out
+
+    def full(self, like: Value, value: Any) -> Value:
+        """A tensor that repeats a number."""
+        type = like.type
+        node = self.builder.add(
+            basic.full, [], {"shape": type.shape, "value": value, "dtype": type.dtype}, types=(type,)
+        )
+        return node.out
+
+    def reshape(self, value: Value, to: Sequence[Any]) -> Value:
+        """A tensor with another shape."""
+        inner = self.made_by(value, shape.reshape)
+        value = inner.args[0] if inner else value
+        return value if value.type.shape == tuple(to) else self.add(shape.reshape, value, shape=tuple(to))
+
+
+def simplify(function: Function) -> Function:
+    """A function with every rule applied once, from the first node to the last."""
+    return rebuild(function, _meaning)
+
+
+def _meaning(builder: Builder):  # type: ignore[no-untyped-def]
+    graph, copy = Graph(builder), copier(builder)
+
+    def meaning(node: Node, args: list[Value], walk: Any) -> Sequence[Value]:
+        rule = rules.get(node.op)
+        with builder.at(node.loc):
+            found = rule(graph, node, args) if rule else None
+        if found is not None and found.type == node.out.type:
+            return (found,)
+        return copy(node, args, walk)
+
+    return meaning
+
+
+def _repeats(graph: Graph, node: Node, args: list[Value]) -> Value | None:
+    """What moves the elements of a tensor that repeats one number gives such a tensor."""
+    value = graph.number(args[0])
+    return None if value is None else graph.full(node.out, value)
+
+
+@rules(basic.cast)
+def _(graph, node, args):
+    if args[0].type == node.out.type:
+        return args[0]
+    value = graph.number(args[0])
+    if value is None:
+        return None
+    return graph.full(node.out, _computed(node, [_array(graph, args[0])]))
+
+
+@rules(shape.reshape)
+def _(graph, node, args):
+    return _repeats(graph, node, args) or graph.reshape(args[0], node.attrs["shape"])
+
+
+@rules(basic.broadcast_to)
+def _(graph, node, args):
+    if args[0].type.shape == node.out.type.shape:
+        return args[0]
+    inner = graph.made_by(args[0], basic.broadcast_to)
+    if inner:
+        return graph.add(basic.broadcast_to, inner.args[0], shape=node.attrs["shape"])
+    return _repeats(graph, node, args)
+
+
+@rules(shape.permute)
+def _(graph, node, args):
+    x, axes = args[0], list(node.attrs["axes"])
+    inner = graph.made_by(x, shape.permute)
+    if inner:
+        x, axes = inner.args[0], [inner.attrs["axes"][a] for a in axes]
+    moved = [a for a in axes if x.type.shape[a] != 1]
+    if moved == sorted(moved):  # only axes of size 1 change places
+        return graph.reshape(x, node.out.type.shape)
+    return _repeats(graph, node, args) or (graph.add(shape.permute, x, axes=tuple(axes)) if inner else None)
+
+
+@rules(shape.slice_)
+def _(graph, node, args):
+    return args[0] if args[0].type == node.out.type else _repeats(graph, node, args)
+
+
+@rules(shape.pad)
+def _(graph, node, args):
+    return args[0] if args[0].type == node.out.type else None
+
+
+@rules(shape.concatenate)
+def _(graph, node, args):
+    kept = [a for a in args if 0 not in a.type.shape]
+    if len(kept) == len(args) > 1 or not kept:
+        return None
+    return kept[0] if len(kept) == 1 else graph.add(shape.concatenate, *kept, axis=node.attrs["axis"])
+
+
+@rules(elementwise.where)
+def _(graph, node, args):
+    chosen = graph.number(args[0])
+    return None if chosen is None else args[1 if chosen else 2]
+
+
+def _array(graph: Graph, value: Value) -> np.ndarray | None:
+    number = graph.number(value)
+    return None if number is None else basic.full.ref(shape=(), value=number, dtype=value.type.dtype)
+
+
+def _computed(node: Node, arrays: Sequence[Any]) -> Any:
+    """A pointwise node on numbers."""
+    types = tuple(v.type.with_shape(()) for v in node.args)
+    (out,) = node.op.execute(types, (node.out.type.with_shape(()),), node.attrs, list(arrays))
+    return out.item() if not node.out.type.dtype.is_float else float(out)
+
+
+@rules(*(o for o in _POINTWISE if o is not elementwise.where))
+def _(graph, node, args):
+    numbers = [_array(graph, a) for a in args]
+    if all(n is not None for n in numbers):
+        return graph.full(node.out, _computed(node, numbers))
+    unit = _UNIT.get(node.op)
+    if unit is None or numbers[1] is None or float(numbers[1]) != unit:
+        return None
+    return args[0]
+
+
+# x times 1, x over 1 and x minus 0 are x, with its sign and payload; x plus 0 is not, for -0.
+_UNIT: dict[Op, float] = {elementwise.mul: 1.0, elementwise.div: 1.0, elementwise.sub: 0.0}
+
+
+@rules(linalg.dot)
+def _(graph, node, args):
+    return graph.full(node.out, 0) if args[0].type.shape[-1] == 0 else None
+
+
+@rules(reduce.argmax, reduce.argmin)
+def _(graph, node, args):
+    return graph.full(node.out, 0) if args[0].type.shape[node.attrs["axis"]] == 1 else None
+
+
+@rules(reduce.sum, reduce.max, reduce.min)
+def _(graph, node, args):
+    (x,), axes = args, [a + args[0].type.rank for a in node.attrs["axis"]]
+    sizes = x.type.shape
+    if node.op is reduce.sum and any(sizes[a] == 0 for a in axes):
+        return graph.full(node.out, 0)
+    many = [a for a in axes if sizes[a] != 1]
+    if not many:
+        same = graph.reshape(x, node.out.type.shape)
+        dtype = node.out.type.dtype
+        return same if same.type.dtype == dtype else graph.add(basic.cast, same, dtype=dtype)
+    return None if len(axes) == 1 else _one_axis(graph, node, x, many)
+
+
+def _one_axis(graph: Graph, node: Node, x: Value, axes: list[int]) -> Value:
+    """A reduction of several axes as one of the last axis, which they are made into."""
+    sizes, rank = x.type.shape, x.type.rank
+    kept = [a for a in range(rank) if a not in axes]
+    order = [*kept, *axes]
+    together = axes == list(range(axes[0], axes[-1] + 1))
+    if together:
+        order = list(range(rank))
+    elif order != sorted(order):
+        x = graph.add(shape.permute, x, axes=tuple(order))
+    first = axes[0] if together else len(kept)
+    count = math.prod(sizes[a] for a in axes)
+    after = [sizes[a] for a in order[first + len(axes) :]]
+    flat = graph.reshape(x, (*(sizes[a] for a in order[:first]), count, *after))
+    axis = first - flat.type.rank
+    out = graph.add(node.op, flat, axis=(axis,), keepdims=False)
+    return graph.reshape(out, node.out.type.shape)
+
+

@@ -1,0 +1,42 @@
+"""The third-party generator in examples/plugin passes part of the suite, and refuses the rest by name."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from conformance.case import all_cases
+from conformance.run import Engine, run_case, selected
+from tessera.codegen import registry
+
+PLUGIN = Path(__file__).parents[1] / "examples" / "plugin"
+
+
+@pytest.fixture
+def numpy_backend(monkeypatch):
+    """The plugin's generator under the name its package registers."""
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    import tessera_numpy
+
+    point = SimpleNamespace(name="numpy", load=lambda: tessera_numpy.BACKEND)
+    monkeypatch.setattr(registry, "backends", lambda: {"numpy": point})
+    registry.backend.cache_clear()
+    yield tessera_numpy.BACKEND
+    registry.backend.cache_clear()
+    sys.modules.pop("tessera_numpy", None)
+
+
+def test_part_of_the_suite_passes(numpy_backend):
+    cases = selected("blocks or control or softmax or matmul", all_cases())
+    outcomes = [o for c in cases if c.rejects is None for o in run_case(c, [Engine("numpy", "device", "numpy")])]
+    counts = Counter(o.status for o in outcomes)
+    failed = [f"{o.case}: {o.detail}" for o in outcomes if o.status == "fail"]
+    assert not failed and counts["pass"] >= 20
+    assert all("numpy" in o.detail and "cases.py:" in o.detail for o in outcomes if o.status == "unsupported")
+
+
+def test_it_is_short():
+    lines = (PLUGIN / "tessera_numpy" / "__init__.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) < 200
