@@ -17,7 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.machine import keep
+from benchmarks.timing import measure
 
 PEER = Path(__file__).with_name("peer_minilm_torch.py")
 # Multiply-adds of six encoder layers for one token: projections, feed-forward, attention over 128 tokens.
@@ -44,9 +47,15 @@ def ours(batch: int, length: int, repeats: int) -> dict[str, Any]:
     return {"first": first, "best": min(times), "median": sorted(times)[len(times) // 2]}
 
 
+def roofline(size: int = 2048) -> float:
+    """GFLOP/s of NumPy's f32 matrix product: what BLAS reaches on this processor."""
+    a = np.ones((size, size), np.float32)
+    return 2 * size**3 / measure(lambda: a @ a, 1.0)["best"] / 1e9
+
+
 def _child(*arguments: str, environment: dict[str, str]) -> dict[str, Any]:
     done = subprocess.run(arguments, capture_output=True, text=True, env={**os.environ, **environment}, check=True)
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(done.stdout[done.stdout.index("{") :])
 
 
 def compare(python: str | None, batch: int, length: int, rounds: int) -> dict[str, Any]:
@@ -68,6 +77,7 @@ def summary(found: dict[str, Any], tokens: int) -> dict[str, Any]:
     out = {
         "tessera_seconds": best,
         "tessera_gflops": FLOPS_PER_TOKEN * tokens / best / 1e9,
+        "blas_gflops": roofline(),
         "compile_cold_seconds": found["tessera"][0]["first"] - best,
         "compile_cached_seconds": min((r["first"] for r in found["tessera"][1:]), default=float("nan")) - best,
     }

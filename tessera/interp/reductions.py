@@ -9,6 +9,7 @@ import numpy as np
 from tessera.ir.core import Node
 from tessera.numerics.convert import convert
 from tessera.ops import schedule
+from tessera.types import TensorType
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -38,7 +39,9 @@ def _kind(node: Node) -> str:
 
 
 def _part(nest: Any, node: Node, args: list[np.ndarray]) -> Any:
-    dim, wide = node.attrs["dim"], node.args[0].type.accumulate
+    type = node.args[0].type
+    assert isinstance(type, TensorType)
+    dim, wide = node.attrs["dim"], type.accumulate
     if node.op is schedule.contract:
         a, b = (convert(nest.level(x), wide) for x in args)
         return product(nest.spread(a, dim), b, dim)
@@ -50,8 +53,8 @@ def _part(nest: Any, node: Node, args: list[np.ndarray]) -> Any:
     return _WHOLE[kind](convert(x, wide) if kind == "sum" else x, axis=dim, keepdims=True)
 
 
-_ARG = {"argmax": np.argmax, "argmin": np.argmin}
-_WHOLE = {"sum": np.sum, "max": np.max, "min": np.min}
+_ARG: dict[str, Any] = {"argmax": np.argmax, "argmin": np.argmin}
+_WHOLE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min}
 
 
 def product(a: np.ndarray, b: np.ndarray, dim: int) -> np.ndarray:

@@ -6,8 +6,9 @@ adds them up again, scaled; `divide` finds where one undoes the other.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Opaque:
     `key` says what it is; `size` is 0 where nothing is known of its range.
     """
 
-    key: Hashable
+    key: Any
     dims: frozenset[int]
     size: int = 0
 

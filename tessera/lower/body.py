@@ -103,10 +103,10 @@ class Pull:
         return self._indices[digit]
 
     def _opaque(self, of: Opaque) -> Value:
-        if of.key[0] in _DIVISIONS:  # type: ignore[index]
-            sign, expr, by = of.key  # type: ignore[misc]
+        if of.key[0] in _DIVISIONS:
+            sign, expr, by = of.key
             return self.add(_DIVISIONS[sign], [self.index(expr), self.number(by)])
-        value, point = of.key  # type: ignore[misc]
+        value, point = of.key
         return self.cast(self.at(value, point), int64)
 
     def guard(self, guards: Sequence[Guard]) -> Value:

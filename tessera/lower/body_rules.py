@@ -96,4 +96,3 @@ def _(pull, node, point):
     (dim,) = pull.cluster.reduced[node.out]
     args = pull.operands(node, point)
     return pull.add(schedule.contract, args, dim=pull.place[dim], dtype=node.attrs["dtype"])
-

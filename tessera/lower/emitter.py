@@ -1,4 +1,7 @@
-"""Emitter: a tile function under construction from a kernel body; its values are blocks with one axis for each tiled dim."""
+"""Emitter: a tile function under construction from a kernel body.
+
+Its values are blocks with one axis for each tiled dim that the body's value depends on.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from tessera.ir.core import Node, Value
 from tessera.lower.affine import Digit, Expr, Opaque
 from tessera.lower.forms import Forms
 from tessera.lower.layout import span
+from tessera.lower.points import type_of
 from tessera.op import Op
 from tessera.ops import basic, shape
 from tessera.ops import elementwise as e
@@ -152,7 +156,7 @@ class Emitter:
         """An elementwise op on blocks made of one shape."""
         axes = tuple(sorted({d for t in tiles for d in t.axes}))
         args = [self.fit(t, axes) for t in tiles]
-        types = None if node is None else (node.out.type.with_shape(self.shape(axes)),)
+        types = None if node is None else (type_of(node.out).with_shape(self.shape(axes)),)
         return Tile(self.builder.add(op, args, node.attrs if node else {}, types=types).out, axes)
 
     @contextmanager

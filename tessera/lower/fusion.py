@@ -28,7 +28,10 @@ MOST_POINTS = 4
 
 @dataclass
 class Fusion:
-    """The decision under way: clusters so far, values that must be roots, and operands of dots."""
+    """The decision under way: clusters so far, values that must be roots, and operands of dots.
+
+    `memory` are the values that are sure to become roots, known before their turn comes.
+    """
 
     function: Function
     launched: frozenset[Op]
@@ -36,11 +39,14 @@ class Fusion:
     clusters: list[Cluster] = field(default_factory=list)
     forced: set[Value] = field(default_factory=set)
     operands: set[Value] = field(default_factory=set)
+    memory: set[Value] = field(default_factory=set)
 
     def run(self) -> list[Cluster]:
         """The clusters in the order in which they run; launched nodes stand among them with nothing inlined."""
         self.producers = {v: n for n in self.function.body.nodes for v in n.results}
         self.forced |= set(self.function.results)
+        keeping = [n for n in self.function.body.nodes if n.op in (linalg.dot, *self.launched)]
+        self.memory = {self.base(v) for n in keeping for v in n.args}
         for node in reversed(self.function.body.nodes):
             self.visit(node)
         return self.clusters[::-1]
@@ -77,6 +83,8 @@ class Fusion:
         """Whether a node may be computed in all clusters that want it."""
         if node.out in self.operands and not self.is_view(node):
             return False
+        if node.op in POINTWISE and self.ends_product(node.out, wanting):
+            return False
         return bool(_FITS.of(node.op)(self, node, wanting))
 
     def is_view(self, node: Node) -> bool:
@@ -85,12 +93,15 @@ class Fusion:
             return not self.is_computed(node.args[0])
         return node.op in (*VIEWS, *CONSTANTS)
 
+    def base(self, value: Value) -> Value:
+        """The value that a chain of views moves the elements of."""
+        while value in self.producers and self.producers[value].op in VIEWS:
+            value = self.producers[value].args[0]
+        return value
+
     def is_computed(self, value: Value) -> bool:
         """Whether there is more than moved elements between a value and the inputs."""
-        node = self.producers.get(value)
-        while node is not None and node.op in VIEWS:
-            node = self.producers.get(node.args[0])
-        return node is not None
+        return self.base(value) in self.producers
 
     def is_cheap(self, value: Value) -> bool:
         """Whether few cheap ops lie between a value and the inputs."""
@@ -108,19 +119,28 @@ class Fusion:
             budget = self._left(each, budget) if budget >= 0 else budget
         return budget
 
-    def is_reduced(self, value: Value) -> bool:
-        """Whether a reduction lies closely above: then there are few such elements."""
+    def is_above(self, value: Value, *ops: Op) -> bool:
+        """Whether only elementwise ops and views lie between a value and one of these ops."""
         seen: set[Value] = set()
         work = [value]
         while work:
             node = self.producers.get(work.pop())
             if node is None or node.out in seen:
                 continue
-            if node.op in REDUCTIONS:
+            if node.op in ops:
                 return True
             seen.add(node.out)
-            work += node.args if node.op in (*POINTWISE, *VIEWS) else ()
+            work += [v for v in node.args if v not in self.memory] if node.op in (*POINTWISE, *VIEWS) else ()
         return False
+
+    def ends_product(self, value: Value, wanting: list[Cluster]) -> bool:
+        """Whether a value is better kept by the kernel of a dot than computed where rows are reduced.
+
+        The dot cannot come along, and what follows it is free there.
+        """
+        if value in self.forced or all(c.row is None for c in wanting):
+            return False
+        return self.is_above(value, linalg.dot) and not self.is_above(value, *REDUCTIONS)
 
 
 # fits(fusion, node, clusters): whether the clusters may compute the node; it may add dims to a cluster.
@@ -163,7 +183,7 @@ def _(fusion, node, wanting):
     if len(wanting) > 1 or len(wanting[0].points(node.out)) > 1:
         return False
     (point,) = wanting[0].points(node.out)
-    return wanting[0].repeats(point) == 1 or fusion.is_reduced(node.out)
+    return wanting[0].repeats(point) == 1 or fusion.is_above(node.out, *REDUCTIONS)
 
 
 def _alone(node: Node, wanting: list[Cluster]) -> Point | None:

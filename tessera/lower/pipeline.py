@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 
 from tessera.evaluate import expand
 from tessera.ir.core import Function, Module
-from tessera.lower import launches
+from tessera.lower import attention, launches
 from tessera.lower.plan import Plan
 from tessera.lower.to_schedule import to_schedule
 from tessera.lower.to_tile import to_tile
 from tessera.op import Op
 from tessera.passes import PIPELINE
 from tessera.passes.memory_plan import memory_plan
+
+assert attention  # fills the table of launches
 
 Step = Callable[[Module], Module]
 

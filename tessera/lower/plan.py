@@ -24,3 +24,5 @@ class Plan:
     lanes: int = 64
     programs: int = 8
     flash: bool = True
+    flash_m: int = 32
+    flash_n: int = 64

@@ -59,10 +59,15 @@ def operand_points(node: Node, point: Point, reduced: Sequence[Expr] = ()) -> li
     return points.of(node.op)(node, point, reduced)
 
 
+def type_of(value: Value) -> TensorType:
+    """The type of a tensor or block."""
+    assert isinstance(value.type, TensorType)
+    return value.type
+
+
 def shape_of(value: Value) -> tuple[int, ...]:
     """The concrete shape of a tensor."""
-    assert isinstance(value.type, TensorType)
-    return tuple(int(s) for s in value.type.shape)
+    return tuple(int(s) for s in type_of(value).shape)
 
 
 @points(*POINTWISE)

@@ -13,6 +13,7 @@ from tessera.ir.core import Node, Value
 from tessera.lower.accesses import reads_zero
 from tessera.lower.affine import index
 from tessera.lower.emitter import Emitter, Tile
+from tessera.lower.points import type_of
 from tessera.op import Rules
 from tessera.ops import basic, linalg, reduce, schedule
 from tessera.ops import elementwise as e
@@ -94,7 +95,7 @@ def _operand(emit: Emitter, node: Node) -> tuple[Value, tuple[int, ...], int]:
     dim, kind = node.attrs["dim"], node.attrs["kind"]
     x = emit.env[node.args[0]]
     if kind == "sum":
-        x = Tile(emit.cast(x.value, x.value.type.accumulate), x.axes)
+        x = Tile(emit.cast(x.value, type_of(x.value).accumulate), x.axes)
     x = _masked(emit, x, dim, neutral(kind, x.value.type.dtype))
     axes = tuple(sorted({*x.axes, dim}))
     kept = tuple(d for d in axes if d != dim)
@@ -106,7 +107,7 @@ def _kept(emit: Emitter, node: Node) -> tuple[int, ...]:
 
 
 def _value(emit: Emitter, node: Node) -> Sum:
-    kind, type = node.attrs["kind"], node.args[0].type
+    kind, type = node.attrs["kind"], type_of(node.args[0])
     wide = type.accumulate if kind == "sum" else type.dtype
     axes = _kept(emit, node)
 
@@ -174,7 +175,7 @@ class Matrices:
 
 @sums(schedule.contract)
 def _(emit: Emitter, node: Node, makers: Makers) -> Sum:
-    dim, wide = node.attrs["dim"], node.args[0].type.accumulate
+    dim, wide = node.attrs["dim"], type_of(node.args[0]).accumulate
     left, right = (emit.axes(emit.forms.depends[v]) for v in node.args)
     dims = Matrices.of(left, right, dim)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Node, Value
@@ -66,11 +66,17 @@ class Lowering:
         assert found is not None, "a launch that was not possible was kept"
         operands = [self.view(v, shape) for v, shape in zip(node.args, found.shapes, strict=True)]
         self.hold(node.out)
-        name = found.function.name
-        if name not in [f.name for f in self.functions]:
-            self.functions.append(found.function)
         operands.append(self.view(node.out, found.result))
-        self.builder.add(host.launch, operands, {"kernel": name, "grid": found.grid})
+        self.builder.add(host.launch, operands, {"kernel": self.named(found.function), "grid": found.grid})
+
+    def named(self, function: Function) -> str:
+        """The name under which a tile function is part of the module."""
+        same = [f for f in self.functions if f.body is function.body]
+        if not same:
+            taken = sum(f.name.startswith(function.name) for f in self.functions)
+            same = [replace(function, name=f"{function.name}_{taken}" if taken else function.name)]
+            self.functions += same
+        return same[0].name
 
     def kernel(self, cluster: Cluster, target: Value) -> None:
         """One schedule.kernel."""

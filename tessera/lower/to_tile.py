@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 
-from tessera.evaluate import rebuild
-from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.evaluate import Meaning, rebuild
+from tessera.ir.builder import Builder
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, key
 from tessera.lower import accesses
 from tessera.lower.emitter import Emitter, Tile
 from tessera.lower.forms import Dims, forms
@@ -50,19 +51,19 @@ class Grid:
 
 def to_tile(module: Module) -> Module:
     """The Tile module of a Schedule module."""
-    made: list[Function] = []
+    made: dict[Hashable, Function] = {}
     main = rebuild(module.main, lambda builder: _launcher(builder, made))
-    return module.replace(main, *made, *module.functions[1:], level="tile")
+    return module.replace(main, *made.values(), *module.functions[1:], level="tile")
 
 
-def _launcher(builder, made: list[Function]):  # type: ignore[no-untyped-def]
+def _launcher(builder: Builder, made: dict[Hashable, Function]) -> Meaning:
     def meaning(node: Node, args: list[Value], walk: object) -> tuple[Value, ...]:
         if node.op is not schedule.kernel:
-            return builder.add(
-                node.op, args, node.attrs, types=tuple(v.type for v in node.results), loc=node.loc
-            ).results
+            types = tuple(v.type for v in node.results)
+            return builder.add(node.op, args, node.attrs, types=types, loc=node.loc).results
         function, grid = kernel(node, len(made))
-        made.append(function)
+        # Kernels that are the same, from the same lines, are one.
+        function = made.setdefault(key(replace(function, name="")), function)
         builder.add(host.launch, args, {"kernel": function.name, "grid": grid}, loc=node.loc)
         return ()
 

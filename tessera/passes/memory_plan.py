@@ -68,7 +68,7 @@ def place(found: Sequence[Lifetime]) -> dict[Value, int]:
 
 
 def _bytes(value: Value) -> int:
-    size = math.prod(value.type.shape) * value.type.dtype.numpy.itemsize  # type: ignore[arg-type]
+    size = math.prod(int(n) for n in value.type.shape) * value.type.dtype.numpy.itemsize
     return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
 
 

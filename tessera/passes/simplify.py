@@ -13,6 +13,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
 from tessera.op import REGISTRY, Op, Rules
 from tessera.ops import basic, elementwise, linalg, reduce, shape
+from tessera.types import TensorType
 
 # rule(graph, node, args) gives the value to use instead, or None to keep the node.
 rules = Rules("simplification")
@@ -145,10 +146,15 @@ def _array(graph: Graph, value: Value) -> np.ndarray | None:
     return None if number is None else basic.full.ref(shape=(), value=number, dtype=value.type.dtype)
 
 
+def _element(value: Value) -> TensorType:
+    assert isinstance(value.type, TensorType)
+    return value.type.with_shape(())
+
+
 def _computed(node: Node, arrays: Sequence[Any]) -> Any:
     """A pointwise node on numbers."""
-    types = tuple(v.type.with_shape(()) for v in node.args)
-    (out,) = node.op.execute(types, (node.out.type.with_shape(()),), node.attrs, list(arrays))
+    types = tuple(_element(v) for v in node.args)
+    (out,) = node.op.execute(types, (_element(node.out),), node.attrs, list(arrays))
     return out.item() if not node.out.type.dtype.is_float else float(out)
 
 
@@ -208,5 +214,3 @@ def _one_axis(graph: Graph, node: Node, x: Value, axes: list[int]) -> Value:
     axis = first - flat.type.rank
     out = graph.add(node.op, flat, axis=(axis,), keepdims=False)
     return graph.reshape(out, node.out.type.shape)
-
-

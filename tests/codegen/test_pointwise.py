@@ -3,12 +3,12 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from tilekernels import Kernel, agree
 
 from tessera.ops import basic, shape
 from tessera.ops import elementwise as e
 from tessera.types import bf16, bool_, f16, f32, f64, int8, int16, int32, int64, tf32, uint8
 
-from .kernels import Kernel, agree
 
 FLOATS = [f32, f64, f16, bf16]
 INTEGERS = [int8, int16, int32, int64, uint8]
@@ -94,7 +94,8 @@ def test_where(dtype):
 def test_cast(source, to):
     x = numbers(source, 200)
     if source.is_float and to.is_float:
-        x[:150] = (x[:150].astype(np.float64) * np.logspace(-45, 45, 150)).astype(source.numpy)
+        with np.errstate(all="ignore"):
+            x[:150] = (x[:150].astype(np.float64) * np.logspace(-45, 45, 150)).astype(source.numpy)
     k = Kernel(x)
     out = k(basic.cast, k.load(k.params[0]), dtype=to)
     wide = {tf32: f32, bool_: uint8}.get(to, to)

@@ -1,0 +1,58 @@
+"""Attention as one launch: the flash kernel of the standard library, on refs seen as [batch, heads, length, width]."""
+
+from __future__ import annotations
+
+from tessera.ir.core import Node, Value
+from tessera.lower.launches import Launch, rules
+from tessera.lower.plan import Plan
+from tessera.lower.points import shape_of, type_of
+from tessera.ops import nn
+from tessera.stdlib.flash_attention import specialized
+from tessera.types import RefType, f32
+
+RANK = 4
+
+
+@rules(nn.scaled_dot_product_attention)
+def _(node: Node, plan: Plan) -> Launch | None:
+    shapes = [_viewed(shape_of(v)) for v in node.args]
+    result = _viewed(shape_of(node.out))
+    if not _fits(node, shapes):
+        return None
+    names = ("q", "k", "v", "mask")
+    types = {n: _ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
+    types["out"] = _ref(node.out, result)
+    module = specialized(types, **node.attrs, BM=plan.flash_m, BN=plan.flash_n)
+    function = module.functions[1]
+    return Launch(function, tuple(function.attrs["grid"]), tuple(shapes), result)
+
+
+def _fits(node: Node, shapes: list[tuple[int, ...]]) -> bool:
+    """Whether the kernel computes this node: its types, ranks and sizes."""
+    q, k, v = shapes[:3]
+    if any(len(shape_of(x)) > RANK or 0 in shape_of(x) for x in node.args):
+        return False
+    if any(x.type.dtype != f32 for x in node.args) and not _is_small_float(node):
+        return False
+    batches = q[:2] == k[:2] == v[:2]
+    return batches and all(_broadcasts(m, (*q[:3], k[2])) for m in shapes[3:])
+
+
+def _is_small_float(node: Node) -> bool:
+    dtypes = {x.type.dtype for x in node.args}
+    return len(dtypes) == 1 and all(d.is_float and d.bits == 16 for d in dtypes)
+
+
+def _broadcasts(mask: tuple[int, ...], scores: tuple[int, ...]) -> bool:
+    """Whether a mask has every key and, along the other axes, everything or one for all."""
+    return mask[-1] == scores[-1] and all(m in (1, s) for m, s in zip(mask, scores, strict=True))
+
+
+def _viewed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape of rank 4; a tensor of rank 3 has a batch of one."""
+    return (1,) * (RANK - len(shape)) + shape
+
+
+def _ref(value: Value, shape: tuple[int, ...]) -> RefType:
+    type = type_of(value)
+    return RefType(shape, type.dtype, policy=type.policy)

@@ -1,0 +1,138 @@
+"""Matrix products of many shapes and types, alone and accumulated in a loop."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tilekernels import Kernel, agree
+
+from tessera.ops import basic, linalg, shape, tile
+from tessera.ops import elementwise as e
+from tessera.types import bf16, f16, f32, f64, int8, int32
+
+SHAPES = [(1, 1, 1), (8, 32, 16), (7, 5, 3), (13, 17, 33), (33, 64, 47), (16, 1, 96), (1, 40, 70), (70, 40, 1), (50, 9, 100)]
+
+
+def numbers(dtype, *size, seed=0):
+    rng = np.random.default_rng(seed)
+    return (rng.integers(-9, 9, size) if dtype.is_integer else rng.normal(size=size)).astype(dtype.numpy)
+
+
+def product(a, b, dtype, prepare=lambda k, x: x):
+    out = np.zeros((*a.shape[:-1], b.shape[-1]), dtype.numpy)
+    k = Kernel(a, b, out)
+    x, y = (prepare(k, k.load(p)) for p in k.params[:2])
+    k.store(k.params[2], k(linalg.dot, x, y, dtype=dtype))
+    return k.module(), [a, b, out]
+
+
+@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
+def test_shapes(m, k, n):
+    agree(*product(numbers(f32, m, k), numbers(f32, k, n, seed=1), f32), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("vector", [16, 32])
+def test_narrow_vectors(vector):
+    agree(*product(numbers(f32, 13, 20), numbers(f32, 20, 37, seed=1), f32), 1e-5, 1e-5, vector_bytes=vector)
+
+
+TYPES = [(f64, f64, 1e-12), (bf16, f32, 1e-5), (bf16, bf16, 8e-3), (f16, f16, 1e-3), (int8, int32, 0), (int32, int32, 0)]
+
+
+@pytest.mark.parametrize(("dtype", "out", "tolerance"), TYPES, ids=str)
+def test_types(dtype, out, tolerance):
+    agree(*product(numbers(dtype, 13, 20), numbers(dtype, 20, 37, seed=1), out), tolerance, tolerance)
+
+
+def test_batch():
+    agree(*product(numbers(f32, 2, 3, 9, 20), numbers(f32, 2, 3, 20, 21), f32), 1e-5, 1e-5)
+
+
+def test_operands_computed():
+    agree(*product(numbers(f32, 20, 24), numbers(f32, 24, 40), f32, lambda k, x: k(e.mul, x, x)), 1e-5, 1e-5)
+
+
+def test_transposed():
+    a, b, out = numbers(f32, 24, 20), numbers(f32, 40, 24), np.zeros((20, 40), np.float32)
+    k = Kernel(a, b, out)
+    x, y = (k(shape.permute, k.load(p), axes=(1, 0)) for p in k.params[:2])
+    k.store(k.params[2], k(linalg.dot, x, y, dtype=f32))
+    agree(k.module(), [a, b, out], 1e-5, 1e-5)
+
+
+def matmul(m, n, depth, tile_m, tile_n, tile_k, dtype=f32, edge="clip"):
+    """The usual kernel: a block of C for each program, accumulated over tiles of K."""
+    a, b = numbers(dtype, m, depth), numbers(dtype, depth, n, seed=1)
+    out = np.zeros((m, n), np.float32)
+    k = Kernel(a, b, out)
+    row = k(e.mul, k(tile.program_id, axis=0), tile_m)
+    column = k(e.mul, k(tile.program_id, axis=1), tile_n)
+
+    def step(i, acc):
+        x = k.load(k.params[0], row, i, shape=(tile_m, tile_k), edge=edge)
+        y = k.load(k.params[1], i, column, shape=(tile_k, tile_n), edge=edge)
+        return k.add(acc, k(linalg.dot, x, y, dtype=f32))
+
+    (acc,) = k.loop(0, depth, tile_k, [k.const(0.0, f32, (tile_m, tile_n))], step)
+    k.store(k.params[2], acc, row, column, edge=edge)
+    return k.module((-(-m // tile_m), -(-n // tile_n))), [a, b, out]
+
+
+@pytest.mark.parametrize("sizes", [(64, 64, 64, 32, 32, 16), (50, 70, 45, 32, 32, 16), (33, 40, 64, 8, 40, 64)])
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_accumulated(sizes, dtype):
+    agree(*matmul(*sizes, dtype=dtype), rtol=1e-5, atol=1e-5)
+
+
+def test_the_sum_is_made_in_place():
+    from tessera.codegen.llvm import BACKEND
+
+    text = BACKEND.emit(matmul(64, 64, 64, 32, 32, 16)[0], {}).text("kernels.ll")
+    assert ".add(" in text and ".set(" not in text
+
+
+def test_rescaled_accumulator():
+    """acc * 0.5 + a @ b in a loop, as flash attention does."""
+    a, b, out = numbers(f32, 20, 24), numbers(f32, 24, 40), np.zeros((20, 40), np.float32)
+    k = Kernel(a, b, out)
+    x, y = k.load(k.params[0]), k.load(k.params[1])
+    half = k.const(0.5, f32, (20, 40))
+
+    def step(i, acc):
+        return k.add(k(linalg.dot, x, y, dtype=f32), k(e.mul, acc, half))
+
+    (acc,) = k.loop(0, 5, 1, [k.const(1.0, f32, (20, 40))], step)
+    k.store(k.params[2], acc)
+    agree(k.module(), [a, b, out], 1e-5, 1e-5)
+
+
+def test_accumulator_read_again():
+    """The old accumulator is used after the new one exists: it must not be overwritten."""
+    a, b, out = numbers(f32, 20, 24), numbers(f32, 24, 40), np.zeros((20, 40), np.float32)
+    k = Kernel(a, b, out)
+    x, y = k.load(k.params[0]), k.load(k.params[1])
+
+    def step(i, acc, other):
+        new = k.add(acc, k(linalg.dot, x, y, dtype=f32))
+        return new, k.add(other, acc)
+
+    zero = k.const(0.0, f32, (20, 40))
+    _, other = k.loop(0, 4, 1, [zero, zero], step)
+    k.store(k.params[2], other)
+    agree(k.module(), [a, b, out], 1e-5, 1e-5)
+
+
+def test_mixed_narrow_result():
+    a, b = numbers(bf16, 20, 24), numbers(bf16, 24, 40)
+    out = np.zeros((20, 40), ml_dtypes.bfloat16)
+    k = Kernel(a, b, out)
+    y = k(linalg.dot, k.load(k.params[0]), k.load(k.params[1]), dtype=bf16)
+    k.store(k.params[2], k(e.add, y, y))
+    agree(k.module(), [a, b, out], 8e-3, 8e-3)
+
+
+def test_dot_of_cast():
+    a, b, out = numbers(f16, 20, 24), numbers(f16, 24, 40), np.zeros((20, 40), np.float32)
+    k = Kernel(a, b, out)
+    x, y = (k(basic.cast, k.load(p), dtype=f32) for p in k.params[:2])
+    k.store(k.params[2], k(linalg.dot, x, y, dtype=f32))
+    agree(k.module(), [a, b, out], 1e-5, 1e-5)
