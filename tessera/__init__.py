@@ -5,6 +5,9 @@
 Tensor([0.5, 0.5], f32)
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tessera.device import default_device, set_default_device
 from tessera.errors import TesseraError
 from tessera.example import example
@@ -109,6 +112,17 @@ from tessera.types import bool_ as bool
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:
+    from tessera.artifacts import build, load
+
+
+def __getattr__(name: str) -> Any:
+    """`build` and `load` bring the compiler with them: it is imported when they are first asked for."""
+    if name in ("build", "load"):
+        return getattr(import_module("tessera.artifacts"), name)
+    raise AttributeError(f"module 'tessera' has no attribute {name!r}")
+
+
 __all__ = [
     "Jit",
     "Kernel",
@@ -128,6 +142,7 @@ __all__ = [
     "bitwise_xor",
     "bool",
     "broadcast_to",
+    "build",
     "cast",
     "ceil",
     "compute",
@@ -173,6 +188,7 @@ __all__ = [
     "less",
     "less_equal",
     "linear",
+    "load",
     "log",
     "log2",
     "log_softmax",
