@@ -68,6 +68,10 @@ CASES = {
     "transpose twice": (lambda x: x.transpose() + x, floats(5, 5)),
     "heads": (lambda x: x.reshape(2, 6, 3, 4).permute(0, 2, 1, 3) * 2, floats(2, 6, 12)),
     "merge heads": (lambda x: x.permute(0, 2, 1, 3).reshape(2, 6, 12) * 2, floats(2, 3, 6, 4)),
+    "repeat": (lambda x: basic.broadcast_to(x.reshape(3, 1, 4), shape=(3, 2, 4)).reshape(6, 4) * 2, floats(3, 4)),
+    "repeat and sum": (
+        lambda x: basic.broadcast_to(x.reshape(12, 1), shape=(12, 3)).reshape(4, 9).sum(axis=1), floats(3, 4),
+    ),
     "slice": (lambda x: x[1:5:2, 2:] * 2, floats(6, 7)),
     "subscript": (lambda x: x[1, ..., None, -1], floats(3, 4, 5)),
     "pad": (lambda x: shape.pad(x, low=(1, 0), high=(2, 3), value=7), floats(3, 4)),
@@ -106,6 +110,8 @@ CASES = {
     "var": (lambda x: x.var(axis=-1, correction=1), normals(4, 7)),
     "var of columns": (lambda x: x.var(axis=0), normals(7, 4)),
     "nested": (lambda x: x.max(axis=1).sum(axis=0), normals(4, 7)),
+    "nested square": (lambda x: x.max(axis=1).sum(axis=0), normals(6, 6)),
+    "nested normalised": (lambda x: nn.softmax(x.max(axis=1) + x.sum(axis=0)), normals(6, 6)),
     "two axes apart": (lambda x: x - x.sum(axis=0) + x.sum(axis=1, keepdims=True), normals(6, 6)),
     "softmax": (nn.softmax, normals(3, 4, 9)),
     "softmax inside": (lambda x: nn.softmax(x, axis=1), normals(3, 9, 4)),
@@ -127,6 +133,7 @@ CASES = {
     "rows": (linalg.matmul, normals(2, 6, 9), normals(9, 5)),
     "transposed": (lambda x, y: x @ y.T, normals(6, 9), normals(5, 9)),
     "sliced": (lambda x, y: x[:, 2:9] @ y[1:8], normals(6, 12), normals(9, 5)),
+    "sliced and long": (lambda x, y: x[:, 1:12] @ y[1:12], normals(6, 15), normals(15, 5)),
     "gram": (lambda x: x @ x.T, normals(6, 9)),
     "linear": (lambda x, w, b: linalg.linear(x, w, b), normals(2, 6, 9), normals(9, 5), normals(5)),
     "linear gelu": (lambda x, w, b: nn.gelu(linalg.linear(x, w, b)), normals(6, 9), normals(9, 5), normals(5)),
@@ -139,7 +146,7 @@ CASES = {
     "product of int8": (linalg.matmul, whole(6, 9, dtype=np.int8), whole(9, 5, dtype=np.int8)),
     "product of f16": (lambda x, y: x.to("f16") @ y.to("f16"), normals(6, 9), normals(9, 5)),
     "product of f64": (linalg.matmul, normals(6, 9, dtype=np.float64), normals(9, 5, dtype=np.float64)),
-    "wider product": (lambda x, y: linalg.matmul(x.to("bf16"), y.to("bf16"), dtype="f32"), normals(6, 9), normals(9, 5)),
+    "wider": (lambda x, y: linalg.matmul(x.to("bf16"), y.to("bf16"), dtype="f32"), normals(6, 9), normals(9, 5)),
     "head split": (
         lambda x, w, b: linalg.linear(x, w, b).reshape(2, 6, 3, 4).permute(0, 2, 1, 3),
         normals(2, 6, 10), normals(10, 12), normals(12),
@@ -147,7 +154,8 @@ CASES = {
     "head merge": (lambda x, w: x.permute(0, 2, 1, 3).reshape(2, 6, 12) @ w, normals(2, 3, 6, 4), normals(12, 5)),
     "attention": (nn.scaled_dot_product_attention, normals(2, 3, 6, 4), normals(2, 3, 5, 4), normals(2, 3, 5, 4)),
     "causal": (
-        lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, causal=True), *(normals(2, 7, 4, seed=i) for i in range(3))
+        lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, causal=True),
+        *(normals(2, 7, 4, seed=i) for i in range(3)),
     ),
     "square attention": (nn.scaled_dot_product_attention, *(normals(6, 6, seed=i) for i in range(3))),
     "masked": (nn.scaled_dot_product_attention, *(normals(2, 3, 6, 4, seed=i) for i in range(3)), normals(2, 1, 1, 6)),
@@ -178,8 +186,8 @@ def test_every_op_has_a_case():
     listed = {o.name for o in (*FLOATS, *UNARY, *COMPARISONS, *INTEGERS)} | {
         f"ts.{n}"
         for n in (
-            "floor_divide remainder shift_left shift_right bitwise_not where cast full broadcast reshape permute slice pad "
-            "concatenate gather iota sum max min argmax argmin mean var dot softmax log_softmax normalize "
+            "floor_divide remainder shift_left shift_right bitwise_not where cast full broadcast reshape permute slice "
+            "pad concatenate gather iota sum max min argmax argmin mean var dot softmax log_softmax normalize "
             "scaled_dot_product_attention"
         ).split()
     }

@@ -118,7 +118,7 @@ def _param(v: Value, output: bool) -> dict[str, Any]:
 def _launch(module: Module, node: Node, found: Places) -> dict[str, Any]:
     grid = [int(n) for n in node.attrs["grid"]]
     at = [found.of[v] for v in node.args]
-    args = [{"param": p.param} if p.param >= 0 else {"offset": p.offset} for p in at]
+    args = [{"param": p.param} if p.param >= 0 else {"offset": p.offset, "bytes": p.bytes} for p in at]
     return {"kernel": node.attrs["kernel"], "grid": [*grid, 1, 1, 1][:3], "args": args}
 
 
