@@ -73,8 +73,8 @@ def _outcome(case: Case, engine: Engine, program: Program, bounds: list[Any]) ->
         results = engine.run(program)
     except UnsupportedOpError as error:
         return Outcome(case.name, engine.name, "unsupported", detail=str(error))
-    except TesseraError as error:
-        return Outcome(case.name, engine.name, "fail", detail=str(error))
+    except Exception as error:  # an engine under test may fail in any way: that is a finding, not our end
+        return Outcome(case.name, engine.name, "fail", detail=f"{type(error).__name__}: {error}")
     return Outcome(case.name, engine.name, *judge(case, results, bounds))
 
 

@@ -39,7 +39,7 @@ def example(
     `inputs(rng)` takes a NumPy Generator and gives a tuple or dict of arguments; `reference`
     takes the same and gives what the entry should return, or for a kernel that writes in place,
     what the written arguments should hold (a dict by name, or the last argument's value).
-    `grid` may be a tuple, or a function of the kernel's sizes and constants (a dict).
+    `grid` may be a tuple, or a function of the inputs that gives one.
     """
 
     def mark(entry: Entry) -> Entry:

@@ -63,6 +63,7 @@ def prepare(entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, 
     """Trace or specialise an entry point for these arguments and lower it for a target."""
     args, named = _split(arguments)
     if isinstance(entry, Kernel):
+        grid = grid(*args, **named) if callable(grid) else grid
         return _kernel_program(entry, args, named, grid, group)
     assert isinstance(entry, Jit)
     call = entry.bind(tuple(args), named)

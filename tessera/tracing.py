@@ -141,7 +141,9 @@ class Jit:
             leaves, results = flatten(outcome)
             tensors = [_as_result(leaf) for _, leaf in leaves]
             outputs = [t.data if t.is_traced else builder.capture(t.data) for t in tensors]
-        function = Function(self.function.__name__, builder.block(params, outputs), loc=self.location)
+        name = self.function.__name__
+        name = name if name.isidentifier() else "traced"  # a lambda's name is none
+        function = Function(name, builder.block(params, outputs), loc=self.location)
         return Traced(function, tuple(a for a, _ in builder.captures.values()), results)
 
     def _call(self, arguments: dict[str, Any]) -> Any:

@@ -45,7 +45,9 @@ def rows(name, build, shape=(4096, 384), block=16):
     at = k(e.mul, k(tile.program_id), block)
     k.store(k.params[1], build(k, k.load(k.params[0], at, 0, shape=(block, shape[1])), (block, shape[1])), at, 0)
     seconds, compiled = best(k.module((shape[0] // block,)), [x, out])
-    print(f"{name} {shape}: {seconds * 1e6:.0f} us, {2 * x.nbytes / seconds / 1e9:.1f} GB/s, compiled in {compiled:.2f} s")
+    print(
+        f"{name} {shape}: {seconds * 1e6:.0f} us, {2 * x.nbytes / seconds / 1e9:.1f} GB/s, compiled in {compiled:.2f} s"
+    )
 
 
 def softmax(k, x, shape):

@@ -178,4 +178,3 @@ def test_grid_of_three_axes():
         k.store(out, k(basic.broadcast_to, code, shape=(1, 1, 1)), *ids)
 
     run(build, np.zeros((2, 3, 5), np.int64), grid=(2, 3, 5))
-

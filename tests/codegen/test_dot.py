@@ -9,7 +9,17 @@ from tessera.ops import basic, linalg, shape, tile
 from tessera.ops import elementwise as e
 from tessera.types import bf16, f16, f32, f64, int8, int32
 
-SHAPES = [(1, 1, 1), (8, 32, 16), (7, 5, 3), (13, 17, 33), (33, 64, 47), (16, 1, 96), (1, 40, 70), (70, 40, 1), (50, 9, 100)]
+SHAPES = [
+    (1, 1, 1),
+    (8, 32, 16),
+    (7, 5, 3),
+    (13, 17, 33),
+    (33, 64, 47),
+    (16, 1, 96),
+    (1, 40, 70),
+    (70, 40, 1),
+    (50, 9, 100),
+]
 
 
 def numbers(dtype, *size, seed=0):
@@ -35,7 +45,14 @@ def test_narrow_vectors(vector):
     agree(*product(numbers(f32, 13, 20), numbers(f32, 20, 37, seed=1), f32), 1e-5, 1e-5, vector_bytes=vector)
 
 
-TYPES = [(f64, f64, 1e-12), (bf16, f32, 1e-5), (bf16, bf16, 8e-3), (f16, f16, 1e-3), (int8, int32, 0), (int32, int32, 0)]
+TYPES = [
+    (f64, f64, 1e-12),
+    (bf16, f32, 1e-5),
+    (bf16, bf16, 8e-3),
+    (f16, f16, 1e-3),
+    (int8, int32, 0),
+    (int32, int32, 0),
+]
 
 
 @pytest.mark.parametrize(("dtype", "out", "tolerance"), TYPES, ids=str)

@@ -77,7 +77,13 @@ def test_gather_scatter_masked():
     i = k.load(k.params[1])
     mask = k(e.less, i, k.const(40, int64, (5, 10)))
     other = k.const(2.0, f16, (5, 10))
-    k(tile.scatter, k.params[2], k(tile.gather, k.params[0], i, mask, other), k(e.sub, k.const(49, int64, (5, 10)), i), mask)
+    k(
+        tile.scatter,
+        k.params[2],
+        k(tile.gather, k.params[0], i, mask, other),
+        k(e.sub, k.const(49, int64, (5, 10)), i),
+        mask,
+    )
     agree(k.module(), [x, at, out])
 
 

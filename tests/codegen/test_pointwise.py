@@ -9,7 +9,6 @@ from tessera.ops import basic, shape
 from tessera.ops import elementwise as e
 from tessera.types import bf16, bool_, f16, f32, f64, int8, int16, int32, int64, tf32, uint8
 
-
 FLOATS = [f32, f64, f16, bf16]
 INTEGERS = [int8, int16, int32, int64, uint8]
 ARITHMETIC = [e.add, e.sub, e.mul, e.maximum, e.minimum]
@@ -147,4 +146,3 @@ def test_scalar_parameters():
     k = Kernel(x, np.asarray(s), out)
     k.store(k.params[2], k(e.mul, k.load(k.params[0]), k.broadcast(k.params[1], 20)))
     agree(k.module(), [x, np.asarray(s), out])
-

@@ -36,7 +36,11 @@ def test_sum_axes(axis, keepdims):
 
 @pytest.mark.parametrize("dtype", [f64, f16, bf16, int8, int32, int64, uint8, bool_], ids=str)
 def test_sum_types(dtype):
-    x = numbers(dtype, 4, 37) if not dtype.is_float else np.random.default_rng(0).normal(size=(4, 37)).astype(dtype.numpy)
+    x = (
+        numbers(dtype, 4, 37)
+        if not dtype.is_float
+        else np.random.default_rng(0).normal(size=(4, 37)).astype(dtype.numpy)
+    )
     agree(*reduced(reduce.sum, x, (-1,)), rtol=1e-2 if dtype.bits == 16 else 1e-12, atol=1e-2)
 
 

@@ -38,7 +38,9 @@ class Kernel:
         """A constant."""
         return self.b.add(basic.full, [], {"shape": tuple(shape), "value": x, "dtype": dtype}).out
 
-    def load(self, ref: Value, *starts: Any, shape: Sequence[int] = (), edge: str = "error", rest: Sequence[Value] = ()) -> Value:
+    def load(
+        self, ref: Value, *starts: Any, shape: Sequence[int] = (), edge: str = "error", rest: Sequence[Value] = ()
+    ) -> Value:
         """A block of a ref, at first all of it."""
         shape = shape or ref.type.shape
         return self(tile.load, ref, *(starts or [0] * ref.type.rank), *rest, shape=tuple(shape), edge=edge)
@@ -62,7 +64,9 @@ class Kernel:
         listed = results if isinstance(results, (list, tuple)) else () if results is None else (results,)
         return Block(tuple(params), tuple(nodes), tuple(listed))
 
-    def loop(self, lower: Any, upper: Any, step: Any, carried: Sequence[Value], body: Callable[..., Any]) -> list[Value]:
+    def loop(
+        self, lower: Any, upper: Any, step: Any, carried: Sequence[Value], body: Callable[..., Any]
+    ) -> list[Value]:
         """A `for`."""
         types = tuple(v.type for v in carried)
         region = self.block([Value(scalar(int64), "i"), *(Value(t) for t in types)], body)
@@ -106,5 +110,3 @@ def agree(module: Module, arrays: Sequence[np.ndarray], rtol: float = 0.0, atol:
             np.testing.assert_allclose(ours, theirs, rtol, atol)
         else:
             np.testing.assert_array_equal(ours, theirs)
-
-

@@ -69,6 +69,7 @@ CASES = {
     "heads": (lambda x: x.reshape(2, 6, 3, 4).permute(0, 2, 1, 3) * 2, floats(2, 6, 12)),
     "merge heads": (lambda x: x.permute(0, 2, 1, 3).reshape(2, 6, 12) * 2, floats(2, 3, 6, 4)),
     "repeat": (lambda x: basic.broadcast_to(x.reshape(3, 1, 4), shape=(3, 2, 4)).reshape(6, 4) * 2, floats(3, 4)),
+    "again and again": (lambda x: basic.broadcast_to(x, shape=(3, 4)).reshape(12) * 2, floats(4)),
     "repeat and sum": (
         lambda x: basic.broadcast_to(x.reshape(12, 1), shape=(12, 3)).reshape(4, 9).sum(axis=1), floats(3, 4),
     ),

@@ -13,7 +13,7 @@ from tessera.codegen.llvm.micro import Micro, shape_of
 from tessera.codegen.llvm.nest import fill, lanes_for, nest, walk
 from tessera.codegen.llvm.scratch import Memory, fit
 from tessera.codegen.llvm.text import Loop
-from tessera.codegen.llvm.types import register, size
+from tessera.codegen.llvm.types import register, size, sizes
 from tessera.codegen.llvm.view import offset, view_of
 from tessera.codegen.llvm.visit import visit
 from tessera.ir.core import Node, Value
@@ -74,8 +74,8 @@ class Product:
         self.kernel, self.target, self.add = kernel, target, add
         self.a, self.b = node.args
         self.dtype = target.dtype
-        *self.batch, self.rows, self.columns = node.out.type.shape
-        self.depth = self.a.type.shape[-1]
+        *self.batch, self.rows, self.columns = sizes(node.out.type)
+        self.depth = sizes(self.a.type)[-1]
         self.width = fit(lanes_for(kernel, self.dtype), self.columns)
         self.vectors = -(-self.columns // self.width)
         registers = 32 if kernel.vector_bytes == 64 else 16

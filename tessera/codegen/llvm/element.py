@@ -10,7 +10,7 @@ from tessera.codegen.llvm import convert, memory
 from tessera.codegen.llvm.emit import Spot, row
 from tessera.codegen.llvm.lane import ZERO, Body, Index, Kind, Lane
 from tessera.codegen.llvm.scratch import Memory
-from tessera.codegen.llvm.types import Vec, literal, register
+from tessera.codegen.llvm.types import Vec, block_type, literal, register
 from tessera.ir.core import Node, Value
 from tessera.op import COMPUTE, Rules
 from tessera.ops import basic, elementwise, shape, tile
@@ -75,7 +75,7 @@ def pointwise(body: Body, node: Node, index: Index) -> Lane:
 
 
 def _compute(node: Node, v: Value) -> DType:
-    return v.type.compute if node.op.numerics == COMPUTE else v.type.dtype
+    return block_type(v).compute if node.op.numerics == COMPUTE else v.type.dtype
 
 
 def widened(body: Body, source: DType, to: DType, lane: Lane) -> Lane:

@@ -114,8 +114,6 @@ def _(s, d, x, y):
     yield f"{d} = {'ashr' if s.kind == 's' else 'lshr'} {s.t} {x}, {y}"
 
 
-
-
 @emit(e.bitwise_not)
 def _(s, d, x):
     yield f"{d} = xor {s.t} {x}, {s.t.const(1 if s.kind == 'b' else -1)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tessera.codegen.llvm.emit import Spot, emit
@@ -19,8 +19,15 @@ Names = tuple[str, ...]
 class Fold(Protocol):
     """A reduction's state: registers, what they begin with, and how two states become one."""
 
-    dtypes: tuple[DType, ...]
-    identity: tuple[str, ...]
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """The element type of each register."""
+        ...
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What each register begins with."""
+        ...
 
     def combine(self, text: Text, width: int, a: Names, b: Names) -> Names:
         """One state of two."""
@@ -31,7 +38,8 @@ class Simple:
     """A sum, maximum or minimum: one register."""
 
     def __init__(self, op: Op, dtype: DType, identity: Any) -> None:
-        self.op, self.dtypes = op, (dtype,)
+        self.op = op
+        self.dtypes: tuple[DType, ...] = (dtype,)
         self.identity = (literal(register(dtype).element, identity),)
 
     def combine(self, text: Text, width: int, a: Names, b: Names) -> Names:
@@ -45,7 +53,8 @@ class Place:
     """The place of an extreme: its value and its index; the first of equals, NaN before all."""
 
     def __init__(self, larger: bool, dtype: DType) -> None:
-        self.larger, self.dtypes = larger, (dtype, int64)
+        self.larger = larger
+        self.dtypes: tuple[DType, ...] = (dtype, int64)
         first = literal(register(dtype).element, lowest(dtype) if larger else highest(dtype))
         self.identity = (first, str(2**63 - 1))
 
@@ -54,7 +63,8 @@ class Place:
         t, i = (register(d, width) for d in self.dtypes)
         take = self._takes(text, t, i, a, b)
         return tuple(
-            text.let(f"select {t.truth} {take}, {kind} {y}, {kind} {x}") for kind, x, y in zip((t, i), a, b, strict=True)
+            text.let(f"select {t.truth} {take}, {kind} {y}, {kind} {x}")
+            for kind, x, y in zip((t, i), a, b, strict=True)
         )
 
     def _takes(self, text: Text, t: Vec, i: Vec, a: Names, b: Names) -> str:
@@ -102,7 +112,7 @@ def _sum(type: TensorType) -> Fold:
     return Simple(elementwise.add, type.accumulate, -0.0) if type.dtype.is_float else Simple(elementwise.add, int64, 0)
 
 
-FOLDS = {
+FOLDS: dict[Op, Callable[[TensorType], Fold]] = {
     reduce.sum: _sum,
     reduce.max: lambda type: Simple(elementwise.maximum, type.dtype, lowest(type.dtype)),
     reduce.min: lambda type: Simple(elementwise.minimum, type.dtype, highest(type.dtype)),

@@ -144,5 +144,3 @@ def function(name: str, t: Vec, text: str, operands: int = 1) -> Lines:
     yield from (f"  {each}" for line in text.split("\n") if line for each in formula.line(line))
     yield f"  ret {t} %r"
     yield "}"
-
-

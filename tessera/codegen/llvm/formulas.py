@@ -24,7 +24,8 @@ ph = fmul p hr
 r = fmul ph gr
 """
 
-EXP = f"""
+EXP = (
+    f"""
 high = gt x 89.0
 x1 = select high 89.0 x
 low = lt x1 -104.0
@@ -38,9 +39,12 @@ q = poly f 0.00138131448 0.00836941879 0.041668456 0.166665152 0.49999994
 ff = fmul f f
 s = fma q ff f
 p = fadd s 1.0
-""" + _SCALE
+"""
+    + _SCALE
+)
 
-EXP2 = f"""
+EXP2 = (
+    f"""
 high = gt x 130.0
 x1 = select high 130.0 x
 low = lt x1 -152.0
@@ -52,7 +56,9 @@ f = fsub x2 n
 q = poly f 0.000153523171 0.00134001707 0.00961844996 0.0555032939 0.240226477 0.693147182
 s = fmul q f
 p = fadd s 1.0
-""" + _SCALE
+"""
+    + _SCALE
+)
 
 # x = 2^e * (1 + f) with 1 + f from sqrt(1/2) to sqrt(2); w = log(1 + f) - f.
 _LOG = """
@@ -84,16 +90,22 @@ c3 = uno x x
 r = select c3 x r2
 """
 
-LOG = _LOG + """
+LOG = (
+    _LOG
+    + """
 w0 = fmul sf q
 w1 = fma e -2.12194440e-4 w0
 w2 = fma s -0.5 w1
 v0 = fadd f w2
 v = fma e 0.693359375 v0
-""" + _LOG_ENDS
+"""
+    + _LOG_ENDS
+)
 
 # log2(e) = 1 + 0.44269504: the 1 is added without rounding error.
-LOG2 = _LOG + """
+LOG2 = (
+    _LOG
+    + """
 w0 = fmul sf q
 w = fma s -0.5 w0
 v0 = fmul w 0.44269504088896340736
@@ -101,7 +113,9 @@ v1 = fma f 0.44269504088896340736 v0
 v2 = fadd v1 w
 v3 = fadd v2 f
 v = fadd v3 e
-""" + _LOG_ENDS
+"""
+    + _LOG_ENDS
+)
 
 TANH = """
 a = fabs x
@@ -220,7 +234,9 @@ iz = eq m2 0.0
 m = select iz zero m2
 """
 REMAINDER = _REMAINDER + "r = fadd m -0.0"
-FLOOR_DIVIDE = _REMAINDER + """
+FLOOR_DIVIDE = (
+    _REMAINDER
+    + """
 d0 = fsub x m0
 d1 = fdiv d0 y
 d2 = fsub d1 1.0
@@ -237,6 +253,7 @@ f3 = select none z0 f2
 by0 = eq y 0.0
 r = select by0 plain f3
 """
+)
 
 SINGLE = {"exp": EXP, "exp2": EXP2, "log": LOG, "log2": LOG2, "tanh": TANH, "erf": ERF}
 DOUBLE = {"power": POWER}

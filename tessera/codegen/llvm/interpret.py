@@ -35,7 +35,9 @@ def interpreter(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray
     return run
 
 
-def _launch(module: Module, launch: Mapping[str, Any], scratch: int, held: list[np.ndarray], workspace: np.ndarray) -> None:
+def _launch(
+    module: Module, launch: Mapping[str, Any], scratch: int, held: list[np.ndarray], workspace: np.ndarray
+) -> None:
     """Every program of a launch, as lanes of one call or of several."""
     args = [_argument(a, held, workspace) for a in launch["args"]]
     total = math.prod(launch["grid"])

@@ -14,6 +14,7 @@ from tessera.codegen.llvm.plan import Plan, is_block, is_lazy
 from tessera.codegen.llvm.ranges import Ranges
 from tessera.codegen.llvm.scratch import Memory, Scratch
 from tessera.codegen.llvm.text import Text
+from tessera.codegen.llvm.types import sizes
 from tessera.codegen.llvm.visit import visit
 from tessera.errors import Location, TesseraError, UnsupportedOpError
 from tessera.ir.core import Block, Function, Node, Value
@@ -91,7 +92,7 @@ class Kernel:
 
     def spare(self, v: Value) -> Memory:
         """New memory for a block."""
-        return self.scratch.block(v.type.dtype, v.type.shape, lanes_for(self, v.type.dtype))
+        return self.scratch.block(v.type.dtype, sizes(v.type), lanes_for(self, v.type.dtype))
 
     def move(self, v: Value, target: Memory) -> None:
         """Bring a block to a memory, unless it is there."""

@@ -50,7 +50,12 @@ class Body:
     """
 
     def __init__(
-        self, kernel: Kernel, width: int = 1, mask: str | None = None, before: Lines | None = None, outer: Memo | None = None
+        self,
+        kernel: Kernel,
+        width: int = 1,
+        mask: str | None = None,
+        before: Lines | None = None,
+        outer: Memo | None = None,
     ) -> None:
         self.kernel, self.width, self.mask = kernel, width, mask
         self.text: Text = kernel.text

@@ -129,5 +129,3 @@ def _effected(module: Module, found: Places, kind: str) -> list[int]:
         for i in effects(module.function(node.attrs["kernel"]), kind):
             hit.add(found.of[node.args[i]].param)
     return sorted(p for p in hit if p >= 0)
-
-

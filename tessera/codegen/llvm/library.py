@@ -33,12 +33,12 @@ def declarations(lines: Iterable[str]) -> Iterator[str]:
     """A declaration for each intrinsic or C function that is called and not defined here."""
     listed = list(lines)
     defined = {found["name"] for line in listed if (found := _DEFINED.match(line))}
-    found: dict[str, str] = {}
+    needed: dict[str, str] = {}
     for line in listed:
         call = _CALL.search(line) if " call " in line else None
         if call is not None and call["name"] not in defined:
-            found.setdefault(call["name"], f"declare {call['result']} @{call['name']}({_types(call['args'])})")
-    return (found[name] for name in sorted(found))
+            needed.setdefault(call["name"], f"declare {call['result']} @{call['name']}({_types(call['args'])})")
+    return (needed[name] for name in sorted(needed))
 
 
 def _types(args: str) -> str:

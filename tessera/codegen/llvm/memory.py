@@ -198,5 +198,3 @@ def both(body: Body, a: Lane | None, b: Lane | None) -> Lane | None:
     with body.hoisted(width == 1):
         name = body.text.let(f"and {t} {left}, {right}", "m")
     return Lane(name, Kind.UNIFORM if width == 1 else Kind.VARYING)
-
-

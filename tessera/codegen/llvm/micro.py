@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from tessera.codegen.llvm.types import Vec
 
 UNROLL = 4
+Sums = dict[str, str]  # the name of each register of the tile, by its place
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,11 @@ class Micro:
     def _tile(self) -> list[str]:
         return [f"{r}.{n}" for r in range(self.rows) for n in range(self.vectors)]
 
-    def _loop(self, rounds: int, state: dict[str, str]) -> Iterator[str]:
+    def _loop(self, rounds: int, state: Sums) -> Generator[str, None, Sums]:
         """The loop over K, a few steps a round; gives what is accumulated then."""
         yield "  br label %loop"
         yield "loop:"
-        yield f"  %k = phi i64 [ 0, %entry ], [ %k.next, %loop ]"
+        yield "  %k = phi i64 [ 0, %entry ], [ %k.next, %loop ]"
         for name, first in state.items():
             yield f"  %c.{name} = phi {self.type} [ {first}, %entry ], [ %c.{name}.{UNROLL - 1}, %loop ]"
         inner = {name: f"%c.{name}" for name in state}
@@ -68,7 +69,7 @@ class Micro:
         yield "done:"
         return inner
 
-    def _step(self, tag: str, k: str, more: int, state: dict[str, str]) -> Iterator[str]:
+    def _step(self, tag: str, k: str, more: int, state: Sums) -> Generator[str, None, Sums]:
         """One k: a row of B, and each element of a column of A times it."""
         t, e = self.type, self.type.element
         yield f"  %pb.{tag} = getelementptr [{self.b_row} x {e}], ptr %b, i64 {k}, i64 {more * self.b_row}"
@@ -100,7 +101,7 @@ class Micro:
             yield f"  {d}.p = mul {t} {a}, {b}"
             yield f"  {d} = add {t} {total}, {d}.p"
 
-    def _finish(self, state: dict[str, str]) -> Iterator[str]:
+    def _finish(self, state: Sums) -> Iterator[str]:
         """The tile put into C, or added to it: the product is rounded as a whole, then the sum."""
         t = self.type
         for r in range(self.rows):

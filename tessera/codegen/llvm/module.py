@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.llvm import math
+from tessera.codegen.llvm import group_control, group_memory, math  # noqa: F401  (the first two fill `lift`)
 from tessera.codegen.llvm.function import Options, emit_function
+from tessera.codegen.llvm.group import ungroup
 from tessera.codegen.llvm.launch import launch_plan, overlapping
 from tessera.codegen.llvm.library import Library, declarations
 from tessera.codegen.llvm.program import GRID_RANK
@@ -31,6 +32,7 @@ def emit_module(module: Module, options: Options) -> Emission:
     Raises:
         UnsupportedOpError: an op has no emission; it names the op, the target and the line.
     """
+    module = ungroup(module)
     library, debug = Library(), Debug() if options.debug else None
     launches = [n for n in module.main.body.walk() if n.op is host.launch]
     shared = overlapping(module)
@@ -64,5 +66,3 @@ def _grid(node: Node) -> tuple[int, ...]:
 
 def _largest(grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     return tuple(max(sizes) for sizes in zip(*grids, strict=True)) if grids else None
-
-

@@ -10,7 +10,7 @@ from tessera.codegen.llvm.lane import ZERO, Body, Index, Kind, Lane, ones
 from tessera.codegen.llvm.memory import store
 from tessera.codegen.llvm.scratch import Memory, fit
 from tessera.codegen.llvm.text import Loop
-from tessera.codegen.llvm.types import size
+from tessera.codegen.llvm.types import size, sizes
 from tessera.ir.core import Value
 from tessera.types import DType
 
@@ -30,7 +30,13 @@ def nest(kernel: Kernel, shape: Sequence[int], width: int, visit: Visit) -> None
     if 0 in shape:
         return
     axes = [a for a, n in enumerate(shape) if n != 1]
-    walk(kernel, shape, axes[:-1], [ZERO] * len(shape), lambda index: _innermost(kernel, shape, axes[-1:], width, index, visit))
+    walk(
+        kernel,
+        shape,
+        axes[:-1],
+        [ZERO] * len(shape),
+        lambda index: _innermost(kernel, shape, axes[-1:], width, index, visit),
+    )
 
 
 def walk(kernel: Kernel, shape: Sequence[int], axes: Sequence[int], index: list[Lane], inside: Callable) -> None:
@@ -45,7 +51,9 @@ def walk(kernel: Kernel, shape: Sequence[int], axes: Sequence[int], index: list[
         walk(kernel, shape, rest, here, inside)
 
 
-def _innermost(kernel: Kernel, shape: Sequence[int], axes: list[int], width: int, index: list[Lane], visit: Visit) -> None:
+def _innermost(
+    kernel: Kernel, shape: Sequence[int], axes: list[int], width: int, index: list[Lane], visit: Visit
+) -> None:
     if not axes:
         visit(Body(kernel), tuple(index))
         return
@@ -77,6 +85,4 @@ def ramped(index: Sequence[Lane], axis: int, base: str) -> Index:
 def fill(kernel: Kernel, v: Value, target: Memory) -> None:
     """Compute a block into a memory."""
     width = lanes_for(kernel, v.type.dtype)
-    nest(kernel, v.type.shape, width, lambda body, index: store(body, target, index, value_at(body, v, index)))
-
-
+    nest(kernel, sizes(v.type), width, lambda body, index: store(body, target, index, value_at(body, v, index)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from tessera.codegen.llvm.types import block_type, sizes
 from tessera.codegen.llvm.uses import LOOPS, Site, Uses
 from tessera.ir.core import Function, Node, Value
 from tessera.op import Op
@@ -86,7 +87,7 @@ class Plan:
                 return
 
     def _joinable(self, x: Value, v: Value) -> bool:
-        a = self.uses.made[x].node.args[0].type
+        a = block_type(self.uses.made[x].node.args[0])
         exact = a.accumulate == x.type.dtype == v.type.dtype and self.uses.made[x].loops == self.uses.made[v].loops
         return exact and len(self.uses.used[x]) == 1
 
@@ -165,7 +166,7 @@ def _carried(node: Node) -> list[tuple[Value, Value]]:
 
 
 def _grows(node: Node) -> bool:
-    return math.prod(node.out.type.shape) > math.prod(node.args[0].type.shape)
+    return math.prod(sizes(node.out.type)) > math.prod(sizes(node.args[0].type))
 
 
 def _stays(v: Value, node: Node) -> bool:

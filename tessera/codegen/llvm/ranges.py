@@ -27,11 +27,14 @@ class Ranges:
         """The least and the greatest value."""
         if v not in self.known:
             node = self.producers.get(v)
-            rule = interval.get(node.op) if node is not None else None
-            # Narrower integers may wrap, which intervals do not see.
-            fits = rule is not None and (v.type.dtype == int64 or node.op is basic.full)
-            self.known[v] = rule(self, node) if fits else ANY
+            self.known[v] = self._found(v, node) if node is not None else ANY
         return self.known[v]
+
+    def _found(self, v: Value, node: Node) -> Interval:
+        rule = interval.get(node.op)
+        # Narrower integers may wrap, which intervals do not see.
+        fits = v.type.dtype == int64 or node.op is basic.full
+        return rule(self, node) if rule is not None and fits else ANY
 
     def loop(self, node: Node) -> None:
         """Note what the index of a `for` can be."""

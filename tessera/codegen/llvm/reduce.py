@@ -14,7 +14,7 @@ from tessera.codegen.llvm.nest import lanes_for, nest, ramped, stretches, walk
 from tessera.codegen.llvm.plan import is_block
 from tessera.codegen.llvm.scratch import Memory, fit
 from tessera.codegen.llvm.text import Lines, Loop
-from tessera.codegen.llvm.types import Vec, register
+from tessera.codegen.llvm.types import Vec, block_type, register, sizes
 from tessera.codegen.llvm.visit import visit
 from tessera.ir.core import Node
 
@@ -29,11 +29,11 @@ class Reduction:
 
     def __init__(self, kernel: Kernel, node: Node) -> None:
         self.kernel, self.node, self.x = kernel, node, node.args[0]
-        self.shape = self.x.type.shape
+        self.shape = sizes(self.x.type)
         axis = node.attrs["axis"]
         listed = axis if isinstance(axis, tuple) else (axis,)
         self.gone = sorted(a % self.x.type.rank for a in listed) if self.shape else []
-        self.fold: Fold = fold_of(node.op, self.x.type)
+        self.fold: Fold = fold_of(node.op, block_type(self.x))
         self.target: Memory | None = kernel.room(node.out) if is_block(node.out) else None
         self.width = lanes_for(kernel, *self.fold.dtypes[:1])
 
@@ -43,7 +43,10 @@ class Reduction:
 
     def start(self, width: int) -> Names:
         """The state before any element."""
-        return tuple(name if width == 1 else f"splat ({t.element} {name})" for t, name in zip(self.types(width), self.fold.identity, strict=True))
+        return tuple(
+            name if width == 1 else f"splat ({t.element} {name})"
+            for t, name in zip(self.types(width), self.fold.identity, strict=True)
+        )
 
     def elements(self, body: Body, index: Index) -> Names:
         """The state of the elements at an index alone."""
@@ -168,7 +171,9 @@ def _rounds(
     """Whole rounds of several vectors, each into an accumulator of its own."""
     text, many, size = r.kernel.text, len(states), len(states[0])
     kinds = [str(t) for t in r.types(width)] * many
-    with Loop(text, "0", str(stop), many * width, list(zip(kinds, [n for s in states for n in s], strict=True))) as loop:
+    with Loop(
+        text, "0", str(stop), many * width, list(zip(kinds, [n for s in states for n in s], strict=True))
+    ) as loop:
         names: list[str] = []
         for n in range(many):
             at = ramped(index, axis, text.add(loop.index, str(n * width)))
@@ -176,4 +181,3 @@ def _rounds(
             names += r.add(body, at, tuple(loop.values[n * size : (n + 1) * size]))
         loop.values = names
     return [tuple(loop.values[n * size : (n + 1) * size]) for n in range(many)]
-

@@ -30,7 +30,7 @@ class Debug:
         folder, _, file = loc.file.rpartition("/")
         place = self.node(f'!DIFile(filename: "{_escape(file)}", directory: "{_escape(folder)}")')
         unit = self.node(
-            f"distinct !DICompileUnit(language: DW_LANG_Python, file: !{place}, producer: \"tessera\", "
+            f'distinct !DICompileUnit(language: DW_LANG_Python, file: !{place}, producer: "tessera", '
             "isOptimized: true, emissionKind: LineTablesOnly)"
         )
         kind = self.node("!DISubroutineType(types: !{})")
@@ -55,7 +55,9 @@ class Debug:
 
 
 def _escape(text: str) -> str:
-    return "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\{b:02X}" for c in text for b in c.encode()[:1])
+    return "".join(
+        c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\{b:02X}" for c in text for b in c.encode()[:1]
+    )
 
 
 class Text:
@@ -165,7 +167,9 @@ class Loop:
     `index` counts from `start` to before `stop`; a loop of one round is no loop at all.
     """
 
-    def __init__(self, text: Text, start: str, stop: str, step: int = 1, carried: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, text: Text, start: str, stop: str, step: int = 1, carried: Sequence[tuple[str, str]] = ()
+    ) -> None:
         self.text, self.start, self.stop, self.step = text, start, stop, step
         self.types = [t for t, _ in carried]
         self.values = [v for _, v in carried]

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import UnsupportedOpError
-from tessera.types import DType, bf16, bool_, f16, f32, f64, int8, int16, int32, int64, tf32, uint8
+from tessera.ir.core import Value
+from tessera.types import DType, TensorType, Type, bf16, bool_, f16, f32, f64, int8, int16, int32, int64, tf32, uint8
 
 # In registers a narrow float is a `float` that holds one of its values exactly: each op computes in
 # f32 anyway, and rounding in place spares a conversion back.
@@ -96,9 +97,21 @@ def register(dtype: DType, width: int = 1) -> Vec:
     return Vec(REGISTER[dtype], width)
 
 
+def sizes(type: Type) -> tuple[int, ...]:
+    """The shape of a block or of memory, all of it known here."""
+    return tuple(int(n) for n in type.shape)  # type: ignore[arg-type]
+
+
+def block_type(v: Value) -> TensorType:
+    """The type of a block or scalar."""
+    assert isinstance(v.type, TensorType)
+    return v.type
+
+
 def memory(dtype: DType, width: int = 1) -> Vec:
     """The type of elements as they lie in memory."""
-    return Vec(register(dtype, width) and MEMORY[dtype], width)
+    register(dtype)
+    return Vec(MEMORY[dtype], width)
 
 
 def size(dtype: DType) -> int:

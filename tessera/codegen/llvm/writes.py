@@ -113,5 +113,3 @@ def _atomic(body: Body, m: Memory, place: Index, word: str, value: Lane, mask: L
     old = text.let(update)
     text.jump(done)
     return Lane(text.let(f"phi {t} [ {old}, %{yes} ], [ {t.const(0)}, %{before} ]"))
-
-
