@@ -35,13 +35,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case came to on one engine; `share` is the worst error as a share of the bound."""
+    """What a case came to on one engine; `share` is the worst error as a share of the bound, `useless` a
+    bound so wide that agreement says nothing."""
 
     case: str
     engine: str
     status: str  # "pass", "fail" or "unsupported"
     share: float = 0.0
     detail: str = ""
+    useless: bool = False
 
 
 def all_cases() -> Iterator[Case]:

@@ -78,17 +78,17 @@ def _outcome(case: Case, engine: Engine, program: Program, bounds: list[Any]) ->
     return Outcome(case.name, engine.name, *judge(case, results, bounds))
 
 
-def judge(case: Case, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> tuple[str, float, str]:
-    """Status, worst share of the bound, and what differs."""
-    share, detail = 0.0, ""
+def judge(case: Case, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> tuple[str, float, str, bool]:
+    """Status, worst share of the bound, what differs, and whether a bound is too wide to tell."""
+    share, detail, useless = 0.0, "", False
     for number, (result, bound) in enumerate(zip(results, bounds, strict=True)):
         agreement = compare(result, bound)
-        share = max(share, agreement.worst_share)
+        share, useless = max(share, agreement.worst_share), useless or agreement.useless
         if not agreement.ok:
             detail = f"output {number} differs: {agreement}"
         if case.exact and not np.array_equal(np.asarray(result, np.float64), bound.value, equal_nan=True):
             detail = f"output {number} is not equal to the reference"
-    return ("fail" if detail else "pass"), share, detail
+    return ("fail" if detail else "pass"), share, detail, useless
 
 
 def _refused(case: Case) -> tuple[str, float, str]:

@@ -76,7 +76,9 @@ def prepare(entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, 
 def _kernel_program(entry: Kernel, args: Sequence[Any], named: dict[str, Any], grid: Any, group: int | None) -> Program:
     found = entry.bind(args, named)
     module = entry.specialize(found.types, found.constants, *entry.plan(found, grid, group))
-    return Program(entry.kernel_function.__name__, {"tile": module}, tuple(found.types), tuple(found.arrays), _written(module))
+    return Program(
+        entry.kernel_function.__name__, {"tile": module}, tuple(found.types), tuple(found.arrays), _written(module)
+    )
 
 
 def _written(module: Module) -> tuple[int, ...]:

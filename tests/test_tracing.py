@@ -12,7 +12,6 @@ from tessera.tracing import jit
 from tessera.types import TensorType, accum, bf16, f32
 
 
-
 class Calls:
     """What a traced function was called with; a closure over it is the same closure however much it holds."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from conformance.case import Outcome, all_cases
 from conformance.run import engines, run_case, selected
@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _show(outcomes: Sequence[Outcome], columns: Sequence[str]) -> None:
     console = Console()
-    table = Table("case", *columns)
+    table = Table(Column("case", overflow="fold"), *columns)
     rows: dict[str, dict[str, Outcome]] = {}
     for outcome in outcomes:
         rows.setdefault(outcome.case, {})[outcome.engine] = outcome
@@ -66,7 +66,9 @@ def _summary(outcomes: Sequence[Outcome], cases: int) -> str:
     counts = Counter(o.status for o in outcomes)
     worst = max((o.share for o in outcomes if o.status == "pass"), default=0.0)
     listed = ", ".join(f"{counts[s]} {s}" for s in MARKS)
-    return f"{cases} cases, {len(outcomes)} runs: {listed}; worst error {worst:.0%} of its bound"
+    wide = sum(o.useless for o in outcomes)
+    note = f"; {wide} against a bound too wide to say much" if wide else ""
+    return f"{cases} cases, {len(outcomes)} runs: {listed}; worst error {worst:.0%} of its bound{note}"
 
 
 def _report(path: Path, outcomes: Sequence[Outcome]) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 # The features a kernel author asks about, as LLVM names them.
@@ -30,6 +31,9 @@ SHOWN_FEATURES = (
     "neon",
     "sve",
 )
+
+
+MARKS = {True: "[green]yes[/]", False: "[yellow]no[/]"}
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,7 @@ def main(options: argparse.Namespace) -> int:
         return 0
     table = Table("what", "", "found", "to get it")
     for f in findings:
-        table.add_row(
-            f.name, "[green]yes[/]" if f.present else "[yellow]no[/]", f.detail, "" if f.present else f.remedy
-        )
+        table.add_row(f.name, MARKS[f.present], escape(f.detail), "" if f.present else escape(f.remedy))
     Console().print(table)
     return 0
 
@@ -111,7 +113,7 @@ def cuda() -> Finding:
             "CUDA driver",
             False,
             "libcuda is not installed",
-            "install NVIDIA's driver; PTX needs no GPU to be interpreted",
+            "install NVIDIA's driver",
         )
     smi = shutil.which("nvidia-smi")
     query = [smi, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"] if smi else ["true"]

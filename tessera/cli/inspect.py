@@ -51,8 +51,8 @@ def main(options: argparse.Namespace) -> int:
         print(
             json.dumps({name: {"level": level, "text": text, "hash": h} for name, level, text, h in chosen}, indent=1)
         )
-    elif options.plain:
-        print("\n".join(text for _, _, text, _ in chosen))
+    elif options.plain:  # what IR parsers read: the target's own text only where it is asked for
+        print("\n".join(text for _, level, text, _ in chosen if options.level or level != "target"))
     else:
         _show(chosen)
     return 0

@@ -79,7 +79,8 @@ def _check_bounds(table: Table, program: Program, results: list[np.ndarray]) -> 
     worst = max((a.worst_share for a in agreements), default=0.0)
     good = all(a.ok for a in agreements)
     mark = "[green]within the bound[/]" if good else "[red]outside the bound[/]"
-    table.add_row("error", f"{worst:.1%} of the bound: {mark}")
+    wide = " (a bound too wide to say much)" if any(a.useless for a in agreements) else ""
+    table.add_row("error", f"{worst:.1%} of the bound: {mark}{wide}")
     return good
 
 

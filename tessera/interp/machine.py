@@ -137,7 +137,8 @@ def part_of(mask: np.ndarray) -> Part | None:
     return Part(axes[0], low, high) if high - low == len(places) else None
 
 
-def within(machine: Machine, part: Part, values: frozenset, walk: Any, body: Callable[[Any], Sequence[Any]]
+def within(
+    machine: Machine, part: Part, values: frozenset, walk: Any, body: Callable[[Any], Sequence[Any]]
 ) -> list[Any]:
     """`body(walk)` on the instances of a part, with the outer values it uses cut to them; arrays come back."""
     env = {v: part.cut(walk.env[v]) for v in values}

@@ -102,4 +102,4 @@ def _is_whole(found: Layout, dim: int, size: int) -> bool:
         if part.divisor != expected:
             return False
         expected *= part.size
-    return True
+    return expected == size

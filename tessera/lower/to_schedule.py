@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from tessera.errors import ShapeError, UnsupportedOpError
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Node, Value
 from tessera.lower import body_rules, launches
-from tessera.lower.body import Pull, Slot
+from tessera.lower.body import Pull, Slot, compute
 from tessera.lower.cluster import Cluster
 from tessera.lower.forms import Dims
 from tessera.lower.fusion import clusters
 from tessera.lower.plan import Plan
 from tessera.lower.points import shape_of
 from tessera.lower.tiling import choose
+from tessera.op import Op
 from tessera.ops import host, schedule
+from tessera.shapes import symbols
 from tessera.types import RefType, Type
 
 assert body_rules  # fills the table of bodies
@@ -135,9 +138,35 @@ def dims_of(cluster: Cluster, order: list[int]) -> Dims:
     return tuple((name, cluster.extents[d], kind) for name, d, kind in zip(names, order, kinds, strict=True))
 
 
+def check(function: Function, launched: Collection[Op]) -> None:
+    """Refuse what has no place at the Schedule level."""
+    for node in function.body.nodes:
+        if node.op not in compute and node.op not in launched:
+            raise UnsupportedOpError(
+                f"{node.op.name} cannot be scheduled",
+                location=node.loc,
+                expected="ops on tensors; composites are expanded first",
+                suggestion="run the program at the Graph level: target interp",
+            )
+    for value in (*function.params, *(v for n in function.body.nodes for v in n.results)):
+        if symbols(value.type.shape):
+            raise ShapeError(
+                "a program of symbolic sizes cannot be scheduled",
+                location=function.loc,
+                received=str(value.type),
+                suggestion="give the sizes: tessera.passes.specialize.specialize(function, sizes)",
+            )
+
+
 def to_schedule(function: Function, plan: Plan | None = None) -> Module:
-    """The Schedule module of a Graph function of concrete shapes and primitives."""
+    """The Schedule module of a Graph function of concrete shapes and primitives.
+
+    Raises:
+        UnsupportedOpError: the function holds control flow.
+        ShapeError: a size is symbolic.
+    """
     plan = plan or Plan()
+    check(function, launches.kept(plan))
     producers = {v: n for n in function.body.nodes for v in n.results}
     lowering = Lowering(plan, producers, function.body.nodes)
     params = tuple(Value(ref(p.type), p.hint or f"x{i}") for i, p in enumerate(function.params))

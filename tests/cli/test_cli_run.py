@@ -109,5 +109,3 @@ def test_doctor_knows_this_machine(capsys):
     assert main(["doctor", "--json"]) == 0
     found = {f["name"]: f for f in json.loads(capsys.readouterr().out)}
     assert found["NumPy"]["present"] and found["LLVM (target llvm)"]["present"]
-
-

@@ -23,9 +23,9 @@ def samples():
     bits = rng.integers(0, 2**32, 40 * BLOCK, dtype=np.uint32).view(np.float32)
     near = [rng.uniform(-r, r, 8 * BLOCK).astype(np.float32) for r in (1e-3, 1, 2, 10, 100, 1e4)]
     one = np.nextafter(np.float32(1), np.float32([0, 2])).repeat(4)
-    ends = np.float32([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.17549435e-38, 3.4028235e38, 88.72284, 88.722839,
-                       -103.97, -87.336, 128, 127.99999, -149, -126, -150, 0.625, 9.01, 3.92, 0.5, 1, -1, 2, 2.0**28])  # fmt: skip
-    values = np.concatenate([bits, *near, ends, one])
+    ends = [0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.17549435e-38, 3.4028235e38, 88.72284, 88.722839, -103.97]
+    ends += [-87.336, 128, 127.99999, -149, -126, -150, 0.625, 9.01, 3.92, 0.5, 1, -1, 2, 2.0**28]
+    values = np.concatenate([bits, *near, np.float32(ends), one])
     return np.resize(values, -(-len(values) // BLOCK) * BLOCK)
 
 

@@ -53,8 +53,7 @@ def _launch(
 def _argument(arg: Mapping[str, Any], held: list[np.ndarray], workspace: np.ndarray) -> Any:
     if "param" not in arg:
         return workspace[arg["offset"] : arg["offset"] + arg["bytes"]]
-    array = held[arg["param"]]
-    return array if array.shape else array[()]
+    return held[arg["param"]]
 
 
 def _wrapper(text: str, kernel: str, scratch: int) -> str:

@@ -107,5 +107,6 @@ def _check_policy(node: Node) -> None:
         if wrong:
             raise UnsupportedOpError(
                 f"the target llvm does not round by the policy {', '.join(wrong)}", location=node.loc,
-                expected="nearest-even, denormals preserved", suggestion="run this in the interpreter, or leave the clause out",
+                expected="nearest-even, denormals preserved",
+                suggestion="run this in the interpreter, or leave the clause out",
             )  # fmt: skip

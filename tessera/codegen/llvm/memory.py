@@ -84,7 +84,8 @@ def _load_raw(body: Body, m: Memory, place: Address, mask: str | None, width: in
         return body.text.let(f"load {t}, ptr {at}, align {size(m.dtype)}")
     if width > 1:
         return body.text.let(
-            f"call {t} @llvm.masked.load.{t.suffix}.p0(ptr {at}, i32 {size(m.dtype)}, {t.truth} {mask}, {t} zeroinitializer)"
+            f"call {t} @llvm.masked.load.{t.suffix}.p0(ptr {at}, i32 {size(m.dtype)}, "
+            f"{t.truth} {mask}, {t} zeroinitializer)"
         )
     return _load_one(body, m, at, mask, t)
 
@@ -140,20 +141,20 @@ def store(body: Body, m: Memory, index: Index, value: Lane, mask: Lane | None = 
     which = _mask(body, mask, width)
     t = memory(m.dtype, width)
     if width > 1 and (place.vector or place.stride != 1):
-        which = which or t.truth.const(1)
-        body.text.line(
-            f"call void @llvm.masked.scatter.{t.suffix}.v{width}p0({t} {raw}, {t.of('ptr')} {_pointers(body, m, place)}, "
-            f"i32 {size(m.dtype)}, {t.truth} {which})"
-        )
-    elif which is None:
-        body.text.line(f"store {t} {raw}, ptr {pointer(body, m, place)}, align {size(m.dtype)}")
+        where, form = f"{t.of('ptr')} {_pointers(body, m, place)}", f"scatter.{t.suffix}.v{width}p0"
+        body.text.line(_masked_write(form, t, raw, where, m, which or t.truth.const(1)))
+        return
+    at = pointer(body, m, place)
+    if which is None:
+        body.text.line(f"store {t} {raw}, ptr {at}, align {size(m.dtype)}")
     elif width > 1:
-        body.text.line(
-            f"call void @llvm.masked.store.{t.suffix}.p0({t} {raw}, ptr {pointer(body, m, place)}, i32 {size(m.dtype)}, "
-            f"{t.truth} {which})"
-        )
+        body.text.line(_masked_write(f"store.{t.suffix}.p0", t, raw, f"ptr {at}", m, which))
     else:
-        _store_one(body, m, pointer(body, m, place), raw, which, t)
+        _store_one(body, m, at, raw, which, t)
+
+
+def _masked_write(form: str, t: Vec, raw: str, where: str, m: Memory, mask: str) -> str:
+    return f"call void @llvm.masked.{form}({t} {raw}, {where}, i32 {size(m.dtype)}, {t.truth} {mask})"
 
 
 def _store_one(body: Body, m: Memory, at: str, raw: str, mask: str, t: Vec) -> None:

@@ -1,0 +1,87 @@
+"""The Schedule interpreter on kernels built by hand."""
+
+import numpy as np
+import pytest
+
+from tessera.errors import OutOfBoundsError
+from tessera.interp import schedule
+from tessera.ir.builder import Builder
+from tessera.ir.core import Attrs, Function, Module, Value
+from tessera.ops import basic, elementwise
+from tessera.ops import schedule as ops
+from tessera.types import RefType, f32, int64
+
+
+def module(shape, out_shape, dims, tile, loop, body):
+    """A module with one kernel from x to out; `body(add, x, out)` adds its nodes."""
+    inner, outer = Builder(), Builder()
+    types = RefType(shape, f32), RefType(out_shape, f32)
+    refs = tuple(Value(t, n) for t, n in zip(types, ("x", "out"), strict=True))
+
+    def add(op, *args, **attrs):
+        node = inner.add(op, args, attrs)
+        return node.out if node.results else None
+
+    body(add, *refs)
+    params = tuple(Value(t, n) for t, n in zip(types, ("x", "out"), strict=True))
+    attrs = {"dims": dims, "schedule": {"tile": tile, "loop": loop}}
+    outer.add(ops.kernel, params, attrs, types=(), regions=(inner.block(refs, ()),))
+    return Module("schedule", (Function("main", outer.block(params, ()), Attrs({"outputs": 1})),))
+
+
+@pytest.mark.parametrize("tile, loop", [(4, ()), (3, ()), (1, ()), (2, (0,))])
+def test_each_index_once(tile, loop):
+    def body(add, x, out):
+        i = add(ops.index, dim=0)
+        add(ops.store, out, add(elementwise.add, add(ops.load, x, i), add(ops.load, x, i)), i)
+
+    x = np.arange(4, dtype=np.float32)
+    (got,) = schedule.run(module((4,), (4,), (("i", 4, "parallel"),), (tile,), loop, body), [x])
+    np.testing.assert_array_equal(got, 2 * x)
+
+
+@pytest.mark.parametrize("kind, want", [("sum", np.sum), ("max", np.max), ("min", np.min)])
+@pytest.mark.parametrize("tile, loop", [(7, ()), (3, (1,)), (1, (1,))])
+def test_reductions_over_tiles(kind, want, tile, loop):
+    def body(add, x, out):
+        i = add(ops.index, dim=0)
+        add(ops.store, out, add(ops.reduce, add(ops.load, x, i, add(ops.index, dim=1)), kind=kind, dim=1), i)
+
+    x = np.arange(14, dtype=np.float32).reshape(2, 7) - 9
+    dims = (("i", 2, "parallel"), ("k", 7, "reduce"))
+    (got,) = schedule.run(module((2, 7), (2,), dims, (1, tile), loop, body), [x])
+    np.testing.assert_array_equal(got, want(x, axis=1))
+
+
+@pytest.mark.parametrize("values", [[1, 5, 5, 2], [np.nan, 1, np.nan, 2], [-np.inf] * 4, [2, np.nan, 3, 9]])
+@pytest.mark.parametrize("kind, want", [("argmax", np.argmax), ("argmin", np.argmin)])
+def test_first_of_equals_over_tiles(values, kind, want):
+    def body(add, x, out):
+        place = add(ops.reduce, add(ops.load, x, add(ops.index, dim=0)), kind=kind, dim=0)
+        add(ops.store, out, add(basic.cast, place, dtype=f32))
+
+    x = np.float32(values)
+    for tile in (1, 2, 3):
+        (got,) = schedule.run(module((4,), (), (("k", 4, "reduce"),), (tile,), (0,), body), [x])
+        assert got == want(x)
+
+
+def test_out_of_bounds_names_the_buffer():
+    def body(add, x, out):
+        i = add(ops.index, dim=0)
+        moved = add(elementwise.add, i, add(basic.full, shape=(), value=2, dtype=int64))
+        add(ops.store, out, add(ops.load, x, moved), i)
+
+    with pytest.raises(OutOfBoundsError, match="index 4 is outside axis 0 of x, whose size is 4"):
+        schedule.run(module((4,), (4,), (("i", 4, "parallel"),), (2,), (), body), [np.zeros(4, np.float32)])
+
+
+def test_a_masked_load_reads_nothing():
+    def body(add, x, out):
+        i = add(ops.index, dim=0)
+        two = add(basic.full, shape=(), value=2, dtype=int64)
+        add(ops.store, out, add(ops.load, x, i, add(elementwise.less, i, two)), i)
+
+    x = np.ones(2, np.float32)
+    (got,) = schedule.run(module((2,), (4,), (("i", 4, "parallel"),), (4,), (), body), [x])
+    np.testing.assert_array_equal(got, [1, 1, 0, 0])

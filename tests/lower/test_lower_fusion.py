@@ -1,0 +1,165 @@
+"""What becomes a kernel: the programs that must fuse do, and the IR keeps its rules."""
+
+import numpy as np
+import pytest
+
+import tessera.lower.pipeline as pipeline
+from tessera.errors import OutOfBoundsError, ShapeError, UnsupportedOpError
+from tessera.evaluate import expand
+from tessera.interp import schedule, tile
+from tessera.ir.core import Module
+from tessera.ir.parser import parse
+from tessera.ir.printer import print_module
+from tessera.lower.plan import Plan
+from tessera.lower.summary import kernels, show
+from tessera.lower.to_schedule import to_schedule
+from tessera.ops import control, linalg, nn, shape
+from tessera.ops import elementwise as e
+from tessera.tensor import Tensor
+from tessera.tracing import jit
+from tests.lower.levels import agree, modules, traced
+
+B, S, D, H, F = 2, 16, 24, 3, 40
+
+
+def encoder(x, wq, bq, wk, bk, wv, bv, wo, bo, w1, b1, w2, b2, g1, c1, g2, c2):
+    def heads(w, b):
+        return linalg.linear(x, w, b).reshape(B, S, H, D // H).permute(0, 2, 1, 3)
+
+    o = nn.scaled_dot_product_attention(heads(wq, bq), heads(wk, bk), heads(wv, bv))
+    merged = o.permute(0, 2, 1, 3).reshape(B, S, D)
+    h = nn.layer_norm(x + linalg.linear(merged, wo, bo), D, g1, c1)
+    return nn.layer_norm(h + linalg.linear(nn.gelu(linalg.linear(h, w1, b1)), w2, b2), D, g2, c2)
+
+
+def parameters(rng):
+    shapes = [(B, S, D), *[(D, D), (D,)] * 4, (D, F), (F,), (F, D), (D,), *[(D,)] * 4]
+    return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+
+
+def names(function, *arrays, plan=None):
+    return [name.partition("_")[2] for name, _, _ in kernels(scheduled(function, *arrays, plan=plan))]
+
+
+def scheduled(function, *arrays, plan=None):
+    return modules(traced(function, *arrays)[0], plan or Plan())["schedule"]
+
+
+def zeros(*shapes):
+    return [np.zeros(s, np.float32) for s in shapes]
+
+
+def test_encoder_kernels(rng):
+    found = names(encoder, *parameters(rng))
+    assert found == ["matmul"] * 3 + ["attention", "matmul", "normalize", "matmul_gelu", "matmul", "normalize"]
+
+
+def test_encoder_agrees(rng):
+    agree(encoder, *parameters(rng), rtol=1e-4)
+
+
+def test_encoder_text(rng):
+    function, _ = traced(encoder, *parameters(rng))
+    for level in ("schedule", "tile"):
+        module = modules(function, Plan())[level]
+        assert parse(print_module(module)) == module
+
+
+def test_same_bytes_again(rng):
+    arrays = parameters(rng)
+    texts = {print_module(modules(traced(encoder, *arrays)[0], Plan())["tile"]) for _ in range(2)}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    "function, shapes, want",
+    [
+        (lambda x: e.tanh(x * 2 + 1), [(4, 5)], ["tanh"]),
+        (nn.softmax, [(4, 5)], ["softmax"]),
+        (lambda x: nn.softmax(x * 0.5 + 1) * 2, [(4, 5)], ["softmax"]),
+        (nn.layer_norm, [(4, 8)], ["normalize"]),
+        (lambda x: x.sum(axis=1) * 2, [(4, 5)], ["sum"]),
+        (lambda x, w: nn.relu(x @ w), [(4, 5), (5, 6)], ["matmul"]),
+        (lambda x, w: nn.softmax(x @ w), [(4, 5), (5, 6)], ["matmul", "softmax"]),
+        (lambda x, a, b: x @ a @ b, [(4, 5), (5, 6), (6, 7)], ["matmul", "matmul"]),
+        (lambda x, w: nn.layer_norm(nn.gelu(x @ w)), [(4, 5), (5, 6)], ["matmul_gelu", "normalize"]),
+        (lambda x, y: x + e.exp(y), [(4, 5), (5,)], ["exp", "add"]),
+        (lambda x: x + x.max(axis=0), [(4, 5)], ["max"]),
+        (lambda x, y: x + y.max(axis=1, keepdims=True), [(4, 5), (4, 9)], ["max", "add"]),
+    ],
+)
+def test_kernels(function, shapes, want):
+    assert names(function, *zeros(*shapes)) == want
+
+
+def test_heads_load_as_blocks():
+    """Head split and merge are part of a block load or store, never element by element."""
+    function, _ = traced(encoder, *parameters(np.random.default_rng(0)))
+    module = modules(function, Plan())["tile"]
+    ops = [n.op.name for f in module.functions[1:] for n in f.body.walk()]
+    assert "tile.gather" not in ops and "tile.scatter" not in ops
+
+
+def test_equal_kernels_are_one():
+    def program(x):
+        for _ in range(3):
+            x = nn.softmax(x)
+        return x
+
+    module = modules(traced(program, *zeros((4, 5)))[0], Plan())["tile"]
+    assert [f.name for f in module.functions[1:]] == ["k0_softmax"]
+    assert len(module.main.body.nodes) == 5  # two buffers, three launches
+
+
+def test_attention_twice_with_other_sizes(rng):
+    q, k = (rng.standard_normal(s).astype(np.float32) for s in ((2, 3, 5, 4), (2, 3, 7, 4)))
+
+    def program(q, k):
+        return nn.scaled_dot_product_attention(q, k, k) + nn.scaled_dot_product_attention(q, q, q)
+
+    agree(program, q, k)
+    module = scheduled(program, q, k)
+    assert [f.name for f in module.functions[1:]] == ["flash_attention", "flash_attention_1"]
+
+
+def test_locations_survive():
+    function, _ = traced(lambda x: nn.softmax(x), *zeros((4, 5)))
+    known = {n.loc for n in function.body.nodes}
+    for level in ("schedule", "tile"):
+        module = modules(function, Plan())[level]
+        found = {n.loc for f in module.functions for n in f.body.walk()}
+        assert {(o.file, o.line) for o in found} == {(o.file, o.line) for o in known}
+
+
+def test_steps_have_names():
+    function, _ = traced(nn.softmax, *zeros((4, 5)))
+    found = [(name, m.level) for name, m in pipeline.lower(Module("graph", (function,)))]
+    assert found[0] == ("expand", "graph") and found[-1] == ("tile", "tile")
+
+
+def test_summary_text():
+    assert show(scheduled(nn.softmax, *zeros((4, 5)))).startswith("k0_softmax")
+
+
+@pytest.mark.parametrize("run", [schedule.run, tile.run])
+def test_index_out_of_bounds(run):
+    function, arrays = traced(
+        lambda x, i: shape.gather(x, i, axis=0), np.zeros((3, 4), np.float32), np.array([0, 3], np.int32)
+    )
+    level = run.__module__.rpartition(".")[2]
+    with pytest.raises(OutOfBoundsError, match="index 3 is outside axis 0 of x"):
+        run(modules(function, Plan())[level], arrays)
+
+
+def test_symbolic_sizes_are_refused():
+    function = jit(nn.softmax).trace(Tensor["N", 4]).function
+    with pytest.raises(ShapeError, match="symbolic sizes"):
+        to_schedule(expand(function))
+
+
+def test_control_flow_is_refused():
+    function, _ = traced(lambda x: x + 1, *zeros((3,)))
+    node = function.body.nodes[0]
+    body = type(function.body)(function.params, (type(node)(control.if_, (), node.attrs, (), (), node.loc),), ())
+    with pytest.raises(UnsupportedOpError, match="ts.if cannot be scheduled"):
+        to_schedule(type(function)("f", body))

@@ -1,0 +1,54 @@
+"""The order of work around a looped dim, and the tile sizes that a plan gives."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tessera.lower.forms import forms
+from tessera.lower.plan import Plan
+from tessera.lower.stages import stages
+from tessera.ops import nn
+from tests.lower.levels import modules, traced
+
+
+def kernel(function, *shapes, plan=None):
+    arrays = [np.zeros(s, np.float32) for s in shapes]
+    module = modules(traced(function, *arrays)[0], plan or Plan(programs=1))["schedule"]
+    return next(n for n in module.main.body.nodes if n.op.name == "schedule.kernel")
+
+
+def test_softmax_runs_three_loops():
+    node = kernel(nn.softmax, (4, 100), plan=Plan(row_limit=10))
+    (block,) = node.regions
+    found = stages(block, forms(block, node.attrs["dims"]), node.attrs["schedule"]["loop"])
+    assert [[n.attrs["kind"] for n in s.ended] for s in found] == [["max"], ["sum"], []]
+    assert [[n.op.__name__ for n in s.loop if n.op.name == "ts.exp"] for s in found] == [[], ["exp"], ["exp"]]
+
+
+def test_without_a_loop_there_is_one_stage():
+    node = kernel(nn.softmax, (4, 100))
+    (block,) = node.regions
+    assert len(stages(block, forms(block, node.attrs["dims"]), ())) == 1
+
+
+@pytest.mark.parametrize("n", [96, 100, 384, 1000])
+def test_matmul_tiles(n):
+    node = kernel(lambda x, y: x @ y, (512, n), (n, 384))
+    (m, cols, k), loop = node.attrs["schedule"]["tile"], node.attrs["schedule"]["loop"]
+    assert (m, cols) == (128, 128)
+    assert (k, loop) == ((n, ()) if n <= 512 else (500, (2,)) if n % k == 0 else (512, (2,)))
+
+
+def test_small_problems_have_programs_for_all():
+    tile = kernel(lambda x, y: x @ y, (64, 64), (64, 64), plan=Plan(programs=4)).attrs["schedule"]["tile"]
+    assert math.prod(-(-64 // t) for t in tile[:2]) >= 4
+
+
+def test_transpose_is_tiled_both_ways():
+    assert kernel(lambda x: x.transpose() * 2, (512, 512)).attrs["schedule"]["tile"] == (64, 64)
+
+
+def test_columns_are_summed_side_by_side():
+    schedule = kernel(lambda x: x.sum(axis=0), (4096, 256)).attrs["schedule"]
+    assert schedule["tile"] == (64, 128) and schedule["loop"] == (1,)

@@ -1,0 +1,97 @@
+"""Graph rewrites are exact; the memory plan never lets two living buffers meet."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.evaluate import expand
+from tessera.interp import graph
+from tessera.ir.core import Value
+from tessera.ops import basic, linalg, nn, shape
+from tessera.ops import elementwise as e
+from tessera.passes import PIPELINE
+from tessera.passes.memory_plan import ALIGNMENT, Lifetime, memory_plan, place
+from tessera.passes.specialize import specialize
+from tessera.tensor import Tensor
+from tessera.tracing import jit
+from tessera.types import RefType, f32
+from tests.lower.levels import Plan, modules
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
+
+
+def passed(function):
+    for _, rewrite in PIPELINE:
+        function = rewrite(function)
+    return function
+
+
+@pytest.mark.parametrize(
+    "program, ops",
+    [
+        (lambda x: x.to("f32"), []),
+        (lambda x: x.reshape(3, 4), []),
+        (lambda x: x.reshape(12).reshape(4, 3), ["reshape"]),
+        (lambda x: x.reshape(12).reshape(3, 4), []),
+        (lambda x: x.transpose().transpose(), []),
+        (lambda x: shape.permute(x.reshape(3, 1, 4), axes=(1, 0, 2)), ["reshape"]),
+        (lambda x: basic.broadcast_to(x, shape=(3, 4)), []),
+        (lambda x: basic.broadcast_to(basic.broadcast_to(x, shape=(2, 3, 4)), shape=(5, 2, 3, 4)), ["broadcast"]),
+        (lambda x: x[:], []),
+        (lambda x: shape.pad(x, low=(0, 0), high=(0, 0)), []),
+        (lambda x: shape.concatenate([x]), []),
+        (lambda x: x * 1.0 / 1.0 - 0.0, []),
+        (lambda x: x + 0.0, ["full", "add"]),  # -0 + 0 is 0
+        (lambda x: x + e.exp(basic.full(shape=(4,), value=1.0)), ["full", "add"]),
+        (lambda x: (x * 2) + (x * 2), ["full", "mul", "add"]),
+        (lambda x: x.reshape(3, 4, 1).sum(axis=-1), ["reshape"][:0]),
+        (lambda x: x.sum(axis=(0, 1)), ["reshape", "sum"]),
+        (lambda x: x.reshape(3, 2, 2).max(axis=(0, 2)), ["reshape", "permute", "reshape", "max"]),
+        (lambda x: linalg.dot(x[:, :0], x[:0, :]), ["full"]),
+        (lambda x: e.where(basic.full(shape=(3, 4), value=True, dtype="bool"), x, x + 1), []),
+        (lambda x: (lambda unused: x + 1)(x.exp()), ["full", "add"]),
+    ],
+)
+def test_rewrites(program, ops):
+    function = expand(jit(program).trace(X).function)
+    found = passed(function)
+    assert [n.op.__name__ for n in found.body.nodes] == ops
+    for got, want in zip(graph.run(found, [X]), graph.run(function, [X]), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_specialize():
+    function = jit(nn.layer_norm).trace(Tensor["B", "N"]).function
+    found = specialize(function, {"B": 3, "N": 4})
+    assert all(isinstance(n, int) for node in found.body.nodes for v in node.results for n in v.type.shape)
+    np.testing.assert_array_equal(graph.run(found, [X])[0], graph.run(function, [X])[0])
+
+
+lives = st.lists(st.tuples(st.integers(1, 300), st.integers(0, 9), st.integers(0, 9)), max_size=12)
+
+
+@given(lives)
+def test_living_buffers_never_meet(given_lives):
+    found = []
+    for size, a, b in given_lives:
+        rounded = -(-size // ALIGNMENT) * ALIGNMENT
+        found.append(Lifetime(Value(RefType((size,), f32)), rounded, min(a, b), max(a, b)))
+    offsets = place(found)
+    for i, one in enumerate(found):
+        assert offsets[one.buffer] % ALIGNMENT == 0
+        for other in found[:i]:
+            low, high = sorted((one, other), key=lambda life: offsets[life.buffer])
+            assert not one.meets(other) or offsets[low.buffer] + low.size <= offsets[high.buffer]
+
+
+def test_memory_is_shared():
+    def program(x):
+        for _ in range(6):
+            x = nn.softmax(x)
+        return x
+
+    function = jit(program).trace(X).function
+    module = modules(function, Plan())["schedule"]
+    assert module.main.attrs["workspace"] == 2 * ALIGNMENT
+    assert memory_plan(module) == module
