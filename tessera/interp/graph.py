@@ -9,6 +9,7 @@ import numpy as np
 
 from tessera.errors import ShapeError
 from tessera.evaluate import evaluate
+from tessera.interp.heap import keep_pages
 from tessera.ir.core import Function, Node
 from tessera.shapes import bind, symbols
 from tessera.types import TensorType, Type
@@ -20,6 +21,7 @@ def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
     Raises:
         ShapeError: an array does not have the shape its parameter says.
     """
+    keep_pages()
     sizes: dict[str, int] = {}
     for number, (param, array) in enumerate(zip(function.params, arrays, strict=True)):
         problem = bind(param.type.shape, array.shape, sizes)

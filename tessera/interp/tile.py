@@ -13,6 +13,7 @@ import numpy as np
 from tessera.errors import ArgumentError
 from tessera.evaluate import evaluate
 from tessera.interp import host, instances
+from tessera.interp.heap import keep_pages
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory
 from tessera.ir.core import Block, Function, Module, Node
@@ -52,6 +53,7 @@ def _launcher(module: Module, bound: bool) -> host.Launch:
 
 def launch(function: Function, grid: Sequence[int], args: Sequence[Any], bound: bool = False) -> None:
     """Run one tile function over a grid, chunk by chunk, in order."""
+    keep_pages()
     grid = tuple(int(n) for n in grid) or (1,)
     if min(grid) < 0:
         raise ArgumentError(f"a grid cannot be {grid}", location=function.loc)

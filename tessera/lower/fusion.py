@@ -7,6 +7,7 @@ otherwise it becomes a *root*: the result of a kernel of its own, kept in memory
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tessera.ir.core import Function, Node, Value
@@ -119,19 +120,21 @@ class Fusion:
             budget = self._left(each, budget) if budget >= 0 else budget
         return budget
 
-    def is_above(self, value: Value, *ops: Op) -> bool:
-        """Whether only elementwise ops and views lie between a value and one of these ops."""
+    def above(self, value: Value) -> Iterator[Node]:
+        """The nodes that only elementwise ops and views lie between and a value, and those ops."""
         seen: set[Value] = set()
         work = [value]
         while work:
             node = self.producers.get(work.pop())
             if node is None or node.out in seen:
                 continue
-            if node.op in ops:
-                return True
+            yield node
             seen.add(node.out)
             work += [v for v in node.args if v not in self.memory] if node.op in (*POINTWISE, *VIEWS) else ()
-        return False
+
+    def is_above(self, value: Value, *ops: Op) -> bool:
+        """Whether only elementwise ops and views lie between a value and one of these ops."""
+        return any(n.op in ops for n in self.above(value))
 
     def ends_product(self, value: Value, wanting: list[Cluster]) -> bool:
         """Whether a value is better kept by the kernel of a dot than computed where rows are reduced.
@@ -203,7 +206,7 @@ def _(fusion, node, wanting):
 
 def _share_row(fusion: Fusion, node: Node, cluster: Cluster, point: Point, extent: int) -> bool:
     """Whether a reduction may run along a dim that the kernel has, or a new one; it is then noted."""
-    if cluster.product is not None or any(_is_product(fusion, v) for v in cluster.wants):
+    if cluster.product is not None or _would_join(fusion, node, cluster):
         return False
     unused = cluster.unused(point)
     if cluster.row is not None:
@@ -223,9 +226,11 @@ def _share_row(fusion: Fusion, node: Node, cluster: Cluster, point: Point, exten
     return True
 
 
-def _is_product(fusion: Fusion, value: Value) -> bool:
-    node = fusion.producers.get(value)
-    return node is not None and node.op is linalg.dot and value not in fusion.forced
+def _would_join(fusion: Fusion, node: Node, cluster: Cluster) -> bool:
+    """Whether a dot that does not lead to this reduction is wanted here: it had better come than the reduction."""
+    wanted = [fusion.producers.get(v) for v in cluster.wants if v not in fusion.forced]
+    dots = {n for n in wanted if n is not None and n.op is linalg.dot}
+    return bool(dots) and not dots <= set(fusion.above(node.args[0]))
 
 
 @_PREPARE(*REDUCTIONS)

@@ -6,7 +6,6 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from tessera.ir.core import Block, Function, Node, Value
-from tessera.ir.core import _attrs_key as attrs_key
 
 
 def share(function: Function) -> Function:
@@ -41,4 +40,5 @@ def _renamed(node: Node, known: dict[Hashable, tuple[Value, ...]], names: dict[V
 
 
 def _key(node: Node) -> Hashable:
-    return node.op, node.args, attrs_key(node.attrs), tuple(v.type for v in node.results)
+    # As text, since 1, 1.0 and True are equal in Python, and 0.0 and -0.0.
+    return node.op, node.args, repr(node.attrs), tuple(v.type for v in node.results)

@@ -8,7 +8,7 @@ from tessera.errors import OutOfBoundsError, ShapeError, UnsupportedOpError
 from tessera.evaluate import expand
 from tessera.interp import schedule, tile
 from tessera.ir.core import Module
-from tessera.ir.parser import parse
+from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
 from tessera.lower.plan import Plan
 from tessera.lower.summary import kernels, show
@@ -62,7 +62,7 @@ def test_encoder_text(rng):
     function, _ = traced(encoder, *parameters(rng))
     for level in ("schedule", "tile"):
         module = modules(function, Plan())[level]
-        assert parse(print_module(module)) == module
+        assert parse_module(print_module(module)) == module
 
 
 def test_same_bytes_again(rng):
@@ -77,7 +77,7 @@ def test_same_bytes_again(rng):
         (lambda x: e.tanh(x * 2 + 1), [(4, 5)], ["tanh"]),
         (nn.softmax, [(4, 5)], ["softmax"]),
         (lambda x: nn.softmax(x * 0.5 + 1) * 2, [(4, 5)], ["softmax"]),
-        (nn.layer_norm, [(4, 8)], ["normalize"]),
+        (lambda x: nn.layer_norm(x), [(4, 8)], ["normalize"]),
         (lambda x: x.sum(axis=1) * 2, [(4, 5)], ["sum"]),
         (lambda x, w: nn.relu(x @ w), [(4, 5), (5, 6)], ["matmul"]),
         (lambda x, w: nn.softmax(x @ w), [(4, 5), (5, 6)], ["matmul", "softmax"]),
@@ -103,11 +103,11 @@ def test_heads_load_as_blocks():
 def test_equal_kernels_are_one():
     def program(x):
         for _ in range(3):
-            x = nn.softmax(x)
+            x = x @ x
         return x
 
-    module = modules(traced(program, *zeros((4, 5)))[0], Plan())["tile"]
-    assert [f.name for f in module.functions[1:]] == ["k0_softmax"]
+    module = modules(traced(program, *zeros((4, 4)))[0], Plan())["tile"]
+    assert [f.name for f in module.functions[1:]] == ["k0_matmul"]
     assert len(module.main.body.nodes) == 5  # two buffers, three launches
 
 

@@ -62,7 +62,7 @@ def test_rewrites(program, ops):
 
 
 def test_specialize():
-    function = jit(nn.layer_norm).trace(Tensor["B", "N"]).function
+    function = jit(lambda x: nn.layer_norm(x)).trace(Tensor["B", "N"]).function
     found = specialize(function, {"B": 3, "N": 4})
     assert all(isinstance(n, int) for node in found.body.nodes for v in node.results for n in v.type.shape)
     np.testing.assert_array_equal(graph.run(found, [X])[0], graph.run(function, [X])[0])
@@ -88,10 +88,10 @@ def test_living_buffers_never_meet(given_lives):
 def test_memory_is_shared():
     def program(x):
         for _ in range(6):
-            x = nn.softmax(x)
+            x = x @ x
         return x
 
-    function = jit(program).trace(X).function
+    function = jit(program).trace(X[:, :3]).function
     module = modules(function, Plan())["schedule"]
     assert module.main.attrs["workspace"] == 2 * ALIGNMENT
     assert memory_plan(module) == module

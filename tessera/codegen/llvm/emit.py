@@ -9,7 +9,7 @@ from tessera.codegen.llvm.convert import copy
 from tessera.codegen.llvm.types import Vec
 from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Node
-from tessera.op import REGISTRY, Rules, lower
+from tessera.op import Rules
 from tessera.ops import elementwise as e
 from tessera.types import DType
 
@@ -43,11 +43,6 @@ def row(node: Node) -> Callable[..., Lines]:
             expected="an op with an @emit row in codegen/llvm/emit.py, or a lowering",
         )  # fmt: skip
     return found
-
-
-def missing() -> list[str]:
-    """The pointwise ops with neither a row nor a lowering."""
-    return sorted(o.name for o in REGISTRY.values() if o.pointwise and o not in emit and o not in lower)
 
 
 def call(name: str, t: Vec, *operands: str) -> str:

@@ -27,8 +27,7 @@ class Debug:
 
     def subprogram(self, name: str, loc: Location) -> int:
         """The node of a function."""
-        folder, _, file = loc.file.rpartition("/")
-        place = self.node(f'!DIFile(filename: "{_escape(file)}", directory: "{_escape(folder)}")')
+        place = self.file(loc.file)
         unit = self.node(
             f'distinct !DICompileUnit(language: DW_LANG_Python, file: !{place}, producer: "tessera", '
             "isOptimized: true, emissionKind: LineTablesOnly)"
@@ -39,8 +38,16 @@ class Debug:
             f"spFlags: DISPFlagDefinition, unit: !{unit})"
         )
 
+    def file(self, path: str) -> int:
+        """The node of a file."""
+        folder, _, name = path.rpartition("/")
+        return self.node(f'!DIFile(filename: "{_escape(name)}", directory: "{_escape(folder)}")')
+
     def location(self, loc: Location, scope: int) -> int:
-        """The node of a place within a function."""
+        """The node of a place within a function, whose lines may come from several files."""
+        place = self.file(loc.file)
+        if f"file: !{place}," not in self.nodes[scope]:
+            scope = self.node(f"!DILexicalBlockFile(scope: !{scope}, file: !{place}, discriminator: 0)")
         return self.node(f"!DILocation(line: {loc.line}, column: {loc.column}, scope: !{scope})")
 
     def text(self) -> Iterator[str]:

@@ -1,0 +1,156 @@
+"""Running artifacts: threads, caches, arguments of every kind, workspace, and the text interpreter."""
+
+import threading
+
+import numpy as np
+import pytest
+from test_control import numbers
+from test_dot import matmul
+from test_memory import Kernel
+from test_reduce import reduced
+
+from tessera.codegen.llvm import BACKEND, jit
+from tessera.codegen.llvm.pool import thread_count
+from tessera.errors import ArgumentError, DTypeError, ParseError, ShapeError
+from tessera.ir.builder import Builder
+from tessera.ir.core import Attrs, Function, Module, Value
+from tessera.ops import elementwise as e
+from tessera.ops import host, reduce, tile
+from tessera.types import RefType, f32
+
+
+def scaled(size=100, block=10, outputs=1):
+    """out = x + x by several programs."""
+    x = np.arange(size, dtype=np.float32)
+    k = Kernel(x, x)
+    at = k(e.mul, k(tile.program_id), block)
+    loaded = k.load(k.params[0], at, shape=(block,))
+    k.store(k.params[1], k.add(loaded, loaded), at)
+    return k.module((size // block,), outputs), x
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_agree(threads):
+    module, (a, b, out) = matmul(100, 90, 80, 16, 16, 16)
+    BACKEND.runtime(BACKEND.emit(module, {}), threads).run([a, b, out])
+    np.testing.assert_allclose(out, a @ b, 1e-4, 1e-4)
+
+
+def test_many_runs_from_many_threads():
+    module, x = scaled()
+    program, wrong = BACKEND.runtime(BACKEND.emit(module, {})), []
+
+    def work(seed):
+        for n in range(50):
+            mine = np.full(100, seed * 100 + n, np.float32)
+            if not (program.run([mine])[0] == 2 * mine).all():
+                wrong.append(seed)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two"])
+def test_a_wrong_number_of_threads(monkeypatch, text):
+    monkeypatch.setenv("TESSERA_THREADS", text)
+    with pytest.raises(ArgumentError, match="number of threads"):
+        thread_count()
+
+
+def test_strided_and_readonly_inputs():
+    module, x = scaled()
+    program = BACKEND.runtime(BACKEND.emit(module, {}))
+    wide = np.arange(200, dtype=np.float32)[::2]
+    wide.setflags(write=False)
+    np.testing.assert_array_equal(program.run([wide])[0], wide * 2)
+
+
+def test_strided_arrays_are_written_back():
+    module, x = scaled(outputs=0)
+    out = np.zeros(200, np.float32)
+    BACKEND.runtime(BACKEND.emit(module, {})).run([x, out[::2]])
+    np.testing.assert_array_equal(out[::2], x * 2)
+    assert not out[1::2].any()
+
+
+def test_overlapping_arrays():
+    """What is read is copied before what overlaps it is written."""
+    module, _ = scaled(outputs=0)
+    memory = np.arange(110, dtype=np.float32)
+    before = memory[:100].copy()
+    BACKEND.runtime(BACKEND.emit(module, {})).run([memory[:100], memory[10:]])
+    np.testing.assert_array_equal(memory[10:], before * 2)
+
+
+@pytest.mark.parametrize(
+    ("array", "error"),
+    [(np.zeros(99, np.float32), ShapeError), (np.zeros(100), DTypeError), (None, ArgumentError)],
+)
+def test_wrong_arguments(array, error):
+    program = BACKEND.runtime(BACKEND.emit(scaled()[0], {}))
+    with pytest.raises(error):
+        program.run([] if array is None else [array])
+
+
+def test_workspace_views_and_two_launches():
+    """out = (x + x) + (x + x), with the first sum in the workspace under another shape."""
+    inner, x = scaled()
+    kernel = inner.functions[1]
+    b, (source, out) = Builder(), (Value(RefType((100,), f32), n) for n in "xy")
+    room = b.add(host.alloc, [], {"shape": (10, 10), "dtype": f32, "offset": -1}).out
+    flat = b.add(host.view, [room], {"shape": (100,)}).out
+    b.add(host.launch, [source, flat], {"kernel": kernel.name, "grid": (10,)})
+    b.add(host.launch, [flat, out], {"kernel": kernel.name, "grid": (10,)})
+    module = Module("tile", (Function("main", b.block([source, out], []), Attrs({"outputs": 1})), kernel))
+    emitted = BACKEND.emit(module, {})
+    for run in (BACKEND.runtime(emitted).run, BACKEND.interpreter(emitted)):
+        np.testing.assert_array_equal(run([x])[0], 4 * x)
+
+
+def test_the_cache_is_used_and_a_damaged_entry_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    module, x = scaled()
+    text = BACKEND.emit(module, {}).text("kernels.ll")
+    first = jit.object_code(text)
+    monkeypatch.setattr(jit, "compile_object", lambda text: b"")
+    assert jit.object_code(text) == first
+    monkeypatch.undo()
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    (entry,) = tmp_path.iterdir()
+    entry.write_bytes(entry.read_bytes()[:-1])
+    assert jit.object_code(text) == first
+    assert entry.read_bytes().endswith(first)
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch):
+    monkeypatch.setenv("TESSERA_CACHE", "/proc/none")
+    module, x = scaled()
+    np.testing.assert_array_equal(BACKEND.runtime(BACKEND.emit(module, {})).run([x])[0], 2 * x)
+
+
+def test_text_that_llvm_refuses():
+    with pytest.raises(ParseError, match="LLVM refuses"):
+        jit.compile_object("define nonsense")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        matmul(33, 40, 50, 16, 16, 16),
+        reduced(reduce.argmax, numbers(f32, 5, 37), -1),
+        (scaled(outputs=0)[0], [np.ones(100, "f4")] * 2),
+    ],
+    ids=["matmul", "argmax", "sum"],
+)
+def test_the_text_interpreter_gives_the_same_bits(program):
+    module, arrays = program
+    emitted = BACKEND.emit(module, {})
+    ours, theirs = [a.copy() for a in arrays], [a.copy() for a in arrays]
+    BACKEND.runtime(emitted).run(ours)
+    BACKEND.interpreter(emitted)(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
