@@ -14,13 +14,8 @@ from tessera.types import TensorType
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def start(node: Node) -> Any:
-    """What stands for nothing combined so far."""
-    return None
-
-
 def more(nest: Any, node: Node, args: list[np.ndarray], total: Any) -> Any:
-    """`total` with one more tile combined into it."""
+    """`total` (None before the first tile) with one more tile combined into it."""
     with np.errstate(all="ignore"):
         part = _part(nest, node, args)
         return part if total is None else _JOIN[_kind(node)](total, part)

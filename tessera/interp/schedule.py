@@ -112,7 +112,7 @@ def _run(nest: Nest, stage: Stage, loop: list[tuple[int, list[tuple[int, int]]]]
     if not loop or not (stage.loop or stage.ended):
         return
     ((dim, spans),) = loop
-    sums = {n: reductions.start(n) for n in stage.ended}
+    sums: dict[Node, Any] = dict.fromkeys(stage.ended)
     for span in spans:
         nest.spans[dim] = span
         nest.apply(stage.loop)
@@ -173,4 +173,4 @@ def _outside(node: Node, axis: int, index: int, size: int) -> OutOfBoundsError:
 
 @rules(ops.reduce, ops.contract)
 def _(nest, node, args):
-    return (reductions.end(node, reductions.more(nest, node, args, reductions.start(node))),)
+    return (reductions.end(node, reductions.more(nest, node, args, None)),)

@@ -9,6 +9,7 @@ from tessera.errors import ShapeError, UnsupportedOpError
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Node, Value
 from tessera.lower import body_rules, launches
+from tessera.lower.affine import Expr
 from tessera.lower.body import Pull, Slot, compute
 from tessera.lower.cluster import Cluster
 from tessera.lower.forms import Dims
@@ -102,7 +103,9 @@ class Lowering:
         self.builder.add(schedule.kernel, refs, attrs, types=(), regions=(block,))
 
     def copy(self, source: Value, target: Value) -> None:
-        """One more memory for a value that lies elsewhere."""
+        """Fill one more memory with a value that lies elsewhere."""
+        if self.places[source] is target or 0 in shape_of(source):
+            return
         cluster = Cluster.of(source)
         order = dims_in_order(cluster)
         pull = Pull(cluster, order, self.producers, lambda v: self.places[v].hint)
@@ -123,12 +126,13 @@ def dims_in_order(cluster: Cluster) -> list[int]:
     if cluster.product is None:
         return every
     (point,) = cluster.points(cluster.product)
-    listed = [d for e in point.indices for d in sorted(e.dims, key=lambda d: -dict(_strides(e))[d])]
+    listed = [d for e in point.indices for d in _outermost_first(e)]
     return [*(d for d in every[: cluster.parallel] if d not in listed), *listed, *every[cluster.parallel :]]
 
 
-def _strides(expr) -> list[tuple[int, int]]:  # type: ignore[no-untyped-def]
-    return [(a.dim, c) for a, c in expr.terms]
+def _outermost_first(expr: Expr) -> list[int]:
+    strides = {d: c for a, c in expr.terms for d in a.dims}
+    return sorted(strides, key=strides.__getitem__, reverse=True)
 
 
 def dims_of(cluster: Cluster, order: list[int]) -> Dims:
@@ -172,14 +176,12 @@ def to_schedule(function: Function, plan: Plan | None = None) -> Module:
     params = tuple(Value(ref(p.type), p.hint or f"x{i}") for i, p in enumerate(function.params))
     lowering.places.update(zip(function.params, params, strict=True))
     outputs = [Value(ref(v.type), _output_name(i, len(function.results))) for i, v in enumerate(function.results)]
-    copies = []
     for value, output in zip(function.results, outputs, strict=True):
-        if lowering.places.setdefault(value, output) is not output:
-            copies.append((value, output))
+        lowering.places.setdefault(value, output)
     for cluster in clusters(function, launches.kept(plan)):
         lowering.compute(cluster)
     with lowering.builder.at(function.loc):
-        for value, output in copies:
+        for value, output in zip(function.results, outputs, strict=True):
             lowering.copy(value, output)
     block = lowering.builder.block([*params, *outputs], ())
     main = Function(function.name, block, Attrs({"outputs": len(outputs)}), function.loc)

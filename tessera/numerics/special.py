@@ -9,7 +9,7 @@ import numpy as np
 # W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23 (1969).
 # For |x| below _NEAR, erf(x) = x + x·(P − Q)/Q: the small correction keeps the last bits of x.
 _NEAR = 0.477
-_P = (-2.044016720847355530e+1, -1.30160483783394017e+2, -9.05131288392070259e+2, 3.6514075569929885e+2)
+_P = (-2.044016720847355530e1, -1.30160483783394017e2, -9.05131288392070259e2, 3.6514075569929885e2)
 _P4 = -0.814222293815396847
 _Q = (2.36012909523441209e01, 2.44024637934444173e02, 1.28261652607737228e03, 2.84423683343917062e03)
 _C = (

@@ -1,6 +1,7 @@
 """Bad input at the command line: one clear error, status 2, nothing half-written."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -96,7 +97,8 @@ def test_a_failing_program_shows_its_line(tmp_path, capsys):
         "@ts.jit\ndef wrong(x):\n    return x + x[:, :2]\n"
     )
     text = fails(capsys, "run", file)
-    assert "wrong.py:7" in text and "return x + x[:, :2]" in text and "^^^" in text
+    assert "wrong.py:7" in text and "return x + x[:, :2]" in text
+    assert "^^^" in text or sys.version_info < (3, 11)  # older Pythons keep no columns
 
 
 @pytest.fixture

@@ -153,3 +153,13 @@ def test_dot_of_cast():
     x, y = (k(basic.cast, k.load(p), dtype=f32) for p in k.params[:2])
     k.store(k.params[2], k(linalg.dot, x, y, dtype=f32))
     agree(k.module(), [a, b, out], 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(32, 32, 64), (20, 16, 80), (33, 64, 48), (40, 48, 128), (32, 30, 64)])
+def test_right_operand_transposed(m, k, n):
+    a, b, out = numbers(f32, m, k), numbers(f32, n, k, seed=1), np.zeros((m, n), np.float32)
+    kernel = Kernel(a, b, out)
+    x, y = kernel.load(kernel.params[0]), kernel(shape.permute, kernel.load(kernel.params[1]), axes=(1, 0))
+    kernel.store(kernel.params[2], kernel(linalg.dot, x, y, dtype=f32))
+    agree(kernel.module(), [a, b, out], 1e-5, 1e-5)
+    agree(kernel.module(), [a, b, out], 1e-5, 1e-5, vector_bytes=32)

@@ -48,7 +48,7 @@ def test_the_same_in_every_process() -> None:
 
 
 def test_attribute_order_does_not_matter() -> None:
-    changed = TEXT.replace('b = {z = 1 : i64, y = 2.0 : f64}, a = f32', 'a = f32, b = {y = 2.0 : f64, z = 1 : i64}')
+    changed = TEXT.replace("b = {z = 1 : i64, y = 2.0 : f64}, a = f32", "a = f32, b = {y = 2.0 : f64, z = 1 : i64}")
     assert changed != TEXT
     assert structural_hash(parse_module(changed)) == structural_hash(parse_module(TEXT))
 

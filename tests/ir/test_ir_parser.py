@@ -38,7 +38,7 @@ BROKEN = [
     ("(%2) : (tensor<f32>)", "(%2) : (tensor<f16>)", "%2) : (tensor<f16>)", "%2 has another type"),
     ("%2 =", "%0 =", "%0 =", "%0 is defined twice"),
     ("%2 =", "%2, %3 =", "%2, %3", "differ in number"),
-    ("(%2) :", "() :", '}) {a = [', "operands and their types differ in number"),
+    ("(%2) :", "() :", "}) {a = [", "operands and their types differ in number"),
     ("-1 : i64", "-1 : i65", "i65", "not an element type"),
     ("axis = -1", "axis = ?", "? : i64", "no part of the language"),
     ('"ts.return"(%2) : (tensor<f32>) -> ()', "", "}) {a = [", '"ts.return"'),

@@ -52,7 +52,7 @@ def test_valid_modules_pass() -> None:
 
 
 def region(op: str, operands: str, regions: str, types: str) -> str:
-    return f'{op}({operands}) ({{ {regions} }}) : {types}'
+    return f"{op}({operands}) ({{ {regions} }}) : {types}"
 
 
 def for_(params: str, yields: str, results: str = I) -> str:

@@ -164,6 +164,7 @@ CASES = {
     "several": (lambda x: (x + 1, (x + 1).sum(axis=0), x.exp(), x), normals(4, 5)),
     "same twice": (lambda x: (x * 2, x * 2), normals(4, 5)),
     "view of a result": (lambda x: (lambda y: (y, y.reshape(20)))(x * 2), normals(4, 5)),
+    "empty twice": (lambda x: (x, x, x + 1, x + 1), normals(0, 5)),
     "empty": (lambda x: x + 1, normals(0, 5)),
     "many axes": (lambda x: x.permute(5, 4, 3, 2, 1, 0) + 1, normals(2, 3, 2, 3, 2, 3)),
 }  # fmt: skip

@@ -1,5 +1,7 @@
 """What mixes and what does not: Python numbers, integers, floats; and the texts of the errors."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -55,7 +57,8 @@ def test_the_error_points_at_the_users_line():
     with pytest.raises(DTypeError) as caught:
         Tensor([1.0], f32) + Tensor([1.0], f16)
     assert caught.value.location.file == __file__
-    assert "Tensor([1.0], f32) + Tensor([1.0], f16)" in str(caught.value) and "^^^" in str(caught.value)
+    assert "Tensor([1.0], f32) + Tensor([1.0], f16)" in str(caught.value)
+    assert "^^^" in str(caught.value) or sys.version_info < (3, 11)  # older Pythons keep no columns
 
 
 def test_division_and_means_of_integers_give_f32_and_sums_int64():

@@ -15,4 +15,4 @@ def missing() -> list[str]:
     functions = LEVELS["tile"].others
     assert functions is not None
     tables = (emit, element, visit, lower)
-    return sorted(o.name for o in REGISTRY.values() if functions.allows(o) and not any(o in t for t in tables))
+    return sorted(o.name for o in REGISTRY.values() if functions.legal(o) and not any(o in t for t in tables))

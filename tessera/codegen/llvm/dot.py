@@ -13,6 +13,7 @@ from tessera.codegen.llvm.micro import Micro, shape_of
 from tessera.codegen.llvm.nest import fill, lanes_for, nest, walk
 from tessera.codegen.llvm.scratch import Memory, fit
 from tessera.codegen.llvm.text import Loop
+from tessera.codegen.llvm.transpose import Transpose
 from tessera.codegen.llvm.types import register, size, sizes
 from tessera.codegen.llvm.view import offset, view_of
 from tessera.codegen.llvm.visit import visit
@@ -163,6 +164,11 @@ class Product:
         shape = (columns.count, self.depth, min(across, self.columns - columns.first * self.width))
         m = self.kernel.scratch.memory(self.dtype, shape, (self.depth * across, across, 1))
 
+        view = self._usable(view_of(self.kernel, self.b))
+        if view is not None and self._turns(view, columns):
+            self._turned(self._at(view, index), m, columns)
+            return m
+
         def place(body: Body, here: Index) -> Index:
             panel, k, n = here
             text = body.text
@@ -171,6 +177,32 @@ class Product:
 
         self._pack(self.b, m, place)
         return m
+
+    def _turns(self, view: Memory, columns: Part) -> bool:
+        """Whether the columns of B lie contiguous, in whole squares of registers."""
+        whole = (
+            self.depth % self.width == 0 and (columns.first + columns.count * columns.size) * self.width <= self.columns
+        )
+        return whole and self.width > 1 and view.strides[-2] == 1 and view.strides[-1] > 1
+
+    def _turned(self, b: Memory, m: Memory, columns: Part) -> None:
+        """Pack columns that lie contiguous, square by square."""
+        kernel, width = self.kernel, self.width
+        turn = Transpose(register(self.dtype, width), b.strides[1], m.strides[1])
+        kernel.library.need(turn.name, turn.text)
+        squares = (columns.count, columns.size, self.depth // width)
+
+        def one(index: list[Lane]) -> None:
+            text, (panel, column, row) = kernel.text, index
+            first = text.add(text.mul(panel.name, columns.size), text.add(column.name, str(columns.first)))
+            k = Lane(text.mul(row.name, width))
+            source = offset(kernel, b, [k, Lane(text.mul(first, width))])
+            target = offset(kernel, m, [panel, k, Lane(text.mul(column.name, width))])
+            text.line(f"call void @{turn.name}(ptr {source}, ptr {target})")
+            kernel.scratch.touch(b)
+            kernel.scratch.touch(m)
+
+        walk(kernel, squares, range(3), [ZERO] * 3, one)
 
     def _panels(self, columns: Part, b: Memory) -> Memory:
         """B in place, seen as panels."""
