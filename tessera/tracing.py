@@ -241,7 +241,7 @@ def _result(array: np.ndarray, value: Value) -> Tensor:
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return inspect.get_annotations(function, eval_str=True)
-    except Exception:  # an annotation of another tool's making says nothing about tensors
+    except (NameError, SyntaxError, TypeError, AttributeError):  # made for another tool: it says nothing of tensors
         return dict(getattr(function, "__annotations__", {}))
 
 

@@ -5,6 +5,7 @@ import pytest
 from test_pointwise import numbers
 from tilekernels import Kernel, agree
 
+from tessera.codegen.llvm import BACKEND
 from tessera.ops import basic, shape, tile
 from tessera.ops import elementwise as e
 from tessera.types import bf16, bool_, f16, f32, f64, int8, int16, int32, int64
@@ -144,3 +145,16 @@ def test_atomics(kind, dtype):
     mask = k(e.not_equal, at, k.const(1, int64, (20,)))
     k.store(k.params[2], k(tile.atomic, k.params[1], k.load(k.params[0]), at, mask, kind=kind))
     agree(k.module(), [x, total, old])
+
+
+@pytest.mark.parametrize(("size", "masked"), [(96, False), (100, True)])
+def test_loops_that_end_at_the_edge_need_no_mask(size, masked):
+    x, out = numbers(f32, size), np.zeros(size, np.float32)
+    k = Kernel(x, out)
+
+    def step(i):
+        k.store(k.params[1], k.load(k.params[0], i, shape=(32,), edge="clip"), i, edge="clip")
+
+    k.loop(0, size, 32, [], step)
+    agree(k.module(), [x, out])
+    assert ("masked" in BACKEND.emit(k.module(), {}).text("kernels.ll")) == masked

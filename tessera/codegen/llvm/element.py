@@ -24,10 +24,9 @@ def value_at(body: Body, v: Value, index: Index) -> Lane:
     known = body.kernel.scalars.get(v)
     if known is not None:
         return Lane(known)
-    uniform = all(i.uniform for i in index)
-    memo = body.memo(uniform)
+    memo = body.memo(*index)
     if (v, index) not in memo:
-        with body.hoisted(uniform):
+        with body.hoisted(*index):
             memo[v, index] = _computed(body, v, index)
     return memo[v, index]
 
@@ -51,12 +50,13 @@ def rounded(body: Body, v: Value, wide: DType, lane: Lane) -> Lane:
 
 def apply(body: Body, lines: Any, operands: Sequence[tuple[Lane, DType]]) -> Lane:
     """The lane that `lines(width, d, *names)` gives; ahead of the loop where no operand varies."""
-    width = body.width_of(*(lane for lane, _ in operands))
-    with body.hoisted(width == 1):
+    lanes = [lane for lane, _ in operands]
+    width = body.width_of(*lanes)
+    with body.hoisted(*lanes):
         names = [body.spread(lane, register(dtype, width)) for lane, dtype in operands]
         d = body.text.name()
         body.text.lines(lines(width, d, *names))
-    return Lane(d, Kind.UNIFORM if width == 1 else Kind.VARYING)
+    return Lane(d, body.kind_of(*lanes))
 
 
 def pointwise(body: Body, node: Node, index: Index) -> Lane:
@@ -97,10 +97,11 @@ def _shifted(body: Body, node: Node, lanes: list[Lane]) -> Lane | None:
     """A ramp plus or minus a scalar stays a ramp: contiguous memory is found by it."""
     if node.op not in (elementwise.add, elementwise.sub) or node.out.type.dtype != int64:
         return None
-    kinds = [lane.kind for lane in lanes]
-    if kinds == [Kind.RAMP, Kind.UNIFORM] or (node.op is elementwise.add and kinds == [Kind.UNIFORM, Kind.RAMP]):
-        word = "add" if node.op is elementwise.add else "sub"
-        return Lane(body.text.let(f"{word} i64 {lanes[0].name}, {lanes[1].name}", "i"), Kind.RAMP)
+    x, y = lanes
+    plus = node.op is elementwise.add
+    if (x.kind is Kind.RAMP and y.uniform) or (plus and x.uniform and y.kind is Kind.RAMP):
+        name = body.text.let(f"{'add' if plus else 'sub'} i64 {x.name}, {y.name}", "i")
+        return Lane(name, Kind.RAMP, math.gcd(x.divisor, y.divisor))
     return None
 
 
@@ -182,18 +183,19 @@ def _times(body: Body, lane: Lane, factor: int) -> Lane:
     if factor == 1:
         return lane
     if lane.uniform:
-        with body.hoisted(True):
-            return Lane(body.text.mul(lane.name, factor))
+        with body.hoisted(lane):
+            return Lane(body.text.mul(lane.name, factor), lane.kind, lane.divisor * factor)
     t = Vec("i64", body.width)
     return Lane(body.text.let(f"mul {t} {body.spread(lane, t)}, {t.const(factor)}", "i"), Kind.VARYING)
 
 
 def _plus(body: Body, a: Lane, b: Lane) -> Lane:
+    multiple = math.gcd(a.divisor, b.divisor)
     if a.uniform and b.uniform:
-        with body.hoisted(True):
-            return Lane(body.text.add(a.name, b.name))
+        with body.hoisted(a, b):
+            return Lane(body.text.add(a.name, b.name), body.kind_of(a, b), multiple)
     if Kind.VARYING not in (a.kind, b.kind) and (a.uniform or b.uniform):
-        return Lane(body.text.add(a.name, b.name), Kind.RAMP)
+        return Lane(body.text.add(a.name, b.name), Kind.RAMP, multiple)
     t = Vec("i64", body.width)
     return Lane(body.text.let(f"add {t} {body.spread(a, t)}, {body.spread(b, t)}", "i"), Kind.VARYING)
 
@@ -208,17 +210,27 @@ def _split(body: Body, linear: Lane, sizes: tuple[int, ...]) -> list[Lane]:
 
 
 def _quotient(body: Body, linear: Lane, step: int, modulus: int) -> Lane:
+    """linear / step % modulus; a modulus of 0 leaves the quotient as it is."""
     if step == 1 and not modulus:
         return linear
-    width = body.width_of(linear)
-    t = Vec("i64", width)
-    with body.hoisted(width == 1):
+    if linear.kind is Kind.RAMP and linear.divisor % body.width == 0:
+        if step % body.width == 0:  # a whole register lies within one step
+            return _divided(body, Lane(linear.name, Kind.EVEN), step, modulus)
+        if step == 1 and modulus % body.width == 0:  # or within one round of the modulus
+            rest = body.text.let(f"urem i64 {linear.name}, {modulus}", "i")
+            return Lane(rest, Kind.RAMP, math.gcd(linear.divisor, modulus))
+    return _divided(body, linear, step, modulus)
+
+
+def _divided(body: Body, linear: Lane, step: int, modulus: int) -> Lane:
+    t = Vec("i64", body.width_of(linear))
+    with body.hoisted(linear):
         name = body.spread(linear, t)
         if step != 1:
             name = body.text.let(f"udiv {t} {name}, {t.const(step)}", "i")
         if modulus:
             name = body.text.let(f"urem {t} {name}, {t.const(modulus)}", "i")
-    return Lane(name, Kind.UNIFORM if width == 1 else Kind.VARYING)
+    return Lane(name, body.kind_of(linear))
 
 
 @element(shape.iota)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from tessera.codegen.llvm.text import Lines, Text
+from tessera.codegen.llvm.text import Lines, Text, is_number
 from tessera.codegen.llvm.types import Vec, register
 from tessera.types import DType
 
@@ -19,22 +19,29 @@ if TYPE_CHECKING:
 class Kind(Enum):
     """How a value varies over the elements of a register."""
 
-    UNIFORM = "the same scalar in each"
+    FIXED = "the same scalar in each, and in every round of the innermost loop"
+    EVEN = "the same scalar in each"
     RAMP = "an i64 scalar, plus the number of the element"
     VARYING = "a vector"
 
 
 @dataclass(frozen=True)
 class Lane:
-    """The name of a value at a point, and what the name holds."""
+    """The name of a value at a point, and what the name holds; for an index, a number that divides the scalar."""
 
     name: str
-    kind: Kind = Kind.UNIFORM
+    kind: Kind = Kind.FIXED
+    multiple: int = 1
 
     @property
     def uniform(self) -> bool:
         """Whether all elements are the same."""
-        return self.kind is Kind.UNIFORM
+        return self.kind in (Kind.FIXED, Kind.EVEN)
+
+    @property
+    def divisor(self) -> int:
+        """The largest known number that divides the scalar (0 for the scalar 0, which all numbers divide)."""
+        return abs(int(self.name)) if is_number(self.name) else self.multiple
 
 
 ZERO = Lane("0")
@@ -63,14 +70,20 @@ class Body:
         self._inner: Memo = {}
         self._outer = self._inner if before is None or outer is None else outer
 
-    def memo(self, uniform: bool) -> Memo:
-        """What is known here already: of values that vary, or of those that do not."""
-        return self._outer if uniform else self._inner
+    def memo(self, *lanes: Lane) -> Memo:
+        """What is known here already of values that depend on these."""
+        return self._outer if self.kind_of(*lanes) is Kind.FIXED else self._inner
+
+    def kind_of(self, *lanes: Lane) -> Kind:
+        """How a result of these varies."""
+        if self.width_of(*lanes) > 1:
+            return Kind.VARYING
+        return Kind.EVEN if any(x.kind is not Kind.FIXED for x in lanes) else Kind.FIXED
 
     @contextmanager
-    def hoisted(self, uniform: bool) -> Iterator[None]:
-        """Put what does not vary ahead of the innermost loop."""
-        if not uniform or self._before is None:
+    def hoisted(self, *lanes: Lane) -> Iterator[None]:
+        """Put what depends on these ahead of the innermost loop, where none of them varies in it."""
+        if self._before is None or self.kind_of(*lanes) is not Kind.FIXED:
             yield
             return
         with self.text.into(self._before):
@@ -88,7 +101,7 @@ class Body:
         """A lane as a value of this type: uniform ones repeated, ramps counted out."""
         if t.width == 1 or lane.kind is Kind.VARYING:
             return lane.name
-        with self.hoisted(lane.uniform):
+        with self.hoisted(lane):
             whole = splat(self.text, t, lane.name)
         if lane.uniform:
             return whole

@@ -47,9 +47,9 @@ def load(body: Body, m: Memory, index: Index, mask: Lane | None = None, other: L
     body.kernel.scratch.touch(m)
     lanes = [*index, *(x for x in (mask, other) if x is not None)]
     width = body.width_of(*lanes)
-    with body.hoisted(width == 1):
+    with body.hoisted(*lanes):
         name = _load_masked(body, m, index, mask, other, width)
-    return Lane(name, Kind.UNIFORM if width == 1 else Kind.VARYING)
+    return Lane(name, body.kind_of(*lanes))
 
 
 def _load_masked(body: Body, m: Memory, index: Index, mask: Lane | None, other: Lane | None, width: int) -> str:
@@ -182,10 +182,10 @@ def inside(body: Body, m: Memory, index: Index, axes: tuple[int, ...]) -> Lane |
     for axis in axes:
         lane = index[axis]
         t = Vec("i64", body.width_of(lane))
-        with body.hoisted(lane.uniform):
+        with body.hoisted(lane):
             # Unsigned: a negative index is a very large one.
             name = body.text.let(f"icmp ult {t} {body.spread(lane, t)}, {t.const(m.shape[axis])}", "m")
-        found = both(body, found, Lane(name, Kind.UNIFORM if t.width == 1 else Kind.VARYING))
+        found = both(body, found, Lane(name, body.kind_of(lane)))
     return found
 
 
@@ -193,9 +193,8 @@ def both(body: Body, a: Lane | None, b: Lane | None) -> Lane | None:
     """Where two masks hold; None is a mask that always holds."""
     if a is None or b is None:
         return a or b
-    width = body.width_of(a, b)
-    t = Vec("i1", width)
+    t = Vec("i1", body.width_of(a, b))
     left, right = body.spread(a, t), body.spread(b, t)
-    with body.hoisted(width == 1):
+    with body.hoisted(a, b):
         name = body.text.let(f"and {t} {left}, {right}", "m")
-    return Lane(name, Kind.UNIFORM if width == 1 else Kind.VARYING)
+    return Lane(name, body.kind_of(a, b))

@@ -64,7 +64,7 @@ def _innermost(
     before, outer = kernel.text.section(), dict[object, Lane]()
     for start, stop, step, mask in stretches(shape[axis], fit(width, shape[axis])):
         with Loop(kernel.text, start, stop, step) as loop:
-            visit(Body(kernel, step, mask, before, outer), ramped(index, axis, loop.index))
+            visit(Body(kernel, step, mask, before, outer), ramped(index, axis, loop.index, step))
 
 
 def stretches(count: int, width: int) -> list[tuple[str, str, int, str | None]]:
@@ -75,10 +75,10 @@ def stretches(count: int, width: int) -> list[tuple[str, str, int, str | None]]:
     return [*whole, *rest]
 
 
-def ramped(index: Sequence[Lane], axis: int, base: str) -> Index:
-    """An index whose elements run along one axis."""
+def ramped(index: Sequence[Lane], axis: int, base: str, width: int) -> Index:
+    """An index whose elements run along one axis from `base`, a multiple of the width."""
     here = [*index]
-    here[axis] = Lane(base, Kind.RAMP)
+    here[axis] = Lane(base, Kind.RAMP, width)
     return tuple(here)
 
 

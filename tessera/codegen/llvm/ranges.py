@@ -37,10 +37,14 @@ class Ranges:
         return rule(self, node) if rule is not None and fits else ANY
 
     def loop(self, node: Node) -> None:
-        """Note what the index of a `for` can be."""
-        (low, _), (_, high), step = self.of(node.args[0]), self.of(node.args[1]), self.of(node.args[2])
-        if step[0] > 0:
-            self.known[node.regions[0].params[0]] = (low, high - 1)
+        """Note what the index of a `for` can be: its last round begins a whole number of steps after the first."""
+        (low, first), (_, end), step = (self.of(v) for v in node.args[:3])
+        if step[0] <= 0:
+            return
+        high = end - 1
+        if low == first and step[0] == step[1] and math.isfinite(high):
+            high = low + (high - low) // step[0] * step[0]
+        self.known[node.regions[0].params[0]] = (low, high)
 
     def loose(self, starts: Sequence[Value], block: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
         """The axes along which a block may lie partly outside."""

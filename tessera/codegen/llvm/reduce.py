@@ -68,7 +68,7 @@ class Reduction:
     def finish(self, body: Body, index: Index, state: Names) -> None:
         """Put a result where it belongs."""
         wide, to = self.fold.dtypes[-1], self.node.out.type.dtype
-        lane = Lane(state[-1], Kind.UNIFORM if body.width == 1 else Kind.VARYING)
+        lane = Lane(state[-1], Kind.FIXED if body.width == 1 else Kind.VARYING)
         if wide != to:
             lane = apply(body, lambda width, d, x: convert.cast(wide, to, width, d, x), [(lane, wide)])
         if self.target is None:
@@ -154,7 +154,7 @@ def _row(r: Reduction, index: list[Lane], axis: int, width: int, state: Names) -
         carried = list(zip([str(t) for t in r.types(width)], states[0], strict=True))
         with Loop(text, start, stop, step, carried) as loop:
             body = Body(r.kernel, width, mask, before, outer)
-            loop.values = list(r.add(body, ramped(index, axis, loop.index), tuple(loop.values)))
+            loop.values = list(r.add(body, ramped(index, axis, loop.index, width), tuple(loop.values)))
         states[0] = tuple(loop.values)
     return tree(text, r.fold, width, states)
 
@@ -176,7 +176,7 @@ def _rounds(
     ) as loop:
         names: list[str] = []
         for n in range(many):
-            at = ramped(index, axis, text.add(loop.index, str(n * width)))
+            at = ramped(index, axis, text.add(loop.index, str(n * width)), width)
             body = Body(r.kernel, width, None, before, outer)
             names += r.add(body, at, tuple(loop.values[n * size : (n + 1) * size]))
         loop.values = names

@@ -1,0 +1,67 @@
+"""The whole suite passes on everything installed; the runner can tell a wrong engine from a right one."""
+
+import pytest
+
+from conformance.case import AREAS, Case, all_cases
+from conformance.inputs import tensor
+from conformance.run import Engine, engines, judge, run_case, selected
+from tessera.errors import ArgumentError, ShapeError, UnsupportedOpError
+from tessera.interp import bound
+from tessera.numerics.bounded import Bounded
+from tessera.tracing import Jit
+
+CASES = list(all_cases())
+COLUMNS = engines(["llvm"], ["graph", "schedule", "tile", "target"])
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_area(area):
+    prefix = area.replace(".", "/") + "/"
+    outcomes = [o for c in CASES if c.name.startswith(prefix) for o in run_case(c, COLUMNS)]
+    assert outcomes and not [f"{o.case} on {o.engine}: {o.detail}" for o in outcomes if o.status == "fail"]
+
+
+def test_there_are_enough_and_each_has_its_own_name():
+    assert len(CASES) >= 150 and len({c.name for c in CASES}) == len(CASES)
+
+
+def doubled():
+    return Case("double", lambda: (Jit(lambda x: x * 2.0), (tensor("x", (4,)),)))
+
+
+class Wrong(Engine):
+    """An engine whose results are off by one part in a thousand."""
+
+    def run(self, program):
+        return [r * 1.001 for r in super().run(program)]
+
+
+class Lacking(Engine):
+    """An engine without multiplication."""
+
+    def run(self, program):
+        raise UnsupportedOpError("ts.mul cannot be emitted for lacking")
+
+
+@pytest.mark.parametrize(("kind", "status"), [(Engine, "pass"), (Wrong, "fail"), (Lacking, "unsupported")])
+def test_verdicts(kind, status):
+    (outcome,) = run_case(doubled(), [kind("x", "graph", "interp")])
+    assert outcome.status == status
+
+
+def test_an_expected_error_must_come():
+    (outcome,) = run_case(Case("e", doubled().entry, rejects=ShapeError), [Engine("graph", "graph", "interp")])
+    assert outcome.status == "fail" and "no ShapeError came" in outcome.detail
+
+
+def test_a_wide_bound_is_told():
+    x = tensor("x", (8,))
+    assert judge(doubled(), [x], [Bounded(x, abs(x) * 9)])[3]
+    assert not judge(doubled(), [x], bound.run(Jit(lambda v: v * 1.0).trace(x).function, [x]))[3]
+
+
+def test_selection_reads_as_pytest_does():
+    names = [c.name for c in selected("softmax and not (f16 or bf16)", CASES)]
+    assert names and all("softmax" in n and "f16" not in n for n in names)
+    with pytest.raises(ArgumentError, match="is not an expression"):
+        selected("and and", CASES)

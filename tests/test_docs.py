@@ -1,0 +1,35 @@
+"""What the docs show runs: every doctest of the package, and the README's program."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import tessera
+
+ROOT = Path(__file__).parents[1]
+MODULES = [m.name for m in pkgutil.walk_packages(tessera.__path__, "tessera.") if not m.name.endswith("__main__")]
+
+
+@pytest.mark.parametrize("name", ["tessera", *MODULES])
+def test_examples_in_docstrings(name):
+    module = importlib.import_module(name)
+    assert doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
+
+
+def test_the_readme_program(tmp_path, monkeypatch):
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "readme.py").write_text(program + "\nassert (y == 2 * x).all()\n")
+    scope = {"__name__": "readme"}
+    exec(compile(program + "\nassert (y == 2 * x).all()\n", str(tmp_path / "readme.py"), "exec"), scope)
+    assert (tmp_path / "out" / "manifest.json").is_file()
+
+
+def test_every_public_name_is_documented():
+    for name in tessera.__all__:
+        value = getattr(tessera, name)
+        assert getattr(value, "__doc__", None), f"ts.{name} says nothing of itself"
