@@ -29,11 +29,10 @@ def plan_for(target: str) -> Plan:
 
 
 def lower(function: Function, target: str = INTERP) -> dict[str, Module]:
-    """The module of each level above Target, for a Graph function of concrete shapes."""
-    levels: dict[str, Module] = {}
-    for _, module in lowering(function, plan_for(target)):
-        levels[module.level] = module
-    return levels
+    """The module of each level above Target, for a Graph function of concrete shapes: as traced, then as lowered."""
+    traced, *lowered = lowering(function, plan_for(target))
+    levels = {module.level: module for _, module in lowered}
+    return {**levels, "graph": traced[1]}
 
 
 def lowering(function: Function, plan: Plan) -> Iterator[tuple[str, Module]]:
