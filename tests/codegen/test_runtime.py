@@ -154,3 +154,18 @@ def test_the_text_interpreter_gives_the_same_bits(program):
     BACKEND.interpreter(emitted)(theirs)
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_one_buffer_under_two_names():
+    """A launch that passes one buffer twice: what is read through one name is read before the other is written."""
+    x = np.arange(64, dtype=np.float32)
+    k = Kernel(x, x)
+    low, high = k.load(k.params[0], 0, shape=(32,)), k.load(k.params[0], 32, shape=(32,))
+    k.store(k.params[1], high, 0)
+    k.store(k.params[1], low, 32)
+    kernel = k.module().functions[1]
+    b, p = Builder(), Value(RefType((64,), f32), "x")
+    b.add(host.launch, [p, p], {"kernel": "k", "grid": (1,)})
+    module = Module("tile", (Function("main", b.block([p], []), Attrs({"outputs": 0})), kernel))
+    BACKEND.runtime(BACKEND.emit(module, {})).run([x])
+    np.testing.assert_array_equal(x, np.concatenate([np.arange(32, 64), np.arange(32)]))

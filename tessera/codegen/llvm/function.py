@@ -51,7 +51,7 @@ def emit_function(
     scope = debug.subprogram(function.name, function.loc) if debug is not None else 0
     text = Text(debug, scope)
     text.place(function.loc)
-    kernel = Kernel(function, text, library, options.vector_bytes, grid)
+    kernel = Kernel(function, text, library, options.vector_bytes, grid, apart)
     names = [f"%a{i}" for i in range(len(function.params))]
     for v, name in zip(function.params, names, strict=True):
         _bind(kernel, v, name)

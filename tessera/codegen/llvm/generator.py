@@ -19,7 +19,10 @@ from tessera.codegen.llvm.runtime import TEXT, Program
 from tessera.codegen.llvm.types import REGISTER
 from tessera.errors import ArgumentError
 from tessera.ir.core import Module, structural_hash
+from tessera.lower.plan import Plan
 
+# More rows of a query block than the default: each packing of the keys then serves twice as many products.
+PLAN = Plan(flash_m=64)
 OPTIONS = ("vector_bytes", "debug", "schedule")
 
 
@@ -31,7 +34,7 @@ class LLVM:
     @cached_property
     def capabilities(self) -> Capabilities:
         """What the processor at hand can do."""
-        return Capabilities(host_vector_bytes(), tuple(REGISTER))
+        return Capabilities(host_vector_bytes(), tuple(REGISTER), plan=PLAN)
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The LLVM text of a Tile module.

@@ -30,11 +30,17 @@ class Kernel:
     """
 
     def __init__(
-        self, function: Function, text: Text, library: Library, vector_bytes: int, grid: Sequence[int] | None = None
+        self,
+        function: Function,
+        text: Text,
+        library: Library,
+        vector_bytes: int,
+        grid: Sequence[int] | None = None,
+        apart: bool = True,
     ) -> None:
         self.function, self.text, self.library, self.vector_bytes = function, text, library, vector_bytes
         self.scratch = Scratch(text)
-        self.plan = Plan(function)
+        self.plan = Plan(function, apart)
         self.producers: dict[Value, Node] = {}
         self.ranges = Ranges(self.producers, grid)
         self.scalars: dict[Value, str] = {}

@@ -34,6 +34,19 @@ def emit_module(module: Module, options: Options) -> Emission:
     """
     module = ungroup(module)
     library, debug = Library(), Debug() if options.debug else None
+    lines, scratch = _functions(module, library, debug, options)
+    lines += library.text()
+    lines += math.definitions(lines)
+    head = ["; Tessera: LLVM", f'source_filename = "{module.main.name}"', ""]
+    tail = [*declarations(lines), "", _attributes(options.vector_bytes * 8)]
+    text = "\n".join([*head, *lines, *tail, *(debug.text() if debug else ())]) + "\n"
+    return Emission(text, launch_plan(module, scratch))
+
+
+def _functions(
+    module: Module, library: Library, debug: Debug | None, options: Options
+) -> tuple[list[str], dict[str, int]]:
+    """The text of every tile function, and the scratch memory each needs."""
     launches = [n for n in module.main.body.walk() if n.op is host.launch]
     shared = overlapping(module)
     lines: list[str] = []
@@ -43,16 +56,12 @@ def emit_module(module: Module, options: Options) -> Emission:
         emitted = emit_function(function, library, debug, options, _largest(grids), function.name not in shared)
         lines += emitted.lines
         scratch[function.name] = emitted.scratch
-    lines += library.text()
-    lines += math.definitions(lines)
-    head = ["; Tessera: LLVM", f'source_filename = "{module.main.name}"', ""]
-    bits = options.vector_bytes * 8
-    tail = [
-        *declarations(lines), "",
-        f'attributes #0 = {{ nounwind "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" }}',
-    ]  # fmt: skip
-    text = "\n".join([*head, *lines, *tail, *(debug.text() if debug else ())]) + "\n"
-    return Emission(text, launch_plan(module, scratch))
+    return lines, scratch
+
+
+def _attributes(bits: int) -> str:
+    """Without these LLVM splits the widest vectors on processors that prefer narrower ones."""
+    return f'attributes #0 = {{ nounwind "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" }}'
 
 
 def _grid(node: Node) -> tuple[int, ...]:

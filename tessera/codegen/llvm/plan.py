@@ -9,7 +9,7 @@ from tessera.codegen.llvm.uses import LOOPS, Site, Uses
 from tessera.ir.core import Function, Node, Value
 from tessera.op import Op
 from tessera.ops import basic, control, elementwise, linalg, shape, tile
-from tessera.types import TensorType
+from tessera.types import RefType, TensorType
 
 MOVES = (basic.full, basic.broadcast_to, shape.reshape, shape.permute, shape.iota, tile.load, tile.gather)
 # About how many times as long as an addition; what is not listed takes 1.
@@ -44,8 +44,10 @@ class Plan:
     memory it is computed into; `joined` maps a sum to its dot, which is then added in place.
     """
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, apart: bool = True) -> None:
         self.uses = Uses(function)
+        # Parameters that may name the same memory are all written when one is.
+        self._same = () if apart else tuple(p for p in function.params if isinstance(p.type, RefType))
         self.held: set[Value] = set()
         self.target: dict[Value, Value] = {}
         self.joined: dict[Value, Value] = {}
@@ -129,7 +131,8 @@ class Plan:
 
     def _overtaken(self, v: Value, site: Site, sinks: Sinks) -> bool:
         """Whether what a load reads may be written again before it is needed."""
-        writes = self.uses.writes[site.node.args[0]]
+        ref = site.node.args[0]
+        writes = [w for r in (self._same if ref in self._same else (ref,)) for w in self.uses.writes[r]]
         for sink, straight in sinks.items():
             last = self.uses.last(site, sink)
             for write in writes:
@@ -177,7 +180,7 @@ def _stays(v: Value, node: Node) -> bool:
 
 
 def _same_place(load: Node, store: Node) -> bool:
-    if store.op is not tile.store or load.op is not tile.load:
+    if store.op is not tile.store or load.op is not tile.load or load.args[0] is not store.args[0]:
         return False
     rank = load.args[0].type.rank
     return load.args[1 : 1 + rank] == store.args[2 : 2 + rank] and load.out.type.shape == store.args[1].type.shape

@@ -95,14 +95,14 @@ def helpers(count: int) -> ThreadPoolExecutor:
 
 
 def thread_count(given: int | None = None) -> int:
-    """How many threads to run on: as given, or TESSERA_THREADS, or one for each processor.
+    """How many threads to run on: as given, or TESSERA_THREADS, or one for each processor it may use.
 
     Raises:
         ArgumentError: TESSERA_THREADS is not a positive number.
     """
     text = os.environ.get("TESSERA_THREADS") if given is None else str(given)
     if not text:
-        return os.cpu_count() or 1
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not text.isdigit() or int(text) < 1:
         raise ArgumentError("the number of threads is not a positive number", received=text, expected="1, 2, ...")
     return int(text)

@@ -62,9 +62,9 @@ class Debug:
 
 
 def _escape(text: str) -> str:
-    return "".join(
-        c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\{b:02X}" for c in text for b in c.encode()[:1]
-    )
+    """A string as LLVM writes it: bytes that are not plain in hexadecimal."""
+    plain = range(0x20, 0x7F)
+    return "".join(chr(b) if b in plain and chr(b) not in '"\\' else f"\\{b:02X}" for b in text.encode())
 
 
 class Text:
