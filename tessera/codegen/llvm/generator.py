@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.codegen.artifact import Artifact, sha256
 from tessera.codegen.backend import Capabilities
+from tessera.codegen.element_types import check_element_types
 from tessera.codegen.llvm.function import Options
 from tessera.codegen.llvm.interpret import interpreter
 from tessera.codegen.llvm.jit import host_vector_bytes
@@ -44,6 +45,7 @@ class LLVM:
         unknown = [k for k in options if k not in OPTIONS]
         if unknown:
             raise ArgumentError(f"the target llvm has no option {unknown[0]}", expected=", ".join(OPTIONS))
+        check_element_types(module, self.name, self.capabilities.dtypes)
         vector = int(options.get("vector_bytes", self.capabilities.vector_bytes))
         emission = emit_module(module, Options(vector, bool(options.get("debug", True))))
         return Artifact(self._manifest(module, emission.plan, emission.text, options, vector), {TEXT: emission.text})

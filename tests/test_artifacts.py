@@ -1,0 +1,96 @@
+"""ts.build and ts.load: what is stored, what is asked for, and what is refused."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.errors import ArgumentError, ArtifactError, DTypeError, ShapeError, UnsupportedOpError
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def test_weights_are_stored_and_not_asked_for(tmp_path):
+    @ts.jit
+    def f(params, x):
+        return x @ params["w"] + params["b"]
+
+    params = {"w": np.eye(3, dtype=np.float32) * 2, "b": np.ones(3, np.float32)}
+    ts.build(f, params, X, out=tmp_path / "a", weights=("params",))
+    loaded = ts.load(tmp_path / "a")
+    assert [p["name"] for p in loaded.parameters] == ["x"]
+    assert np.array_equal(loaded(X).numpy(), X * 2 + 1)
+
+
+def test_narrow_weights_keep_their_type(tmp_path):
+    w = np.arange(4).astype(ts.bf16.numpy)
+    ts.build(ts.jit(lambda w, x: w * x), w, w, out=tmp_path / "a", weights=("w",))
+    out = ts.load(tmp_path / "a")(w)
+    assert out.dtype == ts.bf16 and np.array_equal(out.numpy().astype(float), [0, 1, 4, 9])
+
+
+def test_captured_arrays_travel_along(tmp_path):
+    bias = np.float32([1, 2, 3])
+    ts.build(ts.jit(lambda x: x + bias), X, out=tmp_path / "a")
+    assert np.array_equal(ts.load(tmp_path / "a")(X).numpy(), X + bias)
+
+
+def test_kernels_write_in_place(tmp_path):
+    @ts.kernel
+    def double(x, y):
+        i = ts.tile.program_id(0)
+        y[i] = x[i] * 2.0
+
+    x, y = np.float32([1, 2, 3]), np.zeros(3, np.float32)
+    ts.build(double, x, y, out=tmp_path / "k", grid=(3,))
+    ts.load(tmp_path / "k")(x, y)
+    assert np.array_equal(y, [2, 4, 6])
+
+
+def test_several_results(tmp_path):
+    ts.build(ts.jit(lambda x: (x + 1.0, ts.sum(x, axis=1))), X, out=tmp_path / "a")
+    first, second = ts.load(tmp_path / "a")(X)
+    assert np.array_equal(first.numpy(), X + 1) and np.array_equal(second.numpy(), [3, 12])
+
+
+@pytest.fixture
+def doubled(tmp_path):
+    """An artifact that doubles a 2x3 f32 array."""
+    return ts.load(ts.build(ts.jit(lambda x: x * 2.0), X, out=tmp_path / "double"))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "says"),
+    [
+        ((X[:1],), ShapeError, "argument x has another shape than the artifact was built for"),
+        ((X.astype(np.float64),), DTypeError, "argument x has another element type"),
+        ((), ArgumentError, "takes 1 arrays, 0 came"),
+    ],
+)
+def test_wrong_calls(doubled, arrays, error, says):
+    with pytest.raises(error, match=says):
+        doubled(*arrays)
+
+
+def test_unknown_weights(tmp_path):
+    with pytest.raises(ArgumentError, match="has no argument wieghts"):
+        ts.build(ts.jit(lambda x: x), X, out=tmp_path / "a", weights=("wieghts",))
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_the_target_lacks_is_named_with_its_line(tmp_path):
+    @ts.jit
+    def narrow(x):
+        return x.to(ts.fp8_e4m3)
+
+    with pytest.raises(UnsupportedOpError) as caught:
+        ts.build(narrow, X, out=tmp_path / "a")
+    text = str(caught.value)
+    assert "llvm" in text and "fp8_e4m3" in text and "return x.to(ts.fp8_e4m3)" in text
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_folder_that_is_no_artifact(tmp_path):
+    with pytest.raises(ArtifactError, match="has no manifest.json"):
+        ts.load(tmp_path)
+    with pytest.raises(ArtifactError, match="there is no folder"):
+        ts.load(tmp_path / "nowhere")
