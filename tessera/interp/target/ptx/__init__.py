@@ -1,0 +1,5 @@
+"""An interpreter of PTX text on NumPy: parses on its own, runs all threads side by side."""
+
+from tessera.interp.target.ptx.module import Module
+
+__all__ = ["Module"]

@@ -1,0 +1,158 @@
+"""PTX text to syntax: bodies, instructions and operands."""
+
+from __future__ import annotations
+
+import struct
+
+from tessera.errors import Location
+from tessera.interp.target.ptx.lexer import Cursor
+from tessera.interp.target.ptx.syntax import Address, Group, Instruction, Item, Label, Name, Number, Operand, Scope
+
+_SPACES = {".reg", ".param", ".shared", ".global", ".const", ".local"}
+
+
+def body(cursor: Cursor, files: dict[int, str]) -> Scope:
+    """A body in braces."""
+    return _Body(cursor, files).scope()
+
+
+class _Body:
+    """The items of one function; `.loc` holds until the next."""
+
+    def __init__(self, cursor: Cursor, files: dict[int, str]) -> None:
+        self.cursor, self.files = cursor, files
+        self.source: Location | None = None
+
+    def scope(self) -> Scope:
+        cursor = self.cursor
+        cursor.expect("{")
+        items: list[Item] = []
+        while not cursor.accept("}"):
+            if cursor.here.kind == "end":
+                cursor.fail("expected '}'")
+            self._item(items)
+        return Scope(tuple(items))
+
+    def _item(self, items: list[Item]) -> None:
+        from tessera.interp.target.ptx.parser import variables
+
+        cursor = self.cursor
+        if cursor.accept(";"):
+            return
+        if cursor.at("{"):
+            items.append(self.scope())
+        elif cursor.at(*_SPACES):
+            items.extend(variables(cursor))
+            cursor.expect(";")
+        elif cursor.here.kind == "directive":
+            self._directive()
+        elif cursor.here.kind == "word" and cursor.after().text == ":":
+            items.append(Label(cursor.take().text))
+            cursor.take()
+        else:
+            items.append(self._instruction())
+
+    def _directive(self) -> None:
+        cursor = self.cursor
+        name = cursor.take().text
+        if name == ".loc":
+            file, line, column = cursor.integer(), cursor.integer(), cursor.integer()
+            self.source = Location(self.files.get(file, f"file {file}"), line, column)
+            while cursor.accept(","):
+                self._inlined()
+        elif name == ".pragma":
+            cursor.kind("string")
+            cursor.expect(";")
+        else:
+            cursor.index -= 1
+            cursor.fail("unknown directive in a body")
+
+    def _inlined(self) -> None:
+        cursor = self.cursor
+        if cursor.kind("word") == "function_name":
+            cursor.kind("word")
+            if cursor.accept("+"):
+                cursor.integer()
+        else:
+            for _ in range(3):
+                cursor.integer()
+
+    def _instruction(self) -> Instruction:
+        cursor = self.cursor
+        guard = None
+        if cursor.accept("@"):
+            negated = cursor.accept("!")
+            guard = Name(cursor.kind("word"), negated)
+        place = cursor.place()
+        op = tuple(cursor.kind("word").split("."))
+        operands: list[Operand] = []
+        while not cursor.at(";"):
+            operands.append(operand(cursor))
+            if not cursor.accept(","):
+                break
+        cursor.expect(";")
+        return Instruction(op, tuple(operands), guard, place, self.source)
+
+
+def operand(cursor: Cursor) -> Operand:
+    """One operand, `a|b` pairs included."""
+    first = _single(cursor)
+    if cursor.accept("|"):
+        return Group((first, _single(cursor)), pair=True)
+    return first
+
+
+_CLOSING = {"{": "}", "(": ")"}
+
+
+def _single(cursor: Cursor) -> Operand:
+    if cursor.at("{", "("):
+        closing, parts = _CLOSING[cursor.take().text], []
+        while not cursor.at(closing):
+            parts.append(operand(cursor))
+            if not cursor.accept(","):
+                break
+        cursor.expect(closing)
+        return Group(tuple(parts))
+    if cursor.accept("["):
+        return _address(cursor)
+    if cursor.accept("!"):
+        return Name(cursor.kind("word"), negated=True)
+    if cursor.here.kind == "word":
+        return _name(cursor)
+    return _number(cursor)
+
+
+def _name(cursor: Cursor) -> Operand:
+    text = cursor.kind("word")
+    if cursor.at("+") and cursor.after().kind == "number":
+        cursor.take()
+        return Address(text, cursor.integer())
+    return Name(text)
+
+
+def _address(cursor: Cursor) -> Address:
+    base = cursor.kind("word") if cursor.here.kind == "word" else None
+    offset = cursor.integer() if base is None else 0
+    while cursor.at("+", "-"):
+        cursor.accept("+")
+        offset += cursor.integer()
+    cursor.expect("]")
+    return Address(base, offset)
+
+
+def _number(cursor: Cursor) -> Number:
+    inverted = cursor.accept("~")
+    negative = cursor.at("-") and cursor.after().kind == "float" and cursor.accept("-")
+    if cursor.here.kind != "float":
+        if cursor.here.kind != "number" and not cursor.at("-"):
+            cursor.fail("expected an operand")
+        value = cursor.integer()
+        return Number(~value if inverted else value)
+    text = cursor.take().text
+    if text[:2] in ("0f", "0F"):
+        return Number(int(text[2:], 16) ^ (negative << 31), 32)
+    if text[:2] in ("0d", "0D"):
+        return Number(int(text[2:], 16) ^ (negative << 63), 64)
+    (bits,) = struct.unpack("<Q", struct.pack("<d", float(text)))
+    return Number(bits ^ (negative << 63), 64)

@@ -1,0 +1,72 @@
+"""Memory as flat arrays: one arena for everything global, and shared and local memory by CTA and lane."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+
+from tessera.errors import OutOfBoundsError
+from tessera.interp.target.ptx.fault import Fault
+
+WINDOWS = {"shared": 1 << 40, "local": 2 << 40, "global": 3 << 40}  # where generic addresses see each space
+_GUARD = 256  # unowned bytes between arrays, so that running off one is found
+
+
+class Flat:
+    """Bytes, seen as elements of any size."""
+
+    def __init__(self, size: int) -> None:
+        self.raw = np.zeros(-(-size // 16) * 16 + 16, np.uint8)
+        self.views = {n: self.raw.view(f"u{n}") for n in (1, 2, 4, 8)}
+
+
+class Arena:
+    """Named segments of global memory, frozen into one array before the launch."""
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.names: list[str] = []
+        self.top = _GUARD
+        self.flat = Flat(0)
+
+    def add(self, name: str, size: int) -> int:
+        """Reserve a segment; its offset."""
+        start = self.top
+        self.starts.append(start)
+        self.ends.append(start + size)
+        self.names.append(name)
+        self.top = -(-(start + size) // 256) * 256 + _GUARD
+        return start
+
+    def freeze(self) -> None:
+        """Allocate the bytes of all segments."""
+        self.flat = Flat(self.top)
+
+    def check(self, offsets: np.ndarray, size: int) -> int:
+        """Where an access leaves its segment: the position of the first that does, or -1."""
+        if not self.starts:
+            return 0
+        low, high = int(offsets.min()), int(offsets.max())
+        index = bisect_right(self.starts, low) - 1
+        if index >= 0 and high + size <= self.ends[index]:
+            return -1
+        owners = np.searchsorted(self.starts, offsets, "right") - 1
+        bad = (owners < 0) | (offsets + size > np.array(self.ends)[owners])
+        return int(np.argmax(bad)) if bad.any() else -1
+
+    def describe(self, offset: int) -> str:
+        """An offset in words."""
+        if offset < 0 or offset >= self.top or not self.starts:
+            return f"address {offset + WINDOWS['global']:#x} belongs to no argument"
+        index = max(bisect_right(self.starts, offset) - 1, 0)
+        size = self.ends[index] - self.starts[index]
+        return f"byte {offset - self.starts[index]} of {self.names[index]}, which has {size} bytes"
+
+
+def check_alignment(address: np.ndarray, size: int, lanes: np.ndarray) -> None:
+    """Raise where an address is no multiple of the access size."""
+    if (bad := address % size != 0).any():
+        at = int(np.argmax(bad))
+        raise Fault(f"misaligned access of {size} bytes at {int(address[at]):#x}", OutOfBoundsError, int(lanes[at]))
