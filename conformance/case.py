@@ -11,8 +11,9 @@ from tessera.errors import TesseraError
 
 # Each area is a module with `cases() -> Iterator[Case]`; its folder says level and area.
 AREAS = (
-    "graph.elementwise", "graph.reduce", "graph.shape", "graph.linalg", "graph.composites", "graph.errors",
-    "tile.blocks", "tile.control", "tile.memory", "tile.groups", "tile.errors",
+    "graph.elementwise", "graph.functions", "graph.reduce", "graph.shape", "graph.linalg", "graph.composites",
+    "graph.errors", "tile.blocks", "tile.control", "tile.memory", "tile.groups", "tile.cooperation",
+    "tile.scans", "tile.atomics", "tile.random", "tile.errors", "tile.debug", "tile.stdlib",
 )  # fmt: skip
 
 
@@ -22,6 +23,7 @@ class Case:
 
     `entry()` gives (jit function or kernel, arguments); `rejects` is the error that must come instead,
     whose text must hold each of `says`. `exact` asks for equality, not agreement within the bound.
+    With `debug` the Tile interpreter runs it in debug mode too: there the error must come, or no finding.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Case:
     exact: bool = False
     rejects: type[TesseraError] | None = None
     says: tuple[str, ...] = ()
+    debug: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from conformance.case import Case, Outcome
 from tessera.codegen.registry import backend, backends
+from tessera.debug import checked
 from tessera.errors import ArgumentError, TesseraError, UnsupportedOpError
 from tessera.interp.bound import compare
 from tessera.program import Program, prepare
@@ -60,6 +62,9 @@ def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
         entry, arguments = case.entry()
         program = prepare(entry, arguments, "interp", case.grid, case.group)
         bounds = program.bounds()
+        if case.debug:
+            with _watched(case):
+                program.run("tile")
     except TesseraError as error:
         yield from (Outcome(case.name, e.name, "fail", detail=str(error)) for e in columns)
         return
@@ -91,12 +96,18 @@ def judge(case: Case, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> t
     return ("fail" if detail else "pass"), share, detail, useless
 
 
+def _watched(case: Case) -> AbstractContextManager[Any]:
+    """Debug mode for the cases that ask for it."""
+    return checked() if case.debug else nullcontext()
+
+
 def _refused(case: Case) -> tuple[str, float, str]:
     """Whether the error that must come does."""
     try:
         entry, arguments = case.entry()
         program = prepare(entry, arguments, "interp", case.grid, case.group)
-        program.run(program.top)
+        with _watched(case):
+            program.run(program.top)
     except TesseraError as error:
         wrong = [w for w in case.says if w not in str(error)]
         if isinstance(error, case.rejects or ()) and not wrong:

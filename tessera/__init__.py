@@ -8,11 +8,58 @@ Tensor([0.5, 0.5], f32)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tessera import debug
+from tessera.autodiff import (
+    autodiff,
+    checkpoint,
+    custom_jvp,
+    custom_vjp,
+    grad,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    straight_through,
+    value_and_grad,
+    vjp,
+)
+from tessera.batching import vmap
+from tessera.checking import check
 from tessera.device import default_device, set_default_device
 from tessera.errors import TesseraError
 from tessera.example import example
 from tessera.kernel import Kernel, Tile, constexpr, kernel, tile
-from tessera.ops.basic import broadcast_to, cast, full
+from tessera.ops.arrange import (
+    flip,
+    moveaxis,
+    narrow,
+    one_hot,
+    repeat,
+    roll,
+    split,
+    take_along_axis,
+    tril,
+    triu,
+    unbind,
+)
+from tessera.ops.basic import broadcast_to, cast, full, stop_gradient
+from tessera.ops.conv import avg_pool2d, conv1d, conv2d, max_pool2d
+from tessera.ops.creation import (
+    arange,
+    empty,
+    empty_like,
+    eye,
+    from_dlpack,
+    full_like,
+    linspace,
+    ones,
+    ones_like,
+    zeros,
+    zeros_like,
+)
+from tessera.ops.cumulative import cumprod, cumsum
+from tessera.ops.decompose import cholesky, eig, eigh, qr, svd
+from tessera.ops.einsum import einsum
 from tessera.ops.elementwise import (
     abs,
     add,
@@ -52,7 +99,27 @@ from tessera.ops.elementwise import (
     tanh,
     where,
 )
+from tessera.ops.functions import (
+    acos,
+    asin,
+    atan,
+    atan2,
+    clip,
+    cosh,
+    expm1,
+    fma,
+    isfinite,
+    isinf,
+    isnan,
+    log1p,
+    log10,
+    sign,
+    sinh,
+    tan,
+    trunc,
+)
 from tessera.ops.linalg import dot, linear, matmul
+from tessera.ops.loss import cross_entropy, l1_loss, mse_loss, nll_loss
 from tessera.ops.nn import (
     gelu,
     layer_norm,
@@ -64,9 +131,10 @@ from tessera.ops.nn import (
     silu,
     softmax,
 )
+from tessera.ops.products import gemm, kron, outer, vecdot
+from tessera.ops.random import Generator, manual_seed, rand, randint, randn
 from tessera.ops.reduce import argmax, argmin, max, mean, min, sum, var
 from tessera.ops.shape import (
-    arange,
     concatenate,
     embedding,
     expand_dims,
@@ -81,6 +149,13 @@ from tessera.ops.shape import (
     transpose,
 )
 from tessera.ops.shape import slice_ as slice
+from tessera.ops.sort import argsort, sort, topk
+from tessera.ops.statistics import all, any, logsumexp, norm, prod, std
+from tessera.ops.training import batch_norm, dropout, running_statistics
+from tessera.ops.update import scatter_add
+from tessera.schedule import Schedule
+from tessera.schedule_space import ScheduleSpace
+from tessera.shapes import dims, require
 from tessera.tensor import Tensor
 from tessera.tracing import Jit, jit
 from tessera.types import (
@@ -120,21 +195,88 @@ def __getattr__(name: str) -> Any:
     """`build` and `load` bring the compiler with them: it is imported when they are first asked for."""
     if name in ("build", "load"):
         return getattr(import_module("tessera.artifacts"), name)
+    if name == "verify":
+        return import_module("tessera.verify")
     raise AttributeError(f"module 'tessera' has no attribute {name!r}")
 
 
 __all__ = [
+    "flip",
+    "moveaxis",
+    "narrow",
+    "one_hot",
+    "repeat",
+    "roll",
+    "split",
+    "take_along_axis",
+    "tril",
+    "triu",
+    "unbind",
+    "avg_pool2d",
+    "conv1d",
+    "conv2d",
+    "max_pool2d",
+    "empty",
+    "empty_like",
+    "eye",
+    "from_dlpack",
+    "full_like",
+    "linspace",
+    "ones",
+    "ones_like",
+    "zeros",
+    "zeros_like",
+    "cumprod",
+    "cumsum",
+    "cholesky",
+    "eig",
+    "eigh",
+    "qr",
+    "svd",
+    "einsum",
+    "cross_entropy",
+    "l1_loss",
+    "mse_loss",
+    "nll_loss",
+    "gemm",
+    "kron",
+    "outer",
+    "vecdot",
+    "Generator",
+    "manual_seed",
+    "rand",
+    "randint",
+    "randn",
+    "argsort",
+    "sort",
+    "topk",
+    "all",
+    "any",
+    "logsumexp",
+    "norm",
+    "prod",
+    "std",
+    "batch_norm",
+    "dropout",
+    "running_statistics",
     "Jit",
     "Kernel",
+    "Schedule",
+    "ScheduleSpace",
     "Tensor",
     "TesseraError",
     "Tile",
     "abs",
     "accum",
+    "acos",
     "add",
     "arange",
     "argmax",
     "argmin",
+    "asin",
+    "atan",
+    "atan2",
+    "autodiff",
     "bf16",
     "bitwise_and",
     "bitwise_not",
@@ -145,11 +287,19 @@ __all__ = [
     "build",
     "cast",
     "ceil",
+    "check",
+    "checkpoint",
+    "clip",
     "compute",
     "concatenate",
     "constexpr",
     "cos",
+    "cosh",
+    "custom_jvp",
+    "custom_vjp",
+    "debug",
     "default_device",
+    "dims",
     "div",
     "dot",
     "embedding",
@@ -159,6 +309,7 @@ __all__ = [
     "exp",
     "exp2",
     "expand_dims",
+    "expm1",
     "f16",
     "f32",
     "f64",
@@ -166,6 +317,7 @@ __all__ = [
     "floor",
     "floor_divide",
     "flush_denormals",
+    "fma",
     "fp4",
     "fp6",
     "fp6_e2m3",
@@ -174,15 +326,23 @@ __all__ = [
     "full",
     "gather",
     "gelu",
+    "grad",
     "greater",
     "greater_equal",
+    "hessian",
     "int16",
     "int32",
     "int4",
     "int64",
     "int8",
     "iota",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "jacfwd",
+    "jacrev",
     "jit",
+    "jvp",
     "kernel",
     "layer_norm",
     "less",
@@ -190,6 +350,8 @@ __all__ = [
     "linear",
     "load",
     "log",
+    "log10",
+    "log1p",
     "log2",
     "log_softmax",
     "loss_scale",
@@ -207,32 +369,43 @@ __all__ = [
     "pow",
     "relu",
     "remainder",
+    "require",
     "reshape",
     "rms_norm",
     "round",
     "rsqrt",
     "saturate",
     "scaled_dot_product_attention",
+    "scatter_add",
     "set_default_device",
     "shift_left",
     "shift_right",
     "sigmoid",
+    "sign",
     "silu",
     "sin",
+    "sinh",
     "slice",
     "softmax",
     "sqrt",
     "squeeze",
     "stack",
     "stochastic_round",
+    "stop_gradient",
+    "straight_through",
     "sub",
     "sum",
+    "tan",
     "tanh",
     "tf32",
     "tile",
     "toward_zero",
     "transpose",
+    "trunc",
     "uint8",
+    "value_and_grad",
     "var",
+    "vjp",
+    "vmap",
     "where",
 ]

@@ -137,7 +137,9 @@ class TraceError(TesseraError):
 
 
 class OutOfBoundsError(TesseraError):
-    """A read or write outside its tensor."""
+    """A read or write outside its tensor; `lane` is the first such instance and element while only that is known."""
+
+    lane: tuple[int, ...] | None = None
 
 
 class VerifyError(TesseraError):
@@ -166,3 +168,23 @@ class ResourceError(TesseraError):
 
 class ExecutionError(TesseraError):
     """A program that went wrong while it ran."""
+
+
+class RaceError(ExecutionError):
+    """Two accesses of one element, at least one a write, with nothing that orders them."""
+
+
+class UninitializedError(ExecutionError):
+    """A read of memory that nothing has written."""
+
+
+class AsyncCopyError(ExecutionError):
+    """An access that meets an asynchronous copy still under way."""
+
+
+class BarrierError(ExecutionError):
+    """A barrier that some tiles of a group reach and others do not."""
+
+
+class NonFiniteError(ExecutionError):
+    """A NaN or an infinity made of finite operands."""

@@ -100,6 +100,15 @@ def _expander(builder: Builder, keep: Callable[[Any], bool], table: Rules) -> Me
     return meaning
 
 
+def lowering_of(node: Node) -> Block:
+    """The lowering of a composite node as a block whose parameters are the operands."""
+    builder = Builder()
+    params = tuple(Value(t) for t in node.types)
+    with builder.active(), builder.at(node.loc):
+        results = _lowered(node, lower.of(node.op), list(params))
+    return builder.block(params, results)
+
+
 def _lowered(node: Node, rule: Callable[..., Any], args: list[Value]) -> tuple[Value, ...]:
     """A lowering applied as one op: operands widened, the result rounded once (design 4)."""
     out = rule(*(_wide(Tensor(a), node.op.numerics) for a in args), **node.attrs)

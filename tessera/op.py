@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import ArgumentError, UnsupportedOpError
-from tessera.numerics.convert import convert
+from tessera.numerics.convert import convert, store
 from tessera.types import TensorType, Type, tf32
 
 # How an op's NumPy semantics sees its operands: as stored, widened to the compute type of the
@@ -108,7 +108,7 @@ class Op:
 def _store(array: Any, type: Type) -> Any:
     if type.dtype.numpy == array.dtype and type.policy is None and type.dtype is not tf32:
         return array
-    return convert(array, type.dtype, saturate=bool(type.policy and type.policy.saturate))
+    return store(array, type.dtype, type.policy)
 
 
 # Tensor methods and functions take each other's spelling (conventions): dim is axis, keepdim is keepdims.
@@ -197,5 +197,11 @@ class Rules:
 
 lower = Rules("lowering")
 error = Rules("error")
+# jvp(out, primals, tangents, **attrs) gives the tangent of the result; a tangent of None is zero.
+jvp = Rules("derivative")
+# transpose(g, *operands, **attrs) gives a cotangent for each operand; an operand that is unknown is given as its type.
+transpose = Rules("transpose")
+# batch(lanes, **attrs) gives the result with a new leading axis; pointwise ops need no row (tessera/batching.py).
+batch = Rules("batching")
 # How a composite without a type rule gets one: `evaluate` fills this in, since it sits above this file.
 TYPE_BY_LOWERING: list[Callable[[Op], Callable[..., Any]]] = []

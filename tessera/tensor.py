@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tessera.errors import DTypeError, TesseraError, TraceError, here
+from tessera.device import generator_of
+from tessera.errors import ArgumentError, DTypeError, ShapeError, TesseraError, TraceError, here
 from tessera.ir.builder import CURRENT
 from tessera.ir.core import Value
+from tessera.numerics.convert import convert
 from tessera.op import Op
 from tessera.shapes import Size, as_size
 from tessera.types import DType, Policy, TensorType, as_dtype, f32
@@ -21,28 +24,48 @@ class Tensor:
     `Tensor(data)` holds an array and computes at once; while `@ts.jit` traces, a Tensor stands for
     a value to come. `Tensor["B", 384, ts.f32]` is the type of such tensors, for annotations.
 
+    `data` is a number, nested lists, a tensor, or an array, which is not copied. `dtype` is by default that of an
+    array, f32 for Python floats and int64 for Python ints. `device` must be one this machine has: elements lie in
+    host memory. `layout` ("row_major", "column_major") is how they lie there.
+
+    Raises:
+        DTypeError: there is no such element type.
+        DeviceUnavailable: nothing here serves `device`.
+
     >>> x = Tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> x.shape, x.dtype
     ((2, 2), ts.f32)
     """
 
-    __slots__ = ("data", "type")
+    __slots__ = ("__weakref__", "data", "grad", "requires_grad", "type")
     __array_priority__ = 100
     __hash__ = object.__hash__
 
-    def __init__(self, data: Any, dtype: DType | Policy | None = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        dtype: DType | Policy | None = None,
+        device: str | None = None,
+        requires_grad: bool = False,
+        layout: str = "row_major",
+    ) -> None:
+        self.grad: Tensor | None = None
+        self.requires_grad = requires_grad
         if isinstance(data, Value):
             assert isinstance(data.type, TensorType)
             self.data: Any = data
             self.type: TensorType = data.type
             return
+        if device is not None:
+            generator_of(device)
         array = data.numpy() if isinstance(data, Tensor) else data
         if not isinstance(array, np.ndarray):
             array = np.asarray(array)
             if dtype is None and array.dtype == np.float64 and not isinstance(data, np.generic):
                 array = array.astype(np.float32)  # Python floats are f32, as everywhere in the language
         element = as_dtype(array.dtype if dtype is None else dtype)
-        self.data = array.astype(element.numpy, copy=False)
+        array = array if element.numpy == array.dtype else convert(array, element)
+        self.data = array if layout == "row_major" else _laid_out(array, layout)
         self.type = TensorType(array.shape, element, dtype if isinstance(dtype, Policy) else None)
 
     def __class_getitem__(cls, items: Any) -> Any:
@@ -51,7 +74,7 @@ class Tensor:
         element: Any = f32
         if listed and isinstance(listed[-1], (DType, Policy)):
             element = listed.pop()
-        shape = tuple(as_size(f"?{i}" if d == "?" else d) for i, d in enumerate(listed))
+        shape = tuple(as_size(f"?{i}" if d == "?" else "..." if d is ... else d) for i, d in enumerate(listed))
         policy = element if isinstance(element, Policy) else None
         return TensorType(shape, as_dtype(element), policy)
 
@@ -69,6 +92,16 @@ class Tensor:
     def ndim(self) -> int:
         """The number of axes."""
         return self.type.rank
+
+    @property
+    def size(self) -> Size:
+        """The number of elements."""
+        return math.prod(self.shape)  # type: ignore[type-var]
+
+    @property
+    def device(self) -> str:
+        """Where the elements lie: "cpu", the memory that the interpreters and the llvm target share."""
+        return "cpu"
 
     @property
     def is_traced(self) -> bool:
@@ -93,7 +126,14 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.numpy()
-        return array.astype(dtype) if dtype is not None else array
+        if dtype is not None and np.dtype(dtype) != array.dtype:
+            if copy is False:
+                raise ValueError(f"{self.dtype} elements cannot be seen as {np.dtype(dtype)} without a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.numpy(), self.type, self.requires_grad)
 
     def __bool__(self) -> bool:
         return bool(self.numpy())
@@ -110,8 +150,19 @@ class Tensor:
         return self.numpy().__index__()
 
     def item(self) -> Any:
-        """The only element as a Python number."""
-        return self.numpy().item()
+        """The only element as a Python number.
+
+        Raises:
+            ShapeError: there is not exactly one element.
+        """
+        if self.size != 1:
+            raise ShapeError("item() of a tensor that is not one element", location=here(), received=str(self.type))
+        return like(self.numpy().reshape(()), self.type.with_shape(())).tolist()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python numbers; a scalar as a number."""
+        array = self.numpy()
+        return array.tolist() if array.dtype.kind in "fiub" else array.astype(_plain(self.dtype)).tolist()
 
     def __len__(self) -> int:
         if not self.shape:
@@ -162,7 +213,11 @@ class Tensor:
     def __repr__(self) -> str:
         if self.is_traced:
             return f"Tensor({self.type}, traced)"
-        return f"Tensor({np.array2string(self.data, separator=', ', prefix='Tensor(')}, {self.dtype})"
+        text = np.array2string(self.data, separator=", ", prefix="Tensor(")
+        empty = f", shape={self.shape}" if not self.size and self.shape != (0,) else ""
+        element = repr(self.type.policy).removeprefix("ts.") if self.type.policy else self.dtype
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"Tensor({text}, {element}{empty}{grad})"
 
 
 def bind(op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any:
@@ -188,9 +243,34 @@ def _run(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str, A
 
 
 def _typed(array: Any, type: Any) -> Tensor:
-    out = Tensor(np.asarray(array))
-    out.type = type
+    out = object.__new__(Tensor)  # `Tensor(...)` would look at what is known already
+    out.data, out.type = np.asarray(array), type
+    out.grad, out.requires_grad = None, False
     return out
+
+
+def like(array: Any, type: TensorType) -> Tensor:
+    """A tensor of these elements with a type that they have."""
+    return _typed(array, type)
+
+
+def _restored(array: np.ndarray, type: TensorType, requires_grad: bool) -> Tensor:
+    out = _typed(array, type)
+    out.requires_grad = requires_grad
+    return out
+
+
+def _laid_out(array: np.ndarray, layout: str) -> np.ndarray:
+    if layout != "column_major":
+        raise ArgumentError(
+            f"there is no layout {layout!r}", location=here(), expected='"row_major" or "column_major"'
+        )  # fmt: skip
+    return np.asfortranarray(array)
+
+
+def _plain(dtype: DType) -> Any:
+    """The NumPy type that holds such elements and that Python knows."""
+    return np.float64 if dtype.is_float else np.int64
 
 
 def _pack(tensors: Sequence[Tensor]) -> Any:

@@ -15,7 +15,8 @@ from tessera.ir.builder import CURRENT, Builder
 from tessera.ir.core import Function, Value
 from tessera.ops.basic import full
 from tessera.pytree import Tree, flatten
-from tessera.shapes import bind, symbols
+from tessera.shapes import Size, bind_all
+from tessera.shapes.constraints import known_sizes, requirements
 from tessera.tensor import Tensor
 from tessera.types import Policy, TensorType, as_dtype
 
@@ -67,7 +68,7 @@ class Jit:
         self.signature = inspect.signature(function)
         names = list(self.signature.parameters)
         self.static = {*static_argnames, *(names[i] for i in static_argnums)}
-        self.annotations = _annotations(function)
+        self.annotations = hints_of(function)
         self.location = _definition(function)
         self._cache: dict[Hashable, Any] = {}
 
@@ -117,7 +118,6 @@ class Jit:
             raise error.at(here()) from None
 
     def _sorted(self, leaves: list[tuple[str, Any]], tree: Tree) -> Call:
-        sizes: dict[str, int] = {}
         names: list[str] = []
         types: list[TensorType] = []
         traced, static = [], []
@@ -127,15 +127,31 @@ class Jit:
                 static.append((name, value.value if isinstance(value, _Static) else value))
                 continue
             names.append(name)
-            types.append(_annotated(name, type, self.annotations.get(name), sizes))
+            types.append(_annotated(name, type, self.annotations.get(name)))
             traced.append(value)
+        self._fit(names, types)
         return Call(tuple(names), tuple(types), tuple(traced), tuple(static), tree)
+
+    def _fit(self, names: Sequence[str], types: Sequence[TensorType]) -> dict[str, Size]:
+        """The sizes of the names in the annotations; an error where shapes or requirements do not fit them."""
+        sizes: dict[str, Size] = {}
+        wanted = [(n, t, w) for n, t in zip(names, types, strict=True) if (w := self._type_of(n)) is not None]
+        if misfit := bind_all([(w.shape, t.shape) for _, t, w in wanted], sizes):
+            name, type, want = wanted[misfit.number]
+            raise ShapeError(f"argument {name}: {misfit.problem}", expected=str(want), received=str(type))
+        for requirement in requirements(self):
+            requirement.check(sizes)
+        return sizes
+
+    def _type_of(self, name: str) -> TensorType | None:
+        want = self.annotations.get(name)
+        return want if isinstance(want, TensorType) else None
 
     def _trace(self, call: Call) -> Traced:
         builder = Builder()
         params = tuple(Value(t, n) for n, t in zip(call.names, call.types, strict=True))
         values = {p.hint: Tensor(p) for p in params} | dict(call.static)
-        with builder.active():
+        with builder.active(), known_sizes(self._fit(call.names, call.types)):
             arguments = call.tree.build(iter([values[n] for n in _paths(call.tree)]))
             outcome = self._call(arguments)
             leaves, results = flatten(outcome)
@@ -201,8 +217,8 @@ def _array(value: Any) -> np.ndarray:
     return array.astype(as_dtype(type(value)).numpy) if isinstance(value, (int, float)) else array
 
 
-def _annotated(name: str, type: TensorType, want: Any, sizes: dict[str, int]) -> TensorType:
-    """The leaf's type with the policy its annotation gives; an error where they do not fit."""
+def _annotated(name: str, type: TensorType, want: Any) -> TensorType:
+    """The leaf's type with the policy its annotation gives; an error where the element types differ."""
     if not isinstance(want, TensorType):
         return type
     if want.dtype != type.dtype:
@@ -212,9 +228,6 @@ def _annotated(name: str, type: TensorType, want: Any, sizes: dict[str, int]) ->
             received=str(type),
             suggestion=f"cast it: {name}.to(ts.{want.dtype})",
         )
-    problem = None if symbols(type.shape) else bind(want.shape, type.shape, sizes)  # type: ignore[arg-type]
-    if problem:
-        raise ShapeError(f"argument {name}: {problem}", expected=str(want), received=str(type))
     return TensorType(type.shape, type.dtype, want.policy or type.policy)
 
 
@@ -238,7 +251,8 @@ def _result(array: np.ndarray, value: Value) -> Tensor:
     return tensor
 
 
-def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """A function's annotations, evaluated where they can be."""
     try:
         return inspect.get_annotations(function, eval_str=True)
     except (NameError, SyntaxError, TypeError, AttributeError):  # made for another tool: it says nothing of tensors

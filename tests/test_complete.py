@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 import tessera.ops  # noqa: F401
-from tessera.op import REGISTRY, error, lower
+from tessera.op import REGISTRY, batch, error, jvp, lower
 
 TENSOR_OPS = [o for o in REGISTRY.values() if o.name.startswith("ts.")]
 # The reason why an op has no error rule: its meaning in bound mode is in the interpreter, which walks it.
@@ -13,6 +13,11 @@ WALKED = {
     "ts.for": "a region run again",
     "ts.while": "a region run again",
     "ts.if": "one region or the other",
+    "ts.cholesky": "LAPACK on the host at every level: bound mode refuses it by name",
+    "ts.svd": "as cholesky",
+    "ts.qr": "as cholesky",
+    "ts.eigh": "as cholesky",
+    "ts.eig": "as cholesky",
 }
 MEMORY_DIALECTS = ("tile", "host", "schedule")  # they move values, whose bounds move along
 
@@ -45,9 +50,24 @@ def test_error_rule_or_lowering(op):
 
 def test_only_tensor_ops_have_error_rules_and_lowerings():
     assert all(o.name.startswith("ts.") for table in (error, lower) for o in table)
-    assert {o.name.partition(".")[0] for o in REGISTRY.values()} <= {"ts", *MEMORY_DIALECTS}
+    assert {o.name.partition(".")[0] for o in REGISTRY.values()} <= {"ts", "transform", *MEMORY_DIALECTS}
 
 
 def test_pointwise_ops_are_what_they_say():
     for op in TENSOR_OPS:
         assert not op.pointwise or all(p.name not in ("axis", "shape") for p in op.attrs.values()), op.name
+
+
+# The reason why an op has neither a derivative nor a batching rule, nor a lowering that gives them.
+FACTORS = "a decomposition on the host: derivatives and vmap of it are refused by name"
+UNDERIVED = {
+    **dict.fromkeys(WALKED, "control flow is not differentiated or batched yet: it is refused by name"),
+    **dict.fromkeys(("ts.cholesky", "ts.svd", "ts.qr", "ts.eigh", "ts.eig"), FACTORS),
+}
+
+
+@pytest.mark.parametrize("op", TENSOR_OPS, ids=name)
+def test_derivative_and_batching(op):
+    if op.name not in UNDERIVED:
+        assert op in jvp or op in lower
+        assert op in batch or op in lower or op.pointwise or not op.operands

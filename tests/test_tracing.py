@@ -6,7 +6,7 @@ import pytest
 from tessera.errors import ArgumentError, DTypeError, ShapeError, TraceError
 from tessera.interp import graph
 from tessera.ops import elementwise, nn
-from tessera.shapes import as_size
+from tessera.shapes import as_size, require
 from tessera.tensor import Tensor
 from tessera.tracing import jit
 from tessera.types import TensorType, accum, bf16, f32
@@ -125,3 +125,48 @@ def test_a_jit_inside_a_jit_is_inlined():
 def test_nodes_know_their_line():
     traced = jit(lambda x: x * 2.0).trace(X)
     assert all(n.loc.file.endswith("test_tracing.py") for n in traced.function.body.nodes)
+
+
+def test_an_expression_may_precede_its_name():
+    @jit
+    def f(x: Tensor["2*B"], y: Tensor["B"]):
+        return x.sum() + y.sum()
+
+    assert f(np.ones(4, np.float32), np.ones(2, np.float32)).item() == 6
+    with pytest.raises(ShapeError, match=r"argument x: axis 0: expected 2\*B = 6, received 4"):
+        f(np.ones(4, np.float32), np.ones(3, np.float32))
+    traced = f.trace(TensorType((as_size("2*B"),), f32), TensorType((as_size("B"),), f32))
+    with pytest.raises(ShapeError, match=r"argument x: axis 0: expected 2\*B = 6, received 4"):
+        graph.run(traced.function, [np.ones(4, np.float32), np.ones(3, np.float32)])
+
+
+def test_symbolic_types_are_held_against_annotations():
+    f = jit(lambda x, y: x @ y)
+    f.annotations = {"x": Tensor["B", "D"], "y": Tensor["D", "..."]}
+    b, k = as_size("B"), as_size("K")
+    with pytest.raises(ShapeError, match="argument y: axis 0: D is K elsewhere and B here"):
+        f.trace(TensorType((b, k), f32), TensorType((b, 4), f32))
+
+
+def test_any_leading_axes():
+    @jit
+    def f(x: Tensor["...", "D"], w: Tensor["D"]):
+        return (x * w).sum()
+
+    for shape in ((3,), (2, 3), (2, 1, 3)):
+        assert f(np.ones(shape, np.float32), X[0]).item() == X[0].sum() * np.prod(shape[:-1])
+
+
+def test_requirements_of_sizes():
+    @jit
+    @require("D % 2 == 0")
+    def f(x: Tensor["B", "D"]):
+        require("B < D")
+        return -x
+
+    assert f(np.ones((2, 4), np.float32)).shape == (2, 4)
+    with pytest.raises(ShapeError, match="D % 2 == 0 does not hold"):
+        f(X)
+    with pytest.raises(ShapeError, match="B < D does not hold") as caught:
+        f(np.ones((4, 4), np.float32))
+    assert "test_tracing.py:" in str(caught.value)

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 COMMANDS = {
     "run": "run an example, a kernel or an artifact at any level and check it",
     "build": "compile an entry point for a target into an artifact folder",
+    "check": "find all shape and dtype errors of a file's functions, with nothing executed",
     "inspect": "print the IR of each level with the source line of each op",
     "conformance": "run the conformance suite against interpreters and generators",
+    "ptx": "run a PTX file in the interpreter",
     "doctor": "say what this machine can run, and what to install for the rest",
 }
 LEVELS = ("graph", "schedule", "tile", "target")
@@ -39,6 +41,9 @@ def _run(command: argparse.ArgumentParser) -> None:
     _entry(command)
     command.add_argument("--level", choices=LEVELS, help="the level whose interpreter runs it")
     command.add_argument("--target", help="the generator whose code runs it, such as llvm")
+    command.add_argument(
+        "--debug", action="store_true", help="look for races, bad accesses, early reads of copies and NaNs (Tile level)"
+    )
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
     command.add_argument(
         "--output", action="append", default=[], metavar="OUT.npy", help="where an output goes, in order"
@@ -49,6 +54,11 @@ def _build(command: argparse.ArgumentParser) -> None:
     _entry(command)
     command.add_argument("--target", default="llvm", help="the generator (default llvm)")
     command.add_argument("-o", "--output", required=True, metavar="FOLDER", help="the artifact folder to write")
+
+
+def _check(command: argparse.ArgumentParser) -> None:
+    command.add_argument("entry", help="file.py, or file.py:name for one function")
+    command.add_argument("--json", action="store_true", help="print a JSON array: one report for each function")
 
 
 def _inspect(command: argparse.ArgumentParser) -> None:
@@ -71,9 +81,23 @@ def _conformance(command: argparse.ArgumentParser) -> None:
     command.add_argument("--report", metavar="FILE", help="write the results as .json or JUnit .xml")
 
 
+def _ptx(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=["run"], help="what to do")
+    command.add_argument("file", metavar="KERNEL.ptx", help="the PTX text")
+    command.add_argument("--entry", required=True, help="the entry to launch")
+    command.add_argument("--grid", default="1", metavar="X[,Y[,Z]]", help="blocks (default 1)")
+    command.add_argument("--block", default="1", metavar="X[,Y[,Z]]", help="threads of a block (default 1)")
+    command.add_argument("--arg", action="append", default=[], metavar="X", help="an array (X.npy) or number, in order")
+    command.add_argument("--shared", type=int, default=0, metavar="BYTES", help="dynamic shared memory (default 0)")
+    command.add_argument("--output", action="append", default=[], metavar="I=OUT.npy", help="save argument I after it")
+    command.add_argument("--debug", action="store_true", help="find registers read before they are written")
+
+
 ARGUMENTS = {
+    "ptx": _ptx,
     "run": _run,
     "build": _build,
+    "check": _check,
     "inspect": _inspect,
     "conformance": _conformance,
     "doctor": lambda command: command.add_argument("--json", action="store_true", help="print a JSON object"),

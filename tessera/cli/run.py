@@ -15,6 +15,7 @@ from rich.table import Table
 from tessera.arrays import read_array, write_array
 from tessera.artifacts import Loaded, load
 from tessera.cli.entries import Entry, find, inputs_of, program_of
+from tessera.debug import checked
 from tessera.device import INTERP, generator_of
 from tessera.errors import ArgumentError
 from tessera.interp.bound import compare
@@ -28,6 +29,8 @@ def main(options: argparse.Namespace) -> int:
         return _run_artifact(load(options.entry), options)
     entry = find(options.entry)
     arguments = inputs_of(entry, options.seed, options.input)
+    if options.debug:
+        return _debugged(program_of(entry, arguments, INTERP), options)
     level, target = _where(options)
     program = program_of(entry, arguments, target if level in ("device", "target") else INTERP)
     level = level or program.top
@@ -37,6 +40,21 @@ def main(options: argparse.Namespace) -> int:
     good = _report(entry, program, arguments, results, _name(level, target), seconds)
     _save(results, options.output)
     return 0 if good else 1
+
+
+def _debugged(program: Program, options: argparse.Namespace) -> int:
+    """Run the Tile level in debug mode and print what it finds; status 1 if anything."""
+    if options.level not in (None, "tile") or options.target not in (None, INTERP):
+        raise ArgumentError("debug mode is the Tile interpreter's", expected="--level tile, or no level and no target")
+    start = time.perf_counter()
+    with checked(collect=True, nan=True) as report:
+        results = program.run("tile")
+    seconds = time.perf_counter() - start
+    print(report)
+    print(f"{program.name}: {len(report)} finding{'s' if len(report) != 1 else ''} in {seconds * 1e3:.2f} ms")
+    if not report.findings:
+        _save(results, options.output)
+    return 1 if report.findings else 0
 
 
 def _where(options: argparse.Namespace) -> tuple[str | None, str]:

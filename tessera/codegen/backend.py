@@ -17,6 +17,7 @@ from tessera.types import DType
 class Capabilities:
     """What a target can do: the passes above it choose tiles by this.
 
+    `shared_bytes` is the shared memory of a group and `block_bytes` the room for one tile's blocks; None: no limit.
     `plan` holds the target's wishes for tile sizes (a `tessera.lower.plan.Plan`), or None.
     """
 
@@ -24,6 +25,8 @@ class Capabilities:
     dtypes: tuple[DType, ...]
     max_grid_rank: int = 3
     max_group: int = 1024
+    shared_bytes: int | None = None
+    block_bytes: int | None = None
     plan: Any = None
 
     def supports(self, dtype: DType) -> bool:

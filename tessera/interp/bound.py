@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.errors import ShapeError
 from tessera.evaluate import evaluate, expand
-from tessera.interp.graph import _bound, _concrete
+from tessera.interp.graph import _bound, _concrete, sizes_of
 from tessera.ir.core import Function, Node
 from tessera.numerics.bounded import Bounded, certain, distance, lift
 from tessera.numerics.convert import convert
@@ -18,7 +18,6 @@ from tessera.numerics.formats import format_of
 from tessera.numerics.site import Site, narrowed
 from tessera.op import ACCUMULATE, STORAGE, Op, Rules, error
 from tessera.ops import control
-from tessera.shapes import bind
 from tessera.types import TensorType, Type, as_dtype
 
 flow = Rules("bound control flow")
@@ -31,11 +30,7 @@ def run(function: Function, arrays: Sequence[Any]) -> list[Bounded]:
         ShapeError: an array does not have the shape its parameter says.
         ExecutionError: control flow rests on a comparison that rounding may change.
     """
-    sizes: dict[str, int] = {}
-    for number, (param, array) in enumerate(zip(function.params, arrays, strict=True)):
-        problem = bind(param.type.shape, np.shape(array), sizes)
-        if problem:
-            raise ShapeError(f"argument {param.hint or number}: {problem}", location=function.loc)
+    sizes = sizes_of(function, arrays)
 
     def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Bounded]:
         if node.op in flow:

@@ -11,7 +11,7 @@ from tessera.errors import ShapeError
 from tessera.evaluate import evaluate
 from tessera.interp.heap import keep_pages
 from tessera.ir.core import Function, Node
-from tessera.shapes import bind, symbols
+from tessera.shapes import bind_all, symbols
 from tessera.types import TensorType, Type
 
 
@@ -22,11 +22,7 @@ def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
         ShapeError: an array does not have the shape its parameter says.
     """
     keep_pages()
-    sizes: dict[str, int] = {}
-    for number, (param, array) in enumerate(zip(function.params, arrays, strict=True)):
-        problem = bind(param.type.shape, array.shape, sizes)
-        if problem:
-            raise ShapeError(f"argument {param.hint or number}: {problem}", location=function.loc)
+    sizes = sizes_of(function, arrays)
 
     def meaning(node: Node, args: list[Any], run: Any) -> tuple[Any, ...]:
         types = tuple(_concrete(t, sizes) for t in node.types)
@@ -34,6 +30,16 @@ def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
         return node.op.execute(types, results, _bound(node, sizes), args)
 
     return [np.asarray(a) for a in evaluate(function.body, arrays, meaning)]
+
+
+def sizes_of(function: Function, arrays: Sequence[Any]) -> dict[str, int]:
+    """The sizes of the names in a function's parameters, as the arrays have them."""
+    sizes: dict[str, Any] = {}
+    pairs = [(p.type.shape, np.shape(a)) for p, a in zip(function.params, arrays, strict=True)]
+    if misfit := bind_all(pairs, sizes):
+        name = function.params[misfit.number].hint or misfit.number
+        raise ShapeError(f"argument {name}: {misfit.problem}", location=function.loc)
+    return sizes
 
 
 def _concrete(type: Type, sizes: dict[str, int]) -> Type:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.errors import ExecutionError
 from tessera.evaluate import Meaning
-from tessera.interp import branching
+from tessera.interp import atomics, branching, checks, groups
 from tessera.interp.affine import combined
 from tessera.interp.bound import apply
 from tessera.interp.machine import Machine
@@ -23,8 +23,9 @@ from tessera.types import SHARED
 # `places` take index scalars as they are (affine or arrays), `rules` take arrays alone.
 places = Rules("tile places")
 rules = Rules("tile interpreter")
-for _op in branching.rules:
-    (places if _op is control.for_ else rules)(_op)(branching.rules.of(_op))
+for _table in (branching.rules, checks.rules, groups.rules):
+    for _op in _table:
+        (places if _op is control.for_ else rules)(_op)(_table.of(_op))
 
 
 def meaning(machine: Machine) -> Meaning:
@@ -203,24 +204,15 @@ def _instance_index(size: int, axis: int, rank: int) -> np.ndarray:
     return np.arange(size).reshape((1,) * axis + (size,) + (1,) * (rank - axis - 1))
 
 
-_COMBINE = {"add": np.add, "max": np.maximum, "min": np.minimum, "exchange": lambda old, new: new}
-
-
-@rules(tile.atomic)
+@rules(tile.atomic, tile.compare_exchange)
 def _(machine, node, args, run):
-    memory, indices, rest = _indexed(machine, node, args, 2)
+    skip = 2 if node.op is tile.atomic else 3
+    memory, indices, rest = _indexed(machine, node, args, skip)
     keep = _wanted(machine, rest[0] if rest else None, node.out.type.rank)
     safe, _ = checked_indices(memory, indices, keep)
-    full = np.broadcast_shapes(machine.count + node.out.type.shape, args[1].shape, *(i.shape for i in safe))
-    old = np.zeros(full, memory.array.dtype)
-    chosen = np.ones(full, bool) if keep is None else np.broadcast_to(keep, full)
-    where = [np.broadcast_to(i, full) for i in safe]
-    value, combine = np.broadcast_to(args[1], full), _COMBINE[node.attrs["kind"]]
-    for at in zip(*np.nonzero(chosen), strict=True):  # one after the other, in instance order
-        cell = tuple(int(i[at]) for i in where)
-        old[at] = memory.array[cell]
-        memory.array[cell] = combine(old[at], value[at])
-    return (old,)
+    full = machine.count + node.out.type.shape
+    kind = node.attrs.get("kind", "compare")
+    return (atomics.update(memory, node.args[0].type.dtype, safe, keep, full, kind, args[1:skip]),)
 
 
 @rules(tile.alloc)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.errors import OutOfBoundsError
 from tessera.interp.affine import Affine
 from tessera.interp.memory import Memory, expand
 from tessera.ir.core import Node
@@ -85,9 +86,27 @@ class Machine:
         self.count = (*self.count[:axis], part.high - part.low, *self.count[axis + 1 :])
         self.active = None
         try:
-            yield
+            with self.naming():
+                yield
         finally:
             self.first, self.count, self.active = saved.first, saved.count, saved.active
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Errors in here that know an instance only by its place name its program and tile."""
+        try:
+            yield
+        except OutOfBoundsError as error:
+            if error.lane is not None:
+                error.received = f"{error.received} in {self.name(error.lane[: self.rank])}"
+                error.lane = None
+            raise
+
+    def name(self, place: Sequence[int]) -> str:
+        """The instance at a place among the present ones, in words: its program and, in a group, its tile."""
+        numbers = tuple(f + i for f, i in zip(self.first, place, strict=True))
+        tile = f", tile {numbers[-1]}" if self.group > 1 else ""
+        return f"program {numbers[: len(self.grid)]}{tile}"
 
 
 @dataclass(frozen=True)

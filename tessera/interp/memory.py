@@ -69,7 +69,7 @@ class Place:
         shape = [n if step else 1 for n, step in zip(self.count, steps, strict=True)]
         strides = (*steps, *array.strides[lead:])
         # `inside` has checked the bounds.
-        return as_strided(_offset(array, origin), (*shape, *self.block), strides)
+        return _strided(_offset(array, origin), (*shape, *self.block), strides)
 
     def indices(self) -> list[np.ndarray]:
         """An index array for each axis of the memory's array, of instance axes and block axes."""
@@ -83,7 +83,7 @@ class Place:
 
 def _fits(start: Any, length: int, size: int, count: tuple[int, ...]) -> bool:
     low, high = start.ends(count) if isinstance(start, Affine) else (start.min(), start.max())
-    return bool(low >= 0 and high + length <= size)
+    return bool(low >= 0 and high <= size - length)  # the sum of the other two might wrap
 
 
 def _progression(start: np.ndarray) -> Affine | None:
@@ -100,6 +100,14 @@ def _progression(start: np.ndarray) -> Affine | None:
         if start.size == 1 or np.array_equal(np.broadcast_to(guess, start.shape), start)
         else None
     )
+
+
+def _strided(array: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    if array.dtype.isbuiltin == 1:
+        return as_strided(array, shape, strides)
+    # NumPy cannot name every type of ml_dtypes in a view of this kind: bytes of the same size stand for them.
+    raw = as_strided(array.view(f"V{array.itemsize}"), shape, strides)
+    return raw.view(array.dtype)
 
 
 def _offset(array: np.ndarray, count: int) -> np.ndarray:
@@ -209,13 +217,14 @@ def checked_indices(
 
 
 def _outside(memory: Memory, axis: int, index: int, size: int, bad: np.ndarray) -> OutOfBoundsError:
-    first = tuple(int(i) for i in np.argwhere(bad)[0])
-    return OutOfBoundsError(
+    error = OutOfBoundsError(
         f"index {int(index)} is outside axis {axis - memory.lead} of {memory.name}, whose size is {size}",
         expected=f"indices from 0 to {size - 1}",
-        received=f"{int(index)} (first at instance and element {first})",
+        received=str(int(index)),
         suggestion='guard it with a mask, or give edge="clip" (or other=...) to read past the edge',
     )
+    error.lane = tuple(int(i) for i in np.argwhere(bad)[0])
+    return error
 
 
 def allocate(lead: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype, name: str, bound: bool) -> Memory:

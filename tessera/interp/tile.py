@@ -12,7 +12,10 @@ import numpy as np
 
 from tessera.errors import ArgumentError
 from tessera.evaluate import evaluate
+from tessera.interp import debug as watched
 from tessera.interp import host, instances
+from tessera.interp.debug_monitor import Monitor
+from tessera.interp.debug_report import ACTIVE, Stopped, as_checks
 from tessera.interp.heap import keep_pages
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory
@@ -25,13 +28,27 @@ from tessera.types import RefType, TensorType
 CHUNK_BYTES = 1 << 20
 
 
-def run(module: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
+def run(module: Module, arrays: Sequence[Any], debug: Any = None) -> list[np.ndarray]:
     """Run a Tile module on arrays; the outputs, or nothing where the program writes in place.
+
+    `debug` (True, or Checks that say more) runs in debug mode; by default it is as `ts.debug.checked` says.
 
     Raises:
         OutOfBoundsError: a program reads or writes outside its memory.
+        ExecutionError: debug mode found a program that breaks a rule of the memory model.
     """
-    return host.run(module.main, arrays, _launcher(module, bound=False))
+    checks = ACTIVE.get() if debug is None else as_checks(debug)
+    if checks is None:
+        return host.run(module.main, arrays, _launcher(module, bound=False))
+    monitor = Monitor(checks, arrays)
+    try:
+        return host.run(module.main, arrays, _launcher(module, False, monitor))
+    except Stopped:  # what the outputs hold has no meaning; only their shapes have
+        return [np.zeros(p.type.shape, p.type.dtype.numpy) for p in _outputs(module.main)]
+
+
+def _outputs(function: Function) -> Sequence[Any]:
+    return function.params[len(function.params) - int(function.attrs.get("outputs", 0)) :]
 
 
 def bounds(module: Module, arrays: Sequence[Any], written: Sequence[int] = ()) -> list[Bounded]:
@@ -44,15 +61,17 @@ def bounds(module: Module, arrays: Sequence[Any], written: Sequence[int] = ()) -
     return [*outputs, *(lifted[i] for i in written)]
 
 
-def _launcher(module: Module, bound: bool) -> host.Launch:
+def _launcher(module: Module, bound: bool, monitor: Monitor | None = None) -> host.Launch:
     def launch_node(node: Node, args: list[Any]) -> None:
-        launch(module.function(node.attrs["kernel"]), node.attrs["grid"], args, bound)
+        launch(module.function(node.attrs["kernel"]), node.attrs["grid"], args, bound, monitor)
 
     return launch_node
 
 
-def launch(function: Function, grid: Sequence[int], args: Sequence[Any], bound: bool = False) -> None:
-    """Run one tile function over a grid, chunk by chunk, in order."""
+def launch(
+    function: Function, grid: Sequence[int], args: Sequence[Any], bound: bool = False, monitor: Monitor | None = None
+) -> None:
+    """Run one tile function over a grid, chunk by chunk, in order; watched by a monitor in debug mode."""
     keep_pages()
     grid = tuple(int(n) for n in grid) or (1,)
     if min(grid) < 0:
@@ -62,13 +81,16 @@ def launch(function: Function, grid: Sequence[int], args: Sequence[Any], bound: 
     group = int(function.attrs.get("group", 1))
     box = _box(function, grid, group)
     written = _written(function, args)
+    if monitor is not None:
+        monitor.enter(grid, group, args, written)
     for first in itertools.product(*(range(0, n, b) for n, b in zip(grid, box, strict=True))):
         size = tuple(min(b, n - f) for b, n, f in zip(box, grid, first, strict=True))
         machine = Machine.of(grid, first, size, group, bound)
         pairs = enumerate(zip(function.params, args, strict=True))
         inputs = [_argument(p, a, machine, i in written) for i, (p, a) in pairs]
-        with np.errstate(all="ignore"):
-            evaluate(function.body, inputs, instances.meaning(machine))
+        meaning = instances.meaning(machine) if monitor is None else watched.meaning(machine, monitor)
+        with np.errstate(all="ignore"), machine.naming():
+            evaluate(function.body, inputs, meaning)
 
 
 def _argument(param: Any, value: Any, machine: Machine, written: bool) -> Any:

@@ -8,6 +8,7 @@ from tessera.errors import ShapeError
 from tessera.kernel import affine
 from tessera.kernel.trace import current, is_number
 from tessera.ops import elementwise as e
+from tessera.ops import functions as f
 from tessera.ops import reduce
 from tessera.ops import shape as shapes
 from tessera.ops.basic import broadcast_to
@@ -18,6 +19,10 @@ from tessera.types import as_dtype, f32, int64
 
 exp, exp2, log, log2, sqrt, rsqrt = e.exp, e.exp2, e.log, e.log2, e.sqrt, e.rsqrt
 tanh, erf, sin, cos, floor, ceil = e.tanh, e.erf, e.sin, e.cos, e.floor, e.ceil
+expm1, log1p, log10, tan, sinh, cosh = f.expm1, f.log1p, f.log10, f.tan, f.sinh, f.cosh
+atan, atan2, asin, acos = f.atan, f.atan2, f.asin, f.acos
+sign, trunc, isnan, isinf, isfinite, fma, clip = f.sign, f.trunc, f.isnan, f.isinf, f.isfinite, f.fma, f.clip
+round, pow = e.round, e.pow
 where, maximum, minimum = e.where, e.maximum, e.minimum
 sum, argmax, argmin = reduce.sum, reduce.argmax, reduce.argmin
 _elementwise_abs = e.abs

@@ -18,7 +18,7 @@ from tessera.kernel.source import Source, read, source_of
 from tessera.kernel.trace import Trace, current, is_number, is_traced
 from tessera.kernel.unsupported import unsupported
 from tessera.op import Op
-from tessera.ops import elementwise
+from tessera.ops import elementwise, functions
 
 DEPTH_LIMIT = 50
 _OUTSIDE = ("math", "numpy")
@@ -93,7 +93,7 @@ def _native(function: Any, args: list[Any], named: dict[str, Any]) -> Any:
     if isinstance(function, Op) or module not in _OUTSIDE or not any(is_traced(a) for a in (*args, *named.values())):
         return function(*args, **named)
     name = getattr(function, "__name__", repr(function))
-    op = getattr(elementwise, name, None)
+    op = getattr(elementwise, name, None) or getattr(functions, name.replace("arc", "a"), None)
     if isinstance(op, Op):
         return op(*args, **named)
     raise UnsupportedSyntaxError(

@@ -101,12 +101,3 @@ def barrier() -> None:
     """Wait for every tile of the group; what they wrote before is then seen by all."""
     current("tile.barrier")
     emit(tile.barrier, [])
-
-
-class block:
-    """What the tiles of a group do together."""
-
-    @staticmethod
-    def sync() -> None:
-        """Wait for every tile of the group."""
-        barrier()

@@ -1,6 +1,6 @@
 """The launch of a kernel that is called without one.
 
-- A kernel that asks for its place in a group (`local_id`, `group_size`, `thread_id`, `warp_id`) runs as one
+- A kernel that asks for its place in a group (`local_id`, `group_size`, `thread_id`, `warp_id`, `warp`) runs as one
   group of 32 · num_warps tiles.
 - With `tile_shape` the grid covers the leading axes of a tensor in blocks of that shape: the last tensor
   parameter (the one written), or the first where the kernel returns a value.

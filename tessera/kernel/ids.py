@@ -13,7 +13,7 @@ from tessera.types import int64
 
 LANES = 32
 # A kernel that asks for one of these is meant for a group of tiles (see defaults.py).
-GROUP_IDS = frozenset({"local_id", "group_size", "thread_id", "warp_id"})
+GROUP_IDS = frozenset({"local_id", "group_size", "thread_id", "warp_id", "warp", "cooperative_group"})
 GRID_IDS = frozenset({"program_id", "linear_id", "group_id", "block_id", "row_index", "lane_id"})
 
 

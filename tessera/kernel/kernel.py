@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
@@ -17,6 +17,7 @@ from tessera.kernel.frame import unchanged
 from tessera.kernel.signature import Arguments, parameters
 from tessera.kernel.source import read
 from tessera.kernel.specialize import Request, Specialized, specialize
+from tessera.schedule import Schedule
 from tessera.tensor import Tensor
 from tessera.types import Type
 
@@ -31,6 +32,7 @@ class Options:
     autotune: bool = False
     autotune_configs: tuple[Mapping[str, Any], ...] = ()
     target: str | None = None
+    schedule: Schedule | None = None
 
 
 class Kernel:
@@ -55,9 +57,31 @@ class Kernel:
         return Launch(self, None, None)(*args, **named)
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> Arguments:
-        """A call's arguments, sorted; the first autotune configuration stands for constants not given."""
+        """A call's arguments, sorted; the schedule, or the first autotune configuration, gives constants left out."""
+        free = list(self.parameters.signature.parameters)[len(args) :]
         configs = self.options.autotune_configs
-        return self.parameters.bind(tuple(args), named, configs[0] if configs else {})
+        missing = {**(configs[0] if configs else {}), **self._scheduled()}
+        return self.parameters.bind(tuple(args), named, {k: v for k, v in missing.items() if k in free})
+
+    def _scheduled(self) -> dict[str, Any]:
+        schedule = self.options.schedule
+        return schedule.constants(self.parameters.constants) if schedule else {}
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule this kernel was given; an empty one where it was given none."""
+        return self.options.schedule or Schedule()
+
+    def with_schedule(self, schedule: Schedule) -> Kernel:
+        """A new kernel with the fields of a schedule bound to the constants that mean them (tessera/schedule.py).
+
+        Constants that a call gives go before those of the schedule. `warps` is the default group of a
+        kernel that asks for one; where no constant takes the block sizes they become the `tile_shape`.
+
+        Raises:
+            ArgumentError: this is no Schedule.
+        """
+        return Kernel(self.kernel_function, _with_schedule(self.options, schedule, self.parameters.constants))
 
     def plan(self, found: Arguments, grid: Any, group: int | None) -> tuple[tuple[int, ...], int]:
         """The launch: as asked for, or the default (see defaults.py)."""
@@ -131,6 +155,41 @@ def kernel(
     if function is None:
         return lambda f: Kernel(f, options)
     return Kernel(function, options)  # type: ignore[arg-type]
+
+
+def with_schedule(schedule: Schedule, **options: Any) -> Callable[[Callable[..., Any]], Kernel]:
+    """`@kernel.with_schedule(s)` and `@kernel.schedule(s)`: a kernel whose constants the schedule gives.
+
+    Takes a Python function (with the options of @kernel) or a kernel.
+
+    >>> @kernel.with_schedule(Schedule(block=64))
+    ... def double(x, *, BM: int = 16):
+    ...     i = tile.program_id(0) * BM
+    ...     x[i : i + BM] *= 2.0
+    >>> double.schedule
+    Schedule(block_m=64)
+    """
+
+    def decorated(function: Callable[..., Any]) -> Kernel:
+        made = function if isinstance(function, Kernel) else kernel(function, **options)
+        return made.with_schedule(schedule)
+
+    return decorated
+
+
+# `kernel` stays a function: these are its attributes, as the language spells them.
+kernel.__dict__.update(with_schedule=with_schedule, schedule=with_schedule)
+
+
+def _with_schedule(options: Options, schedule: Any, constants: frozenset[str]) -> Options:
+    if not isinstance(schedule, Schedule):
+        raise ArgumentError(
+            f"{schedule!r} is not a schedule", location=here(), expected="ts.Schedule(...)",
+            suggestion="ts.Schedule(block=(64, 64), warps=4)",
+        )  # fmt: skip
+    blocks = {k: v for k, v in schedule.given.items() if k.startswith(("block", "tile"))}
+    shape = options.tile_shape if Schedule(**blocks).constants(constants) else schedule.block or options.tile_shape
+    return replace(options, schedule=schedule, tile_shape=shape, num_warps=schedule.warps or options.num_warps)
 
 
 def _is_grid(item: Any) -> bool:

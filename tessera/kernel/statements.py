@@ -9,6 +9,7 @@ from typing import Any
 
 from tessera.errors import ArgumentError, UnsupportedSyntaxError
 from tessera.kernel.calls import call_statement, closure
+from tessera.kernel.checks import assert_
 from tessera.kernel.expressions import OPERATORS, evaluate, item, located, operand
 from tessera.kernel.frame import Frame
 from tessera.kernel.place import Place, value
@@ -91,11 +92,8 @@ def _(frame: Frame, node: ast.Return) -> Flow:
 def _(frame: Frame, node: ast.Assert) -> None:
     test = operand(frame, node.test)
     if is_traced(test):
-        raise UnsupportedSyntaxError(
-            "assert needs a condition known while compiling", received=str(test.type),
-            suggestion="the interpreter's debug mode checks memory accesses by itself",
-        )  # fmt: skip
-    if not test:
+        assert_(test, str(evaluate(frame, node.msg)) if node.msg else ast.unparse(node.test))
+    elif not test:
         message = evaluate(frame, node.msg) if node.msg else ast.unparse(node.test)
         raise ArgumentError(f"assertion failed: {message}", location=frame.place(node))
 

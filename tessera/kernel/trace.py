@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import UnsupportedSyntaxError, here
+from tessera.errors import ArgumentError, UnsupportedSyntaxError, here
 from tessera.ir.builder import Builder
 from tessera.ir.core import Value
 from tessera.op import Op
 from tessera.ops.basic import cast, full
 from tessera.ops.shape import reshape
 from tessera.tensor import Tensor
-from tessera.types import int64
+from tessera.types import DType, bool_, f32, int64
 
 Index = int | Tensor
 
@@ -84,6 +84,20 @@ def as_index(index: Index) -> Tensor:
     if not isinstance(index, Tensor):
         return full(shape=(), value=index, dtype=int64)
     return index if index.dtype == int64 else cast(index, dtype=int64)
+
+
+def as_value(x: Any) -> Tensor:
+    """A number or block as a Tensor: whole numbers as int64, others as f32.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    if isinstance(x, Tensor):
+        return x
+    if not is_number(x):
+        raise ArgumentError("this is not a value of the kernel", expected="a number or block", received=repr(x))
+    kinds: dict[type, DType] = {bool: bool_, int: int64, float: f32}
+    return full(shape=(), value=x, dtype=kinds[type(x)])
 
 
 def plus(a: Index, b: Index) -> Index:

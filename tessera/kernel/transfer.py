@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.errors import ArgumentError, ShapeError
-from tessera.kernel.fit import to_dtype, to_mask, to_shape
 from tessera.kernel.ids import axis_start
 from tessera.kernel.marks import takes_places
 from tessera.kernel.place import Place, View, value
 from tessera.kernel.ranges import BlockIndex
 from tessera.kernel.subscript import subscript
-from tessera.kernel.trace import current, emit, plus
-from tessera.ops import tile
+from tessera.kernel.trace import current, plus
 from tessera.shapes.rules import show
 from tessera.tensor import Tensor
 from tessera.types import GLOBAL
@@ -126,35 +124,3 @@ def _part(view: View, width: int) -> View:
     axis = max(a for a in range(len(view.sizes)) if a not in view.dropped)
     sizes = tuple(width if a == axis else n for a, n in enumerate(view.sizes))
     return View(view.memory, view.starts, sizes, view.dropped)
-
-
-def _atomic(kind: str, place: Any, operand: Any, mask: Any) -> Tensor:
-    found = locate(place, (), None)
-    block = to_shape(to_dtype(value(operand), found.dtype, found.memory.name), found.shape, found.memory.name)
-    given = to_mask(value(mask), found.shape)
-    rest = [] if given is None else [given]
-    return emit(tile.atomic, [found.memory.ref(), block, *found.indices(), *rest], kind=kind)
-
-
-@takes_places
-def atomic_add(place: Any, operand: Any, mask: Any = None) -> Tensor:
-    """Add to memory without losing an update of another tile; gives what was there."""
-    return _atomic("add", place, operand, mask)
-
-
-@takes_places
-def atomic_max(place: Any, operand: Any, mask: Any = None) -> Tensor:
-    """Raise memory to at least the operand; gives what was there."""
-    return _atomic("max", place, operand, mask)
-
-
-@takes_places
-def atomic_min(place: Any, operand: Any, mask: Any = None) -> Tensor:
-    """Lower memory to at most the operand; gives what was there."""
-    return _atomic("min", place, operand, mask)
-
-
-@takes_places
-def atomic_exchange(place: Any, operand: Any, mask: Any = None) -> Tensor:
-    """Replace what is in memory; gives what was there."""
-    return _atomic("exchange", place, operand, mask)

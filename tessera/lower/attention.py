@@ -7,7 +7,7 @@ from tessera.lower.launches import Launch, rules
 from tessera.lower.plan import Plan
 from tessera.lower.points import shape_of, type_of
 from tessera.ops import nn
-from tessera.stdlib.flash_attention import specialized
+from tessera.stdlib.attention import specialized
 from tessera.types import RefType, f32
 
 RANK = 4

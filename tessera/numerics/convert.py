@@ -7,7 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tessera.types import DType, f32, f64, tf32
+from tessera.numerics.rounding import round_to
+from tessera.types import DType, Policy, f32, f64, tf32
 
 
 def convert(array: Any, to: DType, saturate: bool = False) -> Any:
@@ -33,6 +34,22 @@ def convert(array: Any, to: DType, saturate: bool = False) -> Any:
         if to.is_float and saturate:
             array = _clip(array, to)
         return array.astype(to.numpy)
+
+
+def store(array: Any, to: DType, policy: Policy | None, seed: int = 0) -> Any:
+    """`array` as elements of `to`, rounded, saturated and flushed as the policy says.
+
+    Stochastic rounding takes its random bits from `seed` and each element's place.
+
+    >>> from tessera.types import flush_denormals
+    >>> store(np.float32([1e-40, 1.0]), f32, f32 @ flush_denormals)
+    array([0., 1.], dtype=float32)
+    """
+    if policy is None:
+        return convert(array, to)
+    if not to.is_float or (policy.rounding == "nearest" and policy.denormals == "preserve"):
+        return convert(array, to, saturate=policy.saturate)
+    return round_to(array, to, policy.rounding, policy.saturate, policy.denormals == "flush", seed)
 
 
 def _to_integer(array: np.ndarray, to: DType) -> np.ndarray:

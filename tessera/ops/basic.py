@@ -10,7 +10,7 @@ import numpy as np
 from tessera.errors import ArgumentError, ShapeError
 from tessera.numerics import bounds
 from tessera.numerics.convert import convert
-from tessera.op import STORAGE, Op, error, op
+from tessera.op import STORAGE, Op, error, lower, op
 from tessera.shapes import Size, as_size, broadcast
 from tessera.shapes.rules import show
 from tessera.tensor import Tensor, as_tensor, bind
@@ -95,3 +95,14 @@ error(broadcast_to)(bounds.structural)
 def splat(value: Any, type: TensorType) -> Tensor:
     """A Python number as a tensor of this type: recorded as `full`, never as a captured array."""
     return full(shape=type.shape, value=value, dtype=type.dtype)
+
+
+@op(infer=lambda x: x, coerce=plain, numerics=STORAGE)
+def stop_gradient(x):
+    """`x`, of which derivatives take no notice."""
+    return x
+
+
+@lower(stop_gradient)
+def _(x):
+    return x

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tessera.device import generator_of
+from tessera.ops import arrange, cumulative, functions, nn, products, reduce, shape, sort, statistics
 from tessera.ops import elementwise as e
-from tessera.ops import nn, reduce, shape
-from tessera.ops.basic import cast
+from tessera.ops.at import At
+from tessera.ops.basic import broadcast_to, cast
 from tessera.ops.index import subscript
 from tessera.ops.linalg import matmul
-from tessera.tensor import Tensor
+from tessera.ops.numpy_protocol import PROTOCOLS
+from tessera.tensor import Tensor, like
+from tessera.types import BY_NAME
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     "add": e.add,
@@ -32,24 +36,21 @@ COMPARISONS = {
 }  # fmt: skip
 UNARY = {"neg": e.neg, "abs": e.abs, "invert": e.bitwise_not}
 METHODS: dict[str, Callable[..., Any]] = {
-    "sum": reduce.sum,
-    "mean": reduce.mean,
-    "max": reduce.max,
-    "min": reduce.min,
-    "var": reduce.var,
-    "argmax": reduce.argmax,
-    "argmin": reduce.argmin,
-    "exp": e.exp,
-    "log": e.log,
-    "sqrt": e.sqrt,
-    "tanh": e.tanh,
-    "abs": e.abs,
-    "softmax": nn.softmax,
-    "transpose": shape.transpose,
-    "flatten": shape.flatten,
-    "squeeze": shape.squeeze,
-    "unsqueeze": shape.expand_dims,
-}
+    f.__name__: f
+    for f in (
+        reduce.sum, reduce.mean, reduce.max, reduce.min, reduce.var, reduce.argmax, reduce.argmin,
+        statistics.prod, statistics.any, statistics.all, statistics.std, statistics.logsumexp, statistics.norm,
+        e.add, e.sub, e.mul, e.div, e.pow, e.exp, e.exp2, e.log, e.log2, e.sqrt, e.rsqrt, e.tanh, e.abs, e.neg, e.sin,
+        e.cos, e.erf, e.floor, e.ceil, e.round, e.maximum, e.minimum, e.floor_divide, e.remainder,
+        functions.tan, functions.sinh, functions.cosh, functions.log10, functions.log1p, functions.expm1,
+        functions.sign, functions.trunc, functions.isnan, functions.isinf, functions.isfinite, functions.clip,
+        nn.softmax, nn.log_softmax, nn.relu, nn.gelu, nn.silu, nn.sigmoid,
+        shape.transpose, shape.flatten, shape.squeeze, shape.gather,
+        arrange.flip, arrange.roll, arrange.repeat, arrange.split, arrange.unbind, arrange.moveaxis, arrange.tril,
+        arrange.triu, matmul, sort.sort, sort.argsort, sort.topk, cumulative.cumsum, cumulative.cumprod,
+    )
+}  # fmt: skip
+METHODS |= {"unsqueeze": shape.expand_dims, "expand": broadcast_to, "tile": arrange.tiled, "dot": products.vecdot}
 
 
 def _swapped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,9 +71,42 @@ def _permute(self: Tensor, *dims: Any) -> Tensor:
     return shape.permute(self, axes=dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims)
 
 
-def _to(self: Tensor, dtype: Any) -> Tensor:
-    """The elements converted to `dtype`."""
-    return cast(self, dtype=dtype)
+def _to(self: Tensor, target: Any = None, dtype: Any = None, device: str | None = None) -> Tensor:
+    """The tensor with another element type, on another device, or both; `x.to(ts.f16)`, `x.to("cpu")`.
+
+    Raises:
+        DeviceUnavailable: the device is not here.
+    """
+    if isinstance(target, str) and target not in BY_NAME:
+        target, device = None, target
+    if device is not None:
+        generator_of(device)
+    wanted = dtype if target is None else target
+    return self if wanted is None else cast(self, dtype=wanted)
+
+
+def _cpu(self: Tensor) -> Tensor:
+    """The tensor in host memory: itself."""
+    return self
+
+
+def _cuda(self: Tensor, index: int = 0) -> Tensor:
+    """The tensor on a GPU.
+
+    Raises:
+        DeviceUnavailable: there is none.
+    """
+    return _to(self, device=f"cuda:{index}")
+
+
+def _detach(self: Tensor) -> Tensor:
+    """The same elements, with no gradient asked for."""
+    return like(self.data, self.type) if not self.is_traced else Tensor(self.data)
+
+
+def _clone(self: Tensor) -> Tensor:
+    """A copy of the elements; a traced tensor is itself, since values do not change."""
+    return self if self.is_traced else like(self.numpy().copy(), self.type)
 
 
 def attach() -> None:
@@ -86,8 +120,10 @@ def attach() -> None:
         method = _method(function)
         method.__doc__ = function.__doc__
         setattr(Tensor, name, method)
-    extra: dict[str, Any] = {"reshape": _reshape, "view": _reshape, "permute": _permute, "to": _to, "astype": _to}
+    extra: dict[str, Any] = {
+        "reshape": _reshape, "view": _reshape, "permute": _permute, "to": _to, "astype": _to, "cpu": _cpu,
+        "cuda": _cuda, "detach": _detach, "clone": _clone, "at": property(At), "__getitem__": subscript,
+        "T": property(shape.transpose), "mT": property(shape.transpose), **PROTOCOLS,
+    }  # fmt: skip
     for name, method in extra.items():
         setattr(Tensor, name, method)
-    setattr(Tensor, "__getitem__", subscript)  # noqa: B010
-    setattr(Tensor, "T", property(shape.transpose))  # noqa: B010

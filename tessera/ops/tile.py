@@ -123,13 +123,42 @@ def scatter(ref, value, *rest):
     """Write elements at blocks of indices: scatter(ref, value, *indices, [mask]). Equal indices are undefined."""
 
 
+ATOMIC = ("add", "max", "min", "and", "or", "xor", "exchange")
+
+
 def _atomic_type(ref: RefType, value: TensorType, *rest: TensorType, kind: str) -> TensorType:
+    if kind not in ATOMIC:
+        raise ShapeError(f'"{kind}" is not an atomic update', expected=", ".join(ATOMIC))
+    if kind in ("and", "or", "xor"):
+        _check_whole(ref, kind)
     return ref.block(_gather_shape(ref, rest))
+
+
+def _check_whole(ref: RefType, what: str) -> None:
+    if not ref.dtype.is_integer:
+        raise DTypeError(f"an atomic {what} needs integers", expected="int32 or int64", received=str(ref))
 
 
 @op(infer=_atomic_type, coerce=direct, numerics=STORAGE, dialect="tile", effects=("read", "write"))
 def atomic(ref, value, *rest, kind: str = "add"):
-    """Combine `value` into memory without losing an update ("add", "max", "min", "exchange"); gives the old."""
+    """Combine `value` into memory without losing an update; gives what was there before.
+
+    `kind` is "add", "max", "min", "exchange", or for integers "and", "or", "xor". Updates of one place happen
+    one after the other, in no defined order.
+    """
+
+
+def _compare_type(ref: RefType, value: TensorType, expected: TensorType, *rest: TensorType) -> TensorType:
+    _check_whole(ref, "compare-and-exchange")
+    return ref.block(_gather_shape(ref, rest))
+
+
+@op(infer=_compare_type, coerce=direct, numerics=STORAGE, dialect="tile", effects=("read", "write"))
+def compare_exchange(ref, value, expected, *rest):
+    """Where memory holds the integer `expected`, put `value` there, at once; gives what was there before.
+
+    As for `atomic`: compare_exchange(ref, value, expected, *indices, [mask]).
+    """
 
 
 def _alloc_type(*, shape: tuple, dtype: DType, space: str, alignment: int, swizzle: str) -> RefType:

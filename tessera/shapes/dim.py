@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 from tessera.errors import ShapeError
 
 # A monomial is a sorted tuple of atoms; an atom is a name, or ("//" | "%", Dim, Dim).
 Monomial = tuple
 Size = Union[int, "Dim"]
+
+
+class UnknownSizeError(ShapeError):
+    """A size was asked for that is known only by name."""
 
 
 class Dim:
@@ -87,7 +91,9 @@ class Dim:
         return "+".join(_text(m, c) for m, c in self.terms).replace("+-", "-")
 
     def __int__(self) -> int:
-        raise ShapeError(f"the size {self} is not known yet", suggestion="call with arrays, whose sizes are known")
+        raise UnknownSizeError(
+            f"the size {self} is not known yet", suggestion="call with arrays, whose sizes are known"
+        )
 
     __index__ = __int__
 
@@ -186,36 +192,42 @@ _OPERATORS: dict[type, Callable] = {
 }
 
 
-def as_size(value: int | str | Dim) -> Size:
-    """A size from an int, a name or an expression such as "2*D+1".
+ANY_DIMS = Dim.of("...")  # in an annotation: any number of axes
+
+
+def as_size(value: int | str | Dim | TypeVar) -> Size:
+    """A size from an int, a name, an expression such as "2*D+1" or a type variable (`def f[B](...)`).
 
     >>> as_size("2*D") // 2
     D
     """
     if isinstance(value, str):
         return _parse(value)
+    if isinstance(value, TypeVar):
+        return Dim.of(value.__name__)
     return value if isinstance(value, Dim) else int(value)
 
 
 def _parse(text: str) -> Size:
-    if text.startswith("?"):
+    if text.startswith("?") or text == "...":
         return Dim.of(text)
     try:
-        return _from_ast(ast.parse(text.strip(), mode="eval").body, text)
+        return from_ast(ast.parse(text.strip(), mode="eval").body, text)
     except SyntaxError:
         hint = 'write a name or arithmetic: "B", "2*D+1"'
         raise ShapeError(f'"{text}" is not a dimension', suggestion=hint) from None
 
 
-def _from_ast(node: ast.expr, text: str) -> Size:
+def from_ast(node: ast.expr, text: str) -> Size:
+    """The size that an expression means; `text` is what it was written as."""
     if isinstance(node, ast.Name):
         return Dim.of(node.id)
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_from_ast(node.operand, text)
+        return -from_ast(node.operand, text)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_from_ast(node.left, text), _from_ast(node.right, text))
+        return _OPERATORS[type(node.op)](from_ast(node.left, text), from_ast(node.right, text))
     raise ShapeError(f'"{text}" is not a dimension', suggestion="use names, integers and + - * // %")
 
 
@@ -224,35 +236,15 @@ def symbols(shape: Iterable[Size]) -> frozenset[str]:
     return frozenset(name for size in shape if isinstance(size, Dim) for name in size.names())
 
 
+def divided(shape: Iterable[Size]) -> bool:
+    """Whether a size rests on a division whose remainder is not known, so that equality does not decide.
+
+    >>> divided((as_size("D // 4"),)), divided((as_size("4*D") // 4,))
+    (True, False)
+    """
+    return any(not isinstance(a, str) for s in shape if isinstance(s, Dim) for m, _ in s.terms for a in m)
+
+
 def evaluate_shape(shape: Iterable[Size], sizes: Mapping[str, int]) -> tuple[Size, ...]:
     """A shape with the names in `sizes` replaced."""
     return tuple(_evaluate(size, sizes) for size in shape)
-
-
-def bind(pattern: tuple[Size, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> str | None:
-    """Match an annotated shape with a real one, adding to `sizes`; what is wrong, or None.
-
-    Plain names are bound by their first use; then expressions whose names are known are checked.
-    """
-    if len(pattern) != len(shape):
-        return f"rank {len(pattern)} expected, rank {len(shape)} received"
-    pairs = list(enumerate(zip(pattern, shape, strict=True)))
-    for axis, (want, got) in pairs:
-        name = _plain_name(want)
-        if name is not None and sizes.setdefault(name, got) != got:
-            return f"axis {axis}: {name} is {sizes[name]} elsewhere and {got} here"
-    for axis, (want, got) in pairs:
-        value = _evaluate(want, sizes)
-        if not isinstance(value, Dim) and value != got:
-            shown = f"{want} = " if isinstance(want, Dim) else ""
-            return f"axis {axis}: expected {shown}{value}, received {got}"
-    return None
-
-
-def _plain_name(size: Size) -> str | None:
-    """The name that a dim is, if it is no more than one."""
-    if isinstance(size, Dim) and len(size.terms) == 1:
-        (monomial, count) = size.terms[0]
-        if count == 1 and len(monomial) == 1 and isinstance(monomial[0], str):
-            return monomial[0]
-    return None

@@ -22,7 +22,7 @@ def broadcast(*shapes: Sequence[Size]) -> tuple[Size, ...]:
                 out[-back] = size
             elif size != 1 and size != out[-back]:
                 raise ShapeError(
-                    f"cannot broadcast {size} with {out[-back]} in dimension {rank - back}",
+                    f"cannot broadcast {out[-back]} with {size} in dimension {rank - back}",
                     expected=f"sizes that are equal or 1 in dimension {rank - back}",
                     received=" and ".join(show(s) for s in shapes),
                 )

@@ -1,0 +1,37 @@
+"""The standard library: kernels written in the kernel language, with functions on arrays that launch them.
+
+Each takes another schedule through `.with_schedule(ts.Schedule(...))`.
+
+>>> from tessera.stdlib import stable_softmax
+>>> stable_softmax([0.0, 0.0])
+array([0.5, 0.5])
+"""
+
+from importlib import import_module
+from typing import Any
+
+# Where each name is defined. Modules are imported when first asked for: the language imports this
+# package for its own composites (online_softmax), before there is a `kernel` to write the others with.
+HOMES = {
+    "batched_matmul": "products",
+    "cross_entropy": "losses",
+    "efficient_layernorm": "norms",
+    "flash_attention": "attention",
+    "flash_attention_2": "attention",
+    "fused_adam": "optimizers",
+    "grouped_matmul": "products",
+    "matmul": "products",
+    "quantized_matmul": "quantized",
+    "rms_norm": "norms",
+    "rotary_embedding": "rotary",
+    "stable_softmax": "norms",
+    "tree_sum": "reductions",
+}
+__all__ = sorted(HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """A routine, by name."""
+    if name in HOMES:
+        return getattr(import_module(f"tessera.stdlib.{HOMES[name]}"), name)
+    raise AttributeError(f"module 'tessera.stdlib' has no attribute {name!r}")

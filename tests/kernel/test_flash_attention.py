@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tessera.ops import nn
-from tessera.stdlib.flash_attention import flash_attention, specialized
+from tessera.stdlib.attention import attend, specialized
 from tessera.types import BY_NAME, RefType
 
 SHAPES = [(1, 1, 8, 8, 4), (2, 3, 33, 70, 16), (1, 2, 100, 5, 7), (2, 1, 1, 129, 3)]
@@ -22,7 +22,7 @@ def reference(q, k, v, mask, causal, scale):
 def launch(q, k, v, mask, causal, scale, **blocks):
     out = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
     grid = (q.shape[0], q.shape[1], -(-q.shape[2] // blocks.get("BM", 32)))
-    flash_attention[grid](q, k, v, mask, out, causal=causal, scale=scale, **blocks)
+    attend[grid](q, k, v, mask, None, out, causal=causal, scale=scale, **blocks)
     return out.astype(np.float64)
 
 

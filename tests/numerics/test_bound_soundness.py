@@ -18,7 +18,7 @@ NARROW = (tf32, fp8_e4m3, fp8_e5m2)
 SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 3.0, np.inf, -np.inf, np.nan, 1e-45, 1e30, 65504.0])
 ARITHMETIC = ("add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "maximum", "minimum")
 UNARY = ("neg", "abs", "floor", "ceil", "round", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "erf")
-UNARY += ("sin", "cos")
+UNARY += ("sin", "cos", "expm1", "log1p", "atan")
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
 fast = settings(max_examples=25, deadline=None)

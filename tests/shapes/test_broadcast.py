@@ -35,7 +35,7 @@ def test_broadcast_error_names_both_shapes_and_the_dimension():
     with pytest.raises(ShapeError) as caught:
         broadcast((2, 3), (2, 4))
     assert str(caught.value) == (
-        "ShapeError: cannot broadcast 4 with 3 in dimension 1\n"
+        "ShapeError: cannot broadcast 3 with 4 in dimension 1\n"
         "  expected: sizes that are equal or 1 in dimension 1\n"
         "  received: (2, 3) and (2, 4)"
     )

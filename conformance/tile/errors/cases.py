@@ -85,11 +85,27 @@ def gather_outside(x, out, B: ts.constexpr):
     out[0:B] = x[tile.arange(0, B) * 3]
 
 
+@ts.kernel
+def false_assertion(x, out):
+    i = tile.program_id(0)
+    tile.assert_(i < 5, "only five programs")
+    out[i] = x[i]
+
+
+@ts.kernel
+def half_a_warp(x, out):
+    me = tile.local_id()
+    if me > 2:
+        out[me] = tile.warp.reduce_max(x[me])
+
+
 REFUSED: dict[str, tuple[Any, tuple[int, ...], int | None, type[TesseraError], tuple[str, ...]]] = {
     "reads-outside": (reads_outside, (8,), None, OutOfBoundsError, ("index 8", "axis 0 of x", "out[i] = x[i + 1]")),
     "writes-outside": (writes_outside, (8,), None, OutOfBoundsError, ("axis 0 of out", "out[i * 2] = x[i]")),
     "constant-outside": (constant_outside, (1,), None, OutOfBoundsError, ("99", "x", "cases.py:")),
     "divergent-barrier": (divergent_barrier, (1,), 8, ExecutionError, ("barrier", "tile.barrier()")),
+    "assertion": (false_assertion, (8,), None, ExecutionError, ("only five", "program (5,)", "with 5, 5")),
+    "half-a-warp": (half_a_warp, (1,), 8, ExecutionError, ("exchange values", "all 8 tiles")),
     "unknown-name": (unknown_name, (1,), None, UnknownNameError, ("scale", "cases.py:")),
     "unknown-tile-op": (unknown_tile_op, (1,), None, UnknownNameError, ("lod", "load")),
     "syntax": (uses_try, (1,), None, UnsupportedSyntaxError, ("try", "cases.py:")),

@@ -11,6 +11,7 @@ from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Node
 from tessera.op import Rules
 from tessera.ops import elementwise as e
+from tessera.ops import functions as f
 from tessera.types import DType
 
 emit = Rules("llvm emission")
@@ -166,7 +167,7 @@ def _function(name: str) -> Callable[..., Lines]:
     return rule
 
 
-for _op in (e.exp, e.exp2, e.log, e.log2, e.tanh, e.erf, e.sin, e.cos, e.pow):
+for _op in (e.exp, e.exp2, e.log, e.log2, e.tanh, e.erf, e.sin, e.cos, e.pow, f.expm1, f.log1p, f.atan):
     emit(_op)(_function(_op.__name__))
 
 

@@ -18,6 +18,7 @@ from tessera.codegen.llvm.jit import host_vector_bytes
 from tessera.codegen.llvm.module import emit_module
 from tessera.codegen.llvm.runtime import TEXT, Program
 from tessera.codegen.llvm.types import REGISTER
+from tessera.codegen.resources import check_resources
 from tessera.errors import ArgumentError
 from tessera.ir.core import Module, structural_hash
 from tessera.lower.plan import Plan
@@ -25,6 +26,8 @@ from tessera.lower.plan import Plan
 # More rows of a query block than the default: each packing of the keys then serves twice as many products.
 PLAN = Plan(flash_m=64)
 OPTIONS = ("vector_bytes", "debug", "schedule")
+# Blocks and shared buffers lie in an arena that each thread holds; more than this is a slip in a size.
+ARENA = 1 << 30
 
 
 class LLVM:
@@ -35,7 +38,7 @@ class LLVM:
     @cached_property
     def capabilities(self) -> Capabilities:
         """What the processor at hand can do."""
-        return Capabilities(host_vector_bytes(), tuple(REGISTER), plan=PLAN)
+        return Capabilities(host_vector_bytes(), tuple(REGISTER), shared_bytes=ARENA, block_bytes=ARENA, plan=PLAN)
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The LLVM text of a Tile module.
@@ -46,6 +49,7 @@ class LLVM:
         if unknown:
             raise ArgumentError(f"the target llvm has no option {unknown[0]}", expected=", ".join(OPTIONS))
         check_element_types(module, self.name, self.capabilities.dtypes)
+        check_resources(module, self.name, self.capabilities)
         vector = int(options.get("vector_bytes", self.capabilities.vector_bytes))
         emission = emit_module(module, Options(vector, bool(options.get("debug", True))))
         return Artifact(self._manifest(module, emission.plan, emission.text, options, vector), {TEXT: emission.text})

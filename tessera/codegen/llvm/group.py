@@ -16,9 +16,12 @@ from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Node, Value
 from tessera.op import Op, Rules
 from tessera.ops import basic, elementwise, shape, tile
+from tessera.ops import group as group_ops
 from tessera.types import DType, RefType, int64
 
 lift = Rules("llvm group")
+# What is rewritten even where a group has one tile.
+TOGETHER = (group_ops.collect, group_ops.exchange)
 Run = Callable[..., list[Any]]
 
 
@@ -101,7 +104,7 @@ def ungroup(module: Module) -> Module:
 
 def _ungrouped(function: Function) -> Function:
     size = int(function.attrs.get("group", 1))
-    if size == 1:
+    if size == 1 and not any(n.op in TOGETHER for n in function.body.walk()):
         return function
     group = Group(size)
     params = [Value(p.type, p.hint) for p in function.params]

@@ -179,14 +179,16 @@ def _(group, node, args, run):
     return []
 
 
-@lift(tile.atomic)
+@lift(tile.atomic, tile.compare_exchange)
 def _(group, node, args, run):
-    ref, value, rest = args[0], args[1], args[2:]
+    count = 1 if node.op is tile.atomic else 2
+    ref, values, rest = args[0], args[1 : 1 + count], args[1 + count :]
     rank, depth = len(ref.shape), len(node.out.type.shape)
     places, more = _spread(group, ref, rest[:rank], depth), [group.ranked(p, depth) for p in rest[rank:]]
     mask = group.both(group.running(depth), more[0] if more else None)
     # Every tile does its own update, even where all update the same place by the same value.
     out = (group.size, *node.out.type.shape)
     keep = group.broadcast(mask if mask is not None else group.full(True, bool_), out)
-    old = group.add(tile.atomic, ref.value, group.ranked(value, depth), *places, keep, kind=node.attrs["kind"])
+    operands = [group.ranked(p, depth) for p in values]
+    old = group.b.add(node.op, [ref.value, *operands, *places, keep], node.attrs).out
     return [Part(old, True)]

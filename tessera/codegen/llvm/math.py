@@ -17,7 +17,7 @@ Lines = Iterator[str]
 _CALLED = re.compile(r"@ts\.(?P<name>[a-z_]\w*)\.(?:v(?P<width>\d+))?f(?P<bits>32|64)\(")
 BINARY = ("pow", "floor_divide", "remainder", "power")
 # What the C library calls those that are no intrinsics of LLVM.
-LIBRARY = {"erf": "erf"}
+LIBRARY = {name: name for name in ("erf", "expm1", "log1p", "atan")}
 
 
 def definitions(lines: Iterable[str]) -> list[str]:
@@ -85,8 +85,25 @@ def _pow(t: Vec) -> Lines:
     yield "}"
 
 
+def _doubled(name: str) -> Callable[[Vec], Lines]:
+    """A function of f32 by way of the one of f64: rounded once, and so within an ulp."""
+
+    def define(t: Vec) -> Lines:
+        wide = t.of("double")
+        yield f"define internal {t} @ts.{name}.{t.suffix}({t} %x) alwaysinline #0 {{"
+        yield "entry:"
+        yield f"  %a = fpext {t} %x to {wide}"
+        yield f"  %b = {call(f'ts.{name}', wide, ['%a'])}"
+        yield f"  %r = fptrunc {wide} %b to {t}"
+        yield f"  ret {t} %r"
+        yield "}"
+
+    return define
+
+
 SPECIAL: dict[tuple[str, str], Callable[[Vec], Lines]] = {
     ("pow", "float"): _pow,
+    **{(name, "float"): _doubled(name) for name in ("expm1", "log1p", "atan")},
     ("sin", "float"): sine,
     ("cos", "float"): cosine,
     ("sin_large", "float"): widely("sin"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.llvm import group_control, group_memory, math  # noqa: F401  (the first two fill `lift`)
+from tessera.codegen.llvm import group_control, group_exchange, group_memory, math  # noqa: F401  (they fill `lift`)
 from tessera.codegen.llvm.function import Options, emit_function
 from tessera.codegen.llvm.group import ungroup
 from tessera.codegen.llvm.launch import launch_plan, overlapping

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tessera.codegen.llvm import memory
 from tessera.codegen.llvm.element import as_index, broadcast_at, clipped, operand, placed, value_at
 from tessera.codegen.llvm.lane import Body, Index, Lane
 from tessera.codegen.llvm.nest import lanes_for, nest
-from tessera.codegen.llvm.scratch import Memory
-from tessera.codegen.llvm.types import SIZE, register
+from tessera.codegen.llvm.text import Text
+from tessera.codegen.llvm.types import SIZE, Vec, register, sizes
 from tessera.codegen.llvm.visit import visit
 from tessera.errors import UnsupportedOpError
+from tessera.ir.core import Node
 from tessera.ops import tile
+
+if TYPE_CHECKING:
+    from tessera.codegen.llvm.kernel import Kernel
 
 
 @visit(tile.store)
@@ -73,21 +78,49 @@ ATOMIC = {
     ("add", "float"): "fadd", ("max", "float"): "fmaximum", ("min", "float"): "fminimum",
     ("add", "int"): "add", ("max", "int"): "max", ("min", "int"): "min",
     ("add", "uint"): "add", ("max", "uint"): "umax", ("min", "uint"): "umin",
+    **{(word, kind): word for word in ("and", "or", "xor") for kind in ("int", "uint")},
 }  # fmt: skip
 
 
 @visit(tile.atomic)
 def _(kernel, node):
-    ref, value, *rest = node.args
-    m, rank, shape = kernel.memories[ref], ref.type.rank, node.out.type.shape
-    word = "xchg" if node.attrs["kind"] == "exchange" else ATOMIC.get((node.attrs["kind"], ref.type.dtype.kind))
-    if word is None or register(ref.type.dtype) != memory.memory(ref.type.dtype):
-        raise UnsupportedOpError(f"the target llvm has no atomic {node.attrs['kind']} of {ref.type.dtype}")
-    held = kernel.room(node.out) if math.prod(shape) > 1 or shape else None
+    dtype = node.args[0].type.dtype
+    word = "xchg" if node.attrs["kind"] == "exchange" else ATOMIC.get((node.attrs["kind"], dtype.kind))
+    if word is None or register(dtype) != memory.memory(dtype):
+        raise UnsupportedOpError(f"the target llvm has no atomic {node.attrs['kind']} of {dtype}")
+    t = register(dtype)
+
+    def change(text: Text, pointer: str, value: str) -> str:
+        return text.let(f"atomicrmw {word} ptr {pointer}, {t} {value} monotonic, align {SIZE[t.element]}")
+
+    _atomic(kernel, node, 1, change)
+
+
+@visit(tile.compare_exchange)
+def _(kernel, node):
+    t = register(node.args[0].type.dtype)
+
+    def change(text: Text, pointer: str, value: str, expected: str) -> str:
+        operands = f"ptr {pointer}, {t} {expected}, {t} {value}"
+        pair = text.let(f"cmpxchg {operands} monotonic monotonic, align {SIZE[t.element]}")
+        return text.let(f"extractvalue {{ {t}, i1 }} {pair}, 0")
+
+    _atomic(kernel, node, 2, change)
+
+
+def _atomic(kernel: Kernel, node: Node, count: int, change: Callable[..., str]) -> None:
+    """A loop over the elements: `change(text, pointer, *operands)` updates one and names its old value."""
+    ref, operands, rest = node.args[0], node.args[1 : 1 + count], node.args[1 + count :]
+    m, rank, shape = kernel.memories[ref], ref.type.rank, sizes(node.out.type)
+    held = kernel.room(node.out) if shape else None
 
     def body_of(body: Body, index: Index) -> None:
         place = tuple(as_index(body, v, broadcast_at(body, v, index)) for v in rest[:rank])
-        old = _atomic(body, m, place, word, broadcast_at(body, value, index), operand(body, rest[rank:], 0, index))
+        values = [broadcast_at(body, v, index).name for v in operands]
+        mask = operand(body, rest[rank:], 0, index)
+        kernel.scratch.touch(m)
+        pointer = memory.pointer(body, m, memory.address(body, m, place))
+        old = _guarded(body.text, register(m.dtype), mask, lambda: change(body.text, pointer, *values))
         if held is None:
             kernel.scalars[node.out] = old.name
         else:
@@ -98,18 +131,14 @@ def _(kernel, node):
         kernel.buffers[node.out] = held
 
 
-def _atomic(body: Body, m: Memory, place: Index, word: str, value: Lane, mask: Lane | None) -> Lane:
+def _guarded(text: Text, t: Vec, mask: Lane | None, update: Callable[[], str]) -> Lane:
     """One element: behind a branch where there is a mask, since an atomic cannot be undone."""
-    text, t = body.text, register(m.dtype)
-    body.kernel.scratch.touch(m)
-    pointer = memory.pointer(body, m, memory.address(body, m, place))
-    update = f"atomicrmw {word} ptr {pointer}, {t} {value.name} monotonic, align {SIZE[t.element]}"
     if mask is None:
-        return Lane(text.let(update))
+        return Lane(update())
     yes, done = text.new_label("then"), text.new_label("done")
     before = text.label
     text.line(f"br i1 {mask.name}, label %{yes}, label %{done}")
     text.begin(yes)
-    old = text.let(update)
+    old = update()
     text.jump(done)
     return Lane(text.let(f"phi {t} [ {old}, %{yes} ], [ {t.const(0)}, %{before} ]"))

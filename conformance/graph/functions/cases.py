@@ -1,0 +1,56 @@
+"""The scalar functions beyond the basic ones, at each float type, where they are hard and where they are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from conformance.case import Case
+from conformance.inputs import tensor
+from tessera.op import Op
+from tessera.ops import functions
+from tessera.tracing import Jit
+from tessera.types import as_dtype
+
+FLOATS = ("f32", "f16", "bf16", "f64")
+DOMAINS = {
+    "expm1": (-4.0, 4.0), "log1p": (-0.9, 6.0), "log10": (0.01, 90.0), "tan": (-1.4, 1.4), "asin": (-1.0, 1.0),
+    "acos": (-1.0, 1.0), "sinh": (-5.0, 5.0), "cosh": (-5.0, 5.0),
+}  # fmt: skip
+EXACT = ("sign", "trunc", "isnan", "isinf", "isfinite", "clip")
+SPECIAL = (0.0, -0.0, 1.0, -1.0, 1e-6, -1e-6, 2.5, -2.5, math.inf, -math.inf, math.nan)
+
+
+def listed() -> list[Op]:
+    """The ops of the family."""
+    return [o for o in vars(functions).values() if isinstance(o, Op) and o.ref.__module__ == functions.__name__]
+
+
+def cases() -> Iterator[Case]:
+    """One case for each op and type, and one of values at the edges of each op's domain."""
+    for op in listed():
+        for dtype in FLOATS:
+            yield _case(op, dtype, f"graph/functions/{op.__name__}-{dtype}")
+        yield _edges(op)
+    for op in (functions.sign, functions.clip, functions.isfinite):
+        yield _case(op, "int32", f"graph/functions/{op.__name__}-int32")
+
+
+def _case(op: Op, dtype: str, name: str) -> Case:
+    low, high = DOMAINS.get(op.__name__, (-3.0, 3.0))
+    operands = tuple(tensor(f"{name}-{i}", (3, 37), dtype, low, high) for i in range(len(op.operands)))
+    return _make(op, name, operands)
+
+
+def _edges(op: Op) -> Case:
+    values = np.array(SPECIAL, as_dtype("f32").numpy)
+    operands = tuple(np.roll(values, 3 * i) for i in range(len(op.operands)))
+    return _make(op, f"graph/functions/{op.__name__}-edges", operands)
+
+
+def _make(op: Op, name: str, operands: Any) -> Case:
+    calls: dict[int, Any] = {1: lambda x: op(x), 2: lambda x, y: op(x, y), 3: lambda x, y, z: op(x, y, z)}
+    return Case(name, lambda: (Jit(calls[len(operands)]), operands), exact=op.__name__ in EXACT)

@@ -1,0 +1,233 @@
+"""Functions with derivative rules of their own, checkpoints, and the mark of a differentiable function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.autodiff import calls
+from tessera.autodiff.grad import _matched, named
+from tessera.autodiff.record import Recorder
+from tessera.batching import vmap
+from tessera.errors import ArgumentError, here
+from tessera.ir.builder import CURRENT
+from tessera.ops.basic import splat
+from tessera.pytree import Tree, flatten
+from tessera.tensor import Tensor, as_tensor
+from tessera.tracing import _leaf_type
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class JvpRule:
+    """A user's forward rule over lists of tensors."""
+
+    name: str
+    count: int
+    push: Function
+
+    def batched(self) -> JvpRule:
+        """The same for many examples."""
+        return JvpRule(self.name, self.count, vmap(self.push))
+
+
+@dataclass(frozen=True)
+class VjpRule:
+    """A user's reverse rule: forward(operands) gives results and residuals, backward(residuals, g) cotangents."""
+
+    name: str
+    count: int
+    forward: Function
+    backward: Function
+
+    def batched(self) -> VjpRule:
+        """The same for many examples."""
+        return VjpRule(self.name, self.count, vmap(self.forward), vmap(self.backward))
+
+
+class _Taken:
+    """A call's arguments: the tensors among them, and what puts them back."""
+
+    def __init__(self, args: Sequence[Any]) -> None:
+        leaves, self.tree = flatten(list(args))
+        self.leaves = [x for _, x in leaves]
+        self.tensors = [as_tensor(x) for x in self.leaves if _leaf_type(x) is not None]
+
+    def build(self, tensors: Sequence[Any]) -> list[Any]:
+        """The arguments with these tensors."""
+        found = iter(tensors)
+        return self.tree.build(iter([x if _leaf_type(x) is None else next(found) for x in self.leaves]))
+
+
+class custom_jvp:  # a decorator, as the spec spells it  # noqa: N801
+    """A function whose forward derivative is given: `rule(primals, tangents)` gives (result, its tangent).
+
+    >>> @custom_jvp
+    ... def double(x):
+    ...     return x * 2.0
+    >>> double.defjvp(lambda primals, tangents: (double(*primals), tangents[0] * 2.0))
+    >>> from tessera.autodiff.grad import grad
+    >>> grad(double)(3.0)
+    Tensor(2., f32)
+    """
+
+    def __init__(self, function: Function) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.rule: Function | None = None
+
+    def defjvp(self, rule: Function) -> None:
+        """Set the rule."""
+        self.rule = rule
+
+    def __call__(self, *args: Any) -> Any:
+        if not isinstance(CURRENT.get(), Recorder):
+            return self.function(*args)
+        rule, taken = _defined(self.rule, named(self), "defjvp"), _Taken(args)
+
+        def push(primals: list[Tensor], tangents: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            out, moved = rule(tuple(taken.build(primals)), tuple(taken.build(tangents)))
+            return _tensors(out), _tensors(moved)
+
+        kept = JvpRule(named(self), len(taken.tensors), push)
+        return calls.record_call(calls.custom_jvp, lambda xs: self.function(*taken.build(xs)), taken.tensors, rule=kept)
+
+
+class custom_vjp:  # noqa: N801
+    """A function whose reverse derivative is given by `defvjp(forward, backward)`.
+
+    `forward(*args)` gives (result, residuals); `backward(residuals, g)` gives the cotangent of the
+    argument, or a tuple with one for each (None is zero).
+
+    >>> @custom_vjp
+    ... def log1p(x):
+    ...     return (1.0 + x).log()
+    >>> log1p.defvjp(lambda x: (log1p(x), x), lambda x, g: g / (1.0 + x))
+    >>> from tessera.autodiff.grad import grad
+    >>> grad(log1p)(3.0)
+    Tensor(0.25, f32)
+    """
+
+    def __init__(self, function: Function) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.rules: tuple[Function, Function] | None = None
+
+    def defvjp(self, forward: Function, backward: Function) -> None:
+        """Set the rules."""
+        self.rules = forward, backward
+
+    def __call__(self, *args: Any) -> Any:
+        if not isinstance(CURRENT.get(), Recorder):
+            return self.function(*args)
+        rules, taken = _defined(self.rules, named(self), "defvjp"), _Taken(args)
+        results: list[Tree] = []
+
+        def body(tensors: list[Tensor]) -> Any:
+            out = self.function(*taken.build(tensors))
+            results.append(flatten(out)[1])
+            return out
+
+        kept = _vjp_rule(named(self), rules, taken, results, len(args))
+        return calls.record_call(calls.custom_vjp, body, taken.tensors, rule=kept)
+
+
+def _vjp_rule(name: str, rules: tuple[Function, Function], taken: _Taken, results: list[Tree], count: int) -> VjpRule:
+    saved: list[Any] = []
+
+    def forward(tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        out, residuals = rules[0](*taken.build(tensors))
+        found = _Taken([residuals])
+        saved[:] = [found]
+        return _tensors(out), found.tensors
+
+    def backward(residuals: Sequence[Tensor], g: Sequence[Tensor]) -> list[Tensor]:
+        (kept,) = saved[0].build(residuals)
+        found = rules[1](kept, results[0].build(iter(g)))
+        parts = [found] if count == 1 else found
+        if not isinstance(parts, (tuple, list)) or len(parts) != count:
+            raise ArgumentError(
+                f"the backward rule of {name} does not give one cotangent for each argument",
+                location=here(), expected=f"a tuple of {count}", received=type(found).__name__,
+            )  # fmt: skip
+        return _cotangents(parts, taken)
+
+    return VjpRule(name, len(taken.tensors), forward, backward)
+
+
+def _cotangents(parts: Sequence[Any], taken: _Taken) -> list[Tensor]:
+    """A rule's cotangents as tensors like the arguments; None is zero."""
+    if len(parts) == 1 and isinstance(parts[0], (tuple, list)) and taken.tree.children[0].kind is None:
+        parts = parts[0]
+    found: list[Tensor] = []
+    for part, arg in zip(parts, taken.build(taken.tensors), strict=True):
+        like = [as_tensor(x) for _, x in flatten(arg)[0] if _leaf_type(x) is not None]
+        leaves = [None] * len(like) if part is None else [x for _, x in flatten(part)[0]]
+        found += [_cotangent(x, t) for x, t in zip(leaves, like, strict=True)]
+    return found
+
+
+def _cotangent(value: Any, like: Tensor) -> Tensor:
+    if value is None or not like.dtype.is_float:
+        return splat(0, like.type)
+    return _matched("a cotangent", as_tensor(value, like.type), like)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [as_tensor(x) for _, x in flatten(value)[0]]
+
+
+def _defined(rule: Any, name: str, how: str) -> Any:
+    if rule is None:
+        raise ArgumentError(f"{name} has no rule yet", location=here(), suggestion=f"call {name}.{how}(...) first")
+    return rule
+
+
+def checkpoint(function: Function) -> Function:
+    """A function of which reverse mode keeps only the arguments: what is inside is computed again.
+
+    >>> from tessera.autodiff.grad import grad
+    >>> grad(checkpoint(lambda x: x * x))(3.0)
+    Tensor(6., f32)
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **keywords: Any) -> Any:
+        if not isinstance(CURRENT.get(), Recorder):
+            return function(*args, **keywords)
+        taken = _Taken(args)
+        return calls.record_call(calls.checkpoint, lambda xs: function(*taken.build(xs), **keywords), taken.tensors)
+
+    return wrapper
+
+
+def straight_through(function: Function) -> Function:
+    """A function of one tensor whose derivative is that of the identity (Bengio, Leonard and Courville 2013).
+
+    >>> from tessera.autodiff.grad import grad
+    >>> from tessera.ops.elementwise import round
+    >>> grad(straight_through(round))(2.7)
+    Tensor(1., f32)
+    """
+    made = custom_jvp(function)
+    made.defjvp(lambda primals, tangents: (function(*primals), tangents[0]))
+    return made
+
+
+def autodiff(function: Function | None = None, *, argnums: int | Sequence[int] = 0) -> Function:
+    """Mark a function as differentiable: `grad` of it takes `argnums` from here unless told otherwise.
+
+    >>> from tessera.autodiff.grad import grad
+    >>> @autodiff(argnums=1)
+    ... def loss(x, w):
+    ...     return x * w * w
+    >>> grad(loss)(2.0, 3.0)
+    Tensor(12., f32)
+    """
+    if function is None:
+        return functools.partial(autodiff, argnums=argnums)
+    function.differentiated = argnums  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,105 @@
+"""What a kernel needs of a target's group: tiles, shared memory, blocks in registers; refused before it is emitted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.codegen.backend import Capabilities
+from tessera.errors import Location, ResourceError
+from tessera.ir.core import Block, Function, Module, Node, Value
+from tessera.ops import tile
+from tessera.types import SHARED, TensorType, Type
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one group of a kernel needs: tiles, bytes of shared memory, and the bytes of the blocks that one tile
+    holds at its fullest point, with that point.
+
+    The last counts values from their definition to their last use; scalars and register buffers count too.
+    """
+
+    group: int
+    shared_bytes: int
+    block_bytes: int
+    fullest: Location
+
+
+def needs(function: Function) -> Need:
+    """What a tile function needs, counted from its ops."""
+    buffers = [n for n in function.body.walk() if n.op is tile.alloc]
+    shared = sum(_size(n.out.type) for n in buffers if n.attrs["space"] == SHARED)
+    own = sum(_size(n.out.type) for n in buffers if n.attrs["space"] != SHARED)
+    peak, node = _peak(function.body)
+    return Need(int(function.attrs.get("group", 1)), shared, own + peak, node.loc if node else function.loc)
+
+
+def check_resources(module: Module, target: str, capabilities: Capabilities) -> None:
+    """Refuse a Tile module whose kernels need more than a target has.
+
+    Raises:
+        ResourceError: it names the kernel, the resource, what is needed and what there is.
+    """
+    for function in module.functions:
+        if function is not module.main:
+            _check(function, target, capabilities)
+
+
+def _check(function: Function, target: str, capabilities: Capabilities) -> None:
+    need = needs(function)
+    limits = (
+        ("tiles in a group", need.group, capabilities.max_group, "a smaller group, or fewer warps", function.loc),
+        ("bytes of shared memory", need.shared_bytes, capabilities.shared_bytes, "smaller tiles, or fewer stages",
+         function.loc),
+        ("bytes of blocks in registers", need.block_bytes, capabilities.block_bytes, "smaller tiles", need.fullest),
+    )  # fmt: skip
+    for what, wanted, limit, remedy, place in limits:
+        if limit is not None and wanted > limit:
+            raise ResourceError(
+                f"{function.name} needs {wanted:,} {what}", location=place, expected=f"at most {limit:,} on {target}",
+                received=f"{wanted:,}", suggestion=remedy,
+            )  # fmt: skip
+
+
+def _peak(block: Block) -> tuple[int, Node | None]:
+    """The most bytes of values alive at once in a block, and the node where that is."""
+    last = _last_uses(block)
+    alive = {v: _bytes(v.type) for v in block.params}
+    peak, fullest = sum(alive.values()), None
+    for place, node in enumerate(block.nodes):
+        deepest, at = _inside(node, {v: n for v, n in alive.items() if last.get(v, -1) > place})
+        alive |= {v: _bytes(v.type) for v in node.results}
+        most = max(deepest, sum(alive.values()) if not node.regions else 0)
+        if most > peak:
+            peak, fullest = most, at or node
+        alive = {v: size for v, size in alive.items() if last.get(v, -1) > place}
+    return peak, fullest
+
+
+def _inside(node: Node, after: dict[Value, int]) -> tuple[int, Node | None]:
+    """The fullest point in the regions of a node: what lives on after it, what they use from outside, and their own."""
+    found: tuple[int, Node | None] = (0, None)
+    for region in node.regions:
+        outer = after | {v: _bytes(v.type) for v in region.free}
+        peak, at = _peak(region)
+        found = max(found, (sum(outer.values()) + peak, at), key=lambda each: each[0])
+    return found
+
+
+def _last_uses(block: Block) -> dict[Value, int]:
+    """The last node of a block that uses each value, itself or in its regions; results are used at the end."""
+    last: dict[Value, int] = {}
+    for place, node in enumerate(block.nodes):
+        last |= dict.fromkeys((*node.args, *(v for region in node.regions for v in region.free)), place)
+    return last | dict.fromkeys(block.results, len(block.nodes))
+
+
+def _bytes(type: Type) -> int:
+    """The bytes of a value; a ref has none: memory is counted where it is made."""
+    return _size(type) if isinstance(type, TensorType) else 0
+
+
+def _size(type: Any) -> int:
+    return math.ceil(math.prod(map(int, type.shape)) * type.dtype.bits / 8)

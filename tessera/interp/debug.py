@@ -1,0 +1,236 @@
+"""Debug mode of the Tile interpreter: value mode with every access checked against shadow memory first.
+
+The rules M1 to M10 of docs/semantics.md are what it checks. Programs run as in value mode, all instances in step;
+what is reported depends on which elements are touched between which barriers, not on that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.evaluate import Meaning
+from tessera.interp import debug_copies as copies
+from tessera.interp import instances
+from tessera.interp.debug_access import Access, check, check_written, inside, lanes_of
+from tessera.interp.debug_monitor import EPOCHS, Monitor
+from tessera.interp.debug_nan import watch
+from tessera.interp.debug_report import Finding
+from tessera.interp.debug_shadow import ATOMIC, READ, WRITE
+from tessera.interp.machine import Machine
+from tessera.interp.memory import Memory, Place, expand
+from tessera.ir.core import Node
+from tessera.numerics.bounded import certain
+from tessera.op import Rules
+from tessera.ops import tile
+from tessera.types import SHARED
+
+# What is checked before and noted after an op: a rule (monitor, machine, node, args, go), where `go()` runs the op.
+rules = Rules("tile debug")
+
+
+def meaning(machine: Machine, monitor: Monitor) -> Meaning:
+    """The meaning of nodes on this machine, watched by the monitor."""
+    plain = instances.meaning(machine)
+    monitor.begin(machine)
+
+    def mean(node: Node, args: list[Any], walk: Any) -> Sequence[Any]:
+        rule = rules.get(node.op)
+        if rule is not None:
+            return rule(monitor, machine, node, args, lambda: plain(node, args, walk))
+        results = plain(node, args, walk)
+        if monitor.checks.nan:
+            watch(monitor, machine, node, args, results)
+        return results
+
+    return mean
+
+
+def _block(machine: Machine, node: Node, args: list[Any], block: tuple[int, ...], skip: int) -> Access:
+    """The access of a load or store: a block that begins at the given indices."""
+    place, rest = instances._place(machine, node, args, block, skip)
+    keep = _active(machine, len(block))
+    if rest:
+        keep = rest[0] if keep is None else keep & rest[0]
+    return _at(node, place, keep, node.attrs["edge"] == "clip")
+
+
+def _at(node: Node, place: Place, keep: Any, clip: bool) -> Access:
+    return Access(node, place.memory, place.indices(), (*place.count, *place.block), keep, clip)
+
+
+def _active(machine: Machine, depth: int) -> np.ndarray | None:
+    return None if machine.active is None else expand(machine.active, depth)
+
+
+def _points(machine: Machine, node: Node, args: list[Any], skip: int) -> Access:
+    """The access of a gather, scatter or atomic: elements at blocks of indices."""
+    args = machine.arrays(args)
+    memory, indices, rest = instances._indexed(machine, node, args, skip)
+    depth = max((v.type.rank for v in node.args[skip:]), default=0)
+    keep = _active(machine, depth)
+    if rest:
+        keep = rest[0] if keep is None else keep & rest[0]
+    blocks = [i.shape for i in indices] + ([] if keep is None else [keep.shape])
+    return Access(node, memory, indices, np.broadcast_shapes((*machine.count, *(1,) * depth), *blocks), keep)
+
+
+def _read(monitor: Monitor, machine: Machine, access: Access, go: Any) -> Sequence[Any]:
+    access = inside(monitor, machine, access)
+    region = monitor.region(access.memory)
+    if region is not None:
+        lanes = lanes_of(monitor, machine, access, region)
+        check(monitor, access, READ, region, lanes)
+        monitor.record(region, READ, lanes, access.node)
+    return go()
+
+
+def _write(monitor: Monitor, machine: Machine, access: Access, value: Any, go: Any) -> Sequence[Any]:
+    access = inside(monitor, machine, access)
+    region = monitor.region(access.memory)
+    if region is None:
+        return go()
+    lanes = lanes_of(monitor, machine, access, region)
+    values = _lanewise(machine, value, access.shape)
+    check(monitor, access, WRITE, region, lanes, values)
+    results = go()
+    monitor.record(region, WRITE, lanes, access.node)
+    check_written(monitor, access, region, lanes, values)
+    return results
+
+
+def _lanewise(machine: Machine, value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A stored value lane by lane."""
+    array = machine.arrays([value])[0]
+    lead, block = array.shape[: machine.rank], array.shape[machine.rank :]
+    full = (*lead, *(1,) * (len(shape) - array.ndim), *block)
+    return np.broadcast_to(array.reshape(full), shape).reshape(-1)
+
+
+@rules(tile.load)
+def _(monitor, machine, node, args, go):
+    return _read(monitor, machine, _block(machine, node, args, node.attrs["shape"], 1), go)
+
+
+@rules(tile.store)
+def _(monitor, machine, node, args, go):
+    access = _block(machine, node, args, node.args[1].type.shape, 2)
+    return _write(monitor, machine, access, args[1], go)
+
+
+@rules(tile.gather)
+def _(monitor, machine, node, args, go):
+    return _read(monitor, machine, _points(machine, node, args, 1), go)
+
+
+@rules(tile.scatter)
+def _(monitor, machine, node, args, go):
+    return _write(monitor, machine, _points(machine, node, args, 2), args[1], go)
+
+
+@rules(tile.atomic, tile.compare_exchange)
+def _(monitor, machine, node, args, go):
+    access = inside(monitor, machine, _points(machine, node, args, 2 if node.op is tile.atomic else 3))
+    region = monitor.region(access.memory)
+    if region is not None:
+        lanes = lanes_of(monitor, machine, access, region)
+        check(monitor, access, ATOMIC, region, lanes)
+        monitor.record(region, ATOMIC, lanes, node)
+    return go()
+
+
+@rules(tile.alloc)
+def _(monitor, machine, node, args, go):
+    results = go()
+    monitor.made(results[0], node.attrs["space"] == SHARED)
+    return results
+
+
+@rules(tile.async_copy)
+def _(monitor, machine, node, args, go):
+    source, target = (inside(monitor, machine, a) for a in _sides(machine, node, args))
+    for access, kind in ((source, READ), (target, WRITE)):
+        region = monitor.region(access.memory)
+        if region is not None:
+            lanes = lanes_of(monitor, machine, access, region)
+            check(monitor, access, kind, region, lanes, _arriving(source) if kind == WRITE else None)
+            monitor.record(region, kind, lanes, node)
+    results = go()
+    for access, kind in ((source, READ), (target, WRITE)):
+        region = monitor.region(access.memory)
+        if region is not None:
+            if kind == WRITE:
+                lanes = lanes_of(monitor, machine, access, region)
+                check_written(monitor, access, region, lanes, _arriving(source))
+            copies.begin(monitor, machine, access, kind, region)
+    return results
+
+
+def _sides(machine: Machine, node: Node, args: list[Any]) -> tuple[Access, Access]:
+    """What an asynchronous copy reads and what it writes."""
+    target, source = args[0], args[1]
+    starts = [certain(a) for a in args[2:]]
+    if machine.active is not None:
+        starts = [np.where(machine.active, s, 0) for s in machine.arrays(starts)]
+    here, block = len(target.shape), tuple(node.attrs["shape"])
+
+    def side(memory: Memory, starts: list[Any], clip: bool) -> Access:
+        rank = len(memory.shape)
+        shape = block[len(block) - rank :] if rank <= len(block) else (1,) * (rank - len(block)) + block
+        place = Place(memory, starts, shape, machine.count)
+        return _at(node, place, _active(machine, rank), clip)
+
+    return side(source, starts[here:], node.attrs["edge"] == "clip"), side(target, starts[:here], False)
+
+
+def _arriving(source: Access) -> np.ndarray:
+    """What a copy brings, lane by lane: what lies outside the source arrives as 0."""
+    sizes = source.memory.array.shape
+    places = [np.clip(i, 0, n - 1) for i, n in zip(source.indices, sizes, strict=True)]
+    safe = Access(source.node, source.memory, places, source.shape, None)
+    flat = safe.held(np.arange(int(np.prod(source.shape))))
+    if source.keep is None:
+        return flat
+    return np.where(np.broadcast_to(source.keep, source.shape).reshape(-1), flat, np.zeros((), flat.dtype))
+
+
+@rules(tile.async_commit)
+def _(monitor, machine, node, args, go):
+    copies.commit(monitor, machine)
+    return go()
+
+
+@rules(tile.async_wait)
+def _(monitor, machine, node, args, go):
+    copies.wait(monitor, machine, node.attrs["pending"])
+    return go()
+
+
+@rules(tile.barrier)
+def _(monitor, machine, node, args, go):
+    chunk = monitor.chunk
+    if machine.divergent:
+        _divergent(monitor, machine, node)
+    epochs = chunk.view(chunk.epoch, machine)
+    epochs[...] += 1 if machine.active is None else machine.active
+    assert (epochs % EPOCHS < EPOCHS - 1).all()
+    return go()
+
+
+def _divergent(monitor: Monitor, machine: Machine, node: Node) -> None:
+    """Report the first program whose tiles part at a barrier, and which of them reach it."""
+    chunk = monitor.chunk
+    assert chunk is not None
+    who = chunk.view(chunk.who, machine)
+    here = np.ones(who.shape, bool) if machine.active is None else np.broadcast_to(machine.active, who.shape)
+    counts = here.sum(axis=-1)
+    parted = (counts > 0) & (counts < machine.group)
+    first = tuple(int(i) for i in np.argwhere(parted)[0])
+    tiles = who[first][here[first]] % machine.group
+    named = ", ".join(map(str, tiles[:8])) + (", …" if len(tiles) > 8 else "")
+    program = monitor.name(int(who[first][0])).partition(", tile")[0]
+    message = f"a barrier is reached by tiles {named} of {program}, {len(tiles)} of {machine.group}"
+    suggestion = "move the barrier out of the `if` or loop whose condition differs between tiles"
+    monitor.found(Finding("barrier", message, node.loc, suggestion=suggestion), last=True)

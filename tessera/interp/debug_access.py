@@ -1,0 +1,171 @@
+"""The accesses of a memory op in debug mode: which elements each instance touches, and the checks they must pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.interp.debug_monitor import Monitor
+from tessera.interp.debug_report import Finding
+from tessera.interp.debug_shadow import ATOMIC, OPPOSED, READ, WRITE, Lanes, Region
+from tessera.interp.machine import Machine
+from tessera.interp.memory import Memory, expand
+from tessera.ir.core import Node
+
+VERBS = {READ: "reads", WRITE: "writes", ATOMIC: "updates"}
+
+
+@dataclass
+class Access:
+    """Elements that all instances touch at one op: an index for each axis of the memory's array, broadcast together."""
+
+    node: Node
+    memory: Memory
+    indices: list[np.ndarray]
+    shape: tuple[int, ...]  # the instances' axes, then the block's
+    keep: np.ndarray | None
+    clip: bool = False
+
+    def lane(self, place: int) -> tuple[int, ...]:
+        """A lane of the access by its place: its index in instance and block axes."""
+        return tuple(int(i) for i in np.unravel_index(place, self.shape))
+
+    def element(self, place: int) -> str:
+        """The element that a lane touches, in words: its memory and its index there."""
+        lane = self.lane(place)
+        index = [int(np.broadcast_to(i, self.shape)[lane]) for i in self.indices[self.memory.lead :]]
+        name = self.memory.name
+        return f"{name}{', element ' if ' ' in name else ''}[{', '.join(map(str, index))}]"
+
+    def held(self, places: np.ndarray) -> np.ndarray:
+        """What the memory holds at some lanes."""
+        index = tuple(np.broadcast_to(i, self.shape).reshape(-1)[places] for i in self.indices)
+        return self.memory.array[index] if index else np.broadcast_to(self.memory.array, places.shape)
+
+
+def lanes_of(monitor: Monitor, machine: Machine, access: Access, region: Region) -> Lanes:
+    """The lanes of an access that are active and inside."""
+    chunk, depth = monitor.chunk, len(access.shape) - machine.rank
+    assert chunk is not None
+    who, epoch = (expand(chunk.view(t, machine), depth) for t in (chunk.who, chunk.epoch))
+    cells = region.cells(access.memory, access.indices)
+    cells, who, epoch = (np.broadcast_to(t, access.shape).reshape(-1) for t in (cells, who, epoch))
+    lanes = Lanes(cells, who, epoch, np.arange(cells.size))
+    return lanes if access.keep is None else lanes.part(np.flatnonzero(np.broadcast_to(access.keep, access.shape)))
+
+
+def inside(monitor: Monitor, machine: Machine, access: Access) -> Access:
+    """The access with its lanes outside the memory dropped, which unless clipped is a finding."""
+    keep, array = access.keep, access.memory.array
+    for axis in range(access.memory.lead, array.ndim):
+        index, size = access.indices[axis], array.shape[axis]
+        if not index.size or (index.min() >= 0 and index.max() < size):
+            continue
+        good = (index >= 0) & (index < size)
+        wrong = ~good if keep is None else ~good & keep
+        if wrong.any() and not access.clip:
+            _outside(monitor, machine, access, axis, wrong)
+        keep = good if keep is None else good & keep
+    return Access(access.node, access.memory, access.indices, access.shape, keep, access.clip)
+
+
+def _outside(monitor: Monitor, machine: Machine, access: Access, axis: int, wrong: np.ndarray) -> None:
+    place = int(np.flatnonzero(np.broadcast_to(wrong, access.shape))[0])
+    lane, memory = access.lane(place), access.memory
+    index, size = int(np.broadcast_to(access.indices[axis], access.shape)[lane]), memory.array.shape[axis]
+    assert monitor.chunk is not None
+    who = monitor.name(int(monitor.chunk.view(monitor.chunk.who, machine)[lane[: machine.rank]]))
+    message = (
+        f"index {index} is outside axis {axis - memory.lead} of {memory.name}, whose size is {size}: "
+        f"{who}, element {lane[machine.rank :]} of its block"
+    )
+    suggestion = 'guard it with a mask, or give edge="clip" (or other=...) to read past the edge'
+    monitor.found(Finding("bounds", message, access.node.loc, suggestion=suggestion), last=True)
+
+
+def check(monitor: Monitor, access: Access, kind: str, region: Region, lanes: Lanes, value: Any = None) -> None:
+    """Report what an access, about to be made, must not do; `value` is what a write writes, lane by lane."""
+    _check_copies(monitor, access, kind, region, lanes)
+    if kind != WRITE and region.ready is not None:
+        _check_ready(monitor, access, region, lanes)
+    for opposed in OPPOSED[kind]:
+        for race, (slots, slot, bad) in monitor.conflicts(region, opposed, lanes):
+            bad = _meant(monitor, access, slots.node[slot, lanes.cells[bad]], bad, lanes, value, kind == opposed)
+            if bad.size:
+                cell, place = lanes.cells[bad[0]], int(lanes.place[bad[0]])
+                other = (int(slots.who[slot, cell]), monitor.nodes[slots.node[slot, cell]], opposed)
+                _race(monitor, access, race, kind, place, int(lanes.who[bad[0]]), other)
+
+
+def _meant(
+    monitor: Monitor, access: Access, nodes: np.ndarray, bad: np.ndarray, lanes: Lanes, value: Any, writes: bool
+) -> np.ndarray:
+    """The lanes that do race: instances that write the same value at the same op do not (rule M6)."""
+    if not writes:
+        return bad
+    place = lanes.place[bad]
+    return bad[~((nodes == monitor.number(access.node)) & same(access.held(place), value[place]))]
+
+
+def same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where values are equal, NaN to NaN."""
+    return np.asarray((a == b) | ((a != a) & (b != b)), bool)
+
+
+def check_written(monitor: Monitor, access: Access, region: Region, lanes: Lanes, value: np.ndarray) -> None:
+    """Report instances that have just written different values to one element at one op."""
+    for domain in region.domains:
+        slots = domain.of(WRITE, region.size)
+        both = np.flatnonzero(slots.foreign(0, lanes))
+        places = lanes.place[both]
+        bad = both[~same(access.held(places), value[places])]
+        if bad.size:
+            cell, place = lanes.cells[bad[0]], int(lanes.place[bad[0]])
+            other = (int(slots.who[0, cell]), access.node, WRITE)
+            _race(monitor, access, domain.kind, WRITE, place, int(lanes.who[bad[0]]), other)
+
+
+def _race(
+    monitor: Monitor, access: Access, race: str, kind: str, place: int, who: int, other: tuple[int, Node, str]
+) -> None:
+    between = "and no barrier lies between" if race == "race" else "and programs of a grid have no order"
+    message = (
+        f"a data race on {access.element(place)}: {monitor.name(who)} {VERBS[kind]} it, "
+        f"{monitor.name(other[0])} {VERBS[other[2]]} it, {between}"
+    )
+    suggestion = (
+        "put tile.barrier() between the two" if race == "race" else "write by one program alone, or use an atomic"
+    )
+    monitor.found(Finding(race, message, access.node.loc, other[1].loc, suggestion))
+
+
+def _check_ready(monitor: Monitor, access: Access, region: Region, lanes: Lanes) -> None:
+    assert region.ready is not None
+    bad = np.flatnonzero(~region.ready[lanes.cells])
+    if bad.size:
+        message = (
+            f"{access.element(int(lanes.place[bad[0]]))} is read before anything is written there: "
+            f"{monitor.name(int(lanes.who[bad[0]]))}"
+        )
+        suggestion = "write it first, or mask what is not written"
+        monitor.found(Finding("uninitialized", message, access.node.loc, suggestion=suggestion))
+
+
+def _check_copies(monitor: Monitor, access: Access, kind: str, region: Region, lanes: Lanes) -> None:
+    if region.arriving is None or region.lent is None or region.copy is None:
+        return
+    under_way = region.arriving[lanes.cells] > 0
+    if kind != READ:
+        under_way |= region.lent[lanes.cells] > 0
+    bad = np.flatnonzero(under_way)
+    if bad.size:
+        what = "to" if region.arriving[lanes.cells[bad[0]]] > 0 else "from"
+        message = (
+            f"{monitor.name(int(lanes.who[bad[0]]))} {VERBS[kind]} {access.element(int(lanes.place[bad[0]]))} "
+            f"while an asynchronous copy {what} it is under way"
+        )
+        began = monitor.nodes[region.copy[lanes.cells[bad[0]]]].loc
+        suggestion = "wait for the copy first: tile.cp_wait_group(...)"
+        monitor.found(Finding("async", message, access.node.loc, began, suggestion))

@@ -1,0 +1,134 @@
+"""Shadow memory: who last touched each element, when, and at which node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tessera.interp.memory import Memory
+
+READ, WRITE, ATOMIC = "read", "write", "atomic"
+# What a new access must not meet: atomics order one another, and reads disturb nobody.
+OPPOSED = {READ: (WRITE, ATOMIC), WRITE: (READ, WRITE, ATOMIC), ATOMIC: (READ, WRITE)}
+
+
+@dataclass
+class Lanes:
+    """The elements that one op touches: of each its cell, its instance, that one's epoch, and its place in the op."""
+
+    cells: np.ndarray
+    who: np.ndarray
+    epoch: np.ndarray
+    place: np.ndarray
+
+    def part(self, chosen: np.ndarray) -> Lanes:
+        """The lanes where `chosen` holds."""
+        return Lanes(self.cells[chosen], self.who[chosen], self.epoch[chosen], self.place[chosen])
+
+
+class Slots:
+    """Of each cell the last instance that touched it, and the last other one of the same epoch.
+
+    Two are enough: whoever comes next differs from one of them if it differs from anyone (as FastTrack keeps one
+    write and widens reads; Flanagan and Freund, PLDI 2009). `share` instances count as one. Where nothing ever
+    orders instances (`timeless`) there are no epochs.
+    """
+
+    def __init__(self, size: int, share: int, timeless: bool) -> None:
+        self.share = share
+        self.who = np.full((2, size), -1, np.int64)
+        self.epoch = None if timeless else np.full((2, size), -1, np.int64)
+        self.node = np.zeros((2, size), np.int32)
+
+    def foreign(self, slot: int, lanes: Lanes) -> np.ndarray:
+        """The lanes whose cell another instance touched in the lane's own epoch."""
+        before = self.who[slot, lanes.cells]
+        other = self._differ(before, lanes.who)
+        return other & (before >= 0 if self.epoch is None else self.epoch[slot, lanes.cells] == lanes.epoch)
+
+    def _differ(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
+        return one != two if self.share == 1 else one // self.share != two // self.share
+
+    def record(self, lanes: Lanes, node: int) -> None:
+        """Note these accesses."""
+        self._keep(lanes.part(self.foreign(0, lanes)))
+        self._set(0, lanes, node)
+        # Other instances that touch the same cell in this very op.
+        self._set(1, lanes.part(self._differ(lanes.who, self.who[0, lanes.cells])), node)
+
+    def _keep(self, lanes: Lanes) -> None:
+        for table in (self.who, self.epoch, self.node):
+            if table is not None:
+                table[1, lanes.cells] = table[0, lanes.cells]
+
+    def _set(self, slot: int, lanes: Lanes, node: int) -> None:
+        self.who[slot, lanes.cells] = lanes.who
+        self.node[slot, lanes.cells] = node
+        if self.epoch is not None:
+            self.epoch[slot, lanes.cells] = lanes.epoch
+
+
+@dataclass
+class Domain:
+    """Between whom races are looked for: tiles of a group (in one epoch), or programs of a grid (always)."""
+
+    kind: str
+    share: int
+    timeless: bool
+    slots: dict[str, Slots] = field(default_factory=dict)
+
+    def of(self, access: str, size: int) -> Slots:
+        """The slots of a kind of access, made when first needed."""
+        if access not in self.slots:
+            self.slots[access] = Slots(size, self.share, self.timeless)
+        return self.slots[access]
+
+
+@dataclass
+class Region:
+    """A stretch of memory with its shadow; a cell is `unit` bytes.
+
+    `ready` says which cells hold a value (None: all). `arriving` counts the asynchronous copies on the way into
+    each cell, `lent` those that still read it; `copy` is the node that began the last of them.
+    """
+
+    low: int
+    high: int
+    unit: int
+    domains: list[Domain]
+    ready: np.ndarray | None
+    keeper: object  # the memory itself, kept so that its address is not used again
+    arriving: np.ndarray | None = None
+    lent: np.ndarray | None = None
+    copy: np.ndarray | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of cells."""
+        return (self.high - self.low) // self.unit
+
+    def hold(self) -> None:
+        """Make the counters of asynchronous copies."""
+        if self.arriving is None:
+            self.arriving, self.lent = np.zeros(self.size, np.int16), np.zeros(self.size, np.int16)
+            self.copy = np.zeros(self.size, np.int32)
+
+    def cells(self, memory: Memory, indices: list[np.ndarray]) -> np.ndarray:
+        """The cells of elements, an index array for each axis of the memory's array."""
+        total = np.asarray((address(memory.array) - self.low) // self.unit, np.int64)
+        for index, stride in zip(indices, memory.array.strides, strict=True):
+            total = total + index * (stride // self.unit)
+        return total
+
+
+def address(array: np.ndarray) -> int:
+    """Where an array's first element lies."""
+    return int(array.__array_interface__["data"][0])
+
+
+def span(array: np.ndarray) -> tuple[int, int]:
+    """The first address of an array's elements, and the one after the last."""
+    steps = [s * (n - 1) for s, n in zip(array.strides, array.shape, strict=True)]
+    base = address(array)
+    return base + sum(s for s in steps if s < 0), base + sum(s for s in steps if s > 0) + array.itemsize

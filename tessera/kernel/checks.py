@@ -1,0 +1,45 @@
+"""Assertions and prints in a kernel: they fire in the interpreter, whatever mode it runs in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.errors import ArgumentError, here
+from tessera.kernel.trace import as_value, current, emit, is_traced
+from tessera.ops import checks
+from tessera.ops.elementwise import equal, greater, greater_equal, less, less_equal, not_equal
+from tessera.tensor import Tensor
+
+_COMPARISONS = (equal, greater, greater_equal, less, less_equal, not_equal)
+
+
+def assert_(condition: Any, message: str = "", *values: Any) -> None:
+    """Stop the program where `condition` (a bool, a bool scalar or a bool block) does not hold.
+
+    The error names the program, the tile, the element, and what `values` hold there; without any, what
+    the condition compares.
+
+    Raises:
+        ArgumentError: the condition is known while compiling, and false.
+        DTypeError: the condition is not bool.
+    """
+    current("tile.assert_")
+    if not is_traced(condition):
+        if not condition:
+            raise ArgumentError(f"assertion failed: {message}", location=here())
+        return
+    shown = [as_value(v) for v in values] if values else _compared(condition)
+    emit(checks.assert_, [condition, *shown], message=str(message))
+
+
+def print(*values: Any) -> None:
+    """Print values, one line for each tile; strings among them come first, as a label."""
+    current("tile.print")
+    words = " ".join(v for v in values if isinstance(v, str))
+    emit(checks.print_, [as_value(v) for v in values if not isinstance(v, str)], label=words)
+
+
+def _compared(condition: Tensor) -> list[Tensor]:
+    """The operands of the comparison that a condition is."""
+    node = current().builder.producers.get(condition.data)
+    return [Tensor(v) for v in node.args] if node is not None and node.op in _COMPARISONS else []

@@ -1,0 +1,200 @@
+"""Composites that move elements: flip, roll, repeat, split, triangles, one-hot, gathering along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ArgumentError, ShapeError, here
+from tessera.ops.basic import broadcast_to, cast, full
+from tessera.ops.elementwise import equal, greater_equal, less, less_equal, where
+from tessera.ops.shape import concatenate, count, expand_dims, gather, iota, permute, reshape, slice_
+from tessera.shapes import Size, normalize_axes, normalize_axis
+from tessera.tensor import Tensor, as_tensor
+from tessera.types import DType, f32, int64
+
+
+def narrow(x: Any, axis: int, start: Size, stop: Size, step: int = 1) -> Tensor:
+    """The elements of `x` from `start` to before `stop` along one axis.
+
+    >>> narrow([1, 2, 3, 4], 0, 1, 3)
+    Tensor([2, 3], int64)
+    """
+    x = as_tensor(x)
+    at = normalize_axis(axis, x.ndim) + x.ndim
+    low: list[Size] = [0] * x.ndim
+    high, by = list(x.shape), [1] * x.ndim
+    low[at], high[at], by[at] = start, stop, step
+    return slice_(x, start=tuple(low), stop=tuple(high), step=tuple(by))
+
+
+def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
+    """`x` with the elements along `axis` (all axes when None) in the opposite order.
+
+    >>> flip([1, 2, 3])
+    Tensor([3, 2, 1], int64)
+    """
+    x = as_tensor(x)
+    for each in normalize_axes(axis, x.ndim):
+        x = gather(x, x.shape[each] - 1 - iota(shape=(x.shape[each],)), axis=each)
+    return x
+
+
+def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
+    """`x` with elements moved `shift` places up along `axis`; those that leave come in at the other end.
+
+    Without `axis` the tensor is rolled as if it were flat.
+
+    >>> roll([1, 2, 3, 4], 1)
+    Tensor([4, 1, 2, 3], int64)
+    """
+    x = as_tensor(x)
+    if axis is None:
+        return reshape(roll(reshape(x, shape=(-1,)), shift, 0), shape=x.shape)
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    shifts = [shift] * len(axes) if isinstance(shift, int) else list(shift)
+    if len(shifts) != len(axes):
+        raise ArgumentError("roll needs one shift for each axis", location=here(), received=f"{shifts} and {axes}")
+    for by, each in zip(shifts, axes, strict=True):
+        x = _rolled(x, by, each)
+    return x
+
+
+def _rolled(x: Tensor, by: int, axis: int) -> Tensor:
+    size = x.shape[normalize_axis(axis, x.ndim)]
+    cut = (-by) % size if size else 0
+    return concatenate([narrow(x, axis, cut, size), narrow(x, axis, 0, cut)], axis=axis) if cut else x
+
+
+def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
+    """Each element `repeats` times in a row, along `axis` or along the flattened tensor.
+
+    `repeats` is a number, or one for each place along the axis.
+
+    >>> repeat([1, 2], 2), repeat([1, 2], [0, 3])
+    (Tensor([1, 1, 2, 2], int64), Tensor([2, 2, 2], int64))
+    """
+    x = as_tensor(x)
+    if axis is None:
+        return repeat(reshape(x, shape=(-1,)), repeats, 0)
+    size = x.shape[normalize_axis(axis, x.ndim)]
+    counts = np.asarray(repeats)
+    if counts.ndim and counts.shape != (size,):
+        raise ShapeError(f"{counts.shape[0]} repeats for axis {axis} of size {size}", location=here())
+    return gather(x, Tensor(np.repeat(np.arange(size), counts)), axis=axis)
+
+
+def tiled(x: Any, repeats: int | Sequence[int]) -> Tensor:
+    """`x` laid side by side `repeats[i]` times along axis i, as NumPy's `tile` does.
+
+    >>> tiled([1, 2], (2, 2))
+    Tensor([[1, 2, 1, 2],
+            [1, 2, 1, 2]], int64)
+    """
+    x = as_tensor(x)
+    counts = (repeats,) if isinstance(repeats, int) else tuple(repeats)
+    rank = max(len(counts), x.ndim)
+    counts = (1,) * (rank - len(counts)) + counts
+    shape = (1,) * (rank - x.ndim) + tuple(x.shape)
+    pairs = [n for one in shape for n in (1, one)]
+    spread = [n for times, one in zip(counts, shape, strict=True) for n in (times, one)]
+    out = broadcast_to(reshape(x, shape=tuple(pairs)), shape=tuple(spread))
+    return reshape(out, shape=tuple(t * s for t, s in zip(counts, shape, strict=True)))
+
+
+def split(x: Any, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
+    """`x` cut along `axis` into that many equal parts, or into parts of the sizes given.
+
+    >>> [part.tolist() for part in split([1, 2, 3, 4], 2)]
+    [[1, 2], [3, 4]]
+
+    Raises:
+        ShapeError: the parts do not make up the axis.
+    """
+    x = as_tensor(x)
+    size = x.shape[normalize_axis(axis, x.ndim)]
+    sizes = _sections(size, sections)
+    if sum(sizes) != size:
+        raise ShapeError(f"axis {axis} of size {size} is not made of {sections} parts", location=here())
+    ends = np.cumsum([0, *sizes]).tolist()
+    return tuple(narrow(x, axis, a, b) for a, b in zip(ends[:-1], ends[1:], strict=True))
+
+
+def _sections(size: Any, sections: int | Sequence[int]) -> list[int]:
+    return [size // sections] * sections if isinstance(sections, int) else list(sections)
+
+
+def unbind(x: Any, axis: int = 0) -> tuple[Tensor, ...]:
+    """The slices of `x` along `axis`, each without it."""
+    x = as_tensor(x)
+    at = normalize_axis(axis, x.ndim) + x.ndim
+    shape = (*x.shape[:at], *x.shape[at + 1 :])
+    return tuple(reshape(part, shape=shape) for part in split(x, int(x.shape[at]), axis))
+
+
+def moveaxis(x: Any, source: int, destination: int) -> Tensor:
+    """`x` with axis `source` moved to `destination`, the others keeping their order."""
+    x = as_tensor(x)
+    axes = list(range(x.ndim))
+    moved = axes.pop(normalize_axis(source, x.ndim))
+    axes.insert(normalize_axis(destination, x.ndim) + x.ndim, moved)
+    return permute(x, axes=tuple(axes))
+
+
+def tril(x: Any, k: int = 0) -> Tensor:
+    """`x` with zeros above diagonal `k` of its last two axes (0 is the main one, 1 the one above).
+
+    >>> tril([[1, 2], [3, 4]])
+    Tensor([[1, 0],
+            [3, 4]], int64)
+    """
+    return _triangle(x, k, less_equal)
+
+
+def triu(x: Any, k: int = 0) -> Tensor:
+    """`x` with zeros below diagonal `k` of its last two axes."""
+    return _triangle(x, k, greater_equal)
+
+
+def _triangle(x: Any, k: int, keeps: Any) -> Tensor:
+    x = as_tensor(x)
+    if x.ndim < 2:
+        raise ShapeError("a triangle needs two axes", location=here(), received=str(x.type))
+    shape = x.shape[-2:]
+    kept = keeps(iota(shape=shape, axis=-1) - iota(shape=shape, axis=-2), k)
+    return where(kept, x, full(shape=(), value=0, dtype=x.dtype))
+
+
+def one_hot(indices: Any, num_classes: int, dtype: DType = f32) -> Tensor:
+    """1 at the place each index names along a new last axis of size `num_classes`, else 0.
+
+    An index outside the classes gives zeros only.
+
+    >>> one_hot([0, 2], 3)
+    Tensor([[1., 0., 0.],
+            [0., 0., 1.]], f32)
+    """
+    at = expand_dims(as_tensor(indices), -1)
+    return cast(equal(at, iota(shape=(num_classes,), dtype=at.dtype)), dtype=dtype)
+
+
+def take_along_axis(x: Any, indices: Any, axis: int = -1) -> Tensor:
+    """For each place of `indices` the element of `x` at that index along `axis`, elsewhere the same place.
+
+    Shapes: `indices` is like `x` but for `axis`.
+
+    >>> take_along_axis([[1, 2], [3, 4]], [[1], [0]])
+    Tensor([[2],
+            [3]], int64)
+    """
+    x, at = as_tensor(x), as_tensor(indices)
+    axis = normalize_axis(axis, x.ndim)
+    place = where(less(at, 0), at + x.shape[axis], at) if at.dtype.kind == "int" else at
+    linear: Any = full(shape=at.shape, value=0, dtype=int64)
+    for each in range(-x.ndim, 0):
+        step = count(x.shape[x.ndim + each + 1 :])
+        along = place if each == axis else iota(shape=at.shape, axis=each)
+        linear = linear + cast(along, dtype=int64) * step
+    return gather(reshape(x, shape=(-1,)), linear, axis=0)

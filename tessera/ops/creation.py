@@ -1,0 +1,144 @@
+"""Tensors made from nothing: constants, ranges and the identity."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tessera.device import generator_of
+from tessera.errors import ArgumentError, here
+from tessera.ops.basic import cast, full
+from tessera.ops.elementwise import equal, where
+from tessera.ops.shape import iota
+from tessera.shapes.dim import Size
+from tessera.tensor import Tensor, as_tensor
+from tessera.types import DType, as_dtype, f32, f64, int64
+
+Shape = Any
+
+
+def zeros(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor:
+    """A tensor of `shape` filled with zeros.
+
+    >>> zeros((2, 3)).shape
+    (2, 3)
+    """
+    return _filled(shape, 0, dtype, device)
+
+
+def ones(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor:
+    """A tensor of `shape` filled with ones."""
+    return _filled(shape, 1, dtype, device)
+
+
+def empty(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor:
+    """A tensor of `shape` whose elements mean nothing yet; they are zeros, so that programs repeat."""
+    return _filled(shape, 0, dtype, device)
+
+
+def _filled(shape: Shape, value: Any, dtype: DType, device: str | None) -> Tensor:
+    if device is not None:
+        generator_of(device)
+    return full(shape=shape, value=value, dtype=as_dtype(dtype))
+
+
+def zeros_like(x: Any, dtype: DType | None = None) -> Tensor:
+    """Zeros with the shape of `x`, and its element type unless `dtype` is given."""
+    return full_like(x, 0, dtype)
+
+
+def ones_like(x: Any, dtype: DType | None = None) -> Tensor:
+    """Ones with the shape of `x`, and its element type unless `dtype` is given."""
+    return full_like(x, 1, dtype)
+
+
+def empty_like(x: Any, dtype: DType | None = None) -> Tensor:
+    """As `zeros_like`, for elements that will not be read."""
+    return full_like(x, 0, dtype)
+
+
+def full_like(x: Any, value: Any, dtype: DType | None = None) -> Tensor:
+    """`value` everywhere with the shape of `x`, and its element type unless `dtype` is given.
+
+    >>> full_like(Tensor([1, 2]), 7)
+    Tensor([7, 7], int64)
+    """
+    x = as_tensor(x)
+    return full(shape=x.shape, value=value, dtype=x.dtype if dtype is None else as_dtype(dtype))
+
+
+def arange(
+    start: float, end: float | None = None, step: float = 1, dtype: DType | None = None, device: str | None = None
+) -> Tensor:
+    """`start`, `start + step`, … before `end`; with one argument, from 0.
+
+    The elements are int64 where all three are ints, else f32, unless `dtype` says otherwise; each is computed in
+    f64 from its place and rounded once.
+
+    >>> arange(3), arange(1, 2, 0.25)
+    (Tensor([0, 1, 2], int64), Tensor([1.  , 1.25, 1.5 , 1.75], f32))
+
+    Raises:
+        ArgumentError: `step` is 0.
+    """
+    if device is not None:
+        generator_of(device)
+    low, high = (0, start) if end is None else (start, end)
+    if step == 0:
+        raise ArgumentError("arange with step 0", location=here(), expected="a step above or below 0")
+    whole = all(isinstance(v, int) for v in (low, high, step))
+    element = as_dtype(dtype) if dtype is not None else int64 if whole else f32
+    length = -(-(high - low) // step) if whole else math.ceil((high - low) / step)
+    return _line(max(0, int(length)), low, step, element, int64 if whole else f64)
+
+
+def _line(length: int, low: float, step: float, element: DType, through: DType) -> Tensor:
+    if (low, step) == (0, 1):
+        return iota(shape=(length,), dtype=element)
+    return cast(iota(shape=(length,), dtype=through) * step + low, dtype=element)
+
+
+def linspace(
+    start: float, end: float, steps: int, dtype: DType = f32, device: str | None = None, endpoint: bool = True
+) -> Tensor:
+    """`steps` values at equal distances from `start` to `end`, which is the last one unless `endpoint` is False.
+
+    >>> linspace(0, 1, 5)
+    Tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], f32)
+    """
+    if device is not None:
+        generator_of(device)
+    if steps < 0:
+        raise ArgumentError(f"linspace of {steps} values", location=here(), expected="a count ≥ 0")
+    gaps = max(steps - 1 if endpoint else steps, 1)
+    index = iota(shape=(steps,))
+    line = cast(index, dtype=f64) * ((end - start) / gaps) + float(start)
+    if endpoint and steps > 1:
+        line = where(equal(index, steps - 1), float(end), line)  # the end exactly, whatever was rounded
+    return cast(line, dtype=as_dtype(dtype))
+
+
+def eye(rows: Size, columns: Size | None = None, k: int = 0, dtype: DType = f32, device: str | None = None) -> Tensor:
+    """Ones on diagonal `k` of a matrix (0 is the main one, 1 the one above), zeros elsewhere.
+
+    >>> eye(2, 3, k=1)
+    Tensor([[0., 1., 0.],
+            [0., 0., 1.]], f32)
+    """
+    if device is not None:
+        generator_of(device)
+    shape = (rows, rows if columns is None else columns)
+    return cast(equal(iota(shape=shape, axis=-2) + k, iota(shape=shape, axis=-1)), dtype=as_dtype(dtype))
+
+
+def from_dlpack(source: Any) -> Tensor:
+    """The tensor that another library's array holds in host memory, without a copy.
+
+    >>> import numpy as np
+    >>> array = np.arange(3)
+    >>> np.shares_memory(from_dlpack(array).numpy(), array)
+    True
+    """
+    import numpy as np
+
+    return Tensor(np.from_dlpack(source))

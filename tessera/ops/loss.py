@@ -1,0 +1,89 @@
+"""Losses: mean squared and absolute error, cross entropy, negative log likelihood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.errors import ArgumentError, ShapeError, here
+from tessera.ops.arrange import moveaxis
+from tessera.ops.basic import cast
+from tessera.ops.elementwise import abs, equal, not_equal, where
+from tessera.ops.nn import log_softmax
+from tessera.ops.reduce import mean, sum
+from tessera.ops.shape import count, expand_dims, iota
+from tessera.tensor import Tensor, as_tensor
+
+REDUCTIONS: dict[str, Any] = {"mean": mean, "sum": sum, "none": lambda x: x}
+
+
+def _reduced(x: Tensor, reduction: str) -> Tensor:
+    if reduction not in REDUCTIONS:
+        raise ArgumentError(f"there is no reduction {reduction!r}", location=here(), expected=", ".join(REDUCTIONS))
+    return REDUCTIONS[reduction](x)
+
+
+def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """The square of `input` - `target`, then its "mean", "sum" or "none" of them.
+
+    >>> mse_loss([1.0, 3.0], [0.0, 0.0])
+    Tensor(5., f32)
+    """
+    distance = as_tensor(input) - as_tensor(target)
+    return _reduced(distance * distance, reduction)
+
+
+def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """The magnitude of `input` - `target`, then its "mean", "sum" or "none" of them."""
+    return _reduced(abs(as_tensor(input) - as_tensor(target)), reduction)
+
+
+def cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Minus the log probability that the logits `input` [N, C, ...] give to `target`.
+
+    `target` holds classes (integers, [N, ...]; `ignore_index` counts for nothing) or probabilities ([N, C, ...]).
+    `weight` [C] scales classes; "mean" divides by the weights of the targets that count. `label_smoothing` moves
+    that share of the probability evenly to all classes (Szegedy et al. 2016).
+
+    >>> cross_entropy([[0.0, 0.0]], Tensor([1]))
+    Tensor(0.6931472, f32)
+
+    Raises:
+        ShapeError: `target` is neither like `input` nor like it without axis 1.
+    """
+    x, target = as_tensor(input), as_tensor(target)
+    axis = 1 if x.ndim > 1 else 0
+    logs, classes = moveaxis(log_softmax(x, axis=axis), axis, -1), int(x.shape[axis])
+    w: Any = 1.0 if weight is None else as_tensor(weight)
+    if target.dtype.is_float:
+        share = moveaxis(_like(target, x), axis, -1) * (1.0 - label_smoothing) + label_smoothing / classes
+        losses = -sum(share * logs * w, axis=-1)
+        return sum(losses) / count(losses.shape) if reduction == "mean" else _reduced(losses, reduction)
+    if target.shape != logs.shape[:-1]:
+        raise ShapeError("the classes do not fit the logits", location=here(), received=f"{x.type} and {target.type}")
+    hot = equal(expand_dims(target, -1), iota(shape=(classes,), dtype=target.dtype))
+    counts = not_equal(target, ignore_index)
+    scale = where(counts, sum(where(hot, w, 0.0) if weight is not None else cast(hot, dtype=x.dtype), axis=-1), 0.0)
+    smooth = label_smoothing / classes
+    losses = -(sum(where(hot, logs * w, 0.0), axis=-1) * (1.0 - label_smoothing))
+    losses = where(counts, losses - sum(logs * w, axis=-1) * smooth if smooth else losses, 0.0)
+    return sum(losses) / sum(scale) if reduction == "mean" else _reduced(losses, reduction)
+
+
+def _like(target: Tensor, x: Tensor) -> Tensor:
+    if target.shape != x.shape:
+        raise ShapeError("the probabilities do not fit", location=here(), received=f"{x.type} and {target.type}")
+    return target
+
+
+def nll_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """Minus the element of `input` [N, C], log probabilities, at each class of `target` [N]."""
+    logs, target = as_tensor(input), as_tensor(target)
+    hot = equal(expand_dims(target, -1), iota(shape=(logs.shape[-1],), dtype=target.dtype))
+    return _reduced(-sum(where(hot, logs, 0.0), axis=-1), reduction)

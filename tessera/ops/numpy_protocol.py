@@ -1,0 +1,123 @@
+"""Tensors in NumPy's hands: np.exp(t), np.add(a, t), np.sum(t) run Tessera's ops; the rest sees arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ArgumentError, TraceError, here
+from tessera.ops import arrange, statistics
+from tessera.ops import elementwise as e
+from tessera.ops import functions as f
+from tessera.ops import reduce as r
+from tessera.ops import shape as s
+from tessera.ops.basic import broadcast_to
+from tessera.ops.linalg import matmul
+from tessera.pytree import map_leaves
+from tessera.tensor import Tensor
+
+UFUNCS: dict[Any, Callable[..., Any]] = {
+    np.add: e.add, np.subtract: e.sub, np.multiply: e.mul, np.divide: e.div, np.floor_divide: e.floor_divide,
+    np.remainder: e.remainder, np.power: e.pow, np.matmul: matmul, np.negative: e.neg, np.absolute: e.abs,
+    np.maximum: e.maximum, np.minimum: e.minimum, np.exp: e.exp, np.exp2: e.exp2, np.log: e.log, np.log2: e.log2,
+    np.log10: f.log10, np.log1p: f.log1p, np.expm1: f.expm1, np.sqrt: e.sqrt, np.tanh: e.tanh, np.sin: e.sin,
+    np.cos: e.cos, np.tan: f.tan, np.sinh: f.sinh, np.cosh: f.cosh, np.arctan2: f.atan2, np.floor: e.floor,
+    np.ceil: e.ceil, np.rint: e.round, np.trunc: f.trunc, np.sign: f.sign, np.isnan: f.isnan, np.isinf: f.isinf,
+    np.isfinite: f.isfinite, np.less: e.less, np.less_equal: e.less_equal, np.greater: e.greater,
+    np.greater_equal: e.greater_equal, np.equal: e.equal, np.not_equal: e.not_equal, np.bitwise_and: e.bitwise_and,
+    np.bitwise_or: e.bitwise_or, np.bitwise_xor: e.bitwise_xor, np.invert: e.bitwise_not,
+    np.left_shift: e.shift_left, np.right_shift: e.shift_right,
+}  # fmt: skip
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.sum: r.sum, np.mean: r.mean, np.max: r.max, np.min: r.min, np.prod: statistics.prod, np.any: statistics.any,
+    np.all: statistics.all, np.argmax: r.argmax, np.argmin: r.argmin, np.where: e.where,
+    np.concatenate: s.concatenate, np.stack: s.stack, np.reshape: s.reshape, np.expand_dims: s.expand_dims,
+    np.squeeze: s.squeeze, np.flip: arrange.flip, np.roll: arrange.roll, np.tile: arrange.tiled,
+    np.tril: arrange.tril, np.triu: arrange.triu, np.broadcast_to: lambda x, shape: broadcast_to(x, shape=shape),
+}  # fmt: skip
+
+
+def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **named: Any) -> Any:
+    """A NumPy function of elements: the op of that name if there is one, else NumPy's own on the arrays."""
+    known = UFUNCS.get(ufunc)
+    if known is not None and method == "__call__" and not named:
+        return known(*inputs)
+    return getattr(ufunc, method)(*_arrays(inputs), **_arrays(named))
+
+
+def array_function(self: Tensor, function: Any, types: Any, args: Any, named: Any) -> Any:
+    """A NumPy function: the op of that name if there is one and it takes these arguments, else NumPy's own."""
+    known = FUNCTIONS.get(function)
+    if known is not None:
+        try:
+            return known(*args, **named)
+        except (ArgumentError, TypeError):  # arguments that only NumPy has, such as `out`
+            pass
+    return function(*_arrays(args), **_arrays(named))
+
+
+def _arrays(value: Any) -> Any:
+    return map_leaves(lambda leaf: leaf.numpy() if isinstance(leaf, Tensor) else leaf, value)
+
+
+def dlpack(self: Tensor, **named: Any) -> Any:
+    """The elements for another library, without a copy where the memory may be written."""
+    array = self.numpy()
+    if not array.flags.writeable and named.get("copy") is not False:
+        array = array.copy()  # DLPack cannot say that memory must not be written
+    return array.__dlpack__(**named)
+
+
+def dlpack_device(self: Tensor) -> tuple[int, int]:
+    """DLPack's name for host memory."""
+    return self.numpy().__dlpack_device__()
+
+
+def stats(self: Tensor) -> dict[str, Any]:
+    """A summary of the elements: count, smallest, largest, mean and deviation of the finite ones, and what is not.
+
+    >>> Tensor([1.0, 3.0, float("nan")]).stats()
+    {'shape': (3,), 'dtype': 'f32', 'min': 1.0, 'max': 3.0, 'mean': 2.0, 'std': 1.0, 'zeros': 0, 'nan': 1, 'inf': 0}
+    """
+    wide = self.numpy().astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    found = {n: float(getattr(np, n)(finite)) if finite.size else None for n in ("min", "max", "mean", "std")}
+    return {
+        "shape": self.shape, "dtype": self.dtype.name, **found, "zeros": int((wide == 0).sum()),
+        "nan": int(np.isnan(wide).sum()), "inf": int(np.isinf(wide).sum()),
+    }  # fmt: skip
+
+
+def layout(self: Tensor) -> str:
+    """How the elements lie in memory: "row_major", "column_major" or "strided"; traced ones are row-major."""
+    flags = None if self.is_traced else self.numpy().flags
+    if flags is None or flags.c_contiguous:
+        return "row_major"
+    return "column_major" if flags.f_contiguous else "strided"
+
+
+def nbytes(self: Tensor) -> Any:
+    """The bytes that the elements take in memory."""
+    return self.size * self.dtype.numpy.itemsize
+
+
+def fixed(self: Tensor, *index: Any) -> Any:
+    """Refuse `x[i] = v`: tensors do not change."""
+    raise TraceError(
+        "tensors do not change in place", location=here(), received=str(self.type),
+        suggestion="take the changed tensor: y = x.at[index].set(value)",
+    )  # fmt: skip
+
+
+PROTOCOLS: dict[str, Any] = {
+    "__array_ufunc__": array_ufunc,
+    "__array_function__": array_function,
+    "__dlpack__": dlpack,
+    "__dlpack_device__": dlpack_device,
+    "__setitem__": fixed,
+    "stats": stats,
+    "layout": property(layout),
+    "nbytes": property(nbytes),
+}

@@ -1,0 +1,127 @@
+"""Random tensors from a counter-based generator: the same seed and place give the same bits at every level.
+
+Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011), written in int64
+ops: element i of a draw is word i mod 4 of block i div 4.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tessera.device import generator_of
+from tessera.errors import ArgumentError, DTypeError, here
+from tessera.numerics.rounds import LOW, philox
+from tessera.ops.basic import cast, full
+from tessera.ops.elementwise import cos, log, sqrt
+from tessera.ops.shape import concatenate, count, expand_dims, iota, reshape, slice_
+from tessera.shapes import as_size
+from tessera.tensor import Tensor
+from tessera.types import DType, as_dtype, f32, f64, int32, int64
+
+UNIT_24, UNIT_53 = 2.0**-24, 2.0**-53
+
+
+class Generator:
+    """A stream of random numbers: a seed, and how far it has been read.
+
+    Draws made while tracing are fixed by the trace; to draw anew on each call, pass the seed as an argument and make
+    the generator inside: `Generator(seed)` takes an integer tensor too.
+
+    >>> Generator(7).words(4).tolist() == Generator(7).words(4).tolist()
+    True
+    """
+
+    def __init__(self, seed: Any = 0) -> None:
+        self.seed = seed
+        self.offset = 0
+
+    def words(self, amount: int) -> Tensor:
+        """The next `amount` random 32-bit words, as int64."""
+        blocks = -(-amount // 4)
+        counter = iota(shape=(blocks,)) + self.offset
+        self.offset += blocks
+        zero = full(shape=(blocks,), value=0, dtype=int64)
+        seed = self.seed if isinstance(self.seed, Tensor) else int(self.seed)
+        found = philox((counter & LOW, counter >> 32, zero, zero), (seed & LOW, (seed >> 32) & LOW))
+        flat = reshape(concatenate([expand_dims(w, 1) for w in found], axis=1), shape=(4 * blocks,))
+        return flat if 4 * blocks == amount else slice_(flat, start=(0,), stop=(amount,))
+
+    def uniform(self, amount: int, dtype: DType) -> Tensor:
+        """The next `amount` multiples of 2^-24 (f64: 2^-53) in [0, 1)."""
+        if dtype is not f64:
+            return cast(self.words(amount) >> 8, dtype=f32) * UNIT_24
+        words = reshape(self.words(2 * amount), shape=(amount, 2))
+        high, low = (reshape(slice_(words, start=(0, i), stop=(amount, i + 1)), shape=(amount,)) for i in (0, 1))
+        return cast((high >> 5) * 2**26 + (low >> 6), dtype=f64) * UNIT_53
+
+
+DEFAULT = Generator(0)
+
+
+def manual_seed(seed: int) -> Generator:
+    """Start the default generator anew from `seed`; it is returned."""
+    DEFAULT.seed, DEFAULT.offset = seed, 0
+    return DEFAULT
+
+
+def _begin(shape: Any, dtype: Any, device: str | None, floats: bool = True) -> tuple[tuple[int, ...], DType]:
+    if device is not None:
+        generator_of(device)
+    element = as_dtype(dtype)
+    if element.is_float != floats:
+        raise DTypeError("random numbers of another kind", location=here(), received=str(element),
+                         expected="a float type" if floats else "an integer type")  # fmt: skip
+    listed = (shape,) if isinstance(shape, (int, str)) else tuple(shape)
+    sizes = tuple(as_size(s) for s in listed)
+    if not all(isinstance(s, int) for s in sizes):
+        raise ArgumentError("random tensors need sizes that are numbers", location=here(), received=str(sizes))
+    return sizes, element  # type: ignore[return-value]
+
+
+def rand(shape: Any, dtype: DType = f32, device: str | None = None, generator: Generator | None = None) -> Tensor:
+    """Numbers evenly spread over [0, 1), rounded to `dtype` (below f32 that may give 1).
+
+    >>> rand((2, 2), generator=Generator(1)).shape
+    (2, 2)
+    """
+    sizes, element = _begin(shape, dtype, device)
+    return cast(reshape((generator or DEFAULT).uniform(int(count(sizes)), element), shape=sizes), dtype=element)
+
+
+def randn(shape: Any, dtype: DType = f32, device: str | None = None, generator: Generator | None = None) -> Tensor:
+    """Normally distributed numbers of mean 0 and variance 1 (Box and Muller 1958, from two uniform ones each).
+
+    >>> bool(randn(1000, generator=Generator(1)).mean() < 0.1)
+    True
+    """
+    sizes, element = _begin(shape, dtype, device)
+    amount = int(count(sizes))
+    pairs = reshape((generator or DEFAULT).uniform(2 * amount, element), shape=(2, amount))
+    first, second = (reshape(slice_(pairs, start=(i, 0), stop=(i + 1, amount)), shape=sizes) for i in (0, 1))
+    normal = sqrt(log(1.0 - first) * -2.0) * cos(second * (2 * math.pi))
+    return cast(normal, dtype=element)
+
+
+def randint(
+    low: int,
+    high: int,
+    shape: Any,
+    dtype: DType = int32,
+    device: str | None = None,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Integers from `low` to `high` - 1, each as likely to within (high - low) / 2^32.
+
+    >>> randint(0, 10, 1000, generator=Generator(1)).max().item()
+    9
+
+    Raises:
+        ArgumentError: the range is empty or wider than 2^31.
+    """
+    sizes, element = _begin(shape, dtype, device, floats=False)
+    span = high - low
+    if not 0 < span <= 2**31:
+        raise ArgumentError(f"randint from {low} to {high}", location=here(), expected="a range of 1 to 2^31 numbers")
+    words = (generator or DEFAULT).words(int(count(sizes)))
+    return cast(reshape(((words * span) >> 32) + low, shape=sizes), dtype=element)

@@ -1,0 +1,152 @@
+"""Scaled dot-product attention: one pass over the keys with online softmax (Dao et al. 2022; Dao 2023)."""
+
+# mypy: disable-error-code="operator, attr-defined, index"
+# Tensor gets its operators when the ops are loaded; mypy does not see them.
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ArgumentError, ShapeError, here
+from tessera.ir.core import Module
+from tessera.kernel import kernel, tile
+from tessera.stdlib.routine import array, blocks, routine, same_dtype, shaped
+from tessera.types import Type, f32
+
+BLOCK_ROWS, BLOCK_COLS = 32, 64
+
+
+@kernel
+def attend(
+    q, k, v, mask, lengths, out, *, causal: bool, scale: float, BM: int = BLOCK_ROWS, BN: int = BLOCK_COLS,
+    narrow: bool = False,
+):  # fmt: skip
+    """out = softmax(q kᵀ · scale + mask) v, on the grid (B, H, ceil(S / BM)).
+
+    q is [B, H, S, D], k [B, G, T, D], v [B, G, T, E], out [B, H, S, E], all of one float type; each of the G
+    heads of keys serves H / G heads of queries. `mask` is None or [B or 1, H or 1, S or 1, T]. `lengths` is None
+    or [B]: keys from there on are unseen, and the queries are the last S positions before it. Everything between
+    the loads and the store is f32; `narrow` rounds the weights to the type of v before their product, as fast
+    kernels on GPUs do.
+    """
+    T, E = v.shape[2:]
+    batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
+    shared = head if q.shape[1] == k.shape[1] else head // (q.shape[1] // k.shape[1])
+    past = 0
+    if lengths is not None:
+        T = lengths[batch]
+        past = T - q.shape[2]
+    rows = first + past + tile.arange(0, BM)
+    queries = tile.load(q[batch, head, first : first + BM, :], edge="clip")
+    acc, m, l = tile.zeros((BM, E)), tile.full((BM,), -math.inf), tile.zeros((BM,))
+
+    # A causal row sees no key behind its block.
+    last = min(first + past + BM, T) if causal else T
+    for start in tile.range(0, last, BN):
+        cols = start + tile.arange(0, BN)
+        held = None if lengths is None else (cols < T)[:, None]  # weights of 0 do not undo a NaN behind a cache's end
+        keys = tile.load(k[batch, shared, start : start + BN, :], mask=held, edge="clip")
+        values = tile.load(v[batch, shared, start : start + BN, :], mask=held, edge="clip")
+        scores = queries @ keys.T * scale
+        if mask is not None:
+            scores = scores + mask_block(mask, batch, head, first, start, BM, BN)
+        scores = tile.where(cols[None, :] < T, scores, -math.inf)
+        if causal:
+            scores = tile.mask_causal(scores, rows, cols)
+        p, m_block, l_block = tile.softmax_online(scores)
+        values = values if narrow else tile.cast(values, f32)
+        acc, m, l = tile.softmax_accumulate(acc, m, l, p, values, m_block, l_block)
+
+    tile.store(out[batch, head, first : first + BM, :], tile.cast(acc / l[:, None], out.dtype), edge="clip")
+
+
+def mask_block(mask, batch, head, first, start, BM, BN):
+    """The part of the mask that belongs to a block of scores, as f32; axes of size 1 are for all."""
+    b = batch if mask.shape[0] > 1 else 0
+    h = head if mask.shape[1] > 1 else 0
+    if mask.shape[2] > 1:
+        block = tile.load(mask[b, h, first : first + BM, start : start + BN], edge="clip")
+    else:
+        block = tile.load(mask[b, h, 0, start : start + BN], edge="clip")
+    return tile.cast(block, f32)
+
+
+def specialized(types: Mapping[str, Type], *, causal: bool, scale: float, **blocks: Any) -> Module:
+    """The Tile module for refs q, k, v, out and, if there is one, mask; `blocks` may give BM, BN and narrow."""
+    names = [n for n in ("q", "k", "v", "mask", "out") if n in types]
+    size = blocks.get("BM", BLOCK_ROWS)
+    batch, heads, length, _ = (int(n) for n in types["q"].shape)  # type: ignore[arg-type]
+    constants: dict[str, Any] = {n: None for n in ("mask", "lengths") if n not in types}
+    constants |= {"causal": causal, "scale": scale, "BM": size, "BN": BLOCK_COLS, "narrow": False, **blocks}
+    return attend.specialize({n: types[n] for n in names}, constants, (batch, heads, -(-length // size)))
+
+
+@routine(attend)
+def flash_attention(
+    kernel: Any, q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, scale: float | None = None,
+    lengths: Sequence[int] | None = None,
+) -> np.ndarray:  # fmt: skip
+    """softmax(q kᵀ · scale + mask) v without forming the scores: [B, H, S, E] of the type of `q`.
+
+    q is [B, H, S, D], k [B, G, T, D], v [B, G, T, E] of one float type, where G divides H (grouped queries: each
+    head of keys serves H / G neighbouring heads of queries). `mask` is added: [B or 1, H or 1, S or 1, T].
+    `scale` is 1/sqrt(D) unless given. `causal` hides key j from query i where j > i.
+
+    With `lengths`, k and v are caches: batch b holds lengths[b] keys, the rest is not read, and the queries are the
+    last S positions of it, so that `causal` hides key j from query i where j > lengths[b] - S + i.
+
+    Raises:
+        ArgumentError: a length lies outside the cache, or is less than S under `causal`.
+        DTypeError: the types differ, or are no floats.
+        ShapeError: the shapes do not fit.
+
+    >>> q, k = np.zeros((1, 1, 2, 4), np.float32), np.zeros((1, 1, 2, 4), np.float32)
+    >>> v = np.array([2.0, 4.0], np.float32).reshape(1, 1, 2, 1)
+    >>> flash_attention(q, k, v, causal=True).ravel()
+    array([2., 3.], dtype=float32)
+    """
+    q, k, v = array(q, "q"), array(k, "k"), array(v, "v")
+    mask = None if mask is None else array(mask, "mask")
+    same_dtype(q=q, k=k, v=v, mask=mask)
+    _check(q, k, v, mask)
+    held = None if lengths is None else _lengths(lengths, q, k, causal)
+    batch, heads, length, features = q.shape
+    out = np.zeros((batch, heads, length, v.shape[3]), q.dtype)
+    if out.size:
+        grid = lambda constants: (batch, heads, blocks(length, constants["BM"]))  # noqa: E731
+        weight = 1 / math.sqrt(features) if scale is None else float(scale)
+        kernel[grid](q, k, v, mask, held, out, causal=bool(causal), scale=weight)
+    return out
+
+
+flash_attention_2 = flash_attention
+
+
+def _check(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None) -> None:
+    rank = q.ndim == k.ndim == v.ndim == 4
+    if not rank or q.shape[::3] != k.shape[::3] or k.shape[:3] != v.shape[:3] or q.shape[1] % max(k.shape[1], 1):
+        raise ShapeError(
+            "queries, keys and values do not fit", location=here(),
+            expected="q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], where G divides H",
+            received=f"{q.shape}, {k.shape}, {v.shape}",
+        )  # fmt: skip
+    if mask is not None:
+        whole = (*q.shape[:3], k.shape[2])
+        same = mask.ndim == 4 and mask.shape[3] == whole[3]
+        shaped(
+            mask,
+            "mask",
+            [m if same and m == 1 and i < 3 else w for i, (m, w) in enumerate(zip(mask.shape, whole, strict=False))],
+        )
+
+
+def _lengths(lengths: Sequence[int], q: np.ndarray, k: np.ndarray, causal: bool) -> np.ndarray:
+    held = np.asarray(lengths, np.int64)
+    shaped(held, "lengths", q.shape[:1])
+    least = q.shape[2] if causal else 1
+    if held.size and not (least <= held.min() and held.max() <= k.shape[2]):
+        raise ArgumentError("a length does not fit the cache", location=here(), expected=f"{least} to {k.shape[2]}",
+                            received=held.tolist())  # fmt: skip
+    return held

@@ -1,0 +1,92 @@
+"""Cross entropy of logits with its gradient: two passes over the logits, and no softmax in memory."""
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ArgumentError, here
+from tessera.kernel import kernel, tile
+from tessera.stdlib.norms import part
+from tessera.stdlib.online_softmax import finite
+from tessera.stdlib.reductions import tree_sum
+from tessera.stdlib.routine import array, blocks, routine, shaped, wide
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+@kernel
+def entropy_rows(logits, targets, scale, losses, grad, *, ignore: int, BM: int = 8, BN: int = 1024):
+    """losses = logsumexp(logits) - logits[target] for each row, on the grid (ceil(N / BM),).
+
+    logits is [N, V], targets [N] of integers, losses [N] of f32 (f64 for f64), scale [1] like losses. Unless
+    grad [N, V] is None it is given (softmax - one-hot) · scale. Rows whose target is `ignore` give zeros.
+    """
+    V = logits.shape[1]
+    first, dtype = tile.program_id(0) * BM, wide(logits.dtype)
+    target = tile.load(targets[first : first + BM], edge="clip")
+    used = target != ignore
+    m, l = tile.full((BM,), -math.inf, dtype), tile.zeros((BM,), dtype)
+    picked = tile.zeros((BM,), dtype)
+    for start in tile.range(0, V, BN):
+        cols = start + tile.arange(0, BN)
+        values = tile.where((cols < V)[None, :], part(logits, first, start, BM, BN, dtype), -math.inf)
+        high = tile.maximum(m, tile.max(values, axis=1))
+        l = l * tile.exp(m - finite(high)) + tile.sum(tile.exp(values - finite(high)[:, None]), axis=1)
+        m = high
+        picked += tile.sum(tile.where(cols[None, :] == target[:, None], values, 0.0), axis=1)
+    total = m + tile.log(l)
+    tile.store(losses[first : first + BM], tile.where(used, total - picked, 0.0), edge="clip")
+    if grad is not None:
+        for start in tile.range(0, V, BN):
+            cols = start + tile.arange(0, BN)
+            p = tile.exp(part(logits, first, start, BM, BN, dtype) - total[:, None])
+            hot = tile.where(cols[None, :] == target[:, None], 1.0, 0.0)
+            d = tile.where(used[:, None], (p - tile.cast(hot, dtype)) * scale[0], 0.0)
+            tile.store(grad[first : first + BM, start : start + BN], tile.cast(d, grad.dtype), edge="clip")
+
+
+@routine(entropy_rows)
+def cross_entropy(
+    kernel: Any, logits: Any, targets: Any, *, reduction: str = "mean", ignore_index: int = -100, gradient: bool = False
+) -> Any:
+    """-log softmax(logits)[target] for logits [N, V] of a float type and integer targets [N].
+
+    `reduction` is "mean" (over rows not ignored; 0 where all are), "sum" or "none" (the losses [N]); losses are f32
+    (f64 for f64), summed by `tree_sum`. Rows whose target is `ignore_index` do not count. With `gradient` the
+    result is (loss, gradient): the derivative of the loss (of their sum, for "none") by the logits, of their type.
+
+    Raises:
+        ArgumentError: an unknown reduction, or a target that is no class.
+        DTypeError, ShapeError: the arrays do not fit.
+
+    >>> loss, grad = cross_entropy(np.zeros((1, 2), np.float32), np.array([0]), gradient=True)
+    >>> print(round(float(loss), 4), grad)
+    0.6931 [[-0.5  0.5]]
+    """
+    logits, targets = array(logits, "logits"), array(targets, "targets", "i").astype(np.int64, copy=False)
+    _check(logits, targets, reduction, ignore_index)
+    state = np.float64 if logits.dtype == np.float64 else np.float32
+    counted = max(int((targets != ignore_index).sum()), 1) if reduction == "mean" else 1
+    losses, grad = np.zeros(len(logits), state), np.zeros_like(logits) if gradient else None
+    if logits.size:
+        grid = lambda constants: (blocks(len(logits), constants["BM"]),)  # noqa: E731
+        kernel[grid](logits, targets, np.array([1 / counted], state), losses, grad, ignore=int(ignore_index))
+    loss = losses if reduction == "none" else state(tree_sum(losses) / counted)
+    return (loss, grad) if gradient else loss
+
+
+def _check(logits: np.ndarray, targets: np.ndarray, reduction: str, ignore: int) -> None:
+    if reduction not in REDUCTIONS:
+        raise ArgumentError(f'"{reduction}" is not a reduction', location=here(), expected=", ".join(REDUCTIONS))
+    shaped(logits, "logits", (len(targets), *logits.shape[1:2]))
+    shaped(targets, "targets", logits.shape[:1])
+    wrong = (targets != ignore) & ((targets < 0) | (targets >= logits.shape[1]))
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise ArgumentError(
+            f"the target of row {row} is no class", location=here(),
+            expected=f"0 to {logits.shape[1] - 1}, or {ignore} to ignore the row", received=int(targets[row]),
+        )  # fmt: skip

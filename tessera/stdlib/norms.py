@@ -1,0 +1,134 @@
+"""Layer normalisation, root mean square normalisation and softmax over the last axis."""
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tessera.kernel import kernel, tile
+from tessera.stdlib.online_softmax import finite
+from tessera.stdlib.routine import array, blocks, routine, rows_of, same_dtype, shaped, wide
+
+
+@kernel
+def normalize_rows(x, weight, bias, out, *, eps: float, center: bool, BM: int = 8, BN: int = 512):
+    """out = (x - mean) / sqrt(mean square + eps) · weight + bias for each row, on the grid (ceil(rows / BM),).
+
+    x and out are [R, C]; weight and bias are [C] or None; without `center` the mean is taken as 0. The sums are
+    formed in f32 (f64 for f64) in blocks of BN columns, the mean before the squares, so that none cancels.
+    """
+    C = x.shape[1]
+    first, dtype = tile.program_id(0) * BM, wide(x.dtype)
+    mean = tile.zeros((BM,), dtype)
+    if center:
+        for start in tile.range(0, C, BN):
+            mean += tile.sum(part(x, first, start, BM, BN, dtype), axis=1)
+        mean = mean / C
+    square = tile.zeros((BM,), dtype)
+    for start in tile.range(0, C, BN):
+        inside = start + tile.arange(0, BN) < C
+        d = tile.where(inside[None, :], part(x, first, start, BM, BN, dtype) - mean[:, None], 0.0)
+        square += tile.sum(d * d, axis=1)
+    scale = tile.rsqrt(square / C + eps)
+    for start in tile.range(0, C, BN):
+        y = (part(x, first, start, BM, BN, dtype) - mean[:, None]) * scale[:, None]
+        if weight is not None:
+            y = y * tile.cast(tile.load(weight[start : start + BN], edge="clip"), dtype)[None, :]
+        if bias is not None:
+            y = y + tile.cast(tile.load(bias[start : start + BN], edge="clip"), dtype)[None, :]
+        tile.store(out[first : first + BM, start : start + BN], tile.cast(y, out.dtype), edge="clip")
+
+
+def part(x, first, start, BM, BN, dtype):
+    """A block of a matrix in the type to compute in; zeros outside."""
+    return tile.cast(tile.load(x[first : first + BM, start : start + BN], edge="clip"), dtype)
+
+
+@routine(normalize_rows)
+def efficient_layernorm(kernel: Any, x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> np.ndarray:
+    """Layer normalisation over the last axis (Ba, Kiros and Hinton 2016), of the type and shape of `x`.
+
+    `x` is [..., C] of a float type, `weight` and `bias` are [C] of the same type, or None. The variance is
+    the mean of squared distances from the mean (no correction).
+
+    Raises:
+        DTypeError: an argument is of no float type, or not of that of `x`.
+        ShapeError: `weight` or `bias` is not [C].
+
+    >>> efficient_layernorm(np.array([[1.0, 3.0, 1.0, 3.0]], np.float32), eps=0.0)
+    array([[-1.,  1., -1.,  1.]], dtype=float32)
+    """
+    return _normalized(kernel, x, weight, bias, eps, center=True)
+
+
+@routine(normalize_rows)
+def rms_norm(kernel: Any, x: Any, weight: Any = None, *, eps: float = 1e-5) -> np.ndarray:
+    """Root mean square normalisation over the last axis (Zhang and Sennrich 2019), of the type and shape of `x`.
+
+    `x` is [..., C] of a float type, `weight` is [C] of the same type, or None.
+
+    Raises:
+        DTypeError: an argument is of no float type, or not of that of `x`.
+        ShapeError: `weight` is not [C].
+
+    >>> rms_norm(np.array([3.0, 4.0, 0.0, 0.0], np.float32), eps=0.0)
+    array([1.2, 1.6, 0. , 0. ], dtype=float32)
+    """
+    return _normalized(kernel, x, weight, None, eps, center=False)
+
+
+def _normalized(kernel: Any, x: Any, weight: Any, bias: Any, eps: float, center: bool) -> np.ndarray:
+    x = array(x, "x")
+    weight, bias = (None if p is None else array(p, n) for p, n in ((weight, "weight"), (bias, "bias")))
+    same_dtype(x=x, weight=weight, bias=bias)
+    rows = rows_of(x)
+    shaped(weight, "weight", rows.shape[1:])
+    shaped(bias, "bias", rows.shape[1:])
+    out = np.empty_like(rows)
+    if out.size:
+        kernel[_row_blocks(rows)](rows, weight, bias, out, eps=float(eps), center=center)
+    return out.reshape(x.shape)
+
+
+def _row_blocks(rows: np.ndarray) -> Any:
+    return lambda constants: (blocks(len(rows), constants["BM"]),)
+
+
+@kernel
+def softmax_rows(x, out, *, BM: int = 8, BN: int = 512):
+    """out = softmax of each row of x [R, C], on the grid (ceil(R / BM),): one pass for the sums, one to write."""
+    C = x.shape[1]
+    first, dtype = tile.program_id(0) * BM, wide(x.dtype)
+    m, l = tile.full((BM,), -math.inf, dtype), tile.zeros((BM,), dtype)
+    for start in tile.range(0, C, BN):
+        inside = start + tile.arange(0, BN) < C
+        values = tile.where(inside[None, :], part(x, first, start, BM, BN, dtype), -math.inf)
+        high = tile.maximum(m, tile.max(values, axis=1))
+        # Nothing but minus infinity so far: no distance to it is formed.
+        l = l * tile.exp(m - finite(high)) + tile.sum(tile.exp(values - finite(high)[:, None]), axis=1)
+        m = high
+    for start in tile.range(0, C, BN):
+        y = tile.exp(part(x, first, start, BM, BN, dtype) - m[:, None]) / l[:, None]
+        tile.store(out[first : first + BM, start : start + BN], tile.cast(y, out.dtype), edge="clip")
+
+
+@routine(softmax_rows)
+def stable_softmax(kernel: Any, x: Any) -> np.ndarray:
+    """Softmax over the last axis, from the distance to the maximum (Milakov and Gimelshein 2018).
+
+    `x` is [..., C] of a float type; the result has its type and shape. A row of nothing but minus infinity is NaN.
+
+    Raises:
+        DTypeError: `x` is of no float type.
+
+    >>> stable_softmax(np.array([1000.0, 1000.0, -np.inf], np.float32))
+    array([0.5, 0.5, 0. ], dtype=float32)
+    """
+    x = array(x, "x")
+    rows = rows_of(x)
+    out = np.empty_like(rows)
+    if out.size:
+        kernel[_row_blocks(rows)](rows, out)
+    return out.reshape(x.shape)

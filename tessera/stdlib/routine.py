@@ -1,0 +1,107 @@
+"""Routine: a function on arrays that launches a kernel of the standard library, and can be given a schedule."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import DTypeError, ShapeError, here
+from tessera.kernel.kernel import Kernel
+from tessera.schedule import Schedule
+from tessera.tensor import Tensor
+from tessera.types import DType, as_dtype, f32, f64
+
+
+class Routine:
+    """A function whose first parameter is its kernel: calls leave it out, and `with_schedule` changes it.
+
+    Arrays and Tensors go in, arrays come out. Calls run on the default device (`ts.set_default_device`).
+    """
+
+    def __init__(self, function: Callable[..., Any], kernel: Kernel) -> None:
+        functools.update_wrapper(self, function)
+        signature = inspect.signature(function)
+        self.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+        self.function = function
+        self.kernel = kernel
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.function(self.kernel, *args, **named)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule given to this routine; an empty one means the kernel's own defaults."""
+        return self.kernel.schedule
+
+    def with_schedule(self, schedule: Schedule) -> Routine:
+        """The same routine with other block sizes, warps and stages for its kernel (see tessera/schedule.py)."""
+        return Routine(self.function, self.kernel.with_schedule(schedule))
+
+    def __repr__(self) -> str:
+        return f"<routine {self.function.__name__}>"
+
+
+def routine(kernel: Kernel) -> Callable[[Callable[..., Any]], Routine]:
+    """Make a Routine of a function whose first parameter will be `kernel`."""
+    return lambda function: Routine(function, kernel)
+
+
+def array(x: Any, name: str, kind: str = "fV") -> np.ndarray:
+    """An argument as an array of rank 1 or more.
+
+    Raises:
+        DTypeError: its elements are not of a `kind` that the routine takes ("f" floats, "i" integers).
+    """
+    held = x.numpy() if isinstance(x, Tensor) else np.asarray(x)
+    element = as_dtype(held.dtype)
+    if (element.is_float and "f" not in kind) or (not element.is_float and "i" not in kind):
+        expected = " or ".join(w for k, w in (("f", "a float type"), ("i", "an integer type")) if k in kind)
+        raise DTypeError(f"argument `{name}` holds {element}", location=here(), expected=expected, received=element)
+    return held
+
+
+def same_dtype(**arrays: np.ndarray | None) -> None:
+    """Refuse arrays of more than one element type.
+
+    Raises:
+        DTypeError: two differ; it names both.
+    """
+    held = {name: each.dtype for name, each in arrays.items() if each is not None}
+    first = next(iter(held))
+    for name, dtype in held.items():
+        if dtype != held[first]:
+            raise DTypeError(
+                f"`{name}` and `{first}` hold different types", location=here(),
+                expected=str(as_dtype(held[first])), received=str(as_dtype(dtype)),
+                suggestion=f"{name}.astype({first}.dtype)",
+            )  # fmt: skip
+
+
+def shaped(x: np.ndarray | None, name: str, shape: Sequence[int]) -> None:
+    """Refuse an array of another shape.
+
+    Raises:
+        ShapeError: it is not `shape`.
+    """
+    if x is not None and x.shape != tuple(shape):
+        raise ShapeError(f"argument `{name}` does not fit", location=here(), expected=tuple(shape), received=x.shape)
+
+
+def rows_of(x: np.ndarray) -> np.ndarray:
+    """An array as a matrix whose rows are its last axis."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) if x.ndim else x.reshape(1, 1)
+
+
+def blocks(size: int, block: int) -> int:
+    """How many blocks cover a size."""
+    return -(-size // block)
+
+
+def wide(dtype: DType) -> DType:
+    """The type to compute in: f64 for f64, else f32."""
+    return f64 if dtype == f64 else f32

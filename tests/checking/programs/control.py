@@ -1,0 +1,7 @@
+import tessera as ts
+
+
+def program(x: ts.Tensor["B"]):
+    if x.sum() > 0:
+        return x
+    return -x

@@ -1,0 +1,136 @@
+"""`ts.check`: what is right passes, what cannot be known is not an error, and every form of annotation is read."""
+
+import sys
+
+import numpy as np
+import pytest
+from test_programs import load
+
+import tessera as ts
+from examples.attention import attention
+from examples.minilm.model import encode
+from examples.mlp import mlp
+from tessera.errors import ArgumentError
+
+T = ts.Tensor
+B, D, H = ts.dims("B D H")
+
+
+def part(*shape):
+    return {"weight": T[shape], "bias": T[shape[-1:]]}
+
+
+LAYER = {name: part(384, 384) for name in ("query", "key", "value", "output")}
+LAYER |= {"up": part(384, 1536), "down": part(1536, 384), "norm1": part(384), "norm2": part(384)}
+TABLES = {"word": T[30522, 384], "position": T[512, 384], "type": T[2, 384], "norm": part(384)}
+IDS = T["B", 64, ts.int32]
+
+
+@pytest.mark.parametrize(
+    ("function", "types"),
+    [
+        (mlp, ()),
+        (attention, (T["B", "S", 64], *[T[64, 64]] * 4)),
+        (encode, ({"embeddings": TABLES, "layers": [LAYER] * 2}, IDS, IDS)),
+    ],
+)
+def test_examples_are_right(function, types):
+    report = ts.check(function, *types)
+    assert report.ok and not report.notes, str(report)
+
+
+def test_a_wrong_weight_is_found_deep_inside():
+    layers = [LAYER, {**LAYER, "up": part(384, 1500)}]
+    (finding,) = ts.check(encode, {"embeddings": TABLES, "layers": layers}, IDS, IDS).findings
+    assert finding.function == "dense" and [name for _, name in finding.stack] == ["encode", "block", "dense"]
+    assert "part['weight'] is Tensor[1536, 384], the parameter params.layers.1.down.weight, line 75" in finding.why
+
+
+def right_with_names(x: T[B, D], w: T[D, 2 * H]) -> T[B, "2*H"]:
+    return x @ w
+
+
+def right_with_any_dims(x: T["...", "D"], scale: T["D"]) -> T["...", "D"]:
+    return ts.softmax(x * scale)
+
+
+def right_with_expressions_first(x: T["2*B"], y: T["B"]) -> T["2*B"]:
+    return ts.concatenate([y, y]) + x
+
+
+def right_with_policy(x: T["B", ts.bf16 @ ts.accum(ts.f32)]) -> tuple[T["B", ts.bf16], T[ts.bf16]]:
+    return x * 2.0, x.sum()
+
+
+def right_where_unknown(x: T["?", 768], y: T["?", 768], table) -> T["?", 768]:
+    return x + y + table["anything"][3]
+
+
+def right_as_divided(x: T["B", "D"]):
+    return x.reshape(x.shape[0], 4, x.shape[1] // 4)
+
+
+@pytest.mark.parametrize("function", [f for n, f in list(globals().items()) if n.startswith("right")])
+def test_right_programs(function):
+    assert ts.check(function).ok, str(ts.check(function))
+
+
+def test_what_is_not_known_is_noted():
+    (note,) = ts.check(right_where_unknown).notes
+    assert note == "right_where_unknown: table has no type: what follows from it is not checked"
+    (note,) = ts.check(right_as_divided).notes
+    assert "the remainder is not known" in note and note.startswith("test_check.py:")
+
+
+def wrong_for_any_size(x: T["?", 768], w: T[512, 10]):
+    return x @ w
+
+
+def test_an_unnamed_size_is_wrong_only_where_none_fits():
+    (finding,) = ts.check(wrong_for_any_size).findings
+    assert finding.received == 'Tensor["?", 768] and Tensor[512, 10]'
+
+
+def test_types_given_are_held_against_the_annotations():
+    assert ts.check(right_with_names, T[4, 3], T[3, 8]).ok
+    (finding,) = ts.check(right_with_names, T[4, 3], np.zeros((2, 8), np.float32)).findings[:1]
+    assert finding.message == "argument w: axis 0: D is 3 elsewhere and 2 here"
+    assert not ts.check(right_with_names, T[4, 3], T[3, 7]).ok
+    with pytest.raises(ArgumentError, match="too many positional arguments"):
+        ts.check(right_with_names, 1, 2, 3)
+
+
+def crashes(x: T["B"]):
+    first, second = x.shape
+    return x
+
+
+def test_an_error_of_python_is_a_finding_too():
+    (finding,) = ts.check(crashes).findings
+    assert finding.title == "ValueError" and finding.function == "crashes" and "unpack" in finding.message
+
+
+def keeps_exceptions(x: T["B"], table: dict = {}):  # noqa: B006
+    try:
+        return table["missing"]
+    except KeyError:
+        return x + x
+
+
+def test_a_programs_own_handlers_work():
+    assert ts.check(keeps_exceptions).ok
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters came with Python 3.12")
+def test_type_parameters_are_sizes(tmp_path):
+    file = tmp_path / "generic.py"
+    file.write_text(
+        "from tessera import Tensor\n\n"
+        "def right[B, S](x: Tensor[B, S], y: Tensor[S]) -> Tensor[B, S]:\n    return x + y\n\n"
+        "def wrong[B, S](x: Tensor[B, S], y: Tensor[B]) -> Tensor[B, S]:\n    return x + y\n"
+    )
+    module = load(file)
+    assert ts.check(module.right).ok
+    (finding,) = ts.check(module.wrong).findings
+    assert finding.message == "cannot broadcast S with B in dimension 1"
+    assert finding.fixes[0] == "Add the missing axis: ts.expand_dims(y, -1)"

@@ -1,0 +1,127 @@
+"""Debug mode: the same values as value mode, findings as errors or as a report, on the command line too."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from conformance.case import all_cases
+from tessera import tile
+from tessera.cli.main import main
+from tessera.errors import AsyncCopyError, NonFiniteError, OutOfBoundsError
+from tessera.interp import tile as interpreter
+from tessera.program import prepare
+
+CASES = [c for c in all_cases() if c.rejects is None]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_the_suite_is_clean_and_keeps_its_bits(part):
+    for case in CASES[part::4]:
+        program = prepare(*case.entry(), "interp", case.grid, case.group)
+        plain, watched = ([a.copy() for a in program.arrays] for _ in range(2))
+        plain += interpreter.run(program.levels["tile"], plain)
+        watched += interpreter.run(program.levels["tile"], watched, debug=True)
+        assert [a.tobytes() for a in plain] == [a.tobytes() for a in watched], case.name
+
+
+@ts.kernel
+def inverse_root(x, out):
+    i = tile.program_id(0)
+    shifted = x[i] - 1.0
+    out[i] = tile.sqrt(shifted)
+
+
+def test_the_first_nan_is_named():
+    x = np.array([3, 1, 0.5, 2], np.float32)
+    with pytest.raises(NonFiniteError, match="ts.sqrt makes nan of finite operands: program \\(2,\\)") as caught:
+        with ts.debug.checked(nan=True):
+            inverse_root[(4,)](x, np.zeros(4, np.float32))
+    assert "tile.sqrt(shifted)" in str(caught.value)
+    assert not ts.debug.check(inverse_root[(4,)], x, np.zeros(4, np.float32))
+
+
+def test_nans_that_come_in_are_not_reported():
+    x = np.array([3, np.nan, np.inf, 2], np.float32)
+    assert not ts.debug.check(inverse_root[(4,)], x, np.zeros(4, np.float32), nan=True)
+
+
+@ts.kernel
+def two_faults(x, out):
+    i = tile.program_id(0)
+    row = tile.alloc_shared((4,), ts.f32)
+    tile.cp_async(row[0:4], x[0:4])
+    tile.cp_commit_group()
+    first = row[1]
+    tile.cp_wait_group(0)
+    out[0] = first + i
+    out[i + 2] = first
+
+
+def test_collected_findings_come_in_order():
+    report = ts.debug.check(two_faults[(3,)], np.ones(4, np.float32), np.zeros(4, np.float32))
+    assert report.kinds == ["async", "program race", "bounds"]
+    assert [f.rule for f in report] == ["M8", "M5", "M1"]
+    assert "program (2,)" in report.findings[-1].message
+    again = ts.debug.check(two_faults[(3,)], np.ones(4, np.float32), np.zeros(4, np.float32))
+    assert str(again) == str(report)
+
+
+@ts.kernel
+def returns_outside(x):
+    return x[tile.program_id(0) + 1]
+
+
+def test_a_run_that_stops_keeps_the_shape_of_its_results():
+    with ts.debug.checked(collect=True) as report:
+        assert returns_outside[(4,)](np.ones(4, np.float32)).shape == (4,)
+    assert report.kinds == ["bounds"]
+
+
+def test_only_this_thread_is_checked():
+    x, failures = np.ones(4, np.float32), []
+
+    def other():
+        try:
+            two_faults[(1,)](x, np.zeros(4, np.float32))
+        except Exception as error:
+            failures.append(error)
+
+    with pytest.raises(AsyncCopyError), ts.debug.checked():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        two_faults[(1,)](x, np.zeros(4, np.float32))
+    assert not failures
+
+
+def test_value_mode_names_the_program_too():
+    with pytest.raises(OutOfBoundsError, match=r"received: 4 in program \(2,\)"):
+        two_faults[(3,)](np.ones(4, np.float32), np.zeros(4, np.float32))
+
+
+RACY = """
+import numpy as np
+import tessera as ts
+
+
+@ts.example(lambda rng: (rng.random(8, np.float32), np.zeros(1, np.float32)), grid=(8,))
+@ts.kernel
+def total(x, out):
+    out[0] += x[ts.tile.program_id(0)]
+"""
+
+
+@pytest.mark.parametrize(("line", "status"), [("out[0] += x", 1), ("out[0] = 2.0 * x", 1), ("y = x", 0)])
+def test_the_command(line, status, tmp_path, capsys):
+    (tmp_path / "racy.py").write_text(RACY.replace("out[0] += x", line))
+    assert main(["run", "--debug", str(tmp_path / "racy.py")]) == status
+    shown = capsys.readouterr().out
+    assert ("a data race on out[0]" in shown) == bool(status) and ("no findings" in shown) != bool(status)
+
+
+def test_debug_mode_is_of_the_tile_level(tmp_path, capsys):
+    (tmp_path / "racy.py").write_text(RACY)
+    assert main(["run", "--debug", "--target", "llvm", str(tmp_path / "racy.py")]) == 2
+    assert "debug mode is the Tile interpreter's" in capsys.readouterr().err

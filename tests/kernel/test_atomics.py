@@ -1,0 +1,80 @@
+"""Atomic updates against NumPy, what each gives back, and what bound mode refuses to judge."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from conformance.tile.atomics.cases import bits, combined, elected, shared_histogram, tickets
+from tessera import tile
+from tessera.errors import DTypeError, ExecutionError
+from tessera.program import prepare
+
+
+def test_combined(rng):
+    x = rng.integers(-9, 9, (4, 20)).astype("i4")
+    total = np.zeros((3, 3), "i4")
+    combined[(4,)](x, total, N=20)
+    parts = [x[:, k::3] for k in range(3)]
+    assert total[0].tolist() == [p.sum() for p in parts] and total[1].tolist() == [max(p.max(), 0) for p in parts]
+    assert total[2].tolist() == [min(p.min(), 0) for p in parts]
+
+
+def test_bits(rng):
+    x, words = rng.integers(-99, 99, 32), np.array([-1, 0, 5])
+    bits[(4,), 8](x, words)
+    want = [np.bitwise_and.reduce(x), np.bitwise_or.reduce(x), 5 ^ np.bitwise_xor.reduce(x)]
+    assert words.tolist() == want
+
+
+def test_a_histogram_in_shared_memory(rng):
+    x, out = rng.integers(0, 5, 100).astype("i4"), np.zeros(5, "i4")
+    shared_histogram[(1,), 32](x, out, B=5, N=100)
+    assert out.tolist() == np.bincount(x, minlength=5).tolist()
+
+
+def test_exchange_and_compare():
+    out, order = np.arange(6), np.zeros(6, "i8")
+    tickets[(6,)](out, order, N=6)
+    assert out.tolist() == [100] * 6 and order.tolist() == [n + n + 1 + 100 for n in range(6)]
+    owner, seen = np.array([0, 0, 9, 0], "i4"), np.zeros(16, "i4")
+    elected[(1,), 16](owner, seen)
+    assert owner.tolist() == [2, 6, 9, 14] and seen.tolist() == np.repeat(owner, 4).tolist()
+
+
+@ts.kernel
+def counter(total, out):
+    out[tile.local_id()] = tile.atomic_add(total[0], 2)
+
+
+def test_each_tile_sees_another_count():
+    total, out = np.zeros(1, "i8"), np.zeros(8, "i8")
+    counter[(1,), 8](total, out)
+    assert total[0] == 16 and sorted(out.tolist()) == list(range(0, 16, 2))
+
+
+def test_what_each_saw_is_not_known_in_bound_mode():
+    program = prepare(counter, {"total": np.zeros(1, "i8"), "out": np.zeros(8, "i8")}, grid=(1,), group=8)
+    total, out = program.bounds()
+    assert total.exact and np.isinf(out.radius).all()
+
+
+def test_bound_mode_does_not_guess_the_order_of_float_sums(rng):
+    arguments = {"x": rng.random((4, 20), "f4"), "total": np.zeros((3, 3), "f4"), "N": 20}
+    with pytest.raises(ExecutionError, match="in which order"):
+        prepare(combined, arguments, grid=(4,)).bounds()
+
+
+@ts.kernel
+def float_bits(x):
+    tile.atomic_or(x[0], 1.0)
+
+
+@ts.kernel
+def float_cas(x):
+    tile.atomic_cas(x[0], 0.0, 1.0)
+
+
+@pytest.mark.parametrize("entry", [float_bits, float_cas])
+def test_refusals(entry):
+    with pytest.raises(DTypeError, match="needs integers"):
+        entry[(1,)](np.zeros(1, "f4"))

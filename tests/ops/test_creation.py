@@ -1,0 +1,67 @@
+"""Constants, ranges and random numbers: NumPy's values, Philox's published words, the same bits at every level."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.errors import ArgumentError, DTypeError
+from tessera.numerics.rounds import philox
+
+
+def test_ranges():
+    for args in ((5,), (2, 7), (5, 0, -2), (3, 3), (0, 1, 0.1), (1, -1, -0.3), (0.5,)):
+        want = np.arange(*args)
+        got = ts.arange(*args)
+        assert got.dtype == (ts.int64 if want.dtype.kind == "i" else ts.f32)
+        np.testing.assert_allclose(got.numpy(), want.astype(got.dtype.numpy), rtol=1e-7, atol=1e-8)
+    for args in ((0, 1, 7), (3, -2, 1), (0, 1, 0), (-1, 1, 2)):
+        np.testing.assert_allclose(ts.linspace(*args).numpy(), np.linspace(*args, dtype=np.float32), rtol=1e-7)
+    assert ts.linspace(0, 0.3, 4).tolist()[-1] == np.float32(0.3)
+    np.testing.assert_array_equal(ts.eye(3, 4, -1).numpy(), np.eye(3, 4, -1))
+    with pytest.raises(ArgumentError, match="step 0"):
+        ts.arange(0, 1, 0)
+
+
+def test_constants():
+    x = ts.ones((2, 3), ts.bf16)
+    assert ts.zeros_like(x).type == x.type and ts.full_like(x, 2, ts.int8).tolist() == [[2] * 3] * 2
+    assert ts.empty((0, 2)).shape == (0, 2) and ts.ones_like(x).tolist() == x.tolist()
+
+
+def test_philox_gives_the_published_words():
+    """The known answers that Random123 ships for philox4x32-10."""
+    ones = np.full(1, 0xFFFFFFFF, np.int64)
+    found = [int(w[0]) for w in philox((ones,) * 4, (0xFFFFFFFF, 0xFFFFFFFF))]
+    assert found == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+    digits = [np.full(1, v, np.int64) for v in (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)]
+    found = [int(w[0]) for w in philox(digits, (0xA4093822, 0x299F31D0))]
+    assert found == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+
+
+@pytest.mark.parametrize("dtype", (ts.f32, ts.f64, ts.bf16), ids=str)
+def test_the_same_bits_at_every_level(dtype):
+    eager = ts.rand((7, 3), dtype, generator=ts.Generator(11)).numpy()
+    for target in ("interp", "llvm"):
+        run = ts.jit(lambda seed: ts.rand((7, 3), dtype, generator=ts.Generator(seed)), target=target)
+        assert (run(11).numpy() == eager).all() and (run(12).numpy() != eager).any()
+
+
+def test_a_generator_goes_on():
+    g = ts.Generator(5)
+    first, second = ts.rand(100, generator=g).numpy(), ts.rand(100, generator=g).numpy()
+    assert (first != second).all() and (ts.rand(100, generator=ts.Generator(5)).numpy() == first).all()
+
+
+def test_distributions():
+    g = ts.Generator(3)
+    u, z = ts.rand(20000, generator=g).numpy(), ts.randn(20000, generator=g).numpy()
+    assert 0 <= u.min() and u.max() < 1 and abs(u.mean() - 0.5) < 5 * np.sqrt(1 / 12 / 20000)
+    assert abs(z.mean()) < 5 / np.sqrt(20000) and abs(z.var() - 1) < 5 * np.sqrt(2 / 20000)
+    counts = np.bincount(ts.randint(-2, 4, 12000, generator=g).numpy() + 2)
+    assert counts.shape == (6,) and (abs(counts - 2000) < 5 * np.sqrt(2000)).all()
+    kept = ts.dropout(ts.ones(20000), 0.3, generator=g).numpy()
+    assert set(np.unique(kept)) == {np.float32(0), np.float32(1 / 0.7)} and abs((kept == 0).mean() - 0.3) < 0.02
+    with pytest.raises(DTypeError):
+        ts.rand(3, ts.int32)
+    with pytest.raises(ArgumentError):
+        ts.randint(3, 3, 2)
