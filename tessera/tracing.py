@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -264,10 +265,11 @@ def _definition(function: Callable[..., Any]) -> Location:
     return Location(code.co_filename, code.co_firstlineno) if code else Location()
 
 
-def _closure_key(function: Callable[..., Any]) -> Hashable:
-    """Closed-over values: arrays by identity, the rest by value where they can be."""
+def _closure_key(function: Callable[..., Any], seen: tuple[int, ...] = ()) -> Hashable:
+    """Closed-over values, and those of closed-over functions: arrays by identity, the rest by value if they can be."""
     cells = getattr(function, "__closure__", None) or ()
-    return tuple(_hashable(c.cell_contents) for c in cells if _filled(c))
+    inner = (*seen, id(function))  # a function may close over itself
+    return tuple(_hashable(c.cell_contents, inner) for c in cells if _filled(c))
 
 
 def _filled(cell: Any) -> bool:
@@ -277,11 +279,14 @@ def _filled(cell: Any) -> bool:
         return False
 
 
-def _hashable(value: Any) -> Hashable:
+def _hashable(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
     if isinstance(value, (np.ndarray, Tensor)):
         return ("object", id(value))
     if isinstance(value, (bool, int, float, str, bytes, Policy, type(None))):
         return (type(value).__name__, repr(value))
+    function = value.function if isinstance(value, Jit) else value
+    if isinstance(function, FunctionType):
+        return ("function", id(function), () if id(function) in seen else _closure_key(function, seen))
     try:
         hash(value)
         return value
@@ -289,4 +294,4 @@ def _hashable(value: Any) -> Hashable:
         leaves, tree = flatten(value)
         if tree.kind is None:
             return ("object", id(value))
-        return tree, tuple(_hashable(leaf) for _, leaf in leaves)
+        return tree, tuple(_hashable(leaf, seen) for _, leaf in leaves)

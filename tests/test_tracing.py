@@ -170,3 +170,15 @@ def test_requirements_of_sizes():
     with pytest.raises(ShapeError, match="B < D does not hold") as caught:
         f(np.ones((4, 4), np.float32))
     assert "test_tracing.py:" in str(caught.value)
+
+
+def test_values_that_closed_over_functions_hold_are_part_of_the_key():
+    factor = 2.0
+
+    def scaled(x):
+        return x * factor if x.ndim else scaled(x[None])  # closes over itself too
+
+    outer = jit(lambda x: scaled(x) + 1.0)
+    assert outer(X)[0, 1].item() == 3
+    factor = 5.0
+    assert outer(X)[0, 1].item() == 6
