@@ -10,7 +10,7 @@ import numpy as np
 from tessera.errors import ExecutionError
 from tessera.evaluate import Meaning
 from tessera.interp import atomics, branching, checks, groups
-from tessera.interp.affine import combined
+from tessera.interp.affine import Affine, combined
 from tessera.interp.bound import apply
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory, Place, allocate, checked_indices, expand, read, scatter_to, write
@@ -35,10 +35,11 @@ def meaning(machine: Machine) -> Meaning:
         rule = places.get(node.op)
         if rule is not None:
             return rule(machine, node, args, walk)
-        index = combined(node.op, args)
-        if index is not None:
-            return (index,)
-        args = machine.arrays(args)
+        if Affine in map(type, args):
+            index = combined(node.op, args)
+            if index is not None:
+                return (index,)
+            args = machine.arrays(args)
         rule = rules.get(node.op)
         return pure(machine, node, args) if rule is None else rule(machine, node, args, walk)
 
@@ -49,7 +50,7 @@ def pure(machine: Machine, node: Node, args: list[Any]) -> Sequence[Any]:
     """An op that only computes: NumPy broadcasting takes care of the instance axes."""
     if machine.bound:
         return apply(node.op, node.types, node.result_types, node.attrs, args)
-    return node.op.compute(node.types, node.result_types, node.attrs, args)
+    return node.op.compute(node.types, node.result_types, node.keywords, args)
 
 
 def whole(array: Any, block: tuple[int, ...]) -> Any:

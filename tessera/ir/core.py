@@ -75,6 +75,11 @@ class Node:
         return value
 
     @cached_property
+    def keywords(self) -> dict[str, Any]:
+        """The attributes as a plain dict, which Python passes on faster than any other mapping."""
+        return dict(self.attrs)
+
+    @cached_property
     def types(self) -> tuple[Type, ...]:
         """The types of the operands."""
         return tuple(v.type for v in self.args)
