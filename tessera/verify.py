@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tessera.device import INTERP, default_device, generator_of
-from tessera.errors import ArgumentError, ExecutionError, Location, NonFiniteError, here
+from tessera.errors import ArgumentError, ExecutionError, Location, NonFiniteError, OutOfBoundsError, here
 from tessera.evaluate import evaluate
 from tessera.interp import host, instances
 from tessera.interp.machine import Machine
@@ -165,8 +165,11 @@ def _launch(function: Function, grid: tuple[int, ...], args: Sequence[Any], rule
         machine = Machine.of(grid, first, size, group, False)
         pairs = enumerate(zip(function.params, args, strict=True))
         inputs = [_argument(p, a, machine, i in written) for i, (p, a) in pairs]
-        with np.errstate(all="ignore"), machine.naming():
-            evaluate(function.body, inputs, _checked(machine, rule))
+        try:
+            with np.errstate(all="ignore"):
+                evaluate(function.body, inputs, _checked(machine, rule))
+        except OutOfBoundsError as error:
+            raise machine.named(error) from None
 
 
 def _checked(machine: Machine, rule: Rule) -> Any:

@@ -7,6 +7,7 @@ Python integers however many instances there are, and a place in memory is seen 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tessera.op import Rules
 from tessera.ops import elementwise
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: that makes each one twice as dear
 class Affine:
     """`origin` plus, for each instance axis, a step times the place along it (int64)."""
 
@@ -29,21 +30,32 @@ class Affine:
 
     def array(self, count: tuple[int, ...]) -> np.ndarray:
         """The values of `count` instances along each axis, of size 1 where they do not change."""
-        total = np.full((1,) * len(count), self.origin, np.int64)
-        for axis, (step, n) in enumerate(zip(self.steps, count, strict=True)):
-            if step:
-                shape = (1,) * axis + (n,) + (1,) * (len(count) - axis - 1)
-                total = total + (np.arange(n) * step).reshape(shape)
-        return total
+        return _values(self.origin, self.steps, count)
 
     def ends(self, count: tuple[int, ...]) -> tuple[int, int]:
         """The least and the greatest value."""
-        spans = [s * (n - 1) for s, n in zip(self.steps, count, strict=True)]
-        return self.origin + sum(s for s in spans if s < 0), self.origin + sum(s for s in spans if s > 0)
+        low = high = self.origin
+        for step, n in zip(self.steps, count, strict=True):
+            if step > 0:
+                high += step * (n - 1)
+            elif step:
+                low += step * (n - 1)
+        return low, high
 
     def cut(self, axis: int, low: int) -> Affine:
         """What it is to the instances from `low` on along an axis."""
         return Affine(self.origin + self.steps[axis] * low, self.steps) if self.steps[axis] else self
+
+
+@lru_cache(maxsize=512)
+def _values(origin: int, steps: tuple[int, ...], count: tuple[int, ...]) -> np.ndarray:
+    total = np.full((1,) * len(count), origin, np.int64)
+    for axis, (step, n) in enumerate(zip(steps, count, strict=True)):
+        if step:
+            shape = (1,) * axis + (n,) + (1,) * (len(count) - axis - 1)
+            total = total + (np.arange(n) * step).reshape(shape)
+    total.flags.writeable = False  # what is kept is shared
+    return total
 
 
 arithmetic = Rules("affine arithmetic")

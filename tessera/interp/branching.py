@@ -47,8 +47,7 @@ def _(machine, node, args, walk):
 
 def _beside(one: tuple[Part, Any], other: tuple[Part, Any]) -> Any:
     """One value of the two parts that make up all instances."""
-    (part, low), (rest, high) = sorted((one, other), key=lambda p: p[0].low)
-    return chain([(low, part.high), (high, rest.high - rest.low)], part.axis)
+    return chain([(value, part) for part, value in sorted((one, other), key=lambda p: p[0].low)])
 
 
 @rules(control.for_)
@@ -72,24 +71,62 @@ def _known(bound: Any) -> int | None:
 def _repeat(
     machine: Machine, body: Block, walk: Any, bounds: list[np.ndarray], carried: Sequence[Any]
 ) -> Sequence[Any]:
-    """A loop whose bounds differ between instances: those that are done drop out."""
-    i, upper, step = bounds
-    while True:
-        mask = machine.live(np.where(step > 0, i < upper, i > upper))
-        if not mask.any():
-            return list(carried)
-        if mask.all():
-            carried = machine.arrays(walk(body, i, *carried))
-        elif part := part_of(mask):
-            rest = [part.cut(b) for b in (i, upper, step)]
-            inputs = [part.cut(c) for c in carried]
-            inner = within(machine, part, body.free, walk, lambda w: _repeat(machine, body, w, rest, inputs))  # noqa: B023
-            count = machine.count[part.axis]
-            return [part.join(n, o, count) for n, o in zip(inner, carried, strict=True)]
-        else:
-            with machine.masked(mask):
-                carried = merge(mask, machine.arrays(walk(body, i, *carried)), carried)
-        i = i + step
+    """A loop whose bounds differ between instances: in stretches of passes that the same ones make.
+
+    Where those left lie side by side the others are let go, with the values they have then.
+    """
+    start, stop, step = bounds
+    trips = np.maximum(-((start - stop) // step), 0)
+    part, gone, done = None, [], 0
+    for end in sorted(set(trips.reshape(-1).tolist())):
+        mask = machine.live(trips > done)
+        if end > done and mask.any():
+            found = None if mask.all() else part_of(mask)
+            if found and found != part:
+                before = part or Part(found.axis, 0, machine.count[found.axis])
+                gone += [(p, [p.of(before).cut(c) for c in carried]) for p in before.without(found)]
+                part, carried = found, [found.of(before).cut(c) for c in carried]
+            passes = (start, step, range(done, end))
+            carried = _stretch(machine, body, walk, None if found else mask, part, passes, carried)
+        done = end
+    if part is None:
+        return list(carried)
+    pieces = sorted([*gone, (part, carried)], key=lambda p: p[0].low)
+    return [chain([(values[i], p) for p, values in pieces]) for i in range(len(carried))]
+
+
+def _stretch(
+    machine: Machine,
+    body: Block,
+    walk: Any,
+    mask: np.ndarray | None,
+    part: Part | None,
+    passes: tuple[Any, Any, range],
+    carried: Sequence[Any],
+) -> Sequence[Any]:
+    """Some passes through a loop, made by the instances of a part, or those of them that a mask selects."""
+    if part is not None:
+        own = (part.cut(passes[0]), part.cut(passes[1]), passes[2])
+        rest = None if mask is None else part.cut(mask)
+        return within(machine, part, body.free, walk, lambda w: _stretch(machine, body, w, rest, None, own, carried))
+    if mask is None or mask.all():
+        return _passes(machine, body, walk, passes, carried)
+    with machine.masked(mask):
+        return merge(mask, _passes(machine, body, walk, passes, carried), carried)
+
+
+def _passes(
+    machine: Machine, body: Block, walk: Any, passes: tuple[Any, Any, range], carried: Sequence[Any]
+) -> Sequence[Any]:
+    start, step, numbers = passes
+    if start.size == step.size == 1:
+        first, by = start.item(), step.item()
+        for k in numbers:
+            carried = walk(body, machine.constant(first + k * by), *carried)
+    else:
+        for k in numbers:
+            carried = walk(body, start + k * step, *carried)
+    return machine.arrays(carried)
 
 
 @rules(control.while_)

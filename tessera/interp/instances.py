@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.errors import ExecutionError
 from tessera.evaluate import Meaning
-from tessera.interp import atomics, branching, checks, groups
+from tessera.interp import atomics, branching, checks, groups, inline, moves
 from tessera.interp.affine import Affine, combined
 from tessera.interp.bound import apply
 from tessera.interp.machine import Machine
@@ -23,7 +23,7 @@ from tessera.types import SHARED
 # `places` take index scalars as they are (affine or arrays), `rules` take arrays alone.
 places = Rules("tile places")
 rules = Rules("tile interpreter")
-for _table in (branching.rules, checks.rules, groups.rules):
+for _table in (branching.rules, checks.rules, groups.rules, inline.rules):
     for _op in _table:
         (places if _op is control.for_ else rules)(_op)(_table.of(_op))
 
@@ -53,15 +53,17 @@ def pure(machine: Machine, node: Node, args: list[Any]) -> Sequence[Any]:
     return node.op.compute(node.types, node.result_types, node.keywords, args)
 
 
-def whole(array: Any, block: tuple[int, ...]) -> Any:
-    """A value with its block axes at full size, where it holds 1 for what is the same everywhere."""
-    lead = array.shape[: array.ndim - len(block)]
-    return array if array.shape == (*lead, *block) else np.broadcast_to(array, (*lead, *block))
-
-
-@rules(*(o for o in vars(reduce).values() if getattr(o, "name", "").startswith("ts.")), linalg.dot)
+@rules(*(o for o in vars(reduce).values() if getattr(o, "name", "").startswith("ts.")))
 def _(machine, node, args, run):
-    return pure(machine, node, [whole(a, v.type.shape) for a, v in zip(args, node.args, strict=True)])
+    return pure(machine, node, [moves.whole(a, v.type.shape) for a, v in zip(args, node.args, strict=True)])
+
+
+@rules(linalg.dot)
+def _(machine, node, args, run):
+    a, b = (moves.whole(x, v.type.shape) for x, v in zip(args, node.args, strict=True))
+    if type(b) is np.ndarray and b.size * 2 <= a.size and b.strides[-1] != b.itemsize:
+        b = np.ascontiguousarray(b)  # many instances share it: BLAS would turn it round for each of them
+    return pure(machine, node, [a, b])
 
 
 @places(tile.program_id)
@@ -109,35 +111,17 @@ def _(machine, node, args, run):
     return (array.reshape((1,) * machine.rank + array.shape),)
 
 
-@rules(basic.broadcast_to)
+@rules(*moves.rows)
 def _(machine, node, args, run):
-    # Axes that repeat stay at size 1: NumPy repeats them where it must.
-    extra = len(node.attrs["shape"]) - node.args[0].type.rank
-    array = args[0]
-    return (array.reshape(array.shape[: machine.rank] + (1,) * extra + array.shape[machine.rank :]),)
-
-
-@rules(shape.reshape)
-def _(machine, node, args, run):
-    array, lead = args[0], args[0].shape[: machine.rank]
-    before, after = node.args[0].type.shape, node.attrs["shape"]
-    if [n for n in before if n != 1] == [n for n in after if n != 1]:
-        held = iter(n for n, full in zip(array.shape[machine.rank :], before, strict=True) if full != 1)
-        return (array.reshape(*lead, *(next(held) if n != 1 else 1 for n in after)),)
-    return (whole(array, before).reshape(*lead, *after),)
-
-
-@rules(shape.permute)
-def _(machine, node, args, run):
-    rank = machine.rank
-    return (args[0].transpose(*range(rank), *(a + rank for a in node.attrs["axes"])),)
+    return (moves.rows.of(node.op)(node)(args[0], machine.rank),)
 
 
 @places(tile.load)
 def _(machine, node, args, run):
-    place, rest = _place(machine, node, args, node.attrs["shape"], 1)
+    known = node.keywords
+    place, rest = _place(machine, node, args, known["shape"], 1)
     mask, other = (*rest, None, None)[:2]
-    return (read(place, mask, other, machine.active, node.attrs["edge"] == "clip"),)
+    return (read(place, mask, other, machine.active, known["edge"] == "clip"),)
 
 
 @places(tile.store)
@@ -149,12 +133,16 @@ def _(machine, node, args, run):
 
 def _place(machine: Machine, node: Node, args: list[Any], block: tuple, skip: int) -> tuple[Place, list[Any]]:
     memory: Memory = args[0]
-    count = len(memory.shape)
-    starts = [certain(a) for a in args[skip : skip + count]]
+    end = skip + len(memory.shape)
+    starts, rest = args[skip:end], args[end:]
+    if machine.bound:
+        starts = [certain(a) for a in starts]
     if machine.active is not None:  # what inactive instances would index does not matter
         starts = [s if s.size == 1 else np.where(machine.active, s, 0) for s in machine.arrays(starts)]
-    rest = machine.arrays(args[skip + count :])
-    return Place(memory, starts, block, machine.count), [certain(a) for a in rest[:1]] + rest[1:]
+    if rest:
+        rest = machine.arrays(rest)
+        rest[0] = certain(rest[0])
+    return Place(memory, starts, block, machine.count), rest
 
 
 @rules(tile.gather)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -80,27 +80,23 @@ class Machine:
     @contextmanager
     def narrowed(self, part: Part) -> Iterator[None]:
         """Run with only the instances of a part, all of them active."""
-        saved = replace(self)
-        axis = part.axis
+        saved, axis = (self.first, self.count, self.active), part.axis
         self.first = (*self.first[:axis], self.first[axis] + part.low, *self.first[axis + 1 :])
         self.count = (*self.count[:axis], part.high - part.low, *self.count[axis + 1 :])
         self.active = None
         try:
-            with self.naming():
-                yield
-        finally:
-            self.first, self.count, self.active = saved.first, saved.count, saved.active
-
-    @contextmanager
-    def naming(self) -> Iterator[None]:
-        """Errors in here that know an instance only by its place name its program and tile."""
-        try:
             yield
         except OutOfBoundsError as error:
-            if error.lane is not None:
-                error.received = f"{error.received} in {self.name(error.lane[: self.rank])}"
-                error.lane = None
-            raise
+            raise self.named(error) from None
+        finally:
+            self.first, self.count, self.active = saved
+
+    def named(self, error: OutOfBoundsError) -> OutOfBoundsError:
+        """An error that knows an instance only by its place, with its program and tile."""
+        if error.lane is not None:
+            error.received = f"{error.received} in {self.name(error.lane[: self.rank])}"
+            error.lane = None
+        return error
 
     def name(self, place: Sequence[int]) -> str:
         """The instance at a place among the present ones, in words: its program and, in a group, its tile."""
@@ -117,13 +113,22 @@ class Part:
     low: int
     high: int
 
+    def of(self, other: Part) -> Part:
+        """This part as one of another that it lies in."""
+        return Part(self.axis, self.low - other.low, self.high - other.low)
+
+    def without(self, inner: Part) -> list[Part]:
+        """What lies before and behind an inner part."""
+        sides = [Part(self.axis, self.low, inner.low), Part(self.axis, inner.high, self.high)]
+        return [p for p in sides if p.high > p.low]
+
     def cut(self, value: Any) -> Any:
         """What a value is to these instances."""
         if isinstance(value, Affine):
             return value.cut(self.axis, self.low)
         if isinstance(value, Memory):
             own = value.lead > self.axis and value.array.shape[self.axis] > 1
-            return replace(value, array=self._slice(value.array)) if own else value
+            return Memory(self._slice(value.array), value.name, value.lead, value.written) if own else value
         return self._slice(value) if value.shape[self.axis] > 1 else value
 
     def _slice(self, array: Any) -> Any:
@@ -133,17 +138,27 @@ class Part:
         """One value of `count` instances: `inside` for these, `outside` (of full or single size) for the others."""
         if inside is outside:
             return inside
-        pieces = [Part(self.axis, 0, self.low), self, Part(self.axis, self.high, count)]
-        filled = [(inside if p is self else p.cut(outside), p.high - p.low) for p in pieces]
-        return chain([(value, size) for value, size in filled if size], self.axis)
+        rest = Part(self.axis, 0, count).without(self)
+        pieces = [(inside, self), *((p.cut(outside), p) for p in rest)]
+        return chain(sorted(pieces, key=lambda piece: piece[1].low))
+
+    def put(self, array: Any, value: Any) -> None:
+        """Set what an array holds for these instances."""
+        self._slice(array)[...] = value
 
 
-def chain(pieces: Sequence[tuple[Any, int]], axis: int) -> Any:
-    """Values of neighbouring instances as one; each holds 1 or its count of them along the axis."""
-    others = [(*v.shape[:axis], 1, *v.shape[axis + 1 :]) for v, _ in pieces]
-    shape = np.broadcast_shapes(*others)
-    sized = [np.broadcast_to(v, (*shape[:axis], n, *shape[axis + 1 :])) for v, n in pieces]
-    return np.concatenate(sized, axis=axis)
+def chain(pieces: Sequence[tuple[Any, Part]]) -> Any:
+    """The values of parts that make up all instances as one; each holds 1 or its part's count of them."""
+    first, axis = pieces[0][0], pieces[0][1].axis
+    shape = list(map(max, *(v.shape for v, _ in pieces))) if len(pieces) > 1 else list(first.shape)
+    shape[axis] = pieces[-1][1].high
+    if not all(type(v) is np.ndarray for v, _ in pieces):
+        sizes = [(*shape[:axis], p.high - p.low, *shape[axis + 1 :]) for _, p in pieces]
+        return np.concatenate([np.broadcast_to(v, s) for (v, _), s in zip(pieces, sizes, strict=True)], axis=axis)
+    whole = np.empty(shape, first.dtype)
+    for value, part in pieces:
+        part.put(whole, value)
+    return whole
 
 
 def part_of(mask: np.ndarray) -> Part | None:

@@ -7,7 +7,7 @@ group where there are several), each of its full size or 1, and then the axes of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,10 @@ class Memory:
     name: str
     lead: int = 0
     written: bool = True  # whether the kernel writes here: if not, reads need no copy
+    shape: tuple[int, ...] = field(init=False)  # of one copy
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one copy."""
-        return self.array.shape[self.lead :]
+    def __post_init__(self) -> None:
+        self.shape = self.array.shape[self.lead :]
 
 
 @dataclass
@@ -44,32 +43,36 @@ class Place:
 
     def inside(self) -> bool:
         """Whether every instance's block lies in the memory."""
-        sizes = zip(self.starts, self.block, self.memory.shape, strict=True)
-        return all(n == 0 or _fits(s, n, size, self.count) for s, n, size in sizes)
+        for start, length, size in zip(self.starts, self.block, self.memory.shape, strict=True):
+            if length and not _fits(start, length, size, self.count):
+                return False
+        return True
 
     def window(self) -> Any:
         """All instances' blocks as one strided view, where their starts form arithmetic progressions; else None."""
         array = self.memory.array
-        if not isinstance(array, Bounded):
+        if type(array) is np.ndarray:
             return self._window(array)
         value, radius = self._window(array.value), self._window(array.radius)
         return None if value is None else Bounded(value, radius)
 
     def _window(self, array: np.ndarray) -> np.ndarray | None:
         lead = self.memory.lead
+        strides = array.strides
         steps, origin = [0] * len(self.count), 0
         for axis in range(lead):
-            steps[axis] = array.strides[axis] if array.shape[axis] > 1 else 0
-        for start, stride in zip(self.starts, array.strides[lead:], strict=True):
-            found = start if isinstance(start, Affine) else _progression(start)
+            steps[axis] = strides[axis] if array.shape[axis] > 1 else 0
+        for start, stride in zip(self.starts, strides[lead:], strict=True):
+            found = start if type(start) is Affine else _progression(start)
             if found is None:
                 return None
             origin += found.origin * stride
-            steps = [a + b * stride for a, b in zip(steps, found.steps, strict=True)]
+            for axis, step in enumerate(found.steps):
+                if step:
+                    steps[axis] += step * stride
         shape = [n if step else 1 for n, step in zip(self.count, steps, strict=True)]
-        strides = (*steps, *array.strides[lead:])
         # `inside` has checked the bounds.
-        return _strided(_offset(array, origin), (*shape, *self.block), strides)
+        return _view(array, origin, (*shape, *self.block), (*steps, *strides[lead:]))
 
     def indices(self) -> list[np.ndarray]:
         """An index array for each axis of the memory's array, of instance axes and block axes."""
@@ -82,7 +85,12 @@ class Place:
 
 
 def _fits(start: Any, length: int, size: int, count: tuple[int, ...]) -> bool:
-    low, high = start.ends(count) if isinstance(start, Affine) else (start.min(), start.max())
+    if type(start) is Affine:
+        low, high = start.ends(count)
+    elif start.size == 1:
+        low = high = start.item()
+    else:
+        low, high = start.min(), start.max()
     return bool(low >= 0 and high <= size - length)  # the sum of the other two might wrap
 
 
@@ -102,12 +110,16 @@ def _progression(start: np.ndarray) -> Affine | None:
     )
 
 
-def _strided(array: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    if array.dtype.isbuiltin == 1:
-        return as_strided(array, shape, strides)
-    # NumPy cannot name every type of ml_dtypes in a view of this kind: bytes of the same size stand for them.
-    raw = as_strided(array.view(f"V{array.itemsize}"), shape, strides)
-    return raw.view(array.dtype)
+def _view(array: np.ndarray, origin: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """A view of an array's memory from `origin` bytes on."""
+    builtin = array.dtype.isbuiltin == 1  # the types of ml_dtypes are no buffers: their bytes stand for them
+    if array.flags.c_contiguous and array.size:
+        raw = array if builtin else array.reshape(-1).view(np.uint8)
+        return np.ndarray(shape, array.dtype, raw, origin, strides)
+    moved = _offset(array, origin)
+    if builtin:
+        return as_strided(moved, shape, strides)
+    return as_strided(moved.view(f"V{array.itemsize}"), shape, strides).view(array.dtype)
 
 
 def _offset(array: np.ndarray, count: int) -> np.ndarray:

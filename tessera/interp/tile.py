@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError
+from tessera.errors import ArgumentError, OutOfBoundsError
 from tessera.evaluate import evaluate
 from tessera.interp import debug as watched
-from tessera.interp import host, instances
+from tessera.interp import host, instances, steps
 from tessera.interp.debug_monitor import Monitor
+from tessera.interp.debug_observe import Observer, Started, observers_of
 from tessera.interp.debug_report import ACTIVE, Stopped, as_checks
 from tessera.interp.heap import keep_pages
 from tessera.interp.machine import Machine
@@ -37,10 +38,10 @@ def run(module: Module, arrays: Sequence[Any], debug: Any = None) -> list[np.nda
         OutOfBoundsError: a program reads or writes outside its memory.
         ExecutionError: debug mode found a program that breaks a rule of the memory model.
     """
-    checks = ACTIVE.get() if debug is None else as_checks(debug)
-    if checks is None:
+    checks, observers = ACTIVE.get() if debug is None else as_checks(debug), observers_of(module)
+    if checks is None and not observers:
         return host.run(module.main, arrays, _launcher(module, bound=False))
-    monitor = Monitor(checks, arrays)
+    monitor = Monitor(checks, arrays, observers)
     try:
         return host.run(module.main, arrays, _launcher(module, False, monitor))
     except Stopped:  # what the outputs hold has no meaning; only their shapes have
@@ -51,13 +52,16 @@ def _outputs(function: Function) -> Sequence[Any]:
     return function.params[len(function.params) - int(function.attrs.get("outputs", 0)) :]
 
 
-def bounds(module: Module, arrays: Sequence[Any], written: Sequence[int] = ()) -> list[Bounded]:
+def bounds(
+    module: Module, arrays: Sequence[Any], written: Sequence[int] = (), observers: Sequence[Observer] = ()
+) -> list[Bounded]:
     """The outputs, then the arrays at the `written` places, each with its rigorous error bound."""
     lifted = [
         a if isinstance(p.type, TensorType) else Bounded(a).copy()
         for p, a in zip(module.main.params, arrays, strict=False)
     ]
-    outputs = host.run(module.main, lifted, _launcher(module, bound=True), lift=lift)
+    monitor = Monitor(None, (), observers) if observers else None
+    outputs = host.run(module.main, lifted, _launcher(module, True, monitor), lift=lift)
     return [*outputs, *(lifted[i] for i in written)]
 
 
@@ -82,15 +86,28 @@ def launch(
     box = _box(function, grid, group)
     written = _written(function, args)
     if monitor is not None:
-        monitor.enter(grid, group, args, written)
+        monitor.enter(Started(function, grid, group, args), written)
     for first in itertools.product(*(range(0, n, b) for n, b in zip(grid, box, strict=True))):
         size = tuple(min(b, n - f) for b, n, f in zip(box, grid, first, strict=True))
         machine = Machine.of(grid, first, size, group, bound)
         pairs = enumerate(zip(function.params, args, strict=True))
         inputs = [_argument(p, a, machine, i in written) for i, (p, a) in pairs]
-        meaning = instances.meaning(machine) if monitor is None else watched.meaning(machine, monitor)
-        with np.errstate(all="ignore"), machine.naming():
-            evaluate(function.body, inputs, meaning)
+        try:
+            with np.errstate(all="ignore"):
+                _execute(function.body, inputs, machine, monitor)
+        except OutOfBoundsError as error:
+            raise machine.named(error) from None
+    if monitor is not None:
+        monitor.leave()
+
+
+def _execute(body: Block, inputs: list[Any], machine: Machine, monitor: Monitor | None) -> None:
+    if monitor is not None:
+        evaluate(body, inputs, watched.meaning(machine, monitor))
+    elif machine.bound:
+        evaluate(body, inputs, instances.meaning(machine))
+    else:
+        steps.run(body, inputs, machine)
 
 
 def _argument(param: Any, value: Any, machine: Machine, written: bool) -> Any:
