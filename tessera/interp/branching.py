@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from tessera.interp import interleave
 from tessera.interp.affine import Affine
 from tessera.interp.machine import Machine, Part, chain, merge, part_of, within
 from tessera.ir.core import Block
@@ -27,13 +29,14 @@ def _(machine, node, args, walk):
     if condition.size == 1:
         return walk(then if _scalar(condition) else other)
     yes, no = machine.live(condition), machine.live(~condition)
-    if not no.any():
+    if not np.count_nonzero(no):
         return walk(then)
-    if not yes.any():
+    if not np.count_nonzero(yes):
         return walk(other)
-    part, rest = part_of(yes), part_of(no)
+    part = part_of(yes)
     if part and not (other.nodes or other.results):
         return within(machine, part, then.free, walk, lambda inner: inner(then))
+    rest = part_of(no)
     if part and rest and machine.active is None:
         first = within(machine, part, then.free, walk, lambda inner: inner(then))
         second = within(machine, rest, other.free, walk, lambda inner: inner(other))
@@ -43,6 +46,17 @@ def _(machine, node, args, walk):
     with machine.masked(no):
         second = machine.arrays(walk(other))
     return merge(condition, first, second)
+
+
+def _interleaved(machine: Machine, condition: np.ndarray, masks: Sequence[np.ndarray], node: Any, walk: Any) -> Any:
+    """Both ways at once, since one may wait at an mbarrier for what the other does."""
+
+    def side(mask: np.ndarray, block: Block) -> Any:
+        with machine.masked(mask):
+            return machine.arrays(walk(block))
+
+    jobs = [partial(side, m, b) for m, b in zip(masks, node.regions, strict=True)]
+    return merge(condition, *interleave.together(machine, jobs))
 
 
 def _beside(one: tuple[Part, Any], other: tuple[Part, Any]) -> Any:

@@ -163,12 +163,13 @@ def chain(pieces: Sequence[tuple[Any, Part]]) -> Any:
 
 def part_of(mask: np.ndarray) -> Part | None:
     """The part that a mask selects, where it varies along one axis and what it selects lies side by side."""
-    axes = [a for a, n in enumerate(mask.shape) if n > 1]
-    if len(axes) != 1:
+    places = mask.reshape(-1)
+    count = int(np.count_nonzero(places))
+    if not count or mask.size not in mask.shape:
         return None
-    places = np.flatnonzero(mask)
-    low, high = int(places[0]), int(places[-1]) + 1
-    return Part(axes[0], low, high) if high - low == len(places) else None
+    low = int(places.argmax())
+    together = np.count_nonzero(places[low : low + count]) == count
+    return Part(mask.shape.index(mask.size), low, low + count) if together else None
 
 
 def within(

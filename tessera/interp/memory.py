@@ -196,6 +196,8 @@ def scatter_to(array: Any, indices: Sequence[np.ndarray], value: Any, keep: np.n
 
 def _last(value: Any, shape: tuple[int, ...]) -> Any:
     """Where more instances write than there are places, the last one's value stands."""
+    if value.shape == shape:
+        return value
     index = tuple(slice(-1, None) if n > 1 and m == 1 else slice(None) for n, m in zip(value.shape, shape, strict=True))
     return value[index]
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-import numpy as np
-
-from tessera.errors import TesseraError
+from tessera.errors import Location, TesseraError
 from tessera.interp import instances, moves
 from tessera.interp.affine import Affine, arithmetic
 from tessera.interp.machine import Machine
@@ -26,6 +24,9 @@ from tessera.types import DType, TensorType, Type, tf32
 # step(run, env) computes a node: it reads its operands from env and puts its results there.
 Step = Callable[["Run", dict[Value, Any]], None]
 
+# calculate(env, operands) puts a node's results into env.
+Calculate = Callable[[dict[Value, Any], list[Any]], None]
+
 # A constant of more bytes than this is computed where it is used.
 LARGEST_CONSTANT = 1 << 20
 
@@ -34,7 +35,8 @@ LARGEST_CONSTANT = 1 << 20
 class Program:
     """A compiled function body: the steps of each of its blocks, and the values known before it runs."""
 
-    blocks: dict[Block, list[tuple[Node, Step]]] = field(default_factory=dict)
+    blocks: dict[Block, list[Step]] = field(default_factory=dict)
+    locations: dict[Block, list[Location]] = field(default_factory=dict)
     constants: dict[Value, Any] = field(default_factory=dict)
 
 
@@ -48,14 +50,15 @@ class Run:
         self.env = {**program.constants, **env}
 
     def __call__(self, block: Block, *inputs: Any) -> list[Any]:
-        env, node = self.env, None
+        env, steps = self.env, self.program.blocks[block]
         env.update(zip(block.params, inputs, strict=True))
+        done = 0
         try:
-            for node, step in self.program.blocks[block]:
+            for step in steps:
                 step(self, env)
+                done += 1
         except TesseraError as error:
-            assert node is not None
-            raise error.at(node.loc) from None
+            raise error.at(self.program.locations[block][done]) from None
         return [env[v] for v in block.results]
 
     def beside(self, env: dict[Value, Any]) -> Run:
@@ -77,11 +80,12 @@ def _program(body: Block, rank: int) -> Program:
 
 
 def _compile(block: Block, program: Program, one: Machine) -> None:
-    steps = program.blocks[block] = []
+    steps, locations = program.blocks.setdefault(block, []), program.locations.setdefault(block, [])
     for node in block.nodes:
         step = _step(node)
         if not _fold(node, step, program, one):
-            steps.append((node, step))
+            steps.append(step)
+            locations.append(node.loc)
             for region in node.regions:
                 _compile(region, program, one)
 
@@ -114,8 +118,7 @@ def _step(node: Node) -> Step:
     rule = instances.rules.get(node.op)
     if rule is not None:
         return _ruled(node, rule, indices)
-    plain = _pure(node)
-    return _indexed(node, plain) if indices else plain
+    return _pure(node, indices)
 
 
 def _moved(node: Node, move: Callable[[Any, int], Any]) -> Step:
@@ -146,52 +149,49 @@ def _ruled(node: Node, rule: Callable[..., Any], indices: bool) -> Step:
     return step
 
 
-def _indexed(node: Node, plain: Step) -> Step:
-    """A node some of whose operands are index scalars: affine as long as it can be, else on arrays."""
-    args, out, rule = node.args, node.out, arithmetic.get(node.op)
+def _pure(node: Node, indices: bool) -> Step:
+    """An op that only computes; index scalars stay affine as long as they can, else they are arrays."""
+    args, results = node.args, node.results
+    calculate = _single(node) if len(results) == 1 else _several(node)
+    rule = arithmetic.get(node.op)
 
     def step(run: Run, env: dict[Value, Any]) -> None:
         values = [env[a] for a in args]
-        if Affine in map(type, values):
+        if indices and Affine in map(type, values):
             found = rule(*values) if rule and all(type(v) is Affine for v in values) else None
-            if found is None:
-                env = dict(zip(args, run.machine.arrays(values), strict=True))
-                plain(run, env)
-                found = env[out]
-            run.env[out] = found
-        else:
-            plain(run, env)
+            if found is not None:
+                env[results[0]] = found
+                return
+            values = run.machine.arrays(values)
+        calculate(env, values)
 
     return step
 
 
-def _pure(node: Node) -> Step:
-    """An op that only computes: operands widened, computed, the result rounded (as `Op.compute`)."""
-    if len(node.results) != 1:
-        return _several(node)
+def _single(node: Node) -> Calculate:
+    """One result: operands widened, computed, rounded (as `Op.compute` does, its choices made ahead)."""
     op, out, type = node.op, node.out, node.out.type
     compute: Callable[..., Any] = partial(op.ref, **node.keywords) if node.attrs else op.ref
-    operands = [(a, _wider(op, a.type)) for a in node.args]
+    wider = [_wider(op, t) for t in node.types]
     dtype, policy, always = type.dtype, type.policy, type.policy is not None or type.dtype is tf32
 
-    def finish(env: dict[Value, Any], found: Any) -> None:
+    def mixed(env: dict[Value, Any], values: list[Any]) -> None:
+        direct(env, [v if w is None else convert(v, w) for v, w in zip(values, wider, strict=True)])
+
+    def direct(env: dict[Value, Any], values: list[Any]) -> None:
+        found = compute(*values)
         env[out] = store(found, dtype, policy) if always or found.dtype != dtype.numpy else found
 
-    def mixed(run: Run, env: dict[Value, Any]) -> None:
-        finish(env, compute(*(env[a] if wide is None else convert(env[a], wide) for a, wide in operands)))
-
-    def direct(run: Run, env: dict[Value, Any]) -> None:
-        finish(env, compute(*[env[a] for a, _ in operands]))
-
-    return mixed if any(wide for _, wide in operands) else direct
+    return mixed if any(wider) else direct
 
 
-def _several(node: Node) -> Step:
-    def step(run: Run, env: dict[Value, Any]) -> None:
-        found = node.op.compute(node.types, node.result_types, node.keywords, [env[a] for a in node.args])
-        env.update(zip(node.results, found, strict=True))
+def _several(node: Node) -> Calculate:
+    def calculate(env: dict[Value, Any], values: list[Any]) -> None:
+        env.update(
+            zip(node.results, node.op.compute(node.types, node.result_types, node.keywords, values), strict=True)
+        )
 
-    return step
+    return calculate
 
 
 def _wider(op: Op, type: Type) -> DType | None:

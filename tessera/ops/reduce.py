@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import DTypeError, ShapeError
-from tessera.numerics import bounds, sums
+from tessera.numerics import bounds, rows, sums
 from tessera.op import ACCUMULATE, STORAGE, error, lower, op
 from tessera.ops.basic import cast, plain
 from tessera.shapes import Size, normalize_axes, normalize_axis
@@ -45,8 +45,9 @@ def _extreme_type(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
 @op(infer=_sum_type, coerce=plain, canonical=_axes, numerics=ACCUMULATE)
 def sum(x, *, axis: Any = None, keepdims: bool = False):
     """The sum of the elements along `axis` (all axes when None); narrower integers and bools give int64."""
-    wide = np.int64 if x.dtype.kind in "iub" else x.dtype
-    return np.sum(x, axis=axis, keepdims=keepdims, dtype=wide)
+    if x.dtype.kind in "iub":
+        return np.sum(x, axis=axis, keepdims=keepdims, dtype=np.int64)
+    return rows.total(x, axis, keepdims)
 
 
 error(sum)(sums.total)
@@ -55,13 +56,13 @@ error(sum)(sums.total)
 @op(infer=_extreme_type, coerce=plain, canonical=_axes, numerics=STORAGE)
 def max(x, *, axis: Any = None, keepdims: bool = False):
     """The largest element along `axis`; NaN if any is. Reducing nothing is an error."""
-    return np.max(x, axis=axis, keepdims=keepdims)
+    return rows.extreme(np.maximum, x, axis, keepdims)
 
 
 @op(infer=_extreme_type, coerce=plain, canonical=_axes, numerics=STORAGE)
 def min(x, *, axis: Any = None, keepdims: bool = False):
     """The smallest element along `axis`; NaN if any is. Reducing nothing is an error."""
-    return np.min(x, axis=axis, keepdims=keepdims)
+    return rows.extreme(np.minimum, x, axis, keepdims)
 
 
 error(max, min)(bounds.selection)
