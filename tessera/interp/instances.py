@@ -16,6 +16,7 @@ from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory, Place, allocate, checked_indices, expand, read, scatter_to, write
 from tessera.ir.core import Node
 from tessera.numerics.bounded import certain
+from tessera.numerics.convert import convert
 from tessera.op import Rules
 from tessera.ops import basic, control, linalg, reduce, shape, tile
 from tessera.types import SHARED
@@ -61,8 +62,9 @@ def _(machine, node, args, run):
 @rules(linalg.dot)
 def _(machine, node, args, run):
     a, b = (moves.whole(x, v.type.shape) for x, v in zip(args, node.args, strict=True))
-    if type(b) is np.ndarray and b.size * 2 <= a.size and b.strides[-1] != b.itemsize:
-        b = np.ascontiguousarray(b)  # many instances share it: BLAS would turn it round for each of them
+    if not machine.bound and b.strides[-1] != b.itemsize:
+        # BLAS is slower by a third on right operands that are turned round: more than a copy costs.
+        b = np.ascontiguousarray(convert(b, node.types[1].accumulate))
     return pure(machine, node, [a, b])
 
 
