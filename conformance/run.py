@@ -13,7 +13,7 @@ import numpy as np
 from conformance.case import Case, Outcome
 from tessera.codegen.registry import backend, backends
 from tessera.debug import checked
-from tessera.errors import ArgumentError, TesseraError, UnsupportedOpError
+from tessera.errors import ArgumentError, ResourceError, TesseraError, UnsupportedOpError
 from tessera.interp.bound import compare
 from tessera.program import Program, prepare
 
@@ -41,7 +41,9 @@ def engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> list[Eng
         generator = backend(target)
         if (not levels or "target" in levels) and hasattr(generator, "interpreter"):
             found.append(Engine(f"{target} text", "target", target))
-        if (not levels or targets) and hasattr(generator, "runtime"):
+        # A generator whose device is not here says so: its runtime would interpret the text once more.
+        device = getattr(generator, "has_device", True)
+        if (not levels or targets) and hasattr(generator, "runtime") and device:
             found.append(Engine(target, "device", target))
     return found
 
@@ -75,12 +77,11 @@ def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
 
 def _outcome(case: Case, engine: Engine, program: Program, bounds: list[Any]) -> Outcome:
     try:
-        results = engine.run(program)
-    except UnsupportedOpError as error:
+        return Outcome(case.name, engine.name, *judge(case, engine.run(program), bounds))
+    except (UnsupportedOpError, ResourceError) as error:
         return Outcome(case.name, engine.name, "unsupported", detail=str(error))
     except Exception as error:  # an engine under test may fail in any way: that is a finding, not our end
         return Outcome(case.name, engine.name, "fail", detail=f"{type(error).__name__}: {error}")
-    return Outcome(case.name, engine.name, *judge(case, results, bounds))
 
 
 def judge(case: Case, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> tuple[str, float, str, bool]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from contextvars import ContextVar
+from functools import cache
 
 from tessera.errors import DeviceUnavailable
 
 INTERP = "interp"
 # What users call a device, and the generator that serves it; "interp" needs none.
-GENERATORS = {"cpu": "llvm", "llvm": "llvm", INTERP: INTERP}
+GENERATORS = {"cpu": "llvm", "llvm": "llvm", "wse": "csl", INTERP: INTERP}
 _default: ContextVar[str] = ContextVar("device", default=INTERP)
 
 
@@ -28,10 +30,24 @@ def generator_of(device: str) -> str:
     Raises:
         DeviceUnavailable: nothing installed serves it.
     """
-    if device.startswith(("cuda", "wse")):
+    if device in ("cuda", "cuda:0") and gpu_count():
+        return "ptx"
+    if device.startswith("cuda"):
         raise DeviceUnavailable(
             f"the device {device} is not available",
             expected="one of " + ", ".join(GENERATORS),
             suggestion='run on this machine\'s processor with "cpu", or in the interpreter with "interp"',
         )
     return GENERATORS.get(device, device)
+
+
+@cache
+def gpu_count() -> int:
+    """The NVIDIA GPUs of this machine, as its driver counts them; 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    answered = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if answered else 0

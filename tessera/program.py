@@ -41,16 +41,25 @@ class Program:
     def run(self, level: str, target: str = INTERP) -> list[np.ndarray]:
         """The results at a level (by its interpreter) or, with level "device", by a target's own runtime."""
         arrays = [a.copy() if i in self.written else a for i, a in enumerate(self.arrays)]
+        levels = self._levels_for(target)
         if level == "device":
-            results = driver.program(self.levels["tile"], target)(arrays)
-        elif level != "target" and level not in self.levels:
+            results = driver.program(levels["tile"], target)(arrays)
+        elif level != "target" and level not in levels:
             raise ArgumentError(
-                f"{self.name} is a kernel: it begins at the Tile level", expected=", ".join([*self.levels, "target"]),
-                received=level,
+                f"{self.name} has no {level} level", expected=", ".join([*levels, "target"]), received=level,
+                suggestion="a kernel begins at the Tile level, and a program on a mesh goes there from the graph",
             )  # fmt: skip
         else:
-            results = driver.run_level(dict(self.levels), level, arrays, target)
+            results = driver.run_level(dict(levels), level, arrays, target)
         return [*results, *(arrays[i] for i in self.written)]
+
+    def _levels_for(self, target: str) -> Mapping[str, Module]:
+        """The levels as a target wants them: a mesh of elements has a lowering of its own."""
+        wanted = None if self.top != "graph" or target == INTERP else driver.plan_for(target).mesh
+        held = self.levels["tile"].functions[1:2]
+        if wanted is None or (held and held[0].attrs.get("mesh") == wanted):
+            return self.levels
+        return driver.lower(self.levels["graph"].main, target)
 
     def bounds(self) -> list[Bounded]:
         """The results with how far any legal evaluation may lie from them (design 5)."""

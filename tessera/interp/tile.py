@@ -129,6 +129,8 @@ def _overlap(a: Any, b: Any) -> bool:
 
 def _box(function: Function, grid: tuple[int, ...], group: int) -> tuple[int, ...]:
     """How many programs a chunk holds along each axis: the first axes are split first."""
+    if "mesh" in function.attrs:  # its programs tell each other things
+        return grid
     room = max(1, CHUNK_BYTES // (_largest(function.body) * group))
     box: list[int] = []
     for size in reversed(grid):

@@ -10,10 +10,11 @@ from tessera.types import RefType, TensorType, Type
 
 # Ops are named, not imported: they are defined above this package.
 CONTROL = frozenset(("ts.for", "ts.while", "ts.if"))
+FLOW = frozenset(("ts.scan", "ts.cond", "ts.while_loop"))
 KERNEL, LAUNCH = "schedule.kernel", "host.launch"
 _BLOCK_OPS = ("cast", "full", "broadcast", "reshape", "permute", "iota", "sum", "max", "min", "argmax", "argmin", "dot")
 _ON_BLOCKS = CONTROL | {f"ts.{name}" for name in _BLOCK_OPS}
-_HOST = frozenset(("host.alloc", "host.view", LAUNCH))
+_HOST = frozenset(("host.alloc", "host.view", "host.at", "host.call", "host.loop", "host.while", "host.if", LAUNCH))
 _AT_AN_INDEX = frozenset(f"schedule.{name}" for name in ("index", "load", "store", "reduce", "contract")) | {"ts.full"}
 
 
@@ -61,8 +62,8 @@ _TENSORS = Place(
 )
 _TILE = Place(
     "a tile function",
-    lambda op: op.pointwise or op.name in _ON_BLOCKS or op.name.startswith("tile."),
-    f"pointwise ops, {', '.join(_BLOCK_OPS)}, for, while, if, and tile ops",
+    lambda op: op.pointwise or op.name in _ON_BLOCKS or op.name.startswith(("tile.", "mesh.")),
+    f"pointwise ops, {', '.join(_BLOCK_OPS)}, for, while, if, tile ops and mesh ops",
     _is_ref_or_scalar,
     "refs and scalars",
 )

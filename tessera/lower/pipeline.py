@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterator
 
 from tessera.evaluate import expand
 from tessera.ir.core import Function, Module
-from tessera.lower import attention, launches
+from tessera.lower import attention, hosted, launches, scatter
+from tessera.lower.mesh import Mesh, to_mesh
 from tessera.lower.plan import Plan
 from tessera.lower.to_schedule import to_schedule
 from tessera.lower.to_tile import to_tile
 from tessera.op import Op
 from tessera.passes import PIPELINE
+from tessera.passes.common import share
+from tessera.passes.dead_code import sweep
 from tessera.passes.memory_plan import memory_plan
 
-assert attention  # fills the table of launches
+assert attention and scatter  # fill the table of launches
 
 Step = Callable[[Module], Module]
 
@@ -22,11 +25,21 @@ Step = Callable[[Module], Module]
 def steps(plan: Plan) -> Iterator[tuple[str, Step]]:
     """Each step with its name."""
     yield "expand", _on_main(lambda f: primitives(f, plan))
+    if plan.mesh is not None:
+        yield from _mesh_steps(Mesh(*plan.mesh))
+        return
     for name, rewrite in PIPELINE:
         yield name, _on_main(rewrite)
     yield "schedule", lambda module: to_schedule(module.main, plan)
     yield "memory plan", memory_plan
     yield "tile", to_tile
+
+
+def _mesh_steps(mesh: Mesh) -> Iterator[tuple[str, Step]]:
+    """The steps to a mesh of elements: no loop nests, so none of the rewrites that suit those."""
+    yield "common subexpressions", _on_main(share)
+    yield "dead code", _on_main(sweep)
+    yield "mesh", lambda module: to_mesh(module, mesh)
 
 
 def lower(module: Module, plan: Plan | None = None) -> Iterator[tuple[str, Module]]:
@@ -38,7 +51,10 @@ def lower(module: Module, plan: Plan | None = None) -> Iterator[tuple[str, Modul
 
 def primitives(function: Function, plan: Plan) -> Function:
     """A function in which composites are replaced by their lowering, but for those that are launched."""
-    return expand(function, keep=lambda op: op in launches.kept(plan) and _launched(function, op, plan))
+    kept = launches.kept(plan)
+    return expand(
+        function, keep=lambda op: (op in kept and _launched(function, op, plan)) or hosted.keeps(function, op, plan)
+    )
 
 
 def _launched(function: Function, op: Op, plan: Plan) -> bool:

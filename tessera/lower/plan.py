@@ -23,6 +23,9 @@ class Plan:
     pointwise: int = 8192
     lanes: int = 64
     programs: int = 8
+    # Longer axes than this are sorted by the host; None: never, the lowering compares all pairs.
+    host_sort: int | None = None
     flash: bool = True
     flash_m: int = 32
     flash_n: int = 64
+    mesh: tuple[int, int] | None = None  # rows and columns of elements, each with its own memory

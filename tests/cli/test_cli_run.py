@@ -33,7 +33,7 @@ def test_functions_run_at_the_upper_levels(name, level, capsys):
 
 def test_a_kernel_has_no_graph(capsys):
     assert main(["run", str(EXAMPLES / "softmax.py"), "--level", "graph"]) == 2
-    assert "begins at the Tile level" in capsys.readouterr().err
+    assert "has no graph level" in capsys.readouterr().err
 
 
 def test_files_in_and_out(tmp_path, rng, capsys):

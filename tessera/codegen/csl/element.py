@@ -1,0 +1,195 @@
+"""A program of an element under construction: its arrays, which values share over time, and its statements."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tessera.codegen.csl.views import Buffer, View, merged, row_major, spelled
+from tessera.errors import UnsupportedOpError
+from tessera.ir.core import Block, Node, Value
+from tessera.types import RefType, TensorType
+
+# What the memory of an element holds, and what of it arrays may fill: code and the stack need the rest.
+MEMORY, ROOM = 48 * 1024, 40 * 1024
+# What a mem1d descriptor can say, and the rank of a mem4d one.
+LONGEST_STRIDE, MOST_AXES = 127, 4
+AXES = ("i", "j", "k", "l")
+
+
+@dataclass
+class Element:
+    """The text of one program, which every element of the mesh runs, and where its values lie."""
+
+    grid: tuple[int, int]
+    lines: list[str] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    values: dict[Value, View] = field(default_factory=dict)
+    symbols: dict[Value, Buffer] = field(default_factory=dict)  # what the host copies in and out
+    functions: dict[str, str] = field(default_factory=dict)  # helpers, by name
+    directions: set[str] = field(default_factory=set)  # where it sends
+    spare: list[Buffer] = field(default_factory=list)
+    holders: dict[Buffer, int] = field(default_factory=dict)
+    names: Iterator[int] = field(default_factory=itertools.count)
+    depth: int = 1
+    comment: str = ""  # the source line named last
+
+    def symbol(self, ref: Value) -> Buffer:
+        """The array of a tensor that the host copies."""
+        return self.symbols[ref]
+
+    def declare(self, ref: Value, shape: Sequence[int]) -> Buffer:
+        """An array for a tensor that the host copies, under its own name."""
+        assert isinstance(ref.type, RefType)
+        taken = {b.name for b in self.buffers}
+        name = ref.hint if ref.hint not in taken else f"{ref.hint}_{next(self.names)}"
+        block = ref.type.block(tuple(shape))
+        buffer = Buffer(f"host_{name}", spelled(block), max(block_size(shape), 1))
+        self.buffers.append(buffer)
+        self.symbols[ref] = buffer
+        return buffer
+
+    def fresh(self, type: TensorType) -> View:
+        """Room for a value: an array that nothing needs any more, or a new one."""
+        shape, kind = tuple(map(int, type.shape)), spelled(type)
+        return self.room(shape, kind)
+
+    def room(self, shape: tuple[int, ...], kind: str) -> View:
+        """Room for elements of a type."""
+        size = max(block_size(shape), 1)
+        fitting = [b for b in self.spare if b.type == kind and b.size >= size]
+        if fitting:
+            buffer = min(fitting, key=lambda b: b.size)
+            self.spare.remove(buffer)
+        else:
+            buffer = Buffer(f"t{next(self.names)}", kind, size)
+            self.buffers.append(buffer)
+        return View(kind, shape, buffer, 0, row_major(shape))
+
+    def hold(self, value: Value, view: View) -> None:
+        """Say where a value lies."""
+        self.values[value] = view
+        if view.buffer is not None:
+            self.holders[view.buffer] = self.holders.get(view.buffer, 0) + 1
+
+    def drop(self, value: Value) -> None:
+        """A value is needed no more."""
+        view = self.values.pop(value, None)
+        if view is not None and view.buffer is not None:
+            self.holders[view.buffer] -= 1
+            if not self.holders[view.buffer] and view.buffer not in self.symbols.values():
+                self.spare.append(view.buffer)
+
+    def release(self, view: View) -> None:
+        """Room that no value holds is free again."""
+        if view.buffer is not None and not self.holders.get(view.buffer):
+            self.spare.append(view.buffer)
+
+    def say(self, text: str) -> None:
+        """Add a statement."""
+        self.lines.append("  " * self.depth + text)
+
+    @contextmanager
+    def inner(self, head: str) -> Iterator[None]:
+        """Add a block of statements."""
+        self.say(f"{head} {{")
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.say("}")
+
+    def loop(self, views: Sequence[View], statement: Callable[[list[str]], str]) -> None:
+        """A statement for every element; it is given each view's element as an expression."""
+        if not block_size(views[0].shape):
+            return
+        shape, level = merged(views)
+        names = [f"at{next(self.names)}" for _ in shape]  # i8 would be a type
+        for name, size in zip(names, shape, strict=True):
+            self.say(f"for (@range(i16, {size})) |{name}| {{")
+            self.depth += 1
+        self.say(statement([v.at(names) for v in level]))
+        for _ in shape:
+            self.depth -= 1
+            self.say("}")
+
+    def operation(self, builtin: str, views: Sequence[View]) -> bool:
+        """One operation on whole blocks, the destination first; False where descriptors cannot say it."""
+        shape, level = merged(views)
+        found = [descriptor(v, shape) for v in level]
+        if None in found:
+            return False
+        if block_size(shape):
+            self.say(f"{builtin}({', '.join(map(str, found))});")
+        return True
+
+    def copy(self, target: View, source: View) -> None:
+        """Copy a block."""
+        if target == source:
+            return
+        move = MOVE.get(target.type)
+        if move and target.type == source.type and self.operation(move, [target, source]):
+            return
+        self.loop([target, source], lambda e: f"{e[0]} = {e[1]};")
+
+    def plain(self, view: View) -> View:
+        """A view whose elements lie one after another: itself, or a copy."""
+        if view.contiguous:
+            return view
+        made = self.room(view.shape, view.type)
+        self.copy(made, view)
+        return made
+
+
+MOVE = {"f32": "@fmovs", "f16": "@fmovh", "i32": "@mov32", "i16": "@mov16"}
+
+
+def block_size(shape: Sequence[int]) -> int:
+    """The elements of a block."""
+    size = 1
+    for n in shape:
+        size *= int(n)
+    return size
+
+
+def descriptor(view: View, shape: tuple[int, ...]) -> str | None:
+    """The memory descriptor of a view (or the value of a literal); None where there is none."""
+    if view.literal:
+        return view.literal
+    assert view.buffer is not None
+    if len(shape) > MOST_AXES:
+        return None
+    sizes, strides = (shape, view.strides) if shape else ((1,), (1,))
+    kind = "mem1d_dsd" if len(sizes) == 1 and abs(strides[0]) <= LONGEST_STRIDE else "mem4d_dsd"
+    names = AXES[: len(sizes)]
+    place = replace_axes(view, sizes, strides).at(names)
+    return f"@get_dsd({kind}, .{{ .tensor_access = |{', '.join(names)}|{{{', '.join(map(str, sizes))}}} -> {place} }})"
+
+
+def replace_axes(view: View, sizes: tuple[int, ...], strides: tuple[int, ...]) -> View:
+    """A view walked along other axes."""
+    return View(view.type, sizes, view.buffer, view.offset, strides)
+
+
+def last_uses(block: Block) -> Mapping[int, list[Value]]:
+    """For each node of a block by its place, the values that no later one uses."""
+    last: dict[Value, int] = {}
+    for place, node in enumerate(block.nodes):
+        inside = (v for region in node.regions for v in region.free)
+        for value in (*node.args, *inside, *node.results):
+            last[value] = place
+    own = {v for n in block.nodes for v in n.results}
+    found: dict[int, list[Value]] = {}
+    for value, place in last.items():
+        if value in own and value not in block.results:
+            found.setdefault(place, []).append(value)
+    return found
+
+
+def unsupported(node: Node, why: str) -> UnsupportedOpError:
+    """The error for what cannot be emitted."""
+    return UnsupportedOpError(
+        f"{node.op.name} cannot be emitted for csl: {why}", location=node.loc,
+        suggestion="run this on another target, or in the interpreter",
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""Runs the program beside this file: cuts the inputs into pieces, copies them in, computes, copies the results out.
+
+This file needs NumPy and the vendor's host library alone. As a script it takes inputs from .npy files:
+
+    cs_python run.py --name out [--cmaddr ADDRESS] --input x.npy … --output y.npy …
+"""
+
+# ruff: noqa: B905
+# The vendor's Python is an old one: no zip(strict=...) here.
+import argparse
+import json
+import pathlib
+
+import numpy as np
+
+
+def scatter(array, entry, grid):
+    """The words of every element, (rows, columns, words): its piece of the array, 0 past the end."""
+    array = np.asarray(array)
+    padded = np.zeros(_padded(entry, grid), array.dtype)
+    padded[tuple(slice(0, n) for n in array.shape)] = array
+    pieces = [[padded[_piece(entry, (r, c))].reshape(-1) for c in range(grid[1])] for r in range(grid[0])]
+    elements = np.ascontiguousarray(pieces)
+    if elements.dtype.itemsize == 4:
+        return elements.view(np.uint32)
+    narrow = elements.astype(np.int16) if elements.dtype.kind == "b" else elements
+    return narrow.view(np.uint16).astype(np.uint32)
+
+
+def gather(words, entry, grid):
+    """The whole array, of the words of every element."""
+    dtype = np.dtype(entry["dtype"])
+    elements = words if dtype.itemsize == 4 else words.astype(np.uint16)
+    elements = elements.astype(bool) if dtype.kind == "b" else elements.view(dtype)
+    padded = np.zeros(_padded(entry, grid), dtype)
+    for row in range(grid[0]):
+        for column in range(grid[1]):
+            padded[_piece(entry, (row, column))] = elements[row, column].reshape(entry["piece"])
+    return padded[tuple(slice(0, n) for n in entry["shape"])].copy()
+
+
+def _padded(entry, grid):
+    """The shape that all pieces make up."""
+    return [n * grid[s] if s >= 0 else n for n, s in zip(entry["piece"], entry["split"])]
+
+
+def _piece(entry, place):
+    """Where an element's piece lies in it."""
+    starts = [place[s] * n if s >= 0 else 0 for n, s in zip(entry["piece"], entry["split"])]
+    return tuple(slice(first, first + n) for first, n in zip(starts, entry["piece"]))
+
+
+def execute(runner, plan, arrays, narrow, wide, order):
+    """The results of the program on arrays; `narrow`, `wide` and `order` are the host library's names for copies."""
+    grid = tuple(plan["grid"])
+    for entry, array in zip(plan["inputs"], arrays):
+        words = scatter(array, entry, grid)
+        kind = wide if entry["bytes"] == 4 else narrow
+        runner.memcpy_h2d(
+            runner.get_id(entry["symbol"]), words.reshape(-1), 0, 0, grid[1], grid[0], words.shape[2],
+            streaming=False, data_type=kind, order=order, nonblock=False,
+        )  # fmt: skip
+    runner.launch("compute", nonblock=False)
+    results = []
+    for entry in plan["outputs"]:
+        length = int(np.prod(entry["piece"], dtype=int))
+        words = np.zeros(grid[0] * grid[1] * length, np.uint32)
+        kind = wide if entry["bytes"] == 4 else narrow
+        runner.memcpy_d2h(
+            words, runner.get_id(entry["symbol"]), 0, 0, grid[1], grid[0], length,
+            streaming=False, data_type=kind, order=order, nonblock=False,
+        )  # fmt: skip
+        results.append(gather(words.reshape(*grid, length), entry, grid))
+    return results
+
+
+def main():
+    """Run on the arrays of .npy files."""
+    from cerebras.sdk.runtime.sdkruntimepybind import MemcpyDataType, MemcpyOrder, SdkRuntime
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--name", help="the folder that the compiler wrote")
+    parser.add_argument("--cmaddr", help="the address of a machine")
+    parser.add_argument("--input", action="append", default=[], help="an input, in order")
+    parser.add_argument("--output", action="append", default=[], help="where to write a result, in order")
+    options = parser.parse_args()
+    plan = json.loads((pathlib.Path(__file__).parent / "plan.json").read_text())
+    rng = np.random.default_rng(0)
+    arrays = [np.load(name) for name in options.input]
+    arrays += [rng.standard_normal(e["shape"]).astype(e["dtype"]) for e in plan["inputs"][len(arrays) :]]
+    runner = SdkRuntime(options.name, cmaddr=options.cmaddr)
+    runner.load()
+    runner.run()
+    kinds = MemcpyDataType.MEMCPY_16BIT, MemcpyDataType.MEMCPY_32BIT
+    results = execute(runner, plan, arrays, *kinds, MemcpyOrder.ROW_MAJOR)
+    runner.stop()
+    for name, result in zip(options.output, results):
+        np.save(name, result)
+    print("done:", ", ".join(f"{e['symbol']} {r.shape}" for e, r in zip(plan["outputs"], results)))
+
+
+if __name__ == "__main__":
+    main()

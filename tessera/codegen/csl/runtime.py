@@ -1,0 +1,54 @@
+"""An artifact run in the CSL simulator, as the program's own host script runs it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.artifact import Artifact
+from tessera.codegen.csl import host
+from tessera.codegen.csl.text import compile_options
+from tessera.interp.target.csl.host import cslc
+from tessera.interp.target.csl.host.paths import Compiled
+from tessera.interp.target.csl.host.runtime import RUNS, SdkRuntime
+from tessera.interp.target.csl.host.tensors import MemcpyDataType, MemcpyOrder
+
+CSL = ("layout.csl", "pe_program.csl")
+
+
+class Simulated:
+    """A program compiled once, and run afresh for each call."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact = artifact
+        self._plan: dict[str, Any] = artifact.manifest["plan"]
+        self.cycles = 0  # of the last run
+
+    def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """The outputs.
+
+        Raises:
+            CslError, CslFault: the program does not compile, or goes wrong.
+        """
+        options = self._artifact.manifest["options"]
+        with tempfile.TemporaryDirectory(prefix="tessera-csl-") as folder:
+            for name in CSL:
+                (Path(folder) / name).write_text(self._artifact.text(name))
+            flags = compile_options(options["arch"], tuple(self._plan["grid"]), options["bfloat"])
+            flags[1] = str(Path(folder) / "layout.csl")
+            return self._executed([*flags, "-o", str(Path(folder) / "out")], [arrays[i] for i in self._plan["given"]])
+
+    def _executed(self, flags: list[str], arrays: Sequence[Any]) -> list[np.ndarray]:
+        layout = cslc.build(cslc.settings_of(cslc.parser().parse_args(flags)))
+        runner = SdkRuntime(Compiled(flags[-1], layout, {}, {}))
+        runner.load()
+        runner.run()
+        kinds = MemcpyDataType.MEMCPY_16BIT, MemcpyDataType.MEMCPY_32BIT
+        results = host.execute(runner, self._plan, arrays, *kinds, MemcpyOrder.ROW_MAJOR)
+        runner.stop()
+        self.cycles = RUNS.pop(flags[-1]).cycles
+        return results

@@ -1,0 +1,21 @@
+"""A drop-in for the vendor's host tools: `cslc`, `cs_python` and the `cerebras.sdk` modules, on the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def host_tools_folder() -> Path:
+    """The folder that holds the commands `cslc` and `cs_python`: put it on PATH to run published programs.
+
+    >>> sorted(file.name for file in host_tools_folder().iterdir())
+    ['cs_python', 'cslc']
+    """
+    return HERE / "tools"
+
+
+def modules_folder() -> Path:
+    """The folder with the package `cerebras`, which `cs_python` puts on `sys.path`."""
+    return HERE / "site"

@@ -1,0 +1,55 @@
+"""`cs_python script.py …`: a Python script with the `cerebras` modules in reach."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tessera.errors import TesseraError
+from tessera.interp.target.csl.host import modules_folder
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a script (or `-c code`, `-m module`) as Python would, with this process's interpreter.
+
+    The exit status is the script's; 1 with a message, not a traceback, where the simulated program is at fault.
+    """
+    words = list(arguments)
+    while words and words[0].startswith("-") and words[0] not in ("-c", "-m"):
+        words.pop(0)  # options of the interpreter itself
+    if not words:
+        print("usage: cs_python script.py [argument …]", file=sys.stderr)
+        return 2
+    sys.path.insert(1, str(modules_folder()))
+    try:
+        _run(words)
+    except TesseraError as error:
+        print(original(str(error)), file=sys.stderr)
+        return 1
+    return 0
+
+
+def original(text: str) -> str:
+    """A message with the names of the user's files in place of those of the copies that `cslc` made."""
+    runtime = sys.modules.get("tessera.interp.target.csl.host.runtime")
+    for folder in runtime.RUNS if runtime else ():
+        text = text.replace(f"{folder}/src/", "/")
+    return text
+
+
+def _run(words: list[str]) -> None:
+    first, rest = words[0], words[1:]
+    if first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        sys.path.insert(0, "")
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    elif first == "-m":
+        sys.argv = rest
+        sys.path.insert(0, "")
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path.insert(0, str(Path(first).resolve().parent))
+        runpy.run_path(first, run_name="__main__")

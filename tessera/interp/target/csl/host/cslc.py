@@ -1,0 +1,165 @@
+"""`cslc layout.csl …`: check a program as the vendor's compiler does, and write what `SdkRuntime` needs to run it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tessera.errors import ArgumentError, TesseraError
+from tessera.interp.target.csl.layout import Layout, compile_program
+
+FRAME = (7, 2)  # columns and rows that the memcpy frame adds to a program rectangle
+KEY = "tessera"  # where out.json keeps what the vendor's does not have
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `cslc`; each takes `--flag v` and `--flag=v`."""
+    found = argparse.ArgumentParser(prog="cslc", description="Checks a CSL program and prepares it for the simulator.")
+    found.add_argument("layout", help="the top-level CSL file")
+    found.add_argument("-o", dest="output", default="out", metavar="FOLDER")
+    found.add_argument("--arch", choices=("wse2", "wse3"), default="wse2")
+    found.add_argument(
+        "--sdk", choices=("1.4", "2.10"), default="1.4", help="the language's version (this simulator's)"
+    )
+    found.add_argument("--fabric-dims", default="", metavar="W,H")
+    found.add_argument("--fabric-offsets", default="", metavar="X,Y")
+    found.add_argument("--params", action="append", default=[], metavar="NAME:VALUE,…")
+    found.add_argument("--colors", action="append", default=[], metavar="NAME:VALUE,…")
+    found.add_argument("--import-path", action="append", default=[], metavar="FOLDER")
+    found.add_argument("--fp16-format", choices=("f16", "bf16", "cb16"), default="f16")
+    found.add_argument("--max-inlined-iterations", type=int, default=50, metavar="N")
+    found.add_argument("--memcpy", action="store_true")
+    found.add_argument("--channels", type=int, default=0, metavar="N")
+    for ignored in ("--width-west-buf", "--width-east-buf", "--max-parallelism", "--comptime-func-depth-limit"):
+        found.add_argument(ignored, type=int, metavar="N", help="accepted, and of no effect here")
+    for ignored in ("--verbose", "-g0", "--warnings-as-errors", "--out-routes"):
+        found.add_argument(ignored, action="store_true", help="accepted, and of no effect here")
+    return found
+
+
+def numbers(texts: Sequence[str], option: str) -> dict[str, int]:
+    """The values of `NAME:VALUE,…`, given once or more.
+
+    >>> numbers(["P:4,Mt:14", "Kt:0x10"], "--params")
+    {'P': 4, 'Mt': 14, 'Kt': 16}
+    """
+    found = {}
+    for pair in (pair for text in texts for pair in text.split(",") if pair):
+        name, _, value = pair.partition(":")
+        try:
+            found[name.strip()] = int(value, 0)
+        except ValueError:
+            raise ArgumentError(f"{option} does not read", expected="NAME:INTEGER,…", received=pair) from None
+    return found
+
+
+def _pair(text: str, option: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    try:
+        first, second = (int(part) for part in text.split(","))
+    except ValueError:
+        raise ArgumentError(f"{option} does not read", expected="two integers: A,B", received=text) from None
+    return first, second
+
+
+def build(settings: dict[str, Any]) -> Layout:
+    """Compile with the settings that out.json keeps."""
+    layout = compile_program(
+        settings["layout"],
+        params=settings["params"],
+        colors=settings["colors"],
+        arch=settings["arch"],
+        sdk=settings["sdk"],
+        fabric_dims=settings["fabric_dims"],
+        fabric_offsets=settings["fabric_offsets"],
+        import_paths=tuple(settings["import_paths"]),
+        fp16_format=settings["fp16_format"],
+        max_inlined_iterations=settings["max_inlined_iterations"],
+        memcpy=settings["memcpy"],
+        channels=settings["channels"],
+    )
+    _check_fabric(layout, settings)
+    return layout
+
+
+def _check_fabric(layout: Layout, settings: dict[str, Any]) -> None:
+    """The program and its frame must fit into the fabric.
+
+    Raises:
+        ArgumentError: they do not.
+    """
+    dims, offsets = settings["fabric_dims"], settings["fabric_offsets"]
+    if dims is None or not settings["memcpy"]:
+        return
+    need = (layout.width + FRAME[0], layout.height + FRAME[1])
+    if dims[0] < need[0] or dims[1] < need[1]:
+        raise ArgumentError(
+            "the fabric is too small for the program and its memcpy frame",
+            expected=f"--fabric-dims of at least {need[0]},{need[1]}",
+            received=f"{dims[0]},{dims[1]}",
+        )
+    if offsets is not None and (offsets[0] < 4 or offsets[1] < 1):
+        raise ArgumentError(
+            "the program lies on its memcpy frame",
+            expected="--fabric-offsets of at least 4,1",
+            received=f"{offsets[0]},{offsets[1]}",
+        )
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a command line, with absolute paths."""
+    return {
+        "layout": str(Path(options.layout).resolve()),
+        "params": numbers(options.params, "--params"),
+        "colors": numbers(options.colors, "--colors"),
+        "arch": options.arch,
+        "sdk": options.sdk,
+        "fabric_dims": _pair(options.fabric_dims, "--fabric-dims"),
+        "fabric_offsets": _pair(options.fabric_offsets, "--fabric-offsets"),
+        "import_paths": [str(Path(folder).resolve()) for folder in options.import_path],
+        "fp16_format": options.fp16_format,
+        "max_inlined_iterations": options.max_inlined_iterations,
+        "memcpy": options.memcpy,
+        "channels": options.channels,
+    }
+
+
+def save(layout: Layout, settings: dict[str, Any], folder: Path) -> None:
+    """Write out.json and a copy of every source, so that a later edit does not change what was compiled."""
+    sources = [Path(source) for source in layout.sources]
+    root = Path(settings["layout"]).anchor
+    kept = folder / "src"
+    if kept.exists():
+        shutil.rmtree(kept)
+    for source in sources:
+        target = kept / source.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    inside = {
+        **settings,
+        "layout": str(Path(settings["layout"]).relative_to(root)),
+        "import_paths": [str(Path(path).relative_to(root)) for path in settings["import_paths"]],
+    }
+    texts = {key: {name: str(value) for name, value in settings[key].items()} for key in ("params", "colors")}
+    (folder / "out.json").write_text(json.dumps({**texts, KEY: inside}, indent=1) + "\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compile one program; the exit status."""
+    try:
+        options = parser().parse_args(list(arguments))
+        settings = settings_of(options)
+        layout = build(settings)
+        folder = Path(options.output)
+        folder.mkdir(parents=True, exist_ok=True)
+        save(layout, settings, folder)
+    except TesseraError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,1 @@
+"""Put on sys.path by `cs_python` alone: the simulator's stand-in for the vendor's host package."""

@@ -1,0 +1,5 @@
+"""A look into the memory of a program that ran."""
+
+from tessera.interp.target.csl.host.debug import debug_util
+
+__all__ = ["debug_util"]

@@ -1,0 +1,242 @@
+"""Compiling a program: the layout file, then the program of each PE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tessera.errors import FileError, Location
+from tessera.interp.target.csl import libraries
+from tessera.interp.target.csl import types as t
+from tessera.interp.target.csl.faults import CslError, fail
+from tessera.interp.target.csl.program import Program
+from tessera.interp.target.csl.sema import (
+    assignment,
+    control,
+    conversions,
+    declare,
+    dsd,
+    literals,
+    loops,
+    placement,
+    reflection,
+    tasks,
+    vectors,
+)
+from tessera.interp.target.csl.sema.operand import Operand
+from tessera.interp.target.csl.sema.tables import Options
+from tessera.interp.target.csl.sema.unit import Unit
+from tessera.interp.target.csl.values import ColorConfig, Value
+
+# Their import fills the tables of meanings, builtins and libraries.
+REGISTERED = (
+    *(assignment, control, conversions, declare, dsd, literals, loops, placement),
+    *(reflection, tasks, vectors, libraries),
+)
+
+
+class Export(NamedTuple):
+    """A name that the host sees."""
+
+    name: str
+    id: int
+    kind: str
+    type: t.Type
+    mutable: bool
+    loc: Location
+
+
+class Tile(NamedTuple):
+    """What one PE runs."""
+
+    program: Program
+    params: dict[str, Value]
+
+
+@dataclass
+class Layout:
+    """A compiled program: a rectangle of PEs with their programs, colors and exports."""
+
+    width: int
+    height: int
+    arch: str
+    sdk: str
+    fabric_dims: tuple[int, int] | None
+    fabric_offsets: tuple[int, int] | None
+    tiles: dict[tuple[int, int], Tile] = field(default_factory=dict)
+    colors: dict[tuple[int, int], dict[int, ColorConfig]] = field(default_factory=dict)
+    exports: dict[str, Export] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()
+    params: dict[str, int] = field(default_factory=dict)
+
+
+class Builder:
+    """What the layout block sets up."""
+
+    def __init__(self) -> None:
+        self.size = (0, 0)
+        self.code: dict[tuple[int, int], tuple[Path, dict[str, Value], Location]] = {}
+        self.colors: dict[tuple[int, int], dict[int, ColorConfig]] = {}
+        self.exports: dict[str, Export] = {}
+
+    def set_rectangle(self, unit: Unit, width: int, height: int, loc: Location) -> None:
+        """`@set_rectangle`."""
+        options = unit.options
+        if options.fabric_dims is not None:
+            dims, at = options.fabric_dims, options.fabric_offsets or (0, 0)
+            if at[0] + width > dims[0] or at[1] + height > dims[1]:
+                fail(loc, f"rectangle of {width} x {height} PEs at {at} does not fit into a fabric of {dims}")
+        self.size = unit.rectangle = (width, height)
+
+    def set_tile_code(self, place: tuple[int, int], path: Path, params: dict[str, Value], loc: Location) -> None:
+        """`@set_tile_code`."""
+        if place in self.code:
+            fail(loc, f"code for PE {place} has already been set")
+        self.code[place] = (path, params, loc)
+
+    def set_color_config(self, place: tuple[int, int], color: int, config: ColorConfig) -> None:
+        """`@set_color_config`."""
+        colors = self.colors.setdefault(place, {})
+        if color in colors:
+            fail(config.loc, "config for this color has already been set")
+        colors[color] = config
+
+    def export_name(self, name: str, type_: t.Type, mutable: bool | None, loc: Location) -> None:
+        """`@export_name`."""
+        if name in self.exports:
+            fail(loc, f"name '{name}' has already been declared")
+        kind = "function" if isinstance(type_, t.Fn) else "data"
+        self.exports[name] = Export(name, len(self.exports), kind, type_, bool(mutable), loc)
+
+
+def frozen(value: Any) -> Any:
+    """A hashable form of a comptime value, equal for equal values."""
+    if isinstance(value, Value):
+        return (value.type, frozen(value.data))
+    if isinstance(value, dict):
+        return tuple((n, frozen(v)) for n, v in value.items())
+    if isinstance(value, np.ndarray):
+        return tuple(frozen(v) for v in value)
+    return value
+
+
+def argument(module_path: str, name: str, number: int) -> Value:
+    """A parameter from the command line."""
+    return Value(t.COMPTIME_INT, number)
+
+
+def compile_program(
+    path: str | Path,
+    params: Mapping[str, int] | None = None,
+    arch: str = "wse2",
+    sdk: str = "1.4",
+    fabric_dims: tuple[int, int] | None = None,
+    fabric_offsets: tuple[int, int] | None = None,
+    colors: Mapping[str, int] | None = None,
+    import_paths: Sequence[str] = (),
+    fp16_format: str = "f16",
+    max_inlined_iterations: int = 50,
+    memcpy: bool = False,
+    channels: int = 0,
+) -> Layout:
+    """Compile the layout at `path` and the program of each of its PEs.
+
+    Args:
+        path: the file with the layout block.
+        params: values of its params, as `cslc --params` takes them; `colors` likewise for params of type color.
+        arch: "wse2" or "wse3".
+        sdk: the language: "1.4" or "2.10".
+        fabric_dims, fabric_offsets: the size of the fabric, and where the rectangle begins in it.
+        import_paths: folders searched for modules in angle brackets.
+        fp16_format: the type that `@fp16()` names: "f16" or "bf16".
+        max_inlined_iterations: how far an inline loop may be unrolled.
+
+    Raises:
+        CslError: the program is refused, at file:line:column.
+        ParseError: the text is not CSL.
+        FileError: `path` is no file.
+    """
+    source = Path(path).resolve()
+    if not source.is_file():
+        raise FileError(f"no such file: {path}")
+    if arch not in ("wse2", "wse3"):
+        raise CslError(f"unknown architecture '{arch}'", expected="wse2 or wse3")
+    options = Options(
+        arch, sdk, fabric_dims, fabric_offsets, tuple(map(str, import_paths)), fp16_format, max_inlined_iterations
+    )
+    builder = Builder()
+    unit = Unit(options, layout=builder)
+    given = {n: argument(str(path), n, v) for n, v in (params or {}).items()}
+    given |= {n: Value(t.COLOR, v) for n, v in (colors or {}).items()}
+    with np.errstate(all="ignore"):
+        unit.start(source, given)
+        return _assemble(builder, unit, options, dict(params or {}))
+
+
+def _assemble(builder: Builder, unit: Unit, options: Options, params: dict[str, int]) -> Layout:
+    root = unit.root
+    assert root is not None
+    if not builder.size[0]:
+        fail(root.loc, "the layout never calls '@set_rectangle'")
+    layout = Layout(*builder.size, options.arch, options.sdk, options.fabric_dims, options.fabric_offsets)
+    layout.exports, layout.params = builder.exports, params
+    programs: dict[Any, Program] = {}
+    sources = {root.file.path, *unit.sources}
+    for place, (path, values, _) in sorted(builder.code.items()):
+        key = (path, frozen(values))
+        program = programs.get(key) or tile_program(path, values, options, builder, place)
+        sources |= set(program.unit.sources)
+        if not program.unit.placed:
+            programs[key] = program
+        layout.tiles[place] = Tile(program, values)
+        layout.colors[place] = merged(builder.colors.get(place, {}), program.colors)
+    layout.sources = tuple(sorted(sources))
+    return layout
+
+
+def tile_program(
+    path: Path, params: dict[str, Value], options: Options, builder: Builder, place: tuple[int, int]
+) -> Program:
+    """The program of a PE, with its exports checked against the layout's names."""
+    unit = Unit(options, builder.size)
+    unit.place = place
+    unit.start(path, params)
+    _check_exports(unit, builder)
+    return Program(unit, str(path))
+
+
+def _check_exports(unit: Unit, builder: Builder) -> None:
+    for name, (o, loc) in unit.tables.exports.items():
+        declared = builder.exports.get(name)
+        if declared is None:
+            if unit.exported_by_keyword(name):
+                continue
+            fail(loc, f"name '{name}' was not declared during layout evaluation")
+        _check_export(declared, o, loc)
+
+
+def _check_export(declared: Export, o: Operand, loc: Location) -> None:
+    a, b = declared.type, o.type
+    if isinstance(a, t.Pointee) and isinstance(b, t.Pointee):
+        mine = b.element.element if isinstance(b.element, t.Array) and not b.many else b.element
+        if a.element != mine:
+            fail(loc, f"exported symbol type mismatch: expected type '{a}', got: '{b}'")
+        if declared.mutable and b.const:
+            fail(loc, f"mutability mismatch: '{declared.name}' was declared mutable")
+    elif a != b:
+        fail(loc, f"exported symbol type mismatch: expected type '{a}', got: '{b}'")
+
+
+def merged(layout: dict[int, ColorConfig], local: dict[int, ColorConfig]) -> dict[int, ColorConfig]:
+    """The colors of a PE: set by the layout, or by its own program, not both."""
+    both = next((c for c in local if c in layout), None)
+    if both is not None:
+        fail(local[both].loc, "config for this color has already been set")
+    return {**layout, **local}
+
+
+__all__ = ["Export", "Layout", "Tile", "compile_program"]

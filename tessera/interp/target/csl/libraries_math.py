@@ -1,0 +1,113 @@
+"""The library `<math>`: elementary functions and constants of f16 and f32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tessera.interp.target.csl import types as t
+from tessera.interp.target.csl.faults import CslError
+from tessera.interp.target.csl.values import NativeFunction, Value
+
+# Each is worked out in f64 and rounded once; with the cycles of one call.
+UNARY: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "abs": (np.abs, 2),
+    "sign": (np.sign, 3),
+    "sqrt": (np.sqrt, 30),
+    "inv": (np.reciprocal, 20),
+    "invsqrt": (lambda x: 1.0 / np.sqrt(x), 30),
+    "sin": (np.sin, 60),
+    "cos": (np.cos, 60),
+    "tan": (np.tan, 80),
+    "tanh": (np.tanh, 60),
+    "sinh": (np.sinh, 80),
+    "cosh": (np.cosh, 80),
+    "asin": (np.arcsin, 80),
+    "acos": (np.arccos, 80),
+    "atan": (np.arctan, 80),
+    "exp": (np.exp, 60),
+    "exp2": (np.exp2, 60),
+    "log": (np.log, 60),
+    "log2": (np.log2, 60),
+    "log10": (np.log10, 60),
+    "ceil": (np.ceil, 10),
+    "floor": (np.floor, 10),
+    "trunc": (np.trunc, 10),
+    "round": (np.rint, 10),
+    "isNaN": (np.isnan, 3),
+    "isInf": (np.isinf, 3),
+    "isFinite": (np.isfinite, 3),
+    "isSignaling": (lambda x: False, 3),
+    "signbit": (np.signbit, 3),
+    "sig": (lambda x: 1.0 / (1.0 + np.exp(-x)), 80),
+}
+BINARY: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
+    "pow": (np.power, 120),
+    "min": (np.fmin, 3),
+    "max": (np.fmax, 3),
+    "fmod": (np.fmod, 40),
+    "copysign": (np.copysign, 3),
+    "atan2": (np.arctan2, 100),
+}
+_TRUTH = ("isNaN", "isInf", "isFinite", "isSignaling", "signbit")
+_WHOLE = ("abs", "sign", "min", "max")
+CONSTANTS = {
+    "PI": math.pi,
+    "E": math.e,
+    "LN2": math.log(2),
+    "SQRT_2": math.sqrt(2),
+    "POSITIVE_INF": math.inf,
+    "NEGATIVE_INF": -math.inf,
+    "NaN": math.nan,
+}
+
+
+def _typed(name: str, type_: t.Float, function: Callable[..., Any], count: int, cycles: int) -> Value:
+    result = t.BOOL if name in _TRUTH else type_
+    back = bool if name in _TRUTH else type_.dtype.type
+
+    def run(pe: Any, *args: Any) -> Any:
+        return back(function(*(np.float64(a) for a in args)))
+
+    return Value(t.Fn("", (type_,) * count, result), NativeFunction(f"{name}_{type_}", run, cycles=cycles))
+
+
+def _generic(name: str, function: Callable[..., Any], count: int, cycles: int) -> Value:
+    """A function whose type is that of its arguments."""
+
+    def result(*types: t.Type) -> t.Type:
+        first = next((x for x in types if x not in (t.COMPTIME_FLOAT, t.COMPTIME_INT)), types[0])
+        whole = name in _WHOLE and isinstance(first, t.Int)
+        if not (whole or isinstance(first, t.Float) or first is t.COMPTIME_FLOAT):
+            raise CslError(f"function '{name}' is not defined for type '{first}'")
+        if any(x != first and x not in (t.COMPTIME_FLOAT, t.COMPTIME_INT) for x in types):
+            raise CslError(f"expected type '{first}', got: '{next(x for x in types if x != first)}'")
+        return t.BOOL if name in _TRUTH else t.F32 if first is t.COMPTIME_FLOAT else first
+
+    def run(pe: Any, *args: Any) -> Any:
+        kind = next((type(a) for a in args if isinstance(a, np.floating)), None)
+        if kind is None:
+            found = function(*args)
+            return bool(found) if name in _TRUTH else int(found)
+        found = function(*(np.float64(a) for a in args))
+        return bool(found) if name in _TRUTH else kind(found)
+
+    return Value(t.Fn("", (None,) * count, t.ANYTYPE), NativeFunction(name, run, cycles=cycles, result=result))
+
+
+def math_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
+    """The members of `<math>`: `sqrt_f32`, `sqrt_f16` and the generic `sqrt`, and so on."""
+    found: dict[str, Value] = {}
+    for type_ in (t.F16, t.F32):
+        for name, number in CONSTANTS.items():
+            found[f"{name}_{type_}"] = Value(type_, type_.dtype.type(number))
+    for count, table in ((1, UNARY), (2, BINARY)):
+        for name, (function, cycles) in table.items():  # type: ignore[attr-defined]
+            found[name] = _generic(name, function, count, cycles)
+            for type_ in (t.F16, t.F32):
+                found[f"{name}_{type_}"] = _typed(name, type_, function, count, cycles)
+    found["PI"], found["E"] = Value(t.COMPTIME_FLOAT, math.pi), Value(t.COMPTIME_FLOAT, math.e)
+    return found

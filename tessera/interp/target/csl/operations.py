@@ -1,0 +1,206 @@
+"""The part of a PE that starts DSD operations: resolves their operands, runs them now or as microthreads."""
+
+from __future__ import annotations
+
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tessera.errors import Location
+from tessera.interp.target.csl import types as t
+from tessera.interp.target.csl.dsd_ops import DsdOp
+from tessera.interp.target.csl.faults import CslFault
+from tessera.interp.target.csl.streams import OVERHEAD, Thread, compute, length, vector
+from tessera.interp.target.csl.support import put
+from tessera.interp.target.csl.threads import Stream, send, stream
+from tessera.interp.target.csl.values import Circular, Dsr, Fabin, Fabout, Fifo, Loaded, Mem1d, Mem4d, Pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tessera.interp.target.csl.events import Events
+
+_STREAMS = (Fabin, Fabout, Fifo, Circular)
+_MAP_CYCLES = 4
+
+
+class Operations:
+    """DSD operations of one PE."""
+
+    dsrs: dict[Dsr, Loaded]
+    busy: dict[tuple[str, int], Location]
+    in_colors: dict[int, int]
+    out_colors: dict[int, int]
+    events: Events
+    fabric: Any
+    clock: int
+    wide: int
+    bare: bool
+
+    if TYPE_CHECKING:
+
+        def begin(self, name: str, body: Thread, done: Callable[[], None] | None, loc: Location) -> None: ...
+        def activate(self, number: int) -> None: ...
+        def unblock(self, number: int) -> None: ...
+        def wake(self) -> None: ...
+
+    def load_dsr(self, dsr: Dsr, dsd: Any, options: dict[str, Any]) -> None:
+        """`@load_to_dsr`."""
+        self.dsrs[dsr] = Loaded(dsd, options, bool(options.get("save_address")))
+
+    def resolved(self, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> tuple[Any, ...]:
+        """The operands with DSRs replaced by what they hold, queues by their colors, the wavelet index added."""
+        return tuple(self._resolve(o, options, loc) for o in operands)
+
+    def _resolve(self, o: Any, options: dict[str, Any], loc: Location) -> Any:
+        if type(o) is Dsr:
+            if o not in self.dsrs:
+                raise CslFault(f"{o.file} {o.number} is used before '@load_to_dsr'", location=loc)
+            o = self.dsrs[o].dsd
+        if type(o) in (Mem1d, Mem4d):
+            index = options.get("index")
+            # The index counts words of 16 bits, whatever the elements are.
+            return o if index is None or not o.indexed else o._replace(byte=o.byte + 2 * index)
+        if type(o) in (Fabin, Fabout):
+            return o._replace(color=self._color_of(o, loc))
+        return o
+
+    def _color_of(self, o: Fabin | Fabout, loc: Location) -> int:
+        """The color of a fabric descriptor, which must be the one its queue was initialized with."""
+        table, side = (self.in_colors, "input") if type(o) is Fabin else (self.out_colors, "output")
+        bare = self.bare if type(o) is Fabin else bool(self.wide)
+        color = table.get(o.queue, -1 if bare else o.color)
+        if color < 0:
+            raise CslFault(f"{side} queue {o.queue} is not initialized", location=loc)
+        if o.color >= 0 and o.color != color:
+            raise CslFault(f"color {o.color} is not the color {color} of {side} queue {o.queue}", location=loc)
+        return color
+
+    def perform(self, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> Thread:
+        """A synchronous operation: the task waits for it."""
+        found = self.resolved(operands, options, loc)
+        if not any(isinstance(o, _STREAMS) for o in found):
+            compute(self, op, found)  # type: ignore[arg-type]
+        else:
+            self.clock += OVERHEAD
+            yield max(self.clock, self.events.now)
+            keys = self._claim(found, options, loc)
+            yield from stream(self, op, found)  # type: ignore[arg-type]
+            self._release(keys)
+            self.clock = max(self.clock, self.events.now)
+        self._finish(operands, found, options)
+
+    def launch(self, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> None:
+        """An asynchronous operation: a microthread runs it beside the tasks."""
+        found = self.resolved(operands, options, loc)
+        if not any(isinstance(o, _STREAMS) for o in found):
+            raise CslFault("asynchronous DSD operations must have at least one fabric operand", location=loc)
+        self.clock += OVERHEAD // 4
+        merged = dict(options)
+        for o in operands:
+            if type(o) is Dsr:
+                merged = {**self.dsrs[o].options, **merged}
+        keys = self._claim(found, merged, loc)
+
+        def done() -> None:
+            self._release(keys)
+            self._finish(operands, found, merged)
+
+        self.begin(f"@{op.name}", stream(self, op, found), done, loc)  # type: ignore[arg-type]
+
+    def _claim(self, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> list[tuple[str, int]]:
+        """Take the queues and the microthread of an operation; each serves one operation at a time."""
+        keys = [("in", o.color) for o in operands if type(o) is Fabin]
+        keys += [("out", o.color) for o in operands if type(o) is Fabout]
+        if "ut_id" in options:
+            keys.append(("microthread", options["ut_id"]))
+        for key in keys:
+            if key in self.busy:
+                what = {"in": "the input queue of color", "out": "the output queue of color"}.get(key[0], key[0])
+                raise CslFault(f"{what} {key[1]} is in use by the operation at {self.busy[key]}", location=loc)
+        self.busy.update(dict.fromkeys(keys, loc))
+        return keys
+
+    def _release(self, keys: list[tuple[str, int]]) -> None:
+        for key in keys:
+            del self.busy[key]
+
+    def _finish(self, operands: tuple[Any, ...], found: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """What the end of an operation does: save addresses, activate, unblock."""
+        count = None
+        for o in operands:
+            if type(o) is Dsr and self.dsrs[o].save and type(self.dsrs[o].dsd) is Mem1d:
+                count = length(found) if count is None else count
+                d = self.dsrs[o].dsd
+                self.dsrs[o].dsd = d._replace(byte=d.byte + count * d.stride * d.array.dtype.itemsize)
+        if "activate" in options:
+            self.activate(options["activate"])
+        if "unblock" in options:
+            self.unblock(options["unblock"])
+        self.wake()
+
+    def map(self, function: Any, shape: Any, args: tuple[Any, ...], options: dict[str, Any], loc: Location) -> Thread:
+        """`@map`: call a function for each element; its result goes to the last operand."""
+        kinds, result = shape
+        args = self.resolved(args, options, loc)
+        inputs, target = (args, None) if result is None else (args[:-1], args[-1])
+        count = length((target, *inputs))
+        sources = [_source(self, o, k, count) for o, k in zip(inputs, kinds, strict=True)]
+        keys = self._claim(args, options, loc)
+        self.clock += OVERHEAD
+        for i in range(count):
+            values = []
+            for take in sources:
+                value = take(i)
+                while isinstance(value, tuple) and len(value) == 2 and value[0] is _WAIT:
+                    yield max(self.clock, self.events.now)
+                    value = take(i)
+                    if isinstance(value, tuple) and value[:1] == (_WAIT,):
+                        yield value[1]
+                        value = take(i)
+                values.append(value)
+            found = function(*values)
+            if isinstance(found, GeneratorType):
+                found = yield from found
+            self.clock += _MAP_CYCLES
+            if result is not None:
+                yield from _deliver(self, target, result, i, found)
+        self._release(keys)
+        self._finish((), args, options)
+
+
+_WAIT = object()
+
+
+def _source(pe: Any, o: Any, type_: t.Type | None, count: int) -> Any:
+    """A function that gives element `i` of an operand, or (_WAIT, what to wait for)."""
+    if type_ is None:
+        return lambda i: o
+    dtype = type_.dtype
+    if type(o) is Mem1d:
+        view = vector(o, dtype, 0, count)
+        at = (lambda i: 0) if o.stride == 0 else (lambda i: i)
+        return (lambda i: view[at(i)]) if dtype.kind in "fV" else (lambda i: view.item(at(i)))
+    source = Stream(pe, o, dtype)
+
+    def take(i: int) -> Any:
+        if not source.ready(1):
+            return (_WAIT, source.wait(1))
+        found = np.atleast_1d(source.read(i, 1))
+        return found[0] if dtype.kind in "fV" else found.item(0)
+
+    return take
+
+
+def _deliver(pe: Any, target: Any, type_: t.Type, i: int, found: Any) -> Thread:
+    """Put one result where it belongs."""
+    if type(target) is Pointer:
+        put(target.array, target.index, found)
+    elif type(target) is Mem1d:
+        vector(target, type_.dtype, i, 1)[0] = found
+    elif type(target) is Fabout:
+        yield max(pe.clock, pe.events.now)
+        yield from send(pe, target, np.array([found], type_.dtype))
+    else:
+        raise CslFault("the result of '@map' must go to memory, the fabric or a pointer")

@@ -1,0 +1,180 @@
+"""The two ends of a color inside a PE: the queue its code reads, and the queue it writes, both finite."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from tessera.interp.target.csl.host_streams import HostSink
+from tessera.interp.target.csl.routes import RAMP
+from tessera.interp.target.csl.wavelets import CONTROL, WORD
+
+if TYPE_CHECKING:
+    from tessera.interp.target.csl.router import Channel, Node
+
+Timed = tuple[int, int]  # when a word is there, and the word
+
+
+class Feeder(Protocol):
+    """Whatever waits for room in a queue."""
+
+    def wake(self, time: int) -> None:
+        """Try again at that time."""
+
+
+class InputQueue:
+    """Words of one color that reached a PE and that its code has not read."""
+
+    def __init__(self, node: Node, color: int) -> None:
+        self.node, self.color = node, color
+        self.words: deque[Timed] = deque()
+        self.depth = node.fabric.depth
+        self.wanted = 1
+        self.feeder: Feeder | None = None
+        self._due: int | None = None
+        self._last = 0
+
+    def room(self) -> bool:
+        """Whether one more word fits."""
+        return len(self.words) < self.depth
+
+    def add(self, time: int, word: int) -> None:
+        """A word that arrives at `time`."""
+        time = max(time, self._last)
+        self._last = time
+        self.words.append((time, word))
+        self._announce()
+
+    def count(self, now: int) -> int:
+        """Data words at the head that have arrived."""
+        found = 0
+        for time, word in self.words:
+            if time > now or word & CONTROL:
+                break
+            found += 1
+        return found
+
+    def take(self, now: int, limit: int) -> list[int]:
+        """Up to `limit` data words at the head that have arrived, removed."""
+        words = self.words
+        found: list[int] = []
+        while words and len(found) < limit and words[0][0] <= now and not words[0][1] & CONTROL:
+            found.append(words.popleft()[1])
+        if found:
+            self.freed(now)
+        return found
+
+    def freed(self, now: int) -> None:
+        """Tell whoever waits that there is room."""
+        if self.feeder is not None:
+            feeder, self.feeder = self.feeder, None
+            feeder.wake(now)
+        if self.words and self.words[0][0] > now:
+            self._announce()
+
+    def want(self, count: int) -> None:
+        """Announce words only when so many are there (or the queue is full, or a control word comes)."""
+        self.wanted = count
+        self._announce()
+
+    def _announce(self) -> None:
+        """Plan the next call of `arrived`, unless an earlier or equal one is planned."""
+        time = self._complete()
+        if time is not None:
+            time = max(time, self.node.fabric.events.now)
+            if self._due is None or time < self._due:
+                self._due = time
+                self.node.fabric.events.at(time, self._call)
+
+    def _complete(self) -> int | None:
+        """When what is wanted will be there; None while it is not on its way."""
+        wanted = min(self.wanted, self.depth)
+        for index, (time, word) in enumerate(self.words, 1):
+            if index == wanted or word & CONTROL:
+                return time
+        return None
+
+    def _call(self) -> None:
+        if self._due != self.node.fabric.events.now:
+            return  # a later plan took its place
+        self._due = None
+        time = self._complete()
+        if time is not None and time <= self.node.fabric.events.now:
+            self.wanted = 1
+            self.node.pe.arrived(self.color)
+        else:
+            self._announce()  # the words of this plan were taken before
+
+
+class OutputQueue:
+    """Words of one color that the PE's code wrote and the router has not taken: one a cycle goes up the ramp."""
+
+    def __init__(self, node: Node, color: int, channel: Channel | None) -> None:
+        self.node, self.color, self.channel = node, color, channel
+        self.words: deque[int] = deque()
+        self.depth = node.fabric.depth
+        self.sink: HostSink | None = None  # where the host collects a color that has no route
+        self._watched = False
+        self._due: int | None = None
+
+    def offer(self, words: list[int], control: bool) -> int:
+        """Take all words if fewer than the depth wait here, else none; how many were taken."""
+        if len(self.words) >= self.depth:
+            self._watched = True
+            return 0
+        flag = CONTROL if control else 0
+        self.words.extend((word & WORD) | flag for word in words)
+        self._move()
+        return len(words)
+
+    def collect(self) -> HostSink:
+        """Send what is written here to the host."""
+        if self.sink is None:
+            self.sink = HostSink()
+            self.wake(self.node.fabric.events.now)
+        return self.sink
+
+    def settled(self) -> bool:
+        """Whether so few words wait that the operation that wrote them is over; if not, `drained` is called then."""
+        self._watched = len(self.words) >= self.depth
+        return not self._watched
+
+    def wake(self, time: int) -> None:
+        """Try again to hand words over at that time."""
+        if self._due is None or time < self._due:
+            self._due = time
+            self.node.fabric.events.at(time, self._again)
+
+    def _again(self) -> None:
+        if self._due == self.node.fabric.events.now:
+            self._due = None
+            self._move()
+
+    def _move(self) -> None:
+        if self.channel is None:
+            self._to_host()
+        else:
+            self._to_router(self.channel)
+        if self._watched and len(self.words) < self.depth:
+            self._watched = False
+            self.node.fabric.events.at(self.node.fabric.events.now, self._drained)
+
+    def _drained(self) -> None:
+        self.node.pe.drained(self.color)
+
+    def _to_router(self, channel: Channel) -> None:
+        node, moved = self.node, False
+        while self.words:
+            if not channel.room(RAMP):
+                channel.feeders[RAMP] = self
+                break
+            node.ramp = max(node.fabric.events.now, node.ramp) + 1
+            channel.add(RAMP, node.ramp, self.words.popleft())
+            moved = True
+        if moved:
+            channel.wake(channel.inputs[RAMP][0][0])
+
+    def _to_host(self) -> None:
+        if self.sink is not None:
+            self.sink.take(self.words)
+            self.words.clear()

@@ -1,0 +1,210 @@
+"""Routers: one channel for each color at each PE that has a route, and the links between them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tessera.interp.target.csl.host_streams import HostSink
+from tessera.interp.target.csl.queues import Feeder, InputQueue, OutputQueue, Timed
+from tessera.interp.target.csl.routes import HOST, NAMES, OPPOSITE, RAMP, Route
+from tessera.interp.target.csl.values import ColorConfig
+from tessera.interp.target.csl.wavelets import CONTROL, WORD, commands
+
+if TYPE_CHECKING:
+    from tessera.interp.target.csl.fabric import Fabric
+
+
+class Node:
+    """What the fabric holds for one PE."""
+
+    def __init__(self, fabric: Fabric, x: int, y: int) -> None:
+        self.fabric, self.x, self.y = fabric, x, y
+        self.pe: Any = None
+        self.channels: dict[int, Channel] = {}
+        self.inputs: dict[int, InputQueue] = {}
+        self.outputs: dict[int, OutputQueue] = {}
+        self.links = [0] * len(NAMES)  # the first cycle in which each outgoing link is free
+        self.traffic = [0] * len(NAMES)  # wavelets that left in each direction
+        self.handlers: dict[int, Callable[[], None]] = {}  # a library's teardown handlers, by color
+        self.ramp = 0  # the last cycle in which the PE put a word on the ramp
+
+    @property
+    def name(self) -> str:
+        """The PE as reports call it."""
+        return f"PE ({self.x}, {self.y})"
+
+    def input(self, color: int) -> InputQueue:
+        """The queue in which words of a color wait for the PE's code."""
+        if color not in self.inputs:
+            self.inputs[color] = InputQueue(self, color)
+        return self.inputs[color]
+
+    def output(self, color: int) -> OutputQueue:
+        """The queue into which the PE's code writes a color."""
+        if color not in self.outputs:
+            self.outputs[color] = OutputQueue(self, color, self.channels.get(color))
+        return self.outputs[color]
+
+
+class Channel:
+    """One color at one PE's router: a finite buffer for each direction, and its route."""
+
+    def __init__(self, node: Node, color: int, route: Route, config: ColorConfig) -> None:
+        self.node, self.color, self.route, self.config = node, color, route, config
+        self.inputs: list[deque[Timed]] = [deque() for _ in NAMES]
+        self.feeders: list[Feeder | None] = [None] * len(NAMES)
+        self.depth = node.fabric.depth
+        self.neighbours: list[Channel | None] = [None] * len(NAMES)
+        self.sink: HostSink | None = None  # what leaves towards the host
+        self._last = 0
+        self._due: int | None = None
+
+    def room(self, direction: int) -> bool:
+        """Whether one more word fits into that direction's buffer."""
+        return len(self.inputs[direction]) < self.depth
+
+    def add(self, direction: int, time: int, word: int) -> None:
+        """A word that comes in from `direction` at `time`."""
+        if not self.route.accepts(direction):
+            takes = " or ".join(sorted({NAMES[d] for rx, _ in self.route.positions for d in rx}))
+            self.node.fabric.fault(
+                f"a wavelet of color {self.color} comes from {NAMES[direction]} into {self.node.name}, "
+                f"whose route takes it from {takes} only",
+                self,
+            )
+        buffer = self.inputs[direction]
+        buffer.append((max(time, buffer[-1][0] if buffer else 0), word))
+
+    def host(self) -> HostSink:
+        """Where words that leave towards the host are kept."""
+        if self.sink is None:
+            self.sink = HostSink()
+        return self.sink
+
+    def wake(self, time: int) -> None:
+        """Look again at that time, or earlier if that is planned."""
+        time = max(time, self.node.fabric.events.now)
+        if self._due is None or time < self._due:
+            self._due = time
+            self.node.fabric.events.at(time, self._service)
+
+    def _service(self) -> None:
+        if self._due != self.node.fabric.events.now:
+            return  # an earlier plan took its place
+        self._due = None
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Move one word on, if one can go."""
+        rx, tx = self.route.here
+        heads = [d for d in rx if self.inputs[d]]
+        if not heads or self.route.tearing:
+            return False
+        origin = heads[0] if len(heads) == 1 else min(heads, key=lambda d: self.inputs[d][0][0])
+        arrival, word = self.inputs[origin][0]
+        now = self.node.fabric.events.now
+        if len(rx) > 1 and arrival > now:
+            self.wake(arrival)  # an earlier word may yet come from another side
+            return False
+        targets = self._targets(tx, word)
+        if targets is None:
+            return False
+        self._send(origin, targets, max(arrival, now, self._last + 1), word)
+        return True
+
+    def _targets(self, tx: tuple[int, ...], word: int) -> list[int] | None:
+        """The directions in which the word leaves; None where one of them has no room."""
+        found = []
+        for direction in tx:
+            if direction == RAMP:
+                if not self._for_pe(word):
+                    continue
+                queue = self.node.input(self.color)
+                if not queue.room():
+                    queue.feeder = self
+                    return None
+            elif direction != HOST:
+                there = self._neighbour(direction)
+                if not there.room(OPPOSITE[direction]):
+                    there.feeders[OPPOSITE[direction]] = self
+                    return None
+            found.append(direction)
+        return found
+
+    def _for_pe(self, word: int) -> bool:
+        """Whether a word that goes down the ramp reaches the PE's code."""
+        control = bool(word & CONTROL)
+        if control and commands(word)[0][1]:
+            return False
+        return self.route.filter is None or self.route.filter.passes(word, control)
+
+    def _neighbour(self, direction: int) -> Channel:
+        there = self.neighbours[direction]
+        if there is None:
+            there = self.node.fabric.neighbour(self, direction)
+            self.neighbours[direction] = there
+        return there
+
+    def _send(self, origin: int, targets: list[int], time: int, word: int) -> None:
+        """Let the head of `origin` leave in all of the directions, in one cycle."""
+        node, links = self.node, self.node.links
+        for direction in targets:
+            time = max(time, links[direction])
+        self._last = time
+        self.inputs[origin].popleft()
+        onward = self._command(word, time) if word & CONTROL else word
+        delay = node.fabric.delay
+        for direction in targets:
+            links[direction] = time + 1
+            node.traffic[direction] += 1
+            if direction == RAMP:
+                node.inputs[self.color].add(time + 1, word)
+                continue
+            if direction == HOST:
+                self.host().take([word])
+                continue
+            there = self._neighbour(direction)
+            there.add(OPPOSITE[direction], time + delay(), onward)
+            there.wake(there.inputs[OPPOSITE[direction]][0][0])
+        if self.route.filter is not None and RAMP in self.route.here[1]:
+            self.route.filter.count(bool(word & CONTROL))
+        feeder = self.feeders[origin]
+        if feeder is not None:
+            self.feeders[origin] = None
+            feeder.wake(time)
+
+    def _command(self, word: int, time: int) -> int:
+        """Execute a control word's first command, after it was routed."""
+        before = self.route.tearing
+        onward = self.route.command(word & WORD) | CONTROL
+        if self.route.tearing and not before:
+            self.node.fabric.events.at(time, self._torn_down)
+        return onward
+
+    def _torn_down(self) -> None:
+        handler = self.node.handlers.get(self.color)
+        if handler is None:
+            self.node.pe.torn_down(self.color)
+        else:
+            handler()
+
+    def stuck(self) -> list[str]:
+        """What waits here, in words."""
+        found = []
+        for direction, buffer in enumerate(self.inputs):
+            if buffer:
+                found.append(
+                    f"{len(buffer)} wavelet(s) of color {self.color} from {NAMES[direction]}: {self._reason(direction)}"
+                )
+        return found
+
+    def _reason(self, direction: int) -> str:
+        rx, tx = self.route.here
+        if self.route.tearing:
+            return "the color is in teardown"
+        if direction not in rx:
+            return f"switch position {self.route.current} takes from {', '.join(NAMES[d] for d in rx)} only"
+        return f"no room {' or '.join(NAMES[d] for d in tx)}"

@@ -1,0 +1,204 @@
+"""Builtins of colors, queues, task ids, and the binding and states of tasks."""
+
+from __future__ import annotations
+
+from tessera.errors import Location
+from tessera.interp.target.csl import syntax as s
+from tessera.interp.target.csl import types as t
+from tessera.interp.target.csl.faults import fail, type_mismatch
+from tessera.interp.target.csl.sema.builtins import builtin, constant, only_in
+from tessera.interp.target.csl.sema.coerce import code, coerce
+from tessera.interp.target.csl.sema.frame import Frame
+from tessera.interp.target.csl.sema.functions import FunctionValue
+from tessera.interp.target.csl.sema.operand import VOID, Operand, known, members, runtime
+from tessera.interp.target.csl.sema.tables import Task
+
+# First and last valid id, by architecture.
+LOCAL = {"wse2": (0, 30), "wse3": (8, 30)}
+CONTROL_IDS = (0, 63)
+LAST_QUEUE = 7
+
+
+def _id(f: Frame, node: s.Builtin, type_: t.Type, first: int, last: int) -> Operand:
+    o = f.value(node.args[0])
+    if not t.is_integer(o.type):
+        type_mismatch(node.args[0].loc, "integer", o.type)
+    if not o.known:
+        return runtime(type_, o.code, node.loc)
+    if not first <= o.const <= last:
+        fail(node.loc, f"invalid {type_} {o.const}: must be between {first} and {last} on {f.unit.options.arch}")
+    return known(type_, int(o.const), node.loc)
+
+
+@builtin("get_color", 1)
+def _get_color(f: Frame, node: s.Builtin) -> Operand:
+    return _id(f, node, t.COLOR, 0, 23)
+
+
+@builtin("get_input_queue", 1)
+def _get_input_queue(f: Frame, node: s.Builtin) -> Operand:
+    return _id(f, node, t.INPUT_QUEUE, 0, LAST_QUEUE)
+
+
+@builtin("get_output_queue", 1)
+def _get_output_queue(f: Frame, node: s.Builtin) -> Operand:
+    return _id(f, node, t.OUTPUT_QUEUE, 0, LAST_QUEUE)
+
+
+@builtin("get_ut_id", 1)
+def _get_ut_id(f: Frame, node: s.Builtin) -> Operand:
+    if f.unit.options.arch == "wse2":
+        fail(node.loc, "'@get_ut_id' is not supported on wse2")
+    return _id(f, node, t.UT_ID, 0, 7)
+
+
+@builtin("get_local_task_id", 1)
+def _get_local_task_id(f: Frame, node: s.Builtin) -> Operand:
+    return _id(f, node, t.LOCAL_TASK, *LOCAL[f.unit.options.arch])
+
+
+@builtin("get_control_task_id", 1)
+def _get_control_task_id(f: Frame, node: s.Builtin) -> Operand:
+    return _id(f, node, t.CONTROL_TASK, *CONTROL_IDS)
+
+
+@builtin("get_data_task_id", 1)
+def _get_data_task_id(f: Frame, node: s.Builtin) -> Operand:
+    o = f.value(node.args[0])
+    wanted = t.COLOR if f.unit.options.arch == "wse2" else t.INPUT_QUEUE
+    if o.type is not wanted:
+        type_mismatch(node.args[0].loc, wanted, o.type)
+    return Operand(t.DATA_TASK, o.const, o.code, loc=node.loc)
+
+
+def _bind(f: Frame, node: s.Builtin, kind: str, type_: t.Type) -> Operand:
+    only_in(f, node, "comptime")
+    task, number = constant(f, node.args[0]), constant(f, node.args[1])
+    if not isinstance(task.type, t.Fn) or not task.type.task or not isinstance(task.const, FunctionValue):
+        type_mismatch(node.args[0].loc, "task", task.type)
+    if number.type is not type_:
+        type_mismatch(node.args[1].loc, type_, number.type)
+    bind(f, task.const, kind, int(number.const), node.loc)
+    return VOID
+
+
+# Ids that a task of another kind may not have too: on WSE-2 all kinds share one table.
+def bind(f: Frame, value: FunctionValue, kind: str, number: int, loc: Location) -> None:
+    """Bind a task to an id."""
+    tasks = f.unit.tables.tasks
+    if any(task.value is value for task in tasks.values()):
+        fail(loc, f"task '{value.decl.name}' has already been bound")
+    taken = tasks.get((kind, number)) or next((x for (_, n), x in tasks.items() if n == number), None)
+    if taken:
+        fail(loc, f"a task has already been bound to ID {number}: '{taken.title}' at {taken.loc}")
+    instance = f.unit.function(value)
+    if kind == "local" and instance.params:
+        fail(value.decl.loc, f"local task '{value.decl.name}' must not have parameters")
+    for p in instance.params:
+        if p.size not in (2, 4):
+            fail(value.decl.loc, f"task parameter of type '{p}' must have 16 or 32 bits")
+    if sum(p.size for p in instance.params) > 4:
+        fail(value.decl.loc, f"parameters of task '{value.decl.name}' exceed the 32 bits of a wavelet")
+    tasks[kind, number] = Task(number, kind, instance.name, instance.params, value.decl.name, loc, value)
+
+
+@builtin("bind_local_task", 2)
+def _bind_local_task(f: Frame, node: s.Builtin) -> Operand:
+    return _bind(f, node, "local", t.LOCAL_TASK)
+
+
+@builtin("bind_data_task", 2)
+def _bind_data_task(f: Frame, node: s.Builtin) -> Operand:
+    return _bind(f, node, "data", t.DATA_TASK)
+
+
+@builtin("bind_control_task", 2)
+def _bind_control_task(f: Frame, node: s.Builtin) -> Operand:
+    return _bind(f, node, "control", t.CONTROL_TASK)
+
+
+@builtin("activate", 1)
+def _activate(f: Frame, node: s.Builtin) -> Operand:
+    o = f.value(node.args[0])
+    text = task_code(f, o, node.args[0].loc, (t.LOCAL_TASK,))
+    if not f.comptime:
+        f.cost += 2
+        f.emit(f"pe.activate({text})", node.loc)
+        return VOID
+    only_in(f, node, "comptime")
+    f.unit.tables.activated.append(int(o.const))
+    return VOID
+
+
+def task_code(f: Frame, o: Operand, loc: Location, kinds: tuple[t.Type, ...]) -> str:
+    """The code of a task id; a task stands for the id it is bound to."""
+    if isinstance(o.type, t.Fn) and o.type.task and o.known:
+        return f.unit.task_reference(o.const)
+    if o.type not in kinds:
+        type_mismatch(loc, kinds[0], o.type)
+    return code(f, o)
+
+
+def _state(f: Frame, node: s.Builtin, blocked: bool) -> Operand:
+    o = f.value(node.args[0])
+    kinds = (t.LOCAL_TASK, t.DATA_TASK, t.COLOR, t.INPUT_QUEUE, t.CONTROL_TASK)
+    text = task_code(f, o, node.args[0].loc, kinds)
+    if not f.comptime:
+        f.cost += 2
+        f.emit(f"pe.{node.name[1:]}({text})", node.loc)
+        return VOID
+    only_in(f, node, "comptime")
+    states = f.unit.tables.blocked
+    (states.add if blocked else states.discard)(int(o.const))
+    return VOID
+
+
+@builtin("block", 1)
+def _block(f: Frame, node: s.Builtin) -> Operand:
+    return _state(f, node, True)
+
+
+@builtin("unblock", 1)
+def _unblock(f: Frame, node: s.Builtin) -> Operand:
+    return _state(f, node, False)
+
+
+@builtin("initialize_queue", 1, 2)
+def _initialize_queue(f: Frame, node: s.Builtin) -> Operand:
+    only_in(f, node, "comptime")
+    queue = constant(f, node.args[0])
+    if queue.type not in (t.INPUT_QUEUE, t.OUTPUT_QUEUE):
+        type_mismatch(node.args[0].loc, t.INPUT_QUEUE, queue.type)
+    options = members(constant(f, node.args[1])) if len(node.args) > 1 else {}
+    if "color" not in options:
+        return VOID
+    color = coerce(f, options["color"], t.COLOR, node.args[1].loc)
+    tables = f.unit.tables
+    table = tables.queues_in if queue.type is t.INPUT_QUEUE else tables.queues_out
+    if queue.const in table:
+        fail(node.loc, "initialization for this queue has already been set")
+    table[int(queue.const)] = int(color.const)
+    return VOID
+
+
+@builtin("set_teardown_handler", 2)
+def _set_teardown_handler(f: Frame, node: s.Builtin) -> Operand:
+    only_in(f, node, "comptime")
+    handler, color = constant(f, node.args[0]), constant(f, node.args[1], t.COLOR)
+    if not isinstance(handler.type, t.Fn) or handler.type.task:
+        type_mismatch(node.args[0].loc, "fn() void", handler.type)
+    if color.const in f.unit.tables.teardown:
+        fail(node.loc, "teardown handler for this color has already been set")
+    f.unit.tables.teardown[int(color.const)] = f.unit.function(handler.const).name
+    return VOID
+
+
+@builtin("get_config", 1)
+def _get_config(f: Frame, node: s.Builtin) -> Operand:
+    fail(node.loc, "'@get_config' reads a hardware register that is not simulated", suggestion="use <tile_config>")
+
+
+@builtin("set_config", 2)
+def _set_config(f: Frame, node: s.Builtin) -> Operand:
+    fail(node.loc, "'@set_config' writes a hardware register that is not simulated", suggestion="use <tile_config>")
+

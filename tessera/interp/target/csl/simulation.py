@@ -1,0 +1,170 @@
+"""A program on its grid of PEs: loads it, takes the host's commands, advances the clock, and explains a stall."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tessera.errors import ArgumentError
+from tessera.interp.target.csl.commands import Command, CopyIn, CopyOut, Launch, Place, Stream
+from tessera.interp.target.csl.events import Events
+from tessera.interp.target.csl.fabric import DEPTH, Fabric
+from tessera.interp.target.csl.faults import CslFault
+from tessera.interp.target.csl.host_streams import Gate, HostSource
+from tessera.interp.target.csl.pe import Pe
+from tessera.interp.target.csl.routes import HOST
+
+LATENCY = 1000  # cycles from the host to the rectangle's west edge: programs that stream, then copy, rely on a long way
+LISTED = 12  # lines of a stall report
+
+
+class Simulation:
+    """One run of a compiled program.
+
+    Args:
+        layout: what `compile_program` returns.
+        seed: shuffles the order of events of one cycle and the links' delays, to expose races; None: a fixed order.
+        depth: words that fit into each of the fabric's queues.
+        limit: the cycle at which a run that does not end is given up.
+
+    Raises:
+        CslFault: from `wait`, and from anything that advances the clock, for a fault of the program.
+    """
+
+    def __init__(self, layout: Any, seed: int | None = None, depth: int = DEPTH, limit: int = 10**10) -> None:
+        self.layout, self.limit = layout, limit
+        self.events = Events(seed)
+        self.fabric = Fabric(self.events, layout.width, layout.height, layout.colors, seed, depth)
+        self.pes: dict[Place, Any] = {}
+        self.streams: dict[Place, Stream] = {}
+        self.launches: list[Launch] = []
+        self._last_in: Command | None = None
+        self.sources: dict[tuple[Place, int], HostSource] = {}
+        self.timeline: list[tuple[Place, str, int, int]] = []
+        for place, tile in layout.tiles.items():
+            self._place(place, tile.program)
+
+    def _place(self, place: Place, program: Any) -> None:
+        pe = Pe(program, *place, self.events, self.fabric.view(*place))
+        pe.trace = lambda name, start, end: self.timeline.append((place, name, start, end))
+        self.fabric.nodes[place].pe = self.pes[place] = pe
+        self.streams[place] = Stream(self.events, pe, place)
+
+    def boot(self) -> None:
+        """Start every PE: tasks that were activated at compile time run."""
+        for pe in self.pes.values():
+            pe.boot()
+
+    @property
+    def cycles(self) -> int:
+        """The cycle that the run has reached."""
+        return self.events.now
+
+    def issue(self, command: Command) -> Command:
+        """Send a command to its PEs, row by row from the west."""
+        turns: dict[int, int] = {}
+        for x, y in sorted(command.left):
+            turns[y] = turns.get(y, self.events.now + LATENCY) + command.cycles
+            self.streams[x, y].add(command, turns[y] + x)
+        return command
+
+    def launch(self, name: str, *args: Any) -> Command:
+        """Call an exported function on every PE that has it."""
+        places = [place for place, pe in self.pes.items() if name in pe.program.exports]
+        command = Launch(name, places, args)
+        self.launches.append(command)
+        return self.issue(command)
+
+    def copy_in(self, name: str, rows: dict[Place, np.ndarray]) -> Command:
+        """Write each PE's row to the memory at a symbol."""
+        self._last_in = CopyIn(name, rows)
+        return self.issue(self._last_in)
+
+    def copy_out(self, name: str, rows: dict[Place, np.ndarray]) -> Command:
+        """Read the memory at a symbol into each PE's row."""
+        return self.issue(CopyOut(name, rows))
+
+    def stream_in(self, color: int, rows: dict[Place, np.ndarray]) -> Command:
+        """Send words to PEs on a color."""
+        command = Command(f"color {color}", rows)
+
+        def start() -> None:
+            for place, row in rows.items():
+                source = self._source(place, color)
+                source.send(row, self.events.now, partial(command.left.discard, place))
+
+        # The host's words travel in order: a stream comes after the copies before it.
+        if self._last_in is not None and self._last_in.left:
+            self._last_in.then.append(start)
+        else:
+            start()
+        return command
+
+    def _source(self, place: Place, color: int) -> HostSource:
+        """Where the host's words for a color of a PE go in: its router where a route takes them, else its queue."""
+        if (place, color) not in self.sources:
+            node = self.fabric.nodes[place]
+            channel = node.channels.get(color)
+            routed = channel is not None and channel.route.accepts(HOST) and not channel.route.flexible
+            self.sources[place, color] = HostSource(Gate(channel) if channel and routed else node.input(color))
+        return self.sources[place, color]
+
+    def stream_out(self, color: int, rows: dict[Place, np.ndarray]) -> Command:
+        """Collect words that PEs send on a color into their rows."""
+        command = Command(f"color {color}", rows)
+        for place, row in rows.items():
+            channel = self.fabric.nodes[place].channels.get(color)
+            sink = channel.host() if channel else self.fabric.nodes[place].output(color).collect()
+            sink.receive(row, partial(command.left.discard, place))
+        return command
+
+    def wait(self, command: Command, size: int | None = None) -> None:
+        """Advance the clock until a command is over.
+
+        Raises:
+            CslFault: nothing can happen any more, and it is not over; says who waits for what. `size`: the bytes
+                that the host waits for.
+        """
+        self.events.run(until=lambda: not command.left, limit=self.limit)
+        if command.left:
+            self._stall(size)
+
+    def settle(self) -> None:
+        """Advance the clock until nothing happens any more."""
+        self.events.run(limit=self.limit)
+
+    def _stall(self, size: int | None) -> NoReturn:
+        what = "the program stalls"
+        if size is not None:
+            what = f"received length (0 bytes) is not expected ({size} bytes), could be a kernel stall"
+        lines = "".join(f"\n    {line}" for line in shortened(self.reasons()))
+        raise CslFault(f"{what}: nothing can happen any more at cycle {self.cycles}{lines}")
+
+    def reasons(self) -> list[str]:
+        """Who waits for what, in words."""
+        unblock = [text for stream in self.streams.values() if (text := stream.complaint())]
+        waits = [f"PE {place}: {text}" for place, pe in self.pes.items() for text in pe.waiting()]
+        return unblock + waits + self.fabric.stuck()
+
+
+def shortened(lines: list[str]) -> list[str]:
+    """The first lines, and how many more there are."""
+    return lines if len(lines) <= LISTED else [*lines[:LISTED], f"… and {len(lines) - LISTED} more"]
+
+
+def region(shape: tuple[int, int], x: int, y: int, width: int, height: int) -> Iterable[Place]:
+    """The PEs of a region of interest, row by row.
+
+    Raises:
+        ArgumentError: it does not lie in the rectangle.
+    """
+    if min(x, y, width - 1, height - 1) < 0 or x + width > shape[0] or y + height > shape[1]:
+        raise ArgumentError(
+            "the region of interest is not inside the program rectangle",
+            expected=f"x, y, width, height inside {shape[0]} x {shape[1]}",
+            received=f"{x}, {y}, {width}, {height}",
+        )
+    return [(px, py) for py in range(y, y + height) for px in range(x, x + width)]

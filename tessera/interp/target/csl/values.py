@@ -1,0 +1,189 @@
+"""Values of CSL: comptime values, pointers, memory and fabric descriptors, color configurations."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tessera.errors import UNKNOWN, Location
+from tessera.interp.target.csl import types as t
+
+DIRECTIONS = ("WEST", "EAST", "SOUTH", "NORTH", "RAMP")
+
+
+class Value(NamedTuple):
+    """A value known at compile time.
+
+    `data` is an int, a NumPy scalar, a str, a Type, a NumPy array (arrays and structs), a dict of names to Values
+    (anonymous structs; "0", "1", … for tuples), a `Pointer`, a descriptor, a function or a module.
+    """
+
+    type: t.Type
+    data: Any
+
+
+class Pointer(NamedTuple):
+    """An address: a flat array and an index. At compile time the array may be a `Global` that no PE holds yet."""
+
+    array: Any
+    index: int  # type: ignore[assignment]
+
+
+class Cast(NamedTuple):
+    """A `Global` seen as cells of another type, before a PE holds it."""
+
+    array: Any
+    dtype: Any
+
+
+class Mem1d(NamedTuple):
+    """A memory vector: `byte` offset into `array`; `stride` in elements; `indexed`: the wavelet index is added."""
+
+    array: Any
+    byte: int
+    stride: int
+    extent: int
+    indexed: bool = False
+
+
+class Mem4d(NamedTuple):
+    """A memory tensor: extents and strides (in elements), outermost first."""
+
+    array: Any
+    byte: int
+    strides: tuple[int, ...]
+    extents: tuple[int, ...]
+    indexed: bool = False
+
+    @property
+    def extent(self) -> int:
+        """How many elements it walks."""
+        return int(np.prod(self.extents))
+
+
+class Circular(NamedTuple):
+    """A circular buffer: wraps at the end of its array."""
+
+    array: Any
+    byte: int
+    extent: int
+    start: int = 0
+
+
+class Fabin(NamedTuple):
+    """Wavelets that arrive on a color."""
+
+    color: int
+    extent: int
+    queue: int
+    control: bool = False
+
+
+class Fabout(NamedTuple):
+    """Wavelets that leave on a color."""
+
+    color: int
+    extent: int
+    queue: int
+    control: bool = False
+    advance: bool = False
+
+
+class FifoRef(NamedTuple):
+    """A FIFO of the program; each PE has its own `Fifo`."""
+
+    number: int
+
+
+class Dsr(NamedTuple):
+    """One register: file ("dsr_dest", "dsr_src0", "dsr_src1") and number."""
+
+    file: str
+    number: int
+
+
+class Loaded:
+    """What a DSR holds: a descriptor with the options it was loaded with."""
+
+    __slots__ = ("dsd", "options", "save")
+
+    def __init__(self, dsd: Any, options: dict[str, Any], save: bool) -> None:
+        self.dsd, self.options, self.save = dsd, options, save
+
+
+class Fifo:
+    """A FIFO in PE memory; `on_push` and `on_pop` are task ids to activate."""
+
+    def __init__(self, capacity: int, on_push: int | None, on_pop: int | None) -> None:
+        self.words: deque[Any] = deque()
+        self.capacity, self.on_push, self.on_pop = capacity, on_push, on_pop
+
+
+@dataclass(eq=False)
+class Global:
+    """A global variable of a program: each PE holds its own array of it."""
+
+    number: int
+    name: str
+    type: t.Type
+    initial: Any
+    mutable: bool
+    loc: Location
+    addressed: bool = False
+
+    @property
+    def count(self) -> int:
+        """The number of cells."""
+        return self.type.count if isinstance(self.type, t.Array) else 1
+
+
+@dataclass(frozen=True, eq=False)
+class NativeFunction:
+    """A library function written in Python. `run(pe, *args)`; with `waits` it is a generator function;
+    with `comptime` it is `run(unit, *Values) -> Value` at compile time. `cycles` is what one call costs."""
+
+    name: str
+    run: Callable[..., Any]
+    waits: bool = False
+    comptime: bool = False
+    cycles: int = 2
+    result: Callable[..., t.Type] | None = None
+
+
+@dataclass(frozen=True)
+class SwitchPosition:
+    """What a switch position changes in the route."""
+
+    rx: str | None = None
+    tx: str | None = None
+    invalid: bool = False
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which wavelets a PE keeps of those that reach its ramp: `kind` is "counter", "sparse_counter" or "range"."""
+
+    kind: str
+    limits: dict[str, int] = field(default_factory=dict)
+    init_counter: int = 0
+
+
+@dataclass(frozen=True)
+class ColorConfig:
+    """The routing of one color at one PE."""
+
+    rx: tuple[str, ...]
+    tx: tuple[str, ...]
+    switches: tuple[SwitchPosition, ...] = ()
+    current: int = 0
+    ring: bool = False
+    pop_mode: str = "no_pop"
+    filter: Filter | None = None
+    teardown: bool = False
+    swap_x: bool = False
+    swap_y: bool = False
+    loc: Location = UNKNOWN

@@ -1,0 +1,139 @@
+"""A mesh program under construction, and what every rule needs of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.errors import UnsupportedOpError
+from tessera.ir.builder import Builder
+from tessera.ir.core import Node, Value
+from tessera.lower.mesh.pieces import CONSTANT, Held, Mesh, Split, settled
+from tessera.op import Op
+from tessera.ops import basic, mesh, shape, tile
+from tessera.ops import elementwise as e
+from tessera.ops.mesh import WHOLE
+from tessera.types import DType, TensorType, int64
+
+
+class NoMapping(UnsupportedOpError):
+    """An op cannot be computed where its operands lie."""
+
+
+@dataclass
+class Lowering:
+    """The program that each element of the mesh runs, and where each value of the graph lies."""
+
+    mesh: Mesh
+    builder: Builder = field(default_factory=Builder)
+    held: dict[Value, Held] = field(default_factory=dict)
+    # Estimates, by which ways to cut the inputs are compared.
+    cycles: float = 0.0
+    kept: int = 0  # bytes of the pieces of inputs and outputs
+    largest: int = 0  # bytes of the largest piece in between
+
+    def add(self, op: Op, *args: Value, **attrs: Any) -> Value:
+        """The result of a node of the program."""
+        out = self.builder.add(op, args, attrs).out
+        self.cycles += 24 + count(out) / 2
+        self.largest = max(self.largest, count(out) * out.type.dtype.numpy.itemsize)
+        return out
+
+    def index(self, value: int) -> Value:
+        """A constant index."""
+        return self.builder.add(basic.full, (), {"shape": (), "value": value, "dtype": int64}).out
+
+    def place(self, cut: int) -> Value:
+        """This element's place along a mesh axis."""
+        return self.builder.add(tile.program_id, (), {"axis": cut}).out
+
+    def hold(self, node: Node, split: Split, value: Value) -> Held:
+        """The result of a node, computed at one split."""
+        return self.lying(node.out.type, split, value)
+
+    def lying(self, type: TensorType, split: Split, value: Value, clean: bool = False) -> Held:
+        """A tensor of which each element has `value`."""
+        found = Held(type, split, lambda wanted: self.moved(type, split, value, wanted), clean)
+        found.made[split] = value
+        return found
+
+    def moved(self, type: TensorType, split: Split, value: Value, wanted: Split) -> Value:
+        """A piece at another split: cut out of what is whole, or repeated where it is constant."""
+        for axis, (has, wants) in enumerate(zip(split, wanted, strict=True)):
+            if has == WHOLE and wants >= 0:
+                value = self.cut(type, value, axis, wants)
+            elif has != CONSTANT and has != wants:
+                raise self.refusal(f"a tensor cut as {split} is wanted as {wanted}")
+        return self.repeated(value, self.mesh.local(type, wanted))
+
+    def repeated(self, value: Value, type: TensorType) -> Value:
+        """A value with its axes of size 1 repeated."""
+        shape = tuple(type.shape)
+        return value if tuple(value.type.shape) == shape else self.add(basic.broadcast_to, value, shape=shape)
+
+    def cut(self, type: TensorType, value: Value, axis: int, cut: int) -> Value:
+        """This element's own panel of an axis it has the whole of."""
+        if self.mesh.padded(int(type.shape[axis]), cut):
+            raise self.refusal(f"{type.shape[axis]} elements do not fall into {self.mesh.grid[cut]} equal pieces")
+        if self.mesh.grid[cut] == 1:
+            return value
+        return self.add(mesh.panel, value, self.place(cut), axis=axis - type.rank, count=self.mesh.grid[cut])
+
+    def settle(self, x: Held) -> Split:
+        """A split at which a value can be made, nothing left open."""
+        return self.mesh.plain(settled(x.type, x.split))
+
+    def whole(self, x: Held, axes: Sequence[int]) -> Split:
+        """The split of a value with some of its axes not cut."""
+        split = list(self.settle(x))
+        for axis in axes:
+            if x.split[axis] >= 0:
+                raise self.refusal(f"axis {axis} is cut over the mesh")
+            split[axis] = WHOLE if x.split[axis] != CONSTANT or int(x.type.shape[axis]) > 1 else CONSTANT
+        return tuple(split)
+
+    def filled(self, x: Held, split: Split, axis: int, fill: float, value: Value | None = None) -> Value:
+        """The piece at a split, with `fill` past the tensor's end along an axis."""
+        value = x.at(split) if value is None else value
+        size = int(x.type.shape[axis])
+        if not self.mesh.padded(size, split[axis]) or (fill == 0 and x.clean):
+            return value
+        return self.add(e.where, self.inside(value.type, axis, split[axis], size), value, self.full(value.type, fill))
+
+    def inside(self, type: TensorType, axis: int, cut: int, size: int) -> Value:
+        """Which elements of a piece lie before the tensor's end along an axis."""
+        places = self.places(type, axis, cut, int64)
+        limit = self.full(places.type, size)
+        return self.repeated(self.add(e.less, places, limit), type)
+
+    def places(self, type: TensorType, axis: int, cut: int, dtype: DType) -> Value:
+        """The places along an axis of the tensor of this element's piece; other axes have size 1."""
+        length = int(type.shape[axis])
+        shape_ = tuple(length if a == axis else 1 for a in range(type.rank))
+        found = self.add(shape.iota, shape=shape_, axis=axis, dtype=dtype)
+        if cut < 0 or self.mesh.grid[cut] == 1:
+            return found
+        first = self.add(e.mul, self.place(cut), self.index(length))
+        start = first if dtype == int64 else self.add(basic.cast, first, dtype=dtype)
+        level = self.add(shape.reshape, start, shape=(1,) * type.rank)
+        return self.add(e.add, found, self.repeated(level, found.type))
+
+    def full(self, type: TensorType, value: Any) -> Value:
+        """A block of one value."""
+        one = self.builder.add(basic.full, (), {"shape": (1,) * type.rank, "value": value, "dtype": type.dtype}).out
+        return self.repeated(one, type)
+
+    def refusal(self, why: str) -> NoMapping:
+        """The error for what cannot be laid out."""
+        return NoMapping(
+            f"this has no mapping onto a mesh of {self.mesh.rows} x {self.mesh.columns} elements: {why}",
+            location=self.builder.location,
+            suggestion="choose another grid (1x1 always fits), or run on another target",
+        )
+
+
+def count(value: Value) -> int:
+    """The elements of a piece."""
+    return math.prod(map(int, value.type.shape))

@@ -1,0 +1,159 @@
+"""The host's side: tensors of copies, the order of calls, `SdkLayout`, the debug tools, pictures."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tessera.errors import ArgumentError, DeviceUnavailable, FileError, ShapeError
+from tessera.interp.target.csl.host import cslc, regions
+from tessera.interp.target.csl.host.debug import debug_util
+from tessera.interp.target.csl.host.runtime import SdkRuntime
+from tessera.interp.target.csl.host.tensors import MemcpyDataType, MemcpyOrder, Tensor
+from tessera.interp.target.csl.pictures import chrome_trace, draw
+
+AXPY = Path(__file__).parent / "programs" / "axpy" / "layout.csl"
+WORDS, HALVES = MemcpyDataType.MEMCPY_32BIT, MemcpyDataType.MEMCPY_16BIT
+HOW = {"data_type": WORDS, "order": MemcpyOrder.ROW_MAJOR}
+
+
+def compile_axpy(folder, *more):
+    words = [str(AXPY), "--fabric-dims=10,3", "--fabric-offsets=4,1", "--params=width:3,n:8", "--memcpy", *more]
+    return cslc.main([*words, "-o", str(folder)])
+
+
+@pytest.fixture
+def runtime(tmp_path):
+    assert compile_axpy(tmp_path) == 0
+    return SdkRuntime(tmp_path)
+
+
+@pytest.mark.parametrize("order", MemcpyOrder)
+@pytest.mark.parametrize("kind, dtype", [(WORDS, np.float32), (HALVES, np.uint32)])
+def test_a_tensor_is_taken_apart_and_put_together(order, kind, dtype):
+    cube = np.arange(2 * 3 * 4).reshape(2, 3, 4).astype(dtype)
+    flat = cube.reshape(-1, order="F" if order is MemcpyOrder.COL_MAJOR else "C")
+    places = [(x, y) for y in range(2) for x in range(3)]
+    rows = Tensor(flat, places, (2, 3, 4), kind, order).rows()
+    assert all((rows[x, y].view(dtype if kind is WORDS else np.uint16) == cube[y, x]).all() for x, y in places)
+    back = Tensor(np.zeros_like(flat), places, (2, 3, 4), kind, order)
+    for place, row in back.empty(False).items():
+        row[:] = rows[place]
+    back.fill()
+    assert (back.array == flat).all()
+
+
+def test_a_tensor_must_fit():
+    with pytest.raises(ShapeError, match="does not fit the copy"):
+        Tensor(np.zeros(5, np.float32), [(0, 0)], (1, 1, 4), WORDS, MemcpyOrder.ROW_MAJOR)
+    with pytest.raises(ArgumentError, match="elements of 32 bits"):
+        Tensor(np.zeros(4, np.float16), [(0, 0)], (1, 1, 4), HALVES, MemcpyOrder.ROW_MAJOR)
+
+
+def test_calls_in_the_wrong_order(runtime):
+    x = np.zeros(8, np.float32)
+    with pytest.raises(ArgumentError, match=r"run\(\) does not come here"):
+        runtime.run()
+    runtime.load()
+    with pytest.raises(ArgumentError, match="a runtime that is loaded"):
+        runtime.memcpy_h2d(0, x, 0, 0, 1, 1, 8, **HOW)
+    runtime.run()
+    with pytest.raises(ArgumentError, match="region of interest"):
+        runtime.memcpy_h2d(0, np.zeros(16, np.float32), 2, 0, 2, 1, 8, **HOW)
+    with pytest.raises(ArgumentError, match="exports no symbol 'z'"):
+        runtime.get_id("z")
+    with pytest.raises(ArgumentError, match="9 is no symbol's id"):
+        runtime.memcpy_d2h(x, 9, 0, 0, 1, 1, 8, **HOW)
+
+
+def test_rows_and_columns_are_broadcast(runtime):
+    runtime.load()
+    runtime.run()
+    runtime.memcpy_h2d_rowbcast(runtime.get_id("x"), np.arange(8, dtype=np.float32), 0, 0, 3, 1, 8, **HOW)
+    runtime.memcpy_h2d_colbcast(runtime.get_id("y"), np.ones(24, np.float32), 0, 0, 3, 1, 8, **HOW)
+    task = runtime.call("axpy", [np.float32(3)], nonblock=True)
+    assert not runtime.is_task_done(task)
+    runtime.task_wait(task)
+    assert runtime.is_task_done(task)
+    assert (runtime.read_symbol(2, 0, "y", np.float32) == 3 * np.arange(8) + 1).all()
+    assert runtime.coord_logical_to_physical(2, 0) == (6, 1)
+
+
+def test_what_is_not_there(tmp_path, capsys):
+    with pytest.raises(FileError, match="holds no compiled program"):
+        SdkRuntime(tmp_path)
+    with pytest.raises(FileError, match="ran in this process"):
+        debug_util(tmp_path)
+    assert compile_axpy(tmp_path) == 0
+    with pytest.raises(DeviceUnavailable, match="no machine at 1.2.3.4:9000"):
+        SdkRuntime(tmp_path, cmaddr="1.2.3.4:9000")
+    assert compile_axpy(tmp_path, "--fabric-dims=9,3") == 1
+    assert "the fabric is too small" in capsys.readouterr().err
+    assert compile_axpy(tmp_path, "--params=n:x") == 1
+    assert "--params does not read" in capsys.readouterr().err
+
+
+def test_the_compiled_program_does_not_change_with_its_sources(tmp_path):
+    source = tmp_path / "layout.csl"
+    source.write_text(AXPY.read_text())
+    (tmp_path / "pe.csl").write_text((AXPY.parent / "pe.csl").read_text())
+    assert cslc.main([str(source), "--params=width:2,n:4", "-o", str(tmp_path / "out")]) == 0
+    source.write_text("this is not CSL")
+    assert SdkRuntime(tmp_path / "out").get_id("y") == 1
+    assert json.loads((tmp_path / "out" / "out.json").read_text())["params"] == {"width": "2", "n": "4"}
+
+
+SENDER = """
+param size: u16;
+param tx: color;
+var data = @zeros([size]u32);
+const out = @get_dsd(fabout_dsd, .{ .extent = size, .fabric_color = tx, .output_queue = @get_output_queue(2) });
+const in_dsd = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{size} -> data[i] });
+task main() void { @mov32(out, in_dsd, .{ .async = true }); }
+comptime {
+  @bind_local_task(main, @get_local_task_id(9));
+  @activate(@get_local_task_id(9));
+  if (@is_arch("wse3")) { @initialize_queue(@get_output_queue(2), .{ .color = tx }); }
+}
+"""
+
+
+@pytest.mark.parametrize("target", regions.SdkTarget)
+def test_ports_are_joined_around_other_regions(tmp_path, target):
+    (tmp_path / "sender.csl").write_text(SENDER)
+    layout = regions.SdkLayout(regions.get_platform("", None, target))
+    up = regions.RoutingPosition().set_input([regions.Route.RAMP])
+    ends = []
+    for name, x in (("a", 0), ("b", 2)):
+        region = layout.create_code_region(str(tmp_path / "sender.csl"), name, 1, 2)
+        region.place(x, 0)
+        region.set_param_all("size", 6)
+        color = region.color("tx")
+        region.set_param_all(color)
+        region.set_symbol_all("data", np.arange(12, dtype=np.uint32), 6, 2)
+        ends.append(region.create_output_port(color, regions.Edge.LEFT, [up], 6))
+    with pytest.raises(ArgumentError, match="these ports do not fit"):
+        layout.connect(*ends)
+    stream = layout.create_output_stream(ends[1])
+    runtime = SdkRuntime(layout.compile(str(tmp_path / "out")), layout.platform, memcpy_required=False)
+    runtime.load()
+    runtime.run()
+    got = np.zeros(6, np.uint32)
+    runtime.receive(stream, got, 6)
+    assert (got == np.arange(6)).all()
+
+
+def test_a_trace_and_a_picture(runtime, tmp_path):
+    runtime.load()
+    runtime.run()
+    runtime.launch("axpy", 1.0)
+    trace = chrome_trace(runtime._simulation)
+    tasks = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {event["name"] for event in tasks} == {"axpy"}
+    assert [pe["memory"] > 64 for pe in trace["otherData"]["pes"]] == [True] * 3
+    with pytest.raises(ArgumentError, match=".png or .svg"):
+        draw(runtime._simulation, tmp_path / "grid.pdf")
+    pytest.importorskip("matplotlib")
+    draw(runtime._simulation, tmp_path / "grid.svg")
+    assert "<svg" in (tmp_path / "grid.svg").read_text()

@@ -1,0 +1,165 @@
+"""Wavelets over routes, with a PE that only records: back-pressure, switches, filters, swaps, teardown, faults."""
+
+import pytest
+
+from tessera.interp.target.csl.events import Events
+from tessera.interp.target.csl.fabric import Fabric
+from tessera.interp.target.csl.faults import CslFault
+from tessera.interp.target.csl.values import ColorConfig, Filter, SwitchPosition
+from tessera.interp.target.csl.wavelets import Opcode, encode
+
+ADVANCE = encode([(Opcode.SWITCH_ADV, True)])
+
+
+class Recorder:
+    """A PE that takes every word at once, unless it is told to stop."""
+
+    def __init__(self, view):
+        self.view, self.open, self.got, self.torn = view, True, [], []
+
+    def arrived(self, color):
+        while self.open and (head := self.view.peek(color)):
+            word = self.view.pop_control(color) if head[1] else self.view.pop(color, 1)[0]
+            self.got.append((self.view.node.fabric.events.now, color, word))
+
+    def drained(self, color):
+        self.got.append("drained")
+
+    def torn_down(self, color):
+        self.torn.append(color)
+
+    @property
+    def words(self):
+        return [item[2] for item in self.got if item != "drained"]
+
+
+def grid(width, colors, height=1, seed=None):
+    fabric = Fabric(Events(), width, height, colors, seed=seed)
+    for (x, y), node in fabric.nodes.items():
+        node.pe = Recorder(fabric.view(x, y))
+    return fabric, [fabric.nodes[x, 0].pe for x in range(width)]
+
+
+def line(width, **options):
+    """Color 0 from PE 0 east to the last; those between forward, and keep a copy."""
+    ends = {0: ColorConfig(("RAMP",), ("EAST",)), width - 1: ColorConfig(("WEST",), ("RAMP",), **options)}
+    middle = ColorConfig(("WEST",), ("RAMP", "EAST"), **options)
+    return {(x, 0): {0: ends.get(x, middle)} for x in range(width)}
+
+
+def test_one_word_a_cycle_and_one_cycle_a_hop():
+    fabric, pes = grid(4, line(4))
+    assert pes[0].view.push(0, [7, 8, 9]) == 3
+    fabric.events.run()
+    first = [pe.got[0][0] for pe in pes[1:]]
+    assert [b - a for a, b in zip(first, first[1:], strict=False)] == [1, 1]
+    assert [time - first[2] for time, _, _ in pes[3].got] == [0, 1, 2]
+    assert all(pe.words == [7, 8, 9] for pe in pes[1:])
+    assert fabric.nodes[1, 0].traffic == [0, 3, 0, 0, 3, 0]
+
+
+def test_a_reader_that_stops_stops_the_sender():
+    fabric, pes = grid(2, line(2))
+    pes[1].open = False
+    assert pes[0].view.push(0, range(100)) == 100
+    assert pes[0].view.push(0, [100]) == 0
+    fabric.events.run()
+    left = len(fabric.nodes[0, 0].outputs[0].words)
+    assert left == 100 - 3 * fabric.depth
+    assert len(fabric.stuck()) == 4
+    pes[1].open = True
+    pes[1].arrived(0)
+    fabric.events.run()
+    assert pes[1].words == list(range(100))
+    assert pes[0].got == ["drained"]
+
+
+@pytest.mark.parametrize("ring, want", [(False, [[], [1], [2], [3, 4, 5]]), (True, [[4], [1, 5], [2], [3]])])
+def test_switches_move_after_the_control_word(ring, want):
+    switches = tuple(SwitchPosition(tx=side) for side in ("WEST", "EAST", "SOUTH"))
+    colors = {(x, y): {} for x in range(3) for y in range(3)}
+    colors[1, 1] = {0: ColorConfig(("RAMP",), ("NORTH",), switches, ring=ring)}
+    for place, side in (((1, 0), "SOUTH"), ((0, 1), "EAST"), ((2, 1), "WEST"), ((1, 2), "NORTH")):
+        colors[place] = {0: ColorConfig((side,), ("RAMP",))}
+    fabric, _ = grid(3, colors, 3)
+    view = fabric.view(1, 1)
+    for word in (1, 2, 3, 4, 5):
+        view.push(0, [ADVANCE], control=True)
+        view.push(0, [word])
+    fabric.events.run()
+    assert [fabric.nodes[p].pe.words for p in ((1, 0), (0, 1), (2, 1), (1, 2))] == want
+
+
+def test_a_popped_command_reaches_one_router_only():
+    switches = (SwitchPosition(tx="EAST"), SwitchPosition(rx="RAMP"))
+    colors = line(4, switches=switches, pop_mode="pop_on_advance")
+    fabric, pes = grid(4, colors)
+    pes[0].view.push(0, [1, 2])
+    pes[0].view.push(0, [ADVANCE, ADVANCE], control=True)
+    fabric.events.run()
+    pes[1].view.push(0, [3])  # PE 1 is at position 2 now: it sends, and hears nothing of itself
+    fabric.events.run()
+    assert [pe.words for pe in pes[1:]] == [[1, 2], [1, 2, 3], [1, 2, 3]]
+
+
+def test_filters():
+    keep = Filter("range", {"min_idx": 1, "max_idx": 2})
+    fabric, pes = grid(3, line(3, filter=keep))
+    pes[0].view.push(0, [i << 16 | 5 for i in range(4)])
+    fabric.events.run()
+    assert pes[1].words == pes[2].words == [1 << 16 | 5, 2 << 16 | 5]
+    every = Filter("counter", {"limit1": 2, "max_counter": 0}, init_counter=1)
+    fabric, pes = grid(3, line(3, filter=every))
+    pes[0].view.push(0, range(9))
+    fabric.events.run()
+    assert pes[2].words == [2, 5, 8]
+
+
+def test_a_swap_changes_the_color_on_each_hop():
+    ends = {0: (("RAMP",), ("EAST",)), 2: (("WEST",), ("RAMP",))}
+    each = [ColorConfig(*ends.get(x, (("WEST",), ("RAMP", "EAST"))), swap_x=True) for x in range(3)]
+    fabric, pes = grid(3, {(x, 0): {0: each[x], 1: each[x]} for x in range(3)})
+    pes[0].view.push(0, [5])
+    fabric.events.run()
+    assert [color for _, color, _ in pes[1].got + pes[2].got] == [1, 0]
+
+
+def test_teardown_holds_the_color_until_it_is_left():
+    fabric, pes = grid(3, line(3))
+    pes[0].view.push(0, [encode([(Opcode.TEARDOWN, True)])], control=True)
+    pes[0].view.push(0, [4])
+    fabric.events.run()
+    assert [pe.torn for pe in pes] == [[0]] * 3
+    assert not pes[2].words
+    assert fabric.view(1, 0).teardown_pending() == {0}
+    fabric.view(1, 0).reset_routes(0, ("WEST",), ("RAMP",))
+    for x in range(3):
+        fabric.view(x, 0).teardown_exit(0)
+    fabric.events.run()
+    assert [pe.words for pe in pes] == [[], [4], []]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_jitter_keeps_the_order(seed):
+    fabric, pes = grid(5, line(5), seed=seed)
+    pes[0].view.push(0, range(50))
+    fabric.events.run()
+    assert pes[4].words == list(range(50))
+
+
+@pytest.mark.parametrize(
+    "colors, message",
+    [
+        ({(0, 0): {0: ColorConfig(("RAMP",), ("WEST",))}}, "leaves the rectangle WEST of PE \\(0, 0\\)"),
+        ({(0, 0): {0: ColorConfig(("RAMP",), ("EAST",))}}, "PE \\(1, 0\\), which has no route for that color"),
+        (
+            {(0, 0): {0: ColorConfig(("WEST",), ("RAMP",))}},
+            "from RAMP into PE \\(0, 0\\), whose route takes it from WEST",
+        ),
+    ],
+)
+def test_faults(colors, message):
+    fabric, pes = grid(2, colors)
+    with pytest.raises(CslFault, match=message):
+        pes[0].view.push(0, [1])
+        fabric.events.run()
