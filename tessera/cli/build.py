@@ -11,19 +11,24 @@ from rich.console import Console
 from tessera.artifacts import build_program
 from tessera.cli.entries import find, inputs_of, program_of
 from tessera.device import generator_of
+from tessera.lower.hosted import hosted
 
 
 def main(options: argparse.Namespace) -> int:
     """Build what the command line names."""
     console = Console()
-    target = generator_of(options.target)
+    target = generator_of(options.target) + (f":{options.grid}" if options.grid else "")
     entry = find(options.entry)
     start = time.perf_counter()
     with console.status(f"building {entry.name} for {target}"):
         program = program_of(entry, inputs_of(entry, options.seed), target)
         weights = entry.example.weights if entry.example else ()
-        folder = build_program(program, options.output, target, weights)
+        options_of = {"arch": options.arch} if options.arch else {}
+        folder = build_program(program, options.output, target, weights, options_of)
     size = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
     console.print(f"built [bold]{entry.name}[/] for {target} in {time.perf_counter() - start:.2f} s: {folder}")
     console.print(f"  {size:,} bytes; run it with: tessera run {folder}")
+    for node in hosted(program.levels["tile"]):
+        line = f"  runs on the host, by NumPy: {node.attrs['op']} at {node.loc}"
+        console.print(line, highlight=False, soft_wrap=True)
     return 0

@@ -12,9 +12,11 @@ COMMANDS = {
     "run": "run an example, a kernel or an artifact at any level and check it",
     "build": "compile an entry point for a target into an artifact folder",
     "check": "find all shape and dtype errors of a file's functions, with nothing executed",
+    "debug": "step through an entry point or a program, line by line or op by op, backwards too",
     "inspect": "print the IR of each level with the source line of each op",
     "conformance": "run the conformance suite against interpreters and generators",
     "ptx": "run a PTX file in the interpreter",
+    "csl": "run or check a CSL program in the simulator, or name the folder of its host tools",
     "doctor": "say what this machine can run, and what to install for the rest",
 }
 LEVELS = ("graph", "schedule", "tile", "target")
@@ -40,10 +42,12 @@ def _entry(command: argparse.ArgumentParser) -> None:
 def _run(command: argparse.ArgumentParser) -> None:
     _entry(command)
     command.add_argument("--level", choices=LEVELS, help="the level whose interpreter runs it")
-    command.add_argument("--target", help="the generator whose code runs it, such as llvm")
+    command.add_argument("--target", help="the generator whose code runs it: llvm, ptx, csl, csl:4x4 (a grid), …")
     command.add_argument(
         "--debug", action="store_true", help="look for races, bad accesses, early reads of copies and NaNs (Tile level)"
     )
+    command.add_argument("--as-target", metavar="TARGET", help="interpret kernels (Tile level) with a target's numbers")
+    command.add_argument("--lint", action="store_true", help="with --debug: also bank conflicts, coalescing and masks")
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
     command.add_argument(
         "--output", action="append", default=[], metavar="OUT.npy", help="where an output goes, in order"
@@ -53,12 +57,28 @@ def _run(command: argparse.ArgumentParser) -> None:
 def _build(command: argparse.ArgumentParser) -> None:
     _entry(command)
     command.add_argument("--target", default="llvm", help="the generator (default llvm)")
+    command.add_argument(
+        "--arch", help="the architecture, for a target that has several: sm_80, sm_90a (ptx), wse2, wse3 (csl)"
+    )
+    command.add_argument("--grid", metavar="RxC", help="rows and columns of elements, for a target of a mesh (csl)")
     command.add_argument("-o", "--output", required=True, metavar="FOLDER", help="the artifact folder to write")
 
 
 def _check(command: argparse.ArgumentParser) -> None:
     command.add_argument("entry", help="file.py, or file.py:name for one function")
     command.add_argument("--json", action="store_true", help="print a JSON array: one report for each function")
+
+
+def _debug(command: argparse.ArgumentParser) -> None:
+    _entry(command)
+    command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
+    command.add_argument(
+        "-c", dest="command_text", action="append", default=[], metavar="COMMANDS", help="debugger commands, between ;"
+    )
+    command.add_argument("--commands", metavar="FILE", help="a file of debugger commands, one a line")
+    command.add_argument("--checked", action="store_true", help="in debug mode: stop at the first finding")
+    command.add_argument("--script", action="store_true", help="run the whole file as a program")
+    command.add_argument("rest", nargs="*", metavar="ARGUMENT", help="with --script: the program's arguments")
 
 
 def _inspect(command: argparse.ArgumentParser) -> None:
@@ -87,17 +107,38 @@ def _ptx(command: argparse.ArgumentParser) -> None:
     command.add_argument("--entry", required=True, help="the entry to launch")
     command.add_argument("--grid", default="1", metavar="X[,Y[,Z]]", help="blocks (default 1)")
     command.add_argument("--block", default="1", metavar="X[,Y[,Z]]", help="threads of a block (default 1)")
-    command.add_argument("--arg", action="append", default=[], metavar="X", help="an array (X.npy) or number, in order")
+    command.add_argument("--cluster", default="1", metavar="X[,Y[,Z]]", help="blocks of a cluster (default 1)")
+    command.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="X",
+        help="in order: X.npy, X.npy:bf16, X.npy@64x64/128 (tensor map: box and swizzle), zeros:8x16:f32, or a number",
+    )
     command.add_argument("--shared", type=int, default=0, metavar="BYTES", help="dynamic shared memory (default 0)")
     command.add_argument("--output", action="append", default=[], metavar="I=OUT.npy", help="save argument I after it")
-    command.add_argument("--debug", action="store_true", help="find registers read before they are written")
+    command.add_argument("--debug", action="store_true", help="find races, uninitialised reads, missed waits and fences")
+
+
+def _csl(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=["run", "check", "tools"], help="what to do")
+    command.add_argument("path", nargs="?", help="run: a program's folder; check: its layout file")
+    command.add_argument("--arch", choices=("wse2", "wse3"), help="the machine (default: the first the folder is for)")
+    command.add_argument("--sdk", choices=("1.4", "2.10"), default="1.4", help="check: the language (default 1.4)")
+    command.add_argument("--param", action="append", default=[], metavar="NAME:VALUE", help="check: a parameter")
+    command.add_argument("--import-path", action="append", default=[], metavar="FOLDER", help="check: more modules")
+    command.add_argument("--seed", type=int, help="run: shuffle events and link delays, to expose races")
+    command.add_argument("--picture", metavar="FILE", help="run: draw memory, traffic and tasks into a .png or .svg")
+    command.add_argument("--trace", metavar="FILE", help="run: write the tasks as a Chrome trace (JSON)")
 
 
 ARGUMENTS = {
+    "csl": _csl,
     "ptx": _ptx,
     "run": _run,
     "build": _build,
     "check": _check,
+    "debug": _debug,
     "inspect": _inspect,
     "conformance": _conformance,
     "doctor": lambda command: command.add_argument("--json", action="store_true", help="print a JSON object"),

@@ -24,7 +24,7 @@ def _check_axis(axis: int) -> None:
         raise ArgumentError("a mesh has two axes", expected="0 (rows) or 1 (columns)", received=str(axis))
 
 
-def _check_split(ref: RefType, split: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def _check_split(ref: RefType, split: tuple[int, ...], shape: tuple) -> None:
     cut = [s for s in split if s != WHOLE]
     if len(split) != ref.rank or len(shape) != ref.rank or len(set(cut)) != len(cut):
         raise ShapeError("the pieces do not fit the tensor", received=f"{ref} split {split} into {shape}")

@@ -49,7 +49,8 @@ HELPERS = {
 }""",
     "log1p": """fn log1p(x: f32) f32 {
   const u: f32 = 1.0 + x;
-  if (u == 1.0 or u - u != 0.0) return x;
+  if (u == 1.0) return x;
+  if (u - u != 0.0) return x + math.sqrt(x);  // infinity, or NaN of what is below -1
   return math.log(u) * (x / (u - 1.0));
 }""",
 }

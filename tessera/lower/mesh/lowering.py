@@ -10,7 +10,7 @@ from typing import Any
 from tessera.errors import UnsupportedOpError
 from tessera.ir.builder import Builder
 from tessera.ir.core import Node, Value
-from tessera.lower.mesh.pieces import CONSTANT, Held, Mesh, Split, settled
+from tessera.lower.mesh.pieces import CONSTANT, Held, Mesh, Split, settled, tensor
 from tessera.op import Op
 from tessera.ops import basic, mesh, shape, tile
 from tessera.ops import elementwise as e
@@ -51,7 +51,7 @@ class Lowering:
 
     def hold(self, node: Node, split: Split, value: Value) -> Held:
         """The result of a node, computed at one split."""
-        return self.lying(node.out.type, split, value)
+        return self.lying(tensor(node.out), split, value)
 
     def lying(self, type: TensorType, split: Split, value: Value, clean: bool = False) -> Held:
         """A tensor of which each element has `value`."""
@@ -100,12 +100,14 @@ class Lowering:
         size = int(x.type.shape[axis])
         if not self.mesh.padded(size, split[axis]) or (fill == 0 and x.clean):
             return value
-        return self.add(e.where, self.inside(value.type, axis, split[axis], size), value, self.full(value.type, fill))
+        return self.add(
+            e.where, self.inside(tensor(value), axis, split[axis], size), value, self.full(tensor(value), fill)
+        )
 
     def inside(self, type: TensorType, axis: int, cut: int, size: int) -> Value:
         """Which elements of a piece lie before the tensor's end along an axis."""
         places = self.places(type, axis, cut, int64)
-        limit = self.full(places.type, size)
+        limit = self.full(tensor(places), size)
         return self.repeated(self.add(e.less, places, limit), type)
 
     def places(self, type: TensorType, axis: int, cut: int, dtype: DType) -> Value:
@@ -118,7 +120,7 @@ class Lowering:
         first = self.add(e.mul, self.place(cut), self.index(length))
         start = first if dtype == int64 else self.add(basic.cast, first, dtype=dtype)
         level = self.add(shape.reshape, start, shape=(1,) * type.rank)
-        return self.add(e.add, found, self.repeated(level, found.type))
+        return self.add(e.add, found, self.repeated(level, tensor(found)))
 
     def full(self, type: TensorType, value: Any) -> Value:
         """A block of one value."""

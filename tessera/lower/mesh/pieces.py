@@ -15,6 +15,12 @@ CONSTANT, OPEN = -2, -3
 Split = tuple[int, ...]
 
 
+def tensor(value: Value) -> TensorType:
+    """The type of a value that is a tensor."""
+    assert isinstance(value.type, TensorType), "a mesh holds tensors"
+    return value.type
+
+
 @dataclass(frozen=True)
 class Mesh:
     """A grid of processing elements."""

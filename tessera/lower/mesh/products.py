@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tessera.ir.core import Block, Value
 from tessera.lower.mesh.lowering import Lowering, count
-from tessera.lower.mesh.pieces import CONSTANT, OPEN, Held
+from tessera.lower.mesh.pieces import CONSTANT, OPEN, Held, tensor
 from tessera.lower.mesh.rules import joined, rules
 from tessera.ops import basic, control, linalg, mesh
 from tessera.ops import elementwise as e
@@ -89,7 +89,7 @@ def _panels(lowering: Lowering, left: Value, right: Value, cuts: Cuts, dtype: DT
     """The sum over panels of what is summed, each told by who holds it to those who need it."""
     panels, grid = lowering.mesh.panels, lowering.mesh.grid
     sizes = (*left.type.shape[:-1], right.type.shape[-1])
-    start = lowering.full(left.type.with_shape(sizes).with_dtype(dtype), 0)
+    start = lowering.full(tensor(left).with_shape(sizes).with_dtype(dtype), 0)
     number, total = Value(scalar(int64), "panel"), Value(start.type, "total")
     with lowering.builder.region() as nodes:
         before = lowering.cycles

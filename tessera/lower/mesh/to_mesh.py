@@ -12,7 +12,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.lower.mesh import products
 from tessera.lower.mesh.lowering import Lowering, NoMapping, count
-from tessera.lower.mesh.pieces import CONSTANT, Held, Mesh, Split
+from tessera.lower.mesh.pieces import CONSTANT, Held, Mesh, Split, tensor
 from tessera.lower.mesh.rules import refuse, rules
 from tessera.ops import host, mesh
 from tessera.ops.mesh import WHOLE
@@ -39,7 +39,7 @@ def to_mesh(module: Module, shape: Mesh) -> Module:
     """
     function = module.main
     _check(function)
-    choices = [_choices(shape, p.type) for p in function.params]
+    choices = [_choices(shape, tensor(p)) for p in function.params]
     chosen = [0] * len(choices)
     best = _cost(function, shape, choices, chosen)
     for _ in range(ROUNDS if math.prod(shape.grid) > 1 else 0):
@@ -92,8 +92,8 @@ def _cost(function: Function, shape: Mesh, choices: Sequence[Sequence[Split]], c
 
 
 def _body(lowering: Lowering, function: Function, splits: Sequence[Split], reached: list[int]) -> Block:
-    refs = [Value(_ref(p.type), p.hint or f"x{i}") for i, p in enumerate(function.params)]
-    held = [_read(lowering, ref, p.type, s) for ref, p, s in zip(refs, function.params, splits, strict=True)]
+    refs = [Value(_ref(tensor(p)), p.hint or f"x{i}") for i, p in enumerate(function.params)]
+    held = [_read(lowering, ref, tensor(p), s) for ref, p, s in zip(refs, function.params, splits, strict=True)]
 
     def meaning(node: Node, args: list[Held], run: object) -> list[Held]:
         reached[0] += 1
@@ -102,7 +102,9 @@ def _body(lowering: Lowering, function: Function, splits: Sequence[Split], reach
             return [refuse(lowering, node) if row is None else row(lowering, node, *args)]
 
     results = evaluate(function.body, held, meaning)
-    outs = [Value(_ref(v.type), "out" if len(results) == 1 else f"out{i}") for i, v in enumerate(function.body.results)]
+    outs = [
+        Value(_ref(tensor(v)), "out" if len(results) == 1 else f"out{i}") for i, v in enumerate(function.body.results)
+    ]
     for result, out in zip(results, outs, strict=True):
         split = lowering.settle(result)
         value = result.at(split)

@@ -1,0 +1,97 @@
+"""CSL programs of whole tensors, run in the simulator against the interpreter's bounds."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import driver
+from tessera.codegen.csl.generator import Csl
+from tessera.errors import ArgumentError, ResourceError, UnsupportedOpError
+from tessera.interp import bound
+
+
+def r(*shape, dtype=np.float32):
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
+
+
+def attention(q, k, v):
+    return ts.softmax((q @ k.T) * 0.25, axis=-1) @ v
+
+
+CASES = {
+    "chain": (lambda x, y: ts.tanh(ts.exp(x) * y + 1.0), (r(7, 9), r(7, 9))),
+    "softmax": (lambda x: ts.softmax(x, axis=-1), (r(6, 10),)),
+    "product": (lambda a, b: a @ b, (r(9, 7), r(7, 11))),
+    "product-f16": (lambda a, b: a @ b, (r(9, 7, dtype=np.float16), r(7, 11, dtype=np.float16))),
+    "matvec": (lambda a, x: a @ x, (r(9, 7), r(7))),
+    "mlp": (lambda x, a, b, c: ts.gelu(x @ a + b) @ c, (r(8, 12), r(12, 16), r(16), r(16, 12))),
+    "attention": (attention, (r(8, 6), r(10, 6), r(10, 6))),
+    "least": (lambda x: ts.min(x, axis=0), (r(6, 10),)),
+    "whole numbers": (lambda x: ts.where(x % 3 == 0, x // 2, -x), (np.arange(-20, 20, dtype=np.int32).reshape(5, 8),)),
+}
+
+
+def emitted(function, args, grid, **options):
+    traced = ts.jit(function).trace(*args).function
+    generator = Csl(grid)
+    module = driver.lower(traced, f"csl:{grid[0]}x{grid[1]}")["tile"]
+    return traced, generator, generator.emit(module, options)
+
+
+@pytest.mark.parametrize("arch", ["wse2", "wse3"])
+@pytest.mark.parametrize("grid", [(1, 1), (1, 3), (2, 1), (2, 3)])
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_the_interpreter(name, grid, arch):
+    function, args = CASES[name]
+    traced, generator, artifact = emitted(function, args, grid, arch=arch)
+    for found, reference in zip(generator.runtime(artifact).run(args), bound.run(traced, args), strict=True):
+        assert bound.compare(found, reference).ok
+
+
+def test_the_same_program_gives_the_same_bytes():
+    function, args = CASES["mlp"]
+    assert emitted(function, args, (2, 2))[2].files == emitted(function, args, (2, 2))[2].files
+
+
+def test_lines_name_their_source():
+    text = emitted(*CASES["chain"], (1, 2))[2].text("pe_program.csl")
+    assert "test_csl_programs.py:" in text
+
+
+def test_neighbours_talk_on_colors_by_the_parity_of_their_places():
+    layout = emitted(*CASES["matvec"], (1, 3))[2].text("layout.csl")
+    assert "@set_rectangle(3, 1);" in layout and ".tx = .{EAST}" in layout and "SOUTH" not in layout
+
+
+def test_too_large_is_refused_with_the_numbers():
+    with pytest.raises(ResourceError, match=r"an element needs \d+ KB of the 40 KB") as found:
+        emitted(lambda a, b: a @ b, (r(200, 200), r(200, 200)), (1, 1))
+    assert "host_a" in found.value.received and "1x1" in found.value.suggestion
+
+
+def test_a_kernel_is_refused_by_its_line():
+    @ts.kernel
+    def double(x):
+        i = ts.tile.program_id(0)
+        x[i] *= 2.0
+
+    module = double[(4,)].module(np.zeros(4, np.float32))
+    with pytest.raises(UnsupportedOpError, match=r"cannot be emitted for csl: a kernel addresses one memory") as found:
+        Csl().emit(module, {})
+    assert "test_csl_programs.py" in str(found.value)
+
+
+def test_what_has_no_element_type_is_refused():
+    with pytest.raises(UnsupportedOpError, match="no element type f64"):
+        emitted(lambda x: x + 1.0, (np.zeros((2, 2)),), (1, 1))
+
+
+@pytest.mark.parametrize("text", ["4", "0x2", "2x2x2", "axb"])
+def test_bad_grids(text):
+    with pytest.raises(ArgumentError, match="is not a grid"):
+        Csl().configured(text)
+
+
+def test_unknown_architectures():
+    with pytest.raises(ArgumentError, match="no architecture wse9"):
+        emitted(*CASES["chain"], (1, 1), arch="wse9")
