@@ -5,13 +5,15 @@
 Tensor([0.5, 0.5], f32)
 """
 
+import math
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tessera import debug
+from tessera import debug, stable
 from tessera.autodiff import (
     autodiff,
     checkpoint,
+    checkpoint_here,
     custom_jvp,
     custom_vjp,
     grad,
@@ -25,12 +27,63 @@ from tessera.autodiff import (
 )
 from tessera.batching import vmap
 from tessera.checking import check
+from tessera.determinism import deterministic, verify_determinism
 from tessera.device import default_device, set_default_device
+from tessera.effect import effects, pure
 from tessera.errors import TesseraError
 from tessera.example import example
-from tessera.kernel import Kernel, Tile, constexpr, kernel, tile
+from tessera.flow import (
+    accumulate_grad,
+    cond,
+    diff_through_opt,
+    fold,
+    fori_loop,
+    implicit_diff,
+    optimize,
+    per_example_grad,
+    scan,
+    while_loop,
+)
+from tessera.flow import map_ as map
+from tessera.functional import (
+    Just,
+    Maybe,
+    Nothing,
+    current_device,
+    function,
+    maybe,
+    memoize,
+    persistent_cache,
+    polymorphic,
+    specialize_for,
+)
+from tessera.kernel import Kernel, Tile, autotune, constexpr, kernel, memory, tile
+from tessera.ops.activations import (
+    elu,
+    leaky_relu,
+    mish,
+    softplus,
+)
+from tessera.ops.arithmetic import (
+    acosh,
+    asinh,
+    atanh,
+    copysign,
+    hypot,
+    lerp,
+    logaddexp,
+    nan_to_num,
+    positive,
+    reciprocal,
+    signbit,
+    square,
+)
 from tessera.ops.arrange import (
+    broadcast_arrays,
+    chunk,
+    diff,
     flip,
+    meshgrid,
     moveaxis,
     narrow,
     one_hot,
@@ -38,18 +91,22 @@ from tessera.ops.arrange import (
     roll,
     split,
     take_along_axis,
+    tiled,
     tril,
     triu,
     unbind,
 )
-from tessera.ops.basic import broadcast_to, cast, full, stop_gradient
+from tessera.ops.basic import broadcast_to, cast, stop_gradient
+from tessera.ops.compensated import compensated_sum
 from tessera.ops.conv import avg_pool2d, conv1d, conv2d, max_pool2d
 from tessera.ops.creation import (
     arange,
+    asarray,
     empty,
     empty_like,
     eye,
     from_dlpack,
+    full,
     full_like,
     linspace,
     ones,
@@ -58,7 +115,7 @@ from tessera.ops.creation import (
     zeros_like,
 )
 from tessera.ops.cumulative import cumprod, cumsum
-from tessera.ops.decompose import cholesky, eig, eigh, qr, svd
+from tessera.ops.decompose import cholesky, det, eig, eigh, inv, qr, slogdet, solve, svd
 from tessera.ops.einsum import einsum
 from tessera.ops.elementwise import (
     abs,
@@ -118,8 +175,46 @@ from tessera.ops.functions import (
     tan,
     trunc,
 )
+from tessera.ops.info import (
+    can_cast,
+    finfo,
+    iinfo,
+    isdtype,
+    result_type,
+)
 from tessera.ops.linalg import dot, linear, matmul
-from tessera.ops.loss import cross_entropy, l1_loss, mse_loss, nll_loss
+from tessera.ops.logic import (
+    allclose,
+    array_equal,
+    count_nonzero,
+    isclose,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+)
+from tessera.ops.loss import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    huber_loss,
+    kl_div,
+    l1_loss,
+    mse,
+    mse_loss,
+    nll_loss,
+)
+from tessera.ops.matrices import (
+    cross,
+    diag,
+    diagonal,
+    matrix_power,
+    matrix_transpose,
+    swapaxes,
+    tensordot,
+    trace,
+)
+from tessera.ops.neighbour import mesh_shift
 from tessera.ops.nn import (
     gelu,
     layer_norm,
@@ -131,8 +226,16 @@ from tessera.ops.nn import (
     silu,
     softmax,
 )
+from tessera.ops.places import (
+    index_add,
+    masked_fill,
+    nonzero,
+    searchsorted,
+    take,
+    unique,
+)
 from tessera.ops.products import gemm, kron, outer, vecdot
-from tessera.ops.random import Generator, manual_seed, rand, randint, randn
+from tessera.ops.random import Generator, bernoulli, manual_seed, permutation, rand, randint, randn
 from tessera.ops.reduce import argmax, argmin, max, mean, min, sum, var
 from tessera.ops.shape import (
     concatenate,
@@ -152,15 +255,42 @@ from tessera.ops.shape import slice_ as slice
 from tessera.ops.sort import argsort, sort, topk
 from tessera.ops.statistics import all, any, logsumexp, norm, prod, std
 from tessera.ops.training import batch_norm, dropout, running_statistics
-from tessera.ops.update import scatter_add
+from tessera.ops.update import scatter, scatter_add
+from tessera.policies import (
+    LossScaler,
+    NumericalPolicy,
+    PrecisionPolicy,
+    adaptive_precision,
+    autocast,
+    dequantize,
+    fake_quantize,
+    grad_scale,
+    kahan_sum,
+    mixed_precision,
+    numerically_stable,
+    numerics,
+    precision,
+    precision_policy,
+    quantization,
+    quantization_aware,
+    quantize,
+    rounding,
+    summation,
+    unscale_grads,
+)
 from tessera.schedule import Schedule
 from tessera.schedule_space import ScheduleSpace
 from tessera.shapes import dims, require
+from tessera.stable import layernorm_safe, logsumexp_safe, rmsnorm_safe, softmax_safe
 from tessera.tensor import Tensor
 from tessera.tracing import Jit, jit
+from tessera.tracing import jit as compile
 from tessera.types import (
+    DType,
+    Policy,
     accum,
     bf16,
+    compensated,
     compute,
     f16,
     f32,
@@ -186,6 +316,8 @@ from tessera.types import (
 from tessera.types import bool_ as bool
 
 __version__ = "0.1.0"
+pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
+newaxis = None
 
 if TYPE_CHECKING:
     from tessera.artifacts import build, load
@@ -201,6 +333,102 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "layernorm_safe",
+    "logsumexp_safe",
+    "rmsnorm_safe",
+    "softmax_safe",
+    "compensated_sum",
+    "LossScaler",
+    "NumericalPolicy",
+    "PrecisionPolicy",
+    "adaptive_precision",
+    "autocast",
+    "dequantize",
+    "fake_quantize",
+    "grad_scale",
+    "kahan_sum",
+    "mixed_precision",
+    "numerically_stable",
+    "numerics",
+    "precision",
+    "precision_policy",
+    "quantization",
+    "quantization_aware",
+    "quantize",
+    "rounding",
+    "summation",
+    "unscale_grads",
+    "deterministic",
+    "verify_determinism",
+    "Policy",
+    "compensated",
+    "DType",
+    "stable",
+    "acosh",
+    "allclose",
+    "array_equal",
+    "asarray",
+    "asinh",
+    "atanh",
+    "bernoulli",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "broadcast_arrays",
+    "can_cast",
+    "chunk",
+    "copysign",
+    "count_nonzero",
+    "cross",
+    "det",
+    "diag",
+    "diagonal",
+    "diff",
+    "e",
+    "elu",
+    "finfo",
+    "huber_loss",
+    "hypot",
+    "iinfo",
+    "index_add",
+    "inf",
+    "inv",
+    "isclose",
+    "isdtype",
+    "kl_div",
+    "leaky_relu",
+    "lerp",
+    "logaddexp",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "masked_fill",
+    "matrix_power",
+    "matrix_transpose",
+    "meshgrid",
+    "mish",
+    "mse",
+    "nan",
+    "nan_to_num",
+    "nonzero",
+    "permutation",
+    "pi",
+    "positive",
+    "reciprocal",
+    "result_type",
+    "scatter",
+    "searchsorted",
+    "signbit",
+    "slogdet",
+    "softplus",
+    "solve",
+    "square",
+    "swapaxes",
+    "take",
+    "tensordot",
+    "tiled",
+    "trace",
+    "unique",
     "flip",
     "moveaxis",
     "narrow",
@@ -277,6 +505,7 @@ __all__ = [
     "atan",
     "atan2",
     "autodiff",
+    "autotune",
     "bf16",
     "bitwise_and",
     "bitwise_not",
@@ -292,6 +521,31 @@ __all__ = [
     "clip",
     "compute",
     "concatenate",
+    "Just",
+    "Maybe",
+    "Nothing",
+    "accumulate_grad",
+    "compile",
+    "current_device",
+    "effects",
+    "function",
+    "maybe",
+    "memoize",
+    "persistent_cache",
+    "polymorphic",
+    "pure",
+    "specialize_for",
+    "checkpoint_here",
+    "per_example_grad",
+    "cond",
+    "diff_through_opt",
+    "implicit_diff",
+    "optimize",
+    "fold",
+    "fori_loop",
+    "map",
+    "scan",
+    "while_loop",
     "constexpr",
     "cos",
     "cosh",
@@ -359,7 +613,9 @@ __all__ = [
     "max",
     "maximum",
     "mean",
+    "memory",
     "min",
+    "mesh_shift",
     "minimum",
     "mul",
     "neg",

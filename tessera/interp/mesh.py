@@ -100,3 +100,14 @@ def _panel(machine: Machine, node: Node, x: Any, number: np.ndarray) -> Any:
         index + steps, (*lead, *whole.shape[machine.rank : x.ndim + axis], size, *whole.shape[x.ndim + axis + 1 :])
     )
     return np.take_along_axis(whole, places, axis=axis)
+
+
+@rules(mesh.halo)
+def _(machine, node, args, run):
+    axis, up = node.attrs["axis"], node.attrs["offset"] > 0
+    x, edge = args
+    lead = np.broadcast_shapes(x.shape[: machine.rank], edge.shape[: machine.rank])
+    whole, slab = (np.broadcast_to(a, (*lead, *v.type.shape)) for a, v in zip(args, node.args, strict=True))
+    place = whole.ndim + axis
+    rest = _at(whole, place, slice(0, -1) if up else slice(1, None))
+    return (np.concatenate([slab, rest] if up else [rest, slab], axis=axis),)

@@ -8,6 +8,7 @@ from tessera.evaluate import expand
 from tessera.ir.core import Function, Module
 from tessera.lower import attention, hosted, launches, scatter
 from tessera.lower.mesh import Mesh, to_mesh
+from tessera.lower.mesh.rules import rules as mesh_rules
 from tessera.lower.plan import Plan
 from tessera.lower.to_schedule import to_schedule
 from tessera.lower.to_tile import to_tile
@@ -51,6 +52,8 @@ def lower(module: Module, plan: Plan | None = None) -> Iterator[tuple[str, Modul
 
 def primitives(function: Function, plan: Plan) -> Function:
     """A function in which composites are replaced by their lowering, but for those that are launched."""
+    if plan.mesh is not None:
+        return expand(function, keep=mesh_rules.__contains__)
     kept = launches.kept(plan)
     return expand(
         function, keep=lambda op: (op in kept and _launched(function, op, plan)) or hosted.keeps(function, op, plan)

@@ -1,22 +1,33 @@
 """Every op, one file per family; importing this gives Tensor its operators."""
 
+import tessera.eager  # gives ops their calls  # noqa: F401
 import tessera.evaluate  # gives composites their type rule  # noqa: F401
 from tessera.ops import (
+    activations,
+    arithmetic,
     arrange,
     basic,
     checks,
+    compensated,
     control,
     creation,
     cumulative,
     decompose,
+    decompose_rules,
     elementwise,
     elementwise_rules,
+    flow,
     functions,
     group,
     host,
+    inline,
     linalg,
+    mbarrier,
+    mesh,
     methods,
+    neighbour,
     nn,
+    recompute,
     reduce,
     reduce_rules,
     schedule,
@@ -29,9 +40,12 @@ from tessera.ops import (
 )
 
 methods.attach()
-assert all((elementwise_rules, reduce_rules, structure_rules))  # derivatives and batching: they fill tables
+# Derivatives and batching: they fill tables.
+assert all((decompose_rules, elementwise_rules, reduce_rules, structure_rules))
 
 __all__ = [
+    "activations",
+    "arithmetic",
     "arrange",
     "creation",
     "cumulative",
@@ -40,13 +54,20 @@ __all__ = [
     "statistics",
     "basic",
     "checks",
+    "compensated",
     "control",
     "elementwise",
+    "flow",
     "functions",
     "group",
     "host",
+    "inline",
     "linalg",
+    "mbarrier",
+    "mesh",
+    "neighbour",
     "nn",
+    "recompute",
     "reduce",
     "schedule",
     "shape",

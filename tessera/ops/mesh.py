@@ -98,3 +98,16 @@ def _panel_type(x: TensorType, number: TensorType, *, axis: int, count: int) -> 
 @op(infer=_panel_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="panel")
 def panel(x, number, *, axis: int, count: int):
     """The `number`-th of `count` equal panels of `x` along a (negative) axis."""
+
+
+def _halo_type(x: TensorType, edge: TensorType, *, axis: int, offset: int) -> TensorType:
+    slab: list[Any] = list(x.shape)
+    slab[axis] = 1
+    if tuple(edge.shape) != tuple(slab) or edge.dtype != x.dtype or offset not in (-1, 1):
+        raise ShapeError("the edge does not fit", expected=str(x.with_shape(tuple(slab))), received=str(edge))
+    return x
+
+
+@op(infer=_halo_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="halo")
+def halo(x, edge, *, axis: int, offset: int):
+    """`x` moved one place up (1) or down (-1) a (negative) axis, with `edge` coming in."""

@@ -1,5 +1,19 @@
 """Programs for a mesh of processing elements, through CSL."""
 
+from typing import Any
+
 from tessera.codegen.csl.generator import Csl
 
 BACKEND = Csl()
+LATER = ("CodeGenOptions", "CodeGenResult", "CSLCodeGenerator", "compile_to_csl")
+
+__all__ = ["BACKEND", "Csl", *LATER]
+
+
+def __getattr__(name: str) -> Any:
+    """What compiles a graph needs the whole pipeline, which needs this package's generator."""
+    if name in LATER:
+        from tessera.codegen.csl import compile as compiling
+
+        return getattr(compiling, name)
+    raise AttributeError(f"module 'tessera.codegen.csl' has no attribute {name!r}")

@@ -258,6 +258,8 @@ def _(element, node, ref):
 
 @emit(mesh.write)
 def _(element, node, ref, value):
+    if element.hand_over(node.args[0], value):
+        return None
     buffer = element.declare(node.args[0], node.args[1].type.shape)
     element.copy(View(buffer.type, value.shape, buffer, 0, row_major(value.shape)), value)
     return None

@@ -28,28 +28,39 @@ class Element:
     buffers: list[Buffer] = field(default_factory=list)
     values: dict[Value, View] = field(default_factory=dict)
     symbols: dict[Value, Buffer] = field(default_factory=dict)  # what the host copies in and out
+    exported: dict[Value, str] = field(default_factory=dict)  # and by which names
     functions: dict[str, str] = field(default_factory=dict)  # helpers, by name
     directions: set[str] = field(default_factory=set)  # where it sends
+    spreads: set[int] = field(default_factory=set)  # the mesh axes along which the last one tells all
     spare: list[Buffer] = field(default_factory=list)
     holders: dict[Buffer, int] = field(default_factory=dict)
     names: Iterator[int] = field(default_factory=itertools.count)
     depth: int = 1
     comment: str = ""  # the source line named last
 
-    def symbol(self, ref: Value) -> Buffer:
-        """The array of a tensor that the host copies."""
-        return self.symbols[ref]
-
     def declare(self, ref: Value, shape: Sequence[int]) -> Buffer:
-        """An array for a tensor that the host copies, under its own name."""
+        """An array for a tensor that the host copies."""
         assert isinstance(ref.type, RefType)
-        taken = {b.name for b in self.buffers}
-        name = ref.hint if ref.hint not in taken else f"{ref.hint}_{next(self.names)}"
-        block = ref.type.block(tuple(shape))
-        buffer = Buffer(f"host_{name}", spelled(block), max(block_size(shape), 1))
+        name = self.export(ref)
+        buffer = Buffer(name, spelled(ref.type.block(tuple(shape))), max(block_size(shape), 1))
         self.buffers.append(buffer)
         self.symbols[ref] = buffer
         return buffer
+
+    def export(self, ref: Value) -> str:
+        """The name under which the host knows a tensor."""
+        name = f"host_{ref.hint}"
+        self.exported[ref] = name if name not in self.exported.values() else f"{name}_{next(self.names)}"
+        return self.exported[ref]
+
+    def hand_over(self, ref: Value, view: View) -> bool:
+        """Let the host copy a tensor from where a value lies, if that is an array of its own."""
+        buffer = view.buffer
+        if buffer is None or buffer in self.symbols.values() or not view.contiguous or buffer.size != max(view.size, 1):
+            return False
+        self.export(ref)
+        self.symbols[ref] = buffer  # its room is never given to another value
+        return True
 
     def fresh(self, type: TensorType) -> View:
         """Room for a value: an array that nothing needs any more, or a new one."""

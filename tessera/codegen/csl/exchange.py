@@ -1,7 +1,8 @@
 """What elements tell each other: chains of neighbours, each direction on two colors by the sender's place.
 
 Every operation is synchronous, so elements meet in program order and no task is needed. An even and an odd color for
-each direction keep what an element sends apart from what it receives.
+each direction keep what an element sends apart from what it receives. What the last along an axis has put together it
+spreads on one color that the routers hand to all.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ DIRECTIONS = {
 # Along a mesh axis: the way its places grow, and the way back.
 WAYS = {0: ("south", "north"), 1: ("east", "west")}
 PLACE = {0: "row", 1: "column"}
+# The color and the queues on which the last along an axis spreads a result.
+SPREAD = {1: (8, 6), 0: (9, 7)}
 GATHER = {"sum": "@fadds", "max": "@fmaxs"}
 
 
@@ -65,21 +68,22 @@ def _(element, node, x):
         raise unsupported(node, f"what is put together are f32, not {x.type}")
     out, size = element.fresh(node.out.type), block_size(node.out.type.shape)
     element.copy(out, x)
-    memory, (there, back), place = _memory(out), WAYS[axis], PLACE[axis]
+    memory, (there, _), place = _memory(out), WAYS[axis], PLACE[axis]
     if kind == "min":
         element.say(f"@fnegs({memory}, {memory});")
     gather = GATHER.get(kind, "@fmaxs")
     send, take = sending(element, there, size), receiving(element, there, size)
-    with element.inner(f"if ({place} == 0)"):
-        element.say(f"@fmovs({send}, {memory});")
-        element.say(f"@fmovs({memory}, {receiving(element, back, size)});")
-    with element.inner(f"else if ({place} == {last})"):
+    element.spreads.add(axis)
+    told = f".extent = {size}, .fabric_color = spread_{place}"
+    with element.inner(f"if ({place} == {last})"):
         element.say(f"{gather}({memory}, {memory}, {take});")
-        element.say(f"@fmovs({sending(element, back, size)}, {memory});")
+        element.say(f"@fmovs(@get_dsd(fabout_dsd, .{{ {told}, .output_queue = out_spread_{place} }}), {memory});")
     with element.inner("else"):
-        element.say(f"{gather}({send}, {memory}, {take});")
-        element.say(f"@fmovs({memory}, {receiving(element, back, size)});")
-        element.say(f"@fmovs({sending(element, back, size)}, {memory});")
+        with element.inner(f"if ({place} == 0)"):
+            element.say(f"@fmovs({send}, {memory});")
+        with element.inner("else"):
+            element.say(f"{gather}({send}, {memory}, {take});")
+        element.say(f"@fmovs({memory}, @get_dsd(fabin_dsd, .{{ {told}, .input_queue = in_spread_{place} }}));")
     if kind == "min":
         element.say(f"@fnegs({memory}, {memory});")
     return out
@@ -133,3 +137,21 @@ def _(element, node, x):
     with element.inner(f"if (!({takes}))"):
         element.copy(out, View(out.type, out.shape, literal="0.0" if out.type == "f32" else "0"))
     return out
+
+
+@emit(mesh.halo)
+def _(element, node, x, edge):
+    axis, out = node.attrs["axis"] % len(x.shape), element.fresh(node.out.type)
+    length, up = out.shape[axis], node.attrs["offset"] > 0
+    element.copy(_slab(out, axis, 0 if up else length - 1, 1), edge)
+    if length > 1:
+        element.copy(_slab(out, axis, int(up), length - 1), _slab(x, axis, int(not up), length - 1))
+    return out
+
+
+def _slab(x: View, axis: int, first: int, count: int) -> View:
+    """Some neighbours along an axis of a view."""
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    if x.literal:
+        return View(x.type, shape, literal=x.literal)
+    return View(x.type, shape, x.buffer, x.offset + first * x.strides[axis], x.strides)

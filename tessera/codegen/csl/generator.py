@@ -144,13 +144,12 @@ def _entry(element: Element, ref: Value, node: Any) -> dict[str, Any]:
             "a tensor of int64 cannot be copied to elements of 32 bits", location=node.loc, suggestion="use ts.int32"
         )
     piece = node.attrs["shape"] if node.op.name == "mesh.read" else node.args[1].type.shape
-    symbol = element.symbol(ref)
     return {
         "name": ref.hint,
-        "symbol": symbol.name,
+        "symbol": element.exported[ref],
         "shape": [int(n) for n in type.shape],
         "dtype": type.dtype.numpy.name,
-        "bytes": BYTES[symbol.type],
+        "bytes": BYTES[element.symbols[ref].type],
         "split": list(node.attrs["split"]),
         "piece": [int(n) for n in piece],
     }

@@ -17,6 +17,20 @@ from tessera.interp.target.csl.host.paths import Compiled
 from tessera.interp.target.csl.host.runtime import RUNS, SdkRuntime
 from tessera.interp.target.csl.host.tensors import MemcpyDataType, MemcpyOrder
 
+
+class Timed(SdkRuntime):
+    """A run that knows how many cycles its computation took, copies apart."""
+
+    computed = 0
+
+    def launch(self, symbol: str, *args: Any, nonblock: bool = False) -> Any:
+        """As SdkRuntime.launch."""
+        before = self._simulation.cycles
+        command = super().launch(symbol, *args, nonblock=nonblock)
+        self.computed += self._simulation.cycles - before
+        return command
+
+
 CSL = ("layout.csl", "pe_program.csl")
 
 
@@ -26,7 +40,7 @@ class Simulated:
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
         self._plan: dict[str, Any] = artifact.manifest["plan"]
-        self.cycles = 0  # of the last run
+        self.cycles = 0  # that the last run computed, copies apart
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """The outputs.
@@ -44,11 +58,12 @@ class Simulated:
 
     def _executed(self, flags: list[str], arrays: Sequence[Any]) -> list[np.ndarray]:
         layout = cslc.build(cslc.settings_of(cslc.parser().parse_args(flags)))
-        runner = SdkRuntime(Compiled(flags[-1], layout, {}, {}))
+        runner = Timed(Compiled(flags[-1], layout, {}, {}))
         runner.load()
         runner.run()
         kinds = MemcpyDataType.MEMCPY_16BIT, MemcpyDataType.MEMCPY_32BIT
         results = host.execute(runner, self._plan, arrays, *kinds, MemcpyOrder.ROW_MAJOR)
         runner.stop()
-        self.cycles = RUNS.pop(flags[-1]).cycles
+        RUNS.pop(flags[-1], None)
+        self.cycles = runner.computed
         return results

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.codegen.csl.element import ROOM, Element
-from tessera.codegen.csl.exchange import DIRECTIONS, Direction
+from tessera.codegen.csl.exchange import DIRECTIONS, PLACE, SPREAD, Direction
 from tessera.codegen.csl.views import Buffer
 from tessera.errors import ResourceError
 
@@ -25,13 +25,19 @@ def program(name: str, element: Element) -> str:
         "const row: i32 = @as(i32, pe_row);\nconst column: i32 = @as(i32, pe_column);\n",
         'const sys_mod = @import_module("<memcpy/memcpy>", memcpy_params);\nconst math = @import_module("<math>");\n',
         *(_ends(d) for d in used),
+        *(_spread_ends(axis) for axis in sorted(element.spreads)),
         "".join(f"var {b.name} = @zeros([{max(b.size, 1)}]{b.type});\n" for b in element.buffers),
-        "".join(f"var {b.name}_ptr: [*]{b.type} = &{b.name};\n" for b in element.symbols.values()),
+        "".join(f"var {n}_ptr: [*]{b.type} = &{b.name};\n" for n, b in _symbols(element)),
         *(f"{text}\n" for text in element.functions.values()),
         "fn compute() void {\n" + "\n".join(element.lines) + "\n  sys_mod.unblock_cmd_stream();\n}\n",
         _comptime(element, used),
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _symbols(element: Element) -> list[tuple[str, Buffer]]:
+    """The arrays that the host copies, by the names it knows."""
+    return [(element.exported[ref], buffer) for ref, buffer in element.symbols.items()]
 
 
 def _half(element: Element) -> str:
@@ -51,13 +57,27 @@ def _ends(way: Direction) -> str:
     )
 
 
+def _spread_ends(axis: int) -> str:
+    """The color on which the last element along an axis tells all others."""
+    name, (color, queue) = f"spread_{PLACE[axis]}", SPREAD[axis]
+    return (
+        f"const {name} = @get_color({color});\n"
+        # WSE-2 has fewer queues for output, but one serves several colors there.
+        f'const out_{name} = @get_output_queue(if (@is_arch("wse3")) {queue} else {queue - 4});\n'
+        f"const in_{name} = @get_input_queue({queue});\n"
+    )
+
+
 def _comptime(element: Element, used: Sequence[Direction]) -> str:
     lines = []
     for way in used:
         lines += [f"    @initialize_queue(out_{way.name}, .{{ .color = send_{way.name} }});"]
         lines += [f"    @initialize_queue(in_{way.name}, .{{ .color = from_{way.name} }});"]
+    for axis in sorted(element.spreads):
+        name = f"spread_{PLACE[axis]}"
+        lines += [f"    @initialize_queue({end}_{name}, .{{ .color = {name} }});" for end in ("out", "in")]
     queues = ['  if (@is_arch("wse3")) {', *lines, "  }"] if lines else []
-    exports = [f'  @export_symbol({b.name}_ptr, "{b.name}");' for b in element.symbols.values()]
+    exports = [f'  @export_symbol({n}_ptr, "{n}");' for n, _ in _symbols(element)]
     return "\n".join(["comptime {", *queues, *exports, "  @export_symbol(compute);", "}", ""])
 
 
@@ -65,6 +85,7 @@ def layout(name: str, element: Element) -> str:
     """layout.csl: the rectangle, who talks to whom, and what the host sees."""
     rows, columns = element.grid
     routes = [line for d in DIRECTIONS if d in element.directions for line in _routes(DIRECTIONS[d], (rows, columns))]
+    routes += [line for axis in sorted(element.spreads) for line in _spread_routes(axis, (rows, columns))]
     lines = [
         HEAD.format(name=name, what=f"{rows} rows and {columns} columns of elements"),
         f'const memcpy = @import_module("<memcpy/get_params>", .{{ .width = {columns}, .height = {rows} }});\n',
@@ -79,7 +100,7 @@ def layout(name: str, element: Element) -> str:
         *routes,
         "    }",
         "  }",
-        *(f'  @export_name("{b.name}", [*]{b.type}, true);' for b in element.symbols.values()),
+        *(f'  @export_name("{n}", [*]{b.type}, true);' for n, b in _symbols(element)),
         '  @export_name("compute", fn()void);',
         "}",
     ]
@@ -101,6 +122,21 @@ def _routes(way: Direction, grid: tuple[int, int]) -> list[str]:
         f"        @set_color_config(x, y, {other}, .{{ .routes = .{{ .rx = .{{{there}}}, .tx = .{{RAMP}} }} }});",
         "      }",
     ]
+
+
+def _spread_routes(axis: int, grid: tuple[int, int]) -> list[str]:
+    """The route by which the last along an axis tells the others: each router hands words down and on."""
+    place, last, color = ("x" if axis else "y"), grid[axis] - 1, f"@get_color({SPREAD[axis][0]})"
+    back, ahead = ("WEST", "EAST") if axis else ("NORTH", "SOUTH")
+    ends = [
+        (f"if ({place} == {last})", "RAMP", back), (f"else if ({place} == 0)", ahead, "RAMP"),
+        ("else", ahead, f"RAMP, {back}"),
+    ]  # fmt: skip
+    lines = []
+    for where, rx, tx in ends:
+        config = f"@set_color_config(x, y, {color}, .{{ .routes = .{{ .rx = .{{{rx}}}, .tx = .{{{tx}}} }} }});"
+        lines += [f"      {where} {{", f"        {config}", "      }"]
+    return lines
 
 
 def commands(arch: str, grid: tuple[int, int], bfloat: bool) -> str:

@@ -81,7 +81,9 @@ def _opened(x: Held, axis: int, cut: int, wanted: int, taken: set[int]) -> int:
 def product(lowering: Lowering, left: Value, right: Value, dtype: DType) -> Value:
     """The product of two pieces."""
     found = lowering.add(linalg.dot, left, right, dtype=dtype)
-    lowering.cycles += count(left) * int(right.type.shape[-1]) / 2
+    rows, columns = int(left.type.shape[-2]), int(right.type.shape[-1])
+    # One operation on a row, or on a column where that is longer, for each of the others and of what is summed.
+    lowering.cycles += count(left) / rows * min(rows, columns) * (24 + max(rows, columns) / 2)
     return found
 
 
@@ -108,5 +110,5 @@ def _told(lowering: Lowering, x: Value, number: Value, cut: int, axis: int, each
     if each > 1:
         x = lowering.add(mesh.panel, x, lowering.add(e.remainder, number, lowering.index(each)), axis=axis, count=each)
         root = lowering.add(e.floor_divide, number, lowering.index(each))
-    lowering.cycles += count(x) + 4 * lowering.mesh.grid[cut]
+    lowering.cycles += 3 * count(x) + 4 * lowering.mesh.grid[cut]
     return lowering.add(mesh.broadcast, x, root, axis=cut)

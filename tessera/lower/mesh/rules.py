@@ -6,9 +6,9 @@ from typing import Any
 
 from tessera.ir.core import Node, Value
 from tessera.lower.mesh.lowering import Lowering, count
-from tessera.lower.mesh.pieces import CONSTANT, OPEN, Held, Split, common
+from tessera.lower.mesh.pieces import CONSTANT, OPEN, Held, Split, common, tensor
 from tessera.op import REGISTRY, Rules
-from tessera.ops import basic, mesh, reduce, shape
+from tessera.ops import basic, mesh, neighbour, reduce, shape
 from tessera.ops.mesh import WHOLE
 from tessera.types import TensorType
 
@@ -133,7 +133,7 @@ def joined(lowering: Lowering, value: Value, cuts: list[int], kind: str) -> Valu
     for cut in cuts:
         if cut >= 0:
             value = lowering.add(mesh.all_reduce, value, axis=cut, kind=kind)
-            lowering.cycles += 2 * count(value) + 8 * lowering.mesh.grid[cut]
+            lowering.cycles += 3 * count(value) + 8 * lowering.mesh.grid[cut]
     return value
 
 
@@ -144,6 +144,23 @@ def _identity(kind: str, type: TensorType) -> float:
         return float("-inf") if kind == "max" else float("inf")
     top = 2 ** (type.dtype.bits - 1)
     return -top if kind == "max" else top - 1
+
+
+@rules(neighbour.mesh_shift)
+def _(lowering, node, x):
+    axis, shift = node.attrs["axis"], node.attrs["shift"]
+    split = lowering.settle(x)
+    cut = split[axis]
+    if abs(shift) != 1 or cut == CONSTANT:
+        raise lowering.refusal(f"a shift by {shift} places along axis {axis}")
+    value = lowering.filled(x, split, axis % x.type.rank, 0)
+    length = int(value.type.shape[axis])
+    edge = lowering.add(mesh.panel, value, lowering.index(length - 1 if shift > 0 else 0), axis=axis, count=length)
+    if cut >= 0:
+        edge = lowering.add(mesh.shift, edge, axis=cut, offset=shift)
+    else:
+        edge = lowering.full(tensor(edge), 0)
+    return lowering.hold(node, split, lowering.add(mesh.halo, value, edge, axis=axis, offset=shift))
 
 
 def refuse(lowering: Lowering, node: Node) -> Held:

@@ -14,6 +14,11 @@ def r(*shape, dtype=np.float32):
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
 
 
+def stencil(x):
+    around = [ts.mesh_shift(x, axis=a, shift=s) for a in (0, 1) for s in (-1, 1)]
+    return (x + around[0] + around[1] + around[2] + around[3]) / 5.0
+
+
 def attention(q, k, v):
     return ts.softmax((q @ k.T) * 0.25, axis=-1) @ v
 
@@ -25,6 +30,7 @@ CASES = {
     "product-f16": (lambda a, b: a @ b, (r(9, 7, dtype=np.float16), r(7, 11, dtype=np.float16))),
     "matvec": (lambda a, x: a @ x, (r(9, 7), r(7))),
     "mlp": (lambda x, a, b, c: ts.gelu(x @ a + b) @ c, (r(8, 12), r(12, 16), r(16), r(16, 12))),
+    "stencil": (stencil, (r(7, 9),)),
     "attention": (attention, (r(8, 6), r(10, 6), r(10, 6))),
     "least": (lambda x: ts.min(x, axis=0), (r(6, 10),)),
     "whole numbers": (lambda x: ts.where(x % 3 == 0, x // 2, -x), (np.arange(-20, 20, dtype=np.int32).reshape(5, 8),)),

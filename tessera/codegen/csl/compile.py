@@ -1,0 +1,91 @@
+"""Graphs compiled to a folder of CSL, with options and a result that tell rather than raise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tessera.codegen.artifact import Artifact
+from tessera.codegen.csl.generator import Csl
+from tessera.errors import TesseraError
+from tessera.ir.core import Function, Module
+from tessera.lower.pipeline import lower
+
+# With sizes of 0: the smallest of these square grids that holds the program.
+AUTOMATIC = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass
+class CodeGenOptions:
+    """What to generate, and where: `fabric_width` and `fabric_height` count elements, 0 for as few as hold it."""
+
+    output_dir: str = "./pyflame_csl_output"
+    target: str = "wse2"
+    optimize: bool = True
+    generate_debug_info: bool = False
+    emit_comments: bool = True
+    fabric_width: int = 0
+    fabric_height: int = 0
+    runtime_address: str = ""
+
+
+@dataclass
+class CodeGenResult:
+    """Whether it worked, the files written, their text, and why not where it did not."""
+
+    success: bool
+    output_dir: str
+    generated_files: list[str] = field(default_factory=list)
+    error_message: str = ""
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+class CSLCodeGenerator:
+    """Generates CSL from Graph functions."""
+
+    def generate(self, graph: Function | Module, options: CodeGenOptions | None = None) -> CodeGenResult:
+        """Write the CSL of a graph into `options.output_dir`; an error comes back as the result's message.
+
+        >>> import numpy as np, tempfile, tessera as ts
+        >>> graph = ts.jit(lambda x: ts.exp(x)).trace(np.ones((4, 4), np.float32)).function
+        >>> result = CSLCodeGenerator().generate(graph, CodeGenOptions(output_dir=tempfile.mkdtemp() + "/out"))
+        >>> result.success, "pe_program.csl" in result.sources
+        (True, True)
+        """
+        options = options or CodeGenOptions()
+        try:
+            artifact = self._emitted(graph if isinstance(graph, Module) else Module("graph", (graph,)), options)
+            artifact = _without_comments(artifact) if not options.emit_comments else artifact
+            folder = artifact.save(options.output_dir)
+        except TesseraError as error:
+            return CodeGenResult(False, options.output_dir, error_message=str(error))
+        sources = {name: artifact.text(name) for name in artifact.files}
+        return CodeGenResult(True, str(folder), [str(Path(folder) / name) for name in sources], "", sources)
+
+    def _emitted(self, module: Module, options: CodeGenOptions) -> Artifact:
+        sizes = [(options.fabric_height or n, options.fabric_width or n) for n in AUTOMATIC]
+        grids = sizes[:1] if options.fabric_width and options.fabric_height else sizes
+        for place, grid in enumerate(grids):
+            generator = Csl(grid)
+            try:
+                *_, (_, tile) = lower(module, generator.capabilities.plan)
+                return generator.emit(tile, {"arch": options.target})
+            except TesseraError:
+                if place == len(grids) - 1:
+                    raise
+        raise AssertionError("there is a grid to try")
+
+
+def compile_to_csl(graph: Function | Module, options: CodeGenOptions | None = None) -> CodeGenResult:
+    """`CSLCodeGenerator().generate(graph, options)`."""
+    return CSLCodeGenerator().generate(graph, options)
+
+
+def _without_comments(artifact: Artifact) -> Artifact:
+    files = {
+        name: "\n".join(line for line in str(text).split("\n") if not line.lstrip().startswith("//"))
+        if name.endswith(".csl")
+        else text
+        for name, text in artifact.files.items()
+    }
+    return Artifact(artifact.manifest, files)
