@@ -78,6 +78,11 @@ def _(machine, node, args, run):
     return (np.concatenate([edge, inner] if offset > 0 else [inner, edge], axis=axis),)
 
 
+@rules(mesh.rotate)
+def _(machine, node, args, run):
+    return (np.roll(_across(machine, args[0], node.attrs["axis"]), node.attrs["offset"], axis=node.attrs["axis"]),)
+
+
 @rules(mesh.panel)
 def _(machine, node, args, run):
     return (_panel(machine, node, args[0], np.asarray(certain(args[1]))),)

@@ -8,6 +8,7 @@ from tessera.lower.points import POINTWISE, inside, shape_of
 from tessera.op import ACCUMULATE
 from tessera.ops import basic, linalg, reduce, schedule, shape
 from tessera.ops import elementwise as e
+from tessera.ops.recompute import recompute
 from tessera.types import TensorType
 
 
@@ -32,7 +33,7 @@ def _(pull, node, point):
     return pull.cast(pull.index(point.indices[node.attrs["axis"]]), node.attrs["dtype"])
 
 
-@compute(shape.permute, shape.slice_, basic.broadcast_to)
+@compute(shape.permute, shape.slice_, basic.broadcast_to, recompute)
 def _(pull, node, point):
     return pull.operands(node, point)[0]
 

@@ -19,7 +19,7 @@ from tessera.lower.points import type_of
 from tessera.op import Op
 from tessera.ops import basic, shape
 from tessera.ops import elementwise as e
-from tessera.types import DType, int64
+from tessera.types import DType, TensorType, int64
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,12 @@ class Emitter:
     def cast(self, value: Value, dtype: DType) -> Value:
         """A block in another element type."""
         return value if value.type.dtype == dtype else self.add(basic.cast, [value], dtype=dtype)
+
+    def stored(self, value: Value, type: TensorType) -> Value:
+        """A block as a type has it: rounded once, by its policy if it has one."""
+        if type.policy is None or getattr(value.type, "policy", None) == type.policy:
+            return self.cast(value, type.dtype)
+        return self.add(basic.cast, [value], dtype=type.policy)
 
     def reshape(self, value: Value, to: tuple[int, ...]) -> Value:
         """A block with another shape; one reshape after another is one."""

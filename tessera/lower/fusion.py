@@ -15,11 +15,12 @@ from tessera.lower.cluster import Cluster
 from tessera.lower.points import POINTWISE, REDUCTIONS, Point, reduced_axes, shape_of
 from tessera.op import Op, Rules
 from tessera.ops import basic, elementwise, linalg, shape
+from tessera.ops.recompute import recompute
 
 _e = elementwise
 EXPENSIVE = (_e.exp, _e.exp2, _e.log, _e.log2, _e.tanh, _e.erf, _e.sin, _e.cos, _e.pow)
 CHEAP = tuple(o for o in POINTWISE if o not in (*EXPENSIVE, basic.cast))
-VIEWS = (shape.reshape, shape.permute, shape.slice_, basic.broadcast_to)
+VIEWS = (shape.reshape, shape.permute, shape.slice_, basic.broadcast_to, recompute)
 CONSTANTS = (basic.full, shape.iota)
 # How many cheap ops are computed again in each kernel that wants them rather than kept in memory.
 RECOMPUTED = 2
@@ -54,9 +55,9 @@ class Fusion:
 
     def visit(self, node: Node) -> None:
         """Find the place of one node."""
-        value = node.out
-        wanting = [c for c in self.clusters if value in c.wants]
-        if not wanting and value not in self.forced:
+        value = node.results[0]
+        wanting = [c for c in self.clusters if any(v in c.wants for v in node.results)]
+        if not wanting and self.forced.isdisjoint(node.results):
             return
         if node.op in self.launched:
             self.forced |= set(node.args)
@@ -125,11 +126,12 @@ class Fusion:
         seen: set[Value] = set()
         work = [value]
         while work:
-            node = self.producers.get(work.pop())
-            if node is None or node.out in seen:
+            value = work.pop()
+            node = self.producers.get(value)
+            if node is None or value in seen:
                 continue
             yield node
-            seen.add(node.out)
+            seen.add(value)
             work += [v for v in node.args if v not in self.memory] if node.op in (*POINTWISE, *VIEWS) else ()
 
     def is_above(self, value: Value, *ops: Op) -> bool:

@@ -27,7 +27,7 @@ def steps(plan: Plan) -> Iterator[tuple[str, Step]]:
     """Each step with its name."""
     yield "expand", _on_main(lambda f: primitives(f, plan))
     if plan.mesh is not None:
-        yield from _mesh_steps(Mesh(*plan.mesh))
+        yield from _mesh_steps(Mesh(*plan.mesh, plan.mesh_product))
         return
     for name, rewrite in PIPELINE:
         yield name, _on_main(rewrite)

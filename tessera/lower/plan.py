@@ -29,3 +29,4 @@ class Plan:
     flash_m: int = 32
     flash_n: int = 64
     mesh: tuple[int, int] | None = None  # rows and columns of elements, each with its own memory
+    mesh_product: str = "summa"  # or "cannon": how pieces of matrices that must meet are multiplied there

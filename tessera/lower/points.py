@@ -13,6 +13,7 @@ from tessera.ir.core import Node, Value
 from tessera.lower.affine import ZERO, Expr, Opaque, add, atom, const, linear, scale, unravel
 from tessera.op import REGISTRY, Rules
 from tessera.ops import basic, linalg, reduce, shape
+from tessera.ops.recompute import recompute
 from tessera.types import TensorType
 
 POINTWISE = tuple(o for o in REGISTRY.values() if o.pointwise)
@@ -70,7 +71,7 @@ def shape_of(value: Value) -> tuple[int, ...]:
     return tuple(int(s) for s in type_of(value).shape)
 
 
-@points(*POINTWISE)
+@points(*POINTWISE, recompute)
 def _(node, point, reduced):
     return [point] * len(node.args)
 

@@ -13,7 +13,7 @@ _row = Rules("summary")
 
 def kernels(module: Module) -> list[Row]:
     """Name, dims and ops of each kernel of a Schedule module; a launched tile function has no ops here."""
-    nodes = [n for n in module.main.body.nodes if n.op in _row]
+    nodes = [n for n in module.main.body.walk() if n.op in _row]
     return [_row.of(n.op)(number, n) for number, n in enumerate(nodes)]
 
 

@@ -119,7 +119,7 @@ def _value(emit: Emitter, node: Node) -> Sum:
         part = emit.fit(Tile(_along(emit, kind, x, axis), kept), axes)
         return [emit.add(COMBINE[kind], [carried[0], part]) if carried else part]
 
-    return Sum(start, more, lambda emit, carried: Tile(emit.cast(carried[0], node.out.type.dtype), axes))
+    return Sum(start, more, lambda emit, carried: Tile(emit.stored(carried[0], type_of(node.out)), axes))
 
 
 def _place(emit: Emitter, node: Node) -> Sum:
@@ -192,7 +192,7 @@ def _(emit: Emitter, node: Node, makers: Makers) -> Sum:
 
     def end(emit: Emitter, carried: Sequence[Value]) -> Tile:
         listed = (*dims.batch, *dims.m, *dims.n)
-        block = emit.reshape(emit.cast(carried[0], node.attrs["dtype"]), emit.shape(listed))
+        block = emit.reshape(emit.stored(carried[0], type_of(node.out)), emit.shape(listed))
         return Tile(emit.permute(block, sorted(range(len(listed)), key=listed.__getitem__)), tuple(sorted(listed)))
 
     return Sum(start, more, end)

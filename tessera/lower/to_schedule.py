@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tessera.errors import ShapeError, UnsupportedOpError
 from tessera.ir.builder import Builder
-from tessera.ir.core import Attrs, Function, Module, Node, Value
-from tessera.lower import body_rules, launches
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.lower import body_rules, flow, launches
 from tessera.lower.affine import Expr
 from tessera.lower.body import Pull, Slot, compute
 from tessera.lower.cluster import Cluster
@@ -37,6 +37,21 @@ class Lowering:
     views: dict[Slot, Value] = field(default_factory=dict)
     functions: list[Function] = field(default_factory=list)
 
+    @staticmethod
+    def of(block: Block, plan: Plan) -> Lowering:
+        """A lowering of a block with nothing done yet."""
+        return Lowering(plan, {v: n for n in block.nodes for v in n.results}, block.nodes)
+
+    def fill(self, block: Block, targets: Sequence[Value]) -> None:
+        """Compute a block whose parameters have their places; each result goes into the memory given for it."""
+        for value, target in zip(block.results, targets, strict=True):
+            self.places.setdefault(value, target)
+        launched = launches.kept(self.plan) | frozenset(flow.rules)
+        for cluster in clusters(Function("block", block), launched):
+            self.compute(cluster)
+        for value, target in zip(block.results, targets, strict=True):
+            self.copy(value, target)
+
     def view(self, value: Value, shape: tuple[int, ...]) -> Value:
         """The memory of a value, seen as a shape."""
         place = self.places[value]
@@ -57,7 +72,9 @@ class Lowering:
         """Add what computes a cluster's root."""
         node = self.producers[cluster.root]
         with self.builder.at(node.loc):
-            if 0 in shape_of(cluster.root):
+            if node.op in flow.rules:
+                flow.rules.of(node.op)(self, node)
+            elif 0 in shape_of(cluster.root):
                 self.hold(cluster.root)
             elif not cluster.inlined:
                 self.launch(node)
@@ -87,9 +104,9 @@ class Lowering:
         order = dims_in_order(cluster)
         pull = Pull(cluster, order, self.producers, lambda v: self.places[v].hint)
         for node in self.order:
-            if node.out in cluster.inlined:
-                for point in cluster.points(node.out):  # in order, so that no pull runs deep
-                    pull.at(node.out, point)
+            if node.results[0] in cluster.inlined:
+                for point in cluster.points(node.results[0]):  # in order, so that no pull runs deep
+                    pull.at(node.results[0], point)
         place = Value(target.type, target.hint or "out")
         with pull.builder.at(self.builder.location):
             pull.store(cluster.root, place)
@@ -144,7 +161,7 @@ def dims_of(cluster: Cluster, order: list[int]) -> Dims:
 
 def check(function: Function, launched: Collection[Op]) -> None:
     """Refuse what has no place at the Schedule level."""
-    for node in function.body.nodes:
+    for node in function.body.walk():
         if node.op not in compute and node.op not in launched:
             raise UnsupportedOpError(
                 f"{node.op.name} cannot be scheduled",
@@ -152,7 +169,7 @@ def check(function: Function, launched: Collection[Op]) -> None:
                 expected="ops on tensors; composites are expanded first",
                 suggestion="run the program at the Graph level: target interp",
             )
-    for value in (*function.params, *(v for n in function.body.nodes for v in n.results)):
+    for value in (*function.params, *(v for n in function.body.walk() for v in n.results)):
         if symbols(value.type.shape):
             raise ShapeError(
                 "a program of symbolic sizes cannot be scheduled",
@@ -166,23 +183,17 @@ def to_schedule(function: Function, plan: Plan | None = None) -> Module:
     """The Schedule module of a Graph function of concrete shapes and primitives.
 
     Raises:
-        UnsupportedOpError: the function holds control flow.
+        UnsupportedOpError: an op has no place at the Schedule level.
         ShapeError: a size is symbolic.
     """
     plan = plan or Plan()
-    check(function, launches.kept(plan))
-    producers = {v: n for n in function.body.nodes for v in n.results}
-    lowering = Lowering(plan, producers, function.body.nodes)
+    check(function, launches.kept(plan) | frozenset(flow.rules))
+    lowering = Lowering.of(function.body, plan)
     params = tuple(Value(ref(p.type), p.hint or f"x{i}") for i, p in enumerate(function.params))
     lowering.places.update(zip(function.params, params, strict=True))
     outputs = [Value(ref(v.type), _output_name(i, len(function.results))) for i, v in enumerate(function.results)]
-    for value, output in zip(function.results, outputs, strict=True):
-        lowering.places.setdefault(value, output)
-    for cluster in clusters(function, launches.kept(plan)):
-        lowering.compute(cluster)
     with lowering.builder.at(function.loc):
-        for value, output in zip(function.results, outputs, strict=True):
-            lowering.copy(value, output)
+        lowering.fill(function.body, outputs)
     block = lowering.builder.block([*params, *outputs], ())
     main = Function(function.name, block, Attrs({"outputs": len(outputs)}), function.loc)
     return Module("schedule", (main, *lowering.functions))

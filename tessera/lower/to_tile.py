@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from tessera.evaluate import Meaning, rebuild
+from tessera.evaluate import Meaning, copier, rebuild
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, key
 from tessera.lower import accesses
@@ -57,10 +58,11 @@ def to_tile(module: Module) -> Module:
 
 
 def _launcher(builder: Builder, made: dict[Hashable, Function]) -> Meaning:
-    def meaning(node: Node, args: list[Value], walk: object) -> tuple[Value, ...]:
+    copy = copier(builder)
+
+    def meaning(node: Node, args: list[Value], walk: Any) -> Sequence[Value]:
         if node.op is not schedule.kernel:
-            types = tuple(v.type for v in node.results)
-            return builder.add(node.op, args, node.attrs, types=types, loc=node.loc).results
+            return copy(node, args, walk)
         function, grid = kernel(node, len(made))
         # Kernels that are the same, from the same lines, are one.
         function = made.setdefault(key(replace(function, name="")), function)

@@ -87,6 +87,11 @@ def shift(x, *, axis: int, offset: int):
     """What the program `offset` before this one along a mesh axis holds as `x`; zeros where there is none."""
 
 
+@op(infer=_shift_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="rotate")
+def rotate(x, *, axis: int, offset: int):
+    """As `shift`, but in a ring: at the edge comes what the program at the other edge holds."""
+
+
 def _panel_type(x: TensorType, number: TensorType, *, axis: int, count: int) -> TensorType:
     if not -x.rank <= axis < 0 or int(x.shape[axis]) % count:
         raise ShapeError(f"axis {axis} cannot be cut into {count} equal panels", received=str(x))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from tessera.codegen.csl.channels import Channel
 from tessera.codegen.csl.views import Buffer, View, merged, row_major, spelled
 from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Block, Node, Value
@@ -30,8 +31,7 @@ class Element:
     symbols: dict[Value, Buffer] = field(default_factory=dict)  # what the host copies in and out
     exported: dict[Value, str] = field(default_factory=dict)  # and by which names
     functions: dict[str, str] = field(default_factory=dict)  # helpers, by name
-    directions: set[str] = field(default_factory=set)  # where it sends
-    spreads: set[int] = field(default_factory=set)  # the mesh axes along which the last one tells all
+    channels: dict[str, Channel] = field(default_factory=dict)  # on which it talks, by name
     spare: list[Buffer] = field(default_factory=list)
     holders: dict[Buffer, int] = field(default_factory=dict)
     names: Iterator[int] = field(default_factory=itertools.count)
@@ -61,6 +61,11 @@ class Element:
         self.export(ref)
         self.symbols[ref] = buffer  # its room is never given to another value
         return True
+
+    def channel(self, channel: Channel) -> str:
+        """The name of a channel, which the program then has."""
+        self.channels.setdefault(channel.name, channel)
+        return channel.name
 
     def fresh(self, type: TensorType) -> View:
         """Room for a value: an array that nothing needs any more, or a new one."""

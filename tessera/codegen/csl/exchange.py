@@ -2,56 +2,31 @@
 
 Every operation is synchronous, so elements meet in program order and no task is needed. An even and an odd color for
 each direction keep what an element sends apart from what it receives. What the last along an axis has put together it
-spreads on one color that the routers hand to all.
+spreads on one color that the routers hand to all, and rings are closed by one that they hand past all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tessera.codegen.csl.blocks import emit
+from tessera.codegen.csl.channels import PLACE, WAYS, Channel, ring, spread
 from tessera.codegen.csl.element import Element, block_size, descriptor, unsupported
 from tessera.codegen.csl.views import View
+from tessera.ir.core import Node
 from tessera.ops import mesh
 
-
-@dataclass(frozen=True)
-class Direction:
-    """One way along a mesh axis."""
-
-    name: str
-    opposite: str
-    axis: int
-    step: int
-    number: int  # its colors are twice this and one more; its queues 2 more
-
-
-DIRECTIONS = {
-    d.name: d
-    for d in (
-        Direction("east", "west", 1, 1, 0),
-        Direction("west", "east", 1, -1, 1),
-        Direction("south", "north", 0, 1, 2),
-        Direction("north", "south", 0, -1, 3),
-    )
-}
-# Along a mesh axis: the way its places grow, and the way back.
-WAYS = {0: ("south", "north"), 1: ("east", "west")}
-PLACE = {0: "row", 1: "column"}
-# The color and the queues on which the last along an axis spreads a result.
-SPREAD = {1: (8, 6), 0: (9, 7)}
 GATHER = {"sum": "@fadds", "max": "@fmaxs"}
+MOVE_WORDS = {"f32": "@fmovs", "i32": "@mov32"}
 
 
-def sending(element: Element, name: str, size: int) -> str:
-    """The descriptor that sends `size` words in a direction."""
-    element.directions.add(name)
+def sending(element: Element, channel: Channel, size: int) -> str:
+    """The descriptor that sends `size` words on a channel."""
+    name = element.channel(channel)
     return f"@get_dsd(fabout_dsd, .{{ .fabric_color = send_{name}, .extent = {size}, .output_queue = out_{name} }})"
 
 
-def receiving(element: Element, name: str, size: int) -> str:
-    """The descriptor that receives what is sent in a direction."""
-    element.directions.add(name)
+def receiving(element: Element, channel: Channel, size: int) -> str:
+    """The descriptor that receives what is sent on a channel."""
+    name = element.channel(channel)
     return f"@get_dsd(fabin_dsd, .{{ .fabric_color = from_{name}, .extent = {size}, .input_queue = in_{name} }})"
 
 
@@ -73,17 +48,15 @@ def _(element, node, x):
         element.say(f"@fnegs({memory}, {memory});")
     gather = GATHER.get(kind, "@fmaxs")
     send, take = sending(element, there, size), receiving(element, there, size)
-    element.spreads.add(axis)
-    told = f".extent = {size}, .fabric_color = spread_{place}"
     with element.inner(f"if ({place} == {last})"):
         element.say(f"{gather}({memory}, {memory}, {take});")
-        element.say(f"@fmovs(@get_dsd(fabout_dsd, .{{ {told}, .output_queue = out_spread_{place} }}), {memory});")
+        element.say(f"@fmovs({sending(element, spread(axis), size)}, {memory});")
     with element.inner("else"):
         with element.inner(f"if ({place} == 0)"):
             element.say(f"@fmovs({send}, {memory});")
         with element.inner("else"):
             element.say(f"{gather}({send}, {memory}, {take});")
-        element.say(f"@fmovs({memory}, @get_dsd(fabin_dsd, .{{ {told}, .input_queue = in_spread_{place} }}));")
+        element.say(f"@fmovs({memory}, {receiving(element, spread(axis), size)});")
     if kind == "min":
         element.say(f"@fnegs({memory}, {memory});")
     return out
@@ -91,12 +64,9 @@ def _(element, node, x):
 
 @emit(mesh.broadcast)
 def _(element, node, x, root):
-    if x.type not in ("f32", "i32"):
-        raise unsupported(node, f"what is told are words of 32 bits, not {x.type}")
-    axis, last = node.attrs["axis"], element.grid[node.attrs["axis"]] - 1
+    axis, last, move = node.attrs["axis"], element.grid[node.attrs["axis"]] - 1, _move(node, x)
     out, size = element.fresh(node.out.type), block_size(node.out.type.shape)
     memory, (there, back), place = _memory(out), WAYS[axis], PLACE[axis]
-    move = "@fmovs" if x.type == "f32" else "@mov32"
     with element.inner(f"if ({place} == {root.literal})"):
         element.copy(out, x)
         _told(element, f"{move}({sending(element, there, size)}, {memory});", f"{place} < {last}")
@@ -115,28 +85,43 @@ def _told(element: Element, statement: str, where: str) -> None:
         element.say(statement)
 
 
-@emit(mesh.shift)
+@emit(mesh.shift, mesh.rotate)
 def _(element, node, x):
-    if x.type not in ("f32", "i32"):
-        raise unsupported(node, f"what is told are words of 32 bits, not {x.type}")
-    axis, last = node.attrs["axis"], element.grid[node.attrs["axis"]] - 1
-    out, size = element.fresh(node.out.type), block_size(node.out.type.shape)
-    held, place = element.plain(x), PLACE[axis]
-    name = WAYS[axis][0 if node.attrs["offset"] > 0 else 1]
-    move, step = ("@fmovs" if x.type == "f32" else "@mov32"), DIRECTIONS[name].step
-    sends, takes = (f"{place} < {last}", f"{place} > 0") if step > 0 else (f"{place} > 0", f"{place} < {last}")
-    send = f"{move}({sending(element, name, size)}, {_memory(held)});"
-    take = f"{move}({_memory(out)}, {receiving(element, name, size)});"
+    axis = node.attrs["axis"]
+    out, size, place = element.fresh(node.out.type), block_size(node.out.type.shape), PLACE[axis]
+    held, way, move = element.plain(x), WAYS[axis][0 if node.attrs["offset"] > 0 else 1], _move(node, x)
+    last = element.grid[axis] - 1
+    final, first = (last, 0) if way.step > 0 else (0, last)  # who has none to send to, who none to receive from
+    send = [f"{move}({sending(element, way, size)}, {_memory(held)});"]
+    take = [f"{move}({_memory(out)}, {receiving(element, way, size)});"]
+    if node.op is mesh.rotate:
+        send.append(f"{move}({sending(element, ring(way), size)}, {_memory(held)});")
+        take.append(f"{move}({_memory(out)}, {receiving(element, ring(way), size)});")
     # Those at even places send first, those at odd ones receive first: nobody waits for ever.
     with element.inner(f"if ({place} % 2 == 0)"):
-        _told(element, send, sends)
-        _told(element, take, takes)
+        _but(element, f"{place} != {final}", send)
+        _but(element, f"{place} != {first}", take)
     with element.inner("else"):
-        _told(element, take, takes)
-        _told(element, send, sends)
-    with element.inner(f"if (!({takes}))"):
-        element.copy(out, View(out.type, out.shape, literal="0.0" if out.type == "f32" else "0"))
+        _but(element, f"{place} != {first}", take)
+        _but(element, f"{place} != {final}", send)
+    if node.op is mesh.shift:
+        with element.inner(f"if ({place} == {first})"):
+            element.copy(out, View(out.type, out.shape, literal="0.0" if out.type == "f32" else "0"))
     return out
+
+
+def _but(element: Element, where: str, statements: list[str]) -> None:
+    """A statement for those that have a neighbour; the second, if there is one, for the one at the edge."""
+    _told(element, statements[0], where)
+    if statements[1:]:
+        with element.inner("else"):
+            element.say(statements[1])
+
+
+def _move(node: Node, x: View) -> str:
+    if x.type not in MOVE_WORDS:
+        raise unsupported(node, f"what is told are words of 32 bits, not {x.type}")
+    return MOVE_WORDS[x.type]
 
 
 @emit(mesh.halo)

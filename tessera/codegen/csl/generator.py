@@ -19,6 +19,7 @@ from tessera.codegen.csl.views import BYTES, SPELLING
 from tessera.codegen.element_types import check_element_types
 from tessera.errors import ArgumentError, UnsupportedOpError
 from tessera.ir.core import Function, Module, Value, structural_hash
+from tessera.lower.mesh.pieces import CANNON, SUMMA
 from tessera.lower.plan import Plan
 from tessera.types import RefType, bf16, f16, int64
 
@@ -31,26 +32,33 @@ GRID = (2, 2)
 
 @dataclass(frozen=True)
 class Csl:
-    """The generator for a grid of processing elements; `configured("4x8")` is that for another grid."""
+    """The generator for a grid of processing elements.
+
+    `configured("4x8")` is that for another grid, `configured("4x4,cannon")` one whose products go round in rings.
+    """
 
     grid: tuple[int, int] = GRID
+    product: str = SUMMA
     name: str = "csl"
 
     @property
     def capabilities(self) -> Capabilities:
         """What elements can do."""
-        return Capabilities(4, tuple(SPELLING), plan=Plan(mesh=self.grid, flash=False))
+        return Capabilities(4, tuple(SPELLING), plan=Plan(mesh=self.grid, mesh_product=self.product, flash=False))
 
     def configured(self, options: str) -> Csl:
-        """The generator for a grid, as "ROWSxCOLUMNS".
+        """The generator for a grid, as "ROWSxCOLUMNS", and a way to multiply, "summa" or "cannon".
 
         Raises:
             ArgumentError: the text does not read.
         """
-        sizes = options.split("x")
+        text_, _, product = options.partition(",")
+        sizes = text_.split("x")
         if len(sizes) != 2 or not all(s.isdigit() and 0 < int(s) for s in sizes):
             raise ArgumentError(f'"{options}" is not a grid', expected="ROWSxCOLUMNS, as in csl:4x4")
-        return Csl((int(sizes[0]), int(sizes[1])))
+        if product not in ("", SUMMA, CANNON):
+            raise ArgumentError(f'"{product}" is not a way to multiply', expected=f"{SUMMA} or {CANNON}")
+        return Csl((int(sizes[0]), int(sizes[1])), product or SUMMA)
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The CSL files of a program on a mesh.
@@ -73,6 +81,7 @@ class Csl:
         element = Element(tuple(function.attrs["mesh"]))
         statements(element, function.body)
         text.check_room(element, function.loc)
+        text.check_channels(element, function.loc)
         plan = _plan(module, function, element)
         files = {
             "layout.csl": text.layout(module.main.name, element),

@@ -13,6 +13,7 @@ from tessera.types import TensorType
 # Beside a mesh axis or WHOLE, an axis of a held value may be the same all along it, or not cut as yet.
 CONSTANT, OPEN = -2, -3
 Split = tuple[int, ...]
+SUMMA, CANNON = "summa", "cannon"
 
 
 def tensor(value: Value) -> TensorType:
@@ -27,6 +28,7 @@ class Mesh:
 
     rows: int = 1
     columns: int = 1
+    product: str = SUMMA  # how pieces that must meet are multiplied
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -1,20 +1,21 @@
-"""Products of matrices in pieces: in place and then summed, or panel by panel as SUMMA has it.
+"""Products of matrices in pieces: in place and then summed, panel by panel as SUMMA has it, or in rings as Cannon.
 
 van de Geijn and Watts, "SUMMA: scalable universal matrix multiplication algorithm" (1997).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tessera.ir.core import Block, Value
 from tessera.lower.mesh.lowering import Lowering, count
-from tessera.lower.mesh.pieces import CONSTANT, OPEN, Held, tensor
+from tessera.lower.mesh.pieces import CANNON, CONSTANT, OPEN, Held, tensor
 from tessera.lower.mesh.rules import joined, rules
-from tessera.ops import basic, control, linalg, mesh
+from tessera.ops import basic, control, linalg, mesh, shape
 from tessera.ops import elementwise as e
 from tessera.ops.mesh import WHOLE
-from tessera.types import DType, int64, scalar
+from tessera.types import DType
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def _(lowering, node, a, b):
     if cuts.left == cuts.right:
         value = joined(lowering, product(lowering, left, right, wide), [cuts.left], "sum")
     else:
-        value = _panels(lowering, left, right, cuts, wide)
+        cannon = lowering.mesh.product == CANNON and lowering.mesh.rows == lowering.mesh.columns and not batch
+        value = (_cannon if cannon else _panels)(lowering, left, right, cuts, wide)
     if value.type.dtype != node.attrs["dtype"]:
         value = lowering.add(basic.cast, value, dtype=node.attrs["dtype"])
     return lowering.hold(node, (*batch, cuts.m, cuts.n), value)
@@ -90,18 +92,64 @@ def product(lowering: Lowering, left: Value, right: Value, dtype: DType) -> Valu
 def _panels(lowering: Lowering, left: Value, right: Value, cuts: Cuts, dtype: DType) -> Value:
     """The sum over panels of what is summed, each told by who holds it to those who need it."""
     panels, grid = lowering.mesh.panels, lowering.mesh.grid
-    sizes = (*left.type.shape[:-1], right.type.shape[-1])
-    start = lowering.full(tensor(left).with_shape(sizes).with_dtype(dtype), 0)
-    number, total = Value(scalar(int64), "panel"), Value(start.type, "total")
-    with lowering.builder.region() as nodes:
-        before = lowering.cycles
+    start = lowering.full(tensor(left).with_shape((*left.type.shape[:-1], right.type.shape[-1])).with_dtype(dtype), 0)
+
+    def step(number: Value, total: Value) -> list[Value]:
         one = _told(lowering, left, number, cuts.left, -1, panels // grid[cuts.left])
         other = _told(lowering, right, number, cuts.right, -2, panels // grid[cuts.right])
-        after = lowering.add(e.add, total, product(lowering, one, other, dtype))
-        lowering.cycles += (panels - 1) * (lowering.cycles - before)
-    body = Block((number, total), tuple(nodes), (after,))
-    bounds = [lowering.index(n) for n in (0, panels, 1)]
-    return lowering.builder.add(control.for_, [*bounds, start], types=(start.type,), regions=(body,)).out
+        return [lowering.add(e.add, total, product(lowering, one, other, dtype))]
+
+    return _loop(lowering, panels, [start], step)[0]
+
+
+def _cannon(lowering: Lowering, left: Value, right: Value, cuts: Cuts, dtype: DType) -> Value:
+    """The sum over steps of pieces that go round in rings, those of the left along one axis, those of the right along
+    the other; before, each is turned by as many places as its other place says, so that the right ones meet.
+
+    Cannon, "A cellular computer to implement the Kalman filter algorithm" (1969).
+    """
+    side = lowering.mesh.rows
+    start = lowering.full(tensor(left).with_shape((*left.type.shape[:-1], right.type.shape[-1])).with_dtype(dtype), 0)
+    left, right = _skewed(lowering, left, cuts.left, side), _skewed(lowering, right, cuts.right, side)
+
+    def step(number: Value, one: Value, other: Value, total: Value) -> list[Value]:
+        sum_ = lowering.add(e.add, total, product(lowering, one, other, dtype))
+        return [_turned(lowering, one, cuts.left), _turned(lowering, other, cuts.right), sum_]
+
+    return _loop(lowering, side, [left, right, start], step)[-1]
+
+
+def _skewed(lowering: Lowering, x: Value, cut: int, side: int) -> Value:
+    """A piece turned along a mesh axis by as many places as this element has along the other."""
+    other = lowering.place(1 - cut)
+
+    def step(number: Value, held: Value) -> list[Value]:
+        flag = lowering.add(e.greater, other, number)
+        one = lowering.add(shape.reshape, flag, shape=(1,) * held.type.rank)
+        chosen = lowering.repeated(one, tensor(one).with_shape(held.type.shape))
+        return [lowering.add(e.where, chosen, _turned(lowering, held, cut), held)]
+
+    return _loop(lowering, side - 1, [x], step)[0]
+
+
+def _turned(lowering: Lowering, x: Value, cut: int) -> Value:
+    lowering.cycles += 2 * count(x) + 2 * lowering.mesh.grid[cut]
+    return lowering.add(mesh.rotate, x, axis=cut, offset=-1)
+
+
+def _loop(
+    lowering: Lowering, passes: int, carried: Sequence[Value], step: Callable[..., list[Value]]
+) -> tuple[Value, ...]:
+    """`step(number, *carried)` again and again."""
+    params = tuple(Value(v.type) for v in (lowering.index(0), *carried))
+    before = lowering.cycles
+    with lowering.builder.region() as nodes:
+        after = step(*params)
+    lowering.cycles += (passes - 1) * (lowering.cycles - before)
+    bounds = [lowering.index(n) for n in (0, passes, 1)]
+    region = Block(params, tuple(nodes), tuple(after))
+    types = tuple(v.type for v in carried)
+    return lowering.builder.add(control.for_, [*bounds, *carried], types=types, regions=(region,)).results
 
 
 def _told(lowering: Lowering, x: Value, number: Value, cut: int, axis: int, each: int) -> Value:

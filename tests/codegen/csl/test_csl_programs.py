@@ -54,6 +54,19 @@ def test_agrees_with_the_interpreter(name, grid, arch):
         assert bound.compare(found, reference).ok
 
 
+@pytest.mark.parametrize(("side", "sizes"), [(2, (7, 10, 9)), (4, (96, 94, 95))])
+def test_products_in_rings(side, sizes):
+    m, k, n = sizes
+    a, b = r(m, k), r(k, n)
+    generator = Csl().configured(f"{side}x{side},cannon")
+    traced = ts.jit(lambda a, b: a @ b).trace(a, b).function
+    *_, module = (m for _, m in driver.lowering(traced, generator.capabilities.plan))
+    artifact = generator.emit(module, {})
+    assert ("ring_" in artifact.text("pe_program.csl")) == (m > 50)  # small ones need not meet
+    (found,) = generator.runtime(artifact).run([a, b])
+    assert bound.compare(found, bound.run(traced, [a, b])[0]).ok
+
+
 def test_the_same_program_gives_the_same_bytes():
     function, args = CASES["mlp"]
     assert emitted(function, args, (2, 2))[2].files == emitted(function, args, (2, 2))[2].files
