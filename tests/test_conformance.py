@@ -21,6 +21,15 @@ def test_area(area):
     assert outcomes and not [f"{o.case} on {o.engine}: {o.detail}" for o in outcomes if o.status == "fail"]
 
 
+@pytest.mark.parametrize("area", [a for a in AREAS if a.startswith("graph.")])
+def test_area_on_a_mesh_of_elements(area):
+    prefix, mesh = area.replace(".", "/") + "/", engines(["csl:2x3"], ["target"])
+    cases = [c for c in CASES if c.name.startswith(prefix) and c.rejects is None]
+    outcomes = [o for c in cases for o in run_case(c, mesh)]
+    assert not [f"{o.case}: {o.detail}" for o in outcomes if o.status == "fail"]
+    assert area in ("graph.errors", "graph.host", "graph.flow") or any(o.status == "pass" for o in outcomes)
+
+
 def test_there_are_enough_and_each_has_its_own_name():
     assert len(CASES) >= 150 and len({c.name for c in CASES}) == len(CASES)
 

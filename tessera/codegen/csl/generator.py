@@ -46,6 +46,11 @@ class Csl:
         """What elements can do."""
         return Capabilities(4, tuple(SPELLING), plan=Plan(mesh=self.grid, mesh_product=self.product, flash=False))
 
+    @property
+    def has_device(self) -> bool:
+        """Whether a machine is at hand: it is not, the simulator stands in for one."""
+        return False
+
     def configured(self, options: str) -> Csl:
         """The generator for a grid, as "ROWSxCOLUMNS", and a way to multiply, "summa" or "cannon".
 
