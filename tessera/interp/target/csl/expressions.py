@@ -123,6 +123,9 @@ class Expressions(Cursor):
         text = self.take().text.replace("_", "")
         return s.Literal(place, int(text, 0) if text[:1] == "0" and not text.isdigit() else int(text))
 
+    def _character(self, place: Location) -> s.Syntax:
+        return s.Literal(place, ord(unquote(self.take().text)))
+
     def _float(self, place: Location) -> s.Syntax:
         return s.Literal(place, float(self.take().text.replace("_", "")))
 
@@ -204,6 +207,7 @@ class Expressions(Cursor):
 Reader = Callable[[Expressions, Location], s.Syntax]
 PRIMARY_KIND: dict[str, Reader] = {
     "integer": Expressions._integer,
+    "character": Expressions._character,
     "float": Expressions._float,
     "string": Expressions._string,
     "word": Expressions._word,

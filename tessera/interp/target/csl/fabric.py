@@ -13,7 +13,14 @@ from tessera.interp.target.csl.routes import NAMES, STEP, Filter, Route, directi
 from tessera.interp.target.csl.values import ColorConfig
 from tessera.interp.target.csl.view import View
 
-DEPTH = 8  # words in each buffer and queue; the vendor documents none
+DEPTH = 8  # words in a buffer of a router: the vendor documents none
+# Words in the queues of a PE, by number, as documented; a color without a queue has those of the fabric's depth.
+DEPTHS = {
+    ("wse2", "in"): (6, 6, 4, 4, 2, 2, 2, 2),
+    ("wse2", "out"): (2, 2, 6, 6, 2, 2),
+    ("wse3", "in"): (8, 8, 4, 4, 4, 4, 4, 4),
+    ("wse3", "out"): (8,) * 8,
+}
 
 
 class Fabric:
@@ -39,15 +46,25 @@ class Fabric:
         colors: dict[tuple[int, int], dict[int, ColorConfig]],
         seed: int | None = None,
         depth: int = DEPTH,
+        arch: str = "",
     ) -> None:
+        self.arch = arch
         self.events, self.width, self.height, self.depth = events, width, height, depth
         self.nodes = {(x, y): Node(self, x, y) for y in range(height) for x in range(width)}
         for place, configs in colors.items():
             node = self.nodes[place]
             for color, config in configs.items():
                 node.channels[color] = Channel(node, color, route_of(config), config)
+        self.shared: dict[str, Any] = {}  # what a library keeps for all PEs together
+        self.steady = seed is None  # each hop takes one cycle
         dice = random.Random(seed)
         self.delay: Callable[[], int] = (lambda: 1) if seed is None else (lambda: dice.randint(1, 3))
+
+    def queue_depth(self, node: Node, way: str, color: int) -> int:
+        """Words in a PE's queue ("in" or "out") of a color."""
+        queues: dict[int, int] = getattr(node.pe, f"{way}_colors", {})
+        numbers = DEPTHS.get((self.arch, way), ())
+        return next((numbers[q] for q, c in queues.items() if c == color and q < len(numbers)), self.depth)
 
     def view(self, x: int, y: int) -> View:
         """The fabric as the PE at (x, y) sees it."""
@@ -127,6 +144,8 @@ def filter_of(config: values.Filter) -> Filter:
         counter=config.init_counter,
         limit=limits.get("limit1", 0),
         top=limits.get("max_counter", 0),
-        count_data=bool(limits.get("count_data", True)),
-        count_control=bool(limits.get("count_control", True)),
+        count_data=bool(limits.get("count_data")),
+        count_control=bool(limits.get("count_control")),
+        control_at_top=bool(limits.get("filter_control")),
+        later=tuple(limits[name] for name in ("limit2", "limit3") if name in limits),
     )

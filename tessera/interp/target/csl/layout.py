@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tessera.errors import FileError, Location
+from tessera.errors import ArgumentError, FileError, Location
 from tessera.interp.target.csl import libraries
 from tessera.interp.target.csl import types as t
-from tessera.interp.target.csl.faults import CslError, fail
+from tessera.interp.target.csl.faults import fail
 from tessera.interp.target.csl.program import Program
 from tessera.interp.target.csl.sema import (
     assignment,
@@ -22,6 +22,7 @@ from tessera.interp.target.csl.sema import (
     dsd,
     literals,
     loops,
+    mapping,
     placement,
     reflection,
     tasks,
@@ -34,9 +35,11 @@ from tessera.interp.target.csl.values import ColorConfig, Value
 
 # Their import fills the tables of meanings, builtins and libraries.
 REGISTERED = (
-    *(assignment, control, conversions, declare, dsd, literals, loops, placement),
+    *(assignment, control, conversions, declare, dsd, literals, loops, mapping, placement),
     *(reflection, tasks, vectors, libraries),
 )
+
+FLOATS = ("f16", "bf16")  # the vendor's third 16-bit format, cb16, has no published definition
 
 
 class Export(NamedTuple):
@@ -124,11 +127,6 @@ def frozen(value: Any) -> Any:
     return value
 
 
-def argument(module_path: str, name: str, number: int) -> Value:
-    """A parameter from the command line."""
-    return Value(t.COMPTIME_INT, number)
-
-
 def compile_program(
     path: str | Path,
     params: Mapping[str, int] | None = None,
@@ -145,36 +143,39 @@ def compile_program(
 ) -> Layout:
     """Compile the layout at `path` and the program of each of its PEs.
 
-    Args:
-        path: the file with the layout block.
-        params: values of its params, as `cslc --params` takes them; `colors` likewise for params of type color.
-        arch: "wse2" or "wse3".
-        sdk: the language: "1.4" or "2.10".
-        fabric_dims, fabric_offsets: the size of the fabric, and where the rectangle begins in it.
-        import_paths: folders searched for modules in angle brackets.
-        fp16_format: the type that `@fp16()` names: "f16" or "bf16".
-        max_inlined_iterations: how far an inline loop may be unrolled.
+    `params` and `colors` give its params, as on the command line of `cslc`; `arch` is "wse2" or "wse3", `sdk` the
+    language, "1.4" or "2.10"; `import_paths` are searched for modules in angle brackets; `fp16_format` is what
+    `@fp16()` names, "f16" or "bf16"; `memcpy` and `channels` change nothing in a simulation. Raises
+    `CslError` and `ParseError` at file:line:column, `FileError` for no file.
 
-    Raises:
-        CslError: the program is refused, at file:line:column.
-        ParseError: the text is not CSL.
-        FileError: `path` is no file.
+    >>> from tempfile import mkdtemp
+    >>> folder = Path(mkdtemp())
+    >>> _ = (folder / "pe.csl").write_text("export var a: [2]f32;")
+    >>> _ = (folder / "layout.csl").write_text('layout { @set_rectangle(2, 1); @set_tile_code(0, 0, "pe.csl"); }')
+    >>> layout = compile_program(folder / "layout.csl")
+    >>> layout.width, list(layout.tiles), layout.tiles[0, 0].program.memory_used
+    (2, [(0, 0)], 8)
     """
     source = Path(path).resolve()
     if not source.is_file():
         raise FileError(f"no such file: {path}")
-    if arch not in ("wse2", "wse3"):
-        raise CslError(f"unknown architecture '{arch}'", expected="wse2 or wse3")
-    options = Options(
-        arch, sdk, fabric_dims, fabric_offsets, tuple(map(str, import_paths)), fp16_format, max_inlined_iterations
-    )
+    choices = {"arch": (arch, ("wse2", "wse3")), "sdk": (sdk, ("1.4", "2.10")), "fp16_format": (fp16_format, FLOATS)}
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ArgumentError(f"unknown {name}", expected=" or ".join(allowed), received=value)
+    paths = tuple(map(str, import_paths))
+    options = Options(arch, sdk, fabric_dims, fabric_offsets, paths, fp16_format, max_inlined_iterations)
+    return _compile(source, options, dict(params or {}), colors or {})
+
+
+def _compile(source: Path, options: Options, params: dict[str, int], colors: Mapping[str, int]) -> Layout:
     builder = Builder()
     unit = Unit(options, layout=builder)
-    given = {n: argument(str(path), n, v) for n, v in (params or {}).items()}
-    given |= {n: Value(t.COLOR, v) for n, v in (colors or {}).items()}
+    given = {n: Value(t.COMPTIME_INT, v) for n, v in params.items()}
+    given |= {n: Value(t.COLOR, v) for n, v in colors.items()}
     with np.errstate(all="ignore"):
         unit.start(source, given)
-        return _assemble(builder, unit, options, dict(params or {}))
+        return _assemble(builder, unit, options, params)
 
 
 def _assemble(builder: Builder, unit: Unit, options: Options, params: dict[str, int]) -> Layout:

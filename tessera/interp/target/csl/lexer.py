@@ -11,6 +11,7 @@ from tessera.errors import Location, ParseError
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+|//[^\n]*)
   | (?P<float>\d[\d_]*\.\d[\d_]*(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+)
+  | (?P<character>'(?:[^'\\\n]|\\.)')
   | (?P<integer>0x[0-9a-fA-F_]+|0b[01_]+|0o[0-7_]+|\d[\d_]*)
   | (?P<builtin>@[A-Za-z_]\w*)
   | (?P<word>[A-Za-z_]\w*)

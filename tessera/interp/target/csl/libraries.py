@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.interp.target.csl import libraries_collectives, libraries_memcpy
+from tessera.interp.target.csl import libraries_collectives, libraries_memcpy, libraries_tally
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.faults import CslError, CslFault
 from tessera.interp.target.csl.libraries_math import math_module
@@ -201,5 +201,7 @@ library("<memcpy/memcpy>")(libraries_memcpy.memcpy_module)
 library("<memcpy/memcpy_switches>")(libraries_memcpy.switches_module)
 library("<collectives_2d/params>")(libraries_collectives.params_module)
 library("<collectives_2d/pe>")(libraries_collectives.pe_module)
+library("<kernels/tally/layout>")(libraries_tally.layout_module)
+library("<kernels/tally/pe>")(libraries_tally.pe_module)
 
 __all__ = ["LIBRARIES", "library", "native"]

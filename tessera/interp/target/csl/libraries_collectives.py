@@ -11,7 +11,6 @@ from tessera.interp.target.csl import collectives
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.collectives import OVERHEAD, Line, Part, Thread
 from tessera.interp.target.csl.faults import CslError, CslFault
-from tessera.interp.target.csl.sema.registry import library
 from tessera.interp.target.csl.values import ColorConfig, NativeFunction, Pointer, Value
 
 WAYS = {"x": ("WEST", "EAST", False), "y": ("NORTH", "SOUTH", True)}
@@ -21,7 +20,6 @@ EITHER = t.Pointee("", t.U32, many=True)
 FLOATS = t.Pointee("", t.F32, many=True)
 
 
-@library("<collectives_2d/params>")
 def params_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
     """`get_params(Px, Py, ids)`: the axes for which colors are given; the same struct for every PE."""
 
@@ -50,7 +48,6 @@ def axis_params(axis: str, ids: dict[str, Value]) -> Value:
     return Value(t.ANON, fields)
 
 
-@library("<collectives_2d/pe>")
 def pe_module(unit: Any, params: dict[str, Value]) -> dict[str, Any]:
     """The operations along one axis, and `pe_id`, this PE's number on its line, which `init()` sets."""
     if "dim_params" not in params:

@@ -6,14 +6,12 @@ from typing import Any
 
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.faults import CslError, CslFault
-from tessera.interp.target.csl.sema.registry import library
 from tessera.interp.target.csl.values import NativeFunction, Value
 from tessera.interp.target.csl.wavelets import Opcode, encode
 
 COLORS = tuple(f"MEMCPY{way}_{number}" for way in ("H2D", "D2H") for number in range(1, 5))
 
 
-@library("<memcpy/get_params>")
 def get_params_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
     """`get_params(x)`: what a PE of column x gives to `<memcpy/memcpy>`; the same for every column."""
     unknown = [name for name in params if name not in ("width", "height", "LAUNCH", *COLORS)]
@@ -35,7 +33,6 @@ def get_params_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
     return {"get_params": Value(kind, NativeFunction("get_params", get_params, comptime=True))}
 
 
-@library("<memcpy/memcpy>")
 def memcpy_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
     """The colors of streams, and `unblock_cmd_stream()`."""
 
@@ -50,7 +47,6 @@ def memcpy_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
     return {**colors, "unblock_cmd_stream": Value(t.Fn("", (), t.VOID), function)}
 
 
-@library("<memcpy/memcpy_switches>")
 def switches_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
     """Payloads of control words: `ctrl(switch_cmd_11())` advances two routers, `ctrl(teardown_cmd_1())` tears down."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from tessera.errors import Location
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.dsd_ops import DsdOp
 from tessera.interp.target.csl.faults import CslFault
-from tessera.interp.target.csl.streams import OVERHEAD, Thread, compute, length, vector
+from tessera.interp.target.csl.streams import LOAD, START, Thread, compute, length, vector
 from tessera.interp.target.csl.support import put
 from tessera.interp.target.csl.threads import Stream, send, stream
 from tessera.interp.target.csl.values import Circular, Dsr, Fabin, Fabout, Fifo, Loaded, Mem1d, Mem4d, Pointer
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.events import Events
 
 _STREAMS = (Fabin, Fabout, Fifo, Circular)
-_MAP_CYCLES = 4
+_MAP_CYCLES = 8
 
 
 class Operations:
@@ -37,6 +38,7 @@ class Operations:
     clock: int
     wide: int
     bare: bool
+    enders: set[int]
 
     if TYPE_CHECKING:
 
@@ -77,47 +79,61 @@ class Operations:
             raise CslFault(f"color {o.color} is not the color {color} of {side} queue {o.queue}", location=loc)
         return color
 
-    def perform(self, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> Thread:
-        """A synchronous operation: the task waits for it."""
-        found = self.resolved(operands, options, loc)
+    def perform(
+        self, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
+    ) -> Generator[Any, None, bool]:
+        """A synchronous operation: the task waits for it. False where it met an empty or full FIFO."""
+        if any(type(o) is Dsr and o in self.dsrs and self.dsrs[o].options.get("async") for o in operands):
+            self.launch(op, operands, options, loc)
+            return True
+        whole, found = True, self.resolved(operands, options, loc)
         if not any(isinstance(o, _STREAMS) for o in found):
             compute(self, op, found)  # type: ignore[arg-type]
         else:
-            self.clock += OVERHEAD
+            self.clock += START
             yield max(self.clock, self.events.now)
             keys = self._claim(found, options, loc)
-            yield from stream(self, op, found)  # type: ignore[arg-type]
+            whole = yield from stream(self, op, found, options, sync=True)  # type: ignore[arg-type]
             self._release(keys)
             self.clock = max(self.clock, self.events.now)
         self._finish(operands, found, options)
+        return whole
 
     def launch(self, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> None:
         """An asynchronous operation: a microthread runs it beside the tasks."""
         found = self.resolved(operands, options, loc)
         if not any(isinstance(o, _STREAMS) for o in found):
             raise CslFault("asynchronous DSD operations must have at least one fabric operand", location=loc)
-        self.clock += OVERHEAD // 4
+        self.clock += LOAD
         merged = dict(options)
         for o in operands:
             if type(o) is Dsr:
                 merged = {**self.dsrs[o].options, **merged}
-        keys = self._claim(found, merged, loc)
+        keys = self._claim(found, {"ut_id": self._microthread(found), **merged}, loc)
+        if "on_control" in merged:
+            self.enders.update(o.color for o in found if type(o) is Fabin)
 
         def done() -> None:
             self._release(keys)
+            self.enders.difference_update(o.color for o in found if type(o) is Fabin)
             self._finish(operands, found, merged)
 
-        self.begin(f"@{op.name}", stream(self, op, found), done, loc)  # type: ignore[arg-type]
+        self.begin(f"@{op.name}", stream(self, op, found, merged), done, loc)  # type: ignore[arg-type]
+
+    def _microthread(self, operands: tuple[Any, ...]) -> int | None:
+        """On WSE-2, the microthread is that of the output queue, else of the first input queue."""
+        queues = [o.queue for o in operands if type(o) is Fabout] + [o.queue for o in operands if type(o) is Fabin]
+        return None if self.wide or not queues or queues[0] < 0 else queues[0]
 
     def _claim(self, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> list[tuple[str, int]]:
         """Take the queues and the microthread of an operation; each serves one operation at a time."""
         keys = [("in", o.color) for o in operands if type(o) is Fabin]
-        keys += [("out", o.color) for o in operands if type(o) is Fabout]
-        if "ut_id" in options:
+        keys += [("out", o.queue) for o in operands if type(o) is Fabout]
+        if options.get("ut_id") is not None:
             keys.append(("microthread", options["ut_id"]))
         for key in keys:
             if key in self.busy:
-                what = {"in": "the input queue of color", "out": "the output queue of color"}.get(key[0], key[0])
+                what = {"in": "the input queue of color", "out": "output queue"}.get(key[0], key[0])
                 raise CslFault(f"{what} {key[1]} is in use by the operation at {self.busy[key]}", location=loc)
         self.busy.update(dict.fromkeys(keys, loc))
         return keys
@@ -134,6 +150,8 @@ class Operations:
                 count = length(found) if count is None else count
                 d = self.dsrs[o].dsd
                 self.dsrs[o].dsd = d._replace(byte=d.byte + count * d.stride * d.array.dtype.itemsize)
+        if options.get("ended") and options["on_control"]:
+            options = options["on_control"]
         if "activate" in options:
             self.activate(options["activate"])
         if "unblock" in options:
@@ -145,10 +163,10 @@ class Operations:
         kinds, result = shape
         args = self.resolved(args, options, loc)
         inputs, target = (args, None) if result is None else (args[:-1], args[-1])
-        count = length((target, *inputs))
+        count = min(o.extent for o in args if hasattr(o, "extent"))
         sources = [_source(self, o, k, count) for o, k in zip(inputs, kinds, strict=True)]
         keys = self._claim(args, options, loc)
-        self.clock += OVERHEAD
+        self.clock += START
         for i in range(count):
             values = []
             for take in sources:

@@ -50,7 +50,8 @@ class Pe(Operations, Scheduler):
         self.clock = 0
         self.memory_used = program.memory_used
         tables = program.tables
-        self.fifos: list[Fifo] = [Fifo(*row) for row in tables.fifos]
+        self.fifos: list[Fifo] = [Fifo(size, *map(program.task_number, tasks)) for size, *tasks in tables.fifos]
+        self.enders: set[int] = set()
         self.in_colors, self.out_colors = tables.queues_in, tables.queues_out
         self.dsrs: dict[Dsr, Loaded] = {}
         self.busy: dict[tuple[str, int], Location] = {}
@@ -183,6 +184,8 @@ class Pe(Operations, Scheduler):
         return lambda: self._task(task, arguments(task.params, self.fabric.pop(color, 1)[0]))
 
     def _control(self, color: int, word: int) -> Callable[[], Any] | None:
+        if color in self.enders:
+            return None
         entry = word >> 16 & 0x3F
         task = self.control.get(entry)
         if entry in self.blocked or self._queue_blocked(color):

@@ -110,8 +110,12 @@ class Program:
             space[f"G{g.number}"] = array
         return space
 
+    def task_number(self, given: Any) -> int | None:
+        """The id of a task that is given as an id or by its name."""
+        return self._task_id(id(given)) if isinstance(given, FunctionValue) else given
+
     def _task_id(self, key: int) -> int:
-        if key not in self.task_ids:
+        if key not in self.task_ids and key in self.unit.references:
             value = self.unit.references[key]
             fail(value.decl.loc, f"task '{value.decl.name}' is activated but bound to no ID")
         return self.task_ids[key]

@@ -28,7 +28,7 @@ class InputQueue:
     def __init__(self, node: Node, color: int) -> None:
         self.node, self.color = node, color
         self.words: deque[Timed] = deque()
-        self.depth = node.fabric.depth
+        self.depth = node.fabric.queue_depth(node, "in", color)
         self.wanted = 1
         self.feeder: Feeder | None = None
         self._due: int | None = None
@@ -43,6 +43,16 @@ class InputQueue:
         time = max(time, self._last)
         self._last = time
         self.words.append((time, word))
+        self._announce()
+
+    def extend(self, words: list[Timed]) -> None:
+        """Words that arrive one after another."""
+        if words[0][0] < self._last:
+            for time, word in words:
+                self.add(time, word)
+            return
+        self._last = words[-1][0]
+        self.words.extend(words)
         self._announce()
 
     def count(self, now: int) -> int:
@@ -112,7 +122,7 @@ class OutputQueue:
     def __init__(self, node: Node, color: int, channel: Channel | None) -> None:
         self.node, self.color, self.channel = node, color, channel
         self.words: deque[int] = deque()
-        self.depth = node.fabric.depth
+        self.depth = node.fabric.queue_depth(node, "out", color)
         self.sink: HostSink | None = None  # where the host collects a color that has no route
         self._watched = False
         self._due: int | None = None

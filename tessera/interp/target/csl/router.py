@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tessera.interp.target.csl.host_streams import HostSink
@@ -109,11 +110,74 @@ class Channel:
         if len(rx) > 1 and arrival > now:
             self.wake(arrival)  # an earlier word may yet come from another side
             return False
+        if self.node.fabric.steady and not word & CONTROL and self.route.filter is None and HOST not in tx:
+            return self._burst(origin, tx, now)
         targets = self._targets(tx, word)
         if targets is None:
             return False
         self._send(origin, targets, max(arrival, now, self._last + 1), word)
         return True
+
+    def _burst(self, origin: int, tx: tuple[int, ...], now: int) -> bool:
+        """Move on all the data words at the head that have room, one a cycle: what `_send` does, in one go."""
+        count = self._ready(origin, tx)
+        if not count:
+            return False
+        buffer, links = self.inputs[origin], self.node.links
+        time = max(now - 1, self._last, *(links[direction] - 1 for direction in tx))
+        sent: list[Timed] = []
+        for _ in range(count):
+            arrival, word = buffer.popleft()
+            time = arrival if arrival > time else time + 1
+            sent.append((time + 1, word))
+        self._last = time
+        for direction in tx:
+            links[direction] = time + 1
+            self.node.traffic[direction] += count
+            if direction == RAMP:
+                self.node.inputs[self.color].extend(sent)
+            else:
+                self._neighbour(direction).extend(OPPOSITE[direction], sent)
+        self._freed(origin, sent[0][0] - 1)
+        return True
+
+    def _ready(self, origin: int, tx: tuple[int, ...]) -> int:
+        """How many data words at the head have room wherever they go."""
+        count = self.depth
+        for direction in tx:
+            if direction == RAMP:
+                queue = self.node.input(self.color)
+                free = queue.depth - len(queue.words)
+                if not free:
+                    queue.feeder = self
+            else:
+                there = self._neighbour(direction)
+                free = self.depth - len(there.inputs[OPPOSITE[direction]])
+                if not free:
+                    there.feeders[OPPOSITE[direction]] = self
+            count = min(count, free)
+        for index, (_, word) in enumerate(islice(self.inputs[origin], count)):
+            if word & CONTROL:
+                return index
+        return min(count, len(self.inputs[origin]))
+
+    def extend(self, direction: int, words: list[Timed]) -> None:
+        """Words that come in from `direction`, in order."""
+        buffer = self.inputs[direction]
+        self.add(direction, *words[0])
+        if words[0][0] == buffer[-1][0]:
+            buffer.extend(words[1:])
+        else:  # the first had to wait for a word before it, and so may these
+            for time, word in words[1:]:
+                self.add(direction, time, word)
+        self.wake(buffer[0][0])
+
+    def _freed(self, direction: int, time: int) -> None:
+        """Tell whoever waits for room in a buffer."""
+        feeder = self.feeders[direction]
+        if feeder is not None:
+            self.feeders[direction] = None
+            feeder.wake(time)
 
     def _targets(self, tx: tuple[int, ...], word: int) -> list[int] | None:
         """The directions in which the word leaves; None where one of them has no room."""
@@ -155,6 +219,8 @@ class Channel:
             time = max(time, links[direction])
         self._last = time
         self.inputs[origin].popleft()
+        if self.route.filter is not None and RAMP in self.route.here[1]:
+            self.route.filter.count(bool(word & CONTROL))
         onward = self._command(word, time) if word & CONTROL else word
         delay = node.fabric.delay
         for direction in targets:
@@ -164,17 +230,12 @@ class Channel:
                 node.inputs[self.color].add(time + 1, word)
                 continue
             if direction == HOST:
-                self.host().take([word])
+                self.host().take([] if word & CONTROL else [word])  # a stream carries data
                 continue
             there = self._neighbour(direction)
             there.add(OPPOSITE[direction], time + delay(), onward)
             there.wake(there.inputs[OPPOSITE[direction]][0][0])
-        if self.route.filter is not None and RAMP in self.route.here[1]:
-            self.route.filter.count(bool(word & CONTROL))
-        feeder = self.feeders[origin]
-        if feeder is not None:
-            self.feeders[origin] = None
-            feeder.wake(time)
+        self._freed(origin, time)
 
     def _command(self, word: int, time: int) -> int:
         """Execute a control word's first command, after it was routed."""

@@ -28,8 +28,10 @@ def directions(names: Any) -> tuple[int, ...]:
 class Filter:
     """Which wavelets of a color may go down the ramp.
 
-    "range": those whose upper half (the index) lies in `low .. high`. "counter": a counter steps with each wavelet and
-    starts again after `limit`; a wavelet passes while the counter is at most `top`.
+    "range": data whose upper half (the index) lies in `low .. high`, and all control wavelets. "counter": a counter
+    steps with each wavelet that counts, and starts again after `limit`; a wavelet passes while the counter is at most
+    `top` (with `control_at_top` a control wavelet only at `top`). "sparse_counter": as "counter", but after each round
+    the next of `later` is the limit, and after the last one all pass.
 
     >>> Filter("range", 3, 5).passes(4 << 16, False), Filter("counter", counter=2, limit=3, top=1).passes(0, False)
     (True, False)
@@ -41,19 +43,31 @@ class Filter:
     counter: int = 0
     limit: int = 0
     top: int = 0
-    count_data: bool = True
-    count_control: bool = True
+    count_data: bool = False
+    count_control: bool = False
+    control_at_top: bool = False
+    later: tuple[int, ...] = ()
+    off: bool = False
 
     def passes(self, word: int, control: bool) -> bool:
         """Whether the wavelet may pass."""
+        if self.off:
+            return True
         if self.kind == "range":
             return control or self.low <= (word >> 16) & 0xFFFF <= self.high
-        return self.counter <= self.top or not (self.count_control if control else self.count_data)
+        return self.counter == self.top if control and self.control_at_top else self.counter <= self.top
 
     def count(self, control: bool) -> None:
         """Note that a wavelet went by."""
-        if self.kind == "counter" and (self.count_control if control else self.count_data):
-            self.counter = 0 if self.counter >= self.limit else self.counter + 1
+        if self.kind == "range" or not (self.count_control if control else self.count_data):
+            return
+        if self.counter < self.limit:
+            self.counter += 1
+            return
+        self.counter = 0
+        if self.kind == "sparse_counter":
+            self.off = not self.later
+            self.limit, self.later = (self.later[0], self.later[1:]) if self.later else (self.limit, ())
 
 
 @dataclass
@@ -113,5 +127,10 @@ class Route:
         elif opcode is Opcode.TEARDOWN:
             self.tearing = self.flexible = True
         # A router that is at its last position already leaves the command to the next one.
-        pops = self.pop == "always_pop" or (self.pop == "pop_on_advance" and self.current != before)
+        moved = self.current != before
+        pops = {
+            "always_pop": True,
+            "pop_on_advance": moved,
+            "pop_on_advance_nop": moved or opcode is Opcode.NOP,
+        }.get(self.pop, False)
         return popped(word) if pops else word

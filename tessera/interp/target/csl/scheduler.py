@@ -81,12 +81,13 @@ class Scheduler:
             with np.errstate(all="ignore"):
                 return call()
         except TesseraError as error:
-            self._placed(error, running)
+            self._place(error, self._generated(error), running)
             raise
         except _FAULTS as error:
-            if self._generated(error) is None:
+            line = self._generated(error)
+            if line is None:
                 raise
-            raise self._placed(CslFault(_words(error)), running) from error
+            raise self._place(CslFault(_words(error)), line, running) from error
 
     def _generated(self, error: BaseException) -> int | None:
         """The innermost line of this program's Python that an error passed."""
@@ -98,8 +99,7 @@ class Scheduler:
             trace = trace.tb_next
         return line
 
-    def _placed(self, error: TesseraError, running: Running | None) -> TesseraError:
-        line = self._generated(error)
+    def _place(self, error: TesseraError, line: int | None, running: Running | None) -> TesseraError:
         if error.location is None and line is not None:
             error.location = self.program.place(line)
         elif error.location is None and running is not None and running.loc.line:

@@ -17,7 +17,8 @@ from tessera.interp.target.csl.host_streams import Gate, HostSource
 from tessera.interp.target.csl.pe import Pe
 from tessera.interp.target.csl.routes import HOST
 
-LATENCY = 1000  # cycles from the host to the rectangle's west edge: programs that stream, then copy, rely on a long way
+LATENCY = 1000  # cycles between two transfers of the host: programs that stream and then copy rely on a slow host
+LIMIT = 10**9  # cycles after which a run is given up
 LISTED = 12  # lines of a stall report
 
 
@@ -34,14 +35,15 @@ class Simulation:
         CslFault: from `wait`, and from anything that advances the clock, for a fault of the program.
     """
 
-    def __init__(self, layout: Any, seed: int | None = None, depth: int = DEPTH, limit: int = 10**10) -> None:
+    def __init__(self, layout: Any, seed: int | None = None, depth: int = DEPTH, limit: int = LIMIT) -> None:
         self.layout, self.limit = layout, limit
         self.events = Events(seed)
-        self.fabric = Fabric(self.events, layout.width, layout.height, layout.colors, seed, depth)
+        self.fabric = Fabric(self.events, layout.width, layout.height, layout.colors, seed, depth, layout.arch)
         self.pes: dict[Place, Any] = {}
         self.streams: dict[Place, Stream] = {}
         self.launches: list[Launch] = []
         self._last_in: Command | None = None
+        self._busy = 0  # until when the channel from the host is in use
         self.sources: dict[tuple[Place, int], HostSource] = {}
         self.timeline: list[tuple[Place, str, int, int]] = []
         for place, tile in layout.tiles.items():
@@ -63,12 +65,21 @@ class Simulation:
         """The cycle that the run has reached."""
         return self.events.now
 
+    def _turns(self, places: Iterable[Place], words: int) -> dict[Place, int]:
+        """When each PE's part of a transfer is there: rows at a time, in a row one PE after another from the west."""
+        start = max(self.events.now, self._busy) + LATENCY
+        rows: dict[int, int] = {}
+        turns: dict[Place, int] = {}
+        for x, y in sorted(places):
+            turns[x, y] = rows.get(y, start) + x
+            rows[y] = rows.get(y, start) + words
+        self._busy = max(rows.values(), default=start)
+        return turns
+
     def issue(self, command: Command) -> Command:
-        """Send a command to its PEs, row by row from the west."""
-        turns: dict[int, int] = {}
-        for x, y in sorted(command.left):
-            turns[y] = turns.get(y, self.events.now + LATENCY) + command.cycles
-            self.streams[x, y].add(command, turns[y] + x)
+        """Send a command to its PEs."""
+        for place, time in self._turns(command.left, command.cycles).items():
+            self.streams[place].add(command, time + command.cycles)
         return command
 
     def launch(self, name: str, *args: Any) -> Command:
@@ -92,9 +103,9 @@ class Simulation:
         command = Command(f"color {color}", rows)
 
         def start() -> None:
-            for place, row in rows.items():
-                source = self._source(place, color)
-                source.send(row, self.events.now, partial(command.left.discard, place))
+            words = max((row.size for row in rows.values()), default=0)
+            for place, time in self._turns(rows, words).items():
+                self._source(place, color).send(rows[place], time, partial(command.left.discard, place))
 
         # The host's words travel in order: a stream comes after the copies before it.
         if self._last_in is not None and self._last_in.left:
@@ -140,8 +151,11 @@ class Simulation:
         what = "the program stalls"
         if size is not None:
             what = f"received length (0 bytes) is not expected ({size} bytes), could be a kernel stall"
+        state = "nothing can happen any more"
+        if self.events.pending:
+            state = f"it still runs after {self.limit:,} cycles, the limit,"
         lines = "".join(f"\n    {line}" for line in shortened(self.reasons()))
-        raise CslFault(f"{what}: nothing can happen any more at cycle {self.cycles}{lines}")
+        raise CslFault(f"{what}: {state} at cycle {self.cycles}{lines}")
 
     def reasons(self) -> list[str]:
         """Who waits for what, in words."""

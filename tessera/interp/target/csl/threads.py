@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tessera.interp.target.csl.dsd_ops import DsdOp
 from tessera.interp.target.csl.faults import CslFault
-from tessera.interp.target.csl.streams import OVERHEAD, Thread, apply, convert, length, read, scalar, write
+from tessera.interp.target.csl.streams import Thread, apply, convert, length, read, scalar, write
 from tessera.interp.target.csl.values import Circular, Fabin, Fabout, Fifo, Mem1d, Mem4d, Pointer
 
 if TYPE_CHECKING:
@@ -90,14 +90,17 @@ def _fifo_ready(s: Stream, count: int) -> int:
 
 
 def _fifo_wait(s: Stream, count: int) -> Wait:
+    s.operand.choked |= s.writes
+    s.operand.starved |= not s.writes
     return Wait("fifo", s.operand)
 
 
 def _fifo_read(s: Stream, start: int, count: int) -> Any:
     taken = [s.operand.words.popleft() for _ in range(count)]
     s.pe.notify("fifo", s.operand)
-    if s.operand.on_pop is not None:
+    if s.operand.on_pop is not None and s.operand.choked:
         s.pe.activate(s.operand.on_pop)
+    s.operand.choked = False
     return np.array(taken, s.dtype) if s.dtype.kind == "f" else np.array(taken).astype(s.dtype)
 
 
@@ -128,13 +131,15 @@ KINDS: dict[type, Kind] = {
 }
 
 
-def stream(pe: Pe, op: DsdOp, operands: tuple[Any, ...]) -> Thread:
-    """Run an operation, as far as its operands allow at a time."""
+def stream(
+    pe: Pe, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], sync: bool = False
+) -> Generator[Any, None, bool]:
+    """Run an operation, as far as its operands allow at a time. False where a synchronous one met an empty or full
+    FIFO; `options["ended"]` is set where a control wavelet ended it."""
     dest, *given = operands
     count = length(operands)
     if type(dest) is Pointer:
-        yield from _into_pointer(pe, op, dest, given, count)
-        return
+        return (yield from _into_pointer(pe, op, dest, given, count, sync))
     sources = [Stream(pe, o, x.dtype) for o, x in zip(given, op.sources, strict=True)]
     target = Stream(pe, dest, op.result.dtype, writes=True)
     waiting = [*sources, target] if type(dest) is Fifo else sources
@@ -143,16 +148,40 @@ def stream(pe: Pe, op: DsdOp, operands: tuple[Any, ...]) -> Thread:
         step = count - done
         for s in waiting:
             step = s.ready(step)
-            if not step:
-                yield s.wait(count - done)
-                break
+            if step:
+                continue
+            if "on_control" in options and _ended(s, options):
+                return True
+            if sync and type(s.operand) is Fifo:
+                _remaining(s, count - done)
+                return False
+            yield s.wait(count - done)
+            break
         if step:
-            yield from _step(pe, op, target, sources, done, step)
+            yield from _step(pe, op, target, sources, done, step, options.get("index", 0))
             done += step
             yield pe.events.now + -(-step // width)
+    return True
 
 
-def _step(pe: Pe, op: DsdOp, target: Stream, sources: list[Stream], done: int, step: int) -> Thread:
+def _ended(s: Stream, options: dict[str, Any]) -> bool:
+    """Whether a control wavelet stands where data is wanted; it is taken."""
+    if type(s.operand) is not Fabin or s.pe.fabric.pop_control(s.operand.color) is None:
+        return False
+    options["ended"] = True
+    return True
+
+
+def _remaining(s: Stream, count: int) -> None:
+    """A synchronous operation stops at a FIFO: note the event, and the length that is left."""
+    s.wait(count)
+    if s.writes:
+        s.operand.write_length = min(s.operand.write_length, count)
+    else:
+        s.operand.read_length = min(s.operand.read_length, count)
+
+
+def _step(pe: Pe, op: DsdOp, target: Stream, sources: list[Stream], done: int, step: int, index: int = 0) -> Thread:
     dest = target.operand
     if isinstance(dest, (Mem1d, Mem4d)) and all(s.kind in (MEMORY, SCALAR) for s in sources):
         apply(op, dest, [s.operand for s in sources], done, step)
@@ -163,12 +192,13 @@ def _step(pe: Pe, op: DsdOp, target: Stream, sources: list[Stream], done: int, s
         return
     found = convert(op.compute(*args), op.result.dtype)
     if type(dest) is Fabout:
-        yield from send(pe, dest, _spread(found, step))
+        yield from send(pe, dest, _spread(found, step), index)
     elif type(dest) is Fifo:
         dest.words.extend(_spread(found, step))
         pe.notify("fifo", dest)
-        if dest.on_push is not None:
+        if dest.on_push is not None and dest.starved:
             pe.activate(dest.on_push)
+        dest.starved = False
     elif type(dest) is Circular:
         dest.array.view(op.result.dtype)[_circular(dest, op.result.dtype, done, step)] = found
     elif isinstance(dest, (Mem1d, Mem4d)):
@@ -192,36 +222,44 @@ def _accumulate(op: DsdOp, dest: Mem1d, sources: list[Stream], args: list[Any], 
         write(dest, op.result.dtype, done + i, 1, op.compute(*values))
 
 
-def send(pe: Pe, dest: Fabout, found: np.ndarray[Any, Any]) -> Thread:
+def send(pe: Pe, dest: Fabout, found: np.ndarray[Any, Any], index: int = 0) -> Thread:
     """Put elements into an output queue and wait until the router has room for what is left."""
     words = to_words(found)
+    if dest.indexed:
+        words = [word & 0xFFFF | index << 16 for word in words]
     while not pe.fabric.push(dest.color, words, dest.control):
         yield Wait("out", dest.color)
     while not pe.fabric.settled(dest.color):
         yield Wait("out", dest.color)
 
 
-def _into_pointer(pe: Pe, op: DsdOp, dest: Pointer, given: list[Any], count: int) -> Thread:
+def _into_pointer(
+    pe: Pe, op: DsdOp, dest: Pointer, given: list[Any], count: int, sync: bool
+) -> Generator[Any, None, bool]:
+    """Fold a stream into one cell, which stays as it is where a FIFO runs out."""
     sequence = Stream(pe, given[-1], op.sources[-1].dtype)
     value = scalar(given[0], op.result.dtype) if len(given) > 1 else None
     done = 0
     while done < count:
         step = sequence.ready(count - done)
+        if not step and sync and type(sequence.operand) is Fifo:
+            _remaining(sequence, count - done)
+            return False
         if not step:
             yield sequence.wait(count - done)
             continue
         for item in _spread(sequence.read(done, step), step):
-            value = convert(op.compute(item) if value is None or len(given) == 1 else op.compute(value, item), _of(op))[
-                ()
-            ]
+            found = op.compute(item) if value is None or len(given) == 1 else op.compute(value, item)
+            value = convert(found, _of(op))[()]
         done += step
         yield pe.events.now + step
     if value is not None:
         dest.array[dest.index] = np.array([value], _of(op)).view(dest.array.dtype)[0]
+    return True
 
 
 def _of(op: DsdOp) -> np.dtype[Any]:
     return op.result.dtype
 
 
-__all__ = ["OVERHEAD", "Wait", "send", "stream", "to_words", "words_to"]
+__all__ = ["Wait", "send", "stream", "to_words", "words_to"]

@@ -90,7 +90,7 @@ class Fabout(NamedTuple):
     extent: int
     queue: int
     control: bool = False
-    advance: bool = False
+    indexed: bool = False
 
 
 class FifoRef(NamedTuple):
@@ -116,11 +116,15 @@ class Loaded:
 
 
 class Fifo:
-    """A FIFO in PE memory; `on_push` and `on_pop` are task ids to activate."""
+    """A FIFO in PE memory; `on_push` and `on_pop` are task ids to activate: `on_push` at a push after a read that
+    found nothing (`starved`), `on_pop` at a pop after a write that found no room (`choked`). The lengths are those of
+    operations that have no other length."""
 
     def __init__(self, capacity: int, on_push: int | None, on_pop: int | None) -> None:
         self.words: deque[Any] = deque()
         self.capacity, self.on_push, self.on_pop = capacity, on_push, on_pop
+        self.starved = self.choked = False
+        self.read_length = self.write_length = 0
 
 
 @dataclass(eq=False)

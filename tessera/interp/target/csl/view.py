@@ -67,7 +67,8 @@ class View:
 
     def output_full(self, color: int) -> bool:
         """Whether the color's output queue has no room."""
-        return len(self.node.output(color).words) >= self.node.fabric.depth
+        queue = self.node.output(color)
+        return len(queue.words) >= queue.depth
 
     def _channel(self, color: int) -> Channel:
         if color not in self.node.channels:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from tessera.errors import UnsupportedOpError
+from tessera.interp.target.fma import narrow
 from tessera.interp.target.llvm.access import pack, unpack
 from tessera.interp.target.llvm.arith import Pure
-from tessera.interp.target.llvm.fma import narrow
 from tessera.interp.target.llvm.lanes import UNSIGNED, canonical, unsigned
 from tessera.interp.target.llvm.syntax import Instruction
 from tessera.interp.target.llvm.types import I1, Int, Type

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tessera.errors import ParseError, TesseraError, UnsupportedOpError
@@ -10,15 +10,22 @@ from tessera.interp.target.llvm import effects, flow, memory_intrinsics, pure
 from tessera.interp.target.llvm.arith import Pure
 from tessera.interp.target.llvm.constants import Addresses, constant
 from tessera.interp.target.llvm.frame import Block, Code, Edge, Frame, Step
-from tessera.interp.target.llvm.lanes import Value
+from tessera.interp.target.llvm.lanes import Value, widen
 from tessera.interp.target.llvm.syntax import BasicBlock, Function, Instruction, Local, Operand, Program
+
+
+# A function that the text declares and the host gives: it sees the memory and the integers of one lane.
+External = Callable[..., None]
 
 
 class Decoder:
     """The decoding of one function."""
 
-    def __init__(self, program: Program, function: Function, addresses: Addresses) -> None:
+    def __init__(
+        self, program: Program, function: Function, addresses: Addresses, externals: Mapping[str, External]
+    ) -> None:
         self.program = program
+        self.externals = externals
         self.function = function
         self.addresses = addresses
         blocks = {block.label: block for block in function.blocks}
@@ -119,6 +126,8 @@ class Decoder:
         callee = self.program.functions.get(i.word)
         if callee is not None and callee.blocks:
             return _enter(callee, args, out)
+        if i.word in self.externals:
+            return _outside(self.externals[i.word], args)
         build = pure.intrinsic(i.word, memory_intrinsics.TABLE) if i.word.startswith(_BUILT_IN) else None
         if build is not None:
             return build(i, args, out)  # type: ignore[operator]
@@ -126,6 +135,17 @@ class Decoder:
         if function is None:
             raise UnsupportedOpError(f"call: the function @{i.word} is not supported")
         return bind(function, args, out)
+
+
+def _outside(function: External, args: tuple[int, ...]) -> Step:
+    """A function of the host, called for one lane after the other."""
+
+    def step(f: Frame) -> None:
+        columns = [widen(f.w[a], f.n) for a in args]
+        for lane in range(f.n):
+            function(f.memory, *(int(c[lane]) for c in columns))
+
+    return step
 
 
 _NO_VALUE = ("metadata", "token", "void")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tessera.interp.target.fma import fma, narrow
 from tessera.interp.target.llvm.arith import Pure, flip, in_format, magnitude
 from tessera.interp.target.llvm.casts import float_to_integer
-from tessera.interp.target.llvm.fma import fma, narrow
 from tessera.interp.target.llvm.lanes import integers
 from tessera.interp.target.llvm.syntax import Instruction
 from tessera.interp.target.llvm.types import Float, Int, Type

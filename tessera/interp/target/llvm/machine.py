@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tessera.errors import ExecutionError, Location, TesseraError
 from tessera.interp.target.llvm.constants import Addresses
 from tessera.interp.target.llvm.debug_info import source_location
-from tessera.interp.target.llvm.decode import Decoder
+from tessera.interp.target.llvm.decode import Decoder, External
 from tessera.interp.target.llvm.fault import Fault
 from tessera.interp.target.llvm.frame import Block, Code, Edge, Frame, Part
 from tessera.interp.target.llvm.lanes import Value
@@ -20,15 +22,16 @@ _DEPTH = 128  # a call takes five of the thousand frames that Python has
 class Library:
     """The decoded functions of a program, each decoded when it is first called."""
 
-    def __init__(self, program: Program, addresses: Addresses) -> None:
+    def __init__(self, program: Program, addresses: Addresses, externals: Mapping[str, External]) -> None:
         self.program = program
+        self._externals = externals
         self._addresses = addresses
         self._codes: dict[str, Code] = {}
 
     def code(self, function: Function) -> Code:
         """The decoded function."""
         if function.name not in self._codes:
-            self._codes[function.name] = Decoder(self.program, function, self._addresses).code()
+            self._codes[function.name] = Decoder(self.program, function, self._addresses, self._externals).code()
         return self._codes[function.name]
 
 

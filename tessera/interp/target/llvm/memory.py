@@ -52,6 +52,18 @@ class Memory:
         self._segments[number] = Segment(name, base_address(number), data, size, stride)
         return base_address(number) + stride * np.arange(lanes, dtype=np.int64)
 
+    def bytes(self, address: int, count: int) -> np.ndarray:
+        """The bytes from an address on, copied.
+
+        Raises:
+            Fault: they do not all lie in one segment.
+        """
+        segment = self._segments.get(segment_number(address))
+        offset = address - segment.base if segment is not None else -1
+        if segment is None or not 0 <= offset <= len(segment.data) - count:
+            raise Fault(f"{count} bytes at {address:#x} lie outside all memory")
+        return segment.data[offset : offset + count].copy()
+
     def free(self, address: int) -> None:
         """Forget the segment at an address."""
         del self._segments[segment_number(address)]

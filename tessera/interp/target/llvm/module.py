@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tessera.errors import ArgumentError, UnknownNameError
 from tessera.interp.target.llvm.constants import image
+from tessera.interp.target.llvm.decode import External
 from tessera.interp.target.llvm.lanes import Lanes, Value, by_part, canonical, integers, widen
 from tessera.interp.target.llvm.machine import Library, Machine
 from tessera.interp.target.llvm.memory import Memory
@@ -19,16 +20,16 @@ from tessera.interp.target.llvm.types import Float, Pointer, Type
 
 
 class Module:
-    """Parsed text; `call` runs one of its functions."""
+    """Parsed text; `call` runs one of its functions. `externals` are functions that the text only declares."""
 
-    def __init__(self, text: str, name: str = "<llvm>") -> None:
+    def __init__(self, text: str, name: str = "<llvm>", externals: Mapping[str, External] | None = None) -> None:
         self.text = text
         self.program = parse(text, name)
         variables = self.program.variables
         self._numbers = {name: k for k, name in enumerate(variables, 1)}
         addresses = {name: base_address(k) for name, k in self._numbers.items()}
         self._images = {name: image(v.type, v.value, addresses) for name, v in variables.items() if v.value is not None}
-        self._library = Library(self.program, addresses)
+        self._library = Library(self.program, addresses, externals or {})
 
     @property
     def functions(self) -> list[str]:

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 from tessera.errors import Location
 from tessera.interp.target.ptx.lexer import Cursor
-from tessera.interp.target.ptx.syntax import Address, Group, Instruction, Item, Label, Name, Number, Operand, Scope
+from tessera.interp.target.ptx.syntax import (
+    Address,
+    Group,
+    Instruction,
+    Item,
+    Label,
+    Name,
+    Number,
+    Operand,
+    Scope,
+    Targets,
+)
 
 _SPACES = {".reg", ".param", ".shared", ".global", ".const", ".local"}
 
@@ -28,7 +40,7 @@ class _Body:
         cursor.expect("{")
         items: list[Item] = []
         while not cursor.accept("}"):
-            if cursor.here.kind == "end":
+            if cursor.here_kind == "end":
                 cursor.fail("expected '}'")
             self._item(items)
         return Scope(tuple(items))
@@ -37,24 +49,42 @@ class _Body:
         from tessera.interp.target.ptx.parser import variables
 
         cursor = self.cursor
-        if cursor.accept(";"):
+        kind = cursor.here_kind
+        if kind == "word":
+            if cursor.after_text == ":":
+                self._label(items)
+            else:
+                items.append(self._instruction())
+        elif cursor.accept(";"):
             return
-        if cursor.at("{"):
+        elif cursor.at("{"):
             items.append(self.scope())
         elif cursor.at(*_SPACES):
             items.extend(variables(cursor))
             cursor.expect(";")
-        elif cursor.here.kind == "directive":
+        elif kind == "directive":
             self._directive()
-        elif cursor.here.kind == "word" and cursor.after().text == ":":
-            items.append(Label(cursor.take().text))
-            cursor.take()
         else:
             items.append(self._instruction())
 
+    def _label(self, items: list[Item]) -> None:
+        cursor = self.cursor
+        name = cursor.take()
+        cursor.take()
+        if cursor.accept(".branchtargets"):
+            labels = [cursor.kind("word")]
+            while cursor.accept(","):
+                labels.append(cursor.kind("word"))
+            items.append(Targets(name, tuple(labels)))
+        elif cursor.accept(".callprototype", ".calltargets"):
+            while not cursor.at(";"):
+                cursor.take()
+        else:
+            items.append(Label(name))
+
     def _directive(self) -> None:
         cursor = self.cursor
-        name = cursor.take().text
+        name = cursor.take()
         if name == ".loc":
             file, line, column = cursor.integer(), cursor.integer(), cursor.integer()
             self.source = Location(self.files.get(file, f"file {file}"), line, column)
@@ -84,7 +114,7 @@ class _Body:
             negated = cursor.accept("!")
             guard = Name(cursor.kind("word"), negated)
         place = cursor.place()
-        op = tuple(cursor.kind("word").split("."))
+        op = _words(cursor.kind("word"))
         operands: list[Operand] = []
         while not cursor.at(";"):
             operands.append(operand(cursor))
@@ -106,8 +136,10 @@ _CLOSING = {"{": "}", "(": ")"}
 
 
 def _single(cursor: Cursor) -> Operand:
+    if cursor.here_kind == "word":
+        return _name(cursor)
     if cursor.at("{", "("):
-        closing, parts = _CLOSING[cursor.take().text], []
+        closing, parts = _CLOSING[cursor.take()], []
         while not cursor.at(closing):
             parts.append(operand(cursor))
             if not cursor.accept(","):
@@ -118,38 +150,51 @@ def _single(cursor: Cursor) -> Operand:
         return _address(cursor)
     if cursor.accept("!"):
         return Name(cursor.kind("word"), negated=True)
-    if cursor.here.kind == "word":
-        return _name(cursor)
     return _number(cursor)
 
 
 def _name(cursor: Cursor) -> Operand:
     text = cursor.kind("word")
-    if cursor.at("+") and cursor.after().kind == "number":
+    if cursor.at("+") and cursor.after_kind == "number":
         cursor.take()
         return Address(text, cursor.integer())
+    return _named(text)
+
+
+@lru_cache(maxsize=1 << 14)
+def _named(text: str) -> Name:
+    """A name; texts use the same few again and again."""
     return Name(text)
 
 
+@lru_cache(maxsize=1 << 12)
+def _words(opcode: str) -> tuple[str, ...]:
+    return tuple(opcode.split("."))
+
+
 def _address(cursor: Cursor) -> Address:
-    base = cursor.kind("word") if cursor.here.kind == "word" else None
+    base = cursor.kind("word") if cursor.here_kind == "word" else None
     offset = cursor.integer() if base is None else 0
     while cursor.at("+", "-"):
         cursor.accept("+")
         offset += cursor.integer()
+    coordinates = None
+    if cursor.accept(","):
+        group = _single(cursor)
+        coordinates = group.parts if isinstance(group, Group) else (group,)
     cursor.expect("]")
-    return Address(base, offset)
+    return Address(base, offset, coordinates)
 
 
 def _number(cursor: Cursor) -> Number:
     inverted = cursor.accept("~")
-    negative = cursor.at("-") and cursor.after().kind == "float" and cursor.accept("-")
-    if cursor.here.kind != "float":
-        if cursor.here.kind != "number" and not cursor.at("-"):
+    negative = cursor.at("-") and cursor.after_kind == "float" and cursor.accept("-")
+    if cursor.here_kind != "float":
+        if cursor.here_kind != "number" and not cursor.at("-"):
             cursor.fail("expected an operand")
         value = cursor.integer()
         return Number(~value if inverted else value)
-    text = cursor.take().text
+    text = cursor.take()
     if text[:2] in ("0f", "0F"):
         return Number(int(text[2:], 16) ^ (negative << 31), 32)
     if text[:2] in ("0d", "0D"):

@@ -1,39 +1,37 @@
-"""An entry's syntax as a program: scopes resolved, calls inlined, operands turned into readers and writers."""
+"""An entry's syntax as a program: scopes resolved, calls inlined, each instruction decoded by its rule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from tessera.errors import Location, ParseError, TesseraError, UnsupportedOpError
+from tessera.errors import TesseraError, UnsupportedOpError
 from tessera.interp.target.ptx.fault import Fault
-from tessera.interp.target.ptx.machine import Lanes, Line, Machine, Program, Step
+from tessera.interp.target.ptx.lanes import Lanes
+from tessera.interp.target.ptx.machine import Line, Machine, Program, Step
+from tessera.interp.target.ptx.operands import Code, Names, Operands, Place, function_addresses
 from tessera.interp.target.ptx.syntax import (
-    Address,
     Function,
     Group,
     Instruction,
     Label,
     Name,
-    Number,
     Operand,
     Scope,
+    Targets,
     Variable,
 )
-from tessera.interp.target.ptx.types import BITS, TYPES, Type, bits_of, values
+from tessera.interp.target.ptx.types import TYPES
 
-Reader = Callable[[Machine, Lanes], np.ndarray]
-Writer = Callable[[Machine, Lanes, np.ndarray], None]
 RULES: dict[str, Callable[[Decoder, Instruction], Step]] = {}
 CONTROL: dict[str, Callable[[Decoder, Instruction, Line], None]] = {}
-GUARDED = {"bra", "exit", "ret"}  # control that reads its own guard
+EXTERNAL: dict[str, Callable[[Decoder, Instruction], Step]] = {}  # functions of the system, by name
+GUARDED = {"bra", "exit", "ret", "brx", "trap"}  # control that reads its own guard
 
 
 def rule(*names: str, table: dict[str, Any] = RULES) -> Callable[[Any], Any]:
-    """Register what decodes instructions whose opcode begins with one of these words."""
+    """Register what decodes instructions whose opcode begins with one of these words, the longest match first."""
 
     def keep(function: Any) -> Any:
         table.update(dict.fromkeys(names, function))
@@ -42,47 +40,28 @@ def rule(*names: str, table: dict[str, Any] = RULES) -> Callable[[Any], Any]:
     return keep
 
 
-@dataclass(frozen=True)
-class Place:
-    """A variable: its space and its address there."""
-
-    space: str
-    address: int
-
-
-@dataclass
-class Names:
-    """The names of one pair of braces, and those around it."""
-
-    outer: Names | None
-    own: dict[str, Any] = field(default_factory=dict)
-    end: int = -1  # the label that `ret` goes to in an inlined function
-
-    def find(self, name: str) -> Any:
-        scope: Names | None = self
-        while scope is not None:
-            if name in scope.own:
-                return scope.own[name]
-            scope = scope.outer
-        return None
+def modifiers(d: Operands, inst: Instruction, *allowed: str, types: int = 1, skip: int = 1) -> list[str]:
+    """The words between opcode and types; each must be known, so that no modifier is passed over in silence."""
+    words = list(inst.op[skip : len(inst.op) - types])
+    if not set(words) <= set(allowed):
+        raise d.unsupported(inst)
+    return words
 
 
 @dataclass(frozen=True)
 class _Pending:
     instruction: Instruction
     names: Names
+    control: Callable[[Machine, Lanes, int], None] | None = None
 
 
-class Decoder:
+class Decoder(Operands):
     """Decodes one entry; `world` maps module-level names to places and functions."""
 
     def __init__(self, world: dict[str, Any], shared: int) -> None:
-        self.world = Names(None, world)
-        self.program = Program(shared=shared)
+        super().__init__(world, shared)
         self.code: list[_Pending] = []
-        self.labels: list[int] = []
         self.calls: list[str] = []
-        self.names = self.world
 
     def entry(self, function: Function, params: dict[str, Place]) -> Program:
         """The program of an entry whose parameters lie at these places."""
@@ -92,7 +71,7 @@ class Decoder:
         self.code.append(_Pending(exit, self.world))
         self.program.lines = [self._line(p) for p in self.code]
         ends = {i + 1 for i, line in enumerate(self.program.lines) if line.control is not None}
-        joins = {i for i, line in enumerate(self.program.lines) if line.members is not None}
+        joins = {i for i, line in enumerate(self.program.lines) if line.team}
         self.program.leaders = {*self.labels, *ends, *joins}
         return self.program
 
@@ -100,6 +79,8 @@ class Decoder:
         for item in scope.items:
             if isinstance(item, Label):
                 names.own[item.name] = self.label()
+            elif isinstance(item, Targets):
+                names.own[item.name] = item
         for item in scope.items:
             if isinstance(item, Variable):
                 self._declare(item, names)
@@ -107,10 +88,26 @@ class Decoder:
                 self.labels[names.own[item.name]] = len(self.code)
             elif isinstance(item, Scope):
                 self._scope(item, Names(names, end=names.end))
-            elif item.op[0] == "call":
-                self._call(item, names)
-            else:
-                self.code.append(_Pending(item, names))
+            elif isinstance(item, Instruction):
+                self._instruction(item, names)
+
+    def _instruction(self, inst: Instruction, names: Names) -> None:
+        if inst.guard and (inst.op[0] == "call" or (inst.op[0] in CONTROL and inst.op[0] not in GUARDED)):
+            self._skip_unless(inst, inst.guard, names)
+        elif inst.op[0] == "call" and not self._is_external(inst, names):
+            self._call(inst, names)
+        else:
+            self.code.append(_Pending(inst, names))
+
+    def _skip_unless(self, inst: Instruction, guard: Name, names: Names) -> None:
+        """A guard on what synchronises is a branch around it: lanes that do not take part must not be waited for."""
+        after = self.label()
+        names.own[f"$after{after}"] = after
+        opposite = replace(guard, negated=not guard.negated)
+        skip = Instruction(("bra",), (Name(f"$after{after}"),), opposite, inst.location, inst.source)
+        self.code.append(_Pending(skip, names))
+        self._instruction(replace(inst, guard=None), names)
+        self.labels[after] = len(self.code)
 
     def label(self) -> int:
         """A new label."""
@@ -138,149 +135,115 @@ class Decoder:
             raise UnsupportedOpError(f".{v.space} variable {v.name} in a body", location=v.location)
         names.own[v.name] = Place("shared" if v.space == "shared" else "local", start)
 
+    def _is_external(self, inst: Instruction, names: Names) -> bool:
+        found = names.find(called(inst).text)
+        return isinstance(found, Function) and found.body is None
+
     def _call(self, inst: Instruction, names: Names) -> None:
-        groups = [o for o in inst.operands if isinstance(o, Group)]
-        called = next(o for o in inst.operands if isinstance(o, Name))
-        function = names.find(called.text)
-        if not isinstance(function, Function) or function.body is None or function.name in self.calls or inst.guard:
-            raise UnsupportedOpError(
-                f"call of {called.text}: only direct, unguarded, non-recursive calls of functions with a body",
-                location=inst.location,
-            )
-        inner = Names(self.world, end=self.label())
-        actual = [part for group in groups for part in group.parts]
-        formal = [*function.results, *function.params]
-        for variable, operand in zip(formal, actual, strict=True):
-            found = names.find(operand.text) if isinstance(operand, Name) else None
-            if found is None or isinstance(found, Place) != (variable.space == "param"):
-                raise UnsupportedOpError(f"argument {variable.name} of {function.name}", location=inst.location)
-            inner.own[variable.name] = found
+        found, end = names.find(called(inst).text), self.label()
+        if isinstance(found, Function):
+            self._inline(inst, found, names, end)
+        else:
+            self._indirect(inst, names, end)
+        self.labels[end] = len(self.code)
+
+    def _indirect(self, inst: Instruction, names: Names, end: int) -> None:
+        """A call through a register: every function of that shape is inlined, and each lane goes to its own."""
+        register, arguments = called(inst), _arguments(inst)
+        shaped = [f for f in self._functions() if len(f.results) + len(f.params) == len(arguments)]
+        starts = {self.address_of(f.name): self.label() for f in shaped if f.name not in self.calls}
+        self.code.append(_Pending(inst, names, self._dispatch(names, register, starts)))
+        for f, start in zip((f for f in shaped if f.name not in self.calls), starts.values(), strict=True):
+            self.labels[start] = len(self.code)
+            self._inline(inst, f, names, end)
+            self.code.append(_Pending(Instruction(("ret",), (), None, inst.location), Names(names, end=end)))
+
+    def _dispatch(self, names: Names, register: Name, starts: dict[int, int]) -> Callable[[Machine, Lanes, int], None]:
+        before, self.names = self.names, names
+        read, self.names = self.reader(register, TYPES["u64"]), before
+
+        def control(m: Machine, lanes: Lanes, pc: int) -> None:
+            target, left = read(m, lanes), lanes.count
+            for address, label in starts.items():
+                some = lanes.select(target == address)
+                left -= some.count
+                m.push(self.labels[label], some)
+            if left:
+                raise Fault("a call of an address that is no function of this shape")
+
+        return control
+
+    def _functions(self) -> list[Function]:
+        return [f for f in self.world.own.values() if isinstance(f, Function) and f.body is not None and not f.entry]
+
+    def address_of(self, name: str) -> int:
+        """The number that stands for a function in registers."""
+        return function_addresses(self.world.own)[name]
+
+    def resolve(self, name: str, location: Any = None) -> Any:
+        """As for operands; a function's name is its address."""
+        found = super().resolve(name, location)
+        return Code(name, self.address_of(name)) if isinstance(found, Function) else found
+
+    def _inline(self, inst: Instruction, function: Function, names: Names, end: int) -> None:
+        if function.name in self.calls or function.body is None:
+            raise UnsupportedOpError(f"recursive call of {function.name}", location=inst.location)
+        inner = Names(self.world, end=end)
+        for variable, operand in zip([*function.results, *function.params], _arguments(inst), strict=True):
+            inner.own[variable.name] = self._actual(inst, variable, operand, names)
         self.calls.append(function.name)
         self._scope(function.body, inner)
         self.calls.pop()
-        self.labels[inner.end] = len(self.code)
+
+    def _actual(self, inst: Instruction, variable: Variable, operand: Operand, names: Names) -> Any:
+        found = names.find(operand.text) if isinstance(operand, Name) else None
+        if found is None or isinstance(found, Place) != (variable.space == "param"):
+            raise UnsupportedOpError(f"argument {variable.name} of {inst.name}", location=inst.location)
+        return found
 
     def _line(self, pending: _Pending) -> Line:
         inst, self.names = pending.instruction, pending.names
-        line = Line(inst)
+        line = Line(inst, control=pending.control)
         try:
-            if inst.op[0] in CONTROL:
-                CONTROL[inst.op[0]](self, inst, line)
-                if line.control is None or inst.op[0] not in GUARDED:
-                    self._no_guard(inst)
-            elif inst.op[0] in RULES:
-                line.step = self._guarded(inst, RULES[inst.op[0]](self, inst))
-            else:
-                raise self.unsupported(inst)
-        except (KeyError, IndexError, AttributeError, ValueError, AssertionError, Fault) as error:
+            if pending.control is None:
+                self._decode(inst, line)
+        except (KeyError, IndexError, AttributeError, ValueError, AssertionError) as error:
             raise self.unsupported(inst) from error
+        except Fault as fault:
+            raise fault.kind(f"{inst.name}: {fault.message}", location=inst.location) from None
+        except TesseraError as error:
+            raise error.at(inst.location) from None
         return line
 
-    def _no_guard(self, inst: Instruction) -> None:
-        if inst.guard:
-            raise UnsupportedOpError(f"a guard on {inst.name}", location=inst.location)
+    def _decode(self, inst: Instruction, line: Line) -> None:
+        if inst.op[0] in CONTROL:
+            CONTROL[inst.op[0]](self, inst, line)
+        elif inst.op[0] in RULES:
+            line.step = self.guarded(inst, RULES[inst.op[0]](self, inst))
+        else:
+            raise self.unsupported(inst)
 
-    def unsupported(self, inst: Instruction) -> TesseraError:
-        """The error of an instruction this interpreter does not know."""
-        return UnsupportedOpError(f"the interpreter has no {inst.name}", location=inst.location)
-
-    def _guarded(self, inst: Instruction, step: Step) -> Step:
+    def guarded(self, inst: Instruction, step: Step) -> Step:
+        """A step for the lanes alone whose guard is true."""
         if inst.guard is None:
             return step
         guard = self.reader(inst.guard, TYPES["pred"])
 
         def run(m: Machine, lanes: Lanes) -> None:
-            chosen = lanes[guard(m, lanes)]
-            if len(chosen):
+            chosen = lanes.select(guard(m, lanes))
+            if chosen.count:
                 step(m, chosen)
 
         return run
 
-    def resolve(self, name: str, location: Location | None = None) -> Any:
-        """What a name stands for: a register's index, a label's, a place or a function."""
-        found = self.names.find(name)
-        if found is None:
-            raise ParseError(f"unknown name {name}", location=location)
-        return found
 
-    def reader(self, operand: Operand, type: Type) -> Reader:
-        """What reads an operand as a type, for all given lanes."""
-        if isinstance(operand, Number):
-            return _constant(values(np.array([immediate(operand, type)], BITS[max(type.bits, 8)]), type))
-        if isinstance(operand, Group):
-            return self._packed(operand, type)
-        if isinstance(operand, Address):
-            place = self.resolve(str(operand.base))
-            return _constant(np.array([generic(place) + operand.offset], np.uint64).astype(BITS[type.bits]))
-        if operand.text.startswith("%clock") or operand.text == "%globaltimer":
-            return lambda m, lanes: np.full(len(lanes), m.pc, type.dtype)
-        if operand.text.startswith("%") and self.names.find(operand.text) is None:
-            return lambda m, lanes: m.special[operand.text][lanes].astype(type.dtype)
-        found = self.resolve(operand.text)
-        if isinstance(found, Place):
-            return _constant(np.array([generic(found)], np.uint64).astype(BITS[type.bits]).view(type.dtype))
-        flip = operand.negated
-        return lambda m, lanes: (
-            values(m.read(found, lanes), type) ^ flip if flip else values(m.read(found, lanes), type)
-        )
-
-    def _packed(self, group: Group, type: Type) -> Reader:
-        part = TYPES[f"b{type.bits // len(group.parts)}"]
-        readers = [self.reader(p, part) for p in group.parts]
-
-        def read(m: Machine, lanes: Lanes) -> np.ndarray:
-            whole = np.stack([r(m, lanes) for r in readers], axis=1)
-            return np.ascontiguousarray(whole).view(BITS[type.bits]).reshape(-1).view(type.dtype)
-
-        return read
-
-    def writer(self, operand: Operand, type: Type) -> Writer:
-        """What writes numbers of a type to an operand."""
-        if isinstance(operand, Group) and not operand.pair:
-            return self._unpack(operand, type)
-        assert isinstance(operand, Name)
-        if operand.text == "_":
-            return lambda m, lanes, value: None
-        index = self.resolve(operand.text)
-        width = self.program.widths[index]
-        return lambda m, lanes, value: m.write(index, lanes, bits_of(value, type, width))
-
-    def _unpack(self, group: Group, type: Type) -> Writer:
-        part = TYPES[f"b{type.bits // len(group.parts)}"]
-        writers = [self.writer(p, part) for p in group.parts]
-
-        def write(m: Machine, lanes: Lanes, value: np.ndarray) -> None:
-            whole = np.ascontiguousarray(np.broadcast_to(value, len(lanes))).view(part.dtype).reshape(len(lanes), -1)
-            for k, writer in enumerate(writers):
-                writer(m, lanes, whole[:, k])
-
-        return write
+def called(inst: Instruction) -> Name:
+    """The function or register that a call names."""
+    return next(o for o in inst.operands if isinstance(o, Name))
 
 
-def elementwise(d: Decoder, inst: Instruction, function: Callable[..., Any], out: Type, *types: Type) -> Step:
-    """A step that applies a function of arrays to the sources and writes the first operand."""
-    write = d.writer(inst.operands[0], out)
-    readers = [d.reader(o, t) for o, t in zip(inst.operands[1:], types, strict=True)]
-    return lambda m, lanes: write(m, lanes, function(*(r(m, lanes) for r in readers)))
-
-
-def _constant(value: np.ndarray) -> Reader:
-    return lambda m, lanes: value
-
-
-def immediate(number: Number, type: Type) -> int:
-    """The bits of an immediate as a type."""
-    if number.float_bits and type.bits != number.float_bits:
-        if number.float_bits == 64 and type.bits == 32:
-            double = np.array([number.value], np.uint64).view(np.float64)
-            return int(double.astype(np.float32).view(np.uint32)[0])
-        raise Fault("a float immediate of another width")
-    return number.value & ((1 << max(type.bits, 8)) - 1)
-
-
-def generic(place: Place) -> int:
-    """An address within its own space; global memory's is the generic one."""
-    return place.address
+def _arguments(inst: Instruction) -> list[Operand]:
+    return [part for o in inst.operands if isinstance(o, Group) for part in o.parts]
 
 
 def size_of(v: Variable) -> int:

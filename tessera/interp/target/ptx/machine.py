@@ -8,24 +8,35 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import BarrierError, OutOfBoundsError, UninitializedError
+from tessera.errors import BarrierError, UninitializedError
+from tessera.interp.target.ptx.barriers import Barriers
+from tessera.interp.target.ptx.debugging import Shadow
 from tessera.interp.target.ptx.fault import Fault
-from tessera.interp.target.ptx.memory import WINDOWS, Arena, Flat, check_alignment
+from tessera.interp.target.ptx.lanes import Lanes, everything
+from tessera.interp.target.ptx.memory import Arena, Flat
+from tessera.interp.target.ptx.special import Launch, SpecialRegisters, clusters
 from tessera.interp.target.ptx.syntax import Instruction
 
-Lanes = np.ndarray
 Step = Callable[["Machine", Lanes], None]
-PATIENCE = 1024  # picks of the lowest counter before the fragment that waited longest has a turn
+PATIENCE = 64  # picks of the lowest counter before the fragment that waited longest has a turn
+MOST_NAMED = 16  # mbarriers that the report of a deadlock lists
+MOST_POLLS = 1 << 14  # rounds of polling in which nothing happens before the program is called dead
+_TRUE = np.array([[True]])
+_POWERS = np.uint64(1) << np.arange(32, dtype=np.uint64)
 
 
 @dataclass
 class Line:
-    """One decoded instruction: a step, or a control transfer that says which lanes go where."""
+    """One decoded instruction: a step, or a control transfer that says which lanes go where.
+
+    `team` is how many threads side by side must run it together (0: none); `members` reads a mask that narrows it.
+    """
 
     instruction: Instruction
     step: Step | None = None
     control: Callable[[Machine, Lanes, int], None] | None = None
     members: Callable[[Machine, Lanes], np.ndarray] | None = None
+    team: int = 0
 
 
 @dataclass
@@ -41,39 +52,51 @@ class Program:
 
 
 class Machine:
-    """CTAs side by side; lane = cta * padded threads + thread."""
+    """CTAs side by side: a register is an array [C or 1, T or 1] that broadcasts over all lanes."""
 
-    def __init__(
-        self, program: Program, arena: Arena, block: tuple, grid: tuple, ctas: np.ndarray, shared: int, debug: bool
-    ) -> None:
-        self.program, self.arena, self.debug = program, arena, debug
-        self.threads = int(np.prod(block))
-        self.padded = -(-self.threads // 32) * 32
-        self.count = self.padded * len(ctas)
-        self.lane = np.arange(self.count)
-        self.cta, thread = self.lane // self.padded, self.lane % self.padded
-        self.alive = thread < self.threads
-        self.registers = [np.zeros(self.count, bool if w == 1 else f"u{w // 8}") for w in program.widths]
-        self.written = [np.zeros(self.count, bool) for _ in program.widths] if debug else []
-        self.shared_size, self.local_size = -(-shared // 16) * 16, -(-program.local // 16) * 16
+    def __init__(self, program: Program, arena: Arena, launch: Launch, ctas: np.ndarray) -> None:
+        self.program, self.arena, self.launch, self.debug = program, arena, launch, launch.debug
+        self.ctas, self.threads = len(ctas), launch.threads
+        self.extent = (self.ctas, self.threads)
+        self.registers = [np.zeros((1, 1), bool if w == 1 else f"u{w // 8}") for w in program.widths]
+        # Whether an array [C, T] is this register's alone, and no view of it is about: it may be changed in place.
+        self.private = [False] * len(program.widths)
+        self.written = [np.zeros((1, 1), bool) for _ in program.widths] if launch.debug else []
+        self.shared_bytes = program.shared + launch.shared
+        self.shared_size, self.local_size = -(-self.shared_bytes // 1024) * 1024, -(-program.local // 16) * 16
         self.flat = {
             "global": arena.flat,
-            "shared": Flat(self.shared_size * len(ctas)),
-            "local": Flat(self.local_size * self.count),
+            "shared": Flat(self.shared_size * self.ctas),
+            "local": Flat(self.local_size * self.ctas * self.threads),
         }
-        self.limits = {"shared": shared, "local": program.local}
-        self.special = _special(thread, ctas[self.cta], block, grid)
-        self.ready: dict[int, Lanes] = {0: self.lane[self.alive]}
+        self._cluster(launch, ctas)
+        self.alive = np.ones(self.extent, bool)
+        self.ready: dict[int, Lanes] = {0: everything(self.extent)}
         self.waiting: dict[int, Lanes] = {}
-        self.parked: list[tuple[int, Lanes, np.ndarray, np.ndarray]] = []
+        self.sleeping: list[tuple[int, Lanes]] = []
+        self.polling: list[tuple[int, Lanes]] = []
+        self.polls = 0
+        self.barriers = Barriers(self)
+        self.state: dict[str, Any] = {}  # what families of instructions keep: mbarriers, groups of copies
         self.pc = 0
+        self.clock = 0
+        self.shadow: Shadow = Shadow(self) if launch.debug else None  # type: ignore[assignment]
+
+    def _cluster(self, launch: Launch, ctas: np.ndarray) -> None:
+        cluster, rank = (p[ctas] for p in clusters(launch))
+        self.special = SpecialRegisters(launch, ctas, cluster, rank)
+        self.cluster = cluster - cluster.min()
+        self.rank = rank
+        # The row of each cluster's CTA by its rank.
+        self.row_of = np.full((int(self.cluster.max()) + 1, int(np.prod(launch.cluster))), -1)
+        self.row_of[self.cluster, rank] = np.arange(len(ctas))
 
     def run(self) -> None:
         """Until every lane has exited."""
         picks = 0
-        while self.ready or self.waiting or self.parked:
+        while self.ready or self.waiting or self.sleeping or self.polling or self.barriers.parked:
             if not self.ready:
-                self._stuck()
+                self._idle()
             picks += 1
             self.pc = next(iter(self.ready)) if picks % PATIENCE == 0 else min(self.ready)
             self._fragment(self.ready.pop(self.pc))
@@ -82,147 +105,139 @@ class Machine:
         lines, leaders = self.program.lines, self.program.leaders
         while True:
             line = lines[self.pc]
-            if line.members is not None:
+            if line.team:
                 lanes = self._converged(line, lanes)
-            if not len(lanes):
-                return
+                if not lanes.count:
+                    return
             if line.control is not None:
                 line.control(self, lanes, self.pc)
                 return
-            assert line.step is not None
-            line.step(self, lanes)
+            line.step(self, lanes)  # type: ignore[misc]
             self.pc += 1
-            if self.pc in leaders:
+            if self.ready and self.pc in leaders:
                 self.push(self.pc, lanes)
                 return
 
     def push(self, pc: int, lanes: Lanes) -> None:
         """Lanes that go on at a counter, joined with those already there."""
-        if len(lanes):
+        if lanes.count:
             old = self.ready.get(pc)
-            self.ready[pc] = lanes if old is None else np.sort(np.concatenate([old, lanes]))
+            self.ready[pc] = lanes if old is None else old | lanes
+
+    def sleep(self, pc: int, lanes: Lanes) -> None:
+        """Lanes that try this instruction again after the next event."""
+        if lanes.count:
+            self.sleeping.append((pc, lanes))
+
+    def poll(self, pc: int, lanes: Lanes) -> None:
+        """Lanes that asked in vain and go on when all others have run."""
+        self.polling.append((pc, lanes))
+
+    def _idle(self) -> None:
+        """Nobody can run: let those that poll ask again, or give up."""
+        self.polls += 1
+        if not self.polling or self.polls > MOST_POLLS:
+            self._stuck()
+        polling, self.polling = self.polling, []
+        for pc, lanes in polling:
+            self.push(pc, lanes)
+
+    def wake(self) -> None:
+        """Something happened that sleeping lanes may have waited for."""
+        self.polls = 0
+        sleeping, self.sleeping = self.sleeping, []
+        for pc, lanes in sleeping:
+            self.push(pc, lanes)
 
     def _converged(self, line: Line, lanes: Lanes) -> Lanes:
-        """The lanes whose whole member mask is here; the others wait for the rest."""
+        """The lanes whose whole team is here; the others wait for the rest."""
         old = self.waiting.pop(self.pc, None)
         if old is not None:
-            lanes = np.sort(np.concatenate([old, lanes]))
-        assert line.members is not None
-        bits = np.zeros((self.count // 32, 32), bool)
-        bits.reshape(-1)[lanes] = True
-        alive = self.alive.reshape(-1, 32)
-        mask = line.members(self, lanes)
-        wanted = (mask[:, None] >> np.arange(32, dtype=np.uint32) & 1).astype(bool) & alive[lanes // 32]
-        there = ~(wanted & ~bits[lanes // 32]).any(axis=1)
-        if not there.all():
-            self.waiting[self.pc] = lanes[~there]
-        return lanes[there]
+            lanes = lanes | old
+        if whole_teams(lanes, line.team):
+            return lanes
+        missing = self.padded(self.alive, line.team)
+        here = np.zeros(self.extent, bool)
+        lanes.mark(here)
+        missing = missing & ~self.padded(here, line.team)
+        place = lanes.ctas * missing.shape[1] + lanes.flat % self.threads // line.team
+        if line.members is None:
+            done = ~missing.any(axis=2).reshape(-1)[place]
+        else:
+            absent = (missing * _POWERS).sum(axis=2, dtype=np.uint64).reshape(-1)[place]
+            done = lanes.compress(line.members(self, lanes)).astype(np.uint64) & absent == 0
+        together = lanes.select(lanes.spread(done))
+        if together.count < lanes.count:
+            self.waiting[self.pc] = lanes.select(lanes.spread(~done))
+        return together
 
-    def park(self, pc: int, lanes: Lanes, ids: np.ndarray, need: np.ndarray) -> None:
-        """Lanes at a barrier; a CTA goes on when enough of its threads are there (need 0: all that live)."""
-        self.parked.append((pc, lanes, ids, need))
-        self.release()
-
-    def release(self) -> None:
-        """Let go the barriers that are complete."""
-        alive = np.bincount(self.cta[self.alive], minlength=self.count // self.padded)
-        arrived: dict[tuple[int, int], int] = {}
-        for _, lanes, ids, _ in self.parked:
-            keys, counts = np.unique(self.cta[lanes] * 16 + ids, return_counts=True)
-            for key, n in zip(keys.tolist(), counts.tolist(), strict=True):
-                arrived[divmod(key, 16)] = arrived.get(divmod(key, 16), 0) + n
-        full = np.zeros((len(alive), 16), np.int64)
-        for place, n in arrived.items():
-            full[place] = n
-        kept = []
-        for pc, lanes, ids, need in self.parked:
-            cta = self.cta[lanes]
-            done = full[cta, ids] >= np.where(need > 0, need, alive[cta])
-            self.push(pc + 1, lanes[done])
-            if not done.all():
-                kept.append((pc, lanes[~done], ids[~done], need[~done]))
-        self.parked = kept
+    def padded(self, whole: np.ndarray, team: int) -> np.ndarray:
+        """An array [C, T] as [C, teams, team], filled up with zeros."""
+        rest = -self.threads % team
+        if rest:
+            whole = np.concatenate([whole, np.zeros((self.ctas, rest), whole.dtype)], axis=1)
+        return whole.reshape(self.ctas, -1, team)
 
     def exit(self, lanes: Lanes) -> None:
         """Lanes that are done; barriers no longer wait for them."""
-        self.alive[lanes] = False
-        if self.debug and any(np.isin(self.cta[p[1]], self.cta[lanes]).any() for p in self.parked):
-            raise Fault("threads exit while others of their CTA wait at a barrier", BarrierError, int(lanes[0]))
-        if self.parked:
-            self.release()
+        gone = np.zeros(self.extent, bool)
+        lanes.mark(gone)
+        self.alive &= ~gone
+        self.barriers.exited(lanes)
         waiting, self.waiting = self.waiting, {}
         for pc, rest in waiting.items():
             self.push(pc, rest)
+        self.wake()
 
     def _stuck(self) -> None:
-        places = [*self.waiting, *(p[0] for p in self.parked)]
-        words = [
-            f"{self.program.lines[p].instruction.name} at {self.program.lines[p].instruction.location}" for p in places
-        ]
+        asleep = [p for p, _ in (*self.sleeping, *self.polling)]
+        places = [*self.waiting, *asleep, *(p.pc for p in self.barriers.parked)]
+        lines = [self.program.lines[p] for p in sorted(set(places))]
+        words = [f"{line.instruction.name} at {line.instruction.location}" for line in lines]
         self.pc = places[0]
-        raise Fault("threads wait for each other for ever: " + "; ".join(sorted(set(words))), BarrierError)
+        words += [str(b) for b in list(self.state.get("mbarriers", {}).values())[:MOST_NAMED]]
+        raise Fault("threads wait for each other for ever: " + "; ".join(words), BarrierError)
 
     def read(self, index: int, lanes: Lanes) -> np.ndarray:
         """A register's bits."""
-        if self.debug and not (known := self.written[index][lanes]).all():
-            lane = int(lanes[np.argmin(known)])
-            raise Fault(f"register {self.program.names[index]} is read before it is written", UninitializedError, lane)
-        return self.registers[index][lanes]
+        if self.debug:
+            known = lanes.view(self.written[index])
+            if lanes.mask is not None:
+                known = known | ~lanes.mask
+            if not known.all():
+                lane = int(lanes.flat[np.argmin(lanes.compress(known))])
+                raise Fault(
+                    f"register {self.program.names[index]} is read before it is written", UninitializedError, lane
+                )
+            self.shadow.check_register(index, lanes)
+        if lanes.index is None:
+            self.private[index] = False
+        return lanes.view(self.registers[index])
 
     def write(self, index: int, lanes: Lanes, bits: np.ndarray) -> None:
         """Set a register."""
-        self.registers[index][lanes] = bits
-        if self.debug:
-            self.written[index][lanes] = True
-
-    def locate(self, space: str, address: np.ndarray, lanes: Lanes, size: int, align: int) -> np.ndarray:
-        """Byte offsets of an access in a space's flat memory, checked."""
-        check_alignment(address, align, lanes)
-        offset = address.astype(np.int64)
-        if space == "global":
-            offset -= WINDOWS["global"]
-            at = self.arena.check(offset, size)
-            words = self.arena.describe(int(offset[at])) if at >= 0 else ""
+        if lanes.index is None:
+            self.registers[index] = lanes.merged(self.registers[index], bits)
+            self.private[index] = False
+        elif self.private[index]:
+            self.registers[index].reshape(-1)[lanes.index] = bits[0]
         else:
-            bad = (offset < 0) | (offset + size > self.limits[space])
-            at = int(np.argmax(bad)) if bad.any() else -1
-            words = f"byte {int(offset[at])} of {space} memory, which has {self.limits[space]} bytes" if at >= 0 else ""
-            offset = offset + (self.cta[lanes] * self.shared_size if space == "shared" else lanes * self.local_size)
-        if at >= 0:
-            raise Fault(f"access of {size} bytes at {words}", OutOfBoundsError, int(lanes[at]))
-        return offset
-
-    def spaces(self, space: str, address: np.ndarray) -> list[tuple[str, np.ndarray, np.ndarray]]:
-        """(space, addresses in it, positions) of an access; a generic one may touch several."""
-        if space != "generic":
-            return [(space, address, np.arange(len(address)))]
-        window = address >> np.uint64(40)
-        found = []
-        for name, base in WINDOWS.items():
-            here = np.flatnonzero((window == base >> 40) if name != "global" else ((window != 1) & (window != 2)))
-            if len(here):
-                found.append((name, address[here] - np.uint64(base if name != "global" else 0), here))
-        return found
+            self.registers[index] = lanes.merged(self.registers[index], bits)
+            self.private[index] = True
+        if self.debug:
+            self.written[index] = lanes.merged(self.written[index], _TRUE)
 
     def name_of(self, lane: int) -> str:
         """A lane as the program sees it."""
-        at = [",".join(str(int(self.special[f"%{w}.{d}"][lane])) for d in "xyz") for w in ("ctaid", "tid")]
+        cta, thread = divmod(lane, self.threads)
+        at = [",".join(str(int(self.special[f"%ctaid.{d}"][cta, 0])) for d in "xyz")]
+        at.append(",".join(str(int(self.special[f"%tid.{d}"][0, thread])) for d in "xyz"))
         return f"block ({at[0]}), thread ({at[1]})"
 
 
-def _special(thread: np.ndarray, cta: np.ndarray, block: tuple, grid: tuple) -> dict[str, Any]:
-    """Special registers as one element a lane."""
-    found: dict[str, Any] = {}
-    for word, index, extent in (("tid", thread, block), ("ctaid", cta, grid)):
-        parts = index % extent[0], index // extent[0] % extent[1], index // (extent[0] * extent[1])
-        for d, part, n in zip("xyz", parts, extent, strict=True):
-            found[f"%{word}.{d}"] = part.astype(np.uint32)
-            found[f"%n{word}.{d}"] = np.full(len(thread), n, np.uint32)
-    lane = (thread % 32).astype(np.uint32)
-    found |= {"%laneid": lane, "%warpid": (thread // 32).astype(np.uint32)}
-    one, full = np.uint32(1), np.uint32(0xFFFFFFFF)
-    bit = one << lane
-    found |= {"%lanemask_eq": bit, "%lanemask_lt": bit - one, "%lanemask_le": bit | (bit - one)}
-    found |= {"%lanemask_gt": full ^ (bit | (bit - one)), "%lanemask_ge": full ^ (bit - one)}
-    found["%nwarpid"] = np.full(len(thread), -(-int(np.prod(block)) // 32), np.uint32)
-    return found
+def whole_teams(lanes: Lanes, team: int) -> bool:
+    """Whether the lanes are a rectangle of whole teams."""
+    if not lanes.plain:
+        return False
+    columns, threads = lanes.columns, lanes.extent[1]
+    return columns.start % team == 0 and (columns.stop % team == 0 or columns.stop == threads)

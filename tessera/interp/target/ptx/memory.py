@@ -10,6 +10,8 @@ from tessera.errors import OutOfBoundsError
 from tessera.interp.target.ptx.fault import Fault
 
 WINDOWS = {"shared": 1 << 40, "local": 2 << 40, "global": 3 << 40}  # where generic addresses see each space
+WINDOW_BITS = 40
+RANK_BITS = 24  # a shared::cluster address: 1 + the rank of another CTA above so many bits, 0 for the own one
 _GUARD = 256  # unowned bytes between arrays, so that running off one is found
 
 
@@ -44,8 +46,12 @@ class Arena:
         """Allocate the bytes of all segments."""
         self.flat = Flat(self.top)
 
+    def put(self, start: int, content: bytes) -> None:
+        """Set bytes."""
+        self.flat.raw[start : start + len(content)] = np.frombuffer(content, np.uint8)
+
     def check(self, offsets: np.ndarray, size: int) -> int:
-        """Where an access leaves its segment: the position of the first that does, or -1."""
+        """Where an access leaves its segment: the flat position of the first that does, or -1."""
         if not self.starts:
             return 0
         low, high = int(offsets.min()), int(offsets.max())
@@ -65,8 +71,14 @@ class Arena:
         return f"byte {offset - self.starts[index]} of {self.names[index]}, which has {size} bytes"
 
 
-def check_alignment(address: np.ndarray, size: int, lanes: np.ndarray) -> None:
-    """Raise where an address is no multiple of the access size."""
-    if (bad := address % size != 0).any():
-        at = int(np.argmax(bad))
-        raise Fault(f"misaligned access of {size} bytes at {int(address[at]):#x}", OutOfBoundsError, int(lanes[at]))
+def misaligned(address: np.ndarray, size: int) -> int:
+    """The flat position of the first address that is no multiple of a power of two, or -1."""
+    if size == 1 or not int(np.bitwise_or.reduce(address, axis=None)) & (size - 1):
+        return -1
+    return int(np.argmax(address & np.uint64(size - 1) != 0))
+
+
+def alignment_fault(address: np.ndarray, position: int, size: int, lane: int) -> Fault:
+    """What is wrong with an address that is no multiple of the access size."""
+    where = int(address.reshape(-1)[position])
+    return Fault(f"misaligned access of {size} bytes at {where:#x}", OutOfBoundsError, lane)

@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, UnknownNameError, UnsupportedOpError
-from tessera.interp.target.ptx import access, arith  # noqa: F401  (they fill the tables)
-from tessera.interp.target.ptx.decode import Decoder, Place, size_of
+from tessera.errors import ArgumentError, ResourceError, UnknownNameError, UnsupportedOpError
+from tessera.interp.target.ptx import instructions  # noqa: F401  (fills the tables)
+from tessera.interp.target.ptx.arguments import Buffers, parameter
+from tessera.interp.target.ptx.decode import Decoder, size_of
 from tessera.interp.target.ptx.fault import Fault
-from tessera.interp.target.ptx.machine import Machine
+from tessera.interp.target.ptx.machine import Machine, Program
 from tessera.interp.target.ptx.memory import WINDOWS, Arena
+from tessera.interp.target.ptx.operands import Place, function_addresses, immediate
 from tessera.interp.target.ptx.parser import parse
-from tessera.interp.target.ptx.syntax import Function, Number, Variable
+from tessera.interp.target.ptx.special import Launch, clusters
+from tessera.interp.target.ptx.syntax import Address, Function, Name, Number, Operand, Variable
 from tessera.interp.target.ptx.types import TYPES
 
-LANES = 1 << 16  # CTAs run side by side up to this many threads
+SHARED_LIMIT = 227 << 10  # of the largest multiprocessor so far
+# CTAs run side by side up to so many threads and bytes of shared and local memory; fewer while accesses are recorded.
+LANES, MEMORY = 1 << 16, 1 << 28
+DEBUG_LANES, DEBUG_MEMORY = 1 << 11, 1 << 22
+
+
+@dataclass
+class _Ready:
+    """A decoded entry, and the part of global memory that is the same at each launch."""
+
+    program: Program
+    params: dict[str, Place]
+    world: dict[str, Any]
 
 
 class Module:
-    """PTX text, ready to launch.
+    """PTX text, ready to launch. Variables in global memory keep their values from launch to launch.
 
     >>> text = '''.version 8.0 .target sm_80 .address_size 64
     ... .visible .entry k(.param .u64 p) { .reg .b64 %a; .reg .b32 %v;
@@ -34,39 +50,57 @@ class Module:
     def __init__(self, text: str, file: str = "<ptx>") -> None:
         self.syntax = parse(text, file)
         self.entries = {f.name: f for f in self.syntax.functions if f.entry and f.body is not None}
+        self.variables: dict[str, bytes] = {}
+        self._ready: dict[str, _Ready] = {}
 
     def launch(
-        self, entry: str, grid: Any = 1, block: Any = 1, args: Sequence[Any] = (), shared: int = 0, debug: bool = False
+        self,
+        entry: str,
+        grid: Any = 1,
+        block: Any = 1,
+        args: Sequence[Any] = (),
+        shared: int = 0,
+        debug: bool = False,
+        cluster: Any = None,
     ) -> None:
-        """Run an entry: arrays are pointers, written in place; scalars are passed by value.
+        """Run an entry.
 
-        `debug` reports registers read before they are written and threads that exit past a barrier.
-        Raises ArgumentError, OutOfBoundsError, BarrierError, UninitializedError, UnsupportedOpError.
+        `args`: arrays are pointers, written in place; numbers and `bytes` (structs) are passed by value; a
+        `TensorMap` is passed as the 128 bytes that bulk tensor copies read. `shared` is the bytes of dynamic shared
+        memory, `cluster` the CTAs of a cluster where the text does not say. `debug` finds reads of registers and
+        shared memory before they are written, races in shared memory, barriers that a part of a warp or CTA misses,
+        and data of asynchronous copies that is read without its wait or without its proxy fence.
+
+        Raises ArgumentError, ResourceError, OutOfBoundsError, BarrierError, ExecutionError, UnsupportedOpError; under
+        `debug` also UninitializedError, RaceError, AsyncCopyError. Each names the instruction, its line, the source
+        line that its `.loc` gives, and the thread.
         """
         if entry not in self.entries:
             raise UnknownNameError(f"no entry {entry}", expected=", ".join(self.entries))
         function, arena = self.entries[entry], Arena()
         if len(args) != len(function.params):
             raise ArgumentError(f"{entry} has {len(function.params)} parameters", received=f"{len(args)} arguments")
-        starts = [arena.add(f"argument {i}", a.nbytes) if isinstance(a, np.ndarray) else 0 for i, a in enumerate(args)]
-        params = {v.name: _place(arena.add(f"parameter {v.name}", size_of(v))) for v in function.params}
-        world, statics = self._world(arena)
+        launch = Launch(_three(grid), _three(block), _cluster(function, cluster), shared, debug)
+        _check(function, launch)
+        params, world, statics = self._layout(function, arena)
+        buffers = Buffers(args, arena)
         arena.freeze()
-        raw = arena.flat.raw
-        for v, a, start in zip(function.params, args, starts, strict=True):
-            _put(raw, params[v.name].address - WINDOWS["global"], _argument(v, a, start))
-            if isinstance(a, np.ndarray):
-                _put(raw, start, a.tobytes())
-        _initialise(self.syntax.variables, world, raw)
+        for v, a in zip(function.params, args, strict=True):
+            arena.put(params[v.name].address, parameter(v, a, buffers))
+        self._fill(arena, world)
+        buffers.copy_in()
+        if entry not in self._ready:
+            program = Decoder(world, statics).entry(function, params)
+            self._ready[entry] = _Ready(program, params, world)
         try:
-            self._run(Decoder(world, statics), function, params, arena, _three(grid), _three(block), shared, debug)
+            _run(self._ready[entry].program, arena, launch)
         finally:
-            for a, start in zip(args, starts, strict=True):
-                if isinstance(a, np.ndarray) and a.flags.writeable:
-                    a[...] = raw[start : start + a.nbytes].view(a.dtype).reshape(a.shape)
+            buffers.copy_out()
+            self._keep(arena, world)
 
-    def _world(self, arena: Arena) -> tuple[dict[str, Any], int]:
-        """What module-level names stand for, and the bytes of static shared memory."""
+    def _layout(self, function: Function, arena: Arena) -> tuple[dict[str, Place], dict[str, Any], int]:
+        """Parameters and module-level names in memory, and the bytes of static shared memory."""
+        params = {v.name: Place("param", arena.add(f"parameter {v.name}", size_of(v))) for v in function.params}
         world: dict[str, Any] = {f.name: f for f in self.syntax.functions}
         world |= {f.name: f for f in self.syntax.functions if f.body is not None}
         shared = 0
@@ -77,33 +111,47 @@ class Module:
                 shared += 0 if v.extern else size_of(v)
             elif v.space in ("global", "const") and not v.extern:
                 world[v.name] = _place(arena.add(f"variable {v.name}", size_of(v)))
-        return world, shared
+        return params, world, shared
 
-    @staticmethod
-    def _run(
-        decoder: Decoder,
-        function: Function,
-        params: dict[str, Place],
-        arena: Arena,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared: int,
-        debug: bool,
-    ) -> None:
-        program = decoder.entry(function, params)
-        together = max(1, LANES // int(np.prod(block)))
-        ctas = np.arange(int(np.prod(grid)))
-        for first in range(0, len(ctas), together):
-            chosen = ctas[first : first + together]
-            machine = Machine(program, arena, block, grid, chosen, program.shared + shared, debug)
-            try:
-                with np.errstate(all="ignore"):
-                    machine.run()
-            except Fault as fault:
-                inst = program.lines[machine.pc].instruction
-                source = f" ({inst.source})" if inst.source else ""
-                who = f", {machine.name_of(fault.lane)}" if fault.lane is not None else ""
-                raise fault.kind(f"{inst.name}{source}: {fault.message}{who}", location=inst.location) from None
+    def _fill(self, arena: Arena, world: dict[str, Any]) -> None:
+        """Variables as the last launch left them, or with their initial values."""
+        for v in self.syntax.variables:
+            if v.space not in ("global", "const") or v.extern:
+                continue
+            content = self.variables.get(v.name)
+            if content is None and v.initial:
+                content = _initial(v, world)
+            if content is not None:
+                arena.put(world[v.name].address - WINDOWS["global"], content)
+
+    def _keep(self, arena: Arena, world: dict[str, Any]) -> None:
+        for v in self.syntax.variables:
+            if v.space == "global" and not v.extern:
+                start = world[v.name].address - WINDOWS["global"]
+                self.variables[v.name] = arena.flat.raw[start : start + size_of(v)].tobytes()
+
+
+def _run(program: Program, arena: Arena, launch: Launch) -> None:
+    if program.shared + launch.shared > SHARED_LIMIT:
+        raise ResourceError(
+            "more shared memory than a CTA can have", expected=SHARED_LIMIT, received=program.shared + launch.shared
+        )
+    lanes, memory = (DEBUG_LANES, DEBUG_MEMORY) if launch.debug else (LANES, MEMORY)
+    bytes_of_cta = program.shared + launch.shared + program.local * launch.threads
+    together = min(lanes // launch.threads, memory // max(bytes_of_cta, 1))
+    size = int(np.prod(launch.cluster))
+    order = np.argsort(clusters(launch)[0], kind="stable")  # the CTAs of a cluster run together
+    step = max(together // size, 1) * size
+    for first in range(0, launch.ctas, step):
+        machine = Machine(program, arena, launch, order[first : first + step])
+        try:
+            with np.errstate(all="ignore"):
+                machine.run()
+        except Fault as fault:
+            inst = program.lines[machine.pc].instruction
+            source = f" ({inst.source})" if inst.source else ""
+            who = f", {machine.name_of(fault.lane)}" if fault.lane is not None else ""
+            raise fault.kind(f"{inst.name}{source}: {fault.message}{who}", location=inst.location) from None
 
 
 def _place(offset: int) -> Place:
@@ -111,37 +159,46 @@ def _place(offset: int) -> Place:
 
 
 def _three(extent: Any) -> tuple[int, int, int]:
-    parts = (extent,) if isinstance(extent, int) else tuple(extent)
+    parts = (extent,) if isinstance(extent, int | np.integer) else tuple(extent)
     if not 1 <= len(parts) <= 3 or min(parts) < 1:
         raise ArgumentError("a grid or block has one to three positive extents", received=extent)
-    return (*parts, 1, 1)[:3]  # type: ignore[return-value]
+    return (*(int(p) for p in parts), 1, 1)[:3]  # type: ignore[return-value]
 
 
-def _put(raw: np.ndarray, start: int, content: bytes) -> None:
-    raw[start : start + len(content)] = np.frombuffer(content, np.uint8)
+def _cluster(function: Function, given: Any) -> tuple[int, int, int]:
+    declared = dict(function.limits).get(".reqnctapercluster")
+    if declared:
+        return _three(declared)
+    return _three(given or 1)
 
 
-def _argument(v: Variable, value: Any, start: int) -> bytes:
-    """The bytes of a parameter."""
-    if isinstance(value, np.ndarray):
-        if size_of(v) != 8:
-            raise ArgumentError(f"parameter {v.name} is no pointer", expected=f".{v.type}", received="an array")
-        return int(WINDOWS["global"] + start).to_bytes(8, "little")
-    if v.count != 1:
-        raise ArgumentError(f"parameter {v.name} is a struct", received=value)
+def _check(function: Function, launch: Launch) -> None:
+    limits = dict(function.limits)
+    required, most = limits.get(".reqntid"), limits.get(".maxntid")
+    if required and _three(required) != launch.block:
+        raise ArgumentError(f"{function.name} requires its own block", expected=required, received=launch.block)
+    if most and launch.threads > int(np.prod(most)):
+        raise ArgumentError(f"{function.name} allows fewer threads", expected=most, received=launch.block)
+    if launch.threads > 1024:
+        raise ArgumentError("a block has at most 1024 threads", received=launch.block)
+    if any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
+        raise ArgumentError("a grid is whole clusters", expected=launch.cluster, received=launch.grid)
+
+
+def _initial(v: Variable, world: dict[str, Any]) -> bytes:
     t = TYPES[v.type]
-    if isinstance(value, int | np.integer) and t.kind != "f":
-        return (int(value) & (1 << t.bits) - 1).to_bytes(t.bits // 8, "little")
-    dtype = t.dtype if t.kind == "f" else np.dtype(f"f{t.bits // 8}")
-    return np.array(value, dtype).tobytes()
+    numbers = [immediate(x, t) if isinstance(x, Number) else _address(v, x, world) for x in v.initial]
+    return b"".join((n & (1 << t.bits) - 1).to_bytes(t.bits // 8, "little") for n in numbers)
 
 
-def _initialise(variables: Sequence[Variable], world: dict[str, Any], raw: np.ndarray) -> None:
-    for v in variables:
-        if not v.initial:
-            continue
-        size, start = TYPES[v.type].bits // 8, world[v.name].address - WINDOWS["global"]
-        if not all(isinstance(x, Number) for x in v.initial):
-            raise UnsupportedOpError(f"an address in the initial value of {v.name}", location=v.location)
-        content = b"".join((x.value & (1 << 8 * size) - 1).to_bytes(size, "little") for x in v.initial)  # type: ignore
-        _put(raw, start, content)
+def _address(v: Variable, operand: Operand, world: dict[str, Any]) -> int:
+    """A name in an initial value: where a variable or function lies."""
+    name, offset = operand, 0
+    if isinstance(operand, Address):
+        name, offset = Name(str(operand.base)), operand.offset
+    found = world.get(name.text) if isinstance(name, Name) else None
+    if isinstance(found, Function) and not found.entry:
+        return function_addresses(world)[found.name]
+    if not isinstance(found, Place):
+        raise UnsupportedOpError(f"the initial value of {v.name}", location=v.location)
+    return found.address + offset

@@ -23,16 +23,17 @@ class Parser:
         self.target: tuple[str, ...] = ()
         self.variables: list[Variable] = []
         self.functions: list[Function] = []
+        texts = self.cursor.texts
         # Compilers put the files behind the code that names them.
         self.files = {
-            int(self.cursor.tokens[i + 1].text): self.cursor.tokens[i + 2].text.strip('"')
-            for i, t in enumerate(self.cursor.tokens[:-2])
-            if t.text == ".file" and self.cursor.tokens[i + 1].kind == "number"
+            int(texts[i + 1]): texts[i + 2].strip('"')
+            for i, t in enumerate(texts[:-2])
+            if t == ".file" and self.cursor.kinds[i + 1] == "number"
         }
 
     def module(self) -> ModuleText:
         """The whole module."""
-        while self.cursor.here.kind != "end":
+        while self.cursor.here_kind != "end":
             self._item()
         if not self.version:
             raise ParseError("no .version directive", location=self.cursor.place())
@@ -42,11 +43,11 @@ class Parser:
         cursor = self.cursor
         if cursor.accept(";"):
             return
-        if cursor.here.kind != "directive":
+        if cursor.here_kind != "directive":
             cursor.fail("expected a directive")
         linkage = set()
         while cursor.at(*_LINKAGE):
-            linkage.add(cursor.take().text)
+            linkage.add(cursor.take())
         if cursor.at(".entry", ".func"):
             self.functions.append(self._function())
         elif cursor.at(*SPACES):
@@ -57,9 +58,9 @@ class Parser:
 
     def _directive(self) -> None:
         cursor = self.cursor
-        name = cursor.take().text
+        name = cursor.take()
         if name == ".version":
-            self.version = cursor.take().text
+            self.version = cursor.take()
         elif name == ".target":
             words = [cursor.kind("word")]
             while cursor.accept(","):
@@ -89,12 +90,12 @@ class Parser:
     def _function(self) -> Function:
         cursor = self.cursor
         place = cursor.place()
-        entry = cursor.take().text == ".entry"
+        entry = cursor.take() == ".entry"
         results = self._params() if cursor.at("(") else ()
         name = cursor.kind("word")
         params = self._params() if cursor.at("(") else ()
         limits = []
-        while cursor.here.kind == "directive" and cursor.at(*_LIMITS, *_FLAGS, ".pragma"):
+        while cursor.here_kind == "directive" and cursor.at(*_LIMITS, *_FLAGS, ".pragma"):
             limits.append(self._limit())
         if cursor.accept(";"):
             return Function(name, entry, results, params, None, tuple(limits), place)
@@ -102,7 +103,7 @@ class Parser:
 
     def _limit(self) -> tuple[str, tuple[int, ...]]:
         cursor = self.cursor
-        name, numbers = cursor.take().text, []
+        name, numbers = cursor.take(), []
         if name == ".pragma":
             cursor.kind("string")
             cursor.expect(";")
@@ -127,15 +128,15 @@ class Parser:
 def variables(cursor: Cursor, extern: bool = False) -> list[Variable]:
     """One declaration; only registers may be several in one, as parameters are divided by commas too."""
     place = cursor.place()
-    space = cursor.take().text[1:]
+    space = cursor.take()[1:]
     align, type, vector = 0, "", 1
-    while cursor.here.kind == "directive":
-        word = cursor.take().text[1:]
+    while cursor.here_kind == "directive":
+        word = cursor.take()[1:]
         if word == "align":
             align = cursor.integer()
         elif word in TYPES or word == "b128":
             type = word
-        elif word in ("v2", "v4"):
+        elif word in ("v2", "v4", "v8"):
             vector = int(word[1])
         elif word not in ("ptr", "global", "shared", "const", "local", "attribute"):
             cursor.index -= 1
@@ -164,6 +165,11 @@ def _extent(cursor: Cursor) -> tuple[int, int, tuple[Operand, ...]]:
 
 
 def _initial(cursor: Cursor) -> tuple[Operand, ...]:
+    if cursor.accept("generic"):
+        cursor.expect("(")
+        inside = operand(cursor)
+        cursor.expect(")")
+        return (inside,)
     if not cursor.accept("{"):
         return (operand(cursor),)
     found: list[Operand] = []

@@ -25,10 +25,11 @@ class Number:
 
 @dataclass(frozen=True)
 class Address:
-    """`[base + offset]`; a base that is None is an absolute address."""
+    """`[base + offset]`; a base that is None is an absolute address; `[map, {x, y}]` has coordinates."""
 
     base: str | None
     offset: int = 0
+    coordinates: tuple[Operand, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,15 @@ class Scope:
     items: tuple[Item, ...]
 
 
-Item = Variable | Instruction | Label | Scope
+@dataclass(frozen=True)
+class Targets:
+    """The labels that an indexed branch may go to."""
+
+    name: str
+    labels: tuple[str, ...]
+
+
+Item = Variable | Instruction | Label | Scope | Targets
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-BITS = {8: np.dtype("u1"), 16: np.dtype("u2"), 32: np.dtype("u4"), 64: np.dtype("u8")}
+BITS: dict[int, np.dtype] = {8: np.dtype("u1"), 16: np.dtype("u2"), 32: np.dtype("u4"), 64: np.dtype("u8")}
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ TYPES = _all_types()
 
 
 def values(bits: np.ndarray, type: Type) -> np.ndarray:
-    """Register bits [lanes] as numbers of a type: [lanes], or [lanes, 2] for packed ones."""
+    """Register bits as numbers of a type; packed ones get their parts as a last axis."""
     if type.kind == "p":
         return bits if bits.dtype == bool else bits != 0
     container = BITS[type.bits]
     if bits.dtype != container:
         bits = bits.astype(container)
     if type.parts == 1:
-        return bits.view(type.dtype)
-    return np.ascontiguousarray(bits).view(type.dtype).reshape(-1, type.parts)
+        return bits if type.dtype == container else bits.view(type.dtype)
+    return np.ascontiguousarray(bits)[..., None].view(type.dtype)
 
 
 def bits_of(value: np.ndarray, type: Type, width: int) -> np.ndarray:
@@ -69,9 +69,10 @@ def bits_of(value: np.ndarray, type: Type, width: int) -> np.ndarray:
         return value if value.dtype == bool else value != 0
     if type.kind == "p":
         return value.astype(BITS[width])
-    value = np.ascontiguousarray(value, type.dtype)
+    if value.dtype != type.dtype:
+        value = value.astype(type.dtype)
     if type.parts > 1:
-        value = value.view(BITS[type.bits]).reshape(-1)
+        value = np.ascontiguousarray(value).view(BITS[type.bits])[..., 0]
     elif type.kind == "s" and width != type.bits:
         value = value.astype(f"i{width // 8}")
     bits = value.view(BITS[8 * value.itemsize])

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tessera.interp.target.csl.layout import compile_program
 
+from tessera.interp.target.csl.layout import compile_program
 from tessera.interp.target.csl.simulation import Simulation
 
 PROGRAM = Path(__file__).parent / "programs" / "lines" / "layout.csl"
@@ -15,9 +15,7 @@ N = 5
 @pytest.fixture(scope="module")
 def layout():
     params = {"width": 4, "height": 3, "n": N}
-    return compile_program(
-        str(PROGRAM), params=params, arch="wse3", fabric_dims=(11, 5), fabric_offsets=(4, 1), memcpy=True
-    )
+    return compile_program(str(PROGRAM), params=params, arch="wse3", fabric_dims=(11, 5), fabric_offsets=(4, 1))
 
 
 def place_rows(array):

@@ -119,29 +119,54 @@ comptime {
 """
 
 
+RECEIVER = """
+param size: u16;
+param rx: color;
+export var data = @zeros([size]u32);
+const in = @get_dsd(fabin_dsd, .{ .extent = size, .fabric_color = rx, .input_queue = @get_input_queue(2) });
+const data_dsd = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{size} -> data[i] });
+task main() void { @mov32(data_dsd, in, .{ .async = true }); }
+comptime {
+  @bind_local_task(main, @get_local_task_id(9));
+  @activate(@get_local_task_id(9));
+  @initialize_queue(@get_input_queue(2), .{ .color = rx });
+}
+"""
+
+
 @pytest.mark.parametrize("target", regions.SdkTarget)
-def test_ports_are_joined_around_other_regions(tmp_path, target):
-    (tmp_path / "sender.csl").write_text(SENDER)
+def test_ports_are_joined_around_another_region(tmp_path, target):
+    """a, b, c side by side: a sends to c on a way around b, and b sends to the host."""
+    for name, text in (("sender", SENDER), ("receiver", RECEIVER)):
+        (tmp_path / f"{name}.csl").write_text(text)
     layout = regions.SdkLayout(regions.get_platform("", None, target))
-    up = regions.RoutingPosition().set_input([regions.Route.RAMP])
-    ends = []
-    for name, x in (("a", 0), ("b", 2)):
-        region = layout.create_code_region(str(tmp_path / "sender.csl"), name, 1, 2)
-        region.place(x, 0)
+    ports = {}
+    for x, (name, code) in enumerate((("a", "sender"), ("b", "sender"), ("c", "receiver"))):
+        region = layout.create_code_region(str(tmp_path / f"{code}.csl"), name, 1, 2)
+        region.place(x, 1)
         region.set_param_all("size", 6)
-        color = region.color("tx")
+        color = region.color("tx" if code == "sender" else "rx", None if name == "b" else 7)
         region.set_param_all(color)
-        region.set_symbol_all("data", np.arange(12, dtype=np.uint32), 6, 2)
-        ends.append(region.create_output_port(color, regions.Edge.LEFT, [up], 6))
+        position = regions.RoutingPosition()
+        if code == "sender":
+            region.set_symbol_all("data", np.arange(12, dtype=np.uint32) * (x + 1), 6, 2)
+            position = position.set_input([regions.Route.RAMP])
+            ports[name] = region.create_output_port(color, regions.Edge.TOP, [position], 6)
+        else:
+            position = position.set_output([regions.Route.RAMP])
+            ports[name] = region.create_input_port(color, regions.Edge.TOP, [position], 6)
     with pytest.raises(ArgumentError, match="these ports do not fit"):
-        layout.connect(*ends)
-    stream = layout.create_output_stream(ends[1])
+        layout.connect(ports["a"], ports["b"])
+    layout.connect(ports["a"], ports["c"])
+    stream = layout.create_output_stream(ports["b"])
     runtime = SdkRuntime(layout.compile(str(tmp_path / "out")), layout.platform, memcpy_required=False)
     runtime.load()
     runtime.run()
     got = np.zeros(6, np.uint32)
     runtime.receive(stream, got, 6)
-    assert (got == np.arange(6)).all()
+    runtime.stop()
+    assert (got == 2 * np.arange(6)).all()
+    assert (runtime.read_symbol(2, 1, "data", "uint32") == np.arange(6)).all()
 
 
 def test_a_trace_and_a_picture(runtime, tmp_path):

@@ -108,11 +108,16 @@ def test_filters():
     pes[0].view.push(0, [i << 16 | 5 for i in range(4)])
     fabric.events.run()
     assert pes[1].words == pes[2].words == [1 << 16 | 5, 2 << 16 | 5]
-    every = Filter("counter", {"limit1": 2, "max_counter": 0}, init_counter=1)
+    every = Filter("counter", {"limit1": 2, "max_counter": 0, "count_data": 1}, init_counter=1)
     fabric, pes = grid(3, line(3, filter=every))
     pes[0].view.push(0, range(9))
     fabric.events.run()
     assert pes[2].words == [2, 5, 8]
+    some = Filter("sparse_counter", {"limit1": 1, "limit2": 3, "max_counter": 0, "count_data": 1})
+    fabric, pes = grid(3, line(3, filter=some))
+    pes[0].view.push(0, range(9))
+    fabric.events.run()
+    assert pes[2].words == [0, 2, 6, 7, 8]  # one of two, one of four, and then all
 
 
 def test_a_swap_changes_the_color_on_each_hop():

@@ -53,9 +53,7 @@ RECEIVE = "@mov32(a_dsd, in, .{ .async = true, .activate = done_id });"
 def start(tmp_path, function, arch="wse2", more="", seed=None):
     (tmp_path / "layout.csl").write_text(LAYOUT)
     (tmp_path / "pe.csl").write_text(PE + more + "fn f() void {" + function + "}")
-    layout = compile_program(
-        str(tmp_path / "layout.csl"), arch=arch, fabric_dims=(9, 3), fabric_offsets=(4, 1), memcpy=True
-    )
+    layout = compile_program(str(tmp_path / "layout.csl"), arch=arch, fabric_dims=(9, 3), fabric_offsets=(4, 1))
     run = Simulation(layout, seed)
     run.boot()
     return run
@@ -120,6 +118,17 @@ def test_a_stall_of_a_copy_back_names_its_size(tmp_path):
     run.launch("f")
     with pytest.raises(CslFault, match=r"received length \(0 bytes\) is not expected \(24 bytes\)"):
         words(run)
+
+
+def test_a_run_without_end_is_given_up(tmp_path):
+    run = start(tmp_path, "@activate(again_id);", more="""
+    const again_id = @get_local_task_id(11);
+    task again() void { @activate(again_id); }
+    comptime { @bind_local_task(again, again_id); }
+    """)  # fmt: skip
+    run.limit = 5000
+    with pytest.raises(CslFault, match="still runs after 5,000 cycles"):
+        run.wait(run.launch("f"))
 
 
 def test_words_that_nobody_reads_are_found(tmp_path):

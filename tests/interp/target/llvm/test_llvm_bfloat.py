@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tessera.interp.target.llvm import Module
-from tessera.interp.target.llvm.fma import narrow
+from tessera.interp.target.fma import narrow
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 MATH = {"fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide}

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -91,11 +92,54 @@ def _mix(a, b):
 
 
 def test_unsupported_names_instruction_and_line():
-    text = ".version 8.0\n.target sm_80\n.address_size 64\n.entry k() {\n  wgmma.fence.sync.aligned;\n}"
-    with pytest.raises(UnsupportedOpError, match=r":5:3.*no wgmma.fence"):
+    text = ".version 8.0\n.target sm_80\n.address_size 64\n.entry k() {\n  tcgen05.wait::ld.sync.aligned;\n}"
+    with pytest.raises(UnsupportedOpError, match=r":5:3.*no tcgen05.wait"):
         Module(text).launch("k")
 
 
 def test_parse_error_has_line_and_column():
     with pytest.raises(ParseError, match=r"<ptx>:2:1"):
         Module(".version 8.0\n?")
+
+
+def test_halves(kernels):
+    x, y = np.random.default_rng(0).standard_normal((2, 128)).astype("f2")
+    z = np.zeros_like(x)
+    kernels.launch("half_math", block=128, args=[x, y, z, 128])
+    assert (z == x * y + (x - y)).all()
+    kernels.launch("half_pairs", block=64, args=[x, y, z])
+    exact = x.astype("f8") * y.astype("f8") + np.maximum(x, y).astype("f8")
+    assert (z == exact.astype("f2")).all()
+
+
+def test_bfloat(kernels):
+    x, y = np.random.default_rng(0).standard_normal((2, 100)).astype("f4")
+    x = x.astype(ml_dtypes.bfloat16)
+    z = np.zeros_like(x)
+    kernels.launch("bfloat_math", block=128, args=[x, y, z, 100])
+    assert (z == (x.astype("f4") * y).astype(ml_dtypes.bfloat16)).all()
+
+
+def test_local_memory_and_constants(kernels):
+    x, y = np.random.default_rng(0).integers(-9, 9, 64).astype("i4"), np.zeros(64, "i4")
+    kernels.launch("local_table", block=64, args=[x, y, 64])
+    weights = [1, -2, 3, -4, 5, -6, 7, -8]
+    for i, v in enumerate(x.tolist()):
+        table = [0] * 8
+        for k in range(8):
+            table[k * v & 7] = weights[k] * i + k
+        assert y[i] == table[v & 7 & 64]
+
+
+def test_votes(kernels):
+    x, out = np.random.default_rng(0).integers(-3, 5, 64).astype("i4"), np.zeros(64, "u4")
+    kernels.launch("votes", block=64, args=[x, out])
+    for i, v in enumerate(x.tolist()):
+        warp = x[i // 32 * 32 : i // 32 * 32 + 32].tolist()
+        ballot = sum((w > 0) << k for k, w in enumerate(warp))
+        same = sum((w == v) << k for k, w in enumerate(warp))
+        u = v & 2**32 - 1
+        counted = bin(u).count("1") ^ int(f"{i:032b}"[::-1], 2) ^ (32 - i.bit_length())
+        parts = (i | u << 32).to_bytes(8, "little")
+        mixed = sum(parts[n] << 8 * k for k, n in enumerate((1, 3, 5, 2)))
+        assert out[i] == ballot ^ same ^ sum(warp) & 2**32 - 1 ^ (3 in warp) ^ counted ^ mixed

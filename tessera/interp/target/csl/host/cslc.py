@@ -81,8 +81,6 @@ def build(settings: dict[str, Any]) -> Layout:
         import_paths=tuple(settings["import_paths"]),
         fp16_format=settings["fp16_format"],
         max_inlined_iterations=settings["max_inlined_iterations"],
-        memcpy=settings["memcpy"],
-        channels=settings["channels"],
     )
     _check_fabric(layout, settings)
     return layout

@@ -19,7 +19,7 @@ from tessera.interp.target.csl.host.paths import Compiled
 from tessera.interp.target.csl.host.regions import Port
 from tessera.interp.target.csl.host.tensors import MemcpyDataType, MemcpyOrder, Tensor
 from tessera.interp.target.csl.pictures import draw, write_trace
-from tessera.interp.target.csl.simulation import Simulation, region, shortened
+from tessera.interp.target.csl.simulation import LIMIT, Simulation, region, shortened
 
 # The last run of each output folder: the debug tools look into it after `stop()`.
 RUNS: dict[str, Simulation] = {}
@@ -64,10 +64,10 @@ class SdkRuntime:
             raise ArgumentError(f"SdkRuntime has no option {', '.join(sorted(unknown))}")
         if cmaddr:
             raise DeviceUnavailable(f"no machine at {cmaddr}", suggestion="leave cmaddr out: the program is simulated")
-        text = os.environ.get("TESSERA_CSL_SEED", "")
+        seed = variable("SEED") if seed is None else seed
         compiled = bindir if isinstance(bindir, Compiled) else read(Path(bindir))
         self._compiled, self._layout = compiled, compiled.layout
-        self._simulation = Simulation(self._layout, seed if seed is not None or not text else int(text))
+        self._simulation = Simulation(self._layout, seed, limit=variable("LIMIT") or LIMIT)
         self._state = State.CREATED
         self._ids = {export.id: export for export in self._layout.exports.values()}
         self._open: list[tuple[Command, Tensor | None]] = []
@@ -239,6 +239,19 @@ class SdkRuntime:
                 f"{call}() does not come here", expected="load(), run(), copies and launches, stop()",
                 received=f"{call}() of a runtime that is {self._state.name.lower()}",
             )  # fmt: skip
+
+
+def variable(name: str) -> int | None:
+    """The number in an environment variable of the simulator; None where it is not set.
+
+    Raises:
+        ArgumentError: it is no integer.
+    """
+    text = os.environ.get(f"TESSERA_CSL_{name}", "")
+    try:
+        return int(text) if text else None
+    except ValueError:
+        raise ArgumentError(f"TESSERA_CSL_{name} is not an integer", received=text) from None
 
 
 def read(folder: Path) -> Compiled:

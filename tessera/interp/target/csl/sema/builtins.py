@@ -82,9 +82,11 @@ def _fp16(f: Frame, node: s.Builtin) -> Operand:
 @builtin("get_int", 1)
 def _get_int(f: Frame, node: s.Builtin) -> Operand:
     o = f.value(node.args[0])
-    if not isinstance(o.type, (t.Cell, t.Enum)):
+    if t.is_integer(o.type):
+        return o
+    if not isinstance(o.type, (t.Cell, t.Enum)) or o.type in (t.BOOL, t.DIRECTION):
         type_mismatch(node.args[0].loc, "color, queue or task id", o.type)
-    return Operand(t.U16, o.const, o.code, loc=node.loc)
+    return Operand(o.type.tag if isinstance(o.type, t.Enum) else t.U16, o.const, o.code, loc=node.loc)
 
 
 @builtin("get_rectangle", 0)
@@ -92,8 +94,13 @@ def _get_rectangle(f: Frame, node: s.Builtin) -> Operand:
     width, height = f.unit.rectangle
     if not width:
         fail(node.loc, "'@get_rectangle' is only valid after '@set_rectangle'")
-    rows = {"width": Value(t.COMPTIME_INT, width), "height": Value(t.COMPTIME_INT, height)}
-    return known(t.ANON, rows, node.loc)
+    rows = {"fabric": f.unit.options.fabric_dims, "offsets": f.unit.options.fabric_offsets}
+    found = {n: Value(t.ANON, _size(pair)) for n, pair in rows.items() if pair is not None}
+    return known(t.ANON, _size((width, height)) | found, node.loc)
+
+
+def _size(pair: tuple[int, int]) -> dict[str, Value]:
+    return {"width": Value(t.U16, pair[0]), "height": Value(t.U16, pair[1])}
 
 
 @builtin("import_module", 1, 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tessera.errors import Location
 from tessera.interp.target.csl import syntax as s
 from tessera.interp.target.csl import types as t
@@ -14,8 +12,9 @@ from tessera.interp.target.csl.sema.builtins import BUILTINS, Builtin, builtin, 
 from tessera.interp.target.csl.sema.coerce import code, coerce
 from tessera.interp.target.csl.sema.frame import Frame
 from tessera.interp.target.csl.sema.names import type_of
-from tessera.interp.target.csl.sema.operand import VOID, Operand, known, members, runtime
+from tessera.interp.target.csl.sema.operand import VOID, Operand, anonymous, known, members, runtime
 from tessera.interp.target.csl.sema.tasks import task_code
+from tessera.interp.target.csl.streams import LOAD
 from tessera.interp.target.csl.values import Dsr, FifoRef
 
 _MEMORY = (t.MEM1D, t.MEM4D, t.CIRCBUF)
@@ -36,7 +35,7 @@ def _load_to_dsr(f: Frame, node: s.Builtin) -> Operand:
         type_mismatch(node.args[0].loc, "DSR", dsr.type)
     if dsd.type not in t.DSDS:
         type_mismatch(node.args[1].loc, "DSD", dsd.type)
-    options = _options(f, f.operand(node.args[2]), node.args[2].loc) if len(node.args) > 2 else "{}"
+    options = options_code(f, f.operand(node.args[2]), node.args[2].loc) if len(node.args) > 2 else "{}"
     f.cost += 3
     f.emit(f"pe.load_dsr({code(f, dsr)}, {code(f, dsd)}, {options})", node.loc)
     return VOID
@@ -50,12 +49,31 @@ def _allocate_fifo(f: Frame, node: s.Builtin) -> Operand:
     if not isinstance(buffer.type, t.Array):
         type_mismatch(node.args[0].loc, "array", buffer.type)
     options = members(constant(f, node.args[1])) if len(node.args) > 1 else {}
+    unknown = set(options) - {"activate_push", "activate_pop"}
+    if unknown:
+        fail(node.loc, f"FIFO option '{unknown.pop()}' is not simulated")
     tasks = [options[n].const if n in options else None for n in ("activate_push", "activate_pop")]
     if f.function is not None:
         fail(node.loc, "'@allocate_fifo' is only valid at the top level")
     fifos = f.unit.tables.fifos
     fifos.append((buffer.type.count, tasks[0], tasks[1]))
     return known(t.FIFO, FifoRef(len(fifos) - 1), node.loc)
+
+
+def _fifo_length(f: Frame, node: s.Builtin) -> Operand:
+    o = f.value(node.args[0])
+    if o.type is not t.FIFO:
+        type_mismatch(node.args[0].loc, "FIFO", o.type)
+    count = coerce(f, f.value(node.args[1]), t.U16, node.args[1].loc)
+    if f.comptime:
+        fail(node.loc, f"'{node.name}' is only valid at run time")
+    f.cost += 2
+    f.emit(f"{code(f, o)}.{node.name.removeprefix('@set_fifo_')} = {code(f, count)}", node.loc)
+    return VOID
+
+
+for _side in ("read", "write"):
+    BUILTINS[f"@set_fifo_{_side}_length"] = Builtin(2, 2, _fifo_length)
 
 
 def _change(f: Frame, node: s.Builtin, kinds: tuple[t.Type, ...]) -> Operand:
@@ -109,7 +127,7 @@ def is_dsd(type_: t.Type) -> bool:
     return type_ in t.DSDS or type_ in t.DSRS
 
 
-def _options(f: Frame, o: Operand, loc: Location) -> str:
+def options_code(f: Frame, o: Operand, loc: Location) -> str:
     """The code of the options of an operation: a dict, with task ids worked out."""
     if o.type is not t.ANON:
         type_mismatch(loc, t.ANON, o.type)
@@ -121,9 +139,18 @@ def _options(f: Frame, o: Operand, loc: Location) -> str:
             rows.append(f"{name!r}: {task_code(f, value, loc, kinds)}")
         elif name not in _OPTIONS:
             fail(loc, f"unexpected field '{name}' in DSD operation configuration")
+        elif name == "on_control":
+            rows.append(f"'on_control': {_on_control(f, value, loc)}")
         elif value.fields is None and value.type is not t.ANON:
             rows.append(f"{name!r}: {code(f, value)}")
     return "{" + ", ".join(rows) + "}"
+
+
+def _on_control(f: Frame, o: Operand, loc: Location) -> str:
+    """What a control wavelet does to an operation: end it, and activate or unblock a task."""
+    if o.type is not t.ANON or set(members(o)) - {"terminate", "activate", "unblock"}:
+        fail(loc, "'.on_control' must be .{ .terminate = true }, .{ .activate = task } or .{ .unblock = task }")
+    return options_code(f, anonymous({n: v for n, v in members(o).items() if n != "terminate"}, loc), loc)
 
 
 _OPTIONS = frozenset(
@@ -158,9 +185,9 @@ def _operation(f: Frame, node: s.Builtin) -> Operand:
     for o, kind, type_, arg in zip(args[1:], form[1:], op.sources, node.args[1 : len(args)], strict=True):
         texts.append(code(f, o) if kind == "D" else _scalar(f, o, type_, op, arg.loc))
     _check_fabric(f, node, args, options)
+    f.cost += LOAD * sum(o.type in t.DSDS for o in args)
     f.flush(node.loc)
-    _write(f, node, op, texts, [o.type for o in args], options)
-    return VOID
+    return _write(f, node, op, texts, [o.type for o in args], options)
 
 
 def _forms(op: DsdOp) -> str:
@@ -205,10 +232,10 @@ def _check_fabric(f: Frame, node: s.Builtin, args: list[Operand], options: Opera
 
 def _write(
     f: Frame, node: s.Builtin, op: DsdOp, texts: list[str], types: list[t.Type], options: Operand | None
-) -> None:
+) -> Operand:
     name = f.unit.constant(op)
     arguments = f"({', '.join(texts)},)"
-    text = _options(f, options, node.loc) if options is not None else "{}"
+    text = options_code(f, options, node.loc) if options is not None else "{}"
     if options is not None and "async" in members(options) and members(options)["async"].const:
         f.emit(f"pe.launch({name}, {arguments}, {text}, {f.unit.constant(node.loc)})", node.loc)
     elif all(x in (t.MEM1D, t.MEM4D) or not is_dsd(x) for x in types) and text == "{}":
@@ -216,55 +243,12 @@ def _write(
     else:
         if f.function is not None:
             f.function.waits = True
-        f.emit(f"yield from pe.perform({name}, {arguments}, {text}, {f.unit.constant(node.loc)})", node.loc)
+        call = f"(yield from pe.perform({name}, {arguments}, {text}, {f.unit.constant(node.loc)}))"
+        if t.FIFO in types:
+            return runtime(t.BOOL, call, node.loc)
+        f.emit(call, node.loc)
+    return VOID
 
 
 for _name in DSD_OPS:
     BUILTINS["@" + _name] = Builtin(2, 5, _operation)
-
-
-@builtin("map", 2, 20)
-def _map(f: Frame, node: s.Builtin) -> Operand:
-    callback = f.operand(node.args[0])
-    args = [f.operand(a) for a in node.args[1:]]
-    if f.comptime:
-        fail(node.loc, "'@map' is only valid at run time")
-    if not isinstance(callback.type, t.Fn) or callback.type.task:
-        type_mismatch(node.args[0].loc, "function", callback.type)
-    options = args.pop() if args and args[-1].type is t.ANON else None
-    type_ = _map_type(callback, args)
-    count = len(type_.params) + (type_.result is not t.VOID)
-    if len(args) != count:
-        fail(node.loc, f"@map callback needs {count} operands, {len(args)} provided")
-    if not any(is_dsd(o.type) for o in args):
-        fail(node.loc, "@map expects at least one DSD operand")
-    kinds, texts = [], []
-    for o, p, arg in zip(args, type_.params, node.args[1:], strict=False):
-        kinds.append(p if is_dsd(o.type) else None)
-        texts.append(code(f, o if is_dsd(o.type) or p is None else coerce(f, o, p, arg.loc)))
-    if type_.result is not t.VOID:
-        _check_target(args[-1], type_.result, node.args[-1].loc)
-        texts.append(code(f, args[-1]))
-    f.flush(node.loc)
-    if f.function is not None:
-        f.function.waits = True
-    shape = f.unit.constant((tuple(kinds), None if type_.result is t.VOID else type_.result))
-    text = _options(f, options, node.loc) if options is not None else "{}"
-    where = f.unit.constant(node.loc)
-    f.emit(f"yield from pe.map({code(f, callback)}, {shape}, ({', '.join(texts)},), {text}, {where})", node.loc)
-    return VOID
-
-
-def _map_type(callback: Operand, args: list[Operand]) -> t.Fn:
-    """The type of the callback; a generic library function takes it from the operands."""
-    type_: Any = callback.type
-    if None in type_.params or type_.result is t.ANYTYPE:
-        fail(callback.loc, "@map expects a function whose parameter types are known")
-    return type_
-
-
-def _check_target(o: Operand, result: t.Type, loc: Location) -> None:
-    if is_dsd(o.type):
-        return
-    if not isinstance(o.type, t.Pointee) or o.type.const or o.type.element != result:
-        type_mismatch(loc, f"*{result} or DSD", o.type)

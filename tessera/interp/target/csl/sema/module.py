@@ -88,6 +88,8 @@ class Module:
 
     def constant(self, value: Operand, item: s.Declare) -> Operand:
         """A constant, which gets memory when its address is first taken."""
+        if value.fields is not None:
+            return value
         if value.type.comptime_only or value.type is t.VOID or isinstance(value.type, t.Fn):
             return Operand(value.type, value.const, loc=item.loc)
         made: list[Global] = []

@@ -48,8 +48,8 @@ FOLD: dict[str, Callable[[Any, Any], Any]] = {
     ">>": operator.rshift,
 }
 # Cycles of one scalar operation; the same for 16 and 32 bits.
-CYCLES = {"*": 2, "/": 8, "%": 8}
-FLOAT_CYCLES = {"+": 2, "-": 2, "*": 2, "/": 20, "%": 20}
+CYCLES = {"*": 3, "/": 8, "%": 8}
+FLOAT_CYCLES = {"+": 3, "-": 3, "*": 3, "/": 20, "%": 20}
 
 
 @meaning(s.Binary)

@@ -105,6 +105,8 @@ def directions(value: Value | None, loc: Location) -> tuple[str, ...]:
 def color_config(f: Frame, o: Operand, color: int, loc: Location) -> ColorConfig:
     """The routing that a struct describes."""
     rows = _rows(o.value, _CONFIG, "color configuration", loc)
+    if "routes" not in rows:
+        fail(loc, "a color configuration must have a field 'routes'")
     routes = _rows(rows.get("routes"), _ROUTES, "routes", loc)
     switches = _rows(rows.get("switches"), _SWITCHES, "switches", loc)
     rx, tx = directions(routes.get("rx"), loc), directions(routes.get("tx"), loc)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 
+from tessera.errors import Location
 from tessera.interp.target.csl import syntax as s
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.faults import fail, type_mismatch
+from tessera.interp.target.csl.parser import parse
 from tessera.interp.target.csl.sema.builtins import builtin, constant
 from tessera.interp.target.csl.sema.coerce import code, coerce, zero
 from tessera.interp.target.csl.sema.frame import Frame
@@ -46,9 +51,9 @@ def _is_same_type(f: Frame, node: s.Builtin) -> Operand:
     return known(t.BOOL, type_of(f, node.args[0]) == type_of(f, node.args[1]), node.loc)
 
 
-@builtin("is_comptime", 1)
+@builtin("is_comptime", 0)
 def _is_comptime(f: Frame, node: s.Builtin) -> Operand:
-    return known(t.BOOL, f.operand(node.args[0]).known, node.loc)
+    return known(t.BOOL, f.comptime, node.loc)
 
 
 @builtin("element_type", 1)
@@ -68,12 +73,12 @@ def _array_argument(f: Frame, node: s.Builtin) -> t.Array:
 
 @builtin("element_count", 1)
 def _element_count(f: Frame, node: s.Builtin) -> Operand:
-    return known(t.COMPTIME_INT, _array_argument(f, node).count, node.loc)
+    return known(t.U32, _array_argument(f, node).count, node.loc)
 
 
 @builtin("rank", 1)
 def _rank(f: Frame, node: s.Builtin) -> Operand:
-    return known(t.COMPTIME_INT, len(_array_argument(f, node).dims), node.loc)
+    return known(t.U16, len(_array_argument(f, node).dims), node.loc)
 
 
 @builtin("dimensions", 1)
@@ -144,7 +149,7 @@ def _assert(f: Frame, node: s.Builtin) -> Operand:
 @builtin("range", 2, 4)
 def _range(f: Frame, node: s.Builtin) -> Operand:
     type_ = type_of(f, node.args[0])
-    if not isinstance(type_, t.Int):
+    if not t.is_integer(type_):
         type_mismatch(node.args[0].loc, "integer type", type_)
     given = [coerce(f, f.value(a), type_, a.loc) for a in node.args[1:]]
     if len(given) == 2:
@@ -169,3 +174,60 @@ def _strlen(f: Frame, node: s.Builtin) -> Operand:
 def _get_array(f: Frame, node: s.Builtin) -> Operand:
     data = np.frombuffer(constant(f, node.args[0], t.STRING).const.encode(), np.uint8)
     return known(t.Array("", (len(data),), t.U8), data.copy(), node.loc)
+
+
+def _bound(name: str, field: str) -> None:
+    """`@range_start` and the like: one bound of a range."""
+
+    @builtin(name, 1)
+    def _(f: Frame, node: s.Builtin) -> Operand:
+        o = f.operand(node.args[0])
+        if o.type is not t.RANGE or o.fields is None:
+            type_mismatch(node.args[0].loc, "range", o.type)
+        return o.fields[field]
+
+
+for _name in ("start", "stop", "step"):
+    _bound(f"range_{_name}", _name)
+
+
+@builtin("get_string_from_byte", 1)
+def _get_string_from_byte(f: Frame, node: s.Builtin) -> Operand:
+    o = constant(f, node.args[0])
+    if not t.is_integer(o.type) or not 0 <= o.const <= 255:
+        fail(node.loc, f"expected an integer of one byte, got: '{o.const}'")
+    return known(t.STRING, chr(o.const), node.loc)
+
+
+@builtin("import_comptime_value", 2)
+def _import_comptime_value(f: Frame, node: s.Builtin) -> Operand:
+    type_, name = type_of(f, node.args[0]), constant(f, node.args[1], t.STRING).const
+    path = f.unit.find(f.module, name)
+    if path is None:
+        fail(node.args[1].loc, f"unable to find file '{name}'")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        fail(node.args[1].loc, f"'{name}' is not JSON: {error}")
+    return _imported(f, data, type_, node.loc)
+
+
+def _imported(f: Frame, data: Any, type_: t.Type, loc: Location) -> Operand:
+    """A JSON value as a value of a type; an object's keys are `name:type`."""
+    if isinstance(type_, t.Array) and isinstance(data, list):
+        items = [_imported(f, item, type_.element, loc) for item in data]
+        return coerce(f, anonymous({str(i): o for i, o in enumerate(items)}, loc), type_, loc)
+    if type_ is t.ANON and isinstance(data, dict):
+        rows = {}
+        for key, value in data.items():
+            name, _, kind = key.partition(":")
+            wanted = type_of(f, parse(f"const x: {kind} = 0;").items[0].type)  # type: ignore[attr-defined]
+            rows[name] = _imported(f, value, wanted, loc)
+        return anonymous(rows, loc)
+    for python, literal in ((bool, t.BOOL), (int, t.COMPTIME_INT), (float, t.COMPTIME_FLOAT), (str, t.STRING)):
+        if isinstance(data, python):
+            if literal is t.COMPTIME_INT and type_ is t.COLOR:
+                return known(t.COLOR, data, loc)
+            exact = isinstance(type_, t.Float) and literal is t.COMPTIME_INT
+            return coerce(f, known(t.COMPTIME_FLOAT, float(data)) if exact else known(literal, data), type_, loc)
+    fail(loc, f"a JSON value of this kind cannot be a '{type_}'")

@@ -16,7 +16,7 @@ from tessera.interp.target.csl.sema.tables import Task
 # First and last valid id, by architecture.
 LOCAL = {"wse2": (0, 30), "wse3": (8, 30)}
 CONTROL_IDS = (0, 63)
-LAST_QUEUE = 7
+QUEUES = {("wse2", "input"): 7, ("wse2", "output"): 5, ("wse3", "input"): 7, ("wse3", "output"): 7}
 
 
 def _id(f: Frame, node: s.Builtin, type_: t.Type, first: int, last: int) -> Operand:
@@ -37,12 +37,12 @@ def _get_color(f: Frame, node: s.Builtin) -> Operand:
 
 @builtin("get_input_queue", 1)
 def _get_input_queue(f: Frame, node: s.Builtin) -> Operand:
-    return _id(f, node, t.INPUT_QUEUE, 0, LAST_QUEUE)
+    return _id(f, node, t.INPUT_QUEUE, 0, QUEUES[f.unit.options.arch, "input"])
 
 
 @builtin("get_output_queue", 1)
 def _get_output_queue(f: Frame, node: s.Builtin) -> Operand:
-    return _id(f, node, t.OUTPUT_QUEUE, 0, LAST_QUEUE)
+    return _id(f, node, t.OUTPUT_QUEUE, 0, QUEUES[f.unit.options.arch, "output"])
 
 
 @builtin("get_ut_id", 1)
@@ -94,6 +94,8 @@ def bind(f: Frame, value: FunctionValue, kind: str, number: int, loc: Location) 
     instance = f.unit.function(value)
     if kind == "local" and instance.params:
         fail(value.decl.loc, f"local task '{value.decl.name}' must not have parameters")
+    if kind == "data" and not instance.params:
+        fail(value.decl.loc, f"data task '{value.decl.name}' must have at least one parameter")
     for p in instance.params:
         if p.size not in (2, 4):
             fail(value.decl.loc, f"task parameter of type '{p}' must have 16 or 32 bits")
@@ -193,12 +195,20 @@ def _set_teardown_handler(f: Frame, node: s.Builtin) -> Operand:
     return VOID
 
 
-@builtin("get_config", 1)
+@builtin("rpc", 1)
+def _rpc(f: Frame, node: s.Builtin) -> Operand:
+    only_in(f, node, "comptime")
+    number = constant(f, node.args[0])
+    if number.type not in (t.DATA_TASK, t.COLOR):
+        type_mismatch(node.args[0].loc, t.DATA_TASK, number.type)
+    return VOID  # launches reach exported functions without a task of their own
+
+
+@builtin("get_config", 1, 2)
 def _get_config(f: Frame, node: s.Builtin) -> Operand:
     fail(node.loc, "'@get_config' reads a hardware register that is not simulated", suggestion="use <tile_config>")
 
 
-@builtin("set_config", 2)
+@builtin("set_config", 2, 3)
 def _set_config(f: Frame, node: s.Builtin) -> Operand:
     fail(node.loc, "'@set_config' writes a hardware register that is not simulated", suggestion="use <tile_config>")
-

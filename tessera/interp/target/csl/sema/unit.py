@@ -14,7 +14,7 @@ from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.faults import CslError, fail, located
 from tessera.interp.target.csl.parser import parse_file
 from tessera.interp.target.csl.sema.frame import MEANING
-from tessera.interp.target.csl.sema.functions import FunctionValue, Instance, compile_instance
+from tessera.interp.target.csl.sema.functions import FunctionValue, Instance, compile_instance, signature
 from tessera.interp.target.csl.sema.module import Module
 from tessera.interp.target.csl.sema.operand import Operand, Place, runtime
 from tessera.interp.target.csl.sema.registry import LIBRARIES, NativeModule, variable_operand
@@ -58,7 +58,9 @@ class Unit:
     def coordinate(self, axis: int) -> int:
         """A coordinate of the PE at compile time; its program is then not shared with other PEs."""
         if self.place is None or not self.in_block:
-            raise CslError("comptime evaluation of PE coordinates is only valid while evaluating a top level comptime block")
+            raise CslError(
+                "comptime evaluation of PE coordinates is only valid while evaluating a top level comptime block"
+            )
         self.placed = True
         return self.place[axis]
 
@@ -94,7 +96,7 @@ class Unit:
             if isinstance(item, s.Function) and id(item) not in used and item.body is not None:
                 found = module.lookup(item.name, item.loc)
                 assert found is not None
-                if not found.const.generic and not found.type.result.comptime_only:
+                if not found.const.generic and not signature(found.const).result.comptime_only:
                     self.function(found.const)
         del self.globals[kept[0] :]
         self.instances, self.tables.fifos = kept[1], kept[2]

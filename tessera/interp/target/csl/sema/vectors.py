@@ -129,12 +129,37 @@ def _memory_access(f: Frame, fields: dict[str, Operand], kind: str, loc: Locatio
     base = _required(fields, "base_address", kind, loc)
     if not isinstance(base.type, t.Pointee):
         type_mismatch(loc, "pointer", base.type)
-    extent = coerce(f, _required(fields, "extent", kind, loc), t.U16, loc)
+    extent = _required(fields, "extent", kind, loc)
+    if extent.type is t.ANON or isinstance(extent.type, t.Array):
+        return _stepped(f, fields, base, loc)
+    extent = coerce(f, extent, t.U16, loc)
     stride = _field(f, fields, "stride", t.I8, 1, loc)
     offset = _field(f, fields, "offset", t.I16, 0, loc)
     if not (stride.known and offset.known):
         return Access(_moved(f, base, offset), (extent,), (), 0)
     return Access(base, (extent,), (int(stride.const),), int(offset.const))
+
+
+def _numbers(o: Operand, loc: Location) -> list[int]:
+    """The integers of a comptime tuple or array."""
+    if not o.known:
+        fail(loc, "strides and extents of a 'mem4d_dsd' are not known at compile time")
+    return [int(v) for v in o.const] if isinstance(o.type, t.Array) else [int(v.data) for v in o.const.values()]
+
+
+def _stepped(f: Frame, fields: dict[str, Operand], base: Operand, loc: Location) -> Access:
+    """Strides as the hardware takes them: the step to the next element when a variable goes up by one and those
+    inside it go back to zero. They are given innermost first, the extents outermost first."""
+    extents = _numbers(fields["extent"], loc)
+    steps = _numbers(_required(fields, "stride", "mem4d_dsd", loc), loc)
+    if len(steps) != len(extents):
+        fail(loc, f"expected {len(extents)} strides, {len(steps)} provided")
+    found: list[int] = []
+    for step in steps:
+        inner = extents[len(extents) - len(found) :]
+        found.insert(0, step + sum(c * (n - 1) for c, n in zip(found, inner, strict=True)))
+    offset = int(_field(f, fields, "offset", t.I16, 0, loc).const)
+    return Access(base, tuple(known(t.U16, n) for n in extents), tuple(found), offset)
 
 
 def _moved(f: Frame, base: Operand, offset: Operand) -> Operand:
@@ -173,6 +198,8 @@ def _mem4d(f: Frame, fields: dict[str, Operand], loc: Location) -> Operand:
     if not 1 <= len(access.extents) <= 4:
         fail(loc, f"'mem4d_dsd' expects 1 to 4 loop variables, {len(access.extents)} provided")
     size, indexed = _element(access.base).size, _flag(fields, "wavelet_index_offset")
+    if len(access.strides) != len(access.extents):
+        fail(loc, f"expected {len(access.extents)} strides, {len(access.strides)} provided")
     if access.base.known and all(e.known for e in access.extents):
         array, index = access.base.const
         extents = tuple(int(e.const) for e in access.extents)
@@ -198,7 +225,10 @@ def _fabric(f: Frame, fields: dict[str, Operand], loc: Location, kind: t.Type) -
     color = _field(f, fields, "fabric_color", t.COLOR, -1, loc)
     queue = _field(f, fields, side, queue_type, -1, loc)
     extent = coerce(f, _required(fields, "extent", str(kind), loc), t.U16, loc)
-    flags = [_flag(fields, "control")] + ([_flag(fields, "advance_switch")] if kind is t.FABOUT else [])
+    refused = next((n for n in ("advance_switch", "simd_mode") if n in fields), None)
+    if refused:
+        fail(loc, f"field '{refused}' of '{kind}' is not simulated")
+    flags = [_flag(fields, "control"), *([_flag(fields, "wavelet_index_offset")] if kind is t.FABOUT else [])]
     parts, made = [color, extent, queue], Fabin if kind is t.FABIN else Fabout
     if all(o.known for o in parts):
         return known(kind, made(*[int(o.const) for o in parts], *flags), loc)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.interp.target.llvm.fma import fma, narrow
+from tessera.interp.target.fma import fma, narrow
 
 
 def rounded(exact, dtype):

@@ -1,0 +1,229 @@
+"""Logic, shifts, and instructions on bits and bytes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tessera.interp.target.ptx.bit_tricks import leading_zeros, popcount, reversed_bits
+from tessera.interp.target.ptx.decode import Decoder, modifiers, rule
+from tessera.interp.target.ptx.machine import Step
+from tessera.interp.target.ptx.operands import elementwise
+from tessera.interp.target.ptx.syntax import Instruction, Number
+from tessera.interp.target.ptx.types import BITS, TYPES
+
+_LOGIC: dict[str, Callable[..., Any]] = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
+
+
+@rule("and", "or", "xor")
+def _(d: Decoder, inst: Instruction) -> Step:
+    modifiers(d, inst)
+    t = TYPES[inst.op[-1]]
+    return elementwise(d, inst, _LOGIC[inst.op[0]], t, t, t)
+
+
+@rule("not")
+def _(d: Decoder, inst: Instruction) -> Step:
+    modifiers(d, inst)
+    t = TYPES[inst.op[-1]]
+    return elementwise(d, inst, np.invert, t, t)
+
+
+@rule("cnot")
+def _(d: Decoder, inst: Instruction) -> Step:
+    modifiers(d, inst)
+    t = TYPES[inst.op[-1]]
+    return elementwise(d, inst, lambda a: (a == 0).astype(t.dtype), t, t)
+
+
+@rule("lop3")
+def _(d: Decoder, inst: Instruction) -> Step:
+    modifiers(d, inst)
+    b32, number = TYPES["b32"], inst.operands[4]
+    assert isinstance(number, Number)
+    table = number.value & 0xFF
+
+    def logic(a: np.ndarray, b: np.ndarray, c: np.ndarray, _: np.ndarray) -> np.ndarray:
+        out = np.zeros((1, 1), np.uint32)
+        for row in range(8):
+            if table >> row & 1:
+                out = out | ((a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c))
+        return out
+
+    return elementwise(d, inst, logic, b32, b32, b32, b32, b32)
+
+
+@rule("shl", "shr")
+def _(d: Decoder, inst: Instruction) -> Step:
+    modifiers(d, inst)
+    t, amount = TYPES[inst.op[-1]], TYPES["u32"]
+    last = np.uint32(t.bits - 1)
+
+    def left(a: np.ndarray, n: np.ndarray) -> np.ndarray:
+        moved = a << np.minimum(n, last).astype(t.dtype)
+        return moved if (inside := n <= last).all() else np.where(inside, moved, t.dtype.type(0))
+
+    def right(a: np.ndarray, n: np.ndarray) -> np.ndarray:
+        moved = a >> np.minimum(n, last).astype(t.dtype)
+        return moved if t.kind == "s" or (inside := n <= last).all() else np.where(inside, moved, t.dtype.type(0))
+
+    return elementwise(d, inst, left if inst.op[0] == "shl" else right, t, t, amount)
+
+
+@rule("shf")
+def _(d: Decoder, inst: Instruction) -> Step:
+    """A shift of two registers: the upper half of a left shift, the lower of a right one."""
+    words, b32 = modifiers(d, inst, "l", "r", "clamp", "wrap"), TYPES["b32"]
+    wrap = "wrap" in words
+
+    def shift(a: np.ndarray, b: np.ndarray, n: np.ndarray) -> np.ndarray:
+        both = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
+        by = (n & 31 if wrap else np.minimum(n, 32)).astype(np.uint64)
+        moved = both << by >> np.uint64(32) if words[0] == "l" else both >> by
+        return moved.astype(np.uint32)
+
+    return elementwise(d, inst, shift, b32, b32, b32, TYPES["u32"])
+
+
+@rule("bfe")
+def _(d: Decoder, inst: Instruction) -> Step:
+    modifiers(d, inst)
+    t, u32 = TYPES[inst.op[-1]], TYPES["u32"]
+    unsigned = BITS[t.bits].type
+
+    def extract(a: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+        first, many = (start & 0xFF).astype(np.int64), (length & 0xFF).astype(np.int64)
+        bits = a.view(BITS[t.bits])
+        there = _ones(np.clip(np.minimum(many, t.bits - first), 0, None), t.bits)
+        value = bits >> np.minimum(first, t.bits - 1).astype(unsigned) & there
+        if t.kind != "s":
+            return value
+        # What lies beyond the field, or the register, is the highest bit that is there.
+        top = np.clip(first + many - 1, 0, t.bits - 1).astype(unsigned)
+        negative = (many > 0) & ((bits >> top & unsigned(1)) != 0)
+        return np.where(negative, value | ~there, value).view(t.dtype)
+
+    return elementwise(d, inst, extract, t, t, u32, u32)
+
+
+def _ones(many: np.ndarray, bits: int) -> np.ndarray:
+    """So many low bits set."""
+    unsigned = BITS[bits].type
+    low = (unsigned(1) << np.minimum(many, bits - 1).astype(unsigned)) - unsigned(1)
+    return np.where(many >= bits, unsigned((1 << bits) - 1), low)
+
+
+@rule("bfi")
+def _(d: Decoder, inst: Instruction) -> Step:
+    modifiers(d, inst)
+    t, u32 = TYPES[inst.op[-1]], TYPES["u32"]
+    unsigned = BITS[t.bits].type
+
+    def insert(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+        first, many = start & 0xFF, length & 0xFF
+        by = np.minimum(first, t.bits - 1).astype(unsigned)
+        mask = np.where(first < t.bits, _ones(many, t.bits) << by, unsigned(0))
+        return (b & ~mask) | ((a << by) & mask)
+
+    return elementwise(d, inst, insert, t, t, t, u32, u32)
+
+
+@rule("bfind")
+def _(d: Decoder, inst: Instruction) -> Step:
+    """The place of the highest bit that differs from the sign; all ones where there is none."""
+    t, u32 = TYPES[inst.op[-1]], TYPES["u32"]
+    amount = "shiftamt" in modifiers(d, inst, "shiftamt")
+
+    def find(a: np.ndarray) -> np.ndarray:
+        zeros = leading_zeros((np.where(a < 0, ~a, a) if t.kind == "s" else a).view(BITS[t.bits]))
+        place = zeros if amount else np.uint32(t.bits - 1) - zeros
+        return np.where(zeros == t.bits, np.uint32(0xFFFFFFFF), place)
+
+    return elementwise(d, inst, find, u32, t)
+
+
+@rule("popc", "clz", "brev")
+def _(d: Decoder, inst: Instruction) -> Step:
+    modifiers(d, inst)
+    t = TYPES[inst.op[-1]]
+    out = t if inst.op[0] == "brev" else TYPES["u32"]
+    return elementwise(d, inst, {"popc": popcount, "clz": leading_zeros, "brev": reversed_bits}[inst.op[0]], out, t)
+
+
+@rule("fns")
+def _(d: Decoder, inst: Instruction) -> Step:
+    """The place of the n-th set bit at or above (below, where n is negative) a base."""
+    modifiers(d, inst)
+
+    def find(mask: np.ndarray, base: np.ndarray, n: np.ndarray) -> np.ndarray:
+        wide = np.broadcast_arrays(mask, base, n)
+        found = [_nth_bit(*(int(v) for v in row)) for row in zip(*(w.reshape(-1) for w in wide), strict=True)]
+        return np.array(found, np.uint32).reshape(wide[0].shape)
+
+    return elementwise(d, inst, find, TYPES["b32"], TYPES["b32"], TYPES["b32"], TYPES["s32"])
+
+
+def _nth_bit(mask: int, base: int, n: int) -> int:
+    if n == 0:
+        return base if mask >> base & 1 else 0xFFFFFFFF
+    places = range(base, 32) if n > 0 else range(base, -1, -1)
+    chosen = [p for p in places if mask >> p & 1]
+    return chosen[abs(n) - 1] if abs(n) <= len(chosen) else 0xFFFFFFFF
+
+
+_SELECT = {  # which bytes the special modes take for each of four selector values
+    "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
+    "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+    "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
+    "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+    "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
+    "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+}
+
+
+@rule("prmt")
+def _(d: Decoder, inst: Instruction) -> Step:
+    """Four bytes of eight; the top bit of a selector spreads the sign of its byte."""
+    words, b32 = modifiers(d, inst, *_SELECT, types=0, skip=2), TYPES["b32"]
+    modes = np.array(_SELECT[words[0]], np.uint32) if words else None
+
+    def permute(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        both = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
+        select = modes[c & 3] if modes is not None else c
+        out = np.zeros((1, 1), np.uint32)
+        for k in range(4):
+            place = select >> np.uint32(4 * k)
+            byte = (both >> ((place & 7) * 8).astype(np.uint64)).astype(np.uint32) & np.uint32(0xFF)
+            sign = np.where(byte & 0x80, np.uint32(0xFF), np.uint32(0))
+            out = out | np.where(place & 8, sign, byte) << np.uint32(8 * k)
+        return out
+
+    return elementwise(d, inst, permute, b32, b32, b32, b32)
+
+
+@rule("szext", "bmsk")
+def _(d: Decoder, inst: Instruction) -> Step:
+    """Extend from a bit position; a mask of bits from a position on."""
+    wrap = modifiers(d, inst, "clamp", "wrap") == ["wrap"]
+    t, u32 = TYPES[inst.op[-1]], TYPES["u32"]
+
+    def clip(n: np.ndarray) -> np.ndarray:
+        return n & np.uint32(31) if wrap else np.minimum(n, 32)
+
+    def extend(a: np.ndarray, n: np.ndarray) -> np.ndarray:
+        up = np.uint64(64) - clip(n).astype(np.uint64)
+        wide = np.where(up == 64, np.uint64(0), a.view(np.uint32).astype(np.uint64) << np.minimum(up, 63))
+        back = (
+            wide.view(np.int64) >> np.minimum(up, 63).astype(np.int64) if t.kind == "s" else wide >> np.minimum(up, 63)
+        )
+        return back.astype(np.uint32).view(t.dtype)
+
+    def mask(start: np.ndarray, many: np.ndarray) -> np.ndarray:
+        return (_ones(clip(many), 32).astype(np.uint64) << clip(start).astype(np.uint64)).astype(np.uint32)
+
+    if inst.op[0] == "szext":
+        return elementwise(d, inst, extend, t, t, u32)
+    return elementwise(d, inst, mask, u32, u32, u32)

@@ -1,0 +1,165 @@
+"""Conversion between all types, in every rounding and saturation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tessera.interp.target.ptx.decode import Decoder, rule
+from tessera.interp.target.ptx.floats import canonical, flush, positive, saturate
+from tessera.interp.target.ptx.integer import clamped
+from tessera.interp.target.ptx.machine import Step
+from tessera.interp.target.ptx.operands import elementwise
+from tessera.interp.target.ptx.rounding import rounded, two_sum
+from tessera.interp.target.ptx.syntax import Instruction
+from tessera.interp.target.ptx.types import TYPES, Type
+
+Function = Callable[..., np.ndarray]
+_TO_FLOAT = {"rn", "rz", "rm", "rp", "rna"}
+_TO_INTEGER: dict[str, Function] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+_WORDS = {*_TO_FLOAT, *_TO_INTEGER, "ftz", "sat", "satfinite", "relu"}
+_LARGEST = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "e4m3": 448.0, "e5m2": 57344.0}
+_LARGEST["tf32"] = (2 - 2.0**-10) * 2.0**127
+_FP8 = {"e4m3", "e5m2"}
+
+
+@rule("cvt")
+def _(d: Decoder, inst: Instruction) -> Step:
+    if inst.op[1] == "pack":
+        return _pack(d, inst)
+    out, source, words = TYPES[inst.op[-2]], TYPES[inst.op[-1]], inst.op[1:-2]
+    if not set(words) <= _WORDS:
+        raise d.unsupported(inst)
+    function = _conversion(out, source, words)
+    if out.parts == 2 and source.parts == 1:  # two operands: the first becomes the upper half
+        return elementwise(
+            d, inst, lambda a, b: function(np.stack(np.broadcast_arrays(b, a), axis=-1)), out, source, source
+        )
+    if out.parts != source.parts:
+        raise d.unsupported(inst)
+    return elementwise(d, inst, function, out, source)
+
+
+def _conversion(out: Type, source: Type, words: tuple[str, ...]) -> Function:
+    """The conversion of one number."""
+    if out.kind != "f":
+        return _float_to_integer(out, source, words) if source.kind == "f" else _between_integers(out, words)
+    to_float = _float_to_float if source.kind == "f" else _integer_to_float
+    return to_float(out, source, words)
+
+
+def _between_integers(out: Type, words: tuple[str, ...]) -> Function:
+    if "sat" not in words:
+        return lambda a: a.astype(out.dtype)
+
+    def narrow(a: np.ndarray) -> np.ndarray:
+        have, want = np.iinfo(a.dtype), np.iinfo(out.dtype)
+        return np.clip(a, max(have.min, want.min), min(have.max, want.max)).astype(out.dtype)
+
+    return narrow
+
+
+def _float_to_integer(out: Type, source: Type, words: tuple[str, ...]) -> Function:
+    """Values beyond the range give its ends; NaN gives 0, or the top bit alone where either type has 64 bits."""
+    round_off = next(_TO_INTEGER[w] for w in words if w in _TO_INTEGER)
+    limits = np.iinfo(out.dtype)
+    low, high = float(limits.min), float(limits.max) + (out.bits < 64)
+    missing = np.zeros((), out.dtype)
+    if 64 in (out.bits, source.bits):
+        missing = np.array(1 << out.bits - 1, f"u{out.bits // 8}").view(out.dtype)
+
+    def convert(a: np.ndarray) -> np.ndarray:
+        x = round_off((flush(source, a) if "ftz" in words else a).astype(np.float64))
+        inside = (x >= low) & (x < high)
+        value = np.where(inside, x, 0.0).astype(out.dtype)
+        value = np.where(x >= high, limits.max, np.where(x < low, limits.min, value)).astype(out.dtype)
+        return np.where(np.isnan(x), missing, value)
+
+    return convert
+
+
+def _integer_to_float(out: Type, source: Type, words: tuple[str, ...]) -> Function:
+    mode = next(w for w in words if w in _TO_FLOAT)
+    shift, low = (
+        source.dtype.type(32 if source.bits == 64 else 0),
+        source.dtype.type((1 << 32) - 1 if source.bits == 64 else 0),
+    )
+
+    def convert(a: np.ndarray) -> np.ndarray:
+        if source.bits < 64:
+            total, error = a.astype(np.float64), np.zeros(a.shape)
+        else:
+            total, error = two_sum((a >> shift).astype(np.float64) * 2.0**32, (a & low).astype(np.float64))
+        value = rounded(total, error, out.dtype, mode)
+        return saturate(value) if "sat" in words else value
+
+    return convert
+
+
+def _float_to_float(out: Type, source: Type, words: tuple[str, ...]) -> Function:
+    mode = next((w for w in words if w in _TO_FLOAT), "")
+    whole = next((_TO_INTEGER[w] for w in words if w in _TO_INTEGER), None)
+    part = TYPES[out.name.removesuffix("x2")]
+    if part.bits < TYPES[source.name.removesuffix("x2")].bits and not mode and whole is None:
+        raise KeyError("a narrowing conversion without rounding")
+
+    def convert(a: np.ndarray) -> np.ndarray:
+        if "ftz" in words and source.name == "f32":
+            a = flush(source, a)
+        x = a.astype(np.float64)
+        if whole is not None:
+            x = whole(x)
+        value = _in_format(part, x, mode or "rn", "satfinite" in words)
+        return _ended(part, value, words)
+
+    return convert
+
+
+def _in_format(t: Type, x: np.ndarray, mode: str, finite: bool) -> np.ndarray:
+    """Doubles, exact so far, in a format."""
+    if finite:
+        x = np.where(np.isnan(x), x, np.clip(x, -_LARGEST[t.name], _LARGEST[t.name]))
+    if t.name == "tf32":
+        return _tf32(x.astype(np.float32), mode)
+    if t.name in _FP8:
+        value = x.astype(np.float32).astype(t.dtype)
+        bits = np.where(np.isnan(x), np.uint8(0x7F), value.view(np.uint8))
+        return bits.view(t.dtype)
+    return rounded(x, np.zeros_like(x), t.dtype, mode)
+
+
+def _tf32(x: np.ndarray, mode: str) -> np.ndarray:
+    """The 10 bits of mantissa that tf32 keeps, the others 0."""
+    bits, one = x.view(np.uint32), np.uint32(1)
+    extra = {"rna": np.uint32(0x1000), "rz": np.uint32(0), "rn": np.uint32(0xFFF) + (bits >> np.uint32(13) & one)}[mode]
+    kept = np.where(np.isfinite(x), bits + extra, bits) & np.uint32(0xFFFFE000)
+    return kept.view(np.float32)
+
+
+def _ended(t: Type, value: np.ndarray, words: tuple[str, ...]) -> np.ndarray:
+    if t.name in _FP8:
+        return positive(value.astype(np.float32)).astype(t.dtype) if "relu" in words else value
+    value = canonical(t, value)
+    if "relu" in words:
+        value = positive(value)
+    if "ftz" in words and t.name == "f32":
+        value = flush(t, value)
+    return saturate(value) if "sat" in words else value
+
+
+def _pack(d: Decoder, inst: Instruction) -> Step:
+    """Two saturated integers side by side, the first above the second; bytes push the third operand up."""
+    part, s32, b32 = TYPES[inst.op[3]], TYPES["s32"], TYPES["b32"]
+    if inst.op[2] != "sat" or inst.op[4] != "s32":
+        raise d.unsupported(inst)
+    bits, mask = part.bits, np.uint32((1 << part.bits) - 1)
+
+    def low(a: np.ndarray) -> np.ndarray:
+        return clamped(a.astype(np.int64), part).astype(np.int64).astype(np.uint32) & mask
+
+    def pack(a: np.ndarray, b: np.ndarray, *rest: np.ndarray) -> np.ndarray:
+        both = low(a) << np.uint32(bits) | low(b)
+        return both | rest[0] << np.uint32(2 * bits) if rest else both
+
+    return elementwise(d, inst, pack, b32, s32, s32, *[b32] * (len(inst.operands) - 3))

@@ -1,0 +1,180 @@
+"""Integer arithmetic."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tessera.interp.target.ptx.bit_tricks import high_half
+from tessera.interp.target.ptx.decode import Decoder, modifiers, rule
+from tessera.interp.target.ptx.kinds import INTEGER
+from tessera.interp.target.ptx.machine import Step
+from tessera.interp.target.ptx.operands import elementwise
+from tessera.interp.target.ptx.syntax import Instruction
+from tessera.interp.target.ptx.types import BITS, TYPES, Type
+
+_WIDE = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}
+_SUM: dict[str, Callable[..., Any]] = {"add": operator.add, "sub": operator.sub}
+
+
+def clamped(wide: np.ndarray, t: Type) -> np.ndarray:
+    """Integers brought into a type's range."""
+    limits = np.iinfo(t.dtype)
+    return np.clip(wide, limits.min, limits.max).astype(t.dtype)
+
+
+@rule("add", "sub", table=INTEGER)
+def _(d: Decoder, inst: Instruction) -> Step:
+    t, function = TYPES[inst.op[-1]], _SUM[inst.op[0]]
+    words = modifiers(d, inst, "sat", "cc")
+    if "cc" in words:
+        return carried(d, inst, t, lambda a, b: (a, b), t, t)
+    if "sat" in words:
+        return elementwise(d, inst, lambda a, b: clamped(function(a.astype("i8"), b.astype("i8")), t), t, t, t)
+    return elementwise(d, inst, function, t, t, t)
+
+
+@rule("addc", "subc")
+def _(d: Decoder, inst: Instruction) -> Step:
+    t = TYPES[inst.op[-1]]
+    modifiers(d, inst, "cc")
+    return carried(d, inst, t, lambda a, b: (a, b), t, t)
+
+
+def carried(d: Decoder, inst: Instruction, t: Type, terms: Callable[..., Any], *types: Type) -> Step:
+    """An addition or subtraction of two terms that reads or writes the carry (or borrow)."""
+    takes, gives = inst.op[0].endswith("c"), "cc" in inst.op
+    down = inst.op[0].startswith("sub")
+    carry, pred, unsigned = d.register("%carry", 1), TYPES["pred"], BITS[t.bits]
+    write = d.writer(inst.operands[0], TYPES[f"b{t.bits}"])
+    readers = [d.reader(o, k) for o, k in zip(inst.operands[1:], types, strict=True)]
+
+    def step(m: Any, lanes: Any) -> None:
+        a, b = (x.view(unsigned) for x in terms(*(r(m, lanes) for r in readers)))
+        one = m.read(carry, lanes).astype(unsigned) if takes else np.zeros((1, 1), unsigned)
+        first = a - b if down else a + b
+        total = first - one if down else first + one
+        out = (first > a) | (total > first) if down else (first < a) | (total < first)
+        write(m, lanes, total)
+        if gives:
+            m.write(carry, lanes, out.astype(pred.dtype))
+
+    return step
+
+
+@rule("mul", "mul24", table=INTEGER)
+def _(d: Decoder, inst: Instruction) -> Step:
+    t = TYPES[inst.op[-1]]
+    words = modifiers(d, inst, "lo", "hi", "wide")
+    product, out = _product(inst.op[0] == "mul24", words, t)
+    return elementwise(d, inst, product, out, t, t)
+
+
+def _product(short: bool, words: list[str], t: Type) -> tuple[Callable[..., Any], Type]:
+    """The part of a product that the words ask for, and its type."""
+    if short:
+        return (_mul24_high if "hi" in words else _mul24_low), t
+    if "wide" in words:
+        out = TYPES[_WIDE[t.name]]
+        return lambda a, b: a.astype(out.dtype) * b.astype(out.dtype), out
+    return (high_half if "hi" in words else operator.mul), t
+
+
+def _cut24(a: np.ndarray) -> np.ndarray:
+    wide = a.astype(f"{a.dtype.kind}8")
+    return wide << wide.dtype.type(40) >> wide.dtype.type(40)
+
+
+def _mul24_low(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (_cut24(a) * _cut24(b)).astype(a.dtype)
+
+
+def _mul24_high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    product = _cut24(a) * _cut24(b)
+    return (product >> product.dtype.type(16)).astype(a.dtype)
+
+
+@rule("mad", "mad24", table=INTEGER)
+def _(d: Decoder, inst: Instruction) -> Step:
+    t = TYPES[inst.op[-1]]
+    words = modifiers(d, inst, "lo", "hi", "wide", "cc", "sat")
+    product, out = _product(inst.op[0] == "mad24", words, t)
+    if "cc" in words:
+        return carried(d, inst, t, lambda a, b, c: (product(a, b), c), t, t, t)
+    if "sat" in words:
+        return elementwise(d, inst, lambda a, b, c: clamped(product(a, b).astype("i8") + c.astype("i8"), t), t, t, t, t)
+    return elementwise(d, inst, lambda a, b, c: product(a, b) + c, out, t, t, out)
+
+
+@rule("madc")
+def _(d: Decoder, inst: Instruction) -> Step:
+    t = TYPES[inst.op[-1]]
+    product, _ = _product(False, modifiers(d, inst, "lo", "hi", "cc"), t)
+    return carried(d, inst, t, lambda a, b, c: (product(a, b), c), t, t, t)
+
+
+@rule("div", "rem", table=INTEGER)
+def _(d: Decoder, inst: Instruction) -> Step:
+    t = TYPES[inst.op[-1]]
+    modifiers(d, inst)
+    take = 0 if inst.op[0] == "div" else 1
+    return elementwise(d, inst, lambda a, b: truncated(a, b)[take], t, t, t)
+
+
+def truncated(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Quotient toward zero and remainder; division by zero gives all ones and the dividend, as the hardware does."""
+    a, b = np.broadcast_arrays(a, b)
+    none = b == 0
+    safe = np.where(none, b.dtype.type(1), b)
+    quotient = a // safe
+    rest = a - quotient * safe
+    if a.dtype.kind == "i":
+        quotient = quotient + ((rest != 0) & ((a < 0) != (safe < 0)))
+    quotient = np.where(none, ~np.zeros_like(a), quotient.astype(a.dtype))
+    return quotient, np.where(none, a, a - quotient * safe)
+
+
+@rule("min", "max", table=INTEGER)
+def _(d: Decoder, inst: Instruction) -> Step:
+    t = TYPES[inst.op[-1]]
+    positive = "relu" in modifiers(d, inst, "relu")
+    function = np.minimum if inst.op[0] == "min" else np.maximum
+    if positive:
+        return elementwise(d, inst, lambda a, b: np.maximum(function(a, b), t.dtype.type(0)), t, t, t)
+    return elementwise(d, inst, function, t, t, t)
+
+
+@rule("abs", "neg", table=INTEGER)
+def _(d: Decoder, inst: Instruction) -> Step:
+    t = TYPES[inst.op[-1]]
+    modifiers(d, inst)
+    return elementwise(d, inst, np.abs if inst.op[0] == "abs" else np.negative, t, t)
+
+
+@rule("sad")
+def _(d: Decoder, inst: Instruction) -> Step:
+    t = TYPES[inst.op[-1]]
+    modifiers(d, inst)
+    return elementwise(d, inst, lambda a, b, c: c + (np.maximum(a, b) - np.minimum(a, b)), t, t, t, t)
+
+
+@rule("dp4a", "dp2a")
+def _(d: Decoder, inst: Instruction) -> Step:
+    """Four products of bytes, or two of a 16-bit word and a byte, added to the third operand."""
+    words, b32 = modifiers(d, inst, "lo", "hi", types=2), TYPES["b32"]
+    kinds = ["i" if w == "s32" else "u" for w in inst.op[-2:]]
+    out = TYPES["s32" if "i" in kinds else "u32"]
+    many, width = (4, 1) if inst.op[0] == "dp4a" else (2, 2)
+    first = 2 if "hi" in words else 0
+
+    def parts(x: np.ndarray, kind: str, size: int) -> np.ndarray:
+        return np.ascontiguousarray(x)[..., None].view(f"{kind}{size}").astype(np.int64)
+
+    def dot(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        x, y = parts(a, kinds[0], width), parts(b, kinds[1], 1)[..., first : first + many]
+        return ((x * y).sum(axis=-1) + c).astype(np.uint32).view(out.dtype)
+
+    return elementwise(d, inst, dot, out, b32, b32, out)

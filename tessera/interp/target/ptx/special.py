@@ -1,0 +1,118 @@
+"""Special registers: what each thread can ask about itself and the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+Extent = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The shape of a launch: its grid, blocks and clusters, and the bytes of dynamic shared memory."""
+
+    grid: Extent
+    block: Extent
+    cluster: Extent = (1, 1, 1)
+    shared: int = 0
+    debug: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+
+def split(index: np.ndarray, extent: Extent) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Linear positions as x, y and z.
+
+    >>> [int(p[0]) for p in split(np.array([7]), (2, 2, 2))]
+    [1, 1, 1]
+    """
+    return index % extent[0], index // extent[0] % extent[1], index // (extent[0] * extent[1])
+
+
+def clusters(launch: Launch) -> tuple[np.ndarray, np.ndarray]:
+    """The cluster of each CTA of the grid, and its rank therein."""
+    every = np.arange(launch.ctas)
+    if launch.cluster == (1, 1, 1):
+        return every, np.zeros_like(every)
+    place = split(every, launch.grid)
+    outer = [p // n for p, n in zip(place, launch.cluster, strict=True)]
+    inner = [p % n for p, n in zip(place, launch.cluster, strict=True)]
+    many = _grid_of_clusters(launch)
+    return (
+        outer[0] + many[0] * (outer[1] + many[1] * outer[2]),
+        inner[0] + launch.cluster[0] * (inner[1] + launch.cluster[1] * inner[2]),
+    )
+
+
+def _grid_of_clusters(launch: Launch) -> Extent:
+    x, y, z = (-(-g // n) for g, n in zip(launch.grid, launch.cluster, strict=True))
+    return x, y, z
+
+
+class SpecialRegisters(dict[str, np.ndarray]):
+    """Name to value, made when first asked for: [1, T] for threads, [C, 1] for CTAs, [1, 1] for the launch."""
+
+    def __init__(self, launch: Launch, ctas: np.ndarray, cluster: np.ndarray, rank: np.ndarray) -> None:
+        super().__init__()
+        self.launch, self.ctas, self.cluster, self.rank = launch, ctas, cluster, rank
+
+    def __missing__(self, name: str) -> np.ndarray:
+        value = SPECIAL[name](self).astype(np.uint32)
+        self[name] = value
+        return value
+
+    @property
+    def thread(self) -> np.ndarray:
+        """Thread numbers."""
+        return np.arange(self.launch.threads)[None]
+
+
+Rule = Callable[[SpecialRegisters], np.ndarray]
+SPECIAL: dict[str, Rule] = {
+    "%laneid": lambda r: r.thread % 32,
+    "%warpid": lambda r: r.thread // 32,
+    "%nwarpid": lambda r: np.array([[-(-r.launch.threads // 32)]]),
+    "%lanemask_eq": lambda r: 1 << r["%laneid"],
+    "%lanemask_lt": lambda r: (1 << r["%laneid"]) - 1,
+    "%lanemask_le": lambda r: (2 << r["%laneid"].astype(np.int64)) - 1,
+    "%lanemask_gt": lambda r: 0xFFFFFFFF ^ ((2 << r["%laneid"].astype(np.int64)) - 1),
+    "%lanemask_ge": lambda r: 0xFFFFFFFF ^ ((1 << r["%laneid"]) - 1),
+    "%cluster_ctarank": lambda r: r.rank[:, None],
+    "%cluster_nctarank": lambda r: np.array([[int(np.prod(r.launch.cluster))]]),
+    "%is_explicit_cluster": lambda r: np.array([[int(np.prod(r.launch.cluster)) > 1]]),
+    "%dynamic_smem_size": lambda r: np.array([[r.launch.shared]]),
+    "%total_smem_size": lambda r: np.array([[r.launch.shared]]),
+    "%nsmid": lambda r: np.array([[1]]),
+}
+SPECIAL |= dict.fromkeys(("%smid", "%gridid", "%reserved_smem_offset_0"), lambda r: np.array([[0]]))
+SPECIAL |= dict.fromkeys((f"%envreg{i}" for i in range(32)), lambda r: np.array([[0]]))
+_FAMILIES: dict[str, tuple[str, Rule, Callable[[Launch], Extent]]] = {
+    "%tid": ("%ntid", lambda r: r.thread, lambda launch: launch.block),
+    "%ctaid": ("%nctaid", lambda r: r.ctas[:, None], lambda launch: launch.grid),
+    "%cluster_ctaid": ("%cluster_nctaid", lambda r: r.rank[:, None], lambda launch: launch.cluster),
+    "%clusterid": ("%nclusterid", lambda r: r.cluster[:, None], _grid_of_clusters),
+}
+
+
+def _family(name: str, size: str, index: Rule, extent: Callable[[Launch], Extent]) -> dict[str, Rule]:
+    """The three components of an index, and those of its extent."""
+    found: dict[str, Rule] = {}
+    for k, d in enumerate("xyz"):
+        found[f"{name}.{d}"] = lambda r, k=k: split(index(r), extent(r.launch))[k]  # type: ignore[misc]
+        found[f"{size}.{d}"] = lambda r, k=k: np.array([[extent(r.launch)[k]]])  # type: ignore[misc]
+    return found
+
+
+for _name, _row in _FAMILIES.items():
+    SPECIAL |= _family(_name, *_row)

@@ -1,0 +1,218 @@
+"""DSD operations against NumPy, in every form of their operands; what changes a DSD; DSRs; `@map`."""
+
+import math
+
+import numpy as np
+import pytest
+from csl_lang import run
+
+from tessera.interp.target.csl.dsd_ops import DSD_OPS
+from tessera.interp.target.csl.faults import CslFault
+
+A, B, SCALAR = [1.5, -2.25, 3.0, 0.5, -4.0, 100.0], [2.0, 0.25, -1.0, 8.0, 3.0, -2.0], 3.0
+I, J, WORD = [1, 0x8001, 300, 5, 0xFFFF, 0x00F0], [1, 3, 2, 15, 4, 8], 2
+
+
+def wide(f):
+    return lambda *args: f(*(np.float64(x) for x in args))
+
+
+WANT = {
+    **{
+        f"f{name}{size}": wide(f)
+        for size in "hs"
+        for name, f in {
+            "add": lambda a, b: a + b,
+            "sub": lambda a, b: a - b,
+            "mul": lambda a, b: a * b,
+            "max": max,
+            "abs": abs,
+            "neg": lambda a: -a,
+            "mov": lambda a: a,
+            "mac": lambda a, b, c: a + b * c,
+        }.items()
+    },
+    "faddhs": wide(lambda a, b: a + b),
+    "fmachs": wide(lambda a, b, c: a + b * c),
+    "fh2s": wide(lambda a: a),
+    "fs2h": wide(lambda a: a),
+    "fh2xp16": lambda a: round(float(a)),
+    "fs2xp16": lambda a: round(float(a)),
+    "xp162fh": lambda a: float(np.int16(np.uint16(a))),
+    "xp162fs": lambda a: float(np.int16(np.uint16(a))),
+    "mov16": lambda a: a,
+    "mov32": lambda a: a,
+    "add16": lambda a, b: a + b,
+    "addc16": lambda a, b: a + b,
+    "sub16": lambda a, b: a - b,
+    "and16": lambda a, b: a & b,
+    "or16": lambda a, b: a | b,
+    "xor16": lambda a, b: a ^ b,
+    "sll16": lambda a, b: a << b if b < 16 else 0,
+    "slr16": lambda a, b: a >> b if b < 16 else 0,
+    "sar16": lambda a, b: int(np.int16(np.uint16(a))) >> min(b, 15),
+    "clz": lambda a: 16 - a.bit_length(),
+    "ctz": lambda a: (a & -a).bit_length() - 1 if a else 16,
+    "popcnt": lambda a: a.bit_count(),
+}
+CASES = [(name, form) for name, op in DSD_OPS.items() for form in op.forms if form[0] == "D"]
+
+
+def spelled(type_, values):
+    text = ", ".join(str(type_.wrap(v) if hasattr(type_, "wrap") else float(v)) for v in values)
+    return f"[{len(values)}]{type_} {{ {text} }}"
+
+
+@pytest.mark.parametrize(("name", "form"), CASES)
+def test_operation(name, form, tmp_path):
+    op = DSD_OPS[name]
+    lines, operands, rows = [f"export var out = @zeros([6]{op.result});"], ["view_out"], []
+    for k, (kind, type_) in enumerate(zip(form[1:], op.sources, strict=True)):
+        whole = hasattr(type_, "wrap")
+        values = (I if k == 0 else J) if whole else (A, B, A)[k]
+        if kind == "S":
+            values = [WORD if whole else SCALAR] * 6
+            operands.append(f"@as({op.scalars[0] if whole and op.scalars else type_}, {values[0]})")
+            if name == "faddhs":
+                operands[-1] = f"@as(f16, {SCALAR})"
+        else:
+            lines.append(f"var s{k} = {spelled(type_, values)};")
+            lines.append(f"const v{k} = @get_dsd(mem1d_dsd, .{{ .tensor_access = |i|{{6}} -> s{k}[i] }});")
+            operands.append(f"v{k}")
+        rows.append(values)
+    lines.append("const view_out = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{6} -> out[i] });")
+    lines.append(f"export fn main() void {{ @{name}({', '.join(operands)}); }}")
+    found = run(tmp_path, "\n".join(lines)).variable("out")
+    want = np.array([WANT[name](*args) for args in zip(*rows, strict=True)])
+    want = (want.astype(np.int64) & 0xFFFFFFFF if found.dtype.kind in "iu" else want).astype(found.dtype)
+    np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize(
+    ("call", "type_", "want"),
+    [
+        ("@fadds(&out, @as(f32, 10.0), v)", "f32", 10 + 1.5 - 2.25 + 3.0),
+        ("@faddh(&out, @as(f16, 10.0), v)", "f16", 10 + 1.5 - 2.25 + 3.0),
+        ("@faddhs(&out, @as(f32, 10.0), v)", "f16", 10 + 1.5 - 2.25 + 3.0),
+        ("@fmaxs(&out, @as(f32, -9.0), v)", "f32", 3.0),
+        ("@fmuls(&out, @as(f32, 2.0), v)", "f32", 2 * 1.5 * -2.25 * 3.0),
+        ("@fsubs(&out, @as(f32, 2.0), v)", "f32", 2 - 1.5 + 2.25 - 3.0),
+        ("@fmovs(&out, v)", "f32", 3.0),
+        ("@fnorms(&out, @as(f32, 12.0))", "f32", 1.5),
+        ("@fscales(&out, @as(f32, 1.5), @as(i16, 3))", "f32", 12.0),
+    ],
+)
+def test_into_a_pointer(call, type_, want, tmp_path):
+    result = "f16" if "@faddh(" in call else "f32"
+    text = f"""var a = [3]{type_} {{ 1.5, -2.25, 3.0 }}; export var out: {result};
+      const v = @get_dsd(mem1d_dsd, .{{ .tensor_access = |i|{{3}} -> a[i] }});
+      export fn main() void {{ {call}; }}"""
+    assert run(tmp_path, text).variable("out")[0] == want
+
+
+HEAD = """export var out = @zeros([12]f32); var a = @zeros([12]f32);
+  var d = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{3} -> out[i] });
+  const v = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{3} -> a[i] });
+  fn fill() void { for (@range(i16, 12)) |i| { a[i] = @as(f32, i + 1); } }
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "want"),
+    [
+        ("@fmovs(@increment_dsd_offset(d, 2, f32), v);", [0, 0, 1, 2, 3, 0]),
+        ("@fmovs(@set_dsd_stride(d, 2), v);", [1, 0, 2, 0, 3, 0]),
+        ("@fmovs(@set_dsd_stride(@increment_dsd_offset(d, 4, f32), -2), v);", [3, 0, 2, 0, 1, 0]),
+        ("@fmovs(d, @set_dsd_length(v, 5));", [1, 2, 3, 4, 5, 0]),
+        ("@fmovs(d, @set_dsd_base_addr(v, &a[6]));", [7, 8, 9, 0, 0, 0]),
+        ("@fmovs(@set_dsd_length(d, 4), @as(f32, 2.5));", [2.5, 2.5, 2.5, 2.5, 0, 0]),
+        ("@fmovs(d, @get_dsd(mem1d_dsd, .{ .base_address = &a, .extent = 3, .stride = 3, .offset = 1 }));", [2, 5, 8]),
+        ("@fmovs(d, @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> a[11 - 2 * i] }));", [12, 10, 8, 6, 0]),
+        (
+            "@fmovs(d, @get_dsd(mem4d_dsd, .{ .tensor_access = |i, j|{2, 3} -> a[6 * i + 2 * j] }));",
+            [1, 3, 5, 7, 9, 11],
+        ),
+        # Strides as the hardware takes them: back by 4 and on to the next row.
+        (
+            "@fmovs(d, @get_dsd(mem4d_dsd, .{ .base_address = &a, .offset = 1, .stride = .{ 1, 4 },"
+            " .extent = .{ 2, 3 } }));",
+            [2, 3, 4, 8, 9, 10],
+        ),
+        # One cell is added to again and again; a value runs along; both happen in order.
+        ("const s = @set_dsd_length(@set_dsd_stride(d, 0), 6); @fadds(s, s, @set_dsd_length(v, 6));", [21, 0]),
+        ("out[0] = 1.0; const n = @increment_dsd_offset(d, 1, f32); @fadds(n, d, d);", [1, 2, 4, 8, 0]),
+        (
+            "const m = @get_dsd(mem4d_dsd, .{ .tensor_access = |i, j|{3, 2} -> out[j] });"
+            "@fadds(m, m, @set_dsd_length(v, 6));",
+            [9, 12, 0],
+        ),
+    ],
+)
+def test_descriptors(body, want, tmp_path):
+    found = run(tmp_path, HEAD + f"export fn main() void {{ fill(); {body} }}").variable("out")
+    assert found[: len(want)].tolist() == want
+
+
+def test_fmacs_rounds_once(tmp_path):
+    x = np.float32(1 + 2**-12)
+    text = HEAD + f"export fn main() void {{ out[0] = -1.0; a[0] = {float(x)!r}; @fmacs(d, d, v, {float(x)!r}); }}"
+    assert run(tmp_path, text).variable("out")[0] == np.float32(math.fsum([float(x) * float(x), -1.0]))
+
+
+def test_mov32_moves_bits(tmp_path):
+    text = """export var out: [2]u32; var a = [4]f16 { 1.0, 2.0, 3.0, 4.0 };
+      const d = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> out[i] });
+      const v = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> a[i] });
+      export fn main() void { @mov32(d, v); }"""
+    want = np.array([1, 2, 3, 4], np.float16).view(np.uint32)
+    assert run(tmp_path, text).variable("out").tolist() == want.tolist()
+
+
+def test_dsr_keeps_its_address(tmp_path):
+    text = (
+        HEAD
+        + """const r = @get_dsr(dsr_dest, 1); const q = @get_dsr(dsr_src1, 1);
+      export fn main() void { fill(); @load_to_dsr(r, d, .{ .save_address = true }); @load_to_dsr(q, v);
+        @fmovs(r, q); @fmovs(r, q); }"""
+    )
+    assert run(tmp_path, text).variable("out")[:7].tolist() == [1, 2, 3, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("body", "want"),
+    [
+        ("@map(square, v, d);", [1, 4, 9, 0]),
+        ("@map(sum, v, &total, &total); out[0] = total;", [6, 0]),
+        ("@map(note, v);", [6, 0]),
+        ("@map(math.sqrt_f32, @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> a[3 + 5 * i] }), d);", [2, 3, 0]),
+    ],
+)
+def test_map(body, want, tmp_path):
+    text = (
+        HEAD
+        + """const math = @import_module("<math>"); var total: f32 = 0.0;
+      fn square(x: f32) f32 { return x * x; }
+      fn sum(x: f32, t: *f32) f32 { return t.* + x; }
+      fn note(x: f32) void { out[0] += x; }
+      export fn main() void { fill(); %s }"""
+    )
+    assert run(tmp_path, text % body).variable("out")[: len(want)].tolist() == want
+
+
+def test_out_of_bounds(tmp_path):
+    with pytest.raises(CslFault, match="accesses elements 10 to 12 of an array of 12") as caught:
+        run(tmp_path, HEAD + "export fn main() void {\n  @fmovs(@increment_dsd_offset(d, 10, f32), v);\n}")
+    assert caught.value.location.line == 6
+
+
+def test_dsr_before_load(tmp_path):
+    with pytest.raises(CslFault, match="dsr_dest 3 is used before '@load_to_dsr'"):
+        run(tmp_path, HEAD + "export fn main() void { @fmovs(@get_dsr(dsr_dest, 3), v); }")
+
+
+@pytest.mark.parametrize(("arch", "cycles"), [("wse2", 32), ("wse3", 16)])
+def test_simd_width(arch, cycles, tmp_path):
+    text = """var a: [64]f32; const v = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{64} -> a[i] });
+      const none = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{0} -> a[i] });
+      export fn main(n: i16) void { if (n == 0) { @fadds(none, none, none); } else { @fadds(v, v, v); } }"""
+    assert run(tmp_path, text, "main", 1, arch=arch).clock - run(tmp_path, text, "main", 0, arch=arch).clock == cycles

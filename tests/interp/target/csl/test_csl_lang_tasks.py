@@ -1,0 +1,218 @@
+"""Tasks, microthreads, FIFOs and queues of one PE whose color 1 loops back to it."""
+
+import pytest
+from csl_lang import build
+
+from tessera.interp.target.csl.faults import CslFault
+from tessera.interp.target.csl.simulation import Simulation
+
+LOOP = "@set_color_config(0, 0, @get_color(1), .{ .routes = .{ .rx = .{ RAMP }, .tx = .{ RAMP } } });"
+HEAD = """
+const c = @get_color(1); const iq = @get_input_queue(2); const oq = @get_output_queue(3);
+const wse3 = @is_arch("wse3");
+const id = if (wse3) @get_data_task_id(iq) else @get_data_task_id(c);
+const t8 = @get_local_task_id(8); const t9 = @get_local_task_id(9);
+export var out: [8]f32; var a = [4]f32 { 1.0, 2.0, 3.0, 4.0 };
+export var order: [8]i16; export var n: i16 = 0;
+const va = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> a[i] });
+const vo = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> out[i] });
+const tx = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 4, .output_queue = oq });
+const rx = @get_dsd(fabin_dsd, .{ .fabric_color = c, .extent = 4, .input_queue = iq });
+fn note(x: i16) void { order[n] = x; n += 1; }
+comptime { @initialize_queue(iq, .{ .color = c }); @initialize_queue(oq, .{ .color = c }); }
+"""
+
+
+def simulate(folder, text, arch="wse2", seed=None, **options):
+    layout = build(folder, HEAD + text, LOOP, arch=arch, **options)
+    simulation = Simulation(layout, seed=seed)
+    simulation.boot()
+    pe = simulation.pes[0, 0]
+    if "main" in pe.program.exports:
+        pe.start(pe.exported("main"))
+    simulation.events.run()
+    return pe
+
+
+@pytest.mark.parametrize("arch", ["wse2", "wse3"])
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_send_and_receive(arch, seed, tmp_path):
+    text = """export fn main() void { @fmovs(vo, rx, .{ .async = true, .activate = t8 });
+        @fmuls(tx, va, @as(f32, 2.0), .{ .async = true, .activate = done }); }
+      task got() void { note(1); } task done() void { note(2); }
+      comptime { @bind_local_task(got, t8); @bind_local_task(done, t9); }"""
+    pe = simulate(tmp_path, text, arch, seed)
+    assert pe.variable("out").tolist()[:4] == [2, 4, 6, 8]
+    assert sorted(pe.variable("order").tolist()[:2]) == [1, 2] and pe.idle
+
+
+@pytest.mark.parametrize("arch", ["wse2", "wse3"])
+def test_data_task(arch, tmp_path):
+    text = """export fn main() void { @fmovs(tx, va, .{ .async = true }); }
+      task take(x: f32) void { out[n] = x; n += 1; }
+      comptime { @bind_data_task(take, id); }"""
+    assert simulate(tmp_path, text, arch).variable("out").tolist()[:4] == [1, 2, 3, 4]
+
+
+def test_data_task_of_two_halves(tmp_path):
+    text = """var w = [1]u32 { 0x00020007 }; const vw = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{1} -> w[i] });
+      export fn main() void { @mov32(tx, vw, .{ .async = true }); }
+      task take(data: i16, index: u16) void { order[index] = data; }
+      comptime { @bind_data_task(take, id); }"""
+    assert simulate(tmp_path, text).variable("order").tolist()[:3] == [0, 0, 7]
+
+
+@pytest.mark.parametrize("arch", ["wse2", "wse3"])
+def test_control_task(arch, tmp_path):
+    text = """const ctrl = @import_module("<control>"); const id40 = @get_control_task_id(40);
+      const tc = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 1, .output_queue = oq, .control = true });
+      export fn main() void { @mov32(tc, ctrl.encode_control_task_payload(id40));
+        @mov32(tc, ctrl.encode_single_payload(ctrl.opcode.NOP, false, id40, 6)); }
+      task control(data: i16) void { note(data); }
+      comptime { @bind_control_task(control, id40); }"""
+    assert simulate(tmp_path, text, arch).variable("n") == 2
+
+
+def test_block_and_unblock(tmp_path):
+    text = """export fn main() void { @activate(t8); @activate(t9); note(0); }
+      task first() void { note(1); @block(t8); @activate(t8); @activate(t9); }
+      task second() void { note(2); if (n < 5) { @unblock(t8); } }
+      comptime { @bind_local_task(first, t8); @bind_local_task(second, t9); @block(t8); @block(id); @unblock(id); }"""
+    pe = simulate(tmp_path, text)
+    assert pe.variable("order").tolist()[:5] == [0, 2, 1, 2, 1] and pe.idle
+
+
+def test_activated_at_compile_time(tmp_path):
+    text = "task t() void { note(7); } comptime { @bind_local_task(t, t8); @activate(t8); }"
+    assert simulate(tmp_path, text).variable("order")[0] == 7
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_fifo(seed, tmp_path):
+    text = """var space = @zeros([2]f32); const f = @allocate_fifo(space, .{ .activate_push = t8 });
+      export fn main() void { @fadds(f, rx, va, .{ .async = true }); @fmovs(vo, f, .{ .async = true });
+        @fmovs(tx, va, .{ .async = true }); }
+      task pushed() void { note(1); } comptime { @bind_local_task(pushed, t8); }"""
+    pe = simulate(tmp_path, text, seed=seed)
+    assert pe.variable("out").tolist()[:4] == [2, 4, 6, 8] and pe.variable("n") >= 1
+
+
+def test_synchronous_operation_waits(tmp_path):
+    text = (
+        """export fn main() void { @fmovs(tx, va, .{ .async = true }); @fadds(vo, rx, va); note(@as(i16, out[3])); }"""
+    )
+    assert simulate(tmp_path, text).variable("order")[0] == 8
+
+
+def test_map_from_the_fabric(tmp_path):
+    text = """fn keep(x: f32) f32 { return x + 1.0; }
+      export fn main() void { @fmovs(tx, va, .{ .async = true }); @map(keep, rx, vo); }"""
+    assert simulate(tmp_path, text).variable("out").tolist()[:4] == [2, 3, 4, 5]
+
+
+def test_synchronous_operation_stops_at_a_fifo(tmp_path):
+    text = """var space = @zeros([3]f32); const f = @allocate_fifo(space, .{ .activate_pop = popped });
+      export fn main() void { note(@as(i16, @fmovs(f, va))); @set_fifo_read_length(f, 2);
+        note(@as(i16, @fmovs(vo, f))); @set_fifo_read_length(f, 9); note(@as(i16, @fadds(&out[4], out[4], f))); }
+      task popped() void { note(7); } comptime { @bind_local_task(popped, t8); }"""
+    pe = simulate(tmp_path, text)
+    assert pe.variable("order").tolist()[:4] == [0, 1, 0, 7]
+    assert pe.variable("out").tolist()[:5] == [1, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("action", "order"), [(".terminate = true", [1]), (".activate = t9", [2]), (".unblock = t9", [2])]
+)
+def test_control_wavelet_ends_an_operation(action, order, tmp_path):
+    text = """const ctrl = @import_module("<control>"); const two = @set_dsd_length(va, 2);
+      const tc = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 1, .output_queue = oq, .control = true });
+      export fn main() void { @fmovs(vo, rx, .{ .async = true, .activate = ended, .on_control = .{ %s } });
+        @fmovs(tx, two); @mov32(tc, ctrl.encode_control_task_payload(@get_control_task_id(40))); }
+      task ended() void { note(1); } task other() void { note(2); }
+      comptime { @bind_local_task(ended, t8); @bind_local_task(other, t9); %s }"""
+    start = "@block(t9); @activate(t9);" if "unblock" in action else ""
+    pe = simulate(tmp_path, text % (action, start))
+    assert pe.variable("order").tolist()[: pe.variable("n")[0]] == order
+    assert pe.variable("out").tolist()[:4] == [1, 2, 0, 0] and pe.idle
+
+
+def test_dsr_loaded_as_asynchronous(tmp_path):
+    text = """const d = @get_dsr(dsr_dest, 1); const q = @get_dsr(dsr_src1, 1);
+      export fn main() void { @load_to_dsr(d, vo); @load_to_dsr(q, rx, .{ .async = true, .activate = done });
+        @fmovs(d, q); @fmovs(tx, va); note(1); }
+      task done() void { note(2); } comptime { @bind_local_task(done, t8); }"""
+    pe = simulate(tmp_path, text)
+    assert pe.variable("order").tolist()[:2] == [1, 2] and pe.variable("out")[3] == 4
+
+
+def test_wse2_microthread_is_that_of_the_queue(tmp_path):
+    text = """const q2 = @get_output_queue(2);
+      const tx2 = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 4, .output_queue = q2 });
+      export fn main() void { @fmovs(vo, rx, .{ .async = true }); @fmovs(tx2, va, .{ .async = true }); }"""
+    with pytest.raises(CslFault, match="microthread 2 is in use by the operation at"):
+        simulate(tmp_path, text)
+
+
+def test_wavelet_index(tmp_path):
+    text = """const tw = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 1, .output_queue = oq,
+        .wavelet_index_offset = true });
+      export fn main() void { @mov16(tw, @as(u16, 9), .{ .index = 3 }); }
+      task take(data: u16, index: u16) void { order[index] = @as(i16, data); }
+      comptime { @bind_data_task(take, id); }"""
+    assert simulate(tmp_path, text).variable("order").tolist()[:4] == [0, 0, 0, 9]
+
+
+def test_microthread_ids(tmp_path):
+    text = """const u = @get_ut_id(4);
+      export fn main() void { @fmovs(vo, rx, .{ .async = true, .ut_id = u });
+        @fmovs(tx, va, .{ .async = true, .ut_id = %s }); }"""
+    assert simulate(tmp_path, text % "@get_ut_id(5)", "wse3").variable("out")[3] == 4
+    with pytest.raises(CslFault, match="microthread 4 is in use by the operation at .*pe.csl:15"):
+        simulate(tmp_path, text % "u", "wse3")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "arch"),
+    [
+        (
+            "export fn main() void { @fmovs(vo, rx, .{ .async = true }); @fmovs(vo, rx, .{ .async = true }); }",
+            "the input queue of color 1 is in use",
+            "wse2",
+        ),
+        (
+            "const bad = @get_dsd(fabout_dsd, .{ .fabric_color = @get_color(4), .extent = 4, .output_queue = oq });"
+            "export fn main() void { @fmovs(bad, va); }",
+            "color 4 is not the color 1 of output queue 3",
+            "wse2",
+        ),
+        (
+            "const bad = @get_dsd(fabin_dsd, .{ .fabric_color = c, .extent = 4, .input_queue = @get_input_queue(5) });"
+            "export fn main() void { @fmovs(vo, bad); }",
+            "input queue 5 is not initialized",
+            "wse3",
+        ),
+        (
+            'const ctrl = @import_module("<control>");'
+            "const tc = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 1, .output_queue = oq, .control = true });"
+            "export fn main() void { @mov32(tc, ctrl.encode_control_task_payload(@get_control_task_id(41))); }",
+            "names task ID 41, to which no task is bound",
+            "wse2",
+        ),
+    ],
+)
+def test_faults(text, message, arch, tmp_path):
+    with pytest.raises(CslFault, match=message):
+        simulate(tmp_path, text, arch)
+
+
+def test_input_queues_of_sdk_2_10_must_be_initialized(tmp_path):
+    text = """const bad = @get_dsd(fabin_dsd, .{ .fabric_color = c, .extent = 4, .input_queue = @get_input_queue(5) });
+      export fn main() void { @fmovs(tx, va, .{ .async = true }); @fmovs(vo, bad); }"""
+    assert simulate(tmp_path, text, sdk="1.4").variable("out")[0] == 1
+    with pytest.raises(CslFault, match="input queue 5 is not initialized"):
+        simulate(tmp_path, text, sdk="2.10")
+
+
+def test_who_waits_for_what(tmp_path):
+    pe = simulate(tmp_path, "export fn main() void { @fmovs(vo, rx, .{ .async = true }); }")
+    assert not pe.idle and "waits for a wavelet on color 1" in pe.waiting()[0]

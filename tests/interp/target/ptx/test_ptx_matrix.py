@@ -1,0 +1,176 @@
+"""Tensor-core instructions of a warp against NumPy, with the fragments written out as the ISA's figures have them."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tessera.errors import ExecutionError
+from tessera.interp.target.ptx import Module
+
+HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
+DTYPES = {"f16": "f2", "bf16": ml_dtypes.bfloat16, "tf32": "f4", "f64": "f8", "s8": "i1", "u8": "u1"}
+DTYPES |= {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "f32": "f4", "s32": "i4"}
+LANE = np.arange(32)
+GROUP, PLACE = LANE // 4, LANE % 4
+
+
+def names(prefix, n):
+    return "{" + ", ".join(f"%{prefix}{i}" for i in range(n)) + "}"
+
+
+def registers(array, kind, prefix):
+    """Loads of a lane's registers, which lie side by side in an array [32, n]."""
+    size = 8 if kind == "b64" else 4
+    return "\n".join(f"ld.global.{kind} %{prefix}{i}, [%p{prefix}+{size * i}];" for i in range(array.shape[1]))
+
+
+def mma(op, a, b, c, kind="b32", kinds=None):
+    """One warp's instruction on fragments [32, registers], packed; the result's fragment like C's."""
+    d, size = np.zeros_like(c), {"b32": 4, "b64": 8}
+    kinds = kinds or {x: kind for x in "abcd"}
+    lines = ["mov.u32 %i, %tid.x;"]
+    for x, v in zip("abcd", (a, b, c, d), strict=True):
+        lines.append(f"ld.param.u64 %p{x}, [{x}]; mad.wide.u32 %p{x}, %i, {v.shape[1] * size[kinds[x]]}, %p{x};")
+        lines.append(registers(v, kinds[x], x) if x != "d" else "")
+    text = ", ".join([names("d", c.shape[1]), names("a", a.shape[1]), names("b", b.shape[1]), names("c", c.shape[1])])
+    lines.append(f"{op} {text};")
+    lines += [f"st.global.{kinds['d']} [%pd+{size[kinds['d']] * i}], %d{i};" for i in range(c.shape[1])]
+    declared = " ".join(f".reg .{kinds[x]} %{x}<8>;" for x in "abcd") + ".reg .b64 %pa, %pb, %pc, %pd; .reg .b32 %i;"
+    params = ", ".join(f".param .u64 {x}" for x in "abcd")
+    module = Module(f"{HEAD}.visible .entry k({params}) {{ {declared}\n" + "\n".join(lines) + "\nret; }")
+    module.launch("k", block=32, args=[a, b, c, d], debug=True)
+    return d
+
+
+def packed(elements, word):
+    """[32, elements] of a dtype as registers."""
+    return np.ascontiguousarray(elements).view(word)
+
+
+def random(shape, t, seed):
+    rng = np.random.default_rng(seed)
+    if t in ("s8", "u8"):
+        return rng.integers(np.iinfo(DTYPES[t]).min, np.iinfo(DTYPES[t]).max + 1, shape).astype(DTYPES[t])
+    return (rng.integers(-8, 9, shape) / 4).astype(DTYPES[t])
+
+
+# Element i of a lane's fragment of A [m, k]: row and column, by (m, k, bits), from the ISA's figures.
+A = {
+    (16, 8, 16): lambda i: (GROUP + 8 * (i >= 2), PLACE * 2 + (i & 1)),
+    (16, 16, 16): lambda i: (GROUP + 8 * (i in (2, 3, 6, 7)), PLACE * 2 + (i & 1) + 8 * (i >= 4)),
+    (16, 4, 32): lambda i: (GROUP + 8 * (i == 1), PLACE),
+    (16, 8, 32): lambda i: (GROUP + 8 * (i & 1), PLACE + 4 * (i >= 2)),
+    (16, 16, 8): lambda i: (GROUP + 8 * (i >= 4), PLACE * 4 + (i & 3)),
+    (16, 32, 8): lambda i: (GROUP + 8 * (i in range(4, 8) or i >= 12), PLACE * 4 + (i & 3) + 16 * (i >= 8)),
+    (8, 16, 8): lambda i: (GROUP, PLACE * 4 + i),
+    (8, 4, 64): lambda i: (GROUP, PLACE),
+    (16, 8, 64): lambda i: (GROUP + 8 * (i & 1), PLACE + 4 * (i >> 1)),
+}
+B = {
+    (8, 16): lambda i: (PLACE * 2 + i, GROUP),
+    (16, 16): lambda i: (PLACE * 2 + (i & 1) + 8 * (i >= 2), GROUP),
+    (4, 32): lambda i: (PLACE, GROUP),
+    (8, 32): lambda i: (PLACE + 4 * i, GROUP),
+    (16, 8): lambda i: (PLACE * 4 + (i & 3), GROUP),
+    (32, 8): lambda i: (PLACE * 4 + (i & 3) + 16 * (i >= 4), GROUP),
+    (4, 64): lambda i: (PLACE, GROUP),
+    (8, 64): lambda i: (PLACE + 4 * i, GROUP),
+}
+
+
+def fragment(matrix, place):
+    many = matrix.size // 32
+    return np.stack([matrix[place(i)] for i in range(many)], axis=1)
+
+
+def accumulators(m):
+    return lambda i: (GROUP + 8 * (i >= 2) * (m == 16), PLACE * 2 + (i & 1))
+
+
+CASES = [(16, 8, "f16", "f32"), (16, 16, "f16", "f32"), (16, 16, "bf16", "f32"), (16, 8, "bf16", "f32")]
+CASES += [(16, 16, "f16", "f16"), (16, 4, "tf32", "f32"), (16, 8, "tf32", "f32"), (8, 4, "f64", "f64")]
+CASES += [(16, 8, "f64", "f64"), (16, 16, "s8", "s32"), (16, 32, "s8", "s32"), (16, 32, "u8", "s32")]
+CASES += [(8, 16, "s8", "s32"), (16, 32, "e4m3", "f32"), (16, 32, "e5m2", "f32")]
+
+
+@pytest.mark.parametrize("m,k,t,acc", CASES, ids=lambda v: str(v))
+def test_mma(m, k, t, acc):
+    a, b, c = random((m, k), t, 0), random((k, 8), t, 1), random((m, 8), "s8", 2).astype(DTYPES[acc])
+    bits = 8 * a.itemsize
+    word = "u8" if bits == 64 else "u4"
+    got = mma(
+        f"mma.sync.aligned.m{m}n8k{k}.row.col.{acc}.{t}.{t}.{acc}",
+        packed(fragment(a, A[m, k, bits]), word),
+        packed(fragment(b, B[k, bits]), word),
+        packed(fragment(c, accumulators(m)), word),
+        "b64" if bits == 64 else "b32",
+    ).view(DTYPES[acc])
+    want = (a.astype("f8") @ b.astype("f8") + c.astype("f8")).astype(DTYPES[acc])
+    assert (got == fragment(want, accumulators(m))).all()
+
+
+def test_saturating_sum():
+    a, b = np.full((16, 32), 127, "i1"), np.full((32, 8), 127, "i1")
+    c = np.full((16, 8), 2**31 - 5, "i4")
+    args = packed(fragment(a, A[16, 32, 8]), "u4"), packed(fragment(b, B[32, 8]), "u4"), c.reshape(32, 4).view("u4")
+    op = "mma.sync.aligned.m16n8k32.row.col{}.s32.s8.s8.s32"
+    assert (mma(op.format(".satfinite"), *args).view("i4") == 2**31 - 1).all()
+    assert (mma(op.format(""), *args).view("i4") == -(2**31) - 5 + 127 * 127 * 32).all()
+
+
+MATRIX = """.visible .entry k(.param .u64 x, .param .u64 y) {{
+.reg .b64 %x, %y; .reg .b32 %i, %s, %a, %r<4>; .shared .align 128 .b8 buffer[512];
+ld.param.u64 %x, [x]; ld.param.u64 %y, [y]; mov.u32 %i, %tid.x; mov.u32 %s, buffer;
+mad.wide.u32 %x, %i, 16, %x; mad.wide.u32 %y, %i, 16, %y; mad.lo.u32 %a, %i, 16, %s;
+{lines}
+ret; }}"""
+LOAD = """ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%x]; st.shared.v4.b32 [%a], {{%r0, %r1, %r2, %r3}}; bar.sync 0;
+ldmatrix.sync.aligned.m8n8.x4{t}.shared.b16 {{%r0, %r1, %r2, %r3}}, [%a];
+st.global.v4.b32 [%y], {{%r0, %r1, %r2, %r3}};"""
+STORE = """ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%x];
+stmatrix.sync.aligned.m8n8.x4{t}.shared.b16 [%a], {{%r0, %r1, %r2, %r3}}; bar.sync 0;
+ld.shared.v4.b32 {{%r0, %r1, %r2, %r3}}, [%a]; st.global.v4.b32 [%y], {{%r0, %r1, %r2, %r3}};"""
+
+
+def run(lines, x):
+    y = np.zeros_like(x)
+    Module(HEAD + MATRIX.format(lines=lines)).launch("k", block=32, args=[x, y], debug=True)
+    return y
+
+
+@pytest.mark.parametrize("t", ["", ".trans"])
+def test_load_and_store_of_matrices(t):
+    """Register q of lane l: elements (l / 4, 2 (l % 4) + {0, 1}) of matrix q, or of its transpose."""
+    x = np.arange(256, dtype="u2").reshape(4, 8, 8)
+    held = np.swapaxes(x, 1, 2) if t else x
+    want = np.stack([held[:, LANE // 4, 2 * (LANE % 4) + j] for j in (0, 1)], -1).transpose(1, 0, 2).reshape(32, 8)
+    got = run(LOAD.format(t=t), x)
+    assert (got.reshape(32, 8) == want).all()
+    assert (run(STORE.format(t=t), got) == x).all()
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_fewer_matrices_ignore_other_lanes_addresses(many):
+    regs = ", ".join(f"%r{i}" for i in range(many))
+    lines = f"""ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%x]; st.shared.v4.b32 [%a], {{%r0, %r1, %r2, %r3}};
+    bar.sync 0; setp.ge.u32 %p, %i, {8 * many}; @%p mov.u32 %a, 0x7ffffff0;
+    ldmatrix.sync.aligned.m8n8.x{many}.shared.b16 {{{regs}}}, [%a];
+    st.global.v4.b32 [%y], {{%r0, %r1, %r2, %r3}};"""
+    x = np.arange(256, dtype="u2")
+    got = run(".reg .pred %p;" + lines, x).reshape(32, 4, 2)[:, :many]
+    want = x.reshape(4, 32, 2).transpose(1, 0, 2)[:, :many]
+    assert (got == want).all()
+
+
+def test_transpose_across_a_warp():
+    lines = "ld.global.b32 %r0, [%x]; movmatrix.sync.aligned.m8n8.trans.b16 %r1, %r0; st.global.b32 [%y], %r1;"
+    x = np.zeros((32, 8), "u2")
+    x[:, :2] = np.arange(64).reshape(32, 2)
+    assert (run(lines, x)[:, :2].reshape(8, 8) == np.arange(64).reshape(8, 8).T).all()
+
+
+def test_a_part_of_a_warp_is_an_error():
+    regs = "{%r0,%r1,%r2,%r3}"
+    lines = f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {regs}, {regs}, {{%r0,%r1}}, {regs};"
+    with pytest.raises(ExecutionError, match="whole groups of 32"):
+        Module(HEAD + MATRIX.format(lines=lines)).launch("k", block=20, args=[np.zeros(1), np.zeros(1)])
