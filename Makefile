@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench gpu-test clean
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.minilm.demo
@@ -27,3 +27,7 @@ $(STAMP): setup.cfg Makefile
 
 clean:
 	rm -rf .venv build *.egg-info
+
+# The same conformance table on this machine's GPU (needs pycuda; any Python that has the package's requirements).
+gpu-test:
+	$(PYTHON) -m tessera.cli conformance --target ptx

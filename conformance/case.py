@@ -12,8 +12,10 @@ from tessera.errors import TesseraError
 # Each area is a module with `cases() -> Iterator[Case]`; its folder says level and area.
 AREAS = (
     "graph.elementwise", "graph.functions", "graph.reduce", "graph.shape", "graph.linalg", "graph.composites",
+    "graph.flow", "graph.gradients", "graph.numerics",
     "graph.errors", "tile.blocks", "tile.control", "tile.memory", "tile.groups", "tile.cooperation",
     "tile.scans", "tile.atomics", "tile.random", "tile.errors", "tile.debug", "tile.stdlib",
+    "tile.language", "tile.spec", "tile.tutorials",
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from tessera.checking import check
 from tessera.determinism import deterministic, verify_determinism
 from tessera.device import default_device, set_default_device
 from tessera.effect import effects, pure
-from tessera.errors import TesseraError
+from tessera.errors import NumericalError, TesseraError
 from tessera.example import example
 from tessera.flow import (
     accumulate_grad,
@@ -492,6 +492,7 @@ __all__ = [
     "Schedule",
     "ScheduleSpace",
     "Tensor",
+    "NumericalError",
     "TesseraError",
     "Tile",
     "abs",

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,25 +33,33 @@ def build(
     weights: Sequence[str] = (),
     grid: Any = None,
     group: int | None = None,
+    arch: str | None = None,
     **named: Any,
 ) -> Path:
     """Compile a jit function or kernel for `target` into the folder `out`, whole or not at all.
 
     The arguments are examples of those it will be called with: their shapes and types are kept. Those
-    named in `weights`, and arrays the function closes over, are stored and not asked for again.
+    named in `weights`, and arrays the function closes over, are stored and not asked for again. `arch` is for
+    targets with several architectures, such as ptx ("sm_80", "sm_90a").
 
     Raises:
         UnsupportedOpError: the target cannot emit an op; it names the op, the target and the line.
     """
     name = generator_of(target)
     program = prepare(entry, named or args, name, grid, group)
-    return build_program(program, out, name, weights)
+    return build_program(program, out, name, weights, {"arch": arch} if arch else {})
 
 
-def build_program(program: Program, out: str | Path, target: str, weights: Sequence[str] = ()) -> Path:
-    """Write a prepared program as an artifact folder."""
+def build_program(
+    program: Program,
+    out: str | Path,
+    target: str,
+    weights: Sequence[str] = (),
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """Write a prepared program as an artifact folder; `options` are the generator's."""
     stored = _stored(program, weights)
-    emitted = backend(target).emit(program.levels["tile"], {})
+    emitted = backend(target).emit(program.levels["tile"], dict(options))
     files = {**emitted.files, **{f"{level}.mlir": print_module(m) for level, m in program.levels.items()}}
     if stored:
         files[WEIGHTS] = _safetensors().save({program.names[i]: _bytes_like(program.arrays[i]) for i in stored})
@@ -83,7 +92,7 @@ def _parameter(name: str, array: np.ndarray, stored: bool) -> dict[str, Any]:
 def _bytes_like(array: np.ndarray) -> np.ndarray:
     """safetensors knows NumPy's own types: the rest (bf16, fp8) travel as their bytes."""
     flat = np.ascontiguousarray(array)
-    return flat if flat.dtype.kind in "fiub" else flat.view(np.uint8)
+    return flat if flat.dtype.isbuiltin == 1 else flat.view(np.uint8)
 
 
 def _safetensors() -> Any:

@@ -136,6 +136,10 @@ class TraceError(TesseraError):
     """Python asked for the value of a tensor that is being traced."""
 
 
+class EffectError(TesseraError):
+    """A function that does what it says it does not."""
+
+
 class OutOfBoundsError(TesseraError):
     """A read or write outside its tensor; `lane` is the first such instance and element while only that is known."""
 
@@ -186,5 +190,25 @@ class BarrierError(ExecutionError):
     """A barrier that some tiles of a group reach and others do not."""
 
 
-class NonFiniteError(ExecutionError):
+class DeadlockError(ExecutionError):
+    """Tiles that wait for what nobody is left to do."""
+
+
+class AlignmentError(ExecutionError):
+    """A vector access that does not begin at a multiple of its width."""
+
+
+class IndexOverflowError(ExecutionError):
+    """Index arithmetic whose result does not fit its integer type."""
+
+
+class Advice(ExecutionError):
+    """Something that gives the right result and could be better: it is reported, and stops nothing."""
+
+
+class NumericalError(ExecutionError):
+    """Numbers that went wrong while a program ran."""
+
+
+class NonFiniteError(NumericalError):
     """A NaN or an infinity made of finite operands."""

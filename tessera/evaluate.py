@@ -8,9 +8,10 @@ from typing import Any
 from tessera.errors import TesseraError
 from tessera.ir.builder import CURRENT, Builder
 from tessera.ir.core import Block, Function, Node, Value
+from tessera.numerics.context import suspended
 from tessera.op import COMPUTE, REGISTRY, STORAGE, TYPE_BY_LOWERING, Rules, lower
 from tessera.tensor import Tensor
-from tessera.types import DType
+from tessera.types import DType, Policy
 
 # meaning(node, operands, walk) gives the results; walk(block, *inputs) walks an inner region.
 Meaning = Callable[[Node, list[Any], Any], Sequence[Any]]
@@ -74,7 +75,7 @@ def rebuild(function: Function, meaning_of: Callable[[Builder], Meaning]) -> Fun
     """A function walked once with a meaning that records into a new builder."""
     builder = Builder()
     params = tuple(Value(p.type, p.hint) for p in function.params)
-    with builder.active():
+    with builder.active(), suspended(None):  # types say already what a numeric context asked for
         results = evaluate(function.body, params, meaning_of(builder))
     assert not builder.captures, "a rewrite captured an array"
     return Function(function.name, builder.block(params, results), function.attrs, function.loc)
@@ -104,7 +105,7 @@ def lowering_of(node: Node) -> Block:
     """The lowering of a composite node as a block whose parameters are the operands."""
     builder = Builder()
     params = tuple(Value(t) for t in node.types)
-    with builder.active(), builder.at(node.loc):
+    with builder.active(), builder.at(node.loc), suspended(None):
         results = _lowered(node, lower.of(node.op), list(params))
     return builder.block(params, results)
 
@@ -113,7 +114,14 @@ def _lowered(node: Node, rule: Callable[..., Any], args: list[Value]) -> tuple[V
     """A lowering applied as one op: operands widened, the result rounded once (design 4)."""
     out = rule(*(_wide(Tensor(a), node.op.numerics) for a in args), **node.attrs)
     outs = out if isinstance(out, tuple) else (out,)
-    return tuple(_as(t, v.type.dtype).data for t, v in zip(outs, node.results, strict=True))
+    return tuple(_stored(t, v.type).data for t, v in zip(outs, node.results, strict=True))
+
+
+def _stored(tensor: Tensor, type: Any) -> Tensor:
+    """A result as its type has it: rounded once, by its policy if it has one."""
+    if type.policy is None or tensor.type.policy == type.policy:
+        return _as(tensor, type.dtype)
+    return _as(tensor, type.policy)
 
 
 def _wide(tensor: Tensor, numerics: str) -> Tensor:
@@ -122,7 +130,7 @@ def _wide(tensor: Tensor, numerics: str) -> Tensor:
     return _as(tensor, tensor.type.compute if numerics == COMPUTE else tensor.type.accumulate)
 
 
-def _as(tensor: Tensor, dtype: DType) -> Tensor:
+def _as(tensor: Tensor, dtype: DType | Policy) -> Tensor:
     if tensor.dtype == dtype:
         return tensor
     builder = CURRENT.get()
@@ -141,7 +149,7 @@ def infer_by_lowering(op: Any, table: Rules = lower) -> Callable[..., Any]:
 
     def rule(*types: Any, **attrs: Any) -> Any:
         builder = Builder()
-        with builder.active():
+        with builder.active(), suspended(None):
             out = table.of(op)(*(Tensor(Value(t)) for t in types), **attrs)
         return tuple(t.type for t in out) if isinstance(out, tuple) else out.type
 

@@ -35,6 +35,8 @@ class Op:
     effects: frozenset[str]
     operands: tuple[str, ...]
     attrs: Mapping[str, inspect.Parameter] = field(repr=False)
+    # What eager calls have found for operands of known types (tessera/eager.py).
+    plans: dict[Any, Any] = field(repr=False, default_factory=dict)
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
@@ -48,8 +50,7 @@ class Op:
         return f"<op {self.name}>"
 
     def __call__(self, *args: Any, **attrs: Any) -> Any:
-        operands, attributes = self.split(args, attrs)
-        return self.coerce(self, operands, attributes)
+        return EAGER[0](self, args, attrs)
 
     def split(self, args: tuple, keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """A user's call as (operands, attributes), either of which may be given by name."""
@@ -94,10 +95,7 @@ class Op:
         """As `execute`, where NumPy's warnings are off already."""
         if self.numerics != STORAGE:
             arrays = [self._widen(t, a) for t, a in zip(types, arrays, strict=True)]
-        out = self.ref(*arrays, **attrs)
-        if isinstance(out, tuple):
-            return tuple(_store(a, t) for a, t in zip(out, results, strict=True))
-        return (_store(out, results[0]),)
+        return finished(self.ref(*arrays, **attrs), results)
 
     def _widen(self, type: Type, array: Any) -> Any:
         assert isinstance(type, TensorType)
@@ -105,14 +103,21 @@ class Op:
         return array if wide.numpy == array.dtype else convert(array, wide)
 
 
+def finished(out: Any, results: tuple[Type, ...]) -> tuple[Any, ...]:
+    """What an op's semantics gave, rounded to the storage of its results."""
+    if isinstance(out, tuple):
+        return tuple(_store(a, t) for a, t in zip(out, results, strict=True))
+    return (_store(out, results[0]),)
+
+
 def _store(array: Any, type: Type) -> Any:
     if type.dtype.numpy == array.dtype and type.policy is None and type.dtype is not tf32:
         return array
-    return store(array, type.dtype, type.policy)
+    return store(array, type.dtype, type.policy, type.policy.seed if type.policy else 0)
 
 
 # Tensor methods and functions take each other's spelling (conventions): dim is axis, keepdim is keepdims.
-ALIASES = {"dim": "axis", "keepdim": "keepdims"}
+ALIASES = {"dim": "axis", "keepdim": "keepdims", "dims": "axes"}
 
 REGISTRY: dict[str, Op] = {}
 
@@ -205,3 +210,5 @@ transpose = Rules("transpose")
 batch = Rules("batching")
 # How a composite without a type rule gets one: `evaluate` fills this in, since it sits above this file.
 TYPE_BY_LOWERING: list[Callable[[Op], Callable[..., Any]]] = []
+# What a call does: `eager` fills this in, since it sits above this file.
+EAGER: list[Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]] = []

@@ -55,3 +55,16 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """The same container with `function` applied to every leaf."""
     leaves, tree = flatten(value)
     return tree.build(iter([function(leaf) for _, leaf in leaves]))
+
+
+def paths(tree: Tree, path: str = "") -> Iterator[str]:
+    """The paths of a tree's leaves, in order.
+
+    >>> list(paths(flatten({"a": [1, 2]})[1]))
+    ['a.0', 'a.1']
+    """
+    if tree.kind is None:
+        yield path
+        return
+    for key, child in zip(tree.keys or range(len(tree.children)), tree.children, strict=True):
+        yield from paths(child, f"{path}.{key}" if path else str(key))

@@ -15,7 +15,7 @@ from tessera.ops.basic import cast
 from tessera.ops.elementwise import abs, equal, exp, less, rsqrt, where
 from tessera.ops.linalg import matmul
 from tessera.ops.reduce import sum
-from tessera.ops.shape import iota, transpose
+from tessera.ops.shape import iota, reshape, transpose
 from tessera.shapes import normalize_axes
 from tessera.tensor import Tensor, as_tensor
 from tessera.types import f32
@@ -114,14 +114,26 @@ def mean(x: Any, axis: Any = -1, keepdims: bool = False) -> Tensor:
     return _back(_dropped(middle, axis, keepdims), x)
 
 
-def variance(x: Any, axis: Any = -1, keepdims: bool = False, correction: float = 0.0) -> Tensor:
+def variance(x: Any, mean: Any = None, axis: Any = -1, keepdims: bool = False, correction: float = 0.0) -> Tensor:
     """The variance along `axis` by Welford's method, with n - `correction` below.
+
+    Where a `mean` is known already (with or without `axis` kept), the squared distances from it are averaged.
 
     >>> variance([10000.0, 10001.0, 10002.0, 10003.0])
     Tensor(1.25, f32)
     """
+    if mean is not None:
+        return _about(as_tensor(x), as_tensor(mean), axis, keepdims, correction)
     _, spread, count = welford(x, axis)
     return _back(_dropped(spread, axis, keepdims) * (1.0 / (count - correction)), x)
+
+
+def _about(x: Tensor, middle: Tensor, axis: Any, keepdims: bool, correction: float) -> Tensor:
+    axes = normalize_axes(axis, x.ndim)
+    if middle.ndim != x.ndim:
+        middle = reshape(middle, shape=tuple(1 if i - x.ndim in axes else n for i, n in enumerate(x.shape)))
+    apart, count = _wide(x) - _wide(middle), math.prod(int(x.shape[a]) for a in axes)
+    return _back(sum(apart * apart, axis=axis, keepdims=keepdims) * (1.0 / (count - correction)), x)
 
 
 def _dropped(x: Tensor, axis: Any, keepdims: bool) -> Tensor:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.device import generator_of
-from tessera.errors import ArgumentError, DTypeError, ShapeError, TesseraError, TraceError, here
+from tessera.effect import ALL, perform
+from tessera.elements import array_of, laid_out, number_type, python_type
+from tessera.errors import DTypeError, ShapeError, TesseraError, TraceError, here
 from tessera.ir.builder import CURRENT
 from tessera.ir.core import Value
 from tessera.numerics.convert import convert
 from tessera.op import Op
 from tessera.shapes import Size, as_size
-from tessera.types import DType, Policy, TensorType, as_dtype, f32
+from tessera.types import DType, Policy, TensorType, as_dtype, f32, policy_of
 
 
 class Tensor:
@@ -37,7 +39,7 @@ class Tensor:
     ((2, 2), ts.f32)
     """
 
-    __slots__ = ("__weakref__", "data", "grad", "requires_grad", "type")
+    __slots__ = ("__weakref__", "data", "grad", "history", "requires_grad", "type")
     __array_priority__ = 100
     __hash__ = object.__hash__
 
@@ -58,25 +60,22 @@ class Tensor:
             return
         if device is not None:
             generator_of(device)
-        array = data.numpy() if isinstance(data, Tensor) else data
-        if not isinstance(array, np.ndarray):
-            array = np.asarray(array)
-            if dtype is None and array.dtype == np.float64 and not isinstance(data, np.generic):
-                array = array.astype(np.float32)  # Python floats are f32, as everywhere in the language
+        array = data if isinstance(data, np.ndarray) else data.numpy() if isinstance(data, Tensor) else None
+        if array is None:
+            array = array_of(data, narrow=dtype is None)
         element = as_dtype(array.dtype if dtype is None else dtype)
         array = array if element.numpy == array.dtype else convert(array, element)
-        self.data = array if layout == "row_major" else _laid_out(array, layout)
-        self.type = TensorType(array.shape, element, dtype if isinstance(dtype, Policy) else None)
+        self.data = array if layout == "row_major" else laid_out(array, layout)
+        self.type = TensorType(array.shape, element, policy_of(dtype))
 
     def __class_getitem__(cls, items: Any) -> Any:
         """The type `Tensor[dim, ..., element]`; without an element type it is f32."""
         listed = list(items) if isinstance(items, tuple) else [items]
         element: Any = f32
-        if listed and isinstance(listed[-1], (DType, Policy)):
+        if listed and (isinstance(listed[-1], DType) or policy_of(listed[-1]) is not None):
             element = listed.pop()
         shape = tuple(as_size(f"?{i}" if d == "?" else "..." if d is ... else d) for i, d in enumerate(listed))
-        policy = element if isinstance(element, Policy) else None
-        return TensorType(shape, as_dtype(element), policy)
+        return TensorType(shape, as_dtype(element), policy_of(element))
 
     @property
     def shape(self) -> tuple[Size, ...]:
@@ -136,13 +135,18 @@ class Tensor:
         return _restored, (self.numpy(), self.type, self.requires_grad)
 
     def __bool__(self) -> bool:
-        return bool(self.numpy())
+        return bool(self._only())
 
     def __int__(self) -> int:
-        return int(self.numpy())
+        return int(self._only())
 
     def __float__(self) -> float:
-        return float(self.numpy())
+        return float(self._only())
+
+    def _only(self) -> Any:
+        """The only element, of a tensor that is not traced."""
+        self.numpy()
+        return self.item()
 
     def __index__(self) -> int:
         if not self.is_traced and self.dtype.is_integer and not self.shape:
@@ -162,7 +166,7 @@ class Tensor:
     def tolist(self) -> Any:
         """The elements as nested lists of Python numbers; a scalar as a number."""
         array = self.numpy()
-        return array.tolist() if array.dtype.kind in "fiub" else array.astype(_plain(self.dtype)).tolist()
+        return array.tolist() if array.dtype.isbuiltin == 1 else array.astype(python_type(self.dtype)).tolist()
 
     def __len__(self) -> int:
         if not self.shape:
@@ -227,18 +231,31 @@ def bind(op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any:
     try:
         if op.canonical is not None:
             attrs = op.canonical(*types, **attrs)
+        if op.effects and (named := op.effects & ALL):
+            perform(named)
         if builder is None:
-            return _pack(_run(op, operands, types, attrs))
-        values = [t.data if t.is_traced else builder.capture(t.data) for t in operands]
+            found = _run(op, operands, types, attrs)
+            if any(t.requires_grad for t in operands):
+                TAPE[0](op, operands, attrs, found)
+            return _pack(found)
+        values = [t.data if t.is_traced else builder.capture(t.data, t) for t in operands]
         node = builder.add(op, values, attrs)
     except TesseraError as error:
         raise error.at(here()) from None
     return _pack([Tensor(v) for v in node.results])
 
 
+# What remembers how tensors that ask for gradients were made: tessera/autodiff/tape.py puts it here.
+TAPE: list[Any] = []
+
+
 def _run(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str, Any]) -> list[Tensor]:
     arrays = [t.numpy() for t in operands]
     results = op.result_types(types, attrs)
+    for result in results:
+        for size in getattr(result, "shape", ()):
+            if not isinstance(size, int):
+                int(size)  # a size known by name alone: this says so
     return [_typed(a, t) for a, t in zip(op.execute(types, results, attrs, arrays), results, strict=True)]
 
 
@@ -260,19 +277,6 @@ def _restored(array: np.ndarray, type: TensorType, requires_grad: bool) -> Tenso
     return out
 
 
-def _laid_out(array: np.ndarray, layout: str) -> np.ndarray:
-    if layout != "column_major":
-        raise ArgumentError(
-            f"there is no layout {layout!r}", location=here(), expected='"row_major" or "column_major"'
-        )  # fmt: skip
-    return np.asfortranarray(array)
-
-
-def _plain(dtype: DType) -> Any:
-    """The NumPy type that holds such elements and that Python knows."""
-    return np.float64 if dtype.is_float else np.int64
-
-
 def _pack(tensors: Sequence[Tensor]) -> Any:
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
@@ -285,13 +289,8 @@ def as_tensor(value: Any, like: TensorType | None = None) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (bool, int, float)) and like is not None:
-        return Tensor(np.asarray(value).astype(_number_type(value, like.dtype).numpy))
+        return Tensor(np.asarray(value).astype(number_type(value, like.dtype).numpy))
     try:
         return Tensor(value)
     except (TypeError, ValueError):
         raise DTypeError(f"{type(value).__name__} is not a tensor or a number", received=repr(value)) from None
-
-
-def _number_type(value: bool | int | float, beside: DType) -> DType:
-    fits = beside.is_float or (beside.is_integer and isinstance(value, int))  # a bool is an int here: 0 or 1
-    return beside if fits else as_dtype(type(value))

@@ -6,20 +6,23 @@ import functools
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, DTypeError, Location, ShapeError, TesseraError, here
+from tessera.closures import closure_key, definition_of, hashable, hints_of
+from tessera.device import default_device
+from tessera.errors import ArgumentError, DTypeError, ShapeError, TesseraError, here
 from tessera.ir.builder import CURRENT, Builder
 from tessera.ir.core import Function, Value
+from tessera.numerics.context import NUMERICS, suspended
 from tessera.ops.basic import full
-from tessera.pytree import Tree, flatten
+from tessera.ops.control import called
+from tessera.pytree import Tree, flatten, paths
 from tessera.shapes import Size, bind_all
 from tessera.shapes.constraints import known_sizes, requirements
-from tessera.tensor import Tensor
-from tessera.types import Policy, TensorType, as_dtype
+from tessera.tensor import TAPE, Tensor, like
+from tessera.types import TensorType, as_dtype
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Traced:
     function: Function
     captures: tuple[np.ndarray, ...]
     results: Tree
+    # The tensors among what it closed over that ask for gradients, by their place.
+    owners: tuple[tuple[int, Tensor], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Call:
 
     def key(self) -> Hashable:
         """What a cached trace depends on."""
-        return self.names, self.types, tuple((k, _hashable(v)) for k, v in self.static), self.tree
+        return self.names, self.types, tuple((k, hashable(v)) for k, v in self.static), self.tree
 
 
 class Jit:
@@ -70,27 +75,53 @@ class Jit:
         names = list(self.signature.parameters)
         self.static = {*static_argnames, *(names[i] for i in static_argnums)}
         self.annotations = hints_of(function)
-        self.location = _definition(function)
+        self.location = definition_of(function)
         self._cache: dict[Hashable, Any] = {}
+        # Calls by the types of positional tensors alone, which need no look at the signature.
+        self._known: dict[Hashable, tuple[Traced, Callable[..., Any]]] = {}
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         if CURRENT.get() is not None:  # inside another trace: part of it
             return self.function(*args, **named)
         from tessera.driver import executable  # the driver sits above the front ends
 
+        key = None if named else self._kinds(args)
+        if key in self._known:
+            return _finish(*self._known[key], [x.data if x.__class__ is Tensor else x for x in args])
         call = self.bind(args, named)
         traced, run = self._compiled(call, executable)
+        if key is not None and not traced.owners and len(call.leaves) == len(args):
+            self._known[key] = traced, run
         arrays = run([*(_array(leaf) for leaf in call.leaves), *traced.captures])
-        return traced.results.build(iter([_result(a, v) for a, v in zip(arrays, traced.function.results, strict=True)]))
+        results = [_result(a, v) for a, v in zip(arrays, traced.function.results, strict=True)]
+        if traced.owners or any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves):
+            _remember(traced, call.leaves, results)
+        return traced.results.build(iter(results))
+
+    def _kinds(self, args: tuple[Any, ...]) -> Hashable:
+        """What a call with these arguments depends on, if all are tensors and arrays; else None."""
+        kinds: list[Any] = []
+        for x in args:
+            if x.__class__ is Tensor and not x.requires_grad and x.data.__class__ is np.ndarray:
+                kinds.append(x.type)
+            elif x.__class__ is np.ndarray:
+                kinds.append((x.shape, x.dtype))
+            else:
+                return None
+        return (tuple(kinds), *self._surroundings())
+
+    def _surroundings(self) -> tuple[Hashable, ...]:
+        """What a trace depends on beside its arguments: the target, the numeric context, closed-over values."""
+        numerics = NUMERICS.get()
+        closed = closure_key(self.function) if getattr(self.function, "__closure__", None) else ()
+        return self.target or default_device(), numerics.key() if numerics is not None else None, closed
 
     def _compiled(self, call: Call, executable: Callable[..., Any]) -> Any:
-        from tessera.device import default_device
-
-        target = self.target or default_device()
-        key = (target, call.key(), _closure_key(self.function))
+        key = (call.key(), *self._surroundings())
         if key not in self._cache:
             traced = self._trace(call)
-            self._cache[key] = (traced, executable(traced.function, target))
+            with suspended(None):  # the types say already what the context asked for
+                self._cache[key] = (traced, executable(traced.function, self.target or default_device()))
         return self._cache[key]
 
     def trace(self, *args: Any, **named: Any) -> Traced:
@@ -153,7 +184,7 @@ class Jit:
         params = tuple(Value(t, n) for n, t in zip(call.names, call.types, strict=True))
         values = {p.hint: Tensor(p) for p in params} | dict(call.static)
         with builder.active(), known_sizes(self._fit(call.names, call.types)):
-            arguments = call.tree.build(iter([values[n] for n in _paths(call.tree)]))
+            arguments = call.tree.build(iter([values[n] for n in paths(call.tree)]))
             outcome = self._call(arguments)
             leaves, results = flatten(outcome)
             tensors = [_as_result(leaf) for _, leaf in leaves]
@@ -161,7 +192,9 @@ class Jit:
         name = self.function.__name__
         name = name if name.isidentifier() else "traced"  # a lambda's name is none
         function = Function(name, builder.block(params, outputs), loc=self.location)
-        return Traced(function, tuple(a for a, _ in builder.captures.values()), results)
+        captures = tuple(a for a, _ in builder.captures.values())
+        owners = tuple((i, builder.owners[id(a)]) for i, a in enumerate(captures) if id(a) in builder.owners)
+        return Traced(function, captures, results, owners)
 
     def _call(self, arguments: dict[str, Any]) -> Any:
         bound = inspect.BoundArguments(self.signature, arguments)  # type: ignore[arg-type]
@@ -189,13 +222,23 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     return Jit(function, **options)
 
 
-def _paths(tree: Tree, path: str = "") -> Any:
-    """The paths of a tree's leaves, in order."""
-    if tree.kind is None:
-        yield path
-        return
-    for key, child in zip(tree.keys or range(len(tree.children)), tree.children, strict=True):
-        yield from _paths(child, f"{path}.{key}" if path else str(key))
+def _finish(traced: Traced, run: Callable[..., Any], arrays: list[Any]) -> Any:
+    """A call with operands that are known to fit."""
+    if traced.captures:
+        arrays += traced.captures
+    out = run(arrays)
+    if traced.results.kind is None:
+        return _result(out[0], traced.function.results[0])
+    return traced.results.build(iter([_result(a, v) for a, v in zip(out, traced.function.results, strict=True)]))
+
+
+def _remember(traced: Traced, leaves: Sequence[Any], results: Sequence[Tensor]) -> None:
+    """Note how the results of a call were made, for `backward`."""
+    closed: list[Any] = list(traced.captures)
+    for place, tensor in traced.owners:
+        closed[place] = tensor
+    operands = [x if isinstance(x, Tensor) else Tensor(_array(x)) for x in (*leaves, *closed)]
+    TAPE[0](called, operands, {}, results, (traced.function.body,))
 
 
 def _leaf_type(value: Any) -> TensorType | None:
@@ -247,51 +290,6 @@ def _as_result(value: Any) -> Tensor:
 
 
 def _result(array: np.ndarray, value: Value) -> Tensor:
-    tensor = Tensor(array)
-    tensor.type = TensorType(array.shape, value.type.dtype, getattr(value.type, "policy", None))
-    return tensor
-
-
-def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """A function's annotations, evaluated where they can be."""
-    try:
-        return inspect.get_annotations(function, eval_str=True)
-    except (NameError, SyntaxError, TypeError, AttributeError):  # made for another tool: it says nothing of tensors
-        return dict(getattr(function, "__annotations__", {}))
-
-
-def _definition(function: Callable[..., Any]) -> Location:
-    code = getattr(function, "__code__", None)
-    return Location(code.co_filename, code.co_firstlineno) if code else Location()
-
-
-def _closure_key(function: Callable[..., Any], seen: tuple[int, ...] = ()) -> Hashable:
-    """Closed-over values, and those of closed-over functions: arrays by identity, the rest by value if they can be."""
-    cells = getattr(function, "__closure__", None) or ()
-    inner = (*seen, id(function))  # a function may close over itself
-    return tuple(_hashable(c.cell_contents, inner) for c in cells if _filled(c))
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
-
-
-def _hashable(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
-    if isinstance(value, (np.ndarray, Tensor)):
-        return ("object", id(value))
-    if isinstance(value, (bool, int, float, str, bytes, Policy, type(None))):
-        return (type(value).__name__, repr(value))
-    function = value.function if isinstance(value, Jit) else value
-    if isinstance(function, FunctionType):
-        return ("function", id(function), () if id(function) in seen else _closure_key(function, seen))
-    try:
-        hash(value)
-        return value
-    except TypeError:
-        leaves, tree = flatten(value)
-        if tree.kind is None:
-            return ("object", id(value))
-        return tree, tuple(_hashable(leaf, seen) for _, leaf in leaves)
+    type = value.type
+    assert isinstance(type, TensorType)
+    return like(array, type if type.shape == array.shape else type.with_shape(array.shape))

@@ -17,13 +17,25 @@ from tessera.shapes import Size, evaluate_shape, symbols
 
 @dataclass(frozen=True)
 class DType:
-    """An element type: its name, its NumPy storage, its kind and its width in bits."""
+    """An element type: its name, its NumPy storage, its kind and its width in bits.
+
+    >>> DType("float32") == f32
+    True
+    """
 
     name: str
-    numpy: np.dtype = dataclasses.field(compare=False, repr=False)
-    kind: str = dataclasses.field(compare=False)  # "float", "int", "uint" or "bool"
-    bits: int = dataclasses.field(compare=False)
-    mlir: str = dataclasses.field(compare=False, repr=False)
+    numpy: np.dtype = dataclasses.field(compare=False, repr=False, default=None)  # type: ignore[arg-type]
+    kind: str = dataclasses.field(compare=False, default="")  # "float", "int", "uint" or "bool"
+    bits: int = dataclasses.field(compare=False, default=0)
+    mlir: str = dataclasses.field(compare=False, repr=False, default="")
+
+    def __post_init__(self) -> None:
+        if not self.kind:  # a name alone: the type of that name
+            for field, value in vars(as_dtype(self.name)).items():
+                object.__setattr__(self, field, value)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def __matmul__(self, clause: Clause) -> Policy:
         return Policy(self) @ clause
@@ -81,18 +93,22 @@ def as_dtype(value: Any) -> DType:
     (ts.bf16, ts.f32, ts.bool)
     """
     if isinstance(value, DType):
-        return value
-    if isinstance(value, Policy):
-        return value.storage
+        return BY_NAME.get(value.name, value)
+    policy = policy_of(value)
+    if policy is not None:
+        return policy.storage
     if isinstance(value, str) and value in BY_NAME:
         return BY_NAME[value]
-    python = {float: f32, int: int64}
-    if value in python:
-        return python[value]
+    if value is float or value is int:
+        return f32 if value is float else int64
     try:
         return _BY_NUMPY[np.dtype(value)]
-    except (TypeError, KeyError):
+    except (TypeError, ValueError, KeyError):
         raise DTypeError(f"{value!r} is not an element type", suggestion="use one of " + ", ".join(BY_NAME)) from None
+
+
+ROUNDINGS = ("nearest", "toward_zero", "stochastic")
+DENORMALS = ("preserve", "flush")
 
 
 @dataclass(frozen=True)
@@ -107,6 +123,8 @@ class Clause:
 class Policy:
     """How values of a storage type are computed with, accumulated, rounded and stored.
 
+    `compensated` sums carry their rounding errors along; `seed` tells the draws of stochastic rounding apart.
+
     >>> bf16 @ accum(f32)
     ts.bf16 @ accumulate=f32
     """
@@ -118,6 +136,16 @@ class Policy:
     saturate: bool = False
     denormals: str = "preserve"
     loss_scale: float = 1.0
+    compensated: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("storage", "compute", "accumulate"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_dtype(getattr(self, name)))
+        for name, known in (("rounding", ROUNDINGS), ("denormals", DENORMALS)):
+            if getattr(self, name) not in known:
+                raise DTypeError(f"there is no {name} {getattr(self, name)!r}", expected=", ".join(known))
 
     def __matmul__(self, clause: Clause) -> Policy:
         if not isinstance(clause, Clause):
@@ -152,6 +180,14 @@ stochastic_round = Clause("rounding", "stochastic")
 toward_zero = Clause("rounding", "toward_zero")
 saturate = Clause("saturate", True)
 flush_denormals = Clause("denormals", "flush")
+compensated = Clause("compensated", True)
+
+
+def policy_of(value: Any) -> Policy | None:
+    """The policy that a value is or carries: a Policy, or a class of `@ts.precision_policy`; else None."""
+    found = value if isinstance(value, Policy) else getattr(value, "__policy__", None)
+    return found if isinstance(found, Policy) else None
+
 
 GLOBAL, SHARED, REGISTER = "global", "shared", "register"
 SPACES = (GLOBAL, SHARED, REGISTER)

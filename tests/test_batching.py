@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.errors import ArgumentError, ShapeError
 
 PLACES = np.array([1, 0, 1])
 CASES = {
@@ -29,3 +30,51 @@ def test_per_example_gradients(rng):
     w, x = rng.normal(size=3), rng.normal(size=(5, 3))
     each = ts.vmap(ts.grad(lambda w, x: ts.tanh((w * x).sum())), in_dims=(None, 0))(w, x).numpy()
     assert np.allclose(each, (1 - np.tanh(x @ w) ** 2)[:, None] * x)
+
+
+@pytest.mark.parametrize("axis, out", [(0, 0), (1, 0), (-1, 1), (2, -1)])
+def test_axes_in_and_out(axis, out, rng):
+    x = rng.normal(size=(3, 3, 3))
+    rows = [np.take(x, i, axis) @ np.ones(3) * np.take(x, i, axis)[0] for i in range(3)]
+    found = ts.vmap(lambda a: (a @ ts.ones(3, dtype=ts.f64)) * a[0], in_dims=axis, out_dims=out)(x)
+    np.testing.assert_allclose(found, np.stack(rows, out))
+
+
+def test_containers_and_nesting(rng):
+    p = {"w": rng.normal(size=(4, 3)), "b": rng.normal(size=(4,))}
+    x = rng.normal(size=(5, 3))
+    both = ts.vmap(ts.vmap(lambda p, x: {"y": p["w"] @ x + p["b"], "x": x}, in_dims=(None, 0)), in_dims=(0, None))
+    found = both(p, x)
+    np.testing.assert_allclose(found["y"], p["w"] @ x.T + p["b"][:, None])
+    assert found["x"].shape == (4, 5, 3)
+    first, second = ts.vmap(lambda a: (a, a * 2.0), out_dims=(0, 1))(x)
+    assert first.shape == (5, 3) and second.shape == (3, 5)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_few_examples(size):
+    x = np.ones((size, 3))
+    assert ts.vmap(lambda a: ts.softmax(a) @ ts.ones((3, 2), dtype=ts.f64))(x).shape == (size, 2)
+
+
+@pytest.mark.parametrize(
+    "call, error, text",
+    [
+        (lambda: ts.vmap(lambda a, b: a + b)(np.ones(3), np.ones(4)), ShapeError, "number of examples"),
+        (lambda: ts.vmap(lambda a: a)(np.float32(1)), ShapeError, "no axis"),
+        (lambda: ts.vmap(lambda a: a, in_dims=None)(np.ones(3)), ArgumentError, "in_dims"),
+        (lambda: ts.vmap(lambda a, b: a, in_dims=(0,))(np.ones(3), np.ones(3)), ArgumentError, "in_dims"),
+        (lambda: ts.vmap(lambda a: a, in_dims=5)(np.ones(3)), ShapeError, "axis 5"),
+    ],
+)
+def test_refused(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm"])
+def test_compiled(target, rng):
+    w, x = rng.normal(size=(3, 2)).astype("f4"), rng.normal(size=(6, 3)).astype("f4")
+    f = ts.vmap(ts.grad(lambda w, x: (ts.tanh(x @ w) ** 2).sum()), in_dims=(None, 0))
+    want = np.stack([ts.grad(lambda w, x: (ts.tanh(x @ w) ** 2).sum())(w, row).numpy() for row in x])
+    np.testing.assert_allclose(ts.jit(f, target=target)(w, x), want, rtol=1e-4, atol=1e-6)

@@ -5,6 +5,10 @@ import inspect
 import pytest
 
 import tessera.ops  # noqa: F401
+from tessera import batching
+from tessera.autodiff import dual
+from tessera.lower import flow, to_schedule
+from tessera.lower.body import compute
 from tessera.op import REGISTRY, batch, error, jvp, lower
 
 TENSOR_OPS = [o for o in REGISTRY.values() if o.name.startswith("ts.")]
@@ -13,13 +17,18 @@ WALKED = {
     "ts.for": "a region run again",
     "ts.while": "a region run again",
     "ts.if": "one region or the other",
+    "ts.scan": "a region run again",
+    "ts.cond": "one region or the other",
+    "ts.while_loop": "a region run again",
     "ts.cholesky": "LAPACK on the host at every level: bound mode refuses it by name",
     "ts.svd": "as cholesky",
     "ts.qr": "as cholesky",
     "ts.eigh": "as cholesky",
     "ts.eig": "as cholesky",
+    "ts.solve": "as cholesky",
+    "ts.slogdet": "as cholesky",
 }
-MEMORY_DIALECTS = ("tile", "host", "schedule")  # they move values, whose bounds move along
+MEMORY_DIALECTS = ("tile", "host", "schedule", "mesh")  # they move values, whose bounds move along
 
 
 def name(op):
@@ -59,15 +68,23 @@ def test_pointwise_ops_are_what_they_say():
 
 
 # The reason why an op has neither a derivative nor a batching rule, nor a lowering that gives them.
-FACTORS = "a decomposition on the host: derivatives and vmap of it are refused by name"
-UNDERIVED = {
-    **dict.fromkeys(WALKED, "control flow is not differentiated or batched yet: it is refused by name"),
-    **dict.fromkeys(("ts.cholesky", "ts.svd", "ts.qr", "ts.eigh", "ts.eig"), FACTORS),
-}
+assert to_schedule  # fills the tables of the levels below
+UNDERIVED = dict.fromkeys(("ts.for", "ts.while", "ts.if"), "of tile functions, which no transform reads")
 
 
 @pytest.mark.parametrize("op", TENSOR_OPS, ids=name)
 def test_derivative_and_batching(op):
     if op.name not in UNDERIVED:
-        assert op in jvp or op in lower
-        assert op in batch or op in lower or op.pointwise or not op.operands
+        assert op in jvp or op in lower or op in dual.calls
+        assert op in batch or op in lower or op.pointwise or not op.operands or op in batching.calls
+
+
+def test_reasons_are_of_ops_that_lack_something():
+    assert set(UNDERIVED) <= {o.name for o in TENSOR_OPS if o not in jvp and o not in lower and o not in dual.calls}
+
+
+@pytest.mark.parametrize("op", TENSOR_OPS, ids=name)
+def test_a_place_below_graph(op):
+    """At an index of a kernel, taken by the host, or by what it is lowered to."""
+    if op.name not in UNDERIVED:
+        assert op in lower or op in compute or op in flow.rules

@@ -56,3 +56,36 @@ def test_attention_of_large_scores(target, rng):
 def test_a_query_that_sees_nothing_gives_zeros():
     mask = ts.Tensor([[float("-inf")] * 2])
     assert stable.attention([[1.0]], [[1.0], [2.0]], [[3.0], [4.0]], mask).tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize("dtype", (f16, bf16), ids=str)
+def test_narrow_types_where_the_naive_forms_break(dtype, rng):
+    """Scores of 1e5 overflow f16 and lose all digits in bf16; squares of 6e4 overflow f16; exp(100) does too."""
+    unit = {f16: 2e-3, bf16: 2e-2}[dtype]
+    q, k, v = (
+        ts.Tensor(rng.normal(size=s) * scale, dtype) for s, scale in (((6, 16), 200.0), ((9, 16), 200.0), ((9, 4), 1.0))
+    )
+    wide = [t.numpy().astype(np.float64) for t in (q, k, v)]
+    scores = wide[0] @ wide[1].T / 4.0
+    assert dtype is bf16 or np.isinf(ts.matmul(q, k.T).numpy().astype(np.float64)).any()
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    want = weights / weights.sum(-1, keepdims=True) @ wide[2]
+    for log_space in (True, False):
+        got = stable.scaled_dot_product_attention(q, k, v, use_log_space=log_space)
+        assert got.dtype is dtype
+        np.testing.assert_allclose(got.numpy().astype(np.float64), want, atol=4 * unit)
+    row = ts.Tensor([100.0, 100.0, -100.0], dtype)
+    assert np.isinf(ts.exp(row).numpy().astype(np.float64)).any() or dtype is bf16
+    np.testing.assert_allclose(stable.logsumexp_safe(row).item(), 100.0 + np.log(2), rtol=unit)
+    np.testing.assert_allclose(stable.softmax_safe(row).numpy().astype(float), [0.5, 0.5, 0.0], atol=unit)
+    big = ts.Tensor([6e4, 6e4, -6e4, 6e4], dtype)
+    np.testing.assert_allclose(stable.rmsnorm_safe(big).numpy().astype(float), [1, 1, -1, 1], rtol=unit)
+    np.testing.assert_allclose(stable.mean(big).item(), 3e4, rtol=2 * unit)
+    centred = np.array([1, 1, -3, 1]) / np.sqrt(3)
+    np.testing.assert_allclose(stable.layernorm_safe(big).numpy().astype(float), centred, rtol=2 * unit)
+
+
+def test_variance_about_a_mean_that_is_known(rng):
+    x = rng.normal(size=(3, 50)).astype(np.float32)
+    for mean in (stable.mean(x), stable.mean(x, keepdims=True)):
+        np.testing.assert_allclose(stable.variance(x, mean).numpy(), x.var(axis=1), rtol=1e-5)

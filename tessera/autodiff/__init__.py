@@ -8,10 +8,14 @@ transpose. Both write ops into the trace that is open, or run them at once, so t
 from tessera.autodiff.custom import autodiff, checkpoint, custom_jvp, custom_vjp, straight_through
 from tessera.autodiff.grad import grad, jvp, value_and_grad, vjp
 from tessera.autodiff.jacobian import hessian, jacfwd, jacrev
+from tessera.autodiff.policies import checkpoint_here
+from tessera.autodiff.tape import backward
 
 __all__ = [
     "autodiff",
+    "backward",
     "checkpoint",
+    "checkpoint_here",
     "custom_jvp",
     "custom_vjp",
     "grad",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tessera.autodiff import calls
 from tessera.autodiff.grad import _matched, named
-from tessera.autodiff.record import Recorder
+from tessera.autodiff.policies import Policy, checked
 from tessera.batching import vmap
 from tessera.errors import ArgumentError, here
-from tessera.ir.builder import CURRENT
 from tessera.ops.basic import splat
 from tessera.pytree import Tree, flatten
 from tessera.tensor import Tensor, as_tensor
@@ -22,7 +23,7 @@ Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class JvpRule:
+class JvpRule(calls.Rule):
     """A user's forward rule over lists of tensors."""
 
     name: str
@@ -35,7 +36,7 @@ class JvpRule:
 
 
 @dataclass(frozen=True)
-class VjpRule:
+class VjpRule(calls.Rule):
     """A user's reverse rule: forward(operands) gives results and residuals, backward(residuals, g) cotangents."""
 
     name: str
@@ -84,9 +85,10 @@ class custom_jvp:  # a decorator, as the spec spells it  # noqa: N801
         self.rule = rule
 
     def __call__(self, *args: Any) -> Any:
-        if not isinstance(CURRENT.get(), Recorder):
+        taken = _Taken(args)
+        if not calls.recording(taken.tensors):
             return self.function(*args)
-        rule, taken = _defined(self.rule, named(self), "defjvp"), _Taken(args)
+        rule = _defined(self.rule, named(self), "defjvp")
 
         def push(primals: list[Tensor], tangents: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             out, moved = rule(tuple(taken.build(primals)), tuple(taken.build(tangents)))
@@ -121,9 +123,10 @@ class custom_vjp:  # noqa: N801
         self.rules = forward, backward
 
     def __call__(self, *args: Any) -> Any:
-        if not isinstance(CURRENT.get(), Recorder):
+        taken = _Taken(args)
+        if not calls.recording(taken.tensors):
             return self.function(*args)
-        rules, taken = _defined(self.rules, named(self), "defvjp"), _Taken(args)
+        rules = _defined(self.rules, named(self), "defvjp")
         results: list[Tree] = []
 
         def body(tensors: list[Tensor]) -> Any:
@@ -186,22 +189,44 @@ def _defined(rule: Any, name: str, how: str) -> Any:
     return rule
 
 
-def checkpoint(function: Function) -> Function:
-    """A function of which reverse mode keeps only the arguments: what is inside is computed again.
+class _Checkpoint:
+    """The decorator `checkpoint`, with or without a policy."""
 
-    >>> from tessera.autodiff.grad import grad
-    >>> grad(checkpoint(lambda x: x * x))(3.0)
-    Tensor(6., f32)
-    """
+    def __call__(self, function: Function | None = None, *, policy: Policy = None) -> Function:
+        """A function of which reverse mode keeps only the arguments: what is inside is computed again.
 
-    @functools.wraps(function)
-    def wrapper(*args: Any, **keywords: Any) -> Any:
-        if not isinstance(CURRENT.get(), Recorder):
-            return function(*args, **keywords)
-        taken = _Taken(args)
-        return calls.record_call(calls.checkpoint, lambda xs: function(*taken.build(xs), **keywords), taken.tensors)
+        `policy` says what is kept besides: "full" (nothing), "selective" (what `checkpoint_here` marks), "dots"
+        (matrix products), "everything", or a function from an op's name to a bool. `checkpoint.policy("dots")`
+        is the same decorator.
 
-    return wrapper
+        >>> from tessera.autodiff.grad import grad
+        >>> grad(checkpoint(lambda x: x * x))(3.0)
+        Tensor(6., f32)
+
+        Raises:
+            ArgumentError: there is no such policy.
+        """
+        checked(policy)
+        if function is None:
+            return functools.partial(self.__call__, policy=policy)
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **keywords: Any) -> Any:
+            taken = _Taken(args)
+            if not calls.recording(taken.tensors):
+                return function(*args, **keywords)
+            return calls.record_call(
+                calls.checkpoint, lambda xs: function(*taken.build(xs), **keywords), taken.tensors, policy=policy
+            )
+
+        return wrapper
+
+    def policy(self, policy: Policy) -> Function:
+        """The decorator with a policy."""
+        return self(policy=policy)
+
+
+checkpoint = _Checkpoint()
 
 
 def straight_through(function: Function) -> Function:
@@ -217,17 +242,32 @@ def straight_through(function: Function) -> Function:
     return made
 
 
-def autodiff(function: Function | None = None, *, argnums: int | Sequence[int] = 0) -> Function:
+# What names an input or a target, by convention: these are not what a model is trained by.
+_DATA = re.compile(r"(x|y|inputs?|targets?|labels?|batch)(_\w*)?$")
+
+
+def autodiff(function: Function | None = None, *, argnums: int | Sequence[int] | None = None) -> Function:
     """Mark a function as differentiable: `grad` of it takes `argnums` from here unless told otherwise.
 
+    Without `argnums` these are all arguments but inputs and targets, which their names tell: x, y, input, target,
+    label or batch, alone or before an underscore (`y_true`); the first argument, where only such are left.
+
     >>> from tessera.autodiff.grad import grad
-    >>> @autodiff(argnums=1)
-    ... def loss(x, w):
-    ...     return x * w * w
-    >>> grad(loss)(2.0, 3.0)
-    Tensor(12., f32)
+    >>> @autodiff
+    ... def loss(x, w, b, y_true):
+    ...     return (x * w + b - y_true) ** 2
+    >>> grad(loss)(2.0, 3.0, 1.0, 6.0)
+    (Tensor(4., f32), Tensor(2., f32))
     """
     if function is None:
         return functools.partial(autodiff, argnums=argnums)
-    function.differentiated = argnums  # type: ignore[attr-defined]
+    function.differentiated = _trained(function) if argnums is None else argnums  # type: ignore[attr-defined]
     return function
+
+
+def _trained(function: Function) -> int | tuple[int, ...]:
+    """The places of the arguments that are neither inputs nor targets."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [n for n, p in inspect.signature(function).parameters.items() if p.kind in positional]
+    found = tuple(i for i, n in enumerate(named) if not _DATA.match(n))
+    return found if len(found) > 1 else found[0] if found else 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.autodiff.dual import Dual, push
+from tessera.autodiff.dual import NOTHING, Dual, Saved, push
 from tessera.autodiff.record import located, record, replay
 from tessera.errors import TesseraError
 from tessera.ir.core import Block, Node, Value
@@ -59,15 +59,18 @@ def _gather(sums: dict[Value, Tensor], value: Value, g: Tensor) -> None:
     sums[value] = sums[value] + g if value in sums else g
 
 
-def linearise(block: Block, primals: Sequence[Tensor], moves: Sequence[bool]) -> Linearised:
-    """A block at a point, ready to be pulled back; `moves` says which arguments have tangents."""
+def linearise(block: Block, primals: Sequence[Tensor], moves: Sequence[bool], saved: Saved = NOTHING) -> Linearised:
+    """A block at a point, ready to be pulled back; `moves` says which arguments have tangents.
+
+    Values of the block that are `saved` are known already.
+    """
     count = len(primals)
     moved: list[bool] = []
 
     def both(tensors: list[Tensor]) -> list[Any]:
         tangents = iter(tensors[count:])
         duals = [Dual(x, next(tangents) if m else None) for x, m in zip(tensors[:count], moves, strict=True)]
-        outs = push(block, duals, reverse=True)
+        outs = push(block, duals, reverse=True, saved=saved)
         moved.extend(d.tangent is not None for d in outs)
         return [*(d.primal for d in outs), *(d.tangent for d in outs if d.tangent is not None)]
 
@@ -87,15 +90,15 @@ def _split(block: Block, tensors: list[Tensor], count: int, results: int, moved:
             linear.update(node.results)
     tangents = iter(block.results[results:])
     outputs = [next(tangents) if m else None for m in moved]
-    nodes = _needed([n for n in block.nodes if n.results[0] in linear], [v for v in outputs if v is not None])
+    nodes = needed([n for n in block.nodes if n.results[0] in linear], [v for v in outputs if v is not None])
     wanted = [*block.results[:results], *(v for n in nodes for v in n.args if v not in linear)]
-    rest = _needed([n for n in block.nodes if n.results[0] not in linear], wanted)
+    rest = needed([n for n in block.nodes if n.results[0] not in linear], wanted)
     found = replay(Block(params, rest, tuple(wanted)), tensors)
     known = dict(zip(wanted, found, strict=True))
     return Linearised(found[:results], inputs, [v if v in linear else None for v in outputs], nodes, known)
 
 
-def _needed(nodes: Sequence[Node], results: Sequence[Value]) -> tuple[Node, ...]:
+def needed(nodes: Sequence[Node], results: Sequence[Value]) -> tuple[Node, ...]:
     """The nodes that these results depend on, in order."""
     wanted, kept = set(results), []
     for node in reversed(nodes):

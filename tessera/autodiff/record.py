@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.errors import Location
 from tessera.evaluate import evaluate
 from tessera.ir.builder import CURRENT, Builder
 from tessera.ir.core import Block, Node, Value
+from tessera.op import Rules
 from tessera.pytree import Tree, flatten
 from tessera.tensor import Tensor, bind
 from tessera.tracing import _as_result
@@ -51,12 +52,28 @@ def record(function: Callable[[list[Tensor]], Any], types: Sequence[TensorType])
         results = [_value(builder, _as_result(leaf)) for _, leaf in leaves]
     block = builder.block(params, results)
     outer = tuple(_outside(block))
-    closed = (*(Tensor(a) for a, _ in builder.captures.values()), *(Tensor(v) for v in outer))
-    return Recorded(Block((*block.params, *outer), block.nodes, block.results), closed, tree)
+    closed = (
+        *(builder.owners.get(id(a), Tensor(a)) for a, _ in builder.captures.values()),
+        *(Tensor(v) for v in outer),
+    )
+    return Recorded(_closed(block, outer), closed, tree)
+
+
+def _closed(block: Block, outer: Sequence[Value]) -> Block:
+    """A block with a parameter of its own for each value from outside."""
+    if not outer:
+        return block
+    own = {v: Value(v.type, v.hint) for v in outer}
+
+    def renamed(values: Sequence[Value]) -> tuple[Value, ...]:
+        return tuple(own.get(v, v) for v in values)
+
+    nodes = tuple(n if own.keys().isdisjoint(n.args) else replace(n, args=renamed(n.args)) for n in block.nodes)
+    return Block((*block.params, *own.values()), nodes, renamed(block.results))
 
 
 def _value(builder: Builder, tensor: Tensor) -> Value:
-    return tensor.data if tensor.is_traced else builder.capture(tensor.data)
+    return tensor.data if tensor.is_traced else builder.capture(tensor.data, tensor)
 
 
 def _outside(block: Block) -> Iterator[Value]:
@@ -74,8 +91,14 @@ def _outside(block: Block) -> Iterator[Value]:
             yield value
 
 
+# again(node, tensors): loops and branches stay nodes in every trace, and run where none is open.
+flows = Rules("control flow")
+
+
 def again(node: Node, tensors: Sequence[Tensor]) -> list[Tensor]:
     """A node on other operands: recorded in the open trace, or run."""
+    if node.op in flows:
+        return flows.of(node.op)(node, tensors)
     if node.regions:
         return call(node, tensors)
     out = bind(node.op, tensors, node.attrs)

@@ -39,6 +39,7 @@ def _dtype_fixes(text: str, a: Operand, b: Operand) -> Iterator[str]:
     yield f"Cast the narrower: {narrow.text}.to(ts.{wide.type.dtype})"
     yield f"Cast the wider, which rounds it: {wide.text}.to(ts.{narrow.type.dtype})"
     yield from (f"Annotate {o.text} with the other's element type" for o in (a, b) if o.parameter)
+    yield f"Let a context cast every operand: with ts.precision(store=ts.{wide.type.dtype}):"
 
 
 def _shape_fixes(text: str, a: Operand, b: Operand) -> Iterator[str]:

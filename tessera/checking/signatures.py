@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.checking.report import spell
+from tessera.closures import hints_of
 from tessera.errors import DTypeError, ShapeError, TesseraError
 from tessera.shapes import Size, bind_all
 from tessera.shapes.binding import plain_name
 from tessera.shapes.constraints import Requirement, requirements
 from tessera.tensor import Tensor
-from tessera.tracing import hints_of
 from tessera.types import TensorType
 
 

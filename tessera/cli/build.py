@@ -11,6 +11,7 @@ from rich.console import Console
 from tessera.artifacts import build_program
 from tessera.cli.entries import find, inputs_of, program_of
 from tessera.device import generator_of
+from tessera.lower.flow import taken
 from tessera.lower.hosted import hosted
 
 
@@ -30,5 +31,8 @@ def main(options: argparse.Namespace) -> int:
     console.print(f"  {size:,} bytes; run it with: tessera run {folder}")
     for node in hosted(program.levels["tile"]):
         line = f"  runs on the host, by NumPy: {node.attrs['op']} at {node.loc}"
+        console.print(line, highlight=False, soft_wrap=True)
+    for node in taken(program.levels["tile"]):
+        line = f"  taken by the host, what is inside runs on {target}: {node.op.name} at {node.loc}"
         console.print(line, highlight=False, soft_wrap=True)
     return 0

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from tessera.checking import Finding, Report, check
 from tessera.cli.entries import _load
+from tessera.closures import hints_of
 from tessera.errors import Location, UnknownNameError
-from tessera.tracing import Jit, hints_of
+from tessera.tracing import Jit
 from tessera.types import TensorType
 
 MARKS = (("Error:", "bold red"), ("    Expected:", "green"), ("    Received:", "red"), ("Possible fixes:", "bold"))

@@ -47,7 +47,11 @@ def _run(command: argparse.ArgumentParser) -> None:
         "--debug", action="store_true", help="look for races, bad accesses, early reads of copies and NaNs (Tile level)"
     )
     command.add_argument("--as-target", metavar="TARGET", help="interpret kernels (Tile level) with a target's numbers")
-    command.add_argument("--lint", action="store_true", help="with --debug: also bank conflicts, coalescing and masks")
+    command.add_argument("--lint", action="store_true", help="as --debug, with advice on banks, coalescing and masks")
+    command.add_argument("--report", action="store_true", help="count what kernels do: operations, bytes, conflicts")
+    command.add_argument("--gpu", default="H100", help="the GPU that a report's models speak of (default H100)")
+    command.add_argument("--timeline", metavar="T.json", help="as --report, and write the ops as they ran (Perfetto)")
+    command.add_argument("--picture", metavar="P.png", help="as --report, and draw which program touches what")
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
     command.add_argument(
         "--output", action="append", default=[], metavar="OUT.npy", help="where an output goes, in order"
@@ -117,7 +121,7 @@ def _ptx(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--shared", type=int, default=0, metavar="BYTES", help="dynamic shared memory (default 0)")
     command.add_argument("--output", action="append", default=[], metavar="I=OUT.npy", help="save argument I after it")
-    command.add_argument("--debug", action="store_true", help="find races, uninitialised reads, missed waits and fences")
+    command.add_argument("--debug", action="store_true", help="find races, uninitialised reads and missed waits")
 
 
 def _csl(command: argparse.ArgumentParser) -> None:
@@ -128,6 +132,7 @@ def _csl(command: argparse.ArgumentParser) -> None:
     command.add_argument("--param", action="append", default=[], metavar="NAME:VALUE", help="check: a parameter")
     command.add_argument("--import-path", action="append", default=[], metavar="FOLDER", help="check: more modules")
     command.add_argument("--seed", type=int, help="run: shuffle events and link delays, to expose races")
+    command.add_argument("--limit", type=int, help="run: give up after so many cycles (default 1e9)")
     command.add_argument("--picture", metavar="FILE", help="run: draw memory, traffic and tasks into a .png or .svg")
     command.add_argument("--trace", metavar="FILE", help="run: write the tasks as a Chrome trace (JSON)")
 

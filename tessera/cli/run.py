@@ -15,7 +15,8 @@ from rich.table import Table
 from tessera.arrays import read_array, write_array
 from tessera.artifacts import Loaded, load
 from tessera.cli.entries import Entry, find, inputs_of, program_of
-from tessera.debug import checked
+from tessera.codegen.registry import backend
+from tessera.debug import as_target, checked, kernel_trace
 from tessera.device import INTERP, generator_of
 from tessera.errors import ArgumentError
 from tessera.interp.bound import compare
@@ -26,11 +27,20 @@ from tessera.types import TensorType, as_dtype
 def main(options: argparse.Namespace) -> int:
     """Run what the command line names; status 1 where the result lies outside its bound."""
     if Path(options.entry).is_dir() and (Path(options.entry) / "manifest.json").exists():
+        if any(getattr(options, name) for name in INTERPRETED):
+            raise ArgumentError(
+                "an artifact holds no kernels to interpret", expected="a file.py, or none of these options"
+            )
         return _run_artifact(load(options.entry), options)
     entry = find(options.entry)
     arguments = inputs_of(entry, options.seed, options.input)
-    if options.debug:
-        return _debugged(program_of(entry, arguments, INTERP), options)
+    way = next((name for name in INTERPRETED if getattr(options, name)), None)
+    if way is not None:
+        if options.level not in (None, "tile") or options.target not in (None, INTERP):
+            raise ArgumentError(
+                f"{INTERPRETED[way]} the Tile interpreter's", expected="--level tile, or no level and no target"
+            )
+        return WAYS[way](entry, program_of(entry, arguments, INTERP), arguments, options)
     level, target = _where(options)
     program = program_of(entry, arguments, target if level in ("device", "target") else INTERP)
     level = level or program.top
@@ -42,19 +52,56 @@ def main(options: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
-def _debugged(program: Program, options: argparse.Namespace) -> int:
-    """Run the Tile level in debug mode and print what it finds; status 1 if anything."""
-    if options.level not in (None, "tile") or options.target not in (None, INTERP):
-        raise ArgumentError("debug mode is the Tile interpreter's", expected="--level tile, or no level and no target")
+def _as_target(entry: Entry, program: Program, arguments: Any, options: argparse.Namespace) -> int:
+    """Interpret the Tile level with a target's numbers; status 1 where the result lies outside its bound."""
     start = time.perf_counter()
-    with checked(collect=True, nan=True) as report:
+    with as_target(options.as_target):
+        results = program.run("tile")
+    seconds = time.perf_counter() - start
+    good = _report(entry, program, arguments, results, f"tile (interpreted, numbers of {options.as_target})", seconds)
+    _save(results, options.output)
+    return 0 if good else 1
+
+
+def _traced(entry: Entry, program: Program, arguments: Any, options: argparse.Namespace) -> int:
+    """Interpret the Tile level and say what each kernel did; draw it, too, where a file for that is named."""
+    with kernel_trace(gpu=options.gpu) as trace:
+        results = program.run("tile")
+    print(trace)
+    if options.timeline:
+        trace.timeline(options.timeline)
+    if options.picture:
+        trace.picture(options.picture)
+    _save(results, options.output)
+    return 0
+
+
+def _debugged(entry: Entry, program: Program, arguments: Any, options: argparse.Namespace) -> int:
+    """Run the Tile level in debug mode and print what it finds; status 1 if anything but advice."""
+    start = time.perf_counter()
+    with checked(collect=True, nan=True, lint=options.lint) as report:
         results = program.run("tile")
     seconds = time.perf_counter() - start
     print(report)
-    print(f"{program.name}: {len(report)} finding{'s' if len(report) != 1 else ''} in {seconds * 1e3:.2f} ms")
-    if not report.findings:
+    wrong = sum(not f.is_advice for f in report)
+    advice = f" and {len(report) - wrong} pieces of advice" if options.lint else ""
+    print(f"{program.name}: {wrong} finding{'s' if wrong != 1 else ''}{advice} in {seconds * 1e3:.2f} ms")
+    if not wrong:
         _save(results, options.output)
-    return 1 if report.findings else 0
+    return 1 if wrong else 0
+
+
+# Options that have kernels interpreted in a way of their own: what they are, and what runs them.
+INTERPRETED = {
+    "debug": "debug mode is",
+    "lint": "advice is",
+    "as_target": "a target's numbers are",
+    "report": "a report of kernels is",
+    "timeline": "a timeline is",
+    "picture": "a picture of accesses is",
+}
+WAYS = {"debug": _debugged, "lint": _debugged, "as_target": _as_target,
+        "report": _traced, "timeline": _traced, "picture": _traced}  # fmt: skip
 
 
 def _where(options: argparse.Namespace) -> tuple[str | None, str]:
@@ -68,7 +115,11 @@ def _where(options: argparse.Namespace) -> tuple[str | None, str]:
 
 
 def _name(level: str, target: str) -> str:
-    names = {"device": f"{target} (compiled)", "target": f"target: {target} text, interpreted"}
+    where = getattr(backend(target), "where", None) if level == "device" else None
+    names = {
+        "device": f"{target} on {where()}" if where else f"{target} (compiled)",
+        "target": f"target: {target} text, interpreted",
+    }
     return names.get(level, f"{level} (interpreted)")
 
 
@@ -143,6 +194,8 @@ def _run_artifact(artifact: Loaded, options: argparse.Namespace) -> int:
         table.add_row("input", f"{parameter['name']}: {_type(array)}" + ("" if options.input else " (random)"))
     for result in results:
         table.add_row("output", _type(result))
+    if hasattr(artifact.runtime, "where"):
+        table.add_row("ran on", artifact.runtime.where)
     table.add_row("time", f"{seconds * 1e3:.2f} ms")
     Console().print(table)
     _save(results, options.output)

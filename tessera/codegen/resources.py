@@ -30,10 +30,17 @@ class Need:
 def needs(function: Function) -> Need:
     """What a tile function needs, counted from its ops."""
     buffers = [n for n in function.body.walk() if n.op is tile.alloc]
-    shared = sum(_size(n.out.type) for n in buffers if n.attrs["space"] == SHARED)
-    own = sum(_size(n.out.type) for n in buffers if n.attrs["space"] != SHARED)
+    shared = sum(room(n) for n in buffers if n.attrs["space"] == SHARED)
+    own = sum(room(n) for n in buffers if n.attrs["space"] != SHARED)
     peak, node = _peak(function.body)
     return Need(int(function.attrs.get("group", 1)), shared, own + peak, node.loc if node else function.loc)
+
+
+def room(node: Node) -> int:
+    """The bytes that an allocation takes, with the elements left unused after each row."""
+    shape = [int(n) for n in node.out.type.shape]
+    rows = [*shape[:-1], shape[-1] + node.attrs["padding"]] if shape else []
+    return math.ceil(math.prod(rows) * node.out.type.dtype.bits / 8)
 
 
 def check_resources(module: Module, target: str, capabilities: Capabilities) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ExecutionError
 from tessera.interp.memory import Memory
-from tessera.numerics.bounded import Bounded, certain
-from tessera.numerics.formats import format_of
+from tessera.numerics.bounded import Bounded, certain, lift
+from tessera.numerics.formats import format_of, gamma
 from tessera.types import DType
 
 # What becomes of the old value and the operands.
@@ -31,23 +30,21 @@ _ANY_ORDER = ("add", "max", "min", "and", "or", "xor")
 def update(
     memory: Memory, dtype: DType, indices: Sequence[Any], keep: Any, shape: tuple[int, ...], kind: str, operands: Any
 ) -> Any:
-    """Update the places of `indices` where `keep` holds; what was there before each update.
-
-    Raises:
-        ExecutionError: in bound mode, the result depends on how float sums are ordered.
-    """
+    """Update the places of `indices` where `keep` holds; what was there before each update."""
     blocks = (*indices, *operands, *(() if keep is None else (keep,)))
     whole = np.broadcast_shapes(shape, *(b.shape for b in blocks))
     chosen = np.ones(whole, bool) if keep is None else np.broadcast_to(keep, whole)
     cells = tuple(np.broadcast_to(i, whole)[chosen] for i in indices)
+    if isinstance(memory.array, Bounded) and kind == "add" and dtype.is_float:
+        added = lift(operands[0])
+        parts = (np.broadcast_to(a, whole)[chosen] for a in (added.value, added.radius))
+        return _added(memory, dtype, cells, Bounded(*parts), np.zeros(whole, memory.array.value.dtype), chosen)
     values = [np.broadcast_to(certain(o), whole)[chosen] for o in operands]
     array = memory.array.value if isinstance(memory.array, Bounded) else memory.array
     old = np.zeros(whole, array.dtype)
     if not isinstance(memory.array, Bounded):
         old[chosen], _ = _in_turn(array, cells, kind, values)
         return old
-    if kind == "add" and dtype.is_float:
-        _check_sums(array, cells, values[0], dtype)
     certain(memory.array[cells])
     old[chosen], contested = _in_turn(array, cells, kind, values)
     radius = np.zeros(whole)
@@ -81,14 +78,24 @@ def _turns(places: np.ndarray) -> Iterator[np.ndarray]:
     return iter(np.split(order[by_turn], np.flatnonzero(np.diff(turn[by_turn])) + 1))
 
 
-def _check_sums(array: np.ndarray, cells: Any, values: np.ndarray, dtype: DType) -> None:
-    """Whole numbers that the format holds exactly add up alike in every order; nothing else does."""
-    before = array[cells] if cells else array.reshape(1)
-    size = float(np.abs(values).sum() + np.abs(before).max(initial=0.0))
-    exact = (values == np.trunc(values)).all() and (before == np.trunc(before)).all()
-    if not exact or not size * format_of(dtype).unit <= 1:
-        raise ExecutionError(
-            "bound mode does not know in which order atomic additions of floats happen",
-            expected="whole numbers small enough that every order gives the same",
-            suggestion="compare this kernel on such inputs, or reduce within the group first",
-        )
+def _added(memory: Memory, dtype: DType, cells: Any, values: Bounded, old: np.ndarray, chosen: np.ndarray) -> Bounded:
+    """Float additions in bound mode: n of them in any order differ by no more than γ(n) times the sum of magnitudes.
+
+    What was there before an update is known only where no other update reaches the place.
+    """
+    shape = memory.array.shape or (1,)
+    cells = cells or (np.zeros(len(values), np.int64),)
+    total, known = memory.array.value.reshape(shape), memory.array.radius.reshape(shape)
+    count, size, spread = np.zeros(shape, np.int64), np.abs(total) + known, known.copy()
+    before = total[cells], known[cells]
+    np.add.at(count, cells, 1)
+    np.add.at(size, cells, np.abs(values.value) + values.radius)
+    np.add.at(spread, cells, values.radius)
+    np.add.at(total, cells, values.value)
+    form = format_of(dtype)
+    factor = np.array([gamma(n, form.unit) for n in range(int(count.max(initial=0)) + 1)])[count]
+    known[...] = np.where(count > 0, spread + factor * size + count * form.tiny, known)
+    radius = np.zeros(old.shape)
+    contested = count[cells] > 1
+    old[chosen], radius[chosen] = before[0], np.where(contested, np.inf, before[1])
+    return Bounded(old, radius)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tessera.errors import ShapeError
 from tessera.evaluate import evaluate, expand
+from tessera.interp.flow import flow as host_flow
 from tessera.interp.graph import _bound, _concrete, sizes_of
 from tessera.ir.core import Function, Node
 from tessera.numerics.bounded import Bounded, certain, distance, lift
@@ -18,6 +19,7 @@ from tessera.numerics.formats import format_of
 from tessera.numerics.site import Site, narrowed
 from tessera.op import ACCUMULATE, STORAGE, Op, Rules, error
 from tessera.ops import control
+from tessera.ops import flow as whole
 from tessera.types import TensorType, Type, as_dtype
 
 flow = Rules("bound control flow")
@@ -68,6 +70,11 @@ def _result(type: TensorType, x: Bounded) -> Bounded:
     """A result with integers in their own element type, as NumPy's arithmetic gives them elsewhere."""
     whole = not type.dtype.is_float and as_dtype(x.dtype) != type.dtype
     return Bounded(convert(x.value, type.dtype), x.radius) if whole else x
+
+
+@flow(*whole.OPS)
+def _(node, args, run):
+    return host_flow.of(node.op)(node, args, run)
 
 
 @flow(control.if_)

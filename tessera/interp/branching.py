@@ -33,6 +33,8 @@ def _(machine, node, args, walk):
         return walk(then)
     if not np.count_nonzero(yes):
         return walk(other)
+    if interleave.waits(then, other):  # of tiles that wait for each other at mbarriers
+        return _interleaved(machine, condition, (yes, no), node, walk)
     part = part_of(yes)
     if part and not (other.nodes or other.results):
         return within(machine, part, then.free, walk, lambda inner: inner(then))

@@ -64,9 +64,15 @@ def _(machine, node, args, run):
         return ()
     arrays, label = [np.asarray(a) for a in args], node.attrs["label"]
     for place in _running(machine):
-        words = " ".join(_shown(a, place) for a in arrays)
-        print(f"{_named(machine, place)}: {label}{' ' if label and words else ''}{words}")
+        words = [_shown(a, place) for a in arrays]
+        text = label.format(*words) if node.attrs["ordered"] else " ".join([label, *words] if label else words)
+        print(f"{_named(machine, place)}: {text}")
     return ()
+
+
+@rules(checks.line, checks.pause)
+def _(machine, node, args, run):
+    return ()  # who steps through the program has seen it before (debug_observe)
 
 
 def _running(machine: Machine) -> Iterator[tuple[int, ...]]:

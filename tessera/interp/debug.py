@@ -13,34 +13,52 @@ import numpy as np
 
 from tessera.evaluate import Meaning
 from tessera.interp import debug_copies as copies
-from tessera.interp import instances
-from tessera.interp.debug_access import Access, check, check_written, inside, lanes_of
-from tessera.interp.debug_monitor import EPOCHS, Monitor
+from tessera.interp import debug_overflow as overflow
+from tessera.interp import debug_sync, instances
+from tessera.interp.debug_access import Access, aligned, check, check_written, inside, lanes_of
+from tessera.interp.debug_monitor import Monitor
 from tessera.interp.debug_nan import watch
 from tessera.interp.debug_report import Finding
 from tessera.interp.debug_shadow import ATOMIC, READ, WRITE
+from tessera.interp.debug_windows import harmless
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory, Place, expand
 from tessera.ir.core import Node
 from tessera.numerics.bounded import certain
 from tessera.op import Rules
 from tessera.ops import tile
-from tessera.types import SHARED
+from tessera.types import SHARED, RefType
 
 # What is checked before and noted after an op: a rule (monitor, machine, node, args, go), where `go()` runs the op.
 rules = Rules("tile debug")
+for _op in debug_sync.rules:
+    rules(_op)(debug_sync.rules.of(_op))
 
 
 def meaning(machine: Machine, monitor: Monitor) -> Meaning:
-    """The meaning of nodes on this machine, watched by the monitor."""
-    plain = instances.meaning(machine)
+    """The meaning of nodes on this machine, checked if the monitor checks, and seen by its observers."""
+    mean = instances.meaning(machine)
+    if monitor.checking:
+        mean = _checked(machine, monitor, mean)
+    for observer in monitor.observers:
+        mean = observer.meaning(machine, mean)
+    return mean
+
+
+def _checked(machine: Machine, monitor: Monitor, plain: Meaning) -> Meaning:
     monitor.begin(machine)
+
+    indices, masks = overflow.index_nodes(monitor.body), monitor.masks
 
     def mean(node: Node, args: list[Any], walk: Any) -> Sequence[Any]:
         rule = rules.get(node.op)
+        if masks is not None:
+            masks.follow(machine, node, args, lambda other: plain(node, other, walk))
         if rule is not None:
             return rule(monitor, machine, node, args, lambda: plain(node, args, walk))
         results = plain(node, args, walk)
+        if node in indices:
+            overflow.check(monitor, machine, node, args, results)
         if monitor.checks.nan:
             watch(monitor, machine, node, args, results)
         return results
@@ -48,17 +66,24 @@ def meaning(machine: Machine, monitor: Monitor) -> Meaning:
     return mean
 
 
-def _block(machine: Machine, node: Node, args: list[Any], block: tuple[int, ...], skip: int) -> Access:
-    """The access of a load or store: a block that begins at the given indices."""
+def _place(
+    machine: Machine, node: Node, args: list[Any], block: tuple[int, ...], skip: int
+) -> tuple[Place, np.ndarray | None]:
+    """Where a load or store begins, and its mask."""
     place, rest = instances._place(machine, node, args, block, skip)
-    keep = _active(machine, len(block))
-    if rest:
-        keep = rest[0] if keep is None else keep & rest[0]
-    return _at(node, place, keep, node.attrs["edge"] == "clip")
+    return place, rest[0] if rest else None
 
 
-def _at(node: Node, place: Place, keep: Any, clip: bool) -> Access:
-    return Access(node, place.memory, place.indices(), (*place.count, *place.block), keep, clip)
+def _regular(monitor: Monitor, node: Node) -> bool:
+    """Whether a load or store may be judged as a whole: nobody counts its elements."""
+    return monitor.lint is None and node.attrs["vector"] == 1
+
+
+def _at(machine: Machine, node: Node, place: Place, mask: Any) -> Access:
+    keep = _active(machine, len(place.block))
+    if mask is not None:
+        keep = mask if keep is None else keep & mask
+    return Access.of(node, place, keep, node.attrs["edge"] == "clip")
 
 
 def _active(machine: Machine, depth: int) -> np.ndarray | None:
@@ -78,7 +103,7 @@ def _points(machine: Machine, node: Node, args: list[Any], skip: int) -> Access:
 
 
 def _read(monitor: Monitor, machine: Machine, access: Access, go: Any) -> Sequence[Any]:
-    access = inside(monitor, machine, access)
+    access = _inside(monitor, machine, access)
     region = monitor.region(access.memory)
     if region is not None:
         lanes = lanes_of(monitor, machine, access, region)
@@ -87,8 +112,19 @@ def _read(monitor: Monitor, machine: Machine, access: Access, go: Any) -> Sequen
     return go()
 
 
-def _write(monitor: Monitor, machine: Machine, access: Access, value: Any, go: Any) -> Sequence[Any]:
+def _inside(monitor: Monitor, machine: Machine, access: Access, place: int = 0) -> Access:
+    """The access without what lies outside, counted where advice is asked for; `place` is the ref's operand."""
     access = inside(monitor, machine, access)
+    if monitor.lint is not None:
+        ref = access.node.args[place].type
+        assert isinstance(ref, RefType)
+        region = monitor.region(access.memory)
+        monitor.lint.access(machine, access, ref, region.swizzle if region is not None else "")
+    return access
+
+
+def _write(monitor: Monitor, machine: Machine, access: Access, value: Any, go: Any) -> Sequence[Any]:
+    access = _inside(monitor, machine, access)
     region = monitor.region(access.memory)
     if region is None:
         return go()
@@ -96,8 +132,8 @@ def _write(monitor: Monitor, machine: Machine, access: Access, value: Any, go: A
     values = _lanewise(machine, value, access.shape)
     check(monitor, access, WRITE, region, lanes, values)
     results = go()
-    monitor.record(region, WRITE, lanes, access.node)
-    check_written(monitor, access, region, lanes, values)
+    if monitor.record(region, WRITE, lanes, access.node):
+        check_written(monitor, access, region, lanes, values)
     return results
 
 
@@ -111,12 +147,21 @@ def _lanewise(machine: Machine, value: Any, shape: tuple[int, ...]) -> np.ndarra
 
 @rules(tile.load)
 def _(monitor, machine, node, args, go):
-    return _read(monitor, machine, _block(machine, node, args, node.attrs["shape"], 1), go)
+    place, mask = _place(machine, node, args, node.attrs["shape"], 1)
+    if _regular(monitor, node) and harmless(monitor, machine, node, place, READ, mask):
+        return go()
+    access = _at(machine, node, place, mask)
+    aligned(monitor, machine, access)
+    return _read(monitor, machine, access, go)
 
 
 @rules(tile.store)
 def _(monitor, machine, node, args, go):
-    access = _block(machine, node, args, node.args[1].type.shape, 2)
+    place, mask = _place(machine, node, args, node.args[1].type.shape, 2)
+    if _regular(monitor, node) and harmless(monitor, machine, node, place, WRITE, mask):
+        return go()
+    access = _at(machine, node, place, mask)
+    aligned(monitor, machine, access)
     return _write(monitor, machine, access, args[1], go)
 
 
@@ -132,7 +177,7 @@ def _(monitor, machine, node, args, go):
 
 @rules(tile.atomic, tile.compare_exchange)
 def _(monitor, machine, node, args, go):
-    access = inside(monitor, machine, _points(machine, node, args, 2 if node.op is tile.atomic else 3))
+    access = _inside(monitor, machine, _points(machine, node, args, 2 if node.op is tile.atomic else 3))
     region = monitor.region(access.memory)
     if region is not None:
         lanes = lanes_of(monitor, machine, access, region)
@@ -144,13 +189,17 @@ def _(monitor, machine, node, args, go):
 @rules(tile.alloc)
 def _(monitor, machine, node, args, go):
     results = go()
-    monitor.made(results[0], node.attrs["space"] == SHARED)
+    monitor.made(results[0], node.attrs["space"] == SHARED, node.attrs["swizzle"])
     return results
 
 
 @rules(tile.async_copy)
 def _(monitor, machine, node, args, go):
-    source, target = (inside(monitor, machine, a) for a in _sides(machine, node, args))
+    clip, places = node.attrs["edge"] == "clip", _sides(machine, node, args)
+    if copies.take_off(monitor, machine, node, *places, clip):
+        return go()
+    made = [Access.of(node, p, _active(machine, len(p.block)), c) for p, c in zip(places, (clip, False), strict=True)]
+    source, target = (_inside(monitor, machine, a, i) for a, i in zip(made, (1, 0), strict=True))
     for access, kind in ((source, READ), (target, WRITE)):
         region = monitor.region(access.memory)
         if region is not None:
@@ -168,7 +217,7 @@ def _(monitor, machine, node, args, go):
     return results
 
 
-def _sides(machine: Machine, node: Node, args: list[Any]) -> tuple[Access, Access]:
+def _sides(machine: Machine, node: Node, args: list[Any]) -> tuple[Place, Place]:
     """What an asynchronous copy reads and what it writes."""
     target, source = args[0], args[1]
     starts = [certain(a) for a in args[2:]]
@@ -176,13 +225,12 @@ def _sides(machine: Machine, node: Node, args: list[Any]) -> tuple[Access, Acces
         starts = [np.where(machine.active, s, 0) for s in machine.arrays(starts)]
     here, block = len(target.shape), tuple(node.attrs["shape"])
 
-    def side(memory: Memory, starts: list[Any], clip: bool) -> Access:
+    def side(memory: Memory, starts: list[Any]) -> Place:
         rank = len(memory.shape)
         shape = block[len(block) - rank :] if rank <= len(block) else (1,) * (rank - len(block)) + block
-        place = Place(memory, starts, shape, machine.count)
-        return _at(node, place, _active(machine, rank), clip)
+        return Place(memory, starts, shape, machine.count)
 
-    return side(source, starts[here:], node.attrs["edge"] == "clip"), side(target, starts[:here], False)
+    return side(source, starts[here:]), side(target, starts[:here])
 
 
 def _arriving(source: Access) -> np.ndarray:
@@ -213,9 +261,11 @@ def _(monitor, machine, node, args, go):
     chunk = monitor.chunk
     if machine.divergent:
         _divergent(monitor, machine, node)
-    epochs = chunk.view(chunk.epoch, machine)
-    epochs[...] += 1 if machine.active is None else machine.active
-    assert (epochs % EPOCHS < EPOCHS - 1).all()
+    if chunk.whole(machine):
+        chunk.turn += 1
+    else:
+        chunk.moved = chunk.epoch.copy()
+        chunk.view(chunk.moved, machine)[...] += 1 if machine.active is None else machine.active
     return go()
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tessera.interp.debug_monitor import Monitor
 from tessera.interp.debug_report import Finding
 from tessera.interp.debug_shadow import ATOMIC, OPPOSED, READ, WRITE, Lanes, Region
 from tessera.interp.machine import Machine
-from tessera.interp.memory import Memory, expand
+from tessera.interp.memory import Memory, Place, expand
 from tessera.ir.core import Node
+
+if TYPE_CHECKING:
+    from tessera.interp.debug_chunk import Chunk
+    from tessera.interp.debug_monitor import Monitor
 
 VERBS = {READ: "reads", WRITE: "writes", ATOMIC: "updates"}
 
@@ -27,6 +31,11 @@ class Access:
     shape: tuple[int, ...]  # the instances' axes, then the block's
     keep: np.ndarray | None
     clip: bool = False
+
+    @classmethod
+    def of(cls, node: Node, place: Place, keep: np.ndarray | None, clip: bool = False) -> Access:
+        """The access of a block at a place."""
+        return cls(node, place.memory, place.indices(), (*place.count, *place.block), keep, clip)
 
     def lane(self, place: int) -> tuple[int, ...]:
         """A lane of the access by its place: its index in instance and block axes."""
@@ -47,26 +56,46 @@ class Access:
 
 def lanes_of(monitor: Monitor, machine: Machine, access: Access, region: Region) -> Lanes:
     """The lanes of an access that are active and inside."""
-    chunk, depth = monitor.chunk, len(access.shape) - machine.rank
+    chunk = monitor.chunk
     assert chunk is not None
-    who, epoch = (expand(chunk.view(t, machine), depth) for t in (chunk.who, chunk.epoch))
+    if region.log is not None:
+        monitor.settle(region)
+    return lanes_at(chunk, machine, access, region, chunk.epoch, chunk.turn)
+
+
+def lanes_at(chunk: Chunk, box: Any, access: Access, region: Region, epochs: np.ndarray, turn: int) -> Lanes:
+    """The lanes of an access by the instances of a box (a machine, or a window), in the epochs given."""
+    depth = len(access.shape) - box.rank
+    who, epoch = expand(chunk.view(chunk.who, box), depth), expand(chunk.view(epochs, box), depth) + turn
     cells = region.cells(access.memory, access.indices)
     cells, who, epoch = (np.broadcast_to(t, access.shape).reshape(-1) for t in (cells, who, epoch))
     lanes = Lanes(cells, who, epoch, np.arange(cells.size))
     return lanes if access.keep is None else lanes.part(np.flatnonzero(np.broadcast_to(access.keep, access.shape)))
 
 
+def clipped(access: Access) -> Access:
+    """The access with its lanes outside the memory dropped."""
+    return _within(access, lambda axis, wrong: None)
+
+
 def inside(monitor: Monitor, machine: Machine, access: Access) -> Access:
     """The access with its lanes outside the memory dropped, which unless clipped is a finding."""
+
+    def report(axis: int, wrong: np.ndarray) -> None:
+        if not access.clip and wrong.any():
+            _outside(monitor, machine, access, axis, wrong)
+
+    return _within(access, report)
+
+
+def _within(access: Access, report: Callable[[int, np.ndarray], None]) -> Access:
     keep, array = access.keep, access.memory.array
     for axis in range(access.memory.lead, array.ndim):
         index, size = access.indices[axis], array.shape[axis]
         if not index.size or (index.min() >= 0 and index.max() < size):
             continue
         good = (index >= 0) & (index < size)
-        wrong = ~good if keep is None else ~good & keep
-        if wrong.any() and not access.clip:
-            _outside(monitor, machine, access, axis, wrong)
+        report(axis, ~good if keep is None else ~good & keep)
         keep = good if keep is None else good & keep
     return Access(access.node, access.memory, access.indices, access.shape, keep, access.clip)
 
@@ -85,6 +114,28 @@ def _outside(monitor: Monitor, machine: Machine, access: Access, axis: int, wron
     monitor.found(Finding("bounds", message, access.node.loc, suggestion=suggestion), last=True)
 
 
+def aligned(monitor: Monitor, machine: Machine, access: Access) -> None:
+    """Report a vector access that does not begin at a multiple of its width (rule M11)."""
+    width, array = access.node.attrs["vector"], access.memory.array
+    if width == 1:
+        return
+    lead = access.memory.lead
+    strides = array.strides[lead:]
+    offset: Any = sum(i * (s // array.itemsize) for i, s in zip(access.indices[lead:], strides, strict=True))
+    index: tuple[Any, ...] = (..., *(0,) * (len(access.shape) - machine.rank))
+    first = np.broadcast_to(offset, access.shape)[index]
+    keep = True if machine.active is None else machine.active
+    wrong = (first % width != 0) & keep
+    if wrong.any():
+        place = tuple(int(i) for i in np.argwhere(wrong)[0])
+        message = (
+            f"a vector of {width} elements begins at element {int(first[place])} of {access.memory.name}, which is no "
+            f"multiple of {width}: {monitor.name(monitor.who(machine, place))}"
+        )
+        suggestion = "begin each row at a multiple of the width (pad it), or load without load_vector"
+        monitor.found(Finding("alignment", message, access.node.loc, suggestion=suggestion))
+
+
 def check(monitor: Monitor, access: Access, kind: str, region: Region, lanes: Lanes, value: Any = None) -> None:
     """Report what an access, about to be made, must not do; `value` is what a write writes, lane by lane."""
     _check_copies(monitor, access, kind, region, lanes)
@@ -92,10 +143,10 @@ def check(monitor: Monitor, access: Access, kind: str, region: Region, lanes: La
         _check_ready(monitor, access, region, lanes)
     for opposed in OPPOSED[kind]:
         for race, (slots, slot, bad) in monitor.conflicts(region, opposed, lanes):
-            bad = _meant(monitor, access, slots.node[slot, lanes.cells[bad]], bad, lanes, value, kind == opposed)
+            bad = _meant(monitor, access, slots.node(slot, lanes.cells[bad]), bad, lanes, value, kind == opposed)
             if bad.size:
                 cell, place = lanes.cells[bad[0]], int(lanes.place[bad[0]])
-                other = (int(slots.who[slot, cell]), monitor.nodes[slots.node[slot, cell]], opposed)
+                other = (int(slots.who(slot, cell)), monitor.nodes[int(slots.node(slot, cell))], opposed)
                 _race(monitor, access, race, kind, place, int(lanes.who[bad[0]]), other)
 
 
@@ -123,7 +174,7 @@ def check_written(monitor: Monitor, access: Access, region: Region, lanes: Lanes
         bad = both[~same(access.held(places), value[places])]
         if bad.size:
             cell, place = lanes.cells[bad[0]], int(lanes.place[bad[0]])
-            other = (int(slots.who[0, cell]), access.node, WRITE)
+            other = (int(slots.who(0, cell)), access.node, WRITE)
             _race(monitor, access, domain.kind, WRITE, place, int(lanes.who[bad[0]]), other)
 
 

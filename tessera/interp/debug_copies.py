@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tessera.interp.debug_access import Access, lanes_of
-from tessera.interp.debug_monitor import Chunk, Monitor
+from tessera.interp.debug_access import Access, clipped, lanes_at, lanes_of
+from tessera.interp.debug_chunk import Chunk
 from tessera.interp.debug_shadow import READ, WRITE, Lanes, Region
+from tessera.interp.debug_windows import Window, judge, note
 from tessera.interp.machine import Machine
+from tessera.interp.memory import Place
 from tessera.ir.core import Node
+
+if TYPE_CHECKING:
+    from tessera.interp.debug_monitor import Monitor
+
+
+@dataclass
+class Flight:
+    """One side of a regular copy that all instances have begun: what it touches, and in which group it is."""
+
+    window: Window
+    region: Region
+    group: int
 
 
 @dataclass
@@ -30,36 +45,98 @@ class Pending:
         return Pending(self.node, self.access, self.region, lanes, self.instance[chosen], self.group[chosen])
 
 
+def take_off(monitor: Monitor, machine: Machine, node: Node, source: Place, target: Place, clip: bool) -> bool:
+    """Whether a copy is regular and seen at once to break no rule; it is then noted, and under way.
+
+    False says nothing: it has to be looked at element by element.
+    """
+    chunk = monitor.chunk
+    assert chunk is not None
+    if monitor.lint is not None or chunk.apart is not None or not chunk.whole(machine):
+        return False
+    sides = ((source, READ, clip), (target, WRITE, False))
+    judged = [judge(monitor, machine, node, place, kind, None, edge) for place, kind, edge in sides]
+    if None in judged:
+        return False
+    for each in judged:
+        assert each is not None
+        if each.region is not None and each.window is not None:
+            note(each)
+            chunk.flights.append(Flight(each.window, each.region, chunk.committed))
+    return True
+
+
+def land(monitor: Monitor, chunk: Chunk, region: Region) -> None:
+    """Look at the copies under way in a region element by element from now on."""
+    flights = [f for f in chunk.flights if f.region is region]
+    chunk.flights = [f for f in chunk.flights if f.region is not region]
+    for each in flights:
+        window = each.window
+        access = clipped(Access.of(window.node, window.place, None, window.clip))
+        lanes = lanes_at(chunk, window, access, region, window.epochs, window.turn)
+        _hold(monitor, chunk, window, access, window.kind, region, lanes, each.group)
+
+
 def begin(monitor: Monitor, machine: Machine, access: Access, kind: str, region: Region) -> None:
     """Note that a copy has begun to read or write these elements."""
     chunk = monitor.chunk
     assert chunk is not None
-    lanes = lanes_of(monitor, machine, access, region)
-    places = chunk.view(_places(chunk), machine)
-    lead = np.array(np.unravel_index(lanes.place, access.shape)[: machine.rank])
+    _hold(monitor, chunk, machine, access, kind, region, lanes_of(monitor, machine, access, region), None)
+
+
+def _hold(
+    monitor: Monitor, chunk: Chunk, box: Machine | Window, access: Access, kind: str, region: Region, lanes: Lanes,
+    group: int | None,
+) -> None:  # fmt: skip
+    places = chunk.view(_places(chunk), box)
+    lead = np.array(np.unravel_index(lanes.place, access.shape)[: box.rank])
     instance = places[tuple(lead)]
-    group = chunk.commits.reshape(-1)[instance]
+    groups = chunk.commits.reshape(-1)[instance] + chunk.committed if group is None else np.full(instance.shape, group)
     region.hold()
     _count(region, kind, lanes.cells, 1)
     assert region.copy is not None
     region.copy[lanes.cells] = monitor.number(access.node)
-    chunk.pending.append(Pending(access.node, kind, region, lanes, instance, group))
+    chunk.pending.append(Pending(access.node, kind, region, lanes, instance, groups))
 
 
 def commit(monitor: Monitor, machine: Machine) -> None:
     """Close the running instances' groups of copies."""
     chunk = monitor.chunk
     assert chunk is not None
-    chunk.view(chunk.commits, machine)[...] += 1 if machine.active is None else machine.active
+    if chunk.whole(machine):
+        chunk.committed += 1
+        return
+    _land_all(monitor, chunk)
+    chunk.apart = chunk.commits.copy()
+    chunk.view(chunk.apart, machine)[...] += 1 if machine.active is None else machine.active
 
 
 def wait(monitor: Monitor, machine: Machine, left: int) -> None:
     """Finish the running instances' copies but for their last `left` groups."""
     chunk = monitor.chunk
     assert chunk is not None
-    running = np.zeros(chunk.who.shape, bool)
+    if not chunk.whole(machine):
+        _land_all(monitor, chunk)
+    running = np.zeros(chunk.count, bool)
     chunk.view(running, machine)[...] = True if machine.active is None else machine.active
-    limit = np.where(running, chunk.commits - left, 0).reshape(-1)
+    finish(monitor, chunk, running, left)
+
+
+def finish(monitor: Monitor, chunk: Chunk, running: np.ndarray, left: int) -> None:
+    """Finish the copies of some instances but for their last `left` groups."""
+    if not running.all():
+        _land_all(monitor, chunk)
+    done = [f for f in chunk.flights if f.group < chunk.committed - left]
+    chunk.flights = [f for f in chunk.flights if f.group >= chunk.committed - left]
+    for each in done:  # it may have done its work at any moment up to here
+        if each.region.log is not None:
+            each.region.log.append(replace(each.window, turn=chunk.turn, epoch=chunk.moved))
+    if chunk.pending:
+        _finish_pending(monitor, chunk, running, left)
+
+
+def _finish_pending(monitor: Monitor, chunk: Chunk, running: np.ndarray, left: int) -> None:
+    limit = np.where(running, chunk.commits + chunk.committed - left, 0).reshape(-1)
     rest = []
     for each in chunk.pending:
         done = each.group < limit[each.instance]
@@ -72,9 +149,14 @@ def wait(monitor: Monitor, machine: Machine, left: int) -> None:
 def _finish(monitor: Monitor, chunk: Chunk, done: Pending) -> None:
     """A copy may do its work at any moment up to its wait: it counts as an access there too."""
     _count(done.region, done.access, done.lanes.cells, -1)
-    epoch = chunk.epoch.reshape(-1)[done.instance]
+    epoch = chunk.epoch.reshape(-1)[done.instance] + chunk.turn
     lanes = Lanes(done.lanes.cells, done.lanes.who, epoch, done.lanes.place)
     monitor.record(done.region, done.access, lanes, done.node)
+
+
+def _land_all(monitor: Monitor, chunk: Chunk) -> None:
+    for each in list(chunk.flights):
+        monitor.settle(each.region)
 
 
 def _count(region: Region, kind: str, cells: np.ndarray, by: int) -> None:
@@ -84,4 +166,18 @@ def _count(region: Region, kind: str, cells: np.ndarray, by: int) -> None:
 
 
 def _places(chunk: Chunk) -> np.ndarray:
-    return np.arange(chunk.who.size).reshape(chunk.who.shape)
+    return np.arange(chunk.who.size).reshape(chunk.count)
+
+
+def unwaited(monitor: Monitor, chunk: Chunk) -> list[tuple[Node, int]]:
+    """Copies to fresh memory that no wait has covered: each with the number of an instance that began it."""
+    flying = [
+        (f.window.node, int(chunk.who.flat[0]))
+        for f in chunk.flights
+        if f.window.kind == WRITE and f.region in chunk.regions
+    ]
+    return flying + [
+        (p.node, int(p.lanes.who[0]))
+        for p in chunk.pending
+        if p.access == WRITE and p.region in chunk.regions and p.lanes.who.size
+    ]

@@ -2,70 +2,56 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from tessera.interp import debug_copies as copies
+from tessera.interp.debug_access import Access, clipped, lanes_at
+from tessera.interp.debug_chunk import Chunk
+from tessera.interp.debug_lint import Lint
+from tessera.interp.debug_mask import Masks
+from tessera.interp.debug_observe import Observer, Started
 from tessera.interp.debug_report import Checks, Finding, Stopped
 from tessera.interp.debug_shadow import READ, Domain, Lanes, Region, address, span
+from tessera.interp.debug_written import Written
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory
-from tessera.ir.core import Node
-
-# Epochs of different programs never meet: the program's number stands in the upper half.
-EPOCHS = 1 << 32
-
-
-@dataclass
-class Chunk:
-    """What runs at once: where it begins, each instance's number, each program's epoch, and copies under way."""
-
-    first: tuple[int, ...]
-    who: np.ndarray
-    epoch: np.ndarray
-    commits: np.ndarray
-    pending: list[Any] = field(default_factory=list)
-    regions: list[Region] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, machine: Machine) -> Chunk:
-        """The state of a machine's instances before they begin."""
-        sizes = (*machine.grid, machine.group) if machine.group > 1 else machine.grid
-        who = np.zeros((1,) * machine.rank, np.int64)
-        for axis in range(machine.rank):
-            stride = math.prod(sizes[axis + 1 :])
-            who = who + machine.place(axis).array(machine.count) * stride
-        who = np.broadcast_to(who, machine.count)
-        epoch = who // machine.group * EPOCHS
-        return cls(machine.first, who, epoch, np.zeros(machine.count, np.int32))
-
-    def view(self, table: np.ndarray, machine: Machine) -> np.ndarray:
-        """The part of a table that is the machine's present instances'."""
-        places = zip(machine.first, self.first, machine.count, strict=True)
-        return table[tuple(slice(f - o, f - o + n) for f, o, n in places)]
+from tessera.ir.core import Block, Node
 
 
 class Monitor:
-    """Debug mode's view of a run: what each launch's memory holds, and where findings go."""
+    """Debug mode's view of a run: what each launch's memory holds, where findings go, and who else looks on.
 
-    def __init__(self, checks: Checks, inputs: Sequence[Any]) -> None:
-        self.checks = checks
+    Without `checks` nothing is checked: there are observers alone.
+    """
+
+    def __init__(self, checks: Checks | None, inputs: Sequence[Any], observers: Sequence[Observer] = ()) -> None:
+        self.checking = checks is not None
+        self.checks = checks or Checks()
+        self.observers = observers
         self.inputs = [span(a) for a in inputs if isinstance(a, np.ndarray) and a.size]
+        self.lint = Lint() if self.checks.lint else None
+        self.masks = Masks(self) if self.checks.lint else None
         self.nodes: list[Node] = []
         self.numbers: dict[Node, int] = {}
-        self.ready: dict[tuple[int, int], np.ndarray] = {}
+        self.written = Written()
         self.seen: set[tuple[Any, ...]] = set()
         self.regions: list[Region] = []
         self.grid: tuple[int, ...] = (1,)
         self.group = 1
         self.chunk: Chunk | None = None
+        self.body = Block((), (), ())
 
-    def enter(self, grid: tuple[int, ...], group: int, args: Sequence[Any], written: set[int]) -> None:
+    def enter(self, started: Started, written: set[int]) -> None:
         """Begin a launch: a region for each stretch of memory that its arguments share."""
-        self.grid, self.group = grid, group
+        self.grid, self.group, args = started.grid, started.group, started.args
+        self.body = started.function.body
+        for observer in self.observers:
+            observer.enter(started)
+        if not self.checking:
+            return
         spans = sorted((*span(a), i) for i, a in enumerate(args) if isinstance(a, np.ndarray) and a.size)
         clusters: list[tuple[int, int, list[int]]] = []
         for low, high, i in spans:
@@ -74,6 +60,9 @@ class Monitor:
                 clusters.append((before[0], max(before[1], high), [*before[2], i]))
             else:
                 clusters.append((low, high, [i]))
+        for low, high, _ in clusters:  # all of them before any view is taken: areas may be made one
+            if not self._given(low, high):
+                self.written.cover(low, high)
         found = [self._region(low, high, [args[i] for i in m], bool(written & set(m))) for low, high, m in clusters]
         self.regions = [r for r in found if r.domains or r.ready is not None]
 
@@ -82,16 +71,44 @@ class Monitor:
         domains = [Domain("program race", self.group, True)] if written else []
         if written and self.group > 1:
             domains.append(Domain("race", 1, False))
-        given = any(low < end and start < high for start, end in self.inputs)
-        ready = None if given else self.ready.setdefault((low, high), np.zeros((high - low) // unit, bool))
+        ready = None if self._given(low, high) else self.written.view(low, high, unit)
         return Region(low, high, unit, domains, ready, arrays)
+
+    def _given(self, low: int, high: int) -> bool:
+        """Whether a stretch of memory came from outside: it holds what it holds."""
+        return any(low < end and start < high for start, end in self.inputs)
+
+    def leave(self) -> None:
+        """End a launch."""
+        self._unwaited()
+        for region in self.regions:
+            if region.ready is not None:
+                self.written.spread(region.low, region.high, region.unit)
+        if self.lint is not None:
+            self.lint.report(self)
+        for observer in self.observers:
+            observer.leave()
+
+    def wrote(self, array: np.ndarray) -> None:
+        """Note that the host has written an array."""
+        if isinstance(array, np.ndarray) and array.size:
+            self.written.mark(*span(array))
 
     def begin(self, machine: Machine) -> Chunk:
         """Begin a chunk of the grid."""
-        self.chunk = Chunk.of(machine)
+        self._unwaited()
+        self.chunk = Chunk(machine)
         return self.chunk
 
-    def made(self, memory: Memory, shared: bool) -> None:
+    def _unwaited(self) -> None:
+        """Report a copy of the chunk that ends whose wait never came; to global memory the launch's end is one."""
+        for node, who in copies.unwaited(self, self.chunk) if self.chunk is not None else ():
+            message = f"an asynchronous copy is never waited for: {self.name(who)} began it"
+            suggestion = "wait before the kernel ends: tile.cp_wait_group(0)"
+            self.found(Finding("async", message, node.loc, suggestion=suggestion))
+        self.chunk = None
+
+    def made(self, memory: Memory, shared: bool, swizzle: str = "") -> None:
         """Note fresh memory, which holds nothing yet."""
         assert self.chunk is not None
         array = memory.array
@@ -100,7 +117,7 @@ class Monitor:
         low, high = span(array)
         domains = [Domain("race", 1, False)] if shared and self.group > 1 else []
         ready = np.zeros((high - low) // array.itemsize, bool)
-        self.chunk.regions.append(Region(low, high, array.itemsize, domains, ready, array))
+        self.chunk.regions.append(Region(low, high, array.itemsize, domains, ready, array, swizzle))
 
     def region(self, memory: Memory) -> Region | None:
         """The region a memory lies in, if anything is to be watched there."""
@@ -117,6 +134,11 @@ class Monitor:
             self.numbers[node] = len(self.nodes)
             self.nodes.append(node)
         return self.numbers[node]
+
+    def who(self, machine: Machine, place: tuple[int, ...]) -> int:
+        """The number of the instance at a place among those present."""
+        assert self.chunk is not None
+        return int(self.chunk.view(self.chunk.who, machine)[place])
 
     def name(self, who: int) -> str:
         """An instance in words: its program and, in a group, its tile."""
@@ -139,16 +161,26 @@ class Monitor:
             if opposed not in domain.slots:
                 continue
             slots = domain.of(opposed, region.size)
-            for slot in (0, 1):
+            for slot in range(slots.used):
                 bad = np.flatnonzero(slots.foreign(slot, lanes))
                 if bad.size:
                     found.append((domain.kind, (slots, slot, bad)))
                     break
         return found
 
-    def record(self, region: Region, access: str, lanes: Lanes, node: Node) -> None:
-        """Note accesses in the shadow."""
-        for domain in region.domains:
-            domain.of(access, region.size).record(lanes, self.number(node))
+    def settle(self, region: Region) -> None:
+        """Put the accesses of a region's log into its shadow, where all later ones go too."""
+        log, region.log = region.log or (), None
+        for window in log:
+            access = clipped(Access.of(window.node, window.place, window.mask, window.clip))
+            lanes = lanes_at(window.chunk, window, access, region, window.epochs, window.turn)
+            self.record(region, window.kind, lanes, window.node)
+        if self.chunk is not None:
+            copies.land(self, self.chunk, region)
+
+    def record(self, region: Region, access: str, lanes: Lanes, node: Node) -> bool:
+        """Note accesses in the shadow; whether instances that a domain tells apart touch one element among them."""
+        met = [domain.of(access, region.size).record(lanes, self.number(node)) for domain in region.domains]
         if access != READ and region.ready is not None:
             region.ready[lanes.cells] = True
+        return any(met)

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.errors import (
+    Advice,
+    AlignmentError,
     AsyncCopyError,
     BarrierError,
+    DeadlockError,
     ExecutionError,
+    IndexOverflowError,
     Location,
     NonFiniteError,
     OutOfBoundsError,
@@ -27,7 +31,14 @@ KINDS: dict[str, tuple[str, type[TesseraError]]] = {
     "program race": ("M5", RaceError),
     "async": ("M8", AsyncCopyError),
     "barrier": ("M7", BarrierError),
+    "deadlock": ("M12", DeadlockError),
+    "alignment": ("M11", AlignmentError),
+    "overflow": ("M1", IndexOverflowError),
     "non-finite": ("", NonFiniteError),  # breaks no rule: asked for by `nan`
+    # Advice, asked for by `lint`.
+    "bank conflict": ("", Advice),
+    "uncoalesced": ("", Advice),
+    "outside mask": ("", Advice),
 }
 
 
@@ -40,6 +51,11 @@ class Finding:
     location: Location
     other: Location | None = None
     suggestion: str | None = None
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether this breaks nothing, and only could be better."""
+        return KINDS[self.kind][1] is Advice
 
     @property
     def rule(self) -> str:
@@ -84,17 +100,19 @@ class Checks:
     """Which checks debug mode makes, and whether it goes on after the first finding.
 
     `collect` records findings in `report` and goes on as far as values are defined; without it the first is raised.
-    `nan` also looks for the first op that makes a NaN or an infinity of finite operands.
+    `nan` also looks for the first op that makes a NaN or an infinity of finite operands; `lint` gives advice:
+    bank conflicts, accesses that do not coalesce, elements used that a mask had left out.
     """
 
     collect: bool = False
     nan: bool = False
+    lint: bool = False
     report: Report = field(default_factory=Report)
 
     def found(self, finding: Finding) -> None:
-        """Record a finding; raise it unless the checks collect."""
+        """Record a finding; raise it unless the checks collect. Advice is never raised."""
         self.report.findings.append(finding)
-        if not self.collect:
+        if not self.collect and not finding.is_advice:
             raise finding.error()
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from tessera.interp.memory import Memory
 
+_NODE_BITS = 20  # of a slot, for the node; the rest is for the instance
 READ, WRITE, ATOMIC = "read", "write", "atomic"
 # What a new access must not meet: atomics order one another, and reads disturb nobody.
 OPPOSED = {READ: (WRITE, ATOMIC), WRITE: (READ, WRITE, ATOMIC), ATOMIC: (READ, WRITE)}
@@ -37,36 +39,59 @@ class Slots:
 
     def __init__(self, size: int, share: int, timeless: bool) -> None:
         self.share = share
-        self.who = np.full((2, size), -1, np.int64)
-        self.epoch = None if timeless else np.full((2, size), -1, np.int64)
-        self.node = np.zeros((2, size), np.int32)
+        # One more than the instance's number, and the node's: 0 where nothing has touched the cell.
+        self.held = [np.zeros(size, np.int64) for _ in (0, 1)]
+        self.epoch = None if timeless else [np.full(size, -1, np.int64) for _ in (0, 1)]
+        self.used = 0  # slots that anything was written to
+        self._seen: tuple[Lanes, np.ndarray] | None = None  # what `foreign` found last in slot 0: it is asked twice
+
+    def who(self, slot: int, cells: np.ndarray) -> np.ndarray:
+        """The instances in a slot of some cells; -1 for none."""
+        return (self.held[slot][cells] >> _NODE_BITS) - 1
+
+    def node(self, slot: int, cells: np.ndarray) -> np.ndarray:
+        """The nodes in a slot of some cells."""
+        return self.held[slot][cells] & ((1 << _NODE_BITS) - 1)
 
     def foreign(self, slot: int, lanes: Lanes) -> np.ndarray:
         """The lanes whose cell another instance touched in the lane's own epoch."""
-        before = self.who[slot, lanes.cells]
+        if not slot and self._seen is not None and self._seen[0] is lanes:
+            return self._seen[1]
+        before = self.who(slot, lanes.cells)
         other = self._differ(before, lanes.who)
-        return other & (before >= 0 if self.epoch is None else self.epoch[slot, lanes.cells] == lanes.epoch)
+        found = other & (before >= 0 if self.epoch is None else self.epoch[slot][lanes.cells] == lanes.epoch)
+        if not slot:
+            self._seen = lanes, found
+        return found
 
     def _differ(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
         return one != two if self.share == 1 else one // self.share != two // self.share
 
-    def record(self, lanes: Lanes, node: int) -> None:
-        """Note these accesses."""
-        self._keep(lanes.part(self.foreign(0, lanes)))
+    def record(self, lanes: Lanes, node: int) -> bool:
+        """Note these accesses; whether several instances touch one cell among them."""
+        before = self.foreign(0, lanes) if self.used else None
+        if before is not None and before.any():
+            self._keep(lanes.part(before))
+            self.used = 2
         self._set(0, lanes, node)
-        # Other instances that touch the same cell in this very op.
-        self._set(1, lanes.part(self._differ(lanes.who, self.who[0, lanes.cells])), node)
+        self.used = max(self.used, 1)
+        others = self._differ(lanes.who, self.who(0, lanes.cells))
+        if not others.any():
+            return False
+        self._set(1, lanes.part(others), node)
+        self.used = 2
+        return True
 
     def _keep(self, lanes: Lanes) -> None:
-        for table in (self.who, self.epoch, self.node):
+        for table in (self.held, self.epoch):
             if table is not None:
-                table[1, lanes.cells] = table[0, lanes.cells]
+                table[1][lanes.cells] = table[0][lanes.cells]
 
     def _set(self, slot: int, lanes: Lanes, node: int) -> None:
-        self.who[slot, lanes.cells] = lanes.who
-        self.node[slot, lanes.cells] = node
+        self._seen = None
+        self.held[slot][lanes.cells] = (lanes.who + 1 << _NODE_BITS) + node
         if self.epoch is not None:
-            self.epoch[slot, lanes.cells] = lanes.epoch
+            self.epoch[slot][lanes.cells] = lanes.epoch
 
 
 @dataclass
@@ -85,7 +110,7 @@ class Domain:
         return self.slots[access]
 
 
-@dataclass
+@dataclass(eq=False)
 class Region:
     """A stretch of memory with its shadow; a cell is `unit` bytes.
 
@@ -99,9 +124,12 @@ class Region:
     domains: list[Domain]
     ready: np.ndarray | None
     keeper: object  # the memory itself, kept so that its address is not used again
+    swizzle: str = ""
     arriving: np.ndarray | None = None
     lent: np.ndarray | None = None
     copy: np.ndarray | None = None
+    # Accesses that are not in the shadow yet, since they were seen to be apart; None: they all are.
+    log: list[Any] | None = field(default_factory=list)
 
     @property
     def size(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tessera.errors import ShapeError
 from tessera.evaluate import evaluate
+from tessera.interp.flow import flow
 from tessera.interp.heap import keep_pages
 from tessera.ir.core import Function, Node
 from tessera.shapes import bind_all, symbols
@@ -25,6 +26,8 @@ def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
     sizes = sizes_of(function, arrays)
 
     def meaning(node: Node, args: list[Any], run: Any) -> tuple[Any, ...]:
+        if node.regions:
+            return flow.of(node.op)(node, args, run)
         types = tuple(_concrete(t, sizes) for t in node.types)
         results = tuple(_concrete(t, sizes) for t in node.result_types)
         return node.op.execute(types, results, _bound(node, sizes), args)

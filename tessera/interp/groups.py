@@ -45,13 +45,20 @@ def _(machine, node, args, run):
     return (_taken(x, index, rank - 1),)
 
 
+@rules(group.meet)
+def _(machine, node, args, run):
+    # Instances run in step, so what came before is done; only a stretch that parts can go wrong.
+    _meet(machine, node.attrs["width"], "meet")
+    return ()
+
+
 def _taken(x: Any, index: np.ndarray, axis: int) -> Any:
     if isinstance(x, Bounded):
         return Bounded(np.take_along_axis(x.value, index, axis), np.take_along_axis(x.radius, index, axis))
     return np.take_along_axis(x, index, axis)
 
 
-def _meet(machine: Machine, width: int) -> None:
+def _meet(machine: Machine, width: int, what: str = "exchange values") -> None:
     """Check that each stretch of tiles is here whole or not at all."""
     if machine.group % width:
         raise ExecutionError(f"stretches of {width} tiles do not make up a group of {machine.group}")
@@ -65,7 +72,7 @@ def _meet(machine: Machine, width: int) -> None:
         whole = bool((stretches == stretches[..., :1]).all())
     if not whole:
         raise ExecutionError(
-            "some tiles exchange values and others of the same stretch do not",
+            f"some tiles {what} and others of the same stretch do not",
             expected=f"all {width} tiles of a stretch at the same operation",
             received=f"a condition that differs between the {machine.group} tiles",
             suggestion="move it out of the `if` or loop whose condition differs between tiles",

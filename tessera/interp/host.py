@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, DTypeError, ShapeError
+from tessera.errors import ArgumentError, DTypeError, ShapeError, UnsupportedOpError
 from tessera.evaluate import evaluate
 from tessera.ir.core import Function, Node, Value
-from tessera.op import Rules
+from tessera.numerics.bounded import certain
+from tessera.op import REGISTRY, Rules
 from tessera.ops import host
-from tessera.types import RefType, Type
+from tessera.types import RefType, TensorType, Type
 
 # launch(node, operands) runs one kernel: a host.launch, or a schedule.kernel.
 Launch = Callable[[Node, list[Any]], None]
 
 meaning_of = Rules("host")
+# rule(node, operands, walk) runs the regions of a node.
+flow_of = Rules("host control flow")
 
 
 class Workspace:
@@ -27,9 +30,10 @@ class Workspace:
     With `lift` (bound mode) each buffer is lifted and lies apart: planned or not makes no difference to its values.
     """
 
-    def __init__(self, size: int, lift: Callable[[np.ndarray], Any] | None) -> None:
+    def __init__(self, size: int, lift: Callable[[np.ndarray], Any] | None, wrote: Callable[[Any], None]) -> None:
         self.bytes = np.zeros(size, np.uint8)
         self.lift = lift
+        self.wrote = wrote
 
     def buffer(self, type: RefType, offset: int) -> Any:
         """The buffer at a byte offset; memory of its own where the plan gives none."""
@@ -43,20 +47,25 @@ class Workspace:
 
 
 def run(
-    function: Function, arrays: Sequence[Any], launch: Launch, lift: Callable[[np.ndarray], Any] | None = None
-) -> list[Any]:
+    function: Function, arrays: Sequence[Any], launch: Launch, lift: Callable[[np.ndarray], Any] | None = None,
+    wrote: Callable[[Any], None] = lambda array: None,
+) -> list[Any]:  # fmt: skip
     """Run an entry function; its last `attrs["outputs"]` parameters are made here and handed back.
 
-    `lift` makes of each array what the launches want instead (in bound mode, a Bounded).
+    `lift` makes of each array what the launches want instead (in bound mode, a Bounded); `wrote` hears of arrays
+    that the host itself has written.
     """
     outputs = int(function.attrs.get("outputs", 0))
     inputs = function.params[: len(function.params) - outputs]
     if lift is None:
         check(inputs, arrays)
-    workspace = Workspace(int(function.attrs.get("workspace", 0)), lift)
+    workspace = Workspace(int(function.attrs.get("workspace", 0)), lift, wrote)
     made = [workspace.buffer(_ref(p.type), -1) for p in function.params[len(inputs) :]]
 
     def meaning(node: Node, args: list[Any], run: Any) -> tuple[Any, ...]:
+        if node.op in flow_of:
+            flow_of.of(node.op)(node, args, run)
+            return ()
         rule = meaning_of.get(node.op)
         if rule is not None:
             return rule(node, args, workspace)
@@ -94,3 +103,48 @@ def _(node, args, workspace):
 @meaning_of(host.view)
 def _(node, args, workspace):
     return (args[0].reshape(node.attrs["shape"]),)
+
+
+@meaning_of(host.call)
+def _(node, args, workspace):
+    if workspace.lift is not None:
+        raise UnsupportedOpError(f"{node.attrs['op']} runs on the host: its error is not bounded", location=node.loc)
+    call(node.attrs["op"], node.attrs["operands"], node.attrs["attrs"], [v.type for v in node.args], args)
+    for array in args[node.attrs["operands"] :]:
+        workspace.wrote(array)
+    return ()
+
+
+def call(op: str, operands: int, attrs: Mapping[str, Any], types: Sequence[Type], arrays: Sequence[Any]) -> None:
+    """Run a tensor op from the first memories to the rest."""
+    tensors = tuple(TensorType(t.shape, t.dtype, t.policy) for t in types)  # type: ignore[union-attr]
+    found = REGISTRY[op].execute(tensors[:operands], tensors[operands:], attrs, list(arrays[:operands]))
+    for target, result in zip(arrays[operands:], found, strict=True):
+        target[...] = result
+
+
+@meaning_of(host.at)
+def _(node, args, workspace):
+    index = int(certain(args[1]))
+    # A slice of length one and then another shape: a scalar would be a copy.
+    return (args[0][index : index + 1].reshape(node.out.type.shape),)
+
+
+@flow_of(host.loop)
+def _(node, args, walk):
+    index, step = node.attrs["first"], node.attrs["step"]
+    for i in range(node.attrs["count"]):
+        walk(node.regions[0], np.int64(index + i * step))
+
+
+@flow_of(host.while_)
+def _(node, args, walk):
+    walk(node.regions[0])
+    while certain(args[0]):
+        walk(node.regions[1])
+        walk(node.regions[0])
+
+
+@flow_of(host.if_)
+def _(node, args, walk):
+    walk(node.regions[0 if certain(args[0]) else 1])

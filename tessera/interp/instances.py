@@ -212,7 +212,7 @@ def _(machine, node, args, run):
     shared = (1,) * (machine.rank - grid_axes) if node.attrs["space"] == SHARED else machine.count[grid_axes:]
     type, name = node.out.type, f"the {node.out.type.space} memory of line {node.loc.line}"
     lead = (*machine.count[:grid_axes], *shared)
-    return (allocate(lead, type.shape, type.dtype.numpy, name, machine.bound),)
+    return (allocate(lead, type.shape, type.dtype.numpy, name, machine.bound, node.attrs["padding"]),)
 
 
 @places(tile.async_copy)

@@ -241,8 +241,12 @@ def _outside(memory: Memory, axis: int, index: int, size: int, bad: np.ndarray) 
     return error
 
 
-def allocate(lead: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype, name: str, bound: bool) -> Memory:
-    """Fresh memory for each instance, filled with what no program should rely on."""
-    array = np.empty((*lead, *shape), dtype)
+def allocate(
+    lead: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype, name: str, bound: bool, padding: int = 0
+) -> Memory:
+    """Fresh memory for each instance, filled with what no program should rely on; rows lie `padding` elements apart."""
+    rows = (*shape[:-1], shape[-1] + padding) if padding else shape
+    array = np.empty((*lead, *rows), dtype)
     array.view(np.uint8)[...] = 0xFF  # NaN in every float format
+    array = array[..., : shape[-1]] if padding else array
     return Memory(lift(array) if bound else array, name, len(lead))

@@ -14,6 +14,7 @@ from typing import Any
 from tessera.errors import Location, TesseraError
 from tessera.interp import instances, moves
 from tessera.interp.affine import Affine, arithmetic
+from tessera.interp.lifetimes import dropping, last_uses
 from tessera.interp.machine import Machine
 from tessera.ir.core import Block, Node, Value
 from tessera.numerics.convert import convert, store
@@ -81,10 +82,11 @@ def _program(body: Block, rank: int) -> Program:
 
 def _compile(block: Block, program: Program, one: Machine) -> None:
     steps, locations = program.blocks.setdefault(block, []), program.locations.setdefault(block, [])
+    last = last_uses(block)
     for node in block.nodes:
         step = _step(node)
         if not _fold(node, step, program, one):
-            steps.append(step)
+            steps.append(dropping(step, tuple(v for v in last[node] if v not in program.constants)))
             locations.append(node.loc)
             for region in node.regions:
                 _compile(region, program, one)

@@ -43,7 +43,7 @@ def run(module: Module, arrays: Sequence[Any], debug: Any = None) -> list[np.nda
         return host.run(module.main, arrays, _launcher(module, bound=False))
     monitor = Monitor(checks, arrays, observers)
     try:
-        return host.run(module.main, arrays, _launcher(module, False, monitor))
+        return host.run(module.main, arrays, _launcher(module, False, monitor), wrote=monitor.wrote)
     except Stopped:  # what the outputs hold has no meaning; only their shapes have
         return [np.zeros(p.type.shape, p.type.dtype.numpy) for p in _outputs(module.main)]
 

@@ -24,6 +24,8 @@ _CLAUSES: dict[str, type] = {
     "saturate": bool,
     "denormals": str,
     "loss_scale": float,
+    "compensated": bool,
+    "seed": int,
 }
 
 

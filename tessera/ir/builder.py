@@ -18,13 +18,15 @@ from tessera.types import TensorType, Type, as_dtype
 class Builder:
     """A growing list of nodes; inner regions are opened by `region`.
 
-    `captures` holds the arrays that traced code closes over: each becomes one more parameter.
+    `captures` holds the arrays that traced code closes over: each becomes one more parameter. `owners` holds the
+    tensors of those that ask for gradients.
     """
 
     def __init__(self) -> None:
         self._open: list[list[Node]] = [[]]
         self.producers: dict[Value, Node] = {}
         self.captures: dict[int, tuple[np.ndarray, Value]] = {}
+        self.owners: dict[int, Any] = {}
         self.location: Location | None = None
 
     def add(
@@ -55,8 +57,10 @@ class Builder:
         for value in node.results:
             self.producers[value] = node
 
-    def capture(self, array: np.ndarray) -> Value:
-        """The parameter that stands for an array from outside."""
+    def capture(self, array: np.ndarray, owner: Any = None) -> Value:
+        """The parameter that stands for an array from outside; `owner` is the tensor it belongs to, if there is one."""
+        if owner is not None and owner.requires_grad:
+            self.owners[id(array)] = owner
         if id(array) not in self.captures:
             type = TensorType(array.shape, as_dtype(array.dtype))
             self.captures[id(array)] = (array, Value(type, f"capture{len(self.captures)}"))

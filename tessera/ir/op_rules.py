@@ -10,7 +10,7 @@ from tessera.errors import TesseraError
 from tessera.ir.attributes import printable
 from tessera.ir.breach import Breach, differing, nodes, types
 from tessera.ir.core import Function, Module, Node
-from tessera.ir.levels import CONTROL, Level
+from tessera.ir.levels import CONTROL, FLOW, Level
 from tessera.op import Op
 from tessera.types import DType, RefType, TensorType
 
@@ -31,7 +31,7 @@ _MISFIT = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, 
 def result_types(module: Module, level: Level) -> Iterator[Breach]:
     """V2: operands are of the kind and number the op takes, and results of the types its rule gives."""
     for node in nodes(module):
-        if node.op.name in CONTROL:  # their types are V4's
+        if node.op.name in CONTROL | FLOW:  # their types are V4's
             continue
         yield from _operands(node)
         yield from _results(node)

@@ -70,7 +70,20 @@ def difference(upper: Index, lower: Index) -> int | None:
     if high is None or low is None:
         return None
     gap = high.plus(low, -1)
+    if not gap.is_constant:  # the same expression written twice is the same number
+        alike: dict[Any, int] = {}
+        for scalar, factor in gap.scalars.items():
+            alike = _sum(alike, {_expression(scalar): factor}, 1)
+        gap = Linear(gap.constant, alike, gap.ramps)
     return gap.constant if gap.is_constant else None
+
+
+def _expression(value: Value) -> Any:
+    """What a value is computed by, where that reads no memory: equal for equal expressions."""
+    node = current().builder.producers.get(value)
+    if node is None or node.op.effects or node.regions or len(node.results) != 1:
+        return value
+    return (node.op, node.attrs, tuple(map(_expression, node.args)))
 
 
 def scalar_part(found: Linear) -> Index:

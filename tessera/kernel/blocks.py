@@ -6,7 +6,8 @@ from typing import Any
 
 from tessera.errors import ShapeError
 from tessera.kernel import affine
-from tessera.kernel.trace import current, is_number
+from tessera.kernel.rounding import rounded
+from tessera.kernel.trace import as_value, current, is_number
 from tessera.ops import elementwise as e
 from tessera.ops import functions as f
 from tessera.ops import reduce
@@ -58,9 +59,17 @@ def arange(start: Any, stop: Any = None, dtype: Any = int64) -> Tensor:
     return ramp if isinstance(low, int) and low == 0 else ramp + low
 
 
-def cast(x: Any, dtype: Any) -> Tensor:
-    """`x` with elements converted to `dtype`."""
-    return full((), x, dtype) if is_number(x) else cast_op(x, dtype=as_dtype(dtype))
+def cast(x: Any, dtype: Any, rounding: str = "rte", saturate: bool = False) -> Tensor:
+    """`x` with elements converted to `dtype`: to the nearest, ties to even ("rte"), or toward zero ("rtz").
+
+    With `saturate` what lies beyond the range becomes the largest number.
+
+    Raises:
+        ArgumentError: there is no such rounding, or none from this type.
+    """
+    if rounding == "rte" and not saturate:
+        return full((), x, dtype) if is_number(x) else cast_op(x, dtype=as_dtype(dtype))
+    return rounded(as_value(x), as_dtype(dtype), rounding, saturate)
 
 
 def transpose(x: Any, dim0: int = -2, dim1: int = -1) -> Tensor:

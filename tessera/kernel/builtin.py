@@ -6,6 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from tessera.errors import UnsupportedSyntaxError
+from tessera.kernel.checks import print_
+from tessera.kernel.lines import pause
 from tessera.kernel.ranges import tile_range
 from tessera.kernel.trace import is_traced
 from tessera.ops import elementwise, reduce
@@ -41,6 +44,18 @@ def _bool(x: Any = False) -> Any:
     return x != 0 if is_traced(x) and x.dtype != bool_ else x if is_traced(x) else bool(x)
 
 
+def _text(python: Function) -> Function:
+    def apply(x: Any = "", *rest: Any) -> Any:
+        if is_traced(x):
+            raise UnsupportedSyntaxError(
+                f"{python.__name__} needs a value known while compiling", received=str(x.type),
+                suggestion='print the value itself: print("x =", x)',
+            )  # fmt: skip
+        return python(x, *rest)
+
+    return apply
+
+
 RULES: dict[Any, Function] = {
     min: _extreme(min, elementwise.minimum, reduce.min),
     max: _extreme(max, elementwise.maximum, reduce.max),
@@ -52,4 +67,9 @@ RULES: dict[Any, Function] = {
     abs: lambda x: elementwise.abs(x) if is_traced(x) else abs(x),
     round: lambda x, *digits: elementwise.round(x) if is_traced(x) else round(x, *digits),
     pow: lambda x, y: x**y,
+    str: _text(str),
+    repr: _text(repr),
+    format: _text(format),
+    print: print_,
+    breakpoint: pause,
 }

@@ -16,7 +16,7 @@ from tessera.kernel.marks import TAKES_PLACES, UPDATES_FIRST, interpreted
 from tessera.kernel.place import Place, value
 from tessera.kernel.source import Source, read, source_of
 from tessera.kernel.trace import Trace, current, is_number, is_traced
-from tessera.kernel.unsupported import unsupported
+from tessera.kernel.unsupported import refuse, unsupported
 from tessera.op import Op
 from tessera.ops import elementwise, functions
 
@@ -89,6 +89,7 @@ def _number(op: Op, args: list[Any], named: dict[str, Any]) -> Any:
 
 
 def _native(function: Any, args: list[Any], named: dict[str, Any]) -> Any:
+    refuse(function)
     module = (getattr(function, "__module__", None) or "").partition(".")[0]
     if isinstance(function, Op) or module not in _OUTSIDE or not any(is_traced(a) for a in (*args, *named.values())):
         return function(*args, **named)
@@ -166,7 +167,10 @@ def closure(frame: Frame, node: ast.FunctionDef) -> Closure:
 def _signature(frame: Frame, node: ast.FunctionDef) -> inspect.Signature:
     arguments = node.args
     if arguments.vararg or arguments.kwarg:
-        raise UnsupportedSyntaxError("an inner function takes no *args or **kwargs", location=frame.place(node))
+        raise UnsupportedSyntaxError(
+            "an inner function takes no *args or **kwargs", location=frame.place(node),
+            suggestion="name each parameter, or take a tuple",
+        )  # fmt: skip
     kinds = inspect.Parameter
     positional = (*arguments.posonlyargs, *arguments.args)
     listed: list[tuple[str, Any]] = [(a.arg, kinds.POSITIONAL_OR_KEYWORD) for a in positional]

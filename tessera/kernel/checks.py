@@ -39,6 +39,18 @@ def print(*values: Any) -> None:
     emit(checks.print_, [as_value(v) for v in values if not isinstance(v, str)], label=words)
 
 
+def print_(*values: Any, sep: str = " ", end: str = "\n") -> None:
+    """Python's `print` in a kernel: its arguments in order, one line for each tile (whatever `end` says).
+
+    Raises:
+        ArgumentError: `end` is something else than a line's end.
+    """
+    if end != "\n":
+        raise ArgumentError("a kernel prints whole lines", received=f"end={end!r}", suggestion="leave `end` out")
+    words = ["{}" if is_traced(v) else str(v).replace("{", "{{").replace("}", "}}") for v in values]
+    emit(checks.print_, [v for v in values if is_traced(v)], label=sep.join(words), ordered=True)
+
+
 def _compared(condition: Tensor) -> list[Tensor]:
     """The operands of the comparison that a condition is."""
     node = current().builder.producers.get(condition.data)

@@ -48,8 +48,12 @@ class Stretch:
         return local_id() % self.width()  # type: ignore[operator]
 
     def sync(self) -> None:
-        """Wait for every tile of the group, which makes every stretch of it wait too."""
-        barrier()
+        """Wait for the tiles of this stretch; what they wrote before is then seen by all of them."""
+        if self.size is None:
+            barrier()
+        else:
+            width = self.width()
+            current("tile.warp").builder.add(group.meet, [], {"width": width})
 
     def reduce(self, x: Any, op: str = "sum") -> Tensor:
         """The "sum", "max" or "min" of what the tiles hold, in all of them; sums of narrow integers give int64."""

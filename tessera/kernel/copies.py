@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tessera.errors import ArgumentError, DTypeError
@@ -14,19 +15,34 @@ from tessera.ops import tile
 from tessera.types import REGISTER, SHARED, DType, as_dtype, f32
 
 
-def alloc_shared(shape: Any, dtype: Any = f32, swizzle: str | None = None, alignment: int = 16) -> View:
-    """Memory that the tiles of a group share, without initial value. `swizzle` ("xor") avoids bank conflicts."""
-    return _alloc(shape, dtype, SHARED, alignment, swizzle or "")
+def alloc_shared(
+    shape: Any, dtype: Any = f32, swizzle: str | None = None, alignment: int = 16, padding: int = 0
+) -> View:
+    """Memory that the tiles of a group share, without initial value.
+
+    It begins at a multiple of `alignment` bytes. Two ways to lay it out avoid bank conflicts, and change no
+    value: `swizzle="xor"` permutes the places within rows, and `padding` leaves so many elements unused after each row.
+
+    Raises:
+        ArgumentError: a shape not known while compiling, an alignment that is no power of two, or an unknown swizzle.
+    """
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise ArgumentError("an alignment is a power of two", expected="16", received=repr(alignment))
+    if swizzle not in (None, "", "none", "xor"):
+        raise ArgumentError(f'"{swizzle}" is not a swizzle', expected='"xor" or None')
+    if not isinstance(padding, int) or padding < 0:
+        raise ArgumentError("padding is a number of elements", expected="0 or more", received=repr(padding))
+    return _alloc(shape, dtype, SHARED, alignment, "xor" if swizzle == "xor" else "", padding)
 
 
 def alloc_register(shape: Any = (), dtype: Any = f32) -> View:
     """Memory of one tile's own, without initial value: `alloc_register((8, 8), ts.f32)`, or one element: `(ts.f32)`."""
     if isinstance(shape, DType):
         shape, dtype = (), shape
-    return _alloc(shape, dtype, REGISTER, 16, "")
+    return _alloc(shape, dtype, REGISTER)
 
 
-def _alloc(shape: Any, dtype: Any, space: str, alignment: int, swizzle: str) -> View:
+def _alloc(shape: Any, dtype: Any, space: str, alignment: int = 16, swizzle: str = "", padding: int = 0) -> View:
     sizes = (shape,) if not isinstance(shape, (tuple, list)) else tuple(shape)
     if not all(isinstance(n, int) and n > 0 for n in sizes):
         raise ArgumentError(
@@ -35,14 +51,17 @@ def _alloc(shape: Any, dtype: Any, space: str, alignment: int, swizzle: str) -> 
         )  # fmt: skip
     current(f"alloc_{space}")
     attrs = {"shape": sizes, "dtype": as_dtype(dtype), "space": space, "alignment": alignment, "swizzle": swizzle}
+    if padding:
+        attrs["padding"] = padding
     return whole(Memory(emit(tile.alloc, [], **attrs), f"the {space} buffer"))
 
 
 @takes_places
-def cp_async(dst: Any, src: Any, edge: str = "error") -> None:
+def cp_async(dst: Any, src: Any, edge: str = "error", barrier: Any = None) -> None:
     """Begin to copy the block at `src` to `dst`; a later cp_wait_group says that it has arrived.
 
-    With `edge="clip"` what lies outside the source arrives as 0.
+    With `edge="clip"` what lies outside the source arrives as 0. With a `barrier` (`tile.mbarrier`) the bytes
+    of the block count there when it has arrived: `barrier.expect(bytes)` before, `barrier.wait(parity)` after.
     """
     to, source = locate(dst, (), None), locate(src, (), None)
     if to.shape != source.shape and isinstance(source, View):
@@ -56,6 +75,9 @@ def cp_async(dst: Any, src: Any, edge: str = "error") -> None:
         _begin(to, source, edge)
     else:
         to.store(source.load(edge=edge))  # no target copies such a shape by itself: at once, then
+    if barrier is not None:
+        barrier.copied(math.prod(to.shape) * to.dtype.bits // 8)
+        current().uncommitted = False
 
 
 def _aligned(dst: View, src: View) -> bool:

@@ -21,7 +21,7 @@ from tessera.tensor import Tensor
 
 Rule = Callable[[Frame, Any], Any]
 RULES: dict[type, Rule] = {}
-PYTHON_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
+PYTHON_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError)
 
 
 def expression(kind: type) -> Callable[[Rule], Rule]:
@@ -151,8 +151,8 @@ COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.NotEq: operator.ne,
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
+    ast.In: logic.among,
+    ast.NotIn: lambda a, b: logic.negation(logic.among(a, b)),
 }
 UNARY: dict[type, Callable[[Any], Any]] = {
     ast.USub: operator.neg,
@@ -219,7 +219,7 @@ def _(frame: Frame, node: ast.FormattedValue) -> str:
     if is_traced(found):
         raise UnsupportedSyntaxError(
             "an f-string needs values known while compiling", received=str(found.type),
-            suggestion="debug values with the interpreter's trace",
+            suggestion="print the value itself: print(\"x =\", x), or tile.print(\"x =\", x)",
         )  # fmt: skip
     convert: Any = {ord("r"): repr, ord("s"): str, ord("a"): ascii}.get(node.conversion)
     spec = evaluate(frame, node.format_spec) if node.format_spec else ""
@@ -244,6 +244,11 @@ def _comprehension(frame: Frame, node: ast.ListComp | ast.GeneratorExp) -> list[
 
 
 def _items(values: Any) -> Any:
+    if isinstance(values, Place) or is_traced(values):
+        raise UnsupportedSyntaxError(
+            "a comprehension cannot walk over a block", received=str(values.type),
+            suggestion="compute on the whole block at once, or walk over tile.static_range(n)",
+        )  # fmt: skip
     return values.static() if isinstance(values, Range) else values
 
 

@@ -36,6 +36,7 @@ class Frame:
         self.names = names
         self.outer = outer
         self.result: Any = None
+        self.lost: frozenset[str] = frozenset()  # names whose values a stepped program no longer has
         self.returned: Location | None = None  # where the result was given
 
     def find(self, name: str) -> Any:

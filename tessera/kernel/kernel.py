@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
+from tessera.device import default_device
 from tessera.errors import ArgumentError, here
 from tessera.ir.core import Module
-from tessera.kernel import defaults, launch
+from tessera.kernel import defaults, launch, tuner
 from tessera.kernel.frame import unchanged
+from tessera.kernel.hooks import Hook, Hooks, Started
+from tessera.kernel.lines import LINES
 from tessera.kernel.signature import Arguments, parameters
 from tessera.kernel.source import read
 from tessera.kernel.specialize import Request, Specialized, specialize
+from tessera.kernel.tuning import Tuned, Tuning, parted
 from tessera.schedule import Schedule
 from tessera.tensor import Tensor
 from tessera.types import Type
@@ -33,6 +37,7 @@ class Options:
     autotune_configs: tuple[Mapping[str, Any], ...] = ()
     target: str | None = None
     schedule: Schedule | None = None
+    tuning: Tuning | None = None
 
 
 class Kernel:
@@ -47,7 +52,9 @@ class Kernel:
         self.kernel_function = function
         self.options = options
         self.parameters = parameters(function)
+        self.hooks = Hooks()
         self._cache: dict[Any, Specialized] = {}
+        self._configured: dict[Any, Kernel] = {}
 
     def __getitem__(self, item: Any) -> Launch:
         grid, group = item if isinstance(item, tuple) and len(item) == 2 and _is_grid(item[0]) else (item, None)
@@ -81,7 +88,33 @@ class Kernel:
         Raises:
             ArgumentError: this is no Schedule.
         """
-        return Kernel(self.kernel_function, _with_schedule(self.options, schedule, self.parameters.constants))
+        return self.like(_with_schedule(self.options, schedule, self.parameters.constants))
+
+    def like(self, options: Options) -> Kernel:
+        """This kernel with other options, and the same hooks."""
+        made = Kernel(self.kernel_function, options)
+        made.hooks = self.hooks
+        return made
+
+    def configured(self, config: Mapping[str, Any]) -> Kernel:
+        """This kernel with the constants and schedule fields of a configuration, and no tuning of its own."""
+        key = tuple((k, _hashable(v)) for k, v in sorted(config.items()))
+        if key not in self._configured:
+            constants, fields = parted(config, self.parameters.constants)
+            first = {**(self.options.autotune_configs or ({},))[0], **constants}
+            made = self.like(replace(self.options, tuning=None, autotune_configs=(first,)))
+            self._configured[key] = made.with_schedule(self.schedule.derive(**fields)) if fields else made
+        return self._configured[key]
+
+    def before(self, hook: Hook) -> Hook:
+        """Call `hook(started)` before each launch (see tessera/kernel/hooks.py); a decorator."""
+        self.hooks.before.append(hook)
+        return hook
+
+    def after(self, hook: Hook) -> Hook:
+        """Call `hook(started)` after each launch that came to its end; a decorator."""
+        self.hooks.after.append(hook)
+        return hook
 
     def plan(self, found: Arguments, grid: Any, group: int | None) -> tuple[tuple[int, ...], int]:
         """The launch: as asked for, or the default (see defaults.py)."""
@@ -97,7 +130,8 @@ class Kernel:
         self, arg_types: Mapping[str, Type], constants: Mapping[str, Any], grid: tuple[int, ...] = (1,), group: int = 1
     ) -> Module:
         """The Tile module for these argument types and this launch, compiled once."""
-        key = (tuple(arg_types.items()), tuple((k, _hashable(v)) for k, v in constants.items()), grid, group)
+        named = tuple((k, _hashable(v)) for k, v in constants.items())
+        key = (tuple(arg_types.items()), named, grid, group, LINES.get())
         found = self._cache.get(key)
         if found is None or not unchanged(found.guards):
             options = self.options
@@ -118,67 +152,45 @@ class Launch:
     group: int | None = None
 
     def __call__(self, *args: Any, **named: Any) -> Any:
+        if self.kernel.options.tuning is not None:
+            return tuner.chosen(self, self.tune(*args, **named).config)(*args, **named)
         found = self.kernel.bind(args, named)
         module = self._module(found)
+        started = self._started(module, found)
+        for hook in self.kernel.hooks.before:
+            hook(started)
         outputs = launch.run(module, found.arrays, self.kernel.options.target)
+        for hook in self.kernel.hooks.after:
+            hook(started)
         results = [Tensor(a) if found.tensors else a for a in outputs]
         return tuple(results) if len(results) > 1 else results[0] if results else None
 
+    def tune(self, *args: Any, **named: Any) -> Tuned:
+        """The best configuration of an autotuned kernel for these arguments: measured on copies, or as remembered.
+
+        Raises:
+            ArgumentError: the kernel is not autotuned, or no configuration can run.
+        """
+        if self.kernel.options.tuning is None:
+            raise ArgumentError(f"{self.kernel!r} is not autotuned", location=here(), expected="@kernel.autotune(...)")
+        return tuner.tune(self, args, named)
+
+    def _started(self, module: Module, found: Arguments) -> Any:
+        if not self.kernel.hooks.before and not self.kernel.hooks.after:
+            return None
+        function = module.functions[1]
+        target = self.kernel.options.target or default_device()
+        arrays = dict(zip(found.types, found.arrays, strict=True))
+        grid, group = function.attrs["grid"], function.attrs["group"]
+        return Started(function.name, grid, group, target, found.constants, arrays)
+
     def module(self, *args: Any, **named: Any) -> Module:
-        """The Tile module that a call with these arguments runs."""
+        """The Tile module that a call with these arguments runs; of an autotuned kernel, in its first configuration."""
         return self._module(self.kernel.bind(args, named))
 
     def _module(self, found: Arguments) -> Module:
         grid, group = self.kernel.plan(found, self.grid, self.group)
         return self.kernel.specialize(found.types, found.constants, grid, group)
-
-
-def kernel(
-    function: Callable[..., Any] | None = None,
-    *,
-    tile_shape: Sequence[int] | None = None,
-    shared_memory: int = 0,
-    num_warps: int = 4,
-    autotune: bool = False,
-    autotune_configs: Sequence[Mapping[str, Any]] | None = None,
-    target: str | None = None,
-) -> Any:
-    """Make a kernel of a Python function; plain, or with options.
-
-    >>> @kernel
-    ... def double(x: Tensor["N"]):
-    ...     i = tile.program_id(0)
-    ...     x[i] *= 2.0
-    """
-    shape = tuple(tile_shape or ())
-    options = Options(shape, shared_memory, num_warps, autotune, tuple(autotune_configs or ()), target)
-    if function is None:
-        return lambda f: Kernel(f, options)
-    return Kernel(function, options)  # type: ignore[arg-type]
-
-
-def with_schedule(schedule: Schedule, **options: Any) -> Callable[[Callable[..., Any]], Kernel]:
-    """`@kernel.with_schedule(s)` and `@kernel.schedule(s)`: a kernel whose constants the schedule gives.
-
-    Takes a Python function (with the options of @kernel) or a kernel.
-
-    >>> @kernel.with_schedule(Schedule(block=64))
-    ... def double(x, *, BM: int = 16):
-    ...     i = tile.program_id(0) * BM
-    ...     x[i : i + BM] *= 2.0
-    >>> double.schedule
-    Schedule(block_m=64)
-    """
-
-    def decorated(function: Callable[..., Any]) -> Kernel:
-        made = function if isinstance(function, Kernel) else kernel(function, **options)
-        return made.with_schedule(schedule)
-
-    return decorated
-
-
-# `kernel` stays a function: these are its attributes, as the language spells them.
-kernel.__dict__.update(with_schedule=with_schedule, schedule=with_schedule)
 
 
 def _with_schedule(options: Options, schedule: Any, constants: frozenset[str]) -> Options:

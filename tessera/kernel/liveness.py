@@ -62,6 +62,10 @@ class Liveness:
     def _if(self, node: ast.If, after: Names) -> Names:
         return reads(node.test) | self._block(node.body, after) | self._block(node.orelse, after)
 
+    def _with(self, node: ast.With, after: Names) -> Names:
+        named = writes(i.optional_vars for i in node.items if i.optional_vars is not None)
+        return reads(*(i.context_expr for i in node.items)) | (self._block(node.body, after) - named)
+
     def _for(self, node: ast.For, after: Names) -> Names:
         return reads(node.iter) | self._loop(node, after, reads(), writes([node.target]))
 
@@ -98,4 +102,5 @@ _RULES: dict[type, Callable[..., Names]] = {
     ast.Break: Liveness._leave,
     ast.Continue: Liveness._leave,
     ast.Return: Liveness._return,
+    ast.With: Liveness._with,
 }

@@ -9,6 +9,7 @@ from tessera.errors import ShapeError
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Node
 from tessera.kernel.join import as_type, join_types
+from tessera.kernel.place import value
 from tessera.kernel.trace import Trace, is_traced
 from tessera.ops import control, elementwise
 from tessera.ops.basic import full
@@ -49,6 +50,27 @@ def both(a: Any, b: Any) -> Any:
     if not is_traced(a) and not is_traced(b):
         return a and b
     return elementwise.bitwise_and(as_bool(a), as_bool(b))
+
+
+def among(a: Any, values: Any) -> Any:
+    """`a in values`: whether `a` equals one of a tuple or list, known now or when the kernel runs.
+
+    Raises:
+        ShapeError: `values` is a block, whose elements are not looked through.
+    """
+    if is_traced(values):
+        raise ShapeError(
+            "`in` does not look through a block", received=str(values.type),
+            suggestion="compare the block and reduce: tile.max(block == value)",
+        )  # fmt: skip
+    values = [value(v) for v in values] if isinstance(values, (tuple, list)) else values
+    if not is_traced(a) and not (isinstance(values, list) and any(is_traced(v) for v in values)):
+        return a in values
+    found: Any = False
+    for each in values:
+        same = a == each
+        found = same if found is False else elementwise.bitwise_or(as_bool(found), as_bool(constant(same)))
+    return found
 
 
 def conjunction(trace: Trace, left: Any, right: Thunk) -> Any:

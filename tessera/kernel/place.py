@@ -130,6 +130,7 @@ class View(Place):
     starts: tuple[Index, ...]
     sizes: tuple[int, ...]
     dropped: frozenset[int] = frozenset()
+    vector: int = 1  # how many elements lie together, at a multiple of their number
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -156,8 +157,8 @@ class View(Place):
             rest[0] = shaped(given, self.full_sizes)
         if len(rest) > 1 and rest[1].shape:
             rest[1] = shaped(to_shape(rest[1], self.shape, "the block"), self.full_sizes)
-        block = emit(tile.load, [self.memory.ref(), *self.origin(), *rest], shape=self.full_sizes, edge=edge)
-        return shaped(block, self.shape)
+        operands = [self.memory.ref(), *self.origin(), *rest]
+        return shaped(emit(tile.load, operands, shape=self.full_sizes, edge=edge, vector=self.vector), self.shape)
 
     def store(self, value: Any, mask: Any = None, edge: str = "error") -> None:
         """Write a block here; numbers and smaller shapes are broadcast."""
@@ -167,7 +168,8 @@ class View(Place):
             self.check()
         block = to_shape(to_dtype(value, self.dtype, name), self.shape, name)
         masks = [shaped(m, self.full_sizes) for m in rest]
-        emit(tile.store, [self.memory.ref(), shaped(block, self.full_sizes), *self.origin(), *masks], edge=edge)
+        operands = [self.memory.ref(), shaped(block, self.full_sizes), *self.origin(), *masks]
+        emit(tile.store, operands, edge=edge, vector=self.vector)
 
     def origin(self) -> list[Tensor]:
         """The start along each axis of the ref."""

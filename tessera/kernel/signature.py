@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, here
+from tessera.kernel.placement import unplaced
 from tessera.shapes import bind
 from tessera.tensor import Tensor
 from tessera.types import DType, Policy, RefType, TensorType, Type, as_dtype, scalar
@@ -129,7 +130,7 @@ def parameters(function: Callable[..., Any]) -> Parameters:
     for name, each in signature.parameters.items():
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             raise ArgumentError(f"a kernel takes no *{name}", suggestion="name each parameter")
-        found[name] = _evaluated(function, name, each.annotation)
+        found[name] = unplaced(_evaluated(function, name, each.annotation), name)
         if each.kind is each.KEYWORD_ONLY or found[name] is constexpr:
             constants.add(name)
     result = _evaluated(function, "return", signature.return_annotation)

@@ -11,14 +11,16 @@ from typing import Any
 from tessera.errors import ResourceError, UnsupportedOpError
 from tessera.evaluate import expand
 from tessera.ir.builder import Builder
-from tessera.ir.core import Attrs, Function, Module, Value
+from tessera.ir.core import Attrs, Function, Module, Node, Value
 from tessera.kernel import (
     branches,  # noqa: F401 - fills the table of statements
     defaults,
+    lines,
     loops,  # noqa: F401 - fills the table of statements
     place,
     results,
     statements,
+    withs,  # noqa: F401 - fills the table of statements
 )
 from tessera.kernel.frame import Frame, Outer
 from tessera.kernel.prune import prune
@@ -26,6 +28,7 @@ from tessera.kernel.signature import Parameters, names_of
 from tessera.kernel.source import Source, read
 from tessera.kernel.subscript import whole
 from tessera.kernel.trace import TRACE, KernelBuilder, Trace
+from tessera.numerics.context import suspended
 from tessera.ops import host, tile
 from tessera.shapes import Dim
 from tessera.tensor import Tensor
@@ -58,19 +61,30 @@ def specialize(function: FunctionType, parameters: Parameters, request: Request)
     Raises:
         TesseraError: the kernel cannot be compiled; the error names the line of the kernel.
     """
-    frame, values = _opened(function, parameters, request)
-    token = TRACE.set(frame.trace)
-    try:
-        with frame.trace.builder.active():
-            statements.run(frame, frame.source.body)
-            outputs = results.store(frame, parameters)
-    finally:
-        TRACE.reset(token)
+    frame, values, outputs = _read(function, parameters, request)
+    if lines.stepped(frame.trace):
+        with lines.marked():
+            frame, values, outputs = _read(function, parameters, request)
     body = prune(frame.trace.builder.block([*values, *outputs], ()))
     attrs = Attrs({"group": request.group, "grid": request.grid})
     compiled = expand(Function(function.__name__, body, attrs, frame.source.place))
     _check(compiled, request)
     return Specialized(_module(compiled, len(outputs)), _distinct(frame.trace.guards))
+
+
+def _read(
+    function: FunctionType, parameters: Parameters, request: Request
+) -> tuple[Frame, list[Value], Sequence[Value]]:
+    """The kernel's body read once: its frame, which holds the trace, its parameters and its outputs."""
+    frame, values = _opened(function, parameters, request)
+    token = TRACE.set(frame.trace)
+    try:
+        with frame.trace.builder.active(), suspended(None):  # a kernel's types are its own
+            statements.run(frame, frame.source.body)
+            outputs = results.store(frame, parameters)
+    finally:
+        TRACE.reset(token)
+    return frame, values, outputs
 
 
 def _opened(function: FunctionType, parameters: Parameters, request: Request) -> tuple[Frame, list[Value]]:
@@ -119,7 +133,7 @@ _NOT_ON_BLOCKS = {
 
 
 def _check_memory(function: Function, request: Request) -> None:
-    buffers = [n.out.type for n in function.body.walk() if n.op is tile.alloc and n.attrs["space"] == SHARED]
+    buffers = [n for n in function.body.walk() if n.op is tile.alloc and n.attrs["space"] == SHARED]
     used = sum(map(_bytes, buffers))
     if request.shared_memory and used > request.shared_memory:
         raise ResourceError(
@@ -128,8 +142,10 @@ def _check_memory(function: Function, request: Request) -> None:
         )  # fmt: skip
 
 
-def _bytes(type: Any) -> int:
-    return math.prod(type.shape) * type.dtype.bits // 8
+def _bytes(node: Node) -> int:
+    shape = [int(n) for n in node.attrs["shape"]]
+    rows = [*shape[:-1], shape[-1] + node.attrs["padding"]] if shape else []
+    return math.prod(rows) * node.attrs["dtype"].bits // 8
 
 
 def _module(function: Function, outputs: int) -> Module:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tessera.errors import ArgumentError, UnsupportedSyntaxError
+from tessera.kernel import lines
 from tessera.kernel.calls import call_statement, closure
 from tessera.kernel.checks import assert_
 from tessera.kernel.expressions import OPERATORS, evaluate, item, located, operand
 from tessera.kernel.frame import Frame
 from tessera.kernel.place import Place, value
 from tessera.kernel.trace import is_traced
-from tessera.kernel.unsupported import unsupported
+from tessera.kernel.unsupported import INSTEAD_OF_ATTRIBUTE, unsupported
 
 
 class Flow(enum.Enum):
@@ -50,7 +51,9 @@ def run(frame: Frame, statements: Sequence[ast.stmt]) -> Flow:
         rule = RULES.get(type(each))
         if rule is None:
             raise unsupported(frame, each)
+        located(frame, each, lines.before)
         flow = located(frame, each, rule)
+        lines.after(frame, each)
         if flow not in (None, Flow.NEXT):
             return flow
     return Flow.NEXT
@@ -128,7 +131,7 @@ def _augmented(frame: Frame, target: ast.expr) -> Any:
         return located(frame, target, lambda f, n: f.find(n.id))
     if isinstance(target, ast.Subscript):
         return located(frame, target, _subscripted)
-    raise unsupported(frame, target, "this target")
+    raise unsupported(frame, target, "assignment to " + ast.unparse(target), INSTEAD_OF_ATTRIBUTE)
 
 
 def _subscripted(frame: Frame, target: ast.Subscript) -> Any:
@@ -137,6 +140,8 @@ def _subscripted(frame: Frame, target: ast.Subscript) -> Any:
 
 @statement(ast.FunctionDef)
 def _(frame: Frame, node: ast.FunctionDef) -> None:
+    if node.decorator_list:
+        raise unsupported(frame, node.decorator_list[0], "a decorator on an inner function", "decorate it outside")
     frame.names[node.name] = closure(frame, node)
 
 
@@ -148,7 +153,7 @@ def assign(frame: Frame, target: ast.expr, found: Any) -> None:
     """
     rule = _TARGETS.get(type(target))
     if rule is None:
-        raise unsupported(frame, target, "assignment to " + ast.unparse(target))
+        raise unsupported(frame, target, "assignment to " + ast.unparse(target), INSTEAD_OF_ATTRIBUTE)
     located(frame, target, lambda f, t: rule(f, t, found))
 
 
@@ -164,6 +169,9 @@ def _several(frame: Frame, target: ast.Tuple | ast.List, found: Any) -> None:
         raise UnsupportedSyntaxError(
             "a block cannot be unpacked into names", received=str(found.type), suggestion="load the parts one by one"
         )
+    for each in target.elts:
+        if isinstance(each, ast.Starred):
+            raise unsupported(frame, each)
     parts = list(found)
     if len(parts) != len(target.elts):
         raise ArgumentError(f"{len(parts)} values cannot be given to {len(target.elts)} names")

@@ -24,8 +24,10 @@ Index = int | Tensor
 class KernelBuilder(Builder):
     """A builder that takes no arrays from outside: a kernel sees only its arguments."""
 
-    def capture(self, array: np.ndarray) -> Value:
-        """Refuse the array."""
+    def capture(self, array: np.ndarray, owner: Any = None) -> Value:
+        """A truth known while compiling as a constant; any other array is refused."""
+        if array.dtype == bool and not array.ndim:
+            return self.add(full, [], {"shape": (), "value": bool(array), "dtype": bool_}).out
         raise UnsupportedSyntaxError(
             "an array from outside is used in a kernel",
             received=f"an array of shape {array.shape}",
@@ -38,7 +40,8 @@ class Trace:
     """One specialisation of a kernel under way.
 
     `axes` names the dim that each grid axis walks over; `uncommitted` says whether copies were begun
-    that no commit has followed; `guards` are the outer names that were read, with what they held.
+    that no commit has followed; `guards` are the outer names that were read, with what they held;
+    `frame` is the call being read; `pauses` says whether the kernel stops in the debugger somewhere.
     """
 
     builder: Builder
@@ -50,6 +53,8 @@ class Trace:
     uncommitted: bool = False
     guards: list[tuple[Any, str, Any]] = field(default_factory=list)
     depth: int = 0
+    frame: Any = None
+    pauses: bool = False
     learned: dict[Any, Any] = field(default_factory=dict)
 
 

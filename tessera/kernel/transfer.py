@@ -102,13 +102,13 @@ def _narrowed(view: View, shape: tuple[int, ...], row: BlockIndex | None) -> Vie
 
 @takes_places
 def load_vector(place: Any, width: int) -> Tensor:
-    """The first `width` elements of a row, read as one vector."""
+    """The first `width` elements of a row, read as one vector: they begin at a multiple of `width` (rule M11)."""
     return _first(place, width).load()
 
 
 @takes_places
 def store_vector(place: Any, vector: Any) -> None:
-    """Write a vector to the beginning of a row."""
+    """Write a vector to the beginning of a row: at a multiple of its width (rule M11)."""
     block = value(vector)
     _first(place, block.shape[-1]).store(block)
 
@@ -123,4 +123,4 @@ def _first(place: Any, width: int) -> Place:
 def _part(view: View, width: int) -> View:
     axis = max(a for a in range(len(view.sizes)) if a not in view.dropped)
     sizes = tuple(width if a == axis else n for a, n in enumerate(view.sizes))
-    return View(view.memory, view.starts, sizes, view.dropped)
+    return View(view.memory, view.starts, sizes, view.dropped, width)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import types
 
 from tessera.errors import UnsupportedSyntaxError
 from tessera.kernel.frame import Frame
 
 _INSTEAD: dict[type, tuple[str, str | None]] = {
     ast.Try: ("try", "a kernel has no exceptions: check with `if`, or mask the access"),
-    ast.With: ("with", "call the function directly"),
+    ast.With: ("with", "call the function directly; ts.memory.prefetch is the one that kernels have"),
     ast.ClassDef: ("class", "define it outside the kernel"),
     ast.AsyncFunctionDef: ("async", "use tile.cp_async to overlap copies"),
     ast.AsyncFor: ("async for", "use for"),
@@ -32,6 +33,43 @@ _INSTEAD: dict[type, tuple[str, str | None]] = {
     ast.Break: ("break", None),
     ast.Continue: ("continue", None),
 }
+
+
+if hasattr(ast, "TryStar"):  # Python 3.11
+    _INSTEAD[ast.TryStar] = ("try … except*", _INSTEAD[ast.Try][1])
+if hasattr(ast, "TypeAlias"):  # Python 3.12
+    _INSTEAD[ast.TypeAlias] = ("type", "define it outside the kernel")
+INSTEAD_OF_ATTRIBUTE = "keep it in a variable of its own, or store it into memory: A[i] = value"
+
+# Functions of the host that a kernel, which is read once and runs many times, cannot mean.
+_HOST = {
+    **dict.fromkeys((open, input), "a kernel has no files: pass what they hold as an argument"),
+    **dict.fromkeys((eval, exec, compile, __import__), "write the code out, or call a function defined in a file"),
+    **dict.fromkeys((globals, locals, vars, setattr, delattr), "use names and attributes directly"),
+}
+_CHANGING = {
+    "random": "tile.random(seed, offsets) draws numbers while the kernel runs",
+    "time": "measure around the launch",
+    "datetime": "measure around the launch",
+    "secrets": "tile.random(seed, offsets) draws numbers while the kernel runs",
+    "os": "read it outside and pass it as an argument",
+}
+
+
+def refuse(function: object) -> None:
+    """Refuse a function whose result, found once while compiling, would stand for every launch.
+
+    Raises:
+        UnsupportedSyntaxError: it is such a function of Python or NumPy.
+    """
+    owner = type(getattr(function, "__self__", None))
+    module = getattr(function, "__module__", None) or owner.__module__
+    drawn = module.startswith("numpy.random") or owner.__module__.startswith("numpy.random")
+    plain = isinstance(function, types.BuiltinFunctionType) and function in _HOST
+    instead = _HOST[function] if plain else _CHANGING["random"] if drawn else _CHANGING.get(module.partition(".")[0])  # type: ignore[index]
+    if instead is not None and module.partition(".")[0] != "tessera":
+        name = getattr(function, "__name__", repr(function))
+        raise UnsupportedSyntaxError(f"{name} would run once, while compiling", suggestion=instead)
 
 
 def unsupported(

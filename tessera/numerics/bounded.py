@@ -30,7 +30,7 @@ class Bounded:
     def __init__(self, value: Any, radius: Any = None) -> None:
         array = np.asarray(value)
         # Every float format lies inside f64; integers and bools stay.
-        wide = array.dtype.kind in "fiub" and array.dtype != np.float32 and array.dtype != np.float16
+        wide = array.dtype.isbuiltin == 1 and array.dtype != np.float32 and array.dtype != np.float16
         self.value = array if wide or not as_dtype(array.dtype).is_float else convert(array, f64)
         self.radius = np.zeros(array.shape) if radius is None else np.asarray(radius)
 

@@ -10,7 +10,7 @@ import numpy as np
 from tessera.numerics.bounded import Bounded, choose, distance, ends, lift, settled
 from tessera.numerics.convert import convert
 from tessera.numerics.site import Site
-from tessera.types import DType
+from tessera.types import DType, Policy, as_dtype
 
 
 def structural(site: Site, *operands: Bounded, **attrs: Any) -> Bounded:
@@ -136,8 +136,9 @@ def selected(site: Site, condition: Bounded, x: Bounded, y: Bounded) -> Bounded:
     return choose(condition, x, y)
 
 
-def converted(site: Site, x: Bounded, *, dtype: DType) -> Bounded:
+def converted(site: Site, x: Bounded, *, dtype: DType | Policy) -> Bounded:
     """For cast: one rounding to a float; integers and bools from whichever values the interval holds."""
+    dtype = as_dtype(dtype)
     if dtype.is_float:
         wide = Bounded(x.value.astype(np.float64), x.radius)
         # int64 to f64 is the one rounding that the reference makes itself.

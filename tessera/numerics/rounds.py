@@ -29,7 +29,6 @@ def philox(counter: Any, key: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _product(x: Any, factor: int) -> tuple[Any, Any]:
-    """The high and low words of a product, from 48-bit partial products: int64 never overflows."""
-    low = (x & 0xFFFF) * factor
-    high = (x >> 16) * factor + (low >> 16)
-    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+    """The high and low words of a product, which fills 64 bits: int64 wraps, and its bits are those of the product."""
+    whole = x * factor
+    return (whole >> 32) & LOW, whole & LOW

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import ArgumentError, ShapeError, here
+from tessera.ops.arguments import typed
 from tessera.ops.basic import broadcast_to, cast, full
 from tessera.ops.elementwise import equal, greater_equal, less, less_equal, where
 from tessera.ops.shape import concatenate, count, expand_dims, gather, iota, permute, reshape, slice_
-from tessera.shapes import Size, normalize_axes, normalize_axis
+from tessera.shapes import Size, broadcast, normalize_axes, normalize_axis
 from tessera.tensor import Tensor, as_tensor
 from tessera.types import DType, f32, int64
 
 
+@typed
 def narrow(x: Any, axis: int, start: Size, stop: Size, step: int = 1) -> Tensor:
     """The elements of `x` from `start` to before `stop` along one axis.
 
@@ -30,6 +32,7 @@ def narrow(x: Any, axis: int, start: Size, stop: Size, step: int = 1) -> Tensor:
     return slice_(x, start=tuple(low), stop=tuple(high), step=tuple(by))
 
 
+@typed
 def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """`x` with the elements along `axis` (all axes when None) in the opposite order.
 
@@ -42,6 +45,7 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     return x
 
 
+@typed
 def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
     """`x` with elements moved `shift` places up along `axis`; those that leave come in at the other end.
 
@@ -68,6 +72,7 @@ def _rolled(x: Tensor, by: int, axis: int) -> Tensor:
     return concatenate([narrow(x, axis, cut, size), narrow(x, axis, 0, cut)], axis=axis) if cut else x
 
 
+@typed
 def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
     """Each element `repeats` times in a row, along `axis` or along the flattened tensor.
 
@@ -81,11 +86,14 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
         return repeat(reshape(x, shape=(-1,)), repeats, 0)
     size = x.shape[normalize_axis(axis, x.ndim)]
     counts = np.asarray(repeats)
+    if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
+        raise ArgumentError("repeat takes counts from 0 on", location=here(), received=repr(repeats))
     if counts.ndim and counts.shape != (size,):
         raise ShapeError(f"{counts.shape[0]} repeats for axis {axis} of size {size}", location=here())
     return gather(x, Tensor(np.repeat(np.arange(size), counts)), axis=axis)
 
 
+@typed
 def tiled(x: Any, repeats: int | Sequence[int]) -> Tensor:
     """`x` laid side by side `repeats[i]` times along axis i, as NumPy's `tile` does.
 
@@ -104,6 +112,7 @@ def tiled(x: Any, repeats: int | Sequence[int]) -> Tensor:
     return reshape(out, shape=tuple(t * s for t, s in zip(counts, shape, strict=True)))
 
 
+@typed
 def split(x: Any, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
     """`x` cut along `axis` into that many equal parts, or into parts of the sizes given.
 
@@ -123,17 +132,81 @@ def split(x: Any, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor,
 
 
 def _sections(size: Any, sections: int | Sequence[int]) -> list[int]:
+    if isinstance(sections, int) and sections < 1:
+        raise ArgumentError(f"{sections} parts", location=here(), expected="at least one")
     return [size // sections] * sections if isinstance(sections, int) else list(sections)
 
 
+@typed
+def chunk(x: Any, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
+    """`x` cut along `axis` into at most `chunks` parts of one size, the last perhaps smaller.
+
+    >>> [part.tolist() for part in chunk([1, 2, 3, 4, 5], 2)]
+    [[1, 2, 3], [4, 5]]
+    """
+    x = as_tensor(x)
+    size = int(x.shape[normalize_axis(axis, x.ndim)])
+    if chunks < 1:
+        raise ArgumentError(f"{chunks} chunks", location=here(), expected="at least one")
+    each = max(1, -(-size // chunks))
+    return split(x, [min(each, size - at) for at in range(0, size, each)] or [0], axis)
+
+
+@typed
+def diff(x: Any, n: int = 1, axis: int = -1) -> Tensor:
+    """The differences of neighbours along `axis`, taken `n` times.
+
+    >>> diff([1, 4, 9])
+    Tensor([3, 5], int64)
+    """
+    x = as_tensor(x)
+    for _ in range(n):
+        size = x.shape[normalize_axis(axis, x.ndim)]
+        x = narrow(x, axis, 1, size) - narrow(x, axis, 0, size - 1)
+    return x
+
+
+@typed
+def broadcast_arrays(*tensors: Any) -> tuple[Tensor, ...]:
+    """All tensors with the shape that they broadcast to together."""
+    listed = [as_tensor(t) for t in tensors]
+    try:
+        shape = broadcast(*(t.shape for t in listed))
+    except ShapeError as error:
+        raise error.at(here()) from None
+    return tuple(broadcast_to(t, shape=shape) for t in listed)
+
+
+@typed
+def meshgrid(*vectors: Any, indexing: str = "xy") -> tuple[Tensor, ...]:
+    """For vectors of N, M, … elements, tensors of the points of their grid: [M, N, …] with "xy", [N, M, …] with "ij".
+
+    >>> meshgrid([1, 2], [3, 4, 5])[1].shape
+    (3, 2)
+    """
+    if indexing not in ("xy", "ij"):
+        raise ArgumentError(f"there is no indexing {indexing!r}", location=here(), expected='"xy" or "ij"')
+    rank = len(vectors)
+    order = [1, 0, *range(2, rank)] if indexing == "xy" and rank > 1 else list(range(rank))
+    return broadcast_arrays(*(_line_along(as_tensor(v), order.index(i), rank) for i, v in enumerate(vectors)))
+
+
+def _line_along(vector: Tensor, axis: int, rank: int) -> Tensor:
+    if vector.ndim > 1:
+        raise ShapeError("meshgrid takes vectors", location=here(), received=str(vector.type))
+    return reshape(vector, shape=tuple(-1 if i == axis else 1 for i in range(rank)))
+
+
+@typed
 def unbind(x: Any, axis: int = 0) -> tuple[Tensor, ...]:
     """The slices of `x` along `axis`, each without it."""
     x = as_tensor(x)
     at = normalize_axis(axis, x.ndim) + x.ndim
     shape = (*x.shape[:at], *x.shape[at + 1 :])
-    return tuple(reshape(part, shape=shape) for part in split(x, int(x.shape[at]), axis))
+    return tuple(reshape(part, shape=shape) for part in split(x, [1] * int(x.shape[at]), axis))
 
 
+@typed
 def moveaxis(x: Any, source: int, destination: int) -> Tensor:
     """`x` with axis `source` moved to `destination`, the others keeping their order."""
     x = as_tensor(x)
@@ -143,6 +216,7 @@ def moveaxis(x: Any, source: int, destination: int) -> Tensor:
     return permute(x, axes=tuple(axes))
 
 
+@typed
 def tril(x: Any, k: int = 0) -> Tensor:
     """`x` with zeros above diagonal `k` of its last two axes (0 is the main one, 1 the one above).
 
@@ -153,6 +227,7 @@ def tril(x: Any, k: int = 0) -> Tensor:
     return _triangle(x, k, less_equal)
 
 
+@typed
 def triu(x: Any, k: int = 0) -> Tensor:
     """`x` with zeros below diagonal `k` of its last two axes."""
     return _triangle(x, k, greater_equal)
@@ -167,6 +242,7 @@ def _triangle(x: Any, k: int, keeps: Any) -> Tensor:
     return where(kept, x, full(shape=(), value=0, dtype=x.dtype))
 
 
+@typed
 def one_hot(indices: Any, num_classes: int, dtype: DType = f32) -> Tensor:
     """1 at the place each index names along a new last axis of size `num_classes`, else 0.
 
@@ -180,6 +256,7 @@ def one_hot(indices: Any, num_classes: int, dtype: DType = f32) -> Tensor:
     return cast(equal(at, iota(shape=(num_classes,), dtype=at.dtype)), dtype=dtype)
 
 
+@typed
 def take_along_axis(x: Any, indices: Any, axis: int = -1) -> Tensor:
     """For each place of `indices` the element of `x` at that index along `axis`, elsewhere the same place.
 

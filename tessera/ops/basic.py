@@ -11,10 +11,11 @@ from tessera.errors import ArgumentError, ShapeError
 from tessera.numerics import bounds
 from tessera.numerics.convert import convert
 from tessera.op import STORAGE, Op, error, lower, op
+from tessera.ops.arguments import shape_of
 from tessera.shapes import Size, as_size, broadcast
 from tessera.shapes.rules import show
 from tessera.tensor import Tensor, as_tensor, bind
-from tessera.types import DType, TensorType, as_dtype, f32
+from tessera.types import DType, Policy, TensorType, as_dtype, f32, policy_of
 
 
 def plain(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -37,10 +38,12 @@ def _full_type(*, shape: tuple[Size, ...], value: Any, dtype: DType) -> TensorTy
 
 
 def _full_attrs(*, shape: Any, value: Any, dtype: Any) -> dict[str, Any]:
-    listed = (shape,) if isinstance(shape, (int, str)) else tuple(shape)
     element = as_dtype(dtype)
-    number: Any = np.asarray(value).astype(element.numpy).item() if not element.is_float else float(value)
-    return {"shape": tuple(as_size(s) for s in listed), "value": number, "dtype": element}
+    try:
+        number: Any = np.asarray(value).astype(element.numpy).item() if not element.is_float else float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError("this is no number to fill with", expected="one number", received=repr(value)) from None
+    return {"shape": shape_of(shape, as_size), "value": number, "dtype": element}
 
 
 @op(infer=_full_type, coerce=plain, canonical=_full_attrs, numerics=STORAGE)
@@ -52,20 +55,28 @@ def full(*, shape: tuple, value: Any, dtype: DType = f32) -> Any:
 error(full)(bounds.filled)
 
 
-def _cast_type(x: TensorType, *, dtype: DType) -> TensorType:
-    return x.with_dtype(dtype)
+def _cast_type(x: TensorType, *, dtype: DType | Policy) -> TensorType:
+    return TensorType(x.shape, dtype.storage, dtype) if isinstance(dtype, Policy) else x.with_dtype(dtype)
+
+
+def _cast_attrs(x: TensorType, *, dtype: Any) -> dict[str, Any]:
+    policy = policy_of(dtype)
+    return {"dtype": policy if policy is not None and policy.clauses() else as_dtype(dtype)}
 
 
 @op(
     infer=_cast_type,
     coerce=plain,
-    canonical=lambda x, *, dtype: {"dtype": as_dtype(dtype)},
+    canonical=_cast_attrs,
     numerics=STORAGE,
     pointwise=True,
 )
-def cast(x: Any, *, dtype: DType) -> Any:
-    """`x` with elements converted to `dtype`: nearest-even; float to integer goes toward zero and saturates."""
-    return convert(x, dtype)
+def cast(x: Any, *, dtype: DType | Policy) -> Any:
+    """`x` with elements converted to `dtype`: nearest-even; float to integer goes toward zero and saturates.
+
+    A policy (`ts.bf16 @ ts.accum(ts.f32)`) becomes part of the result's type, and its rounding is that of the cast.
+    """
+    return x if isinstance(dtype, Policy) else convert(x, dtype)
 
 
 error(cast)(bounds.converted)
@@ -80,7 +91,7 @@ def _broadcast_type(x: TensorType, *, shape: tuple[Size, ...]) -> TensorType:
 @op(
     infer=_broadcast_type,
     coerce=plain,
-    canonical=lambda x, *, shape: {"shape": tuple(as_size(s) for s in shape)},
+    canonical=lambda x, *, shape: {"shape": shape_of(shape, as_size)},
     numerics=STORAGE,
     name="broadcast",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tessera.errors import DTypeError
 from tessera.op import STORAGE, op
 from tessera.ops.control import direct
-from tessera.types import TensorType
+from tessera.types import TensorType, Type
 
 
 def _check_type(condition: TensorType, *values: TensorType, message: str) -> None:
@@ -25,10 +25,35 @@ def assert_(condition, *values, message: str = ""):
     """
 
 
-def _print_type(*values: TensorType, label: str) -> None:
+def _print_type(*values: TensorType, label: str, ordered: bool) -> None:
     return None
 
 
 @op(infer=_print_type, coerce=direct, numerics=STORAGE, dialect="tile", effects=("io",), name="print")
-def print_(*values, label: str = ""):
-    """Print `values`, one line for each active tile, in the order of programs and then tiles."""
+def print_(*values, label: str = "", ordered: bool = False):
+    """Print `values`, one line for each active tile, in the order of programs and then tiles.
+
+    The label stands before them; with `ordered` each `{}` of it stands for one of them.
+    """
+
+
+def _line_type(*values: Type, names: tuple, known: tuple, function: str, depth: int) -> None:
+    return None
+
+
+@op(infer=_line_type, coerce=direct, numerics=STORAGE, dialect="tile", effects=("io",), name="line")
+def line(*values, names: tuple, known: tuple, function: str, depth: int):
+    """A source line that runs next, for a debugger: only kernels compiled to be stepped through have these.
+
+    `names` are those of `values`, `known` the variables known while compiling as (name, text); `depth` counts the calls
+    between the kernel and `function`.
+    """
+
+
+def _pause_type(condition: TensorType, *values: Type, names: tuple, known: tuple, function: str, depth: int) -> None:
+    _check_type(condition, message="")
+
+
+@op(infer=_pause_type, coerce=direct, numerics=STORAGE, dialect="tile", effects=("io",), name="pause")
+def pause(condition, *values, names: tuple, known: tuple, function: str, depth: int):
+    """Stop in the debugger where the bool scalar `condition` holds; the rest is as for `line`."""

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from tessera.elements import number_type
 from tessera.errors import DTypeError, TesseraError, here
 from tessera.op import Op
 from tessera.ops.basic import broadcast_to, cast, check_count, splat
 from tessera.shapes import broadcast
-from tessera.tensor import Tensor, _number_type, as_tensor, bind
+from tessera.tensor import Tensor, as_tensor, bind
 from tessera.types import DType, TensorType, as_dtype, f32
 
 NUMBERS = (bool, int, float)
@@ -51,16 +52,22 @@ def selecting(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         raise error.at(here()) from None
 
 
+def common_type(operands: Sequence[Any]) -> TensorType:
+    """The scalar type that tensors and Python numbers have in common; numbers take the tensors' type."""
+    known = [t for t in operands if isinstance(t, Tensor)]
+    numbers = [x for x in operands if not isinstance(x, Tensor)]
+    dtype = promote([t.type for t in known]) if known else as_dtype(_widest(numbers))
+    for number in numbers:
+        dtype = number_type(number, dtype)
+    policy = next((t.type.policy for t in known if t.type.policy), None)
+    return TensorType((), dtype, policy if policy and policy.storage == dtype else None)
+
+
 def same_dtype(operands: Sequence[Any]) -> list[Tensor]:
     """Operands as tensors of one element type; Python numbers take the tensors' type."""
     tensors = [x if isinstance(x, NUMBERS) else as_tensor(x) for x in operands]
-    known = [t for t in tensors if isinstance(t, Tensor)]
-    numbers = [x for x in tensors if not isinstance(x, Tensor)]
-    dtype = promote([t.type for t in known]) if known else as_dtype(_widest(numbers))
-    for number in numbers:
-        dtype = _number_type(number, dtype)
-    policy = next((t.type.policy for t in known if t.type.policy), None)
-    element = TensorType((), dtype, policy if policy and policy.storage == dtype else None)
+    element = common_type(tensors)
+    dtype = element.dtype
     return [t if isinstance(t, Tensor) and t.dtype == dtype else _converted(t, element) for t in tensors]
 
 
@@ -71,7 +78,10 @@ def _widest(numbers: Sequence[Any]) -> type:
 
 
 def _converted(value: Any, element: TensorType) -> Tensor:
-    return cast(value, dtype=element.dtype) if isinstance(value, Tensor) else splat(value, element)
+    if isinstance(value, Tensor):
+        return cast(value, dtype=element.dtype)
+    number = splat(value, element)
+    return cast(number, dtype=element.policy) if element.policy else number
 
 
 def promote(types: Sequence[TensorType]) -> DType:

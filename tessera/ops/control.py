@@ -33,3 +33,8 @@ def while_(*carried):
 @op(infer=_given, coerce=direct, numerics=STORAGE, name="if")
 def if_(condition):
     """The results of the first region where the bool scalar holds, else of the second."""
+
+
+@op(infer=_given, coerce=direct, numerics=STORAGE, dialect="transform")
+def called(*operands: Any) -> Any:
+    """The results of the region: a traced function that was called."""

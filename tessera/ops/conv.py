@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import ArgumentError, ShapeError, here
+from tessera.ops.arguments import typed
 from tessera.ops.coerce import same_dtype
 from tessera.ops.linalg import matmul
 from tessera.ops.reduce import max, mean
@@ -19,6 +20,7 @@ from tessera.tensor import Tensor, as_tensor
 Pair = int | Sequence[int]
 
 
+@typed
 def conv1d(
     input: Any, weight: Any, bias: Any = None, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
 ) -> Tensor:
@@ -32,6 +34,7 @@ def conv1d(
     return _convolve(1, input, weight, bias, stride, padding, dilation, groups)
 
 
+@typed
 def conv2d(
     input: Any, weight: Any, bias: Any = None, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
 ) -> Tensor:
@@ -79,11 +82,12 @@ def _check_channels(rank: int, x: Tensor, w: Tensor, groups: int) -> None:
 
 def each(name: str, value: Pair, rank: int) -> tuple[int, ...]:
     """One number for each spatial axis."""
-    listed = (value,) * rank if isinstance(value, int) else tuple(value)
-    if len(listed) != rank or any(n < (0 if name == "padding" else 1) for n in listed):
+    listed: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else (value,) * rank
+    least = 0 if name == "padding" else 1
+    if len(listed) != rank or not all(isinstance(n, int) and n >= least for n in listed):
         raise ArgumentError(
             f"{name} is not right", location=here(), received=str(value),
-            expected=f"a number or {rank} of them, each at least {0 if name == 'padding' else 1}",
+            expected=f"a number or {rank} of them, each at least {least}",
         )  # fmt: skip
     return listed
 
@@ -122,6 +126,7 @@ def _pooled(input: Any, kernel_size: Pair, stride: Pair | None, padding: Pair, f
     return _windows(_padded(x, around, fill(x)), kernel, step, (1, 1))
 
 
+@typed
 def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
     """The largest element of each window of `input` [B, C, H, W]; `stride` is the window's size unless given.
 
@@ -137,6 +142,7 @@ def _lowest(x: Tensor) -> Any:
     return -math.inf if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
 
 
+@typed
 def avg_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
     """The mean of each window of `input` [B, C, H, W], the zeros of the padding counted too.
 

@@ -6,8 +6,11 @@ import math
 from typing import Any
 
 from tessera.device import generator_of
+from tessera.dlpack import taken
 from tessera.errors import ArgumentError, here
-from tessera.ops.basic import cast, full
+from tessera.ops import basic
+from tessera.ops.arguments import typed
+from tessera.ops.basic import cast
 from tessera.ops.elementwise import equal, where
 from tessera.ops.shape import iota
 from tessera.shapes.dim import Size
@@ -17,6 +20,7 @@ from tessera.types import DType, as_dtype, f32, f64, int64
 Shape = Any
 
 
+@typed
 def zeros(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor:
     """A tensor of `shape` filled with zeros.
 
@@ -26,11 +30,13 @@ def zeros(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor
     return _filled(shape, 0, dtype, device)
 
 
+@typed
 def ones(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor:
     """A tensor of `shape` filled with ones."""
     return _filled(shape, 1, dtype, device)
 
 
+@typed
 def empty(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor:
     """A tensor of `shape` whose elements mean nothing yet; they are zeros, so that programs repeat."""
     return _filled(shape, 0, dtype, device)
@@ -39,24 +45,42 @@ def empty(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor
 def _filled(shape: Shape, value: Any, dtype: DType, device: str | None) -> Tensor:
     if device is not None:
         generator_of(device)
-    return full(shape=shape, value=value, dtype=as_dtype(dtype))
+    return basic.full(shape=shape, value=value, dtype=as_dtype(dtype))
 
 
+@typed
+def full(
+    shape: Shape, fill_value: Any = None, dtype: DType = f32, device: str | None = None, *, value: Any = None
+) -> Tensor:
+    """A tensor of `shape` with every element `fill_value` (or `value`, as the op's attribute is called).
+
+    >>> full((2,), 7.0)
+    Tensor([7., 7.], f32)
+    """
+    if (fill_value is None) == (value is None):
+        raise ArgumentError("full takes one value", location=here(), expected="full(shape, fill_value)")
+    return _filled(shape, value if fill_value is None else fill_value, dtype, device)
+
+
+@typed
 def zeros_like(x: Any, dtype: DType | None = None) -> Tensor:
     """Zeros with the shape of `x`, and its element type unless `dtype` is given."""
     return full_like(x, 0, dtype)
 
 
+@typed
 def ones_like(x: Any, dtype: DType | None = None) -> Tensor:
     """Ones with the shape of `x`, and its element type unless `dtype` is given."""
     return full_like(x, 1, dtype)
 
 
+@typed
 def empty_like(x: Any, dtype: DType | None = None) -> Tensor:
     """As `zeros_like`, for elements that will not be read."""
     return full_like(x, 0, dtype)
 
 
+@typed
 def full_like(x: Any, value: Any, dtype: DType | None = None) -> Tensor:
     """`value` everywhere with the shape of `x`, and its element type unless `dtype` is given.
 
@@ -64,9 +88,10 @@ def full_like(x: Any, value: Any, dtype: DType | None = None) -> Tensor:
     Tensor([7, 7], int64)
     """
     x = as_tensor(x)
-    return full(shape=x.shape, value=value, dtype=x.dtype if dtype is None else as_dtype(dtype))
+    return basic.full(shape=x.shape, value=value, dtype=x.dtype if dtype is None else as_dtype(dtype))
 
 
+@typed
 def arange(
     start: float, end: float | None = None, step: float = 1, dtype: DType | None = None, device: str | None = None
 ) -> Tensor:
@@ -98,6 +123,7 @@ def _line(length: int, low: float, step: float, element: DType, through: DType) 
     return cast(iota(shape=(length,), dtype=through) * step + low, dtype=element)
 
 
+@typed
 def linspace(
     start: float, end: float, steps: int, dtype: DType = f32, device: str | None = None, endpoint: bool = True
 ) -> Tensor:
@@ -118,6 +144,7 @@ def linspace(
     return cast(line, dtype=as_dtype(dtype))
 
 
+@typed
 def eye(rows: Size, columns: Size | None = None, k: int = 0, dtype: DType = f32, device: str | None = None) -> Tensor:
     """Ones on diagonal `k` of a matrix (0 is the main one, 1 the one above), zeros elsewhere.
 
@@ -131,6 +158,25 @@ def eye(rows: Size, columns: Size | None = None, k: int = 0, dtype: DType = f32,
     return cast(equal(iota(shape=shape, axis=-2) + k, iota(shape=shape, axis=-1)), dtype=as_dtype(dtype))
 
 
+@typed
+def asarray(data: Any, dtype: DType | None = None, copy: bool | None = None) -> Tensor:
+    """A number, nested lists or an array as a tensor, without a copy of an array unless `copy` asks for one.
+
+    >>> asarray([1, 2], dtype="f16")
+    Tensor([1., 2.], f16)
+
+    Raises:
+        ArgumentError: `copy` is False and one is needed.
+    """
+    tensor = as_tensor(data)
+    out = tensor if dtype is None or tensor.dtype == as_dtype(dtype) else cast(tensor, dtype=as_dtype(dtype))
+    kept = out is data or (not out.is_traced and out.data is data)
+    if copy is False and not kept:
+        raise ArgumentError("this needs a copy", location=here(), received=type(data).__name__)
+    return out.clone() if copy and kept else out
+
+
+@typed
 def from_dlpack(source: Any) -> Tensor:
     """The tensor that another library's array holds in host memory, without a copy.
 
@@ -139,6 +185,4 @@ def from_dlpack(source: Any) -> Tensor:
     >>> np.shares_memory(from_dlpack(array).numpy(), array)
     True
     """
-    import numpy as np
-
-    return Tensor(np.from_dlpack(source))
+    return Tensor(taken(source))

@@ -1,19 +1,26 @@
 """Decompositions of matrices, on the host by LAPACK through NumPy; leading axes are a batch.
 
-They run eagerly and in the Graph interpreter. Other targets refuse them by name.
+They have the effect "host": no target emits them, and a build says so. Derivatives stand in `decompose_rules.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tessera.errors import ExecutionError, ShapeError
+from tessera.errors import ExecutionError, ShapeError, TesseraError, here
 from tessera.op import Op, op
-from tessera.ops.coerce import floating
-from tessera.types import TensorType
+from tessera.ops.arguments import typed
+from tessera.ops.basic import broadcast_to, cast, check_count
+from tessera.ops.coerce import floating, same_dtype
+from tessera.ops.creation import eye
+from tessera.ops.elementwise import exp
+from tessera.ops.shape import expand_dims, squeeze
+from tessera.shapes import broadcast
+from tessera.tensor import Tensor, as_tensor, bind
+from tessera.types import TensorType, f32
 
 
 def _square(x: TensorType) -> None:
@@ -62,6 +69,82 @@ def _solved(name: str, run: Callable[..., Any], x: np.ndarray) -> Any:
         return run(x)
     except np.linalg.LinAlgError as error:
         raise ExecutionError(f"{name}: {error}", received=f"a matrix of shape {x.shape}") from None
+
+
+def _solve_type(a: TensorType, b: TensorType) -> TensorType:
+    _square(a)
+    if b.rank != a.rank or b.shape[:-1] != a.shape[:-1]:
+        raise ShapeError("the right side does not fit the matrices", expected="[..., N, K]", received=f"{a} and {b}")
+    return b
+
+
+def _solve_coerce(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Vectors are matrices of one column, and leading axes broadcast."""
+    check_count(op, operands)
+    try:
+        a, b = (t if t.dtype.is_float else cast(t, dtype=f32) for t in same_dtype(operands))
+        if a.ndim < 2 or not b.ndim:
+            raise ShapeError("solve takes matrices and a right side", received=f"{a.type} and {b.type}")
+        if b.ndim == 1:
+            return squeeze(_solve_coerce(op, [a, expand_dims(b, 1)], attrs), -1)
+        lead = broadcast(a.shape[:-2], b.shape[:-2])
+        return bind(
+            op, [broadcast_to(t, shape=(*lead, *t.shape[-2:])) if t.shape[:-2] != lead else t for t in (a, b)], attrs
+        )
+    except TesseraError as error:
+        raise error.at(here()) from None
+
+
+@op(infer=_solve_type, coerce=_solve_coerce, effects=("host",))
+def solve(a, b):
+    """X [..., N, K] with `a` X = `b`, for square `a` [..., N, N] and `b` [..., N, K], or [N] where it is a vector.
+
+    >>> import tessera as ts
+    >>> ts.solve([[2.0, 0.0], [0.0, 4.0]], [2.0, 2.0])
+    Tensor([1. , 0.5], f32)
+
+    Raises:
+        ExecutionError: a matrix is singular.
+    """
+    return _solved("solve", lambda m: np.linalg.solve(m, b), a)
+
+
+def _slogdet_type(x: TensorType) -> tuple[TensorType, TensorType]:
+    _square(x)
+    return x.with_shape(x.shape[:-2]), x.with_shape(x.shape[:-2])
+
+
+@_host(_slogdet_type)
+def slogdet(x):
+    """The sign (1, -1 or 0) of the determinant of `x` [..., N, N] and the logarithm of its magnitude."""
+    return tuple(np.linalg.slogdet(x))
+
+
+@typed
+def det(x: Any) -> Tensor:
+    """The determinant of `x` [..., N, N].
+
+    >>> round(det([[1.0, 2.0], [3.0, 4.0]]).item(), 4)
+    -2.0
+    """
+    sign, size = slogdet(x)
+    return sign * exp(size)
+
+
+@typed
+def inv(x: Any) -> Tensor:
+    """The inverse of `x` [..., N, N].
+
+    >>> inv([[2.0, 0.0], [0.0, 4.0]])
+    Tensor([[0.5 , 0.  ],
+            [0.  , 0.25]], f32)
+
+    Raises:
+        ExecutionError: a matrix is singular.
+    """
+    x = as_tensor(x)
+    _square(x.type)
+    return solve(x, eye(x.shape[-1], dtype=x.dtype if x.dtype.is_float else f32))
 
 
 @_host(_square_type)

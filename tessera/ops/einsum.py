@@ -1,11 +1,15 @@
-"""Einstein summation: an equation read, and done from left to right by permute, reshape, dot and sum."""
+"""Einstein summation: an equation read, and done pair by pair by permute, reshape, dot and sum."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from tessera.errors import ArgumentError, ShapeError, here
+from tessera.ops.arguments import typed
 from tessera.ops.coerce import same_dtype
 from tessera.ops.elementwise import equal, where
 from tessera.ops.linalg import dot
@@ -17,11 +21,13 @@ HIDDEN = "⟨{}⟩"  # the label of an axis that "..." stands for, counted from 
 Labels = tuple[str, ...]
 
 
+@typed
 def einsum(equation: str, *tensors: Any) -> Tensor:
     """The sum over products that `equation` says, in NumPy's notation: "bij,bjk->bik", "ii", "...i->...".
 
     A label that stands twice in one operand takes its diagonal; labels that the result lacks are summed; without
-    "->" the result has the labels that occur once, in alphabetical order. Operands are joined from left to right.
+    "->" the result has the labels that occur once, in alphabetical order. More than two operands are joined in the
+    order that NumPy's `einsum_path` finds cheapest (from left to right where a size is known by name alone).
 
     >>> einsum("ij,jk->ik", [[1.0, 2.0]], [[3.0], [4.0]])
     Tensor([[11.]], f32)
@@ -30,15 +36,33 @@ def einsum(equation: str, *tensors: Any) -> Tensor:
         ArgumentError: the equation is malformed or names another number of operands.
         ShapeError: a label stands for two sizes.
     """
+    if not tensors:
+        raise ArgumentError("einsum of nothing", location=here(), expected="an equation and its operands")
     operands = same_dtype(tensors)
     inputs, output = parse(equation, [t.ndim for t in operands])
     _check_sizes(equation, operands, inputs)
-    left, labels = _diagonal(operands[0], inputs[0])
-    for position, operand in enumerate(operands[1:], start=1):
-        later = {*output, *(label for each in inputs[position + 1 :] for label in each)}
-        left, labels = _join(left, labels, *_diagonal(operand, inputs[position]), later)
-    left, labels = _summed(left, labels, set(output))
-    return permute(left, axes=tuple(labels.index(label) for label in output)) if labels != output else left
+    left = [_diagonal(t, labels) for t, labels in zip(operands, inputs, strict=True)]
+    for group in _path(equation, operands):
+        joined, *others = [left.pop(i) for i in sorted(group, reverse=True)][::-1]
+        for number, other in enumerate(others, start=1):
+            rest = [*others[number:], *left]
+            joined = _join(*joined, *other, {*output, *(label for _, labels in rest for label in labels)})
+        left.append(joined)
+    out, labels = _summed(*left[0], set(output))
+    return permute(out, axes=tuple(labels.index(label) for label in output)) if labels != output else out
+
+
+def _path(equation: str, operands: list[Tensor]) -> list[tuple[int, ...]]:
+    """Which operands are joined at each step; what comes of them goes to the end of the list."""
+    if len(operands) < 3 or not all(isinstance(n, int) for t in operands for n in t.shape):
+        return [tuple(range(len(operands)))]
+    return _cheapest(equation, tuple(t.shape for t in operands))
+
+
+@functools.lru_cache(maxsize=1024)
+def _cheapest(equation: str, shapes: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
+    stand_ins = [np.broadcast_to(np.float32(0), shape) for shape in shapes]
+    return list(np.einsum_path(equation, *stand_ins, optimize="optimal" if len(shapes) < 6 else "greedy")[0][1:])
 
 
 def parse(equation: str, ranks: list[int]) -> tuple[list[Labels], Labels]:

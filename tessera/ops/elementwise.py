@@ -113,9 +113,9 @@ def remainder(x, y):
 
 
 @_function(bounds.power)
-def pow(x, y):
-    """`x` to the power `y`."""
-    return np.power(x, y)
+def pow(x, exponent):
+    """`x` to the power `exponent`."""
+    return np.power(x, exponent)
 
 
 @_define(bounds.selection, infer=same, coerce=pointwise)

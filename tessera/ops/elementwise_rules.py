@@ -6,6 +6,7 @@ import math
 
 from tessera.op import jvp, transpose
 from tessera.ops import elementwise as e
+from tessera.ops import functions
 from tessera.ops.basic import cast, splat
 from tessera.ops.derivatives import along, dense, linear, still, unknown
 
@@ -53,7 +54,7 @@ jvp(e.erf)(along(lambda t, out, x: t * (TWO_OVER_ROOT_PI * e.exp(-(x * x)))))
 jvp(e.sin)(along(lambda t, out, x: t * e.cos(x)))
 jvp(e.cos)(along(lambda t, out, x: t * -e.sin(x)))
 
-STEPS = (e.floor_divide, e.floor, e.ceil, e.round)
+STEPS = (e.floor_divide, e.floor, e.ceil, e.round, functions.sign, functions.trunc)
 COMPARISONS = (e.less, e.less_equal, e.greater, e.greater_equal, e.equal, e.not_equal)
 BITS = (e.bitwise_and, e.bitwise_or, e.bitwise_xor, e.bitwise_not, e.shift_left, e.shift_right)
 jvp(*STEPS, *COMPARISONS, *BITS)(still)

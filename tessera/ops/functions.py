@@ -26,6 +26,7 @@ from tessera.ops.elementwise import (
     maximum,
     minimum,
     not_equal,
+    number,
     same,
     sin,
     sqrt,
@@ -163,7 +164,7 @@ def _(x):
     return atan2(sqrt((1.0 - x) * (1.0 + x)), x)
 
 
-@op(infer=same, coerce=pointwise)
+@op(infer=number, coerce=pointwise)
 def sign(x):
     """1 where `x` is positive, -1 where it is negative, else `x` itself: a zero or NaN."""
     return np.where(x > 0, x.dtype.type(1), np.where(x < 0, np.negative(np.ones((), x.dtype)), x))

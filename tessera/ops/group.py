@@ -34,6 +34,15 @@ def _exchange_type(x: TensorType, lane: TensorType, *, width: int) -> TensorType
     return x
 
 
+def _meet_type(*, width: int) -> None:
+    _width(width)
+
+
+@op(infer=_meet_type, coerce=direct, numerics=STORAGE, dialect="tile", effects=("memory",))
+def meet(*, width: int = 1):
+    """Wait for the tiles of this tile's stretch; what they wrote before is then seen by all of them."""
+
+
 @op(infer=_exchange_type, coerce=direct, numerics=STORAGE, dialect="tile")
 def exchange(x, lane, *, width: int = 1):
     """What the tile at place `lane` (modulo `width`) of this tile's stretch holds as `x`."""

@@ -34,3 +34,40 @@ def view(ref, *, shape: tuple):
 @op(infer=lambda *refs, kernel, grid: None, coerce=direct, numerics=STORAGE, dialect="host", effects=("memory",))
 def launch(*args: Any, kernel: str, grid: tuple):
     """Run the tile function called `kernel` once for each point of `grid`."""
+
+
+@op(
+    infer=lambda *refs, op, operands, attrs: None,
+    coerce=direct,
+    numerics=STORAGE,
+    dialect="host",
+    effects=("memory",),
+)
+def call(*refs: Any, op: str, operands: int, attrs: Any):
+    """Run the tensor op called `op` on the host, by NumPy, from the first `operands` memories to the rest."""
+
+
+def _at_type(ref: RefType, index: Any) -> RefType:
+    if not ref.shape:
+        raise ShapeError(f"{ref} has no axis to take a slice of")
+    return RefType(tuple(ref.shape[1:]), ref.dtype, ref.space, ref.policy)
+
+
+@op(infer=_at_type, coerce=direct, numerics=STORAGE, dialect="host")
+def at(ref, index):
+    """The memory of one slice along the first axis."""
+
+
+@op(infer=lambda *, first, step, count: None, coerce=direct, numerics=STORAGE, dialect="host", effects=("memory",))
+def loop(*, first: int, step: int, count: int):
+    """Run the region `count` times, on the host: it takes `first`, then `step` more each time."""
+
+
+@op(infer=lambda ref: None, coerce=direct, numerics=STORAGE, dialect="host", effects=("memory",), name="while")
+def while_(ref):
+    """Run the first region, on the host; while the bool in `ref` then holds, the second and again the first."""
+
+
+@op(infer=lambda ref: None, coerce=direct, numerics=STORAGE, dialect="host", effects=("memory",), name="if")
+def if_(ref):
+    """Run the first region where the bool in `ref` holds, on the host, else the second."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from types import EllipsisType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from tessera.errors import OutOfBoundsError, ShapeError, here
 from tessera.ops.arrange import flip
 from tessera.ops.elementwise import less, where
 from tessera.ops.shape import count, expand_dims, gather, permute, reshape, slice_, squeeze
-from tessera.shapes import broadcast
+from tessera.shapes import Dim, Size, broadcast
 from tessera.shapes.rules import show
 from tessera.tensor import Tensor, as_tensor
 
@@ -27,19 +28,79 @@ def subscript(x: Tensor, index: Any) -> Tensor:
         OutOfBoundsError: an index lies outside its axis.
         ShapeError: there are more indices than axes.
     """
+    key = basic_key(index if isinstance(index, tuple) else (index,))
+    if key is not None:
+        return _basic(x, key)
     items = [part for item in (index if isinstance(index, tuple) else (index,)) for part in _plain(item)]
-    used = len([i for i in items if i is not None and i is not Ellipsis])
-    if used > x.ndim:
-        raise ShapeError(f"{used} indices for a tensor of rank {x.ndim}", location=here(), received=show(x.shape))
-    fill = [slice(None)] * (x.ndim - used)
-    at = next((n for n, i in enumerate(items) if i is Ellipsis), len(items))
-    items[at : at + 1] = fill
+    items = filled(items, x.shape)
     if _joined(items):
         return _several(x, items)
     out, axis = _sliced(x, [i for i in items if i is not None]), 0
     for item in items:
         out, axis = _take(out, item, axis)
     return out
+
+
+class Recipe(NamedTuple):
+    """A subscript of integers and slices: what is cut, which axes are turned around, the shape that is left."""
+
+    cut: tuple[tuple[Size, ...], ...] | None
+    backward: tuple[int, ...]
+    shape: tuple[Size, ...]
+
+
+def basic_key(items: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The items with slices as tuples, which have a hash; None if one is neither integer, slice, None nor `...`."""
+    key: list[Any] = []
+    for item in items:
+        if item.__class__ is slice:
+            key.append((item.start, item.stop, item.step))
+        elif item is None or item is Ellipsis or item.__class__ is int:
+            key.append(item)
+        else:
+            return None
+    return tuple(key)
+
+
+def _basic(x: Tensor, key: tuple[Any, ...]) -> Tensor:
+    try:
+        recipe = recipe_of(x.shape, key)
+    except TypeError:  # a bound without a hash, such as a tensor that knows its value
+        recipe = recipe_of.__wrapped__(x.shape, key)
+    if recipe.cut is not None:
+        start, stop, step = recipe.cut
+        x = slice_(x, start=start, stop=stop, step=step)
+    if recipe.backward:
+        x = flip(x, recipe.backward)
+    return x if x.shape == recipe.shape else reshape(x, shape=recipe.shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def recipe_of(shape: tuple[Size, ...], key: tuple[Any, ...]) -> Recipe:
+    """How the elements that a basic subscript names are cut out of a tensor of `shape`."""
+    items = filled([slice(*i) if isinstance(i, tuple) else i for i in key], shape)
+    parts = [_bounds(i, n, a) for a, (i, n) in enumerate(zip([i for i in items if i is not None], shape, strict=True))]
+    backward = tuple(axis for axis, b in enumerate(parts) if b[2] < 0)
+    forward = [_forward(*b) if b[2] < 0 else b for b in parts]
+    whole = all(b == (0, n, 1) for b, n in zip(forward, shape, strict=True))
+    sizes = iter((hi - lo + by - 1) // by for lo, hi, by in forward)
+    left: list[Size] = []
+    for item in items:
+        size: Size = 1 if item is None else next(sizes)
+        left += [] if isinstance(item, int) else [size]
+    return Recipe(None if whole else tuple(zip(*forward, strict=True)), backward, tuple(left))
+
+
+def filled(items: list[Any], shape: tuple[Size, ...]) -> list[Any]:
+    """A subscript with one item for each axis, None apart; `...` and what is left out are whole slices."""
+    used = len([i for i in items if i is not None and i is not Ellipsis])
+    if used > len(shape):
+        raise ShapeError(f"{used} indices for a tensor of rank {len(shape)}", location=here(), received=show(shape))
+    dots = [n for n, i in enumerate(items) if i is Ellipsis]
+    if len(dots) > 1:
+        raise ShapeError("a subscript has more than one `...`", location=here(), received=f"{len(dots)} of them")
+    at = dots[0] if dots else len(items)
+    return [*items[:at], *[slice(None)] * (len(shape) - used), *items[at + 1 :]]
 
 
 def _plain(item: Any) -> list[Any]:
@@ -50,6 +111,8 @@ def _plain(item: Any) -> list[Any]:
         return [int(item)]
     tensor = as_tensor(np.asarray(item, np.int64) if isinstance(item, list) and not item else item)
     if tensor.dtype.kind == "bool":
+        if not tensor.ndim:
+            raise ShapeError("a single bool is no index", location=here(), suggestion="use ts.where")
         return [Tensor(places) for places in np.nonzero(tensor.numpy())]
     return [tensor]
 
@@ -76,6 +139,9 @@ def _bounds(item: Any, size: Any, axis: int) -> tuple[Any, Any, int]:
             return 0, size, 1
         if item.step == 0:
             raise ShapeError("a slice step cannot be zero", location=here())
+        named = [b for b in (size, item.start, item.stop) if isinstance(b, Dim)]
+        if named and (item.step is None or item.step > 0):
+            return _named_bounds(item, size)
         low, high, step = item.indices(int(size))
         return low, max(low, high) if step > 0 else high, step
     if isinstance(item, int):
@@ -84,6 +150,19 @@ def _bounds(item: Any, size: Any, axis: int) -> tuple[Any, Any, int]:
             raise _outside(item, axis, size)
         return place, place + 1, 1
     return 0, size, 1
+
+
+def _named_bounds(item: slice, size: Size) -> tuple[Size, Size, int]:
+    """The bounds where a size is known only by name: an axis is taken to have the elements that are counted off."""
+    low = 0 if item.start is None else _counted_off(item.start, size)
+    high = size if item.stop is None else _counted_off(item.stop, size)
+    if isinstance(size, Dim) and isinstance(item.stop, int) and item.stop >= 0:
+        int(size)  # how many of the first elements there are, nobody knows: this tells so
+    return low, high, item.step or 1
+
+
+def _counted_off(bound: Size, size: Size) -> Size:
+    return size + bound if isinstance(bound, int) and bound < 0 else bound
 
 
 def _outside(item: int, axis: int, size: int) -> OutOfBoundsError:

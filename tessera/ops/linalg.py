@@ -10,7 +10,8 @@ import numpy as np
 from tessera.errors import DTypeError, ShapeError, TesseraError, here
 from tessera.numerics import sums
 from tessera.op import ACCUMULATE, Op, error, op
-from tessera.ops.basic import broadcast_to, cast
+from tessera.ops.arguments import typed
+from tessera.ops.basic import broadcast_to, cast, check_count
 from tessera.ops.coerce import promote
 from tessera.ops.shape import count, expand_dims, reshape, squeeze
 from tessera.shapes import broadcast
@@ -39,13 +40,18 @@ def _dot_type(a: TensorType, b: TensorType, *, dtype: DType) -> TensorType:
     return a.with_shape((*a.shape[:-1], b.shape[-1])).with_dtype(dtype)
 
 
-def _exact(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    return bind(op, [as_tensor(x) for x in operands], attrs)
+def products(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `plain`; two vectors are a row and a column."""
+    check_count(op, operands)
+    a, b = (as_tensor(x) for x in operands)
+    if a.ndim == 1 == b.ndim:
+        return reshape(bind(op, [expand_dims(a, 0), expand_dims(b, 1)], attrs), shape=())
+    return bind(op, [a, b], attrs)
 
 
-@op(infer=_dot_type, coerce=_exact, canonical=_dot_attrs, numerics=ACCUMULATE)
+@op(infer=_dot_type, coerce=products, canonical=_dot_attrs, numerics=ACCUMULATE)
 def dot(a, b, *, dtype: Any = None):
-    """The matrix product of the last two axes; equal leading axes are a batch.
+    """The matrix product of the last two axes, equal leading axes being a batch; of two vectors, their dot product.
 
     Products are summed in the accumulation type and rounded once to `dtype` (default: the
     storage type, int32 for int8).
@@ -56,6 +62,7 @@ def dot(a, b, *, dtype: Any = None):
 error(dot)(sums.product)
 
 
+@typed
 def matmul(a: Any, b: Any, *, dtype: Any = None) -> Tensor:
     """The matrix product, with NumPy's rules for vectors and broadcast batch axes.
 
@@ -66,8 +73,9 @@ def matmul(a: Any, b: Any, *, dtype: Any = None) -> Tensor:
     """
     a, b = as_tensor(a), as_tensor(b)
     try:
-        common = promote([a.type, b.type])
-        a, b = (t if t.dtype == common else cast(t, dtype=common) for t in (a, b))
+        if a.dtype is not b.dtype:
+            common = promote([a.type, b.type])
+            a, b = (t if t.dtype == common else cast(t, dtype=common) for t in (a, b))
         return _matmul(a, b, dtype)
     except TesseraError as error:
         raise error.at(here()) from None
@@ -89,11 +97,14 @@ def _matmul(a: Tensor, b: Tensor, dtype: Any) -> Tensor:
     if b.ndim == 2 and a.ndim > 2:  # one big product rather than many small ones
         rows = reshape(a, shape=(count(a.shape[:-1]), a.shape[-1]))
         return reshape(dot(rows, b, dtype=dtype), shape=(*a.shape[:-1], b.shape[-1]))
+    if a.ndim == 2 == b.ndim:
+        return dot(a, b, dtype=dtype)
     batch = broadcast(a.shape[:-2], b.shape[:-2])
     sides = [t if t.shape[:-2] == batch else broadcast_to(t, shape=(*batch, *t.shape[-2:])) for t in (a, b)]
     return dot(*sides, dtype=dtype)
 
 
+@typed
 def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     """`x` [..., D] times `weight` [D, N], plus `bias` [N] if given."""
     out = matmul(x, weight)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.errors import ArgumentError, ShapeError, here
+from tessera.ops.arguments import typed
 from tessera.ops.arrange import moveaxis
 from tessera.ops.basic import cast
-from tessera.ops.elementwise import abs, equal, not_equal, where
+from tessera.ops.elementwise import abs, equal, exp, greater, less, log, maximum, not_equal, where
+from tessera.ops.functions import log1p
 from tessera.ops.nn import log_softmax
 from tessera.ops.reduce import mean, sum
 from tessera.ops.shape import count, expand_dims, iota
@@ -22,6 +24,13 @@ def _reduced(x: Tensor, reduction: str) -> Tensor:
     return REDUCTIONS[reduction](x)
 
 
+@typed
+def mse(input: Any, target: Any) -> Tensor:
+    """The mean of the squares of `input` - `target`: `mse_loss` as the guide spells it."""
+    return mse_loss(input, target)
+
+
+@typed
 def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """The square of `input` - `target`, then its "mean", "sum" or "none" of them.
 
@@ -32,11 +41,13 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     return _reduced(distance * distance, reduction)
 
 
+@typed
 def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """The magnitude of `input` - `target`, then its "mean", "sum" or "none" of them."""
     return _reduced(abs(as_tensor(input) - as_tensor(target)), reduction)
 
 
+@typed
 def cross_entropy(
     input: Any,
     target: Any,
@@ -82,8 +93,53 @@ def _like(target: Tensor, x: Tensor) -> Tensor:
     return target
 
 
+@typed
 def nll_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """Minus the element of `input` [N, C], log probabilities, at each class of `target` [N]."""
     logs, target = as_tensor(input), as_tensor(target)
+    if not logs.ndim or target.shape != logs.shape[:-1] or not target.dtype.is_integer:
+        raise ShapeError(
+            "the classes do not fit the log probabilities", location=here(), expected="[N, C] and integers [N]",
+            received=f"{logs.type} and {target.type}",
+        )  # fmt: skip
     hot = equal(expand_dims(target, -1), iota(shape=(logs.shape[-1],), dtype=target.dtype))
     return _reduced(-sum(where(hot, logs, 0.0), axis=-1), reduction)
+
+
+@typed
+def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+    """Half the square of `input` - `target` up to `delta`, beyond it linear (Huber 1964); then its reduction.
+
+    >>> huber_loss([0.0, 3.0], [0.5, 0.0], "none")
+    Tensor([0.125, 2.5  ], f32)
+    """
+    size = abs(as_tensor(input) - as_tensor(target))
+    return _reduced(where(less(size, delta), size * size * 0.5, (size - 0.5 * delta) * delta), reduction)
+
+
+@typed
+def binary_cross_entropy(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
+    """Minus the log probability of `target` (0 to 1) under probabilities `input`; logarithms stop at -100."""
+    x, y = as_tensor(input), as_tensor(target)
+    losses = -(y * maximum(log(x), -100.0) + (1.0 - y) * maximum(log(1.0 - x), -100.0))
+    return _reduced(losses if weight is None else losses * weight, reduction)
+
+
+@typed
+def binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
+    """`binary_cross_entropy` of the sigmoid of `input`, computed from the logits: it loses no digits.
+
+    >>> binary_cross_entropy_with_logits([1000.0, 0.0], [1.0, 0.0], reduction="none")
+    Tensor([0.       , 0.6931472], f32)
+    """
+    x, y = as_tensor(input), as_tensor(target)
+    losses = maximum(x, 0.0) - x * y + log1p(exp(-abs(x)))
+    return _reduced(losses if weight is None else losses * weight, reduction)
+
+
+@typed
+def kl_div(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """target · (log target - input) for log probabilities `input`; where `target` is 0 that is 0."""
+    logs, share = as_tensor(input), as_tensor(target)
+    known = greater(share, 0.0)
+    return _reduced(where(known, share * (log(where(known, share, 1.0)) - logs), 0.0), reduction)

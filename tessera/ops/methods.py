@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from tessera.device import generator_of
-from tessera.ops import arrange, cumulative, functions, nn, products, reduce, shape, sort, statistics
+from tessera.op import ALIASES, Op
+from tessera.ops import (
+    arithmetic,
+    arrange,
+    cumulative,
+    functions,
+    logic,
+    matrices,
+    nn,
+    places,
+    products,
+    reduce,
+    shape,
+    sort,
+    statistics,
+    update,
+)
 from tessera.ops import elementwise as e
 from tessera.ops.at import At
 from tessera.ops.basic import broadcast_to, cast
 from tessera.ops.index import subscript
 from tessera.ops.linalg import matmul
 from tessera.ops.numpy_protocol import PROTOCOLS
-from tessera.tensor import Tensor, like
+from tessera.tensor import TAPE, Tensor, like
 from tessera.types import BY_NAME
 
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -48,9 +65,16 @@ METHODS: dict[str, Callable[..., Any]] = {
         shape.transpose, shape.flatten, shape.squeeze, shape.gather,
         arrange.flip, arrange.roll, arrange.repeat, arrange.split, arrange.unbind, arrange.moveaxis, arrange.tril,
         arrange.triu, matmul, sort.sort, sort.argsort, sort.topk, cumulative.cumsum, cumulative.cumprod,
+        arrange.chunk, arithmetic.square, arithmetic.reciprocal, logic.isclose, logic.allclose, logic.count_nonzero,
+        logic.logical_not, matrices.diagonal, matrices.trace, matrices.swapaxes, places.take, places.masked_fill,
+        places.index_add, places.nonzero, update.scatter, update.scatter_add,
     )
 }  # fmt: skip
-METHODS |= {"unsqueeze": shape.expand_dims, "expand": broadcast_to, "tile": arrange.tiled, "dot": products.vecdot}
+METHODS |= {
+    "unsqueeze": shape.expand_dims, "expand": broadcast_to, "tile": arrange.tiled, "dot": products.vecdot,
+    "clamp": functions.clip,
+    "eq": e.equal, "ne": e.not_equal, "lt": e.less, "le": e.less_equal, "gt": e.greater, "ge": e.greater_equal,
+}  # fmt: skip
 
 
 def _swapped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,7 +82,16 @@ def _swapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *args, **named: function(self, *args, **named)
+    """A function as a method; ops know the other spellings of attributes (`dim`) themselves."""
+    if isinstance(function, Op):
+        return lambda self, *args, **named: function(self, *args, **named)
+    known = inspect.signature(function).parameters
+    other = {k: v for k, v in ALIASES.items() if v in known and k not in known}
+
+    def method(self: Tensor, *args: Any, **named: Any) -> Any:
+        return function(self, *args, **{other.get(k, k): v for k, v in named.items()})
+
+    return method
 
 
 def _reshape(self: Tensor, *sizes: Any) -> Tensor:
@@ -99,6 +132,11 @@ def _cuda(self: Tensor, index: int = 0) -> Tensor:
     return _to(self, device=f"cuda:{index}")
 
 
+def _to_device(self: Tensor, device: str, /, *, stream: Any = None) -> Tensor:
+    """The tensor on another device, as the array API standard spells it."""
+    return _to(self, device=device)
+
+
 def _detach(self: Tensor) -> Tensor:
     """The same elements, with no gradient asked for."""
     return like(self.data, self.type) if not self.is_traced else Tensor(self.data)
@@ -106,7 +144,21 @@ def _detach(self: Tensor) -> Tensor:
 
 def _clone(self: Tensor) -> Tensor:
     """A copy of the elements; a traced tensor is itself, since values do not change."""
-    return self if self.is_traced else like(self.numpy().copy(), self.type)
+    if self.is_traced:
+        return self
+    out = like(self.numpy().copy(), self.type)
+    if self.requires_grad:  # gradients pass through a copy
+        TAPE[0](cast, [self], {"dtype": self.dtype}, [out])
+    return out
+
+
+def _divmod(self: Tensor, other: Any) -> tuple[Tensor, Tensor]:
+    return e.floor_divide(self, other), e.remainder(self, other)
+
+
+def _contiguous(self: Tensor) -> Tensor:
+    """The same elements in row-major order; itself where they lie so."""
+    return self if self.is_traced or self.data.flags.c_contiguous else like(self.data.copy("C"), self.type)
 
 
 def attach() -> None:
@@ -122,7 +174,9 @@ def attach() -> None:
         setattr(Tensor, name, method)
     extra: dict[str, Any] = {
         "reshape": _reshape, "view": _reshape, "permute": _permute, "to": _to, "astype": _to, "cpu": _cpu,
-        "cuda": _cuda, "detach": _detach, "clone": _clone, "at": property(At), "__getitem__": subscript,
+        "cuda": _cuda, "to_device": _to_device, "contiguous": _contiguous, "detach": _detach, "clone": _clone,
+        "at": property(At), "__pos__": _method(arithmetic.positive), "__divmod__": _method(_divmod),
+        "__getitem__": subscript,
         "T": property(shape.transpose), "mT": property(shape.transpose), **PROTOCOLS,
     }  # fmt: skip
     for name, method in extra.items():

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from tessera.errors import ShapeError, TesseraError, here
 from tessera.numerics.special import erf as erf_of
 from tessera.op import lower, op
+from tessera.ops.arguments import typed
 from tessera.ops.basic import check_count
-from tessera.ops.coerce import floating
+from tessera.ops.coerce import floating, promote
 from tessera.ops.elementwise import erf, exp, less, log, maximum, rsqrt, tanh, where
 from tessera.ops.linalg import dot
 from tessera.ops.reduce import max, mean, sum
@@ -118,6 +120,7 @@ def _(x, *, axis, eps, center):
     return d * rsqrt(mean(d * d, axis=axis, keepdims=True) + eps)
 
 
+@typed
 def layer_norm(x: Any, normalized_shape: Any = None, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
     """Layer normalisation over the last axes (Ba, Kiros and Hinton 2016), then `weight` and `bias`.
 
@@ -126,6 +129,7 @@ def layer_norm(x: Any, normalized_shape: Any = None, weight: Any = None, bias: A
     return _scaled(normalize(x, axis=_trailing(x, normalized_shape), eps=eps), weight, bias)
 
 
+@typed
 def rms_norm(x: Any, weight: Any = None, eps: float = 1e-5) -> Tensor:
     """Root mean square normalisation over the last axis (Zhang and Sennrich 2019), then `weight`."""
     return _scaled(normalize(x, axis=-1, eps=eps, center=False), weight, None)
@@ -144,10 +148,20 @@ def _scaled(out: Tensor, weight: Any, bias: Any) -> Tensor:
 def _attention_coerce(op, operands, attrs):
     given = [x for x in operands if x is not None]
     check_count(op, [*given, *[None] * (len(op.operands) - len(given))] if len(given) >= 3 else given)
-    return bind(op, [as_tensor(x) for x in given], attrs)
+    tensors = [as_tensor(x) for x in given]
+    try:
+        promote([t.type for t in tensors])
+        return bind(op, tensors, attrs)
+    except TesseraError as error:
+        raise error.at(here()) from None
 
 
 def _attention_attrs(q: TensorType, k: TensorType, v: TensorType, *mask: TensorType, causal, scale) -> dict[str, Any]:
+    for each in (q, k, v):
+        if each.rank < 2 or not each.dtype.is_float:
+            raise ShapeError("attention takes [..., S, D] of floats", received=str(each))
+    if q.shape[-1] == 0:
+        raise ShapeError("attention over no features", received=str(q))
     return {"causal": bool(causal), "scale": float(scale) if scale is not None else 1 / math.sqrt(int(q.shape[-1]))}
 
 

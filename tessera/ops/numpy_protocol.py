@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from tessera.dlpack import given
 from tessera.errors import ArgumentError, TraceError, here
-from tessera.ops import arrange, statistics
+from tessera.ops import arithmetic as a
+from tessera.ops import arrange, logic, statistics
 from tessera.ops import elementwise as e
 from tessera.ops import functions as f
 from tessera.ops import reduce as r
@@ -25,7 +28,11 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
     np.log10: f.log10, np.log1p: f.log1p, np.expm1: f.expm1, np.sqrt: e.sqrt, np.tanh: e.tanh, np.sin: e.sin,
     np.cos: e.cos, np.tan: f.tan, np.sinh: f.sinh, np.cosh: f.cosh, np.arctan2: f.atan2, np.floor: e.floor,
     np.ceil: e.ceil, np.rint: e.round, np.trunc: f.trunc, np.sign: f.sign, np.isnan: f.isnan, np.isinf: f.isinf,
-    np.isfinite: f.isfinite, np.less: e.less, np.less_equal: e.less_equal, np.greater: e.greater,
+    np.isfinite: f.isfinite, np.square: a.square, np.reciprocal: a.reciprocal, np.hypot: a.hypot,
+    np.logaddexp: a.logaddexp, np.copysign: a.copysign, np.signbit: a.signbit, np.arcsinh: a.asinh, np.arccosh: a.acosh,
+    np.arctanh: a.atanh, np.arcsin: f.asin, np.arccos: f.acos, np.arctan: f.atan, np.logical_and: logic.logical_and,
+    np.logical_or: logic.logical_or, np.logical_xor: logic.logical_xor, np.logical_not: logic.logical_not,
+    np.less: e.less, np.less_equal: e.less_equal, np.greater: e.greater,
     np.greater_equal: e.greater_equal, np.equal: e.equal, np.not_equal: e.not_equal, np.bitwise_and: e.bitwise_and,
     np.bitwise_or: e.bitwise_or, np.bitwise_xor: e.bitwise_xor, np.invert: e.bitwise_not,
     np.left_shift: e.shift_left, np.right_shift: e.shift_right,
@@ -64,15 +71,12 @@ def _arrays(value: Any) -> Any:
 
 def dlpack(self: Tensor, **named: Any) -> Any:
     """The elements for another library, without a copy where the memory may be written."""
-    array = self.numpy()
-    if not array.flags.writeable and named.get("copy") is not False:
-        array = array.copy()  # DLPack cannot say that memory must not be written
-    return array.__dlpack__(**named)
+    return given(self.numpy(), self.dtype, **named)
 
 
 def dlpack_device(self: Tensor) -> tuple[int, int]:
     """DLPack's name for host memory."""
-    return self.numpy().__dlpack_device__()
+    return (1, 0)
 
 
 def stats(self: Tensor) -> dict[str, Any]:
@@ -111,9 +115,15 @@ def fixed(self: Tensor, *index: Any) -> Any:
     )  # fmt: skip
 
 
+def array_namespace(self: Tensor, /, *, api_version: str | None = None) -> Any:
+    """The module of functions with the names of the array API standard."""
+    return import_module("tessera.array_api")
+
+
 PROTOCOLS: dict[str, Any] = {
     "__array_ufunc__": array_ufunc,
     "__array_function__": array_function,
+    "__array_namespace__": array_namespace,
     "__dlpack__": dlpack,
     "__dlpack_device__": dlpack_device,
     "__setitem__": fixed,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.errors import ShapeError, here
+from tessera.ops.arguments import typed
 from tessera.ops.linalg import matmul
 from tessera.ops.reduce import sum
 from tessera.ops.shape import expand_dims, reshape, transpose
 from tessera.tensor import Tensor, as_tensor
 
 
+@typed
 def gemm(
     a: Any,
     b: Any,
@@ -35,6 +37,7 @@ def gemm(
     return out if c is None or beta == 0 else out + as_tensor(c) * beta
 
 
+@typed
 def outer(a: Any, b: Any) -> Tensor:
     """Every product of an element of vector `a` [M] with one of vector `b` [N], as [M, N].
 
@@ -48,6 +51,7 @@ def outer(a: Any, b: Any) -> Tensor:
     return expand_dims(a, 1) * expand_dims(b, 0)
 
 
+@typed
 def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
     """The sum of the products of two tensors along `axis`, the others broadcast.
 
@@ -57,6 +61,7 @@ def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
     return sum(as_tensor(a) * as_tensor(b), axis=axis)
 
 
+@typed
 def kron(a: Any, b: Any) -> Tensor:
     """The Kronecker product: each element of `a` replaced by itself times `b`.
 

@@ -9,12 +9,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from tessera.device import generator_of
+from tessera.effect import current, perform
 from tessera.errors import ArgumentError, DTypeError, here
 from tessera.numerics.rounds import LOW, philox
+from tessera.ops.arguments import shape_of, typed
 from tessera.ops.basic import cast, full
-from tessera.ops.elementwise import cos, log, sqrt
+from tessera.ops.elementwise import cos, less, log, sqrt
 from tessera.ops.shape import concatenate, count, expand_dims, iota, reshape, slice_
+from tessera.ops.sort import argsort
 from tessera.shapes import as_size
 from tessera.tensor import Tensor
 from tessera.types import DType, as_dtype, f32, f64, int32, int64
@@ -35,9 +40,12 @@ class Generator:
     def __init__(self, seed: Any = 0) -> None:
         self.seed = seed
         self.offset = 0
+        self._frame = current()
 
     def words(self, amount: int) -> Tensor:
         """The next `amount` random 32-bit words, as int64."""
+        if current() is not self._frame:  # a generator of the function's own is nobody else's concern
+            perform(("random",))
         blocks = -(-amount // 4)
         counter = iota(shape=(blocks,)) + self.offset
         self.offset += blocks
@@ -59,9 +67,12 @@ class Generator:
 DEFAULT = Generator(0)
 
 
+@typed
 def manual_seed(seed: int) -> Generator:
     """Start the default generator anew from `seed`; it is returned."""
-    DEFAULT.seed, DEFAULT.offset = seed, 0
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise ArgumentError("a seed is an integer", location=here(), received=repr(seed))
+    DEFAULT.seed, DEFAULT.offset = int(seed), 0
     return DEFAULT
 
 
@@ -72,13 +83,13 @@ def _begin(shape: Any, dtype: Any, device: str | None, floats: bool = True) -> t
     if element.is_float != floats:
         raise DTypeError("random numbers of another kind", location=here(), received=str(element),
                          expected="a float type" if floats else "an integer type")  # fmt: skip
-    listed = (shape,) if isinstance(shape, (int, str)) else tuple(shape)
-    sizes = tuple(as_size(s) for s in listed)
+    sizes = shape_of(shape, as_size)
     if not all(isinstance(s, int) for s in sizes):
         raise ArgumentError("random tensors need sizes that are numbers", location=here(), received=str(sizes))
     return sizes, element  # type: ignore[return-value]
 
 
+@typed
 def rand(shape: Any, dtype: DType = f32, device: str | None = None, generator: Generator | None = None) -> Tensor:
     """Numbers evenly spread over [0, 1), rounded to `dtype` (below f32 that may give 1).
 
@@ -89,6 +100,7 @@ def rand(shape: Any, dtype: DType = f32, device: str | None = None, generator: G
     return cast(reshape((generator or DEFAULT).uniform(int(count(sizes)), element), shape=sizes), dtype=element)
 
 
+@typed
 def randn(shape: Any, dtype: DType = f32, device: str | None = None, generator: Generator | None = None) -> Tensor:
     """Normally distributed numbers of mean 0 and variance 1 (Box and Muller 1958, from two uniform ones each).
 
@@ -103,6 +115,7 @@ def randn(shape: Any, dtype: DType = f32, device: str | None = None, generator: 
     return cast(normal, dtype=element)
 
 
+@typed
 def randint(
     low: int,
     high: int,
@@ -125,3 +138,34 @@ def randint(
         raise ArgumentError(f"randint from {low} to {high}", location=here(), expected="a range of 1 to 2^31 numbers")
     words = (generator or DEFAULT).words(int(count(sizes)))
     return cast(reshape(((words * span) >> 32) + low, shape=sizes), dtype=element)
+
+
+@typed
+def bernoulli(p: Any, shape: Any = None, generator: Generator | None = None) -> Tensor:
+    """True with probability `p`, a number or one for each element, else False.
+
+    >>> bernoulli(1.0, (2,)), bernoulli(Tensor([0.0, 1.0]))
+    (Tensor([ True,  True], bool), Tensor([False,  True], bool))
+
+    Raises:
+        ArgumentError: `p` is a number outside [0, 1], or no shape is known.
+    """
+    if isinstance(p, Tensor):
+        sizes = p.shape if shape is None else shape
+    elif isinstance(p, (int, float)) and 0 <= p <= 1 and shape is not None:
+        sizes = shape
+    else:
+        raise ArgumentError(f"bernoulli of probability {p}", location=here(), expected="0 to 1, and a shape")
+    return less(rand(sizes, generator=generator), p)
+
+
+@typed
+def permutation(n: int, generator: Generator | None = None) -> Tensor:
+    """The numbers from 0 to `n` - 1 in random order (int64).
+
+    >>> sorted(permutation(5).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    if n < 0:
+        raise ArgumentError(f"a permutation of {n} numbers", location=here(), expected="a count ≥ 0")
+    return argsort((generator or DEFAULT).words(n))

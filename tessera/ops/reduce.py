@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tessera.errors import DTypeError, ShapeError
 from tessera.numerics import bounds, rows, sums
-from tessera.op import ACCUMULATE, STORAGE, error, lower, op
-from tessera.ops.basic import cast, plain
+from tessera.op import ACCUMULATE, REGISTRY, STORAGE, Op, error, lower, op
+from tessera.ops.basic import cast, check_count, plain
 from tessera.shapes import Size, normalize_axes, normalize_axis
+from tessera.tensor import as_tensor, bind
 from tessera.types import DType, TensorType, f32, int64
 
 Axes = tuple[int, ...]
@@ -42,7 +44,22 @@ def _extreme_type(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
     return x.with_shape(reduced(x, axis, keepdims))
 
 
-@op(infer=_sum_type, coerce=plain, canonical=_axes, numerics=ACCUMULATE)
+def summing(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `plain`, but by compensated sums where the operand's policy asks for them."""
+    check_count(op, operands)
+    x = as_tensor(operands[0])
+    if not (x.type.policy and x.type.policy.compensated and x.dtype.is_float):
+        return bind(op, [x], attrs)
+    total = REGISTRY["ts.compensated_sum"]
+    if op is sum:
+        return bind(total, [x], attrs)
+    wide = cast(x, dtype=x.type.accumulate) if x.dtype != x.type.accumulate else x
+    found = bind(total, [wide], attrs)
+    scaled = found * (int(found.size) / int(x.size))  # one over the number of elements in each sum
+    return scaled if scaled.dtype == x.dtype else cast(scaled, dtype=x.type.policy)
+
+
+@op(infer=_sum_type, coerce=summing, canonical=_axes, numerics=ACCUMULATE)
 def sum(x, *, axis: Any = None, keepdims: bool = False):
     """The sum of the elements along `axis` (all axes when None); narrower integers and bools give int64."""
     if x.dtype.kind in "iub":
@@ -102,7 +119,7 @@ def _mean_type(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
     return _extreme_type(x, axis=axis, keepdims=keepdims).with_dtype(x.dtype if x.dtype.is_float else f32)
 
 
-@op(infer=_mean_type, coerce=plain, canonical=_axes, numerics=ACCUMULATE)
+@op(infer=_mean_type, coerce=summing, canonical=_axes, numerics=ACCUMULATE)
 def mean(x, *, axis: Any = None, keepdims: bool = False):
     """The arithmetic mean along `axis`; integers give f32."""
     return np.mean(x, axis=axis, keepdims=keepdims, dtype=np.float64 if x.dtype.kind in "iu" else x.dtype)

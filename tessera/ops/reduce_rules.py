@@ -54,6 +54,10 @@ def _(g, a, b, *, dtype):
     return None, dot(swap(a), g, dtype=b.dtype)
 
 
+# By its own value, which is 0 or 1 far out, where the formula's parts overflow.
+jvp(nn.sigmoid)(along(lambda t, out, x: t * (out * (1.0 - out))))
+
+
 @jvp(nn.softmax)
 def _(out, primals, tangents, *, axis):
     # The distance to the maximum, which only keeps exp in range, takes no part.

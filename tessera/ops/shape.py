@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError
+from tessera.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, here
 from tessera.numerics import bounds
 from tessera.op import STORAGE, Op, error, op
+from tessera.ops.arguments import shape_of, typed
 from tessera.ops.basic import plain
 from tessera.ops.coerce import same_dtype
 from tessera.shapes import Size, as_size, normalize_axis
@@ -25,7 +26,7 @@ def count(shape: Sequence[Size]) -> Size:
 
 
 def _reshape_attrs(x: TensorType, *, shape: Any) -> dict[str, Any]:
-    listed = [as_size(s) for s in ((shape,) if isinstance(shape, (int, str)) else shape)]
+    listed = list(shape_of(shape, as_size, least=-1))
     holes = [i for i, s in enumerate(listed) if s == -1]
     if len(holes) > 1:
         raise ShapeError("reshape can infer only one size", received=show(listed))
@@ -125,7 +126,9 @@ def _variadic(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     listed = operands[0] if operands and isinstance(operands[0], (list, tuple)) else operands
     if not listed:
         raise ArgumentError(f"{op.__name__} needs at least one tensor")
-    return bind(op, same_dtype([as_tensor(x) for x in listed]), attrs)
+    tensors = [as_tensor(x) for x in listed]
+    first = tensors[0].dtype
+    return bind(op, tensors if all(t.dtype is first for t in tensors) else same_dtype(tensors), attrs)
 
 
 def _concatenate_type(*types: TensorType, axis: int) -> TensorType:
@@ -190,8 +193,7 @@ error(gather)(bounds.gathered)
 
 
 def _iota_attrs(*, shape: Any, axis: int, dtype: Any) -> dict[str, Any]:
-    listed = (shape,) if isinstance(shape, (int, str)) else shape
-    sizes = tuple(as_size(s) for s in listed)
+    sizes = shape_of(shape, as_size)
     return {"shape": sizes, "axis": normalize_axis(axis, len(sizes)), "dtype": as_dtype(dtype)}
 
 
@@ -211,6 +213,7 @@ def iota(*, shape: Any, axis: int = -1, dtype: DType = int64):
 error(iota)(bounds.constant)
 
 
+@typed
 def transpose(x: Any, dim0: int = -2, dim1: int = -1) -> Tensor:
     """`x` with two axes exchanged."""
     x = as_tensor(x)
@@ -220,6 +223,7 @@ def transpose(x: Any, dim0: int = -2, dim1: int = -1) -> Tensor:
     return permute(x, axes=tuple(axes))
 
 
+@typed
 def expand_dims(x: Any, axis: int) -> Tensor:
     """`x` with a new axis of size 1, which is `axis` of the result."""
     x = as_tensor(x)
@@ -227,6 +231,7 @@ def expand_dims(x: Any, axis: int) -> Tensor:
     return reshape(x, shape=(*x.shape[:at], 1, *x.shape[at:]))
 
 
+@typed
 def squeeze(x: Any, axis: int) -> Tensor:
     """`x` without `axis`, which must have size 1."""
     x = as_tensor(x)
@@ -236,6 +241,7 @@ def squeeze(x: Any, axis: int) -> Tensor:
     return reshape(x, shape=(*x.shape[:at], *x.shape[at + 1 :]))
 
 
+@typed
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """`x` with the axes from `start_dim` to `end_dim` made one."""
     x = as_tensor(x)
@@ -243,8 +249,11 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     return reshape(x, shape=(*x.shape[:first], count(x.shape[first : last + 1]), *x.shape[last + 1 :]))
 
 
+@typed
 def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     """Tensors of one shape along a new axis."""
+    if not isinstance(tensors, (list, tuple)):
+        raise ArgumentError("stack takes a list of tensors", location=here(), received=type(tensors).__name__)
     return concatenate([expand_dims(t, axis) for t in tensors], axis=axis)
 
 
@@ -255,6 +264,7 @@ def arange(start: int, end: int | None = None, step: int = 1, dtype: DType = int
     return index if (low, step) == (0, 1) else index * step + low
 
 
+@typed
 def embedding(weight: Any, indices: Any) -> Tensor:
     """The rows of `weight` [V, D] that `indices` name."""
     return gather(weight, indices, axis=0)

@@ -8,6 +8,7 @@ import numpy as np
 
 from tessera.errors import ArgumentError, here
 from tessera.op import STORAGE, lower, op
+from tessera.ops.arguments import typed
 from tessera.ops.arrange import moveaxis, narrow, take_along_axis
 from tessera.ops.basic import cast, plain
 from tessera.ops.elementwise import equal, greater, less, not_equal, where
@@ -60,6 +61,7 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
     return same | (not_equal(a, a) & not_equal(b, b)) if a.dtype.is_float else same
 
 
+@typed
 def sort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
     """The elements in order along `axis`; equal ones keep theirs, NaN counts as the largest.
 
@@ -70,6 +72,7 @@ def sort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
     return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis)
 
 
+@typed
 def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
     """The `k` largest (or smallest) elements along `axis` in order, and their places (int64).
 

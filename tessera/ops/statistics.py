@@ -9,6 +9,7 @@ import numpy as np
 
 from tessera.errors import ArgumentError, here
 from tessera.op import STORAGE, lower, op
+from tessera.ops.arguments import typed
 from tessera.ops.basic import cast, plain
 from tessera.ops.coerce import floating
 from tessera.ops.elementwise import abs, equal, exp, greater, log, not_equal, pow, sqrt, where
@@ -112,6 +113,7 @@ def _(x, *, axis, keepdims):
     return total if keepdims else reshape(total, shape=reduced(x.type, axis, False))
 
 
+@typed
 def norm(x: Any, ord: Any = 2, axis: Any = None, keepdims: bool = False) -> Tensor:
     """The `ord`-norm of the elements along `axis` (all of them when None) taken as vectors.
 

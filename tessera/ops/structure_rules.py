@@ -12,6 +12,7 @@ from tessera.ops.reduce import sum
 from tessera.ops.shape import concatenate, gather, iota, pad, permute, reshape, slice_
 from tessera.ops.update import scatter_add
 from tessera.tensor import Tensor
+from tessera.types import as_dtype
 
 jvp(basic.full, shape.iota)(still)
 jvp(broadcast_to)(linear(broadcast_to))
@@ -24,7 +25,7 @@ jvp(concatenate)(linear(concatenate))
 
 @jvp(cast)
 def _(out, primals, tangents, *, dtype):
-    return cast(tangents[0], dtype=dtype) if dtype.is_float else None
+    return cast(tangents[0], dtype=dtype) if as_dtype(dtype).is_float else None
 
 
 @jvp(basic.stop_gradient)
@@ -45,7 +46,7 @@ def _(out, primals, tangents, *, axis):
 
 @transpose(cast)
 def _(g, x, *, dtype):
-    return (cast(g, dtype=x.dtype),)
+    return (cast(g, dtype=x.policy or x.dtype),)
 
 
 @transpose(broadcast_to)

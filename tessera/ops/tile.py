@@ -57,7 +57,7 @@ def _check_mask(mask: TensorType, shape: tuple) -> None:
         raise ShapeError("the mask does not fit the block", expected=f"bool {show(shape)}", received=str(mask))
 
 
-def _load_type(ref: RefType, *rest: TensorType, shape: tuple[int, ...], edge: str) -> TensorType:
+def _load_type(ref: RefType, *rest: TensorType, shape: tuple[int, ...], edge: str, vector: int) -> TensorType:
     _check_indices(ref, rest)
     if len(shape) != ref.rank:
         raise ShapeError(f"the block has rank {len(shape)}, the memory rank {ref.rank}")
@@ -67,15 +67,16 @@ def _load_type(ref: RefType, *rest: TensorType, shape: tuple[int, ...], edge: st
 
 
 @op(infer=_load_type, coerce=direct, numerics=STORAGE, dialect="tile", effects=("read",))
-def load(ref, *rest, shape: tuple, edge: str = "error"):
+def load(ref, *rest, shape: tuple, edge: str = "error", vector: int = 1):
     """The block of `shape` that starts at the given indices: load(ref, *starts, [mask, [other]]).
 
     Elements outside the memory are an error where `edge` is "error", unless masked off; with
-    "clip" they read as `other` (0 when not given), and so do elements whose mask is false.
+    "clip" they read as `other` (0 when not given), and so do elements whose mask is false. The block begins at a
+    multiple of `vector` elements, counted from the memory's first.
     """
 
 
-def _store_type(ref: RefType, value: TensorType, *rest: TensorType, edge: str) -> None:
+def _store_type(ref: RefType, value: TensorType, *rest: TensorType, edge: str, vector: int) -> None:
     _check_indices(ref, rest)
     if value.dtype != ref.dtype:
         raise DTypeError(
@@ -91,10 +92,11 @@ def _store_type(ref: RefType, value: TensorType, *rest: TensorType, edge: str) -
 
 
 @op(infer=_store_type, coerce=direct, numerics=STORAGE, dialect="tile", effects=("write",))
-def store(ref, value, *rest, edge: str = "error"):
+def store(ref, value, *rest, edge: str = "error", vector: int = 1):
     """Write the block `value` at the given indices: store(ref, value, *starts, [mask]).
 
-    Elements outside the memory are an error where `edge` is "error", unless masked off; "clip" drops them.
+    Elements outside the memory are an error where `edge` is "error", unless masked off; "clip" drops them. The
+    block begins at a multiple of `vector` elements, as for `load`.
     """
 
 
@@ -161,15 +163,20 @@ def compare_exchange(ref, value, expected, *rest):
     """
 
 
-def _alloc_type(*, shape: tuple, dtype: DType, space: str, alignment: int, swizzle: str) -> RefType:
+def _alloc_type(*, shape: tuple, dtype: DType, space: str, alignment: int, swizzle: str, padding: int) -> RefType:
     if space not in SPACES[1:]:
         raise ShapeError(f'"{space}" is not a space to allocate in', expected="shared or register")
     return RefType(tuple(shape), dtype, space)
 
 
 @op(infer=_alloc_type, coerce=direct, numerics=STORAGE, dialect="tile", effects=MEMORY)
-def alloc(*, shape: tuple, dtype: DType = f32, space: str = SHARED, alignment: int = 16, swizzle: str = ""):
-    """Memory without initial value: one for the group ("shared") or one for each tile ("register")."""
+def alloc(
+    *, shape: tuple, dtype: DType = f32, space: str = SHARED, alignment: int = 16, swizzle: str = "", padding: int = 0
+):
+    """Memory without initial value: one for the group ("shared") or one for each tile ("register").
+
+    `alignment` (bytes), `swizzle` and `padding` (elements unused after each row) say how it is laid out.
+    """
 
 
 def _copy_type(dst: RefType, src: RefType, *starts: TensorType, shape: tuple, edge: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.errors import ArgumentError, DTypeError, ShapeError, here
+from tessera.ops.arguments import typed
 from tessera.ops.coerce import same_dtype
 from tessera.ops.elementwise import greater_equal, rsqrt, where
 from tessera.ops.random import Generator, rand
@@ -14,6 +15,7 @@ from tessera.tensor import Tensor, as_tensor
 from tessera.types import f32
 
 
+@typed
 def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:
     """`x` with each element set to 0 with probability `p` and the others scaled by 1 / (1 - p).
 
@@ -37,6 +39,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Generator 
     return where(kept, x * (1.0 / (1.0 - p) if p < 1 else 1.0), 0.0)
 
 
+@typed
 def batch_norm(
     x: Any,
     running_mean: Any,
@@ -70,6 +73,7 @@ def batch_norm(
     return out if bias is None else out + reshape(bias, shape=shape)
 
 
+@typed
 def running_statistics(x: Any, running_mean: Any, running_var: Any, momentum: float = 0.1) -> tuple[Tensor, Tensor]:
     """The running mean and variance of `batch_norm` after this batch: old · (1 - momentum) + new · momentum.
 

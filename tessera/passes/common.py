@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from tessera.ir.core import Block, Function, Node, Value
+from tessera.ir.levels import FLOW
 
 
 def share(function: Function) -> Function:
@@ -34,8 +35,9 @@ def _shared(block: Block, known: dict[Hashable, tuple[Value, ...]], names: dict[
 
 def _renamed(node: Node, known: dict[Hashable, tuple[Value, ...]], names: dict[Value, Value]) -> Node:
     args = tuple(names.get(v, v) for v in node.args)
-    # What an inner region adds is known only inside it.
-    regions = tuple(_shared(r, dict(known), names) for r in node.regions)
+    # What an inner region adds is known only inside it; that of a loop over tensors takes all it uses as a parameter.
+    outside = {} if node.op.name in FLOW else known
+    regions = tuple(_shared(r, dict(outside), names) for r in node.regions)
     return replace(node, args=args, regions=regions) if regions or args != node.args else node
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.ir.levels import KERNEL
 from tessera.ops import host
 
 ALIGNMENT = 64
@@ -30,25 +31,55 @@ def memory_plan(module: Module) -> Module:
     """A Schedule module whose buffers have offsets, and whose entry says how large the workspace is."""
     main = module.main
     offsets = place(lifetimes(main.body))
-    nodes = tuple(_planned(n, offsets) for n in main.body.nodes)
     size = max((o + _bytes(v) for v, o in offsets.items()), default=0)
     attrs = Attrs({**main.attrs, "workspace": size})
-    body = Block(main.params, nodes, main.results)
-    return module.replace(Function(main.name, body, attrs, main.loc), *module.functions[1:])
+    return module.replace(Function(main.name, _placed(main.body, offsets), attrs, main.loc), *module.functions[1:])
 
 
 def lifetimes(block: Block) -> list[Lifetime]:
-    """The buffers of an entry function; views belong to the buffer they see."""
-    owner: dict[Value, Value] = {}
-    touched: dict[Value, list[int]] = {}
-    for number, node in enumerate(block.nodes):
-        if node.op is host.alloc:
-            owner[node.out], touched[node.out] = node.out, []
+    """The buffers of an entry function; views belong to the buffer they see.
+
+    A buffer made outside a loop or branch that touches it is alive from its beginning to its end.
+    """
+    found = _Touches()
+    found.walk(block)
+    return [Lifetime(v, _bytes(v), min(at), max(at)) for v, at in found.touched.items() if at]
+
+
+@dataclass
+class _Touches:
+    """The nodes that touch each buffer, numbered as they stand in the text."""
+
+    owner: dict[Value, Value] = field(default_factory=dict)
+    touched: dict[Value, list[int]] = field(default_factory=dict)
+    number: int = 0
+
+    def walk(self, block: Block) -> None:
+        """Count the nodes of a block and of its regions."""
+        for node in block.nodes:
+            if node.op is host.alloc:
+                self.owner[node.out], self.touched[node.out] = node.out, []
+            self.touch(node)
+            self.number += 1
+            if node.regions and node.op.name != KERNEL:
+                self.inside(node)
+
+    def touch(self, node: Node) -> None:
+        """Note what a node's operands belong to, and that its results are views of it."""
         for value in node.args:
-            if value in owner:
-                touched[owner[value]].append(number)
-                owner.update(dict.fromkeys(node.results, owner[value]))
-    return [Lifetime(v, _bytes(v), min(at), max(at)) for v, at in touched.items() if at]
+            if value in self.owner:
+                self.touched[self.owner[value]].append(self.number)
+                self.owner.update(dict.fromkeys(node.results, self.owner[value]))
+
+    def inside(self, node: Node) -> None:
+        """The regions of a node: what they touch of outside lives as long as they run."""
+        outside, first = {v: len(at) for v, at in self.touched.items()}, self.number - 1
+        for region in node.regions:
+            self.walk(region)
+        for value, count in outside.items():
+            if len(self.touched[value]) > count:
+                self.touched[value] += [first, self.number]
+        self.number += 1
 
 
 def place(found: Sequence[Lifetime]) -> dict[Value, int]:
@@ -72,7 +103,13 @@ def _bytes(value: Value) -> int:
     return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
 
 
+def _placed(block: Block, offsets: dict[Value, int]) -> Block:
+    return replace(block, nodes=tuple(_planned(n, offsets) for n in block.nodes))
+
+
 def _planned(node: Node, offsets: dict[Value, int]) -> Node:
+    if node.regions and node.op.name != KERNEL:
+        return replace(node, regions=tuple(_placed(r, offsets) for r in node.regions))
     if node.op is not host.alloc or node.out not in offsets:
         return node
     return replace(node, attrs=Attrs({**node.attrs, "offset": offsets[node.out]}))

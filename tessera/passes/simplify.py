@@ -163,14 +163,16 @@ def _(graph, node, args):
     numbers = [_array(graph, a) for a in args]
     if all(n is not None for n in numbers):
         return graph.full(node.out, _computed(node, numbers))
+    if node.op is elementwise.pow and numbers[1] is not None and float(numbers[1]) == 2:
+        return graph.add(elementwise.mul, args[0], args[0])  # rounded once, as the power is
     unit = _UNIT.get(node.op)
     if unit is None or numbers[1] is None or float(numbers[1]) != unit:
         return None
     return args[0]
 
 
-# x times 1, x over 1 and x minus 0 are x, with its sign and payload; x plus 0 is not, for -0.
-_UNIT: dict[Op, float] = {elementwise.mul: 1.0, elementwise.div: 1.0, elementwise.sub: 0.0}
+# x times 1, x over 1, x to the power 1 and x minus 0 are x, with its sign and payload; x plus 0 is not, for -0.
+_UNIT: dict[Op, float] = {elementwise.mul: 1.0, elementwise.div: 1.0, elementwise.pow: 1.0, elementwise.sub: 0.0}
 
 
 @rules(linalg.dot)

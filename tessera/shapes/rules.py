@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
-from tessera.errors import ShapeError
+from tessera.errors import ArgumentError, ShapeError
 from tessera.shapes.dim import Size
 
 
@@ -36,6 +38,8 @@ def show(shape: Sequence[Size]) -> str:
 
 def normalize_axis(axis: int, rank: int) -> int:
     """An axis counted from the end (negative), so that leading batch axes do not move it."""
+    if axis.__class__ is not int:
+        axis = _index(axis)
     if not -rank <= axis < rank:
         raise ShapeError(
             f"axis {axis} is out of range for a tensor of rank {rank}",
@@ -45,11 +49,21 @@ def normalize_axis(axis: int, rank: int) -> int:
     return axis - rank if axis >= 0 else axis
 
 
+def _index(axis: Any) -> int:
+    """What stands for an axis as an int."""
+    try:
+        if not isinstance(axis, bool):
+            return operator.index(axis)
+    except TypeError:
+        pass
+    raise ArgumentError("this is no axis", expected="an integer", received=f"{type(axis).__name__} {axis!r}")
+
+
 def normalize_axes(axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Sorted negative axes; None means all of them."""
     if axes is None:
         return tuple(range(-rank, 0))
-    listed = [axes] if isinstance(axes, int) else list(axes)
+    listed: list[Any] = list(axes) if isinstance(axes, (list, tuple)) else [axes]
     found = sorted(normalize_axis(a, rank) for a in listed)
     if len(set(found)) != len(found):
         raise ShapeError(f"an axis is named twice: {tuple(listed)}")

@@ -20,8 +20,8 @@ BLOCK_ROWS, BLOCK_COLS = 32, 64
 
 @kernel
 def attend(
-    q, k, v, mask, lengths, out, *, causal: bool, scale: float, BM: int = BLOCK_ROWS, BN: int = BLOCK_COLS,
-    narrow: bool = False,
+    q, k, v, mask, lengths, out, seed=None, *, causal: bool, scale: float, BM: int = BLOCK_ROWS,
+    BN: int = BLOCK_COLS, narrow: bool = False, p_drop: float = 0.0,
 ):  # fmt: skip
     """out = softmax(q kᵀ · scale + mask) v, on the grid (B, H, ceil(S / BM)).
 
@@ -29,7 +29,8 @@ def attend(
     heads of keys serves H / G heads of queries. `mask` is None or [B or 1, H or 1, S or 1, T]. `lengths` is None
     or [B]: keys from there on are unseen, and the queries are the last S positions before it. Everything between
     the loads and the store is f32; `narrow` rounds the weights to the type of v before their product, as fast
-    kernels on GPUs do.
+    kernels on GPUs do. `p_drop` drops weights: weight [b, h, i, j] where the number at its place (row-major) of the
+    stream of `seed`, an int64 [1], is below it.
     """
     T, E = v.shape[2:]
     batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
@@ -57,6 +58,9 @@ def attend(
             scores = tile.mask_causal(scores, rows, cols)
         p, m_block, l_block = tile.softmax_online(scores)
         values = values if narrow else tile.cast(values, f32)
+        if p_drop > 0:
+            row = (batch * q.shape[1] + head) * q.shape[2] + first + tile.arange(0, BM)
+            p = tile.dropout(p, p_drop, seed[0], row[:, None] * k.shape[2] + cols[None, :])
         acc, m, l = tile.softmax_accumulate(acc, m, l, p, values, m_block, l_block)
 
     tile.store(out[batch, head, first : first + BM, :], tile.cast(acc / l[:, None], out.dtype), edge="clip")
@@ -78,15 +82,16 @@ def specialized(types: Mapping[str, Type], *, causal: bool, scale: float, **bloc
     names = [n for n in ("q", "k", "v", "mask", "out") if n in types]
     size = blocks.get("BM", BLOCK_ROWS)
     batch, heads, length, _ = (int(n) for n in types["q"].shape)  # type: ignore[arg-type]
-    constants: dict[str, Any] = {n: None for n in ("mask", "lengths") if n not in types}
-    constants |= {"causal": causal, "scale": scale, "BM": size, "BN": BLOCK_COLS, "narrow": False, **blocks}
+    constants: dict[str, Any] = {n: None for n in ("mask", "lengths", "seed") if n not in types}
+    constants |= {"causal": causal, "scale": scale, "BM": size, "BN": BLOCK_COLS, "narrow": False}
+    constants |= {"p_drop": 0.0, **blocks}
     return attend.specialize({n: types[n] for n in names}, constants, (batch, heads, -(-length // size)))
 
 
 @routine(attend)
 def flash_attention(
     kernel: Any, q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, scale: float | None = None,
-    lengths: Sequence[int] | None = None,
+    lengths: Sequence[int] | None = None, dropout: float = 0.0, seed: int = 0,
 ) -> np.ndarray:  # fmt: skip
     """softmax(q kᵀ · scale + mask) v without forming the scores: [B, H, S, E] of the type of `q`.
 
@@ -97,8 +102,11 @@ def flash_attention(
     With `lengths`, k and v are caches: batch b holds lengths[b] keys, the rest is not read, and the queries are the
     last S positions of it, so that `causal` hides key j from query i where j > lengths[b] - S + i.
 
+    `dropout` sets weights to 0 with this probability and scales the others by 1 / (1 - dropout), before the product
+    with `v`: weight [b, h, i, j] where `ts.rand` of shape [B, H, S, T] from `seed` is below it.
+
     Raises:
-        ArgumentError: a length lies outside the cache, or is less than S under `causal`.
+        ArgumentError: a length lies outside the cache, or is less than S under `causal`; a `dropout` not in [0, 1).
         DTypeError: the types differ, or are no floats.
         ShapeError: the shapes do not fit.
 
@@ -112,12 +120,15 @@ def flash_attention(
     same_dtype(q=q, k=k, v=v, mask=mask)
     _check(q, k, v, mask)
     held = None if lengths is None else _lengths(lengths, q, k, causal)
+    if not 0 <= dropout < 1:
+        raise ArgumentError(f"dropout with probability {dropout}", location=here(), expected="0 to before 1")
     batch, heads, length, features = q.shape
     out = np.zeros((batch, heads, length, v.shape[3]), q.dtype)
     if out.size:
         grid = lambda constants: (batch, heads, blocks(length, constants["BM"]))  # noqa: E731
         weight = 1 / math.sqrt(features) if scale is None else float(scale)
-        kernel[grid](q, k, v, mask, held, out, causal=bool(causal), scale=weight)
+        drop = {"seed": np.array([seed], np.int64), "p_drop": float(dropout)} if dropout else {}
+        kernel[grid](q, k, v, mask, held, out, causal=bool(causal), scale=weight, **drop)
     return out
 
 

@@ -134,3 +134,34 @@ def test_type_parameters_are_sizes(tmp_path):
     (finding,) = ts.check(module.wrong).findings
     assert finding.message == "cannot broadcast S with B in dimension 1"
     assert finding.fixes[0] == "Add the missing axis: ts.expand_dims(y, -1)"
+
+
+def right_neighbours(x: T["B", "S"]) -> T["B", "S-1"]:
+    return x[:, 1:] - x[:, :-1]
+
+
+def right_halves(x: T["B", "2*D"]) -> T["B", "D"]:
+    half = x.shape[1] // 2
+    return x[:, :half] * x[..., half:]
+
+
+def right_update(x: T["B", "S"], v: T["B"]) -> T["B", "S"]:
+    return x.at[:, 0].set(v).at[:, 1:].add(1.0)
+
+
+def wrong_neighbours(x: T["B", "S"]) -> T["B", "S"]:
+    return x[:, 1:] * x
+
+
+def unknown_slice(x: T["B", "S"]) -> T["B", 4]:
+    return x[:, :4]
+
+
+def test_slices_of_sizes_known_by_name():
+    for function in (right_neighbours, right_halves, right_update):
+        assert ts.check(function).ok, str(ts.check(function))
+    (finding,) = ts.check(wrong_neighbours).findings
+    assert finding.message == "cannot broadcast S-1 with S in dimension 1"
+    assert ts.check(unknown_slice).ok and "size" in ts.check(unknown_slice).notes[0]
+    compiled = ts.jit(right_halves)(np.arange(8, dtype=np.float32).reshape(2, 4))
+    assert compiled.tolist() == [[0.0, 3.0], [24.0, 35.0]]

@@ -10,12 +10,13 @@ from tilekernels import Kernel
 from tessera.codegen import artifact, registry
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.backend import Backend
+from tessera.codegen.element_types import check_element_types
 from tessera.codegen.llvm import BACKEND
 from tessera.codegen.llvm.complete import missing
 from tessera.errors import ArgumentError, ArtifactError, Location, UnknownNameError, UnsupportedOpError
 from tessera.ops import basic, linalg, shape
 from tessera.ops import elementwise as e
-from tessera.types import f32, fp8_e4m3
+from tessera.types import DTYPES, f32, int4, int64
 
 
 def doubled():
@@ -127,9 +128,10 @@ def test_an_op_with_no_emission_is_named_with_its_place():
 
 def test_an_element_type_the_target_lacks_is_named():
     k = Kernel(np.zeros(4, np.float32))
-    k.store(k.params[0], k(basic.cast, k(basic.cast, k.load(k.params[0]), dtype=fp8_e4m3), dtype=f32))
-    with pytest.raises(UnsupportedOpError, match="fp8_e4m3"):
-        BACKEND.emit(k.module(), {})
+    k.store(k.params[0], k(basic.cast, k(basic.cast, k.load(k.params[0]), dtype=int4), dtype=f32))
+    with pytest.raises(UnsupportedOpError, match="the target small has no element type int4"):
+        check_element_types(k.module(), "small", (f32, int64))
+    assert set(BACKEND.capabilities.dtypes) == set(DTYPES)  # llvm lacks none
 
 
 def test_unknown_options_are_refused():

@@ -125,3 +125,15 @@ def test_debug_mode_is_of_the_tile_level(tmp_path, capsys):
     (tmp_path / "racy.py").write_text(RACY)
     assert main(["run", "--debug", "--target", "llvm", str(tmp_path / "racy.py")]) == 2
     assert "debug mode is the Tile interpreter's" in capsys.readouterr().err
+
+
+COLUMN = RACY.replace(
+    "out[0] += x[ts.tile.program_id(0)]", "out[0] = ts.tile.max(ts.tile.load(x[0:8], mask=x[0:8] < 0.5))"
+)
+
+
+def test_advice_does_not_fail_the_command(tmp_path, capsys):
+    (tmp_path / "racy.py").write_text(COLUMN.replace("grid=(8,)", "grid=(1,)"))
+    assert main(["run", "--debug", "--lint", str(tmp_path / "racy.py")]) == 0
+    shown = capsys.readouterr().out
+    assert "ts.max takes element" in shown and "0 findings and 1 pieces of advice" in shown

@@ -76,7 +76,7 @@ BROKEN = [
     ("V2", "results have other types", graph(f'%y = "ts.exp"(%x) : ({BLOCK}) -> {I}')),
     ("V2", "number of operands", graph(f'%y = "ts.add"(%x) : ({BLOCK}) -> {BLOCK}')),
     ("V2", "x is of another kind", tile(f'%y = "ts.exp"(%r) : ({REF}) -> {REF}')),
-    ("V2", "ref is of another kind", tile(f'{ZERO} "tile.store"(%z, %z) {{edge = "error"}} : ({I}, {I}) -> ()')),
+    ("V2", "ref is of another kind", tile(f'{ZERO} "tile.store"(%z, %z) {{edge = "error", vector = 1 : i64}} : ({I}, {I}) -> ()')),
     ("V2", "arithmetic on bool", graph(f'{TRUE} %y = "ts.neg"(%t) : (tensor<i1>) -> tensor<i1>')),
     ("V2", "type rule fails", graph(f'%y = "ts.permute"(%x) {{axes = ["a"]}} : ({BLOCK}) -> {BLOCK}')),
     ("V3", "ts ops", graph('"tile.barrier"() : () -> ()')),

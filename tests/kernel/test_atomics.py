@@ -58,10 +58,28 @@ def test_what_each_saw_is_not_known_in_bound_mode():
     assert total.exact and np.isinf(out.radius).all()
 
 
-def test_bound_mode_does_not_guess_the_order_of_float_sums(rng):
-    arguments = {"x": rng.random((4, 20), "f4"), "total": np.zeros((3, 3), "f4"), "N": 20}
-    with pytest.raises(ExecutionError, match="in which order"):
-        prepare(combined, arguments, grid=(4,)).bounds()
+@ts.kernel
+def summed(x, total, whole):
+    value = tile.exp(x[tile.program_id(0)])
+    tile.atomic_add(total[tile.program_id(0) % 3], value)
+    tile.atomic_add(whole, value)
+
+
+def test_the_bound_of_float_sums_covers_every_order(rng):
+    """Sums in orders of any kind, in f32, of operands that are each off by up to their own bound."""
+    x = (rng.random(60, dtype="f4") * 20 - 10).astype("f4")
+    program = prepare(summed, {"x": x, "total": np.zeros(3, "f4"), "whole": np.zeros((), "f4")}, grid=(60,))
+    total, whole = program.bounds()
+    assert not total.exact and (total.radius < 1e-4 * total.value).all()
+    for _ in range(30):
+        order = rng.permutation(60)
+        by_place, every = np.zeros(3, "f4"), np.float32(0)
+        for i in order:
+            value = np.exp(x[i])
+            by_place[i % 3] += value
+            every += value
+        assert (np.abs(by_place - total.value) <= total.radius).all() and abs(every - whole.value) <= whole.radius
+    np.testing.assert_allclose(program.run("device", "llvm")[0], total.value, rtol=1e-5)
 
 
 @ts.kernel

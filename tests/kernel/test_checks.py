@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, DTypeError, ExecutionError, UnsupportedOpError
+from tessera.errors import ArgumentError, DTypeError, ExecutionError
 
 
 @ts.kernel
@@ -71,12 +71,3 @@ def not_a_condition(x):
 def test_refusals(entry, error):
     with pytest.raises(error):
         entry[(1,)](np.zeros(1, "f4"))
-
-
-def test_llvm_does_not_drop_an_assertion():
-    from tessera.codegen.llvm import BACKEND
-    from tessera.program import prepare
-
-    program = prepare(bounded, {"x": np.zeros(4, "f4"), "out": np.zeros(4, "f4"), "B": 4}, grid=(1,))
-    with pytest.raises(UnsupportedOpError, match=r"no tile.assert_"):
-        BACKEND.emit(program.levels["tile"], {})

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tessera.errors import ShapeError
 from tessera.kernel import kernel, tile
 from tessera.kernel.kernel import Launch
 from tessera.ops import tile as ops
@@ -165,3 +166,24 @@ def test_arrays_that_are_not_contiguous_are_written_in_place(size, rng):
     contiguous[2](x, out[:, 1], B=4)
     np.testing.assert_allclose(out[:, 1], x + 1)
     assert not out[:, 0].any()
+
+
+def turned(x, out):
+    i = tile.program_id(0)
+    out[i, 0:4] = x[(i * 3) % 5 : (i * 3) % 5 + 4] + x[i % 3 + i // 2 : i // 2 + i % 3 + 4]
+
+
+def test_the_same_index_written_twice_has_a_known_difference():
+    x, out = np.arange(12, dtype="f4"), np.zeros((4, 4), "f4")
+    kernel(turned)[4](x, out)
+    first = [3 * i % 5 + i % 3 + i // 2 for i in range(4)]
+    np.testing.assert_array_equal(out[:, 0], first)
+
+
+def read_twice(x, n):
+    x[0:4] = x[n[0] : n[0] + 4]
+
+
+def test_what_memory_holds_may_change_between_two_reads():
+    with pytest.raises(ShapeError, match="not known while compiling"):
+        kernel(read_twice)[1](np.zeros(8, "f4"), np.zeros(1, "i8"))

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
-
-import numpy as np
+from functools import partial
+from typing import Any
 
 from conformance.case import Case
-from conformance.tile.debug import copies, groups, programs
-from tessera.errors import (
-    AsyncCopyError,
-    BarrierError,
-    OutOfBoundsError,
-    RaceError,
-    TesseraError,
-    UninitializedError,
+from conformance.tile.debug import (
+    advice,
+    copies,
+    fresh,
+    grids,
+    groups,
+    indices,
+    mbarriers,
+    programs,
+    tiles,
+    transfers,
 )
+from conformance.tile.debug.pair import Pair
+from tessera.errors import AsyncCopyError, BarrierError, OutOfBoundsError, RaceError, UninitializedError
 
-
-class Pair(NamedTuple):
-    """A kernel that breaks a rule and its repaired twin, both of (x, out), with what the report must say."""
-
-    rule: str
-    broken: Any
-    repaired: Any
-    error: type[TesseraError]
-    says: tuple[str, ...]
-    group: int | None = None
-    grid: tuple[int, ...] | None = None
-
-
-PAIRS = {
+FIRST = {
     "outside": Pair(
         "M1", programs.next_element, programs.next_element_clipped, OutOfBoundsError,
         ("index 8 is outside axis 0 of x", "program (7,)", "x[i + 1]"),
@@ -119,6 +110,7 @@ PAIRS = {
         "M10", groups.atomic_and_plain, groups.atomic_then_plain, RaceError, ("updates it", "no barrier"), 8,
     ),
 }  # fmt: skip
+PAIRS = {**FIRST, **indices.PAIRS, **fresh.PAIRS, **tiles.PAIRS, **grids.PAIRS, **transfers.PAIRS, **mbarriers.PAIRS}
 
 
 def cases() -> Iterator[Case]:
@@ -126,10 +118,19 @@ def cases() -> Iterator[Case]:
     for name, pair in PAIRS.items():
         yield _make(f"{pair.rule}-{name}", pair, pair.broken, rejects=pair.error, says=(*pair.says, ".py:", "(rule M"))
         yield _make(f"{pair.rule}-{name}-repaired", pair, pair.repaired)
+    for name, better in advice.ADVICE.items():
+        for kernel, word in ((better.plain, "plain"), (better.better, "better")):
+            yield Case(
+                f"tile/debug/advice-{name}-{word}", partial(_square, kernel), grid=(1,), group=better.group, debug=True
+            )
+
+
+def _square(kernel: Any) -> tuple[Any, Any]:
+    return kernel, advice.square()
 
 
 def _make(name: str, pair: Pair, kernel: Any, **more: Any) -> Case:
-    # Whole numbers: every order of atomic additions gives the same.
-    arguments = {"x": np.arange(1, 9, dtype="f4"), "out": np.zeros(8, "f4")}
     grid = pair.grid or ((1,) if pair.group else (8,))
-    return Case(f"tile/debug/{name}", lambda: (kernel, arguments), grid=grid, group=pair.group, debug=True, **more)
+    return Case(
+        f"tile/debug/{name}", lambda: (kernel, pair.arguments()), grid=grid, group=pair.group, debug=True, **more
+    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tessera.codegen.llvm import small
+from tessera.codegen.llvm.small import FORMS
 from tessera.codegen.llvm.types import NARROW, Vec, memory, register
-from tessera.types import DType, bf16, bool_, f16, f32, f64, tf32
+from tessera.types import DType, bf16, bool_, f16, f32, f64, int4, tf32
 
 Lines = Iterator[str]
 
@@ -22,6 +24,12 @@ def decode(dtype: DType, width: int, d: str, x: str) -> Lines:
         yield f"{d}.w = zext {m} {x} to {i}"
         yield f"{d}.s = shl {i} {d}.w, {i.const(16)}"
         yield f"{d} = bitcast {i} {d}.s to {t}"
+    elif dtype == int4:
+        yield f"{d}.h = shl {m} {x}, {m.const(4)}"
+        yield f"{d}.s = ashr {m} {d}.h, {m.const(4)}"
+        yield f"{d} = sext {m} {d}.s to {t}"
+    elif dtype in FORMS:
+        yield from small.decode(dtype, width, d, x)
 
 
 def encode(dtype: DType, width: int, d: str, x: str) -> Lines:
@@ -36,6 +44,11 @@ def encode(dtype: DType, width: int, d: str, x: str) -> Lines:
         yield f"{d}.b = bitcast {t} {x} to {i}"
         yield f"{d}.s = lshr {i} {d}.b, {i.const(16)}"
         yield f"{d} = trunc {i} {d}.s to {m}"
+    elif dtype == int4:
+        yield f"{d}.c = trunc {t} {x} to {m}"
+        yield f"{d} = and {m} {d}.c, {m.const(15)}"
+    elif dtype in FORMS:
+        yield from small.encode(dtype, width, d, x)
 
 
 def has_form(dtype: DType) -> bool:
@@ -50,8 +63,10 @@ def rounded(dtype: DType, width: int, d: str, x: str) -> Lines:
         h = t.of("half")
         yield f"{d}.h = fptrunc {t} {x} to {h}"
         yield f"{d} = fpext {h} {d}.h to {t}"
-        return
-    yield from _round_mantissa({bf16: 16, tf32: 13}[dtype], t, d, x)
+    elif dtype in FORMS:
+        yield from small.rounded(dtype, width, d, x)
+    else:
+        yield from _round_mantissa({bf16: 16, tf32: 13}[dtype], t, d, x)
 
 
 def _round_mantissa(dropped: int, t: Vec, d: str, x: str) -> Lines:
@@ -81,6 +96,8 @@ def cast(source: DType, to: DType, width: int, d: str, x: str) -> Lines:
         yield f"{d} = {compare} {s} {x}, {s.const(0)}"
     elif source.is_float and to.is_float:
         yield from _float_to_float(source, to, width, d, x)
+    elif to == int4:
+        yield from _to_int4(source, s, t, d, x)
     elif source.is_float:
         sign = "s" if to.kind == "int" else "u"
         yield f"{d} = call {t} @llvm.fpto{sign}i.sat.{t.suffix}.{s.suffix}({s} {x})"
@@ -88,6 +105,18 @@ def cast(source: DType, to: DType, width: int, d: str, x: str) -> Lines:
         yield from _integer_to_float(source, to, width, d, x)
     else:
         yield _integer_to_integer(source, s, t, d, x)
+
+
+def _to_int4(source: DType, s: Vec, t: Vec, d: str, x: str) -> Lines:
+    """Four bits: floats saturate, integers wrap."""
+    if source.is_float:
+        yield f"{d}.w = call {t} @llvm.fptosi.sat.{t.suffix}.{s.suffix}({s} {x})"
+        yield f"{d}.l = call {t} @llvm.smax.{t.suffix}({t} {d}.w, {t} {t.const(-8)})"
+        yield f"{d} = call {t} @llvm.smin.{t.suffix}({t} {d}.l, {t} {t.const(7)})"
+        return
+    yield _integer_to_integer(source, s, t, f"{d}.w", x)
+    yield f"{d}.h = shl {t} {d}.w, {t.const(12)}"
+    yield f"{d} = ashr {t} {d}.h, {t.const(12)}"
 
 
 def _integer_to_integer(source: DType, s: Vec, t: Vec, d: str, x: str) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tessera.codegen.llvm import convert, memory
+from tessera.codegen.llvm import convert, memory, policy
 from tessera.codegen.llvm.emit import Spot, row
 from tessera.codegen.llvm.lane import ZERO, Body, Index, Kind, Lane
 from tessera.codegen.llvm.scratch import Memory
@@ -14,7 +14,7 @@ from tessera.codegen.llvm.types import Vec, block_type, literal, register
 from tessera.ir.core import Node, Value
 from tessera.op import COMPUTE, Rules
 from tessera.ops import basic, elementwise, shape, tile
-from tessera.types import DType, int64
+from tessera.types import DType, TensorType, int4, int64
 
 element = Rules("llvm element")
 
@@ -43,9 +43,14 @@ def _computed(body: Body, v: Value, index: Index) -> Lane:
 
 def rounded(body: Body, v: Value, wide: DType, lane: Lane) -> Lane:
     """A value held in a wider type than its own (a dot's accumulator) as its own type."""
-    if wide == v.type.dtype:
+    return stored(body, block_type(v), wide, lane)
+
+
+def stored(body: Body, type: TensorType, wide: DType, lane: Lane) -> Lane:
+    """A lane of the type that was computed in, as its storage and policy have it."""
+    if wide == type.dtype and wide is not int4 and not policy.special(type.policy):
         return lane
-    return apply(body, lambda width, d, x: convert.cast(wide, v.type.dtype, width, d, x), [(lane, wide)])
+    return apply(body, lambda width, d, x: policy.store(wide, type, width, d, x), [(lane, wide)])
 
 
 def apply(body: Body, lines: Any, operands: Sequence[tuple[Lane, DType]]) -> Lane:
@@ -87,10 +92,7 @@ def widened(body: Body, source: DType, to: DType, lane: Lane) -> Lane:
 
 def _stored(body: Body, node: Node, wide: DType, lane: Lane) -> Lane:
     """A result rounded once to its storage type."""
-    to = node.out.type.dtype
-    if node.op.numerics != COMPUTE or wide == to:
-        return lane
-    return apply(body, lambda width, d, x: convert.cast(wide, to, width, d, x), [(lane, wide)])
+    return stored(body, block_type(node.out), wide, lane) if node.op.numerics == COMPUTE else lane
 
 
 def _shifted(body: Body, node: Node, lanes: list[Lane]) -> Lane | None:
@@ -107,11 +109,7 @@ def _shifted(body: Body, node: Node, lanes: list[Lane]) -> Lane | None:
 
 @element(basic.cast)
 def _(body, node, index):
-    source, to = node.args[0].type.dtype, node.attrs["dtype"]
-    lane = value_at(body, node.args[0], index)
-    if source == to:
-        return lane
-    return apply(body, lambda width, d, x: convert.cast(source, to, width, d, x), [(lane, source)])
+    return stored(body, block_type(node.out), node.args[0].type.dtype, value_at(body, node.args[0], index))
 
 
 @element(basic.full)

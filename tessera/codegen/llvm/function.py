@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tessera.codegen.llvm import checks, control, dot, program, reduce, writes  # noqa: F401  (their rows fill `visit`)
+from tessera.codegen.llvm import control, dot, program, reduce, writes  # noqa: F401  (their rows fill `visit`)
 from tessera.codegen.llvm.kernel import Kernel
 from tessera.codegen.llvm.library import Library
 from tessera.codegen.llvm.scratch import Memory, row_major

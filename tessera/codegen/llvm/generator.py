@@ -24,7 +24,7 @@ from tessera.ir.core import Module, structural_hash
 from tessera.lower.plan import Plan
 
 # More rows of a query block than the default: each packing of the keys then serves twice as many products.
-PLAN = Plan(flash_m=64)
+PLAN = Plan(flash_m=64, host_sort=64)
 OPTIONS = ("vector_bytes", "debug", "schedule")
 # Blocks and shared buffers lie in an arena that each thread holds; more than this is a slip in a size.
 ARENA = 1 << 30

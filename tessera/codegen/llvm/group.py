@@ -15,13 +15,13 @@ from tessera.evaluate import evaluate
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Node, Value
 from tessera.op import Op, Rules
-from tessera.ops import basic, elementwise, shape, tile
+from tessera.ops import basic, checks, elementwise, mbarrier, shape, tile
 from tessera.ops import group as group_ops
 from tessera.types import DType, RefType, int64
 
 lift = Rules("llvm group")
 # What is rewritten even where a group has one tile.
-TOGETHER = (group_ops.collect, group_ops.exchange)
+TOGETHER = (group_ops.collect, group_ops.exchange, group_ops.meet, checks.assert_, checks.print_, *mbarrier.OPS)
 Run = Callable[..., list[Any]]
 
 
@@ -109,7 +109,7 @@ def _ungrouped(function: Function) -> Function:
     group = Group(size)
     params = [Value(p.type, p.hint) for p in function.params]
     evaluate(function.body, [Part(p) for p in params], group.meaning)
-    attrs = Attrs({**function.attrs, "group": 1})
+    attrs = Attrs({**function.attrs, "group": 1, "tiles": size})
     return Function(function.name, group.b.block(params, ()), attrs, function.loc)
 
 

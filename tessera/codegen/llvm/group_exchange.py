@@ -22,6 +22,11 @@ def _(group, node, args, run):
     return [Part(group.reshape(seen, (size, width, *x.shape)), True)]
 
 
+@lift(ops.meet)
+def _(group, node, args, run):
+    return []  # each op is done for all tiles before the next begins
+
+
 @lift(ops.exchange)
 def _(group, node, args, run):
     x, lane = args

@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.llvm.arguments import Arguments
+from tessera.codegen.llvm.follow import follow
+from tessera.codegen.llvm.hostcall import run_call, seen
+from tessera.codegen.llvm.report import NAME
+from tessera.codegen.llvm.reports import Reports
 from tessera.interp.target.llvm import Lanes, Module
+from tessera.interp.target.llvm.decode import External
+from tessera.interp.target.llvm.memory import Memory
 
 TEXT = "kernels.ll"
 # Programs run side by side as long as their scratch memory fits in this.
@@ -23,23 +30,69 @@ def interpreter(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray
     plan, text = artifact.manifest["plan"], artifact.text(TEXT)
     arguments = Arguments(plan)
     wrappers = [_wrapper(text, kernel, scratch) for kernel, scratch in plan["scratch"].items()]
-    module = Module("\n".join([text, *wrappers]), TEXT)
+    reports = Reports(plan.get("reports", ()))
+    module = Module("\n".join([text, *wrappers]), TEXT, {NAME: _reporter(reports)})
 
     def run(arrays: Sequence[Any]) -> list[np.ndarray]:
         users, held = arguments.bind(arrays)
         workspace = np.zeros(plan["workspace"], np.uint8)
-        for each in plan["launches"]:
-            _launch(module, each, plan["scratch"][each["kernel"]], held, workspace)
-        return arguments.finish(users, held)
+        follow(plan.get("steps") or [{"run": [0, len(plan["launches"])]}], _Engine(plan, module, held, workspace))
+        outputs = arguments.finish(users, held)
+        reports.finish()
+        return outputs
 
     return run
 
 
-def _launch(
-    module: Module, launch: Mapping[str, Any], scratch: int, held: list[np.ndarray], workspace: np.ndarray
-) -> None:
+def _reporter(reports: Reports) -> External:
+    """What the text calls to report; it knows one artifact only, whose context is the text's 0."""
+
+    def report(memory: Memory, context: int, site: int, program: int, table: int) -> None:
+        reports.add(site, program, table, memory.bytes)
+
+    return report
+
+
+@dataclass
+class _Engine:
+    """A plan on one call's memory; `at` are the indices of the loops."""
+
+    plan: Mapping[str, Any]
+    module: Module
+    held: list[np.ndarray]
+    workspace: np.ndarray
+    at: dict[int, int] = field(default_factory=dict)
+
+    def launch(self, first: int, last: int) -> None:
+        """Run launches in order."""
+        for each in self.plan["launches"][first:last]:
+            args = [self.argument(a) for a in each["args"]]
+            _launch(self.module, each, self.plan["scratch"][each["kernel"]], args)
+
+    def holds(self, flag: int) -> bool:
+        """Whether a flag is set."""
+        return bool(np.ravel(self.argument(self.plan["flags"][flag])).view(np.uint8)[0])
+
+    def turn(self, loop: int, index: int) -> None:
+        """A loop has come to an index."""
+        self.at[loop] = index
+
+    def call(self, number: int) -> None:
+        """Run an op on the host."""
+        found = self.plan["calls"][number]
+        run_call(found, [seen(np.ravel(self.argument(a)).view(np.uint8), a) for a in found["args"]])
+
+    def argument(self, arg: Mapping[str, Any]) -> Any:
+        """The memory of an argument: a parameter, bytes of the workspace, or the slice of either that loops are at."""
+        whole = self.workspace if "param" not in arg else self.held[arg["param"]]
+        if "param" in arg and "moves" not in arg:
+            return whole
+        start = arg.get("offset", 0) + sum(self.at[loop] * count for loop, count in arg.get("moves", ()))
+        return whole.reshape(-1).view(np.uint8)[start : start + arg["bytes"]]
+
+
+def _launch(module: Module, launch: Mapping[str, Any], scratch: int, args: list[Any]) -> None:
     """Every program of a launch, as lanes of one call or of several."""
-    args = [_argument(a, held, workspace) for a in launch["args"]]
     total = math.prod(launch["grid"])
     most = max(1, ROOM // max(scratch, 1))
     for first in range(0, total, most):
@@ -48,12 +101,6 @@ def _launch(
         places = Lanes(np.arange(count, dtype=np.int64) * scratch)
         arena = np.zeros(max(1, count * scratch), np.uint8)
         module.call(f"{launch['kernel']}.lane", [*args, numbers, places, *launch["grid"], arena], count)
-
-
-def _argument(arg: Mapping[str, Any], held: list[np.ndarray], workspace: np.ndarray) -> Any:
-    if "param" not in arg:
-        return workspace[arg["offset"] : arg["offset"] + arg["bytes"]]
-    return held[arg["param"]]
 
 
 def _wrapper(text: str, kernel: str, scratch: int) -> str:

@@ -30,6 +30,10 @@ class Code:
         """The address of a function."""
         return self._engine.get_function_address(name)
 
+    def variable(self, name: str) -> int:
+        """The address of a global variable."""
+        return self._engine.get_global_value_address(name)
+
 
 @cache
 def _initialised() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from tessera.codegen.llvm import policy
 from tessera.codegen.llvm.dot import join
 from tessera.codegen.llvm.element import value_at
 from tessera.codegen.llvm.lane import Body
@@ -18,8 +19,7 @@ from tessera.codegen.llvm.types import sizes
 from tessera.codegen.llvm.visit import visit
 from tessera.errors import Location, TesseraError, UnsupportedOpError
 from tessera.ir.core import Block, Function, Node, Value
-
-POLICY = {"rounding": "nearest", "saturate": False, "denormals": "preserve"}
+from tessera.types import TensorType
 
 
 class Kernel:
@@ -107,12 +107,7 @@ class Kernel:
 
 
 def _check_policy(node: Node) -> None:
+    operands = tuple(t.dtype for t in node.types)
     for v in node.results:
-        policy = getattr(v.type, "policy", None)
-        wrong = [f"{k}={getattr(policy, k)}" for k, known in POLICY.items() if policy and getattr(policy, k) != known]
-        if wrong:
-            raise UnsupportedOpError(
-                f"the target llvm does not round by the policy {', '.join(wrong)}", location=node.loc,
-                expected="nearest-even, denormals preserved",
-                suggestion="run this in the interpreter, or leave the clause out",
-            )  # fmt: skip
+        if isinstance(v.type, TensorType) and (found := policy.lacking(v.type, operands)):
+            raise policy.refuse(found, node.loc)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.codegen.llvm.types import size
-from tessera.ir.core import Function, Module, Node, Value
+from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.op import Rules
 from tessera.ops import host
 from tessera.types import RefType
@@ -18,17 +18,38 @@ ALIGN = 64
 
 @dataclass(frozen=True)
 class Place:
-    """Memory of the entry function: a parameter, or bytes of the workspace."""
+    """Memory of the entry function: a parameter, or bytes of the workspace.
+
+    `moves` are (loop, bytes): how far the place moves with a loop's index. It stays within `reach` bytes.
+    """
 
     param: int
     offset: int
     bytes: int
+    moves: tuple[tuple[int, int], ...] = ()
+    reach: int = 0
 
     def overlaps(self, other: Place) -> bool:
         """Whether two places share memory (parameters share none: the runtime sees to it)."""
         if self.param != other.param or self.param >= 0:
             return self.param == other.param
-        return self.offset < other.offset + other.bytes and other.offset < self.offset + self.bytes
+        return self.offset < other.offset + other.extent and other.offset < self.offset + self.extent
+
+    @property
+    def extent(self) -> int:
+        """The bytes it may touch from its offset on."""
+        return max(self.bytes, self.reach)
+
+    def slice(self, loop: int, count: int) -> Place:
+        """One slice of `count` bytes: which one, a loop's index says."""
+        return Place(self.param, self.offset, count, (*self.moves, (loop, count)), self.extent)
+
+    def described(self) -> dict[str, Any]:
+        """This place as data."""
+        found: dict[str, Any] = (
+            {"param": self.param} if self.param >= 0 else {"offset": self.offset, "bytes": self.bytes}
+        )
+        return {**found, "bytes": self.bytes, "moves": [list(m) for m in self.moves]} if self.moves else found
 
 
 class Places:
@@ -38,8 +59,28 @@ class Places:
         self.of: dict[Value, Place] = {v: Place(i, 0, _bytes(v)) for i, v in enumerate(main.params)}
         self.workspace = int(main.attrs.get("workspace", 0))
         self.launches: list[Node] = []
-        for node in main.body.nodes:
-            places.of(node.op)(self, node)
+        self.flags: list[Place] = []
+        self.calls: list[dict[str, Any]] = []
+        self.loops: dict[Value, int] = {}
+        self.steps = self.walk(main.body)
+
+    def walk(self, block: Block) -> list[dict[str, Any]]:
+        """The steps of a block; runs of launches between loops and branches are one step each."""
+        steps: list[dict[str, Any]] = []
+        first = len(self.launches)
+        for node in block.nodes:
+            if node.op not in flow:
+                places.of(node.op)(self, node)
+                continue
+            steps += _run(first, len(self.launches))
+            steps.append(flow.of(node.op)(self, node))
+            first = len(self.launches)
+        return steps + _run(first, len(self.launches))
+
+    def flag(self, value: Value) -> int:
+        """The number of the flag that lies in a bool's place."""
+        self.flags.append(self.of[value])
+        return len(self.flags) - 1
 
     def room(self, count: int) -> int:
         """An offset past all planned buffers, for one that has none."""
@@ -48,7 +89,44 @@ class Places:
         return start
 
 
+def _run(first: int, last: int) -> list[dict[str, Any]]:
+    return [{"run": [first, last]}] if last > first else []
+
+
 places = Rules("llvm host")
+# rule(found, node) gives the step for a loop or branch of the host.
+flow = Rules("llvm host control flow")
+
+
+@flow(host.call)
+def _(found, node):
+    described = [{**found.of[v].described(), **_kind(v)} for v in node.args]
+    found.calls.append({"op": node.attrs["op"], "operands": node.attrs["operands"], "args": described})
+    found.calls[-1] |= {"attrs": dict(node.attrs["attrs"]), "place": str(node.loc)}
+    return {"call": len(found.calls) - 1}
+
+
+def _kind(v: Value) -> dict[str, Any]:
+    return {"shape": [int(n) for n in v.type.shape], "dtype": v.type.dtype.name}
+
+
+@flow(host.loop)
+def _(found, node):
+    (body,) = node.regions
+    number = found.loops[body.params[0]] = len(found.loops)
+    return {"loop": number, **node.attrs, "body": found.walk(body)}
+
+
+@flow(host.while_)
+def _(found, node):
+    test, body = node.regions
+    return {"while": found.flag(node.args[0]), "test": found.walk(test), "body": found.walk(body)}
+
+
+@flow(host.if_)
+def _(found, node):
+    then, other = node.regions
+    return {"if": found.flag(node.args[0]), "then": found.walk(then), "else": found.walk(other)}
 
 
 @places(host.alloc)
@@ -60,6 +138,12 @@ def _(found, node):
 @places(host.view)
 def _(found, node):
     found.of[node.out] = found.of[node.args[0]]
+
+
+@places(host.at)
+def _(found, node):
+    place, index = node.args
+    found.of[node.out] = found.of[place].slice(found.loops[index], _bytes(node.out))
 
 
 @places(host.launch)
@@ -107,7 +191,13 @@ def launch_plan(module: Module, scratch: Mapping[str, int]) -> dict[str, Any]:
         "scratch": dict(scratch),
         "written": _effected(module, found, "write"),
         "read": _effected(module, found, "read"),
+        **({"steps": found.steps, "flags": [p.described() for p in found.flags]} if _has_flow(found) else {}),
+        **({"calls": found.calls} if found.calls else {}),
     }
+
+
+def _has_flow(found: Places) -> bool:
+    return any("run" not in step for step in found.steps)
 
 
 def _param(v: Value, output: bool) -> dict[str, Any]:
@@ -117,8 +207,7 @@ def _param(v: Value, output: bool) -> dict[str, Any]:
 
 def _launch(module: Module, node: Node, found: Places) -> dict[str, Any]:
     grid = [int(n) for n in node.attrs["grid"]]
-    at = [found.of[v] for v in node.args]
-    args = [{"param": p.param} if p.param >= 0 else {"offset": p.offset, "bytes": p.bytes} for p in at]
+    args = [found.of[v].described() for v in node.args]
     return {"kernel": node.attrs["kernel"], "grid": [*grid, 1, 1, 1][:3], "args": args}
 
 

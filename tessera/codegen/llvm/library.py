@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 _DEFINED = re.compile(r"define .*?@(?P<name>[\w.]+)\(")
 _CALL = re.compile(r"call (?P<result>[^@]*?) @(?P<name>[\w.]+)\((?P<args>.*)\)")
@@ -14,6 +15,7 @@ class Library:
 
     def __init__(self) -> None:
         self._functions: dict[str, list[str]] = {}
+        self.sites: list[dict[str, Any]] = []  # the places of the text that report to the runtime
 
     def need(self, name: str, make: Callable[[], Iterable[str]]) -> str:
         """The name of a function, made here unless it was before."""
@@ -21,6 +23,11 @@ class Library:
             self._functions[name] = []
             self._functions[name] = list(make())
         return name
+
+    def site(self, described: dict[str, Any]) -> int:
+        """The number of a place that reports."""
+        self.sites.append(described)
+        return len(self.sites) - 1
 
     def text(self) -> Iterator[str]:
         """Every function, in the order of their names."""

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.llvm import group_control, group_exchange, group_memory, math  # noqa: F401  (they fill `lift`)
+from tessera.codegen.llvm import (  # noqa: F401  (they fill tables)
+    group_control,
+    group_exchange,
+    group_memory,
+    inline,
+    math,
+    mbarrier,
+    report,
+)
 from tessera.codegen.llvm.function import Options, emit_function
 from tessera.codegen.llvm.group import ungroup
 from tessera.codegen.llvm.launch import launch_plan, overlapping
@@ -38,9 +46,10 @@ def emit_module(module: Module, options: Options) -> Emission:
     lines += library.text()
     lines += math.definitions(lines)
     head = ["; Tessera: LLVM", f'source_filename = "{module.main.name}"', ""]
+    head += [f"@{report.CONTEXT} = global i64 0", ""] if library.sites else []
     tail = [*declarations(lines), "", _attributes(options.vector_bytes * 8)]
     text = "\n".join([*head, *lines, *tail, *(debug.text() if debug else ())]) + "\n"
-    return Emission(text, launch_plan(module, scratch))
+    return Emission(text, {**launch_plan(module, scratch), "reports": library.sites})
 
 
 def _functions(

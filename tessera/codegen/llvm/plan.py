@@ -8,7 +8,7 @@ from tessera.codegen.llvm.types import block_type, sizes
 from tessera.codegen.llvm.uses import LOOPS, Site, Uses
 from tessera.ir.core import Function, Node, Value
 from tessera.op import Op
-from tessera.ops import basic, control, elementwise, linalg, shape, tile
+from tessera.ops import basic, control, elementwise, inline, linalg, shape, tile
 from tessera.types import RefType, TensorType
 
 MOVES = (basic.full, basic.broadcast_to, shape.reshape, shape.permute, shape.iota, tile.load, tile.gather)
@@ -20,6 +20,7 @@ COST: dict[Op, int] = {
     **dict.fromkeys((elementwise.tanh, elementwise.erf, elementwise.sin, elementwise.cos), 15),
     **dict.fromkeys((elementwise.pow, elementwise.floor_divide, elementwise.remainder), 30),
     tile.gather: 8,
+    inline.inline: 10,
 }
 REUSED, INTO_LOOP, REPEATED = 4, 3, 8  # from these costs on: used in several nests, in a loop, along an axis
 
@@ -34,7 +35,7 @@ def is_block(v: Value) -> bool:
 
 def is_lazy(op: Op) -> bool:
     """Whether an op's elements can be computed one by one."""
-    return op.pointwise or op in MOVES
+    return op.pointwise or op in MOVES or op is inline.inline
 
 
 class Plan:

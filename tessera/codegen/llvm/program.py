@@ -39,7 +39,9 @@ def _(kernel, node):
 @visit(tile.alloc)
 def _(kernel, node):
     type = node.out.type
-    kernel.memories[node.out] = kernel.scratch.memory(type.dtype, type.shape, row_major(type.shape))
+    shape = tuple(int(n) for n in type.shape)
+    rows = (*shape[:-1], shape[-1] + node.attrs["padding"]) if shape else ()
+    kernel.memories[node.out] = kernel.scratch.memory(type.dtype, shape, row_major(rows))
     kernel.scratch.touch(kernel.memories[node.out])  # alive from here: loops may write before they read
 
 

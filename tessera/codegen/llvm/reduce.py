@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tessera.codegen.llvm import convert
-from tessera.codegen.llvm.element import apply, value_at, widened
+from tessera.codegen.llvm.element import stored, value_at, widened
 from tessera.codegen.llvm.fold import FOLDS, Fold, Names, across, fold_of, tree
 from tessera.codegen.llvm.lane import ZERO, Body, Index, Kind, Lane
 from tessera.codegen.llvm.memory import store
@@ -67,10 +66,9 @@ class Reduction:
 
     def finish(self, body: Body, index: Index, state: Names) -> None:
         """Put a result where it belongs."""
-        wide, to = self.fold.dtypes[-1], self.node.out.type.dtype
+        wide = self.fold.dtypes[-1]
         lane = Lane(state[-1], Kind.FIXED if body.width == 1 else Kind.VARYING)
-        if wide != to:
-            lane = apply(body, lambda width, d, x: convert.cast(wide, to, width, d, x), [(lane, wide)])
+        lane = stored(body, block_type(self.node.out), wide, lane)
         if self.target is None:
             self.kernel.scalars[self.node.out] = lane.name
             return

@@ -11,17 +11,40 @@ import numpy as np
 
 from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Value
-from tessera.types import DType, TensorType, Type, bf16, bool_, f16, f32, f64, int8, int16, int32, int64, tf32, uint8
+from tessera.types import (
+    DType,
+    TensorType,
+    Type,
+    bf16,
+    bool_,
+    f16,
+    f32,
+    f64,
+    fp4,
+    fp6,
+    fp6_e2m3,
+    fp8_e4m3,
+    fp8_e5m2,
+    int4,
+    int8,
+    int16,
+    int32,
+    int64,
+    tf32,
+    uint8,
+)  # fmt: skip
 
+SMALL = (fp8_e4m3, fp8_e5m2, fp6, fp6_e2m3, fp4)
 # In registers a narrow float is a `float` that holds one of its values exactly: each op computes in
 # f32 anyway, and rounding in place spares a conversion back.
 REGISTER: dict[DType, str] = {
     f64: "double", f32: "float", tf32: "float", f16: "float", bf16: "float",
     int64: "i64", int32: "i32", int16: "i16", int8: "i8", uint8: "i8", bool_: "i1",
+    int4: "i16", **dict.fromkeys(SMALL, "float"),
 }  # fmt: skip
-MEMORY: dict[DType, str] = {**REGISTER, f16: "half", bf16: "i16", bool_: "i8"}
+MEMORY: dict[DType, str] = {**REGISTER, f16: "half", bf16: "i16", bool_: "i8", int4: "i8", **dict.fromkeys(SMALL, "i8")}
 SIZE = {"double": 8, "float": 4, "half": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "i1": 1, "ptr": 8}
-NARROW = (tf32, f16, bf16)
+NARROW = (tf32, f16, bf16, *SMALL)
 _SUFFIX = {"double": "f64", "float": "f32", "half": "f16", "ptr": "p0"}
 
 

@@ -123,7 +123,7 @@ def frozen(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((n, frozen(v)) for n, v in value.items())
     if isinstance(value, np.ndarray):
-        return tuple(frozen(v) for v in value)
+        return tuple(frozen(v) for v in value) if value.dtype == object else (value.dtype.str, value.tobytes())
     return value
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.faults import CslError, CslFault
-from tessera.interp.target.csl.values import NativeFunction, Value
+from tessera.interp.target.csl.values import Fabout, NativeFunction, Value
 from tessera.interp.target.csl.wavelets import Opcode, encode
 
 COLORS = tuple(f"MEMCPY{way}_{number}" for way in ("H2D", "D2H") for number in range(1, 5))
@@ -44,7 +44,17 @@ def memcpy_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
 
     colors = {name: value for name, value in params.items() if name in COLORS}
     function = NativeFunction("unblock_cmd_stream", unblock, cycles=4)
-    return {**colors, "unblock_cmd_stream": Value(t.Fn("", (), t.VOID), function)}
+    streaming = NativeFunction("get_streaming_fabout_dsd", streaming_fabout)
+    return {
+        **colors,
+        "unblock_cmd_stream": Value(t.Fn("", (), t.VOID), function),
+        "get_streaming_fabout_dsd": Value(t.Fn("", (t.COLOR, t.U16, t.OUTPUT_QUEUE), t.FABOUT), streaming),
+    }
+
+
+def streaming_fabout(pe: Any, color: int, extent: int, queue: int) -> Fabout:
+    """A descriptor that sends `extent` wavelets to the host."""
+    return Fabout(color, extent, queue)
 
 
 def switches_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:

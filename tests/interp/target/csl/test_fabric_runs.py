@@ -1,15 +1,19 @@
 """Whole programs on the simulator: copies, launches, streams, and the faults that a run reports."""
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tessera.interp.target.csl.faults import CslFault
+from tessera.interp.target.csl.host import host_tools_folder
 from tessera.interp.target.csl.layout import compile_program
 from tessera.interp.target.csl.simulation import Simulation
 
-# Two PEs; color 5 goes from the first to the second. %s: what the layout adds.
+# Two PEs; color 5 goes from the first to the second.
 LAYOUT = """
 const memcpy = @import_module("<memcpy/get_params>", .{ .width = 2, .height = 1,
   .MEMCPYH2D_1 = @get_color(0), .MEMCPYD2H_1 = @get_color(1) });
@@ -153,12 +157,6 @@ def test_a_descriptor_past_the_end_of_a_variable(tmp_path):
 
 def test_the_host_tools_run_a_program(tmp_path):
     """The folder's own script, in a shell, from a copy of the program."""
-    import os
-    import shutil
-    import subprocess
-
-    from tessera.interp.target.csl.host import host_tools_folder
-
     folder = tmp_path / "axpy"
     shutil.copytree(Path(__file__).parent / "programs" / "axpy", folder)
     path = f"{host_tools_folder()}{os.pathsep}{os.environ['PATH']}"

@@ -13,15 +13,18 @@ from tessera.kernel.kernel import Kernel, Launch
 
 
 @contextmanager
-def checked(collect: bool = False, nan: bool = False) -> Iterator[Report]:
+def checked(collect: bool = False, nan: bool = False, lint: bool = False) -> Iterator[Report]:
     """Run every kernel interpreted in this block in debug mode; gives the report that fills meanwhile.
 
     By default the first finding is raised as an error; with `collect` all are recorded instead, one for each
     pair of lines. A run stops at a finding after which values mean nothing (an access outside, a parted barrier).
-    `nan` also reports ops that make a NaN or an infinity of finite operands. Threads do not see each other's.
+    `nan` also reports ops that make a NaN or an infinity of finite operands; `lint` adds advice, which is never raised:
+    bank conflicts, accesses that do not coalesce, elements used that the mask of a load had left out. Threads do not
+    see each other's.
 
     Raises:
-        RaceError, UninitializedError, AsyncCopyError, BarrierError, OutOfBoundsError, NonFiniteError: a finding.
+        RaceError, UninitializedError, AsyncCopyError, BarrierError, DeadlockError, OutOfBoundsError, AlignmentError,
+            IndexOverflowError, NonFiniteError: a finding.
 
     >>> import numpy as np, tessera as ts
     >>> @ts.kernel
@@ -32,7 +35,7 @@ def checked(collect: bool = False, nan: bool = False) -> Iterator[Report]:
     >>> report.kinds
     ['program race']
     """
-    checks = Checks(collect, nan)
+    checks = Checks(collect, nan, lint)
     token = debug_report.ACTIVE.set(checks)
     try:
         yield checks.report
@@ -40,7 +43,7 @@ def checked(collect: bool = False, nan: bool = False) -> Iterator[Report]:
         debug_report.ACTIVE.reset(token)
 
 
-def check(kernel: Kernel | Launch, *args: Any, nan: bool = False, **named: Any) -> Report:
+def check(kernel: Kernel | Launch, *args: Any, nan: bool = False, lint: bool = False, **named: Any) -> Report:
     """Run a kernel, or one with its grid (`kernel[grid]`), on arguments in debug mode; all findings.
 
     Arrays are written as by a launch. The interpreter runs it, whatever the kernel's target.
@@ -56,6 +59,6 @@ def check(kernel: Kernel | Launch, *args: Any, nan: bool = False, **named: Any) 
     """
     chosen = kernel if isinstance(kernel, Launch) else Launch(kernel)
     found = chosen.kernel.bind(args, named)
-    with checked(collect=True, nan=nan) as report:
+    with checked(collect=True, nan=nan, lint=lint) as report:
         launch.run(chosen._module(found), found.arrays, "interp")
     return report

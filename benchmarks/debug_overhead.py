@@ -1,0 +1,138 @@
+"""What debug mode costs over value mode, kernel by kernel, on the same arrays in the same run.
+
+python -m benchmarks.debug_overhead [--cases vadd_1M,...]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import tessera as ts
+from benchmarks import tile_kernels as kernels
+from benchmarks.machine import keep
+from benchmarks.timing import measure
+from tessera import tile
+
+
+def _numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).random(shape, np.float32)
+
+
+def vector_add() -> Callable[[], Any]:
+    """2^20 elements in blocks of 1024."""
+    x, y, out = _numbers(1 << 20), _numbers(1 << 20), np.zeros(1 << 20, np.float32)
+    return lambda: kernels.vector_add[(1024,)](x, y, out, BLOCK=1024)
+
+
+def softmax() -> Callable[[], Any]:
+    """1024 rows of 1024."""
+    x, out = _numbers(1024, 1024), np.zeros((1024, 1024), np.float32)
+    return lambda: kernels.softmax[(1024,)](x, out, COLUMNS=1024)
+
+
+def matmul() -> Callable[[], Any]:
+    """512 cubed in blocks of 64."""
+    a, b, out = _numbers(512, 512), _numbers(512, 512), np.zeros((512, 512), np.float32)
+    return lambda: kernels.matmul[(8, 8)](a, b, out, BLOCK=64, K=512)
+
+
+def flash() -> Callable[[], Any]:
+    """4 heads of 512 rows of 64."""
+    q, k, v = (_numbers(4, 512, 64) for _ in range(3))
+    out = np.zeros_like(q)
+    return lambda: kernels.flash[(8, 4)](q, k, v, out, BLOCK=64, D=64, SCALE=0.125)
+
+
+def block_sum() -> Callable[[], Any]:
+    """2^16 elements, a group of 128 tiles for each 128 of them, through shared memory."""
+    x, out = _numbers(1 << 16), np.zeros(512, np.float32)
+    return lambda: kernels.block_sum[(512,), 128](x, out, THREADS=128)
+
+
+@ts.kernel
+def permuted(x, places, out, BLOCK: ts.constexpr):
+    """Elements to places that data says: nothing here is regular, so debug mode looks at each of them."""
+    start = tile.program_id(0) * BLOCK
+    tile.store(out, tile.load(places[start : start + BLOCK]), tile.load(x[start : start + BLOCK]))
+
+
+def permutation() -> Callable[[], Any]:
+    """2^18 elements, each to a place of its own."""
+    x, places = _numbers(1 << 18), np.random.default_rng(1).permutation(1 << 18)
+    out = np.zeros_like(x)
+    return lambda: permuted[(256,)](x, places, out, BLOCK=1024)
+
+
+@ts.kernel
+def staged(x, out, BLOCK: ts.constexpr, STAGES: ts.constexpr):
+    """Blocks through shared memory by asynchronous copies, one ahead."""
+    rows = tile.alloc_shared((2, BLOCK), ts.f32)
+    start = tile.program_id(0) * BLOCK * STAGES
+    total = tile.zeros((BLOCK,), ts.f32)
+    tile.cp_async(rows[0], x[start : start + BLOCK])
+    tile.cp_commit_group()
+    for step in tile.static_range(STAGES):
+        if step + 1 < STAGES:
+            ahead = start + (step + 1) * BLOCK
+            tile.cp_async(rows[(step + 1) % 2], x[ahead : ahead + BLOCK])
+            tile.cp_commit_group()
+            tile.cp_wait_group(1)
+        else:
+            tile.cp_wait_group(0)
+        total += tile.load(rows[step % 2])
+    first = tile.program_id(0) * BLOCK
+    tile.store(out[first : first + BLOCK], total)
+
+
+def pipeline() -> Callable[[], Any]:
+    """2^18 elements in 64 programs of 8 stages."""
+    x, out = _numbers(1 << 18), np.zeros(1 << 15, np.float32)
+    return lambda: staged[(64,)](x, out, BLOCK=512, STAGES=8)
+
+
+CASES = {
+    "vadd_1M": vector_add,
+    "softmax_1024x1024": softmax,
+    "matmul_512_b64": matmul,
+    "flash_f32": flash,
+    "block_reduce_64K": block_sum,
+    "permutation_256K": permutation,
+    "async_stages_256K": pipeline,
+}
+
+
+def compare(name: str) -> dict[str, Any]:
+    """Seconds in value mode, in debug mode, and with advice too; the ratio of the best of the first two."""
+    run = CASES[name]()
+    value = measure(run)
+    with ts.debug.checked() as report:
+        debug = measure(run)
+    with ts.debug.checked(lint=True):
+        lint = measure(run)
+    assert not report.findings, "a benchmark's kernel is wrong"
+    return {"value": value, "debug": debug, "lint": lint, "ratio": debug["best"] / value["best"]}
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", default=",".join(CASES), help="which, between commas")
+    options = parser.parse_args()
+    found = {name: compare(name) for name in options.cases.split(",")}
+    table = Table("case", "value, ms", "debug, ms", "ratio", "with advice, ms")
+    for name, row in found.items():
+        times = [f"{row[k]['best'] * 1e3:.2f}" for k in ("value", "debug", "lint")]
+        table.add_row(name, times[0], times[1], f"{row['ratio']:.1f}", times[2])
+    Console().print(table)
+    if set(found) == set(CASES):
+        keep("debug_overhead", found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Attention forward by the standard library's kernel against cuDNN and FlashAttention-2 (bf16)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.gpu import bound, compiled, in_pairs, result
+from tessera.stdlib.attention import attend
+from tessera.types import bf16
+
+TOKENS, WIDTH = 16384, 2048
+LENGTHS = (2048, 4096, 8192, 16384)
+BLOCKS = ((64, 64), (128, 64), (128, 128))
+PEERS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FlashAttention-2": SDPBackend.FLASH_ATTENTION}
+
+
+def measure() -> list[dict[str, Any]]:
+    """Every figure."""
+    return list(_all())
+
+
+def _all() -> Iterator[dict[str, Any]]:
+    for depth in (64, 128):
+        for causal in (False, True):
+            for length in LENGTHS:
+                yield _one(depth, length, causal)
+
+
+def _one(depth: int, length: int, causal: bool) -> dict[str, Any]:
+    shape = (TOKENS // length, WIDTH // depth, length, depth)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
+    out = torch.empty_like(q)
+    peers = {name: _peer(backend, q, k, v, causal) for name, backend in PEERS.items()}
+    want = peers["cuDNN"]().float()
+    operations = 4 * shape[0] * shape[1] * length**2 * depth / (2 if causal else 1)
+    found = []
+    for block in BLOCKS:
+        ours = bound(_compiled(shape, causal, block), q, k, v, out)
+        out.fill_(float("nan"))
+        ours()
+        error = ((out.float() - want).norm() / want.norm()).item()
+        assert error < 1e-2, f"attention {depth} {length} {causal} {block}: error {error}"
+        times = in_pairs(ours, peers, 5, 3)
+        name = f"attention {depth} {length} {'causal' if causal else 'full'} {block[0]}x{block[1]}"
+        found.append({**result(name, times, operations=operations), "block": block, "error": error})
+    return max(found, key=lambda each: each["ratio"])
+
+
+def _peer(backend: SDPBackend, q: Any, k: Any, v: Any, causal: bool) -> Callable[[], torch.Tensor]:
+    def run() -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return run
+
+
+def _compiled(shape: tuple[int, ...], causal: bool, block: tuple[int, int]) -> Any:
+    array = np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), shape, (0,) * 4)
+    arguments: dict[str, Any] = {"q": array, "k": array, "v": array, "mask": None, "lengths": None, "out": array}
+    arguments |= {"causal": causal, "scale": shape[3] ** -0.5, "BM": block[0], "BN": block[1], "narrow": True}
+    return compiled(attend, arguments, (*shape[:2], -(-shape[2] // block[0])))

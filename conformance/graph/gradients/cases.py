@@ -1,0 +1,57 @@
+"""Derivatives as programs: what transforms write must run wherever its ops do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tessera as ts
+from conformance.case import Case
+from conformance.inputs import tensor
+from tessera.tracing import Jit
+
+
+def network(w: Any, x: Any) -> Any:
+    """Two layers and a mean."""
+    return (ts.tanh(ts.relu(x @ w) @ w.T) ** 2).mean()
+
+
+def attention(w: Any, x: Any) -> Any:
+    """Attention of a sequence to itself."""
+    return (ts.scaled_dot_product_attention(x @ w, x, x, causal=True) * x).sum()
+
+
+def norms(w: Any, x: Any) -> Any:
+    """Both norms and an activation."""
+    return (ts.layer_norm(x) * ts.gelu(ts.rms_norm(x))).sum() + w.sum()
+
+
+def recurrent(w: Any, x: Any) -> Any:
+    """Back through a loop."""
+    return ts.scan(lambda s, y: (ts.tanh(s @ w + y), None), x[0], x)[0].sum()
+
+
+def kept(w: Any, x: Any) -> Any:
+    """Computed again on the way back."""
+    return ts.checkpoint(lambda a, b: ts.sin(a @ b))(x, w).sum()
+
+
+def gathered(w: Any, x: Any) -> Any:
+    """Rows read more than once: their cotangents add up."""
+    places = ts.Tensor([3, 0, 3, 5, 3, 1, 0, 2] * 8)
+    return (ts.gather(w, places, axis=0) ** 2).sum() + x.sum()
+
+
+PROGRAMS = (network, attention, norms, recurrent, kept, gathered)
+
+
+def cases() -> Iterator[Case]:
+    """Gradients, a Jacobian-vector product, a batch of gradients and a Hessian."""
+    for program in PROGRAMS:
+        name = f"graph/gradients/{program.__name__}"
+        w, x = tensor(f"{name} w", (8, 8), "f32", -0.5, 0.5), tensor(f"{name} x", (6, 8), "f32")
+        yield Case(name, lambda p=program, w=w, x=x: (Jit(ts.grad(p, argnums=(0, 1))), (w, x)))  # type: ignore[misc]
+    w, x = tensor("gradients w", (4, 4), "f32", -0.5, 0.5), tensor("gradients x", (3, 4), "f32")
+    yield Case("graph/gradients/jvp", lambda: (Jit(lambda w, x: ts.jvp(network, (w, x), (w, x))[1]), (w, x)))
+    yield Case("graph/gradients/vmap", lambda: (Jit(ts.per_example_grad(lambda w, x: network(w, x[None]))), (w, x)))
+    yield Case("graph/gradients/hessian", lambda: (Jit(ts.hessian(lambda x: ts.exp(x @ x.T).sum())), (x,)))

@@ -1,0 +1,49 @@
+"""Narrow types and numeric policies: conversions, arithmetic, sums and products under each clause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tessera as ts
+from conformance.case import Case
+from conformance.inputs import tensor
+from tessera.tracing import Jit
+
+NARROW = ("f16", "bf16", "fp8_e4m3", "fp8_e5m2", "fp6", "fp6_e2m3", "fp4", "int4")
+POLICIES = {
+    "mixed": {"compute": ts.f16, "accumulate": ts.f32},
+    "bf16": {"compute": ts.bf16, "accumulate": ts.f32, "store": ts.bf16},
+    "fp8": {"accumulate": ts.f32, "store": ts.fp8_e4m3},
+    "toward-zero": {"rounding": "toward_zero", "store": ts.bf16},
+    "saturate": {"saturate": True, "store": ts.fp8_e5m2},
+    "flush": {"denormals": "flush"},
+    "compensated": {"compensated": True},
+}
+
+
+def cases() -> Iterator[Case]:
+    """Each narrow type through an op, a sum and a product; each policy over a small network."""
+    for dtype in NARROW:
+        x, y = (tensor(f"{dtype}-{i}", (9, 33), dtype) for i in range(2))
+        total = ts.int32 if dtype == "int4" else ts.f32
+        yield _case(f"arithmetic-{dtype}", lambda x, y: x * y + x, x, y)
+        yield _case(f"widened-{dtype}", lambda x, y: ts.cast(x, dtype=ts.f32) - ts.cast(y, dtype=ts.f32), x, y)
+        yield _case(f"narrowed-{dtype}", lambda x, d=dtype: ts.cast(x * 3.0, dtype=d), tensor(dtype, (7, 40)))
+        yield _case(f"sum-{dtype}", lambda x: ts.sum(x, axis=1), x)
+        yield _case(f"product-{dtype}", lambda x, y, t=total: ts.matmul(x, y.T, dtype=t), x, y)
+    operands = tensor("x", (6, 20)), tensor("w", (20, 8))
+    for name, clauses in POLICIES.items():
+        yield _case(f"policy-{name}", _under(clauses), *operands)
+
+
+def _case(name: str, program: Callable[..., Any], *operands: Any) -> Case:
+    return Case(f"graph/numerics/{name}", lambda: (Jit(program), operands))
+
+
+def _under(clauses: dict[str, Any]) -> Callable[..., Any]:
+    def network(x: Any, w: Any) -> Any:
+        with ts.numerics(**clauses):
+            return ts.softmax(ts.relu(ts.matmul(x, w)) + 0.5, axis=-1).sum(axis=0)
+
+    return network

@@ -1,0 +1,5 @@
+"""The PTX generator: Tile modules to PTX text for NVIDIA GPUs."""
+
+from tessera.codegen.ptx.generator import PTX
+
+BACKEND = PTX()

@@ -1,0 +1,127 @@
+"""Loops and branches: what they carry stays in registers of its own, written at the end of each round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tessera.codegen.ptx.types import is_immediate, register_class
+from tessera.codegen.ptx.visit import visit
+from tessera.ir.core import Node, Value
+from tessera.ops import control
+
+if TYPE_CHECKING:
+    from tessera.codegen.ptx.kernel import Kernel
+
+Registers = tuple[str, ...]
+
+
+def fresh(kernel: Kernel, v: Value) -> Registers:
+    """New registers for a block."""
+    kind = register_class(v.type.dtype)
+    return tuple(kernel.text.new(kind) for _ in range(kernel.layout(v).count))
+
+
+def move(kernel: Kernel, values: Sequence[Value], targets: Sequence[Registers]) -> None:
+    """Bring blocks into registers all at once: what is both read and written is set aside first."""
+    text = kernel.text
+    pairs = [
+        (register_class(v.type.dtype), x, d)
+        for v, registers in zip(values, targets, strict=True)
+        for x, d in zip(kernel.values[v], registers, strict=True)
+        if x != d
+    ]
+    written = {d for _, _, d in pairs}
+    aside = {x: text.let(f"mov.{kind}", kind, x) for kind, x, _ in pairs if x in written}
+    for kind, x, d in pairs:
+        text.do(f"mov.{kind}", d, aside.get(x, x))
+
+
+def _begin(kernel: Kernel, node: Node, inits: Sequence[Value]) -> list[Registers]:
+    """The registers of what a loop carries, holding what it begins with."""
+    held = [fresh(kernel, v) for v in node.results]
+    move(kernel, inits, held)
+    return held
+
+
+def _bind(kernel: Kernel, values: Sequence[Value], held: Sequence[Registers]) -> None:
+    kernel.values.update(zip(values, held, strict=True))
+
+
+@visit(control.for_)
+def _(kernel, node):
+    text = kernel.text
+    lower, upper, step = (kernel.one(v) for v in node.args[:3])
+    kernel.ranges.loop(node)
+    (body,) = node.regions
+    held = _begin(kernel, node, node.args[3:])
+    index = text.let("mov.b64", "b64", lower)
+    head, done = text.new_label("loop"), text.new_label("done")
+    text.label(head)
+    text.do(f"bra {done}", guard=_past(kernel, index, upper, step))
+    kernel.producers[body.params[0]] = node
+    kernel.values[body.params[0]] = (index,)
+    _bind(kernel, body.params[1:], held)
+    entry = set(kernel.hazards.open)
+    kernel.run(body)
+    move(kernel, body.results, held)
+    text.do("add.s64", index, index, step)
+    text.do(f"bra.uni {head}" if kernel.team.threads > 1 else f"bra {head}")
+    text.label(done)
+    kernel.hazards.open |= entry
+    _bind(kernel, node.results, held)
+
+
+def _past(kernel: Kernel, index: str, upper: str, step: str) -> str:
+    """Whether a loop is done: at its end or, where it counts down, below it."""
+    text = kernel.text
+    if is_immediate(step):
+        return text.let(f"setp.{'ge' if int(step) > 0 else 'le'}.s64", "pred", index, upper)
+    up = text.let("setp.gt.s64", "pred", step, 0)
+    above, below = (text.let(f"setp.{word}.s64", "pred", index, upper) for word in ("ge", "le"))
+    yes = text.let("and.pred", "pred", up, above)
+    no = text.let("and.pred", "pred", text.let("not.pred", "pred", up), below)
+    return text.let("or.pred", "pred", yes, no)
+
+
+@visit(control.while_)
+def _(kernel, node):
+    text = kernel.text
+    condition, body = node.regions
+    held = _begin(kernel, node, node.args)
+    head, done = text.new_label("loop"), text.new_label("done")
+    text.label(head)
+    entry = set(kernel.hazards.open)
+    _bind(kernel, condition.params, held)
+    kernel.run(condition)
+    ended = text.let("not.pred", "pred", kernel.one(condition.results[0]))
+    text.do(f"bra {done}", guard=ended)
+    middle = set(kernel.hazards.open)
+    _bind(kernel, body.params, held)
+    kernel.run(body)
+    move(kernel, body.results, held)
+    text.do(f"bra {head}")
+    text.label(done)
+    kernel.hazards.open |= entry | middle
+    _bind(kernel, node.results, held)
+
+
+@visit(control.if_)
+def _(kernel, node):
+    text = kernel.text
+    yes, no = node.regions
+    held = [fresh(kernel, v) for v in node.results]
+    other, done = text.new_label("else"), text.new_label("done")
+    denied = text.let("not.pred", "pred", kernel.one(node.args[0]))
+    before = set(kernel.hazards.open)
+    text.do(f"bra {other}", guard=denied)
+    kernel.run(yes)
+    move(kernel, yes.results, held)
+    text.do(f"bra {done}")
+    after, kernel.hazards.open = kernel.hazards.open, before
+    text.label(other)
+    kernel.run(no)
+    move(kernel, no.results, held)
+    text.label(done)
+    kernel.hazards.open |= after
+    _bind(kernel, node.results, held)

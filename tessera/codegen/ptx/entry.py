@@ -1,0 +1,100 @@
+"""An entry: its parameters, and its text put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.codegen.ptx.infer import sizes
+from tessera.codegen.ptx.kernel import Kernel
+from tessera.codegen.ptx.memory import VECTOR_BYTES, Memory
+from tessera.codegen.ptx.text import Text
+from tessera.codegen.ptx.types import register_class, word
+from tessera.errors import UnsupportedOpError
+from tessera.ir.core import Value
+from tessera.types import DType, RefType, bf16, bool_, f16
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The text of a tile function, the threads of a block, the dynamic shared memory it needs, and for whoever
+    launches it: tensor maps, how many programs it works through in a loop (0: one each), and its assertions."""
+
+    lines: tuple[str, ...]
+    threads: int
+    shared: int
+    maps: tuple[dict[str, Any], ...] = ()
+    programs: int = 0
+    reports: tuple[dict[str, Any], ...] = ()
+
+    def described(self) -> dict[str, Any]:
+        """The entry as data that JSON can hold."""
+        more: dict[str, Any] = {"maps": list(self.maps), "programs": self.programs} if self.maps else {}
+        more |= {"reports": list(self.reports)} if self.reports else {}
+        return {"threads": self.threads, "shared": self.shared, **more}
+
+
+def bind_parameters(kernel: Kernel, aligned: Sequence[int]) -> None:
+    """What the parameters' registers hold."""
+    for i, v in enumerate(kernel.function.params):
+        _parameter(kernel, v, f"{kernel.function.name}_{i}", aligned[i] if aligned else VECTOR_BYTES)
+
+
+def finished(kernel: Kernel, maps: Sequence[dict[str, Any]] = (), programs: int = 0) -> Entry:
+    """The entry whose body has been emitted."""
+    begin = [*kernel.room.lines()]
+    if kernel.sites:
+        begin += [f"\tld.param.u64 {kernel.reports}, [{kernel.function.name}_reports];"]
+        begin += [f"\tcvta.to.global.u64 {kernel.reports}, {kernel.reports};"]
+    lines = (*_head(kernel, len(maps)), *kernel.text.flat(begin), "}", "")
+    sites = tuple(kernel.sites)
+    return Entry(lines, kernel.team.block, kernel.room.shared_bytes, tuple(maps), programs, sites)
+
+
+def _parameter(kernel: Kernel, v: Value, name: str, align: int) -> None:
+    """What a parameter's registers hold."""
+    text = kernel.text
+    with text.first():
+        if isinstance(v.type, RefType):
+            if not all(isinstance(n, int) for n in v.type.shape):
+                raise UnsupportedOpError(f"the target ptx needs sizes that are known, {v.type} has symbols")
+            pointer = text.let("ld.param.u64", "b64", f"[{name}]")
+            base = text.let("cvta.to.global.u64", "b64", pointer)
+            kernel.memories[v] = Memory(v.type.dtype, "global", base, sizes(v), align)
+        else:
+            kernel.values[v] = (_scalar(text, v.type.dtype, name),)
+
+
+def _scalar(text: Text, dtype: DType, name: str) -> str:
+    """A scalar parameter, given in memory's form."""
+    if dtype == bool_:
+        return text.let("setp.ne.u32", "pred", text.let("ld.param.u8", "b32", f"[{name}]"), 0)
+    if dtype in (f16, bf16):
+        half = text.let("ld.param.b16", "b16", f"[{name}]")
+        return text.let(f"cvt.f32.{dtype.name}", "f32", half)
+    form = word(dtype)
+    form = f"{form[0]}{dtype.bits}" if dtype.bits < 32 else form
+    return text.let(f"ld.param.{form}", register_class(dtype), f"[{name}]")
+
+
+def _type(v: Value) -> str:
+    if isinstance(v.type, RefType):
+        return "u64"
+    dtype = v.type.dtype
+    return {bool_: "u8", f16: "b16", bf16: "b16"}.get(dtype) or (
+        f"{word(dtype)[0]}{dtype.bits}" if dtype.bits < 32 else word(dtype)
+    )
+
+
+def _head(kernel: Kernel, maps: int) -> Iterator[str]:
+    name = kernel.function.name
+    params = [f"\t.param .align 64 .b8 {name}_map{i}[128]" for i in range(maps)]
+    params += [f"\t.param .{_type(v)} {name}_{i}" for i, v in enumerate(kernel.function.params)]
+    params += [f"\t.param .u64 {name}_reports"] if kernel.sites else []
+    yield f".visible .entry {name}("
+    yield ",\n".join(params)
+    yield ")"
+    # One block fills a multiprocessor where threads give registers to others.
+    yield f".reqntid {kernel.team.block}, 1, 1" + (" .minnctapersm 1" if kernel.team.helpers else "")
+    yield "{"

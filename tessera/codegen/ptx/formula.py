@@ -1,0 +1,145 @@
+"""Scalar functions written in the notation of formulas, translated to PTX at their place of use.
+
+The notation is the LLVM generator's (`codegen/llvm/formula.py`), with these words more: `ex2` (the hardware's power
+of two of an f32), and `least` and `most` (minimum and maximum that keep NaN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+from tessera.codegen.llvm.formula import parse
+from tessera.codegen.ptx.text import Text
+from tessera.codegen.ptx.types import literal
+from tessera.errors import UnsupportedOpError
+
+ARITHMETIC = {
+    "fadd": "add.rn", "fsub": "sub.rn", "fmul": "mul.rn", "fdiv": "div.rn", "fma": "fma.rn", "fabs": "abs",
+    "sqrt": "sqrt.rn", "least": "min.NaN", "most": "max.NaN",
+}  # fmt: skip
+INTEGER = {
+    "add": "add.s", "sub": "sub.s", "and": "and.b", "or": "or.b", "xor": "xor.b", "shl": "shl.b", "ashr": "shr.s",
+    "lshr": "shr.u",
+}  # fmt: skip
+COMPARE = {"lt": "lt", "gt": "gt", "le": "le", "ge": "ge", "eq": "eq", "ne": "neu", "uno": "nan"}
+WHOLE = {"ieq": "eq", "ilt": "lt", "igt": "gt"}
+LOGIC = {"band": "and.pred", "bor": "or.pred", "bxor": "xor.pred"}
+SELECT = {"select": "f", "iselect": "b"}
+ROUND = {"floor": "rmi", "trunc": "rzi"}
+MOVES = {"bits": ("mov.b", "b"), "real": ("mov.b", "f"), "toreal": ("cvt.rn.f{n}.s", "f")}
+
+# (name, type word) to a formula, or to a function of the text and the operands.
+Program = str | Callable[..., str]
+TABLE: dict[tuple[str, str], Program] = {}
+
+
+def apply(text: Text, name: str, word: str, *operands: str) -> str:
+    """The register of a function's result.
+
+    Raises:
+        UnsupportedOpError: there is no formula for it in this type.
+    """
+    found = TABLE.get((name, word))
+    if found is None:
+        raise UnsupportedOpError(f"the target ptx has no {name} of {word}", suggestion="cast to ts.f32 before")
+    if callable(found):
+        return found(text, *operands)
+    formula = Formula(text, word, dict(zip("xy", operands, strict=False)))
+    for line in found.split("\n"):
+        if line:
+            formula.line(line)
+    return formula.names["r"]
+
+
+class Formula:
+    """One use of a function: the registers that its names stand for."""
+
+    def __init__(self, text: Text, word: str, names: dict[str, str]) -> None:
+        self.text, self.word, self.names = text, word, names
+        self.bits = int(word[1:])
+
+    def line(self, line: str) -> None:
+        """A line of the notation."""
+        name, word, operands = parse(line)
+        rule = next(rule for words, rule in RULES if word in words or not words)
+        self.names[name[1:]] = rule(self, word, operands)
+
+    def real(self, x: str) -> str:
+        """An operand that is a float."""
+        return self.names[x] if x in self.names else literal(self.word, float(x))
+
+    def whole(self, x: str) -> str:
+        """An operand that is an integer."""
+        return self.names[x] if x in self.names else str(int(x, 0))
+
+    def let(self, instruction: str, kind: str, *operands: object) -> str:
+        """An instruction whose result is a float (f), bits (b) or a condition."""
+        return self.text.let(instruction, kind if kind == "pred" else f"{kind}{self.bits}", *operands)
+
+
+def _arithmetic(f: Formula, word: str, xs: list[str]) -> str:
+    return f.let(f"{ARITHMETIC[word]}.{f.word}", "f", *map(f.real, xs))
+
+
+def _integer(f: Formula, word: str, xs: list[str]) -> str:
+    return f.let(f"{INTEGER[word]}{f.bits}", "b", *map(f.whole, xs))
+
+
+def _compare(f: Formula, word: str, xs: list[str]) -> str:
+    return f.let(f"setp.{COMPARE[word]}.{f.word}", "pred", *map(f.real, xs))
+
+
+def _compare_whole(f: Formula, word: str, xs: list[str]) -> str:
+    return f.let(f"setp.{WHOLE[word]}.s{f.bits}", "pred", *map(f.whole, xs))
+
+
+def _logic(f: Formula, word: str, xs: list[str]) -> str:
+    return f.let(LOGIC[word], "pred", *(f.names[x] for x in xs))
+
+
+def _select(f: Formula, word: str, xs: list[str]) -> str:
+    kind, get = (SELECT[word], f.real if word == "select" else f.whole)
+    return f.let(f"selp.{kind}{f.bits}", kind, get(xs[1]), get(xs[2]), f.names[xs[0]])
+
+
+def _round(f: Formula, word: str, xs: list[str]) -> str:
+    return f.let(f"cvt.{ROUND[word]}.{f.word}.{f.word}", "f", f.real(xs[0]))
+
+
+def _move(f: Formula, word: str, xs: list[str]) -> str:
+    instruction, kind = MOVES[word]
+    get = f.real if word == "bits" else f.whole
+    return f.let(f"{instruction.format(n=f.bits)}{f.bits}", kind, get(xs[0]))
+
+
+def _sign(f: Formula, word: str, xs: list[str]) -> str:
+    """The magnitude of the first with the sign of the second."""
+    return f.let(f"copysign.{f.word}", "f", f.real(xs[1]), f.real(xs[0]))
+
+
+def _poly(f: Formula, word: str, xs: list[str]) -> str:
+    x, first, *rest = xs
+    total = f.real(first)
+    for c in rest:
+        total = f.let(f"fma.rn.{f.word}", "f", total, f.real(x), f.real(c))
+    return total
+
+
+def _ex2(f: Formula, word: str, xs: list[str]) -> str:
+    return f.let("ex2.approx.f32", "f", f.real(xs[0]))
+
+
+def _rest(f: Formula, word: str, xs: list[str]) -> str:
+    return apply(f.text, "fmod", f.word, *map(f.real, xs))
+
+
+def _call(f: Formula, word: str, xs: list[str]) -> str:
+    return apply(f.text, word, f.word, *map(f.real, xs))
+
+
+RULES: tuple[tuple[Container[str], Callable[[Formula, str, list[str]], str]], ...] = (
+    (ARITHMETIC, _arithmetic), (INTEGER, _integer), (COMPARE, _compare), (WHOLE, _compare_whole), (LOGIC, _logic),
+    (SELECT, _select), (ROUND, _round), (MOVES, _move), (("copysign",), _sign), (("poly",), _poly), (("ex2",), _ex2),
+    (("frem",), _rest),
+    ((), _call),
+)  # fmt: skip

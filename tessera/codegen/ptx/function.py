@@ -1,0 +1,114 @@
+"""A tile function as an entry: the threads it takes, its parameters, its body."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tessera.codegen.ptx import (  # noqa: F401  (their rows fill the tables)
+    access,
+    atomics,
+    checks,
+    control,
+    dot,
+    formulas,
+    functions,
+    group,
+    ids,
+    inline,
+    mbarrier,
+    moves,
+    reduce,
+)  # fmt: skip
+from tessera.codegen.ptx.arrange import arrange
+from tessera.codegen.ptx.entry import Entry, bind_parameters, finished
+from tessera.codegen.ptx.fuse import fuse_sums
+from tessera.codegen.ptx.hoist import loads_first
+from tessera.codegen.ptx.infer import sizes
+from tessera.codegen.ptx.kernel import Kernel
+from tessera.codegen.ptx.ops import product_loop
+from tessera.codegen.ptx.pipeline import pipelined
+from tessera.codegen.ptx.products import tensor_cores
+from tessera.codegen.ptx.specialize import specialized
+from tessera.codegen.ptx.team import WARP, Team
+from tessera.codegen.ptx.text import Files, Text
+from tessera.codegen.ptx.types import size
+from tessera.ir.core import Function, Value
+from tessera.ops import tile
+from tessera.types import TensorType
+
+SPECIAL = ("sm_90a",)  # architectures with instructions of warp groups
+SHARED_LIMIT = {"sm_80": 166_912, "sm_90a": 232_448}
+STAGES = (4, 3, 2)  # of a ring, the most that fit
+ALIGN = 16
+THREADS = (32, 1024)  # the fewest and the most of a team
+EACH = 8  # elements that a thread holds of the largest block, where the team can be as large
+PRODUCT = 64  # the same where tensor cores form products
+WIDE = 32  # from so many on the team grows past HALF
+HALF = 256
+
+
+def emit_function(
+    function: Function,
+    files: Files | None,
+    grids: Sequence[Sequence[int]],
+    apart: bool,
+    aligned: Sequence[int],
+    arch: str,
+) -> Entry:
+    """A tile function as an entry for these grids.
+
+    `apart` says that its refs lie in different memory, `aligned` of how many bytes their addresses are multiples.
+    """  # fmt: skip
+    fused = fuse_sums(function)
+    special = apart and arch in SPECIAL and len(set(grids)) == 1 and min(aligned, default=ALIGN) == ALIGN
+    ready = pipelined(fused) if special else fused
+    loop = next((node for node in ready.body.nodes if node.op is product_loop), None)
+    if loop is not None:
+        for stages in STAGES:
+            entry = specialized(ready, loop, files, grids[0], apart, stages)
+            if entry.shared <= SHARED_LIMIT[arch]:
+                return entry
+    return _plain(fused, files, grids, apart, aligned, arch)
+
+
+def _plain(
+    function: Function,
+    files: Files | None,
+    grids: Sequence[Sequence[int]],
+    apart: bool,
+    aligned: Sequence[int],
+    arch: str,
+) -> Entry:
+    """An entry in which every thread does the same."""
+    group = int(function.attrs.get("group", 1))
+    text = Text(files)
+    team = Team(text, 1 if group > 1 else team_size(function), group)
+    vector = vector_width(function)
+    grid = tuple(max(each) for each in zip(*grids, strict=True)) if grids else None
+    kernel = Kernel(arrange(loads_first(function), team.threads, vector), text, team, vector, grid, apart)
+    kernel.arch = arch
+    kernel.rank = max((len(g) for g in grids), default=1)
+    bind_parameters(kernel, aligned)
+    kernel.run(kernel.function.body)
+    text.line("ret")
+    return finished(kernel)
+
+
+def team_size(function: Function) -> int:
+    """The threads for a tile: so many that none holds many elements of the largest block."""
+    most = max((_count(v) for node in function.body.walk() for v in node.results), default=1)
+    if any(tensor_cores(node) for node in function.body.walk()):
+        return min(max(1 << max(most // PRODUCT - 1, 0).bit_length(), 4 * WARP), HALF)
+    wanted = most // EACH if most // EACH <= HALF else max(HALF, most // WIDE)
+    return min(max(1 << max(wanted - 1, 0).bit_length(), THREADS[0]), THREADS[1])
+
+
+def vector_width(function: Function) -> int:
+    """The neighbours that a thread holds: 16 bytes of the narrowest elements that are loaded or stored."""
+    narrow = [n.args[0].type.dtype for n in function.body.walk() if n.op in (tile.load, tile.store)]
+    return max(1, min(8, 16 // min((size(d) for d in narrow), default=4)))
+
+
+def _count(v: Value) -> int:
+    return math.prod(sizes(v)) if isinstance(v.type, TensorType) else 1

@@ -1,0 +1,182 @@
+"""The GPU: its context, modules loaded once, memory from a pool; every failure as an error of ours."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import re
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from tessera.codegen.artifact import sha256
+from tessera.device import gpu_count
+from tessera.errors import ArtifactError, DeviceUnavailable, ExecutionError, ResourceError, TesseraError
+
+LEAST = (8, 0)  # compute capability
+SPECIFIC = re.compile(r"sm_(\d+)(\d)(a?)")
+LOG_LINE = re.compile(r"line (\d+)")
+
+
+class Room:
+    """Memory on the GPU; as an int its address."""
+
+    def __init__(self, allocation: Any) -> None:
+        self._allocation = allocation
+        self._address = int(allocation)
+
+    def __int__(self) -> int:
+        return self._address
+
+    def free(self) -> None:
+        """Give it back to the pool."""
+        if self._allocation is not None:
+            self._allocation.free()
+            self._allocation = None
+
+
+class GPU:
+    """The first GPU of this machine, through pycuda; its context is the one other libraries use too.
+
+    Raises:
+        DeviceUnavailable: pycuda, the driver or a GPU that is new enough is missing.
+    """
+
+    def __init__(self) -> None:
+        self.driver = _pycuda()
+        try:
+            self.driver.init()
+            self.device = self.driver.Device(0)
+        except self.driver.Error as error:
+            raise DeviceUnavailable(f"no GPU answers: {error}", suggestion="check nvidia-smi") from None
+        self.capability: tuple[int, int] = self.device.compute_capability()
+        if self.capability < LEAST:
+            raise DeviceUnavailable(
+                f"{self.device.name()} has compute capability {_dotted(self.capability)}",
+                expected=f"{_dotted(LEAST)} or more", suggestion='run on the processor with "cpu"',
+            )  # fmt: skip
+        self.processors = int(self.device.get_attribute(self.driver.device_attribute.MULTIPROCESSOR_COUNT))
+        self.context = self.device.retain_primary_context()
+        self._here = threading.local()
+        self._modules: dict[str, Any] = {}
+        self._rooms: weakref.WeakSet[Room] = weakref.WeakSet()
+        with self.active():
+            self._pool = importlib.import_module("pycuda.tools").DeviceMemoryPool()
+        atexit.register(self._leave)
+
+    def allocate(self, size: int) -> Room:
+        """Memory from the pool, free again when nothing refers to it."""
+        room = Room(self._pool.allocate(max(size, 1)))
+        self._rooms.add(room)
+        return room
+
+    def _leave(self) -> None:
+        """Give all back while the context still stands: pycuda ends the process otherwise."""
+        for room in list(self._rooms):
+            room.free()
+        self._modules.clear()
+        self._pool.stop_holding()
+        if getattr(self._here, "active", False):
+            self.driver.Context.pop()
+
+    @property
+    def name(self) -> str:
+        """What the GPU calls itself."""
+        return str(self.device.name())
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The context made current, for as long as this thread lives: what is on the GPU is freed at any time.
+
+        Errors of the driver become ours.
+
+        Raises:
+            ResourceError: memory is used up.
+            ExecutionError: a kernel failed; the context is then lost, and so is all that lies in its memory.
+        """
+        drv = self.driver
+        if not getattr(self._here, "active", False):
+            self.context.push()
+            self._here.active = True
+        try:
+            yield
+        except drv.MemoryError as error:
+            raise ResourceError(
+                f"the memory of {self.name} is used up: {error}",
+                suggestion="smaller inputs; what was free before is so",
+            ) from None
+        except drv.LaunchError as error:
+            raise ExecutionError(
+                f"a kernel failed on {self.name}: {error}",
+                suggestion="this process cannot use the GPU any more: begin a new one, and look for the fault with "
+                '`tessera run --level target --target ptx`, which runs the same text in the interpreter',
+            ) from None  # fmt: skip
+        except drv.Error as error:
+            raise ExecutionError(f"{self.name} refused: {error}") from None
+
+    def check_architecture(self, arch: str) -> None:
+        """Refuse text for an architecture that this GPU is not.
+
+        Raises:
+            DeviceUnavailable: the GPU is older, or of another generation than text of the kind sm_90a asks for.
+        """
+        major, minor, exact = SPECIFIC.fullmatch(arch).groups()  # type: ignore[union-attr]
+        wanted = (int(major), int(minor))
+        if self.capability < wanted or (exact and self.capability != wanted):
+            raise DeviceUnavailable(
+                f"the artifact is for {arch}, {self.name} has compute capability {_dotted(self.capability)}",
+                expected=f"{_dotted(wanted)}{'' if exact else ' or more'}",
+                suggestion="build it again with --arch sm_80",
+            )
+
+    def module(self, text: str) -> Any:
+        """PTX text loaded, once for each text.
+
+        Raises:
+            ArtifactError: the driver's assembler refuses it; the error shows its log and the line.
+        """
+        key = sha256(text)
+        if key not in self._modules:
+            self._modules[key] = self._load(text)
+        return self._modules[key]
+
+    def _load(self, text: str) -> Any:
+        log: list[str] = []
+        try:
+            return self.driver.module_from_buffer(
+                text.encode() + b"\0", message_handler=lambda done, info, error: log.append(error or info)
+            )
+        except self.driver.Error as error:
+            raise _refused(text, f"{error}\n" + "\n".join(log)) from None
+
+
+def _refused(text: str, log: str) -> TesseraError:
+    """The assembler's complaint with the line it is about."""
+    found = LOG_LINE.search(log)
+    lines = text.splitlines()
+    shown = f"line {found[1]}: {lines[int(found[1]) - 1].strip()}" if found and int(found[1]) <= len(lines) else ""
+    return ArtifactError(f"the driver cannot assemble this text: {log.strip()}", received=shown)
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+def _pycuda() -> Any:
+    try:
+        return importlib.import_module("pycuda.driver")
+    except ImportError as error:
+        raise DeviceUnavailable(
+            f"running on a GPU needs the package pycuda: {error}", suggestion='pip install "tessera[ptx]"'
+        ) from None
+
+
+@cache
+def gpu() -> GPU:
+    """The GPU of this machine, its context made once."""
+    if not gpu_count():
+        raise DeviceUnavailable("this machine has no NVIDIA GPU", suggestion='run on the processor with "cpu"')
+    return GPU()

@@ -1,0 +1,106 @@
+"""Where the threads of a team must meet: before one reads or writes what another wrote, or writes what another reads.
+
+Within a tile memory is read and written in the order of the program. The elements of an op are spread over threads,
+so between two ops that touch one memory (at least one of them writing) stands a barrier, unless each thread touches
+only what it touched itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.codegen.ptx.layout import Layout
+from tessera.codegen.ptx.team import Team
+from tessera.ir.core import Block, Function, Node, Value
+from tessera.ops import basic, control, tile
+from tessera.types import GLOBAL, RefType
+
+READ, WRITE = "read", "write"
+
+
+@dataclass(frozen=True)
+class Access:
+    """A touch of memory; two of the same place by the same threads have equal, known `where`."""
+
+    memory: Any
+    kind: str
+    where: Any = None
+
+    def clashes(self, other: Access) -> bool:
+        """Whether threads must meet between the two."""
+        same = self.where is not None and self.where == other.where
+        return self.memory == other.memory and WRITE in (self.kind, other.kind) and not same
+
+    def again(self, made: set[Value]) -> Access:
+        """The same in another round of a loop that makes these values anew: its place may be another."""
+        moved = self.where is not None and any(start in made for start in self.where[0])
+        return Access(self.memory, self.kind) if moved else self
+
+
+class Hazards:
+    """The accesses since the team last met, on any path."""
+
+    def __init__(self, function: Function, layouts: Mapping[Value, Layout], team: Team, apart: bool) -> None:
+        self._layouts, self._alone = layouts, team.threads == 1
+        self._shared = frozenset() if apart else frozenset(function.params)
+        self._constants = {n.out: n.attrs["value"] for n in function.body.walk() if n.op is basic.full}
+        self.open: set[Access] = set()
+
+    def before(self, node: Node) -> bool:
+        """Note a node's accesses; whether a barrier must come first."""
+        if self._alone:
+            return False
+        if node.op is tile.barrier:
+            self.open.clear()
+            return False
+        if node.op in (control.for_, control.while_):
+            for region in node.regions:
+                self.around(region)
+            return False
+        return self._touch(self._accesses(node))
+
+    def around(self, block: Block) -> None:
+        """A loop over a block begins: its begin follows its end, so that what it does is open there already."""
+        if not self._alone:
+            self.open |= set(self._all(block))
+
+    def _touch(self, mine: list[Access]) -> bool:
+        clash = any(a.clashes(b) for a in mine for b in self.open)
+        if clash:
+            self.open.clear()
+        self.open |= set(mine)
+        return clash
+
+    def met(self) -> None:
+        """The team has met for another reason."""
+        self.open.clear()
+
+    def exchange(self, kind: str) -> bool:
+        """Note that the exchange is written or read; whether a barrier must come first."""
+        return not self._alone and self._touch([Access("exchange", kind)])
+
+    def _all(self, block: Block) -> list[Access]:
+        made = {v for node in block.walk() for v in (*node.results, *(p for r in node.regions for p in r.params))}
+        made |= set(block.params)
+        found = [access.again(made) for node in block.walk() for access in self._accesses(node)]
+        return [*found, Access("exchange", READ), Access("exchange", WRITE)]
+
+    def _accesses(self, node: Node) -> list[Access]:
+        kinds = [kind for kind in (READ, WRITE) if kind in node.op.effects]
+        if node.op is tile.async_copy:
+            return [Access(self._memory(node.args[0]), WRITE), Access(self._memory(node.args[1]), READ)]
+        return [Access(self._memory(node.args[0]), kind, self._where(node)) for kind in kinds]
+
+    def _memory(self, ref: Value) -> Any:
+        return GLOBAL if ref in self._shared else ref
+
+    def _where(self, node: Node) -> Any:
+        """The begin and layout of a block that is loaded or stored; constants are known by value."""
+        if node.op not in (tile.load, tile.store):
+            return None
+        value, starts = (node.out, node.args[1:]) if node.op is tile.load else (node.args[1], node.args[2:])
+        assert isinstance(node.args[0].type, RefType)
+        places = tuple(self._constants.get(v, v) for v in starts[: node.args[0].type.rank])
+        return (places, self._layouts[value])

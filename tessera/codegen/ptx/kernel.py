@@ -1,0 +1,134 @@
+"""The state of emitting one tile function, and the walk over its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+from tessera.codegen.llvm.ranges import Ranges
+from tessera.codegen.ptx import pointwise
+from tessera.codegen.ptx.arrange import Arranged
+from tessera.codegen.ptx.hazards import Hazards
+from tessera.codegen.ptx.layout import Layout
+from tessera.codegen.ptx.memory import Memory
+from tessera.codegen.ptx.persistent import Persistent
+from tessera.codegen.ptx.ring import Ring, Walker
+from tessera.codegen.ptx.room import Room
+from tessera.codegen.ptx.team import Team
+from tessera.codegen.ptx.text import Text
+from tessera.codegen.ptx.visit import visit
+from tessera.errors import Location, TesseraError, UnsupportedOpError
+from tessera.ir.core import Block, Node, Value
+from tessera.ops import basic, shape
+
+# What only names the registers of other values anew: it may come before pointwise ops that it does not use.
+RENAMED = (basic.full, basic.broadcast_to, shape.iota)
+POLICY = {"rounding": "nearest", "saturate": False, "denormals": "preserve"}
+
+
+class Kernel:
+    """One tile function under emission: what registers hold each value, and where memory lies."""
+
+    def __init__(
+        self, arranged: Arranged, text: Text, team: Team, vector: int, grid: Sequence[int] | None, apart: bool
+    ) -> None:
+        self.vector, self.rank = vector, 1
+        self.persistent: Persistent | None = None
+        self.ring: Ring | None = None
+        self.walker: Walker | None = None
+        self.maps: tuple[str, ...] = ()
+        self.unloads: dict[Node, str] = {}
+        self.sites: list[dict[str, Any]] = []
+        self.reports = text.new("b64")
+        self.arch = "sm_80"
+        self.function, self.layouts, self.text, self.team = arranged.function, arranged.layouts, text, team
+        self.values: dict[Value, tuple[str, ...]] = {}
+        self.memories: dict[Value, Memory] = {}
+        self.producers: dict[Value, Node] = {}
+        self.ranges = Ranges(self.producers, grid)
+        self.room = Room(team)
+        self.hazards = Hazards(self.function, self.layouts, team, apart)
+        self.used = _used(self.function.body)
+        self._loc: Location = self.function.loc
+
+    @contextmanager
+    def at(self, node: Node) -> Iterator[None]:
+        """Tie the lines emitted inside, and errors, to the node's place."""
+        before, self._loc = self._loc, node.loc
+        self.text.place(node.loc)
+        try:
+            _check_policy(node)
+            yield
+        except TesseraError as error:
+            raise error.at(node.loc) from None
+        finally:
+            self._loc = before
+            self.text.place(before)
+
+    def run(self, block: Block) -> None:
+        """Emit the nodes of a block in order."""
+        chain: list[Node] = []
+        for node in block.nodes:
+            if node.op.pointwise and visit.get(node.op) is None:
+                self.producers.update(dict.fromkeys(node.results, node))
+                chain.append(node)
+                continue
+            if node.op not in RENAMED or {n.out for n in chain} & set(node.args):
+                self._end(chain)
+            self.emit(node)
+        self._end(chain)
+
+    def _end(self, chain: list[Node]) -> None:
+        """Emit the pointwise nodes that were put off, those of one layout together."""
+        for _, nodes in groupby(chain, lambda node: self.layout(node.out).count):
+            pointwise.emit_chain(self, list(nodes))
+        chain.clear()
+
+    def emit(self, node: Node) -> None:
+        """Emit a node."""
+        self.producers.update(dict.fromkeys(node.results, node))
+        with self.at(node):
+            if self.hazards.before(node):
+                self.team.meet(self.text)
+            rule = visit.get(node.op)
+            if rule is not None:
+                rule(self, node)
+            elif node.op.pointwise:
+                pointwise.emit_chain(self, [node])
+            else:
+                raise UnsupportedOpError(f"the target ptx cannot emit {node.op.name}", location=node.loc)
+
+    def one(self, v: Value) -> str:
+        """The register or number of a scalar."""
+        return self.values[v][0]
+
+    def layout(self, v: Value) -> Layout:
+        """The layout of a block."""
+        return self.layouts[v]
+
+    def meet(self) -> None:
+        """Wait for the team, between two uses of memory by the emission itself."""
+        self.team.meet(self.text)
+        self.hazards.met()
+
+
+def _used(block: Block) -> set[Value]:
+    """The values that something takes."""
+    found = set(block.results)
+    for node in block.walk():
+        found.update(node.args, *(region.results for region in node.regions))
+    return found
+
+
+def _check_policy(node: Node) -> None:
+    for v in node.results:
+        policy = getattr(v.type, "policy", None)
+        wrong = [f"{k}={getattr(policy, k)}" for k, known in POLICY.items() if policy and getattr(policy, k) != known]
+        if wrong:
+            raise UnsupportedOpError(
+                f"the target ptx does not round by the policy {', '.join(wrong)}", location=node.loc,
+                expected="nearest-even, denormals preserved",
+                suggestion="run this in the interpreter, or leave the clause out",
+            )  # fmt: skip

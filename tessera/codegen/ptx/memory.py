@@ -1,0 +1,192 @@
+"""Memory and the blocks in it: where elements lie, and runs of neighbours moved by one instruction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tessera.codegen.ptx import words
+from tessera.codegen.ptx.divisors import divisor
+from tessera.codegen.ptx.layout import Layout, Sizes
+from tessera.codegen.ptx.team import both
+from tessera.codegen.ptx.types import is_immediate, size
+from tessera.ir.core import Value
+from tessera.types import DType
+
+if TYPE_CHECKING:
+    from tessera.codegen.ptx.kernel import Kernel
+
+VECTOR_BYTES = 16
+FAR = 1 << 31  # offsets of an address are 32 bits wide
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Elements in row-major order at an address: a 64-bit register, a multiple of `align` bytes."""
+
+    dtype: DType
+    space: str
+    base: str
+    shape: Sizes
+    align: int = VECTOR_BYTES
+
+    @property
+    def steps(self) -> Sizes:
+        """The bytes from one element to the next along each axis."""
+        return tuple(math.prod(self.shape[a + 1 :]) * size(self.dtype) for a in range(len(self.shape)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring registers of a block that one instruction moves: the first, how many, the address of it, and the
+    predicate of each element ("" : always)."""
+
+    first: int
+    count: int
+    address: str
+    offset: int
+    guards: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """The address as an operand."""
+        return f"[{self.address}+{self.offset}]" if self.offset else f"[{self.address}]"
+
+
+def block_runs(
+    kernel: Kernel, m: Memory, starts: Sequence[Value], layout: Layout, clip: bool, masks: Sequence[str], once: bool
+) -> list[Run]:
+    """The runs that make up a block that begins at `starts`; `once` asks for one thread an element."""
+    place = Place(kernel, m, starts, layout)
+    guards = [_guards(kernel, place, layout, i, clip, masks, once) for i in range(layout.count)]
+    length = place.neighbours()
+    runs = []
+    for first in range(0, layout.count, length):
+        address, offset = place.address(layout.offsets[first])
+        runs.append(Run(first, length, address, offset, tuple(guards[first : first + length])))
+    return runs
+
+
+def _guards(kernel: Kernel, place: Place, layout: Layout, i: int, clip: bool, masks: Sequence[str], once: bool) -> str:
+    found = kernel.team.inside(layout, layout.offsets[i])
+    if clip:
+        found += place.clipped(layout.offsets[i])
+    owner = [kernel.team.owner(layout)] if once else []
+    return place.joined((*owner, *found, *(masks[i : i + 1] if masks else ())))
+
+
+class Place:
+    """Where a block lies in memory, as registers."""
+
+    def __init__(self, kernel: Kernel, m: Memory, starts: Sequence[Value], layout: Layout) -> None:
+        self.kernel, self.m, self.starts, self.layout = kernel, m, starts, layout
+        self._base = ""
+        self._far: dict[int, str] = {}
+        self._clips: dict[tuple[int, int], str] = {}
+        self._joined: dict[tuple[str, ...], str] = {}
+        self._loose = kernel.ranges.loose(starts, layout.shape, m.shape)
+
+    def base(self) -> str:
+        """The address of the thread's first element."""
+        if not self._base:
+            text, team = self.kernel.text, self.kernel.team
+            total = self.m.base
+            for v, step in zip(self.starts, self.m.steps, strict=True):
+                start = self.kernel.one(v)
+                if start != "0":
+                    start = _wide(self.kernel, v, start)
+                    total = text.let("mad.lo.s64", "b64", start, step, total)
+            for axis, step in enumerate(self.m.steps):
+                place = team.place(self.layout, axis)
+                if place != "0":
+                    key = ("offset", place, step)
+                    total = text.let("add.s64", "b64", total, team.once(key, "mul.wide.u32", "b64", place, step))
+            self._base = total
+        return self._base
+
+    def address(self, offset: Sizes) -> tuple[str, int]:
+        """A register and a constant whose sum is the address of an element."""
+        count = sum(n * step for n, step in zip(offset, self.m.steps, strict=True))
+        if count < FAR:
+            return self.base(), count
+        if count not in self._far:
+            self._far[count] = self.kernel.text.let("add.s64", "b64", self.base(), count)
+        return self._far[count], 0
+
+    def neighbours(self) -> int:
+        """How many registers from the first on hold neighbours in memory that may be moved at once."""
+        count, rank = 0, len(self.m.shape)
+        for i, bit in enumerate(self.layout.registers):
+            if bit != (rank - 1, i):
+                break
+            count += 1
+        length = min(1 << count, VECTOR_BYTES // size(self.m.dtype))
+        while length > 1 and not self._aligned(length):
+            length //= 2
+        return max(1, length)
+
+    def _aligned(self, length: int) -> bool:
+        steps = [math.prod(self.m.shape[a + 1 :]) for a in range(len(self.m.shape))]
+        spots = zip(self.starts, steps, self.layout.shape, strict=True)
+        *outer, (last, _, _) = spots
+        still = all(
+            step % length == 0 or (n == 1 and divisor(self.kernel.producers, v) % length == 0) for v, step, n in outer
+        )
+        still = still and self.m.align % (length * size(self.m.dtype)) == 0
+        return still and divisor(self.kernel.producers, last) % length == 0
+
+    def clipped(self, offset: Sizes) -> list[str]:
+        """The predicates that an element lies inside the memory."""
+        return [self._clip(axis, offset[axis]) for axis in self._loose]
+
+    def _clip(self, axis: int, offset: int) -> str:
+        if (axis, offset) not in self._clips:
+            kernel, text = self.kernel, self.kernel.text
+            start = _wide(kernel, self.starts[axis], kernel.one(self.starts[axis]))
+            place = kernel.team.place(self.layout, axis)
+            if place != "0":
+                far = kernel.team.once(("wide", place), "cvt.u64.u32", "b64", place)
+                start = text.let("add.s64", "b64", far, start)
+            if offset:
+                start = text.let("add.s64", "b64", start, offset)
+            if is_immediate(start):
+                start = text.let("mov.b64", "b64", start)
+            # As unsigned numbers places before the begin are large ones.
+            self._clips[axis, offset] = text.let("setp.lt.u64", "pred", start, self.m.shape[axis])
+        return self._clips[axis, offset]
+
+    def joined(self, predicates: tuple[str, ...]) -> str:
+        """Whether all of these hold."""
+        found = tuple(dict.fromkeys(p for p in predicates if p))
+        if found not in self._joined:
+            self._joined[found] = both(self.kernel.text, *found)
+        return self._joined[found]
+
+
+def _wide(kernel: Kernel, v: Value, register: str) -> str:
+    """An index as 64 bits."""
+    if v.type.dtype.bits == 64 or is_immediate(register):
+        return register
+    return kernel.text.let(f"cvt.s64.{'u32' if v.type.dtype.kind == 'uint' else 's32'}", "b64", register)
+
+
+def read(kernel: Kernel, m: Memory, runs: Sequence[Run], others: Sequence[str] = ()) -> tuple[str, ...]:
+    """The elements of a block, one for each register; where a guard fails those of `others`, or 0."""
+    found: list[str] = []
+    for run in runs:
+        elements = words.load(kernel.text, m.space, m.dtype, run)
+        guarded = zip(elements, run.guards, others[run.first : run.first + run.count], strict=False)
+        found += [_otherwise(kernel, m, x, g, o) for x, g, o in guarded] if others else elements
+    return tuple(found)
+
+
+def _otherwise(kernel: Kernel, m: Memory, x: str, guard: str, other: str) -> str:
+    return words.select(kernel.text, m.dtype, guard, x, other) if guard else x
+
+
+def write(kernel: Kernel, m: Memory, runs: Sequence[Run], elements: Sequence[str]) -> None:
+    """Store the elements of a block, where their guards hold."""
+    for run in runs:
+        words.store(kernel.text, m.space, m.dtype, run, elements[run.first : run.first + run.count])

@@ -1,0 +1,183 @@
+"""The pass that finds loops of products whose blocks a tensor-map copy can fetch: they become a `product_loop`.
+
+Such a loop carries one block, to which each round adds the product of a block of `a` and one of `b`, read from global
+memory where only the index moves. It is emitted with its own threads to fetch, a ring of buffers between them and
+those that multiply, and the warp-group instructions of sm_90a.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.codegen.ptx.ops import multiply_add, product_loop
+from tessera.codegen.ptx.types import size
+from tessera.evaluate import copier, rebuild
+from tessera.ir.builder import Builder
+from tessera.ir.core import Function, Node, Value
+from tessera.ops import basic, control, linalg, shape, tile
+from tessera.types import GLOBAL, RefType, TensorType, bf16, f16, f32
+
+ROW_BYTES = 128  # of a block's inner axis: one row of the swizzle
+COLUMNS = (64, 128, 256)
+ROWS = (64, 128, 256)
+SUMS = 128  # registers of a thread for the block that is carried
+STRIDE = 16  # bytes that rows in memory are a multiple of
+Producers = Mapping[Value, Node]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the product as memory: where its block begins on each axis, and whether it is turned around."""
+
+    ref: Value
+    starts: tuple[Value, ...]
+    block: tuple[int, ...]
+    flipped: bool = False
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop that fits: its two sides."""
+
+    node: Node
+    left: Side
+    right: Side
+    step: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Rows, columns and depth of a round's product."""
+        rows, depth = self.left.block[-2:]
+        return rows, self.right.block[-2 if self.right.flipped else -1], depth
+
+
+def pipelined(function: Function) -> Function:
+    """The function with its loop of products as a `product_loop`, if it has one that fits, at its top."""
+    producers = {v: node for node in function.body.walk() for v in node.results}
+    loops = [found for node in function.body.nodes if (found := _fitting(function, producers, node))]
+    sums = [n for n in function.body.walk() if n.op in (multiply_add, linalg.dot)]
+    if len(loops) != 1 or len(sums) != 1:
+        return function
+    (loop,) = loops
+
+    def meaning_of(builder: Builder) -> Callable[..., Any]:
+        copy = copier(builder)
+
+        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
+            return _recorded(builder, loop, args, run.env, producers) if node is loop.node else copy(node, args, run)
+
+        return meaning
+
+    return rebuild(function, meaning_of)
+
+
+def _recorded(
+    builder: Builder, loop: Loop, args: Sequence[Value], env: dict[Value, Value], producers: Producers
+) -> Sequence[Value]:
+    """The loop as one op."""
+    index = loop.node.regions[0].params[0]
+    lower, upper, _, acc = args
+    starts: list[Value] = []
+
+    def place(v: Value) -> int:
+        if v is index:
+            return -1
+        # A start that the body makes is a constant.
+        starts.append(env.get(v) or builder.add(basic.full, [], producers[v].attrs, loc=loop.node.loc).out)
+        return len(starts) - 1
+
+    left, right = (tuple(place(v) for v in side.starts) for side in (loop.left, loop.right))
+    attrs = {"step": loop.step, "left": left, "right": right, "block": loop.sizes, "flipped": loop.right.flipped}
+    refs = [env[loop.left.ref], env[loop.right.ref]]
+    return builder.add(product_loop, [acc, *refs, lower, upper, *starts], attrs, loc=loop.node.loc).results
+
+
+def _fitting(function: Function, producers: Producers, node: Node) -> Loop | None:
+    """A node as a loop that fits, or None."""
+    if node.op is not control.for_ or len(node.args) != 4 or int(function.attrs.get("group", 1)) != 1:
+        return None
+    (body,) = node.regions
+    step, last = producers.get(node.args[2]), producers.get(body.results[0])
+    if step is None or step.op is not basic.full or last is None or last.op is not multiply_add:
+        return None
+    if last not in body.nodes or last.args[0] is not body.params[1]:
+        return None
+    inside = {v: n for n in body.nodes for v in n.results}
+    sides = [_side(inside, v) for v in last.args[1:]]
+    used = {id(n) for n in body.nodes} - {id(last)}
+    if None in sides or not all(_moves(n) for n in body.nodes if id(n) in used):
+        return None
+    found = Loop(node, sides[0], sides[1], int(step.attrs["value"]))  # type: ignore[arg-type]
+    return found if _sized(found) and _steady(function, producers, found, body.params[0]) else None
+
+
+def _moves(node: Node) -> bool:
+    """Whether a node of the body only brings a block, or a constant."""
+    return node.op in (tile.load, shape.reshape, shape.permute, basic.full)
+
+
+def _side(inside: Producers, v: Value) -> Side | None:
+    """A block as memory: a load, perhaps turned around, or without its axes of size 1."""
+    node, flipped = inside.get(v), False
+    while node is not None and node.op in (shape.permute, shape.reshape):
+        (x,) = node.args
+        if node.op is shape.permute:
+            if tuple(node.attrs["axes"]) != (1, 0):
+                return None
+            flipped = not flipped
+        elif [n for n in x.type.shape if n != 1] != [n for n in node.out.type.shape if n != 1]:  # type: ignore[union-attr]
+            return None
+        node = inside.get(x)
+    if node is None or node.op is not tile.load:
+        return None
+    ref, *starts = node.args
+    rank = ref.type.rank  # type: ignore[union-attr]
+    if len(starts) != rank or not fetched(ref.type) or any(n != 1 for n in node.attrs["shape"][:-2]):
+        return None
+    return Side(ref, tuple(starts), tuple(node.attrs["shape"]), flipped)
+
+
+def fetched(type: Any) -> bool:
+    """Whether a copy engine can fetch blocks of a ref."""
+    if not isinstance(type, RefType) or type.space != GLOBAL or not 2 <= type.rank <= 5:
+        return False
+    return type.dtype in (bf16, f16) and int(type.shape[-1]) * size(type.dtype) % STRIDE == 0
+
+
+def _sized(loop: Loop) -> bool:
+    """Whether the blocks are such as the instructions take."""
+    rows, columns, depth = loop.sizes
+    type = loop.left.ref.type
+    assert isinstance(type, RefType)
+    whole = rows in ROWS and columns in COLUMNS and depth * size(type.dtype) == ROW_BYTES and not loop.left.flipped
+    fits = rows * columns // (min(rows, 128) * 2) <= SUMS
+    return whole and fits and type.block(()).accumulate == f32
+
+
+def _steady(function: Function, producers: Producers, loop: Loop, index: Value) -> bool:
+    """Whether the sides stay as they are, and their places are known ahead: the index, or scalars of the program."""
+    written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
+    if {loop.left.ref, loop.right.ref} & written or not {loop.left.ref, loop.right.ref} <= set(function.params):
+        return False
+    starts = [v for side in (loop.left, loop.right) for v in side.starts if v is not index]
+    return all(known_ahead(producers, v) for v in (*loop.node.args[:3], *starts))
+
+
+def known_ahead(producers: Producers, v: Value) -> bool:
+    """Whether a scalar is computed from the program's place and parameters alone."""
+    node = producers.get(v)
+    if node is None:
+        return v.type.rank == 0 if isinstance(v.type, TensorType) else False
+    return early(node) and all(known_ahead(producers, x) for x in node.args)
+
+
+def early(node: Node) -> bool:
+    """Whether a node is arithmetic on scalars, or the program's place."""
+    scalar = all(isinstance(v.type, TensorType) and not v.type.rank for v in node.results)
+    return (
+        scalar
+        and bool(node.results)
+        and (node.op.pointwise or node.op in (basic.full, tile.program_id, tile.grid_size))
+    )

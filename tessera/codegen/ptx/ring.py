@@ -1,0 +1,78 @@
+"""A ring of buffers between the thread that fetches and the warp groups that multiply.
+
+Each stage has two barriers in shared memory: "full", which the bytes of a fetch complete, and "empty", at which
+each warp group arrives once when it has read the stage. Both sides walk the stages in order; the parity of a stage's
+phase turns each time round.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tessera.codegen.ptx.room import SHARED
+from tessera.codegen.ptx.text import Text
+
+if TYPE_CHECKING:
+    from tessera.codegen.ptx.room import Room
+
+SWIZZLED = 1024  # what swizzled buffers begin at multiples of
+ALIGN = 128
+
+
+class Ring:
+    """`stages` buffers of `size` bytes, read by `groups` warp groups; `more` bytes follow them."""
+
+    def __init__(self, text: Text, room: Room, stages: int, size: int, groups: int, more: int = 0) -> None:
+        self.text, self.stages, self.size, self.groups = text, stages, size, groups
+        start = room.shared(stages * size + more + SWIZZLED, ALIGN)
+        barriers = room.shared(16 * stages, ALIGN)
+        with text.first():
+            base = text.let("mov.u32", "b32", SHARED)
+            up = text.let("add.u32", "b32", base, start + SWIZZLED - 1)
+            self.base = text.let("and.b32", "b32", up, -SWIZZLED)
+            self.full = text.let("add.u32", "b32", base, barriers)
+            self.empty = text.let("add.u32", "b32", base, barriers + 8 * stages)
+
+    def prepare(self, thread: str) -> None:
+        """One thread sets up the barriers; the whole block waits for it."""
+        text, ready = self.text, self.text.new_label("ready")
+        text.do(f"bra {ready}", guard=text.let("setp.ne.u32", "pred", thread, 0))
+        for stage in range(self.stages):
+            text.do("mbarrier.init.shared::cta.b64", f"[{self.full}+{8 * stage}]", 1)
+            text.do("mbarrier.init.shared::cta.b64", f"[{self.empty}+{8 * stage}]", self.groups)
+        text.do("fence.mbarrier_init.release.cluster")
+        text.label(ready)
+        text.do("bar.sync", 0)
+
+    def walk(self, parity: int) -> Walker:
+        """A side's place in the ring; `parity` is what it waits for at first."""
+        stage, phase = (self.text.let("mov.u32", "b32", n) for n in (0, parity))
+        return Walker(self, stage, phase)
+
+
+class Walker:
+    """Where one side stands: registers of its own with the stage and the parity it waits for."""
+
+    def __init__(self, ring: Ring, stage: str, phase: str) -> None:
+        self.ring, self.stage, self.phase = ring, stage, phase
+
+    def wait(self, barriers: str) -> str:
+        """Wait for this stage's barrier; its address."""
+        text, again = self.ring.text, self.ring.text.new_label("wait")
+        place = text.let("mad.lo.u32", "b32", self.stage, 8, barriers)
+        text.label(again)
+        done = text.let("mbarrier.try_wait.parity.shared::cta.b64", "pred", f"[{place}]", self.phase)
+        text.do(f"bra {again}", guard=f"!{done}")
+        return place
+
+    def buffer(self) -> str:
+        """The address of this stage's buffer."""
+        return self.ring.text.let("mad.lo.u32", "b32", self.stage, self.ring.size, self.ring.base)
+
+    def advance(self) -> None:
+        """Go on to the next stage; past the last the parity turns."""
+        text = self.ring.text
+        text.do("add.u32", self.stage, self.stage, 1)
+        past = text.let("setp.eq.u32", "pred", self.stage, self.ring.stages)
+        text.do("xor.b32", self.phase, self.phase, 1, guard=past)
+        text.do("mov.u32", self.stage, 0, guard=past)

@@ -1,0 +1,67 @@
+"""Memory that an entry lays out itself: shared buffers, memory of each thread's own, and room to exchange elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tessera.codegen.ptx.team import Team
+
+ALIGN = 128
+SHARED = "tessera_shared"
+LOCAL = "tessera_local"
+
+
+class Room:
+    """Bytes of shared and local memory given out so far; the exchange comes after all else."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._shared = self._local = self._exchange = 0
+        self._base = ""
+
+    def shared(self, size: int, alignment: int) -> int:
+        """The place of new shared memory."""
+        place = _up(self._shared, max(alignment, 16))
+        self._shared = place + size
+        return place
+
+    def local(self, size: int) -> int:
+        """The place of new memory of the thread's own."""
+        place = _up(self._local, 16)
+        self._local = place + size
+        return place
+
+    def exchange(self, size: int) -> str:
+        """The address of memory in which a team hands elements to and fro: a 32-bit register (shared memory), or
+        for a team of one thread a 64-bit one (its own)."""
+        self._exchange = max(self._exchange, size)
+        if not self._base:
+            self._base = self._team.text.new("b64" if self.own else "b32")
+        return self._base
+
+    @property
+    def own(self) -> bool:
+        """Whether the exchange is the thread's own."""
+        return self._team.threads == 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """The dynamic shared memory that a block needs."""
+        return _up(self._shared, ALIGN) + (self._exchange if self._base and not self.own else 0)
+
+    def lines(self) -> Iterator[str]:
+        """What stands at the begin of the entry: the local memory, and the exchange's address."""
+        start = _up(self._local, 16)
+        total = start + (self._exchange if self._base and self.own else 0)
+        if total:
+            yield f"\t.local .align 16 .b8 {LOCAL}[{total}];"
+        if self._base and self.own:
+            yield f"\tmov.u64 {self._base}, {LOCAL};"
+            yield f"\tadd.s64 {self._base}, {self._base}, {start};"
+        elif self._base:
+            yield f"\tmov.u32 {self._base}, {SHARED};"
+            yield f"\tadd.s32 {self._base}, {self._base}, {_up(self._shared, ALIGN)};"
+
+
+def _up(n: int, alignment: int) -> int:
+    return -(-n // alignment) * alignment

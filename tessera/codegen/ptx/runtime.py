@@ -1,0 +1,223 @@
+"""An artifact ready to run: on the GPU where there is one, else by the PTX interpreter, and it says which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.artifact import Artifact
+from tessera.codegen.llvm.arguments import Arguments
+from tessera.codegen.llvm.follow import follow
+from tessera.codegen.ptx.gpu import GPU, gpu
+from tessera.codegen.ptx.interpret import TEXT, hardware_grid, interpreter
+from tessera.codegen.ptx.reports import check, fresh
+from tessera.codegen.ptx.tensor_maps import encode, letters
+from tessera.device import gpu_count
+from tessera.errors import ArgumentError
+from tessera.types import as_dtype
+
+INTERPRETER = "the PTX interpreter (no GPU here)"
+# struct's letters for scalars, as prepared launches take them.
+LETTERS = {"f64": "d", "f32": "f", "tf32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b", "uint8": "B"}
+BITS = {"bool": "B", "f16": "H", "bf16": "H"}  # scalars that travel as their bits
+ALIGN = 16  # the bytes that one instruction moves at most
+STATIC = 48 * 1024  # bytes of shared memory that a kernel has without asking
+
+
+def where() -> str:
+    """What runs artifacts on this machine."""
+    return gpu().name if gpu_count() else INTERPRETER
+
+
+def runtime(artifact: Artifact) -> Interpreted | Program:
+    """The artifact on this machine's GPU, or interpreted where there is none."""
+    return Program(artifact, gpu()) if gpu_count() else Interpreted(artifact)
+
+
+class Interpreted:
+    """An artifact's text run by the interpreter."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.where = INTERPRETER
+        self._run = interpreter(artifact)
+
+    def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """The outputs; arrays that the program writes are written."""
+        return self._run(arrays)
+
+
+class Program:
+    """An artifact loaded on a GPU: its functions, its workspace, its launch plan."""
+
+    def __init__(self, artifact: Artifact, device: GPU) -> None:
+        self.where = device.name
+        self.device, plan = device, artifact.manifest["plan"]
+        device.check_architecture(artifact.manifest["options"]["arch"])
+        self.params = plan["params"]
+        self._arguments = Arguments(plan)
+        self._written = set(plan["written"])
+        self._steps, self.flags = plan.get("steps", ()), plan.get("flags", ())
+        with device.active():
+            module = device.module(artifact.text(TEXT))
+            self._room = device.allocate(plan["workspace"])
+            self.workspace = int(self._room)
+            self.launches = [self._prepared(module, plan, each) for each in plan["launches"]]
+
+    def _prepared(self, module: Any, plan: Mapping[str, Any], launch: Mapping[str, Any]) -> Launch | None:
+        if 0 in launch["grid"]:
+            return None
+        entry = plan["entries"][launch["kernel"]]
+        function = module.get_function(launch["kernel"])
+        maps = entry.get("maps", ())
+        last = "P" if "reports" in entry else ""
+        function.prepare(letters(len(maps)) + "".join(self._letter(a) for a in launch["args"]) + last)
+        if entry["shared"] > STATIC:
+            attribute = self.device.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+            function.set_attribute(attribute, entry["shared"])
+        grid = hardware_grid(launch, entry, self.device.processors)
+        room = self.device.allocate(8 * len(entry["reports"])) if "reports" in entry else None
+        return Launch(function, grid, launch, entry, room)
+
+    def _letter(self, arg: Mapping[str, Any]) -> str:
+        param = self.params[arg["param"]] if "param" in arg else None
+        if param is None or param["role"] != "scalar":
+            return "P"
+        return LETTERS.get(param["dtype"]) or BITS[param["dtype"]]
+
+    def launch(self, given: Sequence[Any], stream: Any = None) -> None:
+        """Queue the program's kernels: `given` holds an address (or a number) for each parameter.
+
+        The GPU must be active; nothing is waited for, unless a loop or branch of the host asks what a kernel found.
+        """
+        self.bound(given, stream)()
+
+    def bound(self, given: Sequence[Any], stream: Any = None) -> Callable[[], None]:
+        """A launch with its arguments fixed.
+
+        Raises:
+            ArgumentError: an address is no multiple of 16 bytes.
+        """
+        self._check(given)
+        engine = _Engine(self, given, stream)
+        if self._steps:
+            return lambda: follow(self._steps, engine)
+        calls = [each.bound(engine.argument, stream) for each in self.launches if each]
+        return calls[0] if len(calls) == 1 else lambda: _all(calls)
+
+    def _check(self, given: Sequence[Any]) -> None:
+        for place, param in zip(given, self.params, strict=True):
+            if param["role"] != "scalar" and place % ALIGN:
+                raise ArgumentError(f"the memory of {param['name']} begins at no multiple of {ALIGN} bytes")
+
+    def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """The outputs; arrays that the program writes are written. Arrays on the processor are copied to and fro.
+
+        Raises:
+            ShapeError, DTypeError, ArgumentError: the arrays are not what the program takes.
+            ResourceError, ExecutionError: the GPU's memory is used up, or a kernel failed.
+        """
+        users, held = self._arguments.bind(arrays)
+        drv = self.device.driver
+        with self.device.active():
+            places = [self._sent(i, a) for i, a in enumerate(held)]
+            reporting = [each for each in self.launches if each is not None and each.room is not None]
+            for each in reporting:
+                each.clear(drv)
+            self.launch([p if isinstance(p, (int, float)) else int(p) for p in places])
+            for each in reporting:
+                each.check(drv)
+            for i, (array, place) in enumerate(zip(held, places, strict=True)):
+                if array.nbytes and (i in self._written or self.params[i]["role"] == "output"):
+                    drv.memcpy_dtoh(array, int(place))
+            drv.Context.synchronize()
+        return self._arguments.finish(users, held)
+
+    def _sent(self, i: int, array: np.ndarray) -> Any:
+        """A parameter on the GPU: memory of its own with the array's content, or the number itself."""
+        if self.params[i]["role"] == "scalar":
+            return number(array, self.params[i]["dtype"])
+        place = self.device.allocate(array.nbytes)
+        if array.nbytes:
+            self.device.driver.memcpy_htod(int(place), np.ascontiguousarray(array).view(np.uint8).reshape(-1))
+        return place
+
+
+def number(array: Any, dtype: str) -> int | float:
+    """A scalar parameter as a prepared launch takes it."""
+    value = np.asarray(array, as_dtype(dtype).numpy)
+    if dtype in BITS:
+        return int(value.view(f"u{value.dtype.itemsize}")[()])
+    return value.item()
+
+
+class Launch:
+    """One kernel of the plan, with where its arguments come from; `room` is for what its assertions find."""
+
+    def __init__(
+        self, function: Any, grid: Sequence[int], launch: Mapping[str, Any], entry: Mapping[str, Any], room: Any
+    ) -> None:
+        self.function, self.grid, self.block = function, grid, (entry["threads"], 1, 1)
+        self.args, self.shared, self.maps = launch["args"], entry["shared"], entry.get("maps", ())
+        self.entry, self.room, self._programs = entry, room, launch["grid"][: launch["rank"]]
+
+    def clear(self, drv: Any) -> None:
+        """Nothing has failed yet."""
+        if self.room is not None:
+            drv.memcpy_htod(int(self.room), fresh(self.entry))
+
+    def check(self, drv: Any) -> None:
+        """Raise the first assertion that failed."""
+        if self.room is not None:
+            found = fresh(self.entry)
+            drv.memcpy_dtoh(found, int(self.room))
+            check(self.entry, self._programs, found)
+
+    def bound(self, argument: Callable[[Mapping[str, Any]], Any], stream: Any) -> Callable[[], None]:
+        """The launch with its arguments fixed."""
+        values = [argument(a) for a in self.args]
+        values = [*(encode(m, values[m["param"]]) for m in self.maps), *values]
+        values += [int(self.room)] if self.room is not None else []
+        call, grid, block, shared = self.function.prepared_async_call, tuple(self.grid), self.block, self.shared
+        return lambda: call(grid, block, stream, *values, shared_size=shared)
+
+
+@dataclass
+class _Engine:
+    """A plan on one call's memory; `at` are the indices of the loops."""
+
+    program: Program
+    given: Sequence[Any]
+    stream: Any
+    at: dict[int, int] = field(default_factory=dict)
+
+    def launch(self, first: int, last: int) -> None:
+        """Queue launches in order."""
+        for each in self.program.launches[first:last]:
+            if each:
+                each.bound(self.argument, self.stream)()
+
+    def holds(self, flag: int) -> bool:
+        """Whether a flag is set, once all that was queued is done."""
+        drv, found = self.program.device.driver, np.zeros(1, np.uint8)
+        if self.stream is not None:
+            self.stream.synchronize()
+        drv.memcpy_dtoh(found, self.argument(self.program.flags[flag]))
+        return bool(found[0])
+
+    def turn(self, loop: int, index: int) -> None:
+        """A loop has come to an index."""
+        self.at[loop] = index
+
+    def argument(self, arg: Mapping[str, Any]) -> Any:
+        """The address, or number, of an argument."""
+        start = self.given[arg["param"]] if "param" in arg else self.program.workspace + arg["offset"]
+        moved = sum(self.at[loop] * count for loop, count in arg.get("moves", ()))
+        return start + moved if moved else start
+
+
+def _all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

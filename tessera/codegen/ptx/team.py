@@ -1,0 +1,125 @@
+"""The threads that work on one tile together, and what each knows of its place among them.
+
+A tile of a kernel without groups is the work of all threads of a block; of a kernel with groups each thread is a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tessera.codegen.ptx.layout import Layout
+from tessera.codegen.ptx.text import Text
+
+WARP = 32
+
+
+class Team:
+    """`threads` threads for each of `group` tiles (one of both numbers is 1), and names for what they all compute.
+
+    `helpers` more threads follow them, which hold no part of any block.
+    """
+
+    def __init__(self, text: Text, threads: int, group: int, helpers: int = 0) -> None:
+        assert 1 in (threads, group)
+        self.text, self.threads, self.group, self.helpers = text, threads, group, helpers
+        self.block = threads * group + helpers
+        self._known: dict[tuple[object, ...], str] = {}
+        with text.first():
+            self.thread = text.let("mov.u32", "b32", "%tid.x")
+
+    def meet(self, text: Text) -> None:
+        """Every thread of the block waits for the others; helpers, which only fetch, are not waited for."""
+        if self.helpers:
+            text.do("bar.sync", 1, self.threads)
+        else:
+            text.do("bar.sync", 0)
+
+    def place(self, layout: Layout, axis: int) -> str:
+        """Where a thread's first element lies along an axis: "0", or a 32-bit register that every path has."""
+        bits = [(i, bit[1]) for i, bit in enumerate(layout.threads) if bit is not None and bit[0] == axis]
+        if not bits:
+            return "0"
+        key = ("place", tuple(bits))
+        if key not in self._known:
+            with self.text.first():
+                self._known[key] = self._gathered(bits)
+        return self._known[key]
+
+    def _gathered(self, bits: list[tuple[int, int]]) -> str:
+        """Bits of the thread's number put where they belong: runs of them at a time."""
+        total = ""
+        for start, at, length in _runs(bits):
+            part = self.field(start, length)
+            part = self.text.let("shl.b32", "b32", part, at) if at else part
+            total = self.text.let("or.b32", "b32", total, part) if total else part
+        return total
+
+    def field(self, start: int, length: int) -> str:
+        """Some bits of the thread's number as a number."""
+        if start + length >= (self.threads - 1).bit_length():
+            return self.text.let("shr.u32", "b32", self.thread, start) if start else self.thread
+        shifted = self.text.let("shr.u32", "b32", self.thread, start) if start else self.thread
+        return self.text.let("and.b32", "b32", shifted, (1 << length) - 1)
+
+    def within(self, layout: Layout, axis: int, offset: int) -> str:
+        """Whether the place `offset` further along an axis lies inside the block: "" (always), or a predicate."""
+        size = layout.shape[axis]
+        if layout.span(axis) + offset < size:
+            return ""
+        place = self.place(layout, axis)
+        key = ("within", place, size - offset)
+        if key not in self._known:
+            with self.text.first():
+                self._known[key] = self.text.let("setp.lt.s32", "pred", place, size - offset)
+        return self._known[key]
+
+    def inside(self, layout: Layout, offsets: Iterable[int]) -> list[str]:
+        """The predicates, where any are needed, that a place is one of the block and no filling."""
+        found = [self.within(layout, axis, offset) for axis, offset in enumerate(offsets)]
+        return [each for each in found if each]
+
+    def owner(self, layout: Layout) -> str:
+        """Whether a thread is the first of those that hold the same: "" (all are), or a predicate."""
+        spare = sum(1 << i for i in layout.spare)
+        if not spare:
+            return ""
+        key = ("owner", spare)
+        if key not in self._known:
+            with self.text.first():
+                rest = self.text.let("and.b32", "b32", self.thread, spare)
+                self._known[key] = self.text.let("setp.eq.s32", "pred", rest, 0)
+        return self._known[key]
+
+    def truth(self, value: bool) -> str:
+        """A predicate that always or never holds."""
+        key = ("truth", value)
+        if key not in self._known:
+            with self.text.first():
+                self._known[key] = self.text.let(f"setp.{'ge' if value else 'lt'}.u32", "pred", self.thread, 0)
+        return self._known[key]
+
+    def once(self, key: tuple[object, ...], instruction: str, kind: str, *operands: object) -> str:
+        """The result of an instruction on what every path has, computed at the head."""
+        if key not in self._known:
+            with self.text.first():
+                self._known[key] = self.text.let(instruction, kind, *operands)
+        return self._known[key]
+
+
+def _runs(bits: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Neighbouring bits that stay neighbours: where from, where to, how many."""
+    runs: list[tuple[int, int, int]] = []
+    for source, target in sorted(bits):
+        if runs and (source, target) == (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]):
+            runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + 1)
+        else:
+            runs.append((source, target, 1))
+    return runs
+
+
+def both(text: Text, *predicates: str) -> str:
+    """Whether all of these hold; "" stands for always."""
+    total = ""
+    for each in predicates:
+        total = text.let("and.pred", "pred", total, each) if total and each else total or each
+    return total

@@ -1,0 +1,80 @@
+"""What named GPUs have for a group of threads, and how many groups fit at once: a model, from documented limits.
+
+The limits are those of the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tessera.errors import ArgumentError
+
+KIB = 1024
+_WARP = 32
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A multiprocessor: threads, groups, registers, bytes of shared memory; each group takes `reserved` bytes more."""
+
+    name: str
+    threads: int
+    groups: int
+    shared: int
+    group_shared: int
+    reserved: int = KIB
+    registers: int = 64 * KIB
+    thread_registers: int = 255
+
+
+GPUS = {
+    g.name: g
+    for g in (
+        Gpu("V100", 2048, 32, 96 * KIB, 96 * KIB, 0),
+        Gpu("T4", 1024, 16, 64 * KIB, 64 * KIB, 0),
+        Gpu("A100", 2048, 32, 164 * KIB, 163 * KIB),
+        Gpu("A10", 1536, 16, 100 * KIB, 99 * KIB),
+        Gpu("RTX3090", 1536, 16, 100 * KIB, 99 * KIB),
+        Gpu("L4", 1536, 24, 100 * KIB, 99 * KIB),
+        Gpu("RTX4090", 1536, 24, 100 * KIB, 99 * KIB),
+        Gpu("H100", 2048, 32, 228 * KIB, 227 * KIB),
+        Gpu("H200", 2048, 32, 228 * KIB, 227 * KIB),
+        Gpu("B200", 2048, 32, 228 * KIB, 227 * KIB),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How many groups a multiprocessor holds at once, the share of its threads that these are, and what limits them."""
+
+    gpu: str
+    groups: int
+    share: float
+    limit: str
+
+
+def occupancy(name: str, threads: int, shared: int, registers: int) -> Occupancy:
+    """How many groups of `threads` threads fit, each of `shared` bytes and `registers` registers a thread.
+
+    Raises:
+        ArgumentError: no GPU of this name is known.
+
+    >>> occupancy("A100", 256, 48 * 1024, 32)
+    Occupancy(gpu='A100', groups=3, share=0.375, limit='shared memory')
+    """
+    if name not in GPUS:
+        raise ArgumentError(f"no GPU {name} is known", expected=", ".join(GPUS))
+    gpu = GPUS[name]
+    warps = -(-threads // _WARP)
+    held = min(gpu.thread_registers, -(-registers // 8) * 8) * _WARP  # of a warp, in steps of 256
+    fitting = {
+        "threads": gpu.threads // (warps * _WARP),
+        "groups": gpu.groups,
+        "shared memory": gpu.shared // (shared + gpu.reserved) if shared else gpu.groups,
+        "registers": gpu.registers // (held * warps),
+    }
+    if shared > gpu.group_shared:
+        fitting["shared memory"] = 0
+    limit = min(fitting, key=lambda k: fitting[k])
+    return Occupancy(name, fitting[limit], fitting[limit] * warps * _WARP / gpu.threads, limit)

@@ -1,0 +1,207 @@
+"""The debugger's engine: it sees each node before it runs, keeps what has happened, and stops where it should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.debug import stops
+from tessera.debug.history import History, Step
+from tessera.debug.stops import Breakpoint, Goal, Watched
+from tessera.debug.values import own, variables
+from tessera.errors import TesseraError
+from tessera.evaluate import Meaning
+from tessera.interp.debug_observe import Started
+from tessera.interp.machine import Machine
+from tessera.numerics.bounded import certain
+from tessera.ops import checks
+
+Instance = tuple[int, ...]
+
+
+class Stepper:
+    """An observer that stops: `stopped(reason)` is called at each stop and says how to go on.
+
+    It returns a goal; while it runs, `step` is where the run stands (it may be moved back into the history) and
+    `instance` whose view is shown. `focus` is the one instance to stop for, if it has been chosen.
+    """
+
+    stops = True
+
+    def __init__(self, stopped: Callable[[str], Goal | None]) -> None:
+        self.stopped = stopped
+        self.history = History()
+        self.breakpoints: list[Breakpoint] = []
+        self.watches: list[Watched] = []
+        self.focus: Instance | None = None
+        self.goal: Goal | None = None  # None: the first step there is
+        self.detached = False
+        self.step: Step | None = None
+        self.instance: Instance = ()
+        self.error: TesseraError | None = None
+        self.over = False
+        self._launch: Started | None = None
+
+    def enter(self, started: Started) -> None:
+        """A launch begins."""
+        self._launch = started
+        self.history.enter(started)
+
+    def leave(self) -> None:
+        """The launch has ended."""
+
+    def meaning(self, machine: Machine, inner: Meaning) -> Meaning:
+        """Nodes as they are, with a look at each before and after."""
+
+        def mean(node: Any, args: list[Any], walk: Any) -> Sequence[Any]:
+            if self.detached:
+                return inner(node, args, walk)
+            assert self._launch is not None
+            step = self.history.begin(node, args, machine, self._launch)
+            self._arrive(step)
+            try:
+                results = inner(node, args, walk)
+            except TesseraError as error:
+                self._fail(step, error)
+                raise
+            self.history.end(step, results)
+            return results
+
+        return mean
+
+    def finish(self) -> None:
+        """The run has ended: stop once more, unless the user has let it go."""
+        if not self.detached and self.history.steps and self.error is None:
+            self.over = True
+            self.step = self.history.close()
+            self._stop("the program has ended")
+
+    def _arrive(self, step: Step) -> None:
+        reason = self.reason(step)
+        if reason is not None:
+            self.step = step
+            self._stop(reason)
+
+    def _fail(self, step: Step, error: TesseraError) -> None:
+        if self.error is not None or self.detached:
+            return
+        self.error, self.step = error.at(step.node.loc), step
+        self.instance = self._failing(step, error)
+        self._stop(str(error))
+
+    def _failing(self, step: Step, error: TesseraError) -> Instance:
+        """The instance that an error is about, where it says so by its place among those that run."""
+        lane = getattr(error, "lane", None)
+        if lane is not None:
+            return tuple(f + i for f, i in zip(step.first, lane, strict=False))
+        return next(iter(step.instances()), step.first)
+
+    def reason(self, step: Step) -> str | None:
+        """Why to stop at a step: a breakpoint, a watched value, or the goal reached; None to go on."""
+        found = self._broken(step) or self._noticed(step)
+        if found is not None:
+            return found
+        first = self._present(step)
+        if first is not None and (self.goal is None or self.goal(step)):
+            self.instance = first
+            return ""
+        return None
+
+    def _present(self, step: Step) -> Instance | None:
+        """The instance whose view a step is shown in: the focus, the last one shown, or the first that runs."""
+        if self.focus is not None:
+            return self.focus if step.place(self.focus) is not None else None
+        if self.instance and step.place(self.instance) is not None:
+            return self.instance
+        return next(iter(step.instances()), None)
+
+    def _candidates(self, step: Step) -> Iterable[Instance]:
+        if self.focus is None:
+            return step.instances()
+        return [self.focus] if step.place(self.focus) is not None else []
+
+    def _broken(self, step: Step) -> str | None:
+        if step.node.op is checks.pause:
+            return self._at_pause(step)
+        for each in self.breakpoints:
+            if each.here(step):
+                for instance in self._candidates(step):
+                    if each.wants(step, instance) and self._holds(each.condition, step, instance):
+                        self.instance = instance
+                        return str(each)
+        return None
+
+    def _at_pause(self, step: Step) -> str | None:
+        condition = certain(step.args[0])
+        for instance in self._candidates(step):
+            place = step.place(instance)
+            if place is not None and own(condition, None, place):
+                self.instance = instance
+                return "break_here"
+        return None
+
+    def _holds(self, condition: str | None, step: Step, instance: Instance) -> bool:
+        return condition is None or bool(np.all(self.evaluate(condition, step, instance)))
+
+    def _noticed(self, step: Step) -> str | None:
+        if not step.starts or not self.watches:
+            return None
+        instance = self._present(step)
+        for each in self.watches if instance is not None else ():
+            assert instance is not None
+            try:
+                before, now = each.last, self.evaluate(each.text, step, instance)
+            except NameError:  # it has no value on this line
+                continue
+            if each.changed(now):
+                self.instance = instance
+                return f"{each.text} changed from {before} to {now}"
+        return None
+
+    def evaluate(self, text: str, step: Step, instance: Instance, line: Step | None = None) -> Any:
+        """A Python expression over the variables that an instance has at a step (in the call whose line is given)."""
+        line = line or (step.calls[-1] if step.calls else step)
+        names = variables(self.history, step, line, instance)
+        with np.errstate(all="ignore"):
+            return eval(text, {"np": np, "numpy": np, **names})  # noqa: S307 - the user's own expression
+
+    def _stop(self, reason: str) -> None:
+        """Ask how to go on; a goal within the history is reached there, one beyond it by running on."""
+        while True:
+            self.goal = self.stopped(reason)
+            ended = self.over or self.error is not None
+            if self.detached or self.step is None or (ended and self.step is self.history.steps[-1]):
+                return
+            found = next(((s, r) for s in self.history.after(self.step) if (r := self.reason(s)) is not None), None)
+            if found is None and not ended:
+                return
+            self.step, reason = found if found is not None else (self.history.steps[-1], self._last())
+
+    def _last(self) -> str:
+        return str(self.error) if self.error is not None else "the program has ended"
+
+    def back(self, goal: Goal) -> str | None:
+        """Go back to the nearest earlier step where a goal or a breakpoint stops; None where there is none."""
+        assert self.step is not None
+        before, self.goal = self.goal, goal
+        watches, self.watches = self.watches, []
+        for each in watches:
+            each.known = False
+        try:
+            for step in self.history.before(self.step):
+                reason = self.reason(step)
+                if reason is not None:
+                    self.step = step
+                    return reason
+            return None
+        finally:
+            self.goal, self.watches = before, watches
+
+    def first(self) -> Step | None:
+        """The earliest step that is remembered."""
+        return self.history.steps[0] if self.history.steps else None
+
+
+__all__ = ["Stepper", "stops"]

@@ -1,0 +1,192 @@
+"""Determinism: seeded contexts, and finding what differs between runs of a function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ArgumentError, ExecutionError, Location, here
+from tessera.numerics.context import suspended
+from tessera.op import Op
+from tessera.ops import random, training
+from tessera.pytree import flatten
+from tessera.tensor import Tensor
+
+
+class Seeded:
+    """A context, or decorator, in which the default generator starts from a seed; afterwards it goes on as before."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._before: list[tuple[Any, int]] = []
+
+    def __enter__(self) -> Seeded:
+        self._before.append((random.DEFAULT.seed, random.DEFAULT.offset))
+        random.manual_seed(self.seed)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        random.DEFAULT.seed, random.DEFAULT.offset = self._before.pop()
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def seeded(*args: Any, **named: Any) -> Any:
+            with self:
+                return function(*args, **named)
+
+        return seeded
+
+
+class Deterministic:
+    """`ts.deterministic`: reductions have a fixed order anyway; this fixes random numbers too.
+
+    >>> @deterministic(seed=42)
+    ... def draw():
+    ...     return random.rand((2,))
+    >>> draw().tolist() == draw().tolist()
+    True
+    """
+
+    def __call__(self, seed: int = 0) -> Seeded:
+        """A context or decorator in which random numbers follow from `seed` alone."""
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ArgumentError(
+                "deterministic takes a seed", location=here(), received=repr(seed),
+                expected="@ts.deterministic(seed=42)",
+            )  # fmt: skip
+        return Seeded(seed)
+
+    def scope(self) -> Seeded:
+        """A context whose random numbers follow from where the default generator stands when it is opened."""
+        seed, offset = random.DEFAULT.seed, random.DEFAULT.offset
+        if isinstance(seed, Tensor):
+            raise ArgumentError("a scope needs a seed that is a number", location=here(), received=str(seed.type))
+        return Seeded((int(seed) * 0x9E3779B97F4A7C15 + offset) & (2**63 - 1))
+
+    @staticmethod
+    def dropout(x: Any, p: float = 0.5, training_: bool = True) -> Tensor:
+        """Dropout with a mask from the default generator: the same in every run of a seeded function."""
+        return training.dropout(x, p, training_)
+
+
+deterministic = Deterministic()
+
+
+def verify_determinism(function: Callable[..., Any], *inputs: Any, num_runs: int = 10, seed: int = 0) -> int:
+    """Run a function several times from one seed and compare all bits; the number of runs, where all are equal.
+
+    Raises:
+        ExecutionError: a result differs; the error names the run, the result and its first such element.
+
+    >>> verify_determinism(lambda x: x + 1.0, Tensor([1.0]), num_runs=3)
+    3
+    """
+    first: list[Any] = []
+    for run in range(num_runs):
+        with deterministic(seed):
+            leaves = flatten(function(*inputs))[0]
+        found = [(path, np.asarray(leaf.numpy() if isinstance(leaf, Tensor) else leaf)) for path, leaf in leaves]
+        first = first or found
+        for (path, want), (_, got) in zip(first, found, strict=True):
+            if want.tobytes() != got.tobytes():
+                raise ExecutionError(
+                    f"run {run + 1} gives another result {path or 'value'} than run 1", location=here(),
+                    expected=_at_first(want, got), received=_at_first(got, want),
+                    suggestion="@ts.debug.deterministic names the first op that differs",
+                )  # fmt: skip
+    return num_runs
+
+
+def _at_first(array: np.ndarray, other: np.ndarray) -> str:
+    """The first element in which arrays differ."""
+    if array.shape != other.shape:
+        return f"shape {array.shape}"
+    bits, others = (np.ascontiguousarray(a).view(np.uint8).reshape(a.size, -1) for a in (array, other))
+    place = int(np.flatnonzero((bits != others).any(axis=1))[0])
+    return f"{array.reshape(-1)[place]} at {tuple(int(i) for i in np.unravel_index(place, array.shape))}"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One op of a run: what it is, where, and its operands and results, bit for bit."""
+
+    op: Op
+    location: Location
+    operands: tuple[bytes, ...]
+    results: tuple[bytes, ...]
+
+
+class _Recording:
+    """A numeric context that lets ops do what they do, and notes it."""
+
+    def __init__(self) -> None:
+        self.steps: list[_Step] = []
+
+    def key(self) -> Hashable:
+        """Traces do not depend on it."""
+        return None
+
+    def call(self, op: Op, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
+        """The results of an op, noted."""
+        with suspended(None):
+            out = op(*operands, **attrs)
+        self.steps.append(_Step(op, here(), _bits(operands), _bits(out if isinstance(out, tuple) else (out,))))
+        return out
+
+
+def _bits(values: Sequence[Any]) -> tuple[bytes, ...]:
+    leaves = [leaf for value in values for _, leaf in flatten(value)[0]]
+    return tuple(_bytes_of(x) for x in leaves)
+
+
+def _bytes_of(x: Any) -> bytes:
+    return (
+        b"" if isinstance(x, Tensor) and x.is_traced else np.asarray(x.data if isinstance(x, Tensor) else x).tobytes()
+    )
+
+
+def watch_determinism(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a function twice from one seed and compare every op: `ts.debug.deterministic`.
+
+    Raises:
+        ExecutionError: an op differs between the runs; the error names the first one and its line, and whether its
+            operands were the same.
+    """
+
+    @functools.wraps(function)
+    def watched(*args: Any, **named: Any) -> Any:
+        runs, outcome = [], None
+        for _ in range(2):
+            recording = _Recording()
+            with deterministic(0), suspended(recording):
+                outcome = function(*args, **named)
+            runs.append(recording.steps)
+        _compare(*runs)
+        return outcome
+
+    return watched
+
+
+def _compare(first: list[_Step], second: list[_Step]) -> None:
+    for number, (a, b) in enumerate(zip(first, second, strict=False)):
+        if (a.op, a.location) != (b.op, b.location):
+            raise _differs(f"op {number} is {a.op.name} in one run and {b.op.name} in another", b)
+        if a.results != b.results:
+            cause = (
+                "of the same operands" if a.operands == b.operands else "whose operands differ: they come from outside"
+            )
+            raise _differs(f"{a.op.name} gives other bits in a second run, {cause}", b)
+    if len(first) != len(second):
+        longer = max(first, second, key=len)
+        raise _differs(f"one run has {len(first)} ops, another {len(second)}", longer[min(len(first), len(second))])
+
+
+def _differs(message: str, step: _Step) -> ExecutionError:
+    return ExecutionError(
+        message, location=step.location, expected="the same bits in every run from one seed",
+        suggestion="draw from ts.Generator or the default generator, and keep clocks and global state out",
+    )  # fmt: skip

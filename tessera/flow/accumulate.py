@@ -1,0 +1,89 @@
+"""Gradients of batches: one for each example, or the mean of several parts computed one after the other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tessera.autodiff.arguments import insert_at, places, tensors
+from tessera.autodiff.grad import grad, named, value_and_grad
+from tessera.batching import vmap
+from tessera.errors import ShapeError, here
+from tessera.flow.loops import scan
+from tessera.ops.shape import reshape
+from tessera.pytree import flatten, map_leaves
+from tessera.tensor import Tensor, as_tensor
+
+Function = Callable[..., Any]
+
+
+def per_example_grad(function: Function, argnums: int | Sequence[int] = 0) -> Function:
+    """The gradient of `function` for each example: along the first axis of all arguments but those of `argnums`.
+
+    Shapes: where `grad` gives [*A], this gives [N, *A] for N examples.
+
+    >>> loss = lambda w, x: (w * x) ** 2
+    >>> per_example_grad(loss)(2.0, Tensor([1.0, 3.0]))
+    Tensor([ 4., 36.], f32)
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        shared = places(argnums, len(args))
+        dims = [None if i in shared else 0 for i in range(len(args))]
+        return vmap(grad(function, argnums), in_dims=dims)(*args)
+
+    return wrapper
+
+
+def accumulate_grad(function: Function, parts: int, argnums: int | Sequence[int] = 0) -> Function:
+    """As `value_and_grad`, with the batch cut into `parts` whose values and gradients are averaged, one at a time.
+
+    All arguments but those of `argnums` are cut along their first axis; for a loss that is a mean over
+    the batch the result is that of the whole batch, in the memory of one part.
+
+    >>> loss = lambda w, x: ((w * x) ** 2).mean()
+    >>> accumulate_grad(loss, 2)(1.0, Tensor([1.0, 2.0, 3.0, 4.0]))
+    (Tensor(7.5, f32), Tensor(15., f32))
+
+    Raises:
+        ShapeError: an argument's first axis does not divide into `parts`.
+    """
+    both = value_and_grad(function, argnums)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        shared = places(argnums, len(args))
+        cut = [i for i in range(len(args)) if i not in shared]
+        stacks = [_cut(args[i], parts, named(function)) for i in cut]
+
+        def part(pieces: Any) -> Any:
+            return both(*insert_at(args, cut, pieces))
+
+        first = part(map_leaves(lambda x: x[0], stacks))
+        if parts == 1:
+            return first
+        rest = map_leaves(lambda x: x[1:], stacks)
+        total = scan(lambda sums, pieces: (_added(sums, part(pieces)), None), first, rest)[0]
+        return map_leaves(lambda x: x * (1.0 / parts), total)
+
+    return wrapper
+
+
+def _added(sums: Any, more: Any) -> Any:
+    (left, tree), (right, _) = flatten(sums), flatten(more)
+    return tree.build(iter([a + b for (_, a), (_, b) in zip(left, right, strict=True)]))
+
+
+def _cut(value: Any, parts: int, name: str) -> Any:
+    return map_leaves(lambda x: _pieces(as_tensor(x), parts, name), tensors(value))
+
+
+def _pieces(x: Tensor, parts: int, name: str) -> Tensor:
+    if not x.shape or x.shape[0] % parts:  # type: ignore[operator]
+        raise ShapeError(
+            f"an argument of {name} does not divide into {parts} parts", location=here(), received=str(x.type),
+            expected=f"a first axis that is a multiple of {parts}",
+        )  # fmt: skip
+    return reshape(x, shape=(parts, x.shape[0] // parts, *x.shape[1:]))  # type: ignore[operator]

@@ -1,0 +1,216 @@
+"""Results kept for the same arguments: in memory, or in a file across runs. Tensors count by their elements."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import io
+import json
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tessera.errors import ArgumentError, here
+from tessera.ir.builder import CURRENT
+from tessera.pytree import Tree, flatten
+from tessera.tensor import Tensor
+from tessera.types import as_dtype
+
+Function = Callable[..., Any]
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class CacheInfo(NamedTuple):
+    """How a cache has been used."""
+
+    hits: int
+    misses: int
+    maxsize: int | None
+    currsize: int
+
+
+def digest(args: Any, keywords: Any, typed: bool) -> str:
+    """A hash of arguments: tensors by type and elements, the rest by value (and by type, if `typed`).
+
+    Raises:
+        ArgumentError: an argument is neither a tensor, a number, a string nor a container of them.
+    """
+    found = hashlib.sha256()
+    leaves, tree = flatten([list(args), dict(keywords)], "argument")
+    found.update(repr(tree).encode())
+    for name, leaf in leaves:
+        found.update(_described(name, leaf, typed))
+    return found.hexdigest()
+
+
+def _described(name: str, leaf: Any, typed: bool) -> bytes:
+    if isinstance(leaf, (Tensor, np.ndarray, np.generic)):
+        array = np.ascontiguousarray(leaf.numpy() if isinstance(leaf, Tensor) else leaf)
+        return f"|{array.dtype}{array.shape}|".encode() + array.tobytes()
+    if not isinstance(leaf, _PLAIN):
+        raise ArgumentError(
+            f"{name} cannot be part of a cache's key", location=here(), received=type(leaf).__name__,
+            expected="tensors, arrays, numbers, strings, and containers of them",
+        )  # fmt: skip
+    # 1, 1.0 and True are equal in Python.
+    value = leaf if typed or not isinstance(leaf, (bool, int, float)) else float(leaf)
+    return f"|{type(value).__name__ if typed else ''}{value!r}|".encode()
+
+
+def memoize(function: Function | None = None, *, maxsize: int | None = 128, typed: bool = False) -> Function:
+    """Keep the results of up to `maxsize` different calls (None: all), the most recently used ones.
+
+    Tensors count by their elements. With `typed`, 1 and 1.0 are different. Inside a trace nothing is
+    kept: there are no elements yet. The function has `cache_info()` and `cache_clear()`.
+
+    >>> @memoize(maxsize=10)
+    ... def square(x):
+    ...     return x * x
+    >>> square(Tensor([2.0])), square(Tensor([2.0])), square.cache_info().hits
+    (Tensor([4.], f32), Tensor([4.], f32), 1)
+
+    Raises:
+        ArgumentError: an argument cannot be part of a key.
+    """
+    if function is None:
+        return functools.partial(memoize, maxsize=maxsize, typed=typed)
+    kept: OrderedDict[str, Any] = OrderedDict()
+    lock, counts = Lock(), [0, 0]
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **keywords: Any) -> Any:
+        if CURRENT.get() is not None:
+            return function(*args, **keywords)
+        key = digest(args, keywords, typed)
+        with lock:
+            if key in kept:
+                counts[0] += 1
+                kept.move_to_end(key)
+                return kept[key]
+            counts[1] += 1
+        result = function(*args, **keywords)
+        with lock:
+            kept[key] = result
+            if maxsize is not None and len(kept) > maxsize:
+                kept.popitem(last=False)
+        return result
+
+    wrapper.cache_info = lambda: CacheInfo(counts[0], counts[1], maxsize, len(kept))  # type: ignore[attr-defined]
+    wrapper.cache_clear = kept.clear  # type: ignore[attr-defined]
+    return wrapper
+
+
+def persistent_cache(path: str | Path) -> Callable[[Function], Function]:
+    """Keep results in an SQLite file at `path`, across runs; `~` is the home folder.
+
+    A result is found again by the function's name and source and by its arguments, tensors by their
+    elements: change the source, or pass a version among the arguments, and it is computed anew.
+    Results are tensors, numbers, strings and containers of them. Inside a trace nothing is kept.
+
+    Raises:
+        ArgumentError: an argument or a result is of another kind.
+    """
+    file = Path(path).expanduser()
+
+    def decorate(function: Function) -> Function:
+        own = f"{function.__module__}.{function.__qualname__}|{_source(function)}"
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **keywords: Any) -> Any:
+            if CURRENT.get() is not None:
+                return function(*args, **keywords)
+            key = hashlib.sha256(f"{own}|{digest(args, keywords, True)}".encode()).hexdigest()
+            with _open(file) as connection:
+                row = connection.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
+            if row is not None:
+                return _read(row[0])
+            result = function(*args, **keywords)
+            content = _written(result)
+            with _open(file) as connection:
+                connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, content))
+            return result
+
+        return wrapper
+
+    return decorate
+
+
+def _source(function: Function) -> str:
+    try:
+        return hashlib.sha256(inspect.getsource(inspect.unwrap(function)).encode()).hexdigest()
+    except (OSError, TypeError):  # typed in a console: its code must do
+        return hashlib.sha256(inspect.unwrap(function).__code__.co_code).hexdigest()
+
+
+class _open:  # noqa: N801  (a context manager that reads as a verb)
+    """A connection to a cache file, made if it is missing; committed and closed at the end."""
+
+    def __init__(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.connection = sqlite3.connect(file, timeout=30)
+
+    def __enter__(self) -> sqlite3.Connection:
+        self.connection.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value BLOB)")
+        return self.connection
+
+    def __exit__(self, *error: Any) -> None:
+        self.connection.commit()
+        self.connection.close()
+
+
+def _written(result: Any) -> bytes:
+    """A result as bytes: its tree and plain leaves as JSON, its tensors as arrays without pickling."""
+    leaves, tree = flatten(result, "result")
+    plain: list[Any] = []
+    arrays: dict[str, np.ndarray] = {}
+    for number, (name, leaf) in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            plain.append({"tensor": leaf.dtype.name, "shape": list(leaf.numpy().shape)})
+            arrays[str(number)] = np.ascontiguousarray(leaf.numpy()).reshape(-1).view(np.uint8)
+        elif isinstance(leaf, _PLAIN):
+            plain.append({"plain": leaf})
+        else:
+            raise ArgumentError(f"{name} cannot be kept in a file", location=here(), received=type(leaf).__name__)
+    head = json.dumps({"tree": _shape(tree), "leaves": plain}).encode()
+    file = io.BytesIO()
+    np.savez(file, head=np.frombuffer(head, np.uint8), **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+_KINDS: dict[str, Any] = {"dict": dict, "list": list, "tuple": tuple}
+
+
+def _shape(tree: Tree) -> Any:
+    if tree.kind is None:
+        return None
+    if tree.kind not in _KINDS.values():
+        raise ArgumentError("a named tuple cannot be kept in a file", location=here(), received=tree.kind.__name__)
+    return [tree.kind.__name__, list(tree.keys), [_shape(c) for c in tree.children]]
+
+
+def _tree(shape: Any) -> Tree:
+    if shape is None:
+        return Tree()
+    kind, keys, children = shape
+    return Tree(_KINDS[kind], tuple(keys), tuple(_tree(c) for c in children))
+
+
+def _read(content: bytes) -> Any:
+    with np.load(io.BytesIO(content), allow_pickle=False) as found:
+        head = json.loads(found["head"].tobytes())
+        leaves = [_leaf(number, each, found) for number, each in enumerate(head["leaves"])]
+    return _tree(head["tree"]).build(iter(leaves))
+
+
+def _leaf(number: int, described: Any, found: Any) -> Any:
+    if "tensor" not in described:
+        return described["plain"]
+    dtype = as_dtype(described["tensor"])
+    array = found[str(number)].view(dtype.numpy).reshape(described["shape"])
+    return Tensor(array, dtype=dtype)

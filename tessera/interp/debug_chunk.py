@@ -1,0 +1,67 @@
+"""What runs at once in debug mode: its instances, the epochs of their programs, and their copies under way."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tessera.interp.debug_shadow import Region
+from tessera.interp.machine import Machine
+
+# Epochs of different programs never meet: the program's number stands in the upper half.
+EPOCHS = 1 << 32
+
+
+class Chunk:
+    """The instances of a part of a grid. What is the same for all is a number; tables are made when they are needed.
+
+    `turn` counts the barriers that all have passed, on top of `epoch`; `committed` their groups of copies, on top of
+    `commits`. `flights` are copies under way that are regular, `pending` all others.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.first, self.count = machine.first, machine.count
+        self.sizes = (*machine.grid, machine.group) if machine.group > 1 else machine.grid
+        self.group = machine.group
+        self.turn = self.committed = 0
+        self.moved: np.ndarray | None = None  # epochs, once they are not the same for all
+        self.apart: np.ndarray | None = None  # commits, likewise
+        self.flights: list[Any] = []
+        self.pending: list[Any] = []
+        self.regions: list[Region] = []
+
+    @cached_property
+    def who(self) -> np.ndarray:
+        """Each instance's number in the whole grid."""
+        total = np.zeros((1,) * len(self.count), np.int64)
+        for axis, (first, n) in enumerate(zip(self.first, self.count, strict=True)):
+            along = (first + np.arange(n)) * math.prod(self.sizes[axis + 1 :])
+            total = total + along.reshape((1,) * axis + (n,) + (1,) * (len(self.count) - axis - 1))
+        return np.broadcast_to(total, self.count)
+
+    @cached_property
+    def base(self) -> np.ndarray:
+        """Each instance's epoch at its beginning."""
+        return self.who // self.group * EPOCHS
+
+    @property
+    def epoch(self) -> np.ndarray:
+        """Each instance's epoch, without `turn`."""
+        return self.base if self.moved is None else self.moved
+
+    @property
+    def commits(self) -> np.ndarray:
+        """Each instance's groups of copies, without `committed`."""
+        return np.zeros(self.count, np.int32) if self.apart is None else self.apart
+
+    def whole(self, machine: Machine) -> bool:
+        """Whether all instances are running."""
+        return machine.active is None and machine.count == self.count
+
+    def view(self, table: np.ndarray, box: Any) -> np.ndarray:
+        """The part of a table that belongs to the instances of a box (a machine's present ones, or a window's)."""
+        places = zip(box.first, self.first, box.count, strict=True)
+        return table[tuple(slice(f - o, f - o + n) for f, o, n in places)]

@@ -1,0 +1,40 @@
+"""`tessera csl run|check|tools`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tessera.cli.main import main
+from tessera.interp.target.csl import host_tools_folder
+
+AXPY = Path(__file__).parents[1] / "interp" / "target" / "csl" / "programs" / "axpy"
+
+
+def test_tools(capsys):
+    assert main(["csl", "tools"]) == 0
+    assert capsys.readouterr().out == f"{host_tools_folder()}\n"
+
+
+def test_check(capsys):
+    words = ["csl", "check", str(AXPY / "layout.csl"), "--param", "width:4", "--param", "n:16"]
+    assert main(words) == 0
+    assert "4 x 1 PEs, 1 programs, up to 1" in capsys.readouterr().out
+    assert main(words[:-1] + ["n:7000"]) == 2
+    assert "PE memory overflow: the program needs 560" in capsys.readouterr().err
+
+
+def test_run(tmp_path, capfd):
+    shutil.copytree(AXPY, tmp_path / "axpy")
+    trace = tmp_path / "trace.json"
+    assert main(["csl", "run", str(tmp_path / "axpy"), "--arch", "wse3", "--seed", "4", "--trace", str(trace)]) == 0
+    assert capfd.readouterr().out == "SUCCESS!\n"
+    assert json.loads(trace.read_text())["otherData"]["launches"][0]["name"] == "axpy"
+
+
+@pytest.mark.parametrize("words, message", [(["csl", "run"], "needs a folder"), (["csl", "run", "."], "has no")])
+def test_errors(words, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,155 @@
+"""Artifacts of the ptx target: built and run from the command line, the same bytes each time, errors by name."""
+
+import types
+
+import numpy as np
+import pytest
+from ptxcheck import ARCHITECTURES, emitted, numbers
+from tilekernels import Kernel
+
+from conformance.case import all_cases
+from conformance.run import Engine, run_case
+from tessera.cli.main import main
+from tessera.codegen.ptx import BACKEND, gpu
+from tessera.codegen.ptx.gpu import GPU, _refused
+from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.registry import backends
+from tessera.device import gpu_count
+from tessera.errors import ArgumentError, DeviceUnavailable, ExecutionError, ResourceError, UnsupportedOpError
+from tessera.ops import checks, tile
+from tessera.ops import elementwise as e
+from tessera.types import f32, f64
+
+
+def module(size=40, dtype=f32):
+    x = numbers(dtype, size)
+    k = Kernel(x, x)
+    k.store(k.params[1], k(e.exp, k.load(k.params[0])))
+    return k.module()
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_same_bytes_each_time(arch):
+    first, second = (emitted(module(), arch) for _ in range(2))
+    assert first == second and f".target {arch}" in first.text(TEXT)
+    assert ".loc 1 " in first.text(TEXT) and first.manifest["options"] == {"arch": arch}
+
+
+def test_lines_can_be_left_out():
+    assert ".loc" not in BACKEND.emit(module(), {"debug": False}).text(TEXT)
+
+
+def test_built_and_run_from_the_command_line(tmp_path, capsys):
+    folder = tmp_path / "out"
+    assert main(["build", "examples/softmax.py", "--target", "ptx", "--arch", "sm_90a", "-o", str(folder)]) == 0
+    assert ".target sm_90a" in (folder / TEXT).read_text()
+    if not gpu_count():
+        assert main(["run", str(folder)]) == 0
+        assert "PTX interpreter" in " ".join(capsys.readouterr().out.split())
+
+
+def test_unknown_options_and_architectures():
+    with pytest.raises(ArgumentError, match="no architecture sm_20"):
+        BACKEND.emit(module(), {"arch": "sm_20"})
+    with pytest.raises(ArgumentError, match="no option speed"):
+        BACKEND.emit(module(), {"speed": 11})
+    assert "ptx" in backends()
+
+
+def test_too_much_shared_memory_is_refused():
+    k = Kernel(numbers(f32, 1, 8))
+    room = k(tile.alloc, shape=(300, 1024), dtype=f32)
+    k.store(k.params[0], k.load(room, 0, 0, shape=(1, 8)))
+    with pytest.raises(ResourceError, match="shared memory"):
+        emitted(k.module())
+
+
+def test_what_the_target_lacks_is_named():
+    x = numbers(f64, 8)
+    k = Kernel(x, x)
+    k.store(k.params[1], k(e.pow, k.load(k.params[0]), k.load(k.params[0])))
+    with pytest.raises(UnsupportedOpError, match="ptx.*pow of f64"):
+        emitted(k.module())
+    k = Kernel(numbers(f32, 8))
+    k(checks.print_, k.load(k.params[0]))
+    with pytest.raises(UnsupportedOpError, match=r"ptx.*print"):
+        emitted(k.module())
+
+
+def test_assertions_name_the_first_failure():
+    def built(group):
+        k = Kernel(x, group=group)
+        rows = k(tile.program_id, axis=0) if group == 1 else k(tile.local_id)
+        value = k.load(k.params[0], rows, 0, shape=(1, 50))
+        k(checks.assert_, k(e.less, value, k.const(3.0, f32, (1, 50))), value, message="too large")
+        return BACKEND.interpreter(emitted(k.module((6,) if group == 1 else (1,))))
+
+    x = np.zeros((6, 50), np.float32)
+    built(1)([x])
+    x[[4, 2, 2], [7, 33, 41]] = 5
+    with pytest.raises(ExecutionError, match=r"(?s)too large.*program \(2,\), element \(0, 33\)"):
+        built(1)([x])
+    with pytest.raises(ExecutionError, match=r"tile 2, element \(0, 33\)"):
+        built(6)([x])
+
+
+def test_the_assemblers_complaint_shows_the_line():
+    error = _refused("first;\nsecond;\n", "ptxas application ptx input, line 2; error : no")
+    assert "line 2: second;" in str(error)
+
+
+class Driver(types.SimpleNamespace):
+    """What stands for pycuda's driver: one GPU whose capability is given."""
+
+    def __init__(self, capability=(9, 0)):
+        errors = {n: type(n, (Exception,), {}) for n in ("MemoryError", "LaunchError")}
+        device = types.SimpleNamespace(compute_capability=lambda: capability, name=lambda: "a GPU")
+        super().__init__(init=lambda: None, Device=lambda i: device, Error=Exception, **errors)
+
+
+def test_an_old_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(gpu, "_pycuda", lambda: Driver((7, 5)))
+    with pytest.raises(DeviceUnavailable, match=r"7\.5"):
+        GPU()
+
+
+def bare(driver):
+    """A GPU that nothing was asked of yet."""
+    made = GPU.__new__(GPU)
+    made.driver, made.device, made.capability = driver, driver.Device(0), (9, 0)
+    made._here = types.SimpleNamespace(active=True)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("raised", "typed"), [("MemoryError", ResourceError), ("LaunchError", ExecutionError), ("Error", ExecutionError)]
+)
+def test_errors_of_the_driver_have_types(raised, typed):
+    driver = Driver()
+    with pytest.raises(typed), bare(driver).active():
+        raise getattr(driver, raised)("no")
+
+
+def test_an_artifact_for_another_gpu_is_refused():
+    with pytest.raises(DeviceUnavailable, match="sm_90a"):
+        made = bare(Driver())
+        made.capability = (8, 0)
+        made.check_architecture("sm_90a")
+
+
+def test_scalars_and_empty_programs():
+    x, s = numbers(f32, 40), np.asarray(2.5, np.float32)
+    k = Kernel(x, s, x)
+    k.store(k.params[2], k(e.mul, k.load(k.params[0]), k.broadcast(k.params[1], 40)))
+    out = np.zeros_like(x)
+    BACKEND.interpreter(emitted(k.module()))([x, s, out])
+    np.testing.assert_array_equal(out, x * np.float32(2.5))
+    BACKEND.interpreter(emitted(k.module((0,))))([x, s, out])
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_sample_of_the_suite(arch):
+    engine = Engine("ptx text", "target", "ptx")
+    chosen = [c for i, c in enumerate(all_cases()) if i % 13 == (arch == "sm_90a") and c.rejects is None]
+    outcomes = [o for case in chosen for o in run_case(case, [engine])]
+    assert len(outcomes) > 20 and not [(o.case, o.detail) for o in outcomes if o.status == "fail"]

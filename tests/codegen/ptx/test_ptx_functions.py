@@ -1,0 +1,40 @@
+"""The scalar functions lie within their bounds over their whole range, special values among them."""
+
+import numpy as np
+import pytest
+from ptxcheck import emitted
+from tilekernels import Kernel
+
+from tessera.codegen.ptx import BACKEND
+from tessera.numerics.special import erf
+from tessera.numerics.ulp import ulps
+from tessera.ops import elementwise as e
+from tessera.ops import functions as f
+from tessera.types import f32, f64
+
+SPREAD = np.concatenate([np.linspace(-12, 12, 997), np.geomspace(1e-30, 80, 499), -np.geomspace(1e-30, 80, 499)])
+POSITIVE = np.concatenate([np.geomspace(1e-37, 1e37, 1500), np.linspace(0.5, 2.0, 499)])
+SPECIAL = np.array([0.0, np.inf, -np.inf, np.nan])
+CASES = {
+    e.exp: (np.exp, SPREAD), e.exp2: (np.exp2, SPREAD), e.log: (np.log, POSITIVE), e.log2: (np.log2, POSITIVE),
+    e.tanh: (np.tanh, SPREAD), e.erf: (erf, SPREAD), e.sin: (np.sin, SPREAD), e.cos: (np.cos, SPREAD),
+    f.expm1: (np.expm1, SPREAD), f.log1p: (np.log1p, np.abs(SPREAD)), f.atan: (np.arctan, SPREAD),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", (f32, f64), ids=str)
+@pytest.mark.parametrize("op", CASES, ids=lambda op: op.name)
+def test_within_the_bound(op, dtype):
+    reference, spread = CASES[op]
+    x = np.concatenate([spread, [] if op in (e.sin, e.cos) else SPECIAL]).astype(dtype.numpy)
+    k = Kernel(x, x)
+    k.store(k.params[1], k(op, k.load(k.params[0])))
+    found = [x, np.empty_like(x)]
+    BACKEND.interpreter(emitted(k.module()))(found)
+    want = reference(x.astype(np.longdouble if dtype == f64 and op is not e.erf else np.float64))
+    unit = np.spacing(np.abs(want.astype(dtype.numpy)))
+    with np.errstate(all="ignore"):
+        off = np.abs(found[1].astype(np.longdouble) - want) / unit
+    wrong = ~((off <= ulps(op.__name__, dtype)) | (found[1] == want) | (np.isnan(found[1]) & np.isnan(want)))
+    assert not wrong.any(), f"{x[wrong][:5]}: {found[1][wrong][:5]}, not {want[wrong][:5]}"

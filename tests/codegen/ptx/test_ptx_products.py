@@ -1,0 +1,115 @@
+"""Matrix products: by multiply-add, by the tensor cores of a warp, and by warp groups that a ring of copies feeds."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ptxcheck import emitted
+
+import tessera as ts
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.interpret import TEXT
+from tessera.kernel import kernel, tile
+from tessera.program import prepare
+from tessera.types import as_dtype, bf16, f16, f32, f64, int8, int32
+
+
+@kernel
+def product(a, b, out, *, BM: int, BN: int, BK: int, turned: bool = False):
+    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
+    acc = tile.zeros((BM, BN), a.type.accumulate)
+    for k in tile.range(0, a.shape[1], BK):
+        left = tile.load(a[m : m + BM, k : k + BK], edge="clip")
+        if turned:
+            right = tile.transpose(tile.load(b[n : n + BN, k : k + BK], edge="clip"))
+        else:
+            right = tile.load(b[k : k + BK, n : n + BN], edge="clip")
+        acc += tile.dot(left, right)
+    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
+
+
+@kernel
+def gated(a, b, bias, out, *, BM: int = 128, BN: int = 64, BK: int = 64):
+    m, n, g = tile.program_id(0) * BM, tile.program_id(1) * BN, tile.program_id(2)
+    acc = tile.zeros((BM, BN), ts.f32)
+    for k in tile.range(0, a.shape[2], BK):
+        left = tile.load(a[g, m : m + BM, k : k + BK], edge="clip")
+        acc += tile.dot(left, tile.load(b[g, k : k + BK, n : n + BN], edge="clip"))
+    shift = tile.cast(tile.load(bias[n : n + BN], edge="clip"), ts.f32)
+    tile.store(out[g, m : m + BM, n : n + BN], tile.cast(tile.tanh(acc + shift[None, :]), out.dtype), edge="clip")
+
+
+def run(entry, arguments, grid, arch, out="out"):
+    """The result, and the text it came from."""
+    artifact = emitted(prepare(entry, arguments, "ptx", grid).levels["tile"], arch)
+    arrays = [a for a in arguments.values() if isinstance(a, np.ndarray)]
+    BACKEND.interpreter(artifact)(arrays)
+    return arguments[out], artifact.text(TEXT)
+
+
+def check(dtype, m, n, k, block, arch="sm_80", turned=False, seed=0):
+    """A product against NumPy's in f64; the text."""
+    random, element = np.random.default_rng(seed), as_dtype(dtype).numpy
+    scale = 40 if dtype.kind == "int" else 1
+    a = (random.standard_normal((m, k)) * scale).astype(element)
+    b = (random.standard_normal((n, k) if turned else (k, n)) * scale).astype(element)
+    out = np.zeros((m, n), np.int32 if dtype.kind == "int" else element)
+    constants = dict(zip(("BM", "BN", "BK"), block, strict=True))
+    grid = (-(-m // block[0]), -(-n // block[1]))
+    found, text = run(product, {"a": a, "b": b, "out": out, **constants, "turned": turned}, grid, arch)
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    want = x @ (y.T if turned else y)
+    limit = {f32: 1e-6, f64: 1e-14, int8: 0, int32: 0}.get(dtype, 2.0**-8) * np.abs(want).max() + 1e-30
+    assert np.abs(found.astype(np.float64) - want).max() <= limit
+    return text
+
+
+@pytest.mark.parametrize("dtype", (f64, f32, bf16, f16, int8, int32), ids=str)
+def test_types(dtype):
+    check(dtype, 17, 23, 9, (16, 8, 8))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (8, 16, 100), (40, 33, 64)])
+def test_multiply_add(shape):
+    assert "mma" not in check(f32, *shape, (32, 16, 32))
+
+
+@pytest.mark.parametrize("block", [(8, 8, 16), (16, 16, 16), (32, 64, 32), (64, 32, 48), (20, 24, 16), (128, 128, 32)])
+@pytest.mark.parametrize("dtype", (bf16, f16), ids=str)
+def test_tensor_cores(dtype, block):
+    text = check(dtype, 70, 90, 50, block, turned=block[0] == 32)
+    assert f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32" in text and "ldmatrix" in text
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("block", [(64, 64, 64), (64, 128, 64), (128, 128, 64), (128, 256, 64), (256, 64, 64)])
+def test_warp_groups(block, turned):
+    text = check(bf16, 256, 264, 200, block, "sm_90a", turned)
+    for word in ("wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier.try_wait", "stmatrix", "bulk_group"):
+        assert word in text
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(*[st.integers(1, 300)] * 3, st.booleans(), st.sampled_from([bf16, f16]), st.sampled_from(["sm_80", "sm_90a"]))
+def test_any_size(m, n, k, turned, dtype, arch):
+    check(dtype, m, n, k, (64, 64, 64), arch, turned, seed=m)
+
+
+def test_what_follows_a_product_and_batches():
+    random = np.random.default_rng(0)
+    a, b, bias = (random.standard_normal(s).astype(bf16.numpy) for s in ((3, 100, 72), (3, 72, 80), (80,)))
+    arguments = {"a": a, "b": b, "bias": bias, "out": np.zeros((3, 100, 80), bf16.numpy)}
+    found, text = run(gated, arguments, (1, 2, 3), "sm_90a")
+    want = np.tanh(np.matmul(a.astype(np.float64), b.astype(np.float64)) + bias.astype(np.float64))
+    assert np.abs(found.astype(np.float64) - want).max() < 2e-2 and "cp.async.bulk.tensor.3d" in text
+
+
+def test_rows_that_copies_cannot_fetch_take_the_other_way():
+    assert "wgmma" not in check(bf16, 64, 100, 333, (64, 64, 64), "sm_90a")
+
+
+def test_a_graph_function_reaches_the_warp_groups():
+    a = np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), (4096, 4096), (0, 0))
+    program = prepare(ts.jit(lambda x, y: ts.gelu(x @ y)), (a, a), "ptx")
+    text = emitted(program.levels["tile"], "sm_90a").text(TEXT)
+    assert "wgmma" in text and text.count(".visible .entry") == 1

@@ -1,0 +1,100 @@
+"""Regular accesses: what is proven apart is apart, and what is found does not depend on the proof."""
+
+import itertools
+
+import numpy as np
+import pytest
+from tiles import kernel
+
+from tessera.interp import debug_windows as windows
+from tessera.interp import tile as interpreter
+from tessera.interp.debug_report import Checks
+from tessera.interp.debug_shadow import Domain
+from tessera.interp.memory import Memory, Place
+from tessera.ops import basic, tile
+from tessera.types import f32
+
+MEMORY = Memory(np.zeros((64, 64), np.float32), "x")
+
+
+def random_window(rng, steps):
+    first, count = tuple(rng.integers(0, 3, 2).tolist()), tuple(rng.integers(1, 5, 2).tolist())
+    lines = tuple((int(rng.integers(0, 9)), s, int(rng.integers(1, 5))) for s in steps)
+    return windows.Window(None, "write", lines, first, count, None, 0, None, Place(MEMORY, [], (), ()), None, False)
+
+
+def random_steps(rng):
+    return [tuple(int(s) for s in rng.choice([0, 0, 1, 2, 4, 16, -3], 2)) for _ in range(2)]
+
+
+def meet(one, other, domain, tile_axis):
+    """Whether two instances that the domain tells apart touch one element, by trying all."""
+    boxes = [itertools.product(*(range(f, f + c) for f, c in zip(w.first, w.count, strict=True))) for w in (one, other)]
+    for i, j in itertools.product(*boxes):
+        programs = [x[:tile_axis] if tile_axis is not None else x for x in (i, j)]
+        told = programs[0] != programs[1] if domain.timeless else programs[0] == programs[1] and i != j
+        starts = [
+            [o + sum(s * c for s, c in zip(ss, x, strict=True)) for o, ss, _ in w.lines]
+            for w, x in ((one, i), (other, j))
+        ]
+        lengths = [(a[2], b[2]) for a, b in zip(one.lines, other.lines, strict=True)]
+        if told and all(-n < a - b < m for a, b, (n, m) in zip(*starts, lengths, strict=True)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(("domain", "tile_axis"), [
+    (Domain("program race", 1, True), None), (Domain("program race", 4, True), 1), (Domain("race", 1, False), 1),
+])  # fmt: skip
+def test_what_is_proven_apart_is_apart(domain, tile_axis, rng):
+    proven = truly = 0
+    for _ in range(1500):
+        steps = random_steps(rng)
+        one, other = random_window(rng, steps), random_window(rng, steps if rng.random() < 0.8 else random_steps(rng))
+        apart, together = windows.apart(domain, one, other, tile_axis), meet(one, other, domain, tile_axis)
+        assert not (apart and together), (one.lines, other.lines, one.first, one.count, other.first, other.count)
+        proven, truly = proven + apart, truly + (not together)
+    assert proven > 0.7 * truly
+
+
+def random_kernel(seed, group):
+    """Loads and stores of blocks at affine places, some on part of the tiles, with barriers now and then."""
+    rng = np.random.default_rng(seed)
+    with kernel(group=group, x=((64,), f32)) as k:
+        me, program = k.op(tile.local_id), k.op(tile.program_id)
+        row = k.op(tile.alloc, shape=(32,), dtype=f32, space="shared")
+        value = k.op(basic.full, shape=(2,), value=1.0, dtype=f32)
+        for _ in range(8):
+            memory, room = (k.refs["x"], 64) if rng.random() < 0.5 else (row, 32)
+            by_tile, by_program = (int(rng.choice(c)) for c in ([0, 1, 2, 4], [0, 2, 8, 16]))
+            start = me * by_tile + program * (by_program if room == 64 else 0) + int(rng.integers(0, 4))
+            what = rng.choice(["store", "load", "copy", "wait"], p=[0.35, 0.35, 0.2, 0.1])
+            if what == "store":
+                k.op(tile.store, memory, value, start)
+            elif what == "copy":
+                k.op(tile.async_copy, row, k.refs["x"], me * by_tile + int(rng.integers(0, 4)), start, shape=(2,))
+                k.op(tile.async_commit)
+            elif what == "wait":
+                k.op(tile.async_wait, pending=int(rng.integers(0, 2)))
+            else:
+                value = value + k.op(tile.load, memory, start, shape=(2,))
+            if rng.random() < 0.4:
+                k.op(tile.barrier)
+    return k.module(2)
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_findings_are_those_of_the_shadow(group, monkeypatch):
+    kinds = set()
+    for seed in range(80):
+        module, reports = random_kernel(seed, group), []
+        for longest in (windows.LONGEST, 0):
+            monkeypatch.setattr(windows, "LONGEST", longest)
+            checks = Checks(collect=True)
+            interpreter.run(module, [np.zeros(64, np.float32)], debug=checks)
+            reports.append(
+                {(f.kind, f.location, f.message if f.kind == "uninitialized" else "") for f in checks.report}
+            )
+            kinds |= set(checks.report.kinds)
+        assert {f[0] for f in reports[0]} == {f[0] for f in reports[1]}, seed
+    assert {"program race", "uninitialized", "async", *(["race"] if group > 1 else [])} <= kinds

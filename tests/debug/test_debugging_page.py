@@ -1,0 +1,45 @@
+"""docs/debugging.md: the session it shows is what happens, its commands are all there are, its names exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import tessera as ts
+from tessera.cli.main import main
+from tessera.debug.commands import HELP
+
+PAGE = (Path(__file__).parents[2] / "docs" / "debugging.md").read_text()
+
+
+def blocks(kind):
+    return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_session(tmp_path, monkeypatch, capsys):
+    (tmp_path / "scale.py").write_text(blocks("python")[0])
+    command, _, shown = blocks("console")[0].removeprefix("$ ").partition("\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_every_command_is_told():
+    told = re.findall(r"^\| `(.*)` \| (.*) \|$", PAGE.partition("| command | |")[2], re.MULTILINE)
+    assert told == [(usage.replace("|", "\\|"), text) for usage, text in HELP]
+
+
+def test_every_name_exists():
+    names = set(re.findall(r"ts\.debug\.(\w+)", PAGE))
+    assert len(names) >= 10 and all(hasattr(ts.debug, name) for name in names)
+
+
+def test_every_public_name_is_told():
+    assert not [name for name in ts.debug.__all__ if name[0].islower() and f"ts.debug.{name}" not in PAGE]
+
+
+def test_the_options_exist():
+    from tessera.cli.main import parser
+
+    text = parser().format_help() + str(parser()._subparsers._group_actions[0].choices["run"].format_help())
+    text += parser()._subparsers._group_actions[0].choices["debug"].format_help()
+    assert all(option in text for option in set(re.findall(r"--[a-z][a-z-]+", PAGE)))

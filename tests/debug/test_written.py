@@ -1,0 +1,28 @@
+"""Bytes that hold a value: against a plain set of them."""
+
+import numpy as np
+
+from tessera.interp.debug_written import Written
+
+
+def test_against_a_set_of_bytes(rng):
+    for _ in range(200):
+        written, want = Written(), set()
+        for _ in range(8):
+            unit = int(rng.choice([1, 2, 4]))
+            low = int(rng.integers(0, 16)) * 4
+            high = low + 4 * int(rng.integers(1, 8))
+            what = rng.integers(0, 3)
+            if what == 0:
+                written.mark(low, high)
+                want |= set(range(low, high))
+            elif what == 1:
+                view = written.view(low, high, unit)
+                cells = np.flatnonzero(rng.random(view.size) < 0.5)
+                view[cells] = True
+                written.spread(low, high, unit)
+                want |= {low + c * unit + b for c in cells.tolist() for b in range(unit)}
+                # a cell whose first byte was written before counts whole
+                want |= {low + c * unit + b for c in range(view.size) for b in range(unit) if low + c * unit in want}
+            found = written.view(low, high, 1)
+            assert [low + i in want for i in range(high - low)] == found.tolist()

@@ -1,0 +1,133 @@
+"""tile.inline: the emulation and the llvm text agree, and mistakes are named."""
+
+import numpy as np
+import pytest
+from engines import results
+
+import tessera as ts
+from tessera import tile
+from tessera.errors import ArgumentError, ExecutionError, UnknownNameError, UnsupportedOpError, UnsupportedSyntaxError
+from tessera.ir.parser import parse_module
+from tessera.ir.printer import print_module
+from tessera.ops.inline import EMULATIONS
+from tessera.program import prepare
+
+
+def larger(x, y):
+    return np.fmax(x, y)
+
+
+@ts.kernel
+def three_ways(x, y, out, bits, N: ts.constexpr):
+    i = tile.program_id(0) * N
+    a, b = tile.load(x[i : i + N]), tile.load(y[i : i + N])
+    vector = tile.inline(a, b, python=larger, llvm="{out} = call {t} @llvm.maxnum.{s}({t} {0}, {t} {1})")
+    s = 3
+    scalar = tile.inline(
+        vector, python=lambda v: np.abs(v) * s,
+        llvm="{out}.a = call float @llvm.fabs.f32(float {0}); {out} = fmul float {out}.a, 3.0",
+    )  # fmt: skip
+    out[i : i + N] = scalar
+    bits[i : i + N] = tile.inline(a, python=as_bits, llvm="{out} = bitcast {t0} {0} to {t}", dtype=ts.int32)
+
+
+def as_bits(v):
+    return v.view(np.int32)
+
+
+@pytest.mark.parametrize("n", [1, 10, 16])
+def test_every_engine_runs_it(n, rng):
+    x, y = rng.standard_normal((2, 2 * n)).astype("f4")
+    given = {"x": x, "y": y, "out": np.zeros(2 * n, "f4"), "bits": np.zeros(2 * n, "i4"), "N": n}
+    for out, bits in results(three_ways, given, grid=(2,)):
+        np.testing.assert_array_equal(out, np.abs(np.fmax(x, y)) * 3)
+        np.testing.assert_array_equal(bits, x.view("i4"))
+
+
+@ts.kernel
+def in_a_group(x, out):
+    me = tile.local_id()
+    if me % 2 == 0:
+        out[me] = tile.inline(x[me], me, python=lambda v, m: v * m, llvm="{out}.f = sitofp {t1} {1} to {t}\n"
+                                                                        "{out} = fmul {t} {0}, {out}.f")  # fmt: skip
+
+
+def test_tiles_of_a_group(rng):
+    x = rng.random(8, dtype="f4")
+    for (out,) in results(in_a_group, {"x": x, "out": np.zeros(8, "f4")}, group=8):
+        np.testing.assert_array_equal(out, np.where(np.arange(8) % 2 == 0, x * np.arange(8, dtype="f4"), 0))
+
+
+@ts.kernel
+def halved(x, out):
+    out[...] = tile.inline(tile.load(x), python=lambda v: v / 3, llvm="{out} = fdiv {t} {0}, splat (float 3.0)", ulp=1)
+
+
+def test_narrow_floats_come_as_f32_and_round_once(rng):
+    x = rng.standard_normal(8).astype(ts.bf16.numpy)
+    for (out,) in results(halved, {"x": x, "out": np.zeros_like(x)}):
+        np.testing.assert_array_equal(out, (x.astype("f4") / np.float32(3)).astype(x.dtype))
+
+
+def test_text_holds_the_emulation_by_name():
+    x = np.ones(4, "f4")
+    module = prepare(three_ways, {"x": x, "y": x, "out": x, "bits": x.view("i4"), "N": 4}, grid=(1,)).levels["tile"]
+    assert parse_module(print_module(module)) == module
+
+
+@ts.kernel
+def without_text(x):
+    x[0] = tile.inline(x[0], python=np.sin)
+
+
+@ts.kernel
+def not_elementwise(x):
+    x[0:4] = tile.inline(x[0:4], python=lambda v: v.sum(keepdims=True), llvm="{out} = bitcast {t} {0} to {t}")
+
+
+@ts.kernel
+def captures(x):
+    a = x[0]
+    x[0] = tile.inline(x[1], python=lambda v: v + a)
+
+
+@ts.kernel
+def bad_field(x):
+    x[0] = tile.inline(x[0], python=np.sin, llvm="{out} = {nonsense}")
+
+
+@pytest.mark.parametrize(
+    ("entry", "engine", "error", "message"),
+    [
+        (without_text, ("device", "llvm"), UnsupportedOpError, "no text for the target llvm"),
+        (not_elementwise, ("tile", "interp"), ExecutionError, "not elementwise"),
+        (captures, ("tile", "interp"), UnsupportedSyntaxError, "pass it as an operand"),
+        (bad_field, ("device", "llvm"), ArgumentError, "cannot be filled in"),
+    ],
+)
+def test_mistakes_are_named(entry, engine, error, message):
+    with pytest.raises(error, match=message):
+        results(entry, {"x": np.ones(4, "f4")}, engines=[engine])
+
+
+def forgotten(entry, arguments):
+    """A program, run where its emulation has not been registered."""
+    program = prepare(entry, arguments, grid=(1,))
+    name = next(
+        n.attrs["python"] for n in program.levels["tile"].functions[1].body.walk() if n.op.name == "tile.inline"
+    )
+    held = EMULATIONS.pop(name)
+    try:
+        return program.run("tile")
+    finally:
+        EMULATIONS[name] = held
+
+
+def test_an_emulation_is_imported_by_name():
+    (out,) = forgotten(without_text, {"x": np.ones(1, "f4")})
+    assert out[0] == np.sin(np.float32(1))
+
+
+def test_an_emulation_of_another_process_is_asked_for(rng):
+    with pytest.raises(UnknownNameError, match="not to be had here"):
+        forgotten(halved, {"x": rng.random(8, dtype="f4"), "out": np.zeros(8, "f4")})

@@ -1,0 +1,43 @@
+"""scatter_add as one launch: repeated places, any axis, the same bits on every run; small ones stay dense."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import driver
+
+CASES = {"rows": ((40, 70), 0, (9,)), "middle": ((2, 30, 5), 1, (4, 3)), "last": ((6, 50), -1, (11,))}
+
+
+def program(axis):
+    return lambda x, i, u: ts.scatter_add(x, i, u, axis=axis)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
+def test_against_numpy(name, dtype, rng):
+    shape, axis, places = CASES[name]
+    at = axis % len(shape)
+    x = (rng.normal(size=shape) * 9).astype(dtype)
+    u = (rng.normal(size=(*shape[:at], *places, *shape[at + 1 :])) * 9).astype(dtype)
+    i = rng.integers(0, shape[at] // 3, size=places)  # many are named more than once
+    want = np.moveaxis(x.copy(), at, 0)
+    np.add.at(want, i, np.moveaxis(u, range(at, at + len(places)), range(len(places))))
+    levels = driver.lower(ts.jit(program(axis)).trace(x, i, u).function, "llvm")
+    assert any(n.op.name == "host.launch" for n in levels["schedule"].main.body.nodes)
+    for level in ("schedule", "tile", "target"):
+        found = driver.run_level(levels, level, [x, i, u])[0]
+        np.testing.assert_allclose(found, np.moveaxis(want, 0, at), rtol=1e-6, atol=1e-5, err_msg=level)
+    run = driver.program(levels["tile"], "llvm")
+    first = run([x, i, u])[0]
+    np.testing.assert_allclose(first, np.moveaxis(want, 0, at), rtol=1e-6, atol=1e-5)
+    assert all((run([x, i, u])[0] == first).all() for _ in range(5))
+
+
+@pytest.mark.parametrize("shape, dtype", [((4, 3), "f4"), ((40, 70), "f2")])
+def test_what_stays_dense(shape, dtype):
+    """Few pairs of a place and an update; and types whose sums need a wider one."""
+    x, i, u = np.zeros(shape, dtype), np.zeros(9, np.int64), np.ones((9, shape[1]), dtype)
+    module = driver.lower(ts.jit(program(0)).trace(x, i, u).function, "llvm")["schedule"]
+    assert not any(n.op.name == "host.launch" for n in module.main.body.nodes)
+    assert ts.jit(program(0), target="llvm")(x, i, u)[0, 0].item() == 9

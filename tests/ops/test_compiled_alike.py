@@ -1,0 +1,162 @@
+"""Every family of functions, compiled for llvm and called eagerly: types alike, values as close as types allow."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+
+I = ts.Tensor([0, 2, 1])
+FAMILIES = {
+    "activations": lambda d: (ts.elu(d["m"] - 0.5), ts.leaky_relu(d["m"] - 0.5), ts.mish(d["m"]), ts.softplus(d["m"])),
+    "arith": lambda d: (
+        ts.square(d["m"]),
+        ts.reciprocal(d["m"]),
+        ts.hypot(d["m"], d["n"]),
+        ts.logaddexp(d["m"], d["n"]),
+        ts.copysign(d["m"], -d["n"]),
+        ts.asinh(d["m"]),
+        ts.acosh(d["m"] + 1.0),
+        ts.atanh(d["m"]),
+        ts.nan_to_num(d["m"]),
+        ts.lerp(d["m"], d["n"], 0.3),
+    ),
+    "tri": lambda d: (
+        ts.sin(d["m"]),
+        ts.tan(d["m"]),
+        ts.asin(d["m"]),
+        ts.acos(d["m"]),
+        ts.atan(d["m"]),
+        ts.sinh(d["m"]),
+        ts.cosh(d["m"]),
+        ts.atan2(d["m"], d["n"]),
+    ),
+    "red": lambda d: (
+        d["m"].sum(0),
+        d["m"].mean(1),
+        d["m"].var(),
+        d["m"].std(0),
+        d["m"].prod(1),
+        d["m"].max(0),
+        d["m"].min(1),
+        ts.logsumexp(d["m"], axis=1),
+        ts.norm(d["m"]),
+        ts.norm(d["m"], 1),
+        ts.compensated_sum(d["m"], axis=0),
+        ts.argmax(d["m"], axis=0),
+    ),
+    "run": lambda d: (ts.cumsum(d["m"]), ts.cumprod(d["m"], axis=0), ts.diff(d["m"])),
+    "move": lambda d: (
+        ts.flip(d["m"]),
+        ts.roll(d["m"], 1),
+        ts.repeat(d["m"], 2),
+        ts.tiled(d["m"], (2, 1)),
+        ts.tril(d["m"]),
+        ts.triu(d["m"], 1),
+        ts.diag(d["v"]),
+        ts.diagonal(d["m"]),
+        ts.pad(d["m"], low=(1, 0), high=(0, 2), value=1.0),
+        ts.stack([d["m"], d["n"]]),
+        ts.split(d["m"], 2)[1],
+        ts.unbind(d["m"])[1],
+        *ts.meshgrid(d["v"], d["v"]),
+        d["m"][::-1, 1:3],
+        d["m"][[0, 2]],
+        d["m"][[0, 2], [1, 1]],
+    ),
+    "pick": lambda d: (
+        ts.gather(d["m"], I, axis=0),
+        ts.take(d["m"], I, 1),
+        ts.take_along_axis(d["m"], ts.argsort(d["m"]), -1),
+        ts.index_add(d["m"], 0, I, d["n"][:3]),
+        ts.scatter(d["m"], I, d["n"][:3]),
+        ts.masked_fill(d["m"], d["m"] > 0.5, 0.0),
+        ts.sort(d["m"]),
+        *ts.topk(d["m"], 2),
+        ts.searchsorted(ts.sort(d["v"]), d["m"]),
+        ts.where(d["m"] > d["n"], d["m"], d["n"]),
+    ),
+    "prod": lambda d: (
+        d["m"] @ d["n"],
+        ts.gemm(d["m"], d["n"], d["n"], 2.0, 0.5),
+        ts.einsum("ij,jk,kl->il", d["m"], d["n"], d["m"]),
+        ts.tensordot(d["m"], d["n"], 1),
+        ts.outer(d["v"], d["v"]),
+        ts.kron(d["m"], d["v"]),
+        ts.vecdot(d["m"], d["n"]),
+        ts.cross(d["m"][:3], d["n"][:3], axis=0),
+        ts.matrix_power(d["m"], 3),
+        ts.trace(d["m"]),
+        ts.dot(d["v"], d["v"]),
+    ),
+    "lapack": lambda d: (
+        ts.cholesky(d["spd"]),
+        ts.svd(d["m"])[1],
+        ts.qr(d["m"])[1],
+        ts.eigh(d["spd"])[0],
+        ts.inv(d["spd"]),
+        ts.det(d["spd"]),
+        ts.solve(d["spd"], d["v"]),
+    ),
+    "nn": lambda d: (
+        ts.relu(d["m"]),
+        ts.gelu(d["m"]),
+        ts.gelu(d["m"], approximate="tanh"),
+        ts.silu(d["m"]),
+        ts.sigmoid(d["m"]),
+        ts.softmax(d["m"]),
+        ts.log_softmax(d["m"], dim=0),
+        ts.layer_norm(d["m"], (4,), d["v"], d["v"]),
+        ts.rms_norm(d["m"], d["v"]),
+        ts.batch_norm(d["m"], d["v"], d["v"]),
+        ts.scaled_dot_product_attention(d["m"], d["n"], d["n"], causal=True),
+        ts.conv1d(d["m"][None], d["n"][:, :, None]),
+        ts.conv2d(d["m"][None, None], d["n"][None, None, :3, :3], padding=1),
+        ts.max_pool2d(d["m"][None, None], 2),
+        ts.avg_pool2d(d["m"][None, None], 2),
+    ),
+    "loss": lambda d: (
+        ts.mse_loss(d["m"], d["n"]),
+        ts.l1_loss(d["m"], d["n"]),
+        ts.huber_loss(d["m"], d["n"]),
+        ts.cross_entropy(d["m"], ts.Tensor([0, 1, 2, 3])),
+        ts.binary_cross_entropy(d["m"], d["n"]),
+        ts.binary_cross_entropy_with_logits(d["m"], d["n"]),
+        ts.kl_div(ts.log(d["m"]), d["n"]),
+        ts.cross_entropy(d["m"], d["n"]),
+    ),
+    "logic": lambda d: (
+        ts.isclose(d["m"], d["n"]),
+        ts.logical_xor(d["m"] > 0.5, d["n"] > 0.5),
+        ts.any(d["m"] > 0.5, axis=0),
+        ts.all(d["m"] > 0.1),
+        ts.count_nonzero(d["m"] > 0.5),
+        ts.isnan(d["m"]),
+    ),
+    "quant": lambda d: (
+        ts.fake_quantize(d["m"]),
+        *ts.quantize(d["m"]),
+        ts.stable.layer_norm(d["m"]),
+        ts.stable.softmax(d["m"]),
+        ts.stable.scaled_dot_product_attention(d["m"], d["n"], d["n"]),
+        ts.one_hot(I, 4),
+    ),
+}
+
+CLOSE = {ts.f32: 2e-5, ts.bf16: 3e-2}
+
+
+def operands(dtype):
+    g = np.random.default_rng(0)
+    m, n, v = (g.uniform(0.2, 0.9, s) for s in ((4, 4), (4, 4), (4,)))
+    return {k: ts.Tensor(a, dtype) for k, a in {"m": m, "n": n, "v": v, "spd": m @ m.T + 4 * np.eye(4)}.items()}
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_is_eager(family, dtype):
+    given, function = operands(dtype), FAMILIES[family]
+    compiled = ts.jit(lambda *args: function(dict(zip(given, args, strict=True))), target="llvm")(*given.values())
+    for eager, out in zip(function(given), compiled, strict=True):
+        assert out.type == eager.type
+        a, b = (t.numpy().astype(np.float64) for t in (eager, out))
+        np.testing.assert_allclose(b, a, rtol=CLOSE[dtype], atol=CLOSE[dtype])

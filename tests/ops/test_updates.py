@@ -1,0 +1,98 @@
+"""`x.at[...]`, scatter and index_add: eager, traced, compiled, differentiated and batched, against NumPy in place."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError
+
+A = np.random.default_rng(0).standard_normal((4, 5, 3)).astype(np.float32)
+INDICES = {
+    "int": 0,
+    "slice": slice(1, 3),
+    "steps": slice(None, None, 2),
+    "backward": slice(None, None, -2),
+    "two axes": (slice(None), 1),
+    "dots": (Ellipsis, slice(0, 2)),
+    "none": (0, slice(4, None, -3), None),
+    "whole": Ellipsis,
+    "nothing": slice(3, 1),
+    "list": ([0, 2, 2],),
+    "array on axis 1": (slice(None), np.array([4, -1])),
+    "two arrays": (np.array([1, 2]), slice(None), np.array([0, 1])),
+    "matrix": (np.array([[0, 1], [1, 3]]),),
+    "mask": A > 0,
+    "row mask": A[..., 0] > 0,
+}
+CHANGES = {
+    "set": lambda out, i, v: out.__setitem__(i, v),
+    "add": np.add.at,
+    "multiply": np.multiply.at,
+    "min": np.minimum.at,
+    "max": np.maximum.at,
+}
+
+
+def after(change, index, value):
+    out = A.copy()
+    CHANGES[change](out, index, value)
+    return out
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+def test_at(index, change):
+    values = np.random.default_rng(1).standard_normal(A[index].shape).astype(np.float32)
+    for value in (np.float32(2.5), values):
+        want = after(change, index, value)
+        traced = ts.jit(lambda x, v: getattr(x.at[index], change)(v))
+        np.testing.assert_array_equal(getattr(ts.Tensor(A).at[index], change)(value).numpy(), want)
+        np.testing.assert_array_equal(traced(A, value).numpy(), want)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_traced_indices_and_masks(change):
+    index = np.array([1, -1, 1])
+    values = A[:3, 0] * 2
+    for target in ("interp", "llvm"):
+        moved = ts.jit(lambda x, i, v: getattr(x.at[i, 0], change)(v), target=target)(A, index, values)
+        np.testing.assert_allclose(moved.numpy(), after(change, (index, 0), values), rtol=1e-6)
+        masked = ts.jit(lambda x: getattr(x.at[x > 0], change)(3.0), target=target)(A)
+        np.testing.assert_array_equal(masked.numpy(), after(change, A > 0, 3.0))
+
+
+def test_gradients_follow_what_stays():
+    """A place overwritten passes nothing on; of two values for one place the last counts."""
+
+    def loss(x, v):
+        return (x.at[ts.Tensor([1, 1])].set(v) * ts.Tensor([1.0, 2.0, 3.0])).sum()
+
+    x, v = ts.grad(loss, argnums=(0, 1))(ts.Tensor([1.0, 2.0, 3.0]), ts.Tensor([4.0, 5.0]))
+    assert x.tolist() == [1.0, 0.0, 3.0] and v.tolist() == [0.0, 2.0]
+
+
+def test_batched():
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for change in CHANGES:
+        one = lambda x, i, c=change: getattr(x.at[i], c)(2.0)  # noqa: E731
+        together = ts.vmap(one)(ts.Tensor(rows), ts.Tensor(np.array([[0, 1], [2, 2]])))
+        apart = [
+            one(ts.Tensor(r), ts.Tensor(np.array(i))).tolist() for r, i in zip(rows, [[0, 1], [2, 2]], strict=True)
+        ]
+        assert together.tolist() == apart
+
+
+def test_bad_updates():
+    x = ts.Tensor([1.0, 2.0, 3.0])
+    with pytest.raises(DTypeError, match="another type"):
+        ts.Tensor([1, 2]).at[0].set(1.5)
+    with pytest.raises(DTypeError, match="mix"):
+        x.at[0].set(ts.Tensor(1.0, ts.f16))
+    with pytest.raises(ShapeError, match="broadcast"):
+        x.at[:2].set([1.0, 2.0, 3.0])
+    with pytest.raises(OutOfBoundsError):
+        x.at[[3]].set(1.0)
+    with pytest.raises(ArgumentError, match="scatter mode"):
+        ts.scatter(x, [0], [1.0], mode="plus")
+    with pytest.raises(DTypeError, match="not integers"):
+        ts.scatter(x, [0.0], [1.0])
