@@ -31,7 +31,7 @@ def arguments(rng):
     return [rng.normal(size=(16, 128)) * 0.1 for _ in range(5)], rng.normal(size=(64, 16))
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p if isinstance(p, str) else type(p).__name__)
 def test_gradients_are_the_same(policy, arguments):
     want = model(lambda f: f)(*arguments)
     close(model(ts.checkpoint(policy=policy))(*arguments), want, "eager")

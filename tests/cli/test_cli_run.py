@@ -99,7 +99,8 @@ def test_conformance_counts_and_reports(tmp_path, capsys):
     assert main(["conformance", "-k", "softmax and f32", "--report", str(report)]) == 0
     outcomes = json.loads(report.read_text())
     assert {o["engine"] for o in outcomes} >= {"graph", "schedule", "tile", "llvm", "llvm text"}
-    assert all(o["status"] == "pass" for o in outcomes)
+    assert all(o["status"] == "pass" for o in outcomes if not o["engine"].startswith("csl"))
+    assert not [o for o in outcomes if o["status"] == "fail"]  # kernels have no mapping onto a mesh
     xml = tmp_path / "out.xml"
     assert main(["conformance", "-k", "transpose", "--level", "tile", "--report", str(xml)]) == 0
     assert "<testsuite" in xml.read_text()

@@ -5,7 +5,6 @@ import pytest
 from test_pointwise import numbers
 from tilekernels import Kernel, agree
 
-from tessera.codegen.llvm.complete import missing
 from tessera.ops import elementwise as e
 from tessera.ops import group, reduce, tile
 from tessera.types import bf16, bool_, f16, f32, f64, int8, int32, int64
@@ -42,7 +41,3 @@ def test_a_negative_lane_counts_from_the_end():
     me = k(tile.local_id)
     k.store(k.params[1], k.broadcast(k(group.exchange, k.load(k.params[0], me, shape=(1,)), -1, width=2), 1), me)
     agree(k.module(), [x, out])
-
-
-def test_nothing_is_missing():
-    assert not [name for name in missing() if name.startswith("tile.")]

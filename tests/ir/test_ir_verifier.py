@@ -13,6 +13,7 @@ from tessera.ir.verifier import RULES, verify
 from tessera.types import f32, scalar
 
 REF, BLOCK, I = "!tile.ref<8xf32, global>", "tensor<4xf32>", "tensor<i64>"  # noqa: E741
+STORED = 'edge = "error", vector = 1 : i64'
 ZERO = f'%z = "ts.full"() {{dtype = i64, shape = [], value = 0 : i64}} : () -> {I}'
 TRUE = '%t = "ts.full"() {dtype = i1, shape = [], value = true} : () -> tensor<i1>'
 LAUNCH = '"host.launch"(%r) {grid = [1 : i64], kernel = "k"} : (!tile.ref<8xf32, global>) -> ()'
@@ -76,7 +77,7 @@ BROKEN = [
     ("V2", "results have other types", graph(f'%y = "ts.exp"(%x) : ({BLOCK}) -> {I}')),
     ("V2", "number of operands", graph(f'%y = "ts.add"(%x) : ({BLOCK}) -> {BLOCK}')),
     ("V2", "x is of another kind", tile(f'%y = "ts.exp"(%r) : ({REF}) -> {REF}')),
-    ("V2", "ref is of another kind", tile(f'{ZERO} "tile.store"(%z, %z) {{edge = "error", vector = 1 : i64}} : ({I}, {I}) -> ()')),
+    ("V2", "ref is of another kind", tile(f'{ZERO} "tile.store"(%z, %z) {{{STORED}}} : ({I}, {I}) -> ()')),
     ("V2", "arithmetic on bool", graph(f'{TRUE} %y = "ts.neg"(%t) : (tensor<i1>) -> tensor<i1>')),
     ("V2", "type rule fails", graph(f'%y = "ts.permute"(%x) {{axes = ["a"]}} : ({BLOCK}) -> {BLOCK}')),
     ("V3", "ts ops", graph('"tile.barrier"() : () -> ()')),

@@ -6,7 +6,7 @@ import math
 
 from tessera.codegen.ptx.infer import sizes
 from tessera.ir.core import Block, Function, Node, Value
-from tessera.ops import linalg, tile
+from tessera.ops import basic, linalg, tile
 from tessera.types import GLOBAL
 
 MOST = 1 << 15  # elements: half of the registers of a multiprocessor
@@ -26,8 +26,10 @@ def loads_first(function: Function) -> Function:
 
 
 def _moved(block: Block, written: frozenset[Value]) -> Block:
-    order: list[Node] = []
+    order = [node for node in block.nodes if node.op is basic.full]
     for node in block.nodes:
+        if node.op is basic.full:
+            continue
         if _free(node, written):
             order.insert(_earliest(order, node, written), node)
         else:

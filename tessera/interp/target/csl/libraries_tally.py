@@ -49,6 +49,8 @@ def pe_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
 
     There the task `callback` is activated; without that parameter the total is sent on the output color.
     """
+    given = params.get("tally_params")  # SDK 1.4 merges the fields into the parameters, 2.10 passes the struct
+    params = {**given.data, **params} if given is not None else params
     width, height, goal = (int(params[name].data) for name in ("kernel_width", "kernel_height", "phase2_tally"))
     total = unit.variable("local_tally", t.U32, np.uint32(0))
     callback = params.get("callback")

@@ -13,7 +13,6 @@ from tessera.interp.target.llvm.frame import Block, Code, Edge, Frame, Step
 from tessera.interp.target.llvm.lanes import Value, widen
 from tessera.interp.target.llvm.syntax import BasicBlock, Function, Instruction, Local, Operand, Program
 
-
 # A function that the text declares and the host gives: it sees the memory and the integers of one lane.
 External = Callable[..., None]
 

@@ -45,17 +45,23 @@ comptime {
 """
 
 
-def start(tmp_path, goal, layout=LAYOUT):
+# How the two versions of the SDK give the library its parameters.
+MERGED = "@concat_structs(tally_params, .{ .callback = end_id })"
+NAMED = ".{ .tally_params = tally_params, .callback = end_id }"
+
+
+def start(tmp_path, goal, layout=LAYOUT, params=MERGED):
     (tmp_path / "layout.csl").write_text(layout)
-    (tmp_path / "pe.csl").write_text(PE)
+    (tmp_path / "pe.csl").write_text(PE.replace(MERGED, params))
     run = Simulation(compile_program(str(tmp_path / "layout.csl"), params={"goal": goal}, arch="wse3"))
     run.boot()
     return run
 
 
+@pytest.mark.parametrize("params", [MERGED, NAMED])
 @pytest.mark.parametrize("goal, bumps", [(0, 3), (36, 3)])
-def test_a_tally_ends_when_all_are_done_and_the_goal_is_met(tmp_path, goal, bumps):
-    run = start(tmp_path, goal)
+def test_a_tally_ends_when_all_are_done_and_the_goal_is_met(tmp_path, goal, bumps, params):
+    run = start(tmp_path, goal, params=params)
     got = np.zeros(1, np.uint32)
     run.launch("f", bumps)
     run.wait(run.stream_out(1, {(2, 0): got}))

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tessera.interp.target.llvm import Module
 from tessera.interp.target.fma import narrow
+from tessera.interp.target.llvm import Module
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 MATH = {"fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide}

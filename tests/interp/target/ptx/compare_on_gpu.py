@@ -2,28 +2,32 @@
 
     python compare_on_gpu.py record CASES [pytest options]    run the tests and keep each launch that succeeds
     python compare_on_gpu.py assemble CASES                   check the texts with ptxas
-    python compare_on_gpu.py replay CASES [-v] [SKIP ...]     run them on the GPU: needs NumPy and libcuda alone
+    python compare_on_gpu.py replay CASES [SKIP ...]          run them on the GPU: needs NumPy and libcuda alone
 
-SKIP are parts of names of tests to leave out. A launch that takes a minute ends the process; -v names each beforehand.
+SKIP are parts of names of tests to leave out; `--keep=FILE` keeps what the GPU left where it differs. Launches run in a
+process of their own, and after one that fails (or gives no answer for a minute) in a new one.
 
-Approximate instructions, the order of atomics and the sums of tensor cores are the stated exceptions: what differs is
-listed with its largest relative difference, so that these can be told from the rest.
+What differs is printed with its first elements. The stated exceptions stand apart: approximate instructions within
+their documented error, the order of atomics, sums of tensor cores, division of integers by zero, and products that
+ptxas fused with sums (see ptx_differences.py).
 """
 
-import ctypes
 import hashlib
+import multiprocessing
 import os
 import pickle
-import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from ptx_differences import differing, reasons, report
+from ptx_gpu import Gpu
 
 HERE = Path(__file__).parent
 PATIENCE = 60  # seconds
-SHARED_LIMIT = 48 << 10  # beyond this a kernel must ask
+SAME, DIFFERS, FAILED = "the same bits", "differ without an excuse", "failed to run"
 
 
 def record(path, options):
@@ -101,139 +105,71 @@ def assemble(path):
     return bad
 
 
-class Attribute(ctypes.Structure):
-    """CUlaunchAttribute: a cluster's extent."""
-
-    _fields_ = [("id", ctypes.c_uint), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 16)]
-
-
-class Config(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = [("extents", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(Attribute))]
-    _fields_ += [("many", ctypes.c_uint)]
-
-
-class Gpu:
-    """The driver's calls that a launch takes."""
-
-    def __init__(self):
-        self.cuda = ctypes.CDLL("libcuda.so.1")
-        self.check("cuInit", 0)
-        self.context, self.modules = ctypes.c_void_p(), {}
-        self.check("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
-        self.check("cuCtxSetCurrent", self.context)
-
-    def check(self, name, *args):
-        """Call the driver; raise its error by name."""
-        if code := getattr(self.cuda, name)(*args):
-            text = ctypes.c_char_p()
-            self.cuda.cuGetErrorName(code, ctypes.byref(text))
-            raise RuntimeError(f"{name}: {(text.value or b'?').decode()}")
-
-    def reset(self):
-        """A new context after an error that ended the last."""
-        self.modules.clear()
-        self.cuda.cuDevicePrimaryCtxReset_v2(0)
-        self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), 0)
-        self.cuda.cuCtxSetCurrent(self.context)
-
-    def function(self, case):
-        """The entry, from a module loaded once."""
-        if case["module"] not in self.modules:
-            handle = ctypes.c_void_p()
-            self.check("cuModuleLoadData", ctypes.byref(handle), case["text"].encode() + b"\0")
-            self.modules[case["module"]] = handle
-        found = ctypes.c_void_p()
-        self.check("cuModuleGetFunction", ctypes.byref(found), self.modules[case["module"]], case["entry"].encode())
-        if case["shared"] > SHARED_LIMIT:
-            self.check("cuFuncSetAttribute", found, 8, case["shared"])
-        return found
-
-    def tensor_map(self, base, kept):
-        """128 bytes, by the driver."""
-        _, offset, code, sizes, strides, box, steps, swizzle, nan = kept
-        raw = ctypes.create_string_buffer(192)
-        at, rank, u64, u32 = ctypes.addressof(raw) + 63 & ~63, len(sizes), ctypes.c_uint64, ctypes.c_uint32
-        self.check(
-            "cuTensorMapEncodeTiled", ctypes.c_void_p(at), code, u32(rank), ctypes.c_void_p(base + offset),
-            (u64 * rank)(*sizes), (u64 * max(rank - 1, 1))(*strides), (u32 * rank)(*box), (u32 * rank)(*steps),
-            0, swizzle, 0, int(nan),
-        )  # fmt: skip
-        return ctypes.string_at(at, 128)
-
-    def run(self, case):
-        """The arena after the launch."""
-        function, memory, size = self.function(case), ctypes.c_uint64(), case["before"].nbytes
-        self.check("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(size))
-        self.check("cuMemcpyHtoD_v2", memory, case["before"].ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(size))
-        values = {
-            "pointer": lambda p: (memory.value + p[1]).to_bytes(8, "little"),
-            "map": lambda p: self.tensor_map(memory.value, p),
-            "bytes": lambda p: p[1],
-        }
-        raw = [ctypes.create_string_buffer(values[p[0]](p) + bytes(64), 256) for p in case["params"]]
-        aligned = [ctypes.create_string_buffer(320) for _ in raw]
-        places = [ctypes.addressof(b) + 63 & ~63 for b in aligned]
-        for place, value in zip(places, raw, strict=False):
-            ctypes.memmove(place, value, 256)
-        self._launch(function, case, (ctypes.c_void_p * max(len(places), 1))(*places))
-        self.check("cuCtxSynchronize")
-        out = np.empty_like(case["before"])
-        self.check("cuMemcpyDtoH_v2", out.ctypes.data_as(ctypes.c_void_p), memory, ctypes.c_size_t(size))
-        self.check("cuMemFree_v2", memory)
-        return out
-
-    def _launch(self, function, case, params):
-        grid, block = three(case["grid"]), three(case["block"])
-        if case["cluster"] is None:
-            self.check("cuLaunchKernel", function, *grid, *block, case["shared"], None, params, None)
+def worker(cases, first, pipe):
+    """Run the cases from one on, until one fails: that may have destroyed the context for good."""
+    gpu = Gpu()
+    for case in cases[first:]:
+        try:
+            pipe.send(gpu.run(case))
+        except RuntimeError as error:
+            pipe.send(str(error))
             return
-        attribute = Attribute(4, b"", (ctypes.c_uint * 16)(*three(case["cluster"])))
-        config = Config((ctypes.c_uint * 7)(*grid, *block, case["shared"]), None, ctypes.pointer(attribute), 1)
-        self.check("cuLaunchKernelEx", ctypes.byref(config), function, params, None)
 
 
-def three(extent):
-    """x, y and z."""
-    return (*((extent,) if isinstance(extent, int) else tuple(extent)), 1, 1)[:3]
+def outcomes(cases):
+    """For each case the arena that the GPU left, or what went wrong; a process goes on where the last one ended."""
+    context, done = multiprocessing.get_context("fork"), 0
+    while done < len(cases):
+        pipe, end = context.Pipe(duplex=False)
+        child = context.Process(target=worker, args=(cases, done, end))
+        child.start()
+        end.close()
+        for got in answers(pipe, len(cases) - done):
+            yield got
+            done += 1
+        child.kill()
+        child.join()
 
 
-def difference(case, got):
-    """How many bytes of the arrays differ, and by how much at most where they are numbers."""
-    wrong, worst = 0, 0.0
-    for offset, size, kind in case["types"]:
-        a, b = got[offset : offset + size], case["after"][offset : offset + size]
-        wrong += int((a != b).sum())
-        if kind[1] == "f":
-            x, y = (v.view(kind).astype("f8") for v in (a, b))
-            with np.errstate(all="ignore"):
-                gap = np.abs(x - y) / np.maximum(np.maximum(np.abs(x), np.abs(y)), 1e-300)
-            worst = max([worst, *gap[np.isfinite(gap)].tolist()])
-    return wrong, worst
+def answers(pipe, many):
+    """What a process sends, to its first failure; silence is one too."""
+    for _ in range(many):
+        try:
+            got = pipe.recv() if pipe.poll(PATIENCE) else f"no answer in {PATIENCE} seconds"
+        except EOFError:
+            got = "the process ended"
+        yield got
+        if isinstance(got, str):
+            return
 
 
 def replay(path, options):
-    """Run all, print what differs and the sum; 1 where something failed to run."""
-    wordy, skipped = "-v" in options, [o for o in options if o != "-v"]
-    cases = pickle.loads(Path(path).read_bytes())
-    gpu, cases, same, failed = Gpu(), [c for c in cases if not any(s in c["test"] for s in skipped)], 0, 0
-    for case in cases:
-        if wordy:  # before the launch: a kernel that never ends is then known by name
-            print(case["test"], flush=True)
-        signal.alarm(PATIENCE)
-        try:
-            wrong, worst = difference(case, gpu.run(case))
-        except RuntimeError as error:
-            failed += 1
-            print(f"FAILED {case['test']} {case['entry']}: {error}", flush=True)
-            gpu.reset()
-            continue
-        same += not wrong
-        if wrong:
-            print(f"differs {case['test']}: {wrong} bytes, {worst:.2e} relative", flush=True)
-    print(f"{len(cases)} launches: {same} the same bits, {len(cases) - same - failed} differ, {failed} failed")
-    return int(failed > 0)
+    """Run all, print what differs and the table; 1 where a launch failed or differs without an excuse."""
+    keep = next((o.removeprefix("--keep=") for o in options if o.startswith("--keep=")), None)
+    skipped, table, kept = [o for o in options if not o.startswith("--")], Counter(), {}
+    cases = [c for c in pickle.loads(Path(path).read_bytes()) if not any(s in c["test"] for s in skipped)]
+    for i, (case, got) in enumerate(zip(cases, outcomes(cases), strict=True)):
+        row, lines = judged(case, got)
+        table[row] += 1
+        if row != SAME:
+            print(lines, flush=True)
+            kept[i] = (case, got)
+    if keep:
+        Path(keep).write_bytes(pickle.dumps(kept))
+    print(f"{len(cases)} launches")
+    for row, many in table.most_common():
+        print(f"{many:6} {row}")
+    return int(bool(table[FAILED] or table[DIFFERS]))
+
+
+def judged(case, got):
+    """The row of the table that a launch belongs to, and what to print."""
+    if isinstance(got, str):
+        return FAILED, f"FAILED {case['test']} {case['entry']}: {got}"
+    if not (elements := differing(case, got)):
+        return SAME, ""
+    why = reasons(case, elements)
+    return f"excused: {', '.join(why)}" if why else DIFFERS, report(case, elements, why)
 
 
 def main():

@@ -1,0 +1,83 @@
+"""The passes of the ptx target as functions: sums fused, loops of products found, loads begun early."""
+
+import numpy as np
+from tilekernels import Kernel
+
+from tessera.codegen.ptx.arrange import arrange
+from tessera.codegen.ptx.fuse import fuse_sums
+from tessera.codegen.ptx.hoist import loads_first
+from tessera.codegen.ptx.ops import multiply_add, product_loop, relayout
+from tessera.codegen.ptx.pipeline import pipelined
+from tessera.ops import basic, linalg, reduce, tile
+from tessera.ops import elementwise as e
+from tessera.types import bf16, f32
+
+
+def looped(block=(64, 64, 64), masked=False):
+    """A loop that sums products of blocks."""
+    m, n, depth = block
+    a, b = np.zeros((256, 256), bf16.numpy), np.zeros((256, 256), bf16.numpy)
+    k = Kernel(a, b, np.zeros((256, 256), np.float32))
+    left, right, out = k.params
+    row = k(e.mul, k(tile.program_id, axis=0), k.const(m))
+
+    def step(i, acc):
+        rest = [k.broadcast(k(e.less, i, k.const(99)), m, depth)] if masked else []
+        x = k.load(left, row, i, shape=(m, depth), edge="clip", rest=rest)
+        return k.add(acc, k(linalg.dot, x, k.load(right, i, 0, shape=(depth, n), edge="clip"), dtype=f32))
+
+    (total,) = k.loop(0, 256, depth, [k.const(0.0, f32, (m, n))], step)
+    k.store(out, total, row, 0, edge="clip")
+    return k.module((4,)).functions[1]
+
+
+def ops(function):
+    return [node.op for node in function.body.walk()]
+
+
+def test_sums_are_fused():
+    found = ops(fuse_sums(looped()))
+    assert multiply_add in found and linalg.dot not in found
+
+
+def test_a_loop_of_products_becomes_one_op():
+    found = ops(pipelined(fuse_sums(looped())))
+    assert found.count(product_loop) == 1 and tile.load not in found
+
+
+def test_loops_that_do_not_fit_stay():
+    for function in (looped((64, 64, 32)), looped((32, 64, 64)), looped(masked=True)):
+        assert product_loop not in ops(pipelined(fuse_sums(function)))
+
+
+def test_what_a_product_loop_means():
+    random = np.random.default_rng(0)
+    a, b = random.standard_normal((10, 30)), random.standard_normal((30, 7))
+    attrs = {"step": 8, "left": (0, -1), "right": (-1, 1), "block": (16, 8, 8), "flipped": False}
+    found = product_loop.ref(np.ones((16, 8)), a, b, 0, 30, -2, 0, **attrs)
+    want = np.ones((16, 8))
+    want[2:12, :7] += a @ b
+    np.testing.assert_allclose(found, want)
+    attrs |= {"right": (1, -1), "flipped": True}
+    np.testing.assert_allclose(product_loop.ref(np.ones((16, 8)), a, b.T, 0, 30, -2, 0, **attrs), want)
+
+
+def test_loads_come_before_reductions():
+    k = Kernel(*(np.zeros((4, 64), np.float32) for _ in range(3)))
+    x, y, out = k.params
+    total = k(reduce.sum, k.load(x), axis=(-1,), keepdims=True)
+    k.store(out, k(e.mul, k.load(y), k.broadcast(total, 4, 64)))
+    found = ops(loads_first(k.module().functions[1]))
+    assert found.index(reduce.sum) > max(i for i, op in enumerate(found) if op is tile.load)
+
+
+def test_layouts_are_fixed_and_handed_over_in_the_open():
+    k = Kernel(np.zeros((64, 64), np.float32), np.zeros((64, 64), np.float32))
+    v = k.load(k.params[0])
+    k.store(
+        k.params[1], k(e.add, v, k(basic.broadcast_to, k(reduce.sum, v, axis=(-2,), keepdims=False), shape=(64, 64)))
+    )
+    done = arrange(k.module().functions[1], 128, 4)
+    shown = [n.attrs["layout"] for n in done.function.body.walk() if n.op is relayout]
+    assert all("threads" in text for text in shown)
+    assert all(v in done.layouts for n in done.function.body.walk() for v in n.results)

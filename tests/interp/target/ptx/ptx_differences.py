@@ -1,0 +1,124 @@
+"""What differs between a launch as interpreted and as run on a GPU, and which differences are stated exceptions.
+
+An exception is a freedom that the ISA leaves to the hardware or to ptxas, or an error it allows. Each is a row of
+EXCEPTIONS: the instructions that an entry must contain, and what must hold for an element to be excused.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+SHOWN = 4  # elements a launch
+# The largest relative and absolute errors that the ISA documents for approximations of floats.
+BOUNDS = {
+    r"\b(?:rcp|div|sqrt|rsqrt|ex2)\.(?:approx|full)": (2.0**-22, 0.0),
+    r"\blg2\.approx": (2.0**-22, 2.0**-22),
+    r"\b(?:sin|cos)\.approx": (0.0, 2.0**-20.5),
+    r"\btanh\.approx": (2.0**-11, 0.0),
+}
+NORMAL = 2.0**-126  # the smallest normal float
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element that differs: its place among the arrays, the two values, and the inputs at the same place."""
+
+    array: int
+    index: int
+    kind: str
+    ours: np.generic
+    gpu: np.generic
+    inputs: tuple
+
+    @property
+    def floats(self):
+        """Both values as doubles, or None where they are no numbers."""
+        return (float(self.ours), float(self.gpu)) if self.kind[1] == "f" else None
+
+    def __str__(self):
+        given = ", ".join(written(v) for v in self.inputs)
+        return f"array {self.array}[{self.index}]: ours {written(self.ours)}, GPU {written(self.gpu)}; from {given}"
+
+
+def written(value):
+    """A number with its bits."""
+    bits = int(value.view(f"u{value.itemsize}"))
+    return f"{value} (0x{bits:0{2 * value.itemsize}x})"
+
+
+def differing(case, got):
+    """Every element that differs."""
+    count = len(case["types"])
+    before, after, seen = (
+        [_array(case, flat, k) for k in range(count)] for flat in (case["before"], case["after"], got)
+    )
+    found = []
+    for k in range(count):
+        raw = f"u{after[k].itemsize}"
+        for i in np.flatnonzero(after[k].view(raw) != seen[k].view(raw)).tolist():
+            inputs = tuple(b[i] for j, b in enumerate(before) if len(b) == len(after[k]) and (j != k or b.any()))
+            found.append(Element(k, i, case["types"][k][2], after[k][i], seen[k][i], inputs))
+    return found
+
+
+def _array(case, flat, k):
+    offset, size, kind = case["types"][k]
+    return flat[offset : offset + size].view(kind)
+
+
+def body(case):
+    """The text of the entry, up to the next one."""
+    found = re.search(rf"\.entry\s+{re.escape(case['entry'])}\b.*?(?=\.entry|\Z)", case["text"], re.S)
+    return found.group()
+
+
+def _approximate(e, text):
+    """Within the documented error of the loosest approximation that the entry has, and one rounding."""
+    if e.floats is None:
+        return False
+    ours, gpu = e.floats
+    bounds = [BOUNDS[op] for op in BOUNDS if re.search(op, text)]
+    relative, absolute = (max(b[k] for b in bounds) for k in (0, 1))
+    step = 2.0**-23 if e.ours.itemsize == 4 else 2.0**-51
+    return abs(ours - gpu) <= absolute + (relative + step) * max(abs(ours), abs(gpu))
+
+
+def _sums(e, text):
+    """Tensor cores add products in an order and a width of their own."""
+    return e.floats is not None and abs(e.floats[0] - e.floats[1]) <= 2.0**-10 * max(map(abs, e.floats))
+
+
+def _fused(e, text):
+    """One rounding fewer: ptxas may fuse a product without a rounding mode with a sum."""
+    digits = {2: 10, 4: 23, 8: 52}[e.ours.itemsize]
+    reach = max([abs(float(v)) ** 2 for v in e.inputs if v.dtype.kind == "f"] + [*map(abs, e.floats or ()), 0])
+    return e.floats is not None and abs(e.floats[0] - e.floats[1]) <= 2.0**-digits * reach
+
+
+EXCEPTIONS = [
+    ("order of atomics", r"\b(?:atom|red)\.", lambda e, text: True),
+    ("approximate instructions", "|".join(BOUNDS), _approximate),
+    ("sums of tensor cores", r"\bw?g?mma\b", _sums),
+    ("division by zero", r"\b(?:div|rem)\.[us]\d", lambda e, text: any(v == 0 for v in e.inputs[:2])),
+    ("fused product and sum", r"\bmul\.(?:f16|bf16|f32|f64|ftz)", _fused),
+]
+
+
+def reasons(case, elements):
+    """The exceptions that excuse the elements; empty where one of them is not excused."""
+    text, found = body(case), set()
+    for e in elements:
+        why = next((name for name, has, holds in EXCEPTIONS if re.search(has, text) and holds(e, text)), None)
+        if why is None:
+            return []
+        found.add(why)
+    return sorted(found)
+
+
+def report(case, elements, why):
+    """A launch that differs, with the first few elements."""
+    kind = f"excused ({', '.join(why)})" if why else "DIFFERS"
+    lines = [f"{kind} {case['test']} {case['entry']}: {len(elements)} elements"]
+    chosen = list({e.gpu.tobytes(): e for e in elements[::-1]}.values())[::-1] if not why else elements
+    return "\n  ".join([*lines, *map(str, chosen[: SHOWN if why else 2 * SHOWN])])
