@@ -166,6 +166,6 @@ def permutation(n: int, generator: Generator | None = None) -> Tensor:
     >>> sorted(permutation(5).tolist())
     [0, 1, 2, 3, 4]
     """
-    if n < 0:
-        raise ArgumentError(f"a permutation of {n} numbers", location=here(), expected="a count ≥ 0")
+    if not isinstance(n, (int, np.integer)) or n < 0:
+        raise ArgumentError(f"a permutation of {n!r} numbers", location=here(), expected="a count ≥ 0")
     return argsort((generator or DEFAULT).words(n))

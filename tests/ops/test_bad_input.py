@@ -106,3 +106,10 @@ def test_numbers_take_the_tensor_s_type():
     assert ts.where(ts.Tensor([True]), ts.Tensor([1.0], ts.f16), 0.0).dtype is ts.f16
     assert ts.clip(ts.Tensor([1.0], ts.f16), 0, math.inf).dtype is ts.f16
     assert (ts.Tensor([1], ts.int8) * 1.5).dtype is ts.f32
+
+
+def test_a_refused_call_leaves_the_default_generator_as_it_was():
+    ts.manual_seed(3)
+    with pytest.raises(TesseraError, match="a permutation of 1.5 numbers"):
+        ts.permutation(1.5)
+    assert ts.rand(3).tolist() == ts.rand(3, generator=ts.manual_seed(3)).tolist()
