@@ -24,6 +24,8 @@ def convert(array: Any, to: DType, saturate: bool = False) -> Any:
     array = np.asarray(array)
     if array.dtype == to.numpy and to is not tf32:
         return array
+    if to is f32 and array.itemsize <= 2 and array.dtype.kind in "fV":
+        return array.astype(np.float32)  # exact, and often done
     if to.is_integer and array.dtype.kind not in "iub":
         return _to_integer(array, to)
     if to is tf32:
