@@ -74,7 +74,8 @@ def record(path, options):
 
 
 def _kind(array):
-    return array.dtype.str if array.dtype.kind in "fiu" else f"<u{array.dtype.itemsize}"
+    """NumPy's own name of a type; the others, by their bits."""
+    return array.dtype.str if array.dtype.isbuiltin == 1 and array.dtype.kind in "fiu" else f"<u{array.dtype.itemsize}"
 
 
 def _kept(v, a, buffers, tensor_map, parameter):
@@ -121,7 +122,7 @@ def outcomes(cases):
     context, done = multiprocessing.get_context("fork"), 0
     while done < len(cases):
         pipe, end = context.Pipe(duplex=False)
-        child = context.Process(target=worker, args=(cases, done, end))
+        child = context.Process(target=worker, args=(cases, done, end), daemon=True)
         child.start()
         end.close()
         for got in answers(pipe, len(cases) - done):
