@@ -67,10 +67,11 @@ class Jit:
         static_argnums: Sequence[int] = (),
         static_argnames: Sequence[str] = (),
         target: str | None = None,
+        device: str | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.target = target
+        self.target = target or device
         self.signature = inspect.signature(function)
         names = list(self.signature.parameters)
         self.static = {*static_argnames, *(names[i] for i in static_argnums)}
@@ -211,8 +212,8 @@ class _Static:
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Trace a function over tensors and run it as a compiled program.
 
-    Options: `static_argnums`, `static_argnames` (passed by value, one trace for each), `target`
-    ("interp", "llvm"). Python numbers are traced as scalars; strings, bools and None are static.
+    Options: `static_argnums`, `static_argnames` (passed by value, one trace for each), `target` or `device`
+    ("interp", "cpu", "cuda:0", "wse", "csl:4x4", ...). Python numbers are traced as scalars; strings, bools and None are static.
 
     Raises:
         TraceError: Python control flow depends on the value of a traced tensor.

