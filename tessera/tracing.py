@@ -213,7 +213,8 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Trace a function over tensors and run it as a compiled program.
 
     Options: `static_argnums`, `static_argnames` (passed by value, one trace for each), `target` or `device`
-    ("interp", "cpu", "cuda:0", "wse", "csl:4x4", ...). Python numbers are traced as scalars; strings, bools and None are static.
+    ("interp", "cpu", "cuda:0", "wse", "csl:4x4", ...). Python numbers are traced as scalars; strings, bools and None
+    are static.
 
     Raises:
         TraceError: Python control flow depends on the value of a traced tensor.

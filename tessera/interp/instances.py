@@ -54,18 +54,27 @@ def pure(machine: Machine, node: Node, args: list[Any]) -> Sequence[Any]:
     return node.op.compute(node.types, node.result_types, node.keywords, args)
 
 
-@rules(*(o for o in vars(reduce).values() if getattr(o, "name", "").startswith("ts.")))
-def _(machine, node, args, run):
-    return pure(machine, node, [moves.whole(a, v.type.shape) for a, v in zip(args, node.args, strict=True)])
+# prepare(node, operands) gives the operands of an op as NumPy wants them.
+prepared = Rules("tile operands")
 
 
-@rules(linalg.dot)
-def _(machine, node, args, run):
+@prepared(*(o for o in vars(reduce).values() if getattr(o, "name", "").startswith("ts.")))
+def _(node, args):
+    return [moves.whole(a, v.type.shape) for a, v in zip(args, node.args, strict=True)]
+
+
+@prepared(linalg.dot)
+def _(node, args):
     a, b = (moves.whole(x, v.type.shape) for x, v in zip(args, node.args, strict=True))
-    if not machine.bound and b.strides[-1] != b.itemsize:
+    if type(b) is np.ndarray and b.strides[-1] != b.itemsize:
         # BLAS is slower by a third on right operands that are turned round: more than a copy costs.
         b = np.ascontiguousarray(convert(b, node.types[1].accumulate))
-    return pure(machine, node, [a, b])
+    return [a, b]
+
+
+@rules(*prepared)
+def _(machine, node, args, run):
+    return pure(machine, node, prepared.of(node.op)(node, args))
 
 
 @places(tile.program_id)

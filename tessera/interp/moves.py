@@ -55,5 +55,5 @@ def _unit_axes(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Any, ..
 
 def whole(array: Any, block: tuple[int, ...]) -> Any:
     """A value with its block axes at full size, where it holds 1 for what is the same everywhere."""
-    lead = array.shape[: array.ndim - len(block)]
-    return array if array.shape == (*lead, *block) else np.broadcast_to(array, (*lead, *block))
+    sizes, lead = array.shape, array.ndim - len(block)
+    return array if sizes[lead:] == block else np.broadcast_to(array, (*sizes[:lead], *block))

@@ -118,7 +118,7 @@ def _step(node: Node) -> Step:
         return _ruled(node, place, False)
     indices = any(v.type == tile.INDEX for v in node.args)
     rule = instances.rules.get(node.op)
-    if rule is not None:
+    if rule is not None and node.op not in instances.prepared:
         return _ruled(node, rule, indices)
     return _pure(node, indices)
 
@@ -155,10 +155,12 @@ def _pure(node: Node, indices: bool) -> Step:
     """An op that only computes; index scalars stay affine as long as they can, else they are arrays."""
     args, results = node.args, node.results
     calculate = _single(node) if len(results) == 1 else _several(node)
-    rule = arithmetic.get(node.op)
+    rule, prepare = arithmetic.get(node.op), instances.prepared.get(node.op)
 
     def step(run: Run, env: dict[Value, Any]) -> None:
         values = [env[a] for a in args]
+        if prepare is not None:
+            values = prepare(node, values)
         if indices and Affine in map(type, values):
             found = rule(*values) if rule and all(type(v) is Affine for v in values) else None
             if found is not None:

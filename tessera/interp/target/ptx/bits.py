@@ -88,14 +88,18 @@ def _(d: Decoder, inst: Instruction) -> Step:
     return elementwise(d, inst, shift, b32, b32, b32, TYPES["u32"])
 
 
+# Positions and lengths of bit fields: the ISA restricts them to 8 bits, the hardware has all 32 in the 64-bit forms.
+_FIELD = {32: np.uint32(0xFF), 64: np.uint32(0xFFFFFFFF)}
+
+
 @rule("bfe")
 def _(d: Decoder, inst: Instruction) -> Step:
     modifiers(d, inst)
     t, u32 = TYPES[inst.op[-1]], TYPES["u32"]
-    unsigned = BITS[t.bits].type
+    unsigned, field = BITS[t.bits].type, _FIELD[t.bits]
 
     def extract(a: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-        first, many = (start & 0xFF).astype(np.int64), (length & 0xFF).astype(np.int64)
+        first, many = (start & field).astype(np.int64), (length & field).astype(np.int64)
         bits = a.view(BITS[t.bits])
         there = _ones(np.clip(np.minimum(many, t.bits - first), 0, None), t.bits)
         value = bits >> np.minimum(first, t.bits - 1).astype(unsigned) & there
@@ -120,10 +124,10 @@ def _ones(many: np.ndarray, bits: int) -> np.ndarray:
 def _(d: Decoder, inst: Instruction) -> Step:
     modifiers(d, inst)
     t, u32 = TYPES[inst.op[-1]], TYPES["u32"]
-    unsigned = BITS[t.bits].type
+    unsigned, field = BITS[t.bits].type, _FIELD[t.bits]
 
     def insert(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-        first, many = start & 0xFF, length & 0xFF
+        first, many = start & field, length & field
         by = np.minimum(first, t.bits - 1).astype(unsigned)
         mask = np.where(first < t.bits, _ones(many, t.bits) << by, unsigned(0))
         return (b & ~mask) | ((a << by) & mask)

@@ -22,6 +22,7 @@ _WORDS = {*_TO_FLOAT, *_TO_INTEGER, "ftz", "sat", "satfinite", "relu"}
 _LARGEST = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "e4m3": 448.0, "e5m2": 57344.0}
 _LARGEST["tf32"] = (2 - 2.0**-10) * 2.0**127
 _FP8 = {"e4m3", "e5m2"}
+_DIGITS = {"f16": 10, "bf16": 7, "f32": 23, "f64": 52}  # bits of the mantissa
 
 
 @rule("cvt")
@@ -104,16 +105,41 @@ def _float_to_float(out: Type, source: Type, words: tuple[str, ...]) -> Function
     if part.bits < TYPES[source.name.removesuffix("x2")].bits and not mode and whole is None:
         raise KeyError("a narrowing conversion without rounding")
 
+    if out is source and not words and out.bits >= 32:
+        return lambda a: a  # a move: NaNs stay what they are
+
     def convert(a: np.ndarray) -> np.ndarray:
         if "ftz" in words and source.name == "f32":
             a = flush(source, a)
         x = a.astype(np.float64)
         if whole is not None:
             x = whole(x)
-        value = _in_format(part, x, mode or "rn", "satfinite" in words)
-        return _ended(part, value, words)
+        value = _ended(part, _in_format(part, x, mode or "rn", "satfinite" in words), words)
+        return _payloads(part, source, a, value, words)
 
     return convert
+
+
+def _payloads(t: Type, source: Type, a: np.ndarray, value: np.ndarray, words: tuple[str, ...]) -> np.ndarray:
+    """NaNs to and from doubles, and from bf16, keep sign and upper bits of the payload; tf32 has its own."""
+    if t.name == "tf32" and "satfinite" not in words:
+        nan = a.view(np.uint32) if "rna" in words else np.uint32(0x7FFFFFFF)
+        bits = np.where(np.isnan(a), nan & np.uint32(0xFFFFE000), value.view(np.uint32))
+        return bits.view(value.dtype)
+    pair = {t.name, source.name}
+    if "sat" in words or not ("f64" in pair or (t.name, source.name) == ("f32", "bf16")) or not pair <= set(_DIGITS):
+        return value
+    nan = np.isnan(a)
+    return np.where(nan, _same_nan(t, source, a, quiet="f64" in pair), value) if nan.any() else value
+
+
+def _same_nan(t: Type, source: Type, a: np.ndarray, quiet: bool) -> np.ndarray:
+    """A NaN in another format: the sign, and as many of the upper bits of its payload as fit."""
+    bits, have, want = a.view(f"u{a.itemsize}").astype(np.uint64), _DIGITS[source.name], _DIGITS[t.name]
+    sign = bits >> np.uint64(source.bits - 1) << np.uint64(t.bits - 1)
+    payload = (bits & np.uint64((1 << have) - 1)) << np.uint64(52 - have) >> np.uint64(52 - want)
+    exponent = ((1 << t.bits - 1) - 1) >> want << want | quiet << want - 1
+    return (sign | np.uint64(exponent) | payload).astype(f"u{t.bits // 8}").view(t.dtype)
 
 
 def _in_format(t: Type, x: np.ndarray, mode: str, finite: bool) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,11 @@ from tessera.interp.target.ptx.types import TYPES, Type
 
 Function = Callable[..., np.ndarray]
 _NAN = {"f32": 0x7FFFFFFF, "f16": 0x7FFF, "bf16": 0x7FFF, "tf32": 0x7FFFFFFF}
+_COARSE_NAN = np.uint64(0x7FFFFFFF << 32)
 _TINY = {"f32": 0x00800000, "f16": 0x0400, "bf16": 0x0080}  # the smallest normal number
+_QUIET, _INVALID = np.uint64(1 << 51), np.uint64(0xFFF8 << 48)
+# Which operand's NaN a double result has, by their number: the last named here that is one.
+_PAYLOADS = {1: (0,), 2: (0, 1), 3: (0, 2, 1)}
 _ROUNDED: dict[str, Function] = {
     "add": rounding.add, "sub": rounding.sub, "mul": rounding.mul, "fma": rounding.multiply_add,
     "mad": rounding.multiply_add, "div": rounding.div, "sqrt": rounding.sqrt,
@@ -25,12 +29,22 @@ _ROUNDED: dict[str, Function] = {
 
 
 def canonical(t: Type, value: np.ndarray) -> np.ndarray:
-    """Float results with the one NaN that the hardware gives."""
+    """Float results with the one NaN that the hardware gives, whatever came in; doubles as they are."""
     name = t.name.removesuffix("x2")
     if name in _NAN and (bad := np.isnan(value)).any():
         bits = np.where(bad, np.array(_NAN[name], f"u{value.itemsize}"), value.view(f"u{value.itemsize}"))
         return bits.view(value.dtype)
     return value
+
+
+def of_operands(value: np.ndarray, args: Sequence[np.ndarray]) -> np.ndarray:
+    """Double results whose NaNs are those of the operands, quiet; the last operand that is NaN decides."""
+    if not (bad := np.isnan(value)).any():
+        return value
+    bits = np.broadcast_to(_INVALID, value.shape)
+    for a in args:
+        bits = np.where(np.isnan(a), np.ascontiguousarray(a).view(np.uint64) | _QUIET, bits)
+    return np.where(bad, bits, value.view(np.uint64)).view(np.float64)
 
 
 def flush(t: Type, value: np.ndarray) -> np.ndarray:
@@ -48,12 +62,15 @@ def saturate(value: np.ndarray) -> np.ndarray:
 
 
 def positive(value: np.ndarray) -> np.ndarray:
-    """Negative values become 0."""
-    return np.where(value < 0, value.dtype.type(0), value)
+    """Negative values and -0 become +0."""
+    return np.where(value <= 0, value.dtype.type(0), value)
 
 
-def finished(t: Type, words: list[str], function: Function) -> Function:
-    """A function with what the modifiers say happens to its operands and to its result."""
+def finished(t: Type, words: list[str], function: Function, first: bool = False) -> Function:
+    """A function with what the modifiers say happens to its operands and to its result.
+
+    `first`: of the NaNs among double operands the first counts, as in what ptxas makes of several instructions.
+    """
     stages: list[Function] = [lambda v: canonical(t, v)]
     if "relu" in words:
         stages.append(positive)
@@ -68,6 +85,8 @@ def finished(t: Type, words: list[str], function: Function) -> Function:
         for stage in before:
             args = tuple(stage(a) for a in args)
         value = function(*args)
+        if t.name == "f64":
+            value = of_operands(value, args[::-1] if first else [args[k] for k in _PAYLOADS[len(args)]])
         for stage in stages:
             value = stage(value)
         return value
@@ -96,10 +115,10 @@ def _(d: Decoder, inst: Instruction) -> Step:
         out = rounding.div(a, b, mode or "rn")
         if "approx" in words:  # a reciprocal of such divisors would be subnormal
             huge = (np.abs(b) > 2.0**126) & np.isfinite(b)
-            out = np.where(huge, np.copysign(np.where(np.isinf(a), t.dtype.type(np.nan), t.dtype.type(0)), out), out)
+            out = np.where(huge, np.copysign(np.where(np.isfinite(a), t.dtype.type(0), t.dtype.type(np.nan)), out), out)
         return out
 
-    return elementwise(d, inst, finished(t, words, divide), t, t, t)
+    return elementwise(d, inst, finished(t, words, divide, first=True), t, t, t)
 
 
 @rule("rcp", "sqrt", table=FLOAT)
@@ -118,13 +137,18 @@ def _(d: Decoder, inst: Instruction) -> Step:
 
 
 def _coarse(function: Function) -> Function:
-    """The coarse approximations of doubles have the upper 32 bits alone, and flush subnormals."""
+    """The coarse approximations of doubles see and give the upper 32 bits alone, and flush subnormals."""
+    upper, tiny = np.uint64(0xFFFFFFFF00000000), np.finfo(np.float64).tiny
 
     def cut(value: np.ndarray) -> np.ndarray:
-        kept = value.view(np.uint64) & np.uint64(0xFFFFFFFF00000000)
-        return np.where(np.abs(value) < np.finfo(np.float64).tiny, np.copysign(0.0, value), kept.view(np.float64))
+        kept = (value.view(np.uint64) & upper).view(np.float64)
+        return np.where(np.abs(kept) < tiny, np.copysign(0.0, kept), kept)
 
-    return lambda a: cut(function(np.where(np.abs(a) < np.finfo(np.float64).tiny, np.copysign(0.0, a), a)))
+    def whole(a: np.ndarray) -> np.ndarray:
+        value = cut(function(cut(a)))
+        return np.where(np.isnan(value), _COARSE_NAN, value.view(np.uint64)).view(np.float64)
+
+    return whole
 
 
 # Computed in double and rounded once: within the error that the ISA documents for each.
@@ -179,13 +203,10 @@ def _least(t: Type, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @rule("abs", "neg", table=FLOAT)
 def _(d: Decoder, inst: Instruction) -> Step:
-    """On the sign bit alone: a NaN keeps its payload."""
+    """A NaN becomes the one that arithmetic gives; its sign does not count."""
     t = TYPES[inst.op[-1]]
-    words = modifiers(d, inst, "ftz")
     change = np.abs if inst.op[0] == "abs" else np.negative
-    if "ftz" in words:
-        return elementwise(d, inst, lambda a: flush(t, change(flush(t, a))), t, t)
-    return elementwise(d, inst, change, t, t)
+    return elementwise(d, inst, finished(t, modifiers(d, inst, "ftz"), change), t, t)
 
 
 @rule("copysign", table=FLOAT)
@@ -200,7 +221,7 @@ _TESTS: dict[str, Any] = {
     "infinite": np.isinf,
     "number": lambda a: ~np.isnan(a),
     "notanumber": np.isnan,
-    "normal": lambda a: np.isfinite(a) & (np.abs(a) >= np.finfo(a.dtype).tiny),
+    "normal": lambda a: np.isfinite(a) & ((np.abs(a) >= np.finfo(a.dtype).tiny) | (a == 0)),
     "subnormal": lambda a: (a != 0) & (np.abs(a) < np.finfo(a.dtype).tiny),
 }
 

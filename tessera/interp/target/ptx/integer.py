@@ -125,7 +125,7 @@ def _(d: Decoder, inst: Instruction) -> Step:
 
 
 def truncated(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quotient toward zero and remainder; division by zero gives all ones and the dividend, as the hardware does."""
+    """Quotient toward zero and remainder; division by zero gives all ones for both, as the hardware does."""
     a, b = np.broadcast_arrays(a, b)
     none = b == 0
     safe = np.where(none, b.dtype.type(1), b)
@@ -133,8 +133,8 @@ def truncated(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rest = a - quotient * safe
     if a.dtype.kind == "i":
         quotient = quotient + ((rest != 0) & ((a < 0) != (safe < 0)))
-    quotient = np.where(none, ~np.zeros_like(a), quotient.astype(a.dtype))
-    return quotient, np.where(none, a, a - quotient * safe)
+    quotient, ones = quotient.astype(a.dtype), ~np.zeros_like(a)
+    return np.where(none, ones, quotient), np.where(none, ones, a - quotient * safe)
 
 
 @rule("min", "max", table=INTEGER)

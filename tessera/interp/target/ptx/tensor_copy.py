@@ -30,6 +30,7 @@ _WORDS = {
 _SWIZZLE_BITS = {32: 1, 64: 3, 128: 7}  # which of the chunk bits 4 to 6 are flipped by bits 7 to 9
 _MAP_BYTES = 128
 _SHARED_ALIGNMENT = 128
+_CHUNK = 16  # bytes
 
 
 def swizzled(offset: np.ndarray, swizzle: int) -> np.ndarray:
@@ -133,6 +134,15 @@ def _base(m: Machine, box: Box, coordinates: tuple[int, ...], lane: int) -> int:
     return start + sum(c * s for c, s in zip(coordinates, box.strides, strict=True))
 
 
+def refuse(box: Box, coordinates: tuple[int, ...], lane: int, stores: bool) -> None:
+    """What no manual says and an H200 ends with an illegal instruction: starts inside 16 bytes, stores before 0."""
+    if coordinates[0] * box.itemsize % _CHUNK:
+        says = f"a box that starts at column {coordinates[0]} of elements of {box.itemsize} bytes: not a multiple of 16"
+        raise Fault(says, AsyncCopyError, lane)
+    if stores and min(coordinates) < 0:
+        raise Fault(f"a box stored at negative coordinates {coordinates}", AsyncCopyError, lane)
+
+
 def _load(d: Decoder, inst: Instruction, line: Line) -> None:
     into, barrier = target(d, inst, inst.operands[0], "shared"), target(d, inst, inst.operands[2], "shared")
     read, axes = _map_operand(d, inst, inst.operands[1])
@@ -144,6 +154,7 @@ def _load(d: Decoder, inst: Instruction, line: Line) -> None:
             masks = some.compress(mask(m, some)).tolist() if mask else [None] * len(bars)
             each = zip(some.flat.tolist(), _points(m, some, axes), starts, bars, masks, strict=True)
             for lane, coordinates, start, bar, to in each:
+                refuse(box, coordinates, lane, stores=False)
                 content = _gathered(m, box, coordinates, lane)
                 for shift in multicast(m, lane, to):
                     _place(m, box, content, Copy(lane, 0, start + shift, box.nbytes), bar + shift)
@@ -187,6 +198,7 @@ def _store(d: Decoder, inst: Instruction, line: Line) -> None:
         for some, box in by_map(m, lanes, read, len(axes)):
             starts = _starts(m, some, source, box)
             for lane, coordinates, start in zip(some.flat.tolist(), _points(m, some, axes), starts, strict=True):
+                refuse(box, coordinates, lane, stores=True)
                 content = cells[box.itemsize][(start + _in_shared(box, start % 1024)) // box.itemsize]
                 _scatter(m, box, coordinates, content, name, lane)
                 if m.debug:

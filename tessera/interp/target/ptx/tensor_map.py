@@ -18,7 +18,8 @@ _FORMAT = "<" + "".join(form * many for _, form, many in _LAYOUT)
 MAGIC = b"TESSERA1"
 SWIZZLES = (0, 32, 64, 128)
 TYPE_NAMES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16")
-_NAN = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF, "f64": 0x7FFFFFFFFFFFFFFF}
+# The NaN that fills what lies outside, as an H200 writes it.
+_NAN = {"f16": 0x7FF7, "bf16": 0x7FF7, "f32": 0x7FF77FF7, "f64": 0x7FF77FF77FF77FF7}
 
 
 def place_of(name: str, index: int = 0) -> tuple[int, str]:
