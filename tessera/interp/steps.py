@@ -159,15 +159,13 @@ def _pure(node: Node, indices: bool) -> Step:
 
     def step(run: Run, env: dict[Value, Any]) -> None:
         values = [env[a] for a in args]
-        if prepare is not None:
-            values = prepare(node, values)
         if indices and Affine in map(type, values):
             found = rule(*values) if rule and all(type(v) is Affine for v in values) else None
             if found is not None:
                 env[results[0]] = found
                 return
             values = run.machine.arrays(values)
-        calculate(env, values)
+        calculate(env, values if prepare is None else prepare(node, values))
 
     return step
 

@@ -13,17 +13,22 @@ from tessera.codegen.ptx.exchange import runs
 from tessera.codegen.ptx.hazards import READ, WRITE
 from tessera.codegen.ptx.layout import Bit, Layout, width
 from tessera.codegen.ptx.memory import Run
-from tessera.codegen.ptx.products import LANES, STEP, fragments
-from tessera.codegen.ptx.types import literal, size
+from tessera.codegen.ptx.products import HELD, LANES, STEP, fragments
+from tessera.codegen.ptx.types import register_class, size
 from tessera.codegen.ptx.words import half_words
 from tessera.ir.core import Node
-from tessera.types import f32
+from tessera.types import bf16, f16, int8
 
 if TYPE_CHECKING:
     from tessera.codegen.ptx.kernel import Kernel
 
 GAP = 16  # bytes after each row
 ROWS, COLUMNS = 16, 8  # of the sums of one instruction
+HALF = 16  # bytes of the shared axis in one of the matrices that are loaded
+FORMS = {
+    bf16: "m16n8k16.row.col.f32.bf16.bf16.f32", f16: "m16n8k16.row.col.f32.f16.f16.f32",
+    int8: "m16n8k32.row.col.s32.s8.s8.s32",
+}  # fmt: skip
 
 
 class Fragments:
@@ -31,23 +36,28 @@ class Fragments:
 
     def __init__(self, kernel: Kernel, node: Node) -> None:
         self.kernel, self.text, self.node = kernel, kernel.text, node
-        self.sides, self.wide = node.args[-2:], f32
+        self.sides = node.args[-2:]
+        self.wide = self.sides[0].type.accumulate
         self.layout = kernel.layout(node.out)
-        self.dtype = self.sides[0].type.dtype
+        self.dtype = HELD[self.sides[0].type.dtype]
+        each = size(self.dtype)
+        self.step = STEP // each
         left, right = (kernel.layout(v) for v in self.sides)
         self.depth = left.shape[1]
         threads = kernel.team.threads
-        self.direct = left == fragments(left.shape, threads, True) and self.layout == fragments(
+        own = left == fragments(left.shape, threads, True) and self.layout == fragments(
             self.layout.shape, threads, True
         )
-        # The right side lies in memory as its registers hold neighbours: by rows, or by columns.
-        self.turned = bool(right.registers) and right.registers[0] == (0, 0)
+        self.direct = own and each == 2
+        # The right side lies in memory as its registers hold neighbours: by rows, or by columns. Elements of 8 bits
+        # must lie by columns, since loads turn only pairs of bytes around.
+        self.turned = each == 1 or (bool(right.registers) and right.registers[0] == (0, 0))
         # Rows and columns are filled up to what one instruction takes; what lies there is never looked at.
-        self.pitches = [_pitch(left.shape[1]), _pitch(right.shape[0] if self.turned else right.shape[1])]
+        self.pitches = [_pitch(each * n) for n in (left.shape[1], right.shape[0 if self.turned else 1])]
         self.tall = 1 << max(width(left.shape[0]), 4)
         self.offset = 0 if self.direct else self.tall * self.pitches[0]
         rows = _up(right.shape[1], 16) if self.turned else self.depth
-        self.base = kernel.room.exchange(self.offset + rows * self.pitches[1] + _up(right.shape[1], 16) * 2)
+        self.base = kernel.room.exchange(self.offset + rows * self.pitches[1] + _up(right.shape[1], 16) * each)
 
     def put(self) -> None:
         """Both sides into the exchange."""
@@ -68,14 +78,15 @@ class Fragments:
 
     def run(self) -> None:
         """The sums: for each 16 steps of the shared axis what the warp needs of both sides, then all products of it."""
-        zero = literal("f32", 0.0)
+        kind = register_class(self.wide)
+        zero = words.zero(kind)
         given = self.kernel.values[self.node.args[0]] if len(self.node.args) > 2 else (zero,) * self.layout.count
-        self.sums = [self.text.let("mov.f32", "f32", x) for x in given]
+        self.sums = [self.text.let(f"mov.{kind}", kind, x) for x in given]
         places = {offset: i for i, offset in enumerate(self.layout.offsets)}
         down = sorted({m - m % ROWS for m, _ in places})
         across = sorted({n - n % COLUMNS for _, n in places})
         left, right = "" if self.direct else self._left(), self._right()
-        for k in range(0, self.depth, STEP):
+        for k in range(0, self.depth, self.step):
             a = {m: self._rows(left, m, k) for m in down}
             b = self._columns(right, across, k)
             for m in down:
@@ -83,11 +94,11 @@ class Fragments:
                     self._multiply(places, m, n, a[m], b[n])
 
     def _multiply(self, places: dict[tuple[int, ...], int], m: int, n: int, a: list[str], b: list[str]) -> None:
-        name = self.dtype.name
+        kind = register_class(self.wide)
         spots = [places.get((m + down, n + across)) for down in (0, 8) for across in (0, 1)]
-        d = [self.sums[i] if i is not None else self.text.let("mov.f32", "f32", literal("f32", 0.0)) for i in spots]
+        d = [self.sums[i] if i is not None else self.text.let(f"mov.{kind}", kind, words.zero(kind)) for i in spots]
         sums, left, right = (f"{{{', '.join(each)}}}" for each in (d, a, b))
-        self.text.do(f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32", sums, left, right, sums)
+        self.text.do(f"mma.sync.aligned.{FORMS[self.dtype]}", sums, left, right, sums)
 
     def _rows(self, left: str, m: int, k: int) -> list[str]:
         """The left side's part for 16 rows: from memory, or from the registers that hold it already."""
@@ -135,7 +146,7 @@ class Fragments:
         half = (1, 0) if two else None
         if self.turned:
             return self._columns_address(half, warps)
-        return self._lane_address(Layout((STEP, 64), (), (*lanes, half, *warps)), self.pitches[1])
+        return self._lane_address(Layout((16, 64), (), (*lanes, half, *warps)), self.pitches[1])
 
     def _columns_address(self, half: Bit | None, warps: list[Bit | None]) -> str:
         """The same where columns lie one after the other: eight columns, the half of the 16 steps, eight more."""
@@ -148,7 +159,7 @@ class Fragments:
         """The base, and a thread's row and half row."""
         team = self.kernel.team
         total = self.base
-        for axis, step in enumerate((pitch, 8 * size(self.dtype))):
+        for axis, step in enumerate((pitch, HALF)):
             place = team.place(lanes, axis)
             if place != "0":
                 part = team.once(("near", place, step), "mul.lo.u32", "b32", place, step)
@@ -157,8 +168,8 @@ class Fragments:
 
 
 def _pitch(count: int) -> int:
-    """The bytes from one row of so many elements to the next."""
-    return _up(2 * count, 2 * GAP) + GAP
+    """The bytes from one row of so many bytes to the next."""
+    return _up(count, 2 * GAP) + GAP
 
 
 def _up(n: int, alignment: int) -> int:

@@ -14,7 +14,7 @@ from tessera.codegen.ptx.products import enough_rows, fragments, group_fragments
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.op import Rules
 from tessera.ops import basic, control, group, linalg, reduce, shape, tile
-from tessera.types import RefType, TensorType
+from tessera.types import RefType, TensorType, int8
 
 Found = Layout | None
 natural = Rules("ptx layout")
@@ -61,6 +61,8 @@ class Inference:
         left = node.args[-2]
         shape = sizes(left)
         if self.threads == 1 or not tensor_cores(node) or not enough_rows(shape[0], self.threads):
+            return False
+        if left.type.dtype == int8:  # four neighbours to a register, which no other layout has
             return False
         again = self._depths.get(left, 0) < self._depth
         return again or self.of[left] == fragments(shape, self.threads, True)

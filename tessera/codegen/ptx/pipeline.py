@@ -17,13 +17,16 @@ from tessera.evaluate import copier, rebuild
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
 from tessera.ops import basic, control, linalg, shape, tile
-from tessera.types import GLOBAL, RefType, TensorType, bf16, f16, f32
+from tessera.types import GLOBAL, DType, RefType, TensorType, bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32
 
 ROW_BYTES = 128  # of a block's inner axis: one row of the swizzle
 COLUMNS = (64, 128, 256)
 ROWS = (64, 128, 256)
 SUMS = 128  # registers of a thread for the block that is carried
 STRIDE = 16  # bytes that rows in memory are a multiple of
+# The types of sides, with what their sums are in. Of those of 8 bits the instructions want both sides by rows.
+SIDES = {bf16: f32, f16: f32, fp8_e4m3: f32, fp8_e5m2: f32, int8: int32}
+HALVES = (bf16, f16)
 Producers = Mapping[Value, Node]
 
 
@@ -134,16 +137,16 @@ def _side(inside: Producers, v: Value) -> Side | None:
         return None
     ref, *starts = node.args
     rank = ref.type.rank  # type: ignore[union-attr]
-    if len(starts) != rank or not fetched(ref.type) or any(n != 1 for n in node.attrs["shape"][:-2]):
+    if len(starts) != rank or not fetched(ref.type, tuple(SIDES)) or any(n != 1 for n in node.attrs["shape"][:-2]):
         return None
     return Side(ref, tuple(starts), tuple(node.attrs["shape"]), flipped)
 
 
-def fetched(type: Any) -> bool:
-    """Whether a copy engine can fetch blocks of a ref."""
+def fetched(type: Any, dtypes: tuple[DType, ...] = HALVES) -> bool:
+    """Whether a copy engine can fetch blocks of a ref that has one of these types."""
     if not isinstance(type, RefType) or type.space != GLOBAL or not 2 <= type.rank <= 5:
         return False
-    return type.dtype in (bf16, f16) and int(type.shape[-1]) * size(type.dtype) % STRIDE == 0
+    return type.dtype in dtypes and int(type.shape[-1]) * size(type.dtype) % STRIDE == 0
 
 
 def _sized(loop: Loop) -> bool:
@@ -152,8 +155,9 @@ def _sized(loop: Loop) -> bool:
     type = loop.left.ref.type
     assert isinstance(type, RefType)
     whole = rows in ROWS and columns in COLUMNS and depth * size(type.dtype) == ROW_BYTES and not loop.left.flipped
-    fits = rows * columns // (min(rows, 128) * 2) <= SUMS
-    return whole and fits and type.block(()).accumulate == f32
+    fits = rows * columns // (min(rows, 128) * 2) <= SUMS and (type.dtype in HALVES or loop.right.flipped)
+    same = loop.right.ref.type.dtype == type.dtype  # type: ignore[union-attr]
+    return whole and fits and same and type.block(()).accumulate == SIDES[type.dtype]
 
 
 def _steady(function: Function, producers: Producers, loop: Loop, index: Value) -> bool:

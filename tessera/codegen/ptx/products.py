@@ -8,21 +8,27 @@ from tessera.codegen.ptx.layout import Bit, Layout, width
 from tessera.codegen.ptx.ops import multiply_add
 from tessera.ir.core import Node, Value
 from tessera.ops import linalg
-from tessera.types import bf16, f16, f32
+from tessera.codegen.ptx.types import size
+from tessera.types import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32
 
 LANES = 5
-STEP = 16  # of the shared axis, in one instruction of the tensor cores
+STEP = 32  # bytes of the shared axis, in one instruction of the tensor cores
+# What elements are multiplied as: every fp8 number is one of f16, whose products all GPUs here add up in f32.
+HELD = {bf16: bf16, f16: f16, fp8_e4m3: f16, fp8_e5m2: f16, int8: int8}
 LEAST = 8  # rows and columns from which tensor cores are worth their while
 
 
 def tensor_cores(node: Node) -> bool:
-    """Whether a product is one for tensor cores: 16-bit floats, sums in f32, enough of each axis."""
+    """Whether a product is one for tensor cores: narrow floats or int8, sums as wide as theirs, enough of each axis."""
     if node.op not in (linalg.dot, multiply_add):
         return False
     a, b = (v.type for v in node.args[-2:])
     rows, depth, columns = (int(n) for n in (a.shape[-2], a.shape[-1], b.shape[-1]))  # type: ignore[union-attr]
-    fits = a.rank == 2 and depth % STEP == 0 and min(rows, columns) >= LEAST  # type: ignore[union-attr]
-    return fits and a.dtype in (bf16, f16) and a.accumulate == f32  # type: ignore[union-attr]
+    held = HELD.get(a.dtype)  # type: ignore[union-attr]
+    if held is None or node.args[-1].type.dtype != a.dtype:  # type: ignore[union-attr]
+        return False
+    fits = a.rank == 2 and depth * size(held) % STEP == 0 and min(rows, columns) >= LEAST  # type: ignore[union-attr]
+    return fits and a.accumulate == (int32 if held == int8 else f32)  # type: ignore[union-attr]
 
 
 def product_layout(node: Node, threads: int, by_rows: bool) -> Layout:

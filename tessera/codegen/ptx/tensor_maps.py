@@ -15,7 +15,8 @@ from tessera.types import as_dtype
 # compute capability 9.0, and 576 is the next multiple. pycuda packs parameters without regard to that.
 FIRST = 48
 BYTES, ALIGN = 128, 64
-TYPES = {"f16": 6, "f32": 7, "bf16": 9}  # CUtensorMapDataType
+# CUtensorMapDataType; a copy moves the bits of an 8-bit element as an integer's.
+TYPES = {"f16": 6, "f32": 7, "bf16": 9, "int8": 0, "fp8_e4m3": 0, "fp8_e5m2": 0}
 SWIZZLE_128, PROMOTE_128, NONE = 3, 2, 0
 
 

@@ -11,20 +11,33 @@ from typing import TYPE_CHECKING
 from tessera.codegen.ptx.fetch import INNER, stage_bytes
 from tessera.codegen.ptx.ops import product_loop
 from tessera.codegen.ptx.ring import Walker
+from tessera.codegen.ptx.types import literal, register_class
 from tessera.codegen.ptx.visit import visit
 from tessera.ir.core import Node
+from tessera.types import bf16, f16, fp8_e4m3, fp8_e5m2, int8
 
 if TYPE_CHECKING:
     from tessera.codegen.ptx.kernel import Kernel
 
-STEP = 16  # of the shared axis, in one instruction
+STEP = 32  # bytes of the shared axis, in one instruction
 GROUP = 128  # threads, and
+ROW = 128  # bytes of a row of the swizzle
 HEIGHT = 64  # rows of the sums of one instruction
 EIGHT_ROWS = 1024  # bytes of eight rows of the swizzle
 SWIZZLE = 1 << 62  # the 128-byte one
 # Fields of a descriptor count 16 bytes: from one group of eight rows to the next, and between columns 64 apart.
 ROWS_FIRST = SWIZZLE | (EIGHT_ROWS >> 4) << 32 | 1 << 16
 COLUMNS_FIRST = SWIZZLE | (EIGHT_ROWS >> 4) << 32 | (INNER * 128 >> 4) << 16
+# The types in an instruction's name: the depth it takes, the sums', the sides'.
+FORMS = {
+    bf16: "k16.f32.bf16.bf16", f16: "k16.f32.f16.f16", int8: "k32.s32.s8.s8",
+    fp8_e4m3: "k32.f32.e4m3.e4m3", fp8_e5m2: "k32.f32.e5m2.e5m2",
+}  # fmt: skip
+# What follows the descriptors and whether to add: the signs, and whether either side lies by columns.
+LAST = {bf16: (1, 1, 0), f16: (1, 1, 0), fp8_e4m3: (1, 1), fp8_e5m2: (1, 1), int8: ()}
+# Sums of fp8 products keep fewer bits in the tensor cores than f32 has, so each round's are added up outside.
+SHORT = (fp8_e4m3, fp8_e5m2)
+PART = 128  # columns of a round whose sums are apart at one time
 
 
 @visit(product_loop)
@@ -39,10 +52,14 @@ class Consumer:
         assert kernel.ring is not None and kernel.walker is not None
         self.kernel, self.text, self.node, self.ring = kernel, kernel.text, node, kernel.ring
         self.walker: Walker = kernel.walker
-        self.rows, self.columns, self.depth = node.attrs["block"]
+        self.rows, self.columns, _ = node.attrs["block"]
+        self.flipped = node.attrs["flipped"]
         self.groups = kernel.team.threads // GROUP
-        first = kernel.values[node.args[0]]
-        self.sums = [self.text.let("mov.f32", "f32", x) for x in first]
+        self.dtype = node.args[1].type.dtype
+        kind = register_class(node.out.type.dtype)
+        self.sums = [self.text.let(f"mov.{kind}", kind, x) for x in kernel.values[node.args[0]]]
+        apart = min(self.columns, PART) // 2 if self.dtype in SHORT else 0
+        self.apart = [self.text.let("mov.f32", "f32", literal("f32", 0.0)) for _ in range(apart)]
 
     def run(self) -> None:
         """A loop of rounds with one group of instructions under way: the stage before is given back a round later."""
@@ -53,12 +70,7 @@ class Consumer:
         text.label(head)
         text.do(f"bra {done}", guard=text.let("setp.ge.s64", "pred", index, upper))
         self.walker.wait(self.ring.full)
-        text.do("wgmma.fence.sync.aligned")
-        self._multiply(self.walker.buffer())
-        text.do("wgmma.commit_group.sync.aligned")
-        text.do("wgmma.wait_group.sync.aligned", 1)
-        self._release(before)
-        text.do("mov.u32", before, self.walker.stage)
+        (self._apart if self.apart else self._under_way)(before)
         self.walker.advance()
         text.do("add.s64", index, index, node.attrs["step"])
         text.do(f"bra {head}")
@@ -66,6 +78,36 @@ class Consumer:
         text.do("wgmma.wait_group.sync.aligned", 0)
         self._release(before)
         self.kernel.values[node.out] = tuple(self.sums)
+
+    def _under_way(self, before: str) -> None:
+        """A round whose instructions go on into the next one."""
+        text = self.text
+        text.do("wgmma.fence.sync.aligned")
+        self._multiply(self.walker.buffer())
+        text.do("wgmma.commit_group.sync.aligned")
+        text.do("wgmma.wait_group.sync.aligned", 1)
+        self._release(before)
+        text.do("mov.u32", before, self.walker.stage)
+
+    def _apart(self, before: str) -> None:
+        """A round whose sums are made apart, some columns at a time, and then added in f32."""
+        text, buffer, size = self.text, self.walker.buffer(), len(self.apart)
+        left, right = self._sides(buffer)
+        for first in range(0, len(self.sums), size):
+            part, columns = divmod(first * 2, self.columns)
+            text.do("wgmma.fence.sync.aligned")
+            for k in range(0, ROW, STEP):
+                a = self._moved(left, k + part * HEIGHT * self.groups * ROW)
+                b = self._moved(right, k + columns * ROW)
+                self._instruction(self.apart, a, b, add=k > 0)
+            text.do("wgmma.commit_group.sync.aligned")
+            text.do("wgmma.wait_group.sync.aligned", 0)
+            if first + size == len(self.sums):
+                text.do("mov.u32", before, self.walker.stage)
+                self._release(before)
+                text.do("mov.u32", before, -1)
+            for total, each in zip(self.sums[first : first + size], self.apart, strict=True):
+                text.do("add.f32", total, total, each)
 
     def _release(self, stage: str) -> None:
         """One thread of each group says that a stage has been read; there is none before the first (-1)."""
@@ -76,24 +118,28 @@ class Consumer:
         place = text.let("mad.lo.u32", "b32", stage, 8, self.ring.empty)
         text.do("mbarrier.arrive.release.cta.shared::cta.b64", "_", f"[{place}]", guard=one)
 
+    def _sides(self, buffer: str) -> tuple[str, str]:
+        """The descriptors of where both sides of a stage begin."""
+        form = ROWS_FIRST if self.flipped else COLUMNS_FIRST
+        left = self._descriptor(buffer, self._own_rows(), ROWS_FIRST)
+        return left, self._descriptor(buffer, str(stage_bytes(self.node)[0]), form)
+
     def _multiply(self, buffer: str) -> None:
         """The instructions of one round."""
-        flipped = self.node.attrs["flipped"]
-        left = self._descriptor(buffer, self._own_rows(), ROWS_FIRST)
-        right = self._descriptor(buffer, str(stage_bytes(self.node)[0]), ROWS_FIRST if flipped else COLUMNS_FIRST)
-        along = STEP * 2 if flipped else STEP * 128
-        high = HEIGHT * self.groups * 128
+        left, right = self._sides(buffer)
+        along = STEP if self.flipped else STEP // 2 * ROW  # only 16-bit types lie by columns
+        high = HEIGHT * self.groups * ROW
         each = len(self.sums) * HEIGHT * self.groups // self.rows
-        for k in range(self.depth // STEP):
+        for k in range(ROW // STEP):
             b = self._moved(right, k * along)
             for part in range(self.rows // (HEIGHT * self.groups)):
-                a = self._moved(left, k * STEP * 2 + part * high)
-                self._instruction(self.sums[part * each : (part + 1) * each], a, b, 0 if flipped else 1)
+                a = self._moved(left, k * STEP + part * high)
+                self._instruction(self.sums[part * each : (part + 1) * each], a, b)
 
-    def _instruction(self, sums: list[str], a: str, b: str, turned: int) -> None:
-        name = self.node.args[1].type.dtype.name
-        form = f"wgmma.mma_async.sync.aligned.m64n{self.columns}k16.f32.{name}.{name}"
-        self.text.do(form, f"{{{', '.join(sums)}}}", a, b, 1, 1, 1, 0, turned)
+    def _instruction(self, sums: list[str], a: str, b: str, add: bool = True) -> None:
+        form = f"wgmma.mma_async.sync.aligned.m64n{len(sums) * 2}{FORMS[self.dtype]}"
+        turned = (0 if self.flipped else 1,) if self.dtype in (bf16, f16) else ()
+        self.text.do(form, f"{{{', '.join(sums)}}}", a, b, int(add), *LAST[self.dtype], *turned)
 
     def _own_rows(self) -> str:
         """Where a group's rows begin in the left side: the same number in all its threads."""
@@ -102,7 +148,7 @@ class Consumer:
             return "0"
         group = team.once(("group",), "shr.u32", "b32", team.thread, 7)
         even = team.once(("even group",), "shfl.sync.idx.b32", "b32", group, 0, 31, -1)
-        return team.once(("own rows",), "mul.lo.u32", "b32", even, HEIGHT * 128)
+        return team.once(("own rows",), "mul.lo.u32", "b32", even, HEIGHT * ROW)
 
     def _descriptor(self, buffer: str, offset: str, form: int) -> str:
         text = self.text
