@@ -8,8 +8,8 @@ SKIP are parts of names of tests to leave out; `--keep=FILE` keeps what the GPU 
 process of their own, and after one that fails (or gives no answer for a minute) in a new one.
 
 What differs is printed with its first elements. The stated exceptions stand apart: approximate instructions within
-their documented error, the order of atomics, sums of tensor cores, division of integers by zero, and products that
-ptxas fused with sums (see ptx_differences.py).
+their documented error, the order of atomics, sums of tensor cores, the bytes of tensor maps, and products that ptxas
+fused with sums (see ptx_differences.py).
 """
 
 import hashlib

@@ -53,7 +53,11 @@ def extracted(a, start, length, width, signed):
     """As the ISA's own program text has it, bit by bit."""
     top = width - 1
     sign = a >> min(start + length - 1, top) & 1 if signed and length else 0
+    start = min(start, width)
     return sum((a >> start + i & 1 if i < length and start + i <= top else sign) << i for i in range(width))
+
+
+FIELD = {32: 255, 64: U32}  # bits of positions and lengths that count: all in the 64-bit forms
 
 
 @pytest.mark.parametrize("t", ["u32", "s32", "u64", "s64"])
@@ -61,7 +65,7 @@ def test_bfe(t):
     width = int(t[1:])
     a, start, length = bits(f"u{width // 8}"), bits("u4", seed=1), bits("u4", seed=2)
     want = [
-        extracted(int(x), int(s) & 255, int(n) & 255, width, t[0] == "s")
+        extracted(int(x), int(s) & FIELD[width], int(n) & FIELD[width], width, t[0] == "s")
         for x, s, n in zip(a, start, length, strict=False)
     ]
     same(one(f"bfe.{t} %d, %a, %b, %c;", a, start, length, out=a.dtype), np.array(want, a.dtype))
@@ -70,9 +74,10 @@ def test_bfe(t):
 @pytest.mark.parametrize("width", [32, 64])
 def test_bfi(width):
     a, b = bits(f"u{width // 8}"), bits(f"u{width // 8}", seed=1)
-    start, length = bits("u4", seed=2), bits("u4", seed=3)
+    start, length, field = bits("u4", seed=2), bits("u4", seed=3), FIELD[width]
     want = []
-    for x, y, s, n in zip(*(map(int, v) for v in (a, b, start & 255, length & 255)), strict=False):
+    for x, y, s, n in zip(*(map(int, v) for v in (a, b, start & field, length & field)), strict=False):
+        s, n = min(s, width), min(n, width)
         mask = ((1 << n) - 1) << s & (1 << width) - 1
         want.append(y & ~mask | x << s & mask)
     same(one(f"bfi.b{width} %d, %a, %b, %c, %e;", a, b, start, length, out=a.dtype), np.array(want, a.dtype))

@@ -80,6 +80,22 @@ def test_widening_and_rounding_to_whole_numbers():
     same(one("cvt.ftz.f32.f32 %d, %a;", np.array([1e-40, 2], "f4"), out="f4"), np.array([0, 2], "f4"))
 
 
+def test_nan_payloads():
+    """Doubles and bf16 keep what fits of a NaN, quiet where a double takes part; elsewhere it is the hardware's one."""
+    double, single = np.array([0xFFF0_4000_0000_0001], "u8"), np.array([0xFF80_2001], "u4")
+    wanted = {"rn.f32.f64": 0xFFC2_0000, "rn.f16.f64": 0xFE10, "rn.bf16.f64": 0xFFC2}
+    for kind, want in wanted.items():
+        size = int(kind.split(".")[1].lstrip("bf")) // 8
+        assert one(f"cvt.{kind} %d, %a;", double, out=f"u{size}")[0] == want, kind
+    assert one("cvt.f64.f32 %d, %a;", single, out="u8")[0] == 0xFFF8_0400_2000_0000
+    assert one("cvt.f32.bf16 %d, %a;", np.array([0xFF81], "u2"), out="u4")[0] == 0xFF81_0000
+    assert one("cvt.f32.f32 %d, %a;", single, out="u4")[0] == single[0]
+    assert one("cvt.rn.f16.f32 %d, %a;", single, out="u2")[0] == 0x7FFF
+    assert one("cvt.f16.f16 %d, %a;", np.array([0xFC01], "u2"), out="u2")[0] == 0x7FFF
+    assert one("cvt.rn.tf32.f32 %d, %a;", single, out="u4")[0] == 0x7FFF_E000
+    assert one("cvt.rna.tf32.f32 %d, %a;", single, out="u4")[0] == 0xFF80_2000
+
+
 def test_tf32():
     largest = np.finfo("f4").max * np.array([1, -1], "f4")
     assert one("cvt.rna.satfinite.tf32.f32 %d, %a;", largest, out="u4").tolist() == [0x7F7FE000, 0xFF7FE000]

@@ -97,7 +97,30 @@ def test_saturation_and_relu():
 def test_nan_is_the_hardwares():
     nan = np.array([0x7FC01234, 0xFF800001], "u4")
     assert one("add.f32 %d, %a, 0f3F800000;", nan, out="u4").tolist() == [0x7FFFFFFF] * 2
-    assert one("neg.f32 %d, %a;", nan, out="u4").tolist() == [0xFFC01234, 0x7F800001]
+    for op, lower in (("neg", 0x8000), ("abs", 0)):
+        assert one(f"{op}.f32 %d, %a;", nan, out="u4").tolist() == [0x7FFFFFFF] * 2
+        assert one(f"{op}.bf16x2 %d, %a;", nan | 1 << 16, out="u4").tolist() == [0x7FFF1234 ^ lower, 0x7FFF0001 ^ lower]
+
+
+def test_nan_of_doubles_is_an_operands():
+    """Quiet, with its sign; what an H200 gave for which of several."""
+    a, b, c = (np.array([0xFFF0000000000000 + n], "u8") for n in (1, 2, 3))
+    quiet, number = 0xFFF8000000000000, np.ones(1).view("u8")
+    for op, want in {"add": 2, "mul": 2, "sub": 2, "min": 2, "div.rn": 1}.items():
+        assert one(f"{op}.f64 %d, %a, %b;", a, b, out="u8")[0] == quiet + want
+    for args, want in {(0, 1, 2): 2, (0, 3, 2): 3, (0, 3, 3): 1}.items():
+        chosen = [(a, b, c, number)[k] for k in args]
+        assert one("fma.rn.f64 %d, %a, %b, %c;", *chosen, out="u8")[0] == quiet + want
+    assert one("neg.f64 %d, %a;", a, out="u8")[0] == quiet + 1
+    zero = np.zeros(1)
+    assert one("div.rn.f64 %d, %a, %a;", zero, out="u8")[0] == quiet
+    assert one("rcp.approx.ftz.f64 %d, %a;", b, out="u8")[0] == 1 << 63  # its upper half is that of an infinity
+
+
+def test_relu_of_minus_zero():
+    zero = np.array([-0.0], "f4")
+    assert one("cvt.rn.relu.f16.f32 %d, %a;", zero, out="u2")[0] == 0
+    assert one("fma.rn.relu.f16 %d, %a, %b, %a;", np.array([-0.0], "f2"), np.ones(1, "f2"), out="u2")[0] == 0
 
 
 @pytest.mark.parametrize("t", ["f32", "f64", "f16", "bf16"])
@@ -138,8 +161,8 @@ def test_division_kinds():
         got = one(f"div.{kind}.f32 %d, %a, %b;", a, b, out="f4")
         normal = (np.abs(want) > 1.2e-38) & (np.abs(a) > 1.2e-38) & (np.abs(b) > 1.2e-38) & (np.abs(want) < 3e38)
         assert (np.abs(got - want)[normal] <= 2.0**-22 * np.abs(want)[normal]).all()
-    huge = np.array([2.0**127], "f4")
-    assert one("div.approx.f32 %d, %a, %b;", np.ones(1, "f4"), huge, out="f4")[0] == 0
+    got = one("div.approx.f32 %d, %a, 0f7F000000;", np.array([1, np.nan, np.inf], "f4"), out="f4")  # by 2 to the 127
+    same(got, np.array([0, np.nan, np.nan], "f4"))
 
 
 def test_signs_and_classes():
@@ -147,7 +170,7 @@ def test_signs_and_classes():
     same(one("abs.f32 %d, %a;", x, out="f4"), np.abs(x))
     same(one("copysign.f32 %d, %a, 0f40000000;", x[:5], out="f4"), np.copysign(np.float32(2), x[:5]))
     classes = {"finite": [1, 1, 1, 1, 0, 0], "infinite": [0, 0, 0, 0, 1, 0], "number": [1, 1, 1, 1, 1, 0]}
-    classes |= {"notanumber": [0, 0, 0, 0, 0, 1], "normal": [0, 0, 0, 1, 0, 0], "subnormal": [0, 0, 1, 0, 0, 0]}
+    classes |= {"notanumber": [0, 0, 0, 0, 0, 1], "normal": [1, 1, 0, 1, 0, 0], "subnormal": [0, 0, 1, 0, 0, 0]}
     for word, want in classes.items():
         assert one(f"testp.{word}.f32 %p, %a; selp.u32 %d, 1, 0, %p;", x, out="u4").tolist() == want
 

@@ -34,7 +34,7 @@ BINARY = {
     "min.{t}": lambda a, b, w: min(a, b),
     "max.{t}": lambda a, b, w: max(a, b),
     "div.{t}": lambda a, b, w: truncated(a, b) if b else -1,
-    "rem.{t}": lambda a, b, w: a - b * truncated(a, b) if b else a,
+    "rem.{t}": lambda a, b, w: a - b * truncated(a, b) if b else -1,
 }
 
 

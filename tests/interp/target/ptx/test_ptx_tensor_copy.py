@@ -46,9 +46,10 @@ def test_narrower_swizzles(swizzle, chunks, shift):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(-20, 40), st.integers(-20, 40), st.booleans())
+@given(st.integers(-5, 10), st.integers(-20, 40), st.booleans())
 def test_edges(x, y, nan):
-    """Elements outside read as zero or NaN."""
+    """Elements outside read as zero or NaN; columns of whole 16 bytes."""
+    x *= 4
     array = np.arange(1, 1 + 24 * 32, dtype="f4").reshape(24, 32)
     got = tile(array, (8, 16), 0, (x, y), nan_fill=nan)
     want = np.full((128, 128), np.nan if nan else 0, "f4")
@@ -56,13 +57,26 @@ def test_edges(x, y, nan):
     assert np.array_equal(got, want[40 + y : 48 + y, 40 + x : 56 + x], equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype,bits", [("f2", "7ff7"), ("f4", "7ff77ff7"), ("f8", "7ff77ff77ff77ff7")])
+def test_the_nan_of_the_fill(dtype, bits):
+    got = tile(np.ones((8, 16), dtype), (8, 8), 0, (0, 8), nan_fill=True)
+    assert {f"{v:x}" for v in got.view(f"u{got.itemsize}").reshape(-1)} == {bits}
+
+
+@pytest.mark.parametrize("dtype,x", [("f4", 2), ("f4", -1), ("f2", 4), ("u1", 8)])
+def test_boxes_that_start_inside_16_bytes(dtype, x):
+    """The hardware ends such a kernel: illegal instruction."""
+    with pytest.raises(AsyncCopyError, match="not a multiple of 16"):
+        tile(np.zeros((32, 64), dtype), (8, 16), 0, (x, 0))
+
+
 def test_three_dimensions():
     x = np.arange(6 * 10 * 32, dtype="f2").reshape(6, 10, 32)
     assert (tile(x, (2, 4, 16), 0, (8, 3, 1)) == x[1:3, 3:7, 8:24]).all()
 
 
-def store(x, y, op=STORE, coordinates="{4, -1}"):
-    """A box of 8 by 8 from one array added or written to another, at column 4 and row -1."""
+def store(x, y, op=STORE, coordinates="{4, 1}"):
+    """A box of 8 by 8 from one array added or written to another, at column 4 and row 1."""
     lines = barrier() + load([(0, 0, (0, 0))], 8 * 8 * 4)
     lines += f"@%first {op.format(n=2)} [%m1, {coordinates}], [%s]; @%first cp.async.bulk.commit_group;"
     lines += "@%first cp.async.bulk.wait_group 0;"
@@ -74,8 +88,10 @@ def test_store_leaves_out_what_lies_outside():
     x, y = np.arange(64, dtype="f4").reshape(8, 8), np.full((8, 8), -1, "f4")
     store(x, y)
     want = np.full((8, 8), -1, "f4")
-    want[:7, 4:] = x[1:, :4]
+    want[1:, 4:] = x[:7, :4]
     assert (y == want).all()
+    with pytest.raises(AsyncCopyError, match="negative coordinates"):  # as above: an illegal instruction
+        store(x, y, coordinates="{4, -1}")
 
 
 @pytest.mark.parametrize("op,f", [("add", np.add), ("min", np.minimum), ("max", np.maximum)])
@@ -83,7 +99,7 @@ def test_reductions(op, f):
     rng = np.random.default_rng(0)
     x, y = rng.integers(-9, 9, (2, 8, 8)).astype("i4")
     want = y.copy()
-    want[:7, 4:] = f(y[:7, 4:], x[1:, :4])
+    want[1:, 4:] = f(y[1:, 4:], x[:7, :4])
     store(x, y, f"cp.reduce.async.bulk.tensor.{{n}}d.global.shared::cta.{op}.tile.bulk_group")
     assert (y == want).all()
 
