@@ -1,6 +1,6 @@
 """The PTX target on a GPU against its peers, in pairs: ours and theirs in turn, medians of device-event times.
 
-    python -m benchmarks.gpu [launch] [memory] [products] [attention]
+    python -m benchmarks.gpu [launch] [memory] [products] [fp8] [attention]
 
 Needs a GPU, pycuda and PyTorch (with its Triton). Results are kept in results/gpu.json, the roofline beside each.
 """
@@ -21,7 +21,7 @@ from tessera.codegen.ptx.gpu import gpu
 from tessera.program import prepare
 
 ROUNDS, EACH = 9, 10
-SECTIONS = ("launch", "memory", "products", "attention")
+SECTIONS = ("launch", "memory", "products", "fp8", "attention")
 Run = Callable[[], Any]
 
 

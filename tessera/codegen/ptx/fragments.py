@@ -37,7 +37,7 @@ class Fragments:
     def __init__(self, kernel: Kernel, node: Node) -> None:
         self.kernel, self.text, self.node = kernel, kernel.text, node
         self.sides = node.args[-2:]
-        self.wide = self.sides[0].type.accumulate
+        self.wide = self.sides[0].type.accumulate  # type: ignore[union-attr]
         self.layout = kernel.layout(node.out)
         self.dtype = HELD[self.sides[0].type.dtype]
         each = size(self.dtype)
@@ -45,9 +45,7 @@ class Fragments:
         left, right = (kernel.layout(v) for v in self.sides)
         self.depth = left.shape[1]
         threads = kernel.team.threads
-        own = left == fragments(left.shape, threads, True) and self.layout == fragments(
-            self.layout.shape, threads, True
-        )
+        own = all(form == fragments(form.shape, threads, True) for form in (left, self.layout))
         self.direct = own and each == 2
         # The right side lies in memory as its registers hold neighbours: by rows, or by columns. Elements of 8 bits
         # must lie by columns, since loads turn only pairs of bytes around.
@@ -56,7 +54,7 @@ class Fragments:
         self.pitches = [_pitch(each * n) for n in (left.shape[1], right.shape[0 if self.turned else 1])]
         self.tall = 1 << max(width(left.shape[0]), 4)
         self.offset = 0 if self.direct else self.tall * self.pitches[0]
-        rows = _up(right.shape[1], 16) if self.turned else self.depth
+        rows = 1 << max(width(right.shape[1]), 4) if self.turned else self.depth
         self.base = kernel.room.exchange(self.offset + rows * self.pitches[1] + _up(right.shape[1], 16) * each)
 
     def put(self) -> None:

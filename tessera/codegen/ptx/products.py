@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from tessera.codegen.ptx.layout import Bit, Layout, width
 from tessera.codegen.ptx.ops import multiply_add
+from tessera.codegen.ptx.types import size
 from tessera.ir.core import Node, Value
 from tessera.ops import linalg
-from tessera.codegen.ptx.types import size
 from tessera.types import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32
 
 LANES = 5

@@ -11,7 +11,7 @@ from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.interpret import TEXT
 from tessera.kernel import kernel, tile
 from tessera.program import prepare
-from tessera.types import as_dtype, bf16, f16, f32, f64, int8, int32
+from tessera.types import as_dtype, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, int8, int32
 
 
 @kernel
@@ -53,13 +53,15 @@ def check(dtype, m, n, k, block, arch="sm_80", turned=False, seed=0):
     scale = 40 if dtype.kind == "int" else 1
     a = (random.standard_normal((m, k)) * scale).astype(element)
     b = (random.standard_normal((n, k) if turned else (k, n)) * scale).astype(element)
-    out = np.zeros((m, n), np.int32 if dtype.kind == "int" else element)
+    wide = {fp8_e4m3: np.float32, fp8_e5m2: np.float32}.get(dtype, element)
+    out = np.zeros((m, n), np.int32 if dtype.kind == "int" else wide)
     constants = dict(zip(("BM", "BN", "BK"), block, strict=True))
     grid = (-(-m // block[0]), -(-n // block[1]))
     found, text = run(product, {"a": a, "b": b, "out": out, **constants, "turned": turned}, grid, arch)
     x, y = a.astype(np.float64), b.astype(np.float64)
     want = x @ (y.T if turned else y)
-    limit = {f32: 1e-6, f64: 1e-14, int8: 0, int32: 0}.get(dtype, 2.0**-8) * np.abs(want).max() + 1e-30
+    exact = {int8: 0, int32: 0, f64: 1e-14, **dict.fromkeys((f32, fp8_e4m3, fp8_e5m2), 1e-6)}
+    limit = exact.get(dtype, 2.0**-8) * np.abs(want).max() + 1e-30
     assert np.abs(found.astype(np.float64) - want).max() <= limit
     return text
 
@@ -87,6 +89,33 @@ def test_warp_groups(block, turned):
     text = check(bf16, 256, 264, 200, block, "sm_90a", turned)
     for word in ("wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier.try_wait", "stmatrix", "bulk_group"):
         assert word in text
+
+
+EIGHT = {fp8_e4m3: "f32.e4m3.e4m3", fp8_e5m2: "f32.e5m2.e5m2", int8: "s32.s8.s8"}
+
+
+@pytest.mark.parametrize("block", [(64, 64, 128), (128, 256, 128), (256, 64, 128)])
+@pytest.mark.parametrize("dtype", EIGHT, ids=str)
+def test_warp_groups_of_eight_bits(dtype, block):
+    text = check(dtype, 256, 264, 400, block, "sm_90a", turned=True)
+    assert f"k32.{EIGHT[dtype]}" in text and "cp.async.bulk.tensor" in text
+
+
+@pytest.mark.parametrize("dtype", EIGHT, ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_tensor_cores_of_eight_bits(dtype, turned):
+    form = "m16n8k32.row.col.s32.s8.s8.s32" if dtype == int8 else "m16n8k16.row.col.f32.f16.f16.f32"
+    for block in ((16, 16, 32), (32, 64, 64), (64, 40, 96)):
+        assert f"mma.sync.aligned.{form}" in check(dtype, 70, 90, 50, block, turned=turned)
+
+
+def test_columns_that_are_no_power_of_two_turned():
+    check(bf16, 70, 90, 50, (64, 40, 32), turned=True)
+
+
+def test_columns_of_eight_bits_that_warp_groups_cannot_turn_take_the_other_way():
+    text = check(fp8_e4m3, 128, 128, 256, (64, 64, 128), "sm_90a")
+    assert "wgmma" not in text and "mma.sync" in text
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
