@@ -316,11 +316,14 @@ if TYPE_CHECKING:
         Just,
         Maybe,
         Nothing,
+        compose,
         current_device,
+        curry,
         function,
         maybe,
         memoize,
         persistent_cache,
+        pipe,
         polymorphic,
         specialize_for,
     )
@@ -335,7 +338,8 @@ LATER = {
         "scan while_loop"
     ),
     "tessera.functional": (
-        "Just Maybe Nothing current_device function maybe memoize persistent_cache polymorphic specialize_for"
+        "Just Maybe Nothing compose current_device curry function maybe memoize persistent_cache pipe polymorphic "
+        "specialize_for"
     ),
 }
 MODULES = ("debug", "verify")
