@@ -13,7 +13,7 @@ from typing import Any
 
 from tessera.errors import Location, TesseraError
 from tessera.interp import instances, moves
-from tessera.interp.affine import Affine, arithmetic
+from tessera.interp.affine import Affine, combined
 from tessera.interp.lifetimes import dropping, last_uses
 from tessera.interp.machine import Machine
 from tessera.ir.core import Block, Node, Value
@@ -155,12 +155,12 @@ def _pure(node: Node, indices: bool) -> Step:
     """An op that only computes; index scalars stay affine as long as they can, else they are arrays."""
     args, results = node.args, node.results
     calculate = _single(node) if len(results) == 1 else _several(node)
-    rule, prepare = arithmetic.get(node.op), instances.prepared.get(node.op)
+    prepare = instances.prepared.get(node.op)
 
     def step(run: Run, env: dict[Value, Any]) -> None:
         values = [env[a] for a in args]
         if indices and Affine in map(type, values):
-            found = rule(*values) if rule and all(type(v) is Affine for v in values) else None
+            found = combined(node.op, values)
             if found is not None:
                 env[results[0]] = found
                 return

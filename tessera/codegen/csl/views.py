@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tessera.types import DType, TensorType, bf16, bool_, f16, f32, int16, int32, int64
+from tessera.types import TensorType, bf16, bool_, f16, f32, int16, int32, int64
 
 # How element types are spelled; int64 is an index, of which 32 bits do. `half` is the 16-bit float that the program is
 # compiled for.
@@ -90,11 +90,6 @@ class View:
 def spelled(type: TensorType) -> str:
     """How a tensor's element type is spelled."""
     return SPELLING[type.dtype]
-
-
-def known(dtype: DType) -> bool:
-    """Whether the elements have these types of element."""
-    return dtype in SPELLING
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
