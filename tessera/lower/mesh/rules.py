@@ -151,7 +151,9 @@ def _(lowering, node, x):
     axis, shift = node.attrs["axis"], node.attrs["shift"]
     split = lowering.settle(x)
     cut = split[axis]
-    if abs(shift) != 1 or cut == CONSTANT:
+    if cut == CONSTANT and shift:  # of size 1: nobody has a neighbour
+        return lowering.hold(node, split, lowering.full(lowering.mesh.local(node.out.type, split), 0))
+    if abs(shift) != 1:
         raise lowering.refusal(f"a shift by {shift} places along axis {axis}")
     value = lowering.filled(x, split, axis % x.type.rank, 0)
     length = int(value.type.shape[axis])

@@ -31,6 +31,7 @@ CASES = {
     "matvec": (lambda a, x: a @ x, (r(9, 7), r(7))),
     "mlp": (lambda x, a, b, c: ts.gelu(x @ a + b) @ c, (r(8, 12), r(12, 16), r(16), r(16, 12))),
     "stencil": (stencil, (r(7, 9),)),
+    "stencil of a row": (stencil, (r(1, 9),)),
     "attention": (attention, (r(8, 6), r(10, 6), r(10, 6))),
     "least": (lambda x: ts.min(x, axis=0), (r(6, 10),)),
     "whole numbers": (lambda x: ts.where(x % 3 == 0, x // 2, -x), (np.arange(-20, 20, dtype=np.int32).reshape(5, 8),)),
