@@ -6,7 +6,7 @@ from test_pointwise import pointwise
 from tilekernels import agree
 
 import tessera as ts
-from tessera.codegen.llvm.small import FORMS
+from tessera.codegen.small_floats import FORMS
 from tessera.errors import UnsupportedOpError
 from tessera.numerics.rounding import round_to
 from tessera.ops import basic

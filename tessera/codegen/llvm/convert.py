@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tessera.codegen.llvm import small
-from tessera.codegen.llvm.small import FORMS
 from tessera.codegen.llvm.types import NARROW, Vec, memory, register
+from tessera.codegen.small_floats import FORMS
 from tessera.types import DType, bf16, bool_, f16, f32, f64, int4, tf32
 
 Lines = Iterator[str]

@@ -1,21 +1,11 @@
-"""A notation for scalar functions, one operation a line, and its translation to LLVM for any vector width.
-
-    t = fma x 1.5 y        floats: fadd fsub fmul fdiv frem fma fabs floor trunc sqrt copysign
-    p = poly x 3.0 2.0 1.0 a polynomial, highest power first
-    c = lt x 1.0           comparisons: lt gt le ge eq ne uno (floats), ieq ilt igt (integers)
-    i = bits x             integers of the same width: bits real toreal add sub and or xor shl ashr lshr
-    s = select c x y       (iselect for integers; band bor bxor for conditions)
-    e = exp x              any other word calls the function ts.<word> of the same type
-    d = wide x             f32 to f64; `narrow` back
-
-A function of this notation takes x (and y) and gives r.
-"""
+"""The notation of formulas (`codegen/notation.py`) as LLVM, for any vector width: a word is a call of ts.<word>."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 
 from tessera.codegen.llvm.types import Vec
+from tessera.codegen.notation import parse
 
 Lines = Iterator[str]
 
@@ -35,7 +25,8 @@ class Formula:
 
     def line(self, text: str) -> Lines:
         """A line of the notation as lines of LLVM."""
-        d, word, operands = parse(text)
+        name, word, operands = parse(text)
+        d = f"%{name}"
         for words, rule in RULES:
             if word in words:
                 yield from rule(self, d, word, operands)
@@ -49,13 +40,6 @@ class Formula:
     def integer(self, x: str) -> str:
         """An operand that is an integer."""
         return operand(self.i, x)
-
-
-def parse(text: str) -> tuple[str, str, list[str]]:
-    """The result, the word and the operands of a line."""
-    name, _, rest = text.partition("=")
-    word, *operands = rest.split()
-    return f"%{name.strip()}", word, operands
 
 
 def operand(t: Vec, x: str) -> str:

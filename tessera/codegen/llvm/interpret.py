@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tessera.codegen.arguments import Arguments
 from tessera.codegen.artifact import Artifact
-from tessera.codegen.llvm.arguments import Arguments
-from tessera.codegen.llvm.follow import follow
+from tessera.codegen.follow import follow
 from tessera.codegen.llvm.hostcall import run_call, seen
 from tessera.codegen.llvm.report import NAME
 from tessera.codegen.llvm.reports import Reports

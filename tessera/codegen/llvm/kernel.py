@@ -12,11 +12,11 @@ from tessera.codegen.llvm.lane import Body
 from tessera.codegen.llvm.library import Library
 from tessera.codegen.llvm.nest import fill, lanes_for
 from tessera.codegen.llvm.plan import Plan, is_block, is_lazy
-from tessera.codegen.llvm.ranges import Ranges
 from tessera.codegen.llvm.scratch import Memory, Scratch
 from tessera.codegen.llvm.text import Text
 from tessera.codegen.llvm.types import sizes
 from tessera.codegen.llvm.visit import visit
+from tessera.codegen.ranges import Ranges
 from tessera.errors import Location, TesseraError, UnsupportedOpError
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.types import TensorType

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.llvm.follow import follow
+from tessera.codegen.follow import follow
 from tessera.codegen.llvm.hostcall import bytes_at, run_call, seen
 
 Launch = Callable[[int, int], None]

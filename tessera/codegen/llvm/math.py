@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from tessera.codegen.formulas import DOUBLE, EITHER, SINGLE
 from tessera.codegen.llvm.formula import call, function
-from tessera.codegen.llvm.formulas import DOUBLE, EITHER, SINGLE
 from tessera.codegen.llvm.trigonometry import cosine, sine, widely
 from tessera.codegen.llvm.types import Vec
 

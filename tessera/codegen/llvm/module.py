@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.codegen.launch import launch_plan, overlapping
 from tessera.codegen.llvm import (  # noqa: F401  (they fill tables)
     group_control,
     group_exchange,
@@ -17,7 +18,6 @@ from tessera.codegen.llvm import (  # noqa: F401  (they fill tables)
 )
 from tessera.codegen.llvm.function import Options, emit_function
 from tessera.codegen.llvm.group import ungroup
-from tessera.codegen.llvm.launch import launch_plan, overlapping
 from tessera.codegen.llvm.library import Library, declarations
 from tessera.codegen.llvm.program import GRID_RANK
 from tessera.codegen.llvm.text import Debug

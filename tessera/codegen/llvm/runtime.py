@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tessera.codegen.arguments import Arguments, Parameter
 from tessera.codegen.artifact import Artifact
-from tessera.codegen.llvm.arguments import Arguments, Parameter
 from tessera.codegen.llvm.jit import Code
 from tessera.codegen.llvm.looped import Looped
 from tessera.codegen.llvm.pool import FIELDS, Crew, address, aligned, thread_count

@@ -7,48 +7,12 @@ its value.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tessera.codegen.llvm.types import Vec
-from tessera.types import DType, fp4, fp6, fp6_e2m3, fp8_e4m3, fp8_e5m2
+from tessera.codegen.small_floats import BIAS, DIGITS, FORMS, NAN
+from tessera.types import DType
 
 Lines = Iterator[str]
-DIGITS, BIAS = 23, 127  # of f32
-NAN = float("nan")
-
-
-@dataclass(frozen=True)
-class Form:
-    """A format: bits of exponent and digits, the exponent's bias, its largest number, and what lies beyond.
-
-    `infinity` and `nan` are codes without the sign, or None where the format has none.
-    """
-
-    exponent: int
-    digits: int
-    bias: int
-    top: float
-    infinity: int | None = None
-    nan: int | None = None
-
-    @property
-    def sign(self) -> int:
-        """The place of the sign bit."""
-        return self.exponent + self.digits
-
-    @property
-    def beyond(self) -> float:
-        """What a number too large becomes."""
-        return float("inf") if self.infinity is not None else NAN if self.nan is not None else self.top
-
-
-FORMS: dict[DType, Form] = {
-    fp8_e4m3: Form(4, 3, 7, 448.0, nan=0x7F),
-    fp8_e5m2: Form(5, 2, 15, 57344.0, infinity=0x7C, nan=0x7E),
-    fp6: Form(3, 2, 3, 28.0),
-    fp6_e2m3: Form(2, 3, 1, 7.5),
-    fp4: Form(2, 1, 1, 6.0),
-}
 
 
 def decode(dtype: DType, width: int, d: str, x: str) -> Lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tessera.codegen.formulas import COSINE, SINE
 from tessera.codegen.llvm.formula import Formula, call
 from tessera.codegen.llvm.types import Vec
 
@@ -18,27 +19,6 @@ g = fma n -1.57079632679489655800 d
 fd = fma n -6.12323399573676603587e-17 g
 nb = bits t
 """
-_BOTH = """
-z = fmul f f
-sq = poly z 2.71756448e-06 -0.000198392561 0.00833332911 -0.166666672 1.0
-sv = fmul sq f
-cq = poly z -2.7203302e-07 2.47994358e-05 -0.00138888834 0.0416666679
-zz = fmul z z
-ch = fma z -0.5 1.0
-cv = fma cq zz ch
-q1 = and q 1
-odd = ieq q1 1
-"""
-_SIGN = """
-q2 = and s 2
-q3 = shl q2 30
-vb = bits v
-vs = xor vb q3
-small = real vs
-"""
-# The cosine is the sine one quarter on: its sign changes at the second and third quarters.
-SINE = _BOTH + "v = select odd cv sv\ns = add q 0" + _SIGN
-COSINE = _BOTH + "v = select odd sv cv\ns = add q 1" + _SIGN
 
 
 def sine(t: Vec) -> Lines:

@@ -1,6 +1,6 @@
 """Scalar functions written in the notation of formulas, translated to PTX at their place of use.
 
-The notation is the LLVM generator's (`codegen/llvm/formula.py`), with these words more: `ex2` (the hardware's power
+The notation is that of `codegen/notation.py`, with these words more: `ex2` (the hardware's power
 of two of an f32), and `least` and `most` (minimum and maximum that keep NaN).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 
-from tessera.codegen.llvm.formula import parse
+from tessera.codegen.notation import parse
 from tessera.codegen.ptx.text import Text
 from tessera.codegen.ptx.types import literal
 from tessera.errors import UnsupportedOpError
@@ -62,7 +62,7 @@ class Formula:
         """A line of the notation."""
         name, word, operands = parse(line)
         rule = next(rule for words, rule in RULES if word in words or not words)
-        self.names[name[1:]] = rule(self, word, operands)
+        self.names[name] = rule(self, word, operands)
 
     def real(self, x: str) -> str:
         """An operand that is a float."""

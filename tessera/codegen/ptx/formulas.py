@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tessera.codegen.llvm.formulas import ERF, FLOOR_DIVIDE, LOG, LOG2, POWER, REMAINDER, TANH
+from tessera.codegen.formulas import ERF, FLOOR_DIVIDE, LOG, LOG2, POWER, REMAINDER, TANH
 from tessera.codegen.ptx.formula import TABLE
 from tessera.codegen.ptx.formula import apply as apply_formula
 from tessera.codegen.ptx.formulas_wide import (

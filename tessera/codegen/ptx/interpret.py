@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tessera.codegen.arguments import Arguments
 from tessera.codegen.artifact import Artifact
-from tessera.codegen.llvm.arguments import Arguments
-from tessera.codegen.llvm.follow import follow
+from tessera.codegen.follow import follow
 from tessera.codegen.ptx.reports import check, fresh
 from tessera.interp.target.ptx import Module
 from tessera.interp.target.ptx.tensor_map import TensorMap

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
-from tessera.codegen.llvm.ranges import Ranges
 from tessera.codegen.ptx import pointwise
 from tessera.codegen.ptx.arrange import Arranged
 from tessera.codegen.ptx.hazards import Hazards
@@ -19,6 +18,7 @@ from tessera.codegen.ptx.room import Room
 from tessera.codegen.ptx.team import Team
 from tessera.codegen.ptx.text import Text
 from tessera.codegen.ptx.visit import visit
+from tessera.codegen.ranges import Ranges
 from tessera.errors import Location, TesseraError, UnsupportedOpError
 from tessera.ir.core import Block, Node, Value
 from tessera.ops import basic, shape

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.llvm.launch import launch_plan, overlapping
+from tessera.codegen.launch import launch_plan, overlapping
 from tessera.codegen.ptx.entry import Entry
 from tessera.codegen.ptx.function import SHARED_LIMIT, emit_function
 from tessera.codegen.ptx.memory import VECTOR_BYTES

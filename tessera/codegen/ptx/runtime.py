@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tessera.codegen.arguments import Arguments
 from tessera.codegen.artifact import Artifact
-from tessera.codegen.llvm.arguments import Arguments
-from tessera.codegen.llvm.follow import follow
+from tessera.codegen.follow import follow
 from tessera.codegen.ptx.gpu import GPU, gpu
 from tessera.codegen.ptx.interpret import TEXT, hardware_grid, interpreter
 from tessera.codegen.ptx.reports import check, fresh

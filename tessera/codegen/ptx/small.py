@@ -1,16 +1,16 @@
 """Floats of eight bits or fewer: decoded, encoded and rounded by integer arithmetic and exact multiplications.
 
 In memory each lies in a byte of its own, sign first; in a register it is an f32 that holds its value. The forms are
-those of the LLVM generator.
+those of `codegen/small_floats.py`.
 """
 
 from __future__ import annotations
 
 import math
 
-from tessera.codegen.llvm.small import BIAS, DIGITS, FORMS, Form
 from tessera.codegen.ptx.text import Text
 from tessera.codegen.ptx.types import literal
+from tessera.codegen.small_floats import BIAS, DIGITS, FORMS, Form
 from tessera.types import DType
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.codegen.llvm.trigonometry import COSINE, SINE
+from tessera.codegen.formulas import COSINE, SINE
 from tessera.codegen.ptx.formula import Formula
 from tessera.codegen.ptx.text import Text
 

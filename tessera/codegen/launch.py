@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.llvm.types import size
 from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.op import Rules
 from tessera.ops import host
@@ -152,7 +151,7 @@ def _(found, node):
 
 
 def _bytes(v: Value) -> int:
-    return math.prod(int(n) for n in v.type.shape) * size(v.type.dtype)
+    return math.prod(int(n) for n in v.type.shape) * v.type.dtype.numpy.itemsize
 
 
 def effects(function: Function, *kinds: str) -> set[int]:

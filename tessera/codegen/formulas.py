@@ -1,4 +1,4 @@
-"""The scalar functions in the notation of `formula`.
+"""The scalar functions in the notation of `codegen/notation.py`, as every generator has them.
 
 Polynomials are minimax fits (Lawson's iteration, relative error below 2^-27) on the reduced range.
 Each result lies within the bounds of the OpenCL full profile; `tests/codegen/test_math.py` measures them.
@@ -258,6 +258,30 @@ by0 = eq y 0.0
 r = select by0 plain f3
 """
 )
+
+# The sine and cosine of f, what is left of x after q quarter turns, by two polynomials of f.
+_QUARTER = """
+z = fmul f f
+sq = poly z 2.71756448e-06 -0.000198392561 0.00833332911 -0.166666672 1.0
+sv = fmul sq f
+cq = poly z -2.7203302e-07 2.47994358e-05 -0.00138888834 0.0416666679
+zz = fmul z z
+ch = fma z -0.5 1.0
+cv = fma cq zz ch
+q1 = and q 1
+odd = ieq q1 1
+"""
+_SIGN = """
+q2 = and s 2
+q3 = shl q2 30
+vb = bits v
+vs = xor vb q3
+small = real vs
+"""
+# The cosine is the sine one quarter on: its sign changes at the second and third quarters.
+SINE = _QUARTER + "v = select odd cv sv\ns = add q 0" + _SIGN
+COSINE = _QUARTER + "v = select odd sv cv\ns = add q 1" + _SIGN
+
 
 SINGLE = {"exp": EXP, "exp2": EXP2, "log": LOG, "log2": LOG2, "tanh": TANH, "erf": ERF}
 DOUBLE = {"power": POWER}
