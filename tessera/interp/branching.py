@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -93,42 +93,59 @@ def _repeat(
     """
     start, stop, step = bounds
     trips = np.maximum(-((start - stop) // step), 0)
-    part, gone, done = None, [], 0
-    for end in sorted(set(trips.reshape(-1).tolist())):
-        mask = machine.live(trips > done)
-        if end > done and mask.any():
-            found = None if mask.all() else part_of(mask)
-            if found and found != part:
-                before = part or Part(found.axis, 0, machine.count[found.axis])
-                gone += [(p, [p.of(before).cut(c) for c in carried]) for p in before.without(found)]
-                part, carried = found, [found.of(before).cut(c) for c in carried]
-            passes = (start, step, range(done, end))
-            carried = _stretch(machine, body, walk, None if found else mask, part, passes, carried)
-        done = end
-    if part is None:
-        return list(carried)
-    pieces = sorted([*gone, (part, carried)], key=lambda p: p[0].low)
+    axes = [a for a, n in enumerate(trips.shape) if n > 1]
+    apart = _side_by_side(axes[0], tuple(trips.reshape(-1).tolist())) if len(axes) == 1 else None
+    if machine.active is not None or apart is None:
+        return _masked(machine, body, walk, trips, (start, step), carried)
+    before, gone = Part(axes[0], 0, trips.size), []
+    for part, numbers in apart:
+        if part != before:
+            gone += [(p, p.of(before).cuts(carried)) for p in before.without(part)]
+            carried, before = part.of(before).cuts(carried), part
+        passes = (part.cut(start), part.cut(step), numbers)
+        carried = _stretch(machine, body, walk, part, passes, carried)
+    pieces = sorted([*gone, (before, carried)], key=lambda p: p[0].low)
     return [chain([(values[i], p) for p, values in pieces]) for i in range(len(carried))]
 
 
+@lru_cache(maxsize=256)
+def _side_by_side(axis: int, trips: tuple[int, ...]) -> list[tuple[Part, range]] | None:
+    """The passes that the same instances make, and the part these are; None where they do not lie side by side."""
+    found, done = [], 0
+    for end in sorted(set(trips) - {0}):
+        left = [i for i, n in enumerate(trips) if n > done]
+        if left[-1] - left[0] >= len(left):
+            return None
+        found.append((Part(axis, left[0], left[-1] + 1), range(done, end)))
+        done = end
+    return found
+
+
 def _stretch(
-    machine: Machine,
-    body: Block,
-    walk: Any,
-    mask: np.ndarray | None,
-    part: Part | None,
-    passes: tuple[Any, Any, range],
-    carried: Sequence[Any],
+    machine: Machine, body: Block, walk: Any, part: Part, passes: tuple[Any, Any, range], carried: Sequence[Any]
 ) -> Sequence[Any]:
-    """Some passes through a loop, made by the instances of a part, or those of them that a mask selects."""
-    if part is not None:
-        own = (part.cut(passes[0]), part.cut(passes[1]), passes[2])
-        rest = None if mask is None else part.cut(mask)
-        return within(machine, part, body.free, walk, lambda w: _stretch(machine, body, w, rest, None, own, carried))
-    if mask is None or mask.all():
+    """Some passes through a loop, made by the instances of a part."""
+    if part.high - part.low == machine.count[part.axis]:
         return _passes(machine, body, walk, passes, carried)
-    with machine.masked(mask):
-        return merge(mask, _passes(machine, body, walk, passes, carried), carried)
+    return within(machine, part, body.free, walk, lambda inner: _passes(machine, body, inner, passes, carried))
+
+
+def _masked(
+    machine: Machine, body: Block, walk: Any, trips: np.ndarray, bounds: tuple[Any, Any], carried: Sequence[Any]
+) -> Sequence[Any]:
+    """A loop whose stretches are made by those instances that a mask selects."""
+    done = 0
+    for end in sorted(set(trips.reshape(-1).tolist())):
+        mask = machine.live(trips > done)
+        if end > done and mask.any():
+            passes = (*bounds, range(done, end))
+            if mask.all():
+                carried = _passes(machine, body, walk, passes, carried)
+            else:
+                with machine.masked(mask):
+                    carried = merge(mask, _passes(machine, body, walk, passes, carried), carried)
+        done = end
+    return carried
 
 
 def _passes(

@@ -13,7 +13,7 @@ from tessera.interp import atomics, branching, checks, groups, inline, mbarrier,
 from tessera.interp.affine import Affine, combined
 from tessera.interp.bound import apply
 from tessera.interp.machine import Machine
-from tessera.interp.memory import Memory, Place, allocate, checked_indices, expand, read, scatter_to, write
+from tessera.interp.memory import Memory, Place, allocate, checked_indices, expand, last, read, scatter_to, write
 from tessera.ir.core import Node
 from tessera.numerics.bounded import certain
 from tessera.numerics.convert import convert
@@ -124,20 +124,30 @@ def _(machine, node, args, run):
 
 @rules(*moves.rows)
 def _(machine, node, args, run):
-    return (moves.rows.of(node.op)(node)(args[0], machine.rank),)
+    return (moves.rows.of(node.op)(node, machine.rank)(args[0]),)
 
 
 @places(tile.load)
 def _(machine, node, args, run):
-    known = node.keywords
-    place, rest = _place(machine, node, args, known["shape"], 1)
+    memory, known = args[0], node.attrs
+    if machine.active is None and len(args) == 1 + len(memory.shape):
+        view = memory.view(args[1:], known["shape"], machine.count)
+        if view is not None:
+            return (view.copy() if memory.written else view,)
+    place, rest = _place(machine, node, args, tuple(known["shape"]), 1)
     mask, other = (*rest, None, None)[:2]
     return (read(place, mask, other, machine.active, known["edge"] == "clip"),)
 
 
 @places(tile.store)
 def _(machine, node, args, run):
-    place, rest = _place(machine, node, args, node.args[1].type.shape, 2)
+    memory, block = args[0], node.args[1].type.shape
+    if machine.active is None and len(args) == 2 + len(memory.shape) and type(args[1]) is np.ndarray:
+        view = memory.view(args[2:], block, machine.count)
+        if view is not None:
+            view[...] = last(args[1], view.shape)
+            return ()
+    place, rest = _place(machine, node, args, block, 2)
     write(place, machine.arrays([args[1]])[0], rest[0] if rest else None, machine.active, node.attrs["edge"] == "clip")
     return ()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tessera.ir.core import Block, Node, Value
 
 
@@ -17,16 +15,3 @@ def last_uses(block: Block) -> dict[Node, tuple[Value, ...]]:
         found[node] = tuple(v for v in used & made if v not in needed)
         needed |= used
     return found
-
-
-def dropping(step: Any, dead: tuple[Value, ...]) -> Any:
-    """A step of a compiled program that then drops values."""
-    if not dead:
-        return step
-
-    def both(run: Any, env: dict[Value, Any]) -> None:
-        step(run, env)
-        for value in dead:
-            env.pop(value, None)
-
-    return both

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from tessera.errors import OutOfBoundsError
 from tessera.interp.affine import Affine
 from tessera.interp.memory import Memory, expand
 from tessera.ir.core import Node
+
+EVERY = slice(None)
 
 
 @dataclass
@@ -77,20 +79,6 @@ class Machine:
         finally:
             self.active = before
 
-    @contextmanager
-    def narrowed(self, part: Part) -> Iterator[None]:
-        """Run with only the instances of a part, all of them active."""
-        saved, axis = (self.first, self.count, self.active), part.axis
-        self.first = (*self.first[:axis], self.first[axis] + part.low, *self.first[axis + 1 :])
-        self.count = (*self.count[:axis], part.high - part.low, *self.count[axis + 1 :])
-        self.active = None
-        try:
-            yield
-        except OutOfBoundsError as error:
-            raise self.named(error) from None
-        finally:
-            self.first, self.count, self.active = saved
-
     def named(self, error: OutOfBoundsError) -> OutOfBoundsError:
         """An error that knows an instance only by its place, with its program and tile."""
         if error.lane is not None:
@@ -105,8 +93,7 @@ class Machine:
         return f"program {numbers[: len(self.grid)]}{tile}"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The instances from `low` to before `high` along one instance axis."""
 
     axis: int
@@ -131,8 +118,12 @@ class Part:
             return Memory(self._slice(value.array), value.name, value.lead, value.written) if own else value
         return self._slice(value) if value.shape[self.axis] > 1 else value
 
+    def cuts(self, values: Sequence[Any]) -> list[Any]:
+        """What values are to these instances."""
+        return [self.cut(v) for v in values]
+
     def _slice(self, array: Any) -> Any:
-        return array[(slice(None),) * self.axis + (slice(self.low, self.high),)]
+        return array[(EVERY,) * self.axis + (slice(self.low, self.high),)]
 
     def join(self, inside: Any, outside: Any, count: int) -> Any:
         """One value of `count` instances: `inside` for these, `outside` (of full or single size) for the others."""
@@ -176,9 +167,18 @@ def within(
     machine: Machine, part: Part, values: frozenset, walk: Any, body: Callable[[Any], Sequence[Any]]
 ) -> list[Any]:
     """`body(walk)` on the instances of a part, with the outer values it uses cut to them; arrays come back."""
-    env = {v: part.cut(walk.env[v]) for v in values}
-    with machine.narrowed(part):
+    outer, axis, saved = walk.env, part.axis, (machine.first, machine.count, machine.active)
+    env = {v: part.cut(outer[v]) for v in values if v in outer}  # a compiled program's constants are not there
+    first, count = machine.first, machine.count
+    machine.first = (*first[:axis], first[axis] + part.low, *first[axis + 1 :])
+    machine.count = (*count[:axis], part.high - part.low, *count[axis + 1 :])
+    machine.active = None
+    try:
         return machine.arrays(body(walk.beside(env)))
+    except OutOfBoundsError as error:
+        raise machine.named(error) from None
+    finally:
+        machine.first, machine.count, machine.active = saved
 
 
 def merge(mask: np.ndarray, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:

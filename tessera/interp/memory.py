@@ -31,6 +31,35 @@ class Memory:
     def __post_init__(self) -> None:
         self.shape = self.array.shape[self.lead :]
 
+    def view(self, starts: Sequence[Any], block: tuple[int, ...], count: tuple[int, ...]) -> np.ndarray | None:
+        """All instances' blocks at affine starts as one strided view.
+
+        None where a start is an array, a block reaches outside, or the memory is a Bounded: `Place` says what then.
+        """
+        array, lead = self.array, self.lead
+        if type(array) is not np.ndarray:
+            return None
+        strides, shape = array.strides, array.shape
+        steps, origin = [0] * len(count), 0
+        for axis in range(lead):
+            steps[axis] = strides[axis] if shape[axis] > 1 else 0
+        for start, length, size, stride in zip(starts, block, self.shape, strides[lead:], strict=True):
+            if type(start) is not Affine:
+                return None
+            low = high = start.origin
+            for axis, step in enumerate(start.steps):
+                if step > 0:
+                    high += step * (count[axis] - 1)
+                    steps[axis] += step * stride
+                elif step:
+                    low += step * (count[axis] - 1)
+                    steps[axis] += step * stride
+            if length and (low < 0 or high > size - length):
+                return None
+            origin += start.origin * stride
+        sizes = [n if step else 1 for n, step in zip(count, steps, strict=True)]
+        return _view(array, origin, (*sizes, *block), (*steps, *strides[lead:]))
+
 
 @dataclass
 class Place:
@@ -170,7 +199,7 @@ def write(place: Place, value: Any, mask: np.ndarray | None, active: np.ndarray 
     if inside and keep is None:
         window = place.window()
         if window is not None:
-            window[...] = _last(value, window.shape)
+            window[...] = last(value, window.shape)
             return
     indices = place.indices()
     if not inside:
@@ -183,7 +212,7 @@ def scatter_to(array: Any, indices: Sequence[np.ndarray], value: Any, keep: np.n
     """Write elements where `keep` holds."""
     if keep is None:
         shape = np.broadcast_shapes(*(i.shape for i in indices)) if indices else ()
-        array[tuple(indices)] = _last(value, shape)
+        array[tuple(indices)] = last(value, shape)
         return
     shape = np.broadcast_shapes(keep.shape, value.shape, *(i.shape for i in indices))
     chosen = np.broadcast_to(keep, shape)
@@ -194,7 +223,7 @@ def scatter_to(array: Any, indices: Sequence[np.ndarray], value: Any, keep: np.n
         array[...] = held[-1]
 
 
-def _last(value: Any, shape: tuple[int, ...]) -> Any:
+def last(value: Any, shape: tuple[int, ...]) -> Any:
     """Where more instances write than there are places, the last one's value stands."""
     if value.shape == shape:
         return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -9,32 +10,34 @@ import numpy as np
 from tessera.op import Rules
 from tessera.ops import basic, shape
 
-# row(node) gives move(array, rank): the result, where `rank` axes of instances lead.
+# row(node, rank) gives move(array): the result, where `rank` axes of instances lead.
 rows = Rules("tile moves")
 
 EVERY = slice(None)
 
 
 @rows(basic.broadcast_to)
-def _(node):
+def _(node, rank):
     # Axes that repeat stay at size 1: NumPy repeats them where it must.
     new = (None,) * (len(node.attrs["shape"]) - node.args[0].type.rank)
-    return lambda array, rank: array[(EVERY,) * rank + new] if new else array
+    return itemgetter((EVERY,) * rank + new) if new else _itself
 
 
 @rows(shape.permute)
-def _(node):
-    axes = node.attrs["axes"]
-    return lambda array, rank: array.transpose(*range(rank), *(a + rank for a in axes))
+def _(node, rank):
+    return methodcaller("transpose", *range(rank), *(a + rank for a in node.attrs["axes"]))
 
 
 @rows(shape.reshape)
-def _(node):
+def _(node, rank):
     before, after = node.args[0].type.shape, node.attrs["shape"]
     if [n for n in before if n != 1] != [n for n in after if n != 1]:
-        return lambda array, rank: whole(array, before).reshape(*array.shape[:rank], *after)
-    places = _unit_axes(before, after)
-    return lambda array, rank: array[(EVERY,) * rank + places]
+        return lambda array: whole(array, before).reshape(*array.shape[:rank], *after)
+    return itemgetter((EVERY,) * rank + _unit_axes(before, after))
+
+
+def _itself(array: Any) -> Any:
+    return array
 
 
 def _unit_axes(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Any, ...]:

@@ -39,6 +39,7 @@ class Parameters:
     annotations: Mapping[str, Any]
     result: Any = None
     constants: frozenset[str] = field(default=frozenset())
+    positional: int = 0  # how many may be given by place; no one must
 
     def bind(self, args: tuple, named: Mapping[str, Any], missing: Mapping[str, Any]) -> Arguments:
         """A call's arguments, sorted into run-time values and constants; `missing` gives defaults.
@@ -46,15 +47,9 @@ class Parameters:
         Raises:
             ArgumentError, DTypeError, ShapeError: they do not fit, by the parameter's name.
         """
-        known = set(self.signature.parameters) - set(named)
-        try:
-            bound = self.signature.bind(*args, **named, **{k: v for k, v in missing.items() if k in known})
-        except TypeError as error:
-            expected = f"{self.name}({', '.join(self.signature.parameters)})"
-            raise ArgumentError(f"{self.name}: {error}", location=here(), expected=expected) from None
-        bound.apply_defaults()
+        given = self._given(args, named, missing)
         types, arrays, constants = {}, [], {}
-        for name, argument in bound.arguments.items():
+        for name, argument in given.items():
             type = None if name in self.constants and not _is_array(argument) else self._type(name, argument)
             if type is None:
                 constants[name] = argument.item() if isinstance(argument, np.generic) else argument
@@ -62,7 +57,23 @@ class Parameters:
             types[name] = type
             arrays.append(_array(argument, type))
         self.sizes(types)
-        return Arguments(types, tuple(arrays), constants, any(isinstance(a, Tensor) for a in bound.arguments.values()))
+        return Arguments(types, tuple(arrays), constants, any(isinstance(a, Tensor) for a in given.values()))
+
+    def _given(self, args: tuple, named: Mapping[str, Any], missing: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The value of each parameter, in order."""
+        names = self.signature.parameters
+        given = dict(zip(names, args, strict=False))
+        if len(args) <= self.positional and not given.keys() & named.keys():
+            whole = {**given, **named}
+            if whole.keys() == names.keys():  # as in most calls
+                return {name: whole[name] for name in names}
+        try:
+            bound = self.signature.bind(*args, **named, **{k: v for k, v in missing.items() if k not in given})
+        except TypeError as error:
+            expected = f"{self.name}({', '.join(names)})"
+            raise ArgumentError(f"{self.name}: {error}", location=here(), expected=expected) from None
+        bound.apply_defaults()
+        return bound.arguments
 
     def _type(self, name: str, argument: Any) -> Type | None:
         want = self.annotations.get(name)
@@ -134,7 +145,10 @@ def parameters(function: Callable[..., Any]) -> Parameters:
         if each.kind is each.KEYWORD_ONLY or found[name] is constexpr:
             constants.add(name)
     result = _evaluated(function, "return", signature.return_annotation)
-    return Parameters(function.__name__, signature, found, result, frozenset(constants))
+    kinds = [each.kind for each in signature.parameters.values()]
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    positional = 0 if inspect.Parameter.POSITIONAL_ONLY in kinds else kinds.count(either)
+    return Parameters(function.__name__, signature, found, result, frozenset(constants), positional)
 
 
 def _evaluated(function: Callable[..., Any], name: str, annotation: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,21 @@ def extreme(ufunc: np.ufunc, x: np.ndarray, axis: tuple[int, ...] | None, keepdi
     """
     if not _short_rows(x, axis, SHORT) or x.size < 8 * x.shape[-1]:
         return ufunc.reduce(x, axis=axis, keepdims=keepdims)
+    if x.flags.c_contiguous:
+        found = ufunc.reduceat(x.reshape(-1), _starts(x.size, x.shape[-1])).reshape(x.shape[:-1])
+        return found[..., None] if keepdims else found
     order = sorted(range(x.ndim - 1), key=lambda a: -x.strides[a])  # memory may hold the leading axes in any
     level = x.transpose(*order, -1)
     if not level.flags.c_contiguous:
         return ufunc.reduce(x, axis=axis, keepdims=keepdims)
-    found = ufunc.reduceat(level.reshape(-1), np.arange(0, x.size, x.shape[-1])).reshape(level.shape[:-1])
-    back = found.transpose(*map(order.index, range(len(order))))
+    back = extreme(ufunc, level, axis, False).transpose(*map(order.index, range(len(order))))
     return back[..., None] if keepdims else back
+
+
+@lru_cache(maxsize=64)
+def _starts(size: int, length: int) -> np.ndarray:
+    """Where rows begin."""
+    return np.arange(0, size, length)
 
 
 def total(x: np.ndarray, axis: tuple[int, ...] | None, keepdims: bool) -> Any:
