@@ -18,13 +18,13 @@ as its `tile_shape`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tessera.digest import digest
 from tessera.errors import ArgumentError, FileError, here
 from tessera.schedule_files import read_json, write_json
 
@@ -152,7 +152,7 @@ class Schedule:
     @property
     def digest(self) -> str:
         """A hash of the content: the same in every process and on every machine."""
-        return hashlib.sha256(json.dumps(self.given, sort_keys=True).encode()).hexdigest()
+        return digest(json.dumps(self.given, sort_keys=True))
 
     def __hash__(self) -> int:
         return int(self.digest[:15], 16)

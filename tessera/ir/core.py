@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from tessera.digest import digest
 from tessera.errors import UNKNOWN, Location
 from tessera.op import Op
 from tessera.types import Type
@@ -215,4 +215,4 @@ def _attr_key(value: Any) -> Any:
 
 def structural_hash(item: Function | Module) -> str:
     """A hash that stays the same across runs and machines and does not see locations."""
-    return hashlib.sha256(repr(key(item, locations=False)).encode()).hexdigest()
+    return digest(repr(key(item, locations=False)))

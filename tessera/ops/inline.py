@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import CodeType
 from typing import Any
 
+from tessera.digest import digest
 from tessera.errors import ShapeError, UnknownNameError
 from tessera.op import STORAGE, op
 from tessera.ops.control import direct
@@ -30,7 +30,7 @@ def _digest(function: Any) -> str:
     cells = [repr(c.cell_contents) for c in getattr(function, "__closure__", None) or ()]
     code = getattr(function, "__code__", None)
     content = (_content(code) if code is not None else repr(function), cells)
-    return hashlib.sha256(repr(content).encode()).hexdigest()[:12]
+    return digest(repr(content))[:12]
 
 
 def _content(code: CodeType) -> tuple[Any, ...]:
@@ -51,13 +51,13 @@ def emulation(name: str) -> Callable[..., Any]:
 
 def _imported(name: str) -> Callable[..., Any]:
     module, _, rest = name.partition(":")
-    path, _, digest = rest.partition("#")
+    path, _, known = rest.partition("#")
     found: Any = None
     try:
         found = functools.reduce(getattr, path.split("."), sys.modules.get(module) or import_module(module))
     except (ImportError, AttributeError, ValueError):
         pass
-    if found is None or _digest(found) != digest:
+    if found is None or _digest(found) != known:
         raise UnknownNameError(
             f"the emulation {path} of tile.inline is not to be had here",
             expected=f"the function {path} of module {module}, unchanged",
