@@ -68,7 +68,7 @@ class Parameters:
             if whole.keys() == names.keys():  # as in most calls
                 return {name: whole[name] for name in names}
         try:
-            bound = self.signature.bind(*args, **named, **{k: v for k, v in missing.items() if k not in given})
+            bound = self.signature.bind(*args, **{**{k: v for k, v in missing.items() if k not in given}, **named})
         except TypeError as error:
             expected = f"{self.name}({', '.join(names)})"
             raise ArgumentError(f"{self.name}: {error}", location=here(), expected=expected) from None
