@@ -80,7 +80,8 @@ class Text:
     def _node(self, node: Node) -> str:
         row = moves.rows.get(node.op)
         if row is not None:
-            return f"{self.name(node.out)} = {self.object(row(node, self.rank))}({self._array(node.args[0])})"
+            move, array = row(node, self.rank), self._array(node.args[0])
+            return f"{self.name(node.out)} = {array if move is moves.itself else f'{self.object(move)}({array})'}"
         rule = instances.places.get(node.op)
         if rule is not None:
             return self._ruled(node, rule, self._listed(node.args))
