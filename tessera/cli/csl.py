@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from tessera.arrays import writable
 from tessera.errors import ArgumentError, FileError
 from tessera.interp.target.csl import host_tools_folder
 from tessera.interp.target.csl.host import cslc
@@ -46,16 +47,17 @@ def _command(folder: Path, arch: str | None) -> list[str]:
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
     found = {**os.environ, "PATH": f"{host_tools_folder()}{os.pathsep}{os.environ.get('PATH', '')}"}
-    numbers = {"SEED": options.seed, "LIMIT": options.limit}
+    numbers = {"SEED": options.seed, "LIMIT": options.limit, "SDK": options.sdk}
     files = {"PICTURE": options.picture, "TRACE": options.trace}
     texts = {name: str(value) for name, value in numbers.items() if value is not None}
-    texts |= {name: str(Path(value).resolve()) for name, value in files.items() if value is not None}
+    texts |= {name: str(writable(value).resolve()) for name, value in files.items() if value is not None}
     return found | {f"TESSERA_CSL_{name}": text for name, text in texts.items()}
 
 
 def _check(options: argparse.Namespace) -> int:
     """Compile a layout, and say what came of it."""
-    words = [_path(options, "a layout file"), "--arch", options.arch or "wse2", "--sdk", options.sdk]
+    words = [_path(options, "a layout file"), "--arch", options.arch or "wse2"]
+    words += ["--sdk", options.sdk] if options.sdk else []
     words += [word for pair in options.param for word in ("--params", pair)]
     words += [word for folder in options.import_path for word in ("--import-path", folder)]
     layout = cslc.build(cslc.settings_of(cslc.parser().parse_args(words)))

@@ -18,9 +18,10 @@ from tessera.interp.target.csl.pe import Wait
 from tessera.interp.target.csl.wavelets import Opcode, encode
 
 END = encode([(Opcode.TEARDOWN, True)])
-# Cycles in which the library sets routes and descriptors before an operation moves its first word: fitted to the
-# published count of one program (gemv-collectives on 4 x 4 PEs, five operations); `benchmarks/csl.py` shows the others.
-OVERHEAD = 600
+# Cycles in which the library sets routes and descriptors before an operation moves its first word, and those that a PE
+# takes besides to pass words on: fitted to the published counts of one program (gemv-collectives on 2 x 2 and 4 x 4
+# PEs, five operations); `benchmarks/csl.py` shows the others.
+OVERHEAD, RELAY = 490, 215
 Thread = Generator[Any, None, None]
 
 

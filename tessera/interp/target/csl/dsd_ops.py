@@ -13,7 +13,7 @@ from tessera.interp.target.csl import types as t
 Compute = Callable[..., Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DsdOp:
     """One operation. `forms` spells its operands: D a descriptor, S a scalar, P a pointer to the result's type.
 
@@ -50,8 +50,8 @@ def _shift_arithmetic(a: Any, b: Any) -> Any:
 
 
 def _popcount(a: Any) -> Any:
-    bits = np.unpackbits(np.atleast_1d(np.asarray(a)).astype(np.uint16).view(np.uint8)).reshape(-1, 16)
-    return bits.sum(1)
+    words = np.atleast_1d(np.asarray(a)).astype(np.uint16)
+    return np.unpackbits(words.reshape(-1, 1).view(np.uint8), axis=1).sum(1).reshape(words.shape)
 
 
 def _leading(a: Any) -> Any:

@@ -6,6 +6,8 @@ import heapq
 import random
 from collections.abc import Callable
 
+import numpy as np
+
 
 class Events:
     """A heap of (cycle, call). Calls of one cycle keep their order, or are shuffled by `seed` to expose races.
@@ -26,17 +28,18 @@ class Events:
         """Call at that cycle (now, if it has passed)."""
         self._count += 1
         order = self.random.random() if self.random else 0.0
-        heapq.heappush(self._heap, (max(time, self.now), order, self._count, call))
+        heapq.heappush(self._heap, (time if time > self.now else self.now, order, self._count, call))
 
     def run(self, until: Callable[[], bool] | None = None, limit: int | None = None) -> None:
         """Run until nothing is left, `until()` holds, or the clock would pass `limit`."""
-        heap = self._heap
-        while heap and not (until is not None and until()):
-            if limit is not None and heap[0][0] > limit:
-                self.now = limit
-                return
-            self.now, _, _, call = heapq.heappop(heap)
-            call()
+        heap, pop = self._heap, heapq.heappop
+        with np.errstate(all="ignore"):  # NaN and infinity are values to a PE
+            while heap and not (until is not None and until()):
+                if limit is not None and heap[0][0] > limit:
+                    self.now = limit
+                    return
+                self.now, _, _, call = pop(heap)
+                call()
 
     @property
     def pending(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +60,9 @@ class Tile(NamedTuple):
 
     program: Program
     params: dict[str, Value]
+
+
+FRAMES = 8000
 
 
 @dataclass
@@ -165,7 +170,19 @@ def compile_program(
             raise ArgumentError(f"unknown {name}", expected=" or ".join(allowed), received=value)
     paths = tuple(map(str, import_paths))
     options = Options(arch, sdk, fabric_dims, fabric_offsets, paths, fp16_format, max_inlined_iterations)
-    return _compile(source, options, dict(params or {}), colors or {})
+    with _deep():
+        return _compile(source, options, dict(params or {}), colors or {})
+
+
+@contextmanager
+def _deep() -> Iterator[None]:
+    """Room for the nested calls that evaluation at compile time may make: some Python frames for each."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, FRAMES))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def _compile(source: Path, options: Options, params: dict[str, int], colors: Mapping[str, int]) -> Layout:

@@ -20,10 +20,15 @@ Members = dict[str, Value]
 
 
 def native(
-    name: str, params: tuple[t.Type | None, ...], result: t.Type, run: Callable[..., Any], cycles: int = 4
+    name: str,
+    params: tuple[t.Type | None, ...],
+    result: t.Type,
+    run: Callable[..., Any],
+    cycles: int = 4,
+    live: bool = False,
 ) -> Value:
     """A library function that runs on the PE."""
-    return Value(t.Fn("", params, result), NativeFunction(name, run, cycles=cycles))
+    return Value(t.Fn("", params, result), NativeFunction(name, run, cycles=cycles, live=live))
 
 
 @library("<layout>")
@@ -47,14 +52,22 @@ _FLIPS = {"WEST": "EAST", "EAST": "WEST", "NORTH": "SOUTH", "SOUTH": "NORTH", "R
 
 @library("<directions>")
 def _directions(unit: Any, params: Members) -> Members:
-    """Directions turned around."""
+    """Directions turned around, and as the bits of a router's register (see `placement.unpacked`)."""
 
     def turned(name: str, table: dict[str, str]) -> Value:
         rows = [DIRECTIONS.index(table[d]) for d in DIRECTIONS]
         return native(name, (t.DIRECTION,), t.DIRECTION, lambda pe, d: rows[d])
 
+    def bit(name: str, first: int) -> Value:
+        return native(name, (t.DIRECTION,), t.U16, lambda pe, d: 1 << (first + int(d)))
+
     back = {v: k for k, v in _TURNS.items()}
+    ramp = DIRECTIONS.index("RAMP")
     return {
+        "TX_RAMP": Value(t.U16, 1 << ramp),
+        "RX_RAMP": Value(t.U16, 1 << (5 + ramp)),
+        "dirToTxBits": bit("dirToTxBits", 0),
+        "dirToRxBits": bit("dirToRxBits", 5),
         "flip": turned("flip", _FLIPS),
         "rotate_clockwise": turned("rotate_clockwise", _TURNS),
         "rotate_counterclockwise": turned("rotate_counterclockwise", back),
@@ -78,10 +91,10 @@ def _time(unit: Any, params: Members) -> Members:
 
     return {
         "tsc_size_words": Value(t.COMPTIME_INT, 3),
-        "enable_tsc": native("enable_tsc", (), t.VOID, lambda pe: None),
-        "disable_tsc": native("disable_tsc", (), t.VOID, lambda pe: None),
-        "reset_tsc_counter": native("reset_tsc_counter", (), t.VOID, reset),
-        "get_timestamp": native("get_timestamp", (_TIMESTAMP,), t.VOID, get_timestamp, 6),
+        "enable_tsc": native("enable_tsc", (), t.VOID, lambda pe: None, live=True),
+        "disable_tsc": native("disable_tsc", (), t.VOID, lambda pe: None, live=True),
+        "reset_tsc_counter": native("reset_tsc_counter", (), t.VOID, reset, live=True),
+        "get_timestamp": native("get_timestamp", (_TIMESTAMP,), t.VOID, get_timestamp, 6, True),
     }
 
 
@@ -109,11 +122,11 @@ def _random(unit: Any, params: Members) -> Members:
         return np.float32(_generator(pe).normal(float(mean), float(deviation)))
 
     found = {
-        f"random_{x}": native(f"random_{x}", (x, x), x, floats(x) if isinstance(x, t.Float) else whole, 30)
+        f"random_{x}": native(f"random_{x}", (x, x), x, floats(x) if isinstance(x, t.Float) else whole, 30, True)
         for x in (t.F16, t.F32, t.I16, t.U16, t.I32, t.U32)
     }
-    found["set_global_seed"] = native("set_global_seed", (t.U32,), t.VOID, seed)
-    found["random_normal_f32"] = native("random_normal_f32", (t.F32, t.F32), t.F32, normal, 60)
+    found["set_global_seed"] = native("set_global_seed", (t.U32,), t.VOID, seed, live=True)
+    found["random_normal_f32"] = native("random_normal_f32", (t.F32, t.F32), t.F32, normal, 60, True)
     return found
 
 
@@ -133,9 +146,9 @@ def _debug(unit: Any, params: Members) -> Members:
             raise CslFault(f"the trace buffer '{key}' of {size} words is full")
         rows.append(value)
 
-    found = {f"trace_{x}": native(f"trace_{x}", (x,), t.VOID, record, 12) for x in _PRINTED}
-    found["trace_string"] = native("trace_string", (t.STRING,), t.VOID, record, 12)
-    found["trace_timestamp"] = native("trace_timestamp", (), t.VOID, lambda pe: record(pe, pe.clock), 16)
+    found = {f"trace_{x}": native(f"trace_{x}", (x,), t.VOID, record, 12, True) for x in _PRINTED}
+    found["trace_string"] = native("trace_string", (t.STRING,), t.VOID, record, 12, True)
+    found["trace_timestamp"] = native("trace_timestamp", (), t.VOID, lambda pe: record(pe, pe.clock), 16, True)
     return found
 
 
@@ -151,7 +164,7 @@ def _simprint(unit: Any, params: Members) -> Members:
     """Text in the log of the simulation."""
 
     def number(name: str, type_: t.Type, spell: Callable[[Any], str]) -> Value:
-        return native(name, (type_,), t.VOID, lambda pe, v: printed(pe, spell(v)))
+        return native(name, (type_,), t.VOID, lambda pe, v: printed(pe, spell(v)), live=True)
 
     rows = [
         number("print_string", t.STRING, str),

@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.interp.target.csl import collectives
 from tessera.interp.target.csl import types as t
-from tessera.interp.target.csl.collectives import OVERHEAD, Line, Part, Thread
+from tessera.interp.target.csl.collectives import OVERHEAD, RELAY, Line, Part, Thread
 from tessera.interp.target.csl.faults import CslError, CslFault
 from tessera.interp.target.csl.values import ColorConfig, NativeFunction, Pointer, Value
 
@@ -69,14 +69,18 @@ def pe_module(unit: Any, params: dict[str, Value]) -> dict[str, Any]:
             if part.root > part.last:
                 raise CslFault(f"{name}: root {part.root} is not on a line of {part.last + 1} PEs")
             buffers = [words(name, p, n) for p, n in zip(pointers, sizes(part, int(count)), strict=True)]
-            pe.spawn(started(pe, thread(part, *buffers)), lambda: pe.activate(int(callback)), name)
+            relays = thread is not collectives.broadcast and part.distance > 0 and part.beyond > 0
+            pe.spawn(started(pe, thread(part, *buffers), relays), lambda: pe.activate(int(callback)), name)
 
-        return Value(t.Fn("", (t.U16, *kinds, t.U16, t.LOCAL_TASK), t.VOID), NativeFunction(name, run, cycles=20))
+        return Value(
+            t.Fn("", (t.U16, *kinds, t.U16, t.LOCAL_TASK), t.VOID),
+            NativeFunction(name, run, cycles=20, apart=True, live=True),
+        )
 
     pair = (EITHER, EITHER)
     return {
         "pe_id": number,
-        "init": Value(t.Fn("", (), t.VOID), NativeFunction("init", init, cycles=40)),
+        "init": Value(t.Fn("", (), t.VOID), NativeFunction("init", init, cycles=40, live=True)),
         "broadcast": operation("broadcast", collectives.broadcast, (EITHER,), lambda part, n: (n,)),
         "scatter": operation("scatter", collectives.scatter, pair, lambda part, n: (at_root(part, n), n)),
         "gather": operation("gather", collectives.gather, pair, lambda part, n: (n, at_root(part, n))),
@@ -89,9 +93,9 @@ def at_root(part: Part, count: int) -> int:
     return count * (part.last + 1) if part.distance == 0 else 0
 
 
-def started(pe: Any, thread: Thread) -> Thread:
-    """The thread after what the library does first."""
-    yield pe.clock + OVERHEAD
+def started(pe: Any, thread: Thread, relays: bool) -> Thread:
+    """The thread after what the library does first; more on a PE that passes words on (routers pass a broadcast's)."""
+    yield pe.clock + OVERHEAD + RELAY * relays
     yield from thread
 
 

@@ -72,7 +72,25 @@ def _typed(name: str, type_: t.Float, function: Callable[..., Any], count: int, 
     def run(pe: Any, *args: Any) -> Any:
         return back(function(*(np.float64(a) for a in args)))
 
-    return Value(t.Fn("", (type_,) * count, result), NativeFunction(f"{name}_{type_}", run, cycles=cycles))
+    whole = None if name in _TRUTH else _whole(function)
+    native = NativeFunction(f"{name}_{type_}", run, cycles=cycles, whole=whole)
+    return Value(t.Fn("", (type_,) * count, result), native)
+
+
+def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of floats on arrays: worked out in f64 and rounded once, as for one number.
+
+    >>> _whole(np.sqrt)(np.array([2, 4], np.float32)).tolist()
+    [1.4142135381698608, 2.0]
+    """
+
+    def run(*args: Any) -> Any:
+        dtype = next(a.dtype for a in args if isinstance(a, (np.ndarray, np.generic)))
+        if dtype.kind in "iu":
+            return function(*args)
+        return function(*(np.asarray(a).astype(np.float64) for a in args)).astype(dtype)
+
+    return run
 
 
 def _generic(name: str, function: Callable[..., Any], count: int, cycles: int) -> Value:
@@ -95,7 +113,9 @@ def _generic(name: str, function: Callable[..., Any], count: int, cycles: int) -
         found = function(*(np.float64(a) for a in args))
         return bool(found) if name in _TRUTH else kind(found)
 
-    return Value(t.Fn("", (None,) * count, t.ANYTYPE), NativeFunction(name, run, cycles=cycles, result=result))
+    whole = None if name in _TRUTH else _whole(function)
+    native = NativeFunction(name, run, cycles=cycles, result=result, whole=whole)
+    return Value(t.Fn("", (None,) * count, t.ANYTYPE), native)
 
 
 def math_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:

@@ -43,7 +43,7 @@ def memcpy_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
         stream.unblock(pe.clock)
 
     colors = {name: value for name, value in params.items() if name in COLORS}
-    function = NativeFunction("unblock_cmd_stream", unblock, cycles=4)
+    function = NativeFunction("unblock_cmd_stream", unblock, cycles=4, apart=True, live=True)
     streaming = NativeFunction("get_streaming_fabout_dsd", streaming_fabout)
     return {
         **colors,

@@ -78,8 +78,8 @@ def pe_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
 
         pe.events.at(max(pe.clock, pe.events.now) + width - 1 - pe.x + pe.y, come)
 
-    signal = NativeFunction("signal_completion", lambda pe: message(pe, True, 0), cycles=20)
-    bump = NativeFunction("bump_tally", lambda pe, count: message(pe, False, int(count)), cycles=20)
+    signal = NativeFunction("signal_completion", lambda pe: message(pe, True, 0), cycles=20, live=True)
+    bump = NativeFunction("bump_tally", lambda pe, count: message(pe, False, int(count)), cycles=20, live=True)
     return {
         "local_tally": total,
         "signal_completion": Value(t.Fn("", (), t.VOID), signal),

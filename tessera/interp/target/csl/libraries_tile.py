@@ -15,7 +15,7 @@ _CYCLES = 8
 
 
 def _function(name: str, params: tuple[t.Type | None, ...], result: t.Type, run: Callable[..., Any]) -> Value:
-    return Value(t.Fn("", params, result), NativeFunction(name, run, cycles=_CYCLES))
+    return Value(t.Fn("", params, result), NativeFunction(name, run, cycles=_CYCLES, live=True))
 
 
 def _module(name: str, members: Members) -> Value:
@@ -41,8 +41,9 @@ def _color_config() -> Members:
     def address(pe: Any, color: int) -> int:
         return color
 
+    known = NativeFunction("get_color_config_addr", address, cycles=_CYCLES)
     return {
-        "get_color_config_addr": _function("get_color_config_addr", (t.COLOR,), t.U16, address),
+        "get_color_config_addr": Value(t.Fn("", (t.COLOR,), t.U16), known),
         "reset_routes": _function("reset_routes", (t.U16, None), t.VOID, reset),
     }
 
@@ -111,6 +112,29 @@ def _queues() -> Members:
     }
 
 
+def _queue_changes() -> dict[str, Members]:
+    """Queues of WSE-3 that get other colors, and the state that `@queue_flush` leaves."""
+
+    def leave(pe: Any, queue: int) -> None:
+        for side in ("in", "out"):
+            pe.leave_flush(side, queue)
+
+    def take(pe: Any, queue: int, color: int, filtered: bool) -> None:
+        pe.rebind("in", queue, color)
+
+    return {
+        "input_queue_config": {
+            "encode_input_queue": _function("encode_input_queue", (None, None, t.BOOL), t.VOID, take)
+        },
+        "output_queue_config": {
+            "encode_output_queue": _function(
+                "encode_output_queue", (None, None), t.VOID, lambda pe, queue, color: pe.rebind("out", queue, color)
+            )
+        },
+        "queue_flush": {"exit": _function("exit", (None,), t.VOID, leave)},
+    }
+
+
 def tile_config_module(unit: Any, params: Members) -> Members:
     """The parts of `<tile_config>`."""
     return {
@@ -119,4 +143,5 @@ def tile_config_module(unit: Any, params: Members) -> Members:
         "filters": _module("filters", _filters()),
         "teardown": _module("teardown", _teardown()),
         "queue_status": _module("queue_status", _queues()),
+        **{name: _module(name, members) for name, members in _queue_changes().items()},
     }

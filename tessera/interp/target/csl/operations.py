@@ -12,9 +12,10 @@ from tessera.errors import Location
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.dsd_ops import DsdOp
 from tessera.interp.target.csl.faults import CslFault
+from tessera.interp.target.csl.sources import opened
 from tessera.interp.target.csl.streams import LOAD, START, Thread, compute, length, vector
 from tessera.interp.target.csl.support import put
-from tessera.interp.target.csl.threads import Stream, send, stream
+from tessera.interp.target.csl.threads import send, stream
 from tessera.interp.target.csl.values import Circular, Dsr, Fabin, Fabout, Fifo, Loaded, Mem1d, Mem4d, Pointer
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.events import Events
 
 _STREAMS = (Fabin, Fabout, Fifo, Circular)
-_MAP_CYCLES = 8
+_MAP_CYCLES = 3  # of one call, fitted to the one published count of a program that maps
 
 
 class Operations:
@@ -200,7 +201,7 @@ def _source(pe: Any, o: Any, type_: t.Type | None, count: int) -> Any:
         view = vector(o, dtype, 0, count)
         at = (lambda i: 0) if o.stride == 0 else (lambda i: i)
         return (lambda i: view[at(i)]) if dtype.kind in "fV" else (lambda i: view.item(at(i)))
-    source = Stream(pe, o, dtype)
+    source = opened(pe, o, dtype, count)
 
     def take(i: int) -> Any:
         if not source.ready(1):

@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import GeneratorType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tessera.errors import Location
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.events import Events
+from tessera.interp.target.csl.exports import Exports, Function
 from tessera.interp.target.csl.faults import CslFault
+from tessera.interp.target.csl.flushing import Flushing
 from tessera.interp.target.csl.operations import Operations
-from tessera.interp.target.csl.program import Mover, Program
+from tessera.interp.target.csl.program import Program, allocated
+from tessera.interp.target.csl.registers import Registers
 from tessera.interp.target.csl.scheduler import Running, Scheduler, wait_words
 from tessera.interp.target.csl.sema.tables import Task
-from tessera.interp.target.csl.threads import Wait
-from tessera.interp.target.csl.values import Dsr, Fifo, Global, Loaded, Value
+from tessera.interp.target.csl.sources import Wait
+from tessera.interp.target.csl.together import Bound, Cohort
+from tessera.interp.target.csl.values import Dsr, Fifo, Loaded, NativeFunction
 
 TASK_SWITCH = 12
 NO_TASK = 31
-_GLOBAL = re.compile(r"[RG](\d+)_?$")
 
 
-class Function(NamedTuple):
-    """An exported function on a PE."""
-
-    name: str
-    run: Callable[..., Any]
-    params: tuple[t.Type, ...]
-
-
-class Pe(Operations, Scheduler):
+class Pe(Operations, Flushing, Exports, Scheduler):
     """A processing element that runs `program` at (x, y) of the rectangle.
 
     `fabric` is its view of the router (see the module `view`); None for a PE on its own. Faults of the program
     are raised as `CslFault` from `events.run`.
     """
 
-    def __init__(self, program: Program, x: int, y: int, events: Events, fabric: Any = None) -> None:
+    def __init__(
+        self, program: Program, x: int, y: int, events: Events, fabric: Any = None, cohort: Cohort | None = None
+    ) -> None:
         self.program, self.x, self.y, self.events, self.fabric = program, x, y, events, fabric
         self.wide = int(program.unit.options.arch == "wse3")
         # SDK 2.10 no longer initializes input queues by itself.
@@ -52,14 +48,19 @@ class Pe(Operations, Scheduler):
         tables = program.tables
         self.fifos: list[Fifo] = [Fifo(size, *map(program.task_number, tasks)) for size, *tasks in tables.fifos]
         self.enders: set[int] = set()
-        self.in_colors, self.out_colors = tables.queues_in, tables.queues_out
+        self.in_colors, self.out_colors = dict(tables.queues_in), dict(tables.queues_out)
+        self.flushed = {}
+        self.registers = Registers(self)
         self.dsrs: dict[Dsr, Loaded] = {}
         self.busy: dict[tuple[str, int], Location] = {}
         self.state: dict[str, Any] = {}
         self.traces: dict[str, list[Any]] = {}
         self.output: list[str] = []
         self.trace: Callable[[str, int, int], None] | None = None
-        self.space = program.namespace(self)
+        self.cohort, self.pending = cohort, deque()
+        arrays = [allocated(g) for g in program.unit.globals] if cohort is None else cohort.join(self)
+        self.numbers = {id(array): number for number, array in enumerate(arrays)}
+        self.space = program.namespace(self, arrays)
         self.local = {n: task for (kind, n), task in tables.tasks.items() if kind == "local"}
         self.control = {n: task for (kind, n), task in tables.tasks.items() if kind == "control"}
         self.data = {self._color(n): task for (kind, n), task in tables.tasks.items() if kind == "data"}
@@ -112,13 +113,6 @@ class Pe(Operations, Scheduler):
         given = tuple(_argument(p, a) for p, a in zip(function.params, args, strict=True))
         self.calls.append((function.name, function.run, given))
         self.wake()
-
-    def torn_down(self, color: int) -> None:
-        """A teardown reached this color: call its handler, if it has one."""
-        name = self.program.tables.teardown.get(color)
-        if name is not None:
-            self.calls.append((name, self.space[name], ()))
-            self.wake()
 
     def arrived(self, color: int) -> None:
         """A wavelet came to the input queue of a color."""
@@ -193,7 +187,8 @@ class Pe(Operations, Scheduler):
         if task is None:
             self.fabric.pop_control(color)
             if entry != NO_TASK:
-                raise CslFault(f"control wavelet on color {color} names task ID {entry}, to which no task is bound")
+                fault = CslFault(f"control wavelet on color {color} names task ID {entry}, to which no task is bound")
+                raise self._place(fault, None, None)
             self.wake()
             return None
         return lambda: (self.fabric.pop_control(color), self._task(task, arguments(task.params, word & 0xFFFF)))[1]
@@ -213,41 +208,42 @@ class Pe(Operations, Scheduler):
                 self.trace(name, start, self.clock)
             self.wake()
 
-        found = self._guard(lambda: function(*args), None)
+        known = None if self.cohort is None else self.cohort.record(self, function, args)
+        if known is not None:
+            self._follow(*known)
+            done()
+            return
+        self.settle()
+        try:
+            found = function(*args)
+        except Exception as error:
+            self._failed(error)
         if isinstance(found, GeneratorType):
             self.front = Running(name, found, done, True, Location())
             self._resume(self.front)
         else:
             done()
 
-    def exported(self, name: str) -> Any:
-        """An exported symbol as it is now: a `Pointer`, or a `Function`."""
-        o = self.program.exports[name]
-        move = Mover(self, [], self.space)
-        move.arrays = [self.space[f"G{g.number}"] for g in self.program.unit.globals]
-        if isinstance(o.type, t.Fn):
-            return Function(name, move(o.const), tuple(p for p in o.type.params if p is not None))
-        return move(o.const) if o.known else self._variable(o.code)
+    def _follow(self, bound: Bound, values: list[Any], inputs: tuple[Any, ...], results: list[tuple[str, Any]]) -> None:
+        """Run a task by its record: all at once, but for what it does to memory."""
+        self.pending.append((bound.work, inputs))
+        self.space.update(results)
+        for cycles, call, args, line in bound.effects:
+            self.clock += cycles
+            try:
+                call(self, *args(self, values))
+            except Exception as error:
+                self._failed(error, line=line)
+        self.clock += bound.cycles
 
-    def _variable(self, code: str) -> Any:
-        match = _GLOBAL.match(code)
-        assert match is not None
-        found = self.program.unit.globals[int(match.group(1))]
-        return self.space[f"G{found.number}"][0] if found.addressed else self.space[f"v{found.number}"]
+    def settle(self) -> None:
+        """Do to memory what tasks have left to be done."""
+        if self.pending and self.cohort is not None:
+            self.cohort.settle(self)
 
-    def memory(self, thing: Any) -> np.ndarray[Any, Any]:
-        """The array of a global, given as a `Global` or the `Value` of a library's variable."""
-        found = thing.data if isinstance(thing, Value) else thing
-        assert isinstance(found, Global)
-        return self.space[f"G{found.number}"]
-
-    def variable(self, name: str) -> np.ndarray[Any, Any]:
-        """The array of a global of the top-level file by its name; raises KeyError where there is none."""
-        for g in self.program.unit.globals:
-            if g.name == name:
-                loose = f"v{g.number}"
-                return np.array([self.space[loose]]) if loose in self.space else self.space[f"G{g.number}"]
-        raise KeyError(name)
+    def native(self, function: NativeFunction) -> Callable[..., Any]:
+        """A library's function as the program calls it."""
+        return partial(function.run, self)
 
     @property
     def idle(self) -> bool:

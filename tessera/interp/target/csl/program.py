@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 from types import CodeType
@@ -31,7 +30,7 @@ from tessera.interp.target.csl.values import (
 )
 
 if TYPE_CHECKING:
-    from tessera.interp.target.csl.pe import Pe
+    pass
 
 _CELL = re.compile(r"\b([RW])(\d+)_")
 
@@ -58,7 +57,12 @@ class Program:
         self.places: list[Location] = []
         self.source = self._assemble(list(unit.instances.values()))
         self.code: CodeType = compile(self.source, f"<csl {path}>", "exec")
+        # The Python of each function, by its name there.
+        self.functions = {c.co_name: c for c in self.code.co_consts if isinstance(c, CodeType)}
         self.task_ids = {id(task.value): task.number for task in self.tasks.values()}
+        unbound = next((v for key, v in unit.references.items() if key not in self.task_ids), None)
+        if unbound is not None:
+            fail(unbound.decl.loc, f"task '{unbound.decl.name}' is activated but bound to no ID")
 
     @property
     def memory(self) -> dict[str, int]:
@@ -93,10 +97,9 @@ class Program:
         """The CSL of a line of the generated Python."""
         return self.places[line] if 0 <= line < len(self.places) else UNKNOWN
 
-    def namespace(self, pe: Pe) -> dict[str, Any]:
+    def namespace(self, pe: Any, arrays: list[Any]) -> dict[str, Any]:
         """The globals of the generated Python for one PE: its memory, its constants, its functions."""
         space: dict[str, Any] = {**support.NAMES, "pe": pe, "task_id": self._task_id}
-        arrays = [_allocate(g) for g in self.unit.globals]
         move = Mover(pe, arrays, space)
         for name, data in self.unit.constants.items():
             space[name] = move(data)
@@ -104,7 +107,7 @@ class Program:
         for g, array in zip(self.unit.globals, arrays, strict=True):
             if not (g.addressed or g.type.aggregate):
                 space[f"v{g.number}"] = move(g.initial)
-            elif array.dtype == object:
+            elif isinstance(array, np.ndarray) and array.dtype == object:
                 for i, item in enumerate(g.initial if isinstance(g.initial, np.ndarray) else [g.initial]):
                     support.put(array, i, move(item))
             space[f"G{g.number}"] = array
@@ -115,13 +118,10 @@ class Program:
         return self._task_id(id(given)) if isinstance(given, FunctionValue) else given
 
     def _task_id(self, key: int) -> int:
-        if key not in self.task_ids and key in self.unit.references:
-            value = self.unit.references[key]
-            fail(value.decl.loc, f"task '{value.decl.name}' is activated but bound to no ID")
         return self.task_ids[key]
 
 
-def _allocate(g: Global) -> np.ndarray[Any, Any]:
+def allocated(g: Global) -> np.ndarray[Any, Any]:
     if isinstance(g.initial, np.ndarray):
         return g.initial.copy()
     array = np.zeros(1, g.type.dtype)
@@ -133,7 +133,7 @@ def _allocate(g: Global) -> np.ndarray[Any, Any]:
 class Mover:
     """Turns comptime values into the values of one PE: globals become its arrays, FIFOs its FIFOs."""
 
-    def __init__(self, pe: Pe, arrays: list[np.ndarray[Any, Any]], space: dict[str, Any]) -> None:
+    def __init__(self, pe: Any, arrays: list[Any], space: dict[str, Any]) -> None:
         self.pe, self.arrays, self.space = pe, arrays, space
 
     def __call__(self, data: Any) -> Any:
@@ -168,7 +168,7 @@ MOVES: dict[type, Callable[[Mover, Any], Any]] = {
     Mem4d: lambda move, d: d._replace(array=move.array(d.array)),
     Circular: lambda move, d: d._replace(array=move.array(d.array)),
     FifoRef: lambda move, d: move.pe.fifos[d.number],
-    NativeFunction: lambda move, n: functools.partial(n.run, move.pe),
+    NativeFunction: lambda move, n: move.pe.native(n),
     FunctionValue: Mover.function,
     Value: lambda move, v: move(v.data),
     dict: lambda move, d: {n: move(v) for n, v in d.items()},

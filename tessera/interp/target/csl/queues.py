@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tessera.interp.target.csl.host_streams import HostSink
@@ -22,14 +23,22 @@ class Feeder(Protocol):
         """Try again at that time."""
 
 
+def told(queue: InputQueue | OutputQueue, call: Callable[[], None] | None) -> None:
+    """Call what waited for a queue to be empty."""
+    if call is not None:
+        queue.events.at(queue.events.now, call)
+
+
 class InputQueue:
     """Words of one color that reached a PE and that its code has not read."""
 
     def __init__(self, node: Node, color: int) -> None:
         self.node, self.color = node, color
         self.words: deque[Timed] = deque()
-        self.depth = node.fabric.queue_depth(node, "in", color)
+        self.depth, self.events = node.fabric.queue_depth(node, "in", color), node.fabric.events
         self.wanted = 1
+        self.controls = 0  # how many of the words are control words
+        self.emptied: Callable[[], None] | None = None  # to call when no word is left
         self.feeder: Feeder | None = None
         self._due: int | None = None
         self._last = 0
@@ -43,10 +52,11 @@ class InputQueue:
         time = max(time, self._last)
         self._last = time
         self.words.append((time, word))
+        self.controls += word > WORD
         self._announce()
 
     def extend(self, words: list[Timed]) -> None:
-        """Words that arrive one after another."""
+        """Data words that arrive one after another."""
         if words[0][0] < self._last:
             for time, word in words:
                 self.add(time, word)
@@ -57,6 +67,8 @@ class InputQueue:
 
     def count(self, now: int) -> int:
         """Data words at the head that have arrived."""
+        if self.words and not self.controls and self.words[-1][0] <= now:
+            return len(self.words)
         found = 0
         for time, word in self.words:
             if time > now or word & CONTROL:
@@ -68,18 +80,30 @@ class InputQueue:
         """Up to `limit` data words at the head that have arrived, removed."""
         words = self.words
         found: list[int] = []
+        if words and not self.controls and len(words) <= limit and words[-1][0] <= now:
+            found = [word for _, word in words]
+            words.clear()
         while words and len(found) < limit and words[0][0] <= now and not words[0][1] & CONTROL:
             found.append(words.popleft()[1])
         if found:
             self.freed(now)
         return found
 
+    def take_control(self, now: int) -> None:
+        """Remove the control word at the head."""
+        self.words.popleft()
+        self.controls -= 1
+        self.freed(now)
+
     def freed(self, now: int) -> None:
         """Tell whoever waits that there is room."""
         if self.feeder is not None:
             feeder, self.feeder = self.feeder, None
             feeder.wake(now)
-        if self.words and self.words[0][0] > now:
+        if not self.words:
+            told(self, self.emptied)
+            self.emptied = None
+        elif self.words[0][0] > now:
             self._announce()
 
     def want(self, count: int) -> None:
@@ -91,25 +115,28 @@ class InputQueue:
         """Plan the next call of `arrived`, unless an earlier or equal one is planned."""
         time = self._complete()
         if time is not None:
-            time = max(time, self.node.fabric.events.now)
+            if time < self.events.now:
+                time = self.events.now
             if self._due is None or time < self._due:
                 self._due = time
-                self.node.fabric.events.at(time, self._call)
+                self.events.at(time, self._call)
 
     def _complete(self) -> int | None:
         """When what is wanted will be there; None while it is not on its way."""
-        wanted = min(self.wanted, self.depth)
+        wanted = self.wanted if self.wanted < self.depth else self.depth
+        if not self.controls:
+            return self.words[wanted - 1][0] if len(self.words) >= wanted else None
         for index, (time, word) in enumerate(self.words, 1):
             if index == wanted or word & CONTROL:
                 return time
         return None
 
     def _call(self) -> None:
-        if self._due != self.node.fabric.events.now:
+        if self._due != self.events.now:
             return  # a later plan took its place
         self._due = None
         time = self._complete()
-        if time is not None and time <= self.node.fabric.events.now:
+        if time is not None and time <= self.events.now:
             self.wanted = 1
             self.node.pe.arrived(self.color)
         else:
@@ -122,8 +149,9 @@ class OutputQueue:
     def __init__(self, node: Node, color: int, channel: Channel | None) -> None:
         self.node, self.color, self.channel = node, color, channel
         self.words: deque[int] = deque()
-        self.depth = node.fabric.queue_depth(node, "out", color)
+        self.depth, self.events = node.fabric.queue_depth(node, "out", color), node.fabric.events
         self.sink: HostSink | None = None  # where the host collects a color that has no route
+        self.emptied: Callable[[], None] | None = None  # to call when no word is left
         self._watched = False
         self._due: int | None = None
 
@@ -141,7 +169,7 @@ class OutputQueue:
         """Send what is written here to the host."""
         if self.sink is None:
             self.sink = HostSink()
-            self.wake(self.node.fabric.events.now)
+            self.wake(self.events.now)
         return self.sink
 
     def settled(self) -> bool:
@@ -153,10 +181,10 @@ class OutputQueue:
         """Try again to hand words over at that time."""
         if self._due is None or time < self._due:
             self._due = time
-            self.node.fabric.events.at(time, self._again)
+            self.events.at(time, self._again)
 
     def _again(self) -> None:
-        if self._due == self.node.fabric.events.now:
+        if self._due == self.events.now:
             self._due = None
             self._move()
 
@@ -165,24 +193,26 @@ class OutputQueue:
             self._to_host()
         else:
             self._to_router(self.channel)
+        if not self.words and self.emptied is not None:
+            told(self, self.emptied)
+            self.emptied = None
         if self._watched and len(self.words) < self.depth:
             self._watched = False
-            self.node.fabric.events.at(self.node.fabric.events.now, self._drained)
+            self.events.at(self.events.now, self._drained)
 
     def _drained(self) -> None:
         self.node.pe.drained(self.color)
 
     def _to_router(self, channel: Channel) -> None:
-        node, moved = self.node, False
-        while self.words:
-            if not channel.room(RAMP):
-                channel.feeders[RAMP] = self
-                break
-            node.ramp = max(node.fabric.events.now, node.ramp) + 1
-            channel.add(RAMP, node.ramp, self.words.popleft())
-            moved = True
-        if moved:
-            channel.wake(channel.inputs[RAMP][0][0])
+        node = self.node
+        words, free = self.words, channel.depth - len(channel.inputs[RAMP])
+        if words and free > 0:
+            first = max(self.events.now, node.ramp) + 1
+            count = min(free, len(words))
+            node.ramp = first + count - 1
+            channel.extend(RAMP, [(first + i, words.popleft()) for i in range(count)])
+        if words:
+            channel.feeders[RAMP] = self
 
     def _to_host(self) -> None:
         if self.sink is not None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tessera.interp.target.csl.host_streams import HostSink
 from tessera.interp.target.csl.queues import Feeder, InputQueue, OutputQueue, Timed
@@ -56,7 +55,7 @@ class Channel:
         self.node, self.color, self.route, self.config = node, color, route, config
         self.inputs: list[deque[Timed]] = [deque() for _ in NAMES]
         self.feeders: list[Feeder | None] = [None] * len(NAMES)
-        self.depth = node.fabric.depth
+        self.depth, self.events = node.fabric.depth, node.fabric.events
         self.neighbours: list[Channel | None] = [None] * len(NAMES)
         self.sink: HostSink | None = None  # what leaves towards the host
         self._last = 0
@@ -69,14 +68,17 @@ class Channel:
     def add(self, direction: int, time: int, word: int) -> None:
         """A word that comes in from `direction` at `time`."""
         if not self.route.accepts(direction):
-            takes = " or ".join(sorted({NAMES[d] for rx, _ in self.route.positions for d in rx}))
-            self.node.fabric.fault(
-                f"a wavelet of color {self.color} comes from {NAMES[direction]} into {self.node.name}, "
-                f"whose route takes it from {takes} only",
-                self,
-            )
+            self._refuse(direction)
         buffer = self.inputs[direction]
-        buffer.append((max(time, buffer[-1][0] if buffer else 0), word))
+        buffer.append((max(time, buffer[-1][0]) if buffer else time, word))
+
+    def _refuse(self, direction: int) -> NoReturn:
+        takes = " or ".join(sorted({NAMES[d] for rx, _ in self.route.positions for d in rx}))
+        self.node.fabric.fault(
+            f"a wavelet of color {self.color} comes from {NAMES[direction]} into {self.node.name}, "
+            f"whose route takes it from {takes} only",
+            self,
+        )
 
     def host(self) -> HostSink:
         """Where words that leave towards the host are kept."""
@@ -86,13 +88,14 @@ class Channel:
 
     def wake(self, time: int) -> None:
         """Look again at that time, or earlier if that is planned."""
-        time = max(time, self.node.fabric.events.now)
+        if time < self.events.now:
+            time = self.events.now
         if self._due is None or time < self._due:
             self._due = time
-            self.node.fabric.events.at(time, self._service)
+            self.events.at(time, self._service)
 
     def _service(self) -> None:
-        if self._due != self.node.fabric.events.now:
+        if self._due != self.events.now:
             return  # an earlier plan took its place
         self._due = None
         while self._step():
@@ -101,12 +104,19 @@ class Channel:
     def _step(self) -> bool:
         """Move one word on, if one can go."""
         rx, tx = self.route.here
-        heads = [d for d in rx if self.inputs[d]]
-        if not heads or self.route.tearing:
+        if self.route.tearing:
             return False
-        origin = heads[0] if len(heads) == 1 else min(heads, key=lambda d: self.inputs[d][0][0])
+        if len(rx) == 1:
+            origin = rx[0]
+            if not self.inputs[origin]:
+                return False
+        else:
+            heads = [d for d in rx if self.inputs[d]]
+            if not heads:
+                return False
+            origin = heads[0] if len(heads) == 1 else min(heads, key=lambda d: self.inputs[d][0][0])
         arrival, word = self.inputs[origin][0]
-        now = self.node.fabric.events.now
+        now = self.events.now
         if len(rx) > 1 and arrival > now:
             self.wake(arrival)  # an earlier word may yet come from another side
             return False
@@ -120,20 +130,24 @@ class Channel:
 
     def _burst(self, origin: int, tx: tuple[int, ...], now: int) -> bool:
         """Move on all the data words at the head that have room, one a cycle: what `_send` does, in one go."""
-        count = self._ready(origin, tx)
+        count = self._free(tx)
+        buffer, links = self.inputs[origin], self.node.links
         if not count:
             return False
-        buffer, links = self.inputs[origin], self.node.links
-        time = max(now - 1, self._last, *(links[direction] - 1 for direction in tx))
+        time = max(now - 1, self._last)
+        for direction in tx:
+            if links[direction] > time:
+                time = links[direction] - 1
         sent: list[Timed] = []
-        for _ in range(count):
+        while buffer and count and buffer[0][1] <= WORD:
             arrival, word = buffer.popleft()
             time = arrival if arrival > time else time + 1
             sent.append((time + 1, word))
+            count -= 1
         self._last = time
         for direction in tx:
             links[direction] = time + 1
-            self.node.traffic[direction] += count
+            self.node.traffic[direction] += len(sent)
             if direction == RAMP:
                 self.node.inputs[self.color].extend(sent)
             else:
@@ -141,8 +155,8 @@ class Channel:
         self._freed(origin, sent[0][0] - 1)
         return True
 
-    def _ready(self, origin: int, tx: tuple[int, ...]) -> int:
-        """How many data words at the head have room wherever they go."""
+    def _free(self, tx: tuple[int, ...]) -> int:
+        """For how many words there is room wherever they go."""
         count = self.depth
         for direction in tx:
             if direction == RAMP:
@@ -155,20 +169,19 @@ class Channel:
                 free = self.depth - len(there.inputs[OPPOSITE[direction]])
                 if not free:
                     there.feeders[OPPOSITE[direction]] = self
-            count = min(count, free)
-        for index, (_, word) in enumerate(islice(self.inputs[origin], count)):
-            if word & CONTROL:
-                return index
-        return min(count, len(self.inputs[origin]))
+            if free < count:
+                count = free
+        return count
 
     def extend(self, direction: int, words: list[Timed]) -> None:
         """Words that come in from `direction`, in order."""
+        if not self.route.accepts(direction):
+            self._refuse(direction)
         buffer = self.inputs[direction]
-        self.add(direction, *words[0])
-        if words[0][0] == buffer[-1][0]:
-            buffer.extend(words[1:])
-        else:  # the first had to wait for a word before it, and so may these
-            for time, word in words[1:]:
+        if not buffer or buffer[-1][0] <= words[0][0]:
+            buffer.extend(words)
+        else:  # the first has to wait for a word before it, and so may the others
+            for time, word in words:
                 self.add(direction, time, word)
         self.wake(buffer[0][0])
 

@@ -103,12 +103,13 @@ class Route:
             rx, tx = positions[-1]
             positions.append((change[0] or rx, change[1] or tx))
         self.positions = positions
+        self.sources = frozenset(direction for rx, _ in positions for direction in rx)
         self.current = min(self.current, len(positions) - 1)
         self.here = positions[self.current]
 
     def accepts(self, direction: int) -> bool:
         """Whether some position takes wavelets from there."""
-        return self.flexible or any(direction in rx for rx, _ in self.positions)
+        return self.flexible or direction in self.sources
 
     def move(self, position: int) -> None:
         """Take a position, if there is one of that number."""

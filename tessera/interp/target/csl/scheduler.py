@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tessera.errors import Location, TesseraError
 from tessera.interp.target.csl.events import Events
 from tessera.interp.target.csl.faults import CslFault
+from tessera.interp.target.csl.sources import Wait
 from tessera.interp.target.csl.streams import Thread
-from tessera.interp.target.csl.threads import Wait
 from tessera.interp.target.csl.values import Fifo
 
 if TYPE_CHECKING:
@@ -39,10 +38,16 @@ class Scheduler:
     y: int
     threads: dict[Running, None]
     waiters: dict[Any, list[Running]]
+    pending: deque[Any]
+
+    if TYPE_CHECKING:
+
+        def settle(self) -> None: ...
 
     def notify(self, kind: str, key: Any) -> None:
         """Continue the threads that wait for this."""
-        for running in self.waiters.pop((kind, _key(key)), ()):
+        waiting = self.waiters.pop((kind, _key(key)), None)
+        for running in waiting or ():
             self.events.at(self.events.now, partial(self._resume, running))
 
     def spawn(self, body: Thread, on_done: Callable[[], None] | None = None, name: str = "thread") -> None:
@@ -58,10 +63,15 @@ class Scheduler:
     def _resume(self, running: Running) -> None:
         """Continue a generator until it waits or ends."""
         running.wait = None
+        if self.pending:
+            self.settle()
         while True:
-            if running.front:
-                self.clock = max(self.clock, self.events.now)
-            wait = self._guard(lambda: next(running.body, running), running)
+            if running.front and self.clock < self.events.now:
+                self.clock = self.events.now
+            try:
+                wait: Any = next(running.body, running)
+            except Exception as error:
+                self._failed(error, running)
             if wait is running:
                 break
             if isinstance(wait, Wait):
@@ -69,25 +79,20 @@ class Scheduler:
                 self.waiters.setdefault((wait.kind, _key(wait.key)), []).append(running)
                 return
             if wait is not None and wait > self.events.now:
-                self.events.at(wait, lambda: self._resume(running))
+                self.events.at(wait, partial(self._resume, running))
                 return
         self.threads.pop(running, None)
         if running.done is not None:
             running.done()
 
-    def _guard(self, call: Callable[[], Any], running: Running | None) -> Any:
-        """Run generated code; what it raises becomes a fault with a place."""
-        try:
-            with np.errstate(all="ignore"):
-                return call()
-        except TesseraError as error:
-            self._place(error, self._generated(error), running)
-            raise
-        except _FAULTS as error:
-            line = self._generated(error)
-            if line is None:
-                raise
+    def _failed(self, error: Exception, running: Running | None = None, line: int | None = None) -> NoReturn:
+        """Raise what generated code raised as a fault with a place; what is no fault of the program, as it is."""
+        line = self._generated(error) if line is None else line
+        if isinstance(error, TesseraError):
+            self._place(error, line, running)
+        elif line is not None and isinstance(error, _FAULTS):
             raise self._place(CslFault(_words(error)), line, running) from error
+        raise error
 
     def _generated(self, error: BaseException) -> int | None:
         """The innermost line of this program's Python that an error passed."""

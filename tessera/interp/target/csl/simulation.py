@@ -16,6 +16,7 @@ from tessera.interp.target.csl.faults import CslFault
 from tessera.interp.target.csl.host_streams import Gate, HostSource
 from tessera.interp.target.csl.pe import Pe
 from tessera.interp.target.csl.routes import HOST
+from tessera.interp.target.csl.together import cohorts
 
 LATENCY = 1000  # cycles between two transfers of the host: programs that stream and then copy rely on a slow host
 LIMIT = 10**9  # cycles after which a run is given up
@@ -30,12 +31,16 @@ class Simulation:
         seed: shuffles the order of events of one cycle and the links' delays, to expose races; None: a fixed order.
         depth: words that fit into each of the fabric's queues.
         limit: the cycle at which a run that does not end is given up.
+        together: PEs of one program execute together where they do the same; False: one after another. Both give the
+            same numbers, cycles and order of events.
 
     Raises:
         CslFault: from `wait`, and from anything that advances the clock, for a fault of the program.
     """
 
-    def __init__(self, layout: Any, seed: int | None = None, depth: int = DEPTH, limit: int = LIMIT) -> None:
+    def __init__(
+        self, layout: Any, seed: int | None = None, depth: int = DEPTH, limit: int = LIMIT, together: bool = True
+    ) -> None:
         self.layout, self.limit = layout, limit
         self.events = Events(seed)
         self.fabric = Fabric(self.events, layout.width, layout.height, layout.colors, seed, depth, layout.arch)
@@ -46,11 +51,12 @@ class Simulation:
         self._busy = 0  # until when the channel from the host is in use
         self.sources: dict[tuple[Place, int], HostSource] = {}
         self.timeline: list[tuple[Place, str, int, int]] = []
+        self.cohorts = cohorts(tile.program for tile in layout.tiles.values()) if together else {}
         for place, tile in layout.tiles.items():
             self._place(place, tile.program)
 
     def _place(self, place: Place, program: Any) -> None:
-        pe = Pe(program, *place, self.events, self.fabric.view(*place))
+        pe = Pe(program, *place, self.events, self.fabric.view(*place), self.cohorts.get(id(program)))
         pe.trace = lambda name, start, end: self.timeline.append((place, name, start, end))
         self.fabric.nodes[place].pe = self.pes[place] = pe
         self.streams[place] = Stream(self.events, pe, place)

@@ -106,6 +106,8 @@ def write(d: Any, dtype: np.dtype[Any], start: int, count: int, found: Any) -> N
 
 def scalar(value: Any, dtype: np.dtype[Any]) -> Any:
     """A scalar operand in the element type: the same bits where it is an integer or a mov of floats."""
+    if isinstance(value, np.ndarray):
+        return _scalars(value, dtype)
     if dtype.kind == "f":
         return dtype.type(value)
     if isinstance(value, np.floating):
@@ -113,16 +115,34 @@ def scalar(value: Any, dtype: np.dtype[Any]) -> Any:
     return np.array(int(value) & ((1 << 8 * dtype.itemsize) - 1), f"u{dtype.itemsize}").astype(dtype)[()]
 
 
+def _scalars(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """A scalar operand of each PE in the element type."""
+    if dtype.kind == "f":
+        return values.astype(dtype)
+    if values.dtype.kind == "f":
+        return values.view(dtype)
+    return values.astype(f"u{dtype.itemsize}").astype(dtype)
+
+
 def _serial(dest: Mem1d, sources: list[Any], dtype: np.dtype[Any]) -> bool:
     """Whether elements depend on the ones before them: the destination runs into a source at another place."""
     for d in sources:
-        if type(d) is not Mem1d or d.array is not dest.array:
+        if type(d) is not Mem1d or not _same_memory(d.array, dest.array):
             continue
         if dest.stride == 0 and d.stride == 0 and d.byte == dest.byte:
             return True
         if (d.byte, d.stride) != (dest.byte, dest.stride) and _meets(dest, d, dtype.itemsize):
             return True
     return False
+
+
+def _same_memory(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Whether two arrays are one variable, perhaps seen as cells of another type."""
+    if a is b:
+        return True
+    if (a if a.base is None else a.base) is not (b if b.base is None else b.base):
+        return False
+    return bool(a.__array_interface__["data"] == b.__array_interface__["data"])
 
 
 def _meets(a: Mem1d, b: Mem1d, size: int) -> bool:
@@ -200,27 +220,35 @@ def reduce(op: DsdOp, dest: Pointer, sources: list[Any], count: int, read_source
 
 def compute(pe: Pe, op: DsdOp, operands: tuple[Any, ...]) -> None:
     """An operation whose operands are all in memory."""
+    work(op, operands)
+    pe.clock += cycles_of(op, operands, pe.wide)
+
+
+def cycles_of(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
+    """What an operation in memory costs."""
     dest, *sources = operands
-    if type(dest) is Pointer:
-        descriptors = [o for o in sources if isinstance(o, (Mem1d, Mem4d))]
-        if not descriptors:
-            found = convert(
-                op.compute(*(scalar(o, x.dtype) for o, x in zip(sources, op.sources, strict=True))), _of(op)
-            )
-            dest.array[dest.index] = found.reshape(-1)[0]
-            pe.clock += LOAD
-            return
-        count = length(operands)
-        sequence = descriptors[-1]
-        if type(sequence) is Mem1d and sequence.stride == 0:
-            sequence = sequence._replace(extent=count)
-        reduce(op, dest, [*sources[:-1], sequence], count, _repeated)
-        pe.clock += START + LOAD + count
-        return
+    if type(dest) is not Pointer:
+        return START + -(-length(operands) // op.width[wide])
+    return START + LOAD + length(operands) if any(isinstance(o, (Mem1d, Mem4d)) for o in sources) else LOAD
+
+
+def work(op: DsdOp, operands: tuple[Any, ...]) -> None:
+    """What an operation in memory does. Arrays may have a second axis, of PEs; scalars are then rows."""
+    dest, *sources = operands
     count = length(operands)
-    if count:
-        apply(op, dest, sources, 0, count)
-    pe.clock += START + -(-count // op.width[pe.wide])
+    if type(dest) is not Pointer:
+        if count:
+            apply(op, dest, sources, 0, count)
+        return
+    descriptors = [o for o in sources if isinstance(o, (Mem1d, Mem4d))]
+    if not descriptors:
+        found = convert(op.compute(*(scalar(o, x.dtype) for o, x in zip(sources, op.sources, strict=True))), _of(op))
+        dest.array[dest.index] = found[0] if found.ndim else found
+        return
+    sequence = descriptors[-1]
+    if type(sequence) is Mem1d and sequence.stride == 0:
+        sequence = sequence._replace(extent=count)
+    reduce(op, dest, [*sources[:-1], sequence], count, _repeated)
 
 
 def _of(op: DsdOp) -> np.dtype[Any]:
@@ -229,7 +257,7 @@ def _of(op: DsdOp) -> np.dtype[Any]:
 
 def _repeated(d: Any, dtype: np.dtype[Any], start: int, count: int) -> Any:
     found = read(d, dtype, start, count)
-    return np.repeat(found, count) if len(found) == 1 else found
+    return np.repeat(found, count, 0) if len(found) == 1 else found
 
 
 Thread = Generator[Any, None, None]

@@ -148,7 +148,9 @@ class Global:
 @dataclass(frozen=True, eq=False)
 class NativeFunction:
     """A library function written in Python. `run(pe, *args)`; with `waits` it is a generator function;
-    with `comptime` it is `run(unit, *Values) -> Value` at compile time. `cycles` is what one call costs."""
+    with `comptime` it is `run(unit, *Values) -> Value` at compile time. `cycles` is what one call costs. `whole`: it
+    is a function of numbers only, and this is the same of arrays; `apart`: it returns nothing and leaves memory alone
+    until the task has ended; `live`: it asks or changes the PE, so that it cannot be called at compile time."""
 
     name: str
     run: Callable[..., Any]
@@ -156,6 +158,9 @@ class NativeFunction:
     comptime: bool = False
     cycles: int = 2
     result: Callable[..., t.Type] | None = None
+    whole: Callable[..., Any] | None = None
+    apart: bool = False
+    live: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tessera.interp.target.csl.faults import CslFault
+from tessera.interp.target.csl.queues import InputQueue
 from tessera.interp.target.csl.router import Channel, Node
 from tessera.interp.target.csl.routes import Route, directions
 from tessera.interp.target.csl.wavelets import CONTROL, WORD
@@ -23,6 +24,10 @@ class View:
             return None
         return words[0][1] & WORD, bool(words[0][1] & CONTROL)
 
+    def queue(self, color: int) -> InputQueue:
+        """The queue in which words of a color wait."""
+        return self.node.input(color)
+
     def pop(self, color: int, limit: int) -> list[int]:
         """Up to `limit` data words that have arrived; stops before a control word."""
         return self.node.input(color).take(self.node.fabric.events.now, limit)
@@ -32,9 +37,7 @@ class View:
         found = self.peek(color)
         if found is None or not found[1]:
             return None
-        queue = self.node.input(color)
-        queue.words.popleft()
-        queue.freed(self.node.fabric.events.now)
+        self.node.input(color).take_control(self.node.fabric.events.now)
         return found[0]
 
     def count(self, color: int) -> int:
@@ -70,12 +73,24 @@ class View:
         queue = self.node.output(color)
         return len(queue.words) >= queue.depth
 
+    def when_empty(self, side: str, color: int, call: Callable[[], None]) -> None:
+        """Call this, once, as soon as no word waits in the color's input ("in") or output queue."""
+        queue = self.node.input(color) if side == "in" else self.node.output(color)
+        if queue.words:
+            queue.emptied = call
+        else:
+            self.node.fabric.events.at(self.node.fabric.events.now, call)
+
     def _channel(self, color: int) -> Channel:
         if color not in self.node.channels:
             raise CslFault(f"{self.node.name} has no route for color {color} that could be changed")
         return self.node.channels[color]
 
-    def _change(self, color: int) -> Route:
+    def route(self, color: int) -> Route:
+        """The route of a color, to look at."""
+        return self._channel(color).route
+
+    def changed(self, color: int) -> Route:
         """The route of a color, about to be changed."""
         channel = self._channel(color)
         channel.route.flexible = True
@@ -84,33 +99,33 @@ class View:
 
     def reset_routes(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
         """Replace position 0."""
-        route = self._change(color)
+        route = self.changed(color)
         route.rx, route.tx = directions(rx), directions(tx)
         route.refresh()
 
     def invalidate_positions(self, color: int) -> None:
         """Leave position 0 only."""
-        route = self._change(color)
+        route = self.changed(color)
         route.switches = [None, None, None]
         route.refresh()
 
     def set_switch(self, color: int, position: int, rx: str | None = None, tx: str | None = None) -> None:
         """What position 1, 2 or 3 changes in the one before it."""
-        route = self._change(color)
+        route = self.changed(color)
         route.switches[position - 1] = (directions(rx or ()), directions(tx or ()))
         route.refresh()
 
     def set_position(self, color: int, position: int) -> None:
         """Take a switch position."""
-        self._change(color).move(position)
+        self.changed(color).move(position)
 
     def set_pop_mode(self, color: int, mode: str) -> None:
         """Set "no_pop", "always_pop" or "pop_on_advance"."""
-        self._change(color).pop = mode
+        self.changed(color).pop = mode
 
     def set_ring(self, color: int, on: bool) -> None:
         """Whether position 0 follows the last one."""
-        self._change(color).ring = on
+        self.changed(color).ring = on
 
     def set_filter(
         self, color: int, counter: int | None = None, limit: int | None = None, max_counter: int | None = None
@@ -133,4 +148,4 @@ class View:
 
     def teardown_exit(self, color: int) -> None:
         """Let a color's wavelets flow again."""
-        self._change(color).tearing = False
+        self.changed(color).tearing = False

@@ -1,37 +1,9 @@
 """Tasks, microthreads, FIFOs and queues of one PE whose color 1 loops back to it."""
 
 import pytest
-from csl_lang import build
+from csl_lang import simulate
 
 from tessera.interp.target.csl.faults import CslFault
-from tessera.interp.target.csl.simulation import Simulation
-
-LOOP = "@set_color_config(0, 0, @get_color(1), .{ .routes = .{ .rx = .{ RAMP }, .tx = .{ RAMP } } });"
-HEAD = """
-const c = @get_color(1); const iq = @get_input_queue(2); const oq = @get_output_queue(3);
-const wse3 = @is_arch("wse3");
-const id = if (wse3) @get_data_task_id(iq) else @get_data_task_id(c);
-const t8 = @get_local_task_id(8); const t9 = @get_local_task_id(9);
-export var out: [8]f32; var a = [4]f32 { 1.0, 2.0, 3.0, 4.0 };
-export var order: [8]i16; export var n: i16 = 0;
-const va = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> a[i] });
-const vo = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> out[i] });
-const tx = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 4, .output_queue = oq });
-const rx = @get_dsd(fabin_dsd, .{ .fabric_color = c, .extent = 4, .input_queue = iq });
-fn note(x: i16) void { order[n] = x; n += 1; }
-comptime { @initialize_queue(iq, .{ .color = c }); @initialize_queue(oq, .{ .color = c }); }
-"""
-
-
-def simulate(folder, text, arch="wse2", seed=None, **options):
-    layout = build(folder, HEAD + text, LOOP, arch=arch, **options)
-    simulation = Simulation(layout, seed=seed)
-    simulation.boot()
-    pe = simulation.pes[0, 0]
-    if "main" in pe.program.exports:
-        pe.start(pe.exported("main"))
-    simulation.events.run()
-    return pe
 
 
 @pytest.mark.parametrize("arch", ["wse2", "wse3"])

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tessera.errors import ArgumentError, DeviceUnavailable, FileError, ShapeError
-from tessera.interp.target.csl.host import cslc, regions
+from tessera.interp.target.csl.host import arrays, cslc, regions
 from tessera.interp.target.csl.host.debug import debug_util
-from tessera.interp.target.csl.host.runtime import SdkRuntime
+from tessera.interp.target.csl.host.runtime import SdkRuntime, variable
 from tessera.interp.target.csl.host.tensors import MemcpyDataType, MemcpyOrder, Tensor
 from tessera.interp.target.csl.pictures import chrome_trace, draw
 
@@ -182,3 +182,40 @@ def test_a_trace_and_a_picture(runtime, tmp_path):
     pytest.importorskip("matplotlib")
     draw(runtime._simulation, tmp_path / "grid.svg")
     assert "<svg" in (tmp_path / "grid.svg").read_text()
+
+
+def test_arguments_of_the_host_that_do_not_fit(runtime, monkeypatch):
+    layout, region = regions.SdkLayout(regions.get_platform(None)), "pe.csl"
+    layout.create_code_region(region, "a", 1, 1)
+    monkeypatch.setenv("TESSERA_CSL_SEED", "one")
+    calls = {
+        "is not flat": lambda: arrays.input_array_to_u32(np.zeros((2, 2), np.int16), None, 1),
+        "16 or 32 bits wide": lambda: arrays.input_array_to_u32(np.zeros(2, np.int64), None, 1),
+        "bits wide": lambda: arrays.memcpy_view(np.zeros(2, np.uint32), np.dtype(np.int64)),
+        "--fabric-dims does not read": lambda: cslc.settings_of(
+            cslc.parser().parse_args([str(AXPY), "--fabric-dims=1"])
+        ),
+        "lies on its memcpy frame": lambda: cslc.build(
+            cslc.settings_of(
+                cslc.parser().parse_args(
+                    [str(AXPY), "--fabric-dims=20,9", "--fabric-offsets=1,1", "--memcpy", "--params=width:3,n:8"]
+                )
+            )
+        ),
+        "own direction is found by the layout": lambda: layout.regions[0].create_input_port(
+            regions.Color("c"), regions.Edge.LEFT, [regions.RoutingPosition().set_input([regions.Route.WEST])], 1
+        ),
+        "two code regions have the name 'a'": lambda: layout.create_code_region(region, "a", 1, 1),
+        "has no option colour": lambda: SdkRuntime(".", colour=True),
+        "TESSERA_CSL_SEED is not an integer": lambda: variable("SEED"),
+    }
+    for message, call in calls.items():
+        with pytest.raises(ArgumentError, match=message):
+            call()
+
+
+def test_the_language_of_an_environment(monkeypatch):
+    monkeypatch.setenv("TESSERA_CSL_SDK", "2.10")
+    assert cslc.parser().parse_args([str(AXPY)]).sdk == "2.10"
+    monkeypatch.delenv("TESSERA_CSL_SDK")
+    assert cslc.parser().parse_args([str(AXPY)]).sdk == "1.4"

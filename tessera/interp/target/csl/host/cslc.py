@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,11 @@ FRAME = (7, 2)  # columns and rows that the memcpy frame adds to a program recta
 KEY = "tessera"  # where out.json keeps what the vendor's does not have
 
 
+def language() -> str:
+    """The version of the language where no option names it."""
+    return os.environ.get("TESSERA_CSL_SDK") or "1.4"
+
+
 def parser() -> argparse.ArgumentParser:
     """The options of `cslc`; each takes `--flag v` and `--flag=v`."""
     found = argparse.ArgumentParser(prog="cslc", description="Checks a CSL program and prepares it for the simulator.")
@@ -24,7 +30,10 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("-o", dest="output", default="out", metavar="FOLDER")
     found.add_argument("--arch", choices=("wse2", "wse3"), default="wse2")
     found.add_argument(
-        "--sdk", choices=("1.4", "2.10"), default="1.4", help="the language's version (this simulator's)"
+        "--sdk",
+        choices=("1.4", "2.10"),
+        default=language(),
+        help="the language's version (this simulator's; default: TESSERA_CSL_SDK, else 1.4)",
     )
     found.add_argument("--fabric-dims", default="", metavar="W,H")
     found.add_argument("--fabric-offsets", default="", metavar="X,Y")

@@ -9,6 +9,7 @@ from typing import Any
 
 from tessera.errors import ArgumentError, ResourceError
 from tessera.interp.target.csl.commands import Place
+from tessera.interp.target.csl.host.cslc import language
 from tessera.interp.target.csl.host.regions import CodeRegion, Color, Port, RoutingPosition, SdkLayout
 from tessera.interp.target.csl.layout import Layout, compile_program
 from tessera.interp.target.csl.routes import NAMES, OPPOSITE, STEP
@@ -140,7 +141,10 @@ def text(layout: SdkLayout, grid: Grid, numbers: dict[Color, int]) -> str:
 
 
 def _value(value: Any, numbers: dict[Color, int]) -> str:
-    return f"@get_color({numbers[value]})" if isinstance(value, Color) else repr(value).lower()
+    if isinstance(value, Color):
+        # A color is a number to the programs of SDK 2.10.
+        return f"@get_color({numbers[value]})" if language() == "1.4" else str(numbers[value])
+    return repr(value).lower()
 
 
 def _lay(layout: SdkLayout, grid: Grid, numbers: dict[Color, int]) -> None:
@@ -178,7 +182,7 @@ def assemble(layout: SdkLayout, folder: str) -> Compiled:
     Path(folder).mkdir(parents=True, exist_ok=True)
     file = Path(folder) / "layout.csl"
     file.write_text(text(layout, grid, numbers))
-    compiled = compile_program(str(file.resolve()), arch=layout.platform.target.value)
+    compiled = compile_program(str(file.resolve()), arch=layout.platform.target.value, sdk=language())
     for place, row in grid.routes.items():
         compiled.colors.setdefault(place, {}).update({color: config(p) for color, p in row.items()})
     symbols = {

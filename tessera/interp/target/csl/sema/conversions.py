@@ -11,7 +11,7 @@ from tessera.interp.target.csl import syntax as s
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.faults import fail, type_mismatch
 from tessera.interp.target.csl.sema.builtins import builtin
-from tessera.interp.target.csl.sema.coerce import coerce
+from tessera.interp.target.csl.sema.coerce import code, coerce
 from tessera.interp.target.csl.sema.frame import Frame
 from tessera.interp.target.csl.sema.names import type_of
 from tessera.interp.target.csl.sema.operand import Operand, known, runtime
@@ -78,6 +78,8 @@ def _bitcast(f: Frame, node: s.Builtin) -> Operand:
         return known(to, to.wrap(o.const), node.loc)
     if o.type == to:
         return o
+    if isinstance(to, t.Pointee) and to.element is t.U16 and o.type is t.U16 and f.unit.options.arch == "wse2":
+        return _register(f, to, o, node.loc)
     if o.type.comptime_only or isinstance(to, (t.Pointee, t.Register)) or isinstance(o.type, t.Pointee):
         fail(node.loc, f"'@bitcast' cannot convert '{o.type}' to '{to}'")
     if _bits(o.type) != _bits(to):
@@ -89,6 +91,13 @@ def _bitcast(f: Frame, node: s.Builtin) -> Operand:
         return runtime(to, f"wrap({o.code}, {to.bits}, {to.signed})", node.loc)
     text = f"{o.code}, {f.unit.constant(o.type.dtype)}, {f.unit.constant(to.dtype)}, {to.aggregate}"
     return runtime(to, f"bits({text})", node.loc)
+
+
+def _register(f: Frame, to: t.Type, o: Operand, loc: Location) -> Operand:
+    """An address as a pointer: the router's registers lie there."""
+    if f.comptime:
+        fail(loc, "a register can only be read at run time")
+    return runtime(to, f"Pointer(pe.registers, {code(f, o)} // 2)", loc)
 
 
 def _bits(type_: t.Type) -> int:

@@ -186,7 +186,8 @@ def parameter(f: Frame, p: s.Parameter, type_: t.Type, name: str) -> Operand:
 def call_native(f: Frame, target: NativeFunction, type_: t.Fn, args: list[Operand], loc: Location) -> Operand:
     """A call of a library function."""
     typed = [o if p is None else coerce(f, o, p, o.loc) for o, p in zip(args, type_.params, strict=True)]
-    if target.comptime or (f.comptime and target.result is None and all(o.known for o in typed)):
+    now = f.comptime and not target.live and target.result is None
+    if target.comptime or (now and all(o.known for o in typed)):
         return _native_now(f, target, type_, typed, loc)
     with located(loc):
         result = target.result(*(o.type for o in typed)) if target.result else type_.result

@@ -48,7 +48,7 @@ FOLD: dict[str, Callable[[Any, Any], Any]] = {
     ">>": operator.rshift,
 }
 # Cycles of one scalar operation; the same for 16 and 32 bits.
-CYCLES = {"*": 3, "/": 8, "%": 8}
+CYCLES = {"*": 3, "/": 8, "%": 8, "<<": 2}  # "<<": a division that is a shift, with its sign
 FLOAT_CYCLES = {"+": 3, "-": 3, "*": 3, "/": 20, "%": 20}
 
 
@@ -102,12 +102,16 @@ def _written(f: Frame, sign: str, a: Operand, b: Operand, loc: Location) -> Oper
         text = f"fmod({x}, {y})" if sign == "%" else f"({x} {sign} {y})"
         # NumPy rounds scalars of one type to that type; ml_dtypes' bfloat16 does as well.
         return runtime(type_, text, loc)
-    f.cost += CYCLES.get(sign, 1)
+    f.cost += CYCLES["<<"] if sign in "/%" and b.known and _power_of_two(int(b.const)) else CYCLES.get(sign, 1)
     if sign in "/%":
         return runtime(type_, _division(sign, type_, x, y), loc)
     if sign in "&|^":
         return runtime(type_, f"({x} {sign} {y})", loc)
     return runtime(type_, wrapped(f"{x} {sign} {y}", type_), loc)
+
+
+def _power_of_two(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
 
 
 def _division(sign: str, type_: t.Type, x: str, y: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tessera.errors import Location
 from tessera.interp.target.csl import syntax as s
 from tessera.interp.target.csl import types as t
@@ -81,11 +83,22 @@ _ROUTES = {"rx", "tx", "color_swap_x", "color_swap_y", "pos1"}
 def _rows(value: Value | None, allowed: set[str], what: str, loc: Location) -> dict[str, Value]:
     if value is None:
         return {}
-    if value.type is not t.ANON:
-        type_mismatch(loc, t.ANON, value.type)
-    unknown = next((n for n in value.data if n not in allowed), None)
+    found = _fields(value, loc)
+    unknown = next((n for n in found if n not in allowed), None)
     if unknown:
         fail(loc, f"unexpected field '{unknown}' in {what}")
+    return found
+
+
+def _fields(value: Value, loc: Location) -> dict[str, Value]:
+    """The fields of a struct, of a named type or none."""
+    if isinstance(value.type, t.Struct):
+        return {
+            name: Value(type_, value.data[name] if type_.aggregate else value.data[name][0].item())
+            for name, type_ in value.type.fields
+        }
+    if value.type is not t.ANON:
+        type_mismatch(loc, t.ANON, value.type)
     return value.data
 
 
@@ -107,7 +120,8 @@ def color_config(f: Frame, o: Operand, color: int, loc: Location) -> ColorConfig
     rows = _rows(o.value, _CONFIG, "color configuration", loc)
     if "routes" not in rows:
         fail(loc, "a color configuration must have a field 'routes'")
-    routes = _rows(rows.get("routes"), _ROUTES, "routes", loc)
+    given = rows["routes"]
+    routes = unpacked(given) if t.is_integer(given.type) else _rows(given, _ROUTES, "routes", loc)
     switches = _rows(rows.get("switches"), _SWITCHES, "switches", loc)
     rx, tx = directions(routes.get("rx"), loc), directions(routes.get("tx"), loc)
     for name, side in (("input", rx), ("output", tx)):
@@ -123,7 +137,7 @@ def color_config(f: Frame, o: Operand, color: int, loc: Location) -> ColorConfig
         _positions(switches, loc),
         int(_data(switches, "current_switch_pos", 0)),
         bool(_data(switches, "ring_mode", False)),
-        _chosen(switches.get("pop_mode"), "no_pop"),
+        _chosen(switches.get("pop_mode"), "no_pop", loc),
         _filter(rows.get("filter"), loc),
         bool(_data(rows, "teardown", False)),
         bool(_data(routes, "color_swap_x", False)),
@@ -136,9 +150,20 @@ def _data(rows: dict[str, Value], name: str, default: Any) -> Any:
     return rows[name].data if name in rows else default
 
 
-def _chosen(value: Value | None, default: str) -> str:
+def _chosen(value: Value | None, default: str, loc: Location) -> str:
     """The name whose flag is set in `.{ .name = true }`."""
-    return default if value is None else next((n for n, v in value.data.items() if v.data), default)
+    return default if value is None else next((n for n, v in _fields(value, loc).items() if v.data), default)
+
+
+def unpacked(bits: Value) -> dict[str, Value]:
+    """Routes given as bits, as a router's register has them: outputs in the low five, inputs in the next five.
+
+    >>> [(name, value.data) for name, value in unpacked(Value(t.U16, 0b0000100010)).items()]
+    [('rx', array([0])), ('tx', array([1]))]
+    """
+    kind = t.Array("", (1,), t.DIRECTION)
+    sides = (("rx", int(bits.data) >> 5 & 31), ("tx", int(bits.data) & 31))
+    return {name: Value(kind, np.flatnonzero([side >> i & 1 for i in range(5)])) for name, side in sides if side}
 
 
 def _positions(switches: dict[str, Value], loc: Location) -> tuple[SwitchPosition, ...]:
@@ -146,7 +171,11 @@ def _positions(switches: dict[str, Value], loc: Location) -> tuple[SwitchPositio
     for name in ("pos1", "pos2", "pos3"):
         if name not in switches:
             break
-        rows = _rows(switches[name], {"rx", "tx", "invalid"}, f"switch position '{name}'", loc)
+        given, what = switches[name], f"switch position '{name}'"
+        whole = t.is_integer(given.type)
+        if whole and not given.data:
+            break
+        rows = unpacked(given) if whole else _rows(given, {"rx", "tx", "invalid"}, what, loc)
         rx, tx = directions(rows.get("rx"), loc), directions(rows.get("tx"), loc)
         if len(rx) + len(tx) > 1:
             fail(loc, f"switch position '{name}' may change one direction, the input or the output")
@@ -162,7 +191,7 @@ def _filter(value: Value | None, loc: Location) -> Filter | None:
         return None
     if value.type is not t.ANON:
         type_mismatch(loc, t.ANON, value.type)
-    kind = _chosen(value.data.get("kind"), "")
+    kind = _chosen(value.data.get("kind"), "", loc)
     if kind not in ("range", "counter", "sparse_counter"):
         fail(loc, f"filter kind must be range, counter or sparse_counter, got: '{kind}'")
     limits = {n: int(v.data) for n, v in value.data.items() if n not in ("kind", "init_counter")}

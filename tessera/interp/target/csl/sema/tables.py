@@ -53,3 +53,4 @@ class Tables:
     blocked: set[int] = field(default_factory=set)
     blocked_colors: set[int] = field(default_factory=set)
     teardown: dict[int, str] = field(default_factory=dict)
+    emptied: dict[tuple[str, int], str] = field(default_factory=dict)  # handlers by side ("in", "out") and queue

@@ -195,6 +195,38 @@ def _set_teardown_handler(f: Frame, node: s.Builtin) -> Operand:
     return VOID
 
 
+def _queue(f: Frame, node: s.Builtin, index: int) -> tuple[str, Operand]:
+    """A queue that is given to a builtin of WSE-3: its side and itself."""
+    if f.unit.options.arch == "wse2":
+        fail(node.loc, f"'{node.name}' is not supported on wse2")
+    queue = f.value(node.args[index])
+    if queue.type not in (t.INPUT_QUEUE, t.OUTPUT_QUEUE):
+        type_mismatch(node.args[index].loc, t.OUTPUT_QUEUE, queue.type)
+    return "in" if queue.type is t.INPUT_QUEUE else "out", queue
+
+
+@builtin("set_empty_queue_handler", 2)
+def _set_empty_queue_handler(f: Frame, node: s.Builtin) -> Operand:
+    only_in(f, node, "comptime")
+    handler, (side, queue) = constant(f, node.args[0]), _queue(f, node, 1)
+    if not isinstance(handler.type, t.Fn) or handler.type.task:
+        type_mismatch(node.args[0].loc, "fn() void", handler.type)
+    if (side, queue.const) in f.unit.tables.emptied:
+        fail(node.loc, "empty queue handler for this queue has already been set")
+    f.unit.tables.emptied[side, int(queue.const)] = f.unit.function(handler.const).name
+    return VOID
+
+
+@builtin("queue_flush", 1)
+def _queue_flush(f: Frame, node: s.Builtin) -> Operand:
+    side, queue = _queue(f, node, 0)
+    if f.comptime:
+        fail(node.loc, "'@queue_flush' is only valid at run time")
+    f.cost += 2
+    f.emit(f"pe.flush({side!r}, {code(f, queue)})", node.loc)
+    return VOID
+
+
 @builtin("rpc", 1)
 def _rpc(f: Frame, node: s.Builtin) -> Operand:
     only_in(f, node, "comptime")
