@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.interp import moves
 from tessera.interp.affine import Affine
 from tessera.interp.bound import apply
 from tessera.interp.machine import Machine
@@ -13,7 +14,7 @@ from tessera.interp.memory import Place, read, write
 from tessera.ir.core import Node
 from tessera.numerics.bounded import certain
 from tessera.op import Rules
-from tessera.ops import mesh, reduce
+from tessera.ops import elementwise, linalg, mesh, reduce
 from tessera.types import TensorType
 
 rules = Rules("tile mesh")
@@ -45,10 +46,7 @@ def _(machine, node, args, run):
     lined = np.moveaxis(full, axis, -1)
     one = TensorType((*node.out.type.shape, machine.count[axis]), node.out.type.dtype)
     attrs = {"axis": (-1,), "keepdims": False}
-    if machine.bound:
-        (found,) = apply(op, (one,), (node.out.type,), attrs, [lined])
-    else:
-        (found,) = op.compute((one,), (node.out.type,), attrs, [lined])
+    found = _pure(machine, op, (one,), node.out.type, attrs, [lined])
     return (found.reshape(*full.shape[:axis], 1, *full.shape[axis + 1 :]),)
 
 
@@ -116,3 +114,64 @@ def _(machine, node, args, run):
     place = whole.ndim + axis
     rest = _at(whole, place, slice(0, -1) if up else slice(1, None))
     return (np.concatenate([slab, rest] if up else [rest, slab], axis=axis),)
+
+
+@rules(mesh.all_gather)
+def _(machine, node, args, run):
+    axis, along = node.attrs["axis"], node.attrs["along"]
+    full = _across(machine, moves.whole(args[0], node.args[0].type.shape), along)
+    pieces = [_at(full, along, slice(n, n + 1)) for n in range(machine.count[along])]
+    joined = np.concatenate(pieces, axis=axis)
+    return (_at(joined, joined.ndim + axis, slice(0, node.attrs["size"])),)
+
+
+@rules(mesh.section)
+def _(machine, node, args, run):
+    x, known = moves.whole(args[0], node.args[0].type.shape), node.attrs
+    ranges = zip(known["start"], known["stop"], known["step"], strict=True)
+    index = (Ellipsis, *(slice(*r) for r in ranges))
+    return (x[index],)
+
+
+@rules(mesh.join)
+def _(machine, node, args, run):
+    lead = np.broadcast_shapes(*(a.shape[: machine.rank] for a in args))
+    whole = [np.broadcast_to(a, (*lead, *v.type.shape)) for a, v in zip(args, node.args, strict=True)]
+    return (np.concatenate(whole, axis=node.attrs["axis"]),)
+
+
+@rules(mesh.pick)
+def _(machine, node, args, run):
+    rank, axis = machine.rank, node.attrs["axis"]
+    lead = np.broadcast_shapes(*(a.shape[:rank] for a in args))
+    x, indices = (np.broadcast_to(a, (*lead, *v.type.shape)) for a, v in zip(args, node.args, strict=True))
+    at = x.ndim + axis
+    places = np.asarray(certain(indices)).reshape(*lead, *(1,) * (at - rank), -1, *(1,) * (x.ndim - at - 1))
+    sizes = (*x.shape[:at], places.shape[at], *x.shape[at + 1 :])
+    found = np.take_along_axis(x, np.broadcast_to(places, sizes), axis=at)
+    return (found.reshape(*lead, *node.out.type.shape),)
+
+
+@rules(mesh.put)
+def _(machine, node, args, run):
+    axis, number = node.attrs["axis"], int(np.asarray(certain(args[2])).reshape(-1)[0])
+    lead = np.broadcast_shapes(*(a.shape[: machine.rank] for a in args[:2]))
+    x, slab = (np.broadcast_to(a, (*lead, *v.type.shape)) for a, v in zip(args[:2], node.args[:2], strict=True))
+    place = x.ndim + axis
+    parts = [_at(x, place, slice(0, number)), slab, _at(x, place, slice(number + 1, None))]
+    return (np.concatenate(parts, axis=axis),)
+
+
+@rules(mesh.multiply_add)
+def _(machine, node, args, run):
+    total, a, b = node.args
+    factors = [moves.whole(x, v.type.shape) for x, v in zip(args[1:], (a, b), strict=True)]
+    types, attrs = (a.type, b.type), {"dtype": total.type.dtype}
+    product = _pure(machine, linalg.dot, types, total.type, attrs, factors)
+    return (_pure(machine, elementwise.add, (total.type, total.type), total.type, {}, [args[0], product]),)
+
+
+def _pure(machine: Machine, op: Any, types: tuple, out: Any, attrs: dict[str, Any], args: list[Any]) -> Any:
+    """An op that only computes, with its bound where there is one."""
+    work = apply if machine.bound else lambda op, types, outs, attrs, args: op.compute(types, outs, attrs, args)
+    return work(op, types, (out,), attrs, args)[0]

@@ -116,3 +116,85 @@ def _halo_type(x: TensorType, edge: TensorType, *, axis: int, offset: int) -> Te
 @op(infer=_halo_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="halo")
 def halo(x, edge, *, axis: int, offset: int):
     """`x` moved one place up (1) or down (-1) a (negative) axis, with `edge` coming in."""
+
+
+def _all_gather_type(x: TensorType, *, axis: int, along: int, size: int) -> TensorType:
+    _check_axis(along)
+    if not -x.rank <= axis < 0 or size < 1:
+        raise ShapeError(f"axis {axis} of {size} elements cannot be put together", received=str(x))
+    return _resized(x, axis, size)
+
+
+def _resized(x: TensorType, axis: int, size: int) -> TensorType:
+    sizes: list[Any] = list(x.shape)
+    sizes[axis] = size
+    return x.with_shape(tuple(sizes))
+
+
+@op(infer=_all_gather_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="all_gather")
+def all_gather(x, *, axis: int, along: int, size: int):
+    """What all programs along a mesh axis hold as `x`, one after the other on a (negative) axis: its first `size`."""
+
+
+def _section_type(x: TensorType, *, start: tuple[int, ...], stop: tuple[int, ...], step: tuple[int, ...]) -> TensorType:
+    ranges = [range(a, b, c) for a, b, c in zip(start, stop, step, strict=True)]
+    sizes = [int(n) for n in x.shape]
+    if len(ranges) != x.rank or any(r and (r[0] < 0 or r[-1] >= n) for r, n in zip(ranges, sizes, strict=False)):
+        raise ShapeError(f"the section from {start} to {stop} does not lie in the block", received=str(x))
+    return x.with_shape(tuple(map(len, ranges)))
+
+
+@op(infer=_section_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="section")
+def section(x, *, start: tuple, stop: tuple, step: tuple):
+    """The elements of a block from `start` to before `stop` by `step` along each axis."""
+
+
+def _alike_but_for(axis: int, x: TensorType, y: TensorType) -> bool:
+    """Whether two blocks differ at most in the length of one axis."""
+    return x.dtype == y.dtype and tuple(_resized(x, axis, 0).shape) == tuple(_resized(y, axis, 0).shape)
+
+
+def _join_type(*blocks: TensorType, axis: int) -> TensorType:
+    first = blocks[0]
+    if not all(_alike_but_for(axis, b, first) for b in blocks):
+        raise ShapeError(f"blocks cannot be joined along axis {axis}", received=" and ".join(map(str, blocks)))
+    return _resized(first, axis, sum(int(b.shape[axis]) for b in blocks))
+
+
+@op(infer=_join_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="join")
+def join(*blocks, axis: int):
+    """Blocks one after the other along a (negative) axis."""
+
+
+def _pick_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
+    at = axis + x.rank
+    if not indices.dtype.is_integer or at < 0:
+        raise DTypeError("indices are integers", expected="an integer block", received=str(indices))
+    return x.with_shape((*x.shape[:at], *indices.shape, *x.shape[at + 1 :]))
+
+
+@op(infer=_pick_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="pick")
+def pick(x, indices, *, axis: int):
+    """The slices of a block along a (negative) axis that `indices` name; the index axes stand where it stood."""
+
+
+def _put_type(x: TensorType, slab: TensorType, number: TensorType, *, axis: int) -> TensorType:
+    if number.rank or not _alike_but_for(axis, slab, x) or int(slab.shape[axis]) != 1:
+        raise ShapeError("the slab does not fit the block", expected=str(_resized(x, axis, 1)), received=str(slab))
+    return x
+
+
+@op(infer=_put_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="put")
+def put(x, slab, number, *, axis: int):
+    """A block with its `number`-th slab along a (negative) axis replaced; `number` is the same for all programs."""
+
+
+def _multiply_add_type(total: TensorType, a: TensorType, b: TensorType) -> TensorType:
+    if tuple(total.shape) != (*a.shape[:-1], b.shape[-1]) or a.shape[-1] != b.shape[-2]:
+        raise ShapeError("the factors do not fit the total", received=f"{total}, {a} and {b}")
+    return total
+
+
+@op(infer=_multiply_add_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="multiply_add")
+def multiply_add(total, a, b):
+    """`total` and the products of matrices `a` and `b` (over leading axes), summed in the type of `total`."""

@@ -13,10 +13,11 @@ from tessera.ir.printer import print_module
 from tessera.lower.plan import Plan
 from tessera.lower.summary import kernels, show
 from tessera.lower.to_schedule import to_schedule
-from tessera.ops import control, linalg, nn, shape
+from tessera.ops import control, linalg, nn, reduce, shape
 from tessera.ops import elementwise as e
 from tessera.tensor import Tensor
 from tessera.tracing import jit
+from tessera.types import bf16, f32
 from tests.lower.levels import agree, modules, traced
 
 B, S, D, H, F = 2, 16, 24, 3, 40
@@ -163,3 +164,43 @@ def test_control_flow_is_refused():
     body = type(function.body)(function.params, (type(node)(control.if_, (), node.attrs, (), (), node.loc),), ())
     with pytest.raises(UnsupportedOpError, match="ts.if cannot be scheduled"):
         to_schedule(type(function)("f", body))
+
+
+def written(function, *arrays):
+    """The memory that each kernel of a program fills."""
+    return [n.args[-1].type for n in scheduled(function, *arrays).main.body.nodes if n.op.name == "schedule.kernel"]
+
+
+def narrow(*shapes):
+    return [np.zeros(s, bf16.numpy) for s in shapes]
+
+
+def test_rows_of_one_axis_are_finished_before_another_is_reduced():
+    found = written(
+        lambda x, w: reduce.sum(nn.layer_norm(x, None, w).to(f32), axis=1), *narrow((4, 8, 16), (16,))
+    )  # fmt: skip
+    assert [t.dtype for t in found] == [bf16, f32]
+
+
+def test_what_is_kept_is_narrow():
+    # The product is kept as it is rounded, not as the norm after it reads it.
+    found = written(lambda x, w: nn.layer_norm(x @ w), *narrow((64, 32), (32, 48)))
+    assert [t.dtype for t in found] == [bf16] * 2
+
+
+def test_a_launch_reads_through_a_reshape():
+    def program(x, w):
+        q = (x @ w).reshape(2, 8, 3, 16).permute(0, 2, 1, 3)
+        return nn.scaled_dot_product_attention(q, q, q)
+
+    # The product fills memory of its own shape, which attention sees as heads.
+    assert tuple(written(program, *zeros((2, 8, 32), (32, 48)))[0].shape) == (16, 48)
+
+
+def test_attention_takes_heads_after_positions_as_they_are():
+    def program(q, k, v):
+        found = nn.scaled_dot_product_attention(*(x.permute(0, 2, 1, 3) for x in (q, k, v)))
+        return found.permute(0, 2, 1, 3) * 2.0
+
+    x = zeros(*[(2, 8, 3, 16)] * 3)
+    assert names(program, *x) == ["attend", "mul"]

@@ -164,6 +164,12 @@ CASES = {
     ),
     "square attention": (nn.scaled_dot_product_attention, *(normals(6, 6, seed=i) for i in range(3))),
     "masked": (nn.scaled_dot_product_attention, *(normals(2, 3, 6, 4, seed=i) for i in range(3)), normals(2, 1, 1, 6)),
+    "heads after positions": (nn.positional_attention, *(normals(2, 6, 3, 4, seed=i) for i in range(3))),
+    "masked, heads after positions": (
+        lambda q, k, v, m: nn.positional_attention(q, k, v, m, causal=True),
+        *(normals(2, 6, 3, 4, seed=i) for i in range(3)),
+        normals(2, 1, 1, 6),
+    ),
     "masked all over": (nn.scaled_dot_product_attention, *(normals(3, 6, 4, seed=i) for i in range(3)), normals(6, 6)),
     "several": (lambda x: (x + 1, (x + 1).sum(axis=0), x.exp(), x), normals(4, 5)),
     "same twice": (lambda x: (x * 2, x * 2), normals(4, 5)),
@@ -194,7 +200,7 @@ def test_every_op_has_a_case():
         for n in (
             "floor_divide remainder shift_left shift_right bitwise_not where cast full broadcast reshape permute slice "
             "pad concatenate gather iota sum max min argmax argmin mean var dot softmax log_softmax normalize "
-            "scaled_dot_product_attention fma clip"
+            "scaled_dot_product_attention positional_attention fma clip"
         ).split()
     }
     families = (basic, e, reduce, shape, linalg, nn)

@@ -5,38 +5,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tessera.codegen.csl.element import LONGEST_STRIDE, Element, block_size, descriptor, last_uses, unsupported
-from tessera.codegen.csl.scalars import expression, literal
+from tessera.codegen.csl.element import LONGEST_STRIDE, Element, block_size, last_uses, unsupported
+from tessera.codegen.csl.fuse import deferred, settled
+from tessera.codegen.csl.scalars import NARROW, expression, literal
 from tessera.codegen.csl.scalars import rows as scalar_rows
-from tessera.codegen.csl.views import View, merged, row_major, spelled
-from tessera.ir.core import Block, Node
+from tessera.codegen.csl.views import SPELLING, View, merged, row_major, spelled
+from tessera.codegen.policies import check_plain
+from tessera.ir.core import Block, Node, Value
 from tessera.op import Rules
-from tessera.ops import basic, control, linalg, mesh, reduce, shape, tile
+from tessera.ops import basic, mesh, reduce, shape, tile
 from tessera.ops import elementwise as e
-from tessera.types import f32
+from tessera.types import bool_, f16, f32, int16, int64
 
 # row(element, node, *views) emits a node and gives where its result lies.
 emit = Rules("csl emission")
 
-# Ops of f32 that have an operation on whole blocks.
-WHOLE = {e.add: "@fadds", e.sub: "@fsubs", e.mul: "@fmuls", e.neg: "@fnegs", e.abs: "@fabss"}
+# Operations on whole blocks, by op and element type: what rounds once in 16 bits is as if computed in f32.
+_FLOAT = {e.add: "@fadd", e.sub: "@fsub", e.mul: "@fmul", e.neg: "@fneg", e.abs: "@fabs"}
+_BITS = {e.bitwise_and: "@and16", e.bitwise_or: "@or16", e.bitwise_xor: "@xor16"}
+WHOLE = {
+    **{(op, f32): f"{name}s" for op, name in _FLOAT.items()},
+    **{(op, f16): f"{name}h" for op, name in _FLOAT.items()},
+    **{(op, dtype): name for op, name in _BITS.items() for dtype in (int16, bool_)},
+    (e.add, int16): "@add16",
+    (e.sub, int16): "@sub16",
+}
+CONVERT = {(f16, f32): "@fh2s", (f32, f16): "@fs2h"}
 GATHER = {"sum": ("@fadds", "{0} + {1}"), "max": ("@fmaxs", "if ({1} > {0} or {1} != {1}) {1} else {0}"),
           "min": ("", "if ({1} < {0} or {1} != {1}) {1} else {0}")}  # fmt: skip
 
 
 def statements(element: Element, block: Block) -> None:
     """Emit the nodes of a block; values that nothing needs any more give their room back."""
-    last = last_uses(block)
+    later = deferred(block, _looped, scalar_rows.__contains__) if element.fuses else {}
+    element.later.update(later)
+    last, params = last_uses(block, settled(block, later)), frozenset(block.params)
     for place, node in enumerate(block.nodes):
+        if node.results and node.results[0] in later:
+            check_plain(node, "csl")
+            continue
+        element.params, element.dying = params, frozenset(last.get(place, ()))
         row = emit.get(node.op)
         if row is None:
-            raise unsupported(node, "the mesh has no rule for it")
+            raise unsupported(node, "there is no rule for it")
+        check_plain(node, "csl")
         _said(element, node)
         found = row(element, node, *(element.values.get(v) for v in node.args))
         if isinstance(found, View):
             element.hold(node.out, found)
         for value in last.get(place, ()):
-            element.drop(value)
+            if value not in params:  # their room is the loop's
+                element.drop(value)
 
 
 def _said(element: Element, node: Node) -> None:
@@ -49,15 +68,62 @@ def _said(element: Element, node: Node) -> None:
 
 @emit(*(op for op in scalar_rows))
 def _(element, node, *operands):
-    if all(v.literal for v in operands) and not node.out.type.shape:
-        return View(spelled(node.out.type), (), literal=expression(element, node, [v.literal for v in operands]))
+    if not node.out.type.shape and all(v.literal for v in operands):
+        texts = [v.literal for v in operands]
+        return View(spelled(node.out.type), (), literal=expression(element, node, texts, index=True))
     out = element.fresh(node.out.type)
-    views = [out, *(v.repeated(out.shape) for v in operands)]
-    whole = WHOLE.get(node.op) if all(t.dtype == f32 for t in (*node.types, node.out.type)) else None
-    if whole and not all(v.literal for v in operands) and element.operation(whole, views):
-        return out
-    element.loop(views, lambda t: f"{t[0]} = {expression(element, node, t[1:])};")
+    # Only those that take two operands in either order take a number first; subtraction of floats does as well.
+    plain = all(operands) and not all(v.literal for v in operands)
+    if plain and not _looped(node) and not (_builtin(node) == "@sub16" and operands[0].literal):
+        if element.operation(str(_builtin(node)), [out, *(v.repeated(out.shape) for v in operands)]):
+            return out
+    leaves = _leaves(element, node)
+    views = [typed(element.values[v].repeated(out.shape), v) for v in leaves]
+    element.loop([out, *views], lambda t: _fused(element, node, dict(zip(leaves, t[1:], strict=True)), t[0]))
     return out
+
+
+def _looped(node: Node) -> bool:
+    """Whether a pointwise node needs a loop, having no operation on whole blocks."""
+    return _builtin(node) is None
+
+
+def _builtin(node: Node) -> str | None:
+    """The operation on whole blocks that a pointwise node is, if there is one."""
+    types = tuple(t.dtype for t in (*node.types, node.out.type))
+    if node.op is basic.cast:
+        return CONVERT.get(types)  # type: ignore[arg-type]
+    return WHOLE.get((node.op, types[0])) if len(set(types)) == 1 else None
+
+
+def _leaves(element: Element, node: Node) -> list[Value]:
+    """The values that lie somewhere from which a node, with what is deferred to it, is computed."""
+    found: dict[Value, None] = {}
+    for value in node.args:
+        found.update(dict.fromkeys(_leaves(element, element.later[value]) if value in element.later else [value]))
+    return list(found)
+
+
+def _fused(element: Element, node: Node, texts: dict[Value, str], target: str) -> str:
+    """The statements that compute a node at one place, what is deferred to it first."""
+    lines: list[str] = []
+
+    def made(value: Value) -> str:
+        if value not in texts:
+            inner = element.later[value]
+            text = expression(element, inner, [made(a) for a in inner.args])
+            texts[value] = f"v{next(element.names)}"
+            lines.append(f"const {texts[value]}: {SPELLING[inner.out.type.dtype]} = {text};")
+        return texts[value]
+
+    lines.append(f"{target} = {expression(element, node, [made(a) for a in node.args])};")
+    return "\n".join(lines)
+
+
+def typed(view: View, value: Value) -> View:
+    """A view whose text has the type of its value: an index is of 32 bits, or a plain number."""
+    known = view.literal and value.type.dtype == int64
+    return replace(view, literal=f"@as(i64, {view.literal})") if known else view
 
 
 @emit(basic.full)
@@ -88,12 +154,12 @@ def _(element, node, x):
 @emit(shape.iota)
 def _(element, node):
     sizes, axis = tuple(node.attrs["shape"]), node.attrs["axis"] % len(node.attrs["shape"])
-    if node.attrs["dtype"].is_float:
-        raise unsupported(node, "of floats")
     out = element.fresh(node.out.type)
     row = element.room((sizes[axis],), out.type)
     with element.inner(f"for (@range(i16, {sizes[axis]})) |place|"):
-        element.say(f"{row.at(['place'])} = @as({out.type}, place);")
+        element.say(
+            f"{row.at(['place'])} = {NARROW.get(node.attrs['dtype'], f'@as({out.type}, {{0}})').format('place')};"
+        )
     spread = tuple(1 if a == axis else 0 for a in range(len(sizes)))
     element.copy(out, View(out.type, sizes, row.buffer, 0, spread))
     element.release(row)
@@ -102,12 +168,19 @@ def _(element, node):
 
 @emit(tile.program_id)
 def _(element, node):
-    return View("i32", (), literal="column" if node.attrs["axis"] else "row")
+    places = [name for name, _ in element.programs] or ["row", "column"]
+    return View("i32", (), literal=(*places, "0", "0")[node.attrs["axis"]])
 
 
 @emit(tile.grid_size)
 def _(element, node):
-    return View("i32", (), literal=str((*element.grid, 1, 1)[node.attrs["axis"]]))
+    sizes = [size for _, size in element.programs] or element.grid
+    return View("i32", (), literal=str((*sizes, 1, 1)[node.attrs["axis"]]))
+
+
+@emit(tile.local_id, tile.group_size)
+def _(element, node):
+    return View("i32", (), literal=str(int(node.op is tile.group_size)))
 
 
 @emit(reduce.sum, reduce.max, reduce.min)
@@ -138,7 +211,7 @@ def _in_rows(element: Element, builtin: str, out: View, x: View, axes: Sequence[
     if max(map(abs, strides[:2])) > LONGEST_STRIDE:
         return False
     target, source = (
-        descriptor(View(v.type, (inner,), v.buffer, v.offset, (s,)), (inner,))
+        element.described(View(v.type, (inner,), v.buffer, v.offset, (s,)), (inner,))
         for v, s in ((out, strides[0]), (x, strides[1]))
     )
     name = f"r{next(element.names)}"
@@ -162,93 +235,6 @@ def _first(x: View, axes: Sequence[int], shape_: tuple[int, ...]) -> View:
     return View(x.type, shape_, x.buffer, x.offset, strides)
 
 
-@emit(linalg.dot)
-def _(element, node, a, b):
-    wide = node.types[0].accumulate
-    if wide != f32 or node.attrs["dtype"] != f32:
-        raise unsupported(node, "products accumulate in f32")
-    left, right = _single(element, a), _single(element, b)
-    out = element.fresh(node.out.type)
-    element.copy(out, View("f32", out.shape, literal="0.0"))
-    batch = out.shape[:-2]
-    names = [f"b{next(element.names)}" for _ in batch]
-    for name, size in zip(names, batch, strict=True):
-        element.say(f"for (@range(i16, {size})) |{name}| {{")
-        element.depth += 1
-    _rows(element, out, left, right, names)
-    for _ in batch:
-        element.depth -= 1
-        element.say("}")
-    for made, given in ((left, a), (right, b)):
-        if made is not given:
-            element.release(made)
-    return out
-
-
-def _single(element: Element, x: View) -> View:
-    """A view in f32, its elements one after another where a row could not be walked otherwise."""
-    if x.literal or x.type == "f32":
-        return x
-    made = element.room(x.shape, "f32")
-    element.loop([made, x], lambda t: f"{t[0]} = @as(f32, {t[1]});")
-    return made
-
-
-def _rows(element: Element, out: View, a: View, b: View, batch: list[str]) -> None:
-    """out += a b, a row (or, where that is longer, a column) of the result at a time."""
-    rows, columns = out.shape[-2:]
-    summed = a.shape[-1]
-    if not rows * columns * summed:
-        return
-    if rows > columns:  # the same with everything turned round
-        turned = [v.permuted([*range(len(batch)), len(batch) + 1, len(batch)]) for v in (out, b, a)]
-        out, a, b, rows, columns = (*turned, columns, rows)
-    m, k = (f"{n}{next(element.names)}" for n in "mk")
-    target, source = _row(out), _row(b)
-    with element.inner(f"for (@range(i16, {rows})) |{m}|"), element.inner(f"for (@range(i16, {summed})) |{k}|"):
-        factor = a.at([*batch, m, k])
-        if target and source:
-            into = f"@increment_dsd_offset({target}, {_offset(out, [*batch, m])}, f32)"
-            line = f"@increment_dsd_offset({source}, {_offset(b, [*batch, k])}, f32)"
-            element.say(f"const into = {into};")
-            element.say(f"@fmacs(into, into, {line}, {factor});")
-        else:
-            with element.inner(f"for (@range(i16, {columns})) |n|"):
-                element.say(f"{out.at([*batch, m, 'n'])} += {factor} * {b.at([*batch, k, 'n'])};")
-
-
-def _row(x: View) -> str | None:
-    """The descriptor of the first row of a matrix."""
-    if x.literal or not -128 < x.strides[-1] < 128:
-        return None
-    return descriptor(View(x.type, (x.shape[-1],), x.buffer, x.offset, (x.strides[-1],)), (x.shape[-1],))
-
-
-def _offset(x: View, names: list[str]) -> str:
-    terms = [f"{n} * {s}" for n, s in zip(names, x.strides, strict=False) if s]
-    return " + ".join(terms) or "0"
-
-
-@emit(control.for_)
-def _(element, node, lower, upper, step, *carried):
-    body = node.regions[0]
-    for value, start in zip(node.results, carried, strict=True):
-        place = element.fresh(value.type)
-        element.copy(place, start)
-        element.hold(value, place)
-    element.hold(body.params[0], View("i32", (), literal=f"turn{next(element.names)}"))
-    name = element.values[body.params[0]].literal
-    for param, value in zip(body.params[1:], node.results, strict=True):
-        element.hold(param, element.values[value])
-    with element.inner(f"for (@range(i32, {lower.literal}, {upper.literal}, {step.literal})) |{name}|"):
-        statements(element, body)
-        for result, value in zip(body.results, node.results, strict=True):
-            element.copy(element.values[value], element.values[result])
-    for value in (*body.params, *body.results):
-        element.drop(value)
-    return None
-
-
 @emit(mesh.read)
 def _(element, node, ref):
     sizes = tuple(node.attrs["shape"])
@@ -263,20 +249,3 @@ def _(element, node, ref, value):
     buffer = element.declare(node.args[0], node.args[1].type.shape)
     element.copy(View(buffer.type, value.shape, buffer, 0, row_major(value.shape)), value)
     return None
-
-
-@emit(mesh.panel)
-def _(element, node, x, number):
-    axis, out = node.attrs["axis"] % len(x.shape), element.fresh(node.out.type)
-    if x.literal:
-        return x.repeated(out.shape)
-    size = out.shape[axis]
-    moved = replace(x, shape=out.shape)
-    first = f"{number.literal} * {size * x.strides[axis]}"
-    element.loop([out, moved], lambda t: f"{t[0]} = {_moved(t[1], first)};")
-    return out
-
-
-def _moved(text: str, first: str) -> str:
-    name, _, index = text.partition("[")
-    return f"{name}[@as(i16, {first}) + {index}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tessera.codegen.artifact import Artifact
+from tessera.codegen.artifact import MANIFEST, Artifact
 from tessera.codegen.csl.generator import Csl
-from tessera.errors import TesseraError
+from tessera.errors import ResourceError, TesseraError, UnsupportedOpError
 from tessera.ir.core import Function, Module
 from tessera.lower.pipeline import lower
 
@@ -17,7 +17,14 @@ AUTOMATIC = (1, 2, 4, 8, 16, 32)
 
 @dataclass
 class CodeGenOptions:
-    """What to generate, and where: `fabric_width` and `fabric_height` count elements, 0 for as few as hold it."""
+    """What to generate, and where.
+
+    `target` is "wse2" or "wse3". `optimize` makes chains of pointwise ops one loop and products go the fastest way.
+    `generate_debug_info` adds the program as IR ("mesh.tess") and the source of each line ("lines.json");
+    `emit_comments` names the sources in the text. `fabric_width` and `fabric_height` count elements, 0 for as few as
+    hold the program. `runtime_address` is where commands_*.sh finds a machine, if not
+    in the vendor's simulator.
+    """
 
     output_dir: str = "./pyflame_csl_output"
     target: str = "wse2"
@@ -55,22 +62,26 @@ class CSLCodeGenerator:
         options = options or CodeGenOptions()
         try:
             artifact = self._emitted(graph if isinstance(graph, Module) else Module("graph", (graph,)), options)
-            artifact = _without_comments(artifact) if not options.emit_comments else artifact
             folder = artifact.save(options.output_dir)
         except TesseraError as error:
             return CodeGenResult(False, options.output_dir, error_message=str(error))
         sources = {name: artifact.text(name) for name in artifact.files}
-        return CodeGenResult(True, str(folder), [str(Path(folder) / name) for name in sources], "", sources)
+        written = [str(Path(folder) / name) for name in (*sources, MANIFEST)]
+        return CodeGenResult(True, str(folder), written, "", sources)
 
     def _emitted(self, module: Module, options: CodeGenOptions) -> Artifact:
         sizes = [(options.fabric_height or n, options.fabric_width or n) for n in AUTOMATIC]
         grids = sizes[:1] if options.fabric_width and options.fabric_height else sizes
+        chosen = {
+            "arch": options.target, "optimize": options.optimize, "comments": options.emit_comments,
+            "debug": options.generate_debug_info, "address": options.runtime_address,
+        }  # fmt: skip
         for place, grid in enumerate(grids):
             generator = Csl(grid)
             try:
                 *_, (_, tile) = lower(module, generator.capabilities.plan)
-                return generator.emit(tile, {"arch": options.target})
-            except TesseraError:
+                return generator.emit(tile, chosen)
+            except (ResourceError, UnsupportedOpError):  # another grid may do
                 if place == len(grids) - 1:
                     raise
         raise AssertionError("there is a grid to try")
@@ -79,13 +90,3 @@ class CSLCodeGenerator:
 def compile_to_csl(graph: Function | Module, options: CodeGenOptions | None = None) -> CodeGenResult:
     """`CSLCodeGenerator().generate(graph, options)`."""
     return CSLCodeGenerator().generate(graph, options)
-
-
-def _without_comments(artifact: Artifact) -> Artifact:
-    files = {
-        name: "\n".join(line for line in str(text).split("\n") if not line.lstrip().startswith("//"))
-        if name.endswith(".csl")
-        else text
-        for name, text in artifact.files.items()
-    }
-    return Artifact(artifact.manifest, files)

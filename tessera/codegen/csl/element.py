@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tessera.codegen.csl.channels import Channel
-from tessera.codegen.csl.views import Buffer, View, merged, row_major, spelled
+from tessera.codegen.csl.views import SPELLING, Buffer, View, merged, row_major, spelled
 from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Block, Node, Value
-from tessera.types import RefType, TensorType
+from tessera.types import TensorType
 
 # What the memory of an element holds, and what of it arrays may fill: code and the stack need the rest.
 MEMORY, ROOM = 48 * 1024, 40 * 1024
@@ -25,24 +25,32 @@ class Element:
     """The text of one program, which every element of the mesh runs, and where its values lie."""
 
     grid: tuple[int, int]
+    wide: bool = False  # whether it is of a WSE-3, whose operations take more elements a cycle
+    fuses: bool = True  # whether chains of pointwise ops become one loop
+    sparing: bool = False  # whether room is worth more than cycles
     lines: list[str] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     values: dict[Value, View] = field(default_factory=dict)
     symbols: dict[Value, Buffer] = field(default_factory=dict)  # what the host copies in and out
     exported: dict[Value, str] = field(default_factory=dict)  # and by which names
     functions: dict[str, str] = field(default_factory=dict)  # helpers, by name
+    constants: dict[str, str] = field(default_factory=dict)  # names of descriptors, by their texts
     channels: dict[str, Channel] = field(default_factory=dict)  # on which it talks, by name
     spare: list[Buffer] = field(default_factory=list)
     holders: dict[Buffer, int] = field(default_factory=dict)
     names: Iterator[int] = field(default_factory=itertools.count)
+    programs: tuple[tuple[str, int], ...] = ()  # of a kernel: the place along each axis of its launch, and the size
+    counting: str = "i32"  # the type of numbers that count places: of 64 bits where a kernel may count further
+    indexing: bool = False  # whether an expression counts places, for which 32 bits do
+    later: dict[Value, Node] = field(default_factory=dict)  # what is computed inside the loop of what needs it
+    params: frozenset[Value] = frozenset()  # of the region that is emitted
+    dying: frozenset[Value] = frozenset()  # what its present node uses last
     depth: int = 1
     comment: str = ""  # the source line named last
 
     def declare(self, ref: Value, shape: Sequence[int]) -> Buffer:
         """An array for a tensor that the host copies."""
-        assert isinstance(ref.type, RefType)
-        name = self.export(ref)
-        buffer = Buffer(name, spelled(ref.type.block(tuple(shape))), max(block_size(shape), 1))
+        buffer = Buffer(self.export(ref), SPELLING[ref.type.dtype], max(block_size(shape), 1))
         self.buffers.append(buffer)
         self.symbols[ref] = buffer
         return buffer
@@ -98,10 +106,35 @@ class Element:
             if not self.holders[view.buffer] and view.buffer not in self.symbols.values():
                 self.spare.append(view.buffer)
 
+    def successor(self, value: Value, x: View, kind: str = "") -> View:
+        """Room for what replaces a value that lies as `x`, holding the same: its own where nothing else needs that."""
+        # A parameter's room is also that of the result of its loop.
+        holders = 2 if value in self.params else 1
+        kind = kind or x.type
+        own = x.buffer is not None and x.contiguous and x.type == kind and x.buffer not in self.symbols.values()
+        if own and value in self.dying and self.holders.get(x.buffer) == holders:  # type: ignore[arg-type]
+            return x
+        out = self.room(x.shape, kind)
+        self.copy(out, x)
+        return out
+
     def release(self, view: View) -> None:
         """Room that no value holds is free again."""
         if view.buffer is not None and not self.holders.get(view.buffer):
             self.spare.append(view.buffer)
+
+    def counted(self, name: str) -> str:
+        """A loop's variable as a number that counts places."""
+        return name if self.counting == "i32" else f"@as({self.counting}, {name})"
+
+    def described(self, view: View, shape: tuple[int, ...]) -> str | None:
+        """The name of a view's descriptor (or the value of a literal); None where there is none."""
+        text = descriptor(view, shape)
+        return text if text is None or view.literal else self.constant(text, f"{view.buffer.name}_at")  # type: ignore[union-attr]
+
+    def constant(self, text: str, stem: str) -> str:
+        """The name of a constant of the program, one for each text: descriptors that are known cost nothing to make."""
+        return self.constants.setdefault(text, f"{stem}{len(self.constants)}")
 
     def say(self, text: str) -> None:
         """Add a statement."""
@@ -125,7 +158,8 @@ class Element:
         for name, size in zip(names, shape, strict=True):
             self.say(f"for (@range(i16, {size})) |{name}| {{")
             self.depth += 1
-        self.say(statement([v.at(names) for v in level]))
+        for line in statement([v.at(names) for v in level]).split("\n"):
+            self.say(line)
         for _ in shape:
             self.depth -= 1
             self.say("}")
@@ -133,7 +167,7 @@ class Element:
     def operation(self, builtin: str, views: Sequence[View]) -> bool:
         """One operation on whole blocks, the destination first; False where descriptors cannot say it."""
         shape, level = merged(views)
-        found = [descriptor(v, shape) for v in level]
+        found = [self.described(v, shape) for v in level]
         if None in found:
             return False
         if block_size(shape):
@@ -144,10 +178,47 @@ class Element:
         """Copy a block."""
         if target == source:
             return
+        source = fitting(target, source)
         move = MOVE.get(target.type)
         if move and target.type == source.type and self.operation(move, [target, source]):
             return
         self.loop([target, source], lambda e: f"{e[0]} = {e[1]};")
+
+    def move(self, target: View, source: View, to: str, start: str) -> None:
+        """Copy a block to `to` elements on, from `start` elements on; both are texts, which only a run knows."""
+        shape, (into, out) = merged([target, fitting(target, source)])
+        inner = (shape or (1,))[-1]
+        rows = [replace_axes(v, (inner,), (*v.strides[-1:], 1)[:1]) for v in (into, out)]
+        found = [v.literal or (self.described(v, (inner,)) if self._in_line(v) else None) for v in rows]
+        outer = [f"at{next(self.names)}" for _ in shape[:-1]]
+        for name, size in zip(outer, shape[:-1], strict=True):
+            self.say(f"for (@range(i16, {size})) |{name}| {{")
+            self.depth += 1
+        steps = [self._steps(first, v, outer) for first, v in ((to, into), (start, out))]
+        if None in found or target.type not in MOVE:
+            self.loop(rows, lambda t: f"{onward(t[0], steps[0])} = {onward(t[1], steps[1])};")
+        elif block_size(target.shape):
+            self.say(f"{MOVE[target.type]}({self._onward(into, found[0], steps[0])}, "
+                     f"{self._onward(out, found[1], steps[1])});")  # fmt: skip
+        for _ in outer:
+            self.depth -= 1
+            self.say("}")
+
+    def _steps(self, first: str, view: View, names: Sequence[str]) -> str:
+        """How far on an element of outer axes is, as a text."""
+        strides = () if view.literal else view.strides
+        counted = [f"@as({self.counting}, {n})" if first else n for n in names]
+        terms = [f"{n} * {s}" for n, s in zip(counted, strides, strict=False) if s]
+        return " + ".join([first, *terms] if first else terms)
+
+    def _in_line(self, view: View) -> bool:
+        return not view.strides or abs(view.strides[0]) <= LONGEST_STRIDE
+
+    def _onward(self, view: View, text: str | None, steps: str) -> str:
+        """A descriptor some elements on."""
+        if view.literal or not steps:
+            return str(text)
+        return f"@increment_dsd_offset({text}, @as(i16, {steps}), {view.type})"
 
     def plain(self, view: View) -> View:
         """A view whose elements lie one after another: itself, or a copy."""
@@ -158,7 +229,19 @@ class Element:
         return made
 
 
+def onward(text: str, steps: str) -> str:
+    """An element of an array some places on."""
+    name, bracket, index = text.partition("[")
+    return f"{name}[@as(i16, {steps}) + {index}" if bracket and steps else text
+
+
 MOVE = {"f32": "@fmovs", "f16": "@fmovh", "i32": "@mov32", "i16": "@mov16"}
+
+
+def fitting(target: View, source: View) -> View:
+    """A source of a copy; an index becomes a number of 64 bits where it is to be one."""
+    counts = source.literal and target.type == "i64" and not source.literal.lstrip("-").isdigit()
+    return replace(source, literal=f"@as(i64, {source.literal})") if counts else source
 
 
 def block_size(shape: Sequence[int]) -> int:
@@ -185,17 +268,18 @@ def descriptor(view: View, shape: tuple[int, ...]) -> str | None:
 
 def replace_axes(view: View, sizes: tuple[int, ...], strides: tuple[int, ...]) -> View:
     """A view walked along other axes."""
-    return View(view.type, sizes, view.buffer, view.offset, strides)
+    return View(view.type, sizes, view.buffer, view.offset, strides if view.buffer else (), view.literal)
 
 
-def last_uses(block: Block) -> Mapping[int, list[Value]]:
-    """For each node of a block by its place, the values that no later one uses."""
+def last_uses(block: Block, places: Mapping[Node, int]) -> Mapping[int, list[Value]]:
+    """By the place where nodes of a block are emitted, the values of the block that no later one uses."""
     last: dict[Value, int] = {}
-    for place, node in enumerate(block.nodes):
+    for node in block.nodes:
+        place = places[node]
         inside = (v for region in node.regions for v in region.free)
         for value in (*node.args, *inside, *node.results):
-            last[value] = place
-    own = {v for n in block.nodes for v in n.results}
+            last[value] = max(place, last.get(value, 0))
+    own = {*block.params, *(v for n in block.nodes for v in n.results)}
     found: dict[int, list[Value]] = {}
     for value, place in last.items():
         if value in own and value not in block.results:

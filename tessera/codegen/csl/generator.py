@@ -10,23 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact, sha256
+from tessera.codegen.artifact import Artifact
 from tessera.codegen.backend import Capabilities, Runtime
-from tessera.codegen.csl import exchange, host, text
+from tessera.codegen.csl import exchange, flow, host, products, structure, text
 from tessera.codegen.csl.blocks import statements
-from tessera.codegen.csl.element import Element
+from tessera.codegen.csl.element import ROOM, Element
+from tessera.codegen.csl.kernels import emit_kernel, is_kernel, kernel_plan
 from tessera.codegen.csl.views import BYTES, SPELLING
 from tessera.codegen.element_types import check_element_types
+from tessera.codegen.manifest import manifest
 from tessera.errors import ArgumentError, UnsupportedOpError
-from tessera.ir.core import Function, Module, Value, structural_hash
+from tessera.ir.core import Function, Module, Value
+from tessera.ir.printer import print_module
 from tessera.lower.mesh.pieces import CANNON, SUMMA
 from tessera.lower.plan import Plan
-from tessera.types import RefType, bf16, f16, int64
+from tessera.types import RefType, bf16, f16
 
-assert exchange  # fills the table of rows
+assert exchange and flow and products and structure  # fill the table of rows
 
 ARCHITECTURES = ("wse2", "wse3")
-OPTIONS = ("arch", "schedule")
+OPTIONS = ("arch", "schedule", "optimize", "comments", "debug", "address")
 GRID = (2, 2)
 
 
@@ -51,6 +54,10 @@ class Csl:
         """Whether a machine is at hand: it is not, the simulator stands in for one."""
         return False
 
+    def where(self) -> str:
+        """What `runtime` runs on."""
+        return text.SIMULATOR
+
     def configured(self, options: str) -> Csl:
         """The generator for a grid, as "ROWSxCOLUMNS", and a way to multiply, "summa" or "cannon".
 
@@ -68,10 +75,12 @@ class Csl:
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The CSL files of a program on a mesh.
 
-        Options: `arch` ("wse2", the default, or "wse3").
+        Options: `arch` ("wse2", the default, or "wse3"); `optimize` (on by default: chains of pointwise ops become one
+        loop, products go the fastest way); `comments` (on: lines name their source); `debug` (off: "mesh.tess", the
+        program as IR, and "lines.json", the source of each line); `address` of a machine, for run.py.
 
         Raises:
-            UnsupportedOpError: an op has no row, or the program is a kernel that addresses memory of its own accord.
+            UnsupportedOpError: an op has no row, or the tiles of a kernel's groups work together.
             ResourceError: an element's memory is too small.
         """
         arch = str(options.get("arch") or ARCHITECTURES[0])
@@ -81,34 +90,32 @@ class Csl:
                 f"the target csl has no {f'option {unknown[0]}' if unknown else f'architecture {arch}'}",
                 expected=", ".join(OPTIONS if unknown else ARCHITECTURES),
             )
-        function = _program(module)
         check_element_types(module, self.name, self.capabilities.dtypes)
-        element = Element(tuple(function.attrs["mesh"]))
-        statements(element, function.body)
-        text.check_room(element, function.loc)
-        text.check_channels(element, function.loc)
-        plan = _plan(module, function, element)
-        files = {
-            "layout.csl": text.layout(module.main.name, element),
-            "pe_program.csl": text.program(module.main.name, element),
-            "plan.json": json.dumps(plan, indent=1) + "\n",
-            "run.py": inspect.getsource(host),
-            f"commands_{arch}.sh": text.commands(arch, element.grid, _bfloat(function)),
-        }
-        return Artifact(self._manifest(module, plan, files, arch, _bfloat(function)), files)
+        element = self._element(module, arch == ARCHITECTURES[1], bool(options.get("optimize", True)))
+        text.check_room(element, module.functions[1].loc)
+        text.check_channels(element, module.functions[1].loc)
+        plan, bfloat = _plan(module, element), _bfloat(module.functions[1])
+        files = _files(module, element, plan, {**options, "arch": arch})
+        return Artifact(self._manifest(module, plan, files, arch, bfloat), files)
+
+    def _element(self, module: Module, wide: bool, fuses: bool) -> Element:
+        """The text of a program; where it does not fit memory, the one that needs least."""
+        for sparing in (False, True):
+            element = Element(self.grid, wide, fuses, sparing)
+            if is_kernel(module):
+                emit_kernel(module, element)
+            else:
+                element.grid = tuple(module.functions[1].attrs["mesh"])
+                statements(element, module.functions[1].body)
+            if text.used(element) <= ROOM:
+                break
+        return element
 
     def _manifest(self, module: Module, plan: Any, files: Mapping[str, str], arch: str, bfloat: bool) -> dict[str, Any]:
-        fields = ("name", "shape", "dtype")
-        return {
-            "kind": "program",
-            "target": self.name,
-            "signature": {side: [{k: p[k] for k in fields} for p in plan[side]] for side in ("inputs", "outputs")},
-            "plan": plan,
-            "hashes": {"module": structural_hash(module), "text": sha256("".join(files.values()))},
-            "schedule": {"mesh": list(plan["grid"])},
-            "options": {"arch": arch, "bfloat": bfloat},
-            "tools": {},
-        }
+        return manifest(
+            self.name, module, plan, "".join(files.values()), (plan["inputs"], plan["outputs"]),
+            {"arch": arch, "bfloat": bfloat}, {"mesh": list(plan["grid"])},
+        )  # fmt: skip
 
     def runtime(self, artifact: Artifact) -> Runtime:
         """The program in the simulator: no machine is at hand."""
@@ -121,23 +128,28 @@ class Csl:
         return self.runtime(artifact).run
 
 
-def _program(module: Module) -> Function:
-    """The program of the elements."""
-    for function in module.functions[1:]:
-        if "mesh" not in function.attrs:
-            node = next((n for n in function.body.walk() if n.op.name.startswith("tile.")), None)
-            raise UnsupportedOpError(
-                f"{node.op.name if node else function.name} cannot be emitted for csl: a kernel addresses one memory "
-                "by its program's id, and elements of a mesh have each their own",
-                location=node.loc if node else function.loc,
-                suggestion="write it as a function of whole tensors under @ts.jit, or run it on another target",
-            )
-    return module.functions[1]
+def _files(module: Module, element: Element, plan: Any, options: Mapping[str, Any]) -> dict[str, str]:
+    """The files of an artifact."""
+    name, arch, bfloat = module.main.name, str(options["arch"]), _bfloat(module.functions[1])
+    comments = bool(options.get("comments", True))
+    program = text.program(name, element)
+    files = {
+        **text.sources({"layout.csl": text.layout(name, element), "pe_program.csl": program}, comments),
+        "plan.json": json.dumps(plan, indent=1) + "\n",
+        "run.py": inspect.getsource(host),
+        f"commands_{arch}.sh": text.commands(arch, element.grid, bfloat, str(options.get("address") or "")),
+    }
+    if options.get("debug"):
+        lines = text.origins(program, comments)
+        files |= {"mesh.tess": print_module(module), "lines.json": json.dumps(lines, indent=1) + "\n"}
+    return files
 
 
-def _plan(module: Module, function: Function, element: Element) -> dict[str, Any]:
+def _plan(module: Module, element: Element) -> dict[str, Any]:
     """What the host must know: how each tensor is cut, and under which symbol its pieces lie."""
-    outputs = int(module.main.attrs.get("outputs", 0))
+    outputs, function = int(module.main.attrs.get("outputs", 0)), module.functions[1]
+    if is_kernel(module):
+        return kernel_plan(function, element, outputs)
     params = function.params
     entries = {n.args[0]: n for n in function.body.nodes if n.op.name in ("mesh.read", "mesh.write")}
     unread = [p for p in params if p not in entries]
@@ -153,10 +165,6 @@ def _plan(module: Module, function: Function, element: Element) -> dict[str, Any
 def _entry(element: Element, ref: Value, node: Any) -> dict[str, Any]:
     type = ref.type
     assert isinstance(type, RefType)
-    if type.dtype == int64:
-        raise UnsupportedOpError(
-            "a tensor of int64 cannot be copied to elements of 32 bits", location=node.loc, suggestion="use ts.int32"
-        )
     piece = node.attrs["shape"] if node.op.name == "mesh.read" else node.args[1].type.shape
     return {
         "name": ref.hint,

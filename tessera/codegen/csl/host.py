@@ -21,17 +21,17 @@ def scatter(array, entry, grid):
     padded[tuple(slice(0, n) for n in array.shape)] = array
     pieces = [[padded[_piece(entry, (r, c))].reshape(-1) for c in range(grid[1])] for r in range(grid[0])]
     elements = np.ascontiguousarray(pieces)
-    if elements.dtype.itemsize == 4:
+    if elements.dtype.itemsize >= 4:
         return elements.view(np.uint32)
-    narrow = elements.astype(np.int16) if elements.dtype.kind == "b" else elements
+    narrow = elements.astype(np.int16) if elements.dtype.itemsize == 1 else elements
     return narrow.view(np.uint16).astype(np.uint32)
 
 
 def gather(words, entry, grid):
     """The whole array, of the words of every element."""
     dtype = np.dtype(entry["dtype"])
-    elements = words if dtype.itemsize == 4 else words.astype(np.uint16)
-    elements = elements.astype(bool) if dtype.kind == "b" else elements.view(dtype)
+    elements = words if dtype.itemsize >= 4 else words.astype(np.uint16)
+    elements = elements.astype(dtype) if dtype.itemsize == 1 else elements.view(dtype)
     padded = np.zeros(_padded(entry, grid), dtype)
     for row in range(grid[0]):
         for column in range(grid[1]):
@@ -55,7 +55,7 @@ def execute(runner, plan, arrays, narrow, wide, order):
     grid = tuple(plan["grid"])
     for entry, array in zip(plan["inputs"], arrays):
         words = scatter(array, entry, grid)
-        kind = wide if entry["bytes"] == 4 else narrow
+        kind = wide if entry["bytes"] >= 4 else narrow
         runner.memcpy_h2d(
             runner.get_id(entry["symbol"]), words.reshape(-1), 0, 0, grid[1], grid[0], words.shape[2],
             streaming=False, data_type=kind, order=order, nonblock=False,
@@ -63,9 +63,9 @@ def execute(runner, plan, arrays, narrow, wide, order):
     runner.launch("compute", nonblock=False)
     results = []
     for entry in plan["outputs"]:
-        length = int(np.prod(entry["piece"], dtype=int))
+        length = int(np.prod(entry["piece"], dtype=int)) * max(1, entry["bytes"] // 4)
         words = np.zeros(grid[0] * grid[1] * length, np.uint32)
-        kind = wide if entry["bytes"] == 4 else narrow
+        kind = wide if entry["bytes"] >= 4 else narrow
         runner.memcpy_d2h(
             words, runner.get_id(entry["symbol"]), 0, 0, grid[1], grid[0], length,
             streaming=False, data_type=kind, order=order, nonblock=False,

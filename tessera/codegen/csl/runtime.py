@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.csl import host
-from tessera.codegen.csl.text import compile_options
+from tessera.codegen.csl.text import SIMULATOR, compile_options
 from tessera.interp.target.csl.host import cslc
 from tessera.interp.target.csl.host.paths import Compiled
 from tessera.interp.target.csl.host.runtime import RUNS, SdkRuntime
@@ -37,6 +37,8 @@ CSL = ("layout.csl", "pe_program.csl")
 class Simulated:
     """A program compiled once, and run afresh for each call."""
 
+    where = SIMULATOR
+
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
         self._plan: dict[str, Any] = artifact.manifest["plan"]
@@ -54,7 +56,8 @@ class Simulated:
                 (Path(folder) / name).write_text(self._artifact.text(name))
             flags = compile_options(options["arch"], tuple(self._plan["grid"]), options["bfloat"])
             flags[1] = str(Path(folder) / "layout.csl")
-            return self._executed([*flags, "-o", str(Path(folder) / "out")], [arrays[i] for i in self._plan["given"]])
+            given = [arrays[i] for i in self._plan["given"]]
+            return self._returned(self._executed([*flags, "-o", str(Path(folder) / "out")], given), arrays)
 
     def _executed(self, flags: list[str], arrays: Sequence[Any]) -> list[np.ndarray]:
         layout = cslc.build(cslc.settings_of(cslc.parser().parse_args(flags)))
@@ -67,3 +70,13 @@ class Simulated:
         RUNS.pop(flags[-1], None)
         self.cycles = runner.computed
         return results
+
+    def _returned(self, results: Sequence[np.ndarray], arrays: Sequence[Any]) -> list[np.ndarray]:
+        """The results that are not arrays which a kernel writes in place."""
+        found = []
+        for entry, result in zip(self._plan["outputs"], results, strict=True):
+            if "into" in entry:
+                arrays[entry["into"]][...] = result
+            else:
+                found.append(result)
+        return found

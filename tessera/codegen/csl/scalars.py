@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tessera.codegen.csl.element import Element, unsupported
@@ -14,7 +15,7 @@ from tessera.ir.core import Node
 from tessera.op import Rules
 from tessera.ops import basic, functions
 from tessera.ops import elementwise as e
-from tessera.types import DType, TensorType, bool_
+from tessera.types import DType, TensorType, bf16, bool_, f16, int4, int8, int64, uint8
 
 # row(element, node, *operands) is the expression of the result, operands being expressions of their compute type.
 rows = Rules("csl scalar")
@@ -60,7 +61,7 @@ def literal(value: Any, dtype: DType) -> str:
     """A constant of an element type."""
     if not dtype.is_float:
         return str(int(value))
-    number = float(np.float32(value))
+    number = float(np.asarray(value, np.float64).astype(dtype.numpy))
     if math.isnan(number):
         return "@bitcast(f32, @as(u32, 0x7FC00000))"
     if math.isinf(number):
@@ -70,17 +71,27 @@ def literal(value: Any, dtype: DType) -> str:
     return f"{mantissa if '.' in mantissa else mantissa + '.0'}{mark}{exponent}"
 
 
-def expression(element: Element, node: Node, operands: list[str]) -> str:
-    """The result of a pointwise node: operands widened to its compute type, the result narrowed again."""
+def expression(element: Element, node: Node, operands: list[str], index: bool = False) -> str:
+    """The result of a pointwise node: operands widened to its compute type, the result narrowed again.
+
+    With `index` what is int64 counts places: 32 bits do.
+    """
     row = rows.get(node.op)
     if row is None:
         raise unsupported(node, "there is no row for it")
     wide = [_wide(t, text) for t, text in zip(node.types, operands, strict=True)]
+    element.indexing = index
     text = row(element, node, *wide)
     result = node.out.type
     assert isinstance(result, TensorType)
-    narrow = result.dtype.is_float and result.dtype.bits < 32
-    return f"@as({SPELLING[result.dtype]}, {text})" if narrow else text
+    if index:
+        return text.replace("i64", element.counting)
+    return NARROW[result.dtype].format(text) if result.dtype in NARROW else text
+
+
+# What is computed in wider types than it is held in.
+NARROW = {f16: "@as(f16, {0})", bf16: "@as(half, {0})", int8: "@as(i16, @as(i8, {0}))",
+          uint8: "@as(i16, @as(u8, {0}))", int4: "@as(i16, (({0} + 8) & 15) - 8)"}  # fmt: skip
 
 
 def _wide(type: Any, text: str) -> str:
@@ -163,24 +174,42 @@ def _(element, node, condition, x, y):
 
 @rows(e.remainder, e.floor_divide)
 def _(element, node, x, y):
-    if node.types[0].dtype.is_float:
-        raise unsupported(node, "it is of floats")
-    name = node.op.__name__
-    element.functions[name] = DIVIDE[name]
-    return f"{name}(@as(i32, {x}), @as(i32, {y}))"
+    dtype, name = node.types[0].dtype, node.op.__name__
+    counted = element.counting if element.indexing else "i64"
+    kind = "f32" if dtype.is_float else counted if dtype == int64 else "i32"
+    helper = f"{name}_{kind}"
+    table = DIVIDE_FLOATS if dtype.is_float else DIVIDE
+    for needed in ("remainder_f32", helper) if dtype.is_float else (helper,):
+        element.functions[needed] = table[needed.rpartition("_")[0]].replace("i32", kind)
+    return f"{helper}(@as({kind}, {x}), @as({kind}, {y}))"
 
 
 # CSL rounds quotients toward zero, Tessera down; past a tensor's end a divisor may be 0.
 DIVIDE = {
-    "remainder": """fn remainder(x: i32, y: i32) i32 {
+    "remainder": """fn remainder_i32(x: i32, y: i32) i32 {
   if (y == 0) return 0;
   const r = x % y;
   return if (r != 0 and (r < 0) != (y < 0)) r + y else r;
 }""",
-    "floor_divide": """fn floor_divide(x: i32, y: i32) i32 {
+    "floor_divide": """fn floor_divide_i32(x: i32, y: i32) i32 {
   if (y == 0) return 0;
   const q = x / y;
   return if (q * y != x and (x < 0) != (y < 0)) q - 1 else q;
+}""",
+}
+# As NumPy has it: the quotient is of what the remainder leaves, so that the two agree; zeros keep the divisor's sign.
+DIVIDE_FLOATS = {
+    "remainder": """fn remainder_f32(x: f32, y: f32) f32 {
+  const r: f32 = math.fmod(x, y);
+  if (r == 0.0) return if (y < 0.0) -0.0 else 0.0;
+  return if ((r < 0.0) != (y < 0.0)) r + y else r;
+}""",
+    "floor_divide": """fn floor_divide_f32(x: f32, y: f32) f32 {
+  if (y == 0.0) return x / y;
+  const q: f32 = (x - remainder_f32(x, y)) / y;
+  if (q == 0.0) return x / y * 0.0;
+  const whole: f32 = math.floor(q);
+  return if (q - whole > 0.5) whole + 1.0 else whole;
 }""",
 }
 
@@ -188,6 +217,12 @@ DIVIDE = {
 @rows(e.bitwise_not)
 def _(element, node, x):
     return f"(1 - {x})" if node.types[0].dtype == bool_ else f"(~{x})"
+
+
+@rows(e.shift_left, e.shift_right)
+def _(element, node, x, y):
+    kind, sign = SPELLING[node.types[0].dtype], "<<" if node.op is e.shift_left else ">>"
+    return f"(@as({kind}, {x}) {sign} @as(u16, {y}))"
 
 
 @rows(basic.cast)
@@ -198,5 +233,21 @@ def _(element, node, x):
     if target == bool_:
         return f"(if ({x} != {'0.0' if source.is_float else '0'}) @as(i16, 1) else @as(i16, 0))"
     if source.is_float:
-        raise unsupported(node, "casts from floats to integers saturate, and CSL's do not")
+        kind = "i64" if target == int64 else "i32"
+        element.functions[f"whole_{kind}"] = WHOLE[kind]
+        limits = ml_dtypes.iinfo(target.numpy)
+        low, high = (str(n) for n in (limits.min, limits.max))
+        return f"@as({SPELLING[target]}, whole_{kind}({x}, {low}, {high}))"
     return f"@as({SPELLING[target] if not target.is_float else 'f32'}, {x})"
+
+
+# Toward zero, and what lies beyond a type at its end; NaN is 0.
+_WHOLE = """fn whole_i32(x: f32, low: i32, high: i32) i32 {
+  if (x != x) return 0;
+  if (x >= LIMIT) return high;
+  if (x <= -LIMIT) return low;
+  const found = @as(i32, x);
+  return if (found < low) low else if (found > high) high else found;
+}"""
+WHOLE = {"i32": _WHOLE.replace("LIMIT", "2147483648.0"),
+         "i64": _WHOLE.replace("LIMIT", "9223372036854775808.0").replace("i32", "i64")}  # fmt: skip

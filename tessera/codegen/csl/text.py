@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from typing import Any
 
 from tessera.codegen.csl.channels import QUEUES
@@ -9,6 +11,7 @@ from tessera.codegen.csl.element import ROOM, Element
 from tessera.codegen.csl.views import Buffer
 from tessera.errors import ResourceError
 
+SIMULATOR = "the simulator (no machine here)"  # where programs run, in the words that commands show
 HEAD = "// Made by Tessera from {name}: {what}.\n"
 # What the host copies is moved by words, so that an odd number of 16-bit elements needs one more.
 FABRIC = (7, 2)
@@ -24,7 +27,9 @@ def program(name: str, element: Element) -> str:
         'const sys_mod = @import_module("<memcpy/memcpy>", memcpy_params);\nconst math = @import_module("<math>");\n',
         *(c.ends(queue) for c, queue in zip(element.channels.values(), QUEUES, strict=False)),
         "".join(f"var {b.name} = @zeros([{max(b.size, 1)}]{b.type});\n" for b in element.buffers),
-        "".join(f"var {n}_ptr: [*]{b.type} = &{b.name};\n" for n, b in _symbols(element)),
+        "".join(f"var {b.words}: [*]i32 = @ptrcast([*]i32, &{b.name});\n" for b in element.buffers if b.type == "i64"),
+        "".join(f"var {n}_ptr: [*]{_word(b)} = {_address(b)};\n" for n, b in _symbols(element)),
+        "".join(f"const {name} = {text};\n" for text, name in element.constants.items()),
         *(f"{text}\n" for text in element.functions.values()),
         "fn compute() void {\n" + "\n".join(element.lines) + "\n  sys_mod.unblock_cmd_stream();\n}\n",
         _comptime(element),
@@ -35,6 +40,15 @@ def program(name: str, element: Element) -> str:
 def _symbols(element: Element) -> list[tuple[str, Buffer]]:
     """The arrays that the host copies, by the names it knows."""
     return [(element.exported[ref], buffer) for ref, buffer in element.symbols.items()]
+
+
+def _word(buffer: Buffer) -> str:
+    """The type by which the host copies an array: it knows none of 64 bits."""
+    return "i32" if buffer.type == "i64" else buffer.type
+
+
+def _address(buffer: Buffer) -> str:
+    return f"@ptrcast([*]i32, &{buffer.name})" if buffer.type == "i64" else f"&{buffer.name}"
 
 
 def _half(element: Element) -> str:
@@ -73,7 +87,7 @@ def layout(name: str, element: Element) -> str:
         *routes,
         "    }",
         "  }",
-        *(f'  @export_name("{n}", [*]{b.type}, true);' for n, b in _symbols(element)),
+        *(f'  @export_name("{n}", [*]{_word(b)}, true);' for n, b in _symbols(element)),
         '  @export_name("compute", fn()void);',
         "}",
     ]
@@ -85,13 +99,39 @@ def _route(where: str, color: str, source: str, to: str) -> list[str]:
     return [f"      if ({where}) {{", f"        {config}", "      }"]
 
 
-def commands(arch: str, grid: tuple[int, int], bfloat: bool) -> str:
+def sources(files: dict[str, str], comments: bool) -> dict[str, str]:
+    """CSL files, with their comments or without."""
+    return files if comments else {name: "\n".join(line for line, _ in _bare(text)) for name, text in files.items()}
+
+
+def _bare(text: str) -> Iterator[tuple[str, int]]:
+    """The lines of a text without comments (no string of ours holds two slashes), with their numbers."""
+    for number, line in enumerate(text.split("\n"), 1):
+        code, slashes, _ = line.partition("//")
+        if code.strip() or not slashes:
+            yield code.rstrip(), number
+
+
+def origins(text: str, comments: bool) -> dict[str, str]:
+    """The source of each line of the program, which the comment above it names; with comments or without."""
+    known, source = {}, ""
+    inside = False
+    for number, line in enumerate(text.split("\n"), 1):
+        inside = (inside or line.startswith("fn compute()")) and line != "}"
+        source = line.strip()[3:] if line.strip().startswith("// ") else source
+        known[number] = source if inside else ""
+    numbers = {number: number for number in known} if comments else {n: i for i, (_, n) in enumerate(_bare(text), 1)}
+    return {str(numbers[n]): place for n, place in known.items() if place and n in numbers}
+
+
+def commands(arch: str, grid: tuple[int, int], bfloat: bool, address: str = "") -> str:
     """The shell commands that build and run the program with the vendor's tools, or with the simulator's."""
+    where = f" --cmaddr {shlex.quote(address)}" if address else ""
     return (
         "#!/usr/bin/env bash\nset -e\ncslc "
         + " ".join(compile_options(arch, grid, bfloat))
         + " -o out\n"
-        + ("cs_python run.py --name out\n")
+        + f"cs_python run.py --name out{where}\n"
     )
 
 
@@ -115,13 +155,18 @@ def check_channels(element: Element, location: Any) -> None:
         )  # fmt: skip
 
 
+def used(element: Element) -> int:
+    """The bytes of an element's arrays."""
+    return sum(b.bytes for b in element.buffers)
+
+
 def check_room(element: Element, location: Any) -> None:
     """Refuse a program whose arrays do not fit an element's memory.
 
     Raises:
         ResourceError: they do not; says how many bytes there are and which are the largest.
     """
-    total = sum(b.bytes for b in element.buffers)
+    total = used(element)
     if total <= ROOM:
         return
     largest = sorted(element.buffers, key=lambda b: -b.bytes)[:3]
@@ -131,7 +176,9 @@ def check_room(element: Element, location: Any) -> None:
         location=location,
         expected=f"at most {ROOM} bytes of arrays on each element",
         received=f"{total} bytes; the largest are {listed}",
-        suggestion=f"use a grid of more than {element.grid[0]}x{element.grid[1]} elements",
+        suggestion="an element runs a kernel on all of its arrays; a function of whole tensors is cut into pieces"
+        if element.programs
+        else f"use a grid of more than {element.grid[0]}x{element.grid[1]} elements",
     )
 
 

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tessera.types import TensorType, bf16, bool_, f16, f32, int16, int32, int64
+from tessera.types import TensorType, bf16, bool_, f16, f32, int4, int8, int16, int32, int64, uint8
 
-# How element types are spelled; int64 is an index, of which 32 bits do. `half` is the 16-bit float that the program is
-# compiled for.
-SPELLING = {f32: "f32", f16: "f16", bf16: "half", int32: "i32", int64: "i32", int16: "i16", bool_: "i16"}
-BYTES = {"f32": 4, "f16": 2, "half": 2, "i32": 4, "i16": 2}
+# How element types are spelled; `half` is the 16-bit float that the program is compiled for. Shorter integers are
+# held in 16, and int64 that only counts places is a plain number or of 32 bits.
+SPELLING = {f32: "f32", f16: "f16", bf16: "half", int32: "i32", int64: "i64", **dict.fromkeys(
+    (int16, int8, uint8, int4, bool_), "i16")}  # fmt: skip
+BYTES = {"f32": 4, "f16": 2, "half": 2, "i32": 4, "i16": 2, "i64": 8}
 
 
 @dataclass(eq=False)
@@ -26,6 +27,11 @@ class Buffer:
     def bytes(self) -> int:
         """What it takes of the memory."""
         return max(self.size, 1) * BYTES[self.type]
+
+    @property
+    def words(self) -> str:
+        """The name of a pointer to its words, which an array of 64 bits has."""
+        return f"{self.name}_words"
 
 
 @dataclass(frozen=True)

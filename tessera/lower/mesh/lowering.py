@@ -60,13 +60,22 @@ class Lowering:
         return found
 
     def moved(self, type: TensorType, split: Split, value: Value, wanted: Split) -> Value:
-        """A piece at another split: cut out of what is whole, or repeated where it is constant."""
-        for axis, (has, wants) in enumerate(zip(split, wanted, strict=True)):
-            if has == WHOLE and wants >= 0:
+        """A piece at another split: put together, cut out of what is whole, or repeated where it is constant."""
+        pairs = list(enumerate(zip(split, wanted, strict=True)))
+        for axis, (has, wants) in pairs:
+            if has >= 0 and wants != has:
+                value = self.together(type, value, axis, has)
+        for axis, (has, wants) in pairs:
+            if has != CONSTANT and wants >= 0 and wants != has:
                 value = self.cut(type, value, axis, wants)
-            elif has != CONSTANT and has != wants:
-                raise self.refusal(f"a tensor cut as {split} is wanted as {wanted}")
         return self.repeated(value, self.mesh.local(type, wanted))
+
+    def together(self, type: TensorType, value: Value, axis: int, cut: int) -> Value:
+        """All of an axis that is cut, for every element."""
+        size = int(type.shape[axis])
+        found = self.add(mesh.all_gather, value, axis=axis - type.rank, along=cut, size=size)
+        self.cycles += 3 * count(found) + 8 * self.mesh.grid[cut]
+        return found
 
     def repeated(self, value: Value, type: TensorType) -> Value:
         """A value with its axes of size 1 repeated."""
@@ -74,24 +83,24 @@ class Lowering:
         return value if tuple(value.type.shape) == shape else self.add(basic.broadcast_to, value, shape=shape)
 
     def cut(self, type: TensorType, value: Value, axis: int, cut: int) -> Value:
-        """This element's own panel of an axis it has the whole of."""
-        if self.mesh.padded(int(type.shape[axis]), cut):
-            raise self.refusal(f"{type.shape[axis]} elements do not fall into {self.mesh.grid[cut]} equal pieces")
-        if self.mesh.grid[cut] == 1:
+        """This element's own piece of an axis it has the whole of; zeros past the end."""
+        size, pieces = int(type.shape[axis]), self.mesh.grid[cut]
+        if pieces == 1:
             return value
-        return self.add(mesh.panel, value, self.place(cut), axis=axis - type.rank, count=self.mesh.grid[cut])
+        if lacking := self.mesh.piece(size, cut) * pieces - size:
+            sizes = tuple(lacking if a == axis else int(n) for a, n in enumerate(value.type.shape))
+            value = self.add(mesh.join, value, self.full(type.with_shape(sizes), 0), axis=axis - type.rank)
+        return self.add(mesh.panel, value, self.place(cut), axis=axis - type.rank, count=pieces)
 
     def settle(self, x: Held) -> Split:
         """A split at which a value can be made, nothing left open."""
         return self.mesh.plain(settled(x.type, x.split))
 
     def whole(self, x: Held, axes: Sequence[int]) -> Split:
-        """The split of a value with some of its axes not cut."""
+        """A split of a value with some of its axes not cut."""
         split = list(self.settle(x))
         for axis in axes:
-            if x.split[axis] >= 0:
-                raise self.refusal(f"axis {axis} is cut over the mesh")
-            split[axis] = WHOLE if x.split[axis] != CONSTANT or int(x.type.shape[axis]) > 1 else CONSTANT
+            split[axis] = CONSTANT if x.split[axis] == CONSTANT and int(x.type.shape[axis]) == 1 else WHOLE
         return tuple(split)
 
     def filled(self, x: Held, split: Split, axis: int, fill: float, value: Value | None = None) -> Value:

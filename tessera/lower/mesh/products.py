@@ -5,14 +5,15 @@ van de Geijn and Watts, "SUMMA: scalable universal matrix multiplication algorit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tessera.ir.core import Block, Value
+from tessera.ir.core import Value
+from tessera.lower.mesh.costs import ways
+from tessera.lower.mesh.loops import loop
 from tessera.lower.mesh.lowering import Lowering, count
-from tessera.lower.mesh.pieces import CANNON, CONSTANT, OPEN, Held, tensor
+from tessera.lower.mesh.pieces import CANNON, CONSTANT, OPEN, Held, Split, tensor
 from tessera.lower.mesh.rules import joined, rules
-from tessera.ops import basic, control, linalg, mesh, shape
+from tessera.ops import basic, linalg, mesh, shape
 from tessera.ops import elementwise as e
 from tessera.ops.mesh import WHOLE
 from tessera.types import DType
@@ -37,12 +38,8 @@ class Cuts:
 
 @rules(linalg.dot)
 def _(lowering, node, a, b):
-    batch = tuple(WHOLE if int(n) > 1 else CONSTANT for n in a.type.shape[:-2])
-    if any(s >= 0 for x in (a, b) for s in x.split[:-2]):
-        raise lowering.refusal("a batch of products is cut over the mesh")
-    cuts = _cuts(lowering, a, b)
-    if not cuts.legal:
-        raise lowering.refusal(f"a product of matrices cut as {a.split} and {b.split}")
+    batch = _batch(lowering, a, b)
+    cuts = _cuts(lowering, a, b, {s for s in batch if s >= 0})
     splits = (*batch, cuts.m, cuts.left), (*batch, cuts.right, cuts.n)
     wide = node.args[0].type.accumulate
     left = lowering.filled(a, splits[0], a.type.rank - 1, 0)
@@ -57,19 +54,33 @@ def _(lowering, node, a, b):
     return lowering.hold(node, (*batch, cuts.m, cuts.n), value)
 
 
-def _cuts(lowering: Lowering, a: Held, b: Held) -> Cuts:
-    """The cuts of the operands, what they leave open chosen so that they meet."""
-    (m, left), (right, n) = a.split[-2:], b.split[-2:]
+def _batch(lowering: Lowering, a: Held, b: Held) -> Split:
+    """How products of many are cut: as the operands are, where no two axes then ask for one mesh axis."""
+    found: list[int] = []
+    for size, pair in zip(a.type.shape[:-2], zip(a.split[:-2], b.split[:-2], strict=True), strict=True):
+        cut = next((s for s in pair if s >= 0 and s not in found), WHOLE)
+        found.append(cut if int(size) > 1 else CONSTANT)
+    return lowering.mesh.plain(tuple(found))
+
+
+def _cuts(lowering: Lowering, a: Held, b: Held, used: set[int]) -> Cuts:
+    """The cuts of the operands, what they leave open chosen so that they meet; mesh axes in `used` are not free."""
+    (m, left), (right, n) = (tuple(WHOLE if s in used else s for s in x.split[-2:]) for x in (a, b))
+    summed = WHOLE if int(a.type.shape[-1]) > 1 else CONSTANT
     if left >= 0 > right:
         right = left
     elif right >= 0 > left:
         left = right
     elif left < 0:
-        left = right = WHOLE if int(a.type.shape[-1]) > 1 else CONSTANT
+        left = right = summed
     across = left != right
-    m = _opened(a, -2, m, right if across else 0, {left, n})
-    n = _opened(b, -1, n, left if across else 1, {right, m})
-    return Cuts(*lowering.mesh.plain((m, left, right, n)))
+    m = _opened(a, -2, m, right if across else 0, {left, n, *used})
+    n = _opened(b, -1, n, left if across else 1, {right, m, *used})
+    cuts = Cuts(*lowering.mesh.plain((m, left, right, n)))
+    if cuts.legal:
+        return cuts
+    # They do not meet: what is summed is put together, and where both results' axes are cut alike one of them too.
+    return replace(cuts, left=summed, right=summed, n=WHOLE if cuts.m == cuts.n >= 0 else cuts.n)
 
 
 def _opened(x: Held, axis: int, cut: int, wanted: int, taken: set[int]) -> int:
@@ -82,10 +93,18 @@ def _opened(x: Held, axis: int, cut: int, wanted: int, taken: set[int]) -> int:
 
 def product(lowering: Lowering, left: Value, right: Value, dtype: DType) -> Value:
     """The product of two pieces."""
-    found = lowering.add(linalg.dot, left, right, dtype=dtype)
-    rows, columns = int(left.type.shape[-2]), int(right.type.shape[-1])
-    # One operation on a row, or on a column where that is longer, for each of the others and of what is summed.
-    lowering.cycles += count(left) / rows * min(rows, columns) * (24 + max(rows, columns) / 2)
+    return _counted(lowering, left, right, lowering.add(linalg.dot, left, right, dtype=dtype))
+
+
+def _added(lowering: Lowering, total: Value, left: Value, right: Value) -> Value:
+    """A sum with the product of two pieces."""
+    return _counted(lowering, left, right, lowering.add(mesh.multiply_add, total, left, right))
+
+
+def _counted(lowering: Lowering, left: Value, right: Value, found: Value) -> Value:
+    rows, summed, columns = (int(n) for n in (*left.type.shape[-2:], right.type.shape[-1]))
+    times = count(found) / (rows * columns) if rows * columns else 0
+    lowering.cycles += times * min(ways(rows, columns, summed).values())
     return found
 
 
@@ -97,9 +116,9 @@ def _panels(lowering: Lowering, left: Value, right: Value, cuts: Cuts, dtype: DT
     def step(number: Value, total: Value) -> list[Value]:
         one = _told(lowering, left, number, cuts.left, -1, panels // grid[cuts.left])
         other = _told(lowering, right, number, cuts.right, -2, panels // grid[cuts.right])
-        return [lowering.add(e.add, total, product(lowering, one, other, dtype))]
+        return [_added(lowering, total, one, other)]
 
-    return _loop(lowering, panels, [start], step)[0]
+    return loop(lowering, panels, [start], step)[0]
 
 
 def _cannon(lowering: Lowering, left: Value, right: Value, cuts: Cuts, dtype: DType) -> Value:
@@ -113,10 +132,10 @@ def _cannon(lowering: Lowering, left: Value, right: Value, cuts: Cuts, dtype: DT
     left, right = _skewed(lowering, left, cuts.left, side), _skewed(lowering, right, cuts.right, side)
 
     def step(number: Value, one: Value, other: Value, total: Value) -> list[Value]:
-        sum_ = lowering.add(e.add, total, product(lowering, one, other, dtype))
-        return [_turned(lowering, one, cuts.left), _turned(lowering, other, cuts.right), sum_]
+        added = _added(lowering, total, one, other)
+        return [_turned(lowering, one, cuts.left), _turned(lowering, other, cuts.right), added]
 
-    return _loop(lowering, side, [left, right, start], step)[-1]
+    return loop(lowering, side, [left, right, start], step)[-1]
 
 
 def _skewed(lowering: Lowering, x: Value, cut: int, side: int) -> Value:
@@ -129,27 +148,12 @@ def _skewed(lowering: Lowering, x: Value, cut: int, side: int) -> Value:
         chosen = lowering.repeated(one, tensor(one).with_shape(held.type.shape))
         return [lowering.add(e.where, chosen, _turned(lowering, held, cut), held)]
 
-    return _loop(lowering, side - 1, [x], step)[0]
+    return loop(lowering, side - 1, [x], step)[0]
 
 
 def _turned(lowering: Lowering, x: Value, cut: int) -> Value:
     lowering.cycles += 2 * count(x) + 2 * lowering.mesh.grid[cut]
     return lowering.add(mesh.rotate, x, axis=cut, offset=-1)
-
-
-def _loop(
-    lowering: Lowering, passes: int, carried: Sequence[Value], step: Callable[..., list[Value]]
-) -> tuple[Value, ...]:
-    """`step(number, *carried)` again and again."""
-    params = tuple(Value(v.type) for v in (lowering.index(0), *carried))
-    before = lowering.cycles
-    with lowering.builder.region() as nodes:
-        after = step(*params)
-    lowering.cycles += (passes - 1) * (lowering.cycles - before)
-    bounds = [lowering.index(n) for n in (0, passes, 1)]
-    region = Block(params, tuple(nodes), tuple(after))
-    types = tuple(v.type for v in carried)
-    return lowering.builder.add(control.for_, [*bounds, *carried], types=types, regions=(region,)).results
 
 
 def _told(lowering: Lowering, x: Value, number: Value, cut: int, axis: int, each: int) -> Value:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import ml_dtypes
 
 from tessera.ir.core import Node, Value
 from tessera.lower.mesh.lowering import Lowering, count
@@ -10,7 +13,7 @@ from tessera.lower.mesh.pieces import CONSTANT, OPEN, Held, Split, common, tenso
 from tessera.op import REGISTRY, Rules
 from tessera.ops import basic, mesh, neighbour, reduce, shape
 from tessera.ops.mesh import WHOLE
-from tessera.types import TensorType
+from tessera.types import TensorType, bool_
 
 # rule(lowering, node, *held) gives the Held of the node's result.
 rules = Rules("mesh")
@@ -19,8 +22,9 @@ rules = Rules("mesh")
 @rules(*(op for op in REGISTRY.values() if op.pointwise))
 def _(lowering, node, *operands):
     split = common([x.split for x in operands])
-    if split is None:
-        raise lowering.refusal(f"the operands are cut as {' and '.join(str(x.split) for x in operands)}")
+    if split is None:  # cut against each other: as the one is of which most would have to move
+        settled = [(x, lowering.settle(x)) for x in operands]
+        split = max(settled, key=lambda pair: math.prod(lowering.mesh.local(pair[0].type, pair[1]).shape))[1]
 
     def make(wanted: Split) -> Value:
         return lowering.builder.add(node.op, [x.at(wanted) for x in operands], node.attrs).out
@@ -116,7 +120,7 @@ def _(lowering, node, x):
             split[axis] = WHOLE
     value = x.at(tuple(split))
     for axis in axes:
-        value = lowering.filled(x, tuple(split), axis, _identity(kind, x.type), value)
+        value = lowering.filled(x, tuple(split), axis, identity(kind, x.type), value)
     wide = x.type.accumulate if kind == "sum" and x.type.dtype.is_float else node.out.type.dtype
     if value.type.dtype != wide:
         value = lowering.add(basic.cast, value, dtype=wide)
@@ -137,13 +141,16 @@ def joined(lowering: Lowering, value: Value, cuts: list[int], kind: str) -> Valu
     return value
 
 
-def _identity(kind: str, type: TensorType) -> float:
+def identity(kind: str, type: TensorType) -> float:
+    """What leaves a sum, maximum or minimum as it is."""
     if kind == "sum":
         return 0
     if type.dtype.is_float:
         return float("-inf") if kind == "max" else float("inf")
-    top = 2 ** (type.dtype.bits - 1)
-    return -top if kind == "max" else top - 1
+    if type.dtype == bool_:
+        return kind == "min"
+    info = ml_dtypes.iinfo(type.dtype.numpy)
+    return info.min if kind == "max" else info.max
 
 
 @rules(neighbour.mesh_shift)
@@ -153,16 +160,21 @@ def _(lowering, node, x):
     cut = split[axis]
     if cut == CONSTANT and shift:  # of size 1: nobody has a neighbour
         return lowering.hold(node, split, lowering.full(lowering.mesh.local(node.out.type, split), 0))
-    if abs(shift) != 1:
-        raise lowering.refusal(f"a shift by {shift} places along axis {axis}")
     value = lowering.filled(x, split, axis % x.type.rank, 0)
+    for _ in range(min(abs(shift), int(x.type.shape[axis]))):
+        value = _next(lowering, value, axis, cut, 1 if shift > 0 else -1)
+    return lowering.hold(node, split, value)
+
+
+def _next(lowering: Lowering, value: Value, axis: int, cut: int, offset: int) -> Value:
+    """A piece moved by one place, the neighbour's edge or zeros coming in."""
     length = int(value.type.shape[axis])
-    edge = lowering.add(mesh.panel, value, lowering.index(length - 1 if shift > 0 else 0), axis=axis, count=length)
+    edge = lowering.add(mesh.panel, value, lowering.index(length - 1 if offset > 0 else 0), axis=axis, count=length)
     if cut >= 0:
-        edge = lowering.add(mesh.shift, edge, axis=cut, offset=shift)
+        edge = lowering.add(mesh.shift, edge, axis=cut, offset=offset)
     else:
         edge = lowering.full(tensor(edge), 0)
-    return lowering.hold(node, split, lowering.add(mesh.halo, value, edge, axis=axis, offset=shift))
+    return lowering.add(mesh.halo, value, edge, axis=axis, offset=offset)
 
 
 def refuse(lowering: Lowering, node: Node) -> Held:

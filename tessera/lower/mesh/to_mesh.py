@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from tessera.errors import ShapeError
 from tessera.evaluate import evaluate
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
-from tessera.lower.mesh import products
+from tessera.lower.mesh import contests, products, structure
+from tessera.lower.mesh.loops import regions
 from tessera.lower.mesh.lowering import Lowering, NoMapping, count
 from tessera.lower.mesh.pieces import CONSTANT, Held, Mesh, Split, tensor
 from tessera.lower.mesh.rules import refuse, rules
@@ -20,7 +22,7 @@ from tessera.passes.dead_code import swept
 from tessera.shapes import symbols
 from tessera.types import RefType, TensorType
 
-assert products  # fills the table
+assert contests and products and structure  # fill the table
 
 # How a tensor's last two axes may be cut, the most even first.
 CHOICES: tuple[tuple[int, int], ...] = ((0, 1), (0, WHOLE), (1, WHOLE), (WHOLE, 1), (WHOLE, 0), (1, 0), (WHOLE, WHOLE))
@@ -95,9 +97,11 @@ def _body(lowering: Lowering, function: Function, splits: Sequence[Split], reach
     refs = [Value(_ref(tensor(p)), p.hint or f"x{i}") for i, p in enumerate(function.params)]
     held = [_read(lowering, ref, tensor(p), s) for ref, p, s in zip(refs, function.params, splits, strict=True)]
 
-    def meaning(node: Node, args: list[Held], run: object) -> list[Held]:
+    def meaning(node: Node, args: list[Held], run: Any) -> list[Held]:
         reached[0] += 1
         with lowering.builder.at(node.loc):
+            if node.op in regions:
+                return regions.of(node.op)(lowering, node, run, args)
             row = rules.get(node.op)
             return [refuse(lowering, node) if row is None else row(lowering, node, *args)]
 
@@ -108,7 +112,7 @@ def _body(lowering: Lowering, function: Function, splits: Sequence[Split], reach
     for result, out in zip(results, outs, strict=True):
         split = lowering.settle(result)
         value = result.at(split)
-        lowering.kept += count(value) * value.type.dtype.numpy.itemsize
+        _copied(lowering, value)
         lowering.builder.add(mesh.write, [out, value], {"split": _plain(split)})
     return Block((*refs, *outs), (), ())
 
@@ -116,8 +120,15 @@ def _body(lowering: Lowering, function: Function, splits: Sequence[Split], reach
 def _read(lowering: Lowering, ref: Value, type: TensorType, split: Split) -> Held:
     attrs = {"split": _plain(split), "shape": tuple(lowering.mesh.local(type, split).shape)}
     value = lowering.builder.add(mesh.read, [ref], attrs).out
-    lowering.kept += count(value) * value.type.dtype.numpy.itemsize
+    _copied(lowering, value)
     return lowering.lying(type, split, value, clean=True)
+
+
+def _copied(lowering: Lowering, value: Value) -> None:
+    """What the host copies stays in memory; it comes and goes along all rows at once, a word for each cycle."""
+    held = count(value) * value.type.dtype.numpy.itemsize
+    lowering.kept += held
+    lowering.cycles += held / 4 * lowering.mesh.columns
 
 
 def _plain(split: Split) -> Split:

@@ -1,5 +1,7 @@
 """The options and results of compiling a graph to a folder of CSL."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -40,3 +42,35 @@ def test_errors_are_told(tmp_path, change, message):
 def test_comments_can_be_left_out(tmp_path):
     result = compile_to_csl(graph(), CodeGenOptions(output_dir=str(tmp_path / "out"), emit_comments=False))
     assert "//" not in result.sources["pe_program.csl"]
+
+
+def generated(tmp_path, **options):
+    made = compile_to_csl(
+        graph(), CodeGenOptions(output_dir=str(tmp_path / "out"), fabric_width=1, fabric_height=1, **options)
+    )
+    assert made.success, made.error_message
+    return made
+
+
+def test_all_files_are_listed(tmp_path):
+    result = generated(tmp_path)
+    assert sorted(result.generated_files) == sorted(str(f) for f in (tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("comments", [True, False])
+def test_debug_info_names_the_source_of_lines(tmp_path, comments):
+    sources = generated(tmp_path, generate_debug_info=True, emit_comments=comments).sources
+    lines = sources["pe_program.csl"].split("\n")
+    places = {lines[int(n) - 1].strip(): place for n, place in json.loads(sources["lines.json"]).items()}
+    assert "test_csl_compile.py" in places["sys_mod.unblock_cmd_stream();"]
+    assert any("@fadds" in line for line in places) and "mesh.read" in sources["mesh.tess"]
+
+
+def test_unoptimized_text_goes_line_by_line(tmp_path):
+    fast, slow = (generated(tmp_path, optimize=o).sources["pe_program.csl"] for o in (True, False))
+    assert "@fmacs" in slow and "@fmacs" not in fast
+
+
+def test_the_address_of_a_machine_stands_in_the_commands(tmp_path):
+    sources = generated(tmp_path, runtime_address="10.0.0.1:9000", target="wse3").sources
+    assert "cs_python run.py --name out --cmaddr 10.0.0.1:9000" in sources["commands_wse3.sh"]

@@ -55,7 +55,7 @@ def test_agrees_with_the_interpreter(name, grid, arch):
         assert bound.compare(found, reference).ok
 
 
-@pytest.mark.parametrize(("side", "sizes"), [(2, (7, 10, 9)), (4, (96, 94, 95))])
+@pytest.mark.parametrize(("side", "sizes"), [(2, (7, 10, 9)), (4, (160, 94, 158))])
 def test_products_in_rings(side, sizes):
     m, k, n = sizes
     a, b = r(m, k), r(k, n)
@@ -79,7 +79,7 @@ def test_lines_name_their_source():
 
 
 def test_neighbours_talk_on_colors_by_the_parity_of_their_places():
-    layout = emitted(*CASES["matvec"], (1, 3))[2].text("layout.csl")
+    layout = emitted(lambda x: x.sum(), (r(40, 60),), (1, 3))[2].text("layout.csl")
     assert "@set_rectangle(3, 1);" in layout and ".tx = .{EAST}" in layout and "SOUTH" not in layout
 
 
@@ -87,18 +87,6 @@ def test_too_large_is_refused_with_the_numbers():
     with pytest.raises(ResourceError, match=r"an element needs \d+ KB of the 40 KB") as found:
         emitted(lambda a, b: a @ b, (r(200, 200), r(200, 200)), (1, 1))
     assert "host_a" in found.value.received and "1x1" in found.value.suggestion
-
-
-def test_a_kernel_is_refused_by_its_line():
-    @ts.kernel
-    def double(x):
-        i = ts.tile.program_id(0)
-        x[i] *= 2.0
-
-    module = double[(4,)].module(np.zeros(4, np.float32))
-    with pytest.raises(UnsupportedOpError, match=r"cannot be emitted for csl: a kernel addresses one memory") as found:
-        Csl().emit(module, {})
-    assert "test_csl_programs.py" in str(found.value)
 
 
 def test_what_has_no_element_type_is_refused():
@@ -115,3 +103,17 @@ def test_bad_grids(text):
 def test_unknown_architectures():
     with pytest.raises(ArgumentError, match="no architecture wse9"):
         emitted(*CASES["chain"], (1, 1), arch="wse9")
+
+
+def test_more_channels_than_queues_are_refused_with_the_numbers():
+    def program(a, b):
+        y = a @ b
+        return y.sum(axis=0), y.sum(axis=1)
+
+    args = (r(160, 94), r(94, 158))
+    generator = Csl().configured("4x4,cannon")
+    traced = ts.jit(program).trace(*args).function
+    *_, module = (m for _, m in driver.lowering(traced, generator.capabilities.plan))
+    with pytest.raises(ResourceError, match="needs 8 queues of the 6 there are") as found:
+        generator.emit(module, {})
+    assert "ring_" in found.value.received

@@ -1,0 +1,33 @@
+"""What moves elements between pieces, chooses, counts and branches computes the same on any grid."""
+
+import pytest
+from mesh_cases import CASES
+
+import tessera as ts
+from tessera import driver
+from tessera.interp import bound, tile
+from tessera.ir.parser import parse_module
+from tessera.ir.printer import print_module
+from tessera.ir.verifier import verify
+from tessera.lower.plan import Plan
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 3), (2, 1), (2, 2), (2, 3)])
+@pytest.mark.parametrize("name", CASES)
+def test_every_grid_agrees(name, grid):
+    function, args = CASES[name]
+    traced = ts.jit(function).trace(*args).function
+    *_, module = (m for _, m in driver.lowering(traced, Plan(mesh=grid, flash=False)))
+    verify(module)
+    for found, reference in zip(tile.run(module, args), bound.run(traced, args), strict=True):
+        assert bound.compare(found, reference).ok
+    assert parse_module(print_module(module)) == module
+
+
+@pytest.mark.parametrize("name", ["slice", "rows by number", "scan", "concatenate", "pad"])
+def test_bounds_of_the_mesh_hold_its_values(name):
+    function, args = CASES[name]
+    traced = ts.jit(function).trace(*args).function
+    *_, module = (m for _, m in driver.lowering(traced, Plan(mesh=(2, 3), flash=False)))
+    for found, reference in zip(tile.run(module, args), tile.bounds(module, args), strict=True):
+        assert bound.compare(found, reference).ok
