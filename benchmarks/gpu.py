@@ -1,6 +1,6 @@
 """The PTX target on a GPU against its peers, in pairs: ours and theirs in turn, medians of device-event times.
 
-    python -m benchmarks.gpu [launch] [memory] [products] [fp8] [attention]
+    python -m benchmarks.gpu [launch] [memory] [products] [fp8] [attention] [minilm]
 
 Needs a GPU, pycuda and PyTorch (with its Triton). Results are kept in results/gpu.json, the roofline beside each.
 """
@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import keep
+from benchmarks.machine import keep, kept
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.gpu import gpu
 from tessera.program import prepare
 
 ROUNDS, EACH = 9, 10
-SECTIONS = ("launch", "memory", "products", "fp8", "attention")
+SECTIONS = ("launch", "memory", "products", "fp8", "attention", "minilm")
 Run = Callable[[], Any]
 
 
@@ -75,9 +75,9 @@ def result(name: str, times: dict[str, float], bytes_moved: float = 0, operation
 
 
 def main(sections: list[str]) -> None:
-    """Measure the sections asked for, or all."""
+    """Measure the sections asked for, or all; what was kept of others stays."""
     torch.manual_seed(0)
-    results: dict[str, Any] = {"gpu": gpu().name, "torch": torch.__version__, "driver": _driver()}
+    results: dict[str, Any] = {**kept("gpu"), "gpu": gpu().name, "torch": torch.__version__, "driver": _driver()}
     with gpu().active():
         for name in sections or SECTIONS:
             results[name] = importlib.import_module(f"benchmarks.gpu_{name}").measure()

@@ -1,4 +1,4 @@
-"""Kernels that move memory: softmax, norms and elementwise chains against PyTorch, inductor and a plain copy."""
+"""Kernels that move memory: softmax, norms and elementwise chains against PyTorch, inductor, Triton and a copy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import tessera as ts
+from benchmarks import triton_kernels as kernels
 from benchmarks.gpu import bound, compiled, in_pairs, result
 from tessera.types import as_dtype
 
@@ -58,10 +59,12 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.rms_norm(x, x.shape[-1:], weight, 1e-5)
 
 
-ROWS: dict[str, tuple[Any, Callable[..., torch.Tensor], int]] = {
-    "softmax": (softmax, _softmax, 0),
-    "layer_norm": (layer_norm, _layer_norm, 2),
-    "rms_norm": (rms_norm, _rms_norm, 1),
+# Ours, PyTorch's, Triton's, and how many weights there are.
+Peers = tuple[Any, Callable[..., torch.Tensor], Callable[..., Callable[[], Any]]]
+ROWS: dict[str, tuple[Peers, int]] = {
+    "softmax": ((softmax, _softmax, kernels.rows(kernels.softmax_rows)), 0),
+    "layer_norm": ((layer_norm, _layer_norm, kernels.rows(kernels.layer_norm_rows)), 2),
+    "rms_norm": ((rms_norm, _rms_norm, kernels.rows(kernels.rms_norm_rows)), 1),
 }
 
 
@@ -71,23 +74,22 @@ def measure() -> list[dict[str, Any]]:
 
 
 def _rows() -> Iterator[dict[str, Any]]:
-    for name, (entry, peer, weights) in ROWS.items():
+    for name, (peers, weights) in ROWS.items():
         for dtype, kind in TYPES.items():
             for columns in COLUMNS:
                 shape = (ELEMENTS // columns, columns)
-                yield _one(f"{name} {dtype} {columns}", entry, peer, kind, [shape, *[(columns,)] * weights])
+                yield _one(f"{name} {dtype} {columns}", peers, kind, [shape, *[(columns,)] * weights])
 
 
 def _elementwise() -> Iterator[dict[str, Any]]:
     for dtype, kind in TYPES.items():
-        yield _one(f"elementwise {dtype} 2^28", gate, _gate, kind, [(1 << 28,), (1 << 28,)])
+        yield _one(f"elementwise {dtype} 2^28", (gate, _gate, kernels.chain), kind, [(1 << 28,), (1 << 28,)])
 
 
-def _one(
-    name: str, entry: Any, peer: Callable[..., torch.Tensor], kind: torch.dtype, shapes: list[Any]
-) -> dict[str, Any]:
+def _one(name: str, entries: Peers, kind: torch.dtype, shapes: list[Any]) -> dict[str, Any]:
+    entry, peer, in_triton = entries
     inputs = [torch.randn(s, device="cuda", dtype=kind) for s in shapes]
-    out, copy = torch.full_like(inputs[0], float("nan")), torch.empty_like(inputs[0])
+    out, copy, other = torch.full_like(inputs[0], float("nan")), *(torch.empty_like(inputs[0]) for _ in range(2))
     element = as_dtype(str(kind).removeprefix("torch.").replace("bfloat", "bf").replace("float", "f")).numpy
     program = compiled(entry, [np.lib.stride_tricks.as_strided(np.zeros(1, element), s, (0,) * len(s)) for s in shapes])
     ours = bound(program, *inputs, out)
@@ -100,6 +102,7 @@ def _one(
     peers = {
         "PyTorch": lambda: peer(*inputs),
         "inductor": lambda: fused(*inputs),
+        "Triton": in_triton(*inputs, other),
         "copy": lambda: copy.copy_(inputs[0]),
     }
     times = in_pairs(ours, peers)

@@ -73,7 +73,7 @@ def _one(m: int, n: int, k: int) -> dict[str, Any]:
     rounds, each = (5, 3) if m * n * k > 1 << 38 else (9, 10)
     found = []
     for block in _fitting(m, n):
-        ours = bound(_compiled(m, n, k, block), a, b, out)
+        ours = bound(compiled_product(m, n, k, block), a, b, out)
         out.fill_(float("nan"))
         ours()
         error = ((out.float() - want).norm() / want.norm()).item()
@@ -90,7 +90,8 @@ def _fitting(m: int, n: int) -> list[tuple[int, int, int]]:
     return [b for b in BLOCKS if b[0] < 2 * m + 64 and b[1] < 2 * n + 64][: 2 if large else len(BLOCKS)]
 
 
-def _compiled(m: int, n: int, k: int, block: tuple[int, int, int]) -> Any:
+def compiled_product(m: int, n: int, k: int, block: tuple[int, int, int]) -> Any:
+    """The kernel for these sizes, compiled."""
     shapes = ((m, k), (k, n), (m, n))
     arrays = [_like(s) for s in shapes]
     constants = dict(zip(("BM", "BN", "BK"), block, strict=True))

@@ -49,7 +49,7 @@ def block(x: ts.Tensor, bias: ts.Tensor, layer: dict[str, Any]) -> ts.Tensor:
 def pool(x: ts.Tensor, mask: ts.Tensor) -> ts.Tensor:
     """The mean over real tokens, scaled to unit length."""
     weight = ts.expand_dims(mask.to(ts.f32), -1)
-    mean = ts.sum(x * weight, axis=1) / ts.maximum(ts.sum(weight, axis=1), 1e-9)
+    mean = ts.sum(x.to(ts.f32) * weight, axis=1) / ts.maximum(ts.sum(weight, axis=1), 1e-9)
     return mean * ts.rsqrt(ts.maximum(ts.sum(mean * mean, axis=-1, keepdims=True), 1e-24))
 
 
@@ -73,12 +73,15 @@ def expected(params: dict[str, Any], ids: np.ndarray, mask: np.ndarray) -> np.nd
 @ts.example(example_inputs, expected, weights=("params",))
 @ts.jit
 def encode(params: Any, ids: ts.Tensor["B", "S", ts.int32], mask: ts.Tensor["B", "S", ts.int32]) -> ts.Tensor:
-    """Sentence embeddings [B, 384] of unit length, from token ids and their mask (1 for real tokens)."""
+    """Sentence embeddings [B, 384] of unit length, from token ids and their mask (1 for real tokens).
+
+    The encoder works in the type of its weights; the embeddings are f32.
+    """
     tables = params["embeddings"]
     places = tables["position"][: ids.shape[1]]
     x = ts.embedding(tables["word"], ids) + places + tables["type"][0]
     x = norm(x, tables["norm"])
-    bias = ts.reshape((1.0 - mask.to(ts.f32)) * HIDDEN, shape=(ids.shape[0], 1, 1, ids.shape[1]))
+    bias = ts.reshape((1.0 - mask.to(x.dtype)) * HIDDEN, shape=(ids.shape[0], 1, 1, ids.shape[1]))
     for layer in params["layers"]:
         x = block(x, bias, layer)
     return pool(x, mask)

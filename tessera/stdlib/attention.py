@@ -9,61 +9,107 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, ShapeError, here
+from tessera.errors import ArgumentError, ShapeError, outside
 from tessera.ir.core import Module
 from tessera.kernel import kernel, tile
 from tessera.stdlib.routine import array, blocks, routine, same_dtype, shaped
 from tessera.types import Type, f32
 
 BLOCK_ROWS, BLOCK_COLS = 32, 64
+LOG2_E = math.log2(math.e)
 
 
 @kernel
 def attend(
     q, k, v, mask, lengths, out, seed=None, *, causal: bool, scale: float, BM: int = BLOCK_ROWS,
-    BN: int = BLOCK_COLS, narrow: bool = False, p_drop: float = 0.0,
+    BN: int = BLOCK_COLS, narrow: bool = False, p_drop: float = 0.0, turned: bool = False,
 ):  # fmt: skip
     """out = softmax(q kᵀ · scale + mask) v, on the grid (B, H, ceil(S / BM)).
 
     q is [B, H, S, D], k [B, G, T, D], v [B, G, T, E], out [B, H, S, E], all of one float type; each of the G
     heads of keys serves H / G heads of queries. `mask` is None or [B or 1, H or 1, S or 1, T]. `lengths` is None
     or [B]: keys from there on are unseen, and the queries are the last S positions before it. Everything between
-    the loads and the store is f32; `narrow` rounds the weights to the type of v before their product, as fast
-    kernels on GPUs do. `p_drop` drops weights: weight [b, h, i, j] where the number at its place (row-major) of the
-    stream of `seed`, an int64 [1], is below it.
+    the loads and the store is f32; `narrow` rounds the weights to the type of v before their product, and takes
+    subnormal ones as 0, as fast kernels on GPUs do. `p_drop` drops weights: weight [b, h, i, j] where the number at
+    its place (row-major) of the stream of `seed`, an int64 [1], is below it. `turned` says that heads stand after
+    positions in q, k, v and out.
     """
-    T, E = v.shape[2:]
+    (H, S), (G, T), E = sizes(q, turned), sizes(v, turned), v.shape[3]
     batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
-    shared = head if q.shape[1] == k.shape[1] else head // (q.shape[1] // k.shape[1])
+    shared = head if H == G else head // (H // G)
     past = 0
     if lengths is not None:
         T = lengths[batch]
-        past = T - q.shape[2]
+        past = T - S
     rows = first + past + tile.arange(0, BM)
-    queries = tile.load(q[batch, head, first : first + BM, :], edge="clip")
+    queries = rows_of(q, batch, head, first, BM, turned, None)
     acc, m, l = tile.zeros((BM, E)), tile.full((BM,), -math.inf), tile.zeros((BM,))
+
+    # Weights are powers of two. Where maxima are the same without the scale, it is part of the factor of the exponent.
+    scaled = mask is not None or scale <= 0
+    factor = 0.0 if scaled else scale * LOG2_E
 
     # A causal row sees no key behind its block.
     last = min(first + past + BM, T) if causal else T
     for start in tile.range(0, last, BN):
         cols = start + tile.arange(0, BN)
         held = None if lengths is None else (cols < T)[:, None]  # weights of 0 do not undo a NaN behind a cache's end
-        keys = tile.load(k[batch, shared, start : start + BN, :], mask=held, edge="clip")
-        values = tile.load(v[batch, shared, start : start + BN, :], mask=held, edge="clip")
-        scores = queries @ keys.T * scale
+        keys = rows_of(k, batch, shared, start, BN, turned, held)
+        values = rows_of(v, batch, shared, start, BN, turned, held)
+        scores = queries @ keys.T
+        if scaled:
+            scores = scores * scale
         if mask is not None:
             scores = scores + mask_block(mask, batch, head, first, start, BM, BN)
-        scores = tile.where(cols[None, :] < T, scores, -math.inf)
+        if lengths is not None or T % BN != 0:
+            scores = tile.where(cols[None, :] < T, scores, -math.inf)
         if causal:
             scores = tile.mask_causal(scores, rows, cols)
-        p, m_block, l_block = tile.softmax_online(scores)
+        m, p, old = weights(scores, m, factor, narrow)
+        l = l * old + tile.sum(p, axis=-1)
         values = values if narrow else tile.cast(values, f32)
         if p_drop > 0:
-            row = (batch * q.shape[1] + head) * q.shape[2] + first + tile.arange(0, BM)
-            p = tile.dropout(p, p_drop, seed[0], row[:, None] * k.shape[2] + cols[None, :])
-        acc, m, l = tile.softmax_accumulate(acc, m, l, p, values, m_block, l_block)
+            row = (batch * H + head) * S + first + tile.arange(0, BM)
+            p = tile.dropout(p, p_drop, seed[0], row[:, None] * sizes(k, turned)[1] + cols[None, :])
+        acc = acc * old[:, None] + tile.cast(p, values.dtype) @ values
 
-    tile.store(out[batch, head, first : first + BM, :], tile.cast(acc / l[:, None], out.dtype), edge="clip")
+    result = tile.cast(acc / l[:, None], out.dtype)
+    if turned:
+        tile.store(out[batch, first : first + BM, head, :], result, edge="clip")
+    else:
+        tile.store(out[batch, head, first : first + BM, :], result, edge="clip")
+
+
+def sizes(x, turned):
+    """The heads and the positions that a tensor of theirs has."""
+    return (x.shape[2], x.shape[1]) if turned else (x.shape[1], x.shape[2])
+
+
+def rows_of(x, batch, head, first, count, turned, held):
+    """The block of a head's rows from `first` on; 0 where they are not `held`."""
+    if turned:
+        block = tile.load(x[batch, first : first + count, head, :], mask=held, edge="clip")
+    else:
+        block = tile.load(x[batch, head, first : first + count, :], mask=held, edge="clip")
+    return block
+
+
+def weights(scores, m, factor, narrow):
+    """The rows' maxima so far, the weights below them, and what sums below the maxima `m` are worth below these.
+
+    `factor` is of the scores' exponents of two; 0 says that scores are those of e, and may be as large as can be.
+    """
+    high = tile.maximum(m, tile.max(scores, axis=-1))
+    base = tile.where(high == -math.inf, 0.0, high)  # a row that has seen nothing yet
+    if factor == 0:
+        below, lower = (scores - base[:, None]) * LOG2_E, (m - base) * LOG2_E
+    else:
+        base = base * factor
+        below, lower = scores * factor - base[:, None], m * factor - base
+    p = tile.exp2(below)
+    if narrow:
+        p = tile.where(below < -126.0, 0.0, p)  # no subnormal numbers, which GPUs are slow at
+    return high, p, tile.exp2(lower)
 
 
 def mask_block(mask, batch, head, first, start, BM, BN):
@@ -78,13 +124,14 @@ def mask_block(mask, batch, head, first, start, BM, BN):
 
 
 def specialized(types: Mapping[str, Type], *, causal: bool, scale: float, **blocks: Any) -> Module:
-    """The Tile module for refs q, k, v, out and, if there is one, mask; `blocks` may give BM, BN and narrow."""
+    """The Tile module for refs q, k, v, out and, if there is one, mask; `blocks` may give BM, BN, narrow and turned."""
     names = [n for n in ("q", "k", "v", "mask", "out") if n in types]
     size = blocks.get("BM", BLOCK_ROWS)
-    batch, heads, length, _ = (int(n) for n in types["q"].shape)  # type: ignore[arg-type]
+    batch, *middle, _ = (int(n) for n in types["q"].shape)  # type: ignore[arg-type]
+    heads, length = middle[::-1] if blocks.get("turned") else middle
     constants: dict[str, Any] = {n: None for n in ("mask", "lengths", "seed") if n not in types}
     constants |= {"causal": causal, "scale": scale, "BM": size, "BN": BLOCK_COLS, "narrow": False}
-    constants |= {"p_drop": 0.0, **blocks}
+    constants |= {"p_drop": 0.0, "turned": False, **blocks}
     return attend.specialize({n: types[n] for n in names}, constants, (batch, heads, -(-length // size)))
 
 
@@ -121,7 +168,7 @@ def flash_attention(
     _check(q, k, v, mask)
     held = None if lengths is None else _lengths(lengths, q, k, causal)
     if not 0 <= dropout < 1:
-        raise ArgumentError(f"dropout with probability {dropout}", location=here(), expected="0 to before 1")
+        raise ArgumentError(f"dropout with probability {dropout}", location=outside(), expected="0 to before 1")
     batch, heads, length, features = q.shape
     out = np.zeros((batch, heads, length, v.shape[3]), q.dtype)
     if out.size:
@@ -139,7 +186,7 @@ def _check(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None)
     rank = q.ndim == k.ndim == v.ndim == 4
     if not rank or q.shape[::3] != k.shape[::3] or k.shape[:3] != v.shape[:3] or q.shape[1] % max(k.shape[1], 1):
         raise ShapeError(
-            "queries, keys and values do not fit", location=here(),
+            "queries, keys and values do not fit", location=outside(),
             expected="q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], where G divides H",
             received=f"{q.shape}, {k.shape}, {v.shape}",
         )  # fmt: skip
@@ -158,6 +205,6 @@ def _lengths(lengths: Sequence[int], q: np.ndarray, k: np.ndarray, causal: bool)
     shaped(held, "lengths", q.shape[:1])
     least = q.shape[2] if causal else 1
     if held.size and not (least <= held.min() and held.max() <= k.shape[2]):
-        raise ArgumentError("a length does not fit the cache", location=here(), expected=f"{least} to {k.shape[2]}",
+        raise ArgumentError("a length does not fit the cache", location=outside(), expected=f"{least} to {k.shape[2]}",
                             received=held.tolist())  # fmt: skip
     return held

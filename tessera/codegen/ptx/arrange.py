@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+from tessera.codegen.ptx.given import given
 from tessera.codegen.ptx.infer import Inference, sizes
 from tessera.codegen.ptx.layout import Layout
-from tessera.codegen.ptx.ops import multiply_add, product_loop, relayout
-from tessera.codegen.ptx.products import operand_layouts
+from tessera.codegen.ptx.ops import (
+    multiply_add,
+    pairs,
+    places_below,
+    product_loop,
+    relayout,
+    released,
+    resident,
+    settled,
+    streamed,
+)
+from tessera.codegen.ptx.products import group_fragments, operand_layouts
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.op import Rules
@@ -31,9 +43,11 @@ class Arranged:
 
 def arrange(function: Function, threads: int, vector: int) -> Arranged:
     """The function with each block in its layout, for a team of `threads` threads a tile."""
-    inference = Inference(function, threads, vector)
-    walk = Arranger(inference)
+    walk = Arranger(Inference(function, threads, vector))
     block = walk.whole(function)
+    if loads := given(function, walk):
+        walk = Arranger(Inference(function, threads, vector, loads))
+        block = walk.whole(function)
     return Arranged(Function(function.name, block, function.attrs, function.loc), walk.layouts)
 
 
@@ -44,6 +58,8 @@ class Arranger:
         self.inference, self.builder = inference, Builder()
         self.layouts: dict[Value, Layout] = {}
         self.producers: dict[Value, Node] = {}
+        self.handed: dict[Value, set[Layout]] = {}  # the layouts that blocks are handed to
+        self.plain: set[Value] = set()  # blocks that are used as they are
         self._scopes: list[dict[tuple[Value, Layout | None], Value]] = [{}]
         self._open: list[list[Node]] = []  # the nodes of each region under way, as the scopes
 
@@ -69,22 +85,28 @@ class Arranger:
 
     def want(self, v: Value, layout: Layout | None) -> Value:
         """A value in a layout: as it is, made anew, or handed over."""
-        for scope in reversed(self._scopes):
-            if (v, layout) in scope:
-                return scope[v, layout]
+        if layout is not None and layout == self.inference.of[v]:
+            self.plain.add(v)
+        if (found := self._found(v, layout)) is not None:
+            return found
         assert layout is not None
         own = self.inference.of[v]
         if own is not None:
+            self.handed.setdefault(v, set()).add(layout)
             return self._handed(v, own, layout)
         (new,) = self._record(self.producers[v], [layout])
         self.bind(v, layout, new)
         return new
 
+    def _found(self, v: Value, layout: Layout | None) -> Any:
+        """A value that is there in a layout, or None."""
+        return next((scope[v, layout] for scope in reversed(self._scopes) if (v, layout) in scope), None)
+
     def _handed(self, v: Value, own: Layout, layout: Layout) -> Value:
         """A value handed to another layout, in the region that it was made in: once for all rounds of a loop."""
         depth = max(i for i, scope in enumerate(self._scopes) if (v, own) in scope)
         with self.builder.at(self.producers[v].loc if v in self.producers else None), self.builder.region() as made:
-            new = self.builder.add(relayout, [self.want(v, own)], {"layout": str(layout)}).out
+            new = self.builder.add(relayout, [self._found(v, own)], {"layout": str(layout)}).out
         self._open[depth] += made
         self._scopes[depth][v, layout] = new
         self.layouts[new] = layout
@@ -173,6 +195,32 @@ def _(arranger, node, out):
 def _(arranger, node, out):
     scalar = arranger.inference.plain_shape(())
     return [out, None, None, *(scalar for _ in node.args[3:])]
+
+
+@demand(resident)
+def _(arranger, node, out):
+    scalar = arranger.inference.plain_shape(())
+    return [None, *(scalar for _ in node.args[1:])]
+
+
+@demand(places_below)
+def _(arranger, node, out):
+    return [arranger.inference.plain_shape(())]
+
+
+@demand(pairs)
+def _(arranger, node, out):
+    return [group_fragments(sizes(node.args[0]), arranger.inference.threads)]
+
+
+@demand(streamed)
+def _(arranger, node, out):
+    scalar, summed = arranger.inference.plain_shape(()), node.attrs["summed"]
+    places = node.args[3 if summed else 2 :]
+    return [arranger.inference.of[node.args[0]], None, *([out] if summed else []), *(scalar for _ in places)]
+
+
+demand(released, settled)(_own)
 
 
 @demand(tile.store)

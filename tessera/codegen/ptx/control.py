@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tessera.codegen.ptx.types import is_immediate, register_class
@@ -37,10 +37,14 @@ def move(kernel: Kernel, values: Sequence[Value], targets: Sequence[Registers]) 
         text.do(f"mov.{kind}", d, aside.get(x, x))
 
 
-def _begin(kernel: Kernel, node: Node, inits: Sequence[Value]) -> list[Registers]:
-    """The registers of what a loop carries, holding what it begins with."""
-    held = [fresh(kernel, v) for v in node.results]
-    move(kernel, inits, held)
+def _begin(
+    kernel: Kernel, node: Node, inits: Sequence[Value], kept: Mapping[int, Registers] | None = None
+) -> list[Registers]:
+    """The registers of what a loop carries, holding what it begins with; by place those that are `kept` as they are."""
+    kept = kept or {}
+    held = [kept.get(i) or fresh(kernel, v) for i, v in enumerate(node.results)]
+    moved = [i for i in range(len(held)) if i not in kept]
+    move(kernel, [inits[i] for i in moved], [held[i] for i in moved])
     return held
 
 
@@ -54,7 +58,7 @@ def _(kernel, node):
     lower, upper, step = (kernel.one(v) for v in node.args[:3])
     kernel.ranges.loop(node)
     (body,) = node.regions
-    held = _begin(kernel, node, node.args[3:])
+    held = _begin(kernel, node, node.args[3:], kernel.flight.enter(node))
     index = text.let("mov.b64", "b64", lower)
     head, done = text.new_label("loop"), text.new_label("done")
     text.label(head)
@@ -64,12 +68,14 @@ def _(kernel, node):
     _bind(kernel, body.params[1:], held)
     entry = set(kernel.hazards.open)
     kernel.run(body)
+    kernel.flight.round_ends(node)
     move(kernel, body.results, held)
     text.do("add.s64", index, index, step)
     text.do(f"bra.uni {head}" if kernel.team.threads > 1 else f"bra {head}")
     text.label(done)
     kernel.hazards.open |= entry
     _bind(kernel, node.results, held)
+    kernel.flight.leave(node)
 
 
 def _past(kernel: Kernel, index: str, upper: str, step: str) -> str:

@@ -58,13 +58,9 @@ def _rounded(text: Text, dtype: DType, x: str) -> str:
     if dtype == f16:
         return text.let("cvt.f32.f16", "f32", text.let("cvt.rn.f16.f32", "b16", x))
     if dtype == bf16:
-        half = text.let("cvt.rn.bf16.f32", "b16", x)
-        return text.let("mov.b32", "f32", text.let("mov.b32", "b32", f"{{{_zero(text)}, {half}}}"))
+        # Packed above a 0 it is an f32 already.
+        return text.let("mov.b32", "f32", text.let("cvt.rn.bf16x2.f32", "b32", x, "0f00000000"))
     return _rounded_tf32(text, x)
-
-
-def _zero(text: Text) -> str:
-    return text.let("mov.b16", "b16", 0)
 
 
 def _rounded_tf32(text: Text, x: str) -> str:

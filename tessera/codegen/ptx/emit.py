@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tessera.codegen.ptx.convert import convert, wrapped
+from tessera.codegen.ptx.ops import upper
 from tessera.codegen.ptx.text import Text
 from tessera.codegen.ptx.types import is_immediate, literal, register_class, word
 from tessera.codegen.ptx.words import in_register, select
@@ -171,6 +172,12 @@ emit(e.round)(_whole("rni"))
 @emit(basic.cast)
 def _(s, x):
     return convert(s.text, s.dtype, s.out, x)
+
+
+@emit(upper)
+def _(s, x):
+    bits = s.text.let("and.b32", "b32", s.text.let("mov.b32", "b32", x), "0xFFFF0000")
+    return s.text.let("mov.b32", "f32", bits)
 
 
 def _power(s: Spot, y: str) -> int:

@@ -96,5 +96,6 @@ def _head(kernel: Kernel, maps: int) -> Iterator[str]:
     yield ",\n".join(params)
     yield ")"
     # One block fills a multiprocessor where threads give registers to others.
-    yield f".reqntid {kernel.team.block}, 1, 1" + (" .minnctapersm 1" if kernel.team.helpers else "")
+    resident = 1 if kernel.team.helpers else kernel.resident
+    yield f".reqntid {kernel.team.block}, 1, 1" + (f" .minnctapersm {resident}" if resident else "")
     yield "{"

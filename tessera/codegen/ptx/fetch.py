@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tessera.codegen.ptx.kernel import Kernel
 
 INNER = 64  # elements of 16 bits in a row of the swizzle
+EIGHT = 8  # rows that the swizzle repeats after
+PIECE = 16  # bytes of one store
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def maps_of(kernel: Kernel, node: Node) -> tuple[Map, Map]:
     params = kernel.function.params
     right = (columns, depth) if node.attrs["flipped"] else (depth, INNER)
     found = []
-    for index, (v, box) in enumerate(((a, (rows, depth)), (b, right))):
+    for index, (v, box) in enumerate(((a, (present(node), depth)), (b, right))):
         found.append(Map(index, params.index(v), (1,) * (v.type.rank - 2) + box))
     return found[0], found[1]
 
@@ -45,6 +47,30 @@ def stage_bytes(node: Node) -> tuple[int, int]:
     rows, columns, depth = node.attrs["block"]
     each = size(node.args[1].type.dtype)
     return rows * depth * each, columns * depth * each
+
+
+def present(node: Node) -> int:
+    """The rows of a left block that are fetched: eight at a time, no more than the memory has."""
+    rows = int(node.args[1].type.shape[-2])  # type: ignore[union-attr]
+    return min(int(node.attrs["block"][0]), -(-rows // EIGHT) * EIGHT)
+
+
+def blank(kernel: Kernel, node: Node) -> None:
+    """Write 0 to the rows of each stage that no fetch reaches; they stay so."""
+    text, team, ring = kernel.text, kernel.team, kernel.ring
+    assert ring is not None
+    depth = node.attrs["block"][2] * size(node.args[1].type.dtype)  # type: ignore[union-attr]
+    first, count = present(node) * depth, (node.attrs["block"][0] - present(node)) * depth
+    if not count:
+        return
+    start = text.let("mad.lo.u32", "b32", team.thread, PIECE, ring.base)
+    for stage in range(ring.stages):
+        for done in range(0, count, team.block * PIECE):
+            more = (count - done) // PIECE
+            guard = text.let("setp.lt.u32", "pred", team.thread, more) if more < team.block else ""
+            place = f"[{start}+{stage * ring.size + first + done}]"
+            text.do("st.shared.v4.b32", place, "{0, 0, 0, 0}", guard=guard)
+    text.do("fence.proxy.async.shared::cta")
 
 
 def fetch(kernel: Kernel, node: Node, walker: Walker) -> None:
@@ -58,16 +84,17 @@ def fetch(kernel: Kernel, node: Node, walker: Walker) -> None:
     walker.wait(ring.empty)
     full = text.let("mad.lo.u32", "b32", walker.stage, 8, ring.full)
     left, right = stage_bytes(node)
-    text.do("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{full}]", left + right)
+    fetched = left * present(node) // node.attrs["block"][0] + right
+    text.do("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{full}]", fetched)
     buffer = walker.buffer()
     a, b = (_places(kernel, node, side, index) for side in ("left", "right"))
-    _copy(kernel, 0, buffer, 0, a, full)
+    copy_box(kernel, 0, buffer, 0, a, full)
     if node.attrs["flipped"]:
-        _copy(kernel, 1, buffer, left, b, full)
+        copy_box(kernel, 1, buffer, left, b, full)
     else:
         for part in range(node.attrs["block"][1] // INNER):
             column = text.let("add.s32", "b32", b[-1], part * INNER) if part else b[-1]
-            _copy(kernel, 1, buffer, left + part * INNER * node.attrs["block"][2] * 2, [*b[:-1], column], full)
+            copy_box(kernel, 1, buffer, left + part * INNER * node.attrs["block"][2] * 2, [*b[:-1], column], full)
     walker.advance()
     text.do("add.s64", index, index, node.attrs["step"])
     text.do(f"bra {head}")
@@ -81,7 +108,8 @@ def _places(kernel: Kernel, node: Node, side: str, index: str) -> list[str]:
     return [kernel.text.let("cvt.u32.u64", "b32", x) if x.startswith("%") else x for x in wide]
 
 
-def _copy(kernel: Kernel, number: int, buffer: str, offset: int, places: list[str], full: str) -> None:
+def copy_box(kernel: Kernel, number: int, buffer: str, offset: int, places: list[str], full: str) -> None:
+    """Begin the copy of a box by one of the maps; its bytes complete the barrier `full`."""
     text = kernel.text
     target = text.let("add.u32", "b32", buffer, offset) if offset else buffer
     inner_first = ", ".join(reversed(places))

@@ -1,7 +1,8 @@
 """Scalar functions written in the notation of formulas, translated to PTX at their place of use.
 
 The notation is that of `codegen/notation.py`, with these words more: `ex2` (the hardware's power
-of two of an f32), and `least` and `most` (minimum and maximum that keep NaN).
+of two of an f32), `ex2z` and `rcpz` (the same and its reciprocal where subnormal results may be 0: one instruction
+each rather than four), `fneg`, and `least` and `most` (minimum and maximum that keep NaN).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tessera.errors import UnsupportedOpError
 
 ARITHMETIC = {
     "fadd": "add.rn", "fsub": "sub.rn", "fmul": "mul.rn", "fdiv": "div.rn", "fma": "fma.rn", "fabs": "abs",
+    "fneg": "neg",
     "sqrt": "sqrt.rn", "least": "min.NaN", "most": "max.NaN",
 }  # fmt: skip
 INTEGER = {
@@ -26,6 +28,7 @@ WHOLE = {"ieq": "eq", "ilt": "lt", "igt": "gt"}
 LOGIC = {"band": "and.pred", "bor": "or.pred", "bxor": "xor.pred"}
 SELECT = {"select": "f", "iselect": "b"}
 ROUND = {"floor": "rmi", "trunc": "rzi"}
+APPROXIMATE = {"ex2": "ex2.approx.f32", "ex2z": "ex2.approx.ftz.f32", "rcpz": "rcp.approx.ftz.f32"}
 MOVES = {"bits": ("mov.b", "b"), "real": ("mov.b", "f"), "toreal": ("cvt.rn.f{n}.s", "f")}
 
 # (name, type word) to a formula, or to a function of the text and the operands.
@@ -125,8 +128,8 @@ def _poly(f: Formula, word: str, xs: list[str]) -> str:
     return total
 
 
-def _ex2(f: Formula, word: str, xs: list[str]) -> str:
-    return f.let("ex2.approx.f32", "f", f.real(xs[0]))
+def _approximate(f: Formula, word: str, xs: list[str]) -> str:
+    return f.let(APPROXIMATE[word], "f", f.real(xs[0]))
 
 
 def _rest(f: Formula, word: str, xs: list[str]) -> str:
@@ -139,7 +142,7 @@ def _call(f: Formula, word: str, xs: list[str]) -> str:
 
 RULES: tuple[tuple[Container[str], Callable[[Formula, str, list[str]], str]], ...] = (
     (ARITHMETIC, _arithmetic), (INTEGER, _integer), (COMPARE, _compare), (WHOLE, _compare_whole), (LOGIC, _logic),
-    (SELECT, _select), (ROUND, _round), (MOVES, _move), (("copysign",), _sign), (("poly",), _poly), (("ex2",), _ex2),
-    (("frem",), _rest),
+    (SELECT, _select), (ROUND, _round), (MOVES, _move), (("copysign",), _sign), (("poly",), _poly),
+    (APPROXIMATE, _approximate), (("frem",), _rest),
     ((), _call),
 )  # fmt: skip

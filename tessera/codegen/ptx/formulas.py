@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tessera.codegen.formulas import ERF, FLOOR_DIVIDE, LOG, LOG2, POWER, REMAINDER, TANH
+from tessera.codegen.formulas import FLOOR_DIVIDE, LOG, LOG2, POWER, REMAINDER
 from tessera.codegen.ptx.formula import TABLE
 from tessera.codegen.ptx.formula import apply as apply_formula
+from tessera.codegen.ptx.formulas_power import POWER_WIDE
 from tessera.codegen.ptx.formulas_wide import (
     ATAN_WIDE,
     ERF_WIDE,
@@ -32,7 +33,7 @@ EXP = """
 x1 = least x 89.0
 x2 = most x1 -110.0
 y = fmul x2 1.44269504
-g = fmul y -1.0
+g = fneg y
 l0 = fma x2 1.44269504 g
 l = fma x2 1.92596303e-8 l0
 c = fma l 0.693147181 1.0
@@ -40,6 +41,40 @@ e = ex2 y
 r = fmul e c
 """
 EXP2 = "r = ex2 x"
+# 1 - 2 / (e^2|x| + 1) from 0.625 on, where what the hardware's approximations are off counts for little.
+TANH = """
+a = fabs x
+y = fmul a 2.88539008
+e = ex2z y
+e1 = fadd e 1.0
+h = rcpz e1
+o = fma h -2.0 1.0
+far = copysign o x
+z = fmul x x
+q = poly z -0.00569351809 0.0206304099 -0.0537376143 0.133314252 -0.333332807
+zx = fmul z x
+near = fma q zx x
+c = lt a 0.625
+r = select c near far
+"""
+# The fit of codegen/formulas.py, its exponent in powers of two.
+ERF = """
+a = fabs x
+t = least a 4.0
+s = fmul t t
+u0 = fma -2.49374844e-05 t 0.000552836593
+u1 = fma -0.00560337615 t 0.0349920227
+p0 = fma u0 s u1
+p1 = poly t p0 -0.154047914 -0.915890167 -1.62839516
+p2 = fmul p1 t
+ex = ex2z p2
+o = fsub 1.0 ex
+far = copysign o x
+q = poly s -5.96761703e-4 4.99119423e-3 -2.67681349e-2 1.12819925e-1 -3.76125336e-1 1.28379166e-1
+near = fma q x x
+d = gt a 0.927734375
+r = select d far near
+"""
 
 DOUBLE_ZERO, DOUBLE_INFINITY, DOUBLE_NAN = (literal("f64", n) for n in (0.0, math.inf, math.nan))
 
@@ -79,7 +114,13 @@ def fmod(text: Text, x: str, y: str) -> str:
 TABLE.update(
     {
         **{("exp", "f32"): EXP, ("exp2", "f32"): EXP2, ("log", "f32"): LOG, ("log2", "f32"): LOG2},
-        **{("tanh", "f32"): TANH, ("erf", "f32"): ERF, ("pow", "f32"): _by_wide("power"), ("power", "f64"): POWER},
+        **{
+            ("tanh", "f32"): TANH,
+            ("erf", "f32"): ERF,
+            ("pow", "f32"): _by_wide("power"),
+            ("power", "f64"): POWER,
+            ("pow", "f64"): POWER_WIDE,
+        },
         **{(name, "f32"): _by_wide(name) for name in ("expm1", "log1p", "atan")},
         **{("sin", "f32"): sine, ("cos", "f32"): cosine, ("sin", "f64"): sine_wide, ("cos", "f64"): cosine_wide},
         **{("floor_divide", w): FLOOR_DIVIDE for w in ("f32", "f64")},

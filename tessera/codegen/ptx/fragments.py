@@ -13,7 +13,7 @@ from tessera.codegen.ptx.exchange import runs
 from tessera.codegen.ptx.hazards import READ, WRITE
 from tessera.codegen.ptx.layout import Bit, Layout, width
 from tessera.codegen.ptx.memory import Run
-from tessera.codegen.ptx.products import HELD, LANES, STEP, fragments
+from tessera.codegen.ptx.products import HELD, LANES, STEP, enough_rows, fragments
 from tessera.codegen.ptx.types import register_class, size
 from tessera.codegen.ptx.words import half_words
 from tessera.ir.core import Node
@@ -46,7 +46,7 @@ class Fragments:
         self.depth = left.shape[1]
         threads = kernel.team.threads
         own = all(form == fragments(form.shape, threads, True) for form in (left, self.layout))
-        self.direct = own and each == 2
+        self.direct = own and each == 2 and enough_rows(left.shape[0], threads)
         # The right side lies in memory as its registers hold neighbours: by rows, or by columns. Elements of 8 bits
         # must lie by columns, since loads turn only pairs of bytes around.
         self.turned = each == 1 or (bool(right.registers) and right.registers[0] == (0, 0))

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from tessera.codegen.ptx import (  # noqa: F401  (their rows fill the tables)
     access,
     atomics,
+    chance,
     checks,
+    consume,
     control,
     dot,
     formulas,
@@ -21,15 +23,21 @@ from tessera.codegen.ptx import (  # noqa: F401  (their rows fill the tables)
     reduce,
 )  # fmt: skip
 from tessera.codegen.ptx.arrange import arrange
+from tessera.codegen.ptx.contract import contracted
 from tessera.codegen.ptx.entry import Entry, bind_parameters, finished
+from tessera.codegen.ptx.flush import flushed
 from tessera.codegen.ptx.fuse import fuse_sums
 from tessera.codegen.ptx.hoist import loads_first
 from tessera.codegen.ptx.infer import sizes
 from tessera.codegen.ptx.kernel import Kernel
-from tessera.codegen.ptx.ops import product_loop
+from tessera.codegen.ptx.peel import peeled
 from tessera.codegen.ptx.pipeline import pipelined
+from tessera.codegen.ptx.places import placed
 from tessera.codegen.ptx.products import tensor_cores
-from tessera.codegen.ptx.specialize import specialized
+from tessera.codegen.ptx.rotate import rotated
+from tessera.codegen.ptx.specialize import special, specialized
+from tessera.codegen.ptx.split import split_products
+from tessera.codegen.ptx.stream import streaming
 from tessera.codegen.ptx.team import WARP, Team
 from tessera.codegen.ptx.text import Files, Text
 from tessera.codegen.ptx.types import size
@@ -39,13 +47,15 @@ from tessera.types import TensorType
 
 SPECIAL = ("sm_90a",)  # architectures with instructions of warp groups
 SHARED_LIMIT = {"sm_80": 166_912, "sm_90a": 232_448}
-STAGES = (4, 3, 2)  # of a ring, the most that fit
+STAGES = (12, 8, 6, 4, 3, 2)  # of a ring, the most that fit: a small product waits for memory alone
 ALIGN = 16
 THREADS = (32, 1024)  # the fewest and the most of a team
 EACH = 8  # elements that a thread holds of the largest block, where the team can be as large
 PRODUCT = 64  # the same where tensor cores form products
 WIDE = 32  # from so many on the team grows past HALF
 HALF = 256
+REGISTERS = 1 << 16  # of a multiprocessor
+MOST_BLOCKS = 8  # of them that are asked to share its registers
 
 
 def emit_function(
@@ -60,16 +70,26 @@ def emit_function(
 
     `apart` says that its refs lie in different memory, `aligned` of how many bytes their addresses are multiples.
     """  # fmt: skip
-    fused = fuse_sums(function)
-    special = apart and arch in SPECIAL and len(set(grids)) == 1 and min(aligned, default=ALIGN) == ALIGN
-    ready = pipelined(fused) if special else fused
-    loop = next((node for node in ready.body.nodes if node.op is product_loop), None)
-    if loop is not None:
-        for stages in STAGES:
-            entry = specialized(ready, loop, files, grids[0], apart, stages)
-            if entry.shared <= SHARED_LIMIT[arch]:
+    fused = fuse_sums(split_products(flushed(function)))
+    if any(tensor_cores(node) for node in fused.body.walk()):  # what these add up, no other engine rounds alike
+        fused = contracted(fused)
+    fits = apart and arch in SPECIAL and len(set(grids)) == 1 and min(aligned, default=ALIGN) == ALIGN
+    ready = _streams(pipelined(fused), grids[0]) if fits else fused
+    if special(ready):
+        asked = function.attrs.get("stages")  # by a Schedule: so many, or the shared memory is said not to suffice
+        for stages in STAGES if asked is None else (int(asked),):
+            entry = specialized(ready, files, grids[0], apart, stages)
+            if entry.shared <= SHARED_LIMIT[arch] or asked is not None:
                 return entry
     return _plain(fused, files, grids, apart, aligned, arch)
+
+
+def _streams(function: Function, grid: Sequence[int]) -> Function:
+    """A function with its products streamed, if it can be, and its loops made fit for that."""
+    found = streaming(function)
+    if found is function:
+        return function
+    return placed(peeled(rotated(contracted(found), grid), grid))
 
 
 def _plain(
@@ -87,7 +107,7 @@ def _plain(
     vector = vector_width(function)
     grid = tuple(max(each) for each in zip(*grids, strict=True)) if grids else None
     kernel = Kernel(arrange(loads_first(function), team.threads, vector), text, team, vector, grid, apart)
-    kernel.arch = arch
+    kernel.arch, kernel.resident = arch, resident_blocks(function)
     kernel.rank = max((len(g) for g in grids), default=1)
     bind_parameters(kernel, aligned)
     kernel.run(kernel.function.body)
@@ -102,6 +122,18 @@ def team_size(function: Function) -> int:
         return min(max(1 << max(most // PRODUCT - 1, 0).bit_length(), 4 * WARP), HALF)
     wanted = most // EACH if most // EACH <= HALF else max(HALF, most // WIDE)
     return min(max(1 << max(wanted - 1, 0).bit_length(), THREADS[0]), THREADS[1])
+
+
+def resident_blocks(function: Function) -> int:
+    """The blocks of threads that a multiprocessor should hold at once where products take each other's results; 0: any.
+
+    The assembler keeps more alive of them than pays. A thread then has four registers for each element that it holds
+    of the largest block: sums, the operands of the next instructions, and addresses.
+    """
+    if sum(tensor_cores(node) for node in function.body.walk()) < 2:
+        return 0
+    most = max(_count(v) for node in function.body.walk() for v in node.results)
+    return max(1, min(REGISTERS // (4 * most), MOST_BLOCKS))
 
 
 def vector_width(function: Function) -> int:

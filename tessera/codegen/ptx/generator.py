@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact, sha256
+from tessera.codegen.artifact import Artifact
 from tessera.codegen.backend import Capabilities
 from tessera.codegen.element_types import check_element_types
+from tessera.codegen.manifest import manifest, sides_of
 from tessera.codegen.ptx.gpu import gpu
 from tessera.codegen.ptx.interpret import TEXT, interpreter
 from tessera.codegen.ptx.module import VERSION, emit_module
@@ -20,13 +20,13 @@ from tessera.codegen.ptx.types import WORD
 from tessera.codegen.resources import check_resources
 from tessera.device import gpu_count
 from tessera.errors import ArgumentError
-from tessera.ir.core import Module, structural_hash
+from tessera.ir.core import Module
 from tessera.lower.plan import Plan
 
 # Blocks of products as warp groups take them; rows of reductions in registers; as many programs as keep a GPU busy.
 PLAN = Plan(
     m=128, n=256, k=64, whole_k=64, multiple=128, rows=4096, row_limit=32768, pointwise=1024, lanes=32, programs=96,
-    flash=False,
+    flash_m=64, flash_n=64,
 )  # fmt: skip
 OPTIONS = ("arch", "debug", "schedule")
 BLOCK_BYTES = 1 << 20  # of blocks alive at once in a team's registers: more is a slip in a size
@@ -57,26 +57,11 @@ class PTX:
         check_element_types(module, self.name, self.capabilities.dtypes)
         check_resources(module, self.name, self.capabilities)
         emission = emit_module(module, arch, bool(options.get("debug", True)))
-        return Artifact(self._manifest(module, emission.plan, emission.text, options, arch), {TEXT: emission.text})
-
-    def _manifest(
-        self, module: Module, plan: dict[str, Any], text: str, options: Mapping[str, Any], arch: str
-    ) -> dict[str, Any]:
-        roles = {"inputs": ("input", "scalar"), "outputs": ("output",)}
-        fields = ("name", "shape", "dtype")
-        return {
-            "kind": "program",
-            "target": self.name,
-            "signature": {
-                side: [{k: p[k] for k in fields} for p in plan["params"] if p["role"] in wanted]
-                for side, wanted in roles.items()
-            },
-            "plan": plan,
-            "hashes": {"module": structural_hash(module), "text": sha256(text)},
-            "schedule": options.get("schedule"),
-            "options": {"arch": arch},
-            "tools": {"tessera": _version("tessera"), "numpy": _version("numpy")},
-        }
+        described = manifest(
+            self.name, module, emission.plan, emission.text, sides_of(emission.plan), {"arch": arch},
+            options.get("schedule"),
+        )  # fmt: skip
+        return Artifact(described, {TEXT: emission.text})
 
     def runtime(self, artifact: Artifact) -> Interpreted | Program:
         """The artifact on this machine's GPU, or where there is none by the PTX interpreter."""
@@ -99,10 +84,3 @@ class PTX:
 def default_arch() -> str:
     """The architecture of this machine's GPU, or the oldest there is text for."""
     return "sm_90a" if gpu_count() and gpu().capability == (9, 0) else "sm_80"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

@@ -62,7 +62,7 @@ class GPU:
         self.context = self.device.retain_primary_context()
         self._here = threading.local()
         self._modules: dict[str, Any] = {}
-        self._rooms: weakref.WeakSet[Room] = weakref.WeakSet()
+        self._held: weakref.WeakSet[Any] = weakref.WeakSet()
         with self.active():
             self._pool = importlib.import_module("pycuda.tools").DeviceMemoryPool()
         atexit.register(self._leave)
@@ -70,13 +70,17 @@ class GPU:
     def allocate(self, size: int) -> Room:
         """Memory from the pool, free again when nothing refers to it."""
         room = Room(self._pool.allocate(max(size, 1)))
-        self._rooms.add(room)
+        self.keep(room)
         return room
+
+    def keep(self, what: Any) -> None:
+        """Have its `free` called before the context goes."""
+        self._held.add(what)
 
     def _leave(self) -> None:
         """Give all back while the context still stands: pycuda ends the process otherwise."""
-        for room in list(self._rooms):
-            room.free()
+        for each in list(self._held):
+            each.free()
         self._modules.clear()
         self._pool.stop_holding()
         if getattr(self._here, "active", False):
@@ -109,13 +113,40 @@ class GPU:
                 suggestion="smaller inputs; what was free before is so",
             ) from None
         except drv.LaunchError as error:
-            raise ExecutionError(
-                f"a kernel failed on {self.name}: {error}",
-                suggestion="this process cannot use the GPU any more: begin a new one, and look for the fault with "
-                '`tessera run --level target --target ptx`, which runs the same text in the interpreter',
-            ) from None  # fmt: skip
+            raise self._failed(error) from None
         except drv.Error as error:
             raise ExecutionError(f"{self.name} refused: {error}") from None
+
+    def _failed(self, error: Exception) -> ExecutionError:
+        """A kernel's failure; whether the context stands decides what is left to do."""
+        try:
+            self.driver.Context.synchronize()
+        except self.driver.Error:
+            hint = "this process cannot use the GPU any more: begin a new one, and look for the fault with "
+            hint += "`tessera run --level target --target ptx`, which runs the same text in the interpreter"
+        else:
+            hint = "the GPU goes on working in this process; what this program should have written is not there"
+        return ExecutionError(f"a kernel failed on {self.name}: {error}", suggestion=hint)
+
+    def check_room(self, name: str, function: Any, threads: int, shared: int) -> None:
+        """Refuse a kernel whose threads or shared memory are more than this GPU has for it.
+
+        Raises:
+            ResourceError: it names the kernel and both numbers.
+        """
+        drv = self.driver
+        most = function.get_attribute(drv.function_attribute.MAX_THREADS_PER_BLOCK)
+        room = self.device.get_attribute(drv.device_attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+        if threads > most:
+            raise ResourceError(
+                f"{name} takes so many registers that {self.name} runs no {threads} threads of it at once",
+                expected=f"at most {most}", received=f"{threads}", suggestion="smaller tiles, or fewer warps",
+            )  # fmt: skip
+        if shared > room:
+            raise ResourceError(
+                f"{name} needs {shared:,} bytes of shared memory", expected=f"at most {room:,} on {self.name}",
+                received=f"{shared:,}", suggestion="smaller tiles, or fewer stages",
+            )  # fmt: skip
 
     def check_architecture(self, arch: str) -> None:
         """Refuse text for an architecture that this GPU is not.

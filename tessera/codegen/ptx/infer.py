@@ -6,11 +6,18 @@ there. Everything else has one layout, and is handed to another by a `relayout`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tessera.codegen.ptx.layout import Layout, Sizes, spread
-from tessera.codegen.ptx.ops import multiply_add, product_loop
-from tessera.codegen.ptx.products import enough_rows, fragments, group_fragments, product_layout, tensor_cores
+from tessera.codegen.ptx.ops import multiply_add, pairs, places_below, product_loop, resident, streamed
+from tessera.codegen.ptx.products import (
+    enough_rows,
+    fragments,
+    group_fragments,
+    paired,
+    product_layout,
+    tensor_cores,
+)
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.op import Rules
 from tessera.ops import basic, control, group, linalg, reduce, shape, tile
@@ -22,10 +29,15 @@ ROUNDS = 2  # a layout found at a loop's end is carried to its begin once
 
 
 class Inference:
-    """The layouts of one function's values, for teams of `threads` that hold `vector` neighbours in a thread."""
+    """The layouts of one function's values, for teams of `threads` that hold `vector` neighbours in a thread.
 
-    def __init__(self, function: Function, threads: int, vector: int) -> None:
-        self.threads, self.vector = threads, vector
+    `given` are layouts of loads that are known to be wanted.
+    """
+
+    def __init__(
+        self, function: Function, threads: int, vector: int, given: Mapping[Value, Layout] | None = None
+    ) -> None:
+        self.threads, self.vector, self.given = threads, vector, given or {}
         self.of: dict[Value, Found] = {}
         self.direct: set[Node] = set()  # products whose left side stays in registers
         self._depths: dict[Value, int] = {}
@@ -98,7 +110,7 @@ def _free(inference: Inference, node: Node) -> list[Found]:
     return [inference.plain(node.out) if not node.out.type.rank else None]
 
 
-natural(basic.full, shape.iota, basic.broadcast_to)(_free)
+natural(basic.full, shape.iota, basic.broadcast_to, places_below)(_free)
 
 
 @natural(shape.permute)
@@ -115,6 +127,11 @@ def _(inference, node):
     if found is None and moved is not None and node.out.type.rank:
         return [None]
     return [moved or inference.plain(node.out)]
+
+
+@natural(tile.load)
+def _(inference, node):
+    return [inference.given.get(node.out) or inference.plain(node.out)]
 
 
 @natural(tile.gather, tile.atomic, tile.compare_exchange)
@@ -141,7 +158,12 @@ def _(inference, node):
     return [product_layout(node, inference.threads, node in inference.direct)]
 
 
-@natural(product_loop)
+@natural(pairs)
+def _(inference, node):
+    return [paired(group_fragments(sizes(node.args[0]), inference.threads))]
+
+
+@natural(product_loop, resident, streamed)
 def _(inference, node):
     return [group_fragments(sizes(node.out), inference.threads)]
 

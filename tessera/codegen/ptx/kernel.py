@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
+from tessera.codegen.policies import check_plain
 from tessera.codegen.ptx import pointwise
 from tessera.codegen.ptx.arrange import Arranged
+from tessera.codegen.ptx.flight import Flight
 from tessera.codegen.ptx.hazards import Hazards
 from tessera.codegen.ptx.layout import Layout
 from tessera.codegen.ptx.memory import Memory
@@ -21,11 +23,10 @@ from tessera.codegen.ptx.visit import visit
 from tessera.codegen.ranges import Ranges
 from tessera.errors import Location, TesseraError, UnsupportedOpError
 from tessera.ir.core import Block, Node, Value
-from tessera.ops import basic, shape
+from tessera.ops import basic, control, shape
 
 # What only names the registers of other values anew: it may come before pointwise ops that it does not use.
 RENAMED = (basic.full, basic.broadcast_to, shape.iota)
-POLICY = {"rounding": "nearest", "saturate": False, "denormals": "preserve"}
 
 
 class Kernel:
@@ -40,9 +41,12 @@ class Kernel:
         self.walker: Walker | None = None
         self.maps: tuple[str, ...] = ()
         self.unloads: dict[Node, str] = {}
+        self.kept: dict[Node, Walker] = {}  # the rings of blocks that stay, and of these blocks
+        self.stays: dict[Value, tuple[Walker, str]] = {}  # with the descriptor of its begin
         self.sites: list[dict[str, Any]] = []
         self.reports = text.new("b64")
         self.arch = "sm_80"
+        self.resident = 0  # blocks that registers must suffice for on one multiprocessor; 0: as the assembler likes
         self.function, self.layouts, self.text, self.team = arranged.function, arranged.layouts, text, team
         self.values: dict[Value, tuple[str, ...]] = {}
         self.memories: dict[Value, Memory] = {}
@@ -51,6 +55,7 @@ class Kernel:
         self.room = Room(team)
         self.hazards = Hazards(self.function, self.layouts, team, apart)
         self.used = _used(self.function.body)
+        self.flight = Flight(self)  # products that go on while other work is done
         self._loc: Location = self.function.loc
 
     @contextmanager
@@ -59,7 +64,7 @@ class Kernel:
         before, self._loc = self._loc, node.loc
         self.text.place(node.loc)
         try:
-            _check_policy(node)
+            check_plain(node, "ptx")
             yield
         except TesseraError as error:
             raise error.at(node.loc) from None
@@ -82,13 +87,23 @@ class Kernel:
 
     def _end(self, chain: list[Node]) -> None:
         """Emit the pointwise nodes that were put off, those of one layout together."""
-        for _, nodes in groupby(chain, lambda node: self.layout(node.out).count):
-            pointwise.emit_chain(self, list(nodes))
+        for _, group in groupby(chain, lambda node: self.layout(node.out).count):
+            nodes = list(group)
+            self._settle(nodes)
+            pointwise.emit_chain(self, nodes)
         chain.clear()
+
+    def _settle(self, nodes: Sequence[Node]) -> None:
+        """Wait for the products whose sums some nodes need; before a branch, or a loop that does not count, for all."""
+        if any(node.regions and node.op is not control.for_ for node in nodes):
+            self.flight.settle_all()
+        elif not any(node.regions for node in nodes):
+            self.flight.settle(v for node in nodes for v in node.args)
 
     def emit(self, node: Node) -> None:
         """Emit a node."""
         self.producers.update(dict.fromkeys(node.results, node))
+        self._settle([node])
         with self.at(node):
             if self.hazards.before(node):
                 self.team.meet(self.text)
@@ -120,15 +135,3 @@ def _used(block: Block) -> set[Value]:
     for node in block.walk():
         found.update(node.args, *(region.results for region in node.regions))
     return found
-
-
-def _check_policy(node: Node) -> None:
-    for v in node.results:
-        policy = getattr(v.type, "policy", None)
-        wrong = [f"{k}={getattr(policy, k)}" for k, known in POLICY.items() if policy and getattr(policy, k) != known]
-        if wrong:
-            raise UnsupportedOpError(
-                f"the target ptx does not round by the policy {', '.join(wrong)}", location=node.loc,
-                expected="nearest-even, denormals preserved",
-                suggestion="run this in the interpreter, or leave the clause out",
-            )  # fmt: skip

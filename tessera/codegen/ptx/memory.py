@@ -142,6 +142,8 @@ class Place:
         return [self._clip(axis, offset[axis]) for axis in self._loose]
 
     def _clip(self, axis: int, offset: int) -> str:
+        whole = math.gcd(self.m.shape[axis], divisor(self.kernel.producers, self.starts[axis]))
+        offset -= offset % (whole & -whole)  # neighbours share a predicate, as in `Team.within`
         if (axis, offset) not in self._clips:
             kernel, text = self.kernel, self.kernel.text
             start = _wide(kernel, self.starts[axis], kernel.one(self.starts[axis]))

@@ -10,10 +10,12 @@ import numpy as np
 
 from tessera.op import STORAGE, Op
 from tessera.ops.control import direct
-from tessera.types import RefType, TensorType
+from tessera.types import RefType, TensorType, bf16, bool_, f32, int32
 
 
-def _op(infer: Callable[..., Any], pointwise: bool = False) -> Callable[[Callable[..., Any]], Op]:
+def _op(
+    infer: Callable[..., Any], pointwise: bool = False, effects: frozenset[str] = frozenset()
+) -> Callable[[Callable[..., Any]], Op]:
     """An op of this target alone: it is not of the Tile level, and no other target sees it."""
 
     def define(ref: Callable[..., Any]) -> Op:
@@ -21,7 +23,7 @@ def _op(infer: Callable[..., Any], pointwise: bool = False) -> Callable[[Callabl
         keyword = {k: p for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
         operands = tuple(k for k in parameters if k not in keyword)
         name = f"ptx.{ref.__name__}"
-        return Op(name, ref, infer, STORAGE, pointwise, direct, None, frozenset(), operands, keyword)
+        return Op(name, ref, infer, STORAGE, pointwise, direct, None, effects, operands, keyword)
 
     return define
 
@@ -72,3 +74,85 @@ def _block(array: np.ndarray, starts: list[int], shape: tuple[int, int]) -> np.n
         inner = tuple(slice(low - s, high - s) for (low, high), s in zip(spans, starts[-2:], strict=True))
         found[inner] = matrix[tuple(slice(low, high) for low, high in spans)]
     return found
+
+
+def _resident_type(ref: RefType, *starts: TensorType, shape: tuple[int, ...]) -> TensorType:
+    return ref.block(shape)
+
+
+@_op(_resident_type)
+def resident(ref, *starts, shape: tuple):
+    """A block of the last two axes that stays in memory for as long as a program multiplies by it."""
+    return _block(ref, [int(s) for s in starts], shape)
+
+
+@_op(lambda x: (), effects=frozenset(("release",)))
+def released(x):
+    """Nothing: from here on nobody reads a `resident`."""
+    return ()
+
+
+def _streamed_type(left: TensorType, ref: RefType, *rest: TensorType, block: tuple, **_: Any) -> TensorType:
+    return left.with_shape((left.shape[0], block[1])).with_dtype(f32)
+
+
+@_op(_streamed_type)
+def streamed(left, ref, *rest, block: tuple, flipped: bool, summed: bool):
+    """`left` times a block of `ref`, which begins at the last of `rest`; what is `summed` is added to the first of it.
+
+    `left` is a `resident`, or `pairs`. `block` is (depth, columns); `flipped` says that `ref` holds columns as its
+    rows. What lies outside reads as 0.
+    """
+    starts = [int(s) for s in rest[1 if summed else 0 :]]
+    found = _block(ref, starts, block[::-1] if flipped else block)
+    right = found.T if flipped else found
+    total = np.matmul(np.asarray(left).view(ref.dtype), right, dtype=np.float32)
+    return rest[0] + total if summed else total
+
+
+def _pairs_type(x: TensorType) -> TensorType:
+    return x.with_shape((x.shape[0], x.shape[1] // 2)).with_dtype(int32)
+
+
+@_op(_pairs_type)
+def pairs(x):
+    """Elements of 16 bits by twos, as words: the first of two neighbours along a row in the lower half."""
+    return np.ascontiguousarray(x).view(np.int32)
+
+
+@_op(lambda x, y, z: x, pointwise=True)
+def fused(x, y, z):
+    """`x` times `y` plus `z`, rounded once."""
+    return np.asarray(np.float64(x) * y + z, x.dtype)
+
+
+@_op(lambda x: x.with_dtype(bf16), pointwise=True)
+def upper(x):
+    """The upper half of an f32's bits: it cut to 8 bits of precision, as bf16."""
+    bits = np.ascontiguousarray(x).view(np.uint32) >> np.uint32(16)
+    return bits.astype(np.uint16).view(bf16.numpy)
+
+
+@_op(lambda x: x, pointwise=True)
+def exp2_flushed(x):
+    """Two to the power `x`, where subnormal numbers count as 0."""
+    found = np.exp2(x)
+    return np.where(found < np.finfo(np.float32).tiny, np.float32(0), found)
+
+
+@_op(lambda limit, *, shape, steps: TensorType(shape, bool_))
+def places_below(limit, *, shape: tuple, steps: tuple):
+    """Where the places along the axes, each times its step, add up to less than `limit`."""
+    return sum(n * i for n, i in zip(steps, np.indices(shape), strict=True)) < limit
+
+
+@_op(lambda: (), effects=frozenset(("wait",)))
+def awaited():
+    """Nothing: what the next of the `streamed` products reads has come."""
+    return ()
+
+
+@_op(lambda x: (), effects=frozenset(("wait",)))
+def settled(x):
+    """Nothing: a `streamed` product is done."""
+    return ()

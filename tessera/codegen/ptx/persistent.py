@@ -1,7 +1,7 @@
 """Programs as a loop: as many blocks of threads as the GPU runs at once, each working through its share of the grid.
 
-The order is such that programs near each other in time share rows and columns: bands of `BAND` places along the
-first axis, walked along the second.
+Unless it is given, the order is such that programs near each other in time share rows and columns: bands of `BAND`
+places along the first axis, walked along the second.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tessera.codegen.ptx.order import Order
 from tessera.codegen.ptx.text import Text
 
 BAND = 8
@@ -17,8 +18,8 @@ BAND = 8
 class Persistent:
     """The loop over a grid's programs, while its body is emitted."""
 
-    def __init__(self, text: Text, grid: Sequence[int]) -> None:
-        self.text, self.grid = text, tuple(grid)
+    def __init__(self, text: Text, grid: Sequence[int], order: Order | None = None) -> None:
+        self.text, self.grid, self.order = text, tuple(grid), order
         self.total = math.prod(self.grid)
         self._places: list[str] = []
 
@@ -51,6 +52,8 @@ class Persistent:
     def _split(self, number: str) -> list[str]:
         """A program's number as its places."""
         text = self.text
+        if self.order is not None:
+            return self._ordered(number, self.order)
         if len(self.grid) == 1:
             return [number]
         first, second = self.grid[:2]
@@ -66,3 +69,22 @@ class Persistent:
         narrow = text.let("min.u32", "b32", text.let("sub.u32", "b32", first, begin), BAND)
         row = text.let("add.u32", "b32", begin, text.let("rem.u32", "b32", inside, narrow))
         return [row, text.let("div.u32", "b32", inside, narrow), *outer]
+
+    def _ordered(self, number: str, order: Order) -> list[str]:
+        """The places in a given order of the axes."""
+        *axes, last = order.axes
+        found = [""] * len(self.grid)
+        total = math.prod(self.grid[a] for a in axes)
+        section = order.section or total
+        rest, inside = self._divided(number, section)
+        outer, found[last] = self._divided(rest, self.grid[last])
+        first = self.text.let("mad.lo.u32", "b32", outer, section, inside)
+        for axis in axes:
+            first, found[axis] = self._divided(first, self.grid[axis])
+        if order.falling:
+            found[last] = self.text.let("sub.u32", "b32", self.grid[last] - 1, found[last])
+        return found
+
+    def _divided(self, number: str, by: int) -> tuple[str, str]:
+        """A quotient and what it leaves."""
+        return tuple(self.text.let(f"{op}.u32", "b32", number, by) for op in ("div", "rem"))  # type: ignore[return-value]

@@ -108,7 +108,7 @@ def _fitting(function: Function, producers: Producers, node: Node) -> Loop | Non
     if last not in body.nodes or last.args[0] is not body.params[1]:
         return None
     inside = {v: n for n in body.nodes for v in n.results}
-    sides = [_side(inside, v) for v in last.args[1:]]
+    sides = [side_of(inside, v) for v in last.args[1:]]
     used = {id(n) for n in body.nodes} - {id(last)}
     if None in sides or not all(_moves(n) for n in body.nodes if id(n) in used):
         return None
@@ -121,7 +121,7 @@ def _moves(node: Node) -> bool:
     return node.op in (tile.load, shape.reshape, shape.permute, basic.full)
 
 
-def _side(inside: Producers, v: Value) -> Side | None:
+def side_of(inside: Producers, v: Value) -> Side | None:
     """A block as memory: a load, perhaps turned around, or without its axes of size 1."""
     node, flipped = inside.get(v), False
     while node is not None and node.op in (shape.permute, shape.reshape):

@@ -79,6 +79,13 @@ def group_fragments(shape: tuple[int, ...], threads: int) -> Layout:
     return Layout(shape, ((1, 0), (0, 3), *((1, p) for p in range(3, columns)), *down), (*lanes, *groups))
 
 
+def paired(layout: Layout) -> Layout:
+    """The layout of a block's words, where each register pair of a layout holds two neighbours of a row."""
+    names = {(a, p): (a, p - 1 if a == 1 else p) for a, n in enumerate(layout.shape) for p in range(width(n))}
+    del names[1, 0]
+    return layout.renamed((layout.shape[0], layout.shape[1] // 2), names)
+
+
 def square(shape: tuple[int, ...], threads: int) -> Layout:
     """A square of elements in each thread's registers, neighbours along rows first."""
     row, column = len(shape) - 2, len(shape) - 1

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tessera.codegen.ptx.kernel import Kernel
 
 LANES = 5  # bits of a thread's number that tell the threads of a warp apart
+MANY = 3  # bits that tell warps apart from which on each lane reads one warp's result
 
 
 @visit(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
@@ -111,7 +112,11 @@ class Reduction:
         return [i for i, bit in bits if bit is not None and bit[0] in self.axes]
 
     def _lanes(self, parts: list[Part]) -> list[Part]:
-        for i in self._across(0, LANES):
+        return self._shuffled(parts, self._across(0, LANES))
+
+    def _shuffled(self, parts: list[Part], bits: Sequence[int]) -> list[Part]:
+        """The parts of lanes apart by these bits of their number combined, the same in all of them."""
+        for i in bits:
             others = [
                 tuple(shuffled(self.kernel.text, d, x, "bfly", 1 << i) for d, x in self._typed(p)) for p in parts
             ]  # fmt: skip
@@ -122,25 +127,28 @@ class Reduction:
         return list(zip(self.combine.dtypes, part, strict=True))
 
     def _warps(self, parts: list[Part]) -> list[Part]:
-        """Each warp's results to memory, along one more axis; all of them read by every thread."""
-        writing, reading = self._exchanged()
+        """Each warp's results to memory, along one more axis; all of them read by every thread, or one by each lane."""
+        writing, reading, lanes = self._exchanged()
         columns = []
         for place, dtype in enumerate(self.combine.dtypes):
             put(self.kernel, dtype, [p[place] for p in parts], writing, _count(writing))
             columns.append(take(self.kernel, dtype, reading))
-        warps = writing.shape[-1]
+        warps = 1 if lanes else writing.shape[-1]
         rows: list[Part] = list(zip(*columns, strict=True))
-        return [self._tree(rows[i : i + warps]) for i in range(0, len(rows), warps)]
+        return self._shuffled([self._tree(rows[i : i + warps]) for i in range(0, len(rows), warps)], lanes)
 
-    def _exchanged(self) -> tuple[Layout, Layout]:
-        """The layouts of the warps' results as they are written and as they are read."""
+    def _exchanged(self) -> tuple[Layout, Layout, Sequence[int]]:
+        """The layouts of the warps' results as they are written and as they are read, and the lanes that share them."""
         rest = self.layout.reduced(self.axes, keep=True)
         across, last = self._across(LANES, None), len(rest.shape)
         shape = (*rest.shape, 1 << len(across))
         bits: list[Bit] = [(last, n) for n in range(len(across))]
         given = dict(zip(across, bits, strict=True))
         threads = tuple(given.get(i, bit) for i, bit in enumerate(rest.threads))
-        return Layout(shape, rest.registers, threads), Layout(shape, (*bits, *rest.registers), rest.threads)
+        writing = Layout(shape, rest.registers, threads)
+        if len(bits) >= MANY and len(bits) <= LANES and not any(rest.threads[: len(bits)]):
+            return writing, Layout(shape, rest.registers, (*bits, *rest.threads[len(bits) :])), range(len(bits))
+        return writing, Layout(shape, (*bits, *rest.registers), rest.threads), ()
 
 
 def _count(layout: Layout) -> int:

@@ -35,6 +35,11 @@ class Ring:
 
     def prepare(self, thread: str) -> None:
         """One thread sets up the barriers; the whole block waits for it."""
+        self.begin(thread)
+        self.text.do("bar.sync", 0)
+
+    def begin(self, thread: str) -> None:
+        """One thread sets up the barriers."""
         text, ready = self.text, self.text.new_label("ready")
         text.do(f"bra {ready}", guard=text.let("setp.ne.u32", "pred", thread, 0))
         for stage in range(self.stages):
@@ -42,7 +47,6 @@ class Ring:
             text.do("mbarrier.init.shared::cta.b64", f"[{self.empty}+{8 * stage}]", self.groups)
         text.do("fence.mbarrier_init.release.cluster")
         text.label(ready)
-        text.do("bar.sync", 0)
 
     def walk(self, parity: int) -> Walker:
         """A side's place in the ring; `parity` is what it waits for at first."""

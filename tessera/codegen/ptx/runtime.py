@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from tessera.codegen.artifact import Artifact
 from tessera.codegen.follow import follow
 from tessera.codegen.ptx.gpu import GPU, gpu
 from tessera.codegen.ptx.interpret import TEXT, hardware_grid, interpreter
+from tessera.codegen.ptx.recorded import Recorded
 from tessera.codegen.ptx.reports import check, fresh
 from tessera.codegen.ptx.tensor_maps import encode, letters
 from tessera.device import gpu_count
@@ -74,6 +75,7 @@ class Program:
         maps = entry.get("maps", ())
         last = "P" if "reports" in entry else ""
         function.prepare(letters(len(maps)) + "".join(self._letter(a) for a in launch["args"]) + last)
+        self.device.check_room(launch["kernel"], function, entry["threads"], entry["shared"])
         if entry["shared"] > STATIC:
             attribute = self.device.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
             function.set_attribute(attribute, entry["shared"])
@@ -92,20 +94,34 @@ class Program:
 
         The GPU must be active; nothing is waited for, unless a loop or branch of the host asks what a kernel found.
         """
-        self.bound(given, stream)()
+        self._check(given)
+        self._queue(given, stream)
 
     def bound(self, given: Sequence[Any], stream: Any = None) -> Callable[[], None]:
-        """A launch with its arguments fixed.
+        """A launch with its arguments fixed; more than one kernel is recorded as a CUDA graph.
 
         Raises:
             ArgumentError: an address is no multiple of 16 bytes.
+            ExecutionError: the driver refuses to record.
         """
         self._check(given)
+        if not _recordable(self._steps):
+            return lambda: self._queue(given, stream)
+        if len(self.launches) == 1 and self.launches[0] and not self._steps:
+            return self.launches[0].bound(_Engine(self, given, stream).argument, stream)
+        graph = Recorded(self.device, lambda recording: self._queue(given, recording))
+        return lambda: graph.launch(stream)
+
+    def kernels(self, given: Sequence[Any]) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Each kernel of a program without loops or branches by its name, with what launches it alone."""
+        argument = _Engine(self, given, None).argument
+        for each in self.launches:
+            if each:
+                yield each.name, each.bound(argument, None)
+
+    def _queue(self, given: Sequence[Any], stream: Any) -> None:
         engine = _Engine(self, given, stream)
-        if self._steps:
-            return lambda: follow(self._steps, engine)
-        calls = [each.bound(engine.argument, stream) for each in self.launches if each]
-        return calls[0] if len(calls) == 1 else lambda: _all(calls)
+        follow(self._steps or [{"run": [0, len(self.launches)]}], engine)
 
     def _check(self, given: Sequence[Any]) -> None:
         for place, param in zip(given, self.params, strict=True):
@@ -159,6 +175,7 @@ class Launch:
     def __init__(
         self, function: Any, grid: Sequence[int], launch: Mapping[str, Any], entry: Mapping[str, Any], room: Any
     ) -> None:
+        self.name = launch["kernel"]
         self.function, self.grid, self.block = function, grid, (entry["threads"], 1, 1)
         self.args, self.shared, self.maps = launch["args"], entry["shared"], entry.get("maps", ())
         self.entry, self.room, self._programs = entry, room, launch["grid"][: launch["rank"]]
@@ -218,6 +235,6 @@ class _Engine:
         return start + moved if moved else start
 
 
-def _all(calls: Sequence[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
+def _recordable(steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether steps are the same each time: launches, and loops of them."""
+    return all("run" in step or ("loop" in step and _recordable(step["body"])) for step in steps)

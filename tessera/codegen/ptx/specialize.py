@@ -5,14 +5,18 @@ Both loop over the programs of the grid, so that the next program's blocks are f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tessera.codegen.ptx.arrange import arrange
 from tessera.codegen.ptx.entry import Entry, bind_parameters, finished
-from tessera.codegen.ptx.fetch import fetch, maps_of, stage_bytes
+from tessera.codegen.ptx.feed import FETCHED, Feed, fetched_bytes, maps_of_streams
+from tessera.codegen.ptx.fetch import Map, blank, fetch, maps_of, stage_bytes
 from tessera.codegen.ptx.infer import sizes
 from tessera.codegen.ptx.kernel import Kernel
-from tessera.codegen.ptx.ops import product_loop
+from tessera.codegen.ptx.ops import product_loop, resident, streamed
+from tessera.codegen.ptx.order import order_of
 from tessera.codegen.ptx.persistent import Persistent
 from tessera.codegen.ptx.pipeline import early
 from tessera.codegen.ptx.ring import Ring
@@ -25,40 +29,104 @@ from tessera.ir.core import Function, Node, Value
 VECTOR = 8
 # Registers of a thread that fetches and of one that multiplies, where two groups of the latter share the file.
 FEW, MANY = 40, 232
+KEPT = 2  # blocks that stay: one for the program under way, one for the next
+SPECIAL = (product_loop, *FETCHED)
 
 
-def specialized(
-    function: Function, loop: Node, files: Files | None, grid: Sequence[int], apart: bool, stages: int
-) -> Entry:
-    """A function with one `product_loop` at its top, as an entry."""
+@dataclass(frozen=True)
+class Work:
+    """What there is to fetch: by which maps, how many bytes a stage holds, and what the thread does for a program."""
+
+    maps: Sequence[Map]
+    stage: int
+    program: Callable[[], None]
+
+
+def special(function: Function) -> bool:
+    """Whether a function has work for threads of different kinds."""
+    return any(node.op in SPECIAL for node in function.body.walk())
+
+
+def specialized(function: Function, files: Files | None, grid: Sequence[int], apart: bool, stages: int) -> Entry:
+    """A function with a `product_loop` or `streamed` products as an entry."""
     text = Text(files)
-    groups = min(2, loop.attrs["block"][0] // HEIGHT)
+    groups = min(2, _rows(function) // HEIGHT)
     team = Team(text, GROUP * groups, 1, helpers=GROUP)
     kernel = Kernel(arrange(function, team.threads, VECTOR), text, team, VECTOR, grid, apart)
     kernel.rank = len(grid)
     bind_parameters(kernel, ())
-    params = dict(kernel.values)
-    node = next(n for n in kernel.function.body.nodes if n.op is product_loop)
-    maps = [*maps_of(kernel, node)]
-    stores = list(stores_of(kernel, len(maps)))
-    maps += [m for _, m in stores]
+    work = (_loop_work if any(n.op is product_loop for n in kernel.function.body.nodes) else _stream_work)(kernel)
+    stores = list(stores_of(kernel, len(work.maps)))
+    maps = [*work.maps, *(m for _, m in stores)]
     kernel.maps = tuple(_map_address(text, f"{function.name}_map{m.index}") for m in maps)
     kernel.unloads = {store: kernel.maps[m.index] for store, m in stores}
-    kernel.ring = Ring(text, kernel.room, stages, sum(stage_bytes(node)), groups, room_for(groups) if stores else 0)
-    kernel.ring.prepare(team.thread)
+    kernel.ring = Ring(text, kernel.room, stages, work.stage, groups, room_for(groups) if stores else 0)
+    _roles(kernel, grid, work)
+    described = [m.described(_ref(kernel, m.param).dtype.name, _shape(kernel, m.param)) for m in maps]
+    return finished(kernel, described, math.prod(grid))
+
+
+def _roles(kernel: Kernel, grid: Sequence[int], work: Work) -> None:
+    """The text: each kind of thread on its way."""
+    text, team, ring = kernel.text, kernel.team, kernel.ring
+    assert ring is not None
+    own = {n: Ring(text, kernel.room, KEPT, fetched_bytes(n), ring.groups) for n in _residents(kernel)}
+    for each in own.values():
+        each.begin(team.thread)
+    for node in kernel.function.body.nodes:
+        if node.op is product_loop:
+            blank(kernel, node)
+    ring.prepare(team.thread)
     fetching, end = text.new_label("helper"), text.new_label("end")
+    params = dict(kernel.values)
     text.do(f"bra {fetching}", guard=text.let("setp.ge.u32", "pred", team.thread, team.threads))
+    kernel.kept = {n: each.walk(0) for n, each in own.items()}
     _multiplying(kernel, grid)
     text.do(f"bra {end}")
     text.label(fetching)
-    _fetching(kernel, grid, params, end)
+    kernel.values = params
+    kernel.kept = {n: each.walk(1) for n, each in own.items()}
+    _fetching(kernel, grid, work, end)
     text.label(end)
     text.line("ret")
-    described = [m.described(_ref(kernel, m.param).dtype.name, _shape(kernel, m.param)) for m in maps]
-    total = 1
-    for n in grid:
-        total *= n
-    return finished(kernel, described, total)
+
+
+def _rows(function: Function) -> int:
+    """The rows of the blocks that are multiplied."""
+    return next(sizes(n.out)[0] for n in function.body.walk() if n.op in (product_loop, streamed))
+
+
+def _residents(kernel: Kernel) -> list[Node]:
+    return [n for n in kernel.function.body.nodes if n.op is resident]
+
+
+def _loop_work(kernel: Kernel) -> Work:
+    """The work of a `product_loop`."""
+    node = next(n for n in kernel.function.body.nodes if n.op is product_loop)
+    assert kernel.ring is None
+
+    def program() -> None:
+        assert kernel.walker is not None
+        for each in kernel.function.body.nodes:
+            if each is node:
+                fetch(kernel, node, kernel.walker)
+                return
+            if early(each):
+                kernel.emit(each)
+
+    return Work(maps_of(kernel, node), sum(stage_bytes(node)), program)
+
+
+def _stream_work(kernel: Kernel) -> Work:
+    """The work of `streamed` products."""
+    maps = maps_of_streams(kernel.function)
+
+    def program() -> None:
+        assert kernel.walker is not None
+        Feed(kernel, kernel.walker, maps, kernel.kept).run(kernel.function.body)
+
+    stage = max(fetched_bytes(n) for n in maps if n.op is streamed)
+    return Work(list(dict.fromkeys(maps.values())), stage, program)
 
 
 def _ref(kernel: Kernel, param: int):  # type: ignore[no-untyped-def]
@@ -89,29 +157,25 @@ def _multiplying(kernel: Kernel, grid: Sequence[int]) -> None:
         drained(kernel)
 
 
-def _fetching(kernel: Kernel, grid: Sequence[int], params: dict[Value, tuple[str, ...]], end: str) -> None:
+def _fetching(kernel: Kernel, grid: Sequence[int], work: Work, end: str) -> None:
     """What the first of the helpers does: places by scalar arithmetic, and the copies."""
     text, ring = kernel.text, kernel.ring
     assert ring is not None
     if ring.groups > 1:
         text.do("setmaxnreg.dec.sync.aligned.u32", FEW)
     text.do(f"bra {end}", guard=text.let("setp.ne.u32", "pred", kernel.team.thread, kernel.team.threads))
-    walker = ring.walk(1)  # a stage is empty at first
+    kernel.walker = ring.walk(1)  # a stage is empty at first
+    params: dict[Value, tuple[str, ...]] = dict(kernel.values)
 
     def program() -> None:
         kernel.values = dict(params)
-        for node in kernel.function.body.nodes:
-            if node.op is product_loop:
-                fetch(kernel, node, walker)
-                return
-            if early(node):
-                kernel.emit(node)
+        work.program()
 
     _each_program(kernel, grid, program)
 
 
 def _each_program(kernel: Kernel, grid: Sequence[int], body: Callable[[], None]) -> None:
-    kernel.persistent = Persistent(kernel.text, grid)
+    kernel.persistent = Persistent(kernel.text, grid, order_of(kernel.function, grid))
     loop = kernel.persistent.begin()
     body()
     kernel.persistent.end(loop)

@@ -64,6 +64,8 @@ class Team:
     def within(self, layout: Layout, axis: int, offset: int) -> str:
         """Whether the place `offset` further along an axis lies inside the block: "" (always), or a predicate."""
         size = layout.shape[axis]
+        # Places apart only below what the size is a multiple of are inside together: neighbours share a predicate.
+        offset -= offset % (size & -size)
         if layout.span(axis) + offset < size:
             return ""
         place = self.place(layout, axis)

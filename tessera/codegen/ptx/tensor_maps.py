@@ -1,14 +1,13 @@
-"""Tensor maps for the GPU: pycuda has no call for them, so the driver's own is made through ctypes."""
+"""Tensor maps for the GPU: pycuda has no call for them, so the driver's own is made through `calls`."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from tessera.errors import DeviceUnavailable, ExecutionError
+from tessera.codegen.ptx.calls import call
 from tessera.types import as_dtype
 
 # Where the driver puts the first parameter that is aligned to 64 bytes: the bank of parameters begins at byte 528 on
@@ -18,14 +17,6 @@ BYTES, ALIGN = 128, 64
 # CUtensorMapDataType; a copy moves the bits of an 8-bit element as an integer's.
 TYPES = {"f16": 6, "f32": 7, "bf16": 9, "int8": 0, "fp8_e4m3": 0, "fp8_e5m2": 0}
 SWIZZLE_128, PROMOTE_128, NONE = 3, 2, 0
-
-
-@cache
-def _driver() -> Any:
-    try:
-        return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
-    except (OSError, AttributeError) as error:
-        raise DeviceUnavailable(f"the driver has no tensor maps: {error}", expected="CUDA 12 or newer") from None
 
 
 def encode(described: Mapping[str, Any], address: int) -> bytes:
@@ -40,13 +31,12 @@ def encode(described: Mapping[str, Any], address: int) -> bytes:
     room = ctypes.create_string_buffer(BYTES + ALIGN)
     place = (ctypes.addressof(room) + ALIGN - 1) & -ALIGN
     wide, narrow = ctypes.c_uint64, ctypes.c_uint32
-    status = _driver()(
-        ctypes.c_void_p(place), TYPES[described["dtype"]], narrow(rank), ctypes.c_void_p(address),
+    call(
+        "cuTensorMapEncodeTiled", ctypes.c_void_p(place), TYPES[described["dtype"]], narrow(rank),
+        ctypes.c_void_p(address),
         (wide * rank)(*shape), (wide * max(rank - 1, 1))(*strides), (narrow * rank)(*box),
         (narrow * rank)(*([1] * rank)), NONE, SWIZZLE_128, PROMOTE_128, NONE,
     )  # fmt: skip
-    if status:
-        raise ExecutionError(f"the driver refuses a tensor map (error {status})", received=str(dict(described)))
     return ctypes.string_at(place, BYTES)
 
 

@@ -47,9 +47,10 @@ def stores_of(kernel: Kernel, first: int) -> Iterator[tuple[Node, Map]]:
 
 
 def _fragments(kernel: Kernel, node: Node) -> object:
-    shape = sizes(node.args[1])
-    fits = len(shape) == 2 and shape[0] >= HEIGHT and shape[1] % INNER == 0
-    return group_fragments(shape, kernel.team.threads) if fits else None
+    *outer, rows, columns = sizes(node.args[1])
+    fits = set(outer) <= {1} and rows >= HEIGHT and columns % INNER == 0
+    flat = group_fragments((rows, columns), kernel.team.threads) if fits else None
+    return flat.reshaped(sizes(node.args[1])) if flat is not None else None
 
 
 class Unload:
@@ -60,6 +61,7 @@ class Unload:
         self.kernel, self.text, self.node, self.map = kernel, kernel.text, node, map_
         self.value = node.args[1]
         self.layout = kernel.layout(self.value)
+        self.outer = (0,) * (len(self.layout.shape) - 2)
         self.groups = kernel.team.threads // GROUP
         team = kernel.team
         self.group = team.once(("group",), "shr.u32", "b32", team.thread, 7)
@@ -73,7 +75,7 @@ class Unload:
 
     def run(self) -> None:
         """Round by round: as many boxes as there is room for."""
-        rows, columns = self.layout.shape
+        rows, columns = self.layout.shape[-2:]
         for part in range(0, rows, HEIGHT * self.groups):
             for first in range(0, columns, BOXES * INNER):
                 boxes = range(first, min(first + BOXES * INNER, columns), INNER)
@@ -97,8 +99,9 @@ class Unload:
             words = []
             for across in (0, 8):
                 for down in (0, 8):
-                    place = (part + down, column + 16 * chunk + across)
-                    pair = [held[self.layout.index[place[0], place[1] + n]] for n in (0, 1)]
+                    row, first = part + down, column + 16 * chunk + across
+                    places = [(*self.outer, row, first + n) for n in (0, 1)]
+                    pair = [held[self.layout.index[place]] for place in places]
                     words.append(half_words(self.text, dtype, *pair))
             at = f"[{self._lane(chunk)}+{offset}]"
             self.text.do("stmatrix.sync.aligned.m8n8.x4.shared.b16", at, f"{{{', '.join(words)}}}")

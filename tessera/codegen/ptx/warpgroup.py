@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from tessera.codegen.ptx.fetch import INNER, stage_bytes
 from tessera.codegen.ptx.ops import product_loop
-from tessera.codegen.ptx.ring import Walker
+from tessera.codegen.ptx.ring import Ring, Walker
+from tessera.codegen.ptx.team import Team
+from tessera.codegen.ptx.text import Text
 from tessera.codegen.ptx.types import literal, register_class
 from tessera.codegen.ptx.visit import visit
 from tessera.ir.core import Node
@@ -97,8 +99,8 @@ class Consumer:
             part, columns = divmod(first * 2, self.columns)
             text.do("wgmma.fence.sync.aligned")
             for k in range(0, ROW, STEP):
-                a = self._moved(left, k + part * HEIGHT * self.groups * ROW)
-                b = self._moved(right, k + columns * ROW)
+                a = moved(self.text, left, k + part * HEIGHT * self.groups * ROW)
+                b = moved(self.text, right, k + columns * ROW)
                 self._instruction(self.apart, a, b, add=k > 0)
             text.do("wgmma.commit_group.sync.aligned")
             text.do("wgmma.wait_group.sync.aligned", 0)
@@ -110,19 +112,14 @@ class Consumer:
                 text.do("add.f32", total, total, each)
 
     def _release(self, stage: str) -> None:
-        """One thread of each group says that a stage has been read; there is none before the first (-1)."""
-        text, team = self.text, self.kernel.team
-        rest = team.once(("in group",), "and.b32", "b32", team.thread, GROUP - 1)
-        some = text.let("setp.ge.s32", "pred", stage, 0)
-        one = text.let("and.pred", "pred", some, team.once(("leader",), "setp.eq.u32", "pred", rest, 0))
-        place = text.let("mad.lo.u32", "b32", stage, 8, self.ring.empty)
-        text.do("mbarrier.arrive.release.cta.shared::cta.b64", "_", f"[{place}]", guard=one)
+        """Give a stage back; there is none before the first (-1)."""
+        release(self.kernel, self.ring, stage, self.text.let("setp.ge.s32", "pred", stage, 0))
 
     def _sides(self, buffer: str) -> tuple[str, str]:
         """The descriptors of where both sides of a stage begin."""
         form = ROWS_FIRST if self.flipped else COLUMNS_FIRST
-        left = self._descriptor(buffer, self._own_rows(), ROWS_FIRST)
-        return left, self._descriptor(buffer, str(stage_bytes(self.node)[0]), form)
+        left = descriptor(self.text, buffer, own_rows(self.kernel.team), ROWS_FIRST)
+        return left, descriptor(self.text, buffer, str(stage_bytes(self.node)[0]), form)
 
     def _multiply(self, buffer: str) -> None:
         """The instructions of one round."""
@@ -131,9 +128,9 @@ class Consumer:
         high = HEIGHT * self.groups * ROW
         each = len(self.sums) * HEIGHT * self.groups // self.rows
         for k in range(ROW // STEP):
-            b = self._moved(right, k * along)
+            b = moved(self.text, right, k * along)
             for part in range(self.rows // (HEIGHT * self.groups)):
-                a = self._moved(left, k * STEP + part * high)
+                a = moved(self.text, left, k * STEP + part * high)
                 self._instruction(self.sums[part * each : (part + 1) * each], a, b)
 
     def _instruction(self, sums: list[str], a: str, b: str, add: bool = True) -> None:
@@ -141,20 +138,33 @@ class Consumer:
         turned = (0 if self.flipped else 1,) if self.dtype in (bf16, f16) else ()
         self.text.do(form, f"{{{', '.join(sums)}}}", a, b, int(add), *LAST[self.dtype], *turned)
 
-    def _own_rows(self) -> str:
-        """Where a group's rows begin in the left side: the same number in all its threads."""
-        team = self.kernel.team
-        if self.groups == 1:
-            return "0"
-        group = team.once(("group",), "shr.u32", "b32", team.thread, 7)
-        even = team.once(("even group",), "shfl.sync.idx.b32", "b32", group, 0, 31, -1)
-        return team.once(("own rows",), "mul.lo.u32", "b32", even, HEIGHT * ROW)
 
-    def _descriptor(self, buffer: str, offset: str, form: int) -> str:
-        text = self.text
-        place = text.let("add.u32", "b32", buffer, offset) if offset != "0" else buffer
-        field = text.let("bfe.u32", "b32", place, 4, 14)
-        return text.let("or.b64", "b64", text.let("cvt.u64.u32", "b64", field), form)
+def release(kernel: Kernel, ring: Ring, stage: str, some: str = "") -> None:
+    """One thread of each group says that a stage has been read, if `some` holds."""
+    text, team = kernel.text, kernel.team
+    rest = team.once(("in group",), "and.b32", "b32", team.thread, GROUP - 1)
+    leader = team.once(("leader",), "setp.eq.u32", "pred", rest, 0)
+    one = text.let("and.pred", "pred", some, leader) if some else leader
+    place = text.let("mad.lo.u32", "b32", stage, 8, ring.empty)
+    text.do("mbarrier.arrive.release.cta.shared::cta.b64", "_", f"[{place}]", guard=one)
 
-    def _moved(self, descriptor: str, count: int) -> str:
-        return self.text.let("add.s64", "b64", descriptor, count >> 4) if count else descriptor
+
+def own_rows(team: Team) -> str:
+    """Where a group's rows begin in the left side: the same number in all its threads."""
+    if team.threads == GROUP:
+        return "0"
+    group = team.once(("group",), "shr.u32", "b32", team.thread, 7)
+    even = team.once(("even group",), "shfl.sync.idx.b32", "b32", group, 0, 31, -1)
+    return team.once(("own rows",), "mul.lo.u32", "b32", even, HEIGHT * ROW)
+
+
+def descriptor(text: Text, buffer: str, offset: str, form: int) -> str:
+    """What the instructions take for a side in shared memory."""
+    place = text.let("add.u32", "b32", buffer, offset) if offset != "0" else buffer
+    field = text.let("bfe.u32", "b32", place, 4, 14)
+    return text.let("or.b64", "b64", text.let("cvt.u64.u32", "b64", field), form)
+
+
+def moved(text: Text, start: str, count: int) -> str:
+    """A descriptor so many bytes further on."""
+    return text.let("add.s64", "b64", start, count >> 4) if count else start

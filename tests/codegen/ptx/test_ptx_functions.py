@@ -38,3 +38,23 @@ def test_within_the_bound(op, dtype):
         off = np.abs(found[1].astype(np.longdouble) - want) / unit
     wrong = ~((off <= ulps(op.__name__, dtype)) | (found[1] == want) | (np.isnan(found[1]) & np.isnan(want)))
     assert not wrong.any(), f"{x[wrong][:5]}: {found[1][wrong][:5]}, not {want[wrong][:5]}"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", (f32, f64), ids=str)
+def test_powers_lie_within_the_bound(dtype):
+    random, element = np.random.default_rng(0), dtype.numpy
+    top = 30 if dtype == f32 else 300
+    x = np.concatenate(
+        [10 ** random.uniform(-top, top, 600), random.uniform(0.5, 2, 600), np.abs(SPECIAL), [5e-324, 3]]
+    )
+    y = np.concatenate([random.uniform(-1, 1, 600), random.uniform(-50, 50, 600), [0.0, 2.0, -1.0, 1.0, 0.5, -3.0]])
+    x, y = np.concatenate([x, -x]).astype(element), np.concatenate([y, np.rint(y)]).astype(element)
+    k = Kernel(x, y, x)
+    k.store(k.params[2], k(e.pow, k.load(k.params[0]), k.load(k.params[1])))
+    found = np.empty_like(x)
+    BACKEND.interpreter(emitted(k.module()))([x, y, found])
+    want = np.power(x.astype(np.longdouble), y.astype(np.longdouble))
+    off = np.abs(found.astype(np.longdouble) - want) / np.spacing(np.abs(want.astype(element)))
+    wrong = ~((off <= ulps("pow", dtype)) | (found == want.astype(element)) | (np.isnan(found) & np.isnan(want)))
+    assert not wrong.any(), f"{x[wrong][:5]} to {y[wrong][:5]}: {found[wrong][:5]}, not {want[wrong][:5]}"

@@ -1,11 +1,14 @@
 """The passes of the ptx target as functions: sums fused, loops of products found, loads begun early."""
 
 import numpy as np
+from ptxcheck import emitted
 from tilekernels import Kernel
 
+from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.arrange import arrange
 from tessera.codegen.ptx.fuse import fuse_sums
 from tessera.codegen.ptx.hoist import loads_first
+from tessera.codegen.ptx.interpret import TEXT
 from tessera.codegen.ptx.ops import multiply_add, product_loop, relayout
 from tessera.codegen.ptx.pipeline import pipelined
 from tessera.ops import basic, linalg, reduce, tile
@@ -81,3 +84,33 @@ def test_layouts_are_fixed_and_handed_over_in_the_open():
     shown = [n.attrs["layout"] for n in done.function.body.walk() if n.op is relayout]
     assert all("threads" in text for text in shown)
     assert all(v in done.layouts for n in done.function.body.walk() for v in n.results)
+
+
+def normalized(columns=384):
+    """Rows of a size that is no power of two, scaled by weights of theirs."""
+    x, w = np.zeros((8, columns), bf16.numpy), np.zeros(columns, bf16.numpy)
+    k = Kernel(x, w, x)
+    rows = k(basic.cast, k.load(k.params[0], shape=x.shape), dtype=f32)
+    total = k.broadcast(k(reduce.sum, rows, axis=(-1,), keepdims=True), *x.shape)
+    weights = k.broadcast(k(basic.cast, k.load(k.params[1], shape=w.shape), dtype=f32), *x.shape)
+    k.store(k.params[2], k(basic.cast, k(e.mul, k(e.mul, rows, total), weights), dtype=bf16))
+    return k.module()
+
+
+def test_a_small_block_is_loaded_as_it_is_used():
+    function = arrange(normalized().functions[1], 256, 8).function
+    assert relayout not in ops(function)
+
+
+def test_neighbours_inside_together_move_together():
+    text = emitted(normalized()).text(TEXT)
+    assert "ld.global.v4.b32" in text and "st.global.v4.b32" in text and "global.u16" not in text
+
+
+def test_many_warps_results_are_combined_by_lanes():
+    x = np.random.default_rng(0).integers(-9, 9, (1, 8192)).astype(np.float32)
+    k = Kernel(x, np.zeros(1, np.float32))
+    k.store(k.params[1], k(reduce.sum, k.load(k.params[0], shape=x.shape), axis=(-1,), keepdims=False))
+    out, artifact = np.zeros(1, np.float32), emitted(k.module())
+    BACKEND.interpreter(artifact)([x, out])
+    assert out[0] == x.sum() and artifact.text(TEXT).count("shfl.sync") >= 8

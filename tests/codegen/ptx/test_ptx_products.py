@@ -9,6 +9,7 @@ from ptxcheck import emitted
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.interpret import TEXT
+from tessera.errors import ResourceError
 from tessera.kernel import kernel, tile
 from tessera.program import prepare
 from tessera.types import as_dtype, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, int8, int32
@@ -142,3 +143,26 @@ def test_a_graph_function_reaches_the_warp_groups():
     program = prepare(ts.jit(lambda x, y: ts.gelu(x @ y)), (a, a), "ptx")
     text = emitted(program.levels["tile"], "sm_90a").text(TEXT)
     assert "wgmma" in text and text.count(".visible .entry") == 1
+
+
+def test_a_schedule_says_how_many_stages_the_ring_has():
+    def shared(kernel_, k=512):
+        a = np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), (128, k), (0, 0))
+        arguments = {"a": a, "b": a, "out": np.zeros((128, 128), bf16.numpy), "BM": 128, "BN": 128, "BK": 64}
+        program = prepare(kernel_, {**arguments, "turned": True}, "ptx", (1, 1))
+        artifact = BACKEND.emit(program.levels["tile"], {"arch": "sm_90a"})
+        (entry,) = artifact.manifest["plan"]["entries"].values()
+        return entry["shared"]
+
+    stage = 2 * 128 * 64 * 2
+    two, three = (shared(product.with_schedule(ts.Schedule(stages=n))) for n in (2, 3))
+    assert 0 <= three - two - stage < 1024 < shared(product) - three
+    with pytest.raises(ResourceError, match="fewer stages"):
+        shared(product.with_schedule(ts.Schedule(stages=40)))
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(1, bf16), (13, bf16), (16, fp8_e4m3), (40, bf16)])
+def test_few_rows_are_fetched_as_few(rows, dtype):
+    block = (64, 64, 128 if dtype == fp8_e4m3 else 64)
+    text = check(dtype, rows, 136, 400, block, "sm_90a", turned=dtype == fp8_e4m3)
+    assert "wgmma" in text and "st.shared.v4.b32" in text  # the rows that no copy reaches are set to 0

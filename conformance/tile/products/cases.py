@@ -1,0 +1,60 @@
+"""Products in loops, as targets give to their matrix units: narrow types, either orientation, edges, epilogues.
+
+The elements are small whole numbers, whose sums every format of a unit's accumulator holds: results are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+import tessera as ts
+from conformance.case import Case
+from conformance.inputs import tensor
+from tessera import tile
+from tessera.types import as_dtype
+
+# The depth of a block that fills a row of 128 bytes, which matrix units like, and one that does not.
+DEPTHS = {"bf16": (64, 32), "f16": (64, 32), "fp8_e4m3": (128, 64), "fp8_e5m2": (128, 64), "int8": (128, 64)}
+WHOLE, EDGES = (16, 64, 256), (40, 72, 144)
+
+
+@ts.kernel
+def product(
+    a, b, out, M: ts.constexpr, N: ts.constexpr, K: ts.constexpr, BM: ts.constexpr, BN: ts.constexpr,
+    BK: ts.constexpr, turned: ts.constexpr,
+):  # fmt: skip
+    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
+    acc = tile.zeros((BM, BN), ts.int32 if a.dtype == ts.int8 else ts.f32)
+    for k in tile.range(0, K, BK):
+        left = tile.load(a[m : m + BM, k : k + BK], edge="clip")
+        if turned:
+            acc += tile.dot(left, tile.transpose(tile.load(b[n : n + BN, k : k + BK], edge="clip")))
+        else:
+            acc += tile.dot(left, tile.load(b[k : k + BK, n : n + BN], edge="clip"))
+    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
+
+
+def cases() -> Iterator[Case]:
+    """Each type at sizes that blocks divide and that they do not, in the orientation that units want, or either."""
+    for dtype, (deep, flat) in DEPTHS.items():
+        yield _product(dtype, True, WHOLE, deep)
+        if not dtype.startswith("fp8"):
+            yield _product(dtype, False, WHOLE, deep)
+            yield _product(dtype, False, EDGES, flat)
+
+
+def _product(dtype: str, turned: bool, sizes: tuple[int, int, int], depth: int) -> Case:
+    m, n, k = sizes
+    name = f"tile/products/{dtype}-{'turned' if turned else 'plain'}-{m}x{n}x{k}"
+    left, right = (_whole(f"{name}-{i}", s, dtype) for i, s in enumerate(((m, k), (n, k) if turned else (k, n))))
+    out = np.zeros((m, n), np.int32 if dtype == "int8" else np.float32)
+    constants = {"M": m, "N": n, "K": k, "BM": 64, "BN": 64, "BK": depth, "turned": turned}
+    arguments = {"a": left, "b": right, "out": out, **constants}
+    return Case(name, lambda: (product, arguments), grid=(-(-m // 64), -(-n // 64)), exact=True)
+
+
+def _whole(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Whole numbers from -3 to 3."""
+    return np.rint(tensor(name, shape, "f32", -3, 3)).astype(as_dtype(dtype).numpy)

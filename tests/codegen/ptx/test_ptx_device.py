@@ -1,0 +1,122 @@
+"""What a GPU refuses, and recorded launches: on drivers that stand for NVIDIA's."""
+
+import types
+
+import pytest
+
+from tessera.codegen.ptx import calls
+from tessera.codegen.ptx.gpu import GPU
+from tessera.codegen.ptx.recorded import Recorded
+from tessera.codegen.ptx.runtime import _recordable
+from tessera.errors import DeviceUnavailable, ExecutionError, ResourceError
+
+
+class Failure(Exception):
+    """Any error of the driver's."""
+
+
+class LaunchError(Failure):
+    """A kernel that failed."""
+
+
+def driver(stands=True, threads=1024, room=232_448):
+    """A driver after a failed launch, whose context still stands or not; and what it says of a kernel."""
+
+    def synchronize():
+        if not stands:
+            raise Failure("lost")
+
+    names = types.SimpleNamespace(MAX_THREADS_PER_BLOCK=1, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=2)
+    device = types.SimpleNamespace(name=lambda: "a GPU", get_attribute=lambda which: room)
+    made = GPU.__new__(GPU)
+    made.device, made._here = device, types.SimpleNamespace(active=True)
+    made.driver = types.SimpleNamespace(
+        Error=Failure, LaunchError=LaunchError, MemoryError=type("MemoryError", (Failure,), {}),
+        Context=types.SimpleNamespace(synchronize=synchronize), function_attribute=names, device_attribute=names,
+        Stream=lambda: types.SimpleNamespace(handle=7),
+    )  # fmt: skip
+    function = types.SimpleNamespace(get_attribute=lambda which: threads)
+    return made, function
+
+
+@pytest.mark.parametrize(("stands", "said"), [(True, "goes on working"), (False, "begin a new one")])
+def test_a_failed_launch_says_whether_the_process_can_go_on(stands, said):
+    made, _ = driver(stands)
+    with pytest.raises(ExecutionError, match=said), made.active():
+        raise LaunchError("no")
+
+
+def test_a_kernel_beyond_the_gpu_is_refused_before_its_launch():
+    made, function = driver(threads=256, room=1000)
+    made.check_room("k", function, 256, 1000)
+    with pytest.raises(ResourceError, match="registers"):
+        made.check_room("k", function, 512, 1000)
+    with pytest.raises(ResourceError, match="1,001 bytes of shared memory"):
+        made.check_room("k", function, 256, 1001)
+
+
+def test_no_driver(monkeypatch):
+    monkeypatch.setattr(calls, "LIBRARY", "libnobody.so.1")
+    calls.library.cache_clear()
+    with pytest.raises(DeviceUnavailable, match="driver is not here"):
+        calls.call("cuInit", 0)
+    calls.library.cache_clear()
+
+
+class Library:
+    """Calls noted by name; each gives the status that it is said to."""
+
+    def __init__(self, **statuses):
+        self.statuses, self.made = statuses, []
+
+    def __getattr__(self, name):
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def made(*arguments):
+            self.made.append(name)
+            return self.statuses.get(name, 0)
+
+        return made
+
+
+@pytest.fixture
+def library(monkeypatch):
+    def install(**statuses):
+        found = Library(**statuses)
+        monkeypatch.setattr(calls, "library", lambda: found)
+        return found
+
+    return install
+
+
+def test_launches_are_recorded_and_queued_again(library):
+    found, (made, _) = library(), driver()
+    made._held, queued = set(), []
+    recorded = Recorded(made, lambda stream: queued.append(stream.handle))
+    recorded.launch()
+    assert queued == [7] and recorded in made._held
+    order = ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphDestroy"]
+    assert found.made == [*order, "cuGraphLaunch"]
+
+
+@pytest.mark.parametrize(("status", "typed"), [(2, ResourceError), (900, ExecutionError)])
+def test_what_the_driver_refuses_has_a_type(library, status, typed):
+    found, (made, _) = library(cuGraphInstantiateWithFlags=status, cuGetErrorName=1), driver()
+    with pytest.raises(typed, match="cuGraphInstantiateWithFlags"):
+        Recorded(made, lambda stream: None)
+    assert found.made.count("cuGraphDestroy") == 1
+
+
+def test_a_failure_while_recording_ends_it(library):
+    found, (made, _) = library(), driver()
+    with pytest.raises(ZeroDivisionError):
+        Recorded(made, lambda stream: 1 / 0)
+    assert found.made == ["cuStreamBeginCapture_v2", "cuStreamEndCapture"]
+
+
+def test_steps_that_ask_what_a_kernel_found_are_not_recorded():
+    loop = {"loop": 0, "first": 0, "step": 1, "count": 3, "body": [{"run": [0, 1]}]}
+    asking = {"while": 0, "test": [], "body": []}
+    assert _recordable([]) and _recordable([{"run": [0, 2]}, loop])
+    assert not _recordable([asking]) and not _recordable([{**loop, "body": [asking]}])

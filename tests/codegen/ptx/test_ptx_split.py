@@ -1,0 +1,92 @@
+"""Products of f32 by the tensor cores where one side was bf16; attention through them; small blocks of left rows."""
+
+import numpy as np
+import pytest
+from ptxcheck import ARCHITECTURES, emitted
+from tilekernels import Kernel
+
+import tessera as ts
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx.ops import upper
+from tessera.codegen.ptx.split import split_products
+from tessera.interp.bound import compare
+from tessera.ops import basic, linalg, nn, shape
+from tessera.program import prepare
+from tessera.types import bf16, f16, f32, fp8_e4m3, fp8_e5m2
+
+
+def product(a, b, turned=False):
+    """out = a b with both sides cast to f32 before."""
+    out = np.zeros((a.shape[0], b.shape[0] if turned else b.shape[1]), np.float32)
+    k = Kernel(a, b, out)
+    left, right = (k.load(p, shape=x.shape) for p, x in zip(k.params, (a, b), strict=False))
+    left, right = (k(basic.cast, v, dtype=f32) if x.dtype != np.float32 else v for v, x in ((left, a), (right, b)))
+    right = k(shape.permute, right, axes=(1, 0)) if turned else right
+    k.store(k.params[2], k(linalg.dot, left, right, dtype=f32))
+    return k.module(), out
+
+
+def kinds(module):
+    found = split_products(module.functions[1])
+    return [n.args[0].type.dtype for n in found.body.walk() if n.op is linalg.dot]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_product_with_what_was_bf16_is_as_good_as_one_of_f32(turned):
+    random = np.random.default_rng(0)
+    a = random.standard_normal((32, 48)).astype(np.float32) * 10.0 ** random.integers(-20, 15, (32, 1))
+    b = random.standard_normal((16, 48) if turned else (48, 16)).astype(bf16.numpy)
+    module, out = product(a.astype(np.float32), b, turned)
+    assert kinds(module) == [bf16] * 3
+    artifact = emitted(module)
+    BACKEND.interpreter(artifact)([a.astype(np.float32), b, out])
+    x, y = a.astype(np.float32).astype(np.float64), b.astype(np.float64)
+    y = y.T if turned else y
+    assert "mma.sync" in artifact.text(TEXT)
+    assert (np.abs(out - x @ y) <= 48 * 2.0**-24 * (np.abs(x) @ np.abs(y))).all()
+
+
+def test_infinities_and_nan_come_through():
+    a, b = np.ones((16, 16), np.float32), np.ones((16, 16), bf16.numpy)
+    a[0, 0], a[1, 1], a[2, 2] = np.inf, -np.inf, np.nan
+    module, out = product(a, b)
+    BACKEND.interpreter(emitted(module))([a, b, out])
+    assert (out[0] == np.inf).all() and (out[1] == -np.inf).all() and np.isnan(out[2]).all() and (out[3:] == 16).all()
+
+
+def test_which_products_are_split():
+    wide, narrow, half = (np.zeros((16, 16), d) for d in (np.float32, bf16.numpy, f16.numpy))
+    assert kinds(product(narrow, narrow)[0]) == [bf16]
+    assert kinds(product(half, half)[0]) == [f16]
+    assert kinds(product(wide, half)[0]) == kinds(product(wide, wide)[0]) == [f32]
+
+
+def test_numbers_of_8_bits_are_multiplied_as_16():
+    a, b = np.full((16, 16), 1.5, fp8_e4m3.numpy), np.full((16, 16), -0.25, fp8_e5m2.numpy)
+    module, out = product(a, b)
+    assert kinds(module) == [bf16] and kinds(product(a, b.astype(f16.numpy))[0]) == [f16]
+    BACKEND.interpreter(emitted(module))([a, b, out])
+    assert (out == -6.0).all()
+
+
+def test_the_upper_half():
+    x = np.array([1.0, -3.14159274, np.inf, 1e-40], np.float32)
+    assert (upper.ref(x).view(np.uint16) == x.view(np.uint32) >> 16).all()
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_attention_with_heads_after_positions_is_one_launch(arch):
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((2, 40, 3, 32)).astype(bf16.numpy) for _ in range(3))
+    mask = np.where(random.random((2, 1, 1, 40)) < 0.2, -1e4, 0).astype(bf16.numpy)
+
+    def program(q, k, v, mask):
+        found = nn.scaled_dot_product_attention(*(x.permute(0, 2, 1, 3) for x in (q, k, v)), mask)
+        return found.permute(0, 2, 1, 3)
+
+    ready = prepare(ts.jit(program), (q, k, v, mask), "ptx")
+    launches = [n for n in ready.levels["tile"].main.body.nodes if n.op.name == "host.launch"]
+    assert len(launches) == 1
+    (found,) = BACKEND.interpreter(emitted(ready.levels["tile"], arch))([q, k, v, mask])
+    assert compare(found, ready.bounds()[0]).ok

@@ -1,0 +1,207 @@
+"""Loops of products whose right sides are fetched beside them: found, turned around, and right."""
+
+import math
+
+import numpy as np
+import pytest
+from ptxcheck import emitted
+
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.contract import contracted
+from tessera.codegen.ptx.flush import flushed
+from tessera.codegen.ptx.fuse import fuse_sums
+from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx.ops import exp2_flushed, fused, places_below, released, resident, settled, streamed
+from tessera.codegen.ptx.order import Order, order_of
+from tessera.codegen.ptx.peel import peeled
+from tessera.codegen.ptx.places import placed
+from tessera.codegen.ptx.rotate import rotated
+from tessera.codegen.ptx.stream import streaming
+from tessera.kernel import kernel, tile
+from tessera.ops import control
+from tessera.program import prepare
+from tessera.stdlib.attention import attend
+from tessera.types import bf16, f16, f32
+
+
+@kernel
+def gated(a, b, c, out, *, BM: int, BN: int, band: bool = False):
+    """Rows of `a` against all of `b`, what is positive of that times `c`: no attention, but of its shape."""
+    m = tile.program_id(0) * BM
+    left = tile.load(a[m : m + BM, :], edge="clip")
+    acc = tile.zeros((BM, c.shape[1]), f32)
+    for n in tile.range(0, b.shape[0], BN):
+        gate = tile.maximum(left @ tile.load(b[n : n + BN, :], edge="clip").T, 0.0)
+        if band:
+            gate = tile.where((n + tile.arange(0, BN))[None, :] <= (m + tile.arange(0, BM))[:, None], gate, 0.0)
+        acc = acc * 0.5 + tile.cast(gate, c.dtype) @ tile.load(c[n : n + BN, :], edge="clip")
+    tile.store(out[m : m + BM, :], tile.cast(acc, out.dtype), edge="clip")
+
+
+def compiled(entry, given, grid, arch):
+    """What the PTX interpreter makes of a kernel's text, and the text."""
+    artifact = emitted(prepare(entry, given, "ptx", grid).levels["tile"], arch)
+    BACKEND.interpreter(artifact)([a for a in given.values() if isinstance(a, np.ndarray)])
+    return given["out"], artifact.text(TEXT)
+
+
+def arrays(dtype, rows, keys, depth, columns, seed=0):
+    random = np.random.default_rng(seed)
+    shapes = {"a": (rows, depth), "b": (keys, depth), "c": (keys, columns)}
+    found = {k: random.standard_normal(s).astype(dtype.numpy) for k, s in shapes.items()}
+    return {**found, "out": np.full((rows, columns), np.nan, dtype.numpy)}
+
+
+def wanted(given, block, band):
+    a, b, c = (given[k].astype(np.float64) for k in "abc")
+    total = np.zeros((len(a), c.shape[1]))
+    for n in range(0, len(b), block):
+        gate = np.maximum(a @ b[n : n + block].T, 0)
+        ahead = (n + np.arange(gate.shape[1]))[None, :] <= np.arange(len(a))[:, None]
+        total = (
+            total * 0.5 + np.where(ahead, gate, 0) @ c[n : n + block] if band else total * 0.5 + gate @ c[n : n + block]
+        )
+    return total
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "block", "band"),
+    [
+        (bf16, (256, 256, 64, 64), (256, 64), False),
+        (bf16, (200, 136, 128, 128), (128, 64), True),
+        (f16, (130, 72, 64, 128), (64, 128), False),
+        (bf16, (130, 200, 128, 64), (64, 64), True),
+    ],
+)
+def test_a_user_s_own_kernel(dtype, sizes, block, band):
+    given = arrays(dtype, *sizes)
+    out, text = compiled(
+        gated, {**given, "BM": block[0], "BN": block[1], "band": band}, (-(-sizes[0] // block[0]),), "sm_90a"
+    )
+    assert "wgmma.mma_async" in text and "mma.sync" not in text and "ldmatrix" not in text
+    want = wanted(given, block[1], band)
+    assert np.linalg.norm(out.astype(np.float64) - want) < 6e-3 * np.linalg.norm(want)
+
+
+@kernel
+def counted(a, b, c, out, rounds, *, BM: int = 64, BN: int = 64):
+    """As `gated`, for a number of blocks that only the launch knows, maybe none."""
+    left = tile.load(a[0:BM, :])
+    acc = tile.zeros((BM, c.shape[1]), f32)
+    for n in tile.range(0, rounds * BN, BN):
+        gate = tile.maximum(left @ tile.load(b[n : n + BN, :]).T, 0.0)
+        acc = acc * 0.5 + tile.cast(gate, c.dtype) @ tile.load(c[n : n + BN, :])
+    tile.store(out[0:BM, :], tile.cast(acc, out.dtype))
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+def test_loops_of_unknown_length_are_not_turned_around(rounds):
+    given = arrays(bf16, 64, 192, 64, 64)
+    module = prepare(counted, {**given, "rounds": rounds}, "ptx", (1,)).levels["tile"]
+    artifact = emitted(module, "sm_90a")
+    BACKEND.interpreter(artifact)([*given.values(), np.int64(rounds)])
+    want = wanted({**given, "b": given["b"][: 64 * rounds]}, 64, False)
+    assert (
+        "wgmma" in artifact.text(TEXT)
+        and np.abs(given["out"].astype(np.float64) - want).max() <= 6e-3 * np.abs(want).max()
+    )
+
+
+def test_heads_that_share_keys():
+    given, grid = attention((1, 4, 128, 64), 128, True, (128, 64))
+    given |= {n: given[n][:, :2].copy() for n in "kv"}
+    out, text = compiled(attend, given, grid, "sm_90a")
+    whole = {**given, **{n: np.repeat(given[n], 2, 1) for n in "kv"}, "out": np.zeros_like(out)}
+    np.testing.assert_array_equal(out, compiled(attend, whole, grid, "sm_90a")[0])
+    assert "wgmma" in text
+
+
+def attention(shape, keys, causal, block, **more):
+    b, h, s, d = shape
+    random = np.random.default_rng(1)
+    q, k, v = (random.standard_normal((b, h, n, d)).astype(bf16.numpy) for n in (s, keys, keys))
+    given = {"q": q, "k": k, "v": v, "mask": None, "lengths": None, "out": np.full(shape, np.nan, bf16.numpy)}
+    given |= {"causal": causal, "scale": d**-0.5, "BM": block[0], "BN": block[1], "narrow": True, **more}
+    return given, (b, h, -(-s // block[0]))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "keys", "block"),
+    [((1, 2, 256, 64), 256, (64, 64)), ((2, 1, 200, 128), 260, (128, 64)), ((1, 2, 300, 64), 300, (128, 128)),
+     ((1, 1, 7, 128), 513, (64, 128))],
+)  # fmt: skip
+def test_attention_of_any_length(shape, keys, block, causal):
+    given, grid = attention(shape, keys, causal, block)
+    out, text = compiled(attend, given, grid, "sm_90a")
+    q, k, v = (given[n].astype(np.float64) for n in "qkv")
+    scores = q @ k.swapaxes(2, 3) * given["scale"]
+    seen = np.arange(keys)[None, :] <= np.arange(shape[2])[:, None]
+    weights = np.exp(scores - scores.max(-1, keepdims=True)) * (seen if causal else 1)
+    want = (weights / weights.sum(-1, keepdims=True)) @ v
+    assert "wgmma.mma_async" in text and np.linalg.norm(out - want) < 6e-3 * np.linalg.norm(want)
+
+
+def streams(causal=True, depth=64):
+    """The passes' result for attention, and the grid."""
+    given, grid = attention((1, 2, 512, depth), 512, causal, (128, 128))
+    function = prepare(attend, given, "ptx", grid).levels["tile"].functions[1]
+    found = streaming(fuse_sums(flushed(function)))
+    return placed(peeled(rotated(contracted(found), grid), grid)), grid
+
+
+def ops(function, region=False):
+    """The ops of a function, or of its loops alone."""
+    loops = [n for n in function.body.nodes if n.op is control.for_]
+    return [n.op for loop in loops for n in loop.regions[0].walk()] if region else [n.op for n in function.body.walk()]
+
+
+def test_products_are_streamed_and_what_stays_is_given_back():
+    found = ops(streams()[0])
+    assert found.count(resident) == found.count(released) == 1 and exp2_flushed in found and fused in found
+
+
+def test_a_product_is_begun_a_round_early_where_registers_allow():
+    early, late = (ops(streams(False, depth)[0], region=True) for depth in (64, 128))
+    assert settled in early and settled not in late
+    assert early.index(exp2_flushed) < early.index(streamed) and late.index(streamed) < late.index(exp2_flushed)
+
+
+def test_masks_are_left_to_the_rounds_that_need_them():
+    masked, plain = (ops(streams(causal)[0]).count(places_below) for causal in (True, False))
+    first, second = (n for n in streams()[0].body.nodes if n.op is control.for_)
+    assert plain == 0 and masked == 2
+    assert places_below not in {n.op for n in first.regions[0].nodes}
+    assert places_below in {n.op for n in second.regions[0].nodes}
+
+
+def test_long_programs_come_first_and_those_that_read_the_same_follow_each_other():
+    assert order_of(*streams(causal=True)) == Order((0, 1, 2), True)
+    assert order_of(*streams(causal=False)) == Order((2, 0, 1))
+
+
+def test_where_each_program_reads_its_own_a_cache_is_filled_at_a_time():
+    given = np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), (8, 16, 2048, 128), (0,) * 4)
+    arguments = {**attention((1, 1, 1, 128), 1, True, (128, 128))[0], **dict.fromkeys(("q", "k", "v", "out"), given)}
+    function = prepare(attend, arguments, "ptx", (8, 16, 16)).levels["tile"].functions[1]
+    assert order_of(streaming(fuse_sums(function)), (8, 16, 16)) == Order((0, 1, 2), True, 32)
+
+
+def test_what_the_ops_mean():
+    random = np.random.default_rng(0)
+    left, right = random.standard_normal((4, 8)).astype("f4"), random.standard_normal((10, 8)).astype("f4")
+    attrs = {"block": (8, 4), "flipped": True, "summed": True}
+    want = np.ones((4, 4))
+    want[:, :2] += left @ right[8:].T
+    np.testing.assert_allclose(streamed.ref(left, right, np.ones((4, 4), "f4"), 8, 0, **attrs), want, rtol=1e-5)
+    np.testing.assert_array_equal(places_below.ref(1, shape=(3, 3), steps=(-1, 1)), np.tri(3, dtype=bool))
+    assert exp2_flushed.ref(np.float32(-127)) == 0 and exp2_flushed.ref(np.float32(-126)) == np.float32(2.0**-126)
+    assert fused.ref(np.float32(3), np.float32(4), np.float32(math.pi)) == np.float32(
+        12 + np.float64(np.float32(math.pi))
+    )
+
+
+def test_a_loop_whose_places_are_not_known_ahead_takes_the_other_way():
+    given, grid = attention((1, 1, 128, 64), 128, False, (64, 64), lengths=np.array([100], np.int64))
+    text = emitted(prepare(attend, given, "ptx", grid).levels["tile"], "sm_90a").text(TEXT)
+    assert "wgmma" not in text and "mma.sync" in text
