@@ -96,6 +96,58 @@ def pipeline() -> Callable[[], Any]:
     return lambda: staged[(64,)](x, out, BLOCK=512, STAGES=8)
 
 
+@ts.kernel
+def counted(x, out, BLOCK: ts.constexpr, STAGES: ts.constexpr):
+    """As above, with the copies of each stage counted by an mbarrier."""
+    rows, full = tile.alloc_shared((2, BLOCK), ts.f32), tile.mbarrier(1, 2)
+    start = tile.program_id(0) * BLOCK * STAGES
+    total = tile.zeros((BLOCK,), ts.f32)
+    for step in tile.static_range(STAGES + 1):
+        if step < STAGES:
+            ahead = start + step * BLOCK
+            full[step % 2].expect(4 * BLOCK)
+            tile.cp_async(rows[step % 2], x[ahead : ahead + BLOCK], barrier=full[step % 2])
+            full[step % 2].arrive()
+        if step > 0:
+            full[(step - 1) % 2].wait((step - 1) // 2 % 2)
+            total += tile.load(rows[(step - 1) % 2])
+    first = tile.program_id(0) * BLOCK
+    tile.store(out[first : first + BLOCK], total)
+
+
+def mbarrier_pipeline() -> Callable[[], Any]:
+    """2^18 elements in 64 programs of 8 stages."""
+    x, out = _numbers(1 << 18), np.zeros(1 << 15, np.float32)
+    return lambda: counted[(64,)](x, out, BLOCK=512, STAGES=8)
+
+
+@ts.kernel
+def handed_on(x, out, BLOCK: ts.constexpr, ROUNDS: ts.constexpr):
+    """One tile fills a ring of two buffers, the others of its group empty it: branches that wait for each other."""
+    me, base = tile.local_id(), tile.program_id(0) * ROUNDS
+    rows = tile.alloc_shared((2, BLOCK), ts.f32)
+    full, empty = tile.mbarrier(1, 2), tile.mbarrier(tile.group_size() - 1, 2)
+    tile.barrier()
+    if me == 0:
+        for k in tile.range(0, ROUNDS):
+            empty[k % 2].wait((k // 2 + 1) % 2)
+            rows[k % 2, 0:BLOCK] = x[base + k, 0:BLOCK]
+            full[k % 2].arrive()
+    else:
+        total = tile.zeros((BLOCK,))
+        for k in tile.range(0, ROUNDS):
+            full[k % 2].wait((k // 2) % 2)
+            total += rows[k % 2, 0:BLOCK]
+            empty[k % 2].arrive()
+        out[tile.program_id(0), me, 0:BLOCK] = total
+
+
+def ring() -> Callable[[], Any]:
+    """32 programs of 4 tiles, 16 rounds of 256 elements each."""
+    x, out = _numbers(512, 256), np.zeros((32, 4, 256), np.float32)
+    return lambda: handed_on[(32,), 4](x, out, BLOCK=256, ROUNDS=16)
+
+
 CASES = {
     "vadd_1M": vector_add,
     "softmax_1024x1024": softmax,
@@ -104,6 +156,8 @@ CASES = {
     "block_reduce_64K": block_sum,
     "permutation_256K": permutation,
     "async_stages_256K": pipeline,
+    "mbarrier_stages_256K": mbarrier_pipeline,
+    "mbarrier_ring_128K": ring,
 }
 
 

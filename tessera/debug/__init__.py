@@ -7,6 +7,8 @@ from tessera.debug.checking import check, checked
 from tessera.debug.interactive import break_here, interactive, session
 from tessera.interp.debug_report import Checks, Finding, Report
 
+checks = checked  # as it is called too
+
 if TYPE_CHECKING:
     from tessera.debug.kernel_tracing import kernel, kernel_report, kernel_trace
     from tessera.debug.memory_use import memory, memory_report
@@ -45,6 +47,7 @@ __all__ = [
     "break_here",
     "check",
     "checked",
+    "checks",
     "deterministic",
     "interactive",
     "kernel",

@@ -14,6 +14,7 @@ from tessera.debug.origin import trace_back
 from tessera.debug.stops import Goal
 from tessera.debug.values import names_of, variables
 from tessera.errors import ArgumentError
+from tessera.pytree import flatten
 
 Command = Callable[[Console, str], Goal | None]
 TABLE: dict[str, Command] = {}
@@ -131,7 +132,8 @@ def _(console: Console, rest: str) -> None:
 @command("print p", "EXPRESSION", "a value as this program sees it, with statistics, and the mask it was loaded under")
 def _(console: Console, rest: str) -> None:
     held = console.evaluate(rest)
-    console.write(f"{rest} = {show.value(held)}")
+    for name, leaf in flatten(held, rest)[0]:
+        console.write(f"{name} = {show.value(leaf)}")
     found = next((seen for name, _, seen in names_of(console.line) if name == rest), None)
     mask = None if found is None else replay.mask_of(console.stepper.history, console.step, found)
     if mask:
@@ -186,7 +188,7 @@ def _(console: Console, rest: str) -> None:
 @command("locals", "", "every variable of this function")
 def _(console: Console, rest: str) -> None:
     found = variables(console.stepper.history, console.step, console.line, console.stepper.instance)
-    for name, held in found.items():
+    for name, held in flatten(found)[0]:
         array = np.asarray(held)
         whole = not isinstance(held, (np.ndarray, np.generic)) or array.size <= 8
         text = (
@@ -202,8 +204,9 @@ def _(console: Console, rest: str) -> None:
 @command("info i", "", "the op that runs next: its operands, its mask, and which programs run it")
 def _(console: Console, rest: str) -> None:
     step = console.step
-    present = sum(1 for _ in step.instances())
-    console.write(f"{present} of {int(np.prod(step.launch.grid)) * step.launch.group} instances are here")
+    if not step.launch.is_graph:
+        present = sum(1 for _ in step.instances())
+        console.write(f"{present} of {int(np.prod(step.launch.grid)) * step.launch.group} instances are here")
     if show.is_mark(step.node):
         console.write("a line is about to begin; `op` goes to its first op")
         return
@@ -259,6 +262,8 @@ def _(console: Console, rest: str) -> None:
         return
     program, _, tile = rest.partition("tile")
     started = console.step.launch
+    if started.is_graph:
+        raise ArgumentError("a Graph function has no programs to choose from", suggestion="focus, in a kernel")
     wanted = stops.numbers(program) + (stops.numbers(tile or "0") if started.group > 1 else ())
     room = (*started.grid, started.group) if started.group > 1 else started.grid
     if len(wanted) != len(room) or any(i >= n for i, n in zip(wanted, room, strict=True)):

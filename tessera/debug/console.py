@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 from tessera.debug import show
@@ -106,11 +109,27 @@ class Console:
             self.write(PROMPT + command)
             return command
         try:
-            typed = input(PROMPT).strip()
+            typed = self._typed()
         except EOFError:
             return None
         self._again = typed or self._again
         return self._again or "help"
+
+    def _typed(self) -> str:
+        """A line from the terminal; where the user breaks it off it is asked for again."""
+        _edited()
+        while True:
+            try:
+                return input(PROMPT).strip()
+            except KeyboardInterrupt:
+                self.write("")
+
+
+@cache
+def _edited() -> None:
+    """Let lines be edited and called back, where Python can."""
+    with suppress(ImportError):
+        import_module("readline")
 
 
 def commands_of(commands: str | Sequence[str] | None) -> list[str] | None:

@@ -15,9 +15,13 @@ _WARP = 32
 
 @dataclass(frozen=True)
 class Gpu:
-    """A multiprocessor: threads, groups, registers, bytes of shared memory; each group takes `reserved` bytes more."""
+    """A GPU of so many multiprocessors, and one of them: threads, groups, registers, bytes of shared memory.
+
+    Each group takes `reserved` bytes more.
+    """
 
     name: str
+    processors: int
     threads: int
     groups: int
     shared: int
@@ -30,16 +34,16 @@ class Gpu:
 GPUS = {
     g.name: g
     for g in (
-        Gpu("V100", 2048, 32, 96 * KIB, 96 * KIB, 0),
-        Gpu("T4", 1024, 16, 64 * KIB, 64 * KIB, 0),
-        Gpu("A100", 2048, 32, 164 * KIB, 163 * KIB),
-        Gpu("A10", 1536, 16, 100 * KIB, 99 * KIB),
-        Gpu("RTX3090", 1536, 16, 100 * KIB, 99 * KIB),
-        Gpu("L4", 1536, 24, 100 * KIB, 99 * KIB),
-        Gpu("RTX4090", 1536, 24, 100 * KIB, 99 * KIB),
-        Gpu("H100", 2048, 32, 228 * KIB, 227 * KIB),
-        Gpu("H200", 2048, 32, 228 * KIB, 227 * KIB),
-        Gpu("B200", 2048, 32, 228 * KIB, 227 * KIB),
+        Gpu("V100", 80, 2048, 32, 96 * KIB, 96 * KIB, 0),
+        Gpu("T4", 40, 1024, 16, 64 * KIB, 64 * KIB, 0),
+        Gpu("A100", 108, 2048, 32, 164 * KIB, 163 * KIB),
+        Gpu("A10", 72, 1536, 16, 100 * KIB, 99 * KIB),
+        Gpu("RTX3090", 82, 1536, 16, 100 * KIB, 99 * KIB),
+        Gpu("L4", 58, 1536, 24, 100 * KIB, 99 * KIB),
+        Gpu("RTX4090", 128, 1536, 24, 100 * KIB, 99 * KIB),
+        Gpu("H100", 132, 2048, 32, 228 * KIB, 227 * KIB),
+        Gpu("H200", 132, 2048, 32, 228 * KIB, 227 * KIB),
+        Gpu("B200", 148, 2048, 32, 228 * KIB, 227 * KIB),
     )
 }
 

@@ -104,16 +104,22 @@ class History:
         self.size = 0
         self.kept: dict[int, Kept] = {}
         self.calls: tuple[Step, ...] = ()
+        self._outer: list[tuple[Step, ...]] = []  # the calls of launches that wait for this one
         # Of each launch the number of its first step, and its arguments as they were.
         self.began: dict[int, tuple[int, list[Any]]] = {}
 
     def enter(self, started: Started) -> None:
-        """Follow the memory of a launch's arguments."""
+        """Follow the memory of a launch's arguments; values of a Graph function never change."""
+        self._outer.append(self.calls)
         self.calls = ()
         before = [a.copy() if isinstance(a, np.ndarray) else a for a in started.args]
         self.began[id(started)] = self.forgotten + len(self.steps), before
-        for array in started.args:
+        for array in () if started.is_graph else started.args:
             self.keep(array)
+
+    def leave(self) -> None:
+        """A launch has ended: what called it goes on."""
+        self.calls = self._outer.pop()
 
     def keep(self, array: Any) -> None:
         """Follow the memory of an array."""
@@ -124,24 +130,34 @@ class History:
     def begin(self, node: Node, args: Sequence[Any], machine: Machine, launch: Started) -> Step:
         """A node that is about to run."""
         marked = node.op in (checks.line, checks.pause)
-        before = self.calls[-1].node.loc if self.calls else None
-        starts = node.op is checks.line or (
-            not marked and not self._marked and (before is None or before.line != node.loc.line)
-        )
+        around = None if marked else self._around(node, launch)
+        starts = node.op is checks.line or (not marked and around is None)
         step = Step(
             self.forgotten + len(self.steps), node, args, launch, machine.first, machine.count, machine.active,
             self.calls, starts,
         )  # fmt: skip
         if marked or starts:
-            self.calls = (*self.calls[: node.attrs.get("depth", 0)], step)
-            step.calls = self.calls
+            calls = self.calls[: node.attrs.get("depth", 0)] if marked or not launch.is_graph else self._marks
+            self.calls = (*calls, step)
+        elif around is not None:
+            self.calls = around
+        step.calls = self.calls
         self.steps.append(step)
         return step
 
+    def _around(self, node: Node, launch: Started) -> tuple[Step, ...] | None:
+        """The calls, up to the one whose line a node belongs to; None where it begins a line by itself."""
+        if self._marks and not launch.is_graph:
+            return self.calls
+        # A trace has marks where Python came to a line: what a call came back to has to be found.
+        place = node.loc.file, node.loc.line
+        found = [n for n, c in enumerate(self.calls) if (c.node.loc.file, c.node.loc.line) == place]
+        return self.calls[: found[-1] + 1] if found else None
+
     @property
-    def _marked(self) -> bool:
-        """Whether this program was compiled with marks before its lines."""
-        return bool(self.calls) and self.calls[0].node.op in (checks.line, checks.pause)
+    def _marks(self) -> tuple[Step, ...]:
+        """The calls in force that marks have told of."""
+        return tuple(c for c in self.calls if c.node.op in (checks.line, checks.pause))
 
     def end(self, step: Step, results: Sequence[Any]) -> None:
         """What came of a node."""

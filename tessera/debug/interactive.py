@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import code
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tessera import marks
 from tessera.debug import stops
+from tessera.debug.around import Around
 from tessera.debug.console import Console, Quit, commands_of
 from tessera.interp.debug_observe import FOR_PAUSES, OBSERVERS
 from tessera.kernel import lines
 from tessera.kernel.kernel import Kernel, Launch
 from tessera.kernel.trace import TRACE
+from tessera.tracing import Jit
 
 Commands = str | Sequence[str] | None
 
@@ -23,7 +25,7 @@ Commands = str | Sequence[str] | None
 def session(
     commands: Commands = None, at_start: bool = True, write: Callable[[str], Any] | None = None
 ) -> Iterator[Console]:
-    """Step through every kernel interpreted in this block.
+    """Step through every kernel and `ts.jit` function interpreted in this block.
 
     `commands` is a script, or a list of commands; without them they come from the terminal (docs/debugging.md lists
     them). The run stops before its first line, or with `at_start=False` only at an error, at `breakpoint()` or
@@ -54,8 +56,9 @@ def session(
 def interactive(function: Any = None, *, commands: Commands = None, at_start: bool | None = None) -> Any:
     """A function, kernel or launch whose calls are stepped through.
 
-    A kernel (or `kernel[grid]`) stops before its first line; any other function where a kernel that it calls fails,
-    or breaks. `at_start` says otherwise; `commands` are as for `session`. A call that the user quits gives None.
+    A kernel (or `kernel[grid]`) and a `ts.jit` function stop before their first line; any other function where a kernel
+    that it calls fails, or breaks. `at_start` says otherwise; `commands` are as for `session`. A call that the user
+    quits gives None.
 
     >>> import numpy as np, tessera as ts
     >>> @ts.debug.interactive(commands="continue")
@@ -66,15 +69,12 @@ def interactive(function: Any = None, *, commands: Commands = None, at_start: bo
     """
     if function is None:
         return lambda f: interactive(f, commands=commands, at_start=at_start)
-    first = isinstance(function, (Kernel, Launch)) if at_start is None else at_start
 
-    def stepped(*args: Any, **named: Any) -> Any:
-        with session(commands, first):
-            return function(*args, **named)
+    def stepped(called: Any) -> Any:
+        first = isinstance(called, (Kernel, Launch, Jit)) if at_start is None else at_start
+        return session(commands, first)
 
-    if isinstance(function, Kernel):
-        stepped.launch = lambda item: interactive(function[item], commands=commands, at_start=at_start)  # type: ignore[attr-defined]
-    return functools.wraps(function)(stepped) if hasattr(function, "__name__") else stepped
+    return Around(function, stepped)
 
 
 def break_here(condition: Any = True) -> None:
@@ -88,6 +88,8 @@ def break_here(condition: Any = True) -> None:
     """
     if TRACE.get() is not None:
         lines.pause(condition)
+        return
+    if marks.pause(condition, sys._getframe(1)):
         return
     if isinstance(condition, Mapping):
         names = dict(condition)

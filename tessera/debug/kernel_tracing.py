@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tessera.debug import picture, timeline
-from tessera.debug.gpus import Occupancy, occupancy
+from tessera.debug.around import Around
+from tessera.debug.gpus import GPUS, Occupancy, occupancy
 from tessera.debug.profile import COMPUTE, CONTROL, INDEX, MEMORY, Counts, Profile
 from tessera.errors import ArgumentError
 from tessera.interp.debug_observe import OBSERVERS
+from tessera.ops.tile import meets
 from tessera.types import GLOBAL, REGISTER, SHARED
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,6 +84,9 @@ class KernelReport:
             advice.append("let neighbouring lanes touch neighbouring elements of global memory")
         if self.occupancy.share < 0.5:
             advice.append(f"use less {self.occupancy.limit}: {self.occupancy.groups} groups fit a multiprocessor")
+        started, room = self.counts.started, self.occupancy.groups * GPUS[self.gpu].processors
+        if meets(started.function.body) and (groups := math.prod(started.grid)) > room:
+            advice.append(f"launch fewer groups: {groups} meet at a grid barrier, and {room} fit a {self.gpu} at once")
         return advice
 
     def __str__(self) -> str:
@@ -172,7 +177,7 @@ def kernel_report() -> KernelTrace:
 
 
 def kernel(function: F) -> F:
-    """A function whose kernels are recorded each time it is called; `kernel_report()` prints the last call's.
+    """A function or kernel whose launches are recorded at each call; `kernel_report()` prints the last call's.
 
     >>> @kernel
     ... def launches():
@@ -180,10 +185,4 @@ def kernel(function: F) -> F:
     >>> launches()
     1
     """
-
-    @functools.wraps(function)
-    def traced(*args: Any, **named: Any) -> Any:
-        with kernel_trace():
-            return function(*args, **named)
-
-    return traced  # type: ignore[return-value]
+    return Around(function, lambda called: kernel_trace())  # type: ignore[return-value]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sysconfig
 import tracemalloc
 from collections import Counter
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tessera.debug.around import Around
 from tessera.errors import ArgumentError
 from tessera.evaluate import Meaning
 from tessera.interp.debug_observe import OBSERVERS, Started
@@ -135,7 +135,7 @@ def _users(frames: tracemalloc.Traceback) -> str | None:
 
 
 def memory(function: F) -> F:
-    """A function whose allocations are followed each time it is called; `memory_report()` tells of the last call.
+    """A function or kernel whose allocations are followed at each call; `memory_report()` tells of the last one.
 
     >>> import numpy as np, tessera as ts
     >>> kept = []
@@ -146,13 +146,7 @@ def memory(function: F) -> F:
     >>> ts.debug.memory_report(show=False).held >= 1 << 19
     True
     """
-
-    @functools.wraps(function)
-    def followed(*args: Any, **named: Any) -> Any:
-        with tracked():
-            return function(*args, **named)
-
-    return followed  # type: ignore[return-value]
+    return Around(function, lambda called: tracked())  # type: ignore[return-value]
 
 
 def memory_report(show: bool = True) -> MemoryReport:

@@ -32,6 +32,9 @@ def draw(path: Path, launches: Sequence[Counts], tensor: str | None) -> Path:
     figure = figures.Figure(figsize=(4.2 * len(groups), 4.2), layout="constrained")
     for number, ((name, kind), boxes) in enumerate(groups.items()):
         _panel(figure.add_subplot(1, len(groups), number + 1), f"{name} ({kind})", boxes)
+    figure.supxlabel(
+        "a colour for each program, of those that touch a place the first; a number for the turn", fontsize=8
+    )
     figure.savefig(path)
     return path
 
@@ -40,7 +43,7 @@ def _figures() -> Any:
     try:
         return import_module("matplotlib.figure")
     except ImportError:
-        raise DeviceUnavailable("pictures need matplotlib", suggestion='pip install "tessera[plot]"') from None
+        raise DeviceUnavailable("pictures need matplotlib", suggestion='pip install "tessera[pictures]"') from None
 
 
 def _groups(launches: Sequence[Counts], tensor: str | None) -> dict[tuple[str, str], list[Touched]]:
@@ -89,4 +92,5 @@ def _panel(axes: Any, title: str, boxes: Sequence[Touched]) -> None:
             box = boxes[order]
             top, bottom, left, right = _span(box)
             place = ((left + right) / 2 / scale[1] - 0.5, (top + bottom) / 2 / scale[0] - 0.5)
-            axes.text(*place, str(order), ha="center", va="center", fontsize=7)
+            around = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+            axes.text(*place, str(order), ha="center", va="center", fontsize=7, bbox=around)

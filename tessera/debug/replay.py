@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +13,14 @@ from tessera.debug.history import History, Step
 from tessera.debug.values import at, names_of
 from tessera.errors import ArgumentError, UnknownNameError
 from tessera.evaluate import Meaning
+from tessera.interp import bound as graph_bound
 from tessera.interp import tile as interpreter
 from tessera.interp.debug_monitor import Monitor
 from tessera.interp.debug_observe import Started
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory
 from tessera.numerics.bounded import Bounded
-from tessera.ops import basic, shape
+from tessera.ops import basic, checks, shape
 
 if TYPE_CHECKING:
     from tessera.debug.console import Console
@@ -84,6 +86,8 @@ def bound(console: Console, name: str) -> Bounded:
     names = [n for n, _, _ in names_of(line)]
     if name not in names:
         raise UnknownNameError(f"`{name}` is no variable here", expected=", ".join(names) or "a variable of the kernel")
+    if line.launch.is_graph:
+        return _graph_bound(console, line, names.index(name))
     started, arrays = console.stepper.history.began[id(line.launch)]
     watcher = _Replay(line.number - started)
     lifted = [Bounded(a.copy()) if isinstance(a, np.ndarray) else a for a in arrays]
@@ -98,4 +102,41 @@ def bound(console: Console, name: str) -> Bounded:
     if isinstance(held, Memory) or place is None:
         raise ArgumentError(f"`{name}` is memory", suggestion="load a part of it into a variable, and ask for that")
     found = at(console.stepper.history, line, value, held, place)
+    return found if isinstance(found, Bounded) else Bounded(np.asarray(found))
+
+
+# What is told of each mark that bound mode passes in a Graph function.
+_MARKS: ContextVar[Callable[[Sequence[Any]], None]] = ContextVar("marks", default=lambda args: None)
+
+
+@graph_bound.flow(checks.line, checks.pause)
+def _(node, args, run):
+    _MARKS.get()(args)
+    return ()
+
+
+def _graph_bound(console: Console, line: Step, number: int) -> Bounded:
+    """A variable at a mark: composites have other ops there, but as many marks come before it."""
+    history = console.stepper.history
+    started, arrays = history.began[id(line.launch)]
+    if line.node.op not in (checks.line, checks.pause) or started < history.forgotten:
+        raise ArgumentError("this line cannot be found again", suggestion="ask on a line of the function itself")
+    mine = history.steps[started - history.forgotten : line.number - history.forgotten]
+    left = sum(1 for s in mine if s.launch is line.launch and s.node.op in (checks.line, checks.pause))
+    seen: list[Any] = []
+
+    def passed(args: Sequence[Any]) -> None:
+        seen.append(None)
+        if len(seen) > left:
+            seen.append(args[len(args) - len(names_of(line)) + number])
+            raise _Found()
+
+    token = _MARKS.set(passed)
+    try:
+        graph_bound.run(line.launch.function, arrays)
+    except _Found:
+        pass
+    finally:
+        _MARKS.reset(token)
+    found = seen[-1]
     return found if isinstance(found, Bounded) else Bounded(np.asarray(found))

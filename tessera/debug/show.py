@@ -65,7 +65,9 @@ def bounded(held: Bounded) -> str:
 
 
 def instance(step: Step, coordinates: tuple[int, ...]) -> str:
-    """An instance in words: its program and, in a group, its tile."""
+    """An instance in words: its program and, in a group, its tile; a Graph function is the only one of its kind."""
+    if step.launch.is_graph:
+        return "the function"
     rank = len(step.launch.grid)
     tile_ = f", tile {coordinates[-1]}" if step.launch.group > 1 else ""
     return f"program {coordinates[:rank]}{tile_}"
@@ -75,6 +77,8 @@ def position(step: Step, coordinates: tuple[int, ...], line: Step | None = None)
     """Where a step stands: file, line, function, and for which instance it is shown."""
     line = line or (step.calls[-1] if step.calls else step)
     function = line.node.attrs.get("function", step.launch.function.name)
+    if step.launch.is_graph:
+        return f"> {place(line.node.loc)} in {function}"
     present = sum(1 for _ in step.instances())
     return f"> {place(line.node.loc)} in {function}, {instance(step, coordinates)} ({present} here)"
 

@@ -42,15 +42,17 @@ class Stepper:
         self.instance: Instance = ()
         self.error: TesseraError | None = None
         self.over = False
-        self._launch: Started | None = None
+        self._launches: list[Started] = []  # under way, the innermost last
 
     def enter(self, started: Started) -> None:
         """A launch begins."""
-        self._launch = started
+        self._launches.append(started)
         self.history.enter(started)
 
     def leave(self) -> None:
         """The launch has ended."""
+        self._launches.pop()
+        self.history.leave()
 
     def meaning(self, machine: Machine, inner: Meaning) -> Meaning:
         """Nodes as they are, with a look at each before and after."""
@@ -58,8 +60,7 @@ class Stepper:
         def mean(node: Any, args: list[Any], walk: Any) -> Sequence[Any]:
             if self.detached:
                 return inner(node, args, walk)
-            assert self._launch is not None
-            step = self.history.begin(node, args, machine, self._launch)
+            step = self.history.begin(node, args, machine, self._launches[-1])
             self._arrive(step)
             try:
                 results = inner(node, args, walk)
@@ -126,12 +127,22 @@ class Stepper:
         if step.node.op is checks.pause:
             return self._at_pause(step)
         for each in self.breakpoints:
-            if each.here(step):
-                for instance in self._candidates(step):
-                    if each.wants(step, instance) and self._holds(each.condition, step, instance):
-                        self.instance = instance
-                        return str(each)
+            for instance in self._candidates(step) if each.here(step) else ():
+                found = self._at_breakpoint(each, step, instance)
+                if found is not None:
+                    self.instance = instance
+                    return found
         return None
+
+    def _at_breakpoint(self, point: Breakpoint, step: Step, instance: Instance) -> str | None:
+        """Why to stop for an instance at a breakpoint; a condition that cannot be told is a reason too."""
+        if not point.wants(step, instance):
+            return None
+        try:
+            holds = point.condition is None or np.all(self.evaluate(point.condition, step, instance))
+        except Exception as error:  # the user's expression may raise anything
+            return f"{point}: {type(error).__name__}: {error}"
+        return str(point) if holds else None
 
     def _at_pause(self, step: Step) -> str | None:
         condition = certain(step.args[0])
@@ -142,9 +153,6 @@ class Stepper:
                 return "break_here"
         return None
 
-    def _holds(self, condition: str | None, step: Step, instance: Instance) -> bool:
-        return condition is None or bool(np.all(self.evaluate(condition, step, instance)))
-
     def _noticed(self, step: Step) -> str | None:
         if not step.starts or not self.watches:
             return None
@@ -153,7 +161,7 @@ class Stepper:
             assert instance is not None
             try:
                 before, now = each.last, self.evaluate(each.text, step, instance)
-            except NameError:  # it has no value on this line
+            except Exception:  # noqa: S112 - it has no value on this line
                 continue
             if each.changed(now):
                 self.instance = instance

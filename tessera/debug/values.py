@@ -21,6 +21,8 @@ def own(value: Any, type: Any, place: tuple[int, ...]) -> Any:
         return np.int64(value.origin + sum(s * i for s, i in zip(value.steps, place, strict=True)))
     if isinstance(value, Bounded):
         return Bounded(own(value.value, type, place), own(value.radius, type, place))
+    if not place:  # a value of a Graph function, as it is
+        return np.asarray(value)
     rank = len(place)
     array = value[tuple(i if n > 1 else 0 for i, n in zip(place, value.shape[:rank], strict=True))]
     return np.broadcast_to(array, tuple(int(n) for n in type.shape)) if isinstance(type, TensorType) else array
@@ -50,14 +52,39 @@ def variables(history: History, step: Step, line: Step, instance: tuple[int, ...
     place = line.place(instance)
     if place is None:
         return found
-    if not names_of(line):  # no kernel that was compiled to be stepped through: its arguments alone
-        return {**found, **_arguments(step)}
-    return {**found, **{name: at(history, step, value, held, place) for name, value, held in names_of(line)}}
+    if not names_of(line):
+        return {**found, **_unmarked(history, step, line, instance)}
+    held = {name: at(history, step, value, held, place) for name, value, held in names_of(line)}
+    return _nested({**found, **held})
 
 
-def _arguments(step: Step) -> dict[str, Any]:
+def _unmarked(history: History, step: Step, line: Step, instance: tuple[int, ...]) -> dict[str, Any]:
+    """What is known on a line that was not marked: what the marked line around it sees, or a kernel's arguments."""
+    around = step.calls[step.calls.index(line) - 1] if line in step.calls[1:] else None
+    if around is not None and around is not line:
+        return variables(history, step, around, instance)
     named = zip(step.launch.function.params, step.launch.args, strict=True)
     return {p.hint or f"argument{i}": a for i, (p, a) in enumerate(named)}
+
+
+def _nested(found: dict[str, Any]) -> dict[str, Any]:
+    """Variables by name, those of containers ("layers.0.weight") in containers again."""
+    whole: dict[str, Any] = {}
+    for name, held in found.items():
+        *path, last = [int(part) if part.isdigit() else part for part in name.split(".")]
+        place: dict[Any, Any] = whole
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = held
+    return {name: _listed(held) for name, held in whole.items()}
+
+
+def _listed(held: Any) -> Any:
+    """A container whose keys are numbers in order as a list."""
+    if not isinstance(held, dict):
+        return held
+    inner = {key: _listed(part) for key, part in held.items()}
+    return list(inner.values()) if list(inner) == list(range(len(inner))) else inner
 
 
 def _literal(text: str) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tessera.debug import show
+from tessera.debug.around import Around
 from tessera.evaluate import Meaning
 from tessera.interp.debug_observe import OBSERVERS, Started
 from tessera.interp.machine import Machine
@@ -120,23 +121,24 @@ def watch(*names: str, limit: float = LIMIT, write: Callable[[str], Any] = print
 
     def decorate(function: Any) -> Any:
         found = Watch(names, limit, write)
-
-        @functools.wraps(function)
-        def watched(*args: Any, **named: Any) -> Any:
-            token = OBSERVERS.set((found, *OBSERVERS.get()))
-            before = sys.gettrace()
-            sys.settrace(_tracer(found, getattr(function, "__code__", None)))
-            try:
-                with lines.marked():
-                    return function(*args, **named)
-            finally:
-                sys.settrace(before)
-                OBSERVERS.reset(token)
-
+        watched = Around(function, lambda called: _watching(found, getattr(called, "__code__", None)))
         watched.watch = found  # type: ignore[attr-defined]
         return watched
 
     return decorate
+
+
+@contextmanager
+def _watching(found: Watch, code: Any) -> Iterator[None]:
+    token = OBSERVERS.set((found, *OBSERVERS.get()))
+    before = sys.gettrace()
+    sys.settrace(_tracer(found, code))
+    try:
+        with lines.marked():
+            yield
+    finally:
+        sys.settrace(before)
+        OBSERVERS.reset(token)
 
 
 def _tracer(found: Watch, code: Any) -> Any:

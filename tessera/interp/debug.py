@@ -1,6 +1,6 @@
 """Debug mode of the Tile interpreter: value mode with every access checked against shadow memory first.
 
-The rules M1 to M10 of docs/semantics.md are what it checks. Programs run as in value mode, all instances in step;
+The rules M1 to M14 of docs/semantics.md are what it checks. Programs run as in value mode, all instances in step;
 what is reported depends on which elements are touched between which barriers, not on that order.
 """
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from tessera.evaluate import Meaning
 from tessera.interp import debug_copies as copies
+from tessera.interp import debug_grid, debug_sync, instances
 from tessera.interp import debug_overflow as overflow
-from tessera.interp import debug_sync, instances
 from tessera.interp.debug_access import Access, aligned, check, check_written, inside, lanes_of
 from tessera.interp.debug_monitor import Monitor
 from tessera.interp.debug_nan import watch
@@ -31,8 +31,9 @@ from tessera.types import SHARED, RefType
 
 # What is checked before and noted after an op: a rule (monitor, machine, node, args, go), where `go()` runs the op.
 rules = Rules("tile debug")
-for _op in debug_sync.rules:
-    rules(_op)(debug_sync.rules.of(_op))
+for _table in (debug_sync.rules, debug_grid.rules):
+    for _op in _table:
+        rules(_op)(_table.of(_op))
 
 
 def meaning(machine: Machine, monitor: Monitor) -> Meaning:
@@ -258,14 +259,9 @@ def _(monitor, machine, node, args, go):
 
 @rules(tile.barrier)
 def _(monitor, machine, node, args, go):
-    chunk = monitor.chunk
     if machine.divergent:
         _divergent(monitor, machine, node)
-    if chunk.whole(machine):
-        chunk.turn += 1
-    else:
-        chunk.moved = chunk.epoch.copy()
-        chunk.view(chunk.moved, machine)[...] += 1 if machine.active is None else machine.active
+    monitor.chunk.passed(machine, machine.group)
     return go()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.interp.debug_report import Finding
-from tessera.interp.debug_shadow import ATOMIC, OPPOSED, READ, WRITE, Lanes, Region
+from tessera.interp.debug_shadow import ATOMIC, OPPOSED, READ, WRITE, Lanes, Met, Region
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory, Place, expand
 from tessera.ir.core import Node
@@ -17,6 +17,7 @@ from tessera.ir.core import Node
 if TYPE_CHECKING:
     from tessera.interp.debug_chunk import Chunk
     from tessera.interp.debug_monitor import Monitor
+    from tessera.interp.debug_ordered import Domain
 
 VERBS = {READ: "reads", WRITE: "writes", ATOMIC: "updates"}
 
@@ -63,13 +64,20 @@ def lanes_of(monitor: Monitor, machine: Machine, access: Access, region: Region)
     return lanes_at(chunk, machine, access, region, chunk.epoch, chunk.turn)
 
 
-def lanes_at(chunk: Chunk, box: Any, access: Access, region: Region, epochs: np.ndarray, turn: int) -> Lanes:
-    """The lanes of an access by the instances of a box (a machine, or a window), in the epochs given."""
+def lanes_at(
+    chunk: Chunk, box: Any, access: Access, region: Region, epochs: np.ndarray, turn: int,
+    columns: np.ndarray | None = None,
+) -> Lanes:  # fmt: skip
+    """The lanes of an access by the instances of a box (a machine, or a window), in the epochs given.
+
+    `columns`: those are clocks of these columns.
+    """
     depth = len(access.shape) - box.rank
-    who, epoch = expand(chunk.view(chunk.who, box), depth), expand(chunk.view(epochs, box), depth) + turn
+    tables = [chunk.who, epochs + turn, *([] if columns is None else [columns])]
+    spread = [expand(chunk.view(t, box), depth) for t in tables]
     cells = region.cells(access.memory, access.indices)
-    cells, who, epoch = (np.broadcast_to(t, access.shape).reshape(-1) for t in (cells, who, epoch))
-    lanes = Lanes(cells, who, epoch, np.arange(cells.size))
+    cells, who, epoch, *column = (np.broadcast_to(t, access.shape).reshape(-1) for t in (cells, *spread))
+    lanes = Lanes(cells, who, epoch, np.arange(cells.size), column[0] if column else None)
     return lanes if access.keep is None else lanes.part(np.flatnonzero(np.broadcast_to(access.keep, access.shape)))
 
 
@@ -142,22 +150,20 @@ def check(monitor: Monitor, access: Access, kind: str, region: Region, lanes: La
     if kind != WRITE and region.ready is not None:
         _check_ready(monitor, access, region, lanes)
     for opposed in OPPOSED[kind]:
-        for race, (slots, slot, bad) in monitor.conflicts(region, opposed, lanes):
-            bad = _meant(monitor, access, slots.node(slot, lanes.cells[bad]), bad, lanes, value, kind == opposed)
-            if bad.size:
-                cell, place = lanes.cells[bad[0]], int(lanes.place[bad[0]])
-                other = (int(slots.who(slot, cell)), monitor.nodes[int(slots.node(slot, cell))], opposed)
-                _race(monitor, access, race, kind, place, int(lanes.who[bad[0]]), other)
+        for domain in region.domains:
+            for met in domain.of(opposed, region.size).met(lanes) if opposed in domain.slots else ():
+                bad = _meant(monitor, access, met, lanes, value, kind == opposed)
+                if bad.lanes.size:
+                    _race(monitor, access, domain, kind, lanes, bad, opposed)
+                    break
 
 
-def _meant(
-    monitor: Monitor, access: Access, nodes: np.ndarray, bad: np.ndarray, lanes: Lanes, value: Any, writes: bool
-) -> np.ndarray:
+def _meant(monitor: Monitor, access: Access, met: Met, lanes: Lanes, value: Any, writes: bool) -> Met:
     """The lanes that do race: instances that write the same value at the same op do not (rule M6)."""
     if not writes:
-        return bad
-    place = lanes.place[bad]
-    return bad[~((nodes == monitor.number(access.node)) & same(access.held(place), value[place]))]
+        return met
+    place = lanes.place[met.lanes]
+    return met.part(~((met.node == monitor.number(access.node)) & same(access.held(place), value[place])))
 
 
 def same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -168,28 +174,56 @@ def same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def check_written(monitor: Monitor, access: Access, region: Region, lanes: Lanes, value: np.ndarray) -> None:
     """Report instances that have just written different values to one element at one op."""
     for domain in region.domains:
-        slots = domain.of(WRITE, region.size)
-        both = np.flatnonzero(slots.foreign(0, lanes))
-        places = lanes.place[both]
-        bad = both[~same(access.held(places), value[places])]
-        if bad.size:
-            cell, place = lanes.cells[bad[0]], int(lanes.place[bad[0]])
-            other = (int(slots.who(0, cell)), access.node, WRITE)
-            _race(monitor, access, domain.kind, WRITE, place, int(lanes.who[bad[0]]), other)
+        for met in domain.of(WRITE, region.size).met(lanes):
+            places = lanes.place[met.lanes]
+            bad = met.part((met.node == monitor.number(access.node)) & ~same(access.held(places), value[places]))
+            if bad.lanes.size:
+                _race(monitor, access, domain, WRITE, lanes, bad, WRITE)
+                break
 
 
-def _race(
-    monitor: Monitor, access: Access, race: str, kind: str, place: int, who: int, other: tuple[int, Node, str]
-) -> None:
-    between = "and no barrier lies between" if race == "race" else "and programs of a grid have no order"
+# Of each kind of race: what it lacks, and what helps.
+_LACKS = {
+    "race": ("and no barrier lies between", "put tile.barrier() between the two"),
+    "unordered": (
+        "and neither a barrier nor a phase of an mbarrier orders them",
+        "let the first arrive at an mbarrier after its access, and the second wait for the end of that very phase (the "
+        "same stage, the right parity) before its own",
+    ),
+    "program race": ("and programs of a grid have no order", "write by one program alone, or use an atomic"),
+}
+
+
+def _race(monitor: Monitor, access: Access, domain: Domain, kind: str, lanes: Lanes, met: Met, opposed: str) -> None:
+    """Report the first lane that meets an access."""
+    lane = met.lanes[0]
+    place, me, other = int(lanes.place[lane]), int(lanes.who[lane]), int(met.who[0])
+    node = monitor.nodes[int(met.node[0])]
+    if met.copied:
+        _early(monitor, access, (VERBS[kind], place, me), VERBS[opposed], other, node)
+        return
+    lacks, suggestion = _LACKS[domain.kind]
     message = (
-        f"a data race on {access.element(place)}: {monitor.name(who)} {VERBS[kind]} it, "
-        f"{monitor.name(other[0])} {VERBS[other[2]]} it, {between}"
+        f"a data race on {access.element(place)}: {monitor.name(me)} {VERBS[kind]} it, "
+        f"{monitor.name(other)} {VERBS[opposed]} it, {lacks}"
     )
-    suggestion = (
-        "put tile.barrier() between the two" if race == "race" else "write by one program alone, or use an atomic"
+    monitor.found(Finding(domain.kind, message, access.node.loc, node.loc, suggestion))
+
+
+def _early(monitor: Monitor, access: Access, lane: tuple[str, int, int], does: str, other: int, node: Node) -> None:
+    """Report an access that meets a copy which an mbarrier counts, and whose phase its tile has not waited for."""
+    verb, place, me = lane
+    who, element = monitor.name(me), access.element(place)
+    suggestion = "wait first for the end of the phase, of the mbarrier, that counts the copy: its stage and its parity"
+    if me == other:
+        message = f"{who} {verb} {element} while an asynchronous copy that {does} it is under way"
+        monitor.found(Finding("async", message, access.node.loc, node.loc, suggestion))
+        return
+    message = (
+        f"a data race on {element}: {who} {verb} it, a copy that {monitor.name(other)} began {does} it, and no wait at "
+        "the mbarrier that counts the copy orders them"
     )
-    monitor.found(Finding(race, message, access.node.loc, other[1].loc, suggestion))
+    monitor.found(Finding("unordered", message, access.node.loc, node.loc, suggestion))
 
 
 def _check_ready(monitor: Monitor, access: Access, region: Region, lanes: Lanes) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.interp.debug_clocks import Clocks
 from tessera.interp.debug_shadow import Region
 from tessera.interp.machine import Machine
 
@@ -19,10 +20,11 @@ class Chunk:
     """The instances of a part of a grid. What is the same for all is a number; tables are made when they are needed.
 
     `turn` counts the barriers that all have passed, on top of `epoch`; `committed` their groups of copies, on top of
-    `commits`. `flights` are copies under way that are regular, `pending` all others.
+    `commits`. `flights` are copies under way that are regular, `pending` all others, `bound` those that mbarriers
+    count. With `clocks` an instance's epoch is its own clock.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, clocked: bool = False) -> None:
         self.first, self.count = machine.first, machine.count
         self.sizes = (*machine.grid, machine.group) if machine.group > 1 else machine.grid
         self.group = machine.group
@@ -31,7 +33,10 @@ class Chunk:
         self.apart: np.ndarray | None = None  # commits, likewise
         self.flights: list[Any] = []
         self.pending: list[Any] = []
+        self.bound: list[Any] = []
         self.regions: list[Region] = []
+        self.clocks = Clocks(self.who, machine.group) if clocked else None
+        self.told()
 
     @cached_property
     def who(self) -> np.ndarray:
@@ -56,6 +61,30 @@ class Chunk:
     def commits(self) -> np.ndarray:
         """Each instance's groups of copies, without `committed`."""
         return np.zeros(self.count, np.int32) if self.apart is None else self.apart
+
+    def told(self) -> None:
+        """Take the instances' own clocks as their epochs; anew: windows keep those they were seen in."""
+        if self.clocks is not None:
+            self.moved = self.clocks.own.reshape(self.count).astype(np.int64) - self.turn
+
+    def passed(self, machine: Machine, width: int) -> None:
+        """Note that stretches of `width` tiles (the group) have met: those that are running."""
+        whole = self.whole(machine)
+        if self.clocks is not None:
+            self.clocks.meet(self.running(machine).reshape(-1), width)
+        if whole and width == self.group:
+            self.turn += 1
+        elif self.clocks is not None:
+            self.told()
+        else:
+            self.moved = self.epoch.copy()
+            self.view(self.moved, machine)[...] += 1 if machine.active is None else machine.active
+
+    def running(self, machine: Machine) -> np.ndarray:
+        """Which instances of the chunk run."""
+        here = np.zeros(self.count, bool)
+        self.view(here, machine)[...] = True if machine.active is None else machine.active
+        return here
 
     def whole(self, machine: Machine) -> bool:
         """Whether all instances are running."""

@@ -9,8 +9,9 @@ import numpy as np
 
 from tessera.interp.debug_access import Access, clipped, lanes_at, lanes_of
 from tessera.interp.debug_chunk import Chunk
+from tessera.interp.debug_ordered import Ordered
 from tessera.interp.debug_shadow import READ, WRITE, Lanes, Region
-from tessera.interp.debug_windows import Window, judge, note
+from tessera.interp.debug_windows import Window, judge, keep, note
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Place
 from tessera.ir.core import Node
@@ -43,6 +44,19 @@ class Pending:
         """The lanes where `chosen` holds."""
         lanes = self.lanes.part(chosen)
         return Pending(self.node, self.access, self.region, lanes, self.instance[chosen], self.group[chosen])
+
+
+@dataclass
+class Bound:
+    """Copies that an mbarrier counts: of each instance the group, and the column and clock at which all are done."""
+
+    node: Node
+    access: str
+    region: Region
+    instance: np.ndarray
+    group: np.ndarray
+    column: np.ndarray
+    clock: np.ndarray
 
 
 def take_off(monitor: Monitor, machine: Machine, node: Node, source: Place, target: Place, clip: bool) -> bool:
@@ -111,19 +125,60 @@ def commit(monitor: Monitor, machine: Machine) -> None:
     chunk.view(chunk.apart, machine)[...] += 1 if machine.active is None else machine.active
 
 
+def bind(monitor: Monitor, machine: Machine, instance: np.ndarray, column: np.ndarray, clock: np.ndarray) -> None:
+    """Close the running instances' groups of copies: they are done when a column of clocks reaches a clock."""
+    chunk = monitor.chunk
+    assert chunk is not None
+    if chunk.whole(machine):
+        _bind_flights(chunk, column, clock)
+    else:
+        _land_all(monitor, chunk)
+    number = np.full(chunk.who.size, -1)
+    number[instance] = np.arange(instance.size)
+    current = chunk.commits.reshape(-1) + chunk.committed
+    rest = []
+    for each in chunk.pending:
+        mine = (number[each.instance] >= 0) & (each.group == current[each.instance])
+        if mine.any():
+            part = each.part(mine)
+            _bind(monitor, chunk, part, column[number[part.instance]], clock[number[part.instance]])
+        if not mine.all():
+            rest.append(each.part(~mine))
+    chunk.pending = rest
+    commit(monitor, machine)
+
+
+def _bind_flights(chunk: Chunk, column: np.ndarray, clock: np.ndarray) -> None:
+    counted = column.reshape(chunk.count), clock.reshape(chunk.count)
+    everyone = np.arange(chunk.who.size)
+    group = chunk.commits.reshape(-1) + chunk.committed
+    for each in [f for f in chunk.flights if f.group == chunk.committed]:
+        chunk.flights.remove(each)
+        chunk.bound.append(Bound(each.window.node, each.window.kind, each.region, everyone, group, column, clock))
+        if each.region.log is not None:
+            each.region.log[:] = [w for w in each.region.log if w is not each.window]
+            keep(each.region, replace(each.window, counted=counted))
+
+
+def _bind(monitor: Monitor, chunk: Chunk, part: Pending, column: np.ndarray, clock: np.ndarray) -> None:
+    """Towards others these are accesses of the mbarrier's copies from now on, no longer of the tile that began them."""
+    _count(part.region, part.access, part.lanes.cells, -1)
+    lanes = Lanes(part.lanes.cells, part.lanes.who, clock, part.lanes.place, column)
+    for domain in part.region.domains:
+        slots = domain.of(part.access, part.region.size)
+        if isinstance(slots, Ordered):
+            slots.withdraw(part.lanes)
+            slots.record(lanes, monitor.number(part.node))
+    one = np.unique(part.instance, return_index=True)[1]
+    told = part.instance[one], part.group[one], column[one], clock[one]
+    chunk.bound.append(Bound(part.node, part.access, part.region, *told))
+
+
 def wait(monitor: Monitor, machine: Machine, left: int) -> None:
     """Finish the running instances' copies but for their last `left` groups."""
     chunk = monitor.chunk
     assert chunk is not None
-    if not chunk.whole(machine):
-        _land_all(monitor, chunk)
-    running = np.zeros(chunk.count, bool)
-    chunk.view(running, machine)[...] = True if machine.active is None else machine.active
-    finish(monitor, chunk, running, left)
-
-
-def finish(monitor: Monitor, chunk: Chunk, running: np.ndarray, left: int) -> None:
-    """Finish the copies of some instances but for their last `left` groups."""
+    running = chunk.running(machine)
     if not running.all():
         _land_all(monitor, chunk)
     done = [f for f in chunk.flights if f.group < chunk.committed - left]
@@ -131,12 +186,22 @@ def finish(monitor: Monitor, chunk: Chunk, running: np.ndarray, left: int) -> No
     for each in done:  # it may have done its work at any moment up to here
         if each.region.log is not None:
             each.region.log.append(replace(each.window, turn=chunk.turn, epoch=chunk.moved))
-    if chunk.pending:
-        _finish_pending(monitor, chunk, running, left)
+    if chunk.pending or chunk.bound:
+        limit = np.where(running, chunk.commits + chunk.committed - left, 0).reshape(-1)
+        _finish_pending(monitor, chunk, limit)
+        _finish_bound(chunk, limit)
 
 
-def _finish_pending(monitor: Monitor, chunk: Chunk, running: np.ndarray, left: int) -> None:
-    limit = np.where(running, chunk.commits + chunk.committed - left, 0).reshape(-1)
+def _finish_bound(chunk: Chunk, limit: np.ndarray) -> None:
+    """Who waits for its groups of copies knows that they are done, whatever counts them."""
+    for each in chunk.bound:
+        assert chunk.clocks is not None
+        who = each.instance[(done := each.group < limit[each.instance])]
+        known = chunk.clocks.known
+        known[who, each.column[done]] = np.maximum(known[who, each.column[done]], each.clock[done])
+
+
+def _finish_pending(monitor: Monitor, chunk: Chunk, limit: np.ndarray) -> None:
     rest = []
     for each in chunk.pending:
         done = each.group < limit[each.instance]
@@ -176,8 +241,21 @@ def unwaited(monitor: Monitor, chunk: Chunk) -> list[tuple[Node, int]]:
         for f in chunk.flights
         if f.window.kind == WRITE and f.region in chunk.regions
     ]
-    return flying + [
+    pending = [
         (p.node, int(p.lanes.who[0]))
         for p in chunk.pending
         if p.access == WRITE and p.region in chunk.regions and p.lanes.who.size
     ]
+    return flying + pending + _unknown(chunk)
+
+
+def _unknown(chunk: Chunk) -> list[tuple[Node, int]]:
+    """Copies whose mbarrier no tile of their program has waited for."""
+    found = []
+    for each in chunk.bound:
+        assert chunk.clocks is not None
+        programs = chunk.clocks.known.reshape(-1, chunk.group, chunk.clocks.known.shape[1]).max(axis=1)
+        never = each.instance[programs[each.instance // chunk.group, each.column] < each.clock]
+        if never.size and each.access == WRITE and each.region in chunk.regions:
+            found.append((each.node, int(chunk.who.flat[never[0]])))
+    return found

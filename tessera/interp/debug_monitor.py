@@ -10,15 +10,17 @@ import numpy as np
 from tessera.interp import debug_copies as copies
 from tessera.interp.debug_access import Access, clipped, lanes_at
 from tessera.interp.debug_chunk import Chunk
+from tessera.interp.debug_clocks import needed
 from tessera.interp.debug_lint import Lint
 from tessera.interp.debug_mask import Masks
 from tessera.interp.debug_observe import Observer, Started
+from tessera.interp.debug_ordered import Domain
 from tessera.interp.debug_report import Checks, Finding, Stopped
-from tessera.interp.debug_shadow import READ, Domain, Lanes, Region, address, span
+from tessera.interp.debug_shadow import READ, Lanes, Region, address, span
 from tessera.interp.debug_written import Written
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory
-from tessera.ir.core import Block, Node
+from tessera.ir.core import Block, Function, Node
 
 
 class Monitor:
@@ -41,6 +43,7 @@ class Monitor:
         self.regions: list[Region] = []
         self.grid: tuple[int, ...] = (1,)
         self.group = 1
+        self.clocked: str | None = None  # the kind of races that clocks find, where more than barriers orders accesses
         self.chunk: Chunk | None = None
         self.body = Block((), (), ())
 
@@ -48,6 +51,7 @@ class Monitor:
         """Begin a launch: a region for each stretch of memory that its arguments share."""
         self.grid, self.group, args = started.grid, started.group, started.args
         self.body = started.function.body
+        self.clocked = needed(self.body, self.group)
         for observer in self.observers:
             observer.enter(started)
         if not self.checking:
@@ -66,11 +70,15 @@ class Monitor:
         found = [self._region(low, high, [args[i] for i in m], bool(written & set(m))) for low, high, m in clusters]
         self.regions = [r for r in found if r.domains or r.ready is not None]
 
+    def width(self, function: Function, group: int) -> int:
+        """How many times as much room than its values a program has here: clocks of its tiles for each element."""
+        return max(1, group // 8) if self.checking and needed(function.body, group) else 1
+
     def _region(self, low: int, high: int, arrays: list[np.ndarray], written: bool) -> Region:
         unit = min(a.itemsize for a in arrays)
         domains = [Domain("program race", self.group, True)] if written else []
-        if written and self.group > 1:
-            domains.append(Domain("race", 1, False))
+        if written and (self.group > 1 or self.clocked):
+            domains.append(Domain(self.clocked or "race", 1, False))
         ready = None if self._given(low, high) else self.written.view(low, high, unit)
         return Region(low, high, unit, domains, ready, arrays)
 
@@ -97,7 +105,10 @@ class Monitor:
     def begin(self, machine: Machine) -> Chunk:
         """Begin a chunk of the grid."""
         self._unwaited()
-        self.chunk = Chunk(machine)
+        self.chunk = Chunk(machine, bool(self.clocked))
+        if self.clocked:  # tiles of one program alone may be ordered: those of the last chunk are gone
+            for domain in (d for r in self.regions for d in r.domains if not d.timeless):
+                domain.clocks, domain.slots = self.chunk.clocks, {}
         return self.chunk
 
     def _unwaited(self) -> None:
@@ -115,7 +126,8 @@ class Monitor:
         if not array.size:
             return
         low, high = span(array)
-        domains = [Domain("race", 1, False)] if shared and self.group > 1 else []
+        watched = shared and (self.group > 1 or self.clocked)
+        domains = [Domain(self.clocked or "race", 1, False, self.chunk.clocks)] if watched else []
         ready = np.zeros((high - low) // array.itemsize, bool)
         self.chunk.regions.append(Region(low, high, array.itemsize, domains, ready, array, swizzle))
 
@@ -154,33 +166,27 @@ class Monitor:
         if last:
             raise Stopped(finding.message, location=finding.location)
 
-    def conflicts(self, region: Region, opposed: str, lanes: Lanes) -> list[tuple[str, Any]]:
-        """Each domain's first lane that meets an access of the `opposed` kind: (kind of race, slot and lane)."""
-        found = []
-        for domain in region.domains:
-            if opposed not in domain.slots:
-                continue
-            slots = domain.of(opposed, region.size)
-            for slot in range(slots.used):
-                bad = np.flatnonzero(slots.foreign(slot, lanes))
-                if bad.size:
-                    found.append((domain.kind, (slots, slot, bad)))
-                    break
-        return found
-
     def settle(self, region: Region) -> None:
         """Put the accesses of a region's log into its shadow, where all later ones go too."""
         log, region.log = region.log or (), None
         for window in log:
             access = clipped(Access.of(window.node, window.place, window.mask, window.clip))
-            lanes = lanes_at(window.chunk, window, access, region, window.epochs, window.turn)
-            self.record(region, window.kind, lanes, window.node)
+            if window.counted is None:
+                lanes = lanes_at(window.chunk, window, access, region, window.epochs, window.turn)
+            else:
+                column, clock = window.counted
+                lanes = lanes_at(window.chunk, window, access, region, clock, 0, column)
+            self.record(region, window.kind, lanes, window.node, gone=window.chunk is not self.chunk)
         if self.chunk is not None:
             copies.land(self, self.chunk, region)
 
-    def record(self, region: Region, access: str, lanes: Lanes, node: Node) -> bool:
-        """Note accesses in the shadow; whether instances that a domain tells apart touch one element among them."""
-        met = [domain.of(access, region.size).record(lanes, self.number(node)) for domain in region.domains]
+    def record(self, region: Region, access: str, lanes: Lanes, node: Node, gone: bool = False) -> bool:
+        """Note accesses in the shadow; whether instances that a domain tells apart touch one element among them.
+
+        `gone`: their chunk has ended, and its clocks with it.
+        """
+        domains = (d for d in region.domains if not gone or d.clocks is None)
+        met = [domain.of(access, region.size).record(lanes, self.number(node)) for domain in domains]
         if access != READ and region.ready is not None:
             region.ready[lanes.cells] = True
         return any(met)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,12 +17,20 @@ from tessera.ops import checks
 
 @dataclass(frozen=True)
 class Started:
-    """A launch that begins: its tile function, grid, group size and arguments (arrays for refs, and numbers)."""
+    """A launch that begins: its tile function, grid, group size and arguments (arrays for refs, and numbers).
+
+    A Graph function is a launch without a grid, whose arguments are its operands.
+    """
 
     function: Function
     grid: tuple[int, ...]
     group: int
     args: Sequence[Any]
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether whole tensors are worked on, not programs of a grid."""
+        return not self.grid
 
 
 class Observer(Protocol):
@@ -45,11 +54,32 @@ FOR_PAUSES: list[Callable[[], Observer]] = []
 
 def observers_of(module: Module) -> tuple[Observer, ...]:
     """The observers of a run of this module."""
-    found = OBSERVERS.get()
+    return _with_pauses(OBSERVERS.get(), [f.body for f in module.functions[1:]])
+
+
+def _with_pauses(found: tuple[Observer, ...], bodies: Sequence[Block]) -> tuple[Observer, ...]:
     stepped = any(getattr(each, "stops", False) for each in found)
-    if not stepped and FOR_PAUSES and any(_pauses(f.body) for f in module.functions[1:]):
+    if not stepped and FOR_PAUSES and any(_pauses(body) for body in bodies):
         return (*found, FOR_PAUSES[0]())
     return found
+
+
+def is_watched(body: Block) -> bool:
+    """Whether anybody may look on at a Graph function, or it stops somewhere by itself."""
+    return bool(OBSERVERS.get()) or _pauses(body)
+
+
+@contextmanager
+def watched(meaning: Meaning, function: Function, arrays: Sequence[Any]) -> Iterator[Meaning]:
+    """The meaning of a Graph function's nodes as those see it who step through it: one program, without axes."""
+    every = _with_pauses(OBSERVERS.get(), [function.body])
+    found = [each for each in every if getattr(each, "stops", False)]
+    for observer in found:
+        observer.enter(Started(function, (), 1, arrays))
+        meaning = observer.meaning(Machine((), 1, (), ()), meaning)
+    yield meaning
+    for observer in found:
+        observer.leave()
 
 
 @lru_cache(maxsize=1024)

@@ -29,8 +29,11 @@ KINDS: dict[str, tuple[str, type[TesseraError]]] = {
     "uninitialized": ("M2", UninitializedError),
     "race": ("M4", RaceError),
     "program race": ("M5", RaceError),
+    "unordered": ("M13", RaceError),  # a race in a kernel with mbarriers
     "async": ("M8", AsyncCopyError),
     "barrier": ("M7", BarrierError),
+    "grid barrier": ("M14", BarrierError),
+    "stream race": ("M15", RaceError),
     "deadlock": ("M12", DeadlockError),
     "alignment": ("M11", AlignmentError),
     "overflow": ("M1", IndexOverflowError),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tessera.interp.memory import Memory
 
-_NODE_BITS = 20  # of a slot, for the node; the rest is for the instance
+if TYPE_CHECKING:
+    from tessera.interp.debug_ordered import Domain
+
+NODE_BITS = 20  # of a slot, for the node; the rest is for the instance
 READ, WRITE, ATOMIC = "read", "write", "atomic"
 # What a new access must not meet: atomics order one another, and reads disturb nobody.
 OPPOSED = {READ: (WRITE, ATOMIC), WRITE: (READ, WRITE, ATOMIC), ATOMIC: (READ, WRITE)}
@@ -17,16 +21,43 @@ OPPOSED = {READ: (WRITE, ATOMIC), WRITE: (READ, WRITE, ATOMIC), ATOMIC: (READ, W
 
 @dataclass
 class Lanes:
-    """The elements that one op touches: of each its cell, its instance, that one's epoch, and its place in the op."""
+    """The elements that one op touches: of each its cell, its instance, that one's epoch, and its place in the op.
+
+    Where vector clocks order accesses the epoch is a clock: the instance's own, or that of a `column`.
+    """
 
     cells: np.ndarray
     who: np.ndarray
     epoch: np.ndarray
     place: np.ndarray
+    column: np.ndarray | None = None
 
     def part(self, chosen: np.ndarray) -> Lanes:
         """The lanes where `chosen` holds."""
-        return Lanes(self.cells[chosen], self.who[chosen], self.epoch[chosen], self.place[chosen])
+        column = None if self.column is None else self.column[chosen]
+        return Lanes(self.cells[chosen], self.who[chosen], self.epoch[chosen], self.place[chosen], column)
+
+
+@dataclass(frozen=True)
+class Met:
+    """Lanes (by their number among those asked for) that meet an access: of whom, at which node.
+
+    `copied`: of a copy that an mbarrier counts, begun by that instance.
+    """
+
+    lanes: np.ndarray
+    who: np.ndarray
+    node: np.ndarray
+    copied: bool = False
+
+    @classmethod
+    def of(cls, lanes: np.ndarray, held: np.ndarray, copied: bool = False) -> Met:
+        """Lanes that meet what slots hold."""
+        return cls(lanes, (held >> NODE_BITS) - 1, held & ((1 << NODE_BITS) - 1), copied)
+
+    def part(self, chosen: np.ndarray) -> Met:
+        """The lanes where `chosen` holds."""
+        return Met(self.lanes[chosen], self.who[chosen], self.node[chosen], self.copied)
 
 
 class Slots:
@@ -47,11 +78,14 @@ class Slots:
 
     def who(self, slot: int, cells: np.ndarray) -> np.ndarray:
         """The instances in a slot of some cells; -1 for none."""
-        return (self.held[slot][cells] >> _NODE_BITS) - 1
+        return (self.held[slot][cells] >> NODE_BITS) - 1
 
-    def node(self, slot: int, cells: np.ndarray) -> np.ndarray:
-        """The nodes in a slot of some cells."""
-        return self.held[slot][cells] & ((1 << _NODE_BITS) - 1)
+    def met(self, lanes: Lanes) -> Iterator[Met]:
+        """The lanes that meet an access of another instance in their own epoch, for each slot."""
+        for slot in range(self.used):
+            bad = np.flatnonzero(self.foreign(slot, lanes))
+            if bad.size:
+                yield Met.of(bad, self.held[slot][lanes.cells[bad]])
 
     def foreign(self, slot: int, lanes: Lanes) -> np.ndarray:
         """The lanes whose cell another instance touched in the lane's own epoch."""
@@ -89,25 +123,9 @@ class Slots:
 
     def _set(self, slot: int, lanes: Lanes, node: int) -> None:
         self._seen = None
-        self.held[slot][lanes.cells] = (lanes.who + 1 << _NODE_BITS) + node
+        self.held[slot][lanes.cells] = (lanes.who + 1 << NODE_BITS) + node
         if self.epoch is not None:
             self.epoch[slot][lanes.cells] = lanes.epoch
-
-
-@dataclass
-class Domain:
-    """Between whom races are looked for: tiles of a group (in one epoch), or programs of a grid (always)."""
-
-    kind: str
-    share: int
-    timeless: bool
-    slots: dict[str, Slots] = field(default_factory=dict)
-
-    def of(self, access: str, size: int) -> Slots:
-        """The slots of a kind of access, made when first needed."""
-        if access not in self.slots:
-            self.slots[access] = Slots(size, self.share, self.timeless)
-        return self.slots[access]
 
 
 @dataclass(eq=False)

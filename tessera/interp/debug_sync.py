@@ -1,51 +1,88 @@
-"""Debug mode and the orders besides the group's barrier: stretches that meet, and mbarriers.
-
-Both are taken to order all tiles of a program, not only those that they order: debug mode then reports no race that is
-none, but misses some between tiles that were not ordered.
-"""
+"""Debug mode and the orders besides the group's barrier: stretches that meet, and the phases of mbarriers."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tessera.errors import DeadlockError
 from tessera.interp import debug_copies as copies
+from tessera.interp.debug_clocks import Clocks, Phases
 from tessera.interp.debug_monitor import Monitor
 from tessera.interp.debug_report import Finding
 from tessera.interp.machine import Machine
+from tessera.interp.mbarrier import active_tiles, places_of, state_of
+from tessera.numerics.bounded import certain
 from tessera.op import Rules
 from tessera.ops import group, mbarrier
+from tessera.ops.mbarrier import BYTES, COUNT, MISSING, PHASE
 
 rules = Rules("tile debug orders")
 
 
-def _programs(monitor: Monitor, machine: Machine) -> np.ndarray:
-    """The instances of the chunk whose program has a tile here."""
+class Here(NamedTuple):
+    """The tiles at an operation of mbarriers: what is known of these, which tiles, their barriers, and the state."""
+
+    clocks: Clocks
+    phases: Phases
+    instance: np.ndarray
+    slot: np.ndarray
+    state: np.ndarray  # a row of fields for each tile, as it is now
+
+
+def _here(monitor: Monitor, machine: Machine, args: list[Any]) -> Here:
     chunk = monitor.chunk
-    assert chunk is not None
-    here = np.zeros(chunk.who.shape, bool)
-    chunk.view(here, machine)[...] = True if machine.active is None else machine.active
-    return here if machine.group == 1 else np.broadcast_to(here.any(axis=-1, keepdims=True), here.shape)
-
-
-def _ordered(monitor: Monitor, machine: Machine) -> None:
-    """A new epoch, the same for all tiles of each program here."""
-    chunk, whole = monitor.chunk, _programs(monitor, machine)
-    assert chunk is not None
-    latest = chunk.epoch if machine.group == 1 else chunk.epoch.max(axis=-1, keepdims=True)
-    chunk.moved = np.where(whole, latest + 1, chunk.epoch)  # anew: windows keep the one they were seen in
+    assert chunk is not None and chunk.clocks is not None
+    state = state_of(machine, args)
+    places = places_of(machine, state, machine.arrays(args)[1])
+    numbers = chunk.view(np.arange(chunk.who.size).reshape(chunk.count), machine)
+    phases = chunk.clocks.of(monitor.region(args[0]), state.shape[-2])
+    return Here(chunk.clocks, phases, numbers[active_tiles(machine)], places[-1], state[places])
 
 
 @rules(group.meet)
 def _(monitor, machine, node, args, go):
     results = go()
-    _ordered(monitor, machine)
+    if machine.group > 1:
+        monitor.chunk.passed(machine, node.attrs["width"])
     return results
+
+
+@rules(mbarrier.mbarrier_init)
+def _(monitor, machine, node, args, go):
+    here = _here(monitor, machine, args)
+    here.clocks.init(here.phases, here.instance, here.slot, here.state[:, PHASE])
+    return go()
+
+
+@rules(mbarrier.mbarrier_arrive)
+def _(monitor, machine, node, args, go):
+    here = _here(monitor, machine, args)
+    results = go()
+    here.clocks.arrive(here.phases, here.instance, here.slot, _phases(here, node.attrs["count"]))
+    monitor.chunk.told()
+    return results
+
+
+def _phases(here: Here, each: int) -> np.ndarray:
+    """The phase that each arrival belongs to: where they end several phases, in the order of the tiles."""
+    programs = here.instance // here.clocks.tiles * (here.slot.max(initial=0) + 1) + here.slot
+    order = np.argsort(programs, kind="stable")
+    first = np.r_[True, programs[order][1:] != programs[order][:-1]]
+    turn = np.arange(order.size)
+    rank = np.empty_like(turn)
+    rank[order] = turn - np.maximum.accumulate(np.where(first, turn, 0))
+    came = here.state[:, COUNT] - here.state[:, MISSING] + rank * each
+    full = np.where(here.state[:, BYTES] == 0, came // np.maximum(here.state[:, COUNT], 1), 0)
+    return here.state[:, PHASE] + full
 
 
 @rules(mbarrier.mbarrier_copies)
 def _(monitor, machine, node, args, go):
-    copies.commit(monitor, machine)
+    here = _here(monitor, machine, args)
+    column, clock = here.clocks.copied(here.phases, here.instance, here.slot, here.state[:, PHASE])
+    copies.bind(monitor, machine, here.instance, column, clock)
     return go()
 
 
@@ -57,7 +94,7 @@ def _(monitor, machine, node, args, go):
         message = f"{error.message}: {error.received}"
         monitor.found(Finding("deadlock", message, node.loc, suggestion=error.suggestion), last=True)
         raise  # found in another branch already
-    assert monitor.chunk is not None
-    copies.finish(monitor, monitor.chunk, _programs(monitor, machine), 0)
-    _ordered(monitor, machine)
+    here = _here(monitor, machine, args)
+    parity = np.broadcast_to(certain(machine.arrays(args)[2]), machine.count)[active_tiles(machine)]
+    here.clocks.wait(here.phases, here.instance, here.slot, parity)
     return results

@@ -6,14 +6,15 @@ elements is only written once an access comes that cannot be judged so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tessera.interp.affine import Affine
-from tessera.interp.debug_shadow import OPPOSED, WRITE, Domain, Region, address
+from tessera.interp.debug_apart import apart, clear
+from tessera.interp.debug_ordered import Domain
+from tessera.interp.debug_shadow import OPPOSED, WRITE, Region
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory, Place, _progression
 from tessera.ir.core import Node
@@ -44,6 +45,8 @@ class Window:
     place: Place
     mask: Any
     clip: bool
+    # For copies that an mbarrier counts: of each instance of the chunk the column of clocks, and the clock.
+    counted: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def rank(self) -> int:
@@ -57,10 +60,21 @@ class Window:
 
     def like(self, other: Window) -> bool:
         """Whether another window is the same access again, so that keeping one of them is enough."""
+        return self.again(other) and self.turn == other.turn and self.epoch is other.epoch
+
+    def again(self, other: Window) -> bool:
+        """Whether the same instances touch the same elements once more, at the same op."""
         return (
             self.node is other.node and self.lines == other.lines and self.first == other.first
-            and self.turn == other.turn and self.count == other.count and self.mask is None and other.mask is None
+            and self.count == other.count and self.mask is None and other.mask is None
+            and _same_columns(self.counted, other.counted)
         )  # fmt: skip
+
+
+def _same_columns(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is other
+    return bool((one[0] == other[0]).all())
 
 
 @dataclass(frozen=True)
@@ -152,8 +166,16 @@ def note(found: Judged) -> None:
             ready[...] = True
         else:
             np.logical_or(ready, window.mask, out=ready)
-    if region.domains and not any(window.like(w) for w in region.log):
+    if any(d.clocks is not None for d in region.domains):
+        keep(region, window)
+    elif region.domains and not any(window.like(w) for w in region.log):
         region.log.append(window)
+
+
+def keep(region: Region, window: Window) -> None:
+    """Add a window to a log ordered by clocks; what the same tiles did there before it stands for too."""
+    assert region.log is not None
+    region.log[:] = [w for w in region.log if w.chunk is not window.chunk or not window.again(w)] + [window]
 
 
 def _apart_from_all(monitor: Monitor, region: Region, window: Window, machine: Machine) -> bool:
@@ -163,129 +185,45 @@ def _apart_from_all(monitor: Monitor, region: Region, window: Window, machine: M
     if len(region.log) >= LONGEST:
         return False
     for domain in region.domains:
-        others = [w for w in region.log if w.kind in OPPOSED[window.kind] and _meet(domain, w, window)]
+        others = [w for w in region.log if w.kind in OPPOSED[window.kind] and _meet(domain, w, window, machine)]
         if window.kind == WRITE:
             others.append(window)
         tile = machine.rank - 1 if machine.group > 1 else None
-        if not all(apart(domain, w, window, tile) for w in others):
+        # What an mbarrier's copies touch is no tile's: not of the one that began them either.
+        counted = [w for w in others if w.counted is not None]
+        if not all(clear(w, window, machine) for w in counted):
+            return False
+        if not all(apart(domain, w, window, tile) for w in others if w.counted is None):
             return False
     return True
 
 
-def _meet(domain: Domain, one: Window, other: Window) -> bool:
-    """Whether accesses at these times can race at all."""
-    return domain.timeless or (one.chunk is other.chunk and one.turn == other.turn)
+def _meet(domain: Domain, one: Window, other: Window, machine: Machine) -> bool:
+    """Whether accesses at these times can race at all; the other one is about to be made, on this machine."""
+    if domain.timeless or one.chunk is not other.chunk:
+        return domain.timeless
+    return one.turn == other.turn if domain.clocks is None else not _known(one, machine)
+
+
+def _known(past: Window, machine: Machine) -> bool:
+    """Whether all instances present know of what all tiles of their programs did at a window."""
+    chunk, tiles = past.chunk, past.chunk.group
+    assert chunk.clocks is not None
+    here = chunk.view(np.arange(chunk.who.size).reshape(chunk.count), machine)
+    here = here.reshape(-1, here.shape[-1] if tiles > 1 else 1)
+    others = slice(past.first[-1], past.first[-1] + past.count[-1]) if tiles > 1 else slice(None)
+    programs = here[:, 0] // tiles
+    if past.counted is None:
+        column, clock = (
+            np.arange(tiles)[None, others],
+            (past.epochs + past.turn).reshape(-1, tiles)[programs][:, others],
+        )
+    else:
+        column, clock = (t.reshape(-1, tiles)[programs][:, others] for t in past.counted)
+    return bool((chunk.clocks.known[here[:, :, None], column[:, None, :]] >= clock[:, None, :]).all())
 
 
 def _forget(region: Region, window: Window) -> None:
     """Drop what a barrier has since ordered, where only barriers matter."""
     if not any(d.timeless for d in region.domains) and region.log is not None:
         region.log[:] = [w for w in region.log if w.chunk is window.chunk and w.turn == window.turn]
-
-
-def apart(domain: Domain, one: Window, other: Window, tile: int | None) -> bool:
-    """Whether no two instances that the domain tells apart touch one element.
-
-    Two instances i and j touch one if along every axis -n < start(i) - start'(j) < n'. Where both starts have the
-    same steps that is a condition on the differences i - j, each of a known range: a difference of large step that the
-    others cannot make up for is 0. What is left to show is that all differences the domain looks at are 0.
-    """
-    if not _same_memory(one.place.memory, other.place.memory):
-        return False
-    free = {
-        a: ends
-        for a, ends in enumerate(_differences(one, other))
-        if ends != (0, 0) and (a == tile or domain.timeless)  # tiles of one program share its coordinates
-    }
-    wanted = {a for a in free if (a != tile if domain.timeless else a == tile)}
-    pairs = list(zip(one.lines, other.lines, strict=True))
-    if any(a[1] != b[1] and _disjoint(one, other, a, b) for a, b in pairs):
-        return True
-    return _all_zero([(a, b) for a, b in pairs if a[1] == b[1]], free, wanted)
-
-
-def _all_zero(pairs: Sequence[Any], free: dict[int, tuple[int, int]], wanted: set[int]) -> bool:
-    """Whether instances that meet along all these axes, of the same steps each, have all wanted differences 0."""
-    changed = True
-    while changed and wanted & set(free):
-        changed = False
-        for (o, steps, n), (p, _, m) in pairs:
-            found = _solved(o - p, steps, n, m, free)
-            if found is None:
-                return True
-            changed = changed or bool(found)
-            for a in found:
-                del free[a]
-    return not wanted & set(free)
-
-
-def clear(one: Window, other: Window, machine: Machine) -> bool:
-    """Whether no two instances touch one element, nor any instance the same one in both."""
-    if not _same_memory(one.place.memory, other.place.memory):
-        return False
-    own = one.place.memory.lead > 0  # of a program's own memory only its own tiles matter
-    free = {
-        a: d for a, d in enumerate(_differences(one, other)) if not own or (machine.group > 1 and a == machine.rank - 1)
-    }
-    pairs = list(zip(one.lines, other.lines, strict=True))
-    if any(a[1] == b[1] and _solved(a[0] - b[0], a[1], a[2], b[2], free) is None for a, b in pairs):
-        return True
-    return any(a[1] != b[1] and _disjoint(one, other, a, b) for a, b in pairs)
-
-
-def _same_memory(one: Memory, other: Memory) -> bool:
-    """Whether indices mean the same in both: another name for the same memory may begin elsewhere."""
-    a, b = one.array, other.array
-    return bool(one.lead) or (address(a) == address(b) and a.shape == b.shape and a.strides == b.strides)
-
-
-def _differences(one: Window, other: Window) -> list[tuple[int, int]]:
-    """The least and greatest difference of the instances' coordinates along each axis."""
-    axes = zip(one.first, one.count, other.first, other.count, strict=True)
-    return [(f - (g + d - 1), f + c - 1 - g) for f, c, g, d in axes]
-
-
-def _solved(apart_by: int, steps: Sequence[int], n: int, m: int, free: dict[int, tuple[int, int]]) -> list[int] | None:
-    """Along one axis: the differences that must be 0 for instances to meet; None if they cannot meet at all."""
-    used = sorted((a for a in free if steps[a]), key=lambda a: -abs(steps[a]))
-    low, high = apart_by, apart_by
-    for a in used:
-        ends = (steps[a] * free[a][0], steps[a] * free[a][1])
-        low, high = low + min(ends), high + max(ends)
-    if low >= m or high <= -n:
-        return None
-    zero = []
-    for a in used:
-        ends = (steps[a] * free[a][0], steps[a] * free[a][1])
-        rest_low, rest_high = low - min(ends), high - max(ends)
-        # start(i) - start'(j) = steps[a]·k + rest must lie strictly between -n and m: for which k can it?
-        least, most = _range(steps[a], -n + 1 - rest_high, m - 1 - rest_low)
-        least, most = max(least, free[a][0]), min(most, free[a][1])
-        if least > most:
-            return None
-        if least != 0 or most != 0:
-            break
-        zero.append(a)
-        low, high = rest_low, rest_high
-    return zero
-
-
-def _range(step: int, low: int, high: int) -> tuple[int, int]:
-    """The whole numbers k with low <= step·k <= high."""
-    if step < 0:
-        step, low, high = -step, -high, -low
-    return -(-low // step), high // step
-
-
-def _disjoint(one: Window, other: Window, line: Any, last: Any) -> bool:
-    """Whether the intervals that two windows cover along an axis, over all instances, lie apart."""
-    low, high = _span(one, line)
-    least, most = _span(other, last)
-    return high <= least or most <= low
-
-
-def _span(window: Window, line: tuple[int, tuple[int, ...], int]) -> tuple[int, int]:
-    origin, steps, length = line
-    low = origin + sum(min(s * f, s * (f + c - 1)) for s, f, c in zip(steps, window.first, window.count, strict=True))
-    high = origin + sum(max(s * f, s * (f + c - 1)) for s, f, c in zip(steps, window.first, window.count, strict=True))
-    return low, high + length

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ExecutionError
+from tessera.errors import ExecutionError, Location
 from tessera.interp.machine import Machine
 from tessera.ir.core import Block
 from tessera.ops.mbarrier import mbarrier_wait
@@ -34,6 +34,7 @@ class Task:
         self.ready: Ready = lambda: True
         self.baton = threading.Semaphore(0)
         self.joining = False
+        self.where: Location | None = None  # the wait at which it stands
 
 
 class Scheduler:
@@ -81,8 +82,8 @@ class Scheduler:
 SCHEDULER: contextvars.ContextVar[Scheduler | None] = contextvars.ContextVar("tile scheduler", default=None)
 
 
-def wait(machine: Machine, ready: Ready, stuck: Callable[[], ExecutionError]) -> None:
-    """Go on when `ready()` holds, letting other branches run until then.
+def wait(machine: Machine, ready: Ready, stuck: Callable[[], ExecutionError], where: Location | None = None) -> None:
+    """Go on when `ready()` holds, letting other branches run until then; `where` the wait stands.
 
     Raises:
         ExecutionError: `stuck()`, where no branch can go on.
@@ -91,9 +92,21 @@ def wait(machine: Machine, ready: Ready, stuck: Callable[[], ExecutionError]) ->
     if ready():
         return
     saved = machine.first, machine.count, machine.active
-    if scheduler is None or not scheduler.pause(ready):
-        raise stuck()
+    task = scheduler.now if scheduler is not None else Task()
+    task.where = where
+    goes_on = scheduler is not None and scheduler.pause(ready)
     machine.first, machine.count, machine.active = saved
+    if not goes_on:
+        raise stuck()
+    task.where = None
+
+
+def waiting_elsewhere() -> list[Location]:
+    """Where other branches wait, in order."""
+    scheduler = SCHEDULER.get()
+    tasks = scheduler.tasks if scheduler is not None else ()
+    places = [t.where for t in tasks if t is not (scheduler and scheduler.now) and t.where is not None]
+    return list(dict.fromkeys(places))
 
 
 @lru_cache(maxsize=1024)

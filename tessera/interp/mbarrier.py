@@ -18,21 +18,22 @@ from tessera.ops.mbarrier import BYTES, COUNT, MISSING, PHASE
 rules = Rules("tile mbarriers")
 
 
-def _state(machine: Machine, args: list[Any]) -> np.ndarray:
+def state_of(machine: Machine, args: list[Any]) -> np.ndarray:
     """The barriers' numbers: axes for the instances (1 for the tiles of a group), the barrier, the field."""
     array = certain(args[0].array)
     assert isinstance(array, np.ndarray)
     return array
 
 
-def _active(machine: Machine) -> np.ndarray:
+def active_tiles(machine: Machine) -> np.ndarray:
+    """Which of the present instances run."""
     mask = True if machine.active is None else machine.active
     return np.broadcast_to(mask, machine.count)
 
 
-def _places(machine: Machine, state: np.ndarray, slot: Any) -> tuple[np.ndarray, ...]:
+def places_of(machine: Machine, state: np.ndarray, slot: Any) -> tuple[np.ndarray, ...]:
     """For each active tile the index of its barrier in the state."""
-    active, number = _active(machine), np.broadcast_to(certain(slot), machine.count)
+    active, number = active_tiles(machine), np.broadcast_to(certain(slot), machine.count)
     where = list(np.nonzero(active))
     chosen = number[tuple(where)]
     if chosen.size and not (chosen.min() >= 0 and chosen.max() < state.shape[-2]):
@@ -44,16 +45,16 @@ def _places(machine: Machine, state: np.ndarray, slot: Any) -> tuple[np.ndarray,
 
 def _added(machine: Machine, args: list[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
     """The state, and `count` for each active tile added up for each barrier."""
-    state = _state(machine, args)
+    state = state_of(machine, args)
     total = np.zeros(state.shape[:-1], np.int64)
-    np.add.at(total, _places(machine, state, args[1]), count)
+    np.add.at(total, places_of(machine, state, args[1]), count)
     return state, total
 
 
 @rules(ops.mbarrier_init)
 def _(machine, node, args, run):
-    state = _state(machine, args)
-    state[_places(machine, state, args[1])] = (node.attrs["count"], node.attrs["count"], 0, 0)
+    state = state_of(machine, args)
+    state[places_of(machine, state, args[1])] = (node.attrs["count"], node.attrs["count"], 0, 0)
     return ()
 
 
@@ -97,26 +98,39 @@ def settle(state: np.ndarray, came: np.ndarray) -> None:
 
 @rules(ops.mbarrier_wait)
 def _(machine, node, args, run):
-    state = _state(machine, args)
-    places = _places(machine, state, args[1])
-    parity = np.broadcast_to(certain(args[2]), machine.count)[_active(machine)]
+    state = state_of(machine, args)
+    places = places_of(machine, state, args[1])
+    parity = np.broadcast_to(certain(args[2]), machine.count)[active_tiles(machine)]
 
     def waiting() -> np.ndarray:
         return state[..., PHASE][places] & 1 == parity & 1
 
     def stuck() -> ExecutionError:
-        return _deadlock(machine, node, waiting())
+        return _deadlock(machine, node, waiting(), state[places], places[-1])
 
-    interleave.wait(machine, lambda: not waiting().any(), stuck)
+    interleave.wait(machine, lambda: not waiting().any(), stuck, node.loc)
     return ()
 
 
-def _deadlock(machine: Machine, node: Node, waiting: np.ndarray) -> ExecutionError:
+def _deadlock(
+    machine: Machine, node: Node, waiting: np.ndarray, states: np.ndarray, slots: np.ndarray
+) -> ExecutionError:
     """The error for tiles that wait for a phase which nobody is left to end."""
-    who = np.argwhere(_active(machine))[waiting][0]
+    who = np.argwhere(active_tiles(machine))[waiting][0]
+    state, slot = states[waiting][0], int(slots[waiting][0])
+    others = "".join(f"; others wait at {place}" for place in interleave.waiting_elsewhere())
     return DeadlockError(
         "deadlock: an mbarrier's phase never ends", location=node.loc,
         expected="as many arrivals, and bytes, as the phase takes",
-        received=f"{int(waiting.sum())} tiles wait, first {machine.name([int(i) for i in who])}",
+        received=f"{int(waiting.sum())} tiles wait, first {machine.name([int(i) for i in who])}: mbarrier {slot} is in "
+        f"phase {state[PHASE]}, which lacks {_lacks(state)}{others}",
         suggestion="let each phase have its arrivals, and wait for parities 0, 1, 0, … in turn",
     )  # fmt: skip
+
+
+def _lacks(state: np.ndarray) -> str:
+    """What a phase still needs, in words."""
+    arrivals = f"{state[MISSING]} of {state[COUNT]} arrivals"
+    if state[BYTES] < 0:
+        return f"{arrivals}, and to which {-state[BYTES]} bytes came that were not expected"
+    return arrivals + f" and {state[BYTES]} bytes" * bool(state[BYTES])

@@ -52,8 +52,15 @@ def test_a_whole_program(program, capsys):
     assert "i = 3 (int64)" in shown and "now [0. 2. 4. 6.]" in shown
 
 
-def test_a_jit_function_line_by_line(program, capsys):
-    assert main(["debug", f"{program}/prog.py:grown", "-c", "op; info; next; back; where; continue"]) == 0
+def test_a_jit_function_by_its_lines_and_variables(program, capsys):
+    assert main(["debug", f"{program}/prog.py:grown", "-c", "op; info; next; print y; back; where; continue"]) == 0
+    shown = capsys.readouterr().out
+    assert "->    18 |     y = ts.exp(x)" in shown and "->    19 |     return y + 1.0" in shown
+    assert "ts.exp(4xf32) -> 4xf32" in shown and "2.718282" in shown
+
+
+def test_the_kernels_of_a_jit_function(program, capsys):
+    assert main(["debug", f"{program}/prog.py:grown", "--level", "tile", "-c", "op; info; next; back; where; c"]) == 0
     shown = capsys.readouterr().out
     assert "->    18 |     y = ts.exp(x)" in shown and "->    19 |     return y + 1.0" in shown
     assert "instances are here" in shown and "ts." in shown

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from tiles import kernel
 
+import tessera as ts
+from conformance.tile.debug import counted, rings
+from tessera.interp import debug_apart
 from tessera.interp import debug_windows as windows
 from tessera.interp import tile as interpreter
+from tessera.interp.debug_ordered import Domain
 from tessera.interp.debug_report import Checks
-from tessera.interp.debug_shadow import Domain
 from tessera.interp.memory import Memory, Place
 from tessera.ops import basic, tile
 from tessera.types import f32
@@ -51,7 +54,7 @@ def test_what_is_proven_apart_is_apart(domain, tile_axis, rng):
     for _ in range(1500):
         steps = random_steps(rng)
         one, other = random_window(rng, steps), random_window(rng, steps if rng.random() < 0.8 else random_steps(rng))
-        apart, together = windows.apart(domain, one, other, tile_axis), meet(one, other, domain, tile_axis)
+        apart, together = debug_apart.apart(domain, one, other, tile_axis), meet(one, other, domain, tile_axis)
         assert not (apart and together), (one.lines, other.lines, one.first, one.count, other.first, other.count)
         proven, truly = proven + apart, truly + (not together)
     assert proven > 0.7 * truly
@@ -98,3 +101,13 @@ def test_findings_are_those_of_the_shadow(group, monkeypatch):
             kinds |= set(checks.report.kinds)
         assert {f[0] for f in reports[0]} == {f[0] for f in reports[1]}, seed
     assert {"program race", "uninitialized", "async", *(["race"] if group > 1 else [])} <= kinds
+
+
+@pytest.mark.parametrize("name", [*rings.PAIRS, *counted.PAIRS])
+def test_mbarriers_order_accesses_seen_as_a_whole_as_they_do_elements(name, monkeypatch):
+    pair, found = {**rings.PAIRS, **counted.PAIRS}[name], []
+    launch = ((1,), pair.group) if pair.group else pair.grid
+    for longest in (windows.LONGEST, 0):
+        monkeypatch.setattr(windows, "LONGEST", longest)
+        found.append([ts.debug.check(k[launch], **pair.arguments()).kinds for k in (pair.broken, pair.repaired)])
+    assert found[0] == found[1] and found[0][0] and not found[0][1]

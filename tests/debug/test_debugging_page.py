@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 import tessera as ts
 from tessera.cli.main import main
 from tessera.debug.commands import HELP
@@ -15,9 +17,10 @@ def blocks(kind):
     return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_session(tmp_path, monkeypatch, capsys):
-    (tmp_path / "scale.py").write_text(blocks("python")[0])
-    command, _, shown = blocks("console")[0].removeprefix("$ ").partition("\n")
+@pytest.mark.parametrize(("number", "file"), [(0, "scale.py"), (1, "model.py")])
+def test_the_sessions(number, file, tmp_path, monkeypatch, capsys):
+    (tmp_path / file).write_text(blocks("python")[number])
+    command, _, shown = blocks("console")[number].removeprefix("$ ").partition("\n")
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out == shown

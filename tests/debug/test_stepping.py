@@ -6,6 +6,7 @@ from stepped import exchanged, outside, overflowing, paused, ramp, rows, session
 
 import tessera as ts
 from conformance.case import all_cases
+from tessera import tile
 from tessera.errors import OutOfBoundsError
 from tessera.interp import tile as interpreter
 from tessera.program import prepare
@@ -190,3 +191,61 @@ def test_kernels_of_the_suite_can_be_stepped_through_and_keep_their_bits():
             found = [a.copy() for a in marked.arrays]
             found += interpreter.run(marked.levels["tile"], found)
         assert [a.tobytes() for a in found] == [a.tobytes() for a in want], case.name
+
+
+def test_a_line_that_is_broken_off_is_asked_for_again(monkeypatch, capsys):
+    typed = iter([KeyboardInterrupt, "p y", "c", "c"])
+
+    def asked(prompt):
+        given = next(typed)
+        if given is KeyboardInterrupt:
+            raise given
+        return given
+
+    monkeypatch.setattr("builtins.input", asked)
+    paused[(4,)](*ramp(4))
+    assert "y = 4.0 (f32)" in capsys.readouterr().out and next(typed, None) is None
+
+
+def test_a_condition_that_fails_stops_and_says_so():
+    lines = session("break 20 if nothing > 1; c; p i; delete 1; c", rows[(4,)], *ramp(16))
+    assert "breakpoint 1: line 20 if nothing > 1: NameError: name 'nothing' is not defined" in lines
+    assert after(lines, "p i") == ["i = 0 (int64)"]
+
+
+@ts.kernel
+def two_loops(x, out):
+    total = 0.0
+    if tile.program_id(0) == 0:
+        for k in tile.range(0, 2):
+            total += x[k]
+    else:
+        for k in tile.range(0, 3):
+            total -= x[k]
+    out[tile.program_id(0)] = total
+
+
+def test_a_counter_that_another_loop_had_before():
+    line = two_loops.kernel_function.__code__.co_firstlineno + 8
+    lines = session(f"break {line}; c; c; p k", two_loops[(2,)], *ramp(4))
+    assert after(lines, "p k") == ["k = 1 (int64)"]
+
+
+def test_the_decorator_on_a_kernel_and_a_method(capsys):
+    @ts.debug.interactive(commands="next; print i; continue")
+    @ts.kernel
+    def doubled(x, out):
+        i = tile.program_id(0)
+        out[i] = x[i] * 2.0
+
+    class Model:
+        @ts.debug.interactive(commands="p i; c")
+        def run(self, x, out):
+            outside[(4,)](x, out)
+
+    x, out = ramp(4)
+    doubled[(4,)](x, out)
+    assert (out == 2 * x).all() and "i = 0 (int64)" in capsys.readouterr().out and doubled.__name__ == "doubled"
+    with pytest.raises(OutOfBoundsError):
+        Model().run(x, out)
+    assert "i = 3 (int64)" in capsys.readouterr().out

@@ -87,3 +87,20 @@ def test_nothing_followed(monkeypatch):
     for report in (ts.debug.memory_report, ts.debug.kernel_report):
         with pytest.raises(ArgumentError):
             report()
+
+
+@ts.kernel
+def squares(x, out):
+    i = ts.tile.program_id(0)
+    y = x[i] * x[i]
+    out[i] = y
+
+
+def test_the_decorators_take_kernels(capsys):
+    x, out = np.float32([1, 200]), np.zeros(2, np.float32)
+    watched = ts.debug.watch("y", write=lambda line: None)(squares)
+    for each in (watched, ts.debug.memory(squares), ts.debug.kernel(squares)):
+        each[(2,)](x, out)
+        assert each.__name__ == "squares" and out.tolist() == [1, 40000]
+    assert [seen.warning for seen in watched.watch.seen] == ["a magnitude of 40000 (limit 10000)"]
+    assert "squares" in str(ts.debug.kernel_report()) and ts.debug.memory_report(show=False).peak >= 0

@@ -10,12 +10,15 @@ from conformance.case import Case
 from conformance.tile.debug import (
     advice,
     copies,
+    counted,
     fresh,
     grids,
     groups,
     indices,
     mbarriers,
+    meetings,
     programs,
+    rings,
     tiles,
     transfers,
 )
@@ -109,8 +112,13 @@ FIRST = {
     "plain-beside-atomic": Pair(
         "M10", groups.atomic_and_plain, groups.atomic_then_plain, RaceError, ("updates it", "no barrier"), 8,
     ),
+    "met-in-half-the-group": Pair(
+        "M4", groups.met_in_half_the_group, groups.met_in_the_half_that_shares, RaceError,
+        ("reads it", "tile 0 writes it", "no barrier"), 8,
+    ),
 }  # fmt: skip
-PAIRS = {**FIRST, **indices.PAIRS, **fresh.PAIRS, **tiles.PAIRS, **grids.PAIRS, **transfers.PAIRS, **mbarriers.PAIRS}
+_MORE = (indices, fresh, tiles, grids, meetings, transfers, mbarriers, rings, counted)
+PAIRS = {**FIRST, **{name: pair for module in _MORE for name, pair in module.PAIRS.items()}}
 
 
 def cases() -> Iterator[Case]:

@@ -214,3 +214,21 @@ def atomic_then_plain(x, out):
     tile.atomic_add(count[0], 1.0)
     tile.barrier()
     out[me] = x[me] + count[0]
+
+
+@ts.kernel
+def met_in_half_the_group(x, out):
+    me, half = tile.local_id(), tile.cooperative_group(4)
+    row = tile.alloc_shared((8,), ts.f32)
+    row[me] = x[me]
+    half.sync()
+    out[me] = row[7 - me]
+
+
+@ts.kernel
+def met_in_the_half_that_shares(x, out):
+    me, half = tile.local_id(), tile.cooperative_group(4)
+    row = tile.alloc_shared((8,), ts.f32)
+    row[me] = x[me]
+    half.sync()
+    out[me] = row[me - me % 4 + 3 - me % 4]

@@ -13,7 +13,7 @@ from tessera.codegen.llvm.scratch import Memory
 from tessera.codegen.llvm.types import Vec, block_type, literal, register
 from tessera.ir.core import Node, Value
 from tessera.op import COMPUTE, Rules
-from tessera.ops import basic, elementwise, shape, tile
+from tessera.ops import basic, chance, elementwise, shape, tile
 from tessera.types import DType, TensorType, int4, int64
 
 element = Rules("llvm element")
@@ -110,6 +110,12 @@ def _shifted(body: Body, node: Node, lanes: list[Lane]) -> Lane | None:
 @element(basic.cast)
 def _(body, node, index):
     return stored(body, block_type(node.out), node.args[0].type.dtype, value_at(body, node.args[0], index))
+
+
+@element(chance.round_by_chance)
+def _(body, node, index):
+    operands = [(value_at(body, v, index), v.type.dtype) for v in node.args]
+    return apply(body, lambda width, d, *x: policy.by_chance(node.attrs["dtype"], width, d, *x), operands)
 
 
 @element(basic.full)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact, sha256
+from tessera.codegen.artifact import Artifact
 from tessera.codegen.backend import Capabilities
 from tessera.codegen.element_types import check_element_types
 from tessera.codegen.llvm.function import Options
 from tessera.codegen.llvm.interpret import interpreter
 from tessera.codegen.llvm.jit import host_vector_bytes
+from tessera.codegen.llvm.meeting import MOST
 from tessera.codegen.llvm.module import emit_module
 from tessera.codegen.llvm.runtime import TEXT, Program
 from tessera.codegen.llvm.types import REGISTER
+from tessera.codegen.manifest import manifest, sides_of
 from tessera.codegen.resources import check_resources
 from tessera.errors import ArgumentError
-from tessera.ir.core import Module, structural_hash
+from tessera.ir.core import Module
 from tessera.lower.plan import Plan
 
 # More rows of a query block than the default: each packing of the keys then serves twice as many products.
@@ -38,7 +39,9 @@ class LLVM:
     @cached_property
     def capabilities(self) -> Capabilities:
         """What the processor at hand can do."""
-        return Capabilities(host_vector_bytes(), tuple(REGISTER), shared_bytes=ARENA, block_bytes=ARENA, plan=PLAN)
+        return Capabilities(
+            host_vector_bytes(), tuple(REGISTER), shared_bytes=ARENA, block_bytes=ARENA, meeting=MOST, plan=PLAN
+        )
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The LLVM text of a Tile module.
@@ -52,26 +55,11 @@ class LLVM:
         check_resources(module, self.name, self.capabilities)
         vector = int(options.get("vector_bytes", self.capabilities.vector_bytes))
         emission = emit_module(module, Options(vector, bool(options.get("debug", True))))
-        return Artifact(self._manifest(module, emission.plan, emission.text, options, vector), {TEXT: emission.text})
-
-    def _manifest(
-        self, module: Module, plan: dict[str, Any], text: str, options: Mapping[str, Any], vector: int
-    ) -> dict[str, Any]:
-        roles = {"inputs": ("input", "scalar"), "outputs": ("output",)}
-        fields = ("name", "shape", "dtype")
-        return {
-            "kind": "program",
-            "target": self.name,
-            "signature": {
-                side: [{k: p[k] for k in fields} for p in plan["params"] if p["role"] in wanted]
-                for side, wanted in roles.items()
-            },
-            "plan": plan,
-            "hashes": {"module": structural_hash(module), "text": sha256(text)},
-            "schedule": options.get("schedule"),
-            "options": {"vector_bytes": vector},
-            "tools": {"tessera": _version("tessera"), "llvmlite": _version("llvmlite"), "numpy": _version("numpy")},
-        }
+        described = manifest(
+            self.name, module, emission.plan, emission.text, sides_of(emission.plan), {"vector_bytes": vector},
+            options.get("schedule"), ("llvmlite",),
+        )  # fmt: skip
+        return Artifact(described, {TEXT: emission.text})
 
     def runtime(self, artifact: Artifact, threads: int | None = None) -> Program:
         """The artifact compiled for this processor."""
@@ -80,10 +68,3 @@ class LLVM:
     def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """What runs the artifact's text in the LLVM interpreter, with no compiler."""
         return interpreter(artifact)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

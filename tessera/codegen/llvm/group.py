@@ -46,6 +46,7 @@ class Group:
         self.size = size
         self.b = Builder()
         self.active: Value | None = None
+        self.uneven = False  # whether a wait has been met that differs between tiles
 
     def add(self, op: Op, *args: Value, **attrs: Any) -> Value:
         """Record an op."""

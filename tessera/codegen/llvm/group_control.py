@@ -82,7 +82,11 @@ def _(group, node, args, run):
 
 
 def _divergent(group: Group, node: Node, condition: Value, run: Run) -> list[Part]:
-    """Each side for the tiles that take it, if there are such."""
+    """Each side for the tiles that take it, if there are such; in turn where they wait for each other."""
+    from tessera.codegen.llvm.group_tasks import interleaved, pauses  # it needs what stands here
+
+    if pauses(node):
+        return interleaved(group, node, run)
     no = group.add(elementwise.bitwise_not, condition)
     sides = [_side(group, node, live(group, m), b, run) for m, b in zip((condition, no), node.regions, strict=True)]
     return [choose(group, condition, a, b) for a, b in zip(*sides, strict=True)]

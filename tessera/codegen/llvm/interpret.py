@@ -13,6 +13,7 @@ import numpy as np
 from tessera.codegen.arguments import Arguments
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.follow import follow
+from tessera.codegen.llvm import meeting
 from tessera.codegen.llvm.hostcall import run_call, seen
 from tessera.codegen.llvm.report import NAME
 from tessera.codegen.llvm.reports import Reports
@@ -31,7 +32,7 @@ def interpreter(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray
     arguments = Arguments(plan)
     wrappers = [_wrapper(text, kernel, scratch) for kernel, scratch in plan["scratch"].items()]
     reports = Reports(plan.get("reports", ()))
-    module = Module("\n".join([text, *wrappers]), TEXT, {NAME: _reporter(reports)})
+    module = Module("\n".join([text, *wrappers]), TEXT, {NAME: _reporter(reports), meeting.NAME: _met})
 
     def run(arrays: Sequence[Any]) -> list[np.ndarray]:
         users, held = arguments.bind(arrays)
@@ -42,6 +43,10 @@ def interpreter(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray
         return outputs
 
     return run
+
+
+def _met(memory: Memory, context: int) -> None:
+    """Nothing: the programs of a launch that meets run side by side, in step."""
 
 
 def _reporter(reports: Reports) -> External:
@@ -67,7 +72,8 @@ class _Engine:
         """Run launches in order."""
         for each in self.plan["launches"][first:last]:
             args = [self.argument(a) for a in each["args"]]
-            _launch(self.module, each, self.plan["scratch"][each["kernel"]], args)
+            meets = each["kernel"] in self.plan.get("meeting", ())
+            _launch(self.module, each, self.plan["scratch"][each["kernel"]], args, meets)
 
     def holds(self, flag: int) -> bool:
         """Whether a flag is set."""
@@ -91,10 +97,10 @@ class _Engine:
         return whole.reshape(-1).view(np.uint8)[start : start + arg["bytes"]]
 
 
-def _launch(module: Module, launch: Mapping[str, Any], scratch: int, args: list[Any]) -> None:
-    """Every program of a launch, as lanes of one call or of several."""
+def _launch(module: Module, launch: Mapping[str, Any], scratch: int, args: list[Any], meets: bool) -> None:
+    """Every program of a launch, as lanes of one call or (unless they meet) of several."""
     total = math.prod(launch["grid"])
-    most = max(1, ROOM // max(scratch, 1))
+    most = total if meets else max(1, ROOM // max(scratch, 1))
     for first in range(0, total, most):
         count = min(most, total - first)
         numbers = Lanes(np.arange(first, first + count, dtype=np.int64))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,9 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from tessera.errors import ParseError
+from tessera.arrays import write_file
+from tessera.cache_folder import cache_folder
+from tessera.errors import FileError, ParseError
 
 LEVEL = 3
 SEAL = 32  # bytes of the hash that a cache entry begins with
@@ -97,13 +97,6 @@ def key(text: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def cache_folder() -> Path:
-    """Where object code is kept: TESSERA_CACHE, or the user's cache folder."""
-    given = os.environ.get("TESSERA_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(given) if given else Path(base) / "tessera"
-
-
 def _cached(place: Path) -> bytes | None:
     """An entry, unless it is missing or damaged (then it is made again)."""
     try:
@@ -118,9 +111,6 @@ def _keep(place: Path, code: bytes) -> None:
     """Write an entry whole or not at all; a cache that cannot be written is no error."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=place.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.replace(name, place)
-    except OSError:
-        return
+        write_file(place, lambda file: file.write(hashlib.sha256(code).digest() + code))
+    except (OSError, FileError):
+        pass

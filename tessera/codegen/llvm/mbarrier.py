@@ -1,7 +1,8 @@
 """Barriers in memory on a processor: a group runs as one program, in which arrivals are counted for all tiles at once.
 
-What a wait waits for has to lie before it: nothing else would run meanwhile. A wait that would never end is reported as
-the interpreter reports a deadlock; a wait of some tiles of a group only, for others, is refused.
+What a wait waits for lies before it, unless it stands in a branch of tiles whose others may still arrive: then the
+sides of the branch run in turn (`group_tasks.py`). A wait that would never end is reported as the interpreter reports
+a deadlock.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tessera.codegen.llvm.group import Group, Part, lift
+from tessera.codegen.llvm.group_control import some
 from tessera.codegen.llvm.report import reported
-from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Node, Value
 from tessera.ops import basic, elementwise, reduce, shape, tile
 from tessera.ops import mbarrier as ops
@@ -19,39 +20,59 @@ from tessera.types import int64
 
 
 class State:
-    """The four numbers of one barrier in the function being made."""
+    """The four numbers of one barrier in the function being made, or of all where tiles use different ones."""
 
-    def __init__(self, group: Group, node: Node, args: Sequence[Part]) -> None:
-        self.group, (ref, slot) = group, args[:2]
-        if slot.varying:
-            raise UnsupportedOpError(
-                "the target llvm cannot use another mbarrier in each tile of a group", location=node.loc,
-                expected="one number for all tiles", suggestion="run it in the interpreter",
-            )  # fmt: skip
-        self.ref, self.slot = ref.value, slot.value
+    def __init__(self, group: Group, args: Sequence[Part]) -> None:
+        self.group, self.ref, self.slot = group, args[0].value, args[1]
+        self.sizes: tuple[int, ...] = (int(args[0].shape[0]),) if self.slot.varying else ()
+        self.hits = self._hits() if self.slot.varying else None
+
+    def _hits(self) -> Value:
+        """For each tile and barrier, whether the tile is here for it."""
+        group, count = self.group, self.sizes[0]
+        every = (group.size, count)
+        mine = group.broadcast(group.reshape(self.slot.value, (group.size, 1)), every)
+        number = group.broadcast(group.add(shape.iota, shape=(1, count), axis=-1, dtype=int64), every)
+        hits = group.add(elementwise.equal, mine, number)
+        if group.active is None:
+            return hits
+        active = group.broadcast(group.reshape(group.active, (group.size, 1)), every)
+        return group.add(elementwise.bitwise_and, hits, active)
 
     def number(self, value: int) -> Value:
         """A constant."""
-        return self.group.full(value, int64)
+        return self.group.full(value, int64, *self.sizes)
+
+    def _place(self, field: int) -> tuple[list[Value], tuple[int, int]]:
+        first = self.group.full(0, int64) if self.sizes else self.slot.value
+        return [self.ref, first, self.group.full(field, int64)], (*(self.sizes or (1,)), 1)  # type: ignore[return-value]
 
     def get(self, field: int) -> Value:
         """A number of the barrier."""
-        place = [self.ref, self.slot, self.number(field)]
-        block = self.group.add(tile.load, *place, shape=(1, 1), edge="error")
-        return self.group.add(shape.reshape, block, shape=())
+        place, block = self._place(field)
+        return self.group.reshape(self.group.add(tile.load, *place, shape=block, edge="error"), self.sizes)
 
     def put(self, field: int, value: Value) -> None:
         """Change a number of the barrier."""
-        block = self.group.reshape(value, (1, 1))
-        self.group.b.add(tile.store, [self.ref, block, self.slot, self.number(field)], {"edge": "error"})
+        (ref, *place), block = self._place(field)
+        self.group.b.add(tile.store, [ref, self.group.reshape(value, block), *place], {"edge": "error"})
+
+    def begin(self, field: int, value: int) -> None:
+        """Set a number of the barriers that tiles are here for."""
+        new = self.number(value)
+        if self.hits is not None:
+            met = self.group.add(reduce.max, self.hits, axis=(-2,), keepdims=False)
+            new = self.group.add(elementwise.where, met, new, self.get(field))
+        self.put(field, new)
 
     def here(self, count: int) -> Value:
-        """`count` for each active tile."""
+        """`count` for each tile that is here for it."""
         group = self.group
-        if group.active is None:
+        if self.hits is None and group.active is None:
             return self.number(count * group.size)
-        ones = group.add(basic.cast, group.active, dtype=int64)
-        total = group.add(reduce.sum, ones, axis=(-1,), keepdims=False)
+        hits, axis = (group.active, -1) if self.hits is None else (self.hits, -2)
+        assert hits is not None
+        total = group.add(reduce.sum, group.add(basic.cast, hits, dtype=int64), axis=(axis,), keepdims=False)
         return group.add(elementwise.mul, total, self.number(count))
 
     def settle(self, came: Value) -> None:
@@ -59,31 +80,41 @@ class State:
         add, count = self.group.add, self.get(COUNT)
         done = add(elementwise.add, add(elementwise.sub, count, self.get(MISSING)), came)
         free = add(elementwise.equal, self.get(BYTES), self.number(0))
-        phases = add(elementwise.where, free, add(elementwise.floor_divide, done, count), self.number(0))
+        each = add(elementwise.maximum, count, self.number(1))
+        phases = add(elementwise.where, free, add(elementwise.floor_divide, done, each), self.number(0))
         self.put(PHASE, add(elementwise.add, self.get(PHASE), phases))
         left = add(elementwise.sub, done, add(elementwise.mul, phases, count))
         self.put(MISSING, add(elementwise.sub, count, left))
 
+    def phases(self) -> Value:
+        """For each tile the number of the phase under way at its barrier."""
+        group = self.group
+        if self.hits is None:
+            return group.broadcast(self.get(PHASE), (group.size,))
+        field = group.full(PHASE, int64, group.size)
+        mask = [] if group.active is None else [group.active]
+        return group.add(tile.gather, self.ref, self.slot.value, field, *mask)
+
 
 @lift(ops.mbarrier_init)
 def _(group, node, args, run):
-    state = State(group, node, args)
+    state = State(group, args)
     start = {COUNT: node.attrs["count"], MISSING: node.attrs["count"], BYTES: 0, PHASE: 0}
     for field, value in start.items():
-        state.put(field, state.number(value))
+        state.begin(field, value)
     return []
 
 
 @lift(ops.mbarrier_arrive)
 def _(group, node, args, run):
-    state = State(group, node, args)
+    state = State(group, args)
     state.settle(state.here(node.attrs["count"]))
     return []
 
 
 @lift(ops.mbarrier_expect, ops.mbarrier_copies)
 def _(group, node, args, run):
-    state = State(group, node, args)
+    state = State(group, args)
     copies = node.op is ops.mbarrier_copies
     change = elementwise.sub if copies else elementwise.add
     state.put(BYTES, group.add(change, state.get(BYTES), state.here(node.attrs["count"])))
@@ -98,15 +129,24 @@ DEADLOCK: Mapping[str, object] = {
 }
 
 
+def waiting(group: Group, node: Node, args: Sequence[Part]) -> tuple[Value, Value]:
+    """Which tiles here would have to wait, and whether any."""
+    group.uneven = group.uneven or args[1].varying or args[2].varying
+    one = group.full(1, int64, group.size)
+    phase = group.add(elementwise.bitwise_and, State(group, args).phases(), one)
+    held = group.add(elementwise.equal, phase, group.add(elementwise.bitwise_and, group.whole(args[2]), one))
+    if group.active is not None:
+        held = group.add(elementwise.bitwise_and, held, group.active)
+    return held, some(group, held)
+
+
+def deadlock(group: Group, condition: Value, held: Value) -> None:
+    """Report, where a condition holds, that these tiles wait for ever."""
+    reported(group, condition, [held], dict(DEADLOCK))
+
+
 @lift(ops.mbarrier_wait)
 def _(group, node, args, run):
-    if group.active is not None or args[2].varying:
-        raise UnsupportedOpError(
-            "the target llvm cannot let some tiles of a group wait for others", location=node.loc,
-            expected="a wait that all tiles of the group reach, for one parity", suggestion="run it in the interpreter",
-        )  # fmt: skip
-    state, one = State(group, node, args), group.full(1, int64)
-    phase = group.add(elementwise.bitwise_and, state.get(PHASE), one)
-    waiting = group.add(elementwise.equal, phase, group.add(elementwise.bitwise_and, args[2].value, one))
-    reported(group, waiting, [group.broadcast(waiting, (group.size,))], dict(DEADLOCK))
+    held, any_of_them = waiting(group, node, args)
+    deadlock(group, any_of_them, held)
     return []

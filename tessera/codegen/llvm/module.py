@@ -11,9 +11,11 @@ from tessera.codegen.llvm import (  # noqa: F401  (they fill tables)
     group_control,
     group_exchange,
     group_memory,
+    group_pauses,
     inline,
     math,
     mbarrier,
+    meeting,
     report,
 )
 from tessera.codegen.llvm.function import Options, emit_function
@@ -24,6 +26,7 @@ from tessera.codegen.llvm.text import Debug
 from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Module, Node
 from tessera.ops import host
+from tessera.ops.tile import meets
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,13 @@ def emit_module(module: Module, options: Options) -> Emission:
     lines += math.definitions(lines)
     head = ["; Tessera: LLVM", f'source_filename = "{module.main.name}"', ""]
     head += [f"@{report.CONTEXT} = global i64 0", ""] if library.sites else []
+    met = [f.name for f in module.functions[1:] if meets(f.body)]
+    head += [f"@{meeting.CONTEXT} = global i64 0", ""] if met else []
     tail = [*declarations(lines), "", _attributes(options.vector_bytes * 8)]
     text = "\n".join([*head, *lines, *tail, *(debug.text() if debug else ())]) + "\n"
-    return Emission(text, {**launch_plan(module, scratch), "reports": library.sites})
+    return Emission(
+        text, {**launch_plan(module, scratch), "reports": library.sites, **({"meeting": met} if met else {})}
+    )
 
 
 def _functions(
@@ -62,7 +69,9 @@ def _functions(
     scratch: dict[str, int] = {}
     for function in module.functions[1:]:
         grids = [_grid(n) for n in launches if n.attrs["kernel"] == function.name]
-        emitted = emit_function(function, library, debug, options, _largest(grids), function.name not in shared)
+        # Memory that others write while a program runs is not its own, as `noalias` would say.
+        apart = function.name not in shared and not meets(function.body)
+        emitted = emit_function(function, library, debug, options, _largest(grids), apart)
         lines += emitted.lines
         scratch[function.name] = emitted.scratch
     return lines, scratch

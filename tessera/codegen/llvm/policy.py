@@ -44,6 +44,53 @@ def store(wide: DType, type: TensorType, width: int, d: str, x: str) -> Lines:
         yield from convert.cast(f32, type.dtype, width, d, x)
 
 
+def by_chance(to: Policy, width: int, d: str, x: str, draw: str) -> Lines:
+    """A double on the grid of a policy's storage: up where 53 random bits lie below the distance from below."""
+    grid, t = grid_of(to.storage), Vec("double", width)
+    yield _size(t, f"{d}.a", x)
+    yield from _neighbour(grid, t, f"{d}.r", f"{d}.a", draw)
+    yield f"{d}.g = fcmp ogt {t} {d}.r, {t.const(grid.top)}"
+    yield f"{d}.k = select {t.truth} {d}.g, {t} {t.const(_outside(to, grid))}, {t} {d}.r"
+    if to.denormals == "flush":
+        yield f"{d}.fl = fcmp olt {t} {d}.k, {t.const(2.0**grid.least)}"
+        yield f"{d}.fz = select {t.truth} {d}.fl, {t} {t.const(0.0)}, {t} {d}.k"
+    yield _signed(t, f"{d}.si", f"{d}.fz" if to.denormals == "flush" else f"{d}.k", x)
+    yield f"{d} = fptrunc {t} {d}.si to {Vec('float', width)}"
+
+
+def _outside(policy: Policy, grid: Grid) -> float:
+    """What stands for numbers beyond the largest."""
+    if policy.saturate or policy.storage in FINITE_ONLY:
+        return grid.top
+    return float("inf") if grid.infinite else float("nan")
+
+
+def _neighbour(grid: Grid, t: Vec, d: str, size: str, draw: str) -> Lines:
+    """Of the two neighbours of a double on a grid, the one that a draw chooses; infinity and NaN stay."""
+    i, bias, digits = t.integer, 1023, 52
+    yield f"{d}.b = bitcast {t} {size} to {i}"
+    yield f"{d}.x = lshr {i} {d}.b, {i.const(digits)}"
+    yield f"{d}.e = call {i} @llvm.smax.{i.suffix}({i} {d}.x, {i} {i.const(grid.least + bias)})"
+    # The size in steps of the grid: both factors are powers of two, made as bits, and exact.
+    yield f"{d}.u = sub {i} {i.const(grid.digits + 2 * bias)}, {d}.e"
+    yield f"{d}.ub = shl {i} {d}.u, {i.const(digits)}"
+    yield f"{d}.up = bitcast {i} {d}.ub to {t}"
+    yield f"{d}.s = fmul {t} {size}, {d}.up"
+    yield f"{d}.l = call {t} @llvm.floor.{t.suffix}({t} {d}.s)"
+    yield f"{d}.f = fsub {t} {d}.s, {d}.l"
+    yield f"{d}.c = fmul {t} {d}.f, {t.const(2.0**53)}"
+    yield f"{d}.dr = sitofp {i} {draw} to {t}"
+    yield f"{d}.o = fcmp olt {t} {d}.dr, {d}.c"
+    yield f"{d}.i = select {t.truth} {d}.o, {t} {t.const(1.0)}, {t} {t.const(0.0)}"
+    yield f"{d}.n = fadd {t} {d}.l, {d}.i"
+    yield f"{d}.w = sub {i} {d}.e, {i.const(grid.digits)}"
+    yield f"{d}.wb = shl {i} {d}.w, {i.const(digits)}"
+    yield f"{d}.dn = bitcast {i} {d}.wb to {t}"
+    yield f"{d}.m = fmul {t} {d}.n, {d}.dn"
+    yield f"{d}.k = fcmp olt {t} {size}, {t.const(float('inf'))}"
+    yield f"{d} = select {t.truth} {d}.k, {t} {d}.m, {t} {size}"
+
+
 def lacking(type: TensorType, operands: tuple[DType, ...]) -> str | None:
     """What of the policy of a result cannot be emitted, or None."""
     policy = type.policy

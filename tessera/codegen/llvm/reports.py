@@ -108,7 +108,7 @@ def _failed(site: Mapping[str, Any], program: int, blocks: list[np.ndarray]) -> 
 def _deadlock(site: Mapping[str, Any], program: int, blocks: list[np.ndarray]) -> ExecutionError:
     return DeadlockError(
         site["text"], location=Location(*site["place"]), expected="as many arrivals, and bytes, as the phase takes",
-        received=f"{len(blocks[0])} tiles wait, first {_name(site, program, 0)}",
+        received=f"{int(blocks[0].sum())} tiles wait, first {_name(site, program, int(blocks[0].argmax()))}",
         suggestion="let each phase have its arrivals, and wait for parities 0, 1, 0, … in turn",
     )  # fmt: skip
 

@@ -13,11 +13,13 @@ import numpy as np
 
 from tessera.codegen.arguments import Arguments, Parameter
 from tessera.codegen.artifact import Artifact
+from tessera.codegen.llvm import meetings
 from tessera.codegen.llvm.jit import Code
 from tessera.codegen.llvm.looped import Looped
 from tessera.codegen.llvm.pool import FIELDS, Crew, address, aligned, thread_count
 from tessera.codegen.llvm.report import CONTEXT
 from tessera.codegen.llvm.reports import Reports, offer
+from tessera.errors import BarrierError
 
 TEXT = "kernels.ll"
 SHARES = 8  # chunks for each thread, so that none waits long for the last
@@ -31,13 +33,17 @@ class Program:
         self._arguments = Arguments(plan)
         self.threads = thread_count(threads)
         offer()
+        if "meeting" in plan:
+            meetings.offer()
         self._code = Code(artifact.text(TEXT))
         self._crew = Crew(self.threads, max(plan["scratch"].values(), default=0))
         self._workspace = aligned(plan["workspace"])
         self._lock = Lock()
+        self._parted: BarrierError | None = None
         self._reports = Reports(plan.get("reports", ()))
         self._connect()
         self._table(plan["launches"], [*plan.get("flags", ()), *(a for c in plan.get("calls", ()) for a in c["args"])])
+        self._meetings = meetings.Meetings(plan, self._code)
         self._looped = self._loops(plan) if "steps" in plan else None
 
     def _table(self, launches: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> None:
@@ -68,7 +74,7 @@ class Program:
         many = [math.prod(e["grid"]) > 1 and self.threads > 1 for e in plan["launches"]]
 
         def launch(first: int, last: int) -> None:
-            self._crew.run(self._tasks[first:last], not any(many[first:last]))
+            self._launch(first, last, not any(many[first:last]))
 
         return Looped(plan, self._slots, self._others, self._places, launch)
 
@@ -78,18 +84,29 @@ class Program:
         Raises:
             ShapeError, DTypeError, ArgumentError: the arrays are not what the program takes.
             ExecutionError: an assertion of the program does not hold.
+            BarrierError: programs wait at a grid barrier for others that have ended.
         """
         users, held = self._arguments.bind(arrays)
         with self._lock:
             for places, p, a in zip(self._uses, self._arguments.params, held, strict=True):
                 self._slots[places] = slot(p, a)
             if self._looped is None:
-                self._crew.run(self._tasks, self._alone)
+                self._launch(0, len(self._tasks), self._alone)
             else:
                 self._looped.run()
+            parted, self._parted = self._parted, None
         outputs = self._arguments.finish(users, held)
         self._reports.finish()
+        if parted is not None:
+            raise parted
         return outputs
+
+    def _launch(self, first: int, last: int, alone: bool) -> None:
+        for start, stop, meets in self._meetings.parts(first, last):
+            if meets:
+                self._parted = self._meetings.run(start, self._tasks[start]) or self._parted
+            else:
+                self._crew.run(self._tasks[start:stop], alone)
 
     def _connect(self) -> None:
         """Tell the code whose reports it makes."""

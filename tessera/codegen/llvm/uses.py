@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ops import control
+from tessera.ops.tile import grid_barrier
+from tessera.types import RefType
 
 LOOPS = (control.for_, control.while_)
 
@@ -31,6 +33,7 @@ class Uses:
         self.ends: dict[Node, int] = {}
         self.owners: dict[Value, tuple[Node, int]] = {}  # of a loop's carried parameters: the loop, the place
         self.writes: dict[Value, list[Site]] = defaultdict(list)
+        self._refs = [p for p in function.params if isinstance(p.type, RefType)]
         self._block(function.body, ())
 
     def _block(self, block: Block, loops: tuple[Node, ...]) -> None:
@@ -43,6 +46,9 @@ class Uses:
                 self.made[v] = site
             if "write" in node.op.effects:
                 self.writes[node.args[0]].append(site)
+            if node.op is grid_barrier:  # other programs may have written any of them
+                for ref in self._refs:
+                    self.writes[ref].append(site)
             for region in node.regions:
                 self._region(site, region)
             self.ends[node] = len(self.sites)

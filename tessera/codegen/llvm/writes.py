@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tessera.codegen.llvm import memory
+from tessera.codegen.llvm import convert, memory
 from tessera.codegen.llvm.element import as_index, broadcast_at, clipped, operand, placed, value_at
 from tessera.codegen.llvm.lane import Body, Index, Lane
 from tessera.codegen.llvm.nest import lanes_for, nest
@@ -15,6 +15,7 @@ from tessera.codegen.llvm.visit import visit
 from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Node
 from tessera.ops import tile
+from tessera.types import DType
 
 if TYPE_CHECKING:
     from tessera.codegen.llvm.kernel import Kernel
@@ -86,7 +87,9 @@ ATOMIC = {
 def _(kernel, node):
     dtype = node.args[0].type.dtype
     word = "xchg" if node.attrs["kind"] == "exchange" else ATOMIC.get((node.attrs["kind"], dtype.kind))
-    if word is None or register(dtype) != memory.memory(dtype):
+    if convert.has_form(dtype) and dtype.is_float and word in ATTEMPTED:
+        return _atomic(kernel, node, 1, lambda text, *at: _attempted(text, dtype, ATTEMPTED[word], *at))
+    if word is None or convert.has_form(dtype):
         raise UnsupportedOpError(f"the target llvm has no atomic {node.attrs['kind']} of {dtype}")
     t = register(dtype)
 
@@ -94,6 +97,36 @@ def _(kernel, node):
         return text.let(f"atomicrmw {word} ptr {pointer}, {t} {value} monotonic, align {SIZE[t.element]}")
 
     _atomic(kernel, node, 1, change)
+
+
+# What an update that the processor has no instruction for makes of the old value and the new one: registers hold f32.
+ATTEMPTED = {
+    "fadd": "fadd float {0}, {1}", "fmaximum": "call float @llvm.maximum.f32(float {0}, float {1})",
+    "fminimum": "call float @llvm.minimum.f32(float {0}, float {1})", "xchg": "fadd float {1}, -0.0",
+}  # fmt: skip
+
+
+def _attempted(text: Text, dtype: DType, combine: str, pointer: str, value: str) -> str:
+    """An update of a float narrower than its register: computed, and tried until no other came between."""
+    m, bits = memory.memory(dtype), f"i{8 * memory.size(dtype)}"
+    align = f"align {memory.size(dtype)}"
+    first = text.let(f"load atomic {bits}, ptr {pointer} monotonic, {align}")
+    again, done, before = text.new_label("again"), text.new_label("updated"), text.label
+    text.jump(again)
+    held, seen = text.name(), text.name()
+    text.line(f"{held} = phi {bits} [ {first}, %{before} ], [ {seen}, %{again} ]")
+    raw = held if m.element == bits else text.let(f"bitcast {bits} {held} to {m}")
+    old, new, stored = text.name(), text.name(), text.name()
+    text.lines(convert.decode(dtype, 1, old, raw))
+    text.lines(convert.rounded(dtype, 1, new, text.let(combine.format(old, value))))
+    text.lines(convert.encode(dtype, 1, stored, new))
+    wanted = stored if m.element == bits else text.let(f"bitcast {m} {stored} to {bits}")
+    pair = text.let(f"cmpxchg ptr {pointer}, {bits} {held}, {bits} {wanted} monotonic monotonic, {align}")
+    text.line(f"{seen} = extractvalue {{ {bits}, i1 }} {pair}, 0")
+    won = text.let(f"extractvalue {{ {bits}, i1 }} {pair}, 1")
+    text.line(f"br i1 {won}, label %{done}, label %{again}")
+    text.begin(done)
+    return old
 
 
 @visit(tile.compare_exchange)

@@ -1,0 +1,269 @@
+"""What pauses in a branch of a group: waits, and the branches and loops that have waits inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from tessera.codegen.llvm.group import Part
+from tessera.codegen.llvm.group_control import choose, lifted, live, settle, some, within
+from tessera.codegen.llvm.group_tasks import PAUSING, Cell, Stretch, Tasks
+from tessera.codegen.llvm.mbarrier import deadlock, waiting
+from tessera.codegen.llvm.types import sizes
+from tessera.ir.core import Block, Node, Value
+from tessera.ops import control, elementwise, shape
+from tessera.ops.mbarrier import mbarrier_wait
+from tessera.types import TensorType, int64
+
+
+class _Pause:
+    """A node that pauses, and the values that it works on."""
+
+    def __init__(self, tasks: Tasks, node: Node, walk: Any) -> None:
+        self.tasks, self.group, self.node, self.walk = tasks, tasks.group, node, walk
+
+    def begin(self) -> None:
+        """Get ready."""
+
+    def results(self) -> list[Part]:
+        """The node's results, once it is done."""
+        return []
+
+    def args(self) -> list[Part]:
+        """The operands."""
+        return [self.walk.env[v] for v in self.node.args]
+
+
+class Wait(_Pause):
+    """A wait at an mbarrier, of the tiles that run."""
+
+    def step(self) -> Value:
+        """Whether all of them may go on; where nobody got on in the last round, that is a deadlock."""
+        with self.group.b.at(self.node.loc):
+            held, any_of_them = waiting(self.group, self.node, self.args())
+            last = self.tasks.get(self.tasks.last).value
+            deadlock(self.group, self.group.add(elementwise.bitwise_and, any_of_them, last), held)
+            return self.tasks.negated(any_of_them)
+
+
+class Branch(_Pause):
+    """Two sides, for tiles of their own or (where the condition is the same for all) one of them for all.
+
+    Where tiles wait for different things there is a side for each tile (and block).
+    """
+
+    def begin(self) -> None:
+        """Choose the sides' tiles."""
+        (condition,) = self.args()
+        no = self.group.add(elementwise.bitwise_not, condition.value)
+        self.varying, self.split = condition.varying, condition.varying and self.tasks.apart
+        which = [True] * len(self.node.results) if self.varying else _varying_of(self)
+        self.sides: list[Stretch] = []
+        self.masks: list[Cell] = []
+        for block, mask in zip(self.node.regions, (condition.value, no), strict=True):
+            for own in self._cut(mask) if self.split else [mask]:
+                self._add(block, own, which)
+        self.taken = self.tasks.keep(condition)
+
+    def _cut(self, mask: Value) -> list[Value]:
+        """A mask for each tile."""
+        group = self.group
+        me = group.add(shape.iota, shape=(group.size,), axis=-1, dtype=int64)
+        each = [group.add(elementwise.equal, me, group.full(t, int64, group.size)) for t in range(group.size)]
+        return [group.add(elementwise.bitwise_and, mask, own) for own in each]
+
+    def _add(self, block: Block, mask: Value, which: Sequence[bool]) -> None:
+        side = Stretch(self.tasks, block, self.walk, lambda parts: _whole(self, parts, which))
+        if self.varying:
+            mask = live(self.group, mask)
+            self.masks.append(self.tasks.keep(Part(mask, True)))
+        side.begin(some(self.group, mask) if self.varying else mask)
+        self.sides.append(side)
+
+    def step(self) -> Value:
+        """Whether all sides are done, each taken on as far as it goes."""
+        for number, side in enumerate(self.sides):
+            self.tasks.when(self.tasks.negated(side.done()), lambda n=number: self._side(n))  # type: ignore[misc]
+        done = self.sides[0].done()
+        for side in self.sides[1:]:
+            done = self.group.add(elementwise.bitwise_and, done, side.done())
+        return done
+
+    def _side(self, number: int) -> None:
+        mask = self.tasks.get(self.masks[number]).value if self.varying else None
+        apart, self.tasks.apart = self.tasks.apart, self.tasks.apart and not self.split
+        with within(self.group, mask) if self.varying else nullcontext():
+            self.sides[number].go()
+        self.tasks.apart = apart
+
+    def results(self) -> list[Part]:
+        """Each tile's from its own side."""
+        found, *others = ([self.tasks.get(c) for c in side.out] for side in self.sides)
+        if self.varying:
+            for cell, new in zip(self.masks[1:], others, strict=True):
+                mask = self.tasks.get(cell).value
+                found = [choose(self.group, mask, n, o) for n, o in zip(new, found, strict=True)]
+            return found
+        # Both are blocks of one type, of which one has been filled.
+        condition = self.tasks.get(self.taken)
+        return [
+            Part(self.group.add(elementwise.where, _spread(self, condition, a), a.value, b.value), a.varying)
+            for a, b in zip(found, others[0], strict=True)
+        ]
+
+
+def _spread(pause: _Pause, condition: Part, like: Part) -> Value:
+    return pause.group.broadcast(condition.value, sizes(like.value.type))
+
+
+def _whole(pause: _Pause, parts: Sequence[Part], varying: Sequence[bool]) -> list[Part]:
+    return [Part(lifted(pause.group, p, w), w) for p, w in zip(parts, varying, strict=True)]
+
+
+def _typed(part: Part, varying: bool, size: int) -> TensorType:
+    type = part.value.type
+    assert isinstance(type, TensorType)
+    return type.with_shape((size, *part.shape) if varying else part.shape)
+
+
+def _varying_of(branch: Branch) -> list[bool]:
+    """Which results of a branch differ between tiles; what is recorded to learn it is dropped."""
+    found: list[list[Part]] = []
+    for block in branch.node.regions:
+        with branch.group.b.region():
+            found.append(branch.walk(block))
+    return [any(p.varying for p in pair) for pair in zip(*found, strict=True)]
+
+
+class Loop(_Pause):
+    """Rounds of a body: `state` is what they carry, `holds` says (for each tile, if it differs) who makes another."""
+
+    body: Block
+
+    def initial(self) -> list[Part]:
+        """The state before the first round."""
+        raise NotImplementedError
+
+    def holds(self, state: Sequence[Part]) -> Part:
+        """Whether there is another round."""
+        raise NotImplementedError
+
+    def following(self, state: Sequence[Part], results: Sequence[Part]) -> list[Part]:
+        """The state after a round."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Set the state, and see who makes a round."""
+        first = self.initial()
+        flags = settle([p.varying for p in first] + [False], lambda w: self._trial(first, w))
+        self.parted = flags.pop()
+        self.which = [w or self.parted for w in flags]
+        state = _whole(self, first, self.which)
+        self.state = [self.tasks.keep(p) for p in state]
+        self.stretch = Stretch(self.tasks, self.body, self.walk, lambda parts: list(parts))
+        self.going = self.tasks.keep(self._live(self.holds(state)))
+        self.stretch.begin()
+
+    def _trial(self, first: Sequence[Part], varying: Sequence[bool]) -> list[Part]:
+        parted = varying[-1]
+        flags = [w or parted for w in varying[:-1]]
+        types = [_typed(p, w, self.group.size) for p, w in zip(first, flags, strict=True)]
+        state = [Part(Value(t), w) for t, w in zip(types, flags, strict=True)]
+        with self.group.b.region():
+            held = self.holds(state)
+            after = self.following(state, self.walk(self.body, *state))
+        return [*after, held]
+
+    def _live(self, held: Part) -> Part:
+        if not self.parted:
+            return held
+        return Part(live(self.group, self.group.whole(held)), True)
+
+    def _any(self) -> Value:
+        held = self.tasks.get(self.going).value
+        return some(self.group, held) if self.parted else held
+
+    def step(self) -> Value:
+        """Whether the last round is done, after as many as go without waiting."""
+        self.tasks.repeat(self._any(), self._round)
+        return self.tasks.negated(self._any())
+
+    def _round(self) -> Value:
+        state = [self.tasks.get(c) for c in self.state]
+        self.walk.env.update(zip(self.body.params, state, strict=True))
+        mask = self.tasks.get(self.going).value if self.parted else None
+        with within(self.group, mask) if self.parted else nullcontext():
+            self.stretch.go()
+            done = self.stretch.done()
+            self.tasks.when(done, lambda: self._next(state, mask))
+        return self.group.add(elementwise.bitwise_and, done, self._any())
+
+    def _next(self, state: Sequence[Part], mask: Value | None) -> None:
+        found = self.following(state, [self.tasks.get(c) for c in self.stretch.out])
+        after = _whole(self, found, self.which)
+        if mask is not None:
+            after = [choose(self.group, mask, n, o) for n, o in zip(after, state, strict=True)]
+        for cell, part in zip(self.state, after, strict=True):
+            self.tasks.put(cell, part.value)
+        self.tasks.put(self.going, self._live(self.holds(after)).value)
+        self.stretch.begin()
+
+    def results(self) -> list[Part]:
+        """What the last round has left."""
+        return [self.tasks.get(c) for c in self.state[-len(self.node.results) :]] if self.node.results else []
+
+
+class For(Loop):
+    """A counted loop."""
+
+    @property
+    def body(self) -> Block:  # type: ignore[override]
+        """What is repeated."""
+        return self.node.regions[0]
+
+    def initial(self) -> list[Part]:
+        """The counter and what is carried."""
+        args = self.args()
+        return [args[0], *args[3:]]
+
+    def holds(self, state: Sequence[Part]) -> Part:
+        """Whether the counter is within its bounds."""
+        stop, step = self.args()[1:3]
+        varying = any(p.varying for p in (state[0], stop, step))
+        i, end, by = (lifted(self.group, p, varying) for p in (state[0], stop, step))
+        zero = self.group.broadcast(self.group.full(0, int64), sizes(by.type))
+        up = self.group.add(elementwise.greater, by, zero)
+        below, above = (self.group.add(op, i, end) for op in (elementwise.less, elementwise.greater))
+        return Part(self.group.add(elementwise.where, up, below, above), varying)
+
+    def following(self, state: Sequence[Part], results: Sequence[Part]) -> list[Part]:
+        """The counter goes on."""
+        step = self.args()[2]
+        varying = state[0].varying or step.varying
+        i, by = (lifted(self.group, p, varying) for p in (state[0], step))
+        return [Part(self.group.add(elementwise.add, i, by), varying), *results]
+
+
+class While(Loop):
+    """A loop with a condition."""
+
+    @property
+    def body(self) -> Block:  # type: ignore[override]
+        """What is repeated."""
+        return self.node.regions[1]
+
+    def initial(self) -> list[Part]:
+        """What is carried."""
+        return self.args()
+
+    def holds(self, state: Sequence[Part]) -> Part:
+        """The condition."""
+        return self.walk(self.node.regions[0], *state)[0]
+
+    def following(self, state: Sequence[Part], results: Sequence[Part]) -> list[Part]:
+        """What the body gives."""
+        return list(results)
+
+
+PAUSING.update({mbarrier_wait: Wait, control.if_: Branch, control.for_: For, control.while_: While})
