@@ -13,7 +13,7 @@ A schedule binds the constants of a kernel that have its meaning (`Schedule.cons
 | UNROLL, UNROLL_FACTOR; PREFETCH, PREFETCH_DISTANCE; SWIZZLE, SWIZZLE_PATTERN | unroll; prefetch; swizzle |
 
 Names are matched in upper and in lower case. A kernel that has none of the block constants sees the block
-as its `tile_shape`.
+as its `tile_shape`. `stages` is also how many blocks ahead a target fetches that makes a pipeline of a loop.
 """
 
 from __future__ import annotations

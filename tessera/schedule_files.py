@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,12 @@ SCHEMA = 1
 
 def write_json(path: str | Path, content: dict[str, Any]) -> Path:
     """Replace the file at `path` in one step: a reader sees the old file or the new one, never a part."""
+    from tessera.arrays import write_file  # not needed by who only imports schedules
+
     target = Path(path).expanduser()
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"schema": SCHEMA, **content}, file, indent=2, sort_keys=True)
-            file.write("\n")
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    text = json.dumps({"schema": SCHEMA, **content}, indent=2, sort_keys=True) + "\n"
+    write_file(target, lambda file: file.write(text.encode()))
     return target
 
 

@@ -13,6 +13,7 @@ from tessera.kernel.expressions import condition
 from tessera.kernel.frame import Frame, Unset
 from tessera.kernel.join import as_type, join_types
 from tessera.kernel.liveness import writes
+from tessera.kernel.mutation import fixed
 from tessera.kernel.statements import Flow, run, statement
 from tessera.ops import control
 from tessera.tensor import Tensor
@@ -49,7 +50,7 @@ def _(frame: Frame, node: ast.If) -> Flow | None:
 
 def _branch(frame: Frame, node: ast.If, body: Sequence[ast.stmt]) -> Branch:
     before = dict(frame.names)
-    with frame.trace.builder.region() as nodes:
+    with frame.trace.builder.region() as nodes, fixed(frame):
         flow = run(frame, body)
     names, frame.names = frame.names, before
     if flow is Flow.RETURN or node in frame.source.tails:

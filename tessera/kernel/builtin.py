@@ -40,6 +40,18 @@ def _sum(values: Any, start: Any = 0) -> Any:
     return functools.reduce(lambda a, b: a + b, values, start)
 
 
+def _every(python: Function, along: Function, join: Function) -> Function:
+    """all or any: of a sequence of values, or of the elements of a block."""
+
+    def apply(values: Any) -> Any:
+        if is_traced(values):
+            return along(values)
+        listed = list(values)
+        return functools.reduce(join, listed) if any(is_traced(v) for v in listed) else python(listed)
+
+    return apply
+
+
 def _bool(x: Any = False) -> Any:
     return x != 0 if is_traced(x) and x.dtype != bool_ else x if is_traced(x) else bool(x)
 
@@ -63,6 +75,8 @@ RULES: dict[Any, Function] = {
     int: _convert(int, int64),
     bool: _bool,
     sum: _sum,
+    all: _every(all, reduce.min, lambda a, b: a & b),
+    any: _every(any, reduce.max, lambda a, b: a | b),
     range: tile_range,
     abs: lambda x: elementwise.abs(x) if is_traced(x) else abs(x),
     round: lambda x, *digits: elementwise.round(x) if is_traced(x) else round(x, *digits),

@@ -13,9 +13,10 @@ from tessera.kernel import builtin
 from tessera.kernel.expressions import evaluate, expression
 from tessera.kernel.frame import Frame, Outer
 from tessera.kernel.marks import TAKES_PLACES, UPDATES_FIRST, interpreted
+from tessera.kernel.mutation import check_call
 from tessera.kernel.place import Place, value
 from tessera.kernel.source import Source, read, source_of
-from tessera.kernel.trace import Trace, current, is_number, is_traced
+from tessera.kernel.trace import Trace, current, is_number, is_traced, known
 from tessera.kernel.unsupported import refuse, unsupported
 from tessera.op import Op
 from tessera.ops import elementwise, functions
@@ -90,9 +91,10 @@ def _number(op: Op, args: list[Any], named: dict[str, Any]) -> Any:
 
 def _native(function: Any, args: list[Any], named: dict[str, Any]) -> Any:
     refuse(function)
+    check_call(current(), function)
     module = (getattr(function, "__module__", None) or "").partition(".")[0]
     if isinstance(function, Op) or module not in _OUTSIDE or not any(is_traced(a) for a in (*args, *named.values())):
-        return function(*args, **named)
+        return known(function(*args, **named))
     name = getattr(function, "__name__", repr(function))
     op = getattr(elementwise, name, None) or getattr(functions, name.replace("arc", "a"), None)
     if isinstance(op, Op):

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from tessera.errors import ArgumentError, here
+from tessera.errors import ArgumentError, UnsupportedSyntaxError, here
 from tessera.kernel.trace import as_value, current, emit, is_traced
 from tessera.ops import checks
 from tessera.ops.elementwise import equal, greater, greater_equal, less, less_equal, not_equal
 from tessera.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Text:
+    """An f-string with values of the running program: its text with a `{}` for each of them."""
+
+    template: str
+    values: tuple[Tensor, ...]
+
+    def __str__(self) -> str:
+        raise UnsupportedSyntaxError(
+            "an f-string with values of the running program can only be printed", received=self.template,
+            suggestion="tile.assert_(condition, \"message\", value) shows values",
+        )  # fmt: skip
+
 
 _COMPARISONS = (equal, greater, greater_equal, less, less_equal, not_equal)
 
@@ -35,6 +51,9 @@ def assert_(condition: Any, message: str = "", *values: Any) -> None:
 def print(*values: Any) -> None:
     """Print values, one line for each tile; strings among them come first, as a label."""
     current("tile.print")
+    if any(isinstance(v, Text) for v in values):
+        print_(*values)
+        return
     words = " ".join(v for v in values if isinstance(v, str))
     emit(checks.print_, [as_value(v) for v in values if not isinstance(v, str)], label=words)
 
@@ -47,8 +66,15 @@ def print_(*values: Any, sep: str = " ", end: str = "\n") -> None:
     """
     if end != "\n":
         raise ArgumentError("a kernel prints whole lines", received=f"end={end!r}", suggestion="leave `end` out")
-    words = ["{}" if is_traced(v) else str(v).replace("{", "{{").replace("}", "}}") for v in values]
-    emit(checks.print_, [v for v in values if is_traced(v)], label=sep.join(words), ordered=True)
+    parts = [as_text(v) for v in values]
+    emit(checks.print_, [v for p in parts for v in p.values], label=sep.join(p.template for p in parts), ordered=True)
+
+
+def as_text(value: Any) -> Text:
+    """A value as it is printed: of the running program where it is traced."""
+    if isinstance(value, Text):
+        return value
+    return Text("{}", (value,)) if is_traced(value) else Text(str(value).replace("{", "{{").replace("}", "}}"), ())
 
 
 def _compared(condition: Tensor) -> list[Tensor]:

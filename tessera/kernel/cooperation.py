@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from tessera.errors import ArgumentError
-from tessera.kernel.copies import barrier
-from tessera.kernel.ids import LANES, local_id
+from tessera.kernel.copies import barrier, grid_barrier
+from tessera.kernel.ids import LANES, linear_id, local_id
 from tessera.kernel.trace import as_index, as_value, current, emit
 from tessera.ops import group, reduce
 from tessera.ops.elementwise import bitwise_xor, equal, less, shift_left, where
@@ -124,8 +125,26 @@ class Stretch:
         return reduce.sum(where(seen, shift_left(1, lanes), 0), axis=-seen.ndim)
 
 
+class Grid:
+    """Every tile of every group of the launch."""
+
+    def sync(self) -> None:
+        """`tile.grid_barrier()`."""
+        grid_barrier()
+
+    def rank(self) -> Any:
+        """`tile.linear_id()`."""
+        return linear_id()
+
+    def width(self) -> int:
+        """The number of tiles of the launch."""
+        trace = current("tile.grid")
+        return math.prod(trace.grid) * trace.group
+
+
 warp = Stretch(LANES)
 block = Stretch()
+grid = Grid()
 
 
 def cooperative_group(size: int) -> Stretch:

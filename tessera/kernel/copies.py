@@ -123,3 +123,14 @@ def barrier() -> None:
     """Wait for every tile of the group; what they wrote before is then seen by all."""
     current("tile.barrier")
     emit(tile.barrier, [])
+
+
+def grid_barrier() -> None:
+    """Wait for every tile of every group of the launch; what they wrote before is then seen by all.
+
+    All programs reach it, or none: not under a condition that differs between them. They must all be under way at
+    once, so that a target refuses grids larger than it can hold (in the interpreter there is no such limit):
+    `for i in tile.range(tile.linear_id(), n, total)` lets a few programs do the work of many.
+    """
+    current("tile.grid_barrier")
+    emit(tile.grid_barrier, [])

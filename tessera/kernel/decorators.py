@@ -9,6 +9,7 @@ from typing import Any
 
 from tessera.kernel import tuning
 from tessera.kernel.kernel import Kernel, Options
+from tessera.kernel.search import Evolutionary
 from tessera.kernel.tuning import Tuning
 from tessera.schedule import Schedule
 
@@ -77,8 +78,8 @@ def autotune(space: Any = None, *, options: Mapping[str, Any] | None = None, **s
     """`@kernel.autotune(space=dict(BM=[64, 128]), ...)`: a kernel whose constants are chosen by measuring.
 
     Takes what `tessera.kernel.tuning.tuning` takes (`space` or `configs`, `constraints`, `metric`, `budget_ms`,
-    `cache`, `samples`); `options` are those of @kernel. The first launch with arguments of new types runs every
-    configuration on copies of them, on the kernel's own target, and the best is kept in a file.
+    `cache`, `samples`, `search`); `options` are those of @kernel. The first launch with arguments of new types runs
+    every configuration on copies of them, on the kernel's own target, and the best is kept in a file.
     A grid must follow from the constants: `k[lambda c: (-(-n // c["BM"]),)]`. `k[grid].tune(...)` tells what was found.
 
     >>> @autotune(space={"BLOCK": [2, 4]}, cache=False)
@@ -101,6 +102,27 @@ def search_space(constraints: Sequence[Any] = (), **space: Any) -> Callable[...,
     return autotune(space, constraints=constraints)
 
 
+def evolutionary(
+    population_size: int = 50, generations: int = 20, mutation_rate: float = 0.1, crossover_rate: float = 0.7,
+    seed: int = 0, space: Any = None, **settings: Any,
+) -> Callable[[Callable[..., Any]], Kernel]:  # fmt: skip
+    """`@autotune.evolutionary(population_size=50, generations=20)`: a genetic search (tessera/kernel/search.py).
+
+    Without a `space` it searches a few sizes (16 to 128) for each constant that means a block, as `kernel.auto`.
+
+    Raises:
+        ArgumentError: a rate or size is none, or there is neither a space nor a constant that means a block.
+    """
+    search = Evolutionary(population_size, generations, mutation_rate, crossover_rate, seed)
+
+    def decorated(function: Callable[..., Any]) -> Kernel:
+        made = function if isinstance(function, Kernel) else kernel(function)
+        searched = tuning.automatic_space(made.parameters.constants) if space is None else space
+        return autotune(searched, search=search, **settings)(made)
+
+    return decorated
+
+
 def auto(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """`@kernel.auto`: a kernel that tries a few sizes (16 to 128) for each constant that means a block."""
     return kernel(function, autotune=True, **options)
@@ -108,4 +130,4 @@ def auto(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 # `kernel` stays a function: these are its attributes, as the language spells them.
 kernel.__dict__.update(with_schedule=with_schedule, schedule=with_schedule, autotune=autotune, auto=auto)
-autotune.__dict__.update(search_space=search_space)
+autotune.__dict__.update(search_space=search_space, evolutionary=evolutionary)

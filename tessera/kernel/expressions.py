@@ -10,7 +10,9 @@ from typing import Any
 from tessera.errors import ArgumentError, TesseraError, UnsupportedSyntaxError, here
 from tessera.kernel import logic
 from tessera.kernel.buffers import indexed, shared_list
+from tessera.kernel.checks import Text, as_text
 from tessera.kernel.frame import Frame, attribute
+from tessera.kernel.parts import is_part, part_of
 from tessera.kernel.place import Place, View, value
 from tessera.kernel.products import product
 from tessera.kernel.ranges import Range
@@ -124,7 +126,17 @@ def item(base: Any, index: Any) -> Any:
     index = value(index)
     if isinstance(base, (list, tuple)) and is_traced(index):
         return indexed(base, index)
-    return value(base)[index]
+    if isinstance(base, (list, tuple, str)) and isinstance(index, slice) and any(map(is_traced, _bounds(index))):
+        raise UnsupportedSyntaxError(
+            f"a {type(base).__name__} is cut at a place known only at run time", received=repr(base)[:60],
+            suggestion="pass an array: np.asarray(...)",
+        )  # fmt: skip
+    held = value(base)
+    return part_of(held, index) if is_part(held, index) else held[index]
+
+
+def _bounds(index: slice) -> tuple[Any, Any, Any]:
+    return value(index.start), value(index.stop), value(index.step)
 
 
 OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
@@ -209,17 +221,22 @@ def _(frame: Frame, node: ast.IfExp) -> Any:
 
 
 @expression(ast.JoinedStr)
-def _(frame: Frame, node: ast.JoinedStr) -> str:
-    return "".join(str(evaluate(frame, part)) for part in node.values)
+def _(frame: Frame, node: ast.JoinedStr) -> str | Text:
+    parts = [as_text(evaluate(frame, part)) for part in node.values]
+    values = tuple(v for p in parts for v in p.values)
+    template = "".join(p.template for p in parts)
+    return Text(template, values) if values else template.format()
 
 
 @expression(ast.FormattedValue)
-def _(frame: Frame, node: ast.FormattedValue) -> str:
+def _(frame: Frame, node: ast.FormattedValue) -> Any:
     found = operand(frame, node.value)
     if is_traced(found):
+        if node.format_spec is None and node.conversion == -1:
+            return found
         raise UnsupportedSyntaxError(
-            "an f-string needs values known while compiling", received=str(found.type),
-            suggestion="print the value itself: print(\"x =\", x), or tile.print(\"x =\", x)",
+            "a value of the running program is printed as it is, without a format", received=str(found.type),
+            suggestion="leave what follows the `:` or `!` out",
         )  # fmt: skip
     convert: Any = {ord("r"): repr, ord("s"): str, ord("a"): ascii}.get(node.conversion)
     spec = evaluate(frame, node.format_spec) if node.format_spec else ""

@@ -20,7 +20,10 @@ def to_dtype(value: Any, dtype: DType, name: str) -> Tensor:
         return full(shape=(), value=value, dtype=dtype)
     if not isinstance(value, Tensor):
         what = type(value).__name__
-        raise DTypeError(f"cannot store a {what} into {name}", expected=str(dtype), received=repr(value))
+        raise DTypeError(
+            f"cannot store a {what} into {name}", expected=str(dtype), received=repr(value),
+            suggestion="a kernel stores numbers and blocks: pass anything else as an argument",
+        )  # fmt: skip
     if value.dtype == dtype:
         return value
     if dtype.is_integer and not value.dtype.is_float:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
+
 from tessera.errors import Location, TesseraError, UnknownNameError
 from tessera.kernel.place import Place
 from tessera.kernel.source import Source
-from tessera.kernel.trace import Trace
+from tessera.kernel.trace import Trace, known
 from tessera.op import REGISTRY
 from tessera.tensor import Tensor
 from tessera.types import BY_NAME
@@ -113,7 +115,7 @@ class Outer:
         found = self.peek(name)
         if self.trace is not None and found is not _MISSING:
             self.trace.guards.append((self, name, found))
-        return found
+        return known(found)
 
 
 def unchanged(guards: list[tuple[Any, str, Any]]) -> bool:
@@ -122,7 +124,7 @@ def unchanged(guards: list[tuple[Any, str, Any]]) -> bool:
 
 
 def _same(now: Any, held: Any) -> bool:
-    plain = isinstance(now, (bool, int, float, str, tuple)) and type(now) is type(held)
+    plain = isinstance(now, (bool, int, float, str, tuple, np.generic)) and type(now) is type(held)
     return now is held or (plain and bool(now == held))
 
 
@@ -154,7 +156,7 @@ def attribute(frame: Frame, base: Any, name: str) -> Any:
         ) from None
     if isinstance(base, ModuleType):
         frame.trace.guards.append((ModuleScope(base), name, found))
-    return found
+    return known(found)
 
 
 def _spelling(name: str) -> str | None:

@@ -20,6 +20,7 @@ from tessera.kernel.lines import LINES
 from tessera.kernel.signature import Arguments, parameters
 from tessera.kernel.source import read
 from tessera.kernel.specialize import Request, Specialized, specialize
+from tessera.kernel.streaming import ordered
 from tessera.kernel.tuning import Tuned, Tuning, parted
 from tessera.schedule import Schedule
 from tessera.tensor import Tensor
@@ -135,7 +136,8 @@ class Kernel:
         found = self._cache.get(key)
         if found is None or not unchanged(found.guards):
             options = self.options
-            request = Request(arg_types, constants, grid, group, options.tile_shape, options.shared_memory)
+            stages = self.schedule.stages
+            request = Request(arg_types, constants, grid, group, options.tile_shape, options.shared_memory, stages)
             found = self._cache[key] = specialize(self.kernel_function, self.parameters, request)
         return found.module
 
@@ -156,6 +158,12 @@ class Launch:
             return tuner.chosen(self, self.tune(*args, **named).config)(*args, **named)
         found = self.kernel.bind(args, named)
         module = self._module(found)
+        stream = ordered(module, lambda: dict(zip(found.types, found.arrays, strict=True)))
+        if stream is not None:
+            return stream.queue(lambda: self._run(module, found))
+        return self._run(module, found)
+
+    def _run(self, module: Module, found: Arguments) -> Any:
         started = self._started(module, found)
         for hook in self.kernel.hooks.before:
             hook(started)
@@ -209,7 +217,7 @@ def _is_grid(item: Any) -> bool:
 
 
 def _grid(grid: Any) -> tuple[int, ...]:
-    listed = (grid,) if isinstance(grid, (int, np.integer)) else tuple(grid)
+    listed = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
     return tuple(_positive("grid", n) for n in listed) or (1,)
 
 

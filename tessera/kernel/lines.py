@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -14,13 +13,12 @@ from tessera.kernel.frame import Frame, Unset
 from tessera.kernel.liveness import writes
 from tessera.kernel.place import View
 from tessera.kernel.trace import Trace, current, is_traced
+from tessera.marks import LINES
 from tessera.ops import checks
 from tessera.ops.basic import full
 from tessera.tensor import Tensor
 from tessera.types import bool_
 
-# Whether kernels are compiled with a mark before each line.
-LINES: ContextVar[bool] = ContextVar("kernel lines", default=False)
 _LONGEST = 200
 
 
@@ -29,6 +27,8 @@ def before(frame: Frame, node: ast.stmt) -> None:
     frame.trace.frame = frame
     if LINES.get():
         _mark(frame, checks.line, [])
+    if isinstance(node, ast.For):  # in its body the counter has a value again
+        frame.lost -= writes([node.target])
 
 
 def after(frame: Frame, node: ast.stmt) -> None:
@@ -51,7 +51,7 @@ def pause(condition: Any = True) -> None:
 
 @contextmanager
 def marked() -> Iterator[None]:
-    """Compile kernels in here with a mark before each line."""
+    """Compile kernels and traced functions in here with a mark before each line."""
     token = LINES.set(True)
     try:
         yield

@@ -13,6 +13,7 @@ from tessera.kernel.carried import Carried
 from tessera.kernel.expressions import bind_target, condition, operand
 from tessera.kernel.frame import Frame, Unset
 from tessera.kernel.liveness import writes
+from tessera.kernel.mutation import fixed
 from tessera.kernel.ranges import Range
 from tessera.kernel.statements import Flow, run, statement
 from tessera.kernel.trace import as_index, is_traced
@@ -67,7 +68,8 @@ def _range(frame: Frame, node: ast.For, items: Range) -> None:
         params = carried.enter(frame)
         with frame.trace.builder.region() as nodes:
             bind_target(frame, node.target, items.wrap(Tensor(number)))
-            _whole(frame, node)
+            with fixed(frame):
+                _whole(frame, node)
         return Block((number, *params), tuple(nodes), carried.leave(frame))
 
     carried, block = _settled(frame, node, targets, body)
@@ -112,7 +114,7 @@ def _while(frame: Frame, node: ast.While) -> None:
     def body(carried: Carried) -> tuple[Block, Block]:
         condition = test(carried)
         params = carried.enter(frame)
-        with frame.trace.builder.region() as nodes:
+        with frame.trace.builder.region() as nodes, fixed(frame):
             _whole(frame, node)
         return condition, Block(params, tuple(nodes), carried.leave(frame))
 

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tessera import storage
 from tessera.errors import ArgumentError, UnknownNameError, here
 from tessera.kernel.copies import alloc_register, alloc_shared, barrier, cp_async, cp_commit_group, cp_wait_group
 from tessera.kernel.marks import takes_places
 from tessera.kernel.place import Place, View
-from tessera.kernel.trace import current
+from tessera.kernel.trace import TRACE
 from tessera.kernel.transfer import locate
+from tessera.tensor import Tensor
 from tessera.types import GLOBAL, REGISTER, SHARED, TensorType
 
-SPACES = (REGISTER, SHARED, GLOBAL)
+HOST, DISK = storage.HOST, storage.DISK
+SPACES = (REGISTER, SHARED, GLOBAL, HOST, DISK)
 _ALLOCATED: dict[str, Callable[..., View]] = {REGISTER: alloc_register, SHARED: alloc_shared}
 
 
@@ -38,7 +41,11 @@ class Placed:
 
 
 class Buffers:
-    """A class of placed annotations; called in a kernel it allocates them: `m = Buffers()`, `m.field[i]`."""
+    """A class of placed annotations; called it allocates them: `m = Buffers()`, `m.field[i]`.
+
+    A kernel allocates the fields in shared and register memory, the host the others. A field whose memory is of the
+    other side is an error where it is asked for.
+    """
 
     def __init__(self, definition: type) -> None:
         self.name, self.__doc__ = definition.__name__, inspect.getdoc(definition)
@@ -46,30 +53,49 @@ class Buffers:
             n: _placed(definition, n, a) for n, a in inspect.get_annotations(definition, eval_str=True).items()
         }
 
-    def __call__(self) -> Allocated:
-        """Memory for every field, without initial values."""
-        current(self.name)
-        return Allocated(self.name, {n: self._made(n, p) for n, p in self.fields.items()})
+    def __call__(self, **given: Any) -> Allocated:
+        """Memory for every field of this side: in a kernel without initial values, on the host zeros.
 
-    def _made(self, name: str, placed: Placed) -> View:
-        allocate = _ALLOCATED.get(placed.space.name)
-        if allocate is None:
+        On the host a field may be `given`: a tensor, an array or, for "disk", the path of a .npy file.
+
+        Raises:
+            ArgumentError: what is given is no field of the host, or lies in another memory.
+        """
+        inside = TRACE.get() is not None
+        own = {n: p for n, p in self.fields.items() if (p.space.name in _ALLOCATED) == inside}
+        if unknown := [n for n in given if inside or n not in own]:
+            raise ArgumentError(f"{self.name} takes no `{unknown[0]}` here", location=here(), expected=", ".join(own))
+        make = self._in_kernel if inside else self._on_host
+        views = {n: storage.as_placed(given[n], p.space.name) if n in given else make(n, p) for n, p in own.items()}
+        elsewhere = {n: p.space.name for n, p in self.fields.items() if n not in own}
+        return Allocated(self.name, views, elsewhere)
+
+    def _in_kernel(self, name: str, placed: Placed) -> View:
+        view = _ALLOCATED[placed.space.name](tuple(placed.type.shape), placed.type.dtype)
+        view.memory.named(name)
+        return view
+
+    def _on_host(self, name: str, placed: Placed) -> Any:
+        if not isinstance(placed.type, TensorType):
             raise ArgumentError(
-                f"`{name}` lies in {placed.space.name} memory, which a kernel does not allocate",
-                expected=" or ".join(_ALLOCATED), suggestion="pass it as an argument of the kernel",
+                f"the field `{name}` of {self.name} says no shape", location=here(),
+                expected=f"{self.name}({name}=...)",
             )  # fmt: skip
-        made = allocate(tuple(placed.type.shape), placed.type.dtype)
-        made.memory.named(name)
-        return made
+        return storage.made(placed.space.name, placed.type)
 
 
 def _placed(definition: type, name: str, annotation: Any) -> Placed:
-    if not isinstance(annotation, Placed) or not isinstance(annotation.type, TensorType):
+    whole = isinstance(annotation, Placed) and annotation.type is Tensor and annotation.space.name in (HOST, DISK)
+    if not whole and not (isinstance(annotation, Placed) and isinstance(annotation.type, TensorType)):
         raise ArgumentError(
             f"the field `{name}` of {definition.__name__} says neither shape nor memory", location=here(),
             expected='Tensor[64, 64, f32] @ ts.memory("shared")', received=repr(annotation),
         )  # fmt: skip
-    return annotation
+    return annotation  # type: ignore[no-any-return]
+
+
+_KERNELS = ("a kernel allocates", "ask for {}() in a kernel")
+_HOSTS = ("the host allocates", "pass it as an argument of the kernel")
 
 
 @dataclass(frozen=True)
@@ -77,9 +103,16 @@ class Allocated:
     """The buffers of one `Buffers()`, as attributes."""
 
     name: str
-    views: dict[str, View]
+    views: dict[str, Any]
+    elsewhere: dict[str, str]
 
-    def __getattr__(self, name: str) -> View:
+    def __getattr__(self, name: str) -> Any:
+        if name in self.elsewhere:
+            space = self.elsewhere[name]
+            side = _KERNELS if space in _ALLOCATED else _HOSTS
+            raise ArgumentError(
+                f"`{name}` lies in {space} memory, which {side[0]}", suggestion=side[1].format(self.name)
+            )
         if name.startswith("__") or name not in self.views:
             raise UnknownNameError(f"{self.name} has no field `{name}`", expected=", ".join(self.views))
         return self.views[name]
@@ -98,15 +131,18 @@ class Prefetched:
 
 
 @takes_places
-def prefetch(place: Any, to: str = SHARED) -> Prefetched:
+def prefetch(place: Any, to: str = SHARED) -> Any:
     """For the body of a `with`, a copy of a part of memory in "shared" or "register" memory.
 
     `with ts.memory.prefetch(A[m : m + BM, :]) as a:` names the copy; `with ts.memory.prefetch(A):` lets `A` itself
     mean the copy inside. Every tile of the group enters and leaves together. What is written to the copy stays there.
+    Outside of kernels see `tessera.storage.near`.
 
     Raises:
         ArgumentError: this is no part of memory of known shape, or no such space.
     """
+    if TRACE.get() is None:
+        return storage.near(place, to)
     found = locate(place, (), None) if isinstance(place, Place) else None
     if not isinstance(found, View) or not found.shape:
         raise ArgumentError("only a part of memory is prefetched", expected="a tensor, or A[m : m + BM, :]",
@@ -123,11 +159,22 @@ def prefetch(place: Any, to: str = SHARED) -> Prefetched:
     return Prefetched(copy)
 
 
-class Memory:
-    """`ts.memory("shared")` is a space for annotations, `@ts.memory` makes buffers of a class; and `prefetch`."""
+PUBLIC = ("Pool", "async_copy", "buffer", "flush", "on_disk", "prefetch_to_l2", "reuse", "space_of", "use_pool")
 
-    def __init__(self) -> None:
-        self.prefetch = prefetch
+
+class Memory:
+    """`ts.memory("shared")` is a space for annotations, `@ts.memory` makes buffers of a class.
+
+    Its attributes are what moves and holds memory: `prefetch`, `async_copy`, `Pool`, `use_pool`, `buffer`, `reuse`,
+    `on_disk`, `flush`, `space_of`, `prefetch_to_l2`.
+    """
+
+    prefetch = staticmethod(prefetch)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in PUBLIC:
+            raise AttributeError(f"ts.memory has no {name!r}")
+        return getattr(storage, name)
 
     def __call__(self, what: Any) -> Any:
         """A space by its name, or the buffers of a class.

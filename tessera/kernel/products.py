@@ -14,10 +14,11 @@ from tessera.tensor import Tensor
 from tessera.types import DType, as_dtype, f32, int32
 
 
-def product(a: Any, b: Any) -> Tensor:
-    """The matrix product of two blocks, in the accumulation type (f32 for 16-bit floats, int32 for int8)."""
+def product(a: Any, b: Any, acc: Any = None) -> Tensor:
+    """The product of two blocks, plus `acc`, in the accumulation type (f32 for 16-bit floats, int32 for int8)."""
     a, b = _blocks(a, b)
-    return dot_op(a, b, dtype=a.type.accumulate)
+    found = dot_op(a, b, dtype=a.type.accumulate)
+    return found if acc is None else value(acc) + found
 
 
 def _blocks(a: Any, b: Any) -> tuple[Tensor, Tensor]:
@@ -41,8 +42,7 @@ def mma(*blocks: Any, accumulate: Any = None, saturate: bool = False, rounding: 
         raise ArgumentError(f"mma takes 2 to 4 blocks, not {len(blocks)}", expected="mma(a, b[, acc])")
     a, b, *acc = blocks if len(blocks) < 4 else blocks[1:]
     if accumulate is None and not saturate and rounding == "rte":
-        found = product(a, b)
-        found = value(acc[0]) + found if acc else found
+        found = product(a, b, *acc)
     else:
         found = mma_mixed(a, b, *acc, accumulate=accumulate, saturate=saturate, rounding=rounding)
     if len(blocks) < 4 or not isinstance(blocks[0], Place):

@@ -56,7 +56,10 @@ def randint(seed: Any, offsets: Any, low: int, high: int) -> Tensor:
 
 
 def randn(seed: Any, offsets: Any) -> Tensor:
-    """Normally distributed f32 of mean 0 and variance 1: Box and Muller (1958), from the numbers at 2i and 2i + 1."""
+    """Normally distributed f32 of mean 0 and variance 1: Box and Muller (1958), from the numbers at 2i and 2i + 1.
+
+    Those are the same bits everywhere; their logarithm and cosine are as exact as the target's are.
+    """
     place = _integers(offsets, "offsets") * 2
     radius = sqrt(log(1.0 - random(seed, place)) * -2.0)
     return radius * cos(random(seed, place + 1) * (2 * math.pi))

@@ -37,6 +37,18 @@ class Range:
     def __iter__(self) -> Any:
         return iter(self.static())
 
+    def __reversed__(self) -> Any:
+        """The same numbers, the last one first: they are known while compiling, or one apart."""
+        if not any(is_traced(b) for b in (self.lower, self.upper, self.step)):
+            numbers = range(self.lower, self.upper, self.step)[::-1]  # type: ignore[arg-type]
+            return Range(numbers.start, numbers.stop, numbers.step, self.wrap)
+        if is_traced(self.step) or self.step != 1:
+            raise UnsupportedSyntaxError(
+                "a range with a step is reversed where its bounds are known",
+                suggestion="count down: tile.range(last, first - 1, -step)",
+            )
+        return Range(self.upper - 1, self.lower - 1, -1, self.wrap)  # type: ignore[operator]
+
     def __len__(self) -> int:
         return len(self.static())
 

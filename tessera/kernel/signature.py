@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, here
+from tessera.dlpack import taken
+from tessera.errors import ArgumentError, DTypeError, ShapeError, TraceError, UnknownNameError, here
 from tessera.kernel.placement import unplaced
 from tessera.shapes import bind
 from tessera.tensor import Tensor
@@ -49,7 +50,8 @@ class Parameters:
         """
         given = self._given(args, named, missing)
         types, arrays, constants = {}, [], {}
-        for name, argument in given.items():
+        for name, given_as in given.items():
+            argument = _adopted(name, given_as)
             type = None if name in self.constants and not _is_array(argument) else self._type(name, argument)
             if type is None:
                 constants[name] = argument.item() if isinstance(argument, np.generic) else argument
@@ -91,7 +93,13 @@ class Parameters:
         return scalar(as_dtype(argument.dtype)) if isinstance(argument, np.generic) else None
 
     def _ref(self, name: str, argument: Any, want: Any) -> RefType:
-        found = argument.type if isinstance(argument, Tensor) else TensorType(argument.shape, as_dtype(argument.dtype))
+        found = argument.type if isinstance(argument, Tensor) else TensorType(argument.shape, _element(name, argument))
+        if isinstance(argument, Tensor) and argument.is_traced:
+            raise TraceError(
+                f"argument `{name}` of {self.name} is a value of a program being traced", location=here(),
+                expected="elements: a kernel runs when it is called", received=str(argument.type),
+                suggestion="launch the kernel outside of @ts.jit, or say the same with ts. operations",
+            )  # fmt: skip
         policy = found.policy
         if isinstance(want, TensorType):
             if want.dtype != found.dtype and want.dtype.numpy != found.dtype.numpy:
@@ -123,14 +131,46 @@ class Parameters:
         return sizes
 
 
+def _element(name: str, array: np.ndarray) -> DType:
+    try:
+        return as_dtype(array.dtype)
+    except DTypeError as error:
+        raise DTypeError(
+            f"argument `{name}` holds no numbers that kernels know", location=here(), expected=error.suggestion,
+            received=array.dtype,
+        ) from None  # fmt: skip
+
+
+def _adopted(name: str, argument: Any) -> Any:
+    """An array of another library (PyTorch, JAX, …) in host memory, seen in place; anything else as it is."""
+    if _is_array(argument) or not hasattr(argument, "__dlpack__"):
+        return argument
+    try:
+        return taken(argument)
+    except (DTypeError, RuntimeError, BufferError, TypeError) as error:
+        reason = error.message if isinstance(error, DTypeError) else error
+        raise DTypeError(
+            f"argument `{name}` cannot be seen in place: {reason}", location=here(),
+            expected="an array in host memory", received=f"{type(argument).__module__}.{type(argument).__name__}",
+        ) from None  # fmt: skip
+
+
 def _is_array(argument: Any) -> bool:
     return isinstance(argument, (Tensor, np.ndarray))
 
 
 def _array(argument: Any, type: Type) -> np.ndarray:
     if isinstance(argument, Tensor):
-        return argument.numpy()
+        return writable(argument)
     return argument if isinstance(argument, np.ndarray) else np.asarray(argument, type.dtype.numpy)
+
+
+def writable(tensor: Tensor) -> np.ndarray:
+    """A tensor's elements; a constant, which is a view of one element, gets memory first: a kernel may write each."""
+    held = tensor.numpy()
+    if not held.flags.writeable and isinstance(held.base, np.ndarray) and held.base.size == 1:
+        tensor.data = held = held.copy()
+    return held
 
 
 def parameters(function: Callable[..., Any]) -> Parameters:

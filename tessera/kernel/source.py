@@ -49,7 +49,7 @@ def read(function: Callable[..., Any]) -> Source:
     """The source of a Python function.
 
     Raises:
-        UnsupportedSyntaxError: there is no source to read (a function typed into a prompt, or a lambda).
+        UnsupportedSyntaxError: there is no source to read (a function typed into a prompt).
     """
     return _read(function.__code__, function.__name__)
 
@@ -57,6 +57,8 @@ def read(function: Callable[..., Any]) -> Source:
 @functools.cache
 def _read(code: CodeType, name: str) -> Source:
     place = Location(code.co_filename, code.co_firstlineno)
+    if code.co_name == "<lambda>":
+        return source_of(_lambda(code, place), code.co_filename, 0)
     try:
         lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError):
@@ -73,6 +75,27 @@ def _read(code: CodeType, name: str) -> Source:
     if found is None:
         raise UnsupportedSyntaxError(f"{name} is not a plain function", location=place, suggestion="use def")
     return source_of(found, code.co_filename, shift)
+
+
+def _lambda(code: CodeType, place: Location) -> ast.FunctionDef:
+    """A lambda as a definition, found in its file by where it stands."""
+    lines = linecache.getlines(code.co_filename)
+    tree = ast.parse("".join(lines))
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
+    if len(found) > 1 and hasattr(code, "co_positions"):  # Python 3.11 on
+        places = {*code.co_positions()}
+        found = [n for n in found if _span(n.body) in places]
+    if len(found) != 1:
+        raise UnsupportedSyntaxError(
+            "which lambda of this line is meant cannot be told" if found else "the source of a lambda cannot be read",
+            location=place, suggestion="use def",
+        )  # fmt: skip
+    body = ast.copy_location(ast.Return(found[0].body), found[0].body)
+    return ast.copy_location(ast.FunctionDef("<lambda>", found[0].args, [body], []), found[0])
+
+
+def _span(node: ast.expr) -> tuple[int | None, ...]:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
 def source_of(node: ast.FunctionDef, file: str, shift: int) -> Source:

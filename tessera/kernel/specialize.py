@@ -53,6 +53,7 @@ class Request:
     group: int = 1
     tile_shape: tuple[int, ...] = ()
     shared_memory: int = 0
+    stages: int | None = None  # of a pipeline that a target makes of a loop; None: as it likes
 
 
 def specialize(function: FunctionType, parameters: Parameters, request: Request) -> Specialized:
@@ -66,7 +67,8 @@ def specialize(function: FunctionType, parameters: Parameters, request: Request)
         with lines.marked():
             frame, values, outputs = _read(function, parameters, request)
     body = prune(frame.trace.builder.block([*values, *outputs], ()))
-    attrs = Attrs({"group": request.group, "grid": request.grid})
+    staged = {} if request.stages is None else {"stages": request.stages}
+    attrs = Attrs({"group": request.group, "grid": request.grid, **staged})
     compiled = expand(Function(function.__name__, body, attrs, frame.source.place))
     _check(compiled, request)
     return Specialized(_module(compiled, len(outputs)), _distinct(frame.trace.guards))

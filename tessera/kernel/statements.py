@@ -13,6 +13,7 @@ from tessera.kernel.calls import call_statement, closure
 from tessera.kernel.checks import assert_
 from tessera.kernel.expressions import OPERATORS, evaluate, item, located, operand
 from tessera.kernel.frame import Frame
+from tessera.kernel.mutation import check_change
 from tessera.kernel.place import Place, value
 from tessera.kernel.trace import is_traced
 from tessera.kernel.unsupported import INSTEAD_OF_ATTRIBUTE, unsupported
@@ -182,6 +183,7 @@ def _several(frame: Frame, target: ast.Tuple | ast.List, found: Any) -> None:
 def _place(frame: Frame, target: ast.Subscript, found: Any) -> None:
     base, index = evaluate(frame, target.value), evaluate(frame, target.slice)
     if isinstance(base, (list, dict)) and not is_traced(value(index)):
+        check_change(frame.trace, base)
         base[value(index)] = found
         return
     place = item(base, index)

@@ -62,7 +62,7 @@ from tessera.kernel.blocks import (
 )
 from tessera.kernel.checks import assert_, print
 from tessera.kernel.context import col_index, context, row_index
-from tessera.kernel.cooperation import block, cooperative_group, warp
+from tessera.kernel.cooperation import block, cooperative_group, grid, warp
 from tessera.kernel.copies import (
     alloc_register,
     alloc_shared,
@@ -71,6 +71,7 @@ from tessera.kernel.copies import (
     cp_async,
     cp_commit_group,
     cp_wait_group,
+    grid_barrier,
     wait_async,
 )
 from tessera.kernel.fragments import fragment, load_matrix, store_matrix
@@ -117,14 +118,14 @@ __all__ = [
     "async_copy", "atan", "atan2", "atomic_add", "atomic_and", "atomic_cas", "atomic_exchange", "atomic_max",
     "atomic_min", "atomic_or", "atomic_xor", "barrier", "block", "block_id", "broadcast", "cast", "ceil", "clip",
     "col_index", "context", "cooperative_group", "cos", "cosh", "cp_async", "cp_commit_group", "cp_wait_group",
-    "cummax", "cummin", "cumprod", "cumsum", "dot", "dropout", "erf", "exp", "exp2", "expm1", "flip", "floor",
-    "fma", "fragment", "full", "grid_size", "group_id", "group_size", "histogram", "inline", "isfinite", "isinf",
-    "isnan", "join", "lane_id", "linear_id", "load", "load_broadcast", "load_coalesced", "load_gather",
-    "load_matrix", "load_shared", "load_strided", "load_vector", "local_id", "log", "log10", "log1p", "log2",
-    "mask_causal", "matmul", "max", "maximum", "mbarrier", "mbarrier_arrive", "mbarrier_expect", "mbarrier_init",
-    "mbarrier_wait", "min", "minimum", "mma", "mma_mixed", "num_programs", "ones", "pow", "print", "program_id",
-    "randint", "randn", "random", "random_bits", "range", "range_n", "reduce", "reshape", "round", "row_index",
-    "rsqrt", "scan", "sign", "sin", "sinh", "softmax_accumulate", "softmax_online", "sort", "split", "sqrt",
-    "static_range", "store", "store_matrix", "store_shared", "store_vector", "sum", "take", "tan", "tanh",
+    "cummax", "cummin", "cumprod", "cumsum", "dot", "dropout", "erf", "exp", "exp2", "expm1", "flip", "floor", "fma",
+    "fragment", "full", "grid", "grid_barrier", "grid_size", "group_id", "group_size", "histogram", "inline",
+    "isfinite", "isinf", "isnan", "join", "lane_id", "linear_id", "load", "load_broadcast", "load_coalesced",
+    "load_gather", "load_matrix", "load_shared", "load_strided", "load_vector", "local_id", "log", "log10", "log1p",
+    "log2", "mask_causal", "matmul", "max", "maximum", "mbarrier", "mbarrier_arrive", "mbarrier_expect",
+    "mbarrier_init", "mbarrier_wait", "min", "minimum", "mma", "mma_mixed", "num_programs", "ones", "pow", "print",
+    "program_id", "randint", "randn", "random", "random_bits", "range", "range_n", "reduce", "reshape", "round",
+    "row_index", "rsqrt", "scan", "sign", "sin", "sinh", "softmax_accumulate", "softmax_online", "sort", "split",
+    "sqrt", "static_range", "store", "store_matrix", "store_shared", "store_vector", "sum", "take", "tan", "tanh",
     "thread_id", "transpose", "trunc", "wait_async", "warp", "warp_id", "where", "zeros",
 ]  # fmt: skip

@@ -56,6 +56,7 @@ class Trace:
     frame: Any = None
     pauses: bool = False
     learned: dict[Any, Any] = field(default_factory=dict)
+    fixed: dict[int, Any] = field(default_factory=dict)  # by identity: lists that may not change here (mutation.py)
 
 
 TRACE: ContextVar[Trace | None] = ContextVar("kernel trace", default=None)
@@ -120,6 +121,12 @@ def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 def is_number(value: Any) -> bool:
     """Whether this is a Python number (or bool)."""
     return isinstance(value, (bool, int, float))
+
+
+def known(value: Any) -> Any:
+    """A value from outside the kernel; NumPy's scalars are numbers as Python's are."""
+    number = value.item() if isinstance(value, np.generic) else None
+    return number if is_number(number) else value
 
 
 def is_traced(value: Any) -> bool:

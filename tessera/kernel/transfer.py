@@ -85,6 +85,8 @@ def locate(place: Any, index: tuple, shape: tuple[int, ...] | None) -> Place:
 def _narrowed(view: View, shape: tuple[int, ...], row: BlockIndex | None) -> View:
     """The part of a view that has this shape: this program's where the view is a whole tensor, else the first."""
     kept = [axis for axis in range(len(view.sizes)) if axis not in view.dropped]
+    if row is not None and len(shape) == 1 < len(kept):  # rows alone: all of each
+        shape = (*shape, view.sizes[kept[-1]])
     if len(shape) > len(kept):
         name = view.memory.name
         raise ShapeError(f"a block of shape {show(shape)} does not lie in {name}", received=show(view.shape))
@@ -93,6 +95,11 @@ def _narrowed(view: View, shape: tuple[int, ...], row: BlockIndex | None) -> Vie
     starts, lengths, dropped = list(view.starts), list(view.sizes), set(view.dropped)
     first_row = kept[-2] if len(shape) > 1 else kept[-1]
     for axis, size in zip(kept, sizes, strict=True):
+        if size > view.sizes[axis] and not own and row is None:
+            raise ShapeError(
+                f"a block of shape {show(shape)} does not fit into this part of {view.memory.name}",
+                expected=f"at most {show(view.shape)}", received=show(shape),
+            )  # fmt: skip
         start = axis_start(axis, view.memory.dims, size) if own else 0
         start = row.start if row is not None and axis == first_row else start
         starts[axis], lengths[axis] = plus(starts[axis], start), size

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
+import math
 import platform
 import statistics
 import time
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tessera.device import INTERP, default_device, generator_of
+from tessera.digest import digest
 from tessera.errors import ArgumentError, TesseraError
 from tessera.kernel import launch as launches
 from tessera.kernel.source import read
@@ -24,8 +25,10 @@ from tessera.kernel.tuning_cache import TuningCache
 _FOUND: dict[str, Tuned] = {}  # what this process has measured or read, by the same keys as the file
 
 
-def tune(launch: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Tuned:
+def tune(launch: Any, args: Sequence[Any], named: Mapping[str, Any], arch: str = "") -> Tuned:
     """The best configuration for a launch with these arguments: from the cache, or measured now.
+
+    Where this machine lacks the target's device nothing is measured: a roofline model of `arch` ranks them.
 
     Raises:
         ArgumentError: no configuration can run; the first one's error follows.
@@ -33,13 +36,23 @@ def tune(launch: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Tuned:
     settings: Tuning = launch.kernel.options.tuning
     key, about = _key(launch, args, named)
     cache = None if settings.cache is False else TuningCache(None if settings.cache is True else settings.cache)
-    place = f"{cache.path if cache else ''}#{key}"
+    here = _has_device(about["target"])
+    place = f"{cache.path if cache else ''}#{key}" + ("" if here else f"#{arch}")
     if place not in _FOUND:
         held = cache.get(key) if cache else None
-        _FOUND[place] = _read(held) if held else _search(launch, args, named)
-        if cache is not None and held is None:
+        _FOUND[place] = _read(held) if held else (_search if here else _predicted(arch))(launch, args, named)
+        if cache is not None and held is None and here:
             cache.put(key, _written(_FOUND[place], about))
     return _FOUND[place]
+
+
+def _has_device(target: str) -> bool:
+    """Whether a target's times can be measured here."""
+    if target == INTERP:
+        return True
+    from tessera.codegen.registry import backend  # the layer above: only asked what the machine has
+
+    return bool(getattr(backend(target), "has_device", True))
 
 
 def _read(entry: Mapping[str, Any]) -> Tuned:
@@ -53,28 +66,75 @@ def _written(found: Tuned, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _search(launch: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Tuned:
+    from tessera.performance.candidate import Candidates  # the layer above: what searches may ask of a kernel
+
     settings: Tuning = launch.kernel.options.tuning
-    trials: list[Trial] = []
-    spent, first = 0.0, None
-    for config in settings.configs:
-        if settings.budget_ms is not None and spent >= settings.budget_ms:
+    kernel, search = Candidates(launch, args, named, settings.configs), settings.search
+    shapes = kernel.shapes
+    trials: dict[str, Trial] = {}
+    errors: list[TesseraError] = []
+    search.begin(kernel, shapes)
+    while not _over(settings, trials):
+        new = {repr(sorted(c.items())): kernel.at(c) for c in search.suggest_configs(kernel, shapes)}
+        new = {k: v for k, v in new.items() if k not in trials}
+        if not new:
             break
-        try:
-            times = _measure(chosen(launch, config), args, named, settings.samples)
-        except TesseraError as error:  # too large for the target, or not made for these shapes
-            trials.append(Trial(config, refused=error.message))
-            first = first or error
-            continue
-        spent += sum(times)
-        trials.append(Trial(config, statistics.median(times)))
-    measured = [t for t in trials if t.latency_ms is not None]
-    if not measured:
-        raise ArgumentError(
-            f"no configuration of {launch.kernel.__name__} can run", received=str(dict(settings.configs[0]))
-        ) from first
-    best = min(measured, key=lambda t: t.latency_ms)  # type: ignore[arg-type,return-value]
-    assert best.latency_ms is not None
+        for key, candidate in new.items():
+            if _over(settings, trials):
+                break
+            trials[key] = _tried(candidate, settings.samples, errors)
+            search.update(candidate.config, _latency(trials[key]))
+    return _best(launch, list(trials.values()), errors)
+
+
+def _tried(candidate: Any, samples: int, errors: list[TesseraError]) -> Trial:
+    """One configuration measured; one that is too large for the target, or not made for these shapes, is refused."""
+    owner = candidate.owner
+    try:
+        times = _measure(candidate.launch, owner.args, owner.named, samples)
+    except TesseraError as error:
+        errors.append(error)
+        return Trial(candidate.config, refused=error.message)
+    return Trial(candidate.config, statistics.median(times), spent_ms=sum(times))
+
+
+def _over(settings: Tuning, trials: Mapping[str, Trial]) -> bool:
+    return settings.budget_ms is not None and sum(t.spent_ms for t in trials.values()) >= settings.budget_ms
+
+
+def _latency(trial: Trial) -> float:
+    return math.inf if trial.latency_ms is None else trial.latency_ms
+
+
+def _best(launch: Any, trials: Sequence[Trial], errors: Sequence[TesseraError]) -> Tuned:
+    best = min(trials, key=_latency, default=None)
+    if best is None or best.latency_ms is None:
+        tried = str(dict(trials[0].config)) if trials else "no configuration was suggested"
+        raise ArgumentError(f"no configuration of {launch.kernel.__name__} can run", received=tried) from next(
+            iter(errors), None
+        )
     return Tuned(best.config, best.latency_ms, tuple(trials))
+
+
+# The GPU whose peaks a model takes for an architecture; the last is for any other.
+ARCHITECTURES = {"sm_80": "A100", "sm_90a": "H100", "": "H100"}
+
+
+def _predicted(arch: str) -> Any:
+    """The configuration that a model of an architecture takes for the fastest, with nothing measured."""
+    from tessera.performance.candidate import Candidates  # the layer above, as in _search
+    from tessera.performance.models import RooflineModel
+
+    model = RooflineModel(ARCHITECTURES.get(arch, ARCHITECTURES[""]))
+
+    def predict(launch: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Tuned:
+        ranked = Candidates(launch, args, named, launch.kernel.options.tuning.configs).ranked(model)
+        trials = tuple(Trial(p.config, None if p.refused else p.latency_ms, p.refused) for p in ranked)
+        if ranked[0].refused:
+            raise ArgumentError(f"no configuration of {launch.kernel.__name__} can run", received=ranked[0].refused)
+        return Tuned(ranked[0].config, ranked[0].latency_ms, trials, model=repr(model))
+
+    return predict
 
 
 def chosen(launch: Any, config: Config) -> Any:
@@ -108,9 +168,10 @@ def _key(launch: Any, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[st
         "launch": "a function of the constants" if callable(launch.grid) else repr((launch.grid, launch.group)),
         "target": target,
         "machine": _machine(target),
+        "search": kernel.options.tuning.search.about,
     }
-    source = [hashlib.sha256(_text(kernel).encode()).hexdigest(), [sorted(c.items()) for c in _configs(kernel)]]
-    return hashlib.sha256(json.dumps([about, source], sort_keys=True, default=repr).encode()).hexdigest(), about
+    source = [digest(_text(kernel)), [sorted(c.items()) for c in _configs(kernel)]]
+    return digest(json.dumps([about, source], sort_keys=True, default=repr)), about
 
 
 def _configs(kernel: Any) -> tuple[Config, ...]:
@@ -128,4 +189,4 @@ def _machine(target: str) -> str:
     from tessera.codegen.registry import backend  # the layer above: only asked what the machine can do
 
     words = f"{platform.machine()} {platform.processor()} {backend(target).capabilities!r}"
-    return hashlib.sha256(words.encode()).hexdigest()[:16]
+    return digest(words)[:16]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from tessera.cache_folder import cache_folder
 from tessera.errors import FileError
 from tessera.schedule_files import read_json, write_json
 
@@ -16,9 +17,7 @@ _LOCK = Lock()
 
 def default_file() -> Path:
     """autotune.json in the folder TESSERA_CACHE, or in the user's cache folder."""
-    given = os.environ.get("TESSERA_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return (Path(given) if given else Path(base) / "tessera") / "autotune.json"
+    return cache_folder() / "autotune.json"
 
 
 class TuningCache:
@@ -40,9 +39,32 @@ class TuningCache:
         return found if isinstance(found, dict) else None
 
     def put(self, key: str, entry: Mapping[str, Any]) -> None:
-        """Add or replace an entry."""
+        """Add or replace an entry; a file that cannot be written is warned of, for what was found holds without it."""
+        try:
+            with _LOCK:
+                write_json(self.path, {"entries": {**self._entries(), key: dict(entry)}})
+        except OSError as error:
+            text = f"what tuning found is not kept: {self.path} cannot be written ({error.strerror})"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def export(self, path: str | Path) -> Path:
+        """Write every entry as a file that another machine can `merge`."""
+        return write_json(path, {"entries": self._entries()})
+
+    def merge(self, path: str | Path) -> int:
+        """Take the entries of another file; of two for one key the faster stays. The number taken.
+
+        Raises:
+            FileError: the file is missing, corrupt or of another schema.
+        """
+        given = TuningCache(path)
+        if not given.path.exists():
+            raise FileError(f"{path} cannot be read", received="no such file")
         with _LOCK:
-            write_json(self.path, {"entries": {**self._entries(), key: dict(entry)}})
+            held, found = self._entries(), given._entries()
+            taken = {k: e for k, e in found.items() if k not in held or e["latency_ms"] < held[k]["latency_ms"]}
+            write_json(self.path, {"entries": {**held, **taken}})
+        return len(taken)
 
     def _entries(self) -> dict[str, Any]:
         if not self.path.exists():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tessera.errors import ArgumentError, here
+from tessera.errors import ArgumentError, outside
 from tessera.kernel import tile
 
 
@@ -45,7 +45,7 @@ def activation_of(activation: str | Callable[..., Any] | None) -> Callable[..., 
         return activation
     if activation not in ACTIVATIONS:
         raise ArgumentError(
-            f'"{activation}" is not an activation', location=here(), expected=", ".join(ACTIVATIONS),
+            f'"{activation}" is not an activation', location=outside(), expected=", ".join(ACTIVATIONS),
             suggestion="or a function of a block, written as in a kernel",
         )  # fmt: skip
     return ACTIVATIONS[activation]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, here
+from tessera.errors import ArgumentError, outside
 from tessera.kernel import kernel, tile
 from tessera.stdlib.norms import part
 from tessera.stdlib.online_softmax import finite
@@ -80,13 +80,13 @@ def cross_entropy(
 
 def _check(logits: np.ndarray, targets: np.ndarray, reduction: str, ignore: int) -> None:
     if reduction not in REDUCTIONS:
-        raise ArgumentError(f'"{reduction}" is not a reduction', location=here(), expected=", ".join(REDUCTIONS))
+        raise ArgumentError(f'"{reduction}" is not a reduction', location=outside(), expected=", ".join(REDUCTIONS))
     shaped(logits, "logits", (len(targets), *logits.shape[1:2]))
     shaped(targets, "targets", logits.shape[:1])
     wrong = (targets != ignore) & ((targets < 0) | (targets >= logits.shape[1]))
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise ArgumentError(
-            f"the target of row {row} is no class", location=here(),
+            f"the target of row {row} is no class", location=outside(),
             expected=f"0 to {logits.shape[1] - 1}, or {ignore} to ignore the row", received=int(targets[row]),
         )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, here
+from tessera.errors import ArgumentError, outside
 from tessera.kernel import kernel, tile
 from tessera.stdlib.routine import array, blocks, routine, same_dtype, shaped
 
@@ -55,7 +55,7 @@ def fused_adam(
     [0.875 2.125]
     """
     if step < 1:
-        raise ArgumentError(f"step={step} is no step", location=here(), expected="1 for the first step")
+        raise ArgumentError(f"step={step} is no step", location=outside(), expected="1 for the first step")
     param, grad, m, v = (array(a, n) for a, n in ((param, "param"), (grad, "grad"), (m, "m"), (v, "v")))
     same_dtype(param=param, grad=grad)
     state = np.dtype(np.float64) if param.dtype == np.float64 else np.dtype(np.float32)
@@ -76,7 +76,7 @@ def _flat(x: np.ndarray, name: str) -> np.ndarray:
         return x.reshape(-1)
     if not (x.flags.c_contiguous and x.flags.writeable):
         raise ArgumentError(
-            f"`{name}` is written in place, but its memory is not contiguous or read-only", location=here(),
+            f"`{name}` is written in place, but its memory is not contiguous or read-only", location=outside(),
             suggestion="np.ascontiguousarray makes a copy that can be written",
         )  # fmt: skip
     return x.reshape(-1)

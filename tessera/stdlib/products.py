@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ShapeError, here
+from tessera.errors import ShapeError, outside
 from tessera.kernel import kernel, tile
 from tessera.stdlib.activations import activation_of
 from tessera.stdlib.routine import array, blocks, routine, same_dtype, shaped
@@ -63,7 +63,7 @@ def matmul(kernel: Any, a: Any, b: Any, bias: Any = None, *, activation: Activat
     """
     a, b = array(a, "a"), array(b, "b")
     if a.ndim != 2 or b.ndim != 2:
-        raise ShapeError("matmul takes two matrices", location=here(), expected="[M, K] and [K, N]",
+        raise ShapeError("matmul takes two matrices", location=outside(), expected="[M, K] and [K, N]",
                          received=f"{a.shape} and {b.shape}", suggestion="batched_matmul takes more axes")  # fmt: skip
     return _batch(kernel, a, b, bias, activation)
 
@@ -88,7 +88,7 @@ def _batch(kernel: Any, a: np.ndarray, b: np.ndarray, bias: Any, activation: Act
     bias = None if bias is None else array(bias, "bias")
     same_dtype(a=a, b=b, bias=bias)
     if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
-        raise ShapeError("the matrices do not fit", location=here(), expected="[..., M, K] and [..., K, N]",
+        raise ShapeError("the matrices do not fit", location=outside(), expected="[..., M, K] and [..., K, N]",
                          received=f"{a.shape} and {b.shape}")  # fmt: skip
     shaped(bias, "bias", b.shape[-1:])
     lead = _lead(a.shape[:-2], b.shape[:-2])
@@ -104,7 +104,7 @@ def _lead(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(a, b)
     except ValueError:
-        raise ShapeError("the leading axes do not fit", location=here(), received=f"{a} and {b}") from None
+        raise ShapeError("the leading axes do not fit", location=outside(), received=f"{a} and {b}") from None
 
 
 def _flat(x: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
@@ -155,7 +155,7 @@ def grouped_matmul(
     counts = np.asarray(sizes, np.int64)
     fits = a.ndim == 2 and b.ndim == 3 and a.shape[1] == b.shape[1] and counts.shape == b.shape[:1]
     if not fits or counts.min(initial=0) < 0 or counts.sum() != len(a):
-        raise ShapeError("the groups do not fit", location=here(),
+        raise ShapeError("the groups do not fit", location=outside(),
                          expected="a [R, K], b [G, K, N], G sizes that sum to R",
                          received=f"{a.shape}, {b.shape}, sizes {counts.tolist()}")  # fmt: skip
     groups, _, n = b.shape

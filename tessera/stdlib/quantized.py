@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import DTypeError, ShapeError, here
+from tessera.errors import DTypeError, ShapeError, outside
 from tessera.kernel import kernel, tile
 from tessera.stdlib.activations import activation_of
 from tessera.stdlib.products import Activation, epilogue, zeros_for
@@ -56,11 +56,11 @@ def quantized_matmul(
     """
     a, b = (x.numpy() if isinstance(x, Tensor) else np.asarray(x) for x in (a, b))
     if a.dtype != b.dtype or as_dtype(a.dtype) not in TYPES:
-        raise DTypeError("the operands are not quantised alike", location=here(),
+        raise DTypeError("the operands are not quantised alike", location=outside(),
                          expected="one of " + ", ".join(map(str, TYPES)),
                          received=f"{as_dtype(a.dtype)} and {as_dtype(b.dtype)}")  # fmt: skip
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
-        raise ShapeError("the matrices do not fit", location=here(), expected="[M, K] and [K, N]",
+        raise ShapeError("the matrices do not fit", location=outside(), expected="[M, K] and [K, N]",
                          received=f"{a.shape} and {b.shape}")  # fmt: skip
     m, n = a.shape[0], b.shape[1]
     scales = _scale(a_scale, "a_scale", m), _scale(b_scale, "b_scale", n)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, here
+from tessera.errors import ArgumentError, outside
 from tessera.kernel import kernel, tile
 from tessera.stdlib.routine import array, blocks, routine
 
@@ -54,7 +54,7 @@ def tree_sum(kernel: Any, x: Any) -> Any:
     state = np.int64 if narrow else np.float64 if x.dtype == np.float64 else np.float32
     block = kernel.bind((x, x), {"per": 1}).constants["BLOCK"]
     if block & (block - 1):
-        raise ArgumentError(f"BLOCK={block} cannot be halved to one", location=here(), expected="a power of two")
+        raise ArgumentError(f"BLOCK={block} cannot be halved to one", location=outside(), expected="a power of two")
     per = max(blocks(blocks(x.size, block), PROGRAMS), 1)
     partial = np.zeros(max(blocks(x.size, per * block), 1), state)
     total = np.zeros(1, state)

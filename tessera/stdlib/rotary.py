@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, ShapeError, here
+from tessera.errors import ArgumentError, ShapeError, outside
 from tessera.kernel import kernel, tile
 from tessera.stdlib.routine import array, blocks, routine, shaped, wide
 
@@ -54,10 +54,12 @@ def rotary_embedding(
     """
     x = array(x, "x")
     if x.ndim < 2 or x.shape[-1] % 2:
-        raise ShapeError("features are turned in pairs", location=here(), expected="[..., S, even D]", received=x.shape)
+        raise ShapeError(
+            "features are turned in pairs", location=outside(), expected="[..., S, even D]", received=x.shape
+        )
     (length, features), dtype = x.shape[-2:], np.float64 if x.dtype == np.float64 else np.float32
     if offset < 0 or (cos is None) != (sin is None):
-        raise ArgumentError("rotary_embedding takes offset >= 0, and both of cos and sin or none", location=here())
+        raise ArgumentError("rotary_embedding takes offset >= 0, and both of cos and sin or none", location=outside())
     tables = _tables(offset + length, features, base) if cos is None else (array(cos, "cos"), array(sin, "sin"))
     for name, table in zip(("cos", "sin"), tables, strict=True):
         shaped(table, name, (max(len(table), offset + length), features // 2))

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import DTypeError, ShapeError, here
+from tessera.errors import DTypeError, ShapeError, TraceError, outside
 from tessera.kernel.kernel import Kernel
+from tessera.kernel.signature import writable
 from tessera.schedule import Schedule
 from tessera.tensor import Tensor
 from tessera.types import DType, as_dtype, f32, f64
@@ -20,7 +21,8 @@ from tessera.types import DType, as_dtype, f32, f64
 class Routine:
     """A function whose first parameter is its kernel: calls leave it out, and `with_schedule` changes it.
 
-    Arrays and Tensors go in, arrays come out. Calls run on the default device (`ts.set_default_device`).
+    Arrays go in and come out; where one of the arguments is a Tensor, Tensors come out. Calls run on the default device
+    (`ts.set_default_device`), when they are made: they are no part of a program that `@ts.jit` traces.
     """
 
     def __init__(self, function: Callable[..., Any], kernel: Kernel) -> None:
@@ -31,7 +33,20 @@ class Routine:
         self.kernel = kernel
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        return self.function(self.kernel, *args, **named)
+        """What the function gives.
+
+        Raises:
+            TraceError: an argument is a value of a program being traced.
+        """
+        tensors = [a for a in (*args, *named.values()) if isinstance(a, Tensor)]
+        if any(t.is_traced for t in tensors):
+            raise TraceError(
+                f"stdlib.{self.function.__name__} was called with a value of a program being traced",
+                location=outside(), expected="elements: it launches a kernel when it is called",
+                suggestion="call it outside of @ts.jit, or use the ts. operation there: ts.softmax, ts.layer_norm, …",
+            )  # fmt: skip
+        found = self.function(self.kernel, *args, **named)
+        return _as_tensors(found) if tensors else found
 
     @property
     def schedule(self) -> Schedule:
@@ -46,6 +61,12 @@ class Routine:
         return f"<routine {self.function.__name__}>"
 
 
+def _as_tensors(found: Any) -> Any:
+    if isinstance(found, tuple):
+        return tuple(_as_tensors(f) for f in found)
+    return Tensor(np.asarray(found)) if isinstance(found, (np.ndarray, np.generic)) else found
+
+
 def routine(kernel: Kernel) -> Callable[[Callable[..., Any]], Routine]:
     """Make a Routine of a function whose first parameter will be `kernel`."""
     return lambda function: Routine(function, kernel)
@@ -57,11 +78,11 @@ def array(x: Any, name: str, kind: str = "fV") -> np.ndarray:
     Raises:
         DTypeError: its elements are not of a `kind` that the routine takes ("f" floats, "i" integers).
     """
-    held = x.numpy() if isinstance(x, Tensor) else np.asarray(x)
+    held = writable(x) if isinstance(x, Tensor) else np.asarray(x)
     element = as_dtype(held.dtype)
     if (element.is_float and "f" not in kind) or (not element.is_float and "i" not in kind):
         expected = " or ".join(w for k, w in (("f", "a float type"), ("i", "an integer type")) if k in kind)
-        raise DTypeError(f"argument `{name}` holds {element}", location=here(), expected=expected, received=element)
+        raise DTypeError(f"argument `{name}` holds {element}", location=outside(), expected=expected, received=element)
     return held
 
 
@@ -76,7 +97,7 @@ def same_dtype(**arrays: np.ndarray | None) -> None:
     for name, dtype in held.items():
         if dtype != held[first]:
             raise DTypeError(
-                f"`{name}` and `{first}` hold different types", location=here(),
+                f"`{name}` and `{first}` hold different types", location=outside(),
                 expected=str(as_dtype(held[first])), received=str(as_dtype(dtype)),
                 suggestion=f"{name}.astype({first}.dtype)",
             )  # fmt: skip
@@ -89,7 +110,7 @@ def shaped(x: np.ndarray | None, name: str, shape: Sequence[int]) -> None:
         ShapeError: it is not `shape`.
     """
     if x is not None and x.shape != tuple(shape):
-        raise ShapeError(f"argument `{name}` does not fit", location=here(), expected=tuple(shape), received=x.shape)
+        raise ShapeError(f"argument `{name}` does not fit", location=outside(), expected=tuple(shape), received=x.shape)
 
 
 def rows_of(x: np.ndarray) -> np.ndarray:

@@ -96,3 +96,24 @@ def float_cas(x):
 def test_refusals(entry):
     with pytest.raises(DTypeError, match="needs integers"):
         entry[(1,)](np.zeros(1, "f4"))
+
+
+@ts.kernel
+def narrow(x, total, most, least, swapped):
+    i = tile.program_id(0)
+    tile.atomic_add(total[0], x[i])
+    tile.atomic_max(most[0], x[i])
+    tile.atomic_min(least[0], x[i])
+    if i == 3:
+        swapped[1] = tile.atomic_exchange(swapped[0], x[i])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "fp8_e4m3"])
+@pytest.mark.parametrize("engine", [("tile", "interp"), ("device", "llvm"), ("target", "llvm")])
+def test_narrow_floats(dtype, engine):
+    element = ts.types.as_dtype(dtype).numpy
+    x = np.arange(-4, 8).astype(element)  # whole numbers, whose sums are exact in any order
+    given = {"x": x, "total": np.zeros(1, element), "most": np.full(1, -9, element), "least": np.full(1, 9, element)}
+    program = prepare(narrow, {**given, "swapped": np.array([5, 0], element)}, grid=(12,))
+    total, most, least, swapped = (a.astype("f4").tolist() for a in program.run(*engine))
+    assert total == [18] and most == [7] and least == [-4] and swapped == [-1, 5]

@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, DTypeError, ExecutionError
+from tessera.errors import ArgumentError, DTypeError, ExecutionError, UnsupportedSyntaxError
 
 
 @ts.kernel
@@ -55,6 +55,35 @@ def talking(x):
 def test_print(capsys):
     talking[(2,)](np.arange(4, dtype="f4").reshape(2, 2))
     assert capsys.readouterr().out == "program (0,): row 0 [0., 1.]\nprogram (1,): row 1 [2., 3.]\n"
+
+
+@ts.kernel
+def formatted(x):
+    i, n = tile.program_id(0), 2
+    print(f"{i} of {n} {{has}}", x[i], sep=": ")
+    tile.print(f"again {x[i]}")
+
+
+def test_f_strings_are_printed(capsys):
+    for kernel in (formatted, ts.kernel(formatted.kernel_function, target="cpu")):
+        kernel[(1,)](np.float32([2.5]))
+        assert capsys.readouterr().out == "program (0,): 0 of 2 {has}: 2.5\nprogram (0,): again 2.5\n"
+
+
+@ts.kernel
+def asserted_text(x):
+    tile.assert_(x[0] > 3, f"is {x[0]}")
+
+
+@ts.kernel
+def with_a_format(x):
+    print(f"{x[0]:.3f}")
+
+
+@pytest.mark.parametrize(("entry", "says"), [(asserted_text, "only be printed"), (with_a_format, "without a format")])
+def test_what_f_strings_cannot_do(entry, says):
+    with pytest.raises(UnsupportedSyntaxError, match=says):
+        entry[(1,)](np.zeros(1, "f4"))
 
 
 @ts.kernel

@@ -7,6 +7,7 @@ import pytest
 
 from tessera.errors import TesseraError
 from tessera.kernel import kernel, tile
+from tessera.ops.shape import pad
 from tessera.tensor import Tensor
 from tessera.types import bf16, f32
 
@@ -123,9 +124,13 @@ def stored_shape(x: Tensor["N"]):
     x[0:4] = tile.zeros((5,))
 
 
+def stored_too_much(x: Tensor["N"]):
+    tile.store(x[0:4], tile.zeros((5,)))
+
+
 def part_of_a_value(x: Tensor["N"]):
     y = tile.load(x)
-    x[0] = y[1]
+    x[0] = tile.sum(pad(y, low=(1,), high=(1,)))
 
 
 def written_value(x: Tensor["N"]):
@@ -212,7 +217,8 @@ CASES = [
     (stored_as_another_float, "DTypeError", "x[0:4]", "cannot store bf16 into x, which", "tile.cast(value, ts.f32)"),
     (stored_integer, "DTypeError", "x[0]", "cannot store int64 into x", "received: int64"),
     (stored_shape, "ShapeError", "x[0:4]", "shape (5,) does not fit into x", "expected: shape (4,)"),
-    (part_of_a_value, "UnsupportedOpError", "y[1]", "slice does not exist on blocks", "from memory"),
+    (stored_too_much, "ShapeError", None, "shape (5,) does not fit into this part of x", "expected: at most (4,)"),
+    (part_of_a_value, "UnsupportedOpError", "pad(y, low=(1,), high=(1,))", "pad does not exist on", "zeros outside"),
     (written_value, "UnsupportedSyntaxError", "y[0]", "a block of values cannot be assigned to", "tile.where"),
     (outside_array, "UnsupportedSyntaxError", "tile.load(x) + TABLE", "an array from outside", "as an argument"),
     (failed_assertion, "ArgumentError", None, "assertion failed: N = 8 is not a multiple of 3", ""),

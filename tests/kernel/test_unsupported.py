@@ -45,7 +45,8 @@ REFUSED = {
     "x.foo += 1": "A[i] = value",
     "y = x[::2]": "tile.arange",
     "y = 1.0 in tile.load(x)": "tile.max(block == value)",
-    'y = f"{x[0]}"': 'print("x =", x)',
+    'y = f"{x[0]:.2f}"': "leave what follows the `:`",
+    'tile.assert_(x[0] > 0, f"{x[0]}")': 'tile.assert_(condition, "message", value)',
     "y = str(x[0])": 'print("x =", x)',
     "def g(*args):|    return 1|y = g(1)": "name each parameter",
     "@staticmethod|def g(a):|    return a": "decorate it outside",
@@ -56,6 +57,11 @@ REFUSED = {
     "y = np.random.rand(3)": "tile.random",
     "y = np.random.default_rng(0).random()": "tile.random",
     "y = time.time()": "around the launch",
+    "s = [0.0]|for i in tile.range(n):|    s[0] = s[0] + x[i]": "tile.static_range",
+    "s = []|for i in range(n):|    s.append(x[i])": "tile.static_range",
+    "s = []|def g():|    for i in tile.range(n):|        s.append(i)|g()": "tile.static_range",
+    "s = [[1], 2]|if x[0] > 0.0:|    s[0].pop()": "tile.alloc_register",
+    's = {}|while x[0] > 0.0:|    s["a"] = 1|    x[0] = 0.0': "use variables",
 }
 FINE = {
     "y = 1.0 if x[0] in (1.0, 2.0) else 0.0|x[0] = y": 1.0,
@@ -69,6 +75,9 @@ FINE = {
     'x[0] = {"a": 6}["a"]': 6.0,
     "if x[0] > 0.0:|    return|x[0] = 9.0": 1.0,
     "y: float = 7.0|x[0] = y": 7.0,
+    "x[0] = [(lambda a: a + 1.0), (lambda a: a * 3.0)][1](x[0])": 3.0,
+    "s = [1.0]|for i in tile.static_range(4):|    s[0] = s[0] + x[i]|x[0] = s[0]": 5.0,
+    "for i in tile.range(1):|    s = []|    s.append(2.0)|    x[0] = s[0]": 2.0,
 }
 
 

@@ -59,7 +59,8 @@ def _chapter_8() -> Iterator[Case]:
 def _chapter_9() -> Iterator[Case]:
     a, b, c = tensor("m13", (12, 8)), tensor("m14", (8, 20)), tensor("m15", (12, 20))
     yield _case("9.1-schedule", model.scheduled_kernel, (a, b, c))
-    yield _case("9.2-autotune", model.autotuned_kernel, (a, b, ZERO((12, 20), "f4")), (3, 5))
+    for name in ("autotuned_kernel", "complex_kernel", "evolutionary_tuned"):
+        yield _case(f"9.2-{name.replace('_', '-')}", getattr(model, name), (a, b, ZERO((12, 20), "f4")), (3, 5))
 
 
 def _goals() -> Iterator[Case]:

@@ -248,3 +248,37 @@ def autotuned_kernel(A, B, C, *, tile_m: int, tile_n: int):
     a = tile.load(A[i : i + tile_m, :], edge="clip")
     b = tile.load(B[:, j : j + tile_n], edge="clip")
     tile.store(C[i : i + tile_m, j : j + tile_n], tile.matmul(a, b), edge="clip")
+
+
+def _block(A, B, C, tile_m, tile_n):
+    i, j = tile.program_id(0) * tile_m, tile.program_id(1) * tile_n
+    a = tile.load(A[i : i + tile_m, :], edge="clip")
+    b = tile.load(B[:, j : j + tile_n], edge="clip")
+    tile.store(C[i : i + tile_m, j : j + tile_n], tile.matmul(a, b), edge="clip")
+
+
+@tessera.autotune.search_space(
+    tile_m=[4, 8, 16],
+    tile_n=[4, 8, 16],
+    warps=[2, 4, 8],
+    stages=[2, 3, 4],
+    # Constraints
+    constraints=[
+        lambda c: c.tile_m * c.tile_n <= 64,
+        lambda c: c.warps * 2 <= c.tile_m,  # Enough work per warp
+    ],
+)
+def complex_kernel(A, B, C, *, tile_m: int, tile_n: int):
+    _block(A, B, C, tile_m, tile_n)
+
+
+@tessera.autotune.evolutionary(
+    population_size=50,
+    generations=20,
+    mutation_rate=0.1,
+    crossover_rate=0.7,
+    space={"tile_m": [4, 8], "tile_n": [4, 8]},
+)
+def evolutionary_tuned(A, B, C, *, tile_m: int, tile_n: int):
+    """Uses genetic algorithm for optimization"""
+    _block(A, B, C, tile_m, tile_n)

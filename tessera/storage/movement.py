@@ -1,0 +1,203 @@
+"""Copies under way beside the program: between host, disk and device; and what is brought nearer before it is read."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future as _Task
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as _TooLate
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tessera.device import default_device, on_host
+from tessera.effect import perform
+from tessera.errors import ArgumentError, AsyncCopyError, ExecutionError, Location, ShapeError, here
+from tessera.interp.debug_report import ACTIVE
+from tessera.storage import DISK, HOST
+from tessera.storage.resident import Resident
+from tessera.storage.spaces import flush, on_disk
+from tessera.tensor import Tensor, like
+from tessera.types import GLOBAL, REGISTER, SHARED
+
+LINE = 64  # bytes of a cache line
+_WORKERS = 2
+
+
+class Future:
+    """A copy under way; `wait()` gives what it made. Until then its source may not change.
+
+    Under debug mode (`ts.debug.checked()`) a source that changed is reported as an AsyncCopyError.
+    """
+
+    def __init__(self, task: _Task[Any], source: np.ndarray | None, place: Location | None) -> None:
+        self._task, self._place = task, place
+        self._source = source if source is not None and ACTIVE.get() is not None else None
+        self._sum = _sum_of(self._source)
+
+    def done(self) -> bool:
+        """Whether it is at its end, so that `wait` does not wait."""
+        return self._task.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The copy, once it is made; `timeout` in seconds.
+
+        Raises:
+            ExecutionError: it takes longer than `timeout`.
+            TesseraError: the copy failed.
+            AsyncCopyError: in debug mode, the source was written meanwhile.
+        """
+        try:
+            made = self._task.result(timeout)
+        except _TooLate:
+            raise ExecutionError(f"the copy is not done after {timeout} s", location=self._place) from None
+        if _sum_of(self._source) != self._sum:
+            raise AsyncCopyError(
+                "the source of a copy was written before its wait", location=here(),
+                received=f"a copy begun at {self._place}", suggestion="wait() first",
+            )  # fmt: skip
+        self._source, self._sum = None, 0
+        return made
+
+    result = wait
+
+
+def async_copy(src: Any, dst: Any = None, *, to: str | None = None, path: str | Path | None = None) -> Future:
+    """Begin to copy a tensor into another, or `to` a memory: "host", "disk" (a file at `path`), "global" or "cuda:0".
+
+    The copy runs beside the program; `future.wait()` gives the copied tensor (a Resident in a GPU's memory). In a
+    traced program it gives the value itself. A copy into a tensor has the effect "memory".
+
+    Raises:
+        ArgumentError: no such memory, or it is not said where to.
+        ShapeError: `dst` has another shape or element type.
+        DeviceUnavailable: there is no such device.
+
+    >>> import tessera as ts
+    >>> future = ts.memory.async_copy(ts.ones((2, 2)), to="host")
+    >>> future.wait()
+    Tensor([[1., 1.],
+            [1., 1.]], f32)
+    """
+    if (dst is None) == (to is None):
+        raise ArgumentError("a copy goes into a tensor or to a memory", location=here(), expected="dst, or to=...")
+    if isinstance(src, Tensor) and src.is_traced and dst is None:  # where its elements lie is for the schedule to say
+        _known(str(to))
+        return Future(_workers().submit(lambda: src), None, here())
+    if dst is not None:
+        perform(["memory"])
+    source = src.data if isinstance(src, Tensor) else src
+    run = _into(src, dst) if dst is not None else _to(src, str(to), path)
+    return Future(_workers().submit(run), source if isinstance(source, np.ndarray) else None, here())
+
+
+def _into(src: Any, dst: Any) -> Callable[[], Any]:
+    source = src if isinstance(src, Resident) else _array(src)
+    target = dst if isinstance(dst, Resident) else _array(dst)
+    if source.shape != target.shape or source.dtype != target.dtype:
+        raise ShapeError(
+            "the two sides of a copy differ", location=here(), expected=f"{target.shape} {target.dtype}",
+            received=f"{source.shape} {source.dtype}",
+        )  # fmt: skip
+
+    def run() -> Any:
+        elements = source.numpy() if isinstance(source, Resident) else source
+        if isinstance(target, Resident):
+            return target.fill(elements)
+        np.copyto(target, elements)
+        return dst
+
+    return run
+
+
+def _to(src: Any, space: str, path: str | Path | None) -> Callable[[], Any]:
+    """What makes a copy in a memory."""
+    device = default_device() if space == GLOBAL else space
+    if space == DISK:
+        if path is None:
+            raise ArgumentError("a copy on disk needs a file", location=here(), expected='path="x.npy"')
+        return lambda: _on_disk(_elements(src), path)
+    _known(space)
+    if space == HOST or on_host(device):
+        return lambda: _copied(_elements(src), src)
+    elements = _elements(src)
+    room = Resident.empty(elements.shape, Tensor(elements).dtype, device)  # here, so that what is missing is said here
+    return lambda: room.fill(elements)
+
+
+def _known(space: str) -> None:
+    """Refuse a name that is no memory."""
+    if space not in (HOST, DISK, GLOBAL, "cpu", "interp", "llvm") and on_host(space):
+        expected = "host, disk, global, or a device such as cuda:0"
+        raise ArgumentError(f'"{space}" is not a memory to copy to', location=here(), expected=expected)
+
+
+def _on_disk(elements: np.ndarray, path: str | Path) -> Tensor:
+    made = on_disk(path, elements.shape, Tensor(elements).dtype)
+    np.copyto(made.data, elements)
+    flush(made)
+    return made
+
+
+def _copied(elements: np.ndarray, src: Any) -> Tensor:
+    """In memory of its own, with the type of a tensor it comes from."""
+    copy = np.array(elements, copy=True, subok=False)
+    return like(copy, src.type) if isinstance(src, Tensor) else Tensor(copy)
+
+
+def _elements(src: Any) -> np.ndarray:
+    return src.numpy() if isinstance(src, Resident) else _array(src)
+
+
+def _array(x: Any) -> np.ndarray:
+    found = x.numpy() if isinstance(x, Tensor) else x
+    if not isinstance(found, np.ndarray):
+        raise ArgumentError(f"{type(x).__name__} is not copied", location=here(), expected="a tensor or an array")
+    return found
+
+
+@contextmanager
+def near(x: Any, to: str) -> Iterator[Any]:
+    """For the body of a `with` outside of kernels, a tensor brought near: what it is changes no value.
+
+    To "host" (of a tensor on disk) and "global" its elements are copied there, and the name after `as` is the copy.
+    "shared", "register", "L1" and "L2" hold nothing from one launch to the next: for them the elements are read once,
+    into the caches of the processor.
+
+    Raises:
+        ArgumentError: there is no such memory.
+    """
+    if to not in (HOST, GLOBAL, SHARED, REGISTER, *_CACHES):
+        expected = ", ".join((HOST, GLOBAL, SHARED, REGISTER, *_CACHES))
+        raise ArgumentError(f'"{to}" is not a memory to prefetch into', location=here(), expected=expected)
+    if isinstance(x, Tensor) and x.is_traced:
+        yield x
+    elif to in (HOST, GLOBAL):
+        yield async_copy(x, to=to).wait()
+    else:
+        prefetch_to_l2(x)
+        yield x
+
+
+_CACHES = ("L1", "L2", "L2_cache")
+
+
+def prefetch_to_l2(x: Tensor) -> None:
+    """Read from each cache line of a tensor, so that the caches hold what fits. It has the effect "memory"."""
+    perform(["memory"])
+    if isinstance(x, Tensor) and not x.is_traced and x.data.size:
+        bits = np.ascontiguousarray(x.data).view(np.uint8).reshape(-1)
+        np.bitwise_or.reduce(bits[::LINE])
+
+
+def _sum_of(array: np.ndarray | None) -> int:
+    return 0 if array is None else zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
+
+
+@cache
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_WORKERS, thread_name_prefix="tessera-copy")
