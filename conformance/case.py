@@ -13,7 +13,7 @@ from tessera.errors import TesseraError
 AREAS = (
     "graph.elementwise", "graph.functions", "graph.reduce", "graph.shape", "graph.linalg", "graph.composites",
     "graph.flow", "graph.gradients", "graph.numerics",
-    "graph.errors", "tile.blocks", "tile.control", "tile.memory", "tile.groups", "tile.cooperation",
+    "graph.errors", "tile.blocks", "tile.products", "tile.control", "tile.memory", "tile.groups", "tile.cooperation",
     "tile.scans", "tile.atomics", "tile.random", "tile.errors", "tile.debug", "tile.stdlib",
     "tile.language", "tile.spec", "tile.tutorials",
 )  # fmt: skip
@@ -24,7 +24,8 @@ class Case:
     """A program with inputs: it must agree with its bound on every engine, or be refused.
 
     `entry()` gives (jit function or kernel, arguments); `rejects` is the error that must come instead,
-    whose text must hold each of `says`. `exact` asks for equality, not agreement within the bound.
+    whose text must hold each of `says`. `exact` asks for equality, not agreement within the bound; `alike` for the
+    bits that the interpreter of the highest level gives, which no bound knows where rounding is by chance.
     With `debug` the Tile interpreter runs it in debug mode too: there the error must come, or no finding.
     """
 
@@ -33,6 +34,7 @@ class Case:
     grid: Any = None
     group: int | None = None
     exact: bool = False
+    alike: bool = False
     rejects: type[TesseraError] | None = None
     says: tuple[str, ...] = ()
     debug: bool = False

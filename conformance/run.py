@@ -48,12 +48,6 @@ def engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> list[Eng
     return found
 
 
-def run(cases: Iterable[Case], columns: Sequence[Engine]) -> Iterator[Outcome]:
-    """Each case on each engine."""
-    for case in cases:
-        yield from run_case(case, columns)
-
-
 def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
     """One case on every engine."""
     if case.rejects is not None:
@@ -64,6 +58,7 @@ def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
         entry, arguments = case.entry()
         program = prepare(entry, arguments, "interp", case.grid, case.group)
         bounds = program.bounds()
+        alike = program.run(program.top) if case.alike else None
         if case.debug:
             with _watched(case):
                 program.run("tile")
@@ -72,12 +67,15 @@ def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
         return
     for engine in columns:
         if engine.level in program.levels or engine.level in ("target", "device"):
-            yield _outcome(case, engine, program, bounds)
+            yield _outcome(case, engine, program, bounds, alike)
 
 
-def _outcome(case: Case, engine: Engine, program: Program, bounds: list[Any]) -> Outcome:
+def _outcome(case: Case, engine: Engine, program: Program, bounds: list[Any], alike: list[Any] | None) -> Outcome:
     try:
-        return Outcome(case.name, engine.name, *judge(case, engine.run(program), bounds))
+        results = engine.run(program)
+        if alike is not None and [r.tobytes() for r in results] != [w.tobytes() for w in alike]:
+            return Outcome(case.name, engine.name, "fail", detail="other bits than the interpreter gives")
+        return Outcome(case.name, engine.name, *judge(case, results, bounds))
     except (UnsupportedOpError, ResourceError) as error:
         return Outcome(case.name, engine.name, "unsupported", detail=str(error))
     except Exception as error:  # an engine under test may fail in any way: that is a finding, not our end

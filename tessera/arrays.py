@@ -1,7 +1,8 @@
-"""Arrays in files: .npy and .npz read and written with errors that say what is wrong."""
+"""Arrays in files: .npy read and written with errors that say what is wrong."""
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 from pathlib import Path
@@ -20,9 +21,11 @@ def read_array(path: str | Path, dtype: object = None) -> np.ndarray:
     """
     file = Path(path)
     if not file.is_file():
-        raise FileError(f"there is no file {path}", expected="a .npy file", suggestion="check the path")
+        what = f"{path} is a folder" if file.is_dir() else f"there is no file {path}"
+        raise FileError(what, expected="a .npy file", suggestion="check the path")
     try:
-        array = np.load(file, allow_pickle=False)
+        with file.open("rb") as handle:
+            array = np.lib.format.read_array(handle, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise FileError(
             f"{path} is not a complete .npy file",
@@ -30,9 +33,9 @@ def read_array(path: str | Path, dtype: object = None) -> np.ndarray:
             received=f"{file.stat().st_size} bytes: {error}",
             suggestion="write it again with numpy.save",
         ) from None
-    if array.dtype.kind == "V" and dtype is not None:
+    if array.dtype.kind == "V" and array.dtype.names is None and dtype is not None:
         return array.view(as_dtype(dtype).numpy)
-    return array
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def write_array(path: str | Path, array: np.ndarray) -> None:
@@ -45,16 +48,48 @@ def write_array(path: str | Path, array: np.ndarray) -> None:
 
 
 def write_file(path: str | Path, fill) -> None:  # type: ignore[no-untyped-def]
-    """Write a file through `fill(handle)`, beside its place and then moved there."""
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise FileError(f"there is no folder {target.parent}", suggestion="make it first, or name another place")
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    """Write a file through `fill(handle)`, beside its place and then moved there; a device or pipe as it stands.
+
+    Raises:
+        FileError: there can be no file at the path.
+    """
+    target = writable(path)
+    if target.exists() and not target.is_file():  # /dev/null must not be replaced by a file
+        held = io.BytesIO()
+        fill(held)
+        target.write_bytes(held.getbuffer())
+        return
+    target = target.resolve()  # what a link names is replaced, not the link
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise _unwritable(target, error) from None
     try:
         with os.fdopen(handle, "wb") as file:
             fill(file)
         os.chmod(name, 0o644)
         os.replace(name, target)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise _unwritable(target, error) from None
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def writable(path: str | Path) -> Path:
+    """The path, which a file can lie at: better said before a long run than after it.
+
+    Raises:
+        FileError: its folder is missing, or it is a folder itself.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileError(f"there is no folder {target.parent}", suggestion="make it first, or name another place")
+    if target.is_dir():
+        raise FileError(f"{target} is a folder", expected="a file to write", suggestion="name a file in it")
+    return target
+
+
+def _unwritable(target: Path, error: OSError) -> FileError:
+    return FileError(f"{target} cannot be written", received=error.strerror, suggestion="name another place")

@@ -13,7 +13,7 @@ import numpy as np
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.artifact import read as read_artifact
-from tessera.codegen.registry import backend
+from tessera.codegen.registry import able, backend
 from tessera.device import generator_of
 from tessera.errors import ArgumentError, ArtifactError, DeviceUnavailable, DTypeError, ShapeError
 from tessera.ir.printer import print_module
@@ -34,20 +34,23 @@ def build(
     grid: Any = None,
     group: int | None = None,
     arch: str | None = None,
+    tune: bool = True,
     **named: Any,
 ) -> Path:
     """Compile a jit function or kernel for `target` into the folder `out`, whole or not at all.
 
     The arguments are examples of those it will be called with: their shapes and types are kept. Those
     named in `weights`, and arrays the function closes over, are stored and not asked for again. `arch` is for
-    targets with several architectures, such as ptx ("sm_80", "sm_90a").
+    targets with several architectures, such as ptx ("sm_80", "sm_90a"). An autotuned kernel is tuned for the target, or
+    taken from the cache; with tune=False in its first configuration.
 
     Raises:
         UnsupportedOpError: the target cannot emit an op; it names the op, the target and the line.
     """
     name = generator_of(target)
-    program = prepare(entry, named or args, name, grid, group)
-    return build_program(program, out, name, weights, {"arch": arch} if arch else {})
+    options = {"arch": arch} if arch else {}
+    program = prepare(entry, named or args, name, grid, group, tune, options)
+    return build_program(program, out, name, weights, options)
 
 
 def build_program(
@@ -169,7 +172,8 @@ def load(folder: str | Path) -> Loaded:
     artifact = read_artifact(folder)
     if "interface" not in artifact.manifest:
         raise ArtifactError(f"{folder} has no interface in its manifest", suggestion="build it again")
-    return Loaded(artifact, backend(artifact.manifest["target"]).runtime(artifact), _weights(artifact, folder))
+    generator = able(artifact.manifest["target"], "runtime")
+    return Loaded(artifact, generator.runtime(artifact), _weights(artifact, folder))
 
 
 def _weights(artifact: Artifact, folder: str | Path) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.registry import backend
+from tessera.codegen.registry import able, backend
 from tessera.device import INTERP, generator_of
 from tessera.errors import ArgumentError
 from tessera.interp import graph as graph_interpreter
@@ -52,7 +52,7 @@ def run_level(levels: dict[str, Module], level: str, arrays: Sequence[Any], targ
 
 
 def _run_target(levels: dict[str, Module], arrays: Sequence[Any], target: str) -> list[np.ndarray]:
-    generator = backend(target)
+    generator = able(target, "interpreter")
     return generator.interpreter(generator.emit(levels["tile"], {}))(arrays)
 
 
@@ -76,5 +76,5 @@ def program(module: Module, target: str) -> Run:
     """What runs a Tile module on a target."""
     if target == INTERP:
         return lambda arrays: tile_interpreter.run(module, arrays)
-    generator = backend(target)
+    generator = able(target, "runtime")
     return generator.runtime(generator.emit(module, {})).run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,14 @@ from tessera.device import INTERP
 from tessera.errors import ArgumentError
 from tessera.interp import bound
 from tessera.interp import tile as tile_interpreter
-from tessera.ir.core import Function, Module
+from tessera.ir.core import Module
 from tessera.kernel import Kernel
+from tessera.kernel.kernel import Launch
+from tessera.kernel.launch import written
+from tessera.kernel.tuning import Tuned
 from tessera.numerics.bounded import Bounded
 from tessera.tracing import Jit, _array
+from tessera.tuned import of_constants, tuned
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,8 @@ class Program:
     """A lowered entry point and its arrays.
 
     `names` and `arrays` are the parameters in order (captured arrays last); `written` are the
-    places of those that a kernel writes, which are then its results.
+    places of those that a kernel writes, which are then its results. `tuned` is how an autotuned kernel's configuration
+    was found; None for any other entry.
     """
 
     name: str
@@ -32,6 +38,7 @@ class Program:
     names: tuple[str, ...]
     arrays: tuple[np.ndarray, ...]
     written: tuple[int, ...] = ()
+    tuned: Tuned | None = None
 
     @property
     def top(self) -> str:
@@ -68,38 +75,38 @@ class Program:
         return tile_interpreter.bounds(self.levels["tile"], list(self.arrays), self.written)
 
 
-def prepare(entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, group: int | None = None) -> Program:
-    """Trace or specialise an entry point for these arguments and lower it for a target."""
+def prepare(
+    entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, group: int | None = None,
+    tune: bool = False, options: Mapping[str, Any] = MappingProxyType({}),
+) -> Program:  # fmt: skip
+    """Trace or specialise an entry point for these arguments and lower it for a target.
+
+    An autotuned kernel is tuned for the target if `tune` asks for it, or read from the cache of what was found before
+    (tessera/tuned.py); else it is taken in its first configuration. `options` are the generator's, where one will emit.
+    """
     args, named = _split(arguments)
     if isinstance(entry, Kernel):
-        grid = grid(*args, **named) if callable(grid) else grid
-        return _kernel_program(entry, args, named, grid, group)
+        grid = of_constants(grid, args, named)
+        found = tuned(Launch(entry, grid, group), args, named, target, options) if tune else None
+        return _kernel_program(
+            entry if found is None else entry.configured(found.config), args, named, grid, group, found
+        )
     assert isinstance(entry, Jit)
     call = entry.bind(tuple(args), named)
     traced = entry.trace(*args, **named)
     arrays = (*(_array(leaf) for leaf in call.leaves), *traced.captures)
     names = tuple(p.hint for p in traced.function.params)
-    return Program(traced.function.name, _levels(traced.function, target), names, arrays)
+    return Program(traced.function.name, driver.lower(traced.function, target), names, arrays)
 
 
-def _kernel_program(entry: Kernel, args: Sequence[Any], named: dict[str, Any], grid: Any, group: int | None) -> Program:
+def _kernel_program(
+    entry: Kernel, args: Sequence[Any], named: dict[str, Any], grid: Any, group: int | None, how: Tuned | None
+) -> Program:
     found = entry.bind(args, named)
     module = entry.specialize(found.types, found.constants, *entry.plan(found, grid, group))
     return Program(
-        entry.kernel_function.__name__, {"tile": module}, tuple(found.types), tuple(found.arrays), _written(module)
+        entry.kernel_function.__name__, {"tile": module}, tuple(found.types), tuple(found.arrays), written(module), how
     )
-
-
-def _written(module: Module) -> tuple[int, ...]:
-    """The places of the parameters that a kernel writes, its outputs apart."""
-    kernel = module.functions[1]
-    count = len(kernel.params) - int(module.main.attrs.get("outputs", 0))
-    targets = {n.args[0] for n in kernel.body.walk() if n.op.effects & {"write"}}
-    return tuple(i for i, p in enumerate(kernel.params[:count]) if p in targets)
-
-
-def _levels(function: Function, target: str) -> dict[str, Module]:
-    return driver.lower(function, target)
 
 
 def _split(arguments: Any) -> tuple[Sequence[Any], dict[str, Any]]:

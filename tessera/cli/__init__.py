@@ -1,1 +1,1 @@
-"""The command line: `tessera run | build | inspect | conformance | doctor`."""
+"""The command line: `tessera run | build | check | debug | inspect | conformance | ptx | csl | doctor`."""

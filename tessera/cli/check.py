@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tessera.checking import Finding, Report, check
-from tessera.cli.entries import _load
+from tessera.cli.entries import load_module
 from tessera.closures import hints_of
 from tessera.errors import Location, UnknownNameError
 from tessera.tracing import Jit
@@ -34,7 +34,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _functions(path: str, name: str) -> dict[str, Callable[..., Any]]:
-    module = _load(path)
+    module = load_module(path)
     found = {
         n: f
         for n, f in vars(module).items()

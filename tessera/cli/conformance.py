@@ -6,7 +6,7 @@ import argparse
 import json
 import xml.etree.ElementTree as xml
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.table import Column, Table
 
 from conformance.case import Outcome, all_cases
 from conformance.run import engines, run_case, selected
-from tessera.arrays import write_file
+from tessera.arrays import writable, write_file
 from tessera.errors import ArgumentError
 
 MARKS = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]", "unsupported": "[yellow]unsupported[/]"}
@@ -23,6 +23,7 @@ MARKS = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]", "unsupported": "[yell
 
 def main(options: argparse.Namespace) -> int:
     """Run the selected cases; status 0 only when nothing failed."""
+    write = _writer(Path(options.report)) if options.report else None
     cases = selected(options.select, all_cases())
     if not cases:
         raise ArgumentError(f"no case matches {options.select!r}", suggestion="tessera conformance lists them all")
@@ -34,8 +35,8 @@ def main(options: argparse.Namespace) -> int:
             progress.update(bar, description=case.name, advance=1)
             outcomes += run_case(case, columns)
     _show(outcomes, [e.name for e in columns])
-    if options.report:
-        _report(Path(options.report), outcomes)
+    if write:
+        write(outcomes)
     return 1 if any(o.status == "fail" for o in outcomes) else 0
 
 
@@ -71,12 +72,13 @@ def _summary(outcomes: Sequence[Outcome], cases: int) -> str:
     return f"{cases} cases, {len(outcomes)} runs: {listed}; worst error {worst:.0%} of its bound{note}"
 
 
-def _report(path: Path, outcomes: Sequence[Outcome]) -> None:
-    writers = {".json": _json, ".xml": _junit}
-    if path.suffix not in writers:
+def _writer(path: Path) -> Callable[[Sequence[Outcome]], None]:
+    """What writes a report; a path that cannot have one is refused before anything runs."""
+    contents = {".json": _json, ".xml": _junit}
+    if path.suffix not in contents:
         raise ArgumentError(f"a report is .json or .xml, not {path.suffix or path.name}")
-    content = writers[path.suffix](outcomes)
-    write_file(path, lambda file: file.write(content))
+    writable(path)
+    return lambda outcomes: write_file(path, lambda file: file.write(contents[path.suffix](outcomes)))
 
 
 def _json(outcomes: Sequence[Outcome]) -> bytes:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from tessera.cli.entries import find, inputs_of, program_of
+from tessera.cli.entries import Entry, find, inputs_of, program_of
 from tessera.debug import checked, session
 from tessera.device import INTERP
 from tessera.errors import FileError
+from tessera.tracing import Jit
 
 
 def main(options: argparse.Namespace) -> int:
@@ -22,8 +24,17 @@ def main(options: argparse.Namespace) -> int:
             _run_script(options.entry, options.rest)
         else:
             entry = find(options.entry)
-            program_of(entry, inputs_of(entry, options.seed, options.input), INTERP).run("tile")
+            _step_through(entry, inputs_of(entry, options.seed, options.input), options.level)
     return 0
+
+
+def _step_through(entry: Entry, arguments: Any, level: str | None) -> None:
+    """Run an entry at a level (a `ts.jit` function at the Graph level unless told otherwise) by its interpreter."""
+    if isinstance(entry.function, Jit) and level in (None, "graph"):
+        args, named = ((), arguments) if isinstance(arguments, Mapping) else (arguments, {})
+        entry.function.stepped(*args, **named)
+        return
+    program_of(entry, arguments, INTERP).run(level or "tile")
 
 
 @contextmanager

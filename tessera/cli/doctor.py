@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes.util
 import json
 import os
 import platform
@@ -16,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from tessera.device import gpu_count
 
 # The features a kernel author asks about, as LLVM names them.
 SHOWN_FEATURES = (
@@ -108,17 +109,13 @@ def amx() -> Finding:
 
 def cuda() -> Finding:
     """The CUDA driver and its devices."""
-    if not ctypes.util.find_library("cuda"):
-        return Finding(
-            "CUDA driver",
-            False,
-            "libcuda is not installed",
-            "install NVIDIA's driver",
-        )
+    count = gpu_count()
+    if not count:
+        return Finding("CUDA driver", False, "no driver, or no GPU that it can use", "install NVIDIA's driver")
     smi = shutil.which("nvidia-smi")
     query = [smi, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"] if smi else ["true"]
     found = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-    return Finding("CUDA driver", bool(found), found.replace("\n", "; ") or "no device answers", "check nvidia-smi")
+    return Finding("CUDA driver", True, found.replace("\n", "; ") or f"{count} GPU" + "s" * (count > 1))
 
 
 def pycuda() -> Finding:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from tessera.arrays import read_array
-from tessera.errors import ArgumentError, FileError, Location, UnknownNameError
+from tessera.cli.failures import not_python
+from tessera.closures import definition_of
+from tessera.errors import ArgumentError, FileError, Location, TesseraError, UnknownNameError
 from tessera.example import Example
 from tessera.kernel import Kernel
 from tessera.program import Program, prepare
 from tessera.tensor import Tensor
 from tessera.tracing import Jit
+from tessera.tuned import in_words
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class Entry:
     function: Any
     example: Example | None
 
+    @property
+    def location(self) -> Location:
+        """Where its definition begins."""
+        return definition_of(self.function.__wrapped__)
+
 
 def find(text: str) -> Entry:
     """The entry point that "file.py" or "file.py:name" means.
@@ -38,7 +47,7 @@ def find(text: str) -> Entry:
         FileError: there is no such file. UnknownNameError: no such entry, or no telling which.
     """
     path, _, name = text.partition(":") if ".py:" in text else (text, "", "")
-    entries = _entries(_load(path))
+    entries = _entries(load_module(path))
     if name:
         if name not in entries:
             close = difflib.get_close_matches(name, entries, 1)
@@ -63,25 +72,54 @@ def _only(entries: dict[str, Entry], path: str) -> Entry:
     )
 
 
-def _load(path: str) -> ModuleType:
-    file = Path(path)
-    if file.is_dir() and (file / "model.py").is_file():
-        file = file / "model.py"
-    if not file.is_file():
-        raise FileError(f"there is no file {path}", expected="a Python file or an artifact folder")
-    spec = importlib.util.spec_from_file_location(f"tessera_entry_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
+def load_module(path: str) -> ModuleType:
+    """The Python file at a path, imported; of a folder its model.py.
+
+    Raises:
+        FileError: it is missing, is not Python, or ends the process.
+    """
+    file = _file(Path(path))
+    name = f"tessera_entry_{file.stem}"
+    loader = SourceFileLoader(name, str(file.absolute()))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    for folder in (str(Path.cwd()), str(file.resolve().parent)):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    sys.modules[name] = module
+    for folder in (Path.cwd(), _root(file), file.resolve().parent):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except SyntaxError as error:
-        place = Location(error.filename or path, error.lineno or 0, error.offset or 0)
-        raise FileError(f"{path} is not Python: {error.msg}", location=place) from None
+        raise not_python(error, path) from None
+    except SystemExit as error:
+        raise FileError(
+            f"{path} ended the process while it was imported", received=f"SystemExit({error.code!r})",
+            suggestion='put what a program does under: if __name__ == "__main__"',
+        ) from None  # fmt: skip
     return module
+
+
+def _root(file: Path) -> Path:
+    """The folder that a file's imports begin at: beside the outermost package it lies in."""
+    folder = file.resolve().parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def _file(path: Path) -> Path:
+    """The file to import."""
+    if path.is_dir() and (path / "model.py").is_file():
+        return path / "model.py"
+    if path.is_file():
+        return path
+    expected = "file.py, file.py:name, or a folder with a model.py"
+    if (path / "manifest.json").is_file():
+        raise FileError(f"{path} is an artifact, which holds no source", expected=expected,
+                        suggestion=f"tessera run {path}")  # fmt: skip
+    what = f"{path} is a folder without a model.py" if path.is_dir() else f"there is no file {path}"
+    raise FileError(what, expected=f"{expected}, or for `tessera run` an artifact", suggestion="check the path")
 
 
 def _entries(module: ModuleType) -> dict[str, Entry]:
@@ -94,18 +132,12 @@ def _entries(module: ModuleType) -> dict[str, Entry]:
 
 def inputs_of(entry: Entry, seed: int, files: Sequence[str] = ()) -> Any:
     """The arguments to run an entry with: its example's, with the first replaced by the files given."""
-    arguments: Any = ()
-    if entry.example is not None:
-        arguments = entry.example.inputs(np.random.default_rng(seed))
-    elif not files:
-        raise ArgumentError(
-            f"{entry.name} has no example inputs", suggestion="give --input X.npy for each, or add @ts.example(...)"
-        )
+    arguments = _example_inputs(entry, seed, needed=not files)
     if not files:
         return arguments
     keys = list(arguments) if isinstance(arguments, dict) else list(range(len(arguments) or len(files)))
     if len(files) > len(keys):
-        raise ArgumentError(f"{len(files)} inputs were given, {entry.name} takes {len(keys)}")
+        raise ArgumentError(f"{len(files)} inputs were given, {entry.name} takes {len(keys)}", location=entry.location)
     given = dict(arguments) if isinstance(arguments, dict) else dict(enumerate(arguments))
     for key, file in zip(keys, files, strict=False):
         before = given.get(key)
@@ -114,7 +146,43 @@ def inputs_of(entry: Entry, seed: int, files: Sequence[str] = ()) -> Any:
     return given if isinstance(arguments, dict) else tuple(given[k] for k in keys)
 
 
-def program_of(entry: Entry, arguments: Any, target: str) -> Program:
-    """The entry with these arguments, ready to run at any level."""
+def _example_inputs(entry: Entry, seed: int, needed: bool) -> Any:
+    """The arguments that the example makes: a dict, or a tuple (empty where there is no example)."""
+    if entry.example is None and needed:
+        raise ArgumentError(
+            f"{entry.name} has no example inputs", location=entry.location,
+            suggestion="add @ts.example(...); `tessera run` also takes --input X.npy for each",
+        )  # fmt: skip
+    if entry.example is None:
+        return ()
+    arguments = entry.example.inputs(np.random.default_rng(seed))
+    if not isinstance(arguments, (tuple, list, Mapping)):
+        raise ArgumentError(
+            f"the example of {entry.name} makes no arguments", location=entry.location,
+            expected="inputs(rng) gives a tuple, or a dict by name", received=type(arguments).__name__,
+            suggestion="one argument stands in a tuple too: (x,)",
+        )  # fmt: skip
+    return dict(arguments) if isinstance(arguments, Mapping) else tuple(arguments)
+
+
+def program_of(
+    entry: Entry, arguments: Any, target: str, tune: bool = False, options: Mapping[str, Any] = MappingProxyType({})
+) -> Program:
+    """The entry with these arguments, ready to run at any level; an error without a place has the entry's."""
     example = entry.example or Example(lambda rng: ())
-    return prepare(entry.function, arguments, target, grid=example.grid, group=example.group)
+    try:
+        return prepare(entry.function, arguments, target, example.grid, example.group, tune, options)
+    except TesseraError as error:
+        error.at(entry.location)
+        raise
+
+
+def configuration(entry: Entry, program: Program) -> str:
+    """Which configuration of an autotuned kernel a program has, and how it was found; "" for any other entry."""
+    if program.tuned is not None:
+        return in_words(program.tuned)
+    options = entry.function.options if isinstance(entry.function, Kernel) else None
+    if options is None or options.tuning is None:
+        return ""
+    first = ", ".join(f"{k}={v!r}" for k, v in options.tuning.configs[0].items())
+    return f"{first} (the first of {len(options.tuning.configs)}, not tuned)"

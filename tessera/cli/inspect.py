@@ -6,6 +6,7 @@ import argparse
 import json
 import linecache
 import re
+import sys
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.rule import Rule
 from rich.theme import Theme
 
 from tessera import driver
-from tessera.cli.entries import find, inputs_of, program_of
+from tessera.cli.entries import configuration, find, inputs_of, program_of
 from tessera.codegen.registry import backend
 from tessera.device import generator_of
 from tessera.ir.core import Module, structural_hash
@@ -44,7 +45,9 @@ def main(options: argparse.Namespace) -> int:
     """Print the levels, or the module after every pass."""
     target = generator_of(options.target)
     entry = find(options.entry)
-    program = program_of(entry, inputs_of(entry, options.seed), target)
+    program = program_of(entry, inputs_of(entry, options.seed), target, options.tune)
+    if tuned := configuration(entry, program):
+        print(f"configuration: {tuned}", file=sys.stderr)  # what programs read on stdout is the IR alone
     sections = list(_passes(program, target) if options.pass_by_pass else _levels(program, target))
     chosen = [s for s in sections if options.level in (None, s[1])]
     if options.json:

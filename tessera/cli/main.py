@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 # Each command lives in a module of its own, imported only when it runs: `--help` stays quick.
 COMMANDS = {
@@ -26,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     top = argparse.ArgumentParser(prog="tessera", description="Tile programs at every level of their compilation.")
     top.add_argument("--traceback", action="store_true", help="show Python's traceback of an error")
+    top.add_argument("--version", action=_Version, help="print the version")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
@@ -34,13 +38,37 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _entry(command: argparse.ArgumentParser) -> None:
-    command.add_argument("entry", help="file.py, file.py:name, or an artifact folder")
-    command.add_argument("--seed", type=int, default=0, help="seed of the example's inputs (default 0)")
+class _Version(argparse.Action):
+    """Reads the version only when it is asked for: importing the package takes longer than all of `--help`."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help, default=argparse.SUPPRESS)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Print the version and end."""
+        print(f"tessera {importlib.import_module('tessera').__version__}")
+        parser.exit()
+
+
+def _entry(command: argparse.ArgumentParser, also: str = "") -> None:
+    command.add_argument("entry", help="file.py or file.py:name" + also)
+    command.add_argument("--seed", type=_seed, default=0, help="seed of the example's inputs (default 0)")
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 on")
+    return int(text)
+
+
+def _tuning(command: argparse.ArgumentParser) -> None:
+    text = "take an autotuned kernel in its first configuration: nothing is measured, no cache is read"
+    command.add_argument("--no-tune", dest="tune", action="store_false", help=text)
 
 
 def _run(command: argparse.ArgumentParser) -> None:
-    _entry(command)
+    _entry(command, ", or an artifact folder")
+    _tuning(command)
     command.add_argument("--level", choices=LEVELS, help="the level whose interpreter runs it")
     command.add_argument("--target", help="the generator whose code runs it: llvm, ptx, csl, csl:4x4 (a grid), …")
     command.add_argument(
@@ -60,6 +88,7 @@ def _run(command: argparse.ArgumentParser) -> None:
 
 def _build(command: argparse.ArgumentParser) -> None:
     _entry(command)
+    _tuning(command)
     command.add_argument("--target", default="llvm", help="the generator (default llvm)")
     command.add_argument(
         "--arch", help="the architecture, for a target that has several: sm_80, sm_90a (ptx), wse2, wse3 (csl)"
@@ -81,12 +110,16 @@ def _debug(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--commands", metavar="FILE", help="a file of debugger commands, one a line")
     command.add_argument("--checked", action="store_true", help="in debug mode: stop at the first finding")
+    command.add_argument(
+        "--level", choices=("graph", "tile"), help="of a jit function: its whole tensors (default), or its kernels"
+    )
     command.add_argument("--script", action="store_true", help="run the whole file as a program")
     command.add_argument("rest", nargs="*", metavar="ARGUMENT", help="with --script: the program's arguments")
 
 
 def _inspect(command: argparse.ArgumentParser) -> None:
     _entry(command)
+    _tuning(command)
     command.add_argument("--level", choices=LEVELS, help="only this level")
     command.add_argument("--target", default="llvm", help="the target to lower for (default llvm)")
     command.add_argument(
@@ -128,7 +161,7 @@ def _csl(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=["run", "check", "tools"], help="what to do")
     command.add_argument("path", nargs="?", help="run: a program's folder; check: its layout file")
     command.add_argument("--arch", choices=("wse2", "wse3"), help="the machine (default: the first the folder is for)")
-    command.add_argument("--sdk", choices=("1.4", "2.10"), default="1.4", help="check: the language (default 1.4)")
+    command.add_argument("--sdk", choices=("1.4", "2.10"), help="the version of the language (default 1.4)")
     command.add_argument("--param", action="append", default=[], metavar="NAME:VALUE", help="check: a parameter")
     command.add_argument("--import-path", action="append", default=[], metavar="FOLDER", help="check: more modules")
     command.add_argument("--seed", type=int, help="run: shuffle events and link delays, to expose races")
@@ -152,18 +185,25 @@ ARGUMENTS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0 done, 1 something failed its check, 2 an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an encoding without "…" shows "?", and is no error
     options = parser().parse_args(arguments)
     from tessera.errors import TesseraError
 
     try:
         return importlib.import_module(f"tessera.cli.{options.command}").main(options)
-    except TesseraError as error:
-        if options.traceback:
-            raise
-        print(error, file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 130
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # rich's way to say the same as below
+            return 0
+        raise
     except BrokenPipeError:
-        sys.stderr.close()  # the reader (a pager, `head`) has gone: nothing is wrong
-        return 0
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (a pager, `head`) has gone:
+        return 0  # nothing is wrong, and what is still buffered goes nowhere
+    except Exception as error:
+        if options.traceback:
+            raise
+        failures = importlib.import_module("tessera.cli.failures")
+        print(error if isinstance(error, TesseraError) else failures.described(error), file=sys.stderr)
+        return 2

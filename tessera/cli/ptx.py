@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.arrays import read_array, write_array
+from tessera.arrays import read_array, writable, write_array
 from tessera.errors import ArgumentError, DTypeError, FileError
 from tessera.interp.target.ptx import Module, TensorMap
 from tessera.types import as_dtype
@@ -53,7 +53,7 @@ def _output(pair: str, many: int) -> tuple[int, str]:
     index, _, path = pair.partition("=")
     if not path or not index.isdigit() or int(index) >= many:
         raise ArgumentError("--output names no argument", expected="I=OUT.npy", received=pair)
-    return int(index), path
+    return int(index), str(writable(path))
 
 
 def _argument(text: str) -> Any:

@@ -15,6 +15,7 @@ from tessera.errors import ArtifactError
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+SEAL = "sha256"  # of the rest of the manifest, as `files` has one of each file
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,21 @@ class Artifact:
         """Write the folder, whole or not at all: built beside its place, then moved there.
 
         Raises:
-            ArtifactError: something else is at `path`.
+            ArtifactError: something else is at `path`, or nothing can be written there.
         """
         target = Path(path)
         if target.exists() and not (target / MANIFEST).is_file():
             raise ArtifactError(f"{target} exists and is not an artifact", suggestion="choose another path")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        except OSError as error:
+            raise _unwritable(target, error) from None
         try:
             self._fill(made)
             _move(made, target)
+        except OSError as error:
+            raise _unwritable(target, error) from None
         finally:
             shutil.rmtree(made, ignore_errors=True)
         return target
@@ -62,7 +68,12 @@ class Artifact:
 
     def _described(self) -> dict[str, Any]:
         hashes = {name: sha256(content) for name, content in self.files.items()}
-        return {**self.manifest, "schema": SCHEMA, "files": hashes}
+        described = {**self.manifest, "schema": SCHEMA, "files": hashes}
+        return {**described, SEAL: _seal(described)}
+
+
+def _unwritable(target: Path, error: OSError) -> ArtifactError:
+    return ArtifactError(f"{target} cannot be written", received=error.strerror, suggestion="choose another path")
 
 
 def as_bytes(content: bytes | str) -> bytes:
@@ -77,6 +88,10 @@ def sha256(content: bytes | str) -> str:
 
 def _json(item: Any) -> str:
     return json.dumps(item, indent=1, sort_keys=True) + "\n"
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    return sha256(_json({k: v for k, v in manifest.items() if k != SEAL}))
 
 
 def _safe(name: str) -> str:
@@ -126,6 +141,11 @@ def _manifest(folder: Path) -> dict[str, Any]:
             received=f"schema {schema}",
             suggestion="upgrade tessera, or build the artifact again with this version",
         )
+    if manifest.get(SEAL) != _seal(manifest):
+        raise ArtifactError(
+            f"{file} is not what was built", expected=f"sha256 {manifest.get(SEAL, 'of the rest')}",
+            received=f"sha256 {_seal(manifest)}", suggestion="build the artifact again",
+        )  # fmt: skip
     return manifest
 
 

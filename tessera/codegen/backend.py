@@ -18,6 +18,7 @@ class Capabilities:
     """What a target can do: the passes above it choose tiles by this.
 
     `shared_bytes` is the shared memory of a group and `block_bytes` the room for one tile's blocks; None: no limit.
+    `meeting` is the number of groups that run at once and so may wait for each other at a grid barrier; 0: none.
     `plan` holds the target's wishes for tile sizes (a `tessera.lower.plan.Plan`), or None.
     """
 
@@ -27,11 +28,8 @@ class Capabilities:
     max_group: int = 1024
     shared_bytes: int | None = None
     block_bytes: int | None = None
+    meeting: int = 0
     plan: Any = None
-
-    def supports(self, dtype: DType) -> bool:
-        """Whether values of this type can be computed with."""
-        return dtype in self.dtypes
 
 
 class Runtime(Protocol):
@@ -44,7 +42,10 @@ class Runtime(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """A code generator, found through the entry point group `tessera.codegen`."""
+    """A code generator, found through the entry point group `tessera.codegen`.
+
+    `runtime` and `interpreter` are optional: what would need one says so (`registry.able`).
+    """
 
     name: str
 

@@ -156,8 +156,35 @@ d = gt a 0.927734375
 r = select d far near
 """
 
+# v = |x| to the power y; the sign, and what C says of special operands.
+POWER_ENDS = """
+half = fmul y 0.5
+fy = floor y
+whole = eq fy y
+fh = floor half
+uneven = ne fh half
+odd = band whole uneven
+minus = fmul v -1.0
+xb = bits x
+neg = ilt xb 0
+flip = band neg odd
+v1 = select flip minus v
+below = lt x 0.0
+part = ne fy y
+bad0 = band below part
+real_base = lt a inf
+bad = band bad0 real_base
+v2 = select bad nan v1
+ny = uno y y
+v3 = select ny y v2
+c5 = eq x 1.0
+v4 = select c5 1.0 v3
+c6 = eq y 0.0
+r = select c6 1.0 v4
+"""
 # x to the power y in f64, precise enough to round to f32.
-POWER = """
+POWER = (
+    """
 a = fabs x
 b = bits a
 b1 = sub b 0x3FE6A09E667F3BCD
@@ -198,30 +225,9 @@ i1 = add i 1023
 i2 = shl i1 52
 sc = real i2
 v = fmul p sc
-half = fmul y 0.5
-fy = floor y
-whole = eq fy y
-fh = floor half
-uneven = ne fh half
-odd = band whole uneven
-minus = fmul v -1.0
-xb = bits x
-neg = ilt xb 0
-flip = band neg odd
-v1 = select flip minus v
-below = lt x 0.0
-part = ne fy y
-bad0 = band below part
-real_base = lt a inf
-bad = band bad0 real_base
-v2 = select bad nan v1
-ny = uno y y
-v3 = select ny y v2
-c5 = eq x 1.0
-v4 = select c5 1.0 v3
-c6 = eq y 0.0
-r = select c6 1.0 v4
 """
+    + POWER_ENDS
+)
 
 # As NumPy: the quotient of what the remainder leaves, so that the two agree.
 _REMAINDER = """

@@ -92,9 +92,9 @@ def _run(first: int, last: int) -> list[dict[str, Any]]:
     return [{"run": [first, last]}] if last > first else []
 
 
-places = Rules("llvm host")
+places = Rules("host places")
 # rule(found, node) gives the step for a loop or branch of the host.
-flow = Rules("llvm host control flow")
+flow = Rules("host control flow")
 
 
 @flow(host.call)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.codegen.backend import Capabilities
-from tessera.errors import Location, ResourceError
+from tessera.errors import Location, ResourceError, UnsupportedOpError
 from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.ops import tile
 from tessera.types import SHARED, TensorType, Type
@@ -52,6 +52,7 @@ def check_resources(module: Module, target: str, capabilities: Capabilities) -> 
     for function in module.functions:
         if function is not module.main:
             _check(function, target, capabilities)
+            _check_meeting(function, target, capabilities)
 
 
 def _check(function: Function, target: str, capabilities: Capabilities) -> None:
@@ -68,6 +69,26 @@ def _check(function: Function, target: str, capabilities: Capabilities) -> None:
                 f"{function.name} needs {wanted:,} {what}", location=place, expected=f"at most {limit:,} on {target}",
                 received=f"{wanted:,}", suggestion=remedy,
             )  # fmt: skip
+
+
+def _check_meeting(function: Function, target: str, capabilities: Capabilities) -> None:
+    """A grid whose programs wait for each other must be under way whole."""
+    found = next((n for n in function.body.walk() if n.op is tile.grid_barrier), None)
+    if found is None:
+        return
+    if not capabilities.meeting:
+        raise UnsupportedOpError(
+            f"the target {target} has no barrier of a whole grid", location=found.loc,
+            suggestion="two launches, one after the other, order the same accesses",
+        )  # fmt: skip
+    programs = math.prod(int(n) for n in function.attrs.get("grid", ()))
+    if programs > capabilities.meeting:
+        raise ResourceError(
+            f"{function.name} has {programs:,} programs that meet at a grid barrier", location=found.loc,
+            expected=f"at most {capabilities.meeting:,} on {target}: they must all run at once",
+            received=f"{programs:,}",
+            suggestion="fewer programs that do more each: for i in tile.range(tile.group_id(), n, programs)",
+        )  # fmt: skip
 
 
 def _peak(block: Block) -> tuple[int, Node | None]:

@@ -25,6 +25,15 @@ def test_check(capsys):
     assert "PE memory overflow: the program needs 560" in capsys.readouterr().err
 
 
+def test_the_version_of_the_language(tmp_path, capfd):
+    (tmp_path / "layout.csl").write_text("param a: comptime_struct = .{}; layout { @set_rectangle(1, 1); _ = a; }")
+    (tmp_path / "commands_wse2.sh").write_text("cslc layout.csl")
+    for words in (["run", str(tmp_path)], ["check", str(tmp_path / "layout.csl")]):
+        assert main(["csl", *words]) == 0
+        assert main(["csl", *words, "--sdk", "2.10"]) != 0
+        assert "use of undeclared identifier 'comptime_struct'" in capfd.readouterr().err
+
+
 def test_run(tmp_path, capfd):
     shutil.copytree(AXPY, tmp_path / "axpy")
     trace = tmp_path / "trace.json"

@@ -129,6 +129,14 @@ def test_truncated_manifest(artifact, capsys):
     assert "is corrupt" in fails(capsys, "run", artifact)
 
 
+@pytest.mark.parametrize("key", ["files", "interface", "plan", "target"])
+def test_edited_manifest(artifact, key, capsys):
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    for edited in ({**manifest, key: None}, {k: v for k, v in manifest.items() if k != key}):
+        (artifact / "manifest.json").write_text(json.dumps(edited))
+        assert "manifest.json is not what was built" in fails(capsys, "run", artifact)
+
+
 def test_wrong_array_for_an_artifact(artifact, tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.ones((5, 3), np.float32))
     assert "another shape than the artifact was built for" in fails(

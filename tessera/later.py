@@ -1,0 +1,25 @@
+"""What `tessera` imports when it is first asked for: most programs need none of it, and all would wait for it."""
+
+# Names by module.
+LATER = {
+    "tessera.artifacts": "build load",
+    "tessera.checking": "check",
+    "tessera.determinism": "deterministic verify_determinism",
+    "tessera.flow": (
+        "accumulate_grad cond diff_through_opt fold fori_loop gradient_accumulation implicit_diff map optimize "
+        "per_example_grad scan while_loop"
+    ),
+    "tessera.functional": (
+        "Just Maybe Nothing compose current_device curry function maybe memoize persistent_cache pipe polymorphic "
+        "specialize_for"
+    ),
+    "tessera.kernel.search": "Autotuner Evolutionary Guided",
+    "tessera.kernel.streams": "Event Stream synchronize",
+    "tessera.kernel.tuning_cache": "TuningCache",
+    "tessera.performance": "EmpiricalModel PerformanceModel RooflineModel time",
+}
+# Modules under their own names.
+MODULES = ("debug", "linalg", "ml", "random", "verify")
+HOMES = {name: module for module, names in LATER.items() for name in names.split()}
+# What a module calls otherwise.
+RENAMED = {"map": "map_"}

@@ -1,0 +1,52 @@
+"""The cache: a folder that cannot be written slows programs down, and stops none; several processes share it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tessera.cache_folder import cache_folder
+from tessera.codegen.llvm import jit
+from tessera.kernel.tuning_cache import TuningCache
+
+TEXT = "define i32 @answer() {\n  ret i32 42\n}\n"
+
+
+def test_where_it_is(monkeypatch):
+    monkeypatch.delenv("TESSERA_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_folder() == Path("/somewhere/tessera")
+    monkeypatch.setenv("TESSERA_CACHE", "/elsewhere")
+    assert cache_folder() == Path("/elsewhere")
+
+
+def test_an_unwritable_cache(monkeypatch):
+    monkeypatch.setenv("TESSERA_CACHE", "/proc/nowhere")
+    assert len(jit.object_code(TEXT)) > 0
+    with pytest.warns(RuntimeWarning, match="autotune.json cannot be written"):
+        TuningCache().put("key", {"config": {}, "latency_ms": 1.0})
+
+
+def test_damaged_entries_are_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    code = jit.object_code(TEXT)
+    (entry,) = tmp_path.iterdir()
+    entry.write_bytes(entry.read_bytes()[:-7])
+    assert jit.object_code(TEXT) == code and len(list(tmp_path.iterdir())) == 1
+    assert entry.read_bytes()[jit.SEAL :] == code
+
+
+def test_processes_share_it(tmp_path):
+    """Three processes compile the same function at once: each gets it right, and nothing half-written stays."""
+    script = (
+        "import numpy as np, tessera as ts\nprint(ts.jit(lambda x: x * 2.0, target='cpu')(np.ones(8, 'f4')).numpy())"
+    )
+    command = [sys.executable, "-c", script]
+    env = {**os.environ, "TESSERA_CACHE": str(tmp_path / "cache")}
+    running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = {process.communicate()[0] for process in running}
+    assert said == {f"{np.full(8, 2.0, np.float32)}\n"}
+    assert {p.suffix for p in (tmp_path / "cache").iterdir()} == {".o"}
