@@ -34,6 +34,12 @@ def processor() -> str:
         return platform.processor()
 
 
+def kept(name: str) -> dict[str, Any]:
+    """The results of results/NAME.json, if there are any."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text())["results"] if path.exists() else {}
+
+
 def keep(name: str, results: Any) -> Path:
     """Write results/NAME.json with the machine beside the figures."""
     RESULTS.mkdir(exist_ok=True)

@@ -32,6 +32,7 @@ from tessera.effect import effects, pure
 from tessera.errors import NumericalError, TesseraError
 from tessera.example import example
 from tessera.kernel import Kernel, Tile, autotune, constexpr, kernel, memory, tile
+from tessera.later import HOMES, MODULES, RENAMED
 from tessera.ops.activations import (
     elu,
     leaky_relu,
@@ -61,6 +62,7 @@ from tessera.ops.arrange import (
     moveaxis,
     narrow,
     one_hot,
+    pad,
     repeat,
     roll,
     split,
@@ -218,7 +220,6 @@ from tessera.ops.shape import (
     flatten,
     gather,
     iota,
-    pad,
     permute,
     reshape,
     squeeze,
@@ -295,6 +296,9 @@ newaxis = None
 
 if TYPE_CHECKING:
     import tessera.debug as debug
+    import tessera.linalg as linalg
+    import tessera.ml as ml
+    import tessera.random as random
     import tessera.verify as verify
     from tessera.artifacts import build, load
     from tessera.checking import check  # type: ignore[no-redef]
@@ -305,6 +309,7 @@ if TYPE_CHECKING:
         diff_through_opt,
         fold,
         fori_loop,
+        gradient_accumulation,
         implicit_diff,
         optimize,
         per_example_grad,
@@ -327,40 +332,35 @@ if TYPE_CHECKING:
         polymorphic,
         specialize_for,
     )
-
-# What is imported when it is first asked for, by module: most programs need none of it, and all would wait for it.
-LATER = {
-    "tessera.artifacts": "build load",
-    "tessera.checking": "check",
-    "tessera.determinism": "deterministic verify_determinism",
-    "tessera.flow": (
-        "accumulate_grad cond diff_through_opt fold fori_loop implicit_diff map optimize per_example_grad "
-        "scan while_loop"
-    ),
-    "tessera.functional": (
-        "Just Maybe Nothing compose current_device curry function maybe memoize persistent_cache pipe polymorphic "
-        "specialize_for"
-    ),
-}
-MODULES = ("debug", "verify")
-_HOMES = {name: module for module, names in LATER.items() for name in names.split()}
-_RENAMED = {"map": "map_"}
+    from tessera.kernel.search import Autotuner, Evolutionary, Guided
+    from tessera.kernel.streams import Event, Stream, synchronize
+    from tessera.kernel.tuning_cache import TuningCache
+    from tessera.performance import EmpiricalModel, PerformanceModel, RooflineModel, time
 
 
 def __getattr__(name: str) -> Any:
-    """A name of `LATER` or `MODULES`, imported now and kept."""
+    """A name of tessera/later.py, imported now and kept."""
     if name in MODULES:
         found: Any = import_module(f"tessera.{name}")
-    elif name in _HOMES:
-        found = getattr(import_module(_HOMES[name]), _RENAMED.get(name, name))
+    elif name in HOMES:
+        found = getattr(import_module(HOMES[name]), RENAMED.get(name, name))
     else:
-        raise AttributeError(f"module 'tessera' has no attribute {name!r}")
+        raise AttributeError(f"module 'tessera' has no attribute {name!r}{_elsewhere(name)}")
     globals()[name] = found
     return found
 
 
+def _elsewhere(name: str) -> str:
+    """Where a name of the array API standard is to be had that is another here."""
+    other = None if name.startswith("_") else getattr(import_module("tessera.array_api"), name, None)
+    if other is None:
+        return ""
+    known = next((k for k in __all__ if globals().get(k) is other), "")
+    return f"; it is ts.{known}" if known else f"; tessera.array_api.{name} has the standard's name"
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *MODULES})
+    return sorted({*globals(), *HOMES, *MODULES})
 
 
 def _public(name: str) -> Any:

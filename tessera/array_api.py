@@ -7,9 +7,10 @@ types do not mix, there are no complex numbers, and of unsigned integers only ui
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tessera as ts
+from tessera.shapes import broadcast
 from tessera.tensor import Tensor, as_tensor
 from tessera.types import DType
 
@@ -44,9 +45,11 @@ reciprocal, remainder, round, sign, signbit, sin, sinh = (
     ts.reciprocal, ts.remainder, ts.round, ts.sign, ts.signbit, ts.sin, ts.sinh,
 )  # fmt: skip
 sqrt, square, subtract, tan, tanh, trunc = ts.sqrt, ts.square, ts.sub, ts.tan, ts.tanh, ts.trunc
+count_nonzero, diff, linalg, take_along_axis = ts.count_nonzero, ts.diff, ts.linalg, ts.take_along_axis
 matmul, matrix_transpose, tensordot, vecdot = ts.matmul, ts.matrix_transpose, ts.tensordot, ts.vecdot
 broadcast_arrays, moveaxis, roll, stack, flip = ts.broadcast_arrays, ts.moveaxis, ts.roll, ts.stack, ts.flip
-all, any, max, mean, min, std, var = ts.all, ts.any, ts.max, ts.mean, ts.min, ts.std, ts.var
+all, any, argmax, argmin, max, mean = ts.all, ts.any, ts.argmax, ts.argmin, ts.max, ts.mean
+min, std, var = ts.min, ts.std, ts.var
 argsort, nonzero, searchsorted, sort, take, where = (
     ts.argsort, ts.nonzero, ts.searchsorted, ts.sort, ts.take, ts.where,
 )  # fmt: skip
@@ -109,10 +112,7 @@ def reshape(x: Any, /, shape: Any, *, copy: Any = None) -> Tensor:
 
 def squeeze(x: Any, /, axis: Any) -> Tensor:
     """`x` without axes of size 1."""
-    x = as_tensor(x)
-    for each in sorted([axis + x.ndim if axis < 0 else axis] if isinstance(axis, int) else axis, reverse=True):
-        x = ts.squeeze(x, each)
-    return x
+    return ts.squeeze(x, axis)
 
 
 def tile(x: Any, repetitions: Any, /) -> Tensor:
@@ -125,24 +125,6 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     return ts.unbind(x, axis)
 
 
-def argmax(x: Any, /, *, axis: int | None = None, keepdims: Any = False) -> Tensor:
-    """Where the largest element is; of the flattened tensor where `axis` is None."""
-    return _place(ts.argmax, x, axis, keepdims)
-
-
-def argmin(x: Any, /, *, axis: int | None = None, keepdims: Any = False) -> Tensor:
-    """Where the smallest element is; of the flattened tensor where `axis` is None."""
-    return _place(ts.argmin, x, axis, keepdims)
-
-
-def _place(find: Any, x: Any, axis: int | None, keepdims: Any) -> Tensor:
-    x = as_tensor(x)
-    if axis is not None:
-        return find(x, axis=axis, keepdims=keepdims)
-    place = find(ts.reshape(x, shape=(-1,)), axis=0)
-    return ts.reshape(place, shape=(1,) * x.ndim) if keepdims else place
-
-
 def sum(x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: Any = False) -> Tensor:
     """The sum along axes, in `dtype` if given."""
     return ts.sum(x if dtype is None else ts.cast(x, dtype=dtype), axis=axis, keepdims=keepdims)
@@ -153,13 +135,52 @@ def prod(x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: Any = Fals
     return ts.prod(x if dtype is None else ts.cast(x, dtype=dtype), axis=axis, keepdims=keepdims)
 
 
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that tensors of these shapes broadcast to."""
+    return tuple(int(n) for n in broadcast(*(tuple(s) for s in shapes)))
+
+
+def isin(x1: Any, x2: Any, /, *, invert: Any = False) -> Tensor:
+    """Whether each element of `x1` is one of `x2`'s."""
+    wanted = as_tensor(x2).reshape(-1)
+    found = ts.any(ts.equal(ts.expand_dims(as_tensor(x1), -1), wanted), axis=-1)
+    return ts.logical_not(found) if invert else found
+
+
+def cumulative_prod(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: Any = False) -> Tensor:
+    """The running products along an axis, after a 1 if `include_initial`."""
+    return _running(ts.cumprod, ts.ones, x, axis, dtype, include_initial)
+
+
 def cumulative_sum(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: Any = False) -> Tensor:
     """The running sums along an axis, after a 0 if `include_initial`."""
+    return _running(ts.cumsum, ts.zeros, x, axis, dtype, include_initial)
+
+
+def _running(total: Any, initial: Any, x: Any, axis: int | None, dtype: Any, include_initial: Any) -> Tensor:
     x = as_tensor(x) if dtype is None else ts.cast(x, dtype=dtype)
     along = 0 if axis is None else axis
-    out = ts.cumsum(x, axis=along)
-    first = ts.zeros(tuple(1 if i == along % x.ndim else n for i, n in enumerate(x.shape)), dtype=out.dtype)
+    out = total(x, axis=along)
+    first = initial(tuple(1 if i == along % x.ndim else n for i, n in enumerate(x.shape)), dtype=out.dtype)
     return ts.concatenate([first, out], axis=along) if include_initial else out
+
+
+class UniqueAll(NamedTuple):
+    """The distinct elements, where each is first, which of them each element is, and how often each is there."""
+
+    values: Tensor
+    indices: Tensor
+    inverse_indices: Tensor
+    counts: Tensor
+
+
+def unique_all(x: Any, /) -> UniqueAll:
+    """The distinct elements and all that is known of them."""
+    x = as_tensor(x)
+    values, inverse, counts = ts.unique(x)
+    of_flat = ts.reshape(inverse, shape=(-1,))
+    first = ts.argmax(ts.equal(ts.expand_dims(ts.arange(int(values.shape[0])), 1), of_flat), axis=1)
+    return UniqueAll(values, first, ts.reshape(inverse, shape=x.shape), counts)
 
 
 def unique_values(x: Any, /) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +80,8 @@ def vmap(function: Callable[..., Any] | None = None, in_dims: Any = 0, out_dims:
     """A function of one example made a function of a batch of them.
 
     `in_dims` says which axis of each positional argument counts the examples: one number for all, or
-    one for each argument, where None means that all examples share it. An argument that is a
-    container has that axis in every leaf. The results have the axis at `out_dims` (one for all leaves,
+    one for each argument, where None means that all examples share it. An argument that is a container has that axis
+    in every leaf, or is given a container of axes. The results have the axis at `out_dims` (one for all leaves,
     or one for each part of a tuple). Composes with jit, grad and itself.
 
     >>> vmap(lambda x, w: (x * w).sum(), in_dims=(0, None))(Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([1.0, 10.0]))
@@ -96,7 +96,7 @@ def vmap(function: Callable[..., Any] | None = None, in_dims: Any = 0, out_dims:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **keywords: Any) -> Any:
-        leaves, tree = flatten(list(tensors(args)))
+        leaves, tree = flatten(list(tensors(args)), empty=True)
         dims = _dims(args, in_dims)
         given = [(as_tensor(x), d) for (_, x), d in zip(leaves, dims, strict=True) if _mapped(x, d)]
         lanes = [_in_front(t, d) for t, d in given]
@@ -133,7 +133,25 @@ def _dims(args: Sequence[Any], in_dims: Any) -> list[int | None]:
             "in_dims does not fit the arguments", location=here(), received=str(in_dims),
             expected=f"an axis, or one (or None) for each of {len(args)} arguments, at least one an axis",
         )  # fmt: skip
-    return [d for arg, dim in zip(args, listed, strict=True) for d in [dim] * len(flatten(arg)[0])]
+    return [d for arg, dim in zip(args, listed, strict=True) for d in _of_leaves(arg, dim)]
+
+
+def _of_leaves(arg: Any, dim: Any) -> Iterator[int | None]:
+    """The axis of each leaf of an argument: one for all of them, or a container of axes like the argument's."""
+    if dim is None or isinstance(dim, int):
+        yield from [dim] * len(flatten(arg, empty=True)[0])
+        return
+    if isinstance(dim, Mapping) and isinstance(arg, Mapping) and dim.keys() == arg.keys():
+        parts = [(arg[k], dim[k]) for k in sorted(arg)]
+    elif isinstance(dim, (list, tuple)) and isinstance(arg, (list, tuple)) and len(dim) == len(arg):
+        parts = list(zip(arg, dim, strict=True))
+    else:
+        raise ArgumentError(
+            "in_dims does not fit an argument", location=here(), received=str(dim),
+            expected="an axis, None, or a container of them like the argument",
+        )  # fmt: skip
+    for part, axis in parts:
+        yield from _of_leaves(part, axis)
 
 
 def _in_front(tensor: Tensor, dim: int | None) -> Lane:
@@ -163,7 +181,7 @@ def _one(lane: Lane) -> TensorType:
 def _placed(outcome: Any, out_dims: Any) -> Any:
     """Results with their leading axis moved to where `out_dims` says."""
     if isinstance(out_dims, int):
-        leaves, tree = flatten(outcome)
+        leaves, tree = flatten(outcome, empty=True)
         return tree.build(iter([_moved(x, out_dims) for _, x in leaves]))
     parts = [_placed(part, dim) for part, dim in zip(outcome, out_dims, strict=True)]
     return type(outcome)(parts)

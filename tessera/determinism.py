@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, ExecutionError, Location, here
+from tessera.effect import perform
+from tessera.errors import ArgumentError, ExecutionError, Location, UnsupportedOpError, here
 from tessera.numerics.context import suspended
 from tessera.op import Op
-from tessera.ops import random, training
+from tessera.ops import random
+from tessera.ops.training import dropout
 from tessera.pytree import flatten
-from tessera.tensor import Tensor
+from tessera.tensor import Tensor, as_tensor
+
+REDUCTIONS = ("sum", "mean", "prod", "max", "min")
+# Where launchers say how many processes they started: torchrun, Open MPI, MPICH and Intel MPI, srun.
+PROCESSES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class Seeded:
@@ -68,9 +75,38 @@ class Deterministic:
         return Seeded((int(seed) * 0x9E3779B97F4A7C15 + offset) & (2**63 - 1))
 
     @staticmethod
-    def dropout(x: Any, p: float = 0.5, training_: bool = True) -> Tensor:
+    def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
         """Dropout with a mask from the default generator: the same in every run of a seeded function."""
-        return training.dropout(x, p, training_)
+        return dropout(x, p, training)
+
+    @staticmethod
+    def all_reduce(x: Any, op: str = "sum") -> Tensor:
+        """`x` combined over all processes in the order of their ranks: of one process, `x` itself.
+
+        It has the effect "collective". `op` is "sum", "mean", "prod", "max" or "min".
+
+        >>> deterministic.all_reduce([1.0, 2.0])
+        Tensor([1., 2.], f32)
+
+        Raises:
+            ArgumentError: there is no such `op`.
+            UnsupportedOpError: this is one of several processes, which nothing connects in this release.
+            EffectError: a pure function called it.
+        """
+        if op not in REDUCTIONS:
+            raise ArgumentError(
+                f"all_reduce by {op!r}", location=here(), expected=", ".join(REDUCTIONS), received=repr(op)
+            )
+        perform(("collective",))
+        count = next((n for n in (os.environ.get(name, "") for name in PROCESSES) if n.isdigit() and int(n) > 1), None)
+        if count is not None:
+            raise UnsupportedOpError(
+                f"all_reduce over {count} processes", location=here(), expected="a program of one process",
+                received=f"one of {count} that a launcher started",
+                suggestion="reduce results with the launcher's own library (mpi4py, torch.distributed), "
+                "or run one process",
+            )  # fmt: skip
+        return as_tensor(x)
 
 
 deterministic = Deterministic()

@@ -30,6 +30,8 @@ def generator_of(device: str) -> str:
     Raises:
         DeviceUnavailable: nothing installed serves it.
     """
+    if device == "gpu" or device.startswith("gpu:"):  # another spelling
+        device = f"cuda{device.removeprefix('gpu')}"
     if device in ("cuda", "cuda:0") and gpu_count():
         return "ptx"
     if device.startswith("cuda"):
@@ -39,6 +41,31 @@ def generator_of(device: str) -> str:
             suggestion='run on this machine\'s processor with "cpu", or in the interpreter with "interp"',
         )
     return GENERATORS.get(device, device)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that no generator serves.
+
+    Raises:
+        DeviceUnavailable: it is none, or not here.
+    """
+    if generator_of(device) in GENERATORS.values():
+        return
+    from tessera.codegen.registry import backends  # asked for rarely, and it sits above
+
+    if generator_of(device).partition(":")[0] not in backends():
+        raise DeviceUnavailable(
+            f"the device {device} is not available", expected="one of " + ", ".join([*GENERATORS, *backends()])
+        )
+
+
+def on_host(device: str) -> bool:
+    """Whether what runs on a device sees the host's memory: all but a GPU, which has its own.
+
+    Raises:
+        DeviceUnavailable: nothing installed serves the device.
+    """
+    return generator_of(device) != "ptx" or not gpu_count()
 
 
 @cache

@@ -7,18 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from tessera.elements import fitting
 from tessera.errors import TesseraError, here
 from tessera.ir.builder import CURRENT
 from tessera.numerics.context import NUMERICS
 from tessera.numerics.convert import convert
 from tessera.op import COMPUTE, EAGER, STORAGE, Op, finished
 from tessera.ops.basic import plain
-from tessera.ops.coerce import NUMBERS, common_type, floating, pointwise, selecting
+from tessera.ops.coerce import NUMBERS, common_type, floating, pointwise, powering, rounding, selecting
 from tessera.ops.linalg import products
-from tessera.ops.reduce import summing
+from tessera.ops.reduce import searching, summing
 from tessera.tensor import Tensor, like
 from tessera.types import DType, TensorType, Type, f32, tf32
 
+TO_FLOATS = (floating, rounding, powering)
 MOST_PLANS = 1024  # for each op; then it begins anew, so that programs of many shapes do not fill the memory
 Convert = Callable[[Any], Any]
 Keys = tuple[Any, ...]
@@ -137,7 +139,7 @@ def _matrices(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]
 def _pointwise(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> Plan | None:
     """NumPy broadcasts as the language does, so that only element types need work."""
     element = common_type(operands)
-    if op.coerce is floating and not element.dtype.is_float:
+    if op.coerce in TO_FLOATS and not element.dtype.is_float:
         element = TensorType((), f32)
     types = [x.type if isinstance(x, Tensor) else element for x in operands]
     steps: list[list[Convert]] = [
@@ -145,6 +147,15 @@ def _pointwise(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...
     ]
     types = [t if t.dtype == element.dtype else t.with_dtype(element.dtype) for t in types]
     return _plan(op, types, steps, attrs, results)
+
+
+def _of_floats(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> Plan | None:
+    """As `_pointwise`; integers go another way."""
+    return _pointwise(op, operands, attrs, results) if results[0].dtype.is_float else None
+
+
+def _searched(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> Plan | None:
+    return None if attrs["axis"] is None else _plainly(op, operands, attrs, results)
 
 
 def _selected(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> Plan | None:
@@ -157,7 +168,7 @@ def _selected(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]
 
 def _to(dtype: DType, operand: Any = None) -> Convert:
     if operand is not None and operand.__class__ in NUMBERS:
-        return lambda number: convert(np.asarray(number), dtype)
+        return lambda number: convert(np.asarray(fitting(number, dtype)), dtype)
     return lambda array: convert(array, dtype)
 
 
@@ -170,6 +181,8 @@ def _chained(steps: list[Convert]) -> Convert | None:
 
 PLANNERS: dict[Any, Callable[..., Plan | None]] = {plain: _plainly, pointwise: _pointwise, floating: _pointwise}
 PLANNERS[selecting] = _selected
+PLANNERS[rounding] = PLANNERS[powering] = _of_floats
+PLANNERS[searching] = _searched
 PLANNERS[summing] = _plainly
 PLANNERS[products] = _matrices
 EAGER.append(call)

@@ -6,11 +6,12 @@ import linecache
 import os
 import sys
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.join(_PACKAGE, "stdlib")
+_COMMANDS = os.path.join(_PACKAGE, "cli") + os.sep
 
 
 @dataclass(frozen=True)
@@ -44,22 +45,49 @@ UNKNOWN = Location()
 
 def frame_location(frame: FrameType) -> Location:
     """The place a frame is executing, with columns where Python (3.11 on) keeps them."""
-    line, column, end = frame.f_lineno, 0, 0
+    return _instruction_location(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+def step_location(step: TracebackType) -> Location:
+    """The place that a step of a traceback passed, with columns as of a frame."""
+    return _instruction_location(step.tb_frame.f_code, step.tb_lasti, step.tb_lineno)
+
+
+def _instruction_location(code: CodeType, instruction: int, line: int) -> Location:
+    column, end = 0, 0
     if sys.version_info >= (3, 11):
-        positions = list(frame.f_code.co_positions())
-        first, last, start, stop = positions[frame.f_lasti // 2]
+        first, last, start, stop = list(code.co_positions())[instruction // 2]
         if first is not None and start is not None:
             line, column = first, start + 1
             end = (stop or start) + 1 if last == first else 0
-    return Location(frame.f_code.co_filename, line, column, end)
+    return Location(code.co_filename, line, column, end)
+
+
+def is_command(file: str) -> bool:
+    """Whether a source file is the command line's: who called it is a shell, no line of Python."""
+    return file.startswith(_COMMANDS)
+
+
+def is_inside(file: str) -> bool:
+    """Whether a source file is this package's own; what its library is written in is as a user's."""
+    return file.startswith(_PACKAGE) and not file.startswith(_LIBRARY)
 
 
 def here() -> Location:
-    """The innermost place outside this package: the user's line that called in."""
+    """The innermost place outside this package: the user's line that called in; UNKNOWN where a command did."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_command(frame.f_code.co_filename):
+        if not is_inside(frame.f_code.co_filename):
+            return frame_location(frame)
+        frame = frame.f_back
+    return UNKNOWN
+
+
+def outside() -> Location:
+    """The innermost place outside this package and its library: where a user called a routine of the library."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_PACKAGE) or name.startswith(_LIBRARY):
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
             return frame_location(frame)
         frame = frame.f_back
     return UNKNOWN
@@ -85,7 +113,7 @@ class TesseraError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.location = location
+        self.location = None if location == UNKNOWN else location
         self.expected = expected
         self.received = received
         self.suggestion = suggestion
@@ -168,6 +196,10 @@ class DeviceUnavailable(TesseraError):
 
 class ResourceError(TesseraError):
     """A program that needs more memory or more of a resource than there is."""
+
+
+class ProgramError(TesseraError):
+    """An exception of the user's own Python, met while a command ran it."""
 
 
 class ExecutionError(TesseraError):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tessera.errors import ArgumentError, here
+
 Entry = TypeVar("Entry")
 
 
@@ -40,7 +42,16 @@ def example(
     takes the same and gives what the entry should return, or for a kernel that writes in place,
     what the written arguments should hold (a dict by name, or the last argument's value).
     `grid` may be a tuple, or a function of the inputs that gives one.
+
+    Raises:
+        ArgumentError: `inputs` is no function.
     """
+
+    if not callable(inputs):
+        raise ArgumentError(
+            "the inputs of an example are no function", expected="inputs(rng) -> a tuple or dict of arguments",
+            received=type(inputs).__name__, location=here(), suggestion="@ts.example(lambda rng: (x, y))",
+        )  # fmt: skip
 
     def mark(entry: Entry) -> Entry:
         entry.example = Example(inputs, reference, grid, group, weights, marked)  # type: ignore[attr-defined]

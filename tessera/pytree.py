@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tree:
-    """The shape of a nested container: its kind, its keys and its children; a leaf has kind None."""
+    """The shape of a nested container: its kind, its keys and its children; a leaf has kind None.
+
+    Where None counts as a container that holds nothing, its kind is NoneType.
+    """
 
     kind: Any = None
     keys: tuple[Any, ...] = ()
@@ -19,20 +22,25 @@ class Tree:
         """The container with these leaves."""
         if self.kind is None:
             return next(leaves)
+        if self.kind is type(None):
+            return None
         parts = [child.build(leaves) for child in self.children]
         if self.kind is dict:
             return dict(zip(self.keys, parts, strict=True))
         return self.kind(*parts) if hasattr(self.kind, "_fields") else self.kind(parts)
 
 
-def flatten(value: Any, path: str = "") -> tuple[list[tuple[str, Any]], Tree]:
+def flatten(value: Any, path: str = "", empty: bool = False) -> tuple[list[tuple[str, Any]], Tree]:
     """The leaves, each with its path ("layers.0.weight"), and the tree that holds them.
 
-    Dicts (in the order of their keys, sorted), lists, tuples and named tuples are containers; all else is a leaf.
+    Dicts (in the order of their keys, sorted), lists, tuples and named tuples are containers; all else is a leaf,
+    but for None where it counts as `empty`.
 
     >>> flatten({"b": [1, 2], "a": 3}, "p")[0]
     [('p.a', 3), ('p.b.0', 1), ('p.b.1', 2)]
     """
+    if value is None and empty:
+        return [], Tree(type(None))
     if isinstance(value, Mapping):
         keys = tuple(sorted(value))
         items = [(k, value[k]) for k in keys]
@@ -45,7 +53,7 @@ def flatten(value: Any, path: str = "") -> tuple[list[tuple[str, Any]], Tree]:
     leaves: list[tuple[str, Any]] = []
     children = []
     for key, item in items:
-        inner, child = flatten(item, f"{path}.{key}" if path else str(key))
+        inner, child = flatten(item, f"{path}.{key}" if path else str(key), empty)
         leaves += inner
         children.append(child)
     return leaves, Tree(kind, keys, tuple(children))

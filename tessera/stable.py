@@ -104,8 +104,10 @@ def _merged(a: tuple[Tensor, Tensor, int], b: tuple[Tensor, Tensor, int]) -> tup
     return middle, a[1] + b[1] + apart * apart * (a[2] * b[2] / total), total
 
 
-def mean(x: Any, axis: Any = -1, keepdims: bool = False) -> Tensor:
+def mean(x: Any, axis: Any = -1, keepdims: bool = True) -> Tensor:
     """The mean along `axis`, as a tree of means: no sum of many large numbers is formed.
+
+    `axis` is kept with size 1, so that `x - mean(x)` are the distances of each row from its mean.
 
     >>> mean(Tensor([60000.0, 60000.0], "f16")).item()
     60000.0
@@ -114,12 +116,12 @@ def mean(x: Any, axis: Any = -1, keepdims: bool = False) -> Tensor:
     return _back(_dropped(middle, axis, keepdims), x)
 
 
-def variance(x: Any, mean: Any = None, axis: Any = -1, keepdims: bool = False, correction: float = 0.0) -> Tensor:
-    """The variance along `axis` by Welford's method, with n - `correction` below.
+def variance(x: Any, mean: Any = None, axis: Any = -1, keepdims: bool = True, correction: float = 0.0) -> Tensor:
+    """The variance along `axis`, kept with size 1, by Welford's method, with n - `correction` below.
 
     Where a `mean` is known already (with or without `axis` kept), the squared distances from it are averaged.
 
-    >>> variance([10000.0, 10001.0, 10002.0, 10003.0])
+    >>> variance([10000.0, 10001.0, 10002.0, 10003.0], keepdims=False)
     Tensor(1.25, f32)
     """
     if mean is not None:

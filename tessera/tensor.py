@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tessera.device import generator_of
+from tessera.device import check_device
 from tessera.effect import ALL, perform
-from tessera.elements import array_of, laid_out, number_type, python_type
+from tessera.elements import array_of, checked, laid_out, number_type, python_type
 from tessera.errors import DTypeError, ShapeError, TesseraError, TraceError, here
 from tessera.ir.builder import CURRENT
 from tessera.ir.core import Value
@@ -31,7 +32,7 @@ class Tensor:
     host memory. `layout` ("row_major", "column_major") is how they lie there.
 
     Raises:
-        DTypeError: there is no such element type.
+        DTypeError: there is no such element type, or integers are to have gradients.
         DeviceUnavailable: nothing here serves `device`.
 
     >>> x = Tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -59,12 +60,23 @@ class Tensor:
             self.type: TensorType = data.type
             return
         if device is not None:
-            generator_of(device)
-        array = data if isinstance(data, np.ndarray) else data.numpy() if isinstance(data, Tensor) else None
-        if array is None:
-            array = array_of(data, narrow=dtype is None)
-        element = as_dtype(array.dtype if dtype is None else dtype)
-        array = array if element.numpy == array.dtype else convert(array, element)
+            check_device(device)
+        array = data if isinstance(data, np.ndarray) else None
+        if isinstance(data, Tensor):
+            array, dtype = data.numpy(), (data.type.policy or data.dtype) if dtype is None else dtype
+        try:
+            if array is None:
+                array = owned(array_of(data, narrow=dtype is None))
+            element = as_dtype(array.dtype if dtype is None else dtype)
+        except TesseraError as error:
+            raise error.at(here()) from None
+        if requires_grad and not element.is_float:
+            raise DTypeError(
+                "only float tensors have gradients", location=here(), received=str(element), suggestion="cast to ts.f32"
+            )
+        if element.numpy != array.dtype:
+            written = not isinstance(data, (np.ndarray, Tensor))
+            array = convert(checked(array, element) if written else array, element)
         self.data = array if layout == "row_major" else laid_out(array, layout)
         self.type = TensorType(array.shape, element, policy_of(dtype))
 
@@ -133,6 +145,9 @@ class Tensor:
 
     def __reduce__(self) -> Any:
         return _restored, (self.numpy(), self.type, self.requires_grad)
+
+    def __format__(self, form: str) -> str:
+        return format(self.item(), form) if form else str(self)
 
     def __bool__(self) -> bool:
         return bool(self._only())
@@ -259,9 +274,19 @@ def _run(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str, A
     return [_typed(a, t) for a, t in zip(op.execute(types, results, attrs, arrays), results, strict=True)]
 
 
+# Where new elements are to lie: what moves an array there (tessera/storage/pool.py), or None for NumPy's own memory.
+OWNER: ContextVar[Callable[[np.ndarray], np.ndarray] | None] = ContextVar("owner", default=None)
+
+
+def owned(array: np.ndarray) -> np.ndarray:
+    """An array where the pool in use wants it."""
+    owner = OWNER.get()
+    return array if owner is None else owner(array)
+
+
 def _typed(array: Any, type: Any) -> Tensor:
     out = object.__new__(Tensor)  # `Tensor(...)` would look at what is known already
-    out.data, out.type = np.asarray(array), type
+    out.data, out.type = owned(np.asarray(array)), type
     out.grad, out.requires_grad = None, False
     return out
 

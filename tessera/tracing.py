@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tessera.closures import closure_key, definition_of, hashable, hints_of
-from tessera.device import default_device
+from tessera.closures import closure_key, definition_of, hints_of
+from tessera.device import INTERP, default_device, generator_of
 from tessera.errors import ArgumentError, DTypeError, ShapeError, TesseraError, here
 from tessera.ir.builder import CURRENT, Builder
 from tessera.ir.core import Function, Value
+from tessera.marks import LINES, marked, pausing, stoppable, unmarked
 from tessera.numerics.context import NUMERICS, suspended
 from tessera.ops.basic import full
 from tessera.ops.control import called
@@ -22,33 +24,8 @@ from tessera.pytree import Tree, flatten, paths
 from tessera.shapes import Size, bind_all
 from tessera.shapes.constraints import known_sizes, requirements
 from tessera.tensor import TAPE, Tensor, like
+from tessera.traced import Call, Traced
 from tessera.types import TensorType, as_dtype
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A Graph function, the arrays it closed over (its last parameters), and the shape of what it returns."""
-
-    function: Function
-    captures: tuple[np.ndarray, ...]
-    results: Tree
-    # The tensors among what it closed over that ask for gradients, by their place.
-    owners: tuple[tuple[int, Tensor], ...] = ()
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call's arguments taken apart: traced leaves with their types, everything else by value."""
-
-    names: tuple[str, ...]
-    types: tuple[TensorType, ...]
-    leaves: tuple[Any, ...]
-    static: tuple[tuple[str, Any], ...]
-    tree: Tree
-
-    def key(self) -> Hashable:
-        """What a cached trace depends on."""
-        return self.names, self.types, tuple((k, hashable(v)) for k, v in self.static), self.tree
 
 
 class Jit:
@@ -86,13 +63,32 @@ class Jit:
             return self.function(*args, **named)
         from tessera.driver import executable  # the driver sits above the front ends
 
+        if LINES.get() and generator_of(self.target or default_device()) == INTERP:
+            return self.stepped(*args, **named)
         key = None if named else self._kinds(args)
         if key in self._known:
             return _finish(*self._known[key], [x.data if x.__class__ is Tensor else x for x in args])
         call = self.bind(args, named)
         traced, run = self._compiled(call, executable)
+        if traced.pauses:  # nobody steps through it yet
+            stoppable(traced.pauses[0], self.target or default_device())
+            return self.stepped(*args, **named)
         if key is not None and not traced.owners and len(call.leaves) == len(args):
             self._known[key] = traced, run
+        return self._run(call, traced, run)
+
+    def stepped(self, *args: Any, **named: Any) -> Any:
+        """A call in the Graph interpreter, traced with a mark before each line, so that a debugger can stop there."""
+        from tessera.driver import executable
+
+        call = self.bind(args, named)
+        key = ("lines", call.key(), *self._surroundings())
+        if key not in self._cache:
+            self._cache[key] = self._trace(call, lines=True)
+        traced = self._cache[key]
+        return self._run(call, traced, executable(traced.function, INTERP))
+
+    def _run(self, call: Call, traced: Traced, run: Callable[..., Any]) -> Any:
         arrays = run([*(_array(leaf) for leaf in call.leaves), *traced.captures])
         results = [_result(a, v) for a, v in zip(arrays, traced.function.results, strict=True)]
         if traced.owners or any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves):
@@ -180,14 +176,15 @@ class Jit:
         want = self.annotations.get(name)
         return want if isinstance(want, TensorType) else None
 
-    def _trace(self, call: Call) -> Traced:
+    def _trace(self, call: Call, lines: bool = False) -> Traced:
         builder = Builder()
         params = tuple(Value(t, n) for n, t in zip(call.names, call.types, strict=True))
         values = {p.hint: Tensor(p) for p in params} | dict(call.static)
         with builder.active(), known_sizes(self._fit(call.names, call.types)):
             arguments = call.tree.build(iter([values[n] for n in paths(call.tree)]))
-            outcome = self._call(arguments)
-            leaves, results = flatten(outcome)
+            with pausing() as pauses, marked(builder) if lines else nullcontext():
+                outcome = self._call(arguments)
+            leaves, results = flatten(outcome, empty=True)
             tensors = [_as_result(leaf) for _, leaf in leaves]
             outputs = [t.data if t.is_traced else builder.capture(t.data) for t in tensors]
         name = self.function.__name__
@@ -195,7 +192,7 @@ class Jit:
         function = Function(name, builder.block(params, outputs), loc=self.location)
         captures = tuple(a for a, _ in builder.captures.values())
         owners = tuple((i, builder.owners[id(a)]) for i, a in enumerate(captures) if id(a) in builder.owners)
-        return Traced(function, captures, results, owners)
+        return Traced(function, captures, results, owners, tuple(pauses))
 
     def _call(self, arguments: dict[str, Any]) -> Any:
         bound = inspect.BoundArguments(self.signature, arguments)  # type: ignore[arg-type]
@@ -240,7 +237,7 @@ def _remember(traced: Traced, leaves: Sequence[Any], results: Sequence[Tensor]) 
     for place, tensor in traced.owners:
         closed[place] = tensor
     operands = [x if isinstance(x, Tensor) else Tensor(_array(x)) for x in (*leaves, *closed)]
-    TAPE[0](called, operands, {}, results, (traced.function.body,))
+    TAPE[0](called, operands, {}, results, (unmarked(traced.function.body),))
 
 
 def _leaf_type(value: Any) -> TensorType | None:

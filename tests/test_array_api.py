@@ -18,7 +18,8 @@ less less_equal log log1p log2 log10 logaddexp logical_and logical_not logical_o
 negative not_equal positive pow reciprocal remainder round sign signbit sin sinh square sqrt subtract tan tanh trunc
 take matmul matrix_transpose tensordot vecdot concat expand_dims flip moveaxis permute_dims repeat reshape roll squeeze
 stack tile unstack argmax argmin nonzero searchsorted where unique_counts unique_inverse unique_values argsort sort
-cumulative_sum max mean min prod std sum var all any bool int8 int16 int32 int64 uint8 float32 float64
+cumulative_sum cumulative_prod count_nonzero diff isin take_along_axis unique_all broadcast_shapes linalg
+max mean min prod std sum var all any bool int8 int16 int32 int64 uint8 float32 float64
 """.split()
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
@@ -81,3 +82,15 @@ def test_empty_reductions():
     none = ts.zeros((0, 3))
     assert xp.sum(none).item() == 0.0 and xp.prod(none).item() == 1.0 and xp.sum(none, axis=0).tolist() == [0.0] * 3
     assert bool(xp.all(none)) and not bool(xp.any(none)) and xp.concat([none, none]).shape == (0, 3)
+
+
+def test_sets_and_running_totals():
+    x = ts.Tensor([3, 1, 3, 2, 1])
+    for found, want in zip(
+        xp.unique_all(x), np.unique(x.numpy(), return_index=True, return_inverse=True, return_counts=True), strict=True
+    ):
+        assert found.tolist() == want.tolist()
+    assert xp.isin(x, ts.Tensor([1, 9])).tolist() == [False, True, False, False, True]
+    assert xp.cumulative_prod(x, include_initial=True).tolist() == [1, 3, 3, 9, 18, 18]
+    assert xp.broadcast_shapes((2, 1), (3,)) == (2, 3)
+    assert xp.linalg.matrix_norm(ts.Tensor([[3.0, 4.0]])).item() == 5.0

@@ -80,12 +80,12 @@ def test_unknown_weights(tmp_path):
 def test_what_the_target_lacks_is_named_with_its_line(tmp_path):
     @ts.jit
     def narrow(x):
-        return x.to(ts.bf16 @ ts.stochastic_round)
+        return x.to(ts.f64).to(ts.bf16 @ ts.toward_zero)
 
     with pytest.raises(UnsupportedOpError) as caught:
         ts.build(narrow, X, out=tmp_path / "a")
     text = str(caught.value)
-    assert "llvm" in text and "stochastic" in text and "return x.to(ts.bf16 @ ts.stochastic_round)" in text
+    assert "llvm" in text and "toward_zero" in text and "return x.to(ts.f64).to(ts.bf16 @ ts.toward_zero)" in text
     assert not (tmp_path / "a").exists()
 
 

@@ -11,7 +11,7 @@ CASES = {
     "pointwise": lambda x, w: ts.sin(x) * w,
     "matmul": lambda x, w: x @ w.T,
     "softmax": lambda x, w: ts.softmax(x * w).sum(axis=0),
-    "moves": lambda x, w: ts.pad(ts.concatenate([x, w]).T, low=(1, 0), high=(0, 1))[1:, ::2].reshape(-1),
+    "moves": lambda x, w: ts.pad(ts.concatenate([x, w]).T, ((1, 0), (0, 1)))[1:, ::2].reshape(-1),
     "gather": lambda x, w: ts.gather(x + w, ts.argmax(x, axis=1), axis=1),
     "scatter": lambda x, w: ts.scatter_add(w, ts.argmax(x, axis=1), x[:, :2], axis=1),
 }
@@ -78,3 +78,13 @@ def test_compiled(target, rng):
     f = ts.vmap(ts.grad(lambda w, x: (ts.tanh(x @ w) ** 2).sum()), in_dims=(None, 0))
     want = np.stack([ts.grad(lambda w, x: (ts.tanh(x @ w) ** 2).sum())(w, row).numpy() for row in x])
     np.testing.assert_allclose(ts.jit(f, target=target)(w, x), want, rtol=1e-4, atol=1e-6)
+
+
+def test_axes_may_be_a_container_like_the_argument():
+    params = {"w": ts.ones((5, 2)), "b": ts.Tensor(1.0), "none": None}
+    axes = {"w": 0, "b": None, "none": None}
+    assert ts.vmap(lambda p, x: p["w"] * x + p["b"], in_dims=(axes, None))(params, 2.0).shape == (5, 2)
+    assert ts.vmap(lambda p: p[0] * p[1], in_dims=([1, 0],))([ts.ones((2, 5)), ts.ones((5,))]).shape == (5, 2)
+    for wrong in ({"v": 0}, [0, 1, 2, 3], "a"):
+        with pytest.raises(ArgumentError, match="in_dims does not fit"):
+            ts.vmap(lambda p, x: p["w"] * x, in_dims=(wrong, 0))(params, ts.ones(5))

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections import Counter
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,9 @@ import pytest
 
 from conformance.case import all_cases
 from conformance.run import Engine, run_case, selected
+from tessera.cli.entries import find, inputs_of, program_of
 from tessera.codegen import registry
+from tessera.errors import ArgumentError, DeviceUnavailable
 
 PLUGIN = Path(__file__).parents[1] / "examples" / "plugin"
 
@@ -21,12 +24,21 @@ def numpy_backend(monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
     import tessera_numpy
 
-    point = SimpleNamespace(name="numpy", load=lambda: tessera_numpy.BACKEND)
+    point = SimpleNamespace(name="numpy", value="tessera_numpy:BACKEND", load=lambda: tessera_numpy.BACKEND)
     monkeypatch.setattr(registry, "backends", lambda: {"numpy": point})
     registry.backend.cache_clear()
     yield tessera_numpy.BACKEND
     registry.backend.cache_clear()
     sys.modules.pop("tessera_numpy", None)
+
+
+def test_what_it_has_not_is_said(numpy_backend, tmp_path):
+    """`runtime` and `interpreter` are optional; this generator has no interpreter of its text."""
+    model = Path(__file__).parents[1] / "examples" / "mlp.py"
+    program = program_of(find(str(model)), inputs_of(find(str(model)), 0), "numpy")
+    assert program.run("device", "numpy")
+    with pytest.raises(ArgumentError, match="the target numpy has no interpreter for its text"):
+        program.run("target", "numpy")
 
 
 def test_part_of_the_suite_passes(numpy_backend):
@@ -42,3 +54,10 @@ def test_part_of_the_suite_passes(numpy_backend):
 def test_it_is_short():
     lines = (PLUGIN / "tessera_numpy" / "__init__.py").read_text().splitlines()
     assert len([line for line in lines if line.strip()]) < 200
+
+
+def test_a_generator_that_does_not_load(monkeypatch):
+    point = EntryPoint("lost", "no_such_package:BACKEND", registry.GROUP)
+    monkeypatch.setattr(registry, "backends", lambda: {"lost": point})
+    with pytest.raises(DeviceUnavailable, match="the generator lost does not load: No module named 'no_such_package'"):
+        registry.backend("lost")

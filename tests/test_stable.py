@@ -87,5 +87,6 @@ def test_narrow_types_where_the_naive_forms_break(dtype, rng):
 
 def test_variance_about_a_mean_that_is_known(rng):
     x = rng.normal(size=(3, 50)).astype(np.float32)
-    for mean in (stable.mean(x), stable.mean(x, keepdims=True)):
-        np.testing.assert_allclose(stable.variance(x, mean).numpy(), x.var(axis=1), rtol=1e-5)
+    for mean in (stable.mean(x), stable.mean(x, keepdims=False)):
+        np.testing.assert_allclose(stable.variance(x, mean).numpy(), x.var(axis=1, keepdims=True), rtol=1e-5)
+        assert stable.variance(x, mean, keepdims=False).shape == (x.shape[0],)

@@ -110,12 +110,40 @@ def test_one_element_or_a_typed_error():
     with pytest.raises(ShapeError, match="no tensor"):
         ts.Tensor([1, [2]])
     for bad in ("abc", {"a": 1}, None, [1, "a"], 1 + 2j):
-        with pytest.raises(DTypeError, match="not an element type"):
+        with pytest.raises(DTypeError, match="not a tensor or a number"):
             ts.Tensor(bad)
+
+
+def test_what_a_tensor_is_not_equal_to():
+    assert not (X == None) and X != "text" and X != object()  # noqa: E711  (what is under test)
+    assert f"{ts.Tensor(3.14159):.2f}" == "3.14" and f"{ts.Tensor([1])}" == "Tensor([1], int64)"
+    with pytest.raises(ShapeError, match="not one element"):
+        f"{X:.2f}"
+
+
+def test_only_what_fits_becomes_an_element():
+    for call in (
+        lambda: ts.Tensor([300], ts.int8), lambda: ts.Tensor([-1], ts.uint8), lambda: ts.full((2,), 300, ts.int8),
+        lambda: ts.Tensor([1], ts.int8) + 300, lambda: ts.jit(lambda x: x + 300)(ts.Tensor([1], ts.int8)),
+    ):  # fmt: skip
+        with pytest.raises(DTypeError, match="does not fit"):
+            call()
+    assert ts.Tensor([300]).to(ts.int8).tolist() == ts.Tensor(np.array([300]), ts.int8).tolist() == [44]
+    with pytest.raises(DTypeError, match="only float tensors have gradients"):
+        ts.Tensor([1], requires_grad=True)
+    with pytest.raises(DeviceUnavailable, match="tpu:0"):
+        ts.Tensor([1.0], device="tpu:0")
+
+
+def test_indices_that_are_none():
+    with pytest.raises(DTypeError, match="not integers"):
+        X[1.5]
+    with pytest.raises(ShapeError, match="a bool array does not fit"):
+        X[np.array([True])]
 
 
 def test_copies_keep_the_type():
     x = ts.Tensor([1.0, 2.0], ts.bf16 @ ts.accum(ts.f32))
-    for y in (copy.copy(x), copy.deepcopy(x), pickle.loads(pickle.dumps(x)), x.clone(), x.contiguous()):
+    for y in (copy.copy(x), copy.deepcopy(x), pickle.loads(pickle.dumps(x)), x.clone(), x.contiguous(), ts.Tensor(x)):
         assert y.type == x.type and y.tolist() == x.tolist()
     assert X.T.contiguous().layout == "row_major" and ts.Tensor([1.0], ts.fp8_e5m2).tolist() == [1.0]

@@ -34,12 +34,12 @@ class Arguments:
 
 
 def floats(value: Any, name: str) -> Arguments:
-    """A container of tensors that derivatives are taken with respect to.
+    """A container of tensors that derivatives are taken with respect to; None in it stays None.
 
     Raises:
         DTypeError: a leaf is not of a float type.
     """
-    leaves, tree = flatten(value, name)
+    leaves, tree = flatten(value, name, empty=True)
     return Arguments(tuple(n for n, _ in leaves), tuple(_float(n, x) for n, x in leaves), tree)
 
 

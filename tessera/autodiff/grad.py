@@ -133,7 +133,7 @@ def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> 
 
 def matched(value: Any, like: Sequence[Tensor], what: str) -> list[Tensor]:
     """Tangents as tensors, one for each of `like` and of its shape and element type."""
-    leaves, _ = flatten(value, what)
+    leaves, _ = flatten(value, what, empty=True)
     if len(leaves) != len(like):
         raise ArgumentError(
             f"there is not one {what} for each tensor",

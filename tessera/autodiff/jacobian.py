@@ -41,8 +41,8 @@ def jacfwd(function: Function, argnums: int = 0) -> Function:
         (at,) = places(argnums, len(args))
         given = floats(args[at], named(function))
         columns = [_columns(function, args, at, given, i) for i in range(len(given.tensors))]
-        first, tree = flatten(columns[0])
-        leaves = [flatten(c)[0] for c in columns]
+        first, tree = flatten(columns[0], empty=True)
+        leaves = [flatten(c, empty=True)[0] for c in columns]
         return tree.build(iter([given.build([c[i][1] for c in leaves]) for i in range(len(first))]))
 
     return wrapper
@@ -57,7 +57,7 @@ def _columns(function: Function, args: Any, at: int, given: Any, place: int) -> 
         return function(*insert_at(args, (at,), [given.build(leaves)]))
 
     moved = vmap(lambda t: jvp(call, (leaf,), (t,))[1], out_dims=-1)(basis(leaf.type))
-    leaves, tree = flatten(moved)
+    leaves, tree = flatten(moved, empty=True)
     return tree.build(iter([reshape(m, shape=(*m.shape[:-1], *leaf.shape)) for _, m in leaves]))
 
 
@@ -74,7 +74,7 @@ def jacrev(function: Function, argnums: int = 0) -> Function:
     def wrapper(*args: Any) -> Any:
         (at,) = places(argnums, len(args))
         out, pull = vjp(lambda x: function(*insert_at(args, (at,), [x])), args[at])
-        leaves, tree = flatten(out)
+        leaves, tree = flatten(out, empty=True)
         return tree.build(iter([_rows(pull, [t for _, t in leaves], i, tree) for i in range(len(leaves))]))
 
     return wrapper
@@ -87,7 +87,7 @@ def _rows(pull: Function, outs: list[Tensor], place: int, tree: Any) -> Any:
         zeros = [g if i == place else t * 0.0 for i, t in enumerate(outs)]
         return pull(tree.build(iter(zeros)))[0]
 
-    found, inner = flatten(vmap(back)(basis(outs[place].type)))
+    found, inner = flatten(vmap(back)(basis(outs[place].type)), empty=True)
     return inner.build(iter([reshape(m, shape=(*outs[place].shape, *m.shape[1:])) for _, m in found]))
 
 

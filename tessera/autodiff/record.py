@@ -7,11 +7,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tessera import marks
 from tessera.errors import Location
 from tessera.evaluate import evaluate
 from tessera.ir.builder import CURRENT, Builder
 from tessera.ir.core import Block, Node, Value
 from tessera.op import Rules
+from tessera.ops import checks
 from tessera.pytree import Tree, flatten
 from tessera.tensor import Tensor, bind
 from tessera.tracing import _as_result
@@ -43,12 +45,12 @@ class Recorded:
         return self.results.build(iter(leaves))
 
 
-def record(function: Callable[[list[Tensor]], Any], types: Sequence[TensorType]) -> Recorded:
-    """The block of a function of a list of tensors."""
+def record(function: Callable[[list[Tensor]], Any], types: Sequence[TensorType], lines: bool = False) -> Recorded:
+    """The block of a function of a list of tensors; with `lines` its lines are marked as those around it are."""
     params = [Value(t) for t in types]
     builder = Recorder(params)
-    with builder.active():
-        leaves, tree = flatten(function([Tensor(p) for p in params]))
+    with marks.within(builder) if lines else nullcontext(), builder.active():
+        leaves, tree = flatten(function([Tensor(p) for p in params]), empty=True)
         results = [_value(builder, _as_result(leaf)) for _, leaf in leaves]
     block = builder.block(params, results)
     outer = tuple(_outside(block))
@@ -93,6 +95,11 @@ def _outside(block: Block) -> Iterator[Value]:
 
 # again(node, tensors): loops and branches stay nodes in every trace, and run where none is open.
 flows = Rules("control flow")
+
+
+@flows(checks.line, checks.pause)
+def _(node, tensors):
+    return []  # marks of lines are for the program as it was first traced
 
 
 def again(node: Node, tensors: Sequence[Tensor]) -> list[Tensor]:

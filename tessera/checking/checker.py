@@ -23,7 +23,7 @@ from tessera.op import Op
 from tessera.pytree import map_leaves
 from tessera.shapes import Dim, Size, UnknownSizeError, symbols
 from tessera.shapes.constraints import known_sizes
-from tessera.shapes.dim import divided
+from tessera.shapes.dim import TYPES_ALONE, divided
 from tessera.tensor import Tensor
 from tessera.tracing import Jit
 
@@ -83,10 +83,12 @@ class Checker:
     @contextmanager
     def _open(self, frame: Frame) -> Iterator[None]:
         self.findings.frames.append(frame)
+        token = TYPES_ALONE.set(True)
         try:
             with known_sizes(frame.sizes):
                 yield
         finally:
+            TYPES_ALONE.reset(token)
             self.findings.frames.pop()
 
     def _guards(self, frame: Frame) -> dict[str, Callable[..., Any]]:

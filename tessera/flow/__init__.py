@@ -1,7 +1,7 @@
 """Loops and branches over tensors: traced as nodes with regions, differentiated, batched and lowered as such."""
 
 from tessera.flow import batching, branch_derivative, scan_derivative
-from tessera.flow.accumulate import accumulate_grad, per_example_grad
+from tessera.flow.accumulate import accumulate_grad, gradient_accumulation, per_example_grad
 from tessera.flow.branches import cond, while_loop
 from tessera.flow.implicit import implicit_diff
 from tessera.flow.loops import fold, fori_loop, map_, scan
@@ -15,6 +15,7 @@ __all__ = [
     "diff_through_opt",
     "fold",
     "fori_loop",
+    "gradient_accumulation",
     "implicit_diff",
     "map_",
     "optimize",

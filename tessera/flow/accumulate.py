@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tessera.autodiff.arguments import insert_at, places, tensors
+from tessera.autodiff.custom import checkpoint
 from tessera.autodiff.grad import grad, named, value_and_grad
 from tessera.batching import vmap
-from tessera.errors import ShapeError, here
+from tessera.errors import ArgumentError, ShapeError, here
 from tessera.flow.loops import scan
 from tessera.ops.shape import reshape
 from tessera.pytree import flatten, map_leaves
@@ -54,21 +55,58 @@ def accumulate_grad(function: Function, parts: int, argnums: int | Sequence[int]
 
     @functools.wraps(function)
     def wrapper(*args: Any) -> Any:
-        shared = places(argnums, len(args))
-        cut = [i for i in range(len(args)) if i not in shared]
-        stacks = [_cut(args[i], parts, named(function)) for i in cut]
-
-        def part(pieces: Any) -> Any:
-            return both(*insert_at(args, cut, pieces))
-
-        first = part(map_leaves(lambda x: x[0], stacks))
-        if parts == 1:
-            return first
-        rest = map_leaves(lambda x: x[1:], stacks)
-        total = scan(lambda sums, pieces: (_added(sums, part(pieces)), None), first, rest)[0]
-        return map_leaves(lambda x: x * (1.0 / parts), total)
+        return _mean_of_parts(both, args, places(argnums, len(args)), parts, named(function))
 
     return wrapper
+
+
+def gradient_accumulation(steps: int, shared: int | Sequence[int] = ()) -> Callable[[Function], Function]:
+    """A decorator: the function's mean over `steps` parts of its batch, computed one after the other.
+
+    All arguments but those at the places `shared` are cut along their first axis. Derivatives add up over the parts,
+    each of which is computed again on the way back, so that the memory is that of one part.
+
+    >>> @gradient_accumulation(steps=2, shared=0)
+    ... def loss(w, x):
+    ...     return ((w * x) ** 2).mean()
+    >>> x = Tensor([1.0, 2.0, 3.0, 4.0])
+    >>> loss(1.0, x), grad(loss)(1.0, x)
+    (Tensor(7.5, f32), Tensor(15., f32))
+
+    Raises:
+        ArgumentError: `steps` is not a count from 1 on.
+        ShapeError: an argument's first axis does not divide into `steps`.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ArgumentError(
+            "gradient_accumulation takes a number of steps", location=here(), received=repr(steps),
+            expected="@ts.gradient_accumulation(steps=4)",
+        )  # fmt: skip
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def wrapper(*args: Any) -> Any:
+            return _mean_of_parts(checkpoint(function), args, places(shared, len(args)), steps, named(function))
+
+        return wrapper
+
+    return decorate
+
+
+def _mean_of_parts(function: Function, args: Sequence[Any], shared: Sequence[int], parts: int, name: str) -> Any:
+    """The mean of a function's results over the parts of all arguments but the shared ones, by one loop."""
+    cut = [i for i in range(len(args)) if i not in shared]
+    stacks = [_cut(args[i], parts, name) for i in cut]
+
+    def part(pieces: Any) -> Any:
+        return function(*insert_at(args, cut, pieces))
+
+    first = part(map_leaves(lambda x: x[0], stacks))
+    if parts == 1:
+        return first
+    rest = map_leaves(lambda x: x[1:], stacks)
+    total = scan(lambda sums, pieces: (_added(sums, part(pieces)), None), first, rest)[0]
+    return map_leaves(lambda x: x * (1.0 / parts), total)
 
 
 def _added(sums: Any, more: Any) -> Any:

@@ -65,7 +65,7 @@ def slice_type(type: TensorType) -> TensorType:
 def scan_of(step: Step, carry: Tensors, xs: Tensors, consts: Tensors, length: Any, reverse: bool = False) -> Any:
     """The results of a scan whose step takes (carry, slices, constants) as one list and gives (carry, results)."""
     types = [*(t.type for t in carry), *(slice_type(t.type) for t in xs), *(t.type for t in consts)]
-    body = record(step, types)
+    body = record(step, types, lines=True)
     return scan_node(body.block, carry, xs, [*consts, *body.closed], length, reverse)
 
 
@@ -80,7 +80,7 @@ def scan_node(block: Block, carry: Tensors, xs: Tensors, consts: Tensors, length
 def cond_of(condition: Tensor, branches: Sequence[Step], operands: Tensors) -> list[Tensor]:
     """The results of one of two functions of a list of tensors."""
     types = [t.type for t in operands]
-    bodies = [record(branch, types) for branch in branches]
+    bodies = [record(branch, types, lines=True) for branch in branches]
     closed = [t for body in bodies for t in body.closed]
     first, second = (b.block.params[len(types) :] for b in bodies)
     blocks = [
@@ -100,7 +100,7 @@ def _widened(block: Block, at: int, others: Sequence[Value]) -> Block:
 def while_of(test: Step, step: Step, carry: Tensors) -> list[Tensor]:
     """The carried tensors after as many steps as the test allows."""
     types = [t.type for t in carry]
-    asked, body = record(test, types), record(step, types)
+    asked, body = (record(f, types, lines=True) for f in (test, step))
     attrs = {"carry": len(carry), "test": len(asked.closed)}
     return added(flow.while_loop, [*carry, *asked.closed, *body.closed], attrs, [asked.block, body.block], types)
 

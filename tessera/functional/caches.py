@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import inspect
 import io
 import json
@@ -20,7 +21,7 @@ from tessera.errors import ArgumentError, here
 from tessera.ir.builder import CURRENT
 from tessera.pytree import Tree, flatten
 from tessera.tensor import Tensor
-from tessera.types import as_dtype
+from tessera.types import DType, Policy, as_dtype
 
 Function = Callable[..., Any]
 _PLAIN = (bool, int, float, str, type(None))
@@ -52,7 +53,8 @@ def digest(args: Any, keywords: Any, typed: bool) -> str:
 def _described(name: str, leaf: Any, typed: bool) -> bytes:
     if isinstance(leaf, (Tensor, np.ndarray, np.generic)):
         array = np.ascontiguousarray(leaf.numpy() if isinstance(leaf, Tensor) else leaf)
-        return f"|{array.dtype}{array.shape}|".encode() + array.tobytes()
+        kind = repr(leaf.type) if isinstance(leaf, Tensor) else f"{array.dtype}{array.shape}"
+        return f"|{kind}|".encode() + array.tobytes()
     if not isinstance(leaf, _PLAIN):
         raise ArgumentError(
             f"{name} cannot be part of a cache's key", location=here(), received=type(leaf).__name__,
@@ -111,10 +113,11 @@ def persistent_cache(path: str | Path) -> Callable[[Function], Function]:
 
     A result is found again by the function's name and source and by its arguments, tensors by their
     elements: change the source, or pass a version among the arguments, and it is computed anew.
-    Results are tensors, numbers, strings and containers of them. Inside a trace nothing is kept.
+    Results are tensors, numbers, strings and containers of them: dicts, lists, tuples, and named tuples whose
+    class stands at the top of a module. Inside a trace nothing is kept.
 
     Raises:
-        ArgumentError: an argument or a result is of another kind.
+        ArgumentError: an argument or a result is of another kind, or the class of a kept result is gone.
     """
     file = Path(path).expanduser()
 
@@ -171,7 +174,7 @@ def _written(result: Any) -> bytes:
     arrays: dict[str, np.ndarray] = {}
     for number, (name, leaf) in enumerate(leaves):
         if isinstance(leaf, Tensor):
-            plain.append({"tensor": leaf.dtype.name, "shape": list(leaf.numpy().shape)})
+            plain.append({"tensor": leaf.dtype.name, "shape": list(leaf.shape), "policy": _clauses(leaf)})
             arrays[str(number)] = np.ascontiguousarray(leaf.numpy()).reshape(-1).view(np.uint8)
         elif isinstance(leaf, _PLAIN):
             plain.append({"plain": leaf})
@@ -186,19 +189,55 @@ def _written(result: Any) -> bytes:
 _KINDS: dict[str, Any] = {"dict": dict, "list": list, "tuple": tuple}
 
 
+def _clauses(tensor: Tensor) -> dict[str, Any]:
+    """What a tensor's policy says, as plain values."""
+    policy = tensor.type.policy
+    return {k: str(v) if isinstance(v, DType) else v for k, v in policy.clauses().items()} if policy else {}
+
+
 def _shape(tree: Tree) -> Any:
     if tree.kind is None:
         return None
-    if tree.kind not in _KINDS.values():
-        raise ArgumentError("a named tuple cannot be kept in a file", location=here(), received=tree.kind.__name__)
-    return [tree.kind.__name__, list(tree.keys), [_shape(c) for c in tree.children]]
+    name = tree.kind.__name__ if tree.kind in _KINDS.values() else _name_of(tree.kind)
+    return [name, list(tree.keys), [_shape(c) for c in tree.children]]
+
+
+def _name_of(kind: type) -> str:
+    """Where a later run finds a class of named tuples: its module and its name there."""
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if _found(name) is not kind:
+        raise ArgumentError(
+            f"{kind.__qualname__} cannot be kept in a file: a later run would not find it", location=here(),
+            expected="a class defined at the top of a module", received=name,
+        )  # fmt: skip
+    return name
+
+
+def _found(name: str) -> Any:
+    """A class by its module and name; None where there is none."""
+    module, _, path = name.partition(":")
+    try:
+        return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError):
+        return None
 
 
 def _tree(shape: Any) -> Tree:
+    """The tree of a result.
+
+    Raises:
+        ArgumentError: a class of named tuples is no longer where it was.
+    """
     if shape is None:
         return Tree()
-    kind, keys, children = shape
-    return Tree(_KINDS[kind], tuple(keys), tuple(_tree(c) for c in children))
+    name, keys, children = shape
+    kind = _KINDS.get(name) or _found(name)
+    if kind is None:
+        raise ArgumentError(
+            "a kept result is of a class that is gone", location=here(), received=name,
+            suggestion="put the class back, or delete the cache's file",
+        )  # fmt: skip
+    return Tree(kind, tuple(keys), tuple(_tree(c) for c in children))
 
 
 def _read(content: bytes) -> Any:
@@ -213,4 +252,4 @@ def _leaf(number: int, described: Any, found: Any) -> Any:
         return described["plain"]
     dtype = as_dtype(described["tensor"])
     array = found[str(number)].view(dtype.numpy).reshape(described["shape"])
-    return Tensor(array, dtype=dtype)
+    return Tensor(array, dtype=Policy(dtype, **described["policy"]) if described["policy"] else dtype)

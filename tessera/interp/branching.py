@@ -11,6 +11,7 @@ import numpy as np
 from tessera.interp import interleave
 from tessera.interp.affine import Affine
 from tessera.interp.machine import Machine, Part, chain, merge, part_of, within
+from tessera.interp.uneven import uneven
 from tessera.ir.core import Block
 from tessera.numerics.bounded import certain
 from tessera.op import Rules
@@ -29,12 +30,15 @@ def _(machine, node, args, walk):
     if condition.size == 1:
         return walk(then if _scalar(condition) else other)
     yes, no = machine.live(condition), machine.live(~condition)
+    apart = machine.group > 1 and interleave.waits(then, other) and uneven(machine, node, walk.env)
+    if apart:  # each tile waits for something else
+        return _interleaved(machine, machine.one_by_one((yes, no)), node, walk)
     if not np.count_nonzero(no):
         return walk(then)
     if not np.count_nonzero(yes):
         return walk(other)
     if interleave.waits(then, other):  # of tiles that wait for each other at mbarriers
-        return _interleaved(machine, condition, (yes, no), node, walk)
+        return _interleaved(machine, [(yes, 0), (no, 1)], node, walk)
     part = part_of(yes)
     if part and not (other.nodes or other.results):
         return within(machine, part, then.free, walk, lambda inner: inner(then))
@@ -50,15 +54,18 @@ def _(machine, node, args, walk):
     return merge(condition, first, second)
 
 
-def _interleaved(machine: Machine, condition: np.ndarray, masks: Sequence[np.ndarray], node: Any, walk: Any) -> Any:
-    """Both ways at once, since one may wait at an mbarrier for what the other does."""
+def _interleaved(machine: Machine, sides: Sequence[tuple[np.ndarray, int]], node: Any, walk: Any) -> Any:
+    """All ways at once, since one may wait at an mbarrier for what another does: masks, and which block they take."""
 
     def side(mask: np.ndarray, block: Block) -> Any:
         with machine.masked(mask):
-            return machine.arrays(walk(block))
+            return machine.arrays(walk.beside(dict(walk.env))(block))
 
-    jobs = [partial(side, m, b) for m, b in zip(masks, node.regions, strict=True)]
-    return merge(condition, *interleave.together(machine, jobs))
+    found = interleave.together(machine, [partial(side, mask, node.regions[way]) for mask, way in sides])
+    results = found[0]
+    for (mask, _), new in zip(sides[1:], found[1:], strict=True):
+        results = merge(mask, new, results)
+    return results
 
 
 def _beside(one: tuple[Part, Any], other: tuple[Part, Any]) -> Any:

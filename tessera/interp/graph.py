@@ -9,6 +9,7 @@ import numpy as np
 
 from tessera.errors import ShapeError
 from tessera.evaluate import evaluate
+from tessera.interp.debug_observe import is_watched, watched
 from tessera.interp.flow import flow
 from tessera.interp.heap import keep_pages
 from tessera.ir.core import Function, Node
@@ -26,13 +27,16 @@ def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
     sizes = sizes_of(function, arrays)
 
     def meaning(node: Node, args: list[Any], run: Any) -> tuple[Any, ...]:
-        if node.regions:
+        if node.op in flow:
             return flow.of(node.op)(node, args, run)
         types = tuple(_concrete(t, sizes) for t in node.types)
         results = tuple(_concrete(t, sizes) for t in node.result_types)
         return node.op.execute(types, results, _bound(node, sizes), args)
 
-    return [np.asarray(a) for a in evaluate(function.body, arrays, meaning)]
+    if not is_watched(function.body):
+        return [np.asarray(a) for a in evaluate(function.body, arrays, meaning)]
+    with watched(meaning, function, arrays) as seen:
+        return [np.asarray(a) for a in evaluate(function.body, arrays, seen)]
 
 
 def sizes_of(function: Function, arrays: Sequence[Any]) -> dict[str, int]:

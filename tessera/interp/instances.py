@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.errors import ExecutionError
 from tessera.evaluate import Meaning
-from tessera.interp import atomics, branching, checks, groups, inline, mbarrier, mesh, moves
+from tessera.interp import atomics, branching, checks, grid_meeting, groups, inline, mbarrier, mesh, moves
 from tessera.interp.affine import Affine, combined
 from tessera.interp.bound import apply
 from tessera.interp.machine import Machine
@@ -24,7 +24,7 @@ from tessera.types import SHARED
 # `places` take index scalars as they are (affine or arrays), `rules` take arrays alone.
 places = Rules("tile places")
 rules = Rules("tile interpreter")
-for _table in (branching.rules, checks.rules, groups.rules, inline.rules, mbarrier.rules, mesh.rules):
+for _table in (m.rules for m in (branching, checks, grid_meeting, groups, inline, mbarrier, mesh)):
     for _op in _table:
         (places if _op is control.for_ else rules)(_op)(_table.of(_op))
 

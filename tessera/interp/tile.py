@@ -22,6 +22,7 @@ from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory
 from tessera.ir.core import Block, Function, Module, Node
 from tessera.numerics.bounded import Bounded, lift
+from tessera.ops.tile import meets
 from tessera.types import RefType, TensorType
 
 # A chunk of the grid holds about this many bytes in its largest values: enough to make Python's
@@ -83,7 +84,7 @@ def launch(
     if 0 in grid:
         return
     group = int(function.attrs.get("group", 1))
-    box = _box(function, grid, group)
+    box = _box(function, grid, group * (monitor.width(function, group) if monitor is not None else 1))
     written = _written(function, args)
     if monitor is not None:
         monitor.enter(Started(function, grid, group, args), written)
@@ -127,11 +128,11 @@ def _overlap(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b))
 
 
-def _box(function: Function, grid: tuple[int, ...], group: int) -> tuple[int, ...]:
-    """How many programs a chunk holds along each axis: the first axes are split first."""
-    if "mesh" in function.attrs:  # its programs tell each other things
+def _box(function: Function, grid: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """How many programs of some width a chunk holds along each axis: the first axes are split first."""
+    if "mesh" in function.attrs or meets(function.body):  # its programs tell each other things
         return grid
-    room = max(1, CHUNK_BYTES // (_largest(function.body) * group))
+    room = max(1, CHUNK_BYTES // (_largest(function.body) * width))
     box: list[int] = []
     for size in reversed(grid):
         box.append(max(1, min(size, room)))

@@ -57,6 +57,10 @@ class Builder:
         for value in node.results:
             self.producers[value] = node
 
+    def holds(self, node: Node) -> bool:
+        """Whether a node was added at the top or in a region that is still open: what comes next may use its values."""
+        return any(node in nodes for nodes in self._open)
+
     def capture(self, array: np.ndarray, owner: Any = None) -> Value:
         """The parameter that stands for an array from outside; `owner` is the tensor it belongs to, if there is one."""
         if owner is not None and owner.requires_grad:

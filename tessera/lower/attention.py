@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tessera.ir.core import Node, Value
 from tessera.lower.launches import Launch, rules
 from tessera.lower.plan import Plan
@@ -13,22 +15,46 @@ from tessera.types import RefType, f32
 RANK = 4
 
 
+LEAST = 16  # rows and columns of the smallest block
+
+
 @rules(nn.scaled_dot_product_attention)
 def _(node: Node, plan: Plan) -> Launch | None:
+    return _launch(node, plan, turned=False)
+
+
+@rules(nn.positional_attention)
+def _(node: Node, plan: Plan) -> Launch | None:
+    return _launch(node, plan, turned=True)
+
+
+def _launch(node: Node, plan: Plan, turned: bool) -> Launch | None:
+    """The flash kernel for a node whose heads stand before positions, or `turned` after them."""
     shapes = [_viewed(shape_of(v)) for v in node.args]
     result = _viewed(shape_of(node.out))
-    if not _fits(node, shapes):
+    heads_first = [_swapped(s) if turned and i < 3 else s for i, s in enumerate(shapes)]
+    if not _fits(node, heads_first):
         return None
     names = ("q", "k", "v", "mask")
     types = {n: _ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
     types["out"] = _ref(node.out, result)
-    module = specialized(types, **node.attrs, BM=plan.flash_m, BN=plan.flash_n)
+    blocks: dict[str, Any] = {"BM": _cut(plan.flash_m, heads_first[0][2]), "BN": _cut(plan.flash_n, heads_first[1][2])}
+    module = specialized(types, **node.attrs, turned=turned, **blocks)
     function = module.functions[1]
     return Launch(function, tuple(function.attrs["grid"]), tuple(shapes), result)
 
 
+def _cut(block: int, length: int) -> int:
+    """A block no larger than a power of two that holds the whole length."""
+    return min(block, max(LEAST, 1 << (length - 1).bit_length()))
+
+
+def _swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[0], shape[2], shape[1], shape[3])
+
+
 def _fits(node: Node, shapes: list[tuple[int, ...]]) -> bool:
-    """Whether the kernel computes this node: its types, ranks and sizes."""
+    """Whether the kernel computes this node: its types, ranks and sizes, heads before positions."""
     q, k, v = shapes[:3]
     if any(len(shape_of(x)) > RANK or 0 in shape_of(x) for x in node.args):
         return False

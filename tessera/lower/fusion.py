@@ -7,10 +7,11 @@ otherwise it becomes a *root*: the result of a kernel of its own, kept in memory
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tessera.ir.core import Function, Node, Value
+from tessera.lower import launches
 from tessera.lower.cluster import Cluster
 from tessera.lower.points import POINTWISE, REDUCTIONS, Point, reduced_axes, shape_of
 from tessera.op import Op, Rules
@@ -60,7 +61,8 @@ class Fusion:
         if not wanting and self.forced.isdisjoint(node.results):
             return
         if node.op in self.launched:
-            self.forced |= set(node.args)
+            # A loop wants its own values in memory; a launch, only their elements.
+            self.forced |= {beneath(v, self.producers) if node.op in launches.rules else v for v in node.args}
             self.clusters.append(Cluster.of(value))
             return
         if value in self.forced or not self.fits(node, wanting):
@@ -85,14 +87,15 @@ class Fusion:
         """Whether a node may be computed in all clusters that want it."""
         if node.out in self.operands and not self.is_view(node):
             return False
-        if node.op in POINTWISE and self.ends_product(node.out, wanting):
-            return False
+        if node.op in POINTWISE and not is_widening(node):
+            if self.ends_product(node.out, wanting) or self.ends_rows(node.out, wanting):
+                return False
         return bool(_FITS.of(node.op)(self, node, wanting))
 
     def is_view(self, node: Node) -> bool:
         """Whether a dot can read through this node: nothing is computed, and memory lies below."""
         if node.op is basic.cast:
-            return not self.is_computed(node.args[0])
+            return is_widening(node) or not self.is_computed(node.args[0])
         return node.op in (*VIEWS, *CONSTANTS)
 
     def base(self, value: Value) -> Value:
@@ -146,6 +149,35 @@ class Fusion:
         if value in self.forced or all(c.row is None for c in wanting):
             return False
         return self.is_above(value, linalg.dot) and not self.is_above(value, *REDUCTIONS)
+
+    def ends_rows(self, value: Value, wanting: list[Cluster]) -> bool:
+        """Whether a value comes of reductions along one axis, and a kernel that wants it reduces along another.
+
+        Those reductions need kernels of their own, which had better compute the value as well; but where it is made
+        of a narrower one, that.
+        """
+        if any(v in self.producers and is_widening(self.producers[v]) for v in self.producers[value].args):
+            return False
+        found = [n for n in self.above(value) if n.op in REDUCTIONS and _same_rank(n.args[0], value)]
+        axes = {axis for n in found for axis in reduced_axes(n)}
+        rows = {a for c in wanting if c.row is not None for p in c.points(value) for a in p.axes_along(c.row)}
+        return bool(axes) and bool(rows) and rows.isdisjoint(axes)
+
+
+def _same_rank(x: Value, y: Value) -> bool:
+    return x.type.rank == y.type.rank  # type: ignore[union-attr]
+
+
+def beneath(value: Value, producers: Mapping[Value, Node]) -> Value:
+    """What a value is only another shape of: both are the same memory."""
+    while value in producers and producers[value].op is shape.reshape:
+        value = producers[value].args[0]
+    return value
+
+
+def is_widening(node: Node) -> bool:
+    """Whether a node is a cast to a wider type: it costs nothing where it is read, and memory keeps the narrow one."""
+    return node.op is basic.cast and node.args[0].type.dtype.bits < node.out.type.dtype.bits  # type: ignore[union-attr]
 
 
 # fits(fusion, node, clusters): whether the clusters may compute the node; it may add dims to a cluster.

@@ -17,6 +17,7 @@ from tessera.passes import PIPELINE
 from tessera.passes.common import share
 from tessera.passes.dead_code import sweep
 from tessera.passes.memory_plan import memory_plan
+from tessera.passes.stochastic import stochastic
 
 assert attention and scatter  # fill the table of launches
 
@@ -29,6 +30,7 @@ def steps(plan: Plan) -> Iterator[tuple[str, Step]]:
     if plan.mesh is not None:
         yield from _mesh_steps(Mesh(*plan.mesh, plan.mesh_product))
         return
+    yield "stochastic rounding", _on_main(stochastic)
     for name, rewrite in PIPELINE:
         yield name, _on_main(rewrite)
     yield "schedule", lambda module: to_schedule(module.main, plan)

@@ -41,6 +41,10 @@ class Point:
         """The dims that the index depends on."""
         return frozenset().union(*(e.dims for e in self.indices))
 
+    def axes_along(self, dim: int) -> tuple[int, ...]:
+        """The axes whose index depends on a dim."""
+        return tuple(a for a, e in enumerate(self.indices) if dim in e.dims)
+
     @property
     def is_clean(self) -> bool:
         """Whether the index is made of digits only."""

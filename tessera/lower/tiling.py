@@ -40,12 +40,12 @@ class Tiling:
         return [d for d, (_, _, kind) in enumerate(self.dims) if kind == "parallel" and d not in self.loop]
 
     def cut(self, dim: int, target: int, multiple: int = 1) -> int:
-        """The largest tile of a dim near a target: one that divides the dim if there is one, as a rule."""
+        """The largest tile of a dim near a target, from half of it on: one that divides the dim if there is one."""
         extent = self.dims[dim][1]
         if extent <= target:
             return extent
         radices = self._radices(dim)
-        fits = [t for t in range(target, target // 2, -1) if all(t % r == 0 or r % t == 0 for r in radices)]
+        fits = [t for t in range(target, (target - 1) // 2, -1) if all(t % r == 0 or r % t == 0 for r in radices)]
         even = [t for t in fits if t % multiple == 0]
         exact = [t for t in even if extent % t == 0]
         return next(iter((*exact, *even, *fits, target)))
@@ -58,9 +58,11 @@ class Tiling:
 
     def fill(self, dims: Iterable[int], budget: int, multiple: int = 1) -> int:
         """Take dims whole, the innermost first, until the budget of elements is used up; what is left of it."""
+        held = 1
         for dim in dims:
-            size = self.cut(dim, max(budget, 1), multiple)
+            size = self.cut(dim, max(budget, 1), multiple // math.gcd(multiple, held))
             self.tile[dim] = size
+            held *= size
             budget = budget // size if size == self.dims[dim][1] else 0
         return budget
 

@@ -13,7 +13,7 @@ from tessera.lower.affine import Expr
 from tessera.lower.body import Pull, Slot, compute
 from tessera.lower.cluster import Cluster
 from tessera.lower.forms import Dims
-from tessera.lower.fusion import clusters
+from tessera.lower.fusion import beneath, clusters
 from tessera.lower.plan import Plan
 from tessera.lower.points import shape_of
 from tessera.lower.tiling import choose
@@ -53,7 +53,9 @@ class Lowering:
             self.copy(value, target)
 
     def view(self, value: Value, shape: tuple[int, ...]) -> Value:
-        """The memory of a value, seen as a shape."""
+        """The memory of a value, seen as a shape; a launch reads through what is only another shape of it."""
+        if value not in self.places:
+            value = beneath(value, self.producers)
         place = self.places[value]
         if tuple(place.type.shape) == shape:
             return place

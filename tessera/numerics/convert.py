@@ -22,8 +22,8 @@ def convert(array: Any, to: DType, saturate: bool = False) -> Any:
     array([  1,   3,  -3, 127], dtype=int8)
     """
     array = np.asarray(array)
-    if array.dtype == to.numpy and to is not tf32:
-        return array
+    if array.dtype == to.numpy and to is not tf32 and not (saturate and to.bits >= 32):
+        return array  # a sum in f32 may overflow though no conversion follows
     if to is f32 and array.itemsize <= 2 and array.dtype.kind in "fV":
         return array.astype(np.float32)  # exact, and often done
     if to.is_integer and array.dtype.kind not in "iub":

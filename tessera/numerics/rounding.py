@@ -42,14 +42,20 @@ def grid_of(dtype: DType) -> Grid:
 
 
 def round_to(
-    array: Any, to: DType, rounding: str = "nearest", saturate: bool = False, flush: bool = False, seed: int = 0
+    array: Any,
+    to: DType,
+    rounding: str = "nearest",
+    saturate: bool = False,
+    flush: bool = False,
+    seed: int = 0,
+    draw: Any = None,
 ) -> np.ndarray:
     """`array` on the grid of a float type, rounded once; the arithmetic is exact, in f64.
 
     `rounding` is "nearest" (ties to even), "toward_zero", or "stochastic": up with the probability of the distance
-    from below, by random bits that depend on `seed` and the element's place alone. Numbers beyond the largest give
-    infinity (NaN where there is none), and the largest itself under `saturate` or toward zero. `flush` makes
-    results below the least normal number zero. Signs are kept, of zeros too.
+    from below, by random bits that depend on `seed` and the element's place alone (or by `draw`, 53 bits for each
+    element). Numbers beyond the largest give infinity (NaN where there is none), and the largest itself under
+    `saturate` or toward zero. `flush` makes results below the least normal number zero. Signs are kept, of zeros too.
 
     >>> from tessera.types import fp8_e4m3
     >>> round_to([1.06, 1000.0, -1000.0], fp8_e4m3, "toward_zero").astype(float)
@@ -62,7 +68,7 @@ def round_to(
     with np.errstate(all="ignore"):
         size, known = np.abs(wide), np.isfinite(wide)
         exponent = np.maximum(np.frexp(size)[1] - 1, grid.least) - grid.digits
-        steps = DIRECTIONS[rounding](np.ldexp(size, -exponent), seed)
+        steps = DIRECTIONS[rounding](np.ldexp(size, -exponent), seed, draw)
         near = np.where(known, np.ldexp(steps, exponent), size)
         near = _limited(near, known & (rounding == "toward_zero"), to, grid, saturate)
         near = np.where(near < 2.0**grid.least, 0.0, near) if flush else near
@@ -76,21 +82,24 @@ def _limited(near: np.ndarray, stays: np.ndarray, to: DType, grid: Grid, saturat
     return np.where(beyond, np.where(stays, grid.top, outside), near)
 
 
-def _stochastic(steps: np.ndarray, seed: int) -> np.ndarray:
+def _stochastic(steps: np.ndarray, seed: int, draw: Any) -> np.ndarray:
     below = np.floor(steps)
-    return below + (uniform(steps.shape, seed) < steps - below)
+    bits = draws(np.arange(steps.size).reshape(steps.shape), seed) if draw is None else draw
+    return below + (bits < (steps - below) * 2.0**53)
 
 
-def uniform(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """A multiple of 2^-53 in [0, 1) for each place, by its row-major index and the seed."""
-    index = np.arange(int(np.prod(shape, dtype=np.int64))).reshape(shape)
-    zero = np.zeros_like(index)
-    high, low, _, _ = philox((index & LOW, index >> 32, zero, zero + 1), (seed & LOW, (seed >> 32) & LOW))
-    return ((high >> 5) * 2**26 + (low >> 6)) * 2.0**-53
+def draws(place: Any, seed: int) -> Any:
+    """53 random bits for each place, by its number and the seed; arrays and tensors alike.
+
+    >>> bool(np.all(draws(np.arange(1000), 7) < 2**53)), bool(draws(np.arange(2), 7)[1] == draws(np.arange(1, 2), 7)[0])
+    (True, True)
+    """
+    high, low, _, _ = philox((place & LOW, place >> 32, 0, 1), (seed & LOW, (seed >> 32) & LOW))
+    return ((high >> 5) << 26) + (low >> 6)
 
 
 DIRECTIONS = {
-    "nearest": lambda steps, seed: np.rint(steps),
-    "toward_zero": lambda steps, seed: np.trunc(steps),
+    "nearest": lambda steps, seed, draw: np.rint(steps),
+    "toward_zero": lambda steps, seed, draw: np.trunc(steps),
     "stochastic": _stochastic,
 }

@@ -5,6 +5,7 @@ OpenCL C 3.0, table of ULP values for single and for double precision, full prof
 
 from __future__ import annotations
 
+from tessera.errors import UnsupportedOpError
 from tessera.types import DType, f64
 
 SINGLE = {
@@ -36,5 +37,11 @@ def ulps(name: str, compute: DType) -> float:
     >>> from tessera.types import f32
     >>> ulps("div", f32), ulps("div", f64)
     (2.5, 0.5)
+
+    Raises:
+        UnsupportedOpError: the table has no such function.
     """
-    return (DOUBLE if compute == f64 else SINGLE)[name]
+    table = DOUBLE if compute == f64 else SINGLE
+    if name not in table:
+        raise UnsupportedOpError(f"nothing says how far {name} may be off", expected="a row in tessera/numerics/ulp.py")
+    return table[name]

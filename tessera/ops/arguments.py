@@ -14,6 +14,7 @@ import numpy as np
 from tessera.errors import ArgumentError, TesseraError, here
 from tessera.op import ALIASES
 from tessera.shapes import Dim
+from tessera.shapes.dim import known
 
 F = TypeVar("F", bound=Callable[..., Any])
 STUMBLES = (TypeError, ValueError, IndexError, AttributeError, StopIteration)
@@ -82,8 +83,8 @@ def typed(function: F) -> F:
             named = {spellings.get(k, k): v for k, v in named.items()}
         try:
             return function(*args, **named)
-        except TesseraError:
-            raise
+        except TesseraError as error:
+            raise error.at(here()) from None
         except STUMBLES as error:
             arguments = _bound(signature, args, named)
             if arguments is None:
@@ -103,15 +104,18 @@ def _bound(signature: inspect.Signature, args: tuple[Any, ...], named: dict[str,
         return None
 
 
+NAMED = (str, Dim, TypeVar)  # what names a size: the last as `def f[B]` does
+
+
 def shape_of(value: Any, sizes: Callable[[Any], Any], least: int = 0) -> tuple[Any, ...]:
     """A shape from a size, a name or a sequence of them, each made a size by `sizes`, none below `least`.
 
     Raises:
         ArgumentError: it is none.
     """
-    listed: Sequence[Any] = (value,) if _whole(value) or isinstance(value, (str, Dim)) else value
+    listed: Sequence[Any] = (value,) if _whole(value) or isinstance(value, NAMED) else value
     try:
-        found = tuple(sizes(s if isinstance(s, (str, Dim)) else operator.index(s)) for s in listed)
+        found = tuple(known(sizes(s if isinstance(s, NAMED) else operator.index(s))) for s in listed)
     except TesseraError:
         raise
     except STUMBLES:

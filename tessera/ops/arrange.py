@@ -12,6 +12,7 @@ from tessera.ops.arguments import typed
 from tessera.ops.basic import broadcast_to, cast, full
 from tessera.ops.elementwise import equal, greater_equal, less, less_equal, where
 from tessera.ops.shape import concatenate, count, expand_dims, gather, iota, permute, reshape, slice_
+from tessera.ops.shape import pad as padded
 from tessera.shapes import Size, broadcast, normalize_axes, normalize_axis
 from tessera.tensor import Tensor, as_tensor
 from tessera.types import DType, f32, int64
@@ -30,6 +31,28 @@ def narrow(x: Any, axis: int, start: Size, stop: Size, step: int = 1) -> Tensor:
     high, by = list(x.shape), [1] * x.ndim
     low[at], high[at], by[at] = start, stop, step
     return slice_(x, start=tuple(low), stop=tuple(high), step=tuple(by))
+
+
+@typed
+def pad(x: Any, width: Any, value: float = 0) -> Tensor:
+    """`x` with `value` around it: `width` is a count for all sides, (before, after), or such a pair for each axis.
+
+    >>> pad([1.0, 2.0], (1, 2))
+    Tensor([0., 1., 2., 0., 0.], f32)
+
+    Raises:
+        ShapeError: `width` does not fit the axes, or a count is below 0.
+    """
+    x = as_tensor(x)
+    try:
+        counts = np.asarray(width)
+    except ValueError:  # pairs of other lengths
+        counts = np.array(None)
+    if counts.dtype.kind not in "iu" or counts.ndim > 2 or counts.shape not in ((), (2,), (1, 2), (x.ndim, 2)):
+        expected = f"a count, a pair of them, or {x.ndim} pairs"
+        raise ShapeError("the widths do not fit the axes", location=here(), expected=expected, received=repr(width))
+    low, high = np.broadcast_to(counts, (x.ndim, 2)).T.tolist()
+    return padded(x, low=tuple(low), high=tuple(high), value=value) if x.ndim else x
 
 
 @typed

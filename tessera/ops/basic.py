@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.elements import fitting
 from tessera.errors import ArgumentError, ShapeError
 from tessera.numerics import bounds
 from tessera.numerics.convert import convert
@@ -39,6 +40,7 @@ def _full_type(*, shape: tuple[Size, ...], value: Any, dtype: DType) -> TensorTy
 
 def _full_attrs(*, shape: Any, value: Any, dtype: Any) -> dict[str, Any]:
     element = as_dtype(dtype)
+    value = fitting(value, element)
     try:
         number: Any = np.asarray(value).astype(element.numpy).item() if not element.is_float else float(value)
     except (TypeError, ValueError):

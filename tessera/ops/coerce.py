@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,11 +11,13 @@ from tessera.elements import number_type
 from tessera.errors import DTypeError, TesseraError, here
 from tessera.op import Op
 from tessera.ops.basic import broadcast_to, cast, check_count, splat
-from tessera.shapes import broadcast
+from tessera.shapes import Dim, broadcast
+from tessera.shapes.reading import number_of
 from tessera.tensor import Tensor, as_tensor, bind
 from tessera.types import DType, TensorType, as_dtype, f32
 
 NUMBERS = (bool, int, float)
+SIZES = (Dim, TypeVar)  # sizes that a trace knows are numbers in it
 
 
 def pointwise(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -35,6 +37,33 @@ def floating(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         return bind(op, same_shape([t if t.dtype.is_float else cast(t, dtype=f32) for t in tensors]), attrs)
     except TesseraError as error:
         raise error.at(here()) from None
+
+
+def rounding(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `floating`; integers are whole numbers already, and stay as they are."""
+    check_count(op, operands)
+    x = as_tensor(operands[0])
+    return x if x.dtype.is_integer else floating(op, [x], attrs)
+
+
+# The power of integers, which is made of ops that are coerced themselves: ops/powers.py puts it here.
+WHOLE_POWER: list[Callable[[Any, Any], Tensor]] = []
+
+
+def powering(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `floating`; an integer to the power of an integer stays an integer."""
+    check_count(op, operands)
+    base, exponent = (x if isinstance(x, NUMBERS) else as_tensor(x) for x in operands)
+    if not (_is_integer(base) and _is_integer(exponent)):
+        return floating(op, [base, exponent], attrs)
+    try:
+        return WHOLE_POWER[0](as_tensor(base) if isinstance(exponent, int) else base, exponent)
+    except TesseraError as error:
+        raise error.at(here()) from None
+
+
+def _is_integer(x: Any) -> bool:
+    return x.dtype.is_integer if isinstance(x, Tensor) else isinstance(x, int) and not isinstance(x, bool)
 
 
 def selecting(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -65,10 +94,14 @@ def common_type(operands: Sequence[Any]) -> TensorType:
 
 def same_dtype(operands: Sequence[Any]) -> list[Tensor]:
     """Operands as tensors of one element type; Python numbers take the tensors' type."""
-    tensors = [x if isinstance(x, NUMBERS) else as_tensor(x) for x in operands]
+    tensors = [x if isinstance(x, NUMBERS) else _number_or_tensor(x) for x in operands]
     element = common_type(tensors)
     dtype = element.dtype
     return [t if isinstance(t, Tensor) and t.dtype == dtype else _converted(t, element) for t in tensors]
+
+
+def _number_or_tensor(x: Any) -> Any:
+    return number_of(x) if isinstance(x, SIZES) else as_tensor(x)
 
 
 def _widest(numbers: Sequence[Any]) -> type:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tessera.device import generator_of
+from tessera.device import check_device
 from tessera.dlpack import taken
 from tessera.errors import ArgumentError, here
 from tessera.ops import basic
@@ -44,7 +44,7 @@ def empty(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor
 
 def _filled(shape: Shape, value: Any, dtype: DType, device: str | None) -> Tensor:
     if device is not None:
-        generator_of(device)
+        check_device(device)
     return basic.full(shape=shape, value=value, dtype=as_dtype(dtype))
 
 
@@ -107,7 +107,7 @@ def arange(
         ArgumentError: `step` is 0.
     """
     if device is not None:
-        generator_of(device)
+        check_device(device)
     low, high = (0, start) if end is None else (start, end)
     if step == 0:
         raise ArgumentError("arange with step 0", location=here(), expected="a step above or below 0")
@@ -133,7 +133,7 @@ def linspace(
     Tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], f32)
     """
     if device is not None:
-        generator_of(device)
+        check_device(device)
     if steps < 0:
         raise ArgumentError(f"linspace of {steps} values", location=here(), expected="a count ≥ 0")
     gaps = max(steps - 1 if endpoint else steps, 1)
@@ -153,7 +153,7 @@ def eye(rows: Size, columns: Size | None = None, k: int = 0, dtype: DType = f32,
             [0., 0., 1.]], f32)
     """
     if device is not None:
-        generator_of(device)
+        check_device(device)
     shape = (rows, rows if columns is None else columns)
     return cast(equal(iota(shape=shape, axis=-2) + k, iota(shape=shape, axis=-1)), dtype=as_dtype(dtype))
 

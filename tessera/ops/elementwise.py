@@ -11,7 +11,7 @@ from tessera.errors import DTypeError
 from tessera.numerics import bounds
 from tessera.numerics.special import erf as erf_of
 from tessera.op import STORAGE, Op, error, op
-from tessera.ops.coerce import floating, pointwise, selecting
+from tessera.ops.coerce import floating, pointwise, powering, rounding, selecting
 from tessera.types import TensorType, bool_
 
 
@@ -73,6 +73,7 @@ def _comparison(bound: Any) -> Define:
     return _define(bound, infer=truth, coerce=pointwise, numerics=STORAGE)
 
 
+_whole = _define(bounds.selection, infer=same, coerce=rounding)
 _bitwise = _define(bounds.bits, infer=integral, coerce=pointwise, numerics=STORAGE)
 
 
@@ -112,9 +113,9 @@ def remainder(x, y):
     return np.remainder(x, y)
 
 
-@_function(bounds.power)
+@_define(bounds.power, infer=same, coerce=powering)
 def pow(x, exponent):
-    """`x` to the power `exponent`."""
+    """`x` to the power `exponent`; integers to a power from 0 on stay integers."""
     return np.power(x, exponent)
 
 
@@ -202,19 +203,19 @@ def cos(x):
     return np.cos(x)
 
 
-@_function(bounds.selection)
+@_whole
 def floor(x):
     """The largest whole number not above `x`."""
     return np.floor(x)
 
 
-@_function(bounds.selection)
+@_whole
 def ceil(x):
     """The smallest whole number not below `x`."""
     return np.ceil(x)
 
 
-@_function(bounds.selection)
+@_whole
 def round(x):
     """The nearest whole number; ties go to the even one."""
     return np.rint(x)

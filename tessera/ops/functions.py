@@ -10,8 +10,9 @@ import numpy as np
 
 from tessera.numerics import bounds
 from tessera.op import Op, error, jvp, lower, op
+from tessera.ops.arguments import typed
 from tessera.ops.basic import full
-from tessera.ops.coerce import floating, pointwise
+from tessera.ops.coerce import floating, pointwise, rounding
 from tessera.ops.derivatives import along
 from tessera.ops.elementwise import (
     abs,
@@ -33,6 +34,7 @@ from tessera.ops.elementwise import (
     truth,
     where,
 )
+from tessera.tensor import Tensor, as_tensor
 from tessera.types import bool_
 
 PI = math.pi
@@ -175,7 +177,7 @@ def _(x):
     return where(greater(x, 0), 1, where(less(x, 0), -1, x))
 
 
-@op(coerce=floating)
+@op(coerce=rounding)
 def trunc(x):
     """`x` without its fraction: the nearest whole number toward zero."""
     return np.trunc(x)
@@ -234,12 +236,25 @@ def _(x, y, z):
     return x * y + z
 
 
-@op(infer=same, coerce=pointwise)
-def clip(x, low, high):
+@op(infer=same, coerce=pointwise, name="clip")
+def clipped(x, low, high):
     """`x` brought to lie from `low` to `high`; NaN stays NaN."""
     return np.minimum(np.maximum(x, low), high)
 
 
-@lower(clip)
+@lower(clipped)
 def _(x, low, high):
     return minimum(maximum(x, low), high)
+
+
+@typed
+def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
+    """`x` brought to lie from `min` to `max`, numbers or tensors; None is no bound. NaN stays NaN.
+
+    >>> clip([1.0, 5.0, 9.0], 2.0, max=7.0), clip([1, 5], min=3)
+    (Tensor([2., 5., 7.], f32), Tensor([3, 5], int64))
+    """
+    if min is None or max is None:
+        x = as_tensor(x) if min is None else maximum(x, min)
+        return x if max is None else minimum(x, max)
+    return clipped(x, min, max)

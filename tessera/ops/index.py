@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tessera.errors import OutOfBoundsError, ShapeError, here
+from tessera.errors import DTypeError, OutOfBoundsError, ShapeError, here
 from tessera.ops.arrange import flip
 from tessera.ops.elementwise import less, where
 from tessera.ops.shape import count, expand_dims, gather, permute, reshape, slice_, squeeze
 from tessera.shapes import Dim, Size, broadcast
+from tessera.shapes.dim import known
 from tessera.shapes.rules import show
 from tessera.tensor import Tensor, as_tensor
 
@@ -31,8 +32,8 @@ def subscript(x: Tensor, index: Any) -> Tensor:
     key = basic_key(index if isinstance(index, tuple) else (index,))
     if key is not None:
         return _basic(x, key)
-    items = [part for item in (index if isinstance(index, tuple) else (index,)) for part in _plain(item)]
-    items = filled(items, x.shape)
+    items = [_plain(item) for item in (index if isinstance(index, tuple) else (index,))]
+    items = _chosen(filled(items, x.shape), x.shape)
     if _joined(items):
         return _several(x, items)
     out, axis = _sliced(x, [i for i in items if i is not None]), 0
@@ -54,7 +55,7 @@ def basic_key(items: tuple[Any, ...]) -> tuple[Any, ...] | None:
     key: list[Any] = []
     for item in items:
         if item.__class__ is slice:
-            key.append((item.start, item.stop, item.step))
+            key.append((known(item.start), known(item.stop), item.step))
         elif item is None or item is Ellipsis or item.__class__ is int:
             key.append(item)
         else:
@@ -93,7 +94,7 @@ def recipe_of(shape: tuple[Size, ...], key: tuple[Any, ...]) -> Recipe:
 
 def filled(items: list[Any], shape: tuple[Size, ...]) -> list[Any]:
     """A subscript with one item for each axis, None apart; `...` and what is left out are whole slices."""
-    used = len([i for i in items if i is not None and i is not Ellipsis])
+    used = sum(_covers(i) for i in items)
     if used > len(shape):
         raise ShapeError(f"{used} indices for a tensor of rank {len(shape)}", location=here(), received=show(shape))
     dots = [n for n, i in enumerate(items) if i is Ellipsis]
@@ -103,18 +104,48 @@ def filled(items: list[Any], shape: tuple[Size, ...]) -> list[Any]:
     return [*items[:at], *[slice(None)] * (len(shape) - used), *items[at + 1 :]]
 
 
-def _plain(item: Any) -> list[Any]:
-    """An item of a subscript as integers, slices and integer tensors; a bool array names the places it holds at."""
+def _covers(item: Any) -> int:
+    """How many axes an item of a subscript stands for: a bool array for as many as it has."""
+    if item is None or item is Ellipsis:
+        return 0
+    return item.ndim if isinstance(item, Tensor) and item.dtype.kind == "bool" else 1
+
+
+def _plain(item: Any) -> Any:
+    """An item of a subscript as None, `...`, an integer, a slice, or a tensor of integers or bools."""
     if item is None or item is Ellipsis or isinstance(item, slice):
-        return [item]
+        return item
     if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
-        return [int(item)]
+        return int(item)
     tensor = as_tensor(np.asarray(item, np.int64) if isinstance(item, list) and not item else item)
-    if tensor.dtype.kind == "bool":
-        if not tensor.ndim:
-            raise ShapeError("a single bool is no index", location=here(), suggestion="use ts.where")
-        return [Tensor(places) for places in np.nonzero(tensor.numpy())]
-    return [tensor]
+    if tensor.dtype.kind == "bool" and not tensor.ndim:
+        raise ShapeError("a single bool is no index", location=here(), suggestion="use ts.where")
+    if tensor.dtype.is_float:
+        raise DTypeError(
+            "indices are not integers", location=here(), received=str(tensor.type),
+            expected="integers, slices, None, ..., or tensors of integers or bools",
+        )  # fmt: skip
+    return tensor
+
+
+def _chosen(items: list[Any], shape: tuple[Size, ...]) -> list[Any]:
+    """The items with each bool array as the places at which it holds, one vector for each axis it covers."""
+    found: list[Any] = []
+    axis = 0
+    for item in items:
+        if isinstance(item, Tensor) and item.dtype.kind == "bool":
+            covered = shape[axis : axis + item.ndim]
+            if item.shape != covered and all(isinstance(n, int) for n in covered):
+                raise ShapeError(
+                    "a bool array does not fit the axes it chooses from", location=here(),
+                    expected=f"shape {show(covered)}", received=show(item.shape),
+                )  # fmt: skip
+            found += [Tensor(places) for places in np.nonzero(item.numpy())]
+            axis += item.ndim
+        else:
+            found.append(item)
+            axis += item is not None
+    return found
 
 
 def _sliced(x: Tensor, items: list[Any]) -> Tensor:

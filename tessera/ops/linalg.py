@@ -16,7 +16,7 @@ from tessera.ops.coerce import promote
 from tessera.ops.shape import count, expand_dims, reshape, squeeze
 from tessera.shapes import broadcast
 from tessera.tensor import Tensor, as_tensor, bind
-from tessera.types import DType, TensorType, as_dtype, int8, int32
+from tessera.types import DType, TensorType, as_dtype, bool_, int8, int32
 
 
 def _dot_attrs(a: TensorType, b: TensorType, *, dtype: Any) -> dict[str, Any]:
@@ -31,6 +31,8 @@ def product_dtype(a: TensorType) -> DType:
 def _dot_type(a: TensorType, b: TensorType, *, dtype: DType) -> TensorType:
     if a.dtype != b.dtype:
         raise DTypeError(f"cannot multiply {a.dtype} by {b.dtype}", received=f"{a} and {b}")
+    if a.dtype == bool_:
+        raise DTypeError("a matrix product of bools", received=f"{a} and {b}", suggestion="cast to ts.int32 before")
     if a.rank != b.rank or a.rank < 2 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
         raise ShapeError(
             "the shapes do not fit a matrix product",

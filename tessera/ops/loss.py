@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.errors import ArgumentError, ShapeError, here
+from tessera.errors import ArgumentError, OutOfBoundsError, ShapeError, here
 from tessera.ops.arguments import typed
 from tessera.ops.arrange import moveaxis
 from tessera.ops.basic import cast
@@ -67,6 +67,7 @@ def cross_entropy(
 
     Raises:
         ShapeError: `target` is neither like `input` nor like it without axis 1.
+        OutOfBoundsError: there is no such class (known outside of a trace alone).
     """
     x, target = as_tensor(input), as_tensor(target)
     axis = 1 if x.ndim > 1 else 0
@@ -78,6 +79,7 @@ def cross_entropy(
         return sum(losses) / count(losses.shape) if reduction == "mean" else _reduced(losses, reduction)
     if target.shape != logs.shape[:-1]:
         raise ShapeError("the classes do not fit the logits", location=here(), received=f"{x.type} and {target.type}")
+    _check_classes(target, classes, ignore_index)
     hot = equal(expand_dims(target, -1), iota(shape=(classes,), dtype=target.dtype))
     counts = not_equal(target, ignore_index)
     scale = where(counts, sum(where(hot, w, 0.0) if weight is not None else cast(hot, dtype=x.dtype), axis=-1), 0.0)
@@ -85,6 +87,18 @@ def cross_entropy(
     losses = -(sum(where(hot, logs * w, 0.0), axis=-1) * (1.0 - label_smoothing))
     losses = where(counts, losses - sum(logs * w, axis=-1) * smooth if smooth else losses, 0.0)
     return sum(losses) / sum(scale) if reduction == "mean" else _reduced(losses, reduction)
+
+
+def _check_classes(target: Tensor, classes: int, ignored: int | None = None) -> None:
+    """Refuse classes that there are none of, where they are known: traced ones count for nothing."""
+    if target.is_traced:
+        return
+    array = target.numpy()
+    wrong = array[((array < 0) | (array >= classes)) & (array != ignored)]
+    if wrong.size:
+        raise OutOfBoundsError(
+            f"class {wrong.flat[0]} of {classes}", location=here(), expected=f"classes from 0 to {classes - 1}"
+        )
 
 
 def _like(target: Tensor, x: Tensor) -> Tensor:
@@ -102,6 +116,7 @@ def nll_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
             "the classes do not fit the log probabilities", location=here(), expected="[N, C] and integers [N]",
             received=f"{logs.type} and {target.type}",
         )  # fmt: skip
+    _check_classes(target, int(logs.shape[-1]))
     hot = equal(expand_dims(target, -1), iota(shape=(logs.shape[-1],), dtype=target.dtype))
     return _reduced(-sum(where(hot, logs, 0.0), axis=-1), reduction)
 

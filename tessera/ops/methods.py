@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from tessera.device import generator_of
+import numpy as np
+
+from tessera.device import check_device
 from tessera.op import ALIASES, Op
 from tessera.ops import (
     arithmetic,
@@ -27,6 +29,7 @@ from tessera.ops import (
 from tessera.ops import elementwise as e
 from tessera.ops.at import At
 from tessera.ops.basic import broadcast_to, cast
+from tessera.ops.coerce import NUMBERS
 from tessera.ops.index import subscript
 from tessera.ops.linalg import matmul
 from tessera.ops.numpy_protocol import PROTOCOLS
@@ -51,6 +54,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 COMPARISONS = {
     "lt": e.less, "le": e.less_equal, "gt": e.greater, "ge": e.greater_equal, "eq": e.equal, "ne": e.not_equal,
 }  # fmt: skip
+DATA = (Tensor, list, tuple, np.ndarray, np.generic)
 UNARY = {"neg": e.neg, "abs": e.abs, "invert": e.bitwise_not}
 METHODS: dict[str, Callable[..., Any]] = {
     f.__name__: f
@@ -94,6 +98,17 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def _equality(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`==` and `!=`, which leave it to Python what a tensor is beside None, text and other objects: not equal."""
+
+    def method(self: Tensor, other: Any) -> Any:
+        if other.__class__ in NUMBERS or isinstance(other, DATA) or hasattr(other, "__array__"):
+            return function(self, other)
+        return NotImplemented
+
+    return method
+
+
 def _reshape(self: Tensor, *sizes: Any) -> Tensor:
     """The same elements with another shape, given as one tuple or as sizes."""
     return shape.reshape(self, shape=sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes)
@@ -113,7 +128,7 @@ def _to(self: Tensor, target: Any = None, dtype: Any = None, device: str | None 
     if isinstance(target, str) and target not in BY_NAME:
         target, device = None, target
     if device is not None:
-        generator_of(device)
+        check_device(device)
     wanted = dtype if target is None else target
     return self if wanted is None else cast(self, dtype=wanted)
 
@@ -167,7 +182,7 @@ def attach() -> None:
         setattr(Tensor, f"__{name}__", _method(function))
         setattr(Tensor, f"__r{name}__", _swapped(function))
     for name, function in (COMPARISONS | UNARY).items():
-        setattr(Tensor, f"__{name}__", _method(function))
+        setattr(Tensor, f"__{name}__", (_equality if name in ("eq", "ne") else _method)(function))
     for name, function in METHODS.items():
         method = _method(function)
         method.__doc__ = function.__doc__

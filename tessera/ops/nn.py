@@ -10,14 +10,15 @@ import numpy as np
 from tessera.errors import ShapeError, TesseraError, here
 from tessera.numerics.special import erf as erf_of
 from tessera.op import lower, op
-from tessera.ops.arguments import typed
+from tessera.ops.arguments import shape_of, typed
 from tessera.ops.basic import check_count
 from tessera.ops.coerce import floating, promote
 from tessera.ops.elementwise import erf, exp, less, log, maximum, rsqrt, tanh, where
 from tessera.ops.linalg import dot
 from tessera.ops.reduce import max, mean, sum
-from tessera.ops.shape import iota, transpose
-from tessera.shapes import normalize_axes, normalize_axis
+from tessera.ops.shape import iota, permute, transpose
+from tessera.shapes import as_size, normalize_axes, normalize_axis
+from tessera.shapes.rules import show
 from tessera.tensor import Tensor, as_tensor, bind
 from tessera.types import TensorType
 
@@ -125,6 +126,12 @@ def layer_norm(x: Any, normalized_shape: Any = None, weight: Any = None, bias: A
     """Layer normalisation over the last axes (Ba, Kiros and Hinton 2016), then `weight` and `bias`.
 
     `normalized_shape` names the trailing sizes; it may be left out where the last axis alone is meant.
+
+    >>> layer_norm([[0.0, 2.0]], 2, eps=0.0)
+    Tensor([[-1.,  1.]], f32)
+
+    Raises:
+        ShapeError: `x` does not end in `normalized_shape`.
     """
     return _scaled(normalize(x, axis=_trailing(x, normalized_shape), eps=eps), weight, bias)
 
@@ -136,8 +143,16 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-5) -> Tensor:
 
 
 def _trailing(x: Any, normalized_shape: Any) -> tuple[int, ...]:
-    listed = (1,) if isinstance(normalized_shape, int) or normalized_shape is None else tuple(normalized_shape)
-    return tuple(range(-len(listed), 0))
+    if normalized_shape is None:
+        return (-1,)
+    wanted, shape = shape_of(normalized_shape, as_size), as_tensor(x).shape
+    last = shape[len(shape) - len(wanted) :]
+    if len(wanted) > len(shape) or any(n != size for n, size in zip(wanted, last, strict=True)):
+        raise ShapeError(
+            "layer_norm over other sizes than the last ones", location=here(),
+            expected=f"a shape that ends in {show(wanted)}", received=show(shape),
+        )  # fmt: skip
+    return tuple(range(-len(wanted), 0))
 
 
 def _scaled(out: Tensor, weight: Any, bias: Any) -> Tensor:
@@ -190,3 +205,23 @@ def _(q, k, v, mask=None, *, causal, scale):
         s = where(later, -math.inf, s)
     e = exp(s - max(s, axis=-1, keepdims=True))
     return dot(e, v) / sum(e, axis=-1, keepdims=True)
+
+
+HEADS_BACK = (0, 2, 1, 3)  # heads and positions change places
+
+
+@op(coerce=_attention_coerce, canonical=_attention_attrs)
+def positional_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None):
+    """`scaled_dot_product_attention` with heads after positions: q [B, S, H, D], k and v [B, T, H, D].
+
+    The mask is as there: [B, H, S, T], any of them 1 but T. The result is [B, S, H, D].
+    """
+    turned = [np.transpose(x, HEADS_BACK) for x in (q, k, v)]
+    return np.transpose(scaled_dot_product_attention.ref(*turned, mask, causal=causal, scale=scale), HEADS_BACK)
+
+
+@lower(positional_attention)
+def _(q, k, v, mask=None, *, causal, scale):
+    turned = [permute(x, axes=HEADS_BACK) for x in (q, k, v)]
+    found = scaled_dot_product_attention(*turned, mask, causal=causal, scale=scale)
+    return permute(found, axes=HEADS_BACK)

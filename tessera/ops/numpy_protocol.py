@@ -11,12 +11,13 @@ import numpy as np
 from tessera.dlpack import given
 from tessera.errors import ArgumentError, TraceError, here
 from tessera.ops import arithmetic as a
-from tessera.ops import arrange, logic, statistics
+from tessera.ops import arrange, creation, cumulative, decompose, logic, matrices, products, sort, statistics
 from tessera.ops import elementwise as e
 from tessera.ops import functions as f
 from tessera.ops import reduce as r
 from tessera.ops import shape as s
 from tessera.ops.basic import broadcast_to
+from tessera.ops.einsum import einsum
 from tessera.ops.linalg import matmul
 from tessera.pytree import map_leaves
 from tessera.tensor import Tensor
@@ -43,7 +44,23 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.concatenate: s.concatenate, np.stack: s.stack, np.reshape: s.reshape, np.expand_dims: s.expand_dims,
     np.squeeze: s.squeeze, np.flip: arrange.flip, np.roll: arrange.roll, np.tile: arrange.tiled,
     np.tril: arrange.tril, np.triu: arrange.triu, np.broadcast_to: lambda x, shape: broadcast_to(x, shape=shape),
+    np.clip: f.clip, np.einsum: einsum, np.outer: products.outer, np.kron: products.kron, np.moveaxis: arrange.moveaxis,
+    np.swapaxes: matrices.swapaxes, np.zeros_like: lambda x: creation.zeros_like(x),
+    np.ones_like: lambda x: creation.ones_like(x), np.full_like: lambda x, value: creation.full_like(x, value),
+    np.transpose: lambda x, axes=None: s.permute(x, axes=axes or range(x.ndim)[::-1]),
+    np.var: lambda x, axis=None, *, keepdims=False: r.var(x, axis=axis, keepdims=keepdims),
+    np.std: lambda x, axis=None, *, keepdims=False: statistics.std(x, axis=axis, keepdims=keepdims),
+    np.sort: lambda x, axis=-1: sort.sort(x, axis=axis), np.argsort: lambda x, axis=-1: sort.argsort(x, axis=axis),
+    np.cumsum: lambda x, axis=None: cumulative.cumsum(*_flat(x, axis)),
+    np.cumprod: lambda x, axis=None: cumulative.cumprod(*_flat(x, axis)),
+    np.linalg.inv: decompose.inv, np.linalg.det: decompose.det, np.linalg.solve: decompose.solve,
+    np.linalg.cholesky: decompose.cholesky, np.linalg.eigh: decompose.eigh,
 }  # fmt: skip
+
+
+def _flat(x: Tensor, axis: int | None) -> tuple[Tensor, int]:
+    """A tensor and the axis to go along; flat without one."""
+    return (s.reshape(x, shape=(-1,)), 0) if axis is None else (x, axis)
 
 
 def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **named: Any) -> Any:

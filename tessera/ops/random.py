@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.device import generator_of
+from tessera.device import check_device
 from tessera.effect import current, perform
 from tessera.errors import ArgumentError, DTypeError, here
 from tessera.numerics.rounds import LOW, philox
@@ -78,7 +78,7 @@ def manual_seed(seed: int) -> Generator:
 
 def _begin(shape: Any, dtype: Any, device: str | None, floats: bool = True) -> tuple[tuple[int, ...], DType]:
     if device is not None:
-        generator_of(device)
+        check_device(device)
     element = as_dtype(dtype)
     if element.is_float != floats:
         raise DTypeError("random numbers of another kind", location=here(), received=str(element),

@@ -10,6 +10,7 @@ import numpy as np
 from tessera.errors import DTypeError, ShapeError
 from tessera.numerics import bounds, rows, sums
 from tessera.op import ACCUMULATE, REGISTRY, STORAGE, Op, error, lower, op
+from tessera.ops import shape
 from tessera.ops.basic import cast, check_count, plain
 from tessera.shapes import Size, normalize_axes, normalize_axis
 from tessera.tensor import as_tensor, bind
@@ -85,6 +86,16 @@ def min(x, *, axis: Any = None, keepdims: bool = False):
 error(max, min)(bounds.selection)
 
 
+def searching(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `plain`; without an axis, the place in the flattened tensor."""
+    check_count(op, operands)
+    x = as_tensor(operands[0])
+    if attrs["axis"] is not None or not x.ndim:
+        return bind(op, [x], {**attrs, "axis": -1 if attrs["axis"] is None else attrs["axis"]})
+    place = bind(op, [shape.reshape(x, shape=(-1,))], {"axis": 0, "keepdims": False})
+    return shape.reshape(place, shape=(1,) * x.ndim) if attrs["keepdims"] else place
+
+
 def _one_axis(x: TensorType, *, axis: int, keepdims: bool) -> dict[str, Any]:
     if x.rank == 0:
         raise ShapeError("argmax needs an axis to search along; the tensor is a scalar")
@@ -95,18 +106,18 @@ def _place_type(x: TensorType, *, axis: int, keepdims: bool) -> TensorType:
     return _extreme_type(x, axis=(axis,), keepdims=keepdims).with_dtype(int64)
 
 
-@op(infer=_place_type, coerce=plain, canonical=_one_axis, numerics=STORAGE)
-def argmax(x, *, axis: int = -1, keepdims: bool = False):
-    """Where along `axis` the largest element is (int64); the first of equals, or of NaNs."""
+@op(infer=_place_type, coerce=searching, canonical=_one_axis, numerics=STORAGE)
+def argmax(x, *, axis: int | None = None, keepdims: bool = False):
+    """Where along `axis` (None: of them all) the largest element is (int64): the first of equals, of NaNs."""
     return np.argmax(x, axis=axis, keepdims=keepdims)
 
 
 error(argmax)(sums.contest(1))
 
 
-@op(infer=_place_type, coerce=plain, canonical=_one_axis, numerics=STORAGE)
-def argmin(x, *, axis: int = -1, keepdims: bool = False):
-    """Where along `axis` the smallest element is (int64); the first of equals, or of NaNs."""
+@op(infer=_place_type, coerce=searching, canonical=_one_axis, numerics=STORAGE)
+def argmin(x, *, axis: int | None = None, keepdims: bool = False):
+    """Where along `axis` (None: of them all) the least element is (int64): the first of equals, of NaNs."""
     return np.argmin(x, axis=axis, keepdims=keepdims)
 
 

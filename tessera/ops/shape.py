@@ -14,7 +14,7 @@ from tessera.op import STORAGE, Op, error, op
 from tessera.ops.arguments import shape_of, typed
 from tessera.ops.basic import plain
 from tessera.ops.coerce import same_dtype
-from tessera.shapes import Size, as_size, normalize_axis
+from tessera.shapes import Size, as_size, normalize_axes, normalize_axis
 from tessera.shapes.rules import show
 from tessera.tensor import Tensor, as_tensor, bind
 from tessera.types import DType, TensorType, as_dtype, int64
@@ -232,19 +232,30 @@ def expand_dims(x: Any, axis: int) -> Tensor:
 
 
 @typed
-def squeeze(x: Any, axis: int) -> Tensor:
-    """`x` without `axis`, which must have size 1."""
+def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
+    """`x` without `axis`, one or several, each of size 1; without all axes of size 1 where it is None.
+
+    >>> squeeze([[[1.0], [2.0]]])
+    Tensor([1., 2.], f32)
+
+    Raises:
+        ShapeError: an axis has another size.
+    """
     x = as_tensor(x)
-    at = normalize_axis(axis, x.ndim) + x.ndim
-    if x.shape[at] != 1:
-        raise ShapeError(f"axis {axis} has size {x.shape[at]}, not 1", received=str(x.type))
-    return reshape(x, shape=(*x.shape[:at], *x.shape[at + 1 :]))
+    ones = [i for i, n in enumerate(x.shape) if n == 1]
+    gone = ones if axis is None else [a + x.ndim for a in normalize_axes(axis, x.ndim)]
+    for at in gone:
+        if x.shape[at] != 1:
+            raise ShapeError(f"axis {at} has size {x.shape[at]}, not 1", received=str(x.type))
+    return reshape(x, shape=tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
 @typed
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """`x` with the axes from `start_dim` to `end_dim` made one."""
+    """`x` with the axes from `start_dim` to `end_dim` made one; a scalar gets one of size 1."""
     x = as_tensor(x)
+    if not x.ndim:
+        return reshape(x, shape=(1,))
     first, last = (normalize_axis(d, x.ndim) + x.ndim for d in (start_dim, end_dim))
     return reshape(x, shape=(*x.shape[:first], count(x.shape[first : last + 1]), *x.shape[last + 1 :]))
 

@@ -212,3 +212,13 @@ def async_wait(*, pending: int = 0):
 @op(infer=_nothing, coerce=direct, numerics=STORAGE, dialect="tile", effects=MEMORY)
 def barrier():
     """Wait for every tile of the group; what they wrote before is then seen by all."""
+
+
+@op(infer=_nothing, coerce=direct, numerics=STORAGE, dialect="tile", effects=MEMORY)
+def grid_barrier():
+    """Wait for every tile of every group of the launch; what they wrote before is then seen by all."""
+
+
+def meets(body: Any) -> bool:
+    """Whether the programs of a launch of this block wait for each other, so that all must be under way at once."""
+    return any(n.op is grid_barrier for n in body.walk())

@@ -58,10 +58,12 @@ def batch_norm(
     >>> batch_norm([[1.0], [3.0]], Tensor([0.0]), Tensor([1.0]), eps=0.0)
     Tensor([[-1.],
             [ 1.]], f32)
+
+    Raises:
+        ShapeError: `x` has no axis of channels, or a statistic or weight is not [C].
     """
     x = as_tensor(x)
-    if x.ndim < 2:
-        raise ShapeError("batch_norm takes [B, C, ...]", location=here(), received=str(x.type))
+    _check_channels(x, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     axes = (0, *range(2, x.ndim))
     shape = (x.shape[1], *(1 for _ in axes[1:]))
     if training:
@@ -73,6 +75,17 @@ def batch_norm(
     return out if bias is None else out + reshape(bias, shape=shape)
 
 
+def _check_channels(x: Tensor, **each: Any) -> None:
+    if x.ndim < 2:
+        raise ShapeError("batch_norm takes [B, C, ...]", location=here(), received=str(x.type))
+    for name, value in each.items():
+        if value is not None and as_tensor(value).shape != (x.shape[1],):
+            raise ShapeError(
+                f"{name} of batch_norm is not one number for each channel", location=here(),
+                expected=f"shape ({x.shape[1]},), for {x.type}", received=str(as_tensor(value).type),
+            )  # fmt: skip
+
+
 @typed
 def running_statistics(x: Any, running_mean: Any, running_var: Any, momentum: float = 0.1) -> tuple[Tensor, Tensor]:
     """The running mean and variance of `batch_norm` after this batch: old · (1 - momentum) + new · momentum.
@@ -80,6 +93,7 @@ def running_statistics(x: Any, running_mean: Any, running_var: Any, momentum: fl
     The new variance is that of a sample (n - 1 below).
     """
     x = as_tensor(x)
+    _check_channels(x, running_mean=running_mean, running_var=running_var)
     axes = (0, *range(2, x.ndim))
     new = mean(x, axis=axes), var(x, axis=axes, correction=1.0)
     old = as_tensor(running_mean), as_tensor(running_var)

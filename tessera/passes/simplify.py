@@ -12,7 +12,7 @@ from tessera.evaluate import copier, rebuild
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
 from tessera.op import REGISTRY, Op, Rules
-from tessera.ops import basic, elementwise, linalg, reduce, shape
+from tessera.ops import basic, elementwise, linalg, nn, reduce, shape
 from tessera.types import TensorType
 
 # rule(graph, node, args) gives the value to use instead, or None to keep the node.
@@ -115,6 +115,16 @@ def _(graph, node, args):
     if moved == sorted(moved):  # only axes of size 1 change places
         return graph.reshape(x, node.out.type.shape)
     return _repeats(graph, node, args) or (graph.add(shape.permute, x, axes=tuple(axes)) if inner else None)
+
+
+@rules(nn.scaled_dot_product_attention)
+def _(graph, node, args):
+    """Heads that were only brought forward stay where they were; a user that takes them back finds them there."""
+    turned = [graph.made_by(x, shape.permute) for x in args[:3]]
+    if not all(each and each.attrs["axes"] == nn.HEADS_BACK for each in turned):
+        return None
+    found = graph.add(nn.positional_attention, *(each.args[0] for each in turned), *args[3:], **node.attrs)
+    return graph.add(shape.permute, found, axes=nn.HEADS_BACK)
 
 
 @rules(shape.slice_)

@@ -2,7 +2,8 @@
 
 from tessera.shapes.binding import bind, bind_all
 from tessera.shapes.constraints import dims, require
-from tessera.shapes.dim import Dim, Size, UnknownSizeError, as_size, evaluate_shape, symbols
+from tessera.shapes.dim import Dim, Size, UnknownSizeError, evaluate_shape, symbols
+from tessera.shapes.reading import as_size
 from tessera.shapes.rules import broadcast, normalize_axes, normalize_axis
 
 __all__ = [

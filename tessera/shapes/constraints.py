@@ -6,11 +6,11 @@ import ast
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from tessera.errors import ShapeError, here
-from tessera.shapes.dim import Dim, Size, from_ast
+from tessera.shapes.dim import SIZES, Dim, Size
+from tessera.shapes.reading import from_ast
 
 F = TypeVar("F")
 _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
@@ -21,8 +21,6 @@ _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-# The sizes of the names in the function being traced; None outside a trace.
-SIZES: ContextVar[Mapping[str, Size] | None] = ContextVar("sizes", default=None)
 
 
 def dims(names: str) -> tuple[Dim, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import ast
+import functools
+import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, Union
+from contextvars import ContextVar
+from typing import Any, Union
 
 from tessera.errors import ShapeError
 
@@ -16,6 +18,28 @@ Size = Union[int, "Dim"]
 
 class UnknownSizeError(ShapeError):
     """A size was asked for that is known only by name."""
+
+
+# The sizes of the names in the function being traced; None outside a trace.
+SIZES: ContextVar[Mapping[str, Size] | None] = ContextVar("sizes", default=None)
+# Whether a program is traced for its types (`ts.check`) and never run.
+TYPES_ALONE: ContextVar[bool] = ContextVar("types alone", default=False)
+
+
+def _beside(kind: type) -> Callable[[Any], Any]:
+    """Arithmetic with sizes, or with any number; what else stands there does it, with the size as a number."""
+
+    def decorate(method: Any) -> Any:
+        @functools.wraps(method)
+        def checked(self: Dim, other: Any) -> Any:
+            return method(self, other) if isinstance(other, (kind, Dim)) else NotImplemented
+
+        return checked
+
+    return decorate
+
+
+_of_sizes, _of_numbers = _beside(numbers.Integral), _beside(numbers.Real)
 
 
 class Dim:
@@ -48,12 +72,14 @@ class Dim:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Dim) and self.terms == other.terms
 
+    @_of_sizes
     def __add__(self, other: Size) -> Size:
         terms = dict(self.terms)
         for monomial, count in _terms(other):
             terms[monomial] = terms.get(monomial, 0) + count
         return _simple(terms)
 
+    @_of_sizes
     def __mul__(self, other: Size) -> Size:
         terms: dict[Monomial, int] = {}
         for left, a in self.terms:
@@ -65,19 +91,23 @@ class Dim:
     def __neg__(self) -> Size:
         return self * -1
 
+    @_of_sizes
     def __sub__(self, other: Size) -> Size:
         return self + -other
 
+    @_of_sizes
     def __rsub__(self, other: Size) -> Size:
         return -self + other
 
     __radd__ = __add__
     __rmul__ = __mul__
 
+    @_of_sizes
     def __floordiv__(self, other: Size) -> Size:
         exact = _divide(self, other)
         return exact if exact is not None else _simple({(("//", self, other),): 1})
 
+    @_of_sizes
     def __mod__(self, other: Size) -> Size:
         return 0 if _divide(self, other) is not None else _simple({(("%", self, other),): 1})
 
@@ -91,11 +121,29 @@ class Dim:
         return "+".join(_text(m, c) for m, c in self.terms).replace("+-", "-")
 
     def __int__(self) -> int:
-        raise UnknownSizeError(
-            f"the size {self} is not known yet", suggestion="call with arrays, whose sizes are known"
-        )
+        found = known(self)
+        if isinstance(found, Dim):
+            raise UnknownSizeError(
+                f"the size {self} is not known yet", suggestion="call with arrays, whose sizes are known"
+            )
+        return found
 
     __index__ = __int__
+
+    def __float__(self) -> float:
+        return float(int(self))
+
+    @_of_numbers
+    def __truediv__(self, other: float) -> float:
+        return int(self) / other
+
+    @_of_numbers
+    def __rtruediv__(self, other: float) -> float:
+        return other / int(self)
+
+    @_of_numbers
+    def __pow__(self, other: float) -> float:
+        return int(self) ** other
 
     def evaluate(self, sizes: Mapping[str, int]) -> Size:
         """This dim with the names in `sizes` replaced by their sizes."""
@@ -110,6 +158,13 @@ class Dim:
     def names(self) -> frozenset[str]:
         """The names this dim depends on."""
         return frozenset(name for m, _ in self.terms for atom in m for name in _atom_names(atom))
+
+
+def known(size: Size) -> Size:
+    """A size with the names that the function being traced knows replaced by their sizes."""
+    if not isinstance(size, Dim):
+        return size
+    return size.evaluate(SIZES.get() or {})  # type: ignore[arg-type]
 
 
 def _terms(size: Size) -> Iterable[tuple[Monomial, int]]:
@@ -183,52 +238,7 @@ def _atom_names(atom: Any) -> Iterable[str]:
     return symbols((left, right))
 
 
-_OPERATORS: dict[type, Callable] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
 ANY_DIMS = Dim.of("...")  # in an annotation: any number of axes
-
-
-def as_size(value: int | str | Dim | TypeVar) -> Size:
-    """A size from an int, a name, an expression such as "2*D+1" or a type variable (`def f[B](...)`).
-
-    >>> as_size("2*D") // 2
-    D
-    """
-    if isinstance(value, str):
-        return _parse(value)
-    if isinstance(value, TypeVar):
-        return Dim.of(value.__name__)
-    return value if isinstance(value, Dim) else int(value)
-
-
-def _parse(text: str) -> Size:
-    if text.startswith("?") or text == "...":
-        return Dim.of(text)
-    try:
-        return from_ast(ast.parse(text.strip(), mode="eval").body, text)
-    except SyntaxError:
-        hint = 'write a name or arithmetic: "B", "2*D+1"'
-        raise ShapeError(f'"{text}" is not a dimension', suggestion=hint) from None
-
-
-def from_ast(node: ast.expr, text: str) -> Size:
-    """The size that an expression means; `text` is what it was written as."""
-    if isinstance(node, ast.Name):
-        return Dim.of(node.id)
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -from_ast(node.operand, text)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](from_ast(node.left, text), from_ast(node.right, text))
-    raise ShapeError(f'"{text}" is not a dimension', suggestion="use names, integers and + - * // %")
 
 
 def symbols(shape: Iterable[Size]) -> frozenset[str]:
@@ -239,7 +249,7 @@ def symbols(shape: Iterable[Size]) -> frozenset[str]:
 def divided(shape: Iterable[Size]) -> bool:
     """Whether a size rests on a division whose remainder is not known, so that equality does not decide.
 
-    >>> divided((as_size("D // 4"),)), divided((as_size("4*D") // 4,))
+    >>> divided((Dim.of("D") // 4,)), divided((4 * Dim.of("D") // 4,))
     (True, False)
     """
     return any(not isinstance(a, str) for s in shape if isinstance(s, Dim) for m, _ in s.terms for a in m)

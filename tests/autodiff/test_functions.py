@@ -115,3 +115,38 @@ def test_gradient_accumulation(parts, rng):
         assert any(n.op.name == "ts.scan" for n in trace.body.nodes)
         with pytest.raises(ShapeError, match="does not divide"):
             ts.accumulate_grad(mean_loss, 3)(P, x, y)
+
+
+def test_gradient_accumulation_as_a_decorator():
+    rng = np.random.default_rng(1)
+    w, x = rng.normal(size=(3, 1)).astype("f4"), rng.normal(size=(8, 3)).astype("f4")
+
+    def whole(w):
+        return ((ts.Tensor(x) @ w) ** 2).mean()
+
+    def parted(w):
+        @ts.gradient_accumulation(steps=4)
+        def loss(batch):
+            return ((batch @ w) ** 2).mean()
+
+        return loss(x)
+
+    close(ts.value_and_grad(parted)(ts.Tensor(w)), ts.value_and_grad(whole)(ts.Tensor(w)), "eager")
+    close(ts.jit(ts.grad(parted), target="llvm")(w), ts.grad(whole)(ts.Tensor(w)), "llvm")
+    shared = ts.gradient_accumulation(2, shared=0)(lambda w, x: ((x @ w) ** 2).mean())
+    close(ts.grad(shared)(ts.Tensor(w), x), ts.grad(whole)(ts.Tensor(w)), "shared")
+    with pytest.raises(ArgumentError, match="number of steps"):
+        ts.gradient_accumulation(steps=0)
+    with pytest.raises(ShapeError, match="3 parts"):
+        ts.gradient_accumulation(3)(lambda x: x.sum())(x)
+
+
+def test_none_in_a_container_stays_none():
+    params = {"w": ts.Tensor([1.0, 2.0]), "b": None, "more": [None, ts.Tensor([3.0])]}
+
+    def loss(p):
+        return (p["w"] * 2.0).sum() + (p["more"][1] ** 2).sum()
+
+    for found in (ts.grad(loss)(params), ts.jit(ts.grad(loss), target="llvm")(params), ts.vjp(loss, params)[1](1.0)[0]):
+        assert found["w"].tolist() == [2.0, 2.0] and found["b"] is None and found["more"][0] is None
+    assert ts.jvp(loss, (params,), (params,))[1].item() == 24.0 and ts.jit(lambda x: (x, None))(1.0)[1] is None

@@ -22,7 +22,7 @@ CASES = {
     "matmul": lambda x, y: x @ y.T,
     "slice": lambda x, y: x[:, ::2] * y[:, 1:],
     "concatenate": lambda x, y: ts.concatenate([x * x, y], axis=1),
-    "pad": lambda x, y: ts.pad(x * y, low=(1, 0), high=(0, 2)),
+    "pad": lambda x, y: ts.pad(x * y, ((1, 0), (0, 2))),
     "gather": lambda x, y: ts.gather(x * y, ts.Tensor(PLACES), axis=1),
     "scatter_add": lambda x, y: ts.scatter_add(x, ts.Tensor(PLACES), x * y, axis=1),
     "reductions": lambda x, y: ts.max(x, axis=1) * ts.min(y, axis=1) + ts.var(x, axis=1) + ts.mean(y, axis=1),

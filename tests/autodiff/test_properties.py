@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera.autodiff import dual
 from tessera.op import REGISTRY, jvp, lower
+from tessera.ops import nn
 
 STEP = 1e-6
 POSITIVE, UNIT, ABOVE, ANY = (0.4, 3.0), (-0.9, 0.9), (1.2, 3.0), (-2.0, 2.0)
@@ -29,7 +30,7 @@ OTHERS = {
     "reshape": lambda x, y: ts.reshape(x, (-1 if x.size else 0,)) * ts.flatten(y),
     "permute": lambda x, y: x.T * y.permute(1, 0),
     "slice": lambda x, y: x[:, ::2] * y[:, ::-1][:, ::2],
-    "pad": lambda x, y: ts.pad(x, low=(1, 0), high=(0, 2)) * 2.0,
+    "pad": lambda x, y: ts.pad(x, ((1, 0), (0, 2))) * 2.0,
     "concatenate": lambda x, y: ts.concatenate([x, y * x], axis=1),
     "gather": lambda x, y: ts.gather(x * y, ts.Tensor(np.zeros(3, np.int64)), axis=1),
     "scatter_add": lambda x, y: ts.scatter_add(x, ts.Tensor(np.zeros(y.shape[1], np.int64)), y, axis=1),
@@ -38,6 +39,7 @@ OTHERS = {
     "mesh_shift": lambda x, y: ts.mesh_shift(x * y, axis=1, shift=-1),
     "fma": lambda x, y: ts.fma(x, y, x),
     "scaled_dot_product_attention": lambda x, y: ts.scaled_dot_product_attention(x, y, x * y),
+    "positional_attention": lambda x, y: nn.positional_attention(*(z[None, :, None] for z in (x, y, x * y)))[0, :, 0],
     "compensated_sum": lambda x, y: ts.kahan_sum(lambda z: z.sum(axis=-1))(x * y),
     "where": lambda x, y: ts.where(x > y, x * x, y),
     "clip": lambda x, y: ts.clip(x, -0.5, 1.1) * y,
@@ -45,7 +47,7 @@ OTHERS = {
     "recompute": lambda x, y: ts.checkpoint(lambda a: ts.sin(a) * y)(x),
 }
 NEEDS_ELEMENTS = "max min logsumexp softmax log_softmax mean std var normalize gather scatter_add scatter".split()
-NEEDS_ELEMENTS += ["scaled_dot_product_attention"]
+NEEDS_ELEMENTS += ["scaled_dot_product_attention", "positional_attention"]
 # Ops whose derivative is tested elsewhere, or of which there is none to test.
 ELSEWHERE = {
     **dict.fromkeys(("scan", "cond", "while_loop"), "tests/flow"),
@@ -54,6 +56,7 @@ ELSEWHERE = {
     "stop_gradient": "tests/autodiff/test_custom.py: it has none, on purpose",
     "cast": "below",
     **dict.fromkeys("full iota".split(), "no operand"),
+    "integer_power": "of integers",
     **dict.fromkeys("argmax argmin argsort all any isnan isinf isfinite signbit".split(), "results are no floats"),
     **dict.fromkeys("less less_equal greater greater_equal equal not_equal".split(), "results are no floats"),
     **dict.fromkeys("bitwise_and bitwise_or bitwise_xor bitwise_not shift_left shift_right".split(), "no floats"),

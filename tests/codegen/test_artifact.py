@@ -98,7 +98,7 @@ def test_a_missing_folder_is_refused(tmp_path):
 def test_the_registry():
     assert registry.backend("llvm") is BACKEND
     assert isinstance(BACKEND, Backend)
-    assert BACKEND.capabilities.supports(f32)
+    assert f32 in BACKEND.capabilities.dtypes
     with pytest.raises(UnknownNameError, match=r"(?s)nvptx.*llvm"):
         registry.backend("nvptx")
 

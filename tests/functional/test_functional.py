@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -135,12 +136,19 @@ def test_memoize():
 
 SCRIPT = """
 import sys, numpy as np, tessera as ts
+from typing import NamedTuple
+class State(NamedTuple):
+    left: object
+    right: object
 @ts.persistent_cache(sys.argv[1])
 def forward(x, version):
     print("computed")
-    return {"y": x * 2.0, "half": x.to(ts.bf16), "version": version, "pair": (1, None)}
+    half = x.to(ts.bf16 @ ts.accum(ts.f32))
+    return {"y": x * 2.0, "half": half, "version": version, "pair": (1, None), "state": State([x], State(1, 2))}
 found = forward(ts.Tensor(np.float32([1, 2])), sys.argv[2])
-assert found["y"].tolist() == [2.0, 4.0] and found["half"].dtype == ts.bf16 and found["pair"] == (1, None)
+assert found["y"].tolist() == [2.0, 4.0] and found["pair"] == (1, None)
+assert found["half"].type.policy == ts.bf16 @ ts.accum(ts.f32)
+assert found["state"].left[0].tolist() == [1.0, 2.0] and found["state"].right == State(1, 2)
 """
 
 
@@ -158,8 +166,10 @@ def test_persistent_cache(tmp_path):
 
 
 def test_persistent_cache_refuses_what_it_cannot_keep(tmp_path):
-    with pytest.raises(ArgumentError, match="kept in a file"):
-        ts.persistent_cache(tmp_path / "c.db")(lambda x: object())(1)
+    inner = namedtuple("inner", "a b")
+    for result, says in ((object(), "kept in a file"), (inner(1, 2), "a later run would not find it")):
+        with pytest.raises(ArgumentError, match=says):
+            ts.persistent_cache(tmp_path / "c.db")(lambda x, result=result: result)(1)
 
 
 def test_polymorphic():

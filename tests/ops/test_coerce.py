@@ -72,7 +72,7 @@ def test_division_and_means_of_integers_give_f32_and_sums_int64():
 def test_python_floats_make_f32_tensors():
     assert as_tensor(1.5).dtype == f32 and as_tensor([1.0, 2.0]).dtype == f32 and as_tensor(3).dtype == int64
     assert Tensor(np.float64([1.0])).dtype == f64  # an array keeps its type
-    with pytest.raises(DTypeError, match="is not an element type"):
+    with pytest.raises(DTypeError, match="is not a tensor or a number"):
         as_tensor(object())
 
 

@@ -54,7 +54,7 @@ FAMILIES = {
         ts.triu(d["m"], 1),
         ts.diag(d["v"]),
         ts.diagonal(d["m"]),
-        ts.pad(d["m"], low=(1, 0), high=(0, 2), value=1.0),
+        ts.pad(d["m"], ((1, 0), (0, 2)), value=1.0),
         ts.stack([d["m"], d["n"]]),
         ts.split(d["m"], 2)[1],
         ts.unbind(d["m"])[1],

@@ -67,6 +67,13 @@ def test_einsum(equation, operands):
         np.testing.assert_allclose(out.numpy(), want, rtol=1e-5, atol=1e-5)
 
 
+def test_einsum_joins_in_the_cheapest_order():
+    """A matrix, a matrix and a vector: from the right, so that no product of matrices is made."""
+    shapes = [(5, 6), (6, 7), (7,)]
+    made = ts.jit(lambda *x: ts.einsum("ij,jk,k->i", *x)).trace(*(np.ones(s, "f4") for s in shapes)).function
+    assert (5, 7) not in [v.type.shape for n in made.body.nodes for v in n.results]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_as_numpy(name):
     function, reference, x = CASES[name]

@@ -6,6 +6,7 @@ import operator
 import numpy as np
 import pytest
 
+import tessera as ts
 from tessera.errors import DTypeError, ShapeError
 from tessera.ops import elementwise as e
 from tessera.tensor import Tensor
@@ -92,7 +93,21 @@ def test_functions_of_positive_numbers(op):
 def test_pow():
     out = e.pow(Tensor([2.0, -2.0, 0.0, 9.0]), Tensor([10.0, 3.0, 0.0, 0.5])).numpy()
     assert out.tolist() == [1024, -8, 1, 3]
-    assert (Tensor([2, 3]) ** 2).dtype == f32
+    with pytest.raises(DTypeError, match="negative power is no integer"):
+        Tensor([2]) ** -1
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8"])
+def test_powers_of_integers_stay_integers(dtype, rng):
+    x, y = rng.integers(-5, 6, 60), rng.integers(0, 70, 60)
+    x, y = (np.abs(x) if dtype == "uint8" else x).astype(dtype), y.astype(dtype)
+    want = np.power(x, y)
+    fits = np.abs(x.astype(float)) ** y < 2.0 ** (8 * want.itemsize - 1)
+    for target in ("interp", "llvm"):
+        found = ts.jit(lambda x, y: x**y, target=target)(x, y).numpy()
+        assert found.dtype == want.dtype and (found == want)[fits].all()
+    assert (Tensor(x) ** 3).numpy().tolist() == (x**3).tolist() and (2 ** Tensor([0, 5])).tolist() == [1, 32]
+    assert (Tensor([1, -1, 2, 0]) ** Tensor([-3, -3, -1, 64])).tolist() == [1, -1, 0, 0]
 
 
 @pytest.mark.parametrize("op", BITS, ids=name)
@@ -166,4 +181,5 @@ def test_broadcasting():
 
 
 def test_functions_of_integers_give_f32():
-    assert e.exp(Tensor([0, 1], int64)).dtype == f32 and e.floor(Tensor([3])).dtype == f32
+    assert e.exp(Tensor([0, 1], int64)).dtype == f32 and ts.sqrt(4).dtype == f32
+    assert all(f(Tensor([3], int8)).dtype == int8 for f in (e.floor, e.ceil, e.round, ts.trunc))  # whole already

@@ -109,3 +109,33 @@ def test_bad_calls():
     ):
         with pytest.raises(error):
             call()
+
+
+def test_bounds_axes_and_widths_may_be_left_out():
+    x = ts.Tensor(A)
+    assert ts.clip(x, min=0.0).tolist() == np.maximum(A, 0).tolist() == x.clamp(0.0).tolist()
+    assert x.clip(max=0.5).tolist() == np.minimum(A, np.float32(0.5)).tolist() and ts.clip(x) is x
+    assert ts.argmax(x).item() == A.argmax() and x.argmin().item() == A.argmin()
+    assert ts.argmax(x, keepdims=True).shape == (1, 1) and ts.argmax(x, axis=1).tolist() == A.argmax(1).tolist()
+    assert ts.squeeze(ts.ones((1, 2, 1))).shape == ts.squeeze(ts.ones((1, 2, 1)), (0, 2)).shape == (2,)
+    assert ts.flatten(ts.Tensor(1.0)).shape == (1,)
+    for width in (1, (1, 2), ((0, 2), (1, 0))):
+        assert ts.pad(x, width, value=3.0).tolist() == np.pad(A, width, constant_values=3.0).tolist()
+    for wrong in ((1, 2, 3), "a", ((1, 1),) * 3, -1, 1.5, [[1.0], [2.0, 3.0]]):
+        with pytest.raises(ShapeError):
+            ts.pad(x, wrong)
+
+
+def test_sizes_and_classes_that_do_not_fit():
+    x = ts.Tensor(A)
+    for call in (
+        lambda: ts.layer_norm(x, (3,)), lambda: ts.layer_norm(x, 3), lambda: ts.layer_norm(x, (1, 3, 4)),
+        lambda: ts.batch_norm(x, ts.zeros(3), ts.ones(4)),
+        lambda: ts.batch_norm(x, ts.zeros(4), ts.ones(4), ts.ones(1)),
+    ):  # fmt: skip
+        with pytest.raises(ShapeError):
+            call()
+    for call in (lambda: ts.cross_entropy(x, ts.Tensor([0, 1, 4])), lambda: ts.nll_loss(x, ts.Tensor([0, 1, -1]))):
+        with pytest.raises(OutOfBoundsError, match="classes from 0 to 3"):
+            call()
+    assert ts.cross_entropy(x, ts.Tensor([0, -100, 3])).shape == ()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, DTypeError, ExecutionError
+from tessera.errors import ArgumentError, DTypeError, EffectError, ExecutionError, UnsupportedOpError
 
 G = np.random.default_rng(0)
 
@@ -133,6 +133,19 @@ def test_numerically_stable():
     spread, weights, normal = stable(x)
     np.testing.assert_allclose(spread.item(), want, rtol=1e-4)
     assert weights.tolist() == [0.0, 0.0] and abs(normal.numpy().std() - 1.0) < 1e-3
+
+
+def test_all_reduce_is_of_one_process_or_refused(monkeypatch):
+    x = ts.Tensor([1.0, 2.0])
+    assert ts.deterministic.all_reduce(x).tolist() == ts.jit(ts.deterministic.all_reduce)(x).tolist() == [1.0, 2.0]
+    assert ts.effects.inferred(ts.deterministic.all_reduce, x) == {"collective"}
+    with pytest.raises(EffectError):
+        ts.pure(lambda x: ts.deterministic.all_reduce(x))(x)
+    with pytest.raises(ArgumentError, match="median"):
+        ts.deterministic.all_reduce(x, "median")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UnsupportedOpError, match="over 4 processes"):
+        ts.deterministic.all_reduce(x)
 
 
 def test_deterministic():

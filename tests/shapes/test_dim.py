@@ -128,3 +128,9 @@ def test_bind_finds_the_sizes(at, pattern):
 
 def test_an_expression_before_its_name_is_checked_too():
     assert bind(shape("2*B", "B"), (5, 2), {}) == "axis 0: expected 2*B = 4, received 5"
+
+
+@pytest.mark.parametrize("wrong", [3.5, 2.0, None, ()])
+def test_what_is_no_size(wrong):
+    with pytest.raises(ShapeError, match="is not a dimension"):
+        as_size(wrong)

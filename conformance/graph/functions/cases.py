@@ -35,7 +35,7 @@ def cases() -> Iterator[Case]:
         for dtype in FLOATS:
             yield _case(op, dtype, f"graph/functions/{op.__name__}-{dtype}")
         yield _edges(op)
-    for op in (functions.sign, functions.clip, functions.isfinite):
+    for op in (functions.sign, functions.clipped, functions.isfinite):
         yield _case(op, "int32", f"graph/functions/{op.__name__}-int32")
 
 

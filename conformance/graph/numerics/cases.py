@@ -18,6 +18,7 @@ POLICIES = {
     "toward-zero": {"rounding": "toward_zero", "store": ts.bf16},
     "saturate": {"saturate": True, "store": ts.fp8_e5m2},
     "flush": {"denormals": "flush"},
+    "stochastic": {"rounding": "stochastic", "store": ts.bf16},
     "compensated": {"compensated": True},
 }
 
@@ -32,6 +33,8 @@ def cases() -> Iterator[Case]:
         yield _case(f"narrowed-{dtype}", lambda x, d=dtype: ts.cast(x * 3.0, dtype=d), tensor(dtype, (7, 40)))
         yield _case(f"sum-{dtype}", lambda x: ts.sum(x, axis=1), x)
         yield _case(f"product-{dtype}", lambda x, y, t=total: ts.matmul(x, y.T, dtype=t), x, y)
+        if dtype != "int4":
+            yield _by_chance(dtype)
     operands = tensor("x", (6, 20)), tensor("w", (20, 8))
     for name, clauses in POLICIES.items():
         yield _case(f"policy-{name}", _under(clauses), *operands)
@@ -39,6 +42,13 @@ def cases() -> Iterator[Case]:
 
 def _case(name: str, program: Callable[..., Any], *operands: Any) -> Case:
     return Case(f"graph/numerics/{name}", lambda: (Jit(program), operands))
+
+
+def _by_chance(dtype: str) -> Case:
+    """Stochastic rounding, whose bits follow from the seed and each element's place: equal on every engine."""
+    policy = ts.Policy(dtype, rounding="stochastic", seed=len(dtype))
+    program = Jit(lambda x: ts.cast(x, dtype=policy).T * 1.7)
+    return Case(f"graph/numerics/stochastic-{dtype}", lambda: (program, (tensor(dtype, (7, 40)),)), alike=True)
 
 
 def _under(clauses: dict[str, Any]) -> Callable[..., Any]:
