@@ -31,7 +31,7 @@ from tessera.device import default_device, set_default_device
 from tessera.effect import effects, pure
 from tessera.errors import NumericalError, TesseraError
 from tessera.example import example
-from tessera.kernel import Kernel, Tile, autotune, constexpr, kernel, memory, tile
+from tessera.kernel import Kernel, Tile, autotune, constexpr, kernel
 from tessera.later import HOMES, MODULES, RENAMED
 from tessera.ops.activations import (
     elu,
@@ -332,6 +332,8 @@ if TYPE_CHECKING:
         polymorphic,
         specialize_for,
     )
+    from tessera.kernel import tile
+    from tessera.kernel.placement import memory
     from tessera.kernel.search import Autotuner, Evolutionary, Guided
     from tessera.kernel.streams import Event, Stream, synchronize
     from tessera.kernel.tuning_cache import TuningCache
@@ -341,7 +343,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     """A name of tessera/later.py, imported now and kept."""
     if name in MODULES:
-        found: Any = import_module(f"tessera.{name}")
+        found: Any = import_module(MODULES[name])
     elif name in HOMES:
         found = getattr(import_module(HOMES[name]), RENAMED.get(name, name))
     else:
@@ -365,7 +367,7 @@ def __dir__() -> list[str]:
 
 def _public(name: str) -> Any:
     """Whether a name is for users: modules are only those named here."""
-    module = isinstance(globals().get(name), ModuleType) and name not in ("stable", "tile", *MODULES)
+    module = isinstance(globals().get(name), ModuleType) and name not in ("stable", *MODULES)
     return not (module or name.startswith("_") or name.isupper() or name in ("TYPE_CHECKING", "Any", "ModuleType"))
 
 

@@ -13,13 +13,16 @@ LATER = {
         "Just Maybe Nothing compose current_device curry function maybe memoize persistent_cache pipe polymorphic "
         "specialize_for"
     ),
+    "tessera.kernel.placement": "memory",
     "tessera.kernel.search": "Autotuner Evolutionary Guided",
     "tessera.kernel.streams": "Event Stream synchronize",
     "tessera.kernel.tuning_cache": "TuningCache",
     "tessera.performance": "EmpiricalModel PerformanceModel RooflineModel time",
 }
-# Modules under their own names.
-MODULES = ("debug", "linalg", "ml", "random", "verify")
+# Modules, by the names that users have for them.
+MODULES = {name: f"tessera.{name}" for name in ("debug", "linalg", "ml", "random", "verify")} | {
+    "tile": "tessera.kernel.tile"
+}
 HOMES = {name: module for module, names in LATER.items() for name in names.split()}
 # What a module calls otherwise.
 RENAMED = {"map": "map_"}

@@ -6,25 +6,25 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tessera.device import default_device
 from tessera.errors import ArgumentError, here
 from tessera.ir.core import Module
-from tessera.kernel import defaults, launch, tuner
-from tessera.kernel.frame import unchanged
+from tessera.kernel import launch
 from tessera.kernel.hooks import Hook, Hooks, Started
-from tessera.kernel.lines import LINES
 from tessera.kernel.signature import Arguments, parameters
-from tessera.kernel.source import read
-from tessera.kernel.specialize import Request, Specialized, specialize
 from tessera.kernel.streaming import ordered
 from tessera.kernel.tuning import Tuned, Tuning, parted
+from tessera.marks import LINES
 from tessera.schedule import Schedule
 from tessera.tensor import Tensor
 from tessera.types import Type
+
+if TYPE_CHECKING:
+    from tessera.kernel.specialize import Specialized
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,9 @@ class Kernel:
             grid = grid({**self.parameters.sizes(found.types), **found.constants})
         if grid is not None:
             return _grid(grid), _positive("group", group or 1)
+        from tessera.kernel import defaults
+        from tessera.kernel.source import read
+
         body = read(self.kernel_function).body
         chosen, size = defaults.launch(body, found.types, self.options.tile_shape, self.options.num_warps)
         return chosen, _positive("group", group or size)
@@ -134,7 +137,9 @@ class Kernel:
         named = tuple((k, _hashable(v)) for k, v in constants.items())
         key = (tuple(arg_types.items()), named, grid, group, LINES.get())
         found = self._cache.get(key)
-        if found is None or not unchanged(found.guards):
+        if found is None or not found.unchanged():
+            from tessera.kernel.specialize import Request, specialize  # the front end: not for who only imports kernels
+
             options = self.options
             stages = self.schedule.stages
             request = Request(arg_types, constants, grid, group, options.tile_shape, options.shared_memory, stages)
@@ -155,6 +160,8 @@ class Launch:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         if self.kernel.options.tuning is not None:
+            from tessera.kernel import tuner
+
             return tuner.chosen(self, self.tune(*args, **named).config)(*args, **named)
         found = self.kernel.bind(args, named)
         module = self._module(found)
@@ -181,6 +188,8 @@ class Launch:
         """
         if self.kernel.options.tuning is None:
             raise ArgumentError(f"{self.kernel!r} is not autotuned", location=here(), expected="@kernel.autotune(...)")
+        from tessera.kernel import tuner
+
         return tuner.tune(self, args, named)
 
     def _started(self, module: Module, found: Arguments) -> Any:

@@ -1,4 +1,4 @@
-"""`ts.memory`: which memory something lies in, said in annotations; and parts of memory brought nearer for a while."""
+"""`ts.memory`: which memory something lies in; and parts of memory brought nearer for a while."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tessera.errors import ArgumentError, UnknownNameError, here
 from tessera.kernel.copies import alloc_register, alloc_shared, barrier, cp_async, cp_commit_group, cp_wait_group
 from tessera.kernel.marks import takes_places
 from tessera.kernel.place import Place, View
+from tessera.kernel.spaces import Placed, Space
 from tessera.kernel.trace import TRACE
 from tessera.kernel.transfer import locate
 from tessera.tensor import Tensor
@@ -20,24 +21,6 @@ from tessera.types import GLOBAL, REGISTER, SHARED, TensorType
 HOST, DISK = storage.HOST, storage.DISK
 SPACES = (REGISTER, SHARED, GLOBAL, HOST, DISK)
 _ALLOCATED: dict[str, Callable[..., View]] = {REGISTER: alloc_register, SHARED: alloc_shared}
-
-
-@dataclass(frozen=True)
-class Space:
-    """A memory space in an annotation: `Tensor[128, f32] @ ts.memory("register")`."""
-
-    name: str
-
-    def __rmatmul__(self, type: Any) -> Placed:
-        return Placed(type, self)
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A type and the space where its values lie."""
-
-    type: Any
-    space: Space
 
 
 class Buffers:
@@ -190,19 +173,3 @@ class Memory:
 
 
 memory = Memory()
-
-
-def unplaced(annotation: Any, name: str) -> Any:
-    """The annotation of a kernel's parameter without its space, which is global.
-
-    Raises:
-        ArgumentError: it says another space.
-    """
-    if not isinstance(annotation, Placed):
-        return annotation
-    if annotation.space.name != GLOBAL:
-        raise ArgumentError(
-            f"the parameter `{name}` cannot lie in {annotation.space.name} memory", location=here(),
-            expected="global", suggestion="allocate it in the kernel: tile.alloc_shared(...)",
-        )  # fmt: skip
-    return annotation.type

@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.dlpack import taken
 from tessera.errors import ArgumentError, DTypeError, ShapeError, TraceError, UnknownNameError, here
-from tessera.kernel.placement import unplaced
+from tessera.kernel.spaces import unplaced
 from tessera.shapes import bind
 from tessera.tensor import Tensor
 from tessera.types import DType, Policy, RefType, TensorType, Type, as_dtype, scalar

@@ -22,7 +22,7 @@ from tessera.kernel import (
     statements,
     withs,  # noqa: F401 - fills the table of statements
 )
-from tessera.kernel.frame import Frame, Outer
+from tessera.kernel.frame import Frame, Outer, unchanged
 from tessera.kernel.prune import prune
 from tessera.kernel.signature import Parameters, names_of
 from tessera.kernel.source import Source, read
@@ -41,6 +41,10 @@ class Specialized:
 
     module: Module
     guards: list[tuple[Any, str, Any]]
+
+    def unchanged(self) -> bool:
+        """Whether the outer names still hold what they held."""
+        return unchanged(self.guards)
 
 
 @dataclass(frozen=True)
