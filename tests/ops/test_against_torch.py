@@ -69,13 +69,42 @@ OTHER = {
     "cholesky": lambda a: ts.cholesky((a + a.mT) / 2),
     "eigh": lambda a: (lambda w, v: (v * ts.log(w)[..., None, :]) @ v.mT)(*ts.eigh((a + a.mT) / 2)),
     "matrix_power": lambda a: ts.matrix_power(a, 3),
+    "batch_norm": lambda x, w, b: ts.batch_norm(x, ts.zeros(4, ts.f64), ts.ones(4, ts.f64), w, b),
+    "batch_norm known": lambda x, m: ts.batch_norm(x, m, m**2 + 0.5, training=False),
+    "nll_loss": lambda x, y: ts.nll_loss(ts.log_softmax(x), y),
+    "kl_div": lambda x, p: ts.kl_div(ts.log_softmax(x), p),
+    "cross_entropy weighted": lambda x, y, w: ts.cross_entropy(x, y, w * w, label_smoothing=0.2, ignore_index=3),
+    "cross_entropy shares": lambda x, p: ts.cross_entropy(x, p, reduction="sum"),
+    "scatter": lambda x, i, u: ts.scatter(x, i, u.T[:2]),
+    "scatter_add": lambda x, i, u: ts.scatter_add(x, i, u.T[:2]),
+    "take_along_axis": lambda x, i: ts.take_along_axis(x, i, 1),
+    "masked_fill": lambda x, y: ts.masked_fill(x, y > 0, 7.0) * y,
+    "nan_to_num special": lambda x: ts.nan_to_num(x, 2.0, 3.0, -4.0),
+    "tensordot": lambda a, b: ts.tensordot(a, b, ([0, 2], [0, 2])),
+    "moveaxis": lambda x: ts.moveaxis(x, 0, 2),
+    "stack": lambda x, y: ts.stack([x, y * y], 1),
+    "concatenate": lambda x, y: ts.concatenate([x * x, y], 1),
+    "split": lambda x: (lambda a, b: a * b)(*ts.split(x, 2, 1)),
+    "pad": lambda x: ts.pad(x, ((0, 1), (1, 2)), 3.0),
+    "tiled": lambda x: ts.tiled(x, (2, 3)),
+    "swapaxes": lambda x: ts.swapaxes(x, -1, 0),
+    "expand_dims": lambda x, s: ts.expand_dims(x, 1) * s[0, :, :4],
+    "count_nonzero": lambda x: ts.count_nonzero(x, axis=1),
+    "pinv": ts.linalg.pinv,
+    "matrix_norm": ts.linalg.matrix_norm,
+    "matrix_rank": ts.linalg.matrix_rank,
+    "eigvalsh": lambda a: ts.linalg.eigvalsh((a + a.mT) / 2),
+    "svdvals": ts.linalg.svdvals,
+    "gelu tanh": lambda x: ts.gelu(x, approximate="tanh"),
+    "permute": lambda x: ts.permute(x, (2, 0, 1)),
+    "kahan": lambda x: ts.compensated_sum(x, axis=-1),
 }
 # Where the two say different things on purpose.
 SIGN_OF_NAN = ("sign special",)  # itself; PyTorch says 0
 POSITIVE_ZERO = ("atan2 special other",)  # every zero counts as +0
 NEEDS_ELEMENTS = ("mean empty", "logsumexp empty")  # an error; PyTorch gives NaN and -inf
 AT_NAN = ("maximum special other", "minimum special other", "atan2 special other")  # no derivative to speak of
-ON_THE_HOST = "cholesky inv det slogdet solve qr svd eigh".split()
+ON_THE_HOST = "cholesky inv det slogdet solve qr svd eigh pinv matrix_rank eigvalsh svdvals".split()
 
 
 def function(name):
