@@ -25,7 +25,7 @@ _LONGEST = 200
 def before(frame: Frame, node: ast.stmt) -> None:
     """Note the statement that is read next; with LINES, mark it in the program."""
     frame.trace.frame = frame
-    if LINES.get():
+    if LINES.get() and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):  # no docstrings
         _mark(frame, checks.line, [])
     if isinstance(node, ast.For):  # in its body the counter has a value again
         frame.lost -= writes([node.target])
