@@ -31,6 +31,7 @@ assert exchange and flow and products and structure  # fill the table of rows
 ARCHITECTURES = ("wse2", "wse3")
 OPTIONS = ("arch", "schedule", "optimize", "comments", "debug", "address")
 GRID = (2, 2)
+LARGEST = (1172, 762)  # rows and columns of WSE-3's fabric
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Csl:
         sizes = text_.split("x")
         if len(sizes) != 2 or not all(s.isdigit() and 0 < int(s) for s in sizes):
             raise ArgumentError(f'"{options}" is not a grid', expected="ROWSxCOLUMNS, as in csl:4x4")
+        if any(int(s) > most for s, most in zip(sizes, LARGEST, strict=True)):
+            raise ArgumentError(f"no wafer holds a grid of {text_}", expected="at most {}x{} elements".format(*LARGEST))
         if product not in ("", SUMMA, CANNON):
             raise ArgumentError(f'"{product}" is not a way to multiply', expected=f"{SUMMA} or {CANNON}")
         return Csl((int(sizes[0]), int(sizes[1])), product or SUMMA)

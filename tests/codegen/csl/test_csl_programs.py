@@ -100,6 +100,12 @@ def test_bad_grids(text):
         Csl().configured(text)
 
 
+def test_a_grid_larger_than_any_wafer():
+    with pytest.raises(ArgumentError, match="no wafer holds a grid of 2000x4") as found:
+        Csl().configured("2000x4")
+    assert found.value.expected == "at most 1172x762 elements"
+
+
 def test_unknown_architectures():
     with pytest.raises(ArgumentError, match="no architecture wse9"):
         emitted(*CASES["chain"], (1, 1), arch="wse9")
