@@ -1,0 +1,156 @@
+"""`tessera bisect` and a compiler broken on purpose: the step is named, and the op of the user's line that shows it."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tessera.lower.pipeline as pipeline
+from tessera.cli.main import main
+from tessera.codegen.llvm import generator
+from tessera.evaluate import copier, rebuild
+from tessera.ops import elementwise
+
+PAGE = (Path(__file__).parents[2] / "docs" / "finding-a-wrong-pass.md").read_text()
+MODEL = """
+import numpy as np
+import tessera as ts
+
+@ts.example(lambda rng: (rng.standard_normal((8, 16), np.float32), rng.standard_normal((16, 4), np.float32)))
+@ts.jit
+def model(x, w):
+    hidden = ts.tanh(x @ w)
+    scaled = ts.softmax(hidden * 2.0)
+    return scaled - ts.mean(scaled, axis=0)
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    return str(tmp_path / "model.py")
+
+
+def with_other(old, new):
+    """A rewrite that puts another op in the place of one: what no pass should do."""
+
+    def meaning_of(builder):
+        copy = copier(builder)
+
+        def meaning(node, args, run):
+            return builder.add(new, args, node.attrs, loc=node.loc).results if node.op is old else copy(node, args, run)
+
+        return meaning
+
+    return lambda function: rebuild(function, meaning_of)
+
+
+def crash(function):
+    """A pass that cannot take a tanh."""
+    assert all(n.op is not elementwise.tanh for n in function.body.nodes), "no rule for tanh"
+    return function
+
+
+def break_simplify(patch):
+    name, rewrite = pipeline.PIPELINE[0]
+    wrong = with_other(elementwise.exp, elementwise.exp2)
+    patch.setattr(pipeline, "PIPELINE", ((name, lambda f: wrong(rewrite(f))), *pipeline.PIPELINE[1:]))
+
+
+def break_schedule(patch):
+    rewrite, wrong = pipeline.to_schedule, with_other(elementwise.sub, elementwise.add)
+    patch.setattr(pipeline, "to_schedule", lambda f, plan: rewrite(wrong(f), plan))
+
+
+def break_dead_code(patch):
+    patch.setattr(pipeline, "PIPELINE", (*pipeline.PIPELINE[:2], ("dead code", crash)))
+
+
+def break_emission(patch):
+    emit = generator.emit_module
+
+    def wrong(module, options):
+        emission = emit(module, options)
+        return dataclasses.replace(emission, text=emission.text.replace("fdiv <", "fmul <"))
+
+    patch.setattr(generator, "emit_module", wrong)
+
+
+@pytest.mark.parametrize(
+    ("broken", "step", "line", "says"),
+    [
+        (break_simplify, "simplify", "scaled = ts.softmax(hidden * 2.0)", '-    %1 = "ts.exp"'),
+        (break_schedule, "schedule", "scaled - ts.mean(scaled, axis=0)", '"ts.add"'),
+        (break_dead_code, "dead code", "hidden = ts.tanh(x @ w)", "AssertionError: no rule for tanh"),
+        (break_emission, "llvm text", "model.py", "times the bound"),
+    ],
+)
+def test_what_is_broken_is_named(broken, step, line, says, file, monkeypatch, capsys):
+    broken(monkeypatch)
+    assert main(["bisect", file]) == 1
+    out = capsys.readouterr().out
+    assert f"{step} is the first step that goes wrong" in out and says in out
+    assert "1 op is enough to show it (of " in out and line in out
+
+
+def test_the_page(tmp_path, monkeypatch, capsys):
+    """docs/finding-a-wrong-pass.md shows what happens."""
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (session,) = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "model.py").write_text(program)
+    command, _, shown = session.removeprefix("$ ").partition("\n")
+    break_simplify(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(command.split()[1:]) == 1
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == shown.splitlines()
+
+
+def test_nothing_is_broken(file, capsys):
+    assert main(["bisect", file, "--target", "ptx"]) == 0
+    out = capsys.readouterr().out
+    assert "every step of model keeps its results within the bound" in out and "ptx text" in out
+
+
+def test_as_data(file, tmp_path, monkeypatch, capsys):
+    break_simplify(monkeypatch)
+    assert main(["bisect", file, "--json", "-o", str(tmp_path / "out")]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["first"] == "simplify" and [line.endswith("model.py:9:14") for line in told["lines"]] == [True]
+    assert [s["status"] for s in told["steps"]][-2:] == ["unchanged", "outside"]
+    assert np.load(tmp_path / "out" / "input0.npy").shape == (8, 4)
+    assert '"ts.exp"' in (tmp_path / "out" / "before.mlir").read_text()
+    assert '"ts.exp2"' in (tmp_path / "out" / "after.mlir").read_text()
+
+
+def test_a_kernel(tmp_path, monkeypatch, capsys):
+    """It begins at the Tile level and is not taken apart."""
+    (tmp_path / "k.py").write_text(
+        "import numpy as np\nimport tessera as ts\n\n"
+        "@ts.example(lambda rng: (np.arange(1, 9, dtype=np.float32), np.zeros(8, np.float32)), grid=(2,))\n"
+        "@ts.kernel\ndef k(x, y):\n    i = ts.tile.program_id(0) * 4\n    y[i : i + 4] = 3.0 / x[i : i + 4]\n"
+    )
+    break_emission(monkeypatch)
+    assert main(["bisect", str(tmp_path / "k.py")]) == 1
+    out = capsys.readouterr().out
+    assert "llvm text is the first step that goes wrong" in out and "output 0 at [7]: 24, and it should be 0.375" in out
+
+
+def test_a_folder_that_cannot_be(file, tmp_path, monkeypatch, capsys):
+    break_simplify(monkeypatch)
+    (tmp_path / "taken").write_text("")
+    assert main(["bisect", file, "-o", str(tmp_path / "taken")]) == 2
+    assert "FileError" in capsys.readouterr().err
+
+
+def test_a_program_without_a_bound(tmp_path, capsys):
+    (tmp_path / "m.py").write_text(
+        "import numpy as np\nimport tessera as ts\n\n"
+        "@ts.example(lambda rng: (np.eye(3, dtype=np.float32),))\n@ts.jit\ndef f(x):\n    return ts.linalg.inv(x)\n"
+    )
+    assert main(["bisect", str(tmp_path / "m.py")]) == 2
+    text = capsys.readouterr().err
+    assert "m.py:7:12: UnsupportedOpError" in text and "bisect a part without this op" in text
