@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.errors import OutOfBoundsError
 from tessera.interp import moves
 from tessera.interp.affine import Affine
 from tessera.interp.bound import apply
@@ -55,11 +56,16 @@ def _across(machine: Machine, x: Any, axis: int) -> Any:
     return np.broadcast_to(x, (*x.shape[:axis], machine.count[axis], *x.shape[axis + 1 :]))
 
 
-@rules(mesh.broadcast)
+@rules(mesh.broadcast, mesh.begin_broadcast)
 def _(machine, node, args, run):
     axis, x = node.attrs["axis"], args[0]
-    root = int(np.asarray(certain(args[1])).reshape(-1)[0])
+    root = int(np.asarray(certain(args[1])).reshape(-1)[0]) // node.attrs["each"]
     return (_at(x, axis, slice(root, root + 1)) if x.shape[axis] > 1 else x,)
+
+
+@rules(mesh.arrived)
+def _(machine, node, args, run):
+    return (args[0],)
 
 
 def _at(x: Any, axis: int, index: slice) -> Any:
@@ -76,7 +82,7 @@ def _(machine, node, args, run):
     return (np.concatenate([edge, inner] if offset > 0 else [inner, edge], axis=axis),)
 
 
-@rules(mesh.rotate)
+@rules(mesh.rotate, mesh.begin_rotate)
 def _(machine, node, args, run):
     return (np.roll(_across(machine, args[0], node.attrs["axis"]), node.attrs["offset"], axis=node.attrs["axis"]),)
 
@@ -147,9 +153,18 @@ def _(machine, node, args, run):
     x, indices = (np.broadcast_to(a, (*lead, *v.type.shape)) for a, v in zip(args, node.args, strict=True))
     at = x.ndim + axis
     places = np.asarray(certain(indices)).reshape(*lead, *(1,) * (at - rank), -1, *(1,) * (x.ndim - at - 1))
+    _check_places(places, x.shape[at])
     sizes = (*x.shape[:at], places.shape[at], *x.shape[at + 1 :])
     found = np.take_along_axis(x, np.broadcast_to(places, sizes), axis=at)
     return (found.reshape(*lead, *node.out.type.shape),)
+
+
+def _check_places(places: np.ndarray, size: int) -> None:
+    wrong = places[(places < 0) | (places >= size)]
+    if wrong.size:
+        raise OutOfBoundsError(
+            f"index {wrong.flat[0]} is outside an axis of size {size}", expected=f"indices from 0 to {size - 1}"
+        )
 
 
 @rules(mesh.put)

@@ -63,16 +63,39 @@ def all_reduce(x, *, axis: int, kind: str = "sum"):
     """The elementwise sum, max or min of `x` over the programs along a mesh axis, for each of them."""
 
 
-def _broadcast_type(x: TensorType, root: TensorType, *, axis: int) -> TensorType:
+def _broadcast_type(x: TensorType, number: TensorType, *, axis: int, each: int) -> TensorType:
     _check_axis(axis)
-    if root.rank or not root.dtype.is_integer:
-        raise DTypeError("a root is an integer scalar", expected="int64", received=str(root))
+    if number.rank or not number.dtype.is_integer:
+        raise DTypeError("the number of a turn is an integer scalar", expected="int64", received=str(number))
+    if each < 1:
+        raise ArgumentError("a program has at least one turn", expected="each > 0", received=str(each))
     return x
 
 
 @op(infer=_broadcast_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="broadcast")
-def broadcast(x, root, *, axis: int):
-    """What the program at place `root` along a mesh axis holds as `x`; `root` is the same for all along it."""
+def broadcast(x, number, *, axis: int, each: int = 1):
+    """What the program whose turn it is along a mesh axis holds as `x`, for all along it.
+
+    Each program has `each` turns in a row, in the order of places. `number` counts turns from 0 and is the same for
+    all; a program takes all turns of a round, one after the other, before it does anything else along the axis.
+    """
+
+
+@op(infer=_broadcast_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="begin_broadcast")
+def begin_broadcast(x, number, *, axis: int, each: int = 1):
+    """As `broadcast`, but only begun: `arrived` gives what has come, and nothing else may take it.
+
+    Neither `x` may change nor another broadcast along the axis begin before.
+    """
+
+
+def _arrived_type(pending: TensorType) -> TensorType:
+    return pending
+
+
+@op(infer=_arrived_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="arrived")
+def arrived(pending):
+    """What a broadcast or rotation that was begun has brought: waits until all of it is there."""
 
 
 def _shift_type(x: TensorType, *, axis: int, offset: int) -> TensorType:
@@ -90,6 +113,14 @@ def shift(x, *, axis: int, offset: int):
 @op(infer=_shift_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="rotate")
 def rotate(x, *, axis: int, offset: int):
     """As `shift`, but in a ring: at the edge comes what the program at the other edge holds."""
+
+
+@op(infer=_shift_type, coerce=direct, numerics=STORAGE, dialect="mesh", name="begin_rotate")
+def begin_rotate(x, *, axis: int, offset: int):
+    """As `rotate`, but only begun: `arrived` gives what has come, and nothing else may take it.
+
+    Neither `x` may change nor another rotation along the axis begin before.
+    """
 
 
 def _panel_type(x: TensorType, number: TensorType, *, axis: int, count: int) -> TensorType:

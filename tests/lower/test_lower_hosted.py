@@ -41,8 +41,9 @@ def test_levels_agree(function, x, names):
     want = [t.numpy() for t in (eager if isinstance(eager, tuple) else (eager,))]
     program = prepare(ts.jit(function), [x], "llvm")
     assert [n.attrs["op"] for n in hosted(program.levels["tile"])] == names
-    for level in ("graph", "schedule", "tile", "target", "device"):
-        for got, wanted in zip(program.run(level, "llvm"), want, strict=True):
+    runs = [*((level, "llvm") for level in ("graph", "schedule", "tile", "target", "device")), ("target", "ptx")]
+    for run in runs:
+        for got, wanted in zip(program.run(*run), want, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-4)
 
 
@@ -50,8 +51,9 @@ def test_inside_a_loop():
     """The memory that the host reads moves with the loop."""
     many = np.stack([SPD, SPD * 2, SPD + np.eye(5, dtype=np.float32)])
     step = ts.jit(lambda xs: ts.scan(lambda c, x: (c + ts.cholesky(x), ts.cholesky(x)), ts.zeros((5, 5)), xs)[1])
-    compiled = ts.jit(step.function, target="llvm")
-    np.testing.assert_allclose(compiled(many).numpy(), np.linalg.cholesky(many), rtol=1e-5)
+    for target in ("llvm", "ptx"):
+        compiled = ts.jit(step.function, target=target)
+        np.testing.assert_allclose(compiled(many).numpy(), np.linalg.cholesky(many), rtol=1e-5)
 
 
 def test_built_and_reported(tmp_path, capsys):

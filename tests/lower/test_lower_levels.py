@@ -7,6 +7,7 @@ from tessera.op import REGISTRY, Op
 from tessera.ops import basic, linalg, nn, reduce, shape
 from tessera.ops import elementwise as e
 from tessera.ops import functions as f
+from tessera.types import as_dtype
 from tests.lower.levels import agree
 
 FLOATS = [e.add, e.sub, e.mul, e.div, e.maximum, e.minimum, e.pow, f.atan2]
@@ -163,6 +164,11 @@ CASES = {
         *(normals(2, 7, 4, seed=i) for i in range(3)),
     ),
     "square attention": (nn.scaled_dot_product_attention, *(normals(6, 6, seed=i) for i in range(3))),
+    "attention of f16": (
+        lambda q, k, v: nn.scaled_dot_product_attention(q.to("f16"), k.to("f16"), v.to("f16")),
+        *(normals(2, 7, 4, seed=i) for i in range(3)),
+    ),
+    "rough cast": (lambda x: nn.rough_cast(x, dtype=as_dtype("bf16")) * 2, normals(4, 5)),
     "masked": (nn.scaled_dot_product_attention, *(normals(2, 3, 6, 4, seed=i) for i in range(3)), normals(2, 1, 1, 6)),
     "heads after positions": (nn.positional_attention, *(normals(2, 6, 3, 4, seed=i) for i in range(3))),
     "masked, heads after positions": (
@@ -200,7 +206,7 @@ def test_every_op_has_a_case():
         for n in (
             "floor_divide remainder shift_left shift_right bitwise_not where cast full broadcast reshape permute slice "
             "pad concatenate gather iota sum max min argmax argmin mean var dot softmax log_softmax normalize "
-            "scaled_dot_product_attention positional_attention fma clip"
+            "scaled_dot_product_attention positional_attention rough_cast fma clip"
         ).split()
     }
     families = (basic, e, reduce, shape, linalg, nn)

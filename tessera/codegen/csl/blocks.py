@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tessera.codegen.csl.element import LONGEST_STRIDE, Element, block_size, last_uses, unsupported
-from tessera.codegen.csl.fuse import deferred, settled
-from tessera.codegen.csl.scalars import NARROW, expression, literal
+from tessera.codegen.csl.descriptors import LONGEST_STRIDE, block_size
+from tessera.codegen.csl.element import Element, unsupported
+from tessera.codegen.csl.fuse import deferred, last_uses, settled
+from tessera.codegen.csl.scalars import NARROW, expression, literal, narrow, widen
 from tessera.codegen.csl.scalars import rows as scalar_rows
-from tessera.codegen.csl.views import SPELLING, View, merged, row_major, spelled
+from tessera.codegen.csl.views import FLOATS, SPELLING, View, merged, row_major, spelled
 from tessera.codegen.policies import check_plain
+from tessera.codegen.small_floats import FORMS
 from tessera.ir.core import Block, Node, Value
 from tessera.op import Rules
 from tessera.ops import basic, mesh, reduce, shape, tile
@@ -72,6 +74,9 @@ def _(element, node, *operands):
         texts = [v.literal for v in operands]
         return View(spelled(node.out.type), (), literal=expression(element, node, texts, index=True))
     out = element.fresh(node.out.type)
+    if node.op is e.where and all(operands) and not any(operands[0].repeated(out.shape).strides):
+        _one_of(element, out, *operands)
+        return out
     # Only those that take two operands in either order take a number first; subtraction of floats does as well.
     plain = all(operands) and not all(v.literal for v in operands)
     if plain and not _looped(node) and not (_builtin(node) == "@sub16" and operands[0].literal):
@@ -81,6 +86,14 @@ def _(element, node, *operands):
     views = [typed(element.values[v].repeated(out.shape), v) for v in leaves]
     element.loop([out, *views], lambda t: _fused(element, node, dict(zip(leaves, t[1:], strict=True)), t[0]))
     return out
+
+
+def _one_of(element: Element, out: View, condition: View, x: View, y: View) -> None:
+    """One block or another, where the condition is the same for all of it."""
+    truth = condition.repeated(out.shape).at(["0"] * len(out.shape))
+    for head, chosen in ((f"if ({truth} != 0)", x), ("else", y)):
+        with element.inner(head):
+            element.copy(out, chosen.repeated(out.shape))
 
 
 def _looped(node: Node) -> bool:
@@ -185,16 +198,29 @@ def _(element, node):
 
 @emit(reduce.sum, reduce.max, reduce.min)
 def _(element, node, x):
+    out, dtype = element.fresh(node.out.type), node.types[0].dtype
+    if dtype not in FORMS:
+        _reduced(element, node, out, x)
+        return out
+    wide, total = element.room(x.shape, "f32"), element.room(out.shape, "f32")
+    element.loop([wide, x], lambda t: f"{t[0]} = {widen(element, dtype, t[1])};")
+    _reduced(element, node, total, wide)
+    element.loop([out, total], lambda t: f"{t[0]} = {narrow(element, node.out.type.dtype, t[1])};")
+    element.release(wide)
+    element.release(total)
+    return out
+
+
+def _reduced(element: Element, node: Node, out: View, x: View) -> None:
+    """Reduce along a node's axes."""
     kind, axes = node.op.__name__, [a % len(x.shape) for a in node.attrs["axis"]]
-    out = element.fresh(node.out.type)
     builtin, step = GATHER[kind]
-    zero = View(out.type, out.shape, literal=literal(0, node.out.type.dtype))
+    zero = View(out.type, out.shape, literal="0.0" if out.type in FLOATS else "0")
     element.copy(out, zero if kind == "sum" else _first(x, axes, out.shape))
     kept = iter(out.strides if not node.attrs["keepdims"] else [s for a, s in enumerate(out.strides) if a not in axes])
     wide = View(out.type, x.shape, out.buffer, 0, tuple(0 if a in axes else next(kept) for a in range(len(x.shape))))
     if not (x.type == out.type == "f32" and builtin and not x.literal and _in_rows(element, builtin, wide, x, axes)):
         element.loop([wide, x], lambda t: f"{t[0]} = {step.format(t[0], f'@as({out.type}, {t[1]})')};")
-    return out
 
 
 def _in_rows(element: Element, builtin: str, out: View, x: View, axes: Sequence[int]) -> bool:

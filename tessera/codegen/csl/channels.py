@@ -1,20 +1,44 @@
-"""The channels on which elements talk: colors, and the routes that belong to them."""
+"""The channels on which elements talk: colors, the routes that belong to them, and queues."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 PLACE = {0: "row", 1: "column"}
-# Queues 0 and 1 serve the host's copies.
-QUEUES, OUTPUTS_OF_WSE2 = range(2, 8), 4
+# Queues 0 and 1 serve the host's copies; WSE-2 has fewer for output, but there one serves several colors.
+QUEUES, OUTPUTS_OF_WSE2 = range(2, 8), range(2, 6)
+WAY, RING, SPREAD, PASS, ECHO = "way", "ring", "spread", "pass", "echo"
+ORDER = (ECHO, PASS, SPREAD, WAY, RING)
+# A router takes words from its neighbour, or in its second position from its element; a control word whose commands
+# each advance one router and are then taken away moves the turn on.
+TURNS = ".switches = .{ .pos1 = .{ .rx = RAMP }, .ring_mode = true, .pop_mode = .{ .pop_on_advance = true } }"
+
+
+@dataclass(frozen=True)
+class Route:
+    """The route of a color where a condition on the element's place holds."""
+
+    where: str
+    color: str
+    source: str
+    to: str
+    more: str = ""
+
+    @property
+    def config(self) -> str:
+        """What the layout says of the color."""
+        more = f", {self.more}" if self.more else ""
+        return f".{{ .routes = .{{ .rx = .{{{self.source}}}, .tx = .{{{self.to}}} }}{more} }}"
 
 
 @dataclass(frozen=True)
 class Channel:
     """One way of talking along a mesh axis.
 
-    A "way" goes from each element to its neighbour; a "spread" from the last to all; a "ring" from the end of a way to
-    its beginning. `step` is where words of the way move: 1 for up the axis.
+    A "way" goes from each element to its neighbour; a "ring" from the end of a way to its beginning; a "spread" from
+    the last to all others. On a "pass" elements take turns, in the order of their places, in telling the last; on an
+    "echo" the last tells all, itself too. `step` is where words of a way move: 1 for up the axis.
     """
 
     kind: str
@@ -23,52 +47,116 @@ class Channel:
     step: int
     color: int  # a way has this and the next: one for senders at even places, one for those at odd ones
 
-    def routes(self, last: int) -> list[tuple[str, str, str, str]]:
-        """The routes as (where, color, from, to); `last` is the last place along the axis."""
+    def routes(self, last: int) -> list[Route]:
+        """The routes; `last` is the last place along the axis."""
+        found: list[Route] = getattr(self, f"_{self.kind}")(last, "x" if self.axis else "y", *self._directions())
+        return found
+
+    def _directions(self) -> tuple[str, str]:
+        """Where words of the channel move, and where they come from."""
         ahead, back = ("EAST", "WEST") if self.axis else ("SOUTH", "NORTH")
-        to, source = (ahead, back) if self.step > 0 else (back, ahead)
-        place = "x" if self.axis else "y"
+        return (ahead, back) if self.step > 0 else (back, ahead)
+
+    @property
+    def colors(self) -> tuple[int, ...]:
+        """The colors it has."""
+        return (self.color, self.color + 1) if self.kind == WAY else (self.color,)
+
+    @property
+    def _own(self) -> str:
+        return f"@get_color({self.color})"
+
+    def _way(self, last: int, place: str, to: str, source: str) -> list[Route]:
         final, first = (last, 0) if self.step > 0 else (0, last)
-        own = f"@get_color({self.color})"
-        if self.kind == "way":
-            sent, taken = (f"@get_color(@as(u16, {self.color} + ({place} + {n}) % 2))" for n in (0, 1))
-            return [(f"{place} != {final}", sent, "RAMP", to), (f"{place} != {first}", taken, source, "RAMP")]
-        middle = "RAMP, " + back if self.kind == "spread" else source
-        begin, end = (last, 0) if self.kind == "spread" else (final, first)
-        onward, behind = (back, ahead) if self.kind == "spread" else (source, to)
-        inner = f"{place} != {begin} and {place} != {end}"
+        sent, taken = (f"@get_color(@as(u16, {self.color} + ({place} + {n}) % 2))" for n in (0, 1))
         return [
-            (f"{place} == {begin}", own, "RAMP", onward),
-            (f"{place} == {end}", own, behind, "RAMP"),
-            (inner, own, behind, middle if self.kind == "spread" else onward),
+            Route(f"{place} != {final}", sent, "RAMP", to),
+            Route(f"{place} != {first}", taken, source, "RAMP"),
         ]
 
-    def ends(self, queue: int) -> str:
+    def _ring(self, last: int, place: str, to: str, source: str) -> list[Route]:
+        """From the end of a way back past all others to its beginning."""
+        final, first = (last, 0) if self.step > 0 else (0, last)
+        return [
+            Route(f"{place} == {final}", self._own, "RAMP", source),
+            Route(f"{place} == {first}", self._own, to, "RAMP"),
+            Route(f"{place} != {final} and {place} != {first}", self._own, to, source),
+        ]
+
+    def _pass(self, last: int, place: str, to: str, source: str) -> list[Route]:
+        return [
+            Route(f"{place} == 0", self._own, "RAMP", to, TURNS),
+            Route(f"{place} == {last}", self._own, source, "RAMP"),
+            Route(f"{place} != 0 and {place} != {last}", self._own, source, to, TURNS),
+        ]
+
+    def _spread(self, last: int, place: str, to: str, source: str, back: str = "") -> list[Route]:
+        return [
+            Route(f"{place} == {last}", self._own, "RAMP", f"{to}{back}"),
+            Route(f"{place} == 0", self._own, source, "RAMP"),
+            Route(f"{place} != 0 and {place} != {last}", self._own, source, f"{to}, RAMP"),
+        ]
+
+    def _echo(self, last: int, place: str, to: str, source: str) -> list[Route]:
+        return self._spread(last, place, to, source, ", RAMP")
+
+    def ends(self, queues: Queues) -> str:
         """An element's two ends: what it sends on and receives from, with their queues."""
         name, place = self.name, f"pe_{PLACE[self.axis]}"
-        colors = [f"@get_color({self.color})"] * 2
-        if self.kind == "way":
+        colors = [self._own] * 2
+        if self.kind == WAY:
             colors = [f"@get_color(@as(u16, {self.color} + ({place} + {n}) % 2))" for n in (0, 1)]
-        shared = QUEUES[0] + (queue - QUEUES[0]) % OUTPUTS_OF_WSE2
         return (
             f"const send_{name} = {colors[0]};\nconst from_{name} = {colors[1]};\n"
-            # WSE-2 has fewer queues for output, but there one serves several colors.
-            f'const out_{name} = @get_output_queue(if (@is_arch("wse3")) {queue} else {shared});\n'
-            f"const in_{name} = @get_input_queue({queue});\n"
+            f'const out_{name} = @get_output_queue(if (@is_arch("wse3")) {queues.output} else {queues.narrow});\n'
+            f"const in_{name} = @get_input_queue({queues.input});\n"
         )
 
 
-_EAST, _WEST = Channel("way", "east", 1, 1, 0), Channel("way", "west", 1, -1, 2)
-_SOUTH, _NORTH = Channel("way", "south", 0, 1, 4), Channel("way", "north", 0, -1, 6)
+@dataclass(frozen=True)
+class Queues:
+    """The queues of a channel: for input, for output, and for output on WSE-2."""
+
+    input: int
+    output: int
+    narrow: int
+
+
+def queued(channels: Iterable[Channel]) -> dict[Channel, Queues]:
+    """The queues of a program's channels; of operations under way at once none share a number.
+
+    Those are along an axis what comes by an echo, what goes on a pass, and at the last place what goes on the echo; or
+    what comes and goes by a way or its ring. WSE-2's microthreads have the numbers of queues.
+    """
+    ranked = sorted(channels, key=lambda c: ORDER.index(c.kind))
+    found = {}
+    for channel, number in zip(ranked, reversed(QUEUES), strict=False):
+        apart = 2 if channel.kind in (ECHO, SPREAD) else 0
+        found[channel] = Queues(number, number, OUTPUTS_OF_WSE2[channel.axis + apart])
+    return found
+
+
+_EAST, _WEST = Channel(WAY, "east", 1, 1, 0), Channel(WAY, "west", 1, -1, 2)
+_SOUTH, _NORTH = Channel(WAY, "south", 0, 1, 4), Channel(WAY, "north", 0, -1, 6)
 # Along a mesh axis: the way its places grow, and the way back.
 WAYS = {1: (_EAST, _WEST), 0: (_SOUTH, _NORTH)}
 
 
 def spread(axis: int) -> Channel:
     """From the last along an axis to all others."""
-    return Channel("spread", f"spread_{PLACE[axis]}", axis, -1, 8 if axis else 9)
+    return Channel(SPREAD, f"spread_{PLACE[axis]}", axis, -1, 8 if axis else 9)
+
+
+def echo(axis: int) -> Channel:
+    """From the last along an axis to all, itself too."""
+    return Channel(ECHO, f"echo_{PLACE[axis]}", axis, -1, 18 if axis else 19)
 
 
 def ring(way: Channel) -> Channel:
     """From the end of a way to its beginning."""
-    return Channel("ring", f"ring_{way.name}", way.axis, way.step, 10 + way.color // 2)
+    return Channel(RING, f"ring_{way.name}", way.axis, way.step, (10, 11, 14, 15)[way.color // 2])
+
+
+def passing(axis: int) -> Channel:
+    """From each along an axis, in turn, to the last: on a color that has switches on either machine."""
+    return Channel(PASS, f"pass_{PLACE[axis]}", axis, 1, 16 if axis else 17)

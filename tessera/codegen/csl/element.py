@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tessera.codegen.csl.channels import Channel
+from tessera.codegen.csl.descriptors import (
+    LONGEST_STRIDE,
+    block_size,
+    descriptor,
+    fitting,
+    mover,
+    onward,
+    replace_axes,
+)  # fmt: skip
+from tessera.codegen.csl.parts import FIRST, MOST, Part
 from tessera.codegen.csl.views import SPELLING, Buffer, View, merged, row_major, spelled
 from tessera.errors import UnsupportedOpError
-from tessera.ir.core import Block, Node, Value
+from tessera.ir.core import Node, Value
 from tessera.types import TensorType
 
 # What the memory of an element holds, and what of it arrays may fill: code and the stack need the rest.
 MEMORY, ROOM = 48 * 1024, 40 * 1024
-# What a mem1d descriptor can say, and the rank of a mem4d one.
-LONGEST_STRIDE, MOST_AXES = 127, 4
-AXES = ("i", "j", "k", "l")
 
 
 @dataclass
@@ -28,12 +36,13 @@ class Element:
     wide: bool = False  # whether it is of a WSE-3, whose operations take more elements a cycle
     fuses: bool = True  # whether chains of pointwise ops become one loop
     sparing: bool = False  # whether room is worth more than cycles
-    lines: list[str] = field(default_factory=list)
+    relays: bool = True  # whether elements in turn tell all along an axis through the last; else neighbours hand on
     buffers: list[Buffer] = field(default_factory=list)
     values: dict[Value, View] = field(default_factory=dict)
     symbols: dict[Value, Buffer] = field(default_factory=dict)  # what the host copies in and out
     exported: dict[Value, str] = field(default_factory=dict)  # and by which names
     functions: dict[str, str] = field(default_factory=dict)  # helpers, by name
+    faults: list[dict[str, Any]] = field(default_factory=list)  # what may go wrong, for the host
     constants: dict[str, str] = field(default_factory=dict)  # names of descriptors, by their texts
     channels: dict[str, Channel] = field(default_factory=dict)  # on which it talks, by name
     spare: list[Buffer] = field(default_factory=list)
@@ -45,6 +54,12 @@ class Element:
     later: dict[Value, Node] = field(default_factory=dict)  # what is computed inside the loop of what needs it
     params: frozenset[Value] = frozenset()  # of the region that is emitted
     dying: frozenset[Value] = frozenset()  # what its present node uses last
+    parts: list[Part] = field(default_factory=lambda: [Part(FIRST)])  # the functions, of which the last is written
+    awaited: Part | None = None  # the next, where something is on its way
+    gates: dict[str, Part] = field(default_factory=dict)  # tasks that end operations, by name
+    pinned: list[View] = field(default_factory=list)  # from where something is on its way
+    turns: dict[Value, View] = field(default_factory=dict)  # where what a loop's pass begins to receive is to lie
+    variables: list[str] = field(default_factory=list)  # that outlive a function
     depth: int = 1
     comment: str = ""  # the source line named last
 
@@ -118,6 +133,21 @@ class Element:
         self.copy(out, x)
         return out
 
+    def pin(self, view: View) -> None:
+        """Keep room for as long as something is on its way from there."""
+        if view.buffer is not None:
+            self.holders[view.buffer] = self.holders.get(view.buffer, 0) + 1
+            self.pinned.append(view)
+
+    def unpin(self) -> None:
+        """Nothing is on its way any more."""
+        for view in self.pinned:
+            assert view.buffer is not None
+            self.holders[view.buffer] -= 1
+            if view.buffer not in self.symbols.values():
+                self.release(view)
+        self.pinned.clear()
+
     def release(self, view: View) -> None:
         """Room that no value holds is free again."""
         if view.buffer is not None and not self.holders.get(view.buffer):
@@ -129,16 +159,45 @@ class Element:
 
     def described(self, view: View, shape: tuple[int, ...]) -> str | None:
         """The name of a view's descriptor (or the value of a literal); None where there is none."""
-        text = descriptor(view, shape)
-        return text if text is None or view.literal else self.constant(text, f"{view.buffer.name}_at")  # type: ignore[union-attr]
+        text = descriptor(replace(view, onward=""), shape)
+        if text is None or view.literal:
+            return text
+        name = self.constant(text, f"{view.buffer.name}_at")  # type: ignore[union-attr]
+        if not view.onward:
+            return name
+        moved = f"{name}_{next(self.names)}"
+        self.say(f"const {moved} = @increment_dsd_offset({name}, {view.onward}, {view.type});")
+        return moved
 
     def constant(self, text: str, stem: str) -> str:
         """The name of a constant of the program, one for each text: descriptors that are known cost nothing to make."""
         return self.constants.setdefault(text, f"{stem}{len(self.constants)}")
 
+    def awaiting(self) -> Part:
+        """What goes on when the operations under way are done."""
+        if self.awaited is None:
+            self.awaited = Part(f"after{len(self.parts)}")
+        return self.awaited
+
+    def gate(self, along: str) -> str:
+        """The name of a task that waits for two things, and then lets what is awaited go on."""
+        task = self.awaiting()
+        return self.task(f"{task.name}_{along}", [f"@{task.called()}({task.name}_id);"], MOST)
+
+    def task(self, name: str, statements: Sequence[str], awaits: int = 1) -> str:
+        """The name of a task of some statements, which the program then has."""
+        self.gates.setdefault(name, Part(name, [f"  {text}" for text in statements], awaits))
+        return name
+
+    def pause(self) -> None:
+        """End the function here; a task goes on when what is on its way has come."""
+        assert self.awaited is not None and self.depth == 1
+        self.parts.append(self.awaited)
+        self.awaited, self.comment = None, ""
+
     def say(self, text: str) -> None:
         """Add a statement."""
-        self.lines.append("  " * self.depth + text)
+        self.parts[-1].lines.append("  " * self.depth + text)
 
     @contextmanager
     def inner(self, head: str) -> Iterator[None]:
@@ -179,7 +238,7 @@ class Element:
         if target == source:
             return
         source = fitting(target, source)
-        move = MOVE.get(target.type)
+        move = mover(target, source)
         if move and target.type == source.type and self.operation(move, [target, source]):
             return
         self.loop([target, source], lambda e: f"{e[0]} = {e[1]};")
@@ -195,10 +254,11 @@ class Element:
             self.say(f"for (@range(i16, {size})) |{name}| {{")
             self.depth += 1
         steps = [self._steps(first, v, outer) for first, v in ((to, into), (start, out))]
-        if None in found or target.type not in MOVE:
+        builtin = mover(target, source)
+        if None in found or builtin is None:
             self.loop(rows, lambda t: f"{onward(t[0], steps[0])} = {onward(t[1], steps[1])};")
         elif block_size(target.shape):
-            self.say(f"{MOVE[target.type]}({self._onward(into, found[0], steps[0])}, "
+            self.say(f"{builtin}({self._onward(into, found[0], steps[0])}, "
                      f"{self._onward(out, found[1], steps[1])});")  # fmt: skip
         for _ in outer:
             self.depth -= 1
@@ -227,64 +287,6 @@ class Element:
         made = self.room(view.shape, view.type)
         self.copy(made, view)
         return made
-
-
-def onward(text: str, steps: str) -> str:
-    """An element of an array some places on."""
-    name, bracket, index = text.partition("[")
-    return f"{name}[@as(i16, {steps}) + {index}" if bracket and steps else text
-
-
-MOVE = {"f32": "@fmovs", "f16": "@fmovh", "i32": "@mov32", "i16": "@mov16"}
-
-
-def fitting(target: View, source: View) -> View:
-    """A source of a copy; an index becomes a number of 64 bits where it is to be one."""
-    counts = source.literal and target.type == "i64" and not source.literal.lstrip("-").isdigit()
-    return replace(source, literal=f"@as(i64, {source.literal})") if counts else source
-
-
-def block_size(shape: Sequence[int]) -> int:
-    """The elements of a block."""
-    size = 1
-    for n in shape:
-        size *= int(n)
-    return size
-
-
-def descriptor(view: View, shape: tuple[int, ...]) -> str | None:
-    """The memory descriptor of a view (or the value of a literal); None where there is none."""
-    if view.literal:
-        return view.literal
-    assert view.buffer is not None
-    if len(shape) > MOST_AXES:
-        return None
-    sizes, strides = (shape, view.strides) if shape else ((1,), (1,))
-    kind = "mem1d_dsd" if len(sizes) == 1 and abs(strides[0]) <= LONGEST_STRIDE else "mem4d_dsd"
-    names = AXES[: len(sizes)]
-    place = replace_axes(view, sizes, strides).at(names)
-    return f"@get_dsd({kind}, .{{ .tensor_access = |{', '.join(names)}|{{{', '.join(map(str, sizes))}}} -> {place} }})"
-
-
-def replace_axes(view: View, sizes: tuple[int, ...], strides: tuple[int, ...]) -> View:
-    """A view walked along other axes."""
-    return View(view.type, sizes, view.buffer, view.offset, strides if view.buffer else (), view.literal)
-
-
-def last_uses(block: Block, places: Mapping[Node, int]) -> Mapping[int, list[Value]]:
-    """By the place where nodes of a block are emitted, the values of the block that no later one uses."""
-    last: dict[Value, int] = {}
-    for node in block.nodes:
-        place = places[node]
-        inside = (v for region in node.regions for v in region.free)
-        for value in (*node.args, *inside, *node.results):
-            last[value] = max(place, last.get(value, 0))
-    own = {*block.params, *(v for n in block.nodes for v in n.results)}
-    found: dict[int, list[Value]] = {}
-    for value, place in last.items():
-        if value in own and value not in block.results:
-            found.setdefault(place, []).append(value)
-    return found
 
 
 def unsupported(node: Node, why: str) -> UnsupportedOpError:

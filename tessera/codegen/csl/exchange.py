@@ -7,13 +7,13 @@ spreads on one color that the routers hand to all, and rings are closed by one t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tessera.codegen.csl.blocks import emit
 from tessera.codegen.csl.channels import PLACE, WAYS, Channel, ring, spread
 from tessera.codegen.csl.element import Element
-from tessera.codegen.csl.structure import slab
-from tessera.codegen.csl.views import View
+from tessera.codegen.csl.views import FLOATS, View
+from tessera.ir.core import Node
 from tessera.ops import mesh
 
 # Operations that put f32 together while they arrive, and how two of another type are put together.
@@ -36,13 +36,17 @@ class Message:
     memory: str
     size: int
 
-    def sent(self, element: Element, channel: Channel) -> str:
+    def sent(self, element: Element, channel: Channel, options: str = "") -> str:
         """The statement that sends it."""
-        return f"{self.move}({sending(element, channel, self.size)}, {self.memory});"
+        return self.moved(sending(element, channel, self.size), self.memory, options)
 
-    def taken(self, element: Element, channel: Channel) -> str:
+    def taken(self, element: Element, channel: Channel, options: str = "") -> str:
         """The statement that receives it."""
-        return f"{self.move}({self.memory}, {receiving(element, channel, self.size)});"
+        return self.moved(self.memory, receiving(element, channel, self.size), options)
+
+    def moved(self, target: str, source: str, options: str = "") -> str:
+        """The statement that moves words such as these."""
+        return f"{self.move}({', '.join([target, source, *([options] if options else [])])});"
 
 
 def message(element: Element, view: View) -> Message:
@@ -52,8 +56,10 @@ def message(element: Element, view: View) -> Message:
     if words > 1:
         assert view.buffer is not None
         memory = f"@get_dsd(mem1d_dsd, .{{ .base_address = {view.buffer.words}, .extent = {size} }})"
-        if view.offset:
-            memory = f"@increment_dsd_offset({memory}, {view.offset * words}, i32)"
+        steps = [str(view.offset * words)] if view.offset else []
+        steps += [f"({view.onward}) * {words}"] if view.onward else []
+        if steps:
+            memory = f"@increment_dsd_offset({memory}, {' + '.join(steps)}, i32)"
         return Message(move, memory, size)
     return Message(move, _memory(element, view), size)
 
@@ -73,7 +79,7 @@ def receiving(element: Element, channel: Channel, size: int) -> str:
 
 
 def _memory(element: Element, view: View) -> str:
-    found = element.described(View(view.type, (view.size,), view.buffer, view.offset, (1,)), (view.size,))
+    found = element.described(replace(view, shape=(view.size,), strides=(1,)), (view.size,))
     assert found is not None
     return found
 
@@ -89,19 +95,19 @@ def _(element, node, x):
 def _floats(element: Element, out: View, kind: str, axis: int) -> None:
     """f32 put together while they arrive, and told on as they are."""
     size, last, place, there = out.size, element.grid[axis] - 1, PLACE[axis], WAYS[axis][0]
-    memory, gather, around = _memory(element, out), GATHER[kind], spread(axis)
+    memory, gather, around, told = _memory(element, out), GATHER[kind], spread(axis), message(element, out)
     send, take = sending(element, there, size), receiving(element, there, size)
     if kind == "min":
         element.say(f"@fnegs({memory}, {memory});")
     with element.inner(f"if ({place} == {last})"):
         element.say(f"{gather}({memory}, {memory}, {take});")
-        element.say(message(element, out).sent(element, around))
+        element.say(told.sent(element, around))
     with element.inner("else"):
         with element.inner(f"if ({place} == 0)"):
             element.say(f"@fmovs({send}, {memory});")
         with element.inner("else"):
             element.say(f"{gather}({send}, {memory}, {take});")
-        element.say(message(element, out).taken(element, around))
+        element.say(told.taken(element, around))
     if kind == "min":
         element.say(f"@fnegs({memory}, {memory});")
 
@@ -109,26 +115,20 @@ def _floats(element: Element, out: View, kind: str, axis: int) -> None:
 def _others(element: Element, out: View, kind: str, axis: int) -> None:
     """What has no such operation: received, put together, and told on."""
     last, place, there, around = element.grid[axis] - 1, PLACE[axis], WAYS[axis][0], spread(axis)
+    told = message(element, out)
     came = element.room(out.shape, out.type)
     with element.inner(f"if ({place} > 0)"):
         element.say(message(element, came).taken(element, there))
         element.loop([out, came], lambda t: f"{t[0]} = {TOGETHER[kind].format(t[1], t[0])};")
     with element.inner(f"if ({place} == {last})"):
-        element.say(message(element, out).sent(element, around))
+        element.say(told.sent(element, around))
     with element.inner("else"):
-        element.say(message(element, out).sent(element, there))
-        element.say(message(element, out).taken(element, around))
+        element.say(told.sent(element, there))
+        element.say(told.taken(element, around))
     element.release(came)
 
 
-@emit(mesh.broadcast)
-def _(element, node, x, root):
-    out = element.fresh(node.out.type)
-    _tell(element, out, x, node.attrs["axis"], root.literal)
-    return out
-
-
-def _tell(element: Element, out: View, x: View, axis: int, root: str) -> None:
+def tell(element: Element, out: View, x: View, axis: int, root: str) -> None:
     """What the element at place `root` along an axis has as `x`, for all of them as `out`, which lies in one piece."""
     last, (there, back), place, told = element.grid[axis] - 1, WAYS[axis], PLACE[axis], message(element, out)
     with element.inner(f"if ({place} == {root})"):
@@ -152,47 +152,60 @@ def _where(element: Element, statement: str, where: str) -> None:
         element.say(statement)
 
 
-@emit(mesh.all_gather)
+@emit(mesh.shift)
 def _(element, node, x):
-    along, axis, pieces = node.attrs["along"], node.attrs["axis"] % len(x.shape), element.grid[node.attrs["along"]]
-    length = x.shape[axis]
-    shape = (*x.shape[:axis], length * pieces, *x.shape[axis + 1 :])
-    out, piece = element.room(shape, x.type), element.room(x.shape, x.type)
-    root = f"root{next(element.names)}"
-    with element.inner(f"for (@range(i16, {pieces})) |{root}|"):
-        _tell(element, piece, x, along, root)
-        element.move(slab(out, axis, 0, length), piece, f"@as(i32, {root}) * {length * out.strides[axis]}", "")
-    element.release(piece)
-    return slab(out, axis, 0, node.attrs["size"])
-
-
-@emit(mesh.shift, mesh.rotate)
-def _(element, node, x):
-    axis = node.attrs["axis"]
-    out, place = element.fresh(node.out.type), PLACE[axis]
-    held, way = element.plain(x), WAYS[axis][0 if node.attrs["offset"] > 0 else 1]
-    last = element.grid[axis] - 1
-    final, first = (last, 0) if way.step > 0 else (0, last)  # who has none to send to, who none to receive from
-    send, take = [message(element, held).sent(element, way)], [message(element, out).taken(element, way)]
-    if node.op is mesh.rotate:
-        send.append(message(element, held).sent(element, ring(way)))
-        take.append(message(element, out).taken(element, ring(way)))
-    # Those at even places send first, those at odd ones receive first: nobody waits for ever.
-    with element.inner(f"if ({place} % 2 == 0)"):
-        _but(element, f"{place} != {final}", send)
-        _but(element, f"{place} != {first}", take)
-    with element.inner("else"):
-        _but(element, f"{place} != {first}", take)
-        _but(element, f"{place} != {final}", send)
-    if node.op is mesh.shift:
-        with element.inner(f"if ({place} == {first})"):
-            element.copy(out, View(out.type, out.shape, literal="0.0" if out.type in ("f32", "f16", "half") else "0"))
-    if held is not x:
-        element.release(held)
+    out = element.fresh(node.out.type)
+    turned(element, out, x, *_line(node), closed=False)
+    place, first = PLACE[node.attrs["axis"]], 0 if node.attrs["offset"] > 0 else _last(element, node)
+    with element.inner(f"if ({place} == {first})"):
+        element.copy(out, View(out.type, out.shape, literal="0.0" if out.type in FLOATS else "0"))
     return out
 
 
-def _but(element: Element, where: str, statements: list[str]) -> None:
+@emit(mesh.rotate)
+def _(element, node, x):
+    out = element.fresh(node.out.type)
+    turned(element, out, x, *_line(node), closed=True)
+    return out
+
+
+def _last(element: Element, node: Node) -> int:
+    return element.grid[node.attrs["axis"]] - 1
+
+
+def _line(node: Node) -> tuple[int, Channel]:
+    """The axis along which words move, and their way."""
+    axis = node.attrs["axis"]
+    return axis, WAYS[axis][0 if node.attrs["offset"] > 0 else 1]
+
+
+def ends(element: Element, axis: int, way: Channel) -> tuple[str, str]:
+    """Where an element has one to send to along a way, and where one to receive from."""
+    place, last = PLACE[axis], element.grid[axis] - 1
+    final, first = (last, 0) if way.step > 0 else (0, last)
+    return f"{place} != {final}", f"{place} != {first}"
+
+
+def turned(element: Element, out: View, x: View, axis: int, way: Channel, closed: bool) -> None:
+    """What the neighbour before has as `x`, and where the line is closed to a ring that at its other end."""
+    held, (sends, takes) = element.plain(x), ends(element, axis, way)
+    own, told = message(element, held), message(element, out)
+    send, take = [own.sent(element, way)], [told.taken(element, way)]
+    if closed:
+        send.append(own.sent(element, ring(way)))
+        take.append(told.taken(element, ring(way)))
+    # Those at even places send first, those at odd ones receive first: nobody waits for ever.
+    with element.inner(f"if ({PLACE[axis]} % 2 == 0)"):
+        but(element, sends, send)
+        but(element, takes, take)
+    with element.inner("else"):
+        but(element, takes, take)
+        but(element, sends, send)
+    if held is not x:
+        element.release(held)
+
+
+def but(element: Element, where: str, statements: list[str]) -> None:
     """A statement for those that have a neighbour; the second, if there is one, for the one at the edge."""
     _where(element, statements[0], where)
     if statements[1:]:

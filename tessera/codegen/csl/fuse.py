@@ -1,4 +1,7 @@
-"""Chains of pointwise ops as one loop: what one later op of the same shape alone needs is computed inside its loop."""
+"""Chains of pointwise ops as one loop: what one later op of the same shape alone needs is computed inside its loop.
+
+By where each node is then emitted it is known where values are needed last.
+"""
 
 from __future__ import annotations
 
@@ -51,4 +54,20 @@ def settled(block: Block, later: Mapping[Value, Node]) -> dict[Node, int]:
     for place, node in reversed(list(enumerate(block.nodes))):
         user = next((users[v][0] for v in node.results if v in later), None)
         found[node] = place if user is None else found[user]
+    return found
+
+
+def last_uses(block: Block, places: Mapping[Node, int]) -> Mapping[int, list[Value]]:
+    """By the place where nodes of a block are emitted, the values of the block that no later one uses."""
+    last: dict[Value, int] = {}
+    for node in block.nodes:
+        place = places[node]
+        inside = (v for region in node.regions for v in region.free)
+        for value in (*node.args, *inside, *node.results):
+            last[value] = max(place, last.get(value, 0))
+    own = {*block.params, *(v for n in block.nodes for v in n.results)}
+    found: dict[int, list[Value]] = {}
+    for value, place in last.items():
+        if value in own and value not in block.results:
+            found.setdefault(place, []).append(value)
     return found

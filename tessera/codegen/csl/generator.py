@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ import numpy as np
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.backend import Capabilities, Runtime
-from tessera.codegen.csl import exchange, flow, host, products, structure, text
+from tessera.codegen.csl import contests, exchange, flow, host, products, relays, structure, text
 from tessera.codegen.csl.blocks import statements
-from tessera.codegen.csl.element import ROOM, Element
+from tessera.codegen.csl.element import Element
+from tessera.codegen.csl.groups import together
 from tessera.codegen.csl.kernels import emit_kernel, is_kernel, kernel_plan
 from tessera.codegen.csl.views import BYTES, SPELLING
 from tessera.codegen.element_types import check_element_types
@@ -26,7 +28,7 @@ from tessera.lower.mesh.pieces import CANNON, SUMMA
 from tessera.lower.plan import Plan
 from tessera.types import RefType, bf16, f16
 
-assert exchange and flow and products and structure  # fill the table of rows
+assert contests and exchange and flow and products and relays and structure  # fill the table of rows
 
 ARCHITECTURES = ("wse2", "wse3")
 OPTIONS = ("arch", "schedule", "optimize", "comments", "debug", "address")
@@ -94,6 +96,7 @@ class Csl:
                 expected=", ".join(OPTIONS if unknown else ARCHITECTURES),
             )
         check_element_types(module, self.name, self.capabilities.dtypes)
+        module = together(module)
         element = self._element(module, arch == ARCHITECTURES[1], bool(options.get("optimize", True)))
         text.check_room(element, module.functions[1].loc)
         text.check_channels(element, module.functions[1].loc)
@@ -102,15 +105,16 @@ class Csl:
         return Artifact(self._manifest(module, plan, files, arch, bfloat), files)
 
     def _element(self, module: Module, wide: bool, fuses: bool) -> Element:
-        """The text of a program; where it does not fit memory, the one that needs least."""
-        for sparing in (False, True):
-            element = Element(self.grid, wide, fuses, sparing)
+        """The text of a program; where it does not fit memory or has too few queues, one that needs less."""
+        for relayed, sparing in itertools.product((True, False), (False, True)):
+            element = Element(self.grid, wide, fuses, sparing, relayed)
             if is_kernel(module):
                 emit_kernel(module, element)
             else:
                 element.grid = tuple(module.functions[1].attrs["mesh"])
                 statements(element, module.functions[1].body)
-            if text.used(element) <= ROOM:
+            element.say("sys_mod.unblock_cmd_stream();")
+            if text.fits(element):
                 break
         return element
 
@@ -161,6 +165,7 @@ def _plan(module: Module, element: Element) -> dict[str, Any]:
         "grid": list(element.grid),
         "inputs": [_entry(element, p, entries[p]) for p in inputs],
         "outputs": [_entry(element, p, entries[p]) for p in params[len(params) - outputs :]],
+        "faults": element.faults,
         "given": [i for i, p in enumerate(params[: len(params) - outputs]) if p in inputs],
     }
 
@@ -185,6 +190,7 @@ def _bfloat(function: Function) -> bool:
     found = {t.dtype for n in function.body.walk() for t in (*n.types, *n.result_types)} & {f16, bf16}
     if len(found) > 1:
         raise UnsupportedOpError(
-            "a CSL program has one 16-bit float type", location=function.loc, received="f16 and bf16"
-        )
+            "a CSL program has one 16-bit float type: the compiler's option --fp16-format says which it is",
+            location=function.loc, received="f16 and bf16", suggestion="cast one of them to f32",
+        )  # fmt: skip
     return bf16 in found

@@ -23,20 +23,41 @@ def scatter(array, entry, grid):
     elements = np.ascontiguousarray(pieces)
     if elements.dtype.itemsize >= 4:
         return elements.view(np.uint32)
-    narrow = elements.astype(np.int16) if elements.dtype.itemsize == 1 else elements
+    narrow = _codes(elements).astype(np.int16) if elements.dtype.itemsize == 1 else elements
     return narrow.view(np.uint16).astype(np.uint32)
 
 
 def gather(words, entry, grid):
     """The whole array, of the words of every element."""
-    dtype = np.dtype(entry["dtype"])
+    dtype = _dtype(entry["dtype"])
     elements = words if dtype.itemsize >= 4 else words.astype(np.uint16)
-    elements = elements.astype(dtype) if dtype.itemsize == 1 else elements.view(dtype)
+    if dtype.itemsize == 1:
+        elements = elements.astype(np.uint8 if _coded(dtype) else dtype)
+    elements = elements.view(dtype)
     padded = np.zeros(_padded(entry, grid), dtype)
     for row in range(grid[0]):
         for column in range(grid[1]):
             padded[_piece(entry, (row, column))] = elements[row, column].reshape(entry["piece"])
     return padded[tuple(slice(0, n) for n in entry["shape"])].copy()
+
+
+def _dtype(name):
+    """An element type: NumPy's, or ml_dtypes' where NumPy has none."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def _coded(dtype):
+    """Whether elements of a byte are held as codes: floats are, integers and bools as the numbers they are."""
+    return dtype.name.startswith("float")
+
+
+def _codes(elements):
+    return elements.view(np.uint8) if _coded(elements.dtype) else elements
 
 
 def _padded(entry, grid):
@@ -74,6 +95,20 @@ def execute(runner, plan, arrays, narrow, wide, order):
     return results
 
 
+def broken(runner, plan, wide, order):
+    """What went wrong: (number of the place, row, column) of the first element that kept one; None where none did."""
+    if not plan.get("faults"):
+        return None
+    rows, columns = plan["grid"]
+    words = np.zeros(rows * columns, np.uint32)
+    runner.memcpy_d2h(
+        words, runner.get_id("fault"), 0, 0, columns, rows, 1,
+        streaming=False, data_type=wide, order=order, nonblock=False,
+    )  # fmt: skip
+    found = np.flatnonzero(words)
+    return (int(words[found[0]]), *(int(n) for n in divmod(found[0], columns))) if len(found) else None
+
+
 def main():
     """Run on the arrays of .npy files."""
     from cerebras.sdk.runtime.sdkruntimepybind import MemcpyDataType, MemcpyOrder, SdkRuntime
@@ -93,7 +128,12 @@ def main():
     runner.run()
     kinds = MemcpyDataType.MEMCPY_16BIT, MemcpyDataType.MEMCPY_32BIT
     results = execute(runner, plan, arrays, *kinds, MemcpyOrder.ROW_MAJOR)
+    wrong = broken(runner, plan, kinds[1], MemcpyOrder.ROW_MAJOR)
     runner.stop()
+    if wrong:
+        fault = plan["faults"][wrong[0] - 1]
+        place = ":".join(str(n) for n in fault["place"][:2])
+        raise SystemExit("{}: {} (row {}, column {})".format(place, fault["text"], wrong[1], wrong[2]))
     for name, result in zip(options.output, results):
         np.save(name, result)
     print("done:", ", ".join(f"{e['symbol']} {r.shape}" for e, r in zip(plan["outputs"], results)))

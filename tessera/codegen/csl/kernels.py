@@ -23,13 +23,11 @@ def emit_kernel(module: Module, element: Element) -> None:
     """Emit the launch of a kernel.
 
     Raises:
-        UnsupportedOpError: programs of a group work together, or the host does more than one launch.
+        UnsupportedOpError: programs wait for one another, or the host does more than one launch.
     """
     (launch, *more), function = module.main.body.nodes, module.functions[1]
     if more or launch.op.name != "host.launch" or tuple(launch.args) != tuple(module.main.params):
         raise _refused(function, "the host does more than one launch")
-    if int(function.attrs.get("group", 1)) > 1:
-        raise _refused(function, "the tiles of a group work together, and an element runs one program at a time")
     if meets(function.body) and math.prod(map(int, launch.attrs["grid"])) > 1:
         raise _refused(function, "its programs wait for one another, and an element runs one at a time")
     for param in function.params:
@@ -52,7 +50,13 @@ def kernel_plan(function: Function, element: Element, outputs: int) -> dict[str,
     given = len(entries) - outputs  # the last come back alone, others that are written where they came from
     back = [{**e, "into": i} for i, (e, p) in enumerate(zip(entries, function.params, strict=True)) if p in written]
     found = entries[given:] + [e for e in back if e["into"] < given]
-    return {"grid": list(element.grid), "inputs": entries[:given], "outputs": found, "given": list(range(given))}
+    return {
+        "grid": list(element.grid),
+        "inputs": entries[:given],
+        "outputs": found,
+        "faults": element.faults,
+        "given": list(range(given)),
+    }
 
 
 def _entry(element: Element, param: Value) -> dict[str, Any]:

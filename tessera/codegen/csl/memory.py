@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from tessera.codegen.csl.blocks import emit
-from tessera.codegen.csl.element import Element, fitting, onward, unsupported
+from tessera.codegen.csl.descriptors import fitting, onward
+from tessera.codegen.csl.element import Element, unsupported
 from tessera.codegen.csl.scalars import literal
 from tessera.codegen.csl.views import SPELLING, View, row_major
 from tessera.ir.core import Node, Value
@@ -33,7 +34,7 @@ def _place(ref: View, starts: Sequence[str]) -> str:
 
 
 @contextmanager
-def _each(element: Element, shape: Sequence[int]) -> Iterator[list[str]]:
+def each(element: Element, shape: Sequence[int]) -> Iterator[list[str]]:
     """A loop over a block; gives the names of its indices."""
     names = [f"at{next(element.names)}" if n != 1 else "0" for n in shape]
     loops = [(name, n) for name, n in zip(names, shape, strict=True) if n != 1]
@@ -86,7 +87,7 @@ def _(element, node, ref, *rest):
         return out
     zero = View(out.type, out.shape, literal=literal(0, node.out.type.dtype))
     given = zero if other is None else other.repeated(out.shape)
-    with _each(element, out.shape) as names:
+    with each(element, out.shape) as names:
         conditions = _masked(mask, out.shape, names)
         conditions += _inside(element, ref, starts, out.shape, names) if bounded else []
         source = onward(region.at(names), place)
@@ -103,7 +104,7 @@ def _(element, node, ref, value, *rest):
     if mask is None and not bounded:
         element.move(region, value, place, "")
         return
-    with _each(element, value.shape) as names:
+    with each(element, value.shape) as names:
         conditions = _masked(mask, value.shape, names)
         conditions += _inside(element, ref, starts, value.shape, names) if bounded else []
         _when(element, conditions, f"{onward(region.at(names), place)} = {value.at(names)};")
@@ -121,7 +122,7 @@ def _(element, node, ref, *rest):
     mask, other = (*rest[rank:], None, None)[:2]
     zero = View(out.type, out.shape, literal=literal(0, node.out.type.dtype))
     given = zero if other is None else other.repeated(out.shape)
-    with _each(element, out.shape) as names:
+    with each(element, out.shape) as names:
         source = _cell(element, ref, rest[:rank], out.shape, names)
         conditions = _masked(mask, out.shape, names)
         _when(element, conditions, f"{out.at(names)} = {source};", f"{out.at(names)} = {given.at(names)};")
@@ -136,7 +137,7 @@ def _shape(node: Node, first: int) -> tuple[int, ...]:
 @emit(tile.scatter)
 def _(element, node, ref, value, *rest):
     rank, shape = len(ref.shape), _shape(node, 1)
-    with _each(element, shape) as names:
+    with each(element, shape) as names:
         target = _cell(element, ref, rest[:rank], shape, names)
         mask = (*rest[rank:], None)[0]
         _when(element, _masked(mask, shape, names), f"{target} = {fitting(ref, value).repeated(shape).at(names)};")
@@ -153,11 +154,24 @@ def _(element, node, ref, value, *rest):
     rank, out, old = len(ref.shape), element.fresh(node.out.type), f"old{next(element.names)}"
     if SPELLING[node.out.type.dtype] == "i16" and node.out.type.dtype.bits < 16:
         raise unsupported(node, "updates are of 16 bits or more")
-    with _each(element, out.shape) as names:
+    with each(element, out.shape) as names:
         place = _cell(element, ref, rest[:rank], out.shape, names)
         text = UPDATES[node.attrs["kind"]].format(old, fitting(ref, value).repeated(out.shape).at(names))
         mask = (*rest[rank:], None)[0]
         then = f"const {old}: {out.type} = {place}; {place} = {text}; {out.at(names)} = {old};"
+        _when(element, _masked(mask, out.shape, names), then, f"{out.at(names)} = {literal(0, node.out.type.dtype)};")
+    return out
+
+
+@emit(tile.compare_exchange)
+def _(element, node, ref, value, expected, *rest):
+    rank, out, old = len(ref.shape), element.fresh(node.out.type), f"old{next(element.names)}"
+    with each(element, out.shape) as names:
+        place = _cell(element, ref, rest[:rank], out.shape, names)
+        given, wanted = (fitting(ref, v).repeated(out.shape).at(names) for v in (value, expected))
+        mask = (*rest[rank:], None)[0]
+        swap = f"if ({old} == {wanted}) {{ {place} = {given}; }}"
+        then = f"const {old}: {out.type} = {place}; {swap} {out.at(names)} = {old};"
         _when(element, _masked(mask, out.shape, names), then, f"{out.at(names)} = {literal(0, node.out.type.dtype)};")
     return out
 
@@ -180,7 +194,7 @@ def _(element, node, dst, src, *starts):
     if not bounded:
         element.move(target[0], source[0], to, start)
         return
-    with _each(element, block) as names:
+    with each(element, block) as names:
         into = onward(target[0].at(names), to)
         value, zero = onward(source[0].at(names), start), literal(0, node.types[0].dtype)
         _when(element, _inside(element, source[1], level, block, names), f"{into} = {value};", f"{into} = {zero};")

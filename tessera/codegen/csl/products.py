@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tessera.codegen.csl.blocks import emit
-from tessera.codegen.csl.element import LONGEST_STRIDE, Element
-from tessera.codegen.csl.scalars import literal
+from tessera.codegen.csl.descriptors import LONGEST_STRIDE
+from tessera.codegen.csl.element import Element
+from tessera.codegen.csl.scalars import literal, widen
 from tessera.codegen.csl.views import View, merged
-from tessera.lower.mesh.costs import INNER, LINES, OUTER, cheapest, ways
+from tessera.lower.mesh.costs import INNER, LINES, OUTER, cheapest, lines, ways
 from tessera.ops import linalg, mesh
+from tessera.types import DType
 
 
 @emit(linalg.dot)
 def _(element, node, a, b):
     out = element.fresh(node.out.type)
     element.copy(out, View(out.type, out.shape, literal=literal(0, node.out.type.dtype)))
-    _add_products(element, out, a, b)
+    _add_products(element, out, a, b, node.types)
     return out
 
 
 @emit(mesh.multiply_add)
 def _(element, node, total, a, b):
     out = element.successor(node.args[0], total)
-    _add_products(element, out, a, b)
+    _add_products(element, out, a, b, node.types[1:])
     return out
 
 
-def _add_products(element: Element, out: View, a: View, b: View) -> None:
-    """out += a b, for each of a batch."""
+def _add_products(element: Element, out: View, a: View, b: View, types: Sequence[Any]) -> None:
+    """out += a b, for each of a batch; `types` are those of the factors."""
     way = _way(element, out, a, b)
     kept = way == LINES and _MULTIPLY_ADD.get((out.type, a.type, b.type)) and not (a.literal or b.literal)
-    left, right = (a, b) if kept else (_alike(element, x, out.type) for x in (a, b))
+    left, right = (
+        (a, b) if kept else (_alike(element, x, out.type, t.dtype) for x, t in zip((a, b), types, strict=True))
+    )
     batch = out.shape[:-2]
     names = [f"b{next(element.names)}" for _ in batch]
     for name, size in zip(names, batch, strict=True):
@@ -48,15 +53,15 @@ def _add_products(element: Element, out: View, a: View, b: View) -> None:
             element.release(made)
 
 
-def _alike(element: Element, x: View, kind: str) -> View:
+def _alike(element: Element, x: View, kind: str, dtype: DType) -> View:
     """A view as elements of the type in which is summed."""
     if x.literal:
-        return replace(x, type=kind, literal=f"@as({kind}, {x.literal})")
+        return replace(x, type=kind, literal=f"@as({kind}, {widen(element, dtype, x.literal)})")
     if x.type == kind:
         return x
     made = element.room(x.shape, kind)
     if (x.type, kind) != ("f16", "f32") or not element.operation("@fh2s", [made, x]):
-        element.loop([made, x], lambda t: f"{t[0]} = @as({kind}, {t[1]});")
+        element.loop([made, x], lambda t: f"{t[0]} = @as({kind}, {widen(element, dtype, t[1])});")
     return made
 
 
@@ -71,25 +76,42 @@ def _way(element: Element, out: View, a: View, b: View) -> str:
 
 
 def _lines(element: Element, out: View, a: View, b: View, batch: list[str]) -> None:
-    """A row (or, where that is longer, a column) of the result at a time."""
-    rows, columns = out.shape[-2:]
-    if rows > columns:  # the same with everything turned round
-        turned = [v.permuted([*range(len(batch)), len(batch) + 1, len(batch)]) for v in (out, b, a)]
-        out, a, b, rows, columns = (*turned, columns, rows)
+    """A row (or, where that takes fewer cycles, a column) of the result at a time."""
+    by_rows, by_columns = lines(out.shape[-2], out.shape[-1], element.wide)
+    if by_rows > by_columns:  # the same with everything turned round
+        out, b, a = (v.permuted([*range(len(batch)), len(batch) + 1, len(batch)]) for v in (out, a, b))
     m, k = (f"{n}{next(element.names)}" for n in "mk")
     target, source = _row(element, out), _row(element, b)
     builtin = _MULTIPLY_ADD.get((out.type, a.type, b.type))
-    whole = builtin and target and source and not a.literal
-    with element.inner(f"for (@range(i16, {rows})) |{m}|"):
-        if whole:
-            element.say(f"const into = {_at(target, out, [*batch, m])};")
-        with element.inner(f"for (@range(i16, {a.shape[-1]})) |{k}|"):
-            factor = a.at([*batch, m, k])
-            if whole:
-                element.say(f"{builtin}(into, into, {_at(source, b, [*batch, k])}, {factor});")
-            else:
-                with element.inner(f"for (@range(i16, {columns})) |n|"):
-                    element.say(f"{out.at([*batch, m, 'n'])} += {factor} * {b.at([*batch, k, 'n'])};")
+    factor = a.at([*batch, m, k])
+    with element.inner(f"for (@range(i16, {out.shape[-2]})) |{m}|"):
+        if builtin and target and source and not a.literal:
+            into = _at(target, out, [*batch, m])
+            loop = f"for (@range(i16, {a.shape[-1]})) |{k}|"
+            _row_added(element, builtin, into, (source, b, [*batch, k]), loop, factor)
+            return
+        with (
+            element.inner(f"for (@range(i16, {a.shape[-1]})) |{k}|"),
+            element.inner(f"for (@range(i16, {out.shape[-1]})) |n|"),
+        ):
+            element.say(f"{out.at([*batch, m, 'n'])} += {factor} * {b.at([*batch, k, 'n'])};")
+
+
+def _row_added(
+    element: Element, builtin: str, into: str, source: tuple[str, View, list[str]], loop: str, factor: str
+) -> None:
+    """Add all multiples to a row, which stays in registers; so do rows that lie one after another."""
+    text, x, names = source
+    walks = x.strides[-2] == x.shape[-1] * x.strides[-1]
+    names_of = (("dest", "sum_to_"), ("src0", "sum_of_"), ("src1", "row_"))
+    to, at, row = (element.constant(f"@get_dsr(dsr_{kind}, 1)", name) for kind, name in names_of)
+    for register in (to, at):
+        element.say(f"@load_to_dsr({register}, {into}, .{{ .save_address = false }});")
+    if walks:
+        first = _at(text, x, names[:-1]) if names[:-1] else text
+        element.say(f"@load_to_dsr({row}, {first}, .{{ .save_address = true }});")
+    with element.inner(loop):
+        element.say(f"{builtin}({to}, {at}, {row if walks else _at(text, x, names)}, {factor});")
 
 
 def _outer(element: Element, out: View, a: View, b: View, batch: list[str]) -> bool:
@@ -118,14 +140,12 @@ def _outer(element: Element, out: View, a: View, b: View, batch: list[str]) -> b
 def _inner(element: Element, out: View, a: View, b: View, batch: list[str]) -> bool:
     """An element of the result at a time."""
     summed, (m, n) = a.shape[-1], (f"{name}{next(element.names)}" for name in "mn")
-    left, right = (
-        View("f32", (summed,), v.buffer, v.offset, (s,)) for v, s in ((a, a.strides[-1]), (b, b.strides[-2]))
-    )
+    left, right = (replace(v, shape=(summed,), strides=(s,)) for v, s in ((a, a.strides[-1]), (b, b.strides[-2])))
     if max(abs(v.strides[0]) for v in (left, right)) > LONGEST_STRIDE:
         return False
     made = element.room((summed,), "f32")
     parts = [element.described(v, (summed,)) for v in (made, left, right)]
-    cell = element.described(View("f32", (summed,), out.buffer, out.offset, (0,)), (summed,))
+    cell = element.described(replace(out, shape=(summed,), strides=(0,)), (summed,))
     rows, columns = out.shape[-2:]
     with element.inner(f"for (@range(i16, {rows})) |{m}|"), element.inner(f"for (@range(i16, {columns})) |{n}|"):
         one = _moved(parts[1], [a.strides[: len(batch)], batch], _times(m, a.strides[-2]))
@@ -158,7 +178,7 @@ def _row(element: Element, x: View) -> str | None:
     """The descriptor of the first row of a matrix."""
     if x.literal or not -128 < x.strides[-1] < 128:
         return None
-    return element.described(View(x.type, (x.shape[-1],), x.buffer, x.offset, (x.strides[-1],)), (x.shape[-1],))
+    return element.described(replace(x, shape=(x.shape[-1],), strides=(x.strides[-1],)), (x.shape[-1],))
 
 
 def _offset(x: View, names: list[str]) -> str:

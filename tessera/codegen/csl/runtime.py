@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import numpy as np
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.csl import host
+from tessera.codegen.csl.faults import raised
 from tessera.codegen.csl.text import SIMULATOR, compile_options
 from tessera.interp.target.csl.host import cslc
 from tessera.interp.target.csl.host.paths import Compiled
 from tessera.interp.target.csl.host.runtime import RUNS, SdkRuntime
 from tessera.interp.target.csl.host.tensors import MemcpyDataType, MemcpyOrder
+from tessera.interp.target.csl.layout import Layout
 
 
 class Timed(SdkRuntime):
@@ -32,6 +36,7 @@ class Timed(SdkRuntime):
 
 
 CSL = ("layout.csl", "pe_program.csl")
+_NUMBERS = itertools.count(1)  # of runs: each has a name of its own
 
 
 class Simulated:
@@ -49,26 +54,34 @@ class Simulated:
 
         Raises:
             CslError, CslFault: the program does not compile, or goes wrong.
+            OutOfBoundsError, DeadlockError, ExecutionError: what an element found wrong.
         """
+        return self._returned(self._executed([arrays[i] for i in self._plan["given"]]), arrays)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        """The program, compiled."""
         options = self._artifact.manifest["options"]
         with tempfile.TemporaryDirectory(prefix="tessera-csl-") as folder:
             for name in CSL:
                 (Path(folder) / name).write_text(self._artifact.text(name))
             flags = compile_options(options["arch"], tuple(self._plan["grid"]), options["bfloat"])
             flags[1] = str(Path(folder) / "layout.csl")
-            given = [arrays[i] for i in self._plan["given"]]
-            return self._returned(self._executed([*flags, "-o", str(Path(folder) / "out")], given), arrays)
+            return cslc.build(cslc.settings_of(cslc.parser().parse_args([*flags, "-o", str(Path(folder) / "out")])))
 
-    def _executed(self, flags: list[str], arrays: Sequence[Any]) -> list[np.ndarray]:
-        layout = cslc.build(cslc.settings_of(cslc.parser().parse_args(flags)))
-        runner = Timed(Compiled(flags[-1], layout, {}, {}))
+    def _executed(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        name = f"run {next(_NUMBERS)}"
+        runner = Timed(Compiled(name, self._layout, {}, {}))
         runner.load()
         runner.run()
         kinds = MemcpyDataType.MEMCPY_16BIT, MemcpyDataType.MEMCPY_32BIT
         results = host.execute(runner, self._plan, arrays, *kinds, MemcpyOrder.ROW_MAJOR)
+        wrong = host.broken(runner, self._plan, kinds[1], MemcpyOrder.ROW_MAJOR)
         runner.stop()
-        RUNS.pop(flags[-1], None)
+        RUNS.pop(name, None)
         self.cycles = runner.computed
+        if wrong:
+            raise raised(self._plan["faults"], *wrong)
         return results
 
     def _returned(self, results: Sequence[np.ndarray], arrays: Sequence[Any]) -> list[np.ndarray]:

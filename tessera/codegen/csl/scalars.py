@@ -10,7 +10,9 @@ import ml_dtypes
 import numpy as np
 
 from tessera.codegen.csl.element import Element, unsupported
+from tessera.codegen.csl.small import narrowed, widened
 from tessera.codegen.csl.views import SPELLING
+from tessera.codegen.small_floats import FORMS
 from tessera.ir.core import Node
 from tessera.op import Rules
 from tessera.ops import basic, functions
@@ -58,7 +60,9 @@ HELPERS = {
 
 
 def literal(value: Any, dtype: DType) -> str:
-    """A constant of an element type."""
+    """A constant of an element type: of floats of eight bits or fewer the code."""
+    if dtype in FORMS:
+        return str(int(np.asarray(value, np.float64).astype(dtype.numpy).view(np.uint8)))
     if not dtype.is_float:
         return str(int(value))
     number = float(np.asarray(value, np.float64).astype(dtype.numpy))
@@ -79,14 +83,14 @@ def expression(element: Element, node: Node, operands: list[str], index: bool = 
     row = rows.get(node.op)
     if row is None:
         raise unsupported(node, "there is no row for it")
-    wide = [_wide(t, text) for t, text in zip(node.types, operands, strict=True)]
+    wide = [widen(element, t.dtype, text) for t, text in zip(node.types, operands, strict=True)]  # type: ignore[union-attr]
     element.indexing = index
     text = row(element, node, *wide)
     result = node.out.type
     assert isinstance(result, TensorType)
-    if index:
+    if index and not result.dtype.is_float:
         return text.replace("i64", element.counting)
-    return NARROW[result.dtype].format(text) if result.dtype in NARROW else text
+    return narrow(element, result.dtype, text)
 
 
 # What is computed in wider types than it is held in.
@@ -94,8 +98,18 @@ NARROW = {f16: "@as(f16, {0})", bf16: "@as(half, {0})", int8: "@as(i16, @as(i8, 
           uint8: "@as(i16, @as(u8, {0}))", int4: "@as(i16, (({0} + 8) & 15) - 8)"}  # fmt: skip
 
 
-def _wide(type: Any, text: str) -> str:
-    return f"@as(f32, {text})" if type.dtype.is_float and type.dtype.bits < 32 else text
+def widen(element: Element, dtype: DType, text: str) -> str:
+    """An element as the type in which it is computed."""
+    if dtype in FORMS:
+        return widened(element, dtype, text)
+    return f"@as(f32, {text})" if dtype.is_float and dtype.bits < 32 else text
+
+
+def narrow(element: Element, dtype: DType, text: str) -> str:
+    """What was computed as an element."""
+    if dtype in FORMS:
+        return narrowed(element, dtype, text)
+    return NARROW[dtype].format(text) if dtype in NARROW else text
 
 
 def _between(sign: str) -> Callable[..., str]:
@@ -181,7 +195,8 @@ def _(element, node, x, y):
     table = DIVIDE_FLOATS if dtype.is_float else DIVIDE
     for needed in ("remainder_f32", helper) if dtype.is_float else (helper,):
         element.functions[needed] = table[needed.rpartition("_")[0]].replace("i32", kind)
-    return f"{helper}(@as({kind}, {x}), @as({kind}, {y}))"
+    found = f"{helper}(@as({kind}, {x}), @as({kind}, {y}))"
+    return found if element.indexing or SPELLING[dtype] in (kind, "f16", "half") else f"@as(i16, {found})"
 
 
 # CSL rounds quotients toward zero, Tessera down; past a tensor's end a divisor may be 0.

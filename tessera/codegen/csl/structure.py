@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tessera.codegen.csl.blocks import emit
+from tessera.codegen.csl.faults import failure
 from tessera.codegen.csl.views import View, row_major
 from tessera.ops import mesh
 
@@ -69,7 +70,15 @@ def _(element, node, x, indices):
     named = replace(places, shape=out.shape, strides=() if places.literal else spread)
     source = replace(x, shape=out.shape, strides=(*x.strides[:axis], *zeros, *x.strides[axis + 1 :]))
     stride = x.strides[axis]
-    element.loop([out, named, source], lambda t: f"{t[0]} = {_moved(t[2], f'{t[1]} * {stride}')};")
+    size = x.shape[axis]
+    outside = failure(element, node, "bounds", f"an index is outside an axis of size {size}", f"0 to {size - 1}")
+    element.loop(
+        [out, named, source],
+        lambda t: (
+            f"if ({t[1]} < 0 or {t[1]} >= {size}) {{ {outside} }} "
+            f"else {{ {t[0]} = {_moved(t[2], f'{t[1]} * {stride}')}; }}"
+        ),
+    )
     if places is not indices:
         element.release(places)
     return out

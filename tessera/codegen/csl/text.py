@@ -6,8 +6,10 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from tessera.codegen.csl.channels import QUEUES
+from tessera.codegen.csl.channels import QUEUES, Route, queued
 from tessera.codegen.csl.element import ROOM, Element
+from tessera.codegen.csl.faults import SYMBOL
+from tessera.codegen.csl.parts import Part, identifiers, numbered
 from tessera.codegen.csl.views import Buffer
 from tessera.errors import ResourceError
 
@@ -25,13 +27,16 @@ def program(name: str, element: Element) -> str:
         _half(element),
         "const row: i32 = @as(i32, pe_row);\nconst column: i32 = @as(i32, pe_column);\n",
         'const sys_mod = @import_module("<memcpy/memcpy>", memcpy_params);\nconst math = @import_module("<math>");\n',
-        *(c.ends(queue) for c, queue in zip(element.channels.values(), QUEUES, strict=False)),
+        *(c.ends(queues) for c, queues in queued(element.channels.values()).items()),
+        identifiers(_numbers(element)),
         "".join(f"var {b.name} = @zeros([{max(b.size, 1)}]{b.type});\n" for b in element.buffers),
         "".join(f"var {b.words}: [*]i32 = @ptrcast([*]i32, &{b.name});\n" for b in element.buffers if b.type == "i64"),
+        _faults(element),
+        "".join(f"var {text};\n" for text in element.variables),
         "".join(f"var {n}_ptr: [*]{_word(b)} = {_address(b)};\n" for n, b in _symbols(element)),
         "".join(f"const {name} = {text};\n" for text, name in element.constants.items()),
         *(f"{text}\n" for text in element.functions.values()),
-        "fn compute() void {\n" + "\n".join(element.lines) + "\n  sys_mod.unblock_cmd_stream();\n}\n",
+        *(part.text() for part in (*element.parts, *element.gates.values())),
         _comptime(element),
     ]
     return "\n".join(part for part in parts if part)
@@ -51,6 +56,26 @@ def _address(buffer: Buffer) -> str:
     return f"@ptrcast([*]i32, &{buffer.name})" if buffer.type == "i64" else f"&{buffer.name}"
 
 
+def _tasks(element: Element) -> list[Part]:
+    return [*element.parts[1:], *element.gates.values()]
+
+
+def _numbers(element: Element) -> dict[str, int]:
+    return numbered(_tasks(element), [color for c in element.channels.values() for color in c.colors])
+
+
+def _faults(element: Element) -> str:
+    """Where an element keeps what went wrong, where something can."""
+    if not element.faults:
+        return ""
+    return f"var {SYMBOL} = @zeros([1]i32);\nvar {SYMBOL}_ptr: [*]i32 = &{SYMBOL};\n"
+
+
+def _exported(element: Element) -> list[tuple[str, str]]:
+    """The names that the host knows, with the types of their words."""
+    return [(n, _word(b)) for n, b in _symbols(element)] + ([(SYMBOL, "i32")] if element.faults else [])
+
+
 def _half(element: Element) -> str:
     """The name of the 16-bit float that the program is compiled for, where it needs one."""
     return "const half = @fp16();\n" if any(b.type == "half" for b in element.buffers) else ""
@@ -60,8 +85,9 @@ def _comptime(element: Element) -> str:
     ends = [(end, color, c) for c in element.channels for end, color in (("out", "send"), ("in", "from"))]
     lines = [f"    @initialize_queue({end}_{c}, .{{ .color = {color}_{c} }});" for end, color, c in ends]
     queues = ['  if (@is_arch("wse3")) {', *lines, "  }"] if lines else []
-    exports = [f'  @export_symbol({n}_ptr, "{n}");' for n, _ in _symbols(element)]
-    return "\n".join(["comptime {", *queues, *exports, "  @export_symbol(compute);", "}", ""])
+    exports = [f'  @export_symbol({n}_ptr, "{n}");' for n, _ in _exported(element)]
+    tasks = [line for part in _tasks(element) for line in part.binding()]
+    return "\n".join(["comptime {", *queues, *tasks, *exports, "  @export_symbol(compute);", "}", ""])
 
 
 def layout(name: str, element: Element) -> str:
@@ -71,7 +97,7 @@ def layout(name: str, element: Element) -> str:
         line
         for c in element.channels.values()
         for route in c.routes(element.grid[c.axis] - 1)
-        for line in _route(*route)
+        for line in _route(route)
     ]
     lines = [
         HEAD.format(name=name, what=f"{rows} rows and {columns} columns of elements"),
@@ -87,16 +113,16 @@ def layout(name: str, element: Element) -> str:
         *routes,
         "    }",
         "  }",
-        *(f'  @export_name("{n}", [*]{_word(b)}, true);' for n, b in _symbols(element)),
+        *(f'  @export_name("{n}", [*]{word}, true);' for n, word in _exported(element)),
         '  @export_name("compute", fn()void);',
         "}",
     ]
     return "\n".join(line for line in lines if line) + "\n"
 
 
-def _route(where: str, color: str, source: str, to: str) -> list[str]:
-    config = f"@set_color_config(x, y, {color}, .{{ .routes = .{{ .rx = .{{{source}}}, .tx = .{{{to}}} }} }});"
-    return [f"      if ({where}) {{", f"        {config}", "      }"]
+def _route(route: Route) -> list[str]:
+    config = f"@set_color_config(x, y, {route.color}, {route.config});"
+    return [f"      if ({route.where}) {{", f"        {config}", "      }"]
 
 
 def sources(files: dict[str, str], comments: bool) -> dict[str, str]:
@@ -117,7 +143,7 @@ def origins(text: str, comments: bool) -> dict[str, str]:
     known, source = {}, ""
     inside = False
     for number, line in enumerate(text.split("\n"), 1):
-        inside = (inside or line.startswith("fn compute()")) and line != "}"
+        inside = (inside or line.startswith(("fn compute()", "task "))) and line != "}"
         source = line.strip()[3:] if line.strip().startswith("// ") else source
         known[number] = source if inside else ""
     numbers = {number: number for number in known} if comments else {n: i for i, (_, n) in enumerate(_bare(text), 1)}
@@ -158,6 +184,15 @@ def check_channels(element: Element, location: Any) -> None:
 def used(element: Element) -> int:
     """The bytes of an element's arrays."""
     return sum(b.bytes for b in element.buffers)
+
+
+def fits(element: Element) -> bool:
+    """Whether a program has the memory and the queues it needs."""
+    return (
+        used(element) <= ROOM
+        and len(element.channels) <= len(QUEUES)
+        and len(_numbers(element)) == len(_tasks(element))
+    )
 
 
 def check_room(element: Element, location: Any) -> None:

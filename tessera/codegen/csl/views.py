@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tessera.codegen.small_floats import FORMS
 from tessera.types import TensorType, bf16, bool_, f16, f32, int4, int8, int16, int32, int64, uint8
 
 # How element types are spelled; `half` is the 16-bit float that the program is compiled for. Shorter integers are
-# held in 16, and int64 that only counts places is a plain number or of 32 bits.
+# held in 16, as are the codes of shorter floats, and int64 that only counts places is a plain number or of 32 bits.
 SPELLING = {f32: "f32", f16: "f16", bf16: "half", int32: "i32", int64: "i64", **dict.fromkeys(
-    (int16, int8, uint8, int4, bool_), "i16")}  # fmt: skip
+    (int16, int8, uint8, int4, bool_, *FORMS), "i16")}  # fmt: skip
+FLOATS = ("f32", "f16", "half")
 BYTES = {"f32": 4, "f16": 2, "half": 2, "i32": 4, "i16": 2, "i64": 8}
 
 
@@ -36,7 +38,10 @@ class Buffer:
 
 @dataclass(frozen=True)
 class View:
-    """Elements of an array: `offset` and, for each axis, a stride; or, with `literal`, one value everywhere."""
+    """Elements of an array: `offset` and, for each axis, a stride; or, with `literal`, one value everywhere.
+
+    `onward` is a text for how many elements further on it begins, which only a run knows.
+    """
 
     type: str
     shape: tuple[int, ...]
@@ -44,6 +49,7 @@ class View:
     offset: int = 0
     strides: tuple[int, ...] = ()
     literal: str = ""
+    onward: str = ""
 
     @property
     def size(self) -> int:
@@ -66,6 +72,7 @@ class View:
             return self.literal
         assert self.buffer is not None
         terms = [f"{i} * {s}" if s != 1 else i for i, s in zip(indices, self.strides, strict=True) if s]
+        terms += [self.onward] if self.onward else []
         if self.offset or not terms:
             terms.append(str(self.offset))
         return f"{self.buffer.name}[{' + '.join(terms)}]"

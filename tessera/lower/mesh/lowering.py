@@ -10,12 +10,16 @@ from typing import Any
 from tessera.errors import UnsupportedOpError
 from tessera.ir.builder import Builder
 from tessera.ir.core import Node, Value
+from tessera.lower.mesh.costs import gathered
 from tessera.lower.mesh.pieces import CONSTANT, Held, Mesh, Split, settled, tensor
 from tessera.op import Op
 from tessera.ops import basic, mesh, shape, tile
 from tessera.ops import elementwise as e
 from tessera.ops.mesh import WHOLE
 from tessera.types import DType, TensorType, int64
+
+# What the pieces of a program may fill of an element's memory; code and what is in between need the rest.
+ROOM = 36 * 1024
 
 
 class NoMapping(UnsupportedOpError):
@@ -40,6 +44,10 @@ class Lowering:
         self.cycles += 24 + count(out) / 2
         self.largest = max(self.largest, count(out) * out.type.dtype.numpy.itemsize)
         return out
+
+    def roomy(self, bytes: int) -> bool:
+        """Whether an element's memory has room for so much more, beside what the host copies and what is in between."""
+        return self.kept + 2 * self.largest + bytes <= ROOM
 
     def index(self, value: int) -> Value:
         """A constant index."""
@@ -74,7 +82,7 @@ class Lowering:
         """All of an axis that is cut, for every element."""
         size = int(type.shape[axis])
         found = self.add(mesh.all_gather, value, axis=axis - type.rank, along=cut, size=size)
-        self.cycles += 3 * count(found) + 8 * self.mesh.grid[cut]
+        self.cycles += gathered(count(found), self.mesh.grid[cut])
         return found
 
     def repeated(self, value: Value, type: TensorType) -> Value:

@@ -5,14 +5,17 @@ van de Geijn and Watts, "SUMMA: scalable universal matrix multiplication algorit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tessera.ir.core import Value
-from tessera.lower.mesh.costs import ways
+from tessera.lower.mesh.costs import told, ways
 from tessera.lower.mesh.loops import loop
 from tessera.lower.mesh.lowering import Lowering, count
+from tessera.lower.mesh.memory import taken
 from tessera.lower.mesh.pieces import CANNON, CONSTANT, OPEN, Held, Split, tensor
 from tessera.lower.mesh.rules import joined, rules
+from tessera.op import Op
 from tessera.ops import basic, linalg, mesh, shape
 from tessera.ops import elementwise as e
 from tessera.ops.mesh import WHOLE
@@ -109,16 +112,41 @@ def _counted(lowering: Lowering, left: Value, right: Value, found: Value) -> Val
 
 
 def _panels(lowering: Lowering, left: Value, right: Value, cuts: Cuts, dtype: DType) -> Value:
-    """The sum over panels of what is summed, each told by who holds it to those who need it."""
+    """The sum over panels of what is summed, each told by who holds it to those who need it.
+
+    Where there is room for two panels of each factor, the next ones come while the product of the present ones is made.
+    """
     panels, grid = lowering.mesh.panels, lowering.mesh.grid
+    factors = (
+        Turns(left, cuts.left, -1, panels // grid[cuts.left]),
+        Turns(right, cuts.right, -2, panels // grid[cuts.right]),
+    )
     start = lowering.full(tensor(left).with_shape((*left.type.shape[:-1], right.type.shape[-1])).with_dtype(dtype), 0)
+    if lowering.roomy(sum(f.bytes for f in factors)):
+        return _ahead(lowering, factors, start, panels)
 
     def step(number: Value, total: Value) -> list[Value]:
-        one = _told(lowering, left, number, cuts.left, -1, panels // grid[cuts.left])
-        other = _told(lowering, right, number, cuts.right, -2, panels // grid[cuts.right])
-        return [_added(lowering, total, one, other)]
+        return [_added(lowering, total, *(f.told(lowering, mesh.broadcast, number) for f in factors))]
 
     return loop(lowering, panels, [start], step)[0]
+
+
+def _ahead(lowering: Lowering, factors: tuple[Turns, Turns], start: Value, panels: int) -> Value:
+    """A pass takes the panels that have come, and begins to receive the next ones before it multiplies."""
+
+    def begun(number: Value) -> list[Value]:
+        return [f.told(lowering, mesh.begin_broadcast, number) for f in factors]
+
+    def arrived(coming: Sequence[Value]) -> list[Value]:
+        return [lowering.add(mesh.arrived, v) for v in coming]
+
+    def step(number: Value, one: Value, other: Value, total: Value) -> list[Value]:
+        here = arrived([one, other])
+        following = begun(lowering.add(e.add, number, lowering.index(1)))
+        return [*following, _added(lowering, total, *here)]
+
+    *coming, total = loop(lowering, panels - 1, [*begun(lowering.index(0)), start], step)
+    return _added(lowering, total, *arrived(coming))
 
 
 def _cannon(lowering: Lowering, left: Value, right: Value, cuts: Cuts, dtype: DType) -> Value:
@@ -130,12 +158,33 @@ def _cannon(lowering: Lowering, left: Value, right: Value, cuts: Cuts, dtype: DT
     side = lowering.mesh.rows
     start = lowering.full(tensor(left).with_shape((*left.type.shape[:-1], right.type.shape[-1])).with_dtype(dtype), 0)
     left, right = _skewed(lowering, left, cuts.left, side), _skewed(lowering, right, cuts.right, side)
+    if lowering.roomy(sum(map(taken, (left, right)))):
+        return _turning(lowering, (left, right), cuts, start, side)
 
     def step(number: Value, one: Value, other: Value, total: Value) -> list[Value]:
         added = _added(lowering, total, one, other)
         return [_turned(lowering, one, cuts.left), _turned(lowering, other, cuts.right), added]
 
     return loop(lowering, side, [left, right, start], step)[-1]
+
+
+def _turning(lowering: Lowering, factors: tuple[Value, Value], cuts: Cuts, start: Value, side: int) -> Value:
+    """A pass takes the pieces that have come, and begins to turn them on before it multiplies."""
+
+    def begun(pieces: Sequence[Value]) -> list[Value]:
+        pairs = zip(pieces, (cuts.left, cuts.right), strict=True)
+        return [lowering.add(mesh.begin_rotate, x, axis=cut, offset=-1) for x, cut in pairs]
+
+    def arrived(coming: Sequence[Value]) -> list[Value]:
+        return [lowering.add(mesh.arrived, v) for v in coming]
+
+    def step(number: Value, one: Value, other: Value, total: Value) -> list[Value]:
+        here = arrived([one, other])
+        return [*begun(here), _added(lowering, total, *here)]
+
+    coming = begun(factors)
+    *coming, total = loop(lowering, side - 2, [*coming, _added(lowering, start, *factors)], step)
+    return _added(lowering, total, *arrived(coming))
 
 
 def _skewed(lowering: Lowering, x: Value, cut: int, side: int) -> Value:
@@ -156,11 +205,26 @@ def _turned(lowering: Lowering, x: Value, cut: int) -> Value:
     return lowering.add(mesh.rotate, x, axis=cut, offset=-1)
 
 
-def _told(lowering: Lowering, x: Value, number: Value, cut: int, axis: int, each: int) -> Value:
-    """A panel, told along the mesh axis over which what is summed is cut; each element there holds `each` panels."""
-    root = number
-    if each > 1:
-        x = lowering.add(mesh.panel, x, lowering.add(e.remainder, number, lowering.index(each)), axis=axis, count=each)
-        root = lowering.add(e.floor_divide, number, lowering.index(each))
-    lowering.cycles += 3 * count(x) + 4 * lowering.mesh.grid[cut]
-    return lowering.add(mesh.broadcast, x, root, axis=cut)
+@dataclass(frozen=True)
+class Turns:
+    """A factor whose panels along an axis are told along a mesh axis: each element there holds `each` of them."""
+
+    piece: Value
+    cut: int
+    axis: int
+    each: int
+
+    @property
+    def bytes(self) -> int:
+        """What a panel takes."""
+        return count(self.piece) // self.each * self.piece.type.dtype.numpy.itemsize
+
+    def told(self, lowering: Lowering, op: Op, number: Value) -> Value:
+        """A panel, for those who need it; `op` says whether it is waited for."""
+        x = self.piece
+        if self.each > 1:
+            place = lowering.add(e.remainder, number, lowering.index(self.each))
+            x = lowering.add(mesh.panel, x, place, axis=self.axis, count=self.each)
+        words = count(x) if op is mesh.broadcast else 0  # what comes beside a product takes no time of its own
+        lowering.cycles += told(words, lowering.mesh.grid[self.cut])
+        return lowering.add(op, x, number, axis=self.cut, each=self.each)

@@ -13,7 +13,7 @@ from tessera.lower.mesh.pieces import CONSTANT, OPEN, Held, Split, common, tenso
 from tessera.op import REGISTRY, Rules
 from tessera.ops import basic, mesh, neighbour, reduce, shape
 from tessera.ops.mesh import WHOLE
-from tessera.types import TensorType, bool_
+from tessera.types import TensorType, bool_, f32
 
 # rule(lowering, node, *held) gives the Held of the node's result.
 rules = Rules("mesh")
@@ -118,10 +118,13 @@ def _(lowering, node, x):
     for axis in axes:
         if split[axis] == CONSTANT and int(x.type.shape[axis]) > 1:
             split[axis] = WHOLE
-    value = x.at(tuple(split))
+    value, short = x.at(tuple(split)), x.type.dtype.is_float and x.type.dtype.bits < 16
+    if short:  # what leaves a maximum as it is may be none of its numbers
+        value = lowering.add(basic.cast, value, dtype=f32)
     for axis in axes:
         value = lowering.filled(x, tuple(split), axis, identity(kind, x.type), value)
-    wide = x.type.accumulate if kind == "sum" and x.type.dtype.is_float else node.out.type.dtype
+    summed = kind == "sum" and x.type.dtype.is_float
+    wide = x.type.accumulate if summed else f32 if short else node.out.type.dtype
     if value.type.dtype != wide:
         value = lowering.add(basic.cast, value, dtype=wide)
     value = lowering.add(node.op, value, axis=node.attrs["axis"], keepdims=node.attrs["keepdims"])

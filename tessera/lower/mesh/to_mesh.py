@@ -13,7 +13,8 @@ from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.lower.mesh import contests, products, structure
 from tessera.lower.mesh.loops import regions
-from tessera.lower.mesh.lowering import Lowering, NoMapping, count
+from tessera.lower.mesh.lowering import ROOM, Lowering, NoMapping, count
+from tessera.lower.mesh.memory import needed
 from tessera.lower.mesh.pieces import CONSTANT, Held, Mesh, Split, tensor
 from tessera.lower.mesh.rules import refuse, rules
 from tessera.ops import host, mesh
@@ -26,8 +27,8 @@ assert contests and products and structure  # fill the table
 
 # How a tensor's last two axes may be cut, the most even first.
 CHOICES: tuple[tuple[int, int], ...] = ((0, 1), (0, WHOLE), (1, WHOLE), (WHOLE, 1), (WHOLE, 0), (1, 0), (WHOLE, WHOLE))
-# What the pieces of a program may fill of an element's memory; code and what is in between need the rest.
-ROOM = 36 * 1024
+# The share of its cycles that a copy by the host counts for.
+COPYING = 1 / 4
 # How often the choices for all inputs are gone through for something better.
 ROUNDS = 3
 
@@ -86,11 +87,11 @@ def _cost(function: Function, shape: Mesh, choices: Sequence[Sequence[Split]], c
     splits = [c[i] for c, i in zip(choices, chosen, strict=True)]
     reached = [0]
     try:
-        with lowering.builder.region():
+        with lowering.builder.region() as nodes:
             _body(lowering, function, splits, reached)
     except NoMapping:
         return (-reached[0], math.inf, math.inf)
-    return (-math.inf, max(0, lowering.kept + 2 * lowering.largest - ROOM), lowering.cycles)
+    return (-math.inf, max(0, needed(swept(Block((), tuple(nodes), ()))) - ROOM), lowering.cycles)
 
 
 def _body(lowering: Lowering, function: Function, splits: Sequence[Split], reached: list[int]) -> Block:
@@ -110,11 +111,20 @@ def _body(lowering: Lowering, function: Function, splits: Sequence[Split], reach
         Value(_ref(tensor(v)), "out" if len(results) == 1 else f"out{i}") for i, v in enumerate(function.body.results)
     ]
     for result, out in zip(results, outs, strict=True):
-        split = lowering.settle(result)
+        split = _spread(lowering, result.type, lowering.settle(result))
         value = result.at(split)
         _copied(lowering, value)
         lowering.builder.add(mesh.write, [out, value], {"split": _plain(split)})
     return Block((*refs, *outs), (), ())
+
+
+def _spread(lowering: Lowering, type: TensorType, split: Split) -> Split:
+    """A split with axes cut, the last first, that all elements along a mesh axis would hand over alike."""
+    found, free = list(split), [a for a in (1, 0) if lowering.mesh.grid[a] > 1 and a not in split]
+    for axis in reversed(range(type.rank)):
+        if free and found[axis] == WHOLE and int(type.shape[axis]) >= lowering.mesh.grid[free[0]]:
+            found[axis] = free.pop(0)
+    return tuple(found)
 
 
 def _read(lowering: Lowering, ref: Value, type: TensorType, split: Split) -> Held:
@@ -125,10 +135,13 @@ def _read(lowering: Lowering, ref: Value, type: TensorType, split: Split) -> Hel
 
 
 def _copied(lowering: Lowering, value: Value) -> None:
-    """What the host copies stays in memory; it comes and goes along all rows at once, a word for each cycle."""
+    """What the host copies stays in memory; it comes and goes along all rows at once, a word for each cycle.
+
+    A program may run often on what came once, so that copying counts for less than computing.
+    """
     held = count(value) * value.type.dtype.numpy.itemsize
     lowering.kept += held
-    lowering.cycles += held / 4 * lowering.mesh.columns
+    lowering.cycles += held / 4 * lowering.mesh.columns * COPYING
 
 
 def _plain(split: Split) -> Split:

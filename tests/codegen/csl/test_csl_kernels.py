@@ -6,7 +6,6 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.codegen.csl.generator import Csl
-from tessera.errors import UnsupportedOpError
 from tessera.program import prepare
 
 
@@ -49,14 +48,6 @@ def past_the_end(x, out):
     tile.store(out[i : i + 4], values + 1.0, mask=place < 10)
 
 
-@ts.kernel
-def together(x, out):
-    held, me = tile.alloc_shared((8,), ts.f32), tile.local_id()
-    held[me] = x[me]
-    tile.barrier()
-    out[me] = held[7 - me]
-
-
 def r(*shape):
     return np.random.default_rng(sum(shape)).random(shape, dtype=np.float32) + 0.1
 
@@ -81,13 +72,6 @@ def test_agrees_with_the_interpreter(name, grid, arch):
     generator.runtime(generator.emit(program.levels["tile"], {"arch": arch})).run(arrays)
     for found, want in zip((arrays[i] for i in program.written), wanted, strict=True):
         np.testing.assert_allclose(found, want, rtol=1e-6)
-
-
-def test_groups_are_refused_by_their_line():
-    program = prepare(together, (r(8), np.zeros(8, np.float32)), grid=(1,), group=8)
-    with pytest.raises(UnsupportedOpError, match="the tiles of a group work together") as found:
-        Csl((1, 1)).emit(program.levels["tile"], {})
-    assert "test_csl_kernels.py" in str(found.value)
 
 
 def test_arrays_that_do_not_fit_are_refused_with_the_numbers():

@@ -1,5 +1,7 @@
 """CSL programs of whole tensors, run in the simulator against the interpreter's bounds."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,11 @@ import tessera as ts
 from tessera import driver
 from tessera.codegen.csl.generator import Csl
 from tessera.errors import ArgumentError, ResourceError, UnsupportedOpError
-from tessera.interp import bound
+from tessera.interp import bound, tile
+from tessera.ir.printer import print_module
+
+# Where tensors may be cut over rows and columns alone, products must talk.
+LAYING = sys.modules["tessera.lower.mesh.to_mesh"]
 
 
 def r(*shape, dtype=np.float32):
@@ -45,8 +51,17 @@ def emitted(function, args, grid, **options):
     return traced, generator, generator.emit(module, options)
 
 
-@pytest.mark.parametrize("arch", ["wse2", "wse3"])
-@pytest.mark.parametrize("grid", [(1, 1), (1, 3), (2, 1), (2, 3)])
+def laid(function, args, options):
+    generator = Csl().configured(options)
+    traced = ts.jit(function).trace(*args).function
+    *_, module = (m for _, m in driver.lowering(traced, generator.capabilities.plan))
+    return traced, generator, module
+
+
+GRIDS = [((1, 1), "wse3"), ((1, 3), "wse2"), ((2, 1), "wse3"), ((2, 3), "wse2"), ((4, 4), "wse3")]
+
+
+@pytest.mark.parametrize(("grid", "arch"), GRIDS)
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_the_interpreter(name, grid, arch):
     function, args = CASES[name]
@@ -55,17 +70,15 @@ def test_agrees_with_the_interpreter(name, grid, arch):
         assert bound.compare(found, reference).ok
 
 
-@pytest.mark.parametrize(("side", "sizes"), [(2, (7, 10, 9)), (4, (160, 94, 158))])
-def test_products_in_rings(side, sizes):
-    m, k, n = sizes
-    a, b = r(m, k), r(k, n)
-    generator = Csl().configured(f"{side}x{side},cannon")
-    traced = ts.jit(lambda a, b: a @ b).trace(a, b).function
-    *_, module = (m for _, m in driver.lowering(traced, generator.capabilities.plan))
-    artifact = generator.emit(module, {})
-    assert ("ring_" in artifact.text("pe_program.csl")) == (m > 50)  # small ones need not meet
-    (found,) = generator.runtime(artifact).run([a, b])
-    assert bound.compare(found, bound.run(traced, [a, b])[0]).ok
+@pytest.mark.parametrize(("side", "arch"), [(2, "wse2"), (2, "wse3"), (4, "wse2"), (4, "wse3")])
+def test_products_in_rings(side, arch, monkeypatch):
+    monkeypatch.setattr(LAYING, "CHOICES", ((0, 1),))
+    args = (r(10, 11), r(11, 13))
+    traced, generator, module = laid(lambda a, b: a @ b, args, f"{side}x{side},cannon")
+    artifact = generator.emit(module, {"arch": arch})
+    assert "ring_" in artifact.text("pe_program.csl") and "begin_rotate" in print_module(module)
+    assert bound.compare(tile.run(module, args)[0], bound.run(traced, args)[0]).ok
+    assert bound.compare(generator.runtime(artifact).run(args)[0], bound.run(traced, args)[0]).ok
 
 
 def test_the_same_program_gives_the_same_bytes():
@@ -87,6 +100,13 @@ def test_too_large_is_refused_with_the_numbers():
     with pytest.raises(ResourceError, match=r"an element needs \d+ KB of the 40 KB") as found:
         emitted(lambda a, b: a @ b, (r(200, 200), r(200, 200)), (1, 1))
     assert "host_a" in found.value.received and "1x1" in found.value.suggestion
+
+
+def test_two_products_in_a_row_fit_beside_their_panels():
+    def program(x, w1, b1, w2, b2):
+        return ts.relu(x @ w1 + b1) @ w2 + b2
+
+    emitted(program, (r(64, 128), r(128, 256), r(256), r(256, 32), r(32)), (4, 4))
 
 
 def test_what_has_no_element_type_is_refused():
@@ -111,15 +131,24 @@ def test_unknown_architectures():
         emitted(*CASES["chain"], (1, 1), arch="wse9")
 
 
-def test_more_channels_than_queues_are_refused_with_the_numbers():
+def test_neighbours_hand_on_where_queues_are_too_few(monkeypatch):
+    monkeypatch.setattr(LAYING, "CHOICES", ((0, 1),))
+    args = (r(8, 7), r(7, 10))
+    traced, generator, module = laid(lambda a, b: (lambda y: y - y.sum(axis=0) - ts.max(y))(a @ b), args, "3x3")
+    artifact = generator.emit(module, {})
+    assert "begin_broadcast" in print_module(module) and "echo" not in artifact.text("pe_program.csl")
+    (found,) = generator.runtime(artifact).run(args)
+    assert bound.compare(found, bound.run(traced, args)[0]).ok
+
+
+def test_more_channels_than_queues_are_refused_with_the_numbers(monkeypatch):
+    monkeypatch.setattr(LAYING, "CHOICES", ((0, 1),))
+
     def program(a, b):
         y = a @ b
         return y.sum(axis=0), y.sum(axis=1)
 
-    args = (r(160, 94), r(94, 158))
-    generator = Csl().configured("4x4,cannon")
-    traced = ts.jit(program).trace(*args).function
-    *_, module = (m for _, m in driver.lowering(traced, generator.capabilities.plan))
+    _, generator, module = laid(program, (r(9, 8), r(8, 10)), "4x4,cannon")
     with pytest.raises(ResourceError, match="needs 8 queues of the 6 there are") as found:
         generator.emit(module, {})
     assert "ring_" in found.value.received

@@ -1,11 +1,13 @@
 """CSL of programs that move elements between pieces, choose, count and branch, against the interpreter's bounds."""
 
+import numpy as np
 import pytest
 from mesh_cases import CASES
 
 import tessera as ts
 from tessera import driver
 from tessera.codegen.csl.generator import Csl
+from tessera.errors import OutOfBoundsError
 from tessera.interp import bound
 
 
@@ -19,3 +21,15 @@ def test_agrees_with_the_interpreter(name, grid, arch):
     found = generator.runtime(generator.emit(module, {"arch": arch})).run(args)
     for one, reference in zip(found, bound.run(traced, args), strict=True):
         assert bound.compare(one, reference).ok
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("index", [-1, 7])
+def test_an_index_outside_is_raised_with_its_line(grid, index):
+    x, places = np.ones((7, 3), np.float32), np.array([2, index, 0], np.int32)
+    traced = ts.jit(lambda x, i: ts.embedding(x, i)).trace(x, places).function
+    generator = Csl(grid)
+    runtime = generator.runtime(generator.emit(driver.lower(traced, f"csl:{grid[0]}x{grid[1]}")["tile"], {}))
+    with pytest.raises(OutOfBoundsError, match="an index is outside an axis of size 7") as found:
+        runtime.run([x, places])
+    assert "test_csl_structure.py" in str(found.value) and found.value.expected == "0 to 6"
