@@ -22,8 +22,10 @@ from tessera.interp.target.csl.sema import (
     conversions,
     declare,
     dsd,
+    dsr,
     literals,
     loops,
+    machine,
     mapping,
     placement,
     reflection,
@@ -33,11 +35,11 @@ from tessera.interp.target.csl.sema import (
 from tessera.interp.target.csl.sema.operand import Operand
 from tessera.interp.target.csl.sema.tables import Options
 from tessera.interp.target.csl.sema.unit import Unit
-from tessera.interp.target.csl.values import ColorConfig, Value
+from tessera.interp.target.csl.values import ColorConfig, Value, frozen
 
 # Their import fills the tables of meanings, builtins and libraries.
 REGISTERED = (
-    *(assignment, control, conversions, declare, dsd, literals, loops, mapping, placement),
+    *(assignment, control, conversions, declare, dsd, dsr, literals, loops, machine, mapping, placement),
     *(reflection, tasks, vectors, libraries),
 )
 
@@ -80,6 +82,7 @@ class Layout:
     exports: dict[str, Export] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     params: dict[str, int] = field(default_factory=dict)
+    printed: tuple[str, ...] = ()  # what `@comptime_print` said
 
 
 class Builder:
@@ -121,17 +124,6 @@ class Builder:
         self.exports[name] = Export(name, len(self.exports), kind, type_, bool(mutable), loc)
 
 
-def frozen(value: Any) -> Any:
-    """A hashable form of a comptime value, equal for equal values."""
-    if isinstance(value, Value):
-        return (value.type, frozen(value.data))
-    if isinstance(value, dict):
-        return tuple((n, frozen(v)) for n, v in value.items())
-    if isinstance(value, np.ndarray):
-        return tuple(frozen(v) for v in value) if value.dtype == object else (value.dtype.str, value.tobytes())
-    return value
-
-
 def compile_program(
     path: str | Path,
     params: Mapping[str, int] | None = None,
@@ -151,7 +143,7 @@ def compile_program(
     `params` and `colors` give its params, as on the command line of `cslc`; `arch` is "wse2" or "wse3", `sdk` the
     language, "1.4" or "2.10"; `import_paths` are searched for modules in angle brackets; `fp16_format` is what
     `@fp16()` names, "f16" or "bf16"; `memcpy` and `channels` change nothing in a simulation. Raises
-    `CslError` and `ParseError` at file:line:column, `FileError` for no file.
+    `CslError` and `ParseError` at file:line:column, `FileError` for no file or no folder.
 
     >>> from tempfile import mkdtemp
     >>> folder = Path(mkdtemp())
@@ -169,7 +161,11 @@ def compile_program(
         if value not in allowed:
             raise ArgumentError(f"unknown {name}", expected=" or ".join(allowed), received=value)
     paths = tuple(map(str, import_paths))
-    options = Options(arch, sdk, fabric_dims, fabric_offsets, paths, fp16_format, max_inlined_iterations)
+    missing = next((folder for folder in paths if not Path(folder).is_dir()), None)
+    if missing is not None:
+        raise FileError(f"no such folder on the import path: {missing}")
+    searched = (*paths, str(source.parent))  # modules deep in folders name others from the top
+    options = Options(arch, sdk, fabric_dims, fabric_offsets, searched, fp16_format, max_inlined_iterations)
     with _deep():
         return _compile(source, options, dict(params or {}), colors or {})
 
@@ -212,7 +208,10 @@ def _assemble(builder: Builder, unit: Unit, options: Options, params: dict[str, 
             programs[key] = program
         layout.tiles[place] = Tile(program, values)
         layout.colors[place] = merged(builder.colors.get(place, {}), program.colors)
+        _check_filters(program, layout.colors[place])
     layout.sources = tuple(sorted(sources))
+    units = {id(u): u for u in (unit, *(tile.program.unit for tile in layout.tiles.values()))}
+    layout.printed = tuple(line for u in units.values() for line in u.state.get("printed", ()))
     return layout
 
 
@@ -222,6 +221,8 @@ def tile_program(
     """The program of a PE, with its exports checked against the layout's names."""
     unit = Unit(options, builder.size)
     unit.place = place
+    unit.symbols = tuple(builder.exports)
+    unit.tensors = tuple(name for name, e in builder.exports.items() if isinstance(e.type, t.Pointee))
     unit.start(path, params)
     _check_exports(unit, builder)
     return Program(unit, str(path))
@@ -239,6 +240,8 @@ def _check_exports(unit: Unit, builder: Builder) -> None:
 
 def _check_export(declared: Export, o: Operand, loc: Location) -> None:
     a, b = declared.type, o.type
+    if not isinstance(a, (t.Pointee, t.Fn)):  # a number, which is exported through its address
+        a = t.Pointee("", a)
     if isinstance(a, t.Pointee) and isinstance(b, t.Pointee):
         mine = b.element.element if isinstance(b.element, t.Array) and not b.many else b.element
         if a.element != mine:
@@ -247,6 +250,13 @@ def _check_export(declared: Export, o: Operand, loc: Location) -> None:
             fail(loc, f"mutability mismatch: '{declared.name}' was declared mutable")
     elif a != b:
         fail(loc, f"exported symbol type mismatch: expected type '{a}', got: '{b}'")
+
+
+def _check_filters(program: Program, colors: dict[int, ColorConfig]) -> None:
+    """Whether the filters that the program asks for are there."""
+    for color, loc in program.tables.filters.items():
+        if color not in colors or colors[color].filter is None:
+            fail(loc, f"no filter is set for color {color}")
 
 
 def merged(layout: dict[int, ColorConfig], local: dict[int, ColorConfig]) -> dict[int, ColorConfig]:

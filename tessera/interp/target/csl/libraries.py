@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 
 from tessera.interp.target.csl import libraries_collectives, libraries_memcpy, libraries_tally
 from tessera.interp.target.csl import types as t
-from tessera.interp.target.csl.faults import CslError, CslFault
+from tessera.interp.target.csl.faults import CslError
 from tessera.interp.target.csl.libraries_math import math_module
+from tessera.interp.target.csl.libraries_print import debug_module, simprint_module
 from tessera.interp.target.csl.libraries_tile import tile_config_module
 from tessera.interp.target.csl.sema.registry import LIBRARIES, library
+from tessera.interp.target.csl.shiftregister import drawn, fraction, seeded
 from tessera.interp.target.csl.values import DIRECTIONS, NativeFunction, Value
 from tessera.interp.target.csl.wavelets import NO_ENTRY, Opcode, encode
 
@@ -69,6 +72,8 @@ def _directions(unit: Any, params: Members) -> Members:
         "dirToTxBits": bit("dirToTxBits", 0),
         "dirToRxBits": bit("dirToRxBits", 5),
         "flip": turned("flip", _FLIPS),
+        "flip_horizontal": turned("flip_horizontal", {**_FLIPS, "NORTH": "NORTH", "SOUTH": "SOUTH"}),
+        "flip_vertical": turned("flip_vertical", {**_FLIPS, "EAST": "EAST", "WEST": "WEST"}),
         "rotate_clockwise": turned("rotate_clockwise", _TURNS),
         "rotate_counterclockwise": turned("rotate_counterclockwise", back),
     }
@@ -98,85 +103,32 @@ def _time(unit: Any, params: Members) -> Members:
     }
 
 
-def _generator(pe: Any) -> np.random.Generator:
-    """The PE's random numbers: counter-based, by seed and position."""
-    if "random" not in pe.state:
-        pe.state["random"] = np.random.Generator(np.random.Philox(key=[0, pe.y << 16 | pe.x]))
-    return pe.state["random"]
-
-
 @library("<random>")
 def _random(unit: Any, params: Members) -> Members:
-    """Random numbers of a range."""
+    """Random numbers of a range, made of those of `@random16`."""
 
-    def seed(pe: Any, value: int) -> None:
-        pe.state["random"] = np.random.Generator(np.random.Philox(key=[value, pe.y << 16 | pe.x]))
+    def floats(type_: t.Type) -> Callable[..., Any]:
+        return lambda pe, low, high: type_.dtype.type(float(low) + (float(high) - float(low)) * fraction(pe))
 
-    def floats(type_: t.Float) -> Callable[..., Any]:
-        return lambda pe, low, high: type_.dtype.type(_generator(pe).uniform(float(low), float(high)))
+    def normal(pe: Any) -> Any:
+        radius = math.sqrt(-2 * math.log(1 - fraction(pe)))
+        return np.float32(radius * math.cos(2 * math.pi * fraction(pe)))
 
-    def whole(pe: Any, low: int, high: int) -> int:
-        return int(_generator(pe).integers(low, max(high, low + 1)))
+    def power(pe: Any, bits: int) -> int:
+        return (drawn(pe) << 16 | drawn(pe)) & ((1 << bits) - 1)
 
-    def normal(pe: Any, mean: Any, deviation: Any) -> Any:
-        return np.float32(_generator(pe).normal(float(mean), float(deviation)))
-
-    found = {
-        f"random_{x}": native(f"random_{x}", (x, x), x, floats(x) if isinstance(x, t.Float) else whole, 30, True)
-        for x in (t.F16, t.F32, t.I16, t.U16, t.I32, t.U32)
+    half = t.NAMED[unit.options.fp16_format]
+    return {
+        "set_global_prng_seed": native("set_global_prng_seed", (t.U32,), t.VOID, seeded, live=True),
+        "random_f16": native("random_f16", (half, half), half, floats(half), 30, True),
+        "random_f32": native("random_f32", (t.F32, t.F32), t.F32, floats(t.F32), 30, True),
+        "random_pow_u32": native("random_pow_u32", (t.U16,), t.U32, power, 30, True),
+        "random_normal_f32": native("random_normal_f32", (), t.F32, normal, 60, True),
     }
-    found["set_global_seed"] = native("set_global_seed", (t.U32,), t.VOID, seed, live=True)
-    found["random_normal_f32"] = native("random_normal_f32", (t.F32, t.F32), t.F32, normal, 60, True)
-    return found
 
 
-_PRINTED = (t.BOOL, t.I16, t.U16, t.I32, t.U32, t.F16, t.F32)
-
-
-@library("<debug>")
-def _debug(unit: Any, params: Members) -> Members:
-    """Records of a run, by `key`, for the host to read."""
-    if "key" not in params:
-        raise CslError("<debug> needs the parameter 'key'")
-    key, size = params["key"].data, int(params["buffer_size"].data) if "buffer_size" in params else 0
-
-    def record(pe: Any, value: Any) -> None:
-        rows = pe.traces.setdefault(key, [])
-        if size and len(rows) >= size:
-            raise CslFault(f"the trace buffer '{key}' of {size} words is full")
-        rows.append(value)
-
-    found = {f"trace_{x}": native(f"trace_{x}", (x,), t.VOID, record, 12, True) for x in _PRINTED}
-    found["trace_string"] = native("trace_string", (t.STRING,), t.VOID, record, 12, True)
-    found["trace_timestamp"] = native("trace_timestamp", (), t.VOID, lambda pe: record(pe, pe.clock), 16, True)
-    return found
-
-
-def printed(pe: Any, text: str) -> None:
-    """Add text to what the PE prints; each full line goes to `pe.output`."""
-    *lines, rest = (pe.state.get("line", "") + text).split("\n")
-    pe.output.extend(lines)
-    pe.state["line"] = rest
-
-
-@library("<simprint>")
-def _simprint(unit: Any, params: Members) -> Members:
-    """Text in the log of the simulation."""
-
-    def number(name: str, type_: t.Type, spell: Callable[[Any], str]) -> Value:
-        return native(name, (type_,), t.VOID, lambda pe, v: printed(pe, spell(v)), live=True)
-
-    rows = [
-        number("print_string", t.STRING, str),
-        number("print_bool", t.BOOL, lambda v: "true" if v else "false"),
-        *(number(f"print_{x}_decimal", x, str) for x in (t.I16, t.U16, t.I32, t.U32)),
-        *(number(f"print_{x}_hex", x, lambda v: f"{v:x}") for x in (t.U16, t.U32)),
-        *(number(f"print_{x}", x, lambda v: f"{float(v):g}") for x in (t.F16, t.F32)),
-    ]
-    return {row.data.name: row for row in rows}
-
-
-_OPCODE = t.Enum("opcode", t.U16, tuple((o.name, int(o)) for o in Opcode), -1)
+MOST = 8  # commands of a control wavelet
+_OPCODE = t.Enum("opcode", t.U32, tuple((o.name, int(o)) for o in Opcode), -1)
 
 
 @library("<control>")
@@ -190,7 +142,21 @@ def _control(unit: Any, params: Members) -> Members:
     def task(pe: Any, entry: int) -> int:
         return encode([(Opcode.NOP, False)], entry)
 
+    def several(pe: Any, count: int, commands: Any, ignored: Any, rest: bool, entry: int | None) -> int:
+        given = [(Opcode(int(c)), bool(i)) for c, i in zip(commands, ignored, strict=True)]
+        given += [(Opcode.NOP, bool(rest))] * (MOST - int(count))
+        return encode(given, NO_ENTRY if entry is None else entry)
+
+    def typed(*kinds: t.Type) -> t.Type:
+        count = [x.count if isinstance(x, t.Array) else -1 for x in kinds[1:3]]
+        if not 0 < count[0] == count[1] <= MOST:
+            raise CslError(f"a control wavelet has 1 to {MOST} commands, each with its ce_ignore")
+        return t.U32
+
+    payload = NativeFunction("encode_payload", several, result=typed)
     return {
+        "MAX_CMDS": Value(t.COMPTIME_INT, MOST),
+        "encode_payload": Value(t.Fn("", (t.U16, None, None, t.BOOL, None), t.U32), payload),
         "opcode": Value(t.TYPE, _OPCODE),
         "encode_single_payload": native("encode_single_payload", (_OPCODE, t.BOOL, None, t.U16), t.U32, single),
         "encode_control_task_payload": native("encode_control_task_payload", (t.CONTROL_TASK,), t.U32, task),
@@ -202,11 +168,8 @@ def _with_data(word: int, data: int) -> int:
     return word & ~0xFFFF | data
 
 
-@library("<dsd_ops>")
-def _dsd_ops(unit: Any, params: Members) -> Members:
-    raise CslError("<dsd_ops> is not part of the simulator", suggestion="call the DSD builtins by name")
-
-
+library("<debug>")(debug_module)
+library("<simprint>")(simprint_module)
 library("<math>")(math_module)
 library("<tile_config>")(tile_config_module)
 library("<memcpy/get_params>")(libraries_memcpy.get_params_module)

@@ -118,16 +118,40 @@ def _generic(name: str, function: Callable[..., Any], count: int, cycles: int) -
     return Value(t.Fn("", (None,) * count, t.ANYTYPE), native)
 
 
+def _constant(name: str, number: float) -> Value:
+    """`NaN(f32)` and the like: a constant of a type."""
+
+    def run(unit: Any, type_: Value) -> Value:
+        if not isinstance(type_.data, t.Float):
+            raise CslError(f"function '{name}' is not defined for type '{type_.data}'")
+        return Value(type_.data, type_.data.dtype.type(number))
+
+    return Value(t.Fn("", (t.TYPE,), t.ANYTYPE), NativeFunction(name, run, comptime=True))
+
+
+def _scaled(title: str, type_: t.Type | None) -> Value:
+    """`fscale`: a float times a power of two."""
+    run = NativeFunction(
+        title, lambda pe, x, power: type(x)(np.ldexp(np.float64(x), int(power))), cycles=4,
+        result=None if type_ else lambda x, power: x,
+    )  # fmt: skip
+    return Value(t.Fn("", (type_, t.I16), type_ or t.ANYTYPE), run)
+
+
 def math_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
-    """The members of `<math>`: `sqrt_f32`, `sqrt_f16` and the generic `sqrt`, and so on."""
-    found: dict[str, Value] = {}
-    for type_ in (t.F16, t.F32):
+    """The members of `<math>`: `sqrt_f32`, `sqrt_f16` (for what `@fp16()` names) and the generic `sqrt`, and so on."""
+    found: dict[str, Value] = {"fscale": _scaled("fscale", None)}
+    half = t.NAMED[unit.options.fp16_format]
+    kinds: tuple[tuple[str, t.Float], ...] = (("f16", half), ("f32", t.F32))  # type: ignore[assignment]
+    for suffix, type_ in kinds:
+        found[f"fscale_{suffix}"] = _scaled(f"fscale_{suffix}", type_)
         for name, number in CONSTANTS.items():
-            found[f"{name}_{type_}"] = Value(type_, type_.dtype.type(number))
+            found[f"{name}_{suffix}"] = Value(type_, type_.dtype.type(number))
     for count, table in ((1, UNARY), (2, BINARY)):
         for name, (function, cycles) in table.items():  # type: ignore[attr-defined]
             found[name] = _generic(name, function, count, cycles)
-            for type_ in (t.F16, t.F32):
-                found[f"{name}_{type_}"] = _typed(name, type_, function, count, cycles)
+            for suffix, type_ in kinds:
+                found[f"{name}_{suffix}"] = _typed(name, type_, function, count, cycles)
+    found |= {name: _constant(name, CONSTANTS[name]) for name in ("POSITIVE_INF", "NEGATIVE_INF", "NaN")}
     found["PI"], found["E"] = Value(t.COMPTIME_FLOAT, math.pi), Value(t.COMPTIME_FLOAT, math.e)
     return found

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.interp.target.csl import types as t
-from tessera.interp.target.csl.faults import CslError, CslFault
+from tessera.interp.target.csl.faults import CslError
 from tessera.interp.target.csl.values import Fabout, NativeFunction, Value
 from tessera.interp.target.csl.wavelets import Opcode, encode
 
 COLORS = tuple(f"MEMCPY{way}_{number}" for way in ("H2D", "D2H") for number in range(1, 5))
+OLDER = "LAUNCH"  # the color of launches, which programs for the first SDKs name
 
 
 def get_params_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
     """`get_params(x)`: what a PE of column x gives to `<memcpy/memcpy>`; the same for every column."""
-    unknown = [name for name in params if name not in ("width", "height", "LAUNCH", *COLORS)]
+    unknown = [name for name in params if name not in ("width", "height", OLDER, *COLORS)]
     if unknown or "width" not in params or "height" not in params:
         raise CslError(
             "the parameters of <memcpy/get_params> do not fit",
@@ -37,12 +38,9 @@ def memcpy_module(unit: Any, params: dict[str, Value]) -> dict[str, Value]:
     """The colors of streams, and `unblock_cmd_stream()`."""
 
     def unblock(pe: Any) -> None:
-        stream = pe.state.get("memcpy")
-        if stream is None:
-            raise CslFault("unblock_cmd_stream() on a PE without a command stream")
-        stream.unblock(pe.clock)
+        pe.state["memcpy"].unblock(pe.clock)
 
-    colors = {name: value for name, value in params.items() if name in COLORS}
+    colors = {name: value for name, value in params.items() if name in (OLDER, *COLORS)}
     function = NativeFunction("unblock_cmd_stream", unblock, cycles=4, apart=True, live=True)
     streaming = NativeFunction("get_streaming_fabout_dsd", streaming_fabout)
     return {

@@ -13,9 +13,9 @@ from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.dsd_ops import DsdOp
 from tessera.interp.target.csl.faults import CslFault
 from tessera.interp.target.csl.sources import opened
-from tessera.interp.target.csl.streams import LOAD, START, Thread, compute, length, vector
+from tessera.interp.target.csl.streams import LOAD, START, Thread, compute, length, vector, write
 from tessera.interp.target.csl.support import put
-from tessera.interp.target.csl.threads import send, stream
+from tessera.interp.target.csl.threads import Sender, dropping, stream
 from tessera.interp.target.csl.values import Circular, Dsr, Fabin, Fabout, Fifo, Loaded, Mem1d, Mem4d, Pointer
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class Operations:
             self._release(keys)
             self.clock = max(self.clock, self.events.now)
         self._finish(operands, found, options)
+        self._clear(op, found)
         return whole
 
     def launch(self, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> None:
@@ -111,15 +112,26 @@ class Operations:
             if type(o) is Dsr:
                 merged = {**self.dsrs[o].options, **merged}
         keys = self._claim(found, {"ut_id": self._microthread(found), **merged}, loc)
-        if "on_control" in merged:
-            self.enders.update(o.color for o in found if type(o) is Fabin)
 
         def done() -> None:
             self._release(keys)
-            self.enders.difference_update(o.color for o in found if type(o) is Fabin)
             self._finish(operands, found, merged)
+            self._clear(op, found)
 
         self.begin(f"@{op.name}", stream(self, op, found, merged), done, loc)  # type: ignore[arg-type]
+
+    def drop(self, dsd: Any, options: dict[str, Any], loc: Location) -> None:
+        """`@dfilt`: a microthread that takes words off a queue until enough control words were among them."""
+        found = self.resolved((dsd,), options, loc)
+        self.clock += LOAD
+        keys = self._claim(found, {"ut_id": self._microthread(found), **options}, loc)
+        self.enders.add(found[0].color)
+
+        def done() -> None:
+            self._release(keys)
+            self._finish((), found, options)
+
+        self.begin("@dfilt", dropping(self, found[0]), done, loc)
 
     def _microthread(self, operands: tuple[Any, ...]) -> int | None:
         """On WSE-2, the microthread is that of the output queue, else of the first input queue."""
@@ -137,20 +149,33 @@ class Operations:
                 what = {"in": "the input queue of color", "out": "output queue"}.get(key[0], key[0])
                 raise CslFault(f"{what} {key[1]} is in use by the operation at {self.busy[key]}", location=loc)
         self.busy.update(dict.fromkeys(keys, loc))
+        ended = "on_control" in options
+        self.enders.update(o.color for o in operands if type(o) is Fabin and (ended or o.transform))
         return keys
 
     def _release(self, keys: list[tuple[str, int]]) -> None:
         for key in keys:
             del self.busy[key]
+        self.enders.difference_update(number for side, number in keys if side == "in")
+
+    def _clear(self, op: DsdOp, found: tuple[Any, ...]) -> None:
+        """Set a source to zero where the fabric descriptor asks for it; of one source alone it is that one."""
+        if type(found[0]) is not Fabout or found[0].cleared < 0:
+            return
+        which = min(found[0].cleared, len(found) - 2)
+        source, dtype = found[1 + which], op.sources[which].dtype
+        if type(source) in (Mem1d, Mem4d):
+            write(source, dtype, 0, length(found), np.zeros(1, dtype))
 
     def _finish(self, operands: tuple[Any, ...], found: tuple[Any, ...], options: dict[str, Any]) -> None:
         """What the end of an operation does: save addresses, activate, unblock."""
         count = None
         for o in operands:
-            if type(o) is Dsr and self.dsrs[o].save and type(self.dsrs[o].dsd) is Mem1d:
+            if type(o) is Dsr and self.dsrs[o].save and type(self.dsrs[o].dsd) in (Mem1d, Mem4d):
                 count = length(found) if count is None else count
                 d = self.dsrs[o].dsd
-                self.dsrs[o].dsd = d._replace(byte=d.byte + count * d.stride * d.array.dtype.itemsize)
+                steps = count * d.stride if type(d) is Mem1d else d.extents[0] * d.strides[0]
+                self.dsrs[o].dsd = d._replace(byte=d.byte + steps * d.array.dtype.itemsize)
         if options.get("ended") and options["on_control"]:
             options = options["on_control"]
         if "activate" in options:
@@ -167,6 +192,7 @@ class Operations:
         count = min(o.extent for o in args if hasattr(o, "extent"))
         sources = [_source(self, o, k, count) for o, k in zip(inputs, kinds, strict=True)]
         keys = self._claim(args, options, loc)
+        sender = Sender(self, target, result.dtype, count) if type(target) is Fabout else None  # type: ignore[arg-type]
         self.clock += START
         for i in range(count):
             values = []
@@ -184,7 +210,7 @@ class Operations:
                 found = yield from found
             self.clock += _MAP_CYCLES
             if result is not None:
-                yield from _deliver(self, target, result, i, found)
+                yield from _deliver(self, sender or target, result, i, found)
         self._release(keys)
         self._finish((), args, options)
 
@@ -218,8 +244,8 @@ def _deliver(pe: Any, target: Any, type_: t.Type, i: int, found: Any) -> Thread:
         put(target.array, target.index, found)
     elif type(target) is Mem1d:
         vector(target, type_.dtype, i, 1)[0] = found
-    elif type(target) is Fabout:
+    elif type(target) is Sender:
         yield max(pe.clock, pe.events.now)
-        yield from send(pe, target, np.array([found], type_.dtype))
+        yield from target.send(np.array([found], type_.dtype))
     else:
         raise CslFault("the result of '@map' must go to memory, the fabric or a pointer")

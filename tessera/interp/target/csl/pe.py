@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import Location
+from tessera.errors import ArgumentError, Location
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.events import Events
 from tessera.interp.target.csl.exports import Exports, Function
 from tessera.interp.target.csl.faults import CslFault
 from tessera.interp.target.csl.flushing import Flushing
 from tessera.interp.target.csl.operations import Operations
-from tessera.interp.target.csl.program import Program, allocated
+from tessera.interp.target.csl.program import BOOT, Program, allocated
 from tessera.interp.target.csl.registers import Registers
 from tessera.interp.target.csl.scheduler import Running, Scheduler, wait_words
 from tessera.interp.target.csl.sema.tables import Task
@@ -25,7 +25,7 @@ from tessera.interp.target.csl.sources import Wait
 from tessera.interp.target.csl.together import Bound, Cohort
 from tessera.interp.target.csl.values import Dsr, Fifo, Loaded, NativeFunction
 
-TASK_SWITCH = 12
+TASK_SWITCH = 7  # cycles to begin a task: fitted to published counts of programs of many tasks
 NO_TASK = 31
 
 
@@ -48,6 +48,7 @@ class Pe(Operations, Flushing, Exports, Scheduler):
         tables = program.tables
         self.fifos: list[Fifo] = [Fifo(size, *map(program.task_number, tasks)) for size, *tasks in tables.fifos]
         self.enders: set[int] = set()
+        self.preferred: set[int] = set()  # ids, colors and queues whose tasks go before others
         self.in_colors, self.out_colors = dict(tables.queues_in), dict(tables.queues_out)
         self.flushed = {}
         self.registers = Registers(self)
@@ -84,6 +85,7 @@ class Pe(Operations, Flushing, Exports, Scheduler):
 
     def boot(self) -> None:
         """Make ready what comptime blocks activated."""
+        self.space[BOOT]()
         for number in self.active:
             self._bound(number)
         self.wake()
@@ -110,6 +112,10 @@ class Pe(Operations, Flushing, Exports, Scheduler):
 
     def start(self, function: Any, args: tuple[Any, ...] = ()) -> None:
         """Call an exported function when the PE is free, as a launch from the host does."""
+        if len(args) != len(function.params):
+            raise ArgumentError(
+                f"'{function.name}' is launched with {len(args)} arguments", expected=str(len(function.params))
+            )
         given = tuple(_argument(p, a) for p, a in zip(function.params, args, strict=True))
         self.calls.append((function.name, function.run, given))
         self.wake()
@@ -144,17 +150,22 @@ class Pe(Operations, Flushing, Exports, Scheduler):
 
     def _ready(self) -> tuple[str, Callable[..., Any], tuple[Any, ...]] | None:
         """The next thing to run, taken off its queue."""
-        found: list[Callable[[], tuple[str, Callable[..., Any], tuple[Any, ...]]]] = []
+        found: list[tuple[int, Callable[[], tuple[str, Callable[..., Any], tuple[Any, ...]]]]] = []
         for color in list(self.heads):
             taken = self._head(color)
             if taken is not None:
-                found.append(taken)
-        found += [partial(self._activated, n) for n in self.active if n not in self.blocked]
+                found.append((self._source(color), taken))
+        found += [(n, partial(self._activated, n)) for n in self.active if n not in self.blocked]
         if self.calls:
-            found.append(self.calls.popleft)
+            found.append((-1, self.calls.popleft))
         if not found:
             return None
-        return (found[0] if self.events.random is None else self.events.random.choice(found))()
+        first = [take for number, take in found if number in self.preferred] or [take for _, take in found]
+        return (first[0] if self.events.random is None else self.events.random.choice(first))()
+
+    def _source(self, color: int) -> int:
+        """What the priority of a color's tasks goes by: the color, or on WSE-3 its queue."""
+        return next((q for q, c in self.in_colors.items() if c == color), color) if self.wide else color
 
     def _activated(self, number: int) -> tuple[str, Callable[..., Any], tuple[Any, ...]]:
         del self.active[number]
@@ -187,8 +198,8 @@ class Pe(Operations, Flushing, Exports, Scheduler):
         if task is None:
             self.fabric.pop_control(color)
             if entry != NO_TASK:
-                fault = CslFault(f"control wavelet on color {color} names task ID {entry}, to which no task is bound")
-                raise self._place(fault, None, None)
+                what = f"control wavelet on color {color} names task ID {entry}, to which no task is bound"
+                raise self._place(CslFault(what), None, None)
             self.wake()
             return None
         return lambda: (self.fabric.pop_control(color), self._task(task, arguments(task.params, word & 0xFFFF)))[1]

@@ -32,6 +32,7 @@ from tessera.interp.target.csl.values import (
 if TYPE_CHECKING:
     pass
 
+BOOT = "boot_"  # the function that loads registers before a run
 _CELL = re.compile(r"\b([RW])(\d+)_")
 
 
@@ -52,6 +53,7 @@ class Program:
                 suggestion=f"'{largest.name}' alone takes {largest.type.size} bytes",
             )
         self.exports = {name: o for name, (o, _) in self.tables.exports.items()}
+        self.symbol_names = unit.symbols
         self.queues_in, self.queues_out = self.tables.queues_in, self.tables.queues_out
         self.colors, self.tasks = self.tables.colors, self.tables.tasks
         self.places: list[Location] = []
@@ -81,6 +83,9 @@ class Program:
             lines += [*head, *text, *([] if text else [" pass"])]
             self.places += [instance.value.decl.loc] * len(head)
             self.places += [line.loc for line in instance.lines] or [instance.value.decl.loc]
+        loaded = self.tables.loaded
+        lines += [f"def {BOOT}():", *(f" {text}" for text, _ in loaded), " return"]
+        self.places += [UNKNOWN, *(loc for _, loc in loaded), UNKNOWN]
         return "\n".join(lines) + "\n"
 
     def _addressed(self, number: int) -> bool:

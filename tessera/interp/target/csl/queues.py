@@ -89,6 +89,17 @@ class InputQueue:
             self.freed(now)
         return found
 
+    def arrived(self, now: int) -> int:
+        """Words of either kind at the head that have arrived."""
+        return next((i for i, (time, _) in enumerate(self.words) if time > now), len(self.words))
+
+    def take_any(self, now: int) -> int:
+        """The word at the head, removed."""
+        word = self.words.popleft()[1]
+        self.controls -= word > WORD
+        self.freed(now)
+        return word
+
     def take_control(self, now: int) -> None:
         """Remove the control word at the head."""
         self.words.popleft()
@@ -155,13 +166,12 @@ class OutputQueue:
         self._watched = False
         self._due: int | None = None
 
-    def offer(self, words: list[int], control: bool) -> int:
+    def offer(self, words: list[int]) -> int:
         """Take all words if fewer than the depth wait here, else none; how many were taken."""
         if len(self.words) >= self.depth:
             self._watched = True
             return 0
-        flag = CONTROL if control else 0
-        self.words.extend((word & WORD) | flag for word in words)
+        self.words.extend(words)
         self._move()
         return len(words)
 

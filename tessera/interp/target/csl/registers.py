@@ -58,6 +58,15 @@ def set_switch(route: Route, bits: int) -> None:
     route.refresh()
 
 
+def known_register(address: int) -> bool:
+    """Whether the register at a word's address is simulated.
+
+    >>> known_register(0x7f21), known_register(0x7e00)
+    (True, False)
+    """
+    return ROUTES <= address < ROUTES + COLORS or SWITCHES <= address < SWITCHES + COLORS
+
+
 class Registers:
     """What stands at the addresses of a PE, as an array of words of 16 bits."""
 

@@ -10,7 +10,7 @@ from tessera.interp.target.csl.host_streams import HostSink
 from tessera.interp.target.csl.queues import Feeder, InputQueue, OutputQueue, Timed
 from tessera.interp.target.csl.routes import HOST, NAMES, OPPOSITE, RAMP, Route
 from tessera.interp.target.csl.values import ColorConfig
-from tessera.interp.target.csl.wavelets import CONTROL, WORD, commands
+from tessera.interp.target.csl.wavelets import ADVANCE, CONTROL, WORD, commands
 
 if TYPE_CHECKING:
     from tessera.interp.target.csl.fabric import Fabric
@@ -40,6 +40,14 @@ class Node:
         if color not in self.inputs:
             self.inputs[color] = InputQueue(self, color)
         return self.inputs[color]
+
+    def routed(self, color: int) -> Channel:
+        """A color without a route as the program begins to give it one."""
+        found = Channel(self, color, Route((), (), flexible=True), ColorConfig((), ()))
+        self.channels[color] = found
+        if color in self.outputs:
+            self.outputs[color].channel = found
+        return found
 
     def output(self, color: int) -> OutputQueue:
         """The queue into which the PE's code writes a color."""
@@ -120,7 +128,7 @@ class Channel:
         if len(rx) > 1 and arrival > now:
             self.wake(arrival)  # an earlier word may yet come from another side
             return False
-        if self.node.fabric.steady and not word & CONTROL and self.route.filter is None and HOST not in tx:
+        if self.node.fabric.steady and word <= WORD and self.route.filter is None and HOST not in tx:
             return self._burst(origin, tx, now)
         targets = self._targets(tx, word)
         if targets is None:
@@ -232,6 +240,7 @@ class Channel:
             time = max(time, links[direction])
         self._last = time
         self.inputs[origin].popleft()
+        advances, word = word & ADVANCE, word & ~ADVANCE
         if self.route.filter is not None and RAMP in self.route.here[1]:
             self.route.filter.count(bool(word & CONTROL))
         onward = self._command(word, time) if word & CONTROL else word
@@ -248,6 +257,8 @@ class Channel:
             there = self._neighbour(direction)
             there.add(OPPOSITE[direction], time + delay(), onward)
             there.wake(there.inputs[OPPOSITE[direction]][0][0])
+        if advances:
+            self.route.advance()
         self._freed(origin, time)
 
     def _command(self, word: int, time: int) -> int:

@@ -117,12 +117,16 @@ class Route:
             self.current = position
             self.here = self.positions[position]
 
+    def advance(self) -> None:
+        """Take the next position: the first again after the last in ring mode, else the last stays."""
+        last = self.current + 1 >= len(self.positions)
+        self.move(0 if last and self.ring else self.current + 1)
+
     def command(self, word: int) -> int:
         """Execute the first command of a payload; the payload as it travels on."""
         opcode, before = commands(word)[0][0], self.current
         if opcode is Opcode.SWITCH_ADV:
-            last = self.current + 1 >= len(self.positions)
-            self.move(0 if last and self.ring else self.current + 1)
+            self.advance()
         elif opcode is Opcode.SWITCH_RST:
             self.move(0)
         elif opcode is Opcode.TEARDOWN:

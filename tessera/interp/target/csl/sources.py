@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tessera.interp.target.csl.streams import read, scalar, vector
+from tessera.interp.target.csl.streams import FLOATING, read, scalar, vector
 from tessera.interp.target.csl.values import Circular, Fabin, Fifo, Mem1d, Mem4d
+from tessera.interp.target.csl.wavelets import CONTROL, MARKED, WORD
 
 if TYPE_CHECKING:
     from tessera.interp.target.csl.pe import Pe
@@ -113,6 +114,44 @@ class FromFabric(Source):
         return words_to(np.array(self.queue.take(self.events.now, count), np.uint32), self.dtype)
 
 
+class FromPairs(FromFabric):
+    """Wavelets that carry two elements of 16 bits each, the first in the low half; the last may carry one."""
+
+    def prepare(self, count: int) -> None:
+        """Find the queue; no element is left of a wavelet."""
+        super().prepare(count)
+        self.left = np.zeros(0, self.dtype)
+
+    def ready(self, count: int) -> int:
+        """Elements of the words that have arrived."""
+        return min(count, len(self.left) + 2 * self.queue.count(self.events.now))
+
+    def wait(self, count: int) -> Wait:
+        """Ask to be told when the words of `count` elements are there."""
+        return super().wait(-(-(count - len(self.left)) // 2))
+
+    def read(self, start: int, count: int) -> Any:
+        """Take words off the queue, and keep the element that is too many."""
+        words = self.queue.take(self.events.now, -(-(count - len(self.left)) // 2))
+        found = np.concatenate([self.left, np.array(words, np.uint32).view(self.dtype)])
+        self.left = found[count:]
+        return found[:count]
+
+
+class FromMarked(FromFabric):
+    """Wavelets of both kinds: those of control are marked in their upper two bits, which data does not have."""
+
+    def ready(self, count: int) -> int:
+        """Words that have arrived."""
+        return min(count, self.queue.arrived(self.events.now))
+
+    def read(self, start: int, count: int) -> Any:
+        """Take words off the queue."""
+        words = [self.queue.take_any(self.events.now) for _ in range(count)]
+        marked = [word & ~MARKED & WORD | (MARKED if word & CONTROL else 0) for word in words]
+        return words_to(np.array(marked, np.uint32), self.dtype)
+
+
 def words_to(words: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Any:
     """Wavelets as elements; 16-bit ones are in the low half."""
     return words.view(dtype) if dtype.itemsize == 4 else (words & 0xFFFF).astype(np.uint16).view(dtype)
@@ -142,7 +181,7 @@ class FromFifo(Source):
         if self.operand.on_pop is not None and self.operand.choked:
             self.pe.activate(self.operand.on_pop)
         self.operand.choked = False
-        return np.array(taken, self.dtype) if self.dtype.kind == "f" else np.array(taken).astype(self.dtype)
+        return np.array(taken, self.dtype) if self.dtype.kind in FLOATING else np.array(taken).astype(self.dtype)
 
 
 class IntoFifo(FromFifo):
@@ -169,4 +208,14 @@ SOURCES: dict[type, type[Source]] = {
 
 def opened(pe: Pe, operand: Any, dtype: np.dtype[Any], count: int) -> Source:
     """An operand of an operation on `count` elements."""
-    return SOURCES.get(type(operand), Source)(pe, operand, dtype, count)
+    kind = SOURCES.get(type(operand), Source)
+    if kind is FromFabric and operand.transform:
+        kind = FromMarked
+    elif kind is FromFabric and lanes_of(operand, dtype) == 2:
+        kind = FromPairs
+    return kind(pe, operand, dtype, count)
+
+
+def lanes_of(d: Any, dtype: np.dtype[Any]) -> int:
+    """How many elements a wavelet of a fabric descriptor carries: two at most, and only where they have 16 bits."""
+    return d.lanes if dtype.itemsize == 2 else 1

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 START = 14
 LOAD = 4
 INFINITE = 0x7FFF
+FLOATING = "fV"  # how NumPy calls the kinds of floats; bfloat16 is of the second
 
 
 def vector(d: Mem1d, dtype: np.dtype[Any], start: int, count: int) -> np.ndarray[Any, Any]:
@@ -88,7 +89,7 @@ def convert(found: Any, dtype: np.dtype[Any]) -> Any:
     found = np.asarray(found)
     if found.dtype == dtype:
         return found
-    if found.dtype.kind == dtype.kind == "u" or dtype.kind == "f":
+    if found.dtype.kind == dtype.kind == "u" or dtype.kind in FLOATING:
         return found.astype(dtype)
     return found.astype(np.int64).astype(dtype)
 
@@ -108,18 +109,18 @@ def scalar(value: Any, dtype: np.dtype[Any]) -> Any:
     """A scalar operand in the element type: the same bits where it is an integer or a mov of floats."""
     if isinstance(value, np.ndarray):
         return _scalars(value, dtype)
-    if dtype.kind == "f":
+    if dtype.kind in FLOATING:
         return dtype.type(value)
-    if isinstance(value, np.floating):
+    if isinstance(value, np.generic) and value.dtype.kind in FLOATING:
         return np.array([value]).view(dtype)[0]
     return np.array(int(value) & ((1 << 8 * dtype.itemsize) - 1), f"u{dtype.itemsize}").astype(dtype)[()]
 
 
 def _scalars(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """A scalar operand of each PE in the element type."""
-    if dtype.kind == "f":
+    if dtype.kind in FLOATING:
         return values.astype(dtype)
-    if values.dtype.kind == "f":
+    if values.dtype.kind in FLOATING:
         return values.view(dtype)
     return values.astype(f"u{dtype.itemsize}").astype(dtype)
 

@@ -79,9 +79,10 @@ def invoke(function: Any, *args: Any) -> Generator[Any, Any, Any]:
 
 
 def recast(p: Pointer, dtype: Any) -> Pointer:
-    """A pointer to cells of another type."""
-    old = p.array.dtype
-    return Pointer(p.array.view(dtype), p.index * old.itemsize // dtype.itemsize)
+    """A pointer to cells of another type; what is left of a last wider cell is out of reach."""
+    size, array = p.array.dtype.itemsize, p.array
+    whole = len(array) * size // dtype.itemsize * dtype.itemsize // size
+    return Pointer((array if whole == len(array) else array[:whole]).view(dtype), p.index * size // dtype.itemsize)
 
 
 def shifted(p: Pointer, count: int) -> Pointer:

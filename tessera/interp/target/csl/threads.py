@@ -9,9 +9,20 @@ import numpy as np
 
 from tessera.interp.target.csl.dsd_ops import DsdOp
 from tessera.interp.target.csl.faults import CslFault
-from tessera.interp.target.csl.sources import FromMemory, IntoFifo, Source, Wait, opened, ring, whole, words_to
+from tessera.interp.target.csl.sources import (
+    FromMemory,
+    IntoFifo,
+    Source,
+    Wait,
+    lanes_of,
+    opened,
+    ring,
+    whole,
+    words_to,
+)
 from tessera.interp.target.csl.streams import Thread, apply, convert, length, read, scalar, write
 from tessera.interp.target.csl.values import Circular, Fabin, Fabout, Fifo, Mem1d, Mem4d, Pointer
+from tessera.interp.target.csl.wavelets import ADVANCE, CONTROL, MARKED, WORD
 
 if TYPE_CHECKING:
     from tessera.interp.target.csl.pe import Pe
@@ -37,7 +48,8 @@ def stream(
     if type(dest) is Fifo:
         waiting.append(IntoFifo(pe, dest, op.result.dtype, count))
     store = _delivery(pe, op, dest, sources, count)
-    done, width, index = 0, op.width[pe.wide], options.get("index", 0)
+    done, width = 0, op.width[pe.wide]
+    sender = Sender(pe, dest, op.result.dtype, count, options.get("index", 0)) if type(dest) is Fabout else None
     while done < count:
         step = count - done
         for s in waiting:
@@ -53,8 +65,8 @@ def stream(
             break
         if step:
             found = store(done, step)
-            if found is not None:
-                yield from send(pe, dest, found, index)
+            if sender is not None:
+                yield from sender.send(found)
             done += step
             yield pe.events.now + -(-step // width)
     return True
@@ -140,15 +152,52 @@ def _accumulate(op: DsdOp, dest: Mem1d, sources: list[Source], args: list[Any], 
         write(dest, op.result.dtype, done + i, 1, op.compute(*values))
 
 
-def send(pe: Pe, dest: Fabout, found: np.ndarray[Any, Any], index: int = 0) -> Thread:
-    """Put elements into an output queue and wait until the router has room for what is left."""
-    words = to_words(found)
-    if dest.indexed:
-        words = [word & 0xFFFF | index << 16 for word in words]
-    while not pe.fabric.push(dest.color, words, dest.control):
-        yield Wait("out", dest.color)
-    while not pe.fabric.settled(dest.color):
-        yield Wait("out", dest.color)
+class Sender:
+    """The way of `count` elements into an output queue: as wavelets, with what the descriptor adds to them."""
+
+    def __init__(self, pe: Pe, dest: Fabout, dtype: np.dtype[Any], count: int, index: int = 0) -> None:
+        self.pe, self.dest, self.index, self.due = pe, dest, index, count
+        self.paired = lanes_of(dest, dtype) == 2
+        self.left = np.zeros(0, dtype)
+
+    def words(self, found: np.ndarray[Any, Any]) -> list[int]:
+        """Elements as wavelets; of an odd number of paired ones the last stays until there are more, or no more."""
+        self.due -= len(found)
+        words = self._pairs(found) if self.paired else to_words(found)
+        if self.dest.indexed:
+            words = [word & 0xFFFF | self.index << 16 for word in words]
+        if self.dest.transform:
+            words = [word & ~MARKED | CONTROL if word & MARKED == MARKED else word for word in words]
+        if self.dest.control:
+            words = [word | CONTROL for word in words]
+        if self.dest.advance and not self.due and words:
+            words[-1] |= ADVANCE
+        return words
+
+    def _pairs(self, found: np.ndarray[Any, Any]) -> list[int]:
+        flat = np.concatenate([self.left, found])
+        whole = len(flat) if not self.due else len(flat) // 2 * 2
+        self.left, flat = flat[whole:], flat[:whole]
+        padded = np.concatenate([flat, np.zeros(whole % 2, flat.dtype)])
+        return padded.view(np.uint32).tolist()
+
+    def send(self, found: np.ndarray[Any, Any]) -> Thread:
+        """Put elements into the queue and wait until the router has room for what is left."""
+        color, words = self.dest.color, self.words(found)
+        while words and not self.pe.fabric.push(color, words):
+            yield Wait("out", color)
+        while not self.pe.fabric.settled(color):
+            yield Wait("out", color)
+
+
+def dropping(pe: Any, source: Fabin) -> Thread:
+    """Take words off a queue until as many control words were among them as the descriptor is long."""
+    queue, left = pe.fabric.queue(source.color), source.extent
+    while left:
+        while not queue.arrived(pe.events.now):
+            yield Wait("in", source.color)
+        left -= queue.take_any(pe.events.now) > WORD
+        yield pe.events.now + 1
 
 
 def _into_pointer(
@@ -180,4 +229,4 @@ def _of(op: DsdOp) -> np.dtype[Any]:
     return op.result.dtype
 
 
-__all__ = ["Wait", "send", "stream", "to_words", "words_to"]
+__all__ = ["Sender", "Wait", "stream", "to_words", "words_to"]

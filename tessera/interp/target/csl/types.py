@@ -191,7 +191,7 @@ class Struct(Type):
     fields: tuple[tuple[str, Type], ...] = ()
     packed: bool = False
     union: bool = False
-    identity: int = 0
+    identity: Any = None  # where it is written: the same place with the same fields is the same type
 
     @property
     def size(self) -> int:
@@ -222,7 +222,7 @@ class Enum(Type):
 
     tag: Int = Int("u16", 16, False)
     members: tuple[tuple[str, int], ...] = ()
-    identity: int = 0
+    identity: Any = None
 
     @property
     def size(self) -> int:
@@ -249,13 +249,17 @@ LOCAL_TASK, DATA_TASK, CONTROL_TASK = Cell("local_task_id"), Cell("data_task_id"
 MEM1D, MEM4D, CIRCBUF = Register("mem1d_dsd"), Register("mem4d_dsd"), Register("circbuf_dsd")
 FABIN, FABOUT, FIFO = Register("fabin_dsd"), Register("fabout_dsd"), Register("fifo_dsd")
 DSR_DEST, DSR_SRC0, DSR_SRC1 = Register("dsr_dest"), Register("dsr_src0"), Register("dsr_src1")
+DSR_FIFO_DEST, DSR_FIFO_SRC1 = Register("dsr_fifo_dest"), Register("dsr_fifo_src1")
+XDSR = Cell("xdsr")
 VOID, TYPE, ANON = Comptime("void"), Comptime("type"), Comptime("comptime_struct")
 COMPTIME_INT, COMPTIME_FLOAT = Comptime("comptime_int"), Comptime("comptime_float")
 STRING, MODULE, ANYTYPE = Comptime("comptime_string"), Comptime("imported_module"), Comptime("anytype")
 ENUM_LITERAL, UNDEFINED, RANGE = Comptime("enum literal"), Comptime("undefined"), Comptime("range")
 
 DSDS = frozenset({MEM1D, MEM4D, CIRCBUF, FABIN, FABOUT, FIFO})
-DSRS = frozenset({DSR_DEST, DSR_SRC0, DSR_SRC1})
+# The registers that are known to hold a FIFO, and the files they belong to.
+FIFO_DSRS = {DSR_FIFO_DEST: DSR_DEST, DSR_FIFO_SRC1: DSR_SRC1}
+DSRS = frozenset({DSR_DEST, DSR_SRC0, DSR_SRC1, *FIFO_DSRS})
 TASK_IDS = frozenset({LOCAL_TASK, DATA_TASK, CONTROL_TASK})
 NAMED: dict[str, Type] = {
     t.name: t
@@ -263,6 +267,7 @@ NAMED: dict[str, Type] = {
         *(I8, U8, I16, U16, I32, U32, I64, U64, F16, F32, BF16, BOOL, COLOR, DIRECTION, UT_ID),
         *(INPUT_QUEUE, OUTPUT_QUEUE, LOCAL_TASK, DATA_TASK, CONTROL_TASK),
         *(MEM1D, MEM4D, CIRCBUF, FABIN, FABOUT, DSR_DEST, DSR_SRC0, DSR_SRC1),
+        *(DSR_FIFO_DEST, DSR_FIFO_SRC1, XDSR),
         *(VOID, TYPE, ANON, COMPTIME_INT, COMPTIME_FLOAT, STRING, MODULE, ANYTYPE),
     )
 }

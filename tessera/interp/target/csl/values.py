@@ -33,6 +33,17 @@ class Pointer(NamedTuple):
     index: int  # type: ignore[assignment]
 
 
+def frozen(value: Any) -> Any:
+    """A hashable form of a comptime value, equal for equal values."""
+    if isinstance(value, Value):
+        return (value.type, frozen(value.data))
+    if isinstance(value, dict):
+        return tuple((n, frozen(v)) for n, v in value.items())
+    if isinstance(value, np.ndarray):
+        return tuple(frozen(v) for v in value) if value.dtype == object else (value.dtype.str, value.tobytes())
+    return value
+
+
 class Cast(NamedTuple):
     """A `Global` seen as cells of another type, before a PE holds it."""
 
@@ -75,22 +86,30 @@ class Circular(NamedTuple):
 
 
 class Fabin(NamedTuple):
-    """Wavelets that arrive on a color."""
+    """Wavelets that arrive on a color: `lanes` elements of 16 bits in each; with `transform` control wavelets come as
+    data, marked in their upper two bits."""
 
     color: int
     extent: int
     queue: int
     control: bool = False
+    lanes: int = 1
+    transform: bool = False
 
 
 class Fabout(NamedTuple):
-    """Wavelets that leave on a color."""
+    """Wavelets that leave on a color: `lanes` and `transform` as those of `Fabin`. `advance`: the last one moves the
+    color's switch on; `cleared`: the source (0 or 1) whose memory is zero afterwards."""
 
     color: int
     extent: int
     queue: int
     control: bool = False
     indexed: bool = False
+    lanes: int = 1
+    transform: bool = False
+    advance: bool = False
+    cleared: int = -1
 
 
 class FifoRef(NamedTuple):
@@ -150,7 +169,9 @@ class NativeFunction:
     """A library function written in Python. `run(pe, *args)`; with `waits` it is a generator function;
     with `comptime` it is `run(unit, *Values) -> Value` at compile time. `cycles` is what one call costs. `whole`: it
     is a function of numbers only, and this is the same of arrays; `apart`: it returns nothing and leaves memory alone
-    until the task has ended; `live`: it asks or changes the PE, so that it cannot be called at compile time."""
+    until the task has ended; `live`: it asks or changes the PE, so that it cannot be called at compile time; `early`:
+    such a call takes place before the program begins; `typed`: it is given the types in its last argument, a tuple,
+    before the others."""
 
     name: str
     run: Callable[..., Any]
@@ -161,6 +182,8 @@ class NativeFunction:
     whole: Callable[..., Any] | None = None
     apart: bool = False
     live: bool = False
+    typed: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True)

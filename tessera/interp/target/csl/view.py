@@ -49,8 +49,8 @@ class View:
         self.node.input(color).want(count)
 
     def push(self, color: int, words: Iterable[int], control: bool = False) -> int:
-        """Offer words; how many were taken (all or none)."""
-        return self.node.output(color).offer(list(words), control)
+        """Offer words, which may have flags of the module `wavelets`; how many were taken (all or none)."""
+        return self.node.output(color).offer([word | CONTROL for word in words] if control else list(words))
 
     def settled(self, color: int) -> bool:
         """Whether the words pushed so far have gone, but for what fits in the queue."""
@@ -92,7 +92,7 @@ class View:
 
     def changed(self, color: int) -> Route:
         """The route of a color, about to be changed."""
-        channel = self._channel(color)
+        channel = self.node.channels.get(color) or self.node.routed(color)
         channel.route.flexible = True
         channel.wake(self.node.fabric.events.now)
         return channel.route
@@ -102,6 +102,15 @@ class View:
         route = self.changed(color)
         route.rx, route.tx = directions(rx), directions(tx)
         route.refresh()
+
+    def set_side(self, color: int, way: str, side: str, wanted: bool | None) -> None:
+        """Put a direction into position 0 ("rx" or "tx") or take it out; None: what it is not now."""
+        route, (direction,) = self.changed(color), directions(side)
+        given = getattr(route, way)
+        there = direction in given
+        if there != (not there if wanted is None else wanted):
+            setattr(route, way, tuple(d for d in given if d != direction) if there else (*given, direction))
+            route.refresh()
 
     def invalidate_positions(self, color: int) -> None:
         """Leave position 0 only."""

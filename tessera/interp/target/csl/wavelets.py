@@ -6,6 +6,8 @@ from enum import IntEnum
 
 CONTROL = 1 << 32  # a word of the fabric is its 32 bits, with this flag where it is a control wavelet
 WORD = CONTROL - 1
+ADVANCE = 1 << 33  # the word that leaves a PE last, and moves the switch of its color there
+MARKED = 3 << 30  # the upper two bits of a control wavelet that is kept as data
 NO_ENTRY = 31
 
 # Where the eight commands of a payload stand: the opcode's lowest bit, and the bit that keeps the wavelet from the CE.

@@ -1,7 +1,14 @@
 """Compiles and runs CSL given as text, on one PE without a fabric."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
+
+from tessera.errors import TesseraError
+from tessera.interp.target.csl import parse
 from tessera.interp.target.csl.events import Events
 from tessera.interp.target.csl.layout import Layout, compile_program
 from tessera.interp.target.csl.pe import Pe
@@ -72,3 +79,56 @@ def simulate(folder, text, arch="wse2", seed=None, **options) -> Pe:
         pe.start(pe.exported("main"))
     simulation.events.run()
     return pe
+
+
+NAMES = '@export_name("floats", [*]f32, true);'
+
+
+def _refuse(folder: Path, title: str, text: str) -> None:
+    build(folder, text, NAMES, arch="wse3" if "wse3" in title else "wse2")
+
+
+def _refuse_layout(folder: Path, title: str, text: str) -> None:
+    (folder / "pe.csl").write_text("")
+    (folder / "layout.csl").write_text(text)
+    compile_program(folder / "layout.csl", fabric_dims=(8, 3), fabric_offsets=(4, 1))
+
+
+def _run_files(folder: Path, title: str, text: str) -> None:
+    for part in text.split("//-- ")[1:]:
+        name, _, content = part.partition("\n")
+        (folder / name).write_text(content.split("//! ")[0])
+    sdk = "2.10" if "2.10" in title else "1.4"
+    layout = compile_program(folder / "layout.csl", arch="wse3", sdk=sdk, fabric_dims=(11, 5), fabric_offsets=(4, 1))
+    simulation = Simulation(layout)
+    simulation.boot()
+    if "copy" in title:
+        simulation.wait(simulation.copy_in("a", {(0, 0): np.zeros(7, np.uint32)}))
+    simulation.wait(simulation.launch("f"))
+
+
+# How the programs of each file come to their error.
+ERRORS: dict[str, Callable[[Path, str, str], object]] = {
+    **{f"lang_errors{part}.csl": _refuse for part in ("", "_values", "_dsd", "_program")},
+    "lang_errors_layout.csl": _refuse_layout,
+    "lang_syntax.csl": lambda folder, title, text: parse(text.rstrip("\n")),
+    "lang_programs.csl": _run_files,
+    "lang_faults.csl": lambda folder, title, text: simulate(folder, text, "wse2" if "wse2" in title else "wse3"),
+}
+
+
+def cases(*names: str) -> list[tuple[str, str]]:
+    """The file and the title of each program in these files of errors."""
+    return [(name, title) for name in names for title, _ in sections(name)]
+
+
+@cache
+def outcome(name: str, title: str) -> tuple[TesseraError, int, str]:
+    """What a program of a file of errors ends in, and where and what it says of that itself."""
+    text = dict(sections(name))[title]
+    with TemporaryDirectory() as folder:
+        try:
+            ERRORS[name](Path(folder), title, text)
+        except TesseraError as error:
+            return error, *expected(text)
+    raise AssertionError(f"{name}: {title}: nothing was refused")

@@ -1,7 +1,5 @@
 """DSD operations against NumPy, in every form of their operands; what changes a DSD; DSRs; `@map`."""
 
-import math
-
 import numpy as np
 import pytest
 from csl_lang import run
@@ -153,10 +151,20 @@ def test_descriptors(body, want, tmp_path):
     assert found[: len(want)].tolist() == want
 
 
-def test_fmacs_rounds_once(tmp_path):
+def test_fmacs_rounds_the_product_and_the_sum(tmp_path):
     x = np.float32(1 + 2**-12)
     text = HEAD + f"export fn main() void {{ out[0] = -1.0; a[0] = {float(x)!r}; @fmacs(d, d, v, {float(x)!r}); }}"
-    assert run(tmp_path, text).variable("out")[0] == np.float32(math.fsum([float(x) * float(x), -1.0]))
+    assert run(tmp_path, text).variable("out")[0] == x * x - np.float32(1)
+
+
+@pytest.mark.parametrize(("name", "want"), [("f16", 2.001953125), ("bf16", 2.0)])
+def test_sixteen_bit_operations_take_the_chosen_format(name, want, tmp_path):
+    text = """var a = [2]@fp16() { 1.0, 1.0 }; export var out: [2]f32; var half: [2]@fp16();
+      const va = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> a[i] });
+      const vh = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> half[i] });
+      const vo = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> out[i] });
+      export fn main() void { @faddh(vh, va, @as(@fp16(), 1.001953125)); @fh2s(vo, vh); }"""
+    assert run(tmp_path, text, fp16_format=name).variable("out").tolist() == [want, want]
 
 
 def test_mov32_moves_bits(tmp_path):

@@ -71,9 +71,9 @@ def test_time_counts_cycles(tmp_path):
 
 
 def test_random_is_the_same_each_time(tmp_path):
-    text = """const r = @import_module("<random>"); export var out: [3]f32; export var k: i16;
-      export fn main() void { for (@range(i16, 3)) |i| { out[i] = r.random_f32(-1.0, 1.0); } k = r.random_i16(3, 9);
-        r.set_global_seed(5); out[2] = r.random_normal_f32(0.0, 1.0); }"""
+    text = """const r = @import_module("<random>"); export var out: [3]f32; export var k: i16; var p: u32;
+      export fn main() void { for (@range(i16, 3)) |i| { out[i] = r.random_f32(-1.0, 1.0); } k = @as(i16, @random16());
+        r.set_global_prng_seed(5); out[2] = r.random_normal_f32(); p = r.random_pow_u32(3); }"""
     one, two = (run(tmp_path, text).variable("out").tolist() for _ in range(2))
     assert one == two and len(set(one)) == 3 and all(-1 <= x < 1 for x in one[:2])
 

@@ -46,9 +46,18 @@ def test_a_tensor_is_taken_apart_and_put_together(order, kind, dtype):
 
 def test_a_tensor_must_fit():
     with pytest.raises(ShapeError, match="does not fit the copy"):
-        Tensor(np.zeros(5, np.float32), [(0, 0)], (1, 1, 4), WORDS, MemcpyOrder.ROW_MAJOR)
+        Tensor(np.zeros(3, np.float32), [(0, 0)], (1, 1, 4), WORDS, MemcpyOrder.ROW_MAJOR)
     with pytest.raises(ArgumentError, match="elements of 32 bits"):
         Tensor(np.zeros(4, np.float16), [(0, 0)], (1, 1, 4), HALVES, MemcpyOrder.ROW_MAJOR)
+
+
+def test_a_longer_array_keeps_its_end():
+    array = np.arange(6, dtype=np.float32)
+    tensor = Tensor(array, [(0, 0)], (1, 1, 4), WORDS, MemcpyOrder.ROW_MAJOR)
+    assert tensor.rows()[0, 0].view(np.float32).tolist() == [0, 1, 2, 3]
+    tensor.empty(False)
+    tensor.fill()
+    assert array.tolist() == [0, 0, 0, 0, 4, 5]
 
 
 def test_calls_in_the_wrong_order(runtime):

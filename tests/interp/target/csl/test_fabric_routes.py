@@ -144,6 +144,20 @@ def test_teardown_holds_the_color_until_it_is_left():
     assert [pe.words for pe in pes] == [[], [4], []]
 
 
+def test_a_route_of_two_inputs_takes_from_both():
+    colors = {
+        (0, 0): {0: ColorConfig(("RAMP",), ("EAST",))},
+        (1, 0): {0: ColorConfig(("WEST", "EAST"), ("RAMP",))},
+        (2, 0): {0: ColorConfig(("RAMP",), ("WEST",))},
+    }
+    fabric, pes = grid(3, colors)
+    pes[0].view.push(0, [1, 2])
+    fabric.events.run()
+    pes[2].view.push(0, [3])
+    fabric.events.run()
+    assert pes[1].words == [1, 2, 3]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_jitter_keeps_the_order(seed):
     fabric, pes = grid(5, line(5), seed=seed)

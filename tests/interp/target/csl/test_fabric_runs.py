@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tessera.errors import ArgumentError
 from tessera.interp.target.csl.faults import CslFault
 from tessera.interp.target.csl.host import host_tools_folder
 from tessera.interp.target.csl.layout import compile_program
@@ -153,6 +154,24 @@ def test_a_descriptor_past_the_end_of_a_variable(tmp_path):
     run = start(tmp_path, function)
     with pytest.raises(CslFault, match="elements 1 to 6 of an array of 6"):
         run.wait(run.launch("f"))
+
+
+def test_a_launch_with_too_many_arguments(tmp_path):
+    run = start(tmp_path, "sys.unblock_cmd_stream();")
+    with pytest.raises(ArgumentError, match="'f' is launched with 1 arguments"):
+        run.wait(run.launch("f", 3))
+
+
+def test_programs_for_the_first_kits_name_the_color_of_launches(tmp_path):
+    """Their `<memcpy/get_params>` takes LAUNCH, and a PE serves calls that come on it."""
+    layout = LAYOUT.replace(".MEMCPYD2H_1 = @get_color(1) }", ".MEMCPYD2H_1 = @get_color(1), .LAUNCH = @get_color(8) }")
+    (tmp_path / "layout.csl").write_text(layout)
+    more = "comptime { @rpc(@get_data_task_id(sys.LAUNCH)); } fn f() void { a[0] = 3; sys.unblock_cmd_stream(); }"
+    (tmp_path / "pe.csl").write_text(PE + more)
+    run = Simulation(compile_program(str(tmp_path / "layout.csl"), fabric_dims=(9, 3), fabric_offsets=(4, 1)))
+    run.boot()
+    run.launch("f")
+    assert words(run)[0] == 3
 
 
 def test_the_host_tools_run_a_program(tmp_path):

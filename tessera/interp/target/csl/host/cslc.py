@@ -148,6 +148,8 @@ def save(layout: Layout, settings: dict[str, Any], folder: Path) -> None:
         target = kept / source.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
+    for path in settings["import_paths"]:
+        (kept / Path(path).relative_to(root)).mkdir(parents=True, exist_ok=True)
     inside = {
         **settings,
         "layout": str(Path(settings["layout"]).relative_to(root)),
@@ -163,6 +165,8 @@ def main(arguments: Sequence[str]) -> int:
         options = parser().parse_args(list(arguments))
         settings = settings_of(options)
         layout = build(settings)
+        for line in layout.printed:
+            print(line)
         folder = Path(options.output)
         folder.mkdir(parents=True, exist_ok=True)
         save(layout, settings, folder)

@@ -29,7 +29,7 @@ class Tensor:
     """A host array with the PEs that its parts belong to, in row order.
 
     Raises:
-        ShapeError: the array has another number of elements. ArgumentError: its elements do not have 32 bits.
+        ShapeError: the array has too few elements. ArgumentError: its elements do not have 32 bits.
     """
 
     def __init__(
@@ -43,7 +43,10 @@ class Tensor:
         self.array, self.places, self.shape = np.asarray(array), places, shape
         self.narrow = data_type is MemcpyDataType.MEMCPY_16BIT
         self.order = "F" if order is MemcpyOrder.COL_MAJOR else "C"
-        if self.array.size != shape[0] * shape[1] * shape[2]:
+        count = shape[0] * shape[1] * shape[2]
+        if self.array.size > count:
+            self.array = self.array.reshape(-1)[:count]  # what is left of a longer array stays as it is
+        if self.array.size < count:
             raise ShapeError(
                 "the host array does not fit the copy",
                 expected=f"{shape[0]} x {shape[1]} x {shape[2]} elements",

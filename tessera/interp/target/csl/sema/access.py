@@ -8,7 +8,7 @@ from tessera.errors import Location
 from tessera.interp.target.csl import syntax as s
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.faults import fail
-from tessera.interp.target.csl.sema.coerce import code, coerce, plain
+from tessera.interp.target.csl.sema.coerce import PARTS, code, coerce, plain
 from tessera.interp.target.csl.sema.frame import Frame, meaning
 from tessera.interp.target.csl.sema.names import current, fetched, read
 from tessera.interp.target.csl.sema.operand import Operand, Place, known, members, runtime
@@ -154,6 +154,8 @@ def _field(f: Frame, node: s.Field) -> Operand:
         return current(found).at(node.loc) if found.place else found
     if base.type is t.ANON:
         return _member(base, node.name, node.loc)
+    if base.type in PARTS:
+        return _member(PARTS[base.type](base), node.name, node.loc)
     if base.type is t.TYPE and isinstance(base.const, t.Enum):
         return coerce(f, known(t.ENUM_LITERAL, node.name), base.const, node.loc)
     if isinstance(base.type, t.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,9 @@ def store(data: np.ndarray[Any, Any], index: int, value: Any) -> None:
         data[index] = value
 
 
+# Values that show themselves as anonymous structs, by their types.
+PARTS: dict[t.Type, Callable[[Operand], Operand]] = {}
+
 RULES: tuple[tuple[Any, Any], ...] = (
     (
         lambda o, to: isinstance(to, t.Int) and (o.type is t.COMPTIME_INT or (o.known and t.is_integer(o.type))),
@@ -152,6 +156,7 @@ RULES: tuple[tuple[Any, Any], ...] = (
     (lambda o, to: o.type is t.UNDEFINED, _undefined),
     (lambda o, to: isinstance(to, t.Struct) and o.type is t.ANON, _struct),
     (lambda o, to: isinstance(to, t.Array) and o.type is t.ANON, _array),
+    (lambda o, to: to is t.ANON and o.type in PARTS, lambda f, o, to, loc: PARTS[o.type](o)),
     (lambda o, to: to is t.COMPTIME_INT and o.known and t.is_integer(o.type), _same_address),
     (lambda o, to: to is t.COMPTIME_FLOAT and o.known and isinstance(o.type, t.Float), _same_address),
 )

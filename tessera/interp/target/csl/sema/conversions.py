@@ -120,7 +120,7 @@ def _ptrcast(f: Frame, node: s.Builtin) -> Operand:
     old, new = o.type.element.dtype, to.element.dtype
     if old == new:
         return Operand(to, o.const, o.code, loc=node.loc)
-    if old.kind in "OV" or new.kind in "OV":
+    if any(x.kind == "O" or x.names for x in (old, new)):
         fail(node.loc, f"'@ptrcast' cannot convert '{o.type}' to '{to}'")
     if o.known:
         array, index = o.const

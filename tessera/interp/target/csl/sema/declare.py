@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @meaning(s.Return)
 def _return(f: Frame, node: s.Return) -> Operand:
+    if f.section:
+        fail(node.loc, "return outside of a function")
     value = f.operand(node.value) if node.value is not None else None
     if f.comptime:
         raise ComptimeJump("return", "", value)
-    if f.function is None:
-        fail(node.loc, "return outside of a function")
+    assert f.function is not None
     result = f.function.result
     if value is not None and value.type is t.VOID and not value.known:
         f.emit(value.code, node.loc)

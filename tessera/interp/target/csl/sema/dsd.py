@@ -6,74 +6,17 @@ from tessera.errors import Location
 from tessera.interp.target.csl import syntax as s
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.descriptors import CHANGES
-from tessera.interp.target.csl.dsd_ops import DSD_OPS, DsdOp
+from tessera.interp.target.csl.dsd_ops import DSD_OPS, OPERATIONS, DsdOp
 from tessera.interp.target.csl.faults import fail, type_mismatch
-from tessera.interp.target.csl.sema.builtins import BUILTINS, Builtin, builtin, constant, number
+from tessera.interp.target.csl.sema.builtins import BUILTINS, Builtin, builtin
 from tessera.interp.target.csl.sema.coerce import code, coerce
 from tessera.interp.target.csl.sema.frame import Frame
 from tessera.interp.target.csl.sema.names import type_of
-from tessera.interp.target.csl.sema.operand import VOID, Operand, anonymous, known, members, runtime
+from tessera.interp.target.csl.sema.operand import Operand, anonymous, known, members, runtime
 from tessera.interp.target.csl.sema.tasks import task_code
 from tessera.interp.target.csl.streams import LOAD
-from tessera.interp.target.csl.values import Dsr, FifoRef
 
 _MEMORY = (t.MEM1D, t.MEM4D, t.CIRCBUF)
-
-
-@builtin("get_dsr", 2)
-def _get_dsr(f: Frame, node: s.Builtin) -> Operand:
-    type_ = type_of(f, node.args[0])
-    if type_ not in t.DSRS:
-        type_mismatch(node.args[0].loc, "DSR type", type_)
-    return known(type_, Dsr(type_.name, number(f, node.args[1])), node.loc)
-
-
-@builtin("load_to_dsr", 2, 3)
-def _load_to_dsr(f: Frame, node: s.Builtin) -> Operand:
-    dsr, dsd = f.value(node.args[0]), f.value(node.args[1])
-    if dsr.type not in t.DSRS:
-        type_mismatch(node.args[0].loc, "DSR", dsr.type)
-    if dsd.type not in t.DSDS:
-        type_mismatch(node.args[1].loc, "DSD", dsd.type)
-    options = options_code(f, f.operand(node.args[2]), node.args[2].loc) if len(node.args) > 2 else "{}"
-    f.cost += 3
-    f.emit(f"pe.load_dsr({code(f, dsr)}, {code(f, dsd)}, {options})", node.loc)
-    return VOID
-
-
-@builtin("allocate_fifo", 1, 2)
-def _allocate_fifo(f: Frame, node: s.Builtin) -> Operand:
-    buffer = f.operand(node.args[0])
-    if isinstance(buffer.type, t.Pointee) and isinstance(buffer.type.element, t.Array):
-        buffer = Operand(buffer.type.element, buffer.const, buffer.code)
-    if not isinstance(buffer.type, t.Array):
-        type_mismatch(node.args[0].loc, "array", buffer.type)
-    options = members(constant(f, node.args[1])) if len(node.args) > 1 else {}
-    unknown = set(options) - {"activate_push", "activate_pop"}
-    if unknown:
-        fail(node.loc, f"FIFO option '{unknown.pop()}' is not simulated")
-    tasks = [options[n].const if n in options else None for n in ("activate_push", "activate_pop")]
-    if f.function is not None:
-        fail(node.loc, "'@allocate_fifo' is only valid at the top level")
-    fifos = f.unit.tables.fifos
-    fifos.append((buffer.type.count, tasks[0], tasks[1]))
-    return known(t.FIFO, FifoRef(len(fifos) - 1), node.loc)
-
-
-def _fifo_length(f: Frame, node: s.Builtin) -> Operand:
-    o = f.value(node.args[0])
-    if o.type is not t.FIFO:
-        type_mismatch(node.args[0].loc, "FIFO", o.type)
-    count = coerce(f, f.value(node.args[1]), t.U16, node.args[1].loc)
-    if f.comptime:
-        fail(node.loc, f"'{node.name}' is only valid at run time")
-    f.cost += 2
-    f.emit(f"{code(f, o)}.{node.name.removeprefix('@set_fifo_')} = {code(f, count)}", node.loc)
-    return VOID
-
-
-for _side in ("read", "write"):
-    BUILTINS[f"@set_fifo_{_side}_length"] = Builtin(2, 2, _fifo_length)
 
 
 def _change(f: Frame, node: s.Builtin, kinds: tuple[t.Type, ...]) -> Operand:
@@ -173,7 +116,7 @@ def _word(type_: t.Type, wanted: t.Type) -> bool:
 
 
 def _operation(f: Frame, node: s.Builtin) -> Operand:
-    op = DSD_OPS[node.name[1:]]
+    op = OPERATIONS[f.unit.options.fp16_format][node.name[1:]]
     args = [f.operand(a) for a in node.args]
     if f.comptime:
         fail(node.loc, f"'{node.name}' is only valid at run time")
@@ -244,10 +187,10 @@ def _write(
         if f.function is not None:
             f.function.waits = True
         call = f"(yield from pe.perform({name}, {arguments}, {text}, {f.unit.constant(node.loc)}))"
-        if t.FIFO in types:
+        if any(x is t.FIFO or x in t.FIFO_DSRS for x in types):
             return runtime(t.BOOL, call, node.loc)
         f.emit(call, node.loc)
-    return VOID
+    return known(t.BOOL, True, node.loc)  # only FIFOs end an operation before its time
 
 
 for _name in DSD_OPS:

@@ -15,7 +15,7 @@ from tessera.interp.target.csl.faults import fail, located
 from tessera.interp.target.csl.sema.coerce import code, coerce
 from tessera.interp.target.csl.sema.frame import ComptimeJump, Frame, Line, meaning
 from tessera.interp.target.csl.sema.names import type_of
-from tessera.interp.target.csl.sema.operand import VOID, Operand, Place, known, runtime
+from tessera.interp.target.csl.sema.operand import VOID, Operand, Place, known, members, runtime
 from tessera.interp.target.csl.values import NativeFunction, Value
 
 if TYPE_CHECKING:
@@ -191,11 +191,16 @@ def call_native(f: Frame, target: NativeFunction, type_: t.Fn, args: list[Operan
         return _native_now(f, target, type_, typed, loc)
     with located(loc):
         result = target.result(*(o.type for o in typed)) if target.result else type_.result
+    if f.comptime and target.early:
+        given = ", ".join(code(f, o) for o in typed)
+        f.unit.tables.loaded.append((f"{f.unit.native(target)}({given})", loc))
+        return VOID
     if f.comptime:
         fail(loc, f"function '{target.name}' can only be called at run time")
     f.cost += target.cycles
     f.flush(loc)
-    text = f"{f.unit.native(target)}({', '.join(code(f, literal(f, o)) for o in typed)})"
+    types = [f.unit.constant(tuple(x.type for x in members(typed[-1]).values()))] if target.typed else []
+    text = f"{f.unit.native(target)}({', '.join([*types, *(code(f, literal(f, o)) for o in typed)])})"
     if target.waits and f.function:
         f.function.waits = True
     return runtime(result, f"(yield from {text})" if target.waits else text, loc)

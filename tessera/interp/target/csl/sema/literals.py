@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 from tessera.interp.target.csl import syntax as s
 from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.faults import fail, type_mismatch
@@ -11,8 +9,6 @@ from tessera.interp.target.csl.sema.coerce import aggregate, array, coerce
 from tessera.interp.target.csl.sema.frame import Frame, meaning
 from tessera.interp.target.csl.sema.names import type_of
 from tessera.interp.target.csl.sema.operand import Operand, anonymous, known
-
-_identity = count(1)
 
 
 @meaning(s.ArrayType)
@@ -60,7 +56,7 @@ def _enum(f: Frame, node: s.AggregateType) -> t.Enum:
         with f.evaluating():
             value = value + 1 if member.value is None else int(f.value(member.value).const)
         rows.append((member.name, value))
-    return t.Enum("enum", tag, tuple(rows), next(_identity))
+    return t.Enum("enum", tag, tuple(rows), node.loc)
 
 
 def _struct(f: Frame, node: s.AggregateType) -> t.Struct:
@@ -69,7 +65,7 @@ def _struct(f: Frame, node: s.AggregateType) -> t.Struct:
         if member.type is None:
             fail(member.loc, f"expected a type for field '{member.name}'")
         rows.append((member.name, type_of(f, member.type)))
-    return t.Struct(node.kind, tuple(rows), node.packed, node.kind == "union", next(_identity))
+    return t.Struct(node.kind, tuple(rows), node.packed, node.kind == "union", node.loc)
 
 
 @meaning(s.StructLiteral)

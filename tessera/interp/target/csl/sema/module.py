@@ -117,8 +117,9 @@ class Module:
         for item in self.file.items:
             if isinstance(item, s.Declare) and isinstance(item.value, s.Builtin) and _imports(item.value):
                 self.lookup(item.name, item.loc)
+        kinds = ("comptime", "layout") if self.unit.is_layout and self is self.unit.root else ("comptime",)
         for item in self.file.items:
-            if isinstance(item, s.TopBlock) and (item.kind == "comptime" or self is self.unit.root):
+            if isinstance(item, s.TopBlock) and item.kind in kinds:
                 self._block(item)
         for item in self.file.items:
             if isinstance(item, s.Declare) and "export" in item.flags:

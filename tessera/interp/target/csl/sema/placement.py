@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,14 @@ def _position(f: Frame, node: s.Builtin) -> tuple[int, int]:
     return x, y
 
 
-@builtin("set_tile_code", 3, 4)
+@builtin("set_tile_code", 2, 4)
 def _set_tile_code(f: Frame, node: s.Builtin) -> Operand:
     only_in(f, node, "layout")
-    place, name = _position(f, node), constant(f, node.args[2], t.STRING).const
+    place = _position(f, node)
+    if len(node.args) == 2:  # the code stands in the layout's own file
+        f.unit.layout.set_tile_code(place, Path(f.module.file.path), {}, node.loc)
+        return VOID
+    name = constant(f, node.args[2], t.STRING).const
     params = constant(f, node.args[3]) if len(node.args) > 3 else known(t.ANON, {})
     if params.type is not t.ANON:
         type_mismatch(node.args[3].loc, t.ANON, params.type)
@@ -127,7 +132,7 @@ def color_config(f: Frame, o: Operand, color: int, loc: Location) -> ColorConfig
     for name, side in (("input", rx), ("output", tx)):
         if len(set(side)) != len(side):
             fail(loc, f"duplicate {name} direction")
-    if len(rx) > 1 and not routes.get("color_swap_x"):
+    if len(rx) > 1 and f.unit.options.arch == "wse3":
         fail(loc, "expected at most 1 input direction")
     if switches and f.unit.options.arch == "wse3" and color not in SWITCHABLE:
         fail(loc, f"color {color} does not support switches on wse3")
@@ -203,12 +208,19 @@ def _export_name(f: Frame, node: s.Builtin) -> Operand:
     only_in(f, node, "layout")
     name, type_ = constant(f, node.args[0], t.STRING).const, type_of(f, node.args[1])
     mutable = bool(constant(f, node.args[2], t.BOOL).const) if len(node.args) > 2 else None
-    if not isinstance(type_, (t.Pointee, t.Fn)):
-        fail(node.args[1].loc, f"exported name must have pointer or function type, got: '{type_}'")
-    if isinstance(type_, t.Pointee) and mutable is None:
-        fail(node.loc, f"exported name '{name}' of pointer type needs a mutability")
+    if type_.aggregate or isinstance(type_, t.Enum) or type_.comptime_only:
+        fail(node.args[1].loc, f"exported name must have scalar, pointer or function type, got: '{type_}'")
+    if not isinstance(type_, t.Fn) and mutable is None:
+        fail(node.loc, f"exported name '{name}' of type '{type_}' needs a mutability")
     f.unit.layout.export_name(name, type_, mutable, node.loc)
     return VOID
+
+
+def _address(o: Operand, loc: Location) -> Operand:
+    """A variable of a number as the pointer through which the host reads it."""
+    if o.type.aggregate or o.place is None or o.place.take is None:
+        fail(loc, f"exported symbol must be a variable, a pointer or a function, got: '{o.type}'")
+    return known(t.Pointee("", o.type, const=not o.place.mutable), o.place.take(), loc)
 
 
 @builtin("export_symbol", 1, 2)
@@ -224,7 +236,7 @@ def _export_symbol(f: Frame, node: s.Builtin) -> Operand:
     if isinstance(o.type, t.Fn) and not o.type.task:
         f.unit.constant_code(o)
     elif not isinstance(o.type, t.Pointee):
-        fail(node.loc, f"exported symbol must be a pointer or a function, got: '{o.type}'")
+        o = _address(o, node.loc)
     if name in f.unit.tables.exports:
         fail(node.loc, f"symbol '{name}' has already been exported")
     f.unit.tables.exports[name] = (o, node.loc)

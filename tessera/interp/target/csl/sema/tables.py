@@ -50,7 +50,9 @@ class Tables:
     colors: dict[int, ColorConfig] = field(default_factory=dict)
     fifos: list[tuple[int, int | None, int | None]] = field(default_factory=list)
     activated: list[int] = field(default_factory=list)
+    loaded: list[tuple[str, Location]] = field(default_factory=list)  # the code of registers loaded before a run
     blocked: set[int] = field(default_factory=set)
     blocked_colors: set[int] = field(default_factory=set)
     teardown: dict[int, str] = field(default_factory=dict)
+    filters: dict[int, Location] = field(default_factory=dict)  # the colors whose filters are asked for by number
     emptied: dict[tuple[str, int], str] = field(default_factory=dict)  # handlers by side ("in", "out") and queue

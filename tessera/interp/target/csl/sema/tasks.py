@@ -234,13 +234,3 @@ def _rpc(f: Frame, node: s.Builtin) -> Operand:
     if number.type not in (t.DATA_TASK, t.COLOR):
         type_mismatch(node.args[0].loc, t.DATA_TASK, number.type)
     return VOID  # launches reach exported functions without a task of their own
-
-
-@builtin("get_config", 1, 2)
-def _get_config(f: Frame, node: s.Builtin) -> Operand:
-    fail(node.loc, "'@get_config' reads a hardware register that is not simulated", suggestion="use <tile_config>")
-
-
-@builtin("set_config", 2, 3)
-def _set_config(f: Frame, node: s.Builtin) -> Operand:
-    fail(node.loc, "'@set_config' writes a hardware register that is not simulated", suggestion="use <tile_config>")

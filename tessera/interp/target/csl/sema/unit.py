@@ -19,8 +19,9 @@ from tessera.interp.target.csl.sema.module import Module
 from tessera.interp.target.csl.sema.operand import Operand, Place, runtime
 from tessera.interp.target.csl.sema.registry import LIBRARIES, NativeModule, variable_operand
 from tessera.interp.target.csl.sema.tables import Options, Tables
-from tessera.interp.target.csl.values import ColorConfig, Global, NativeFunction, Pointer, Value
+from tessera.interp.target.csl.values import ColorConfig, Global, NativeFunction, Pointer, Value, frozen
 
+LIBRARY = Path(__file__).parent.parent / "library"  # the libraries that are written in CSL
 _files: dict[tuple[str, int], s.File] = {}
 
 
@@ -53,6 +54,8 @@ class Unit:
         self.place: tuple[int, int] | None = None
         self.placed = False
         self.sources: list[str] = []
+        self.symbols: tuple[str, ...] = ()  # what the layout exports, by number
+        self.tensors: tuple[str, ...] = ()  # those of them that are pointers
         self._keywords: set[str] = set()
 
     def coordinate(self, axis: int) -> int:
@@ -194,7 +197,7 @@ class Unit:
     def instance(self, value: FunctionValue, args: tuple[Operand, ...], result: t.Type) -> Instance:
         """One version of a function, compiled when first asked for."""
         versions = tuple(
-            (o.type, _key(o.const) if p.comptime else None) for p, o in zip(value.decl.params, args, strict=True)
+            (o.type, frozen(o.const) if p.comptime else None) for p, o in zip(value.decl.params, args, strict=True)
         )
         key = (id(value.decl), id(value.module), versions)
         found = self.instances.get(key)
@@ -224,9 +227,10 @@ class Unit:
     def find(self, importer: Module, name: str) -> Path | None:
         """The file that an import names."""
         beside = Path(importer.file.path).parent
-        bare = name.strip("<>")
+        bare, library = name.strip("<>"), name.startswith("<")
         folders: Sequence[Path] = [beside, *(Path(p) for p in self.options.import_paths)]
-        names = (bare, f"{bare}.csl") if name.startswith("<") else (bare,)
+        folders = [LIBRARY, *folders] if library else folders
+        names = (bare, f"{bare}.csl") if library else (bare,)
         return next((f / n for f in folders for n in names if (f / n).is_file()), None)
 
     def export_variable(self, module: Module, item: s.Declare) -> None:
@@ -252,10 +256,6 @@ class Unit:
     def memory_used(self) -> int:
         """Bytes of data on the PE."""
         return sum(g.type.size + g.type.size % 2 for g in self.globals)
-
-
-def _key(data: Any) -> Any:
-    return data.tobytes() if isinstance(data, np.ndarray) else data
 
 
 def _type(frame: Any, node: s.Syntax) -> t.Type:

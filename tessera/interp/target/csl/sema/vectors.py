@@ -10,10 +10,10 @@ from tessera.interp.target.csl import types as t
 from tessera.interp.target.csl.faults import fail, type_mismatch
 from tessera.interp.target.csl.sema.access import dereferenced
 from tessera.interp.target.csl.sema.builtins import builtin
-from tessera.interp.target.csl.sema.coerce import code, coerce, pointer_code
+from tessera.interp.target.csl.sema.coerce import PARTS, code, coerce, pointer_code
 from tessera.interp.target.csl.sema.frame import Frame, meaning
 from tessera.interp.target.csl.sema.names import type_of
-from tessera.interp.target.csl.sema.operand import Operand, known, members, runtime
+from tessera.interp.target.csl.sema.operand import Operand, anonymous, known, members, runtime
 from tessera.interp.target.csl.values import Circular, Fabin, Fabout, Mem1d, Mem4d
 
 ACCESS = t.Comptime("tensor access")
@@ -123,6 +123,8 @@ def _flag(fields: dict[str, Operand], name: str) -> bool:
 def _memory_access(f: Frame, fields: dict[str, Operand], kind: str, loc: Location) -> Access:
     if "tensor_access" in fields:
         o = fields["tensor_access"]
+        if o.type is t.ANON:
+            return _memory_access(f, members(o), kind, loc)
         if o.type is not ACCESS:
             type_mismatch(loc, "tensor access", o.type)
         return o.const
@@ -140,6 +142,22 @@ def _memory_access(f: Frame, fields: dict[str, Operand], kind: str, loc: Locatio
     return Access(base, (extent,), (int(stride.const),), int(offset.const))
 
 
+def _parts(o: Operand) -> Operand:
+    """A tensor access as the struct that it stands for: its strides are steps, the innermost first."""
+    access: Access = o.const
+    sizes, steps = [int(e.const) for e in access.extents], []
+    for place in range(len(sizes) - 1, -1, -1):
+        inner = zip(access.strides[place + 1 :], sizes[place + 1 :], strict=True)
+        steps.append(known(t.I16, access.strides[place] - sum(c * (n - 1) for c, n in inner)))
+    rows = {"base_address": access.base, "offset": known(t.I16, access.offset)}
+    for name, values in (("stride", steps), ("extent", access.extents)):
+        rows[name] = anonymous({str(i): value for i, value in enumerate(values)}, o.loc)
+    return anonymous(rows, o.loc)
+
+
+PARTS[ACCESS] = _parts
+
+
 def _numbers(o: Operand, loc: Location) -> list[int]:
     """The integers of a comptime tuple or array."""
     if not o.known:
@@ -151,7 +169,7 @@ def _stepped(f: Frame, fields: dict[str, Operand], base: Operand, loc: Location)
     """Strides as the hardware takes them: the step to the next element when a variable goes up by one and those
     inside it go back to zero. They are given innermost first, the extents outermost first."""
     extents = _numbers(fields["extent"], loc)
-    steps = _numbers(_required(fields, "stride", "mem4d_dsd", loc), loc)
+    steps = _numbers(fields["stride"], loc) if "stride" in fields else [1] * len(extents)
     if len(steps) != len(extents):
         fail(loc, f"expected {len(extents)} strides, {len(steps)} provided")
     found: list[int] = []
@@ -225,15 +243,35 @@ def _fabric(f: Frame, fields: dict[str, Operand], loc: Location, kind: t.Type) -
     color = _field(f, fields, "fabric_color", t.COLOR, -1, loc)
     queue = _field(f, fields, side, queue_type, -1, loc)
     extent = coerce(f, _required(fields, "extent", str(kind), loc), t.U16, loc)
-    refused = next((n for n in ("advance_switch", "simd_mode") if n in fields), None)
-    if refused:
-        fail(loc, f"field '{refused}' of '{kind}' is not simulated")
-    flags = [_flag(fields, "control"), *([_flag(fields, "wavelet_index_offset")] if kind is t.FABOUT else [])]
     parts, made = [color, extent, queue], Fabin if kind is t.FABIN else Fabout
+    flags = _flags(fields, kind, loc)
     if all(o.known for o in parts):
-        return known(kind, made(*[int(o.const) for o in parts], *flags), loc)  # type: ignore[arg-type]
-    texts = [code(f, o) for o in parts] + [str(x) for x in flags]
+        return known(kind, made(*[int(o.const) for o in parts], **flags), loc)  # type: ignore[arg-type]
+    texts = [code(f, o) for o in parts] + [f"{name}={value}" for name, value in flags.items()]
     return runtime(kind, f"{made.__name__}({', '.join(texts)})", loc)
+
+
+def _flags(fields: dict[str, Operand], kind: t.Type, loc: Location) -> dict[str, int]:
+    """What a fabric descriptor does beside moving words; `simd_mode` puts two 16-bit elements into a wavelet (the
+    modes differ in when an operation goes on, which is not modelled)."""
+    found: dict[str, int] = {"control": _flag(fields, "control"), "transform": _flag(fields, "control_transform")}
+    if "simd_mode" in fields:
+        _choice(fields["simd_mode"], ("simd_32", "simd_64", "simd_32_or_64"), "SIMD mode", loc)
+        found["lanes"] = 2
+    if kind is t.FABOUT:
+        found |= {"indexed": _flag(fields, "wavelet_index_offset"), "advance": _flag(fields, "advance_switch")}
+    if kind is t.FABOUT and "zero" in fields:
+        sources = ("first_source", "second_source")
+        found["cleared"] = sources.index(_choice(fields["zero"], sources, "source to set to zero", loc))
+    return found
+
+
+def _choice(o: Operand, names: tuple[str, ...], what: str, loc: Location) -> str:
+    """The name that is true in `.{ .name = true }`."""
+    chosen = [n for n, value in members(o).items() if value.known and value.const] if o.type is t.ANON else []
+    if len(chosen) != 1 or chosen[0] not in names:
+        fail(loc, f"expected one {what}, {' or '.join(names)}, set to true")
+    return chosen[0]
 
 
 def _fabin(f: Frame, fields: dict[str, Operand], loc: Location) -> Operand:
@@ -245,13 +283,11 @@ def _fabout(f: Frame, fields: dict[str, Operand], loc: Location) -> Operand:
 
 
 _MEMORY_FIELDS = "tensor_access base_address extent stride offset wavelet_index_offset"
+_FABRIC_FIELDS = "fabric_color extent control control_transform priority simd_mode"
 _KINDS = {
     t.MEM1D: (_mem1d, _MEMORY_FIELDS),
     t.MEM4D: (_mem4d, _MEMORY_FIELDS),
     t.CIRCBUF: (_circular, _MEMORY_FIELDS),
-    t.FABIN: (_fabin, "fabric_color input_queue extent control wavelet_index_offset priority simd_mode"),
-    t.FABOUT: (
-        _fabout,
-        "fabric_color output_queue extent control advance_switch wavelet_index_offset priority simd_mode",
-    ),
+    t.FABIN: (_fabin, "input_queue wavelet_index_offset " + _FABRIC_FIELDS),
+    t.FABOUT: (_fabout, "output_queue wavelet_index_offset advance_switch zero " + _FABRIC_FIELDS),
 }
