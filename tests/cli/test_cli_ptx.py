@@ -64,6 +64,10 @@ def test_types_that_npy_files_forget(folder, capsys):
         (given("x.npy"), "4 parameters"),
         ([*given("x.npy", "zeros:50:f32", "1", "1"), "--output", "7=y.npy"], "--output names no argument"),
         ([*given("x.npy", "zeros:50:f32", "1", "1"), "--grid", "a"], "up to three integers"),
+        ([*given("x.npy", "zeros:50:f32", "1", "1"), "--shared", "-5"], "received: -5"),
+        (given("x.npy", "zeros:50:f32", "1", "2.5"), "is an integer"),
+        ([*given("x.npy", "zeros:50:f32", "1", "1"), "--block", "1025"], "at most 1024 threads"),
+        ([*given("x.npy", "zeros:50:f32", "1", "1"), "--cooperative", "--grid", "9000"], "at most 8,448 of 32 threads"),
     ],
 )
 def test_errors(folder, capsys, args, says):

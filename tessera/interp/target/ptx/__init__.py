@@ -12,7 +12,12 @@ tests/interp/target/ptx/compare_on_gpu.py replays every launch of the tests on a
 - tensor cores on floats: exact products summed and rounded here, there in an order and a width of their own;
 - a product without a rounding mode before a sum: ptxas may fuse the two, which rounds once less;
 - the 128 bytes of a tensor map that a kernel makes: the hardware's layout is not documented;
+- sizes of what the system keeps for itself in shared memory, clocks, and numbers of multiprocessors;
 - NaN in `cvt.rna.satfinite.tf32.f32`, which is one here and whatever ptxas's expansion gives there.
+
+What it does not know it names at its line: `mma` of 1 and 4 bits and of sparse matrices, conversions of formats of 4
+and 6 bits, tensor maps of images (im2col), video instructions, textures, surfaces, `multimem`, and what only GPUs after
+sm_90 have (tcgen05). The debug mode does not follow bulk copies in global memory.
 """
 
 from tessera.interp.target.ptx.module import Module

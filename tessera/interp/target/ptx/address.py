@@ -13,7 +13,7 @@ from tessera.interp.target.ptx.fault import Fault
 from tessera.interp.target.ptx.lanes import Lanes
 from tessera.interp.target.ptx.machine import Machine
 from tessera.interp.target.ptx.memory import RANK_BITS, WINDOW_BITS, WINDOWS, alignment_fault, misaligned
-from tessera.interp.target.ptx.operands import Place, constant
+from tessera.interp.target.ptx.operands import Place, constant, on_stack
 from tessera.interp.target.ptx.syntax import Address, Instruction, Name, Number, Operand
 from tessera.interp.target.ptx.types import TYPES
 
@@ -71,7 +71,8 @@ def target(d: Decoder, inst: Instruction, operand: Operand, space: str | None = 
     if isinstance(found, Place):
         # Parameters lie in global memory, at the bottom of their own space; those of an inlined call are local.
         base, space = (_PARAM, "global") if found.space == "param" else (0, found.space)
-        return Target(space, constant(np.array([[base + found.address + operand.offset]]).astype(np.uint64)))
+        place = np.array([[base + found.address + operand.offset]]).astype(np.uint64)
+        return Target(space, on_stack(place) if space == "local" else constant(place))
     read = d.reader(Name(operand.base), TYPES["u64"])
     if "param" in inst.op or "param::entry" in inst.op:
         offset += np.uint64(_PARAM)
@@ -130,7 +131,7 @@ def locate(m: Machine, space: str, address: np.ndarray, lanes: Lanes, size: int,
     if space == "shared":
         return _shared(m, address, lanes, size)
     offset = address.view(np.int64)
-    _within(offset, size, m.program.local, "local", lanes)
+    _within(offset, size, m.program.local if m.stack is None else m.local_size, "local", lanes)
     return offset + (lanes.cta * m.threads + lanes.thread) * m.local_size
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import ArgumentError
-from tessera.interp.target.ptx.decode import size_of
 from tessera.interp.target.ptx.memory import WINDOWS, Arena
 from tessera.interp.target.ptx.syntax import Variable
 from tessera.interp.target.ptx.tensor_map import TensorMap
-from tessera.interp.target.ptx.types import TYPES
+from tessera.interp.target.ptx.types import TYPES, size_of
 
 
 @dataclass
@@ -103,7 +102,11 @@ def parameter(v: Variable, value: Any, buffers: Buffers) -> bytes:
 def _number(v: Variable, value: Any) -> bytes:
     t = TYPES[v.type]
     if isinstance(value, int | np.integer) and t.kind != "f":
+        if not -(1 << t.bits - 1) <= value < 1 << t.bits:
+            raise ArgumentError(f"parameter {v.name} has {t.bits} bits", expected=f".{v.type}", received=value)
         return (int(value) & (1 << t.bits) - 1).to_bytes(t.bits // 8, "little")
+    if isinstance(value, float | np.floating) and t.kind in "us":
+        raise ArgumentError(f"parameter {v.name} is an integer", expected=f".{v.type}", received=value)
     if isinstance(value, np.generic) and value.itemsize * 8 == t.bits and t.kind != "f":
         return value.tobytes()
     if not isinstance(value, float | int | np.generic):

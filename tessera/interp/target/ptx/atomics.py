@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tessera.interp.target.ptx.address import known_words, spots, target
+from tessera.interp.target.ptx.address import Target, known_words, spots, target
 from tessera.interp.target.ptx.decode import Decoder, rule
 from tessera.interp.target.ptx.floats import flush
 from tessera.interp.target.ptx.lanes import Lanes
 from tessera.interp.target.ptx.machine import Machine, Step
 from tessera.interp.target.ptx.moves import observe
 from tessera.interp.target.ptx.operands import Reader, Writer, parts_of
-from tessera.interp.target.ptx.syntax import Instruction, Name
+from tessera.interp.target.ptx.syntax import Instruction, Name, Operand
 from tessera.interp.target.ptx.types import TYPES, Type, bits_of, values
 
 Update = Callable[..., Any]
@@ -34,13 +35,19 @@ def _(d: Decoder, inst: Instruction) -> Step:
     """The order that hardware leaves open is that of lanes here."""
     if inst.op[1] == "async":
         raise d.unsupported(inst)
-    t = TYPES[inst.op[-1]]
+    type = next((w for w in inst.op[1:] if w in TYPES), "")  # vectors have the operation behind it
+    inst = replace(inst, op=(*(w for w in inst.op if w != type), type))
+    t = TYPES[type]
     words = [w for w in inst.op[1:-1] if w in _ASSOCIATIVE or w in _OTHER]
     known_words(d, inst, "noftz", "v2", "v4", "v8", *words)
     (name,) = words
     returns = inst.op[0] == "atom"
     where = target(d, inst, inst.operands[returns])
-    sources = inst.operands[returns + 1 :]
+    sources = inst.operands[returns + 1 : len(inst.operands) - ("L2::cache_hint" in inst.op)]
+    if len(sources) != (2 if name == "cas" else 1):
+        raise d.unsupported(inst)
+    if t.bits > 64:
+        return _whole(d, inst, where, name, sources)
     vector = [parts_of(o) for o in sources]
     readers = [[d.reader(p, t) for p in parts] for parts in zip(*vector, strict=True)]
     results = parts_of(inst.operands[0]) if returns else (Name("_"),) * len(readers)
@@ -49,11 +56,11 @@ def _(d: Decoder, inst: Instruction) -> Step:
 
 
 def _step(where: Any, name: str, t: Type, readers: list[list[Reader]], writers: list[Writer], returns: bool) -> Step:
-    size = t.bits // 8
+    size, kind = t.bits // 8, "atomic" if returns else "write"
 
     def update(m: Machine, lanes: Lanes) -> None:
         for spot in spots(m, lanes, where, size * len(readers)):
-            observe(m, spot, size * len(readers), "atomic")
+            observe(m, spot, size * len(readers), kind, strong=True)
             index, cells = spot.lanes.compress(spot.offset) // size, m.flat[spot.space].views[size]
             # In global memory a float sum flushes subnormal numbers.
             flushes = t.name == "f32" and name == "add" and spot.space == "global"
@@ -64,6 +71,29 @@ def _step(where: Any, name: str, t: Type, readers: list[list[Reader]], writers: 
                     write(m, spot.lanes, values(spot.lanes.spread(old), t))
 
     return update
+
+
+def _whole(d: Decoder, inst: Instruction, where: Target, name: str, sources: tuple[Operand, ...]) -> Step:
+    """An exchange of 128 bits at once: two registers of 64."""
+    u64, size = TYPES["u64"], 16
+    readers = [[d.reader(p, u64) for p in parts_of(o)] for o in sources]
+    writers = [d.writer(p, u64) for p in parts_of(inst.operands[0])]
+    function = {"exch": _OTHER["exch"], "cas": _exchange_wide}[name]
+
+    def update(m: Machine, lanes: Lanes) -> None:
+        for spot in spots(m, lanes, where, size):
+            observe(m, spot, size, "atomic", strong=True)
+            some, cells = spot.lanes, m.flat[spot.space].views[8].reshape(-1, 2)
+            given = [np.stack([some.compress(r(m, some)) for r in parts], axis=1) for parts in readers]
+            old = _take_turns(cells, some.compress(spot.offset) // size, given, function, u64)
+            for k, write in enumerate(writers):
+                write(m, some, some.spread(old[:, k]))
+
+    return update
+
+
+def _exchange_wide(old: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    return np.where((old == b).all(axis=1, keepdims=True), c, old)
 
 
 def _update(
@@ -93,7 +123,7 @@ def _function(name: str, t: Type) -> Update:
 def _take_turns(
     cells: np.ndarray, index: np.ndarray, sources: list[np.ndarray], function: Update, t: Type
 ) -> np.ndarray:
-    old = np.empty(len(index), cells.dtype)
+    old = np.empty((len(index), *cells.shape[1:]), cells.dtype)
     for turn in turns(index):
         old[turn] = cells[index[turn]]
         new = function(values(old[turn], t), *(values(s[turn], t) for s in sources))

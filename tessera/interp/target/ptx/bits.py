@@ -10,8 +10,9 @@ import numpy as np
 
 from tessera.interp.target.ptx.bit_tricks import leading_zeros, popcount, reversed_bits
 from tessera.interp.target.ptx.decode import Decoder, modifiers, rule
-from tessera.interp.target.ptx.machine import Step
-from tessera.interp.target.ptx.operands import elementwise
+from tessera.interp.target.ptx.lanes import Lanes
+from tessera.interp.target.ptx.machine import Machine, Step
+from tessera.interp.target.ptx.operands import elementwise, pair_of, tolerant
 from tessera.interp.target.ptx.syntax import Instruction, Number
 from tessera.interp.target.ptx.types import BITS, TYPES
 
@@ -22,7 +23,7 @@ _LOGIC: dict[str, Callable[..., Any]] = {"and": operator.and_, "or": operator.or
 def _(d: Decoder, inst: Instruction) -> Step:
     modifiers(d, inst)
     t = TYPES[inst.op[-1]]
-    return elementwise(d, inst, _LOGIC[inst.op[0]], t, t, t)
+    return tolerant(d, inst, elementwise(d, inst, _LOGIC[inst.op[0]], t, t, t))
 
 
 @rule("not")
@@ -41,8 +42,7 @@ def _(d: Decoder, inst: Instruction) -> Step:
 
 @rule("lop3")
 def _(d: Decoder, inst: Instruction) -> Step:
-    modifiers(d, inst)
-    b32, number = TYPES["b32"], inst.operands[4]
+    words, b32, number = modifiers(d, inst, "and", "or"), TYPES["b32"], inst.operands[4]
     assert isinstance(number, Number)
     table = number.value & 0xFF
 
@@ -53,7 +53,24 @@ def _(d: Decoder, inst: Instruction) -> Step:
                 out = out | ((a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c))
         return out
 
+    if words:
+        return _with_predicate(d, inst, logic, _LOGIC[words[0]])
     return elementwise(d, inst, logic, b32, b32, b32, b32, b32)
+
+
+def _with_predicate(d: Decoder, inst: Instruction, logic: Callable[..., Any], combine: Callable[..., Any]) -> Step:
+    """`lop3.and d|p, a, b, c, table, q`: p says whether the result is not 0, and q."""
+    b32, pred = TYPES["b32"], TYPES["pred"]
+    out, flag = pair_of(inst.operands[0])
+    write, write_flag = d.writer(out, b32), d.writer(flag, pred)
+    *readers, also = [d.reader(o, t) for o, t in zip(inst.operands[1:], [*[b32] * 4, pred], strict=True)]
+
+    def step(m: Machine, lanes: Lanes) -> None:
+        value, q = logic(*(r(m, lanes) for r in readers)), also(m, lanes)
+        write(m, lanes, value)
+        write_flag(m, lanes, combine(value != 0, q))
+
+    return step
 
 
 @rule("shl", "shr")
@@ -132,7 +149,7 @@ def _(d: Decoder, inst: Instruction) -> Step:
         mask = np.where(first < t.bits, _ones(many, t.bits) << by, unsigned(0))
         return (b & ~mask) | ((a << by) & mask)
 
-    return elementwise(d, inst, insert, t, t, t, u32, u32)
+    return tolerant(d, inst, elementwise(d, inst, insert, t, t, t, u32, u32))
 
 
 @rule("bfind")
@@ -205,7 +222,7 @@ def _(d: Decoder, inst: Instruction) -> Step:
             out = out | np.where(place & 8, sign, byte) << np.uint32(8 * k)
         return out
 
-    return elementwise(d, inst, permute, b32, b32, b32, b32)
+    return tolerant(d, inst, elementwise(d, inst, permute, b32, b32, b32, b32))
 
 
 @rule("szext", "bmsk")

@@ -6,6 +6,7 @@ import struct
 from functools import lru_cache
 
 from tessera.errors import Location
+from tessera.interp.target.ptx.constants import expression
 from tessera.interp.target.ptx.lexer import Cursor
 from tessera.interp.target.ptx.syntax import (
     Address,
@@ -117,16 +118,16 @@ class _Body:
         op = _words(cursor.kind("word"))
         operands: list[Operand] = []
         while not cursor.at(";"):
-            operands.append(operand(cursor))
+            operands.append(operand(cursor, op[0] == "call"))
             if not cursor.accept(","):
                 break
         cursor.expect(";")
         return Instruction(op, tuple(operands), guard, place, self.source)
 
 
-def operand(cursor: Cursor) -> Operand:
-    """One operand, `a|b` pairs included."""
-    first = _single(cursor)
+def operand(cursor: Cursor, call: bool = False) -> Operand:
+    """One operand, `a|b` pairs included; in a call, parentheses hold its arguments."""
+    first = _single(cursor, call)
     if cursor.accept("|"):
         return Group((first, _single(cursor)), pair=True)
     return first
@@ -135,10 +136,10 @@ def operand(cursor: Cursor) -> Operand:
 _CLOSING = {"{": "}", "(": ")"}
 
 
-def _single(cursor: Cursor) -> Operand:
+def _single(cursor: Cursor, call: bool = False) -> Operand:
     if cursor.here_kind == "word":
         return _name(cursor)
-    if cursor.at("{", "("):
+    if cursor.at("{") or (call and cursor.at("(")):
         closing, parts = _CLOSING[cursor.take()], []
         while not cursor.at(closing):
             parts.append(operand(cursor))
@@ -148,7 +149,8 @@ def _single(cursor: Cursor) -> Operand:
         return Group(tuple(parts))
     if cursor.accept("["):
         return _address(cursor)
-    if cursor.accept("!"):
+    if cursor.at("!") and cursor.after_kind == "word":
+        cursor.take()
         return Name(cursor.kind("word"), negated=True)
     return _number(cursor)
 
@@ -187,13 +189,9 @@ def _address(cursor: Cursor) -> Address:
 
 
 def _number(cursor: Cursor) -> Number:
-    inverted = cursor.accept("~")
     negative = cursor.at("-") and cursor.after_kind == "float" and cursor.accept("-")
     if cursor.here_kind != "float":
-        if cursor.here_kind != "number" and not cursor.at("-"):
-            cursor.fail("expected an operand")
-        value = cursor.integer()
-        return Number(~value if inverted else value)
+        return Number(expression(cursor))
     text = cursor.take()
     if text[:2] in ("0f", "0F"):
         return Number(int(text[2:], 16) ^ (negative << 31), 32)

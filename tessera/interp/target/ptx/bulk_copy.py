@@ -20,9 +20,10 @@ from tessera.interp.target.ptx.operands import parts_of
 from tessera.interp.target.ptx.syntax import Instruction
 from tessera.interp.target.ptx.types import TYPES, bits_of
 
+REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 _WORDS = {
     "async", "bulk", "reduce", "shared::cluster", "shared::cta", "global", "mbarrier::complete_tx::bytes", "bulk_group",
-    "multicast::cluster", "L2::cache_hint", "noftz", "add", "min", "max", "and", "or", "xor", "inc", "dec",
+    "multicast::cluster", "L2::cache_hint", "noftz", *REDUCTIONS,
 }  # fmt: skip
 _ALIGNED = 16
 
@@ -52,7 +53,7 @@ def _(d: Decoder, inst: Instruction, line: Line) -> None:
     counted = "mbarrier::complete_tx::bytes" in inst.op
     barrier = target(d, inst, inst.operands[3], "shared") if counted else None
     mask = d.reader(inst.operands[4], TYPES["b16"]) if "multicast::cluster" in inst.op else None
-    name = next((w for w in inst.op if w in ("add", "min", "max", "and", "or", "xor")), None)
+    name = next((w for w in inst.op if w in REDUCTIONS), None)
     t = TYPES[inst.op[-1]] if name else TYPES["b8"]
 
     def step(m: Machine, lanes: Lanes) -> None:
@@ -114,7 +115,7 @@ def tell(m: Machine, copy: Copy, spaces: tuple[str, str], shift: int, barrier: i
 
 def _counted_store(d: Decoder, inst: Instruction) -> Step:
     """`st.async` and `red.async`: to another CTA's shared memory, counted at its barrier."""
-    t, name = TYPES[inst.op[-1]], next((w for w in inst.op if w in ("add", "min", "max", "and", "or", "xor")), None)
+    t, name = TYPES[inst.op[-1]], next((w for w in inst.op if w in REDUCTIONS), None)
     where, barrier = target(d, inst, inst.operands[0], "shared"), target(d, inst, inst.operands[2], "shared")
     readers, size = [d.reader(o, t) for o in parts_of(inst.operands[1])], t.bits // 8
 

@@ -46,7 +46,7 @@ def _comparison(d: Decoder, inst: Instruction, t: Type, types: int) -> tuple[Com
     if words and words[0] in _COMBINE:
         combine = _COMBINE[words.pop(0)]
         readers.append(d.reader(inst.operands[3], TYPES["pred"]))
-    if words not in ([], ["ftz"]):
+    if words not in ([], ["ftz"]) or len(inst.operands) != 3 + (combine is not None):
         raise d.unsupported(inst)
     if not words:
         return compare, combine, readers

@@ -6,24 +6,32 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tessera.errors import ExecutionError
+from tessera.errors import ExecutionError, ParseError
 from tessera.interp.target.ptx.address import number_or
 from tessera.interp.target.ptx.barriers import MANY, Parked
 from tessera.interp.target.ptx.decode import CONTROL, Decoder, modifiers, rule
 from tessera.interp.target.ptx.fault import Fault
 from tessera.interp.target.ptx.lanes import Lanes
 from tessera.interp.target.ptx.machine import Line, Machine, Step
-from tessera.interp.target.ptx.operands import Reader, constant
-from tessera.interp.target.ptx.syntax import Instruction, Name, Number, Targets
+from tessera.interp.target.ptx.operands import Jump, Reader, constant
+from tessera.interp.target.ptx.stack import Instance
+from tessera.interp.target.ptx.syntax import Instruction, Name, Number, Operand, Targets
 from tessera.interp.target.ptx.types import TYPES
 
 
 @rule("bra", table=CONTROL)
 def _(d: Decoder, inst: Instruction, line: Line) -> None:
     modifiers(d, inst, "uni", types=0)
-    assert isinstance(inst.operands[0], Name)
-    target = d.labels[d.resolve(inst.operands[0].text, inst.location)]
+    target = _label(d, inst.operands[0], inst)
     _transfer(d, inst, line, lambda m, lanes: m.push(target, lanes))
+
+
+def _label(d: Decoder, operand: Operand, inst: Instruction) -> int:
+    """Where a branch goes."""
+    found = d.resolve(operand.text, inst.location) if isinstance(operand, Name) else None
+    if not isinstance(found, Jump):
+        raise Fault("a branch to what is no label", ParseError)
+    return d.labels[found]
 
 
 @rule("brx", table=CONTROL)
@@ -33,7 +41,7 @@ def _(d: Decoder, inst: Instruction, line: Line) -> None:
     assert isinstance(name, Name)
     listed = d.resolve(name.text, inst.location)
     assert isinstance(listed, Targets)
-    targets = [d.labels[d.resolve(t, inst.location)] for t in listed.labels]
+    targets = [_label(d, Name(t), inst) for t in listed.labels]
 
     def go(m: Machine, lanes: Lanes) -> None:
         chosen = index(m, lanes)
@@ -49,10 +57,47 @@ def _(d: Decoder, inst: Instruction, line: Line) -> None:
 def _(d: Decoder, inst: Instruction, line: Line) -> None:
     modifiers(d, inst, "uni", types=0)
     if inst.op[0] == "ret" and d.names.end >= 0:
-        end = d.names.end
-        _transfer(d, inst, line, lambda m, lanes: m.push(d.labels[end], lanes))
+        end, instance = d.names.end, d.names.instance
+        if instance is None:
+            _transfer(d, inst, line, lambda m, lanes: m.push(d.labels[end], lanes))
+        else:
+            _transfer(d, inst, line, lambda m, lanes: _leave(m, lanes, instance, d.labels[end]))
     else:
         _transfer(d, inst, line, lambda m, lanes: m.exit(lanes))
+
+
+def _leave(m: Machine, lanes: Lanes, instance: Instance, end: int) -> None:
+    if m.stack is None:
+        m.push(end, lanes)
+    else:
+        m.stack.leave(m, lanes, instance, end)
+
+
+@rule("alloca", "stacksave", "stackrestore", table=CONTROL)
+def _(d: Decoder, inst: Instruction, line: Line) -> None:
+    """Local memory as it is needed: the place of so many bytes, and the top of the stack kept and set."""
+    d.program.stack = True
+    line.step = {"alloca": _allocate, "stacksave": _save, "stackrestore": _restore}[inst.op[0]](d, inst)
+
+
+def _allocate(d: Decoder, inst: Instruction) -> Step:
+    t, align = TYPES[inst.op[-1]], number_or(inst.operands, 2, 8)
+    write, size = d.writer(inst.operands[0], t), d.reader(inst.operands[1], t)
+    assert isinstance(align, Number)
+    return lambda m, lanes: write(
+        m, lanes, m.stack.allocate(m, lanes, size(m, lanes).astype(np.uint64), align.value).astype(t.dtype)
+    )
+
+
+def _save(d: Decoder, inst: Instruction) -> Step:
+    t = TYPES[inst.op[-1]]
+    write = d.writer(inst.operands[0], t)
+    return lambda m, lanes: write(m, lanes, lanes.spread(m.stack.top[lanes.flat]).astype(t.dtype))
+
+
+def _restore(d: Decoder, inst: Instruction) -> Step:
+    read = d.reader(inst.operands[0], TYPES[inst.op[-1]])
+    return lambda m, lanes: m.stack.release(m, lanes, read(m, lanes).astype(np.uint64))
 
 
 @rule("trap", table=CONTROL)
@@ -83,6 +128,12 @@ def _transfer(d: Decoder, inst: Instruction, line: Line, go: Step) -> None:
             go(m, some)
 
     line.control = control
+
+
+@rule("nanosleep", table=CONTROL)
+def _(d: Decoder, inst: Instruction, line: Line) -> None:
+    """However long: until all others have run as far as they can."""
+    _transfer(d, inst, line, lambda m, lanes: m.doze(m.pc + 1, lanes))
 
 
 @rule("bar", "barrier", table=CONTROL)

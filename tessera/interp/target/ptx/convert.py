@@ -8,7 +8,6 @@ import numpy as np
 
 from tessera.interp.target.ptx.decode import Decoder, rule
 from tessera.interp.target.ptx.floats import canonical, flush, positive, saturate
-from tessera.interp.target.ptx.integer import clamped
 from tessera.interp.target.ptx.machine import Step
 from tessera.interp.target.ptx.operands import elementwise
 from tessera.interp.target.ptx.rounding import rounded, two_sum
@@ -176,13 +175,13 @@ def _ended(t: Type, value: np.ndarray, words: tuple[str, ...]) -> np.ndarray:
 
 def _pack(d: Decoder, inst: Instruction) -> Step:
     """Two saturated integers side by side, the first above the second; bytes push the third operand up."""
-    part, s32, b32 = TYPES[inst.op[3]], TYPES["s32"], TYPES["b32"]
-    if inst.op[2] != "sat" or inst.op[4] != "s32":
+    signed, bits, s32, b32 = inst.op[3][0] == "s", int(inst.op[3][1:]), TYPES["s32"], TYPES["b32"]
+    if inst.op[2] != "sat" or inst.op[4] != "s32" or bits > 16:
         raise d.unsupported(inst)
-    bits, mask = part.bits, np.uint32((1 << part.bits) - 1)
+    least, most, mask = -signed << bits - 1, (1 << bits - signed) - 1, np.uint32((1 << bits) - 1)
 
     def low(a: np.ndarray) -> np.ndarray:
-        return clamped(a.astype(np.int64), part).astype(np.int64).astype(np.uint32) & mask
+        return np.clip(a, least, most).astype(np.uint32) & mask
 
     def pack(a: np.ndarray, b: np.ndarray, *rest: np.ndarray) -> np.ndarray:
         both = low(a) << np.uint32(bits) | low(b)

@@ -13,6 +13,7 @@ from tessera.interp.target.ptx.lanes import Lanes
 from tessera.interp.target.ptx.shadow import Bytes
 
 if TYPE_CHECKING:
+    from tessera.interp.target.ptx.address import Spot
     from tessera.interp.target.ptx.machine import Machine
 
 
@@ -27,16 +28,44 @@ class Shadow:
         self.released: dict[int, np.ndarray] = {}  # what those who wait for an mbarrier learn
         self.in_flight: dict[int, np.ndarray] = {}  # registers that matrix instructions still write: group by lane
         self.multiplying = False
+        self.local = np.zeros(m.flat["local"].raw.size, bool)  # which bytes of local memory were written
 
-    def access(self, kind: str, lanes: Lanes, offsets: np.ndarray, size: int) -> None:
-        """Loads, stores and atomics of lanes themselves."""
+    def access(self, kind: str, spot: Spot, size: int, strong: bool, changed: np.ndarray | None = None) -> None:
+        """Loads, stores and atomics of lanes themselves; `changed` says which stores change anything."""
+        of_space = {"shared": self._shared, "global": self._global, "local": self._local}
+        of_space[spot.space](kind, spot, size, strong, changed)
+
+    def _global(self, kind: str, spot: Spot, size: int, strong: bool, changed: np.ndarray | None) -> None:
+        self.m.world.access(self.m, kind, spot.lanes, spot.lanes.compress(spot.offset), size, strong, changed)
+
+    def _local(self, kind: str, spot: Spot, size: int, strong: bool, changed: np.ndarray | None) -> None:
+        """Of reads, see `known`."""
+        if kind != "read":
+            self.local[spot.lanes.compress(spot.offset)[:, None] + np.arange(size)] = True
+
+    def known(self, spot: Spot, size: int) -> np.ndarray:
+        """Whether a byte of each access of local memory was written: of structures some are padding."""
+        where = spot.lanes.compress(spot.offset)[:, None] + np.arange(size)
+        return spot.lanes.spread(np.asarray(self.local[where].any(axis=1)))
+
+    def set_known(self, spot: Spot, size: int, each: list[np.ndarray]) -> None:
+        """What a store of registers, of so many bytes each, leaves in local memory counts as written if they do."""
+        start = spot.lanes.compress(spot.offset)
+        for k, known in enumerate(each):
+            where = start[:, None] + np.arange(k * size, (k + 1) * size)
+            self.local[where] = spot.lanes.compress(known)[:, None]
+
+    def _shared(self, kind: str, spot: Spot, size: int, strong: bool, changed: np.ndarray | None) -> None:
+        lanes, offsets = spot.lanes, spot.lanes.compress(spot.offset)
+        if strong:
+            self.m.world.meet(self.m, lanes, offsets, kind, "shared")
         where = (offsets[:, None] + np.arange(size)).reshape(-1)
         flat = np.repeat(lanes.flat, size)
         column, time = self.clocks.own[flat], self.clocks.time(flat)
         if kind == "read":
-            self.bytes.read(where, flat, column, time, engine=False)
+            self.bytes.read(where, flat, column, time, engine=False, atomic=strong)
         else:
-            self.bytes.write(where, flat, column, time, engine=False, atomic=kind == "atomic")
+            self.bytes.write(where, flat, column, time, engine=False, atomic=strong)
 
     # Barriers of CTAs, warps and clusters
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tessera.errors import TesseraError, UnsupportedOpError
+from tessera.errors import ParseError, TesseraError, UnsupportedOpError
 from tessera.interp.target.ptx.fault import Fault
 from tessera.interp.target.ptx.lanes import Lanes
 from tessera.interp.target.ptx.machine import Line, Machine, Program, Step
-from tessera.interp.target.ptx.operands import Code, Names, Operands, Place, function_addresses
+from tessera.interp.target.ptx.operands import Code, Jump, Names, Operands, Place, function_addresses
+from tessera.interp.target.ptx.stack import Call, Instance
 from tessera.interp.target.ptx.syntax import (
     Function,
     Group,
@@ -21,12 +22,15 @@ from tessera.interp.target.ptx.syntax import (
     Scope,
     Targets,
     Variable,
+    arguments_of,
+    called,
 )
-from tessera.interp.target.ptx.types import TYPES
+from tessera.interp.target.ptx.types import TYPES, size_of
 
 RULES: dict[str, Callable[[Decoder, Instruction], Step]] = {}
 CONTROL: dict[str, Callable[[Decoder, Instruction, Line], None]] = {}
 EXTERNAL: dict[str, Callable[[Decoder, Instruction], Step]] = {}  # functions of the system, by name
+Control = Callable[[Machine, Lanes, int], None]
 GUARDED = {"bra", "exit", "ret", "brx", "trap"}  # control that reads its own guard
 
 
@@ -52,7 +56,7 @@ def modifiers(d: Operands, inst: Instruction, *allowed: str, types: int = 1, ski
 class _Pending:
     instruction: Instruction
     names: Names
-    control: Callable[[Machine, Lanes, int], None] | None = None
+    control: Control | None = None
 
 
 class Decoder(Operands):
@@ -61,7 +65,8 @@ class Decoder(Operands):
     def __init__(self, world: dict[str, Any], shared: int) -> None:
         super().__init__(world, shared)
         self.code: list[_Pending] = []
-        self.calls: list[str] = []
+        self.active: dict[str, Instance] = {}  # functions whose bodies are being put in place of calls
+        self.grouped = False  # whether a name stands for several registers
 
     def entry(self, function: Function, params: dict[str, Place]) -> Program:
         """The program of an entry whose parameters lie at these places."""
@@ -78,7 +83,7 @@ class Decoder(Operands):
     def _scope(self, scope: Scope, names: Names) -> None:
         for item in scope.items:
             if isinstance(item, Label):
-                names.own[item.name] = self.label()
+                names.own[item.name] = Jump(self.label())
             elif isinstance(item, Targets):
                 names.own[item.name] = item
         for item in scope.items:
@@ -87,7 +92,7 @@ class Decoder(Operands):
             elif isinstance(item, Label):
                 self.labels[names.own[item.name]] = len(self.code)
             elif isinstance(item, Scope):
-                self._scope(item, Names(names, end=names.end))
+                self._scope(item, Names(names, end=names.end, instance=names.instance))
             elif isinstance(item, Instruction):
                 self._instruction(item, names)
 
@@ -102,7 +107,7 @@ class Decoder(Operands):
     def _skip_unless(self, inst: Instruction, guard: Name, names: Names) -> None:
         """A guard on what synchronises is a branch around it: lanes that do not take part must not be waited for."""
         after = self.label()
-        names.own[f"$after{after}"] = after
+        names.own[f"$after{after}"] = Jump(after)
         opposite = replace(guard, negated=not guard.negated)
         skip = Instruction(("bra",), (Name(f"$after{after}"),), opposite, inst.location, inst.source)
         self.code.append(_Pending(skip, names))
@@ -116,13 +121,8 @@ class Decoder(Operands):
 
     def _declare(self, v: Variable, names: Names) -> None:
         if v.space == "reg":
-            parts = [f"{v.name}{i}" for i in range(v.many)] if v.many else [v.name]
-            if v.vector > 1:
-                parts = [f"{p}.{c}" for p in parts for c in "xyzw"[: v.vector]]
-            for part in parts:
-                names.own[part] = len(self.program.widths)
-                self.program.widths.append(TYPES[v.type].bits)
-                self.program.names.append(part)
+            for name in [f"{v.name}{i}" for i in range(v.many)] if v.many else [v.name]:
+                self._registers(name, v, names)
             return
         size = size_of(v)
         if v.space == "shared":
@@ -135,6 +135,31 @@ class Decoder(Operands):
             raise UnsupportedOpError(f".{v.space} variable {v.name} in a body", location=v.location)
         names.own[v.name] = Place("shared" if v.space == "shared" else "local", start)
 
+    def _registers(self, name: str, v: Variable, names: Names) -> None:
+        """A register; a vector of them, and one of 128 bits, is a group of several."""
+        bits, parts = TYPES[v.type].bits, [name]
+        if v.vector > 1:
+            parts = [f"{name}.{c}" for c in "xyzw"[: v.vector]]
+        if bits > 64:
+            parts, bits = [f"{p}.{half}" for p in parts for half in ("low", "high")], 64
+        for part in parts:
+            names.own[part] = len(self.program.widths)
+            self.program.widths.append(bits)
+            self.program.names.append(part)
+        if len(parts) > 1:
+            names.own[name], self.grouped = Group(tuple(map(Name, parts))), True
+
+    def _spread(self, operand: Operand) -> Operand:
+        """An operand with the names of groups of registers replaced by what they stand for."""
+        if isinstance(operand, Name):
+            found = self.names.find(operand.text)
+            return found if isinstance(found, Group) else operand
+        if not isinstance(operand, Group):
+            return operand
+        inner = [self._spread(p) for p in operand.parts]
+        flat = [p for i in inner for p in (i.parts if isinstance(i, Group) and not operand.pair else (i,))]
+        return replace(operand, parts=tuple(flat))
+
     def _is_external(self, inst: Instruction, names: Names) -> bool:
         found = names.find(called(inst).text)
         return isinstance(found, Function) and found.body is None
@@ -142,25 +167,30 @@ class Decoder(Operands):
     def _call(self, inst: Instruction, names: Names) -> None:
         found, end = names.find(called(inst).text), self.label()
         if isinstance(found, Function):
-            self._inline(inst, found, names, end)
+            self._enter(inst, found, names, end)
         else:
             self._indirect(inst, names, end)
         self.labels[end] = len(self.code)
 
     def _indirect(self, inst: Instruction, names: Names, end: int) -> None:
         """A call through a register: every function of that shape is inlined, and each lane goes to its own."""
-        register, arguments = called(inst), _arguments(inst)
-        shaped = [f for f in self._functions() if len(f.results) + len(f.params) == len(arguments)]
-        starts = {self.address_of(f.name): self.label() for f in shaped if f.name not in self.calls}
-        self.code.append(_Pending(inst, names, self._dispatch(names, register, starts)))
-        for f, start in zip((f for f in shaped if f.name not in self.calls), starts.values(), strict=True):
+        many = len(arguments_of(inst))
+        shaped = [f for f in self._functions() if len(f.results) + len(f.params) == many]
+        starts = {self.address_of(f.name): self.label() for f in shaped}
+        self.code.append(_Pending(inst, names, self._dispatch(names, inst, starts)))
+        for f, start in zip(shaped, starts.values(), strict=True):
             self.labels[start] = len(self.code)
-            self._inline(inst, f, names, end)
+            self._enter(inst, f, names, end)
             self.code.append(_Pending(Instruction(("ret",), (), None, inst.location), Names(names, end=end)))
 
-    def _dispatch(self, names: Names, register: Name, starts: dict[int, int]) -> Callable[[Machine, Lanes, int], None]:
+    def _dispatch(
+        self, names: Names, inst: Instruction, starts: dict[int, int]
+    ) -> Callable[[Machine, Lanes, int], None]:
         before, self.names = self.names, names
-        read, self.names = self.reader(register, TYPES["u64"]), before
+        try:
+            read, self.names = self.reader(called(inst), TYPES["u64"]), before
+        except TesseraError as error:
+            raise error.at(inst.location) from None
 
         def control(m: Machine, lanes: Lanes, pc: int) -> None:
             target, left = read(m, lanes), lanes.count
@@ -185,15 +215,39 @@ class Decoder(Operands):
         found = super().resolve(name, location)
         return Code(name, self.address_of(name)) if isinstance(found, Function) else found
 
-    def _inline(self, inst: Instruction, function: Function, names: Names, end: int) -> None:
-        if function.name in self.calls or function.body is None:
-            raise UnsupportedOpError(f"recursive call of {function.name}", location=inst.location)
-        inner = Names(self.world, end=end)
-        for variable, operand in zip([*function.results, *function.params], _arguments(inst), strict=True):
-            inner.own[variable.name] = self._actual(inst, variable, operand, names)
-        self.calls.append(function.name)
+    def _enter(self, inst: Instruction, function: Function, names: Names, end: int) -> None:
+        """A call: the function's body in its place, or, within that body, a call proper."""
+        formal = [*function.results, *function.params]
+        given = arguments_of(inst)
+        if len(given) != len(formal):
+            says = f"{function.name} has {len(formal)} results and parameters"
+            raise ParseError(says, received=f"{len(given)}", location=inst.location)
+        actual = [self._actual(inst, v, o, names) for v, o in zip(formal, given, strict=True)]
+        results, params = actual[: len(function.results)], actual[len(function.results) :]
+        if function.name in self.active:
+            self._recur(inst, self.active[function.name], results, params)
+            return
+        instance = Instance(function, self.label(), end, results, params, len(self.program.widths))
+        inner = Names(self.world, {v.name: a for v, a in zip(formal, actual, strict=True)}, end, instance)
+        self.active[function.name], self.labels[instance.start] = instance, len(self.code)
+        assert function.body is not None
         self._scope(function.body, inner)
-        self.calls.pop()
+        instance.last = len(self.program.widths)
+        del self.active[function.name]
+
+    def _recur(self, inst: Instruction, instance: Instance, results: list[Any], params: list[Any]) -> None:
+        function = instance.function
+        if any(v.space != "param" for v in (*function.results, *function.params)):
+            raise UnsupportedOpError(f"recursive call of {function.name} with registers", location=inst.location)
+        self.program.stack = True
+        sizes = [size_of(v) for v in function.results], [size_of(v) for v in function.params]
+        call = Call(instance, results, params, sizes)
+
+        def control(m: Machine, lanes: Lanes, pc: int) -> None:
+            m.stack.enter(m, lanes, call, pc + 1)
+            m.push(self.labels[instance.start], lanes)
+
+        self.code.append(_Pending(inst, self.world, control))
 
     def _actual(self, inst: Instruction, variable: Variable, operand: Operand, names: Names) -> Any:
         found = names.find(operand.text) if isinstance(operand, Name) else None
@@ -203,6 +257,8 @@ class Decoder(Operands):
 
     def _line(self, pending: _Pending) -> Line:
         inst, self.names = pending.instruction, pending.names
+        if self.grouped:
+            inst = replace(inst, operands=tuple(map(self._spread, inst.operands)))
         line = Line(inst, control=pending.control)
         try:
             if pending.control is None:
@@ -235,17 +291,3 @@ class Decoder(Operands):
                 step(m, chosen)
 
         return run
-
-
-def called(inst: Instruction) -> Name:
-    """The function or register that a call names."""
-    return next(o for o in inst.operands if isinstance(o, Name))
-
-
-def _arguments(inst: Instruction) -> list[Operand]:
-    return [part for o in inst.operands if isinstance(o, Group) for part in o.parts]
-
-
-def size_of(v: Variable) -> int:
-    """A variable's bytes."""
-    return max(TYPES[v.type].bits // 8, 1) * v.vector * v.count

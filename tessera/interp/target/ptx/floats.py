@@ -13,6 +13,7 @@ from tessera.interp.target.ptx.kinds import FLOAT
 from tessera.interp.target.ptx.machine import Step
 from tessera.interp.target.ptx.operands import elementwise
 from tessera.interp.target.ptx.syntax import Instruction
+from tessera.interp.target.ptx.tensor_map import OUTSIDE
 from tessera.interp.target.ptx.types import TYPES, Type
 
 Function = Callable[..., np.ndarray]
@@ -96,11 +97,31 @@ def finished(t: Type, words: list[str], function: Function, first: bool = False)
 
 @rule("add", "sub", "mul", "fma", "mad", table=FLOAT)
 def _(d: Decoder, inst: Instruction) -> Step:
-    t = TYPES[inst.op[-1]]
-    words = modifiers(d, inst, *rounding.MODES, "ftz", "sat", "relu")
+    narrow, mixed = TYPES[inst.op[-1]], inst.op[-2] in TYPES
+    t = TYPES[inst.op[-2]] if mixed else narrow
+    words = modifiers(d, inst, *rounding.MODES, "ftz", "sat", "relu", "oob", types=1 + mixed)
     mode = next((w for w in words if w in rounding.MODES), "rn")
     function, many = _ROUNDED[inst.op[0]], 3 if inst.op[0] in ("fma", "mad") else 2
-    return elementwise(d, inst, finished(t, words, lambda *x: function(*x, mode)), t, *[t] * many)
+
+    def compute(*x: np.ndarray) -> np.ndarray:
+        return function(*(v.astype(t.dtype) for v in x), mode)
+
+    whole = finished(t, words, compute if mixed else lambda *x: function(*x, mode))
+    if "oob" in words:
+        return elementwise(d, inst, _without(t, whole), t, *[t] * many)
+    # Of mixed operands the last is as wide as the result.
+    return elementwise(d, inst, whole, t, *[narrow] * (many - 1), t)
+
+
+def _without(t: Type, whole: Function) -> Function:
+    """Products with what a copy put in place of elements outside a tensor are 0, and the sum with them too."""
+    bits = np.uint16(OUTSIDE[t.name.removesuffix("x2")])
+
+    def zeroed(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        outside = (a.view(np.uint16) == bits) | (b.view(np.uint16) == bits)
+        return np.where(outside, t.dtype.type(0), whole(a, b, c))
+
+    return zeroed
 
 
 @rule("div", table=FLOAT)
@@ -180,11 +201,19 @@ def _(d: Decoder, inst: Instruction) -> Step:
     """The number where one is NaN, unless `.NaN` is given; -0 is below +0."""
     t = TYPES[inst.op[-1]]
     words = modifiers(d, inst, "ftz", "NaN", "xorsign", "abs")
-    lower = inst.op[0] == "min"
+    choose = chooser(t, words, inst.op[0] == "min")
+    whole = finished(t, [w for w in words if w == "ftz"], choose)
+    if len(inst.operands) == 4:
+        return elementwise(d, inst, lambda a, b, c: whole(whole(a, b), c), t, t, t, t)
+    return elementwise(d, inst, whole, t, t, t)
+
+
+def chooser(t: Type, words: list[str], lower: bool) -> Function:
+    """The smaller or the larger of two."""
 
     def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         signs = np.signbit(a) ^ np.signbit(b)
-        if "xorsign" in words:
+        if "abs" in words:
             a, b = np.abs(a), np.abs(b)
         out = _least(t, a, b) if lower else -_least(t, -a, -b)
         missing = np.isnan(a) | np.isnan(b)
@@ -193,7 +222,7 @@ def _(d: Decoder, inst: Instruction) -> Step:
             out = np.where(missing, t.dtype.type(np.nan) if "NaN" in words else other, out)
         return np.where(signs, -np.abs(out), np.abs(out)).astype(t.dtype) if "xorsign" in words else out
 
-    return elementwise(d, inst, finished(t, [w for w in words if w == "ftz"], choose), t, t, t)
+    return choose
 
 
 def _least(t: Type, a: np.ndarray, b: np.ndarray) -> np.ndarray:

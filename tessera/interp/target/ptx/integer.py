@@ -45,22 +45,26 @@ def _(d: Decoder, inst: Instruction) -> Step:
 
 
 def carried(d: Decoder, inst: Instruction, t: Type, terms: Callable[..., Any], *types: Type) -> Step:
-    """An addition or subtraction of two terms that reads or writes the carry (or borrow)."""
+    """An addition or subtraction of two terms that reads or writes the carry.
+
+    A subtraction adds the complement: its carry is 1 where nothing is borrowed. nvcc's 128-bit division reads it by
+    `addc` after `subc.cc`, so this is no matter of taste.
+    """
     takes, gives = inst.op[0].endswith("c"), "cc" in inst.op
     down = inst.op[0].startswith("sub")
-    carry, pred, unsigned = d.register("%carry", 1), TYPES["pred"], BITS[t.bits]
+    carry, unsigned = d.register("%carry", 1), BITS[t.bits]
     write = d.writer(inst.operands[0], TYPES[f"b{t.bits}"])
     readers = [d.reader(o, k) for o, k in zip(inst.operands[1:], types, strict=True)]
 
     def step(m: Any, lanes: Any) -> None:
         a, b = (x.view(unsigned) for x in terms(*(r(m, lanes) for r in readers)))
-        one = m.read(carry, lanes).astype(unsigned) if takes else np.zeros((1, 1), unsigned)
+        one = (m.read(carry, lanes) ^ down).astype(unsigned) if takes else np.zeros((1, 1), unsigned)
         first = a - b if down else a + b
         total = first - one if down else first + one
         out = (first > a) | (total > first) if down else (first < a) | (total < first)
         write(m, lanes, total)
         if gives:
-            m.write(carry, lanes, out.astype(pred.dtype))
+            m.write(carry, lanes, out ^ down)
 
     return step
 

@@ -11,7 +11,7 @@ from tessera.errors import Location, ParseError
 _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*|/\*.*?\*/)
   | (?P<word>[%$_a-zA-Z][\w$]*(?:(?:\.|::)\w+)*)
-  | (?P<punct>[-+~!@|,;:=(){}<>\[\]])
+  | (?P<punct><<|>>|<=|>=|==|!=|&&|\|\||[-+~!@|,;:=(){}<>\[\]*/%&^?])
   | (?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)
   | (?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)
   | (?P<string>"[^"]*")

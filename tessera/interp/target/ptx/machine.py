@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import BarrierError, UninitializedError
+from tessera.interp.target.ptx.asleep import OFTEN, picture
 from tessera.interp.target.ptx.barriers import Barriers
 from tessera.interp.target.ptx.debugging import Shadow
 from tessera.interp.target.ptx.fault import Fault
 from tessera.interp.target.ptx.lanes import Lanes, everything
 from tessera.interp.target.ptx.memory import Arena, Flat
 from tessera.interp.target.ptx.special import Launch, SpecialRegisters, clusters
+from tessera.interp.target.ptx.stack import ALIGNED, Stack
 from tessera.interp.target.ptx.syntax import Instruction
+from tessera.interp.target.ptx.world import World
 
 Step = Callable[["Machine", Lanes], None]
+STACK = 32 << 10  # bytes for calls of functions by themselves and for what is allocated as a program runs
 PATIENCE = 64  # picks of the lowest counter before the fragment that waited longest has a turn
 MOST_NAMED = 16  # mbarriers that the report of a deadlock lists
 MOST_POLLS = 1 << 14  # rounds of polling in which nothing happens before the program is called dead
@@ -49,12 +53,20 @@ class Program:
     names: list[str] = field(default_factory=list)
     shared: int = 0
     local: int = 0
+    reserved: int = 0  # bytes of the shared memory that are the system's
+    stack: bool = False  # whether local memory grows as the program runs
+
+    @property
+    def local_size(self) -> int:
+        """Bytes of local memory that a thread has."""
+        return -(-self.local // ALIGNED) * ALIGNED + (STACK if self.stack else 0)
 
 
 class Machine:
     """CTAs side by side: a register is an array [C or 1, T or 1] that broadcasts over all lanes."""
 
-    def __init__(self, program: Program, arena: Arena, launch: Launch, ctas: np.ndarray) -> None:
+    def __init__(self, program: Program, arena: Arena, launch: Launch, ctas: np.ndarray, world: World | None) -> None:
+        self.world: World = world  # type: ignore[assignment]
         self.program, self.arena, self.launch, self.debug = program, arena, launch, launch.debug
         self.ctas, self.threads = len(ctas), launch.threads
         self.extent = (self.ctas, self.threads)
@@ -63,29 +75,34 @@ class Machine:
         self.private = [False] * len(program.widths)
         self.written = [np.zeros((1, 1), bool) for _ in program.widths] if launch.debug else []
         self.shared_bytes = program.shared + launch.shared
-        self.shared_size, self.local_size = -(-self.shared_bytes // 1024) * 1024, -(-program.local // 16) * 16
+        self.shared_size, self.local_size = -(-self.shared_bytes // 1024) * 1024, program.local_size
         self.flat = {
             "global": arena.flat,
             "shared": Flat(self.shared_size * self.ctas),
             "local": Flat(self.local_size * self.ctas * self.threads),
         }
         self._cluster(launch, ctas)
+        self.stack: Stack = Stack(self) if program.stack else None  # type: ignore[assignment]
         self.alive = np.ones(self.extent, bool)
         self.ready: dict[int, Lanes] = {0: everything(self.extent)}
         self.waiting: dict[int, Lanes] = {}
         self.sleeping: list[tuple[int, Lanes]] = []
         self.polling: list[tuple[int, Lanes]] = []
-        self.polls = 0
+        self.dozing: list[tuple[int, Lanes]] = []
+        self.polls = self.dozes = 0
+        self.pictured = b""
         self.barriers = Barriers(self)
         self.state: dict[str, Any] = {}  # what families of instructions keep: mbarriers, groups of copies
         self.pc = 0
+        self.tolerant = False  # whether registers that were not written may be read
         self.clock = 0
         self.shadow: Shadow = Shadow(self) if launch.debug else None  # type: ignore[assignment]
 
     def _cluster(self, launch: Launch, ctas: np.ndarray) -> None:
         cluster, rank = (p[ctas] for p in clusters(launch))
-        self.special = SpecialRegisters(launch, ctas, cluster, rank)
-        self.cluster = cluster - cluster.min()
+        self.special = SpecialRegisters(launch, ctas, cluster, rank, self.program.shared - self.program.reserved)
+        self.first_cluster = int(cluster.min())
+        self.cluster = cluster - self.first_cluster
         self.rank = rank
         # The row of each cluster's CTA by its rank.
         self.row_of = np.full((int(self.cluster.max()) + 1, int(np.prod(launch.cluster))), -1)
@@ -94,7 +111,7 @@ class Machine:
     def run(self) -> None:
         """Until every lane has exited."""
         picks = 0
-        while self.ready or self.waiting or self.sleeping or self.polling or self.barriers.parked:
+        while self.ready or self.waiting or self.sleeping or self.polling or self.dozing or self.barriers.parked:
             if not self.ready:
                 self._idle()
             picks += 1
@@ -133,13 +150,31 @@ class Machine:
         """Lanes that asked in vain and go on when all others have run."""
         self.polling.append((pc, lanes))
 
+    def doze(self, pc: int, lanes: Lanes) -> None:
+        """Lanes that let all others run before they go on."""
+        self.dozing.append((pc, lanes))
+
     def _idle(self) -> None:
-        """Nobody can run: let those that poll ask again, or give up."""
+        """Nobody can run: let those that have slept long enough go on, or those that poll ask again, or give up."""
+        if self.dozing:
+            self._wake_dozing()
+            return
         self.polls += 1
         if not self.polling or self.polls > MOST_POLLS:
             self._stuck()
         polling, self.polling = self.polling, []
         for pc, lanes in polling:
+            self.push(pc, lanes)
+
+    def _wake_dozing(self) -> None:
+        """Let those that sleep go on, unless that has led to nothing before."""
+        self.dozes += 1
+        if self.dozes % OFTEN == 0:
+            before, self.pictured = self.pictured, picture(self)
+            if before == self.pictured:
+                self._stuck()
+        dozing, self.dozing = self.dozing, []
+        for pc, lanes in dozing:
             self.push(pc, lanes)
 
     def wake(self) -> None:
@@ -190,7 +225,7 @@ class Machine:
         self.wake()
 
     def _stuck(self) -> None:
-        asleep = [p for p, _ in (*self.sleeping, *self.polling)]
+        asleep = [p for p, _ in (*self.sleeping, *self.polling)] + [p - 1 for p, _ in self.dozing]
         places = [*self.waiting, *asleep, *(p.pc for p in self.barriers.parked)]
         lines = [self.program.lines[p] for p in sorted(set(places))]
         words = [f"{line.instruction.name} at {line.instruction.location}" for line in lines]
@@ -201,13 +236,15 @@ class Machine:
     def read(self, index: int, lanes: Lanes) -> np.ndarray:
         """A register's bits."""
         if self.debug:
-            known = lanes.view(self.written[index])
+            known = self.known(index, lanes) | self.tolerant
             if lanes.mask is not None:
                 known = known | ~lanes.mask
             if not known.all():
                 lane = int(lanes.flat[np.argmin(lanes.compress(known))])
                 raise Fault(
-                    f"register {self.program.names[index]} is read before it is written", UninitializedError, lane
+                    f"register {self.program.names[index]} is used before what it holds is written",
+                    UninitializedError,
+                    lane,
                 )
             self.shadow.check_register(index, lanes)
         if lanes.index is None:
@@ -226,6 +263,18 @@ class Machine:
             self.private[index] = True
         if self.debug:
             self.written[index] = lanes.merged(self.written[index], _TRUE)
+
+    def known(self, index: int, lanes: Lanes) -> np.ndarray:
+        """Whether a register was written, in the debug mode."""
+        return lanes.view(self.written[index])
+
+    def set_known(self, index: int, lanes: Lanes, known: np.ndarray) -> None:
+        """Say whether what a register holds counts as written."""
+        self.written[index] = lanes.merged(self.written[index], known)
+
+    def local_start(self, lane: int, address: int) -> int:
+        """Where an address in a lane's local memory, as a program has it, lies in the memory of all."""
+        return lane * self.local_size + address + (0 if self.stack is None else int(self.stack.base[lane]))
 
     def name_of(self, lane: int) -> str:
         """A lane as the program sees it."""

@@ -13,7 +13,8 @@ from tessera.interp.target.ptx.lanes import Lanes
 from tessera.interp.target.ptx.machine import Line, Machine
 from tessera.interp.target.ptx.moves import observe
 from tessera.interp.target.ptx.operands import parts_of
-from tessera.interp.target.ptx.syntax import Instruction
+from tessera.interp.target.ptx.quad_matrix import decode_quads
+from tessera.interp.target.ptx.syntax import Instruction, Operand
 from tessera.interp.target.ptx.types import TYPES, Type
 
 _LEFT = {"f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64"}
@@ -31,17 +32,32 @@ def register_type(t: Type) -> Type:
     return TYPES["b64" if t.bits == 64 else "b32"]
 
 
+def counted(d: Decoder, inst: Instruction, operand: Operand, many: int) -> tuple[Operand, ...]:
+    """The registers of an operand, which must be so many."""
+    parts = parts_of(operand)
+    if len(parts) != many:
+        raise d.unsupported(inst)
+    return parts
+
+
 @rule("mma", table=CONTROL)
 def _(d: Decoder, inst: Instruction, line: Line) -> None:
     rows, columns, depth = extents(inst.op[3])
     words = set(inst.op[4:-4])
     out, a, b, c = (TYPES[w] for w in inst.op[-4:])
-    if inst.op[1:3] != ("sync", "aligned") or not words <= {"row", "col", "satfinite"} or columns != 8:
+    allowed = {"row", "col", "satfinite"} | ({"rn"} if a.name == "f64" else set())
+    if inst.op[1:3] != ("sync", "aligned") or not words <= allowed or columns != 8:
         raise d.unsupported(inst)
-    if a.name not in _LEFT or b.name not in _LEFT or a.bits != b.bits or (rows, a.name) == (8, "f16"):
+    if a.name not in _LEFT or b.name not in _LEFT or a.bits != b.bits:
         raise d.unsupported(inst)
+    if (rows, a.name) == (8, "f16"):
+        decode_quads(d, inst, line)
+        return
     per = register_type(a).bits // a.bits
     register = [register_type(t) for t in (out, a, b, c)]
+    sides = ((rows * 8, out), (rows * depth, a), (depth * 8, b), (rows * 8, c))
+    for operand, (many, t) in zip(inst.operands, sides, strict=True):
+        counted(d, inst, operand, many * t.bits // 32 // register_type(t).bits)
     writers = [d.writer(o, register[0]) for o in parts_of(inst.operands[0])]
     sources = [[d.reader(o, r) for o in parts_of(x)] for x, r in zip(inst.operands[1:4], register[1:], strict=True)]
     order_a, order_b, order_c = left(rows, depth, per), right(depth, per), result(rows, 8)
@@ -70,7 +86,7 @@ def _matrices(d: Decoder, inst: Instruction) -> tuple[int, bool]:
 def _(d: Decoder, inst: Instruction, line: Line) -> None:
     """Lanes 8i to 8i + 7 give the rows of matrix i; each lane gets two neighbours of row lane / 4."""
     many, transposed = _matrices(d, inst)
-    writers = [d.writer(o, TYPES["b32"]) for o in parts_of(inst.operands[0])]
+    writers = [d.writer(o, TYPES["b32"]) for o in counted(d, inst, inst.operands[0], many)]
     where = target(d, inst, inst.operands[1])
     line.team = 32
 
@@ -89,7 +105,7 @@ def _(d: Decoder, inst: Instruction, line: Line) -> None:
 def _(d: Decoder, inst: Instruction, line: Line) -> None:
     many, transposed = _matrices(d, inst)
     where = target(d, inst, inst.operands[0])
-    readers = [d.reader(o, TYPES["b32"]) for o in parts_of(inst.operands[1])]
+    readers = [d.reader(o, TYPES["b32"]) for o in counted(d, inst, inst.operands[1], many)]
     line.team = 32
 
     def step(m: Machine, lanes: Lanes) -> None:

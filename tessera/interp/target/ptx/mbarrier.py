@@ -18,7 +18,8 @@ from tessera.interp.target.ptx.operands import Reader
 from tessera.interp.target.ptx.syntax import Address, Instruction, Name
 from tessera.interp.target.ptx.types import TYPES
 
-_MOST = (1 << 20) - 1
+_COUNT_BITS = 20
+_MOST = (1 << _COUNT_BITS) - 1
 
 
 @dataclass
@@ -117,8 +118,8 @@ def _invalidate(d: Decoder, inst: Instruction) -> Step:
     where = target(d, inst, inst.operands[0])
 
     def step(m: Machine, lanes: Lanes) -> None:
-        for offset, lane in zip(places(m, lanes, where).tolist(), lanes.flat, strict=True):
-            find(m, offset, int(lane))
+        for offset in np.unique(places(m, lanes, where)).tolist():
+            find(m, offset, int(lanes.flat[0]))
             del barriers(m)[offset]
 
     return step
@@ -134,8 +135,7 @@ def _arrive(d: Decoder, inst: Instruction) -> Step:
 
     def step(m: Machine, lanes: Lanes) -> None:
         offsets, amounts = places(m, lanes, where), lanes.compress(amount(m, lanes)).astype(np.int64)
-        tokens = np.array([find(m, o, int(n)).phase for o, n in zip(offsets.tolist(), lanes.flat, strict=True)])
-        write(m, lanes, lanes.spread(tokens.astype(np.uint64)))
+        write(m, lanes, lanes.spread(_tokens(m, lanes, offsets, np.ones_like(amounts) if expects else amounts)))
         if m.debug:
             m.shadow.arrived_at(lanes, offsets)
         flipped = False
@@ -149,6 +149,19 @@ def _arrive(d: Decoder, inst: Instruction) -> Step:
             m.wake()
 
     return step
+
+
+def _tokens(m: Machine, lanes: Lanes, offsets: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """What each arrival returns: the phase, and below it how many arrivals were lacking before this one."""
+    phases = [find(m, o, int(n)).phase for o, n in zip(offsets.tolist(), lanes.flat, strict=True)]
+    lacking = np.empty(len(offsets), np.uint64)
+    for offset, which in _grouped(offsets):
+        before = np.cumsum(counts[which]) - counts[which]
+        # The lanes of a warp arrive as one.
+        _, first, warp = np.unique(lanes.flat[which] // 32, return_index=True, return_inverse=True)
+        before = before[first][warp]
+        lacking[which] = (find(m, offset).pending - before).astype(np.uint64) & np.uint64(_MOST)
+    return np.array(phases, np.uint64) << np.uint64(_COUNT_BITS) | lacking
 
 
 def _grouped(offsets: np.ndarray) -> list[tuple[int, np.ndarray]]:
@@ -179,7 +192,8 @@ def _transfer_count(d: Decoder, inst: Instruction) -> Step:
 
 
 def _pending_count(d: Decoder, inst: Instruction) -> Step:
-    raise d.unsupported(inst)  # our token of a phase does not carry it
+    write, read = d.writer(inst.operands[0], TYPES["u32"]), d.reader(inst.operands[1], TYPES["u64"])
+    return lambda m, lanes: write(m, lanes, (read(m, lanes) & np.uint64(_MOST)).astype(np.uint32))
 
 
 _STEPS = {
@@ -223,4 +237,4 @@ def _finished(m: Machine, lanes: Lanes, where: Target, wanted: Reader, parity: b
     offsets, tokens = places(m, lanes, where), lanes.compress(wanted(m, lanes)).astype(np.int64)
     kinds, inverse = np.unique(offsets, return_inverse=True)
     phases = np.array([find(m, o, int(lanes.flat[0])).phase for o in kinds.tolist()])[inverse.reshape(-1)]
-    return offsets, (phases & 1) != tokens & 1 if parity else phases != tokens
+    return offsets, (phases & 1) != tokens & 1 if parity else phases != tokens >> _COUNT_BITS

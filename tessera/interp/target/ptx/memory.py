@@ -30,15 +30,17 @@ class Arena:
         self.starts: list[int] = []
         self.ends: list[int] = []
         self.names: list[str] = []
+        self.spaces: list[str] = []
         self.top = _GUARD
         self.flat = Flat(0)
 
-    def add(self, name: str, size: int) -> int:
-        """Reserve a segment; its offset."""
+    def add(self, name: str, size: int, space: str = "global") -> int:
+        """Reserve a segment of a space; its offset."""
         start = self.top
         self.starts.append(start)
         self.ends.append(start + size)
         self.names.append(name)
+        self.spaces.append(space)
         self.top = -(-(start + size) // 256) * 256 + _GUARD
         return start
 
@@ -61,6 +63,12 @@ class Arena:
         owners = np.searchsorted(self.starts, offsets, "right") - 1
         bad = (owners < 0) | (offsets + size > np.array(self.ends)[owners])
         return int(np.argmax(bad)) if bad.any() else -1
+
+    def lies_in(self, space: str, offsets: np.ndarray) -> np.ndarray:
+        """Whether offsets belong to segments of a space."""
+        owners = np.searchsorted(self.starts, offsets, "right") - 1
+        there = np.array([s == space for s in self.spaces])[owners]
+        return there & (owners >= 0) & (offsets < np.array(self.ends)[owners])
 
     def describe(self, offset: int) -> str:
         """An offset in words."""

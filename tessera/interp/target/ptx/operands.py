@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from tessera.interp.target.ptx.fault import Fault
 from tessera.interp.target.ptx.lanes import Lanes
 from tessera.interp.target.ptx.machine import Machine, Program, Step
 from tessera.interp.target.ptx.special import SPECIAL
+from tessera.interp.target.ptx.stack import Instance
 from tessera.interp.target.ptx.syntax import Address, Function, Group, Instruction, Name, Number, Operand
 from tessera.interp.target.ptx.types import BITS, TYPES, Type, bits_of, values
 
@@ -37,6 +38,15 @@ class Code:
     address: int
 
 
+class Jump(int):
+    """A label, by its number."""
+
+
+def is_register(found: Any) -> TypeGuard[int]:
+    """Whether what a name stands for is a register, by its number."""
+    return isinstance(found, int) and not isinstance(found, Jump)
+
+
 @dataclass
 class Names:
     """The names of one pair of braces, and those around it."""
@@ -44,6 +54,7 @@ class Names:
     outer: Names | None
     own: dict[str, Any] = field(default_factory=dict)
     end: int = -1  # the label that `ret` goes to in an inlined function
+    instance: Instance | None = None  # that function
 
     def find(self, name: str) -> Any:
         """What a name stands for here, or None."""
@@ -78,7 +89,12 @@ class Operands:
     def reads_predicate(self, operand: Operand) -> bool:
         """Whether an operand is a predicate register."""
         found = self.names.find(operand.text) if isinstance(operand, Name) else None
-        return isinstance(found, int) and self.program.widths[found] == 1
+        return is_register(found) and self.program.widths[found] == 1
+
+    def registers(self, operand: Operand) -> list[int]:
+        """The registers that an operand names."""
+        found = [self.names.find(p.text) for p in parts_of(operand) if isinstance(p, Name)]
+        return [k for k in found if is_register(k)]
 
     def register(self, name: str, bits: int) -> int:
         """A new register of so many bits, or the one a name already has at the outermost level."""
@@ -96,7 +112,8 @@ class Operands:
             return self._packed(operand, type)
         if isinstance(operand, Address):
             place = self.resolve(str(operand.base))
-            return constant(np.array([[place.address + operand.offset]], np.uint64).astype(BITS[type.bits]))
+            address = np.array([[place.address + operand.offset]], np.uint64).astype(BITS[type.bits])
+            return on_stack(address) if place.space == "local" else constant(address)
         if operand.text in _CLOCKS:
             return lambda m, lanes: _tick(m, type)
         if operand.text in SPECIAL and self.names.find(operand.text) is None:
@@ -105,8 +122,10 @@ class Operands:
             return constant(np.array([[32]], type.dtype))
         found = self.resolve(operand.text)
         if isinstance(found, Place | Code):
-            bits = np.array([[found.address]], np.uint64).astype(BITS[type.bits])
-            return constant(bits.view(type.dtype))
+            bits = np.array([[found.address]], np.uint64).astype(BITS[type.bits]).view(type.dtype)
+            return on_stack(bits) if isinstance(found, Place) and found.space == "local" else constant(bits)
+        if not is_register(found):
+            raise Fault(f"{operand.text} is no register", ParseError)
         if operand.negated:
             return lambda m, lanes: values(m.read(found, lanes), type) ^ True
         return lambda m, lanes: values(m.read(found, lanes), type)
@@ -130,6 +149,8 @@ class Operands:
         if operand.text == "_":
             return lambda m, lanes, value: None
         index = self.resolve(operand.text)
+        if not is_register(index):
+            raise Fault(f"{operand.text} is no register", ParseError)
         width = self.program.widths[index]
         return lambda m, lanes, value: m.write(index, lanes, bits_of(value, type, width))
 
@@ -160,6 +181,31 @@ def elementwise(d: Operands, inst: Instruction, function: Callable[..., Any], ou
     return lambda m, lanes: write(m, lanes, function(*(r(m, lanes) for r in readers)))
 
 
+def tolerant(d: Operands, inst: Instruction, plain: Step) -> Step:
+    """A step that moves bits which may not have been written: results are then unknown too, and a fault where used.
+
+    Compilers carry values along paths that do not need them, halves of registers that nobody reads, and bits beside a
+    field that is set. A result is known where a source is.
+    """
+    into, sources = d.registers(inst.operands[0]), [k for o in inst.operands[1:] for k in d.registers(o)]
+    partly = len(sources) < sum(len(parts_of(o)) for o in inst.operands[1:])  # what is no register is always known
+    if not sources:
+        return plain
+
+    def move(m: Machine, lanes: Lanes) -> None:
+        if not m.debug:
+            plain(m, lanes)
+            return
+        known = np.logical_or.reduce(np.broadcast_arrays(*(m.known(k, lanes) | partly for k in sources)))
+        m.tolerant = True
+        plain(m, lanes)
+        m.tolerant = False
+        for k in into:
+            m.set_known(k, lanes, known)
+
+    return move
+
+
 def pair_of(operand: Operand) -> tuple[Operand, Operand]:
     """The two results of `a|b`; the second is a sink where only one is written."""
     if isinstance(operand, Group) and operand.pair:
@@ -175,6 +221,15 @@ def parts_of(operand: Operand) -> tuple[Operand, ...]:
 def constant(value: np.ndarray) -> Reader:
     """A reader of one value."""
     return lambda m, lanes: value
+
+
+def on_stack(address: np.ndarray) -> Reader:
+    """A reader of an address in local memory, which begins elsewhere in each call of a function by itself."""
+
+    def read(m: Machine, lanes: Lanes) -> np.ndarray:
+        return address if m.stack is None else address + m.stack.base_of(lanes).astype(address.dtype)
+
+    return read
 
 
 def immediate(number: Number, type: Type) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tessera.errors import ParseError
 from tessera.interp.target.ptx.body_grammar import body, operand
+from tessera.interp.target.ptx.constants import expression
 from tessera.interp.target.ptx.lexer import Cursor
 from tessera.interp.target.ptx.syntax import Function, ModuleText, Operand, Variable
 from tessera.interp.target.ptx.types import TYPES
@@ -134,7 +135,7 @@ def variables(cursor: Cursor, extern: bool = False) -> list[Variable]:
         word = cursor.take()[1:]
         if word == "align":
             align = cursor.integer()
-        elif word in TYPES or word == "b128":
+        elif word in TYPES:
             type = word
         elif word in ("v2", "v4", "v8"):
             vector = int(word[1])
@@ -147,7 +148,7 @@ def variables(cursor: Cursor, extern: bool = False) -> list[Variable]:
     while True:
         name = cursor.kind("word")
         many, count, initial = _extent(cursor)
-        size = TYPES[type].bits // 8 * vector if type != "b128" else 16
+        size = TYPES[type].bits // 8 * vector
         found.append(Variable(name, space, type, max(align, size, 1), count, many, vector, initial, extern, place))
         if space == "param" or not cursor.accept(","):
             return found
@@ -159,7 +160,7 @@ def _extent(cursor: Cursor) -> tuple[int, int, tuple[Operand, ...]]:
         many = cursor.integer()
         cursor.expect(">")
     while cursor.accept("["):
-        count *= 0 if cursor.at("]") else cursor.integer()
+        count *= 0 if cursor.at("]") else expression(cursor)
         cursor.expect("]")
     return many, count, _initial(cursor) if cursor.accept("=") else ()
 

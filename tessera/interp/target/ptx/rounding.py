@@ -49,15 +49,15 @@ def add(a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:
     """a + b."""
     if mode == "rn":
         return a + b
-    return _zero_sign(rounded(*two_sum(a.astype(_F64), b.astype(_F64)), a.dtype, mode), a, b, mode)
+    total, error = two_sum(a.astype(_F64), b.astype(_F64))
+    return _zero_sign(rounded(total, error, a.dtype, mode), a, b, (total == 0) & (error == 0), mode)
 
 
-def _zero_sign(out: np.ndarray, a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:
-    """Numbers that cancel give -0 when rounding down."""
+def _zero_sign(out: np.ndarray, a: np.ndarray, b: np.ndarray, exact: np.ndarray, mode: str) -> np.ndarray:
+    """Numbers whose exact sum is 0 give -0 when rounding down; what is too small to hold is no such sum."""
     if mode != "rm":
         return out
-    keep = np.signbit(a) == np.signbit(b)
-    return np.where((out == 0) & ~keep, out.dtype.type(-0.0), out)
+    return np.where(exact & (np.signbit(a) != np.signbit(b)), out.dtype.type(-0.0), out)
 
 
 def sub(a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:
@@ -82,10 +82,11 @@ def multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str) -> np.n
     if mode == "rn":
         return near
     if a.dtype == _F64:
-        return _zero_sign(_exactly(lambda x, y, z: x * y + z, near, mode, a, b, c), a * b, c, mode)
+        rest = _rest(lambda x, y, z: x * y + z, near, a, b, c)
+        return _zero_sign(_moved(near, rest, mode), a * b, c, (near == 0) & (rest == 0), mode)
     product = a.astype(_F64) * b.astype(_F64)
-    out = rounded(*two_sum(product, c.astype(_F64)), a.dtype, mode)
-    return _zero_sign(out, product, c, mode)
+    total, error = two_sum(product, c.astype(_F64))
+    return _zero_sign(rounded(total, error, a.dtype, mode), product, c, (total == 0) & (error == 0), mode)
 
 
 def div(a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:
@@ -111,13 +112,18 @@ def sqrt(a: np.ndarray, mode: str) -> np.ndarray:
 
 def _exactly(function: Callable[..., Fraction], near: np.ndarray, mode: str, *args: np.ndarray) -> np.ndarray:
     """Doubles in a direction by rational arithmetic: slow, and plainly right."""
+    return _moved(near, _rest(function, near, *args), mode)
+
+
+def _rest(function: Callable[..., Fraction], near: np.ndarray, *args: np.ndarray) -> np.ndarray:
+    """The sign of what doubles lack of the exact values."""
     args = tuple(np.broadcast_arrays(*args))
     rest = np.zeros(near.shape)
     for place in np.ndindex(near.shape):
         numbers = [float(a[place]) for a in args]
         if all(map(math.isfinite, numbers)) and not math.isnan(near[place]):
             rest[place] = _missing(function, float(near[place]), numbers)
-    return _moved(near, rest, mode)
+    return rest
 
 
 def _missing(function: Callable[..., Fraction], near: float, numbers: list[float]) -> int:

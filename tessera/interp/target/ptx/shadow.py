@@ -46,12 +46,21 @@ class Bytes:
         self.atomic = np.zeros(size, bool)
         self.unfenced = np.zeros(size, bool)  # written by a thread and not yet seen by the engines that copy
 
-    def read(self, where: np.ndarray, flat: np.ndarray, column: np.ndarray, time: np.ndarray, engine: bool) -> None:
+    def read(
+        self,
+        where: np.ndarray,
+        flat: np.ndarray,
+        column: np.ndarray,
+        time: np.ndarray,
+        engine: bool,
+        atomic: bool = False,
+    ) -> None:
         """A read of bytes by lanes (each its own), or by an engine for them."""
         if not (known := self.known[where]).all():
             at = int(np.argmin(known))
             raise self._fault(where, flat, at, "is read before it is written", UninitializedError)
-        self._ordered(where, flat, self.writes, "read")
+        plain = ~self.atomic[where] if atomic else np.ones(len(where), bool)
+        self._ordered(where[plain], flat[plain], self.writes, "read")
         if engine and (bad := self.unfenced[where]).any():
             at = int(np.argmax(bad))
             words = "is read by an asynchronous copy or matrix instruction without a fence.proxy.async after it was"

@@ -12,13 +12,17 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Launch:
-    """The shape of a launch: its grid, blocks and clusters, and the bytes of dynamic shared memory."""
+    """The shape of a launch: its grid, blocks and clusters, and the bytes of dynamic shared memory.
+
+    All CTAs of a `cooperative` one run at once.
+    """
 
     grid: Extent
     block: Extent
     cluster: Extent = (1, 1, 1)
     shared: int = 0
     debug: bool = False
+    cooperative: bool = False
 
     @property
     def threads(self) -> int:
@@ -63,9 +67,9 @@ def _grid_of_clusters(launch: Launch) -> Extent:
 class SpecialRegisters(dict[str, np.ndarray]):
     """Name to value, made when first asked for: [1, T] for threads, [C, 1] for CTAs, [1, 1] for the launch."""
 
-    def __init__(self, launch: Launch, ctas: np.ndarray, cluster: np.ndarray, rank: np.ndarray) -> None:
+    def __init__(self, launch: Launch, ctas: np.ndarray, cluster: np.ndarray, rank: np.ndarray, static: int) -> None:
         super().__init__()
-        self.launch, self.ctas, self.cluster, self.rank = launch, ctas, cluster, rank
+        self.launch, self.ctas, self.cluster, self.rank, self.static = launch, ctas, cluster, rank, static
 
     def __missing__(self, name: str) -> np.ndarray:
         value = SPECIAL[name](self).astype(np.uint32)
@@ -78,6 +82,10 @@ class SpecialRegisters(dict[str, np.ndarray]):
         return np.arange(self.launch.threads)[None]
 
 
+SHARED_UNIT = 128  # shared memory is given out in such parts
+# Shared memory that belongs to the system, at the bottom of it where a program asks for it; the second part is
+# where cooperative groups keep barriers of their own.
+RESERVED = 1024
 Rule = Callable[[SpecialRegisters], np.ndarray]
 SPECIAL: dict[str, Rule] = {
     "%laneid": lambda r: r.thread % 32,
@@ -92,11 +100,17 @@ SPECIAL: dict[str, Rule] = {
     "%cluster_nctarank": lambda r: np.array([[int(np.prod(r.launch.cluster))]]),
     "%is_explicit_cluster": lambda r: np.array([[int(np.prod(r.launch.cluster)) > 1]]),
     "%dynamic_smem_size": lambda r: np.array([[r.launch.shared]]),
-    "%total_smem_size": lambda r: np.array([[r.launch.shared]]),
+    "%total_smem_size": lambda r: np.array([[-(-(r.static + r.launch.shared) // SHARED_UNIT) * SHARED_UNIT]]),
+    "%aggr_smem_size": lambda r: r["%total_smem_size"] + RESERVED,
     "%nsmid": lambda r: np.array([[1]]),
 }
-SPECIAL |= dict.fromkeys(("%smid", "%gridid", "%reserved_smem_offset_0"), lambda r: np.array([[0]]))
-SPECIAL |= dict.fromkeys((f"%envreg{i}" for i in range(32)), lambda r: np.array([[0]]))
+# What counts events, or belongs to the driver: there is none.
+_NOTHING = ["%smid", "%gridid", "%current_graph_exec", *(f"%envreg{i}" for i in range(32))]
+_NOTHING += [f"%pm{i}{wide}" for i in range(8) for wide in ("", "_64")]
+SPECIAL |= dict.fromkeys(_NOTHING, lambda r: np.array([[0]]))
+_RESERVED = {"begin": 0, "end": RESERVED, "cap": RESERVED, "0": 0, "1": 256}
+for _part, _offset in _RESERVED.items():
+    SPECIAL[f"%reserved_smem_offset_{_part}"] = lambda r, at=_offset: np.array([[at]])  # type: ignore[misc]
 _FAMILIES: dict[str, tuple[str, Rule, Callable[[Launch], Extent]]] = {
     "%tid": ("%ntid", lambda r: r.thread, lambda launch: launch.block),
     "%ctaid": ("%nctaid", lambda r: r.ctas[:, None], lambda launch: launch.grid),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tessera.errors import Location
+from tessera.errors import Location, ParseError
 
 
 @dataclass(frozen=True)
@@ -121,3 +121,16 @@ class ModuleText:
     target: tuple[str, ...]
     variables: tuple[Variable, ...]
     functions: tuple[Function, ...]
+
+
+def called(inst: Instruction) -> Name:
+    """The function or register that a call names."""
+    found = next((o for o in inst.operands if isinstance(o, Name)), None)
+    if found is None:
+        raise ParseError("a call of no function", location=inst.location)
+    return found
+
+
+def arguments_of(inst: Instruction) -> list[Operand]:
+    """What a call gives and takes, results first."""
+    return [part for o in inst.operands if isinstance(o, Group) for part in o.parts]

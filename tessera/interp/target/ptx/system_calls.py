@@ -10,16 +10,16 @@ import numpy as np
 
 from tessera.errors import ExecutionError
 from tessera.interp.target.ptx.address import locate, windows
-from tessera.interp.target.ptx.decode import EXTERNAL, RULES, Decoder, called, rule
+from tessera.interp.target.ptx.decode import EXTERNAL, RULES, Decoder, rule
 from tessera.interp.target.ptx.fault import Fault
 from tessera.interp.target.ptx.lanes import Lanes, single
 from tessera.interp.target.ptx.machine import Machine, Step
 from tessera.interp.target.ptx.memory import WINDOWS
 from tessera.interp.target.ptx.operands import Place
-from tessera.interp.target.ptx.syntax import Group, Instruction, Name
+from tessera.interp.target.ptx.syntax import Group, Instruction, Name, called
 
-_CONVERSION = re.compile(r"%[-+ #0]*(?:\d+|\*)?(?:\.\d+)?(hh|h|ll|l|j|z|t)?([diouxXcsfFeEgGaAp%])")
-_FLOATS, _WIDE = "fFeEgGaA", ("ll", "l", "j", "z", "t")
+_CONVERSION = re.compile(r"%([-+ #0]*)(\d+|\*)?(\.(?:\d+|\*)?)?(hh|h|ll|l|j|z|t)?([diouxXcsfFeEgGaAp%])")
+_FLOATS, _WIDE, _NARROW = "fFeEgGaA", ("ll", "l", "j", "z", "t"), {"hh": 1, "h": 2}
 
 
 @rule("call", table=RULES)
@@ -41,7 +41,7 @@ def _place(d: Decoder, operand: Any) -> int:
 
 def _local(m: Machine, lane: int, address: int, size: int) -> int:
     """A number in a lane's local memory."""
-    start = lane * m.local_size + address
+    start = m.local_start(lane, address)
     return int.from_bytes(m.flat["local"].raw[start : start + size].tobytes(), "little")
 
 
@@ -71,8 +71,10 @@ def _(d: Decoder, inst: Instruction) -> Step:
             text, many = _formatted(m, lane, _string(m, lane, _local(m, lane, form, 8)), _local(m, lane, values, 8))
             sys.stdout.write(text)
             for place in results:
-                start = lane * m.local_size + place
+                start = m.local_start(lane, place)
                 m.flat["local"].raw[start : start + 4] = np.frombuffer(many.to_bytes(4, "little"), np.uint8)
+                if m.debug:
+                    m.shadow.local[start : start + 4] = True
 
     return step
 
@@ -88,28 +90,44 @@ def _formatted(m: Machine, lane: int, form: str, buffer: int) -> tuple[str, int]
         return _load(m, lane, buffer + place - size, size)
 
     def one(found: re.Match[str]) -> str:
-        length, kind = found[1] or "", found[2]
+        flags, length, kind = found[1], found[4] or "", found[5]
         if kind == "%":
             return "%"
-        shape = found[0].replace(length, "") if length else found[0]
-        if "*" in shape:
-            shape = shape.replace("*", str(int.from_bytes(take(4), "little", signed=True)))
-        return _shown(m, lane, shape, kind, take(8 if kind in _FLOATS + "sp" or length in _WIDE else 4))
+        # A width or precision given as `*` is an argument of its own, before the number.
+        width, precision = (
+            (part or "").replace(
+                "*", str(int.from_bytes(take(4), "little", signed=True)) if "*" in (part or "") else ""
+            )
+            for part in found.group(2, 3)
+        )
+        raw = take(8 if kind in _FLOATS + "sp" or length in _WIDE else 4)[: _NARROW.get(length)]
+        return _shown(m, lane, f"%{flags}{width}{precision}", kind, raw)
 
     return _CONVERSION.sub(one, form), many
 
 
 def _shown(m: Machine, lane: int, shape: str, kind: str, raw: bytes) -> str:
-    """One argument."""
+    """One argument, as C shows it; Python's own formats differ in `%a` and in what `#` does to `%o`."""
     if kind in _FLOATS:
         value = float(np.frombuffer(raw, np.float64)[0])
-        return value.hex() if kind in "aA" else shape % value
+        return _hexadecimal(shape, value, kind) if kind in "aA" else f"{shape}{kind}" % value
     number = int.from_bytes(raw, "little", signed=kind in "di")
     if kind == "s":
-        return shape % _string(m, lane, number)
+        return f"{shape}s" % (_string(m, lane, number) if number else "(null)")
     if kind == "p":
-        return f"{number:#x}"
-    return shape.replace("u", "d") % (chr(number & 0xFF) if kind == "c" else number)
+        return f"{shape}s" % (f"{number:#x}" if number else "(nil)")
+    if kind == "c":
+        return f"{shape}s" % chr(number & 0xFF)
+    if kind == "o" and "#" in shape:
+        return f"{shape.replace('#', '')}s" % f"0{number:o}"
+    return f"{shape}{'d' if kind == 'u' else kind}" % number
+
+
+def _hexadecimal(shape: str, value: float, kind: str) -> str:
+    """`%a`: hexadecimal digits without zeros at their end."""
+    text = re.sub(r"\.?0*p", "p", value.hex()) if np.isfinite(value) else str(value)
+    sign = "+" if "+" in shape and not text.startswith("-") else ""
+    return f"%{shape.strip('%+ #0')}s" % (sign + (text.upper() if kind == "A" else text))
 
 
 @rule("__assertfail", table=EXTERNAL)

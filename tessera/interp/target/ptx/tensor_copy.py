@@ -10,7 +10,7 @@ from tessera.errors import AsyncCopyError, OutOfBoundsError
 from tessera.interp.target.ptx.address import Target, fill, locate, target
 from tessera.interp.target.ptx.async_copy import COPIES
 from tessera.interp.target.ptx.atomics import reduce_cells
-from tessera.interp.target.ptx.bulk_copy import Copy, multicast, tell
+from tessera.interp.target.ptx.bulk_copy import REDUCTIONS, Copy, multicast, tell
 from tessera.interp.target.ptx.decode import Decoder, rule
 from tessera.interp.target.ptx.fault import Fault
 from tessera.interp.target.ptx.lanes import Lanes
@@ -25,7 +25,7 @@ from tessera.interp.target.ptx.types import TYPES
 _WORDS = {
     "async", "bulk", "tensor", "reduce", "shared::cluster", "shared::cta", "global", "tile", "bulk_group",
     "mbarrier::complete_tx::bytes", "multicast::cluster", "L2::cache_hint",
-    "1d", "2d", "3d", "4d", "5d", "add", "min", "max", "and", "or", "xor",
+    "1d", "2d", "3d", "4d", "5d", *REDUCTIONS,
 }  # fmt: skip
 _SWIZZLE_BITS = {32: 1, 64: 3, 128: 7}  # which of the chunk bits 4 to 6 are flipped by bits 7 to 9
 _MAP_BYTES = 128
@@ -191,7 +191,7 @@ def _store(d: Decoder, inst: Instruction, line: Line) -> None:
     """Elements outside the tensor are not written."""
     read, axes = _map_operand(d, inst, inst.operands[0])
     source = target(d, inst, inst.operands[1], "shared")
-    name = next((w for w in inst.op if w in ("add", "min", "max", "and", "or", "xor")), None)
+    name = next((w for w in inst.op if w in REDUCTIONS), None)
 
     def step(m: Machine, lanes: Lanes) -> None:
         cells = m.flat["shared"].views

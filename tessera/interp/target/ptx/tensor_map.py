@@ -19,7 +19,7 @@ MAGIC = b"TESSERA1"
 SWIZZLES = (0, 32, 64, 128)
 TYPE_NAMES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16")
 # The NaN that fills what lies outside, as an H200 writes it.
-_NAN = {"f16": 0x7FF7, "bf16": 0x7FF7, "f32": 0x7FF77FF7, "f64": 0x7FF77FF77FF77FF7}
+OUTSIDE = {"f16": 0x7FF7, "bf16": 0x7FF7, "f32": 0x7FF77FF7, "f64": 0x7FF77FF77FF77FF7}
 
 
 def place_of(name: str, index: int = 0) -> tuple[int, str]:
@@ -154,7 +154,7 @@ def decode(content: bytes) -> Box | None:
     if fields[0] != MAGIC:
         return None
     rank, code, itemsize, swizzle, nan = fields[21:]
-    fill = _NAN.get(TYPE_NAMES[code], 0) if nan else 0
+    fill = OUTSIDE.get(TYPE_NAMES[code], 0) if nan else 0
     return Box(
         fields[1],
         fields[2 : 2 + rank],

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from tessera.interp.target.ptx.syntax import Variable
+
 BITS: dict[int, np.dtype] = {8: np.dtype("u1"), 16: np.dtype("u2"), 32: np.dtype("u4"), 64: np.dtype("u8")}
 
 
@@ -30,7 +32,7 @@ _FLOATS = {
     "e4m3": (ml_dtypes.float8_e4m3fn, 8),
     "e5m2": (ml_dtypes.float8_e5m2, 8),
 }
-_PAIRS = {"f16x2": "f16", "bf16x2": "bf16", "e4m3x2": "e4m3", "e5m2x2": "e5m2"}
+_PAIRS = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32", "e4m3x2": "e4m3", "e5m2x2": "e5m2"}
 
 
 def _all_types() -> dict[str, Type]:
@@ -43,12 +45,18 @@ def _all_types() -> dict[str, Type]:
         found[name] = Type(name, np.dtype(dtype), bits, "f")
     for name, part in _PAIRS.items():
         found[name] = Type(name, found[part].dtype, 2 * found[part].bits, "f", 2)
+    found["b128"] = Type("b128", np.dtype("u8"), 128, "b", 2)  # two registers of 64 bits
     for kind, code in (("u", "u"), ("s", "i")):
         found[f"{kind}16x2"] = Type(f"{kind}16x2", np.dtype(f"{code}2"), 32, kind, 2)
     return found
 
 
 TYPES = _all_types()
+
+
+def size_of(v: Variable) -> int:
+    """A variable's bytes."""
+    return max(TYPES[v.type].bits // 8, 1) * v.vector * v.count
 
 
 def values(bits: np.ndarray, type: Type) -> np.ndarray:

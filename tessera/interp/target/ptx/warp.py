@@ -10,13 +10,15 @@ from tessera.interp.target.ptx.address import number_or
 from tessera.interp.target.ptx.bit_tricks import popcount
 from tessera.interp.target.ptx.control import BARRIER_KINDS
 from tessera.interp.target.ptx.decode import CONTROL, Decoder, modifiers, rule
+from tessera.interp.target.ptx.floats import canonical, chooser
 from tessera.interp.target.ptx.lanes import Lanes
 from tessera.interp.target.ptx.machine import Line, Machine, Step, whole_teams
 from tessera.interp.target.ptx.operands import Reader, pair_of
 from tessera.interp.target.ptx.syntax import Instruction, Operand
-from tessera.interp.target.ptx.types import TYPES
+from tessera.interp.target.ptx.types import TYPES, Type
 
 _ALL = 0xFFFFFFFF
+Shuffle = Callable[..., tuple[np.ndarray, np.ndarray]]
 _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
 
@@ -51,26 +53,40 @@ def _(d: Decoder, inst: Instruction, line: Line) -> None:
     choose = _SHUFFLES[inst.op[2]]
     value, by, clamp = (d.reader(o, b32) for o in inst.operands[1:4])
     gather(d, line, inst.operands[4])
+    into, source = d.registers(out), d.registers(inst.operands[1])
 
     def step(m: Machine, lanes: Lanes) -> None:
-        b, c, bits = by(m, lanes), clamp(m, lanes), value(m, lanes)
-        if b.size == c.size == 1 and whole_teams(lanes, 32) and lanes.shape[1] % 32 == 0:
-            at, good = choose(np.arange(32), int(b[0, 0]) & 31, int(c[0, 0]))
-            warps = np.broadcast_to(bits, lanes.shape).reshape(lanes.shape[0], -1, 32)
-            write(m, lanes, warps[..., at].reshape(lanes.shape))
-            write_flag(m, lanes, np.tile(good, lanes.shape[1] // 32)[None])
-            return
-        rows, row = warps_of(m, lanes, bits)
-        at, good = choose(
-            lane_numbers(m, lanes), lanes.compress(b).astype(np.int64) & 31, lanes.compress(c).astype(np.int64)
-        )
-        write(m, lanes, lanes.spread(rows[row, at]))
-        write_flag(m, lanes, lanes.spread(good))
+        b, c = by(m, lanes), clamp(m, lanes)
+        m.tolerant = True  # what was not written counts where it arrives
+        bits = value(m, lanes)
+        m.tolerant = False
+        known = m.known(source[0], lanes) if m.debug and source else None
+        moved, good = _moved(m, lanes, bits, choose, (b, c))
+        write(m, lanes, moved)
+        write_flag(m, lanes, good)
+        if known is not None and into:
+            m.set_known(into[0], lanes, _moved(m, lanes, known, choose, (b, c))[0])
 
     line.step = step
 
 
-def _shuffle(mode: str) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+def _moved(
+    m: Machine, lanes: Lanes, bits: np.ndarray, choose: Shuffle, by: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values after a shuffle, and whether they are another lane's."""
+    b, c = by
+    if b.size == c.size == 1 and whole_teams(lanes, 32) and lanes.shape[1] % 32 == 0:
+        at, good = choose(np.arange(32), int(b[0, 0]) & 31, int(c[0, 0]))
+        warps = np.broadcast_to(bits, lanes.shape).reshape(lanes.shape[0], -1, 32)
+        return warps[..., at].reshape(lanes.shape), np.tile(good, lanes.shape[1] // 32)[None]
+    rows, row = warps_of(m, lanes, bits)
+    at, good = choose(
+        lane_numbers(m, lanes), lanes.compress(b).astype(np.int64) & 31, lanes.compress(c).astype(np.int64)
+    )
+    return lanes.spread(rows[row, at]), lanes.spread(good)
+
+
+def _shuffle(mode: str) -> Shuffle:
     """From lane, distance and clamp: the lane to read, and whether it lies within the segment."""
 
     def choose(lane: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -139,11 +155,33 @@ _REDUCE: dict[str, np.ufunc] = {"add": np.add, "min": np.minimum, "max": np.maxi
 _REDUCE |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
+def _summed(function: np.ufunc, t: Type) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda values: function.reduce(values, dtype=t.dtype)
+
+
+_FLOAT_WORDS = {"abs", "NaN"}
+
+
+def _float_choice(name: str, t: Type, words: tuple[str, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    """The smallest or largest of some numbers: NaNs are passed over, unless `.NaN` is given."""
+    choose = chooser(t, ["NaN"] if "NaN" in words else [], name == "min")
+
+    def found(values: np.ndarray) -> np.ndarray:
+        result = np.abs(values) if "abs" in words else values
+        while len(result) > 1:
+            half = len(result) // 2
+            result = np.concatenate([choose(result[:half], result[half : 2 * half]), result[2 * half :]])
+        return canonical(t, result)[0]
+
+    return found
+
+
 @rule("redux", table=CONTROL)
 def _(d: Decoder, inst: Instruction, line: Line) -> None:
-    function, t = _REDUCE[inst.op[2]], TYPES[inst.op[3]]
-    if inst.op[1] != "sync" or t.kind == "f":
+    words, t = inst.op[3:-1], TYPES[inst.op[-1]]
+    if inst.op[1] != "sync" or not set(words) <= (_FLOAT_WORDS if t.kind == "f" else set()):
         raise d.unsupported(inst)
+    function = _float_choice(inst.op[2], t, words) if t.kind == "f" else _summed(_REDUCE[inst.op[2]], t)
     write, value = d.writer(inst.operands[0], t), d.reader(inst.operands[1], t)
     mask = gather(d, line, inst.operands[2])
 
@@ -152,7 +190,7 @@ def _(d: Decoder, inst: Instruction, line: Line) -> None:
         members = lanes.compress(mask(m, lanes)) & _here(m, lanes)
         sets, which = np.unique(np.stack([row, members.astype(np.int64)], axis=1), axis=0, return_inverse=True)
         inside = (sets[:, 1:] >> np.arange(32) & 1).astype(bool)
-        total = [function.reduce(rows[r][here], dtype=t.dtype) for r, here in zip(sets[:, 0], inside, strict=True)]
+        total = [function(rows[r][here]) for r, here in zip(sets[:, 0], inside, strict=True)]
         write(m, lanes, lanes.spread(np.array(total, t.dtype)[which.reshape(-1)]))
 
     line.step = step

@@ -14,7 +14,7 @@ from tessera.interp.target.ptx.fault import Fault
 from tessera.interp.target.ptx.fragments import accumulate, collect, distribute, left, matrix, raw_of, result, widened
 from tessera.interp.target.ptx.lanes import Lanes
 from tessera.interp.target.ptx.machine import Line, Machine
-from tessera.interp.target.ptx.matrix import extents
+from tessera.interp.target.ptx.matrix import counted, extents
 from tessera.interp.target.ptx.operands import Reader, Writer, parts_of
 from tessera.interp.target.ptx.syntax import Group, Instruction, Name, Number, Operand
 from tessera.interp.target.ptx.tensor_copy import swizzled
@@ -157,7 +157,7 @@ def _multiply(d: Decoder, inst: Instruction, line: Line) -> None:
     if not fits or len(results) * 32 != columns // 2 * out.bits:
         raise d.unsupported(inst)
     in_registers = isinstance(inst.operands[1], Group)
-    sources = [d.reader(o, b32) for o in parts_of(inst.operands[1])] if in_registers else []
+    sources = [d.reader(o, b32) for o in counted(d, inst, inst.operands[1], 4)] if in_registers else []
     sign, turned = _immediates(inst.operands[4:], in_registers)
     line.team = TEAM
     line.step = _Product(

@@ -25,6 +25,8 @@ def _shape(inst: Instruction, which: str) -> tuple[int, int]:
 
 @rule("wmma", table=CONTROL)
 def _(d: Decoder, inst: Instruction, line: Line) -> None:
+    if any(w in inst.op for w in ("s4", "u4", "b1")):
+        raise d.unsupported(inst)
     line.team = 32
     {"load": _load, "store": _store, "mma": _mma}[inst.op[1]](d, inst, line)
 

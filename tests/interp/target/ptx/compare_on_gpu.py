@@ -22,7 +22,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from ptx_differences import differing, reasons, report
+from ptx_differences import BFLOAT, differing, reasons, report
 from ptx_gpu import Gpu
 
 HERE = Path(__file__).parent
@@ -46,20 +46,21 @@ def record(path, options):
         make(self, text, file)
         texts[id(self)] = (self, text)  # kept alive, so that ids stay unique
 
-    def launch(self, entry, grid=1, block=1, args=(), shared=0, debug=False, cluster=None):
+    def launch(self, entry, grid=1, block=1, args=(), shared=0, debug=False, cluster=None, cooperative=False):
         arena = Arena()
         buffers = Buffers(args, arena)
         arena.freeze()
         buffers.copy_in()
         before = arena.flat.raw.copy()
-        plain(self, entry, grid, block, args, shared, debug, cluster)
+        plain(self, entry, grid, block, args, shared, debug, cluster, cooperative)
         buffers.copy_in()
         formal = self.entries[entry].params
         params = [_kept(v, a, buffers, TensorMap, parameter) for v, a in zip(formal, args, strict=True)]
         case = {
             "test": os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0].split("::")[-1],
             "module": id(self), "text": texts[id(self)][1], "entry": entry, "grid": grid, "block": block,
-            "cluster": cluster, "shared": shared, "params": params, "before": before, "after": arena.flat.raw.copy(),
+            "cluster": cluster, "cooperative": cooperative, "shared": shared, "params": params,
+            "before": before, "after": arena.flat.raw.copy(),
             "types": [(buffers.offset(a), a.nbytes, _kind(a)) for a in buffers.arrays],
         }  # fmt: skip
         key = hashlib.sha1(pickle.dumps({k: v for k, v in case.items() if k not in ("test", "module")})).digest()
@@ -75,7 +76,11 @@ def record(path, options):
 
 def _kind(array):
     """NumPy's own name of a type; the others, by their bits."""
-    return array.dtype.str if array.dtype.isbuiltin == 1 and array.dtype.kind in "fiu" else f"<u{array.dtype.itemsize}"
+    if array.dtype.isbuiltin == 1 and array.dtype.kind in "fiu":
+        return array.dtype.str
+    if array.dtype == BFLOAT:
+        return "bfloat16"
+    return f"<u{array.dtype.itemsize}" if array.dtype.itemsize in (1, 2, 4, 8) else "|u1"
 
 
 def _kept(v, a, buffers, tensor_map, parameter):

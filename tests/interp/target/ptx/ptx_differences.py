@@ -7,9 +7,12 @@ EXCEPTIONS: the instructions that an entry must contain, and what must hold for 
 import re
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
+BFLOAT = np.dtype(ml_dtypes.bfloat16)
 SHOWN = 4  # elements a launch
+FLOATS = {"<f2": 2.0**-10, "<f4": 2.0**-23, "<f8": 2.0**-51, "bfloat16": 2.0**-7}
 # The largest relative and absolute errors that the ISA documents for approximations of floats.
 BOUNDS = {
     r"\b(?:rcp|div|sqrt|rsqrt|ex2)\.(?:approx|full)": (2.0**-22, 0.0),
@@ -34,7 +37,12 @@ class Element:
     @property
     def floats(self):
         """Both values as doubles, or None where they are no numbers."""
-        return (float(self.ours), float(self.gpu)) if self.kind[1] == "f" else None
+        return (float(self.ours), float(self.gpu)) if self.kind in FLOATS else None
+
+    @property
+    def step(self):
+        """The distance of neighbours, relative to a number."""
+        return FLOATS[self.kind]
 
     def __str__(self):
         given = ", ".join(written(v) for v in self.inputs)
@@ -55,7 +63,8 @@ def differing(case, got):
     )
     found = []
     for k in range(count):
-        raw, scale = f"u{after[k].itemsize}", float(np.abs(after[k][np.isfinite(after[k])]).max(initial=0))
+        raw, whole = f"u{after[k].itemsize}", after[k].astype("f8")
+        scale = float(np.abs(whole[np.isfinite(whole)]).max(initial=0))
         for i in np.flatnonzero(after[k].view(raw) != seen[k].view(raw)).tolist():
             inputs = tuple(b[i] for j, b in enumerate(before) if len(b) == len(after[k]) and (j != k or b.any()))
             found.append(Element(k, i, case["types"][k][2], after[k][i], seen[k][i], inputs, scale))
@@ -80,17 +89,18 @@ def _approximate(e, text):
     ours, gpu = e.floats
     bounds = [BOUNDS[op] for op in BOUNDS if re.search(op, text)]
     relative, absolute = (max(b[k] for b in bounds) for k in (0, 1))
-    step = {2: 2.0**-10, 4: 2.0**-23, 8: 2.0**-51}[e.ours.itemsize]
+    step = e.step
     if e.ours.itemsize == 8 and not any(int(v.view("u8")) & 0xFFFFFFFF for v in (e.ours, e.gpu)):
         step = 2.0**-19  # the coarse approximations of doubles: of 20 bits
     return abs(ours - gpu) <= absolute + (relative + step) * max(abs(ours), abs(gpu))
 
 
 def _sums(e, text):
-    """Tensor cores add products in an order and a width of their own."""
+    """Tensor cores add products in an order and a width of their own; what they gave may be rounded on the way."""
     return (
         e.floats is not None
-        and abs(e.floats[0] - e.floats[1]) <= 2.0**-10 * max(map(abs, e.floats)) + 2.0**-13 * e.scale
+        and abs(e.floats[0] - e.floats[1])
+        <= max(2.0**-10, e.step) * max(map(abs, e.floats)) + max(2.0**-13, e.step / 8) * e.scale
     )
 
 

@@ -85,6 +85,9 @@ class Gpu:
 
     def _launch(self, function, case, params):
         grid, block = three(case["grid"]), three(case["block"])
+        if case["cooperative"]:
+            self.check("cuLaunchCooperativeKernel", function, *grid, *block, case["shared"], None, params)
+            return
         if case["cluster"] is None:
             self.check("cuLaunchKernel", function, *grid, *block, case["shared"], None, params, None)
             return

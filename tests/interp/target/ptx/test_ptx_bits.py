@@ -138,3 +138,11 @@ def test_fns_and_masks():
     same(one("bmsk.clamp.b32 %d, %a, %b;", start, many, out="u4"), np.array([U32, 0x70, 1 << 31, 1 << 30], "u4"))
     value, place = np.array([0xFF, 0x7F, 0x80, 5], "u4"), np.array([8, 8, 8, 0], "u4")
     same(one("szext.clamp.s32 %d, %a, %b;", value, place, out="u4"), np.array([U32, 127, U32 - 127, 0], "u4"))
+
+
+@pytest.mark.parametrize("combine", ["and", "or"])
+def test_lop3_with_a_predicate(combine):
+    a, b = bits("u4"), np.resize([0, 1, 5], 512).astype("u4")
+    lines = f"setp.eq.u32 %q, %b, 1; lop3.{combine}.b32 %s0|%p, %a, %b, %b, 0xC0, %q; selp.u32 %d, 1, 0, %p;"
+    found, q = (a & b) != 0, b == 1
+    same(one(lines, a, b, out="u4"), (found & q if combine == "and" else found | q).astype("u4"))

@@ -92,12 +92,6 @@ def test_calls():
     assert out.tolist() == [2 * min(i, 10) for i in range(20)]
 
 
-def test_recursion_is_named():
-    text = HEAD + ".func f() { call f; ret; }\n" + body("call f;").removeprefix(HEAD)
-    with pytest.raises(UnsupportedOpError, match="recursive call of f"):
-        Module(text).launch("k")
-
-
 @pytest.mark.parametrize(
     "lines,error,says",
     [

@@ -213,3 +213,45 @@ def test_selection():
         out="u4",
     )
     assert got.tolist() == [1, 2]
+
+
+def test_pairs_of_floats():
+    a, b, c = bits("u8"), bits("u8", seed=1), bits("u8", seed=2)
+    for op, many in (("add.rn", 2), ("mul.rz", 2), ("fma.rm", 3)):
+        pair = one(f"{op}.f32x2 %d, {', '.join(['%a', '%b', '%c'][:many])};", a, b, c, out="u8").view("f4")
+        each = [v.view("f4") for v in (a, b, c)[:many]]
+        same(pair, one(f"{op}.f32 %d, {', '.join(['%a', '%b', '%c'][:many])};", *each, out="f4"))
+
+
+@pytest.mark.parametrize("t", ["f16", "bf16"])
+def test_operands_of_two_widths(t):
+    """A half or bf16 is widened, and the sum rounded once."""
+    a, c = bits(DTYPES[t]), bits("f4", seed=1)
+    wide = one(f"cvt.f32.{t} %d, %a;", a, out="f4")
+    for op in ("add.rn", "sub.rz.sat"):
+        same(one(f"{op}.f32.{t} %d, %a, %b;", a, c, out="f4"), one(f"{op}.f32 %d, %a, %b;", wide, c, out="f4"))
+    same(one(f"fma.rp.f32.{t} %d, %a, %a, %b;", a, c, out="f4"), one("fma.rp.f32 %d, %a, %a, %b;", wide, c, out="f4"))
+
+
+def test_the_smallest_of_three():
+    a, b, c = np.random.default_rng(0).standard_normal((3, 64)).astype("f4")
+    a[:9] = np.nan
+    same(one("min.f32 %d, %a, %b, %c;", a, b, c, out="f4"), np.fmin(np.fmin(a, b), c))
+    same(one("max.NaN.f32 %d, %a, %b, %c;", a, b, c, out="f4"), np.maximum(np.maximum(a, b), c))
+    same(one("max.abs.f32 %d, %a, %b, %c;", a, b, c, out="f4"), np.fmax(np.fmax(abs(a), abs(b)), abs(c)))
+
+
+def test_products_outside_of_a_tensor():
+    """What a copy fills in place of them (an H200's bits) makes the result 0."""
+    a = np.array([0x7FF7, 0x3C00, 0x3C00, 0x7E00], "u2").view("f2")
+    b = np.array([0x3C00, 0x7FF7, 0x4000, 0x3C00], "u2").view("f2")
+    got = one("fma.rn.oob.f16 %d, %a, %b, %a;", a, b, out="f2")
+    assert got[:3].tolist() == [0, 0, 3] and np.isnan(got[3])
+
+
+def test_a_sum_too_small_to_hold_is_no_zero_of_cancelling():
+    """Rounded down, 2^-149 less a little is +0 (found on an H200), and only what cancels exactly is -0."""
+    a, b, c = np.array([-(2.0**-100), 1], "f4"), np.array([2.0**-100, 1], "f4"), np.array([2.0**-149, -1], "f4")
+    same(one("fma.rm.f32 %d, %a, %b, %c;", a, b, c, out="f4").view("u4"), np.array([0, 1 << 31], "u4"))
+    a, b, c = np.array([-(2.0**-600), 1]), np.array([2.0**-600, 1]), np.array([2.0**-1074, -1])
+    same(one("fma.rm.f64 %d, %a, %b, %c;", a, b, c, out="f8").view("u8"), np.array([0, 1 << 63], "u8"))

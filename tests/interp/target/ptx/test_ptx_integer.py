@@ -154,3 +154,20 @@ def test_pairs():
     same(one("add.s16x2 %d, %a, %b;", a, b, out="u4"), (x + y).view("u4"))
     same(one("max.s16x2 %d, %a, %b;", a, b, out="u4"), np.maximum(x, y).view("u4"))
     same(one("min.u16x2 %d, %a, %b;", a, b, out="u4"), np.minimum(a.view("u2"), b.view("u2")).view("u4"))
+
+
+def test_the_carry_of_a_subtraction_is_one_where_nothing_is_borrowed():
+    """As the hardware's, and as nvcc's division of 128 bits reads it by an addition."""
+    a, b = np.array([5, 4, 0, 7], "u4"), np.array([4, 5, 0, 2**32 - 1], "u4")
+    got = one("sub.cc.u32 %s0, %a, %b; addc.u32 %d, 0, 0;", a, b, out="u4")
+    assert got.tolist() == [1, 0, 1, 0]
+    got = one("add.cc.u32 %s0, %a, %b; subc.u32 %d, 10, 0;", a, b, out="u4")
+    assert got.tolist() == [9, 9, 9, 10]
+
+
+@pytest.mark.parametrize("part,least,most", [("u4", 0, 15), ("s4", -8, 7), ("u2", 0, 3), ("s2", -2, 1), ("u8", 0, 255)])
+def test_packs(part, least, most):
+    a, b, c = bits("i4"), bits("i4", seed=1), bits("u4", seed=2)
+    width = int(part[1:])
+    x, y = (np.clip(v, least, most).astype("u4") & np.uint32((1 << width) - 1) for v in (a, b))
+    same(one(f"cvt.pack.sat.{part}.s32.b32 %d, %a, %b, %c;", a, b, c, out="u4"), c << 2 * width | x << width | y)

@@ -174,3 +174,26 @@ def test_a_part_of_a_warp_is_an_error():
     lines = f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {regs}, {regs}, {{%r0,%r1}}, {regs};"
     with pytest.raises(ExecutionError, match="whole groups of 32"):
         Module(HEAD + MATRIX.format(lines=lines)).launch("k", block=20, args=[np.zeros(1), np.zeros(1)])
+
+
+@pytest.mark.parametrize("out", ["f16", "f32"])
+@pytest.mark.parametrize("left", ["row", "col"])
+@pytest.mark.parametrize("right", ["row", "col"])
+def test_four_products_of_eight_lanes(left, right, out):
+    """m8n8k4: element i of each lane, by the formulas that the ISA states."""
+    rng, kind = np.random.default_rng(0), DTYPES[out]
+    a, b, c = (rng.integers(-4, 5, (4, *s)).astype("f2") for s in ((8, 4), (4, 8), (8, 8)))
+    high, team = 4 * (LANE >= 16), LANE % 16 // 4
+    lane, i = np.meshgrid(LANE, np.arange(8), indexing="ij")
+    four, up = i[:, :4] % 4, high[:, None]
+    spots = {"row": (PLACE[:, None] + up, four), "col": (four + up, PLACE[:, None])}
+    fa = a[(team[:, None], *spots[left])]
+    fb = b[(team[:, None], *spots["col" if right == "row" else "row"][::-1])]
+    row, column = PLACE[:, None] + up + 0 * i, i
+    if out == "f32":
+        row, column = (lane & 1) + (i & 2) + up, (i & 4) + (lane & 2) + (i & 1)
+    fc = c.astype(kind)[team[:, None], row, column]
+    held = [np.ascontiguousarray(f).view("u4") for f in (fa, fb, fc)]
+    got = mma(f"mma.sync.aligned.m8n8k4.{left}.{right}.{out}.f16.f16.{out}", *held).view(kind)
+    want = (a.astype("f4") @ b.astype("f4") + c)[team[:, None], row, column]
+    assert (got == want).all()

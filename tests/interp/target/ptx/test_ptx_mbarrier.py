@@ -124,3 +124,12 @@ def test_deadlock_names_the_barrier():
 def test_misuse(lines, says):
     with pytest.raises(BarrierError, match=says):
         run(lines, args=[np.zeros(1)])
+
+
+def test_a_token_says_how_many_were_lacking():
+    """The lanes of a warp arrive as one, as on an H200; the phase behind the number counts for the wait alone."""
+    out = np.zeros(64, "u4")
+    lines = barrier(64) + "mbarrier.arrive.shared::cta.b64 %d0, [%bar]; mbarrier.pending_count.b64 %r0, %d0;"
+    lines += "W: mbarrier.test_wait.shared::cta.b64 %q0, [%bar], %d0; @!%q0 bra W;"
+    run(lines + "mad.wide.u32 %d1, %i, 4, %p0; st.global.u32 [%d1], %r0;", args=[out])
+    assert out.tolist() == [64] * 32 + [32] * 32

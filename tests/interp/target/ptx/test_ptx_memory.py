@@ -158,3 +158,38 @@ def test_float_sums_flush_subnormals_in_global_memory_alone(space, kept):
     lines = f"{place} st.{space}.u32 [%l0], 0; red.{space}.add.f32 [%l0], %a; ld.{space}.f32 %d, [%l0];"
     tiny = np.array([1e-40], "f4")
     assert one(lines, tiny, np.zeros(1, "f4"), out="f4")[0] == (tiny[0] if kept else 0)
+
+
+def test_windows_of_constants_parameters_and_other_blocks():
+    lines = """.shared .align 8 .b32 s[4]; .reg .b32 %out; mov.u32 %out, 0;
+    mov.u64 %p0, x; cvta.param.u64 %p0, %p0; mov.u64 %p1, table; cvta.const.u64 %p1, %p1; ld.param.u64 %p2, [x];
+    mov.u64 %p3, s; cvta.shared.u64 %p3, %p3; mapa.u64 %p4, %p3, 1;"""
+    asked = ["const", "param::entry", "global", "shared::cta", "shared::cluster"]
+    for k in range(5):
+        for j, space in enumerate(asked):
+            lines += f"isspacep.{space} %q0, %p{k}; @%q0 or.b32 %out, %out, {1 << 5 * k + j};\n"
+    out = np.zeros(1, "u4")
+    head = ".version 8.6 .target sm_90a .address_size 64 .const .b32 table[4] = {1};"
+    body = f"{{ .reg .b64 %p<8>; .reg .pred %q0; {lines} st.global.u32 [%p2], %out; ret; }}"
+    Module(f"{head} .visible .entry k(.param .u64 x) {body}").launch("k", args=[out])
+    found = [[a for j, a in enumerate(asked) if out[0] >> 5 * k + j & 1] for k in range(5)]
+    assert found[:3] == [["param::entry", "global"], ["const", "global"], ["global"]]
+    assert found[3:] == [["shared::cta", "shared::cluster"], ["shared::cluster"]]
+
+
+@pytest.mark.parametrize(
+    "options,says",
+    [
+        ({"args": [1.5]}, "is an integer"),
+        ({"args": [2**32]}, "has 32 bits"),
+        ({"args": [1], "shared": -4}, "negative"),
+        ({"args": [1], "block": 1025}, "at most 1024 threads"),
+        ({"args": [1], "block": (1, 1, 65)}, "the block is too large"),
+        ({"args": [1], "grid": (1, 70000)}, "the grid is too large"),
+        ({"args": [1], "grid": 32, "cluster": 32}, "at most 16 CTAs"),
+        ({"args": []}, "has 1 parameters"),
+    ],
+)
+def test_what_no_launch_can_have(options, says):
+    with pytest.raises(ArgumentError, match=says):
+        entry(".param .u32 n", "ret;").launch("k", **options)

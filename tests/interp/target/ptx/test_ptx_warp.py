@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptx_one import bits, one
+from ptx_one import bits, one, same
 
 X = bits("u4", 64)
 RNG = np.random.default_rng(0)
@@ -83,3 +83,17 @@ def test_masks_of_lanes():
 def test_blocks_of_no_whole_warps(threads):
     got = one("shfl.sync.idx.b32 %d, %a, 0, 31, -1;", X[:threads], out="u4")
     assert (got == X[np.arange(threads) // 32 * 32]).all()
+
+
+@pytest.mark.parametrize(
+    "words,reduce", [("", np.fmin), (".NaN", np.minimum), (".abs", lambda a, b: np.fmin(abs(a), abs(b)))]
+)
+def test_reduction_of_floats(words, reduce):
+    x = RNG.standard_normal(64).astype("f4")
+    x[3] = np.nan
+    got = one(f"redux.sync.min{words}.f32 %d, %a, -1;", x, out="f4")
+    for w in range(2):
+        want = x[32 * w]
+        for v in x[32 * w + 1 : 32 * w + 32]:
+            want = reduce(want, v)
+        same(got[32 * w : 32 * w + 32], np.full(32, want))

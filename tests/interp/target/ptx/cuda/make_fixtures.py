@@ -8,7 +8,8 @@ HERE = Path(__file__).parent
 for source in sorted(HERE.glob("*.cu")):
     for arch in ("sm_80", "sm_90"):
         out = HERE / f"{source.stem}.{arch}.ptx"
-        command = ["nvcc", "-ptx", "-lineinfo", "-diag-suppress=20054", f"-arch={arch}", source.name, "-o", out.name]
+        command = ["nvcc", "-ptx", "-lineinfo", "-std=c++17", "-diag-suppress=20054", f"-arch={arch}"]
+        command += [source.name, "-o", out.name]
         subprocess.run(command, cwd=HERE, check=True)
         # Places of headers and of this folder say nothing about the code and differ between machines.
         lines = out.read_text().splitlines()

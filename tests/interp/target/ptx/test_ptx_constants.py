@@ -1,0 +1,38 @@
+"""Constant expressions, against Python's."""
+
+import numpy as np
+import pytest
+
+from tessera.errors import ParseError
+from tessera.interp.target.ptx import Module
+
+TEXT = """.version 8.0
+.target sm_80
+.address_size 64
+.const .s64 table[5] = {{ {0}, 1 << 3, -1, 0x10 | 3, ~0 }};
+.visible .entry k(.param .u64 p)
+{{ .reg .b64 %p, %v; ld.param.u64 %p, [p]; mov.b64 %v, {0}; st.global.u64 [%p], %v; ld.const.b64 %v, [table];
+st.global.u64 [%p+8], %v; ld.const.b64 %v, [table+24]; st.global.u64 [%p+8+8], %v; ret; }}
+"""
+
+
+@pytest.mark.parametrize(
+    "text,value",
+    [
+        ("(2 * 3) + 4", 10), ("2 + 3 * 4 - -1", 15), ("7 & 3 | 8 ^ 1", 7 & 3 | 8 ^ 1), ("1 << 4 >> 2", 4),
+        ("-7 / 2", -3), ("-7 % 3", 0), ("5 > 3 ? 7 : 9", 7), ("(1 == 2) ? 7 : 3 <= 3 ? 11 : 13", 11), ("!0 + !5", 1),
+        ("~5 & 0xFF", 250), ("(.s64)5 - 010", -3), ("3 && 0 || 2", 1), ("1 != 1", 0), ("0b101U * 2", 10),
+    ],
+)  # fmt: skip
+def test_values(text, value):
+    out = np.zeros(3, "i8")
+    Module(TEXT.format(text)).launch("k", args=[out])
+    assert out.tolist() == [value, value, 19]
+
+
+@pytest.mark.parametrize(
+    "text,says", [("1 / 0", "division by zero"), ("(1 + ", "expected an operand"), ("(1", r"'\)'")]
+)
+def test_mistakes_have_line_and_column(text, says):
+    with pytest.raises(ParseError, match=rf"<ptx>:4:\d+.*{says}"):
+        Module(TEXT.format(text))
