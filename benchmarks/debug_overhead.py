@@ -148,12 +148,38 @@ def ring() -> Callable[[], Any]:
     return lambda: handed_on[(32,), 4](x, out, BLOCK=256, ROUNDS=16)
 
 
+@ts.kernel
+def by_warps(x, out, THREADS: ts.constexpr):
+    """As `block_sum`, warp by warp: each halves its part of shared memory five times, meeting after each."""
+    me = tile.local_id()
+    cells = tile.alloc_shared((THREADS,), ts.f32)
+    cells[me] = x[tile.program_id(0) * THREADS + me]
+    tile.warp.sync()
+    for step in tile.static_range(5):
+        if tile.lane_id() < 16 >> step:
+            cells[me] = cells[me] + cells[me + (16 >> step)]
+        tile.warp.sync()
+    tile.barrier()
+    if me == 0:
+        total = 0.0
+        for warp in tile.static_range(THREADS // 32):
+            total += cells[32 * warp]
+        out[tile.program_id(0)] = total
+
+
+def warp_sum() -> Callable[[], Any]:
+    """2^16 elements, a group of 128 tiles for each 128 of them, in stretches of 32."""
+    x, out = _numbers(1 << 16), np.zeros(512, np.float32)
+    return lambda: by_warps[(512,), 128](x, out, THREADS=128)
+
+
 CASES = {
     "vadd_1M": vector_add,
     "softmax_1024x1024": softmax,
     "matmul_512_b64": matmul,
     "flash_f32": flash,
     "block_reduce_64K": block_sum,
+    "warp_reduce_64K": warp_sum,
     "permutation_256K": permutation,
     "async_stages_256K": pipeline,
     "mbarrier_stages_256K": mbarrier_pipeline,

@@ -1,6 +1,6 @@
 """The PTX target on a GPU against its peers, in pairs: ours and theirs in turn, medians of device-event times.
 
-    python -m benchmarks.gpu [launch] [memory] [products] [fp8] [attention] [minilm]
+    python -m benchmarks.gpu [launch] [memory] [products] [fp8] [attention] [minilm] [pipelines]
 
 Needs a GPU, pycuda and PyTorch (with its Triton). Results are kept in results/gpu.json, the roofline beside each.
 """
@@ -21,7 +21,8 @@ from tessera.codegen.ptx.gpu import gpu
 from tessera.program import prepare
 
 ROUNDS, EACH = 9, 10
-SECTIONS = ("launch", "memory", "products", "fp8", "attention", "minilm")
+BYTES, HALF, BYTE = 4.8, 989.5, 1979.0  # the data sheet's TB/s, and TFLOP/s of dense bf16 and of 8-bit floats
+SECTIONS = ("launch", "memory", "products", "fp8", "attention", "minilm", "pipelines")
 Run = Callable[[], Any]
 
 
@@ -59,8 +60,11 @@ def in_pairs(ours: Run, peers: dict[str, Run], rounds: int = ROUNDS, each: int =
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def result(name: str, times: dict[str, float], bytes_moved: float = 0, operations: float = 0) -> dict[str, Any]:
-    """One figure: times, the ratio to the best peer (above 1: ours is faster), and the rate reached."""
+def result(
+    name: str, times: dict[str, float], bytes_moved: float = 0, operations: float = 0, peak: float = HALF
+) -> dict[str, Any]:
+    """One figure: times, the ratio to the best peer (above 1: ours is faster), the rate reached, and its share of the
+    data sheet's: of the memory's, or of `peak` operations."""
     best = min((t, n) for n, t in times.items() if n != "tessera")
     ours = times["tessera"]
     found = {"name": name, "milliseconds": times, "peer": best[1], "ratio": best[0] / ours}
@@ -69,8 +73,10 @@ def result(name: str, times: dict[str, float], bytes_moved: float = 0, operation
     if operations:
         found["teraflops"] = operations / ours * 1e-9
     rate = found.get("terabytes_per_second") or found.get("teraflops")
-    unit = "TB/s" if bytes_moved else "TFLOP/s"
-    print(f"{name:32s} {ours:9.4f} ms  {rate:8.2f} {unit:8s} {found['ratio']:6.2f} x {best[1]}", flush=True)
+    unit, most = ("TB/s", BYTES) if bytes_moved else ("TFLOP/s", peak)
+    found["of_peak"] = rate / most
+    shown = f"{rate:8.2f} {unit:8s} {found['of_peak']:5.0%}"
+    print(f"{name:32s} {ours:9.4f} ms  {shown} {found['ratio']:6.2f} x {best[1]}", flush=True)
     return found
 
 
@@ -81,7 +87,7 @@ def main(sections: list[str]) -> None:
     with gpu().active():
         for name in sections or SECTIONS:
             results[name] = importlib.import_module(f"benchmarks.gpu_{name}").measure()
-    keep("gpu", results)
+            keep("gpu", results)
 
 
 def _driver() -> str:

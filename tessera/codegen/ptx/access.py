@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tessera.codegen.ptx.infer import sizes
-from tessera.codegen.ptx.layout import Layout, Sizes, spread
+from tessera.codegen.ptx.layout import Layout, spread
 from tessera.codegen.ptx.memory import Memory, Run, block_runs, read, write
 from tessera.codegen.ptx.room import LOCAL, SHARED
+from tessera.codegen.ptx.slots import put
 from tessera.codegen.ptx.team import both
 from tessera.codegen.ptx.types import size
 from tessera.codegen.ptx.unload import Unload
@@ -52,7 +53,11 @@ def _(kernel, node):
     if node in kernel.unloads:
         Unload(kernel, node, kernel.unloads[node]).run()
         return
-    m, layout = kernel.memories[ref], kernel.layout(value)
+    layout = kernel.layout(value)
+    if ref not in kernel.memories:
+        put(kernel, kernel.slots[ref], kernel.one(rest[0]), value)
+        return
+    m = kernel.memories[ref]
     rank = len(m.shape)
     mask = spread_to(kernel, rest[rank], layout) if rest[rank:] else ()
     runs = block_runs(kernel, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=True)
@@ -116,25 +121,3 @@ def whole(kernel: Kernel, blocks: Sequence[Value]) -> Layout:
     shape = tuple(max(s) for s in zip(*((1,) * (rank - v.type.rank) + sizes(v) for v in blocks), strict=True))
     full = next((kernel.layout(v) for v in blocks if sizes(v) == shape), None)
     return full or spread(shape, kernel.team.threads, kernel.vector)
-
-
-@visit(tile.async_copy)
-def _(kernel, node):
-    """At once: what is done before the wait is allowed to be done already."""
-    to, source, *starts = node.args
-    m, n = kernel.memories[to], kernel.memories[source]
-    shape = tuple(int(x) for x in node.attrs["shape"])
-    layouts = [spread(_ranked(shape, len(each.shape)), kernel.team.threads, kernel.vector) for each in (m, n)]
-    first, second = starts[: len(m.shape)], starts[len(m.shape) :]
-    elements = read(kernel, n, block_runs(kernel, n, second, layouts[1], node.attrs["edge"] == "clip", (), once=False))
-    write(kernel, m, block_runs(kernel, m, first, layouts[0], False, (), once=True), elements)
-
-
-def _ranked(shape: Sizes, rank: int) -> Sizes:
-    """A block's shape on the side of a memory of some rank: axes of size 1 put in front or left out."""
-    return (1,) * (rank - len(shape)) + shape[max(0, len(shape) - rank) :]
-
-
-@visit(tile.async_commit, tile.async_wait)
-def _(kernel, node):
-    """Copies are done already."""

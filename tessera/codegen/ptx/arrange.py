@@ -20,6 +20,7 @@ from tessera.codegen.ptx.ops import (
     resident,
     settled,
     streamed,
+    supplied,
 )
 from tessera.codegen.ptx.products import group_fragments, operand_layouts
 from tessera.ir.builder import Builder
@@ -173,7 +174,7 @@ def _own(arranger: Arranger, node: Node, out: Layout | None) -> Wanted:
     return [None if isinstance(v.type, RefType) else arranger.inference.held(v) for v in node.args]
 
 
-demand(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin, group.collect)(_own)
+demand(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin, group.collect, checks.print_)(_own)
 
 
 @demand(linalg.dot)
@@ -197,7 +198,7 @@ def _(arranger, node, out):
     return [out, None, None, *(scalar for _ in node.args[3:])]
 
 
-@demand(resident)
+@demand(resident, supplied)
 def _(arranger, node, out):
     scalar = arranger.inference.plain_shape(())
     return [None, *(scalar for _ in node.args[1:])]
@@ -245,7 +246,7 @@ def _joined(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(max(each) if 0 not in each else 0 for each in zip(*full, strict=True))
 
 
-@demand(checks.assert_, checks.print_)
+@demand(checks.assert_)
 def _(arranger, node, out):
     shape_ = _joined([sizes(v) for v in node.args]) if node.args else ()
     return broadcast(arranger, node, arranger.inference.plain_shape(shape_))

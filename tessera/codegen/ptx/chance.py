@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tessera.codegen.ptx.emit import Spot, emit
+from tessera.codegen.ptx.policy import flushed, outside
 from tessera.codegen.ptx.types import literal
-from tessera.numerics.rounding import FINITE_ONLY, Grid, grid_of
+from tessera.numerics.rounding import Grid, grid_of
 from tessera.ops.chance import round_by_chance
 from tessera.types import f64
 
@@ -13,12 +14,13 @@ BIAS, DIGITS = 1023, 52
 
 @emit(round_by_chance)
 def _(s, x, draw):
-    s = Spot(s.text, f64, s.out)
+    s = Spot(s.text, f64, s.out, s.policy)
     grid = grid_of(s.out)
     near = _neighbour(s, grid, s.do("abs.f64", x), draw)
-    outside = grid.top if s.out in FINITE_ONLY else float("inf") if grid.infinite else float("nan")
     beyond = s.text.let("setp.gt.f64", "pred", near, literal("f64", grid.top))
-    kept = s.do("selp.f64", literal("f64", outside), near, beyond)
+    kept = s.do("selp.f64", literal("f64", outside(s.policy, s.out, grid)), near, beyond)
+    if s.policy is not None and s.policy.denormals == "flush":
+        kept = flushed(s.text, f64, 2.0**grid.least, kept)
     return s.text.let("cvt.rn.f32.f64", "f32", s.do("copysign.f64", x, kept))
 
 

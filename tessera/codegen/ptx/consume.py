@@ -11,12 +11,12 @@ from tessera.codegen.ptx.feed import lies
 from tessera.codegen.ptx.fetch import INNER
 from tessera.codegen.ptx.infer import sizes
 from tessera.codegen.ptx.ops import awaited, pairs, released, resident, settled, streamed
+from tessera.codegen.ptx.products import named
 from tessera.codegen.ptx.ring import Walker
 from tessera.codegen.ptx.types import size
 from tessera.codegen.ptx.visit import visit
 from tessera.codegen.ptx.warpgroup import (
     EIGHT_ROWS,
-    FORMS,
     GROUP,
     HEIGHT,
     LAST,
@@ -157,6 +157,6 @@ class Streamed:
         return f"{{{', '.join(words)}}}"
 
     def _instruction(self, sums: list[str], a: str, b: str, add: bool, flipped: bool) -> None:
-        form = f"wgmma.mma_async.sync.aligned.m64n{len(sums) * 2}{FORMS[self.dtype]}"
+        form = f"wgmma.mma_async.sync.aligned.m64n{len(sums) * 2}{named(self.dtype, self.dtype)}"
         last = LAST[self.dtype] if not a.startswith("{") else LAST[self.dtype][:2]
         self.text.do(form, f"{{{', '.join(sums)}}}", a, b, int(add), *last, 0 if flipped else 1)

@@ -60,6 +60,7 @@ def _(kernel, node):
     (body,) = node.regions
     held = _begin(kernel, node, node.args[3:], kernel.flight.enter(node))
     index = text.let("mov.b64", "b64", lower)
+    kernel.rounds.begin(node)
     head, done = text.new_label("loop"), text.new_label("done")
     text.label(head)
     text.do(f"bra {done}", guard=_past(kernel, index, upper, step))
@@ -70,6 +71,7 @@ def _(kernel, node):
     kernel.run(body)
     kernel.flight.round_ends(node)
     move(kernel, body.results, held)
+    kernel.rounds.end(node)
     text.do("add.s64", index, index, step)
     text.do(f"bra.uni {head}" if kernel.team.threads > 1 else f"bra {head}")
     text.label(done)
@@ -95,6 +97,7 @@ def _(kernel, node):
     text = kernel.text
     condition, body = node.regions
     held = _begin(kernel, node, node.args)
+    kernel.rounds.begin(node)
     head, done = text.new_label("loop"), text.new_label("done")
     text.label(head)
     entry = set(kernel.hazards.open)
@@ -106,6 +109,7 @@ def _(kernel, node):
     _bind(kernel, body.params, held)
     kernel.run(body)
     move(kernel, body.results, held)
+    kernel.rounds.end(node)
     text.do(f"bra {head}")
     text.label(done)
     kernel.hazards.open |= entry | middle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tessera.codegen.ptx import small
 from tessera.codegen.ptx.text import Text
 from tessera.codegen.ptx.types import NARROW, SMALL, register_class, word
-from tessera.types import DType, bf16, bool_, f16, f32, f64, int4, int8, int16, int64, tf32, uint8
+from tessera.types import DType, bf16, bool_, f16, f32, f64, int4, int8, int16, tf32, uint8, uint16
 
 KEPT = {tf32: 19, bf16: 16, f16: 0}  # the bits of an f32 that a narrower format of the same exponent keeps
 
@@ -96,17 +96,17 @@ def _integer_to_float(text: Text, source: DType, to: DType, x: str) -> str:
 
 def _wide_odd(text: Text, source: DType, x: str) -> str:
     """An integer as f64; one of 64 bits rounded to odd."""
-    if source != int64:
+    if source.bits < 64:
         return text.let(f"cvt.rn.f64.{word(source)}", "f64", x)
-    near = text.let("cvt.rz.f64.s64", "f64", x)
-    back = text.let("cvt.rzi.s64.f64", "b64", near)
+    near = text.let(f"cvt.rz.f64.{word(source)}", "f64", x)
+    back = text.let(f"cvt.rzi.{word(source)}.f64", "b64", near)
     off = text.let("setp.ne.s64", "pred", back, x)
     bits = text.let("mov.b64", "b64", near)
     odd = text.let("or.b64", "b64", bits, 1)
     return text.let("mov.b64", "f64", text.let("selp.b64", "b64", odd, bits, off))
 
 
-LIMITS = {int4: (-8, 7), int8: (-128, 127), int16: (-32768, 32767), uint8: (0, 255)}
+LIMITS = {int4: (-8, 7), int8: (-128, 127), int16: (-32768, 32767), uint8: (0, 255), uint16: (0, 65535)}
 
 
 def _float_to_integer(text: Text, source: DType, to: DType, x: str) -> str:
@@ -121,9 +121,11 @@ def _float_to_integer(text: Text, source: DType, to: DType, x: str) -> str:
 
 
 def _integer_to_integer(text: Text, source: DType, to: DType, x: str) -> str:
-    if to == int64:
+    if to.bits == source.bits == 64:
+        return x
+    if to.bits == 64:
         return text.let(f"cvt.s64.{word(source)}", "b64", x)
-    if source == int64:
+    if source.bits == 64:
         return wrapped(text, to, text.let("cvt.u32.u64", "b32", x))
     return x if to.bits > source.bits and source.kind != to.kind != "uint" else wrapped(text, to, x)
 
@@ -132,4 +134,4 @@ def wrapped(text: Text, dtype: DType, x: str) -> str:
     """The low bits of 32 as the narrow integer that they are."""
     if dtype not in LIMITS:
         return x
-    return text.let(f"bfe.{'u' if dtype == uint8 else 's'}32", "b32", x, 0, dtype.bits)
+    return text.let(f"bfe.{'u' if dtype.kind == 'uint' else 's'}32", "b32", x, 0, dtype.bits)

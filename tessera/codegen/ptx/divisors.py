@@ -40,6 +40,11 @@ def _common(producers: Producers, node: Node) -> int:
 known(elementwise.add, elementwise.sub, elementwise.maximum, elementwise.minimum)(_common)
 
 
+@known(elementwise.where)
+def _(producers, node):
+    return math.gcd(*(divisor(producers, v) for v in node.args[1:]))
+
+
 @known(elementwise.mul)
 def _(producers, node):
     return min(MOST, math.prod(divisor(producers, v) for v in node.args))

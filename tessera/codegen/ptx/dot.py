@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tessera.codegen.ptx.convert import convert
+from tessera.codegen.ptx.convert import wrapped
 from tessera.codegen.ptx.fragments import Fragments
 from tessera.codegen.ptx.multiply import Product
 from tessera.codegen.ptx.ops import multiply_add
+from tessera.codegen.ptx.policy import stored
 from tessera.codegen.ptx.products import tensor_cores
 from tessera.codegen.ptx.visit import visit
 from tessera.ir.core import Node
 from tessera.ops import linalg
+from tessera.types import TensorType
 
 if TYPE_CHECKING:
     from tessera.codegen.ptx.kernel import Kernel
@@ -22,5 +24,7 @@ def _(kernel: Kernel, node: Node) -> None:
     product = (Fragments if kernel.team.threads > 1 and tensor_cores(node) else Product)(kernel, node)
     product.put()
     product.run()
-    out = node.out.type.dtype
-    kernel.values[node.out] = tuple(convert(kernel.text, product.wide, out, x) for x in product.sums)
+    out = node.out.type
+    assert isinstance(out, TensorType)
+    sums = [wrapped(kernel.text, product.wide, x) for x in product.sums]
+    kernel.values[node.out] = tuple(stored(kernel.text, product.wide, out, x) for x in sums)

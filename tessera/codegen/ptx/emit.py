@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tessera.codegen.ptx.convert import convert, wrapped
+from tessera.codegen.ptx.convert import wrapped
 from tessera.codegen.ptx.ops import upper
+from tessera.codegen.ptx.policy import stored
 from tessera.codegen.ptx.text import Text
 from tessera.codegen.ptx.types import is_immediate, literal, register_class, word
 from tessera.codegen.ptx.words import in_register, select
 from tessera.op import Rules
 from tessera.ops import basic
 from tessera.ops import elementwise as e
-from tessera.types import DType
+from tessera.types import DType, Policy, TensorType
 
 emit = Rules("ptx emission")
 Row = Callable[..., str]
@@ -21,11 +22,13 @@ Row = Callable[..., str]
 
 @dataclass(frozen=True)
 class Spot:
-    """What a row needs besides operands: where lines go, the type they are computed in, and the result's."""
+    """What a row needs besides operands: where lines go, the type they are computed in, and the result's, which may
+    have a policy."""
 
     text: Text
     dtype: DType
     out: DType
+    policy: Policy | None = None
 
     @property
     def word(self) -> str:
@@ -115,7 +118,7 @@ emit(e.bitwise_not)(lambda s, x: s.wrap(s.do(f"not.{register_class(s.dtype)}", x
 def _shift(name: str) -> Row:
     def row(s: Spot, x: str, y: str) -> str:
         # The amount is 32 bits wide whatever is shifted.
-        narrow = s.word == "s64" and not is_immediate(y)
+        narrow = register_class(s.dtype) == "b64" and not is_immediate(y)
         amount = s.text.let("cvt.u32.u64", "b32", y) if narrow else y
         form = register_class(s.dtype) if name == "shl" else s.word
         return s.wrap(s.do(f"{name}.{form}", x, amount))
@@ -147,7 +150,7 @@ def _or_nan(s: Spot, x: str, y: str, found: str) -> str:
 
 emit(e.maximum)(_extreme("max", "or"))
 emit(e.minimum)(_extreme("min", "and"))
-emit(e.neg)(lambda s, x: s.wrap(s.do(f"neg.{s.word if s.kind != 'u' else 's32'}", x)))
+emit(e.neg)(lambda s, x: s.wrap(s.do(f"neg.{s.word.replace('u', 's')}", x)))
 
 
 @emit(e.abs)
@@ -171,7 +174,7 @@ emit(e.round)(_whole("rni"))
 
 @emit(basic.cast)
 def _(s, x):
-    return convert(s.text, s.dtype, s.out, x)
+    return stored(s.text, s.dtype, TensorType((), s.out, s.policy), x)
 
 
 @emit(upper)

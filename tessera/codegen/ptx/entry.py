@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.codegen.ptx.infer import sizes
@@ -19,20 +19,30 @@ from tessera.types import DType, RefType, bf16, bool_, f16
 @dataclass(frozen=True)
 class Entry:
     """The text of a tile function, the threads of a block, the dynamic shared memory it needs, and for whoever
-    launches it: tensor maps, how many programs it works through in a loop (0: one each), and its assertions."""
+    launches it: tensor maps, how many programs it works through in a loop (0: one each), and its extras.
+
+    `isa` is the version of the instruction set that it needs, if that is not the least of its architecture. `folded`
+    says that it is launched over the number of programs, `halves` which parameters it touches by pairs of bytes."""
 
     lines: tuple[str, ...]
     threads: int
     shared: int
     maps: tuple[dict[str, Any], ...] = ()
     programs: int = 0
-    reports: tuple[dict[str, Any], ...] = ()
+    cluster: int = 1  # blocks of threads that share what they fetch
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    isa: tuple[int, int] = (0, 0)
+    folded: bool = False
+    halves: Collection[int] = ()
 
     def described(self) -> dict[str, Any]:
         """The entry as data that JSON can hold."""
-        more: dict[str, Any] = {"maps": list(self.maps), "programs": self.programs} if self.maps else {}
-        more |= {"reports": list(self.reports)} if self.reports else {}
-        return {"threads": self.threads, "shared": self.shared, **more}
+        more: dict[str, Any] = {"maps": list(self.maps)} if self.maps else {}
+        more |= {"programs": self.programs} if self.programs else {}
+        more |= {"folded": True} if self.folded else {}
+        more |= {"halves": sorted(self.halves)} if self.halves else {}
+        more |= {"cluster": self.cluster} if self.cluster > 1 else {}
+        return {"threads": self.threads, "shared": self.shared, **more, **self.extras}
 
 
 def bind_parameters(kernel: Kernel, aligned: Sequence[int]) -> None:
@@ -43,13 +53,14 @@ def bind_parameters(kernel: Kernel, aligned: Sequence[int]) -> None:
 
 def finished(kernel: Kernel, maps: Sequence[dict[str, Any]] = (), programs: int = 0) -> Entry:
     """The entry whose body has been emitted."""
-    begin = [*kernel.room.lines()]
-    if kernel.sites:
-        begin += [f"\tld.param.u64 {kernel.reports}, [{kernel.function.name}_reports];"]
-        begin += [f"\tcvta.to.global.u64 {kernel.reports}, {kernel.reports};"]
+    begin = [*kernel.room.lines(), *kernel.extras.lines(kernel.function.name)]
     lines = (*_head(kernel, len(maps)), *kernel.text.flat(begin), "}", "")
-    sites = tuple(kernel.sites)
-    return Entry(lines, kernel.team.block, kernel.room.shared_bytes, tuple(maps), programs, sites)
+    extras, shared = kernel.extras.described(), kernel.room.shared_bytes
+    cluster = kernel.cluster.size if kernel.cluster is not None else 1
+    return Entry(
+        lines, kernel.team.block, shared, tuple(maps), programs, cluster, extras, kernel.isa, bool(kernel.folded),
+        kernel.halves,
+    )  # fmt: skip
 
 
 def _parameter(kernel: Kernel, v: Value, name: str, align: int) -> None:
@@ -91,11 +102,13 @@ def _head(kernel: Kernel, maps: int) -> Iterator[str]:
     name = kernel.function.name
     params = [f"\t.param .align 64 .b8 {name}_map{i}[128]" for i in range(maps)]
     params += [f"\t.param .{_type(v)} {name}_{i}" for i, v in enumerate(kernel.function.params)]
-    params += [f"\t.param .u64 {name}_reports"] if kernel.sites else []
+    params += kernel.extras.params(name)
     yield f".visible .entry {name}("
     yield ",\n".join(params)
     yield ")"
     # One block fills a multiprocessor where threads give registers to others.
     resident = 1 if kernel.team.helpers else kernel.resident
     yield f".reqntid {kernel.team.block}, 1, 1" + (f" .minnctapersm {resident}" if resident else "")
+    if kernel.cluster is not None:
+        yield f".explicitcluster .reqnctapercluster {kernel.cluster.size}, 1, 1"
     yield "{"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tessera.codegen.ptx.fetch import INNER, Map, copy_box
 from tessera.codegen.ptx.infer import sizes
+from tessera.codegen.ptx.needed import needed
 from tessera.codegen.ptx.ops import resident, streamed
 from tessera.codegen.ptx.ring import Walker
 from tessera.codegen.ptx.types import size
@@ -107,17 +108,10 @@ class Feed:
 
 def _needed(function: Function) -> set[Node]:
     """The nodes that places and the bounds of loops are computed by."""
-    producers = {v: n for n in function.body.walk() for v in n.results}
     wanted: list[Value] = []
     for node in function.body.walk():
         if node.op in FETCHED:
             wanted += starts(node)
         elif node.op is control.for_:
             wanted += node.args[:3]
-    found: set[Node] = set()
-    while wanted:
-        made = producers.get(wanted.pop())
-        if made is not None and made not in found:
-            found.add(made)
-            wanted += made.args
-    return found
+    return set(needed(function, wanted))

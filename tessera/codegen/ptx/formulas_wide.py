@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tessera.codegen.formulas import LOG_ENDS
+
 SCALE64 = """
 i = sub nb 0x4338000000000000
 h = ashr i 1
@@ -109,16 +111,6 @@ zq = fmul z q
 hq = fadd h zq
 w = fmul s hq
 """
-_LOG_ENDS = """
-c0 = lt x 0.0
-r0 = select c0 nan v
-c1 = eq x 0.0
-r1 = select c1 -inf r0
-c2 = eq x inf
-r2 = select c2 inf r1
-c3 = uno x x
-r = select c3 x r2
-"""
 LOG_WIDE = (
     _LOG_WIDE
     + """
@@ -127,7 +119,7 @@ w1 = fsub w0 h
 v0 = fadd w1 f
 v = fma e 0.693147180369123816490 v0
 """
-    + _LOG_ENDS
+    + LOG_ENDS
 )
 LOG2_WIDE = (
     _LOG_WIDE
@@ -138,7 +130,7 @@ g1 = fma l0 1.4426950408889634074 g
 v0 = fma f 1.4426950408889634074 g1
 v = fadd v0 e
 """
-    + _LOG_ENDS
+    + LOG_ENDS
 )
 # Kahan's form: the error of 1 + x is divided out again.
 LOG1P_WIDE = """

@@ -12,6 +12,7 @@ from tessera.codegen.ptx import (  # noqa: F401  (their rows fill the tables)
     checks,
     consume,
     control,
+    copies,
     dot,
     formulas,
     functions,
@@ -19,25 +20,35 @@ from tessera.codegen.ptx import (  # noqa: F401  (their rows fill the tables)
     ids,
     inline,
     mbarrier,
+    meeting,
     moves,
+    prints,
     reduce,
+    slots,
 )  # fmt: skip
 from tessera.codegen.ptx.arrange import arrange
+from tessera.codegen.ptx.cluster import Cluster, asked_cluster
 from tessera.codegen.ptx.contract import contracted
 from tessera.codegen.ptx.entry import Entry, bind_parameters, finished
 from tessera.codegen.ptx.flush import flushed
 from tessera.codegen.ptx.fuse import fuse_sums
 from tessera.codegen.ptx.hoist import loads_first
+from tessera.codegen.ptx.ids import AXES, folds
 from tessera.codegen.ptx.infer import sizes
 from tessera.codegen.ptx.kernel import Kernel
+from tessera.codegen.ptx.meeting import leave
 from tessera.codegen.ptx.peel import peeled
 from tessera.codegen.ptx.pipeline import pipelined
 from tessera.codegen.ptx.places import placed
+from tessera.codegen.ptx.policy import has_policies
 from tessera.codegen.ptx.products import tensor_cores
 from tessera.codegen.ptx.rotate import rotated
 from tessera.codegen.ptx.specialize import special, specialized
 from tessera.codegen.ptx.split import split_products
+from tessera.codegen.ptx.stages import staged
 from tessera.codegen.ptx.stream import streaming
+from tessera.codegen.ptx.supplier import supplied_entry
+from tessera.codegen.ptx.supply import supplying
 from tessera.codegen.ptx.team import WARP, Team
 from tessera.codegen.ptx.text import Files, Text
 from tessera.codegen.ptx.types import size
@@ -47,11 +58,11 @@ from tessera.types import TensorType
 
 SPECIAL = ("sm_90a",)  # architectures with instructions of warp groups
 SHARED_LIMIT = {"sm_80": 166_912, "sm_90a": 232_448}
-STAGES = (12, 8, 6, 4, 3, 2)  # of a ring, the most that fit: a small product waits for memory alone
+STAGES = (12, 8, 6, 5, 4, 3, 2)  # of a ring, the most that fit: a small product waits for memory alone
 ALIGN = 16
 THREADS = (32, 1024)  # the fewest and the most of a team
 EACH = 8  # elements that a thread holds of the largest block, where the team can be as large
-PRODUCT = 64  # the same where tensor cores form products
+PRODUCT = 128  # the same where tensor cores form products: what a warp reads serves 64 rows and columns
 WIDE = 32  # from so many on the team grows past HALF
 HALF = 256
 REGISTERS = 1 << 16  # of a multiprocessor
@@ -70,18 +81,35 @@ def emit_function(
 
     `apart` says that its refs lie in different memory, `aligned` of how many bytes their addresses are multiples.
     """  # fmt: skip
+    if has_policies(function):
+        return _plain(function, files, grids, apart, aligned, arch)
     fused = fuse_sums(split_products(flushed(function)))
     if any(tensor_cores(node) for node in fused.body.walk()):  # what these add up, no other engine rounds alike
         fused = contracted(fused)
     fits = apart and arch in SPECIAL and len(set(grids)) == 1 and min(aligned, default=ALIGN) == ALIGN
+    # Programs that wait for each other are not worked through in turn.
+    fits = fits and not tile.meets(function.body) and len(grids[0]) <= len(AXES)
     ready = _streams(pipelined(fused), grids[0]) if fits else fused
-    if special(ready):
-        asked = function.attrs.get("stages")  # by a Schedule: so many, or the shared memory is said not to suffice
-        for stages in STAGES if asked is None else (int(asked),):
-            entry = specialized(ready, files, grids[0], apart, stages)
-            if entry.shared <= SHARED_LIMIT[arch] or asked is not None:
-                return entry
-    return _plain(fused, files, grids, apart, aligned, arch)
+    cluster = asked_cluster(function, ready, grids[0] if grids else (), fits)
+    if special(ready) and (entry := _special(ready, files, grids[0], apart, cluster)) is not None:
+        return entry
+    supply = supplying(fused, grids[0], team_size(fused)) if fits else None
+    if supply is not None:
+        return supplied_entry(supply, team_size(fused), vector_width(fused), files, grids[0], apart)
+    ahead = staged(fused, apart, aligned, team_size(fused), SHARED_LIMIT[arch])
+    return _plain(ahead, files, grids, apart, aligned, arch)
+
+
+def _special(
+    function: Function, files: Files | None, grid: Sequence[int], apart: bool, cluster: Cluster | None
+) -> Entry | None:
+    """An entry whose threads have different work, with as many stages as fit; None where not even the fewest do."""
+    asked = function.attrs.get("stages")  # by a Schedule: so many, or the shared memory is said not to suffice
+    for stages in STAGES if asked is None else (int(asked),):
+        entry = specialized(function, files, grid, apart, stages, cluster)
+        if entry.shared <= SHARED_LIMIT[SPECIAL[0]] or asked is not None:
+            return entry
+    return entry if cluster is not None else None  # which a Schedule asks for, too
 
 
 def _streams(function: Function, grid: Sequence[int]) -> Function:
@@ -108,9 +136,13 @@ def _plain(
     grid = tuple(max(each) for each in zip(*grids, strict=True)) if grids else None
     kernel = Kernel(arrange(loads_first(function), team.threads, vector), text, team, vector, grid, apart)
     kernel.arch, kernel.resident = arch, resident_blocks(function)
-    kernel.rank = max((len(g) for g in grids), default=1)
+    kernel.rank, kernel.folded = max((len(g) for g in grids), default=1), folds(grids)
     bind_parameters(kernel, aligned)
     kernel.run(kernel.function.body)
+    if kernel.ended:
+        text.label(kernel.ended)
+    if "meeting" in kernel.extras.used:
+        leave(kernel)
     text.line("ret")
     return finished(kernel)
 

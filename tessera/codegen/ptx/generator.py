@@ -25,10 +25,11 @@ from tessera.lower.plan import Plan
 
 # Blocks of products as warp groups take them; rows of reductions in registers; as many programs as keep a GPU busy.
 PLAN = Plan(
-    m=128, n=256, k=64, whole_k=64, multiple=128, rows=4096, row_limit=32768, pointwise=1024, lanes=32, programs=96,
-    flash_m=64, flash_n=64,
+    m=128, n=256, busy_n=128, k=64, whole_k=64, multiple=128, rows=4096, row_limit=32768, pointwise=1024, lanes=32,
+    programs=96, flash_m=64, flash_n=64, flash_deep=128,
 )  # fmt: skip
 OPTIONS = ("arch", "debug", "schedule")
+MEETING = 132 * 32  # groups that the largest GPU so far runs at once, if they are small: it says how many when loaded
 BLOCK_BYTES = 1 << 20  # of blocks alive at once in a team's registers: more is a slip in a size
 
 
@@ -40,7 +41,7 @@ class PTX:
     @cached_property
     def capabilities(self) -> Capabilities:
         """What a GPU of compute capability 8.0 or more can do."""
-        return Capabilities(16, tuple(WORD), block_bytes=BLOCK_BYTES, plan=PLAN)
+        return Capabilities(16, tuple(WORD), block_bytes=BLOCK_BYTES, meeting=MEETING, plan=PLAN)
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The PTX text of a Tile module.

@@ -19,6 +19,7 @@ from tessera.errors import ArtifactError, DeviceUnavailable, ExecutionError, Res
 LEAST = (8, 0)  # compute capability
 SPECIFIC = re.compile(r"sm_(\d+)(\d)(a?)")
 LOG_LINE = re.compile(r"line (\d+)")
+WORD = 4  # bytes
 
 
 class Room:
@@ -69,7 +70,8 @@ class GPU:
 
     def allocate(self, size: int) -> Room:
         """Memory from the pool, free again when nothing refers to it."""
-        room = Room(self._pool.allocate(max(size, 1)))
+        # In whole words: what is smaller than an atomic operation is changed by one on the word around it.
+        room = Room(self._pool.allocate(-(-max(size, 1) // WORD) * WORD))
         self.keep(room)
         return room
 

@@ -13,7 +13,6 @@ from tessera.codegen.ptx.shuffle import EVERYONE, shuffled
 from tessera.codegen.ptx.team import WARP
 from tessera.codegen.ptx.types import size
 from tessera.codegen.ptx.visit import visit
-from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Node
 from tessera.ops import group
 from tessera.types import DType, int64
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from tessera.codegen.ptx.kernel import Kernel
 
 BARRIERS = 15  # beside the one of the whole block
+WORD = 4  # bytes of a count
+REST = 20  # nanoseconds between two looks at it
 
 
 @visit(group.exchange)
@@ -121,10 +122,38 @@ def _barrier(kernel: Kernel, width: int) -> Callable[[], None]:
     if width == team.group:
         return lambda: team.meet(text)
     if width % WARP or team.group // width > BARRIERS:
-        raise UnsupportedOpError(
-            f"the target ptx has no exchange in stretches of {width} tiles of {team.group}",
-            expected=f"stretches within a warp, of whole warps (at most {BARRIERS}), or of all tiles",
-        )
+        return lambda: _count_up(kernel, width)
     number = team.once(("number", width), "div.u32", "b32", team.thread, width)
     number = team.once(("barrier", width), "add.s32", "b32", number, 1)
     return lambda: text.do("bar.sync", number, width)
+
+
+def _count_up(kernel: Kernel, width: int) -> None:
+    """A barrier of stretches that the hardware has none for: tiles count in shared memory, and look until all have."""
+    text, place = kernel.text, _counter(kernel, width)
+    text.do("fence.acq_rel.cta")
+    before = text.let("atom.shared.add.u32", "b32", f"[{place}]", 1)
+    rounds = text.let("div.u32", "b32", before, width)
+    due = text.let("mad.lo.u32", "b32", rounds, width, width)
+    again = text.new_label("count")
+    text.label(again)
+    missing = text.let("sub.s32", "b32", due, text.let("ld.acquire.cta.shared.u32", "b32", f"[{place}]"))
+    some = text.let("setp.gt.s32", "pred", missing, 0)
+    text.do("nanosleep.u32", REST, guard=some)
+    text.do(f"bra {again}", guard=some)
+
+
+def _counter(kernel: Kernel, width: int) -> str:
+    """Where a tile's stretch counts: 0 when the entry begins."""
+    team, key = kernel.team, ("counter", width)
+    made = team.knows(key)
+    start = 0 if made else kernel.room.shared(WORD * (team.group // width), WORD)
+    base = team.once((SHARED,), "mov.u32", "b32", SHARED)
+    number = team.once(("number", width), "div.u32", "b32", team.thread, width)
+    place = team.once(("counted", width), "mad.lo.u32", "b32", number, WORD, base)
+    counter = team.once(key, "add.u32", "b32", place, start)
+    if not made:
+        with kernel.text.first():
+            kernel.text.do("st.shared.u32", f"[{counter}]", 0)
+            kernel.text.do("bar.sync", 0)
+    return counter

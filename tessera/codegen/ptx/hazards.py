@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.codegen.ptx.layout import Layout
+from tessera.codegen.ptx.ops import slots
 from tessera.codegen.ptx.team import Team
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ops import basic, control, tile
@@ -31,6 +32,8 @@ class Access:
     def clashes(self, other: Access) -> bool:
         """Whether threads must meet between the two."""
         same = self.where is not None and self.where == other.where
+        if same and self.kind != other.kind:
+            same = not self.where[1].spare  # where several threads have an element one of them stores it for all
         return self.memory == other.memory and WRITE in (self.kind, other.kind) and not same
 
     def again(self, made: set[Value]) -> Access:
@@ -46,6 +49,10 @@ class Hazards:
         self._layouts, self._alone = layouts, team.threads == 1
         self._shared = frozenset() if apart else frozenset(function.params)
         self._constants = {n.out: n.attrs["value"] for n in function.body.walk() if n.op is basic.full}
+        # Slots are read and written where the program's own barriers say so.
+        self._slots = {n.out for n in function.body.walk() if n.op is slots}
+        copied = {n.args[0] for n in function.body.walk() if n.op is tile.async_copy} - self._slots
+        self._copied = {Access(self._memory(v), WRITE) for v in copied}
         self.open: set[Access] = set()
 
     def before(self, node: Node) -> bool:
@@ -54,6 +61,9 @@ class Hazards:
             return False
         if node.op is tile.barrier:
             self.open.clear()
+            return False
+        if node.op is tile.async_wait:  # other threads' copies are written only now
+            self.open |= self._copied
             return False
         if node.op in (control.for_, control.while_):
             for region in node.regions:
@@ -90,8 +100,11 @@ class Hazards:
     def _accesses(self, node: Node) -> list[Access]:
         kinds = [kind for kind in (READ, WRITE) if kind in node.op.effects]
         if node.op is tile.async_copy:
-            return [Access(self._memory(node.args[0]), WRITE), Access(self._memory(node.args[1]), READ)]
-        return [Access(self._memory(node.args[0]), kind, self._where(node)) for kind in kinds]
+            found = [(node.args[0], Access(self._memory(node.args[0]), WRITE))]
+            found.append((node.args[1], Access(self._memory(node.args[1]), READ)))
+        else:
+            found = [(node.args[0], Access(self._memory(node.args[0]), kind, self._where(node))) for kind in kinds]
+        return [access for v, access in found if v not in self._slots]
 
     def _memory(self, ref: Value) -> Any:
         return GLOBAL if ref in self._shared else ref

@@ -12,13 +12,13 @@ from tessera.types import GLOBAL
 MOST = 1 << 15  # elements: half of the registers of a multiprocessor
 
 
-def loads_first(function: Function) -> Function:
+def loads_first(function: Function, most: int = MOST) -> Function:
     """The function with each load of memory that it never writes as early in its block as its operands allow.
 
-    Not where what is loaded would fill the registers, as the operands of products do.
+    Not where what is loaded are more than `most` elements, which would fill the registers, or operands of products.
     """
     held = sum(math.prod(sizes(n.out)) for n in function.body.walk() if n.op is tile.load)
-    if held > MOST or any(n.op is linalg.dot for n in function.body.walk()):
+    if held > most or any(n.op is linalg.dot for n in function.body.walk()):
         return function
     written = {node.args[0] for node in function.body.walk() if "write" in node.op.effects}
     body = _moved(function.body, frozenset(written))

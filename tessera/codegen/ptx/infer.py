@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tessera.codegen.ptx.layout import Layout, Sizes, spread
-from tessera.codegen.ptx.ops import multiply_add, pairs, places_below, product_loop, resident, streamed
+from tessera.codegen.ptx.ops import lying, multiply_add, pairs, places_below, product_loop, resident, streamed, supplied
 from tessera.codegen.ptx.products import (
     enough_rows,
     fragments,
@@ -40,6 +40,7 @@ class Inference:
         self.threads, self.vector, self.given = threads, vector, given or {}
         self.of: dict[Value, Found] = {}
         self.direct: set[Node] = set()  # products whose left side stays in registers
+        self.lying: set[Value] = set()  # blocks that have no registers
         self._depths: dict[Value, int] = {}
         self._depth = 0
         for v in function.params:
@@ -74,7 +75,7 @@ class Inference:
         shape = sizes(left)
         if self.threads == 1 or not tensor_cores(node) or not enough_rows(shape[0], self.threads):
             return False
-        if left.type.dtype == int8:  # four neighbours to a register, which no other layout has
+        if left in self.lying or left.type.dtype == int8:  # four neighbours to a register, which no other layout has
             return False
         again = self._depths.get(left, 0) < self._depth
         return again or self.of[left] == fragments(shape, self.threads, True)
@@ -129,7 +130,7 @@ def _(inference, node):
     return [moved or inference.plain(node.out)]
 
 
-@natural(tile.load)
+@natural(tile.load, supplied)
 def _(inference, node):
     return [inference.given.get(node.out) or inference.plain(node.out)]
 
@@ -156,6 +157,12 @@ def _(inference, node):
     if inference.in_registers(node):
         inference.direct.add(node)
     return [product_layout(node, inference.threads, node in inference.direct)]
+
+
+@natural(lying)
+def _(inference, node):
+    inference.lying.add(node.out)
+    return [inference.plain(node.out)]
 
 
 @natural(pairs)

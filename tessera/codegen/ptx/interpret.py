@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 from tessera.codegen.arguments import Arguments
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.follow import follow
-from tessera.codegen.ptx.reports import check, fresh
+from tessera.codegen.hostcall import run_call, seen
+from tessera.codegen.ptx.attend import Extras
 from tessera.interp.target.ptx import Module
 from tessera.interp.target.ptx.tensor_map import TensorMap
 from tessera.types import as_dtype
@@ -54,13 +56,18 @@ class _Engine:
             entry = self.plan["entries"][each["kernel"]]
             if 0 not in each["grid"]:
                 args = [self.argument(a) for a in each["args"]]
+                padded = {i: _padded(args[i]) for i in entry.get("halves", ())}
                 maps = [tensor_map(m, args[m["param"]]) for m in entry.get("maps", ())]
                 grid = hardware_grid(each, entry, PROCESSORS)
-                reports = [fresh(entry)] if "reports" in entry else []
-                given = [*maps, *args, *reports]
-                self.module.launch(each["kernel"], grid, entry["threads"], given, entry["shared"])
-                for found in reports:
-                    check(entry, each["grid"][: each["rank"]], found)
+                extras = Extras(entry, each["grid"][: each["rank"]])
+                memories = extras.memories()
+                given = [*maps, *(padded.get(i, a) for i, a in enumerate(args)), *memories.values()]
+                self.module.launch(
+                    each["kernel"], grid, entry["threads"], given, entry["shared"], cooperative="meeting" in entry
+                )
+                for i, array in padded.items():
+                    args[i].reshape(-1).view(np.uint8)[...] = array[: args[i].nbytes]
+                extras.finish(memories)
 
     def holds(self, flag: int) -> bool:
         """Whether a flag is set."""
@@ -69,6 +76,11 @@ class _Engine:
     def turn(self, loop: int, index: int) -> None:
         """A loop has come to an index."""
         self.at[loop] = index
+
+    def call(self, number: int) -> None:
+        """Run an op on the host."""
+        found = self.plan["calls"][number]
+        run_call(found, [seen(np.ravel(self.argument(a)).view(np.uint8), a) for a in found["args"]])
 
     def argument(self, arg: Mapping[str, Any]) -> Any:
         """A parameter, or bytes of it or of the workspace: those that the loops have come to."""
@@ -85,9 +97,17 @@ def hardware_grid(launch: Mapping[str, Any], entry: Mapping[str, Any], processor
     An entry that works through programs in a loop takes as many blocks as there are multiprocessors.
     """
     if entry.get("programs"):
-        return (min(entry["programs"], processors), 1, 1)
+        cluster = entry.get("cluster", 1)
+        return (min(entry["programs"], max(processors // cluster, 1) * cluster), 1, 1)
+    if entry.get("folded"):
+        return (math.prod(launch["grid"]), 1, 1)
     grid = list(launch["grid"])[: launch["rank"]][::-1]
     return (*grid, 1, 1, 1)[:3]  # type: ignore[return-value]
+
+
+def _padded(array: np.ndarray) -> np.ndarray:
+    """A copy of an array's bytes with one more: on a GPU there is always something behind an odd number of them."""
+    return np.append(array.reshape(-1).view(np.uint8), np.uint8(0))
 
 
 def tensor_map(described: Mapping[str, Any], array: np.ndarray) -> TensorMap:

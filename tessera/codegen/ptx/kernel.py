@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING
 
-from tessera.codegen.policies import check_plain
 from tessera.codegen.ptx import pointwise
 from tessera.codegen.ptx.arrange import Arranged
+from tessera.codegen.ptx.extras import Extras
 from tessera.codegen.ptx.flight import Flight
 from tessera.codegen.ptx.hazards import Hazards
 from tessera.codegen.ptx.layout import Layout
 from tessera.codegen.ptx.memory import Memory
 from tessera.codegen.ptx.persistent import Persistent
+from tessera.codegen.ptx.policy import check_policy
+from tessera.codegen.ptx.prints import Rounds
 from tessera.codegen.ptx.ring import Ring, Walker
 from tessera.codegen.ptx.room import Room
 from tessera.codegen.ptx.team import Team
@@ -24,6 +26,11 @@ from tessera.codegen.ranges import Ranges
 from tessera.errors import Location, TesseraError, UnsupportedOpError
 from tessera.ir.core import Block, Node, Value
 from tessera.ops import basic, control, shape
+
+if TYPE_CHECKING:
+    from tessera.codegen.ptx.cluster import Cluster
+    from tessera.codegen.ptx.slots import Lying, Slots
+    from tessera.codegen.ptx.supplier import Supplier
 
 # What only names the registers of other values anew: it may come before pointwise ops that it does not use.
 RENAMED = (basic.full, basic.broadcast_to, shape.iota)
@@ -39,17 +46,23 @@ class Kernel:
         self.persistent: Persistent | None = None
         self.ring: Ring | None = None
         self.walker: Walker | None = None
+        self.cluster: Cluster | None = None
+        self.supplier: Supplier | None = None
         self.maps: tuple[str, ...] = ()
         self.unloads: dict[Node, str] = {}
         self.kept: dict[Node, Walker] = {}  # the rings of blocks that stay, and of these blocks
         self.stays: dict[Value, tuple[Walker, str]] = {}  # with the descriptor of its begin
-        self.sites: list[dict[str, Any]] = []
-        self.reports = text.new("b64")
-        self.arch = "sm_80"
+        self.extras, self.rounds = Extras(text), Rounds(self)
+        self.arch, self.ended = "sm_80", ""
+        self.folded: tuple[int, ...] = ()  # the grid, where the hardware knows programs by number alone
+        self.halves: set[int] = set()  # parameters of single bytes that are swapped two by two, and whose number is odd
+        self.isa = (0, 0)  # the version of the instruction set, where one is needed that is newer than the least
         self.resident = 0  # blocks that registers must suffice for on one multiprocessor; 0: as the assembler likes
         self.function, self.layouts, self.text, self.team = arranged.function, arranged.layouts, text, team
         self.values: dict[Value, tuple[str, ...]] = {}
         self.memories: dict[Value, Memory] = {}
+        self.slots: dict[Value, Slots] = {}
+        self.lying: dict[Value, Lying] = {}  # blocks that stay where copies put them
         self.producers: dict[Value, Node] = {}
         self.ranges = Ranges(self.producers, grid)
         self.room = Room(team)
@@ -64,7 +77,7 @@ class Kernel:
         before, self._loc = self._loc, node.loc
         self.text.place(node.loc)
         try:
-            check_plain(node, "ptx")
+            check_policy(node)
             yield
         except TesseraError as error:
             raise error.at(node.loc) from None
@@ -122,6 +135,11 @@ class Kernel:
     def layout(self, v: Value) -> Layout:
         """The layout of a block."""
         return self.layouts[v]
+
+    def end(self) -> str:
+        """The label at the end of the entry, for threads that go there at once."""
+        self.ended = self.ended or self.text.new_label("end")
+        return self.ended
 
     def meet(self) -> None:
         """Wait for the team, between two uses of memory by the emission itself."""

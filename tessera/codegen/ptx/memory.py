@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from tessera.codegen.ptx.divisors import divisor
 from tessera.codegen.ptx.layout import Layout, Sizes
 from tessera.codegen.ptx.team import both
 from tessera.codegen.ptx.types import is_immediate, size
-from tessera.ir.core import Value
+from tessera.ir.core import Node, Value
 from tessera.types import DType
 
 if TYPE_CHECKING:
@@ -36,6 +36,21 @@ class Memory:
     def steps(self) -> Sizes:
         """The bytes from one element to the next along each axis."""
         return tuple(math.prod(self.shape[a + 1 :]) * size(self.dtype) for a in range(len(self.shape)))
+
+
+def together(producers: Mapping[Value, Node], m: Memory, starts: Sequence[Value], block: Sizes, most: int) -> int:
+    """How many neighbours along the last axis may be moved at once, up to `most`, wherever in a block they lie."""
+    length = max(1, most)
+    while length > 1 and not _aligned(producers, m, starts, block, length):
+        length //= 2
+    return length
+
+
+def _aligned(producers: Mapping[Value, Node], m: Memory, starts: Sequence[Value], block: Sizes, length: int) -> bool:
+    each = size(m.dtype)
+    *outer, (last, _, _) = zip(starts, (step // each for step in m.steps), block, strict=True)
+    still = all(step % length == 0 or (n == 1 and divisor(producers, v) % length == 0) for v, step, n in outer)
+    return still and m.align % (length * each) == 0 and divisor(producers, last) % length == 0
 
 
 @dataclass(frozen=True)
@@ -122,20 +137,8 @@ class Place:
             if bit != (rank - 1, i):
                 break
             count += 1
-        length = min(1 << count, VECTOR_BYTES // size(self.m.dtype))
-        while length > 1 and not self._aligned(length):
-            length //= 2
-        return max(1, length)
-
-    def _aligned(self, length: int) -> bool:
-        steps = [math.prod(self.m.shape[a + 1 :]) for a in range(len(self.m.shape))]
-        spots = zip(self.starts, steps, self.layout.shape, strict=True)
-        *outer, (last, _, _) = spots
-        still = all(
-            step % length == 0 or (n == 1 and divisor(self.kernel.producers, v) % length == 0) for v, step, n in outer
-        )
-        still = still and self.m.align % (length * size(self.m.dtype)) == 0
-        return still and divisor(self.kernel.producers, last) % length == 0
+        most = min(1 << count, VECTOR_BYTES // size(self.m.dtype))
+        return together(self.kernel.producers, self.m, self.starts, self.layout.shape, most)
 
     def clipped(self, offset: Sizes) -> list[str]:
         """The predicates that an element lies inside the memory."""

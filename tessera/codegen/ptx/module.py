@@ -13,12 +13,12 @@ from tessera.codegen.ptx.function import SHARED_LIMIT, emit_function
 from tessera.codegen.ptx.memory import VECTOR_BYTES
 from tessera.codegen.ptx.room import SHARED
 from tessera.codegen.ptx.text import Files
-from tessera.errors import ResourceError, UnsupportedOpError
+from tessera.errors import ResourceError
 from tessera.ir.core import Function, Module, Node
 from tessera.ops import host
 
-VERSION = {"sm_80": "7.8", "sm_90a": "8.0"}
-GRID_RANK = 3
+VERSION = {"sm_80": (7, 8), "sm_90a": (8, 0)}
+PROGRAMS = (1 << 31) - 1  # of a launch: as many as the first axis of a grid has places
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,15 @@ def emit_module(module: Module, arch: str, debug: bool) -> Emission:
     together = overlapping(module)
     entries: dict[str, Entry] = {}
     plan = launch_plan(module, {})
-    for node in module.main.body.walk():
-        if node.op is host.call:
-            raise UnsupportedOpError(f"{node.attrs['op']} runs on the host: not on the target ptx", location=node.loc)
     for function in module.functions[1:]:
-        grids = [_grid(n) for n in launches if n.attrs["kernel"] == function.name]
+        grids = _grids(launches, function)
         aligned = _alignments(plan, function)
         entry = emit_function(function, files, grids, function.name not in together, aligned, arch)
         _check_shared(function.name, entry, arch, function.loc)
         entries[function.name] = entry
     plan["entries"] = {name: e.described() for name, e in entries.items()}
     for each, node in zip(plan["launches"], launches, strict=True):
-        each["rank"] = len(_grid(node))
+        each["rank"] = len(_grids(launches, module.function(node.attrs["kernel"]))[0])
     return Emission("\n".join(_text(arch, files, list(entries.values()))) + "\n", plan)
 
 
@@ -64,7 +61,8 @@ def _alignments(plan: Mapping[str, Any], function: Function) -> list[int]:
 
 
 def _text(arch: str, files: Files | None, entries: Sequence[Entry]) -> list[str]:
-    head = ["// Tessera: PTX", f".version {VERSION[arch]}", f".target {arch}", ".address_size 64", ""]
+    major, minor = max(VERSION[arch], *(entry.isa for entry in entries)) if entries else VERSION[arch]
+    head = ["// Tessera: PTX", f".version {major}.{minor}", f".target {arch}", ".address_size 64", ""]
     named = [*files.text(), ""] if files is not None else []
     shared = [f".extern .shared .align 1024 .b8 {SHARED}[];", ""]
     return [*head, *named, *shared, *(line for entry in entries for line in entry.lines)]
@@ -79,10 +77,18 @@ def _check_shared(name: str, entry: Entry, arch: str, loc: Any) -> None:
         )  # fmt: skip
 
 
+def _grids(launches: Sequence[Node], function: Function) -> list[tuple[int, ...]]:
+    """The grids that a function is launched over, all of as many axes: those that one lacks have one program."""
+    grids = [_grid(n) for n in launches if n.attrs["kernel"] == function.name]
+    rank = max(map(len, grids), default=1)
+    return [(*g, *(1,) * (rank - len(g))) for g in grids]
+
+
 def _grid(node: Node) -> tuple[int, ...]:
     grid = tuple(int(n) for n in node.attrs["grid"])
-    if len(grid) > GRID_RANK:
-        raise UnsupportedOpError(
-            f"the target ptx has grids of {GRID_RANK} axes, this one has {len(grid)}", location=node.loc
-        )
+    if math.prod(grid) > PROGRAMS:
+        raise ResourceError(
+            f"a grid of {math.prod(grid):,} programs", location=node.loc, expected=f"at most {PROGRAMS:,} on a GPU",
+            received=f"{math.prod(grid):,}", suggestion="fewer programs that do more each, in a loop",
+        )  # fmt: skip
     return grid or (1,)

@@ -13,7 +13,7 @@ from tessera.codegen.ptx.types import constant
 from tessera.codegen.ptx.visit import visit
 from tessera.ir.core import Node
 from tessera.ops import basic, shape
-from tessera.types import bool_, f32, f64, int64
+from tessera.types import bool_, f32, f64, int64, uint64
 
 if TYPE_CHECKING:
     from tessera.codegen.ptx.kernel import Kernel
@@ -31,7 +31,7 @@ def _(kernel, node):
     layout, dtype = kernel.layout(node.out), node.attrs["dtype"]
     axis = node.attrs["axis"] % len(layout.shape)
     place = kernel.team.place(layout, axis)
-    if place != "0" and dtype == int64:
+    if place != "0" and dtype in (int64, uint64):
         place = kernel.team.once(("wide", place), "cvt.u64.u32", "b64", place)
     found = {}
     for offset in dict.fromkeys(each[axis] for each in layout.offsets):
@@ -43,7 +43,7 @@ def _ramp(kernel, dtype, place, offset):
     """A place along an axis as an element."""
     if place == "0":
         return constant(offset, dtype)
-    form = "s64" if dtype == int64 else "s32"
+    form = "s64" if dtype in (int64, uint64) else "s32"
     total = kernel.text.let(f"add.{form}", form, place, offset) if offset else place
     if not dtype.is_float:
         return total

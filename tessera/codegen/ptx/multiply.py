@@ -28,11 +28,12 @@ class Product:
     def __init__(self, kernel: Kernel, node: Node) -> None:
         self.kernel, self.text, self.node = kernel, kernel.text, node
         a, b = self.sides = node.args[-2:]
-        self.dtype, self.wide = a.type.dtype, a.type.accumulate  # type: ignore[union-attr]
+        self.dtypes = [v.type.dtype for v in self.sides]  # type: ignore[union-attr]
+        self.wide = a.type.accumulate  # type: ignore[union-attr]
         self.left, self.right = kernel.layout(a).shape, kernel.layout(b).shape
         self.layout = kernel.layout(node.out)
         self.k = self.left[-1]
-        each = size(self.dtype)
+        each = size(self.dtypes[0])  # both are as large
         self.offset = -(-math.prod(self.left) * each // ALIGN) * ALIGN
         self.base = kernel.room.exchange(self.offset + math.prod(self.right) * each)
 
@@ -41,18 +42,18 @@ class Product:
         kernel = self.kernel
         if kernel.hazards.exchange(WRITE):
             kernel.team.meet(self.text)
-        for v, at in zip(self.sides, (0, self.offset), strict=True):
-            for run in runs(kernel, self.dtype, kernel.layout(v), self.base, once=True):
+        for v, at, dtype in zip(self.sides, (0, self.offset), self.dtypes, strict=True):
+            for run in runs(kernel, dtype, kernel.layout(v), self.base, once=True):
                 moved = Run(run.first, run.count, run.address, run.offset + at, run.guards)
                 part = kernel.values[v][run.first : run.first + run.count]
-                words.store(self.text, space(kernel), self.dtype, moved, part)
+                words.store(self.text, space(kernel), dtype, moved, part)
         if kernel.hazards.exchange(READ):
             kernel.team.meet(self.text)
 
     def run(self) -> None:
         """The sums: a loop along the axis that the sides share, some steps a round, then what is left."""
         self.sums = self.begun()
-        steps = row_major(self.left, size(self.dtype)), row_major(self.right, size(self.dtype))
+        steps = row_major(self.left, size(self.dtypes[0])), row_major(self.right, size(self.dtypes[1]))
         places = [self._address(s, a, keep) for s, a, keep in zip(steps, (0, self.offset), (-2, -1), strict=True)]
         rounds = self.k // UNROLL
         if rounds > 1:
@@ -93,30 +94,33 @@ class Product:
     def _step(self, places: Sequence[str], steps: Sequence[Sizes], k: int) -> None:
         """One place of the shared axis: a column of the left side times a row of the right one."""
         row, column = len(self.layout.shape) - 2, len(self.layout.shape) - 1
-        left = self._loaded(places[0], steps[0], row, k * steps[0][-1])
-        right = self._loaded(places[1], steps[1], column, k * steps[1][-2])
+        left = self._loaded(0, places[0], steps[0], k * steps[0][-1])
+        right = self._loaded(1, places[1], steps[1], k * steps[1][-2])
         form = word(self.wide)
         multiply = "fma.rn" if self.wide.is_float else "mad.lo"
         for total, place in zip(self.sums, self.layout.offsets, strict=True):
             a, b = left[place[: row + 1]], right[place[:row] + place[column:]]
             self.text.do(f"{multiply}.{form}", total, a, b, total)
 
-    def _loaded(self, base: str, steps: Sizes, axis: int, at: int) -> dict[Sizes, str]:
-        """The elements that this thread's registers need, by their place along the leading axes and one more."""
+    def _loaded(self, side: int, base: str, steps: Sizes, at: int) -> dict[Sizes, str]:
+        """The elements of a side that this thread's registers need, by their place along the leading axes and one more:
+        rows of the left one, columns of the right."""
         outer = len(self.layout.shape) - 2
+        axis = outer + side
         found: dict[Sizes, str] = {}
         for place in self.layout.offsets:
             key = (*place[:outer], place[axis])
             if key not in found:
                 offset = at + sum(n * s for n, s in zip(key[:-1], steps, strict=False)) + key[-1] * steps[axis]
-                found[key] = self._element(base, offset, place, axis)
+                found[key] = self._element(side, base, offset, place)
         return found
 
-    def _element(self, base: str, offset: int, place: Sizes, axis: int) -> str:
-        inside = [self.kernel.team.within(self.layout, a, place[a]) for a in (*range(len(place) - 2), axis)]
+    def _element(self, side: int, base: str, offset: int, place: Sizes) -> str:
+        axes = (*range(len(place) - 2), len(place) - 2 + side)
+        inside = [self.kernel.team.within(self.layout, a, place[a]) for a in axes]
         guard = ""
         for each in inside:
             guard = self.text.let("and.pred", "pred", guard, each) if guard and each else guard or each
         run = Run(0, 1, base, offset, (guard,))
-        (x,) = words.load(self.text, space(self.kernel), self.dtype, run)
-        return convert(self.text, self.dtype, self.wide, x)
+        (x,) = words.load(self.text, space(self.kernel), self.dtypes[side], run)
+        return convert(self.text, self.dtypes[side], self.wide, x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from tessera.op import STORAGE, Op
 from tessera.ops.control import direct
-from tessera.types import RefType, TensorType, bf16, bool_, f32, int32
+from tessera.types import SHARED, DType, RefType, TensorType, bf16, bool_, f32, int32
 
 
 def _op(
@@ -49,19 +50,23 @@ def _loop_type(acc: TensorType, a: RefType, b: RefType, *scalars: TensorType, **
 
 
 @_op(_loop_type)
-def product_loop(acc, a, b, lower, upper, *starts, step: int, left: tuple, right: tuple, block: tuple, flipped: bool):
+def product_loop(
+    acc, a, b, lower, upper, *starts, step: int, left: tuple, right: tuple, block: tuple, flipped: bool,
+    turned: bool = False,
+):  # fmt: skip
     """`acc` plus, for each index from `lower` to before `upper` by `step`, a block of `a` times one of `b`.
 
     `block` is (rows, columns, depth). `left` and `right` say for each axis of `a` and `b` which of `starts` the block
-    begins at, or -1 for the index; what lies outside reads as 0. `flipped` says that `b` holds columns as its rows.
+    begins at, or -1 for the index; what lies outside reads as 0. `flipped` says that `b` holds columns as its rows,
+    `turned` that `a` holds rows as its columns.
     """
     rows, columns, depth = block
-    second = (columns, depth) if flipped else (depth, columns)
+    first, second = (depth, rows) if turned else (rows, depth), (columns, depth) if flipped else (depth, columns)
     total = np.array(acc)
     for index in range(int(lower), int(upper), step):
-        x = _block(a, [index if at < 0 else int(starts[at]) for at in left], (rows, depth))
+        x = _block(a, [index if at < 0 else int(starts[at]) for at in left], first)
         y = _block(b, [index if at < 0 else int(starts[at]) for at in right], second)
-        total = total + np.matmul(x, y.T if flipped else y, dtype=total.dtype)
+        total = total + np.matmul(x.T if turned else x, y.T if flipped else y, dtype=total.dtype)
     return total
 
 
@@ -76,6 +81,30 @@ def _block(array: np.ndarray, starts: list[int], shape: tuple[int, int]) -> np.n
     return found
 
 
+def _slots_type(*, shape: tuple[int, ...], dtype: DType, swizzled: bool = False) -> RefType:
+    return RefType(tuple(shape), dtype, SHARED)
+
+
+@_op(_slots_type, effects=frozenset(("memory",)))
+def slots(*, shape: tuple, dtype: DType, swizzled: bool = False):
+    """Shared memory for blocks of rows, a slot each. The program itself says by barriers when which is read.
+
+    `swizzled` slots are read by ldmatrix alone: pieces of 16 bytes change places within rows.
+    """
+
+
+def _lying_type(ref: RefType, slot: TensorType, *, flipped: bool) -> TensorType:
+    rows, columns = math.prod(ref.shape[1:-1]), ref.shape[-1]  # type: ignore[arg-type]
+    return ref.block((columns, rows) if flipped else (rows, columns))  # type: ignore[arg-type]
+
+
+@_op(_lying_type)
+def lying(ref, slot, *, flipped: bool):
+    """The rows in a slot, turned around where `flipped`: they stay where they lie, for products to read them there."""
+    block = ref[int(slot)].reshape(-1, ref.shape[-1])
+    return block.T if flipped else block
+
+
 def _resident_type(ref: RefType, *starts: TensorType, shape: tuple[int, ...]) -> TensorType:
     return ref.block(shape)
 
@@ -84,6 +113,12 @@ def _resident_type(ref: RefType, *starts: TensorType, shape: tuple[int, ...]) ->
 def resident(ref, *starts, shape: tuple):
     """A block of the last two axes that stays in memory for as long as a program multiplies by it."""
     return _block(ref, [int(s) for s in starts], shape)
+
+
+@_op(lambda ref, *starts, shape, same: ref.block(shape))
+def supplied(ref, *starts, shape: tuple, same: bool):
+    """A block that a copy brought ahead of its program; one that is the `same` for all programs came once."""
+    return ref[tuple(slice(int(s), int(s) + n) for s, n in zip(starts, shape, strict=True))]
 
 
 @_op(lambda x: (), effects=frozenset(("release",)))

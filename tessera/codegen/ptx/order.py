@@ -33,39 +33,48 @@ class Order:
 def order_of(function: Function, grid: Sequence[int]) -> Order | None:
     """The order for a function with `streamed` products, or None where nothing asks for one.
 
-    What they read is shared by programs along axes that its place does not depend on. Where a loop has more rounds
-    the further along an axis its program is, that axis is walked last and from its end, in sections of programs whose
-    blocks a cache holds.
+    What they read is shared by programs along axes that its place does not depend on. Where there is one such axis, it
+    is walked last, in sections of programs whose blocks a cache holds. Where a loop has more rounds the further along
+    an axis its program is, that axis is walked last and from its end, in such sections.
     """
     reading = [n for n in function.body.walk() if n.op is streamed]
     if not reading:
         return None
     producers = {v: n for n in function.body.walk() for v in n.results}
     bounds = [n.args[1] for n in function.body.nodes if n.op is control.for_]
-    known = _axes(producers, (v for n in reading for v in starts(n)))
+    known = axes_of(producers, (v for n in reading for v in starts(n)))
     long = [a for a in range(len(grid)) if bounds and all(trend_of(producers, v, a) == 1 for v in bounds)]
     shared = [a for a in range(len(grid)) if a not in known and a not in long]
     rest = [a for a in range(len(grid)) if a in known and a not in long]
+    if not long and len(shared) == 1:
+        # Measured: programs that all read the same rows at one time are slower than those that read a few stretches.
+        return Order((*rest, *shared), False, _section(producers, reading, grid, rest, CACHE // 2))
     if len(long) != 1:
         return Order((*shared, *rest, *long))
-    total = math.prod(grid[a] for a in (*shared, *rest))
-    if total < AT_ONCE:  # programs under way share what they read as it is
+    if math.prod(grid[a] for a in (*shared, *rest)) < AT_ONCE:  # programs under way share what they read as it is
         return Order((*shared, *rest, *long), True)
-    fits = [n for n in range(1, total + 1) if total % n == 0 and n * _read(producers, reading, grid) <= CACHE]
-    return Order((*shared, *rest, *long), True, max(fits, default=1))
+    return Order((*shared, *rest, *long), True, _section(producers, reading, grid, (*shared, *rest), CACHE))
+
+
+def _section(
+    producers: Producers, reading: Sequence[Node], grid: Sequence[int], axes: Sequence[int], cache: int
+) -> int:
+    """How many programs along some axes there are at a time, whose blocks a cache holds: an even share of all."""
+    total, each = math.prod(grid[a] for a in axes), _read(producers, reading, grid)
+    return max((n for n in range(1, total + 1) if total % n == 0 and n * each <= cache), default=1)
 
 
 def _read(producers: Producers, reading: Sequence[Node], grid: Sequence[int]) -> int:
     """The bytes of memory that one program can read, at most: an equal share of each array."""
     refs = {n.args[1]: n for n in reading}
     shares = (
-        math.prod(sizes(v)) * size(v.type.dtype) // math.prod(grid[a] for a in _axes(producers, starts(n)))  # type: ignore[union-attr]
+        math.prod(sizes(v)) * size(v.type.dtype) // math.prod(grid[a] for a in axes_of(producers, starts(n)))  # type: ignore[union-attr]
         for v, n in refs.items()
     )
     return sum(shares)
 
 
-def _axes(producers: Producers, values: Iterable[Value]) -> set[int]:
+def axes_of(producers: Producers, values: Iterable[Value]) -> set[int]:
     """The axes of the grid that scalars depend on."""
     found, seen, left = set(), set(), list(values)
     while left:

@@ -7,10 +7,16 @@ places along the first axis, walked along the second.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from tessera.codegen.ptx.order import Order
 from tessera.codegen.ptx.text import Text
+
+if TYPE_CHECKING:
+    from tessera.codegen.ptx.cluster import Cluster
+    from tessera.codegen.ptx.team import Team
 
 BAND = 8
 
@@ -18,14 +24,22 @@ BAND = 8
 class Persistent:
     """The loop over a grid's programs, while its body is emitted."""
 
-    def __init__(self, text: Text, grid: Sequence[int], order: Order | None = None) -> None:
-        self.text, self.grid, self.order = text, tuple(grid), order
-        self.total = math.prod(self.grid)
+    def __init__(
+        self, text: Text, grid: Sequence[int], order: Order | None = None, cluster: Cluster | None = None,
+        team: Team | None = None,
+    ) -> None:  # fmt: skip
+        self.text, self.order, self.cluster = text, order, cluster
+        self.team = team if team is not None and team.teams > 1 else None  # of those that take programs in turn
+        self.sizes = tuple(grid)
+        # What is walked: of a cluster's programs the first.
+        each = [cluster.size if cluster is not None and axis == cluster.axis else 1 for axis in range(len(grid))]
+        self.grid = tuple(n // c for n, c in zip(grid, each, strict=True))
+        self.total, self.band = math.prod(self.grid), BAND // each[0]
         self._places: list[str] = []
 
     def size(self, axis: int) -> int:
         """The programs along an axis."""
-        return self.grid[axis] if axis < len(self.grid) else 1
+        return self.sizes[axis] if axis < len(self.sizes) else 1
 
     def place(self, axis: int) -> str:
         """This program's place along an axis, as an index."""
@@ -34,17 +48,38 @@ class Persistent:
     def begin(self) -> tuple[str, str, str]:
         """Begin the loop; what `end` needs."""
         text = self.text
-        number = text.let("mov.u32", "b32", "%ctaid.x")
+        number = text.let("mov.u32", "b32", "%ctaid.x" if self.cluster is None else "%clusterid.x")
+        if self.team is not None:
+            step = text.let("mov.u32", "b32", "%nctaid.x")
+            text.do("mad.lo.u32", number, self.team.index, step, number)
         head, done = text.new_label("program"), text.new_label("last")
         text.label(head)
         text.do(f"bra {done}", guard=text.let("setp.ge.u32", "pred", number, self.total))
-        self._places = [text.let("cvt.u64.u32", "b64", each) for each in self._split(number)]
+        self._places = self._wide(number)
         return number, head, done
+
+    @contextmanager
+    def at(self, number: str) -> Iterator[None]:
+        """Inside, places are those of another program."""
+        before, self._places = self._places, self._wide(number)
+        yield
+        self._places = before
+
+    def _wide(self, number: str) -> list[str]:
+        """A program's places as indices."""
+        places = self._split(number)
+        if self.cluster is not None:
+            rank = self.text.let("mov.u32", "b32", "%cluster_ctarank")
+            first = places[self.cluster.axis]
+            places[self.cluster.axis] = self.text.let("mad.lo.u32", "b32", first, self.cluster.size, rank)
+        return [self.text.let("cvt.u64.u32", "b64", each) for each in places]
 
     def end(self, loop: tuple[str, str, str]) -> None:
         """End the loop."""
         number, head, done = loop
-        step = self.text.let("mov.u32", "b32", "%nctaid.x")
+        step = self.text.let("mov.u32", "b32", "%nctaid.x" if self.cluster is None else "%nclusterid.x")
+        if self.team is not None:
+            step = self.text.let("mul.lo.u32", "b32", step, self.team.teams)
         self.text.do("add.u32", number, number, step)
         self.text.do(f"bra {head}")
         self.text.label(done)
@@ -62,11 +97,11 @@ class Persistent:
         if len(self.grid) == 3:
             outer = [text.let("div.u32", "b32", number, first * second)]
             rest = text.let("rem.u32", "b32", number, first * second)
-        band = text.let("div.u32", "b32", rest, BAND * second)
-        inside = text.let("rem.u32", "b32", rest, BAND * second)
-        begin = text.let("mul.lo.u32", "b32", band, BAND)
+        band = text.let("div.u32", "b32", rest, self.band * second)
+        inside = text.let("rem.u32", "b32", rest, self.band * second)
+        begin = text.let("mul.lo.u32", "b32", band, self.band)
         # The last band may be narrower.
-        narrow = text.let("min.u32", "b32", text.let("sub.u32", "b32", first, begin), BAND)
+        narrow = text.let("min.u32", "b32", text.let("sub.u32", "b32", first, begin), self.band)
         row = text.let("add.u32", "b32", begin, text.let("rem.u32", "b32", inside, narrow))
         return [row, text.let("div.u32", "b32", inside, narrow), *outer]
 

@@ -12,12 +12,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.codegen.ptx.ops import multiply_add, product_loop
+from tessera.codegen.ptx.products import together
 from tessera.codegen.ptx.types import size
 from tessera.evaluate import copier, rebuild
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
-from tessera.ops import basic, control, linalg, shape, tile
-from tessera.types import GLOBAL, DType, RefType, TensorType, bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32
+from tessera.ops import basic, control, elementwise, linalg, shape, tile
+from tessera.types import (
+    GLOBAL,
+    DType,
+    RefType,
+    TensorType,
+    bf16,
+    f16,
+    f32,
+    fp8_e4m3,
+    fp8_e5m2,
+    int8,
+    int32,
+    int64,
+    uint8,
+)
 
 ROW_BYTES = 128  # of a block's inner axis: one row of the swizzle
 COLUMNS = (64, 128, 256)
@@ -25,7 +40,7 @@ ROWS = (64, 128, 256)
 SUMS = 128  # registers of a thread for the block that is carried
 STRIDE = 16  # bytes that rows in memory are a multiple of
 # The types of sides, with what their sums are in. Of those of 8 bits the instructions want both sides by rows.
-SIDES = {bf16: f32, f16: f32, fp8_e4m3: f32, fp8_e5m2: f32, int8: int32}
+SIDES = {bf16: f32, f16: f32, fp8_e4m3: f32, fp8_e5m2: f32, int8: int32, uint8: int32}
 HALVES = (bf16, f16)
 Producers = Mapping[Value, Node]
 
@@ -50,9 +65,14 @@ class Loop:
     step: int
 
     @property
+    def depth(self) -> int:
+        """How deep its blocks are to be: as a row of the swizzle, so that its rounds are cut into some, or joined."""
+        return ROW_BYTES // size(self.left.ref.type.dtype)  # type: ignore[union-attr]
+
+    @property
     def sizes(self) -> tuple[int, int, int]:
         """Rows, columns and depth of a round's product."""
-        rows, depth = self.left.block[-2:]
+        rows, depth = self.left.block[-2:][::-1] if self.left.flipped else self.left.block[-2:]
         return rows, self.right.block[-2 if self.right.flipped else -1], depth
 
 
@@ -92,9 +112,30 @@ def _recorded(
         return len(starts) - 1
 
     left, right = (tuple(place(v) for v in side.starts) for side in (loop.left, loop.right))
-    attrs = {"step": loop.step, "left": left, "right": right, "block": loop.sizes, "flipped": loop.right.flipped}
+    step = loop.step
+    if loop.depth != loop.sizes[2]:
+        step, upper = loop.depth, _rounded(builder, lower, upper, max(loop.step, loop.depth))
+    attrs = {"left": left, "right": right, "flipped": loop.right.flipped, "turned": loop.left.flipped}
+    attrs |= {"step": step, "block": (*loop.sizes[:2], loop.depth)}
     refs = [env[loop.left.ref], env[loop.right.ref]]
     return builder.add(product_loop, [acc, *refs, lower, upper, *starts], attrs, loc=loop.node.loc).results
+
+
+def _rounded(builder: Builder, lower: Value, upper: Value, step: int) -> Value:
+    """Where a loop's last round ends: it may reach past its upper bound."""
+    ends = [builder.producers.get(v) for v in (lower, upper)]
+    if all(n is not None and n.op is basic.full for n in ends):
+        first, last = (int(n.attrs["value"]) for n in ends if n is not None)
+        return _scalar(builder, first - (first - last) // step * step)
+    one = _scalar(builder, step)
+    count = builder.add(elementwise.sub, [upper, lower]).out
+    count = builder.add(elementwise.add, [count, _scalar(builder, step - 1)]).out
+    whole = builder.add(elementwise.mul, [builder.add(elementwise.floor_divide, [count, one]).out, one]).out
+    return builder.add(elementwise.add, [lower, whole]).out
+
+
+def _scalar(builder: Builder, n: int) -> Value:
+    return builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out
 
 
 def _fitting(function: Function, producers: Producers, node: Node) -> Loop | None:
@@ -113,7 +154,8 @@ def _fitting(function: Function, producers: Producers, node: Node) -> Loop | Non
     if None in sides or not all(_moves(n) for n in body.nodes if id(n) in used):
         return None
     found = Loop(node, sides[0], sides[1], int(step.attrs["value"]))  # type: ignore[arg-type]
-    return found if _sized(found) and _steady(function, producers, found, body.params[0]) else None
+    fits = _sized(found) and _even(producers, found) and _steady(function, producers, found, body.params[0])
+    return found if fits else None
 
 
 def _moves(node: Node) -> bool:
@@ -151,13 +193,37 @@ def fetched(type: Any, dtypes: tuple[DType, ...] = HALVES) -> bool:
 
 def _sized(loop: Loop) -> bool:
     """Whether the blocks are such as the instructions take."""
-    rows, columns, depth = loop.sizes
+    rows, columns, _ = loop.sizes
     type = loop.left.ref.type
     assert isinstance(type, RefType)
-    whole = rows in ROWS and columns in COLUMNS and depth * size(type.dtype) == ROW_BYTES and not loop.left.flipped
+    whole = rows in ROWS and columns in COLUMNS
+    whole = whole and (type.dtype in HALVES or not loop.left.flipped)
     fits = rows * columns // (min(rows, 128) * 2) <= SUMS and (type.dtype in HALVES or loop.right.flipped)
-    same = loop.right.ref.type.dtype == type.dtype  # type: ignore[union-attr]
+    same = together(type.dtype, loop.right.ref.type.dtype)  # type: ignore[union-attr]
     return whole and fits and same and type.block(()).accumulate == SIDES[type.dtype]
+
+
+def _even(producers: Producers, loop: Loop) -> bool:
+    """Whether rounds are as deep as they are to be, or can be cut or joined: each goes on where the one before ends."""
+    depth, index = loop.sizes[2], loop.node.regions[0].params[0]
+    if depth == loop.depth:
+        return True
+    along = loop.left.starts[-2 if loop.left.flipped else -1], loop.right.starts[-1 if loop.right.flipped else -2]
+    others = [*loop.left.starts, *loop.right.starts].count(index) > 2
+    goes_on = loop.step == depth and set(along) == {index} and not others
+    return goes_on and (depth % loop.depth == 0 or (loop.depth % depth == 0 and _joined(producers, loop)))
+
+
+def _joined(producers: Producers, loop: Loop) -> bool:
+    """Whether whole rounds of the new depth read no more than the loop does, or what lies outside of memory."""
+    ends = [producers.get(v) for v in loop.node.args[:2]]
+    if any(n is None or n.op is not basic.full for n in ends):
+        return False
+    lower, upper = (int(n.attrs["value"]) for n in ends if n is not None)
+    rounds = -((lower - upper) // loop.step)
+    sides = ((loop.left, -2 if loop.left.flipped else -1), (loop.right, -1 if loop.right.flipped else -2))
+    most = max(int(side.ref.type.shape[axis]) for side, axis in sides)  # type: ignore[union-attr]
+    return rounds * loop.step % loop.depth == 0 or most <= lower + rounds * loop.step
 
 
 def _steady(function: Function, producers: Producers, loop: Loop, index: Value) -> bool:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from tessera.codegen.ptx.convert import convert
 from tessera.codegen.ptx.emit import Spot, emit
+from tessera.codegen.ptx.policy import stored
 from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Node, Value
 from tessera.op import COMPUTE
-from tessera.types import DType
+from tessera.types import DType, TensorType
 
 if TYPE_CHECKING:
     from tessera.codegen.ptx.kernel import Kernel
@@ -55,10 +56,10 @@ def _row(node: Node) -> Callable[..., str]:
 def _element(kernel: Kernel, node: Node, rule: Callable[..., str], operands: tuple[str, ...]) -> str:
     text, widths = kernel.text, [_wide(node, v) for v in node.args]
     xs = [convert(text, v.type.dtype, w, x) for v, w, x in zip(node.args, widths, operands, strict=True)]
-    out = node.out.type.dtype
-    spot = Spot(text, widths[-1], out)
-    found = rule(spot, *xs)
-    return convert(text, widths[-1], out, found) if node.op.numerics == COMPUTE else found
+    out = node.out.type
+    assert isinstance(out, TensorType)
+    found = rule(Spot(text, widths[-1], out.dtype, out.policy), *xs)
+    return stored(text, widths[-1], out, found) if node.op.numerics == COMPUTE else found
 
 
 def _wide(node: Node, v: Value) -> DType:

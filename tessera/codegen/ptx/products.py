@@ -6,15 +6,19 @@ from collections.abc import Callable, Sequence
 
 from tessera.codegen.ptx.layout import Bit, Layout, width
 from tessera.codegen.ptx.ops import multiply_add
-from tessera.codegen.ptx.types import size
+from tessera.codegen.ptx.types import SMALL, size
 from tessera.ir.core import Node, Value
 from tessera.ops import linalg
-from tessera.types import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32
+from tessera.types import DType, bf16, f16, f32, fp8_e4m3, fp8_e5m2, int4, int8, int32, uint8
 
 LANES = 5
 STEP = 32  # bytes of the shared axis, in one instruction of the tensor cores
-# What elements are multiplied as: every fp8 number is one of f16, whose products all GPUs here add up in f32.
-HELD = {bf16: bf16, f16: f16, fp8_e4m3: f16, fp8_e5m2: f16, int8: int8}
+# What elements are multiplied as: every float of 8 bits or fewer is one of f16, whose products GPUs add up in f32.
+HELD = {
+    bf16: bf16, f16: f16, **dict.fromkeys(SMALL, f16), int4: int8, int8: int8, uint8: uint8,
+}  # fmt: skip
+# How instructions name the types of the sides.
+NAMES = {bf16: "bf16", f16: "f16", fp8_e4m3: "e4m3", fp8_e5m2: "e5m2", int8: "s8", uint8: "u8"}
 LEAST = 8  # rows and columns from which tensor cores are worth their while
 
 
@@ -24,11 +28,25 @@ def tensor_cores(node: Node) -> bool:
         return False
     a, b = (v.type for v in node.args[-2:])
     rows, depth, columns = (int(n) for n in (a.shape[-2], a.shape[-1], b.shape[-1]))  # type: ignore[union-attr]
-    held = HELD.get(a.dtype)  # type: ignore[union-attr]
-    if held is None or node.args[-1].type.dtype != a.dtype:  # type: ignore[union-attr]
+    held, other = (HELD.get(x.dtype) for x in (a, b))  # type: ignore[union-attr]
+    if held is None or other is None or not together(held, other):
         return False
     fits = a.rank == 2 and depth * size(held) % STEP == 0 and min(rows, columns) >= LEAST  # type: ignore[union-attr]
-    return fits and a.accumulate == (int32 if held == int8 else f32)  # type: ignore[union-attr]
+    return fits and a.accumulate == (f32 if held.is_float else int32)  # type: ignore[union-attr]
+
+
+def together(a: DType, b: DType) -> bool:
+    """Whether one instruction multiplies elements of two types: any of 8 bits by each other, floats by floats."""
+    return a == b or (a.bits == b.bits == 8 and a.is_float == b.is_float)
+
+
+def named(a: DType, b: DType) -> str:
+    """What the name of an instruction says of the types of its sides: the depth it takes, its sums, and them.
+
+    >>> named(bf16, bf16), named(int8, uint8)
+    ('k16.f32.bf16.bf16', 'k32.s32.s8.u8')
+    """
+    return f"k{STEP // size(a)}.{'f32' if a.is_float else 's32'}.{NAMES[a]}.{NAMES[b]}"
 
 
 def product_layout(node: Node, threads: int, by_rows: bool) -> Layout:

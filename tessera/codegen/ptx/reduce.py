@@ -13,6 +13,7 @@ from tessera.codegen.ptx.convert import convert
 from tessera.codegen.ptx.exchange import put, take
 from tessera.codegen.ptx.infer import reduced_axes
 from tessera.codegen.ptx.layout import Bit, Layout
+from tessera.codegen.ptx.policy import stored
 from tessera.codegen.ptx.shuffle import shuffled
 from tessera.codegen.ptx.team import both
 from tessera.codegen.ptx.visit import visit
@@ -42,7 +43,7 @@ def _(kernel: Kernel, node: Node) -> None:
     kept = layout.reduced(axes, keep=False) if not node.attrs["keepdims"] else layout.reduced(axes, keep=True)
     found = [parts[kept.index[place]][-1] for place in ours.offsets]
     made = int64 if node.op in PLACES else dtype
-    kernel.values[node.out] = tuple(convert(kernel.text, made, node.out.type.dtype, r) for r in found)
+    kernel.values[node.out] = tuple(stored(kernel.text, made, node.out.type, r) for r in found)  # type: ignore[arg-type]
 
 
 def _accumulator(node: Node) -> DType:

@@ -1,8 +1,8 @@
 """A ring of buffers between the thread that fetches and the warp groups that multiply.
 
-Each stage has two barriers in shared memory: "full", which the bytes of a fetch complete, and "empty", at which
-each warp group arrives once when it has read the stage. Both sides walk the stages in order; the parity of a stage's
-phase turns each time round.
+Each stage has two barriers in shared memory: "full", which the bytes of a fetch complete, and "empty", at which each
+warp group arrives once when it has read the stage; in a cluster those of all its blocks do. Both sides walk the
+stages in order; the parity of a stage's phase turns each time round.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ ALIGN = 128
 
 
 class Ring:
-    """`stages` buffers of `size` bytes, read by `groups` warp groups; `more` bytes follow them."""
+    """`stages` buffers of `size` bytes, read by `groups` warp groups in each of `blocks` blocks, and `more` bytes."""
 
-    def __init__(self, text: Text, room: Room, stages: int, size: int, groups: int, more: int = 0) -> None:
-        self.text, self.stages, self.size, self.groups = text, stages, size, groups
+    def __init__(
+        self, text: Text, room: Room, stages: int, size: int, groups: int, more: int = 0, blocks: int = 1
+    ) -> None:
+        self.text, self.stages, self.size, self.groups, self.blocks = text, stages, size, groups, blocks
         start = room.shared(stages * size + more + SWIZZLED, ALIGN)
         barriers = room.shared(16 * stages, ALIGN)
         with text.first():
@@ -34,9 +36,19 @@ class Ring:
             self.empty = text.let("add.u32", "b32", base, barriers + 8 * stages)
 
     def prepare(self, thread: str) -> None:
-        """One thread sets up the barriers; the whole block waits for it."""
+        """One thread sets up the barriers; the whole block, or cluster, waits for it."""
         self.begin(thread)
-        self.text.do("bar.sync", 0)
+        if self.blocks == 1:
+            self.text.do("bar.sync", 0)
+        else:
+            self.text.do("barrier.cluster.arrive.release.aligned")
+            self.text.do("barrier.cluster.wait.acquire.aligned")
+
+    def end(self) -> None:
+        """No block of a cluster ends while others still arrive at its barriers."""
+        if self.blocks > 1:
+            self.text.do("barrier.cluster.arrive.release")
+            self.text.do("barrier.cluster.wait.acquire")
 
     def begin(self, thread: str) -> None:
         """One thread sets up the barriers."""
@@ -44,7 +56,7 @@ class Ring:
         text.do(f"bra {ready}", guard=text.let("setp.ne.u32", "pred", thread, 0))
         for stage in range(self.stages):
             text.do("mbarrier.init.shared::cta.b64", f"[{self.full}+{8 * stage}]", 1)
-            text.do("mbarrier.init.shared::cta.b64", f"[{self.empty}+{8 * stage}]", self.groups)
+            text.do("mbarrier.init.shared::cta.b64", f"[{self.empty}+{8 * stage}]", self.groups * self.blocks)
         text.do("fence.mbarrier_init.release.cluster")
         text.label(ready)
 
@@ -72,6 +84,17 @@ class Walker:
     def buffer(self) -> str:
         """The address of this stage's buffer."""
         return self.ring.text.let("mad.lo.u32", "b32", self.stage, self.ring.size, self.ring.base)
+
+    def skip(self, count: int, guard: str = "") -> None:
+        """Go past so many stages, which others read, where the guard holds."""
+        text, (turns, more) = self.ring.text, divmod(count, self.ring.stages)
+        if turns % 2:
+            text.do("xor.b32", self.phase, self.phase, 1, guard=guard)
+        if more:
+            text.do("add.u32", self.stage, self.stage, more, guard=guard)
+            past = text.let("setp.ge.u32", "pred", self.stage, self.ring.stages)
+            text.do("xor.b32", self.phase, self.phase, 1, guard=past)
+            text.do("sub.u32", self.stage, self.stage, self.ring.stages, guard=past)
 
     def advance(self) -> None:
         """Go on to the next stage; past the last the parity turns."""

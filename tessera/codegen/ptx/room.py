@@ -17,7 +17,7 @@ class Room:
     def __init__(self, team: Team) -> None:
         self._team = team
         self._shared = self._local = self._exchange = 0
-        self._base = ""
+        self._base = self._start = ""
 
     def shared(self, size: int, alignment: int) -> int:
         """The place of new shared memory."""
@@ -37,6 +37,7 @@ class Room:
         self._exchange = max(self._exchange, size)
         if not self._base:
             self._base = self._team.text.new("b64" if self.own else "b32")
+            self._start = self._team.text.new("b32") if self._team.teams > 1 else ""
         return self._base
 
     @property
@@ -47,7 +48,8 @@ class Room:
     @property
     def shared_bytes(self) -> int:
         """The dynamic shared memory that a block needs."""
-        return _up(self._shared, ALIGN) + (self._exchange if self._base and not self.own else 0)
+        exchange = _up(self._exchange, ALIGN) * (self._team.teams - 1) + self._exchange
+        return _up(self._shared, ALIGN) + (exchange if self._base and not self.own else 0)
 
     def lines(self) -> Iterator[str]:
         """What stands at the begin of the entry: the local memory, and the exchange's address."""
@@ -61,6 +63,10 @@ class Room:
         elif self._base:
             yield f"\tmov.u32 {self._base}, {SHARED};"
             yield f"\tadd.s32 {self._base}, {self._base}, {_up(self._shared, ALIGN)};"
+            if self._start:  # each team has its own
+                yield f"\tmov.u32 {self._start}, %tid.x;"
+                yield f"\tdiv.u32 {self._start}, {self._start}, {self._team.threads};"
+                yield f"\tmad.lo.s32 {self._base}, {self._start}, {_up(self._exchange, ALIGN)}, {self._base};"
 
 
 def _up(n: int, alignment: int) -> int:

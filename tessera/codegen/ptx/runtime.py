@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +12,13 @@ import numpy as np
 from tessera.codegen.arguments import Arguments
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.follow import follow
+from tessera.codegen.hostcall import run_call
+from tessera.codegen.ptx.attend import Extras
+from tessera.codegen.ptx.cooperative import Cooperative
 from tessera.codegen.ptx.gpu import GPU, gpu
 from tessera.codegen.ptx.interpret import TEXT, hardware_grid, interpreter
+from tessera.codegen.ptx.occupancy import blocks_in_clusters
 from tessera.codegen.ptx.recorded import Recorded
-from tessera.codegen.ptx.reports import check, fresh
 from tessera.codegen.ptx.tensor_maps import encode, letters
 from tessera.device import gpu_count
 from tessera.errors import ArgumentError
@@ -22,7 +26,10 @@ from tessera.types import as_dtype
 
 INTERPRETER = "the PTX interpreter (no GPU here)"
 # struct's letters for scalars, as prepared launches take them.
-LETTERS = {"f64": "d", "f32": "f", "tf32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b", "uint8": "B"}
+LETTERS = {
+    "f64": "d", "f32": "f", "tf32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b", "uint64": "Q",
+    "uint32": "I", "uint16": "H", "uint8": "B",
+}  # fmt: skip
 BITS = {"bool": "B", "f16": "H", "bf16": "H"}  # scalars that travel as their bits
 ALIGN = 16  # the bytes that one instruction moves at most
 STATIC = 48 * 1024  # bytes of shared memory that a kernel has without asking
@@ -61,8 +68,10 @@ class Program:
         self._arguments = Arguments(plan)
         self._written = set(plan["written"])
         self._steps, self.flags = plan.get("steps", ()), plan.get("flags", ())
+        self.calls = plan.get("calls", ())
         with device.active():
-            module = device.module(artifact.text(TEXT))
+            self._text = artifact.text(TEXT)
+            module = device.module(self._text)
             self._room = device.allocate(plan["workspace"])
             self.workspace = int(self._room)
             self.launches = [self._prepared(module, plan, each) for each in plan["launches"]]
@@ -73,15 +82,28 @@ class Program:
         entry = plan["entries"][launch["kernel"]]
         function = module.get_function(launch["kernel"])
         maps = entry.get("maps", ())
-        last = "P" if "reports" in entry else ""
-        function.prepare(letters(len(maps)) + "".join(self._letter(a) for a in launch["args"]) + last)
+        extras = Extras(entry, launch["grid"][: launch["rank"]])
+        kinds = "".join(self._letter(a) for a in launch["args"]) + "P" * len(extras.rooms)
+        function.prepare(letters(len(maps)) + kinds)
         self.device.check_room(launch["kernel"], function, entry["threads"], entry["shared"])
         if entry["shared"] > STATIC:
             attribute = self.device.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
             function.set_attribute(attribute, entry["shared"])
-        grid = hardware_grid(launch, entry, self.device.processors)
-        room = self.device.allocate(8 * len(entry["reports"])) if "reports" in entry else None
-        return Launch(function, grid, launch, entry, room)
+        alone = "cluster" not in entry
+        most = self.device.processors if alone else blocks_in_clusters(self._text, launch["kernel"], entry)
+        grid = hardware_grid(launch, entry, most)
+        if "meeting" in entry:
+            function = self._meeting(launch["kernel"], entry, kinds, math.prod(grid))
+        rooms = {kind: self.device.allocate(count) for kind, count in extras.rooms.items()}
+        prepared = Launch(function, grid, launch, entry, extras, rooms)
+        prepared.clear(self.device.driver)
+        return prepared
+
+    def _meeting(self, name: str, entry: Mapping[str, Any], kinds: str, blocks: int) -> Cooperative:
+        """A kernel whose programs all run at once."""
+        found = Cooperative(self.device, self._text, name, kinds, entry["shared"])
+        found.check(blocks, entry["threads"], entry["shared"])
+        return found
 
     def _letter(self, arg: Mapping[str, Any]) -> str:
         param = self.params[arg["param"]] if "param" in arg else None
@@ -92,7 +114,8 @@ class Program:
     def launch(self, given: Sequence[Any], stream: Any = None) -> None:
         """Queue the program's kernels: `given` holds an address (or a number) for each parameter.
 
-        The GPU must be active; nothing is waited for, unless a loop or branch of the host asks what a kernel found.
+        The GPU must be active; what kernels print and assert is looked at by `run` alone. Nothing is waited for, unless
+        a loop, branch or call of the host asks what a kernel found.
         """
         self._check(given)
         self._queue(given, stream)
@@ -139,7 +162,7 @@ class Program:
         drv = self.device.driver
         with self.device.active():
             places = [self._sent(i, a) for i, a in enumerate(held)]
-            reporting = [each for each in self.launches if each is not None and each.room is not None]
+            reporting = [each for each in self.launches if each is not None and each.rooms]
             for each in reporting:
                 each.clear(drv)
             self.launch([p if isinstance(p, (int, float)) else int(p) for p in places])
@@ -170,33 +193,37 @@ def number(array: Any, dtype: str) -> int | float:
 
 
 class Launch:
-    """One kernel of the plan, with where its arguments come from; `room` is for what its assertions find."""
+    """One kernel of the plan, with where its arguments come from; `rooms` are memory for its extras."""
 
     def __init__(
-        self, function: Any, grid: Sequence[int], launch: Mapping[str, Any], entry: Mapping[str, Any], room: Any
-    ) -> None:
+        self, function: Any, grid: Sequence[int], launch: Mapping[str, Any], entry: Mapping[str, Any], extras: Extras,
+        rooms: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         self.name = launch["kernel"]
         self.function, self.grid, self.block = function, grid, (entry["threads"], 1, 1)
         self.args, self.shared, self.maps = launch["args"], entry["shared"], entry.get("maps", ())
-        self.entry, self.room, self._programs = entry, room, launch["grid"][: launch["rank"]]
+        self.entry, self.extras, self.rooms = entry, extras, rooms
 
     def clear(self, drv: Any) -> None:
-        """Nothing has failed yet."""
-        if self.room is not None:
-            drv.memcpy_htod(int(self.room), fresh(self.entry))
+        """Nothing has been said yet."""
+        for kind, room in self.rooms.items():
+            drv.memcpy_htod(int(room), self.extras.begin(kind))
 
     def check(self, drv: Any) -> None:
-        """Raise the first assertion that failed."""
-        if self.room is not None:
-            found = fresh(self.entry)
-            drv.memcpy_dtoh(found, int(self.room))
-            check(self.entry, self._programs, found)
+        """Print what was printed, and raise what went wrong."""
+        found = {}
+        for kind, room in self.rooms.items():
+            begin = self.extras.begin(kind)
+            drv.memcpy_dtoh(begin, int(room))
+            found[kind] = np.empty(self.extras.used(kind, begin), np.uint8)
+            drv.memcpy_dtoh(found[kind], int(room))
+        self.extras.finish(found)
 
     def bound(self, argument: Callable[[Mapping[str, Any]], Any], stream: Any) -> Callable[[], None]:
         """The launch with its arguments fixed."""
         values = [argument(a) for a in self.args]
         values = [*(encode(m, values[m["param"]]) for m in self.maps), *values]
-        values += [int(self.room)] if self.room is not None else []
+        values += [int(room) for room in self.rooms.values()]
         call, grid, block, shared = self.function.prepared_async_call, tuple(self.grid), self.block, self.shared
         return lambda: call(grid, block, stream, *values, shared_size=shared)
 
@@ -227,6 +254,21 @@ class _Engine:
     def turn(self, loop: int, index: int) -> None:
         """A loop has come to an index."""
         self.at[loop] = index
+
+    def call(self, number: int) -> None:
+        """Run an op on the host, once all that was queued is done."""
+        drv, call = self.program.device.driver, self.program.calls[number]
+        if self.stream is not None:
+            self.stream.synchronize()
+        arrays = [np.empty(arg["shape"], as_dtype(arg["dtype"]).numpy) for arg in call["args"]]
+        places = [self.argument(arg) for arg in call["args"]]
+        for array, place in zip(arrays[: call["operands"]], places, strict=False):
+            if array.nbytes:
+                drv.memcpy_dtoh(array.reshape(-1).view(np.uint8), place)
+        run_call(call, arrays)
+        for array, place in zip(arrays[call["operands"] :], places[call["operands"] :], strict=True):
+            if array.nbytes:
+                drv.memcpy_htod(place, array.reshape(-1).view(np.uint8))
 
     def argument(self, arg: Mapping[str, Any]) -> Any:
         """The address, or number, of an argument."""

@@ -51,7 +51,9 @@ def encode(text: Text, dtype: DType, x: str) -> str:
         infinite = text.let("setp.eq.f32", "pred", size, _number(math.inf))
         code = text.let("selp.b32", "b32", form.infinity, code, infinite)
     strange = text.let("setp.nan.f32", "pred", x, x)
-    code = text.let("selp.b32", "b32", form.nan or 0, code, strange)
+    if form.nan is None:  # a NaN lies as +0
+        return text.let("selp.b32", "b32", 0, text.let("or.b32", "b32", code, sign), strange)
+    code = text.let("selp.b32", "b32", form.nan, code, strange)
     return text.let("or.b32", "b32", code, sign)
 
 
@@ -72,5 +74,7 @@ def rounded(text: Text, dtype: DType, x: str) -> str:
     high = text.let("setp.gt.f32", "pred", near, _number(form.top))
     near = text.let("selp.f32", "f32", _number(form.beyond), near, high)
     strange = text.let("setp.nan.f32", "pred", x, x)
-    near = text.let("selp.f32", "f32", _number(math.nan if form.nan is not None else 0.0), near, strange)
+    if form.nan is None:  # a NaN becomes +0, whatever its sign
+        return text.let("selp.f32", "f32", _number(0.0), text.let("copysign.f32", "f32", x, near), strange)
+    near = text.let("selp.f32", "f32", _number(math.nan), near, strange)
     return text.let("copysign.f32", "f32", x, near)

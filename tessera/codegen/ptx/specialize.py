@@ -9,10 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tessera.codegen.ptx.abreast import TEAMS, abreast, begin_turns, rounds
 from tessera.codegen.ptx.arrange import arrange
+from tessera.codegen.ptx.cluster import Cluster
 from tessera.codegen.ptx.entry import Entry, bind_parameters, finished
 from tessera.codegen.ptx.feed import FETCHED, Feed, fetched_bytes, maps_of_streams
 from tessera.codegen.ptx.fetch import Map, blank, fetch, maps_of, stage_bytes
+from tessera.codegen.ptx.hoist import loads_first
 from tessera.codegen.ptx.infer import sizes
 from tessera.codegen.ptx.kernel import Kernel
 from tessera.codegen.ptx.ops import product_loop, resident, streamed
@@ -27,8 +30,10 @@ from tessera.codegen.ptx.warpgroup import GROUP, HEIGHT
 from tessera.ir.core import Function, Node, Value
 
 VECTOR = 8
-# Registers of a thread that fetches and of one that multiplies, where two groups of the latter share the file.
-FEW, MANY = 40, 232
+# Registers of a thread that fetches and of one that multiplies, where there are so many of the latter: together no
+# more than all threads begin with, or those that want more wait for ever.
+SHARES = {256: (40, 232), 512: (32, 112)}
+FEW_LOADED = 1024  # elements that may be loaded before the products are made, which leave few registers
 KEPT = 2  # blocks that stay: one for the program under way, one for the next
 SPECIAL = (product_loop, *FETCHED)
 
@@ -47,20 +52,25 @@ def special(function: Function) -> bool:
     return any(node.op in SPECIAL for node in function.body.walk())
 
 
-def specialized(function: Function, files: Files | None, grid: Sequence[int], apart: bool, stages: int) -> Entry:
+def specialized(
+    function: Function, files: Files | None, grid: Sequence[int], apart: bool, stages: int,
+    cluster: Cluster | None = None,
+) -> Entry:  # fmt: skip
     """A function with a `product_loop` or `streamed` products as an entry."""
-    text = Text(files)
-    groups = min(2, _rows(function) // HEIGHT)
-    team = Team(text, GROUP * groups, 1, helpers=GROUP)
+    text, function = Text(files), loads_first(function, FEW_LOADED)
+    own = abreast(function, grid) if cluster is None else 0
+    teams, groups = (TEAMS, own) if own else (1, min(2, _rows(function) // HEIGHT))
+    team = Team(text, GROUP * groups, 1, helpers=GROUP, teams=teams)
     kernel = Kernel(arrange(function, team.threads, VECTOR), text, team, VECTOR, grid, apart)
-    kernel.rank = len(grid)
+    kernel.rank, kernel.cluster = len(grid), cluster
     bind_parameters(kernel, ())
     work = (_loop_work if any(n.op is product_loop for n in kernel.function.body.nodes) else _stream_work)(kernel)
     stores = list(stores_of(kernel, len(work.maps)))
     maps = [*work.maps, *(m for _, m in stores)]
     kernel.maps = tuple(_map_address(text, f"{function.name}_map{m.index}") for m in maps)
     kernel.unloads = {store: kernel.maps[m.index] for store, m in stores}
-    kernel.ring = Ring(text, kernel.room, stages, work.stage, groups, room_for(groups) if stores else 0)
+    more, blocks = room_for(team) if stores else 0, cluster.size if cluster is not None else 1
+    kernel.ring = Ring(text, kernel.room, stages, work.stage, groups, more, blocks)
     _roles(kernel, grid, work)
     described = [m.described(_ref(kernel, m.param).dtype.name, _shape(kernel, m.param)) for m in maps]
     return finished(kernel, described, math.prod(grid))
@@ -72,14 +82,14 @@ def _roles(kernel: Kernel, grid: Sequence[int], work: Work) -> None:
     assert ring is not None
     own = {n: Ring(text, kernel.room, KEPT, fetched_bytes(n), ring.groups) for n in _residents(kernel)}
     for each in own.values():
-        each.begin(team.thread)
+        each.begin(team.number)
     for node in kernel.function.body.nodes:
         if node.op is product_loop:
             blank(kernel, node)
-    ring.prepare(team.thread)
+    ring.prepare(team.number)
     fetching, end = text.new_label("helper"), text.new_label("end")
     params = dict(kernel.values)
-    text.do(f"bra {fetching}", guard=text.let("setp.ge.u32", "pred", team.thread, team.threads))
+    text.do(f"bra {fetching}", guard=text.let("setp.ge.u32", "pred", team.number, team.working))
     kernel.kept = {n: each.walk(0) for n, each in own.items()}
     _multiplying(kernel, grid)
     text.do(f"bra {end}")
@@ -88,6 +98,7 @@ def _roles(kernel: Kernel, grid: Sequence[int], work: Work) -> None:
     kernel.kept = {n: each.walk(1) for n, each in own.items()}
     _fetching(kernel, grid, work, end)
     text.label(end)
+    ring.end()
     text.line("ret")
 
 
@@ -148,11 +159,22 @@ def _map_address(text: Text, name: str) -> str:
 def _multiplying(kernel: Kernel, grid: Sequence[int]) -> None:
     """What the warp groups do: the whole function, program after program."""
     assert kernel.ring is not None
-    if kernel.ring.groups > 1:
-        kernel.text.do("setmaxnreg.inc.sync.aligned.u32", MANY)
-    kernel.walker = kernel.ring.walk(0)
-    kernel.hazards.around(kernel.function.body)
-    _each_program(kernel, grid, lambda: kernel.run(kernel.function.body))
+    team, function = kernel.team, kernel.function
+    if team.working > GROUP:
+        kernel.text.do("setmaxnreg.inc.sync.aligned.u32", SHARES[team.working][1])
+    kernel.walker = walker = kernel.ring.walk(0)
+    others = 0
+    if team.teams > 1:
+        others = rounds(function, next(n for n in function.body.nodes if n.op is product_loop)) or 0
+        walker.skip(others, kernel.text.let("setp.ne.u32", "pred", team.index, 0))
+        begin_turns(team)
+    kernel.hazards.around(function.body)
+
+    def program() -> None:
+        kernel.run(function.body)
+        walker.skip(others)
+
+    _each_program(kernel, grid, program, team)
     if kernel.unloads:
         drained(kernel)
 
@@ -161,9 +183,9 @@ def _fetching(kernel: Kernel, grid: Sequence[int], work: Work, end: str) -> None
     """What the first of the helpers does: places by scalar arithmetic, and the copies."""
     text, ring = kernel.text, kernel.ring
     assert ring is not None
-    if ring.groups > 1:
-        text.do("setmaxnreg.dec.sync.aligned.u32", FEW)
-    text.do(f"bra {end}", guard=text.let("setp.ne.u32", "pred", kernel.team.thread, kernel.team.threads))
+    if kernel.team.working > GROUP:
+        text.do("setmaxnreg.dec.sync.aligned.u32", SHARES[kernel.team.working][0])
+    text.do(f"bra {end}", guard=text.let("setp.ne.u32", "pred", kernel.team.number, kernel.team.working))
     kernel.walker = ring.walk(1)  # a stage is empty at first
     params: dict[Value, tuple[str, ...]] = dict(kernel.values)
 
@@ -174,8 +196,8 @@ def _fetching(kernel: Kernel, grid: Sequence[int], work: Work, end: str) -> None
     _each_program(kernel, grid, program)
 
 
-def _each_program(kernel: Kernel, grid: Sequence[int], body: Callable[[], None]) -> None:
-    kernel.persistent = Persistent(kernel.text, grid, order_of(kernel.function, grid))
+def _each_program(kernel: Kernel, grid: Sequence[int], body: Callable[[], None], team: Team | None = None) -> None:
+    kernel.persistent = Persistent(kernel.text, grid, order_of(kernel.function, grid), kernel.cluster, team)
     loop = kernel.persistent.begin()
     body()
     kernel.persistent.end(loop)

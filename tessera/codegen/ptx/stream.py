@@ -17,7 +17,7 @@ from tessera.codegen.ptx.pipeline import HALVES, ROWS, Producers, Side, early, s
 from tessera.evaluate import copier, rebuild
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
-from tessera.ops import basic, control, linalg
+from tessera.ops import basic, control, linalg, shape, tile
 from tessera.passes.dead_code import sweep
 from tessera.types import TensorType, f32
 
@@ -25,6 +25,7 @@ COLUMNS = (64, 128, 256)
 DEPTHS = (64, 128, 256)
 REGISTERS = 200  # of a thread, for the sums and the left sides of all products
 PRODUCTS = (linalg.dot, multiply_add)
+VIEWS = (shape.permute, shape.reshape, basic.cast)
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,23 @@ def _found(function: Function) -> Found | None:
     whole = bool(rights) and len(rights) == len(every) and len(rows) == 1 and rows <= set(ROWS)
     if not whole or int(function.attrs.get("group", 1)) != 1 or _registers(rights) > REGISTERS:
         return None
-    if _written(function) & {side.ref for side in rights.values()}:
+    if any(map(_brought, loops)) or _written(function) & {side.ref for side in rights.values()}:
         return None
     left = _left(function, producers, list(rights))
     reading = {v: [loop for loop in loops if any(v in n.args for n in loop.regions[0].nodes)][-1] for v in left}
     return Found(rights, left, reading)
+
+
+def _brought(loop: Node) -> bool:
+    """Whether a product's left side comes from memory in each round: other passes fetch that ahead as well."""
+    inside = {v: n for n in loop.regions[0].nodes for v in n.results}
+    for product in (n for n in loop.regions[0].nodes if n.op in PRODUCTS):
+        made = inside.get(product.args[-2])
+        while made is not None and made.op in VIEWS:
+            made = inside.get(made.args[0])
+        if made is not None and made.op is tile.load:
+            return True
+    return False
 
 
 def _written(function: Function) -> set[Value]:

@@ -11,25 +11,37 @@ from tessera.codegen.ptx.layout import Layout
 from tessera.codegen.ptx.text import Text
 
 WARP = 32
+BARRIER = 8  # of the first of several teams
 
 
 class Team:
     """`threads` threads for each of `group` tiles (one of both numbers is 1), and names for what they all compute.
 
+    A block may have several `teams`, each on a program of its own; `thread` is the number in the team.
+
     `helpers` more threads follow them, which hold no part of any block.
     """
 
-    def __init__(self, text: Text, threads: int, group: int, helpers: int = 0) -> None:
+    def __init__(self, text: Text, threads: int, group: int, helpers: int = 0, teams: int = 1) -> None:
         assert 1 in (threads, group)
-        self.text, self.threads, self.group, self.helpers = text, threads, group, helpers
-        self.block = threads * group + helpers
+        self.text, self.threads, self.group, self.helpers, self.teams = text, threads, group, helpers, teams
+        self.working = threads * group * teams
+        self.block = self.working + helpers
         self._known: dict[tuple[object, ...], str] = {}
         with text.first():
-            self.thread = text.let("mov.u32", "b32", "%tid.x")
+            self.number = text.let("mov.u32", "b32", "%tid.x")  # in the block
+            self.thread = self.number if teams == 1 else text.let("and.b32", "b32", self.number, threads - 1)
+
+    @property
+    def index(self) -> str:
+        """Which of a block's teams this is."""
+        return self.once(("team",), "shr.u32", "b32", self.number, (self.threads - 1).bit_length())
 
     def meet(self, text: Text) -> None:
         """Every thread of the block waits for the others; helpers, which only fetch, are not waited for."""
-        if self.helpers:
+        if self.teams > 1:
+            text.do("bar.sync", self.once(("team barrier",), "add.u32", "b32", self.index, BARRIER), self.threads)
+        elif self.helpers:
             text.do("bar.sync", 1, self.threads)
         else:
             text.do("bar.sync", 0)
@@ -99,6 +111,10 @@ class Team:
             with self.text.first():
                 self._known[key] = self.text.let(f"setp.{'ge' if value else 'lt'}.u32", "pred", self.thread, 0)
         return self._known[key]
+
+    def knows(self, key: tuple[object, ...]) -> bool:
+        """Whether `once` has a result of this name."""
+        return key in self._known
 
     def once(self, key: tuple[object, ...], instruction: str, kind: str, *operands: object) -> str:
         """The result of an instruction on what every path has, computed at the head."""

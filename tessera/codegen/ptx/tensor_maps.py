@@ -15,7 +15,7 @@ from tessera.types import as_dtype
 FIRST = 48
 BYTES, ALIGN = 128, 64
 # CUtensorMapDataType; a copy moves the bits of an 8-bit element as an integer's.
-TYPES = {"f16": 6, "f32": 7, "bf16": 9, "int8": 0, "fp8_e4m3": 0, "fp8_e5m2": 0}
+TYPES = {"f16": 6, "f32": 7, "bf16": 9, "int8": 0, "uint8": 0, "fp8_e4m3": 0, "fp8_e5m2": 0}
 SWIZZLE_128, PROMOTE_128, NONE = 3, 2, 0
 
 

@@ -28,13 +28,17 @@ from tessera.types import (
     int64,
     tf32,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 
 # In registers a narrow float is an f32 that holds one of its values exactly, and a narrow integer 32 bits that hold
 # its value: each op computes as wide anyway, and wraps or rounds in place.
 WORD: dict[DType, str] = {
     f64: "f64", f32: "f32", tf32: "f32", f16: "f32", bf16: "f32",
-    int64: "s64", int32: "s32", int16: "s32", int8: "s32", int4: "s32", uint8: "u32", bool_: "pred",
+    int64: "s64", int32: "s32", int16: "s32", int8: "s32", int4: "s32", bool_: "pred",
+    uint64: "u64", uint32: "u32", uint16: "u32", uint8: "u32",
     **dict.fromkeys((fp8_e4m3, fp8_e5m2, fp6, fp6_e2m3, fp4), "f32"),
 }  # fmt: skip
 CLASS = {"f64": "f64", "f32": "f32", "s64": "b64", "u64": "b64", "b64": "b64", "pred": "pred"}

@@ -1,6 +1,6 @@
 """Results of warp groups stored by tensor-map copies: through shared memory, while the next program begins.
 
-Each group has room for two boxes of 64 by 64. It writes them by stmatrix in the places that the 128-byte swizzle
+Each group has room for a few boxes of 64 by 64. It writes them by stmatrix in the places that the 128-byte swizzle
 asks for, and one of its threads begins the copies; before the room is written again they must have read it.
 """
 
@@ -20,6 +20,7 @@ from tessera.ops import tile
 
 if TYPE_CHECKING:
     from tessera.codegen.ptx.kernel import Kernel
+    from tessera.codegen.ptx.team import Team
 
 BOX = INNER * HEIGHT * 2  # bytes
 BOXES = 2
@@ -27,9 +28,9 @@ ROW = INNER * 2
 BARRIER = 2  # of the first group; the ones before serve the whole block, and all groups
 
 
-def room_for(groups: int) -> int:
+def room_for(team: Team) -> int:
     """The bytes of shared memory that the groups stage their results in."""
-    return groups * BOXES * BOX
+    return team.working // GROUP * BOXES * BOX
 
 
 def stores_of(kernel: Kernel, first: int) -> Iterator[tuple[Node, Map]]:
@@ -67,8 +68,11 @@ class Unload:
         self.group = team.once(("group",), "shr.u32", "b32", team.thread, 7)
         rest = team.once(("in group",), "and.b32", "b32", team.thread, GROUP - 1)
         self.leader = team.once(("leader",), "setp.eq.u32", "pred", rest, 0)
-        self.barrier = team.once(("group barrier",), "add.u32", "b32", self.group, BARRIER)
-        own = team.once(("own room",), "mul.lo.u32", "b32", self.group, BOXES * BOX)
+        slot = self.group
+        if team.teams > 1:
+            slot = team.once(("slot",), "mad.lo.u32", "b32", team.index, self.groups, self.group)
+        self.barrier = team.once(("group barrier",), "add.u32", "b32", slot, BARRIER)
+        own = team.once(("own room",), "mul.lo.u32", "b32", slot, BOXES * BOX)
         staged = kernel.ring.size * kernel.ring.stages
         base = team.once(("rooms",), "add.u32", "b32", kernel.ring.base, staged)
         self.room = team.once(("room",), "add.u32", "b32", base, own)
@@ -76,18 +80,18 @@ class Unload:
     def run(self) -> None:
         """Round by round: as many boxes as there is room for."""
         rows, columns = self.layout.shape[-2:]
-        for part in range(0, rows, HEIGHT * self.groups):
-            for first in range(0, columns, BOXES * INNER):
-                boxes = range(first, min(first + BOXES * INNER, columns), INNER)
-                self.text.do("cp.async.bulk.wait_group.read", 0, guard=self.leader)
-                self._meet()
-                for number, column in enumerate(boxes):
-                    self._stage(part, column, number * BOX)
-                self.text.do("fence.proxy.async.shared::cta")
-                self._meet()
-                for number, column in enumerate(boxes):
-                    self._copy(part, column, number * BOX)
-                self.text.do("cp.async.bulk.commit_group", guard=self.leader)
+        every = [(part, c) for part in range(0, rows, HEIGHT * self.groups) for c in range(0, columns, INNER)]
+        for first in range(0, len(every), BOXES):
+            boxes = every[first : first + BOXES]
+            self.text.do("cp.async.bulk.wait_group.read", 0, guard=self.leader)
+            self._meet()
+            for number, (part, column) in enumerate(boxes):
+                self._stage(part, column, number * BOX)
+            self.text.do("fence.proxy.async.shared::cta")
+            self._meet()
+            for number, (part, column) in enumerate(boxes):
+                self._copy(part, column, number * BOX)
+            self.text.do("cp.async.bulk.commit_group", guard=self.leader)
 
     def _meet(self) -> None:
         self.text.do("bar.sync", self.barrier, GROUP)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tessera.codegen.ptx import small
 from tessera.codegen.ptx.text import Text
 from tessera.codegen.ptx.types import SMALL, is_immediate, register_class, size
-from tessera.types import DType, bf16, bool_, f16, int4, int8, int16, uint8
+from tessera.types import DType, bf16, bool_, f16, int4, int8, int16, uint8, uint16
 
 if TYPE_CHECKING:
     from tessera.codegen.ptx.memory import Run
@@ -117,6 +117,7 @@ def _decode_small(dtype: DType, text: Text, r: str, part: int) -> str:
 
 DECODE = {
     bf16: _decode_bf16, f16: _decode_f16, int16: _field("s", 16), int8: _field("s", 8), uint8: _field("u", 8),
+    uint16: _field("u", 16),
     bool_: _decode_bool, int4: lambda text, r, part: text.let("bfe.s32", "b32", r, part * 8, 4),
     **{d: partial(_decode_small, d) for d in SMALL},
 }  # fmt: skip
@@ -137,14 +138,14 @@ def store(text: Text, space: str, dtype: DType, run: Run, elements: Sequence[str
 
 def _store_run(text: Text, space: str, dtype: DType, place: str, elements: Sequence[str], guard: str) -> None:
     kind, words = _form(dtype, len(elements))
-    registers = list(elements) if size(dtype) >= 4 else _encoded(text, dtype, elements)
+    registers = list(elements) if size(dtype) >= 4 else encoded(text, dtype, elements)
     registers = [in_register(text, _class(kind), r) for r in registers]
     vector = f".v{words}" if words > 1 else ""
     shown = f"{{{', '.join(registers)}}}" if words > 1 else registers[0]
     text.do(f"st.{space}{vector}.{kind}", place, shown, guard=guard)
 
 
-def _encoded(text: Text, dtype: DType, elements: Sequence[str]) -> list[str]:
+def encoded(text: Text, dtype: DType, elements: Sequence[str]) -> list[str]:
     """Narrow elements as words, the first in the low bits."""
     if dtype in (bf16, f16):
         return [half_words(text, dtype, *elements[i : i + 2]) for i in range(0, len(elements), 2)]

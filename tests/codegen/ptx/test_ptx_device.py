@@ -5,6 +5,7 @@ import types
 import pytest
 
 from tessera.codegen.ptx import calls
+from tessera.codegen.ptx.cooperative import Cooperative
 from tessera.codegen.ptx.gpu import GPU
 from tessera.codegen.ptx.recorded import Recorded
 from tessera.codegen.ptx.runtime import _recordable
@@ -120,3 +121,21 @@ def test_steps_that_ask_what_a_kernel_found_are_not_recorded():
     asking = {"while": 0, "test": [], "body": []}
     assert _recordable([]) and _recordable([{"run": [0, 2]}, loop])
     assert not _recordable([asking]) and not _recordable([{**loop, "body": [asking]}])
+
+
+def test_programs_that_meet_are_launched_together(library):
+    found, (made, _) = library(), driver()
+    made._held, made.processors = set(), 132
+    kernel = Cooperative(made, ".version 7.8", "k", "Pfi", 50_000)
+    kernel.prepared_async_call((4, 1, 1), (32, 1, 1), None, 64, 0.5, -3, shared_size=0)
+    assert found.made == [
+        "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchCooperativeKernel",
+    ]  # fmt: skip
+    with pytest.raises(ResourceError, match=r"k has 133 programs[\s\S]*at most 0 on a GPU"):  # the stand-in fits none
+        kernel.check(133, 1024, 50_000)
+    with pytest.raises(ValueError):
+        kernel.prepared_async_call((4, 1, 1), (32, 1, 1), None, 64, 0.5, shared_size=0)
+    kernel._module.value = 64  # a handle, as the driver would have given
+    kernel.free()
+    kernel.free()
+    assert found.made.count("cuModuleUnload") == 1

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.codegen.ptx.layout import Layout, spread, width
@@ -33,6 +33,7 @@ def whole(layout):
     return set(places(layout).values()) == set(np.ndindex(*(1 << width(n) for n in layout.shape)))
 
 
+@settings(deadline=None)
 @given(SHAPES, st.sampled_from([1, 32, 128]), st.sampled_from([1, 4, 8]))
 def test_spread_holds_every_element(shape, threads, vector):
     layout = spread(shape, threads, vector)
@@ -49,6 +50,7 @@ def test_fragments_of_warp_groups():
     assert whole(layout) and layout.offsets[:4] == ((0, 0), (0, 1), (8, 0), (8, 1))
 
 
+@settings(deadline=None)
 @given(SHAPES)
 def test_permuted(shape):
     layout = spread(shape, 32, 4)
@@ -57,6 +59,7 @@ def test_permuted(shape):
     assert all(moved[key] == tuple(place[a] for a in axes) for key, place in places(layout).items())
 
 
+@settings(deadline=None)
 @given(st.permutations([2, 4, 1, 8, 3]))
 def test_reshaped(shape):
     shape = tuple(shape)

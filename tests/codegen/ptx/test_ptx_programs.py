@@ -104,7 +104,7 @@ def test_atomics(dtype, kind):
     run(build, numbers(dtype, 96), np.zeros(4, dtype.numpy))
 
 
-@pytest.mark.parametrize(("tiles", "width"), [(32, 8), (24, 24), (64, 64), (128, 64)])
+@pytest.mark.parametrize(("tiles", "width"), [(32, 8), (24, 24), (64, 64), (128, 64), (48, 24), (120, 40), (1024, 64)])
 def test_tiles_of_a_group_exchange(tiles, width):
     def build(k, x, out):
         me = k(tile.local_id)

@@ -90,3 +90,14 @@ def test_attention_with_heads_after_positions_is_one_launch(arch):
     assert len(launches) == 1
     (found,) = BACKEND.interpreter(emitted(ready.levels["tile"], arch))([q, k, v, mask])
     assert compare(found, ready.bounds()[0]).ok
+
+
+@pytest.mark.parametrize(("depth", "weights", "rows"), [(64, None, 128), (128, None, 128), (64, "f32", 64)])
+def test_attention_of_a_graph_is_streamed(depth, weights, rows):
+    q, k, v = (np.random.default_rng(i).standard_normal((1, 2, 130, depth)).astype(bf16.numpy) for i in range(3))
+    attend = ts.jit(lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, causal=True, weights=weights))
+    ready = prepare(attend, (q, k, v), "ptx")
+    artifact = emitted(ready.levels["tile"], "sm_90a")
+    (entry,) = artifact.manifest["plan"]["entries"].values()
+    assert "wgmma" in artifact.text(TEXT) and entry["threads"] == 2 * rows + 128
+    assert compare(BACKEND.interpreter(artifact)([q, k, v])[0], ready.bounds()[0]).ok

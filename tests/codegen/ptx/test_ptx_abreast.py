@@ -1,0 +1,108 @@
+"""Teams of warp groups with programs of their own: right for any number of programs, and chosen where it pays."""
+
+import numpy as np
+import pytest
+from ptxcheck import emitted
+
+import tessera as ts
+from tessera.codegen.ptx import BACKEND, abreast
+from tessera.codegen.ptx.contract import contracted
+from tessera.codegen.ptx.fuse import fuse_sums
+from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx.pipeline import pipelined
+from tessera.codegen.ptx.specialize import SHARES
+from tessera.codegen.ptx.split import split_products
+from tessera.codegen.ptx.warpgroup import GROUP
+from tessera.kernel import kernel, tile
+from tessera.program import prepare
+from tessera.types import bf16, f32
+
+
+@kernel
+def gated(a, b, bias, out, *, BN: int = 128):
+    """tanh(a b + bias), less the rows' means of it."""
+    m, n = tile.program_id(0) * 128, tile.program_id(1) * BN
+    acc = tile.zeros((128, BN), f32)
+    for k in tile.range(0, a.shape[1], 64):
+        left = tile.load(a[m : m + 128, k : k + 64], edge="clip")
+        acc += tile.dot(left, tile.load(b[k : k + 64, n : n + BN], edge="clip"))
+    found = tile.tanh(acc + tile.cast(tile.load(bias[n : n + BN], edge="clip"), f32)[None, :])
+    found = found - tile.sum(found, axis=-1)[:, None] / BN
+    tile.store(out[m : m + 128, n : n + BN], tile.cast(found, out.dtype), edge="clip")
+
+
+def given(m, n, k):
+    random = np.random.default_rng(m)
+    found = {name: random.standard_normal(s).astype(bf16.numpy) for name, s in (("a", (m, k)), ("b", (k, n)))}
+    return {**found, "bias": random.standard_normal(n).astype(bf16.numpy), "out": np.zeros((m, n), bf16.numpy)}
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(abreast, "PROGRAMS", 1)
+
+
+# The interpreter runs three blocks of two teams: some teams have several programs, some one, some none.
+@pytest.mark.parametrize(("m", "n", "k"), [(1200, 256, 72), (400, 128, 504), (128, 128, 1000)])
+def test_programs_in_turn(few, m, n, k):
+    arguments, grid = given(m, n, k), (-(-m // 128), n // 128)
+    artifact = emitted(prepare(gated, arguments, "ptx", grid).levels["tile"], "sm_90a")
+    assert "bar.arrive" in artifact.text(TEXT) and ".reqntid 640" in artifact.text(TEXT)
+    BACKEND.interpreter(artifact)(list(arguments.values()))
+    a, b, bias, out = (x.astype(np.float64) for x in arguments.values())
+    want = np.tanh(a @ b + bias).reshape(m, n // 128, 128)
+    want = (want - want.mean(axis=-1, keepdims=True)).reshape(m, n)
+    np.testing.assert_allclose(out, want, atol=2e-2)
+
+
+def chosen(entry, arguments, grid=None):
+    """How many groups the teams of what an entry launches have; 0: there is one team."""
+    launched = prepare(entry, arguments, "ptx", grid).levels["tile"].functions[1]
+    return abreast.abreast(pipelined(contracted(fuse_sums(split_products(launched)))), grid or (256, 12))
+
+
+@kernel
+def shifted(a, b, c, out, *, BN: int = 128):
+    """a b + c."""
+    m, n = tile.program_id(0) * 128, tile.program_id(1) * BN
+    acc = tile.zeros((128, BN), f32)
+    for k in tile.range(0, a.shape[1], 64):
+        left = tile.load(a[m : m + 128, k : k + 64], edge="clip")
+        acc += tile.dot(left, tile.load(b[k : k + 64, n : n + BN], edge="clip"))
+    more = tile.cast(tile.load(c[m : m + 128, n : n + BN], edge="clip"), f32)
+    tile.store(out[m : m + 128, n : n + BN], tile.cast(acc + more, out.dtype), edge="clip")
+
+
+def test_teams_of_one_group(few):
+    given_ = given(700, 256, 136)
+    arguments, grid = {**given_, "c": np.full((700, 256), 2, bf16.numpy)}, (6, 2)
+    arguments = {k: arguments[k] for k in ("a", "b", "c", "out")}
+    artifact = emitted(prepare(shifted, arguments, "ptx", grid).levels["tile"], "sm_90a")
+    assert ".reqntid 384" in artifact.text(TEXT) and "bar.arrive" in artifact.text(TEXT)
+    BACKEND.interpreter(artifact)(list(arguments.values()))
+    a, b, c, out = (x.astype(np.float64) for x in arguments.values())
+    np.testing.assert_allclose(out, a @ b + c, rtol=2.0**-8, atol=2.0**-8)
+
+
+def test_where_it_pays(few):
+    assert chosen(gated, given(256, 256, 512), (2, 2)) == 2
+    assert not chosen(gated, given(256, 256, 8192), (2, 2))  # many rounds: little follows them
+    assert not chosen(gated, {**given(256, 256, 512), "BN": 256}, (2, 1))  # more sums than there are registers for
+
+
+def test_few_programs_are_shared_by_all_groups():
+    assert not chosen(gated, given(256, 256, 512), (2, 2))
+
+
+def test_a_layer_of_a_network_takes_it():
+    x, w, bias = (np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), s, (0,) * len(s)) for s in
+                  ((32768, 384), (384, 1536), (1536,)))  # fmt: skip
+    assert chosen(ts.jit(lambda x, w, bias: ts.gelu(x @ w + bias)), (x, w, bias))
+
+
+@pytest.mark.parametrize("working", SHARES)
+def test_registers_that_threads_ask_for_are_there(working):
+    few, many = SHARES[working]
+    threads = working + GROUP
+    begun = (1 << 16) // threads // 8 * 8 * threads  # what the assembler gives to all of them at first
+    assert working * many + GROUP * few <= begun and many % 8 == few % 8 == 0

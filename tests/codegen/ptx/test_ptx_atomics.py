@@ -1,0 +1,78 @@
+"""Atomic updates of every element type: by an instruction, or by swapping the two or more bytes that hold it."""
+
+import numpy as np
+import pytest
+from ptxcheck import numbers, run
+
+from tessera.ops import elementwise as e
+from tessera.ops import shape, tile
+from tessera.types import (
+    BY_NAME,
+    SHARED,
+    bool_,
+    int64,
+)
+
+FLOATS = ("f64", "f32", "tf32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "fp6", "fp6_e2m3", "fp4")
+WHOLE = ("int4", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+ORDERED = ("max", "min", "exchange")
+
+
+def bins(k, count, mask=3):
+    return k(e.bitwise_and, k(shape.iota, shape=(count,), axis=0), k.const(mask, int64, (count,)))
+
+
+def updated(k, x, out, kind):
+    """Each element into one of four places; for a swap, one into each."""
+    if kind == "swap":
+        k(tile.compare_exchange, out, k.load(x), k.load(out), bins(k, 5, 7))
+    else:
+        k(tile.atomic, out, k.load(x), bins(k, 96), kind=kind)
+
+
+@pytest.mark.parametrize("name", (*FLOATS, *WHOLE, "bool"))
+def test_greatest_and_least(name):
+    """Of five elements, an odd number of bytes where they are one each."""
+    dtype = BY_NAME[name]
+    for kind in ("max", "min"):
+        run(lambda k, x, out, kind=kind: updated(k, x, out, kind), numbers(dtype, 96), numbers(dtype, 5, seed=1))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("kind", ["add", "and", "or", "xor", "swap"])
+def test_integers(name, kind):
+    dtype = BY_NAME[name]
+    count = 5 if kind == "swap" else 96
+    run(lambda k, x, out: updated(k, x, out, kind), numbers(dtype, count), numbers(dtype, 5, seed=1))
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_sums(name):
+    """One summand for each place, so that rounding leaves nothing open."""
+    dtype = BY_NAME[name]
+
+    def build(k, x, out):
+        k(tile.atomic, out, k.load(x), bins(k, 5, 7), kind="add")
+
+    run(build, numbers(dtype, 5), numbers(dtype, 5, seed=1))
+
+
+def test_bools():
+    run(lambda k, x, out: updated(k, x, out, "add"), numbers(bool_, 96), np.zeros(5, bool))
+
+
+@pytest.mark.parametrize("name", ["int8", "int16", "fp8_e4m3", "bf16"])
+def test_shared_memory_of_a_group(name):
+    dtype = BY_NAME[name]
+
+    def build(k, x, out):
+        me = k(tile.local_id)
+        room = k(tile.alloc, shape=(7,), dtype=dtype, space=SHARED)
+        seven = k(e.remainder, me, k.const(7))
+        k.store(room, k.load(out, seven, shape=(1,)), seven)
+        k(tile.barrier)
+        k(tile.atomic, room, k.load(x, me, shape=(1,)), k.broadcast(seven, 1), kind="max")
+        k(tile.barrier)
+        k.store(out, k.load(room, seven, shape=(1,)), seven)
+
+    run(build, numbers(dtype, 40), numbers(dtype, 7, seed=1), group=40, arch="sm_90a")

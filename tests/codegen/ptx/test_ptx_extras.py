@@ -1,0 +1,74 @@
+"""What a launch on a GPU leaves in its extras' memory, and ops of the host: on a memory that stands for the GPU's."""
+
+import types
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import driver, tile
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.attend import Extras
+from tessera.codegen.ptx.interpret import TEXT, hardware_grid
+from tessera.codegen.ptx.runtime import Launch, _Engine
+from tessera.errors import ExecutionError
+from tessera.interp.target.ptx import Module
+from tessera.program import prepare
+
+
+class Memory:
+    """Copies to and from rooms by their addresses, as the driver makes them."""
+
+    def __init__(self, rooms):
+        self.rooms = rooms
+
+    def memcpy_htod(self, at, data):
+        self.rooms[at].reshape(-1).view(np.uint8)[: data.nbytes] = data.reshape(-1).view(np.uint8)
+
+    def memcpy_dtoh(self, data, at):
+        data.reshape(-1).view(np.uint8)[...] = self.rooms[at].reshape(-1).view(np.uint8)[: data.nbytes]
+
+
+@ts.kernel
+def speaks(x):
+    i = tile.program_id(0)
+    tile.print("holds", x[i, 0:3])
+    tile.assert_(x[i, 0] < 10.0, "ten", x[i, 0])
+
+
+def launched(x):
+    """A launch whose extras lie in rooms of their own, filled with what was there before; and the rooms."""
+    plan = (artifact := BACKEND.emit(prepare(speaks, [x], grid=(4,)).levels["tile"], {})).manifest["plan"]
+    (launch,), entry = plan["launches"], plan["entries"]["speaks"]
+    extras = Extras(entry, (4,))
+    rooms = {256 * i: np.full(n, 0xAB, np.uint8) for i, n in enumerate(extras.rooms.values(), 1)}
+    found = Launch(None, (4, 1, 1), launch, entry, extras, dict(zip(extras.rooms, rooms, strict=True)))
+    run = Module(artifact.text(TEXT)).launch
+    grid = hardware_grid(launch, entry, 132)
+    return found, Memory(rooms), lambda: run("speaks", grid, entry["threads"], [x, *rooms.values()], entry["shared"])
+
+
+def test_what_a_launch_says(capsys):
+    x = np.arange(20, dtype="f4").reshape(4, 5)
+    found, memory, run = launched(x)
+    for _ in range(2):  # nothing is left for the next run
+        found.clear(memory)
+        run()
+        with pytest.raises(ExecutionError, match=r"ten[\s\S]*false at program \(2,\) with 10.0"):
+            found.check(memory)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[1] == "program (1,): holds [5., 6., 7.]" and len(lines) == 4
+
+
+def test_an_op_of_the_host():
+    trace = ts.jit(lambda x: ts.cholesky(x) * 2.0).trace(np.eye(3, dtype="f4"))
+    plan = BACKEND.emit(driver.lower(trace.function, "ptx")["tile"], {}).manifest["plan"]
+    (call,) = plan["calls"]
+    places = [(arg["param"] if "param" in arg else 1000 + arg["offset"]) for arg in call["args"]]
+    rooms = dict(zip(places, (np.diag(np.float32([4, 9, 16])), np.zeros((3, 3), "f4")), strict=True))
+    waited = []
+    device = types.SimpleNamespace(driver=Memory(rooms))
+    program = types.SimpleNamespace(device=device, calls=plan["calls"], workspace=1000)
+    _Engine(program, list(range(9)), types.SimpleNamespace(synchronize=lambda: waited.append(1))).call(0)
+    np.testing.assert_array_equal(rooms[places[1]], np.diag([2, 3, 4]))
+    assert waited == [1]

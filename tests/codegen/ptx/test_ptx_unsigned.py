@@ -1,0 +1,82 @@
+"""Unsigned integers of 16, 32 and 64 bits as PTX: every op on blocks, conversions, and scalars as arguments."""
+
+import numpy as np
+import pytest
+from ptxcheck import ARCHITECTURES, both, run
+
+import tessera as ts
+from tessera import tile
+from tessera.ops import elementwise as e
+from tessera.ops import reduce
+from tessera.program import prepare
+from tessera.types import BY_NAME, bool_
+
+NAMES = ("uint16", "uint32", "uint64")
+PAIRS = (e.add, e.sub, e.mul, e.floor_divide, e.remainder, e.maximum, e.minimum, e.bitwise_and, e.bitwise_xor)
+ORDER = (e.less, e.less_equal, e.greater, e.greater_equal, e.equal, e.not_equal)
+SINGLE = (e.neg, e.abs, e.bitwise_not)
+
+
+def numbers(name, count=40, seed=0, least=1):
+    top = np.iinfo(name).max
+    drawn = np.random.default_rng(seed).integers(least, top, count - 4, dtype=name, endpoint=True)
+    return np.concatenate([np.array([least, top, top // 2, top // 2 + 1], name), drawn])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arithmetic(name):
+    def build(k, x, y, *outs):
+        a, b = k.load(x), k.load(y)
+        for op, out in zip(PAIRS, outs, strict=False):
+            k.store(out, k(op, a, b))
+        for op, out in zip(SINGLE, outs[len(PAIRS) :], strict=False):
+            k.store(out, k(op, a))
+        for op, out in zip(ORDER, outs[len(PAIRS) + len(SINGLE) :], strict=True):
+            k.store(out, k(op, a, b))
+
+    empty = [np.zeros(40, name)] * (len(PAIRS) + len(SINGLE)) + [np.zeros(40, bool_.numpy)] * len(ORDER)
+    run(build, numbers(name), numbers(name, seed=1)[::-1].copy(), *(a.copy() for a in empty))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shifts_and_constants(name):
+    def build(k, x, y, left, right, product):
+        a, b = k.load(x), k.load(y)
+        k.store(left, k(e.shift_left, a, b))
+        k.store(right, k(e.shift_right, a, b))
+        k.store(product, k(e.mul, a, k.const(np.iinfo(name).max - 2, BY_NAME[name], (40,))))
+
+    by = (numbers(name, seed=2) % np.array(np.iinfo(name).bits, name)).astype(name)
+    run(build, numbers(name), by, *(np.zeros(40, name) for _ in range(3)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reductions(name):
+    def build(k, x, most, least, where, total):
+        v = k.load(x)
+        for op, out in ((reduce.max, most), (reduce.min, least), (reduce.sum, total)):
+            k.store(out, k(op, v, axis=(-1,), keepdims=True))
+        k.store(where, k(reduce.argmax, v, axis=-1, keepdims=True))
+
+    total = np.zeros(1, "u8" if name == "uint64" else "i8")
+    run(build, numbers(name, 100), np.zeros(1, name), np.zeros(1, name), np.zeros(1, "i8"), total)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels(name, arch):
+    @ts.kernel
+    def mixed(x, f, out, places, narrow, scale: BY_NAME[name]):
+        i = tile.program_id(0)
+        a = tile.load(x[i, :])
+        out[i, :] = tile.cast(a // 3 + tile.arange(0, 20, dtype=BY_NAME[name]), ts.f32) + tile.cast(scale, ts.f32)
+        places[i, :] = tile.cast(tile.load(f[i, :]), BY_NAME[name])
+        narrow[i, :] = tile.cast(a, ts.bf16)
+
+    x = numbers(name, 60).reshape(3, 20)
+    f = np.random.default_rng(0).uniform(-9, 9e4, (3, 20)).astype("f4")
+    arrays = [x, f, np.zeros((3, 20), "f4"), np.zeros((3, 20), name), np.zeros((3, 20), ts.bf16.numpy)]
+    scale = np.array(np.iinfo(name).max - 1, name)
+    module = prepare(mixed, [*arrays, scale], grid=(3,)).levels["tile"]
+    for ours, theirs in both(module, [*arrays, scale], arch):
+        np.testing.assert_array_equal(ours.astype("f8"), theirs.astype("f8"))
