@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,22 @@ def find(name: str) -> Command:
     if name not in TABLE:
         near = difflib.get_close_matches(name, TABLE, 1)
         raise ArgumentError(
-            f"there is no command `{name}`", suggestion=f"did you mean `{near[0]}`?" if near else "help"
-        )
+            f"there is no command `{name}`", expected=", ".join(usage.split(",")[0].split()[0] for usage, _ in HELP),
+            suggestion=f"did you mean `{near[0]}`?" if near else "help",
+        )  # fmt: skip
     return TABLE[name]
+
+
+def known(script: Sequence[str]) -> list[str]:
+    """A script all of whose commands there are: one that asks for another is refused before anything runs.
+
+    Raises:
+        ArgumentError: there is no such command.
+    """
+    for line in script:
+        if line:
+            find(line.split()[0])
+    return list(script)
 
 
 @command("help h ?", "", "this list")

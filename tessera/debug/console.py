@@ -12,7 +12,8 @@ from tessera.debug import show
 from tessera.debug.history import Step
 from tessera.debug.stepper import Stepper
 from tessera.debug.stops import Goal
-from tessera.errors import TesseraError
+from tessera.debug.values import names_of
+from tessera.errors import ArgumentError, TesseraError
 
 PROMPT = "(tessera) "
 
@@ -61,7 +62,13 @@ class Console:
         return calls[max(0, len(calls) - 1 - self.frame)]
 
     def evaluate(self, text: str) -> Any:
-        """An expression over the variables of the call that is looked at."""
+        """An expression over the variables of the call that is looked at.
+
+        Raises:
+            ArgumentError: there is none.
+        """
+        if not text:
+            raise ArgumentError("an expression is missing", expected="a variable, or Python over variables: x.max()")
         return self.stepper.evaluate(text, self.step, self.stepper.instance, self.line)
 
     def _stopped(self, reason: str) -> Goal | None:
@@ -98,6 +105,8 @@ class Console:
             self.write(str(error))
         except Exception as error:  # the user's expression may raise anything
             self.write(f"{type(error).__name__}: {error}")
+            if isinstance(error, NameError):
+                self.write(f"  expected: {', '.join(n for n, _, _ in names_of(self.line))}")
         return None
 
     def _read(self) -> str | None:
@@ -133,7 +142,13 @@ def _edited() -> None:
 
 
 def commands_of(commands: str | Sequence[str] | None) -> list[str] | None:
-    """Commands as they are given to a session: a script, or a list of them; None for those of the terminal."""
+    """Commands as they are given to a session: a script, or a list of them; None for those of the terminal.
+
+    Raises:
+        ArgumentError: there is no such command.
+    """
+    from tessera.debug.commands import known
+
     if commands is None:
         return None
-    return split(commands) if isinstance(commands, str) else list(commands)
+    return known(split(commands) if isinstance(commands, str) else list(commands))

@@ -77,7 +77,9 @@ class Stepper:
         if not self.detached and self.history.steps and self.error is None:
             self.over = True
             self.step = self.history.close()
-            self._stop("the program has ended")
+            if self.focus is not None and self.step.place(self.focus) is not None:
+                self.instance = self.focus
+            self._stop(self._last())
 
     def _arrive(self, step: Step) -> None:
         reason = self.reason(step)
@@ -127,7 +129,9 @@ class Stepper:
         if step.node.op is checks.pause:
             return self._at_pause(step)
         for each in self.breakpoints:
-            for instance in self._candidates(step) if each.here(step) else ():
+            here = each.here(step)
+            each.reached = each.reached or here
+            for instance in self._candidates(step) if here else ():
                 found = self._at_breakpoint(each, step, instance)
                 if found is not None:
                     self.instance = instance
@@ -188,7 +192,10 @@ class Stepper:
             self.step, reason = found if found is not None else (self.history.steps[-1], self._last())
 
     def _last(self) -> str:
-        return str(self.error) if self.error is not None else "the program has ended"
+        if self.error is not None:
+            return str(self.error)
+        missed = [f"\n{point}: the run never came to this line" for point in self.breakpoints if not point.reached]
+        return "the program has ended" + "".join(missed)
 
     def back(self, goal: Goal) -> str | None:
         """Go back to the nearest earlier step where a goal or a breakpoint stops; None where there is none."""

@@ -27,6 +27,7 @@ class Breakpoint:
     condition: str | None = None
     program: tuple[int, ...] | None = None
     tile: int | None = None
+    reached: bool = False  # whether the run has come to this line at all
 
     def here(self, step: Step) -> bool:
         """Whether a step begins this line."""

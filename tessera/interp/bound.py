@@ -41,7 +41,7 @@ def run(function: Function, arrays: Sequence[Any]) -> list[Bounded]:
         results = tuple(_concrete(v.type, sizes) for v in node.results)
         return apply(node.op, types, results, _bound(node, sizes), args)
 
-    return evaluate(expand(function).body, [lift(a) for a in arrays], meaning)
+    return evaluate(expand(function, keep=lambda op: op in error).body, [lift(a) for a in arrays], meaning)
 
 
 def apply(

@@ -16,6 +16,7 @@ from tessera.ir.core import Block
 from tessera.numerics.bounded import certain
 from tessera.op import Rules
 from tessera.ops import control
+from tessera.passes.differing import meeting
 
 rules = Rules("tile control flow")
 
@@ -30,9 +31,9 @@ def _(machine, node, args, walk):
     if condition.size == 1:
         return walk(then if _scalar(condition) else other)
     yes, no = machine.live(condition), machine.live(~condition)
-    apart = machine.group > 1 and interleave.waits(then, other) and uneven(machine, node, walk.env)
-    if apart:  # each tile waits for something else
-        return _interleaved(machine, machine.one_by_one((yes, no)), node, walk)
+    waits = machine.group > 1 and interleave.waits(then, other)
+    if waits and (node.attrs.get("apart") or uneven(machine, node, walk.env)):  # each tile waits for something else
+        return _interleaved(machine, machine.one_by_one((yes, no), meeting(then, other)), node, walk)
     if not np.count_nonzero(no):
         return walk(then)
     if not np.count_nonzero(yes):

@@ -18,7 +18,6 @@ from tessera.interp import debug_overflow as overflow
 from tessera.interp.debug_access import Access, aligned, check, check_written, inside, lanes_of
 from tessera.interp.debug_monitor import Monitor
 from tessera.interp.debug_nan import watch
-from tessera.interp.debug_report import Finding
 from tessera.interp.debug_shadow import ATOMIC, READ, WRITE
 from tessera.interp.debug_windows import harmless
 from tessera.interp.machine import Machine
@@ -259,24 +258,6 @@ def _(monitor, machine, node, args, go):
 
 @rules(tile.barrier)
 def _(monitor, machine, node, args, go):
-    if machine.divergent:
-        _divergent(monitor, machine, node)
+    debug_sync.whole_stretches(monitor, machine, node, machine.group, "a barrier")
     monitor.chunk.passed(machine, machine.group)
     return go()
-
-
-def _divergent(monitor: Monitor, machine: Machine, node: Node) -> None:
-    """Report the first program whose tiles part at a barrier, and which of them reach it."""
-    chunk = monitor.chunk
-    assert chunk is not None
-    who = chunk.view(chunk.who, machine)
-    here = np.ones(who.shape, bool) if machine.active is None else np.broadcast_to(machine.active, who.shape)
-    counts = here.sum(axis=-1)
-    parted = (counts > 0) & (counts < machine.group)
-    first = tuple(int(i) for i in np.argwhere(parted)[0])
-    tiles = who[first][here[first]] % machine.group
-    named = ", ".join(map(str, tiles[:8])) + (", …" if len(tiles) > 8 else "")
-    program = monitor.name(int(who[first][0])).partition(", tile")[0]
-    message = f"a barrier is reached by tiles {named} of {program}, {len(tiles)} of {machine.group}"
-    suggestion = "move the barrier out of the `if` or loop whose condition differs between tiles"
-    monitor.found(Finding("barrier", message, node.loc, suggestion=suggestion), last=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from tessera.interp.memory import Memory, Place, expand
 from tessera.ir.core import Node
 
 if TYPE_CHECKING:
-    from tessera.interp.debug_chunk import Chunk
+    from tessera.interp.debug_chunk import Chunk, Meetings
     from tessera.interp.debug_monitor import Monitor
     from tessera.interp.debug_ordered import Domain
 
@@ -61,23 +61,26 @@ def lanes_of(monitor: Monitor, machine: Machine, access: Access, region: Region)
     assert chunk is not None
     if region.log is not None:
         monitor.settle(region)
-    return lanes_at(chunk, machine, access, region, chunk.epoch, chunk.turn)
+    return lanes_at(chunk, machine, access, region, chunk.epoch + chunk.turn, inner=chunk.inner)
 
 
 def lanes_at(
-    chunk: Chunk, box: Any, access: Access, region: Region, epochs: np.ndarray, turn: int,
-    columns: np.ndarray | None = None,
+    chunk: Chunk, box: Any, access: Access, region: Region, epochs: np.ndarray, *,
+    columns: np.ndarray | None = None, inner: Sequence[Meetings] = (),
 ) -> Lanes:  # fmt: skip
     """The lanes of an access by the instances of a box (a machine, or a window), in the epochs given.
 
-    `columns`: those are clocks of these columns.
+    `columns`: those are clocks of these columns. `inner`: what the stretches within a group have met.
     """
     depth = len(access.shape) - box.rank
-    tables = [chunk.who, epochs + turn, *([] if columns is None else [columns])]
-    spread = [expand(chunk.view(t, box), depth) for t in tables]
-    cells = region.cells(access.memory, access.indices)
-    cells, who, epoch, *column = (np.broadcast_to(t, access.shape).reshape(-1) for t in (cells, *spread))
-    lanes = Lanes(cells, who, epoch, np.arange(cells.size), column[0] if column else None)
+
+    def spread(table: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(expand(chunk.view(table, box), depth), access.shape).reshape(-1)
+
+    cells = np.broadcast_to(region.cells(access.memory, access.indices), access.shape).reshape(-1)
+    within = tuple(spread(m.epochs) for m in inner)
+    column = None if columns is None else spread(columns)
+    lanes = Lanes(cells, spread(chunk.who), spread(epochs), np.arange(cells.size), column, within)
     return lanes if access.keep is None else lanes.part(np.flatnonzero(np.broadcast_to(access.keep, access.shape)))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,15 +18,36 @@ from tessera.interp.machine import Machine
 EPOCHS = 1 << 32
 
 
+@dataclass(frozen=True)
+class Meetings:
+    """How often stretches of a width have met: of each instance its stretch and that one's count, without `turn`."""
+
+    width: int
+    counted: np.ndarray
+    turn: int = 0
+
+    @property
+    def epochs(self) -> np.ndarray:
+        """Of each instance its stretch and how often that has met."""
+        return self.counted + self.turn
+
+    def one_more(self, running: np.ndarray | None) -> Meetings:
+        """After a meeting of those that run (None: all)."""
+        if running is None:
+            return Meetings(self.width, self.counted, self.turn + 1)
+        return Meetings(self.width, self.counted + running, self.turn)
+
+
 class Chunk:
     """The instances of a part of a grid. What is the same for all is a number; tables are made when they are needed.
 
     `turn` counts the barriers that all have passed, on top of `epoch`; `committed` their groups of copies, on top of
     `commits`. `flights` are copies under way that are regular, `pending` all others, `bound` those that mbarriers
-    count. With `clocks` an instance's epoch is its own clock.
+    count. With `clocks` an instance's epoch is its own clock. `inner` are the meetings of stretches within a group, of
+    ascending `widths`; a wider one is a meeting of all within it too.
     """
 
-    def __init__(self, machine: Machine, clocked: bool = False) -> None:
+    def __init__(self, machine: Machine, clocked: bool = False, widths: Sequence[int] = ()) -> None:
         self.first, self.count = machine.first, machine.count
         self.sizes = (*machine.grid, machine.group) if machine.group > 1 else machine.grid
         self.group = machine.group
@@ -36,6 +59,7 @@ class Chunk:
         self.bound: list[Any] = []
         self.regions: list[Region] = []
         self.clocks = Clocks(self.who, machine.group) if clocked else None
+        self.inner = tuple(Meetings(w, self.who // w * EPOCHS) for w in widths)
         self.told()
 
     @cached_property
@@ -72,11 +96,14 @@ class Chunk:
         whole = self.whole(machine)
         if self.clocks is not None:
             self.clocks.meet(self.running(machine).reshape(-1), width)
+        if self.inner:
+            here = None if whole else self.running(machine)
+            self.inner = tuple(m if m.width > width else m.one_more(here) for m in self.inner)
         if whole and width == self.group:
             self.turn += 1
         elif self.clocks is not None:
             self.told()
-        else:
+        elif width == self.group:
             self.moved = self.epoch.copy()
             self.view(self.moved, machine)[...] += 1 if machine.active is None else machine.active
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,11 +19,29 @@ from tessera.ops import group, mbarrier
 
 @lru_cache(maxsize=1024)
 def needed(body: Block, tiles: int) -> str | None:
-    """The kind of race that clocks find in a kernel; None where barriers of whole groups are all the order it has."""
-    ops = {n.op for n in body.walk()}
-    if ops & set(mbarrier.OPS):
+    """The kind of race that clocks find in a kernel; None where counts of meetings are all the order it has."""
+    if {n.op for n in body.walk()} & set(mbarrier.OPS):
         return "unordered"
-    return "race" if tiles > 1 and group.meet in ops else None
+    return None if _nested(_widths(body, tiles), tiles) else "race"
+
+
+@lru_cache(maxsize=1024)
+def stretches(body: Block, tiles: int) -> tuple[int, ...]:
+    """The widths of the stretches that meet, ascending, where counts of meetings are all that orders tiles.
+
+    Each lies within the next and the last in the group. So two tiles that some chain of meetings orders are ordered by
+    a meeting of a stretch that has both: the first that leads out of the stretches with one of them alone.
+    """
+    return () if tiles == 1 or needed(body, tiles) else _widths(body, tiles)
+
+
+def _widths(body: Block, tiles: int) -> tuple[int, ...]:
+    met = {int(n.attrs["width"]) for n in body.walk() if n.op is group.meet}
+    return tuple(sorted(met - {1, tiles}))
+
+
+def _nested(widths: tuple[int, ...], tiles: int) -> bool:
+    return all(outer % inner == 0 for inner, outer in pairwise((*widths, tiles)))
 
 
 @dataclass(eq=False)
@@ -96,8 +115,8 @@ class Clocks:
 
     def init(self, phases: Phases, instance: np.ndarray, slot: np.ndarray, ended: np.ndarray) -> None:
         """Barriers begin anew, `ended` of whose phases have ended: parities count from an even phase on."""
-        places = np.unique(np.stack([instance // self.tiles, slot, ended + ended % 2]), axis=1)
-        program, number, passed = places
+        first = np.unique(instance // self.tiles * phases.base.shape[1] + slot, return_index=True)[1]
+        program, number, passed = instance[first] // self.tiles, slot[first], (ended + ended % 2)[first]
         phases.base[program, number] += np.where(phases.begun[program, number], passed, 0)
         phases.begun[program, number] = True
 
@@ -106,7 +125,14 @@ class Clocks:
         program = instance // self.tiles
         phase = phase + phases.base[program, slot]
         phases.reach(int(phase.max(initial=0)))
-        np.maximum.at(phases.told, (program, slot, phase), self.known[instance])
+        # Those that arrive at one phase side by side: what they know is combined in one go.
+        count, reached = phases.told.shape[1:3]
+        place = (program * count + slot) * reached + phase
+        order = np.argsort(place, kind="stable")
+        starts = np.flatnonzero(np.diff(place[order], prepend=-1))
+        told = phases.told.reshape(-1, phases.told.shape[3])
+        one = place[order[starts]]
+        told[one] = np.maximum(told[one], np.maximum.reduceat(self.known[instance[order]], starts, axis=0))
         self.tick(instance)
 
     def copied(

@@ -87,7 +87,7 @@ def land(monitor: Monitor, chunk: Chunk, region: Region) -> None:
     for each in flights:
         window = each.window
         access = clipped(Access.of(window.node, window.place, None, window.clip))
-        lanes = lanes_at(chunk, window, access, region, window.epochs, window.turn)
+        lanes = lanes_at(chunk, window, access, region, window.epochs, inner=window.inner)
         _hold(monitor, chunk, window, access, window.kind, region, lanes, each.group)
 
 
@@ -185,7 +185,7 @@ def wait(monitor: Monitor, machine: Machine, left: int) -> None:
     chunk.flights = [f for f in chunk.flights if f.group >= chunk.committed - left]
     for each in done:  # it may have done its work at any moment up to here
         if each.region.log is not None:
-            each.region.log.append(replace(each.window, turn=chunk.turn, epoch=chunk.moved))
+            each.region.log.append(replace(each.window, turn=chunk.turn, epoch=chunk.moved, inner=chunk.inner))
     if chunk.pending or chunk.bound:
         limit = np.where(running, chunk.commits + chunk.committed - left, 0).reshape(-1)
         _finish_pending(monitor, chunk, limit)
@@ -215,7 +215,8 @@ def _finish(monitor: Monitor, chunk: Chunk, done: Pending) -> None:
     """A copy may do its work at any moment up to its wait: it counts as an access there too."""
     _count(done.region, done.access, done.lanes.cells, -1)
     epoch = chunk.epoch.reshape(-1)[done.instance] + chunk.turn
-    lanes = Lanes(done.lanes.cells, done.lanes.who, epoch, done.lanes.place)
+    inner = tuple(m.epochs.reshape(-1)[done.instance] for m in chunk.inner)
+    lanes = Lanes(done.lanes.cells, done.lanes.who, epoch, done.lanes.place, inner=inner)
     monitor.record(done.region, done.access, lanes, done.node)
 
 

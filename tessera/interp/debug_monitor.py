@@ -10,7 +10,7 @@ import numpy as np
 from tessera.interp import debug_copies as copies
 from tessera.interp.debug_access import Access, clipped, lanes_at
 from tessera.interp.debug_chunk import Chunk
-from tessera.interp.debug_clocks import needed
+from tessera.interp.debug_clocks import Clocks, needed, stretches
 from tessera.interp.debug_lint import Lint
 from tessera.interp.debug_mask import Masks
 from tessera.interp.debug_observe import Observer, Started
@@ -43,7 +43,8 @@ class Monitor:
         self.regions: list[Region] = []
         self.grid: tuple[int, ...] = (1,)
         self.group = 1
-        self.clocked: str | None = None  # the kind of races that clocks find, where more than barriers orders accesses
+        self.clocked: str | None = None  # the kind of races that clocks find, where more than meetings orders accesses
+        self.widths: tuple[int, ...] = ()  # of the stretches within a group that meet
         self.chunk: Chunk | None = None
         self.body = Block((), (), ())
 
@@ -51,7 +52,7 @@ class Monitor:
         """Begin a launch: a region for each stretch of memory that its arguments share."""
         self.grid, self.group, args = started.grid, started.group, started.args
         self.body = started.function.body
-        self.clocked = needed(self.body, self.group)
+        self.clocked, self.widths = needed(self.body, self.group), stretches(self.body, self.group)
         for observer in self.observers:
             observer.enter(started)
         if not self.checking:
@@ -78,9 +79,18 @@ class Monitor:
         unit = min(a.itemsize for a in arrays)
         domains = [Domain("program race", self.group, True)] if written else []
         if written and (self.group > 1 or self.clocked):
-            domains.append(Domain(self.clocked or "race", 1, False))
+            domains += self._within_group(None)
         ready = None if self._given(low, high) else self.written.view(low, high, unit)
         return Region(low, high, unit, domains, ready, arrays)
+
+    def _within_group(self, clocks: Clocks | None) -> list[Domain]:
+        """Between whom races in a group are looked for: parts of a stretch, of each width, and of the group."""
+        parts = [1, *self.widths]
+        levels = [*range(len(self.widths)), None]
+        return [
+            Domain(self.clocked or "race", part, False, clocks, level)
+            for part, level in zip(parts, levels, strict=True)
+        ]
 
     def _given(self, low: int, high: int) -> bool:
         """Whether a stretch of memory came from outside: it holds what it holds."""
@@ -105,7 +115,7 @@ class Monitor:
     def begin(self, machine: Machine) -> Chunk:
         """Begin a chunk of the grid."""
         self._unwaited()
-        self.chunk = Chunk(machine, bool(self.clocked))
+        self.chunk = Chunk(machine, bool(self.clocked), self.widths)
         if self.clocked:  # tiles of one program alone may be ordered: those of the last chunk are gone
             for domain in (d for r in self.regions for d in r.domains if not d.timeless):
                 domain.clocks, domain.slots = self.chunk.clocks, {}
@@ -127,7 +137,7 @@ class Monitor:
             return
         low, high = span(array)
         watched = shared and (self.group > 1 or self.clocked)
-        domains = [Domain(self.clocked or "race", 1, False, self.chunk.clocks)] if watched else []
+        domains = self._within_group(self.chunk.clocks) if watched else []
         ready = np.zeros((high - low) // array.itemsize, bool)
         self.chunk.regions.append(Region(low, high, array.itemsize, domains, ready, array, swizzle))
 
@@ -172,10 +182,10 @@ class Monitor:
         for window in log:
             access = clipped(Access.of(window.node, window.place, window.mask, window.clip))
             if window.counted is None:
-                lanes = lanes_at(window.chunk, window, access, region, window.epochs, window.turn)
+                lanes = lanes_at(window.chunk, window, access, region, window.epochs, inner=window.inner)
             else:
                 column, clock = window.counted
-                lanes = lanes_at(window.chunk, window, access, region, clock, 0, column)
+                lanes = lanes_at(window.chunk, window, access, region, clock, columns=column)
             self.record(region, window.kind, lanes, window.node, gone=window.chunk is not self.chunk)
         if self.chunk is not None:
             copies.land(self, self.chunk, region)

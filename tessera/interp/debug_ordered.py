@@ -114,18 +114,23 @@ def _grown(table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 class Domain:
     """Between whom races are looked for: tiles of a group (in one epoch), or programs of a grid (always).
 
-    With `clocks` these say which tiles of a program are ordered, and epochs have no meaning.
+    With `clocks` these say which tiles of a program are ordered, and epochs have no meaning. `share` instances count as
+    one. With a `level` they are tiles of one stretch of this level, in an epoch of it.
     """
 
     kind: str
     share: int
     timeless: bool
     clocks: Clocks | None = None
+    level: int | None = None
     slots: dict[str, Slots | Ordered] = field(default_factory=dict)
 
     def of(self, access: str, size: int) -> Slots | Ordered:
         """The slots of a kind of access, made when first needed."""
         if access not in self.slots:
-            made = Slots(size, self.share, self.timeless) if self.clocks is None else Ordered(size, self.clocks)
-            self.slots[access] = made
+            self.slots[access] = (
+                Slots(size, self.share, self.timeless, self.level)
+                if self.clocks is None
+                else Ordered(size, self.clocks)
+            )
         return self.slots[access]

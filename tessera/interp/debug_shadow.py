@@ -23,7 +23,8 @@ OPPOSED = {READ: (WRITE, ATOMIC), WRITE: (READ, WRITE, ATOMIC), ATOMIC: (READ, W
 class Lanes:
     """The elements that one op touches: of each its cell, its instance, that one's epoch, and its place in the op.
 
-    Where vector clocks order accesses the epoch is a clock: the instance's own, or that of a `column`.
+    Where vector clocks order accesses the epoch is a clock: the instance's own, or that of a `column`. `inner` are the
+    epochs of the stretches that the instance is in, the narrowest first; `epoch` is that of its group.
     """
 
     cells: np.ndarray
@@ -31,11 +32,13 @@ class Lanes:
     epoch: np.ndarray
     place: np.ndarray
     column: np.ndarray | None = None
+    inner: tuple[np.ndarray, ...] = ()
 
     def part(self, chosen: np.ndarray) -> Lanes:
         """The lanes where `chosen` holds."""
         column = None if self.column is None else self.column[chosen]
-        return Lanes(self.cells[chosen], self.who[chosen], self.epoch[chosen], self.place[chosen], column)
+        inner = tuple(epoch[chosen] for epoch in self.inner)
+        return Lanes(self.cells[chosen], self.who[chosen], self.epoch[chosen], self.place[chosen], column, inner)
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,12 @@ class Slots:
 
     Two are enough: whoever comes next differs from one of them if it differs from anyone (as FastTrack keeps one
     write and widens reads; Flanagan and Freund, PLDI 2009). `share` instances count as one. Where nothing ever
-    orders instances (`timeless`) there are no epochs.
+    orders instances (`timeless`) there are no epochs. With a `level` they are those of stretches within the group: what
+    is forgotten because another stretch came after meets that one's access, by the epochs of what holds both.
     """
 
-    def __init__(self, size: int, share: int, timeless: bool) -> None:
-        self.share = share
+    def __init__(self, size: int, share: int, timeless: bool, level: int | None = None) -> None:
+        self.share, self.level = share, level
         # One more than the instance's number, and the node's: 0 where nothing has touched the cell.
         self.held = [np.zeros(size, np.int64) for _ in (0, 1)]
         self.epoch = None if timeless else [np.full(size, -1, np.int64) for _ in (0, 1)]
@@ -93,13 +97,19 @@ class Slots:
             return self._seen[1]
         before = self.who(slot, lanes.cells)
         other = self._differ(before, lanes.who)
-        found = other & (before >= 0 if self.epoch is None else self.epoch[slot][lanes.cells] == lanes.epoch)
+        found = other & (before >= 0 if self.epoch is None else self.epoch[slot][lanes.cells] == self._now(lanes))
         if not slot:
             self._seen = lanes, found
         return found
 
+    def _now(self, lanes: Lanes) -> np.ndarray:
+        return lanes.epoch if self.level is None else lanes.inner[self.level]
+
     def _differ(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
-        return one != two if self.share == 1 else one // self.share != two // self.share
+        """Whether instances count as two; where there is none (-1) the answer is not looked at."""
+        if self.share & (self.share - 1):
+            return one // self.share != two // self.share
+        return one != two if self.share == 1 else (one ^ two) >= self.share  # they differ in a higher bit
 
     def record(self, lanes: Lanes, node: int) -> bool:
         """Note these accesses; whether several instances touch one cell among them."""
@@ -125,7 +135,7 @@ class Slots:
         self._seen = None
         self.held[slot][lanes.cells] = (lanes.who + 1 << NODE_BITS) + node
         if self.epoch is not None:
-            self.epoch[slot][lanes.cells] = lanes.epoch
+            self.epoch[slot][lanes.cells] = self._now(lanes)
 
 
 @dataclass(eq=False)

@@ -13,6 +13,7 @@ from tessera.interp.debug_monitor import Monitor
 from tessera.interp.debug_report import Finding
 from tessera.interp.machine import Machine
 from tessera.interp.mbarrier import active_tiles, places_of, state_of
+from tessera.ir.core import Node
 from tessera.numerics.bounded import certain
 from tessera.op import Rules
 from tessera.ops import group, mbarrier
@@ -43,10 +44,37 @@ def _here(monitor: Monitor, machine: Machine, args: list[Any]) -> Here:
 
 @rules(group.meet)
 def _(monitor, machine, node, args, go):
+    width = node.attrs["width"]
+    whole_stretches(monitor, machine, node, width, f"a meeting of {width} tiles")
     results = go()
     if machine.group > 1:
-        monitor.chunk.passed(machine, node.attrs["width"])
+        monitor.chunk.passed(machine, width)
     return results
+
+
+@rules(group.collect, group.exchange)
+def _(monitor, machine, node, args, go):
+    width = node.attrs["width"]
+    whole_stretches(monitor, machine, node, width, f"an exchange among {width} tiles")
+    return go()
+
+
+def whole_stretches(monitor: Monitor, machine: Machine, node: Node, width: int, what: str) -> None:
+    """Report the first stretch of which some tiles reach an operation of all of them, and which those are (rule M7)."""
+    chunk = monitor.chunk
+    if not machine.divergent or chunk is None:
+        return
+    here = chunk.running(machine).reshape(-1, width)
+    parted = here.any(axis=1) & ~here.all(axis=1)
+    if not parted.any():
+        return
+    first = int(parted.argmax())
+    tiles = chunk.who.reshape(-1, width)[first][here[first]]
+    named = ", ".join(str(t % machine.group) for t in tiles[:8]) + (", …" if len(tiles) > 8 else "")
+    program = monitor.name(int(tiles[0])).partition(", tile")[0]
+    message = f"{what} is reached by tiles {named} of {program}, {len(tiles)} of {width}"
+    suggestion = "move it out of the `if` or loop whose condition differs between tiles"
+    monitor.found(Finding("barrier", message, node.loc, suggestion=suggestion), last=True)
 
 
 @rules(mbarrier.mbarrier_init)

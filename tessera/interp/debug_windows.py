@@ -20,7 +20,7 @@ from tessera.interp.memory import Memory, Place, _progression
 from tessera.ir.core import Node
 
 if TYPE_CHECKING:
-    from tessera.interp.debug_chunk import Chunk
+    from tessera.interp.debug_chunk import Chunk, Meetings
     from tessera.interp.debug_monitor import Monitor
 
 # A region with more different regular accesses than this is watched element by element.
@@ -47,6 +47,7 @@ class Window:
     clip: bool
     # For copies that an mbarrier counts: of each instance of the chunk the column of clocks, and the clock.
     counted: tuple[np.ndarray, np.ndarray] | None = None
+    inner: tuple[Meetings, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -55,12 +56,16 @@ class Window:
 
     @property
     def epochs(self) -> np.ndarray:
-        """The epochs of the chunk's instances when they made it, without `turn`."""
-        return self.chunk.base if self.epoch is None else self.epoch
+        """The epochs of the chunk's instances when they made it."""
+        return (self.chunk.base if self.epoch is None else self.epoch) + self.turn
 
     def like(self, other: Window) -> bool:
         """Whether another window is the same access again, so that keeping one of them is enough."""
-        return self.again(other) and self.turn == other.turn and self.epoch is other.epoch
+        met = zip(self.inner, other.inner, strict=True)
+        return (
+            self.again(other) and self.turn == other.turn and self.epoch is other.epoch
+            and all(a.turn == b.turn and a.counted is b.counted for a, b in met)
+        )  # fmt: skip
 
     def again(self, other: Window) -> bool:
         """Whether the same instances touch the same elements once more, at the same op."""
@@ -136,7 +141,10 @@ def _window(
         origin = start.origin - sum(s * f for s, f in zip(start.steps, first, strict=True))
         lines.append((origin, start.steps, length))
     kept = Place(place.memory, list(starts), place.block, place.count)
-    return Window(node, kind, tuple(lines), first, machine.count, chunk, chunk.turn, chunk.moved, kept, mask, clip)
+    return Window(
+        node, kind, tuple(lines), first, machine.count, chunk, chunk.turn, chunk.moved, kept, mask, clip,
+        inner=chunk.inner,
+    )  # fmt: skip
 
 
 def _ready(region: Region, place: Place) -> np.ndarray | None:
@@ -202,7 +210,10 @@ def _meet(domain: Domain, one: Window, other: Window, machine: Machine) -> bool:
     """Whether accesses at these times can race at all; the other one is about to be made, on this machine."""
     if domain.timeless or one.chunk is not other.chunk:
         return domain.timeless
-    return one.turn == other.turn if domain.clocks is None else not _known(one, machine)
+    if domain.clocks is not None:
+        return not _known(one, machine)
+    inner = domain.level
+    return one.turn == other.turn if inner is None else one.inner[inner].turn == other.inner[inner].turn
 
 
 def _known(past: Window, machine: Machine) -> bool:
@@ -216,7 +227,7 @@ def _known(past: Window, machine: Machine) -> bool:
     if past.counted is None:
         column, clock = (
             np.arange(tiles)[None, others],
-            (past.epochs + past.turn).reshape(-1, tiles)[programs][:, others],
+            past.epochs.reshape(-1, tiles)[programs][:, others],
         )
     else:
         column, clock = (t.reshape(-1, tiles)[programs][:, others] for t in past.counted)

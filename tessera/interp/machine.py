@@ -70,10 +70,10 @@ class Machine:
         parted = mask is not None and mask.shape[-1] > 1 and (mask != mask[..., :1]).any()
         return self.count[-1] != self.group or bool(parted)
 
-    def one_by_one(self, masks: Sequence[np.ndarray]) -> list[tuple[np.ndarray, int]]:
-        """Masks cut into one for each tile of a group, without empty ones; with the number of the mask it is of."""
-        places = np.arange(self.count[-1])
-        cut = ((mask & (places == tile), number) for number, mask in enumerate(masks) for tile in places)
+    def one_by_one(self, masks: Sequence[np.ndarray], together: int) -> list[tuple[np.ndarray, int]]:
+        """Masks cut into one for so many tiles of a group, without empty ones; with the number of the mask it is of."""
+        stretch = (self.first[-1] + np.arange(self.count[-1])) // together
+        cut = ((mask & (stretch == each), number) for number, mask in enumerate(masks) for each in np.unique(stretch))
         return [(mask, number) for mask, number in cut if mask.any()]
 
     @contextmanager

@@ -86,10 +86,11 @@ def settle(state: np.ndarray, came: np.ndarray) -> None:
     count = state[..., COUNT]
     done = count - state[..., MISSING] + came
     free = state[..., BYTES] == 0
-    if (~free & (done > count)).any():
+    over = ~free & (done > count) & (came > 0)  # what nobody arrives at here need not have begun
+    if over.any():
         raise ExecutionError(
             "more tiles arrive at an mbarrier than its phase takes, while its bytes have not come",
-            expected=f"{int(count[~free & (done > count)][0])} arrivals in each phase",
+            expected=f"{int(count[over][0])} arrivals in each phase",
         )
     phases = np.where(free & (count > 0), done // np.maximum(count, 1), 0)
     state[..., PHASE] += phases
@@ -124,8 +125,15 @@ def _deadlock(
         expected="as many arrivals, and bytes, as the phase takes",
         received=f"{int(waiting.sum())} tiles wait, first {machine.name([int(i) for i in who])}: mbarrier {slot} is in "
         f"phase {state[PHASE]}, which lacks {_lacks(state)}{others}",
-        suggestion="let each phase have its arrivals, and wait for parities 0, 1, 0, … in turn",
+        suggestion="let each phase have its arrivals, and wait for parities 0, 1, 0, … in turn" + _rounds(),
     )  # fmt: skip
+
+
+def _rounds() -> str:
+    """What else may be the matter where a wait stands in a branch."""
+    if interleave.SCHEDULER.get() is None:
+        return ""
+    return "; in a loop tiles meet behind such a branch in every round: let the loop stand in the branch"
 
 
 def _lacks(state: np.ndarray) -> str:

@@ -6,6 +6,7 @@ again for each node of each pass through a loop costs more than NumPy's work on 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -70,7 +71,14 @@ def _program(body: Block, rank: int) -> Program:
     constants: dict[Value, Any] = {}
     text = Text(constants, rank)
     one = Machine.of((1,) * rank, (0,) * rank, (1,) * rank, 1, False)
-    names = {block: text.block(block, [n for n in block.nodes if not _fold(n, constants, one)]) for block in _all(body)}
+    defined = Counter(v for n in body.walk() for v in n.results)
+    again = {v for v, count in defined.items() if count > 1}  # in sides that end alike: no constants of the program
+    names = {
+        block: text.block(
+            block, [n for n in block.nodes if not again.isdisjoint(n.results) or not _fold(n, constants, one)]
+        )
+        for block in _all(body)
+    }
     found = text.functions()
     return Program({block: found[name] for block, name in names.items()}, text.locations)
 

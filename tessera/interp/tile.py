@@ -23,6 +23,7 @@ from tessera.interp.memory import Memory
 from tessera.ir.core import Block, Function, Module, Node
 from tessera.numerics.bounded import Bounded, lift
 from tessera.ops.tile import meets
+from tessera.passes.behind import with_what_follows
 from tessera.types import RefType, TensorType
 
 # A chunk of the grid holds about this many bytes in its largest values: enough to make Python's
@@ -78,6 +79,7 @@ def launch(
 ) -> None:
     """Run one tile function over a grid, chunk by chunk, in order; watched by a monitor in debug mode."""
     keep_pages()
+    function = with_what_follows(function)
     grid = tuple(int(n) for n in grid) or (1,)
     if min(grid) < 0:
         raise ArgumentError(f"a grid cannot be {grid}", location=function.loc)

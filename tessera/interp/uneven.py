@@ -8,14 +8,9 @@ from typing import Any
 from tessera.interp.affine import Affine
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory
-from tessera.ir.core import Block, Node, Value
+from tessera.ir.core import Node, Value
 from tessera.numerics.bounded import Bounded
-from tessera.ops import control, tile
-from tessera.ops.mbarrier import mbarrier_wait
-from tessera.types import REGISTER, RefType
-
-# What differs between tiles whatever it is given.
-_OWN = (tile.local_id, tile.atomic, tile.compare_exchange)
+from tessera.passes.differing import Differing
 
 
 def uneven(machine: Machine, node: Node, env: Mapping[Value, Any]) -> bool:
@@ -23,7 +18,7 @@ def uneven(machine: Machine, node: Node, env: Mapping[Value, Any]) -> bool:
 
     What `env` does not have is a constant.
     """
-    found = _Found({v for region in node.regions for v in region.free if v in env and _differs(machine, env[v])})
+    found = Differing({v for region in node.regions for v in region.free if v in env and _differs(machine, env[v])})
     for region in node.regions:
         found.walk(region)
     return found.uneven
@@ -37,58 +32,3 @@ def _differs(machine: Machine, held: Any) -> bool:
     array = array.value if isinstance(array, Bounded) else array
     own = not isinstance(held, Memory) or held.lead > 0
     return own and array.ndim >= machine.rank and array.shape[machine.rank - 1] > 1
-
-
-class _Found:
-    """A walk that follows values which differ between tiles."""
-
-    def __init__(self, values: set[Value]) -> None:
-        self.values = values
-        self.uneven = False
-
-    def walk(self, block: Block) -> None:
-        """Follow them through a block."""
-        for node in block.nodes:
-            if node.op is mbarrier_wait and not self.values.isdisjoint(node.args[1:]):
-                self.uneven = True
-            if node.regions:
-                self._regions(node)
-            elif node.op in _OWN or not self.values.isdisjoint(node.args) or _reads_own(node):
-                self.values.update(node.results)
-
-    def _regions(self, node: Node) -> None:
-        carried = {control.for_: (3, 1), control.while_: (0, 0)}.get(node.op)
-        if carried is None:
-            for region in node.regions:
-                self.walk(region)
-            inner = {v for region in node.regions for v in (*region.results, *region.free)}
-            if not self.values.isdisjoint({*node.args, *inner}):
-                self.values.update(node.results)
-            return
-        skip, first = carried
-        body, bounds = node.regions[-1], node.args[:skip]
-        if not self.values.isdisjoint(bounds):  # tiles leave it at different times
-            self.values.update((*body.params, *node.results))
-        before = -1
-        while before != len(self.values):
-            before = len(self.values)
-            self._round(node, body, node.args[skip:], first)
-
-    def _round(self, node: Node, body: Block, inits: Any, first: int) -> None:
-        """A round of a loop: what it begins with and what the last round has left."""
-        for init, left, result, param in zip(inits, body.results, node.results, body.params[first:], strict=True):
-            if not self.values.isdisjoint((init, left)):
-                self.values.update((param, result))
-        for region in node.regions:
-            for own, param in zip(region.params[first if region is body else 0 :], body.params[first:], strict=True):
-                if param in self.values:
-                    self.values.add(own)
-            self.walk(region)
-        if node.op is control.while_ and not self.values.isdisjoint(node.regions[0].results):
-            self.values.update((*body.params, *node.results))
-
-
-def _reads_own(node: Node) -> bool:
-    """Whether a node reads memory of which each tile has its own."""
-    refs = [v.type for v in node.args if isinstance(v.type, RefType)]
-    return any(ref.space == REGISTER for ref in refs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tessera.errors import DTypeError
 from tessera.kernel.fit import to_dtype, to_mask, to_shape
 from tessera.kernel.marks import takes_places
 from tessera.kernel.place import Place, value
@@ -24,7 +25,11 @@ def _operand(place: Place, operand: Any) -> Tensor:
 
 def _where(place: Place, mask: Any) -> list[Tensor]:
     """The indices of a place, and the mask if there is one."""
-    given = to_mask(value(mask), place.shape)
+    try:
+        given = to_mask(value(mask), place.shape)
+    except DTypeError as error:
+        error.suggestion = "an element is named by subscripts: tile.atomic_add(A[index], value); a mask is a comparison"
+        raise
     return [*place.indices(), *([] if given is None else [given])]
 
 

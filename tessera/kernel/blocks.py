@@ -16,7 +16,7 @@ from tessera.ops.basic import broadcast_to
 from tessera.ops.basic import cast as cast_op
 from tessera.ops.basic import full as full_op
 from tessera.tensor import Tensor
-from tessera.types import as_dtype, f32, int64
+from tessera.types import as_dtype, f32, int64, policy_of
 
 exp, exp2, log, log2, sqrt, rsqrt = e.exp, e.exp2, e.log, e.log2, e.sqrt, e.rsqrt
 tanh, erf, sin, cos, floor, ceil = e.tanh, e.erf, e.sin, e.cos, e.floor, e.ceil
@@ -62,13 +62,14 @@ def arange(start: Any, stop: Any = None, dtype: Any = int64) -> Tensor:
 def cast(x: Any, dtype: Any, rounding: str = "rte", saturate: bool = False) -> Tensor:
     """`x` with elements converted to `dtype`: to the nearest, ties to even ("rte"), or toward zero ("rtz").
 
-    With `saturate` what lies beyond the range becomes the largest number.
+    With `saturate` what lies beyond the range becomes the largest number. A policy (`ts.bf16 @ ts.toward_zero`) in
+    place of an element type says itself how its numbers are rounded, here and in what is computed with the result.
 
     Raises:
         ArgumentError: there is no such rounding, or none from this type.
     """
     if rounding == "rte" and not saturate:
-        return full((), x, dtype) if is_number(x) else cast_op(x, dtype=as_dtype(dtype))
+        return full((), x, dtype) if is_number(x) else cast_op(x, dtype=policy_of(dtype) or as_dtype(dtype))
     return rounded(as_value(x), as_dtype(dtype), rounding, saturate)
 
 

@@ -86,7 +86,8 @@ def _joined(frame: Frame, node: ast.If, names: Sequence[str], branches: Sequence
         if any(h is _ABSENT or isinstance(h, Unset) for h in held):
             frame.names[name] = _unset(frame, node, name, held)
             continue
-        type = join_types(name if name == _RESULT else f"`{name}`", *held)
+        sides = held if node.orelse else held[::-1]  # what it was before is what it is expected to be
+        type = join_types(name if name == _RESULT else f"`{name}`", *sides)
         if type is None or held[0] is held[1]:
             frame.names[name] = held[0]
         else:

@@ -19,10 +19,11 @@ from tessera.kernel.source import Source, read, source_of
 from tessera.kernel.trace import Trace, current, is_number, is_traced, known
 from tessera.kernel.unsupported import refuse, unsupported
 from tessera.op import Op
-from tessera.ops import elementwise, functions
+from tessera.ops import arithmetic, elementwise, functions, numpy_protocol
 
 DEPTH_LIMIT = 50
 _OUTSIDE = ("math", "numpy")
+_OTHERWISE = {"fabs": "abs"}  # functions of `math` whose ops have another name
 
 
 @expression(ast.Call)
@@ -96,14 +97,23 @@ def _native(function: Any, args: list[Any], named: dict[str, Any]) -> Any:
     if isinstance(function, Op) or module not in _OUTSIDE or not any(is_traced(a) for a in (*args, *named.values())):
         return known(function(*args, **named))
     name = getattr(function, "__name__", repr(function))
-    op = getattr(elementwise, name, None) or getattr(functions, name.replace("arc", "a"), None)
-    if isinstance(op, Op):
+    op = _counterpart(function, name)
+    if op is not None:
         return op(*args, **named)
     raise UnsupportedSyntaxError(
         f"{name} cannot run on a value known only at run time",
         expected="a ts or tile function",
         received=next(str(a.type) for a in (*args, *named.values()) if is_traced(a)),
     )
+
+
+def _counterpart(function: Any, name: str) -> Any:
+    """The op that does on values of the run what a function of NumPy or `math` does on numbers; None: there is none."""
+    for table in (numpy_protocol.UFUNCS, numpy_protocol.FUNCTIONS):
+        if _among(function, table):
+            return table[function]
+    own = [getattr(module, _OTHERWISE.get(name, name), None) for module in (elementwise, functions, arithmetic)]
+    return next((op for op in own if isinstance(op, Op)), None)
 
 
 def inline(trace: Trace, function: FunctionType, args: list[Any], named: dict[str, Any]) -> Any:

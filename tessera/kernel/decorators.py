@@ -11,6 +11,7 @@ from tessera.kernel import tuning
 from tessera.kernel.kernel import Kernel, Options
 from tessera.kernel.search import Evolutionary
 from tessera.kernel.tuning import Tuning
+from tessera.ops.arguments import check_function
 from tessera.schedule import Schedule
 
 
@@ -60,6 +61,7 @@ def with_schedule(schedule: Schedule, **options: Any) -> Callable[[Callable[...,
 
 def _made(function: Any, options: Options) -> Kernel:
     """A kernel; with `autotune` one that tries its configurations, or a few block sizes where it was given none."""
+    check_function(function, "kernel")
     made = Kernel(function, options)
     if not options.autotune:
         return made

@@ -122,13 +122,13 @@ class Kernel:
         if callable(grid):
             grid = grid({**self.parameters.sizes(found.types), **found.constants})
         if grid is not None:
-            return _grid(grid), _positive("group", group or 1)
+            return _grid(grid), _size("group", 1 if group is None else group, 1)
         from tessera.kernel import defaults
         from tessera.kernel.source import read
 
         body = read(self.kernel_function).body
         chosen, size = defaults.launch(body, found.types, self.options.tile_shape, self.options.num_warps)
-        return chosen, _positive("group", group or size)
+        return chosen, _size("group", size if group is None else group, 1)
 
     def specialize(
         self, arg_types: Mapping[str, Type], constants: Mapping[str, Any], grid: tuple[int, ...] = (1,), group: int = 1
@@ -141,8 +141,8 @@ class Kernel:
             from tessera.kernel.specialize import Request, specialize  # the front end: not for who only imports kernels
 
             options = self.options
-            stages = self.schedule.stages
-            request = Request(arg_types, constants, grid, group, options.tile_shape, options.shared_memory, stages)
+            hints = (self.schedule.stages, self.schedule.cluster)
+            request = Request(arg_types, constants, grid, group, options.tile_shape, options.shared_memory, *hints)
             found = self._cache[key] = specialize(self.kernel_function, self.parameters, request)
         return found.module
 
@@ -227,13 +227,13 @@ def _is_grid(item: Any) -> bool:
 
 def _grid(grid: Any) -> tuple[int, ...]:
     listed = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
-    return tuple(_positive("grid", n) for n in listed) or (1,)
+    return tuple(_size("grid", n) for n in listed) or (1,)
 
 
-def _positive(what: str, number: Any) -> int:
-    if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < 0:
+def _size(what: str, number: Any, least: int = 0) -> int:
+    if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < least:
         raise ArgumentError(
-            f"{number!r} is not a {what} size", location=here(), expected="a positive int",
+            f"{number!r} is not a {what} size", location=here(), expected=f"an int of at least {least}",
             suggestion="beside a group size the grid is a tuple: kernel[(8,), 128]",
         )  # fmt: skip
     return int(number)

@@ -11,6 +11,7 @@ from typing import Any
 from tessera.ir.core import Value
 from tessera.kernel.frame import Frame, Unset
 from tessera.kernel.liveness import writes
+from tessera.kernel.mbarriers import Barrier
 from tessera.kernel.place import View
 from tessera.kernel.trace import Trace, current, is_traced
 from tessera.marks import LINES
@@ -80,6 +81,8 @@ def _mark(frame: Frame, op: Any, first: Sequence[Value]) -> None:
 def _value(held: Any) -> Value | None:
     if isinstance(held, Tensor) and held.is_traced:
         return held.data
+    if isinstance(held, Barrier) and held.is_whole:
+        return held.memory.value
     # Fresh buffers may yet come to share one allocation (buffers.py): only what is in use has its value for good.
     if isinstance(held, View) and held.is_whole and not held.memory.prefix:
         return held.memory.value if held.memory.used or held.memory.type.space == "global" else None

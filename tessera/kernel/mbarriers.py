@@ -15,10 +15,10 @@ from tessera.types import int64
 
 @dataclass(frozen=True)
 class Barrier:
-    """One of `length` barriers in shared memory; `barriers[k]` is another of them."""
+    """One of `length` barriers in shared memory, or all of them (slot None); `barriers[k]` is one of them."""
 
     memory: Memory
-    slot: Any = 0
+    slot: Any = None
     length: int = 1
 
     def __getitem__(self, slot: Any) -> Barrier:
@@ -28,6 +28,14 @@ class Barrier:
 
     def __len__(self) -> int:
         return self.length
+
+    def __repr__(self) -> str:
+        return f"mbarrier {'' if self.slot is None else self.slot} of {self.length}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this stands for all that `mbarrier` has made, not for one that was taken of them."""
+        return self.slot is None
 
     def init(self, count: int) -> None:
         """Begin anew with phase 0; each phase takes `count` arrivals."""
@@ -53,7 +61,8 @@ class Barrier:
         self._do(ops.mbarrier_copies, count=_positive(count, "bytes"))
 
     def _do(self, op: Any, *operands: Any, **attrs: Any) -> None:
-        emit(op, [self.memory.ref(), as_index(self.slot), *operands], **attrs)
+        slot = 0 if self.slot is None else self.slot  # where none is taken the first is meant
+        emit(op, [self.memory.ref(), as_index(slot), *operands], **attrs)
 
 
 def mbarrier(count: int, length: int | None = None) -> Barrier:
@@ -63,7 +72,7 @@ def mbarrier(count: int, length: int | None = None) -> Barrier:
     """
     current("tile.mbarrier")
     number = _positive(length or 1, "barriers")
-    made = Barrier(alloc_shared((number, ops.FIELDS), int64).memory, 0, number)
+    made = Barrier(alloc_shared((number, ops.FIELDS), int64).memory, None, number)
     for slot in range(number):
         made[slot].init(count)
     return made

@@ -45,13 +45,19 @@ def _held(values: Any) -> Iterator[Any]:
 
 
 def check_change(trace: Trace, container: Any) -> None:
-    """Refuse to change a list or dict from outside a loop or branch walked at run time.
+    """Refuse to change a list or dict from outside the kernel, or from outside a loop or branch walked at run time.
 
     Raises:
         UnsupportedSyntaxError: this is one.
     """
+    kind = type(container).__name__
+    if any(container is held for held in _held([*trace.constants.values(), *(held for _, _, held in trace.guards)])):
+        raise UnsupportedSyntaxError(
+            f"a {kind} from outside is changed: to a kernel it is a constant, read once while compiling",
+            expected=f"a {kind} made in the kernel, or memory that it writes",
+            suggestion="pass a NumPy array or a ts.Tensor, which kernels write in place: out[i] = value",
+        )
     if id(container) in trace.fixed:
-        kind = type(container).__name__
         raise UnsupportedSyntaxError(
             f"a {kind} made outside is changed in a loop or branch walked at run time",
             expected=f"a {kind} changed by what is known while compiling: it exists only then",

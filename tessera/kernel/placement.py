@@ -10,6 +10,7 @@ from typing import Any
 from tessera import storage
 from tessera.errors import ArgumentError, UnknownNameError, here
 from tessera.kernel.copies import alloc_register, alloc_shared, barrier, cp_async, cp_commit_group, cp_wait_group
+from tessera.kernel.kernel import Kernel
 from tessera.kernel.marks import takes_places
 from tessera.kernel.place import Place, View
 from tessera.kernel.spaces import Placed, Space
@@ -142,17 +143,46 @@ def prefetch(place: Any, to: str = SHARED) -> Any:
     return Prefetched(copy)
 
 
+def pipeline(stages: int = 2) -> Callable[[Any], Any]:
+    """`@ts.memory.pipeline(stages=3)`: a function whose loads and stores (`ts.async_load`) run beside what it computes.
+
+    At most `stages` copies are under way at once (`tessera.storage.pipelined`). Of a kernel, which targets pipeline by
+    themselves, it says how many blocks ahead they fetch: its schedule's `stages`.
+
+    Raises:
+        ArgumentError: `stages` is no number of at least 1, or what it decorates is no function.
+
+    >>> import tessera as ts
+    >>> @ts.memory.pipeline(stages=2)
+    ... def total(batches):
+    ...     return sum(ts.async_load(b).wait().sum().item() for b in batches)
+    >>> total([ts.ones((4,)), ts.ones((2,))])
+    6.0
+    """
+
+    def apply(function: Any) -> Any:
+        if isinstance(function, Kernel):
+            return function.with_schedule(function.schedule.with_stages(stages))
+        if not callable(function):
+            raise ArgumentError("a pipeline is made of a function", location=here(), received=repr(function),
+                                suggestion="@ts.memory.pipeline(stages=3)")  # fmt: skip
+        return storage.pipelined(function, stages)
+
+    return apply
+
+
 PUBLIC = ("Pool", "async_copy", "buffer", "flush", "on_disk", "prefetch_to_l2", "reuse", "space_of", "use_pool")
 
 
 class Memory:
     """`ts.memory("shared")` is a space for annotations, `@ts.memory` makes buffers of a class.
 
-    Its attributes are what moves and holds memory: `prefetch`, `async_copy`, `Pool`, `use_pool`, `buffer`, `reuse`,
-    `on_disk`, `flush`, `space_of`, `prefetch_to_l2`.
+    Its attributes are what moves and holds memory: `prefetch`, `pipeline`, `async_copy`, `Pool`, `use_pool`, `buffer`,
+    `reuse`, `on_disk`, `flush`, `space_of`, `prefetch_to_l2`.
     """
 
     prefetch = staticmethod(prefetch)
+    pipeline = staticmethod(pipeline)
 
     def __getattr__(self, name: str) -> Any:
         if name not in PUBLIC:

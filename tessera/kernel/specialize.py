@@ -30,6 +30,7 @@ from tessera.kernel.subscript import whole
 from tessera.kernel.trace import TRACE, KernelBuilder, Trace
 from tessera.numerics.context import suspended
 from tessera.ops import host, tile
+from tessera.passes.stochastic import stochastic
 from tessera.shapes import Dim
 from tessera.tensor import Tensor
 from tessera.types import SHARED, RefType, Type
@@ -58,6 +59,7 @@ class Request:
     tile_shape: tuple[int, ...] = ()
     shared_memory: int = 0
     stages: int | None = None  # of a pipeline that a target makes of a loop; None: as it likes
+    cluster: int | None = None  # programs that share what they fetch, where a target has such; None: as it likes
 
 
 def specialize(function: FunctionType, parameters: Parameters, request: Request) -> Specialized:
@@ -71,9 +73,10 @@ def specialize(function: FunctionType, parameters: Parameters, request: Request)
         with lines.marked():
             frame, values, outputs = _read(function, parameters, request)
     body = prune(frame.trace.builder.block([*values, *outputs], ()))
-    staged = {} if request.stages is None else {"stages": request.stages}
-    attrs = Attrs({"group": request.group, "grid": request.grid, **staged})
-    compiled = expand(Function(function.__name__, body, attrs, frame.source.place))
+    asked = {"stages": request.stages, "cluster": request.cluster}
+    hints = {name: value for name, value in asked.items() if value is not None}
+    attrs = Attrs({"group": request.group, "grid": request.grid, **hints})
+    compiled = stochastic(expand(Function(function.__name__, body, attrs, frame.source.place)))
     _check(compiled, request)
     return Specialized(_module(compiled, len(outputs)), _distinct(frame.trace.guards))
 

@@ -84,7 +84,8 @@ def _slice(view: View, axis: int, item: slice) -> tuple[Index, int]:
     if item.step not in (None, 1):
         raise ShapeError(
             "a slice of memory has no step", received=f"step {item.step}",
-            suggestion="use a block of indices: A[start + step * tile.arange(0, n)]",
+            suggestion="use a block of indices: A[start + step * tile.arange(0, n)]"
+            + ("; tile.flip(A[0:n]) turns a block round" if item.step == -1 else ""),
         )  # fmt: skip
     lower = 0 if lower is None else lower
     upper = view.sizes[axis] if upper is None else upper

@@ -1,18 +1,16 @@
-"""What tuning has found, kept in a JSON file: read by every process, written whole or not at all."""
+"""What tuning has found, kept in a JSON file: processes read it at any time, and add to it one after the other."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from tessera.cache_folder import cache_folder
 from tessera.errors import FileError
+from tessera.file_lock import alone
 from tessera.schedule_files import read_json, write_json
-
-_LOCK = Lock()
 
 
 def default_file() -> Path:
@@ -41,7 +39,7 @@ class TuningCache:
     def put(self, key: str, entry: Mapping[str, Any]) -> None:
         """Add or replace an entry; a file that cannot be written is warned of, for what was found holds without it."""
         try:
-            with _LOCK:
+            with alone(self.path):
                 write_json(self.path, {"entries": {**self._entries(), key: dict(entry)}})
         except OSError as error:
             text = f"what tuning found is not kept: {self.path} cannot be written ({error.strerror})"
@@ -55,15 +53,19 @@ class TuningCache:
         """Take the entries of another file; of two for one key the faster stays. The number taken.
 
         Raises:
-            FileError: the file is missing, corrupt or of another schema.
+            FileError: the file is missing, corrupt or of another schema, or this one cannot be written.
         """
         given = TuningCache(path)
         if not given.path.exists():
             raise FileError(f"{path} cannot be read", received="no such file")
-        with _LOCK:
-            held, found = self._entries(), given._entries()
-            taken = {k: e for k, e in found.items() if k not in held or e["latency_ms"] < held[k]["latency_ms"]}
-            write_json(self.path, {"entries": {**held, **taken}})
+        found = given._entries()
+        try:
+            with alone(self.path):
+                held = self._entries()
+                taken = {k: e for k, e in found.items() if k not in held or e["latency_ms"] < held[k]["latency_ms"]}
+                write_json(self.path, {"entries": {**held, **taken}})
+        except OSError as error:
+            raise FileError(f"{self.path} cannot be written", received=error.strerror) from None
         return len(taken)
 
     def _entries(self) -> dict[str, Any]:

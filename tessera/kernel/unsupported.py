@@ -54,21 +54,27 @@ _CHANGING = {
     "secrets": "tile.random(seed, offsets) draws numbers while the kernel runs",
     "os": "read it outside and pass it as an argument",
 }
+_OF_THE_HOST = "tessera.storage"  # copies between memories of the host
 
 
 def refuse(function: object) -> None:
     """Refuse a function whose result, found once while compiling, would stand for every launch.
 
     Raises:
-        UnsupportedSyntaxError: it is such a function of Python or NumPy.
+        UnsupportedSyntaxError: it is such a function of Python or NumPy, or one that moves memory of the host.
     """
     owner = type(getattr(function, "__self__", None))
     module = getattr(function, "__module__", None) or owner.__module__
     drawn = module.startswith("numpy.random") or owner.__module__.startswith("numpy.random")
+    name = getattr(function, "__name__", repr(function))
+    if module.startswith(_OF_THE_HOST):
+        raise UnsupportedSyntaxError(
+            f"{name} is a function of the host",
+            suggestion="tile.cp_async begins a copy in a kernel, tile.cp_wait_group waits for it",
+        )
     plain = isinstance(function, types.BuiltinFunctionType) and function in _HOST
     instead = _HOST[function] if plain else _CHANGING["random"] if drawn else _CHANGING.get(module.partition(".")[0])  # type: ignore[index]
     if instead is not None and module.partition(".")[0] != "tessera":
-        name = getattr(function, "__name__", repr(function))
         raise UnsupportedSyntaxError(f"{name} would run once, while compiling", suggestion=instead)
 
 

@@ -37,18 +37,14 @@ def attend(
     (H, S), (G, T), E = sizes(q, turned), sizes(v, turned), v.shape[3]
     batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
     shared = head if H == G else head // (H // G)
-    past = 0
-    if lengths is not None:
-        T = lengths[batch]
-        past = T - S
+    T = T if lengths is None else lengths[batch]
+    past = 0 if lengths is None else T - S
     rows = first + past + tile.arange(0, BM)
     queries = rows_of(q, batch, head, first, BM, turned, None)
     acc, m, l = tile.zeros((BM, E)), tile.full((BM,), -math.inf), tile.zeros((BM,))
-
     # Weights are powers of two. Where maxima are the same without the scale, it is part of the factor of the exponent.
     scaled = mask is not None or scale <= 0
     factor = 0.0 if scaled else scale * LOG2_E
-
     # A causal row sees no key behind its block.
     last = min(first + past + BM, T) if causal else T
     for start in tile.range(0, last, BN):
@@ -56,15 +52,8 @@ def attend(
         held = None if lengths is None else (cols < T)[:, None]  # weights of 0 do not undo a NaN behind a cache's end
         keys = rows_of(k, batch, shared, start, BN, turned, held)
         values = rows_of(v, batch, shared, start, BN, turned, held)
-        scores = queries @ keys.T
-        if scaled:
-            scores = scores * scale
-        if mask is not None:
-            scores = scores + mask_block(mask, batch, head, first, start, BM, BN)
-        if lengths is not None or T % BN != 0:
-            scores = tile.where(cols[None, :] < T, scores, -math.inf)
-        if causal:
-            scores = tile.mask_causal(scores, rows, cols)
+        scores = added(queries @ keys.T, scale if scaled else None, mask, (batch, head, first, start))
+        scores = visible(scores, rows, cols, T, lengths is not None or T % BN != 0, causal)
         m, p, old = weights(scores, m, factor, narrow)
         l = l * old + tile.sum(p, axis=-1)
         values = values if narrow else tile.cast(values, f32)
@@ -72,12 +61,7 @@ def attend(
             row = (batch * H + head) * S + first + tile.arange(0, BM)
             p = tile.dropout(p, p_drop, seed[0], row[:, None] * sizes(k, turned)[1] + cols[None, :])
         acc = acc * old[:, None] + tile.cast(p, values.dtype) @ values
-
-    result = tile.cast(acc / l[:, None], out.dtype)
-    if turned:
-        tile.store(out[batch, first : first + BM, head, :], result, edge="clip")
-    else:
-        tile.store(out[batch, head, first : first + BM, :], result, edge="clip")
+    put_rows(out, batch, head, first, tile.cast(acc / l[:, None], out.dtype), turned)
 
 
 def sizes(x, turned):
@@ -92,6 +76,33 @@ def rows_of(x, batch, head, first, count, turned, held):
     else:
         block = tile.load(x[batch, head, first : first + count, :], mask=held, edge="clip")
     return block
+
+
+def put_rows(out, batch, head, first, block, turned):
+    """Write the block of a head's rows from `first` on, as far as there are such rows."""
+    if turned:
+        tile.store(out[batch, first : first + block.shape[0], head, :], block, edge="clip")
+    else:
+        tile.store(out[batch, head, first : first + block.shape[0], :], block, edge="clip")
+
+
+def added(scores, scale, mask, place):
+    """Scores times the scale (None: that comes later), and their part of the mask."""
+    batch, head, first, start = place
+    if scale is not None:
+        scores = scores * scale
+    if mask is not None:
+        scores = scores + mask_block(mask, batch, head, first, start, scores.shape[0], scores.shape[1])
+    return scores
+
+
+def visible(scores, rows, cols, T, clipped, causal):
+    """Scores that are minus infinity where there is no such key, or the row may not see it."""
+    if clipped:
+        scores = tile.where(cols[None, :] < T, scores, -math.inf)
+    if causal:
+        scores = tile.mask_causal(scores, rows, cols)
+    return scores
 
 
 def weights(scores, m, factor, narrow):

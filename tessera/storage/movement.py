@@ -87,12 +87,17 @@ def async_copy(src: Any, dst: Any = None, *, to: str | None = None, path: str | 
         raise ArgumentError("a copy goes into a tensor or to a memory", location=here(), expected="dst, or to=...")
     if isinstance(src, Tensor) and src.is_traced and dst is None:  # where its elements lie is for the schedule to say
         _known(str(to))
-        return Future(_workers().submit(lambda: src), None, here())
+        return begun(lambda: src)
     if dst is not None:
         perform(["memory"])
     source = src.data if isinstance(src, Tensor) else src
     run = _into(src, dst) if dst is not None else _to(src, str(to), path)
     return Future(_workers().submit(run), source if isinstance(source, np.ndarray) else None, here())
+
+
+def begun(make: Callable[[], Any]) -> Future:
+    """What a function gives, called beside the program."""
+    return Future(_workers().submit(make), None, here())
 
 
 def _into(src: Any, dst: Any) -> Callable[[], Any]:

@@ -6,7 +6,9 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.cli.main import main
+from tessera.debug import target_ops
 from tessera.errors import ArgumentError
+from tessera.interp.target.csl.host import cslc
 from tessera.program import prepare
 
 
@@ -79,6 +81,25 @@ def test_csl(rng):
         powers[(3,)](x, out)
     powers[(3,)](x, plain)
     assert 0 < np.abs(out).min() and np.abs(out - plain).max() <= 4 * np.spacing(np.float32(3 * np.e))
+
+
+@ts.kernel
+def summed(x, out):
+    i = tile.program_id(0)
+    out[i] = tile.sum(x[i, 0:16])
+
+
+def test_csl_compiles_a_program_once_however_often_it_runs(rng, monkeypatch):
+    built, build = [], cslc.build
+    monkeypatch.setattr(cslc, "build", lambda settings: built.append(settings) or build(settings))
+    target_ops._program.cache_clear()
+    x = rng.random((5, 16), np.float32)
+    first, again = np.zeros((2, 5), np.float32)
+    with ts.debug.as_target("csl"):
+        summed[(5,)](x, first)
+        summed[(5,)](x, again)
+    assert len(built) == 1 and first.tobytes() == again.tobytes()
+    np.testing.assert_allclose(first, x.sum(axis=1, dtype="f8"), rtol=1e-6)
 
 
 @ts.kernel

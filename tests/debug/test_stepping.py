@@ -7,7 +7,7 @@ from stepped import exchanged, outside, overflowing, paused, ramp, rows, session
 import tessera as ts
 from conformance.case import all_cases
 from tessera import tile
-from tessera.errors import OutOfBoundsError
+from tessera.errors import ArgumentError, OutOfBoundsError
 from tessera.interp import tile as interpreter
 from tessera.program import prepare
 
@@ -141,10 +141,44 @@ def test_a_stepped_run_gives_the_same_bits(rng):
 
 
 def test_what_is_typed_wrongly():
-    lines = session("brake 3; break x; p nothing; delete 7; focus 9; up; op x", rows[(4,)], *ramp(16))
-    assert "did you mean `break`?" in "".join(after(lines, "brake 3"))
+    lines = session("break 1; break x; p nothing; p; delete 7; focus 9; up; op x; c", rows[(4,)], *ramp(16))
+    assert "expected: x, out" in after(lines, "p nothing")[1] and "an expression is missing" in after(lines, "p")[0]
+    assert "breakpoint 1: line 1: the run never came to this line" in lines[-1]
     assert "is no place to stop" in after(lines, "break x")[0] and "NameError" in after(lines, "p nothing")[0]
     assert "numbers below (4,)" in "".join(after(lines, "focus 9")) and "ValueError" in after(lines, "op x")[0]
+
+
+@ts.kernel
+def handed_on(x, out):
+    me, done = ts.tile.local_id(), ts.tile.mbarrier(1, 2)
+    ts.tile.barrier()
+    if me == 1:
+        done[0].wait(0)
+    done[me].arrive()
+    out[me] = x[me]
+
+
+def test_mbarriers_show_their_state_and_the_end_is_shown_to_the_focus():
+    line = handed_on.kernel_function.__code__.co_firstlineno + 6
+    script = f"break {line} for 0 tile 1; c; p done; p done[0][3]; focus 0 tile 1; c; p me"
+    lines = session(script, handed_on[(1,), 2], *ramp(2))
+    assert after(lines, "p done")[:3] == ["done = 2x4xint64", "[[1, 1, 0, 1],", " [1, 1, 0, 0]]"]
+    assert after(lines, "p done[0][3]")[0] == "done[0][3] = 1 (int64)" and after(lines, "p me")[0] == "me = 1 (int64)"
+
+
+def test_a_script_with_an_unknown_command_is_refused_before_anything_runs():
+    x, out = ramp(16)
+    with pytest.raises(ArgumentError, match=r"no command `brake`(?s:.)*expected: help, step(?s:.)*`break`\?"):
+        session("next; brake 3; c", rows[(4,)], x, out)
+    assert not out.any()
+
+
+def test_at_the_terminal_it_is_asked_for_again(monkeypatch, capsys):
+    typed = iter(["brake 3", "quit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    with ts.debug.session():
+        rows[(4,)](*ramp(16))
+    assert "did you mean `break`?" in capsys.readouterr().out
 
 
 def test_the_decorator():

@@ -6,7 +6,7 @@ from engines import ENGINES, results
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import DeadlockError
+from tessera.errors import DeadlockError, ExecutionError
 
 TILE, *LLVM = ENGINES
 
@@ -136,7 +136,35 @@ def turns(x, out, N: ts.constexpr):
     out[me] = total
 
 
+@ts.kernel
+def pairs(x, out, N: ts.constexpr):
+    """Each pair of tiles passes a number to and fro, by barriers of its own; blocks and registers are kept."""
+    me = tile.local_id()
+    pair = me // 2
+    cell, keep = tile.alloc_shared((N // 2,), ts.f32), tile.alloc_register((4,), ts.f32)
+    to, fro = tile.mbarrier(1, N // 2), tile.mbarrier(1, N // 2)
+    block = tile.load(x[0:4]) + me
+    tile.barrier()
+    total = block * 0.0
+    if me % 2 == 0:
+        for k in tile.range(0, 3 + pair % 2):
+            if k > 0:
+                fro[pair].wait((k - 1) % 2)
+            cell[pair] = x[me] * (k + 1)
+            keep[0:4] = block * k
+            to[pair].arrive()
+            total += keep[0:4]
+    else:
+        for k in tile.range(0, 3 + pair % 2):
+            to[pair].wait(k % 2)
+            total += cell[pair] + block * me
+            fro[pair].arrive()
+    out[tile.program_id(0), me, 0:4] = total
+
+
 CASES = {
+    "relay-64": (relay, {"x": np.arange(1, 65, dtype="f4"), "out": np.zeros(64, "f4"), "N": 64}, (2,), 64),
+    "pairs": (pairs, {"x": np.arange(40, dtype="f4"), "out": np.zeros((2, 40, 4), "f4"), "N": 40}, (2,), 40),
     "relay": (relay, {"x": np.arange(1, 5, dtype="f4"), "out": np.zeros(4, "f4"), "N": 4}, (2,), 4),
     "turns": (turns, {"x": np.float32([8]), "out": np.zeros(3, "f4"), "N": 5}, (1,), 3),
     "chain": (chain, {"x": np.arange(1, 5, dtype="f4"), "out": np.zeros(4, "f4"), "N": 4}, (1,), 4),
@@ -170,22 +198,160 @@ def test_what_they_compute():
     np.testing.assert_array_equal(out, x * x + 6 * x)
 
 
+def test_large_groups_compute_it_too():
+    ((out,),) = results(*CASES["relay-64"], LLVM[:1])
+    np.testing.assert_array_equal(out, np.cumsum(CASES["relay-64"][1]["x"]))
+    ((out,),) = results(*CASES["pairs"], LLVM[:1])
+    x, me, rounds = np.arange(4), np.arange(40)[:, None], 3 + np.arange(40)[:, None] // 2 % 2
+    even = (x + me) * rounds * (rounds - 1) / 2
+    odd = (me - 1) * rounds * (rounds + 1) / 2 + (x + me) * me * rounds
+    np.testing.assert_array_equal(out, [np.where(me % 2 == 0, even, odd)] * 2)
+
+
 @ts.kernel
-def joined_first(x, out, N: ts.constexpr):
-    """Tile 0 arrives behind the branch, and tiles are behind a branch when all are."""
+def speaking(x):
+    me = tile.local_id()
+    done = tile.mbarrier(1, 3)
+    tile.barrier()
+    if me == 0:
+        done[0].arrive()
+    else:
+        done[me - 1].wait(0)
+        tile.print("now", x[me])
+        assert x[me] < 3.0
+        if me < 2:
+            done[me].arrive()
+    x[me] = 0.0
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_a_tile_by_itself_is_named(engine, capsys):
+    with pytest.raises(ExecutionError, match="program \\(0,\\), tile 2 with 3"):
+        results(speaking, {"x": np.float32([1, 2, 3])}, group=3, engines=[engine])
+    assert capsys.readouterr().out == "program (0,), tile 1: now 2.0\nprogram (0,), tile 2: now 3.0\n"
+
+
+@ts.kernel
+def by_warps(x, out, N: ts.constexpr):
+    """Each stretch of 4 tiles waits for the one before it, and adds what that has; the last one has the total."""
+    me, four = tile.local_id(), tile.cooperative_group(4)
+    own, total = me // 4, tile.alloc_shared((N // 4,), ts.f32)
+    cells, done = tile.alloc_shared((N,), ts.f32), tile.mbarrier(4, N // 4)
+    tile.barrier()
+    sum = 0.0
+    if own == 0:
+        cells[me] = x[me] * 2.0
+        four.sync()
+        sum = four.reduce_sum(cells[me - me % 4 + (me + 1) % 4])
+        if four.rank() == 0:
+            total[0] = sum
+        done[0].arrive()
+    else:
+        cells[me] = x[me]
+        done[own - 1].wait(0)
+        sum = four.reduce_sum(cells[me]) + total[own - 1]
+        if me % 2 == 1:
+            sum = sum + 0.0
+        if four.rank() == 0:
+            total[own] = sum
+        four.sync()
+        done[own].arrive()
+    out[tile.program_id(0), me] = sum
+
+
+def test_stretches_go_together_where_they_meet():
+    x = np.arange(24, dtype="f4")
+    given = {"x": x, "out": np.zeros((3, 24), "f4"), "N": 24}
+    (want,), *found = results(by_warps, given, (3,), 24)
+    sums = x.reshape(6, 4).sum(axis=1) * np.where(np.arange(6) == 0, 2, 1)
+    np.testing.assert_array_equal(want, [np.repeat(np.cumsum(sums), 4)] * 3)
+    assert all(f[0].tobytes() == want.tobytes() for f in found)
+    assert str(ts.debug.check(by_warps[(3,), 24], **given)) == "no findings"
+
+
+@ts.kernel
+def arrives_behind(x, out, N: ts.constexpr):
+    """Each tile but the first waits for the one before it, and all arrive behind the branch."""
+    me = tile.local_id()
+    total, done = tile.alloc_shared((N,), ts.f32), tile.mbarrier(1, N)
+    tile.barrier()
+    before = 0.0
+    if me > 0:
+        done[me - 1].wait(0)
+        before = total[me - 1]
+    now = before + x[me]
+    if now > 20.0:
+        now = now - 10.0
+    total[me] = now
+    if me + 1 < N:
+        done[me].arrive()
+    tile.barrier()
+    out[me] = now + before + total[N - 1]
+
+
+@ts.kernel
+def rounds_behind(x, out, N: ts.constexpr):
+    """Two branches with waits in each round of a loop, what they have in common behind each of them."""
+    me = tile.local_id()
+    cell, full, empty = tile.alloc_shared((1,), ts.f32), tile.mbarrier(1), tile.mbarrier(1)
+    tile.barrier()
+    total = 0.0
+    for k in tile.range(0, N):
+        if me == 1:
+            full.wait(k % 2)
+            total = total * 0.5 + cell[0]
+        if me == 0:
+            cell[0] = x[k] + total
+            total += 1.0
+            full.arrive()
+        if me == 0:
+            empty.wait(k % 2)
+        total += x[k]
+        if me == 1:
+            empty.arrive()
+    out[me] = total
+
+
+BEHIND = {
+    "arrivals": (arrives_behind, {"x": np.arange(1, 9, dtype="f4"), "out": np.zeros(8, "f4"), "N": 8}, (2,), 8),
+    "rounds": (rounds_behind, {"x": np.float32([3, 1, 4, 1, 5]), "out": np.zeros(2, "f4"), "N": 5}, (1,), 2),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_what_a_tile_does_behind_a_branch_ends_waits_within_it(name):
+    kernel, given, grid, group = BEHIND[name]
+    (want,), *found = results(kernel, given, grid, group)
+    assert all(f[0].tobytes() == want.tobytes() for f in found) and want.any()
+    assert str(ts.debug.check(kernel[grid, group], **given)) == "no findings"
+
+
+def test_what_those_compute():
+    ((out,),) = results(*BEHIND["arrivals"], LLVM[:1])
+    total, before = [], 0.0
+    for x in range(1, 9):
+        total.append(before + x - 10.0 * (before + x > 20.0))
+        before = total[-1]
+    np.testing.assert_array_equal(out, np.add(total, [0.0, *total[:-1]]) + total[-1])
+
+
+@ts.kernel
+def met_first(x, N: ts.constexpr):
+    """Tile 0 arrives behind the branch, and behind a barrier at which the others would have to be."""
     me = tile.local_id()
     done = tile.mbarrier(1, N)
     tile.barrier()
     if me > 0:
         done[me - 1].wait(0)
+    tile.barrier()
     done[me].arrive()
-    out[me] = x[me]
+    x[me] = 0.0
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_tiles_go_on_behind_a_branch_together(engine):
+def test_a_barrier_between_makes_it_a_deadlock(engine):
     with pytest.raises(DeadlockError, match="deadlock"):
-        results(joined_first, CASES["chain"][1], (1,), 4, engines=[engine])
+        results(met_first, {"x": np.ones(4, "f4"), "N": 4}, (1,), 4, engines=[engine])
 
 
 @ts.kernel

@@ -92,6 +92,16 @@ def float_cas(x):
     tile.atomic_cas(x[0], 0.0, 1.0)
 
 
+@ts.kernel
+def index_beside(x):
+    tile.atomic_add(x, 2, 1.0)
+
+
+def test_an_index_in_the_masks_place():
+    with pytest.raises(DTypeError, match=r"the mask is not bool(?s:.)*atomic_add\(A\[index\], value\)"):
+        index_beside[(1,)](np.zeros(4, np.float32))
+
+
 @pytest.mark.parametrize("entry", [float_bits, float_cas])
 def test_refusals(entry):
     with pytest.raises(DTypeError, match="needs integers"):

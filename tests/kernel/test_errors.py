@@ -84,6 +84,13 @@ def changed_type(x: Tensor["N"]):
     x[0] = total
 
 
+def changed_in_a_branch(x: Tensor["N"]):
+    place = tile.cast(x[0], "int32")
+    if place == 0:
+        place = tile.program_id(0)
+    x[place] = 1.0
+
+
 def changed_shape(x: Tensor["N"]):
     acc = x[0]
     for i in tile.range(2):
@@ -209,6 +216,7 @@ CASES = [
     (break_out, "UnsupportedSyntaxError", "break", "break under a condition known only at run time", "use `while`"),
     (endless, "UnsupportedSyntaxError", "w", "does not end within 4096 steps", "tile.range(n)"),
     (changed_type, "DTypeError", "total", "the loop variable `total` changes its type", "received: int64"),
+    (changed_in_a_branch, "DTypeError", None, "`place` changes its type", "expected: int32"),
     (changed_shape, "ShapeError", "acc", "the loop variable `acc` changes its shape", "received: 4xf32"),
     (one_branch, "UnknownNameError", "y", "`y` may have no value here", "give `y` a value before the `if`"),
     (only_in_the_loop, "UnknownNameError", "y", "`y` may have no value here", "give `y` a value before the loop"),

@@ -7,7 +7,7 @@ import pytest
 
 from tessera.ops import nn
 from tessera.stdlib.attention import attend, specialized
-from tessera.types import BY_NAME, RefType
+from tessera.types import BY_NAME, RefType, f64
 
 SHAPES = [(1, 1, 8, 8, 4), (2, 3, 33, 70, 16), (1, 2, 100, 5, 7), (2, 1, 1, 129, 3)]
 
@@ -16,7 +16,7 @@ def reference(q, k, v, mask, causal, scale):
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     mask = None if mask is None else mask.astype(np.float64)
     args = (q, k, v) if mask is None else (q, k, v, mask)
-    return nn.scaled_dot_product_attention.ref(*args, causal=causal, scale=scale)
+    return nn.scaled_dot_product_attention.ref(*args, causal=causal, scale=scale, weights=f64)
 
 
 def launch(q, k, v, mask, causal, scale, **blocks):

@@ -131,6 +131,9 @@ def test_calls_C1_the_arguments_fit_the_signature():
 def test_calls_C2_a_grid_is_of_positive_ints():
     with pytest.raises(ArgumentError, match="is not a grid size"):
         offset["many"](np.zeros(1, "f4"))
+    for group in (0, -1, 2.5, "8"):
+        with pytest.raises(ArgumentError, match="is not a group size"):
+            offset[(1,), group](np.zeros(1, "f4"))
 
 
 @kernel(shared_memory=100)

@@ -4,7 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from engines import ENGINES, results
+from engines import ENGINES as COMMON
+from engines import results
 
 import tessera as ts
 from tessera import tile
@@ -12,6 +13,8 @@ from tessera.codegen import artifact
 from tessera.codegen.llvm import BACKEND
 from tessera.errors import ExecutionError
 from tessera.program import prepare
+
+ENGINES = (*COMMON, ("target", "ptx"))
 
 
 @ts.kernel

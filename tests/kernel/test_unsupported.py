@@ -2,6 +2,7 @@
 
 import ast
 import linecache
+import math
 import textwrap
 
 import numpy as np
@@ -61,6 +62,9 @@ REFUSED = {
     "s = []|for i in range(n):|    s.append(x[i])": "tile.static_range",
     "s = []|def g():|    for i in tile.range(n):|        s.append(i)|g()": "tile.static_range",
     "s = [[1], 2]|if x[0] > 0.0:|    s[0].pop()": "tile.alloc_register",
+    "kept.append(x[0])": "pass a NumPy array",
+    "kept[0][1] = x[0]": "pass a NumPy array",
+    "y = x[::-1]": "tile.flip",
     's = {}|while x[0] > 0.0:|    s["a"] = 1|    x[0] = 0.0': "use variables",
 }
 FINE = {
@@ -77,6 +81,9 @@ FINE = {
     "y: float = 7.0|x[0] = y": 7.0,
     "x[0] = [(lambda a: a + 1.0), (lambda a: a * 3.0)][1](x[0])": 3.0,
     "s = [1.0]|for i in tile.static_range(4):|    s[0] = s[0] + x[i]|x[0] = s[0]": 5.0,
+    "x[0] = np.power(x[0] + 1.0, 3) - np.absolute(-x[1])": 7.0,
+    "x[0] = np.hypot(x[0] * 3.0, math.fabs(x[1] * -4.0))": 5.0,
+    "x[0] = np.sum(x[0:4] + 1.0)": 8.0,
     "for i in tile.range(1):|    s = []|    s.append(2.0)|    x[0] = s[0]": 2.0,
 }
 
@@ -86,7 +93,7 @@ def ran(lines):
     text = "def f(x, *, n=8):\n" + textwrap.indent(lines.replace("|", "\n"), "    ") + "\n"
     name = f"<construct {hash(text) & 0xFFFFFFFF:x}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    scope = {"ts": ts, "tile": tile, "np": np, "time": __import__("time"), "y": 1.0}
+    scope = {"ts": ts, "tile": tile, "np": np, "math": math, "time": __import__("time"), "y": 1.0, "kept": [[1, 2]]}
     exec(compile(text, name, "exec"), scope)
     x = np.ones(8, "f4")
     ts.kernel(scope["f"])[1](x)

@@ -11,6 +11,7 @@ import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
 from tessera import tile
+from tessera.types import as_dtype
 
 
 @ts.kernel
@@ -45,6 +46,14 @@ def shared_histogram(x, out, B: ts.constexpr, N: ts.constexpr):
 
 
 @ts.kernel
+def extremes(x, most, least):
+    i = tile.program_id(0)
+    place = tile.arange(0, 15) % 5
+    tile.atomic_max(most[place], tile.load(x[i, :]))
+    tile.atomic_min(least[place], tile.load(x[i, :]))
+
+
+@ts.kernel
 def tickets(out, order, N: ts.constexpr):
     i = tile.program_id(0)
     seen = tile.atomic_exchange(out[i], i + 1)
@@ -71,6 +80,15 @@ def cases() -> Iterator[Case]:
         if dtype.startswith("int"):
             words = np.array([-1, 0, 5], x.dtype)
             yield _make(f"bits-{dtype}", bits, {"x": x.reshape(-1)[:32].copy(), "words": words}, (4,), 8)
+    for dtype in ("int8", "uint8", "int16", "uint16", "uint32", "uint64", "f16", "bf16"):
+        x = np.round(tensor(f"narrow-{dtype}", (4, 20), dtype, 0.0, 2.0).astype("f8")).astype(as_dtype(dtype).numpy)
+        arguments = {"x": x, "total": np.zeros((3, 3), x.dtype), "N": 20}
+        yield _make(f"combined-{dtype}", combined, arguments, (4,))
+    for dtype in ("int8", "uint8", "uint16", "uint64", "bf16", "fp8_e4m3", "fp8_e5m2", "bool"):
+        high = 120.0 if "int" in dtype else 2.0
+        x = tensor(f"extreme-{dtype}", (4, 15), dtype, 1.0, high)
+        arguments = {"x": x, "most": np.zeros(5, x.dtype), "least": np.full(5, 2, x.dtype)}
+        yield _make(f"extremes-{dtype}", extremes, arguments, (4,))
     numbers = tensor("bins", (100,), "int32", 0, 4)
     yield _make(
         "shared-histogram", shared_histogram, {"x": numbers, "out": np.zeros(5, "i4"), "B": 5, "N": 100}, (1,), 32

@@ -87,6 +87,13 @@ FIRST = {
     "barrier-in-uneven-loop": Pair(
         "M7", groups.barrier_in_uneven_loop, groups.barrier_in_even_loop, BarrierError, ("of 8", "barrier"), 8,
     ),
+    "half-a-stretch-meets": Pair(
+        "M7", groups.half_a_warp_meets, groups.whole_stretches_meet, BarrierError,
+        ("a meeting of 4 tiles is reached by tiles 4, 5 of program (0,), 2 of 4", "four.sync()"), 8,
+    ),
+    "sum-among-some": Pair(
+        "M7", groups.sum_of_some, groups.sum_of_all, BarrierError, ("an exchange among 8 tiles", "5 of 8"), 8,
+    ),
     "read-before-wait": Pair(
         "M8", copies.early, copies.waited, AsyncCopyError,
         ("reads the shared memory", "copy to it is under way"), None, (1,),
@@ -114,7 +121,7 @@ FIRST = {
     ),
     "met-in-half-the-group": Pair(
         "M4", groups.met_in_half_the_group, groups.met_in_the_half_that_shares, RaceError,
-        ("reads it", "tile 0 writes it", "no barrier"), 8,
+        ("reads it", "writes it", "no barrier"), 8,
     ),
 }  # fmt: skip
 _MORE = (indices, fresh, tiles, grids, meetings, transfers, mbarriers, rings, counted)

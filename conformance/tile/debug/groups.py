@@ -232,3 +232,41 @@ def met_in_the_half_that_shares(x, out):
     row[me] = x[me]
     half.sync()
     out[me] = row[me - me % 4 + 3 - me % 4]
+
+
+@ts.kernel
+def half_a_warp_meets(x, out):
+    me, four = tile.local_id(), tile.cooperative_group(4)
+    row = tile.alloc_shared((8,), ts.f32)
+    row[me] = x[me]
+    if me < 6:
+        four.sync()
+    tile.barrier()
+    out[me] = row[7 - me]
+
+
+@ts.kernel
+def whole_stretches_meet(x, out):
+    me, four = tile.local_id(), tile.cooperative_group(4)
+    row = tile.alloc_shared((8,), ts.f32)
+    row[me] = x[me]
+    if me < 4:
+        four.sync()
+    tile.barrier()
+    out[me] = row[7 - me]
+
+
+@ts.kernel
+def sum_of_some(x, out):
+    me = tile.local_id()
+    total = 0.0
+    if me < 5:
+        total = tile.block.reduce_sum(x[me])
+    out[me] = total
+
+
+@ts.kernel
+def sum_of_all(x, out):
+    me = tile.local_id()
+    total = tile.block.reduce_sum(tile.where(me < 5, x[me], 0.0))
+    out[me] = total

@@ -85,6 +85,13 @@ def odd_and_even(out, N: ts.constexpr):
     out[tile.program_id(0) * N + me] = value
 
 
+@ts.kernel
+def stretched(x, out, W: ts.constexpr):
+    me = tile.linear_id()
+    part = tile.cooperative_group(W)
+    out[me] = part.reduce_sum(x[me]) - part.broadcast(x[me], W - 1) + part.shuffle_down(x[me], 3)
+
+
 def cases() -> Iterator[Case]:
     """Each kernel above, at a few group sizes."""
     for size in (2, 8, 32):
@@ -93,6 +100,9 @@ def cases() -> Iterator[Case]:
     yield _make("cooperative-reduction", cooperative_reduction, {"data": tensor("coop", (101,))}, (1,), 32)
     yield _make("mirrored", mirrored, {"x": tensor("mirror", (32,)), "out": np.zeros(32, "f4"), "N": 16}, (2,), 16)
     yield _make("prefix-sum", prefix, {"x": tensor("prefix", (16,)), "out": np.zeros(16, "f4"), "N": 16}, (1,), 16)
+    for size, width in ((64, 64), (48, 24), (120, 40), (1024, 64)):
+        given = {"x": tensor(f"stretch{size}", (2 * size,)), "out": np.zeros(2 * size, "f4"), "W": width}
+        yield _make(f"stretches-of-{width}-in-{size}", stretched, given, (2,), size)
     yield _make("odd-and-even", odd_and_even, {"out": np.zeros(16, "i8"), "N": 8}, (2,), 8)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
+from conformance.tile.language import policies, prints
 from tessera import tile
 from tessera.errors import ExecutionError
 from tessera.stdlib import attention
@@ -131,8 +132,20 @@ def said(x, out):
     out[i] = tile.sum(tile.load(x[i, :]))
 
 
+@ts.kernel
+def four_axes(x, out):
+    a, b, c, d = tile.program_id(0), tile.program_id(1), tile.program_id(2), tile.program_id(3)
+    out[a, b, c, d] = x[d, c, b, a] * tile.cast(1 + tile.group_id() % 7, ts.f32)
+
+
+@ts.kernel
+def long_axis(out):
+    i, j = tile.program_id(0), tile.program_id(1)
+    out[i, j] = 2 * i + j
+
+
 def cases() -> Iterator[Case]:
-    """Each kernel above, and attention with dropout."""
+    """Each kernel above, attention with dropout, prints and policies."""
     x = tensor("language", (21,))
     yield _make("inline", inline_text, (x, np.zeros(21, "f4"), np.zeros(21, "i4")), exact=True)
     yield _make("mbarrier", pipeline, (tensor("pipe", (48,)), np.zeros(48, "f4"), 8), (2,), 8)
@@ -145,6 +158,9 @@ def cases() -> Iterator[Case]:
     yield _make("mixed-sums", mixed_sums, _mixed())
     yield _make("flat-fragments", flat_fragments, (tensor("flat", (40,)), np.zeros((4, 4), "f4")))
     yield _make("split-shape", parts, (tensor("split", (9, 8)), np.zeros((3, 4), "f4")))
+    turned = tensor("turned", (3, 2, 5, 4)), np.zeros((4, 5, 2, 3), "f4")
+    yield _make("grid-of-four-axes", four_axes, turned, (4, 5, 2, 3))
+    yield _make("grid-of-a-long-axis", long_axis, (np.zeros((70_000, 2), "i8"),), (70_000, 2), exact=True)
     yield _make("assertion", said, (tensor("said", (4, 5)), np.zeros(4, "f4")), (4,))
     yield _make(
         "assertion-fails", said, (tensor("said", (4, 5)) + 4, np.zeros(4, "f4")), (4,), None, ExecutionError,
@@ -154,6 +170,8 @@ def cases() -> Iterator[Case]:
     given = {"q": q, "k": k, "v": v, "mask": None, "lengths": None, "out": np.zeros_like(q), "seed": np.array([11])}
     blocks = {"causal": True, "scale": 0.35, "BM": 8, "BN": 8, "p_drop": 0.25}
     yield _make("attention-dropout", attention.attend, {**given, **blocks}, (2, 4, 2))
+    yield from prints.cases()
+    yield from policies.cases()
 
 
 def _mixed() -> tuple[np.ndarray, ...]:

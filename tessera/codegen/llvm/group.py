@@ -17,6 +17,7 @@ from tessera.ir.core import Attrs, Function, Module, Node, Value
 from tessera.op import Op, Rules
 from tessera.ops import basic, checks, elementwise, mbarrier, shape, tile
 from tessera.ops import group as group_ops
+from tessera.passes.behind import with_what_follows
 from tessera.types import DType, RefType, int64
 
 lift = Rules("llvm group")
@@ -40,10 +41,14 @@ class Part:
 
 
 class Group:
-    """The rewriting of one function; `active` says which tiles run here (None: all)."""
+    """The rewriting of one function; `active` says which tiles run here (None: all).
+
+    Code is for `size` tiles at once: all `total` of them, or a stretch by itself, whose first one is then `alone`.
+    """
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size = self.total = size
+        self.alone: Value | None = None
         self.b = Builder()
         self.active: Value | None = None
         self.uneven = False  # whether a wait has been met that differs between tiles
@@ -51,6 +56,32 @@ class Group:
     def add(self, op: Op, *args: Value, **attrs: Any) -> Value:
         """Record an op."""
         return self.b.add(op, args, attrs).out
+
+    def tiles(self) -> Value:
+        """The number of each tile here."""
+        if self.alone is not None and self.size == 1:
+            return self.reshape(self.alone, (1,))
+        here = self.add(shape.iota, shape=(self.size,), axis=-1, dtype=int64)
+        return here if self.alone is None else self.add(elementwise.add, here, self.broadcast(self.alone, (self.size,)))
+
+    def first(self) -> Value:
+        """The number of the first tile here."""
+        return self.full(0, int64) if self.alone is None else self.alone
+
+    def seen(self, v: Value, mask: bool = False) -> Value:
+        """A block of tiles here as one of the whole group, for reports; a mask holds for no others."""
+        if self.alone is None:
+            return v
+        rest = tuple(int(n) for n in v.type.shape[1:])
+        stretches = self.total // self.size
+        every = self.broadcast(self.reshape(v, (1, self.size, *rest)), (stretches, self.size, *rest))
+        if mask:
+            begins = self.add(shape.iota, shape=(stretches,), axis=-1, dtype=int64)
+            begins = self.add(elementwise.mul, begins, self.full(self.size, int64, stretches))
+            mine = self.add(elementwise.equal, begins, self.broadcast(self.alone, (stretches,)))
+            mine = self.broadcast(self.reshape(mine, (stretches, 1, *(1,) * len(rest))), (stretches, self.size, *rest))
+            every = self.add(elementwise.bitwise_and, every, mine)
+        return self.reshape(every, (self.total, *rest))
 
     def full(self, value: Any, dtype: DType, *sizes: int) -> Value:
         """A constant block."""
@@ -107,7 +138,7 @@ def _ungrouped(function: Function) -> Function:
     size = int(function.attrs.get("group", 1))
     if size == 1 and not any(n.op in TOGETHER for n in function.body.walk()):
         return function
-    group = Group(size)
+    function, group = with_what_follows(function), Group(size)
     params = [Value(p.type, p.hint) for p in function.params]
     evaluate(function.body, [Part(p) for p in params], group.meaning)
     attrs = Attrs({**function.attrs, "group": 1, "tiles": size})
@@ -123,12 +154,12 @@ def _plain(group: Group, node: Node, args: list[Part]) -> Sequence[Part]:
 
 @lift(tile.local_id)
 def _(group, node, args, run):
-    return [Part(group.add(shape.iota, shape=(group.size,), axis=-1, dtype=int64), True)]
+    return [Part(group.tiles(), True)]
 
 
 @lift(tile.group_size)
 def _(group, node, args, run):
-    return [Part(group.full(group.size, int64))]
+    return [Part(group.full(group.total, int64))]
 
 
 @lift(tile.barrier, tile.async_commit, tile.async_wait)

@@ -16,7 +16,7 @@ def _(group, node, args, run):
     attrs = dict(node.attrs)
     own = attrs["space"] == REGISTER
     if own:
-        attrs["shape"] = (group.size, *attrs["shape"])
+        attrs["shape"] = (group.total, *attrs["shape"])
     return [Part(group.b.add(tile.alloc, [], attrs).out, own)]
 
 
@@ -35,7 +35,7 @@ def load(
         values = [p.value for p in starts]
         more = [group.whole(_shaped(group, p, block)) for p in rest]
         attrs = {"shape": (group.size, *block), "edge": edge}
-        return Part(group.b.add(tile.load, [ref.value, group.full(0, int64), *values, *more], attrs).out, True)
+        return Part(group.b.add(tile.load, [ref.value, group.first(), *values, *more], attrs).out, True)
     if not any(p.varying for p in (*starts, *rest)):
         attrs = {"shape": block, "edge": edge}
         return Part(group.b.add(tile.load, [ref.value, *(p.value for p in (*starts, *rest))], attrs).out)
@@ -77,7 +77,7 @@ def _index(group: Group, v: Value) -> Value:
 
 def _tiles(group: Group, rank: int) -> Value:
     """The number of each tile, for blocks of `rank` axes."""
-    return group.ranked(Part(group.add(shape.iota, shape=(group.size,), axis=-1, dtype=int64), True), rank)
+    return group.ranked(Part(group.tiles(), True), rank)
 
 
 def _mask(
@@ -113,7 +113,7 @@ def store(group: Group, ref: Part, value: Part, starts: Sequence[Part], edge: st
         if own is not None:
             mask = group.both(mask, group.ranked(own, len(block)))
         more = [group.broadcast(mask, (group.size, *block))] if mask is not None else []
-        values = [ref.value, group.whole(value), group.full(0, int64), *(p.value for p in starts), *more]
+        values = [ref.value, group.whole(value), group.first(), *(p.value for p in starts), *more]
         group.b.add(tile.store, values, {"edge": edge})
         return
     if not any(p.varying for p in (value, *starts, *masks)):

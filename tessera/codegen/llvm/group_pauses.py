@@ -7,12 +7,13 @@ from contextlib import nullcontext
 from typing import Any
 
 from tessera.codegen.llvm.group import Part
+from tessera.codegen.llvm.group_cells import Cell, Tasks
 from tessera.codegen.llvm.group_control import choose, lifted, live, settle, some, within
-from tessera.codegen.llvm.group_tasks import PAUSING, Cell, Stretch, Tasks
+from tessera.codegen.llvm.group_tasks import PAUSING, Stretch
 from tessera.codegen.llvm.mbarrier import deadlock, waiting
 from tessera.codegen.llvm.types import sizes
 from tessera.ir.core import Block, Node, Value
-from tessera.ops import control, elementwise, shape
+from tessera.ops import control, elementwise
 from tessera.ops.mbarrier import mbarrier_wait
 from tessera.types import TensorType, int64
 
@@ -50,7 +51,7 @@ class Wait(_Pause):
 class Branch(_Pause):
     """Two sides, for tiles of their own or (where the condition is the same for all) one of them for all.
 
-    Where tiles wait for different things there is a side for each tile (and block).
+    Where tiles wait for different things each tile goes through its side by itself.
     """
 
     def begin(self) -> None:
@@ -62,38 +63,36 @@ class Branch(_Pause):
         self.sides: list[Stretch] = []
         self.masks: list[Cell] = []
         for block, mask in zip(self.node.regions, (condition.value, no), strict=True):
-            for own in self._cut(mask) if self.split else [mask]:
-                self._add(block, own, which)
+            self._add(block, mask, which)
         self.taken = self.tasks.keep(condition)
 
-    def _cut(self, mask: Value) -> list[Value]:
-        """A mask for each tile."""
-        group = self.group
-        me = group.add(shape.iota, shape=(group.size,), axis=-1, dtype=int64)
-        each = [group.add(elementwise.equal, me, group.full(t, int64, group.size)) for t in range(group.size)]
-        return [group.add(elementwise.bitwise_and, mask, own) for own in each]
-
     def _add(self, block: Block, mask: Value, which: Sequence[bool]) -> None:
-        side = Stretch(self.tasks, block, self.walk, lambda parts: _whole(self, parts, which))
+        side = Stretch(self.tasks, block, self.walk, lambda parts: _whole(self, parts, which), self.split)
         if self.varying:
             mask = live(self.group, mask)
-            self.masks.append(self.tasks.keep(Part(mask, True)))
-        side.begin(some(self.group, mask) if self.varying else mask)
+            keep = self.tasks.shared_out if self.split else self.tasks.keep
+            self.masks.append(keep(Part(mask, True)))
+        going = self.tasks.stretches(mask) if self.split else some(self.group, mask) if self.varying else mask
+        side.begin(going)
         self.sides.append(side)
 
     def step(self) -> Value:
         """Whether all sides are done, each taken on as far as it goes."""
-        for number, side in enumerate(self.sides):
-            self.tasks.when(self.tasks.negated(side.done()), lambda n=number: self._side(n))  # type: ignore[misc]
-        done = self.sides[0].done()
-        for side in self.sides[1:]:
-            done = self.group.add(elementwise.bitwise_and, done, side.done())
-        return done
+        for number in range(len(self.sides)):
+            if self.split:
+                self.tasks.each(lambda n=number: self._unless_done(n))  # type: ignore[misc]
+            else:
+                self._unless_done(number)
+        first, second = (side.done() for side in self.sides)
+        return self.group.add(elementwise.bitwise_and, first, second)
+
+    def _unless_done(self, number: int) -> None:
+        self.tasks.when(self.tasks.negated(self.sides[number].done()), lambda: self._side(number))
 
     def _side(self, number: int) -> None:
-        mask = self.tasks.get(self.masks[number]).value if self.varying else None
         apart, self.tasks.apart = self.tasks.apart, self.tasks.apart and not self.split
-        with within(self.group, mask) if self.varying else nullcontext():
+        masked = self.varying and not (self.split and self.tasks.together == 1)  # a tile alone is there, or it is done
+        with within(self.group, self.tasks.get(self.masks[number]).value) if masked else nullcontext():
             self.sides[number].go()
         self.tasks.apart = apart
 

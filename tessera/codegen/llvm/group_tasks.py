@@ -8,96 +8,17 @@ finds a deadlock. The interpreter runs the same sides in the same turn (`interp/
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tessera.codegen.llvm.group import Group, Part
-from tessera.codegen.llvm.group_control import region, within
+from tessera.codegen.llvm.group_cells import Cell, Tasks
+from tessera.codegen.llvm.group_control import some, within
 from tessera.codegen.llvm.types import sizes
 from tessera.ir.core import Block, Node, Value
-from tessera.ops import control, elementwise, shape, tile
+from tessera.ops import control, elementwise, tile
 from tessera.ops.mbarrier import mbarrier_wait
-from tessera.types import REGISTER, RefType, TensorType, bool_, int64, scalar
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A value in memory of the program, and whether it differs between tiles."""
-
-    ref: Value
-    type: TensorType
-    varying: bool
-
-
-def _room(cell: Cell) -> tuple[int, ...]:
-    return sizes(cell.type) or (1,)
-
-
-class Tasks:
-    """The cells of branches that run in turn; `moved`: one has got on in this round, `last`: none can any more."""
-
-    def __init__(self, group: Group, apart: bool) -> None:
-        self.group = group
-        self.apart = apart  # each tile is to run by itself, since it waits for something else than the others
-        self.made: list[Node] = []
-        self.moved, self.last = self.cell(scalar(bool_)), self.cell(scalar(bool_))
-
-    def cell(self, type: TensorType, varying: bool = False) -> Cell:
-        """Room for a value, made before all that runs in turn."""
-        ref = RefType(type.shape or (1,), type.dtype, REGISTER, type.policy)
-        attrs = {"shape": ref.shape, "dtype": ref.dtype, "space": REGISTER}
-        with self.group.b.region() as nodes:
-            made = self.group.b.add(tile.alloc, [], attrs, types=(ref,)).out
-        self.made += nodes
-        return Cell(made, type, varying)
-
-    def put(self, cell: Cell, value: Value) -> None:
-        """Keep a value."""
-        block = self.group.reshape(value, _room(cell))
-        self.group.b.add(tile.store, [cell.ref, block, *self._origin(cell)], {"edge": "error"})
-
-    def get(self, cell: Cell) -> Part:
-        """What is kept."""
-        attrs = {"shape": _room(cell), "edge": "error"}
-        block = self.group.b.add(tile.load, [cell.ref, *self._origin(cell)], attrs).out
-        return Part(block if cell.type.shape else self.group.add(shape.reshape, block, shape=()), cell.varying)
-
-    def _origin(self, cell: Cell) -> list[Value]:
-        return [self.group.full(0, int64)] * len(_room(cell))
-
-    def keep(self, part: Part) -> Cell:
-        """A new cell with a value."""
-        type = part.value.type
-        assert isinstance(type, TensorType)
-        cell = self.cell(type, part.varying)
-        self.put(cell, part.value)
-        return cell
-
-    def truth(self, value: bool) -> Value:
-        """A constant."""
-        return self.group.full(value, bool_)
-
-    def negated(self, value: Value) -> Value:
-        """The opposite."""
-        return self.group.add(elementwise.bitwise_not, value)
-
-    def when(self, condition: Value, body: Callable[[], Any]) -> None:
-        """Code that runs where a scalar holds."""
-
-        def taken() -> list[Value]:
-            body()
-            return []
-
-        blocks = (region(self.group, (), taken), region(self.group, (), list))
-        self.group.b.add(control.if_, [condition], types=(), regions=blocks)
-
-    def repeat(self, first: Value, body: Callable[[], Value]) -> None:
-        """Rounds for as long as a scalar holds; `body()` gives it for the next round."""
-        blocks = (
-            region(self.group, [scalar(bool_)], lambda go: [go]),
-            region(self.group, [scalar(bool_)], lambda go: [body()]),
-        )
-        self.group.b.add(control.while_, [first], types=(scalar(bool_),), regions=blocks)
+from tessera.passes.differing import meeting
+from tessera.types import RefType, int64, scalar
 
 
 def pauses(node: Node) -> bool:
@@ -109,13 +30,19 @@ class Stretch:
     """A block that is left and taken up again: pieces without waits, and between them nodes that pause.
 
     `place` is the number of the step to be done next; `out` are the cells of the block's results in the end.
+    `split`: each tile is somewhere else, and the steps are code for one.
     """
 
-    def __init__(self, tasks: Tasks, block: Block, walk: Any, out: Callable[[list[Part]], list[Part]]) -> None:
+    def __init__(
+        self, tasks: Tasks, block: Block, walk: Any, out: Callable[[list[Part]], list[Part]], split: bool = False
+    ) -> None:
         self.tasks, self.block, self.walk, self.out_of = tasks, block, walk, out
         self.kept: dict[Value, Cell] = {}
         self.out: list[Cell] = []
-        self.place = tasks.cell(scalar(int64))
+        self.place = tasks.cell(scalar(int64), own=split or tasks.group.alone is not None)
+        if split:
+            outer = {v: walk.env[v] for v in block.free if v in walk.env and not isinstance(v.type, RefType)}
+            self.kept.update({v: tasks.shared_out(part) for v, part in outer.items() if part.varying})
         self.steps: list[Callable[[], Value | None]] = []
         self.uses: list[frozenset[Value]] = []
         for piece in _pieces(block):
@@ -138,14 +65,18 @@ class Stretch:
 
     def begin(self, condition: Value | None = None) -> None:
         """Begin at the first step, or where a condition does not hold be done at once."""
-        add, full = self.tasks.group.add, self.tasks.group.full
-        first, end = full(0, int64), full(len(self.steps), int64)
-        self.tasks.put(self.place, first if condition is None else add(elementwise.where, condition, first, end))
+        group = self.tasks.group
+        shape = () if condition is None else sizes(condition.type)
+        first, end = group.full(0, int64, *shape), group.full(len(self.steps), int64, *shape)
+        self.tasks.put(self.place, first if condition is None else group.add(elementwise.where, condition, first, end))
 
     def done(self) -> Value:
-        """Whether all steps are done."""
-        group = self.tasks.group
-        return group.add(elementwise.equal, self.tasks.get(self.place).value, group.full(len(self.steps), int64))
+        """Whether all steps are done, by every tile that is looked at."""
+        group, place = self.tasks.group, self.tasks.get(self.place).value
+        end = group.full(len(self.steps), int64, *sizes(place.type))
+        if not place.type.shape:
+            return group.add(elementwise.equal, place, end)
+        return self.tasks.negated(some(group, group.add(elementwise.not_equal, place, end)))
 
     def go(self) -> None:
         """Do steps until one has to wait."""
@@ -211,8 +142,6 @@ def _pieces(block: Block) -> list[list[Node]]:
     return pieces
 
 
-# In larger groups than this no tile is run by itself: the code of a side is made for each.
-MOST_APART = 16
 # What pauses: made of (tasks, node, walk), with `begin()`, `step()` -> whether it is done, and `results()`.
 PAUSING: dict[Any, Any] = {}
 
@@ -230,7 +159,10 @@ def _uneven(group: Group, node: Node, run: Any) -> bool:
 
 def interleaved(group: Group, node: Node, run: Any) -> list[Part]:
     """A branch whose sides wait for each other, run in turn until both are done."""
-    tasks = Tasks(group, group.size <= MOST_APART and _uneven(group, node, run))
+    before = dict(run.env)
+    apart = node.attrs.get("apart") or _uneven(group, node, run)
+    together = meeting(*node.regions)
+    tasks = Tasks(group, group.alone is None and bool(apart) and together < group.size, together)
     with group.b.region() as nodes:
         branch = PAUSING[control.if_](tasks, node, run)
         tasks.put(tasks.last, tasks.truth(False))
@@ -252,4 +184,5 @@ def interleaved(group: Group, node: Node, run: Any) -> list[Part]:
         tasks.repeat(tasks.truth(True), turn)
     for each in (*tasks.made, *nodes):
         group.b.append(each)
+    run.env.update(before)  # inside, values stood for what was kept of them
     return [tasks.get(cell) for cell in found]

@@ -13,8 +13,8 @@ import numpy as np
 from tessera.codegen.arguments import Arguments
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.follow import follow
+from tessera.codegen.hostcall import run_call, seen
 from tessera.codegen.llvm import meeting
-from tessera.codegen.llvm.hostcall import run_call, seen
 from tessera.codegen.llvm.report import NAME
 from tessera.codegen.llvm.reports import Reports
 from tessera.interp.target.llvm import Lanes, Module

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.follow import follow
-from tessera.codegen.llvm.hostcall import bytes_at, run_call, seen
+from tessera.codegen.hostcall import bytes_at, run_call, seen
 
 Launch = Callable[[int, int], None]
 

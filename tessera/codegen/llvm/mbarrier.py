@@ -24,6 +24,8 @@ class State:
 
     def __init__(self, group: Group, args: Sequence[Part]) -> None:
         self.group, self.ref, self.slot = group, args[0].value, args[1]
+        if group.alone is not None and group.size == 1 and self.slot.varying:  # of one tile alone it is one barrier
+            self.slot = Part(group.reshape(self.slot.value, ()))
         self.sizes: tuple[int, ...] = (int(args[0].shape[0]),) if self.slot.varying else ()
         self.hits = self._hits() if self.slot.varying else None
 
@@ -142,7 +144,7 @@ def waiting(group: Group, node: Node, args: Sequence[Part]) -> tuple[Value, Valu
 
 def deadlock(group: Group, condition: Value, held: Value) -> None:
     """Report, where a condition holds, that these tiles wait for ever."""
-    reported(group, condition, [held], dict(DEADLOCK))
+    reported(group, condition, [group.seen(held, mask=True)], dict(DEADLOCK))
 
 
 @lift(ops.mbarrier_wait)

@@ -6,17 +6,13 @@ from collections.abc import Iterator
 
 from tessera.codegen.llvm import convert
 from tessera.codegen.llvm.types import Vec
+from tessera.codegen.policies import special
 from tessera.errors import Location, UnsupportedOpError
 from tessera.numerics.rounding import FINITE_ONLY, Grid, grid_of
 from tessera.types import DType, Policy, TensorType, f32, f64
 
 Lines = Iterator[str]
 DIGITS = 23
-
-
-def special(policy: Policy | None) -> bool:
-    """Whether a policy stores otherwise than by nearest-even."""
-    return policy is not None and (policy.rounding, policy.saturate, policy.denormals) != ("nearest", False, "preserve")
 
 
 def store(wide: DType, type: TensorType, width: int, d: str, x: str) -> Lines:

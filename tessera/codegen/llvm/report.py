@@ -54,7 +54,7 @@ def _(group, node, args, run):
         wrong = group.add(elementwise.bitwise_and, wrong, group.broadcast(active, sizes(wrong.type)))
     some = group.add(reduce.max, wrong, axis=tuple(range(-rank - 1, 0)), keepdims=False)
     says = {"kind": "assert", "text": node.attrs["message"]}
-    reported(group, some, [wrong, *map(group.whole, values)], says)
+    reported(group, some, [group.seen(wrong, mask=True), *(group.seen(group.whole(v)) for v in values)], says)
     return []
 
 
@@ -62,7 +62,7 @@ def _(group, node, args, run):
 def _(group, node, args, run):
     active = group.full(True, bool_, group.size) if group.active is None else group.active
     says = {"kind": "print", "text": node.attrs["label"], "ordered": node.attrs["ordered"]}
-    group.b.add(report, [active, *map(group.whole, args)], says)
+    group.b.add(report, [group.seen(active, mask=True), *(group.seen(group.whole(p)) for p in args)], says)
     return []
 
 

@@ -15,6 +15,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from tessera.codegen.llvm.report import NAME
+from tessera.codegen.spoken import line, named
 from tessera.errors import DeadlockError, ExecutionError, Location
 from tessera.types import as_dtype
 
@@ -76,19 +77,14 @@ def _block(operand: Mapping[str, Any], read: Read, place: int) -> np.ndarray:
 
 def _name(site: Mapping[str, Any], program: int, tile: int) -> str:
     """An instance in words: its program and, in a group, its tile."""
-    grid = site["grid"] or [program + 1]
-    numbers = tuple(int(i) for i in np.unravel_index(program, grid))
-    return f"program {numbers}" + (f", tile {tile}" if site["group"] > 1 else "")
+    return named(site["grid"] or [program + 1], site["group"], program, tile)
 
 
 def _print(site: Mapping[str, Any], program: int, blocks: list[np.ndarray]) -> None:
     active, *values = blocks
     for tile in np.flatnonzero(active):
         own = [v[tile] for v in values]
-        words = [np.array2string(v, separator=", ") if np.ndim(v) else str(v) for v in own]
-        label = site["text"]
-        text = label.format(*words) if site["ordered"] else " ".join([label, *words] if label else words)
-        print(f"{_name(site, program, int(tile))}: {text}")
+        print(f"{_name(site, program, int(tile))}: {line(site['text'], site['ordered'], own)}")
 
 
 def _failed(site: Mapping[str, Any], program: int, blocks: list[np.ndarray]) -> ExecutionError:

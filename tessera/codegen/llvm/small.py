@@ -55,8 +55,12 @@ def encode(dtype: DType, width: int, d: str, x: str) -> Lines:
         yield f"{d}.i = select {t.truth} {d}.j, {i} {i.const(form.infinity)}, {i} {code}"
         code = f"{d}.i"
     yield f"{d}.k = fcmp uno {t} {x}, {x}"
-    yield f"{d}.n = select {t.truth} {d}.k, {i} {i.const(form.nan or 0)}, {i} {code}"
-    yield f"{d}.o = or {i} {d}.n, {d}.g"
+    if form.nan is None:  # a NaN lies as +0
+        yield f"{d}.n = or {i} {code}, {d}.g"
+        yield f"{d}.o = select {t.truth} {d}.k, {i} {i.const(0)}, {i} {d}.n"
+    else:
+        yield f"{d}.n = select {t.truth} {d}.k, {i} {i.const(form.nan)}, {i} {code}"
+        yield f"{d}.o = or {i} {d}.n, {d}.g"
     yield f"{d} = trunc {i} {d}.o to {b}"
 
 
@@ -82,5 +86,9 @@ def rounded(dtype: DType, width: int, d: str, x: str) -> Lines:
     yield f"{d}.h = fcmp ogt {t} {d}.n, {t.const(form.top)}"
     yield f"{d}.c = select {t.truth} {d}.h, {t} {t.const(form.beyond)}, {t} {d}.n"
     yield f"{d}.k = fcmp uno {t} {x}, {x}"
-    yield f"{d}.z = select {t.truth} {d}.k, {t} {t.const(NAN if form.nan is not None else 0.0)}, {t} {d}.c"
+    if form.nan is None:  # a NaN becomes +0, whatever its sign, which processors differ in
+        yield f"{d}.z = call {t} @llvm.copysign.{t.suffix}({t} {d}.c, {t} {x})"
+        yield f"{d} = select {t.truth} {d}.k, {t} {t.const(0.0)}, {t} {d}.z"
+        return
+    yield f"{d}.z = select {t.truth} {d}.k, {t} {t.const(NAN)}, {t} {d}.c"
     yield f"{d} = call {t} @llvm.copysign.{t.suffix}({t} {d}.z, {t} {x})"

@@ -32,6 +32,9 @@ from tessera.types import (
     int64,
     tf32,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )  # fmt: skip
 
 SMALL = (fp8_e4m3, fp8_e5m2, fp6, fp6_e2m3, fp4)
@@ -39,8 +42,8 @@ SMALL = (fp8_e4m3, fp8_e5m2, fp6, fp6_e2m3, fp4)
 # f32 anyway, and rounding in place spares a conversion back.
 REGISTER: dict[DType, str] = {
     f64: "double", f32: "float", tf32: "float", f16: "float", bf16: "float",
-    int64: "i64", int32: "i32", int16: "i16", int8: "i8", uint8: "i8", bool_: "i1",
-    int4: "i16", **dict.fromkeys(SMALL, "float"),
+    int64: "i64", int32: "i32", int16: "i16", int8: "i8", bool_: "i1",
+    uint64: "i64", uint32: "i32", uint16: "i16", uint8: "i8", int4: "i16", **dict.fromkeys(SMALL, "float"),
 }  # fmt: skip
 MEMORY: dict[DType, str] = {**REGISTER, f16: "half", bf16: "i16", bool_: "i8", int4: "i8", **dict.fromkeys(SMALL, "i8")}
 SIZE = {"double": 8, "float": 4, "half": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "i1": 1, "ptr": 8}

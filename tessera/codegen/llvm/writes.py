@@ -172,6 +172,6 @@ def _guarded(text: Text, t: Vec, mask: Lane | None, update: Callable[[], str]) -
     before = text.label
     text.line(f"br i1 {mask.name}, label %{yes}, label %{done}")
     text.begin(yes)
-    old = update()
+    old, last = update(), text.label  # what an update ends in need not be the block that it began in
     text.jump(done)
-    return Lane(text.let(f"phi {t} [ {old}, %{yes} ], [ {t.const(0)}, %{before} ]"))
+    return Lane(text.let(f"phi {t} [ {old}, %{last} ], [ {t.const(0)}, %{before} ]"))
