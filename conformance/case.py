@@ -26,7 +26,8 @@ class Case:
     `entry()` gives (jit function or kernel, arguments); `rejects` is the error that must come instead,
     whose text must hold each of `says`. `exact` asks for equality, not agreement within the bound; `alike` for the
     bits that the interpreter of the highest level gives, which no bound knows where rounding is by chance.
-    With `debug` the Tile interpreter runs it in debug mode too: there the error must come, or no finding.
+    With `debug` the Tile interpreter runs it in debug mode too: there the error must come, or no finding. `lines` are
+    those that it prints.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Case:
     rejects: type[TesseraError] | None = None
     says: tuple[str, ...] = ()
     debug: bool = False
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,8 @@ def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
     try:
         entry, arguments = case.entry()
         program = prepare(entry, arguments, "interp", case.grid, case.group)
-        bounds = program.bounds()
+        with _heard(case):
+            bounds = program.bounds()
         alike = program.run(program.top) if case.alike else None
         if case.debug:
             with _watched(case):
@@ -72,7 +74,10 @@ def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
 
 def _outcome(case: Case, engine: Engine, program: Program, bounds: list[Any], alike: list[Any] | None) -> Outcome:
     try:
-        results = engine.run(program)
+        with _heard(case) as said:
+            results = engine.run(program)
+        if said is not None and (lines := tuple(said.getvalue().splitlines())) != case.lines:
+            return Outcome(case.name, engine.name, "fail", detail="other lines: " + "\n".join(lines))
         if alike is not None and [r.tobytes() for r in results] != [w.tobytes() for w in alike]:
             return Outcome(case.name, engine.name, "fail", detail="other bits than the interpreter gives")
         return Outcome(case.name, engine.name, *judge(case, results, bounds))
@@ -93,6 +98,11 @@ def judge(case: Case, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> t
         if case.exact and not np.array_equal(np.asarray(result, np.float64), bound.value, equal_nan=True):
             detail = f"output {number} is not equal to the reference"
     return ("fail" if detail else "pass"), share, detail, useless
+
+
+def _heard(case: Case) -> AbstractContextManager[io.StringIO | None]:
+    """What a case prints kept, if it prints."""
+    return redirect_stdout(io.StringIO()) if case.lines else nullcontext()
 
 
 def _watched(case: Case) -> AbstractContextManager[Any]:

@@ -5,6 +5,9 @@
 Tensor([0.5, 0.5], f32)
 """
 
+# The names of a module wrapped, not one a line: what there is can be seen at once.
+# isort: off
+# fmt: off
 import math
 from importlib import import_module
 from types import ModuleType
@@ -12,19 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from tessera import stable
 from tessera.autodiff import (
-    autodiff,
-    checkpoint,
-    checkpoint_here,
-    custom_jvp,
-    custom_vjp,
-    grad,
-    hessian,
-    jacfwd,
-    jacrev,
-    jvp,
-    straight_through,
-    value_and_grad,
-    vjp,
+    autodiff, checkpoint, checkpoint_here, custom_jvp, custom_vjp, grad, hessian, jacfwd, jacrev, jvp, straight_through,
+    value_and_grad, vjp,
 )
 from tessera.batching import vmap
 from tessera.device import default_device, set_default_device
@@ -33,198 +25,55 @@ from tessera.errors import NumericalError, TesseraError
 from tessera.example import example
 from tessera.kernel import Kernel, Tile, autotune, constexpr, kernel
 from tessera.later import HOMES, MODULES, RENAMED
-from tessera.ops.activations import (
-    elu,
-    leaky_relu,
-    mish,
-    softplus,
-)
+from tessera.ops.activations import elu, leaky_relu, mish, softplus
+from tessera.ops.adjacent import nextafter
 from tessera.ops.arithmetic import (
-    acosh,
-    asinh,
-    atanh,
-    copysign,
-    hypot,
-    lerp,
-    logaddexp,
-    nan_to_num,
-    positive,
-    reciprocal,
-    signbit,
-    square,
+    acosh, asinh, atanh, copysign, hypot, lerp, logaddexp, nan_to_num, positive, reciprocal, signbit, square,
 )
 from tessera.ops.arrange import (
-    broadcast_arrays,
-    chunk,
-    diff,
-    flip,
-    meshgrid,
-    moveaxis,
-    narrow,
-    one_hot,
-    pad,
-    repeat,
-    roll,
-    split,
-    take_along_axis,
-    tiled,
-    tril,
-    triu,
-    unbind,
+    broadcast_arrays, chunk, diff, flip, meshgrid, narrow, one_hot, pad, repeat, roll, split, take_along_axis, tiled,
+    tril, triu, unbind,
 )
 from tessera.ops.basic import broadcast_to, cast, stop_gradient
 from tessera.ops.compensated import compensated_sum
 from tessera.ops.conv import avg_pool2d, conv1d, conv2d, max_pool2d
 from tessera.ops.creation import (
-    arange,
-    asarray,
-    empty,
-    empty_like,
-    eye,
-    from_dlpack,
-    full,
-    full_like,
-    linspace,
-    ones,
-    ones_like,
-    zeros,
+    arange, asarray, empty, empty_like, eye, from_dlpack, full, full_like, linspace, ones, ones_like, tensor, zeros,
     zeros_like,
 )
 from tessera.ops.cumulative import cumprod, cumsum
 from tessera.ops.decompose import cholesky, det, eig, eigh, inv, qr, slogdet, solve, svd
 from tessera.ops.einsum import einsum
 from tessera.ops.elementwise import (
-    abs,
-    add,
-    bitwise_and,
-    bitwise_not,
-    bitwise_or,
-    bitwise_xor,
-    ceil,
-    cos,
-    div,
-    equal,
-    erf,
-    exp,
-    exp2,
-    floor,
-    floor_divide,
-    greater,
-    greater_equal,
-    less,
-    less_equal,
-    log,
-    log2,
-    maximum,
-    minimum,
-    mul,
-    neg,
-    not_equal,
-    pow,
-    remainder,
-    round,
-    rsqrt,
-    shift_left,
-    shift_right,
-    sin,
-    sqrt,
-    sub,
-    tanh,
-    where,
+    abs, add, bitwise_and, bitwise_not, bitwise_or, bitwise_xor, ceil, cos, div, equal, erf, exp, exp2, floor,
+    floor_divide, greater, greater_equal, less, less_equal, log, log2, maximum, minimum, mul, neg, not_equal, pow,
+    remainder, round, rsqrt, shift_left, shift_right, sin, sqrt, sub, tanh, where,
 )
 from tessera.ops.functions import (
-    acos,
-    asin,
-    atan,
-    atan2,
-    clip,
-    cosh,
-    expm1,
-    fma,
-    isfinite,
-    isinf,
-    isnan,
-    log1p,
-    log10,
-    sign,
-    sinh,
-    tan,
-    trunc,
+    acos, asin, atan, atan2, clip, cosh, expm1, fma, isfinite, isinf, isnan, log1p, log10, sign, sinh, tan, trunc,
 )
-from tessera.ops.info import (
-    can_cast,
-    finfo,
-    iinfo,
-    isdtype,
-    result_type,
-)
+from tessera.ops.info import can_cast, finfo, iinfo, isdtype, result_type
 from tessera.ops.linalg import dot, linear, matmul
 from tessera.ops.logic import (
-    allclose,
-    array_equal,
-    count_nonzero,
-    isclose,
-    logical_and,
-    logical_not,
-    logical_or,
-    logical_xor,
+    allclose, array_equal, count_nonzero, isclose, logical_and, logical_not, logical_or, logical_xor,
 )
 from tessera.ops.loss import (
-    binary_cross_entropy,
-    binary_cross_entropy_with_logits,
-    cross_entropy,
-    huber_loss,
-    kl_div,
-    l1_loss,
-    mse,
-    mse_loss,
+    binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div, l1_loss, mse, mse_loss,
     nll_loss,
 )
 from tessera.ops.matrices import (
-    cross,
-    diag,
-    diagonal,
-    matrix_power,
-    matrix_transpose,
-    swapaxes,
-    tensordot,
-    trace,
+    cross, diag, diagonal, matrix_power, matrix_transpose, moveaxis, swapaxes, tensordot, trace,
 )
 from tessera.ops.neighbour import mesh_shift
 from tessera.ops.nn import (
-    gelu,
-    layer_norm,
-    log_softmax,
-    relu,
-    rms_norm,
-    scaled_dot_product_attention,
-    sigmoid,
-    silu,
-    softmax,
+    gelu, layer_norm, log_softmax, relu, rms_norm, scaled_dot_product_attention, sigmoid, silu, softmax,
 )
-from tessera.ops.places import (
-    index_add,
-    masked_fill,
-    nonzero,
-    searchsorted,
-    take,
-    unique,
-)
+from tessera.ops.places import index_add, masked_fill, nonzero, searchsorted, take, unique
 from tessera.ops.products import gemm, kron, outer, vecdot
 from tessera.ops.random import Generator, bernoulli, manual_seed, permutation, rand, randint, randn
 from tessera.ops.reduce import argmax, argmin, max, mean, min, sum, var
 from tessera.ops.shape import (
-    concatenate,
-    embedding,
-    expand_dims,
-    flatten,
-    gather,
-    iota,
-    permute,
-    reshape,
-    squeeze,
-    stack,
-    transpose,
+    concatenate, embedding, expand_dims, flatten, gather, iota, permute, reshape, squeeze, stack, transpose,
 )
 from tessera.ops.shape import slice_ as slice
 from tessera.ops.sort import argsort, sort, topk
@@ -232,26 +81,9 @@ from tessera.ops.statistics import all, any, logsumexp, norm, prod, std
 from tessera.ops.training import batch_norm, dropout, running_statistics
 from tessera.ops.update import scatter, scatter_add
 from tessera.policies import (
-    LossScaler,
-    NumericalPolicy,
-    PrecisionPolicy,
-    adaptive_precision,
-    autocast,
-    dequantize,
-    fake_quantize,
-    grad_scale,
-    kahan_sum,
-    mixed_precision,
-    numerically_stable,
-    numerics,
-    precision,
-    precision_policy,
-    quantization,
-    quantization_aware,
-    quantize,
-    rounding,
-    summation,
-    unscale_grads,
+    LossScaler, NumericalPolicy, PrecisionPolicy, adaptive_precision, autocast, dequantize, fake_quantize, grad_scale,
+    kahan_sum, mixed_precision, numerically_stable, numerics, precision, precision_policy, quantization,
+    quantization_aware, quantize, rounding, summation, unscale_grads,
 )
 from tessera.schedule import Schedule
 from tessera.schedule_space import ScheduleSpace
@@ -261,34 +93,13 @@ from tessera.tensor import Tensor
 from tessera.tracing import Jit, jit
 from tessera.tracing import jit as compile
 from tessera.types import (
-    DType,
-    Policy,
-    accum,
-    bf16,
-    compensated,
-    compute,
-    f16,
-    f32,
-    f64,
-    flush_denormals,
-    fp4,
-    fp6,
-    fp6_e2m3,
-    fp8_e4m3,
-    fp8_e5m2,
-    int4,
-    int8,
-    int16,
-    int32,
-    int64,
-    loss_scale,
-    saturate,
-    stochastic_round,
-    tf32,
-    toward_zero,
-    uint8,
+    DType, Policy, accum, bf16, compensated, compute, f16, f32, f64, flush_denormals, fp4, fp6, fp6_e2m3, fp8_e4m3,
+    fp8_e5m2, int4, int8, int16, int32, int64, loss_scale, saturate, stochastic_round, tf32, toward_zero, uint8, uint16,
+    uint32, uint64,
 )
 from tessera.types import bool_ as bool
+# fmt: on
+# isort: on
 
 __version__ = "0.1.0"
 pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
@@ -338,6 +149,7 @@ if TYPE_CHECKING:
     from tessera.kernel.streams import Event, Stream, synchronize
     from tessera.kernel.tuning_cache import TuningCache
     from tessera.performance import EmpiricalModel, PerformanceModel, RooflineModel, time
+    from tessera.storage.pipelines import async_load, async_store
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""The names of the array API standard (2023.12) for Tessera's functions: what `x.__array_namespace__()` gives.
+"""The names of the array API standard (2024.12) for Tessera's functions: what `x.__array_namespace__()` gives.
 
 Names and edge cases are the standard's. Where the language differs it keeps its own rules (docs/tensors.md): float
-types do not mix, there are no complex numbers, and of unsigned integers only uint8.
+types do not mix, tensors do not change in place, sums of narrow integers are int64, and there are no complex numbers.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from tessera.shapes import broadcast
 from tessera.tensor import Tensor, as_tensor
 from tessera.types import DType
 
-__array_api_version__ = "2023.12"
+__array_api_version__ = "2024.12"
 
 e, inf, nan, newaxis, pi = ts.e, ts.inf, ts.nan, ts.newaxis, ts.pi
-bool, int8, int16, int32, int64, uint8 = ts.bool, ts.int8, ts.int16, ts.int32, ts.int64, ts.uint8
+bool, int8, int16, int32, int64 = ts.bool, ts.int8, ts.int16, ts.int32, ts.int64
+uint8, uint16, uint32, uint64 = ts.uint8, ts.uint16, ts.uint32, ts.uint64
 float32, float64 = ts.f32, ts.f64
 
 asarray, empty, empty_like, eye, from_dlpack = ts.asarray, ts.empty, ts.empty_like, ts.eye, ts.from_dlpack
-full_like, meshgrid, ones, ones_like = ts.full_like, ts.meshgrid, ts.ones, ts.ones_like
+full_like, ones, ones_like = ts.full_like, ts.ones, ts.ones_like
 tril, triu, zeros, zeros_like = ts.tril, ts.triu, ts.zeros, ts.zeros_like
 can_cast, finfo, iinfo, isdtype, result_type = ts.can_cast, ts.finfo, ts.iinfo, ts.isdtype, ts.result_type
 abs, acos, acosh, add, asin, asinh = ts.abs, ts.acos, ts.acosh, ts.add, ts.asin, ts.asinh
@@ -38,8 +39,8 @@ less, less_equal, log, log1p, log2, log10, logaddexp = (
     ts.less, ts.less_equal, ts.log, ts.log1p, ts.log2, ts.log10, ts.logaddexp,
 )  # fmt: skip
 logical_and, logical_not, logical_or, logical_xor = ts.logical_and, ts.logical_not, ts.logical_or, ts.logical_xor
-maximum, minimum, multiply, negative, not_equal, positive, pow = (
-    ts.maximum, ts.minimum, ts.mul, ts.neg, ts.not_equal, ts.positive, ts.pow,
+maximum, minimum, multiply, negative, nextafter, not_equal, positive, pow = (
+    ts.maximum, ts.minimum, ts.mul, ts.neg, ts.nextafter, ts.not_equal, ts.positive, ts.pow,
 )  # fmt: skip
 reciprocal, remainder, round, sign, signbit, sin, sinh = (
     ts.reciprocal, ts.remainder, ts.round, ts.sign, ts.signbit, ts.sin, ts.sinh,
@@ -47,17 +48,25 @@ reciprocal, remainder, round, sign, signbit, sin, sinh = (
 sqrt, square, subtract, tan, tanh, trunc = ts.sqrt, ts.square, ts.sub, ts.tan, ts.tanh, ts.trunc
 count_nonzero, diff, linalg, take_along_axis = ts.count_nonzero, ts.diff, ts.linalg, ts.take_along_axis
 matmul, matrix_transpose, tensordot, vecdot = ts.matmul, ts.matrix_transpose, ts.tensordot, ts.vecdot
-broadcast_arrays, moveaxis, roll, stack, flip = ts.broadcast_arrays, ts.moveaxis, ts.roll, ts.stack, ts.flip
+moveaxis, roll, stack, flip = ts.moveaxis, ts.roll, ts.stack, ts.flip
 all, any, argmax, argmin, max, mean = ts.all, ts.any, ts.argmax, ts.argmin, ts.max, ts.mean
 min, std, var = ts.min, ts.std, ts.var
-argsort, nonzero, searchsorted, sort, take, where = (
-    ts.argsort, ts.nonzero, ts.searchsorted, ts.sort, ts.take, ts.where,
-)  # fmt: skip
+nonzero, take, where = ts.nonzero, ts.take, ts.where
 
 
-def astype(x: Any, dtype: DType, /, *, copy: Any = True) -> Tensor:
+def astype(x: Any, dtype: DType, /, *, copy: Any = True, device: Any = None) -> Tensor:
     """`x` with elements of another type."""
-    return ts.cast(x, dtype=dtype)
+    return ts.asarray(ts.cast(x, dtype=dtype), device=device)
+
+
+def argsort(x: Any, /, *, axis: int = -1, descending: Any = False, stable: Any = True) -> Tensor:
+    """The places along an axis of the elements in order; always stable."""
+    return ts.argsort(x, axis=axis, descending=descending)
+
+
+def sort(x: Any, /, *, axis: int = -1, descending: Any = False, stable: Any = True) -> Tensor:
+    """The elements in order along an axis."""
+    return ts.sort(x, axis, descending)
 
 
 def arange(
@@ -77,6 +86,16 @@ def linspace(start: float, stop: float, /, num: int, *, dtype: Any = None, devic
     return ts.linspace(start, stop, num, dtype=ts.f32 if dtype is None else dtype, device=device, endpoint=endpoint)
 
 
+def broadcast_arrays(*arrays: Any) -> list[Tensor]:
+    """All tensors with the shape that they broadcast to together."""
+    return list(ts.broadcast_arrays(*arrays))
+
+
+def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Tensor]:
+    """The coordinates of a grid, one tensor for each of its axes."""
+    return list(ts.meshgrid(*arrays, indexing=indexing))
+
+
 def broadcast_to(x: Any, /, shape: Any) -> Tensor:
     """`x` repeated until it has `shape`."""
     return ts.broadcast_to(x, shape=shape)
@@ -90,7 +109,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
     )
 
 
-def expand_dims(x: Any, /, *, axis: int = 0) -> Tensor:
+def expand_dims(x: Any, /, axis: int = 0) -> Tensor:
     """`x` with a new axis of size 1."""
     return ts.expand_dims(x, axis)
 
@@ -102,7 +121,8 @@ def permute_dims(x: Any, /, axes: Any) -> Tensor:
 
 def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     """Each element some times in a row."""
-    return ts.repeat(x, repeats.tolist() if isinstance(repeats, Tensor) else repeats, axis)
+    counts: Any = repeats.numpy() if isinstance(repeats, Tensor) else repeats
+    return ts.repeat(x, counts, axis)
 
 
 def reshape(x: Any, /, shape: Any, *, copy: Any = None) -> Tensor:
@@ -127,12 +147,23 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Tensor, ...]:
 
 def sum(x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: Any = False) -> Tensor:
     """The sum along axes, in `dtype` if given."""
-    return ts.sum(x if dtype is None else ts.cast(x, dtype=dtype), axis=axis, keepdims=keepdims)
+    return _total(ts.sum, x, axis, dtype, keepdims)
 
 
 def prod(x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: Any = False) -> Tensor:
     """The product along axes, in `dtype` if given."""
-    return ts.prod(x if dtype is None else ts.cast(x, dtype=dtype), axis=axis, keepdims=keepdims)
+    return _total(ts.prod, x, axis, dtype, keepdims)
+
+
+def _total(total: Any, x: Any, axis: Any, dtype: Any, keepdims: Any) -> Tensor:
+    if dtype is None:
+        return total(x, axis=axis, keepdims=keepdims)
+    return ts.cast(total(ts.cast(x, dtype=dtype), axis=axis, keepdims=keepdims), dtype=dtype)
+
+
+def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Tensor:
+    """Where each of `x2` keeps the order of `x1`, which `sorter` brings into order."""
+    return ts.searchsorted(x1 if sorter is None else ts.take(x1, sorter), x2, side)
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -188,12 +219,59 @@ def unique_values(x: Any, /) -> Tensor:
     return ts.unique(x)[0]
 
 
-def unique_counts(x: Any, /) -> tuple[Tensor, Tensor]:
+class UniqueCounts(NamedTuple):
+    """The distinct elements and how often each is there."""
+
+    values: Tensor
+    counts: Tensor
+
+
+def unique_counts(x: Any, /) -> UniqueCounts:
     """The distinct elements and how often each is there."""
     values, _, counts = ts.unique(x)
-    return values, counts
+    return UniqueCounts(values, counts)
 
 
-def unique_inverse(x: Any, /) -> tuple[Tensor, Tensor]:
+class UniqueInverse(NamedTuple):
     """The distinct elements and which of them each element is."""
-    return ts.unique(x)[:2]
+
+    values: Tensor
+    inverse_indices: Tensor
+
+
+def unique_inverse(x: Any, /) -> UniqueInverse:
+    """The distinct elements and which of them each element is."""
+    x = as_tensor(x)
+    values, inverse, _ = ts.unique(x)
+    return UniqueInverse(values, ts.reshape(inverse, shape=x.shape))
+
+
+class Info:
+    """What this namespace can do: what the standard's `__array_namespace_info__` gives."""
+
+    def capabilities(self) -> dict[str, Any]:
+        """Of eager tensors: traced ones have shapes that do not depend on elements."""
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": None}
+
+    def default_device(self) -> str:
+        """Where tensors lie."""
+        return "cpu"
+
+    def devices(self) -> list[str]:
+        """Where tensors can lie."""
+        return ["cpu"]
+
+    def default_dtypes(self, *, device: Any = None) -> dict[str, DType]:
+        """The element types of Python's numbers, and of indices."""
+        return {"real floating": ts.f32, "integral": ts.int64, "indexing": ts.int64}
+
+    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, DType]:
+        """The standard's element types by name, all or those of a kind."""
+        names = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+        found = {name: globals()[name] for name in names}
+        return {k: t for k, t in found.items() if kind is None or ts.isdtype(t, kind)}
+
+
+def __array_namespace_info__() -> Info:  # noqa: N807  (the standard's name)
+    """What this namespace can do."""
+    return Info()

@@ -15,12 +15,13 @@ from tessera.codegen.artifact import Artifact
 from tessera.codegen.artifact import read as read_artifact
 from tessera.codegen.registry import able, backend
 from tessera.device import generator_of
-from tessera.errors import ArgumentError, ArtifactError, DeviceUnavailable, DTypeError, ShapeError
+from tessera.errors import ArgumentError, ArtifactError, DeviceUnavailable, DTypeError, ShapeError, TesseraError, here
 from tessera.ir.printer import print_module
 from tessera.program import Program, prepare
+from tessera.pytree import flatten
 from tessera.tensor import Tensor
 from tessera.tracing import _array
-from tessera.types import as_dtype
+from tessera.types import TensorType, as_dtype
 
 WEIGHTS = "weights.safetensors"
 
@@ -80,7 +81,9 @@ def _stored(program: Program, weights: Sequence[str]) -> list[int]:
     names = program.names
     unknown = [w for w in weights if not any(n == w or n.startswith(f"{w}.") for n in names)]
     if unknown:
-        raise ArgumentError(f"{program.name} has no argument {unknown[0]}", expected=", ".join(names[:8]))
+        raise ArgumentError(
+            f"{program.name} has no argument {unknown[0]}", location=here(), expected=", ".join(names[:8])
+        )
     return [
         i
         for i, n in enumerate(names)
@@ -136,10 +139,35 @@ class Loaded:
         results = self.runtime.run(full)
         return [*results, *(full[i] for i in self.interface["written"])]
 
-    def __call__(self, *args: Any) -> Any:
-        """The result as a Tensor, or a tuple of them."""
-        tensors = [Tensor(a) for a in self.run([_array(a) for a in args])]
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """The result as a Tensor, or a tuple of them.
+
+        Arguments are given as to the function it was built of: dicts, lists and tuples are taken apart, and names may
+        be used. Those stored in the artifact are left out.
+        """
+        try:
+            tensors = [Tensor(a) for a in self.run([_array(a) for a in self._in_order(args, named)])]
+        except TesseraError as error:
+            raise error.at(here()) from None
         return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+    def __repr__(self) -> str:
+        taken = ", ".join(
+            f"{p['name']}: {TensorType(tuple(p['shape']), as_dtype(p['dtype']))}" for p in self.parameters
+        )
+        return f"<{self.interface['entry']} for {self.artifact.manifest['target']}: {taken}>"
+
+    def _in_order(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call's arguments in the order of the parameters."""
+        names = [p["name"] for p in self.parameters]
+        found = dict(flatten(named)[0])
+        if unknown := [n for n in found if n not in names]:
+            raise ArgumentError(f"{self.interface['entry']} has no argument {unknown[0]}", expected=", ".join(names))
+        placed = [leaf for _, leaf in flatten(list(args))[0]]
+        rest = [n for n in names if n not in found]
+        if len(placed) == len(rest):
+            return [{**found, **dict(zip(rest, placed, strict=True))}[n] for n in names]
+        return [*placed, *found.values()]  # `run` says how many there should be
 
     def _checked(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         wanted = self.parameters
@@ -169,7 +197,10 @@ def load(folder: str | Path) -> Loaded:
     Raises:
         ArtifactError: the folder is missing, corrupt, or of a newer schema than this version reads.
     """
-    artifact = read_artifact(folder)
+    try:
+        artifact = read_artifact(folder)
+    except TesseraError as error:
+        raise error.at(here()) from None
     if "interface" not in artifact.manifest:
         raise ArtifactError(f"{folder} has no interface in its manifest", suggestion="build it again")
     generator = able(artifact.manifest["target"], "runtime")

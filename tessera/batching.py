@@ -13,6 +13,7 @@ from tessera.errors import ArgumentError, ShapeError, here
 from tessera.evaluate import evaluate, lowering_of
 from tessera.ir.core import Block, Node
 from tessera.op import Op, Rules, batch, lower
+from tessera.ops.arguments import check_function
 from tessera.ops.basic import broadcast_to
 from tessera.ops.shape import permute, reshape
 from tessera.pytree import flatten
@@ -93,6 +94,7 @@ def vmap(function: Callable[..., Any] | None = None, in_dims: Any = 0, out_dims:
     """
     if function is None:
         return functools.partial(vmap, in_dims=in_dims, out_dims=out_dims)
+    check_function(function, "vmap")
 
     @functools.wraps(function)
     def wrapper(*args: Any, **keywords: Any) -> Any:
@@ -159,7 +161,10 @@ def _in_front(tensor: Tensor, dim: int | None) -> Lane:
         return Lane(tensor, False)
     if not tensor.shape:
         raise ShapeError("a scalar has no axis to map over", location=here(), suggestion="give it None in in_dims")
-    at = normalize_axis(dim, tensor.ndim) + tensor.ndim
+    try:
+        at = normalize_axis(dim, tensor.ndim) + tensor.ndim
+    except ShapeError as error:
+        raise error.at(here()) from None
     order = (at, *(i for i in range(tensor.ndim) if i != at))
     return Lane(permute(tensor, axes=order) if at else tensor, True)
 

@@ -6,7 +6,7 @@ import ctypes
 from contextvars import ContextVar
 from functools import cache
 
-from tessera.errors import DeviceUnavailable
+from tessera.errors import DeviceUnavailable, here
 
 INTERP = "interp"
 # What users call a device, and the generator that serves it; "interp" needs none.
@@ -20,7 +20,12 @@ def default_device() -> str:
 
 
 def set_default_device(device: str) -> None:
-    """Make `device` ("interp", "cpu", "cuda:0", "wse", or a generator's name) the default."""
+    """Make `device` ("interp", "cpu", "cuda:0", "wse", or a generator's name) the default.
+
+    Raises:
+        DeviceUnavailable: nothing here serves it.
+    """
+    check_device(device)
     _default.set(generator_of(device))
 
 
@@ -36,10 +41,10 @@ def generator_of(device: str) -> str:
         return "ptx"
     if device.startswith("cuda"):
         raise DeviceUnavailable(
-            f"the device {device} is not available",
+            f"the device {device} is not available", location=here(),
             expected="one of " + ", ".join(GENERATORS),
             suggestion='run on this machine\'s processor with "cpu", or in the interpreter with "interp"',
-        )
+        )  # fmt: skip
     return GENERATORS.get(device, device)
 
 
@@ -55,8 +60,9 @@ def check_device(device: str) -> None:
 
     if generator_of(device).partition(":")[0] not in backends():
         raise DeviceUnavailable(
-            f"the device {device} is not available", expected="one of " + ", ".join([*GENERATORS, *backends()])
-        )
+            f"the device {device} is not available", location=here(),
+            expected="one of " + ", ".join(dict.fromkeys([*GENERATORS, *backends()])),
+        )  # fmt: skip
 
 
 def on_host(device: str) -> bool:

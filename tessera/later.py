@@ -17,6 +17,7 @@ LATER = {
     "tessera.kernel.search": "Autotuner Evolutionary Guided",
     "tessera.kernel.streams": "Event Stream synchronize",
     "tessera.kernel.tuning_cache": "TuningCache",
+    "tessera.storage.pipelines": "async_load async_store",
     "tessera.performance": "EmpiricalModel PerformanceModel RooflineModel time",
 }
 # Modules, by the names that users have for them.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, UnsupportedOpError
+from tessera.errors import ArgumentError, UnsupportedOpError, here
 from tessera.numerics.convert import convert, store
 from tessera.types import TensorType, Type, tf32
 
@@ -46,6 +46,17 @@ class Op:
     def __name__(self) -> str:
         return self.name.partition(".")[2]
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """How it is called, for `help` and tools: attributes may be given by place, too."""
+        parameters, later = list(inspect.signature(self.ref).parameters.values()), False
+        several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        for i, p in enumerate(parameters):
+            later = later or several or (p.default is p.empty and i > 0 and parameters[i - 1].default is not p.empty)
+            if p.kind is p.KEYWORD_ONLY and not later:
+                parameters[i] = p.replace(kind=p.POSITIONAL_OR_KEYWORD)
+        return inspect.Signature(parameters)
+
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
@@ -63,17 +74,20 @@ class Op:
         unknown = [k for k in named if k not in self.attrs or k in extra]
         if unknown or len(args) > len(self.operands) + len(self.attrs):
             raise ArgumentError(
-                f"{self.__name__} does not take these arguments",
+                f"{self.__name__} does not take these arguments", location=here(),
                 expected=f"{self.__name__}({', '.join([*self.operands, *self.attrs])})",
                 received=", ".join(unknown) or f"{len(args)} arguments",
-            )
+            )  # fmt: skip
         return operands, self.complete({**extra, **named})
 
     def complete(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """The attributes with defaults filled in."""
         missing = [k for k, p in self.attrs.items() if p.default is p.empty and k not in attrs]
         if missing:
-            raise ArgumentError(f"{self.__name__} needs {', '.join(missing)}")
+            raise ArgumentError(
+                f"{self.__name__} needs {', '.join(missing)}", location=here(),
+                expected=f"{self.__name__}({', '.join([*self.operands, *self.attrs])})",
+            )  # fmt: skip
         return {k: attrs.get(k, p.default) for k, p in self.attrs.items()}
 
     def result_types(self, types: tuple[Type, ...], attrs: Mapping[str, Any]) -> tuple[Type, ...]:

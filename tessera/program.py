@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera import driver
 from tessera.device import INTERP
-from tessera.errors import ArgumentError
+from tessera.errors import ArgumentError, here
 from tessera.interp import bound
 from tessera.interp import tile as tile_interpreter
 from tessera.ir.core import Module
@@ -77,9 +77,11 @@ class Program:
 
 def prepare(
     entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, group: int | None = None,
-    tune: bool = False, options: Mapping[str, Any] = MappingProxyType({}),
+    tune: bool = False, options: Mapping[str, Any] = MappingProxyType({}), lower: bool = True,
 ) -> Program:  # fmt: skip
     """Trace or specialise an entry point for these arguments and lower it for a target.
+
+    Without `lower` it stays at its first level.
 
     An autotuned kernel is tuned for the target if `tune` asks for it, or read from the cache of what was found before
     (tessera/tuned.py); else it is taken in its first configuration. `options` are the generator's, where one will emit.
@@ -91,12 +93,17 @@ def prepare(
         return _kernel_program(
             entry if found is None else entry.configured(found.config), args, named, grid, group, found
         )
-    assert isinstance(entry, Jit)
+    if not isinstance(entry, Jit):
+        raise ArgumentError(
+            f"{getattr(entry, '__name__', type(entry).__name__)} is no program", location=here(),
+            expected="a function under @ts.jit or @ts.kernel", suggestion="wrap it: ts.jit(function)",
+        )  # fmt: skip
     call = entry.bind(tuple(args), named)
     traced = entry.trace(*args, **named)
     arrays = (*(_array(leaf) for leaf in call.leaves), *traced.captures)
     names = tuple(p.hint for p in traced.function.params)
-    return Program(traced.function.name, driver.lower(traced.function, target), names, arrays)
+    levels = driver.lower(traced.function, target) if lower else {"graph": Module("graph", (traced.function,))}
+    return Program(traced.function.name, levels, names, arrays)
 
 
 def _kernel_program(

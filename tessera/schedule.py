@@ -13,7 +13,8 @@ A schedule binds the constants of a kernel that have its meaning (`Schedule.cons
 | UNROLL, UNROLL_FACTOR; PREFETCH, PREFETCH_DISTANCE; SWIZZLE, SWIZZLE_PATTERN | unroll; prefetch; swizzle |
 
 Names are matched in upper and in lower case. A kernel that has none of the block constants sees the block
-as its `tile_shape`. `stages` is also how many blocks ahead a target fetches that makes a pipeline of a loop.
+as its `tile_shape`. `stages` is also how many blocks ahead a target fetches that makes a pipeline of a loop, and
+`cluster` how many neighbouring programs fetch together what they share, on a target that has such (ptx on sm_90a).
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Schedule:
     unroll: int | None = None
     prefetch: int | None = None
     swizzle: str | None = None
+    cluster: int | None = None
 
     def __init__(self, block: int | Sequence[int] | None = None, **given: Any) -> None:
         values = canonical({**_axes("block", block), **given})
@@ -137,6 +139,10 @@ class Schedule:
     def with_swizzle(self, swizzle: str) -> Schedule:
         """This schedule with another layout of shared memory: "xor" or "none"."""
         return self.derive(swizzle=swizzle)
+
+    def with_cluster(self, cluster: int) -> Schedule:
+        """This schedule with another number of programs that share what they fetch."""
+        return self.derive(cluster=cluster)
 
     def constants(self, names: Iterable[str]) -> dict[str, Any]:
         """What this schedule gives the kernel's constants of these names (see the table above)."""

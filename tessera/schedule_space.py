@@ -75,6 +75,10 @@ class ScheduleSpace:
         """Vary the layout of shared memory."""
         return self.over(swizzle=patterns)
 
+    def cluster(self, counts: Any) -> ScheduleSpace:
+        """Vary the number of programs that share what they fetch."""
+        return self.over(cluster=counts)
+
     def where(self, *constraints: Constraint) -> ScheduleSpace:
         """Only the schedules for which each constraint holds."""
         return ScheduleSpace(self.base, self.choices, (*self.constraints, *constraints))

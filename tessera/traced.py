@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tessera.closures import hashable
-from tessera.errors import Location
+from tessera.errors import ArgumentError, Location, here
 from tessera.ir.core import Function
 from tessera.pytree import Tree
 from tessera.tensor import Tensor
@@ -42,3 +42,20 @@ class Call:
     def key(self) -> Hashable:
         """What a cached trace depends on."""
         return self.names, self.types, tuple((k, hashable(v)) for k, v in self.static), self.tree
+
+
+def static_names(names: Sequence[str], by_name: Sequence[str], by_place: Sequence[int]) -> set[str]:
+    """The parameters, of those with `names`, that are passed by value.
+
+    >>> sorted(static_names(["x", "axis"], (), (1,)))
+    ['axis']
+
+    Raises:
+        ArgumentError: there is no such parameter.
+    """
+    wrong = [n for n in by_name if n not in names] + [i for i in by_place if not -len(names) <= i < len(names)]
+    if wrong:
+        raise ArgumentError(
+            f"there is no parameter {wrong[0]} to be static", location=here(), expected=", ".join(names) or "none"
+        )
+    return {*by_name, *(names[i] for i in by_place)}

@@ -18,13 +18,14 @@ from tessera.ir.builder import CURRENT, Builder
 from tessera.ir.core import Function, Value
 from tessera.marks import LINES, marked, pausing, stoppable, unmarked
 from tessera.numerics.context import NUMERICS, suspended
+from tessera.ops.arguments import check_function
 from tessera.ops.basic import full
 from tessera.ops.control import called
 from tessera.pytree import Tree, flatten, paths
 from tessera.shapes import Size, bind_all
 from tessera.shapes.constraints import known_sizes, requirements
 from tessera.tensor import TAPE, Tensor, like
-from tessera.traced import Call, Traced
+from tessera.traced import Call, Traced, static_names
 from tessera.types import TensorType, as_dtype
 
 
@@ -46,12 +47,12 @@ class Jit:
         target: str | None = None,
         device: str | None = None,
     ) -> None:
+        check_function(function, "jit")
         functools.update_wrapper(self, function)
         self.function = function
         self.target = target or device
         self.signature = inspect.signature(function)
-        names = list(self.signature.parameters)
-        self.static = {*static_argnames, *(names[i] for i in static_argnums)}
+        self.static = static_names(list(self.signature.parameters), static_argnames, static_argnums)
         self.annotations = hints_of(function)
         self.location = definition_of(function)
         self._cache: dict[Hashable, Any] = {}
@@ -135,11 +136,14 @@ class Jit:
                 location=here(),
                 expected=f"{self.function.__name__}{self.signature}",
             ) from None
+        given = set(bound.arguments)
         bound.apply_defaults()
         leaves: list[tuple[str, Any]] = []
         tree: dict[str, Tree] = {}
         for name, value in bound.arguments.items():
-            found, tree[name] = ([(name, _Static(value))], Tree()) if name in self.static else flatten(value, name)
+            # A number that only the function's own line gives is the same in each call: `axis=-1` may decide a shape.
+            static = name in self.static or (name not in given and isinstance(value, (int, float)))
+            found, tree[name] = ([(name, _Static(value))], Tree()) if static else flatten(value, name)
             leaves += found
         try:
             return self._sorted(leaves, Tree(dict, tuple(tree), tuple(tree.values())))
@@ -210,8 +214,8 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Trace a function over tensors and run it as a compiled program.
 
     Options: `static_argnums`, `static_argnames` (passed by value, one trace for each), `target` or `device`
-    ("interp", "cpu", "cuda:0", "wse", "csl:4x4", ...). Python numbers are traced as scalars; strings, bools and None
-    are static.
+    ("interp", "cpu", "cuda:0", "wse", "csl:4x4", ...). Python numbers are traced as scalars, but for defaults that a
+    call leaves as they are; strings, bools and None are static.
 
     Raises:
         TraceError: Python control flow depends on the value of a traced tensor.

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tessera.errors import DTypeError
+from tessera.errors import DTypeError, here
 from tessera.shapes import Size, evaluate_shape, symbols
 
 
@@ -77,10 +77,13 @@ int16 = DType("int16", np.dtype(np.int16), "int", 16, "i16")
 int32 = DType("int32", np.dtype(np.int32), "int", 32, "i32")
 int64 = DType("int64", np.dtype(np.int64), "int", 64, "i64")
 uint8 = DType("uint8", np.dtype(np.uint8), "uint", 8, "ui8")
+uint16 = DType("uint16", np.dtype(np.uint16), "uint", 16, "ui16")
+uint32 = DType("uint32", np.dtype(np.uint32), "uint", 32, "ui32")
+uint64 = DType("uint64", np.dtype(np.uint64), "uint", 64, "ui64")
 bool_ = DType("bool", np.dtype(np.bool_), "bool", 1, "i1")
 
 DTYPES: tuple[DType, ...] = (f64, f32, tf32, f16, bf16, fp8_e4m3, fp8_e5m2, fp6, fp6_e2m3, fp4)
-DTYPES += (int4, int8, int16, int32, int64, uint8, bool_)
+DTYPES += (int4, int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool_)
 BY_NAME: Mapping[str, DType] = {t.name: t for t in DTYPES}
 BY_MLIR: Mapping[str, DType] = {t.mlir: t for t in DTYPES}
 _BY_NUMPY = {t.numpy: t for t in reversed(DTYPES) if t is not tf32}
@@ -102,9 +105,13 @@ def as_dtype(value: Any) -> DType:
     if value is float or value is int:
         return f32 if value is float else int64
     try:
-        return _BY_NUMPY[np.dtype(value)]
+        if value is not None:  # which NumPy takes for float64
+            return _BY_NUMPY[np.dtype(value)]
     except (TypeError, ValueError, KeyError):
-        raise DTypeError(f"{value!r} is not an element type", suggestion="use one of " + ", ".join(BY_NAME)) from None
+        pass
+    raise DTypeError(
+        f"{value!r} is not an element type", location=here(), suggestion="use one of " + ", ".join(BY_NAME)
+    )
 
 
 ROUNDINGS = ("nearest", "toward_zero", "stochastic")
@@ -145,11 +152,16 @@ class Policy:
                 object.__setattr__(self, name, as_dtype(getattr(self, name)))
         for name, known in (("rounding", ROUNDINGS), ("denormals", DENORMALS)):
             if getattr(self, name) not in known:
-                raise DTypeError(f"there is no {name} {getattr(self, name)!r}", expected=", ".join(known))
+                raise DTypeError(
+                    f"there is no {name} {getattr(self, name)!r}", location=here(), expected=", ".join(known)
+                )
 
     def __matmul__(self, clause: Clause) -> Policy:
         if not isinstance(clause, Clause):
-            raise DTypeError(f"{clause!r} is not part of a policy", suggestion="use ts.accum(ts.f32), ts.saturate, ...")
+            raise DTypeError(
+                f"{clause!r} is not part of a policy", location=here(),
+                suggestion="use ts.accum(ts.f32), ts.saturate, ...",
+            )  # fmt: skip
         return dataclasses.replace(self, **{clause.field: clause.value})
 
     def clauses(self) -> dict[str, Any]:
@@ -223,7 +235,7 @@ class TensorType:
     def accumulate(self) -> DType:
         """The type that sums of such elements accumulate in."""
         chosen = self.policy.accumulate if self.policy else None
-        narrow = int32 if self.dtype in (int8, int4) else self.dtype
+        narrow = int32 if self.dtype in (int8, int4, uint8) else self.dtype
         return chosen or (f32 if self.dtype.is_float and self.dtype.bits <= 32 else narrow)
 
     def with_shape(self, shape: tuple[Size, ...]) -> TensorType:

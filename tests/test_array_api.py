@@ -7,19 +7,20 @@ import pytest
 
 import tessera as ts
 from tessera import array_api as xp
+from tessera.program import prepare
 
-# Section "API specification" of the 2023.12 standard, without complex numbers and the extensions.
+# Section "API specification" of the 2024.12 standard, without complex numbers and the extensions.
 NAMES = """
 e inf nan newaxis pi arange asarray empty empty_like eye from_dlpack full full_like linspace meshgrid ones ones_like
 tril triu zeros zeros_like astype broadcast_arrays broadcast_to can_cast finfo iinfo isdtype result_type abs acos acosh
 add asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_invert bitwise_or bitwise_right_shift bitwise_xor
 ceil clip copysign cos cosh divide equal exp expm1 floor floor_divide greater greater_equal hypot isfinite isinf isnan
 less less_equal log log1p log2 log10 logaddexp logical_and logical_not logical_or logical_xor maximum minimum multiply
-negative not_equal positive pow reciprocal remainder round sign signbit sin sinh square sqrt subtract tan tanh trunc
-take matmul matrix_transpose tensordot vecdot concat expand_dims flip moveaxis permute_dims repeat reshape roll squeeze
-stack tile unstack argmax argmin nonzero searchsorted where unique_counts unique_inverse unique_values argsort sort
-cumulative_sum cumulative_prod count_nonzero diff isin take_along_axis unique_all broadcast_shapes linalg
-max mean min prod std sum var all any bool int8 int16 int32 int64 uint8 float32 float64
+negative nextafter not_equal positive pow reciprocal remainder round sign signbit sin sinh square sqrt subtract tan tanh
+trunc take matmul matrix_transpose tensordot vecdot concat expand_dims flip moveaxis permute_dims repeat reshape roll
+squeeze stack tile unstack argmax argmin nonzero searchsorted where unique_counts unique_inverse unique_values argsort
+sort cumulative_sum cumulative_prod count_nonzero diff isin take_along_axis unique_all broadcast_shapes linalg
+max mean min prod std sum var all any bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64
 """.split()
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
@@ -60,7 +61,9 @@ def test_numpy_agrees(call):
 
 # What the standard's "Special cases" say, as (function, operands, result).
 SPECIAL = [
-    ("pow", (math.nan, 0.0), 1.0), ("pow", (1.0, math.nan), 1.0),
+    ("pow", (math.nan, 0.0), 1.0), ("pow", (1.0, math.nan), 1.0), ("pow", (-math.inf, 0.5), math.inf),
+    ("pow", (-0.0, 0.5), 0.0), ("sign", (-0.0,), 0.0), ("atan2", (-0.0, -1.0), -math.pi),
+    ("nextafter", (0.0, -0.0), -0.0),
     ("pow", (-math.inf, 3.0), -math.inf), ("hypot", (math.inf, math.nan), math.inf), ("expm1", (-math.inf,), -1.0),
     ("log1p", (-1.0,), -math.inf), ("logaddexp", (math.nan, 1.0), math.nan), ("sqrt", (-0.0,), -0.0),
     ("acosh", (0.5,), math.nan), ("atanh", (-1.0,), -math.inf), ("asinh", (-0.0,), -0.0), ("floor", (-0.0,), -0.0),
@@ -75,6 +78,42 @@ def test_special_cases(name, operands, want):
     found = getattr(xp, name)(*(ts.Tensor(x, ts.f64) for x in operands)).item()
     assert (
         math.isnan(found) if math.isnan(want) else found == want and math.copysign(1, found) == math.copysign(1, want)
+    )
+
+
+def test_half_powers_alike(rng):
+    """A constant exponent of one half is no square root, at any level."""
+    x = np.array([-0.0, -math.inf, math.inf, 4.0, math.nan], np.float32)
+    program = prepare(ts.jit(lambda x: x**0.5), (x,), "llvm")
+    for level in ("graph", "schedule", "tile", "target", "device"):
+        found = program.run(level, "llvm")[0]
+        assert found.tolist()[:4] == [0.0, math.inf, math.inf, 2.0] and not np.signbit(found[0]), level
+
+
+def test_namespace_info():
+    info = xp.__array_namespace_info__()
+    assert info.dtypes(kind="unsigned integer").keys() == {"uint8", "uint16", "uint32", "uint64"}
+    assert info.default_dtypes()["real floating"] == ts.f32 and info.default_device() in info.devices()
+
+
+def test_named_results():
+    x = ts.Tensor([[2.0, 0.0], [0.0, 3.0]])
+    assert xp.linalg.svd(x).S.tolist() == [3.0, 2.0] and xp.linalg.eigh(x).eigenvalues.tolist() == [2.0, 3.0]
+    assert xp.linalg.slogdet(x).sign.item() == 1.0 and xp.linalg.qr(x).R.shape == (2, 2)
+    assert xp.unique_counts(ts.Tensor([2, 2])).counts.tolist() == [2]
+    with pytest.raises(ts.TesseraError, match="svd gives the reduced factors"):
+        xp.linalg.svd(x, full_matrices=True)
+
+
+def test_types_that_stay():
+    assert xp.asarray(16777217.0, dtype=xp.float64).item() == 16777217.0  # not by way of f32
+    assert (
+        xp.zeros(2, dtype=None).dtype == ts.f32 and xp.sum(ts.Tensor([1], ts.uint8), dtype=ts.uint8).dtype == ts.uint8
+    )
+    assert xp.result_type(xp.int8, 1) == ts.int8 and xp.result_type(xp.float32, True, 2.0) == ts.f32
+    assert not xp.isdtype(xp.float32, "complex floating")
+    assert xp.var(ts.Tensor([1.0, 2.0]), correction=2).item() == math.inf and math.isnan(
+        xp.std(1.0, correction=1).item()
     )
 
 

@@ -94,3 +94,22 @@ def test_a_folder_that_is_no_artifact(tmp_path):
         ts.load(tmp_path)
     with pytest.raises(ArtifactError, match="there is no folder"):
         ts.load(tmp_path / "nowhere")
+
+
+def test_called_as_the_function_was(tmp_path):
+    """Containers are taken apart, names may be used, and what is stored is left out."""
+
+    def scaled(params, x):
+        return x @ params["w"] + params["b"]
+
+    params = {"w": np.eye(3, dtype=np.float32) * 2, "b": np.ones(3, np.float32)}
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    whole = ts.load(ts.build(ts.jit(scaled), params, x, out=tmp_path / "whole"))
+    alone = ts.load(ts.build(ts.jit(scaled), params, x, out=tmp_path / "alone", weights=["params"]))
+    for found in (whole(params, x), whole(params, x=x), whole(x=x, params=params), alone(x), alone(x=x)):
+        np.testing.assert_array_equal(found.numpy(), 2 * x + 1)
+    assert repr(alone) == "<scaled for llvm: x: 2x3xf32>"
+    with pytest.raises(ArgumentError, match=r"test_artifacts.py:\d+.*scaled has no argument y"):
+        alone(y=x)
+    with pytest.raises(ArgumentError, match="scaled takes 1 arrays, 3 came"):
+        alone(params, x)

@@ -50,3 +50,14 @@ def test_processes_share_it(tmp_path):
     said = {process.communicate()[0] for process in running}
     assert said == {f"{np.full(8, 2.0, np.float32)}\n"}
     assert {p.suffix for p in (tmp_path / "cache").iterdir()} == {".o"}
+
+
+def test_processes_that_tune_at_once_lose_nothing(tmp_path):
+    script = (
+        "import sys\nfrom tessera.kernel.tuning_cache import TuningCache\ncache = TuningCache(sys.argv[1])\n"
+        "for n in range(20):\n    cache.put(sys.argv[2] + str(n), {'latency_ms': 1.0})"
+    )
+    path = str(tmp_path / "tuned.json")
+    started = [subprocess.Popen([sys.executable, "-c", script, path, name]) for name in ("a", "b")]
+    assert [process.wait() for process in started] == [0, 0]
+    assert all(TuningCache(path).get(f"{name}{n}") for name in ("a", "b") for n in range(20))

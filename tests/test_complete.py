@@ -29,6 +29,8 @@ WALKED = {
     "ts.solve": "as cholesky",
     "ts.slogdet": "as cholesky",
 }
+# Composites whose targets may do more than their lowering does: their bounds say how much.
+FREER = ("ts.rough_cast",)
 MEMORY_DIALECTS = ("tile", "host", "schedule", "mesh")  # they move values, whose bounds move along
 
 
@@ -55,7 +57,7 @@ def test_attributes_are_annotated(op):
 @pytest.mark.parametrize("op", TENSOR_OPS, ids=name)
 def test_error_rule_or_lowering(op):
     """A composite's bound follows from its parts, so it has no rule of its own."""
-    assert ((op in error) + (op in lower) + (op.name in WALKED)) == 1
+    assert ((op in error) + (op in lower) + (op.name in WALKED)) == 1 + (op.name in FREER)
 
 
 def test_only_tensor_ops_have_error_rules_and_lowerings():

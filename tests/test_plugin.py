@@ -42,7 +42,7 @@ def test_what_it_has_not_is_said(numpy_backend, tmp_path):
 
 
 def test_part_of_the_suite_passes(numpy_backend):
-    cases = selected("blocks or control or softmax or matmul", all_cases())
+    cases = selected("blocks or control or softmax or matmul or policy", all_cases())
     outcomes = [o for c in cases if c.rejects is None for o in run_case(c, [Engine("numpy", "device", "numpy")])]
     counts = Counter(o.status for o in outcomes)
     failed = [f"{o.case}: {o.detail}" for o in outcomes if o.status == "fail"]

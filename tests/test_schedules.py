@@ -28,6 +28,7 @@ def test_what_is_derived_leaves_the_rest():
     assert BASE.with_block(64, 64) == BASE.derive(block=(64, 64)) != BASE
     assert BASE.with_warps(4).given == {**BASE.given, "warps": 4}
     assert BASE.with_stages(2).with_vector(4).with_swizzle("none").with_unroll(2).with_prefetch(1).block_m == 128
+    assert BASE.with_cluster(2).cluster == 2
     assert BASE.with_tile(k=32).tile_k == 32 and BASE.derive(warps=None).warps is None
     with pytest.raises(AttributeError):
         BASE.warps = 4

@@ -147,3 +147,15 @@ def test_copies_keep_the_type():
     for y in (copy.copy(x), copy.deepcopy(x), pickle.loads(pickle.dumps(x)), x.clone(), x.contiguous(), ts.Tensor(x)):
         assert y.type == x.type and y.tolist() == x.tolist()
     assert X.T.contiguous().layout == "row_major" and ts.Tensor([1.0], ts.fp8_e5m2).tolist() == [1.0]
+
+
+def test_tensor_copies():
+    """As PyTorch's function of this name."""
+    array = np.zeros(3, np.float32)
+    x, y = ts.tensor(array), ts.tensor(ts.Tensor(array))
+    array[0] = 5.0
+    assert x.tolist() == y.tolist() == [0.0] * 3 and ts.tensor([1, 2]).dtype == ts.int64
+    assert ts.tensor(3.0, dtype=ts.bf16, requires_grad=True).requires_grad
+    assert ts.jit(lambda x: ts.tensor(x) + 1.0)(x).tolist() == [1.0] * 3
+    with pytest.raises(DTypeError, match="str is not a tensor or a number"):
+        ts.tensor("a")

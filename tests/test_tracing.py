@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tessera as ts
 from tessera.errors import ArgumentError, DTypeError, ShapeError, TraceError
 from tessera.interp import graph
 from tessera.ops import elementwise, nn
@@ -182,3 +183,12 @@ def test_values_that_closed_over_functions_hold_are_part_of_the_key():
     assert outer(X)[0, 1].item() == 3
     factor = 5.0
     assert outer(X)[0, 1].item() == 6
+
+
+def test_defaults_that_a_call_leaves_are_no_operands():
+    """A number that only the function's own line gives may decide an axis, and takes the type beside it."""
+    f = ts.jit(lambda x, axis=-1, scale=0.5: ts.sum(x * scale, axis=axis))
+    assert f(np.ones((2, 3), np.float32)).tolist() == [1.5, 1.5]
+    assert [p.hint for p in f.trace(np.ones((2, 3), np.float32)).function.params] == ["x"]
+    assert f(ts.ones((2, 3), ts.f16)).dtype == ts.f16
+    assert [p.hint for p in f.trace(np.ones((2, 3), np.float32), scale=2.0).function.params] == ["x", "scale"]

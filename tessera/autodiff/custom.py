@@ -14,6 +14,7 @@ from tessera.autodiff.grad import _matched, named
 from tessera.autodiff.policies import Policy, checked
 from tessera.batching import vmap
 from tessera.errors import ArgumentError, here
+from tessera.ops.arguments import check_function
 from tessera.ops.basic import splat
 from tessera.pytree import Tree, flatten
 from tessera.tensor import Tensor, as_tensor
@@ -76,6 +77,7 @@ class custom_jvp:  # a decorator, as the spec spells it  # noqa: N801
     """
 
     def __init__(self, function: Function) -> None:
+        check_function(function, "custom_jvp")
         functools.update_wrapper(self, function)
         self.function = function
         self.rule: Function | None = None
@@ -114,6 +116,7 @@ class custom_vjp:  # noqa: N801
     """
 
     def __init__(self, function: Function) -> None:
+        check_function(function, "custom_vjp")
         functools.update_wrapper(self, function)
         self.function = function
         self.rules: tuple[Function, Function] | None = None

@@ -10,6 +10,7 @@ from tessera.autodiff.arguments import floats, insert_at, places, recorded, scal
 from tessera.autodiff.dual import Dual, push
 from tessera.autodiff.linear import Linearised, linearise
 from tessera.errors import ArgumentError, ShapeError, here
+from tessera.ops.arguments import check_function
 from tessera.ops.basic import splat
 from tessera.pytree import flatten
 from tessera.tensor import Tensor, as_tensor
@@ -37,6 +38,7 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] | None = Non
         DTypeError: the argument or the result is not of a float type.
         ArgumentError: the result is no tensor.
     """
+    check_function(function, "grad")
     chosen = getattr(function, "differentiated", 0) if argnums is None else argnums
 
     @functools.wraps(function)
@@ -100,6 +102,7 @@ def vjp(function: Function, *primals: Any) -> tuple[Any, Callable[[Any], tuple[A
         DTypeError: an argument is not of a float type.
         ShapeError: a cotangent does not have the shape of the result.
     """
+    check_function(function, "vjp")
     given = floats(list(primals), named(function))
     body, _ = recorded(function, given, lambda new: function(*new))
     moves = [i < len(given.tensors) for i in range(len(body.block.params))]
@@ -122,6 +125,7 @@ def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> 
         DTypeError: an argument is not of a float type.
         ShapeError: a tangent does not have the shape of its argument.
     """
+    check_function(function, "jvp")
     given = floats(list(primals), named(function))
     moved = matched(list(tangents), given.tensors, "tangent")
     body, _ = recorded(function, given, lambda new: function(*new))

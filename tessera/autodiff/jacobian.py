@@ -9,6 +9,7 @@ from typing import Any
 from tessera.autodiff.arguments import floats, insert_at, places
 from tessera.autodiff.grad import jvp, named, vjp
 from tessera.batching import vmap
+from tessera.ops.arguments import check_function
 from tessera.ops.basic import cast
 from tessera.ops.elementwise import equal
 from tessera.ops.shape import count, iota, reshape
@@ -35,6 +36,7 @@ def jacfwd(function: Function, argnums: int = 0) -> Function:
     Tensor([[2., 0.],
             [0., 4.]], f32)
     """
+    check_function(function, "jacfwd")
 
     @functools.wraps(function)
     def wrapper(*args: Any) -> Any:
@@ -69,6 +71,7 @@ def jacrev(function: Function, argnums: int = 0) -> Function:
     >>> jacrev(lambda x: (x * x).sum())(Tensor([1.0, 2.0]))
     Tensor([2., 4.], f32)
     """
+    check_function(function, "jacrev")
 
     @functools.wraps(function)
     def wrapper(*args: Any) -> Any:

@@ -42,7 +42,8 @@ def main(options: argparse.Namespace) -> int:
 
 def _show(outcomes: Sequence[Outcome], columns: Sequence[str]) -> None:
     console = Console()
-    table = Table(Column("case", overflow="fold"), *columns)
+    # Without rules between them seven engines and a name in two lines fit a terminal of 80 columns.
+    table = Table(Column("case", overflow="fold", min_width=20), *columns, box=None, padding=(0, 1, 0, 0))
     rows: dict[str, dict[str, Outcome]] = {}
     for outcome in outcomes:
         rows.setdefault(outcome.case, {})[outcome.engine] = outcome

@@ -61,6 +61,8 @@ def _check(options: argparse.Namespace) -> int:
     words += [word for pair in options.param for word in ("--params", pair)]
     words += [word for folder in options.import_path for word in ("--import-path", folder)]
     layout = cslc.build(cslc.settings_of(cslc.parser().parse_args(words)))
+    for line in layout.printed:
+        print(line)
     programs = {id(tile.program): tile.program for tile in layout.tiles.values()}.values()
     most = max((program.memory_used for program in programs), default=0)
     print(f"{options.path}: {layout.width} x {layout.height} PEs, {len(programs)} programs, up to {most} bytes on a PE")

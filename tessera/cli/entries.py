@@ -166,12 +166,13 @@ def _example_inputs(entry: Entry, seed: int, needed: bool) -> Any:
 
 
 def program_of(
-    entry: Entry, arguments: Any, target: str, tune: bool = False, options: Mapping[str, Any] = MappingProxyType({})
-) -> Program:
+    entry: Entry, arguments: Any, target: str, tune: bool = False,
+    options: Mapping[str, Any] = MappingProxyType({}), lower: bool = True,
+) -> Program:  # fmt: skip
     """The entry with these arguments, ready to run at any level; an error without a place has the entry's."""
     example = entry.example or Example(lambda rng: ())
     try:
-        return prepare(entry.function, arguments, target, example.grid, example.group, tune, options)
+        return prepare(entry.function, arguments, target, example.grid, example.group, tune, options, lower)
     except TesseraError as error:
         error.at(entry.location)
         raise

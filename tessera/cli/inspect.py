@@ -26,7 +26,7 @@ PLACE = re.compile(r' loc\((?:"to \d+"\()?"(?P<file>[^"]*)":(?P<line>\d+):\d+\)?
 UNPLACED = re.compile(r" loc\(unknown\)")
 
 
-class _Highlighter(RegexHighlighter):
+class Highlighter(RegexHighlighter):
     """The parts of MLIR's generic form."""
 
     base_style = "ir."
@@ -89,7 +89,7 @@ def _passes(program: Program, target: str) -> Iterator[Section]:
 
 
 def _show(sections: list[Section]) -> None:
-    console = Console(theme=THEME, highlighter=_Highlighter(), soft_wrap=True)
+    console = Console(theme=THEME, highlighter=Highlighter(), soft_wrap=True)
     for name, level, text, digest in sections:
         console.print(Rule(f"{name}  {digest[:12]}", align="left"))
         for line in annotated(text) if level != "target" else text.splitlines():

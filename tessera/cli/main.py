@@ -17,6 +17,7 @@ COMMANDS = {
     "check": "find all shape and dtype errors of a file's functions, with nothing executed",
     "debug": "step through an entry point or a program, line by line or op by op, backwards too",
     "inspect": "print the IR of each level with the source line of each op",
+    "bisect": "find the first step of the lowering at which results leave their bound, and the ops that show it",
     "conformance": "run the conformance suite against interpreters and generators",
     "ptx": "run a PTX file in the interpreter",
     "csl": "run or check a CSL program in the simulator, or name the folder of its host tools",
@@ -129,6 +130,17 @@ def _inspect(command: argparse.ArgumentParser) -> None:
     command.add_argument("--plain", action="store_true", help="print the IR text alone")
 
 
+def _bisect(command: argparse.ArgumentParser) -> None:
+    _entry(command)
+    _tuning(command)
+    command.add_argument("--target", default="llvm", help="the target to lower for and to run on (default llvm)")
+    command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
+    command.add_argument("--json", action="store_true", help="print a JSON object: steps, the first bad one, ops")
+    command.add_argument(
+        "-o", "--output", metavar="FOLDER", help="write what the bad step took and gave, and the ops' inputs"
+    )
+
+
 def _conformance(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", action="append", default=[], help="a generator to run (default: all installed)")
     command.add_argument("--level", action="append", default=[], choices=LEVELS, help="a level to run (default: all)")
@@ -155,6 +167,7 @@ def _ptx(command: argparse.ArgumentParser) -> None:
     command.add_argument("--shared", type=int, default=0, metavar="BYTES", help="dynamic shared memory (default 0)")
     command.add_argument("--output", action="append", default=[], metavar="I=OUT.npy", help="save argument I after it")
     command.add_argument("--debug", action="store_true", help="find races, uninitialised reads and missed waits")
+    command.add_argument("--cooperative", action="store_true", help="run all blocks at once, so that they may meet")
 
 
 def _csl(command: argparse.ArgumentParser) -> None:
@@ -178,6 +191,7 @@ ARGUMENTS = {
     "check": _check,
     "debug": _debug,
     "inspect": _inspect,
+    "bisect": _bisect,
     "conformance": _conformance,
     "doctor": lambda command: command.add_argument("--json", action="store_true", help="print a JSON object"),
 }

@@ -32,6 +32,7 @@ def main(options: argparse.Namespace) -> int:
         options.shared,
         options.debug,
         _extent(options.cluster),
+        options.cooperative,
     )
     arrays = [a.array if isinstance(a, TensorMap) else a for a in args]
     for index, path in outputs:

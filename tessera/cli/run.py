@@ -187,7 +187,10 @@ def _check_bounds(table: Table, program: Program, results: list[np.ndarray]) -> 
     good = all(a.ok for a in agreements)
     mark = "[green]within the bound[/]" if good else "[red]outside the bound[/]"
     wide = " (a bound too wide to say much)" if any(a.useless for a in agreements) else ""
-    table.add_row("error", f"{worst:.1%} of the bound: {mark}{wide}")
+    share = f"{worst:.1%} of the bound" if worst < 10 else f"{worst:.3g} times the bound"
+    table.add_row("error", f"{share}: {mark}{wide}")
+    if not good:
+        table.add_row("", "`tessera bisect` names the first step of the lowering that goes wrong")
     return good
 
 

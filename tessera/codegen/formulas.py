@@ -80,7 +80,7 @@ q = poly f 0.0674663857 -0.116756514 0.118881628 -0.124055892 0.142195523 -0.166
 s = fmul f f
 sf = fmul s f
 """
-_LOG_ENDS = """
+LOG_ENDS = """
 c0 = lt x 0.0
 r0 = select c0 nan v
 c1 = eq x 0.0
@@ -100,7 +100,7 @@ w2 = fma s -0.5 w1
 v0 = fadd f w2
 v = fma e 0.693359375 v0
 """
-    + _LOG_ENDS
+    + LOG_ENDS
 )
 
 # log2(e) = 1 + 0.44269504: the 1 is added without rounding error.
@@ -115,7 +115,7 @@ v2 = fadd v1 w
 v3 = fadd v2 f
 v = fadd v3 e
 """
-    + _LOG_ENDS
+    + LOG_ENDS
 )
 
 TANH = """

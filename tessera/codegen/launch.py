@@ -207,7 +207,7 @@ def _param(v: Value, output: bool) -> dict[str, Any]:
 def _launch(module: Module, node: Node, found: Places) -> dict[str, Any]:
     grid = [int(n) for n in node.attrs["grid"]]
     args = [found.of[v].described() for v in node.args]
-    return {"kernel": node.attrs["kernel"], "grid": [*grid, 1, 1, 1][:3], "args": args}
+    return {"kernel": node.attrs["kernel"], "grid": [*grid, 1, 1, 1][: max(3, len(grid))], "args": args}
 
 
 def _effected(module: Module, found: Places, kind: str) -> list[int]:

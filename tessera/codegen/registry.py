@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from tessera.codegen.backend import Backend
-from tessera.errors import ArgumentError, DeviceUnavailable, UnknownNameError
+from tessera.errors import ArgumentError, DeviceUnavailable, UnknownNameError, here
 
 GROUP = "tessera.codegen"
 # As in setup.cfg, for a checkout that is not installed; an installed entry point of the same name wins.
@@ -37,7 +37,7 @@ def backend(name: str) -> Backend:
     if found is None:
         close = difflib.get_close_matches(name, backends(), 1)
         raise UnknownNameError(
-            f'"{name}" is not a code generator', expected=", ".join(sorted(backends())),
+            f'"{name}" is not a code generator', location=here(), expected=", ".join(sorted(backends())),
             suggestion=f"did you mean {close[0]}?" if close else None,
         )  # fmt: skip
     generator = _loaded(found)

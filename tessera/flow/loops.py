@@ -11,6 +11,7 @@ from tessera.batching import vmap
 from tessera.errors import ArgumentError, ShapeError, here
 from tessera.flow.nodes import scan_of
 from tessera.flow.shapes import Carried, repeated, stacked
+from tessera.ops.arguments import check_function
 from tessera.ops.shape import concatenate, iota, slice_
 from tessera.pytree import flatten, map_leaves
 from tessera.tensor import Tensor
@@ -95,6 +96,7 @@ def map_(function: Function, xs: Any) -> Any:
     >>> map_(lambda x: x * x, Tensor([1.0, 2.0]))
     Tensor([1., 4.], f32)
     """
+    check_function(function, "map")
     return scan(lambda _, x: ((), function(x)), (), xs)[1]
 
 

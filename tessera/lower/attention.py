@@ -16,6 +16,7 @@ RANK = 4
 
 
 LEAST = 16  # rows and columns of the smallest block
+DEEP = {64, 128}  # features of heads for which there may be blocks of another size
 
 
 @rules(nn.scaled_dot_product_attention)
@@ -38,8 +39,11 @@ def _launch(node: Node, plan: Plan, turned: bool) -> Launch | None:
     names = ("q", "k", "v", "mask")
     types = {n: _ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
     types["out"] = _ref(node.out, result)
-    blocks: dict[str, Any] = {"BM": _cut(plan.flash_m, heads_first[0][2]), "BN": _cut(plan.flash_n, heads_first[1][2])}
-    module = specialized(types, **node.attrs, turned=turned, **blocks)
+    wide = _narrow(node) and not turned and {heads_first[0][3], heads_first[2][3]} <= DEEP
+    rows, columns = (plan.flash_deep,) * 2 if wide and plan.flash_deep else (plan.flash_m, plan.flash_n)
+    blocks: dict[str, Any] = {"BM": _cut(rows, heads_first[0][2]), "BN": _cut(columns, heads_first[1][2])}
+    attrs = {k: v for k, v in node.attrs.items() if k != "weights"}
+    module = specialized(types, **attrs, narrow=_narrow(node), turned=turned, **blocks)
     function = module.functions[1]
     return Launch(function, tuple(function.attrs["grid"]), tuple(shapes), result)
 
@@ -60,8 +64,15 @@ def _fits(node: Node, shapes: list[tuple[int, ...]]) -> bool:
         return False
     if any(x.type.dtype != f32 for x in node.args) and not _is_small_float(node):
         return False
+    if node.attrs["weights"] not in (f32, node.args[2].type.dtype):
+        return False
     batches = q[:2] == k[:2] == v[:2]
     return batches and all(_broadcasts(m, (*q[:3], k[2])) for m in shapes[3:])
+
+
+def _narrow(node: Node) -> bool:
+    """Whether weights are rounded to the type of v."""
+    return node.attrs["weights"] != f32
 
 
 def _is_small_float(node: Node) -> bool:

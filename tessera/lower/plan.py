@@ -16,6 +16,7 @@ class Plan:
     m: int = 128
     n: int = 128
     k: int = 512
+    busy_n: int | None = None  # like n, for products whose results go through functions at once; None: n
     whole_k: int = 512
     multiple: int = 16
     rows: int = 8192
@@ -28,5 +29,6 @@ class Plan:
     flash: bool = True
     flash_m: int = 32
     flash_n: int = 64
+    flash_deep: int | None = None  # rows and columns instead of both for heads of 64 or 128 features; None: the same
     mesh: tuple[int, int] | None = None  # rows and columns of elements, each with its own memory
     mesh_product: str = "summa"  # or "cannon": how pieces of matrices that must meet are multiplied there

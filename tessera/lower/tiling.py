@@ -10,10 +10,14 @@ from tessera.ir.core import Attrs, Block, Node
 from tessera.lower.affine import Digit, Expr
 from tessera.lower.forms import Dims, Forms, forms
 from tessera.lower.plan import Plan
-from tessera.ops import schedule
+from tessera.ops import elementwise, schedule
 
 # What a program should at least hold, where there are too few programs for every thread.
 LEAST_M, LEAST_N, LEAST_FLAT = 16, 32, 1024
+_FUNCTIONS = (
+    elementwise.exp, elementwise.exp2, elementwise.log, elementwise.log2, elementwise.tanh, elementwise.erf,
+    elementwise.sin, elementwise.cos, elementwise.pow,
+)  # fmt: skip
 
 
 @dataclass
@@ -106,11 +110,16 @@ def _product(tiling: Tiling, node: Node) -> None:
     left, right = (tiling.forms.depends[v] - {k} for v in node.args)
     m, n = sorted(left - right), sorted(right - left)
     tiling.fill(reversed(m), plan.m, plan.multiple)
-    tiling.fill(reversed(n), plan.n, plan.multiple)
+    tiling.fill(reversed(n), plan.busy_n if plan.busy_n and _busy(tiling.block, node) else plan.n, plan.multiple)
     if tiling.dims[k][1] > plan.whole_k:
         tiling.tile[k] = tiling.cut(k, plan.k, plan.multiple)
         tiling.loop = [k]
     tiling.shrink([(m, LEAST_M), (n, LEAST_N)])
+
+
+def _busy(block: Block, product: Node) -> bool:
+    """Whether functions that cost more than a few instructions follow a product in its kernel."""
+    return any(n.op in _FUNCTIONS for n in block.nodes[block.nodes.index(product) + 1 :])
 
 
 def _rows(tiling: Tiling, node: Node) -> None:

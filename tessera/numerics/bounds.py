@@ -12,6 +12,8 @@ from tessera.numerics.convert import convert
 from tessera.numerics.site import Site
 from tessera.types import DType, Policy, as_dtype
 
+TINY = 2.0**-126  # the least normal f32
+
 
 def structural(site: Site, *operands: Bounded, **attrs: Any) -> Bounded:
     """For ops that only move elements: radii move as values do."""
@@ -151,6 +153,13 @@ def converted(site: Site, x: Bounded, *, dtype: DType | Policy) -> Bounded:
         wraps = (x.dtype.kind in "iu") & (x.radius > 0) & (near != end)
         radius = np.maximum(radius, np.where(wraps, np.inf, distance(near, value)))
     return settled(value, radius)
+
+
+def roughly_converted(site: Site, x: Bounded, *, dtype: DType) -> Bounded:
+    """For a cast that may lose what lies below the least normal f32."""
+    found = converted(site, x, dtype=dtype)
+    low = np.abs(found.value) - found.radius < TINY
+    return settled(found.value, found.radius + np.where(low, TINY, 0.0))
 
 
 def _rounded(number: Any, dtype: DType) -> tuple[Any, Any]:

@@ -7,15 +7,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tessera.numerics.rounding import round_to
-from tessera.types import DType, Policy, f32, f64, tf32
+from tessera.numerics.rounding import FINITE_ONLY, grid_of, round_to
+from tessera.types import DType, Policy, f32, f64, tf32, uint64
 
 
 def convert(array: Any, to: DType, saturate: bool = False) -> Any:
     """`array` as elements of `to`: nearest-even for floats, toward zero and saturating for integers.
 
     A float beyond the target's range becomes its infinity, or NaN where it has none; with
-    `saturate`, its largest finite value. NaN becomes integer 0.
+    `saturate`, its largest finite value. NaN becomes integer 0, and +0 where a float format has none.
 
     >>> from tessera.types import int8
     >>> convert(np.float32([1.0, 3.9, -3.9, 1e9]), int8)
@@ -29,10 +29,12 @@ def convert(array: Any, to: DType, saturate: bool = False) -> Any:
     if to.is_integer and array.dtype.kind not in "iub":
         return _to_integer(array, to)
     if to is tf32:
-        return _round_mantissa(array, 13)
+        return _round_mantissa(_clip(array, to) if saturate else array, 13)
     if to.is_float and to.bits < 32 and array.dtype == f64.numpy and to.numpy != np.dtype(np.float16):
         array = _to_odd(array)
     with np.errstate(all="ignore"):
+        if to in FINITE_ONLY and array.dtype.kind in "fV":
+            array = np.where(array != array, array.dtype.type(0), array)  # NaN gives +0, whatever its sign
         if to.is_float and saturate:
             array = _clip(array, to)
         return array.astype(to.numpy)
@@ -59,7 +61,7 @@ def _to_integer(array: np.ndarray, to: DType) -> np.ndarray:
     wide = np.trunc(np.nan_to_num(array.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
     # 2**63 - 1 is not a double: values at or beyond the top are set as integers.
     top, bottom = wide >= float(info.max), wide <= float(info.min)
-    out = np.where(top | bottom, 0.0, wide).astype(np.int64)
+    out = np.where(top | bottom, 0.0, wide).astype(np.uint64 if to is uint64 else np.int64)
     return np.where(top, int(info.max), np.where(bottom, int(info.min), out)).astype(to.numpy)
 
 
@@ -89,5 +91,5 @@ def _round_mantissa(array: np.ndarray, dropped: int) -> np.ndarray:
 
 
 def _clip(array: np.ndarray, to: DType) -> np.ndarray:
-    top = float(ml_dtypes.finfo(to.numpy).max)
+    top = grid_of(to).top
     return np.where(np.isnan(array.astype(np.float64)), array, np.clip(array, -top, top))

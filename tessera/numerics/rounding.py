@@ -63,8 +63,10 @@ def round_to(
     """
     wide = np.asarray(array).astype(np.float64)
     if to.bits > 32:
+        wide = np.where(np.isinf(wide), np.copysign(np.finfo(np.float64).max, wide), wide) if saturate else wide
         return wide if not flush else np.where(np.abs(wide) < np.finfo(np.float64).tiny, np.copysign(0.0, wide), wide)
     grid = grid_of(to)
+    wide = np.where(np.isnan(wide), 0.0, wide) if to in FINITE_ONLY else wide
     with np.errstate(all="ignore"):
         size, known = np.abs(wide), np.isfinite(wide)
         exponent = np.maximum(np.frexp(size)[1] - 1, grid.least) - grid.digits

@@ -68,7 +68,7 @@ class Site:
     def stored(self, value: Any, radius: Any) -> Bounded:
         """A computed value, rounded to storage or kept as it is; what overflows is inf or not known."""
         value, radius = _overflowed(np.asarray(value), np.asarray(radius), self.compute)
-        if self.storage.dtype == self.compute.dtype:
+        if self.storage.dtype == self.compute.dtype and not self._flushes():
             return settled(value, radius * OUTWARD)
         if self.storage.saturates:
             value = np.clip(value, -self.storage.top, self.storage.top)
@@ -81,6 +81,11 @@ class Site:
             wide = np.where(lost, np.inf, wide)
         return settled(value, wide * OUTWARD)
 
+    def _flushes(self) -> bool:
+        """Whether results below the least normal number become 0."""
+        policy = self.results[0].policy
+        return policy is not None and policy.denormals == "flush"
+
     def _on_grid(self, value: np.ndarray) -> np.ndarray:
         """Where a correctly rounded result is the value itself, since the storage has it."""
         policy = self.results[0].policy
@@ -88,7 +93,8 @@ class Site:
             return np.zeros(value.shape, bool)
         coarsest = max(self.storage, self.compute, key=lambda f: f.unit).dtype
         with np.errstate(all="ignore"):
-            return convert(value, coarsest).astype(np.float64) == value
+            exact = convert(value, coarsest).astype(np.float64) == value
+        return exact & ((value == 0) | (magnitude(value) >= self.storage.tiny)) if self._flushes() else exact
 
 
 def magnitude(value: np.ndarray) -> np.ndarray:

@@ -25,6 +25,12 @@ _LIMIT = 5.93  # from here on erf rounds to 1 in f64
 _CHUNK = 1 << 14
 
 
+def power(x: Any, y: Any) -> Any:
+    """`x` to the power `y`: NumPy takes the square root for one half, which is another function at -0 and -inf."""
+    found, half = np.power(x, y), np.equal(y, 0.5)
+    return np.where(half & ((x == 0) | np.isinf(x)), np.abs(x), found) if half.any() else found
+
+
 def _horner(x: Any, first: float, coefficients: tuple[float, ...]) -> Any:
     total = first
     for c in coefficients:

@@ -88,7 +88,7 @@ def typed(function: F) -> F:
         except STUMBLES as error:
             arguments = _bound(signature, args, named)
             if arguments is None:
-                raise  # Python says best what is missing
+                raise ArgumentError(str(error), location=here(), expected=f"{function.__name__}{signature}") from None
             found = misfit(annotations, function.__name__, arguments)
             if found is None:
                 raise
@@ -104,6 +104,19 @@ def _bound(signature: inspect.Signature, args: tuple[Any, ...], named: dict[str,
         return None
 
 
+def check_function(function: Any, by: str) -> None:
+    """Refuse what is no function where one is to be transformed.
+
+    Raises:
+        ArgumentError: `function` cannot be called.
+    """
+    if not callable(function):
+        raise ArgumentError(
+            f"{by} takes a function", location=here(), expected="a function", received=_short(function),
+            suggestion=f"write {by}(f)(x), not {by}(f(x))" if hasattr(function, "dtype") else None,
+        )  # fmt: skip
+
+
 NAMED = (str, Dim, TypeVar)  # what names a size: the last as `def f[B]` does
 
 
@@ -113,6 +126,9 @@ def shape_of(value: Any, sizes: Callable[[Any], Any], least: int = 0) -> tuple[A
     Raises:
         ArgumentError: it is none.
     """
+    element = getattr(value, "dtype", None)
+    if getattr(element, "is_float", False) or getattr(element, "kind", "") == "f":
+        raise ArgumentError("this is no shape", location=here(), expected="sizes, as in (2, 3)", received=_short(value))
     listed: Sequence[Any] = (value,) if _whole(value) or isinstance(value, NAMED) else value
     try:
         found = tuple(known(sizes(s if isinstance(s, NAMED) else operator.index(s))) for s in listed)

@@ -11,7 +11,7 @@ from tessera.errors import ArgumentError, ShapeError, here
 from tessera.ops.arguments import typed
 from tessera.ops.basic import broadcast_to, cast, full
 from tessera.ops.elementwise import equal, greater_equal, less, less_equal, where
-from tessera.ops.shape import concatenate, count, expand_dims, gather, iota, permute, reshape, slice_
+from tessera.ops.shape import concatenate, count, expand_dims, gather, iota, reshape, slice_
 from tessera.ops.shape import pad as padded
 from tessera.shapes import Size, broadcast, normalize_axes, normalize_axis
 from tessera.tensor import Tensor, as_tensor
@@ -111,6 +111,7 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
     counts = np.asarray(repeats)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
         raise ArgumentError("repeat takes counts from 0 on", location=here(), received=repr(repeats))
+    counts = counts.reshape(()) if counts.shape == (1,) else counts
     if counts.ndim and counts.shape != (size,):
         raise ShapeError(f"{counts.shape[0]} repeats for axis {axis} of size {size}", location=here())
     return gather(x, Tensor(np.repeat(np.arange(size), counts)), axis=axis)
@@ -176,13 +177,15 @@ def chunk(x: Any, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
 
 
 @typed
-def diff(x: Any, n: int = 1, axis: int = -1) -> Tensor:
-    """The differences of neighbours along `axis`, taken `n` times.
+def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
+    """The differences of neighbours along `axis`, taken `n` times; `prepend` and `append` stand before and after `x`.
 
     >>> diff([1, 4, 9])
     Tensor([3, 5], int64)
     """
     x = as_tensor(x)
+    before, after = ([] if part is None else [as_tensor(part)] for part in (prepend, append))
+    x = concatenate([*before, x, *after], axis=axis) if before or after else x
     for _ in range(n):
         size = x.shape[normalize_axis(axis, x.ndim)]
         x = narrow(x, axis, 1, size) - narrow(x, axis, 0, size - 1)
@@ -227,16 +230,6 @@ def unbind(x: Any, axis: int = 0) -> tuple[Tensor, ...]:
     at = normalize_axis(axis, x.ndim) + x.ndim
     shape = (*x.shape[:at], *x.shape[at + 1 :])
     return tuple(reshape(part, shape=shape) for part in split(x, [1] * int(x.shape[at]), axis))
-
-
-@typed
-def moveaxis(x: Any, source: int, destination: int) -> Tensor:
-    """`x` with axis `source` moved to `destination`, the others keeping their order."""
-    x = as_tensor(x)
-    axes = list(range(x.ndim))
-    moved = axes.pop(normalize_axis(source, x.ndim))
-    axes.insert(normalize_axis(destination, x.ndim) + x.ndim, moved)
-    return permute(x, axes=tuple(axes))
 
 
 @typed

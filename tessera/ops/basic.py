@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tessera.elements import fitting
-from tessera.errors import ArgumentError, ShapeError
+from tessera.errors import ArgumentError, ShapeError, here
 from tessera.numerics import bounds
 from tessera.numerics.convert import convert
 from tessera.op import STORAGE, Op, error, lower, op
@@ -29,9 +29,9 @@ def check_count(op: Op, operands: Sequence[Any]) -> None:
     """Refuse a call with operands missing."""
     if len(operands) != len(op.operands):
         raise ArgumentError(
-            f"{op.__name__} takes {len(op.operands)} operands, not {len(operands)}",
+            f"{op.__name__} takes {len(op.operands)} operands, not {len(operands)}", location=here(),
             expected=", ".join(op.operands) or "none",
-        )
+        )  # fmt: skip
 
 
 def _full_type(*, shape: tuple[Size, ...], value: Any, dtype: DType) -> TensorType:

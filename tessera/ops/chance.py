@@ -40,10 +40,15 @@ def _(site: Site, x: Bounded, draw: Bounded, *, dtype: Policy) -> Bounded:
     return replace(site, results=(result,)).stored(x.value, x.radius)
 
 
-def draws_for(shape: tuple[int, ...], seed: int) -> Tensor:
-    """The 53 random bits of each place of a tensor, as the interpreter draws them when it stores a result."""
+def draws_for(shape: tuple[int, ...], seed: int, first: Any = 0) -> Tensor:
+    """The 53 random bits of each place of a tensor, as the interpreter draws them when it stores a result.
+
+    `first` is the number of its first place, where it is a part of something larger.
+    """
     steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     place = full(shape=shape, value=0, dtype=int64)
     for axis, step in enumerate(steps):
         place = place + iota(shape=shape, axis=axis) * step
+    if not isinstance(first, int) or first:
+        place = place + first
     return draws(place, seed)

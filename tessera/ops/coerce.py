@@ -133,7 +133,14 @@ def promote(types: Sequence[TensorType]) -> DType:
     distinct = {t.dtype for t in types}
     if len(distinct) == 1:
         return distinct.pop()
-    return as_dtype(np.result_type(*(t.numpy for t in distinct)))
+    joined = as_dtype(np.result_type(*(t.numpy for t in distinct)))
+    if joined.is_float:  # what NumPy makes of uint64 beside a signed type
+        raise DTypeError(
+            "no integer type holds the values of both", received=" and ".join(sorted(map(str, distinct))),
+            expected="both signed, both unsigned, or the unsigned one narrower than 64 bits",
+            suggestion="cast one of them: x.to(ts.int64)",
+        )  # fmt: skip
+    return joined
 
 
 def same_shape(tensors: Sequence[Tensor]) -> list[Tensor]:

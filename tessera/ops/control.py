@@ -31,8 +31,11 @@ def while_(*carried):
 
 
 @op(infer=_given, coerce=direct, numerics=STORAGE, name="if")
-def if_(condition):
-    """The results of the first region where the bool scalar holds, else of the second."""
+def if_(condition, *, apart: bool = False):
+    """The results of the first region where the bool scalar holds, else of the second.
+
+    `apart`: the tiles of a group go through it each by itself, whatever they wait for there.
+    """
 
 
 @op(infer=_given, coerce=direct, numerics=STORAGE, dialect="transform")

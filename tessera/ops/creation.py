@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from tessera.device import check_device
 from tessera.dlpack import taken
 from tessera.errors import ArgumentError, here
@@ -21,7 +23,7 @@ Shape = Any
 
 
 @typed
-def zeros(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor:
+def zeros(shape: Shape, dtype: DType | None = f32, device: str | None = None) -> Tensor:
     """A tensor of `shape` filled with zeros.
 
     >>> zeros((2, 3)).shape
@@ -31,26 +33,26 @@ def zeros(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor
 
 
 @typed
-def ones(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor:
+def ones(shape: Shape, dtype: DType | None = f32, device: str | None = None) -> Tensor:
     """A tensor of `shape` filled with ones."""
     return _filled(shape, 1, dtype, device)
 
 
 @typed
-def empty(shape: Shape, dtype: DType = f32, device: str | None = None) -> Tensor:
+def empty(shape: Shape, dtype: DType | None = f32, device: str | None = None) -> Tensor:
     """A tensor of `shape` whose elements mean nothing yet; they are zeros, so that programs repeat."""
     return _filled(shape, 0, dtype, device)
 
 
-def _filled(shape: Shape, value: Any, dtype: DType, device: str | None) -> Tensor:
+def _filled(shape: Shape, value: Any, dtype: DType | None, device: str | None) -> Tensor:
     if device is not None:
         check_device(device)
-    return basic.full(shape=shape, value=value, dtype=as_dtype(dtype))
+    return basic.full(shape=shape, value=value, dtype=f32 if dtype is None else as_dtype(dtype))
 
 
 @typed
 def full(
-    shape: Shape, fill_value: Any = None, dtype: DType = f32, device: str | None = None, *, value: Any = None
+    shape: Shape, fill_value: Any = None, dtype: DType | None = f32, device: str | None = None, *, value: Any = None
 ) -> Tensor:
     """A tensor of `shape` with every element `fill_value` (or `value`, as the op's attribute is called).
 
@@ -63,32 +65,32 @@ def full(
 
 
 @typed
-def zeros_like(x: Any, dtype: DType | None = None) -> Tensor:
+def zeros_like(x: Any, dtype: DType | None = None, device: str | None = None) -> Tensor:
     """Zeros with the shape of `x`, and its element type unless `dtype` is given."""
-    return full_like(x, 0, dtype)
+    return full_like(x, 0, dtype, device)
 
 
 @typed
-def ones_like(x: Any, dtype: DType | None = None) -> Tensor:
+def ones_like(x: Any, dtype: DType | None = None, device: str | None = None) -> Tensor:
     """Ones with the shape of `x`, and its element type unless `dtype` is given."""
-    return full_like(x, 1, dtype)
+    return full_like(x, 1, dtype, device)
 
 
 @typed
-def empty_like(x: Any, dtype: DType | None = None) -> Tensor:
+def empty_like(x: Any, dtype: DType | None = None, device: str | None = None) -> Tensor:
     """As `zeros_like`, for elements that will not be read."""
-    return full_like(x, 0, dtype)
+    return full_like(x, 0, dtype, device)
 
 
 @typed
-def full_like(x: Any, value: Any, dtype: DType | None = None) -> Tensor:
-    """`value` everywhere with the shape of `x`, and its element type unless `dtype` is given.
+def full_like(x: Any, fill_value: Any, dtype: DType | None = None, device: str | None = None) -> Tensor:
+    """`fill_value` everywhere with the shape of `x`, and its element type unless `dtype` is given.
 
     >>> full_like(Tensor([1, 2]), 7)
     Tensor([7, 7], int64)
     """
     x = as_tensor(x)
-    return basic.full(shape=x.shape, value=value, dtype=x.dtype if dtype is None else as_dtype(dtype))
+    return _filled(x.shape, fill_value, x.dtype if dtype is None else dtype, device)
 
 
 @typed
@@ -125,7 +127,7 @@ def _line(length: int, low: float, step: float, element: DType, through: DType) 
 
 @typed
 def linspace(
-    start: float, end: float, steps: int, dtype: DType = f32, device: str | None = None, endpoint: bool = True
+    start: float, end: float, steps: int, dtype: DType | None = f32, device: str | None = None, endpoint: bool = True
 ) -> Tensor:
     """`steps` values at equal distances from `start` to `end`, which is the last one unless `endpoint` is False.
 
@@ -141,11 +143,13 @@ def linspace(
     line = cast(index, dtype=f64) * ((end - start) / gaps) + float(start)
     if endpoint and steps > 1:
         line = where(equal(index, steps - 1), float(end), line)  # the end exactly, whatever was rounded
-    return cast(line, dtype=as_dtype(dtype))
+    return cast(line, dtype=f32 if dtype is None else as_dtype(dtype))
 
 
 @typed
-def eye(rows: Size, columns: Size | None = None, k: int = 0, dtype: DType = f32, device: str | None = None) -> Tensor:
+def eye(
+    rows: Size, columns: Size | None = None, k: int = 0, dtype: DType | None = f32, device: str | None = None
+) -> Tensor:
     """Ones on diagonal `k` of a matrix (0 is the main one, 1 the one above), zeros elsewhere.
 
     >>> eye(2, 3, k=1)
@@ -155,11 +159,16 @@ def eye(rows: Size, columns: Size | None = None, k: int = 0, dtype: DType = f32,
     if device is not None:
         check_device(device)
     shape = (rows, rows if columns is None else columns)
-    return cast(equal(iota(shape=shape, axis=-2) + k, iota(shape=shape, axis=-1)), dtype=as_dtype(dtype))
+    if isinstance(shape[0], int) and isinstance(shape[1], int):
+        k = max(-shape[0], min(k, shape[1]))  # far out there is no diagonal, however far
+    return cast(
+        equal(iota(shape=shape, axis=-2) + k, iota(shape=shape, axis=-1)),
+        dtype=f32 if dtype is None else as_dtype(dtype),
+    )
 
 
 @typed
-def asarray(data: Any, dtype: DType | None = None, copy: bool | None = None) -> Tensor:
+def asarray(data: Any, dtype: DType | None = None, copy: bool | None = None, device: str | None = None) -> Tensor:
     """A number, nested lists or an array as a tensor, without a copy of an array unless `copy` asks for one.
 
     >>> asarray([1, 2], dtype="f16")
@@ -168,7 +177,10 @@ def asarray(data: Any, dtype: DType | None = None, copy: bool | None = None) -> 
     Raises:
         ArgumentError: `copy` is False and one is needed.
     """
-    tensor = as_tensor(data)
+    if device is not None:
+        check_device(device)
+    held = isinstance(data, (Tensor, np.ndarray)) or hasattr(data, "__dlpack__")
+    tensor = as_tensor(data) if held or dtype is None else Tensor(data, dtype)  # numbers are rounded once
     out = tensor if dtype is None or tensor.dtype == as_dtype(dtype) else cast(tensor, dtype=as_dtype(dtype))
     kept = out is data or (not out.is_traced and out.data is data)
     if copy is False and not kept:
@@ -177,12 +189,38 @@ def asarray(data: Any, dtype: DType | None = None, copy: bool | None = None) -> 
 
 
 @typed
-def from_dlpack(source: Any) -> Tensor:
-    """The tensor that another library's array holds in host memory, without a copy.
+def tensor(data: Any, dtype: DType | None = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
+    """A tensor of its own: `data` (a number, nested lists, an array or a tensor) is copied, as `Tensor(data)` does not.
+
+    >>> import numpy as np
+    >>> array = np.zeros(2)
+    >>> x = tensor(array)
+    >>> array[0] = 1.0
+    >>> x
+    Tensor([0., 0.], f64)
+
+    Raises:
+        DTypeError: `data` is no tensor, or integers are to have gradients.
+        DeviceUnavailable: nothing here serves `device`.
+    """
+    if isinstance(data, Tensor) and data.is_traced:
+        return data if dtype is None else cast(data, dtype=as_dtype(dtype))
+    made = Tensor(data, dtype, device, requires_grad)
+    if made.data is (data.data if isinstance(data, Tensor) else data):
+        made.data = made.data.copy()
+    return made
+
+
+@typed
+def from_dlpack(source: Any, device: str | None = None, copy: bool | None = None) -> Tensor:
+    """The tensor that another library's array holds in host memory, without a copy unless `copy` asks for one.
 
     >>> import numpy as np
     >>> array = np.arange(3)
     >>> np.shares_memory(from_dlpack(array).numpy(), array)
     True
     """
-    return Tensor(taken(source))
+    if device is not None:
+        check_device(device)
+    array = taken(source)
+    return Tensor(array.copy() if copy else array)

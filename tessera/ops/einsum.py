@@ -96,7 +96,10 @@ def _labels(equation: str, term: str, rank: int) -> Labels:
     if not (before + after).isalpha() and before + after:
         raise ArgumentError(f'einsum "{equation}": {term!r} is not letters and "..."', location=here())
     if free < 0 or (free and not dots):
-        raise ShapeError(f'einsum "{equation}": {term!r} for a tensor of rank {rank}', location=here())
+        raise ShapeError(
+            f'einsum "{equation}": {term!r} for a tensor of rank {rank}', location=here(),
+            expected=f"a letter for each axis: {rank}", received=term,
+        )  # fmt: skip
     return (*before, *(HIDDEN.format(i) for i in range(free, 0, -1)), *after)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import DTypeError
-from tessera.numerics import bounds
+from tessera.numerics import bounds, special
 from tessera.numerics.special import erf as erf_of
 from tessera.op import STORAGE, Op, error, op
 from tessera.ops.coerce import floating, pointwise, powering, rounding, selecting
@@ -116,7 +116,7 @@ def remainder(x, y):
 @_define(bounds.power, infer=same, coerce=powering)
 def pow(x, exponent):
     """`x` to the power `exponent`; integers to a power from 0 on stay integers."""
-    return np.power(x, exponent)
+    return special.power(x, exponent)
 
 
 @_define(bounds.selection, infer=same, coerce=pointwise)

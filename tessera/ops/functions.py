@@ -130,8 +130,8 @@ def _(x):
 
 @op(coerce=floating)
 def atan2(y, x):
-    """The angle of the point (x, y), from -pi to pi; a zero counts as +0, and that of the origin is 0."""
-    return np.arctan2(y + y.dtype.type(0), x + x.dtype.type(0))
+    """The angle of the point (x, y), from -pi to pi; the signs of zeros say on which side of an axis it is."""
+    return np.arctan2(y, x)
 
 
 @lower(atan2)
@@ -140,8 +140,13 @@ def _(y, x):
     ratio = where(equal(high, 0.0), 0.0, where(equal(high, low), 1.0, low / high))
     angle = atan(ratio)
     angle = where(greater(abs(y), abs(x)), PI / 2 - angle, angle)
-    angle = where(x < 0.0, PI - angle, angle)
-    return where(y < 0.0, -angle, angle)
+    angle = where(_turned(x), PI - angle, angle)
+    return where(_turned(y), -angle, angle)
+
+
+def _turned(x):
+    """Whether a number, or a zero, has the sign of those below 0."""
+    return where(equal(x, 0.0), 1.0 / x < 0.0, x < 0.0)
 
 
 @op(coerce=floating)
@@ -168,13 +173,16 @@ def _(x):
 
 @op(infer=number, coerce=pointwise)
 def sign(x):
-    """1 where `x` is positive, -1 where it is negative, else `x` itself: a zero or NaN."""
-    return np.where(x > 0, x.dtype.type(1), np.where(x < 0, np.negative(np.ones((), x.dtype)), x))
+    """1 where `x` is positive, -1 where it is negative, 0 of both zeros; NaN stays."""
+    return np.where(x > 0, x.dtype.type(1), np.where(x < 0, np.negative(np.ones((), x.dtype)), x + x.dtype.type(0)))
 
 
 @lower(sign)
 def _(x):
-    return where(greater(x, 0), 1, where(less(x, 0), -1, x))
+    if x.dtype.kind == "uint":
+        return where(greater(x, 0), 1, x)
+    rest = where(equal(x, 0), 0, x) if x.dtype.is_float else x  # a NaN, or a zero that may be -0
+    return where(greater(x, 0), 1, where(less(x, 0), -1, rest))
 
 
 @op(coerce=rounding)

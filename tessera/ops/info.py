@@ -8,10 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tessera.elements import number_type
 from tessera.errors import ArgumentError, DTypeError, here
 from tessera.numerics.rounding import grid_of
 from tessera.ops.arguments import typed
-from tessera.ops.coerce import promote
+from tessera.ops.coerce import NUMBERS, promote
 from tessera.tensor import Tensor
 from tessera.types import DType, TensorType, as_dtype, f64
 
@@ -84,17 +85,22 @@ def iinfo(of: Any) -> IntegerInfo:
 
 @typed
 def result_type(*operands: Any) -> DType:
-    """The element type that operands have in common; float formats do not mix.
+    """The element type that operands have in common; float formats do not mix, Python numbers take the others' type.
 
-    >>> result_type("int8", "int32")
-    ts.int32
+    >>> result_type("int8", "int32"), result_type("f16", 1.0)
+    (ts.int32, ts.f16)
 
     Raises:
         DTypeError: two different float types.
     """
     if not operands:
         raise ArgumentError("result_type of nothing", location=here(), expected="tensors or element types")
-    return promote([TensorType((), _element(x)) for x in operands])
+    numbers = [x for x in operands if isinstance(x, NUMBERS)]
+    kinds = [_element(x) for x in operands if not isinstance(x, NUMBERS)]
+    found = promote([TensorType((), t) for t in kinds]) if kinds else as_dtype(type(numbers[0]))
+    for number in numbers:
+        found = number_type(number, found)
+    return found
 
 
 @typed
@@ -124,6 +130,7 @@ KINDS = {
     "unsigned integer": ("uint",),
     "integral": ("int", "uint"),
     "real floating": ("float",),
+    "complex floating": (),
     "numeric": ("int", "uint", "float"),
 }
 

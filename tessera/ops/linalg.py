@@ -16,21 +16,35 @@ from tessera.ops.coerce import promote
 from tessera.ops.shape import count, expand_dims, reshape, squeeze
 from tessera.shapes import broadcast
 from tessera.tensor import Tensor, as_tensor, bind
-from tessera.types import DType, TensorType, as_dtype, bool_, int8, int32
+from tessera.types import DType, TensorType, as_dtype, bool_, f32, fp8_e4m3, fp8_e5m2, int8, int32, uint8
 
 
 def _dot_attrs(a: TensorType, b: TensorType, *, dtype: Any) -> dict[str, Any]:
-    return {"dtype": as_dtype(dtype) if dtype is not None else product_dtype(a)}
+    return {"dtype": as_dtype(dtype) if dtype is not None else product_dtype(a, b)}
 
 
-def product_dtype(a: TensorType) -> DType:
-    """What a product of such elements is stored as: int8 gives its int32 accumulator."""
-    return int32 if a.dtype.is_integer and a.dtype.bits <= int8.bits else a.dtype
+def product_dtype(a: TensorType, b: TensorType) -> DType:
+    """What a product of such elements is stored as: int8, and two types, give their accumulator."""
+    whole = a.dtype.is_integer and a.dtype.bits <= int8.bits
+    return int32 if whole else a.dtype if a.dtype == b.dtype else f32
+
+
+# Types whose numbers matrix units multiply with each other's, each exactly.
+MIXED = (frozenset((fp8_e4m3, fp8_e5m2)), frozenset((int8, uint8)))
+
+
+def mixes(a: DType, b: DType) -> bool:
+    """Whether a product may have sides of two types."""
+    return any({a, b} <= family for family in MIXED)
 
 
 def _dot_type(a: TensorType, b: TensorType, *, dtype: DType) -> TensorType:
-    if a.dtype != b.dtype:
-        raise DTypeError(f"cannot multiply {a.dtype} by {b.dtype}", received=f"{a} and {b}")
+    if a.dtype != b.dtype and not mixes(a.dtype, b.dtype):
+        raise DTypeError(
+            f"cannot multiply {a.dtype} by {b.dtype}", received=f"{a} and {b}",
+            expected="one element type, or two of " + " or of ".join(", ".join(sorted(map(str, f))) for f in MIXED),
+            suggestion="cast one side to the other's type before",
+        )  # fmt: skip
     if a.dtype == bool_:
         raise DTypeError("a matrix product of bools", received=f"{a} and {b}", suggestion="cast to ts.int32 before")
     if a.rank != b.rank or a.rank < 2 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
@@ -55,8 +69,8 @@ def products(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
 def dot(a, b, *, dtype: Any = None):
     """The matrix product of the last two axes, equal leading axes being a batch; of two vectors, their dot product.
 
-    Products are summed in the accumulation type and rounded once to `dtype` (default: the
-    storage type, int32 for int8).
+    Products are summed in the accumulation type and rounded once to `dtype` (default: the storage type, int32 for
+    int8 and uint8). The sides have one type, or are both fp8 (the default is f32 where they differ), or int8 and uint8.
     """
     return np.matmul(a, b)
 
@@ -75,7 +89,7 @@ def matmul(a: Any, b: Any, *, dtype: Any = None) -> Tensor:
     """
     a, b = as_tensor(a), as_tensor(b)
     try:
-        if a.dtype is not b.dtype:
+        if a.dtype is not b.dtype and not (a.dtype.is_float and mixes(a.dtype, b.dtype)):
             common = promote([a.type, b.type])
             a, b = (t if t.dtype == common else cast(t, dtype=common) for t in (a, b))
         return _matmul(a, b, dtype)

@@ -6,10 +6,10 @@ from typing import Any
 
 from tessera.errors import ArgumentError, OutOfBoundsError, ShapeError, here
 from tessera.ops.arguments import typed
-from tessera.ops.arrange import moveaxis
 from tessera.ops.basic import cast
 from tessera.ops.elementwise import abs, equal, exp, greater, less, log, maximum, not_equal, where
 from tessera.ops.functions import log1p
+from tessera.ops.matrices import moveaxis
 from tessera.ops.nn import log_softmax
 from tessera.ops.reduce import mean, sum
 from tessera.ops.shape import count, expand_dims, iota

@@ -25,6 +25,38 @@ def matrix_transpose(x: Any) -> Tensor:
 
 
 @typed
+def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """`x` with axis `source` (or several) moved to `destination`, the others keeping their order.
+
+    >>> moveaxis([[[1, 2], [3, 4]]], (0, 1), (-1, 0)).shape
+    (2, 2, 1)
+
+    Raises:
+        ShapeError: there is no such axis, or one is named twice.
+        ArgumentError: there are not as many destinations as axes.
+    """
+    x = as_tensor(x)
+    moved, places = (
+        [a + x.ndim for a in _each_axis((given,) if isinstance(given, int) else given, x.ndim)]
+        for given in (source, destination)
+    )
+    if len(moved) != len(places):
+        raise ArgumentError("moveaxis takes a place for each axis", location=here(), expected=f"{len(moved)}",
+                            received=f"{len(places)}")  # fmt: skip
+    rest = iter(a for a in range(x.ndim) if a not in moved)
+    at = dict(zip(places, moved, strict=True))
+    return permute(x, axes=tuple(at[i] if i in at else next(rest) for i in range(x.ndim)))
+
+
+def _each_axis(axes: Sequence[int], rank: int) -> list[int]:
+    """Axes in the order given, counted from the end, none of them twice."""
+    found = [normalize_axis(a, rank) for a in axes]
+    if len(set(found)) != len(found):
+        raise ShapeError("an axis is named twice", location=here(), received=str(tuple(axes)))
+    return found
+
+
+@typed
 def swapaxes(x: Any, first: int, second: int) -> Tensor:
     """`x` with two axes exchanged."""
     return transpose(x, first, second)

@@ -67,7 +67,7 @@ METHODS: dict[str, Callable[..., Any]] = {
         functions.sign, functions.trunc, functions.isnan, functions.isinf, functions.isfinite, functions.clip,
         nn.softmax, nn.log_softmax, nn.relu, nn.gelu, nn.silu, nn.sigmoid,
         shape.transpose, shape.flatten, shape.squeeze, shape.gather,
-        arrange.flip, arrange.roll, arrange.repeat, arrange.split, arrange.unbind, arrange.moveaxis, arrange.tril,
+        arrange.flip, arrange.roll, arrange.repeat, arrange.split, arrange.unbind, matrices.moveaxis, arrange.tril,
         arrange.triu, matmul, sort.sort, sort.argsort, sort.topk, cumulative.cumsum, cumulative.cumprod,
         arrange.chunk, arithmetic.square, arithmetic.reciprocal, logic.isclose, logic.allclose, logic.count_nonzero,
         logic.logical_not, matrices.diagonal, matrices.trace, matrices.swapaxes, places.take, places.masked_fill,

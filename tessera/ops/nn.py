@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ShapeError, TesseraError, here
+from tessera.errors import DTypeError, ShapeError, TesseraError, here
+from tessera.numerics.bounds import roughly_converted
 from tessera.numerics.special import erf as erf_of
-from tessera.op import lower, op
+from tessera.op import STORAGE, error, lower, op
 from tessera.ops.arguments import shape_of, typed
-from tessera.ops.basic import check_count
+from tessera.ops.basic import cast, check_count, plain
 from tessera.ops.coerce import floating, promote
 from tessera.ops.elementwise import erf, exp, less, log, maximum, rsqrt, tanh, where
 from tessera.ops.linalg import dot
@@ -20,7 +21,7 @@ from tessera.ops.shape import iota, permute, transpose
 from tessera.shapes import as_size, normalize_axes, normalize_axis
 from tessera.shapes.rules import show
 from tessera.tensor import Tensor, as_tensor, bind
-from tessera.types import TensorType
+from tessera.types import DType, TensorType, as_dtype
 
 SQRT_HALF = math.sqrt(0.5)
 GELU_SCALE = math.sqrt(2 / math.pi)
@@ -171,20 +172,50 @@ def _attention_coerce(op, operands, attrs):
         raise error.at(here()) from None
 
 
-def _attention_attrs(q: TensorType, k: TensorType, v: TensorType, *mask: TensorType, causal, scale) -> dict[str, Any]:
+@op(infer=lambda x, *, dtype: x.with_dtype(dtype), coerce=plain, numerics=STORAGE)
+def rough_cast(x, *, dtype: DType):
+    """`x` in a narrower float type, to nearest even; what lies below the least normal f32 may become 0."""
+    return x.astype(dtype.numpy)
+
+
+error(rough_cast)(roughly_converted)
+
+
+@lower(rough_cast)
+def _(x, *, dtype):
+    return cast(x, dtype=dtype)
+
+
+def _attention_attrs(
+    q: TensorType, k: TensorType, v: TensorType, *mask: TensorType, causal, scale, weights
+) -> dict[str, Any]:
     for each in (q, k, v):
         if each.rank < 2 or not each.dtype.is_float:
             raise ShapeError("attention takes [..., S, D] of floats", received=str(each))
     if q.shape[-1] == 0:
         raise ShapeError("attention over no features", received=str(q))
-    return {"causal": bool(causal), "scale": float(scale) if scale is not None else 1 / math.sqrt(int(q.shape[-1]))}
+    scale = float(scale) if scale is not None else 1 / math.sqrt(int(q.shape[-1]))
+    return {"causal": bool(causal), "scale": scale, "weights": _weights_type(v, weights)}
+
+
+def _weights_type(v: TensorType, weights: Any) -> DType:
+    """What weights are rounded to: by default the type of floats of 16 bits, else what they are computed in."""
+    if weights is None:
+        return v.dtype if v.dtype.bits == 16 else v.compute
+    found = as_dtype(weights)
+    if not found.is_float:
+        raise DTypeError(f"weights of attention in {found}", expected="a float type, or None")
+    return found
 
 
 @op(coerce=_attention_coerce, canonical=_attention_attrs)
-def scaled_dot_product_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None):
+def scaled_dot_product_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None):
     """softmax(q kᵀ · scale + mask) v, for q [..., S, D], k and v [..., T, D], mask [..., S, T] (added).
 
-    `causal` hides key j from query i where j > i. `scale` is 1/sqrt(D) unless given.
+    `causal` hides key j from query i where j > i. `scale` is 1/sqrt(D) unless given. The powers of e that v is
+    multiplied by, of scores less their maximum, are rounded to the type `weights` by `rough_cast`: to that of v if it
+    is a float of 16 bits, as tensor cores take it, unless another is given (`weights=ts.f32`: they are not rounded).
+    The sum that the product is divided by is that of the powers as they were.
     """
     s = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
     s = s if mask is None else s + mask
@@ -192,11 +223,11 @@ def scaled_dot_product_attention(q, k, v, mask=None, *, causal: bool = False, sc
         seen = np.arange(k.shape[-2])[None, :] <= np.arange(q.shape[-2])[:, None]
         s = np.where(seen, s, -np.inf).astype(s.dtype)
     e = np.exp(s - np.max(s, axis=-1, keepdims=True))
-    return np.matmul(e, v) / np.sum(e, axis=-1, keepdims=True)
+    return np.matmul(e.astype(weights.numpy).astype(e.dtype), v) / np.sum(e, axis=-1, keepdims=True)
 
 
 @lower(scaled_dot_product_attention)
-def _(q, k, v, mask=None, *, causal, scale):
+def _(q, k, v, mask=None, *, causal, scale, weights):
     s = dot(q, transpose(k)) * scale
     s = s if mask is None else s + mask
     if causal:
@@ -204,24 +235,26 @@ def _(q, k, v, mask=None, *, causal, scale):
         later = less(iota(shape=shape, axis=-2), iota(shape=shape, axis=-1))
         s = where(later, -math.inf, s)
     e = exp(s - max(s, axis=-1, keepdims=True))
-    return dot(e, v) / sum(e, axis=-1, keepdims=True)
+    narrow = e if weights == e.dtype else cast(rough_cast(e, dtype=weights), dtype=e.dtype)
+    return dot(narrow, v) / sum(e, axis=-1, keepdims=True)
 
 
 HEADS_BACK = (0, 2, 1, 3)  # heads and positions change places
 
 
 @op(coerce=_attention_coerce, canonical=_attention_attrs)
-def positional_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None):
+def positional_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None):
     """`scaled_dot_product_attention` with heads after positions: q [B, S, H, D], k and v [B, T, H, D].
 
     The mask is as there: [B, H, S, T], any of them 1 but T. The result is [B, S, H, D].
     """
     turned = [np.transpose(x, HEADS_BACK) for x in (q, k, v)]
-    return np.transpose(scaled_dot_product_attention.ref(*turned, mask, causal=causal, scale=scale), HEADS_BACK)
+    found = scaled_dot_product_attention.ref(*turned, mask, causal=causal, scale=scale, weights=weights)
+    return np.transpose(found, HEADS_BACK)
 
 
 @lower(positional_attention)
-def _(q, k, v, mask=None, *, causal, scale):
+def _(q, k, v, mask=None, *, causal, scale, weights):
     turned = [permute(x, axes=HEADS_BACK) for x in (q, k, v)]
-    found = scaled_dot_product_attention(*turned, mask, causal=causal, scale=scale)
+    found = scaled_dot_product_attention(*turned, mask, causal=causal, scale=scale, weights=weights)
     return permute(found, axes=HEADS_BACK)

@@ -16,6 +16,7 @@ from tessera.ops import elementwise as e
 from tessera.ops import functions as f
 from tessera.ops import reduce as r
 from tessera.ops import shape as s
+from tessera.ops.adjacent import nextafter
 from tessera.ops.basic import broadcast_to
 from tessera.ops.einsum import einsum
 from tessera.ops.linalg import matmul
@@ -30,7 +31,8 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
     np.cos: e.cos, np.tan: f.tan, np.sinh: f.sinh, np.cosh: f.cosh, np.arctan2: f.atan2, np.floor: e.floor,
     np.ceil: e.ceil, np.rint: e.round, np.trunc: f.trunc, np.sign: f.sign, np.isnan: f.isnan, np.isinf: f.isinf,
     np.isfinite: f.isfinite, np.square: a.square, np.reciprocal: a.reciprocal, np.hypot: a.hypot,
-    np.logaddexp: a.logaddexp, np.copysign: a.copysign, np.signbit: a.signbit, np.arcsinh: a.asinh, np.arccosh: a.acosh,
+    np.logaddexp: a.logaddexp, np.copysign: a.copysign, np.nextafter: nextafter,
+    np.signbit: a.signbit, np.arcsinh: a.asinh, np.arccosh: a.acosh,
     np.arctanh: a.atanh, np.arcsin: f.asin, np.arccos: f.acos, np.arctan: f.atan, np.logical_and: logic.logical_and,
     np.logical_or: logic.logical_or, np.logical_xor: logic.logical_xor, np.logical_not: logic.logical_not,
     np.less: e.less, np.less_equal: e.less_equal, np.greater: e.greater,
@@ -44,8 +46,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.concatenate: s.concatenate, np.stack: s.stack, np.reshape: s.reshape, np.expand_dims: s.expand_dims,
     np.squeeze: s.squeeze, np.flip: arrange.flip, np.roll: arrange.roll, np.tile: arrange.tiled,
     np.tril: arrange.tril, np.triu: arrange.triu, np.broadcast_to: lambda x, shape: broadcast_to(x, shape=shape),
-    np.clip: f.clip, np.einsum: einsum, np.outer: products.outer, np.kron: products.kron, np.moveaxis: arrange.moveaxis,
-    np.swapaxes: matrices.swapaxes, np.zeros_like: lambda x: creation.zeros_like(x),
+    np.clip: f.clip, np.einsum: einsum, np.outer: products.outer, np.kron: products.kron,
+    np.moveaxis: matrices.moveaxis, np.swapaxes: matrices.swapaxes, np.zeros_like: lambda x: creation.zeros_like(x),
     np.ones_like: lambda x: creation.ones_like(x), np.full_like: lambda x, value: creation.full_like(x, value),
     np.transpose: lambda x, axes=None: s.permute(x, axes=axes or range(x.ndim)[::-1]),
     np.var: lambda x, axis=None, *, keepdims=False: r.var(x, axis=axis, keepdims=keepdims),
@@ -86,9 +88,17 @@ def _arrays(value: Any) -> Any:
     return map_leaves(lambda leaf: leaf.numpy() if isinstance(leaf, Tensor) else leaf, value)
 
 
-def dlpack(self: Tensor, **named: Any) -> Any:
+def dlpack(
+    self: Tensor, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
+) -> Any:
     """The elements for another library, without a copy where the memory may be written."""
-    return given(self.numpy(), self.dtype, **named)
+    asked = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+    return given(self.numpy(), self.dtype, **{k: v for k, v in asked.items() if v is not None})
+
+
+def as_complex(self: Tensor) -> complex:
+    """The only element as a complex number."""
+    return complex(float(self))
 
 
 def dlpack_device(self: Tensor) -> tuple[int, int]:
@@ -141,6 +151,7 @@ PROTOCOLS: dict[str, Any] = {
     "__array_ufunc__": array_ufunc,
     "__array_function__": array_function,
     "__array_namespace__": array_namespace,
+    "__complex__": as_complex,
     "__dlpack__": dlpack,
     "__dlpack_device__": dlpack_device,
     "__setitem__": fixed,

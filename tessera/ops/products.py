@@ -9,6 +9,7 @@ from tessera.ops.arguments import typed
 from tessera.ops.linalg import matmul
 from tessera.ops.reduce import sum
 from tessera.ops.shape import expand_dims, reshape, transpose
+from tessera.shapes import normalize_axis
 from tessera.tensor import Tensor, as_tensor
 
 
@@ -57,8 +58,17 @@ def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
 
     >>> vecdot([1.0, 2.0], [3.0, 4.0])
     Tensor(11., f32)
+
+    Raises:
+        ShapeError: the axis is not as long in both.
     """
-    return sum(as_tensor(a) * as_tensor(b), axis=axis)
+    a, b = as_tensor(a), as_tensor(b)
+    sizes = [t.shape[normalize_axis(axis, t.ndim)] for t in (a, b)]
+    if sizes[0] != sizes[1]:
+        raise ShapeError(
+            "the vectors differ in length", location=here(), expected=str(sizes[0]), received=str(sizes[1])
+        )
+    return sum(a * b, axis=axis)
 
 
 @typed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -143,14 +144,23 @@ def _(x, *, axis, keepdims):
     return sum(wide, axis=axis, keepdims=keepdims) * (1.0 / count)
 
 
+def share(count: float) -> float:
+    """One part of `count`: what a sum is multiplied by for a mean; infinite where there is nothing to divide by."""
+    return 1.0 / count if count > 0 else math.inf
+
+
 @op(coerce=plain, canonical=lambda x, *, correction, **a: {"correction": float(correction), **_axes(x, **a)})
 def var(x, *, axis: Any = None, keepdims: bool = False, correction: float = 0.0):
-    """The variance along `axis`: the mean square distance from the mean, with n - `correction` below."""
-    return np.var(x, axis=axis, keepdims=keepdims, ddof=correction)
+    """The variance along `axis`: the mean square distance from the mean, with n - `correction` below.
+
+    Where that leaves nothing to divide by it is infinite, or NaN of equal elements.
+    """
+    count = math.prod(x.shape[a] for a in axis)
+    return np.var(x, axis=axis, keepdims=keepdims) * x.dtype.type(count * share(count - correction))
 
 
 @lower(var)
 def _(x, *, axis, keepdims, correction):
     count = int(np.prod([x.shape[a] for a in axis], dtype=np.int64))
     distance = x - mean(x, axis=axis, keepdims=True)
-    return sum(distance * distance, axis=axis, keepdims=keepdims) * (1.0 / (count - correction))
+    return sum(distance * distance, axis=axis, keepdims=keepdims) * share(count - correction)

@@ -125,7 +125,7 @@ error(pad)(bounds.padded)
 def _variadic(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     listed = operands[0] if operands and isinstance(operands[0], (list, tuple)) else operands
     if not listed:
-        raise ArgumentError(f"{op.__name__} needs at least one tensor")
+        raise ArgumentError(f"{op.__name__} needs at least one tensor", location=here(), received="none")
     tensors = [as_tensor(x) for x in listed]
     first = tensors[0].dtype
     return bind(op, tensors if all(t.dtype is first for t in tensors) else same_dtype(tensors), attrs)

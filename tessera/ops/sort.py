@@ -9,9 +9,10 @@ import numpy as np
 from tessera.errors import ArgumentError, here
 from tessera.op import STORAGE, lower, op
 from tessera.ops.arguments import typed
-from tessera.ops.arrange import moveaxis, narrow, take_along_axis
+from tessera.ops.arrange import narrow, take_along_axis
 from tessera.ops.basic import cast, plain
 from tessera.ops.elementwise import equal, greater, less, not_equal, where
+from tessera.ops.matrices import moveaxis
 from tessera.ops.reduce import sum
 from tessera.ops.shape import expand_dims, iota
 from tessera.shapes import normalize_axis

@@ -13,7 +13,7 @@ from tessera.ops.arguments import typed
 from tessera.ops.basic import cast, plain
 from tessera.ops.coerce import floating
 from tessera.ops.elementwise import abs, equal, exp, greater, log, not_equal, pow, sqrt, where
-from tessera.ops.reduce import Axes, _axes, _total, max, min, reduced, sum, var
+from tessera.ops.reduce import Axes, _axes, _total, max, min, reduced, share, sum, var
 from tessera.ops.shape import count, pad, permute, reshape, slice_
 from tessera.tensor import Tensor, as_tensor
 from tessera.types import TensorType, bool_, f32
@@ -83,7 +83,8 @@ def _(x, *, axis, keepdims):
 @op(coerce=floating, canonical=lambda x, *, correction, **a: {"correction": float(correction), **_axes(x, **a)})
 def std(x, *, axis: Any = None, keepdims: bool = False, correction: float = 0.0):
     """The standard deviation along `axis`: the square root of `var` with n - `correction` below."""
-    return np.std(x, axis=axis, keepdims=keepdims, ddof=correction)
+    count = math.prod(x.shape[a] for a in axis)
+    return np.sqrt(np.var(x, axis=axis, keepdims=keepdims) * x.dtype.type(count * share(count - correction)))
 
 
 @lower(std)

@@ -25,6 +25,19 @@ def test_check(capsys):
     assert "PE memory overflow: the program needs 560" in capsys.readouterr().err
 
 
+def test_check_refuses_a_search_path_that_is_not_there(capsys, tmp_path):
+    words = ["csl", "check", str(AXPY / "layout.csl"), "--param", "width:4", "--param", "n:16", "--import-path"]
+    assert main([*words, str(tmp_path)]) == 0
+    assert main([*words, str(tmp_path / "none")]) == 2
+    assert f"no such folder on the import path: {tmp_path / 'none'}" in capsys.readouterr().err
+
+
+def test_check_prints_what_the_program_prints(capsys, tmp_path):
+    (tmp_path / "layout.csl").write_text('layout { @comptime_print("width", 3); @set_rectangle(3, 1); }')
+    assert main(["csl", "check", str(tmp_path / "layout.csl")]) == 0
+    assert "layout.csl:1:10: width 3" in capsys.readouterr().out
+
+
 def test_the_version_of_the_language(tmp_path, capfd):
     (tmp_path / "layout.csl").write_text("param a: comptime_struct = .{}; layout { @set_rectangle(1, 1); _ = a; }")
     (tmp_path / "commands_wse2.sh").write_text("cslc layout.csl")

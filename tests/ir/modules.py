@@ -148,7 +148,7 @@ def convert(site: Site, pool: Pool, depth: int) -> Pool:
 
 def product(site: Site, pool: Pool, depth: int) -> Pool:
     """A matrix times its transpose."""
-    x = site.pick(pool, lambda t: t.rank == 2)
+    x = site.pick(pool, lambda t: t.rank == 2 and t.dtype is not bool_)
     return site.add(linalg.dot, [x, *site.add(shape.permute, [x], {"axes": (-1, -2)})], {"dtype": f32}) if x else []
 
 

@@ -52,8 +52,8 @@ def test_valid_modules_pass() -> None:
     verify(schedule(f'%i = "schedule.index"() {{dim = 0 : i64}} : () -> {I}'))
 
 
-def region(op: str, operands: str, regions: str, types: str) -> str:
-    return f"{op}({operands}) ({{ {regions} }}) : {types}"
+def region(op: str, operands: str, regions: str, types: str, attrs: str = "") -> str:
+    return f"{op}({operands}) ({{ {regions} }}) {attrs} : {types}"
 
 
 def for_(params: str, yields: str, results: str = I) -> str:
@@ -66,7 +66,7 @@ def while_(test: str) -> str:
 
 def if_(other: str) -> str:
     one = f'"ts.yield"(%n) : ({I}) -> ()'
-    return TRUE + region('%o = "ts.if"', "%t", f"{one} }}, {{ {other}", f"(tensor<i1>) -> {I}")
+    return TRUE + region('%o = "ts.if"', "%t", f"{one} }}, {{ {other}", f"(tensor<i1>) -> {I}", "{apart = false}")
 
 
 def launch(kernel: str = "k", operands: str = "%r", types: str = REF, grid: str = "[1 : i64]") -> str:

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from tessera.interp.bound import apply
+import tessera as ts
+from tessera.interp.bound import apply, compare
 from tessera.numerics.bounded import Bounded, lift
 from tessera.numerics.formats import format_of, gamma
 from tessera.numerics.ulp import DOUBLE, SINGLE
 from tessera.op import REGISTRY
+from tessera.program import prepare
 from tessera.types import (
     Policy,
     TensorType,
@@ -156,3 +158,12 @@ def test_a_narrower_compute_type_rounds_the_operands():
 
 def test_double_precision_rounds_correctly_where_ieee_says():
     assert DOUBLE["div"] == DOUBLE["sqrt"] == 0.5
+
+
+def test_a_cast_that_only_flushes_is_not_exact():
+    """What lies below the least normal number becomes 0: sums of such numbers are known to as much."""
+    x = np.float32([3e-39, 1e-38, -2e-39, 2e-38, 1.0])
+    program = prepare(ts.jit(lambda x: ts.sum(ts.cast(x, ts.f32 @ ts.flush_denormals)[:3])), (x,))
+    (bound,) = program.bounds()
+    assert compare(program.run("graph")[0], bound).ok and program.run("graph")[0] == 0
+    assert 1e-38 < bound.radius.max() < 1e-37

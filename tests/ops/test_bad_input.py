@@ -113,3 +113,32 @@ def test_a_refused_call_leaves_the_default_generator_as_it_was():
     with pytest.raises(TesseraError, match="a permutation of 1.5 numbers"):
         ts.permutation(1.5)
     assert ts.rand(3).tolist() == ts.rand(3, generator=ts.manual_seed(3)).tolist()
+
+
+CALLS = {
+    "a shape that is a tensor": (lambda: ts.layer_norm(MATRIX, MATRIX[0]), "this is no shape"),
+    "no arguments": (lambda: ts.zeros(), "missing 1 required positional argument: 'shape'"),
+    "an unknown argument": (lambda: ts.exp(MATRIX, foo=1), "exp does not take these arguments"),
+    "a result where a function is due": (lambda: ts.grad(ts.sum(MATRIX)), r"write grad\(f\)\(x\), not grad\(f\(x\)\)"),
+    "a number for jit": (lambda: ts.jit(3), "jit takes a function"),
+    "a number for vmap": (lambda: ts.vmap(3), "vmap takes a function"),
+    "a static parameter that is none": (lambda: ts.jit(lambda x: x, static_argnames=("z",)), "no parameter z"),
+    "an axis of vmap": (lambda: ts.vmap(lambda x: x, in_dims=5)(MATRIX), "axis 5 is out of range"),
+    "a device": (lambda: MATRIX.to("float99"), "the device float99 is not available"),
+    "a default device": (lambda: ts.set_default_device("none"), "the device none is not available"),
+    "a target": (lambda: ts.jit(lambda x: x, target="none")(MATRIX), '"none" is not a code generator'),
+    "a program": (lambda: ts.build(lambda x: x, MATRIX, out="nowhere"), "is no program"),
+    "an artifact": (lambda: ts.load("nowhere"), "there is no folder nowhere"),
+    "an element type": (lambda: ts.accum("foo"), "'foo' is not an element type"),
+    "no element type": (lambda: ts.finfo(None), "None is not an element type"),
+    "unequal vectors": (lambda: ts.vecdot(ROW, ROW[:2]), "the vectors differ in length"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_error_tells_the_line(name):
+    """File and line of the user's call, whatever was wrong with it."""
+    call, says = CALLS[name]
+    with pytest.raises(TesseraError, match=says) as caught:
+        call()
+    assert caught.value.location.file == __file__ and "|" in str(caught.value)

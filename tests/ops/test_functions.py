@@ -83,3 +83,15 @@ def test_slopes(which):
     x = np.array([0.2, 0.5, 0.9])
     found = ts.grad(lambda v: ts.sum(getattr(ts, which)(v)))(x).numpy()
     np.testing.assert_allclose(found, SLOPES[which](x), rtol=1e-12)
+
+
+def test_signs_of_zeros():
+    """As C and the array API standard have them, at every level."""
+    ends = np.array([0.0, -0.0, 1.0, -1.0], np.float32)
+    y, x = (a.ravel() for a in np.meshgrid(ends, ends))
+    program = prepare(ts.jit(lambda y, x: (ts.atan2(y, x), ts.sign(y))), (y, x), "llvm")
+    for level in ("graph", "schedule", "device"):
+        angle, sign = program.run(level, "llvm")
+        np.testing.assert_allclose(angle, np.arctan2(y, x), rtol=1e-6)
+        assert (np.signbit(angle) == np.signbit(np.arctan2(y, x))).all() and not np.signbit(sign[sign == 0]).any()
+    assert math.isnan(ts.sign(math.nan).item())

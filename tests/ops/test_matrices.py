@@ -94,3 +94,16 @@ def test_bad_matrices():
         ts.grad(lambda x: ts.eig(x)[0].sum())(ts.Tensor(SPD))
     with pytest.raises(UnsupportedOpError, match="wider than tall"):
         ts.grad(lambda x: ts.qr(x)[1].sum())(ts.Tensor(A[0]))
+
+
+@pytest.mark.parametrize("source,destination", [((0, 1), (-1, 0)), ((), ()), (2, 0), ((2, 0), (0, 1))])
+def test_moveaxis_of_several(source, destination):
+    x = np.arange(24.0).reshape(2, 3, 4)
+    np.testing.assert_array_equal(ts.moveaxis(x, source, destination), np.moveaxis(x, source, destination))
+    with pytest.raises(ShapeError, match="an axis is named twice"):
+        ts.moveaxis(x, (0, 0), (1, 2))
+
+
+def test_diff_between_ends():
+    x = np.array([1, 4, 9])
+    np.testing.assert_array_equal(ts.diff(x, prepend=[0], append=[20]), np.diff(x, prepend=[0], append=[20]))

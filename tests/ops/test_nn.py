@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from tessera.errors import ArgumentError, ShapeError
+from tessera.errors import ArgumentError, DTypeError, ShapeError
+from tessera.interp.bound import compare, run
 from tessera.ops import nn
 from tessera.tensor import Tensor
+from tessera.tracing import Jit
 from tessera.types import bf16, f16, f32, f64
 
 ROW = [-3.0, -0.5, 0.0, 0.25, 2.0]
@@ -94,6 +96,26 @@ def test_attention(rng):
     )
     batch = sdpa(*(Tensor(np.stack([t, 2 * t])) for t in (q, k, v)), scale=1 / math.sqrt(8))
     np.testing.assert_allclose(batch.numpy()[1], attention(2 * q, 2 * k, 2 * v), rtol=1e-12)
+
+
+def test_weights_of_attention_are_rounded_as_asked_for(rng):
+    q, k, v = (rng.normal(size=(9, 8)).astype(bf16.numpy) for _ in range(3))
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    power = np.exp(wide[0] @ wide[1].T / math.sqrt(8) - np.max(wide[0] @ wide[1].T / math.sqrt(8), -1, keepdims=True))
+    for weights, narrow in ((None, power.astype(bf16.numpy)), ("f32", power), ("f16", power.astype(np.float16))):
+        found = nn.scaled_dot_product_attention(*map(Tensor, (q, k, v)), weights=weights).numpy()
+        want = (narrow.astype(np.float64) @ wide[2] / power.sum(-1, keepdims=True)).astype(bf16.numpy)
+        np.testing.assert_allclose(found.astype(np.float64), want.astype(np.float64), rtol=2.0**-8, atol=1e-6)
+        assert np.mean(found == want) > 0.95  # the same but where f32 and f64 lie on two sides of a tie
+    with pytest.raises(DTypeError, match="weights of attention in"):
+        nn.scaled_dot_product_attention(*map(Tensor, (q, k, v)), weights="int8")
+
+
+def test_a_rough_cast_may_lose_what_is_subnormal():
+    x = np.array([1.0, 2.0**-130, 1.5 * 2.0**-126], np.float32)
+    (bound,) = run(Jit(lambda x: nn.rough_cast(x, dtype=bf16)).trace(x).function, [x])
+    assert compare(x, bound).ok and compare(x * [1, 0, 1], bound).ok and not compare(x * [1, 1, 0], bound).ok
+    assert not compare(x * [0, 1, 1], bound).ok and nn.rough_cast(Tensor(x), dtype=bf16).numpy()[1] == x[1]
 
 
 def test_errors():

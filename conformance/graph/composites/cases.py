@@ -32,6 +32,8 @@ def cases() -> Iterator[Case]:
     for causal in (False, True):
         for dtype in ("f32", "bf16"):
             yield _attention(causal, dtype)
+    for dtype, weights in (("f16", None), ("bf16", "f32"), ("f16", "bf16")):
+        yield _weighed_attention(dtype, weights)
     yield _masked_attention()
     yield _affine_norm()
     yield _block()
@@ -47,6 +49,14 @@ def _attention(causal: bool, dtype: str) -> Case:
     name = f"graph/composites/attention-{'causal' if causal else 'full'}-{dtype}"
     q, k, v = (tensor(f"{name}{i}", (2, 3, 20, 16), dtype) for i in range(3))
     return Case(name, lambda: (Jit(lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, causal=causal)), (q, k, v)))
+
+
+def _weighed_attention(dtype: str, weights: str | None) -> Case:
+    """Scores far apart, so that weights go down to subnormal numbers, which may count as 0."""
+    name = f"graph/composites/attention-weights-{dtype}-{weights or dtype}"
+    q, k, v = (tensor(f"{name}{i}", (2, 70, 64), dtype) for i in range(3))
+    attend = nn.scaled_dot_product_attention
+    return Case(name, lambda: (Jit(lambda q, k, v: attend(q, k, v, scale=4.0, weights=weights)), (q, k, v)))
 
 
 def _masked_attention() -> Case:

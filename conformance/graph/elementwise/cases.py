@@ -12,7 +12,7 @@ from tessera.ops import basic, elementwise
 from tessera.tracing import Jit
 
 FLOATS = ("f32", "f16", "bf16", "f64")
-INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 # Where an op is defined, for ops that are not defined everywhere.
 DOMAINS = {
     "log": (0.01, 8.0), "log2": (0.01, 8.0), "sqrt": (0.0, 8.0), "rsqrt": (0.05, 8.0), "pow": (0.1, 3.0),
@@ -51,7 +51,7 @@ def dtypes(op: Op) -> tuple[str, ...]:
     """The element types a case is made for."""
     name = op.__name__
     if name in BITWISE:
-        return ("int32", "uint8", "int64") + (() if name.startswith("shift") else ("bool",))
+        return ("int32", "uint8", "int64", "uint32") + (() if name.startswith("shift") else ("bool",))
     return FLOATS if name in FLOAT_ONLY else (*FLOATS, "int32", "int64")
 
 
@@ -81,7 +81,7 @@ def cases() -> Iterator[Case]:
         for dtype in dtypes(op):
             yield _make(op, dtype)
     for source in (*FLOATS, "int32", "int8", "bool"):
-        for to in (*FLOATS, "int32", "int64", "uint8", "bool"):
+        for to in (*FLOATS, "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"):
             if source != to:
                 yield _cast(source, to)
     for dtype in ("f32", "bf16", "int32"):

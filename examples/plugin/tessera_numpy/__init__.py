@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.backend import Capabilities
+from tessera.codegen.policies import check_plain
 from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.op import Rules
@@ -76,9 +77,10 @@ def _(node, names):
 
 @emit(basic.cast)
 def _(node, names, x):
-    if not node.attrs["dtype"].is_float and node.args[0].type.dtype.is_float:
+    to = node.out.type.dtype  # the attribute may be a policy
+    if not to.is_float and node.args[0].type.dtype.is_float:
         raise UnsupportedOpError("ts.cast from float to integer cannot be emitted for numpy", location=node.loc)
-    yield f"{names[node.out]} = {x}.astype({dtype(node.attrs['dtype'])})"
+    yield f"{names[node.out]} = {x}.astype({dtype(to)})"
 
 
 @emit(basic.broadcast_to)
@@ -162,6 +164,7 @@ def lines(block: Block, names: Names) -> Iterator[str]:
         row = emit.get(node.op)
         if row is None:
             raise UnsupportedOpError(f"{node.op.name} cannot be emitted for numpy", location=node.loc)
+        check_plain(node, "numpy")
         yield from row(node, names, *(names[v] for v in node.args))
 
 
