@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.machine import keep, kept
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.gpu import gpu
+from tessera.codegen.ptx.host.gpu import gpu
 from tessera.program import prepare
 
 ROUNDS, EACH = 9, 10

@@ -18,7 +18,7 @@ from benchmarks.gpu import compiled, in_pairs, result
 from benchmarks.minilm import FLOPS_PER_TOKEN
 from examples.minilm import model
 from examples.minilm.weights import Config
-from tessera.codegen.ptx.times import kernel_times
+from tessera.codegen.ptx.host.times import kernel_times
 from tessera.pytree import flatten
 from tessera.types import bf16
 

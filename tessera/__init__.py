@@ -145,9 +145,9 @@ if TYPE_CHECKING:
     )
     from tessera.kernel import tile
     from tessera.kernel.placement import memory
-    from tessera.kernel.search import Autotuner, Evolutionary, Guided
     from tessera.kernel.streams import Event, Stream, synchronize
-    from tessera.kernel.tuning_cache import TuningCache
+    from tessera.kernel.tuning.cache import TuningCache
+    from tessera.kernel.tuning.search import Autotuner, Evolutionary, Guided
     from tessera.performance import EmpiricalModel, PerformanceModel, RooflineModel, time
     from tessera.storage.pipelines import async_load, async_store
 

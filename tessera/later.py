@@ -14,9 +14,9 @@ LATER = {
         "specialize_for"
     ),
     "tessera.kernel.placement": "memory",
-    "tessera.kernel.search": "Autotuner Evolutionary Guided",
+    "tessera.kernel.tuning.search": "Autotuner Evolutionary Guided",
     "tessera.kernel.streams": "Event Stream synchronize",
-    "tessera.kernel.tuning_cache": "TuningCache",
+    "tessera.kernel.tuning.cache": "TuningCache",
     "tessera.storage.pipelines": "async_load async_store",
     "tessera.performance": "EmpiricalModel PerformanceModel RooflineModel time",
 }

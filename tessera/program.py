@@ -18,7 +18,7 @@ from tessera.ir.core import Module
 from tessera.kernel import Kernel
 from tessera.kernel.kernel import Launch
 from tessera.kernel.launch import written
-from tessera.kernel.tuning import Tuned
+from tessera.kernel.tuning.configurations import Tuned
 from tessera.numerics.bounded import Bounded
 from tessera.tracing import Jit, _array
 from tessera.tuned import of_constants, tuned

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tessera.kernel import tuner
 from tessera.kernel.kernel import Launch
-from tessera.kernel.tuning import Tuned
+from tessera.kernel.tuning import tuner
+from tessera.kernel.tuning.configurations import Tuned
 
 
 def tuned(

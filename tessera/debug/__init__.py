@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.debug.checking import check, checked
 from tessera.debug.interactive import break_here, interactive, session
-from tessera.interp.debug_report import Checks, Finding, Report
+from tessera.interp.checked.report import Checks, Finding, Report
 
 checks = checked  # as it is called too
 

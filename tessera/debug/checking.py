@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tessera.interp import debug_report
-from tessera.interp.debug_report import Checks, Report
+from tessera.interp.checked import report as debug_report
+from tessera.interp.checked.report import Checks, Report
 from tessera.kernel import launch
 from tessera.kernel.kernel import Kernel, Launch
 

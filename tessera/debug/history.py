@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tessera.interp.debug_observe import Started
-from tessera.interp.debug_shadow import address, span
+from tessera.interp.checked.observe import Started
+from tessera.interp.checked.shadow import address, span
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory
 from tessera.ir.core import Node

@@ -12,7 +12,7 @@ from tessera import marks
 from tessera.debug import stops
 from tessera.debug.around import Around
 from tessera.debug.console import Console, Quit, commands_of
-from tessera.interp.debug_observe import FOR_PAUSES, OBSERVERS
+from tessera.interp.checked.observe import FOR_PAUSES, OBSERVERS
 from tessera.kernel import lines
 from tessera.kernel.kernel import Kernel, Launch
 from tessera.kernel.trace import TRACE

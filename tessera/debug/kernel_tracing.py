@@ -14,7 +14,7 @@ from tessera.debug.around import Around
 from tessera.debug.gpus import GPUS, Occupancy, occupancy
 from tessera.debug.profile import COMPUTE, CONTROL, INDEX, MEMORY, Counts, Profile
 from tessera.errors import ArgumentError
-from tessera.interp.debug_observe import OBSERVERS
+from tessera.interp.checked.observe import OBSERVERS
 from tessera.ops.tile import meets
 from tessera.types import GLOBAL, REGISTER, SHARED
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tessera.debug.around import Around
 from tessera.errors import ArgumentError
 from tessera.evaluate import Meaning
-from tessera.interp.debug_observe import OBSERVERS, Started
+from tessera.interp.checked.observe import OBSERVERS, Started
 from tessera.interp.machine import Machine
 from tessera.ops import tile
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.errors import ArgumentError, DeviceUnavailable
-from tessera.interp.debug_shadow import READ
+from tessera.interp.checked.shadow import READ
 
 if TYPE_CHECKING:
     from tessera.debug.profile import Counts, Touched

@@ -14,9 +14,9 @@ import numpy as np
 from tessera.codegen.resources import Need, needs
 from tessera.debug.traffic import Touch, touches
 from tessera.evaluate import Meaning
-from tessera.interp import debug_lanes as lanes
-from tessera.interp.debug_observe import Started
-from tessera.interp.debug_shadow import ATOMIC, READ
+from tessera.interp.checked import lanes
+from tessera.interp.checked.observe import Started
+from tessera.interp.checked.shadow import ATOMIC, READ
 from tessera.interp.machine import Machine
 from tessera.ir.core import Node
 from tessera.ops import basic, linalg, shape, tile

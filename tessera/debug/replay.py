@@ -15,8 +15,8 @@ from tessera.errors import ArgumentError, UnknownNameError
 from tessera.evaluate import Meaning
 from tessera.interp import bound as graph_bound
 from tessera.interp import tile as interpreter
-from tessera.interp.debug_monitor import Monitor
-from tessera.interp.debug_observe import Started
+from tessera.interp.checked.monitor import Monitor
+from tessera.interp.checked.observe import Started
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory
 from tessera.numerics.bounded import Bounded

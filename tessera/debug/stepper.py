@@ -13,7 +13,7 @@ from tessera.debug.stops import Breakpoint, Goal, Watched
 from tessera.debug.values import own, variables
 from tessera.errors import TesseraError
 from tessera.evaluate import Meaning
-from tessera.interp.debug_observe import Started
+from tessera.interp.checked.observe import Started
 from tessera.interp.machine import Machine
 from tessera.numerics.bounded import certain
 from tessera.ops import checks

@@ -12,7 +12,7 @@ from tessera.codegen.registry import backends
 from tessera.debug import target_ops
 from tessera.errors import ArgumentError
 from tessera.evaluate import Meaning
-from tessera.interp.debug_observe import OBSERVERS, Started
+from tessera.interp.checked.observe import OBSERVERS, Started
 from tessera.interp.machine import Machine
 from tessera.ir.core import Node
 from tessera.ops import basic, control, shape

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.interp import debug as watched
-from tessera.interp.debug_access import Access, clipped
-from tessera.interp.debug_shadow import ATOMIC, READ, WRITE
+from tessera.interp.checked import machine as watched
+from tessera.interp.checked.access import Access, clipped
+from tessera.interp.checked.shadow import ATOMIC, READ, WRITE
 from tessera.interp.machine import Machine
 from tessera.ir.core import Node
 from tessera.op import Rules

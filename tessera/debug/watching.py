@@ -14,7 +14,7 @@ import numpy as np
 from tessera.debug import show
 from tessera.debug.around import Around
 from tessera.evaluate import Meaning
-from tessera.interp.debug_observe import OBSERVERS, Started
+from tessera.interp.checked.observe import OBSERVERS, Started
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory
 from tessera.ir.core import Node

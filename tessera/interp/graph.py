@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.errors import ShapeError
 from tessera.evaluate import evaluate
-from tessera.interp.debug_observe import is_watched, watched
+from tessera.interp.checked.observe import is_watched, watched
 from tessera.interp.flow import flow
 from tessera.interp.heap import keep_pages
 from tessera.ir.core import Function, Node

@@ -12,11 +12,11 @@ import numpy as np
 
 from tessera.errors import ArgumentError, OutOfBoundsError
 from tessera.evaluate import evaluate
-from tessera.interp import debug as watched
 from tessera.interp import host, instances, steps
-from tessera.interp.debug_monitor import Monitor
-from tessera.interp.debug_observe import Observer, Started, observers_of
-from tessera.interp.debug_report import ACTIVE, Stopped, as_checks
+from tessera.interp.checked import machine as watched
+from tessera.interp.checked.monitor import Monitor
+from tessera.interp.checked.observe import Observer, Started, observers_of
+from tessera.interp.checked.report import ACTIVE, Stopped, as_checks
 from tessera.interp.heap import keep_pages
 from tessera.interp.machine import Machine
 from tessera.interp.memory import Memory

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tessera.kernel import tuning
 from tessera.kernel.kernel import Kernel, Options
-from tessera.kernel.search import Evolutionary
-from tessera.kernel.tuning import Tuning
+from tessera.kernel.tuning import configurations as tuning
+from tessera.kernel.tuning.configurations import Tuning
+from tessera.kernel.tuning.search import Evolutionary
 from tessera.ops.arguments import check_function
 from tessera.schedule import Schedule
 
@@ -79,7 +79,7 @@ def tuned(made: Kernel, settings: Tuning) -> Kernel:
 def autotune(space: Any = None, *, options: Mapping[str, Any] | None = None, **settings: Any) -> Callable[..., Kernel]:
     """`@kernel.autotune(space=dict(BM=[64, 128]), ...)`: a kernel whose constants are chosen by measuring.
 
-    Takes what `tessera.kernel.tuning.tuning` takes (`space` or `configs`, `constraints`, `metric`, `budget_ms`,
+    Takes what `kernel.tuning.configurations.tuning` takes (`space` or `configs`, `constraints`, `metric`, `budget_ms`,
     `cache`, `samples`, `search`); `options` are those of @kernel. The first launch with arguments of new types runs
     every configuration on copies of them, on the kernel's own target, and the best is kept in a file.
     A grid must follow from the constants: `k[lambda c: (-(-n // c["BM"]),)]`. `k[grid].tune(...)` tells what was found.
@@ -108,7 +108,7 @@ def evolutionary(
     population_size: int = 50, generations: int = 20, mutation_rate: float = 0.1, crossover_rate: float = 0.7,
     seed: int = 0, space: Any = None, **settings: Any,
 ) -> Callable[[Callable[..., Any]], Kernel]:  # fmt: skip
-    """`@autotune.evolutionary(population_size=50, generations=20)`: a genetic search (tessera/kernel/search.py).
+    """`@autotune.evolutionary(population_size=50, generations=20)`: a genetic search (tessera/kernel/tuning/search.py).
 
     Without a `space` it searches a few sizes (16 to 128) for each constant that means a block, as `kernel.auto`.
 

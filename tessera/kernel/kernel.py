@@ -17,7 +17,7 @@ from tessera.kernel import launch
 from tessera.kernel.hooks import Hook, Hooks, Started
 from tessera.kernel.signature import Arguments, parameters
 from tessera.kernel.streaming import ordered
-from tessera.kernel.tuning import Tuned, Tuning, parted
+from tessera.kernel.tuning.configurations import Tuned, Tuning, parted
 from tessera.marks import LINES
 from tessera.schedule import Schedule
 from tessera.tensor import Tensor
@@ -160,7 +160,7 @@ class Launch:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         if self.kernel.options.tuning is not None:
-            from tessera.kernel import tuner
+            from tessera.kernel.tuning import tuner
 
             return tuner.chosen(self, self.tune(*args, **named).config)(*args, **named)
         found = self.kernel.bind(args, named)
@@ -188,7 +188,7 @@ class Launch:
         """
         if self.kernel.options.tuning is None:
             raise ArgumentError(f"{self.kernel!r} is not autotuned", location=here(), expected="@kernel.autotune(...)")
-        from tessera.kernel import tuner
+        from tessera.kernel.tuning import tuner
 
         return tuner.tune(self, args, named)
 

@@ -12,15 +12,15 @@ from tessera.errors import ResourceError, UnsupportedOpError
 from tessera.evaluate import expand
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Node, Value
-from tessera.kernel import (
-    branches,  # noqa: F401 - fills the table of statements
+from tessera.kernel import (  # noqa: F401 - fills the table of statements
+    branches,
     defaults,
     lines,
-    loops,  # noqa: F401 - fills the table of statements
+    loops,
     place,
     results,
     statements,
-    withs,  # noqa: F401 - fills the table of statements
+    withs,
 )
 from tessera.kernel.frame import Frame, Outer, unchanged
 from tessera.kernel.prune import prune

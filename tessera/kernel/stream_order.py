@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import Location, here
-from tessera.interp.debug_report import ACTIVE, Checks, Finding
-from tessera.interp.debug_shadow import span
+from tessera.interp.checked.report import ACTIVE, Checks, Finding
+from tessera.interp.checked.shadow import span
 from tessera.ir.core import Module
 from tessera.kernel.launch import written
 from tessera.kernel.streaming import TOUCHED

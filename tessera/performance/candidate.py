@@ -14,10 +14,10 @@ import numpy as np
 from tessera.debug.kernel_tracing import KernelReport
 from tessera.debug.profile import Counts, Profile
 from tessera.errors import ArgumentError, TesseraError, here
-from tessera.interp.debug_observe import OBSERVERS
+from tessera.interp.checked.observe import OBSERVERS
 from tessera.ir.core import Module
 from tessera.kernel import launch as launches
-from tessera.kernel.search import Config
+from tessera.kernel.tuning.search import Config
 from tessera.ops import linalg
 from tessera.types import GLOBAL, TensorType
 

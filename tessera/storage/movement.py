@@ -17,7 +17,7 @@ import numpy as np
 from tessera.device import default_device, on_host
 from tessera.effect import perform
 from tessera.errors import ArgumentError, AsyncCopyError, ExecutionError, Location, ShapeError, here
-from tessera.interp.debug_report import ACTIVE
+from tessera.interp.checked.report import ACTIVE
 from tessera.storage import DISK, HOST
 from tessera.storage.resident import Resident
 from tessera.storage.spaces import flush, on_disk

@@ -82,6 +82,6 @@ class Resident:
 
 def _gpu() -> Any:
     """This machine's GPU: the one that compiled programs run on, with the same pool of memory."""
-    from tessera.codegen.ptx.gpu import gpu  # asked for only where there is one
+    from tessera.codegen.ptx.host.gpu import gpu  # asked for only where there is one
 
     return gpu()

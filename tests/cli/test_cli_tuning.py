@@ -8,7 +8,7 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.cli.main import main
-from tessera.kernel import tuner as measuring
+from tessera.kernel.tuning import tuner as measuring
 
 PROGRAM = """import numpy as np
 import tessera as ts

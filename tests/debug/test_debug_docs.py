@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from conformance.case import all_cases
-from tessera.interp.debug_report import KINDS
+from tessera.interp.checked.report import KINDS
 
 ROOT = Path(__file__).parents[2]
 USERS = (ROOT / "docs" / "interpreter-users.md").read_text()

@@ -9,8 +9,8 @@ from tiles import kernel
 import tessera as ts
 from tessera.debug import Checks
 from tessera.errors import RaceError
-from tessera.interp import debug
 from tessera.interp import tile as interpreter
+from tessera.interp.checked import machine as debug
 from tessera.op import REGISTRY
 from tessera.ops import basic, tile
 from tessera.types import f32, int64

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.interp import debug_clocks
+from tessera.interp.checked import clocks as debug_clocks
 
 TILES, CELLS, ACTIONS = 12, 4, 14
 WIDTHS = ((2, 6), (3,), (4, 6), (2, 4))  # of the third neither lies within the other

@@ -8,11 +8,11 @@ from tiles import kernel
 
 import tessera as ts
 from conformance.tile.debug import counted, rings
-from tessera.interp import debug_apart
-from tessera.interp import debug_windows as windows
 from tessera.interp import tile as interpreter
-from tessera.interp.debug_ordered import Domain
-from tessera.interp.debug_report import Checks
+from tessera.interp.checked import apart as debug_apart
+from tessera.interp.checked import windows
+from tessera.interp.checked.ordered import Domain
+from tessera.interp.checked.report import Checks
 from tessera.interp.memory import Memory, Place
 from tessera.ops import basic, tile
 from tessera.types import f32

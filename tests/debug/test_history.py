@@ -8,7 +8,7 @@ import tessera as ts
 from tessera import tile
 from tessera.debug import history
 from tessera.debug.console import Console
-from tessera.interp.debug_observe import OBSERVERS
+from tessera.interp.checked.observe import OBSERVERS
 from tessera.interp.memory import Memory
 
 

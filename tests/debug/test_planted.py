@@ -8,7 +8,7 @@ from conformance.case import all_cases
 from conformance.tile.debug.advice import ADVICE, square
 from conformance.tile.debug.cases import PAIRS
 from tessera.interp import tile as interpreter
-from tessera.interp.debug_report import Checks
+from tessera.interp.checked.report import Checks
 from tessera.program import prepare
 
 
@@ -76,7 +76,7 @@ def test_advice_keeps_the_bits_of_the_whole_suite():
 
 
 def test_random_banks_against_counting():
-    from tessera.interp.debug_lanes import banks, sectors
+    from tessera.interp.checked.lanes import banks, sectors
 
     rng = np.random.default_rng(0)
     offset, active = rng.integers(0, 256, (20, 32)) * 4, rng.random((20, 32)) < 0.8

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tessera.interp.debug_written import Written
+from tessera.interp.checked.written import Written
 
 
 def test_against_a_set_of_bytes(rng):

@@ -8,8 +8,8 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.errors import ArgumentError, FileError
-from tessera.kernel import tuner as measuring
-from tessera.kernel.tuning import tuning
+from tessera.kernel.tuning import tuner as measuring
+from tessera.kernel.tuning.configurations import tuning
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.errors import ArgumentError
-from tessera.kernel import tuner as measuring
+from tessera.kernel.tuning import tuner as measuring
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.codegen.ptx.infer import sizes
 from tessera.codegen.ptx.kernel import Kernel
 from tessera.codegen.ptx.memory import VECTOR_BYTES, Memory
+from tessera.codegen.ptx.passes.infer import sizes
 from tessera.codegen.ptx.text import Text
 from tessera.codegen.ptx.types import register_class, word
 from tessera.errors import UnsupportedOpError

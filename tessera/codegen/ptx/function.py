@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tessera.codegen.ptx import (  # noqa: F401  (their rows fill the tables)
+from tessera.codegen.ptx.blocks import (  # noqa: F401  (their rows fill the tables)
     access,
     atomics,
-    chance,
     checks,
-    consume,
     control,
     copies,
     dot,
-    formulas,
-    functions,
     group,
     ids,
     inline,
@@ -25,30 +21,32 @@ from tessera.codegen.ptx import (  # noqa: F401  (their rows fill the tables)
     prints,
     reduce,
     slots,
-)  # fmt: skip
-from tessera.codegen.ptx.arrange import arrange
-from tessera.codegen.ptx.cluster import Cluster, asked_cluster
-from tessera.codegen.ptx.contract import contracted
+)
+from tessera.codegen.ptx.blocks.ids import AXES, folds
+from tessera.codegen.ptx.blocks.meeting import leave
+from tessera.codegen.ptx.entries import consume  # noqa: F401  (their rows fill the tables)
+from tessera.codegen.ptx.entries.cluster import Cluster, asked_cluster
+from tessera.codegen.ptx.entries.specialize import special, specialized
+from tessera.codegen.ptx.entries.supplier import supplied_entry
 from tessera.codegen.ptx.entry import Entry, bind_parameters, finished
-from tessera.codegen.ptx.flush import flushed
-from tessera.codegen.ptx.fuse import fuse_sums
-from tessera.codegen.ptx.hoist import loads_first
-from tessera.codegen.ptx.ids import AXES, folds
-from tessera.codegen.ptx.infer import sizes
 from tessera.codegen.ptx.kernel import Kernel
-from tessera.codegen.ptx.meeting import leave
-from tessera.codegen.ptx.peel import peeled
-from tessera.codegen.ptx.pipeline import pipelined
-from tessera.codegen.ptx.places import placed
-from tessera.codegen.ptx.policy import has_policies
-from tessera.codegen.ptx.products import tensor_cores
-from tessera.codegen.ptx.rotate import rotated
-from tessera.codegen.ptx.specialize import special, specialized
-from tessera.codegen.ptx.split import split_products
-from tessera.codegen.ptx.stages import staged
-from tessera.codegen.ptx.stream import streaming
-from tessera.codegen.ptx.supplier import supplied_entry
-from tessera.codegen.ptx.supply import supplying
+from tessera.codegen.ptx.passes.arrange import arrange
+from tessera.codegen.ptx.passes.contract import contracted
+from tessera.codegen.ptx.passes.flush import flushed
+from tessera.codegen.ptx.passes.fuse import fuse_sums
+from tessera.codegen.ptx.passes.hoist import loads_first
+from tessera.codegen.ptx.passes.infer import sizes
+from tessera.codegen.ptx.passes.peel import peeled
+from tessera.codegen.ptx.passes.pipeline import pipelined
+from tessera.codegen.ptx.passes.places import placed
+from tessera.codegen.ptx.passes.products import tensor_cores
+from tessera.codegen.ptx.passes.rotate import rotated
+from tessera.codegen.ptx.passes.split import split_products
+from tessera.codegen.ptx.passes.stages import staged
+from tessera.codegen.ptx.passes.stream import streaming
+from tessera.codegen.ptx.passes.supply import supplying
+from tessera.codegen.ptx.scalars import chance, formulas, functions  # noqa: F401  (their rows fill the tables)
+from tessera.codegen.ptx.scalars.policy import has_policies
 from tessera.codegen.ptx.team import WARP, Team
 from tessera.codegen.ptx.text import Files, Text
 from tessera.codegen.ptx.types import size

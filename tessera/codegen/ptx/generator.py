@@ -12,10 +12,10 @@ from tessera.codegen.artifact import Artifact
 from tessera.codegen.backend import Capabilities
 from tessera.codegen.element_types import check_element_types
 from tessera.codegen.manifest import manifest, sides_of
-from tessera.codegen.ptx.gpu import gpu
-from tessera.codegen.ptx.interpret import TEXT, interpreter
+from tessera.codegen.ptx.host.gpu import gpu
+from tessera.codegen.ptx.host.interpret import TEXT, interpreter
+from tessera.codegen.ptx.host.runtime import Interpreted, Program, runtime, where
 from tessera.codegen.ptx.module import VERSION, emit_module
-from tessera.codegen.ptx.runtime import Interpreted, Program, runtime, where
 from tessera.codegen.ptx.types import WORD
 from tessera.codegen.resources import check_resources
 from tessera.device import gpu_count

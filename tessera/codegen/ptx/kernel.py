@@ -7,18 +7,18 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from tessera.codegen.ptx import pointwise
-from tessera.codegen.ptx.arrange import Arranged
+from tessera.codegen.ptx.blocks import pointwise
+from tessera.codegen.ptx.blocks.prints import Rounds
+from tessera.codegen.ptx.entries.flight import Flight
+from tessera.codegen.ptx.entries.persistent import Persistent
+from tessera.codegen.ptx.entries.ring import Ring, Walker
 from tessera.codegen.ptx.extras import Extras
-from tessera.codegen.ptx.flight import Flight
 from tessera.codegen.ptx.hazards import Hazards
 from tessera.codegen.ptx.layout import Layout
 from tessera.codegen.ptx.memory import Memory
-from tessera.codegen.ptx.persistent import Persistent
-from tessera.codegen.ptx.policy import check_policy
-from tessera.codegen.ptx.prints import Rounds
-from tessera.codegen.ptx.ring import Ring, Walker
+from tessera.codegen.ptx.passes.arrange import Arranged
 from tessera.codegen.ptx.room import Room
+from tessera.codegen.ptx.scalars.policy import check_policy
 from tessera.codegen.ptx.team import Team
 from tessera.codegen.ptx.text import Text
 from tessera.codegen.ptx.visit import visit
@@ -28,9 +28,9 @@ from tessera.ir.core import Block, Node, Value
 from tessera.ops import basic, control, shape
 
 if TYPE_CHECKING:
-    from tessera.codegen.ptx.cluster import Cluster
-    from tessera.codegen.ptx.slots import Lying, Slots
-    from tessera.codegen.ptx.supplier import Supplier
+    from tessera.codegen.ptx.blocks.slots import Lying, Slots
+    from tessera.codegen.ptx.entries.cluster import Cluster
+    from tessera.codegen.ptx.entries.supplier import Supplier
 
 # What only names the registers of other values anew: it may come before pointwise ops that it does not use.
 RENAMED = (basic.full, basic.broadcast_to, shape.iota)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tessera.codegen.ptx import words
-from tessera.codegen.ptx.divisors import divisor
 from tessera.codegen.ptx.layout import Layout, Sizes
+from tessera.codegen.ptx.passes.divisors import divisor
+from tessera.codegen.ptx.scalars import words
 from tessera.codegen.ptx.team import both
 from tessera.codegen.ptx.types import is_immediate, size
 from tessera.ir.core import Node, Value

@@ -13,7 +13,7 @@ from tilekernels import Kernel
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx.host.interpret import TEXT
 from tessera.interp import tile as interpreter
 from tessera.ir.core import Module
 

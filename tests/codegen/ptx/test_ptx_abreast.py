@@ -5,14 +5,15 @@ import pytest
 from ptxcheck import emitted
 
 import tessera as ts
-from tessera.codegen.ptx import BACKEND, abreast
-from tessera.codegen.ptx.contract import contracted
-from tessera.codegen.ptx.fuse import fuse_sums
-from tessera.codegen.ptx.interpret import TEXT
-from tessera.codegen.ptx.pipeline import pipelined
-from tessera.codegen.ptx.specialize import SHARES
-from tessera.codegen.ptx.split import split_products
-from tessera.codegen.ptx.warpgroup import GROUP
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.entries import abreast
+from tessera.codegen.ptx.entries.specialize import SHARES
+from tessera.codegen.ptx.entries.warpgroup import GROUP
+from tessera.codegen.ptx.host.interpret import TEXT
+from tessera.codegen.ptx.passes.contract import contracted
+from tessera.codegen.ptx.passes.fuse import fuse_sums
+from tessera.codegen.ptx.passes.pipeline import pipelined
+from tessera.codegen.ptx.passes.split import split_products
 from tessera.kernel import kernel, tile
 from tessera.program import prepare
 from tessera.types import bf16, f32

@@ -10,9 +10,10 @@ from tilekernels import Kernel
 from conformance.case import all_cases
 from conformance.run import Engine, run_case
 from tessera.cli.main import main
-from tessera.codegen.ptx import BACKEND, gpu
-from tessera.codegen.ptx.gpu import GPU, _refused
-from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.host import gpu
+from tessera.codegen.ptx.host.gpu import GPU, _refused
+from tessera.codegen.ptx.host.interpret import TEXT
 from tessera.codegen.registry import backends
 from tessera.device import gpu_count
 from tessera.errors import ArgumentError, DeviceUnavailable, ExecutionError, ResourceError, UnsupportedOpError

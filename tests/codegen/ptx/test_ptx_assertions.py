@@ -7,7 +7,7 @@ from ptxcheck import ARCHITECTURES, emitted
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx.host.interpret import TEXT
 from tessera.errors import ExecutionError
 from tessera.program import prepare
 

@@ -10,7 +10,7 @@ from ptxcheck import emitted
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.interpret import TEXT, hardware_grid, tensor_map
+from tessera.codegen.ptx.host.interpret import TEXT, hardware_grid, tensor_map
 from tessera.errors import ArgumentError, ResourceError, TesseraError
 from tessera.interp.target.ptx import Module
 from tessera.kernel import kernel, tile

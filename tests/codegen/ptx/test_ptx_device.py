@@ -4,11 +4,11 @@ import types
 
 import pytest
 
-from tessera.codegen.ptx import calls
-from tessera.codegen.ptx.cooperative import Cooperative
-from tessera.codegen.ptx.gpu import GPU
-from tessera.codegen.ptx.recorded import Recorded
-from tessera.codegen.ptx.runtime import _recordable
+from tessera.codegen.ptx.host import calls
+from tessera.codegen.ptx.host.cooperative import Cooperative
+from tessera.codegen.ptx.host.gpu import GPU
+from tessera.codegen.ptx.host.recorded import Recorded
+from tessera.codegen.ptx.host.runtime import _recordable
 from tessera.errors import DeviceUnavailable, ExecutionError, ResourceError
 
 

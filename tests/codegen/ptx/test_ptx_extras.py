@@ -8,9 +8,9 @@ import pytest
 import tessera as ts
 from tessera import driver, tile
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.attend import Extras
-from tessera.codegen.ptx.interpret import TEXT, hardware_grid
-from tessera.codegen.ptx.runtime import Launch, _Engine
+from tessera.codegen.ptx.host.attend import Extras
+from tessera.codegen.ptx.host.interpret import TEXT, hardware_grid
+from tessera.codegen.ptx.host.runtime import Launch, _Engine
 from tessera.errors import ExecutionError
 from tessera.interp.target.ptx import Module
 from tessera.program import prepare

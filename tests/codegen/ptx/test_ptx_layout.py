@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.codegen.ptx.layout import Layout, spread, width
-from tessera.codegen.ptx.products import fragments, group_fragments, square
+from tessera.codegen.ptx.passes.products import fragments, group_fragments, square
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 

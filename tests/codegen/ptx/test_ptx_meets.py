@@ -6,7 +6,7 @@ from ptxcheck import emitted
 
 import tessera as ts
 from tessera import tile
-from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx.host.interpret import TEXT
 from tessera.interp.target.ptx import Module
 from tessera.program import prepare
 

@@ -6,7 +6,7 @@ from ptxcheck import ARCHITECTURES, both, emitted
 
 import tessera as ts
 from tessera import tile
-from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx.host.interpret import TEXT
 from tessera.program import prepare
 from tessera.types import as_dtype
 

@@ -5,12 +5,12 @@ from ptxcheck import emitted
 from tilekernels import Kernel
 
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.arrange import arrange
-from tessera.codegen.ptx.fuse import fuse_sums
-from tessera.codegen.ptx.hoist import loads_first
-from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx.host.interpret import TEXT
 from tessera.codegen.ptx.ops import multiply_add, product_loop, relayout
-from tessera.codegen.ptx.pipeline import pipelined
+from tessera.codegen.ptx.passes.arrange import arrange
+from tessera.codegen.ptx.passes.fuse import fuse_sums
+from tessera.codegen.ptx.passes.hoist import loads_first
+from tessera.codegen.ptx.passes.pipeline import pipelined
 from tessera.ops import basic, linalg, reduce, tile
 from tessera.ops import elementwise as e
 from tessera.types import bf16, f32

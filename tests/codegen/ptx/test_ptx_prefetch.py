@@ -11,13 +11,13 @@ from ptxcheck import emitted
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.fetches import fetches_of
-from tessera.codegen.ptx.fuse import fuse_sums
-from tessera.codegen.ptx.inplace import in_place
-from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx.blocks.slots import rows_of
+from tessera.codegen.ptx.host.interpret import TEXT
 from tessera.codegen.ptx.ops import lying, slots
-from tessera.codegen.ptx.prefetch import prefetched
-from tessera.codegen.ptx.slots import rows_of
+from tessera.codegen.ptx.passes.fetches import fetches_of
+from tessera.codegen.ptx.passes.fuse import fuse_sums
+from tessera.codegen.ptx.passes.inplace import in_place
+from tessera.codegen.ptx.passes.prefetch import prefetched
 from tessera.errors import AsyncCopyError, ResourceError, TesseraError
 from tessera.interp import tile as interpreter
 from tessera.interp.target.ptx import Module

@@ -7,7 +7,8 @@ from ptxcheck import emitted
 import tessera as ts
 from tessera import tile
 from tessera.codegen import artifact
-from tessera.codegen.ptx import BACKEND, printed
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.host import printed
 from tessera.errors import ResourceError
 from tessera.program import prepare
 

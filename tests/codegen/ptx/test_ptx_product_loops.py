@@ -8,7 +8,7 @@ from ptxcheck import emitted
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx.host.interpret import TEXT
 from tessera.codegen.ptx.ops import product_loop
 from tessera.kernel import kernel, tile
 from tessera.program import prepare

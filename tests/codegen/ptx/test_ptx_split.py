@@ -7,9 +7,9 @@ from tilekernels import Kernel
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx.host.interpret import TEXT
 from tessera.codegen.ptx.ops import upper
-from tessera.codegen.ptx.split import split_products
+from tessera.codegen.ptx.passes.split import split_products
 from tessera.interp.bound import compare
 from tessera.ops import basic, linalg, nn, shape
 from tessera.program import prepare

@@ -7,16 +7,16 @@ import pytest
 from ptxcheck import emitted
 
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.contract import contracted
-from tessera.codegen.ptx.flush import flushed
-from tessera.codegen.ptx.fuse import fuse_sums
-from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx.host.interpret import TEXT
 from tessera.codegen.ptx.ops import exp2_flushed, fused, places_below, released, resident, settled, streamed
-from tessera.codegen.ptx.order import Order, order_of
-from tessera.codegen.ptx.peel import peeled
-from tessera.codegen.ptx.places import placed
-from tessera.codegen.ptx.rotate import rotated
-from tessera.codegen.ptx.stream import streaming
+from tessera.codegen.ptx.passes.contract import contracted
+from tessera.codegen.ptx.passes.flush import flushed
+from tessera.codegen.ptx.passes.fuse import fuse_sums
+from tessera.codegen.ptx.passes.order import Order, order_of
+from tessera.codegen.ptx.passes.peel import peeled
+from tessera.codegen.ptx.passes.places import placed
+from tessera.codegen.ptx.passes.rotate import rotated
+from tessera.codegen.ptx.passes.stream import streaming
 from tessera.kernel import kernel, tile
 from tessera.ops import control
 from tessera.program import prepare

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from ptxcheck import emitted
 
-from tessera.codegen.ptx import BACKEND, supply
-from tessera.codegen.ptx.interpret import TEXT
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.host.interpret import TEXT
 from tessera.codegen.ptx.ops import supplied
-from tessera.codegen.ptx.supply import supplying
+from tessera.codegen.ptx.passes import supply
+from tessera.codegen.ptx.passes.supply import supplying
 from tessera.interp import tile as interpreter
 from tessera.kernel import kernel, tile
 from tessera.program import prepare

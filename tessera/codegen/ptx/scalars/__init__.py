@@ -1,0 +1,1 @@
+"""One element: its conversions, the table of pointwise ops, and the scalar functions as formulas."""

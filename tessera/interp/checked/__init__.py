@@ -1,0 +1,1 @@
+"""Debug mode of the Tile interpreter: every access checked, races, meetings, lints."""

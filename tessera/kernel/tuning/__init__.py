@@ -1,0 +1,1 @@
+"""Autotuning: configurations, how they are searched and measured, and what was kept."""
