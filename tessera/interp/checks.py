@@ -72,7 +72,7 @@ def _(machine, node, args, run):
 
 @rules(checks.line, checks.pause)
 def _(machine, node, args, run):
-    return ()  # who steps through the program has seen it before (debug_observe)
+    return ()  # who steps through the program has seen it before (`checked.observe`)
 
 
 def _running(machine: Machine) -> Iterator[tuple[int, ...]]:
