@@ -5,13 +5,11 @@ from __future__ import annotations
 from tessera.codegen.csl.blocks import emit
 from tessera.codegen.csl.faults import failure, stop
 from tessera.codegen.csl.kernels import is_kernel
-from tessera.codegen.llvm import module as tables
-from tessera.codegen.llvm.group import ungroup
-from tessera.codegen.llvm.report import report
+from tessera.codegen.grouped import ungroup
+from tessera.codegen.grouped.reports import report
 from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Module
 
-assert tables  # fills the table by which groups are rewritten
 EXPECTED = {
     "assert": "a condition that holds for every element of every program",
     "deadlock": "as many arrivals, and bytes, as the phase of an mbarrier takes",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tessera.codegen.llvm.module  # fills the tables  # noqa: F401
+from tessera.codegen.grouped.rewrite import lift
 from tessera.codegen.llvm.element import element
 from tessera.codegen.llvm.emit import emit
-from tessera.codegen.llvm.group import lift
 from tessera.codegen.llvm.visit import visit
 from tessera.ir.levels import LEVELS
 from tessera.op import REGISTRY, lower

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tessera.codegen.blocks import sizes
 from tessera.codegen.llvm import memory
 from tessera.codegen.llvm.element import value_at, widened
 from tessera.codegen.llvm.lane import ZERO, Body, Index, Kind, Lane
@@ -14,7 +15,7 @@ from tessera.codegen.llvm.nest import fill, lanes_for, nest, walk
 from tessera.codegen.llvm.scratch import Memory, fit
 from tessera.codegen.llvm.text import Loop
 from tessera.codegen.llvm.transpose import Transpose
-from tessera.codegen.llvm.types import register, size, sizes
+from tessera.codegen.llvm.types import register, size
 from tessera.codegen.llvm.view import offset, view_of
 from tessera.codegen.llvm.visit import visit
 from tessera.ir.core import Node, Value

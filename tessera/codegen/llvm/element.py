@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tessera.codegen.blocks import block_type
 from tessera.codegen.llvm import convert, memory, policy
 from tessera.codegen.llvm.emit import Spot, row
 from tessera.codegen.llvm.lane import ZERO, Body, Index, Kind, Lane
 from tessera.codegen.llvm.scratch import Memory
-from tessera.codegen.llvm.types import Vec, block_type, literal, register
+from tessera.codegen.llvm.types import Vec, literal, register
 from tessera.ir.core import Node, Value
 from tessera.op import COMPUTE, Rules
 from tessera.ops import basic, chance, elementwise, shape, tile

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tessera.codegen.blocks import block_type
 from tessera.codegen.llvm import convert
 from tessera.codegen.llvm.element import apply, element, value_at
-from tessera.codegen.llvm.types import Vec, block_type, register
+from tessera.codegen.llvm.types import Vec, register
 from tessera.errors import ArgumentError, UnsupportedOpError
 from tessera.ir.core import Node
 from tessera.ops.inline import inline

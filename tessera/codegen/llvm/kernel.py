@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from tessera.codegen.blocks import sizes
 from tessera.codegen.llvm import policy
 from tessera.codegen.llvm.dot import join
 from tessera.codegen.llvm.element import value_at
@@ -14,7 +15,6 @@ from tessera.codegen.llvm.nest import fill, lanes_for
 from tessera.codegen.llvm.plan import Plan, is_block, is_lazy
 from tessera.codegen.llvm.scratch import Memory, Scratch
 from tessera.codegen.llvm.text import Text
-from tessera.codegen.llvm.types import sizes
 from tessera.codegen.llvm.visit import visit
 from tessera.codegen.ranges import Ranges
 from tessera.errors import Location, TesseraError, UnsupportedOpError

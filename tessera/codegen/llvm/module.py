@@ -6,20 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.codegen.grouped import ungroup
 from tessera.codegen.launch import launch_plan, overlapping
-from tessera.codegen.llvm import (  # noqa: F401  (they fill tables)
-    group_control,
-    group_exchange,
-    group_memory,
-    group_pauses,
-    inline,
-    math,
-    mbarrier,
-    meeting,
-    report,
-)
+from tessera.codegen.llvm import inline, math, meeting, report  # noqa: F401  (they fill tables)
 from tessera.codegen.llvm.function import Options, emit_function
-from tessera.codegen.llvm.group import ungroup
 from tessera.codegen.llvm.library import Library, declarations
 from tessera.codegen.llvm.program import GRID_RANK
 from tessera.codegen.llvm.text import Debug

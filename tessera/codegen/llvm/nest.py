@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from tessera.codegen.blocks import sizes
 from tessera.codegen.llvm.element import value_at
 from tessera.codegen.llvm.lane import ZERO, Body, Index, Kind, Lane, ones
 from tessera.codegen.llvm.memory import store
 from tessera.codegen.llvm.scratch import Memory, fit
 from tessera.codegen.llvm.text import Loop
-from tessera.codegen.llvm.types import size, sizes
+from tessera.codegen.llvm.types import size
 from tessera.ir.core import Value
 from tessera.types import DType
 

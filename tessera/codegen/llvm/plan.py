@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tessera.codegen.llvm.types import block_type, sizes
+from tessera.codegen.blocks import block_type, sizes
 from tessera.codegen.llvm.uses import LOOPS, Site, Uses
 from tessera.ir.core import Function, Node, Value
 from tessera.op import Op

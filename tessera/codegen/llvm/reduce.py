@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from tessera.codegen.blocks import block_type, sizes
 from tessera.codegen.llvm.element import stored, value_at, widened
 from tessera.codegen.llvm.fold import FOLDS, Fold, Names, across, fold_of, tree
 from tessera.codegen.llvm.lane import ZERO, Body, Index, Kind, Lane
@@ -13,7 +14,7 @@ from tessera.codegen.llvm.nest import lanes_for, nest, ramped, stretches, walk
 from tessera.codegen.llvm.plan import is_block
 from tessera.codegen.llvm.scratch import Memory, fit
 from tessera.codegen.llvm.text import Lines, Loop
-from tessera.codegen.llvm.types import Vec, block_type, register, sizes
+from tessera.codegen.llvm.types import Vec, register
 from tessera.codegen.llvm.visit import visit
 from tessera.ir.core import Node
 

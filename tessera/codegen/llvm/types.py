@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import UnsupportedOpError
-from tessera.ir.core import Value
 from tessera.types import (
     DType,
-    TensorType,
-    Type,
     bf16,
     bool_,
     f16,
@@ -121,17 +118,6 @@ def register(dtype: DType, width: int = 1) -> Vec:
             suggestion="cast to ts.f32 or ts.bf16 before",
         )  # fmt: skip
     return Vec(REGISTER[dtype], width)
-
-
-def sizes(type: Type) -> tuple[int, ...]:
-    """The shape of a block or of memory, all of it known here."""
-    return tuple(int(n) for n in type.shape)  # type: ignore[arg-type]
-
-
-def block_type(v: Value) -> TensorType:
-    """The type of a block or scalar."""
-    assert isinstance(v.type, TensorType)
-    return v.type
 
 
 def memory(dtype: DType, width: int = 1) -> Vec:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tessera.codegen.blocks import sizes
 from tessera.codegen.llvm import convert, memory
 from tessera.codegen.llvm.element import as_index, broadcast_at, clipped, operand, placed, value_at
 from tessera.codegen.llvm.lane import Body, Index, Lane
 from tessera.codegen.llvm.nest import lanes_for, nest
 from tessera.codegen.llvm.text import Text
-from tessera.codegen.llvm.types import SIZE, Vec, register, sizes
+from tessera.codegen.llvm.types import SIZE, Vec, register
 from tessera.codegen.llvm.visit import visit
 from tessera.errors import UnsupportedOpError
 from tessera.ir.core import Node

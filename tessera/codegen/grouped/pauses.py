@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from tessera.codegen.llvm.group import Part
-from tessera.codegen.llvm.group_cells import Cell, Tasks
-from tessera.codegen.llvm.group_control import choose, lifted, live, settle, some, within
-from tessera.codegen.llvm.group_tasks import PAUSING, Stretch
-from tessera.codegen.llvm.mbarrier import deadlock, waiting
-from tessera.codegen.llvm.types import sizes
+from tessera.codegen.blocks import sizes
+from tessera.codegen.grouped.cells import Cell, Tasks
+from tessera.codegen.grouped.control import choose, lifted, live, settle, some, within
+from tessera.codegen.grouped.mbarriers import deadlock, waiting
+from tessera.codegen.grouped.rewrite import Part
+from tessera.codegen.grouped.tasks import PAUSING, Stretch
 from tessera.ir.core import Block, Node, Value
 from tessera.ops import control, elementwise
 from tessera.ops.mbarrier import mbarrier_wait

@@ -1,7 +1,7 @@
 """Barriers in memory on a processor: a group runs as one program, in which arrivals are counted for all tiles at once.
 
 What a wait waits for lies before it, unless it stands in a branch of tiles whose others may still arrive: then the
-sides of the branch run in turn (`group_tasks.py`). A wait that would never end is reported as the interpreter reports
+sides of the branch run in turn (`tasks.py`). A wait that would never end is reported as the interpreter reports
 a deadlock.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tessera.codegen.llvm.group import Group, Part, lift
-from tessera.codegen.llvm.group_control import some
-from tessera.codegen.llvm.report import reported
+from tessera.codegen.grouped.control import some
+from tessera.codegen.grouped.reports import reported
+from tessera.codegen.grouped.rewrite import Group, Part, lift
 from tessera.ir.core import Node, Value
 from tessera.ops import basic, elementwise, reduce, shape, tile
 from tessera.ops import mbarrier as ops

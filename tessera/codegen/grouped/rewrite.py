@@ -20,7 +20,7 @@ from tessera.ops import group as group_ops
 from tessera.passes.behind import with_what_follows
 from tessera.types import DType, RefType, int64
 
-lift = Rules("llvm group")
+lift = Rules("group")
 # What is rewritten even where a group has one tile.
 TOGETHER = (group_ops.collect, group_ops.exchange, group_ops.meet, checks.assert_, checks.print_, *mbarrier.OPS)
 Run = Callable[..., list[Any]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tessera.codegen.llvm.group import Group, Part, lift
-from tessera.codegen.llvm.types import sizes
+from tessera.codegen.blocks import sizes
+from tessera.codegen.grouped.rewrite import Group, Part, lift
 from tessera.ir.core import Value
 from tessera.ops import basic, elementwise, shape, tile
 from tessera.types import REGISTER, bool_, int64

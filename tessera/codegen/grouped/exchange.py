@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tessera.codegen.llvm.group import Group, Part, lift
-from tessera.codegen.llvm.group_memory import load
+from tessera.codegen.grouped.memory import load
+from tessera.codegen.grouped.rewrite import Group, Part, lift
 from tessera.ops import elementwise as e
 from tessera.ops import group as ops
 from tessera.ops import shape, tile

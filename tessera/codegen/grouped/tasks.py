@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tessera.codegen.llvm.group import Group, Part
-from tessera.codegen.llvm.group_cells import Cell, Tasks
-from tessera.codegen.llvm.group_control import some, within
-from tessera.codegen.llvm.types import sizes
+from tessera.codegen.blocks import sizes
+from tessera.codegen.grouped.cells import Cell, Tasks
+from tessera.codegen.grouped.control import some, within
+from tessera.codegen.grouped.rewrite import Group, Part
 from tessera.ir.core import Block, Node, Value
 from tessera.ops import control, elementwise, tile
 from tessera.ops.mbarrier import mbarrier_wait

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tessera.codegen.llvm.group import Group, Part, Run, lift
-from tessera.codegen.llvm.types import block_type, sizes
+from tessera.codegen.blocks import block_type, sizes
+from tessera.codegen.grouped.rewrite import Group, Part, Run, lift
 from tessera.ir.core import Block, Node, Value
 from tessera.ops import control, elementwise, reduce
 from tessera.types import TensorType, int64, scalar
@@ -83,7 +83,7 @@ def _(group, node, args, run):
 
 def _divergent(group: Group, node: Node, condition: Value, run: Run) -> list[Part]:
     """Each side for the tiles that take it, if there are such; in turn where they wait for each other."""
-    from tessera.codegen.llvm.group_tasks import interleaved, pauses  # it needs what stands here
+    from tessera.codegen.grouped.tasks import interleaved, pauses  # it needs what stands here
 
     if pauses(node):
         return interleaved(group, node, run)

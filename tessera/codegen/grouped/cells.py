@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tessera.codegen.llvm.group import Group, Part
-from tessera.codegen.llvm.group_control import region
-from tessera.codegen.llvm.types import sizes
+from tessera.codegen.blocks import sizes
+from tessera.codegen.grouped.control import region
+from tessera.codegen.grouped.rewrite import Group, Part
 from tessera.ir.core import Node, Value
 from tessera.ops import control, elementwise, reduce, tile
 from tessera.types import REGISTER, RefType, TensorType, bool_, int64, scalar
