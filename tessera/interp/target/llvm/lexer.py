@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from typing import NamedTuple, NoReturn
 
-from tessera.errors import Location, ParseError
+from tessera.errors import Location
+from tessera.interp.target import tokens
+from tessera.interp.target.tokens import Token
 
 _NAME = r"[-a-zA-Z$._0-9]+"
 _QUOTED = r'"[^"]*"'
@@ -31,17 +31,6 @@ _SIGIL = {"local": 1, "global": 1, "comdat": 1, "label": 0}
 _OPEN, _CLOSE = frozenset("([{<"), frozenset(")]}>")
 
 
-class Token(NamedTuple):
-    """One word of the text and the offset where it begins."""
-
-    kind: str
-    text: str
-    offset: int
-
-
-_END = "end of text"
-
-
 def _unquote(kind: str, text: str) -> str:
     """The plain name: without sigil, colon and quotes."""
     if kind not in _SIGIL:
@@ -50,73 +39,20 @@ def _unquote(kind: str, text: str) -> str:
     return name[1:-1] if name.startswith('"') else name
 
 
-class Lexer:
-    """The tokens of one text, with places in it."""
+class Lexer(tokens.Lexer):
+    """The tokens of one text: names without sigil, colon and quotes."""
 
-    def __init__(self, text: str, file: str) -> None:
-        self.file = file
-        self._starts = [0, *(m.end() for m in re.finditer("\n", text))]
-        self.tokens = self._scan(text)
+    pattern = _TOKEN
 
-    def place(self, offset: int) -> Location:
-        """Line and column of an offset."""
-        line = bisect_right(self._starts, offset)
-        return Location(self.file, line, offset - self._starts[line - 1] + 1)
-
-    def _scan(self, text: str) -> list[Token]:
-        tokens, position = [], 0
-        while position < len(text):
-            match = _TOKEN.match(text, position)
-            if match is None:
-                raise ParseError(f"unknown character {text[position]!r}", location=self.place(position))
-            kind = match.lastgroup or ""
-            if kind != "space":
-                tokens.append(Token(kind, _unquote(kind, match.group()), position))
-            position = match.end()
-        tokens.append(Token("end", _END, len(text)))
-        return tokens
+    def token(self, kind: str, text: str, offset: int) -> Token:
+        """What is kept of a word."""
+        return Token(kind, _unquote(kind, text), offset)
 
 
-class Cursor:
-    """A reading position in the tokens."""
+class Cursor(tokens.Cursor):
+    """A reading position in the tokens of one text."""
 
-    def __init__(self, lexer: Lexer) -> None:
-        self.lexer = lexer
-        self.tokens = lexer.tokens
-        self.index = 0
-
-    @property
-    def here(self) -> Token:
-        """The token to be read next."""
-        return self.tokens[self.index]
-
-    def after(self, distance: int = 1) -> Token:
-        """A token further on."""
-        return self.tokens[min(self.index + distance, len(self.tokens) - 1)]
-
-    def take(self) -> Token:
-        """The next token, consumed."""
-        token = self.tokens[self.index]
-        if token.kind != "end":
-            self.index += 1
-        return token
-
-    def at(self, *texts: str) -> bool:
-        """Whether the next token is one of these words or signs (names and strings never are)."""
-        token = self.here
-        return token.text in texts and token.kind in ("word", "punct")
-
-    def accept(self, *texts: str) -> bool:
-        """Consume the next token if it is one of these."""
-        found = self.at(*texts)
-        self.index += found
-        return found
-
-    def expect(self, text: str) -> Token:
-        """Consume exactly this word or sign."""
-        if not self.at(text):
-            self.fail(f"expected '{text}'")
-        return self.take()
+    spelled = ("word", "punct")
 
     def expect_kind(self, kind: str) -> str:
         """The text of the next token, which must be of this kind."""
@@ -156,7 +92,3 @@ class Cursor:
         line = self.line()
         while self.here.kind != "end" and self.line() == line:
             self.take()
-
-    def fail(self, message: str) -> NoReturn:
-        """Raise a ParseError here."""
-        raise ParseError(f"{message}, found '{self.here.text}'", location=self.place())

@@ -92,7 +92,7 @@ def body(line):
     ("  %y = frobnicate i32 %x", "2:8", "expected an instruction, found 'frobnicate'"),
     ("  %y = add i33x %x, 1", "2:12", "expected a type, found 'i33x'"),
     ("  %y = fadd float 1.0, 0.1", "2:24", "not exactly a float, found '0.1'"),
-    ("  %y = add i32 %x, ?", "2:20", "unknown character '?'"),
+    ("  %y = add i32 %x, ?", "2:20", "unexpected character '?'"),
     ("  br label %nowhere\nb:", "2:3", "there is no block %nowhere"),
     ("  %y = add i32 %x, %z", "2:3", "%z is not defined"),
     ("  %x = add i32 1, 1", "2:3", "%x is defined twice"),

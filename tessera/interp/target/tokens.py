@@ -1,0 +1,106 @@
+"""What lexers of target text share: tokens, the places where they stand, and a cursor over them."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from typing import ClassVar, NamedTuple, NoReturn
+
+from tessera.errors import Location, ParseError
+
+
+class Token(NamedTuple):
+    """One word of the text and the offset where it begins."""
+
+    kind: str
+    text: str
+    offset: int
+
+
+class Lexer:
+    """The tokens of one text, with places in it; `pattern` names the kind of each, and "space" is passed over."""
+
+    pattern: ClassVar[re.Pattern[str]]
+    end: ClassVar[str] = "end of text"
+
+    def __init__(self, text: str, file: str) -> None:
+        self.file = file
+        self._starts = [0, *(m.end() for m in re.finditer("\n", text))]
+        self.tokens = self._scan(text)
+
+    def place(self, offset: int) -> Location:
+        """Line and column of an offset."""
+        line = bisect_right(self._starts, offset)
+        return Location(self.file, line, offset - self._starts[line - 1] + 1)
+
+    def token(self, kind: str, text: str, offset: int) -> Token:
+        """What is kept of a word."""
+        return Token(kind, text, offset)
+
+    def unexpected(self, text: str, offset: int) -> NoReturn:
+        """Raise a ParseError where no token begins."""
+        raise ParseError(f"unexpected character {text[offset]!r}", location=self.place(offset))
+
+    def _scan(self, text: str) -> list[Token]:
+        tokens, position = [], 0
+        while position < len(text):
+            match = self.pattern.match(text, position)
+            if match is None:
+                self.unexpected(text, position)
+            kind = match.lastgroup or ""
+            if kind != "space":
+                tokens.append(self.token(kind, match.group(), position))
+            position = match.end()
+        return [*tokens, Token("end", self.end, len(text))]
+
+
+class Cursor:
+    """A reading position in tokens, the last of which is of the kind "end".
+
+    `spelled`: the kinds of tokens that a grammar names by their text (names and strings never are).
+    """
+
+    spelled: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, lexer: Lexer) -> None:
+        self.lexer = lexer
+        self.tokens = lexer.tokens
+        self.index = 0
+
+    @property
+    def here(self) -> Token:
+        """The token to be read next."""
+        return self.tokens[self.index]
+
+    def after(self, distance: int = 1) -> Token:
+        """A token further on."""
+        return self.tokens[min(self.index + distance, len(self.tokens) - 1)]
+
+    def take(self) -> Token:
+        """The next token, consumed."""
+        token = self.tokens[self.index]
+        if token.kind != "end":
+            self.index += 1
+        return token
+
+    def at(self, *texts: str) -> bool:
+        """Whether the next token is spelled like one of these."""
+        token = self.tokens[self.index]
+        return token.text in texts and token.kind in self.spelled
+
+    def accept(self, *texts: str) -> bool:
+        """Consume the next token if it is one of these."""
+        found = self.at(*texts)
+        self.index += found
+        return found
+
+    def expect(self, text: str) -> Token:
+        """Consume exactly this word or sign."""
+        if not self.at(text):
+            self.fail(f"expected '{text}'")
+        return self.take()
+
+    def fail(self, message: str) -> NoReturn:
+        """Raise a ParseError here."""
+        token = self.here
+        raise ParseError(f"{message}, found '{token.text}'", location=self.lexer.place(token.offset))
