@@ -13,8 +13,8 @@ from tessera.codegen.ptx.ops import awaited, settled, streamed
 from tessera.codegen.ptx.passes.infer import sizes
 from tessera.codegen.ptx.passes.turns import Rounds, Turn
 from tessera.ir.builder import Builder
-from tessera.ir.core import Block, Node, Value
-from tessera.ops import control, elementwise
+from tessera.ir.core import Node, Value
+from tessera.ops import elementwise
 
 REGISTERS = 176  # of a thread, for the sums of both products and for words of two rounds: more would not stay in them
 
@@ -56,21 +56,13 @@ class Ahead(Rounds):
         turn = self.turn
         state = [*(self.inits[i] for i in turn.others), self.inits[turn.place], self._first(self.lower)]
         begin = self.scalar(elementwise.add, self.lower, self.step)
-        *others, acc, sums = self._loop(begin, state).results
+        *others, acc, sums = self.loop(begin, state).results
         env = self._made(self.last(), others, sums)
         total = self._second(acc, env)
         others = [env[turn.body.results[i]] for i in turn.others]
         return [*others[: turn.place], total, *others[turn.place :]]
 
-    def _loop(self, begin: Value, state: Sequence[Value]) -> Node:
-        params = (Value(begin.type, self.turn.body.params[0].hint), *(Value(v.type, v.hint) for v in state))
-        with self.builder.region() as nodes:
-            results = self._round(*params)
-        types = tuple(v.type for v in state)
-        region = (Block(params, tuple(nodes), tuple(results)),)
-        return self.builder.add(control.for_, [begin, self.upper, self.step, *state], types=types, regions=region)
-
-    def _round(self, index: Value, *state: Value) -> list[Value]:
+    def round(self, index: Value, *state: Value) -> list[Value]:
         """What is made of the sums that are there; then both products; the first one done."""
         turn, (*others, acc, sums) = self.turn, state
         env = self._made(self.scalar(elementwise.sub, index, self.step), others, sums)

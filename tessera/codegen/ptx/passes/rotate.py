@@ -16,7 +16,7 @@ from tessera.codegen.ptx.passes.turns import Rounds, turn_of
 from tessera.codegen.ranges import Ranges
 from tessera.evaluate import copier, rebuild
 from tessera.ir.builder import Builder
-from tessera.ir.core import Block, Function, Node, Value
+from tessera.ir.core import Function, Node, Value
 from tessera.ops import control, elementwise
 
 
@@ -61,20 +61,12 @@ class Rotation(Rounds):
         acc = self._changed(self.inits[turn.place], env)
         state = [*(env[turn.body.results[i]] for i in turn.others), acc, env[turn.late.args[0]]]
         begin = self.scalar(elementwise.add, self.lower, self.step)
-        node = self._loop(begin, state)
+        node = self.loop(begin, state)
         *others, acc, left = node.results
         total = self._late(self.last(), acc, left, self.bound(self.lower, others))
         return [*others[: turn.place], total, *others[turn.place :]]
 
-    def _loop(self, begin: Value, state: Sequence[Value]) -> Node:
-        params = (Value(begin.type, self.turn.body.params[0].hint), *(Value(v.type, v.hint) for v in state))
-        with self.builder.region() as nodes:
-            results = self._round(*params)
-        types = tuple(v.type for v in state)
-        region = (Block(params, tuple(nodes), tuple(results)),)
-        return self.builder.add(control.for_, [begin, self.upper, self.step, *state], types=types, regions=region)
-
-    def _round(self, index: Value, *state: Value) -> list[Value]:
+    def round(self, index: Value, *state: Value) -> list[Value]:
         """A round: its first product, the one that was left over, and the rest."""
         turn, (*others, acc, left) = self.turn, state
         env = self.bound(index, others)

@@ -11,7 +11,7 @@ from tessera.codegen.ptx.ops import streamed
 from tessera.evaluate import copier, evaluate
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Node, Value
-from tessera.ops import basic, elementwise
+from tessera.ops import basic, control, elementwise
 from tessera.types import int64
 
 
@@ -100,6 +100,19 @@ class Rounds:
                 found.append(node)
                 wanted |= set(node.args)
         return found[::-1]
+
+    def loop(self, begin: Value, state: Sequence[Value]) -> Node:
+        """The loop anew from `begin` on: `round` makes of an index and what is carried what is carried on."""
+        params = (Value(begin.type, self.turn.body.params[0].hint), *(Value(v.type, v.hint) for v in state))
+        with self.builder.region() as nodes:
+            results = self.round(*params)
+        types = tuple(v.type for v in state)
+        region = (Block(params, tuple(nodes), tuple(results)),)
+        return self.builder.add(control.for_, [begin, self.upper, self.step, *state], types=types, regions=region)
+
+    def round(self, index: Value, *state: Value) -> list[Value]:
+        """The nodes of one round, added to the builder; what is carried on."""
+        raise NotImplementedError
 
     def last(self) -> Value:
         """The index of the last round."""
