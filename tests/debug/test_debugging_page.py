@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,19 @@ def blocks(kind):
     return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
 
 
+def kept(text):
+    """What every Python shows: those before 3.11 keep no columns, so that nothing is underlined."""
+    lines = text.splitlines()
+    return lines if sys.version_info >= (3, 11) else [line for line in lines if not re.fullmatch(r"[ |]*\^+", line)]
+
+
 @pytest.mark.parametrize(("number", "file"), [(0, "scale.py"), (1, "model.py")])
 def test_the_sessions(number, file, tmp_path, monkeypatch, capsys):
     (tmp_path / file).write_text(blocks("python")[number])
     command, _, shown = blocks("console")[number].removeprefix("$ ").partition("\n")
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(command)[1:]) == 0
-    assert capsys.readouterr().out == shown
+    assert kept(capsys.readouterr().out) == kept(shown)
 
 
 def test_every_command_is_told():
