@@ -47,7 +47,8 @@ def _command(folder: Path, arch: str | None) -> list[str]:
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
-    found = {"TESSERA_PYTHON": sys.executable, **os.environ, "PATH": f"{host_tools_folder()}{os.pathsep}{os.environ.get('PATH', '')}"}
+    path = f"{host_tools_folder()}{os.pathsep}{os.environ.get('PATH', '')}"
+    found = {"TESSERA_PYTHON": sys.executable, **os.environ, "PATH": path}
     numbers = {"SEED": options.seed, "LIMIT": options.limit, "SDK": options.sdk}
     files = {"PICTURE": options.picture, "TRACE": options.trace}
     texts = {name: str(value) for name, value in numbers.items() if value is not None}
