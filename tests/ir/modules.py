@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tessera import ops
+from tessera.ops import host, schedule, tile
 from tessera.errors import UNKNOWN, Location
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Value
@@ -203,25 +203,25 @@ def load(site: Site, pool: Pool, depth: int) -> Pool:
     """A block read from a ref."""
     ref = site.draw(st.sampled_from(site.refs))
     block, edge = tuple(site.draw(sizes) for _ in ref.type.shape), site.draw(st.sampled_from(["error", "clip"]))
-    return site.add(ops.tile.load, [ref, *site.starts(ref.type.rank)], {"shape": block, "edge": edge})
+    return site.add(tile.load, [ref, *site.starts(ref.type.rank)], {"shape": block, "edge": edge})
 
 
 def store(site: Site, pool: Pool, depth: int) -> Pool:
     """A block written to a ref."""
     ref = site.draw(st.sampled_from(site.refs))
     x = site.pick(pool, lambda t: t.dtype == ref.type.dtype and t.rank == ref.type.rank)
-    return site.add(ops.tile.store, [ref, x, *site.starts(ref.type.rank)], {"edge": "error"}) if x else []
+    return site.add(tile.store, [ref, x, *site.starts(ref.type.rank)], {"edge": "error"}) if x else []
 
 
 def shared(site: Site, pool: Pool, depth: int) -> Pool:
     """Shared memory, a copy into it, and a barrier."""
     source = site.draw(st.sampled_from(site.refs))
     attrs = {"shape": source.type.shape, "dtype": source.type.dtype, "space": "shared", "alignment": 16, "swizzle": ""}
-    memory = site.add(ops.tile.alloc, [], attrs)
+    memory = site.add(tile.alloc, [], attrs)
     starts = site.starts(2 * source.type.rank)
-    site.add(ops.tile.async_copy, [*memory, source, *starts], {"shape": source.type.shape, "edge": "clip"})
-    site.add(ops.tile.async_wait, [], {"pending": 0})
-    return site.add(ops.tile.barrier, [])
+    site.add(tile.async_copy, [*memory, source, *starts], {"shape": source.type.shape, "edge": "clip"})
+    site.add(tile.async_wait, [], {"pending": 0})
+    return site.add(tile.barrier, [])
 
 
 ON_TENSORS = (unary, binary, reduction, constant, convert, product, loop, repeat, branch)
@@ -246,7 +246,7 @@ def graphs(draw: Any) -> Module:
 def _tile_function(draw: Any, name: str, params: Sequence[Value]) -> Function:
     refs = [p for p in params if isinstance(p.type, RefType)]
     site = Site(draw, Builder(), refs, (*ON_TENSORS, load, store, shared) if refs else ON_TENSORS)
-    ids = site.add(ops.tile.program_id, [], {"axis": 0})
+    ids = site.add(tile.program_id, [], {"axis": 0})
     grow(site, [*ids, *(p for p in params if p not in refs)], 2)
     return _finish(site, name, params, [], group=draw(st.integers(1, 4)))
 
@@ -259,13 +259,13 @@ def _kernel(site: Site, refs: Sequence[Value]) -> None:
     inner = Site(site.draw, site.builder, _copies(refs), AT_AN_INDEX)
     with site.builder.region() as nodes:
         for ref in inner.refs:
-            places = [inner.add(ops.schedule.index, [], {"dim": 0})[0] for _ in range(ref.type.rank)]
-            (x,) = inner.add(ops.schedule.load, [ref, *places])
-            (y,) = inner.add(ops.schedule.reduce, [x], {"kind": "sum", "dim": 1})
+            places = [inner.add(schedule.index, [], {"dim": 0})[0] for _ in range(ref.type.rank)]
+            (x,) = inner.add(schedule.load, [ref, *places])
+            (y,) = inner.add(schedule.reduce, [x], {"kind": "sum", "dim": 1})
             grow(inner, [x, y], 0)
-            inner.add(ops.schedule.store, [ref, y, *places])
+            inner.add(schedule.store, [ref, y, *places])
     attrs = {"dims": (("i", 8, "parallel"), ("k", 4, "reduce")), "schedule": site.draw(attributes)}
-    site.add(ops.schedule.kernel, refs, attrs, regions=(Block(tuple(inner.refs), tuple(nodes), ()),))
+    site.add(schedule.kernel, refs, attrs, regions=(Block(tuple(inner.refs), tuple(nodes), ()),))
 
 
 @st.composite
@@ -275,11 +275,11 @@ def programs(draw: Any, level: str) -> Module:
     params = [*(Value(scalar(t)) for t in draw(st.lists(dtypes, max_size=1))), *refs]
     function = _tile_function(draw, "kernel", _copies(params))
     site = Site(draw, Builder(), (), ())
-    buffer = site.add(ops.host.alloc, [], {"shape": (4, 2), "dtype": draw(dtypes), "offset": -1})
-    site.add(ops.host.view, buffer, {"shape": (8,)})
+    buffer = site.add(host.alloc, [], {"shape": (4, 2), "dtype": draw(dtypes), "offset": -1})
+    site.add(host.view, buffer, {"shape": (8,)})
     if level == "schedule":
         _kernel(site, refs)
-    site.add(ops.host.launch, params, {"kernel": "kernel", "grid": (draw(st.integers(0, 9)), 1)})
+    site.add(host.launch, params, {"kernel": "kernel", "grid": (draw(st.integers(0, 9)), 1)})
     entry = _finish(site, draw(text), params, [], outputs=draw(st.integers(0, len(refs))))
     return Module(level, (entry, function), Attrs(draw(dictionaries)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera import ops
+from tessera.ops import basic, control, elementwise
 from tessera.errors import Location, VerifyError
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.levels import LEVELS
@@ -128,17 +128,17 @@ def _undefined() -> Module:
 
 def _twice() -> Module:
     x, y = Value(scalar(f32)), Value(scalar(f32))
-    node = Node(ops.elementwise.exp, (x,), Attrs(), (y,))
+    node = Node(elementwise.exp, (x,), Attrs(), (y,))
     return Module("graph", (Function("f", Block((x,), (node, node), ())),))
 
 
 def _escaped() -> Module:
     """A value of a region used after it."""
     inner = Value(scalar(f32))
-    full = Node(ops.basic.full, (), Attrs({"shape": (), "value": 0.0, "dtype": f32}), (inner,))
+    full = Node(basic.full, (), Attrs({"shape": (), "value": 0.0, "dtype": f32}), (inner,))
     regions = (Block((), (full,), ()), Block((), (), ()))
-    condition = Value(scalar(ops.elementwise.bool_))
-    node = Node(ops.control.if_, (condition,), Attrs(), (), regions)
+    condition = Value(scalar(elementwise.bool_))
+    node = Node(control.if_, (condition,), Attrs(), (), regions)
     return Module("graph", (Function("f", Block((condition,), (node,), (inner,))),))
 
 
