@@ -24,7 +24,9 @@ from tessera.types import SHARED
 # `places` take index scalars as they are (affine or arrays), `rules` take arrays alone.
 places = Rules("tile places")
 rules = Rules("tile interpreter")
-for _table in (m.rules for m in (branching, checks, grid_meeting, groups, inline, mbarrier, mesh)):
+for _table in (
+    branching.rules, checks.rules, grid_meeting.rules, groups.rules, inline.rules, mbarrier.rules, mesh.rules
+):  # fmt: skip
     for _op in _table:
         (places if _op is control.for_ else rules)(_op)(_table.of(_op))
 
@@ -58,7 +60,7 @@ def pure(machine: Machine, node: Node, args: list[Any]) -> Sequence[Any]:
 prepared = Rules("tile operands")
 
 
-@prepared(*(o for o in vars(reduce).values() if getattr(o, "name", "").startswith("ts.")))
+@prepared(basic.cast, reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin, reduce.mean, reduce.var)
 def _(node, args):
     return [moves.whole(a, v.type.shape) for a, v in zip(args, node.args, strict=True)]
 

@@ -7,6 +7,7 @@ from tessera.ops import (
     arithmetic,
     arrange,
     basic,
+    basic_rules,
     chance,
     checks,
     compensated,
@@ -23,11 +24,13 @@ from tessera.ops import (
     host,
     inline,
     linalg,
+    linalg_rules,
     mbarrier,
     mesh,
     methods,
     neighbour,
     nn,
+    nn_rules,
     powers,
     recompute,
     reduce,
@@ -39,11 +42,14 @@ from tessera.ops import (
     structure_rules,
     tile,
     update,
+    update_rules,
 )
 
 methods.attach()
 # Derivatives and batching: they fill tables.
-assert all((decompose_rules, elementwise_rules, reduce_rules, structure_rules))
+assert all((
+    basic_rules, decompose_rules, elementwise_rules, linalg_rules, nn_rules, reduce_rules, structure_rules, update_rules,
+))  # fmt: skip
 
 __all__ = [
     "activations",

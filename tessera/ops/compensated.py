@@ -19,7 +19,7 @@ from tessera.tensor import Tensor
 
 def _whole(size: int) -> int:
     """The least power of two from `size` on."""
-    return 1 << max(0, size - 1).bit_length()
+    return 1 << (size - 1).bit_length() if size > 1 else 1
 
 
 @op(infer=_sum_type, coerce=plain, canonical=_axes, numerics=ACCUMULATE)

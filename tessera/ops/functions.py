@@ -13,7 +13,7 @@ from tessera.op import Op, error, jvp, lower, op
 from tessera.ops.arguments import typed
 from tessera.ops.basic import full
 from tessera.ops.coerce import floating, pointwise, rounding
-from tessera.ops.derivatives import along
+from tessera.ops.derivatives import along, still
 from tessera.ops.elementwise import (
     abs,
     ceil,
@@ -194,6 +194,9 @@ def trunc(x):
 @lower(trunc)
 def _(x):
     return where(less(x, 0.0), ceil(x), floor(x))
+
+
+jvp(sign, trunc)(still)
 
 
 @op(infer=truth, coerce=pointwise)

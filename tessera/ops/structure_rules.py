@@ -1,21 +1,17 @@
-"""Derivatives and batching of the ops that move elements: basic and shape. (A transpose is often a reduction.)"""
+"""Derivatives and batching of the ops that move elements."""
 
 from __future__ import annotations
 
 import math
 
 from tessera.op import batch, jvp, transpose
-from tessera.ops import basic, shape
-from tessera.ops.basic import broadcast_to, cast, splat
-from tessera.ops.derivatives import dense, linear, still, unknown
-from tessera.ops.reduce import sum
+from tessera.ops.basic import cast, splat
+from tessera.ops.derivatives import linear, still, unknown
 from tessera.ops.shape import concatenate, gather, iota, pad, permute, reshape, slice_
-from tessera.ops.update import scatter_add
 from tessera.tensor import Tensor
-from tessera.types import as_dtype
+from tessera.types import int64
 
-jvp(basic.full, shape.iota)(still)
-jvp(broadcast_to)(linear(broadcast_to))
+jvp(iota)(still)
 jvp(reshape)(linear(reshape))
 jvp(permute)(linear(permute))
 jvp(slice_)(linear(slice_))
@@ -23,37 +19,9 @@ jvp(pad)(linear(pad, value=0))
 jvp(concatenate)(linear(concatenate))
 
 
-@jvp(cast)
-def _(out, primals, tangents, *, dtype):
-    return cast(tangents[0], dtype=dtype) if as_dtype(dtype).is_float else None
-
-
-@jvp(basic.stop_gradient)
-def _(out, primals, tangents):
-    return None
-
-
 @jvp(gather)
 def _(out, primals, tangents, *, axis):
     return gather(tangents[0], primals[1], axis=axis)
-
-
-@jvp(scatter_add)
-def _(out, primals, tangents, *, axis):
-    x, indices, updates = primals
-    return scatter_add(dense(tangents[0], x.type), indices, dense(tangents[2], updates.type), axis=axis)
-
-
-@transpose(cast)
-def _(g, x, *, dtype):
-    return (cast(g, dtype=x.policy or x.dtype),)
-
-
-@transpose(broadcast_to)
-def _(g, x, *, shape):
-    new = g.ndim - x.rank
-    spread = [i for i in range(g.ndim) if i < new or x.shape[i - new] != g.shape[i]]
-    return (reshape(sum(g, axis=tuple(spread)), shape=x.shape) if spread else g,)
 
 
 @transpose(reshape)
@@ -106,24 +74,7 @@ def _(g, *parts, axis):
 
 @transpose(gather)
 def _(g, x, indices, *, axis):
-    return scatter_add(splat(0, x), indices, g, axis=axis), None
-
-
-@transpose(scatter_add)
-def _(g, x, indices, updates, *, axis):
-    return (g if unknown(x) else None), None, (gather(g, indices, axis=axis) if unknown(updates) else None)
-
-
-@batch(basic.stop_gradient)
-def _(lanes):
-    return basic.stop_gradient(*lanes.tensors)
-
-
-@batch(broadcast_to)
-def _(lanes, *, shape):
-    (x,) = lanes.tensors
-    inner = (1,) * (len(shape) - x.ndim + 1) + x.shape[1:]
-    return broadcast_to(reshape(x, shape=(lanes.size, *inner)), shape=(lanes.size, *shape))
+    return splat(0, x).scatter_add(indices, g, axis=axis), None
 
 
 @batch(reshape)
@@ -157,45 +108,33 @@ def _(lanes, *, axis):
     if not lanes.batched[1]:
         return gather(x, indices, axis=axis)
     if not lanes.batched[0]:
-        return _first(gather(x, indices, axis=axis), axis + x.ndim)
+        return axes_first(gather(x, indices, axis=axis), axis + x.ndim)
     # One long axis holds every lane's slices; a lane's indices begin where its slices do.
     at = axis + x.ndim
-    flat, low = _flattened(x, at), x.shape[at]
-    out = gather(flat, _offset(indices, low), axis=0)
-    return _from_front(out, at, indices.ndim)
+    flat, low = merge_lanes(x, at), x.shape[at]
+    out = gather(flat, offset_lane_indices(indices, low), axis=0)
+    return axes_from_front(out, at, indices.ndim)
 
 
-@batch(scatter_add)
-def _(lanes, *, axis):
-    x, indices, updates = lanes.spread()
-    if not lanes.batched[1]:
-        return scatter_add(x, lanes.tensors[1], updates, axis=axis)
-    at = axis + x.ndim
-    front = _first(updates, 0, *range(at, at + indices.ndim - 1))
-    out = scatter_add(_flattened(x, at), _offset(indices, x.shape[at]), front, axis=0)
-    split = reshape(out, shape=(lanes.size, x.shape[at], *out.shape[1:]))
-    return _from_front(split, at, 2)
-
-
-def _first(x: Tensor, *axes: int) -> Tensor:
+def axes_first(x: Tensor, *axes: int) -> Tensor:
     """`x` with these axes before the others."""
     return permute(x, axes=(*axes, *(i for i in range(x.ndim) if i not in axes)))
 
 
-def _from_front(x: Tensor, at: int, many: int) -> Tensor:
+def axes_from_front(x: Tensor, at: int, many: int) -> Tensor:
     """`x` with axes 1 to `many` moved to where `at` is, behind the lanes' other leading axes."""
     rest = [i for i in range(x.ndim) if i == 0 or i >= many]
     order = [*rest[:at], *range(1, many), *rest[at:]]
     return permute(x, axes=tuple(order))
 
 
-def _flattened(x: Tensor, at: int) -> Tensor:
+def merge_lanes(x: Tensor, at: int) -> Tensor:
     """`x` [lanes, ..., n at `at`, ...] as [lanes * n, ...]."""
-    front = _first(x, 0, at)
+    front = axes_first(x, 0, at)
     return reshape(front, shape=(math.prod(front.shape[:2]), *front.shape[2:]))
 
 
-def _offset(indices: Tensor, low: int) -> Tensor:
+def offset_lane_indices(indices: Tensor, low: int) -> Tensor:
     """Each lane's indices moved to that lane's part of the flattened axis."""
-    wide = cast(indices, dtype=shape.int64)
+    wide = cast(indices, dtype=int64)
     return wide + iota(shape=wide.shape, axis=0) * low

@@ -113,7 +113,9 @@ def _(masks, machine, node, args, found, again):
         masks.marks[node.out] = Marks(out, False, kept[0][1].load, kept[0][1].box)
 
 
-@rules(*(o for o in vars(reduce).values() if getattr(o, "name", "").startswith("ts.")), linalg.dot)
+@rules(
+    basic.cast, reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin, reduce.mean, reduce.var, linalg.dot
+)
 def _(masks, machine, node, args, found, again):
     for marks in found.values():
         if not (marks.zero and node.op in _HARMLESS):
