@@ -30,4 +30,4 @@ clean:
 
 # The same conformance table on this machine's GPU (needs pycuda; any Python that has the package's requirements).
 gpu-test:
-	$(PYTHON) -m tessera.cli conformance --target ptx --report benchmarks/results/gpu_conformance.json
+	$(PYTHON) -m tessera.tools.cli conformance --target ptx --report benchmarks/results/gpu_conformance.json

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tessera.interp.target.csl.layout import compile_program
+from tessera.interp.target.csl.compiler import compile_program
 from tessera.interp.target.csl.simulation import Simulation
 
 LAYOUT = """

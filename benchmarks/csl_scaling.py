@@ -19,8 +19,8 @@ from rich.table import Table
 
 import tessera as ts
 from benchmarks.machine import keep
-from tessera import driver
 from tessera.codegen.csl import Csl
+from tessera.runtime import driver
 
 TILE, WHOLE = 14, 48
 FMACS = 2  # elements a cycle

@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.machine import keep
-from tessera.interp.target.csl.layout import compile_program
+from tessera.interp.target.csl.compiler import compile_program
 from tessera.interp.target.csl.simulation import Simulation
 
 GRIDS = (2, 4, 8, 16, 32)

@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.machine import keep, kept
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host.gpu import gpu
-from tessera.program import prepare
+from tessera.codegen.ptx.runtime.gpu import get_gpu
+from tessera.runtime.program import prepare
 
 ROUNDS, EACH = 9, 10
 BYTES, HALF, BYTE = 4.8, 989.5, 1979.0  # the data sheet's TB/s, and TFLOP/s of dense bf16 and of 8-bit floats
@@ -83,15 +83,15 @@ def result(
 def main(sections: list[str]) -> None:
     """Measure the sections asked for, or all; what was kept of others stays."""
     torch.manual_seed(0)
-    results: dict[str, Any] = {**kept("gpu"), "gpu": gpu().name, "torch": torch.__version__, "driver": _driver()}
-    with gpu().active():
+    results: dict[str, Any] = {**kept("gpu"), "gpu": get_gpu().name, "torch": torch.__version__, "driver": _driver()}
+    with get_gpu().active():
         for name in sections or SECTIONS:
             results[name] = importlib.import_module(f"benchmarks.gpu_{name}").measure()
             keep("gpu", results)
 
 
 def _driver() -> str:
-    major, minor = divmod(gpu().driver.get_driver_version(), 1000)
+    major, minor = divmod(get_gpu().driver.get_driver_version(), 1000)
     return f"CUDA {major}.{minor // 10}"
 
 

@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.gpu import bound, compiled, in_pairs, result
+from tessera.core.types import bf16
 from tessera.stdlib.attention import attend
-from tessera.types import bf16
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (2048, 4096, 8192, 16384)

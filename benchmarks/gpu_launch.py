@@ -18,7 +18,7 @@ import tessera as ts
 from benchmarks import gpu_products
 from benchmarks import triton_kernels as kernels
 from benchmarks.gpu import Run, bound, compiled
-from tessera.codegen.ptx.host.gpu import gpu
+from tessera.codegen.ptx.runtime.gpu import get_gpu
 
 CALLS = 2000
 SIZE = 4096
@@ -83,7 +83,7 @@ def main(name: str) -> None:
     """Compile and run a product once, and print the seconds."""
     a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
-    with gpu().active():
+    with get_gpu().active():
         torch.cuda.synchronize()
         start = time.perf_counter()
         COLD[name](a, b, out)

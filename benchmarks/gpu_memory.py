@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import tessera as ts
 from benchmarks import triton_kernels as kernels
 from benchmarks.gpu import bound, compiled, in_pairs, result
-from tessera.types import as_dtype
+from tessera.core.types import as_dtype
 
 ELEMENTS = 1 << 26
 COLUMNS = (1024, 4096, 16384, 32768)

@@ -18,9 +18,9 @@ from benchmarks.gpu import compiled, in_pairs, result
 from benchmarks.minilm import FLOPS_PER_TOKEN
 from examples.minilm import model
 from examples.minilm.weights import Config
-from tessera.codegen.ptx.host.times import kernel_times
-from tessera.pytree import flatten
-from tessera.types import bf16
+from tessera.codegen.ptx.runtime.gpu_program import measure_kernel_times
+from tessera.core.pytree import flatten
+from tessera.core.types import bf16
 
 BATCH, LENGTH = 256, 128
 SIZES = Config()
@@ -44,7 +44,7 @@ def measure() -> list[dict[str, Any]]:
     times = in_pairs(ours, peers, 5, 5)
     operations = FLOPS_PER_TOKEN * BATCH * LENGTH
     shares: Counter[str] = Counter()
-    for name, milliseconds in kernel_times(program, given):
+    for name, milliseconds in measure_kernel_times(program, given):
         shares[name] += milliseconds  # type: ignore[assignment]
     for name, milliseconds in shares.most_common():
         print(f"    {name:28s} {milliseconds:8.4f} ms")

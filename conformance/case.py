@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.errors import TesseraError
+from tessera.core.errors import TesseraError
 
 # Each area is a module with `cases() -> Iterator[Case]`; its folder says level and area.
 AREAS = (

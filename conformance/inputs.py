@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.types import DType, as_dtype
+from tessera.core.types import DType, as_dtype
 
 
 def tensor(name: str, shape: tuple[int, ...], dtype: Any = "f32", low: float = -2.0, high: float = 2.0) -> np.ndarray:

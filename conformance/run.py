@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from conformance.case import Case, Outcome
-from tessera.codegen.registry import backend, backends
-from tessera.debug import checked
-from tessera.errors import ArgumentError, ResourceError, TesseraError, UnsupportedOpError
-from tessera.interp.bound import compare
-from tessera.program import Program, prepare
+from tessera.codegen.contract import get_backend, list_backends
+from tessera.core.errors import ArgumentError, ResourceError, TesseraError, UnsupportedOpError
+from tessera.interp.bound import compare_with_bound
+from tessera.runtime.program import PreparedProgram, prepare
+from tessera.tools.debug import checked
 
 INTERPRETED = ("graph", "schedule", "tile")
 
@@ -29,17 +29,17 @@ class Engine:
     level: str
     target: str
 
-    def run(self, program: Program) -> list[np.ndarray]:
+    def run(self, program: PreparedProgram) -> list[np.ndarray]:
         """The results of a program on this engine."""
         return program.run(self.level, self.target)
 
 
 def engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> list[Engine]:
     """The columns asked for; with nothing asked, all that this machine has."""
-    chosen = list(targets) or sorted(backends())
+    chosen = list(targets) or sorted(list_backends())
     found = [] if targets and not levels else [Engine(n, n, "interp") for n in INTERPRETED if not levels or n in levels]
     for target in chosen:
-        generator = backend(target)
+        generator = get_backend(target)
         if (not levels or "target" in levels) and hasattr(generator, "interpreter"):
             found.append(Engine(f"{target} text", "target", target))
         # A generator whose device is not here says so: its runtime would interpret the text once more.
@@ -72,7 +72,9 @@ def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
             yield _outcome(case, engine, program, bounds, alike)
 
 
-def _outcome(case: Case, engine: Engine, program: Program, bounds: list[Any], alike: list[Any] | None) -> Outcome:
+def _outcome(
+    case: Case, engine: Engine, program: PreparedProgram, bounds: list[Any], alike: list[Any] | None
+) -> Outcome:
     try:
         with _heard(case) as said:
             results = engine.run(program)
@@ -91,7 +93,7 @@ def judge(case: Case, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> t
     """Status, worst share of the bound, what differs, and whether a bound is too wide to tell."""
     share, detail, useless = 0.0, "", False
     for number, (result, bound) in enumerate(zip(results, bounds, strict=True)):
-        agreement = compare(result, bound)
+        agreement = compare_with_bound(result, bound)
         share, useless = max(share, agreement.worst_share), useless or agreement.useless
         if not agreement.ok:
             detail = f"output {number} differs: {agreement}"

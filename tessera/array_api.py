@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tessera as ts
-from tessera.shapes import broadcast
-from tessera.tensor import Tensor, as_tensor
-from tessera.types import DType
+from tessera.core.shapes import broadcast
+from tessera.core.types import DType
+from tessera.ir.tensor import Tensor, as_tensor
 
 __array_api_version__ = "2024.12"
 
@@ -147,15 +147,15 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Tensor, ...]:
 
 def sum(x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: Any = False) -> Tensor:
     """The sum along axes, in `dtype` if given."""
-    return _total(ts.sum, x, axis, dtype, keepdims)
+    return _reduce_in_dtype(ts.sum, x, axis, dtype, keepdims)
 
 
 def prod(x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: Any = False) -> Tensor:
     """The product along axes, in `dtype` if given."""
-    return _total(ts.prod, x, axis, dtype, keepdims)
+    return _reduce_in_dtype(ts.prod, x, axis, dtype, keepdims)
 
 
-def _total(total: Any, x: Any, axis: Any, dtype: Any, keepdims: Any) -> Tensor:
+def _reduce_in_dtype(total: Any, x: Any, axis: Any, dtype: Any, keepdims: Any) -> Tensor:
     if dtype is None:
         return total(x, axis=axis, keepdims=keepdims)
     return ts.cast(total(ts.cast(x, dtype=dtype), axis=axis, keepdims=keepdims), dtype=dtype)
@@ -180,15 +180,15 @@ def isin(x1: Any, x2: Any, /, *, invert: Any = False) -> Tensor:
 
 def cumulative_prod(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: Any = False) -> Tensor:
     """The running products along an axis, after a 1 if `include_initial`."""
-    return _running(ts.cumprod, ts.ones, x, axis, dtype, include_initial)
+    return _accumulate(ts.cumprod, ts.ones, x, axis, dtype, include_initial)
 
 
 def cumulative_sum(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: Any = False) -> Tensor:
     """The running sums along an axis, after a 0 if `include_initial`."""
-    return _running(ts.cumsum, ts.zeros, x, axis, dtype, include_initial)
+    return _accumulate(ts.cumsum, ts.zeros, x, axis, dtype, include_initial)
 
 
-def _running(total: Any, initial: Any, x: Any, axis: int | None, dtype: Any, include_initial: Any) -> Tensor:
+def _accumulate(total: Any, initial: Any, x: Any, axis: int | None, dtype: Any, include_initial: Any) -> Tensor:
     x = as_tensor(x) if dtype is None else ts.cast(x, dtype=dtype)
     along = 0 if axis is None else axis
     out = total(x, axis=along)
@@ -246,7 +246,7 @@ def unique_inverse(x: Any, /) -> UniqueInverse:
     return UniqueInverse(values, ts.reshape(inverse, shape=x.shape))
 
 
-class Info:
+class NamespaceInfo:
     """What this namespace can do: what the standard's `__array_namespace_info__` gives."""
 
     def capabilities(self) -> dict[str, Any]:
@@ -272,6 +272,6 @@ class Info:
         return {k: t for k, t in found.items() if kind is None or ts.isdtype(t, kind)}
 
 
-def __array_namespace_info__() -> Info:  # noqa: N807  (the standard's name)
+def __array_namespace_info__() -> NamespaceInfo:  # noqa: N807  (the standard's name)
     """What this namespace can do."""
-    return Info()
+    return NamespaceInfo()

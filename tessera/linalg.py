@@ -8,19 +8,28 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tessera.errors import ArgumentError, here
-from tessera.ops import decompose
-from tessera.ops.arguments import typed
-from tessera.ops.basic import cast
-from tessera.ops.decompose import det, eig, inv, solve
-from tessera.ops.linalg import matmul
-from tessera.ops.matrices import cross, diagonal, matrix_power, matrix_transpose, tensordot
-from tessera.ops.matrices import trace as diagonal_sum
-from tessera.ops.products import outer, vecdot
-from tessera.ops.spectra import eigvalsh, matrix_norm, matrix_rank, pinv, svdvals, vector_norm
-from tessera.ops.statistics import norm
-from tessera.tensor import Tensor, as_tensor
-from tessera.types import DType
+from tessera.core.errors import ArgumentError, user_location
+from tessera.core.types import DType
+from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.tensor import decompositions
+from tessera.ops.tensor.argument_checks import check_arguments
+from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.contractions import matmul, outer, vecdot
+from tessera.ops.tensor.decompositions import (
+    det,
+    eig,
+    eigvalsh,
+    inv,
+    matrix_norm,
+    matrix_rank,
+    pinv,
+    solve,
+    svdvals,
+    vector_norm,
+)
+from tessera.ops.tensor.matrices import cross, diagonal, matrix_power, matrix_transpose, tensordot
+from tessera.ops.tensor.matrices import trace as diagonal_sum
+from tessera.ops.tensor.reduce import norm
 
 __all__ = [
     "cholesky", "cross", "det", "diagonal", "eig", "eigh", "eigvalsh", "inv", "matmul", "matrix_norm", "matrix_power",
@@ -58,25 +67,25 @@ class Determinant(NamedTuple):
     logabsdet: Tensor
 
 
-@typed
+@check_arguments
 def cholesky(x: Any, upper: bool = False) -> Tensor:
     """The lower triangular L with L Lᵀ = `x`, or Lᵀ if `upper`, for symmetric positive definite `x` [..., N, N].
 
     Raises:
         ExecutionError: a matrix is not positive definite.
     """
-    found = decompose.cholesky(x)
+    found = decompositions.cholesky(x)
     return matrix_transpose(found) if upper else found
 
 
-@typed
+@check_arguments
 def trace(x: Any, offset: int = 0, dtype: DType | None = None) -> Tensor:
     """The sum of the elements on diagonal `offset` of the last two axes, in `dtype` if given."""
     found = diagonal_sum(as_tensor(x), offset)
     return found if dtype is None else cast(found, dtype=dtype)
 
 
-@typed
+@check_arguments
 def qr(x: Any, mode: str = "reduced") -> Factors:
     """Q [..., M, K] with orthonormal columns and upper triangular R [..., K, N] with Q R = `x`, K = min(M, N).
 
@@ -84,11 +93,11 @@ def qr(x: Any, mode: str = "reduced") -> Factors:
         ArgumentError: another mode than "reduced".
     """
     if mode != "reduced":
-        raise ArgumentError(f"qr has no mode {mode!r}", location=here(), expected='"reduced"')
-    return Factors(*decompose.qr(x))
+        raise ArgumentError(f"qr has no mode {mode!r}", location=user_location(), expected='"reduced"')
+    return Factors(*decompositions.qr(x))
 
 
-@typed
+@check_arguments
 def svd(x: Any, full_matrices: bool = False) -> SingularValues:
     """U [..., M, K], S [..., K] and Vᵀ [..., K, N] with U · S · Vᵀ = `x` [..., M, N]; S falls, K = min(M, N).
 
@@ -99,17 +108,17 @@ def svd(x: Any, full_matrices: bool = False) -> SingularValues:
         ArgumentError: full matrices are asked for.
     """
     if full_matrices:
-        raise ArgumentError("svd gives the reduced factors", location=here(), expected="full_matrices=False")
-    return SingularValues(*decompose.svd(x))
+        raise ArgumentError("svd gives the reduced factors", location=user_location(), expected="full_matrices=False")
+    return SingularValues(*decompositions.svd(x))
 
 
-@typed
+@check_arguments
 def eigh(x: Any) -> Eigenvalues:
     """The eigenvalues [..., N], rising, and eigenvectors (columns) of symmetric `x`; its lower triangle is read."""
-    return Eigenvalues(*decompose.eigh(x))
+    return Eigenvalues(*decompositions.eigh(x))
 
 
-@typed
+@check_arguments
 def slogdet(x: Any) -> Determinant:
     """The sign (1, -1 or 0) of the determinant of `x` [..., N, N] and the logarithm of its magnitude."""
-    return Determinant(*decompose.slogdet(x))
+    return Determinant(*decompositions.slogdet(x))

@@ -1,5 +1,5 @@
 """`ts.ml`: what learns from measurements."""
 
-from tessera.performance.predictor import PerformancePredictor
+from tessera.tools.performance.cost_models import PerformancePredictor
 
 __all__ = ["PerformancePredictor"]

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.ops.arguments import typed
-from tessera.ops.random import Generator, bernoulli, manual_seed, permutation, rand, randint, randn
-from tessera.tensor import Tensor
-from tessera.types import DType, f32
+from tessera.core.types import DType, f32
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.argument_checks import check_arguments
+from tessera.ops.tensor.random import Generator, bernoulli, manual_seed, permutation, rand, randint, randn
 
 __all__ = ["Generator", "bernoulli", "manual_seed", "normal", "permutation", "rand", "randint", "randn", "uniform"]
 
 
-@typed
+@check_arguments
 def uniform(
     shape: Any, low: float = 0.0, high: float = 1.0, dtype: DType = f32, generator: Generator | None = None
 ) -> Tensor:
@@ -28,7 +28,7 @@ def uniform(
     return draw if (low, high) == (0.0, 1.0) else draw * (high - low) + low
 
 
-@typed
+@check_arguments
 def normal(
     shape: Any, mean: float = 0.0, std: float = 1.0, dtype: DType = f32, generator: Generator | None = None
 ) -> Tensor:

@@ -3,8 +3,8 @@
 import numpy as np
 
 import tessera as ts
-from tessera import driver
-from tessera.pytree import flatten
+from tessera.core.pytree import flatten
+from tessera.runtime import driver
 
 STEP = 1e-6
 
@@ -31,7 +31,7 @@ def everywhere(function, *arrays, levels=("schedule", "tile"), text=True):
     found = driver.lower(trace.function, "llvm")
     for level in (*levels, *(["target"] if text else [])):
         close(driver.run_level(found, level, arguments), arrays_of(want), level)
-    close(driver.program(found["tile"], "llvm")(arguments), arrays_of(want), "llvm")
+    close(driver.compile_tile(found["tile"], "llvm")(arguments), arrays_of(want), "llvm")
     return want
 
 

@@ -8,10 +8,10 @@ import pytest
 
 import tessera as ts
 from tessera.interp import bound
-from tessera.interp.bound import compare
-from tessera.numerics import ulp
-from tessera.op import REGISTRY
-from tessera.program import prepare
+from tessera.interp.bound import compare_with_bound
+from tessera.ir.numerics import error_model
+from tessera.ir.rules import REGISTRY
+from tessera.runtime.program import prepare
 
 PAGE = (Path(__file__).parents[1] / "docs" / "adding-an-op.md").read_text()
 X = np.linspace(0.5, 3.0, 12, dtype=np.float32)
@@ -21,7 +21,7 @@ X = np.linspace(0.5, 3.0, 12, dtype=np.float32)
 def ops(monkeypatch):
     """The ops of the page, under names of their own that are gone again after the test."""
     (ulps,) = re.findall(r'`"cbrt": ([\d.]+)`', PAGE)
-    monkeypatch.setitem(ulp.SINGLE, "page_cbrt", float(ulps))
+    monkeypatch.setitem(error_model.SINGLE_ULPS, "page_cbrt", float(ulps))
     before, scope = dict(REGISTRY), {"np": np, "__name__": __name__}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         text = block.replace("softplus", "page_softplus").replace("def cbrt", "def page_cbrt")
@@ -37,8 +37,8 @@ def test_the_composite_has_everything(ops):
     program = prepare(ts.jit(lambda x: op(x)), (X,))
     bounds = program.bounds()
     for level in ("graph", "schedule", "tile"):
-        assert compare(program.run(level)[0], bounds[0]).ok
-    assert compare(program.run("device", "llvm")[0], bounds[0]).ok
+        assert compare_with_bound(program.run(level)[0], bounds[0]).ok
+    assert compare_with_bound(program.run("device", "llvm")[0], bounds[0]).ok
     gradient = ts.grad(lambda x: ts.sum(op(x)))(ts.Tensor(X)).numpy()
     assert np.allclose(gradient, 1 / (1 + np.exp(-X)), rtol=1e-6)
     assert np.allclose(ts.vmap(op)(ts.Tensor(X[None])).numpy(), np.logaddexp(X, 0)[None], rtol=1e-6)
@@ -48,6 +48,6 @@ def test_the_primitive_runs_with_a_bound_and_a_gradient(ops):
     """The tables below Graph are filled when the package is imported: too early for an op that a test makes."""
     op = ops["page_cbrt"]
     graph = ts.jit(lambda x: op(x)).trace(X).function
-    assert op.pointwise and compare(op(ts.Tensor(X)).numpy(), bound.run(graph, [X])[0]).ok
+    assert op.pointwise and compare_with_bound(op(ts.Tensor(X)).numpy(), bound.run(graph, [X])[0]).ok
     gradient = ts.grad(lambda x: ts.sum(op(x)))(ts.Tensor(X)).numpy()
     assert np.allclose(gradient, np.cbrt(X) / (3 * X), rtol=1e-6)

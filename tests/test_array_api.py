@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera import array_api as xp
-from tessera.program import prepare
+from tessera.runtime.program import prepare
 
 # Section "API specification" of the 2024.12 standard, without complex numbers and the extensions.
 NAMES = """

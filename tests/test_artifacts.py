@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, ArtifactError, DTypeError, ShapeError, UnsupportedOpError
+from tessera.core.errors import ArgumentError, ArtifactError, DTypeError, ShapeError, UnsupportedOpError
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

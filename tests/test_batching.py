@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, ShapeError
+from tessera.core.errors import ArgumentError, ShapeError
 
 PLACES = np.array([1, 0, 1])
 CASES = {

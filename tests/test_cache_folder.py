@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.cache_folder import cache_folder
-from tessera.codegen.llvm import jit
-from tessera.kernel.tuning.cache import TuningCache
+from tessera.codegen.llvm.runtime import jit
+from tessera.core.io import find_cache_folder
+from tessera.runtime.launch.tuning.tuner import TuningCache
 
 TEXT = "define i32 @answer() {\n  ret i32 42\n}\n"
 
@@ -18,25 +18,25 @@ TEXT = "define i32 @answer() {\n  ret i32 42\n}\n"
 def test_where_it_is(monkeypatch):
     monkeypatch.delenv("TESSERA_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache_folder() == Path("/somewhere/tessera")
+    assert find_cache_folder() == Path("/somewhere/tessera")
     monkeypatch.setenv("TESSERA_CACHE", "/elsewhere")
-    assert cache_folder() == Path("/elsewhere")
+    assert find_cache_folder() == Path("/elsewhere")
 
 
 def test_an_unwritable_cache(monkeypatch):
     monkeypatch.setenv("TESSERA_CACHE", "/proc/nowhere")
-    assert len(jit.object_code(TEXT)) > 0
+    assert len(jit.get_object_code(TEXT)) > 0
     with pytest.warns(RuntimeWarning, match="autotune.json cannot be written"):
         TuningCache().put("key", {"config": {}, "latency_ms": 1.0})
 
 
 def test_damaged_entries_are_made_again(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
-    code = jit.object_code(TEXT)
+    code = jit.get_object_code(TEXT)
     (entry,) = tmp_path.iterdir()
     entry.write_bytes(entry.read_bytes()[:-7])
-    assert jit.object_code(TEXT) == code and len(list(tmp_path.iterdir())) == 1
-    assert entry.read_bytes()[jit.SEAL :] == code
+    assert jit.get_object_code(TEXT) == code and len(list(tmp_path.iterdir())) == 1
+    assert entry.read_bytes()[jit.HASH_BYTES :] == code
 
 
 def test_processes_share_it(tmp_path):
@@ -54,7 +54,7 @@ def test_processes_share_it(tmp_path):
 
 def test_processes_that_tune_at_once_lose_nothing(tmp_path):
     script = (
-        "import sys\nfrom tessera.kernel.tuning.cache import TuningCache\ncache = TuningCache(sys.argv[1])\n"
+        "import sys\nfrom tessera.runtime.launch.tuning.tuner import TuningCache\ncache = TuningCache(sys.argv[1])\n"
         "for n in range(20):\n    cache.put(sys.argv[2] + str(n), {'latency_ms': 1.0})"
     )
     path = str(tmp_path / "tuned.json")

@@ -5,12 +5,12 @@ import inspect
 import pytest
 
 import tessera.ops  # noqa: F401
-from tessera import batching
-from tessera.autodiff import dual
-from tessera.flow import implicit, nodes, scan_derivative
-from tessera.lower import flow, hosted, to_schedule
-from tessera.lower.body import compute
-from tessera.op import REGISTRY, batch, error, jvp, lower
+from tessera.ir.rules import REGISTRY, batch, error, jvp, lower
+from tessera.lower.graph_to_schedule import host_ops, lowering
+from tessera.lower.graph_to_schedule.kernel_body import point_rules
+from tessera.transforms import batching
+from tessera.transforms.autodiff import linearisation
+from tessera.transforms.flow import derivative_rules, implicit_differentiation, region_ops
 
 TENSOR_OPS = [o for o in REGISTRY.values() if o.name.startswith("ts.")]
 # The reason why an op has no error rule: its meaning in bound mode is in the interpreter, which walks it.
@@ -71,8 +71,8 @@ def test_pointwise_ops_are_what_they_say():
 
 
 # The reason why an op has neither a derivative nor a batching rule, nor a lowering that gives them.
-assert to_schedule and hosted  # fill the tables of the levels below
-assert nodes and implicit and scan_derivative  # fill those of transforms, for ops with regions
+assert lowering and host_ops  # fill the tables of the levels below
+assert region_ops and implicit_differentiation and derivative_rules  # fill those of transforms, for ops with regions
 UNDERIVED = dict.fromkeys(("ts.for", "ts.while", "ts.if"), "of tile functions, which no transform reads")
 UNDERIVED["ts.round_by_chance"] = "of lowered functions, as those"
 
@@ -80,16 +80,18 @@ UNDERIVED["ts.round_by_chance"] = "of lowered functions, as those"
 @pytest.mark.parametrize("op", TENSOR_OPS, ids=name)
 def test_derivative_and_batching(op):
     if op.name not in UNDERIVED:
-        assert op in jvp or op in lower or op in dual.calls
-        assert op in batch or op in lower or op.pointwise or not op.operands or op in batching.calls
+        assert op in jvp or op in lower or op in linearisation.call_jvp_rules
+        assert op in batch or op in lower or op.pointwise or not op.operands or op in batching.call_batching_rules
 
 
 def test_reasons_are_of_ops_that_lack_something():
-    assert set(UNDERIVED) <= {o.name for o in TENSOR_OPS if o not in jvp and o not in lower and o not in dual.calls}
+    assert set(UNDERIVED) <= {
+        o.name for o in TENSOR_OPS if o not in jvp and o not in lower and o not in linearisation.call_jvp_rules
+    }
 
 
 @pytest.mark.parametrize("op", TENSOR_OPS, ids=name)
 def test_a_place_below_graph(op):
     """At an index of a kernel, taken by the host, or by what it is lowered to."""
-    if op.name not in UNDERIVED or op in compute:
-        assert op in lower or op in compute or op in flow.rules
+    if op.name not in UNDERIVED or op in point_rules:
+        assert op in lower or op in point_rules or op in host_ops.host_rules

@@ -5,10 +5,10 @@ import pytest
 from conformance.case import AREAS, Case, all_cases
 from conformance.inputs import tensor
 from conformance.run import Engine, engines, judge, run_case, selected
-from tessera.errors import ArgumentError, ShapeError, UnsupportedOpError
+from tessera.core.errors import ArgumentError, ShapeError, UnsupportedOpError
+from tessera.frontend.jit.tracing import Jit
 from tessera.interp import bound
-from tessera.numerics.bounded import Bounded
-from tessera.tracing import Jit
+from tessera.ir.numerics.interval_arithmetic import IntervalArray
 
 CASES = list(all_cases())
 COLUMNS = engines(["llvm"], ["graph", "schedule", "tile", "target"])
@@ -65,7 +65,7 @@ def test_an_expected_error_must_come():
 
 def test_a_wide_bound_is_told():
     x = tensor("x", (8,))
-    assert judge(doubled(), [x], [Bounded(x, abs(x) * 9)])[3]
+    assert judge(doubled(), [x], [IntervalArray(x, abs(x) * 9)])[3]
     assert not judge(doubled(), [x], bound.run(Jit(lambda v: v * 1.0).trace(x).function, [x]))[3]
 
 

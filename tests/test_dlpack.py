@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.dlpack import CODES
+from tessera.ir.array_interchange import DLPACK_CODES
 
 TYPES = [
     ts.f64,
@@ -22,7 +22,7 @@ TYPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [*TYPES, *CODES], ids=str)
+@pytest.mark.parametrize("dtype", [*TYPES, *DLPACK_CODES], ids=str)
 def test_between_tensors(dtype):
     x = ts.Tensor([1.0, 0.0, 1.0], dtype)
     y = ts.from_dlpack(x)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import tessera as ts
-from tessera.cli.main import COMMANDS, parser
-from tessera.op import REGISTRY
+from tessera.ir.rules import REGISTRY
+from tessera.tools.cli.main import COMMANDS, parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/plugin/README.md"))]

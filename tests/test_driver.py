@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import driver
-from tessera.device import generator_of
-from tessera.errors import ArgumentError, DeviceUnavailable, UnknownNameError
+from tessera.core.device import find_generator_name
+from tessera.core.errors import ArgumentError, DeviceUnavailable, UnknownNameError
 from tessera.ir.core import structural_hash
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
-from tessera.ir.verifier import verify
+from tessera.ir.verify import verify
+from tessera.runtime import driver
 
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6)
 
@@ -33,8 +33,8 @@ def test_the_same_program_gives_the_same_hashes():
 
 def test_every_pass_keeps_the_meaning():
     want = driver.run_level(driver.lower(traced()), "graph", [X])[0]
-    for name, module in driver.lowering(traced(), driver.plan_for("llvm")):
-        (found,) = driver.RUN[module.level]({module.level: module}, [X], "llvm")
+    for name, module in driver.iterate_passes(traced(), driver.find_plan("llvm")):
+        (found,) = driver.LEVEL_RUNNERS[module.level]({module.level: module}, [X], "llvm")
         assert np.allclose(found, want, rtol=1e-6), name
 
 
@@ -44,7 +44,7 @@ def test_an_unknown_level_is_named():
 
 
 def test_devices():
-    assert generator_of("cpu") == "llvm" and generator_of("interp") == "interp"
+    assert find_generator_name("cpu") == "llvm" and find_generator_name("interp") == "interp"
     with pytest.raises(DeviceUnavailable, match="cuda:0"):
         ts.set_default_device("cuda:0")
     with pytest.raises(UnknownNameError, match="is not a code generator"):

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, EffectError
-from tessera.functional import compose, curry
+from tessera.core.errors import ArgumentError, EffectError
 from tessera.ir.core import Block
-from tessera.passes import PIPELINE
-from tessera.passes.dead_code import has_effect
+from tessera.lower.passes import PIPELINE
+from tessera.lower.passes.redundancy_elimination import has_effect
+from tessera.transforms.functional import compose, curry
 
 
 @ts.effects(["random", "io"])

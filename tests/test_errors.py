@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tessera.errors import UNKNOWN, DTypeError, Location, ShapeError, TesseraError, frame_location, here
-from tessera.tensor import Tensor
+from tessera.core.errors import UNKNOWN, DTypeError, Location, ShapeError, TesseraError, frame_location, user_location
+from tessera.ir.tensor import Tensor
 
 SOURCE = ["def f(x, y):\n", "    return add(x, y)\n", "\n"]
 
@@ -64,7 +64,7 @@ def test_falsy_fields_are_shown():
 
 
 def test_here_is_the_users_line():
-    location = here()
+    location = user_location()
     assert location.file == __file__ and "here()" in linecache.getline(__file__, location.line)
 
 

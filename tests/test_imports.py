@@ -42,5 +42,5 @@ def test_one_way(folder):
 def test_target_interpreters_know_nothing_of_the_compiler():
     for file in (ROOT / "interp" / "target").rglob("*.py"):
         for name in imports(file):
-            below = ("tessera.errors", "tessera.interp.target")
+            below = ("tessera.core.errors", "tessera.interp.target")
             assert not name.startswith("tessera") or name.startswith(below), f"{file} imports {name}"

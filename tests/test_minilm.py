@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("tokenizers")
 import tessera as ts  # noqa: E402
 from examples.minilm import model, text, weights  # noqa: E402
-from tessera.errors import DeviceUnavailable, FileError  # noqa: E402
+from tessera.core.errors import DeviceUnavailable, FileError  # noqa: E402
 
 FIXTURE = np.load(Path(__file__).parent / "fixtures" / "minilm" / "embeddings.npz")
 try:

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("tokenizers")
 import tessera as ts  # noqa: E402
 from examples.minilm import model, weights  # noqa: E402
-from tessera.errors import DeviceUnavailable  # noqa: E402
+from tessera.core.errors import DeviceUnavailable  # noqa: E402
 
 FOLDER = Path(__file__).parent / "fixtures" / "minilm"
 GIVEN, WANT = np.load(FOLDER / "embeddings.npz"), np.load(FOLDER / "gradients.npz")

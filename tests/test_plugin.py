@@ -11,9 +11,9 @@ import pytest
 
 from conformance.case import all_cases
 from conformance.run import Engine, run_case, selected
-from tessera.cli.entries import find, inputs_of, program_of
-from tessera.codegen import registry
-from tessera.errors import ArgumentError, DeviceUnavailable
+from tessera.codegen import contract
+from tessera.core.errors import ArgumentError, DeviceUnavailable
+from tessera.tools.cli.entry_points import find_entry_point, make_inputs, prepare_program
 
 PLUGIN = Path(__file__).parents[1] / "examples" / "plugin"
 
@@ -25,17 +25,17 @@ def numpy_backend(monkeypatch):
     import tessera_numpy
 
     point = SimpleNamespace(name="numpy", value="tessera_numpy:BACKEND", load=lambda: tessera_numpy.BACKEND)
-    monkeypatch.setattr(registry, "backends", lambda: {"numpy": point})
-    registry.backend.cache_clear()
+    monkeypatch.setattr(contract, "list_backends", lambda: {"numpy": point})
+    contract.get_backend.cache_clear()
     yield tessera_numpy.BACKEND
-    registry.backend.cache_clear()
+    contract.get_backend.cache_clear()
     sys.modules.pop("tessera_numpy", None)
 
 
 def test_what_it_has_not_is_said(numpy_backend, tmp_path):
     """`runtime` and `interpreter` are optional; this generator has no interpreter of its text."""
     model = Path(__file__).parents[1] / "examples" / "mlp.py"
-    program = program_of(find(str(model)), inputs_of(find(str(model)), 0), "numpy")
+    program = prepare_program(find_entry_point(str(model)), make_inputs(find_entry_point(str(model)), 0), "numpy")
     assert program.run("device", "numpy")
     with pytest.raises(ArgumentError, match="the target numpy has no interpreter for its text"):
         program.run("target", "numpy")
@@ -57,7 +57,7 @@ def test_it_is_short():
 
 
 def test_a_generator_that_does_not_load(monkeypatch):
-    point = EntryPoint("lost", "no_such_package:BACKEND", registry.GROUP)
-    monkeypatch.setattr(registry, "backends", lambda: {"lost": point})
+    point = EntryPoint("lost", "no_such_package:BACKEND", contract.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(contract, "list_backends", lambda: {"lost": point})
     with pytest.raises(DeviceUnavailable, match="the generator lost does not load: No module named 'no_such_package'"):
-        registry.backend("lost")
+        contract.get_backend("lost")

@@ -5,7 +5,7 @@ from collections import namedtuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.pytree import flatten, map_leaves
+from tessera.core.pytree import flatten, map_leaves
 
 Pair = namedtuple("Pair", "left right")
 trees = st.recursive(

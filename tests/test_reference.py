@@ -3,7 +3,7 @@
 import pytest
 
 import tessera as ts
-from tessera.errors import DeviceUnavailable
+from tessera.core.errors import DeviceUnavailable
 
 f32, g = ts.f32, ts.Generator(1)
 x, y, v = ts.rand((4, 4), generator=g), ts.rand((4, 4), generator=g), ts.rand((4,), generator=g)

@@ -8,9 +8,8 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, FileError
-from tessera.schedule import Schedule
-from tessera.schedule_space import ScheduleSpace
+from tessera.core.errors import ArgumentError, FileError
+from tessera.core.schedule import Schedule, ScheduleSpace
 
 BASE = Schedule(block=(128, 128), warps=8, stages=3, vector=8, swizzle="xor")
 
@@ -59,7 +58,7 @@ def test_refusals(given, says):
 
 def test_printed_and_hashed_alike_in_every_process():
     assert eval(repr(BASE), {"Schedule": Schedule}) == BASE
-    program = f"from tessera.schedule import Schedule; print(hash({BASE!r}), {BASE!r}.digest)"
+    program = f"from tessera.core.schedule import Schedule; print(hash({BASE!r}), {BASE!r}.digest)"
     for seed in ("1", "2"):
         found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                                env={"PYTHONHASHSEED": seed}, check=True)  # fmt: skip

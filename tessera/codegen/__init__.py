@@ -1,1 +1,1 @@
-"""Code generators: the backend contract, the registry, artifacts; one folder for each target."""
+"""Code generators: the contract with the compiler, artifacts, host plans; one package for each target."""

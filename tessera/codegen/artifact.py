@@ -1,4 +1,4 @@
-"""An artifact: the compiled form of a program, in memory and as a folder."""
+"""Artifacts: a compiled program as a manifest and files, in memory and as a folder (design 6)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tessera.errors import ArtifactError
+from tessera.core.errors import ArtifactError
+from tessera.ir.core import Module, structural_hash
 
-SCHEMA = 1
+# An artifact: the compiled form of a program, in memory and as a folder.
+
+
+SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-SEAL = "sha256"  # of the rest of the manifest, as `files` has one of each file
+SEAL_KEY = "sha256"  # of the rest of the manifest, as `files` has one of each file
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Artifact:
         """
         if name not in self.files:
             raise ArtifactError(f"the artifact has no file {name}", expected=", ".join(sorted(self.files)))
-        return as_bytes(self.files[name]).decode()
+        return encode_content(self.files[name]).decode()
 
     def save(self, path: str | Path) -> Path:
         """Write the folder, whole or not at all: built beside its place, then moved there.
@@ -48,12 +53,12 @@ class Artifact:
             target.parent.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         except OSError as error:
-            raise _unwritable(target, error) from None
+            raise _unwritable_error(target, error) from None
         try:
             self._fill(made)
-            _move(made, target)
+            _replace_folder(made, target)
         except OSError as error:
-            raise _unwritable(target, error) from None
+            raise _unwritable_error(target, error) from None
         finally:
             shutil.rmtree(made, ignore_errors=True)
         return target
@@ -61,47 +66,47 @@ class Artifact:
     def _fill(self, folder: Path) -> None:
         folder.chmod(0o755)
         for name, content in self.files.items():
-            file = folder / _safe(name)
+            file = folder / _check_file_name(name)
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(as_bytes(content))
-        (folder / MANIFEST).write_text(_json(self._described()))
+            file.write_bytes(encode_content(content))
+        (folder / MANIFEST).write_text(_dump_json(self._described()))
 
     def _described(self) -> dict[str, Any]:
-        hashes = {name: sha256(content) for name, content in self.files.items()}
-        described = {**self.manifest, "schema": SCHEMA, "files": hashes}
-        return {**described, SEAL: _seal(described)}
+        hashes = {name: hash_content(content) for name, content in self.files.items()}
+        described = {**self.manifest, "schema": SCHEMA_VERSION, "files": hashes}
+        return {**described, SEAL_KEY: _compute_seal(described)}
 
 
-def _unwritable(target: Path, error: OSError) -> ArtifactError:
+def _unwritable_error(target: Path, error: OSError) -> ArtifactError:
     return ArtifactError(f"{target} cannot be written", received=error.strerror, suggestion="choose another path")
 
 
-def as_bytes(content: bytes | str) -> bytes:
+def encode_content(content: bytes | str) -> bytes:
     """A file's content as bytes."""
     return content.encode() if isinstance(content, str) else content
 
 
-def sha256(content: bytes | str) -> str:
+def hash_content(content: bytes | str) -> str:
     """The hash that the manifest holds of a file."""
-    return hashlib.sha256(as_bytes(content)).hexdigest()
+    return hashlib.sha256(encode_content(content)).hexdigest()
 
 
-def _json(item: Any) -> str:
+def _dump_json(item: Any) -> str:
     return json.dumps(item, indent=1, sort_keys=True) + "\n"
 
 
-def _seal(manifest: Mapping[str, Any]) -> str:
-    return sha256(_json({k: v for k, v in manifest.items() if k != SEAL}))
+def _compute_seal(manifest: Mapping[str, Any]) -> str:
+    return hash_content(_dump_json({k: v for k, v in manifest.items() if k != SEAL_KEY}))
 
 
-def _safe(name: str) -> str:
+def _check_file_name(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or name == MANIFEST:
         raise ArtifactError(f"{name!r} is not a name for a file of an artifact")
     return name
 
 
-def _move(made: Path, target: Path) -> None:
+def _replace_folder(made: Path, target: Path) -> None:
     """Put the new folder in place of an older one, which stays whole until then."""
     if not target.exists():
         made.rename(target)
@@ -112,19 +117,19 @@ def _move(made: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def read(path: str | Path) -> Artifact:
+def read_artifact(path: str | Path) -> Artifact:
     """The artifact in a folder, each file checked against its hash.
 
     Raises:
         ArtifactError: it is missing, corrupt, or of a newer schema.
     """
     folder = Path(path)
-    manifest = _manifest(folder)
-    files = {name: _checked(folder, name, digest) for name, digest in manifest.get("files", {}).items()}
+    manifest = _read_manifest(folder)
+    files = {name: _read_checked_file(folder, name, digest) for name, digest in manifest.get("files", {}).items()}
     return Artifact(manifest, files)
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     if not file.is_file():
         what = f"{folder} has no {MANIFEST}" if folder.is_dir() else f"there is no folder {folder}"
@@ -134,29 +139,67 @@ def _manifest(folder: Path) -> dict[str, Any]:
         schema = int(manifest["schema"])
     except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{file} is corrupt: {error!r}", suggestion="build the artifact again") from None
-    if schema > SCHEMA:
+    if schema > SCHEMA_VERSION:
         raise ArtifactError(
-            f"{folder} has schema {schema}, newer than this version of Tessera reads ({SCHEMA})",
-            expected=f"schema {SCHEMA} or older",
+            f"{folder} has schema {schema}, newer than this version of Tessera reads ({SCHEMA_VERSION})",
+            expected=f"schema {SCHEMA_VERSION} or older",
             received=f"schema {schema}",
             suggestion="upgrade tessera, or build the artifact again with this version",
         )
-    if manifest.get(SEAL) != _seal(manifest):
+    if manifest.get(SEAL_KEY) != _compute_seal(manifest):
         raise ArtifactError(
-            f"{file} is not what was built", expected=f"sha256 {manifest.get(SEAL, 'of the rest')}",
-            received=f"sha256 {_seal(manifest)}", suggestion="build the artifact again",
+            f"{file} is not what was built", expected=f"sha256 {manifest.get(SEAL_KEY, 'of the rest')}",
+            received=f"sha256 {_compute_seal(manifest)}", suggestion="build the artifact again",
         )  # fmt: skip
     return manifest
 
 
-def _checked(folder: Path, name: str, digest: str) -> bytes:
-    file = folder / _safe(name)
+def _read_checked_file(folder: Path, name: str, digest: str) -> bytes:
+    file = folder / _check_file_name(name)
     if not file.is_file():
         raise ArtifactError(f"{folder} lacks {name}", suggestion="build the artifact again")
     content = file.read_bytes()
-    if sha256(content) != digest:
+    if hash_content(content) != digest:
         raise ArtifactError(
-            f"{file} is not what was built", expected=f"sha256 {digest}", received=f"sha256 {sha256(content)}",
+            f"{file} is not what was built", expected=f"sha256 {digest}", received=f"sha256 {hash_content(content)}",
             suggestion="build the artifact again",
         )  # fmt: skip
     return content
+
+
+# What the manifest of a compiled program says, whatever its target (design 6).
+
+
+PARAMETER_FIELDS = ("name", "shape", "dtype")
+ParameterList = Sequence[Mapping[str, Any]]
+
+
+def build_manifest(
+    target: str, module: Module, plan: Mapping[str, Any], text: str, sides: tuple[ParameterList, ParameterList],
+    options: Mapping[str, Any], schedule: Any = None, tools: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """The manifest of a Tile module compiled to `text`: `sides` are its inputs and outputs, `tools` other packages."""
+    inputs, outputs = ([{k: p[k] for k in PARAMETER_FIELDS} for p in side] for side in sides)
+    return {
+        "kind": "program",
+        "target": target,
+        "signature": {"inputs": inputs, "outputs": outputs},
+        "plan": plan,
+        "hashes": {"module": structural_hash(module), "text": hash_content(text)},
+        "schedule": schedule,
+        "options": dict(options),
+        "tools": {package: _find_version(package) for package in ("tessera", "numpy", *tools)},
+    }
+
+
+def split_parameters(plan: Mapping[str, Any]) -> tuple[ParameterList, ParameterList]:
+    """The inputs and the outputs of a launch plan (codegen/launch.py)."""
+    params = plan["params"]
+    return [p for p in params if p["role"] != "output"], [p for p in params if p["role"] == "output"]
+
+
+def _find_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,1 +1,1 @@
-"""The interpreters, one for each level: they are the meaning of the language."""
+"""Reference interpreters, one for each IR level: they define what programs mean."""

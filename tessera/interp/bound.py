@@ -1,4 +1,4 @@
-"""The Graph interpreter in bound mode: reference values and how far any legal evaluation may lie from them."""
+"""Bound mode of the Graph interpreter: running error analysis, reference values with rigorous rounding-error bounds."""
 
 from __future__ import annotations
 
@@ -8,99 +8,104 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ShapeError
-from tessera.evaluate import evaluate, expand
-from tessera.interp.flow import flow as host_flow
-from tessera.interp.graph import _bound, _concrete, sizes_of
+from tessera.core.errors import ShapeError
+from tessera.core.types import TensorType, Type, as_dtype
+from tessera.interp.graph import bind_sizes, resolve_attributes, resolve_type
+from tessera.interp.graph import control_flow_rules as host_flow
 from tessera.ir.core import Function, Node
-from tessera.numerics.bounded import Bounded, certain, distance, lift
-from tessera.numerics.convert import convert
-from tessera.numerics.formats import format_of
-from tessera.numerics.site import Site, narrowed
-from tessera.op import ACCUMULATE, STORAGE, Op, Rules, error
-from tessera.ops import control
-from tessera.ops import flow as whole
-from tessera.types import TensorType, Type, as_dtype
+from tessera.ir.evaluator import evaluate_block, expand_composites
+from tessera.ir.numerics.conversion import convert
+from tessera.ir.numerics.error_model import ErrorSite, find_rounding_model, narrow_operand
+from tessera.ir.numerics.interval_arithmetic import IntervalArray, absolute_distance, require_exact, to_interval
+from tessera.ir.rules import ACCUMULATE, STORAGE, Op, Rules, error
+from tessera.ops.dialects import control_flow
+from tessera.ops.dialects import control_flow as whole
 
-flow = Rules("bound control flow")
+bound_control_flow_rules = Rules("bound control flow")
 
 
-def run(function: Function, arrays: Sequence[Any]) -> list[Bounded]:
+def run(function: Function, arrays: Sequence[Any]) -> list[IntervalArray]:
     """The results of a Graph function on exact inputs, each with its bound; composites are expanded.
 
     Raises:
         ShapeError: an array does not have the shape its parameter says.
         ExecutionError: control flow rests on a comparison that rounding may change.
     """
-    sizes = sizes_of(function, arrays)
+    sizes = bind_sizes(function, arrays)
 
-    def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Bounded]:
-        if node.op in flow:
-            return flow.of(node.op)(node, args, run)
-        types = tuple(_concrete(v.type, sizes) for v in node.args)
-        results = tuple(_concrete(v.type, sizes) for v in node.results)
-        return apply(node.op, types, results, _bound(node, sizes), args)
+    def meaning(node: Node, args: list[Any], run: Any) -> Sequence[IntervalArray]:
+        if node.op in bound_control_flow_rules:
+            return bound_control_flow_rules.of(node.op)(node, args, run)
+        types = tuple(resolve_type(v.type, sizes) for v in node.args)
+        results = tuple(resolve_type(v.type, sizes) for v in node.results)
+        return apply_with_bounds(node.op, types, results, resolve_attributes(node, sizes), args)
 
-    return evaluate(expand(function, keep=lambda op: op in error).body, [lift(a) for a in arrays], meaning)
+    return evaluate_block(
+        expand_composites(function, keep=lambda op: op in error).body, [to_interval(a) for a in arrays], meaning
+    )
 
 
-def apply(
+def apply_with_bounds(
     op: Op, types: Sequence[Type], results: Sequence[Type], attrs: Mapping[str, Any], operands: Sequence[Any]
-) -> tuple[Bounded, ...]:
+) -> tuple[IntervalArray, ...]:
     """One primitive in bound mode, on Bounded or exact operands; sizes come from them, not from the types."""
     assert all(isinstance(t, TensorType) for t in (*types, *results)), "a ref is not a value"
-    site = Site(op, tuple(types), tuple(results))  # type: ignore[arg-type]
+    site = ErrorSite(op, tuple(types), tuple(results))  # type: ignore[arg-type]
     rule = error.of(op)
     with np.errstate(all="ignore"):
-        seen = [_operand(op, t, lift(x)) for t, x in zip(site.types, operands, strict=True)]
+        seen = [_convert_operand(op, t, to_interval(x)) for t, x in zip(site.types, operands, strict=True)]
         out = rule(site, *seen, **attrs)
         outs = out if isinstance(out, tuple) else (out,)
-        return tuple(_result(t, b) for t, b in zip(site.results, outs, strict=True))
+        return tuple(_convert_result(t, b) for t, b in zip(site.results, outs, strict=True))
 
 
-def _operand(op: Op, type: TensorType, x: Bounded) -> Bounded:
+def _convert_operand(op: Op, type: TensorType, x: IntervalArray) -> IntervalArray:
     """An operand as the op computes with it: integers widened, floats rounded where that narrows them."""
     if op.numerics == STORAGE:
         return x
     wide = type.accumulate if op.numerics == ACCUMULATE else type.compute
-    return narrowed(x, type, format_of(wide)) if wide.is_float else Bounded(convert(x.value, wide), x.radius)
+    return (
+        narrow_operand(x, type, find_rounding_model(wide))
+        if wide.is_float
+        else IntervalArray(convert(x.value, wide), x.radius)
+    )
 
 
-def _result(type: TensorType, x: Bounded) -> Bounded:
+def _convert_result(type: TensorType, x: IntervalArray) -> IntervalArray:
     """A result with integers in their own element type, as NumPy's arithmetic gives them elsewhere."""
     whole = not type.dtype.is_float and as_dtype(x.dtype) != type.dtype
-    return Bounded(convert(x.value, type.dtype), x.radius) if whole else x
+    return IntervalArray(convert(x.value, type.dtype), x.radius) if whole else x
 
 
-@flow(*whole.OPS)
+@bound_control_flow_rules(*whole.FUNCTIONAL_FLOW_OPS)
 def _(node, args, run):
     return host_flow.of(node.op)(node, args, run)
 
 
-@flow(control.if_)
+@bound_control_flow_rules(control_flow.if_)
 def _(node, args, run):
-    return run(node.regions[0 if certain(args[0]) else 1])
+    return run(node.regions[0 if require_exact(args[0]) else 1])
 
 
-@flow(control.for_)
+@bound_control_flow_rules(control_flow.for_)
 def _(node, args, run):
-    lower, upper, step = (int(certain(a)) for a in args[:3])
+    lower, upper, step = (int(require_exact(a)) for a in args[:3])
     carried = args[3:]
     for i in range(lower, upper, step):
-        carried = run(node.regions[0], lift(np.int64(i)), *carried)
+        carried = run(node.regions[0], to_interval(np.int64(i)), *carried)
     return carried
 
 
-@flow(control.while_)
+@bound_control_flow_rules(control_flow.while_)
 def _(node, args, run):
     condition, body = node.regions
-    while certain(run(condition, *args)[0]):
+    while require_exact(run(condition, *args)[0]):
         args = run(body, *args)
     return args
 
 
 @dataclass(frozen=True)
-class Agreement:
+class BoundAgreement:
     """How results compare with a bound: the worst |difference| / radius, and where it is."""
 
     ok: bool
@@ -116,31 +121,31 @@ class Agreement:
         return f"{verdict}: uses {self.worst_share:.3g} of its bound at {list(self.where)}{notes}"
 
 
-def compare(result: Any, bounded: Bounded) -> Agreement:
+def compare_with_bound(result: Any, bounded: IntervalArray) -> BoundAgreement:
     """Whether each element lies within its bound.
 
     `useless` tells that for more than half of the elements the bound exceeds half of their size
     (of the mean size, for small ones): agreement then says nothing.
     """
-    result = lift(result).value
+    result = to_interval(result).value
     if result.shape != bounded.shape:
         raise ShapeError("the result has another shape", expected=str(bounded.shape), received=str(result.shape))
-    apart, radius = distance(result, bounded.value), bounded.radius
+    apart, radius = absolute_distance(result, bounded.value), bounded.radius
     with np.errstate(all="ignore"):
         share = np.where((apart == 0) | np.isinf(radius), 0.0, apart / radius)
     worst = int(np.argmax(share)) if share.size else 0
     top = float(share.flat[worst]) if share.size else 0.0
-    ambiguous = _ambiguous(result, bounded)
-    return Agreement(
+    ambiguous = _find_ambiguous(result, bounded)
+    return BoundAgreement(
         top <= 1.0,
         top,
         tuple(int(i) for i in np.unravel_index(worst, share.shape)) if share.size else (),
         float(np.mean(ambiguous)) if share.size else 0.0,
-        _useless(bounded, ambiguous),
+        _is_useless(bounded, ambiguous),
     )
 
 
-def _ambiguous(result: np.ndarray, bounded: Bounded) -> np.ndarray:
+def _find_ambiguous(result: np.ndarray, bounded: IntervalArray) -> np.ndarray:
     """Where the bound leaves the outcome open; an overflow to the right infinity is not open."""
     if bounded.dtype.kind != "f":
         return bounded.radius > 0
@@ -148,7 +153,7 @@ def _ambiguous(result: np.ndarray, bounded: Bounded) -> np.ndarray:
     return np.isinf(bounded.radius) & ~overflowed
 
 
-def _useless(bounded: Bounded, ambiguous: np.ndarray) -> bool:
+def _is_useless(bounded: IntervalArray, ambiguous: np.ndarray) -> bool:
     if not bounded.size:
         return False
     size = np.abs(np.where(np.isfinite(bounded.value), bounded.value, 0).astype(np.float64))

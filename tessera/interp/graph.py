@@ -1,4 +1,4 @@
-"""The Graph interpreter: op by op on NumPy arrays."""
+"""Graph interpreter: evaluates a Graph function op by op on NumPy arrays; scan and cond run in Python."""
 
 from __future__ import annotations
 
@@ -7,14 +7,65 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ShapeError
-from tessera.evaluate import evaluate
-from tessera.interp.checked.observe import is_watched, watched
-from tessera.interp.flow import flow
-from tessera.interp.heap import keep_pages
-from tessera.ir.core import Function, Node
-from tessera.shapes import bind_all, symbols
-from tessera.types import TensorType, Type
+from tessera.core.errors import ShapeError
+from tessera.core.shapes import bind_shapes, symbol_names
+from tessera.core.types import TensorType, Type
+from tessera.interp.host import keep_heap_pages
+from tessera.interp.observers import is_observed, observe_graph
+from tessera.ir.core import Function, Node, Value
+from tessera.ir.evaluator import evaluate_block
+from tessera.ir.numerics.interval_arithmetic import require_exact
+from tessera.ir.rules import Rules
+from tessera.ops.dialects import control_flow as ops
+from tessera.ops.dialects import tile
+
+# Control flow of whole tensors in the Graph interpreter: loops and branches in Python, on arrays or bounded ones.
+
+
+control_flow_rules = Rules("graph control flow")
+
+
+@control_flow_rules(tile.line, tile.pause)
+def _(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
+    return ()  # a place for a debugger to stop at
+
+
+@control_flow_rules(ops.scan)
+def _(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
+    count, inputs = node.attrs["carry"], node.attrs["xs"]
+    carry, xs, consts = list(args[:count]), args[count : count + inputs], args[count + inputs :]
+    length = len(xs[0]) if xs else int(node.attrs["length"])
+    order = range(length)
+    slices: list[Any] = [None] * length
+    for i in reversed(order) if node.attrs["reverse"] else order:
+        outs = run(node.regions[0], *carry, *(x[i] for x in xs), *consts)
+        carry, slices[i] = outs[:count], outs[count:]
+    stacks = zip(*slices, strict=True) if length else [() for _ in node.results[count:]]
+    return [*carry, *(_stack_slices(s, v) for s, v in zip(stacks, node.results[count:], strict=True))]
+
+
+def _stack_slices(slices: Sequence[Any], value: Value) -> Any:
+    if not slices:
+        return np.zeros((0, *value.type.shape[1:]), value.type.dtype.numpy)  # type: ignore[arg-type]
+    return np.stack(slices)
+
+
+@control_flow_rules(ops.cond)
+def _(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
+    return run(node.regions[0 if require_exact(args[0]) else 1], *args[1:])
+
+
+@control_flow_rules(ops.while_loop)
+def _(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
+    count, end = node.attrs["carry"], node.attrs["carry"] + node.attrs["test"]
+    test, body = node.regions
+    carry, asked, consts = list(args[:count]), args[count:end], args[end:]
+    while require_exact(run(test, *carry, *asked)[0]):
+        carry = run(body, *carry, *consts)
+    return carry
+
+
+# The Graph interpreter: op by op on NumPy arrays.
 
 
 def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -23,39 +74,39 @@ def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
     Raises:
         ShapeError: an array does not have the shape its parameter says.
     """
-    keep_pages()
-    sizes = sizes_of(function, arrays)
+    keep_heap_pages()
+    sizes = bind_sizes(function, arrays)
 
     def meaning(node: Node, args: list[Any], run: Any) -> tuple[Any, ...]:
-        if node.op in flow:
-            return flow.of(node.op)(node, args, run)
-        types = tuple(_concrete(t, sizes) for t in node.types)
-        results = tuple(_concrete(t, sizes) for t in node.result_types)
-        return node.op.execute(types, results, _bound(node, sizes), args)
+        if node.op in control_flow_rules:
+            return control_flow_rules.of(node.op)(node, args, run)
+        types = tuple(resolve_type(t, sizes) for t in node.types)
+        results = tuple(resolve_type(t, sizes) for t in node.result_types)
+        return node.op.execute(types, results, resolve_attributes(node, sizes), args)
 
-    if not is_watched(function.body):
-        return [np.asarray(a) for a in evaluate(function.body, arrays, meaning)]
-    with watched(meaning, function, arrays) as seen:
-        return [np.asarray(a) for a in evaluate(function.body, arrays, seen)]
+    if not is_observed(function.body):
+        return [np.asarray(a) for a in evaluate_block(function.body, arrays, meaning)]
+    with observe_graph(meaning, function, arrays) as seen:
+        return [np.asarray(a) for a in evaluate_block(function.body, arrays, seen)]
 
 
-def sizes_of(function: Function, arrays: Sequence[Any]) -> dict[str, int]:
+def bind_sizes(function: Function, arrays: Sequence[Any]) -> dict[str, int]:
     """The sizes of the names in a function's parameters, as the arrays have them."""
     sizes: dict[str, Any] = {}
     pairs = [(p.type.shape, np.shape(a)) for p, a in zip(function.params, arrays, strict=True)]
-    if misfit := bind_all(pairs, sizes):
+    if misfit := bind_shapes(pairs, sizes):
         name = function.params[misfit.number].hint or misfit.number
         raise ShapeError(f"argument {name}: {misfit.problem}", location=function.loc)
     return sizes
 
 
-def _concrete(type: Type, sizes: dict[str, int]) -> Type:
+def resolve_type(type: Type, sizes: dict[str, int]) -> Type:
     return type.evaluate(sizes) if sizes else type
 
 
-def _bound(node: Node, sizes: dict[str, int]) -> Any:
+def resolve_attributes(node: Node, sizes: dict[str, int]) -> Any:
     """The attributes with symbolic sizes replaced."""
-    if not sizes or not any(isinstance(v, tuple) and symbols(v) for v in node.attrs.values()):
+    if not sizes or not any(isinstance(v, tuple) and symbol_names(v) for v in node.attrs.values()):
         return node.attrs
     scratch = {k: TensorType(v, node.results[0].type.dtype) for k, v in node.attrs.items() if isinstance(v, tuple)}
     return {**node.attrs, **{k: t.evaluate(sizes).shape for k, t in scratch.items()}}

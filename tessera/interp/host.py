@@ -1,30 +1,52 @@
-"""The walk over a program's entry: buffers in a workspace, views of them, launches in order."""
+"""Host interpreter: evaluates a program's entry: planned buffers in one workspace, views, and launches in order."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, DTypeError, ShapeError, UnsupportedOpError
-from tessera.evaluate import evaluate
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError, UnsupportedOpError
+from tessera.core.types import RefType, TensorType, Type
 from tessera.ir.core import Function, Node, Value
-from tessera.numerics.bounded import certain
-from tessera.op import REGISTRY, Rules
-from tessera.ops import host
-from tessera.types import RefType, TensorType, Type
+from tessera.ir.evaluator import evaluate_block
+from tessera.ir.numerics.interval_arithmetic import require_exact
+from tessera.ir.rules import REGISTRY, Rules
+from tessera.ops.dialects import host
+
+# The C heap, told once to keep the pages that interpreters free and take again all the time.
+
+
+# The largest size that glibc's allocator learns from (DEFAULT_MMAP_THRESHOLD_MAX), less its header.
+HEAP_BLOCK_BYTES = (1 << 25) - (1 << 16)
+
+
+@lru_cache(maxsize=1)
+def keep_heap_pages() -> None:
+    """Free one large block, so that later ones of up to its size come from the heap and stay there.
+
+    glibc maps blocks beyond a threshold anew each time, and every page of them then faults: three to four
+    times the cost of the arithmetic. The threshold follows the largest block freed so far. The block is never
+    touched, so it takes no memory; other allocators do nothing of the kind and lose nothing.
+    """
+    np.empty(HEAP_BLOCK_BYTES, np.uint8)
+
+
+# The walk over a program's entry: buffers in a workspace, views of them, launches in order.
+
 
 # launch(node, operands) runs one kernel: a host.launch, or a schedule.kernel.
-Launch = Callable[[Node, list[Any]], None]
+LaunchFunction = Callable[[Node, list[Any]], None]
 
-meaning_of = Rules("host")
+host_rules = Rules("host")
 # rule(node, operands, walk) runs the regions of a node.
-flow_of = Rules("host control flow")
+host_control_flow_rules = Rules("host control flow")
 
 
-class Workspace:
+class BufferWorkspace:
     """The memory that planned buffers share.
 
     With `lift` (bound mode) each buffer is lifted and lies apart: planned or not makes no difference to its values.
@@ -47,7 +69,7 @@ class Workspace:
 
 
 def run(
-    function: Function, arrays: Sequence[Any], launch: Launch, lift: Callable[[np.ndarray], Any] | None = None,
+    function: Function, arrays: Sequence[Any], launch: LaunchFunction, lift: Callable[[np.ndarray], Any] | None = None,
     wrote: Callable[[Any], None] = lambda array: None,
 ) -> list[Any]:  # fmt: skip
     """Run an entry function; its last `attrs["outputs"]` parameters are made here and handed back.
@@ -58,30 +80,30 @@ def run(
     outputs = int(function.attrs.get("outputs", 0))
     inputs = function.params[: len(function.params) - outputs]
     if lift is None:
-        check(inputs, arrays)
-    workspace = Workspace(int(function.attrs.get("workspace", 0)), lift, wrote)
-    made = [workspace.buffer(_ref(p.type), -1) for p in function.params[len(inputs) :]]
+        check_arguments(inputs, arrays)
+    workspace = BufferWorkspace(int(function.attrs.get("workspace", 0)), lift, wrote)
+    made = [workspace.buffer(_ref_type(p.type), -1) for p in function.params[len(inputs) :]]
 
     def meaning(node: Node, args: list[Any], run: Any) -> tuple[Any, ...]:
-        if node.op in flow_of:
-            flow_of.of(node.op)(node, args, run)
+        if node.op in host_control_flow_rules:
+            host_control_flow_rules.of(node.op)(node, args, run)
             return ()
-        rule = meaning_of.get(node.op)
+        rule = host_rules.get(node.op)
         if rule is not None:
             return rule(node, args, workspace)
         launch(node, args)
         return ()
 
-    evaluate(function.body, [*arrays, *made], meaning)
+    evaluate_block(function.body, [*arrays, *made], meaning)
     return made
 
 
-def _ref(type: Type) -> RefType:
+def _ref_type(type: Type) -> RefType:
     assert isinstance(type, RefType), "an output is a ref"
     return type
 
 
-def check(params: Sequence[Value], arrays: Sequence[Any]) -> None:
+def check_arguments(params: Sequence[Value], arrays: Sequence[Any]) -> None:
     """Refuse arrays that are not what the parameters say."""
     if len(params) != len(arrays):
         raise ArgumentError(f"{len(params)} arguments are needed, {len(arrays)} came")
@@ -95,27 +117,27 @@ def check(params: Sequence[Value], arrays: Sequence[Any]) -> None:
             )
 
 
-@meaning_of(host.alloc)
+@host_rules(host.alloc)
 def _(node, args, workspace):
     return (workspace.buffer(node.out.type, node.attrs["offset"]),)
 
 
-@meaning_of(host.view)
+@host_rules(host.view)
 def _(node, args, workspace):
     return (args[0].reshape(node.attrs["shape"]),)
 
 
-@meaning_of(host.call)
+@host_rules(host.call)
 def _(node, args, workspace):
     if workspace.lift is not None:
         raise UnsupportedOpError(f"{node.attrs['op']} runs on the host: its error is not bounded", location=node.loc)
-    call(node.attrs["op"], node.attrs["operands"], node.attrs["attrs"], [v.type for v in node.args], args)
+    call_op(node.attrs["op"], node.attrs["operands"], node.attrs["attrs"], [v.type for v in node.args], args)
     for array in args[node.attrs["operands"] :]:
         workspace.wrote(array)
     return ()
 
 
-def call(op: str, operands: int, attrs: Mapping[str, Any], types: Sequence[Type], arrays: Sequence[Any]) -> None:
+def call_op(op: str, operands: int, attrs: Mapping[str, Any], types: Sequence[Type], arrays: Sequence[Any]) -> None:
     """Run a tensor op from the first memories to the rest."""
     tensors = tuple(TensorType(t.shape, t.dtype, t.policy) for t in types)  # type: ignore[union-attr]
     found = REGISTRY[op].execute(tensors[:operands], tensors[operands:], attrs, list(arrays[:operands]))
@@ -123,28 +145,28 @@ def call(op: str, operands: int, attrs: Mapping[str, Any], types: Sequence[Type]
         target[...] = result
 
 
-@meaning_of(host.at)
+@host_rules(host.at)
 def _(node, args, workspace):
-    index = int(certain(args[1]))
+    index = int(require_exact(args[1]))
     # A slice of length one and then another shape: a scalar would be a copy.
     return (args[0][index : index + 1].reshape(node.out.type.shape),)
 
 
-@flow_of(host.loop)
+@host_control_flow_rules(host.loop)
 def _(node, args, walk):
     index, step = node.attrs["first"], node.attrs["step"]
     for i in range(node.attrs["count"]):
         walk(node.regions[0], np.int64(index + i * step))
 
 
-@flow_of(host.while_)
+@host_control_flow_rules(host.while_)
 def _(node, args, walk):
     walk(node.regions[0])
-    while certain(args[0]):
+    while require_exact(args[0]):
         walk(node.regions[1])
         walk(node.regions[0])
 
 
-@flow_of(host.if_)
+@host_control_flow_rules(host.if_)
 def _(node, args, walk):
-    walk(node.regions[0 if certain(args[0]) else 1])
+    walk(node.regions[0 if require_exact(args[0]) else 1])

@@ -1,7 +1,8 @@
-"""The Schedule interpreter: each kernel's loop nest in its scheduled order, tile by tile, on NumPy.
+"""Schedule interpreter: runs each kernel's loop nest in its scheduled order, tile by tile, on NumPy.
 
-Within a tile every value is an array with one axis for each dim of the kernel, of size 1 for
-dims the value does not depend on. The last tile along a dim is shorter where the tile does not divide it.
+Reductions accumulate across tiles and are rounded once. Within a tile every value is an array with one axis for each
+dim of the kernel, of size 1 for dims the value does not depend on. The last tile along a dim is shorter where the tile
+does not divide it.
 """
 
 from __future__ import annotations
@@ -13,19 +14,102 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import OutOfBoundsError, TesseraError
-from tessera.interp import host, reductions
-from tessera.interp import tile as tile_interpreter
+from tessera.core.errors import OutOfBoundsError, TesseraError
+from tessera.core.types import TensorType
+from tessera.interp import host
+from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Module, Node, Value
-from tessera.lower.forms import Dims, forms
-from tessera.lower.stages import Stage, stages
-from tessera.op import Op, Rules
-from tessera.ops import basic
-from tessera.ops import host as host_ops
-from tessera.ops import schedule as ops
+from tessera.ir.numerics.conversion import convert
+from tessera.ir.rules import Op, Rules
+from tessera.lower.affine import KernelDims, analyse_body
+from tessera.lower.schedule_to_tile.loop_stages import LoopStage, split_into_stages
+from tessera.ops.dialects import host as host_ops
+from tessera.ops.dialects import schedule
+from tessera.ops.dialects import schedule as ops
+from tessera.ops.tensor import basic
 
-rules = Rules("schedule interpreter")
-launches = Rules("schedule launch")
+# Reductions of the Schedule level, tile after tile: begun, carried on, and rounded once at the end.
+
+
+EINSUM_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def accumulate_tile(nest: Any, node: Node, args: list[np.ndarray], total: Any) -> Any:
+    """`total` (None before the first tile) with one more tile combined into it."""
+    with np.errstate(all="ignore"):
+        part = _reduce_tile(nest, node, args)
+        return part if total is None else _COMBINERS[_reduction_kind(node)](total, part)
+
+
+def finish_reduction(node: Node, total: Any) -> np.ndarray:
+    """The result, rounded once."""
+    dtype = node.out.type.dtype
+    if total is None:
+        return np.zeros((), dtype.numpy)
+    return total[1] if _reduction_kind(node).startswith("arg") else convert(total, dtype)
+
+
+def _reduction_kind(node: Node) -> str:
+    return "sum" if node.op is schedule.contract else node.attrs["kind"]
+
+
+def _reduce_tile(nest: Any, node: Node, args: list[np.ndarray]) -> Any:
+    type = node.args[0].type
+    assert isinstance(type, TensorType)
+    dim, wide = node.attrs["dim"], type.accumulate
+    if node.op is schedule.contract:
+        a, b = (convert(nest.level(x), wide) for x in args)
+        return contract_tile(nest.spread(a, dim), b, dim)
+    x = nest.spread(args[0], dim)
+    kind = node.attrs["kind"]
+    if kind.startswith("arg"):
+        place = np.expand_dims(_ARG_REDUCTIONS[kind](x, axis=dim), dim)
+        return np.take_along_axis(x, place, dim), place + nest.spans[dim][0]
+    return _REDUCTIONS[kind](convert(x, wide) if kind == "sum" else x, axis=dim, keepdims=True)
+
+
+_ARG_REDUCTIONS: dict[str, Any] = {"argmax": np.argmax, "argmin": np.argmin}
+_REDUCTIONS: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min}
+
+
+def contract_tile(a: np.ndarray, b: np.ndarray, dim: int) -> np.ndarray:
+    """The sum of a times b along a dim; axes of size 1 stand for dims that are not there."""
+    own = [[d for d, n in enumerate(x.shape) if n > 1 or (d == dim and x is a)] for x in (a, b)]
+    kept = [d for d in range(a.ndim) if d != dim and (d in own[0] or d in own[1])]
+    words = ["".join(EINSUM_LETTERS[d] for d in dims) for dims in (*own, kept)]
+    left, right = (x.reshape([x.shape[d] for d in dims]) for x, dims in zip((a, b), own, strict=True))
+    out = np.einsum(f"{words[0]},{words[1]}->{words[2]}", left, right, optimize=True)
+    return out.reshape([max(a.shape[d], b.shape[d]) if d in kept else 1 for d in range(a.ndim)])
+
+
+def _make_arg_combiner(kind: str) -> Any:
+    ahead = np.greater if kind == "argmax" else np.less
+
+    def join(old: Any, new: Any) -> Any:
+        (value, place), (other, there) = old, new
+        take = ahead(other, value) | (np.not_equal(other, other) & np.equal(value, value))
+        return np.where(take, other, value), np.where(take, there, place)
+
+    return join
+
+
+_COMBINERS: dict[str, Any] = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "argmax": _make_arg_combiner("argmax"),
+    "argmin": _make_arg_combiner("argmin"),
+}
+
+
+# The Schedule interpreter: each kernel's loop nest in its scheduled order, tile by tile, on NumPy.
+#
+# Within a tile every value is an array with one axis for each dim of the kernel, of size 1 for
+# dims the value does not depend on. The last tile along a dim is shorter where the tile does not divide it.
+
+
+tile_rules = Rules("schedule interpreter")
+launch_rules = Rules("schedule launch")
 
 
 def run(module: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -34,19 +118,19 @@ def run(module: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
     Raises:
         OutOfBoundsError: a kernel reads or writes outside a buffer.
     """
-    return host.run(module.main, arrays, lambda node, args: launches.of(node.op)(module, node, args))
+    return host.run(module.main, arrays, lambda node, args: launch_rules.of(node.op)(module, node, args))
 
 
-@launches(host_ops.launch)
+@launch_rules(host_ops.launch)
 def _(module, node, args):
     tile_interpreter.launch(module.function(node.attrs["kernel"]), node.attrs["grid"], args)
 
 
 @dataclass
-class Nest:
+class LoopNest:
     """A kernel's loop nest at one tile: the part of each dim it spans, and the values so far."""
 
-    dims: Dims
+    dims: KernelDims
     spans: list[tuple[int, int]]
     env: dict[Value, Any] = field(default_factory=dict)
 
@@ -73,41 +157,41 @@ class Nest:
         for node in nodes:
             args = [self.env[v] for v in node.args]
             try:
-                out = _meaning(node.op)(self, node, args)
+                out = _find_rule(node.op)(self, node, args)
             except TesseraError as error:
                 raise error.at(node.loc) from None
             self.env.update(zip(node.results, out, strict=True))
 
 
-def _meaning(op: Op) -> Any:
-    return rules.get(op) or _pure
+def _find_rule(op: Op) -> Any:
+    return tile_rules.get(op) or _evaluate_pure
 
 
-def _pure(nest: Nest, node: Node, args: list[Any]) -> tuple[Any, ...]:
+def _evaluate_pure(nest: LoopNest, node: Node, args: list[Any]) -> tuple[Any, ...]:
     types = tuple(v.type for v in node.args)
     return node.op.execute(types, tuple(v.type for v in node.results), node.attrs, args)
 
 
-@launches(ops.kernel)
+@launch_rules(ops.kernel)
 def _(module, node, args):
     (block,) = node.regions
     dims, tile, loop = node.attrs["dims"], node.attrs["schedule"]["tile"], node.attrs["schedule"]["loop"]
     if any(n == 0 for _, n, kind in dims if kind == "parallel"):
         return
-    order = stages(block, forms(block, dims), loop)
-    outer = [[(0, n)] if d in loop else tiles(n, tile[d]) for d, (_, n, _) in enumerate(dims)]
+    order = split_into_stages(block, analyse_body(block, dims), loop)
+    outer = [[(0, n)] if d in loop else split_extent(n, tile[d]) for d, (_, n, _) in enumerate(dims)]
     for spans in itertools.product(*outer):
-        nest = Nest(dims, list(spans), dict(zip(block.params, args, strict=True)))
+        nest = LoopNest(dims, list(spans), dict(zip(block.params, args, strict=True)))
         for stage in order:
-            _run(nest, stage, [(d, tiles(dims[d][1], tile[d])) for d in loop])
+            _run_stage(nest, stage, [(d, split_extent(dims[d][1], tile[d])) for d in loop])
 
 
-def tiles(extent: int, tile: int) -> list[tuple[int, int]]:
+def split_extent(extent: int, tile: int) -> list[tuple[int, int]]:
     """Where each tile of a dim begins and ends."""
     return [(low, min(low + tile, extent)) for low in range(0, extent, max(tile, 1))]
 
 
-def _run(nest: Nest, stage: Stage, loop: list[tuple[int, list[tuple[int, int]]]]) -> None:
+def _run_stage(nest: LoopNest, stage: LoopStage, loop: list[tuple[int, list[tuple[int, int]]]]) -> None:
     nest.apply(stage.straight)
     if not loop or not (stage.loop or stage.ended):
         return
@@ -117,38 +201,38 @@ def _run(nest: Nest, stage: Stage, loop: list[tuple[int, list[tuple[int, int]]]]
         nest.spans[dim] = span
         nest.apply(stage.loop)
         for node, total in sums.items():
-            sums[node] = reductions.more(nest, node, [nest.env[v] for v in node.args], total)
+            sums[node] = accumulate_tile(nest, node, [nest.env[v] for v in node.args], total)
     for node, total in sums.items():
-        nest.env[node.out] = reductions.end(node, total)
+        nest.env[node.out] = finish_reduction(node, total)
 
 
-@rules(ops.index)
+@tile_rules(ops.index)
 def _(nest, node, args):
     return (nest.along(node.attrs["dim"]),)
 
 
-@rules(basic.full)
+@tile_rules(basic.full)
 def _(nest, node, args):
     return (np.asarray(basic.full.ref(**node.attrs)),)
 
 
-@rules(ops.load)
+@tile_rules(ops.load)
 def _(nest, node, args):
     array, rest = args[0], args[1:]
     mask = rest[array.ndim] if len(rest) > array.ndim else None
-    indices = _checked(node, array, rest[: array.ndim], mask)
+    indices = _check_indices(node, array, rest[: array.ndim], mask)
     data = array[tuple(indices)] if array.ndim else array
     return (data if mask is None else np.where(mask, data, np.zeros((), data.dtype)),)
 
 
-@rules(ops.store)
+@tile_rules(ops.store)
 def _(nest, node, args):
     array, value, indices = args[0], args[1], args[2:]
-    array[tuple(_checked(node, array, indices, None))] = value if array.ndim else np.reshape(value, ())
+    array[tuple(_check_indices(node, array, indices, None))] = value if array.ndim else np.reshape(value, ())
     return ()
 
 
-def _checked(node: Node, array: np.ndarray, indices: Sequence[Any], mask: Any) -> list[Any]:
+def _check_indices(node: Node, array: np.ndarray, indices: Sequence[Any], mask: Any) -> list[Any]:
     """Indices that lie in the array; those that are masked off become 0."""
     safe = []
     for axis, (index, size) in enumerate(zip(indices, array.shape, strict=True)):
@@ -156,13 +240,13 @@ def _checked(node: Node, array: np.ndarray, indices: Sequence[Any], mask: Any) -
             bad = (index < 0) | (index >= size)
             wrong = bad if mask is None else bad & mask
             if wrong.any():
-                raise _outside(node, axis, int(np.broadcast_to(index, wrong.shape)[wrong][0]), size)
+                raise _out_of_bounds_error(node, axis, int(np.broadcast_to(index, wrong.shape)[wrong][0]), size)
             index = np.where(bad, 0, index)
         safe.append(index)
     return safe
 
 
-def _outside(node: Node, axis: int, index: int, size: int) -> OutOfBoundsError:
+def _out_of_bounds_error(node: Node, axis: int, index: int, size: int) -> OutOfBoundsError:
     return OutOfBoundsError(
         f"index {index} is outside axis {axis} of {node.args[0].hint or 'a buffer'}, whose size is {size}",
         location=node.loc,
@@ -171,6 +255,6 @@ def _outside(node: Node, axis: int, index: int, size: int) -> OutOfBoundsError:
     )
 
 
-@rules(ops.reduce, ops.contract)
+@tile_rules(ops.reduce, ops.contract)
 def _(nest, node, args):
-    return (reductions.end(node, reductions.more(nest, node, args, None)),)
+    return (finish_reduction(node, accumulate_tile(nest, node, args, None)),)

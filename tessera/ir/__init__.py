@@ -1,1 +1,1 @@
-"""The IR: one data structure for all four levels, its printer, parser, verifier and hash."""
+"""The IR: one data structure for all four levels, with its op definitions, printer, parser, verifier, evaluator and numerics."""

@@ -1,18 +1,20 @@
-"""The builder: where tracing, the kernel front end and the passes put nodes in order."""
+"""IR builder: the insertion point where tracing, the kernel front end and passes record nodes; and the current numerics context."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from tessera.errors import Location, TesseraError, here
+from tessera.core.errors import Location, TesseraError, user_location
+from tessera.core.types import TensorType, Type, as_dtype
 from tessera.ir.core import Attrs, Block, Node, Value
-from tessera.op import Op
-from tessera.types import TensorType, Type, as_dtype
+from tessera.ir.rules import Op
+
+# The builder: where tracing, the kernel front end and the passes put nodes in order.
 
 
 class Builder:
@@ -40,7 +42,7 @@ class Builder:
         loc: Location | None = None,
     ) -> Node:
         """Append a node; its result types come from the op's rule unless given."""
-        place = loc or self.location or here()
+        place = loc or self.location or user_location()
         attributes = Attrs(op.complete(attrs or {}))
         try:
             if types is None:
@@ -92,11 +94,11 @@ class Builder:
     @contextmanager
     def active(self) -> Iterator[Builder]:
         """Make this the builder that ops called inside record to."""
-        token = CURRENT.set(self)
+        token = CURRENT_BUILDER.set(self)
         try:
             yield self
         finally:
-            CURRENT.reset(token)
+            CURRENT_BUILDER.reset(token)
 
     def block(self, params: Sequence[Value], results: Sequence[Value]) -> Block:
         """Everything added at the top level, as a block; captures become trailing parameters."""
@@ -104,4 +106,30 @@ class Builder:
         return Block((*params, *captured), tuple(self._open[0]), tuple(results))
 
 
-CURRENT: ContextVar[Builder | None] = ContextVar("builder", default=None)
+CURRENT_BUILDER: ContextVar[Builder | None] = ContextVar("builder", default=None)
+
+
+# The numeric context that is open: what ops called in it do to their operands, or None.
+
+
+class NumericsContext(Protocol):
+    """A context that takes over the calls made in it."""
+
+    def call(self, op: Op, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
+        """The results of an op on a user's operands."""
+
+    def key(self) -> Hashable:
+        """What a trace made in it depends on."""
+
+
+CURRENT_NUMERICS: ContextVar[NumericsContext | None] = ContextVar("numerics", default=None)
+
+
+@contextmanager
+def override_numerics(instead: NumericsContext | None) -> Iterator[None]:
+    """Another context, or none, for the calls made inside."""
+    token = CURRENT_NUMERICS.set(instead)
+    try:
+        yield
+    finally:
+        CURRENT_NUMERICS.reset(token)

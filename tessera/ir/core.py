@@ -1,4 +1,4 @@
-"""The one data structure of all levels: values, nodes, blocks, functions, modules. All frozen."""
+"""IR data structures: values, nodes, blocks, functions and modules of every level. All are frozen."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from tessera.digest import digest
-from tessera.errors import UNKNOWN, Location
-from tessera.op import Op
-from tessera.types import Type
+from tessera.core.errors import UNKNOWN, Location
+from tessera.core.io import hash_text
+from tessera.core.types import Type
+from tessera.ir.rules import Op
 
 
 class Attrs(Mapping[str, Any]):
@@ -20,7 +20,7 @@ class Attrs(Mapping[str, Any]):
     __slots__ = ("_items",)
 
     def __init__(self, items: Mapping[str, Any] | None = None) -> None:
-        self._items = {k: _freeze(v) for k, v in (items or {}).items()}
+        self._items = {k: _freeze_attribute(v) for k, v in (items or {}).items()}
 
     def __getitem__(self, key: str) -> Any:
         return self._items[key]
@@ -38,11 +38,11 @@ class Attrs(Mapping[str, Any]):
         return f"Attrs({self._items})"
 
 
-def _freeze(value: Any) -> Any:
+def _freeze_attribute(value: Any) -> Any:
     if isinstance(value, Mapping) and not isinstance(value, Attrs):
         return Attrs(value)
     if isinstance(value, (list, tuple)):
-        return tuple(_freeze(v) for v in value)
+        return tuple(_freeze_attribute(v) for v in value)
     return value
 
 
@@ -137,10 +137,10 @@ class Function:
         return self.body.results
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Function) and key(self) == key(other)
+        return isinstance(other, Function) and structural_key(self) == structural_key(other)
 
     def __hash__(self) -> int:
-        return hash(key(self))
+        return hash(structural_key(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,16 +165,16 @@ class Module:
         return dataclasses.replace(self, functions=functions, level=level or self.level)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Module) and key(self) == key(other)
+        return isinstance(other, Module) and structural_key(self) == structural_key(other)
 
     def __hash__(self) -> int:
-        return hash(key(self))
+        return hash(structural_key(self))
 
 
-def key(item: Function | Module, locations: bool = True) -> tuple:
+def structural_key(item: Function | Module, locations: bool = True) -> tuple:
     """The structure of a function or module as nested tuples, with values numbered in order."""
     if isinstance(item, Module):
-        functions = tuple(key(f, locations) for f in item.functions)
+        functions = tuple(structural_key(f, locations) for f in item.functions)
         return (item.level, functions, _attrs_key(item.attrs))
     numbers: dict[Value, int] = {}
     loc = (item.loc,) if locations else ()
@@ -182,7 +182,7 @@ def key(item: Function | Module, locations: bool = True) -> tuple:
 
 
 def _block_key(block: Block, numbers: dict[Value, int], locations: bool) -> tuple:
-    params = tuple(_number(v, numbers) for v in block.params)
+    params = tuple(_number_value(v, numbers) for v in block.params)
     nodes = tuple(_node_key(n, numbers, locations) for n in block.nodes)
     return params, nodes, tuple(numbers[v] for v in block.results)
 
@@ -190,12 +190,12 @@ def _block_key(block: Block, numbers: dict[Value, int], locations: bool) -> tupl
 def _node_key(node: Node, numbers: dict[Value, int], locations: bool) -> tuple:
     args = tuple(numbers[v] for v in node.args)
     regions = tuple(_block_key(r, numbers, locations) for r in node.regions)
-    results = tuple(_number(v, numbers) for v in node.results)
+    results = tuple(_number_value(v, numbers) for v in node.results)
     loc = (node.loc,) if locations else ()
     return (node.op.name, args, _attrs_key(node.attrs), regions, results, *loc)
 
 
-def _number(value: Value, numbers: dict[Value, int]) -> tuple[int, Type]:
+def _number_value(value: Value, numbers: dict[Value, int]) -> tuple[int, Type]:
     numbers[value] = len(numbers)
     return numbers[value], value.type
 
@@ -215,4 +215,4 @@ def _attr_key(value: Any) -> Any:
 
 def structural_hash(item: Function | Module) -> str:
     """A hash that stays the same across runs and machines and does not see locations."""
-    return digest(repr(key(item, locations=False)))
+    return hash_text(repr(structural_key(item, locations=False)))

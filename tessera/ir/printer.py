@@ -1,12 +1,133 @@
-"""The printer: any level as MLIR generic text, which MLIR, xDSL and `parse_module` read."""
+"""IR printer: writes a module of any level as MLIR generic text, which MLIR, xDSL and `parse_module` read.
+
+Types, attributes and locations use MLIR's own forms, and opaque forms of the `ts` dialect where MLIR has none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from tessera.ir.attributes import print_dictionary, print_location, print_type
-from tessera.ir.core import Block, Function, Module, Node, Value
-from tessera.types import Type
+from tessera.core.errors import UNKNOWN, Location
+from tessera.core.shapes import Dim, Size
+from tessera.core.types import DTYPES, DType, Policy, RefType, TensorType, Type
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+
+# How types, attributes and locations are spelled in text: MLIR's own forms, opaque ones where it has none.
+
+
+# The element types that MLIR and its readers have built in; the others become opaque types of ours.
+_BUILTIN = frozenset(("f64", "f32", "f16", "bf16", "i4", "i8", "i16", "i32", "i64", "ui8", "i1"))
+# What stands for itself in a string: not " or \, nor what moves the line or the order of writing.
+_PLAIN = re.compile(r"[ !#-\[\]-~\xa0-\u2027\u2030-\ud7ff\ue000-\U0010ffff]*")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.$]*")
+_I64 = range(-(1 << 63), 1 << 63)
+
+
+def print_string(text: str) -> str:
+    """A string in quotes; the bytes of what cannot stand for itself as two hex digits each."""
+    if _PLAIN.fullmatch(text):
+        return f'"{text}"'
+    return '"' + "".join(c if _PLAIN.fullmatch(c) else _escape_character(c) for c in text) + '"'
+
+
+def _escape_character(character: str) -> str:
+    return "".join(f"\\{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
+
+
+def print_element(dtype: DType) -> str:
+    """An element type: `f32`, `!ts.f8E4M3FN`."""
+    return dtype.mlir if dtype.mlir in _BUILTIN else f"!ts.{dtype.mlir}"
+
+
+ELEMENT_TYPES: Mapping[str, DType] = {print_element(t): t for t in DTYPES}
+
+
+def print_type(type: Type) -> str:
+    """The type of a value: `tensor<?x4xf32, {dims = ["B"]}>`, `!tile.ref<4xf32, shared>`."""
+    body = "".join(f"{'?' if isinstance(s, Dim) else int(s)}x" for s in type.shape) + print_element(type.dtype)
+    extra = _tensor_encoding(type.shape, type.dtype, type.policy)
+    tail = f", {print_dictionary(extra)}" if extra else ""
+    return f"!tile.ref<{body}, {type.space}{tail}>" if isinstance(type, RefType) else f"tensor<{body}{tail}>"
+
+
+def _tensor_encoding(shape: tuple[Size, ...], dtype: DType, policy: Policy | None) -> dict[str, Any]:
+    """What MLIR's shaped types have no place for: the names behind each `?`, and the policy."""
+    dims = tuple(repr(s) for s in shape if isinstance(s, Dim))
+    return ({"dims": dims} if dims else {}) | (policy_fields(policy, dtype) if policy else {})
+
+
+def policy_fields(policy: Policy, dtype: DType | None = None) -> dict[str, Any]:
+    """The clauses of a policy; its storage too where `dtype` does not tell it, or where it has no clause."""
+    clauses = policy.clauses()
+    return clauses if clauses and policy.storage == dtype else {"storage": policy.storage, **clauses}
+
+
+def print_location(loc: Location) -> str:
+    """A place: `loc("f.py":12:4)`, with the end column (if known) as a name: `loc("to 9"("f.py":12:4))`."""
+    if loc == UNKNOWN:
+        return "loc(unknown)"
+    start = f"{print_string(loc.file)}:{loc.line}:{loc.column}"
+    return f'loc("to {loc.end_column}"({start}))' if loc.end_column else f"loc({start})"
+
+
+def print_dictionary(items: Mapping[str, Any]) -> str:
+    """Named attributes, in the order of their names: `{axis = -1 : i64}`."""
+    return "{" + ", ".join(f"{_print_name(k)} = {print_attribute(v)}" for k, v in sorted(items.items())) + "}"
+
+
+def _print_name(name: str) -> str:
+    return name if _NAME.fullmatch(name) else print_string(name)
+
+
+def print_attribute(value: Any) -> str:
+    """One attribute; `printable` tells which values have a spelling."""
+    return _PRINTERS[type(value)](value)
+
+
+def is_printable(value: Any) -> bool:
+    """Whether text can hold this attribute exactly."""
+    if isinstance(value, Attrs):
+        return all(isinstance(k, str) and k and is_printable(v) for k, v in value.items())
+    return all(is_printable(v) for v in value) if isinstance(value, tuple) else type(value) in _PRINTERS
+
+
+def _print_int(value: int) -> str:
+    return f"{value} : i64" if value in _I64 else f"#ts.int<{value}>"
+
+
+def _print_float(value: float) -> str:
+    if not math.isfinite(value):
+        return f"0x{struct.pack('>d', value).hex().upper()} : f64"
+    text = repr(value)
+    return f"{text if '.' in text else text.replace('e', '.0e')} : f64"  # MLIR wants a point
+
+
+def _print_place(loc: Location) -> str:
+    return f"#ts.loc<{print_string(loc.file)}:{loc.line}:{loc.column}:{loc.end_column}>"
+
+
+_PRINTERS: dict[type, Callable[[Any], str]] = {
+    bool: lambda value: "true" if value else "false",
+    int: _print_int,
+    float: _print_float,
+    str: print_string,
+    type(None): lambda value: "unit",
+    tuple: lambda value: f"[{', '.join(print_attribute(v) for v in value)}]",
+    Attrs: print_dictionary,
+    DType: print_element,
+    TensorType: print_type,
+    RefType: print_type,
+    Dim: lambda value: f"#ts.dim<{print_string(repr(value))}>",
+    Policy: lambda value: f"#ts.policy<{print_dictionary(policy_fields(value))}>",
+    Location: _print_place,
+}
+
+
+# The printer: any level as MLIR generic text, which MLIR, xDSL and `parse_module` read.
 
 
 def print_module(module: Module, locations: bool = True) -> str:
@@ -21,31 +142,31 @@ def print_module(module: Module, locations: bool = True) -> str:
     attrs = {"ts.level": module.level} | ({"ts.attrs": module.attrs} if module.attrs else {})
     lines = ['"builtin.module"() ({']
     for function in module.functions:
-        lines.extend("  " + line for line in _function(function, locations))
+        lines.extend("  " + line for line in _function_lines(function, locations))
     return "\n".join([*lines, f"}}) {print_dictionary(attrs)} : () -> ()", ""])
 
 
 def print_function(function: Function, locations: bool = True) -> str:
     """One function as text, the way it stands in a module."""
-    return "\n".join([*_function(function, locations), ""])
+    return "\n".join([*_function_lines(function, locations), ""])
 
 
-def _function(function: Function, locations: bool) -> Iterator[str]:
+def _function_lines(function: Function, locations: bool) -> Iterator[str]:
     yield '"ts.func"() ({'
-    yield from _Printer(locations).block(function.body, "ts.return", "  ")
+    yield from _FunctionPrinter(locations).block(function.body, "ts.return", "  ")
     attrs = print_dictionary({"sym_name": function.name, **function.attrs})
-    yield f"}}) {attrs} : () -> (){_place(function, locations)}"
+    yield f"}}) {attrs} : () -> (){_location_suffix(function, locations)}"
 
 
-def _place(item: Function | Node, locations: bool) -> str:
+def _location_suffix(item: Function | Node, locations: bool) -> str:
     return f" {print_location(item.loc)}" if locations else ""
 
 
-def _types(types: Sequence[Type]) -> str:
+def _print_types(types: Sequence[Type]) -> str:
     return f"({', '.join(map(print_type, types))})"
 
 
-class _Printer:
+class _FunctionPrinter:
     """One function being printed: the number of each value so far."""
 
     def __init__(self, locations: bool) -> None:
@@ -59,7 +180,7 @@ class _Printer:
             yield f"{indent[2:]}^bb0({params}):"
         for node in block.nodes:
             yield from self.node(node, indent)
-        yield f'{indent}"{terminator}"{self.operands(block.results)} : {_types([v.type for v in block.results])} -> ()'
+        yield f'{indent}"{terminator}"{self.operands(block.results)} : {_print_types([v.type for v in block.results])} -> ()'
 
     def node(self, node: Node, indent: str) -> Iterator[str]:
         """The lines of a node: one, or more where it has regions."""
@@ -67,7 +188,7 @@ class _Printer:
         results = f"{', '.join(map(self.define, node.results))} = " if node.results else ""
         head = f'{indent}{results}"{node.op.name}"{operands}'
         attrs = f" {print_dictionary(node.attrs)}" if node.attrs else ""
-        tail = f"{attrs} : {self.signature(node)}{_place(node, self.locations)}"
+        tail = f"{attrs} : {self.signature(node)}{_location_suffix(node, self.locations)}"
         if not node.regions:
             yield head + tail
             return
@@ -81,7 +202,7 @@ class _Printer:
     def signature(self, node: Node) -> str:
         """The types of the operands and results; a single result goes without parentheses."""
         out = [v.type for v in node.results]
-        return f"{_types([v.type for v in node.args])} -> {print_type(out[0]) if len(out) == 1 else _types(out)}"
+        return f"{_print_types([v.type for v in node.args])} -> {print_type(out[0]) if len(out) == 1 else _print_types(out)}"
 
     def define(self, value: Value) -> str:
         """The next number, as this value's name."""

@@ -1,1 +1,1 @@
-"""The lowerings: Graph to Schedule to Tile, each one function from module to module."""
+"""Lowerings: Graph to Schedule to Tile, or Graph to a mesh; each is one function from module to module."""

@@ -1,70 +1,74 @@
-"""The steps from a traced Graph module to a Tile module, by name."""
+"""Lowering pipeline: the named steps from a traced Graph module to a Tile module."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tessera.evaluate import expand
 from tessera.ir.core import Function, Module
-from tessera.lower import attention, hosted, launches, scatter
+from tessera.ir.evaluator import expand_composites as expand_composites_
+from tessera.ir.rules import Op
+from tessera.lower import lowering_plan
+from tessera.lower.graph_to_schedule import host_ops
+from tessera.lower.graph_to_schedule.lowering import to_schedule
+from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.mesh import Mesh, to_mesh
-from tessera.lower.mesh.rules import rules as mesh_rules
-from tessera.lower.plan import Plan
-from tessera.lower.to_schedule import to_schedule
-from tessera.lower.to_tile import to_tile
-from tessera.op import Op
-from tessera.passes import PIPELINE
-from tessera.passes.common import share
-from tessera.passes.dead_code import sweep
-from tessera.passes.memory_plan import memory_plan
-from tessera.passes.stochastic import stochastic
+from tessera.lower.mesh.op_rules import mesh_op_rules as mesh_rules
+from tessera.lower.passes import PIPELINE
+from tessera.lower.passes.memory_planning import plan_memory
+from tessera.lower.passes.redundancy_elimination import eliminate_common_subexpressions, eliminate_dead_code
+from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
+from tessera.lower.schedule_to_tile.lowering import to_tile
+from tessera.stdlib import attention_launch, scatter_launch
 
-assert attention and scatter  # fill the table of launches
+assert attention_launch and scatter_launch  # fill the table of launches
 
-Step = Callable[[Module], Module]
+PipelineStep = Callable[[Module], Module]
 
 
-def steps(plan: Plan) -> Iterator[tuple[str, Step]]:
+def list_steps(plan: LoweringPlan) -> Iterator[tuple[str, PipelineStep]]:
     """Each step with its name."""
-    yield "expand", _on_main(lambda f: primitives(f, plan))
+    yield "expand", _apply_to_main(lambda f: expand_composites(f, plan))
     if plan.mesh is not None:
-        yield from _mesh_steps(Mesh(*plan.mesh, plan.mesh_product))
+        yield from _list_mesh_steps(Mesh(*plan.mesh, plan.mesh_product))
         return
-    yield "stochastic rounding", _on_main(stochastic)
+    yield "stochastic rounding", _apply_to_main(expand_stochastic_rounding)
     for name, rewrite in PIPELINE:
-        yield name, _on_main(rewrite)
+        yield name, _apply_to_main(rewrite)
     yield "schedule", lambda module: to_schedule(module.main, plan)
-    yield "memory plan", memory_plan
+    yield "memory plan", plan_memory
     yield "tile", to_tile
 
 
-def _mesh_steps(mesh: Mesh) -> Iterator[tuple[str, Step]]:
+def _list_mesh_steps(mesh: Mesh) -> Iterator[tuple[str, PipelineStep]]:
     """The steps to a mesh of elements: no loop nests, so none of the rewrites that suit those."""
-    yield "common subexpressions", _on_main(share)
-    yield "dead code", _on_main(sweep)
+    yield "common subexpressions", _apply_to_main(eliminate_common_subexpressions)
+    yield "dead code", _apply_to_main(eliminate_dead_code)
     yield "mesh", lambda module: to_mesh(module, mesh)
 
 
-def lower(module: Module, plan: Plan | None = None) -> Iterator[tuple[str, Module]]:
+def lower(module: Module, plan: LoweringPlan | None = None) -> Iterator[tuple[str, Module]]:
     """The module after each step."""
-    for name, step in steps(plan or Plan()):
+    for name, step in list_steps(plan or LoweringPlan()):
         module = step(module)
         yield name, module
 
 
-def primitives(function: Function, plan: Plan) -> Function:
+def expand_composites(function: Function, plan: LoweringPlan) -> Function:
     """A function in which composites are replaced by their lowering, but for those that are launched."""
     if plan.mesh is not None:
-        return expand(function, keep=mesh_rules.__contains__)
-    kept = launches.kept(plan)
-    return expand(
-        function, keep=lambda op: (op in kept and _launched(function, op, plan)) or hosted.keeps(function, op, plan)
+        return expand_composites_(function, keep=mesh_rules.__contains__)
+    kept = lowering_plan.find_library_ops(plan)
+    return expand_composites_(
+        function,
+        keep=lambda op: (
+            (op in kept and _has_library_launch(function, op, plan)) or host_ops.runs_on_host(function, op, plan)
+        ),
     )
 
 
-def _launched(function: Function, op: Op, plan: Plan) -> bool:
-    return all(launches.launch_of(n, plan) is not None for n in function.body.walk() if n.op is op)
+def _has_library_launch(function: Function, op: Op, plan: LoweringPlan) -> bool:
+    return all(lowering_plan.find_library_launch(n, plan) is not None for n in function.body.walk() if n.op is op)
 
 
-def _on_main(rewrite: Callable[[Function], Function]) -> Step:
+def _apply_to_main(rewrite: Callable[[Function], Function]) -> PipelineStep:
     return lambda module: module.replace(rewrite(module.main))

@@ -1,86 +1,22 @@
-"""Every op, one file per family; importing this gives Tensor its operators."""
+"""Every op: tensor ops with their rules, the dialects of the lower levels, and the user-facing API of Tensor."""
 
-import tessera.eager  # gives ops their calls  # noqa: F401
-import tessera.evaluate  # gives composites their type rule  # noqa: F401
-from tessera.ops import (
-    activations,
-    arithmetic,
-    arrange,
+import tessera.ir.evaluator  # gives composites their type rule  # noqa: F401
+import tessera.ops.api.eager_dispatch  # gives ops their calls  # noqa: F401
+from tessera.ops.api import creation, methods  # noqa: F401
+from tessera.ops.dialects import control_flow, host, inline_asm, mbarrier, mesh, schedule, tile  # noqa: F401
+from tessera.ops.tensor import (  # noqa: F401
     basic,
-    basic_rules,
-    chance,
-    checks,
-    compensated,
-    control,
-    creation,
-    cumulative,
-    decompose,
-    decompose_rules,
+    contractions,
+    decompositions,
     elementwise,
-    elementwise_rules,
-    flow,
-    functions,
-    group,
-    host,
-    inline,
-    linalg,
-    linalg_rules,
-    mbarrier,
-    mesh,
-    methods,
-    neighbour,
     nn,
-    nn_rules,
-    powers,
-    recompute,
+    rearrange,
     reduce,
-    reduce_rules,
-    schedule,
+    scalar_functions,
+    scatter,
     shape,
-    sort,
-    statistics,
-    structure_rules,
-    tile,
-    update,
-    update_rules,
+    sorting,
+    stochastic_rounding,
 )
 
-methods.attach()
-# Derivatives and batching: they fill tables.
-assert all((
-    basic_rules, decompose_rules, elementwise_rules, linalg_rules, nn_rules, reduce_rules, structure_rules, update_rules,
-))  # fmt: skip
-
-__all__ = [
-    "activations",
-    "arithmetic",
-    "arrange",
-    "creation",
-    "cumulative",
-    "decompose",
-    "sort",
-    "statistics",
-    "basic",
-    "chance",
-    "checks",
-    "compensated",
-    "control",
-    "elementwise",
-    "flow",
-    "functions",
-    "group",
-    "host",
-    "inline",
-    "linalg",
-    "mbarrier",
-    "mesh",
-    "neighbour",
-    "nn",
-    "powers",
-    "recompute",
-    "reduce",
-    "schedule",
-    "shape",
-    "tile",
-    "update",
-]
+methods.attach_methods()

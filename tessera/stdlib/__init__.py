@@ -13,19 +13,19 @@ from typing import Any
 # Where each name is defined. Modules are imported when first asked for: the language imports this
 # package for its own composites (online_softmax), before there is a `kernel` to write the others with.
 HOMES = {
-    "batched_matmul": "products",
+    "batched_matmul": "gemm",
     "cross_entropy": "losses",
-    "efficient_layernorm": "norms",
+    "efficient_layernorm": "normalisation",
     "flash_attention": "attention",
     "flash_attention_2": "attention",
-    "fused_adam": "optimizers",
-    "grouped_matmul": "products",
-    "matmul": "products",
-    "quantized_matmul": "quantized",
-    "rms_norm": "norms",
-    "rotary_embedding": "rotary",
-    "stable_softmax": "norms",
-    "tree_sum": "reductions",
+    "fused_adam": "optimisers",
+    "grouped_matmul": "gemm",
+    "matmul": "gemm",
+    "quantized_matmul": "gemm",
+    "rms_norm": "normalisation",
+    "rotary_embedding": "attention",
+    "stable_softmax": "normalisation",
+    "tree_sum": "deterministic_reductions",
 }
 __all__ = sorted(HOMES)
 

@@ -1,7 +1,4 @@
-"""Scaled dot-product attention: one pass over the keys with online softmax (Dao et al. 2022; Dao 2023)."""
-
-# mypy: disable-error-code="operator, attr-defined, index"
-# Tensor gets its operators when the ops are loaded; mypy does not see them.
+"""Attention: FlashAttention with online softmax (Dao et al. 2022; Dao 2023), and rotary position embedding (Su et al. 2021)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,11 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, ShapeError, outside
+from tessera.core.errors import ArgumentError, ShapeError, library_caller_location
+from tessera.core.types import Type, f32
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import namespace
 from tessera.ir.core import Module
-from tessera.kernel import kernel, tile
-from tessera.stdlib.routine import array, blocks, routine, same_dtype, shaped
-from tessera.types import Type, f32
+from tessera.stdlib.routine import ceil_div, check_array, check_same_dtype, check_shape, compute_dtype, routine
+
+# Scaled dot-product attention: one pass over the keys with online softmax (Dao et al. 2022; Dao 2023).
+
+
+# mypy: disable-error-code="operator, attr-defined, index"
+# Tensor gets its operators when the ops are loaded; mypy does not see them.
+
 
 BLOCK_ROWS, BLOCK_COLS = 32, 64
 LOG2_E = math.log2(math.e)
@@ -34,107 +39,107 @@ def attend(
     its place (row-major) of the stream of `seed`, an int64 [1], is below it. `turned` says that heads stand after
     positions in q, k, v and out.
     """
-    (H, S), (G, T), E = sizes(q, turned), sizes(v, turned), v.shape[3]
-    batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
+    (H, S), (G, T), E = heads_and_length(q, turned), heads_and_length(v, turned), v.shape[3]
+    batch, head, first = namespace.program_id(0), namespace.program_id(1), namespace.program_id(2) * BM
     shared = head if H == G else head // (H // G)
     T = T if lengths is None else lengths[batch]
     past = 0 if lengths is None else T - S
-    rows = first + past + tile.arange(0, BM)
-    queries = rows_of(q, batch, head, first, BM, turned, None)
-    acc, m, l = tile.zeros((BM, E)), tile.full((BM,), -math.inf), tile.zeros((BM,))
+    rows = first + past + namespace.arange(0, BM)
+    queries = load_head_rows(q, batch, head, first, BM, turned, None)
+    acc, m, l = namespace.zeros((BM, E)), namespace.full((BM,), -math.inf), namespace.zeros((BM,))
     # Weights are powers of two. Where maxima are the same without the scale, it is part of the factor of the exponent.
     scaled = mask is not None or scale <= 0
     factor = 0.0 if scaled else scale * LOG2_E
     # A causal row sees no key behind its block.
     last = min(first + past + BM, T) if causal else T
-    for start in tile.range(0, last, BN):
-        cols = start + tile.arange(0, BN)
+    for start in namespace.range(0, last, BN):
+        cols = start + namespace.arange(0, BN)
         held = None if lengths is None else (cols < T)[:, None]  # weights of 0 do not undo a NaN behind a cache's end
-        keys = rows_of(k, batch, shared, start, BN, turned, held)
-        values = rows_of(v, batch, shared, start, BN, turned, held)
-        scores = added(queries @ keys.T, scale if scaled else None, mask, (batch, head, first, start))
-        scores = visible(scores, rows, cols, T, lengths is not None or T % BN != 0, causal)
-        m, p, old = weights(scores, m, factor, narrow)
-        l = l * old + tile.sum(p, axis=-1)
-        values = values if narrow else tile.cast(values, f32)
+        keys = load_head_rows(k, batch, shared, start, BN, turned, held)
+        values = load_head_rows(v, batch, shared, start, BN, turned, held)
+        scores = scale_and_mask(queries @ keys.T, scale if scaled else None, mask, (batch, head, first, start))
+        scores = hide_keys(scores, rows, cols, T, lengths is not None or T % BN != 0, causal)
+        m, p, old = online_softmax_weights(scores, m, factor, narrow)
+        l = l * old + namespace.sum(p, axis=-1)
+        values = values if narrow else namespace.cast(values, f32)
         if p_drop > 0:
-            row = (batch * H + head) * S + first + tile.arange(0, BM)
-            p = tile.dropout(p, p_drop, seed[0], row[:, None] * sizes(k, turned)[1] + cols[None, :])
-        acc = acc * old[:, None] + tile.cast(p, values.dtype) @ values
-    put_rows(out, batch, head, first, tile.cast(acc / l[:, None], out.dtype), turned)
+            row = (batch * H + head) * S + first + namespace.arange(0, BM)
+            p = namespace.dropout(p, p_drop, seed[0], row[:, None] * heads_and_length(k, turned)[1] + cols[None, :])
+        acc = acc * old[:, None] + namespace.cast(p, values.dtype) @ values
+    store_head_rows(out, batch, head, first, namespace.cast(acc / l[:, None], out.dtype), turned)
 
 
-def sizes(x, turned):
+def heads_and_length(x, turned):
     """The heads and the positions that a tensor of theirs has."""
     return (x.shape[2], x.shape[1]) if turned else (x.shape[1], x.shape[2])
 
 
-def rows_of(x, batch, head, first, count, turned, held):
+def load_head_rows(x, batch, head, first, count, turned, held):
     """The block of a head's rows from `first` on; 0 where they are not `held`."""
     if turned:
-        block = tile.load(x[batch, first : first + count, head, :], mask=held, edge="clip")
+        block = namespace.load(x[batch, first : first + count, head, :], mask=held, edge="clip")
     else:
-        block = tile.load(x[batch, head, first : first + count, :], mask=held, edge="clip")
+        block = namespace.load(x[batch, head, first : first + count, :], mask=held, edge="clip")
     return block
 
 
-def put_rows(out, batch, head, first, block, turned):
+def store_head_rows(out, batch, head, first, block, turned):
     """Write the block of a head's rows from `first` on, as far as there are such rows."""
     if turned:
-        tile.store(out[batch, first : first + block.shape[0], head, :], block, edge="clip")
+        namespace.store(out[batch, first : first + block.shape[0], head, :], block, edge="clip")
     else:
-        tile.store(out[batch, head, first : first + block.shape[0], :], block, edge="clip")
+        namespace.store(out[batch, head, first : first + block.shape[0], :], block, edge="clip")
 
 
-def added(scores, scale, mask, place):
+def scale_and_mask(scores, scale, mask, place):
     """Scores times the scale (None: that comes later), and their part of the mask."""
     batch, head, first, start = place
     if scale is not None:
         scores = scores * scale
     if mask is not None:
-        scores = scores + mask_block(mask, batch, head, first, start, scores.shape[0], scores.shape[1])
+        scores = scores + load_mask_block(mask, batch, head, first, start, scores.shape[0], scores.shape[1])
     return scores
 
 
-def visible(scores, rows, cols, T, clipped, causal):
+def hide_keys(scores, rows, cols, T, clipped, causal):
     """Scores that are minus infinity where there is no such key, or the row may not see it."""
     if clipped:
-        scores = tile.where(cols[None, :] < T, scores, -math.inf)
+        scores = namespace.where(cols[None, :] < T, scores, -math.inf)
     if causal:
-        scores = tile.mask_causal(scores, rows, cols)
+        scores = namespace.mask_causal(scores, rows, cols)
     return scores
 
 
-def weights(scores, m, factor, narrow):
+def online_softmax_weights(scores, m, factor, narrow):
     """The rows' maxima so far, the weights below them, and what sums below the maxima `m` are worth below these.
 
     `factor` is of the scores' exponents of two; 0 says that scores are those of e, and may be as large as can be.
     """
-    high = tile.maximum(m, tile.max(scores, axis=-1))
-    base = tile.where(high == -math.inf, 0.0, high)  # a row that has seen nothing yet
+    high = namespace.maximum(m, namespace.max(scores, axis=-1))
+    base = namespace.where(high == -math.inf, 0.0, high)  # a row that has seen nothing yet
     if factor == 0:
         below, lower = (scores - base[:, None]) * LOG2_E, (m - base) * LOG2_E
     else:
         base = base * factor
         below, lower = scores * factor - base[:, None], m * factor - base
-    p = tile.exp2(below)
+    p = namespace.exp2(below)
     if narrow:
-        p = tile.where(below < -126.0, 0.0, p)  # no subnormal numbers, which GPUs are slow at
-    return high, p, tile.exp2(lower)
+        p = namespace.where(below < -126.0, 0.0, p)  # no subnormal numbers, which GPUs are slow at
+    return high, p, namespace.exp2(lower)
 
 
-def mask_block(mask, batch, head, first, start, BM, BN):
+def load_mask_block(mask, batch, head, first, start, BM, BN):
     """The part of the mask that belongs to a block of scores, as f32; axes of size 1 are for all."""
     b = batch if mask.shape[0] > 1 else 0
     h = head if mask.shape[1] > 1 else 0
     if mask.shape[2] > 1:
-        block = tile.load(mask[b, h, first : first + BM, start : start + BN], edge="clip")
+        block = namespace.load(mask[b, h, first : first + BM, start : start + BN], edge="clip")
     else:
-        block = tile.load(mask[b, h, 0, start : start + BN], edge="clip")
-    return tile.cast(block, f32)
+        block = namespace.load(mask[b, h, 0, start : start + BN], edge="clip")
+    return namespace.cast(block, f32)
 
 
-def specialized(types: Mapping[str, Type], *, causal: bool, scale: float, **blocks: Any) -> Module:
+def specialise_attention(types: Mapping[str, Type], *, causal: bool, scale: float, **blocks: Any) -> Module:
     """The Tile module for refs q, k, v, out and, if there is one, mask; `blocks` may give BM, BN, narrow and turned."""
     names = [n for n in ("q", "k", "v", "mask", "out") if n in types]
     size = blocks.get("BM", BLOCK_ROWS)
@@ -173,17 +178,19 @@ def flash_attention(
     >>> flash_attention(q, k, v, causal=True).ravel()
     array([2., 3.], dtype=float32)
     """
-    q, k, v = array(q, "q"), array(k, "k"), array(v, "v")
-    mask = None if mask is None else array(mask, "mask")
-    same_dtype(q=q, k=k, v=v, mask=mask)
-    _check(q, k, v, mask)
-    held = None if lengths is None else _lengths(lengths, q, k, causal)
+    q, k, v = check_array(q, "q"), check_array(k, "k"), check_array(v, "v")
+    mask = None if mask is None else check_array(mask, "mask")
+    check_same_dtype(q=q, k=k, v=v, mask=mask)
+    _check_operands(q, k, v, mask)
+    held = None if lengths is None else _check_lengths(lengths, q, k, causal)
     if not 0 <= dropout < 1:
-        raise ArgumentError(f"dropout with probability {dropout}", location=outside(), expected="0 to before 1")
+        raise ArgumentError(
+            f"dropout with probability {dropout}", location=library_caller_location(), expected="0 to before 1"
+        )
     batch, heads, length, features = q.shape
     out = np.zeros((batch, heads, length, v.shape[3]), q.dtype)
     if out.size:
-        grid = lambda constants: (batch, heads, blocks(length, constants["BM"]))  # noqa: E731
+        grid = lambda constants: (batch, heads, ceil_div(length, constants["BM"]))  # noqa: E731
         weight = 1 / math.sqrt(features) if scale is None else float(scale)
         drop = {"seed": np.array([seed], np.int64), "p_drop": float(dropout)} if dropout else {}
         kernel[grid](q, k, v, mask, held, out, causal=bool(causal), scale=weight, **drop)
@@ -193,29 +200,113 @@ def flash_attention(
 flash_attention_2 = flash_attention
 
 
-def _check(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None) -> None:
+def _check_operands(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None) -> None:
     rank = q.ndim == k.ndim == v.ndim == 4
     if not rank or q.shape[::3] != k.shape[::3] or k.shape[:3] != v.shape[:3] or q.shape[1] % max(k.shape[1], 1):
         raise ShapeError(
-            "queries, keys and values do not fit", location=outside(),
+            "queries, keys and values do not fit", location=library_caller_location(),
             expected="q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], where G divides H",
             received=f"{q.shape}, {k.shape}, {v.shape}",
         )  # fmt: skip
     if mask is not None:
         whole = (*q.shape[:3], k.shape[2])
         same = mask.ndim == 4 and mask.shape[3] == whole[3]
-        shaped(
+        check_shape(
             mask,
             "mask",
             [m if same and m == 1 and i < 3 else w for i, (m, w) in enumerate(zip(mask.shape, whole, strict=False))],
         )
 
 
-def _lengths(lengths: Sequence[int], q: np.ndarray, k: np.ndarray, causal: bool) -> np.ndarray:
+def _check_lengths(lengths: Sequence[int], q: np.ndarray, k: np.ndarray, causal: bool) -> np.ndarray:
     held = np.asarray(lengths, np.int64)
-    shaped(held, "lengths", q.shape[:1])
+    check_shape(held, "lengths", q.shape[:1])
     least = q.shape[2] if causal else 1
     if held.size and not (least <= held.min() and held.max() <= k.shape[2]):
-        raise ArgumentError("a length does not fit the cache", location=outside(), expected=f"{least} to {k.shape[2]}",
+        raise ArgumentError("a length does not fit the cache", location=library_caller_location(), expected=f"{least} to {k.shape[2]}",
                             received=held.tolist())  # fmt: skip
     return held
+
+
+# Rotary position embedding (Su et al. 2021): pairs of features turned by an angle that grows with the position.
+
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+
+@kernel
+def rotate(x, cos, sin, out, *, interleaved: bool, BM: int = 64):
+    """out[b, s] = x[b, s] turned by the angles of cos[s] and sin[s], on the grid (ceil(S / BM), B).
+
+    x and out are [B, S, D], cos and sin [S, D / 2] of f32 (f64 for f64). Feature i goes with feature i + D/2 or,
+    `interleaved`, 2i with 2i + 1.
+    """
+    first, b = namespace.program_id(0) * BM, namespace.program_id(1)
+    S, half = x.shape[1], x.shape[2] // 2
+    rows = (first + namespace.arange(0, BM))[:, None]
+    i = namespace.arange(0, half)[None, :]
+    left, right = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+    there = namespace.broadcast(rows < S, (BM, half))
+    c = namespace.load(cos[first : first + BM, :], edge="clip")
+    s = namespace.load(sin[first : first + BM, :], edge="clip")
+    p = namespace.cast(namespace.load(x[b, rows, left], mask=there), compute_dtype(x.dtype))
+    q = namespace.cast(namespace.load(x[b, rows, right], mask=there), compute_dtype(x.dtype))
+    namespace.store(out[b, rows, left], namespace.cast(p * c - q * s, out.dtype), mask=there)
+    namespace.store(out[b, rows, right], namespace.cast(q * c + p * s, out.dtype), mask=there)
+
+
+@routine(rotate)
+def rotary_embedding(
+    kernel: Any, x: Any, cos: Any = None, sin: Any = None, *, offset: int = 0, base: float = 10000.0,
+    interleaved: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """Rotary position embedding of `x` [..., S, D], whose rows stand at positions offset, offset + 1, …
+
+    `cos` and `sin` are tables [P, D / 2] with a row for each position (P at least offset + S); without them
+    the angle of pair i at position p is p · base^(-2i / D). Pairs are (i, i + D/2) or, `interleaved`, (2i, 2i + 1).
+    The result has the type and shape of `x`; it is computed in f32 (f64 for f64).
+
+    Raises:
+        ArgumentError: one table came without the other, or `offset` is negative.
+        DTypeError: an argument is of no float type.
+        ShapeError: D is odd, or a table does not fit.
+
+    >>> quarter = np.array([[0.0]], np.float32), np.array([[1.0]], np.float32)
+    >>> rotary_embedding(np.array([[3.0, 4.0]], np.float32), *quarter)
+    array([[-4.,  3.]], dtype=float32)
+    """
+    x = check_array(x, "x")
+    if x.ndim < 2 or x.shape[-1] % 2:
+        raise ShapeError(
+            "features are turned in pairs",
+            location=library_caller_location(),
+            expected="[..., S, even D]",
+            received=x.shape,
+        )
+    (length, features), dtype = x.shape[-2:], np.float64 if x.dtype == np.float64 else np.float32
+    if offset < 0 or (cos is None) != (sin is None):
+        raise ArgumentError(
+            "rotary_embedding takes offset >= 0, and both of cos and sin or none", location=library_caller_location()
+        )
+    tables = (
+        _angle_tables(offset + length, features, base)
+        if cos is None
+        else (check_array(cos, "cos"), check_array(sin, "sin"))
+    )
+    for name, table in zip(("cos", "sin"), tables, strict=True):
+        check_shape(table, name, (max(len(table), offset + length), features // 2))
+    parts = [np.ascontiguousarray(t[offset : offset + length].astype(dtype)) for t in tables]
+    flat = x.reshape(-1, length, features)
+    out = np.empty_like(flat)
+    if out.size:
+        kernel[lambda constants: (ceil_div(length, constants["BM"]), len(flat))](
+            flat, *parts, out, interleaved=interleaved
+        )
+    return out.reshape(x.shape)
+
+
+def _angle_tables(length: int, features: int, base: float) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines of the angles, formed in f64: in f32 those of far positions are off by whole degrees."""
+    rates = base ** (-np.arange(0, features, 2, dtype=np.float64) / features)
+    angles = np.arange(length, dtype=np.float64)[:, None] * rates
+    return np.cos(angles), np.sin(angles)

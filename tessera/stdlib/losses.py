@@ -1,4 +1,4 @@
-"""Cross entropy of logits with its gradient: two passes over the logits, and no softmax in memory."""
+"""Cross entropy of logits with its gradient: two passes over the logits, without a softmax in memory."""
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, outside
-from tessera.kernel import kernel, tile
-from tessera.stdlib.norms import part
-from tessera.stdlib.online_softmax import finite
-from tessera.stdlib.reductions import tree_sum
-from tessera.stdlib.routine import array, blocks, routine, shaped, wide
+from tessera.core.errors import ArgumentError, library_caller_location
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.frontend.kernel.tile_api.online_softmax import finite_maximum
+from tessera.stdlib.deterministic_reductions import tree_sum
+from tessera.stdlib.normalisation import load_block
+from tessera.stdlib.routine import ceil_div, check_array, check_shape, compute_dtype, routine
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -25,27 +26,29 @@ def entropy_rows(logits, targets, scale, losses, grad, *, ignore: int, BM: int =
     grad [N, V] is None it is given (softmax - one-hot) · scale. Rows whose target is `ignore` give zeros.
     """
     V = logits.shape[1]
-    first, dtype = tile.program_id(0) * BM, wide(logits.dtype)
-    target = tile.load(targets[first : first + BM], edge="clip")
+    first, dtype = namespace.program_id(0) * BM, compute_dtype(logits.dtype)
+    target = namespace.load(targets[first : first + BM], edge="clip")
     used = target != ignore
-    m, l = tile.full((BM,), -math.inf, dtype), tile.zeros((BM,), dtype)
-    picked = tile.zeros((BM,), dtype)
-    for start in tile.range(0, V, BN):
-        cols = start + tile.arange(0, BN)
-        values = tile.where((cols < V)[None, :], part(logits, first, start, BM, BN, dtype), -math.inf)
-        high = tile.maximum(m, tile.max(values, axis=1))
-        l = l * tile.exp(m - finite(high)) + tile.sum(tile.exp(values - finite(high)[:, None]), axis=1)
+    m, l = namespace.full((BM,), -math.inf, dtype), namespace.zeros((BM,), dtype)
+    picked = namespace.zeros((BM,), dtype)
+    for start in namespace.range(0, V, BN):
+        cols = start + namespace.arange(0, BN)
+        values = namespace.where((cols < V)[None, :], load_block(logits, first, start, BM, BN, dtype), -math.inf)
+        high = namespace.maximum(m, namespace.max(values, axis=1))
+        l = l * namespace.exp(m - finite_maximum(high)) + namespace.sum(
+            namespace.exp(values - finite_maximum(high)[:, None]), axis=1
+        )
         m = high
-        picked += tile.sum(tile.where(cols[None, :] == target[:, None], values, 0.0), axis=1)
-    total = m + tile.log(l)
-    tile.store(losses[first : first + BM], tile.where(used, total - picked, 0.0), edge="clip")
+        picked += namespace.sum(namespace.where(cols[None, :] == target[:, None], values, 0.0), axis=1)
+    total = m + namespace.log(l)
+    namespace.store(losses[first : first + BM], namespace.where(used, total - picked, 0.0), edge="clip")
     if grad is not None:
-        for start in tile.range(0, V, BN):
-            cols = start + tile.arange(0, BN)
-            p = tile.exp(part(logits, first, start, BM, BN, dtype) - total[:, None])
-            hot = tile.where(cols[None, :] == target[:, None], 1.0, 0.0)
-            d = tile.where(used[:, None], (p - tile.cast(hot, dtype)) * scale[0], 0.0)
-            tile.store(grad[first : first + BM, start : start + BN], tile.cast(d, grad.dtype), edge="clip")
+        for start in namespace.range(0, V, BN):
+            cols = start + namespace.arange(0, BN)
+            p = namespace.exp(load_block(logits, first, start, BM, BN, dtype) - total[:, None])
+            hot = namespace.where(cols[None, :] == target[:, None], 1.0, 0.0)
+            d = namespace.where(used[:, None], (p - namespace.cast(hot, dtype)) * scale[0], 0.0)
+            namespace.store(grad[first : first + BM, start : start + BN], namespace.cast(d, grad.dtype), edge="clip")
 
 
 @routine(entropy_rows)
@@ -66,27 +69,29 @@ def cross_entropy(
     >>> print(round(float(loss), 4), grad)
     0.6931 [[-0.5  0.5]]
     """
-    logits, targets = array(logits, "logits"), array(targets, "targets", "i").astype(np.int64, copy=False)
-    _check(logits, targets, reduction, ignore_index)
+    logits, targets = check_array(logits, "logits"), check_array(targets, "targets", "i").astype(np.int64, copy=False)
+    _check_labels(logits, targets, reduction, ignore_index)
     state = np.float64 if logits.dtype == np.float64 else np.float32
     counted = max(int((targets != ignore_index).sum()), 1) if reduction == "mean" else 1
     losses, grad = np.zeros(len(logits), state), np.zeros_like(logits) if gradient else None
     if logits.size:
-        grid = lambda constants: (blocks(len(logits), constants["BM"]),)  # noqa: E731
+        grid = lambda constants: (ceil_div(len(logits), constants["BM"]),)  # noqa: E731
         kernel[grid](logits, targets, np.array([1 / counted], state), losses, grad, ignore=int(ignore_index))
     loss = losses if reduction == "none" else state(tree_sum(losses) / counted)
     return (loss, grad) if gradient else loss
 
 
-def _check(logits: np.ndarray, targets: np.ndarray, reduction: str, ignore: int) -> None:
+def _check_labels(logits: np.ndarray, targets: np.ndarray, reduction: str, ignore: int) -> None:
     if reduction not in REDUCTIONS:
-        raise ArgumentError(f'"{reduction}" is not a reduction', location=outside(), expected=", ".join(REDUCTIONS))
-    shaped(logits, "logits", (len(targets), *logits.shape[1:2]))
-    shaped(targets, "targets", logits.shape[:1])
+        raise ArgumentError(
+            f'"{reduction}" is not a reduction', location=library_caller_location(), expected=", ".join(REDUCTIONS)
+        )
+    check_shape(logits, "logits", (len(targets), *logits.shape[1:2]))
+    check_shape(targets, "targets", logits.shape[:1])
     wrong = (targets != ignore) & ((targets < 0) | (targets >= logits.shape[1]))
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise ArgumentError(
-            f"the target of row {row} is no class", location=outside(),
+            f"the target of row {row} is no class", location=library_caller_location(),
             expected=f"0 to {logits.shape[1] - 1}, or {ignore} to ignore the row", received=int(targets[row]),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Routine: a function on arrays that launches a kernel of the standard library, and can be given a schedule."""
+"""Kernel routine: a function on arrays that checks its arguments, launches a kernel and accepts a schedule."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import DTypeError, ShapeError, TraceError, outside
-from tessera.kernel.kernel import Kernel
-from tessera.kernel.signature import writable
-from tessera.schedule import Schedule
-from tessera.tensor import Tensor
-from tessera.types import DType, as_dtype, f32, f64
+from tessera.core.errors import DTypeError, ShapeError, TraceError, library_caller_location
+from tessera.core.schedule import Schedule
+from tessera.core.types import DType, as_dtype, f32, f64
+from tessera.frontend.kernel.kernel_function import Kernel
+from tessera.frontend.kernel.signature import make_writable
+from tessera.ir.tensor import Tensor
 
 
 class Routine:
@@ -42,7 +42,7 @@ class Routine:
         if any(t.is_traced for t in tensors):
             raise TraceError(
                 f"stdlib.{self.function.__name__} was called with a value of a program being traced",
-                location=outside(), expected="elements: it launches a kernel when it is called",
+                location=library_caller_location(), expected="elements: it launches a kernel when it is called",
                 suggestion="call it outside of @ts.jit, or use the ts. operation there: ts.softmax, ts.layer_norm, …",
             )  # fmt: skip
         found = self.function(self.kernel, *args, **named)
@@ -54,7 +54,7 @@ class Routine:
         return self.kernel.schedule
 
     def with_schedule(self, schedule: Schedule) -> Routine:
-        """The same routine with other block sizes, warps and stages for its kernel (see tessera/schedule.py)."""
+        """The same routine with other block sizes, warps and stages for its kernel (see tessera/core/schedule.py)."""
         return Routine(self.function, self.kernel.with_schedule(schedule))
 
     def __repr__(self) -> str:
@@ -72,21 +72,26 @@ def routine(kernel: Kernel) -> Callable[[Callable[..., Any]], Routine]:
     return lambda function: Routine(function, kernel)
 
 
-def array(x: Any, name: str, kind: str = "fV") -> np.ndarray:
+def check_array(x: Any, name: str, kind: str = "fV") -> np.ndarray:
     """An argument as an array of rank 1 or more.
 
     Raises:
         DTypeError: its elements are not of a `kind` that the routine takes ("f" floats, "i" integers).
     """
-    held = writable(x) if isinstance(x, Tensor) else np.asarray(x)
+    held = make_writable(x) if isinstance(x, Tensor) else np.asarray(x)
     element = as_dtype(held.dtype)
     if (element.is_float and "f" not in kind) or (not element.is_float and "i" not in kind):
         expected = " or ".join(w for k, w in (("f", "a float type"), ("i", "an integer type")) if k in kind)
-        raise DTypeError(f"argument `{name}` holds {element}", location=outside(), expected=expected, received=element)
+        raise DTypeError(
+            f"argument `{name}` holds {element}",
+            location=library_caller_location(),
+            expected=expected,
+            received=element,
+        )
     return held
 
 
-def same_dtype(**arrays: np.ndarray | None) -> None:
+def check_same_dtype(**arrays: np.ndarray | None) -> None:
     """Refuse arrays of more than one element type.
 
     Raises:
@@ -97,32 +102,37 @@ def same_dtype(**arrays: np.ndarray | None) -> None:
     for name, dtype in held.items():
         if dtype != held[first]:
             raise DTypeError(
-                f"`{name}` and `{first}` hold different types", location=outside(),
+                f"`{name}` and `{first}` hold different types", location=library_caller_location(),
                 expected=str(as_dtype(held[first])), received=str(as_dtype(dtype)),
                 suggestion=f"{name}.astype({first}.dtype)",
             )  # fmt: skip
 
 
-def shaped(x: np.ndarray | None, name: str, shape: Sequence[int]) -> None:
+def check_shape(x: np.ndarray | None, name: str, shape: Sequence[int]) -> None:
     """Refuse an array of another shape.
 
     Raises:
         ShapeError: it is not `shape`.
     """
     if x is not None and x.shape != tuple(shape):
-        raise ShapeError(f"argument `{name}` does not fit", location=outside(), expected=tuple(shape), received=x.shape)
+        raise ShapeError(
+            f"argument `{name}` does not fit",
+            location=library_caller_location(),
+            expected=tuple(shape),
+            received=x.shape,
+        )
 
 
-def rows_of(x: np.ndarray) -> np.ndarray:
+def flatten_rows(x: np.ndarray) -> np.ndarray:
     """An array as a matrix whose rows are its last axis."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) if x.ndim else x.reshape(1, 1)
 
 
-def blocks(size: int, block: int) -> int:
+def ceil_div(size: int, block: int) -> int:
     """How many blocks cover a size."""
     return -(-size // block)
 
 
-def wide(dtype: DType) -> DType:
+def compute_dtype(dtype: DType) -> DType:
     """The type to compute in: f64 for f64, else f32."""
     return f64 if dtype == f64 else f32

@@ -7,8 +7,8 @@ import pytest
 from everywhere import close
 
 import tessera as ts
-from tessera import driver
-from tessera.errors import ArgumentError
+from tessera.core.errors import ArgumentError
+from tessera.runtime import driver
 
 POLICIES = [None, "full", "selective", "dots", "everything", lambda name: name == "tanh"]
 

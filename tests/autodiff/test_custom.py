@@ -7,7 +7,7 @@ import pytest
 from everywhere import close, everywhere
 
 import tessera as ts
-from tessera.errors import ArgumentError, ShapeError, UnsupportedOpError
+from tessera.core.errors import ArgumentError, ShapeError, UnsupportedOpError
 
 X = np.array([-1.5, 0.5, 2.0])
 Y = np.array([0.7, 1.3, -2.1])

@@ -5,7 +5,7 @@ import pytest
 from everywhere import central, close, everywhere
 
 import tessera as ts
-from tessera.errors import ArgumentError, ShapeError
+from tessera.core.errors import ArgumentError, ShapeError
 
 A = np.array([0.3, -0.8])
 P = {"w": np.array([[0.5, -1.0], [0.2, 0.7]]), "b": (np.array([0.1, 0.4]),)}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, DTypeError, ShapeError
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError
 
 X = np.array([[0.3, 1.1, 0.7], [1.9, 0.2, 1.3]])
 Y = np.array([[1.2, 0.4, 2.1], [0.6, 1.7, 0.9]])

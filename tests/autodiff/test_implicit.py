@@ -5,7 +5,7 @@ import pytest
 from everywhere import close
 
 import tessera as ts
-from tessera.errors import ArgumentError
+from tessera.core.errors import ArgumentError
 
 W = np.array([[0.2, 0.1, 0.0], [0.1, -0.3, 0.2], [0.1, 0.0, 0.25]])
 B = np.array([0.3, -0.7, 1.1])

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
-from tessera.autodiff import dual
-from tessera.op import REGISTRY, jvp, lower
-from tessera.ops import nn
+from tessera.ir.rules import REGISTRY, jvp, lower
+from tessera.ops.tensor import nn
+from tessera.transforms.autodiff import linearisation
 
 STEP = 1e-6
 POSITIVE, UNIT, ABOVE, ANY = (0.4, 3.0), (-0.9, 0.9), (1.2, 3.0), (-2.0, 2.0)
@@ -63,7 +63,9 @@ ELSEWHERE = {
     **dict.fromkeys("bitwise_and bitwise_or bitwise_xor bitwise_not shift_left shift_right".split(), "no floats"),
 }
 DIFFERENTIABLE = {
-    o.__name__: o for o in REGISTRY.values() if o.name.startswith("ts.") and (o in jvp or o in lower or o in dual.calls)
+    o.__name__: o
+    for o in REGISTRY.values()
+    if o.name.startswith("ts.") and (o in jvp or o in lower or o in linearisation.call_jvp_rules)
 }
 POINTWISE = sorted(
     n

@@ -8,8 +8,8 @@ import pytest
 from everywhere import close
 
 import tessera as ts
-from tessera.errors import ArgumentError, ShapeError, TraceError
-from tessera.tensor import Tensor
+from tessera.core.errors import ArgumentError, ShapeError, TraceError
+from tessera.ir.tensor import Tensor
 
 X = np.array([[0.3, 1.1], [0.7, -0.4]])
 W = np.array([[0.2, -0.5], [0.9, 0.1]])

@@ -10,7 +10,7 @@ import tessera as ts
 from examples.attention import attention
 from examples.minilm.model import encode
 from examples.mlp import mlp
-from tessera.errors import ArgumentError
+from tessera.core.errors import ArgumentError
 
 T = ts.Tensor
 B, D, H = ts.dims("B D H")

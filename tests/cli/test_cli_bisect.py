@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import tessera.lower.pipeline as pipeline
-from tessera.cli.main import main
 from tessera.codegen.llvm import generator
-from tessera.evaluate import copier, rebuild
-from tessera.ops import elementwise
+from tessera.ir.evaluator import make_copier, rebuild_function
+from tessera.ops.tensor import elementwise
+from tessera.tools.cli.main import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "finding-a-wrong-pass.md").read_text()
 MODEL = """
@@ -38,14 +38,14 @@ def with_other(old, new):
     """A rewrite that puts another op in the place of one: what no pass should do."""
 
     def meaning_of(builder):
-        copy = copier(builder)
+        copy = make_copier(builder)
 
         def meaning(node, args, run):
             return builder.add(new, args, node.attrs, loc=node.loc).results if node.op is old else copy(node, args, run)
 
         return meaning
 
-    return lambda function: rebuild(function, meaning_of)
+    return lambda function: rebuild_function(function, meaning_of)
 
 
 def crash(function):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tessera.cli.main import main
+from tessera.tools.cli.main import main
 
 PROGRAM = """import tessera as ts
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.cli.main import main
 from tessera.interp.target.csl import host_tools_folder
+from tessera.tools.cli.main import main
 
 AXPY = Path(__file__).parents[1] / "interp" / "target" / "csl" / "programs" / "axpy"
 

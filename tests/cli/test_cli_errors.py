@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from tessera.cli.main import main
+from tessera.tools.cli.main import main
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from tessera.cli.main import main
+from tessera.tools.cli.main import main
 
 HEAD = "import numpy as np\nimport tessera as ts\n\n"
 EXAMPLE = "@ts.example(lambda rng: (np.ones((2, 3), np.float32),){})\n@ts.jit\ndef f(x):\n    {}\n"
@@ -57,7 +57,7 @@ def test_a_fault_of_tessera_is_called_one(tmp_path, monkeypatch, capsys):
     def broken(*_):
         raise KeyError("inner")
 
-    monkeypatch.setattr("tessera.cli.run.compare", broken)
+    monkeypatch.setattr("tessera.tools.cli.run.compare_with_bound", broken)
     (tmp_path / "model.py").write_text(model())
     assert "KeyError: 'inner'" in fails(capsys, tmp_path / "model.py")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.arrays import read_array, write_array
-from tessera.cli.main import main
-from tessera.errors import FileError
+from tessera.core.errors import FileError
+from tessera.core.io import read_array, write_array
+from tessera.tools.cli.main import main
 
 MODEL = (
     "import numpy as np\nimport tessera as ts\n\n"
@@ -136,7 +136,7 @@ def test_names_with_spaces_and_brackets(tmp_path, capsys):
 
 
 def test_ascii_terminals():
-    command = [sys.executable, "-m", "tessera.cli", "run", "--help"]
+    command = [sys.executable, "-m", "tessera.tools.cli", "run", "--help"]
     done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=False)
     assert done.returncode == 0 and b"csl:4x4 (a grid)" in done.stdout and not done.stderr
 
@@ -145,7 +145,7 @@ def test_ascii_terminals():
 def test_a_reader_that_goes_away(options):
     """As `tessera inspect … | head -1`: what is not read is no error."""
     example = Path(__file__).parents[2] / "examples" / "mlp.py"
-    command = [sys.executable, "-m", "tessera.cli", "inspect", str(example), *options]
+    command = [sys.executable, "-m", "tessera.tools.cli", "inspect", str(example), *options]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert running.stdout.readline()
     running.stdout.close()

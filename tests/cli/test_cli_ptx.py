@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tessera.cli.main import main
+from tessera.tools.cli.main import main
 
 KERNEL = """.version 8.0
 .target sm_80

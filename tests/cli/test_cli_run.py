@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.cli.main import main
+from tessera.tools.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -62,7 +62,7 @@ def test_artifacts_run_in_a_new_process(name, tmp_path):
     assert main(["build", str(EXAMPLES / f"{name}.py"), "--target", "llvm", "-o", str(out)]) == 0
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["target"] == "llvm" and manifest["files"]
-    command = [sys.executable, "-m", "tessera.cli", "run", str(out)]
+    command = [sys.executable, "-m", "tessera.tools.cli", "run", str(out)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "artifact" in done.stdout, done.stderr
 

@@ -7,8 +7,8 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.cli.main import main
-from tessera.kernel.tuning import tuner as measuring
+from tessera.runtime.launch.tuning import tuner as measuring
+from tessera.tools.cli.main import main
 
 PROGRAM = """import numpy as np
 import tessera as ts
@@ -31,7 +31,7 @@ def double(x, *, BLOCK: int = 8):
 def program(tmp_path, monkeypatch):
     """The file; BLOCK=32 is the fastest on interp, 16 on llvm."""
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(measuring, "_FOUND", {})
+    monkeypatch.setattr(measuring, "_RESULTS", {})
 
     def measure(launch, args, named, samples):
         best = 32 if launch.kernel.options.target == "interp" else 16
@@ -46,10 +46,10 @@ def test_run(program, capsys):
     assert main(["run", program]) == 0
     assert "configuration: BLOCK=32 (fastest of 3, measured now: 1 ms)" in (out := capsys.readouterr().out)
     assert "within the bound" in out and "reference" in out
-    measuring._FOUND.clear()  # as another process begins
+    measuring._RESULTS.clear()  # as another process begins
     assert main(["run", program, "--target", "llvm"]) == 0
     assert "BLOCK=16 (fastest of 3, measured now" in capsys.readouterr().out
-    measuring._FOUND.clear()
+    measuring._RESULTS.clear()
     assert main(["run", program, "--report"]) == 0
     assert "BLOCK=32 (fastest of 3, measured before: 1 ms)" in (out := capsys.readouterr().out) and "grid (3,)" in out
 
@@ -57,7 +57,7 @@ def test_run(program, capsys):
 def test_the_example(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     for said in ("fastest of 4, measured now", "fastest of 4, measured before"):
-        monkeypatch.setattr(measuring, "_FOUND", {})
+        monkeypatch.setattr(measuring, "_RESULTS", {})
         assert main(["run", str(Path(__file__).parents[2] / "examples" / "tuned_matmul.py")]) == 0
         out = capsys.readouterr().out
         assert said in out and "within the bound" in out and "reference" in out
@@ -73,7 +73,7 @@ def test_build_and_inspect(program, tmp_path, capsys):
     assert "configuration: BLOCK=16 (fastest of 3, measured now" in capsys.readouterr().out
     assert main(["run", str(tmp_path / "art")]) == 0
     capsys.readouterr()
-    measuring._FOUND.clear()  # as another process begins
+    measuring._RESULTS.clear()  # as another process begins
     assert main(["inspect", program, "--plain", "--level", "tile"]) == 0
     found = capsys.readouterr()
     assert "measured before" in found.err and "grid = [6 : i64]" in found.out and "configuration" not in found.out
@@ -81,13 +81,13 @@ def test_build_and_inspect(program, tmp_path, capsys):
 
 def test_a_device_that_is_not_here_is_not_measured(program, capsys, monkeypatch):
 
-    monkeypatch.setattr("tessera.codegen.ptx.generator.PTX.has_device", property(lambda self: False))
+    monkeypatch.setattr("tessera.codegen.ptx.generator.PtxGenerator.has_device", property(lambda self: False))
     assert main(["inspect", program, "--target", "ptx", "--level", "tile", "--plain"]) == 0
     assert "by RooflineModel(H100); nothing was measured" in capsys.readouterr().err
 
 
 def test_nor_is_it_by_a_launch(program, monkeypatch):
-    monkeypatch.setattr("tessera.codegen.ptx.generator.PTX.has_device", property(lambda self: False))
+    monkeypatch.setattr("tessera.codegen.ptx.generator.PtxGenerator.has_device", property(lambda self: False))
     entry = ts.kernel.autotune(space={"BLOCK": [8, 32]}, options={"target": "ptx"})(double)
     x = np.ones(96, "f4")
     grid = lambda c: (96 // c["BLOCK"],)  # noqa: E731

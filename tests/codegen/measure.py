@@ -11,9 +11,10 @@ from test_dot import matmul  # noqa: E402
 from tilekernels import Kernel  # noqa: E402
 
 from tessera.codegen.llvm import BACKEND  # noqa: E402
-from tessera.codegen.llvm.jit import compile_object  # noqa: E402
-from tessera.ops import elementwise as e  # noqa: E402
-from tessera.ops import reduce, tile  # noqa: E402
+from tessera.codegen.llvm.runtime.jit import compile_object  # noqa: E402
+from tessera.ops.dialects import tile  # noqa: E402
+from tessera.ops.tensor import elementwise as e  # noqa: E402
+from tessera.ops.tensor import reduce
 
 THREADS = int(sys.argv[1]) if len(sys.argv) > 1 else None
 

@@ -7,16 +7,16 @@ import pytest
 from test_dot import matmul
 from tilekernels import Kernel
 
-from tessera.codegen import artifact, registry
+from tessera.codegen import artifact, contract
 from tessera.codegen.artifact import Artifact
-from tessera.codegen.backend import Backend
-from tessera.codegen.element_types import check_element_types
+from tessera.codegen.contract import Backend
+from tessera.codegen.legality import check_element_types
 from tessera.codegen.llvm import BACKEND
-from tessera.codegen.llvm.complete import missing
-from tessera.errors import ArgumentError, ArtifactError, Location, UnknownNameError, UnsupportedOpError
-from tessera.ops import basic, linalg, shape
-from tessera.ops import elementwise as e
-from tessera.types import DTYPES, f32, int4, int64
+from tessera.codegen.llvm.generator import list_missing_ops
+from tessera.core.errors import ArgumentError, ArtifactError, Location, UnknownNameError, UnsupportedOpError
+from tessera.core.types import DTYPES, f32, int4, int64
+from tessera.ops.tensor import basic, contractions, shape
+from tessera.ops.tensor import elementwise as e
 
 
 def doubled():
@@ -37,7 +37,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path):
 
 def test_saved_and_read_it_still_runs(tmp_path):
     module, x = doubled()
-    read = artifact.read(BACKEND.emit(module, {}).save(tmp_path / "a"))
+    read = artifact.read_artifact(BACKEND.emit(module, {}).save(tmp_path / "a"))
     BACKEND.runtime(read).run([x])
     np.testing.assert_array_equal(x, 2 * np.arange(40))
 
@@ -87,27 +87,27 @@ def test_a_damaged_folder_is_refused(tmp_path, spoil, text):
     folder = Artifact({"kind": "program"}, {"x.txt": "1"}).save(tmp_path / "a")
     spoil(folder)
     with pytest.raises(ArtifactError, match=text):
-        artifact.read(folder)
+        artifact.read_artifact(folder)
 
 
 def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(ArtifactError, match="no folder"):
-        artifact.read(tmp_path / "none")
+        artifact.read_artifact(tmp_path / "none")
 
 
 def test_the_registry():
-    assert registry.backend("llvm") is BACKEND
+    assert contract.get_backend("llvm") is BACKEND
     assert isinstance(BACKEND, Backend)
     assert f32 in BACKEND.capabilities.dtypes
     with pytest.raises(UnknownNameError, match=r"(?s)nvptx.*llvm"):
-        registry.backend("nvptx")
+        contract.get_backend("nvptx")
 
 
 def test_a_generator_from_elsewhere(monkeypatch):
-    point = registry.EntryPoint("mine", "tessera.codegen.llvm:BACKEND", registry.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    assert registry.backend("mine") is BACKEND
-    registry.backend.cache_clear()
+    point = contract.EntryPoint("mine", "tessera.codegen.llvm:BACKEND", contract.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(contract, "entry_points", lambda group: [point])
+    assert contract.get_backend("mine") is BACKEND
+    contract.get_backend.cache_clear()
 
 
 def test_lines_name_their_source():
@@ -141,15 +141,15 @@ def test_unknown_options_are_refused():
 
 def test_every_op_of_the_tile_level_is_emitted():
     # Programs on a mesh are for targets of many memories.
-    assert [name for name in missing() if not name.startswith("mesh.")] == []
+    assert [name for name in list_missing_ops() if not name.startswith("mesh.")] == []
 
 
 def test_a_dot_of_two_kinds_shares_nothing_it_should_not():
     a = np.ones((20, 20), np.float32)
     k = Kernel(a, a)
     x = k.load(k.params[0])
-    once = k(linalg.dot, x, x, dtype=f32)
-    k.store(k.params[1], k(linalg.dot, once, k(e.mul, once, x), dtype=f32))
+    once = k(contractions.dot, x, x, dtype=f32)
+    k.store(k.params[1], k(contractions.dot, once, k(e.mul, once, x), dtype=f32))
     out = a.copy()
     BACKEND.runtime(BACKEND.emit(k.module(), {})).run([a, out])
     np.testing.assert_allclose(out, (a @ a) @ ((a @ a) * a))

@@ -5,9 +5,9 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.codegen.backend import Capabilities
-from tessera.codegen.resources import check_resources, needs
-from tessera.errors import ResourceError
+from tessera.codegen.contract import Capabilities
+from tessera.codegen.legality import check_resources, measure_resources
+from tessera.core.errors import ResourceError
 
 X = np.zeros((64, 64), "f4")
 
@@ -34,7 +34,7 @@ def module(kernel, group=1, **constants):
 
 
 def need(kernel, group=1, **constants):
-    return needs(module(kernel, group, **constants).functions[1])
+    return measure_resources(module(kernel, group, **constants).functions[1])
 
 
 def test_counts():

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.llvm import BACKEND
-from tessera.interp import tile as interpreter
+from tessera.core.types import DType, RefType, as_dtype, int64, scalar
+from tessera.interp.tile import interpreter
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Value
-from tessera.op import Op
-from tessera.ops import basic, control, elementwise, host, tile
-from tessera.types import DType, RefType, as_dtype, int64, scalar
+from tessera.ir.rules import Op
+from tessera.ops.dialects import control_flow, host, tile
+from tessera.ops.tensor import basic, elementwise
 
 
 class Kernel:
@@ -71,19 +72,19 @@ class Kernel:
         types = tuple(v.type for v in carried)
         region = self.block([Value(scalar(int64), "i"), *(Value(t) for t in types)], body)
         args = [self.value(x) for x in (lower, upper, step)]
-        return list(self.b.add(control.for_, [*args, *carried], types=types, regions=(region,)).results)
+        return list(self.b.add(control_flow.for_, [*args, *carried], types=types, regions=(region,)).results)
 
     def loop_while(self, carried: Sequence[Value], holds: Callable[..., Any], body: Callable[..., Any]) -> list[Value]:
         """A `while`."""
         types = tuple(v.type for v in carried)
         regions = tuple(self.block([Value(t) for t in types], f) for f in (holds, body))
-        return list(self.b.add(control.while_, carried, types=types, regions=regions).results)
+        return list(self.b.add(control_flow.while_, carried, types=types, regions=regions).results)
 
     def branch(self, condition: Value, yes: Callable[[], Any], no: Callable[[], Any]) -> list[Value]:
         """An `if`."""
         regions = (self.block([], yes), self.block([], no))
         types = tuple(v.type for v in regions[0].results)
-        return list(self.b.add(control.if_, [condition], types=types, regions=regions).results)
+        return list(self.b.add(control_flow.if_, [condition], types=types, regions=regions).results)
 
     def module(self, grid: Sequence[int] = (1,), outputs: int = 0) -> Module:
         """A program of one launch."""

@@ -5,11 +5,11 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.cli.main import main
-from tessera.debug import target_ops
-from tessera.errors import ArgumentError
+from tessera.core.errors import ArgumentError
 from tessera.interp.target.csl.host import cslc
-from tessera.program import prepare
+from tessera.runtime.program import prepare
+from tessera.tools.cli.main import main
+from tessera.tools.debug import target_numerics
 
 
 @ts.kernel
@@ -90,9 +90,9 @@ def summed(x, out):
 
 
 def test_csl_compiles_a_program_once_however_often_it_runs(rng, monkeypatch):
-    built, build = [], cslc.build
-    monkeypatch.setattr(cslc, "build", lambda settings: built.append(settings) or build(settings))
-    target_ops._program.cache_clear()
+    built, build = [], cslc.compile_settings
+    monkeypatch.setattr(cslc, "compile_settings", lambda settings: built.append(settings) or build(settings))
+    target_numerics._compile_op.cache_clear()
     x = rng.random((5, 16), np.float32)
     first, again = np.zeros((2, 5), np.float32)
     with ts.debug.as_target("csl"):

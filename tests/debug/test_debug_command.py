@@ -2,7 +2,7 @@
 
 import pytest
 
-from tessera.cli.main import main
+from tessera.tools.cli.main import main
 
 PROGRAM = """
 import sys

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from conformance.case import all_cases
-from tessera.interp.checked.report import KINDS
+from tessera.interp.sanitizer.report import FINDING_KINDS
 
 ROOT = Path(__file__).parents[2]
 USERS = (ROOT / "docs" / "interpreter-users.md").read_text()
@@ -30,7 +30,7 @@ def test_all_complaints_are_there():
 
 def test_each_rule_has_a_kernel_that_breaks_it_and_its_repair():
     rules = re.findall(r"^- \*\*(M\d+)\*\*", (ROOT / "docs" / "semantics.md").read_text(), re.MULTILINE)
-    assert rules == [f"M{n}" for n in range(1, 16)] and {r for r, _ in KINDS.values() if r} <= set(rules)
+    assert rules == [f"M{n}" for n in range(1, 16)] and {r for r, _ in FINDING_KINDS.values() if r} <= set(rules)
     for rule in set(rules) - {"M15"}:  # streams are the host's: tests/kernel/test_streams.py
         found = [c for n, c in CASES.items() if n.startswith(f"tile/debug/{rule}-")]
         assert {c.rejects is None for c in found} == {True, False}, rule

@@ -8,10 +8,10 @@ import pytest
 import tessera as ts
 from conformance.case import all_cases
 from tessera import tile
-from tessera.cli.main import main
-from tessera.errors import AsyncCopyError, NonFiniteError, OutOfBoundsError
-from tessera.interp import tile as interpreter
-from tessera.program import prepare
+from tessera.core.errors import AsyncCopyError, NonFiniteError, OutOfBoundsError
+from tessera.interp.tile import interpreter
+from tessera.runtime.program import prepare
+from tessera.tools.cli.main import main
 
 CASES = [c for c in all_cases() if c.rejects is None]
 

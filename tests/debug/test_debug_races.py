@@ -7,13 +7,14 @@ import pytest
 from tiles import kernel
 
 import tessera as ts
-from tessera.debug import Checks
-from tessera.errors import RaceError
-from tessera.interp import tile as interpreter
-from tessera.interp.checked import machine as debug
-from tessera.op import REGISTRY
-from tessera.ops import basic, tile
-from tessera.types import f32, int64
+from tessera.core.errors import RaceError
+from tessera.core.types import f32, int64
+from tessera.interp.sanitizer import op_checks as debug
+from tessera.interp.tile import interpreter
+from tessera.ir.rules import REGISTRY
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic
+from tessera.tools.debug import Checks
 
 TILES, CELLS, STEPS = 4, 6, 5
 
@@ -105,4 +106,4 @@ def test_two_names_for_one_memory():
 
 def test_every_op_that_touches_memory_is_watched():
     touching = {o for n, o in REGISTRY.items() if n.startswith("tile.") and o.effects & {"read", "write", "async"}}
-    assert touching and not touching - set(debug.rules)
+    assert touching and not touching - set(debug.checked_rules)

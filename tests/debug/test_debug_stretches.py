@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.interp.checked import clocks as debug_clocks
+from tessera.interp.sanitizer import vector_clocks as debug_clocks
 
 TILES, CELLS, ACTIONS = 12, 4, 14
 WIDTHS = ((2, 6), (3,), (4, 6), (2, 4))  # of the third neither lies within the other
@@ -88,5 +88,5 @@ def test_counts_of_meetings_are_enough_where_stretches_lie_within_one_another(tm
     entry, _ = kernel([("True", range(TILES), "meet", w) for w in (2, 6)], tmp_path, "nested")
     parted, _ = kernel([("True", range(TILES), "meet", w) for w in (4, 6)], tmp_path, "parted")
     body, other = (k.specialize({}, {"keep": np.zeros(2)}, (1,), TILES).functions[1].body for k in (entry, parted))
-    assert debug_clocks.needed(body, TILES) is None and debug_clocks.stretches(body, TILES) == (2, 6)
-    assert debug_clocks.needed(other, TILES) == "race" and debug_clocks.stretches(other, TILES) == ()
+    assert debug_clocks.find_race_kind(body, TILES) is None and debug_clocks.find_barrier_widths(body, TILES) == (2, 6)
+    assert debug_clocks.find_race_kind(other, TILES) == "race" and debug_clocks.find_barrier_widths(other, TILES) == ()

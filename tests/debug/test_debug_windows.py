@@ -8,22 +8,25 @@ from tiles import kernel
 
 import tessera as ts
 from conformance.tile.debug import counted, rings
-from tessera.interp import tile as interpreter
-from tessera.interp.checked import apart as debug_apart
-from tessera.interp.checked import windows
-from tessera.interp.checked.ordered import Domain
-from tessera.interp.checked.report import Checks
-from tessera.interp.memory import Memory, Place
-from tessera.ops import basic, tile
-from tessera.types import f32
+from tessera.core.types import f32
+from tessera.interp.sanitizer import disjointness
+from tessera.interp.sanitizer import disjointness as debug_apart
+from tessera.interp.sanitizer.report import Checks
+from tessera.interp.sanitizer.shadow_memory import RaceDomain
+from tessera.interp.tile import interpreter
+from tessera.interp.tile.memory import BlockAccess, InstanceMemory
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic
 
-MEMORY = Memory(np.zeros((64, 64), np.float32), "x")
+MEMORY = InstanceMemory(np.zeros((64, 64), np.float32), "x")
 
 
 def random_window(rng, steps):
     first, count = tuple(rng.integers(0, 3, 2).tolist()), tuple(rng.integers(1, 5, 2).tolist())
     lines = tuple((int(rng.integers(0, 9)), s, int(rng.integers(1, 5))) for s in steps)
-    return windows.Window(None, "write", lines, first, count, None, 0, None, Place(MEMORY, [], (), ()), None, False)
+    return disjointness.AffineAccess(
+        None, "write", lines, first, count, None, 0, None, BlockAccess(MEMORY, [], (), ()), None, False
+    )
 
 
 def random_steps(rng):
@@ -47,14 +50,14 @@ def meet(one, other, domain, tile_axis):
 
 
 @pytest.mark.parametrize(("domain", "tile_axis"), [
-    (Domain("program race", 1, True), None), (Domain("program race", 4, True), 1), (Domain("race", 1, False), 1),
+    (RaceDomain("program race", 1, True), None), (RaceDomain("program race", 4, True), 1), (RaceDomain("race", 1, False), 1),
 ])  # fmt: skip
 def test_what_is_proven_apart_is_apart(domain, tile_axis, rng):
     proven = truly = 0
     for _ in range(1500):
         steps = random_steps(rng)
         one, other = random_window(rng, steps), random_window(rng, steps if rng.random() < 0.8 else random_steps(rng))
-        apart, together = debug_apart.apart(domain, one, other, tile_axis), meet(one, other, domain, tile_axis)
+        apart, together = debug_apart.are_disjoint(domain, one, other, tile_axis), meet(one, other, domain, tile_axis)
         assert not (apart and together), (one.lines, other.lines, one.first, one.count, other.first, other.count)
         proven, truly = proven + apart, truly + (not together)
     assert proven > 0.7 * truly
@@ -91,8 +94,8 @@ def test_findings_are_those_of_the_shadow(group, monkeypatch):
     kinds = set()
     for seed in range(80):
         module, reports = random_kernel(seed, group), []
-        for longest in (windows.LONGEST, 0):
-            monkeypatch.setattr(windows, "LONGEST", longest)
+        for longest in (disjointness.MAX_LOG, 0):
+            monkeypatch.setattr(disjointness, "MAX_LOG", longest)
             checks = Checks(collect=True)
             interpreter.run(module, [np.zeros(64, np.float32)], debug=checks)
             reports.append(
@@ -107,7 +110,7 @@ def test_findings_are_those_of_the_shadow(group, monkeypatch):
 def test_mbarriers_order_accesses_seen_as_a_whole_as_they_do_elements(name, monkeypatch):
     pair, found = {**rings.PAIRS, **counted.PAIRS}[name], []
     launch = ((1,), pair.group) if pair.group else pair.grid
-    for longest in (windows.LONGEST, 0):
-        monkeypatch.setattr(windows, "LONGEST", longest)
+    for longest in (disjointness.MAX_LOG, 0):
+        monkeypatch.setattr(disjointness, "MAX_LOG", longest)
         found.append([ts.debug.check(k[launch], **pair.arguments()).kinds for k in (pair.broken, pair.repaired)])
     assert found[0] == found[1] and found[0][0] and not found[0][1]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tessera as ts
-from tessera.cli.main import main
-from tessera.debug.commands import HELP
+from tessera.tools.cli.main import main
+from tessera.tools.debug.console import HELP
 
 PAGE = (Path(__file__).parents[2] / "docs" / "debugging.md").read_text()
 
@@ -48,7 +48,7 @@ def test_every_public_name_is_told():
 
 
 def test_the_options_exist():
-    from tessera.cli.main import parser
+    from tessera.tools.cli.main import parser
 
     text = parser().format_help() + str(parser()._subparsers._group_actions[0].choices["run"].format_help())
     text += parser()._subparsers._group_actions[0].choices["debug"].format_help()

@@ -7,8 +7,8 @@ import pytest
 
 import tessera as ts
 from conformance.case import all_cases
-from tessera.errors import ShapeError, UnsupportedOpError
-from tessera.tracing import Jit
+from tessera.core.errors import ShapeError, UnsupportedOpError
+from tessera.frontend.jit.tracing import Jit
 
 
 def scaled(v, by):

@@ -6,10 +6,10 @@ from stepped import exchanged, ramp, rows
 
 import tessera as ts
 from tessera import tile
-from tessera.debug import history
-from tessera.debug.console import Console
-from tessera.interp.checked.observe import OBSERVERS
-from tessera.interp.memory import Memory
+from tessera.interp.observers import OBSERVERS
+from tessera.interp.tile.memory import InstanceMemory
+from tessera.tools.debug import history
+from tessera.tools.debug.console import Console
 
 
 @ts.kernel
@@ -39,7 +39,7 @@ class Witness:
 
     def meaning(self, machine, inner):
         def mean(node, args, walk):
-            self.seen.append([(a, a.array.copy()) for a in args if isinstance(a, Memory)])
+            self.seen.append([(a, a.array.copy()) for a in args if isinstance(a, InstanceMemory)])
             return inner(node, args, walk)
 
         return mean

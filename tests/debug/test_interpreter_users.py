@@ -10,7 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import BarrierError, DTypeError, ExecutionError, OutOfBoundsError
+from tessera.core.errors import BarrierError, DTypeError, ExecutionError, OutOfBoundsError
 
 
 @ts.kernel

@@ -8,10 +8,10 @@ import pytest
 import tessera as ts
 from conformance.tile.debug.advice import ADVICE, square
 from tessera import tile
-from tessera.cli.main import main
-from tessera.debug import picture
-from tessera.debug.gpus import GPUS, occupancy
-from tessera.errors import ArgumentError, DeviceUnavailable
+from tessera.core.errors import ArgumentError, DeviceUnavailable
+from tessera.tools.cli.main import main
+from tessera.tools.debug import kernel_tracing
+from tessera.tools.debug.occupancy import GPUS, estimate_occupancy
 
 
 @ts.kernel
@@ -82,12 +82,18 @@ def test_waste_is_counted():
 
 
 def test_occupancy_by_hand():
-    assert occupancy("A100", 1024, 0, 32).groups == 2 and occupancy("A100", 1024, 0, 32).share == 1.0
-    assert occupancy("A100", 256, 163 * 1024, 32).groups == 1 and occupancy("A100", 32, 0, 8).limit == "groups"
-    assert occupancy("H100", 256, 0, 128).limit == "registers" and occupancy("H100", 256, 0, 128).groups == 2
-    assert occupancy("T4", 128, 65 * 1024, 32).groups == 0 and len(GPUS) == 10
+    assert estimate_occupancy("A100", 1024, 0, 32).groups == 2 and estimate_occupancy("A100", 1024, 0, 32).share == 1.0
+    assert (
+        estimate_occupancy("A100", 256, 163 * 1024, 32).groups == 1
+        and estimate_occupancy("A100", 32, 0, 8).limit == "groups"
+    )
+    assert (
+        estimate_occupancy("H100", 256, 0, 128).limit == "registers"
+        and estimate_occupancy("H100", 256, 0, 128).groups == 2
+    )
+    assert estimate_occupancy("T4", 128, 65 * 1024, 32).groups == 0 and len(GPUS) == 10
     with pytest.raises(ArgumentError, match="no GPU P100"):
-        occupancy("P100", 32, 0, 32)
+        estimate_occupancy("P100", 32, 0, 32)
 
 
 def test_the_report_in_words(capsys):
@@ -121,7 +127,7 @@ def test_who_touches_what():
         add[(4,)](ones(64), ones(64), ones(64), B=16)
     written = [t for t in trace.profile.launches[0].touched if t.tensor == "out"]
     assert [(t.program, t.low, t.high) for t in written] == [((i,), (16 * i,), (16 * i + 16,)) for i in range(4)]
-    table, _ = picture.cells(written)
+    table, _ = kernel_tracing.first_access_cells(written)
     assert table.tolist() == [[i // 16 for i in range(64)]]
 
 

@@ -7,9 +7,9 @@ import tessera as ts
 from conformance.case import all_cases
 from conformance.tile.debug.advice import ADVICE, square
 from conformance.tile.debug.cases import PAIRS
-from tessera.interp import tile as interpreter
-from tessera.interp.checked.report import Checks
-from tessera.program import prepare
+from tessera.interp.sanitizer.report import Checks
+from tessera.interp.tile import interpreter
+from tessera.runtime.program import prepare
 
 
 def report(kernel, arguments, grid, group, **options):
@@ -76,7 +76,7 @@ def test_advice_keeps_the_bits_of_the_whole_suite():
 
 
 def test_random_banks_against_counting():
-    from tessera.interp.checked.lanes import banks, sectors
+    from tessera.interp.sanitizer.memory_transactions import count_bank_conflicts, count_sectors
 
     rng = np.random.default_rng(0)
     offset, active = rng.integers(0, 256, (20, 32)) * 4, rng.random((20, 32)) < 0.8
@@ -85,4 +85,4 @@ def test_random_banks_against_counting():
         words = {int(o) // 4 for o, h in zip(row, here, strict=True) if h}
         turns += max(sum(w % 32 == bank for w in words) for bank in range(32))
         touched += len({int(o) // 32 for o, h in zip(row, here, strict=True) if h})
-    assert banks(offset, active, 4).taken == turns and sectors(offset, active, 4).taken == touched
+    assert count_bank_conflicts(offset, active, 4).taken == turns and count_sectors(offset, active, 4).taken == touched

@@ -7,9 +7,9 @@ from stepped import exchanged, outside, overflowing, paused, ramp, rows, session
 import tessera as ts
 from conformance.case import all_cases
 from tessera import tile
-from tessera.errors import ArgumentError, OutOfBoundsError
-from tessera.interp import tile as interpreter
-from tessera.program import prepare
+from tessera.core.errors import ArgumentError, OutOfBoundsError
+from tessera.interp.tile import interpreter
+from tessera.runtime.program import prepare
 
 
 def after(lines, command):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError
+from tessera.core.errors import ArgumentError
 
 
 @ts.kernel
@@ -80,7 +80,7 @@ def test_memory_that_is_freed_is_not():
 
 
 def test_nothing_followed(monkeypatch):
-    from tessera.debug import kernel_tracing, memory_use
+    from tessera.tools.debug import kernel_tracing, memory_use
 
     monkeypatch.setattr(memory_use, "_LAST", [])
     monkeypatch.setattr(kernel_tracing, "_LAST", [])

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from tessera.interp.checked.written import Written
+from tessera.interp.sanitizer.shadow_memory import InitialisedBytes
 
 
 def test_against_a_set_of_bytes(rng):
     for _ in range(200):
-        written, want = Written(), set()
+        written, want = InitialisedBytes(), set()
         for _ in range(8):
             unit = int(rng.choice([1, 2, 4]))
             low = int(rng.integers(0, 16)) * 4

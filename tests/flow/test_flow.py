@@ -5,7 +5,7 @@ import pytest
 from everywhere import arrays_of, central, close, everywhere
 
 import tessera as ts
-from tessera.pytree import flatten
+from tessera.core.pytree import flatten
 
 W = np.array([[0.3, -0.2, 0.5], [0.1, 0.4, -0.3], [0.2, 0.2, 0.1]])
 X = np.array([[0.5, 1.1, 0.2], [0.9, 0.3, 0.7], [0.4, 0.6, 1.2], [1.0, 0.1, 0.8]])

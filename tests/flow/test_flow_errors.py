@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import driver
-from tessera.errors import ArgumentError, DTypeError, EffectError, ShapeError, UnsupportedOpError
+from tessera.core.errors import ArgumentError, DTypeError, EffectError, ShapeError, UnsupportedOpError
 from tessera.ir.core import Module
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
-from tessera.ir.verifier import verify
-from tessera.passes.dead_code import sweep
+from tessera.ir.verify import verify
+from tessera.lower.passes.redundancy_elimination import eliminate_dead_code
+from tessera.runtime import driver
 
 X = np.ones((4, 3))
 ONE = ts.Tensor(1.0)
@@ -86,7 +86,7 @@ def test_a_scan_of_another_length_is_refused_by_the_verifier():
 def test_results_of_steps_that_nothing_uses_are_not_stacked():
     program = lambda x: ts.scan(lambda s, y: (s + y, (ts.exp(y), s)), ts.zeros(3, ts.f64), x)[1][1]  # noqa: E731
     function = ts.jit(program).trace(X).function
-    (node,) = [n for n in sweep(function).body.nodes if n.op.name == "ts.scan"]
+    (node,) = [n for n in eliminate_dead_code(function).body.nodes if n.op.name == "ts.scan"]
     assert [v.type.shape for v in node.results] == [(3,), (4, 3)]
     assert not any(n.op.name == "ts.exp" for n in node.regions[0].nodes)
-    verify(Module("graph", (sweep(function),)))
+    verify(Module("graph", (eliminate_dead_code(function),)))

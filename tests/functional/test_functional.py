@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, DeviceUnavailable, EffectError, ShapeError
-from tessera.functional import Just, Maybe, Nothing, compose, curry, pipe
-from tessera.tensor import Tensor
+from tessera.core.errors import ArgumentError, DeviceUnavailable, EffectError, ShapeError
+from tessera.ir.tensor import Tensor
+from tessera.transforms.functional import Just, Maybe, Nothing, compose, curry, pipe
 
 X, Y = Tensor([1.0, -2.0]), Tensor([4.0, 0.5])
 

@@ -4,18 +4,19 @@ import numpy as np
 import pytest
 
 import tessera.ops  # noqa: F401
-from tessera.errors import ExecutionError, ShapeError
-from tessera.evaluate import expand
+from tessera.core.errors import ExecutionError, ShapeError
+from tessera.core.types import TensorType, bf16, bool_, f16, f32, f64, int64
+from tessera.frontend.jit.tracing import Jit
 from tessera.interp import bound, graph
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Value
-from tessera.numerics.bounded import Bounded
-from tessera.numerics.convert import convert
-from tessera.ops import control, elementwise, nn, reduce
-from tessera.ops.basic import full
-from tessera.tensor import Tensor
-from tessera.tracing import Jit
-from tessera.types import TensorType, bf16, bool_, f16, f32, f64, int64
+from tessera.ir.evaluator import expand_composites
+from tessera.ir.numerics.conversion import convert
+from tessera.ir.numerics.interval_arithmetic import IntervalArray
+from tessera.ir.tensor import Tensor
+from tessera.ops.dialects import control_flow
+from tessera.ops.tensor import elementwise, nn, reduce
+from tessera.ops.tensor.basic import full
 
 FLOATS = (f64, f32, f16, bf16)
 COMPOSITES = {
@@ -42,8 +43,8 @@ def test_composite_lies_within_the_bound_of_its_parts(program, dtype, scale):
     x = convert(np.random.default_rng(scale).normal(size=(6, 8)) * scale, dtype)
     function = Jit(program).trace(x).function
     (limit,) = bound.run(function, [x])
-    for version in (function, expand(function)):
-        agreement = bound.compare(graph.run(version, [x])[0], limit)
+    for version in (function, expand_composites(function)):
+        agreement = bound.compare_with_bound(graph.run(version, [x])[0], limit)
         assert agreement.ok and not agreement.useless and not agreement.ambiguous_share, agreement
 
 
@@ -52,8 +53,8 @@ def test_a_wrong_answer_is_found():
     function = Jit(nn.softmax).trace(x).function
     (limit,) = bound.run(function, [x])
     right = graph.run(function, [x])[0]
-    assert not bound.compare(right * np.float32(1 + 1e-5), limit).ok
-    assert not bound.compare(np.roll(right, 1, axis=-1), limit).ok
+    assert not bound.compare_with_bound(right * np.float32(1 + 1e-5), limit).ok
+    assert not bound.compare_with_bound(np.roll(right, 1, axis=-1), limit).ok
 
 
 def test_symbolic_sizes():
@@ -85,7 +86,7 @@ def loop(op, inputs, regions, results):
 
 def test_for_carries_bounds():
     body = region(lambda i, x: [elementwise.exp(x)], scalar(int64), scalar(f32))
-    function = loop(control.for_, [scalar(int64) for _ in range(3)] + [scalar(f32)], [body], [TensorType((), f32)])
+    function = loop(control_flow.for_, [scalar(int64) for _ in range(3)] + [scalar(f32)], [body], [TensorType((), f32)])
     args = [np.int64(0), np.int64(2), np.int64(1), np.float32(0.1)]
     (out,) = bound.run(function, args)
     assert out.value == np.exp(np.exp(np.float64(np.float32(0.1)))) and 0 < out.radius < 1e-5
@@ -94,48 +95,48 @@ def test_for_carries_bounds():
 def test_while_runs_until_its_condition_fails():
     test = region(lambda x: [x < 10.0], scalar(f32))
     body = region(lambda x: [x * 2.0], scalar(f32))
-    function = loop(control.while_, [scalar(f32)], [test, body], [TensorType((), f32)])
+    function = loop(control_flow.while_, [scalar(f32)], [test, body], [TensorType((), f32)])
     assert bound.run(function, [np.float32(3)])[0].value == 12
 
 
 def test_a_branch_needs_certainty():
     branches = [region(lambda k=k: [full(shape=(), value=k)]) for k in (1, 2)]
-    function = loop(control.if_, [scalar(bool_)], branches, [TensorType((), f32)])
+    function = loop(control_flow.if_, [scalar(bool_)], branches, [TensorType((), f32)])
     assert bound.run(function, [np.True_])[0].value == 1 and bound.run(function, [np.False_])[0].value == 2
     with pytest.raises(ExecutionError, match="rounding may change"):
-        bound.run(function, [Bounded(np.array(True), np.array(1.0))])
+        bound.run(function, [IntervalArray(np.array(True), np.array(1.0))])
 
 
 def test_compare_reports_the_worst_place():
-    limit = Bounded(np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.1, 0.0]))
-    found = bound.compare(np.array([1.05, 2.2, 3.0]), limit)
+    limit = IntervalArray(np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.1, 0.0]))
+    found = bound.compare_with_bound(np.array([1.05, 2.2, 3.0]), limit)
     assert not found.ok and found.where == (1,) and found.worst_share == pytest.approx(2)
     assert str(found) == "differs: uses 2 of its bound at [1]"
-    assert bound.compare(np.array([1.0, 2.0, 3.0 + 1e-9]), limit).worst_share == np.inf
+    assert bound.compare_with_bound(np.array([1.0, 2.0, 3.0 + 1e-9]), limit).worst_share == np.inf
 
 
 def test_compare_special_values():
-    limit = Bounded(np.array([np.nan, np.inf, -np.inf]))
-    assert bound.compare(np.float32([np.nan, np.inf, -np.inf]), limit).ok
+    limit = IntervalArray(np.array([np.nan, np.inf, -np.inf]))
+    assert bound.compare_with_bound(np.float32([np.nan, np.inf, -np.inf]), limit).ok
     for wrong in ([1, np.inf, -np.inf], [np.nan, -np.inf, -np.inf], [np.nan, 3e38, -np.inf]):
-        assert not bound.compare(np.float32(wrong), limit).ok
+        assert not bound.compare_with_bound(np.float32(wrong), limit).ok
 
 
 def test_compare_overflow_to_the_right_infinity_is_not_ambiguous():
-    limit = Bounded(np.array([1e6, -1e6, 1e6, 1e6]), np.full(4, np.inf))
-    found = bound.compare(np.array([np.inf, -np.inf, 1e6, -np.inf]), limit)
+    limit = IntervalArray(np.array([1e6, -1e6, 1e6, 1e6]), np.full(4, np.inf))
+    found = bound.compare_with_bound(np.array([np.inf, -np.inf, 1e6, -np.inf]), limit)
     assert found.ok and found.ambiguous_share == 0.5
 
 
 def test_compare_says_when_a_bound_is_useless():
-    assert bound.compare(np.ones(4), Bounded(np.ones(4), np.full(4, 0.6))).useless
-    assert not bound.compare(np.ones(4), Bounded(np.ones(4), np.full(4, 0.4))).useless
+    assert bound.compare_with_bound(np.ones(4), IntervalArray(np.ones(4), np.full(4, 0.6))).useless
+    assert not bound.compare_with_bound(np.ones(4), IntervalArray(np.ones(4), np.full(4, 0.4))).useless
     # A zero among larger values has no relative error; its size is theirs.
-    assert not bound.compare(np.eye(4), Bounded(np.eye(4), np.full((4, 4), 1e-6))).useless
-    assert bound.compare(np.ones(2, bool), Bounded(np.ones(2, bool), np.ones(2))).useless
-    assert not bound.compare(np.zeros(0), Bounded(np.zeros(0))).useless
+    assert not bound.compare_with_bound(np.eye(4), IntervalArray(np.eye(4), np.full((4, 4), 1e-6))).useless
+    assert bound.compare_with_bound(np.ones(2, bool), IntervalArray(np.ones(2, bool), np.ones(2))).useless
+    assert not bound.compare_with_bound(np.zeros(0), IntervalArray(np.zeros(0))).useless
 
 
 def test_compare_shapes():
     with pytest.raises(ShapeError, match="another shape"):
-        bound.compare(np.ones(2), Bounded(np.ones(3)))
+        bound.compare_with_bound(np.ones(2), IntervalArray(np.ones(3)))

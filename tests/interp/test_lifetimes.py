@@ -6,7 +6,7 @@ import numpy as np
 
 import tessera as ts
 from tessera import tile
-from tessera.interp.lifetimes import last_uses
+from tessera.interp.tile.block_compiler import find_last_uses
 
 
 @ts.kernel
@@ -44,7 +44,7 @@ def test_each_value_is_dropped_once_and_after_its_uses():
     function = chained[1].module(np.ones(8, "f4"), np.ones(8, "f4"), N=8).functions[1]
     blocks = [function.body, *(r for node in function.body.walk() for r in node.regions)]
     for block in blocks:
-        last, gone = last_uses(block), set()
+        last, gone = find_last_uses(block), set()
         for node in block.nodes:
             used = {*node.args, *(v for r in node.regions for v in r.free)}
             assert not used & gone

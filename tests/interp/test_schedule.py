@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from tessera.errors import OutOfBoundsError
+from tessera.core.errors import OutOfBoundsError
+from tessera.core.types import RefType, f32, int64
 from tessera.interp import schedule
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Value
-from tessera.ops import basic, elementwise
-from tessera.ops import schedule as ops
-from tessera.types import RefType, f32, int64
+from tessera.ops.dialects import schedule as ops
+from tessera.ops.tensor import basic, elementwise
 
 
 def module(shape, out_shape, dims, tile, loop, body):

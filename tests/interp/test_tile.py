@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from tiles import kernel
 
-from tessera.errors import ExecutionError, OutOfBoundsError
-from tessera.interp import tile as interpreter
-from tessera.ops import basic, elementwise, linalg, reduce, shape, tile
-from tessera.types import f32, int64
+from tessera.core.errors import ExecutionError, OutOfBoundsError
+from tessera.core.types import f32, int64
+from tessera.interp.tile import interpreter
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
 
 def run(module, *arrays):
@@ -76,7 +77,7 @@ def test_matrix_blocks_in_a_loop(rng):
         m, n = k.op(tile.program_id, axis=0) * 8, k.op(tile.program_id, axis=1) * 8
 
         def body(i, acc):
-            return [acc + linalg.dot(k.load("a", m, i * 8, shape=(8, 8)), k.load("b", i * 8, n, shape=(8, 8)))]
+            return [acc + contractions.dot(k.load("a", m, i * 8, shape=(8, 8)), k.load("b", i * 8, n, shape=(8, 8)))]
 
         (acc,) = k.repeat(k.index(0), k.index(3), [basic.full(shape=(8, 8), value=0.0, dtype=f32)], body)
         k.store("c", acc, m, n)
@@ -157,6 +158,6 @@ def test_bounds_follow_the_values(rng):
         k.store("out", reduce.sum(elementwise.exp(k.load("x", row, 0, shape=(1, 64))), axis=1), row)
     module = k.module(4)
     out = run(module, x, np.zeros(4, np.float32))
-    (bounded,) = interpreter.bounds(module, [x, np.zeros(4, np.float32)], (1,))
+    (bounded,) = interpreter.run_with_bounds(module, [x, np.zeros(4, np.float32)], (1,))
     error = np.abs(out - bounded.value)
     assert (error <= bounded.radius).all() and (bounded.radius < 1e-3).all() and (bounded.radius > 0).all()

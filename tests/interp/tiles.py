@@ -2,11 +2,12 @@
 
 from contextlib import contextmanager
 
+from tessera.core.types import RefType, as_dtype, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Value
-from tessera.ops import basic, control, host, tile
-from tessera.tensor import Tensor
-from tessera.types import RefType, as_dtype, int64
+from tessera.ir.tensor import Tensor
+from tessera.ops.dialects import control_flow, host, tile
+from tessera.ops.tensor import basic
 
 
 class Kernel:
@@ -45,13 +46,13 @@ class Kernel:
     def repeat(self, lower, upper, carried, body):
         region = self.region([lower.type, *(c.type for c in carried)], body)
         args = [lower.data, upper.data, self.index(1).data, *(c.data for c in carried)]
-        node = self.builder.add(control.for_, args, {}, types=tuple(c.type for c in carried), regions=(region,))
+        node = self.builder.add(control_flow.for_, args, {}, types=tuple(c.type for c in carried), regions=(region,))
         return [Tensor(v) for v in node.results]
 
     def choose(self, condition, then, other):
         regions = (self.region([], then), self.region([], other))
         types = tuple(v.type for v in regions[0].results)
-        node = self.builder.add(control.if_, [condition.data], {}, types=types, regions=regions)
+        node = self.builder.add(control_flow.if_, [condition.data], {}, types=types, regions=regions)
         return [Tensor(v) for v in node.results]
 
     def module(self, *grid):

@@ -8,13 +8,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tessera.ops import host, schedule, tile
-from tessera.errors import UNKNOWN, Location
+from tessera.core.errors import UNKNOWN, Location
+from tessera.core.shapes import Dim
+from tessera.core.types import DTYPES, SPACES, Policy, RefType, TensorType, bool_, f32, int64, scalar
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Value
-from tessera.ops import basic, control, elementwise, linalg, reduce, shape
-from tessera.shapes import Dim
-from tessera.types import DTYPES, SPACES, Policy, RefType, TensorType, bool_, f32, int64, scalar
+from tessera.ops.dialects import control_flow, host, schedule, tile
+from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
 INDEX = scalar(int64)
 B, C, NAMELESS = Dim.of("B"), Dim.of("C"), Dim.of("?0")
@@ -149,7 +149,9 @@ def convert(site: Site, pool: Pool, depth: int) -> Pool:
 def product(site: Site, pool: Pool, depth: int) -> Pool:
     """A matrix times its transpose."""
     x = site.pick(pool, lambda t: t.rank == 2 and t.dtype is not bool_)
-    return site.add(linalg.dot, [x, *site.add(shape.permute, [x], {"axes": (-1, -2)})], {"dtype": f32}) if x else []
+    return (
+        site.add(contractions.dot, [x, *site.add(shape.permute, [x], {"axes": (-1, -2)})], {"dtype": f32}) if x else []
+    )
 
 
 def _inner(site: Site, pool: Pool, params: Sequence[Value], wanted: Sequence[Any], depth: int) -> Block:
@@ -174,7 +176,7 @@ def loop(site: Site, pool: Pool, depth: int) -> Pool:
     bounds, carried = site.starts(3), _carried(site, pool)
     types = tuple(v.type for v in carried)
     region = _inner(site, pool, [Value(INDEX), *map(Value, types)], types, depth)
-    return site.add(control.for_, [*bounds, *carried], types=types, regions=(region,))
+    return site.add(control_flow.for_, [*bounds, *carried], types=types, regions=(region,))
 
 
 def repeat(site: Site, pool: Pool, depth: int) -> Pool:
@@ -187,7 +189,7 @@ def repeat(site: Site, pool: Pool, depth: int) -> Pool:
         test = _truth(site)
     condition = Block(tuple(map(Value, types)), tuple(nodes), (test,))
     body = _inner(site, pool, [Value(t) for t in types], types, depth)
-    return site.add(control.while_, carried, types=types, regions=(condition, body))
+    return site.add(control_flow.while_, carried, types=types, regions=(condition, body))
 
 
 def branch(site: Site, pool: Pool, depth: int) -> Pool:
@@ -196,7 +198,7 @@ def branch(site: Site, pool: Pool, depth: int) -> Pool:
         return []
     types = tuple(v.type for v in _carried(site, pool))
     regions = tuple(_inner(site, pool, [], types, depth) for _ in range(2))
-    return site.add(control.if_, [_truth(site)], types=types, regions=regions)
+    return site.add(control_flow.if_, [_truth(site)], types=types, regions=regions)
 
 
 def load(site: Site, pool: Pool, depth: int) -> Pool:

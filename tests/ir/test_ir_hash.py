@@ -9,11 +9,11 @@ import sys
 import pytest
 from hypothesis import given, settings
 
+from tessera.core.shapes import Dim
+from tessera.core.types import SHARED, RefType, TensorType, Type, accum, bf16, f16, f32, scalar
 from tessera.ir.core import Attrs, Block, Function, Module, Value, structural_hash
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_function, print_module
-from tessera.shapes import Dim
-from tessera.types import SHARED, RefType, TensorType, Type, accum, bf16, f16, f32, scalar
 from tests.ir.modules import modules
 
 TEXT = """"builtin.module"() ({

@@ -7,10 +7,10 @@ import random
 import pytest
 
 import tessera.ops  # noqa: F401  (defines the ops)
-from tessera.errors import UNKNOWN, Location, ParseError
+from tessera.core.errors import UNKNOWN, Location, ParseError
+from tessera.core.types import SHARED, RefType, f32
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
-from tessera.types import SHARED, RefType, f32
 
 TEXT = """"builtin.module"() ({
   "ts.func"() ({

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tessera.errors import Location
+from tessera.core.errors import Location
 from tessera.ir.core import Attrs, Block, Function, Module, structural_hash
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_function, print_module
-from tessera.ir.verifier import verify
+from tessera.ir.verify import verify
 from tests.ir.modules import modules
 
 MLIR_OPT = shutil.which("mlir-opt") or shutil.which("mlir-opt-15")

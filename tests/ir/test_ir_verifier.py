@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.ops import basic, control, elementwise
-from tessera.errors import Location, VerifyError
+from tessera.core.errors import Location, VerifyError
+from tessera.core.types import f32, scalar
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.levels import LEVELS
 from tessera.ir.parser import parse_module
-from tessera.ir.verifier import RULES, verify
-from tessera.types import f32, scalar
+from tessera.ir.verify import VERIFIER_RULES, verify
+from tessera.ops.dialects import control_flow
+from tessera.ops.tensor import basic, elementwise
 
 REF, BLOCK, I = "!tile.ref<8xf32, global>", "tensor<4xf32>", "tensor<i64>"  # noqa: E741
 STORED = 'edge = "error", vector = 1 : i64'
@@ -138,7 +139,7 @@ def _escaped() -> Module:
     full = Node(basic.full, (), Attrs({"shape": (), "value": 0.0, "dtype": f32}), (inner,))
     regions = (Block((), (full,), ()), Block((), (), ()))
     condition = Value(scalar(elementwise.bool_))
-    node = Node(control.if_, (condition,), Attrs(), (), regions)
+    node = Node(control_flow.if_, (condition,), Attrs(), (), regions)
     return Module("graph", (Function("f", Block((condition,), (node,), (inner,))),))
 
 
@@ -159,8 +160,8 @@ def test_V7_attribute_without_a_spelling() -> None:
 
 
 def test_every_rule_is_tested_and_used() -> None:
-    assert {rule for rule, *_ in BROKEN} | {"V1"} == set(RULES)
-    assert {rule for level in LEVELS.values() for rule in level.rules} == set(RULES)
+    assert {rule for rule, *_ in BROKEN} | {"V1"} == set(VERIFIER_RULES)
+    assert {rule for level in LEVELS.values() for rule in level.rules} == set(VERIFIER_RULES)
 
 
 def test_the_error_has_the_place_of_the_node() -> None:

@@ -1,6 +1,6 @@
 """Every engine that runs kernels, and how a test runs a kernel on each of them."""
 
-from tessera.program import prepare
+from tessera.runtime.program import prepare
 
 ENGINES = (("tile", "interp"), ("device", "llvm"), ("target", "llvm"))
 

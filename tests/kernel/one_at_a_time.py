@@ -9,7 +9,7 @@ import itertools
 
 import numpy as np
 
-from tessera.ops import checks, control, group, tile
+from tessera.ops.dialects import control_flow, tile
 
 ATOMIC = {
     "add": lambda old, new: old + new,
@@ -228,14 +228,14 @@ def program_id(t, node, args):
 
 
 RULES = {
-    control.if_: if_, control.for_: for_, control.while_: while_,
-    tile.barrier: meet, group.meet: meet, group.collect: collect, group.exchange: exchange,
+    control_flow.if_: if_, control_flow.for_: for_, control_flow.while_: while_,
+    tile.barrier: meet, tile.meet: meet, tile.collect: collect, tile.exchange: exchange,
     tile.program_id: constant(program_id),
     tile.grid_size: constant(lambda t, node, args: (np.int64(t.grid[node.attrs["axis"]]),)),
     tile.local_id: constant(lambda t, node, args: (np.int64(t.me),)),
     tile.group_size: constant(lambda t, node, args: (np.int64(t.count),)),
     tile.alloc: constant(alloc), tile.load: constant(load), tile.store: constant(store),
     tile.gather: constant(gather), tile.scatter: constant(scatter), tile.atomic: constant(atomic),
-    tile.async_copy: constant(async_copy), checks.assert_: constant(assertion),
+    tile.async_copy: constant(async_copy), tile.assert_: constant(assertion),
     tile.async_commit: constant(lambda t, node, args: ()), tile.async_wait: constant(lambda t, node, args: ()),
 }  # fmt: skip

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tessera.kernel import kernel, tile
-from tessera.tensor import Tensor
-from tessera.types import f32
+from tessera.core.types import f32
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.ir.tensor import Tensor
 
 
 @kernel
 def halve(x: Tensor["N", f32]):
-    x[0:N] = tile.load(x) / 2.0
+    x[0:N] = namespace.load(x) / 2.0

@@ -6,7 +6,7 @@ from engines import ENGINES, results
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import DeadlockError, ExecutionError
+from tessera.core.errors import DeadlockError, ExecutionError
 
 TILE, *LLVM = ENGINES
 

@@ -8,7 +8,7 @@ from engines import ENGINES, results
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, DTypeError, TraceError, UnsupportedSyntaxError
+from tessera.core.errors import ArgumentError, DTypeError, TraceError, UnsupportedSyntaxError
 
 TARGETS = pytest.mark.parametrize("target", ["interp", "cpu"])
 

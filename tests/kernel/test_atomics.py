@@ -6,8 +6,8 @@ import pytest
 import tessera as ts
 from conformance.tile.atomics.cases import bits, combined, elected, shared_histogram, tickets
 from tessera import tile
-from tessera.errors import DTypeError, ExecutionError
-from tessera.program import prepare
+from tessera.core.errors import DTypeError, ExecutionError
+from tessera.runtime.program import prepare
 
 
 def test_combined(rng):

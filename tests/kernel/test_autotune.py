@@ -7,15 +7,15 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, FileError
-from tessera.kernel.tuning import tuner as measuring
-from tessera.kernel.tuning.configurations import tuning
+from tessera.core.errors import ArgumentError, FileError
+from tessera.frontend.kernel.autotuning import make_settings
+from tessera.runtime.launch.tuning import tuner as measuring
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
-    monkeypatch.setattr(measuring, "_FOUND", {})
+    monkeypatch.setattr(measuring, "_RESULTS", {})
     return tmp_path / "autotune.json"
 
 
@@ -57,7 +57,7 @@ def test_the_fastest_is_kept_for_other_processes(monkeypatch, own_cache):
     found = entry[grid].tune(x)
     assert found.config == {"BLOCK": 16} and found.latency_ms == 1.0 and not found.cached
     assert [t.latency_ms for t in found.trials] == [3.0, 1.0, 2.0]
-    measuring._FOUND.clear()  # as another process begins
+    measuring._RESULTS.clear()  # as another process begins
     assert entry[grid].tune(x).cached and ran == [8, 16, 32]
     entry[grid].tune(np.ones(101, "f4"))  # another type
     assert ran == [8, 16, 32] * 2
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_an_error(own_cache):
 )  # fmt: skip
 def test_nothing_to_try(wrong):
     with pytest.raises(ArgumentError):
-        tuning(**wrong)
+        make_settings(**wrong)
 
 
 @pytest.mark.parametrize("target", ["interp", "cpu"])

@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, DTypeError, ExecutionError, UnsupportedSyntaxError
+from tessera.core.errors import ArgumentError, DTypeError, ExecutionError, UnsupportedSyntaxError
 
 
 @ts.kernel

@@ -6,7 +6,7 @@ import pytest
 import tessera as ts
 from conformance.tile.cooperation.cases import block_primitives, blocks_of_values, warp_primitives
 from tessera import tile
-from tessera.errors import ArgumentError, ExecutionError
+from tessera.core.errors import ArgumentError, ExecutionError
 
 
 def test_warps(rng):

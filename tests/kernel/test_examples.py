@@ -7,7 +7,7 @@ import pytest
 
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
-from tessera.ir.verifier import verify
+from tessera.ir.verify import verify
 
 EXAMPLES = ["vector_add", "softmax", "matmul", "block_reduction", "flash_attention"]
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from tessera.ops import nn
-from tessera.stdlib.attention import attend, specialized
-from tessera.types import BY_NAME, RefType, f64
+from tessera.core.types import BY_NAME, RefType, f64
+from tessera.ops.tensor import nn
+from tessera.stdlib.attention import attend, specialise_attention
 
 SHAPES = [(1, 1, 8, 8, 4), (2, 3, 33, 70, 16), (1, 2, 100, 5, 7), (2, 1, 1, 129, 3)]
 
@@ -63,8 +63,8 @@ def test_a_block_that_is_masked_as_a_whole_gives_no_nan(rng):
 
 def test_the_module_that_a_lowering_asks_for():
     types = {n: RefType((2, 3, 40, 8), BY_NAME["bf16"]) for n in ("q", "k", "v", "out")}
-    module = specialized(types, causal=True, scale=0.5)
+    module = specialise_attention(types, causal=True, scale=0.5)
     assert module.level == "tile" and module.main.body.nodes[0].attrs["grid"] == (2, 3, 2)
-    assert specialized(types, causal=True, scale=0.5) is module
-    masked = specialized({**types, "mask": RefType((1, 1, 1, 40), BY_NAME["bf16"])}, causal=False, scale=0.5)
+    assert specialise_attention(types, causal=True, scale=0.5) is module
+    masked = specialise_attention({**types, "mask": RefType((1, 1, 1, 40), BY_NAME["bf16"])}, causal=False, scale=0.5)
     assert [p.hint for p in masked.main.params] == ["q", "k", "v", "mask", "out"]

@@ -7,7 +7,7 @@ from engines import results
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, ShapeError
+from tessera.core.errors import ArgumentError, ShapeError
 
 BF16 = ts.bf16.numpy
 

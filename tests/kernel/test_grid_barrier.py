@@ -6,7 +6,7 @@ from engines import ENGINES, results
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import BarrierError, ExecutionError, RaceError, ResourceError, UnsupportedOpError
+from tessera.core.errors import BarrierError, ExecutionError, RaceError, ResourceError, UnsupportedOpError
 
 TILE = ENGINES[:1]
 
@@ -131,9 +131,9 @@ def test_grids_too_large_to_be_under_way_at_once():
 
 
 def test_a_target_without_it():
-    from tessera.codegen.backend import Capabilities
-    from tessera.codegen.resources import check_resources
-    from tessera.program import prepare
+    from tessera.codegen.contract import Capabilities
+    from tessera.codegen.legality import check_resources
+    from tessera.runtime.program import prepare
 
     module = prepare(parted, {"x": np.zeros(4, "f4")}, grid=4).levels["tile"]
     with pytest.raises(UnsupportedOpError, match="the target toy has no barrier of a whole grid"):

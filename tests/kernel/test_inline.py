@@ -6,11 +6,17 @@ from engines import results
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, ExecutionError, UnknownNameError, UnsupportedOpError, UnsupportedSyntaxError
+from tessera.core.errors import (
+    ArgumentError,
+    ExecutionError,
+    UnknownNameError,
+    UnsupportedOpError,
+    UnsupportedSyntaxError,
+)
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
-from tessera.ops.inline import EMULATIONS
-from tessera.program import prepare
+from tessera.ops.dialects.inline_asm import EMULATIONS
+from tessera.runtime.program import prepare
 
 
 def larger(x, y):

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import tessera as ts
 from tessera import tile
-from tessera.kernel.cooperation import Stretch
-from tessera.kernel.fragments import Fragments
-from tessera.kernel.mbarriers import Barrier
+from tessera.frontend.kernel.tile_api.matrix import FragmentFactory
+from tessera.frontend.kernel.tile_api.synchronisation import CooperativeGroup, MBarrier
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kernel-language.md").read_text()
 NAMED = {name for code in re.findall(r"`([^`]+)`", PAGE) for name in re.findall(r"[A-Za-z_]\w*", code)}
@@ -22,17 +21,17 @@ def test_every_operation_is_named():
 
 
 def test_every_method_is_named():
-    shared = public(Stretch) | public(Fragments) | {"init", "arrive", "expect", "wait"}
+    shared = public(CooperativeGroup) | public(FragmentFactory) | {"init", "arrive", "expect", "wait"}
     assert shared - NAMED == set()
     assert {"with_schedule", "schedule", "autotune", "auto"} <= NAMED & {*vars(ts.kernel)}
-    assert {"init", "arrive", "expect", "wait"} <= public(Barrier)
+    assert {"init", "arrive", "expect", "wait"} <= public(MBarrier)
 
 
 def test_what_stands_first_in_a_row_exists():
     known = {
         *tile.__all__,
-        *public(Stretch),
-        *public(Barrier),
+        *public(CooperativeGroup),
+        *public(MBarrier),
         *public(ts.Kernel),
         *vars(ts.kernel),
         "assert",

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from tessera.errors import ArgumentError, DTypeError, ResourceError, ShapeError
-from tessera.kernel import constexpr, kernel, tile
-from tessera.kernel.kernel import Launch
-from tessera.tensor import Tensor
-from tessera.types import bf16, f32, int32
+from tessera.core.errors import ArgumentError, DTypeError, ResourceError, ShapeError
+from tessera.core.types import bf16, f32, int32
+from tessera.frontend.kernel import constexpr, kernel
+from tessera.frontend.kernel.kernel_function import KernelLaunch
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.ir.tensor import Tensor
 from tests.kernel import strings
 
 OFFSET = 1.0
@@ -15,7 +16,9 @@ OFFSET = 1.0
 
 @kernel
 def numbered(out: Tensor["A", "B", "G", int32]):
-    out[tile.program_id(0), tile.program_id(1), tile.local_id()] = tile.linear_id() + 100 * tile.num_programs(1)
+    out[namespace.program_id(0), namespace.program_id(1), namespace.local_id()] = (
+        namespace.linear_id() + 100 * namespace.num_programs(1)
+    )
 
 
 def test_ids_count_through_the_grid_and_the_group():
@@ -26,8 +29,8 @@ def test_ids_count_through_the_grid_and_the_group():
 
 @kernel
 def warps(out: Tensor["N", int32]):
-    i, _, _ = tile.thread_id()
-    out[i] = tile.warp_id() * 100 + tile.lane_id() + tile.block_id()[2]
+    i, _, _ = namespace.thread_id()
+    out[i] = namespace.warp_id() * 100 + namespace.lane_id() + namespace.block_id()[2]
 
 
 def test_a_kernel_that_asks_for_its_place_in_a_group_runs_as_one():
@@ -38,19 +41,19 @@ def test_a_kernel_that_asks_for_its_place_in_a_group_runs_as_one():
 
 @kernel(tile_shape=(4,))
 def sums(x: Tensor["M", "N"], out: Tensor["M"]):
-    tile.store(out, tile.sum(tile.load(x, shape=(4, N)), axis=1))
+    namespace.store(out, namespace.sum(namespace.load(x, shape=(4, N)), axis=1))
 
 
 def test_the_default_grid_covers_the_written_tensor(rng):
     x, out = rng.random((8, 3), dtype="f4"), np.zeros(8, "f4")
     sums(x, out)
     np.testing.assert_allclose(out, x.sum(1), rtol=1e-6)
-    assert Launch(sums).module(x, out).main.body.nodes[0].attrs["grid"] == (2,)
+    assert KernelLaunch(sums).module(x, out).main.body.nodes[0].attrs["grid"] == (2,)
 
 
 @kernel
 def doubled(x: Tensor["N"], *, B):
-    return x[tile.program_id(0) * B + tile.arange(0, B)] * 2.0
+    return x[namespace.program_id(0) * B + namespace.arange(0, B)] * 2.0
 
 
 def test_each_program_returns_its_block(rng):
@@ -75,7 +78,7 @@ def test_what_is_constant_and_what_is_not():
     x = np.zeros(1, "f4")
     kinds(x, 3, 2, True, "sum", 3)
     assert x[0] == 7
-    types = [str(p.type) for p in Launch(kinds).module(x, np.int32(3), 2, True, "sum", 3).main.params]
+    types = [str(p.type) for p in KernelLaunch(kinds).module(x, np.int32(3), 2, True, "sum", 3).main.params]
     assert types == ["global 1xf32", "int32", "f32", "bool"]
 
 
@@ -87,8 +90,8 @@ def offset(x: Tensor["N"]):
 def test_a_kernel_is_compiled_again_when_a_name_it_reads_changes(monkeypatch):
     x = np.zeros(1, "f4")
     offset(x)
-    first = Launch(offset).module(x)
-    assert x[0] == 1 and Launch(offset).module(x) is first
+    first = KernelLaunch(offset).module(x)
+    assert x[0] == 1 and KernelLaunch(offset).module(x) is first
     monkeypatch.setitem(globals(), "OFFSET", 5.0)
     offset(x)
     assert x[0] == 5
@@ -138,7 +141,7 @@ def test_calls_C2_a_grid_is_of_positive_ints():
 
 @kernel(shared_memory=100)
 def large(x: Tensor["N"]):
-    buffer = tile.alloc_shared((64,), f32)
+    buffer = namespace.alloc_shared((64,), f32)
     buffer[0] = x[0]
     x[0] = buffer[0]
 

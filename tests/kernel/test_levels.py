@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, ShapeError
-from tessera.kernel.levels import LEVELS, part_shape
+from tessera.core.errors import ArgumentError, ShapeError
+from tessera.frontend.kernel.tile_api.access_patterns import CACHE_LEVEL_BITS, block_shape_for_level
 
 
 def process(part):
@@ -31,9 +31,9 @@ def test_three_levels(rng):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 3000), min_size=1, max_size=3), st.sampled_from(list(LEVELS.values())))
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=3), st.sampled_from(list(CACHE_LEVEL_BITS.values())))
 def test_parts_divide_and_fit(whole, budget):
-    part = part_shape(whole, 32, budget)
+    part = block_shape_for_level(whole, 32, budget)
     assert all(n % p == 0 for n, p in zip(whole, part, strict=True))
     assert np.prod(part) * 4 <= budget
 

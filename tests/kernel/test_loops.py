@@ -2,16 +2,17 @@
 
 import numpy as np
 
-from tessera.kernel import kernel, tile
-from tessera.kernel.kernel import Launch
-from tessera.ops import control
-from tessera.tensor import Tensor
-from tessera.types import f32, int64
+from tessera.core.types import f32, int64
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.kernel_function import KernelLaunch
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.ir.tensor import Tensor
+from tessera.ops.dialects import control_flow
 
 
 def nodes(entry, op, *args, **constants):
     """How many nodes of an op the kernel has."""
-    body = Launch(entry).module(*args, **constants).functions[1].body
+    body = KernelLaunch(entry).module(*args, **constants).functions[1].body
     return sum(n.op is op for n in body.walk())
 
 
@@ -26,15 +27,15 @@ def total(x: Tensor["N"]) -> f32:
 def test_a_number_takes_the_type_it_becomes(rng):
     x = rng.random(100, dtype="f4")
     np.testing.assert_allclose(total(x), x.sum(), rtol=1e-5)
-    assert nodes(total, control.for_, x) == 1
+    assert nodes(total, control_flow.for_, x) == 1
 
 
 @kernel
 def nested(x: Tensor["M", "N"]):
     best, where = -1.0, 0
-    for i in tile.range(M):
+    for i in namespace.range(M):
         row = 0.0
-        for j in tile.range(0, N, 2):
+        for j in namespace.range(0, N, 2):
             v = x[i, j]
             if v > 0.0:
                 row = row + v
@@ -58,7 +59,7 @@ def test_nested_loops_and_branches(rng):
 @kernel
 def blocked(x: Tensor["M", "N"], *, B):
     acc = 0.0
-    for k in tile.range(0, N, B):
+    for k in namespace.range(0, N, B):
         acc = acc + x[:, k : k + B]
     return acc
 
@@ -94,7 +95,7 @@ def collatz(n: int):
 
 def test_while_with_a_condition_of_run_time():
     assert collatz(6) == 8
-    assert nodes(collatz, control.while_, 6) == 1
+    assert nodes(collatz, control_flow.while_, 6) == 1
 
 
 @kernel
@@ -108,7 +109,7 @@ def unrolled(x: Tensor["N"]):
             if step > width:
                 break
             acc += x[width] * step
-    for j in tile.static_range(2):
+    for j in namespace.static_range(2):
         acc += x[j]
     return acc
 
@@ -117,16 +118,16 @@ def test_loops_known_while_compiling_are_unrolled(rng):
     x = rng.random(16, dtype="f4")
     want = sum(x[w] * (3 if w >= 2 else 1) for w in (8, 2, 1)) + x[0] + x[1]
     np.testing.assert_allclose(unrolled(x), want, rtol=1e-6)
-    assert nodes(unrolled, control.for_, x) == 0
+    assert nodes(unrolled, control_flow.for_, x) == 0
 
 
 @kernel
 def reused(x: Tensor["N"]):
     acc = 0.0
-    for i in tile.range(N):
+    for i in namespace.range(N):
         part = x[i]
         acc += part
-    for i in tile.range(N):
+    for i in namespace.range(N):
         part = i
         acc += float(part)
     return acc
@@ -140,7 +141,7 @@ def test_a_name_that_no_one_reads_again_may_change_its_type(rng):
 @kernel
 def backward(x: Tensor["N", int64]):
     acc = 0
-    for i in tile.range(N - 1, -1, -2):
+    for i in namespace.range(N - 1, -1, -2):
         acc = acc * 10 + x[i]
     return acc
 
@@ -165,9 +166,9 @@ def test_a_while_that_becomes_unknown_on_the_way():
 
 @kernel
 def blocks_by_number(x: Tensor["M", "N"]):
-    acc = tile.zeros((4, N))
-    for block in tile.range_n(x.shape, 4):
-        acc += tile.load(x, block, cols=N) * float(block.start)
+    acc = namespace.zeros((4, N))
+    for block in namespace.range_n(x.shape, 4):
+        acc += namespace.load(x, block, cols=N) * float(block.start)
     return acc
 
 

@@ -6,7 +6,7 @@ from engines import ENGINES, results
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, ExecutionError, RaceError
+from tessera.core.errors import ArgumentError, ExecutionError, RaceError
 
 TILE, *LLVM = ENGINES
 

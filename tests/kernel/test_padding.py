@@ -6,7 +6,7 @@ from engines import results
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ResourceError
+from tessera.core.errors import ResourceError
 
 
 def columns(padding, limit=0):

@@ -5,8 +5,8 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, ShapeError
-from tessera.program import prepare
+from tessera.core.errors import ArgumentError, ShapeError
+from tessera.runtime.program import prepare
 
 
 @ts.kernel

@@ -6,7 +6,7 @@ from engines import ENGINES, results
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, TesseraError, UnknownNameError, UnsupportedSyntaxError
+from tessera.core.errors import ArgumentError, TesseraError, UnknownNameError, UnsupportedSyntaxError
 
 TILE = ENGINES[:1]
 

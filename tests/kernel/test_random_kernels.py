@@ -8,7 +8,7 @@ from one_at_a_time import run as one_at_a_time
 from random_kernels import BLOCK, SIZE, kernels
 
 import tessera as ts
-from tessera.program import prepare
+from tessera.runtime.program import prepare
 
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 

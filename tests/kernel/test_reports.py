@@ -11,8 +11,8 @@ import tessera as ts
 from tessera import tile
 from tessera.codegen import artifact
 from tessera.codegen.llvm import BACKEND
-from tessera.errors import ExecutionError
-from tessera.program import prepare
+from tessera.core.errors import ExecutionError
+from tessera.runtime.program import prepare
 
 ENGINES = (*COMMON, ("target", "ptx"))
 
@@ -109,7 +109,7 @@ def test_nothing_is_kept_for_the_next_run(capsys):
 def test_a_saved_artifact_still_asserts(tmp_path, capsys):
     given = {"x": np.full(10, -5, "f4"), "out": np.zeros(10, "f4"), "N": 10}
     module = prepare(blocks, given, grid=(1,)).levels["tile"]
-    held = artifact.read(BACKEND.emit(module, {}).save(tmp_path / "a"))
+    held = artifact.read_artifact(BACKEND.emit(module, {}).save(tmp_path / "a"))
     with pytest.raises(ExecutionError, match=r"test_reports\.py.*too small"):
         BACKEND.runtime(held).run([given["x"], given["out"]])
     assert capsys.readouterr().out.startswith("program (0,): a is [")

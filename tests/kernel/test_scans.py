@@ -7,7 +7,7 @@ import tessera as ts
 from conformance.tile.scans.cases import counted, cumulated, interleaved, largest_with_place, narrow_sums, ordered
 from conformance.tile.scans.cases import recurrence as recurrence_kernel
 from tessera import tile
-from tessera.errors import ArgumentError, DTypeError, ShapeError
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (4, 5), (2, 16)])

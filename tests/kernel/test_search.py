@@ -7,14 +7,14 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError
-from tessera.kernel.tuning import tuner as measuring
+from tessera.core.errors import ArgumentError
+from tessera.runtime.launch.tuning import tuner as measuring
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
-    monkeypatch.setattr(measuring, "_FOUND", {})
+    monkeypatch.setattr(measuring, "_RESULTS", {})
 
 
 def cut(x, *, BM: int = 4, BN: int = 4):
@@ -123,5 +123,5 @@ def test_results_travel(tmp_path, ran):
     exported = ts.TuningCache().export(tmp_path / "a.json")
     other = ts.TuningCache(tmp_path / "b.json")
     assert other.merge(exported) == 1 and other.merge(exported) == 0
-    measuring._FOUND.clear()
+    measuring._RESULTS.clear()
     assert ts.kernel.autotune(space=SPACE, cache=other.path)(cut)[grid].tune(X).cached and len(ran) == 49

@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError, ExecutionError, RaceError
+from tessera.core.errors import ArgumentError, ExecutionError, RaceError
 
 
 @ts.kernel

@@ -2,16 +2,19 @@
 
 import numpy as np
 
-from tessera.interp import graph, schedule, tile
+from tessera.frontend.jit.tracing import jit
+from tessera.interp import graph, schedule
+from tessera.interp.tile import interpreter
 from tessera.ir.core import Module
-from tessera.ir.verifier import verify
+from tessera.ir.verify import verify
+from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.pipeline import lower
-from tessera.lower.plan import Plan
-from tessera.tracing import jit
 
 # Tiles that fit nothing: every edge is ragged, and every reduction needs a loop.
-SMALL = Plan(m=5, n=7, k=6, whole_k=8, multiple=1, rows=16, row_limit=3, pointwise=5, lanes=3, programs=1, flash=False)
-PLANS = {"default": Plan(), "small": SMALL, "parallel": Plan(programs=1000, flash=False)}
+SMALL = LoweringPlan(
+    m=5, n=7, k=6, whole_k=8, multiple=1, rows=16, row_limit=3, pointwise=5, lanes=3, programs=1, flash=False
+)
+PLANS = {"default": LoweringPlan(), "small": SMALL, "parallel": LoweringPlan(programs=1000, flash=False)}
 
 
 def modules(function, plan):
@@ -34,7 +37,7 @@ def agree(function, *arrays, plans=PLANS, rtol=None):
     want = graph.run(traced_function, arguments)
     for name, plan in plans.items():
         levels = modules(traced_function, plan)
-        for level, run in (("schedule", schedule.run), ("tile", tile.run)):
+        for level, run in (("schedule", schedule.run), ("tile", interpreter.run)):
             for got, expected in zip(run(levels[level], arguments), want, strict=True):
                 close(got, expected, f"{name} plan, {level} level", rtol)
     return want

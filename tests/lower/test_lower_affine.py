@@ -6,17 +6,29 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.lower.affine import ZERO, Digit, Expr, Opaque, add, const, divide, index, linear, scale, unravel
-from tessera.lower.layout import layout
+from tessera.lower.affine import (
+    ZERO,
+    IndexDigit,
+    IndexExpr,
+    OpaqueIndex,
+    add_exprs,
+    delinearise,
+    divide_expr,
+    linearise,
+    make_constant,
+    make_index,
+    scale_expr,
+)
+from tessera.lower.schedule_to_tile.block_layout import find_block_layout
 
-B, S, H, D = (index(i, n) for i, n in enumerate((2, 6, 3, 4)))
+B, S, H, D = (make_index(i, n) for i, n in enumerate((2, 6, 3, 4)))
 
 
 def value(expr, place):
     """An expression at an index of the dims."""
 
     def of(a):
-        if isinstance(a, Digit):
+        if isinstance(a, IndexDigit):
             found = place[a.dim] // a.divisor
             return found % a.modulus if a.modulus else found
         sign, inner, by = a.key
@@ -26,25 +38,25 @@ def value(expr, place):
 
 
 def test_heads_fold():
-    merged = add(scale(H, 4), D)
-    assert unravel(linear((B, S, merged), (2, 6, 12)), (12, 12)) == (add(scale(B, 6), S), merged)
-    assert unravel(linear((add(scale(B, 6), S), merged), (12, 12)), (2, 6, 3, 4)) == (B, S, H, D)
+    merged = add_exprs(scale_expr(H, 4), D)
+    assert delinearise(linearise((B, S, merged), (2, 6, 12)), (12, 12)) == (add_exprs(scale_expr(B, 6), S), merged)
+    assert delinearise(linearise((add_exprs(scale_expr(B, 6), S), merged), (12, 12)), (2, 6, 3, 4)) == (B, S, H, D)
 
 
 def test_split_and_joined():
-    k = index(0, 12)
-    high, low = divide(k, 4)
+    k = make_index(0, 12)
+    high, low = divide_expr(k, 4)
     assert high.is_clean and low.is_clean
-    assert add(scale(high, 4), low) == k
+    assert add_exprs(scale_expr(high, 4), low) == k
 
 
 def test_what_does_not_divide_is_opaque():
-    quotient, remainder = divide(add(scale(B, 6), S), 4)
-    assert isinstance(quotient.terms[0][0], Opaque) and remainder.within(0, 4)
+    quotient, remainder = divide_expr(add_exprs(scale_expr(B, 6), S), 4)
+    assert isinstance(quotient.terms[0][0], OpaqueIndex) and remainder.within(0, 4)
 
 
 def test_an_axis_of_one_has_no_index():
-    assert index(0, 1) == ZERO and divide(index(0, 3), 3) == (ZERO, index(0, 3))
+    assert make_index(0, 1) == ZERO and divide_expr(make_index(0, 3), 3) == (ZERO, make_index(0, 3))
 
 
 sizes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
@@ -53,8 +65,8 @@ sizes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 @settings(deadline=None)
 @given(sizes, st.integers(1, 30), st.integers(-5, 5))
 def test_division_keeps_the_value(shape, by, shift):
-    place = add(linear([index(d, n) for d, n in enumerate(shape)], shape), const(shift))
-    quotient, remainder = divide(place, by)
+    place = add_exprs(linearise([make_index(d, n) for d, n in enumerate(shape)], shape), make_constant(shift))
+    quotient, remainder = divide_expr(place, by)
     for i in itertools.product(*map(range, shape)):
         assert (value(quotient, i), value(remainder, i)) == divmod(value(place, i), by)
 
@@ -65,25 +77,25 @@ def test_reshape_keeps_the_value(shape, data):
     count = int(np.prod(shape))
     first = data.draw(st.sampled_from([n for n in range(1, count + 1) if count % n == 0]))
     to = (first, count // first)
-    found = unravel(linear([index(d, n) for d, n in enumerate(shape)], shape), to)
+    found = delinearise(linearise([make_index(d, n) for d, n in enumerate(shape)], shape), to)
     for place, want in zip(itertools.product(*map(range, shape)), np.ndindex(*to), strict=True):
         assert tuple(value(e, place) for e in found) == want
 
 
 def test_a_merged_axis_is_one_block():
-    found = layout([B, S, add(scale(H, 4), D)], (1, 6, 3, 4))
+    found = find_block_layout([B, S, add_exprs(scale_expr(H, 4), D)], (1, 6, 3, 4))
     assert found is not None and found.shape == (1, 6, 12) and found.dims == (1, 2, 3)
 
 
 def test_a_split_dim_is_a_block():
-    high, low = divide(index(0, 12), 4)
-    found = layout([high, low], (8,))
+    high, low = divide_expr(make_index(0, 12), 4)
+    found = find_block_layout([high, low], (8,))
     assert found is not None and found.shape == (2, 4) and found.order() == (0, 1)
-    assert layout([high, low], (6,)) is None
+    assert find_block_layout([high, low], (6,)) is None
 
 
 def test_what_is_no_block():
-    assert layout([scale(D, 2)], (1, 1, 1, 4)) is None  # a step
-    assert layout([D, D], (1, 1, 1, 4)) is None  # a diagonal
-    assert layout([add(scale(H, 4), D)], (1, 1, 3, 2)) is None  # rows in part
-    assert layout([Expr(0, ((Opaque("?", frozenset({0})), 1),))], (2,)) is None
+    assert find_block_layout([scale_expr(D, 2)], (1, 1, 1, 4)) is None  # a step
+    assert find_block_layout([D, D], (1, 1, 1, 4)) is None  # a diagonal
+    assert find_block_layout([add_exprs(scale_expr(H, 4), D)], (1, 1, 3, 2)) is None  # rows in part
+    assert find_block_layout([IndexExpr(0, ((OpaqueIndex("?", frozenset({0})), 1),))], (2,)) is None

@@ -4,20 +4,22 @@ import numpy as np
 import pytest
 
 import tessera.lower.pipeline as pipeline
-from tessera.errors import OutOfBoundsError, ShapeError, UnsupportedOpError
-from tessera.evaluate import expand
-from tessera.interp import schedule, tile
+from tessera.core.errors import OutOfBoundsError, ShapeError, UnsupportedOpError
+from tessera.core.types import bf16, f32
+from tessera.frontend.jit.tracing import jit
+from tessera.interp import schedule
+from tessera.interp.tile import interpreter
 from tessera.ir.core import Module
+from tessera.ir.evaluator import expand_composites
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
-from tessera.lower.plan import Plan
-from tessera.lower.summary import kernels, show
-from tessera.lower.to_schedule import to_schedule
-from tessera.ops import control, linalg, nn, reduce, shape
-from tessera.ops import elementwise as e
-from tessera.tensor import Tensor
-from tessera.tracing import jit
-from tessera.types import bf16, f32
+from tessera.ir.tensor import Tensor
+from tessera.lower.graph_to_schedule.lowering import to_schedule
+from tessera.lower.kernel_summary import format_summary, summarise_kernels
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.ops.dialects import control_flow
+from tessera.ops.tensor import contractions, nn, reduce, shape
+from tessera.ops.tensor import elementwise as e
 from tests.lower.levels import agree, modules, traced
 
 B, S, D, H, F = 2, 16, 24, 3, 40
@@ -25,12 +27,12 @@ B, S, D, H, F = 2, 16, 24, 3, 40
 
 def encoder(x, wq, bq, wk, bk, wv, bv, wo, bo, w1, b1, w2, b2, g1, c1, g2, c2):
     def heads(w, b):
-        return linalg.linear(x, w, b).reshape(B, S, H, D // H).permute(0, 2, 1, 3)
+        return contractions.linear(x, w, b).reshape(B, S, H, D // H).permute(0, 2, 1, 3)
 
     o = nn.scaled_dot_product_attention(heads(wq, bq), heads(wk, bk), heads(wv, bv))
     merged = o.permute(0, 2, 1, 3).reshape(B, S, D)
-    h = nn.layer_norm(x + linalg.linear(merged, wo, bo), D, g1, c1)
-    return nn.layer_norm(h + linalg.linear(nn.gelu(linalg.linear(h, w1, b1)), w2, b2), D, g2, c2)
+    h = nn.layer_norm(x + contractions.linear(merged, wo, bo), D, g1, c1)
+    return nn.layer_norm(h + contractions.linear(nn.gelu(contractions.linear(h, w1, b1)), w2, b2), D, g2, c2)
 
 
 def parameters(rng):
@@ -39,11 +41,11 @@ def parameters(rng):
 
 
 def names(function, *arrays, plan=None):
-    return [name.partition("_")[2] or name for name, _, _ in kernels(scheduled(function, *arrays, plan=plan))]
+    return [name.partition("_")[2] or name for name, _, _ in summarise_kernels(scheduled(function, *arrays, plan=plan))]
 
 
 def scheduled(function, *arrays, plan=None):
-    return modules(traced(function, *arrays)[0], plan or Plan())["schedule"]
+    return modules(traced(function, *arrays)[0], plan or LoweringPlan())["schedule"]
 
 
 def zeros(*shapes):
@@ -62,13 +64,13 @@ def test_encoder_agrees(rng):
 def test_encoder_text(rng):
     function, _ = traced(encoder, *parameters(rng))
     for level in ("schedule", "tile"):
-        module = modules(function, Plan())[level]
+        module = modules(function, LoweringPlan())[level]
         assert parse_module(print_module(module)) == module
 
 
 def test_same_bytes_again(rng):
     arrays = parameters(rng)
-    texts = {print_module(modules(traced(encoder, *arrays)[0], Plan())["tile"]) for _ in range(2)}
+    texts = {print_module(modules(traced(encoder, *arrays)[0], LoweringPlan())["tile"]) for _ in range(2)}
     assert len(texts) == 1
 
 
@@ -96,7 +98,7 @@ def test_kernels(function, shapes, want):
 def test_heads_load_as_blocks():
     """Head split and merge are part of a block load or store, never element by element."""
     function, _ = traced(encoder, *parameters(np.random.default_rng(0)))
-    module = modules(function, Plan())["tile"]
+    module = modules(function, LoweringPlan())["tile"]
     ops = [n.op.name for f in module.functions[1:] for n in f.body.walk()]
     assert "tile.gather" not in ops and "tile.scatter" not in ops
 
@@ -107,7 +109,7 @@ def test_equal_kernels_are_one():
             x = x @ x
         return x
 
-    module = modules(traced(program, *zeros((4, 4)))[0], Plan())["tile"]
+    module = modules(traced(program, *zeros((4, 4)))[0], LoweringPlan())["tile"]
     assert [f.name for f in module.functions[1:]] == ["k0_matmul"]
     assert len(module.main.body.nodes) == 5  # two buffers, three launches
 
@@ -127,7 +129,7 @@ def test_locations_survive():
     function, _ = traced(lambda x: nn.softmax(x), *zeros((4, 5)))
     known = {n.loc for n in function.body.nodes}
     for level in ("schedule", "tile"):
-        module = modules(function, Plan())[level]
+        module = modules(function, LoweringPlan())[level]
         found = {n.loc for f in module.functions for n in f.body.walk()}
         assert {(o.file, o.line) for o in found} == {(o.file, o.line) for o in known}
 
@@ -139,29 +141,29 @@ def test_steps_have_names():
 
 
 def test_summary_text():
-    assert show(scheduled(nn.softmax, *zeros((4, 5)))).startswith("k0_softmax")
+    assert format_summary(scheduled(nn.softmax, *zeros((4, 5)))).startswith("k0_softmax")
 
 
-@pytest.mark.parametrize("run", [schedule.run, tile.run])
+@pytest.mark.parametrize("run", [schedule.run, interpreter.run])
 def test_index_out_of_bounds(run):
     function, arrays = traced(
         lambda x, i: shape.gather(x, i, axis=0), np.zeros((3, 4), np.float32), np.array([0, 3], np.int32)
     )
     level = run.__module__.rpartition(".")[2]
     with pytest.raises(OutOfBoundsError, match="index 3 is outside axis 0 of x"):
-        run(modules(function, Plan())[level], arrays)
+        run(modules(function, LoweringPlan())[level], arrays)
 
 
 def test_symbolic_sizes_are_refused():
     function = jit(nn.softmax).trace(Tensor["N", 4]).function
     with pytest.raises(ShapeError, match="symbolic sizes"):
-        to_schedule(expand(function))
+        to_schedule(expand_composites(function))
 
 
 def test_control_flow_is_refused():
     function, _ = traced(lambda x: x + 1, *zeros((3,)))
     node = function.body.nodes[0]
-    body = type(function.body)(function.params, (type(node)(control.if_, (), node.attrs, (), (), node.loc),), ())
+    body = type(function.body)(function.params, (type(node)(control_flow.if_, (), node.attrs, (), (), node.loc),), ())
     with pytest.raises(UnsupportedOpError, match="ts.if cannot be scheduled"):
         to_schedule(type(function)("f", body))
 

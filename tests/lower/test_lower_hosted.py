@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.cli.main import main
-from tessera.errors import ExecutionError, UnsupportedOpError
-from tessera.lower.hosted import hosted
-from tessera.program import prepare
+from tessera.core.errors import ExecutionError, UnsupportedOpError
+from tessera.lower.graph_to_schedule.host_ops import find_host_calls
+from tessera.runtime.program import prepare
+from tessera.tools.cli.main import main
 
 G = np.random.default_rng(0)
 B = G.normal(size=(5, 5)).astype(np.float32)
@@ -40,7 +40,7 @@ def test_levels_agree(function, x, names):
     eager = function(ts.Tensor(x))
     want = [t.numpy() for t in (eager if isinstance(eager, tuple) else (eager,))]
     program = prepare(ts.jit(function), [x], "llvm")
-    assert [n.attrs["op"] for n in hosted(program.levels["tile"])] == names
+    assert [n.attrs["op"] for n in find_host_calls(program.levels["tile"])] == names
     runs = [*((level, "llvm") for level in ("graph", "schedule", "tile", "target", "device")), ("target", "ptx")]
     for run in runs:
         for got, wanted in zip(program.run(*run), want, strict=True):

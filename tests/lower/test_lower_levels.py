@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tessera.op import REGISTRY, Op
-from tessera.ops import basic, linalg, nn, reduce, shape
-from tessera.ops import elementwise as e
-from tessera.ops import functions as f
-from tessera.types import as_dtype
+from tessera.core.types import as_dtype
+from tessera.ir.rules import REGISTRY, Op
+from tessera.ops.tensor import basic, contractions, nn, reduce, shape
+from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor import scalar_functions as f
 from tests.lower.levels import agree
 
 FLOATS = [e.add, e.sub, e.mul, e.div, e.maximum, e.minimum, e.pow, f.atan2]
@@ -128,33 +128,33 @@ CASES = {
     "layer_norm": (nn.layer_norm, normals(2, 3, 8), 8, normals(8), normals(8)),
     "layer_norm of two axes": (lambda x: nn.layer_norm(x, (3, 8)), normals(2, 3, 8)),
     "rms_norm": (nn.rms_norm, normals(5, 8), normals(8)),
-    "matmul": (linalg.matmul, normals(6, 9), normals(9, 10)),
-    "matmul of one": (linalg.matmul, normals(1, 9), normals(9, 1)),
-    "outer product": (linalg.matmul, normals(6, 1), normals(1, 5)),
-    "matmul of nothing": (linalg.matmul, normals(6, 0), normals(0, 5)),
-    "vector": (linalg.matmul, normals(9), normals(9, 4)),
-    "dot product": (linalg.matmul, normals(9), normals(9)),
-    "batch": (linalg.matmul, normals(2, 3, 6, 9), normals(2, 3, 9, 5)),
-    "batch of one": (linalg.matmul, normals(2, 3, 6, 9), normals(3, 9, 5)),
-    "rows": (linalg.matmul, normals(2, 6, 9), normals(9, 5)),
+    "matmul": (contractions.matmul, normals(6, 9), normals(9, 10)),
+    "matmul of one": (contractions.matmul, normals(1, 9), normals(9, 1)),
+    "outer product": (contractions.matmul, normals(6, 1), normals(1, 5)),
+    "matmul of nothing": (contractions.matmul, normals(6, 0), normals(0, 5)),
+    "vector": (contractions.matmul, normals(9), normals(9, 4)),
+    "dot product": (contractions.matmul, normals(9), normals(9)),
+    "batch": (contractions.matmul, normals(2, 3, 6, 9), normals(2, 3, 9, 5)),
+    "batch of one": (contractions.matmul, normals(2, 3, 6, 9), normals(3, 9, 5)),
+    "rows": (contractions.matmul, normals(2, 6, 9), normals(9, 5)),
     "transposed": (lambda x, y: x @ y.T, normals(6, 9), normals(5, 9)),
     "sliced": (lambda x, y: x[:, 2:9] @ y[1:8], normals(6, 12), normals(9, 5)),
     "sliced and long": (lambda x, y: x[:, 1:12] @ y[1:12], normals(6, 15), normals(15, 5)),
     "gram": (lambda x: x @ x.T, normals(6, 9)),
-    "linear": (lambda x, w, b: linalg.linear(x, w, b), normals(2, 6, 9), normals(9, 5), normals(5)),
-    "linear gelu": (lambda x, w, b: nn.gelu(linalg.linear(x, w, b)), normals(6, 9), normals(9, 5), normals(5)),
+    "linear": (lambda x, w, b: contractions.linear(x, w, b), normals(2, 6, 9), normals(9, 5), normals(5)),
+    "linear gelu": (lambda x, w, b: nn.gelu(contractions.linear(x, w, b)), normals(6, 9), normals(9, 5), normals(5)),
     "two products": (lambda x, a, b: x @ a + x @ b, normals(6, 9), normals(9, 5), normals(9, 5, seed=1)),
     "chain": (lambda x, a, b: x @ a @ b, normals(6, 9), normals(9, 5), normals(5, 7)),
     "product of a sum": (lambda x, y: (x + 1) @ y.exp(), normals(6, 9), normals(9, 5)),
     "product and its transpose": (lambda x, y: (x @ y) + (x @ y).transpose(), normals(5, 9), normals(9, 5)),
     "part of a product": (lambda x, y: (x @ y)[1:, 2:], normals(5, 9), normals(9, 6)),
     "softmax of a product": (lambda x, y: nn.softmax(x @ y * 0.5), normals(5, 9), normals(9, 6)),
-    "product of int8": (linalg.matmul, whole(6, 9, dtype=np.int8), whole(9, 5, dtype=np.int8)),
+    "product of int8": (contractions.matmul, whole(6, 9, dtype=np.int8), whole(9, 5, dtype=np.int8)),
     "product of f16": (lambda x, y: x.to("f16") @ y.to("f16"), normals(6, 9), normals(9, 5)),
-    "product of f64": (linalg.matmul, normals(6, 9, dtype=np.float64), normals(9, 5, dtype=np.float64)),
-    "wider": (lambda x, y: linalg.matmul(x.to("bf16"), y.to("bf16"), dtype="f32"), normals(6, 9), normals(9, 5)),
+    "product of f64": (contractions.matmul, normals(6, 9, dtype=np.float64), normals(9, 5, dtype=np.float64)),
+    "wider": (lambda x, y: contractions.matmul(x.to("bf16"), y.to("bf16"), dtype="f32"), normals(6, 9), normals(9, 5)),
     "head split": (
-        lambda x, w, b: linalg.linear(x, w, b).reshape(2, 6, 3, 4).permute(0, 2, 1, 3),
+        lambda x, w, b: contractions.linear(x, w, b).reshape(2, 6, 3, 4).permute(0, 2, 1, 3),
         normals(2, 6, 10), normals(10, 12), normals(12),
     ),
     "head merge": (lambda x, w: x.permute(0, 2, 1, 3).reshape(2, 6, 12) @ w, normals(2, 3, 6, 4), normals(12, 5)),
@@ -209,6 +209,6 @@ def test_every_op_has_a_case():
             "scaled_dot_product_attention positional_attention rough_cast fma clip"
         ).split()
     }
-    families = (basic, e, reduce, shape, linalg, nn)
+    families = (basic, e, reduce, shape, contractions, nn)
     defined = {o.name for family in families for o in vars(family).values() if isinstance(o, Op)}
     assert defined <= listed and listed <= set(REGISTRY)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import driver
+from tessera.runtime import driver
 
 CASES = {"rows": ((40, 70), 0, (9,)), "middle": ((2, 30, 5), 1, (4, 3)), "last": ((6, 50), -1, (11,))}
 
@@ -28,7 +28,7 @@ def test_against_numpy(name, dtype, rng):
     for level in ("schedule", "tile", "target"):
         found = driver.run_level(levels, level, [x, i, u])[0]
         np.testing.assert_allclose(found, np.moveaxis(want, 0, at), rtol=1e-6, atol=1e-5, err_msg=level)
-    run = driver.program(levels["tile"], "llvm")
+    run = driver.compile_tile(levels["tile"], "llvm")
     first = run([x, i, u])[0]
     np.testing.assert_allclose(first, np.moveaxis(want, 0, at), rtol=1e-6, atol=1e-5)
     assert all((run([x, i, u])[0] == first).all() for _ in range(5))

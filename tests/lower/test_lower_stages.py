@@ -5,23 +5,23 @@ import math
 import numpy as np
 import pytest
 
-from tessera.lower.forms import forms
-from tessera.lower.plan import Plan
-from tessera.lower.stages import stages
-from tessera.ops import nn
+from tessera.lower.affine import analyse_body
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.schedule_to_tile.loop_stages import split_into_stages
+from tessera.ops.tensor import nn
 from tests.lower.levels import modules, traced
 
 
 def kernel(function, *shapes, plan=None):
     arrays = [np.zeros(s, np.float32) for s in shapes]
-    module = modules(traced(function, *arrays)[0], plan or Plan(programs=1))["schedule"]
+    module = modules(traced(function, *arrays)[0], plan or LoweringPlan(programs=1))["schedule"]
     return next(n for n in module.main.body.nodes if n.op.name == "schedule.kernel")
 
 
 def test_softmax_runs_three_loops():
-    node = kernel(nn.softmax, (4, 100), plan=Plan(row_limit=10))
+    node = kernel(nn.softmax, (4, 100), plan=LoweringPlan(row_limit=10))
     (block,) = node.regions
-    found = stages(block, forms(block, node.attrs["dims"]), node.attrs["schedule"]["loop"])
+    found = split_into_stages(block, analyse_body(block, node.attrs["dims"]), node.attrs["schedule"]["loop"])
     assert [[n.attrs["kind"] for n in s.ended] for s in found] == [["max"], ["sum"], []]
     assert [[n.op.__name__ for n in s.loop if n.op.name == "ts.exp"] for s in found] == [[], ["exp"], ["exp"]]
 
@@ -29,7 +29,7 @@ def test_softmax_runs_three_loops():
 def test_without_a_loop_there_is_one_stage():
     node = kernel(nn.softmax, (4, 100))
     (block,) = node.regions
-    assert len(stages(block, forms(block, node.attrs["dims"]), ())) == 1
+    assert len(split_into_stages(block, analyse_body(block, node.attrs["dims"]), ())) == 1
 
 
 @pytest.mark.parametrize("n", [96, 100, 384, 1000])
@@ -41,7 +41,7 @@ def test_matmul_tiles(n):
 
 
 def test_small_problems_have_programs_for_all():
-    tile = kernel(lambda x, y: x @ y, (64, 64), (64, 64), plan=Plan(programs=4)).attrs["schedule"]["tile"]
+    tile = kernel(lambda x, y: x @ y, (64, 64), (64, 64), plan=LoweringPlan(programs=4)).attrs["schedule"]["tile"]
     assert math.prod(-(-64 // t) for t in tile[:2]) >= 4
 
 

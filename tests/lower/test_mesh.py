@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
-from tessera import driver
-from tessera.errors import UnsupportedOpError
-from tessera.interp import bound, graph, tile
+from tessera.core.errors import UnsupportedOpError
+from tessera.interp import bound, graph
+from tessera.interp.tile import interpreter
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
-from tessera.ir.verifier import verify
-from tessera.lower.plan import Plan
+from tessera.ir.verify import verify
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.runtime import driver
 
 GRIDS = [(1, 1), (1, 3), (3, 1), (2, 2), (2, 3), (4, 4)]
 
@@ -50,8 +51,8 @@ CASES = {
 
 def on_mesh(function, args, grid):
     traced = ts.jit(function).trace(*args).function
-    plan = Plan(mesh=grid, flash=False)
-    return traced, [module for _, module in driver.lowering(traced, plan)][-1]
+    plan = LoweringPlan(mesh=grid, flash=False)
+    return traced, [module for _, module in driver.iterate_passes(traced, plan)][-1]
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -60,8 +61,8 @@ def test_every_grid_agrees(name, grid):
     function, args = CASES[name]
     traced, module = on_mesh(function, args, grid)
     verify(module)
-    for found, reference in zip(tile.run(module, args), bound.run(traced, args), strict=True):
-        assert bound.compare(found, reference).ok
+    for found, reference in zip(interpreter.run(module, args), bound.run(traced, args), strict=True):
+        assert bound.compare_with_bound(found, reference).ok
     assert parse_module(print_module(module)) == module
 
 
@@ -72,7 +73,7 @@ def test_large_products_are_cut(cut):
     _, module = on_mesh(lambda a, b: a @ b, args, (4, 4))
     reads = [n for n in module.functions[1].body.nodes if n.op.name == "mesh.read"]
     assert all(n.out.type.shape[0] * n.out.type.shape[1] * 4 < 36 * 1024 for n in reads)
-    np.testing.assert_allclose(tile.run(module, args)[0], args[0] @ args[1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(interpreter.run(module, args)[0], args[0] @ args[1], rtol=1e-4, atol=1e-4)
 
 
 def test_what_has_no_mapping_is_named():
@@ -105,4 +106,6 @@ def test_random_programs(data, grid):
 
     _, module = on_mesh(program, (a, b, c), grid)
     traced = ts.jit(program).trace(a, b, c).function
-    np.testing.assert_allclose(tile.run(module, (a, b, c))[0], graph.run(traced, (a, b, c))[0], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        interpreter.run(module, (a, b, c))[0], graph.run(traced, (a, b, c))[0], rtol=1e-3, atol=1e-4
+    )

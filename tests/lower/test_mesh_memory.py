@@ -6,9 +6,9 @@ import sys
 import numpy as np
 
 import tessera as ts
-from tessera import driver
-from tessera.lower.mesh.memory import needed
-from tessera.lower.plan import Plan
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.mesh.cost_model import estimate_peak_memory
+from tessera.runtime import driver
 
 PIECE = 16 * 16 * 4  # bytes of a tensor, all of which one element holds
 
@@ -18,8 +18,8 @@ def pieces(function, inputs, grid=(1, 1)):
     rows, columns = grid
     args = [np.ones((16 * rows, 16 * columns), np.float32)] * inputs
     traced = ts.jit(function).trace(*args).function
-    *_, module = (m for _, m in driver.lowering(traced, Plan(mesh=grid, flash=False)))
-    return needed(module.functions[1].body) / PIECE
+    *_, module = (m for _, m in driver.iterate_passes(traced, LoweringPlan(mesh=grid, flash=False)))
+    return estimate_peak_memory(module.functions[1].body) / PIECE
 
 
 def test_a_result_is_handed_over_as_it_lies():
@@ -51,5 +51,5 @@ def test_what_a_loop_carries_lies_in_one_place():
 
 
 def test_panels_that_come_beside_a_product_have_two_places(monkeypatch):
-    monkeypatch.setattr(sys.modules["tessera.lower.mesh.to_mesh"], "CHOICES", ((0, 1),))
+    monkeypatch.setattr(sys.modules["tessera.lower.mesh.layout_search"], "CHOICES", ((0, 1),))
     assert math.floor(pieces(lambda x, y: x @ y, 2, (2, 2))) == 2 + 2 * 2 + 1  # and a few indices

@@ -4,12 +4,13 @@ import pytest
 from mesh_cases import CASES
 
 import tessera as ts
-from tessera import driver
-from tessera.interp import bound, tile
+from tessera.interp import bound
+from tessera.interp.tile import interpreter
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
-from tessera.ir.verifier import verify
-from tessera.lower.plan import Plan
+from tessera.ir.verify import verify
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.runtime import driver
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 3), (2, 1), (2, 2), (2, 3)])
@@ -17,10 +18,10 @@ from tessera.lower.plan import Plan
 def test_every_grid_agrees(name, grid):
     function, args = CASES[name]
     traced = ts.jit(function).trace(*args).function
-    *_, module = (m for _, m in driver.lowering(traced, Plan(mesh=grid, flash=False)))
+    *_, module = (m for _, m in driver.iterate_passes(traced, LoweringPlan(mesh=grid, flash=False)))
     verify(module)
-    for found, reference in zip(tile.run(module, args), bound.run(traced, args), strict=True):
-        assert bound.compare(found, reference).ok
+    for found, reference in zip(interpreter.run(module, args), bound.run(traced, args), strict=True):
+        assert bound.compare_with_bound(found, reference).ok
     assert parse_module(print_module(module)) == module
 
 
@@ -28,6 +29,6 @@ def test_every_grid_agrees(name, grid):
 def test_bounds_of_the_mesh_hold_its_values(name):
     function, args = CASES[name]
     traced = ts.jit(function).trace(*args).function
-    *_, module = (m for _, m in driver.lowering(traced, Plan(mesh=(2, 3), flash=False)))
-    for found, reference in zip(tile.run(module, args), tile.bounds(module, args), strict=True):
-        assert bound.compare(found, reference).ok
+    *_, module = (m for _, m in driver.iterate_passes(traced, LoweringPlan(mesh=(2, 3), flash=False)))
+    for found, reference in zip(interpreter.run(module, args), interpreter.run_with_bounds(module, args), strict=True):
+        assert bound.compare_with_bound(found, reference).ok

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.interp.bound import apply, compare
-from tessera.numerics.bounded import Bounded
-from tessera.numerics.convert import convert
-from tessera.numerics.ulp import SINGLE, ulps
-from tessera.op import REGISTRY
-from tessera.types import TensorType, bf16, bool_, f16, f32, f64, fp8_e4m3, fp8_e5m2, int32, tf32
+from tessera.core.types import TensorType, bf16, bool_, f16, f32, f64, fp8_e4m3, fp8_e5m2, int32, tf32
+from tessera.interp.bound import apply_with_bounds, compare_with_bound
+from tessera.ir.numerics.conversion import convert
+from tessera.ir.numerics.error_model import SINGLE_ULPS, find_ulp_bound
+from tessera.ir.numerics.interval_arithmetic import IntervalArray
+from tessera.ir.rules import REGISTRY
 
 SHAPE = (4, 6)
 FLOATS = (f64, f32, f16, bf16)
@@ -38,14 +38,14 @@ def operand(rng, dtype, shape=SHAPE):
     wide = held.astype(np.float64)
     radius = np.where(np.isfinite(wide), np.abs(wide), 0.0) * rng.choice([0, 0, 1e-6, 1e-3, 0.3, 2.0], shape)
     value = np.where(radius > 0, wide + radius * rng.uniform(-0.99, 0.99, shape), wide)
-    return held, Bounded(value, radius)
+    return held, IntervalArray(value, radius)
 
 
 def bound_of(name, dtypes, operands, attrs=None):
     """An op's types and its bound."""
     op, types = op_of(name), tuple(TensorType(b.shape, t) for b, t in zip(operands, dtypes, strict=True))
     results = op.result_types(types, attrs or {})
-    return op, types, results, apply(op, types, results, attrs or {}, operands)[0]
+    return op, types, results, apply_with_bounds(op, types, results, attrs or {}, operands)[0]
 
 
 def evaluations(rng, name, op, types, results, attrs, held):
@@ -54,10 +54,10 @@ def evaluations(rng, name, op, types, results, attrs, held):
     with np.errstate(all="ignore"):
         exact = op.ref(*(convert(h, f64) for h in held), **attrs)
         yield op.ref(*(convert(h, types[0].compute) for h in held), **attrs)
-        if name in SINGLE and ulps(name, f32) > 0.5 and types[0].dtype is not f64:
+        if name in SINGLE_ULPS and find_ulp_bound(name, f32) > 0.5 and types[0].dtype is not f64:
             ulp = np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64)
             ulp = np.where(np.isfinite(ulp), ulp, 0)
-            off = exact + rng.uniform(-1, 1, exact.shape) * (ulps(name, f32) - 0.5) * ulp
+            off = exact + rng.uniform(-1, 1, exact.shape) * (find_ulp_bound(name, f32) - 0.5) * ulp
             yield convert(convert(off, f32), results[0].dtype)
 
 
@@ -66,7 +66,7 @@ def check(seed, name, count, dtype, attrs=None):
     held, operands = zip(*(operand(rng, dtype) for _ in range(count)), strict=True)
     op, types, results, bound = bound_of(name, [dtype] * count, operands, attrs)
     for legal in evaluations(rng, name, op, types, results, attrs or {}, list(held)):
-        assert compare(legal, bound).ok, (compare(legal, bound), bound, legal)
+        assert compare_with_bound(legal, bound).ok, (compare_with_bound(legal, bound), bound, legal)
 
 
 @pytest.mark.parametrize("dtype", FLOATS + NARROW, ids=str)
@@ -93,9 +93,9 @@ def test_comparison_is_sound(name, seed):
     x, bx = operand(rng, f32)
     y, by = operand(rng, f32)
     y = np.where(rng.random(SHAPE) < 0.5, x, y)
-    by = Bounded(np.where(y == x, y, by.value), np.where(y == x, 0, by.radius))
+    by = IntervalArray(np.where(y == x, y, by.value), np.where(y == x, 0, by.radius))
     op, types, results, bound = bound_of(name, [f32] * 2, [bx, by])
-    assert compare(op.execute(types, results, {}, [x, y])[0], bound).ok
+    assert compare_with_bound(op.execute(types, results, {}, [x, y])[0], bound).ok
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -124,8 +124,8 @@ def test_sum_is_sound(dtype, seed, n):
     *_, results, bound = bound_of("sum", [dtype], [x], {"axis": (-2,), "keepdims": False})
     with np.errstate(all="ignore"):
         total = in_some_order(rng, held.astype(np.float64), results[0].accumulate)
-        assert compare(total, bound).ok
-        assert compare(convert(total, dtype), bound).ok
+        assert compare_with_bound(total, bound).ok
+        assert compare_with_bound(convert(total, dtype), bound).ok
 
 
 @pytest.mark.parametrize("fused", (False, True), ids=("rounded", "fused"))
@@ -140,8 +140,8 @@ def test_dot_is_sound(dtype, fused, seed, n):
     with np.errstate(all="ignore"):
         products = a.astype(np.float64).T[:, :, None] * b.astype(np.float64)[:, None, :]
         total = in_some_order(rng, products if fused else convert(products, wide).astype(np.float64), wide)
-        assert compare(total, bound).ok, (compare(total, bound), total, bound)
-        assert compare(convert(total, dtype), bound).ok
+        assert compare_with_bound(total, bound).ok, (compare_with_bound(total, bound), total, bound)
+        assert compare_with_bound(convert(total, dtype), bound).ok
 
 
 @pytest.mark.parametrize("target", (f32, f16, bf16, int32, bool_), ids=str)
@@ -158,6 +158,6 @@ def test_where_is_sound(seed):
     rng = np.random.default_rng(seed)
     (x, bx), (y, by) = operand(rng, f32), operand(rng, f32)
     taken, unsure = rng.random(SHAPE) < 0.5, rng.random(SHAPE) < 0.3
-    condition = Bounded(taken ^ (unsure & (rng.random(SHAPE) < 0.5)), unsure.astype(float))
+    condition = IntervalArray(taken ^ (unsure & (rng.random(SHAPE) < 0.5)), unsure.astype(float))
     *_, bound = bound_of("where", [bool_, f32, f32], [condition, bx, by])
-    assert compare(np.where(taken, x, y), bound).ok
+    assert compare_with_bound(np.where(taken, x, y), bound).ok

@@ -3,11 +3,18 @@
 import numpy as np
 import pytest
 
-from tessera.errors import ExecutionError
-from tessera.numerics.bounded import Bounded, certain, choose, distance, ends, lift
-from tessera.types import bf16
+from tessera.core.errors import ExecutionError
+from tessera.core.types import bf16
+from tessera.ir.numerics.interval_arithmetic import (
+    IntervalArray,
+    absolute_distance,
+    interval_ends,
+    require_exact,
+    select_interval,
+    to_interval,
+)
 
-X = Bounded(np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3) / 10)
+X = IntervalArray(np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3) / 10)
 
 MOVES = {
     "reshape": lambda a: np.reshape(a, (3, 2)),
@@ -54,14 +61,16 @@ def test_where_with_an_exact_condition():
 
 
 def test_choose_covers_both_branches_where_uncertain():
-    condition = Bounded(np.array([True, True]), np.array([0.0, 1.0]))
-    out = choose(condition, Bounded(np.ones(2), np.full(2, 0.1)), Bounded(np.full(2, 5.0), np.full(2, 0.2)))
+    condition = IntervalArray(np.array([True, True]), np.array([0.0, 1.0]))
+    out = select_interval(
+        condition, IntervalArray(np.ones(2), np.full(2, 0.1)), IntervalArray(np.full(2, 5.0), np.full(2, 0.2))
+    )
     assert out.radius.tolist() == [0.1, 4.2]
 
 
 def test_setitem_writes_both():
     x = X.copy()
-    x[0] = Bounded(np.full(3, 7.0), np.full(3, 0.7))
+    x[0] = IntervalArray(np.full(3, 7.0), np.full(3, 0.7))
     x[1, 0] = 2.0
     assert x.value[0, 0] == 7 and x.radius[0, 2] == 0.7 and x.radius[1, 0] == 0 and X.value[0, 0] == 0
 
@@ -73,21 +82,21 @@ def test_arithmetic_by_numpy_is_refused():
 
 
 def test_certain():
-    assert certain(Bounded(np.array(3))) == 3 and certain(np.array(3)) == 3
+    assert require_exact(IntervalArray(np.array(3))) == 3 and require_exact(np.array(3)) == 3
     with pytest.raises(ExecutionError, match="a decision rests on a value that rounding may change"):
-        certain(Bounded(np.array(True), np.array(1.0)))
+        require_exact(IntervalArray(np.array(True), np.array(1.0)))
 
 
 def test_floats_are_held_wide_and_integers_as_they_are():
-    assert lift(np.ones(2, bf16.numpy)).dtype == np.float64
-    assert lift(np.ones(2, np.int8)).dtype == np.int8 and lift(np.True_).dtype == bool
+    assert to_interval(np.ones(2, bf16.numpy)).dtype == np.float64
+    assert to_interval(np.ones(2, np.int8)).dtype == np.int8 and to_interval(np.True_).dtype == bool
 
 
 def test_distance_of_special_values():
     a, b = np.array([np.inf, np.inf, np.nan, np.nan, 1.0]), np.array([np.inf, -np.inf, np.nan, 1.0, 3.0])
-    assert distance(a, b).tolist() == [0, np.inf, 0, np.inf, 2]
+    assert absolute_distance(a, b).tolist() == [0, np.inf, 0, np.inf, 2]
 
 
 def test_ends_reach_outward_even_where_the_sum_rounds():
-    low, high = ends(Bounded(np.array([1.0, 2.0]), np.array([1e-17, 0.0])))
+    low, high = interval_ends(IntervalArray(np.array([1.0, 2.0]), np.array([1e-17, 0.0])))
     assert low[0] < 1 < high[0] and low[1] == high[1] == 2

@@ -9,10 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
-from tessera.errors import UnsupportedOpError
-from tessera.numerics.convert import convert
-from tessera.program import prepare
-from tessera.types import (
+from tessera.core.errors import UnsupportedOpError
+from tessera.core.types import (  # fmt: skip
     bf16,
     bool_,
     f16,
@@ -30,7 +28,9 @@ from tessera.types import (
     int64,
     tf32,
     uint8,
-)  # fmt: skip
+)
+from tessera.ir.numerics.conversion import convert
+from tessera.runtime.program import prepare
 
 SMALL = (f16, bf16, fp8_e4m3, fp8_e5m2, fp6, fp6_e2m3, fp4)
 fast = settings(max_examples=60, deadline=None)

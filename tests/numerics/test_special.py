@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tessera.numerics.special import erf
+from tessera.ir.numerics.reference_kernels import compute_erf
 
 
 def off_in_ulps(x):
     want = np.array([math.erf(v) for v in x.ravel()]).reshape(x.shape)
-    return np.max(np.abs(erf(x) - want) / np.spacing(np.abs(want)))
+    return np.max(np.abs(compute_erf(x) - want) / np.spacing(np.abs(want)))
 
 
 def test_erf_is_within_two_ulps_everywhere():
@@ -23,10 +23,10 @@ def test_erf_is_within_two_ulps_everywhere():
 @example(1.79e308)
 @given(st.floats(allow_nan=False))
 def test_erf_is_odd_and_within_one(x):
-    assert erf(np.float64(x)) == -erf(np.float64(-x)) and abs(erf(np.float64(x))) <= 1
+    assert compute_erf(np.float64(x)) == -compute_erf(np.float64(-x)) and abs(compute_erf(np.float64(x))) <= 1
 
 
 def test_erf_of_special_values_and_its_dtype():
-    assert erf(np.float64([np.inf, -np.inf])).tolist() == [1, -1] and np.isnan(erf(np.float64(np.nan)))
-    assert erf(np.float32(0.5)).dtype == np.float32 and math.copysign(1, erf(np.float64(-0.0))) == -1
-    assert erf(np.zeros((2, 0))).shape == (2, 0)
+    assert compute_erf(np.float64([np.inf, -np.inf])).tolist() == [1, -1] and np.isnan(compute_erf(np.float64(np.nan)))
+    assert compute_erf(np.float32(0.5)).dtype == np.float32 and math.copysign(1, compute_erf(np.float64(-0.0))) == -1
+    assert compute_erf(np.zeros((2, 0))).shape == (2, 0)

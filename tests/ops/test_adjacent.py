@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.program import prepare
-from tessera.types import BY_NAME
+from tessera.core.types import BY_NAME
+from tessera.runtime.program import prepare
 
 
 def numbers(dtype):

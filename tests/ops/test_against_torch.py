@@ -7,7 +7,7 @@ import pytest
 from everywhere import close
 
 import tessera as ts
-from tessera.errors import ShapeError
+from tessera.core.errors import ShapeError
 
 DATA = np.load(Path(__file__).parents[1] / "fixtures" / "torch_ops" / "ops.npz")
 NAMES = sorted(k.removesuffix("/out") for k in DATA.files if k.endswith("/out"))

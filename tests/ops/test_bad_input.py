@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import DTypeError, TesseraError
-from tessera.op import Op
+from tessera.core.errors import DTypeError, TesseraError
+from tessera.ir.rules import Op
 
 FUNCTIONS = {
     name: function

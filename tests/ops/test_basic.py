@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from tessera.errors import DTypeError, ShapeError
-from tessera.ops.basic import broadcast_to, cast, full
-from tessera.tensor import Tensor
-from tessera.types import bf16, bool_, f16, f32, int8, int32
+from tessera.core.errors import DTypeError, ShapeError
+from tessera.core.types import bf16, bool_, f16, f32, int8, int32
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.basic import broadcast_to, cast, full
 
 
 def test_full():

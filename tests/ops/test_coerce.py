@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 
-from tessera.errors import ArgumentError, DTypeError
-from tessera.ops import basic, elementwise, reduce
-from tessera.tensor import Tensor, as_tensor
-from tessera.types import Policy, accum, bf16, bool_, f16, f32, f64, int8, int16, int32, int64, tf32, uint8
+from tessera.core.errors import ArgumentError, DTypeError
+from tessera.core.types import Policy, accum, bf16, bool_, f16, f32, f64, int8, int16, int32, int64, tf32, uint8
+from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.tensor import basic, elementwise, reduce
 
 FLOATS = (f64, f32, f16, bf16)
 

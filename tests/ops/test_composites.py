@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, ExecutionError, ShapeError
+from tessera.core.errors import ArgumentError, ExecutionError, ShapeError
 
 G = np.random.default_rng(0)
 A, B, C = (G.normal(size=s).astype(np.float32) for s in ((3, 4), (4, 5), (3, 5)))

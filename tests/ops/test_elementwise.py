@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import DTypeError, ShapeError
-from tessera.ops import elementwise as e
-from tessera.tensor import Tensor
-from tessera.types import bf16, bool_, f16, f32, f64, int8, int32, int64
+from tessera.core.errors import DTypeError, ShapeError
+from tessera.core.types import bf16, bool_, f16, f32, f64, int8, int32, int64
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor import elementwise as e
 
 X = [-2.5, -1.0, -0.5, 0.25, 1.0, 3.5]
 Y = [0.5, -3.0, 2.0, 0.75, 4.0, -1.25]

@@ -7,13 +7,15 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.evaluate import expand
 from tessera.interp import graph
-from tessera.op import Op, lower
-from tessera.ops import functions
-from tessera.program import prepare
+from tessera.ir.evaluator import expand_composites
+from tessera.ir.rules import Op, lower
+from tessera.ops.tensor import scalar_functions
+from tessera.runtime.program import prepare
 
-OPS = [o for o in vars(functions).values() if isinstance(o, Op) and o.ref.__module__ == functions.__name__]
+OPS = [
+    o for o in vars(scalar_functions).values() if isinstance(o, Op) and o.ref.__module__ == scalar_functions.__name__
+]
 COMPOSITES = [o for o in OPS if o in lower]
 NUMPY = {"acos": "arccos", "asin": "arcsin", "atan": "arctan", "atan2": "arctan2"}
 EDGES = np.array([0, -0.0, 1, -1, 0.5, -0.3, 3, -7, 40, -90, np.inf, -np.inf, np.nan], "f8")
@@ -30,15 +32,15 @@ def operands(op, values):
 @pytest.mark.parametrize("op", COMPOSITES, ids=name)
 def test_a_composite_is_what_its_lowering_says(op):
     args = operands(op, EDGES)
-    if op is functions.tan:  # its pole
+    if op is scalar_functions.tan:  # its pole
         args = [np.clip(args[0], -90, 90)]
     calls = {1: lambda x: op(x), 2: lambda x, y: op(x, y), 3: lambda x, y, z: op(x, y, z)}
     traced = ts.Jit(calls[len(args)]).trace(*args).function
-    (whole,), (parts,) = graph.run(traced, args), graph.run(expand(traced), args)
+    (whole,), (parts,) = graph.run(traced, args), graph.run(expand_composites(traced), args)
     np.testing.assert_allclose(parts, whole, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("op", [o for o in OPS if o not in (functions.fma, functions.clip)], ids=name)
+@pytest.mark.parametrize("op", [o for o in OPS if o not in (scalar_functions.fma, scalar_functions.clip)], ids=name)
 def test_numpy_agrees(op):
     theirs = getattr(np, NUMPY.get(name(op), name(op)))
     args = operands(op, np.linspace(-0.95, 0.95, 37, dtype="f4"))

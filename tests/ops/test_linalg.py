@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tessera.errors import DTypeError, ShapeError
-from tessera.ops.linalg import dot, linear, matmul
-from tessera.shapes import Dim
-from tessera.tensor import Tensor
-from tessera.types import Policy, TensorType, accum, bf16, f16, f32, int8, int32, int64
+from tessera.core.errors import DTypeError, ShapeError
+from tessera.core.shapes import Dim
+from tessera.core.types import Policy, TensorType, accum, bf16, f16, f32, int8, int32, int64
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.contractions import dot, linear, matmul
 
 
 def product(a, b):

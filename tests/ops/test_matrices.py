@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, ExecutionError, ShapeError, UnsupportedOpError
+from tessera.core.errors import ArgumentError, ExecutionError, ShapeError, UnsupportedOpError
 
 G = np.random.default_rng(0)
 A, B = G.normal(size=(2, 3, 4)), G.normal(size=(4, 4))

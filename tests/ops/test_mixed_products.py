@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import driver
-from tessera.errors import DTypeError
-from tessera.ops.linalg import dot
+from tessera.core.errors import DTypeError
+from tessera.ops.tensor.contractions import dot
+from tessera.runtime import driver
 
 RNG = np.random.default_rng(0)
 A = RNG.integers(-8, 9, (5, 12)).astype(ts.fp8_e4m3.numpy)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, TraceError
+from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, TraceError
 
 G = np.random.default_rng(0)
 A, I = G.normal(size=(3, 4)).astype(np.float32), G.integers(-2, 3, (3, 4))

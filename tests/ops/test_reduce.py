@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.errors import DTypeError, ShapeError
-from tessera.ops import reduce
-from tessera.tensor import Tensor
-from tessera.types import Policy, accum, bf16, bool_, f16, f32, f64, int8, int64
+from tessera.core.errors import DTypeError, ShapeError
+from tessera.core.types import Policy, accum, bf16, bool_, f16, f32, f64, int8, int64
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor import reduce
 
 ROWS = [[1.0, 4.0, -2.0], [0.5, 4.0, 8.0]]
 X = Tensor(ROWS)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError
-from tessera.ops import shape as s
-from tessera.shapes import Dim
-from tessera.tensor import Tensor
-from tessera.types import TensorType, bf16, f16, f32, int8, int64
+from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError
+from tessera.core.shapes import Dim
+from tessera.core.types import TensorType, bf16, f16, f32, int8, int64
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor import shape as s
 
 A = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 X = Tensor(A)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, ShapeError
+from tessera.core.errors import ArgumentError, ShapeError
 
 X = np.random.default_rng(0).normal(size=(2, 4, 3))
 SYMMETRIC = X @ X.swapaxes(1, 2)  # of rank 3

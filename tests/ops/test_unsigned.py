@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import DTypeError, UnsupportedOpError
-from tessera.interp.bound import compare
-from tessera.program import prepare
+from tessera.core.errors import DTypeError, UnsupportedOpError
+from tessera.interp.bound import compare_with_bound
+from tessera.runtime.program import prepare
 
 NAMES = ("uint16", "uint32", "uint64")
 RUNS = [*((level, "llvm") for level in ("graph", "schedule", "tile", "target", "device")), ("target", "ptx")]
@@ -30,7 +30,10 @@ def exactly(function, arrays, want):
     bounds = program.bounds()
     for level, target in RUNS:
         (got,) = program.run(level, target)
-        assert got.dtype == want.dtype and np.array_equal(got, want) and compare(got, bounds[0]).ok, (level, target)
+        assert got.dtype == want.dtype and np.array_equal(got, want) and compare_with_bound(got, bounds[0]).ok, (
+            level,
+            target,
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError
+from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError
 
 A = np.random.default_rng(0).standard_normal((4, 5, 3)).astype(np.float32)
 INDICES = {

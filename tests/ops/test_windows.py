@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, ShapeError
+from tessera.core.errors import ArgumentError, ShapeError
 
 G = np.random.default_rng(1)
 

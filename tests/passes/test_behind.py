@@ -4,9 +4,9 @@ import numpy as np
 
 import tessera as ts
 from tessera import tile
-from tessera.ops import control, mbarrier
-from tessera.passes.behind import with_what_follows
-from tessera.program import prepare
+from tessera.lower.passes.tail_duplication import duplicate_tails
+from tessera.ops.dialects import control_flow, mbarrier
+from tessera.runtime.program import prepare
 
 
 @ts.kernel
@@ -60,13 +60,13 @@ def in_a_row(x, out):
 def moved(entry):
     given = {"x": np.ones(4, "f4"), "out": np.zeros(4, "f4")}
     (function,) = prepare(entry, given, group=4).levels["tile"].functions[1:]
-    return function, with_what_follows(function)
+    return function, duplicate_tails(function)
 
 
 def test_both_sides_hold_the_same_nodes_and_hand_on_what_is_used_later():
     function, after = moved(behind)
-    (branch,) = (n for n in after.body.nodes if n.op is control.if_)
-    assert after.body is with_what_follows(function).body is not function.body
+    (branch,) = (n for n in after.body.nodes if n.op is control_flow.if_)
+    assert after.body is duplicate_tails(function).body is not function.body
     arrivals = [[n for n in side.nodes if n.op is mbarrier.mbarrier_arrive] for side in branch.regions]
     assert arrivals[0] == arrivals[1] and len(arrivals[0]) == 1
     assert mbarrier.mbarrier_arrive not in {n.op for n in after.body.nodes}
@@ -75,7 +75,7 @@ def test_both_sides_hold_the_same_nodes_and_hand_on_what_is_used_later():
 
 def test_several_in_a_row_are_not_multiplied():
     function, after = moved(in_a_row)
-    (branch,) = (n for n in after.body.nodes if n.op is control.if_)
+    (branch,) = (n for n in after.body.nodes if n.op is control_flow.if_)
     assert branch.attrs["apart"] and len(list(after.body.walk())) < 8 + len(list(function.body.walk()))
 
 

@@ -5,18 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.evaluate import expand
+from tessera.core.types import RefType, f32
+from tessera.frontend.jit.tracing import jit
 from tessera.interp import graph
 from tessera.ir.core import Value
-from tessera.ops import basic, linalg, nn, shape
-from tessera.ops import elementwise as e
-from tessera.passes import PIPELINE
-from tessera.passes.memory_plan import ALIGNMENT, Lifetime, memory_plan, place
-from tessera.passes.specialize import specialize
-from tessera.tensor import Tensor
-from tessera.tracing import jit
-from tessera.types import RefType, f32
-from tests.lower.levels import Plan, modules
+from tessera.ir.evaluator import expand_composites
+from tessera.ir.tensor import Tensor
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.passes import PIPELINE
+from tessera.lower.passes.memory_planning import ALIGNMENT, BufferLifetime, assign_offsets, plan_memory
+from tessera.lower.passes.type_conversion import specialise_shapes
+from tessera.ops.tensor import basic, contractions, nn, shape
+from tessera.ops.tensor import elementwise as e
+from tests.lower.levels import modules
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 
@@ -48,13 +49,13 @@ def passed(function):
         (lambda x: x.reshape(3, 4, 1).sum(axis=-1), ["reshape"][:0]),
         (lambda x: x.sum(axis=(0, 1)), ["reshape", "sum"]),
         (lambda x: x.reshape(3, 2, 2).max(axis=(0, 2)), ["reshape", "permute", "reshape", "max"]),
-        (lambda x: linalg.dot(x[:, :0], x[:0, :]), ["full"]),
+        (lambda x: contractions.dot(x[:, :0], x[:0, :]), ["full"]),
         (lambda x: e.where(basic.full(shape=(3, 4), value=True, dtype="bool"), x, x + 1), []),
         (lambda x: (lambda unused: x + 1)(x.exp()), ["full", "add"]),
     ],
 )
 def test_rewrites(program, ops):
-    function = expand(jit(program).trace(X).function)
+    function = expand_composites(jit(program).trace(X).function)
     found = passed(function)
     assert [n.op.__name__ for n in found.body.nodes] == ops
     for got, want in zip(graph.run(found, [X]), graph.run(function, [X]), strict=True):
@@ -63,7 +64,7 @@ def test_rewrites(program, ops):
 
 def test_specialize():
     function = jit(lambda x: nn.layer_norm(x)).trace(Tensor["B", "N"]).function
-    found = specialize(function, {"B": 3, "N": 4})
+    found = specialise_shapes(function, {"B": 3, "N": 4})
     assert all(isinstance(n, int) for node in found.body.nodes for v in node.results for n in v.type.shape)
     np.testing.assert_array_equal(graph.run(found, [X])[0], graph.run(function, [X])[0])
 
@@ -76,13 +77,13 @@ def test_living_buffers_never_meet(given_lives):
     found = []
     for size, a, b in given_lives:
         rounded = -(-size // ALIGNMENT) * ALIGNMENT
-        found.append(Lifetime(Value(RefType((size,), f32)), rounded, min(a, b), max(a, b)))
-    offsets = place(found)
+        found.append(BufferLifetime(Value(RefType((size,), f32)), rounded, min(a, b), max(a, b)))
+    offsets = assign_offsets(found)
     for i, one in enumerate(found):
         assert offsets[one.buffer] % ALIGNMENT == 0
         for other in found[:i]:
             low, high = sorted((one, other), key=lambda life: offsets[life.buffer])
-            assert not one.meets(other) or offsets[low.buffer] + low.size <= offsets[high.buffer]
+            assert not one.overlaps(other) or offsets[low.buffer] + low.size <= offsets[high.buffer]
 
 
 def test_memory_is_shared():
@@ -92,6 +93,6 @@ def test_memory_is_shared():
         return x
 
     function = jit(program).trace(X[:, :3]).function
-    module = modules(function, Plan())["schedule"]
+    module = modules(function, LoweringPlan())["schedule"]
     assert module.main.attrs["workspace"] == 2 * ALIGNMENT
-    assert memory_plan(module) == module
+    assert plan_memory(module) == module

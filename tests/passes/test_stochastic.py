@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import driver
-from tessera.errors import UnsupportedOpError
-from tessera.passes.stochastic import by_chance
+from tessera.core.errors import UnsupportedOpError
+from tessera.lower.passes.stochastic_rounding import rounds_stochastically
+from tessera.runtime import driver
 
 POLICY = ts.Policy(ts.bf16, rounding="stochastic", seed=3)
 X = np.random.default_rng(0).normal(size=(13, 34)).astype("f4")
@@ -50,7 +50,7 @@ def test_no_type_below_graph_rounds_by_chance():
     trace = ts.jit(PROGRAMS["softmax"]).trace(X)
     tiles = driver.lower(trace.function, "llvm")["tile"]
     values = [v for f in tiles.functions for n in f.body.walk() for v in n.results]
-    assert "ts.round_by_chance" in str(tiles) and not any(by_chance(v.type) for v in values)
+    assert "ts.round_by_chance" in str(tiles) and not any(rounds_stochastically(v.type) for v in values)
 
 
 def test_the_text_for_a_gpu_rounds_alike():

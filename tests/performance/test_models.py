@@ -5,10 +5,10 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.errors import ArgumentError
-from tessera.kernel.kernel import Launch
-from tessera.performance.candidate import Candidates
-from tessera.performance.devices import Device, device_of
+from tessera.core.errors import ArgumentError
+from tessera.frontend.kernel.kernel_function import KernelLaunch
+from tessera.tools.performance.candidates import Candidates
+from tessera.tools.performance.devices import Device, device_of
 
 M = N = K = 64
 
@@ -21,7 +21,7 @@ def product(a, b, c, *, BM: int = 16, BN: int = 16):
 def candidates(configs, dtype=np.float32, function=product):
     entry = ts.kernel.autotune(configs=configs)(function)
     arrays = [np.ones((M, K), dtype), np.ones((K, N), dtype), np.zeros((M, N), np.float32)]
-    return Candidates(Launch(entry, lambda c: (M // c["BM"], N // c["BN"])), arrays, {}, configs)
+    return Candidates(KernelLaunch(entry, lambda c: (M // c["BM"], N // c["BN"])), arrays, {}, configs)
 
 
 @pytest.mark.parametrize(("bm", "bn"), [(16, 16), (64, 16), (32, 64)])

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, DTypeError
+from tessera.core.errors import ArgumentError, DTypeError
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
-from tessera.program import prepare
+from tessera.runtime.program import prepare
 
 G = np.random.default_rng(0)
 X, W = G.normal(size=(8, 16)).astype(np.float32), G.normal(size=(16, 8)).astype(np.float32)

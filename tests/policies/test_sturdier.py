@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, DTypeError, EffectError, ExecutionError, UnsupportedOpError
+from tessera.core.errors import ArgumentError, DTypeError, EffectError, ExecutionError, UnsupportedOpError
 
 G = np.random.default_rng(0)
 

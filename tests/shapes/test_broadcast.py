@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.errors import ShapeError
-from tessera.shapes import Dim, broadcast, normalize_axes, normalize_axis
-from tessera.shapes.rules import show
+from tessera.core.errors import ShapeError
+from tessera.core.shapes import Dim, broadcast, format_shape, normalize_axes, normalize_axis
 
 shapes = st.lists(st.sampled_from([0, 1, 1, 2, 3]), max_size=4).map(tuple)
 
@@ -54,4 +53,4 @@ def test_axes():
 
 
 def test_show():
-    assert show((8, Dim.of("D"))) == "(8, D)" and show((3,)) == "(3,)" and show(()) == "()"
+    assert format_shape((8, Dim.of("D"))) == "(8, D)" and format_shape((3,)) == "(3,)" and format_shape(()) == "()"

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tessera.errors import ShapeError
-from tessera.shapes import Dim, as_size, bind_all, dims, require
-from tessera.shapes.constraints import known_sizes
+from tessera.core.errors import ShapeError
+from tessera.core.shapes import Dim, as_size, bind_shapes, dims, require, use_known_sizes
 
 
 def shape(*items):
@@ -13,7 +12,7 @@ def shape(*items):
 
 def fit(*pairs):
     sizes = {}
-    misfit = bind_all([(shape(*p), shape(*s)) for p, s in pairs], sizes)
+    misfit = bind_shapes([(shape(*p), shape(*s)) for p, s in pairs], sizes)
     return misfit, sizes
 
 
@@ -72,7 +71,7 @@ def test_requirements(text, sizes, holds):
 
 
 def test_a_broken_requirement_says_what_was_known():
-    with known_sizes({"D": 12}), pytest.raises(ShapeError) as caught:
+    with use_known_sizes({"D": 12}), pytest.raises(ShapeError) as caught:
         require("D % 8 == 0")
     assert "D % 8 == 0 does not hold" in str(caught.value) and caught.value.received == "D = 12"
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ShapeError
-from tessera.shapes import UnknownSizeError
+from tessera.core.errors import ShapeError
+from tessera.core.shapes import UnknownSizeError
 
 B, D = ts.dims("B D")
 X = np.ones((2, 4), "f4")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError
-from tessera.kernel import launch
+from tessera.core.errors import ArgumentError
+from tessera.runtime.launch import execution
 from tessera.stdlib import flash_attention
 
 
@@ -54,7 +54,7 @@ def test_without_dropout_nothing_changes(rng):
 def test_another_seed_compiles_nothing_anew(rng, device):
     q, k, v = inputs(rng)
     flash_attention(q, k, v, dropout=0.5, seed=1)
-    before = len(launch._PROGRAMS)
+    before = len(execution._PROGRAMS)
     for seed in range(3):
         flash_attention(q, k, v, dropout=0.5, seed=seed)
-    assert len(launch._PROGRAMS) == before and (device == "interp" or before)
+    assert len(execution._PROGRAMS) == before and (device == "interp" or before)

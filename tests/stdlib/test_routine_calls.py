@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera import stdlib
-from tessera.errors import DTypeError, ShapeError, TraceError
+from tessera.core.errors import DTypeError, ShapeError, TraceError
 
 
 def test_tensors_come_out_where_one_goes_in(rng):

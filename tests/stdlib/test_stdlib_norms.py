@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tessera import set_default_device
-from tessera.errors import ArgumentError, DTypeError, ShapeError
-from tessera.schedule import Schedule
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError
+from tessera.core.schedule import Schedule
+from tessera.core.types import BY_NAME
 from tessera.stdlib import efficient_layernorm, fused_adam, rms_norm, rotary_embedding, stable_softmax
-from tessera.types import BY_NAME
 
 TOLERANCE = {"f32": 3e-6, "f16": 4e-3, "bf16": 3e-2}
 SHAPES = [(1,), (3, 700), (2, 9, 33)]

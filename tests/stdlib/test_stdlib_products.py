@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tessera import set_default_device, stdlib
-from tessera.errors import ArgumentError, DTypeError, ShapeError
-from tessera.schedule import Schedule
-from tessera.types import BY_NAME, bf16, fp8_e4m3
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError
+from tessera.core.schedule import Schedule
+from tessera.core.types import BY_NAME, bf16, fp8_e4m3
 
 TOLERANCE = {"f32": 1e-5, "f16": 1e-2, "bf16": 6e-2}
 SMALL = Schedule(block=(16, 8, 32))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, ResourceError, ShapeError
+from tessera.core.errors import ArgumentError, ResourceError, ShapeError
 
 
 @ts.kernel

@@ -7,9 +7,9 @@ import pytest
 from everywhere import everywhere
 
 import tessera as ts
-from tessera import storage
-from tessera.errors import ArgumentError, AsyncCopyError, ShapeError, UnsupportedSyntaxError
-from tessera.storage import pipelines
+from tessera.core.errors import ArgumentError, AsyncCopyError, ShapeError, UnsupportedSyntaxError
+from tessera.runtime import storage
+from tessera.runtime.storage import copy_pipeline
 
 
 def batches(count=4, size=8):
@@ -79,9 +79,11 @@ def test_a_load_runs_beside_what_is_computed():
 
 def test_no_more_are_under_way_than_stages(monkeypatch):
     most = []
-    begin = pipelines.Pipeline.begin
+    begin = copy_pipeline.CopyPipeline.begin
     monkeypatch.setattr(
-        pipelines.Pipeline, "begin", lambda self, start: (begin(self, start), most.append(len(self.under_way)))[0]
+        copy_pipeline.CopyPipeline,
+        "begin",
+        lambda self, start: (begin(self, start), most.append(len(self.under_way)))[0],
     )
     pipelined_compute(batches(9))
     assert max(most) == 3

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
-from tessera.device import gpu_count
-from tessera.errors import ArgumentError, DeviceUnavailable, ResourceError
-from tessera.storage.arena import ALIGN, Arena
+from tessera.core.device import count_gpus
+from tessera.core.errors import ArgumentError, DeviceUnavailable, ResourceError
+from tessera.runtime.storage.memory_pool import CACHE_LINE, HostArena
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_blocks_never_overlap_and_holes_merge(steps):
-    arena, live = Arena(4096), []
+    arena, live = HostArena(4096), []
     for take, number in steps:
         if take and (offset := arena.take(number)) is not None:
             live.append((offset, arena.blocks[offset]))
@@ -37,8 +37,8 @@ def test_the_specifications_pool():
         tensors[3].numpy()[:] = 2.0
     assert total == 0 and float(tensors[3].sum()) == 20000 and float(tensors[4].sum()) == 0
     report = pool.report()
-    assert report.used == 100 * (-(-40000 // ALIGN) * ALIGN) and report.capacity >= report.used > 1 << 20
-    assert tensors[0].numpy().ctypes.data % ALIGN == 0
+    assert report.used == 100 * (-(-40000 // CACHE_LINE) * CACHE_LINE) and report.capacity >= report.used > 1 << 20
+    assert tensors[0].numpy().ctypes.data % CACHE_LINE == 0
     del tensors
     assert (
         pool.report().used == 0
@@ -119,7 +119,7 @@ def test_more_than_the_system_has():
         ts.memory.Pool("9000000T")
 
 
-@pytest.mark.skipif(gpu_count() > 0, reason="there is a GPU here")
+@pytest.mark.skipif(count_gpus() > 0, reason="there is a GPU here")
 @pytest.mark.parametrize("device", ["gpu:0", "cuda:0"])
 def test_without_a_gpu(device):
     with pytest.raises(DeviceUnavailable, match="the device cuda:0 is not available"):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import device
-from tessera.errors import ArgumentError, ResourceError, ShapeError
-from tessera.storage import pool, resident
+from tessera.core import device
+from tessera.core.errors import ArgumentError, ResourceError, ShapeError
+from tessera.runtime.storage import memory_pool, memory_spaces
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def gpu(monkeypatch):
         memcpy_dtoh=lambda data, place: data.__setitem__(slice(None), memory[place]),
     )
     fake = SimpleNamespace(active=nullcontext, allocate=allocate, driver=driver, memory=memory)
-    monkeypatch.setattr(device, "gpu_count", lambda: 1)
-    monkeypatch.setattr(resident, "_gpu", lambda: fake)
+    monkeypatch.setattr(device, "count_gpus", lambda: 1)
+    monkeypatch.setattr(memory_spaces, "_gpu", lambda: fake)
     return fake
 
 
@@ -47,9 +47,9 @@ def test_there_and_back(gpu, dtype):
 
 
 def test_a_pool_of_a_gpu(gpu):
-    found = pool.Pool("1K", device="gpu:0", growth_factor=1.0)
+    found = memory_pool.Pool("1K", device="gpu:0", growth_factor=1.0)
     x = found.empty((8, 16))
-    assert found.report().used == 512 and isinstance(x, resident.Resident)
+    assert found.report().used == 512 and isinstance(x, memory_spaces.Resident)
     with pytest.raises(ResourceError, match="the pool of 1,024 bytes is full"):
         found.empty(1024)
     with pytest.raises(ArgumentError, match="tensors lie in host memory"), ts.memory.use_pool(found):
@@ -59,8 +59,8 @@ def test_a_pool_of_a_gpu(gpu):
 
 
 def test_what_does_not_fit(gpu):
-    there = resident.Resident.empty((2,), ts.f32, "cuda:0")
+    there = memory_spaces.Resident.empty((2,), ts.f32, "cuda:0")
     with pytest.raises(ShapeError, match="does not fit"):
         there.fill(np.ones(3, "f4"))
     with pytest.raises(ArgumentError, match="no memory of its own"):
-        resident.Resident.empty((2,), ts.f32, "cpu")
+        memory_spaces.Resident.empty((2,), ts.f32, "cpu")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ArgumentError, AsyncCopyError, EffectError, ExecutionError, FileError, ShapeError
+from tessera.core.errors import ArgumentError, AsyncCopyError, EffectError, ExecutionError, FileError, ShapeError
 
 
 @ts.memory

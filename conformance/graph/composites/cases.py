@@ -7,8 +7,8 @@ from typing import Any
 
 from conformance.case import Case
 from conformance.inputs import tensor
-from tessera.ops import linalg, nn, reduce
-from tessera.tracing import Jit
+from tessera.frontend.jit.tracing import Jit
+from tessera.ops.tensor import contractions, nn, reduce
 
 UNARY = {
     "softmax": lambda x: nn.softmax(x, axis=-1),
@@ -77,7 +77,7 @@ def _affine_norm() -> Case:
 def _block() -> Case:
     def block(x, up, down, w):  # type: ignore[no-untyped-def]
         h = nn.layer_norm(x, weight=w)
-        return x + linalg.matmul(nn.gelu(linalg.matmul(h, up)), down), reduce.mean(h, axis=-1)
+        return x + contractions.matmul(nn.gelu(contractions.matmul(h, up)), down), reduce.mean(h, axis=-1)
 
     operands = (tensor("x", (2, 12, 16)), tensor("u", (16, 40)), tensor("d", (40, 16)), tensor("w", (16,)))
     return Case("graph/composites/mlp-block", lambda: (Jit(block), operands))

@@ -7,9 +7,9 @@ from typing import Any
 
 from conformance.case import Case
 from conformance.inputs import tensor
-from tessera.op import Op
-from tessera.ops import basic, elementwise
-from tessera.tracing import Jit
+from tessera.frontend.jit.tracing import Jit
+from tessera.ir.rules import Op
+from tessera.ops.tensor import basic, elementwise
 
 FLOATS = ("f32", "f16", "bf16", "f64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

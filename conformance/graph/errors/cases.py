@@ -7,18 +7,18 @@ from typing import Any
 
 from conformance.case import Case
 from conformance.inputs import tensor
-from tessera.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, TesseraError, TraceError
-from tessera.ops import basic, linalg, reduce, shape
-from tessera.tensor import Tensor
-from tessera.tracing import Jit
-from tessera.types import f32
+from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, TesseraError, TraceError
+from tessera.core.types import f32
+from tessera.frontend.jit.tracing import Jit
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor import basic, contractions, reduce, shape
 
 X, Y, H = tensor("x", (4, 6)), tensor("y", (3, 6)), tensor("h", (4, 6), "f16")
 
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[TesseraError], tuple[str, ...]]] = {
     "broadcast": (lambda x, y: x + y, (X, Y), ShapeError, ("cannot broadcast", "(4, 6) and (3, 6)", "cases.py:")),
     "mixed-floats": (lambda x, h: x + h, (X, H), DTypeError, ("cannot mix f16 and f32", "x.to(ts.f32)")),
-    "matmul-inner": (lambda x, y: linalg.matmul(x, y), (X, Y), ShapeError, ("6 columns", "3 rows")),
+    "matmul-inner": (lambda x, y: contractions.matmul(x, y), (X, Y), ShapeError, ("6 columns", "3 rows")),
     "reshape-count": (lambda x: shape.reshape(x, shape=(5, 5)), (X,), ShapeError, ("24 elements", "25 elements")),
     "axis-range": (lambda x: reduce.sum(x, axis=2), (X,), ShapeError, ("axis 2 is out of range",)),
     "axis-twice": (lambda x: reduce.sum(x, axis=(0, -2)), (X,), ShapeError, ("twice",)),

@@ -10,7 +10,7 @@ import numpy as np
 import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
-from tessera.tracing import Jit
+from tessera.frontend.jit.tracing import Jit
 
 
 def recurrent(w: Any, xs: Any) -> Any:

@@ -10,10 +10,10 @@ import numpy as np
 
 from conformance.case import Case
 from conformance.inputs import tensor
-from tessera.op import Op
-from tessera.ops import functions
-from tessera.tracing import Jit
-from tessera.types import as_dtype
+from tessera.core.types import as_dtype
+from tessera.frontend.jit.tracing import Jit
+from tessera.ir.rules import Op
+from tessera.ops.tensor import scalar_functions
 
 FLOATS = ("f32", "f16", "bf16", "f64")
 DOMAINS = {
@@ -26,7 +26,11 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, 1e-6, -1e-6, 2.5, -2.5, math.inf, -math.inf, ma
 
 def listed() -> list[Op]:
     """The ops of the family."""
-    return [o for o in vars(functions).values() if isinstance(o, Op) and o.ref.__module__ == functions.__name__]
+    return [
+        o
+        for o in vars(scalar_functions).values()
+        if isinstance(o, Op) and o.ref.__module__ == scalar_functions.__name__
+    ]
 
 
 def cases() -> Iterator[Case]:
@@ -35,7 +39,7 @@ def cases() -> Iterator[Case]:
         for dtype in FLOATS:
             yield _case(op, dtype, f"graph/functions/{op.__name__}-{dtype}")
         yield _edges(op)
-    for op in (functions.sign, functions.clipped, functions.isfinite):
+    for op in (scalar_functions.sign, scalar_functions.clipped, scalar_functions.isfinite):
         yield _case(op, "int32", f"graph/functions/{op.__name__}-int32")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
-from tessera.tracing import Jit
+from tessera.frontend.jit.tracing import Jit
 
 
 def network(w: Any, x: Any) -> Any:

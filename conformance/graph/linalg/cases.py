@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from conformance.case import Case
 from conformance.inputs import tensor
-from tessera.ops import elementwise, linalg, nn
-from tessera.tracing import Jit
-from tessera.types import TensorType, accum, as_dtype, f32
+from tessera.core.types import TensorType, accum, as_dtype, f32
+from tessera.frontend.jit.tracing import Jit
+from tessera.ops.tensor import contractions, elementwise, nn
 
 SHAPES = {
     "square": ((32, 32), (32, 32)),
@@ -29,7 +29,7 @@ SHAPES = {
 def _product(name: str, dtype: str) -> Case:
     full = f"graph/linalg/matmul-{name}-{dtype}"
     a, b = (tensor(f"{full}-{i}", s, dtype) for i, s in enumerate(SHAPES[name]))
-    return Case(full, lambda: (Jit(lambda a, b: linalg.matmul(a, b)), (a, b)), exact=dtype.startswith("int"))
+    return Case(full, lambda: (Jit(lambda a, b: contractions.matmul(a, b)), (a, b)), exact=dtype.startswith("int"))
 
 
 def cases() -> Iterator[Case]:
@@ -38,9 +38,11 @@ def cases() -> Iterator[Case]:
         yield _product(name, "f32")
     for dtype in ("f16", "bf16", "f64", "int8", "int32"):
         yield _product("odd", dtype)
-    yield _fused("bias-gelu", lambda x, w, b: nn.gelu(linalg.linear(x, w, b)))
-    yield _fused("bias-relu-residual", lambda x, w, b: elementwise.maximum(linalg.linear(x, w, b), 0.0) + x[:, :24])
-    yield _fused("scaled-operand", lambda x, w, b: linalg.matmul(x * 0.5, w) - b)
+    yield _fused("bias-gelu", lambda x, w, b: nn.gelu(contractions.linear(x, w, b)))
+    yield _fused(
+        "bias-relu-residual", lambda x, w, b: elementwise.maximum(contractions.linear(x, w, b), 0.0) + x[:, :24]
+    )
+    yield _fused("scaled-operand", lambda x, w, b: contractions.matmul(x * 0.5, w) - b)
     yield _chain()
     yield _transposed()
     yield _policy()

@@ -8,7 +8,7 @@ from typing import Any
 import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
-from tessera.tracing import Jit
+from tessera.frontend.jit.tracing import Jit
 
 NARROW = ("f16", "bf16", "fp8_e4m3", "fp8_e5m2", "fp6", "fp6_e2m3", "fp4", "int4")
 POLICIES = {

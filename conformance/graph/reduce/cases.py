@@ -7,9 +7,9 @@ from typing import Any
 
 from conformance.case import Case
 from conformance.inputs import tensor
-from tessera.op import Op
-from tessera.ops import reduce
-from tessera.tracing import Jit
+from tessera.frontend.jit.tracing import Jit
+from tessera.ir.rules import Op
+from tessera.ops.tensor import reduce
 
 AXES: tuple[Any, ...] = (0, 1, -1, None, (0, 2))
 SINGLE = (reduce.argmax, reduce.argmin)

@@ -7,8 +7,8 @@ from typing import Any
 
 from conformance.case import Case
 from conformance.inputs import tensor
-from tessera.ops import basic, shape
-from tessera.tracing import Jit
+from tessera.frontend.jit.tracing import Jit
+from tessera.ops.tensor import basic, shape
 
 X = tensor("x", (4, 6, 10))
 Y = tensor("y", (4, 3, 10))

@@ -11,7 +11,7 @@ import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
 from tessera import tile
-from tessera.types import as_dtype
+from tessera.core.types import as_dtype
 
 
 @ts.kernel

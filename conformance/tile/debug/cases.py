@@ -23,7 +23,7 @@ from conformance.tile.debug import (
     transfers,
 )
 from conformance.tile.debug.pair import Pair
-from tessera.errors import AsyncCopyError, BarrierError, OutOfBoundsError, RaceError, UninitializedError
+from tessera.core.errors import AsyncCopyError, BarrierError, OutOfBoundsError, RaceError, UninitializedError
 
 FIRST = {
     "outside": Pair(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tessera as ts
 from conformance.tile.debug.pair import Pair
 from tessera import tile
-from tessera.errors import UninitializedError
+from tessera.core.errors import UninitializedError
 
 
 @ts.kernel

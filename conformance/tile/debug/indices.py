@@ -9,7 +9,7 @@ import numpy as np
 import tessera as ts
 from conformance.tile.debug.pair import Pair
 from tessera import tile
-from tessera.errors import AlignmentError, IndexOverflowError, OutOfBoundsError
+from tessera.core.errors import AlignmentError, IndexOverflowError, OutOfBoundsError
 
 
 def matrix() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tessera.errors import TesseraError
+from tessera.core.errors import TesseraError
 
 
 def eight() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tessera as ts
 from conformance.tile.debug.pair import Pair
 from tessera import tile
-from tessera.errors import RaceError
+from tessera.core.errors import RaceError
 
 
 @ts.kernel

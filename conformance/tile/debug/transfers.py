@@ -5,7 +5,7 @@ from __future__ import annotations
 import tessera as ts
 from conformance.tile.debug.pair import Pair
 from tessera import tile
-from tessera.errors import AsyncCopyError, RaceError
+from tessera.core.errors import AsyncCopyError, RaceError
 
 
 @ts.kernel

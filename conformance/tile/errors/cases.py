@@ -11,7 +11,7 @@ import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
 from tessera import tile
-from tessera.errors import (
+from tessera.core.errors import (
     DTypeError,
     ExecutionError,
     OutOfBoundsError,

@@ -12,7 +12,7 @@ from conformance.case import Case
 from conformance.inputs import tensor
 from conformance.tile.language import policies, prints
 from tessera import tile
-from tessera.errors import ExecutionError
+from tessera.core.errors import ExecutionError
 from tessera.stdlib import attention
 
 

@@ -10,7 +10,7 @@ import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
 from tessera import tile
-from tessera.types import Policy
+from tessera.core.types import Policy
 
 POLICIES = {
     "toward-zero": Policy(ts.bf16, rounding="toward_zero"),

@@ -13,7 +13,7 @@ import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
 from tessera import tile
-from tessera.types import as_dtype
+from tessera.core.types import as_dtype
 
 # The depth of a block that fills a row of 128 bytes, which matrix units like, and one that does not.
 DEPTHS = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.case import Case
 from conformance.inputs import tensor
-from tessera.stdlib import activations, attention, losses, norms, optimizers, products, quantized, reductions, rotary
+from tessera.stdlib import attention, deterministic_reductions, gemm, losses, normalisation, optimisers
 
 FLOATS = ("f32", "bf16", "f16")
 
@@ -34,19 +34,19 @@ def _norms(dtype: str) -> Iterator[Case]:
     x, w, b = tensor(f"norm{dtype}", (5, 23), dtype), tensor("weight", (23,), dtype), tensor("bias", (23,), dtype)
     blocks, out = {"BM": 4, "BN": 8}, np.zeros_like(x)
     layer = {"x": x, "weight": w, "bias": b, "out": out, "eps": 1e-5, "center": True, **blocks}
-    yield _make(f"layernorm-{dtype}", norms.normalize_rows, layer, (2,))
+    yield _make(f"layernorm-{dtype}", normalisation.normalize_rows, layer, (2,))
     rms = {**layer, "bias": None, "center": False}
-    yield _make(f"rms-norm-{dtype}", norms.normalize_rows, rms, (2,))
-    yield _make(f"softmax-{dtype}", norms.softmax_rows, {"x": x, "out": out, **blocks}, (2,))
+    yield _make(f"rms-norm-{dtype}", normalisation.normalize_rows, rms, (2,))
+    yield _make(f"softmax-{dtype}", normalisation.softmax_rows, {"x": x, "out": out, **blocks}, (2,))
 
 
 def _products(dtype: str) -> Iterator[Case]:
     a, b = tensor(f"pa{dtype}", (2, 9, 21), dtype), tensor(f"pb{dtype}", (2, 21, 13), dtype)
     blocks = {"BM": 8, "BN": 8, "BK": 16}
-    for name, activation in ((None, None), *activations.ACTIVATIONS.items()):
+    for name, activation in ((None, None), *gemm.ACTIVATIONS.items()):
         bias = None if name is None else tensor("pbias", (13,), dtype)
         arguments = {"a": a, "b": b[:1], "bias": bias, "out": np.zeros((2, 9, 13), a.dtype), "activation": activation}
-        yield _make(f"product-{name}-{dtype}", products.product, {**arguments, **blocks}, (2, 2, 2))
+        yield _make(f"product-{name}-{dtype}", gemm.product, {**arguments, **blocks}, (2, 2, 2))
     grouped = {
         "a": a.reshape(18, 21),
         "b": b,
@@ -54,7 +54,7 @@ def _products(dtype: str) -> Iterator[Case]:
         "ends": np.array([0, 5, 18]),
         "out": np.zeros((18, 13), a.dtype),
     }
-    yield _make(f"grouped-{dtype}", products.group_product, {**grouped, **blocks}, (2, 2, 2))
+    yield _make(f"grouped-{dtype}", gemm.group_product, {**grouped, **blocks}, (2, 2, 2))
 
 
 def _attention(dtype: str) -> Iterator[Case]:
@@ -73,7 +73,7 @@ def _rotary(dtype: str, interleaved: bool) -> Case:
     x, angles = tensor(f"rotary{dtype}", (2, 11, 6), dtype), np.arange(33, dtype="f8").reshape(11, 3)
     tables = {"cos": np.cos(angles).astype("f4"), "sin": np.sin(angles).astype("f4")}
     arguments = {"x": x, **tables, "out": np.zeros_like(x), "interleaved": interleaved, "BM": 8}
-    return _make(f"rotary-{dtype}", rotary.rotate, arguments, (2, 2))
+    return _make(f"rotary-{dtype}", attention.rotate, arguments, (2, 2))
 
 
 def _adam(dtype: str, decoupled: bool) -> Case:
@@ -90,7 +90,7 @@ def _adam(dtype: str, decoupled: bool) -> Case:
         "decoupled": decoupled,
         "BLOCK": 16,
     }
-    return _make(f"adam-{dtype}", optimizers.adam_step, arguments, (3,))
+    return _make(f"adam-{dtype}", optimisers.adam_step, arguments, (3,))
 
 
 def _entropy(dtype: str, gradient: bool) -> Case:
@@ -105,7 +105,9 @@ def _entropy(dtype: str, gradient: bool) -> Case:
 def _sums(dtype: str) -> Case:
     x = tensor(f"sums{dtype}", (100,), dtype, -50, 50)
     out = np.zeros(3, "i8" if dtype == "int32" else "f4")
-    return _make(f"tree-sum-{dtype}", reductions.sum_blocks, {"x": x, "out": out, "per": 3, "BLOCK": 16}, (3,))
+    return _make(
+        f"tree-sum-{dtype}", deterministic_reductions.sum_blocks, {"x": x, "out": out, "per": 3, "BLOCK": 16}, (3,)
+    )
 
 
 def _quantized(dtype: str) -> Case:
@@ -116,7 +118,7 @@ def _quantized(dtype: str) -> Case:
         "bias": tensor("qc", (13,)),
     }
     arguments = {"a": a, "b": b, **scales, "out": np.zeros((9, 13), "f4"), "BM": 8, "BN": 8, "BK": 16}
-    return _make(f"quantized-{dtype}", quantized.scaled_product, arguments, (2, 2))
+    return _make(f"quantized-{dtype}", gemm.scaled_product, arguments, (2, 2))
 
 
 def _make(name: str, kernel: Any, arguments: dict[str, Any], grid: tuple[int, ...]) -> Case:

@@ -10,13 +10,14 @@ import ml_dtypes
 import numpy as np
 
 from tessera.codegen.artifact import Artifact
-from tessera.codegen.backend import Capabilities
-from tessera.codegen.policies import check_plain
-from tessera.errors import UnsupportedOpError
+from tessera.codegen.contract import Capabilities
+from tessera.codegen.legality import check_default_policy
+from tessera.core.errors import UnsupportedOpError
+from tessera.core.types import DTYPES, RefType
 from tessera.ir.core import Block, Function, Module, Node, Value
-from tessera.op import Rules
-from tessera.ops import basic, control, elementwise, host, linalg, reduce, shape, tile
-from tessera.types import DTYPES, RefType
+from tessera.ir.rules import Rules
+from tessera.ops.dialects import control_flow, host, tile
+from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
 emit = Rules("numpy emission")
 PREAMBLE = "import itertools\nimport ml_dtypes\nimport numpy as np\n"
@@ -63,7 +64,7 @@ def _(node, names, x):
     yield f"{names[node.out]} = {call}.astype({dtype(node.out.type.dtype)})"
 
 
-@emit(linalg.dot)
+@emit(contractions.dot)
 def _(node, names, a, b):
     wide = dtype(node.args[0].type.accumulate)
     yield f"{names[node.out]} = ({a}.astype({wide}) @ {b}.astype({wide})).astype({dtype(node.attrs['dtype'])})"
@@ -130,7 +131,7 @@ def _(node, names, ref, value, *starts):
     yield f"{ref}[{window(node, starts, node.args[1].type.shape)}] = {value}"
 
 
-@emit(control.for_)
+@emit(control_flow.for_)
 def _(node, names, lower, upper, step, *carried):
     body = node.regions[0]
     index, *inner = (names[p] for p in body.params)
@@ -164,7 +165,7 @@ def lines(block: Block, names: Names) -> Iterator[str]:
         row = emit.get(node.op)
         if row is None:
             raise UnsupportedOpError(f"{node.op.name} cannot be emitted for numpy", location=node.loc)
-        check_plain(node, "numpy")
+        check_default_policy(node, "numpy")
         yield from row(node, names, *(names[v] for v in node.args))
 
 

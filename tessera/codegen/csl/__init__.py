@@ -1,4 +1,4 @@
-"""Programs for a mesh of processing elements, through CSL."""
+"""CSL code generator: programs for a mesh of processing elements (Cerebras SDK)."""
 
 from typing import Any
 

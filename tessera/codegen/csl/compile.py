@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tessera.codegen.artifact import MANIFEST, Artifact
 from tessera.codegen.csl.generator import Csl
-from tessera.errors import ResourceError, TesseraError, UnsupportedOpError
+from tessera.core.errors import ResourceError, TesseraError, UnsupportedOpError
 from tessera.ir.core import Function, Module
 from tessera.lower.pipeline import lower
 

@@ -11,29 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact
-from tessera.codegen.backend import Capabilities, Runtime
-from tessera.codegen.csl import contests, exchange, flow, host, products, relays, structure, text
-from tessera.codegen.csl.blocks import statements
-from tessera.codegen.csl.element import Element
-from tessera.codegen.csl.groups import together
-from tessera.codegen.csl.kernels import emit_kernel, is_kernel, kernel_plan
-from tessera.codegen.csl.views import BYTES, SPELLING
-from tessera.codegen.element_types import check_element_types
-from tessera.codegen.manifest import manifest
-from tessera.errors import ArgumentError, UnsupportedOpError
+from tessera.codegen.artifact import Artifact, build_manifest
+from tessera.codegen.contract import Capabilities, Runtime
+from tessera.codegen.csl.kernel_launch import emit_kernel, is_kernel, make_kernel_plan, ungroup_kernels
+from tessera.codegen.csl.runtime import host_script
+from tessera.codegen.csl.table import argreduce, broadcast_routes, collectives, control_flow, matmul, slices
+from tessera.codegen.csl.table.blocks import emit_block
+from tessera.codegen.csl.text import program_files
+from tessera.codegen.csl.text.dsd import CSL_TYPES, TYPE_BYTES
+from tessera.codegen.csl.text.pe_program import CslEmitter
+from tessera.codegen.legality import check_element_types
+from tessera.core.errors import ArgumentError, UnsupportedOpError
+from tessera.core.types import RefType, bf16, f16
 from tessera.ir.core import Function, Module, Value
 from tessera.ir.printer import print_module
-from tessera.lower.mesh.pieces import CANNON, SUMMA
-from tessera.lower.plan import Plan
-from tessera.types import RefType, bf16, f16
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.mesh.sharding import CANNON, SUMMA
 
-assert contests and exchange and flow and products and relays and structure  # fill the table of rows
+assert argreduce and collectives and control_flow and matmul and broadcast_routes and slices  # fill the table of rows
 
 ARCHITECTURES = ("wse2", "wse3")
 OPTIONS = ("arch", "schedule", "optimize", "comments", "debug", "address")
-GRID = (2, 2)
-LARGEST = (1172, 762)  # rows and columns of WSE-3's fabric
+DEFAULT_GRID = (2, 2)
+MAX_GRID = (1172, 762)  # rows and columns of WSE-3's fabric
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,16 @@ class Csl:
     `configured("4x8")` is that for another grid, `configured("4x4,cannon")` one whose products go round in rings.
     """
 
-    grid: tuple[int, int] = GRID
+    grid: tuple[int, int] = DEFAULT_GRID
     product: str = SUMMA
     name: str = "csl"
 
     @property
     def capabilities(self) -> Capabilities:
         """What elements can do."""
-        return Capabilities(4, tuple(SPELLING), plan=Plan(mesh=self.grid, mesh_product=self.product, flash=False))
+        return Capabilities(
+            4, tuple(CSL_TYPES), plan=LoweringPlan(mesh=self.grid, mesh_product=self.product, flash=False)
+        )
 
     @property
     def has_device(self) -> bool:
@@ -59,7 +61,7 @@ class Csl:
 
     def where(self) -> str:
         """What `runtime` runs on."""
-        return text.SIMULATOR
+        return program_files.SIMULATOR
 
     def configured(self, options: str) -> Csl:
         """The generator for a grid, as "ROWSxCOLUMNS", and a way to multiply, "summa" or "cannon".
@@ -71,8 +73,10 @@ class Csl:
         sizes = text_.split("x")
         if len(sizes) != 2 or not all(s.isdigit() and 0 < int(s) for s in sizes):
             raise ArgumentError(f'"{options}" is not a grid', expected="ROWSxCOLUMNS, as in csl:4x4")
-        if any(int(s) > most for s, most in zip(sizes, LARGEST, strict=True)):
-            raise ArgumentError(f"no wafer holds a grid of {text_}", expected="at most {}x{} elements".format(*LARGEST))
+        if any(int(s) > most for s, most in zip(sizes, MAX_GRID, strict=True)):
+            raise ArgumentError(
+                f"no wafer holds a grid of {text_}", expected="at most {}x{} elements".format(*MAX_GRID)
+            )
         if product not in ("", SUMMA, CANNON):
             raise ArgumentError(f'"{product}" is not a way to multiply', expected=f"{SUMMA} or {CANNON}")
         return Csl((int(sizes[0]), int(sizes[1])), product or SUMMA)
@@ -96,81 +100,87 @@ class Csl:
                 expected=", ".join(OPTIONS if unknown else ARCHITECTURES),
             )
         check_element_types(module, self.name, self.capabilities.dtypes)
-        module = together(module)
+        module = ungroup_kernels(module)
         element = self._element(module, arch == ARCHITECTURES[1], bool(options.get("optimize", True)))
-        text.check_room(element, module.functions[1].loc)
-        text.check_channels(element, module.functions[1].loc)
-        plan, bfloat = _plan(module, element), _bfloat(module.functions[1])
-        files = _files(module, element, plan, {**options, "arch": arch})
+        program_files.check_memory(element, module.functions[1].loc)
+        program_files.check_channels(element, module.functions[1].loc)
+        plan, bfloat = _make_host_plan(module, element), _uses_bfloat(module.functions[1])
+        files = _make_files(module, element, plan, {**options, "arch": arch})
         return Artifact(self._manifest(module, plan, files, arch, bfloat), files)
 
-    def _element(self, module: Module, wide: bool, fuses: bool) -> Element:
+    def _element(self, module: Module, wide: bool, fuses: bool) -> CslEmitter:
         """The text of a program; where it does not fit memory or has too few queues, one that needs less."""
         for relayed, sparing in itertools.product((True, False), (False, True)):
-            element = Element(self.grid, wide, fuses, sparing, relayed)
+            element = CslEmitter(self.grid, wide, fuses, sparing, relayed)
             if is_kernel(module):
                 emit_kernel(module, element)
             else:
                 element.grid = tuple(module.functions[1].attrs["mesh"])
-                statements(element, module.functions[1].body)
-            element.say("sys_mod.unblock_cmd_stream();")
-            if text.fits(element):
+                emit_block(element, module.functions[1].body)
+            element.add_line("sys_mod.unblock_cmd_stream();")
+            if program_files.fits_resources(element):
                 break
         return element
 
     def _manifest(self, module: Module, plan: Any, files: Mapping[str, str], arch: str, bfloat: bool) -> dict[str, Any]:
-        return manifest(
+        return build_manifest(
             self.name, module, plan, "".join(files.values()), (plan["inputs"], plan["outputs"]),
             {"arch": arch, "bfloat": bfloat}, {"mesh": list(plan["grid"])},
         )  # fmt: skip
 
     def runtime(self, artifact: Artifact) -> Runtime:
         """The program in the simulator: no machine is at hand."""
-        from tessera.codegen.csl.runtime import Simulated  # the simulator is large, and not needed to emit
+        from tessera.codegen.csl.runtime.simulation import (
+            CslSimulation,  # the simulator is large, and not needed to emit
+        )
 
-        return Simulated(artifact)
+        return CslSimulation(artifact)
 
     def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """What runs the text in the simulator."""
         return self.runtime(artifact).run
 
 
-def _files(module: Module, element: Element, plan: Any, options: Mapping[str, Any]) -> dict[str, str]:
+def _make_files(module: Module, element: CslEmitter, plan: Any, options: Mapping[str, Any]) -> dict[str, str]:
     """The files of an artifact."""
-    name, arch, bfloat = module.main.name, str(options["arch"]), _bfloat(module.functions[1])
+    name, arch, bfloat = module.main.name, str(options["arch"]), _uses_bfloat(module.functions[1])
     comments = bool(options.get("comments", True))
-    program = text.program(name, element)
+    program = program_files.format_program(name, element)
     files = {
-        **text.sources({"layout.csl": text.layout(name, element), "pe_program.csl": program}, comments),
+        **program_files.finish_sources(
+            {"layout.csl": program_files.format_layout(name, element), "pe_program.csl": program}, comments
+        ),
         "plan.json": json.dumps(plan, indent=1) + "\n",
-        "run.py": inspect.getsource(host),
-        f"commands_{arch}.sh": text.commands(arch, element.grid, bfloat, str(options.get("address") or "")),
+        "run.py": inspect.getsource(host_script),
+        f"commands_{arch}.sh": program_files.format_commands(
+            arch, element.grid, bfloat, str(options.get("address") or "")
+        ),
     }
     if options.get("debug"):
-        lines = text.origins(program, comments)
+        lines = program_files.map_source_lines(program, comments)
         files |= {"mesh.tess": print_module(module), "lines.json": json.dumps(lines, indent=1) + "\n"}
     return files
 
 
-def _plan(module: Module, element: Element) -> dict[str, Any]:
+def _make_host_plan(module: Module, element: CslEmitter) -> dict[str, Any]:
     """What the host must know: how each tensor is cut, and under which symbol its pieces lie."""
     outputs, function = int(module.main.attrs.get("outputs", 0)), module.functions[1]
     if is_kernel(module):
-        return kernel_plan(function, element, outputs)
+        return make_kernel_plan(function, element, outputs)
     params = function.params
     entries = {n.args[0]: n for n in function.body.nodes if n.op.name in ("mesh.read", "mesh.write")}
     unread = [p for p in params if p not in entries]
     inputs = [p for p in params[: len(params) - outputs] if p not in unread]
     return {
         "grid": list(element.grid),
-        "inputs": [_entry(element, p, entries[p]) for p in inputs],
-        "outputs": [_entry(element, p, entries[p]) for p in params[len(params) - outputs :]],
+        "inputs": [_describe_tensor(element, p, entries[p]) for p in inputs],
+        "outputs": [_describe_tensor(element, p, entries[p]) for p in params[len(params) - outputs :]],
         "faults": element.faults,
         "given": [i for i, p in enumerate(params[: len(params) - outputs]) if p in inputs],
     }
 
 
-def _entry(element: Element, ref: Value, node: Any) -> dict[str, Any]:
+def _describe_tensor(element: CslEmitter, ref: Value, node: Any) -> dict[str, Any]:
     type = ref.type
     assert isinstance(type, RefType)
     piece = node.attrs["shape"] if node.op.name == "mesh.read" else node.args[1].type.shape
@@ -179,13 +189,13 @@ def _entry(element: Element, ref: Value, node: Any) -> dict[str, Any]:
         "symbol": element.exported[ref],
         "shape": [int(n) for n in type.shape],
         "dtype": type.dtype.numpy.name,
-        "bytes": BYTES[element.symbols[ref].type],
+        "bytes": TYPE_BYTES[element.symbols[ref].type],
         "split": list(node.attrs["split"]),
         "piece": [int(n) for n in piece],
     }
 
 
-def _bfloat(function: Function) -> bool:
+def _uses_bfloat(function: Function) -> bool:
     """Whether 16-bit floats are bf16; one program has one kind."""
     found = {t.dtype for n in function.body.walk() for t in (*n.types, *n.result_types)} & {f16, bf16}
     if len(found) > 1:

@@ -1,14 +1,7 @@
-"""Groups of tiles as one program: each op is done for all tiles, the leading axis of every block that differs."""
+"""Whole-function vectorisation of groups: the tiles of a group as one program, one vector lane for each tile."""
 
-from tessera.codegen.grouped import (  # they fill the table of rewrites
-    control,
-    exchange,
-    mbarriers,
-    memory,
-    pauses,
-    reports,
-)
-from tessera.codegen.grouped.rewrite import ungroup
+from tessera.codegen.grouped import control_flow, diagnostics, mbarriers, suspension_points, vectoriser
+from tessera.codegen.grouped.vectoriser import vectorise_groups
 
-assert control and exchange and mbarriers and memory and pauses and reports
-__all__ = ["ungroup"]
+assert control_flow and vectoriser and mbarriers and vectoriser and suspension_points and diagnostics
+__all__ = ["vectorise_groups"]

@@ -1,31 +1,33 @@
-"""Barriers in memory on a processor: a group runs as one program, in which arrivals are counted for all tiles at once.
+"""Mbarriers of a group: arrivals are counted for all tiles at once, and a wait that cannot end is reported as a deadlock.
 
-What a wait waits for lies before it, unless it stands in a branch of tiles whose others may still arrive: then the
-sides of the branch run in turn (`tasks.py`). A wait that would never end is reported as the interpreter reports
-a deadlock.
+Arrivals that a wait needs come before it in the program, unless the wait stands in a divergent branch whose other side
+has yet to arrive: then the sides run as coroutines (`coroutines.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tessera.codegen.grouped.control import some
-from tessera.codegen.grouped.reports import reported
-from tessera.codegen.grouped.rewrite import Group, Part, lift
+from tessera.codegen.grouped.control_flow import any_active
+from tessera.codegen.grouped.diagnostics import report_where
+from tessera.codegen.grouped.vectoriser import GroupValue, GroupVectoriser, vectorise
+from tessera.core.types import int64
 from tessera.ir.core import Node, Value
-from tessera.ops import basic, elementwise, reduce, shape, tile
-from tessera.ops import mbarrier as ops
-from tessera.ops.mbarrier import BYTES, COUNT, MISSING, PHASE
-from tessera.types import int64
+from tessera.ops.dialects import mbarrier as ops
+from tessera.ops.dialects import tile
+from tessera.ops.dialects.mbarrier import BYTES, COUNT, MISSING, PHASE
+from tessera.ops.tensor import basic, elementwise, reduce, shape
 
 
-class State:
+class GroupMbarrierState:
     """The four numbers of one barrier in the function being made, or of all where tiles use different ones."""
 
-    def __init__(self, group: Group, args: Sequence[Part]) -> None:
+    def __init__(self, group: GroupVectoriser, args: Sequence[GroupValue]) -> None:
         self.group, self.ref, self.slot = group, args[0].value, args[1]
-        if group.alone is not None and group.size == 1 and self.slot.varying:  # of one tile alone it is one barrier
-            self.slot = Part(group.reshape(self.slot.value, ()))
+        if (
+            group.stretch_start is not None and group.size == 1 and self.slot.varying
+        ):  # of one tile alone it is one barrier
+            self.slot = GroupValue(group.reshape(self.slot.value, ()))
         self.sizes: tuple[int, ...] = (int(args[0].shape[0]),) if self.slot.varying else ()
         self.hits = self._hits() if self.slot.varying else None
 
@@ -98,25 +100,25 @@ class State:
         return group.add(tile.gather, self.ref, self.slot.value, field, *mask)
 
 
-@lift(ops.mbarrier_init)
+@vectorise(ops.mbarrier_init)
 def _(group, node, args, run):
-    state = State(group, args)
+    state = GroupMbarrierState(group, args)
     start = {COUNT: node.attrs["count"], MISSING: node.attrs["count"], BYTES: 0, PHASE: 0}
     for field, value in start.items():
         state.begin(field, value)
     return []
 
 
-@lift(ops.mbarrier_arrive)
+@vectorise(ops.mbarrier_arrive)
 def _(group, node, args, run):
-    state = State(group, args)
+    state = GroupMbarrierState(group, args)
     state.settle(state.here(node.attrs["count"]))
     return []
 
 
-@lift(ops.mbarrier_expect, ops.mbarrier_copies)
+@vectorise(ops.mbarrier_expect, ops.mbarrier_copies)
 def _(group, node, args, run):
-    state = State(group, args)
+    state = GroupMbarrierState(group, args)
     copies = node.op is ops.mbarrier_copies
     change = elementwise.sub if copies else elementwise.add
     state.put(BYTES, group.add(change, state.get(BYTES), state.here(node.attrs["count"])))
@@ -125,30 +127,30 @@ def _(group, node, args, run):
     return []
 
 
-DEADLOCK: Mapping[str, object] = {
+DEADLOCK_REPORT: Mapping[str, object] = {
     "kind": "deadlock",
     "text": "deadlock: an mbarrier's phase never ends",
 }
 
 
-def waiting(group: Group, node: Node, args: Sequence[Part]) -> tuple[Value, Value]:
+def find_waiting_tiles(group: GroupVectoriser, node: Node, args: Sequence[GroupValue]) -> tuple[Value, Value]:
     """Which tiles here would have to wait, and whether any."""
-    group.uneven = group.uneven or args[1].varying or args[2].varying
+    group.has_divergent_wait = group.has_divergent_wait or args[1].varying or args[2].varying
     one = group.full(1, int64, group.size)
-    phase = group.add(elementwise.bitwise_and, State(group, args).phases(), one)
+    phase = group.add(elementwise.bitwise_and, GroupMbarrierState(group, args).phases(), one)
     held = group.add(elementwise.equal, phase, group.add(elementwise.bitwise_and, group.whole(args[2]), one))
     if group.active is not None:
         held = group.add(elementwise.bitwise_and, held, group.active)
-    return held, some(group, held)
+    return held, any_active(group, held)
 
 
-def deadlock(group: Group, condition: Value, held: Value) -> None:
+def report_deadlock(group: GroupVectoriser, condition: Value, held: Value) -> None:
     """Report, where a condition holds, that these tiles wait for ever."""
-    reported(group, condition, [group.seen(held, mask=True)], dict(DEADLOCK))
+    report_where(group, condition, [group.seen(held, mask=True)], dict(DEADLOCK_REPORT))
 
 
-@lift(ops.mbarrier_wait)
+@vectorise(ops.mbarrier_wait)
 def _(group, node, args, run):
-    held, any_of_them = waiting(group, node, args)
-    deadlock(group, any_of_them, held)
+    held, any_of_them = find_waiting_tiles(group, node, args)
+    report_deadlock(group, any_of_them, held)
     return []

@@ -1,5 +1,5 @@
-"""Tile programs for processors, through LLVM."""
+"""Code generator for processors: Tile modules to LLVM IR."""
 
-from tessera.codegen.llvm.generator import LLVM
+from tessera.codegen.llvm.generator import LlvmBackend
 
-BACKEND = LLVM()
+BACKEND = LlvmBackend()

@@ -1,4 +1,4 @@
-"""The LLVM generator: Tile modules to LLVM text, run through llvmlite."""
+"""The LLVM generator: Tile modules to LLVM IR, run through llvmlite; and the ops for which it has no row."""
 
 from __future__ import annotations
 
@@ -8,30 +8,47 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact
-from tessera.codegen.backend import Capabilities
-from tessera.codegen.element_types import check_element_types
-from tessera.codegen.llvm.function import Options
-from tessera.codegen.llvm.interpret import interpreter
-from tessera.codegen.llvm.jit import host_vector_bytes
-from tessera.codegen.llvm.meeting import MOST
-from tessera.codegen.llvm.module import emit_module
-from tessera.codegen.llvm.runtime import TEXT, Program
-from tessera.codegen.llvm.types import REGISTER
-from tessera.codegen.manifest import manifest, sides_of
-from tessera.codegen.resources import check_resources
-from tessera.errors import ArgumentError
+import tessera.codegen.llvm.text.module_emitter  # noqa: F401
+from tessera.codegen.artifact import Artifact, build_manifest, split_parameters
+from tessera.codegen.contract import Capabilities
+from tessera.codegen.grouped.vectoriser import vectorise
+from tessera.codegen.legality import check_element_types, check_resources
+from tessera.codegen.llvm.runtime.emulation import make_interpreter
+from tessera.codegen.llvm.runtime.jit import get_host_vector_bytes
+from tessera.codegen.llvm.runtime.program import TEXT_FILE, LlvmProgram
+from tessera.codegen.llvm.table.emission import pointwise_row, statement_rule
+from tessera.codegen.llvm.table.loop_fusion import element_rule
+from tessera.codegen.llvm.table.program_ops import MAX_BARRIER_PROGRAMS
+from tessera.codegen.llvm.text.module_emitter import LlvmOptions, emit_module
+from tessera.codegen.llvm.text.types import REGISTER_ELEMENTS
+from tessera.core.errors import ArgumentError
 from tessera.ir.core import Module
-from tessera.lower.plan import Plan
+from tessera.ir.levels import LEVELS
+from tessera.ir.rules import REGISTRY, lower
+from tessera.lower.lowering_plan import LoweringPlan
+
+# What this generator lacks: the ops of the Tile level that no table has.
+
+
+def list_missing_ops() -> list[str]:
+    """The names of ops legal in a tile function with neither a row nor a lowering."""
+    functions = LEVELS["tile"].others
+    assert functions is not None
+    tables = (pointwise_row, element_rule, statement_rule, vectorise, lower)
+    return sorted(o.name for o in REGISTRY.values() if functions.legal(o) and not any(o in t for t in tables))
+
+
+# The LLVM generator: Tile modules to LLVM text, run through llvmlite.
+
 
 # More rows of a query block than the default: each packing of the keys then serves twice as many products.
-PLAN = Plan(flash_m=64, host_sort=64)
-OPTIONS = ("vector_bytes", "debug", "schedule")
+TILING_PLAN = LoweringPlan(flash_m=64, host_sort=64)
+OPTION_NAMES = ("vector_bytes", "debug", "schedule")
 # Blocks and shared buffers lie in an arena that each thread holds; more than this is a slip in a size.
-ARENA = 1 << 30
+MAX_ARENA_BYTES = 1 << 30
 
 
-class LLVM:
+class LlvmBackend:
     """The generator for this machine's processor."""
 
     name = "llvm"
@@ -40,7 +57,12 @@ class LLVM:
     def capabilities(self) -> Capabilities:
         """What the processor at hand can do."""
         return Capabilities(
-            host_vector_bytes(), tuple(REGISTER), shared_bytes=ARENA, block_bytes=ARENA, meeting=MOST, plan=PLAN
+            get_host_vector_bytes(),
+            tuple(REGISTER_ELEMENTS),
+            shared_bytes=MAX_ARENA_BYTES,
+            block_bytes=MAX_ARENA_BYTES,
+            meeting=MAX_BARRIER_PROGRAMS,
+            plan=TILING_PLAN,
         )
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
@@ -48,23 +70,23 @@ class LLVM:
 
         Options: `vector_bytes` (default: the host's), `debug` (default true: lines name their source).
         """
-        unknown = [k for k in options if k not in OPTIONS]
+        unknown = [k for k in options if k not in OPTION_NAMES]
         if unknown:
-            raise ArgumentError(f"the target llvm has no option {unknown[0]}", expected=", ".join(OPTIONS))
+            raise ArgumentError(f"the target llvm has no option {unknown[0]}", expected=", ".join(OPTION_NAMES))
         check_element_types(module, self.name, self.capabilities.dtypes)
         check_resources(module, self.name, self.capabilities)
         vector = int(options.get("vector_bytes", self.capabilities.vector_bytes))
-        emission = emit_module(module, Options(vector, bool(options.get("debug", True))))
-        described = manifest(
-            self.name, module, emission.plan, emission.text, sides_of(emission.plan), {"vector_bytes": vector},
+        emission = emit_module(module, LlvmOptions(vector, bool(options.get("debug", True))))
+        described = build_manifest(
+            self.name, module, emission.plan, emission.text, split_parameters(emission.plan), {"vector_bytes": vector},
             options.get("schedule"), ("llvmlite",),
         )  # fmt: skip
-        return Artifact(described, {TEXT: emission.text})
+        return Artifact(described, {TEXT_FILE: emission.text})
 
-    def runtime(self, artifact: Artifact, threads: int | None = None) -> Program:
+    def runtime(self, artifact: Artifact, threads: int | None = None) -> LlvmProgram:
         """The artifact compiled for this processor."""
-        return Program(artifact, threads)
+        return LlvmProgram(artifact, threads)
 
     def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """What runs the artifact's text in the LLVM interpreter, with no compiler."""
-        return interpreter(artifact)
+        return make_interpreter(artifact)

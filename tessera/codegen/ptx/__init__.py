@@ -1,5 +1,5 @@
 """The PTX generator: Tile modules to PTX text for NVIDIA GPUs."""
 
-from tessera.codegen.ptx.generator import PTX
+from tessera.codegen.ptx.generator import PtxGenerator
 
-BACKEND = PTX()
+BACKEND = PtxGenerator()

@@ -1,21 +1,35 @@
-"""Layouts: which thread of a team holds which elements of a block, and in which of its registers.
+"""Distributed layouts: which thread of a team holds which elements of a block, and in which of its registers.
 
-A block's sizes are rounded up to powers of two; an element's place along each axis is then a number of bits, and
-a layout says for each of those bits what gives it: a bit of the register's number, or a bit of the thread's. A bit
-of the thread's number that gives nothing (None) means that both threads hold the same.
+A layout is linear over bits (compare Triton's linear layouts): block sizes are rounded up to powers of two, and each
+bit of an element's index comes from a bit of the register number or of the thread number. A bit of the thread number
+that gives nothing (None) means replication: both threads hold the same. Layouts of matrix products follow the PTX ISA:
+mma.m16n8 and wgmma fragments, or a square of elements in each thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-Bit = tuple[int, int]  # an axis, and which bit of the place along it
+from tessera.codegen.ptx.ops import matmul_accumulate
+from tessera.codegen.ptx.text.register_types import SMALL_FLOATS, element_bytes
+from tessera.core.types import DType, bf16, f16, f32, fp8_e4m3, fp8_e5m2, int4, int8, int32, uint8
+from tessera.ir.core import Node, Value
+from tessera.ops.tensor import contractions
+
+# Layouts: which thread of a team holds which elements of a block, and in which of its registers.
+#
+# A block's sizes are rounded up to powers of two; an element's place along each axis is then a number of bits, and
+# a layout says for each of those bits what gives it: a bit of the register's number, or a bit of the thread's. A bit
+# of the thread's number that gives nothing (None) means that both threads hold the same.
+
+
+LayoutBit = tuple[int, int]  # an axis, and which bit of the place along it
 Sizes = tuple[int, ...]
 
 
-def width(n: int) -> int:
+def bit_width(n: int) -> int:
     """The bits that count to `n`.
 
     >>> width(1), width(8), width(9)
@@ -25,15 +39,15 @@ def width(n: int) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class DistributedLayout:
     """The places of a block of `shape`: what each bit of a register's and of a thread's number stands for."""
 
     shape: Sizes
-    registers: tuple[Bit, ...]
-    threads: tuple[Bit | None, ...]
+    registers: tuple[LayoutBit, ...]
+    threads: tuple[LayoutBit | None, ...]
 
     def __str__(self) -> str:
-        def show(bits: Sequence[Bit | None]) -> str:
+        def show(bits: Sequence[LayoutBit | None]) -> str:
             return " ".join("-" if b is None else f"{b[0]}.{b[1]}" for b in bits)
 
         return f"{'x'.join(map(str, self.shape))} registers [{show(self.registers)}] threads [{show(self.threads)}]"
@@ -60,55 +74,57 @@ class Layout:
         return {place: i for i, place in enumerate(self.offsets)}
 
     @property
-    def spare(self) -> tuple[int, ...]:
+    def replicated_bits(self) -> tuple[int, ...]:
         """The bits of the thread's number that give nothing: threads that differ only there hold the same."""
         return tuple(i for i, bit in enumerate(self.threads) if bit is None)
 
-    def padded(self, axis: int) -> bool:
+    def is_padded(self, axis: int) -> bool:
         """Whether some places along an axis lie past the block's end."""
-        return 1 << width(self.shape[axis]) != self.shape[axis]
+        return 1 << bit_width(self.shape[axis]) != self.shape[axis]
 
-    def span(self, axis: int) -> int:
+    def max_thread_offset(self, axis: int) -> int:
         """The greatest place that a thread's number gives along an axis."""
         return sum(1 << bit[1] for bit in self.threads if bit is not None and bit[0] == axis)
 
-    def renamed(self, shape: Sizes, names: Mapping[Bit, Bit]) -> Layout:
+    def renamed(self, shape: Sizes, names: Mapping[LayoutBit, LayoutBit]) -> DistributedLayout:
         """The layout of a block of another shape whose bits are these, named anew; those without a name are dropped."""
         registers = tuple(names[bit] for bit in self.registers if bit in names)
-        return Layout(shape, registers, tuple(names.get(bit) if bit is not None else None for bit in self.threads))
+        return DistributedLayout(
+            shape, registers, tuple(names.get(bit) if bit is not None else None for bit in self.threads)
+        )
 
-    def permuted(self, axes: Sequence[int]) -> Layout:
+    def permuted(self, axes: Sequence[int]) -> DistributedLayout:
         """The layout of the block with its axes in another order."""
-        names = {(old, p): (new, p) for new, old in enumerate(axes) for p in range(width(self.shape[old]))}
+        names = {(old, p): (new, p) for new, old in enumerate(axes) for p in range(bit_width(self.shape[old]))}
         return self.renamed(tuple(self.shape[a] for a in axes), names)
 
-    def reduced(self, axes: Sequence[int], keep: bool) -> Layout:
+    def reduced(self, axes: Sequence[int], keep: bool) -> DistributedLayout:
         """The layout of what is left when axes are combined: every thread along them holds the result."""
         rest = [a for a in range(len(self.shape)) if a not in axes]
         shape = tuple(1 if a in axes else n for a, n in enumerate(self.shape) if keep or a not in axes)
         names = {
-            (a, p): (a if keep else rest.index(a), p) for a in rest for p in range(width(self.shape[a]))
+            (a, p): (a if keep else rest.index(a), p) for a in rest for p in range(bit_width(self.shape[a]))
         }  # fmt: skip
         return self.renamed(shape, names)
 
-    def source(self, shape: Sizes) -> Layout:
+    def source(self, shape: Sizes) -> DistributedLayout:
         """The layout of a block of `shape` that is broadcast to this one with nothing to move."""
         missing = len(self.shape) - len(shape)
         names = {
             (axis + missing, p): (axis, p)
             for axis, n in enumerate(shape)
-            for p in range(width(n))
+            for p in range(bit_width(n))
             if n == self.shape[axis + missing]
         }
         return self.renamed(shape, names)
 
-    def reshaped(self, shape: Sizes) -> Layout | None:
+    def reshaped(self, shape: Sizes) -> DistributedLayout | None:
         """The layout in another shape with nothing to move; None if sizes that are no powers of two forbid it."""
-        names = same_bits(self.shape, shape)
+        names = match_reshape_bits(self.shape, shape)
         return None if names is None else self.renamed(shape, names)
 
 
-def same_bits(here: Sizes, there: Sizes) -> dict[Bit, Bit] | None:
+def match_reshape_bits(here: Sizes, there: Sizes) -> dict[LayoutBit, LayoutBit] | None:
     """What each bit of a place in one shape is called in another shape of as many elements, in row-major order.
 
     >>> same_bits((4, 2), (8,))
@@ -116,21 +132,21 @@ def same_bits(here: Sizes, there: Sizes) -> dict[Bit, Bit] | None:
     >>> same_bits((6, 2), (12,)) is None
     True
     """
-    found: dict[Bit, Bit] = {}
-    for ours, theirs in _groups(here, there):
-        even = all(1 << width(n) == n for n in (*(here[a] for a in ours), *(there[a] for a in theirs)))
+    found: dict[LayoutBit, LayoutBit] = {}
+    for ours, theirs in _match_axis_groups(here, there):
+        even = all(1 << bit_width(n) == n for n in (*(here[a] for a in ours), *(there[a] for a in theirs)))
         if not even and [here[a] for a in ours] != [there[a] for a in theirs]:
             return None
-        found.update(zip(_bits(ours, here), _bits(theirs, there), strict=True))
+        found.update(zip(_axis_bits(ours, here), _axis_bits(theirs, there), strict=True))
     return found
 
 
-def _bits(axes: Sequence[int], shape: Sizes) -> list[Bit]:
+def _axis_bits(axes: Sequence[int], shape: Sizes) -> list[LayoutBit]:
     """The bits of some axes, the fastest first."""
-    return [(a, p) for a in reversed(axes) for p in range(width(shape[a]))]
+    return [(a, p) for a in reversed(axes) for p in range(bit_width(shape[a]))]
 
 
-def _groups(here: Sizes, there: Sizes) -> list[tuple[list[int], list[int]]]:
+def _match_axis_groups(here: Sizes, there: Sizes) -> list[tuple[list[int], list[int]]]:
     """The axes of two shapes in the least groups of as many elements; axes of size 1 have no bits and are left out."""
     ours, theirs = ([a for a, n in enumerate(shape) if n != 1] for shape in (here, there))
     found = []
@@ -148,15 +164,142 @@ def _groups(here: Sizes, there: Sizes) -> list[tuple[list[int], list[int]]]:
     return found
 
 
-def spread(shape: Sizes, threads: int, vector: int) -> Layout:
+def make_blocked_layout(shape: Sizes, threads: int, vector: int) -> DistributedLayout:
     """The plain layout: neighbours along the last axes in a thread's registers, up to `vector`, then across threads.
 
     >>> print(spread((4, 8), 8, 4))
     4x8 registers [1.0 1.1] threads [1.2 0.0 0.1]
     """
-    bits = [(a, p) for a in reversed(range(len(shape))) for p in range(width(shape[a]))]
-    lanes = width(threads)
-    inner = min(width(vector), max(0, len(bits) - lanes), width(shape[-1]) if shape else 0)
+    bits = [(a, p) for a in reversed(range(len(shape))) for p in range(bit_width(shape[a]))]
+    lanes = bit_width(threads)
+    inner = min(bit_width(vector), max(0, len(bits) - lanes), bit_width(shape[-1]) if shape else 0)
     across = bits[inner : inner + lanes]
     held = (*bits[:inner], *bits[inner + lanes :])
-    return Layout(shape, held, (*across, *(None,) * (lanes - len(across))))
+    return DistributedLayout(shape, held, (*across, *(None,) * (lanes - len(across))))
+
+
+# The layouts of matrix products: as tensor cores hold them, or a square of elements in each thread.
+
+
+LANE_BITS = 5
+MMA_K_BYTES = 32  # bytes of the shared axis, in one instruction of the tensor cores
+# What elements are multiplied as: every float of 8 bits or fewer is one of f16, whose products GPUs add up in f32.
+MMA_OPERAND_TYPES = {
+    bf16: bf16, f16: f16, **dict.fromkeys(SMALL_FLOATS, f16), int4: int8, int8: int8, uint8: uint8,
+}  # fmt: skip
+# How instructions name the types of the sides.
+MMA_TYPE_NAMES = {bf16: "bf16", f16: "f16", fp8_e4m3: "e4m3", fp8_e5m2: "e5m2", int8: "s8", uint8: "u8"}
+MIN_MMA_EXTENT = 8  # rows and columns from which tensor cores are worth their while
+
+
+def uses_tensor_cores(node: Node) -> bool:
+    """Whether a product is one for tensor cores: narrow floats or int8, sums as wide as theirs, enough of each axis."""
+    if node.op not in (contractions.dot, matmul_accumulate):
+        return False
+    a, b = (v.type for v in node.args[-2:])
+    rows, depth, columns = (int(n) for n in (a.shape[-2], a.shape[-1], b.shape[-1]))  # type: ignore[union-attr]
+    held, other = (MMA_OPERAND_TYPES.get(x.dtype) for x in (a, b))  # type: ignore[union-attr]
+    if held is None or other is None or not are_mma_compatible(held, other):
+        return False
+    fits = a.rank == 2 and depth * element_bytes(held) % MMA_K_BYTES == 0 and min(rows, columns) >= MIN_MMA_EXTENT  # type: ignore[union-attr]
+    return fits and a.accumulate == (f32 if held.is_float else int32)  # type: ignore[union-attr]
+
+
+def are_mma_compatible(a: DType, b: DType) -> bool:
+    """Whether one instruction multiplies elements of two types: any of 8 bits by each other, floats by floats."""
+    return a == b or (a.bits == b.bits == 8 and a.is_float == b.is_float)
+
+
+def mma_type_suffix(a: DType, b: DType) -> str:
+    """What the name of an instruction says of the types of its sides: the depth it takes, its sums, and them.
+
+    >>> named(bf16, bf16), named(int8, uint8)
+    ('k16.f32.bf16.bf16', 'k32.s32.s8.u8')
+    """
+    return (
+        f"k{MMA_K_BYTES // element_bytes(a)}.{'f32' if a.is_float else 's32'}.{MMA_TYPE_NAMES[a]}.{MMA_TYPE_NAMES[b]}"
+    )
+
+
+def choose_dot_layout(node: Node, threads: int, by_rows: bool) -> DistributedLayout:
+    """The layout of a product; `by_rows` asks for warps one below the other, where there are rows for all."""
+    shape = tuple(int(n) for n in node.out.type.shape)  # type: ignore[union-attr]
+    if threads == 1 or not uses_tensor_cores(node):
+        return make_square_layout(shape, threads)
+    return make_mma_layout(shape, threads, by_rows and has_enough_rows(shape[0], threads))
+
+
+def has_enough_rows(rows: int, threads: int) -> bool:
+    """Whether each warp of a team has 16 rows of its own."""
+    return bit_width(rows) >= 4 + bit_width(threads) - LANE_BITS
+
+
+def make_mma_layout(shape: tuple[int, ...], threads: int, by_rows: bool = False) -> DistributedLayout:
+    """As m16n8 instructions give their sums: warps side by side, their parts as square as can be, or all in one column.
+
+    In one column the left side of another product has the same layout: its rows are the warp's own.
+
+    A thread holds two neighbours of a row, the same eight rows further down, and these again for each 8 columns
+    (PTX ISA, "Matrix fragments for mma.m16n8k16").
+    """
+    rows, columns = bit_width(shape[0]), bit_width(shape[1])
+    inner: list[LayoutBit] = [(1, 0), (0, 3)]
+    lanes: list[LayoutBit] = [(1, 1), (1, 2), (0, 0), (0, 1), (0, 2)]
+    down: list[LayoutBit] = [(0, p) for p in range(4, rows)]
+    across: list[LayoutBit] = [(1, p) for p in range(3, columns)]
+    warps: list[LayoutBit] = []
+    while len(warps) < bit_width(threads) - LANE_BITS and (down or across):
+        tall = 4 + len(down) >= 3 + len(across) or by_rows
+        warps.append((down if tall and down else across or down).pop())
+    sizes = (rows, columns)
+    registers = tuple(b for b in (*inner, *across, *down) if b[1] < sizes[b[0]])
+    known = tuple(b if b[1] < sizes[b[0]] else None for b in lanes)
+    return DistributedLayout(
+        shape, registers, (*known, *warps, *(None,) * (bit_width(threads) - LANE_BITS - len(warps)))
+    )
+
+
+def make_wgmma_layout(shape: tuple[int, ...], threads: int) -> DistributedLayout:
+    """As instructions of a warp group give their sums: four warps one below the other, then the groups.
+
+    (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16"; further rows are registers.)
+    """
+    rows, columns = bit_width(shape[0]), bit_width(shape[1])
+    lanes: list[LayoutBit] = [(1, 1), (1, 2), (0, 0), (0, 1), (0, 2), (0, 4), (0, 5)]
+    groups: list[LayoutBit] = [(0, 6 + i) for i in range(bit_width(threads) - len(lanes))]
+    down = [(0, p) for p in range(6 + len(groups), rows)]
+    return DistributedLayout(shape, ((1, 0), (0, 3), *((1, p) for p in range(3, columns)), *down), (*lanes, *groups))
+
+
+def pack_layout(layout: DistributedLayout) -> DistributedLayout:
+    """The layout of a block's words, where each register pair of a layout holds two neighbours of a row."""
+    names = {(a, p): (a, p - 1 if a == 1 else p) for a, n in enumerate(layout.shape) for p in range(bit_width(n))}
+    del names[1, 0]
+    return layout.renamed((layout.shape[0], layout.shape[1] // 2), names)
+
+
+def make_square_layout(shape: tuple[int, ...], threads: int) -> DistributedLayout:
+    """A square of elements in each thread's registers, neighbours along rows first."""
+    row, column = len(shape) - 2, len(shape) - 1
+    rows, columns = ([(axis, p) for p in range(bit_width(shape[axis]))] for axis in (row, column))
+    outer = [(a, p) for a in reversed(range(row)) for p in range(bit_width(shape[a]))]
+    lanes = bit_width(threads)
+    held = max(0, len(rows) + len(columns) + len(outer) - lanes)
+    vector = min(2, held, len(columns))
+    tall = min(len(rows), (held - vector + 1) // 2)
+    wide = min(len(columns) - vector, held - vector - tall)
+    tall = min(len(rows), held - vector - wide)
+    inner: list[LayoutBit] = [*columns[:vector], *rows[:tall], *columns[len(columns) - wide :]]
+    rest = [b for b in (*columns, *rows, *outer) if b not in inner]
+    across = rest[:lanes]
+    return DistributedLayout(shape, (*inner, *rest[lanes:]), (*across, *(None,) * (lanes - len(across))))
+
+
+def choose_dot_operand_layouts(
+    node: Node, held: Callable[[Value], DistributedLayout], direct: bool, threads: int
+) -> Sequence[DistributedLayout | None]:
+    """The layouts in which the operands of a product are wanted: as they are, and then put into memory; but
+    `direct` asks for the left one in the registers that the instructions read."""
+    left, right = node.args[-2:]
+    shape = tuple(int(n) for n in left.type.shape)  # type: ignore[union-attr]
+    return [make_mma_layout(shape, threads, True) if direct else held(left), held(right)]

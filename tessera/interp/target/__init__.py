@@ -1,1 +1,1 @@
-"""Interpreters of target text: each parses on its own and knows nothing of the emitter."""
+"""Emulators of target text: each parses on its own and knows nothing of the generator."""

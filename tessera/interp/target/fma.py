@@ -1,4 +1,4 @@
-"""Multiply and add with one rounding, on NumPy arrays of any float format."""
+"""Fused multiply-add: one rounding, on NumPy arrays of any float format (Boldo and Melquiond 2008)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     product, addend = a.astype(_F64) * b.astype(_F64), c.astype(_F64)
     total = product + addend
     if a.dtype != _F32 or _may_round_twice(total):
-        total = to_odd(total, _error(product, addend, total))
-    return narrow(total, a.dtype)
+        total = round_to_odd(total, _compute_sum_error(product, addend, total))
+    return round_to_format(total, a.dtype)
 
 
-def narrow(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def round_to_format(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """A double in a narrower format, rounded once."""
     if dtype != _BFLOAT:
         return x.astype(dtype)
     single = x.astype(_F32)
     # bfloat16 is converted from float: keep a trace of what that step lost.
-    odd = to_odd(single, (x - single.astype(_F64)).astype(_F64))
+    odd = round_to_odd(single, (x - single.astype(_F64)).astype(_F64))
     return odd.astype(_BFLOAT)
 
 
@@ -47,13 +47,13 @@ def _may_round_twice(total: np.ndarray) -> bool:
     return bool((bits == _MIDPOINT).any() or ((magnitude < _TINY) & (magnitude > 0)).any())
 
 
-def _error(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
+def _compute_sum_error(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
     """What a + b lost to rounding, exactly (Knuth's TwoSum)."""
     part = total - a
     return (a - (total - part)) + (b - part)
 
 
-def to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
+def round_to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
     """An inexact result moved to the neighbour with an odd last bit: rounding it again is then harmless."""
     bits = total.view(np.int64 if total.dtype == _F64 else np.int32)
     inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
@@ -61,7 +61,7 @@ def to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
     return np.where(inexact, np.nextafter(total, toward), total)
 
 
-def _product_error(a: np.ndarray, b: np.ndarray, product: np.ndarray) -> np.ndarray:
+def _compute_product_error(a: np.ndarray, b: np.ndarray, product: np.ndarray) -> np.ndarray:
     """What a * b lost to rounding, exactly (Dekker's TwoProduct)."""
     a_high, b_high = a * _SPLIT, b * _SPLIT
     a_high, b_high = a_high - (a_high - a), b_high - (b_high - b)
@@ -73,20 +73,20 @@ def _fma_double(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Boldo and Melquiond: add the three parts, the small ones rounded to odd."""
     a, b, c = np.broadcast_arrays(a, b, c)
     high = a * b
-    low = _product_error(a, b, high)
+    low = _compute_product_error(a, b, high)
     middle = c + low
-    middle_low = _error(c, low, middle)
+    middle_low = _compute_sum_error(c, low, middle)
     top = high + middle
-    top_low = _error(high, middle, top)
+    top_low = _compute_sum_error(high, middle, top)
     rest = top_low + middle_low
-    out = top + to_odd(rest, _error(top_low, middle_low, rest))
-    hard = ~(_moderate(a) & _moderate(b) & (_moderate(c) | (c == 0)) & (top != 0))
+    out = top + round_to_odd(rest, _compute_sum_error(top_low, middle_low, rest))
+    hard = ~(_is_moderate(a) & _is_moderate(b) & (_is_moderate(c) | (c == 0)) & (top != 0))
     if hard.any():
         out[hard] = [_fma_exact(*three) for three in zip(a[hard], b[hard], c[hard], strict=True)]
     return out
 
 
-def _moderate(x: np.ndarray) -> np.ndarray:
+def _is_moderate(x: np.ndarray) -> np.ndarray:
     magnitude = np.abs(x)
     return (magnitude > _SMALL) & (magnitude < _LARGE)
 

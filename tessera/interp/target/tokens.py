@@ -1,4 +1,4 @@
-"""What lexers of target text share: tokens, the places where they stand, and a cursor over them."""
+"""Tokens: what the lexers of target text share, source locations and a cursor."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from bisect import bisect_right
 from typing import ClassVar, NamedTuple, NoReturn
 
-from tessera.errors import Location, ParseError
+from tessera.core.errors import Location, ParseError
 
 
-class Token(NamedTuple):
+class TextToken(NamedTuple):
     """One word of the text and the offset where it begins."""
 
     kind: str
@@ -17,7 +17,7 @@ class Token(NamedTuple):
     offset: int
 
 
-class Lexer:
+class TextLexer:
     """The tokens of one text, with places in it; `pattern` names the kind of each, and "space" is passed over."""
 
     pattern: ClassVar[re.Pattern[str]]
@@ -33,15 +33,15 @@ class Lexer:
         line = bisect_right(self._starts, offset)
         return Location(self.file, line, offset - self._starts[line - 1] + 1)
 
-    def token(self, kind: str, text: str, offset: int) -> Token:
+    def token(self, kind: str, text: str, offset: int) -> TextToken:
         """What is kept of a word."""
-        return Token(kind, text, offset)
+        return TextToken(kind, text, offset)
 
     def unexpected(self, text: str, offset: int) -> NoReturn:
         """Raise a ParseError where no token begins."""
         raise ParseError(f"unexpected character {text[offset]!r}", location=self.place(offset))
 
-    def _scan(self, text: str) -> list[Token]:
+    def _scan(self, text: str) -> list[TextToken]:
         tokens, position = [], 0
         while position < len(text):
             match = self.pattern.match(text, position)
@@ -51,10 +51,10 @@ class Lexer:
             if kind != "space":
                 tokens.append(self.token(kind, match.group(), position))
             position = match.end()
-        return [*tokens, Token("end", self.end, len(text))]
+        return [*tokens, TextToken("end", self.end, len(text))]
 
 
-class Cursor:
+class TokenCursor:
     """A reading position in tokens, the last of which is of the kind "end".
 
     `spelled`: the kinds of tokens that a grammar names by their text (names and strings never are).
@@ -62,21 +62,21 @@ class Cursor:
 
     spelled: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, lexer: Lexer) -> None:
+    def __init__(self, lexer: TextLexer) -> None:
         self.lexer = lexer
         self.tokens = lexer.tokens
         self.index = 0
 
     @property
-    def here(self) -> Token:
+    def here(self) -> TextToken:
         """The token to be read next."""
         return self.tokens[self.index]
 
-    def after(self, distance: int = 1) -> Token:
+    def after(self, distance: int = 1) -> TextToken:
         """A token further on."""
         return self.tokens[min(self.index + distance, len(self.tokens) - 1)]
 
-    def take(self) -> Token:
+    def take(self) -> TextToken:
         """The next token, consumed."""
         token = self.tokens[self.index]
         if token.kind != "end":
@@ -94,7 +94,7 @@ class Cursor:
         self.index += found
         return found
 
-    def expect(self, text: str) -> Token:
+    def expect(self, text: str) -> TextToken:
         """Consume exactly this word or sign."""
         if not self.at(text):
             self.fail(f"expected '{text}'")

@@ -1,6 +1,6 @@
-"""Graph to a mesh of processing elements: one tile program that each of them runs on its piece of every tensor."""
+"""Graph to a mesh of processing elements: one tile program (SPMD) that each of them runs on its piece of every tensor."""
 
-from tessera.lower.mesh.pieces import Mesh
-from tessera.lower.mesh.to_mesh import to_mesh
+from tessera.lower.mesh.layout_search import to_mesh
+from tessera.lower.mesh.sharding import Mesh
 
 __all__ = ["Mesh", "to_mesh"]

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import driver
 from tessera.codegen.csl.generator import Csl
-from tessera.codegen.csl.text import compile_options
+from tessera.codegen.csl.text.program_files import make_compile_options
 from tessera.interp.target.csl.host import cslc
+from tessera.runtime import driver
 
 
 def block(x, a, b, k):
@@ -30,7 +30,7 @@ def test_compiles(tmp_path, sdk, arch, dtype):
     artifact = Csl((2, 3)).emit(driver.lower(traced, "csl:2x3")["tile"], {"arch": arch})
     for name in ("layout.csl", "pe_program.csl"):
         (tmp_path / name).write_text(artifact.text(name))
-    flags = compile_options(arch, (2, 3), artifact.manifest["options"]["bfloat"])
+    flags = make_compile_options(arch, (2, 3), artifact.manifest["options"]["bfloat"])
     flags[1] = str(tmp_path / "layout.csl")
     options = [*flags, "-o", str(tmp_path / "out"), f"--sdk={sdk}"]
-    assert cslc.build(cslc.settings_of(cslc.parser().parse_args(options)))
+    assert cslc.compile_settings(cslc.collect_settings(cslc.make_parser().parse_args(options)))

@@ -6,8 +6,8 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.codegen.csl.generator import Csl
-from tessera.errors import ExecutionError, UnsupportedOpError
-from tessera.program import prepare
+from tessera.core.errors import ExecutionError, UnsupportedOpError
+from tessera.runtime.program import prepare
 
 
 @ts.kernel

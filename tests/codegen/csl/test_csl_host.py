@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.codegen.csl.host import gather, scatter
+from tessera.codegen.csl.runtime.host_script import gather, scatter
 
 
 def entry(shape, split, grid, dtype="float32"):

@@ -6,7 +6,7 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.codegen.csl.generator import Csl
-from tessera.program import prepare
+from tessera.runtime.program import prepare
 
 
 @ts.kernel

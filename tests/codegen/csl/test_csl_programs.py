@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import driver
 from tessera.codegen.csl.generator import Csl
-from tessera.errors import ArgumentError, ResourceError, UnsupportedOpError
-from tessera.interp import bound, tile
+from tessera.core.errors import ArgumentError, ResourceError, UnsupportedOpError
+from tessera.interp import bound
+from tessera.interp.tile import interpreter
 from tessera.ir.printer import print_module
+from tessera.runtime import driver
 
 # Where tensors may be cut over rows and columns alone, products must talk.
-LAYING = sys.modules["tessera.lower.mesh.to_mesh"]
+LAYING = sys.modules["tessera.lower.mesh.layout_search"]
 
 
 def r(*shape, dtype=np.float32):
@@ -54,7 +55,7 @@ def emitted(function, args, grid, **options):
 def laid(function, args, options):
     generator = Csl().configured(options)
     traced = ts.jit(function).trace(*args).function
-    *_, module = (m for _, m in driver.lowering(traced, generator.capabilities.plan))
+    *_, module = (m for _, m in driver.iterate_passes(traced, generator.capabilities.plan))
     return traced, generator, module
 
 
@@ -67,7 +68,7 @@ def test_agrees_with_the_interpreter(name, grid, arch):
     function, args = CASES[name]
     traced, generator, artifact = emitted(function, args, grid, arch=arch)
     for found, reference in zip(generator.runtime(artifact).run(args), bound.run(traced, args), strict=True):
-        assert bound.compare(found, reference).ok
+        assert bound.compare_with_bound(found, reference).ok
 
 
 @pytest.mark.parametrize(("side", "arch"), [(2, "wse2"), (2, "wse3"), (4, "wse2"), (4, "wse3")])
@@ -77,8 +78,8 @@ def test_products_in_rings(side, arch, monkeypatch):
     traced, generator, module = laid(lambda a, b: a @ b, args, f"{side}x{side},cannon")
     artifact = generator.emit(module, {"arch": arch})
     assert "ring_" in artifact.text("pe_program.csl") and "begin_rotate" in print_module(module)
-    assert bound.compare(tile.run(module, args)[0], bound.run(traced, args)[0]).ok
-    assert bound.compare(generator.runtime(artifact).run(args)[0], bound.run(traced, args)[0]).ok
+    assert bound.compare_with_bound(interpreter.run(module, args)[0], bound.run(traced, args)[0]).ok
+    assert bound.compare_with_bound(generator.runtime(artifact).run(args)[0], bound.run(traced, args)[0]).ok
 
 
 def test_the_same_program_gives_the_same_bytes():
@@ -138,7 +139,7 @@ def test_neighbours_hand_on_where_queues_are_too_few(monkeypatch):
     artifact = generator.emit(module, {})
     assert "begin_broadcast" in print_module(module) and "echo" not in artifact.text("pe_program.csl")
     (found,) = generator.runtime(artifact).run(args)
-    assert bound.compare(found, bound.run(traced, args)[0]).ok
+    assert bound.compare_with_bound(found, bound.run(traced, args)[0]).ok
 
 
 def test_more_channels_than_queues_are_refused_with_the_numbers(monkeypatch):

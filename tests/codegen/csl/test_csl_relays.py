@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import driver
 from tessera.codegen.csl.generator import Csl
-from tessera.codegen.csl.parts import IDENTIFIERS
-from tessera.interp import bound, tile
+from tessera.codegen.csl.text.pe_program import LOCAL_TASK_IDS
+from tessera.interp import bound
+from tessera.interp.tile import interpreter
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
+from tessera.runtime import driver
 
 
 def r(*shape, dtype=np.float32):
@@ -21,7 +22,7 @@ def r(*shape, dtype=np.float32):
 def laid(function, args, grid):
     traced = ts.jit(function).trace(*args).function
     generator = Csl(grid)
-    *_, module = (m for _, m in driver.lowering(traced, generator.capabilities.plan))
+    *_, module = (m for _, m in driver.iterate_passes(traced, generator.capabilities.plan))
     return traced, generator, module
 
 
@@ -32,7 +33,7 @@ def twice(a, b):
 @pytest.fixture
 def cut_both_ways(monkeypatch):
     """Tensors are cut over rows and columns alike, whatever that costs: their products must talk."""
-    monkeypatch.setattr(sys.modules["tessera.lower.mesh.to_mesh"], "CHOICES", ((0, 1),))
+    monkeypatch.setattr(sys.modules["tessera.lower.mesh.layout_search"], "CHOICES", ((0, 1),))
 
 
 # None of the sizes is a multiple of a side, and where sides differ an element has several turns in a row.
@@ -54,10 +55,10 @@ def test_products_take_what_came_before(name, arch):
     traced, generator, module = laid(function, args, grid)
     assert "mesh.begin_broadcast" in print_module(module) and parse_module(print_module(module)) == module
     wanted = bound.run(traced, args)[0]
-    assert bound.compare(tile.run(module, args)[0], wanted).ok
+    assert bound.compare_with_bound(interpreter.run(module, args)[0], wanted).ok
     artifact = generator.emit(module, {"arch": arch})
     assert "task after1()" in artifact.text("pe_program.csl")
-    assert bound.compare(generator.runtime(artifact).run(args)[0], wanted).ok
+    assert bound.compare_with_bound(generator.runtime(artifact).run(args)[0], wanted).ok
 
 
 @pytest.mark.usefixtures("cut_both_ways")
@@ -67,7 +68,7 @@ def test_the_order_of_events_changes_nothing(seed, monkeypatch):
     traced, generator, module = laid(function, args, grid)
     monkeypatch.setenv("TESSERA_CSL_SEED", seed)
     (found,) = generator.runtime(generator.emit(module, {})).run(args)
-    assert bound.compare(found, bound.run(traced, args)[0]).ok
+    assert bound.compare_with_bound(found, bound.run(traced, args)[0]).ok
 
 
 def repeated(x, w):
@@ -79,10 +80,10 @@ def repeated(x, w):
 def test_in_a_loop_neighbours_hand_on(options):
     args, generator = (r(7, 7), r(7, 6)[:, :1] * np.ones(7, np.float32)), Csl().configured(options)
     traced = ts.jit(repeated).trace(*args).function
-    *_, module = (m for _, m in driver.lowering(traced, generator.capabilities.plan))
+    *_, module = (m for _, m in driver.iterate_passes(traced, generator.capabilities.plan))
     artifact = generator.emit(module, {})
     assert "mesh.begin_" in print_module(module) and "task " not in artifact.text("pe_program.csl")
-    assert bound.compare(generator.runtime(artifact).run(args)[0], bound.run(traced, args)[0]).ok
+    assert bound.compare_with_bound(generator.runtime(artifact).run(args)[0], bound.run(traced, args)[0]).ok
 
 
 @pytest.mark.usefixtures("cut_both_ways")
@@ -104,7 +105,7 @@ def test_pieces_are_put_together_by_one_operation(grid, arch):
     artifact = generator.emit(module, {"arch": arch})
     assert "by_echo" in artifact.text("pe_program.csl")
     for found, wanted in zip(generator.runtime(artifact).run(args), bound.run(traced, args), strict=True):
-        assert bound.compare(found, wanted).ok
+        assert bound.compare_with_bound(found, wanted).ok
 
 
 @pytest.mark.usefixtures("cut_both_ways")
@@ -112,5 +113,5 @@ def test_tasks_are_no_colors_of_the_program():
     _, generator, module = laid(*PRODUCTS["one after the other"])
     text = generator.emit(module, {}).text("pe_program.csl")
     tasks = [int(line.split("(")[1].split(")")[0]) for line in text.split("\n") if "@get_local_task_id" in line]
-    assert len(set(tasks)) == len(tasks) > 5 and set(tasks) <= set(IDENTIFIERS)
+    assert len(set(tasks)) == len(tasks) > 5 and set(tasks) <= set(LOCAL_TASK_IDS)
     assert not [n for n in tasks if f"@get_color({n})" in text]

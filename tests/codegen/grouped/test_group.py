@@ -5,9 +5,10 @@ import pytest
 from test_pointwise import numbers
 from tilekernels import Kernel, agree
 
-from tessera.ops import basic, linalg, reduce, shape, tile
-from tessera.ops import elementwise as e
-from tessera.types import f32, int64
+from tessera.core.types import f32, int64
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, contractions, reduce, shape
+from tessera.ops.tensor import elementwise as e
 
 GROUP = 4
 
@@ -81,7 +82,7 @@ def test_one_copy_for_all():
 def test_reduce_dot_permute():
     def build(k, x, y, out):
         a = k(shape.reshape, k.load(x, row(k), 0, 0, shape=(1, 5, 6)), shape=(5, 6))
-        c = k(linalg.dot, a, k.load(y), dtype=f32)
+        c = k(contractions.dot, a, k.load(y), dtype=f32)
         top = k.broadcast(k(reduce.max, c, axis=(-1,), keepdims=True), 5, 7)
         c = k(shape.permute, k(e.sub, c, top), axes=(1, 0))
         k.store(out, k(shape.reshape, c, shape=(1, 7, 5)), row(k), 0, 0)

@@ -5,9 +5,10 @@ import pytest
 from test_pointwise import numbers
 from tilekernels import Kernel, agree
 
-from tessera.ops import elementwise as e
-from tessera.ops import group, reduce, tile
-from tessera.types import bf16, bool_, f16, f32, f64, int8, int32, int64
+from tessera.core.types import bf16, bool_, f16, f32, f64, int8, int32, int64
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor import reduce
 
 
 def build(group_size, width, dtype, block):
@@ -16,8 +17,8 @@ def build(group_size, width, dtype, block):
     k = Kernel(x, out, group=group_size)
     me = k(tile.local_id)
     mine = k.load(k.params[0], me, 0, shape=(1, block))
-    largest = k(reduce.max, k(group.collect, mine, width=width), axis=(-3,), keepdims=True)
-    other = k(group.exchange, mine, k.add(k(e.mul, me, 3), 1), width=width)
+    largest = k(reduce.max, k(tile.collect, mine, width=width), axis=(-3,), keepdims=True)
+    other = k(tile.exchange, mine, k.add(k(e.mul, me, 3), 1), width=width)
     for row, value in enumerate((largest, k.broadcast(other, 1, 1, block))):
         k.store(k.params[1], value, row, me, 0)
     return k.module(), [x, out]
@@ -39,5 +40,5 @@ def test_a_negative_lane_counts_from_the_end():
     x, out = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
     k = Kernel(x, out, group=4)
     me = k(tile.local_id)
-    k.store(k.params[1], k.broadcast(k(group.exchange, k.load(k.params[0], me, shape=(1,)), -1, width=2), 1), me)
+    k.store(k.params[1], k.broadcast(k(tile.exchange, k.load(k.params[0], me, shape=(1,)), -1, width=2), 1), me)
     agree(k.module(), [x, out])

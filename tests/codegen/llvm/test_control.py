@@ -4,9 +4,10 @@ import numpy as np
 from test_pointwise import numbers
 from tilekernels import Kernel, agree
 
-from tessera.ops import basic, reduce, tile
-from tessera.ops import elementwise as e
-from tessera.types import f32, int32
+from tessera.core.types import f32, int32
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, reduce
+from tessera.ops.tensor import elementwise as e
 
 
 def run(build, *arrays, grid=(1,), **tolerance):

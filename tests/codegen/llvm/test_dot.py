@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from tilekernels import Kernel, agree
 
-from tessera.ops import basic, linalg, shape, tile
-from tessera.ops import elementwise as e
-from tessera.types import bf16, f16, f32, f64, int8, int32
+from tessera.core.types import bf16, f16, f32, f64, int8, int32
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, contractions, shape
+from tessera.ops.tensor import elementwise as e
 
 SHAPES = [
     (1, 1, 1),
@@ -31,7 +32,7 @@ def product(a, b, dtype, prepare=lambda k, x: x):
     out = np.zeros((*a.shape[:-1], b.shape[-1]), dtype.numpy)
     k = Kernel(a, b, out)
     x, y = (prepare(k, k.load(p)) for p in k.params[:2])
-    k.store(k.params[2], k(linalg.dot, x, y, dtype=dtype))
+    k.store(k.params[2], k(contractions.dot, x, y, dtype=dtype))
     return k.module(), [a, b, out]
 
 
@@ -72,7 +73,7 @@ def test_transposed():
     a, b, out = numbers(f32, 24, 20), numbers(f32, 40, 24), np.zeros((20, 40), np.float32)
     k = Kernel(a, b, out)
     x, y = (k(shape.permute, k.load(p), axes=(1, 0)) for p in k.params[:2])
-    k.store(k.params[2], k(linalg.dot, x, y, dtype=f32))
+    k.store(k.params[2], k(contractions.dot, x, y, dtype=f32))
     agree(k.module(), [a, b, out], 1e-5, 1e-5)
 
 
@@ -87,7 +88,7 @@ def matmul(m, n, depth, tile_m, tile_n, tile_k, dtype=f32, edge="clip"):
     def step(i, acc):
         x = k.load(k.params[0], row, i, shape=(tile_m, tile_k), edge=edge)
         y = k.load(k.params[1], i, column, shape=(tile_k, tile_n), edge=edge)
-        return k.add(acc, k(linalg.dot, x, y, dtype=f32))
+        return k.add(acc, k(contractions.dot, x, y, dtype=f32))
 
     (acc,) = k.loop(0, depth, tile_k, [k.const(0.0, f32, (tile_m, tile_n))], step)
     k.store(k.params[2], acc, row, column, edge=edge)
@@ -115,7 +116,7 @@ def test_rescaled_accumulator():
     half = k.const(0.5, f32, (20, 40))
 
     def step(i, acc):
-        return k.add(k(linalg.dot, x, y, dtype=f32), k(e.mul, acc, half))
+        return k.add(k(contractions.dot, x, y, dtype=f32), k(e.mul, acc, half))
 
     (acc,) = k.loop(0, 5, 1, [k.const(1.0, f32, (20, 40))], step)
     k.store(k.params[2], acc)
@@ -129,7 +130,7 @@ def test_accumulator_read_again():
     x, y = k.load(k.params[0]), k.load(k.params[1])
 
     def step(i, acc, other):
-        new = k.add(acc, k(linalg.dot, x, y, dtype=f32))
+        new = k.add(acc, k(contractions.dot, x, y, dtype=f32))
         return new, k.add(other, acc)
 
     zero = k.const(0.0, f32, (20, 40))
@@ -142,7 +143,7 @@ def test_mixed_narrow_result():
     a, b = numbers(bf16, 20, 24), numbers(bf16, 24, 40)
     out = np.zeros((20, 40), ml_dtypes.bfloat16)
     k = Kernel(a, b, out)
-    y = k(linalg.dot, k.load(k.params[0]), k.load(k.params[1]), dtype=bf16)
+    y = k(contractions.dot, k.load(k.params[0]), k.load(k.params[1]), dtype=bf16)
     k.store(k.params[2], k(e.add, y, y))
     agree(k.module(), [a, b, out], 8e-3, 8e-3)
 
@@ -151,7 +152,7 @@ def test_dot_of_cast():
     a, b, out = numbers(f16, 20, 24), numbers(f16, 24, 40), np.zeros((20, 40), np.float32)
     k = Kernel(a, b, out)
     x, y = (k(basic.cast, k.load(p), dtype=f32) for p in k.params[:2])
-    k.store(k.params[2], k(linalg.dot, x, y, dtype=f32))
+    k.store(k.params[2], k(contractions.dot, x, y, dtype=f32))
     agree(k.module(), [a, b, out], 1e-5, 1e-5)
 
 
@@ -160,6 +161,6 @@ def test_right_operand_transposed(m, k, n):
     a, b, out = numbers(f32, m, k), numbers(f32, n, k, seed=1), np.zeros((m, n), np.float32)
     kernel = Kernel(a, b, out)
     x, y = kernel.load(kernel.params[0]), kernel(shape.permute, kernel.load(kernel.params[1]), axes=(1, 0))
-    kernel.store(kernel.params[2], kernel(linalg.dot, x, y, dtype=f32))
+    kernel.store(kernel.params[2], kernel(contractions.dot, x, y, dtype=f32))
     agree(kernel.module(), [a, b, out], 1e-5, 1e-5)
     agree(kernel.module(), [a, b, out], 1e-5, 1e-5, vector_bytes=32)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.program import prepare
+from tessera.runtime.program import prepare
 
 G = np.random.default_rng(0)
 A, B = (G.integers(-8, 8, (5, 37)) for _ in range(2))

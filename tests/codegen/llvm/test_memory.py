@@ -6,9 +6,10 @@ from test_pointwise import numbers
 from tilekernels import Kernel, agree
 
 from tessera.codegen.llvm import BACKEND
-from tessera.ops import basic, shape, tile
-from tessera.ops import elementwise as e
-from tessera.types import bf16, bool_, f16, f32, f64, int8, int16, int32, int64
+from tessera.core.types import bf16, bool_, f16, f32, f64, int8, int16, int32, int64
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, shape
+from tessera.ops.tensor import elementwise as e
 
 
 @pytest.mark.parametrize("dtype", [f32, f64, f16, bf16, int8, bool_, int64], ids=str)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from tilekernels import Kernel, agree
 
-from tessera.ops import basic, shape
-from tessera.ops import elementwise as e
-from tessera.types import bf16, bool_, f16, f32, f64, int8, int16, int32, int64, tf32, uint8
+from tessera.core.types import bf16, bool_, f16, f32, f64, int8, int16, int32, int64, tf32, uint8
+from tessera.ops.tensor import basic, shape
+from tessera.ops.tensor import elementwise as e
 
 FLOATS = [f32, f64, f16, bf16]
 INTEGERS = [int8, int16, int32, int64, uint8]

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from tilekernels import Kernel, agree
 
-from tessera.ops import basic, linalg, reduce, shape, tile
-from tessera.ops import elementwise as e
-from tessera.types import f32
+from tessera.core.types import f32
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, contractions, reduce, shape
+from tessera.ops.tensor import elementwise as e
 
 SIZES = (1, 3, 16, 20, 33)
 
@@ -57,8 +58,8 @@ class Random:
 
     def product(self, blocks):
         k, x = self.k, self.pick(blocks)
-        square = k(linalg.dot, x, k(shape.permute, self.pick(blocks), axes=(1, 0)), dtype=f32)
-        return k(linalg.dot, self.tame(square), x, dtype=f32)
+        square = k(contractions.dot, x, k(shape.permute, self.pick(blocks), axes=(1, 0)), dtype=f32)
+        return k(contractions.dot, self.tame(square), x, dtype=f32)
 
     def loaded(self, blocks):
         k, ref = self.k, self.pick(self.k.params)
@@ -85,8 +86,8 @@ class Random:
     def added(self, blocks):
         """The sum that may be made in place."""
         k = self.k
-        square = k(linalg.dot, self.pick(blocks), k(shape.permute, self.pick(blocks), axes=(1, 0)), dtype=f32)
-        return k.add(self.pick(blocks), k(linalg.dot, self.tame(square), self.pick(blocks), dtype=f32))
+        square = k(contractions.dot, self.pick(blocks), k(shape.permute, self.pick(blocks), axes=(1, 0)), dtype=f32)
+        return k.add(self.pick(blocks), k(contractions.dot, self.tame(square), self.pick(blocks), dtype=f32))
 
     def program(self):
         blocks = [self.k.load(p) for p in self.k.params]

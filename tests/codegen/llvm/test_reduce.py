@@ -5,9 +5,9 @@ import pytest
 from test_pointwise import numbers
 from tilekernels import Kernel, agree
 
-from tessera.ops import elementwise as e
-from tessera.ops import reduce
-from tessera.types import bf16, bool_, f16, f32, f64, int8, int32, int64, uint8
+from tessera.core.types import bf16, bool_, f16, f32, f64, int8, int32, int64, uint8
+from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor import reduce
 
 AXES = [(-1,), (-2,), (-3,), (-1, -2), (-1, -3), (-2, -3), (-1, -2, -3)]
 

@@ -9,14 +9,16 @@ from test_dot import matmul
 from test_memory import Kernel
 from test_reduce import reduced
 
-from tessera.codegen.llvm import BACKEND, jit
-from tessera.codegen.llvm.pool import thread_count
-from tessera.errors import ArgumentError, DTypeError, ParseError, ShapeError
+from tessera.codegen.llvm import BACKEND
+from tessera.codegen.llvm.runtime import jit
+from tessera.codegen.llvm.runtime.thread_pool import choose_thread_count
+from tessera.core.errors import ArgumentError, DTypeError, ParseError, ShapeError
+from tessera.core.types import RefType, f32
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Value
-from tessera.ops import elementwise as e
-from tessera.ops import host, reduce, tile
-from tessera.types import RefType, f32
+from tessera.ops.dialects import host, tile
+from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor import reduce
 
 
 def scaled(size=100, block=10, outputs=1):
@@ -58,7 +60,7 @@ def test_many_runs_from_many_threads():
 def test_a_wrong_number_of_threads(monkeypatch, text):
     monkeypatch.setenv("TESSERA_THREADS", text)
     with pytest.raises(ArgumentError, match="number of threads"):
-        thread_count()
+        choose_thread_count()
 
 
 def test_strided_and_readonly_inputs():
@@ -115,14 +117,14 @@ def test_the_cache_is_used_and_a_damaged_entry_is_not(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     module, x = scaled()
     text = BACKEND.emit(module, {}).text("kernels.ll")
-    first = jit.object_code(text)
+    first = jit.get_object_code(text)
     monkeypatch.setattr(jit, "compile_object", lambda text: b"")
-    assert jit.object_code(text) == first
+    assert jit.get_object_code(text) == first
     monkeypatch.undo()
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     (entry,) = tmp_path.iterdir()
     entry.write_bytes(entry.read_bytes()[:-1])
-    assert jit.object_code(text) == first
+    assert jit.get_object_code(text) == first
     assert entry.read_bytes().endswith(first)
 
 

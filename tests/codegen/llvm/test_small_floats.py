@@ -6,13 +6,13 @@ from test_pointwise import pointwise
 from tilekernels import agree
 
 import tessera as ts
-from tessera.codegen.small_floats import FORMS
-from tessera.errors import UnsupportedOpError
-from tessera.numerics.rounding import round_to
-from tessera.ops import basic
-from tessera.ops import elementwise as e
+from tessera.codegen.small_floats import SMALL_FLOAT_FORMATS
+from tessera.core.errors import UnsupportedOpError
+from tessera.ir.numerics.conversion import round_to_format
+from tessera.ops.tensor import basic
+from tessera.ops.tensor import elementwise as e
 
-SMALL = list(FORMS)
+SMALL = list(SMALL_FLOAT_FORMATS)
 NARROW = [*SMALL, ts.f16, ts.bf16]
 LIMITS = [np.inf, -np.inf, np.nan, 1e30, -1e30, 1e-40, -1e-45, 0.0, -0.0]
 
@@ -64,7 +64,7 @@ def test_policies(dtype, clause):
     x = edges(dtype)
     x = x[~np.isnan(x)] if dtype.bits < 8 else x
     got = ts.jit(lambda x: ts.cast(x, dtype=policy), target="llvm")(x).numpy()
-    want = round_to(x, dtype, policy.rounding, policy.saturate, policy.denormals == "flush")
+    want = round_to_format(x, dtype, policy.rounding, policy.saturate, policy.denormals == "flush")
     same_bits(got, want)
 
 
@@ -75,7 +75,7 @@ def test_stochastic_rounding_gives_the_bits_of_the_interpreter(dtype, more):
     x = edges(dtype)
     x = x[~np.isnan(x)] if dtype.bits < 8 else x
     got = ts.jit(lambda x: ts.cast(x, dtype=policy), target="llvm")(x).numpy()
-    same_bits(got, round_to(x, dtype, "stochastic", policy.saturate, policy.denormals == "flush", seed=7))
+    same_bits(got, round_to_format(x, dtype, "stochastic", policy.saturate, policy.denormals == "flush", seed=7))
 
 
 def test_policies_of_results():

@@ -13,8 +13,8 @@ from tilekernels import Kernel
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.interp import tile as interpreter
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.interp.tile import interpreter
 from tessera.ir.core import Module
 
 ARCHITECTURES = ("sm_80", "sm_90a")
@@ -34,7 +34,7 @@ def assembled(text: str, arch: str) -> str:
 def emitted(module: Module, arch: str = "sm_80") -> Artifact:
     """An artifact whose text assembles."""
     artifact = BACKEND.emit(module, {"arch": arch})
-    assert assembled(artifact.text(TEXT), arch) == ""
+    assert assembled(artifact.text(TEXT_FILE), arch) == ""
     return artifact
 
 

@@ -6,30 +6,29 @@ from ptxcheck import emitted
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.entries import abreast
-from tessera.codegen.ptx.entries.specialize import SHARES
-from tessera.codegen.ptx.entries.warpgroup import GROUP
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.codegen.ptx.passes.contract import contracted
-from tessera.codegen.ptx.passes.fuse import fuse_sums
-from tessera.codegen.ptx.passes.pipeline import pipelined
-from tessera.codegen.ptx.passes.split import split_products
-from tessera.kernel import kernel, tile
-from tessera.program import prepare
-from tessera.types import bf16, f32
+from tessera.codegen.ptx.passes.instruction_selection import contract_fma, fuse_accumulation, split_products
+from tessera.codegen.ptx.passes.mainloop import form_mainloop
+from tessera.codegen.ptx.passes.warp_specialisation import REGISTER_SHARES
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.codegen.ptx.table.warpgroup import pingpong
+from tessera.codegen.ptx.table.warpgroup.wgmma import WARPGROUP_THREADS
+from tessera.core.types import bf16, f32
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.runtime.program import prepare
 
 
 @kernel
 def gated(a, b, bias, out, *, BN: int = 128):
     """tanh(a b + bias), less the rows' means of it."""
-    m, n = tile.program_id(0) * 128, tile.program_id(1) * BN
-    acc = tile.zeros((128, BN), f32)
-    for k in tile.range(0, a.shape[1], 64):
-        left = tile.load(a[m : m + 128, k : k + 64], edge="clip")
-        acc += tile.dot(left, tile.load(b[k : k + 64, n : n + BN], edge="clip"))
-    found = tile.tanh(acc + tile.cast(tile.load(bias[n : n + BN], edge="clip"), f32)[None, :])
-    found = found - tile.sum(found, axis=-1)[:, None] / BN
-    tile.store(out[m : m + 128, n : n + BN], tile.cast(found, out.dtype), edge="clip")
+    m, n = namespace.program_id(0) * 128, namespace.program_id(1) * BN
+    acc = namespace.zeros((128, BN), f32)
+    for k in namespace.range(0, a.shape[1], 64):
+        left = namespace.load(a[m : m + 128, k : k + 64], edge="clip")
+        acc += namespace.dot(left, namespace.load(b[k : k + 64, n : n + BN], edge="clip"))
+    found = namespace.tanh(acc + namespace.cast(namespace.load(bias[n : n + BN], edge="clip"), f32)[None, :])
+    found = found - namespace.sum(found, axis=-1)[:, None] / BN
+    namespace.store(out[m : m + 128, n : n + BN], namespace.cast(found, out.dtype), edge="clip")
 
 
 def given(m, n, k):
@@ -40,7 +39,7 @@ def given(m, n, k):
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(abreast, "PROGRAMS", 1)
+    monkeypatch.setattr(pingpong, "MIN_PROGRAMS", 1)
 
 
 # The interpreter runs three blocks of two teams: some teams have several programs, some one, some none.
@@ -48,7 +47,7 @@ def few(monkeypatch):
 def test_programs_in_turn(few, m, n, k):
     arguments, grid = given(m, n, k), (-(-m // 128), n // 128)
     artifact = emitted(prepare(gated, arguments, "ptx", grid).levels["tile"], "sm_90a")
-    assert "bar.arrive" in artifact.text(TEXT) and ".reqntid 640" in artifact.text(TEXT)
+    assert "bar.arrive" in artifact.text(TEXT_FILE) and ".reqntid 640" in artifact.text(TEXT_FILE)
     BACKEND.interpreter(artifact)(list(arguments.values()))
     a, b, bias, out = (x.astype(np.float64) for x in arguments.values())
     want = np.tanh(a @ b + bias).reshape(m, n // 128, 128)
@@ -59,19 +58,21 @@ def test_programs_in_turn(few, m, n, k):
 def chosen(entry, arguments, grid=None):
     """How many groups the teams of what an entry launches have; 0: there is one team."""
     launched = prepare(entry, arguments, "ptx", grid).levels["tile"].functions[1]
-    return abreast.abreast(pipelined(contracted(fuse_sums(split_products(launched)))), grid or (256, 12))
+    return pingpong.choose_pingpong_groups(
+        form_mainloop(contract_fma(fuse_accumulation(split_products(launched)))), grid or (256, 12)
+    )
 
 
 @kernel
 def shifted(a, b, c, out, *, BN: int = 128):
     """a b + c."""
-    m, n = tile.program_id(0) * 128, tile.program_id(1) * BN
-    acc = tile.zeros((128, BN), f32)
-    for k in tile.range(0, a.shape[1], 64):
-        left = tile.load(a[m : m + 128, k : k + 64], edge="clip")
-        acc += tile.dot(left, tile.load(b[k : k + 64, n : n + BN], edge="clip"))
-    more = tile.cast(tile.load(c[m : m + 128, n : n + BN], edge="clip"), f32)
-    tile.store(out[m : m + 128, n : n + BN], tile.cast(acc + more, out.dtype), edge="clip")
+    m, n = namespace.program_id(0) * 128, namespace.program_id(1) * BN
+    acc = namespace.zeros((128, BN), f32)
+    for k in namespace.range(0, a.shape[1], 64):
+        left = namespace.load(a[m : m + 128, k : k + 64], edge="clip")
+        acc += namespace.dot(left, namespace.load(b[k : k + 64, n : n + BN], edge="clip"))
+    more = namespace.cast(namespace.load(c[m : m + 128, n : n + BN], edge="clip"), f32)
+    namespace.store(out[m : m + 128, n : n + BN], namespace.cast(acc + more, out.dtype), edge="clip")
 
 
 def test_teams_of_one_group(few):
@@ -79,7 +80,7 @@ def test_teams_of_one_group(few):
     arguments, grid = {**given_, "c": np.full((700, 256), 2, bf16.numpy)}, (6, 2)
     arguments = {k: arguments[k] for k in ("a", "b", "c", "out")}
     artifact = emitted(prepare(shifted, arguments, "ptx", grid).levels["tile"], "sm_90a")
-    assert ".reqntid 384" in artifact.text(TEXT) and "bar.arrive" in artifact.text(TEXT)
+    assert ".reqntid 384" in artifact.text(TEXT_FILE) and "bar.arrive" in artifact.text(TEXT_FILE)
     BACKEND.interpreter(artifact)(list(arguments.values()))
     a, b, c, out = (x.astype(np.float64) for x in arguments.values())
     np.testing.assert_allclose(out, a @ b + c, rtol=2.0**-8, atol=2.0**-8)
@@ -101,9 +102,9 @@ def test_a_layer_of_a_network_takes_it():
     assert chosen(ts.jit(lambda x, w, bias: ts.gelu(x @ w + bias)), (x, w, bias))
 
 
-@pytest.mark.parametrize("working", SHARES)
+@pytest.mark.parametrize("working", REGISTER_SHARES)
 def test_registers_that_threads_ask_for_are_there(working):
-    few, many = SHARES[working]
-    threads = working + GROUP
+    few, many = REGISTER_SHARES[working]
+    threads = working + WARPGROUP_THREADS
     begun = (1 << 16) // threads // 8 * 8 * threads  # what the assembler gives to all of them at first
-    assert working * many + GROUP * few <= begun and many % 8 == few % 8 == 0
+    assert working * many + WARPGROUP_THREADS * few <= begun and many % 8 == few % 8 == 0

@@ -9,17 +9,17 @@ from tilekernels import Kernel
 
 from conformance.case import all_cases
 from conformance.run import Engine, run_case
-from tessera.cli.main import main
+from tessera.codegen.contract import list_backends
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host import gpu
-from tessera.codegen.ptx.host.gpu import GPU, _refused
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.codegen.registry import backends
-from tessera.device import gpu_count
-from tessera.errors import ArgumentError, DeviceUnavailable, ExecutionError, ResourceError, UnsupportedOpError
-from tessera.ops import checks, tile
-from tessera.ops import elementwise as e
-from tessera.types import bool_, f32
+from tessera.codegen.ptx.runtime import gpu
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.codegen.ptx.runtime.gpu import GPU, _assembly_error
+from tessera.core.device import count_gpus
+from tessera.core.errors import ArgumentError, DeviceUnavailable, ExecutionError, ResourceError, UnsupportedOpError
+from tessera.core.types import bool_, f32
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import elementwise as e
+from tessera.tools.cli.main import main
 
 
 def module(size=40, dtype=f32):
@@ -32,19 +32,19 @@ def module(size=40, dtype=f32):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_same_bytes_each_time(arch):
     first, second = (emitted(module(), arch) for _ in range(2))
-    assert first == second and f".target {arch}" in first.text(TEXT)
-    assert ".loc 1 " in first.text(TEXT) and first.manifest["options"] == {"arch": arch}
+    assert first == second and f".target {arch}" in first.text(TEXT_FILE)
+    assert ".loc 1 " in first.text(TEXT_FILE) and first.manifest["options"] == {"arch": arch}
 
 
 def test_lines_can_be_left_out():
-    assert ".loc" not in BACKEND.emit(module(), {"debug": False}).text(TEXT)
+    assert ".loc" not in BACKEND.emit(module(), {"debug": False}).text(TEXT_FILE)
 
 
 def test_built_and_run_from_the_command_line(tmp_path, capsys):
     folder = tmp_path / "out"
     assert main(["build", "examples/softmax.py", "--target", "ptx", "--arch", "sm_90a", "-o", str(folder)]) == 0
-    assert ".target sm_90a" in (folder / TEXT).read_text()
-    if not gpu_count():
+    assert ".target sm_90a" in (folder / TEXT_FILE).read_text()
+    if not count_gpus():
         assert main(["run", str(folder)]) == 0
         assert "PTX interpreter" in " ".join(capsys.readouterr().out.split())
 
@@ -54,7 +54,7 @@ def test_unknown_options_and_architectures():
         BACKEND.emit(module(), {"arch": "sm_20"})
     with pytest.raises(ArgumentError, match="no option speed"):
         BACKEND.emit(module(), {"speed": 11})
-    assert "ptx" in backends()
+    assert "ptx" in list_backends()
 
 
 def test_too_much_shared_memory_is_refused():
@@ -67,7 +67,7 @@ def test_too_much_shared_memory_is_refused():
 
 def test_what_the_target_lacks_is_named():
     k = Kernel(numbers(f32, 8))
-    k(checks.pause, k.const(True, bool_), names=(), known=(), function="f", depth=0)
+    k(tile.pause, k.const(True, bool_), names=(), known=(), function="f", depth=0)
     with pytest.raises(UnsupportedOpError, match=r"ptx.*debugger"):
         emitted(k.module())
 
@@ -77,7 +77,7 @@ def test_assertions_name_the_first_failure():
         k = Kernel(x, group=group)
         rows = k(tile.program_id, axis=0) if group == 1 else k(tile.local_id)
         value = k.load(k.params[0], rows, 0, shape=(1, 50))
-        k(checks.assert_, k(e.less, value, k.const(3.0, f32, (1, 50))), value, message="too large")
+        k(tile.assert_, k(e.less, value, k.const(3.0, f32, (1, 50))), value, message="too large")
         return BACKEND.interpreter(emitted(k.module((6,) if group == 1 else (1,))))
 
     x = np.zeros((6, 50), np.float32)
@@ -90,7 +90,7 @@ def test_assertions_name_the_first_failure():
 
 
 def test_the_assemblers_complaint_shows_the_line():
-    error = _refused("first;\nsecond;\n", "ptxas application ptx input, line 2; error : no")
+    error = _assembly_error("first;\nsecond;\n", "ptxas application ptx input, line 2; error : no")
     assert "line 2: second;" in str(error)
 
 
@@ -104,7 +104,7 @@ class Driver(types.SimpleNamespace):
 
 
 def test_an_old_gpu_is_refused(monkeypatch):
-    monkeypatch.setattr(gpu, "_pycuda", lambda: Driver((7, 5)))
+    monkeypatch.setattr(gpu, "_import_pycuda", lambda: Driver((7, 5)))
     with pytest.raises(DeviceUnavailable, match=r"7\.5"):
         GPU()
 

@@ -7,9 +7,9 @@ from ptxcheck import ARCHITECTURES, emitted
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.errors import ExecutionError
-from tessera.program import prepare
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.core.errors import ExecutionError
+from tessera.runtime.program import prepare
 
 
 def run(entry, arrays, grid, group=None, arch="sm_80"):
@@ -17,7 +17,7 @@ def run(entry, arrays, grid, group=None, arch="sm_80"):
     artifact = emitted(prepare(entry, arrays, grid=grid, group=group).levels["tile"], arch)
     with pytest.raises(ExecutionError) as error:
         BACKEND.interpreter(artifact)([a for a in arrays if isinstance(a, np.ndarray)])
-    return str(error.value), artifact.text(TEXT)
+    return str(error.value), artifact.text(TEXT_FILE)
 
 
 @ts.kernel

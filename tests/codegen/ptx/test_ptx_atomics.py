@@ -4,14 +4,10 @@ import numpy as np
 import pytest
 from ptxcheck import numbers, run
 
-from tessera.ops import elementwise as e
-from tessera.ops import shape, tile
-from tessera.types import (
-    BY_NAME,
-    SHARED,
-    bool_,
-    int64,
-)
+from tessera.core.types import BY_NAME, SHARED, bool_, int64
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor import shape
 
 FLOATS = ("f64", "f32", "tf32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "fp6", "fp6_e2m3", "fp4")
 WHOLE = ("int4", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from ptxcheck import ARCHITECTURES, numbers, run
 
-from tessera.ops import basic, shape, tile
-from tessera.ops import elementwise as e
-from tessera.types import (
+from tessera.core.types import (
     bf16,
     bool_,
     f16,
@@ -24,6 +22,9 @@ from tessera.types import (
     int64,
     uint8,
 )
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, shape
+from tessera.ops.tensor import elementwise as e
 
 TYPES = (f64, f32, f16, bf16, int64, int32, int16, int8, uint8)
 

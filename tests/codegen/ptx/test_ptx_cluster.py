@@ -10,26 +10,27 @@ from ptxcheck import emitted
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host.interpret import TEXT, hardware_grid, tensor_map
-from tessera.errors import ArgumentError, ResourceError, TesseraError
-from tessera.interp.target.ptx import Module
-from tessera.kernel import kernel, tile
-from tessera.program import prepare
-from tessera.types import bf16, f16, fp8_e4m3, int8
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, choose_hardware_grid, make_tensor_map
+from tessera.core.errors import ArgumentError, ResourceError, TesseraError
+from tessera.core.types import bf16, f16, fp8_e4m3, int8
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.interp.target.ptx import PtxModule
+from tessera.runtime.program import prepare
 
 
 @kernel
 def product(a, b, out, *, BM: int, BN: int, BK: int, turned: bool = False):
-    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
-    acc = tile.zeros((BM, BN), a.type.accumulate)
-    for k in tile.range(0, a.shape[1], BK):
-        left = tile.load(a[m : m + BM, k : k + BK], edge="clip")
+    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
+    acc = namespace.zeros((BM, BN), a.type.accumulate)
+    for k in namespace.range(0, a.shape[1], BK):
+        left = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
         if turned:
-            right = tile.transpose(tile.load(b[n : n + BN, k : k + BK], edge="clip"))
+            right = namespace.transpose(namespace.load(b[n : n + BN, k : k + BK], edge="clip"))
         else:
-            right = tile.load(b[k : k + BK, n : n + BN], edge="clip")
-        acc += tile.dot(left, right)
-    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
+            right = namespace.load(b[k : k + BK, n : n + BN], edge="clip")
+        acc += namespace.dot(left, right)
+    namespace.store(out[m : m + BM, n : n + BN], namespace.cast(acc, out.dtype), edge="clip")
 
 
 def arguments(shape, block, dtype=bf16, turned=False):
@@ -52,9 +53,9 @@ def debugged(found, given, processors=4, change=lambda text: text):
     """The text in the PTX interpreter's debug mode, with so many multiprocessors."""
     (launch,), (entry,) = found.manifest["plan"]["launches"], found.manifest["plan"]["entries"].values()
     arrays = [given[name] for name in ("a", "b", "out")]
-    maps = [tensor_map(each, arrays[each["param"]]) for each in entry["maps"]]
-    grid, text = hardware_grid(launch, entry, processors), change(found.text(TEXT))
-    Module(text).launch(launch["kernel"], grid, entry["threads"], [*maps, *arrays], entry["shared"], debug=True)
+    maps = [make_tensor_map(each, arrays[each["param"]]) for each in entry["maps"]]
+    grid, text = choose_hardware_grid(launch, entry, processors), change(found.text(TEXT_FILE))
+    PtxModule(text).launch(launch["kernel"], grid, entry["threads"], [*maps, *arrays], entry["shared"], debug=True)
     return grid
 
 
@@ -66,10 +67,10 @@ def debugged(found, given, processors=4, change=lambda text: text):
      ((128, 504, 136), (128, 64, 64), 4)],
 )  # fmt: skip
 def test_programs_of_a_cluster_share_what_they_fetch(shape, block, cluster, turned, processors):
-    given, want = arguments(shape, block, turned=turned)
+    given, want = arguments(shape, block, is_reversed=turned)
     found = artifact(given, cluster)
     grid = debugged(found, given, processors)
-    assert grid[0] % cluster == 0 and f".reqnctapercluster {cluster}" in found.text(TEXT)
+    assert grid[0] % cluster == 0 and f".reqnctapercluster {cluster}" in found.text(TEXT_FILE)
     assert np.abs(given["out"] - want).max() <= 1e-4 * np.abs(want).max()
 
 
@@ -90,7 +91,7 @@ def test_a_stage_that_other_blocks_still_read_is_not_filled():
     given, _ = arguments((256, 256, 640), (64, 128, 64))
     found = artifact(given, 2)
     alone = lambda text: re.sub(r"(mbarrier.init.shared::cta.b64 \[\S+\]), 2;", r"\1, 1;", text)  # noqa: E731
-    assert alone(found.text(TEXT)) != found.text(TEXT)
+    assert alone(found.text(TEXT_FILE)) != found.text(TEXT_FILE)
     with pytest.raises(TesseraError):
         debugged(found, given, 2, alone)
 
@@ -107,4 +108,4 @@ def test_what_cannot_run_in_clusters_says_so():
 def test_a_schedule_without_clusters_has_none():
     given, _ = arguments((256, 256, 64), (64, 128, 64))
     assert "cluster" not in artifact(given, 1).manifest["plan"]["entries"]["product"]
-    assert "multicast" not in artifact(given, 1).text(TEXT)
+    assert "multicast" not in artifact(given, 1).text(TEXT_FILE)

@@ -4,12 +4,11 @@ import types
 
 import pytest
 
-from tessera.codegen.ptx.host import calls
-from tessera.codegen.ptx.host.cooperative import Cooperative
-from tessera.codegen.ptx.host.gpu import GPU
-from tessera.codegen.ptx.host.recorded import Recorded
-from tessera.codegen.ptx.host.runtime import _recordable
-from tessera.errors import DeviceUnavailable, ExecutionError, ResourceError
+from tessera.codegen.ptx.runtime import driver_api
+from tessera.codegen.ptx.runtime.driver_api import CooperativeKernel, CudaGraph
+from tessera.codegen.ptx.runtime.gpu import GPU
+from tessera.codegen.ptx.runtime.gpu_program import _is_recordable
+from tessera.core.errors import DeviceUnavailable, ExecutionError, ResourceError
 
 
 class Failure(Exception):
@@ -57,11 +56,11 @@ def test_a_kernel_beyond_the_gpu_is_refused_before_its_launch():
 
 
 def test_no_driver(monkeypatch):
-    monkeypatch.setattr(calls, "LIBRARY", "libnobody.so.1")
-    calls.library.cache_clear()
+    monkeypatch.setattr(driver_api, "DRIVER_LIBRARY", "libnobody.so.1")
+    driver_api.load_driver_library.cache_clear()
     with pytest.raises(DeviceUnavailable, match="driver is not here"):
-        calls.call("cuInit", 0)
-    calls.library.cache_clear()
+        driver_api.call_driver("cuInit", 0)
+    driver_api.load_driver_library.cache_clear()
 
 
 class Library:
@@ -85,7 +84,7 @@ class Library:
 def library(monkeypatch):
     def install(**statuses):
         found = Library(**statuses)
-        monkeypatch.setattr(calls, "library", lambda: found)
+        monkeypatch.setattr(driver_api, "load_driver_library", lambda: found)
         return found
 
     return install
@@ -94,7 +93,7 @@ def library(monkeypatch):
 def test_launches_are_recorded_and_queued_again(library):
     found, (made, _) = library(), driver()
     made._held, queued = set(), []
-    recorded = Recorded(made, lambda stream: queued.append(stream.handle))
+    recorded = CudaGraph(made, lambda stream: queued.append(stream.handle))
     recorded.launch()
     assert queued == [7] and recorded in made._held
     order = ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphDestroy"]
@@ -105,28 +104,28 @@ def test_launches_are_recorded_and_queued_again(library):
 def test_what_the_driver_refuses_has_a_type(library, status, typed):
     found, (made, _) = library(cuGraphInstantiateWithFlags=status, cuGetErrorName=1), driver()
     with pytest.raises(typed, match="cuGraphInstantiateWithFlags"):
-        Recorded(made, lambda stream: None)
+        CudaGraph(made, lambda stream: None)
     assert found.made.count("cuGraphDestroy") == 1
 
 
 def test_a_failure_while_recording_ends_it(library):
     found, (made, _) = library(), driver()
     with pytest.raises(ZeroDivisionError):
-        Recorded(made, lambda stream: 1 / 0)
+        CudaGraph(made, lambda stream: 1 / 0)
     assert found.made == ["cuStreamBeginCapture_v2", "cuStreamEndCapture"]
 
 
 def test_steps_that_ask_what_a_kernel_found_are_not_recorded():
     loop = {"loop": 0, "first": 0, "step": 1, "count": 3, "body": [{"run": [0, 1]}]}
     asking = {"while": 0, "test": [], "body": []}
-    assert _recordable([]) and _recordable([{"run": [0, 2]}, loop])
-    assert not _recordable([asking]) and not _recordable([{**loop, "body": [asking]}])
+    assert _is_recordable([]) and _is_recordable([{"run": [0, 2]}, loop])
+    assert not _is_recordable([asking]) and not _is_recordable([{**loop, "body": [asking]}])
 
 
 def test_programs_that_meet_are_launched_together(library):
     found, (made, _) = library(), driver()
     made._held, made.processors = set(), 132
-    kernel = Cooperative(made, ".version 7.8", "k", "Pfi", 50_000)
+    kernel = CooperativeKernel(made, ".version 7.8", "k", "Pfi", 50_000)
     kernel.prepared_async_call((4, 1, 1), (32, 1, 1), None, 64, 0.5, -3, shared_size=0)
     assert found.made == [
         "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchCooperativeKernel",

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import driver, tile
+from tessera import tile
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host.attend import Extras
-from tessera.codegen.ptx.host.interpret import TEXT, hardware_grid
-from tessera.codegen.ptx.host.runtime import Launch, _Engine
-from tessera.errors import ExecutionError
-from tessera.interp.target.ptx import Module
-from tessera.program import prepare
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, choose_hardware_grid
+from tessera.codegen.ptx.runtime.gpu_program import KernelLaunch, _QueuedPlan
+from tessera.codegen.ptx.runtime.launch_buffers import LaunchBuffers
+from tessera.core.errors import ExecutionError
+from tessera.interp.target.ptx import PtxModule
+from tessera.runtime import driver
+from tessera.runtime.program import prepare
 
 
 class Memory:
@@ -40,11 +41,11 @@ def launched(x):
     """A launch whose extras lie in rooms of their own, filled with what was there before; and the rooms."""
     plan = (artifact := BACKEND.emit(prepare(speaks, [x], grid=(4,)).levels["tile"], {})).manifest["plan"]
     (launch,), entry = plan["launches"], plan["entries"]["speaks"]
-    extras = Extras(entry, (4,))
+    extras = LaunchBuffers(entry, (4,))
     rooms = {256 * i: np.full(n, 0xAB, np.uint8) for i, n in enumerate(extras.rooms.values(), 1)}
-    found = Launch(None, (4, 1, 1), launch, entry, extras, dict(zip(extras.rooms, rooms, strict=True)))
-    run = Module(artifact.text(TEXT)).launch
-    grid = hardware_grid(launch, entry, 132)
+    found = KernelLaunch(None, (4, 1, 1), launch, entry, extras, dict(zip(extras.rooms, rooms, strict=True)))
+    run = PtxModule(artifact.text(TEXT_FILE)).launch
+    grid = choose_hardware_grid(launch, entry, 132)
     return found, Memory(rooms), lambda: run("speaks", grid, entry["threads"], [x, *rooms.values()], entry["shared"])
 
 
@@ -69,6 +70,6 @@ def test_an_op_of_the_host():
     waited = []
     device = types.SimpleNamespace(driver=Memory(rooms))
     program = types.SimpleNamespace(device=device, calls=plan["calls"], workspace=1000)
-    _Engine(program, list(range(9)), types.SimpleNamespace(synchronize=lambda: waited.append(1))).call(0)
+    _QueuedPlan(program, list(range(9)), types.SimpleNamespace(synchronize=lambda: waited.append(1))).call(0)
     np.testing.assert_array_equal(rooms[places[1]], np.diag([2, 3, 4]))
     assert waited == [1]

@@ -10,9 +10,9 @@ from tilekernels import Kernel
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
-from tessera.errors import ExecutionError, ResourceError, UnsupportedOpError
+from tessera.core.errors import ExecutionError, ResourceError, UnsupportedOpError
 from tessera.ir.core import Block, Module
-from tessera.program import prepare
+from tessera.runtime.program import prepare
 
 
 @ts.kernel

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.codegen.ptx.layout import Layout, spread, width
-from tessera.codegen.ptx.passes.products import fragments, group_fragments, square
+from tessera.codegen.ptx.layout import (
+    DistributedLayout,
+    bit_width,
+    make_blocked_layout,
+    make_mma_layout,
+    make_square_layout,
+    make_wgmma_layout,
+)
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 
@@ -30,30 +36,30 @@ def places(layout):
 
 def whole(layout):
     """Whether the places are those of the block, filled up to powers of two."""
-    return set(places(layout).values()) == set(np.ndindex(*(1 << width(n) for n in layout.shape)))
+    return set(places(layout).values()) == set(np.ndindex(*(1 << bit_width(n) for n in layout.shape)))
 
 
 @settings(deadline=None)
 @given(SHAPES, st.sampled_from([1, 32, 128]), st.sampled_from([1, 4, 8]))
 def test_spread_holds_every_element(shape, threads, vector):
-    layout = spread(shape, threads, vector)
+    layout = make_blocked_layout(shape, threads, vector)
     assert whole(layout) and 1 << len(layout.threads) == threads
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (16, 8), (64, 64), (20, 24), (128, 256)])
 def test_fragments_hold_every_element(shape):
-    assert whole(fragments(shape, 128)) and whole(square(shape, 128))
+    assert whole(make_mma_layout(shape, 128)) and whole(make_square_layout(shape, 128))
 
 
 def test_fragments_of_warp_groups():
-    layout = group_fragments((128, 64), 256)
+    layout = make_wgmma_layout((128, 64), 256)
     assert whole(layout) and layout.offsets[:4] == ((0, 0), (0, 1), (8, 0), (8, 1))
 
 
 @settings(deadline=None)
 @given(SHAPES)
 def test_permuted(shape):
-    layout = spread(shape, 32, 4)
+    layout = make_blocked_layout(shape, 32, 4)
     axes = tuple(reversed(range(len(shape))))
     moved = places(layout.permuted(axes))
     assert all(moved[key] == tuple(place[a] for a in axes) for key, place in places(layout).items())
@@ -64,20 +70,20 @@ def test_permuted(shape):
 def test_reshaped(shape):
     shape = tuple(shape)
     other = (shape[0], math.prod(shape[1:]))
-    moved = spread(shape, 32, 4).reshaped(other)
+    moved = make_blocked_layout(shape, 32, 4).reshaped(other)
     if moved is not None:
-        for key, place in places(spread(shape, 32, 4)).items():
+        for key, place in places(make_blocked_layout(shape, 32, 4)).items():
             if all(i < n for i, n in zip(place, shape, strict=True)):
                 assert np.ravel_multi_index(places(moved)[key], other) == np.ravel_multi_index(place, shape)
 
 
 def test_a_reshape_that_would_tear_elements_apart():
-    assert spread((6, 4), 32, 1).reshaped((8, 3)) is None
-    assert spread((6, 4), 32, 1).reshaped((6, 2, 2)) is not None
+    assert make_blocked_layout((6, 4), 32, 1).reshaped((8, 3)) is None
+    assert make_blocked_layout((6, 4), 32, 1).reshaped((6, 2, 2)) is not None
 
 
 def test_reduced_layouts_repeat():
-    layout = spread((4, 64), 32, 4)
+    layout = make_blocked_layout((4, 64), 32, 4)
     kept = layout.reduced((1,), keep=True)
-    assert kept.shape == (4, 1) and kept.spare == (0, 1, 2, 3) and layout.source((4, 1)) == kept
-    assert str(Layout((2,), ((0, 0),), (None,))) == "2 registers [0.0] threads [-]"
+    assert kept.shape == (4, 1) and kept.replicated_bits == (0, 1, 2, 3) and layout.source((4, 1)) == kept
+    assert str(DistributedLayout((2,), ((0, 0),), (None,))) == "2 registers [0.0] threads [-]"

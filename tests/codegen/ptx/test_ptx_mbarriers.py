@@ -7,8 +7,8 @@ from ptxcheck import ARCHITECTURES, both, emitted
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
-from tessera.errors import BarrierError
-from tessera.program import prepare
+from tessera.core.errors import BarrierError
+from tessera.runtime.program import prepare
 
 
 @ts.kernel

@@ -6,9 +6,9 @@ from ptxcheck import emitted
 
 import tessera as ts
 from tessera import tile
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.interp.target.ptx import Module
-from tessera.program import prepare
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.interp.target.ptx import PtxModule
+from tessera.runtime.program import prepare
 
 
 @ts.kernel
@@ -32,7 +32,7 @@ def test_who_meets(kernel, size, meets):
     x, out = np.arange(size, dtype="f4"), np.zeros(size, "f4")
     artifact = emitted(prepare(kernel, (x, out), "interp", (4,) if meets else (1,), None).levels["tile"])
     entry = artifact.manifest["plan"]["entries"][kernel.__name__]
-    text = artifact.text(TEXT)
+    text = artifact.text(TEXT_FILE)
     assert ("bar.sync" in text) == meets
-    Module(text).launch(kernel.__name__, 4 if meets else 1, entry["threads"], [x, out], entry["shared"], debug=True)
+    PtxModule(text).launch(kernel.__name__, 4 if meets else 1, entry["threads"], [x, out], entry["shared"], debug=True)
     assert (out == (x if meets else 2 * x)).all()

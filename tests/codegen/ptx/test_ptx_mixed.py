@@ -6,9 +6,9 @@ from ptxcheck import ARCHITECTURES, both, emitted
 
 import tessera as ts
 from tessera import tile
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.program import prepare
-from tessera.types import as_dtype
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.core.types import as_dtype
+from tessera.runtime.program import prepare
 
 PAIRS = [
     ("uint8", "uint8"), ("int8", "uint8"), ("uint8", "int8"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"),
@@ -51,7 +51,7 @@ def test_blocks(pair, m, k, n):
     ours, theirs = both(module, [a, b, out])[-1]
     np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(ours, wanted(a, b, out.dtype))
-    assert ("mma.sync" in emitted(module).text(TEXT)) == (min(m, n) >= 8 and k % 32 == 0)
+    assert ("mma.sync" in emitted(module).text(TEXT_FILE)) == (min(m, n) >= 8 and k % 32 == 0)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -62,7 +62,7 @@ def test_loops(pair, arch):
     module = prepare(many, [a, b, out, 256], grid=(1, 2)).levels["tile"]
     ours, _ = both(module, [a, b, out], arch)[-1]
     np.testing.assert_array_equal(ours, wanted(a, b.T, out.dtype))
-    assert ("wgmma" if arch == "sm_90a" else "mma.sync") in emitted(module, arch).text(TEXT)
+    assert ("wgmma" if arch == "sm_90a" else "mma.sync") in emitted(module, arch).text(TEXT_FILE)
 
 
 @pytest.mark.parametrize("dtype", SMALLER)
@@ -74,7 +74,7 @@ def test_fewer_bits(dtype):
     ours, theirs = both(module, [a, b, out])[-1]
     np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(ours, wanted(a, b, out.dtype))
-    assert "mma.sync" in emitted(module).text(TEXT)
+    assert "mma.sync" in emitted(module).text(TEXT_FILE)
 
 
 def test_narrow_sums_wrap():

@@ -5,15 +5,16 @@ from ptxcheck import emitted
 from tilekernels import Kernel
 
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.codegen.ptx.ops import multiply_add, product_loop, relayout
-from tessera.codegen.ptx.passes.arrange import arrange
-from tessera.codegen.ptx.passes.fuse import fuse_sums
-from tessera.codegen.ptx.passes.hoist import loads_first
-from tessera.codegen.ptx.passes.pipeline import pipelined
-from tessera.ops import basic, linalg, reduce, tile
-from tessera.ops import elementwise as e
-from tessera.types import bf16, f32
+from tessera.codegen.ptx.ops import convert_layout, gemm_mainloop, matmul_accumulate
+from tessera.codegen.ptx.passes.instruction_selection import fuse_accumulation
+from tessera.codegen.ptx.passes.layout_inference import assign_layouts
+from tessera.codegen.ptx.passes.load_hoisting import hoist_loads
+from tessera.codegen.ptx.passes.mainloop import form_mainloop
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.core.types import bf16, f32
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, contractions, reduce
+from tessera.ops.tensor import elementwise as e
 
 
 def looped(block=(64, 64, 64), masked=False):
@@ -27,7 +28,7 @@ def looped(block=(64, 64, 64), masked=False):
     def step(i, acc):
         rest = [k.broadcast(k(e.less, i, k.const(99)), m, depth)] if masked else []
         x = k.load(left, row, i, shape=(m, depth), edge="clip", rest=rest)
-        return k.add(acc, k(linalg.dot, x, k.load(right, i, 0, shape=(depth, n), edge="clip"), dtype=f32))
+        return k.add(acc, k(contractions.dot, x, k.load(right, i, 0, shape=(depth, n), edge="clip"), dtype=f32))
 
     (total,) = k.loop(0, 256, depth, [k.const(0.0, f32, (m, n))], step)
     k.store(out, total, row, 0, edge="clip")
@@ -39,30 +40,30 @@ def ops(function):
 
 
 def test_sums_are_fused():
-    found = ops(fuse_sums(looped()))
-    assert multiply_add in found and linalg.dot not in found
+    found = ops(fuse_accumulation(looped()))
+    assert matmul_accumulate in found and contractions.dot not in found
 
 
 def test_a_loop_of_products_becomes_one_op():
-    found = ops(pipelined(fuse_sums(looped())))
-    assert found.count(product_loop) == 1 and tile.load not in found
+    found = ops(form_mainloop(fuse_accumulation(looped())))
+    assert found.count(gemm_mainloop) == 1 and tile.load not in found
 
 
 def test_loops_that_do_not_fit_stay():
     for function in (looped((64, 64, 48)), looped((32, 64, 64)), looped(masked=True)):
-        assert product_loop not in ops(pipelined(fuse_sums(function)))
+        assert gemm_mainloop not in ops(form_mainloop(fuse_accumulation(function)))
 
 
 def test_what_a_product_loop_means():
     random = np.random.default_rng(0)
     a, b = random.standard_normal((10, 30)), random.standard_normal((30, 7))
     attrs = {"step": 8, "left": (0, -1), "right": (-1, 1), "block": (16, 8, 8), "flipped": False}
-    found = product_loop.ref(np.ones((16, 8)), a, b, 0, 30, -2, 0, **attrs)
+    found = gemm_mainloop.ref(np.ones((16, 8)), a, b, 0, 30, -2, 0, **attrs)
     want = np.ones((16, 8))
     want[2:12, :7] += a @ b
     np.testing.assert_allclose(found, want)
     attrs |= {"right": (1, -1), "flipped": True}
-    np.testing.assert_allclose(product_loop.ref(np.ones((16, 8)), a, b.T, 0, 30, -2, 0, **attrs), want)
+    np.testing.assert_allclose(gemm_mainloop.ref(np.ones((16, 8)), a, b.T, 0, 30, -2, 0, **attrs), want)
 
 
 def test_loads_come_before_reductions():
@@ -70,7 +71,7 @@ def test_loads_come_before_reductions():
     x, y, out = k.params
     total = k(reduce.sum, k.load(x), axis=(-1,), keepdims=True)
     k.store(out, k(e.mul, k.load(y), k.broadcast(total, 4, 64)))
-    found = ops(loads_first(k.module().functions[1]))
+    found = ops(hoist_loads(k.module().functions[1]))
     assert found.index(reduce.sum) > max(i for i, op in enumerate(found) if op is tile.load)
 
 
@@ -80,8 +81,8 @@ def test_layouts_are_fixed_and_handed_over_in_the_open():
     k.store(
         k.params[1], k(e.add, v, k(basic.broadcast_to, k(reduce.sum, v, axis=(-2,), keepdims=False), shape=(64, 64)))
     )
-    done = arrange(k.module().functions[1], 128, 4)
-    shown = [n.attrs["layout"] for n in done.function.body.walk() if n.op is relayout]
+    done = assign_layouts(k.module().functions[1], 128, 4)
+    shown = [n.attrs["layout"] for n in done.function.body.walk() if n.op is convert_layout]
     assert all("threads" in text for text in shown)
     assert all(v in done.layouts for n in done.function.body.walk() for v in n.results)
 
@@ -98,12 +99,12 @@ def normalized(columns=384):
 
 
 def test_a_small_block_is_loaded_as_it_is_used():
-    function = arrange(normalized().functions[1], 256, 8).function
-    assert relayout not in ops(function)
+    function = assign_layouts(normalized().functions[1], 256, 8).function
+    assert convert_layout not in ops(function)
 
 
 def test_neighbours_inside_together_move_together():
-    text = emitted(normalized()).text(TEXT)
+    text = emitted(normalized()).text(TEXT_FILE)
     assert "ld.global.v4.b32" in text and "st.global.v4.b32" in text and "global.u16" not in text
 
 
@@ -113,4 +114,4 @@ def test_many_warps_results_are_combined_by_lanes():
     k.store(k.params[1], k(reduce.sum, k.load(k.params[0], shape=x.shape), axis=(-1,), keepdims=False))
     out, artifact = np.zeros(1, np.float32), emitted(k.module())
     BACKEND.interpreter(artifact)([x, out])
-    assert out[0] == x.sum() and artifact.text(TEXT).count("shfl.sync") >= 8
+    assert out[0] == x.sum() and artifact.text(TEXT_FILE).count("shfl.sync") >= 8

@@ -9,12 +9,12 @@ from ptxcheck import ARCHITECTURES, both, emitted
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
-from tessera.errors import UnsupportedOpError
+from tessera.core.errors import UnsupportedOpError
+from tessera.core.types import TensorType, as_dtype
 from tessera.ir.core import Function, Module
-from tessera.numerics.rounding import FINITE_ONLY
-from tessera.passes.retype import retype
-from tessera.program import prepare
-from tessera.types import TensorType, as_dtype
+from tessera.ir.numerics.conversion import FINITE_ONLY
+from tessera.lower.passes.type_conversion import convert_types
+from tessera.runtime.program import prepare
 
 TYPES = ("f64", "f32", "tf32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "fp6", "fp6_e2m3", "fp4")
 POLICIES = [
@@ -94,7 +94,7 @@ def test_rounding_by_chance_that_no_pass_made_explicit_is_refused():
 
 def _changed(function: Function, chance) -> Function:
     kept = {v.type for v in function.params}
-    return retype(function, lambda type: type if type in kept else chance(type))
+    return convert_types(function, lambda type: type if type in kept else chance(type))
 
 
 def test_draws_differ_between_programs_and_not_between_engines(rng):

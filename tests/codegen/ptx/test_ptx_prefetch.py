@@ -11,41 +11,40 @@ from ptxcheck import emitted
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.blocks.slots import rows_of
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.codegen.ptx.ops import lying, slots
-from tessera.codegen.ptx.passes.fetches import fetches_of
-from tessera.codegen.ptx.passes.fuse import fuse_sums
-from tessera.codegen.ptx.passes.inplace import in_place
-from tessera.codegen.ptx.passes.prefetch import prefetched
-from tessera.errors import AsyncCopyError, ResourceError, TesseraError
-from tessera.interp import tile as interpreter
-from tessera.interp.target.ptx import Module
+from tessera.codegen.ptx.ops import smem_operand, smem_slots
+from tessera.codegen.ptx.passes.instruction_selection import fuse_accumulation
+from tessera.codegen.ptx.passes.multistage_pipelining import find_loop_fetches, insert_prefetch, read_operands_in_place
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.codegen.ptx.table.blocks.staging_buffers import choose_row_layout
+from tessera.core.errors import AsyncCopyError, ResourceError, TesseraError
+from tessera.core.types import bf16, f16, f32, fp8_e4m3, int8
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.interp.target.ptx import PtxModule
+from tessera.interp.tile import interpreter
 from tessera.ir.core import Attrs, Block, Function
 from tessera.ir.core import Module as Program
-from tessera.kernel import kernel, tile
-from tessera.ops import tile as tile_ops
-from tessera.program import prepare
+from tessera.ops.dialects import tile as tile_ops
+from tessera.runtime.program import prepare
 from tessera.stdlib.attention import attend
-from tessera.types import bf16, f16, f32, fp8_e4m3, int8
 
 
 @kernel
 def product(a, b, out, *, BM: int, BN: int, BK: int, left: bool = False, right: bool = False):
     """`left` and `right` say which side is given turned around."""
-    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
-    acc = tile.zeros((BM, BN), a.type.accumulate)
-    for k in tile.range(0, a.shape[0] if left else a.shape[1], BK):
+    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
+    acc = namespace.zeros((BM, BN), a.type.accumulate)
+    for k in namespace.range(0, a.shape[0] if left else a.shape[1], BK):
         if left:
-            x = tile.transpose(tile.load(a[k : k + BK, m : m + BM], edge="clip"))
+            x = namespace.transpose(namespace.load(a[k : k + BK, m : m + BM], edge="clip"))
         else:
-            x = tile.load(a[m : m + BM, k : k + BK], edge="clip")
+            x = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
         if right:
-            y = tile.transpose(tile.load(b[n : n + BN, k : k + BK], edge="clip"))
+            y = namespace.transpose(namespace.load(b[n : n + BN, k : k + BK], edge="clip"))
         else:
-            y = tile.load(b[k : k + BK, n : n + BN], edge="clip")
-        acc += tile.dot(x, y)
-    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
+            y = namespace.load(b[k : k + BK, n : n + BN], edge="clip")
+        acc += namespace.dot(x, y)
+    namespace.store(out[m : m + BM, n : n + BN], namespace.cast(acc, out.dtype), edge="clip")
 
 
 def arguments(dtype, m, n, k, block=(32, 32, 32), seed=0, **turned):
@@ -69,9 +68,9 @@ def run(module, given, arch="sm_80", change=lambda text: text):
     artifact = emitted(module, arch)
     (launch,), (entry,) = artifact.manifest["plan"]["launches"], artifact.manifest["plan"]["entries"].values()
     arrays = [given[name] for name in ("a", "b", "out")]
-    text = change(artifact.text(TEXT))
+    text = change(artifact.text(TEXT_FILE))
     grid = tuple(launch["grid"][: launch["rank"]][::-1])
-    Module(text).launch(launch["kernel"], grid, entry["threads"], arrays, entry["shared"], debug=True)
+    PtxModule(text).launch(launch["kernel"], grid, entry["threads"], arrays, entry["shared"], debug=True)
     return given["out"].astype("f8"), text
 
 
@@ -82,8 +81,8 @@ def close(out, want, dtype):
 
 def ahead(module, stages, room=tile_ops.alloc):
     """The pass's result."""
-    function = fuse_sums(module.functions[1])
-    return prefetched(function, stages, fetches_of(function, True, ()), room)
+    function = fuse_accumulation(module.functions[1])
+    return insert_prefetch(function, stages, find_loop_fetches(function, True, ()), room)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 5])
@@ -155,7 +154,7 @@ def test_a_schedule_says_how_many_stages():
     for stages in (1, 2, 3):
         artifact = emitted(tiles(given, stages))
         (entry,) = artifact.manifest["plan"]["entries"].values()
-        shared[stages] = entry["shared"], artifact.text(TEXT).count("cp.async.wait_group")
+        shared[stages] = entry["shared"], artifact.text(TEXT_FILE).count("cp.async.wait_group")
     assert shared[3][0] - shared[2][0] == 2 * 64 * 64 * 2 and shared[1][1] == 0 and shared[2][1] == 2
     with pytest.raises(ResourceError, match="fewer stages"):
         emitted(tiles(given, 40))
@@ -179,12 +178,12 @@ def test_one_side_is_copied_and_the_other_held():
 @kernel
 def heads(q, k, out, *, B: int = 32):
     """Heads stand after positions: a block of them has axes of size 1 in its middle."""
-    head, rows = tile.program_id(0), q.shape[0]
-    acc = tile.zeros((B, B), ts.f32)
-    for i in tile.range(0, rows, B):
-        left = tile.load(q[i : i + B, head, :], edge="clip")
-        acc = acc + tile.dot(tile.transpose(left), tile.load(k[i : i + B, head, :], edge="clip"))
-    tile.store(out[head, :, :], acc)
+    head, rows = namespace.program_id(0), q.shape[0]
+    acc = namespace.zeros((B, B), ts.f32)
+    for i in namespace.range(0, rows, B):
+        left = namespace.load(q[i : i + B, head, :], edge="clip")
+        acc = acc + namespace.dot(namespace.transpose(left), namespace.load(k[i : i + B, head, :], edge="clip"))
+    namespace.store(out[head, :, :], acc)
 
 
 def test_rows_that_are_not_neighbours():
@@ -192,8 +191,8 @@ def test_rows_that_are_not_neighbours():
     q, k = (random.standard_normal((70, 2, 32)).astype(bf16.numpy) for _ in range(2))
     given = {"q": q, "k": k, "out": np.zeros((2, 32, 32), np.float32)}
     artifact = emitted(prepare(heads, given, "ptx", (2,)).levels["tile"])
-    (entry,), text = artifact.manifest["plan"]["entries"].values(), artifact.text(TEXT)
-    Module(text).launch("heads", 2, entry["threads"], list(given.values()), entry["shared"], debug=True)
+    (entry,), text = artifact.manifest["plan"]["entries"].values(), artifact.text(TEXT_FILE)
+    PtxModule(text).launch("heads", 2, entry["threads"], list(given.values()), entry["shared"], debug=True)
     want = np.einsum("ihd,ihe->hde", q.astype("f8"), k.astype("f8"))
     assert "cp.async.cg" in text and np.abs(given["out"] - want).max() < 1e-4
 
@@ -211,8 +210,10 @@ def test_masked_blocks_are_loaded_a_round_ahead(arch):
         entry, arguments = attend.with_schedule(schedule), {**given, "out": out, "BM": 64, "BN": 64}
         artifact = emitted(prepare(entry, arguments, "ptx", (2, 1, 2)).levels["tile"], arch)
         (entry,) = artifact.manifest["plan"]["entries"].values()
-        text = artifact.text(TEXT)
-        Module(text).launch("attend", (2, 1, 2), entry["threads"], [q, k, v, lengths, out], entry["shared"], debug=True)
+        text = artifact.text(TEXT_FILE)
+        PtxModule(text).launch(
+            "attend", (2, 1, 2), entry["threads"], [q, k, v, lengths, out], entry["shared"], debug=True
+        )
         found.append((out, text.count("bar.sync")))
     np.testing.assert_array_equal(*(out.view(np.uint16) for out, _ in found))
     assert found[0][1] < found[1][1] and not np.isnan(found[0][0].astype("f4")).any()
@@ -221,49 +222,51 @@ def test_masked_blocks_are_loaded_a_round_ahead(arch):
 @kernel
 def running(a, out, *, B: int = 32):
     """Rows that a round writes are read by the next one: nothing may be fetched ahead."""
-    acc = tile.zeros((B, B), ts.f32)
-    for i in tile.range(0, a.shape[0] - B, B):
-        block = tile.load(a[i : i + B, 0:B])
-        acc = acc + tile.dot(block, block)
-        tile.store(a[i + B : i + 2 * B, 0:B], tile.cast(acc * 0.01, a.dtype))
-    tile.store(out[0:B, 0:B], acc)
+    acc = namespace.zeros((B, B), ts.f32)
+    for i in namespace.range(0, a.shape[0] - B, B):
+        block = namespace.load(a[i : i + B, 0:B])
+        acc = acc + namespace.dot(block, block)
+        namespace.store(a[i + B : i + 2 * B, 0:B], namespace.cast(acc * 0.01, a.dtype))
+    namespace.store(out[0:B, 0:B], acc)
 
 
 @kernel
 def met(a, out, *, B: int = 32):
     """Rounds that all programs begin together: what others wrote before is read after."""
-    acc = tile.zeros((B, B), ts.f32)
-    for i in tile.range(0, a.shape[0], B):
-        tile.grid_barrier()
-        block = tile.load(a[i : i + B, 0:B])
-        acc = acc + tile.dot(block, block)
-    tile.store(out[0:B, 0:B], acc)
+    acc = namespace.zeros((B, B), ts.f32)
+    for i in namespace.range(0, a.shape[0], B):
+        namespace.grid_barrier()
+        block = namespace.load(a[i : i + B, 0:B])
+        acc = acc + namespace.dot(block, block)
+    namespace.store(out[0:B, 0:B], acc)
 
 
 def test_nothing_is_read_before_a_barrier_of_the_loop():
     given = {"a": np.zeros((128, 32), bf16.numpy), "out": np.zeros((32, 32), np.float32)}
-    assert fetches_of(prepare(met, given, "ptx", (1,)).levels["tile"].functions[1], True, ()) == {}
+    assert find_loop_fetches(prepare(met, given, "ptx", (1,)).levels["tile"].functions[1], True, ()) == {}
 
 
 def test_memory_that_the_loop_writes_is_not_fetched_ahead():
     a = np.random.default_rng(0).standard_normal((128, 32)).astype(bf16.numpy)
     given = {"a": a, "out": np.zeros((32, 32), np.float32)}
     module = prepare(running, given, "ptx", (1,)).levels["tile"]
-    assert fetches_of(module.functions[1], True, ()) == {}
+    assert find_loop_fetches(module.functions[1], True, ()) == {}
 
 
 def test_both_sides_stay_where_they_lie():
     given, _ = arguments(bf16, 64, 64, 100)
-    done = in_place(ahead(tiles(given), 3, slots))
+    done = read_operands_in_place(ahead(tiles(given), 3, smem_slots))
     ops = [n.op for n in done.body.walk()]
-    assert ops.count(lying) == 2 and tile_ops.load not in ops
+    assert ops.count(smem_operand) == 2 and tile_ops.load not in ops
     x = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
-    assert (lying.ref(x, 1, flipped=True) == x[1].T).all() and (lying.ref(x, 0, flipped=False) == x[0]).all()
+    assert (smem_operand.ref(x, 1, phase_completed=True) == x[1].T).all() and (
+        smem_operand.ref(x, 0, phase_completed=False) == x[0]
+    ).all()
 
 
 @pytest.mark.parametrize("count", [32, 64, 96, 128, 160, 256, 512])
 def test_rows_read_at_once_lie_in_different_banks(count):
-    rows = rows_of(count)
+    rows = choose_row_layout(count)
     for first in range(0, count, 16):
         places = [sum(rows.apart(r, first)) % 128 for r in range(8)]
         assert len(set(places)) == 8 and all(p % 16 == 0 for p in places)
@@ -274,13 +277,15 @@ def test_rows_read_at_once_lie_in_different_banks(count):
 @kernel
 def twice(x, out, *, N: int = 32):
     """Two copies under way into memory of the kernel's own, read in the other order."""
-    here, there = tile.alloc_shared((N, N), ts.f32), tile.alloc_shared((N, N), ts.f32)
-    tile.cp_async(here, x[0:N, 0:N], edge="clip")
-    tile.cp_commit_group()
-    tile.cp_async(there, x[0:N, N : 2 * N], edge="clip")
-    tile.cp_commit_group()
-    tile.cp_wait_group(0)
-    tile.store(out[0:N, 0:N], tile.load(there[0:N, 0:N]) - tile.transpose(tile.load(here[0:N, 0:N])))
+    here, there = namespace.alloc_shared((N, N), ts.f32), namespace.alloc_shared((N, N), ts.f32)
+    namespace.cp_async(here, x[0:N, 0:N], edge="clip")
+    namespace.cp_commit_group()
+    namespace.cp_async(there, x[0:N, N : 2 * N], edge="clip")
+    namespace.cp_commit_group()
+    namespace.cp_wait_group(0)
+    namespace.store(
+        out[0:N, 0:N], namespace.load(there[0:N, 0:N]) - namespace.transpose(namespace.load(here[0:N, 0:N]))
+    )
 
 
 def test_a_user_s_own_copies_are_asynchronous():
@@ -289,12 +294,12 @@ def test_a_user_s_own_copies_are_asynchronous():
     module = prepare(twice, {"x": x, "out": given["b"]}, "ptx", (1,)).levels["tile"]
     artifact = emitted(module)
     (entry,) = artifact.manifest["plan"]["entries"].values()
-    text = artifact.text(TEXT)
+    text = artifact.text(TEXT_FILE)
     assert text.count("cp.async.commit_group") == 2 and "st.shared" in text  # the block is turned around
-    Module(text).launch("twice", 1, entry["threads"], list(given.values()), entry["shared"], debug=True)
+    PtxModule(text).launch("twice", 1, entry["threads"], list(given.values()), entry["shared"], debug=True)
     whole = np.zeros((32, 64), np.float32)
     whole[:30, :60] = x
     np.testing.assert_array_equal(given["b"], whole[:, 32:] - whole[:, :32].T)
     with pytest.raises(AsyncCopyError):
         wrong = text.replace("cp.async.wait_group 0", "cp.async.wait_group 1")
-        Module(wrong).launch("twice", 1, entry["threads"], list(given.values()), entry["shared"], debug=True)
+        PtxModule(wrong).launch("twice", 1, entry["threads"], list(given.values()), entry["shared"], debug=True)

@@ -8,9 +8,9 @@ import tessera as ts
 from tessera import tile
 from tessera.codegen import artifact
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host import printed
-from tessera.errors import ResourceError
-from tessera.program import prepare
+from tessera.codegen.ptx.runtime import launch_buffers
+from tessera.core.errors import ResourceError
+from tessera.runtime.program import prepare
 
 LLVM = "llvm"
 
@@ -77,7 +77,7 @@ def test_a_saved_artifact_still_prints(tmp_path, capsys):
     program = prepare(tiles_part, PROGRAMS["tiles"][1], grid=(1,), group=40)
     program.run("device", LLVM)
     want = capsys.readouterr().out
-    held = artifact.read(emitted(program.levels["tile"]).save(tmp_path / "a"))
+    held = artifact.read_artifact(emitted(program.levels["tile"]).save(tmp_path / "a"))
     BACKEND.interpreter(held)([a.copy() for a in PROGRAMS["tiles"][1]])
     assert capsys.readouterr().out == want
 
@@ -89,8 +89,8 @@ def chatty(x):
 
 
 def test_what_has_no_room_is_told(monkeypatch, capsys):
-    monkeypatch.setattr(printed, "LEAST", 0)
-    monkeypatch.setattr(printed, "MOST", 2000)
+    monkeypatch.setattr(launch_buffers, "MIN_PRINT_BYTES", 0)
+    monkeypatch.setattr(launch_buffers, "MAX_PRINT_BYTES", 2000)
     module = prepare(chatty, (np.arange(7, dtype="f4"),), grid=(1,)).levels["tile"]
     with pytest.raises(ResourceError, match=r"at most 2,032 bytes\n +received: 8,032 bytes"):
         BACKEND.interpreter(emitted(module))([np.arange(7, dtype="f4")])

@@ -8,29 +8,30 @@ from ptxcheck import emitted
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.codegen.ptx.ops import product_loop
-from tessera.kernel import kernel, tile
-from tessera.program import prepare
-from tessera.types import bf16, f16, fp8_e4m3
+from tessera.codegen.ptx.ops import gemm_mainloop
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.core.types import bf16, f16, fp8_e4m3
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.runtime.program import prepare
 
 
 @kernel
 def product(a, b, out, rounds, *, BM: int, BN: int, BK: int, left: bool = False, right: bool = False):
     """`left` and `right` say which side is given turned around; the sum is over `rounds` of the shared axis."""
-    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
-    acc = tile.zeros((BM, BN), ts.f32)
-    for k in tile.range(0, rounds, BK):
+    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
+    acc = namespace.zeros((BM, BN), ts.f32)
+    for k in namespace.range(0, rounds, BK):
         if left:
-            x = tile.load(a[k : k + BK, m : m + BM], edge="clip").T
+            x = namespace.load(a[k : k + BK, m : m + BM], edge="clip").T
         else:
-            x = tile.load(a[m : m + BM, k : k + BK], edge="clip")
+            x = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
         if right:
-            y = tile.load(b[n : n + BN, k : k + BK], edge="clip").T
+            y = namespace.load(b[n : n + BN, k : k + BK], edge="clip").T
         else:
-            y = tile.load(b[k : k + BK, n : n + BN], edge="clip")
-        acc += tile.dot(x, y)
-    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
+            y = namespace.load(b[k : k + BK, n : n + BN], edge="clip")
+        acc += namespace.dot(x, y)
+    namespace.store(out[m : m + BM, n : n + BN], namespace.cast(acc, out.dtype), edge="clip")
 
 
 def check(shape, block, dtype=bf16, rounds=None, **turned):
@@ -54,7 +55,7 @@ def check(shape, block, dtype=bf16, rounds=None, **turned):
     seen = -(-ends // block[2]) * block[2]
     want = a[:, :seen].astype("f8") @ b[:seen].astype("f8")
     assert np.abs(out - want).max() <= (2.0**-12 if dtype.bits == 8 else 1e-5) * max(np.abs(want).max(), 1e-30)
-    return artifact.text(TEXT)
+    return artifact.text(TEXT_FILE)
 
 
 @pytest.mark.parametrize("right", [False, True])
@@ -93,10 +94,12 @@ def test_any_size(m, n, k, left, right, depth, dtype):
 @kernel
 def ended(a, b, out, *, END: int, BK: int = 32):
     """The sum over the first `END` of the shared axis."""
-    acc = tile.zeros((64, 64), ts.f32)
-    for k in tile.range(0, END, BK):
-        acc += tile.dot(tile.load(a[0:64, k : k + BK], edge="clip"), tile.load(b[k : k + BK, 0:64], edge="clip"))
-    tile.store(out[0:64, 0:64], acc)
+    acc = namespace.zeros((64, 64), ts.f32)
+    for k in namespace.range(0, END, BK):
+        acc += namespace.dot(
+            namespace.load(a[0:64, k : k + BK], edge="clip"), namespace.load(b[k : k + BK, 0:64], edge="clip")
+        )
+    namespace.store(out[0:64, 0:64], acc)
 
 
 @pytest.mark.parametrize(
@@ -110,16 +113,18 @@ def test_rounds_are_joined_where_that_reads_no_more(end, depth, joined):
     artifact = emitted(module, "sm_90a")
     BACKEND.interpreter(artifact)(list(given.values()))
     assert np.abs(given["out"] - a[:, :end].astype("f8") @ b[:end].astype("f8")).max() < 1e-4
-    assert ("wgmma" in artifact.text(TEXT)) == joined != ("cp.async.cg" in artifact.text(TEXT))
+    assert ("wgmma" in artifact.text(TEXT_FILE)) == joined != ("cp.async.cg" in artifact.text(TEXT_FILE))
 
 
 def test_sides_that_the_loop_does_not_walk_along_the_sum_are_not_cut():
     @kernel
     def apart(a, b, out, *, BK: int = 128):
-        acc = tile.zeros((64, 64), ts.f32)
-        for k in tile.range(0, a.shape[1], 64):  # blocks overlap
-            acc += tile.dot(tile.load(a[0:64, k : k + BK], edge="clip"), tile.load(b[k : k + BK, 0:64], edge="clip"))
-        tile.store(out[0:64, 0:64], acc)
+        acc = namespace.zeros((64, 64), ts.f32)
+        for k in namespace.range(0, a.shape[1], 64):  # blocks overlap
+            acc += namespace.dot(
+                namespace.load(a[0:64, k : k + BK], edge="clip"), namespace.load(b[k : k + BK, 0:64], edge="clip")
+            )
+        namespace.store(out[0:64, 0:64], acc)
 
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(s).astype(bf16.numpy) for s in ((64, 256), (256, 64)))
@@ -128,11 +133,11 @@ def test_sides_that_the_loop_does_not_walk_along_the_sum_are_not_cut():
     BACKEND.interpreter(artifact)([a, b, out])
     x, y = a.astype("f8"), b.astype("f8")
     want = sum(x[:, k : k + 128] @ y[k : k + 128] for k in range(0, 256, 64))
-    assert "cp.async.c" in artifact.text(TEXT) and np.abs(out - want).max() < 1e-4
+    assert "cp.async.c" in artifact.text(TEXT_FILE) and np.abs(out - want).max() < 1e-4
 
 
 def test_what_a_turned_left_side_means():
     random = np.random.default_rng(0)
     a, b = random.standard_normal((30, 16)), random.standard_normal((30, 8))
     attrs = {"step": 8, "left": (-1, 0), "right": (-1, 0), "block": (16, 8, 8), "flipped": False, "turned": True}
-    np.testing.assert_allclose(product_loop.ref(np.ones((16, 8)), a, b, 0, 30, 0, **attrs), 1 + a.T @ b)
+    np.testing.assert_allclose(gemm_mainloop.ref(np.ones((16, 8)), a, b, 0, 30, 0, **attrs), 1 + a.T @ b)

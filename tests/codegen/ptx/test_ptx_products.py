@@ -8,36 +8,39 @@ from ptxcheck import emitted
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.errors import ResourceError
-from tessera.kernel import kernel, tile
-from tessera.program import prepare
-from tessera.types import as_dtype, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, int8, int32
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.core.errors import ResourceError
+from tessera.core.types import as_dtype, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, int8, int32
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.runtime.program import prepare
 
 
 @kernel
 def product(a, b, out, *, BM: int, BN: int, BK: int, turned: bool = False):
-    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
-    acc = tile.zeros((BM, BN), a.type.accumulate)
-    for k in tile.range(0, a.shape[1], BK):
-        left = tile.load(a[m : m + BM, k : k + BK], edge="clip")
+    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
+    acc = namespace.zeros((BM, BN), a.type.accumulate)
+    for k in namespace.range(0, a.shape[1], BK):
+        left = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
         if turned:
-            right = tile.transpose(tile.load(b[n : n + BN, k : k + BK], edge="clip"))
+            right = namespace.transpose(namespace.load(b[n : n + BN, k : k + BK], edge="clip"))
         else:
-            right = tile.load(b[k : k + BK, n : n + BN], edge="clip")
-        acc += tile.dot(left, right)
-    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
+            right = namespace.load(b[k : k + BK, n : n + BN], edge="clip")
+        acc += namespace.dot(left, right)
+    namespace.store(out[m : m + BM, n : n + BN], namespace.cast(acc, out.dtype), edge="clip")
 
 
 @kernel
 def gated(a, b, bias, out, *, BM: int = 128, BN: int = 64, BK: int = 64):
-    m, n, g = tile.program_id(0) * BM, tile.program_id(1) * BN, tile.program_id(2)
-    acc = tile.zeros((BM, BN), ts.f32)
-    for k in tile.range(0, a.shape[2], BK):
-        left = tile.load(a[g, m : m + BM, k : k + BK], edge="clip")
-        acc += tile.dot(left, tile.load(b[g, k : k + BK, n : n + BN], edge="clip"))
-    shift = tile.cast(tile.load(bias[n : n + BN], edge="clip"), ts.f32)
-    tile.store(out[g, m : m + BM, n : n + BN], tile.cast(tile.tanh(acc + shift[None, :]), out.dtype), edge="clip")
+    m, n, g = namespace.program_id(0) * BM, namespace.program_id(1) * BN, namespace.program_id(2)
+    acc = namespace.zeros((BM, BN), ts.f32)
+    for k in namespace.range(0, a.shape[2], BK):
+        left = namespace.load(a[g, m : m + BM, k : k + BK], edge="clip")
+        acc += namespace.dot(left, namespace.load(b[g, k : k + BK, n : n + BN], edge="clip"))
+    shift = namespace.cast(namespace.load(bias[n : n + BN], edge="clip"), ts.f32)
+    namespace.store(
+        out[g, m : m + BM, n : n + BN], namespace.cast(namespace.tanh(acc + shift[None, :]), out.dtype), edge="clip"
+    )
 
 
 def run(entry, arguments, grid, arch, out="out"):
@@ -45,7 +48,7 @@ def run(entry, arguments, grid, arch, out="out"):
     artifact = emitted(prepare(entry, arguments, "ptx", grid).levels["tile"], arch)
     arrays = [a for a in arguments.values() if isinstance(a, np.ndarray)]
     BACKEND.interpreter(artifact)(arrays)
-    return arguments[out], artifact.text(TEXT)
+    return arguments[out], artifact.text(TEXT_FILE)
 
 
 def check(dtype, m, n, k, block, arch="sm_80", turned=False, seed=0):
@@ -80,7 +83,7 @@ def test_multiply_add(shape):
 @pytest.mark.parametrize("block", [(8, 8, 16), (16, 16, 16), (32, 64, 32), (64, 32, 48), (20, 24, 16), (128, 128, 32)])
 @pytest.mark.parametrize("dtype", (bf16, f16), ids=str)
 def test_tensor_cores(dtype, block):
-    text = check(dtype, 70, 90, 50, block, turned=block[0] == 32)
+    text = check(dtype, 70, 90, 50, block, is_reversed=block[0] == 32)
     assert f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32" in text and "ldmatrix" in text
 
 
@@ -98,7 +101,7 @@ EIGHT = {fp8_e4m3: "f32.e4m3.e4m3", fp8_e5m2: "f32.e5m2.e5m2", int8: "s32.s8.s8"
 @pytest.mark.parametrize("block", [(64, 64, 128), (128, 256, 128), (256, 64, 128)])
 @pytest.mark.parametrize("dtype", EIGHT, ids=str)
 def test_warp_groups_of_eight_bits(dtype, block):
-    text = check(dtype, 256, 264, 400, block, "sm_90a", turned=True)
+    text = check(dtype, 256, 264, 400, block, "sm_90a", is_reversed=True)
     assert f"k32.{EIGHT[dtype]}" in text and "cp.async.bulk.tensor" in text
 
 
@@ -107,11 +110,11 @@ def test_warp_groups_of_eight_bits(dtype, block):
 def test_tensor_cores_of_eight_bits(dtype, turned):
     form = "m16n8k32.row.col.s32.s8.s8.s32" if dtype == int8 else "m16n8k16.row.col.f32.f16.f16.f32"
     for block in ((16, 16, 32), (32, 64, 64), (64, 40, 96)):
-        assert f"mma.sync.aligned.{form}" in check(dtype, 70, 90, 50, block, turned=turned)
+        assert f"mma.sync.aligned.{form}" in check(dtype, 70, 90, 50, block, is_reversed=turned)
 
 
 def test_columns_that_are_no_power_of_two_turned():
-    check(bf16, 70, 90, 50, (64, 40, 32), turned=True)
+    check(bf16, 70, 90, 50, (64, 40, 32), is_reversed=True)
 
 
 def test_columns_of_eight_bits_that_warp_groups_cannot_turn_take_the_other_way():
@@ -141,7 +144,7 @@ def test_rows_that_copies_cannot_fetch_take_the_other_way():
 def test_a_graph_function_reaches_the_warp_groups():
     a = np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), (4096, 4096), (0, 0))
     program = prepare(ts.jit(lambda x, y: ts.gelu(x @ y)), (a, a), "ptx")
-    text = emitted(program.levels["tile"], "sm_90a").text(TEXT)
+    text = emitted(program.levels["tile"], "sm_90a").text(TEXT_FILE)
     assert "wgmma" in text and text.count(".visible .entry") == 1
 
 
@@ -164,5 +167,5 @@ def test_a_schedule_says_how_many_stages_the_ring_has():
 @pytest.mark.parametrize(("rows", "dtype"), [(1, bf16), (13, bf16), (16, fp8_e4m3), (40, bf16)])
 def test_few_rows_are_fetched_as_few(rows, dtype):
     block = (64, 64, 128 if dtype == fp8_e4m3 else 64)
-    text = check(dtype, rows, 136, 400, block, "sm_90a", turned=dtype == fp8_e4m3)
+    text = check(dtype, rows, 136, 400, block, "sm_90a", is_reversed=dtype == fp8_e4m3)
     assert "wgmma" in text and "st.shared.v4.b32" in text  # the rows that no copy reaches are set to 0

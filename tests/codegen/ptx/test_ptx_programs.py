@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from ptxcheck import numbers, run
 
-from tessera.ops import basic, group, reduce, shape, tile
-from tessera.ops import elementwise as e
-from tessera.types import bf16, bool_, f16, f32, f64, int32, int64
+from tessera.core.types import bf16, bool_, f16, f32, f64, int32, int64
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, reduce, shape
+from tessera.ops.tensor import elementwise as e
 
 REDUCTIONS = (reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
 
@@ -109,8 +110,8 @@ def test_tiles_of_a_group_exchange(tiles, width):
     def build(k, x, out):
         me = k(tile.local_id)
         v = k.load(x, me, shape=(1,))
-        other = k(group.exchange, v, k.add(me, 3), width=width)
-        every = k(group.collect, v, width=width)
+        other = k(tile.exchange, v, k.add(me, 3), width=width)
+        every = k(tile.collect, v, width=width)
         total = k(shape.reshape, k(reduce.sum, every, axis=(-2,), keepdims=False), shape=(1,))
         k.store(out, k.add(other, total), me)
 

@@ -7,13 +7,13 @@ from tilekernels import Kernel
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.codegen.ptx.ops import upper
-from tessera.codegen.ptx.passes.split import split_products
-from tessera.interp.bound import compare
-from tessera.ops import basic, linalg, nn, shape
-from tessera.program import prepare
-from tessera.types import bf16, f16, f32, fp8_e4m3, fp8_e5m2
+from tessera.codegen.ptx.ops import truncate_bf16
+from tessera.codegen.ptx.passes.instruction_selection import split_products
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.core.types import bf16, f16, f32, fp8_e4m3, fp8_e5m2
+from tessera.interp.bound import compare_with_bound
+from tessera.ops.tensor import basic, contractions, nn, shape
+from tessera.runtime.program import prepare
 
 
 def product(a, b, turned=False):
@@ -23,13 +23,13 @@ def product(a, b, turned=False):
     left, right = (k.load(p, shape=x.shape) for p, x in zip(k.params, (a, b), strict=False))
     left, right = (k(basic.cast, v, dtype=f32) if x.dtype != np.float32 else v for v, x in ((left, a), (right, b)))
     right = k(shape.permute, right, axes=(1, 0)) if turned else right
-    k.store(k.params[2], k(linalg.dot, left, right, dtype=f32))
+    k.store(k.params[2], k(contractions.dot, left, right, dtype=f32))
     return k.module(), out
 
 
 def kinds(module):
     found = split_products(module.functions[1])
-    return [n.args[0].type.dtype for n in found.body.walk() if n.op is linalg.dot]
+    return [n.args[0].type.dtype for n in found.body.walk() if n.op is contractions.dot]
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -43,7 +43,7 @@ def test_a_product_with_what_was_bf16_is_as_good_as_one_of_f32(turned):
     BACKEND.interpreter(artifact)([a.astype(np.float32), b, out])
     x, y = a.astype(np.float32).astype(np.float64), b.astype(np.float64)
     y = y.T if turned else y
-    assert "mma.sync" in artifact.text(TEXT)
+    assert "mma.sync" in artifact.text(TEXT_FILE)
     assert (np.abs(out - x @ y) <= 48 * 2.0**-24 * (np.abs(x) @ np.abs(y))).all()
 
 
@@ -72,7 +72,7 @@ def test_numbers_of_8_bits_are_multiplied_as_16():
 
 def test_the_upper_half():
     x = np.array([1.0, -3.14159274, np.inf, 1e-40], np.float32)
-    assert (upper.ref(x).view(np.uint16) == x.view(np.uint32) >> 16).all()
+    assert (truncate_bf16.ref(x).view(np.uint16) == x.view(np.uint32) >> 16).all()
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -89,7 +89,7 @@ def test_attention_with_heads_after_positions_is_one_launch(arch):
     launches = [n for n in ready.levels["tile"].main.body.nodes if n.op.name == "host.launch"]
     assert len(launches) == 1
     (found,) = BACKEND.interpreter(emitted(ready.levels["tile"], arch))([q, k, v, mask])
-    assert compare(found, ready.bounds()[0]).ok
+    assert compare_with_bound(found, ready.bounds()[0]).ok
 
 
 @pytest.mark.parametrize(("depth", "weights", "rows"), [(64, None, 128), (128, None, 128), (64, "f32", 64)])
@@ -99,5 +99,5 @@ def test_attention_of_a_graph_is_streamed(depth, weights, rows):
     ready = prepare(attend, (q, k, v), "ptx")
     artifact = emitted(ready.levels["tile"], "sm_90a")
     (entry,) = artifact.manifest["plan"]["entries"].values()
-    assert "wgmma" in artifact.text(TEXT) and entry["threads"] == 2 * rows + 128
-    assert compare(BACKEND.interpreter(artifact)([q, k, v])[0], ready.bounds()[0]).ok
+    assert "wgmma" in artifact.text(TEXT_FILE) and entry["threads"] == 2 * rows + 128
+    assert compare_with_bound(BACKEND.interpreter(artifact)([q, k, v])[0], ready.bounds()[0]).ok

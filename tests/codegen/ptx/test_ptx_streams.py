@@ -7,42 +7,42 @@ import pytest
 from ptxcheck import emitted
 
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.codegen.ptx.ops import exp2_flushed, fused, places_below, released, resident, settled, streamed
-from tessera.codegen.ptx.passes.contract import contracted
-from tessera.codegen.ptx.passes.flush import flushed
-from tessera.codegen.ptx.passes.fuse import fuse_sums
-from tessera.codegen.ptx.passes.order import Order, order_of
-from tessera.codegen.ptx.passes.peel import peeled
-from tessera.codegen.ptx.passes.places import placed
-from tessera.codegen.ptx.passes.rotate import rotated
-from tessera.codegen.ptx.passes.stream import streaming
-from tessera.kernel import kernel, tile
-from tessera.ops import control
-from tessera.program import prepare
+from tessera.codegen.ptx.ops import async_mma, exp2_ftz, fma, indices_below, release_operand, resident_operand, wait_mma
+from tessera.codegen.ptx.passes.instruction_selection import contract_fma, fuse_accumulation, select_exp2_ftz
+from tessera.codegen.ptx.passes.loop_peeling import narrow_index_comparisons, peel_masked_loops
+from tessera.codegen.ptx.passes.mainloop import form_async_mma
+from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
+from tessera.codegen.ptx.passes.tile_scheduler import RasterOrder, choose_raster_order
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.core.types import bf16, f16, f32
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.ops.dialects import control_flow
+from tessera.runtime.program import prepare
 from tessera.stdlib.attention import attend
-from tessera.types import bf16, f16, f32
 
 
 @kernel
 def gated(a, b, c, out, *, BM: int, BN: int, band: bool = False):
     """Rows of `a` against all of `b`, what is positive of that times `c`: no attention, but of its shape."""
-    m = tile.program_id(0) * BM
-    left = tile.load(a[m : m + BM, :], edge="clip")
-    acc = tile.zeros((BM, c.shape[1]), f32)
-    for n in tile.range(0, b.shape[0], BN):
-        gate = tile.maximum(left @ tile.load(b[n : n + BN, :], edge="clip").T, 0.0)
+    m = namespace.program_id(0) * BM
+    left = namespace.load(a[m : m + BM, :], edge="clip")
+    acc = namespace.zeros((BM, c.shape[1]), f32)
+    for n in namespace.range(0, b.shape[0], BN):
+        gate = namespace.maximum(left @ namespace.load(b[n : n + BN, :], edge="clip").T, 0.0)
         if band:
-            gate = tile.where((n + tile.arange(0, BN))[None, :] <= (m + tile.arange(0, BM))[:, None], gate, 0.0)
-        acc = acc * 0.5 + tile.cast(gate, c.dtype) @ tile.load(c[n : n + BN, :], edge="clip")
-    tile.store(out[m : m + BM, :], tile.cast(acc, out.dtype), edge="clip")
+            gate = namespace.where(
+                (n + namespace.arange(0, BN))[None, :] <= (m + namespace.arange(0, BM))[:, None], gate, 0.0
+            )
+        acc = acc * 0.5 + namespace.cast(gate, c.dtype) @ namespace.load(c[n : n + BN, :], edge="clip")
+    namespace.store(out[m : m + BM, :], namespace.cast(acc, out.dtype), edge="clip")
 
 
 def compiled(entry, given, grid, arch):
     """What the PTX interpreter makes of a kernel's text, and the text."""
     artifact = emitted(prepare(entry, given, "ptx", grid).levels["tile"], arch)
     BACKEND.interpreter(artifact)([a for a in given.values() if isinstance(a, np.ndarray)])
-    return given["out"], artifact.text(TEXT)
+    return given["out"], artifact.text(TEXT_FILE)
 
 
 def arrays(dtype, rows, keys, depth, columns, seed=0):
@@ -86,12 +86,12 @@ def test_a_user_s_own_kernel(dtype, sizes, block, band):
 @kernel
 def counted(a, b, c, out, rounds, *, BM: int = 64, BN: int = 64):
     """As `gated`, for a number of blocks that only the launch knows, maybe none."""
-    left = tile.load(a[0:BM, :])
-    acc = tile.zeros((BM, c.shape[1]), f32)
-    for n in tile.range(0, rounds * BN, BN):
-        gate = tile.maximum(left @ tile.load(b[n : n + BN, :]).T, 0.0)
-        acc = acc * 0.5 + tile.cast(gate, c.dtype) @ tile.load(c[n : n + BN, :])
-    tile.store(out[0:BM, :], tile.cast(acc, out.dtype))
+    left = namespace.load(a[0:BM, :])
+    acc = namespace.zeros((BM, c.shape[1]), f32)
+    for n in namespace.range(0, rounds * BN, BN):
+        gate = namespace.maximum(left @ namespace.load(b[n : n + BN, :]).T, 0.0)
+        acc = acc * 0.5 + namespace.cast(gate, c.dtype) @ namespace.load(c[n : n + BN, :])
+    namespace.store(out[0:BM, :], namespace.cast(acc, out.dtype))
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
@@ -102,7 +102,7 @@ def test_loops_of_unknown_length_are_not_turned_around(rounds):
     BACKEND.interpreter(artifact)([*given.values(), np.int64(rounds)])
     want = wanted({**given, "b": given["b"][: 64 * rounds]}, 64, False)
     assert (
-        "wgmma" in artifact.text(TEXT)
+        "wgmma" in artifact.text(TEXT_FILE)
         and np.abs(given["out"].astype(np.float64) - want).max() <= 6e-3 * np.abs(want).max()
     )
 
@@ -146,45 +146,47 @@ def streams(causal=True, depth=64):
     """The passes' result for attention, and the grid."""
     given, grid = attention((1, 2, 512, depth), 512, causal, (128, 128))
     function = prepare(attend, given, "ptx", grid).levels["tile"].functions[1]
-    found = streaming(fuse_sums(flushed(function)))
-    return placed(peeled(rotated(contracted(found), grid), grid)), grid
+    found = form_async_mma(fuse_accumulation(select_exp2_ftz(function)))
+    return narrow_index_comparisons(peel_masked_loops(pipeline_loops(contract_fma(found), grid), grid)), grid
 
 
 def ops(function, region=False):
     """The ops of a function, or of its loops alone."""
-    loops = [n for n in function.body.nodes if n.op is control.for_]
+    loops = [n for n in function.body.nodes if n.op is control_flow.for_]
     return [n.op for loop in loops for n in loop.regions[0].walk()] if region else [n.op for n in function.body.walk()]
 
 
 def test_products_are_streamed_and_what_stays_is_given_back():
     found = ops(streams()[0])
-    assert found.count(resident) == found.count(released) == 1 and exp2_flushed in found and fused in found
+    assert found.count(resident_operand) == found.count(release_operand) == 1 and exp2_ftz in found and fma in found
 
 
 def test_a_product_is_begun_a_round_early_where_registers_allow():
     early, late = (ops(streams(False, depth)[0], region=True) for depth in (64, 128))
-    assert settled in early and settled not in late
-    assert early.index(exp2_flushed) < early.index(streamed) and late.index(streamed) < late.index(exp2_flushed)
+    assert wait_mma in early and wait_mma not in late
+    assert early.index(exp2_ftz) < early.index(async_mma) and late.index(async_mma) < late.index(exp2_ftz)
 
 
 def test_masks_are_left_to_the_rounds_that_need_them():
-    masked, plain = (ops(streams(causal)[0]).count(places_below) for causal in (True, False))
-    first, second = (n for n in streams()[0].body.nodes if n.op is control.for_)
+    masked, plain = (ops(streams(causal)[0]).count(indices_below) for causal in (True, False))
+    first, second = (n for n in streams()[0].body.nodes if n.op is control_flow.for_)
     assert plain == 0 and masked == 2
-    assert places_below not in {n.op for n in first.regions[0].nodes}
-    assert places_below in {n.op for n in second.regions[0].nodes}
+    assert indices_below not in {n.op for n in first.regions[0].nodes}
+    assert indices_below in {n.op for n in second.regions[0].nodes}
 
 
 def test_long_programs_come_first_and_those_that_read_the_same_follow_each_other():
-    assert order_of(*streams(causal=True)) == Order((0, 1, 2), True)
-    assert order_of(*streams(causal=False)) == Order((0, 1, 2), False, 2)
+    assert choose_raster_order(*streams(causal=True)) == RasterOrder((0, 1, 2), True)
+    assert choose_raster_order(*streams(causal=False)) == RasterOrder((0, 1, 2), False, 2)
 
 
 def test_where_each_program_reads_its_own_a_cache_is_filled_at_a_time():
     given = np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), (8, 16, 2048, 128), (0,) * 4)
     arguments = {**attention((1, 1, 1, 128), 1, True, (128, 128))[0], **dict.fromkeys(("q", "k", "v", "out"), given)}
     function = prepare(attend, arguments, "ptx", (8, 16, 16)).levels["tile"].functions[1]
-    assert order_of(streaming(fuse_sums(function)), (8, 16, 16)) == Order((0, 1, 2), True, 32)
+    assert choose_raster_order(form_async_mma(fuse_accumulation(function)), (8, 16, 16)) == RasterOrder(
+        (0, 1, 2), True, 32
+    )
 
 
 def test_what_the_ops_mean():
@@ -193,15 +195,15 @@ def test_what_the_ops_mean():
     attrs = {"block": (8, 4), "flipped": True, "summed": True}
     want = np.ones((4, 4))
     want[:, :2] += left @ right[8:].T
-    np.testing.assert_allclose(streamed.ref(left, right, np.ones((4, 4), "f4"), 8, 0, **attrs), want, rtol=1e-5)
-    np.testing.assert_array_equal(places_below.ref(1, shape=(3, 3), steps=(-1, 1)), np.tri(3, dtype=bool))
-    assert exp2_flushed.ref(np.float32(-127)) == 0 and exp2_flushed.ref(np.float32(-126)) == np.float32(2.0**-126)
-    assert fused.ref(np.float32(3), np.float32(4), np.float32(math.pi)) == np.float32(
+    np.testing.assert_allclose(async_mma.ref(left, right, np.ones((4, 4), "f4"), 8, 0, **attrs), want, rtol=1e-5)
+    np.testing.assert_array_equal(indices_below.ref(1, shape=(3, 3), steps=(-1, 1)), np.tri(3, dtype=bool))
+    assert exp2_ftz.ref(np.float32(-127)) == 0 and exp2_ftz.ref(np.float32(-126)) == np.float32(2.0**-126)
+    assert fma.ref(np.float32(3), np.float32(4), np.float32(math.pi)) == np.float32(
         12 + np.float64(np.float32(math.pi))
     )
 
 
 def test_a_loop_whose_places_are_not_known_ahead_takes_the_other_way():
     given, grid = attention((1, 1, 128, 64), 128, False, (64, 64), lengths=np.array([100], np.int64))
-    text = emitted(prepare(attend, given, "ptx", grid).levels["tile"], "sm_90a").text(TEXT)
+    text = emitted(prepare(attend, given, "ptx", grid).levels["tile"], "sm_90a").text(TEXT_FILE)
     assert "wgmma" not in text and "mma.sync" in text

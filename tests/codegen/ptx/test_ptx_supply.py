@@ -5,25 +5,26 @@ import pytest
 from ptxcheck import emitted
 
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.host.interpret import TEXT
-from tessera.codegen.ptx.ops import supplied
-from tessera.codegen.ptx.passes import supply
-from tessera.codegen.ptx.passes.supply import supplying
-from tessera.interp import tile as interpreter
-from tessera.kernel import kernel, tile
-from tessera.program import prepare
-from tessera.types import bf16, f32
+from tessera.codegen.ptx.ops import prefetched_load
+from tessera.codegen.ptx.passes import persistent_prefetch
+from tessera.codegen.ptx.passes.persistent_prefetch import plan_prefetch
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.core.types import bf16, f32
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.interp.tile import interpreter
+from tessera.runtime.program import prepare
 
 
 @kernel
 def scaled(x, y, w, out, *, N: int, edge: str = "error"):
     """Rows of `x` by their sums, plus rows of `y` by weights that all rows share."""
-    row = tile.program_id(0)
-    values = tile.cast(tile.load(x[row, 0:N], edge=edge), f32)
-    values = values * tile.sum(values, axis=-1) / N
-    weights = tile.cast(tile.load(w[0:N]), f32)
-    more = tile.cast(tile.load(y[row, 0:N]), f32)
-    tile.store(out[row, 0:N], tile.cast(values + more * weights, out.dtype))
+    row = namespace.program_id(0)
+    values = namespace.cast(namespace.load(x[row, 0:N], edge=edge), f32)
+    values = values * namespace.sum(values, axis=-1) / N
+    weights = namespace.cast(namespace.load(w[0:N]), f32)
+    more = namespace.cast(namespace.load(y[row, 0:N]), f32)
+    namespace.store(out[row, 0:N], namespace.cast(values + more * weights, out.dtype))
 
 
 def given(dtype, rows, columns, **more):
@@ -39,19 +40,19 @@ def prepared(dtype, rows, columns, **more):
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr(supply, "PROGRAMS", 1)
+    monkeypatch.setattr(persistent_prefetch, "MIN_PROGRAMS", 1)
 
 
 @pytest.mark.parametrize(
     ("dtype", "columns", "team"), [(bf16, 16384, 512), (bf16, 20000, 1024), (f32, 13000, 512), (bf16, 24576, 1024)]
 )
 def test_programs_find_what_they_load(monkeypatch, dtype, columns, team):
-    monkeypatch.setattr(supply, "TEAM", team)
+    monkeypatch.setattr(persistent_prefetch, "MIN_THREADS", team)
     arrays = [a for a in given(dtype, 17, columns).values() if isinstance(a, np.ndarray)]
     module = prepared(dtype, 17, columns)
     artifact, theirs = emitted(module, "sm_90a"), [a.copy() for a in arrays]
     (entry,) = artifact.manifest["plan"]["entries"].values()
-    assert entry["programs"] == 17 and entry["threads"] == team and "cp.async.bulk" in artifact.text(TEXT)
+    assert entry["programs"] == 17 and entry["threads"] == team and "cp.async.bulk" in artifact.text(TEXT_FILE)
     BACKEND.interpreter(artifact)(arrays)
     interpreter.run(module, theirs)
     np.testing.assert_array_equal(arrays[-1].astype(np.float64), theirs[-1].astype(np.float64))
@@ -59,21 +60,21 @@ def test_programs_find_what_they_load(monkeypatch, dtype, columns, team):
 
 def test_which_loads_are_brought_ahead(monkeypatch):
     function = prepared(bf16, 17, 16384).functions[1]
-    found = supplying(function, (17,), 1024)
-    same = [n.attrs["same"] for n in found.function.body.nodes if n.op is supplied]
+    found = plan_prefetch(function, (17,), 1024)
+    same = [n.attrs["same"] for n in found.function.body.nodes if n.op is prefetched_load]
     assert same == [False, True, False] and found.stages == 2
     clipped = prepared(bf16, 17, 16384, edge="clip").functions[1]
-    assert [n.op for n in supplying(clipped, (17,), 1024).function.body.nodes].count(supplied) == 3
-    assert supplying(function, (18,), 1024) is None  # a program reads outside
-    monkeypatch.setattr(supply, "ROOM", 1 << 17)
-    monkeypatch.setattr(supply, "FIT", 1)
-    wide = supplying(prepared(bf16, 17, 24576).functions[1], (17,), 1024)  # the weights do not fit beside the rows
-    assert [n.attrs["same"] for n in wide.function.body.nodes if n.op is supplied] == [False, False]
+    assert [n.op for n in plan_prefetch(clipped, (17,), 1024).function.body.nodes].count(prefetched_load) == 3
+    assert plan_prefetch(function, (18,), 1024) is None  # a program reads outside
+    monkeypatch.setattr(persistent_prefetch, "SHARED_BYTES", 1 << 17)
+    monkeypatch.setattr(persistent_prefetch, "MIN_FITTING_PROGRAMS", 1)
+    wide = plan_prefetch(prepared(bf16, 17, 24576).functions[1], (17,), 1024)  # the weights do not fit beside the rows
+    assert [n.attrs["same"] for n in wide.function.body.nodes if n.op is prefetched_load] == [False, False]
 
 
 def test_what_is_too_small_or_too_large_is_loaded_as_it_was(monkeypatch):
     function = prepared(bf16, 17, 16384).functions[1]
-    assert supplying(function, (17,), 512) is None
-    assert supplying(prepared(f32, 17, 16384).functions[1], (17,), 1024) is None
-    monkeypatch.setattr(supply, "PROGRAMS", 18)
-    assert supplying(function, (17,), 1024) is None
+    assert plan_prefetch(function, (17,), 512) is None
+    assert plan_prefetch(prepared(f32, 17, 16384).functions[1], (17,), 1024) is None
+    monkeypatch.setattr(persistent_prefetch, "MIN_PROGRAMS", 18)
+    assert plan_prefetch(function, (17,), 1024) is None

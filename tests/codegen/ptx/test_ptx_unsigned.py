@@ -6,10 +6,10 @@ from ptxcheck import ARCHITECTURES, both, run
 
 import tessera as ts
 from tessera import tile
-from tessera.ops import elementwise as e
-from tessera.ops import reduce
-from tessera.program import prepare
-from tessera.types import BY_NAME, bool_
+from tessera.core.types import BY_NAME, bool_
+from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor import reduce
+from tessera.runtime.program import prepare
 
 NAMES = ("uint16", "uint32", "uint64")
 PAIRS = (e.add, e.sub, e.mul, e.floor_divide, e.remainder, e.maximum, e.minimum, e.bitwise_and, e.bitwise_xor)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.interp.target.fma import fma, narrow
+from tessera.interp.target.fma import fma, round_to_format
 
 
 def rounded(exact, dtype):
@@ -93,4 +93,4 @@ def test_special():
 
 def test_narrow_to_bfloat():
     x = np.array([1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-8 - 2.0**-40, 1 + 2.0**-8])
-    assert narrow(x, np.dtype(ml_dtypes.bfloat16)).tolist() == [1 + 2.0**-7, 1, 1]
+    assert round_to_format(x, np.dtype(ml_dtypes.bfloat16)).tolist() == [1 + 2.0**-7, 1, 1]

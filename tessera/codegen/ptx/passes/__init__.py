@@ -1,1 +1,1 @@
-"""Passes on a tile function before it is emitted: layouts, loops turned around, blocks fetched ahead."""
+"""Passes on a tile function before it is emitted."""

@@ -1,28 +1,180 @@
-"""A program on its grid of PEs: loads it, takes the host's commands, advances the clock, and explains a stall."""
+"""Simulation: loads a program onto its grid of PEs, executes the host's commands, advances the clock, explains a stall.
+
+Commands are copies and launches; each PE takes them from its command stream one after another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 
-from tessera.errors import ArgumentError
-from tessera.interp.target.csl.commands import Command, CopyIn, CopyOut, Launch, Place, Stream
-from tessera.interp.target.csl.events import Events
-from tessera.interp.target.csl.fabric import DEPTH, Fabric
-from tessera.interp.target.csl.faults import CslFault
-from tessera.interp.target.csl.host_streams import Gate, HostSource
-from tessera.interp.target.csl.pe import Pe
-from tessera.interp.target.csl.routes import HOST
-from tessera.interp.target.csl.together import cohorts
+from tessera.core.errors import ArgumentError
+from tessera.interp.target.csl.fabric.queues import HostSource, RouterEntrance
+from tessera.interp.target.csl.fabric.router_grid import BUFFER_DEPTH, Fabric
+from tessera.interp.target.csl.fabric.routing import HOST
+from tessera.interp.target.csl.pe.lockstep_execution import form_lockstep_groups
+from tessera.interp.target.csl.pe.processing_element import Pe
+from tessera.interp.target.csl.pe.scheduler import EventQueue
+from tessera.interp.target.csl.text.diagnostics import CslFault
+
+# What the host asks of PEs: copies and launches, which each PE takes from its command stream one after another.
+
+
+PeCoordinate = tuple[int, int]
+
+
+class HostCommand:
+    """One command, and the PEs that have not finished it.
+
+    `cycles` is how long it keeps one PE of a row before the next one's turn; `started` is when the first PE took it,
+    `ended` when the last was done.
+    """
+
+    def __init__(self, name: str, places: Iterable[PeCoordinate], cycles: int = 0) -> None:
+        self.name, self.left, self.cycles = name, set(places), cycles
+        self.started: int | None = None
+        self.ended = 0
+        self.then: list[Callable[[], None]] = []  # what follows when all are done
+
+    @property
+    def done(self) -> bool:
+        """Whether every PE has finished it."""
+        return not self.left
+
+    def begin(self, stream: CommandStream) -> bool:
+        """Do it on one PE; whether it is over at once."""
+        raise NotImplementedError
+
+
+class LaunchCommand(HostCommand):
+    """Call an exported function; over on a PE when that calls `unblock_cmd_stream()`."""
+
+    def __init__(self, name: str, places: Iterable[PeCoordinate], args: tuple[Any, ...]) -> None:
+        super().__init__(name, places)
+        self.args = args
+
+    def begin(self, stream: CommandStream) -> bool:
+        function = stream.pe.exported(self.name)
+        stream.pe.start(function, self.args)
+        return False
+
+
+class CopyInCommand(HostCommand):
+    """Bytes for the memory at a symbol, one row for each PE."""
+
+    def __init__(self, name: str, rows: dict[PeCoordinate, np.ndarray]) -> None:
+        super().__init__(name, rows, max((row.size for row in rows.values()), default=0))
+        self.rows = rows
+
+    def begin(self, stream: CommandStream) -> bool:
+        row = self.rows[stream.place].view(np.uint8)
+        find_bounded_memory(stream, self.name, row.size)[:] = row
+        return True
+
+
+class CopyOutCommand(HostCommand):
+    """Bytes from the memory at a symbol; `rows` are filled in place."""
+
+    def __init__(self, name: str, rows: dict[PeCoordinate, np.ndarray]) -> None:
+        super().__init__(name, rows, max((row.size for row in rows.values()), default=0))
+        self.rows = rows
+
+    def begin(self, stream: CommandStream) -> bool:
+        row = self.rows[stream.place].view(np.uint8)
+        there = find_symbol_memory(stream, self.name)[: row.size]
+        row[: there.size] = there
+        if there.size < row.size:
+            stream.notes.append(f"a copy of {row.size} bytes reads past the end of '{self.name}', of {there.size}")
+        return True
+
+
+def find_symbol_memory(stream: CommandStream, name: str) -> np.ndarray:
+    """The bytes of a PE's memory from an exported symbol to the end of its variable."""
+    pointer = stream.pe.exported(name)
+    return pointer.array.reshape(-1).view(np.uint8)[pointer.index * pointer.array.itemsize :]
+
+
+def find_bounded_memory(stream: CommandStream, name: str, size: int) -> np.ndarray:
+    """The bytes of a PE's memory at an exported symbol.
+
+    Raises:
+        CslFault: the variable there is shorter.
+    """
+    memory = find_symbol_memory(stream, name)
+    if size > memory.size:
+        raise CslFault(
+            f"a copy of {size} bytes at '{name}' passes the end of its variable",
+            expected=f"at most {memory.size} bytes",
+            received=f"{size} bytes for PE {stream.place}",
+        )
+    return memory[:size]
+
+
+class CommandStream:
+    """The commands that wait at one PE. The next is taken when the one before it is over."""
+
+    def __init__(self, events: Any, pe: Any, place: PeCoordinate) -> None:
+        self.events, self.pe, self.place = events, pe, place
+        self.waiting: deque[tuple[int, HostCommand]] = deque()
+        self.current: HostCommand | None = None
+        self.notes: list[str] = []  # what the machine would let pass, and the user should know
+        pe.state["memcpy"] = self
+
+    def add(self, command: HostCommand, time: int) -> None:
+        """A command that reaches the PE at `time`."""
+        self.waiting.append((time, command))
+        if len(self.waiting) == 1 and self.current is None:
+            self.events.at(time, self._next)
+
+    def unblock(self, time: int) -> None:
+        """Let the next command come: what the library's `unblock_cmd_stream()` does."""
+        if self.current is not None:
+            self.events.at(time, self._over)
+
+    def _next(self) -> None:
+        if self.current is not None or not self.waiting:
+            return
+        time, command = self.waiting[0]
+        if time > self.events.now:
+            self.events.at(time, self._next)
+            return
+        self.waiting.popleft()
+        self.current = command
+        if command.started is None:
+            command.started = self.events.now
+        if command.begin(self):
+            self._over()
+
+    def _over(self) -> None:
+        if self.current is None:
+            return  # a second unblock_cmd_stream() for one launch changes nothing
+        self.current.left.discard(self.place)
+        self.current.ended = self.events.now
+        if not self.current.left:
+            for call in self.current.then:
+                call()
+        self.current = None
+        self._next()
+
+    def explain_block(self) -> str | None:
+        """Why this PE takes no command, in words."""
+        if not isinstance(self.current, LaunchCommand) or not self.pe.idle:
+            return None
+        return f"PE {self.place}: '{self.current.name}' did not call unblock_cmd_stream()"
+
+
+# A program on its grid of PEs: loads it, takes the host's commands, advances the clock, and explains a stall.
+
 
 # Cycles between two transfers of the host, fitted to what five public programs of many launches count on the vendor's
 # simulator; and after a stream, which nothing acknowledges: programs that stream and then copy rely on a slow host.
-LATENCY, AFTER_STREAM = 140, 1000
-LIMIT = 10**9  # cycles after which a run is given up
-LISTED = 12  # lines of a stall report
+TRANSFER_LATENCY, STREAM_LATENCY = 140, 1000
+CYCLE_LIMIT = 10**9  # cycles after which a run is given up
+MAX_REPORT_LINES = 12  # lines of a stall report
 
 
 class Simulation:
@@ -41,28 +193,33 @@ class Simulation:
     """
 
     def __init__(
-        self, layout: Any, seed: int | None = None, depth: int = DEPTH, limit: int = LIMIT, together: bool = True
+        self,
+        layout: Any,
+        seed: int | None = None,
+        depth: int = BUFFER_DEPTH,
+        limit: int = CYCLE_LIMIT,
+        together: bool = True,
     ) -> None:
         self.layout, self.limit = layout, limit
-        self.events = Events(seed)
+        self.events = EventQueue(seed)
         self.fabric = Fabric(self.events, layout.width, layout.height, layout.colors, seed, depth, layout.arch)
-        self.pes: dict[Place, Any] = {}
-        self.streams: dict[Place, Stream] = {}
-        self.launches: list[Launch] = []
-        self._last_in: Command | None = None
+        self.pes: dict[PeCoordinate, Any] = {}
+        self.streams: dict[PeCoordinate, CommandStream] = {}
+        self.launches: list[LaunchCommand] = []
+        self._last_in: HostCommand | None = None
         self._busy = 0  # until when the channel from the host is in use
-        self._gap = AFTER_STREAM  # before the next transfer
-        self.sources: dict[tuple[Place, int], HostSource] = {}
-        self.timeline: list[tuple[Place, str, int, int]] = []
-        self.cohorts = cohorts(tile.program for tile in layout.tiles.values()) if together else {}
+        self._gap = STREAM_LATENCY  # before the next transfer
+        self.sources: dict[tuple[PeCoordinate, int], HostSource] = {}
+        self.timeline: list[tuple[PeCoordinate, str, int, int]] = []
+        self.lockstep_groups = form_lockstep_groups(tile.program for tile in layout.tiles.values()) if together else {}
         for place, tile in layout.tiles.items():
             self._place(place, tile.program)
 
-    def _place(self, place: Place, program: Any) -> None:
-        pe = Pe(program, *place, self.events, self.fabric.view(*place), self.cohorts.get(id(program)))
+    def _place(self, place: PeCoordinate, program: Any) -> None:
+        pe = Pe(program, *place, self.events, self.fabric.view(*place), self.lockstep_groups.get(id(program)))
         pe.trace = lambda name, start, end: self.timeline.append((place, name, start, end))
         self.fabric.nodes[place].pe = self.pes[place] = pe
-        self.streams[place] = Stream(self.events, pe, place)
+        self.streams[place] = CommandStream(self.events, pe, place)
 
     def boot(self) -> None:
         """Start every PE: tasks that were activated at compile time run."""
@@ -74,49 +231,49 @@ class Simulation:
         """The cycle that the run has reached."""
         return self.events.now
 
-    def _turns(self, places: Iterable[Place], words: int) -> dict[Place, int]:
+    def _schedule_transfer(self, places: Iterable[PeCoordinate], words: int) -> dict[PeCoordinate, int]:
         """When each PE's part of a transfer is there: rows at a time, in a row one PE after another from the west."""
         start = max(self.events.now, self._busy) + self._gap
-        self._gap = LATENCY
+        self._gap = TRANSFER_LATENCY
         rows: dict[int, int] = {}
-        turns: dict[Place, int] = {}
+        turns: dict[PeCoordinate, int] = {}
         for x, y in sorted(places):
             turns[x, y] = rows.get(y, start) + x
             rows[y] = rows.get(y, start) + words
         self._busy = max(rows.values(), default=start)
         return turns
 
-    def issue(self, command: Command) -> Command:
+    def issue(self, command: HostCommand) -> HostCommand:
         """Send a command to its PEs."""
-        for place, time in self._turns(command.left, command.cycles).items():
+        for place, time in self._schedule_transfer(command.left, command.cycles).items():
             self.streams[place].add(command, time + command.cycles)
         return command
 
-    def launch(self, name: str, *args: Any) -> Command:
+    def launch(self, name: str, *args: Any) -> HostCommand:
         """Call an exported function on every PE that has it."""
         places = [place for place, pe in self.pes.items() if name in pe.program.exports]
-        command = Launch(name, places, args)
+        command = LaunchCommand(name, places, args)
         self.launches.append(command)
         return self.issue(command)
 
-    def copy_in(self, name: str, rows: dict[Place, np.ndarray]) -> Command:
+    def copy_in(self, name: str, rows: dict[PeCoordinate, np.ndarray]) -> HostCommand:
         """Write each PE's row to the memory at a symbol."""
-        self._last_in = CopyIn(name, rows)
+        self._last_in = CopyInCommand(name, rows)
         return self.issue(self._last_in)
 
-    def copy_out(self, name: str, rows: dict[Place, np.ndarray]) -> Command:
+    def copy_out(self, name: str, rows: dict[PeCoordinate, np.ndarray]) -> HostCommand:
         """Read the memory at a symbol into each PE's row."""
-        return self.issue(CopyOut(name, rows))
+        return self.issue(CopyOutCommand(name, rows))
 
-    def stream_in(self, color: int, rows: dict[Place, np.ndarray]) -> Command:
+    def stream_in(self, color: int, rows: dict[PeCoordinate, np.ndarray]) -> HostCommand:
         """Send words to PEs on a color."""
-        command = Command(f"color {color}", rows)
+        command = HostCommand(f"color {color}", rows)
 
         def start() -> None:
             words = max((row.size for row in rows.values()), default=0)
-            for place, time in self._turns(rows, words).items():
+            for place, time in self._schedule_transfer(rows, words).items():
                 self._source(place, color).send(rows[place], time, partial(command.left.discard, place))
-            self._gap = AFTER_STREAM
+            self._gap = STREAM_LATENCY
 
         # The host's words travel in order: a stream comes after the copies before it.
         if self._last_in is not None and self._last_in.left:
@@ -125,26 +282,28 @@ class Simulation:
             start()
         return command
 
-    def _source(self, place: Place, color: int) -> HostSource:
+    def _source(self, place: PeCoordinate, color: int) -> HostSource:
         """Where the host's words for a color of a PE go in: its router where a route takes them, else its queue."""
         if (place, color) not in self.sources:
             node = self.fabric.nodes[place]
             channel = node.channels.get(color)
-            routed = channel is not None and channel.route.accepts(HOST) and not channel.route.flexible
-            self.sources[place, color] = HostSource(Gate(channel) if channel and routed else node.input(color))
+            routed = channel is not None and channel.route.accepts(HOST) and not channel.route.reconfigurable
+            self.sources[place, color] = HostSource(
+                RouterEntrance(channel) if channel and routed else node.input(color)
+            )
         return self.sources[place, color]
 
-    def stream_out(self, color: int, rows: dict[Place, np.ndarray]) -> Command:
+    def stream_out(self, color: int, rows: dict[PeCoordinate, np.ndarray]) -> HostCommand:
         """Collect words that PEs send on a color into their rows."""
-        command = Command(f"color {color}", rows)
+        command = HostCommand(f"color {color}", rows)
         for place, row in rows.items():
             channel = self.fabric.nodes[place].channels.get(color)
             sink = channel.host() if channel else self.fabric.nodes[place].output(color).collect()
             sink.receive(row, partial(command.left.discard, place))
-        self._gap = AFTER_STREAM
+        self._gap = STREAM_LATENCY
         return command
 
-    def wait(self, command: Command, size: int | None = None) -> None:
+    def wait(self, command: HostCommand, size: int | None = None) -> None:
         """Advance the clock until a command is over.
 
         Raises:
@@ -166,22 +325,26 @@ class Simulation:
         state = "nothing can happen any more"
         if self.events.pending:
             state = f"it still runs after {self.limit:,} cycles, the limit,"
-        lines = "".join(f"\n    {line}" for line in shortened(self.reasons()))
+        lines = "".join(f"\n    {line}" for line in shorten_report(self.reasons()))
         raise CslFault(f"{what}: {state} at cycle {self.cycles}{lines}")
 
     def reasons(self) -> list[str]:
         """Who waits for what, in words."""
-        unblock = [text for stream in self.streams.values() if (text := stream.complaint())]
+        unblock = [text for stream in self.streams.values() if (text := stream.explain_block())]
         waits = [f"PE {place}: {text}" for place, pe in self.pes.items() for text in pe.waiting()]
         return unblock + waits + self.fabric.stuck()
 
 
-def shortened(lines: list[str]) -> list[str]:
+def shorten_report(lines: list[str]) -> list[str]:
     """The first lines, and how many more there are."""
-    return lines if len(lines) <= LISTED else [*lines[:LISTED], f"… and {len(lines) - LISTED} more"]
+    return (
+        lines
+        if len(lines) <= MAX_REPORT_LINES
+        else [*lines[:MAX_REPORT_LINES], f"… and {len(lines) - MAX_REPORT_LINES} more"]
+    )
 
 
-def region(shape: tuple[int, int], x: int, y: int, width: int, height: int) -> Iterable[Place]:
+def list_region(shape: tuple[int, int], x: int, y: int, width: int, height: int) -> Iterable[PeCoordinate]:
     """The PEs of a region of interest, row by row.
 
     Raises:

@@ -1,6 +1,6 @@
-"""An interpreter of LLVM IR text on NumPy: parses on its own, runs all lanes side by side."""
+"""LLVM emulator: LLVM IR text on NumPy, all lanes side by side."""
 
-from tessera.interp.target.llvm.lanes import Lanes
-from tessera.interp.target.llvm.module import Module
+from tessera.interp.target.llvm.lanes import PerLane
+from tessera.interp.target.llvm.machine import LlvmModule
 
-__all__ = ["Lanes", "Module"]
+__all__ = ["PerLane", "LlvmModule"]

@@ -1,6 +1,7 @@
-"""Register values: arrays with a leading lane axis of length 1 (the same for all) or of all lanes.
+"""Lane values: register contents as arrays with a leading lane axis, and the faults of a lane.
 
-A vector has a trailing axis; an array or struct is a tuple of values.
+The lane axis has length 1 (the same for all) or that of all lanes. A vector has a trailing axis; an array or struct is a
+tuple of values.
 """
 
 from __future__ import annotations
@@ -11,86 +12,105 @@ from typing import Any
 
 import numpy as np
 
-from tessera.interp.target.llvm.types import Aggregate, Int, Type
+from tessera.core.errors import ExecutionError, TesseraError
+from tessera.interp.target.llvm.text.types import LlvmAggregate, LlvmInt, LlvmType
 
-Value = np.ndarray | tuple
+# What an executing instruction raises before anyone knows which instruction it was.
+
+
+class LaneFault(Exception):
+    """A finding, the error to report it as, and the index of the active lane that met it."""
+
+    def __init__(self, message: str, kind: type[TesseraError] = ExecutionError, lane: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.kind = kind
+        self.lane = lane
+
+
+# Register values: arrays with a leading lane axis of length 1 (the same for all) or of all lanes.
+#
+# A vector has a trailing axis; an array or struct is a tuple of values.
+
+
+RegisterValue = np.ndarray | tuple
 
 
 @dataclass(frozen=True)
-class Lanes:
+class PerLane:
     """A scalar argument that differs between lanes: one element each."""
 
     values: Any
 
 
-def choose(value: Value, lanes: np.ndarray) -> Value:
+def select_lanes(value: RegisterValue, lanes: np.ndarray) -> RegisterValue:
     """The value of some lanes."""
     if isinstance(value, tuple):
-        return tuple(choose(part, lanes) for part in value)
+        return tuple(select_lanes(part, lanes) for part in value)
     return value if len(value) == 1 else value[lanes]
 
 
-def widen(value: np.ndarray, count: int) -> np.ndarray:
+def broadcast_lanes(value: np.ndarray, count: int) -> np.ndarray:
     """The value with a lane axis of full length."""
     return value if len(value) == count else np.broadcast_to(value, (count, *value.shape[1:]))
 
 
-def place(old: Value | None, value: Value, lanes: np.ndarray, count: int) -> Value:
+def scatter_lanes(old: RegisterValue | None, value: RegisterValue, lanes: np.ndarray, count: int) -> RegisterValue:
     """A copy of `old` in which some lanes have a new value."""
     if isinstance(value, tuple):
         olds = old if isinstance(old, tuple) else (None,) * len(value)
-        return tuple(place(o, v, lanes, count) for o, v in zip(olds, value, strict=True))
+        return tuple(scatter_lanes(o, v, lanes, count) for o, v in zip(olds, value, strict=True))
     whole = np.empty((count, *value.shape[1:]), value.dtype)
     whole[...] = np.zeros((), value.dtype) if old is None else old
     whole[lanes] = value
     return whole
 
 
-def undefined(type: Type) -> Value:
+def make_undefined(type: LlvmType) -> RegisterValue:
     """What stands for undef and poison: a pattern that shows when it is used."""
-    if isinstance(type, Aggregate):
-        return tuple(undefined(part) for _, part in type.parts)
+    if isinstance(type, LlvmAggregate):
+        return tuple(make_undefined(part) for _, part in type.parts)
     count = int(np.prod(type.lanes, initial=1))
     raw = np.full(count * type.dtype.itemsize, 0 if type.dtype == bool else 0xCB, np.uint8)
-    return canonical(raw.view(type.dtype).reshape(1, *type.lanes), type.scalar)
+    return canonicalise(raw.view(type.dtype).reshape(1, *type.lanes), type.scalar)
 
 
-def zero(type: Type) -> Value:
+def make_zero(type: LlvmType) -> RegisterValue:
     """The value whose bits are all zero."""
-    if isinstance(type, Aggregate):
-        return tuple(zero(part) for _, part in type.parts)
+    if isinstance(type, LlvmAggregate):
+        return tuple(make_zero(part) for _, part in type.parts)
     return np.zeros((1, *type.lanes), type.dtype)
 
 
-def canonical(value: np.ndarray, type: Type) -> np.ndarray:
+def canonicalise(value: np.ndarray, type: LlvmType) -> np.ndarray:
     """The low bits of an integer of unusual width, sign-extended in its container."""
-    if not isinstance(type, Int) or type.native or type.bits == 1:
+    if not isinstance(type, LlvmInt) or type.native or type.bits == 1:
         return value
     spare = 8 * value.dtype.itemsize - type.bits
     return (value << spare) >> spare
 
 
-def unsigned(value: np.ndarray, type: Type) -> np.ndarray:
+def view_unsigned(value: np.ndarray, type: LlvmType) -> np.ndarray:
     """An integer's bits as an unsigned number; a bool stays one."""
     if value.dtype == bool:
         return value
-    bits = value.view(UNSIGNED[value.dtype])
-    if isinstance(type, Int) and not type.native:
+    bits = value.view(UNSIGNED_DTYPES[value.dtype])
+    if isinstance(type, LlvmInt) and not type.native:
         return bits & bits.dtype.type((1 << type.bits) - 1)
     return bits
 
 
-UNSIGNED = {np.dtype(f"i{n}"): np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
-SIGNED = {u: s for s, u in UNSIGNED.items()}
+UNSIGNED_DTYPES = {np.dtype(f"i{n}"): np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
+SIGNED_DTYPES = {u: s for s, u in UNSIGNED_DTYPES.items()}
 
 
-def integers(numbers: Sequence[int], type: Type) -> np.ndarray:
+def wrap_integers(numbers: Sequence[int], type: LlvmType) -> np.ndarray:
     """Python integers, wrapped to the width of a type."""
     if type.dtype == bool:
         return np.array([n & 1 for n in numbers], bool)
     mask = (1 << 8 * type.dtype.itemsize) - 1
-    raw = np.array([n & mask for n in numbers], UNSIGNED[type.dtype])
-    return canonical(raw.view(type.dtype), type)
+    raw = np.array([n & mask for n in numbers], UNSIGNED_DTYPES[type.dtype])
+    return canonicalise(raw.view(type.dtype), type)
 
 
 def spread_scalars(*values: np.ndarray) -> list[np.ndarray]:
@@ -99,8 +119,8 @@ def spread_scalars(*values: np.ndarray) -> list[np.ndarray]:
     return [v if v.ndim == deepest else v[:, None] for v in values]
 
 
-def by_part(function: Callable[..., np.ndarray], *values: Value) -> Value:
+def map_members(function: Callable[..., np.ndarray], *values: RegisterValue) -> RegisterValue:
     """Apply a function to arrays, or to each member of tuples alike."""
     if isinstance(values[0], tuple):
-        return tuple(by_part(function, *parts) for parts in zip(*values, strict=True))
+        return tuple(map_members(function, *parts) for parts in zip(*values, strict=True))
     return function(*values)

@@ -1,53 +1,74 @@
-"""Running a decoded function: the lowest block that has lanes waiting goes first."""
+"""Machine: a parsed module that can be called; of the blocks with waiting lanes the first one runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from tessera.errors import ExecutionError, Location, TesseraError
-from tessera.interp.target.llvm.constants import Addresses
-from tessera.interp.target.llvm.debug_info import source_location
-from tessera.interp.target.llvm.decode import Decoder, External
-from tessera.interp.target.llvm.fault import Fault
-from tessera.interp.target.llvm.frame import Block, Code, Edge, Frame, Part
-from tessera.interp.target.llvm.lanes import Value
-from tessera.interp.target.llvm.memory import Memory
-from tessera.interp.target.llvm.syntax import Function, Instruction, Program
+from tessera.core.errors import ArgumentError, ExecutionError, Location, TesseraError, UnknownNameError
+from tessera.interp.target.llvm.control_flow import BlockEdge, DecodedBlock, DecodedFunction, LaneSubset, LlvmFrame
+from tessera.interp.target.llvm.decoder import FunctionDecoder, GlobalAddresses, HostFunction, build_global_image
+from tessera.interp.target.llvm.lanes import (
+    LaneFault,
+    PerLane,
+    RegisterValue,
+    broadcast_lanes,
+    canonicalise,
+    map_members,
+    wrap_integers,
+)
+from tessera.interp.target.llvm.memory import SegmentedMemory, get_base_address
+from tessera.interp.target.llvm.text.module_parser import parse_module
+from tessera.interp.target.llvm.text.syntax import (
+    LlvmFunction,
+    LlvmInstruction,
+    LlvmParameter,
+    ParsedModule,
+    find_source_location,
+)
+from tessera.interp.target.llvm.text.types import LlvmFloat, LlvmPointer, LlvmType
 
-_DEPTH = 128  # a call takes five of the thousand frames that Python has
+# Running a decoded function: the lowest block that has lanes waiting goes first.
 
 
-class Library:
+_MAX_CALL_DEPTH = 128  # a call takes five of the thousand frames that Python has
+
+
+class DecodedLibrary:
     """The decoded functions of a program, each decoded when it is first called."""
 
-    def __init__(self, program: Program, addresses: Addresses, externals: Mapping[str, External]) -> None:
+    def __init__(
+        self, program: ParsedModule, addresses: GlobalAddresses, externals: Mapping[str, HostFunction]
+    ) -> None:
         self.program = program
         self._externals = externals
         self._addresses = addresses
-        self._codes: dict[str, Code] = {}
+        self._codes: dict[str, DecodedFunction] = {}
 
-    def code(self, function: Function) -> Code:
+    def code(self, function: LlvmFunction) -> DecodedFunction:
         """The decoded function."""
         if function.name not in self._codes:
-            self._codes[function.name] = Decoder(self.program, function, self._addresses, self._externals).code()
+            self._codes[function.name] = FunctionDecoder(
+                self.program, function, self._addresses, self._externals
+            ).code()
         return self._codes[function.name]
 
 
-class Machine:
+class LlvmMachine:
     """One call from outside: a library and the memory it works on."""
 
-    def __init__(self, library: Library, memory: Memory) -> None:
+    def __init__(self, library: DecodedLibrary, memory: SegmentedMemory) -> None:
         self._library = library
         self.memory = memory
         self._depth = 0
 
-    def run(self, function: Function, arguments: list[Value], ids: np.ndarray) -> Value | None:
+    def run(self, function: LlvmFunction, arguments: list[RegisterValue], ids: np.ndarray) -> RegisterValue | None:
         """Run a function for lanes with these numbers; what it returns."""
-        if self._depth >= _DEPTH:
-            raise Fault(f"calls are nested deeper than {_DEPTH}")
-        frame = Frame(self, self._library.code(function), arguments, ids)
+        if self._depth >= _MAX_CALL_DEPTH:
+            raise LaneFault(f"calls are nested deeper than {_MAX_CALL_DEPTH}")
+        frame = LlvmFrame(self, self._library.code(function), arguments, ids)
         self._depth += 1
         try:
             self._schedule(frame)
@@ -57,18 +78,18 @@ class Machine:
                 self.memory.free(address)
         return frame.result
 
-    def _schedule(self, frame: Frame) -> None:
+    def _schedule(self, frame: LlvmFrame) -> None:
         blocks = frame.code.blocks
-        ready: dict[int, Part] = {0: None}  # None: all lanes
+        ready: dict[int, LaneSubset] = {0: None}  # None: all lanes
         while ready:
             number = min(ready)
             block = blocks[number]
             frame.enter(block, ready.pop(number))
             for edge, part in self._block(frame, block):
                 lanes = frame.follow(edge, part)
-                ready[edge.target] = _together(ready, edge, lanes, frame.total)
+                ready[edge.target] = _merge_lanes(ready, edge, lanes, frame.total)
 
-    def _block(self, frame: Frame, block: Block) -> list[tuple[Edge, Part]]:
+    def _block(self, frame: LlvmFrame, block: DecodedBlock) -> list[tuple[BlockEdge, LaneSubset]]:
         at = 0
         try:
             for at, step in enumerate(block.steps):  # noqa: B007 (read when a step fails)
@@ -76,20 +97,20 @@ class Machine:
             at = -1
             frame.spread(block)
             return block.leave(frame)
-        except Fault as fault:
+        except LaneFault as fault:
             raise self._report(fault, frame, block.body[at]) from None
 
-    def _report(self, fault: Fault, frame: Frame, i: Instruction) -> TesseraError:
+    def _report(self, fault: LaneFault, frame: LlvmFrame, i: LlvmInstruction) -> TesseraError:
         """The error a user sees: with the source line, else the line of the text."""
         message = fault.message
         running = frame.running()
         if fault.lane is not None or (len(running) == 1 and frame.total > 1):
             message += f", lane {running[fault.lane or 0]}"
-        source = source_location(self._library.program, i)
+        source = find_source_location(self._library.program, i)
         return fault.kind(f"{message} [{i} at {i.where}]", location=source or i.where)
 
 
-def _together(ready: dict[int, Part], edge: Edge, lanes: Part, total: int) -> Part:
+def _merge_lanes(ready: dict[int, LaneSubset], edge: BlockEdge, lanes: LaneSubset, total: int) -> LaneSubset:
     """The lanes that wait at a block, with those that have just come."""
     if lanes is None or edge.target not in ready:
         return lanes
@@ -98,3 +119,87 @@ def _together(ready: dict[int, Part], edge: Edge, lanes: Part, total: int) -> Pa
         raise ExecutionError("a lane waits twice", location=Location())
     both = np.sort(np.concatenate([waiting, lanes]))
     return None if len(both) == total else both
+
+
+# A module of LLVM IR text that can be called.
+
+
+class LlvmModule:
+    """Parsed text; `call` runs one of its functions. `externals` are functions that the text only declares."""
+
+    def __init__(self, text: str, name: str = "<llvm>", externals: Mapping[str, HostFunction] | None = None) -> None:
+        self.text = text
+        self.program = parse_module(text, name)
+        variables = self.program.variables
+        self._numbers = {name: k for k, name in enumerate(variables, 1)}
+        addresses = {name: get_base_address(k) for name, k in self._numbers.items()}
+        self._images = {
+            name: build_global_image(v.type, v.value, addresses) for name, v in variables.items() if v.value is not None
+        }
+        self._library = DecodedLibrary(self.program, addresses, externals or {})
+
+    @property
+    def functions(self) -> list[str]:
+        """The names of the functions that have a body."""
+        return [name for name, function in self.program.functions.items() if function.blocks]
+
+    def source_line(self, instruction: LlvmInstruction) -> str:
+        """The line of the text that an instruction stands on."""
+        return self.text.splitlines()[instruction.where.line - 1].strip()
+
+    def call(self, name: str, arguments: Sequence[Any], lanes: int = 1) -> Any:
+        """Run a function in all lanes: its value for each, or None.
+
+        An array stands for a pointer and is used in place; `Lanes` gives each lane a scalar of its own.
+        """
+        function = self._function(name)
+        parameters = function.parameters
+        if len(arguments) != len(parameters):
+            message = f"@{name}: wrong number of arguments"
+            raise ArgumentError(message, expected=len(parameters), received=len(arguments))
+        memory = self._memory()
+        values = [_bind_argument(memory, p, a, lanes) for p, a in zip(parameters, arguments, strict=True)]
+        with np.errstate(all="ignore"):
+            result = LlvmMachine(self._library, memory).run(function, values, np.arange(lanes))
+        return None if result is None else map_members(lambda x: np.array(broadcast_lanes(x, lanes)), result)
+
+    def _function(self, name: str) -> LlvmFunction:
+        found = self.program.functions.get(name)
+        if found is None or not found.blocks:
+            raise UnknownNameError(f"there is no function @{name}", expected=", ".join(self.functions))
+        return found
+
+    def _memory(self) -> SegmentedMemory:
+        memory = SegmentedMemory(first=len(self._numbers) + 1)
+        for name, data in self._images.items():
+            constant = self.program.variables[name].constant
+            memory.add(f"global @{name}", data, not constant, self._numbers[name])
+        return memory
+
+
+def _bind_argument(memory: SegmentedMemory, parameter: LlvmParameter, argument: Any, lanes: int) -> RegisterValue:
+    """An argument as a register value."""
+    if isinstance(argument, PerLane):
+        values = np.asarray(argument.values)
+        if values.shape[:1] != (lanes,):
+            message = f"%{parameter.name}: needs one value for each of {lanes} lanes"
+            raise ArgumentError(message, received=values.shape)
+        return _convert_argument(values, parameter.type)
+    if isinstance(parameter.type, LlvmPointer) and isinstance(argument, np.ndarray):
+        return np.array([memory.map(parameter.name, argument)])
+    if isinstance(parameter.type, LlvmPointer):
+        return np.array([argument or 0], np.int64)
+    return _convert_argument(np.asarray(argument)[None], parameter.type)
+
+
+def _convert_argument(values: np.ndarray, type: LlvmType) -> np.ndarray:
+    """Numbers in the register format of a type; integers wrap."""
+    if values.shape[1:] != type.lanes:
+        raise ArgumentError(f"an argument of type {type} is missing", received=f"shape {values.shape[1:]}")
+    if isinstance(type.scalar, LlvmFloat):
+        return values.astype(type.dtype)
+    if values.dtype.kind not in "biuO":
+        raise ArgumentError(f"an argument of type {type} must be an integer", received=values.dtype)
+    if values.dtype == object or type.dtype == bool:
+        return wrap_integers([int(v) for v in values.reshape(-1)], type.scalar).reshape(values.shape)
+    return canonicalise(values.astype(type.dtype), type.scalar)

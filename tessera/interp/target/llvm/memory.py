@@ -1,38 +1,213 @@
-"""The memory of one call: segments far apart, read and written for one lane or for all of them at once."""
+"""Segmented memory: formats of types in memory, checked segments, loads and stores for one lane or for all at once.
+
+An address is a segment number above bit 36 and an offset from the middle of that segment's slot, so that an offset may stray
+by gigabytes either way and the error still names the right segment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 
 import numpy as np
 
-from tessera.errors import ArgumentError
-from tessera.interp.target.llvm.access import Access
-from tessera.interp.target.llvm.fault import Fault
-from tessera.interp.target.llvm.segment import Segment, base_address, nowhere, segment_number
-from tessera.interp.target.llvm.types import round_up
+from tessera.core.errors import ArgumentError, OutOfBoundsError, UnsupportedOpError
+from tessera.interp.target.llvm.lanes import LaneFault, canonicalise
+from tessera.interp.target.llvm.text.types import LlvmInt, LlvmType, LlvmVector, round_up
+
+# How a type lies in memory: its bytes as an array, and the way between array and register.
+
+
+_Codec = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class MemoryFormat:
+    """A load or store of one scalar or vector: `count` memory elements side by side."""
+
+    dtype: np.dtype
+    count: int
+    vector: bool  # whether the memory elements make a trailing axis
+    size: int
+    align: int
+    decode: _Codec | None = None
+    encode: _Codec | None = None
+
+    @property
+    def low_bits(self) -> int:
+        """The offset bits that must be zero for a typed view to serve."""
+        return self.dtype.itemsize - 1
+
+    @property
+    def shift(self) -> int:
+        """From bytes to elements."""
+        return self.dtype.itemsize.bit_length() - 1
+
+
+@cache
+def get_memory_format(type: LlvmType, align: int = 0) -> MemoryFormat:
+    """The access for a type; without a written alignment its natural one."""
+    align = align or type.align
+    scalar = type.scalar
+    if isinstance(scalar, LlvmInt) and not scalar.native:
+        return _make_bit_format(type, scalar, align)
+    count = type.count if isinstance(type, LlvmVector) else 1
+    return MemoryFormat(type.dtype, count, isinstance(type, LlvmVector), type.size, align)
+
+
+def _make_bit_format(type: LlvmType, scalar: LlvmInt, align: int) -> MemoryFormat:
+    """Integers that no NumPy type holds: bools, bit vectors and unusual widths."""
+    byte = np.dtype(np.uint8)
+    if scalar.bits == 1 and isinstance(type, LlvmVector):
+        count = type.count
+        return MemoryFormat(byte, type.size, True, type.size, align, lambda raw: unpack_bits(raw, count), pack_bits)
+    if isinstance(type, LlvmVector):
+        raise UnsupportedOpError(f"a value of type {type} in memory is not supported")
+    if scalar.bits == 1:
+        return MemoryFormat(byte, 1, False, 1, align, lambda raw: (raw & 1).astype(bool), lambda v: v.astype(byte))
+    size = scalar.size
+    return MemoryFormat(
+        byte,
+        size,
+        True,
+        size,
+        align,
+        lambda raw: _decode_odd_integer(raw, scalar),
+        lambda v: _encode_odd_integer(v, scalar),
+    )
+
+
+def pack_bits(bits: np.ndarray) -> np.ndarray:
+    """Bools along the last axis as bytes, the first in the lowest bit."""
+    return np.packbits(bits, axis=-1, bitorder="little")
+
+
+def unpack_bits(raw: np.ndarray, count: int) -> np.ndarray:
+    """Bytes along the last axis as bools."""
+    return np.unpackbits(raw, axis=-1, count=count, bitorder="little").astype(bool)
+
+
+def _decode_odd_integer(raw: np.ndarray, type: LlvmInt) -> np.ndarray:
+    whole = np.zeros((len(raw), type.dtype.itemsize), np.uint8)
+    whole[:, : raw.shape[-1]] = raw
+    return canonicalise(whole.view(type.dtype)[:, 0], type)
+
+
+def _encode_odd_integer(value: np.ndarray, type: LlvmInt) -> np.ndarray:
+    # The bits above the width are zero in memory.
+    mask = value.dtype.type((1 << type.bits) - 1)
+    return np.ascontiguousarray((value & mask)[:, None]).view(np.uint8)[:, : type.size]
+
+
+# A piece of memory with a name, and the faults of accesses that miss it.
+#
+# An address is a segment number above bit 36 and an offset from the middle of that segment's slot, so that an
+# offset may stray by gigabytes either way and the error still names the right segment.
+
+
+_SLOT_BITS = 36
+_SLOT_MIDDLE = 1 << (_SLOT_BITS - 1)
+_NULL_PAGE = 4096
+
+
+def get_base_address(number: int) -> int:
+    """Where segment `number` begins."""
+    return (number << _SLOT_BITS) + _SLOT_MIDDLE
+
+
+def get_segment_number(address: int) -> int:
+    """The segment that an address belongs to."""
+    return address >> _SLOT_BITS
+
+
+@dataclass
+class MemorySegment:
+    """Bytes with a name; `stride` apart lie `size` bytes for each lane."""
+
+    name: str
+    base: int
+    data: np.ndarray
+    size: int
+    stride: int = 1 << _SLOT_BITS
+    writable: bool = True
+    views: dict[np.dtype, np.ndarray] = field(default_factory=dict)
+
+    def view(self, dtype: np.dtype) -> np.ndarray:
+        """The bytes as elements of a type."""
+        found = self.views.get(dtype)
+        if found is None:
+            whole = len(self.data) // dtype.itemsize * dtype.itemsize
+            found = self.views[dtype] = self.data[:whole].view(dtype)
+        return found
+
+    def at(self, place: int, access: MemoryFormat, verb: str) -> int:
+        """The offset of one address, checked."""
+        offset = place - self.base
+        inside = 0 <= offset <= len(self.data) - access.size
+        if not inside or offset % self.stride + access.size > self.size:
+            raise self._outside(offset, access, verb)
+        self._check(offset, access, verb)
+        return offset
+
+    def at_each(self, places: np.ndarray, access: MemoryFormat, verb: str) -> np.ndarray:
+        """The offsets of many addresses, checked."""
+        offset = places - self.base
+        bad = offset % self.stride > self.size - access.size
+        if bad.any() or offset.min() < 0 or offset.max() + access.size > len(self.data):
+            bad |= (offset < 0) | (offset + access.size > len(self.data))
+            lane = int(bad.argmax())
+            raise self._outside(int(offset[lane]), access, verb, lane)
+        if int(np.bitwise_or.reduce(offset)) & (access.align - 1):
+            lane = int((offset & (access.align - 1)).argmax())
+            self._check(int(offset[lane]), access, verb, lane)
+        self._check(0, access, verb)
+        return offset
+
+    def _check(self, offset: int, access: MemoryFormat, verb: str, lane: int | None = None) -> None:
+        if offset & (access.align - 1):
+            what = f"misaligned {verb} (align {access.align}) at offset {offset} of {self.name}"
+            raise LaneFault(what, lane=lane)
+        if not self.writable and not verb.endswith("load"):
+            raise LaneFault(f"{verb} to {self.name}, which is read-only")
+
+    def _outside(self, offset: int, access: MemoryFormat, verb: str, lane: int | None = None) -> LaneFault:
+        if 0 <= offset < len(self.data):
+            offset %= self.stride
+        found = f"{verb} of {access.size} bytes at offset {offset} of {self.name} ({self.size} bytes)"
+        return LaneFault(found, OutOfBoundsError, lane)
+
+
+def make_unmapped_fault(place: int, access: MemoryFormat, verb: str, lane: int | None = None) -> LaneFault:
+    """An address that belongs to no segment."""
+    what = "a null pointer" if abs(place) < _NULL_PAGE else f"address {place:#x}, where nothing lives"
+    return LaneFault(f"{verb} of {access.size} bytes at {what}", OutOfBoundsError, lane)
+
+
+# The memory of one call: segments far apart, read and written for one lane or for all of them at once.
+
 
 _POISON = 0xCB
 _GUARD = 16
 
 # Lanes (None: all of them), where they go and the checked offsets there.
-_Group = tuple[np.ndarray | None, Segment, np.ndarray]
+_SegmentLanes = tuple[np.ndarray | None, MemorySegment, np.ndarray]
 
 
-class Memory:
+class SegmentedMemory:
     """The segments of one call."""
 
     def __init__(self, first: int = 1) -> None:
-        self._segments: dict[int, Segment] = {}
+        self._segments: dict[int, MemorySegment] = {}
         self._numbers = count(first)
         self._mapped: dict[tuple[int, int], int] = {}
 
     def add(self, name: str, data: np.ndarray, writable: bool = True, number: int = 0) -> int:
         """Map bytes; their address."""
         number = number or next(self._numbers)
-        base = base_address(number)
-        self._segments[number] = Segment(name, base, data, len(data), writable=writable)
+        base = get_base_address(number)
+        self._segments[number] = MemorySegment(name, base, data, len(data), writable=writable)
         return base
 
     def map(self, name: str, array: np.ndarray) -> int:
@@ -49,8 +224,8 @@ class Memory:
         """Poisoned bytes for each lane; their addresses."""
         number, stride = next(self._numbers), round_up(size + _GUARD, max(align, _GUARD))
         data = np.full(stride * lanes, _POISON, np.uint8)
-        self._segments[number] = Segment(name, base_address(number), data, size, stride)
-        return base_address(number) + stride * np.arange(lanes, dtype=np.int64)
+        self._segments[number] = MemorySegment(name, get_base_address(number), data, size, stride)
+        return get_base_address(number) + stride * np.arange(lanes, dtype=np.int64)
 
     def bytes(self, address: int, count: int) -> np.ndarray:
         """The bytes from an address on, copied.
@@ -58,17 +233,17 @@ class Memory:
         Raises:
             Fault: they do not all lie in one segment.
         """
-        segment = self._segments.get(segment_number(address))
+        segment = self._segments.get(get_segment_number(address))
         offset = address - segment.base if segment is not None else -1
         if segment is None or not 0 <= offset <= len(segment.data) - count:
-            raise Fault(f"{count} bytes at {address:#x} lie outside all memory")
+            raise LaneFault(f"{count} bytes at {address:#x} lie outside all memory")
         return segment.data[offset : offset + count].copy()
 
     def free(self, address: int) -> None:
         """Forget the segment at an address."""
-        del self._segments[segment_number(address)]
+        del self._segments[get_segment_number(address)]
 
-    def load(self, address: np.ndarray, access: Access, verb: str = "load") -> np.ndarray:
+    def load(self, address: np.ndarray, access: MemoryFormat, verb: str = "load") -> np.ndarray:
         """The value at one address, or at one address for each lane."""
         if len(address) == 1:
             found = self._uniform(address, access, verb).copy()
@@ -77,72 +252,72 @@ class Memory:
             raw = self._gather(address, access, verb)
         return raw if access.decode is None else access.decode(raw)
 
-    def store(self, address: np.ndarray, value: np.ndarray, access: Access, verb: str = "store") -> None:
+    def store(self, address: np.ndarray, value: np.ndarray, access: MemoryFormat, verb: str = "store") -> None:
         """Write a value for each lane; where lanes share an address the last one's stays."""
         raw = value if access.encode is None else access.encode(value)
         if len(address) == 1:
             self._uniform(address, access, verb)[...] = raw[-1]
             return
         for lanes, segment, offset in self._groups(address, access, verb):
-            _put(segment, offset, raw if lanes is None or len(raw) == 1 else raw[lanes], access)
+            _write_segment(segment, offset, raw if lanes is None or len(raw) == 1 else raw[lanes], access)
 
-    def _uniform(self, address: np.ndarray, access: Access, verb: str) -> np.ndarray:
+    def _uniform(self, address: np.ndarray, access: MemoryFormat, verb: str) -> np.ndarray:
         """The memory behind a single address, as the access sees it."""
         place = int(address[0])
-        segment = self._segments.get(segment_number(place))
+        segment = self._segments.get(get_segment_number(place))
         if segment is None:
-            raise nowhere(place, access, verb)
+            raise make_unmapped_fault(place, access, verb)
         offset = segment.at(place, access, verb)
         if offset & access.low_bits:
             return segment.data[offset : offset + access.size].view(access.dtype)
         first = offset >> access.shift
         return segment.view(access.dtype)[first : first + access.count]
 
-    def _gather(self, address: np.ndarray, access: Access, verb: str) -> np.ndarray:
+    def _gather(self, address: np.ndarray, access: MemoryFormat, verb: str) -> np.ndarray:
         shape = (len(address), access.count) if access.vector else (len(address),)
         out = np.empty(shape, access.dtype)
         for lanes, segment, offset in self._groups(address, access, verb):
-            out[slice(None) if lanes is None else lanes] = _pick(segment, offset, access)
+            out[slice(None) if lanes is None else lanes] = _read_segment(segment, offset, access)
         return out
 
-    def _groups(self, address: np.ndarray, access: Access, verb: str) -> Iterator[_Group]:
+    def _groups(self, address: np.ndarray, access: MemoryFormat, verb: str) -> Iterator[_SegmentLanes]:
         """The lanes by segment; all are checked before the first is used."""
         if not len(address):
             return iter(())
         low, high = int(address.min()), int(address.max())
-        if segment_number(low) == segment_number(high):
+        if get_segment_number(low) == get_segment_number(high):
             return iter([self._group(address, None, access, verb)])
-        numbers = segment_number(address)  # type: ignore[arg-type]
+        numbers = get_segment_number(address)  # type: ignore[arg-type]
         sets = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
         return iter([self._group(address[lanes], lanes, access, verb) for lanes in sets])
 
-    def _group(self, address: np.ndarray, lanes: np.ndarray | None, access: Access, verb: str) -> _Group:
+    def _group(self, address: np.ndarray, lanes: np.ndarray | None, access: MemoryFormat, verb: str) -> _SegmentLanes:
         try:
-            segment = self._segments.get(segment_number(int(address[0])))
+            segment = self._segments.get(get_segment_number(int(address[0])))
             if segment is None:
-                raise nowhere(int(address[0]), access, verb, 0)
+                raise make_unmapped_fault(int(address[0]), access, verb, 0)
             return lanes, segment, segment.at_each(address, access, verb)
-        except Fault as fault:
+        except LaneFault as fault:
             if lanes is not None and fault.lane is not None:
                 fault.lane = int(lanes[fault.lane])
             raise
 
 
-def _pick(segment: Segment, offset: np.ndarray, access: Access) -> np.ndarray:
+def _read_segment(segment: MemorySegment, offset: np.ndarray, access: MemoryFormat) -> np.ndarray:
     if np.bitwise_or.reduce(offset) & access.low_bits:
         raw = segment.data[offset[:, None] + np.arange(access.size)].view(access.dtype)
         return raw if access.vector else raw[:, 0]
-    return segment.view(access.dtype)[_elements(offset, access)]
+    return segment.view(access.dtype)[_compute_element_offsets(offset, access)]
 
 
-def _put(segment: Segment, offset: np.ndarray, value: np.ndarray, access: Access) -> None:
+def _write_segment(segment: MemorySegment, offset: np.ndarray, value: np.ndarray, access: MemoryFormat) -> None:
     if np.bitwise_or.reduce(offset) & access.low_bits:
         raw = np.ascontiguousarray(value if access.vector else value[:, None]).view(np.uint8)
         segment.data[offset[:, None] + np.arange(access.size)] = raw
         return
-    segment.view(access.dtype)[_elements(offset, access)] = value
+    segment.view(access.dtype)[_compute_element_offsets(offset, access)] = value
 
 
-def _elements(offset: np.ndarray, access: Access) -> np.ndarray:
+def _compute_element_offsets(offset: np.ndarray, access: MemoryFormat) -> np.ndarray:
     first = offset >> access.shift
     return first[:, None] + np.arange(access.count) if access.vector else first

@@ -20,7 +20,7 @@ and 6 bits, tensor maps of images (im2col), video instructions, textures, surfac
 sm_90 have (tcgen05). The debug mode does not follow bulk copies in global memory.
 """
 
-from tessera.interp.target.ptx.module import Module
-from tessera.interp.target.ptx.tensor_map import TensorMap
+from tessera.interp.target.ptx.isa.tensor_map import TensorMap
+from tessera.interp.target.ptx.module import PtxModule
 
-__all__ = ["Module", "TensorMap"]
+__all__ = ["PtxModule", "TensorMap"]

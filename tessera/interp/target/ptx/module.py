@@ -1,4 +1,7 @@
-"""A PTX module: parse once, launch entries on NumPy arrays."""
+"""PTX modules: parsed once, launched on NumPy arrays.
+
+Arrays become segments of global memory, numbers become bytes of the parameter space.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +11,152 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, ResourceError, UnknownNameError, UnsupportedOpError
-from tessera.interp.target.ptx import instructions  # noqa: F401  (fills the tables)
-from tessera.interp.target.ptx.arguments import Buffers, parameter
-from tessera.interp.target.ptx.decode import Decoder
-from tessera.interp.target.ptx.fault import Fault
-from tessera.interp.target.ptx.machine import Machine, Program
-from tessera.interp.target.ptx.memory import WINDOWS, Arena
-from tessera.interp.target.ptx.operands import Place, function_addresses, immediate
-from tessera.interp.target.ptx.parser import parse
-from tessera.interp.target.ptx.special import RESERVED, Launch, clusters
-from tessera.interp.target.ptx.syntax import Address, Function, Name, Number, Operand, Variable
-from tessera.interp.target.ptx.types import TYPES, size_of
-from tessera.interp.target.ptx.world import World
+from tessera.core.errors import ArgumentError, ResourceError, UnknownNameError, UnsupportedOpError
+from tessera.interp.target.ptx.isa import families  # noqa: F401  (fills the tables)
+from tessera.interp.target.ptx.isa.decoder import PtxDecoder
+from tessera.interp.target.ptx.isa.operands import PtxVariableAddress, encode_immediate, function_addresses
+from tessera.interp.target.ptx.isa.tensor_map import TensorMap
+from tessera.interp.target.ptx.machine.fault import PtxFault
+from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS, GlobalArena
+from tessera.interp.target.ptx.machine.simt import PtxMachine, PtxProgram
+from tessera.interp.target.ptx.machine.special_registers import RESERVED, LaunchShape, cluster_and_rank_of_ctas
+from tessera.interp.target.ptx.sanitizer.global_shadow import GlobalShadow
+from tessera.interp.target.ptx.text.parser import parse_module
+from tessera.interp.target.ptx.text.syntax import (
+    TYPES,
+    AddressOperand,
+    ImmediateOperand,
+    NameOperand,
+    PtxFunction,
+    PtxOperand,
+    PtxVariable,
+    variable_size,
+)
+
+# Launch arguments: arrays become segments of global memory, numbers become bytes of parameters.
+
+
+@dataclass
+class _HostSegment:
+    """Bytes that arrays share: one segment, so that what aliases on the host aliases in the kernel."""
+
+    low: int
+    high: int
+    name: str
+    start: int = 0
+
+
+class ArgumentBuffers:
+    """The arrays of a launch and where each lies in the arena."""
+
+    def __init__(self, args: Sequence[Any], arena: GlobalArena) -> None:
+        self.arrays: list[np.ndarray] = []
+        self.regions: list[_HostSegment] = []
+        for i, a in enumerate(args):
+            array = a.array if isinstance(a, TensorMap) else a
+            if isinstance(array, np.ndarray):
+                self._add(array, f"argument {i}")
+        for region in self.regions:
+            region.start = arena.add(region.name, region.high - region.low)
+        self.arena = arena
+
+    def _add(self, array: np.ndarray, name: str) -> None:
+        low, high = _host_extent(array)
+        self.arrays.append(array)
+        new = _HostSegment(low, high, name)
+        for old in [r for r in self.regions if r.low < high and low < r.high]:
+            new = _HostSegment(min(new.low, old.low), max(new.high, old.high), old.name)
+            self.regions.remove(old)
+        self.regions.append(new)
+
+    def offset(self, array: np.ndarray) -> int:
+        """Where an array begins in the arena."""
+        low, high = _host_extent(array)
+        region = next(r for r in self.regions if r.low <= low and high <= r.high)
+        return region.start + low - region.low
+
+    def copy_in(self) -> None:
+        """Fill the segments."""
+        for array in self.arrays:
+            start = self.offset(array)
+            self.arena.flat.raw[start : start + array.nbytes] = _byte_view(array)
+
+    def copy_out(self) -> None:
+        """Write results back in place."""
+        for array in self.arrays:
+            if array.flags.writeable:
+                start = self.offset(array)
+                found = self.arena.flat.raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+                array[...] = found
+
+
+def _host_extent(array: np.ndarray) -> tuple[int, int]:
+    """The addresses of an array's bytes; one that is not contiguous is copied, and gets a place of its own."""
+    low = array.__array_interface__["data"][0] if array.flags.c_contiguous else -id(array) << 40
+    return low, low + array.nbytes
+
+
+def _byte_view(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def encode_parameter(v: PtxVariable, value: Any, buffers: ArgumentBuffers) -> bytes:
+    """The bytes of a parameter."""
+    if isinstance(value, np.ndarray):
+        if variable_size(v) != 8:
+            raise ArgumentError(f"parameter {v.name} is no pointer", expected=f".{v.type}", received="an array")
+        return int(GENERIC_WINDOWS["global"] + buffers.offset(value)).to_bytes(8, "little")
+    if isinstance(value, TensorMap):
+        value = value.encode(GENERIC_WINDOWS["global"] + buffers.offset(value.array))
+    if isinstance(value, bytes | np.void):
+        content = value if isinstance(value, bytes) else value.tobytes()
+        if len(content) != variable_size(v):
+            raise ArgumentError(
+                f"parameter {v.name} has {variable_size(v)} bytes", expected=variable_size(v), received=len(content)
+            )
+        return content
+    if v.count != 1 or v.vector != 1:
+        raise ArgumentError(f"parameter {v.name} is a struct", expected=f"{variable_size(v)} bytes", received=value)
+    return _encode_number(v, value)
+
+
+def _encode_number(v: PtxVariable, value: Any) -> bytes:
+    t = TYPES[v.type]
+    if isinstance(value, int | np.integer) and t.kind != "f":
+        if not -(1 << t.bits - 1) <= value < 1 << t.bits:
+            raise ArgumentError(f"parameter {v.name} has {t.bits} bits", expected=f".{v.type}", received=value)
+        return (int(value) & (1 << t.bits) - 1).to_bytes(t.bits // 8, "little")
+    if isinstance(value, float | np.floating) and t.kind in "us":
+        raise ArgumentError(f"parameter {v.name} is an integer", expected=f".{v.type}", received=value)
+    if isinstance(value, np.generic) and value.itemsize * 8 == t.bits and t.kind != "f":
+        return value.tobytes()
+    if not isinstance(value, float | int | np.generic):
+        raise ArgumentError(f"parameter {v.name} cannot be {value!r}", expected="an array or a number")
+    dtype = t.dtype if t.kind == "f" else np.dtype(f"f{t.bits // 8}")
+    return np.array(value, dtype).tobytes()
+
+
+# A PTX module: parse once, launch entries on NumPy arrays.
+
 
 SHARED_LIMIT = 227 << 10  # of the largest multiprocessor so far
 _MOST_GRID, _MOST_BLOCK, _MOST_CLUSTER = (2**31 - 1, 2**16 - 1, 2**16 - 1), (1024, 1024, 64), 16
 # CTAs run side by side up to so many threads and bytes of shared and local memory; fewer while accesses are recorded.
 LANES, MEMORY = 1 << 16, 1 << 28
-RESIDENT = 132 * 2048  # threads of a cooperative launch: as many as a GPU of 132 multiprocessors holds
+COOPERATIVE_THREADS = 132 * 2048  # threads of a cooperative launch: as many as a GPU of 132 multiprocessors holds
 DEBUG_LANES, DEBUG_MEMORY = 1 << 11, 1 << 22
 
 
 @dataclass
-class _Ready:
+class _DecodedEntry:
     """A decoded entry, and the part of global memory that is the same at each launch."""
 
-    program: Program
-    params: dict[str, Place]
+    program: PtxProgram
+    params: dict[str, PtxVariableAddress]
     world: dict[str, Any]
 
 
-class Module:
+class PtxModule:
     """PTX text, ready to launch. Variables in global memory keep their values from launch to launch.
 
     >>> text = '''.version 8.0 .target sm_80 .address_size 64
@@ -51,11 +168,11 @@ class Module:
     """
 
     def __init__(self, text: str, file: str = "<ptx>") -> None:
-        self.syntax = parse(text, file)
+        self.syntax = parse_module(text, file)
         self.reserved = RESERVED if "%reserved_smem_offset" in text else 0
         self.entries = {f.name: f for f in self.syntax.functions if f.entry and f.body is not None}
         self.variables: dict[str, bytes] = {}
-        self._ready: dict[str, _Ready] = {}
+        self._ready: dict[str, _DecodedEntry] = {}
 
     def launch(
         self,
@@ -83,66 +200,72 @@ class Module:
         """
         if entry not in self.entries:
             raise UnknownNameError(f"no entry {entry}", expected=", ".join(self.entries))
-        function, arena = self.entries[entry], Arena()
+        function, arena = self.entries[entry], GlobalArena()
         if len(args) != len(function.params):
             raise ArgumentError(f"{entry} has {len(function.params)} parameters", received=f"{len(args)} arguments")
-        launch = Launch(_three(grid), _three(block), _cluster(function, cluster), shared, debug, cooperative)
-        _check(function, launch)
+        launch = LaunchShape(
+            _as_extent(grid), _as_extent(block), _cluster_extent(function, cluster), shared, debug, cooperative
+        )
+        _check_launch_limits(function, launch)
         params, world, statics = self._layout(function, arena)
-        buffers = Buffers(args, arena)
+        buffers = ArgumentBuffers(args, arena)
         arena.freeze()
         for v, a in zip(function.params, args, strict=True):
-            arena.put(params[v.name].address, parameter(v, a, buffers))
+            arena.put(params[v.name].address, encode_parameter(v, a, buffers))
         self._fill(arena, world)
         buffers.copy_in()
         if entry not in self._ready:
-            self._ready[entry] = _Ready(self._decoded(function, params, world, statics), params, world)
+            self._ready[entry] = _DecodedEntry(self._decoded(function, params, world, statics), params, world)
         try:
-            _run(self._ready[entry].program, arena, launch)
+            _run_in_waves(self._ready[entry].program, arena, launch)
         finally:
             buffers.copy_out()
             self._keep(arena, world)
 
-    def _decoded(self, function: Function, params: dict[str, Place], world: dict[str, Any], statics: int) -> Program:
-        program = Decoder(world, statics).entry(function, params)
+    def _decoded(
+        self, function: PtxFunction, params: dict[str, PtxVariableAddress], world: dict[str, Any], statics: int
+    ) -> PtxProgram:
+        program = PtxDecoder(world, statics).entry(function, params)
         program.reserved = self.reserved
         return program
 
-    def _layout(self, function: Function, arena: Arena) -> tuple[dict[str, Place], dict[str, Any], int]:
+    def _layout(
+        self, function: PtxFunction, arena: GlobalArena
+    ) -> tuple[dict[str, PtxVariableAddress], dict[str, Any], int]:
         """Parameters and module-level names in memory, and the bytes of static shared memory."""
-        each = [(v.name, arena.add(f"parameter {v.name}", size_of(v), "param")) for v in function.params]
-        params = {name: Place("param", offset) for name, offset in each}
+        each = [(v.name, arena.add(f"parameter {v.name}", variable_size(v), "param")) for v in function.params]
+        params = {name: PtxVariableAddress("param", offset) for name, offset in each}
         world: dict[str, Any] = {f.name: f for f in self.syntax.functions}
         world |= {f.name: f for f in self.syntax.functions if f.body is not None}
         shared = self.reserved
         for v in sorted(self.syntax.variables, key=lambda v: v.extern):  # dynamic shared memory comes last
             if v.space == "shared":
                 shared = -(-shared // v.align) * v.align
-                world[v.name] = Place("shared", shared)
-                shared += 0 if v.extern else size_of(v)
+                world[v.name] = PtxVariableAddress("shared", shared)
+                shared += 0 if v.extern else variable_size(v)
             elif v.space in ("global", "const") and not v.extern:
-                world[v.name] = _place(arena.add(f"variable {v.name}", size_of(v), v.space))
+                world[v.name] = _global_variable_address(arena.add(f"variable {v.name}", variable_size(v), v.space))
         return params, world, shared
 
-    def _fill(self, arena: Arena, world: dict[str, Any]) -> None:
+    def _fill(self, arena: GlobalArena, world: dict[str, Any]) -> None:
         """Variables as the last launch left them, or with their initial values."""
         for v in self.syntax.variables:
             if v.space not in ("global", "const") or v.extern:
                 continue
             content = self.variables.get(v.name)
             if content is None and v.initial:
-                content = _initial(v, world)
+                content = _encode_initialiser(v, world)
             if content is not None:
-                arena.put(world[v.name].address - WINDOWS["global"], content)
+                arena.put(world[v.name].address - GENERIC_WINDOWS["global"], content)
 
-    def _keep(self, arena: Arena, world: dict[str, Any]) -> None:
+    def _keep(self, arena: GlobalArena, world: dict[str, Any]) -> None:
         for v in self.syntax.variables:
             if v.space == "global" and not v.extern:
-                start = world[v.name].address - WINDOWS["global"]
-                self.variables[v.name] = arena.flat.raw[start : start + size_of(v)].tobytes()
+                start = world[v.name].address - GENERIC_WINDOWS["global"]
+                self.variables[v.name] = arena.flat.raw[start : start + variable_size(v)].tobytes()
 
 
-def _run(program: Program, arena: Arena, launch: Launch) -> None:
+def _run_in_waves(program: PtxProgram, arena: GlobalArena, launch: LaunchShape) -> None:
     if program.shared + launch.shared > SHARED_LIMIT:
         raise ResourceError(
             "more shared memory than a CTA can have", expected=SHARED_LIMIT, received=program.shared + launch.shared
@@ -151,24 +274,24 @@ def _run(program: Program, arena: Arena, launch: Launch) -> None:
     bytes_of_cta = program.shared + launch.shared + program.local_size * launch.threads
     together = min(lanes // launch.threads, memory // max(bytes_of_cta, 1))
     size = int(np.prod(launch.cluster))
-    order = np.argsort(clusters(launch)[0], kind="stable")  # the CTAs of a cluster run together
-    step = max(together // size, 1) * size if not launch.cooperative else _all(launch, bytes_of_cta)
-    world = World(launch, arena.top, _smallest(program)) if launch.debug else None
+    order = np.argsort(cluster_and_rank_of_ctas(launch)[0], kind="stable")  # the CTAs of a cluster run together
+    step = max(together // size, 1) * size if not launch.cooperative else _cooperative_ctas(launch, bytes_of_cta)
+    world = GlobalShadow(launch, arena.top, _smallest_global_access(program)) if launch.debug else None
     for first in range(0, launch.ctas, step):
-        machine = Machine(program, arena, launch, order[first : first + step], world)
+        machine = PtxMachine(program, arena, launch, order[first : first + step], world)
         try:
             with np.errstate(all="ignore"):
                 machine.run()
-        except Fault as fault:
+        except PtxFault as fault:
             inst = program.lines[machine.pc].instruction
             source = f" ({inst.source})" if inst.source else ""
-            who = f", {machine.name_of(fault.lane)}" if fault.lane is not None else ""
+            who = f", {machine.describe_lane(fault.lane)}" if fault.lane is not None else ""
             raise fault.kind(f"{inst.name}{source}: {fault.message}{who}", location=inst.location) from None
 
 
-def _all(launch: Launch, bytes_of_cta: int) -> int:
+def _cooperative_ctas(launch: LaunchShape, bytes_of_cta: int) -> int:
     """The CTAs of a launch that must all run at once."""
-    most = min(RESIDENT // launch.threads, MEMORY // max(bytes_of_cta, 1))
+    most = min(COOPERATIVE_THREADS // launch.threads, MEMORY // max(bytes_of_cta, 1))
     if launch.ctas > most:
         raise ResourceError(
             f"a cooperative launch of {launch.ctas:,} CTAs, which must all run at once",
@@ -178,47 +301,47 @@ def _all(launch: Launch, bytes_of_cta: int) -> int:
     return launch.ctas
 
 
-def _smallest(program: Program) -> int:
+def _smallest_global_access(program: PtxProgram) -> int:
     """The bytes of the smallest access of global memory."""
     accesses = [x.instruction for x in program.lines if x.instruction.op[0] in ("ld", "ldu", "st", "atom", "red")]
     types = [TYPES[w] for i in accesses for w in i.op if w in TYPES]
     return min((t.bits // 8 for t in types), default=4)
 
 
-def _place(offset: int) -> Place:
-    return Place("global", WINDOWS["global"] + offset)
+def _global_variable_address(offset: int) -> PtxVariableAddress:
+    return PtxVariableAddress("global", GENERIC_WINDOWS["global"] + offset)
 
 
-def _three(extent: Any) -> tuple[int, int, int]:
+def _as_extent(extent: Any) -> tuple[int, int, int]:
     parts = (extent,) if isinstance(extent, int | np.integer) else tuple(extent)
     if not 1 <= len(parts) <= 3 or min(parts) < 1:
         raise ArgumentError("a grid or block has one to three positive extents", received=extent)
     return (*(int(p) for p in parts), 1, 1)[:3]  # type: ignore[return-value]
 
 
-def _within(extent: tuple[int, int, int], most: tuple[int, int, int], what: str) -> None:
+def _require_extent_within(extent: tuple[int, int, int], most: tuple[int, int, int], what: str) -> None:
     if any(n > limit for n, limit in zip(extent, most, strict=True)):
         raise ArgumentError(f"{what} is too large", expected=f"at most {most}", received=extent)
 
 
-def _cluster(function: Function, given: Any) -> tuple[int, int, int]:
+def _cluster_extent(function: PtxFunction, given: Any) -> tuple[int, int, int]:
     declared = dict(function.limits).get(".reqnctapercluster")
     if declared:
-        return _three(declared)
-    return _three(given or 1)
+        return _as_extent(declared)
+    return _as_extent(given or 1)
 
 
-def _check(function: Function, launch: Launch) -> None:
+def _check_launch_limits(function: PtxFunction, launch: LaunchShape) -> None:
     limits = dict(function.limits)
     required, most = limits.get(".reqntid"), limits.get(".maxntid")
-    if required and _three(required) != launch.block:
+    if required and _as_extent(required) != launch.block:
         raise ArgumentError(f"{function.name} requires its own block", expected=required, received=launch.block)
     if most and launch.threads > int(np.prod(most)):
         raise ArgumentError(f"{function.name} allows fewer threads", expected=most, received=launch.block)
     if launch.threads > 1024:
         raise ArgumentError("a block has at most 1024 threads", received=launch.block)
-    _within(launch.grid, _MOST_GRID, "the grid")
-    _within(launch.block, _MOST_BLOCK, "the block")
+    _require_extent_within(launch.grid, _MOST_GRID, "the grid")
+    _require_extent_within(launch.block, _MOST_BLOCK, "the block")
     if int(np.prod(launch.cluster)) > _MOST_CLUSTER:
         raise ArgumentError(f"a cluster has at most {_MOST_CLUSTER} CTAs", received=launch.cluster)
     if launch.shared < 0:
@@ -227,20 +350,23 @@ def _check(function: Function, launch: Launch) -> None:
         raise ArgumentError("a grid is whole clusters", expected=launch.cluster, received=launch.grid)
 
 
-def _initial(v: Variable, world: dict[str, Any]) -> bytes:
+def _encode_initialiser(v: PtxVariable, world: dict[str, Any]) -> bytes:
     t = TYPES[v.type]
-    numbers = [immediate(x, t) if isinstance(x, Number) else _address(v, x, world) for x in v.initial]
+    numbers = [
+        encode_immediate(x, t) if isinstance(x, ImmediateOperand) else _resolve_initial_address(v, x, world)
+        for x in v.initial
+    ]
     return b"".join((n & (1 << t.bits) - 1).to_bytes(t.bits // 8, "little") for n in numbers)
 
 
-def _address(v: Variable, operand: Operand, world: dict[str, Any]) -> int:
+def _resolve_initial_address(v: PtxVariable, operand: PtxOperand, world: dict[str, Any]) -> int:
     """A name in an initial value: where a variable or function lies."""
     name, offset = operand, 0
-    if isinstance(operand, Address):
-        name, offset = Name(str(operand.base)), operand.offset
-    found = world.get(name.text) if isinstance(name, Name) else None
-    if isinstance(found, Function) and not found.entry:
+    if isinstance(operand, AddressOperand):
+        name, offset = NameOperand(str(operand.base)), operand.offset
+    found = world.get(name.text) if isinstance(name, NameOperand) else None
+    if isinstance(found, PtxFunction) and not found.entry:
         return function_addresses(world)[found.name]
-    if not isinstance(found, Place):
+    if not isinstance(found, PtxVariableAddress):
         raise UnsupportedOpError(f"the initial value of {v.name}", location=v.location)
     return found.address + offset

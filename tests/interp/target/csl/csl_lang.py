@@ -7,11 +7,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from tessera.errors import TesseraError
+from tessera.core.errors import TesseraError
 from tessera.interp.target.csl import parse
-from tessera.interp.target.csl.events import Events
-from tessera.interp.target.csl.layout import Layout, compile_program
-from tessera.interp.target.csl.pe import Pe
+from tessera.interp.target.csl.compiler import CompiledLayout, compile_program
+from tessera.interp.target.csl.pe.processing_element import Pe
+from tessera.interp.target.csl.pe.scheduler import EventQueue
 from tessera.interp.target.csl.simulation import Simulation
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -34,16 +34,16 @@ comptime { @initialize_queue(iq, .{ .color = c }); @initialize_queue(oq, .{ .col
 """
 
 
-def build(folder: Path, text: str, names: str = "", **options) -> Layout:
+def build(folder: Path, text: str, names: str = "", **options) -> CompiledLayout:
     """A 1 x 1 program whose PE runs `text`; `names` are statements of the layout block."""
     (folder / "layout.csl").write_text(LAYOUT % names)
     (folder / "pe.csl").write_text(text)
     return compile_program(folder / "layout.csl", **options)
 
 
-def element(layout: Layout, fabric=None) -> Pe:
+def element(layout: CompiledLayout, fabric=None) -> Pe:
     """The PE of a 1 x 1 program."""
-    return Pe(layout.tiles[0, 0].program, 0, 0, Events(), fabric)
+    return Pe(layout.tiles[0, 0].program, 0, 0, EventQueue(), fabric)
 
 
 def run(folder: Path, text: str, function: str = "main", *args, **options) -> Pe:

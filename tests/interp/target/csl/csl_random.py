@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 from hypothesis import strategies as st
 
-from tessera.interp.target.csl.layout import compile_program
+from tessera.interp.target.csl.compiler import compile_program
 from tessera.interp.target.csl.simulation import Simulation
 
 WIDTH, HEIGHT, CELLS = 4, 3, 8

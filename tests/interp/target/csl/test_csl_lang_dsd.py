@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from csl_lang import run
 
-from tessera.interp.target.csl.dsd_ops import DSD_OPS
-from tessera.interp.target.csl.faults import CslFault
+from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS
+from tessera.interp.target.csl.text.diagnostics import CslFault
 
 A, B, SCALAR = [1.5, -2.25, 3.0, 0.5, -4.0, 100.0], [2.0, 0.25, -1.0, 8.0, 3.0, -2.0], 3.0
 I, J, WORD = [1, 0x8001, 300, 5, 0xFFFF, 0x00F0], [1, 3, 2, 15, 4, 8], 2

@@ -3,7 +3,7 @@
 import pytest
 from csl_lang import ERRORS, build, cases, outcome
 
-from tessera.interp.target.csl.faults import CslError
+from tessera.interp.target.csl.text.diagnostics import CslError
 
 COLOR = "@set_color_config(0, 0, @get_color(1), .{ .routes = .{ .rx = .{ RAMP }, .tx = .{ EAST } } });"
 

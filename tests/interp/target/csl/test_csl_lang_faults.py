@@ -3,9 +3,9 @@
 import pytest
 from csl_lang import build, cases, outcome
 
-from tessera.errors import ArgumentError, FileError
-from tessera.interp.target.csl.faults import CslError, CslFault
-from tessera.interp.target.csl.layout import compile_program
+from tessera.core.errors import ArgumentError, FileError
+from tessera.interp.target.csl.compiler import compile_program
+from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
 
 
 @pytest.mark.parametrize(("name", "title"), cases("lang_faults.csl"))

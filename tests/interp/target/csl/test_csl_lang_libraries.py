@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from csl_lang import run
 
-from tessera.interp.target.csl.faults import CslError
+from tessera.interp.target.csl.text.diagnostics import CslError
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from csl_lang import run
 
-from tessera.interp.target.csl.faults import CslFault
-from tessera.interp.target.csl.libraries_print import formatted
+from tessera.interp.target.csl.libraries.host_io import format_text
+from tessera.interp.target.csl.text.diagnostics import CslFault
 
 VECTORS = """
 var a = [4]f32 { 1.0, -2.0, 3.0, 4.0 }; var h: [4]f16; export var out: [4]f32; export var k: [4]i16; export var m: f32;
@@ -93,7 +93,7 @@ def test_formats(tmp_path):
 @pytest.mark.parametrize("text, message", [("{q}", "'{q}' is no format"), ("{d} {d}", "more fields than values")])
 def test_formats_that_are_refused(text, message):
     with pytest.raises(CslFault, match=message):
-        formatted(text, [1], [16])
+        format_text(text, [1], [16])
 
 
 def test_records_of_every_type(tmp_path):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from csl_lang import build, element, run, simulate
 
-from tessera.interp.target.csl.faults import CslFault
-from tessera.interp.target.csl.layout import compile_program
-from tessera.interp.target.csl.shiftregister import BEGINNING, advanced
+from tessera.interp.target.csl.compiler import compile_program
+from tessera.interp.target.csl.libraries.hardware_builtins import PRNG_SEED, advance_lfsr
 from tessera.interp.target.csl.simulation import Simulation
+from tessera.interp.target.csl.text.diagnostics import CslFault
 
 
 def one_bit(state):
@@ -16,10 +16,10 @@ def one_bit(state):
 
 
 def test_random16_is_the_documented_register(tmp_path):
-    state = BEGINNING
+    state = PRNG_SEED
     for _ in range(128):
         state = one_bit(state)
-    assert advanced(BEGINNING) == state
+    assert advance_lfsr(PRNG_SEED) == state
     text = "export var k: [3]u16; export fn main() void { for (@range(u16, 3)) |i| { k[i] = @random16(); } }"
     found = run(tmp_path, text).variable("k")
     assert found[0] == state >> 7 & 0xFFFF and len(set(found.tolist())) == 3

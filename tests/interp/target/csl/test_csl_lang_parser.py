@@ -3,9 +3,9 @@
 import pytest
 from csl_lang import PROGRAMS, cases, outcome
 
-from tessera.errors import ParseError
+from tessera.core.errors import ParseError
 from tessera.interp.target.csl import parse, parse_file
-from tessera.interp.target.csl import syntax as s
+from tessera.interp.target.csl.text import syntax as s
 
 
 def kinds(node, found):
@@ -19,14 +19,14 @@ def kinds(node, found):
 
 def test_every_construct():
     wanted = {c for c in vars(s).values() if isinstance(c, type) and c.__module__ == s.__name__}
-    assert kinds(parse_file(PROGRAMS / "lang_grammar.csl"), set()) | {s.Syntax} == wanted
+    assert kinds(parse_file(PROGRAMS / "lang_grammar.csl"), set()) | {s.SyntaxNode} == wanted
 
 
 def shape(node):
     """An expression with brackets where the tree has them."""
-    if isinstance(node, s.Binary):
+    if isinstance(node, s.BinaryExpr):
         return f"({shape(node.left)}{node.sign}{shape(node.right)})"
-    return node.text if isinstance(node, s.Name) else f"{node.sign}{shape(node.operand)}"
+    return node.text if isinstance(node, s.NameExpr) else f"{node.sign}{shape(node.operand)}"
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,22 @@ import numpy as np
 import pytest
 from csl_lang import HEAD, LOOP, build, run, simulate
 
-from tessera.interp.target.csl.dsd_ops import DSD_OPS
-from tessera.interp.target.csl.registers import Registers, route_bits, set_route, set_switch, switch_bits
-from tessera.interp.target.csl.routes import EAST, NORTH, RAMP, WEST, Route
+from tessera.interp.target.csl.fabric.routing import (
+    EAST,
+    NORTH,
+    RAMP,
+    WEST,
+    ColorRoute,
+    RouterRegisters,
+    decode_route,
+    decode_switch,
+    encode_route,
+    encode_switch,
+)
+from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS
 from tessera.interp.target.csl.sema.builtins import BUILTINS
+from tessera.interp.target.csl.sema.values import SwitchPosition
 from tessera.interp.target.csl.simulation import Simulation
-from tessera.interp.target.csl.values import SwitchPosition
 
 CONFIG = 'const tc = @import_module("<tile_config>");'
 OTHER = """comptime { @set_local_color_config(@get_color(7), .{ .routes = .{ .rx = .{ RAMP }, .tx = .{ RAMP } } }); }"""
@@ -60,11 +70,11 @@ def test_a_teardown_calls_its_handler(tmp_path):
 
 
 def test_a_route_and_its_register():
-    route = Route((WEST,), (EAST, RAMP), [((RAMP,), ()), ((), (NORTH,))], current=1, ring=True, pop="always_pop")
-    assert route_bits(route) == 0b1_0000_0011_0010 and switch_bits(route) == 0b0011_0101_0011_1100
-    other = Route((RAMP,), (WEST,))
-    set_route(other, route_bits(route))
-    set_switch(other, switch_bits(route))
+    route = ColorRoute((WEST,), (EAST, RAMP), [((RAMP,), ()), ((), (NORTH,))], current=1, ring=True, pop="always_pop")
+    assert encode_route(route) == 0b1_0000_0011_0010 and encode_switch(route) == 0b0011_0101_0011_1100
+    other = ColorRoute((RAMP,), (WEST,))
+    decode_route(other, encode_route(route))
+    decode_switch(other, encode_switch(route))
     assert other.positions == route.positions and (other.ring, other.pop) == (True, "always_pop")
 
 
@@ -76,7 +86,7 @@ def test_registers_through_their_addresses(tmp_path):
         r.* = 0x0201; order[3] = @as(i16, r.*); }"""
     pe = simulate(tmp_path, text, "wse2")
     assert pe.variable("order").tolist()[:4] == [0x555, 0x55D, 0x210, 0x201]
-    assert isinstance(pe.registers, Registers) and pe.fabric.route(1).here == ((RAMP,), (WEST,))
+    assert isinstance(pe.registers, RouterRegisters) and pe.fabric.route(1).here == ((RAMP,), (WEST,))
 
 
 def test_routes_as_bits(tmp_path):

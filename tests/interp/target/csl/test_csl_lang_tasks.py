@@ -3,7 +3,7 @@
 import pytest
 from csl_lang import simulate
 
-from tessera.interp.target.csl.faults import CslFault
+from tessera.interp.target.csl.text.diagnostics import CslFault
 
 
 @pytest.mark.parametrize("arch", ["wse2", "wse3"])

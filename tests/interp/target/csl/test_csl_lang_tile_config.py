@@ -3,7 +3,7 @@
 import pytest
 from csl_lang import HEAD, LOOP, build, simulate
 
-from tessera.interp.target.csl.routes import EAST, NORTH, RAMP, SOUTH, WEST
+from tessera.interp.target.csl.fabric.routing import EAST, NORTH, RAMP, SOUTH, WEST
 from tessera.interp.target.csl.simulation import Simulation
 
 TC = 'const tc = @import_module("<tile_config>"); const cc = tc.color_config; const sc = tc.switch_config;'

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from csl_lang import build, element, run, sections
 
-from tessera.interp.target.csl.faults import CslFault
+from tessera.interp.target.csl.text.diagnostics import CslFault
 
 
 @pytest.mark.parametrize(("title", "text"), sections("lang_values.csl"))
@@ -35,7 +35,7 @@ def test_coordinates_in_a_comptime_block_give_each_pe_its_program(tmp_path):
       export var out: u16;
       export fn main() void { out = where.get_x_coord(); }
       comptime { @comptime_assert(where.get_x_coord() < 1); }"""
-    assert run(tmp_path, text).program.unit.placed
+    assert run(tmp_path, text).program.unit.uses_coordinates
 
 
 def test_types_are_values_in_sdk_2_10(tmp_path):

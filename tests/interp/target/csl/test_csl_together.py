@@ -6,16 +6,16 @@ from csl_random import DATA, PIECES, bodies, compiled, outcome
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tessera.errors import TesseraError
-from tessera.interp.target.csl import together
+from tessera.core.errors import TesseraError
+from tessera.interp.target.csl.pe import lockstep_execution
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_grids():
     """Small grids execute together as well."""
-    before, together.FEWEST_PES = together.FEWEST_PES, 2
+    before, lockstep_execution.MIN_PES = lockstep_execution.MIN_PES, 2
     yield
-    together.FEWEST_PES = before
+    lockstep_execution.MIN_PES = before
 
 
 def agree(folder, body, arch="wse3", seed=None, turns=3):
@@ -43,12 +43,12 @@ def test_tasks_that_wavelets_start(arch, seed, tmp_path):
     layout = compiled(tmp_path, "", arch, DATA)
     run, found = outcome(layout, seed, True)
     assert found == outcome(layout, seed, False)[1]
-    assert sum(h.reused for c in run.cohorts.values() for n, h in c.histories.items() if "take" in n) == 8 * 9
+    assert sum(h.reused for c in run.lockstep_groups.values() for n, h in c.histories.items() if "take" in n) == 8 * 9
 
 
-def steps(run) -> list[together.History]:
+def steps(run) -> list[lockstep_execution.TaskHistory]:
     """What was recorded of the task that computes, in each program."""
-    return [h for cohort in run.cohorts.values() for name, h in cohort.histories.items() if "step" in name]
+    return [h for cohort in run.lockstep_groups.values() for name, h in cohort.histories.items() if "step" in name]
 
 
 def test_records_are_used(tmp_path):
@@ -82,7 +82,7 @@ def test_a_fault_is_the_same(end, message, tmp_path):
 
 
 def test_one_cell_twice_under_two_names_is_serial():
-    from tessera.interp.target.csl.streams import _same_memory
+    from tessera.interp.target.csl.pe.dsd_operations import _same_memory
 
     rows = np.zeros((2, 4), np.float32)
     assert _same_memory(rows[0].view(np.uint32), rows[0]) and not _same_memory(rows[0], rows[1])

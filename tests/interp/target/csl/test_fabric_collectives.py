@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.interp.target.csl.layout import compile_program
+from tessera.interp.target.csl.compiler import compile_program
 from tessera.interp.target.csl.simulation import Simulation
 
 PROGRAM = Path(__file__).parent / "programs" / "lines" / "layout.csl"

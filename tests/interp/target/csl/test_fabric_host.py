@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.errors import ArgumentError, DeviceUnavailable, FileError, ShapeError
-from tessera.interp.target.csl.host import arrays, cslc, regions
-from tessera.interp.target.csl.host.debug import debug_util
-from tessera.interp.target.csl.host.runtime import SdkRuntime, variable
-from tessera.interp.target.csl.host.tensors import MemcpyDataType, MemcpyOrder, Tensor
-from tessera.interp.target.csl.pictures import chrome_trace, draw
+from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, ShapeError
+from tessera.interp.target.csl.host import cslc, host_arrays, sdk_layout
+from tessera.interp.target.csl.host.host_arrays import HostTensor, MemcpyDataType, MemcpyOrder
+from tessera.interp.target.csl.host.runtime import SdkRuntime, debug_util, read_environment
+from tessera.interp.target.csl.host.visualisation import draw_run, make_chrome_trace
 
 AXPY = Path(__file__).parent / "programs" / "axpy" / "layout.csl"
 WORDS, HALVES = MemcpyDataType.MEMCPY_32BIT, MemcpyDataType.MEMCPY_16BIT
@@ -35,9 +34,9 @@ def test_a_tensor_is_taken_apart_and_put_together(order, kind, dtype):
     cube = np.arange(2 * 3 * 4).reshape(2, 3, 4).astype(dtype)
     flat = cube.reshape(-1, order="F" if order is MemcpyOrder.COL_MAJOR else "C")
     places = [(x, y) for y in range(2) for x in range(3)]
-    rows = Tensor(flat, places, (2, 3, 4), kind, order).rows()
+    rows = HostTensor(flat, places, (2, 3, 4), kind, order).rows()
     assert all((rows[x, y].view(dtype if kind is WORDS else np.uint16) == cube[y, x]).all() for x, y in places)
-    back = Tensor(np.zeros_like(flat), places, (2, 3, 4), kind, order)
+    back = HostTensor(np.zeros_like(flat), places, (2, 3, 4), kind, order)
     for place, row in back.empty(False).items():
         row[:] = rows[place]
     back.fill()
@@ -46,14 +45,14 @@ def test_a_tensor_is_taken_apart_and_put_together(order, kind, dtype):
 
 def test_a_tensor_must_fit():
     with pytest.raises(ShapeError, match="does not fit the copy"):
-        Tensor(np.zeros(3, np.float32), [(0, 0)], (1, 1, 4), WORDS, MemcpyOrder.ROW_MAJOR)
+        HostTensor(np.zeros(3, np.float32), [(0, 0)], (1, 1, 4), WORDS, MemcpyOrder.ROW_MAJOR)
     with pytest.raises(ArgumentError, match="elements of 32 bits"):
-        Tensor(np.zeros(4, np.float16), [(0, 0)], (1, 1, 4), HALVES, MemcpyOrder.ROW_MAJOR)
+        HostTensor(np.zeros(4, np.float16), [(0, 0)], (1, 1, 4), HALVES, MemcpyOrder.ROW_MAJOR)
 
 
 def test_a_longer_array_keeps_its_end():
     array = np.arange(6, dtype=np.float32)
-    tensor = Tensor(array, [(0, 0)], (1, 1, 4), WORDS, MemcpyOrder.ROW_MAJOR)
+    tensor = HostTensor(array, [(0, 0)], (1, 1, 4), WORDS, MemcpyOrder.ROW_MAJOR)
     assert tensor.rows()[0, 0].view(np.float32).tolist() == [0, 1, 2, 3]
     tensor.empty(False)
     tensor.fill()
@@ -143,12 +142,12 @@ comptime {
 """
 
 
-@pytest.mark.parametrize("target", regions.SdkTarget)
+@pytest.mark.parametrize("target", sdk_layout.SdkTarget)
 def test_ports_are_joined_around_another_region(tmp_path, target):
     """a, b, c side by side: a sends to c on a way around b, and b sends to the host."""
     for name, text in (("sender", SENDER), ("receiver", RECEIVER)):
         (tmp_path / f"{name}.csl").write_text(text)
-    layout = regions.SdkLayout(regions.get_platform("", None, target))
+    layout = sdk_layout.SdkLayout(sdk_layout.get_platform("", None, target))
     ports = {}
     for x, (name, code) in enumerate((("a", "sender"), ("b", "sender"), ("c", "receiver"))):
         region = layout.create_code_region(str(tmp_path / f"{code}.csl"), name, 1, 2)
@@ -156,14 +155,14 @@ def test_ports_are_joined_around_another_region(tmp_path, target):
         region.set_param_all("size", 6)
         color = region.color("tx" if code == "sender" else "rx", None if name == "b" else 7)
         region.set_param_all(color)
-        position = regions.RoutingPosition()
+        position = sdk_layout.RoutingPosition()
         if code == "sender":
             region.set_symbol_all("data", np.arange(12, dtype=np.uint32) * (x + 1), 6, 2)
-            position = position.set_input([regions.Route.RAMP])
-            ports[name] = region.create_output_port(color, regions.Edge.TOP, [position], 6)
+            position = position.set_input([sdk_layout.Route.RAMP])
+            ports[name] = region.create_output_port(color, sdk_layout.Edge.TOP, [position], 6)
         else:
-            position = position.set_output([regions.Route.RAMP])
-            ports[name] = region.create_input_port(color, regions.Edge.TOP, [position], 6)
+            position = position.set_output([sdk_layout.Route.RAMP])
+            ports[name] = region.create_input_port(color, sdk_layout.Edge.TOP, [position], 6)
     with pytest.raises(ArgumentError, match="these ports do not fit"):
         layout.connect(ports["a"], ports["b"])
     layout.connect(ports["a"], ports["c"])
@@ -182,41 +181,44 @@ def test_a_trace_and_a_picture(runtime, tmp_path):
     runtime.load()
     runtime.run()
     runtime.launch("axpy", 1.0)
-    trace = chrome_trace(runtime._simulation)
+    trace = make_chrome_trace(runtime._simulation)
     tasks = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert {event["name"] for event in tasks} == {"axpy"}
     assert [pe["memory"] > 64 for pe in trace["otherData"]["pes"]] == [True] * 3
     with pytest.raises(ArgumentError, match=".png or .svg"):
-        draw(runtime._simulation, tmp_path / "grid.pdf")
+        draw_run(runtime._simulation, tmp_path / "grid.pdf")
     pytest.importorskip("matplotlib")
-    draw(runtime._simulation, tmp_path / "grid.svg")
+    draw_run(runtime._simulation, tmp_path / "grid.svg")
     assert "<svg" in (tmp_path / "grid.svg").read_text()
 
 
 def test_arguments_of_the_host_that_do_not_fit(runtime, monkeypatch):
-    layout, region = regions.SdkLayout(regions.get_platform(None)), "pe.csl"
+    layout, region = sdk_layout.SdkLayout(sdk_layout.get_platform(None)), "pe.csl"
     layout.create_code_region(region, "a", 1, 1)
     monkeypatch.setenv("TESSERA_CSL_SEED", "one")
     calls = {
-        "is not flat": lambda: arrays.input_array_to_u32(np.zeros((2, 2), np.int16), None, 1),
-        "16 or 32 bits wide": lambda: arrays.input_array_to_u32(np.zeros(2, np.int64), None, 1),
-        "bits wide": lambda: arrays.memcpy_view(np.zeros(2, np.uint32), np.dtype(np.int64)),
-        "--fabric-dims does not read": lambda: cslc.settings_of(
-            cslc.parser().parse_args([str(AXPY), "--fabric-dims=1"])
+        "is not flat": lambda: host_arrays.input_array_to_u32(np.zeros((2, 2), np.int16), None, 1),
+        "16 or 32 bits wide": lambda: host_arrays.input_array_to_u32(np.zeros(2, np.int64), None, 1),
+        "bits wide": lambda: host_arrays.memcpy_view(np.zeros(2, np.uint32), np.dtype(np.int64)),
+        "--fabric-dims does not read": lambda: cslc.collect_settings(
+            cslc.make_parser().parse_args([str(AXPY), "--fabric-dims=1"])
         ),
-        "lies on its memcpy frame": lambda: cslc.build(
-            cslc.settings_of(
-                cslc.parser().parse_args(
+        "lies on its memcpy frame": lambda: cslc.compile_settings(
+            cslc.collect_settings(
+                cslc.make_parser().parse_args(
                     [str(AXPY), "--fabric-dims=20,9", "--fabric-offsets=1,1", "--memcpy", "--params=width:3,n:8"]
                 )
             )
         ),
         "own direction is found by the layout": lambda: layout.regions[0].create_input_port(
-            regions.Color("c"), regions.Edge.LEFT, [regions.RoutingPosition().set_input([regions.Route.WEST])], 1
+            sdk_layout.Color("c"),
+            sdk_layout.Edge.LEFT,
+            [sdk_layout.RoutingPosition().set_input([sdk_layout.Route.WEST])],
+            1,
         ),
         "two code regions have the name 'a'": lambda: layout.create_code_region(region, "a", 1, 1),
         "has no option colour": lambda: SdkRuntime(".", colour=True),
-        "TESSERA_CSL_SEED is not an integer": lambda: variable("SEED"),
+        "TESSERA_CSL_SEED is not an integer": lambda: read_environment("SEED"),
     }
     for message, call in calls.items():
         with pytest.raises(ArgumentError, match=message):
@@ -225,6 +227,6 @@ def test_arguments_of_the_host_that_do_not_fit(runtime, monkeypatch):
 
 def test_the_language_of_an_environment(monkeypatch):
     monkeypatch.setenv("TESSERA_CSL_SDK", "2.10")
-    assert cslc.parser().parse_args([str(AXPY)]).sdk == "2.10"
+    assert cslc.make_parser().parse_args([str(AXPY)]).sdk == "2.10"
     monkeypatch.delenv("TESSERA_CSL_SDK")
-    assert cslc.parser().parse_args([str(AXPY)]).sdk == "1.4"
+    assert cslc.make_parser().parse_args([str(AXPY)]).sdk == "1.4"

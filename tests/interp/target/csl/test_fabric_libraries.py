@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tessera.interp.target.csl.faults import CslError, CslFault
-from tessera.interp.target.csl.layout import compile_program
+from tessera.interp.target.csl.compiler import compile_program
 from tessera.interp.target.csl.simulation import Simulation
+from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
 
 LAYOUT = """
 param goal: u32;

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tessera.interp.target.csl.events import Events
-from tessera.interp.target.csl.fabric import Fabric
-from tessera.interp.target.csl.faults import CslFault
-from tessera.interp.target.csl.values import ColorConfig, Filter, SwitchPosition
-from tessera.interp.target.csl.wavelets import Opcode, encode
+from tessera.interp.target.csl.fabric.router_grid import Fabric
+from tessera.interp.target.csl.fabric.routing import Opcode, encode_payload
+from tessera.interp.target.csl.pe.scheduler import EventQueue
+from tessera.interp.target.csl.sema.values import ColorConfig, FilterConfig, SwitchPosition
+from tessera.interp.target.csl.text.diagnostics import CslFault
 
-ADVANCE = encode([(Opcode.SWITCH_ADV, True)])
+ADVANCE = encode_payload([(Opcode.SWITCH_ADV, True)])
 
 
 class Recorder:
@@ -34,7 +34,7 @@ class Recorder:
 
 
 def grid(width, colors, height=1, seed=None):
-    fabric = Fabric(Events(), width, height, colors, seed=seed)
+    fabric = Fabric(EventQueue(), width, height, colors, seed=seed)
     for (x, y), node in fabric.nodes.items():
         node.pe = Recorder(fabric.view(x, y))
     return fabric, [fabric.nodes[x, 0].pe for x in range(width)]
@@ -103,17 +103,17 @@ def test_a_popped_command_reaches_one_router_only():
 
 
 def test_filters():
-    keep = Filter("range", {"min_idx": 1, "max_idx": 2})
+    keep = FilterConfig("range", {"min_idx": 1, "max_idx": 2})
     fabric, pes = grid(3, line(3, filter=keep))
     pes[0].view.push(0, [i << 16 | 5 for i in range(4)])
     fabric.events.run()
     assert pes[1].words == pes[2].words == [1 << 16 | 5, 2 << 16 | 5]
-    every = Filter("counter", {"limit1": 2, "max_counter": 0, "count_data": 1}, init_counter=1)
+    every = FilterConfig("counter", {"limit1": 2, "max_counter": 0, "count_data": 1}, init_counter=1)
     fabric, pes = grid(3, line(3, filter=every))
     pes[0].view.push(0, range(9))
     fabric.events.run()
     assert pes[2].words == [2, 5, 8]
-    some = Filter("sparse_counter", {"limit1": 1, "limit2": 3, "max_counter": 0, "count_data": 1})
+    some = FilterConfig("sparse_counter", {"limit1": 1, "limit2": 3, "max_counter": 0, "count_data": 1})
     fabric, pes = grid(3, line(3, filter=some))
     pes[0].view.push(0, range(9))
     fabric.events.run()
@@ -131,7 +131,7 @@ def test_a_swap_changes_the_color_on_each_hop():
 
 def test_teardown_holds_the_color_until_it_is_left():
     fabric, pes = grid(3, line(3))
-    pes[0].view.push(0, [encode([(Opcode.TEARDOWN, True)])], control=True)
+    pes[0].view.push(0, [encode_payload([(Opcode.TEARDOWN, True)])], control=True)
     pes[0].view.push(0, [4])
     fabric.events.run()
     assert [pe.torn for pe in pes] == [[0]] * 3

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.errors import ArgumentError
-from tessera.interp.target.csl.faults import CslFault
+from tessera.core.errors import ArgumentError
+from tessera.interp.target.csl.compiler import compile_program
 from tessera.interp.target.csl.host import host_tools_folder
-from tessera.interp.target.csl.layout import compile_program
 from tessera.interp.target.csl.simulation import Simulation
+from tessera.interp.target.csl.text.diagnostics import CslFault
 
 # Two PEs; color 5 goes from the first to the second.
 LAYOUT = """

@@ -8,7 +8,7 @@ from functools import cache
 import llvmlite.binding as llvm
 import numpy as np
 
-from tessera.interp.target.llvm import Module
+from tessera.interp.target.llvm import LlvmModule
 
 llvm.initialize_native_target()
 llvm.initialize_native_asmprinter()
@@ -47,7 +47,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
 def agree(text: str, *arrays: np.ndarray, name: str = "f") -> None:
     """Both engines leave the same bits in every array; NaNs need only both be NaN."""
     ours, theirs = [aligned(a) for a in arrays], [aligned(a) for a in arrays]
-    Module(text).call(name, ours)
+    LlvmModule(text).call(name, ours)
     run_native(text, name, theirs)
     for got, want in zip(ours, theirs, strict=True):
         same = got.view(f"u{got.dtype.itemsize}") == want.view(f"u{want.dtype.itemsize}")

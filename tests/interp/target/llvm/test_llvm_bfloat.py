@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tessera.interp.target.fma import narrow
-from tessera.interp.target.llvm import Module
+from tessera.interp.target.fma import round_to_format
+from tessera.interp.target.llvm import LlvmModule
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 MATH = {"fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide}
@@ -13,7 +13,7 @@ MATH = {"fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.div
 
 def run(body, dtype, *arrays):
     out = np.zeros(64, dtype)
-    Module(f"define void @f(ptr %a, ptr %b, ptr %o) {{\n{body}\n ret void }}").call("f", [*arrays, out])
+    LlvmModule(f"define void @f(ptr %a, ptr %b, ptr %o) {{\n{body}\n ret void }}").call("f", [*arrays, out])
     return out
 
 
@@ -31,7 +31,7 @@ def test_arithmetic(op):
   %y = load <64 x bfloat>, ptr %b
   %z = {op} <64 x bfloat> %x, %y
   store <64 x bfloat> %z, ptr %o"""
-    want = narrow(MATH[op](a.astype("f8"), b.astype("f8")), BF16)
+    want = round_to_format(MATH[op](a.astype("f8"), b.astype("f8")), BF16)
     assert (run(text, BF16, a, b).view("u2") == want.view("u2")).all()
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from llvm_native import DTYPE, agree, agree_on, edges, pairs
 
-from tessera.interp.target.llvm import Module
+from tessera.interp.target.llvm import LlvmModule
 
 SHORT = {"float": "f32", "double": "f64", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"}
 
@@ -125,7 +125,7 @@ NAMES = {"exp": np.exp, "log": np.log, "sin": np.sin, "tanh": np.tanh, "expm1": 
 @pytest.mark.parametrize("letter,dtype", [("f", np.float32), ("", np.float64)])
 def test_library(name, letter, dtype):
     t = "float" if letter else "double"
-    m = Module(f"""declare {t} @{name}{letter}({t})
+    m = LlvmModule(f"""declare {t} @{name}{letter}({t})
 define {t} @f({t} %x) {{ %r = tail call fast {t} @{name}{letter}({t} noundef %x) #1
   ret {t} %r }}""")
     assert m.call("f", [0.7])[0] == NAMES[name](np.float64(dtype(0.7))).astype(dtype)

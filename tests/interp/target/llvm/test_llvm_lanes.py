@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tessera.errors import ExecutionError
-from tessera.interp.target.llvm import Lanes, Module
+from tessera.core.errors import ExecutionError
+from tessera.interp.target.llvm import LlvmModule, PerLane
 
 COLLATZ = """
 define i32 @length(i32 %n) {
@@ -63,26 +63,26 @@ def collatz(n):
 
 def test_divergent_loop():
     n = np.arange(1, 65)
-    got = Module(COLLATZ).call("length", [Lanes(n)], lanes=64)
+    got = LlvmModule(COLLATZ).call("length", [PerLane(n)], lanes=64)
     assert got.tolist() == [collatz(int(k)) for k in n]
 
 
 def test_call_under_mask():
     n = np.arange(1, 33)
-    got = Module(COLLATZ).call("twice", [Lanes(n), Lanes(n % 3 == 0)], lanes=32)
+    got = LlvmModule(COLLATZ).call("twice", [PerLane(n), PerLane(n % 3 == 0)], lanes=32)
     assert got.tolist() == [2 * collatz(int(k)) if k % 3 == 0 else -1 for k in n]
 
 
 def test_recursion():
-    got = Module(COLLATZ).call("factorial", [Lanes([1, 5, 3, 12])], lanes=4)
+    got = LlvmModule(COLLATZ).call("factorial", [PerLane([1, 5, 3, 12])], lanes=4)
     assert got.tolist() == [1, 120, 6, 479001600]
     with pytest.raises(ExecutionError, match="nested deeper"):
-        Module(COLLATZ).call("factorial", [2000])
+        LlvmModule(COLLATZ).call("factorial", [2000])
 
 
 @pytest.mark.parametrize("lanes", [1, 5])
 def test_uniform_value_has_every_lane(lanes):
-    got = Module("define i64 @f(i64 %x) { ret i64 %x }").call("f", [7], lanes=lanes)
+    got = LlvmModule("define i64 @f(i64 %x) { ret i64 %x }").call("f", [7], lanes=lanes)
     assert got.tolist() == [7] * lanes
 
 
@@ -100,7 +100,7 @@ loop:
 out:
   ret i32 %a
 }"""
-    assert Module(text).call("f", [Lanes([1, 2, 3, 4, 9])], lanes=5).tolist() == [1, 2, 1, 2, 1]
+    assert LlvmModule(text).call("f", [PerLane([1, 2, 3, 4, 9])], lanes=5).tolist() == [1, 2, 1, 2, 1]
 
 
 def test_switch():
@@ -115,8 +115,8 @@ b:
 other:
   ret i32 %n
 }"""
-    m = Module(text)
-    assert m.call("f", [Lanes([0, 5, -1, 9, 5])], lanes=5).tolist() == [10, 20, 10, 9, 20]
+    m = LlvmModule(text)
+    assert m.call("f", [PerLane([0, 5, -1, 9, 5])], lanes=5).tolist() == [10, 20, 10, 9, 20]
     assert [m.call("f", [n])[0] for n in (0, 5, 3)] == [10, 20, 3]
 
 
@@ -138,7 +138,7 @@ out:
   %s = fadd float %e, %g
   ret float %s
 }"""
-    got = Module(text).call("f", [Lanes([1.0, 2.0, 3.0]), Lanes([1, 4, 2])], lanes=3)
+    got = LlvmModule(text).call("f", [PerLane([1.0, 2.0, 3.0]), PerLane([1, 4, 2])], lanes=3)
     assert got.tolist() == [2 + 1, 10 + 4, 9 + 2]
 
 
@@ -159,7 +159,7 @@ done:
   %r = load i32, ptr %q
   ret i32 %r
 }"""
-    assert Module(text).call("f", [Lanes([0, 3, 7])], lanes=3).tolist() == [0, 9, 49]
+    assert LlvmModule(text).call("f", [PerLane([0, 3, 7])], lanes=3).tolist() == [0, 9, 49]
 
 
 def test_program_ids():
@@ -173,5 +173,5 @@ def test_program_ids():
   ret void
 }"""
     x, y = np.arange(16, dtype="f4"), np.zeros(16, "f4")
-    assert Module(text).call("f", [x, y, Lanes(np.arange(4))], lanes=4) is None
+    assert LlvmModule(text).call("f", [x, y, PerLane(np.arange(4))], lanes=4) is None
     assert (y == x * np.tile([1, 2, 3, 4], 4)).all()

@@ -5,8 +5,8 @@ import pytest
 from llvm_native import agree
 from llvmlite.binding import parse_assembly
 
-from tessera.errors import ArgumentError, ExecutionError, OutOfBoundsError
-from tessera.interp.target.llvm import Lanes, Module
+from tessera.core.errors import ArgumentError, ExecutionError, OutOfBoundsError
+from tessera.interp.target.llvm import LlvmModule, PerLane
 
 GLOBALS = """
 %pair = type { i8, double, [3 x i16] }
@@ -45,7 +45,7 @@ def test_globals():
 
 
 def test_mutable_global_keeps_its_value():
-    m = Module("""@n = internal global i32 5
+    m = LlvmModule("""@n = internal global i32 5
 define i32 @f() { %v = load i32, ptr @n
   %w = add i32 %v, 1
   store i32 %w, ptr @n
@@ -127,10 +127,10 @@ def test_masked(n, spell):
 
 def test_masked_elements_are_not_touched():
     x, y = np.arange(3, dtype="f4"), np.zeros(3, "f4")
-    Module(MASKED).call("f", [x, y, np.array([3], "i4")])
+    LlvmModule(MASKED).call("f", [x, y, np.array([3], "i4")])
     assert y.tolist() == [10, 20, 3]  # element 2 takes part in no gather
     with pytest.raises(OutOfBoundsError, match="masked load of 4 bytes at offset 12 of argument x"):
-        Module(MASKED).call("f", [x, y, np.array([5], "i4")])
+        LlvmModule(MASKED).call("f", [x, y, np.array([5], "i4")])
 
 
 ATOMIC = "define i32 @f(ptr %x, i32 %i, i32 %v) {{ %p = getelementptr i32, ptr %x, i32 %i\n  {}\n ret i32 %o }}"
@@ -139,16 +139,16 @@ ATOMIC = "define i32 @f(ptr %x, i32 %i, i32 %v) {{ %p = getelementptr i32, ptr %
 @pytest.mark.parametrize("op", "add sub max min umax umin and or xor xchg nand".split())
 def test_atomics_take_turns(op):
     rng = np.random.default_rng(2)
-    m = Module(ATOMIC.format(f"%o = atomicrmw {op} ptr %p, i32 %v seq_cst, align 4"))
+    m = LlvmModule(ATOMIC.format(f"%o = atomicrmw {op} ptr %p, i32 %v seq_cst, align 4"))
     x, i, v = rng.integers(-9, 9, 3, "i4"), rng.integers(0, 3, 20), rng.integers(-99, 99, 20)
     alone = x.copy()
     olds = [m.call("f", [alone, *pair])[0] for pair in zip(i, v, strict=True)]
-    assert m.call("f", [x, Lanes(i), Lanes(v)], lanes=20).tolist() == olds
+    assert m.call("f", [x, PerLane(i), PerLane(v)], lanes=20).tolist() == olds
     assert (x == alone).all()
 
 
 def test_atomic_in_uniform_lanes_counts_each():
-    m = Module(ATOMIC.format("%o = atomicrmw add ptr %p, i32 %v monotonic, align 4"))
+    m = LlvmModule(ATOMIC.format("%o = atomicrmw add ptr %p, i32 %v monotonic, align 4"))
     x = np.zeros(1, "i4")
     assert m.call("f", [x, 0, 2], lanes=5).tolist() == [0, 2, 4, 6, 8]
 
@@ -156,7 +156,7 @@ def test_atomic_in_uniform_lanes_counts_each():
 def test_compare_exchange():
     text = "%t = cmpxchg ptr %p, i32 0, i32 %v acq_rel monotonic\n  %o = extractvalue { i32, i1 } %t, 0"
     x = np.zeros(2, "i4")
-    got = Module(ATOMIC.format(text)).call("f", [x, Lanes([0, 0, 1]), Lanes([5, 6, 7])], lanes=3)
+    got = LlvmModule(ATOMIC.format(text)).call("f", [x, PerLane([0, 0, 1]), PerLane([5, 6, 7])], lanes=3)
     assert got.tolist() == [0, 5, 0] and x.tolist() == [5, 7]
 
 
@@ -170,19 +170,19 @@ LOAD = """define float @f(ptr %x, i64 %i) {
 @pytest.mark.parametrize("index,offset", [(10, 40), (-1, -4), (1 << 31, 1 << 33)])
 def test_out_of_bounds(index, offset):
     with pytest.raises(OutOfBoundsError) as error:
-        Module(LOAD, "k.ll").call("f", [np.zeros(10, "f4"), index])
+        LlvmModule(LOAD, "k.ll").call("f", [np.zeros(10, "f4"), index])
     assert f"load of 4 bytes at offset {offset} of argument x (40 bytes)" in str(error.value)
     assert str(error.value).startswith("k.ll:3:3: OutOfBoundsError")
 
 
 def test_out_of_bounds_names_the_lane():
     with pytest.raises(OutOfBoundsError, match=r"offset 400 of argument x \(40 bytes\), lane 2"):
-        Module(LOAD).call("f", [np.zeros(10, "f4"), Lanes([1, 9, 100])], lanes=3)
+        LlvmModule(LOAD).call("f", [np.zeros(10, "f4"), PerLane([1, 9, 100])], lanes=3)
 
 
 def test_null():
     with pytest.raises(OutOfBoundsError, match="null pointer"):
-        Module(LOAD).call("f", [None, 0])
+        LlvmModule(LOAD).call("f", [None, 0])
 
 
 def store(align, offset="1"):
@@ -197,12 +197,12 @@ define void @f(ptr %x) {{
 
 def test_misaligned():
     with pytest.raises(ExecutionError, match=r"misaligned store \(align 8\) at offset 4 of argument x"):
-        Module(store(8)).call("f", [np.zeros(4, "f4")])
+        LlvmModule(store(8)).call("f", [np.zeros(4, "f4")])
 
 
 def test_constant_is_read_only():
     with pytest.raises(ExecutionError, match="store to global @c, which is read-only"):
-        Module(store(4)).call("f", [np.zeros(4, "f4")])
+        LlvmModule(store(4)).call("f", [np.zeros(4, "f4")])
 
 
 def test_dead_stack():
@@ -212,11 +212,11 @@ define i32 @f() { %p = call ptr @g()
   %v = load i32, ptr %p
   ret i32 %v }"""
     with pytest.raises(OutOfBoundsError, match="where nothing lives"):
-        Module(text).call("f", [])
+        LlvmModule(text).call("f", [])
 
 
 def test_stack_begins_poisoned():
-    m = Module("define i32 @f() { %a = alloca i32\n %v = load i32, ptr %a\n ret i32 %v }")
+    m = LlvmModule("define i32 @f() { %a = alloca i32\n %v = load i32, ptr %a\n ret i32 %v }")
     assert m.call("f", [])[0] == np.array([0xCBCBCBCB], "u4").view("i4")[0]
 
 
@@ -225,12 +225,12 @@ def test_arrays_are_used_in_place():
   %e = icmp eq ptr %x, %y
   ret i1 %e }"""
     x = np.zeros(2, "u1")
-    assert Module(text).call("f", [x, x])[0] and x[0] == 7
+    assert LlvmModule(text).call("f", [x, x])[0] and x[0] == 7
     with pytest.raises(ArgumentError, match="argument x must be C-contiguous"):
-        Module(text).call("f", [np.zeros(8, "u1")[::2], x])
+        LlvmModule(text).call("f", [np.zeros(8, "u1")[::2], x])
 
 
 def test_division_by_zero():
-    m = Module("define i32 @f(i32 %x) { %r = sdiv i32 7, %x\n  ret i32 %r }")
+    m = LlvmModule("define i32 @f(i32 %x) { %r = sdiv i32 7, %x\n  ret i32 %r }")
     with pytest.raises(ExecutionError, match="integer division by zero, lane 1"):
-        m.call("f", [Lanes([1, 0])], lanes=2)
+        m.call("f", [PerLane([1, 0])], lanes=2)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tessera.errors import OutOfBoundsError, ParseError, UnsupportedOpError
-from tessera.interp.target.llvm import Module
+from tessera.core.errors import OutOfBoundsError, ParseError, UnsupportedOpError
+from tessera.interp.target.llvm import LlvmModule
 
 # As clang writes it at -O2 -g.
 CLANG = """; ModuleID = 'saxpy.c'
@@ -68,7 +68,7 @@ attributes #1 = { mustprogress }
 
 
 def test_clang():
-    m = Module(CLANG)
+    m = LlvmModule(CLANG)
     x, y = np.arange(7, dtype="f4"), np.ones(7, "f4")
     m.call("saxpy", [7, 2.0, x, y])
     assert m.functions == ["saxpy"] and (y == 2 * x + 1).all()
@@ -78,7 +78,7 @@ def test_clang():
 def test_error_names_the_source():
     x, y = np.arange(7, dtype="f4"), np.ones(8, "f4")
     with pytest.raises(OutOfBoundsError) as error:
-        Module(CLANG, "saxpy.ll").call("saxpy", [8, 2.0, x, y])
+        LlvmModule(CLANG, "saxpy.ll").call("saxpy", [8, 2.0, x, y])
     assert str(error.value).startswith("/src/saxpy.c:3:16: OutOfBoundsError")
     assert "[load at saxpy.ll:27:3]" in str(error.value)
 
@@ -100,7 +100,7 @@ def body(line):
 ])  # fmt: skip
 def test_parse_error(line, place, message):
     with pytest.raises(ParseError) as error:
-        Module(body(line), "t.ll").call("f", [1])
+        LlvmModule(body(line), "t.ll").call("f", [1])
     text = str(error.value)
     assert message in text and text.startswith(f"t.ll:{place}: ")
 
@@ -115,7 +115,7 @@ def test_parse_error(line, place, message):
 ])  # fmt: skip
 def test_unsupported(line, message):
     with pytest.raises(UnsupportedOpError) as error:
-        Module(body(line), "t.ll").call("f", [1])
+        LlvmModule(body(line), "t.ll").call("f", [1])
     assert message in str(error.value) and str(error.value).startswith("t.ll:2:")
 
 
@@ -127,7 +127,7 @@ def test_unsupported(line, message):
     ("i64 ptrtoint (ptr null to i64)", 0), ("i64 add (i64 2, i64 3)", 5),
 ])  # fmt: skip
 def test_constant(value, want):
-    assert Module(f"define {value.split()[0]} @f() {{ ret {value} }}").call("f", [])[0] == want
+    assert LlvmModule(f"define {value.split()[0]} @f() {{ ret {value} }}").call("f", [])[0] == want
 
 
 def test_names():
@@ -140,7 +140,7 @@ def test_names():
   ret i32 %3
 }
 declare void @llvm.assume(i1)"""
-    assert Module(text).call("a b", [3, 4])[0] == 14
+    assert LlvmModule(text).call("a b", [3, 4])[0] == 14
 
 
 def test_typed_pointers_and_recursive_types():
@@ -152,10 +152,10 @@ define i32 @f(i32* %p) {
   %v = load i32, i32* %p, align 4
   ret i32 %v
 }"""
-    assert Module(text).call("f", [np.array([6], "i4")])[0] == 6
+    assert LlvmModule(text).call("f", [np.array([6], "i4")])[0] == 6
 
 
 def test_source_line():
-    m = Module(CLANG)
+    m = LlvmModule(CLANG)
     load = m.program.functions["saxpy"].blocks[3].body[3]
     assert m.source_line(load).startswith("%12 = load float, ptr %11, align 4")

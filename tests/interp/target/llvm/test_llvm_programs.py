@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from llvm_native import FEATURES, agree
 
-from tessera.interp.target.llvm import Lanes, Module
+from tessera.interp.target.llvm import LlvmModule, PerLane
 
 LOOP = """define void @f(ptr noalias %x, ptr noalias %y, ptr noalias %o) {{
 entry:
@@ -96,7 +96,7 @@ go{k}:
 @pytest.mark.parametrize("seed", range(12))
 def test_random_flow(seed):
     rng = np.random.default_rng(seed)
-    m = Module(random_flow(rng, 7))
+    m = LlvmModule(random_flow(rng, 7))
     x, fuel = rng.integers(0, 1000, 16), rng.integers(0, 40, 16)
     alone = [m.call("f", [int(a), int(b)])[0] for a, b in zip(x, fuel, strict=True)]
-    assert m.call("f", [Lanes(x), Lanes(fuel)], lanes=16).tolist() == alone
+    assert m.call("f", [PerLane(x), PerLane(fuel)], lanes=16).tolist() == alone

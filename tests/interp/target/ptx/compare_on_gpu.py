@@ -35,27 +35,27 @@ def record(path, options):
     import pytest
 
     sys.path[:0] = [str(HERE), str(HERE.parents[3])]
-    from tessera.interp.target.ptx import Module, TensorMap
-    from tessera.interp.target.ptx.arguments import Buffers, parameter
-    from tessera.interp.target.ptx.memory import Arena
+    from tessera.interp.target.ptx import PtxModule, TensorMap
+    from tessera.interp.target.ptx.machine.memory import GlobalArena
+    from tessera.interp.target.ptx.module import ArgumentBuffers, encode_parameter
 
-    cases, seen, plain, texts = [], set(), Module.launch, {}
-    make = Module.__init__
+    cases, seen, plain, texts = [], set(), PtxModule.launch, {}
+    make = PtxModule.__init__
 
     def init(self, text, file="<ptx>"):
         make(self, text, file)
         texts[id(self)] = (self, text)  # kept alive, so that ids stay unique
 
     def launch(self, entry, grid=1, block=1, args=(), shared=0, debug=False, cluster=None, cooperative=False):
-        arena = Arena()
-        buffers = Buffers(args, arena)
+        arena = GlobalArena()
+        buffers = ArgumentBuffers(args, arena)
         arena.freeze()
         buffers.copy_in()
         before = arena.flat.raw.copy()
         plain(self, entry, grid, block, args, shared, debug, cluster, cooperative)
         buffers.copy_in()
         formal = self.entries[entry].params
-        params = [_kept(v, a, buffers, TensorMap, parameter) for v, a in zip(formal, args, strict=True)]
+        params = [_kept(v, a, buffers, TensorMap, encode_parameter) for v, a in zip(formal, args, strict=True)]
         case = {
             "test": os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0].split("::")[-1],
             "module": id(self), "text": texts[id(self)][1], "entry": entry, "grid": grid, "block": block,
@@ -68,7 +68,7 @@ def record(path, options):
             seen.add(key)
             cases.append(case)
 
-    Module.__init__, Module.launch = init, launch
+    PtxModule.__init__, PtxModule.launch = init, launch
     pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *(options or [str(HERE)])])
     Path(path).write_bytes(pickle.dumps(cases))
     print(f"{len(cases)} launches kept")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tessera.interp.target.ptx import Module
+from tessera.interp.target.ptx import PtxModule
 
 LETTERS = "abcefghj"
 
@@ -41,7 +41,7 @@ def one(lines, *arrays, out):
     padded = -(-many // 256) * 256 if many > 256 else many
     given = [np.concatenate([a, np.zeros(padded - len(a), a.dtype)]) for a in arrays]
     result = np.zeros(padded, out)
-    module = Module(text_of(lines, [a.itemsize for a in arrays], result.itemsize))
+    module = PtxModule(text_of(lines, [a.itemsize for a in arrays], result.itemsize))
     module.launch("k", grid=-(-padded // 256), block=min(padded, 256), args=[*given, result])
     return result[:many]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.interp.target.ptx import Module
+from tessera.interp.target.ptx import PtxModule
 
 HERE = Path(__file__).parent / "cuda"
 RNG = np.random.default_rng(0)
@@ -13,12 +13,12 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(scope="module", params=["sm_80", "sm_90"])
 def kernels(request):
-    return Module((HERE / f"advanced.{request.param}.ptx").read_text())
+    return PtxModule((HERE / f"advanced.{request.param}.ptx").read_text())
 
 
 @pytest.fixture(scope="module")
 def hopper():
-    return Module((HERE / "advanced.sm_90.ptx").read_text())
+    return PtxModule((HERE / "advanced.sm_90.ptx").read_text())
 
 
 @pytest.fixture(params=[False, True], ids=["", "debug"])

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tessera.errors import ParseError
-from tessera.interp.target.ptx import Module
+from tessera.core.errors import ParseError
+from tessera.interp.target.ptx import PtxModule
 
 TEXT = """.version 8.0
 .target sm_80
@@ -26,7 +26,7 @@ st.global.u64 [%p+8], %v; ld.const.b64 %v, [table+24]; st.global.u64 [%p+8+8], %
 )  # fmt: skip
 def test_values(text, value):
     out = np.zeros(3, "i8")
-    Module(TEXT.format(text)).launch("k", args=[out])
+    PtxModule(TEXT.format(text)).launch("k", args=[out])
     assert out.tolist() == [value, value, 19]
 
 
@@ -35,4 +35,4 @@ def test_values(text, value):
 )
 def test_mistakes_have_line_and_column(text, says):
     with pytest.raises(ParseError, match=rf"<ptx>:4:\d+.*{says}"):
-        Module(TEXT.format(text))
+        PtxModule(TEXT.format(text))

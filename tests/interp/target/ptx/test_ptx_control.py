@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ptx_one import one
 
-from tessera.errors import (
+from tessera.core.errors import (
     ArgumentError,
     BarrierError,
     ExecutionError,
@@ -15,7 +15,7 @@ from tessera.errors import (
     UnknownNameError,
     UnsupportedOpError,
 )
-from tessera.interp.target.ptx import Module
+from tessera.interp.target.ptx import PtxModule
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
 
@@ -25,7 +25,7 @@ def body(lines, params="", declared=".reg .b32 %r<8>; .reg .b64 %d<4>; .reg .pre
 
 
 def launch(lines, **options):
-    Module(body(lines)).launch("k", **options)
+    PtxModule(body(lines)).launch("k", **options)
 
 
 @settings(max_examples=30, deadline=None)
@@ -88,7 +88,7 @@ def test_calls():
     first = "ld.param.u64 %d0, [o]; mov.u32 %r0, %tid.x;"
     text = HEAD + CALLS + body(first + lines, ".param .u64 o").removeprefix(HEAD)
     out = np.zeros(20, "u4")
-    Module(text).launch("k", block=20, args=[out])
+    PtxModule(text).launch("k", block=20, args=[out])
     assert out.tolist() == [2 * min(i, 10) for i in range(20)]
 
 
@@ -129,11 +129,11 @@ def test_errors(lines, error, says):
 )
 def test_wrong_text(text, says):
     with pytest.raises(ParseError, match=says):
-        Module(text, "f.ptx")
+        PtxModule(text, "f.ptx")
 
 
 def test_wrong_launches():
-    module = Module(body("").replace("()", "() .reqntid 32, 1, 1"))
+    module = PtxModule(body("").replace("()", "() .reqntid 32, 1, 1"))
     with pytest.raises(ArgumentError, match="requires its own block"):
         module.launch("k", block=64)
     with pytest.raises(UnknownNameError, match="no entry other"):

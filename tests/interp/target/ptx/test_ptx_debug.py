@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from ptx_hopper import STORE, barrier, entry, load
 
-from tessera.errors import AsyncCopyError, BarrierError, OutOfBoundsError, RaceError, UninitializedError
-from tessera.interp.target.ptx import Module, TensorMap
+from tessera.core.errors import AsyncCopyError, BarrierError, OutOfBoundsError, RaceError, UninitializedError
+from tessera.interp.target.ptx import PtxModule, TensorMap
 
 HEAD = """.version 8.0
 .target sm_90a
@@ -22,7 +22,7 @@ xor.b32 %b, %i, 33; mad.lo.u32 %b, %b, 4, %s; mad.wide.u32 %p, %i, 4, %p;
 
 def run(lines, block=64, debug=True, shared=1024):
     out = np.zeros(1024, "u4")
-    Module(f"{HEAD}{lines}\nret;\n}}", "k.ptx").launch("k", block=block, args=[out], shared=shared, debug=debug)
+    PtxModule(f"{HEAD}{lines}\nret;\n}}", "k.ptx").launch("k", block=block, args=[out], shared=shared, debug=debug)
     return out
 
 
@@ -126,7 +126,7 @@ def tma(lines, x=None):
     x = np.arange(256, dtype="f4").reshape(16, 16) if x is None else x
     y = np.zeros_like(x)
     maps = [TensorMap(x, (16, 16)), TensorMap(y, (16, 16))]
-    Module(entry(["map", "map"], lines)).launch("k", block=64, args=maps, shared=4096, debug=True)
+    PtxModule(entry(["map", "map"], lines)).launch("k", block=64, args=maps, shared=4096, debug=True)
     return x, y
 
 
@@ -175,7 +175,7 @@ def wgmma(lines, fence="fence.proxy.async;"):
     )
     out = np.zeros(1, "f4")
     text = entry(["out"], fill + fence + "bar.sync 0;" + PLACES + WGMMA + lines)
-    Module(text).launch("k", block=128, args=[out], shared=16384, debug=True)
+    PtxModule(text).launch("k", block=128, args=[out], shared=16384, debug=True)
 
 
 def test_accumulators_are_waited_for():

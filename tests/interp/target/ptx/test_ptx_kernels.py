@@ -6,15 +6,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tessera.errors import OutOfBoundsError, ParseError, UnsupportedOpError
-from tessera.interp.target.ptx import Module
+from tessera.core.errors import OutOfBoundsError, ParseError, UnsupportedOpError
+from tessera.interp.target.ptx import PtxModule
 
 HERE = Path(__file__).parent / "cuda"
 
 
 @pytest.fixture(scope="module", params=["sm_80", "sm_90"])
 def kernels(request):
-    return Module((HERE / f"kernels.{request.param}.ptx").read_text())
+    return PtxModule((HERE / f"kernels.{request.param}.ptx").read_text())
 
 
 def test_saxpy(kernels):
@@ -94,12 +94,12 @@ def _mix(a, b):
 def test_unsupported_names_instruction_and_line():
     text = ".version 8.0\n.target sm_80\n.address_size 64\n.entry k() {\n  tcgen05.wait::ld.sync.aligned;\n}"
     with pytest.raises(UnsupportedOpError, match=r":5:3.*no tcgen05.wait"):
-        Module(text).launch("k")
+        PtxModule(text).launch("k")
 
 
 def test_parse_error_has_line_and_column():
     with pytest.raises(ParseError, match=r"<ptx>:2:1"):
-        Module(".version 8.0\n?")
+        PtxModule(".version 8.0\n?")
 
 
 def test_halves(kernels):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.interp.target.ptx import Module
+from tessera.interp.target.ptx import PtxModule
 
 HERE = Path(__file__).parent / "cuda"
 RNG = np.random.default_rng(0)
@@ -20,7 +20,7 @@ SHOWN = (  # by printf of glibc
 
 @pytest.fixture(params=["sm_80", "sm_90"])
 def kernels(request):
-    return Module((HERE / f"language.{request.param}.ptx").read_text())
+    return PtxModule((HERE / f"language.{request.param}.ptx").read_text())
 
 
 @pytest.fixture(params=[False, True], ids=["", "debug"])

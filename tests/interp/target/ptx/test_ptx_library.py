@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.errors import ExecutionError
-from tessera.interp.target.ptx import Module
+from tessera.core.errors import ExecutionError
+from tessera.interp.target.ptx import PtxModule
 
 HERE = Path(__file__).parent / "cuda"
 RNG = np.random.default_rng(0)
@@ -14,7 +14,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(scope="module", params=["sm_80", "sm_90"])
 def kernels(request):
-    return Module((HERE / f"library.{request.param}.ptx").read_text())
+    return PtxModule((HERE / f"library.{request.param}.ptx").read_text())
 
 
 def ulps(got, want, dtype):

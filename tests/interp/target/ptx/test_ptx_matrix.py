@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tessera.errors import ExecutionError
-from tessera.interp.target.ptx import Module
+from tessera.core.errors import ExecutionError
+from tessera.interp.target.ptx import PtxModule
 
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 DTYPES = {"f16": "f2", "bf16": ml_dtypes.bfloat16, "tf32": "f4", "f64": "f8", "s8": "i1", "u8": "u1"}
@@ -37,7 +37,7 @@ def mma(op, a, b, c, kind="b32", kinds=None):
     lines += [f"st.global.{kinds['d']} [%pd+{size[kinds['d']] * i}], %d{i};" for i in range(c.shape[1])]
     declared = " ".join(f".reg .{kinds[x]} %{x}<8>;" for x in "abcd") + ".reg .b64 %pa, %pb, %pc, %pd; .reg .b32 %i;"
     params = ", ".join(f".param .u64 {x}" for x in "abcd")
-    module = Module(f"{HEAD}.visible .entry k({params}) {{ {declared}\n" + "\n".join(lines) + "\nret; }")
+    module = PtxModule(f"{HEAD}.visible .entry k({params}) {{ {declared}\n" + "\n".join(lines) + "\nret; }")
     module.launch("k", block=32, args=[a, b, c, d], debug=True)
     return d
 
@@ -134,7 +134,7 @@ ld.shared.v4.b32 {{%r0, %r1, %r2, %r3}}, [%a]; st.global.v4.b32 [%y], {{%r0, %r1
 
 def run(lines, x):
     y = np.zeros_like(x)
-    Module(HEAD + MATRIX.format(lines=lines)).launch("k", block=32, args=[x, y], debug=True)
+    PtxModule(HEAD + MATRIX.format(lines=lines)).launch("k", block=32, args=[x, y], debug=True)
     return y
 
 
@@ -173,7 +173,7 @@ def test_a_part_of_a_warp_is_an_error():
     regs = "{%r0,%r1,%r2,%r3}"
     lines = f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {regs}, {regs}, {{%r0,%r1}}, {regs};"
     with pytest.raises(ExecutionError, match="whole groups of 32"):
-        Module(HEAD + MATRIX.format(lines=lines)).launch("k", block=20, args=[np.zeros(1), np.zeros(1)])
+        PtxModule(HEAD + MATRIX.format(lines=lines)).launch("k", block=20, args=[np.zeros(1), np.zeros(1)])
 
 
 @pytest.mark.parametrize("out", ["f16", "f32"])

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from ptx_hopper import barrier, entry, wait
 
-from tessera.errors import BarrierError
-from tessera.interp.target.ptx import Module
+from tessera.core.errors import BarrierError
+from tessera.interp.target.ptx import PtxModule
 
 
 def run(lines, params=("out",), args=(), **options):
-    Module(entry(params, lines)).launch("k", args=args, **{"block": 64, "shared": 4096, "debug": True, **options})
+    PtxModule(entry(params, lines)).launch("k", args=args, **{"block": 64, "shared": 4096, "debug": True, **options})
 
 
 def test_phases():

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 from ptx_one import one, same
 
-from tessera.errors import ArgumentError, OutOfBoundsError
-from tessera.interp.target.ptx import Module
+from tessera.core.errors import ArgumentError, OutOfBoundsError
+from tessera.interp.target.ptx import PtxModule
 
 HEAD = ".version 8.6\n.target sm_90\n.address_size 64\n"
 
 
 def entry(params, lines, world=""):
-    return Module(
+    return PtxModule(
         f"{HEAD}{world}\n.visible .entry k({params})\n{{\n"
         f".reg .b64 %p<8>; .reg .b32 %r<8>; .reg .pred %q<4>;\n{lines}\nret;\n}}"
     )
@@ -171,7 +171,7 @@ def test_windows_of_constants_parameters_and_other_blocks():
     out = np.zeros(1, "u4")
     head = ".version 8.6 .target sm_90a .address_size 64 .const .b32 table[4] = {1};"
     body = f"{{ .reg .b64 %p<8>; .reg .pred %q0; {lines} st.global.u32 [%p2], %out; ret; }}"
-    Module(f"{head} .visible .entry k(.param .u64 x) {body}").launch("k", args=[out])
+    PtxModule(f"{head} .visible .entry k(.param .u64 x) {body}").launch("k", args=[out])
     found = [[a for j, a in enumerate(asked) if out[0] >> 5 * k + j & 1] for k in range(5)]
     assert found[:3] == [["param::entry", "global"], ["const", "global"], ["global"]]
     assert found[3:] == [["shared::cta", "shared::cluster"], ["shared::cluster"]]

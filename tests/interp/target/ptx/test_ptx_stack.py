@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from tessera.errors import ExecutionError, UnsupportedOpError
-from tessera.interp.target.ptx import Module
+from tessera.core.errors import ExecutionError, UnsupportedOpError
+from tessera.interp.target.ptx import PtxModule
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 # Of each call a local variable, which the next one writes through a pointer: n! = n * (n-1)!
@@ -28,7 +28,7 @@ DEEPER: mov.u64 %mine, inner; cvta.local.u64 %mine, %mine; st.param.u64 [a], %mi
 @pytest.mark.parametrize("debug", [False, True])
 def test_frames_lie_apart_and_lanes_go_to_depths_of_their_own(debug):
     out = np.zeros(20, "u8")
-    Module(HEAD + FACTORIAL).launch("k", block=20, args=[out], debug=debug)
+    PtxModule(HEAD + FACTORIAL).launch("k", block=20, args=[out], debug=debug)
     assert out.tolist() == [math.factorial(i) for i in range(20)]
 
 
@@ -53,14 +53,14 @@ PARITY = """
 
 def test_functions_that_call_each_other():
     out = np.zeros(40, "u4")
-    Module(HEAD + PARITY).launch("k", block=40, args=[out])
+    PtxModule(HEAD + PARITY).launch("k", block=40, args=[out])
     assert out.tolist() == [1 - i % 2 for i in range(40)]
 
 
 def test_a_stack_has_an_end():
     text = HEAD + ".func f() { call f; ret; }\n.visible .entry k() { call f; ret; }"
     with pytest.raises(ExecutionError, match=r":4:13.*call: a stack of more than \d+ bytes.*thread \(0,0,0\)"):
-        Module(text).launch("k")
+        PtxModule(text).launch("k")
 
 
 def test_recursion_with_registers_as_parameters_is_named():
@@ -68,7 +68,7 @@ def test_recursion_with_registers_as_parameters_is_named():
         HEAD + ".func f(.reg .b32 %a) { call f, (%a); ret; }\n.visible .entry k() { .reg .b32 %x; call f, (%x); ret; }"
     )
     with pytest.raises(UnsupportedOpError, match="recursive call of f with registers"):
-        Module(text).launch("k")
+        PtxModule(text).launch("k")
 
 
 ALLOCATED = """
@@ -86,5 +86,5 @@ L: mad.wide.u32 %q, %v, 4, %a; st.local.u32 [%q], %v; add.u32 %v, %v, 1; setp.le
 @pytest.mark.parametrize("debug", [False, True])
 def test_memory_as_it_is_needed(debug):
     out = np.zeros(50, "u4")
-    Module(HEAD + ALLOCATED).launch("k", block=50, args=[out], debug=debug)
+    PtxModule(HEAD + ALLOCATED).launch("k", block=50, args=[out], debug=debug)
     assert (out == np.arange(50) + 100).all()

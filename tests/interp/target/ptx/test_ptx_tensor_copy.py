@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ptx_hopper import STORE, barrier, entry, load
 
-from tessera.errors import ArgumentError, AsyncCopyError
-from tessera.interp.target.ptx import Module, TensorMap
+from tessera.core.errors import ArgumentError, AsyncCopyError
+from tessera.interp.target.ptx import PtxModule, TensorMap
 
 OUT = """mul.lo.u32 %r0, %i, 16; add.u32 %t, %s, %r0; mad.wide.u32 %p1, %i, 16, %p1;
 ld.shared.v4.b32 {{%r1, %r2, %r3, %r4}}, [%t]; setp.lt.u32 %q1, %i, {n};
@@ -20,7 +20,7 @@ def tile(x, box, swizzle, at, **options):
     map, out = TensorMap(x, box, swizzle, **options), np.zeros(box, x.dtype)
     text = entry(["map", "out"], barrier() + load([(0, 0, at)], out.nbytes) + OUT.format(n=out.nbytes // 16))
     block = max(out.nbytes // 16, 32)
-    Module(text).launch("k", block=block, args=[map, out], shared=16384)
+    PtxModule(text).launch("k", block=block, args=[map, out], shared=16384)
     return out
 
 
@@ -81,7 +81,7 @@ def store(x, y, op=STORE, coordinates="{4, 1}"):
     lines += f"@%first {op.format(n=2)} [%m1, {coordinates}], [%s]; @%first cp.async.bulk.commit_group;"
     lines += "@%first cp.async.bulk.wait_group 0;"
     maps = [TensorMap(x, (8, 8)), TensorMap(y, (8, 8))]
-    Module(entry(["map", "map"], lines)).launch("k", block=32, args=maps, shared=2048, debug=True)
+    PtxModule(entry(["map", "map"], lines)).launch("k", block=32, args=maps, shared=2048, debug=True)
 
 
 def test_store_leaves_out_what_lies_outside():
@@ -118,7 +118,7 @@ def test_multicast_reaches_each_cta():
     text = entry(
         ["map", "out"], ".reg .b16 %h;" + barrier() + MULTICAST + OUT.format(n=32), ".reqnctapercluster 2, 1, 1"
     )
-    Module(text).launch("k", grid=4, block=32, args=[TensorMap(x, (8, 16)), out], shared=2048, debug=True)
+    PtxModule(text).launch("k", grid=4, block=32, args=[TensorMap(x, (8, 16)), out], shared=2048, debug=True)
     assert (out == x).all()
 
 
@@ -142,4 +142,4 @@ def test_maps_the_hardware_would_not_take(wrong, says):
 def test_what_is_no_map():
     text = entry(["map", "out"], barrier() + load([(0, 0, (0, 0))], 512))
     with pytest.raises(AsyncCopyError, match="no tensor map"):
-        Module(text).launch("k", block=32, args=[bytes(128), np.zeros(1)], shared=2048)
+        PtxModule(text).launch("k", block=32, args=[bytes(128), np.zeros(1)], shared=2048)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tessera.errors import BarrierError, ResourceError
-from tessera.interp.target.ptx import Module
+from tessera.core.errors import BarrierError, ResourceError
+from tessera.interp.target.ptx import PtxModule
 from tessera.interp.target.ptx import module as module_file
 
 MEETING = """.version 8.0
@@ -34,7 +34,7 @@ def test_blocks_that_meet(debug, monkeypatch):
     monkeypatch.setattr(module_file, "LANES", 64)
     monkeypatch.setattr(module_file, "DEBUG_LANES", 64)
     state, out = np.zeros(1, np.uint32), np.zeros((50, 8), np.uint32)
-    Module(MEETING).launch("k", 50, 8, [state, out], debug=debug, cooperative=True)
+    PtxModule(MEETING).launch("k", 50, 8, [state, out], debug=debug, cooperative=True)
     assert state[0] == 50
     np.testing.assert_array_equal(out, np.repeat(np.arange(50)[:, None] + 100, 8, 1))
 
@@ -42,7 +42,7 @@ def test_blocks_that_meet(debug, monkeypatch):
 def test_more_than_can_run_at_once():
     arrays = [np.zeros(1, np.uint32), np.zeros((40_000, 8), np.uint32)]
     with pytest.raises(ResourceError, match="a cooperative launch of 40,000 CTAs[\\s\\S]*at most 33,792 of 8 threads"):
-        Module(MEETING).launch("k", 40_000, 8, arrays, cooperative=True)
+        PtxModule(MEETING).launch("k", 40_000, 8, arrays, cooperative=True)
 
 
 def test_sleepers_let_others_run():
@@ -54,7 +54,7 @@ def test_sleepers_let_others_run():
     st.global.u32 [%a+4], %v; ret;
     OTHER: st.global.u32 [%a], 7; ret; }"""
     x = np.zeros(2, np.uint32)
-    Module(text).launch("k", 1, 2, [x])
+    PtxModule(text).launch("k", 1, 2, [x])
     assert x.tolist() == [7, 7]
 
 
@@ -68,10 +68,10 @@ E: st.global.u32 [%a+4], 5; ret; }"""
 
 def test_a_wait_for_nobody_is_found():
     with pytest.raises(BarrierError, match="wait for each other for ever: nanosleep"):
-        Module(LONELY.replace("COUNTED", "0")).launch("k", 1, 3, [np.zeros(2, np.uint32), 7])
+        PtxModule(LONELY.replace("COUNTED", "0")).launch("k", 1, 3, [np.zeros(2, np.uint32), 7])
 
 
 def test_a_wait_that_counts_ends():
     x = np.zeros(2, np.uint32)
-    Module(LONELY.replace("COUNTED", "1")).launch("k", 1, 3, [x, 2000])
+    PtxModule(LONELY.replace("COUNTED", "1")).launch("k", 1, 3, [x, 2000])
     assert x.tolist() == [0, 5]

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tessera.interp.target.ptx import Module, TensorMap
+from tessera.interp.target.ptx import PtxModule, TensorMap
 
 HERE = Path(__file__).parent / "triton"
 RNG = np.random.default_rng(0)
@@ -22,7 +22,7 @@ def launch(name, grid, args, debug):
     """Triton adds parameters of its own at the end."""
     text = (HERE / f"{name}.ptx").read_text()
     shared, threads = map(int, re.match(r"// shared (\d+) threads (\d+)", text).groups())
-    module = Module(text, f"{name}.ptx")
+    module = PtxModule(text, f"{name}.ptx")
     ((entry, function),) = module.entries.items()
     args = [*args, *[0] * (len(function.params) - len(args))]
     module.launch(entry, grid=grid, block=threads, args=args, shared=shared, debug=debug)

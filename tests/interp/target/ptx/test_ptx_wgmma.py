@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from ptx_hopper import barrier, entry, load
 
-from tessera.errors import OutOfBoundsError
-from tessera.interp.target.ptx import Module, TensorMap
+from tessera.core.errors import OutOfBoundsError
+from tessera.interp.target.ptx import PtxModule, TensorMap
 
 DTYPES = {"f16": "f2", "bf16": ml_dtypes.bfloat16, "tf32": "f4", "e4m3": ml_dtypes.float8_e4m3fn}
 DTYPES |= {"e5m2": ml_dtypes.float8_e5m2, "s8": "i1", "u8": "u1"}
@@ -61,7 +61,7 @@ def tail_of(t, a_turned=0, b_turned=0, signs="1, 1"):
 
 
 def run(text, maps, out, shared, **options):
-    Module(text).launch("k", block=128, args=[*maps, out], shared=shared, debug=True, **options)
+    PtxModule(text).launch("k", block=128, args=[*maps, out], shared=shared, debug=True, **options)
     return out
 
 
@@ -143,4 +143,4 @@ def test_a_descriptor_beyond_shared_memory():
     lines = descriptor("%d0", 4096, 16, 1024, 128)
     lines += multiply("bf16", "f32", 8, 1, lambda k: "%d0", lambda k: "%d0", tail_of("bf16"))
     with pytest.raises(OutOfBoundsError, match="beyond shared memory"):
-        Module(entry([], lines.split("shr.u32 %r0, %i, 5")[0])).launch("k", block=128, shared=4096)
+        PtxModule(entry([], lines.split("shr.u32 %r0, %i, 5")[0])).launch("k", block=128, shared=4096)

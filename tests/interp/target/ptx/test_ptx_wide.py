@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tessera.interp.target.ptx import Module
+from tessera.interp.target.ptx import PtxModule
 
 TEXT = """.version 8.6
 .target sm_90a
@@ -19,7 +19,7 @@ X = np.arange(64, dtype="u8").reshape(32, 2) * np.uint64(0x9E3779B97F4A7C15)
 
 def run(lines, x=X, block=32):
     x, y = x.copy(), np.zeros((block, 2), "u8")
-    Module(TEXT.format(lines)).launch("k", block=block, args=[x, y], debug=True)
+    PtxModule(TEXT.format(lines)).launch("k", block=block, args=[x, y], debug=True)
     return x, y
 
 
@@ -57,7 +57,7 @@ def test_exchanges_of_128_bits():
 def test_vector_atomics_name_the_operation_behind_the_type():
     x = np.zeros((32, 4), "f4")
     lines = "ld.param.u64 %x, [x]; mov.b32 %r0, 0f3F800000; mov.b32 %r1, 0f40000000;"
-    Module(TEXT.format(lines + "red.relaxed.gpu.global.v2.f32.add [%x], {%r0, %r1};")).launch(
+    PtxModule(TEXT.format(lines + "red.relaxed.gpu.global.v2.f32.add [%x], {%r0, %r1};")).launch(
         "k", block=32, args=[x, x]
     )
     assert x[0].tolist() == [32, 64, 0, 0]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tessera.errors import RaceError, UninitializedError
-from tessera.interp.target.ptx import Module
+from tessera.core.errors import RaceError, UninitializedError
+from tessera.interp.target.ptx import PtxModule
 
 HEAD = """.version 8.0
 .target sm_90a
@@ -19,7 +19,7 @@ mad.wide.u32 %p, %i, 4, %a; xor.b32 %r7, %i, 33; mad.wide.u32 %o, %r7, 4, %a;
 
 def run(lines, grid, block):
     a, f = np.zeros(4096, "u4"), np.zeros(64, "u4")
-    Module(f"{HEAD}{lines}\nret;\n}}", "k.ptx").launch("k", grid=grid, block=block, args=[a, f], debug=True)
+    PtxModule(f"{HEAD}{lines}\nret;\n}}", "k.ptx").launch("k", grid=grid, block=block, args=[a, f], debug=True)
     return a
 
 

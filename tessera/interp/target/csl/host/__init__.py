@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+HOST_FOLDER = Path(__file__).resolve().parent
 
 
 def host_tools_folder() -> Path:
@@ -13,9 +13,9 @@ def host_tools_folder() -> Path:
     >>> sorted(file.name for file in host_tools_folder().iterdir())
     ['cs_python', 'cslc']
     """
-    return HERE / "tools"
+    return HOST_FOLDER / "tools"
 
 
 def modules_folder() -> Path:
     """The folder with the package `cerebras`, which `cs_python` puts on `sys.path`."""
-    return HERE / "site"
+    return HOST_FOLDER / "site"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tessera.errors import TesseraError
+from tessera.core.errors import TesseraError
 from tessera.interp.target.csl.host import modules_folder
 
 
@@ -24,14 +24,14 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     sys.path.insert(1, str(modules_folder()))
     try:
-        _run(words)
+        _run_script(words)
     except TesseraError as error:
-        print(original(str(error)), file=sys.stderr)
+        print(restore_paths(str(error)), file=sys.stderr)
         return 1
     return 0
 
 
-def original(text: str) -> str:
+def restore_paths(text: str) -> str:
     """A message with the names of the user's files in place of those of the copies that `cslc` made."""
     runtime = sys.modules.get("tessera.interp.target.csl.host.runtime")
     for folder in runtime.RUNS if runtime else ():
@@ -39,7 +39,7 @@ def original(text: str) -> str:
     return text
 
 
-def _run(words: list[str]) -> None:
+def _run_script(words: list[str]) -> None:
     first, rest = words[0], words[1:]
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]

@@ -1,4 +1,4 @@
-"""`cslc layout.csl …`: check a program as the vendor's compiler does, and write what `SdkRuntime` needs to run it."""
+"""`cslc layout.csl …`: checks a program as the vendor's compiler does, and writes what `SdkRuntime` needs to run it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tessera.errors import ArgumentError, TesseraError
-from tessera.interp.target.csl.layout import Layout, compile_program
+from tessera.core.errors import ArgumentError, TesseraError
+from tessera.interp.target.csl.compiler import CompiledLayout, compile_program
 
-FRAME = (7, 2)  # columns and rows that the memcpy frame adds to a program rectangle
-KEY = "tessera"  # where out.json keeps what the vendor's does not have
+MEMCPY_FRAME = (7, 2)  # columns and rows that the memcpy frame adds to a program rectangle
+SETTINGS_KEY = "tessera"  # where out.json keeps what the vendor's does not have
 
 
-def language() -> str:
+def default_language() -> str:
     """The version of the language where no option names it."""
     return os.environ.get("TESSERA_CSL_SDK") or "1.4"
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """The options of `cslc`; each takes `--flag v` and `--flag=v`."""
     found = argparse.ArgumentParser(prog="cslc", description="Checks a CSL program and prepares it for the simulator.")
     found.add_argument("layout", help="the top-level CSL file")
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--sdk",
         choices=("1.4", "2.10"),
-        default=language(),
+        default=default_language(),
         help="the language's version (this simulator's; default: TESSERA_CSL_SDK, else 1.4)",
     )
     found.add_argument("--fabric-dims", default="", metavar="W,H")
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def numbers(texts: Sequence[str], option: str) -> dict[str, int]:
+def parse_numbers(texts: Sequence[str], option: str) -> dict[str, int]:
     """The values of `NAME:VALUE,…`, given once or more.
 
     >>> numbers(["P:4,Mt:14", "Kt:0x10"], "--params")
@@ -67,7 +67,7 @@ def numbers(texts: Sequence[str], option: str) -> dict[str, int]:
     return found
 
 
-def _pair(text: str, option: str) -> tuple[int, int] | None:
+def _parse_pair(text: str, option: str) -> tuple[int, int] | None:
     if not text:
         return None
     try:
@@ -77,7 +77,7 @@ def _pair(text: str, option: str) -> tuple[int, int] | None:
     return first, second
 
 
-def build(settings: dict[str, Any]) -> Layout:
+def compile_settings(settings: dict[str, Any]) -> CompiledLayout:
     """Compile with the settings that out.json keeps."""
     layout = compile_program(
         settings["layout"],
@@ -95,7 +95,7 @@ def build(settings: dict[str, Any]) -> Layout:
     return layout
 
 
-def _check_fabric(layout: Layout, settings: dict[str, Any]) -> None:
+def _check_fabric(layout: CompiledLayout, settings: dict[str, Any]) -> None:
     """The program and its frame must fit into the fabric.
 
     Raises:
@@ -104,7 +104,7 @@ def _check_fabric(layout: Layout, settings: dict[str, Any]) -> None:
     dims, offsets = settings["fabric_dims"], settings["fabric_offsets"]
     if dims is None or not settings["memcpy"]:
         return
-    need = (layout.width + FRAME[0], layout.height + FRAME[1])
+    need = (layout.width + MEMCPY_FRAME[0], layout.height + MEMCPY_FRAME[1])
     if dims[0] < need[0] or dims[1] < need[1]:
         raise ArgumentError(
             "the fabric is too small for the program and its memcpy frame",
@@ -119,16 +119,16 @@ def _check_fabric(layout: Layout, settings: dict[str, Any]) -> None:
         )
 
 
-def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+def collect_settings(options: argparse.Namespace) -> dict[str, Any]:
     """The settings of a command line, with absolute paths."""
     return {
         "layout": str(Path(options.layout).resolve()),
-        "params": numbers(options.params, "--params"),
-        "colors": numbers(options.colors, "--colors"),
+        "params": parse_numbers(options.params, "--params"),
+        "colors": parse_numbers(options.colors, "--colors"),
         "arch": options.arch,
         "sdk": options.sdk,
-        "fabric_dims": _pair(options.fabric_dims, "--fabric-dims"),
-        "fabric_offsets": _pair(options.fabric_offsets, "--fabric-offsets"),
+        "fabric_dims": _parse_pair(options.fabric_dims, "--fabric-dims"),
+        "fabric_offsets": _parse_pair(options.fabric_offsets, "--fabric-offsets"),
         "import_paths": [str(Path(folder).resolve()) for folder in options.import_path],
         "fp16_format": options.fp16_format,
         "max_inlined_iterations": options.max_inlined_iterations,
@@ -137,7 +137,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def save(layout: Layout, settings: dict[str, Any], folder: Path) -> None:
+def save_program(layout: CompiledLayout, settings: dict[str, Any], folder: Path) -> None:
     """Write out.json and a copy of every source, so that a later edit does not change what was compiled."""
     sources = [Path(source) for source in layout.sources]
     root = Path(settings["layout"]).anchor
@@ -156,20 +156,20 @@ def save(layout: Layout, settings: dict[str, Any], folder: Path) -> None:
         "import_paths": [str(Path(path).relative_to(root)) for path in settings["import_paths"]],
     }
     texts = {key: {name: str(value) for name, value in settings[key].items()} for key in ("params", "colors")}
-    (folder / "out.json").write_text(json.dumps({**texts, KEY: inside}, indent=1) + "\n")
+    (folder / "out.json").write_text(json.dumps({**texts, SETTINGS_KEY: inside}, indent=1) + "\n")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Compile one program; the exit status."""
     try:
-        options = parser().parse_args(list(arguments))
-        settings = settings_of(options)
-        layout = build(settings)
+        options = make_parser().parse_args(list(arguments))
+        settings = collect_settings(options)
+        layout = compile_settings(settings)
         for line in layout.printed:
             print(line)
         folder = Path(options.output)
         folder.mkdir(parents=True, exist_ok=True)
-        save(layout, settings, folder)
+        save_program(layout, settings, folder)
     except TesseraError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""`SdkRuntime` on the simulator: load, run, copy, launch, stop."""
+"""`SdkRuntime` and `debug_util` on the simulator: load, run, copy, launch, stop, and read PE memory afterwards."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, DeviceUnavailable, FileError
-from tessera.interp.target.csl.commands import Command
+from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError
 from tessera.interp.target.csl.host import cslc
-from tessera.interp.target.csl.host.paths import Compiled
-from tessera.interp.target.csl.host.regions import Port
-from tessera.interp.target.csl.host.tensors import MemcpyDataType, MemcpyOrder, Tensor
-from tessera.interp.target.csl.pictures import draw, write_trace
-from tessera.interp.target.csl.simulation import LIMIT, Simulation, region, shortened
+from tessera.interp.target.csl.host.host_arrays import HostTensor, MemcpyDataType, MemcpyOrder
+from tessera.interp.target.csl.host.sdk_layout import CompiledProgram, Port
+from tessera.interp.target.csl.host.visualisation import draw_run, write_trace
+from tessera.interp.target.csl.simulation import CYCLE_LIMIT, HostCommand, Simulation, list_region, shorten_report
+
+# `SdkRuntime` on the simulator: load, run, copy, launch, stop.
+
 
 # The last run of each output folder: the debug tools look into it after `stop()`.
 RUNS: dict[str, Simulation] = {}
 
 
-class State(Enum):
+class RuntimeState(Enum):
     """What a runtime has done so far."""
 
     CREATED = 0
@@ -52,7 +53,7 @@ class SdkRuntime:
 
     def __init__(
         self,
-        bindir: str | Path | Compiled,
+        bindir: str | Path | CompiledProgram,
         platform: Any = None,
         *,
         cmaddr: str | None = None,
@@ -64,24 +65,24 @@ class SdkRuntime:
             raise ArgumentError(f"SdkRuntime has no option {', '.join(sorted(unknown))}")
         if cmaddr:
             raise DeviceUnavailable(f"no machine at {cmaddr}", suggestion="leave cmaddr out: the program is simulated")
-        seed = variable("SEED") if seed is None else seed
-        compiled = bindir if isinstance(bindir, Compiled) else read(Path(bindir))
+        seed = read_environment("SEED") if seed is None else seed
+        compiled = bindir if isinstance(bindir, CompiledProgram) else load_compiled(Path(bindir))
         self._compiled, self._layout = compiled, compiled.layout
-        self._simulation = Simulation(self._layout, seed, limit=variable("LIMIT") or LIMIT)
-        self._state = State.CREATED
+        self._simulation = Simulation(self._layout, seed, limit=read_environment("LIMIT") or CYCLE_LIMIT)
+        self._state = RuntimeState.CREATED
         self._ids = {export.id: export for export in self._layout.exports.values()}
-        self._open: list[tuple[Command, Tensor | None]] = []
+        self._open: list[tuple[HostCommand, HostTensor | None]] = []
         RUNS[compiled.folder] = self._simulation
 
     def load(self) -> None:
         """Put the program onto the PEs."""
-        self._expect(State.CREATED, "load")
-        self._state = State.LOADED
+        self._expect(RuntimeState.CREATED, "load")
+        self._state = RuntimeState.LOADED
 
     def run(self) -> None:
         """Start it."""
-        self._expect(State.LOADED, "run")
-        self._state = State.RUNNING
+        self._expect(RuntimeState.LOADED, "run")
+        self._state = RuntimeState.RUNNING
         for place, symbols in self._compiled.symbols.items():
             for name, values in symbols.items():
                 self._simulation.pes[place].variable(name)[: values.size] = values
@@ -89,11 +90,11 @@ class SdkRuntime:
 
     def stop(self) -> None:
         """Wait until all commands are over and nothing happens any more, then end the run."""
-        self._expect(State.RUNNING, "stop")
+        self._expect(RuntimeState.RUNNING, "stop")
         for command, tensor in list(self._open):
             self._finish(command, tensor)
         self._simulation.settle()
-        self._state = State.STOPPED
+        self._state = RuntimeState.STOPPED
         self._report()
 
     def _report(self) -> None:
@@ -102,9 +103,9 @@ class SdkRuntime:
             for line in pe.output:
                 print(line)
         notes = [f"PE {place}: {note}" for place, one in self._simulation.streams.items() for note in one.notes]
-        for line in shortened(notes + self._simulation.fabric.stuck()):
+        for line in shorten_report(notes + self._simulation.fabric.stuck()):
             print(f"warning: {line}", file=sys.stderr)
-        for name, write in (("PICTURE", draw), ("TRACE", write_trace)):
+        for name, write in (("PICTURE", draw_run), ("TRACE", write_trace)):
             if path := os.environ.get(f"TESSERA_CSL_{name}"):
                 write(self._simulation, path)
 
@@ -117,13 +118,13 @@ class SdkRuntime:
             )
         return self._layout.exports[symbol].id
 
-    def launch(self, symbol: str, *args: Any, nonblock: bool = False) -> Command:
+    def launch(self, symbol: str, *args: Any, nonblock: bool = False) -> HostCommand:
         """Call an exported function on all PEs; `nonblock`: do not wait until they unblock the command stream."""
-        self._expect(State.RUNNING, "launch")
+        self._expect(RuntimeState.RUNNING, "launch")
         self.get_id(symbol)
         return self._issued(self._simulation.launch(symbol, *args), None, nonblock)
 
-    def call(self, symbol: str, args: Sequence[Any] = (), nonblock: bool = False) -> Command:
+    def call(self, symbol: str, args: Sequence[Any] = (), nonblock: bool = False) -> HostCommand:
         """`launch` with the arguments in a list; a string is a number in hexadecimal: the bits of the argument."""
         words = [int(arg, 16) if isinstance(arg, str) else arg for arg in args]
         return self.launch(symbol, *words, nonblock=nonblock)
@@ -131,64 +132,68 @@ class SdkRuntime:
     def memcpy_h2d(
         self, dest: int, src: np.ndarray, px: int, py: int, w: int, h: int, elem_per_pe: int, *,
         streaming: bool = False, data_type: MemcpyDataType, order: MemcpyOrder, nonblock: bool = False,
-    ) -> Command:  # fmt: skip
+    ) -> HostCommand:  # fmt: skip
         """Copy `src`, a tensor (h, w, elem_per_pe), to a symbol (or, streaming, to a color) of a region of PEs."""
-        self._expect(State.RUNNING, "memcpy_h2d")
-        tensor = Tensor(src, self._region(px, py, w, h), (h, w, elem_per_pe), data_type, order)
+        self._expect(RuntimeState.RUNNING, "memcpy_h2d")
+        tensor = HostTensor(src, self._region(px, py, w, h), (h, w, elem_per_pe), data_type, order)
         return self._send(dest, tensor, streaming, nonblock)
 
     def memcpy_h2d_rowbcast(
         self, dest: int, src: np.ndarray, px: int, py: int, w: int, h: int, elem_per_pe: int, *,
         streaming: bool = False, data_type: MemcpyDataType, order: MemcpyOrder, nonblock: bool = False,
-    ) -> Command:  # fmt: skip
+    ) -> HostCommand:  # fmt: skip
         """Copy `src`, a tensor (h, 1, elem_per_pe): each row's part goes to all PEs of the row."""
-        self._expect(State.RUNNING, "memcpy_h2d_rowbcast")
-        one = Tensor(src, [(px, y) for y in range(py, py + h)], (h, 1, elem_per_pe), data_type, order).rows(streaming)
+        self._expect(RuntimeState.RUNNING, "memcpy_h2d_rowbcast")
+        one = HostTensor(src, [(px, y) for y in range(py, py + h)], (h, 1, elem_per_pe), data_type, order).rows(
+            streaming
+        )
         rows = {(x, y): one[px, y] for x, y in self._region(px, py, w, h)}
         return self._send_rows(dest, rows, streaming, nonblock)
 
     def memcpy_h2d_colbcast(
         self, dest: int, src: np.ndarray, px: int, py: int, w: int, h: int, elem_per_pe: int, *,
         streaming: bool = False, data_type: MemcpyDataType, order: MemcpyOrder, nonblock: bool = False,
-    ) -> Command:  # fmt: skip
+    ) -> HostCommand:  # fmt: skip
         """Copy `src`, a tensor (1, w, elem_per_pe): each column's part goes to all PEs of the column."""
-        self._expect(State.RUNNING, "memcpy_h2d_colbcast")
-        one = Tensor(src, [(x, py) for x in range(px, px + w)], (1, w, elem_per_pe), data_type, order).rows(streaming)
+        self._expect(RuntimeState.RUNNING, "memcpy_h2d_colbcast")
+        one = HostTensor(src, [(x, py) for x in range(px, px + w)], (1, w, elem_per_pe), data_type, order).rows(
+            streaming
+        )
         rows = {(x, y): one[x, py] for x, y in self._region(px, py, w, h)}
         return self._send_rows(dest, rows, streaming, nonblock)
 
     def memcpy_d2h(
         self, dest: np.ndarray, src: int, px: int, py: int, w: int, h: int, elem_per_pe: int, *,
         streaming: bool = False, data_type: MemcpyDataType, order: MemcpyOrder, nonblock: bool = False,
-    ) -> Command:  # fmt: skip
+    ) -> HostCommand:  # fmt: skip
         """Fill `dest`, a tensor (h, w, elem_per_pe), from a symbol (or, streaming, a color) of a region of PEs."""
-        self._expect(State.RUNNING, "memcpy_d2h")
-        tensor = Tensor(dest, self._region(px, py, w, h), (h, w, elem_per_pe), data_type, order)
+        self._expect(RuntimeState.RUNNING, "memcpy_d2h")
+        tensor = HostTensor(dest, self._region(px, py, w, h), (h, w, elem_per_pe), data_type, order)
         rows = tensor.empty(streaming)
         copy = self._simulation.stream_out(src, rows) if streaming else self._simulation.copy_out(self._name(src), rows)
         return self._issued(copy, tensor, nonblock)
 
-    def send(self, stream: Port, data: np.ndarray, nonblock: bool = False) -> Command:
+    def send(self, stream: Port, data: np.ndarray, nonblock: bool = False) -> HostCommand:
         """Send 32-bit elements on a stream of an `SdkLayout`."""
-        self._expect(State.RUNNING, "send")
+        self._expect(RuntimeState.RUNNING, "send")
         place, color = self._compiled.streams[id(stream)]
         rows = {place: np.ascontiguousarray(data).reshape(-1).view(np.uint32)}
         return self._issued(self._simulation.stream_in(color, rows), None, nonblock)
 
-    def receive(self, stream: Port, data: np.ndarray, size: int, nonblock: bool = False) -> Command:
+    def receive(self, stream: Port, data: np.ndarray, size: int, nonblock: bool = False) -> HostCommand:
         """Fill `data` with `size` 32-bit elements of a stream of an `SdkLayout`."""
-        self._expect(State.RUNNING, "receive")
+        self._expect(RuntimeState.RUNNING, "receive")
         place, color = self._compiled.streams[id(stream)]
         words = data.reshape(-1).view(np.uint32)[:size]
         return self._issued(self._simulation.stream_out(color, {place: words}), None, nonblock)
 
-    def task_wait(self, task: Command) -> None:
+    def task_wait(self, task: HostCommand) -> None:
         """Wait until a command that was not waited for is over."""
         for command, tensor in list(self._open):
             if command is task:
                 self._finish(command, tensor)
 
-    def is_task_done(self, task: Command) -> bool:
+    def is_task_done(self, task: HostCommand) -> bool:
         """Whether a command is over."""
         return task.done
 
@@ -204,27 +209,27 @@ class SdkRuntime:
     def dump_core(self, corefile: str) -> None:
         """Accepted: the debug tools read the memory of the run itself."""
 
-    def _send(self, dest: int, tensor: Tensor, streaming: bool, nonblock: bool) -> Command:
+    def _send(self, dest: int, tensor: HostTensor, streaming: bool, nonblock: bool) -> HostCommand:
         return self._send_rows(dest, tensor.rows(streaming), streaming, nonblock)
 
-    def _send_rows(self, dest: int, rows: dict, streaming: bool, nonblock: bool) -> Command:
+    def _send_rows(self, dest: int, rows: dict, streaming: bool, nonblock: bool) -> HostCommand:
         copy = self._simulation.stream_in(dest, rows) if streaming else self._simulation.copy_in(self._name(dest), rows)
         return self._issued(copy, None, nonblock)
 
-    def _issued(self, command: Command, tensor: Tensor | None, nonblock: bool) -> Command:
+    def _issued(self, command: HostCommand, tensor: HostTensor | None, nonblock: bool) -> HostCommand:
         self._open.append((command, tensor))
         if not nonblock:
             self._finish(command, tensor)
         return command
 
-    def _finish(self, command: Command, tensor: Tensor | None) -> None:
+    def _finish(self, command: HostCommand, tensor: HostTensor | None) -> None:
         self._simulation.wait(command, None if tensor is None else tensor.nbytes)
         self._open = [pair for pair in self._open if pair[0] is not command]
         if tensor is not None:
             tensor.fill()
 
     def _region(self, x: int, y: int, width: int, height: int) -> list[tuple[int, int]]:
-        return list(region((self._layout.width, self._layout.height), x, y, width, height))
+        return list(list_region((self._layout.width, self._layout.height), x, y, width, height))
 
     def _name(self, number: int) -> str:
         if number not in self._ids:
@@ -233,7 +238,7 @@ class SdkRuntime:
             )
         return self._ids[number].name
 
-    def _expect(self, state: State, call: str) -> None:
+    def _expect(self, state: RuntimeState, call: str) -> None:
         if self._state is not state:
             raise ArgumentError(
                 f"{call}() does not come here", expected="load(), run(), copies and launches, stop()",
@@ -241,7 +246,7 @@ class SdkRuntime:
             )  # fmt: skip
 
 
-def variable(name: str) -> int | None:
+def read_environment(name: str) -> int | None:
     """The number in an environment variable of the simulator; None where it is not set.
 
     Raises:
@@ -254,14 +259,14 @@ def variable(name: str) -> int | None:
         raise ArgumentError(f"TESSERA_CSL_{name} is not an integer", received=text) from None
 
 
-def read(folder: Path) -> Compiled:
+def load_compiled(folder: Path) -> CompiledProgram:
     """The compiled program of a folder that `cslc` wrote.
 
     Raises:
         FileError: there is none.
     """
     try:
-        settings = json.loads((folder / "out.json").read_text())[cslc.KEY]
+        settings = json.loads((folder / "out.json").read_text())[cslc.SETTINGS_KEY]
     except (OSError, ValueError, KeyError) as error:
         raise FileError(f"{folder} holds no compiled program", suggestion="compile it with cslc -o") from error
     kept = (folder / "src").resolve()
@@ -270,4 +275,50 @@ def read(folder: Path) -> Compiled:
         "layout": str(kept / settings["layout"]),
         "import_paths": [str(kept / path) for path in settings["import_paths"]],
     }
-    return Compiled(str(folder.resolve()), cslc.build(inside), {}, {})
+    return CompiledProgram(str(folder.resolve()), cslc.compile_settings(inside), {}, {})
+
+
+# A look into the PEs after a run: variables, and what the `<debug>` library recorded.
+
+
+class debug_util:  # noqa: N801  the vendor's name
+    """The memory of the last run of a compiled program in this process.
+
+    Args:
+        bindir: the folder that `cslc -o` wrote.
+        cmaddr: of a real machine; without effect.
+
+    Raises:
+        FileError: nothing ran from that folder in this process.
+    """
+
+    def __init__(self, bindir: str | Path, cmaddr: str | None = None) -> None:
+        folder = str(Path(bindir).resolve())
+        if folder not in RUNS:
+            raise FileError(f"no program of {bindir} ran in this process", suggestion="run it with SdkRuntime first")
+        self._run = RUNS[folder]
+
+    def _pe(self, col: int, row: int) -> Any:
+        dx, dy = self._run.layout.fabric_offsets or (0, 0)
+        place = (col - dx, row - dy)
+        if place not in self._run.pes:
+            raise ArgumentError(
+                f"the program has no PE at column {col}, row {row} of the fabric",
+                expected=f"{dx} to {dx + self._run.layout.width - 1}, {dy} to {dy + self._run.layout.height - 1}",
+            )
+        return self._run.pes[place]
+
+    def get_symbol(self, col: int, row: int, symbol: str, dtype: Any) -> np.ndarray:
+        """A variable of the PE at a place of the fabric, as elements of `dtype`."""
+        return np.ascontiguousarray(self._pe(col, row).variable(symbol)).reshape(-1).view(dtype).copy()
+
+    def get_symbol_rect(self, rectangle: Any, symbol: str, dtype: Any) -> np.ndarray:
+        """The same for a rectangle ((col, row), (width, height)): an array (width, height, elements)."""
+        (col, row), (width, height) = rectangle
+        return np.array(
+            [[self.get_symbol(x, y, symbol, dtype) for y in range(row, row + height)] for x in range(col, col + width)]
+        )
+
+    def read_trace(self, col: int, row: int, trace: str) -> list[Any]:
+        """What the PE recorded under a key."""
+        return list(self._pe(col, row).traces.get(trace, []))

@@ -1,1 +1,1 @@
-"""The meaning of CSL text: names, types, comptime evaluation, and Python code for what runs on a PE."""
+"""Semantic analysis of CSL: names, types, comptime evaluation, and Python code for what runs on a PE."""

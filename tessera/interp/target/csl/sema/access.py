@@ -1,119 +1,296 @@
-"""Elements, fields and pointers."""
+"""Names, literals and lvalues: identifiers, type expressions, array elements, fields, pointers."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tessera.errors import Location
-from tessera.interp.target.csl import syntax as s
-from tessera.interp.target.csl import types as t
-from tessera.interp.target.csl.faults import fail
-from tessera.interp.target.csl.sema.coerce import PARTS, code, coerce, plain
-from tessera.interp.target.csl.sema.frame import Frame, meaning
-from tessera.interp.target.csl.sema.names import current, fetched, read
-from tessera.interp.target.csl.sema.operand import Operand, Place, known, members, runtime
-from tessera.interp.target.csl.sema.operators import UNARY
-from tessera.interp.target.csl.values import Pointer
+from tessera.core.errors import Location
+from tessera.interp.target.csl.sema import types as t
+from tessera.interp.target.csl.sema.coercion import (
+    STRUCT_VIEWS,
+    coerce,
+    make_array,
+    make_struct,
+    render_code,
+    to_python_scalar,
+)
+from tessera.interp.target.csl.sema.context import (
+    AnalysisContext,
+    ExprValue,
+    LValue,
+    list_members,
+    make_anonymous_struct,
+    make_known,
+    make_runtime,
+    register_rule,
+)
+from tessera.interp.target.csl.sema.operators import UNARY_RULES
+from tessera.interp.target.csl.sema.values import DIRECTIONS, GlobalVariable, Pointer
+from tessera.interp.target.csl.text import syntax as s
+from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
+
+# Names and literals, and how a value is read from its place.
 
 
-def guarded(f: Frame, o: Operand) -> str:
+_LITERALS = ((bool, t.BOOL), (int, t.COMPTIME_INT), (float, t.COMPTIME_FLOAT), (str, t.STRING))
+_DIRECTION_NAMES = {name: (t.DIRECTION, i) for i, name in enumerate(DIRECTIONS)}
+
+
+@register_rule(s.LiteralExpr)
+def _evaluate_literal(f: AnalysisContext, node: s.LiteralExpr) -> ExprValue:
+    for python, type_ in _LITERALS:
+        if isinstance(node.value, python):
+            return make_known(type_, node.value, node.loc)
+    return make_known(t.UNDEFINED, None, node.loc)
+
+
+@register_rule(s.EnumLiteralExpr)
+def _evaluate_enum_literal(f: AnalysisContext, node: s.EnumLiteralExpr) -> ExprValue:
+    return make_known(t.ENUM_LITERAL, node.name, node.loc)
+
+
+@register_rule(s.NameExpr)
+def _evaluate_name(f: AnalysisContext, node: s.NameExpr) -> ExprValue:
+    found = f.find(node.text) or f.module.lookup(node.text, node.loc)
+    if found is not None:
+        return read_current(found).at(node.loc) if found.place else found
+    if node.text in t.NAMED and not (node.text == "comptime_struct" and f.unit.options.sdk != "1.4"):
+        return make_known(t.TYPE, t.NAMED[node.text], node.loc)
+    if node.text in _DIRECTION_NAMES:
+        return make_known(*_DIRECTION_NAMES[node.text], node.loc)
+    number = t.parse_integer_type(node.text)
+    if number is not None:
+        return make_known(t.TYPE, number, node.loc)
+    fail(node.loc, f"use of undeclared identifier '{node.text}'")
+
+
+def read_current(o: ExprValue) -> ExprValue:
+    """A name's operand, with the present value where it is a comptime variable."""
+    if o.known or o.code or o.place is None or o.place.take is None:
+        return ExprValue(o.type, o.const, o.code, o.place, o.fields)
+    return read_comptime_pointer(o.type, o.place)
+
+
+def read_comptime_pointer(type_: t.CslType, place: LValue) -> ExprValue:
+    """What stands at a comptime pointer: a known value, or code where a PE holds the memory."""
+    assert place.take is not None
+    where = place.take()
+    if isinstance(where.array, GlobalVariable):
+        return read_lvalue(type_, LValue(place.mutable, f"G{where.array.number}", str(where.index), take=place.take))
+    if type_.aggregate:
+        size = type_.count if isinstance(type_, t.CslArray) else 1
+        return ExprValue(type_, where.array[where.index : where.index + size], place=place)
+    return ExprValue(type_, to_python_scalar(where.array[where.index], type_), place=place)
+
+
+def read_lvalue(type_: t.CslType, place: LValue, loc: Location | None = None) -> ExprValue:
+    """The value of a cell or a block of memory at run time."""
+    array, index = place.array, place.index
+    if isinstance(type_, t.CslArray):
+        text = f"{array}[{index}:{index} + {type_.count}]" if index.isidentifier() or index.isdigit() else ""
+        text = text or f"window({array}, {index}, {type_.count})"
+    elif type_.aggregate:
+        text = f"window({array}, {index}, 1)"
+    else:
+        text = f"{array}[{index}]" if type_.dtype.kind in "fOV" else f"{array}.item({index})"
+    return ExprValue(type_, code=text, place=place)
+
+
+def evaluate_type(f: AnalysisContext, node: s.SyntaxNode) -> t.CslType:
+    """The type that an expression names."""
+    with f.at_comptime():
+        o = f.value(node)
+    if o.type is not t.TYPE:
+        type_mismatch(node.loc, t.TYPE, o.type)
+    return o.const
+
+
+# Types as expressions, and array and struct literals.
+
+
+@register_rule(s.ArrayTypeExpr)
+def _evaluate_array_type(f: AnalysisContext, node: s.ArrayTypeExpr) -> ExprValue:
+    element = evaluate_type(f, node.element)
+    if not node.dims:
+        return make_known(t.TYPE, t.CslPointer("", element, node.const, many=True), node.loc)
+    if isinstance(element, t.CslArray):
+        fail(node.loc, "arrays of arrays are not supported", suggestion="write the dimensions together: [a, b]T")
+    return make_known(t.TYPE, t.CslArray("", tuple(_evaluate_extent(f, d) for d in node.dims), element), node.loc)
+
+
+def _evaluate_extent(f: AnalysisContext, node: s.SyntaxNode) -> int:
+    with f.at_comptime():
+        o = f.value(node)
+    if not t.is_integer(o.type):
+        type_mismatch(node.loc, "integer", o.type)
+    if o.const < 0:
+        fail(node.loc, f"array dimension must not be negative, got: {o.const}")
+    return int(o.const)
+
+
+@register_rule(s.PointerTypeExpr)
+def _evaluate_pointer_type(f: AnalysisContext, node: s.PointerTypeExpr) -> ExprValue:
+    return make_known(t.TYPE, t.CslPointer("", evaluate_type(f, node.element), node.const), node.loc)
+
+
+@register_rule(s.FunctionTypeExpr)
+def _evaluate_function_type(f: AnalysisContext, node: s.FunctionTypeExpr) -> ExprValue:
+    params = tuple(evaluate_type(f, p) for p in node.params)
+    return make_known(t.TYPE, t.CslFunctionType("", params, evaluate_type(f, node.result), node.task), node.loc)
+
+
+@register_rule(s.AggregateTypeExpr)
+def _evaluate_aggregate_type(f: AnalysisContext, node: s.AggregateTypeExpr) -> ExprValue:
+    return make_known(t.TYPE, _make_enum_type(f, node) if node.kind == "enum" else _make_struct_type(f, node), node.loc)
+
+
+def _make_enum_type(f: AnalysisContext, node: s.AggregateTypeExpr) -> t.CslEnum:
+    tag = evaluate_type(f, node.tag) if node.tag else t.U16
+    if not isinstance(tag, t.CslInt):
+        type_mismatch(node.loc, "integer", tag)
+    value, rows = -1, []
+    for member in node.members:
+        with f.at_comptime():
+            value = value + 1 if member.value is None else int(f.value(member.value).const)
+        rows.append((member.name, value))
+    return t.CslEnum("enum", tag, tuple(rows), node.loc)
+
+
+def _make_struct_type(f: AnalysisContext, node: s.AggregateTypeExpr) -> t.CslStruct:
+    rows = []
+    for member in node.members:
+        if member.type is None:
+            fail(member.loc, f"expected a type for field '{member.name}'")
+        rows.append((member.name, evaluate_type(f, member.type)))
+    return t.CslStruct(node.kind, tuple(rows), node.packed, node.kind == "union", node.loc)
+
+
+@register_rule(s.StructLiteralExpr)
+def _evaluate_struct_literal(f: AnalysisContext, node: s.StructLiteralExpr) -> ExprValue:
+    names = node.names or tuple(str(i) for i in range(len(node.values)))
+    repeated = next((n for i, n in enumerate(names) if n in names[:i]), None)
+    if repeated:
+        fail(node.loc, f"duplicate field '{repeated}' in struct literal")
+    if node.type is None:
+        return make_anonymous_struct({n: f.value(v) for n, v in zip(names, node.values, strict=True)}, node.loc)
+    type_ = evaluate_type(f, node.type)
+    if isinstance(type_, t.CslArray):
+        if len(node.values) != type_.count:
+            fail(node.loc, f"expected {type_.count} array elements; found {len(node.values)}")
+        items = [coerce(f, f.value(v), type_.element, v.loc) for v in node.values]
+        return make_array(f, type_, items, node.loc)
+    if isinstance(type_, t.CslStruct):
+        given = make_anonymous_struct({n: f.value(v) for n, v in zip(names, node.values, strict=True)}, node.loc)
+        return coerce(f, given, type_, node.loc)
+    fail(node.loc, f"type '{type_}' does not support struct initialization syntax")
+
+
+__all__ = ["make_struct"]
+
+
+# Elements, fields and pointers.
+
+
+def render_index(f: AnalysisContext, o: ExprValue) -> str:
     """Code of an index; a signed one is checked, since Python counts negative ones from the end."""
     if o.known:
         return str(int(o.const))
-    if isinstance(o.type, t.Int) and not o.type.signed:
+    if isinstance(o.type, t.CslInt) and not o.type.signed:
         return o.code
     name = f.fresh("i")
     return f"({name} if ({name} := {o.code}) >= 0 else below({name}))"
 
 
-def index_operand(f: Frame, node: s.Syntax) -> Operand:
+def evaluate_index(f: AnalysisContext, node: s.SyntaxNode) -> ExprValue:
     """One index."""
     o = f.value(node)
-    if not t.is_integer(o.type) and not isinstance(o.type, t.Enum):
+    if not t.is_integer(o.type) and not isinstance(o.type, t.CslEnum):
         fail(node.loc, f"array index must be an integer, got: '{o.type}'")
     return o
 
 
-@meaning(s.Index)
-def _index(f: Frame, node: s.Index) -> Operand:
+@register_rule(s.SubscriptExpr)
+def _evaluate_subscript(f: AnalysisContext, node: s.SubscriptExpr) -> ExprValue:
     base = f.operand(node.base)
     if base.type is t.ANON:
-        return _member(base, str(f.value(node.indices[0]).const), node.loc)
-    if isinstance(base.type, t.Pointee):
+        return _access_member(base, str(f.value(node.indices[0]).const), node.loc)
+    if isinstance(base.type, t.CslPointer):
         if base.type.many:
-            return _through(f, base, index_operand(f, node.indices[0]), node.loc)
-        base = dereferenced(f, base, node.loc)
-    if not isinstance(base.type, t.Array):
+            return _index_pointer(f, base, evaluate_index(f, node.indices[0]), node.loc)
+        base = dereference_pointer(f, base, node.loc)
+    if not isinstance(base.type, t.CslArray):
         fail(node.loc, f"type '{base.type}' does not support indexing")
     f.cost += 3
-    return element(f, base, [index_operand(f, i) for i in node.indices], node.loc)
+    return access_element(f, base, [evaluate_index(f, i) for i in node.indices], node.loc)
 
 
-def element(f: Frame, base: Operand, indices: list[Operand], loc: Location) -> Operand:
+def access_element(f: AnalysisContext, base: ExprValue, indices: list[ExprValue], loc: Location) -> ExprValue:
     """One element of an array."""
     type_ = base.type
-    assert isinstance(type_, t.Array)
+    assert isinstance(type_, t.CslArray)
     if len(indices) != len(type_.dims):
         fail(loc, f"expected {len(type_.dims)} indices, {len(indices)} provided")
     for o, n in zip(indices, type_.dims, strict=True):
         if o.known and not 0 <= o.const < n:
             fail(loc, f"index {o.const} is out of bounds for dimension of length {n}")
     if all(o.known for o in indices):
-        return _known_element(f, base, type_, indices, loc)
+        return _access_known_element(f, base, type_, indices, loc)
     if base.known:
-        base = f.unit.materialised(base, loc)
+        base = f.unit.materialise(base, loc)
     assert base.place is not None
-    index = _flat_code(f, indices, type_.dims)
+    index = _render_flat_index(f, indices, type_.dims)
     if base.place.index != "0":
         index = f"{base.place.index} + bounded({index}, {type_.count})"
-    return read(type_.element, Place(base.place.mutable, base.place.array, index)).at(loc)
+    return read_lvalue(type_.element, LValue(base.place.mutable, base.place.array, index)).at(loc)
 
 
-def _known_element(f: Frame, base: Operand, type_: t.Array, indices: list[Operand], loc: Location) -> Operand:
+def _access_known_element(
+    f: AnalysisContext, base: ExprValue, type_: t.CslArray, indices: list[ExprValue], loc: Location
+) -> ExprValue:
     flat = 0
     for o, n in zip(indices, type_.dims, strict=True):
         flat = flat * n + int(o.const)
     place = base.place
     if place is None and base.known:
-        return known(type_.element, plain(base.const[flat], type_.element), loc)
+        return make_known(type_.element, to_python_scalar(base.const[flat], type_.element), loc)
     if place is None:
-        return read(type_.element, Place(False, base.code, str(flat))).at(loc)
+        return read_lvalue(type_.element, LValue(False, base.code, str(flat))).at(loc)
     take = place.take
     if take is not None:
-        moved = Place(place.mutable, take=lambda: Pointer(take().array, take().index + flat))
+        moved = LValue(place.mutable, take=lambda: Pointer(take().array, take().index + flat))
         if base.known:
-            data = plain(base.const[flat], type_.element)
-            return Operand(type_.element, data, place=moved, loc=loc)
-        return fetched(type_.element, moved).at(loc)
+            data = to_python_scalar(base.const[flat], type_.element)
+            return ExprValue(type_.element, data, place=moved, loc=loc)
+        return read_comptime_pointer(type_.element, moved).at(loc)
     index = str(flat) if place.index == "0" else f"{place.index} + {flat}"
-    return read(type_.element, Place(place.mutable, place.array, index)).at(loc)
+    return read_lvalue(type_.element, LValue(place.mutable, place.array, index)).at(loc)
 
 
-def _flat_code(f: Frame, indices: list[Operand], dims: tuple[int, ...]) -> str:
+def _render_flat_index(f: AnalysisContext, indices: list[ExprValue], dims: tuple[int, ...]) -> str:
     if len(indices) == 1:
-        return guarded(f, indices[0])
-    text = code(f, indices[0])
+        return render_index(f, indices[0])
+    text = render_code(f, indices[0])
     for o, n in zip(indices[1:], dims[1:], strict=True):
         f.cost += 2
-        text = f"({text}) * {n} + bounded({code(f, o)}, {n})"
+        text = f"({text}) * {n} + bounded({render_code(f, o)}, {n})"
     return f"bounded({text}, {int(np.prod(dims))})"
 
 
-def _through(f: Frame, base: Operand, index: Operand, loc: Location) -> Operand:
+def _index_pointer(f: AnalysisContext, base: ExprValue, index: ExprValue, loc: Location) -> ExprValue:
     """`p[i]` with a pointer to many."""
     f.cost += 3
     type_ = base.type
-    assert isinstance(type_, t.Pointee)
+    assert isinstance(type_, t.CslPointer)
     if base.known and index.known:
         where: Pointer = base.const
-        place = Place(not type_.const, take=lambda: Pointer(where.array, where.index + int(index.const)))
-        return fetched(type_.element, place).at(loc)
-    array, start = _parts(f, base)
-    text = guarded(f, index) if start == "0" else f"above({start} + {code(f, index)})"
-    return read(type_.element, Place(not type_.const, array, text)).at(loc)
+        place = LValue(not type_.const, take=lambda: Pointer(where.array, where.index + int(index.const)))
+        return read_comptime_pointer(type_.element, place).at(loc)
+    array, start = _split_pointer(f, base)
+    text = render_index(f, index) if start == "0" else f"above({start} + {render_code(f, index)})"
+    return read_lvalue(type_.element, LValue(not type_.const, array, text)).at(loc)
 
 
-def _parts(f: Frame, o: Operand) -> tuple[str, str]:
+def _split_pointer(f: AnalysisContext, o: ExprValue) -> tuple[str, str]:
     if o.known:
         return f.unit.constant(o.const.array), str(o.const.index)
     name = o.code
@@ -123,81 +300,83 @@ def _parts(f: Frame, o: Operand) -> tuple[str, str]:
     return f"{name}[0]", f"{name}[1]"
 
 
-@meaning(s.Dereference)
-def _dereference(f: Frame, node: s.Dereference) -> Operand:
+@register_rule(s.DereferenceExpr)
+def _evaluate_dereference(f: AnalysisContext, node: s.DereferenceExpr) -> ExprValue:
     base = f.operand(node.base)
-    if not isinstance(base.type, t.Pointee):
+    if not isinstance(base.type, t.CslPointer):
         fail(node.loc, f"cannot dereference non-pointer type '{base.type}'")
     f.cost += 2
-    return dereferenced(f, base, node.loc)
+    return dereference_pointer(f, base, node.loc)
 
 
-def dereferenced(f: Frame, base: Operand, loc: Location) -> Operand:
+def dereference_pointer(f: AnalysisContext, base: ExprValue, loc: Location) -> ExprValue:
     """`p.*`."""
     type_ = base.type
-    assert isinstance(type_, t.Pointee)
+    assert isinstance(type_, t.CslPointer)
     if base.known:
-        return fetched(type_.element, Place(not type_.const, take=lambda: base.const)).at(loc)
-    array, index = _parts(f, base)
-    return read(type_.element, Place(not type_.const, array, index)).at(loc)
+        return read_comptime_pointer(type_.element, LValue(not type_.const, take=lambda: base.const)).at(loc)
+    array, index = _split_pointer(f, base)
+    return read_lvalue(type_.element, LValue(not type_.const, array, index)).at(loc)
 
 
-@meaning(s.Field)
-def _field(f: Frame, node: s.Field) -> Operand:
+@register_rule(s.FieldExpr)
+def _evaluate_field(f: AnalysisContext, node: s.FieldExpr) -> ExprValue:
     base = f.operand(node.base)
-    if isinstance(base.type, t.Pointee) and isinstance(base.type.element, t.Struct):
-        base = dereferenced(f, base, node.loc)
+    if isinstance(base.type, t.CslPointer) and isinstance(base.type.element, t.CslStruct):
+        base = dereference_pointer(f, base, node.loc)
     if base.type is t.MODULE:
         found = base.const.lookup(node.name, node.loc)
         if found is None:
             fail(node.loc, f"use of undeclared identifier '{node.name}' in module '{base.const.title}'")
-        return current(found).at(node.loc) if found.place else found
+        return read_current(found).at(node.loc) if found.place else found
     if base.type is t.ANON:
-        return _member(base, node.name, node.loc)
-    if base.type in PARTS:
-        return _member(PARTS[base.type](base), node.name, node.loc)
-    if base.type is t.TYPE and isinstance(base.const, t.Enum):
-        return coerce(f, known(t.ENUM_LITERAL, node.name), base.const, node.loc)
-    if isinstance(base.type, t.Struct):
-        return _struct_field(f, base, base.type, node)
+        return _access_member(base, node.name, node.loc)
+    if base.type in STRUCT_VIEWS:
+        return _access_member(STRUCT_VIEWS[base.type](base), node.name, node.loc)
+    if base.type is t.TYPE and isinstance(base.const, t.CslEnum):
+        return coerce(f, make_known(t.ENUM_LITERAL, node.name), base.const, node.loc)
+    if isinstance(base.type, t.CslStruct):
+        return _access_struct_field(f, base, base.type, node)
     fail(node.loc, f"type '{base.type}' has no field named '{node.name}'")
 
 
-def _member(base: Operand, name: str, loc: Location) -> Operand:
-    found = members(base).get(name)
+def _access_member(base: ExprValue, name: str, loc: Location) -> ExprValue:
+    found = list_members(base).get(name)
     if found is None:
         fail(loc, f"no field named '{name}' in struct '{base.type}'")
     return found
 
 
-def _struct_field(f: Frame, base: Operand, struct: t.Struct, node: s.Field) -> Operand:
+def _access_struct_field(f: AnalysisContext, base: ExprValue, struct: t.CslStruct, node: s.FieldExpr) -> ExprValue:
     type_ = struct.field(node.name)
     if type_ is None:
         fail(node.loc, f"struct '{struct}' has no field named '{node.name}'")
     if base.known:
         where = base.const[node.name]
-        view = where.reshape(-1) if isinstance(type_, t.Array) else where
+        view = where.reshape(-1) if isinstance(type_, t.CslArray) else where
         mutable = base.place is not None and base.place.mutable
-        return fetched(type_, Place(mutable, take=lambda: Pointer(view, 0))).at(node.loc)
+        return read_comptime_pointer(type_, LValue(mutable, take=lambda: Pointer(view, 0))).at(node.loc)
     f.cost += 2
-    place = base.place or Place(False, base.code, "0")
-    if isinstance(type_, t.Array):
-        return read(type_, Place(place.mutable, f"{place.array}[{node.name!r}][{place.index}].reshape(-1)", "0"))
-    return read(type_, Place(place.mutable, f"{place.array}[{node.name!r}]", place.index)).at(node.loc)
+    place = base.place or LValue(False, base.code, "0")
+    if isinstance(type_, t.CslArray):
+        return read_lvalue(
+            type_, LValue(place.mutable, f"{place.array}[{node.name!r}][{place.index}].reshape(-1)", "0")
+        )
+    return read_lvalue(type_, LValue(place.mutable, f"{place.array}[{node.name!r}]", place.index)).at(node.loc)
 
 
-def _address(f: Frame, node: s.Unary) -> Operand:
+def _evaluate_address(f: AnalysisContext, node: s.UnaryExpr) -> ExprValue:
     o = f.operand(node.operand)
-    if isinstance(o.type, t.Fn):
+    if isinstance(o.type, t.CslFunctionType):
         return o
     if o.place is None and o.known:
-        o = f.unit.materialised(o, node.loc)
+        o = f.unit.materialise(o, node.loc)
     if o.place is None:
         fail(node.loc, "cannot take the address of a value that is not in memory")
-    type_ = t.Pointee("", o.type, const=not o.place.mutable)
+    type_ = t.CslPointer("", o.type, const=not o.place.mutable)
     if o.place.take is not None:
-        return known(type_, o.place.take(), node.loc)
-    return runtime(type_, f"Pointer({o.place.array}, {o.place.index})", node.loc)
+        return make_known(type_, o.place.take(), node.loc)
+    return make_runtime(type_, f"Pointer({o.place.array}, {o.place.index})", node.loc)
 
 
-UNARY["&"] = _address
+UNARY_RULES["&"] = _evaluate_address

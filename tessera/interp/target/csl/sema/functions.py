@@ -1,4 +1,4 @@
-"""Functions and tasks: calls, compilation to Python, evaluation at compile time."""
+"""Functions and tasks: calls, specialisation of generic functions, compilation to Python, comptime evaluation."""
 
 from __future__ import annotations
 
@@ -8,33 +8,45 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tessera.errors import Location
-from tessera.interp.target.csl import syntax as s
-from tessera.interp.target.csl import types as t
-from tessera.interp.target.csl.faults import fail, located
-from tessera.interp.target.csl.sema.coerce import code, coerce
-from tessera.interp.target.csl.sema.frame import ComptimeJump, Frame, Line, meaning
-from tessera.interp.target.csl.sema.names import type_of
-from tessera.interp.target.csl.sema.operand import VOID, Operand, Place, known, members, runtime
-from tessera.interp.target.csl.values import NativeFunction, Value
+from tessera.core.errors import Location
+from tessera.interp.target.csl.sema import types as t
+from tessera.interp.target.csl.sema.access import evaluate_type
+from tessera.interp.target.csl.sema.coercion import coerce, render_code
+from tessera.interp.target.csl.sema.context import (
+    VOID,
+    AnalysisContext,
+    ComptimeJump,
+    ExprValue,
+    GeneratedLine,
+    LValue,
+    list_members,
+    make_known,
+    make_runtime,
+    register_rule,
+)
+from tessera.interp.target.csl.sema.values import ComptimeValue, NativeFunction
+from tessera.interp.target.csl.text import syntax as s
+from tessera.interp.target.csl.text.diagnostics import attach_location, fail
 
 if TYPE_CHECKING:
-    from tessera.interp.target.csl.sema.module import Module
+    from tessera.interp.target.csl.sema.compilation_unit import CslModule
 
-_DEPTH = 200
+_MAX_CALL_DEPTH = 200
 
 
 @dataclass(frozen=True, eq=False)
 class FunctionValue:
     """A function or task of a module."""
 
-    module: Module
-    decl: s.Function
+    module: CslModule
+    decl: s.FunctionDecl
 
     @property
     def generic(self) -> bool:
         """Whether each call may need a version of its own."""
-        return any(p.comptime or (isinstance(p.type, s.Name) and p.type.text == "anytype") for p in self.decl.params)
+        return any(
+            p.comptime or (isinstance(p.type, s.NameExpr) and p.type.text == "anytype") for p in self.decl.params
+        )
 
     @property
     def recursion(self) -> str:
@@ -43,46 +55,46 @@ class FunctionValue:
 
 
 @dataclass(eq=False)
-class Instance:
+class FunctionInstance:
     """One compiled version of a function: its Python name, its lines, whether it is a generator."""
 
     name: str
     value: FunctionValue
-    params: tuple[t.Type, ...] = ()
-    result: t.Type = t.VOID
-    lines: Sequence[Line] = ()
+    params: tuple[t.CslType, ...] = ()
+    result: t.CslType = t.VOID
+    lines: Sequence[GeneratedLine] = ()
     arguments: str = ""
     waits: bool = False
     done: bool = False
 
 
-def signature(value: FunctionValue) -> t.Fn:
+def compute_signature(value: FunctionValue) -> t.CslFunctionType:
     """The type of a function; generic parameters have none."""
-    frame = Frame(value.module.unit, value.module, True)
+    frame = AnalysisContext(value.module.unit, value.module, True)
     decl = value.decl
     if value.generic:
-        return t.Fn("", (None,) * len(decl.params), t.ANYTYPE, decl.kind == "task")
-    params = tuple(type_of(frame, p.type) for p in decl.params)
-    return t.Fn("", params, type_of(frame, decl.result), decl.kind == "task")
+        return t.CslFunctionType("", (None,) * len(decl.params), t.ANYTYPE, decl.kind == "task")
+    params = tuple(evaluate_type(frame, p.type) for p in decl.params)
+    return t.CslFunctionType("", params, evaluate_type(frame, decl.result), decl.kind == "task")
 
 
-def address_taken(node: Any, found: set[str]) -> set[str]:
+def find_address_taken(node: Any, found: set[str]) -> set[str]:
     """The names whose address a body takes."""
-    if isinstance(node, s.Unary) and node.sign == "&" and isinstance(node.operand, s.Name):
+    if isinstance(node, s.UnaryExpr) and node.sign == "&" and isinstance(node.operand, s.NameExpr):
         found.add(node.operand.text)
     if isinstance(node, tuple):
         for item in node:
-            address_taken(item, found)
+            find_address_taken(item, found)
     elif hasattr(node, "__dataclass_fields__") and not isinstance(node, Location):
         for name in node.__dataclass_fields__:
-            address_taken(getattr(node, name), found)
+            find_address_taken(getattr(node, name), found)
     return found
 
 
-@meaning(s.Call)
-def _call(f: Frame, node: s.Call) -> Operand:
+@register_rule(s.CallExpr)
+def _evaluate_call_expr(f: AnalysisContext, node: s.CallExpr) -> ExprValue:
     callee = f.operand(node.callee)
-    if not isinstance(callee.type, t.Fn):
+    if not isinstance(callee.type, t.CslFunctionType):
         fail(node.callee.loc, f"type '{callee.type}' is not a function")
     if callee.type.task:
         fail(node.loc, "tasks cannot be called", suggestion="activate the task through its id")
@@ -90,49 +102,51 @@ def _call(f: Frame, node: s.Call) -> Operand:
     args = [f.operand(a) for a in node.args]
     f.cost += 4 + len(args)
     if not callee.known:
-        return _indirect(f, callee, args, node.loc)
+        return _call_indirect(f, callee, args, node.loc)
     target: Any = callee.const
     if isinstance(target, NativeFunction):
         return call_native(f, target, callee.type, args, node.loc)
-    return call(f, target, args, node.loc)
+    return call_function(f, target, args, node.loc)
 
 
-def _check_count(type_: t.Fn, node: s.Call) -> None:
+def _check_count(type_: t.CslFunctionType, node: s.CallExpr) -> None:
     wanted, given = len(type_.params), len(node.args)
     if wanted != given:
         fail(node.loc, f"function expects {wanted} argument{'s' * (wanted != 1)}, {given} provided")
 
 
-def call(f: Frame, target: FunctionValue, args: list[Operand], loc: Location) -> Operand:
+def call_function(f: AnalysisContext, target: FunctionValue, args: list[ExprValue], loc: Location) -> ExprValue:
     """A call of a CSL function."""
-    frame = Frame(f.unit, target.module, True)
-    typed: list[Operand] = []
+    frame = AnalysisContext(f.unit, target.module, True)
+    typed: list[ExprValue] = []
     for p, a in zip(target.decl.params, args, strict=True):
-        type_ = type_of(frame, p.type)
+        type_ = evaluate_type(frame, p.type)
         o = coerce(f, a, a.type if type_ is t.ANYTYPE else type_, a.loc)
         if p.comptime and not o.known:
             fail(loc, f"argument '{p.name}' is not known at compile time")
         typed.append(o)
-        frame.scopes[-1][p.name] = o if p.comptime or o.known else Operand(o.type, code="_")
-    result = type_of(frame, target.decl.result)
+        frame.scopes[-1][p.name] = o if p.comptime or o.known else ExprValue(o.type, code="_")
+    result = evaluate_type(frame, target.decl.result)
     if f.comptime or (result.comptime_only and all(o.known or o.fields for o in typed)):
-        return evaluate(f, target, typed, result, loc)
+        return evaluate_call(f, target, typed, result, loc)
     instance = f.unit.instance(target, tuple(typed), result)
     if f.function and instance.waits:
         f.function.waits = True
     passed = [o for p, o in zip(target.decl.params, typed, strict=True) if not p.comptime]
     f.flush(loc)
-    text = f"{instance.name}({', '.join(code(f, o) for o in passed)})"
-    return runtime(result, f"(yield from {text})" if instance.waits else text, loc)
+    text = f"{instance.name}({', '.join(render_code(f, o) for o in passed)})"
+    return make_runtime(result, f"(yield from {text})" if instance.waits else text, loc)
 
 
-def evaluate(f: Frame, target: FunctionValue, args: list[Operand], result: t.Type, loc: Location) -> Operand:
+def evaluate_call(
+    f: AnalysisContext, target: FunctionValue, args: list[ExprValue], result: t.CslType, loc: Location
+) -> ExprValue:
     """The value of a call at compile time."""
-    frame = Frame(f.unit, target.module, True)
+    frame = AnalysisContext(f.unit, target.module, True)
     f.unit.depth += 1
     f.unit.evaluated.add(id(target.decl))
-    if f.unit.depth > _DEPTH:
-        fail(loc, f"evaluation of '{target.decl.name}' exceeded {_DEPTH} nested calls")
+    if f.unit.depth > _MAX_CALL_DEPTH:
+        fail(loc, f"evaluation of '{target.decl.name}' exceeded {_MAX_CALL_DEPTH} nested calls")
     for p, a in zip(target.decl.params, args, strict=True):
         frame.scopes[-1][p.name] = a
     value = VOID
@@ -149,11 +163,11 @@ def evaluate(f: Frame, target: FunctionValue, args: list[Operand], result: t.Typ
     return coerce(f, value, result, loc) if result is not t.VOID else VOID
 
 
-def compile_instance(unit: Any, instance: Instance, args: tuple[Operand, ...]) -> None:
+def compile_instance(unit: Any, instance: FunctionInstance, args: tuple[ExprValue, ...]) -> None:
     """Write the Python of one version of a function."""
     decl, module = instance.value.decl, instance.value.module
-    f = Frame(unit, module, False, instance)
-    f.cells = frozenset(address_taken(decl.body, set()))
+    f = AnalysisContext(unit, module, False, instance)
+    f.cells = frozenset(find_address_taken(decl.body, set()))
     names = []
     for p, a in zip(decl.params, args, strict=True):
         if p.comptime:
@@ -161,7 +175,7 @@ def compile_instance(unit: Any, instance: Instance, args: tuple[Operand, ...]) -
             continue
         name = f.fresh(p.name)
         names.append(name)
-        f.declare(p.name, parameter(f, p, a.type, name), p.loc)
+        f.declare(p.name, declare_parameter(f, p, a.type, name), p.loc)
     if decl.body is None:
         fail(decl.loc, f"function '{decl.name}' has no body")
     f.run(decl.body)
@@ -171,66 +185,70 @@ def compile_instance(unit: Any, instance: Instance, args: tuple[Operand, ...]) -
     instance.arguments, instance.lines, instance.done = ", ".join(names), f.lines, True
 
 
-def parameter(f: Frame, p: s.Parameter, type_: t.Type, name: str) -> Operand:
+def declare_parameter(f: AnalysisContext, p: s.ParameterDecl, type_: t.CslType, name: str) -> ExprValue:
     """A parameter inside its function; one whose address is taken is given memory."""
     if type_.aggregate:
-        return runtime(type_, name, p.loc, Place(False, name))
+        return make_runtime(type_, name, p.loc, LValue(False, name))
     if p.name not in f.cells:
-        return runtime(type_, name, p.loc)
+        return make_runtime(type_, name, p.loc)
     cell = f.fresh(p.name)
     f.emit(f"{cell} = zeros(1, {f.unit.constant(type_.dtype)})", p.loc)
     f.emit(f"put({cell}, 0, {name})", p.loc)
-    return runtime(type_, name, p.loc, Place(False, cell))
+    return make_runtime(type_, name, p.loc, LValue(False, cell))
 
 
-def call_native(f: Frame, target: NativeFunction, type_: t.Fn, args: list[Operand], loc: Location) -> Operand:
+def call_native(
+    f: AnalysisContext, target: NativeFunction, type_: t.CslFunctionType, args: list[ExprValue], loc: Location
+) -> ExprValue:
     """A call of a library function."""
     typed = [o if p is None else coerce(f, o, p, o.loc) for o, p in zip(args, type_.params, strict=True)]
     now = f.comptime and not target.live and target.result is None
     if target.comptime or (now and all(o.known for o in typed)):
-        return _native_now(f, target, type_, typed, loc)
-    with located(loc):
+        return _evaluate_native(f, target, type_, typed, loc)
+    with attach_location(loc):
         result = target.result(*(o.type for o in typed)) if target.result else type_.result
-    if f.comptime and target.early:
-        given = ", ".join(code(f, o) for o in typed)
-        f.unit.tables.loaded.append((f"{f.unit.native(target)}({given})", loc))
+    if f.comptime and target.preloadable:
+        given = ", ".join(render_code(f, o) for o in typed)
+        f.unit.tables.preloads.append((f"{f.unit.native(target)}({given})", loc))
         return VOID
     if f.comptime:
         fail(loc, f"function '{target.name}' can only be called at run time")
     f.cost += target.cycles
     f.flush(loc)
-    types = [f.unit.constant(tuple(x.type for x in members(typed[-1]).values()))] if target.typed else []
-    text = f"{f.unit.native(target)}({', '.join([*types, *(code(f, literal(f, o)) for o in typed)])})"
+    types = [f.unit.constant(tuple(x.type for x in list_members(typed[-1]).values()))] if target.typed else []
+    text = f"{f.unit.native(target)}({', '.join([*types, *(render_code(f, convert_literal(f, o)) for o in typed)])})"
     if target.waits and f.function:
         f.function.waits = True
-    return runtime(result, f"(yield from {text})" if target.waits else text, loc)
+    return make_runtime(result, f"(yield from {text})" if target.waits else text, loc)
 
 
-def literal(f: Frame, o: Operand) -> Operand:
+def convert_literal(f: AnalysisContext, o: ExprValue) -> ExprValue:
     """A literal as the value a library function takes."""
     if o.type is t.COMPTIME_FLOAT and o.known:
-        return known(t.F32, np.float32(o.const), o.loc)
+        return make_known(t.F32, np.float32(o.const), o.loc)
     return o
 
 
-def _native_now(f: Frame, target: NativeFunction, type_: t.Fn, args: list[Operand], loc: Location) -> Operand:
+def _evaluate_native(
+    f: AnalysisContext, target: NativeFunction, type_: t.CslFunctionType, args: list[ExprValue], loc: Location
+) -> ExprValue:
     lacking = next((o for o in args if not o.known), None)
     if lacking is not None:
         fail(lacking.loc, f"argument of '{target.name}' is not known at compile time")
     if target.comptime:
-        with located(loc):
+        with attach_location(loc):
             found = target.run(f.unit, *(o.value for o in args))
-        return Operand(found.type, found.data, loc=loc) if isinstance(found, Value) else VOID
-    with located(loc):
-        return known(type_.result, target.run(None, *(o.const for o in args)), loc)
+        return ExprValue(found.type, found.data, loc=loc) if isinstance(found, ComptimeValue) else VOID
+    with attach_location(loc):
+        return make_known(type_.result, target.run(None, *(o.const for o in args)), loc)
 
 
-def _indirect(f: Frame, callee: Operand, args: list[Operand], loc: Location) -> Operand:
+def _call_indirect(f: AnalysisContext, callee: ExprValue, args: list[ExprValue], loc: Location) -> ExprValue:
     type_ = callee.type
-    assert isinstance(type_, t.Fn)
+    assert isinstance(type_, t.CslFunctionType)
     typed = [coerce(f, a, p, a.loc) for a, p in zip(args, type_.params, strict=True) if p]
     if f.function:
         f.function.waits = True
     f.flush(loc)
-    text = ", ".join([callee.code, *(code(f, o) for o in typed)])
-    return runtime(type_.result, f"(yield from invoke({text}))", loc)
+    text = ", ".join([callee.code, *(render_code(f, o) for o in typed)])
+    return make_runtime(type_.result, f"(yield from invoke({text}))", loc)

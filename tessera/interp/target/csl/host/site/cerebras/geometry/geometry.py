@@ -1,5 +1,5 @@
 """Places and rectangles on the fabric."""
 
-from tessera.interp.target.csl.host.geometry import IntRectangle, IntVector
+from tessera.interp.target.csl.host.sdk_layout import IntRectangle, IntVector
 
 __all__ = ["IntRectangle", "IntVector"]

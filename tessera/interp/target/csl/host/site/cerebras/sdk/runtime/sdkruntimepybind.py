@@ -1,6 +1,8 @@
 """The host runtime, on the simulator."""
 
-from tessera.interp.target.csl.host.regions import (
+from tessera.interp.target.csl.host.host_arrays import MemcpyDataType, MemcpyOrder
+from tessera.interp.target.csl.host.runtime import SdkRuntime
+from tessera.interp.target.csl.host.sdk_layout import (
     Color,
     Edge,
     Route,
@@ -11,8 +13,6 @@ from tessera.interp.target.csl.host.regions import (
     get_edge_routing,
     get_platform,
 )
-from tessera.interp.target.csl.host.runtime import SdkRuntime
-from tessera.interp.target.csl.host.tensors import MemcpyDataType, MemcpyOrder
 
 __all__ = [
     "Color",

@@ -1,0 +1,147 @@
+"""The contract between compiler and code generator, and the registry of generators.
+
+A generator is an object of the entry point group `tessera.codegen` that emits an artifact from a Tile module.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from tessera.codegen.artifact import Artifact
+from tessera.core.errors import ArgumentError, DeviceUnavailable, UnknownNameError, user_location
+from tessera.core.types import DType
+from tessera.ir.core import Module
+
+# The contract between the compiler and a code generator.
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a target can do: the passes above it choose tiles by this.
+
+    `shared_bytes` is the shared memory of a group and `block_bytes` the room for one tile's blocks; None: no limit.
+    `meeting` is the number of groups that run at once and so may wait for each other at a grid barrier; 0: none.
+    `plan` holds the target's wishes for tile sizes (a `tessera.lower.lowering_plan.LoweringPlan`), or None.
+    """
+
+    vector_bytes: int
+    dtypes: tuple[DType, ...]
+    max_grid_rank: int = 3
+    max_group: int = 1024
+    shared_bytes: int | None = None
+    block_bytes: int | None = None
+    meeting: int = 0
+    plan: Any = None
+
+
+class Runtime(Protocol):
+    """An artifact made ready to run."""
+
+    def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """The outputs; arrays that the program writes in place are written."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A code generator, found through the entry point group `tessera.codegen`.
+
+    `runtime` and `interpreter` are optional: what would need one says so (`registry.able`).
+    """
+
+    name: str
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this target can do."""
+        ...
+
+    def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
+        """The target text and launch plan of a Tile module.
+
+        Raises:
+            UnsupportedOpError: an op has neither a row nor a lowering; it names the op, the target and the line.
+        """
+        ...
+
+    def runtime(self, artifact: Artifact) -> Runtime:
+        """What runs the artifact on the device."""
+        ...
+
+    def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+        """What runs the artifact's text without the device."""
+        ...
+
+
+# The code generators there are, by name.
+
+
+ENTRY_POINT_GROUP = "tessera.codegen"
+# As in setup.cfg, for a checkout that is not installed; an installed entry point of the same name wins.
+BUILT_IN = (
+    EntryPoint("llvm", "tessera.codegen.llvm:BACKEND", ENTRY_POINT_GROUP),
+    EntryPoint("ptx", "tessera.codegen.ptx:BACKEND", ENTRY_POINT_GROUP),
+    EntryPoint("csl", "tessera.codegen.csl:BACKEND", ENTRY_POINT_GROUP),
+)
+
+
+def list_backends() -> dict[str, EntryPoint]:
+    """Every generator there is; none is imported."""
+    return {point.name: point for point in (*BUILT_IN, *entry_points(group=ENTRY_POINT_GROUP))}
+
+
+@cache
+def get_backend(name: str) -> Backend:
+    """The generator of this name; what follows a colon configures it, as in "csl:4x4".
+
+    Raises:
+        UnknownNameError: there is none; it lists those there are.
+        DeviceUnavailable: its package cannot be imported.
+        ArgumentError: it cannot be configured, or not so.
+    """
+    name, colon, options = name.partition(":")
+    found = list_backends().get(name)
+    if found is None:
+        close = difflib.get_close_matches(name, list_backends(), 1)
+        raise UnknownNameError(
+            f'"{name}" is not a code generator', location=user_location(), expected=", ".join(sorted(list_backends())),
+            suggestion=f"did you mean {close[0]}?" if close else None,
+        )  # fmt: skip
+    generator = _load_backend(found)
+    if not colon:
+        return generator
+    if not hasattr(generator, "configured"):
+        raise ArgumentError(f"the target {name} takes nothing after a colon", received=options)
+    return generator.configured(options)
+
+
+def _load_backend(point: EntryPoint) -> Backend:
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        raise DeviceUnavailable(
+            f"the generator {point.name} does not load: {error}", expected=point.value,
+            suggestion="install the package that has it again",
+        ) from error  # fmt: skip
+
+
+def get_capable_backend(name: str, method: str) -> Backend:
+    """The generator of this name, which has the optional `method`: "runtime" or "interpreter".
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    generator = get_backend(name)
+    if not hasattr(generator, method):
+        raise ArgumentError(
+            f"the target {name} has no {method} for its text", expected=f"a generator with `{method}`",
+            suggestion="run it at another level, or on another target",
+        )  # fmt: skip
+    return generator

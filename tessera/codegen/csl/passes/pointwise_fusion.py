@@ -1,0 +1,75 @@
+"""Pointwise fusion: an op whose result one later pointwise op of the same shape alone uses is computed inside that op's loop.
+
+An analysis of liveness follows: the node at which each value is last used depends on where each node is then emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tessera.ir.core import Block, Node, Value
+from tessera.ir.rules import Op
+
+
+def find_deferred_nodes(
+    block: Block, looped: Callable[[Node], bool], pointwise: Callable[[Op], bool]
+) -> dict[Value, Node]:
+    """The results that need no room: one pointwise op of the block alone needs each, and one of the two is a loop.
+
+    An operation on whole blocks is fast, but no faster than its part of a loop that is there anyway.
+    """
+    alone = _find_single_uses(block, pointwise)
+    looping = {node for node in block.nodes if pointwise(node.op) and looped(node)}
+    for node in block.nodes:  # what takes in a loop is one
+        if any(v in alone and alone[v][0] in looping for v in node.args) and pointwise(node.op):
+            looping.add(node)
+    return {value: node for value, (node, user) in alone.items() if node in looping or user in looping}
+
+
+def _find_single_uses(block: Block, pointwise: Callable[[Op], bool]) -> dict[Value, tuple[Node, Node]]:
+    """The results of pointwise nodes that one pointwise node of their shape needs: what makes and what needs each."""
+    users, found = _find_users(block), {}
+    for node in block.nodes:
+        user = users.get(node.out, (None,)) if pointwise(node.op) and node.out.type.shape else (None,)
+        if len(user) == 1 and user[0] is not None and pointwise(user[0].op):
+            if user[0].out.type.shape == node.out.type.shape:
+                found[node.out] = (node, user[0])
+    return found
+
+
+def _find_users(block: Block) -> dict[Value, list[Node | None]]:
+    """The nodes that use each value; None stands for a use in a region, or as a result."""
+    found: dict[Value, list[Node | None]] = {v: [None] for v in block.results}
+    for node in block.nodes:
+        for value in dict.fromkeys(node.args):
+            found.setdefault(value, []).append(node)
+        for region in node.regions:
+            for value in region.free:
+                found.setdefault(value, []).append(None)
+    return found
+
+
+def find_emission_points(block: Block, later: Mapping[Value, Node]) -> dict[Node, int]:
+    """Where each node of a block is emitted: those that are deferred, where the last that needs them is."""
+    found: dict[Node, int] = {}
+    users = _find_users(block)
+    for place, node in reversed(list(enumerate(block.nodes))):
+        user = next((users[v][0] for v in node.results if v in later), None)
+        found[node] = place if user is None else found[user]
+    return found
+
+
+def find_last_uses(block: Block, places: Mapping[Node, int]) -> Mapping[int, list[Value]]:
+    """By the place where nodes of a block are emitted, the values of the block that no later one uses."""
+    last: dict[Value, int] = {}
+    for node in block.nodes:
+        place = places[node]
+        inside = (v for region in node.regions for v in region.free)
+        for value in (*node.args, *inside, *node.results):
+            last[value] = max(place, last.get(value, 0))
+    own = {*block.params, *(v for n in block.nodes for v in n.results)}
+    found: dict[int, list[Value]] = {}
+    for value, place in last.items():
+        if value in own and value not in block.results:
+            found.setdefault(place, []).append(value)
+    return found

@@ -1,0 +1,1 @@
+"""tessera.codegen.csl.runtime"""

@@ -1,0 +1,97 @@
+"""Simulated runs: an artifact run in the CSL simulator by the program's own host script."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.artifact import Artifact
+from tessera.codegen.csl.runtime import host_script
+from tessera.codegen.csl.text.pe_program import make_fault_error
+from tessera.codegen.csl.text.program_files import SIMULATOR, make_compile_options
+from tessera.interp.target.csl.compiler import CompiledLayout
+from tessera.interp.target.csl.host import cslc
+from tessera.interp.target.csl.host.host_arrays import MemcpyDataType, MemcpyOrder
+from tessera.interp.target.csl.host.runtime import RUNS, SdkRuntime
+from tessera.interp.target.csl.host.sdk_layout import CompiledProgram
+
+
+class TimedSdkRuntime(SdkRuntime):
+    """A run that knows how many cycles its computation took, copies apart."""
+
+    computed = 0
+
+    def launch(self, symbol: str, *args: Any, nonblock: bool = False) -> Any:
+        """As SdkRuntime.launch."""
+        before = self._simulation.cycles
+        command = super().launch(symbol, *args, nonblock=nonblock)
+        self.computed += self._simulation.cycles - before
+        return command
+
+
+SOURCE_FILES = ("layout.csl", "pe_program.csl")
+_RUN_NUMBERS = itertools.count(1)  # of runs: each has a name of its own
+
+
+class CslSimulation:
+    """A program compiled once, and run afresh for each call."""
+
+    where = SIMULATOR
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact = artifact
+        self._plan: dict[str, Any] = artifact.manifest["plan"]
+        self.cycles = 0  # that the last run computed, copies apart
+
+    def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """The outputs.
+
+        Raises:
+            CslError, CslFault: the program does not compile, or goes wrong.
+            OutOfBoundsError, DeadlockError, ExecutionError: what an element found wrong.
+        """
+        return self._returned(self._executed([arrays[i] for i in self._plan["given"]]), arrays)
+
+    @cached_property
+    def _layout(self) -> CompiledLayout:
+        """The program, compiled."""
+        options = self._artifact.manifest["options"]
+        with tempfile.TemporaryDirectory(prefix="tessera-csl-") as folder:
+            for name in SOURCE_FILES:
+                (Path(folder) / name).write_text(self._artifact.text(name))
+            flags = make_compile_options(options["arch"], tuple(self._plan["grid"]), options["bfloat"])
+            flags[1] = str(Path(folder) / "layout.csl")
+            return cslc.compile_settings(
+                cslc.collect_settings(cslc.make_parser().parse_args([*flags, "-o", str(Path(folder) / "out")]))
+            )
+
+    def _executed(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        name = f"run {next(_RUN_NUMBERS)}"
+        runner = TimedSdkRuntime(CompiledProgram(name, self._layout, {}, {}))
+        runner.load()
+        runner.run()
+        kinds = MemcpyDataType.MEMCPY_16BIT, MemcpyDataType.MEMCPY_32BIT
+        results = host_script.execute(runner, self._plan, arrays, *kinds, MemcpyOrder.ROW_MAJOR)
+        wrong = host_script.broken(runner, self._plan, kinds[1], MemcpyOrder.ROW_MAJOR)
+        runner.stop()
+        RUNS.pop(name, None)
+        self.cycles = runner.computed
+        if wrong:
+            raise make_fault_error(self._plan["faults"], *wrong)
+        return results
+
+    def _returned(self, results: Sequence[np.ndarray], arrays: Sequence[Any]) -> list[np.ndarray]:
+        """The results that are not arrays which a kernel writes in place."""
+        found = []
+        for entry, result in zip(self._plan["outputs"], results, strict=True):
+            if "into" in entry:
+                arrays[entry["into"]][...] = result
+            else:
+                found.append(result)
+        return found

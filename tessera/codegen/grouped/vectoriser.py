@@ -1,0 +1,457 @@
+"""Whole-function vectorisation (Karrenberg and Hack 2011): the tiles of a group become the leading axis of varying blocks.
+
+A processor runs the whole group as one program: each op is done for all tiles before the next begins, so that barriers
+need no code. A varying scalar becomes a block of `group` elements, a varying block gets a leading axis of that size, a
+uniform value stays as it is. Varying addresses become gathers and scatters; values exchanged between tiles become
+reshapes and gathers along the leading axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.codegen.block_types import static_shape
+from tessera.core.types import REGISTER, SHARED, DType, RefType, bool_, int64
+from tessera.ir.builder import Builder
+from tessera.ir.core import Attrs, Function, Module, Node, Value
+from tessera.ir.evaluator import evaluate_block
+from tessera.ir.rules import Op, Rules
+from tessera.lower.passes.tail_duplication import duplicate_tails
+from tessera.ops.dialects import mbarrier, tile
+from tessera.ops.dialects import tile as group_ops
+from tessera.ops.dialects import tile as ops
+from tessera.ops.tensor import basic, elementwise, shape
+from tessera.ops.tensor import elementwise as e
+
+# Groups on a processor: the tiles of a group become the leading axis of every block that differs between them.
+#
+# A processor runs the whole group as one program: each op is done for all tiles before the next
+# begins, so that barriers have nothing left to do. A tile-varying scalar becomes a block of `group`
+# elements, a tile-varying block gets a leading axis of that size, and what is the same for all stays.
+
+
+vectorise = Rules("group")
+# What is rewritten even where a group has one tile.
+GROUP_OPS = (group_ops.collect, group_ops.exchange, group_ops.meet, tile.assert_, tile.print_, *mbarrier.MBARRIER_OPS)
+RunBlock = Callable[..., list[Any]]
+
+
+@dataclass(frozen=True)
+class GroupValue:
+    """A value of the new function, and whether it differs between tiles (then its first axis is theirs)."""
+
+    value: Value
+    varying: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape for one tile."""
+        whole = self.value.type.shape
+        return tuple(int(n) for n in (whole[1:] if self.varying else whole))
+
+
+class GroupVectoriser:
+    """The rewriting of one function; `active` says which tiles run here (None: all).
+
+    Code is for `size` tiles at once: all `total` of them, or a stretch by itself, whose first one is then `alone`.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = self.total = size
+        self.stretch_start: Value | None = None
+        self.b = Builder()
+        self.active: Value | None = None
+        self.has_divergent_wait = False  # whether a wait has been met that differs between tiles
+
+    def add(self, op: Op, *args: Value, **attrs: Any) -> Value:
+        """Record an op."""
+        return self.b.add(op, args, attrs).out
+
+    def tiles(self) -> Value:
+        """The number of each tile here."""
+        if self.stretch_start is not None and self.size == 1:
+            return self.reshape(self.stretch_start, (1,))
+        here = self.add(shape.iota, shape=(self.size,), axis=-1, dtype=int64)
+        return (
+            here
+            if self.stretch_start is None
+            else self.add(elementwise.add, here, self.broadcast(self.stretch_start, (self.size,)))
+        )
+
+    def first(self) -> Value:
+        """The number of the first tile here."""
+        return self.full(0, int64) if self.stretch_start is None else self.stretch_start
+
+    def seen(self, v: Value, mask: bool = False) -> Value:
+        """A block of tiles here as one of the whole group, for reports; a mask holds for no others."""
+        if self.stretch_start is None:
+            return v
+        rest = tuple(int(n) for n in v.type.shape[1:])
+        stretches = self.total // self.size
+        every = self.broadcast(self.reshape(v, (1, self.size, *rest)), (stretches, self.size, *rest))
+        if mask:
+            begins = self.add(shape.iota, shape=(stretches,), axis=-1, dtype=int64)
+            begins = self.add(elementwise.mul, begins, self.full(self.size, int64, stretches))
+            mine = self.add(elementwise.equal, begins, self.broadcast(self.stretch_start, (stretches,)))
+            mine = self.broadcast(self.reshape(mine, (stretches, 1, *(1,) * len(rest))), (stretches, self.size, *rest))
+            every = self.add(elementwise.bitwise_and, every, mine)
+        return self.reshape(every, (self.total, *rest))
+
+    def full(self, value: Any, dtype: DType, *sizes: int) -> Value:
+        """A constant block."""
+        return self.add(basic.full, shape=sizes, value=value, dtype=dtype)
+
+    def whole(self, part: GroupValue) -> Value:
+        """A part with the tiles' axis, all of it."""
+        return part.value if part.varying else self.broadcast(part.value, (self.size, *part.shape))
+
+    def broadcast(self, v: Value, sizes: Sequence[int]) -> Value:
+        """A block repeated."""
+        return v if tuple(v.type.shape) == tuple(sizes) else self.add(basic.broadcast_to, v, shape=tuple(sizes))
+
+    def reshape(self, v: Value, sizes: Sequence[int]) -> Value:
+        """A block in another shape."""
+        return v if tuple(v.type.shape) == tuple(sizes) else self.add(shape.reshape, v, shape=tuple(sizes))
+
+    def align_rank(self, part: GroupValue, rank: int) -> Value:
+        """A part with axes of size 1 put in so that it broadcasts with blocks of `rank` axes for each tile."""
+        missing = (1,) * (rank - len(part.shape))
+        if part.varying:
+            return self.reshape(part.value, (self.size, *missing, *part.shape))
+        return self.reshape(part.value, (*missing, *part.shape))
+
+    def both(self, a: Value | None, b: Value | None) -> Value | None:
+        """Where two masks hold, broadcast together."""
+        if a is None or b is None:
+            return a or b
+        sizes = _broadcast_shapes(a.type.shape, b.type.shape)
+        return self.add(elementwise.bitwise_and, self.broadcast(a, sizes), self.broadcast(b, sizes))
+
+    def running(self, rank: int) -> Value | None:
+        """The mask of active tiles, for blocks of `rank` axes."""
+        return None if self.active is None else self.align_rank(GroupValue(self.active, True), rank)
+
+    def vectorise_node(self, node: Node, args: list[GroupValue], run: RunBlock) -> Sequence[GroupValue]:
+        """A node rewritten."""
+        with self.b.at(node.loc):
+            return (
+                vectorise.of(node.op)(self, node, args, run)
+                if node.op in vectorise
+                else _vectorise_by_default(self, node, args)
+            )
+
+
+def _broadcast_shapes(a: Sequence[Any], b: Sequence[Any]) -> tuple[int, ...]:
+    rank = max(len(a), len(b))
+    pairs = zip((1,) * (rank - len(a)) + tuple(a), (1,) * (rank - len(b)) + tuple(b), strict=True)
+    return tuple(int(m if n == 1 else n) for m, n in pairs)
+
+
+def vectorise_groups(module: Module) -> Module:
+    """A Tile module whose functions all run one tile for each program."""
+    return module.replace(module.functions[0], *(_vectorise_function(f) for f in module.functions[1:]))
+
+
+def _vectorise_function(function: Function) -> Function:
+    size = int(function.attrs.get("group", 1))
+    if size == 1 and not any(n.op in GROUP_OPS for n in function.body.walk()):
+        return function
+    function, group = duplicate_tails(function), GroupVectoriser(size)
+    params = [Value(p.type, p.hint) for p in function.params]
+    evaluate_block(function.body, [GroupValue(p) for p in params], group.vectorise_node)
+    attrs = Attrs({**function.attrs, "group": 1, "tiles": size})
+    return Function(function.name, group.b.block(params, ()), attrs, function.loc)
+
+
+def _vectorise_by_default(group: GroupVectoriser, node: Node, args: list[GroupValue]) -> Sequence[GroupValue]:
+    """An op that does not see leading axes: reductions count axes from the end, a dot takes them as a batch."""
+    varying = any(p.varying for p in args)
+    values = [group.whole(p) if varying and not isinstance(p.value.type, RefType) else p.value for p in args]
+    return [GroupValue(v, varying) for v in group.b.add(node.op, values, node.attrs).results]
+
+
+@vectorise(tile.local_id)
+def _(group, node, args, run):
+    return [GroupValue(group.tiles(), True)]
+
+
+@vectorise(tile.group_size)
+def _(group, node, args, run):
+    return [GroupValue(group.full(group.total, int64))]
+
+
+@vectorise(tile.barrier, tile.async_commit, tile.async_wait)
+def _(group, node, args, run):
+    return []
+
+
+@vectorise(basic.broadcast_to)
+def _(group, node, args, run):
+    (x,), sizes = args, node.attrs["shape"]
+    if not x.varying:
+        return [GroupValue(group.broadcast(x.value, sizes))]
+    return [GroupValue(group.broadcast(group.align_rank(x, len(sizes)), (group.size, *sizes)), True)]
+
+
+@vectorise(shape.reshape)
+def _(group, node, args, run):
+    (x,), sizes = args, node.attrs["shape"]
+    return [GroupValue(group.reshape(x.value, (group.size, *sizes) if x.varying else sizes), x.varying)]
+
+
+@vectorise(shape.permute)
+def _(group, node, args, run):
+    (x,), axes = args, node.attrs["axes"]
+    moved = (0, *(a + 1 for a in axes)) if x.varying else axes
+    return [GroupValue(group.add(shape.permute, x.value, axes=moved), x.varying)]
+
+
+# Memory seen by a group: places that differ between tiles become gathers and scatters.
+
+
+@vectorise(tile.alloc)
+def _(group, node, args, run):
+    attrs = dict(node.attrs)
+    own = attrs["space"] == REGISTER
+    if own:
+        attrs["shape"] = (group.total, *attrs["shape"])
+    return [GroupValue(group.b.add(tile.alloc, [], attrs).out, own)]
+
+
+@vectorise(tile.load)
+def _(group, node, args, run):
+    ref, rest = args[0], args[1:]
+    rank = len(ref.shape)
+    return [load_blocks(group, ref, rest[:rank], node.attrs["shape"], node.attrs["edge"], rest[rank:])]
+
+
+def load_blocks(
+    group: GroupVectoriser,
+    ref: GroupValue,
+    starts: Sequence[GroupValue],
+    block: tuple[int, ...],
+    edge: str,
+    rest: Sequence[GroupValue],
+) -> GroupValue:
+    """A block for each tile; once for all of them where it is the same."""
+    if ref.varying and not any(p.varying for p in starts):
+        values = [p.value for p in starts]
+        more = [group.whole(_broadcast_to_block(group, p, block)) for p in rest]
+        attrs = {"shape": (group.size, *block), "edge": edge}
+        return GroupValue(group.b.add(tile.load, [ref.value, group.first(), *values, *more], attrs).out, True)
+    if not any(p.varying for p in (*starts, *rest)):
+        attrs = {"shape": block, "edge": edge}
+        return GroupValue(group.b.add(tile.load, [ref.value, *(p.value for p in (*starts, *rest))], attrs).out)
+    places = build_indices(group, ref, starts, block)
+    other = [group.align_rank(rest[1], len(block))] if len(rest) > 1 else []
+    mask = _build_mask(group, ref, starts, block, edge, rest[0] if rest else None)
+    if other:
+        other = [group.broadcast(other[0], (group.size, *block))]
+    keep = group.broadcast(mask, (group.size, *block)) if mask is not None else None
+    found = group.add(tile.gather, ref.value, *places, *([keep] if keep else []), *(other if keep else []))
+    return GroupValue(group.broadcast(found, (group.size, *block)), True)
+
+
+def _broadcast_to_block(group: GroupVectoriser, p: GroupValue, block: tuple[int, ...]) -> GroupValue:
+    """A mask or other value as large as its block."""
+    if p.varying:
+        return GroupValue(group.broadcast(group.align_rank(p, len(block)), (group.size, *block)), True)
+    return GroupValue(group.broadcast(p.value, block))
+
+
+def build_indices(
+    group: GroupVectoriser, ref: GroupValue, starts: Sequence[GroupValue], block: tuple[int, ...]
+) -> list[Value]:
+    """The index of every element of every tile's block along each axis, ready to broadcast."""
+    found = []
+    for axis, (start, n) in enumerate(zip(starts, block, strict=True)):
+        along = [1] * len(block)
+        along[axis] = n
+        steps = GroupValue(group.add(shape.iota, shape=tuple(along), axis=axis - len(block), dtype=int64))
+        first = group.align_rank(GroupValue(_cast_to_int64(group, start.value), start.varying), len(block))
+        whole = (group.size, *along) if start.varying else tuple(along)
+        found.append(group.add(elementwise.add, group.broadcast(first, whole), group.broadcast(steps.value, whole)))
+    # All tiles have elements of their own, even where every index is the same for all.
+    found[:0] = [_number_tiles(group, len(block))] if ref.varying else []
+    return found
+
+
+def _cast_to_int64(group: GroupVectoriser, v: Value) -> Value:
+    return v if v.type.dtype == int64 else group.add(basic.cast, v, dtype=int64)
+
+
+def _number_tiles(group: GroupVectoriser, rank: int) -> Value:
+    """The number of each tile, for blocks of `rank` axes."""
+    return group.align_rank(GroupValue(group.tiles(), True), rank)
+
+
+def _build_mask(
+    group: GroupVectoriser,
+    ref: GroupValue,
+    starts: Sequence[GroupValue],
+    block: tuple[int, ...],
+    edge: str,
+    own: GroupValue | None,
+) -> Value | None:
+    """Which elements to touch: those of active tiles, inside the memory, that the program's own mask has."""
+    mask = group.running(len(block))
+    if own is not None:
+        mask = group.both(mask, group.align_rank(own, len(block)))
+    if edge != "clip":
+        return mask
+    places = build_indices(group, ref, starts, block)[1 if ref.varying else 0 :]
+    for place, n in zip(places, ref.shape, strict=True):
+        zero, size = (group.full(v, int64, *static_shape(place.type)) for v in (0, n))
+        mask = group.both(mask, group.add(elementwise.greater_equal, place, zero))
+        mask = group.both(mask, group.add(elementwise.less, place, size))
+    return mask
+
+
+@vectorise(tile.store)
+def _(group, node, args, run):
+    ref, value, rest = args[0], args[1], args[2:]
+    rank = len(ref.shape)
+    store_blocks(group, ref, value, rest[:rank], node.attrs["edge"], rest[rank] if rest[rank:] else None)
+    return []
+
+
+def store_blocks(
+    group: GroupVectoriser,
+    ref: GroupValue,
+    value: GroupValue,
+    starts: Sequence[GroupValue],
+    edge: str,
+    own: GroupValue | None,
+) -> None:
+    """Write each tile's block, or the one that is the same for all."""
+    block, masks = value.shape, [own] if own is not None else []
+    if ref.varying and not any(p.varying for p in starts):
+        mask = group.running(len(block))
+        if own is not None:
+            mask = group.both(mask, group.align_rank(own, len(block)))
+        more = [group.broadcast(mask, (group.size, *block))] if mask is not None else []
+        values = [ref.value, group.whole(value), group.first(), *(p.value for p in starts), *more]
+        group.b.add(tile.store, values, {"edge": edge})
+        return
+    if not any(p.varying for p in (value, *starts, *masks)):
+        # A guard sees to it that some tile is active here: that one writes.
+        group.b.add(tile.store, [p.value for p in (ref, value, *starts, *masks)], {"edge": edge})
+        return
+    places = build_indices(group, ref, starts, block)
+    places[0] = group.broadcast(places[0], (group.size, *_trailing_shape(places[0], len(block))))
+    mask = _build_mask(group, ref, starts, block, edge, own)
+    group.b.add(tile.scatter, [ref.value, group.whole(value), *places, *([mask] if mask is not None else [])], {})
+
+
+def _trailing_shape(v: Value, rank: int) -> tuple[int, ...]:
+    whole = static_shape(v.type)
+    return whole[len(whole) - rank :] if rank else ()
+
+
+@vectorise(tile.async_copy)
+def _(group, node, args, run):
+    dst, src, starts = args[0], args[1], args[2:]
+    here, there, block = len(dst.shape), len(src.shape), tuple(node.attrs["shape"])
+    full = (1,) * (max(here, there, len(block)) - len(block)) + block
+    target, source = full[len(full) - here :], full[len(full) - there :]
+    data = load_blocks(group, src, starts[here:], source, node.attrs["edge"], [])
+    whole = (group.size, *target) if data.varying else target
+    store_blocks(group, dst, GroupValue(group.reshape(data.value, whole), data.varying), starts[:here], "error", None)
+    return []
+
+
+@vectorise(tile.gather)
+def _(group, node, args, run):
+    ref, rest = args[0], args[1:]
+    rank, depth = len(ref.shape), len(node.out.type.shape)
+    if not ref.varying and not any(p.varying for p in rest):
+        return [GroupValue(group.add(tile.gather, ref.value, *(p.value for p in rest)))]
+    places, more = _broadcast_indices(group, ref, rest[:rank], depth), [group.align_rank(p, depth) for p in rest[rank:]]
+    mask = group.both(group.running(depth), more[0] if more else None)
+    out = (group.size, *node.out.type.shape)
+    extra = [group.broadcast(mask, out)] if mask is not None else []
+    extra += [group.broadcast(more[1], out)] if len(more) > 1 else []
+    return [GroupValue(group.broadcast(group.add(tile.gather, ref.value, *places, *extra), out), True)]
+
+
+def _broadcast_indices(
+    group: GroupVectoriser, ref: GroupValue, places: Sequence[GroupValue], depth: int
+) -> list[Value]:
+    """Index blocks ready to broadcast, with the tile's own number first for memory of its own."""
+    own = [_number_tiles(group, depth)] if ref.varying else []
+    return [*own, *(group.align_rank(p, depth) for p in places)]
+
+
+@vectorise(tile.scatter)
+def _(group, node, args, run):
+    ref, value, rest = args[0], args[1], args[2:]
+    rank = len(ref.shape)
+    depth = max((len(p.shape) for p in rest), default=0)
+    if not ref.varying and not any(p.varying for p in (value, *rest)):
+        group.b.add(tile.scatter, [ref.value, value.value, *(p.value for p in rest)], {})
+        return []
+    places, more = _broadcast_indices(group, ref, rest[:rank], depth), [group.align_rank(p, depth) for p in rest[rank:]]
+    mask = group.both(group.running(depth), more[0] if more else None)
+    everyone = (group.size, *((1,) * depth))
+    mask = group.both(mask, group.full(True, bool_, *everyone))
+    group.b.add(tile.scatter, [ref.value, group.align_rank(value, depth), *places, *([mask] if mask else [])], {})
+    return []
+
+
+@vectorise(tile.atomic, tile.compare_exchange)
+def _(group, node, args, run):
+    count = 1 if node.op is tile.atomic else 2
+    ref, values, rest = args[0], args[1 : 1 + count], args[1 + count :]
+    rank, depth = len(ref.shape), len(node.out.type.shape)
+    places, more = _broadcast_indices(group, ref, rest[:rank], depth), [group.align_rank(p, depth) for p in rest[rank:]]
+    mask = group.both(group.running(depth), more[0] if more else None)
+    # Every tile does its own update, even where all update the same place by the same value.
+    out = (group.size, *node.out.type.shape)
+    keep = group.broadcast(mask if mask is not None else group.full(True, bool_), out)
+    operands = [group.align_rank(p, depth) for p in values]
+    old = group.b.add(node.op, [ref.value, *operands, *places, keep], node.attrs).out
+    return [GroupValue(old, True)]
+
+
+# Values exchanged between the tiles of a group: the tiles' axis of a block, seen as part of the block.
+
+
+@vectorise(ops.collect)
+def _(group, node, args, run):
+    (x,), width, size = args, node.attrs["width"], group.size
+    if not x.varying:
+        return [GroupValue(group.broadcast(x.value, (width, *x.shape)))]
+    if width == size:  # what one sees all see
+        return [GroupValue(x.value)]
+    each = group.reshape(x.value, (size // width, 1, width, *x.shape))
+    seen = group.broadcast(each, (size // width, width, width, *x.shape))
+    return [GroupValue(group.reshape(seen, (size, width, *x.shape)), True)]
+
+
+@vectorise(ops.meet)
+def _(group, node, args, run):
+    return []  # each op is done for all tiles before the next begins
+
+
+@vectorise(ops.exchange)
+def _(group, node, args, run):
+    x, lane = args
+    if not x.varying:
+        return [x]
+    attrs = {"shape": (group.size, *x.shape), "dtype": x.value.type.dtype, "space": SHARED}
+    memory = group.b.add(tile.alloc, [], attrs).out
+    zero = group.full(0, int64)
+    group.b.add(tile.store, [memory, x.value, *[zero] * (len(x.shape) + 1)], {"edge": "error"})
+    starts = [_find_source_tile(group, lane, node.attrs["width"]), *[GroupValue(zero)] * len(x.shape)]
+    found = load_blocks(group, GroupValue(memory), starts, (1, *x.shape), "error", [])
+    return [GroupValue(group.reshape(found.value, (group.size, *x.shape)), True)]
+
+
+def _find_source_tile(group: GroupVectoriser, lane: GroupValue, width: int) -> GroupValue:
+    """The place in the group that each tile reads from."""
+    me = group.add(shape.iota, shape=(group.size,), axis=-1, dtype=int64)
+    each = group.full(width, int64, group.size)
+    first = group.add(e.sub, me, group.add(e.remainder, me, each))
+    return GroupValue(group.add(e.add, first, group.add(e.remainder, group.whole(lane), each)), True)

@@ -1,0 +1,1 @@
+"""Passes over tile functions before LLVM IR is emitted."""

@@ -1,0 +1,115 @@
+"""Just-in-time compilation of LLVM IR through llvmlite, with a cache of object code on disk."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from tessera.core.errors import FileError, ParseError
+from tessera.core.io import find_cache_folder, write_file
+
+OPTIMISATION_LEVEL = 3
+HASH_BYTES = 32  # bytes of the hash that a cache entry begins with
+
+
+class MachineCode:
+    """Machine code and the addresses of its functions."""
+
+    def __init__(self, text: str) -> None:
+        self._engine = llvm.create_mcjit_compiler(_parse_text(""), _create_target_machine())
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(get_object_code(text)))
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """The address of a function."""
+        return self._engine.get_function_address(name)
+
+    def variable(self, name: str) -> int:
+        """The address of a global variable."""
+        return self._engine.get_global_value_address(name)
+
+
+@cache
+def _initialise_llvm() -> bool:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return True
+
+
+def describe_host() -> tuple[str, str]:
+    """The processor's name and features."""
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def get_host_vector_bytes() -> int:
+    """The width of this processor's vector registers."""
+    features = llvm.get_host_cpu_features()
+    return 64 if features.get("avx512f") else 32 if features.get("avx2") else 16
+
+
+def _create_target_machine() -> Any:
+    _initialise_llvm()
+    cpu, features = describe_host()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=cpu, features=features, opt=OPTIMISATION_LEVEL, reloc="pic", codemodel="jitdefault", jit=True
+    )
+
+
+def _parse_text(text: str) -> Any:
+    _initialise_llvm()
+    try:
+        return llvm.parse_assembly(text)
+    except RuntimeError as error:
+        raise ParseError(f"LLVM refuses the text: {error}") from None
+
+
+def get_object_code(text: str) -> bytes:
+    """The object file of a text, from the cache if it is there whole."""
+    place = find_cache_folder() / f"{compute_cache_key(text)}.o"
+    found = _read_cache(place)
+    if found is None:
+        found = compile_object(text)
+        _write_cache(place, found)
+    return found
+
+
+def compile_object(text: str) -> bytes:
+    """The object file of a text: parsed, optimised, compiled."""
+    module, machine = _parse_text(text), _create_target_machine()
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    # Loops come in vectors and the micro-kernels fill the registers: more unrolling only costs time.
+    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, tuning)
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)
+
+
+def compute_cache_key(text: str) -> str:
+    """What object code depends on, as a file name."""
+    parts = (text, *describe_host(), llvmlite.__version__, str(llvm.llvm_version_info), str(OPTIMISATION_LEVEL))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _read_cache(place: Path) -> bytes | None:
+    """An entry, unless it is missing or damaged (then it is made again)."""
+    try:
+        content = place.read_bytes()
+    except OSError:
+        return None
+    seal, code = content[:HASH_BYTES], content[HASH_BYTES:]
+    return code if hashlib.sha256(code).digest() == seal else None
+
+
+def _write_cache(place: Path, code: bytes) -> None:
+    """Write an entry whole or not at all; a cache that cannot be written is no error."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_file(place, lambda file: file.write(hashlib.sha256(code).digest() + code))
+    except (OSError, FileError):
+        pass

@@ -1,0 +1,283 @@
+"""Thread pool: dynamic scheduling of programs in chunks, and cooperative launches with a grid barrier.
+
+Every thread walks the same list of tasks. Of each it takes chunks of programs from a shared counter until none is left, then
+waits until all are done, and goes on. A thread that comes late finds nothing left and passes through; no Python runs between
+two launches. A cooperative launch has a thread for each program. Its barrier state holds the arrivals of the current round,
+the number of the round, the programs that have ended, and the address of the text's own word.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from threading import Thread
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from tessera.codegen.llvm.runtime.jit import MachineCode
+from tessera.codegen.llvm.table.program_ops import BARRIER_CONTEXT, BARRIER_FUNCTION
+from tessera.core.errors import ArgumentError, BarrierError
+
+# Running launches on several threads: machine code that shares out programs, called once by each thread.
+#
+# Every thread walks the same list of tasks. Of each it takes chunks of programs from a shared counter
+# until none is left, then waits until all are done, and goes on. A thread that comes late finds nothing
+# left and passes through, so that nobody waits for it; no Python runs between two launches.
+
+
+TASK_FIELDS = 4  # of a task: function, slots, number of programs, chunk
+SPINS_BEFORE_YIELD = 2000  # looks at the counter between two offers to let other threads run
+
+WORKER_TEXT = f"""
+%task = type {{ ptr, ptr, i64, i64 }}
+%state = type {{ i64, i64, [48 x i8] }}
+declare i32 @sched_yield()
+
+define void @execute(ptr %tasks, i64 %count, ptr %states, ptr %scratch) {{
+entry:
+  %any = icmp sgt i64 %count, 0
+  br i1 %any, label %task, label %leave
+task:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %finished ]
+  %t = getelementptr %task, ptr %tasks, i64 %i
+  %slots.p = getelementptr %task, ptr %t, i64 0, i32 1
+  %total.p = getelementptr %task, ptr %t, i64 0, i32 2
+  %chunk.p = getelementptr %task, ptr %t, i64 0, i32 3
+  %run = load ptr, ptr %t
+  %slots = load ptr, ptr %slots.p
+  %total = load i64, ptr %total.p
+  %chunk = load i64, ptr %chunk.p
+  %next.p = getelementptr %state, ptr %states, i64 %i, i32 0
+  %done.p = getelementptr %state, ptr %states, i64 %i, i32 1
+  br label %take
+take:
+  %begin = atomicrmw add ptr %next.p, i64 %chunk monotonic
+  %some = icmp slt i64 %begin, %total
+  br i1 %some, label %work, label %wait
+work:
+  %stop = add i64 %begin, %chunk
+  %over = icmp sgt i64 %stop, %total
+  %end = select i1 %over, i64 %total, i64 %stop
+  call void %run(ptr %slots, i64 %begin, i64 %end, ptr %scratch)
+  %ran = sub i64 %end, %begin
+  %before = atomicrmw add ptr %done.p, i64 %ran acq_rel
+  br label %take
+wait:
+  %spin = phi i64 [ 0, %take ], [ %spin.next, %again ], [ 0, %yield ]
+  %done = load atomic i64, ptr %done.p acquire, align 8
+  %all = icmp sge i64 %done, %total
+  br i1 %all, label %finished, label %again
+again:
+  %spin.next = add i64 %spin, 1
+  %tired = icmp sgt i64 %spin.next, {SPINS_BEFORE_YIELD}
+  br i1 %tired, label %yield, label %wait
+yield:
+  %ignored = call i32 @sched_yield()
+  br label %wait
+finished:
+  %i.next = add i64 %i, 1
+  %more = icmp slt i64 %i.next, %count
+  br i1 %more, label %task, label %leave
+leave:
+  ret void
+}}
+"""
+
+
+@cache
+def _compile_worker() -> MachineCode:
+    return MachineCode(WORKER_TEXT)
+
+
+@cache
+def get_worker_entry() -> ctypes._FuncPointer:  # type: ignore[name-defined]
+    """The machine code that a thread runs; Python's lock is released while it does."""
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    return function(_compile_worker().address("execute"))
+
+
+@cache
+def get_helper_threads(count: int) -> ThreadPoolExecutor:
+    """Threads besides the caller's, kept between calls."""
+    return ThreadPoolExecutor(count, thread_name_prefix="tessera")
+
+
+def choose_thread_count(given: int | None = None) -> int:
+    """How many threads to run on: as given, or TESSERA_THREADS, or one for each processor it may use.
+
+    Raises:
+        ArgumentError: TESSERA_THREADS is not a positive number.
+    """
+    text = os.environ.get("TESSERA_THREADS") if given is None else str(given)
+    if not text:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not text.isdigit() or int(text) < 1:
+        raise ArgumentError("the number of threads is not a positive number", received=text, expected="1, 2, ...")
+    return int(text)
+
+
+class WorkerPool:
+    """A number of threads, each with its own scratch memory."""
+
+    def __init__(self, threads: int, scratch: int) -> None:
+        self.threads = threads
+        self._arenas = [allocate_aligned(scratch) for _ in range(threads)]
+        self._addresses = [get_array_address(a) for a in self._arenas]
+
+    def run(self, tasks: np.ndarray, alone: bool) -> None:
+        """Run every task; `alone` for work too small to share."""
+        states = np.zeros((len(tasks), 8), np.int64)  # its own for each run: a late thread may still look at it
+        run, place, count = get_worker_entry(), get_array_address(tasks), len(tasks)
+        if not alone:
+            for arena in self._addresses[1:]:
+                get_helper_threads(self.threads - 1).submit(_run_helper, run, tasks, states, arena)
+        run(place, count, get_array_address(states), self._addresses[0])
+
+
+def _run_helper(run: ctypes._FuncPointer, tasks: np.ndarray, states: np.ndarray, arena: int) -> None:  # type: ignore[name-defined]
+    run(get_array_address(tasks), len(tasks), get_array_address(states), arena)
+
+
+def allocate_aligned(count: int, to: int = 64) -> np.ndarray:
+    """Bytes that begin at a multiple of `to`."""
+    raw = np.empty(count + to, np.uint8)
+    start = -get_array_address(raw) % to
+    return raw[start : start + count]
+
+
+def get_array_address(array: np.ndarray) -> int:
+    """Where an array's elements begin."""
+    return array.__array_interface__["data"][0]
+
+
+# Launches whose programs wait for each other: a thread for each program, and the machine code at which they meet.
+#
+# A meeting's state is four words: how many have come to the round under way, the number of the round, how many programs
+# have ended, and the address of the text's own word, which is made negative where a round can no longer be full.
+
+
+BARRIER_STATE_WORDS = 5
+ARRIVED, ROUND, ENDED, CONTEXT_ADDRESS, PROGRAMS = range(BARRIER_STATE_WORDS)
+BARRIER_TEXT = f"""
+declare i32 @sched_yield()
+
+define void @{BARRIER_FUNCTION}(i64 %context) {{
+entry:
+  %state = inttoptr i64 %context to ptr
+  %round.p = getelementptr i64, ptr %state, i64 {ROUND}
+  %ended.p = getelementptr i64, ptr %state, i64 {ENDED}
+  %own.p = getelementptr i64, ptr %state, i64 {CONTEXT_ADDRESS}
+  %programs.p = getelementptr i64, ptr %state, i64 {PROGRAMS}
+  %programs = load i64, ptr %programs.p
+  %round = load atomic i64, ptr %round.p acquire, align 8
+  %before = atomicrmw add ptr %state, i64 1 acq_rel
+  %came = add i64 %before, 1
+  %last = icmp eq i64 %came, %programs
+  br i1 %last, label %open, label %wait
+open:
+  store atomic i64 0, ptr %state release, align 8
+  %ignored = atomicrmw add ptr %round.p, i64 1 acq_rel
+  ret void
+wait:
+  ; whoever has ended is looked at first: it may have passed the round that is looked at then
+  %ended = load atomic i64, ptr %ended.p acquire, align 8
+  %now = load atomic i64, ptr %round.p acquire, align 8
+  %met = icmp ne i64 %now, %round
+  br i1 %met, label %leave, label %look
+look:
+  %lost = icmp sgt i64 %ended, 0
+  br i1 %lost, label %parted, label %rest
+rest:
+  %more = call i32 @sched_yield()
+  br label %wait
+parted:
+  %own = load ptr, ptr %own.p
+  store atomic i64 -1, ptr %own release, align 8
+  ret void
+leave:
+  ret void
+}}
+
+define void @tessera_program(ptr %run, ptr %slots, i64 %program, ptr %scratch, ptr %state) {{
+  %next = add i64 %program, 1
+  call void %run(ptr %slots, i64 %program, i64 %next, ptr %scratch)
+  %ended.p = getelementptr i64, ptr %state, i64 {ENDED}
+  %ignored = atomicrmw add ptr %ended.p, i64 1 acq_rel
+  ret void
+}}
+"""
+
+
+class CooperativeLaunches:
+    """The launches of one artifact that meet."""
+
+    def __init__(self, plan: Mapping[str, Any], code: MachineCode) -> None:
+        names = set(plan.get("meeting", ()))
+        self._names = {row: e["kernel"] for row, e in enumerate(plan["launches"]) if e["kernel"] in names}
+        self._scratch = {row: plan["scratch"][name] for row, name in self._names.items()}
+        if names:
+            self._own = ctypes.c_int64.from_address(code.variable(BARRIER_CONTEXT))
+
+    def parts(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
+        """Launches from `first` to before `last`, in stretches that need no meeting, and singly those that do."""
+        start = first
+        for row in (r for r in sorted(self._scratch) if first <= r < last):
+            if row > start:
+                yield start, row, False
+            yield row, row + 1, True
+            start = row + 1
+        if last > start:
+            yield start, last, False
+
+    def run(self, row: int, task: np.ndarray) -> BarrierError | None:
+        """Run a launch, each program in a thread of its own; what went wrong, if anything."""
+        entry, slots, total = (int(n) for n in task[:3])
+        arenas = [allocate_aligned(self._scratch[row]) for _ in range(total)]
+        state = np.zeros(BARRIER_STATE_WORDS, np.int64)
+        state[CONTEXT_ADDRESS], state[PROGRAMS] = ctypes.addressof(self._own), total
+        self._own.value = get_array_address(state)
+        run = _get_program_entry()
+        threads = [
+            Thread(
+                target=run,
+                args=(entry, slots, i, get_array_address(arenas[i]), get_array_address(state)),
+                name=f"tessera-program-{i}",
+            )
+            for i in range(total)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return self._error(row, total) if self._own.value < 0 else None
+
+    def _error(self, row: int, total: int) -> BarrierError:
+        return BarrierError(
+            f"some programs of {self._names[row]} wait at a grid barrier, and others have ended",
+            expected=f"all {total} programs of the launch at the same barrier",
+            suggestion="move it out of the `if` or loop whose condition differs between programs; the interpreter says "
+            "which programs part",
+        )  # fmt: skip
+
+
+@cache
+def _compile_barrier() -> MachineCode:
+    return MachineCode(BARRIER_TEXT)
+
+
+@cache
+def _get_program_entry() -> ctypes._FuncPointer:  # type: ignore[name-defined]
+    """The machine code of a thread: Python's lock is released while it runs."""
+    kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    return ctypes.CFUNCTYPE(None, *kinds)(_compile_barrier().address("tessera_program"))
+
+
+@cache
+def register_barrier_symbol() -> None:
+    """Let machine code find the function at which programs meet."""
+    llvm.add_symbol(BARRIER_FUNCTION, _compile_barrier().address(BARRIER_FUNCTION))

@@ -1,0 +1,1 @@
+"""Emission tables: the rows of each op as LLVM IR."""

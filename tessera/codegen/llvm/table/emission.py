@@ -1,0 +1,226 @@
+"""Emission tables: rows of pointwise ops, one register's worth of elements each, and the table of ops emitted as statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tessera.codegen.llvm.table.conversions import copy_register
+from tessera.codegen.llvm.text.types import RegisterType
+from tessera.core.errors import UnsupportedOpError
+from tessera.core.types import DType
+from tessera.ir.core import Node
+from tessera.ir.rules import Rules
+from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor import scalar_functions as f
+
+# The emission table of the pointwise ops: each row yields the lines for one register's worth of elements.
+
+
+pointwise_row = Rules("llvm emission")
+InstructionLines = Iterator[str]
+
+
+@dataclass(frozen=True)
+class RowTypes:
+    """What a row needs to know besides names: the operands' register type and element type."""
+
+    t: RegisterType
+    dtype: DType
+
+    @property
+    def kind(self) -> str:
+        """f, s, u or b: float, signed, unsigned, bool."""
+        return {"float": "f", "int": "s", "uint": "u", "bool": "b"}[self.dtype.kind]
+
+
+def find_row(node: Node) -> Callable[..., InstructionLines]:
+    """The row for a node.
+
+    Raises:
+        UnsupportedOpError: there is none.
+    """
+    found = pointwise_row.get(node.op)
+    if found is None:
+        raise UnsupportedOpError(
+            f"the target llvm has no emission for {node.op.name}", location=node.loc,
+            expected="an op with an @emit row in codegen/llvm/emit.py, or a lowering",
+        )  # fmt: skip
+    return found
+
+
+def format_call(name: str, t: RegisterType, *operands: str) -> str:
+    """A call of an overloaded function whose operands and result have one type."""
+    return f"call {t} @{name}.{t.suffix}({', '.join(f'{t} {x}' for x in operands)})"
+
+
+def _make_binary_row(**words: str) -> Callable[..., InstructionLines]:
+    """A row with one instruction, which depends on the kind of elements."""
+
+    def rule(s: RowTypes, d: str, x: str, y: str) -> InstructionLines:
+        yield f"{d} = {words[s.kind]} {s.t} {x}, {y}"
+
+    return rule
+
+
+def _make_compare_row(word: str, unsigned: str = "") -> Callable[..., InstructionLines]:
+    """A comparison; NaN makes each false but `une`."""
+    ordered = "une" if word == "ne" else f"o{word}"
+    signed = word if word in ("eq", "ne") else f"s{word}"
+    words = {"f": f"fcmp {ordered}", "s": f"icmp {signed}"}
+    plain = f"icmp {word if word in ('eq', 'ne') else f'u{word}'}"
+    return _make_binary_row(**words, u=plain, b=plain)
+
+
+pointwise_row(e.add)(_make_binary_row(f="fadd", s="add", u="add"))
+pointwise_row(e.sub)(_make_binary_row(f="fsub", s="sub", u="sub"))
+pointwise_row(e.mul)(_make_binary_row(f="fmul", s="mul", u="mul"))
+pointwise_row(e.div)(_make_binary_row(f="fdiv"))
+pointwise_row(e.less)(_make_compare_row("lt"))
+pointwise_row(e.less_equal)(_make_compare_row("le"))
+pointwise_row(e.greater)(_make_compare_row("gt"))
+pointwise_row(e.greater_equal)(_make_compare_row("ge"))
+pointwise_row(e.equal)(_make_compare_row("eq"))
+pointwise_row(e.not_equal)(_make_compare_row("ne"))
+pointwise_row(e.bitwise_and)(_make_binary_row(s="and", u="and", b="and"))
+pointwise_row(e.bitwise_or)(_make_binary_row(s="or", u="or", b="or"))
+pointwise_row(e.bitwise_xor)(_make_binary_row(s="xor", u="xor", b="xor"))
+
+
+def _make_minmax_row(f: str, s: str, u: str, b: str) -> Callable[..., InstructionLines]:
+    names = {"f": f, "s": s, "u": u}
+
+    def rule(spot: RowTypes, d: str, x: str, y: str) -> InstructionLines:
+        if spot.kind == "b":
+            yield f"{d} = {b} {spot.t} {x}, {y}"
+        else:
+            yield f"{d} = {format_call('llvm.' + names[spot.kind], spot.t, x, y)}"
+
+    return rule
+
+
+pointwise_row(e.maximum)(_make_minmax_row("maximum", "smax", "umax", "or"))
+pointwise_row(e.minimum)(_make_minmax_row("minimum", "smin", "umin", "and"))
+
+
+@pointwise_row(e.shift_left)
+def _(s, d, x, y):
+    yield f"{d} = shl {s.t} {x}, {y}"
+
+
+@pointwise_row(e.shift_right)
+def _(s, d, x, y):
+    yield f"{d} = {'ashr' if s.kind == 's' else 'lshr'} {s.t} {x}, {y}"
+
+
+@pointwise_row(e.bitwise_not)
+def _(s, d, x):
+    yield f"{d} = xor {s.t} {x}, {s.t.const(1 if s.kind == 'b' else -1)}"
+
+
+@pointwise_row(e.neg)
+def _(s, d, x):
+    yield f"{d} = fneg {s.t} {x}" if s.kind == "f" else f"{d} = sub {s.t} {s.t.const(0)}, {x}"
+
+
+@pointwise_row(e.abs)
+def _(s, d, x):
+    if s.kind == "f":
+        yield f"{d} = {format_call('llvm.fabs', s.t, x)}"
+    elif s.kind == "s":
+        yield f"{d} = call {s.t} @llvm.abs.{s.t.suffix}({s.t} {x}, i1 false)"
+    else:
+        yield copy_register(s.t, d, x)
+
+
+@pointwise_row(e.where)
+def _(s, d, c, x, y):
+    yield f"{d} = select {s.t.truth} {c}, {s.t} {x}, {s.t} {y}"
+
+
+def _make_rounding_row(name: str) -> Callable[..., InstructionLines]:
+    def rule(s: RowTypes, d: str, x: str) -> InstructionLines:
+        yield f"{d} = {format_call('llvm.' + name, s.t, x)}" if s.kind == "f" else copy_register(s.t, d, x)
+
+    return rule
+
+
+pointwise_row(e.floor)(_make_rounding_row("floor"))
+pointwise_row(e.ceil)(_make_rounding_row("ceil"))
+pointwise_row(e.round)(_make_rounding_row("roundeven"))
+
+
+@pointwise_row(e.sqrt)
+def _(s, d, x):
+    yield f"{d} = {format_call('llvm.sqrt', s.t, x)}"
+
+
+@pointwise_row(e.rsqrt)
+def _(s, d, x):
+    yield f"{d}.r = {format_call('llvm.sqrt', s.t, x)}"
+    yield f"{d} = fdiv {s.t} {s.t.const(1)}, {d}.r"
+
+
+def _make_function_row(name: str) -> Callable[..., InstructionLines]:
+    """A function written out in codegen/llvm/math; f64 goes to the C library's."""
+
+    def rule(s: RowTypes, d: str, *operands: str) -> InstructionLines:
+        yield f"{d} = {format_call('ts.' + name, s.t, *operands)}"
+
+    return rule
+
+
+for _op in (e.exp, e.exp2, e.log, e.log2, e.tanh, e.erf, e.sin, e.cos, e.pow, f.expm1, f.log1p, f.atan):
+    pointwise_row(_op)(_make_function_row(_op.__name__))
+
+
+@pointwise_row(e.floor_divide)
+def _(s, d, x, y):
+    if s.kind == "f":
+        yield f"{d} = {format_call('ts.floor_divide', s.t, x, y)}"
+    else:
+        yield from _emit_floor_division(s, d, x, y)
+        yield f"{d} = select {s.t.truth} {d}.z, {s.t} {s.t.const(0)}, {s.t} {d}.fq"
+
+
+@pointwise_row(e.remainder)
+def _(s, d, x, y):
+    if s.kind == "f":
+        yield f"{d} = {format_call('ts.remainder', s.t, x, y)}"
+    else:
+        yield from _emit_floor_division(s, d, x, y)
+        yield f"{d} = select {s.t.truth} {d}.z, {s.t} {s.t.const(0)}, {s.t} {d}.fr"
+
+
+def _emit_floor_division(s: RowTypes, d: str, x: str, y: str) -> InstructionLines:
+    """Floor quotient .fq and remainder .fr; lanes with divisor 0 (.z) hold anything, and never trap."""
+    t, b = s.t, s.t.truth
+    zero, one = t.const(0), t.const(1)
+    yield f"{d}.z = icmp eq {t} {y}, {zero}"
+    if s.kind == "u":
+        yield f"{d}.y = select {b} {d}.z, {t} {one}, {t} {y}"
+        yield f"{d}.fq = udiv {t} {x}, {d}.y"
+        yield f"{d}.fr = urem {t} {x}, {d}.y"
+        return
+    # The least integer divided by -1 traps too: divide by 1 and negate, which wraps as NumPy does.
+    yield f"{d}.m = icmp eq {t} {y}, {t.const(-1)}"
+    yield f"{d}.u = or {b} {d}.z, {d}.m"
+    yield f"{d}.y = select {b} {d}.u, {t} {one}, {t} {y}"
+    yield f"{d}.q0 = sdiv {t} {x}, {d}.y"
+    yield f"{d}.r0 = srem {t} {x}, {d}.y"
+    yield f"{d}.n0 = sub {t} {zero}, {d}.q0"
+    yield f"{d}.q = select {b} {d}.m, {t} {d}.n0, {t} {d}.q0"
+    yield f"{d}.sx = xor {t} {d}.r0, {y}"
+    yield f"{d}.s = icmp slt {t} {d}.sx, {zero}"
+    yield f"{d}.e = icmp ne {t} {d}.r0, {zero}"
+    yield f"{d}.f = and {b} {d}.s, {d}.e"
+    yield f"{d}.q1 = sub {t} {d}.q, {one}"
+    yield f"{d}.fq = select {b} {d}.f, {t} {d}.q1, {t} {d}.q"
+    yield f"{d}.r1 = add {t} {d}.r0, {y}"
+    yield f"{d}.fr = select {b} {d}.f, {t} {d}.r1, {t} {d}.r0"
+
+
+# The table of what happens when the walk over a tile function meets an op that is not computed lazily.
+
+
+statement_rule = Rules("llvm visit")

@@ -1,0 +1,194 @@
+"""Stores, scatters, copies and atomics: one loop nest each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tessera.codegen.block_types import static_shape
+from tessera.codegen.llvm.table import conversions
+from tessera.codegen.llvm.table.emission import statement_rule
+from tessera.codegen.llvm.table.loop_fusion import (
+    cast_to_index,
+    choose_vector_width,
+    emit_bounds_mask,
+    emit_broadcast_element,
+    emit_element,
+    emit_loop_nest,
+    emit_optional_operand,
+    offset_index,
+)
+from tessera.codegen.llvm.text import memory
+from tessera.codegen.llvm.text.builder import LaneIndex, LaneValue, LlvmBuilder, LoopBody
+from tessera.codegen.llvm.text.types import ELEMENT_BYTES, RegisterType, get_register_type
+from tessera.core.errors import UnsupportedOpError
+from tessera.core.types import DType
+from tessera.ir.core import Node
+from tessera.ops.dialects import tile
+
+if TYPE_CHECKING:
+    from tessera.codegen.llvm.text.kernel_emitter import LlvmKernelEmitter
+
+
+@statement_rule(tile.store)
+def _(kernel, node):
+    ref, value, *rest = node.args
+    m, rank, shape = kernel.memories[ref], ref.type.rank, value.type.shape
+
+    def body_of(body: LoopBody, index: LaneIndex) -> None:
+        place = offset_index(body, rest[:rank], index)
+        mask = emit_optional_operand(body, rest[rank:], 0, index)
+        if node.attrs["edge"] == "clip":
+            mask = memory.intersect_masks(body, mask, emit_bounds_mask(body, m, rest[:rank], shape, place))
+        memory.store_lane(body, m, place, emit_element(body, value, index), mask)
+
+    emit_loop_nest(kernel, shape, choose_vector_width(kernel, value.type.dtype), body_of)
+
+
+@statement_rule(tile.scatter)
+def _(kernel, node):
+    ref, value, *rest = node.args
+    m, rank, shape = kernel.memories[ref], ref.type.rank, _broadcast_shapes(*(v.type.shape for v in node.args[1:]))
+
+    def body_of(body: LoopBody, index: LaneIndex) -> None:
+        place = tuple(cast_to_index(body, v, emit_broadcast_element(body, v, index)) for v in rest[:rank])
+        memory.store_lane(
+            body,
+            m,
+            place,
+            emit_broadcast_element(body, value, index),
+            emit_optional_operand(body, rest[rank:], 0, index),
+        )
+
+    emit_loop_nest(kernel, shape, choose_vector_width(kernel, value.type.dtype), body_of)
+
+
+def _broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that a scatter's index blocks, value and mask broadcast to."""
+    rank = max((len(s) for s in shapes), default=0)
+    level = [(1,) * (rank - len(s)) + tuple(s) for s in shapes]
+    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*level, strict=True))
+
+
+@statement_rule(tile.async_copy)
+def _(kernel, node):
+    # Done at once: one of the moments at which a copy may be done.
+    dst, src, *starts = node.args
+    here, there, block = dst.type.rank, src.type.rank, tuple(node.attrs["shape"])
+    rank = max(here, there, len(block))
+    full = (1,) * (rank - len(block)) + block
+    target, source = kernel.memories[dst], kernel.memories[src]
+
+    def body_of(body: LoopBody, index: LaneIndex) -> None:
+        place = offset_index(body, starts[here:], index[rank - there :])
+        mask = None
+        if node.attrs["edge"] == "clip":
+            mask = emit_bounds_mask(body, source, starts[here:], full[rank - there :], place)
+        lane = memory.load_lane(body, source, place, mask)
+        memory.store_lane(body, target, offset_index(body, starts[:here], index[rank - here :]), lane)
+
+    emit_loop_nest(kernel, full, choose_vector_width(kernel, dst.type.dtype), body_of)
+
+
+ATOMIC_OPERATIONS = {
+    ("add", "float"): "fadd", ("max", "float"): "fmaximum", ("min", "float"): "fminimum",
+    ("add", "int"): "add", ("max", "int"): "max", ("min", "int"): "min",
+    ("add", "uint"): "add", ("max", "uint"): "umax", ("min", "uint"): "umin",
+    **{(word, kind): word for word in ("and", "or", "xor") for kind in ("int", "uint")},
+}  # fmt: skip
+
+
+@statement_rule(tile.atomic)
+def _(kernel, node):
+    dtype = node.args[0].type.dtype
+    word = "xchg" if node.attrs["kind"] == "exchange" else ATOMIC_OPERATIONS.get((node.attrs["kind"], dtype.kind))
+    if conversions.has_memory_format(dtype) and dtype.is_float and word in CAS_LOOP_OPERATIONS:
+        return _emit_atomic(
+            kernel, node, 1, lambda text, *at: _emit_cas_loop(text, dtype, CAS_LOOP_OPERATIONS[word], *at)
+        )
+    if word is None or conversions.has_memory_format(dtype):
+        raise UnsupportedOpError(f"the target llvm has no atomic {node.attrs['kind']} of {dtype}")
+    t = get_register_type(dtype)
+
+    def change(text: LlvmBuilder, pointer: str, value: str) -> str:
+        return text.let(f"atomicrmw {word} ptr {pointer}, {t} {value} monotonic, align {ELEMENT_BYTES[t.element]}")
+
+    _emit_atomic(kernel, node, 1, change)
+
+
+# What an update that the processor has no instruction for makes of the old value and the new one: registers hold f32.
+CAS_LOOP_OPERATIONS = {
+    "fadd": "fadd float {0}, {1}", "fmaximum": "call float @llvm.maximum.f32(float {0}, float {1})",
+    "fminimum": "call float @llvm.minimum.f32(float {0}, float {1})", "xchg": "fadd float {1}, -0.0",
+}  # fmt: skip
+
+
+def _emit_cas_loop(text: LlvmBuilder, dtype: DType, combine: str, pointer: str, value: str) -> str:
+    """An update of a float narrower than its register: computed, and tried until no other came between."""
+    m, bits = memory.get_memory_type(dtype), f"i{8 * memory.get_element_bytes(dtype)}"
+    align = f"align {memory.get_element_bytes(dtype)}"
+    first = text.let(f"load atomic {bits}, ptr {pointer} monotonic, {align}")
+    again, done, before = text.new_label("again"), text.new_label("updated"), text.label
+    text.jump(again)
+    held, seen = text.name(), text.name()
+    text.line(f"{held} = phi {bits} [ {first}, %{before} ], [ {seen}, %{again} ]")
+    raw = held if m.element == bits else text.let(f"bitcast {bits} {held} to {m}")
+    old, new, stored = text.name(), text.name(), text.name()
+    text.lines(conversions.decode_from_memory(dtype, 1, old, raw))
+    text.lines(conversions.round_to_format(dtype, 1, new, text.let(combine.format(old, value))))
+    text.lines(conversions.encode_to_memory(dtype, 1, stored, new))
+    wanted = stored if m.element == bits else text.let(f"bitcast {m} {stored} to {bits}")
+    pair = text.let(f"cmpxchg ptr {pointer}, {bits} {held}, {bits} {wanted} monotonic monotonic, {align}")
+    text.line(f"{seen} = extractvalue {{ {bits}, i1 }} {pair}, 0")
+    won = text.let(f"extractvalue {{ {bits}, i1 }} {pair}, 1")
+    text.line(f"br i1 {won}, label %{done}, label %{again}")
+    text.begin(done)
+    return old
+
+
+@statement_rule(tile.compare_exchange)
+def _(kernel, node):
+    t = get_register_type(node.args[0].type.dtype)
+
+    def change(text: LlvmBuilder, pointer: str, value: str, expected: str) -> str:
+        operands = f"ptr {pointer}, {t} {expected}, {t} {value}"
+        pair = text.let(f"cmpxchg {operands} monotonic monotonic, align {ELEMENT_BYTES[t.element]}")
+        return text.let(f"extractvalue {{ {t}, i1 }} {pair}, 0")
+
+    _emit_atomic(kernel, node, 2, change)
+
+
+def _emit_atomic(kernel: LlvmKernelEmitter, node: Node, count: int, change: Callable[..., str]) -> None:
+    """A loop over the elements: `change(text, pointer, *operands)` updates one and names its old value."""
+    ref, operands, rest = node.args[0], node.args[1 : 1 + count], node.args[1 + count :]
+    m, rank, shape = kernel.memories[ref], ref.type.rank, static_shape(node.out.type)
+    held = kernel.room(node.out) if shape else None
+
+    def body_of(body: LoopBody, index: LaneIndex) -> None:
+        place = tuple(cast_to_index(body, v, emit_broadcast_element(body, v, index)) for v in rest[:rank])
+        values = [emit_broadcast_element(body, v, index).name for v in operands]
+        mask = emit_optional_operand(body, rest[rank:], 0, index)
+        kernel.scratch.record_access(m)
+        pointer = memory.emit_pointer(body, m, memory.compute_address(body, m, place))
+        old = _emit_guarded(body.text, get_register_type(m.dtype), mask, lambda: change(body.text, pointer, *values))
+        if held is None:
+            kernel.scalars[node.out] = old.name
+        else:
+            memory.store_lane(body, held, index, old)
+
+    emit_loop_nest(kernel, shape, 1, body_of)
+    if held is not None:
+        kernel.buffers[node.out] = held
+
+
+def _emit_guarded(text: LlvmBuilder, t: RegisterType, mask: LaneValue | None, update: Callable[[], str]) -> LaneValue:
+    """One element: behind a branch where there is a mask, since an atomic cannot be undone."""
+    if mask is None:
+        return LaneValue(update())
+    yes, done = text.new_label("then"), text.new_label("done")
+    before = text.label
+    text.line(f"br i1 {mask.name}, label %{yes}, label %{done}")
+    text.begin(yes)
+    old, last = update(), text.label  # what an update ends in need not be the block that it began in
+    text.jump(done)
+    return LaneValue(text.let(f"phi {t} [ {old}, %{last} ], [ {t.const(0)}, %{before} ]"))

@@ -1,0 +1,180 @@
+"""Program ops: ids, allocations, the grid barrier, and the reports of assertions and prints.
+
+    void @tessera_meet(i64 context)
+    void @tessera_report(i64 context, i64 site, i64 program, ptr table)
+
+The grid barrier calls the runtime, which has every program of such a launch in a thread of its own; `context` is the word
+@tessera_meeting of the text, set before the launch. Where some program has ended, so that the barrier cannot complete, the
+word becomes negative, and each program returns as it finds that. A report stores its operands and passes `table`, their
+addresses; `site` numbers the report ops of the text, described in the host plan. A failed assertion ends its program.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tessera.codegen.block_types import static_shape
+from tessera.codegen.grouped.diagnostics import report_op
+from tessera.codegen.llvm.passes.bufferisation import is_block
+from tessera.codegen.llvm.table.emission import statement_rule
+from tessera.codegen.llvm.table.loop_fusion import materialise_block
+from tessera.codegen.llvm.text.builder import LaneValue, LoopBody
+from tessera.codegen.llvm.text.memory import StridedMemRef, row_major_strides, store_lane
+from tessera.core.errors import UnsupportedOpError
+from tessera.core.types import int64
+from tessera.ir.core import Node, Value
+from tessera.ops.dialects import tile
+
+if TYPE_CHECKING:
+    from tessera.codegen.llvm.text.kernel_emitter import LlvmKernelEmitter
+
+
+# The barrier of a whole grid: a call of the runtime, which has every program of such a launch in a thread of its own.
+#
+#     void @tessera_meet(i64 context)
+#
+# `context` is the word @tessera_meeting of the text, which the runtime sets before the launch. A program goes on when all
+# have called. Where that can no longer be, since one has ended, the word becomes negative, and each program
+# ends as it finds that.
+
+
+BARRIER_FUNCTION, BARRIER_CONTEXT = "tessera_meet", "tessera_meeting"
+# Programs of a launch that meets: each has a thread of the system. More than this is no way to use a processor.
+MAX_BARRIER_PROGRAMS = 256
+
+
+@statement_rule(tile.grid_barrier)
+def _(kernel, node):
+    text = kernel.text
+    context = text.let(f"load i64, ptr @{BARRIER_CONTEXT}, align 8")
+    text.line(f"call void @{BARRIER_FUNCTION}(i64 {context})")
+    after = text.let(f"load volatile i64, ptr @{BARRIER_CONTEXT}, align 8")
+    broken = text.let(f"icmp slt i64 {after}, 0")
+    end, on = text.new_label("broken"), text.new_label("met")
+    text.line(f"br i1 {broken}, label %{end}, label %{on}")
+    text.begin(end)
+    text.line("ret void")
+    text.begin(on)
+
+
+# The ids of a program, its own memory, and what needs no code on a processor.
+
+
+GRID_RANK = 3
+
+
+@statement_rule(tile.program_id)
+def _(kernel, node):
+    kernel.scalars[node.out] = f"%pid{_check_grid_axis(node)}" if node.attrs["axis"] < GRID_RANK else "0"
+
+
+@statement_rule(tile.grid_size)
+def _(kernel, node):
+    kernel.scalars[node.out] = f"%grid{_check_grid_axis(node)}" if node.attrs["axis"] < GRID_RANK else "1"
+
+
+def _check_grid_axis(node):
+    if node.attrs["axis"] < 0:
+        raise UnsupportedOpError("a grid axis is negative", location=node.loc)
+    return node.attrs["axis"]
+
+
+@statement_rule(tile.local_id)
+def _(kernel, node):
+    kernel.scalars[node.out] = "0"
+
+
+@statement_rule(tile.group_size)
+def _(kernel, node):
+    kernel.scalars[node.out] = str(kernel.function.attrs.get("group", 1))
+
+
+@statement_rule(tile.alloc)
+def _(kernel, node):
+    type = node.out.type
+    shape = tuple(int(n) for n in type.shape)
+    rows = (*shape[:-1], shape[-1] + node.attrs["padding"]) if shape else ()
+    kernel.memories[node.out] = kernel.scratch.memory(type.dtype, shape, row_major_strides(rows))
+    kernel.scratch.record_access(kernel.memories[node.out])  # alive from here: loops may write before they read
+
+
+@statement_rule(tile.barrier, tile.async_commit, tile.async_wait)
+def _(kernel, node):
+    """Nothing: a program runs alone, and copies are done at once."""
+
+
+# Assertions and prints: blocks written to memory and handed to the runtime, which knows what they are.
+#
+#     void @tessera_report(i64 context, i64 site, i64 program, ptr table)
+#
+# `table` holds the address of each operand. `site` numbers the places of the text; the launch plan says what
+# stands there (`codegen/llvm/reports.py`). A program whose assertion fails ends there.
+
+
+REPORT_FUNCTION, REPORT_CONTEXT = "tessera_report", "tessera_context"
+
+
+@statement_rule(report_op)
+def _(kernel, node):
+    text = kernel.text
+    table = kernel.scratch.memory(int64, (len(node.args),), (1,))
+    kernel.scratch.record_access(table)
+    held = [_materialise_operand(kernel, v) for v in node.args]
+    for place, memory in enumerate(held):
+        kernel.scratch.record_access(memory)
+        slot = text.let(f"getelementptr i64, ptr {table.base}, i64 {place}", "p")
+        text.line(f"store ptr {memory.base}, ptr {slot}, align 8")
+    context = text.let(f"load i64, ptr @{REPORT_CONTEXT}, align 8")
+    site = kernel.library.site(_describe_site(kernel, node))
+    kernel.scratch.record_access(table)
+    text.line(
+        f"call void @{REPORT_FUNCTION}(i64 {context}, i64 {site}, i64 {_emit_program_number(kernel)}, ptr {table.base})"
+    )
+    if node.attrs["kind"] != "print":  # the program ends here
+        text.line("ret void")
+        text.begin(text.new_label("unreached"))
+
+
+def _materialise_operand(kernel: LlvmKernelEmitter, v: Value) -> StridedMemRef:
+    """A value in memory, element after element."""
+    shape = static_shape(v.type)
+    memory: StridedMemRef = kernel.scratch.memory(v.type.dtype, shape, row_major_strides(shape))
+    if is_block(v):
+        materialise_block(kernel, v, memory)
+    else:
+        store_lane(LoopBody(kernel), memory, (), LaneValue(kernel.scalars[v]))
+    return memory
+
+
+def _emit_program_number(kernel: LlvmKernelEmitter) -> str:
+    """The program's number in row-major order."""
+    text = kernel.text
+    rows = text.let("mul i64 %pid0, %grid1", "i")
+    row = text.let(f"add i64 {rows}, %pid1", "i")
+    first = text.let(f"mul i64 {row}, %grid2", "i")
+    return text.let(f"add i64 {first}, %pid2", "i")
+
+
+def _describe_site(kernel: LlvmKernelEmitter, node: Node) -> dict[str, Any]:
+    """A place of the text in words that JSON can hold."""
+    attrs, loc = kernel.function.attrs, node.loc
+    return {
+        **node.attrs,
+        "grid": [int(n) for n in attrs.get("grid", ())],
+        "group": int(attrs.get("tiles", 1)),
+        "place": [loc.file, loc.line, loc.column, loc.end_column],
+        "operands": [{"shape": list(static_shape(v.type)), "dtype": v.type.dtype.name} for v in node.args],
+    }
+
+
+@statement_rule(tile.line)
+def _(kernel, node):
+    """Nothing: a place for a debugger to stop at, which compiled code has no use for."""
+
+
+@statement_rule(tile.pause)
+def _(kernel, node):
+    raise UnsupportedOpError(
+        "the target llvm does not stop in a debugger", location=node.loc,
+        suggestion='run this kernel with target="interp", or take breakpoint() out',
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""LLVM IR as text: types, instruction builder, memory accesses, functions and modules."""

@@ -1,0 +1,340 @@
+"""IR builder: instructions, loops and debug locations of a function, and the vector values of a loop body.
+
+A lane value is the content of one vector register: uniform, a ramp (consecutive integers), or varying. What is invariant
+in the innermost loop is hoisted in front of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from tessera.codegen.llvm.text.types import RegisterType, get_register_type
+from tessera.core.errors import UNKNOWN, Location
+from tessera.core.types import DType
+
+if TYPE_CHECKING:
+    from tessera.codegen.llvm.text.kernel_emitter import LlvmKernelEmitter
+
+
+# LLVM text as it grows: lines, names, labels, loops, and the source place of each line.
+
+
+LineSection = list[Any]  # strings, and lists of lines that are filled in later
+
+
+class DebugMetadata:
+    """The metadata that ties lines of text to lines of source."""
+
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
+        self._known: dict[str, int] = {}
+
+    def node(self, text: str) -> int:
+        """The number of a metadata node, made when first asked for."""
+        if text not in self._known:
+            self._known[text] = len(self.nodes)
+            self.nodes.append(text)
+        return self._known[text]
+
+    def subprogram(self, name: str, loc: Location) -> int:
+        """The node of a function."""
+        place = self.file(loc.file)
+        unit = self.node(
+            f'distinct !DICompileUnit(language: DW_LANG_Python, file: !{place}, producer: "tessera", '
+            "isOptimized: true, emissionKind: LineTablesOnly)"
+        )
+        kind = self.node("!DISubroutineType(types: !{})")
+        return self.node(
+            f'distinct !DISubprogram(name: "{_escape(name)}", file: !{place}, line: {loc.line}, type: !{kind}, '
+            f"spFlags: DISPFlagDefinition, unit: !{unit})"
+        )
+
+    def file(self, path: str) -> int:
+        """The node of a file."""
+        folder, _, name = path.rpartition("/")
+        return self.node(f'!DIFile(filename: "{_escape(name)}", directory: "{_escape(folder)}")')
+
+    def location(self, loc: Location, scope: int) -> int:
+        """The node of a place within a function, whose lines may come from several files."""
+        place = self.file(loc.file)
+        if f"file: !{place}," not in self.nodes[scope]:
+            scope = self.node(f"!DILexicalBlockFile(scope: !{scope}, file: !{place}, discriminator: 0)")
+        return self.node(f"!DILocation(line: {loc.line}, column: {loc.column}, scope: !{scope})")
+
+    def text(self) -> Iterator[str]:
+        """The metadata at the end of a module."""
+        if not self.nodes:
+            return
+        units = ", ".join(f"!{i}" for i, n in enumerate(self.nodes) if "DICompileUnit" in n)
+        yield f"!llvm.dbg.cu = !{{{units}}}"
+        yield f"!llvm.module.flags = !{{!{len(self.nodes)}}}"
+        yield from (f"!{i} = {n}" for i, n in enumerate(self.nodes))
+        yield f'!{len(self.nodes)} = !{{i32 2, !"Debug Info Version", i32 3}}'
+
+
+def _escape(text: str) -> str:
+    """A string as LLVM writes it: bytes that are not plain in hexadecimal."""
+    plain = range(0x20, 0x7F)
+    return "".join(chr(b) if b in plain and chr(b) not in '"\\' else f"\\{b:02X}" for b in text.encode())
+
+
+class LlvmBuilder:
+    """The body of one function under construction."""
+
+    def __init__(self, debug: DebugMetadata | None = None, scope: int = 0) -> None:
+        self.root: LineSection = []
+        self.label = "entry"
+        self.clock = 0
+        self.loops: list[tuple[int, int]] = []  # the clock at the begin and end of each loop
+        self._lines = self.root
+        self._names = 0
+        self._debug, self._scope, self._suffix = debug, scope, ""
+
+    def place(self, loc: Location) -> None:
+        """Tie the lines that follow to a place in the source."""
+        if self._debug is not None and loc != UNKNOWN:
+            self._suffix = f", !dbg !{self._debug.location(loc, self._scope)}"
+
+    def name(self, hint: str = "v") -> str:
+        """A name not used before."""
+        self._names += 1
+        return f"%{hint}{self._names}"
+
+    def line(self, text: str) -> None:
+        """Append an instruction."""
+        self.clock += 1
+        self._lines.append(f"  {text}{self._suffix}")
+
+    def lines(self, texts: Iterator[str] | Sequence[str]) -> None:
+        """Append instructions."""
+        for text in texts:
+            self.line(text)
+
+    def let(self, expression: str, hint: str = "v") -> str:
+        """Append an instruction that gives a value; its name."""
+        name = self.name(hint)
+        self.line(f"{name} = {expression}")
+        return name
+
+    def begin(self, label: str) -> None:
+        """Begin a basic block."""
+        self.label = label
+        self._lines.append(f"{label}:")
+
+    def new_label(self, hint: str) -> str:
+        """A label not used before."""
+        return self.name(hint)[1:]
+
+    def jump(self, label: str) -> None:
+        """End the block and begin the one it goes to."""
+        self.line(f"br label %{label}")
+        self.begin(label)
+
+    def section(self) -> LineSection:
+        """A place here in which lines can be put later."""
+        lines: LineSection = []
+        self._lines.append(lines)
+        return lines
+
+    @contextmanager
+    def into(self, section: LineSection) -> Iterator[None]:
+        """Put the lines appended inside in a section."""
+        before, self._lines = self._lines, section
+        try:
+            yield
+        finally:
+            self._lines = before
+
+    def flat(self) -> Iterator[str]:
+        """Every line in order."""
+        yield from _flatten(self.root)
+
+    # Integer arithmetic on i64, folded where both sides are known.
+
+    def add(self, x: str, y: str) -> str:
+        """The sum of two i64."""
+        if x == "0" or y == "0":
+            return y if x == "0" else x
+        if is_number(x) and is_number(y):
+            return str(int(x) + int(y))
+        return self.let(f"add i64 {x}, {y}", "i")
+
+    def mul(self, x: str, factor: int) -> str:
+        """An i64 times a known number."""
+        if is_number(x):
+            return str(int(x) * factor)
+        return "0" if factor == 0 else x if factor == 1 else self.let(f"mul i64 {x}, {factor}", "i")
+
+
+def is_number(text: str) -> bool:
+    """Whether an operand is an integer literal."""
+    return text.lstrip("-").isdigit()
+
+
+def _flatten(lines: LineSection) -> Iterator[str]:
+    for each in lines:
+        if isinstance(each, str):
+            yield each
+        else:
+            yield from _flatten(each)
+
+
+class LoopBuilder:
+    """A loop that runs at least once, with carried values; `with` gives it, its body stands inside.
+
+    `index` counts from `start` to before `stop`; a loop of one round is no loop at all.
+    """
+
+    def __init__(
+        self, text: LlvmBuilder, start: str, stop: str, step: int = 1, carried: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        self.text, self.start, self.stop, self.step = text, start, stop, step
+        self.types = [t for t, _ in carried]
+        self.values = [v for _, v in carried]
+        self.once = is_number(start) and is_number(stop) and int(start) + step >= int(stop)
+        self.index = start
+
+    def __enter__(self) -> LoopBuilder:
+        if self.once:
+            return self
+        text, self.head = self.text, self.text.new_label("loop")
+        self.before, self.initial = text.label, self.values
+        text.jump(self.head)
+        self.begin = text.clock
+        self.phis = text.section()
+        self.index = text.name("i")
+        self.values = [text.name("c") for _ in self.values]
+        self.entering = self.values
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.once or error[0] is not None:
+            return
+        text, tail = self.text, self.text.label
+        more = text.let(f"add i64 {self.index}, {self.step}", "i")
+        again = text.let(f"icmp slt i64 {more}, {self.stop}", "b")
+        leave = text.new_label("done")
+        text.line(f"br i1 {again}, label %{self.head}, label %{leave}")
+        with text.into(self.phis):
+            text.line(f"{self.index} = phi i64 [ {self.start}, %{self.before} ], [ {more}, %{tail} ]")
+            for name, kind, first, last in zip(self.entering, self.types, self.initial, self.values, strict=True):
+                text.line(f"{name} = phi {kind} [ {first}, %{self.before} ], [ {last}, %{tail} ]")
+        text.loops.append((self.begin, text.clock))
+        text.begin(leave)
+
+
+# One register's worth of a block's elements, and the straight-line code in which they are computed.
+
+
+class LaneKind(Enum):
+    """How a value varies over the elements of a register."""
+
+    INVARIANT = "the same scalar in each, and in every round of the innermost loop"
+    UNIFORM = "the same scalar in each"
+    RAMP = "an i64 scalar, plus the number of the element"
+    VARYING = "a vector"
+
+
+@dataclass(frozen=True)
+class LaneValue:
+    """The name of a value at a point, and what the name holds; for an index, a number that divides the scalar."""
+
+    name: str
+    kind: LaneKind = LaneKind.INVARIANT
+    multiple: int = 1
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all elements are the same."""
+        return self.kind in (LaneKind.INVARIANT, LaneKind.UNIFORM)
+
+    @property
+    def divisor(self) -> int:
+        """The largest known number that divides the scalar (0 for the scalar 0, which all numbers divide)."""
+        return abs(int(self.name)) if is_number(self.name) else self.multiple
+
+
+ZERO_LANE = LaneValue("0")
+LaneIndex = tuple[LaneValue, ...]
+LaneMemo = dict[Any, LaneValue]
+
+
+class LoopBody:
+    """A stretch of straight-line code in which block values are computed, `width` elements at a time.
+
+    `mask` is a constant that leaves out the elements past the end of an axis. What does not vary
+    over the elements is computed once, in `before`, the lines ahead of the innermost loop.
+    """
+
+    def __init__(
+        self,
+        kernel: LlvmKernelEmitter,
+        width: int = 1,
+        mask: str | None = None,
+        before: LineSection | None = None,
+        outer: LaneMemo | None = None,
+    ) -> None:
+        self.kernel, self.width, self.mask = kernel, width, mask
+        self.text: LlvmBuilder = kernel.text
+        self._before = before
+        self._inner: LaneMemo = {}
+        self._outer = self._inner if before is None or outer is None else outer
+
+    def memo(self, *lanes: LaneValue) -> LaneMemo:
+        """What is known here already of values that depend on these."""
+        return self._outer if self.kind_of(*lanes) is LaneKind.INVARIANT else self._inner
+
+    def kind_of(self, *lanes: LaneValue) -> LaneKind:
+        """How a result of these varies."""
+        if self.width_of(*lanes) > 1:
+            return LaneKind.VARYING
+        return LaneKind.UNIFORM if any(x.kind is not LaneKind.INVARIANT for x in lanes) else LaneKind.INVARIANT
+
+    @contextmanager
+    def hoisted(self, *lanes: LaneValue) -> Iterator[None]:
+        """Put what depends on these ahead of the innermost loop, where none of them varies in it."""
+        if self._before is None or self.kind_of(*lanes) is not LaneKind.INVARIANT:
+            yield
+            return
+        with self.text.into(self._before):
+            yield
+
+    def type(self, dtype: DType, *lanes: LaneValue) -> RegisterType:
+        """The register type of elements, one for lanes that are all uniform."""
+        return get_register_type(dtype, self.width_of(*lanes))
+
+    def width_of(self, *lanes: LaneValue) -> int:
+        """How many elements a result of these has."""
+        return 1 if all(x.uniform for x in lanes) else self.width
+
+    def broadcast_lane(self, lane: LaneValue, t: RegisterType) -> str:
+        """A lane as a value of this type: uniform ones repeated, ramps counted out."""
+        if t.width == 1 or lane.kind is LaneKind.VARYING:
+            return lane.name
+        with self.hoisted(lane):
+            whole = emit_splat(self.text, t, lane.name)
+        if lane.uniform:
+            return whole
+        return self.text.let(f"add {t} {whole}, {format_step_vector(t)}", "r")
+
+
+def emit_splat(text: LlvmBuilder, t: RegisterType, name: str) -> str:
+    """A scalar repeated in each element."""
+    if not name.startswith("%"):
+        return f"splat ({t.element} {name})"
+    one = text.let(f"insertelement {t} poison, {t.element} {name}, i64 0", "s")
+    return text.let(f"shufflevector {t} {one}, {t} poison, <{t.width} x i32> zeroinitializer", "s")
+
+
+def format_step_vector(t: RegisterType, by: int = 1) -> str:
+    """The constant 0, by, 2 by, …"""
+    return "<" + ", ".join(f"{t.element} {i * by}" for i in range(t.width)) + ">"
+
+
+def format_prefix_mask(width: int, count: int) -> str:
+    """The mask that holds for the first `count` elements."""
+    return "<" + ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(width)) + ">"

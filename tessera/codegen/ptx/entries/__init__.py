@@ -1,1 +1,0 @@
-"""Entries whose threads have different work: who fetches, who multiplies, and in what order programs go."""

@@ -1,0 +1,125 @@
+"""Barrier insertion: where the threads of a team must synchronise between accesses to the same memory.
+
+The elements of an op are spread over threads, so two ops that touch one memory (at least one of them writing) need a
+barrier between them, unless each thread touches only what it touched itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.codegen.ptx.layout import DistributedLayout
+from tessera.codegen.ptx.ops import smem_slots
+from tessera.codegen.ptx.text.thread_team import ThreadTeam
+from tessera.core.types import GLOBAL, RefType
+from tessera.ir.core import Block, Function, Node, Value
+from tessera.ops.dialects import control_flow, tile
+from tessera.ops.tensor import basic
+
+READ, WRITE = "read", "write"
+
+
+@dataclass(frozen=True)
+class SharedAccess:
+    """A touch of memory; two of the same place by the same threads have equal, known `where`."""
+
+    memory: Any
+    kind: str
+    where: Any = None
+
+    def conflicts_with(self, other: SharedAccess) -> bool:
+        """Whether threads must meet between the two."""
+        same = self.where is not None and self.where == other.where
+        if same and self.kind != other.kind:
+            same = not self.where[
+                1
+            ].replicated_bits  # where several threads have an element one of them stores it for all
+        return self.memory == other.memory and WRITE in (self.kind, other.kind) and not same
+
+    def in_next_round(self, made: set[Value]) -> SharedAccess:
+        """The same in another round of a loop that makes these values anew: its place may be another."""
+        moved = self.where is not None and any(start in made for start in self.where[0])
+        return SharedAccess(self.memory, self.kind) if moved else self
+
+
+class HazardTracker:
+    """The accesses since the team last met, on any path."""
+
+    def __init__(
+        self, function: Function, layouts: Mapping[Value, DistributedLayout], team: ThreadTeam, apart: bool
+    ) -> None:
+        self._layouts, self._alone = layouts, team.threads == 1
+        self._shared = frozenset() if apart else frozenset(function.params)
+        self._constants = {n.out: n.attrs["value"] for n in function.body.walk() if n.op is basic.full}
+        # Slots are read and written where the program's own barriers say so.
+        self._slots = {n.out for n in function.body.walk() if n.op is smem_slots}
+        copied = {n.args[0] for n in function.body.walk() if n.op is tile.async_copy} - self._slots
+        self._async_copied = {SharedAccess(self._memory(v), WRITE) for v in copied}
+        self.open: set[SharedAccess] = set()
+
+    def before(self, node: Node) -> bool:
+        """Note a node's accesses; whether a barrier must come first."""
+        if self._alone:
+            return False
+        if node.op is tile.barrier:
+            self.open.clear()
+            return False
+        if node.op is tile.async_wait:  # other threads' copies are written only now
+            self.open |= self._async_copied
+            return False
+        if node.op in (control_flow.for_, control_flow.while_):
+            for region in node.regions:
+                self.enter_loop(region)
+            return False
+        return self._note_accesses(self._accesses(node))
+
+    def enter_loop(self, block: Block) -> None:
+        """A loop over a block begins: its begin follows its end, so that what it does is open there already."""
+        if not self._alone:
+            self.open |= set(self._all(block))
+
+    def _note_accesses(self, mine: list[SharedAccess]) -> bool:
+        clash = any(a.conflicts_with(b) for a in mine for b in self.open)
+        if clash:
+            self.open.clear()
+        self.open |= set(mine)
+        return clash
+
+    def note_barrier(self) -> None:
+        """The team has met for another reason."""
+        self.open.clear()
+
+    def exchange(self, kind: str) -> bool:
+        """Note that the exchange is written or read; whether a barrier must come first."""
+        return not self._alone and self._note_accesses([SharedAccess("exchange", kind)])
+
+    def _all(self, block: Block) -> list[SharedAccess]:
+        made = {v for node in block.walk() for v in (*node.results, *(p for r in node.regions for p in r.params))}
+        made |= set(block.params)
+        found = [access.in_next_round(made) for node in block.walk() for access in self._accesses(node)]
+        return [*found, SharedAccess("exchange", READ), SharedAccess("exchange", WRITE)]
+
+    def _accesses(self, node: Node) -> list[SharedAccess]:
+        kinds = [kind for kind in (READ, WRITE) if kind in node.op.effects]
+        if node.op is tile.async_copy:
+            found = [(node.args[0], SharedAccess(self._memory(node.args[0]), WRITE))]
+            found.append((node.args[1], SharedAccess(self._memory(node.args[1]), READ)))
+        else:
+            found = [
+                (node.args[0], SharedAccess(self._memory(node.args[0]), kind, self._where(node))) for kind in kinds
+            ]
+        return [access for v, access in found if v not in self._slots]
+
+    def _memory(self, ref: Value) -> Any:
+        return GLOBAL if ref in self._shared else ref
+
+    def _where(self, node: Node) -> Any:
+        """The begin and layout of a block that is loaded or stored; constants are known by value."""
+        if node.op not in (tile.load, tile.store):
+            return None
+        value, starts = (node.out, node.args[1:]) if node.op is tile.load else (node.args[1], node.args[2:])
+        assert isinstance(node.args[0].type, RefType)
+        places = tuple(self._constants.get(v, v) for v in starts[: node.args[0].type.rank])
+        return (places, self._layouts[value])

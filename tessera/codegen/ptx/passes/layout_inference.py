@@ -1,0 +1,558 @@
+"""Layout inference: the layout of each value, and a `convert_layout` at each use that wants another.
+
+Constants, ramps and what is computed from them alone are rematerialised where they are used; everything else has one
+layout. Small blocks are loaded in the layout of their only use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.codegen.ptx.layout import (
+    DistributedLayout,
+    Sizes,
+    choose_dot_layout,
+    choose_dot_operand_layouts,
+    has_enough_rows,
+    make_blocked_layout,
+    make_mma_layout,
+    make_wgmma_layout,
+    pack_layout,
+    uses_tensor_cores,
+)
+from tessera.codegen.ptx.ops import (
+    async_mma,
+    convert_layout,
+    gemm_mainloop,
+    indices_below,
+    matmul_accumulate,
+    pack_pairs,
+    prefetched_load,
+    release_operand,
+    resident_operand,
+    smem_operand,
+    wait_mma,
+)
+from tessera.core.types import RefType, TensorType, int8
+from tessera.ir.builder import Builder
+from tessera.ir.core import Block, Function, Node, Value
+from tessera.ir.rules import Rules
+from tessera.ops.dialects import control_flow, tile
+from tessera.ops.tensor import basic, contractions, reduce, shape
+
+# Which layout each value of a tile function has by nature; None where it can be made in any.
+#
+# Constants, ramps and what is computed from them alone are made where they are used, in the layout that is wanted
+# there. Everything else has one layout, and is handed to another by a `relayout`.
+
+
+MaybeLayout = DistributedLayout | None
+natural_layout_rules = Rules("ptx layout")
+FIXPOINT_ROUNDS = 2  # a layout found at a loop's end is carried to its begin once
+
+
+class LayoutInference:
+    """The layouts of one function's values, for teams of `threads` that hold `vector` neighbours in a thread.
+
+    `given` are layouts of loads that are known to be wanted.
+    """
+
+    def __init__(
+        self, function: Function, threads: int, vector: int, given: Mapping[Value, DistributedLayout] | None = None
+    ) -> None:
+        self.threads, self.vector, self.given = threads, vector, given or {}
+        self.of: dict[Value, MaybeLayout] = {}
+        self.direct: set[Node] = set()  # products whose left side stays in registers
+        self.smem_operands: set[Value] = set()  # blocks that have no registers
+        self._depths: dict[Value, int] = {}
+        self._depth = 0
+        for v in function.params:
+            if isinstance(v.type, TensorType):
+                self.of[v] = self.plain(v)
+        self.run(function.body)
+
+    def plain(self, v: Value) -> DistributedLayout:
+        """The plain layout of a block."""
+        return self.plain_shape(static_shape(v))
+
+    def plain_shape(self, shape: Sizes) -> DistributedLayout:
+        """The plain layout of blocks of a shape."""
+        return make_blocked_layout(shape, self.threads, self.vector)
+
+    def held(self, v: Value) -> DistributedLayout:
+        """A value's own layout, or the plain one."""
+        return self.of[v] or self.plain(v)
+
+    def run(self, block: Block) -> list[MaybeLayout]:
+        """The layouts in a block; those of its results."""
+        for node in block.nodes:
+            rule = natural_layout_rules.get(node.op)
+            found = rule(self, node) if rule is not None else self._pointwise(node)
+            self.of.update(zip(node.results, found, strict=True))
+            self._depths.update(dict.fromkeys(node.results, self._depth))
+        return [self.of[v] for v in block.results]
+
+    def in_registers(self, node: Node) -> bool:
+        """Whether a product's left side is best kept in registers: each round uses it again, or it is a product."""
+        left = node.args[-2]
+        shape = static_shape(left)
+        if self.threads == 1 or not uses_tensor_cores(node) or not has_enough_rows(shape[0], self.threads):
+            return False
+        if (
+            left in self.smem_operands or left.type.dtype == int8
+        ):  # four neighbours to a register, which no other layout has
+            return False
+        again = self._depths.get(left, 0) < self._depth
+        return again or self.of[left] == make_mma_layout(shape, self.threads, True)
+
+    def inside(self, run: Callable[[], list[MaybeLayout]]) -> list[MaybeLayout]:
+        """What a loop's body gives."""
+        self._depth += 1
+        found = run()
+        self._depth -= 1
+        return found
+
+    def _pointwise(self, node: Node) -> list[MaybeLayout]:
+        if not node.op.pointwise:
+            return [self.plain(v) if isinstance(v.type, TensorType) else None for v in node.results]
+        return [self.chosen(node.args, v) for v in node.results]
+
+    def chosen(self, operands: Sequence[Value], out: Value) -> MaybeLayout:
+        """The layout that most is gained by: one that some operand has, rather not the plain one."""
+        if not out.type.rank:
+            return self.plain(out)
+        found = [self.of[v] for v in operands if v.type.shape == out.type.shape]
+        strong = [each for each in found if each is not None]
+        plain = self.plain(out)
+        return next((each for each in strong if each != plain), strong[0] if strong else None)
+
+
+def static_shape(v: Value) -> Sizes:
+    """The shape of a block, all of it known."""
+    return tuple(int(n) for n in v.type.shape)  # type: ignore[arg-type]
+
+
+def _infer_rematerialised(inference: LayoutInference, node: Node) -> list[MaybeLayout]:
+    return [inference.plain(node.out) if not node.out.type.rank else None]
+
+
+natural_layout_rules(basic.full, shape.iota, basic.broadcast_to, indices_below)(_infer_rematerialised)
+
+
+@natural_layout_rules(shape.permute)
+def _(inference, node):
+    found = inference.of[node.args[0]]
+    return [found and found.permuted(node.attrs["axes"])]
+
+
+@natural_layout_rules(shape.reshape)
+def _(inference, node):
+    found = inference.of[node.args[0]]
+    inner = found or inference.plain(node.args[0])
+    moved = inner.reshaped(static_shape(node.out))
+    if found is None and moved is not None and node.out.type.rank:
+        return [None]
+    return [moved or inference.plain(node.out)]
+
+
+@natural_layout_rules(tile.load, prefetched_load)
+def _(inference, node):
+    return [inference.given.get(node.out) or inference.plain(node.out)]
+
+
+@natural_layout_rules(tile.gather, tile.atomic, tile.compare_exchange)
+def _(inference, node):
+    blocks = [v for v in node.args if not isinstance(v.type, RefType)]
+    return [inference.chosen(blocks, node.out) or inference.plain(node.out)]
+
+
+@natural_layout_rules(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
+def _(inference, node):
+    return [inference.held(node.args[0]).reduced(reduction_axes(node), node.attrs["keepdims"])]
+
+
+def reduction_axes(node: Node) -> tuple[int, ...]:
+    """The axes that a reduction combines, counted from the first."""
+    axes, rank = node.attrs["axis"], node.args[0].type.rank  # type: ignore[union-attr]
+    return tuple(a % rank for a in ((axes,) if isinstance(axes, int) else axes))
+
+
+@natural_layout_rules(contractions.dot, matmul_accumulate)
+def _(inference, node):
+    if inference.in_registers(node):
+        inference.direct.add(node)
+    return [choose_dot_layout(node, inference.threads, node in inference.direct)]
+
+
+@natural_layout_rules(smem_operand)
+def _(inference, node):
+    inference.smem_operands.add(node.out)
+    return [inference.plain(node.out)]
+
+
+@natural_layout_rules(pack_pairs)
+def _(inference, node):
+    return [pack_layout(make_wgmma_layout(static_shape(node.args[0]), inference.threads))]
+
+
+@natural_layout_rules(gemm_mainloop, resident_operand, async_mma)
+def _(inference, node):
+    return [make_wgmma_layout(static_shape(node.out), inference.threads)]
+
+
+@natural_layout_rules(tile.collect)
+def _(inference, node):
+    return [inference.plain(node.out)]
+
+
+@natural_layout_rules(control_flow.for_)
+def _(inference, node):
+    (body,) = node.regions
+    inference.of[body.params[0]] = inference.plain(body.params[0])
+    return _infer_carried(inference, node.args[3:], [body.params[1:]], lambda: inference.run(body))
+
+
+@natural_layout_rules(control_flow.while_)
+def _(inference, node):
+    condition, body = node.regions
+
+    def run() -> list[MaybeLayout]:
+        inference.run(condition)
+        return inference.run(body)
+
+    return _infer_carried(inference, node.args, [condition.params, body.params], run)
+
+
+def _infer_carried(
+    inference: LayoutInference,
+    inits: Sequence[Value],
+    params: Sequence[Sequence[Value]],
+    run: Callable[[], list[MaybeLayout]],
+) -> list[MaybeLayout]:
+    """What a loop carries has the layout it begins with, or a better one that its body gives."""
+    layouts = [inference.of[v] for v in inits]
+    for _ in range(FIXPOINT_ROUNDS):
+        for group_ in params:
+            inference.of.update(zip(group_, layouts, strict=True))
+        given = inference.inside(run)
+        layouts = [
+            _prefer_layout(inference, v, ours, theirs) for v, ours, theirs in zip(inits, layouts, given, strict=True)
+        ]
+    final = [each or inference.plain(v) for each, v in zip(layouts, inits, strict=True)]
+    for group_ in params:
+        inference.of.update(zip(group_, final, strict=True))
+    inference.inside(run)
+    return list(final)
+
+
+def _prefer_layout(inference: LayoutInference, v: Value, ours: MaybeLayout, theirs: MaybeLayout) -> MaybeLayout:
+    return theirs if theirs is not None and ours in (None, inference.plain(v)) else ours
+
+
+@natural_layout_rules(control_flow.if_)
+def _(inference, node):
+    both = zip(*(inference.run(region) for region in node.regions), strict=True)
+    return [a or b or inference.plain(v) for (a, b), v in zip(both, node.results, strict=True)]
+
+
+# Layouts for small blocks of memory: loaded as they are used, they are handed to nobody.
+
+
+def find_load_layouts(function: Function, walk: LayoutAssigner) -> dict[Value, DistributedLayout]:
+    """What a first walk over a function handed to one other layout alone, as layouts of the loads it came from."""
+    uses = Counter(v for node in function.body.walk() for v in node.args)
+    found: dict[Value, DistributedLayout] = {}
+    for v, wanted in walk.conversions.items():
+        if len(wanted) == 1 and v not in walk.plain:
+            source = _trace_to_load(walk, uses, v, next(iter(wanted)))
+            found.update([source] if source is not None else [])
+    return found
+
+
+def _trace_to_load(
+    walk: LayoutAssigner, uses: Mapping[Value, int], v: Value, layout: DistributedLayout
+) -> tuple[Value, DistributedLayout] | None:
+    """The load that a block comes from by casts and other shapes alone, if it is small, and its layout for this one."""
+    node = walk.producers.get(v)
+    while node is not None and node.op in (basic.cast, shape.reshape) and uses[node.args[0]] == 1:
+        (v,) = node.args
+        moved = layout.reshaped(static_shape(v)) if node.op is shape.reshape else layout
+        if moved is None:
+            return None
+        node, layout = walk.producers.get(v), moved
+    if node is None or node.op is not tile.load:
+        return None
+    return (v, layout) if math.prod(static_shape(v)) <= walk.inference.threads * walk.inference.vector else None
+
+
+# The pass that fixes layouts: every use of a block in another layout than it has goes through a `relayout`.
+
+
+# demand(arranger, node, layout of the result) gives the layout wanted of each operand; None for a ref.
+operand_layout_rules = Rules("ptx operand layout")
+WantedLayouts = Sequence[DistributedLayout | None]
+
+
+@dataclass(frozen=True)
+class LaidOutFunction:
+    """A tile function whose blocks have layouts: those of an op's operands are the ones it works on."""
+
+    function: Function
+    layouts: dict[Value, DistributedLayout]
+
+
+def assign_layouts(function: Function, threads: int, vector: int) -> LaidOutFunction:
+    """The function with each block in its layout, for a team of `threads` threads a tile."""
+    walk = LayoutAssigner(LayoutInference(function, threads, vector))
+    block = walk.whole(function)
+    if loads := find_load_layouts(function, walk):
+        walk = LayoutAssigner(LayoutInference(function, threads, vector, loads))
+        block = walk.whole(function)
+    return LaidOutFunction(Function(function.name, block, function.attrs, function.loc), walk.layouts)
+
+
+class LayoutAssigner:
+    """A walk that records a function anew. A value is known by itself and the layout it is wanted in."""
+
+    def __init__(self, inference: LayoutInference) -> None:
+        self.inference, self.builder = inference, Builder()
+        self.layouts: dict[Value, DistributedLayout] = {}
+        self.producers: dict[Value, Node] = {}
+        self.conversions: dict[Value, set[DistributedLayout]] = {}  # the layouts that blocks are handed to
+        self.plain: set[Value] = set()  # blocks that are used as they are
+        self._scopes: list[dict[tuple[Value, DistributedLayout | None], Value]] = [{}]
+        self._open: list[list[Node]] = []  # the nodes of each region under way, as the scopes
+
+    def whole(self, function: Function) -> Block:
+        """The function's body."""
+        params = tuple(self.param(v, self.inference.of.get(v)) for v in function.params)
+        with self.builder.active(), self.builder.region() as nodes:
+            self._open.append(nodes)
+            self.run(function.body)
+        return Block(params, tuple(nodes), ())
+
+    def param(self, v: Value, layout: DistributedLayout | None) -> Value:
+        """A new parameter for an old one."""
+        new = Value(v.type, v.hint)
+        self.bind(v, layout, new)
+        return new
+
+    def bind(self, old: Value, layout: DistributedLayout | None, new: Value) -> None:
+        """Let `new` stand for `old` in a layout, as far as this region goes."""
+        self._scopes[-1][old, layout] = new
+        if layout is not None:
+            self.layouts[new] = layout
+
+    def want(self, v: Value, layout: DistributedLayout | None) -> Value:
+        """A value in a layout: as it is, made anew, or handed over."""
+        if layout is not None and layout == self.inference.of[v]:
+            self.plain.add(v)
+        if (found := self._found(v, layout)) is not None:
+            return found
+        assert layout is not None
+        own = self.inference.of[v]
+        if own is not None:
+            self.conversions.setdefault(v, set()).add(layout)
+            return self._convert_layout(v, own, layout)
+        (new,) = self._record(self.producers[v], [layout])
+        self.bind(v, layout, new)
+        return new
+
+    def _found(self, v: Value, layout: DistributedLayout | None) -> Any:
+        """A value that is there in a layout, or None."""
+        return next((scope[v, layout] for scope in reversed(self._scopes) if (v, layout) in scope), None)
+
+    def _convert_layout(self, v: Value, own: DistributedLayout, layout: DistributedLayout) -> Value:
+        """A value handed to another layout, in the region that it was made in: once for all rounds of a loop."""
+        depth = max(i for i, scope in enumerate(self._scopes) if (v, own) in scope)
+        with self.builder.at(self.producers[v].loc if v in self.producers else None), self.builder.region() as made:
+            new = self.builder.add(convert_layout, [self._found(v, own)], {"layout": str(layout)}).out
+        self._open[depth] += made
+        self._scopes[depth][v, layout] = new
+        self.layouts[new] = layout
+        return new
+
+    def run(self, block: Block) -> None:
+        """Record the nodes of a block that do something, or give what is not made where it is used."""
+        for node in block.nodes:
+            self.producers.update(dict.fromkeys(node.results, node))
+            layouts = [self.inference.of[v] for v in node.results]
+            if any(o is None and isinstance(v.type, TensorType) for v, o in zip(node.results, layouts, strict=True)):
+                continue
+            special = REGION_RULES.get(node.op)
+            results = special(self, node) if special is not None else self._record(node, layouts)
+            for v, layout, new in zip(node.results, layouts, results, strict=True):
+                self.bind(v, layout, new)
+
+    def _record(self, node: Node, layouts: Sequence[DistributedLayout | None]) -> tuple[Value, ...]:
+        rule = operand_layout_rules.get(node.op) or broadcast_operand_layouts
+        wanted = rule(self, node, layouts[0] if layouts else None)
+        args = [self.want(v, layout) for v, layout in zip(node.args, wanted, strict=True)]
+        types = tuple(v.type for v in node.results)
+        return self.builder.add(node.op, args, node.attrs, types=types, loc=node.loc).results
+
+    @contextmanager
+    def scope(self) -> Iterator[list[Node]]:
+        """A region: what is made inside is not known outside."""
+        self._scopes.append({})
+        with self.builder.region() as nodes:
+            self._open.append(nodes)
+            yield nodes
+        self._open.pop()
+        self._scopes.pop()
+
+    def region(self, block: Block, layouts: Sequence[DistributedLayout | None]) -> Block:
+        """A region whose results have these layouts."""
+        with self.scope() as nodes:
+            params = tuple(self.param(v, self.inference.of[v]) for v in block.params)
+            self.run(block)
+            results = tuple(self.want(v, layout) for v, layout in zip(block.results, layouts, strict=True))
+        return Block(params, tuple(nodes), results)
+
+
+def broadcast_operand_layouts(arranger: LayoutAssigner, node: Node, out: DistributedLayout | None) -> WantedLayouts:
+    """Every operand where the result's elements are that it is broadcast to; scalars where nothing gives a block."""
+    layout = out or arranger.inference.plain_shape(())
+    return [None if isinstance(v.type, RefType) else layout.source(static_shape(v)) for v in node.args]
+
+
+@operand_layout_rules(shape.permute)
+def _(arranger, node, out):
+    axes = node.attrs["axes"]
+    return [out.permuted([axes.index(a) for a in range(len(axes))])]
+
+
+@operand_layout_rules(shape.reshape)
+def _(arranger, node, out):
+    (x,) = node.args
+    own = arranger.inference.of[x]
+    return [own or out.reshaped(static_shape(x)) or arranger.inference.plain(x)]
+
+
+def _natural_operand_layouts(arranger: LayoutAssigner, node: Node, out: DistributedLayout | None) -> WantedLayouts:
+    return [None if isinstance(v.type, RefType) else arranger.inference.held(v) for v in node.args]
+
+
+operand_layout_rules(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin, tile.collect, tile.print_)(
+    _natural_operand_layouts
+)
+
+
+@operand_layout_rules(contractions.dot)
+def _(arranger, node, out):
+    return _dot_operand_layouts(arranger, node)
+
+
+def _dot_operand_layouts(arranger: LayoutAssigner, node: Node) -> WantedLayouts:
+    inference = arranger.inference
+    return choose_dot_operand_layouts(node, inference.held, node in inference.direct, inference.threads)
+
+
+@operand_layout_rules(matmul_accumulate)
+def _(arranger, node, out):
+    return [out, *_dot_operand_layouts(arranger, node)]
+
+
+@operand_layout_rules(gemm_mainloop)
+def _(arranger, node, out):
+    scalar = arranger.inference.plain_shape(())
+    return [out, None, None, *(scalar for _ in node.args[3:])]
+
+
+@operand_layout_rules(resident_operand, prefetched_load)
+def _(arranger, node, out):
+    scalar = arranger.inference.plain_shape(())
+    return [None, *(scalar for _ in node.args[1:])]
+
+
+@operand_layout_rules(indices_below)
+def _(arranger, node, out):
+    return [arranger.inference.plain_shape(())]
+
+
+@operand_layout_rules(pack_pairs)
+def _(arranger, node, out):
+    return [make_wgmma_layout(static_shape(node.args[0]), arranger.inference.threads)]
+
+
+@operand_layout_rules(async_mma)
+def _(arranger, node, out):
+    scalar, summed = arranger.inference.plain_shape(()), node.attrs["summed"]
+    places = node.args[3 if summed else 2 :]
+    return [arranger.inference.of[node.args[0]], None, *([out] if summed else []), *(scalar for _ in places)]
+
+
+operand_layout_rules(release_operand, wait_mma)(_natural_operand_layouts)
+
+
+@operand_layout_rules(tile.store)
+def _(arranger, node, out):
+    return broadcast_operand_layouts(arranger, node, arranger.inference.held(node.args[1]))
+
+
+@operand_layout_rules(tile.scatter)
+def _(arranger, node, out):
+    rank = node.args[0].type.rank
+    blocks = [v for v in (node.args[1], *node.args[2 : 2 + rank]) if isinstance(v.type, TensorType)]
+    wide = max(blocks, key=lambda v: (v.type.rank, static_shape(v)))
+    shape_ = _broadcast_shape([static_shape(v) for v in blocks])
+    layout = arranger.inference.held(wide) if static_shape(wide) == shape_ else arranger.inference.plain_shape(shape_)
+    return broadcast_operand_layouts(arranger, node, layout)
+
+
+def _broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that all of these are broadcast to."""
+    rank = max(map(len, shapes))
+    full = [(1,) * (rank - len(s)) + s for s in shapes]
+    return tuple(max(each) if 0 not in each else 0 for each in zip(*full, strict=True))
+
+
+@operand_layout_rules(tile.assert_)
+def _(arranger, node, out):
+    shape_ = _broadcast_shape([static_shape(v) for v in node.args]) if node.args else ()
+    return broadcast_operand_layouts(arranger, node, arranger.inference.plain_shape(shape_))
+
+
+def _assign_for(arranger: LayoutAssigner, node: Node) -> tuple[Value, ...]:
+    layouts = [arranger.inference.of[v] for v in node.results]
+    bounds = [arranger.want(v, arranger.inference.of[v]) for v in node.args[:3]]
+    return _assign_loop(arranger, node, bounds, node.args[3:], layouts, [layouts])
+
+
+def _assign_while(arranger: LayoutAssigner, node: Node) -> tuple[Value, ...]:
+    layouts = [arranger.inference.of[v] for v in node.results]
+    truth = [arranger.inference.plain_shape(())]
+    return _assign_loop(arranger, node, [], node.args, layouts, [truth, layouts])
+
+
+def _assign_loop(
+    arranger: LayoutAssigner,
+    node: Node,
+    bounds: list[Value],
+    inits: Sequence[Value],
+    layouts: WantedLayouts,
+    results: list[WantedLayouts],
+) -> tuple[Value, ...]:
+    carried = [arranger.want(v, layout) for v, layout in zip(inits, layouts, strict=True)]
+    regions = tuple(arranger.region(r, wanted) for r, wanted in zip(node.regions, results, strict=True))
+    types = tuple(v.type for v in node.results)
+    args = [*bounds, *carried]
+    return arranger.builder.add(node.op, args, node.attrs, types=types, regions=regions, loc=node.loc).results
+
+
+def _assign_if(arranger: LayoutAssigner, node: Node) -> tuple[Value, ...]:
+    layouts = [arranger.inference.of[v] for v in node.results]
+    condition = arranger.want(node.args[0], arranger.inference.plain_shape(()))
+    regions = tuple(arranger.region(r, layouts) for r in node.regions)
+    types = tuple(v.type for v in node.results)
+    return arranger.builder.add(node.op, [condition], node.attrs, types=types, regions=regions, loc=node.loc).results
+
+
+REGION_RULES: dict[object, Callable[[LayoutAssigner, Node], tuple[Value, ...]]] = {
+    control_flow.for_: _assign_for, control_flow.while_: _assign_while, control_flow.if_: _assign_if,
+}  # fmt: skip

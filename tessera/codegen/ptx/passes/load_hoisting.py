@@ -1,0 +1,53 @@
+"""Load hoisting: loads begin as early as their operands allow, before the barriers of reductions."""
+
+from __future__ import annotations
+
+import math
+
+from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.core.types import GLOBAL
+from tessera.ir.core import Block, Function, Node, Value
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, contractions
+
+MAX_HOISTED_ELEMENTS = 1 << 15  # elements: half of the registers of a multiprocessor
+
+
+def hoist_loads(function: Function, most: int = MAX_HOISTED_ELEMENTS) -> Function:
+    """The function with each load of memory that it never writes as early in its block as its operands allow.
+
+    Not where what is loaded are more than `most` elements, which would fill the registers, or operands of products.
+    """
+    held = sum(math.prod(static_shape(n.out)) for n in function.body.walk() if n.op is tile.load)
+    if held > most or any(n.op is contractions.dot for n in function.body.walk()):
+        return function
+    written = {node.args[0] for node in function.body.walk() if "write" in node.op.effects}
+    body = _hoist_in_block(function.body, frozenset(written))
+    return Function(function.name, body, function.attrs, function.loc)
+
+
+def _hoist_in_block(block: Block, written: frozenset[Value]) -> Block:
+    order = [node for node in block.nodes if node.op is basic.full]
+    for node in block.nodes:
+        if node.op is basic.full:
+            continue
+        if _is_movable_load(node, written):
+            order.insert(_find_earliest_position(order, node, written), node)
+        else:
+            order.append(node)
+    return Block(block.params, tuple(order), block.results)
+
+
+def _is_movable_load(node: Node, written: frozenset[Value]) -> bool:
+    """Whether a load may be moved: nothing changes what it reads."""
+    return node.op is tile.load and node.args[0].type.space == GLOBAL and node.args[0] not in written  # type: ignore[union-attr]
+
+
+def _find_earliest_position(order: list[Node], node: Node, written: frozenset[Value]) -> int:
+    """Right after the last node that gives an operand, and after loads that came before."""
+    operands = set(node.args)
+    for place in range(len(order), 0, -1):
+        before = order[place - 1]
+        if _is_movable_load(before, written) or operands & set(before.results):
+            return place
+    return 0

@@ -1,0 +1,430 @@
+"""Mainloop formation: loops of products whose operands a TMA copy can fetch.
+
+A loop with one accumulator whose operands both come from global memory becomes one `gemm_mainloop`. In other loops,
+where only the right operand is fetched, products become `async_mma`; a left operand that is read before the loop and
+stays is a `resident_operand`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.codegen.ptx.layout import are_mma_compatible
+from tessera.codegen.ptx.ops import (
+    async_mma,
+    gemm_mainloop,
+    matmul_accumulate,
+    pack_pairs,
+    release_operand,
+    resident_operand,
+)
+from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.codegen.ptx.text.register_types import element_bytes
+from tessera.core.types import (
+    GLOBAL,
+    DType,
+    RefType,
+    TensorType,
+    bf16,
+    f16,
+    f32,
+    fp8_e4m3,
+    fp8_e5m2,
+    int8,
+    int32,
+    int64,
+    uint8,
+)
+from tessera.ir.builder import Builder
+from tessera.ir.core import Function, Node, Value
+from tessera.ir.evaluator import make_copier, rebuild_function
+from tessera.lower.passes.redundancy_elimination import eliminate_dead_code
+from tessera.ops.dialects import control_flow, tile
+from tessera.ops.tensor import basic, contractions, elementwise, shape
+
+# The pass that finds loops of products whose blocks a tensor-map copy can fetch: they become a `product_loop`.
+#
+# Such a loop carries one block, to which each round adds the product of a block of `a` and one of `b`, read from global
+# memory where only the index moves. It is emitted with its own threads to fetch, a ring of buffers between them and
+# those that multiply, and the warp-group instructions of sm_90a.
+
+
+SWIZZLE_ROW_BYTES = 128  # of a block's inner axis: one row of the swizzle
+MAINLOOP_COLUMNS = (64, 128, 256)
+WGMMA_BLOCK_ROWS = (64, 128, 256)
+ACCUMULATOR_REGISTERS = 128  # registers of a thread for the block that is carried
+TMA_STRIDE = 16  # bytes that rows in memory are a multiple of
+# The types of sides, with what their sums are in. Of those of 8 bits the instructions want both sides by rows.
+ACCUMULATOR_TYPES = {bf16: f32, f16: f32, fp8_e4m3: f32, fp8_e5m2: f32, int8: int32, uint8: int32}
+HALF_TYPES = (bf16, f16)
+Producers = Mapping[Value, Node]
+
+
+@dataclass(frozen=True)
+class OperandSource:
+    """One side of the product as memory: where its block begins on each axis, and whether it is turned around."""
+
+    ref: Value
+    starts: tuple[Value, ...]
+    block: tuple[int, ...]
+    flipped: bool = False
+
+
+@dataclass(frozen=True)
+class MatmulLoop:
+    """A loop that fits: its two sides."""
+
+    node: Node
+    left: OperandSource
+    right: OperandSource
+    step: int
+
+    @property
+    def depth(self) -> int:
+        """How deep its blocks are to be: as a row of the swizzle, so that its rounds are cut into some, or joined."""
+        return SWIZZLE_ROW_BYTES // element_bytes(self.left.ref.type.dtype)  # type: ignore[union-attr]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Rows, columns and depth of a round's product."""
+        rows, depth = self.left.block[-2:][::-1] if self.left.flipped else self.left.block[-2:]
+        return rows, self.right.block[-2 if self.right.flipped else -1], depth
+
+
+def form_mainloop(function: Function) -> Function:
+    """The function with its loop of products as a `product_loop`, if it has one that fits, at its top."""
+    producers = {v: node for node in function.body.walk() for v in node.results}
+    loops = [found for node in function.body.nodes if (found := _match_mainloop(function, producers, node))]
+    sums = [n for n in function.body.walk() if n.op in (matmul_accumulate, contractions.dot)]
+    if len(loops) != 1 or len(sums) != 1:
+        return function
+    (loop,) = loops
+
+    def meaning_of(builder: Builder) -> Callable[..., Any]:
+        copy = make_copier(builder)
+
+        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
+            return (
+                _build_mainloop(builder, loop, args, run.env, producers) if node is loop.node else copy(node, args, run)
+            )
+
+        return meaning
+
+    return rebuild_function(function, meaning_of)
+
+
+def _build_mainloop(
+    builder: Builder, loop: MatmulLoop, args: Sequence[Value], env: dict[Value, Value], producers: Producers
+) -> Sequence[Value]:
+    """The loop as one op."""
+    index = loop.node.regions[0].params[0]
+    lower, upper, _, acc = args
+    starts: list[Value] = []
+
+    def place(v: Value) -> int:
+        if v is index:
+            return -1
+        # A start that the body makes is a constant.
+        starts.append(env.get(v) or builder.add(basic.full, [], producers[v].attrs, loc=loop.node.loc).out)
+        return len(starts) - 1
+
+    left, right = (tuple(place(v) for v in side.starts) for side in (loop.left, loop.right))
+    step = loop.step
+    if loop.depth != loop.sizes[2]:
+        step, upper = loop.depth, _round_upper_bound(builder, lower, upper, max(loop.step, loop.depth))
+    attrs = {"left": left, "right": right, "flipped": loop.right.flipped, "turned": loop.left.flipped}
+    attrs |= {"step": step, "block": (*loop.sizes[:2], loop.depth)}
+    refs = [env[loop.left.ref], env[loop.right.ref]]
+    return builder.add(gemm_mainloop, [acc, *refs, lower, upper, *starts], attrs, loc=loop.node.loc).results
+
+
+def _round_upper_bound(builder: Builder, lower: Value, upper: Value, step: int) -> Value:
+    """Where a loop's last round ends: it may reach past its upper bound."""
+    ends = [builder.producers.get(v) for v in (lower, upper)]
+    if all(n is not None and n.op is basic.full for n in ends):
+        first, last = (int(n.attrs["value"]) for n in ends if n is not None)
+        return _index_constant(builder, first - (first - last) // step * step)
+    one = _index_constant(builder, step)
+    count = builder.add(elementwise.sub, [upper, lower]).out
+    count = builder.add(elementwise.add, [count, _index_constant(builder, step - 1)]).out
+    whole = builder.add(elementwise.mul, [builder.add(elementwise.floor_divide, [count, one]).out, one]).out
+    return builder.add(elementwise.add, [lower, whole]).out
+
+
+def _index_constant(builder: Builder, n: int) -> Value:
+    return builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out
+
+
+def _match_mainloop(function: Function, producers: Producers, node: Node) -> MatmulLoop | None:
+    """A node as a loop that fits, or None."""
+    if node.op is not control_flow.for_ or len(node.args) != 4 or int(function.attrs.get("group", 1)) != 1:
+        return None
+    (body,) = node.regions
+    step, last = producers.get(node.args[2]), producers.get(body.results[0])
+    if step is None or step.op is not basic.full or last is None or last.op is not matmul_accumulate:
+        return None
+    if last not in body.nodes or last.args[0] is not body.params[1]:
+        return None
+    inside = {v: n for n in body.nodes for v in n.results}
+    sides = [find_operand_source(inside, v) for v in last.args[1:]]
+    used = {id(n) for n in body.nodes} - {id(last)}
+    if None in sides or not all(_is_data_movement(n) for n in body.nodes if id(n) in used):
+        return None
+    found = MatmulLoop(node, sides[0], sides[1], int(step.attrs["value"]))  # type: ignore[arg-type]
+    fits = (
+        _has_wgmma_sizes(found)
+        and _has_even_depth(producers, found)
+        and _has_fixed_operands(function, producers, found, body.params[0])
+    )
+    return found if fits else None
+
+
+def _is_data_movement(node: Node) -> bool:
+    """Whether a node of the body only brings a block, or a constant."""
+    return node.op in (tile.load, shape.reshape, shape.permute, basic.full)
+
+
+def find_operand_source(inside: Producers, v: Value) -> OperandSource | None:
+    """A block as memory: a load, perhaps turned around, or without its axes of size 1."""
+    node, flipped = inside.get(v), False
+    while node is not None and node.op in (shape.permute, shape.reshape):
+        (x,) = node.args
+        if node.op is shape.permute:
+            if tuple(node.attrs["axes"]) != (1, 0):
+                return None
+            flipped = not flipped
+        elif [n for n in x.type.shape if n != 1] != [n for n in node.out.type.shape if n != 1]:  # type: ignore[union-attr]
+            return None
+        node = inside.get(x)
+    if node is None or node.op is not tile.load:
+        return None
+    ref, *starts = node.args
+    rank = ref.type.rank  # type: ignore[union-attr]
+    if (
+        len(starts) != rank
+        or not is_tma_fetchable(ref.type, tuple(ACCUMULATOR_TYPES))
+        or any(n != 1 for n in node.attrs["shape"][:-2])
+    ):
+        return None
+    return OperandSource(ref, tuple(starts), tuple(node.attrs["shape"]), flipped)
+
+
+def is_tma_fetchable(type: Any, dtypes: tuple[DType, ...] = HALF_TYPES) -> bool:
+    """Whether a copy engine can fetch blocks of a ref that has one of these types."""
+    if not isinstance(type, RefType) or type.space != GLOBAL or not 2 <= type.rank <= 5:
+        return False
+    return type.dtype in dtypes and int(type.shape[-1]) * element_bytes(type.dtype) % TMA_STRIDE == 0
+
+
+def _has_wgmma_sizes(loop: MatmulLoop) -> bool:
+    """Whether the blocks are such as the instructions take."""
+    rows, columns, _ = loop.sizes
+    type = loop.left.ref.type
+    assert isinstance(type, RefType)
+    whole = rows in WGMMA_BLOCK_ROWS and columns in MAINLOOP_COLUMNS
+    whole = whole and (type.dtype in HALF_TYPES or not loop.left.flipped)
+    fits = rows * columns // (min(rows, 128) * 2) <= ACCUMULATOR_REGISTERS and (
+        type.dtype in HALF_TYPES or loop.right.flipped
+    )
+    same = are_mma_compatible(type.dtype, loop.right.ref.type.dtype)  # type: ignore[union-attr]
+    return whole and fits and same and type.block(()).accumulate == ACCUMULATOR_TYPES[type.dtype]
+
+
+def _has_even_depth(producers: Producers, loop: MatmulLoop) -> bool:
+    """Whether rounds are as deep as they are to be, or can be cut or joined: each goes on where the one before ends."""
+    depth, index = loop.sizes[2], loop.node.regions[0].params[0]
+    if depth == loop.depth:
+        return True
+    along = loop.left.starts[-2 if loop.left.flipped else -1], loop.right.starts[-1 if loop.right.flipped else -2]
+    others = [*loop.left.starts, *loop.right.starts].count(index) > 2
+    goes_on = loop.step == depth and set(along) == {index} and not others
+    return goes_on and (depth % loop.depth == 0 or (loop.depth % depth == 0 and _can_join_rounds(producers, loop)))
+
+
+def _can_join_rounds(producers: Producers, loop: MatmulLoop) -> bool:
+    """Whether whole rounds of the new depth read no more than the loop does, or what lies outside of memory."""
+    ends = [producers.get(v) for v in loop.node.args[:2]]
+    if any(n is None or n.op is not basic.full for n in ends):
+        return False
+    lower, upper = (int(n.attrs["value"]) for n in ends if n is not None)
+    rounds = -((lower - upper) // loop.step)
+    sides = ((loop.left, -2 if loop.left.flipped else -1), (loop.right, -1 if loop.right.flipped else -2))
+    most = max(int(side.ref.type.shape[axis]) for side, axis in sides)  # type: ignore[union-attr]
+    return rounds * loop.step % loop.depth == 0 or most <= lower + rounds * loop.step
+
+
+def _has_fixed_operands(function: Function, producers: Producers, loop: MatmulLoop, index: Value) -> bool:
+    """Whether the sides stay as they are, and their places are known ahead: the index, or scalars of the program."""
+    written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
+    if {loop.left.ref, loop.right.ref} & written or not {loop.left.ref, loop.right.ref} <= set(function.params):
+        return False
+    starts = [v for side in (loop.left, loop.right) for v in side.starts if v is not index]
+    return all(is_known_ahead(producers, v) for v in (*loop.node.args[:3], *starts))
+
+
+def is_known_ahead(producers: Producers, v: Value) -> bool:
+    """Whether a scalar is computed from the program's place and parameters alone."""
+    node = producers.get(v)
+    if node is None:
+        return v.type.rank == 0 if isinstance(v.type, TensorType) else False
+    return is_scalar_arithmetic(node) and all(is_known_ahead(producers, x) for x in node.args)
+
+
+def is_scalar_arithmetic(node: Node) -> bool:
+    """Whether a node is arithmetic on scalars, or the program's place."""
+    scalar = all(isinstance(v.type, TensorType) and not v.type.rank for v in node.results)
+    return (
+        scalar
+        and bool(node.results)
+        and (node.op.pointwise or node.op in (basic.full, tile.program_id, tile.grid_size))
+    )
+
+
+# The pass that finds loops which multiply by blocks that a tensor-map copy can fetch: their products are `streamed`.
+#
+# In such a loop, at the top of a function, the right side of each product is read from global memory at places known
+# ahead; the left side is whatever the loop computes, or a block that was read before it and stays (`resident`).
+
+
+ASYNC_MMA_COLUMNS = (64, 128, 256)
+ASYNC_MMA_DEPTHS = (64, 128, 256)
+MAX_LOOP_REGISTERS = 200  # of a thread, for the sums and the left sides of all products
+PRODUCT_OPS = (contractions.dot, matmul_accumulate)
+VIEW_OPS = (shape.permute, shape.reshape, basic.cast)
+
+
+@dataclass(frozen=True)
+class AsyncProducts:
+    """The products of a function with where their right sides lie, and the left sides that stay, in the same way."""
+
+    right: dict[Node, OperandSource]
+    left: dict[Value, OperandSource]
+    last: dict[Value, Node]  # the last loop that reads a left side
+
+
+def form_async_mma(function: Function) -> Function:
+    """The function with all its products `streamed`, if each of them can be."""
+    found = _find_async_products(function)
+    if found is None:
+        return function
+
+    def meaning_of(builder: Builder) -> Callable[..., Any]:
+        copy = make_copier(builder)
+
+        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
+            env = run.env
+            if node in found.right:
+                return [_build_async_mma(builder, node, found.right[node], node.args[-2] in found.left, args, env)]
+            if node.results and node.results[0] in found.left:
+                side = found.left[node.out]
+                operands = [env[side.ref], *(env[v] for v in side.starts)]
+                return builder.add(resident_operand, operands, {"shape": static_shape(node.out)}, loc=node.loc).results
+            results = copy(node, args, run)
+            for v in (v for v, loop in found.last.items() if loop is node):
+                builder.add(release_operand, [env[v]], {}, loc=node.loc)
+            return results
+
+        return meaning
+
+    return eliminate_dead_code(rebuild_function(function, meaning_of))
+
+
+def _build_async_mma(
+    builder: Builder, node: Node, side: OperandSource, kept: bool, args: Sequence[Value], env: dict[Value, Value]
+) -> Value:
+    """A product as one that reads its right side itself; its left side is `kept`, or goes to registers by twos."""
+    summed = node.op is matmul_accumulate
+    depth, columns = static_shape(node.args[-1])
+    attrs = {"block": (depth, columns), "flipped": side.flipped, "summed": summed}
+    left = args[-2] if kept else builder.add(pack_pairs, [args[-2]], {}, loc=node.loc).out
+    operands = [left, env[side.ref], *(args[:1] if summed else ()), *(env[v] for v in side.starts)]
+    return builder.add(async_mma, operands, attrs, loc=node.loc).out
+
+
+def _find_async_products(function: Function) -> AsyncProducts | None:
+    """What there is to stream, or None if something does not fit."""
+    producers = {v: node for node in function.body.walk() for v in node.results}
+    loops = [n for n in function.body.nodes if n.op is control_flow.for_]
+    rights = {}
+    for loop in loops:
+        for node in loop.regions[0].nodes:
+            if node.op in PRODUCT_OPS and (side := _match_right_operand(function, producers, loop, node)) is not None:
+                rights[node] = side
+    every = [n for n in function.body.walk() if n.op in PRODUCT_OPS]
+    rows = {static_shape(n.out)[0] for n in rights}
+    whole = bool(rights) and len(rights) == len(every) and len(rows) == 1 and rows <= set(WGMMA_BLOCK_ROWS)
+    if not whole or int(function.attrs.get("group", 1)) != 1 or _estimate_registers(rights) > MAX_LOOP_REGISTERS:
+        return None
+    if any(map(_loads_left_operand, loops)) or _find_written_refs(function) & {side.ref for side in rights.values()}:
+        return None
+    left = _find_resident_operands(function, producers, list(rights))
+    reading = {v: [loop for loop in loops if any(v in n.args for n in loop.regions[0].nodes)][-1] for v in left}
+    return AsyncProducts(rights, left, reading)
+
+
+def _loads_left_operand(loop: Node) -> bool:
+    """Whether a product's left side comes from memory in each round: other passes fetch that ahead as well."""
+    inside = {v: n for n in loop.regions[0].nodes for v in n.results}
+    for product in (n for n in loop.regions[0].nodes if n.op in PRODUCT_OPS):
+        made = inside.get(product.args[-2])
+        while made is not None and made.op in VIEW_OPS:
+            made = inside.get(made.args[0])
+        if made is not None and made.op is tile.load:
+            return True
+    return False
+
+
+def _find_written_refs(function: Function) -> set[Value]:
+    return {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
+
+
+def _estimate_registers(rights: dict[Node, OperandSource]) -> int:
+    """About how many registers a thread needs: each product's sums, and its left side by twos."""
+    groups = min(2, max(static_shape(n.out)[0] for n in rights) // 64)
+    elements = sum(static_shape(n.out)[0] * (static_shape(n.out)[1] + static_shape(n.args[-2])[1] // 2) for n in rights)
+    return elements // (128 * groups)
+
+
+def _match_right_operand(function: Function, producers: Producers, loop: Node, node: Node) -> OperandSource | None:
+    """Where the right side of a product lies, if it can be fetched and multiplied by."""
+    left, right = node.args[-2:]
+    dtype = right.type.dtype  # type: ignore[union-attr]
+    inside = {v: n for n in loop.regions[0].nodes for v in n.results}
+    side = find_operand_source(inside, right)
+    if side is None or dtype not in HALF_TYPES or left.type.dtype != dtype or node.out.type.dtype != f32:  # type: ignore[union-attr]
+        return None
+    depth, columns = static_shape(right)
+    step = producers.get(loop.args[2])
+    counted = step is not None and step.op is basic.full and int(step.attrs["value"]) > 0
+    known = {loop.regions[0].params[0], *function.params}
+    ahead = all(_is_computable_ahead(producers, known, v) for v in (*loop.args[:2], *side.starts))
+    fits = depth in ASYNC_MMA_DEPTHS and columns in ASYNC_MMA_COLUMNS and side.ref in function.params
+    return side if fits and counted and ahead and left.type.accumulate == f32 else None  # type: ignore[union-attr]
+
+
+def _is_computable_ahead(producers: Producers, known: set[Value], v: Value) -> bool:
+    """Whether a scalar is computed from the program's place, parameters and the loop's index alone."""
+    node = producers.get(v)
+    if node is None:
+        return v in known and isinstance(v.type, TensorType)
+    return is_scalar_arithmetic(node) and all(_is_computable_ahead(producers, known, x) for x in node.args)
+
+
+def _find_resident_operands(
+    function: Function, producers: Producers, products: Sequence[Node]
+) -> dict[Value, OperandSource]:
+    """The left sides that are read before the loops, and used for nothing else."""
+    top = {v: n for n in function.body.nodes for v in n.results}
+    uses: Counter[Value] = Counter(v for n in function.body.walk() for v in n.args)
+    ours: Counter[Value] = Counter(n.args[-2] for n in products)
+    written, found = _find_written_refs(function), {}
+    for v in ours:
+        side = find_operand_source(top, v) if uses[v] == ours[v] else None
+        if side is None or side.flipped or side.ref in written or side.ref not in function.params:
+            continue
+        if all(_is_computable_ahead(producers, set(function.params), s) for s in side.starts):
+            found[v] = side
+    return found

@@ -1,0 +1,486 @@
+"""Multistage pipelining (CUTLASS): operands of products copied to shared memory some rounds before they are read.
+
+The result is Tile IR: a ring of slots, cp.async copies, a commit for each round, a wait and a barrier before reading.
+Blocks that copies cannot move (odd two-byte rows, masks) are held in registers for one round. Operands that only
+tensor cores read stay in their slots (ldmatrix). The number of stages is the schedule's, or what shared memory holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tessera.codegen.ptx.layout import MMA_OPERAND_TYPES, uses_tensor_cores
+from tessera.codegen.ptx.ops import matmul_accumulate, smem_operand, smem_slots
+from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
+from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, find_vector_length
+from tessera.codegen.ptx.text.register_types import element_bytes
+from tessera.core.types import GLOBAL, RefType, TensorType, int64
+from tessera.ir.builder import Builder
+from tessera.ir.core import Block, Function, Node, Value
+from tessera.ir.evaluator import make_copier, rebuild_function
+from tessera.ir.rules import Op
+from tessera.lower.passes.redundancy_elimination import eliminate_dead_code
+from tessera.ops.dialects import control_flow, tile
+from tessera.ops.tensor import basic, contractions, elementwise, shape
+
+# What a loop can fetch ahead: loads of blocks that it multiplies, at places that its index alone tells.
+#
+# Copies move 4 bytes at least. Blocks whose rows begin at any two bytes, and those that masks leave parts out of, are
+# held in registers instead, for a round.
+
+
+ORDERING_EFFECTS = frozenset(("memory", "async"))
+MIN_COPY_BYTES = 4  # bytes that one copy moves, at least
+PRODUCT_OPS = (contractions.dot, matmul_accumulate)
+VIEW_OPS = (shape.permute, shape.reshape, basic.cast)
+MASK_OPS = (basic.full, basic.broadcast_to, shape.iota, shape.reshape, shape.permute)  # of masks, beside comparisons
+Producers = Mapping[Value, Node]
+
+
+@dataclass(frozen=True)
+class LoopFetches:
+    """What a loop fetches: its loads, and the nodes of its body that their places are computed by."""
+
+    copied: tuple[Node, ...]
+    held: Mapping[Node, int]  # in registers, for a round: so many for each
+    places: tuple[Node, ...]
+
+    @property
+    def loads(self) -> tuple[Node, ...]:
+        """All of them."""
+        return (*self.copied, *self.held)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of one round's blocks."""
+        return sum(element_bytes(n.out.type.dtype) * math.prod(static_shape(n.out)) for n in self.loads)  # type: ignore[union-attr]
+
+
+def find_loop_fetches(function: Function, apart: bool, aligned: Sequence[int]) -> dict[Node, LoopFetches]:
+    """The innermost loops with products of blocks that can be fetched ahead, and what they fetch.
+
+    `apart` says that refs lie in different memory, `aligned` of how many bytes their addresses are multiples.
+    """
+    if int(function.attrs.get("group", 1)) != 1:
+        return {}
+    producers = {v: node for node in function.body.walk() for v in node.results}
+    align = dict(zip(function.params, aligned or [VECTOR_BYTES] * len(function.params), strict=True))
+    found: dict[Node, LoopFetches] = {}
+    for node in function.body.walk():
+        if node.op is control_flow.for_ and _has_constant_step(producers, node):
+            fetches = _FetchFinder(producers, node, apart, align).found()
+            found.update(
+                {node: fetches} if fetches.loads and not any(map(_orders_memory, node.regions[0].walk())) else {}
+            )
+    return found
+
+
+def _orders_memory(node: Node) -> bool:
+    """Whether what comes after a node may not be read before it: loops inside, barriers, atomic updates, copies."""
+    effects = node.op.effects
+    return (
+        node.op in (control_flow.for_, control_flow.while_)
+        or bool(effects & ORDERING_EFFECTS)
+        or effects >= {"read", "write"}
+    )
+
+
+def _has_constant_step(producers: Producers, loop: Node) -> bool:
+    """Whether a loop counts up by a constant."""
+    step = producers.get(loop.args[2])
+    return step is not None and step.op is basic.full and int(step.attrs["value"]) > 0
+
+
+class _FetchFinder:
+    """The search through one loop."""
+
+    def __init__(self, producers: Producers, loop: Node, apart: bool, align: Mapping[Value, int]) -> None:
+        (self.body,) = loop.regions
+        self.producers = {**producers, self.body.params[0]: loop}  # as `divisor` knows an index
+        self.align = align
+        self.inside = {v: n for n in self.body.nodes for v in n.results}
+        self.variable = {v for n in self.body.walk() for v in n.results} | set(self.body.params[1:])
+        self.written = {n.args[0] for n in self.body.walk() if "write" in n.op.effects}
+        if not apart and any(v.type.space == GLOBAL for v in self.written):  # type: ignore[union-attr]
+            self.written |= set(align)
+
+    def found(self) -> LoopFetches:
+        """The loads that fit, with what computes their places."""
+        operands = [v for n in self.body.nodes if n.op in PRODUCT_OPS for v in n.args[-2:]]
+        loads = [n for v in operands if (n := self._load(v)) is not None and self._fits(n)]
+        needed: set[Node] = set()
+        for load in loads:
+            for v in load.args[1:]:
+                needed |= self._cone(v) or set()
+        ordered = tuple(n for n in self.body.nodes if n in needed)
+        units = {n: self._unit(n) for n in dict.fromkeys(loads)}
+        copied = tuple(n for n, unit in units.items() if unit >= MIN_COPY_BYTES and not is_masked(n))
+        held = {n: _count_registers(n, unit) for n, unit in units.items() if n not in copied}
+        return LoopFetches(copied, held, ordered)
+
+    def _load(self, v: Value) -> Node | None:
+        """The load in the loop's body that an operand comes from by views and casts."""
+        node = self.inside.get(v)
+        while node is not None and node.op in VIEW_OPS:
+            node = self.inside.get(node.args[0])
+        return node if node is not None and node.op is tile.load else None
+
+    def _fits(self, load: Node) -> bool:
+        ref, *operands = load.args
+        type = ref.type
+        if not isinstance(type, RefType) or type.space != GLOBAL or ref in self.written or ref not in self.align:
+            return False
+        whole = type.policy is None and type.rank >= 2 and sum(n > 1 for n in load.attrs["shape"][:-1]) <= 1
+        known = all(isinstance(v.type, TensorType) and v.type.dtype == int64 for v in operands[: type.rank])
+        return whole and known and all(self._cone(v) is not None for v in operands)
+
+    def _unit(self, load: Node) -> int:
+        """The bytes that one copy can move."""
+        ref, *operands = load.args
+        starts = operands[: ref.type.rank]  # type: ignore[union-attr]
+        m = PtxMemRef(ref.type.dtype, GLOBAL, "", static_shape(ref), self.align[ref])  # type: ignore[union-attr]
+        block = tuple(load.attrs["shape"])
+        length = find_vector_length(self.producers, m, starts, block, VECTOR_BYTES // element_bytes(m.dtype))
+        while length > 1 and (block[-1] % length or m.shape[-1] % length):
+            length //= 2
+        return length * element_bytes(m.dtype)
+
+    def _cone(self, v: Value) -> set[Node] | None:
+        """The nodes of the body that a place or a mask is computed by; None if more than the index goes into it."""
+        if v not in self.variable:
+            return set()
+        node = self.inside.get(v)
+        if node is None or not (is_scalar_arithmetic(node) or node.op.pointwise or node.op in MASK_OPS):
+            return None
+        parts = [self._cone(x) for x in node.args]
+        return None if any(p is None for p in parts) else {node}.union(*(p for p in parts if p is not None))
+
+
+def is_masked(load: Node) -> bool:
+    """Whether a mask leaves parts of a block out."""
+    return len(load.args) > 1 + load.args[0].type.rank  # type: ignore[union-attr]
+
+
+def _count_registers(load: Node, unit: int) -> int:
+    """The registers of all threads that hold a block: elements of 16 bits that come by twos take half."""
+    count, each = math.prod(static_shape(load.out)), element_bytes(load.out.type.dtype)  # type: ignore[union-attr]
+    return count * each // MIN_COPY_BYTES if unit >= MIN_COPY_BYTES else count
+
+
+# The pass that fetches ahead: blocks that a loop multiplies come by copies begun some rounds before they are read.
+#
+# Its result is Tile IR like any other: a ring of slots in shared memory, copies into it (`async_copy`), a commit for each
+# round's, a wait and a barrier before they are read. What nothing can copy so (rows that begin at any two bytes, masks)
+# is loaded a round ahead and stored when the round is done. What belongs to rounds past the loop's end lies outside of
+# its source, where nothing is read.
+
+
+def insert_prefetch(
+    function: Function, stages: int, loops: Mapping[Node, LoopFetches], room: Op = tile.alloc
+) -> Function:
+    """The function with the blocks of some loops (`fetches_of`) fetched `stages` - 1 rounds ahead, into a `room`."""
+    reading: dict[Node, tuple[Value, Value]] = {}
+
+    def meaning_of(builder: Builder) -> Callable[..., Any]:
+        copy = make_copier(builder)
+
+        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
+            with builder.at(node.loc):
+                if node in loops:
+                    return _StagedLoop(builder, node, loops[node], stages, room, reading).run(args, run)
+                if node in reading:
+                    return [_read_slot(builder, node, *reading[node])]
+            return copy(node, args, run)
+
+        return meaning
+
+    return eliminate_dead_code(rebuild_function(function, meaning_of)) if loops else function
+
+
+class _StagedLoop:
+    """One loop under way to its new form."""
+
+    def __init__(
+        self, builder: Builder, loop: Node, fetches: LoopFetches, stages: int, room: Op, reading: dict[Node, Any]
+    ) -> None:
+        self.builder, self.loop, self.fetches, self.stages = builder, loop, fetches, stages
+        self.reading = reading
+        (self.body,) = loop.regions
+        self.rings = {load: self._ring(room, load) for load in fetches.loads}
+
+    def _ring(self, room: Op, load: Node) -> Value:
+        type = load.out.type
+        assert isinstance(type, TensorType)
+        attrs = {"shape": (self.stages, *static_shape(load.out)), "dtype": type.dtype}
+        return self.builder.add(room, [], attrs).out
+
+    def run(self, args: Sequence[Value], run: Any) -> Sequence[Value]:
+        """The first copies, the loop, and a wait for the last ones; the loop's results."""
+        lower, self.upper, step, *inits = args
+        self.step = step
+        for ahead in range(self.stages - 1):
+            self._begin(self._later(lower, ahead), self._index(ahead), run.env)
+        self._put(self._brought(lower, run.env), self._index(0))
+        state = [*inits, self._index(0)]
+        params = tuple(Value(v.type, p.hint) for v, p in zip([lower, *inits], self.body.params, strict=True))
+        params = (*params, Value(state[-1].type, "slot"))
+        with self.builder.region() as nodes:
+            results = self._round(params, run)
+        types = tuple(v.type for v in state)
+        region = Block(params, tuple(nodes), tuple(results))
+        made = self.builder.add(control_flow.for_, [lower, self.upper, step, *state], types=types, regions=(region,))
+        self._wait(0)
+        return made.results[:-1]
+
+    def _round(self, params: Sequence[Value], run: Any) -> list[Value]:
+        """A round: its blocks have come, the copies of a later one begin, and the body."""
+        index, *_, slot = params
+        self._wait(self.stages - 2)
+        self.builder.add(tile.barrier, [], {})
+        last = self._index(self.stages - 1)
+        first = self._scalar(elementwise.equal, slot, self._index(0))
+        before = self._scalar(elementwise.where, first, last, self._scalar(elementwise.sub, slot, self._index(1)))
+        self._begin(self._later(index, self.stages - 1), before, run.env)
+        brought = self._brought(self._later(index, 1), run.env)
+        self.reading.update((load, (ring, slot)) for load, ring in self.rings.items())
+        results = run(self.body, *params[:-1])
+        ended = self._scalar(elementwise.equal, slot, last)
+        more = self._scalar(elementwise.add, slot, self._index(1))
+        following = self._scalar(elementwise.where, ended, self._index(0), more)
+        self._put(brought, following)
+        return [*results, following]
+
+    def _begin(self, index: Value, slot: Value, outer: Mapping[Value, Value]) -> None:
+        """Begin the copies of the round that has an index, if there is one."""
+        if not self.fetches.copied:
+            return
+        for load, (ref, *starts) in self._places(self.fetches.copied, index, outer):
+            attrs = {"shape": static_shape(load.out), "edge": "clip"}
+            to = [slot, *(self._index(0) for _ in starts)]
+            self.builder.add(tile.async_copy, [self.rings[load], ref, *to, *starts], attrs, loc=load.loc)
+        self.builder.add(tile.async_commit, [], {})
+
+    def _wait(self, pending: int) -> None:
+        """Wait for all copies but those of the last rounds."""
+        if self.fetches.copied:
+            self.builder.add(tile.async_wait, [], {"pending": pending})
+
+    def _brought(self, index: Value, outer: Mapping[Value, Value]) -> list[Value]:
+        """The other blocks of the round that has an index."""
+        found = self._places(self.fetches.held, index, outer)
+        attrs = {"edge": "clip"}
+        return [self.builder.add(tile.load, v, {**n.attrs, **attrs}, loc=n.loc).out for n, v in found]
+
+    def _put(self, blocks: Sequence[Value], slot: Value) -> None:
+        """Store these into their slots."""
+        for load, block in zip(self.fetches.held, blocks, strict=True):
+            whole = self.builder.add(shape.reshape, [block], {"shape": (1, *static_shape(block))}).out
+            to = [slot, *(self._index(0) for _ in static_shape(block))]
+            self.builder.add(tile.store, [self.rings[load], whole, *to], {}, loc=load.loc)
+
+    def _places(
+        self, loads: Collection[Node], index: Value, outer: Mapping[Value, Value]
+    ) -> list[tuple[Node, list[Value]]]:
+        """The operands of loads in the round that has an index; they lie outside where there is no such round."""
+        if not loads:
+            return []
+        env = {**outer, self.body.params[0]: index}
+        for node in self.fetches.places:
+            made = self.builder.add(node.op, [env[v] for v in node.args], node.attrs, loc=node.loc)
+            env.update(zip(node.results, made.results, strict=True))
+        present = self._scalar(elementwise.less, index, self.upper)
+        return [(load, self._operands(load, present, env)) for load in loads]
+
+    def _operands(self, load: Node, present: Value, env: Mapping[Value, Value]) -> list[Value]:
+        ref, *operands = load.args
+        found = [env[v] for v in operands]
+        axis = self._moving(operands[: ref.type.rank])  # type: ignore[union-attr]
+        outside = self._index(int(ref.type.shape[axis]))  # type: ignore[union-attr]
+        found[axis] = self._scalar(elementwise.where, present, found[axis], outside)
+        return [env[ref], *found]
+
+    def _moving(self, places: Sequence[Value]) -> int:
+        """An axis along which the block moves from round to round, the last one if none does."""
+        ours = {self.body.params[0], *(v for n in self.fetches.places for v in n.results)}
+        return next((a for a in reversed(range(len(places))) if places[a] in ours), len(places) - 1)
+
+    def _later(self, index: Value, rounds: int) -> Value:
+        """The index so many rounds later."""
+        if not rounds:
+            return index
+        step = self.builder.producers[self.step].attrs["value"]
+        return self._scalar(elementwise.add, index, self._index(rounds * int(step)))
+
+    def _index(self, n: int) -> Value:
+        return self.builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out
+
+    def _scalar(self, op: Op, *operands: Value) -> Value:
+        return self.builder.add(op, operands, {}).out
+
+
+def _read_slot(builder: Builder, load: Node, ring: Value, slot: Value) -> Value:
+    """What a load gave, read from its slot."""
+    zero = builder.add(basic.full, [], {"shape": (), "value": 0, "dtype": int64}).out
+    places = [slot, *(zero for _ in static_shape(load.out))]
+    block = builder.add(tile.load, [ring, *places], {"shape": (1, *static_shape(load.out))}).out
+    return builder.add(shape.reshape, [block], {"shape": static_shape(load.out)}).out
+
+
+# The pass that leaves blocks where copies put them: products whose sides lie in slots read them there, by ldmatrix.
+
+
+LDMATRIX_EXTENT = 16  # rows and columns that ldmatrix reads at once
+DefiningNodes = Mapping[Value, Node]
+
+
+@dataclass(frozen=True)
+class SlotOperand:
+    """A side of a product that lies in a slot."""
+
+    ref: Value
+    slot: Value
+    flipped: bool
+
+
+def read_operands_in_place(function: Function) -> Function:
+    """The function with each block of slots that only tensor cores read left where it lies."""
+    producers = {v: node for node in function.body.walk() for v in node.results}
+    found = _find_slot_operands(function, producers)
+    swizzled = {side.ref for side in found.values()}
+    if not found:
+        return function
+
+    def meaning_of(builder: Builder) -> Callable[..., Any]:
+        copy = make_copier(builder)
+
+        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
+            if node.op is smem_slots and node.out in swizzled:
+                return builder.add(smem_slots, [], {**node.attrs, "swizzled": True}, loc=node.loc).results
+            sides = [(i, found[node, i]) for i in range(len(args)) if (node, i) in found]
+            for i, side in sides:
+                operands = [run.env[side.ref], run.env[side.slot]]
+                args[i] = builder.add(smem_operand, operands, {"flipped": side.flipped}, loc=node.loc).out
+            return copy(node, args, run)
+
+        return meaning
+
+    return eliminate_dead_code(rebuild_function(function, meaning_of))
+
+
+def _find_slot_operands(function: Function, producers: DefiningNodes) -> dict[tuple[Node, int], SlotOperand]:
+    """The operands of products that lie in slots which nothing else reads, by node and place."""
+    used = Counter(v for n in function.body.walk() for v in (*n.args, *(r for b in n.regions for r in b.results)))
+    products = [n for n in function.body.walk() if uses_tensor_cores(n)]
+    places = {(n, len(n.args) - 2 + right): bool(right) for n in products for right in (0, 1)}
+    found = {
+        at: side
+        for at, right in places.items()
+        if (side := _match_slot_operand(producers, used, *at, right)) is not None
+    }
+    readers = Counter(n.args[0] for n in function.body.walk() if n.op is tile.load)
+    ours = Counter(side.ref for side in found.values())
+    return {at: side for at, side in found.items() if ours[side.ref] == readers[side.ref]}
+
+
+def _match_slot_operand(
+    producers: DefiningNodes, used: Mapping[Value, int], node: Node, place: int, right: bool
+) -> SlotOperand | None:
+    """An operand as what lies in a slot, if the instructions can read it there."""
+    v, flipped = node.args[place], False
+    made = producers.get(v)
+    while made is not None and made.op in (shape.permute, shape.reshape) and used[v] == 1:
+        (x,) = made.args
+        turned = made.op is shape.permute
+        if turned and tuple(made.attrs["axes"]) != (1, 0):
+            return None
+        if not turned and [n for n in static_shape(x) if n != 1] != [n for n in static_shape(v) if n != 1]:
+            return None
+        flipped, v = flipped != turned, x
+        made = producers.get(v)
+    if made is None or made.op is not tile.load or used[v] != 1:
+        return None
+    ref = made.args[0]
+    origin = producers.get(ref)
+    fits = origin is not None and origin.op is smem_slots and _is_ldmatrix_readable(ref, right, flipped)
+    return SlotOperand(ref, made.args[1], flipped) if fits else None
+
+
+def _is_ldmatrix_readable(ref: Value, right: bool, flipped: bool) -> bool:
+    """Whether ldmatrix reads such blocks as the instructions want them: pairs of bytes can be turned, bytes cannot."""
+    dtype = ref.type.dtype  # type: ignore[union-attr]
+    rows, columns = math.prod(static_shape(ref)[1:-1]), static_shape(ref)[-1]
+    whole = rows % LDMATRIX_EXTENT == 0 and columns * element_bytes(dtype) % (2 * LDMATRIX_EXTENT) == 0
+    return whole and MMA_OPERAND_TYPES.get(dtype) == dtype and (element_bytes(dtype) == 2 or right == flipped)
+
+
+# How many rounds ahead loops of products fetch: as a Schedule says, or as many as shared memory has room for.
+
+
+MAX_STAGES, MIN_STAGES = 4, 2
+SM_REGISTERS = 1 << 16  # of a multiprocessor
+OTHER_REGISTERS = 64  # registers of a thread beside the elements of the largest block
+MAX_RESIDENT_BLOCKS = 8  # on a multiprocessor: more of them hide more than more stages do
+MAX_HELD_REGISTERS = (
+    64  # registers that a thread holds of the sums and of the next round's blocks: more halve the blocks under way
+)
+RESERVED_SHARED_BYTES = 2048  # bytes of shared memory for what else a block has there
+ProducerMap = Mapping[Value, Node]
+
+
+def pipeline_operand_copies(
+    function: Function, apart: bool, aligned: Sequence[int], threads: int, limit: int
+) -> Function:
+    """The function with its loops' blocks fetched ahead, where that fits `limit` bytes of shared memory.
+
+    `apart` and `aligned` are as for `fetches_of`, `threads` those of a block.
+    """
+    producers = {v: node for node in function.body.walk() for v in node.results}
+    found = {n: _fit_registers(n, f, threads) for n, f in find_loop_fetches(function, apart, aligned).items()}
+    loops = {
+        n: f
+        for n, f in found.items()
+        if f.loads and _find_trip_count(producers, n) >= MIN_STAGES and _has_tensor_cores(n)
+    }
+    asked = function.attrs.get("stages")
+    stages = _choose_stages(function, loops, threads, limit) if asked is None else int(asked)
+    if not loops or stages < MIN_STAGES:
+        return function
+    if not any(f.copied for f in loops.values()):
+        stages = MIN_STAGES  # what registers hold is a round ahead
+    return read_operands_in_place(insert_prefetch(function, stages, loops, smem_slots))
+
+
+def _has_tensor_cores(loop: Node) -> bool:
+    return any(uses_tensor_cores(n) for n in loop.regions[0].nodes)
+
+
+def _fit_registers(loop: Node, fetches: LoopFetches, threads: int) -> LoopFetches:
+    """What a loop fetches ahead, without what registers have no room for beside the sums."""
+    most = max((math.prod(static_shape(n.out)) for n in loop.regions[0].nodes if uses_tensor_cores(n)), default=0)
+    fits = most + sum(fetches.held.values()) <= MAX_HELD_REGISTERS * threads
+    return fetches if fits else replace(fetches, held={})
+
+
+def _find_trip_count(producers: ProducerMap, loop: Node) -> float:
+    """The rounds of a loop; what is not known counts as many."""
+    ends = [producers.get(v) for v in loop.args[:3]]
+    if any(n is None or n.op is not basic.full for n in ends):
+        return math.inf
+    lower, upper, step = (int(n.attrs["value"]) for n in ends if n is not None)
+    return -((lower - upper) // step)
+
+
+def _choose_stages(function: Function, loops: Mapping[Node, LoopFetches], threads: int, limit: int) -> int:
+    """As many stages as fit with the blocks of threads that registers suffice for; one where not even two do."""
+    each = sum(f.bytes for f in loops.values())
+    held = [v for n in function.body.walk() for v in n.results if isinstance(v.type, TensorType)]
+    largest = max(math.prod(static_shape(v)) for v in held)
+    blocks = max(1, min(SM_REGISTERS // (threads * (largest // threads + OTHER_REGISTERS)), MAX_RESIDENT_BLOCKS))
+    fits = [n for n in range(MIN_STAGES, MAX_STAGES + 1) if n * each <= limit // blocks - RESERVED_SHARED_BYTES]
+    whole = [n for n in range(MIN_STAGES, MAX_STAGES + 1) if n * each <= limit - RESERVED_SHARED_BYTES]
+    return max(fits, default=min(whole, default=1))

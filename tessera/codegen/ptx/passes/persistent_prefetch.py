@@ -1,0 +1,287 @@
+"""Prefetching across programs: a persistent loop whose loads are bulk copies begun some programs ahead.
+
+Programs that fill a multiprocessor leave its memory idle while they compute. What each loads whole, at addresses known
+ahead, is copied to stages of shared memory early; blocks that are the same for all programs are copied once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.codegen.ptx.emitter import PtxEmitter
+from tessera.codegen.ptx.ops import prefetched_load
+from tessera.codegen.ptx.passes.index_analysis import backward_slice, find_divisor
+from tessera.codegen.ptx.passes.layout_inference import assign_layouts, static_shape
+from tessera.codegen.ptx.passes.mainloop import is_known_ahead
+from tessera.codegen.ptx.passes.tile_scheduler import RasterOrder, TileScheduler
+from tessera.codegen.ptx.table import emit_node
+from tessera.codegen.ptx.table.blocks.layout_conversion import plan_exchange_accesses
+from tessera.codegen.ptx.table.scalars import packing
+from tessera.codegen.ptx.table.warpgroup.ring_buffer import RingBuffer
+from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
+from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_entry
+from tessera.codegen.ptx.text.register_types import element_bytes
+from tessera.codegen.ptx.text.thread_team import ThreadTeam
+from tessera.codegen.value_ranges import IntervalAnalysis
+from tessera.core.types import GLOBAL, RefType, int64
+from tessera.ir.builder import Builder
+from tessera.ir.core import Function, Node, Value
+from tessera.ir.evaluator import make_copier, rebuild_function
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import contractions
+
+# The pass that has blocks brought ahead: a copy fetches what the next program loads while one is worked on.
+#
+# Programs whose blocks fill a multiprocessor leave its memory idle while they compute. So those of a grid become a loop,
+# and what each loads whole, at places known ahead, is `supplied` in shared memory, a few programs early; blocks that are
+# the same for all programs come once.
+
+
+Producers = Mapping[Value, Node]
+MIN_THREADS = 1024  # threads from which on a program has a multiprocessor for itself
+MIN_PROGRAMS = 256  # fewer are hardly more than a GPU runs at once
+SHARED_BYTES = 228_352  # bytes of shared memory, less some for barriers and reductions
+MAX_STAGES = 2  # programs that blocks are brought ahead for, at most
+MIN_FITTING_PROGRAMS = (
+    2  # programs whose blocks must fit beside each other: larger ones gain nothing, their copies come too late
+)
+BULK_COPY_ALIGN = 16  # bytes that places and sizes of copies are multiples of
+MIN_COPY_BYTES = 4096  # bytes of a block that is not worth a copy
+
+
+@dataclass(frozen=True)
+class PrefetchPlan:
+    """A function whose loads are `supplied`, for so many programs ahead."""
+
+    function: Function
+    stages: int
+
+
+def plan_prefetch(function: Function, grid: Sequence[int], threads: int) -> PrefetchPlan | None:
+    """The function with its loads supplied, or None where that does not fit, or does not pay."""
+    if math.prod(grid) < MIN_PROGRAMS or threads < MIN_THREADS or int(function.attrs.get("group", 1)) != 1:
+        return None
+    if any(n.op is contractions.dot for n in function.body.walk()):
+        return None
+    loads = _find_prefetchable_loads(function, grid)
+    moving = sum(load_bytes(n) for n, same in loads.items() if not same)
+    if not 0 < moving <= SHARED_BYTES // MIN_FITTING_PROGRAMS:
+        return None
+    still = sum(load_bytes(n) for n, same in loads.items() if same)
+    if moving + still > SHARED_BYTES:  # they stay in the L2 cache at any rate
+        loads, still = {n: same for n, same in loads.items() if not same}, 0
+    return PrefetchPlan(_rewrite_loads(function, loads), min((SHARED_BYTES - still) // moving, MAX_STAGES))
+
+
+def load_bytes(node: Node) -> int:
+    """The bytes of a load's block."""
+    return math.prod(static_shape(node.out)) * element_bytes(node.args[0].type.dtype)  # type: ignore[union-attr]
+
+
+def _find_prefetchable_loads(function: Function, grid: Sequence[int]) -> dict[Node, bool]:
+    """The loads that copies can make, and whether each is the same for all programs."""
+    producers = {v: node for node in function.body.walk() for v in node.results}
+    ranges = IntervalAnalysis(producers, grid)
+    written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
+    free = [n for n in function.body.nodes if n.op is tile.load and n.args[0] not in written]
+    return {n: _is_program_invariant(producers, n) for n in free if _is_prefetchable(function, producers, ranges, n)}
+
+
+def _is_prefetchable(function: Function, producers: Producers, ranges: IntervalAnalysis, node: Node) -> bool:
+    """Whether a load is of a stretch of a parameter's memory that lies wholly inside it, at a place known ahead."""
+    ref, *starts = node.args
+    type, block = ref.type, static_shape(node.out)
+    if not isinstance(type, RefType) or type.space != GLOBAL or ref not in function.params or len(starts) != type.rank:
+        return False
+    if ranges.find_unproven_axes(starts, node.attrs["shape"], static_shape(ref)) or not _is_contiguous(
+        node.attrs["shape"], static_shape(ref)
+    ):
+        return False
+    steps = [math.prod(static_shape(ref)[a + 1 :]) * element_bytes(type.dtype) for a in range(type.rank)]
+    even = all(find_divisor(producers, v) * step % BULK_COPY_ALIGN == 0 for v, step in zip(starts, steps, strict=True))
+    whole = math.prod(block) * element_bytes(type.dtype) % BULK_COPY_ALIGN == 0 and load_bytes(node) >= MIN_COPY_BYTES
+    return even and whole and all(v.type.dtype == int64 and is_known_ahead(producers, v) for v in starts)  # type: ignore[union-attr]
+
+
+def _is_contiguous(block: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether a block is one stretch of memory: behind its first axis of more than one place all are whole."""
+    first = next((a for a, n in enumerate(block) if n > 1), len(block))
+    return list(block[first + 1 :]) == list(shape[first + 1 :])
+
+
+def _is_program_invariant(producers: Producers, node: Node) -> bool:
+    """Whether a load's place does not depend on the program's."""
+    left, seen = list(node.args[1:]), set[Node]()
+    while left:
+        made = producers.get(left.pop())
+        if made is not None and made not in seen:
+            seen.add(made)
+            left += made.args
+    return not any(n.op is tile.program_id for n in seen)
+
+
+def _rewrite_loads(function: Function, loads: Mapping[Node, bool]) -> Function:
+    """The function with these loads as ops of their own."""
+
+    def meaning_of(builder: Builder) -> Callable[..., Any]:
+        copy = make_copier(builder)
+
+        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
+            if node not in loads:
+                return copy(node, args, run)
+            attrs = {"shape": static_shape(node.out), "same": loads[node]}
+            return builder.add(prefetched_load, args, attrs, loc=node.loc).results
+
+        return meaning
+
+    return rebuild_function(function, meaning_of)
+
+
+# An entry whose programs are a loop with blocks brought ahead: a ring of stages in shared memory, filled by copies.
+#
+# All threads work on a program. When all have read what a stage holds, one of them begins the copies of the program
+# that is to find it there next.
+
+
+BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+
+def emit_prefetching(
+    supply: PrefetchPlan, threads: int, vector: int, files: SourceFiles | None, grid: Sequence[int], apart: bool
+) -> KernelEntry:
+    """A function with `supplied` blocks as an entry."""
+    text = PtxBuilder(files)
+    team = ThreadTeam(text, threads, 1)
+    kernel = PtxEmitter(assign_layouts(supply.function, threads, vector), text, team, vector, grid, apart)
+    kernel.rank = len(grid)
+    bind_parameters(kernel, ())
+    order = RasterOrder(tuple(reversed(range(len(grid))))) if len(grid) > 1 else None
+    kernel.persistent = TileScheduler(text, grid, order)
+    kernel.prefetcher = BlockPrefetcher(kernel, supply.stages)
+    kernel.prefetcher.begin()
+    loop = kernel.persistent.begin()
+    kernel.prefetcher.number = loop[0]
+    kernel.hazards.enter_loop(kernel.function.body)
+    kernel.run(kernel.function.body)
+    kernel.persistent.end(loop)
+    text.line("ret")
+    return finish_entry(kernel, programs=math.prod(grid))
+
+
+class BlockPrefetcher:
+    """The stages, and who fills them. `number` is the register with the number of the program under way."""
+
+    number = ""
+
+    def __init__(self, kernel: PtxEmitter, stages: int) -> None:
+        self.kernel, self.text, self.stages = kernel, kernel.text, stages
+        nodes = [n for n in kernel.function.body.nodes if n.op is prefetched_load]
+        self.moving_loads = [n for n in nodes if not n.attrs["same"]]
+        self.invariant_loads = [n for n in nodes if n.attrs["same"]]
+        self.needed = backward_slice(kernel.function, [v for n in nodes for v in n.args[1:]])
+        self.ring = RingBuffer(self.text, kernel.room, stages, _total_bytes(self.moving_loads), 1)
+        self.kept = (
+            RingBuffer(self.text, kernel.room, 1, _total_bytes(self.invariant_loads), 1)
+            if self.invariant_loads
+            else None
+        )
+        self.pipeline_state = self.ring.walk(0)
+        self.unread_loads = len(self.moving_loads)
+
+    def begin(self) -> None:
+        """One thread sets up the barriers and begins the first copies."""
+        text, team, persistent = self.text, self.kernel.team, self.kernel.persistent
+        assert persistent is not None
+        self.ring.begin(team.thread)
+        if self.kept is not None:
+            self.kept.begin(team.thread)
+        text.do("bar.sync", 0)
+        ready = text.new_label("supplied")
+        text.do(f"bra {ready}", guard=text.let("setp.ne.u32", "pred", team.thread, 0))
+        number, step = (text.let("mov.u32", "b32", word) for word in ("%ctaid.x", "%nctaid.x"))
+        for stage in range(self.stages):
+            buffer = text.let("add.u32", "b32", self.ring.base, stage * self.ring.size)
+            self._fill(number, buffer, text.let("add.u32", "b32", self.ring.full, 8 * stage))
+            number = text.let("add.u32", "b32", number, step)
+        if self.kept is not None:
+            with persistent.at(text.let("mov.u32", "b32", 0)):
+                self._copies(self.invariant_loads, self.kept.base, self.kept.full)
+        text.label(ready)
+
+    def take(self, node: Node) -> None:
+        """A block in registers. Behind the last one of a program its stage is filled for another."""
+        still = node.attrs["same"]
+        ring, walker = (self.kept, self.kept.walk(0)) if still and self.kept else (self.ring, self.pipeline_state)
+        walker.wait(ring.full)
+        place = _block_offset(self.invariant_loads if still else self.moving_loads, node)
+        base = self.text.let("add.u32", "b32", walker.buffer(), place)
+        dtype, found = node.args[0].type.dtype, []  # type: ignore[union-attr]
+        for run in plan_exchange_accesses(self.kernel, dtype, self.kernel.layout(node.out), base, once=False):
+            found += packing.load_elements(self.text, "shared", dtype, run)
+        self.kernel.values[node.out] = tuple(found)
+        self.unread_loads -= 0 if still else 1
+        if not still and not self.unread_loads:
+            self._refill_stage()
+
+    def _refill_stage(self) -> None:
+        """Everyone has read the stage: it is filled for the program that comes when all stages have been read."""
+        text, team = self.text, self.kernel.team
+        # Loads may wait behind stores when a barrier does not: copies must not overtake them.
+        text.do("fence.proxy.async.shared::cta")
+        self.kernel.meet()
+        behind = text.new_label("behind")
+        text.do(f"bra {behind}", guard=text.let("setp.ne.u32", "pred", team.thread, 0))
+        step = text.let("mov.u32", "b32", "%nctaid.x")
+        number = text.let("mad.lo.u32", "b32", step, self.stages, self.number)
+        full = text.let("mad.lo.u32", "b32", self.pipeline_state.stage, 8, self.ring.full)
+        self._fill(number, self.pipeline_state.buffer(), full)
+        text.label(behind)
+        self.pipeline_state.advance()
+
+    def _fill(self, number: str, buffer: str, full: str) -> None:
+        """Begin the copies of what a program loads, if there is such a program."""
+        persistent = self.kernel.persistent
+        assert persistent is not None
+        none = self.text.new_label("none")
+        self.text.do(f"bra {none}", guard=self.text.let("setp.ge.u32", "pred", number, persistent.total))
+        with persistent.at(number):
+            self._copies(self.moving_loads, buffer, full)
+        self.text.label(none)
+
+    def _copies(self, nodes: Sequence[Node], buffer: str, full: str) -> None:
+        """Begin the copies of some blocks at the places that they have in the program numbered so."""
+        kernel, text, before = self.kernel, self.text, dict(self.kernel.values)
+        for each in self.needed:
+            kernel.emit(each)
+        text.do("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{full}]", _total_bytes(nodes))
+        for node in nodes:
+            target = text.let("add.u32", "b32", buffer, _block_offset(nodes, node))
+            text.do(BULK_COPY, f"[{target}]", f"[{self._address(node)}]", load_bytes(node), f"[{full}]")
+        kernel.values = before
+
+    def _address(self, node: Node) -> str:
+        """Where a block begins in memory."""
+        memory = self.kernel.memories[node.args[0]]
+        total = memory.base
+        for v, step in zip(node.args[1:], memory.steps, strict=True):
+            if (start := self.kernel.scalar_operand(v)) != "0":
+                total = self.text.let("mad.lo.s64", "b64", start, step, total)
+        return total
+
+
+@emit_node(prefetched_load)
+def _(kernel: PtxEmitter, node: Node) -> None:
+    assert kernel.prefetcher is not None
+    kernel.prefetcher.take(node)
+
+
+def _total_bytes(nodes: Sequence[Node]) -> int:
+    return sum(map(load_bytes, nodes))
+
+
+def _block_offset(nodes: Sequence[Node], node: Node) -> int:
+    """Where a block lies among some, one after the other."""
+    return sum(load_bytes(n) for n in nodes[: list(nodes).index(node)])

@@ -1,0 +1,73 @@
+"""Shared memory allocator: offsets of shared and local buffers, and the exchange buffer after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tessera.codegen.ptx.text.thread_team import ThreadTeam
+
+EXCHANGE_ALIGN = 128
+SHARED_SYMBOL = "tessera_shared"
+LOCAL_SYMBOL = "tessera_local"
+
+
+class SharedMemoryAllocator:
+    """Bytes of shared and local memory given out so far; the exchange comes after all else."""
+
+    def __init__(self, team: ThreadTeam) -> None:
+        self._team = team
+        self._shared = self._local = self._exchange = 0
+        self._base = self._start = ""
+
+    def shared(self, size: int, alignment: int) -> int:
+        """The place of new shared memory."""
+        place = _align_up(self._shared, max(alignment, 16))
+        self._shared = place + size
+        return place
+
+    def local(self, size: int) -> int:
+        """The place of new memory of the thread's own."""
+        place = _align_up(self._local, 16)
+        self._local = place + size
+        return place
+
+    def exchange(self, size: int) -> str:
+        """The address of memory in which a team hands elements to and fro: a 32-bit register (shared memory), or
+        for a team of one thread a 64-bit one (its own)."""
+        self._exchange = max(self._exchange, size)
+        if not self._base:
+            self._base = self._team.text.new("b64" if self.own else "b32")
+            self._start = self._team.text.new("b32") if self._team.teams > 1 else ""
+        return self._base
+
+    @property
+    def own(self) -> bool:
+        """Whether the exchange is the thread's own."""
+        return self._team.threads == 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """The dynamic shared memory that a block needs."""
+        exchange = _align_up(self._exchange, EXCHANGE_ALIGN) * (self._team.teams - 1) + self._exchange
+        return _align_up(self._shared, EXCHANGE_ALIGN) + (exchange if self._base and not self.own else 0)
+
+    def lines(self) -> Iterator[str]:
+        """What stands at the begin of the entry: the local memory, and the exchange's address."""
+        start = _align_up(self._local, 16)
+        total = start + (self._exchange if self._base and self.own else 0)
+        if total:
+            yield f"\t.local .align 16 .b8 {LOCAL_SYMBOL}[{total}];"
+        if self._base and self.own:
+            yield f"\tmov.u64 {self._base}, {LOCAL_SYMBOL};"
+            yield f"\tadd.s64 {self._base}, {self._base}, {start};"
+        elif self._base:
+            yield f"\tmov.u32 {self._base}, {SHARED_SYMBOL};"
+            yield f"\tadd.s32 {self._base}, {self._base}, {_align_up(self._shared, EXCHANGE_ALIGN)};"
+            if self._start:  # each team has its own
+                yield f"\tmov.u32 {self._start}, %tid.x;"
+                yield f"\tdiv.u32 {self._start}, {self._start}, {self._team.threads};"
+                yield f"\tmad.lo.s32 {self._base}, {self._start}, {_align_up(self._exchange, EXCHANGE_ALIGN)}, {self._base};"
+
+
+def _align_up(n: int, alignment: int) -> int:
+    return -(-n // alignment) * alignment

@@ -1,0 +1,345 @@
+"""Tile scheduler (CUTLASS): persistent kernels, rasterisation order, and thread-block clusters with multicast.
+
+As many blocks as the GPU runs at once each work through a share of the grid. The order groups programs that read the
+same blocks, and takes long programs first. Blocks of a cluster fetch what they share once for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tessera.codegen.ptx.ops import async_mma, gemm_mainloop
+from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.codegen.ptx.table.warpgroup.producer import (
+    BOX_COLUMNS,
+    SWIZZLE_ROWS,
+    block_starts,
+    count_fetched_rows,
+    stage_bytes,
+)
+from tessera.codegen.ptx.text.builder import PtxBuilder
+from tessera.codegen.ptx.text.register_types import element_bytes
+from tessera.core.errors import ResourceError
+from tessera.ir.core import Function, Node, Value
+from tessera.ir.rules import Rules
+from tessera.ops.dialects import control_flow, tile
+from tessera.ops.tensor import basic, elementwise
+
+if TYPE_CHECKING:
+    from tessera.codegen.ptx.text.thread_team import ThreadTeam
+
+
+# In which order a loop over programs takes them: those that read the same one after the other, long ones first.
+
+
+Producers = Mapping[Value, Node]
+L2_BYTES = 1 << 25  # bytes that stay in the L2 cache of such a GPU while others pass through
+CONCURRENT_PROGRAMS = 128  # programs that such a GPU runs at one time, or nearly
+monotonicity_rules = Rules(
+    "trend along the grid"
+)  # rule(producers, node, axis): 1 rises, 0 stays, -1 falls, None unknown
+
+
+@dataclass(frozen=True)
+class RasterOrder:
+    """The grid's axes, the one whose programs follow each other first; whether the last is walked from its end; and of
+    the others together so many programs for which all of the last are done before the next ones (0: all)."""
+
+    axes: tuple[int, ...]
+    falling: bool = False
+    section: int = 0
+
+
+def choose_raster_order(function: Function, grid: Sequence[int]) -> RasterOrder | None:
+    """The order for a function with `streamed` products, or None where nothing asks for one.
+
+    What they read is shared by programs along axes that its place does not depend on. Where there is one such axis, it
+    is walked last, in sections of programs whose blocks a cache holds. Where a loop has more rounds the further along
+    an axis its program is, that axis is walked last and from its end, in such sections.
+    """
+    reading = [n for n in function.body.walk() if n.op is async_mma]
+    if not reading:
+        return None
+    producers = {v: n for n in function.body.walk() for v in n.results}
+    bounds = [n.args[1] for n in function.body.nodes if n.op is control_flow.for_]
+    known = find_grid_axes(producers, (v for n in reading for v in block_starts(n)))
+    long = [a for a in range(len(grid)) if bounds and all(find_monotonicity(producers, v, a) == 1 for v in bounds)]
+    shared = [a for a in range(len(grid)) if a not in known and a not in long]
+    rest = [a for a in range(len(grid)) if a in known and a not in long]
+    if not long and len(shared) == 1:
+        # Measured: programs that all read the same rows at one time are slower than those that read a few stretches.
+        return RasterOrder((*rest, *shared), False, _choose_section(producers, reading, grid, rest, L2_BYTES // 2))
+    if len(long) != 1:
+        return RasterOrder((*shared, *rest, *long))
+    if (
+        math.prod(grid[a] for a in (*shared, *rest)) < CONCURRENT_PROGRAMS
+    ):  # programs under way share what they read as it is
+        return RasterOrder((*shared, *rest, *long), True)
+    return RasterOrder(
+        (*shared, *rest, *long), True, _choose_section(producers, reading, grid, (*shared, *rest), L2_BYTES)
+    )
+
+
+def _choose_section(
+    producers: Producers, reading: Sequence[Node], grid: Sequence[int], axes: Sequence[int], cache: int
+) -> int:
+    """How many programs along some axes there are at a time, whose blocks a cache holds: an even share of all."""
+    total, each = math.prod(grid[a] for a in axes), _bytes_read(producers, reading, grid)
+    return max((n for n in range(1, total + 1) if total % n == 0 and n * each <= cache), default=1)
+
+
+def _bytes_read(producers: Producers, reading: Sequence[Node], grid: Sequence[int]) -> int:
+    """The bytes of memory that one program can read, at most: an equal share of each array."""
+    refs = {n.args[1]: n for n in reading}
+    shares = (
+        math.prod(static_shape(v))
+        * element_bytes(v.type.dtype)
+        // math.prod(grid[a] for a in find_grid_axes(producers, block_starts(n)))  # type: ignore[union-attr]
+        for v, n in refs.items()
+    )
+    return sum(shares)
+
+
+def find_grid_axes(producers: Producers, values: Iterable[Value]) -> set[int]:
+    """The axes of the grid that scalars depend on."""
+    found, seen, left = set(), set(), list(values)
+    while left:
+        node = producers.get(left.pop())
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        left += node.args
+        if node.op is tile.program_id:
+            found.add(node.attrs["axis"])
+    return found
+
+
+def find_monotonicity(producers: Producers, v: Value, axis: int) -> int | None:
+    """Whether a scalar rises (1), stays (0) or falls (-1) along an axis of the grid; None where that is not known."""
+    node = producers.get(v)
+    rule = monotonicity_rules.get(node.op) if node is not None else None
+    return rule(producers, node, axis) if rule is not None else None
+
+
+@monotonicity_rules(tile.program_id)
+def _(producers: Producers, node: Node, axis: int) -> int | None:
+    return 1 if node.attrs["axis"] == axis else 0
+
+
+@monotonicity_rules(basic.full)
+def _(producers, node, axis):
+    return 0
+
+
+@monotonicity_rules(elementwise.add, elementwise.minimum, elementwise.maximum)
+def _(producers, node, axis):
+    x, y = (find_monotonicity(producers, v, axis) for v in node.args)
+    return None if x is None or y is None or x * y < 0 else x or y
+
+
+@monotonicity_rules(elementwise.sub)
+def _(producers, node, axis):
+    x, y = (find_monotonicity(producers, v, axis) for v in node.args)
+    return None if x is None or y is None or x * y > 0 else x or -y
+
+
+@monotonicity_rules(elementwise.mul)
+def _(producers, node, axis):
+    for v, other in (node.args, node.args[::-1]):
+        factor = producers.get(other)
+        if factor is not None and factor.op is basic.full:
+            found, number = find_monotonicity(producers, v, axis), factor.attrs["value"]
+            return found and found * ((number > 0) - (number < 0))
+    return None
+
+
+# Clusters: blocks of threads that work on neighbouring programs, and fetch what those share once for all (multicast).
+#
+# Each block fetches its part of the shared side and sends it to every block of the cluster. A stage is then empty when
+# the warp groups of all of them have read it.
+
+
+CLUSTER_SIZES = (2, 4)
+
+
+@dataclass(frozen=True)
+class ThreadBlockCluster:
+    """So many programs side by side along an axis of the grid, which share a side of the product (0: the left one)."""
+
+    size: int
+    axis: int
+    side: int
+
+    @property
+    def mask(self) -> int:
+        """The blocks that a copy is sent to."""
+        return (1 << self.size) - 1
+
+
+def choose_requested_cluster(
+    function: Function, ready: Function, grid: Sequence[int], able: bool
+) -> ThreadBlockCluster | None:
+    """The cluster that a Schedule asks for, or None where it asks for none.
+
+    Raises:
+        ResourceError: the function, as it is `ready`, its grid or the architecture (not `able`) do not allow it.
+    """
+    size = int(function.attrs.get("cluster", 1))
+    if size == 1:
+        return None
+    found = find_cluster(ready, grid, size) if able else None
+    if found is None:
+        raise ResourceError(
+            f"{function.name} cannot run in clusters of {size} programs", location=function.loc,
+            expected=f"sm_90a; one loop of products that copies feed; {' or '.join(map(str, CLUSTER_SIZES))} programs, which "
+            "divide an axis of the grid along which one side of the product stays the same",
+            received=f"a grid of {tuple(grid)}", suggestion="other block sizes, or a schedule without cluster",
+        )  # fmt: skip
+    return found
+
+
+def find_cluster(function: Function, grid: Sequence[int], size: int) -> ThreadBlockCluster | None:
+    """The cluster for a function with a `product_loop` that saves most, or None if none fits."""
+    node = next((n for n in function.body.nodes if n.op is gemm_mainloop), None)
+    if node is None or size not in CLUSTER_SIZES:
+        return None
+    found = list(_candidate_clusters(function, node, grid, size))
+    return max(found, key=lambda each: stage_bytes(node)[each.side], default=None)
+
+
+def _candidate_clusters(function: Function, node: Node, grid: Sequence[int], size: int) -> Iterator[ThreadBlockCluster]:
+    producers = {v: n for n in function.body.walk() for v in n.results}
+    places = [[node.args[5 + at] for at in node.attrs[side] if at >= 0] for side in ("left", "right")]
+    axes = [find_grid_axes(producers, starts) for starts in places]
+    for axis, count in enumerate(grid):
+        for side in (0, 1):
+            alone = axis in axes[1 - side] and axis not in axes[side]
+            if alone and count % size == 0 and _count_parts(node, side) % size == 0:
+                yield ThreadBlockCluster(size, axis, side)
+
+
+def _count_parts(node: Node, side: int) -> int:
+    """Into how many parts a side of a stage can be cut: boxes side by side, or eight rows each."""
+    rows, columns, _ = node.attrs["block"]
+    if side == 0:
+        if node.attrs["turned"]:
+            return rows // BOX_COLUMNS
+        return rows // SWIZZLE_ROWS if count_fetched_rows(node) == rows else 1
+    return columns // (SWIZZLE_ROWS if node.attrs["flipped"] else BOX_COLUMNS)
+
+
+# Programs as a loop: as many blocks of threads as the GPU runs at once, each working through its share of the grid.
+#
+# Unless it is given, the order is such that programs near each other in time share rows and columns: bands of `BAND`
+# places along the first axis, walked along the second.
+
+
+BAND_ROWS = 8
+
+
+class TileScheduler:
+    """The loop over a grid's programs, while its body is emitted."""
+
+    def __init__(
+        self, text: PtxBuilder, grid: Sequence[int], order: RasterOrder | None = None, cluster: ThreadBlockCluster | None = None,
+        team: ThreadTeam | None = None,
+    ) -> None:  # fmt: skip
+        self.text, self.order, self.cluster = text, order, cluster
+        self.team = team if team is not None and team.teams > 1 else None  # of those that take programs in turn
+        self.sizes = tuple(grid)
+        # What is walked: of a cluster's programs the first.
+        each = [cluster.size if cluster is not None and axis == cluster.axis else 1 for axis in range(len(grid))]
+        self.grid = tuple(n // c for n, c in zip(grid, each, strict=True))
+        self.total, self.band = math.prod(self.grid), BAND_ROWS // each[0]
+        self._places: list[str] = []
+
+    def size(self, axis: int) -> int:
+        """The programs along an axis."""
+        return self.sizes[axis] if axis < len(self.sizes) else 1
+
+    def place(self, axis: int) -> str:
+        """This program's place along an axis, as an index."""
+        return self._places[axis] if axis < len(self._places) else "0"
+
+    def begin(self) -> tuple[str, str, str]:
+        """Begin the loop; what `end` needs."""
+        text = self.text
+        number = text.let("mov.u32", "b32", "%ctaid.x" if self.cluster is None else "%clusterid.x")
+        if self.team is not None:
+            step = text.let("mov.u32", "b32", "%nctaid.x")
+            text.do("mad.lo.u32", number, self.team.index, step, number)
+        head, done = text.new_label("program"), text.new_label("last")
+        text.label(head)
+        text.do(f"bra {done}", guard=text.let("setp.ge.u32", "pred", number, self.total))
+        self._places = self._wide(number)
+        return number, head, done
+
+    @contextmanager
+    def at(self, number: str) -> Iterator[None]:
+        """Inside, places are those of another program."""
+        before, self._places = self._places, self._wide(number)
+        yield
+        self._places = before
+
+    def _wide(self, number: str) -> list[str]:
+        """A program's places as indices."""
+        places = self._split(number)
+        if self.cluster is not None:
+            rank = self.text.let("mov.u32", "b32", "%cluster_ctarank")
+            first = places[self.cluster.axis]
+            places[self.cluster.axis] = self.text.let("mad.lo.u32", "b32", first, self.cluster.size, rank)
+        return [self.text.let("cvt.u64.u32", "b64", each) for each in places]
+
+    def end(self, loop: tuple[str, str, str]) -> None:
+        """End the loop."""
+        number, head, done = loop
+        step = self.text.let("mov.u32", "b32", "%nctaid.x" if self.cluster is None else "%nclusterid.x")
+        if self.team is not None:
+            step = self.text.let("mul.lo.u32", "b32", step, self.team.teams)
+        self.text.do("add.u32", number, number, step)
+        self.text.do(f"bra {head}")
+        self.text.label(done)
+
+    def _split(self, number: str) -> list[str]:
+        """A program's number as its places."""
+        text = self.text
+        if self.order is not None:
+            return self._ordered(number, self.order)
+        if len(self.grid) == 1:
+            return [number]
+        first, second = self.grid[:2]
+        outer: list[str] = []
+        rest = number
+        if len(self.grid) == 3:
+            outer = [text.let("div.u32", "b32", number, first * second)]
+            rest = text.let("rem.u32", "b32", number, first * second)
+        band = text.let("div.u32", "b32", rest, self.band * second)
+        inside = text.let("rem.u32", "b32", rest, self.band * second)
+        begin = text.let("mul.lo.u32", "b32", band, self.band)
+        # The last band may be narrower.
+        narrow = text.let("min.u32", "b32", text.let("sub.u32", "b32", first, begin), self.band)
+        row = text.let("add.u32", "b32", begin, text.let("rem.u32", "b32", inside, narrow))
+        return [row, text.let("div.u32", "b32", inside, narrow), *outer]
+
+    def _ordered(self, number: str, order: RasterOrder) -> list[str]:
+        """The places in a given order of the axes."""
+        *axes, last = order.axes
+        found = [""] * len(self.grid)
+        total = math.prod(self.grid[a] for a in axes)
+        section = order.section or total
+        rest, inside = self._divided(number, section)
+        outer, found[last] = self._divided(rest, self.grid[last])
+        first = self.text.let("mad.lo.u32", "b32", outer, section, inside)
+        for axis in axes:
+            first, found[axis] = self._divided(first, self.grid[axis])
+        if order.falling:
+            found[last] = self.text.let("sub.u32", "b32", self.grid[last] - 1, found[last])
+        return found
+
+    def _divided(self, number: str, by: int) -> tuple[str, str]:
+        """A quotient and what it leaves."""
+        return tuple(self.text.let(f"{op}.u32", "b32", number, by) for op in ("div", "rem"))  # type: ignore[return-value]

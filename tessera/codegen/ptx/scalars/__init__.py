@@ -1,1 +1,0 @@
-"""One element: its conversions, the table of pointwise ops, and the scalar functions as formulas."""

@@ -1,0 +1,1 @@
+"""Emission rows of ops on blocks: memory, products, reductions, collectives, control flow."""

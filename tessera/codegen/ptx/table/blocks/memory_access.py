@@ -1,0 +1,322 @@
+"""Memory access rows: load, store, gather, scatter, allocation, and atomic updates.
+
+An atomic update is one instruction where the hardware has it, otherwise a compare-and-swap loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tessera.codegen.ptx.layout import DistributedLayout, make_blocked_layout
+from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.codegen.ptx.passes.shared_memory_allocator import LOCAL_SYMBOL, SHARED_SYMBOL
+from tessera.codegen.ptx.table import emit_node
+from tessera.codegen.ptx.table.blocks.layout_conversion import convert_through_memory
+from tessera.codegen.ptx.table.blocks.staging_buffers import store_slot
+from tessera.codegen.ptx.table.scalars import packing
+from tessera.codegen.ptx.table.scalars.arithmetic import ScalarContext, emit
+from tessera.codegen.ptx.table.scalars.conversion import round_to_narrow
+from tessera.codegen.ptx.table.scalars.packing import materialise_operand
+from tessera.codegen.ptx.table.warpgroup.epilogue import TmaStoreEmitter
+from tessera.codegen.ptx.text.builder import PtxBuilder
+from tessera.codegen.ptx.text.memref import PtxMemRef, VectorAccess, load_block, plan_block_accesses, store_block
+from tessera.codegen.ptx.text.register_types import NARROW_FLOATS, element_bytes, ptx_type, register_class
+from tessera.codegen.ptx.text.thread_team import and_predicates
+from tessera.core.types import SHARED as SHARED_SPACE
+from tessera.core.types import DType, bool_, f32, f64, int32, int64, uint32, uint64
+from tessera.ir.core import Node, Value
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import elementwise as e
+
+if TYPE_CHECKING:
+    from tessera.codegen.ptx.emitter import PtxEmitter
+
+
+# Memory ops: blocks and single elements loaded and stored, buffers, copies.
+
+
+@emit_node(tile.alloc)
+def _(kernel: PtxEmitter, node: Node) -> None:
+    dtype = node.attrs["dtype"]
+    count = element_bytes(dtype)
+    for n in node.attrs["shape"]:
+        count *= int(n)
+    # What one tile alone sees is its team's: shared memory, or of one thread its own.
+    own = node.attrs["space"] != SHARED_SPACE and kernel.team.threads == 1
+    offset = kernel.room.local(count) if own else kernel.room.shared(count, node.attrs["alignment"])
+    base = kernel.text.let("mov.u64", "b64", LOCAL_SYMBOL if own else SHARED_SYMBOL)
+    base = kernel.text.let("add.s64", "b64", base, offset) if offset else base
+    shape = tuple(int(n) for n in node.attrs["shape"])
+    kernel.memories[node.out] = PtxMemRef(dtype, "local" if own else "shared", base, shape)
+
+
+@emit_node(tile.load)
+def _(kernel, node):
+    m, rest = kernel.memories[node.args[0]], node.args[1:]
+    rank, layout = len(m.shape), kernel.layout(node.out)
+    mask = broadcast_registers(kernel, rest[rank], layout) if rest[rank:] else ()
+    other = broadcast_registers(kernel, rest[rank + 1], layout) if rest[rank + 1 :] else ()
+    runs = plan_block_accesses(kernel, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=False)
+    kernel.values[node.out] = load_block(kernel, m, runs, other)
+
+
+@emit_node(tile.store)
+def _(kernel, node):
+    ref, value, *rest = node.args
+    if node in kernel.tma_stores:
+        TmaStoreEmitter(kernel, node, kernel.tma_stores[node]).run()
+        return
+    layout = kernel.layout(value)
+    if ref not in kernel.memories:
+        store_slot(kernel, kernel.slots[ref], kernel.scalar_operand(rest[0]), value)
+        return
+    m = kernel.memories[ref]
+    rank = len(m.shape)
+    mask = broadcast_registers(kernel, rest[rank], layout) if rest[rank:] else ()
+    runs = plan_block_accesses(kernel, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=True)
+    store_block(kernel, m, runs, kernel.values[value])
+
+
+def broadcast_registers(kernel: PtxEmitter, v: Value, layout: DistributedLayout) -> tuple[str, ...]:
+    """The elements of a block that is broadcast, one for each register of the whole."""
+    theirs, held = kernel.layout(v), kernel.values[v]
+    missing = len(layout.shape) - len(theirs.shape)
+    return tuple(
+        held[theirs.index[tuple(0 if n == 1 else at for n, at in zip(theirs.shape, place[missing:], strict=True))]]
+        for place in layout.offsets
+    )
+
+
+def locate_elements(
+    kernel: PtxEmitter,
+    m: PtxMemRef,
+    indices: Sequence[Value],
+    mask: Value | None,
+    layout: DistributedLayout,
+    once: bool,
+) -> list[VectorAccess]:
+    """The place of each single element at blocks of indices."""
+    text = kernel.text
+    places = [broadcast_registers(kernel, v, layout) for v in indices]
+    wide: dict[tuple[Value, str], str] = {}
+    masks = broadcast_registers(kernel, mask, layout) if mask is not None else ("",) * layout.count
+    owner = kernel.team.owner(layout) if once else ""
+    runs = []
+    for i in range(layout.count):
+        address = m.base
+        for v, step, at in zip(indices, m.steps, (p[i] for p in places), strict=True):
+            if (v, at) not in wide:
+                narrow = v.type.dtype.bits < 64 and at.startswith("%")
+                form = "u32" if v.type.dtype.kind == "uint" else "s32"
+                wide[v, at] = text.let(f"cvt.s64.{form}", "b64", at) if narrow else at
+            address = text.let("mad.lo.s64", "b64", wide[v, at], step, address)
+        guard = and_predicates(text, owner, *kernel.team.inside(layout, layout.offsets[i]), masks[i])
+        runs.append(VectorAccess(i, 1, address, 0, (guard,)))
+    return runs
+
+
+@emit_node(tile.gather)
+def _(kernel, node):
+    m, rest = kernel.memories[node.args[0]], node.args[1:]
+    rank, layout = len(m.shape), kernel.layout(node.out)
+    runs = locate_elements(kernel, m, rest[:rank], rest[rank] if rest[rank:] else None, layout, once=False)
+    other = broadcast_registers(kernel, rest[rank + 1], layout) if rest[rank + 1 :] else ()
+    kernel.values[node.out] = load_block(kernel, m, runs, other)
+
+
+@emit_node(tile.scatter)
+def _(kernel, node):
+    ref, value, *rest = node.args
+    m, rank = kernel.memories[ref], node.args[0].type.rank
+    layout = find_broadcast_layout(kernel, (value, *rest[:rank]))
+    runs = locate_elements(kernel, m, rest[:rank], rest[rank] if rest[rank:] else None, layout, once=True)
+    store_block(kernel, m, runs, broadcast_registers(kernel, value, layout))
+
+
+def find_broadcast_layout(kernel: PtxEmitter, blocks: Sequence[Value]) -> DistributedLayout:
+    """The layout of what blocks are broadcast to, of which each has its part."""
+    rank = max(len(static_shape(v)) for v in blocks)
+    shape = tuple(max(s) for s in zip(*((1,) * (rank - v.type.rank) + static_shape(v) for v in blocks), strict=True))
+    full = next((kernel.layout(v) for v in blocks if static_shape(v) == shape), None)
+    return full or make_blocked_layout(shape, kernel.team.threads, kernel.vector)
+
+
+# Atomic updates: an instruction where there is one, else a round of compare-and-swap.
+
+
+BITWISE_ATOMICS = {"and": "and.b", "or": "or.b", "xor": "xor.b", "exchange": "exch.b"}
+ATOMIC_INTEGERS = (int32, int64, uint32, uint64)
+NATIVE_ATOMICS: dict[tuple[str, DType], str] = {
+    ("add", f32): "add.f32", ("add", f64): "add.f64", **{("add", d): f"add.u{d.bits}" for d in ATOMIC_INTEGERS},
+    **{(k, d): f"{k}.{ptx_type(d)}" for k in ("max", "min") for d in ATOMIC_INTEGERS},
+    **{(k, d): f"{w}{d.bits}" for k, w in BITWISE_ATOMICS.items() for d in ATOMIC_INTEGERS},
+    ("exchange", f32): "exch.b32", ("exchange", f64): "exch.b64",
+}  # fmt: skip
+UPDATE_OPS = {
+    "add": e.add,
+    "max": e.maximum,
+    "min": e.minimum,
+    "and": e.bitwise_and,
+    "or": e.bitwise_or,
+    "xor": e.bitwise_xor,
+}
+SUM_OF_BOOLS = e.bitwise_or
+UpdateRule = Callable[[PtxBuilder, str], str]
+
+
+@emit_node(tile.atomic)
+def _(kernel: PtxEmitter, node: Node) -> None:
+    ref, value, *rest = node.args
+    kind, dtype = node.attrs["kind"], ref.type.dtype
+    values = broadcast_registers(kernel, value, kernel.layout(node.out))
+
+    def update(m: PtxMemRef, run: VectorAccess, i: int) -> str:
+        if m.space != "local" and (kind, dtype) in NATIVE_ATOMICS:
+            return _emit_native_atomic(kernel.text, m, run, NATIVE_ATOMICS[kind, dtype], dtype, values[i])
+
+        def change(text: PtxBuilder, old: str) -> str:
+            if kind == "exchange":
+                return values[i]
+            op = SUM_OF_BOOLS if dtype == bool_ and kind == "add" else UPDATE_OPS[kind]
+            return emit.of(op)(ScalarContext(text, _compute_type(dtype), dtype), old, values[i])
+
+        return _emit_update_loop(kernel.text, m, run, dtype, change)
+
+    _update_elements(kernel, node, rest, update)
+
+
+@emit_node(tile.compare_exchange)
+def _(kernel, node):
+    ref, value, expected, *rest = node.args
+    layout, dtype = kernel.layout(node.out), ref.type.dtype
+    new, old = broadcast_registers(kernel, value, layout), broadcast_registers(kernel, expected, layout)
+
+    def update(m: PtxMemRef, run: VectorAccess, i: int) -> str:
+        if m.space != "local" and dtype in ATOMIC_INTEGERS:
+            return _emit_native_atomic(kernel.text, m, run, f"cas.b{dtype.bits}", dtype, old[i], new[i])
+
+        def change(text: PtxBuilder, found: str) -> str:
+            same = text.let(f"setp.eq.{ptx_type(dtype)}", "pred", found, old[i])
+            return text.let(f"selp.{register_class(dtype)}", ptx_type(dtype), new[i], found, same)
+
+        return _emit_update_loop(kernel.text, m, run, dtype, change)
+
+    _update_elements(kernel, node, rest, update)
+
+
+def _compute_type(dtype: DType) -> DType:
+    return f32 if dtype in NARROW_FLOATS else dtype
+
+
+def _update_elements(
+    kernel: PtxEmitter, node: Node, rest: list, update: Callable[[PtxMemRef, VectorAccess, int], str]
+) -> None:  # type: ignore[type-arg]
+    """Every element updated by one thread; what it finds is told to those that hold the same."""
+    m, layout = kernel.memories[node.args[0]], kernel.layout(node.out)
+    _note_halfword_access(kernel, node.args[0])
+    rank = len(m.shape)
+    runs = locate_elements(kernel, m, rest[:rank], rest[rank] if rest[rank:] else None, layout, once=True)
+    found = tuple(update(m, run, i) for i, run in enumerate(runs))
+    if layout.replicated_bits and node.out in kernel.used:
+        found = convert_through_memory(kernel, m.dtype, found, layout, layout)
+    kernel.values[node.out] = found
+
+
+def _emit_native_atomic(
+    text: PtxBuilder, m: PtxMemRef, run: VectorAccess, word_: str, dtype: DType, *operands: str
+) -> str:
+    kind = register_class(dtype)
+    given = [materialise_operand(text, kind, x) for x in operands]
+    plain = f"b{element_bytes(dtype) * 8}" if ".b" in word_ else kind
+    given = [text.let(f"mov.{plain}", plain, x) for x in given] if plain != kind else given
+    old = text.new(plain)
+    if run.guards[0]:
+        text.do(f"mov.{plain}", old, {"f32": "0f00000000", "f64": "0d0000000000000000"}.get(plain, 0))
+    text.do(f"atom.{m.space}.{word_}", old, run.place, *given, guard=run.guards[0])
+    return text.let(f"mov.{plain}", kind, old) if plain != kind else old
+
+
+def _emit_update_loop(text: PtxBuilder, m: PtxMemRef, run: VectorAccess, dtype: DType, change: UpdateRule) -> str:
+    """Read, change, and swap if nothing came in between; memory of the thread's own is simply written."""
+    guard = run.guards[0]
+    done = text.new_label("done")
+    result = text.let(f"mov.{register_class(dtype)}", ptx_type(dtype), packing.zero_literal(register_class(dtype)))
+    if guard:
+        text.do(f"bra {done}", guard=text.let("not.pred", "pred", guard))
+    bare = VectorAccess(run.first, 1, run.address, run.offset, ("",))
+    if m.space == "local":
+        (old,) = packing.load_elements(text, m.space, dtype, bare)
+        packing.store_elements(text, m.space, dtype, bare, [change(text, old)])
+        text.do(f"mov.{register_class(dtype)}", result, old)
+    else:
+        _emit_cas_loop(text, m, bare, dtype, change, result)
+    text.label(done)
+    return result
+
+
+def _emit_cas_loop(
+    text: PtxBuilder, m: PtxMemRef, run: VectorAccess, dtype: DType, change: UpdateRule, result: str
+) -> None:
+    bits, again = element_bytes(dtype) * 8, text.new_label("again")
+    if bits < 32:
+        _emit_halfword_cas_loop(text, m, run, dtype, change, result)
+        return
+    seen = text.let(f"ld.{m.space}.b{bits}", f"b{bits}", run.place)
+    text.label(again)
+    old = _from_bits(text, dtype, seen)
+    new = _to_bits(text, dtype, change(text, old))
+    found = text.let(f"atom.{m.space}.cas.b{bits}", f"b{bits}", run.place, seen, new)
+    text.do(f"mov.{register_class(dtype)}", result, old)
+    other = text.let(f"setp.ne.b{bits}", "pred", found, seen)
+    text.do(f"mov.b{bits}", seen, found)
+    text.do(f"bra {again}", guard=other)
+
+
+def _from_bits(text: PtxBuilder, dtype: DType, bits: str) -> str:
+    return text.let(f"mov.{ptx_type(dtype)}", ptx_type(dtype), bits) if dtype.is_float else bits
+
+
+def _to_bits(text: PtxBuilder, dtype: DType, x: str) -> str:
+    if not dtype.is_float:
+        return x
+    return text.let(f"mov.b{dtype.numpy.itemsize * 8}", f"b{dtype.numpy.itemsize * 8}", _round_narrow(text, dtype, x))
+
+
+def _round_narrow(text: PtxBuilder, dtype: DType, x: str) -> str:
+    return round_to_narrow(text, dtype, x) if dtype in NARROW_FLOATS else x
+
+
+def _emit_halfword_cas_loop(
+    text: PtxBuilder, m: PtxMemRef, run: VectorAccess, dtype: DType, change: UpdateRule, result: str
+) -> None:
+    """The same for elements of one or two bytes, by the two bytes at an even address that hold them."""
+    kind, again = register_class(dtype), text.new_label("again")
+    place, shift = _align_to_halfword(text, run) if element_bytes(dtype) == 1 else (run.place, "")
+    seen = text.let(f"ld.{m.space}.b16", "b16", place)
+    text.label(again)
+    both = text.let("cvt.u32.u16", "b32", seen)
+    old = packing.DECODERS[dtype](text, text.let("shr.u32", "b32", both, shift) if shift else both, 0)
+    new = packing.encode_elements(text, dtype, [_round_narrow(text, dtype, change(text, old))])[0]
+    new = text.let("bfi.b32", "b32", new, both, shift, 8) if shift else packing.materialise_operand(text, "b32", new)
+    found = text.let(f"atom.{m.space}.cas.b16", "b16", place, seen, text.let("cvt.u16.u32", "b16", new))
+    text.do(f"mov.{kind}", result, old)
+    other = text.let("setp.ne.s16", "pred", found, seen)
+    text.do("mov.b16", seen, found)
+    text.do(f"bra {again}", guard=other)
+
+
+def _align_to_halfword(text: PtxBuilder, run: VectorAccess) -> tuple[str, str]:
+    """The even address below a byte's, as an operand, and how far up the byte lies from there, in bits."""
+    address = text.let("add.s64", "b64", run.address, run.offset) if run.offset else run.address
+    odd = text.let("and.b64", "b64", address, 1)
+    even = text.let("sub.s64", "b64", address, odd)
+    return f"[{even}]", text.let("shl.b32", "b32", text.let("cvt.u32.u64", "b32", odd), 3)
+
+
+def _note_halfword_access(kernel: PtxEmitter, ref: Value) -> None:
+    """Note a parameter whose last byte is swapped together with the one behind it."""
+    m = kernel.memories[ref]
+    if m.space == "global" and element_bytes(m.dtype) == 1 and math.prod(m.shape) % 2:
+        kernel.halves.add(kernel.function.params.index(ref))

@@ -1,0 +1,1 @@
+"""Emission rows of scalars: arithmetic, conversions, packing, mathematical functions."""

@@ -1,0 +1,333 @@
+"""Conversions in registers: casts, rounding to narrow and small floats, storage under a numerics policy."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tessera.codegen.legality import is_special_policy, make_policy_error
+from tessera.codegen.ptx.text.builder import PtxBuilder
+from tessera.codegen.ptx.text.register_types import NARROW_FLOATS, SMALL_FLOATS, literal, ptx_type, register_class
+from tessera.codegen.small_floats import F32_BIAS, F32_MANTISSA_BITS, SMALL_FLOAT_FORMATS, SmallFloatFormat
+from tessera.core.types import (
+    DType,
+    Policy,
+    TensorType,
+    bf16,
+    bool_,
+    f16,
+    f32,
+    f64,
+    int4,
+    int8,
+    int16,
+    tf32,
+    uint8,
+    uint16,
+)
+from tessera.ir.numerics.conversion import FINITE_ONLY, FloatGrid, find_float_grid
+
+if TYPE_CHECKING:
+    from tessera.ir.core import Function, Node
+
+
+# Floats of eight bits or fewer: decoded, encoded and rounded by integer arithmetic and exact multiplications.
+#
+# In memory each lies in a byte of its own, sign first; in a register it is an f32 that holds its value. The forms are
+# those of `codegen/small_floats.py`.
+
+
+def _f32_literal(value: float) -> str:
+    return literal("f32", value)
+
+
+def decode_small_float(text: PtxBuilder, dtype: DType, word: str, part: int) -> str:
+    """A byte of a word: the code as digits of an f32 of small exponent, times a power of two, exactly."""
+    form = SMALL_FLOAT_FORMATS[dtype]
+    code = text.let("bfe.u32", "b32", word, 8 * part, form.sign)
+    sign = text.let("shl.b32", "b32", text.let("bfe.u32", "b32", word, 8 * part + form.sign, 1), 31)
+    digits = text.let("mov.b32", "f32", text.let("shl.b32", "b32", code, F32_MANTISSA_BITS - form.digits))
+    size = text.let("mul.rn.f32", "f32", digits, _f32_literal(2.0 ** (F32_BIAS - form.bias)))
+    if form.nan is not None:
+        size = _decode_special(text, form, code, size)
+    bits = text.let("or.b32", "b32", text.let("mov.b32", "b32", size), sign)
+    return text.let("mov.b32", "f32", bits)
+
+
+def _decode_special(text: PtxBuilder, form: SmallFloatFormat, code: str, size: str) -> str:
+    """The codes past the largest number: an infinity if there is one, and NaNs."""
+    last = form.nan if form.infinity is None else form.infinity
+    strange = text.let("setp.gt.u32", "pred", code, last)
+    size = text.let("selp.f32", "f32", _f32_literal(math.nan), size, strange)
+    return text.let("selp.f32", "f32", _f32_literal(form.beyond), size, text.let("setp.eq.u32", "pred", code, last))
+
+
+def encode_small_float(text: PtxBuilder, dtype: DType, x: str) -> str:
+    """The code, in the low byte of a word; the value is one of the format's, so that this is exact."""
+    form = SMALL_FLOAT_FORMATS[dtype]
+    sign = text.let("shr.u32", "b32", text.let("mov.b32", "b32", x), 31)
+    sign = text.let("shl.b32", "b32", sign, form.sign)
+    size = text.let("abs.f32", "f32", x)
+    small = text.let("mul.rn.f32", "f32", size, _f32_literal(2.0 ** (form.bias - F32_BIAS)))
+    code = text.let("shr.u32", "b32", text.let("mov.b32", "b32", small), F32_MANTISSA_BITS - form.digits)
+    if form.infinity is not None:
+        infinite = text.let("setp.eq.f32", "pred", size, _f32_literal(math.inf))
+        code = text.let("selp.b32", "b32", form.infinity, code, infinite)
+    strange = text.let("setp.nan.f32", "pred", x, x)
+    if form.nan is None:  # a NaN lies as +0
+        return text.let("selp.b32", "b32", 0, text.let("or.b32", "b32", code, sign), strange)
+    code = text.let("selp.b32", "b32", form.nan, code, strange)
+    return text.let("or.b32", "b32", code, sign)
+
+
+def round_to_small_float(text: PtxBuilder, dtype: DType, x: str) -> str:
+    """An f32 rounded to the nearest value of a format, ties to even; beyond the largest as the format has it."""
+    form = SMALL_FLOAT_FORMATS[dtype]
+    least, dropped = 1 - form.bias, F32_MANTISSA_BITS - form.digits
+    size = text.let("abs.f32", "f32", x)
+    # Below the least normal number the steps are equal: adding a number whose last digit is one step rounds to them.
+    shift = _f32_literal(2.0 ** (least - form.digits + F32_MANTISSA_BITS))
+    tiny = text.let("sub.rn.f32", "f32", text.let("add.rn.f32", "f32", size, shift), shift)
+    bits = text.let("mov.b32", "b32", size)
+    odd = text.let("bfe.u32", "b32", bits, dropped, 1)
+    up = text.let("add.s32", "b32", text.let("add.s32", "b32", bits, (1 << (dropped - 1)) - 1), odd)
+    normal = text.let("mov.b32", "f32", text.let("and.b32", "b32", up, -(1 << dropped)))
+    low = text.let("setp.lt.f32", "pred", size, _f32_literal(2.0**least))
+    near = text.let("selp.f32", "f32", tiny, normal, low)
+    high = text.let("setp.gt.f32", "pred", near, _f32_literal(form.top))
+    near = text.let("selp.f32", "f32", _f32_literal(form.beyond), near, high)
+    strange = text.let("setp.nan.f32", "pred", x, x)
+    if form.nan is None:  # a NaN becomes +0, whatever its sign
+        return text.let("selp.f32", "f32", _f32_literal(0.0), text.let("copysign.f32", "f32", x, near), strange)
+    near = text.let("selp.f32", "f32", _f32_literal(math.nan), near, strange)
+    return text.let("copysign.f32", "f32", x, near)
+
+
+# Conversions in registers: widen, round to a narrow format, and cast.
+
+
+KEPT_BITS = {tf32: 19, bf16: 16, f16: 0}  # the bits of an f32 that a narrower format of the same exponent keeps
+
+
+def convert(text: PtxBuilder, source: DType, to: DType, x: str) -> str:
+    """`x` converted: nearest-even; float to integer toward zero, saturating, NaN to 0."""
+    if source == to or (to == f32 and source in NARROW_FLOATS):
+        return x
+    if to == bool_:
+        return _to_bool(text, source, x)
+    if source == bool_:
+        return _from_bool(text, to, x)
+    if to.is_float:
+        return _float_to_float(text, source, to, x) if source.is_float else _integer_to_float(text, source, to, x)
+    return _float_to_integer(text, source, to, x) if source.is_float else _integer_to_integer(text, source, to, x)
+
+
+def _to_bool(text: PtxBuilder, source: DType, x: str) -> str:
+    zero = {"f32": "0f00000000", "f64": "0d0000000000000000"}.get(ptx_type(source), "0")
+    # Unordered, so that NaN counts as true.
+    return text.let(f"setp.{'neu' if source.is_float else 'ne'}.{ptx_type(source)}", "pred", x, zero)
+
+
+def _from_bool(text: PtxBuilder, to: DType, x: str) -> str:
+    one, zero = {"f32": ("0f3F800000", "0f00000000"), "f64": ("0d3FF0000000000000", "0d0000000000000000")}.get(
+        ptx_type(to), ("1", "0")
+    )
+    kind = register_class(to)
+    return text.let(f"selp.{kind}", kind, one, zero, x)
+
+
+def _float_to_float(text: PtxBuilder, source: DType, to: DType, x: str) -> str:
+    if to == f64:
+        return text.let("cvt.f64.f32", "f64", x)
+    if source == f64:
+        return text.let("cvt.rn.f32.f64", "f32", x) if to == f32 else round_to_narrow(text, to, _round_to_odd(text, x))
+    return round_to_narrow(text, to, x)
+
+
+def round_to_narrow(text: PtxBuilder, dtype: DType, x: str) -> str:
+    """An f32 rounded to the nearest value of a narrow format, ties to even."""
+    found = _round_to_format(text, dtype, x)
+    text.rounding_sources[found] = (dtype, x)
+    return found
+
+
+def _round_to_format(text: PtxBuilder, dtype: DType, x: str) -> str:
+    if dtype in SMALL_FLOATS:
+        return round_to_small_float(text, dtype, x)
+    if dtype == f16:
+        return text.let("cvt.f32.f16", "f32", text.let("cvt.rn.f16.f32", "b16", x))
+    if dtype == bf16:
+        # Packed above a 0 it is an f32 already.
+        return text.let("mov.b32", "f32", text.let("cvt.rn.bf16x2.f32", "b32", x, "0f00000000"))
+    return _round_to_tf32(text, x)
+
+
+def _round_to_tf32(text: PtxBuilder, x: str) -> str:
+    """By integer arithmetic: 13 bits fewer, ties to even; infinities stay, and NaN."""
+    bits = text.let("mov.b32", "b32", x)
+    odd = text.let("bfe.u32", "b32", bits, 13, 1)
+    up = text.let("add.s32", "b32", text.let("add.s32", "b32", bits, 0xFFF), odd)
+    cut = text.let("mov.b32", "f32", text.let("and.b32", "b32", up, "0xFFFFE000"))
+    number = text.let("setp.num.f32", "pred", x, x)
+    return text.let("selp.f32", "f32", cut, "0f7FC00000", number)
+
+
+def _round_to_odd(text: PtxBuilder, x: str) -> str:
+    """f64 to f32 by rounding to odd, so that a second rounding is exact (Boldo and Melquiond 2008)."""
+    near = text.let("cvt.rz.f32.f64", "f32", x)
+    back = text.let("cvt.f64.f32", "f64", near)
+    off = text.let("setp.lt.f64", "pred", text.let("abs.f64", "f64", back), text.let("abs.f64", "f64", x))
+    bits = text.let("mov.b32", "b32", near)
+    finite = text.let("setp.lt.f64", "pred", text.let("abs.f64", "f64", x), "0d7FF0000000000000")
+    odd = text.let("or.b32", "b32", bits, 1)
+    both = text.let("and.pred", "pred", off, finite)
+    return text.let("mov.b32", "f32", text.let("selp.b32", "b32", odd, bits, both))
+
+
+def _integer_to_float(text: PtxBuilder, source: DType, to: DType, x: str) -> str:
+    if to in NARROW_FLOATS and source.bits > 16:
+        # Through f64 (exact, or rounded to odd there) the one rounding that counts is the last.
+        return round_to_narrow(text, to, _round_to_odd(text, _widen_to_odd(text, source, x)))
+    kind = "f64" if to == f64 else "f32"
+    found = text.let(f"cvt.rn.{kind}.{ptx_type(source)}", kind, x)
+    return round_to_narrow(text, to, found) if to in NARROW_FLOATS else found
+
+
+def _widen_to_odd(text: PtxBuilder, source: DType, x: str) -> str:
+    """An integer as f64; one of 64 bits rounded to odd."""
+    if source.bits < 64:
+        return text.let(f"cvt.rn.f64.{ptx_type(source)}", "f64", x)
+    near = text.let(f"cvt.rz.f64.{ptx_type(source)}", "f64", x)
+    back = text.let(f"cvt.rzi.{ptx_type(source)}.f64", "b64", near)
+    off = text.let("setp.ne.s64", "pred", back, x)
+    bits = text.let("mov.b64", "b64", near)
+    odd = text.let("or.b64", "b64", bits, 1)
+    return text.let("mov.b64", "f64", text.let("selp.b64", "b64", odd, bits, off))
+
+
+INTEGER_LIMITS = {int4: (-8, 7), int8: (-128, 127), int16: (-32768, 32767), uint8: (0, 255), uint16: (0, 65535)}
+
+
+def _float_to_integer(text: PtxBuilder, source: DType, to: DType, x: str) -> str:
+    kind, form = register_class(to), ptx_type(source)
+    found = text.let(f"cvt.rzi.{ptx_type(to)}.{form}", kind, x)
+    if to in INTEGER_LIMITS:
+        low, high = INTEGER_LIMITS[to]
+        found = text.let("cvt.rzi.s32." + form, "b32", x)
+        found = text.let("min.s32", "b32", text.let("max.s32", "b32", found, low), high)
+    number = text.let(f"setp.num.{form}", "pred", x, x)
+    return text.let(f"selp.{kind}", kind, found, 0, number)
+
+
+def _integer_to_integer(text: PtxBuilder, source: DType, to: DType, x: str) -> str:
+    if to.bits == source.bits == 64:
+        return x
+    if to.bits == 64:
+        return text.let(f"cvt.s64.{ptx_type(source)}", "b64", x)
+    if source.bits == 64:
+        return wrap_integer(text, to, text.let("cvt.u32.u64", "b32", x))
+    return x if to.bits > source.bits and source.kind != to.kind != "uint" else wrap_integer(text, to, x)
+
+
+def wrap_integer(text: PtxBuilder, dtype: DType, x: str) -> str:
+    """The low bits of 32 as the narrow integer that they are."""
+    if dtype not in INTEGER_LIMITS:
+        return x
+    return text.let(f"bfe.{'u' if dtype.kind == 'uint' else 's'}32", "b32", x, 0, dtype.bits)
+
+
+# Storing under a policy: toward zero, saturating, subnormals flushed, each from what was computed and rounded once.
+
+
+F32_DIGITS, F32_MIN_EXPONENT = 23, -126  # of an f32: the digits after its leading one, and its least exponent
+F64_MAX, F64_MIN_NORMAL = 2.0**1023 * (2.0 - 2.0**-52), 2.0**-1022  # of an f64: its largest and its least normal number
+
+
+def check_rounding_policy(node: Node) -> None:
+    """Refuse results rounded by chance, which kernels have as an op of its own.
+
+    Raises:
+        UnsupportedOpError: it names the policy.
+    """
+    for v in node.results:
+        if v.type.policy is not None and v.type.policy.rounding == "stochastic":
+            raise make_policy_error("ptx", "rounding=stochastic", node.loc)
+
+
+def has_policies(function: Function) -> bool:
+    """Whether some result is stored otherwise than to nearest even: each op then stands for itself."""
+    return any(is_special_policy(v.type.policy) for node in function.body.walk() for v in node.results)
+
+
+def convert_for_storage(text: PtxBuilder, wide: DType, type: TensorType, x: str) -> str:
+    """What was computed in a wide type as its storage and policy have it."""
+    policy, to = type.policy, type.dtype
+    if policy is None or not is_special_policy(policy) or not to.is_float:
+        return convert(text, wide, to, x)
+    if not wide.is_float:
+        wide, x = f64, convert(text, wide, f64, x)
+    if to is f64:
+        return _apply_exact_policy(text, f64, policy, F64_MAX, F64_MIN_NORMAL, convert(text, wide, f64, x))
+    grid = find_float_grid(to)
+    if policy.saturate or to in FINITE_ONLY:
+        x = _saturate(text, wide, x, grid.top, infinite=True)
+    if policy.rounding == "toward_zero":
+        wide, x = f32, _round_toward_zero(text, wide, to, grid, x)
+    found = convert(text, wide, to, x)
+    return flush_denormals(text, f32, 2.0**grid.least, found) if policy.denormals == "flush" else found
+
+
+def _apply_exact_policy(text: PtxBuilder, dtype: DType, policy: Policy, top: float, tiny: float, x: str) -> str:
+    """A number that needs no rounding."""
+    x = _saturate(text, dtype, x, top, infinite=True) if policy.saturate else x
+    return flush_denormals(text, dtype, tiny, x) if policy.denormals == "flush" else x
+
+
+def overflow_value(policy: Policy | None, to: DType, grid: FloatGrid) -> float:
+    """What stands for numbers beyond the largest."""
+    if to in FINITE_ONLY or (policy is not None and policy.saturate):
+        return grid.top
+    return math.inf if grid.infinite else math.nan
+
+
+def _saturate(text: PtxBuilder, dtype: DType, x: str, top: float, infinite: bool) -> str:
+    """What lies beyond the largest number becomes that, infinities if they are to; NaN stays."""
+    form = ptx_type(dtype)
+    size = text.let(f"abs.{form}", form, x)
+    beyond = text.let(f"setp.gt.{form}", "pred", size, literal(form, top))
+    if not infinite:
+        finite = text.let(f"setp.lt.{form}", "pred", size, literal(form, math.inf))
+        beyond = text.let("and.pred", "pred", beyond, finite)
+    kept = text.let(f"selp.{form}", form, literal(form, top), size, beyond)
+    return text.let(f"copysign.{form}", form, x, kept)
+
+
+def flush_denormals(text: PtxBuilder, dtype: DType, tiny: float, x: str) -> str:
+    """What lies below the least normal number becomes 0, with its sign."""
+    form = ptx_type(dtype)
+    size = text.let(f"abs.{form}", form, x)
+    low = text.let(f"setp.lt.{form}", "pred", size, literal(form, tiny))
+    kept = text.let(f"selp.{form}", form, literal(form, 0.0), size, low)
+    return text.let(f"copysign.{form}", form, x, kept)
+
+
+def _round_toward_zero(text: PtxBuilder, wide: DType, to: DType, grid: FloatGrid, x: str) -> str:
+    """An f32 on the grid of a type, no larger than the number; what is finite stays so."""
+    if wide is f64:  # the grid of f32 holds that of every narrower type: cutting twice is cutting once
+        x = text.let("cvt.rz.f32.f64", "f32", x)
+    return x if to is f32 else _saturate(text, f32, _truncate_digits(text, grid, x), grid.top, infinite=False)
+
+
+def _truncate_digits(text: PtxBuilder, grid: FloatGrid, x: str) -> str:
+    """Fewer digits; below the least normal number the steps are equal. NaN and infinity stay as they are."""
+    bits = text.let("mov.b32", "b32", x)
+    kept = text.let("mov.b32", "f32", text.let("and.b32", "b32", bits, -(1 << (F32_DIGITS - grid.digits))))
+    size = text.let("abs.f32", "f32", x)
+    if grid.least > F32_MIN_EXPONENT:
+        step = 2.0 ** (grid.least - grid.digits)
+        whole = text.let("cvt.rzi.f32.f32", "f32", text.let("mul.rn.f32", "f32", x, literal("f32", 1 / step)))
+        small = text.let("mul.rn.f32", "f32", whole, literal("f32", step))
+        low = text.let("setp.lt.f32", "pred", size, literal("f32", 2.0**grid.least))
+        kept = text.let("selp.f32", "f32", small, kept, low)
+    finite = text.let("setp.lt.f32", "pred", size, literal("f32", math.inf))
+    return text.let("selp.f32", "f32", kept, x, finite)

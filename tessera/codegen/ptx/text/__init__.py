@@ -1,0 +1,1 @@
+"""PTX text: builder, register types, thread teams, memory references, entries."""

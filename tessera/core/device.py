@@ -1,0 +1,86 @@
+"""Devices: names of devices, the generator that serves each, and the default device."""
+
+from __future__ import annotations
+
+import ctypes
+from contextvars import ContextVar
+from functools import cache
+
+from tessera.core.errors import DeviceUnavailable, user_location
+
+INTERP = "interp"
+# What users call a device, and the generator that serves it; "interp" needs none.
+GENERATOR_BY_DEVICE = {"cpu": "llvm", "llvm": "llvm", "wse": "csl", INTERP: INTERP}
+_default: ContextVar[str] = ContextVar("device", default=INTERP)
+
+
+def default_device() -> str:
+    """The device set with `set_default_device`, at first "interp"."""
+    return _default.get()
+
+
+def set_default_device(device: str) -> None:
+    """Make `device` ("interp", "cpu", "cuda:0", "wse", or a generator's name) the default.
+
+    Raises:
+        DeviceUnavailable: nothing here serves it.
+    """
+    check_device(device)
+    _default.set(find_generator_name(device))
+
+
+def find_generator_name(device: str) -> str:
+    """The generator for a device.
+
+    Raises:
+        DeviceUnavailable: nothing installed serves it.
+    """
+    if device == "gpu" or device.startswith("gpu:"):  # another spelling
+        device = f"cuda{device.removeprefix('gpu')}"
+    if device in ("cuda", "cuda:0") and count_gpus():
+        return "ptx"
+    if device.startswith("cuda"):
+        raise DeviceUnavailable(
+            f"the device {device} is not available", location=user_location(),
+            expected="one of " + ", ".join(GENERATOR_BY_DEVICE),
+            suggestion='run on this machine\'s processor with "cpu", or in the interpreter with "interp"',
+        )  # fmt: skip
+    return GENERATOR_BY_DEVICE.get(device, device)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that no generator serves.
+
+    Raises:
+        DeviceUnavailable: it is none, or not here.
+    """
+    if find_generator_name(device) in GENERATOR_BY_DEVICE.values():
+        return
+    from tessera.codegen.contract import list_backends  # asked for rarely, and it sits above
+
+    if find_generator_name(device).partition(":")[0] not in list_backends():
+        raise DeviceUnavailable(
+            f"the device {device} is not available", location=user_location(),
+            expected="one of " + ", ".join(dict.fromkeys([*GENERATOR_BY_DEVICE, *list_backends()])),
+        )  # fmt: skip
+
+
+def shares_host_memory(device: str) -> bool:
+    """Whether what runs on a device sees the host's memory: all but a GPU, which has its own.
+
+    Raises:
+        DeviceUnavailable: nothing installed serves the device.
+    """
+    return find_generator_name(device) != "ptx" or not count_gpus()
+
+
+@cache
+def count_gpus() -> int:
+    """The NVIDIA GPUs of this machine, as its driver counts them; 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    answered = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if answered else 0

@@ -1,0 +1,161 @@
+"""Files: the cache folder, stable hashes, file locks, and atomic reading and writing of arrays (.npy)."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from tessera.core.errors import FileError
+from tessera.core.types import as_dtype
+
+# Arrays in files: .npy read and written with errors that say what is wrong.
+
+
+def read_array(path: str | Path, dtype: object = None) -> np.ndarray:
+    """The array in a .npy file; `dtype` restores the types NumPy stores as raw bytes (bf16, fp8).
+
+    Raises:
+        FileError: the file is missing, truncated or not a .npy file.
+    """
+    file = Path(path)
+    if not file.is_file():
+        what = f"{path} is a folder" if file.is_dir() else f"there is no file {path}"
+        raise FileError(what, expected="a .npy file", suggestion="check the path")
+    try:
+        with file.open("rb") as handle:
+            array = np.lib.format.read_array(handle, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise FileError(
+            f"{path} is not a complete .npy file",
+            expected="a file written by numpy.save",
+            received=f"{file.stat().st_size} bytes: {error}",
+            suggestion="write it again with numpy.save",
+        ) from None
+    if array.dtype.kind == "V" and array.dtype.names is None and dtype is not None:
+        return array.view(as_dtype(dtype).numpy)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def write_array(path: str | Path, array: np.ndarray) -> None:
+    """Save an array as .npy, whole or not at all."""
+
+    def fill(handle) -> None:  # type: ignore[no-untyped-def]
+        np.save(handle, array)
+
+    write_file(path, fill)
+
+
+def write_file(path: str | Path, fill) -> None:  # type: ignore[no-untyped-def]
+    """Write a file through `fill(handle)`, beside its place and then moved there; a device or pipe as it stands.
+
+    Raises:
+        FileError: there can be no file at the path.
+    """
+    target = check_writable(path)
+    if target.exists() and not target.is_file():  # /dev/null must not be replaced by a file
+        held = io.BytesIO()
+        fill(held)
+        target.write_bytes(held.getbuffer())
+        return
+    target = target.resolve()  # what a link names is replaced, not the link
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise _unwritable_error(target, error) from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            fill(file)
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise _unwritable_error(target, error) from None
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def check_writable(path: str | Path) -> Path:
+    """The path, which a file can lie at: better said before a long run than after it.
+
+    Raises:
+        FileError: its folder is missing, or it is a folder itself.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileError(f"there is no folder {target.parent}", suggestion="make it first, or name another place")
+    if target.is_dir():
+        raise FileError(f"{target} is a folder", expected="a file to write", suggestion="name a file in it")
+    return target
+
+
+def _unwritable_error(target: Path, error: OSError) -> FileError:
+    return FileError(f"{target} cannot be written", received=error.strerror, suggestion="name another place")
+
+
+# Where Tessera keeps what it may make again: object code, and what tuning found.
+
+
+def find_cache_folder() -> Path:
+    """The folder TESSERA_CACHE, or one in the user's cache folder; it need not be there yet."""
+    given = os.environ.get("TESSERA_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(given) if given else Path(base) / "tessera"
+
+
+# Hashes of text that stay the same from run to run and from machine to machine.
+
+
+def hash_text(text: str) -> str:
+    """The SHA-256 of a text, in hexadecimal.
+
+    >>> digest("tile")[:8]
+    '8b668b89'
+    """
+    import hashlib  # it loads OpenSSL, which takes longer than most of this package
+
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# A file that one process, and one thread of it, changes at a time.
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: IO[bytes]) -> None:
+        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+else:
+    import fcntl
+
+    def _lock(file: IO[bytes]) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+@contextmanager
+def lock_file(path: Path) -> Iterator[None]:
+    """For the body of a `with`, the only one who changes the file at `path`; others that ask wait for it.
+
+    What is locked is a file beside it, since the file itself is replaced as a whole. It stays there, empty; the system
+    frees it where a process ends before it is done.
+
+    Raises:
+        OSError: the folder cannot be written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, alone(Path(folder) / "a.json"):
+    ...     print([p.name for p in Path(folder).iterdir()])
+    ['a.json.lock']
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(path.name + ".lock"), "wb") as file:
+        _lock(file)
+        yield

@@ -1,0 +1,407 @@
+"""Shapes: sizes parsed from annotations, broadcasting and axis rules, matching of annotated with actual shapes, size constraints.
+
+Symbolic sizes themselves are in `tessera.core.symbolic_dim`.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.symbolic_dim import (
+    ABSTRACT_TRACE,
+    ANY_DIMS,
+    KNOWN_SIZES,
+    Dim,
+    Size,
+    UnknownSizeError,
+    evaluate_shape,
+    resolve_size,
+    symbol_names,
+)
+
+# Matching annotated shapes with the shapes that arrive: which size each name has, and what does not fit.
+
+
+ShapePattern = Sequence[Size]
+
+
+class ShapeMismatch(NamedTuple):
+    """Which pair of shapes does not fit (its place in the list), and why."""
+
+    number: int
+    problem: str
+
+
+class _AxisPair(NamedTuple):
+    number: int
+    axis: int
+    want: Size
+    got: Size
+
+
+def bind_shapes(pairs: Sequence[tuple[ShapePattern, ShapePattern]], sizes: dict[str, Size]) -> ShapeMismatch | None:
+    """Match annotated shapes with real ones, adding to `sizes`; the first misfit, or None.
+
+    Plain names are bound by their first use in any of the shapes, so an expression may come before its name; a
+    name that stands only in a linear expression is solved for. "?" fits every size, "..." any number of axes.
+
+    >>> found = {}
+    >>> bind_all([((2 * Dim.of("B"),), (8,)), ((Dim.of("B"),), (4,))], found), found
+    (None, {'B': 4})
+    """
+    axes: list[_AxisPair] = []
+    for number, (pattern, shape) in enumerate(pairs):
+        aligned = _align_axes(number, pattern, shape)
+        if isinstance(aligned, ShapeMismatch):
+            return aligned
+        axes += aligned
+    for pair in axes:
+        name = find_plain_name(pair.want)
+        if name is not None and sizes.setdefault(name, pair.got) != pair.got and not name.startswith("?"):
+            known = sizes[name]
+            said = f"expected {name}, received" if str(known) == name else f"{name} is {known} elsewhere and"
+            return _make_mismatch(pair, f"{said} {pair.got}" + ("" if str(known) == name else " here"))
+    return next((m for pair in axes if (m := _check_pair(pair, sizes))), None)
+
+
+def bind_shape(pattern: ShapePattern, shape: ShapePattern, sizes: dict[str, Size]) -> str | None:
+    """Match one annotated shape with a real one, adding to `sizes`; what is wrong, or None."""
+    found = bind_shapes([(pattern, shape)], sizes)
+    return found.problem if found else None
+
+
+def _align_axes(number: int, pattern: ShapePattern, shape: ShapePattern) -> list[_AxisPair] | ShapeMismatch:
+    """The axes of both, in pairs; those that "..." stands for are left out."""
+    holes = [i for i, want in enumerate(pattern) if want == ANY_DIMS]
+    at_least = len(pattern) - len(holes)
+    if len(shape) < at_least or (not holes and len(shape) > at_least):
+        bound = "at least " if holes else ""
+        return ShapeMismatch(number, f"rank {bound}{at_least} expected, rank {len(shape)} received")
+    axes = list(enumerate(shape))
+    if holes:
+        after = len(pattern) - holes[0] - 1
+        axes = axes[: holes[0]] + axes[len(axes) - after :]
+    wanted = [want for want in pattern if want != ANY_DIMS]
+    return [_AxisPair(number, axis, want, got) for want, (axis, got) in zip(wanted, axes, strict=True)]
+
+
+def _check_pair(pair: _AxisPair, sizes: dict[str, Size]) -> ShapeMismatch | None:
+    """The pair where its size is not what the names bound so far make of it."""
+    if not isinstance(pair.want, Dim):
+        return None if pair.want == pair.got else _make_mismatch(pair, f"expected {pair.want}, received {pair.got}")
+    if find_plain_name(pair.want) is not None:
+        return None
+    missing = pair.want.names() - sizes.keys()
+    if missing:
+        return (
+            None
+            if _solve_linear_size(pair, sizes, missing)
+            else _make_mismatch(pair, f"expected {pair.want}, received {pair.got}")
+        )
+    (value,) = evaluate_shape((pair.want,), sizes)  # type: ignore[arg-type]
+    return None if value == pair.got else _make_mismatch(pair, f"expected {pair.want} = {value}, received {pair.got}")
+
+
+def _solve_linear_size(pair: _AxisPair, sizes: dict[str, Size], missing: frozenset[str]) -> bool:
+    """Find the one name missing in a linear expression; False where no size of it fits."""
+    assert isinstance(pair.want, Dim)
+    if len(missing) != 1 or any(len(m) > 1 or not all(isinstance(a, str) for a in m) for m, _ in pair.want.terms):
+        return True  # more than one name, or no line: nothing is known
+    (name,) = missing
+    at_zero, at_one = (pair.want.evaluate({**sizes, name: n}) for n in (0, 1))  # type: ignore[dict-item]
+    rest, slope = pair.got - at_zero, at_one - at_zero
+    if slope == 0 or isinstance(rest, Dim) and rest % slope != 0:
+        return True
+    if rest % slope != 0 or (isinstance(rest // slope, int) and rest // slope < 0):  # type: ignore[operator]
+        return False
+    sizes[name] = rest // slope
+    return True
+
+
+def _make_mismatch(pair: _AxisPair, problem: str) -> ShapeMismatch:
+    return ShapeMismatch(pair.number, f"axis {pair.axis}: {problem}")
+
+
+def find_plain_name(size: Size) -> str | None:
+    """The name that a dim is, if it is no more than one."""
+    if isinstance(size, Dim) and len(size.terms) == 1:
+        (monomial, count) = size.terms[0]
+        if count == 1 and len(monomial) == 1 and isinstance(monomial[0], str):
+            return monomial[0]
+    return None
+
+
+# Sizes read from what users write: names, expressions, type variables; and sizes as numbers.
+
+
+_BINARY_MULTIPLE = re.compile(r"(\d+)([KMGT])")
+
+_OPERATORS: dict[type, Callable] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def as_size(value: int | str | Dim | TypeVar) -> Size:
+    """A size from an int, a name, an expression such as "2*D+1" or a type variable (`def f[B](...)`).
+
+    "4K", "1M", "2G" and "1T" are powers of 1024.
+
+    >>> as_size("2*D") // 2, as_size("1M")
+    (D, 1048576)
+    """
+    if isinstance(value, str):
+        return _parse_size(value)
+    if isinstance(value, TypeVar):
+        return Dim.of(value.__name__)
+    if isinstance(value, Dim):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ShapeError(
+            f"{value!r} is not a dimension", location=user_location(), expected='4, "B", "2*D+1"'
+        ) from None
+
+
+def _parse_size(text: str) -> Size:
+    if text.startswith("?") or text == "...":
+        return Dim.of(text)
+    if found := _BINARY_MULTIPLE.fullmatch(text.strip()):
+        return int(found[1]) * 1024 ** (1 + "KMGT".index(found[2]))
+    try:
+        return size_from_ast(ast.parse(text.strip(), mode="eval").body, text)
+    except SyntaxError:
+        hint = 'write a name or arithmetic: "B", "2*D+1"'
+        raise ShapeError(f'"{text}" is not a dimension', suggestion=hint) from None
+
+
+def size_from_ast(node: ast.expr, text: str) -> Size:
+    """The size that an expression means; `text` is what it was written as."""
+    if isinstance(node, ast.Name):
+        return Dim.of(node.id)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -size_from_ast(node.operand, text)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](size_from_ast(node.left, text), size_from_ast(node.right, text))
+    raise ShapeError(f'"{text}" is not a dimension', suggestion="use names, integers and + - * // %")
+
+
+def size_to_number(value: Any) -> int:
+    """A size as a number, which becomes an element of a tensor: any will do where types alone are asked for.
+
+    Raises:
+        UnknownSizeError: nobody knows it.
+    """
+    size = resolve_size(as_size(value))
+    return 1 if isinstance(size, Dim) and ABSTRACT_TRACE.get() else int(size)
+
+
+# What is required of sizes: `require("D % 8 == 0")`, and names for them: `dims("B S D")`.
+
+
+F = TypeVar("F")
+_COMPARISONS: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def dims(names: str) -> tuple[Dim, ...]:
+    """Sizes known by name, for annotations.
+
+    >>> B, D = dims("B D")
+    >>> 2 * B * D
+    2*B*D
+    """
+    return tuple(Dim.of(name) for name in names.replace(",", " ").split())
+
+
+class SizeConstraint:
+    """A condition on sizes: a decorator of the function whose names it speaks of."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.clauses = _parse_relations(text)
+        self.names = frozenset(n for left, _, right in self.clauses for n in _size_names(left) | _size_names(right))
+
+    def __call__(self, function: F) -> F:
+        function.__requires__ = (*getattr(function, "__requires__", ()), self)  # type: ignore[attr-defined]
+        return function
+
+    def holds(self, sizes: Mapping[str, Size]) -> bool | None:
+        """Whether the sizes fulfil it; None where they are not known well enough to tell."""
+        found = [_decide_relation(left, compare, right, sizes) for left, compare, right in self.clauses]
+        if False in found:
+            return False
+        return None if None in found else True
+
+    def check(self, sizes: Mapping[str, Size]) -> None:
+        """Raise a ShapeError where the sizes break it."""
+        if self.holds(sizes) is False:
+            known = ", ".join(f"{n} = {sizes[n]}" for n in sorted(self.names))
+            raise ShapeError(f"{self.text} does not hold", expected=self.text, received=known)
+
+
+def require(text: str) -> SizeConstraint:
+    """Require a relation of sizes: as a decorator of a function, or as a statement in it.
+
+    Shapes: the names are those of the function's annotations. A size that is still symbolic is taken to fulfil it.
+
+    Raises:
+        ShapeError: sizes that are known do not fulfil it, or `text` is no comparison.
+
+    >>> require("D % 8 == 0").holds({"D": 768})
+    True
+    """
+    requirement = SizeConstraint(text)
+    sizes = KNOWN_SIZES.get()
+    if sizes is not None:
+        try:
+            requirement.check(sizes)
+        except ShapeError as error:
+            raise error.at(user_location()) from None
+    return requirement
+
+
+def find_size_constraints(function: Any) -> tuple[SizeConstraint, ...]:
+    """What decorators require of the sizes of a function's annotations."""
+    return getattr(function, "__requires__", ())
+
+
+@contextmanager
+def use_known_sizes(sizes: Mapping[str, Size]) -> Iterator[None]:
+    """Let `require` inside know these sizes."""
+    token = KNOWN_SIZES.set(sizes)
+    try:
+        yield
+    finally:
+        KNOWN_SIZES.reset(token)
+
+
+def _size_names(size: Size) -> frozenset[str]:
+    return size.names() if isinstance(size, Dim) else frozenset()
+
+
+def _decide_relation(
+    left: Size, compare: Callable[[Any, Any], bool], right: Size, sizes: Mapping[str, Size]
+) -> bool | None:
+    if not (_size_names(left) | _size_names(right)) <= sizes.keys():
+        return None
+    a, b = (s.evaluate(sizes) if isinstance(s, Dim) else s for s in (left, right))  # type: ignore[arg-type]
+    gap = a - b
+    return compare(gap, 0) if isinstance(gap, int) else None
+
+
+def _parse_relations(text: str) -> list[tuple[Size, Callable[[Any, Any], bool], Size]]:
+    hint = 'write a comparison of sizes: "D % 8 == 0"'
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise ShapeError(f'"{text}" is not a constraint', suggestion=hint) from None
+    parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
+    clauses = []
+    for part in parts:
+        if not isinstance(part, ast.Compare) or any(type(o) not in _COMPARISONS for o in part.ops):
+            raise ShapeError(f'"{text}" is not a constraint', suggestion=hint)
+        sides = [size_from_ast(s, text) for s in (part.left, *part.comparators)]
+        clauses += [(sides[i], _COMPARISONS[type(o)], sides[i + 1]) for i, o in enumerate(part.ops)]
+    return clauses
+
+
+# Shape rules shared by many ops: broadcasting and axes.
+
+
+def broadcast(*shapes: Sequence[Size]) -> tuple[Size, ...]:
+    """The shape that NumPy broadcasting gives; symbolic sizes agree only with themselves and 1.
+
+    >>> broadcast((8, 1, 6), (7, 1))
+    (8, 7, 6)
+    """
+    rank = max((len(s) for s in shapes), default=0)
+    out: list[Size] = [1] * rank
+    for shape in shapes:
+        for back, size in enumerate(reversed(shape), start=1):
+            if out[-back] == 1:
+                out[-back] = size
+            elif size != 1 and size != out[-back]:
+                raise ShapeError(
+                    f"cannot broadcast {out[-back]} with {size} in dimension {rank - back}",
+                    expected=f"sizes that are equal or 1 in dimension {rank - back}",
+                    received=" and ".join(format_shape(s) for s in shapes),
+                )
+    return tuple(out)
+
+
+def format_shape(shape: Sequence[Size]) -> str:
+    """A shape as people write it: (8, D)."""
+    return "(" + ", ".join(str(s) for s in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+def normalize_axis(axis: int, rank: int) -> int:
+    """An axis counted from the end (negative), so that leading batch axes do not move it."""
+    if axis.__class__ is not int:
+        axis = _axis_index(axis)
+    if not -rank <= axis < rank:
+        raise ShapeError(
+            f"axis {axis} is out of range for a tensor of rank {rank}",
+            expected=f"an axis from {-rank} to {rank - 1}" if rank else "no axis: the tensor is a scalar",
+            received=str(axis),
+        )
+    return axis - rank if axis >= 0 else axis
+
+
+def _axis_index(axis: Any) -> int:
+    """What stands for an axis as an int."""
+    try:
+        if not isinstance(axis, bool):
+            return operator.index(axis)
+    except TypeError:
+        pass
+    raise ArgumentError("this is no axis", expected="an integer", received=f"{type(axis).__name__} {axis!r}")
+
+
+def normalize_axes(axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Sorted negative axes; None means all of them."""
+    if axes is None:
+        return tuple(range(-rank, 0))
+    listed: list[Any] = list(axes) if isinstance(axes, (list, tuple)) else [axes]
+    found = sorted(normalize_axis(a, rank) for a in listed)
+    if len(set(found)) != len(found):
+        raise ShapeError(f"an axis is named twice: {tuple(listed)}")
+    return tuple(found)
+
+
+# Symbolic dimensions and the shape algebra over them.
+
+
+__all__ = [
+    "Dim",
+    "Size",
+    "UnknownSizeError",
+    "as_size",
+    "bind_shape",
+    "bind_shapes",
+    "broadcast",
+    "dims",
+    "evaluate_shape",
+    "normalize_axes",
+    "normalize_axis",
+    "require",
+    "symbol_names",
+]

@@ -1,0 +1,1 @@
+"""The jit front end: traces Python functions over tensors into Graph functions."""

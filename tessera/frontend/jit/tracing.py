@@ -1,0 +1,403 @@
+"""Tracing (@jit): turns a Python function over tensors into a Graph function, cached by argument types and closed-over values."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from tessera.core.device import INTERP, default_device, find_generator_name
+from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, TesseraError, user_location
+from tessera.core.pytree import TreeDef, flatten, leaf_paths
+from tessera.core.shapes import Size, bind_shapes, find_size_constraints, use_known_sizes
+from tessera.core.types import Policy, TensorType, as_dtype
+from tessera.frontend.jit.line_marks import (
+    LINE_MARKS_ENABLED,
+    check_breakpoint_support,
+    collect_breakpoints,
+    mark_lines,
+    strip_marks,
+)
+from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, Builder, override_numerics
+from tessera.ir.core import Function, Value
+from tessera.ir.tensor import TAPE_HOOK, Tensor, wrap_array
+from tessera.ops.dialects.control_flow import called
+from tessera.ops.tensor.argument_checks import check_function
+from tessera.ops.tensor.basic import full
+
+# What a Python function holds: its annotations, where it stands, and what it closes over.
+
+
+def make_closure_key(function: Callable[..., Any], seen: tuple[int, ...] = ()) -> Hashable:
+    """Closed-over values, and those of closed-over functions: arrays by identity, the rest by value if they can be."""
+    cells = getattr(function, "__closure__", None) or ()
+    inner = (*seen, id(function))  # a function may close over itself
+    return tuple(make_hashable_key(c.cell_contents, inner) for c in cells if _is_filled(c))
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def make_hashable_key(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
+    """A value as part of a key: by value if it can be, else by identity."""
+    if isinstance(value, (np.ndarray, Tensor)):
+        return ("object", id(value))
+    if isinstance(value, (bool, int, float, str, bytes, Policy, type(None))):
+        return (type(value).__name__, repr(value))
+    function = getattr(value, "function", value)  # what is behind a jit function
+    if isinstance(function, FunctionType):
+        return ("function", id(function), () if id(function) in seen else make_closure_key(function, seen))
+    try:
+        hash(value)
+        return value
+    except TypeError:
+        leaves, tree = flatten(value)
+        if tree.kind is None:
+            return ("object", id(value))
+        return tree, tuple(make_hashable_key(leaf, seen) for _, leaf in leaves)
+
+
+def read_annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    """A function's annotations, evaluated where they can be."""
+    try:
+        return inspect.get_annotations(function, eval_str=True)
+    except (NameError, SyntaxError, TypeError, AttributeError):  # made for another tool: it says nothing of tensors
+        return dict(getattr(function, "__annotations__", {}))
+
+
+def locate_definition(function: Callable[..., Any]) -> Location:
+    """Where a function is defined."""
+    code = getattr(function, "__code__", None)
+    return Location(code.co_filename, code.co_firstlineno) if code else Location()
+
+
+# What a trace is of and what it gives: a call's arguments taken apart, and the Graph function made of them.
+
+
+@dataclass(frozen=True)
+class TracedFunction:
+    """A Graph function, the arrays it closed over (its last parameters), and the shape of what it returns."""
+
+    function: Function
+    captures: tuple[np.ndarray, ...]
+    results: TreeDef
+    # The tensors among what it closed over that ask for gradients, by their place.
+    owners: tuple[tuple[int, Tensor], ...] = ()
+    # Where it stops in the debugger, as `ts.debug.break_here` asked.
+    breakpoints: tuple[Location, ...] = ()
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """A call's arguments taken apart: traced leaves with their types, everything else by value."""
+
+    names: tuple[str, ...]
+    types: tuple[TensorType, ...]
+    leaves: tuple[Any, ...]
+    static: tuple[tuple[str, Any], ...]
+    tree: TreeDef
+
+    def key(self) -> Hashable:
+        """What a cached trace depends on."""
+        return self.names, self.types, tuple((k, make_hashable_key(v)) for k, v in self.static), self.tree
+
+
+def resolve_static_names(names: Sequence[str], by_name: Sequence[str], by_place: Sequence[int]) -> set[str]:
+    """The parameters, of those with `names`, that are passed by value.
+
+    >>> sorted(static_names(["x", "axis"], (), (1,)))
+    ['axis']
+
+    Raises:
+        ArgumentError: there is no such parameter.
+    """
+    wrong = [n for n in by_name if n not in names] + [i for i in by_place if not -len(names) <= i < len(names)]
+    if wrong:
+        raise ArgumentError(
+            f"there is no parameter {wrong[0]} to be static",
+            location=user_location(),
+            expected=", ".join(names) or "none",
+        )
+    return {*by_name, *(names[i] for i in by_place)}
+
+
+# @jit: a Python function over tensors becomes a Graph function, once for each kind of arguments.
+
+
+class Jit:
+    """A traced function: call it with arrays, or ask for its IR with `trace`.
+
+    >>> @jit
+    ... def double(x: Tensor["N"]):
+    ...     return x * 2.0
+    >>> double(np.float32([1, 2]))
+    Tensor([2., 4.], f32)
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static_argnums: Sequence[int] = (),
+        static_argnames: Sequence[str] = (),
+        target: str | None = None,
+        device: str | None = None,
+    ) -> None:
+        check_function(function, "jit")
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.target = target or device
+        self.signature = inspect.signature(function)
+        self.static = resolve_static_names(list(self.signature.parameters), static_argnames, static_argnums)
+        self.annotations = read_annotations(function)
+        self.location = locate_definition(function)
+        self._cache: dict[Hashable, Any] = {}
+        # Calls by the types of positional tensors alone, which need no look at the signature.
+        self._known: dict[Hashable, tuple[TracedFunction, Callable[..., Any]]] = {}
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if CURRENT_BUILDER.get() is not None:  # inside another trace: part of it
+            return self.function(*args, **named)
+        from tessera.runtime.driver import compile_graph  # the driver sits above the front ends
+
+        if LINE_MARKS_ENABLED.get() and find_generator_name(self.target or default_device()) == INTERP:
+            return self.stepped(*args, **named)
+        key = None if named else self._fast_key(args)
+        if key in self._known:
+            return _run_cached_call(*self._known[key], [x.data if x.__class__ is Tensor else x for x in args])
+        call = self.bind(args, named)
+        traced, run = self._compiled(call, compile_graph)
+        if traced.breakpoints:  # nobody steps through it yet
+            check_breakpoint_support(traced.breakpoints[0], self.target or default_device())
+            return self.stepped(*args, **named)
+        if key is not None and not traced.owners and len(call.leaves) == len(args):
+            self._known[key] = traced, run
+        return self._run(call, traced, run)
+
+    def stepped(self, *args: Any, **named: Any) -> Any:
+        """A call in the Graph interpreter, traced with a mark before each line, so that a debugger can stop there."""
+        from tessera.runtime.driver import compile_graph
+
+        call = self.bind(args, named)
+        key = ("lines", call.key(), *self._ambient_key())
+        if key not in self._cache:
+            self._cache[key] = self._trace(call, lines=True)
+        traced = self._cache[key]
+        return self._run(call, traced, compile_graph(traced.function, INTERP))
+
+    def _run(self, call: BoundCall, traced: TracedFunction, run: Callable[..., Any]) -> Any:
+        arrays = run([*(to_array(leaf) for leaf in call.leaves), *traced.captures])
+        results = [_wrap_result(a, v) for a, v in zip(arrays, traced.function.results, strict=True)]
+        if traced.owners or any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves):
+            _record_call_on_tape(traced, call.leaves, results)
+        return traced.results.build(iter(results))
+
+    def _fast_key(self, args: tuple[Any, ...]) -> Hashable:
+        """What a call with these arguments depends on, if all are tensors and arrays; else None."""
+        kinds: list[Any] = []
+        for x in args:
+            if x.__class__ is Tensor and not x.requires_grad and x.data.__class__ is np.ndarray:
+                kinds.append(x.type)
+            elif x.__class__ is np.ndarray:
+                kinds.append((x.shape, x.dtype))
+            else:
+                return None
+        return (tuple(kinds), *self._ambient_key())
+
+    def _ambient_key(self) -> tuple[Hashable, ...]:
+        """What a trace depends on beside its arguments: the target, the numeric context, closed-over values."""
+        numerics = CURRENT_NUMERICS.get()
+        closed = make_closure_key(self.function) if getattr(self.function, "__closure__", None) else ()
+        return self.target or default_device(), numerics.key() if numerics is not None else None, closed
+
+    def _compiled(self, call: BoundCall, executable: Callable[..., Any]) -> Any:
+        key = (call.key(), *self._ambient_key())
+        if key not in self._cache:
+            traced = self._trace(call)
+            with override_numerics(None):  # the types say already what the context asked for
+                self._cache[key] = (traced, executable(traced.function, self.target or default_device()))
+        return self._cache[key]
+
+    def trace(self, *args: Any, **named: Any) -> TracedFunction:
+        """The Graph function for these arguments: arrays, tensors or types (with symbolic sizes, if you like)."""
+        return self._trace(self.bind(args, named))
+
+    def bind(self, args: tuple, named: dict[str, Any]) -> BoundCall:
+        """A call's arguments, checked against the annotations and taken apart."""
+        try:
+            bound = self.signature.bind(*args, **named)
+        except TypeError as error:
+            raise ArgumentError(
+                f"{self.function.__name__}: {error}",
+                location=user_location(),
+                expected=f"{self.function.__name__}{self.signature}",
+            ) from None
+        given = set(bound.arguments)
+        bound.apply_defaults()
+        leaves: list[tuple[str, Any]] = []
+        tree: dict[str, TreeDef] = {}
+        for name, value in bound.arguments.items():
+            # A number that only the function's own line gives is the same in each call: `axis=-1` may decide a shape.
+            static = name in self.static or (name not in given and isinstance(value, (int, float)))
+            found, tree[name] = ([(name, _StaticArgument(value))], TreeDef()) if static else flatten(value, name)
+            leaves += found
+        try:
+            return self._classify_leaves(leaves, TreeDef(dict, tuple(tree), tuple(tree.values())))
+        except TesseraError as error:
+            raise error.at(user_location()) from None
+
+    def _classify_leaves(self, leaves: list[tuple[str, Any]], tree: TreeDef) -> BoundCall:
+        names: list[str] = []
+        types: list[TensorType] = []
+        traced, static = [], []
+        for name, value in leaves:
+            type = None if isinstance(value, _StaticArgument) else leaf_type(value)
+            if type is None:
+                static.append((name, value.value if isinstance(value, _StaticArgument) else value))
+                continue
+            names.append(name)
+            types.append(_apply_annotation(name, type, self.annotations.get(name)))
+            traced.append(value)
+        self._bind_sizes(names, types)
+        return BoundCall(tuple(names), tuple(types), tuple(traced), tuple(static), tree)
+
+    def _bind_sizes(self, names: Sequence[str], types: Sequence[TensorType]) -> dict[str, Size]:
+        """The sizes of the names in the annotations; an error where shapes or requirements do not fit them."""
+        sizes: dict[str, Size] = {}
+        wanted = [(n, t, w) for n, t in zip(names, types, strict=True) if (w := self._type_of(n)) is not None]
+        if misfit := bind_shapes([(w.shape, t.shape) for _, t, w in wanted], sizes):
+            name, type, want = wanted[misfit.number]
+            raise ShapeError(f"argument {name}: {misfit.problem}", expected=str(want), received=str(type))
+        for requirement in find_size_constraints(self):
+            requirement.check(sizes)
+        return sizes
+
+    def _type_of(self, name: str) -> TensorType | None:
+        want = self.annotations.get(name)
+        return want if isinstance(want, TensorType) else None
+
+    def _trace(self, call: BoundCall, lines: bool = False) -> TracedFunction:
+        builder = Builder()
+        params = tuple(Value(t, n) for n, t in zip(call.names, call.types, strict=True))
+        values = {p.hint: Tensor(p) for p in params} | dict(call.static)
+        with builder.active(), use_known_sizes(self._bind_sizes(call.names, call.types)):
+            arguments = call.tree.build(iter([values[n] for n in leaf_paths(call.tree)]))
+            with collect_breakpoints() as pauses, mark_lines(builder) if lines else nullcontext():
+                outcome = self._call(arguments)
+            leaves, results = flatten(outcome, empty=True)
+            tensors = [to_result_tensor(leaf) for _, leaf in leaves]
+            outputs = [t.data if t.is_traced else builder.capture(t.data) for t in tensors]
+        name = self.function.__name__
+        name = name if name.isidentifier() else "traced"  # a lambda's name is none
+        function = Function(name, builder.block(params, outputs), loc=self.location)
+        captures = tuple(a for a, _ in builder.captures.values())
+        owners = tuple((i, builder.owners[id(a)]) for i, a in enumerate(captures) if id(a) in builder.owners)
+        return TracedFunction(function, captures, results, owners, tuple(pauses))
+
+    def _call(self, arguments: dict[str, Any]) -> Any:
+        bound = inspect.BoundArguments(self.signature, arguments)  # type: ignore[arg-type]
+        return self.function(*bound.args, **bound.kwargs)
+
+
+@dataclass(frozen=True)
+class _StaticArgument:
+    """An argument passed by value whatever it is."""
+
+    value: Any
+
+
+def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Trace a function over tensors and run it as a compiled program.
+
+    Options: `static_argnums`, `static_argnames` (passed by value, one trace for each), `target` or `device`
+    ("interp", "cpu", "cuda:0", "wse", "csl:4x4", ...). Python numbers are traced as scalars, but for defaults that a
+    call leaves as they are; strings, bools and None are static.
+
+    Raises:
+        TraceError: Python control flow depends on the value of a traced tensor.
+    """
+    if function is None:
+        return functools.partial(jit, **options)
+    return Jit(function, **options)
+
+
+def _run_cached_call(traced: TracedFunction, run: Callable[..., Any], arrays: list[Any]) -> Any:
+    """A call with operands that are known to fit."""
+    if traced.captures:
+        arrays += traced.captures
+    out = run(arrays)
+    if traced.results.kind is None:
+        return _wrap_result(out[0], traced.function.results[0])
+    return traced.results.build(iter([_wrap_result(a, v) for a, v in zip(out, traced.function.results, strict=True)]))
+
+
+def _record_call_on_tape(traced: TracedFunction, leaves: Sequence[Any], results: Sequence[Tensor]) -> None:
+    """Note how the results of a call were made, for `backward`."""
+    closed: list[Any] = list(traced.captures)
+    for place, tensor in traced.owners:
+        closed[place] = tensor
+    operands = [x if isinstance(x, Tensor) else Tensor(to_array(x)) for x in (*leaves, *closed)]
+    TAPE_HOOK[0](called, operands, {}, results, (strip_marks(traced.function.body),))
+
+
+def leaf_type(value: Any) -> TensorType | None:
+    """The type of a traced leaf; None for a static one."""
+    if isinstance(value, TensorType):
+        return value
+    if isinstance(value, Tensor):
+        return value.type
+    if isinstance(value, (np.ndarray, np.generic)):
+        return TensorType(value.shape, as_dtype(value.dtype))
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return TensorType((), as_dtype(type(value)))
+    return TensorType(tuple(value.shape), as_dtype(np.asarray(value).dtype)) if hasattr(value, "__array__") else None
+
+
+def to_array(value: Any) -> np.ndarray:
+    if isinstance(value, Tensor):
+        return value.numpy()
+    array = np.asarray(value)
+    return array.astype(as_dtype(type(value)).numpy) if isinstance(value, (int, float)) else array
+
+
+def _apply_annotation(name: str, type: TensorType, want: Any) -> TensorType:
+    """The leaf's type with the policy its annotation gives; an error where the element types differ."""
+    if not isinstance(want, TensorType):
+        return type
+    if want.dtype != type.dtype:
+        raise DTypeError(
+            f"argument {name} has another element type",
+            expected=str(want),
+            received=str(type),
+            suggestion=f"cast it: {name}.to(ts.{want.dtype})",
+        )
+    return TensorType(type.shape, type.dtype, want.policy or type.policy)
+
+
+def to_result_tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (bool, int, float)):
+        return full(shape=(), value=value, dtype=as_dtype(type(value)))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return Tensor(value)
+    raise ArgumentError(
+        f"a jit function returned a {type(value).__name__}",
+        location=user_location(),
+        expected="tensors, numbers, or lists, tuples and dicts of them",
+    )
+
+
+def _wrap_result(array: np.ndarray, value: Value) -> Tensor:
+    type = value.type
+    assert isinstance(type, TensorType)
+    return wrap_array(array, type if type.shape == array.shape else type.with_shape(array.shape))

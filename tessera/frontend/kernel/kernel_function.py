@@ -1,0 +1,428 @@
+"""Kernels: a Python function over tiles, specialised for each kind of arguments and launched on a grid.
+
+Here are the class, the decorators that make kernels (plain, with a schedule, autotuned), and launch hooks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tessera.core.device import default_device
+from tessera.core.errors import ArgumentError, user_location
+from tessera.core.schedule import Schedule
+from tessera.core.types import Type
+from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
+from tessera.frontend.kernel import autotuning as tuning
+from tessera.frontend.kernel.autotuning import Evolutionary, Tuned, TuningSettings, split_configuration
+from tessera.frontend.kernel.signature import KernelArguments, read_parameters
+from tessera.ir.core import Module
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.argument_checks import check_function
+from tessera.runtime.launch import execution
+from tessera.runtime.launch.execution import order_launch
+
+if TYPE_CHECKING:
+    from tessera.frontend.kernel.specialisation import SpecialisedKernel
+
+
+# Launch hooks: functions called before and after each launch of a kernel, on every engine.
+
+
+@dataclass(frozen=True)
+class LaunchInfo:
+    """A launch: the kernel's name, grid, group and target, its constants, and its arrays by parameter."""
+
+    kernel: str
+    grid: tuple[int, ...]
+    group: int
+    target: str
+    constants: Mapping[str, Any]
+    arrays: Mapping[str, Any]
+
+
+LaunchHook = Callable[[LaunchInfo], Any]
+
+
+@dataclass(frozen=True)
+class LaunchHooks:
+    """The hooks of a kernel, in the order in which they were added."""
+
+    before: list[LaunchHook] = field(default_factory=list)
+    after: list[LaunchHook] = field(default_factory=list)
+
+
+# @kernel: a Python function over tiles, compiled for each kind of arguments and launched on a grid.
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """What @kernel was given."""
+
+    tile_shape: tuple[int, ...] = ()
+    shared_memory: int = 0
+    num_warps: int = 4
+    autotune: bool = False
+    autotune_configs: tuple[Mapping[str, Any], ...] = ()
+    target: str | None = None
+    schedule: Schedule | None = None
+    tuning: TuningSettings | None = None
+
+
+class Kernel:
+    """A kernel: `k[grid](args…)` and `k[grid, group](args…)` launch it, `k(args…)` with a launch of its own choice.
+
+    A grid is an int or a tuple of ints, or a function of the constants that gives one; beside a group
+    size it is written as a tuple: `k[(8,), 128]`. Arrays are written in place.
+    """
+
+    def __init__(self, function: FunctionType, options: KernelOptions) -> None:
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+        self.kernel_function = function
+        self.options = options
+        self.parameters = read_parameters(function)
+        self.hooks = LaunchHooks()
+        self._cache: dict[Any, SpecialisedKernel] = {}
+        self._configured: dict[Any, Kernel] = {}
+
+    def __getitem__(self, item: Any) -> KernelLaunch:
+        grid, group = item if isinstance(item, tuple) and len(item) == 2 and _looks_like_grid(item[0]) else (item, None)
+        return KernelLaunch(self, grid, group)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return KernelLaunch(self, None, None)(*args, **named)
+
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> KernelArguments:
+        """A call's arguments, sorted; the schedule, or the first autotune configuration, gives constants left out."""
+        free = list(self.parameters.signature.parameters)[len(args) :]
+        configs = self.options.autotune_configs
+        missing = {**(configs[0] if configs else {}), **self._scheduled()}
+        return self.parameters.bind(tuple(args), named, {k: v for k, v in missing.items() if k in free})
+
+    def _scheduled(self) -> dict[str, Any]:
+        schedule = self.options.schedule
+        return schedule.constants(self.parameters.constants) if schedule else {}
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule this kernel was given; an empty one where it was given none."""
+        return self.options.schedule or Schedule()
+
+    def with_schedule(self, schedule: Schedule) -> Kernel:
+        """A new kernel with the fields of a schedule bound to the constants that mean them (tessera/core/schedule.py).
+
+        Constants that a call gives go before those of the schedule. `warps` is the default group of a
+        kernel that asks for one; where no constant takes the block sizes they become the `tile_shape`.
+
+        Raises:
+            ArgumentError: this is no Schedule.
+        """
+        return self.like(_apply_schedule(self.options, schedule, self.parameters.constants))
+
+    def like(self, options: KernelOptions) -> Kernel:
+        """This kernel with other options, and the same hooks."""
+        made = Kernel(self.kernel_function, options)
+        made.hooks = self.hooks
+        return made
+
+    def configured(self, config: Mapping[str, Any]) -> Kernel:
+        """This kernel with the constants and schedule fields of a configuration, and no tuning of its own."""
+        key = tuple((k, _make_hashable(v)) for k, v in sorted(config.items()))
+        if key not in self._configured:
+            constants, fields = split_configuration(config, self.parameters.constants)
+            first = {**(self.options.autotune_configs or ({},))[0], **constants}
+            made = self.like(replace(self.options, tuning=None, autotune_configs=(first,)))
+            self._configured[key] = made.with_schedule(self.schedule.derive(**fields)) if fields else made
+        return self._configured[key]
+
+    def before(self, hook: LaunchHook) -> LaunchHook:
+        """Call `hook(started)` before each launch (see tessera/frontend/kernel/kernel_function.py); a decorator."""
+        self.hooks.before.append(hook)
+        return hook
+
+    def after(self, hook: LaunchHook) -> LaunchHook:
+        """Call `hook(started)` after each launch that came to its end; a decorator."""
+        self.hooks.after.append(hook)
+        return hook
+
+    def plan(self, found: KernelArguments, grid: Any, group: int | None) -> tuple[tuple[int, ...], int]:
+        """The launch: as asked for, or the default (see defaults.py)."""
+        if callable(grid):
+            grid = grid({**self.parameters.sizes(found.types), **found.constants})
+        if grid is not None:
+            return _check_grid(grid), _check_size("group", 1 if group is None else group, 1)
+        from tessera.frontend.kernel import specialisation
+        from tessera.frontend.kernel.python_ast.source import read_source
+
+        body = read_source(self.kernel_function).body
+        chosen, size = specialisation.choose_launch(body, found.types, self.options.tile_shape, self.options.num_warps)
+        return chosen, _check_size("group", size if group is None else group, 1)
+
+    def specialize(
+        self, arg_types: Mapping[str, Type], constants: Mapping[str, Any], grid: tuple[int, ...] = (1,), group: int = 1
+    ) -> Module:
+        """The Tile module for these argument types and this launch, compiled once."""
+        named = tuple((k, _make_hashable(v)) for k, v in constants.items())
+        key = (tuple(arg_types.items()), named, grid, group, LINE_MARKS_ENABLED.get())
+        found = self._cache.get(key)
+        if found is None or not found.unchanged():
+            from tessera.frontend.kernel.specialisation import (  # the front end: not for who only imports kernels
+                SpecialisationRequest,
+                specialise,
+            )
+
+            options = self.options
+            hints = (self.schedule.stages, self.schedule.cluster)
+            request = SpecialisationRequest(
+                arg_types, constants, grid, group, options.tile_shape, options.shared_memory, *hints
+            )
+            found = self._cache[key] = specialise(self.kernel_function, self.parameters, request)
+        return found.module
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.kernel_function.__name__}>"
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """A kernel with its grid and group chosen (None: by default), waiting for arguments."""
+
+    kernel: Kernel
+    grid: Any = None
+    group: int | None = None
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if self.kernel.options.tuning is not None:
+            from tessera.runtime.launch.tuning import tuner
+
+            return tuner.apply_configuration(self, self.tune(*args, **named).config)(*args, **named)
+        found = self.kernel.bind(args, named)
+        module = self._module(found)
+        stream = order_launch(module, lambda: dict(zip(found.types, found.arrays, strict=True)))
+        if stream is not None:
+            return stream.queue(lambda: self._run(module, found))
+        return self._run(module, found)
+
+    def _run(self, module: Module, found: KernelArguments) -> Any:
+        started = self._started(module, found)
+        for hook in self.kernel.hooks.before:
+            hook(started)
+        outputs = execution.run_module(module, found.arrays, self.kernel.options.target)
+        for hook in self.kernel.hooks.after:
+            hook(started)
+        results = [Tensor(a) if found.tensors else a for a in outputs]
+        return tuple(results) if len(results) > 1 else results[0] if results else None
+
+    def tune(self, *args: Any, **named: Any) -> Tuned:
+        """The best configuration of an autotuned kernel for these arguments: measured on copies, or as remembered.
+
+        Raises:
+            ArgumentError: the kernel is not autotuned, or no configuration can run.
+        """
+        if self.kernel.options.tuning is None:
+            raise ArgumentError(
+                f"{self.kernel!r} is not autotuned", location=user_location(), expected="@kernel.autotune(...)"
+            )
+        from tessera.runtime.launch.tuning import tuner
+
+        return tuner.tune_launch(self, args, named)
+
+    def _started(self, module: Module, found: KernelArguments) -> Any:
+        if not self.kernel.hooks.before and not self.kernel.hooks.after:
+            return None
+        function = module.functions[1]
+        target = self.kernel.options.target or default_device()
+        arrays = dict(zip(found.types, found.arrays, strict=True))
+        grid, group = function.attrs["grid"], function.attrs["group"]
+        return LaunchInfo(function.name, grid, group, target, found.constants, arrays)
+
+    def module(self, *args: Any, **named: Any) -> Module:
+        """The Tile module that a call with these arguments runs; of an autotuned kernel, in its first configuration."""
+        return self._module(self.kernel.bind(args, named))
+
+    def _module(self, found: KernelArguments) -> Module:
+        grid, group = self.kernel.plan(found, self.grid, self.group)
+        return self.kernel.specialize(found.types, found.constants, grid, group)
+
+
+def _apply_schedule(options: KernelOptions, schedule: Any, constants: frozenset[str]) -> KernelOptions:
+    if not isinstance(schedule, Schedule):
+        raise ArgumentError(
+            f"{schedule!r} is not a schedule", location=user_location(), expected="ts.Schedule(...)",
+            suggestion="ts.Schedule(block=(64, 64), warps=4)",
+        )  # fmt: skip
+    blocks = {k: v for k, v in schedule.given.items() if k.startswith(("block", "tile"))}
+    shape = options.tile_shape if Schedule(**blocks).constants(constants) else schedule.block or options.tile_shape
+    return replace(options, schedule=schedule, tile_shape=shape, num_warps=schedule.warps or options.num_warps)
+
+
+def _looks_like_grid(item: Any) -> bool:
+    return isinstance(item, (tuple, list)) or callable(item)
+
+
+def _check_grid(grid: Any) -> tuple[int, ...]:
+    listed = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
+    return tuple(_check_size("grid", n) for n in listed) or (1,)
+
+
+def _check_size(what: str, number: Any, least: int = 0) -> int:
+    if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < least:
+        raise ArgumentError(
+            f"{number!r} is not a {what} size", location=user_location(), expected=f"an int of at least {least}",
+            suggestion="beside a group size the grid is a tuple: kernel[(8,), 128]",
+        )  # fmt: skip
+    return int(number)
+
+
+def _make_hashable(value: Any) -> Any:
+    """A constant as part of a key: by value where it has one, and 1, 1.0 and True apart."""
+    if isinstance(value, (list, tuple)):
+        return (type(value), tuple(_make_hashable(v) for v in value))
+    if isinstance(value, dict):
+        return (dict, tuple((k, _make_hashable(v)) for k, v in value.items()))
+    try:
+        hash(value)
+    except TypeError:
+        return _IdentityKey(value)
+    return (type(value), value)
+
+
+class _IdentityKey:
+    """A value that is equal only to itself; kept, so that no other gets its id."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _IdentityKey) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+# The decorators that make kernels: plain, with a schedule, or tuned by measuring.
+
+
+def kernel(
+    function: Callable[..., Any] | None = None,
+    *,
+    tile_shape: Sequence[int] | None = None,
+    shared_memory: int = 0,
+    num_warps: int = 4,
+    autotune: bool = False,
+    autotune_configs: Sequence[Mapping[str, Any]] | None = None,
+    target: str | None = None,
+) -> Any:
+    """Make a kernel of a Python function; plain, or with options.
+
+    >>> from tessera import Tensor, tile
+    >>> @kernel
+    ... def double(x: Tensor["N"]):
+    ...     i = tile.program_id(0)
+    ...     x[i] *= 2.0
+    """
+    shape = tuple(tile_shape or ())
+    options = KernelOptions(shape, shared_memory, num_warps, autotune, tuple(autotune_configs or ()), target)
+    make = functools.partial(_make_kernel, options=options)
+    return make if function is None else make(function)
+
+
+def with_schedule(schedule: Schedule, **options: Any) -> Callable[[Callable[..., Any]], Kernel]:
+    """`@kernel.with_schedule(s)` and `@kernel.schedule(s)`: a kernel whose constants the schedule gives.
+
+    Takes a Python function (with the options of @kernel) or a kernel.
+
+    >>> @kernel.with_schedule(Schedule(block=64))
+    ... def double(x, *, BM: int = 16):
+    ...     i = tile.program_id(0) * BM
+    ...     x[i : i + BM] *= 2.0
+    >>> double.schedule
+    Schedule(block_m=64)
+    """
+
+    def decorated(function: Callable[..., Any]) -> Kernel:
+        made = function if isinstance(function, Kernel) else kernel(function, **options)
+        return made.with_schedule(schedule)
+
+    return decorated
+
+
+def _make_kernel(function: Any, options: KernelOptions) -> Kernel:
+    """A kernel; with `autotune` one that tries its configurations, or a few block sizes where it was given none."""
+    check_function(function, "kernel")
+    made = Kernel(function, options)
+    if not options.autotune:
+        return made
+    configs = options.autotune_configs
+    settings = tuning.make_settings(configs=configs) if configs else tuning.default_settings(made.parameters.constants)
+    return make_autotuned(made, settings) if settings else made
+
+
+def make_autotuned(made: Kernel, settings: TuningSettings) -> Kernel:
+    """A kernel that tries configurations at the first launch with arguments of a kind; until then it has the first."""
+    first = made.configured(settings.configs[0])
+    return made.like(replace(first.options, tuning=settings, autotune=True))
+
+
+def autotune(space: Any = None, *, options: Mapping[str, Any] | None = None, **settings: Any) -> Callable[..., Kernel]:
+    """`@kernel.autotune(space=dict(BM=[64, 128]), ...)`: a kernel whose constants are chosen by measuring.
+
+    Takes what `kernel.tuning.configurations.tuning` takes (`space` or `configs`, `constraints`, `metric`, `budget_ms`,
+    `cache`, `samples`, `search`); `options` are those of @kernel. The first launch with arguments of new types runs
+    every configuration on copies of them, on the kernel's own target, and the best is kept in a file.
+    A grid must follow from the constants: `k[lambda c: (-(-n // c["BM"]),)]`. `k[grid].tune(...)` tells what was found.
+
+    >>> @autotune(space={"BLOCK": [2, 4]}, cache=False)
+    ... def double(x, *, BLOCK: int = 4):
+    ...     i = tile.program_id(0) * BLOCK
+    ...     x[i : i + BLOCK] *= 2.0
+    >>> len(double.options.tuning.configs)
+    2
+    """
+
+    def decorated(function: Callable[..., Any]) -> Kernel:
+        made = function if isinstance(function, Kernel) else kernel(function, **(options or {}))
+        return make_autotuned(made, tuning.make_settings(space, **settings))
+
+    return decorated
+
+
+def search_space(constraints: Sequence[Any] = (), **space: Any) -> Callable[..., Kernel]:
+    """`@autotune.search_space(BM=[64, 128], constraints=[...])`: as `autotune(space=..., constraints=...)`."""
+    return autotune(space, constraints=constraints)
+
+
+def evolutionary(
+    population_size: int = 50, generations: int = 20, mutation_rate: float = 0.1, crossover_rate: float = 0.7,
+    seed: int = 0, space: Any = None, **settings: Any,
+) -> Callable[[Callable[..., Any]], Kernel]:  # fmt: skip
+    """`@autotune.evolutionary(population_size=50, generations=20)`: a genetic search (tessera/frontend/kernel/autotuning.py).
+
+    Without a `space` it searches a few sizes (16 to 128) for each constant that means a block, as `kernel.auto`.
+
+    Raises:
+        ArgumentError: a rate or size is none, or there is neither a space nor a constant that means a block.
+    """
+    search = Evolutionary(population_size, generations, mutation_rate, crossover_rate, seed)
+
+    def decorated(function: Callable[..., Any]) -> Kernel:
+        made = function if isinstance(function, Kernel) else kernel(function)
+        searched = tuning.default_space(made.parameters.constants) if space is None else space
+        return autotune(searched, search=search, **settings)(made)
+
+    return decorated
+
+
+def auto(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """`@kernel.auto`: a kernel that tries a few sizes (16 to 128) for each constant that means a block."""
+    return kernel(function, autotune=True, **options)
+
+
+# `kernel` stays a function: these are its attributes, as the language spells them.
+kernel.__dict__.update(with_schedule=with_schedule, schedule=with_schedule, autotune=autotune, auto=auto)
+autotune.__dict__.update(search_space=search_space, evolutionary=evolutionary)

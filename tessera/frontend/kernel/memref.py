@@ -1,0 +1,423 @@
+"""Memory references: the memrefs that a kernel names, the subviews and gathers that subscripts select from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.core.errors import DTypeError, OutOfBoundsError, ShapeError
+from tessera.core.shapes import Size, broadcast, format_shape
+from tessera.core.types import DType, RefType, TensorType, bool_
+from tessera.frontend.kernel import affine_forms
+from tessera.frontend.kernel.conversions import broadcast_to_shape, convert_to_dtype, convert_to_mask
+from tessera.frontend.kernel.trace import Index, add_indices, as_index, emit_op, is_traced, reshape_to
+from tessera.ir.core import Value
+from tessera.ir.tensor import Tensor
+from tessera.ops.dialects import tile
+from tessera.ops.tensor.basic import broadcast_to, full
+from tessera.ops.tensor.shape import iota, reshape
+
+# Places in memory: a tensor or buffer that a kernel names, and blocks of it.
+
+
+@dataclass(eq=False)
+class MemRef:
+    """What a ref stands for: its name in the kernel, the dims it was declared with, and its IR value.
+
+    Buffers in a list come to share one allocation: `prefix` is then this one's place in it. That
+    works only as long as no node has `used` the value.
+    """
+
+    value: Value
+    name: str
+    dims: tuple[Size, ...] = ()
+    prefix: tuple[int, ...] = ()
+    used: bool = False
+
+    @property
+    def type(self) -> RefType:
+        """The type of the ref."""
+        assert isinstance(self.value.type, RefType)
+        return self.value.type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the memory, the shared axis left out."""
+        return tuple(int(s) for s in self.type.shape[len(self.prefix) :])  # type: ignore[arg-type]
+
+    def named(self, name: str) -> None:
+        """Call a buffer by the first variable that holds it."""
+        if self.name.startswith("the "):
+            self.name = name
+
+    def ref(self) -> Value:
+        """The IR value, now in use."""
+        self.used = True
+        return self.value
+
+
+class MemRefAccess:
+    """What can be read and written: `load` and `store` record it, and arithmetic loads by itself."""
+
+    memory: MemRef
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the block that a load gives."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.memory.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of the block."""
+        return len(self.shape)
+
+    @property
+    def type(self) -> TensorType:
+        """The type of the block."""
+        return self.memory.type.block(self.shape)
+
+    @property
+    def is_element(self) -> bool:
+        """Whether this is one element of a larger memory."""
+        return not self.shape and bool(self.memory.shape)
+
+    def load(self, mask: Any = None, other: Any = None, edge: str = "error") -> Tensor:
+        """The block that lies here now."""
+        raise NotImplementedError
+
+    def store(self, value: Any, mask: Any = None, edge: str = "error") -> None:
+        """Write a block here; numbers and smaller shapes are broadcast."""
+        raise NotImplementedError
+
+    def indices(self) -> list[Tensor]:
+        """An index for each axis of the memory, which together broadcast to the shape of the block."""
+        raise NotImplementedError
+
+    def operands(self, mask: Any, other: Any = None) -> tuple[Tensor | None, list[Tensor]]:
+        """The mask, and the mask and the value beside it as operands; a value alone brings a mask along."""
+        given = convert_to_mask(mask, self.shape)
+        if other is None:
+            return given, [] if given is None else [given]
+        given = full(shape=self.shape, value=True, dtype=bool_) if given is None else given
+        return given, [given, convert_to_dtype(load_if_memref(other), self.dtype, self.memory.name)]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.load(), name)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"{self.memory.name}: {self.memory.type}"
+
+
+def load_if_memref(x: Any) -> Any:
+    """A place read; anything else as it is."""
+    return x.load() if isinstance(x, MemRefAccess) else x
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MemRefView(MemRefAccess):
+    """A block of memory: where it starts and how far it goes along each axis; `dropped` axes have one element."""
+
+    memory: MemRef
+    starts: tuple[Index, ...]
+    sizes: tuple[int, ...]
+    dropped: frozenset[int] = frozenset()
+    vector: int = 1  # how many elements lie together, at a multiple of their number
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the block: the axes that were not indexed by a scalar."""
+        return tuple(n for axis, n in enumerate(self.sizes) if axis not in self.dropped)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is all of its memory."""
+        at_zero = all(isinstance(s, int) and s == 0 for s in self.starts)
+        return at_zero and not self.dropped and self.sizes == self.memory.shape
+
+    @property
+    def full_sizes(self) -> tuple[int, ...]:
+        """The size of the block along each axis of the ref."""
+        return (1,) * len(self.memory.prefix) + self.sizes
+
+    def load(self, mask: Any = None, other: Any = None, edge: str = "error") -> Tensor:
+        """The block that lies here now."""
+        given, rest = self.operands(mask, other)
+        if given is None and edge == "error":
+            self.check()
+        if given is not None:
+            rest[0] = reshape_to(given, self.full_sizes)
+        if len(rest) > 1 and rest[1].shape:
+            rest[1] = reshape_to(broadcast_to_shape(rest[1], self.shape, "the block"), self.full_sizes)
+        operands = [self.memory.ref(), *self.origin(), *rest]
+        return reshape_to(
+            emit_op(tile.load, operands, shape=self.full_sizes, edge=edge, vector=self.vector), self.shape
+        )
+
+    def store(self, value: Any, mask: Any = None, edge: str = "error") -> None:
+        """Write a block here; numbers and smaller shapes are broadcast."""
+        name = self.memory.name
+        given, rest = self.operands(mask)
+        if given is None and edge == "error":
+            self.check()
+        block = broadcast_to_shape(convert_to_dtype(value, self.dtype, name), self.shape, name)
+        masks = [reshape_to(m, self.full_sizes) for m in rest]
+        operands = [self.memory.ref(), reshape_to(block, self.full_sizes), *self.origin(), *masks]
+        emit_op(tile.store, operands, edge=edge, vector=self.vector)
+
+    def origin(self) -> list[Tensor]:
+        """The start along each axis of the ref."""
+        return [as_index(i) for i in (*self.memory.prefix, *self.starts)]
+
+    def indices(self) -> list[Tensor]:
+        """An index for each axis of the ref, which together broadcast to the shape of the block."""
+        kept = [axis for axis in range(len(self.sizes)) if axis not in self.dropped]
+        found: list[Tensor] = [as_index(i) for i in self.memory.prefix]
+        for axis, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
+            if axis in self.dropped:
+                found.append(as_index(start))
+                continue
+            along = tuple(size if a == axis else 1 for a in kept)
+            ramp = reshape(iota(shape=(size,)), shape=along)
+            found.append(broadcast_to(ramp + start, shape=self.shape))
+        return found
+
+    def check(self) -> None:
+        """Refuse a block that certainly lies outside its memory."""
+        for axis, (start, size, room) in enumerate(zip(self.starts, self.sizes, self.memory.shape, strict=True)):
+            first = affine_forms.find_constant(start)
+            if first is not None and (first < 0 or first + size > room):
+                raise OutOfBoundsError(
+                    f"{_format_span(first, size)} of {self.memory.name} is outside axis {axis} of size {room}",
+                    expected=f"{self.memory.name} has shape {format_shape(self.memory.shape)}",
+                    suggestion='tile.load(..., edge="clip") reads zeros outside' if size > 1 else None,
+                )
+
+
+def _format_span(first: int, size: int) -> str:
+    return f"index {first}" if size == 1 else f"the block {first}:{first + size}"
+
+
+# Elements named by blocks of indices: a gather or a scatter, or a plain block where the indices run on.
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MemRefGather(MemRefAccess):
+    """One index for each axis of the memory, scalars or blocks, broadcast together."""
+
+    memory: MemRef
+    given: tuple[Tensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the indices, broadcast."""
+        return tuple(int(n) for n in broadcast(*(t.shape for t in self.given)))  # type: ignore[arg-type]
+
+    def load(self, mask: Any = None, other: Any = None, edge: str = "error") -> Tensor:
+        """The elements that the indices name now."""
+        run = self.run()
+        if run is not None:
+            return reshape_to(run.load(*self._reshaped(run, mask, other), edge), self.shape)
+        given, rest = self.operands(self._inside(mask, edge), other)
+        if len(rest) > 1 and rest[1].shape:
+            rest[1] = broadcast_to_shape(rest[1], self.shape, "the block")
+        return emit_op(tile.gather, [self.memory.ref(), *self.indices(), *rest])
+
+    def store(self, value: Any, mask: Any = None, edge: str = "error") -> None:
+        """Write the elements that the indices name; numbers and smaller shapes are broadcast."""
+        name = self.memory.name
+        block = broadcast_to_shape(convert_to_dtype(value, self.dtype, name), self.shape, name)
+        run = self.run()
+        if run is not None:
+            run.store(reshape_to(block, run.shape), self._reshaped(run, mask, None)[0], edge)
+            return
+        _, rest = self.operands(self._inside(mask, edge))
+        emit_op(tile.scatter, [self.memory.ref(), block, *self.indices(), *rest])
+
+    def indices(self) -> list[Tensor]:
+        """An index for each axis of the ref, each of the shape of the block."""
+        blocks = [t if t.shape == self.shape else broadcast_to(t, shape=self.shape) for t in self.given]
+        return [*(as_index(i) for i in self.memory.prefix), *(as_index(t) for t in blocks)]
+
+    def _inside(self, mask: Any, edge: str) -> Any:
+        """With "clip" the elements outside are masked off: a gather has no edge of its own."""
+        if edge == "error":
+            return mask
+        for index, size in zip(self.given, self.memory.shape, strict=True):
+            inside = (index >= 0) & (index < size)  # type: ignore[operator]
+            mask = inside if mask is None else mask & inside
+        return mask
+
+    def _reshaped(self, run: MemRefView, mask: Any, other: Any) -> tuple[Any, Any]:
+        return self._fitted(run, mask), self._fitted(run, other)
+
+    def _fitted(self, run: MemRefView, block: Any) -> Any:
+        if not isinstance(block, Tensor) or not block.shape:
+            return block
+        return reshape_to(broadcast_to_shape(block, self.shape, "the block"), run.shape)
+
+    def run(self) -> MemRefView | None:
+        """The block these elements form, where each axis of the memory is walked by its own axis of the indices.
+
+        A block access is faster than a gather on every target, and can be checked as a whole.
+        """
+        forms = [affine_forms.find_affine_form(t, deep=False) for t in self.given]
+        shape, rank = self.shape, len(self.shape)
+        starts, sizes, dropped, walked = [], [], set(), []
+        for axis, found in enumerate(forms):
+            if found is None or len(found.ramps) > 1 or any(step != 1 for step in found.ramps.values()):
+                return None
+            walked += list(found.ramps)
+            if not found.ramps:
+                dropped.add(axis)
+            starts.append(found)
+            sizes.append(shape[next(iter(found.ramps))] if found.ramps else 1)
+        if walked != [a - rank for a in range(rank) if shape[a] != 1]:
+            return None
+        return MemRefView(
+            self.memory, tuple(affine_forms.build_scalar_part(f) for f in starts), tuple(sizes), frozenset(dropped)
+        )
+
+
+# What `A[i, m:m+BM, rows]` names: part of a view, or elements by blocks of indices.
+
+
+def view_whole(memory: MemRef) -> MemRefView:
+    """All of a memory."""
+    return MemRefView(memory, (0,) * len(memory.shape), memory.shape)
+
+
+def subscript_view(view: MemRefView, index: Any) -> Any:
+    """The part of a view that an index names; with None among it, a block that was read."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    if any(i is None for i in items):
+        return view.load()[index]  # type: ignore[index]
+    items = _complete_items(view, [load_if_memref(i) for i in items])
+    if any(isinstance(i, Tensor) and i.ndim for i in items):
+        return _select_gather(view, items)
+    starts, sizes, dropped = list(view.starts), list(view.sizes), set(view.dropped)
+    for axis, item in zip(_kept_axes(view), items, strict=True):
+        start, size = _select_item(view, axis, item)
+        starts[axis], sizes[axis] = add_indices(starts[axis], start), size
+        if not isinstance(item, slice):
+            dropped.add(axis)
+    return MemRefView(view.memory, tuple(starts), tuple(sizes), frozenset(dropped))
+
+
+def _kept_axes(view: MemRefView) -> list[int]:
+    return [axis for axis in range(len(view.sizes)) if axis not in view.dropped]
+
+
+def _complete_items(view: MemRefView, items: list[Any]) -> list[Any]:
+    """One item for each axis: `...` and axes not mentioned are taken whole."""
+    used = sum(i is not Ellipsis for i in items)
+    if used > len(view.shape):
+        raise ShapeError(
+            f"{used} indices for {view.memory.name}, which has rank {len(view.shape)}",
+            received=format_shape(view.shape),
+        )
+    fill = [slice(None)] * (len(view.shape) - used)
+    at = next((n for n, i in enumerate(items) if i is Ellipsis), len(items))
+    return [*items[:at], *fill, *items[at + 1 :]]
+
+
+def _select_item(view: MemRefView, axis: int, item: Any) -> tuple[Index, int]:
+    """Where an item starts in its axis of the view, and how many elements it takes."""
+    rule = _ITEM_RULES.get(type(item))
+    if rule is None:
+        raise DTypeError(
+            f"{item!r} is not an index into {view.memory.name}",
+            expected="an int, a slice or a block of ints",
+            received=type(item).__name__,
+        )
+    return rule(view, axis, item)
+
+
+def _select_number(view: MemRefView, axis: int, item: int) -> tuple[Index, int]:
+    _check_bound(view, axis, item, "index", view.sizes[axis] - 1)
+    return item, 1
+
+
+def _select_scalar(view: MemRefView, axis: int, item: Tensor) -> tuple[Index, int]:
+    if not item.dtype.is_integer:
+        raise DTypeError(
+            f"an index into {view.memory.name} is not an integer", expected="int64", received=str(item.type),
+            suggestion="cast it: int(x)",
+        )  # fmt: skip
+    return item, 1
+
+
+def _select_slice(view: MemRefView, axis: int, item: slice) -> tuple[Index, int]:
+    lower, upper = (load_if_memref(x) for x in (item.start, item.stop))
+    if item.step not in (None, 1):
+        raise ShapeError(
+            "a slice of memory has no step", received=f"step {item.step}",
+            suggestion="use a block of indices: A[start + step * tile.arange(0, n)]"
+            + ("; tile.flip(A[0:n]) turns a block round" if item.step == -1 else ""),
+        )  # fmt: skip
+    lower = 0 if lower is None else lower
+    upper = view.sizes[axis] if upper is None else upper
+    for bound in (lower, upper):
+        if not is_traced(bound):
+            _check_bound(view, axis, bound, "bound", None)
+    size = affine_forms.constant_difference(upper, lower)
+    if size is None:
+        raise ShapeError(
+            f"the size of this slice of {view.memory.name} is not known while compiling",
+            expected="bounds whose difference is a constant",
+            suggestion='A[start : start + BLOCK]; at an edge tile.load(A[start : start + BLOCK], edge="clip")',
+        )
+    if size < 0:
+        raise ShapeError(f"a slice of {view.memory.name} ends before it starts", received=f"{size} elements")
+    return lower, size
+
+
+def _check_bound(view: MemRefView, axis: int, bound: int, what: str, last: int | None) -> None:
+    if bound < 0 or (last is not None and bound > last):
+        name, size = view.memory.name, view.sizes[axis]
+        raise OutOfBoundsError(
+            f"{what} {bound} is outside axis {axis} of {name}, which has size {size}",
+            expected=f"{what}es from 0 to {size - 1}" if last is not None else "bounds from 0 on",
+            suggestion=f"count from the start: {size + bound}" if -size <= bound < 0 else None,
+        )
+
+
+_ITEM_RULES: dict[type, Callable[..., tuple[Index, int]]] = {
+    int: _select_number,
+    Tensor: _select_scalar,
+    slice: _select_slice,
+}
+
+
+def _select_gather(view: MemRefView, items: Sequence[Any]) -> MemRefGather:
+    """The elements that blocks of indices name; beside a slice each block walks an axis of its own."""
+    kept = dict(zip(_kept_axes(view), items, strict=True))
+    outer = any(isinstance(i, slice) for i in items)
+    axes = [a for a, i in kept.items() if isinstance(i, slice) or (isinstance(i, Tensor) and i.ndim)]
+    given: list[Any] = []
+    for axis, start in enumerate(view.starts):
+        item = kept.get(axis, 0)
+        block: Any = _slice_indices(view, axis, item) if isinstance(item, slice) else _as_index_block(view, item)
+        if outer and block.ndim == 1:
+            block = reshape(block, shape=(-1,) + (1,) * (len(axes) - axes.index(axis) - 1))
+        given.append(block if isinstance(start, int) and start == 0 else block + start)
+    return MemRefGather(view.memory, tuple(given))
+
+
+def _slice_indices(view: MemRefView, axis: int, item: slice) -> Any:
+    start, size = _select_slice(view, axis, item)
+    return iota(shape=(size,)) + start
+
+
+def _as_index_block(view: MemRefView, item: Any) -> Tensor:
+    return _select_scalar(view, 0, item)[0] if isinstance(item, Tensor) else as_index(item)  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""Python source to Tile IR: an abstract interpreter over Python's syntax tree."""

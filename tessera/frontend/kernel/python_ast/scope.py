@@ -1,0 +1,238 @@
+"""Scopes: the names of a function being interpreted, and which lists and dicts may be mutated."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import Location, TesseraError, UnknownNameError, UnsupportedSyntaxError
+from tessera.core.types import BY_NAME
+from tessera.frontend.kernel.memref import MemRefAccess
+from tessera.frontend.kernel.python_ast.source import FunctionSource
+from tessera.frontend.kernel.trace import TraceState, normalise_constant
+from tessera.ir.rules import REGISTRY
+from tessera.ir.tensor import Tensor
+
+# The names of a function being interpreted, and where a name is looked up.
+
+
+_MISSING = object()
+
+
+class UnboundName:
+    """A name that may have no value here; reading it gives this error."""
+
+    def __init__(self, error: TesseraError) -> None:
+        self.error = error
+
+
+class KernelFrame:
+    """One call of an interpreted function: its names, its source, and the scope around it."""
+
+    def __init__(
+        self, trace: TraceState, source: FunctionSource, names: dict[str, Any], outer: Callable[[str], Any]
+    ) -> None:
+        self.trace = trace
+        self.source = source
+        self.names = names
+        self.outer = outer
+        self.result: Any = None
+        self.lost: frozenset[str] = frozenset()  # names whose values a stepped program no longer has
+        self.returned: Location | None = None  # where the result was given
+
+    def find(self, name: str) -> Any:
+        """The value of a name.
+
+        Raises:
+            UnknownNameError: nothing defines it, or not on every way here.
+        """
+        found = self.lookup(name)
+        if found is _MISSING:
+            raise self.unknown(name)
+        if isinstance(found, UnboundName):
+            raise found.error
+        return found
+
+    def lookup(self, name: str) -> Any:
+        """The value of a name, or a marker where it has none."""
+        found = self.names.get(name, _MISSING)
+        return self.outer(name) if found is _MISSING else found
+
+    def unknown(self, name: str) -> UnknownNameError:
+        """The error for a name that nothing defines."""
+        known = [*self.names, *_bind_outer_names(self.outer), *dir(builtins)]
+        near = difflib.get_close_matches(name, known, 1)
+        return UnknownNameError(
+            f"`{name}` is not defined",
+            expected="a parameter, a variable, a dim of an annotation, or a name of the file",
+            suggestion=f"did you mean `{near[0]}`?" if near else _suggest_op(name),
+        )
+
+    def child(self, names: dict[str, Any], source: FunctionSource | None = None) -> KernelFrame:
+        """The frame of an inner function, which sees the names of this one."""
+        return KernelFrame(self.trace, source or self.source, names, self.lookup)
+
+    def place(self, node: ast.AST) -> Location:
+        """Where a piece of syntax stands in its file."""
+        return self.source.location(node)
+
+
+def _suggest_op(name: str) -> str | None:
+    """An op of about this name, as a kernel calls it."""
+    ops = {full.partition(".")[2]: full for full in REGISTRY}
+    near = difflib.get_close_matches(name, ops, 1)
+    return f"did you mean `{ops[near[0]]}`?" if near else None
+
+
+def _bind_outer_names(outer: Any) -> list[str]:
+    return list(outer.names()) if isinstance(outer, OuterScope) else list(outer.__self__.names)
+
+
+class OuterScope:
+    """The names a Python function sees outside itself: its closure, its module, the builtins.
+
+    Each value read is noted in the trace, since the compiled kernel depends on it.
+    """
+
+    def __init__(self, function: FunctionType, trace: TraceState | None = None) -> None:
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        self.cells: Mapping[str, Any] = dict(cells)
+        self.globals = function.__globals__
+        self.trace = trace
+
+    def names(self) -> list[str]:
+        """Every name there is."""
+        return [*self.cells, *self.globals]
+
+    def peek(self, name: str) -> Any:
+        """What a name holds now, or a marker."""
+        if name in self.cells:
+            return self.cells[name].cell_contents
+        return self.globals.get(name, getattr(builtins, name, _MISSING))
+
+    def __call__(self, name: str) -> Any:
+        found = self.peek(name)
+        if self.trace is not None and found is not _MISSING:
+            self.trace.guards.append((self, name, found))
+        return normalise_constant(found)
+
+
+def guards_hold(guards: list[tuple[Any, str, Any]]) -> bool:
+    """Whether the outer names a kernel was compiled with still hold what they held."""
+    return all(_is_unchanged(scope.peek(name), held) for scope, name, held in guards)
+
+
+def _is_unchanged(now: Any, held: Any) -> bool:
+    plain = isinstance(now, (bool, int, float, str, tuple, np.generic)) and type(now) is type(held)
+    return now is held or (plain and bool(now == held))
+
+
+class ModuleScope:
+    """The names of a module, as something a trace can depend on."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+
+    def peek(self, name: str) -> Any:
+        """What a name holds now."""
+        return getattr(self.module, name, _MISSING)
+
+
+def read_attribute(frame: KernelFrame, base: Any, name: str) -> Any:
+    """`base.name`, noted in the trace where `base` is a module.
+
+    Raises:
+        UnknownNameError: there is no such attribute.
+    """
+    try:
+        found = getattr(base, name)
+    except AttributeError:
+        near = difflib.get_close_matches(name, dir(Tensor if isinstance(base, MemRefAccess) else base), 1)
+        kind = getattr(base, "__name__", type(base).__name__).rpartition(".")[2]
+        raise UnknownNameError(
+            f"{'a tensor' if isinstance(base, (MemRefAccess, Tensor)) else f'`{kind}`'} has no `{name}`",
+            suggestion=f"did you mean `{near[0]}`?" if near else _suggest_spelling(name),
+        ) from None
+    if isinstance(base, ModuleType):
+        frame.trace.guards.append((ModuleScope(base), name, found))
+    return normalise_constant(found)
+
+
+def _suggest_spelling(name: str) -> str | None:
+    near = difflib.get_close_matches(name, BY_NAME, 1)
+    return f"did you mean the type `ts.{near[0]}`?" if near else None
+
+
+# Lists and dicts of a kernel exist while compiling alone: what runs many times, or perhaps, may not change them.
+
+
+MUTATING_METHODS = frozenset(
+    {"append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse", "update", "setdefault", "popitem"}
+)
+
+
+@contextmanager
+def freeze_containers(frame: KernelFrame) -> Iterator[None]:
+    """A loop or branch walked at run time begins: the lists and dicts there are stay as they are in it."""
+    trace = frame.trace
+    seen = (v for each in _enclosing_frames(frame) for v in _find_containers(each.names.values()))
+    before, trace.frozen_containers = trace.frozen_containers, {**trace.frozen_containers, **{id(v): v for v in seen}}
+    try:
+        yield
+    finally:
+        trace.frozen_containers = before
+
+
+def _enclosing_frames(frame: KernelFrame) -> Iterator[KernelFrame]:
+    """A frame, and those of the functions that its function stands in."""
+    here: Any = frame
+    while isinstance(here, KernelFrame):
+        yield here
+        here = getattr(here.outer, "__self__", None)
+
+
+def _find_containers(values: Any) -> Iterator[Any]:
+    """The lists and dicts among values, and in them."""
+    for value in values:
+        if isinstance(value, (list, dict)):
+            yield value
+        if isinstance(value, (list, tuple, dict)):
+            yield from _find_containers(value.values() if isinstance(value, dict) else value)
+
+
+def check_mutation(trace: TraceState, container: Any) -> None:
+    """Refuse to change a list or dict from outside the kernel, or from outside a loop or branch walked at run time.
+
+    Raises:
+        UnsupportedSyntaxError: this is one.
+    """
+    kind = type(container).__name__
+    if any(
+        container is held
+        for held in _find_containers([*trace.constants.values(), *(held for _, _, held in trace.guards)])
+    ):
+        raise UnsupportedSyntaxError(
+            f"a {kind} from outside is changed: to a kernel it is a constant, read once while compiling",
+            expected=f"a {kind} made in the kernel, or memory that it writes",
+            suggestion="pass a NumPy array or a ts.Tensor, which kernels write in place: out[i] = value",
+        )
+    if id(container) in trace.frozen_containers:
+        raise UnsupportedSyntaxError(
+            f"a {kind} made outside is changed in a loop or branch walked at run time",
+            expected=f"a {kind} changed by what is known while compiling: it exists only then",
+            suggestion="unroll the loop (tile.static_range), or use variables, or memory: tile.alloc_register",
+        )
+
+
+def check_mutating_call(trace: TraceState, function: Any) -> None:
+    """The same for its methods."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, (list, dict)) and getattr(function, "__name__", "") in MUTATING_METHODS:
+        check_mutation(trace, owner)

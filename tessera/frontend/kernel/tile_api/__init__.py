@@ -1,0 +1,1 @@
+"""The `tile` API: the functions that users call in kernels."""

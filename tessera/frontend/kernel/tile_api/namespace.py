@@ -1,0 +1,142 @@
+"""The `tile` namespace: every function that a kernel may call on its tile."""
+
+from tessera.frontend.kernel.call_conventions import updates_first
+from tessera.frontend.kernel.tile_api.access_patterns import (
+    load_broadcast,
+    load_coalesced,
+    load_gather,
+    load_strided,
+    split,
+)
+from tessera.frontend.kernel.tile_api.assertions import assert_, print
+from tessera.frontend.kernel.tile_api.blocks import (
+    abs,
+    acos,
+    arange,
+    argmax,
+    argmin,
+    asin,
+    atan,
+    atan2,
+    broadcast,
+    cast,
+    ceil,
+    clip,
+    cos,
+    cosh,
+    erf,
+    exp,
+    exp2,
+    expm1,
+    floor,
+    fma,
+    full,
+    isfinite,
+    isinf,
+    isnan,
+    log,
+    log1p,
+    log2,
+    log10,
+    max,
+    maximum,
+    min,
+    minimum,
+    ones,
+    pow,
+    reshape,
+    round,
+    rsqrt,
+    sign,
+    sin,
+    sinh,
+    sqrt,
+    sum,
+    tan,
+    tanh,
+    transpose,
+    trunc,
+    where,
+    zeros,
+)
+from tessera.frontend.kernel.tile_api.ids import (
+    block_id,
+    col_index,
+    context,
+    grid_size,
+    group_id,
+    group_size,
+    lane_id,
+    linear_id,
+    local_id,
+    num_programs,
+    program_id,
+    row_index,
+    thread_id,
+    warp_id,
+)
+from tessera.frontend.kernel.tile_api.inline import inline
+from tessera.frontend.kernel.tile_api.matrix import fragment, load_matrix, mma, mma_mixed, store_matrix
+from tessera.frontend.kernel.tile_api.matrix import matrix_product as dot
+from tessera.frontend.kernel.tile_api.matrix import mma as matmul
+from tessera.frontend.kernel.tile_api.memory import (
+    alloc_register,
+    alloc_shared,
+    async_copy,
+    atomic_add,
+    atomic_and,
+    atomic_cas,
+    atomic_exchange,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_xor,
+    barrier,
+    cp_async,
+    cp_commit_group,
+    cp_wait_group,
+    grid_barrier,
+    load,
+    load_vector,
+    store,
+    store_vector,
+    wait_async,
+)
+from tessera.frontend.kernel.tile_api.online_softmax import mask_causal, softmax_accumulate, softmax_online
+from tessera.frontend.kernel.tile_api.random import dropout, randint, randn, random, random_bits
+from tessera.frontend.kernel.tile_api.ranges import range_n, static_range
+from tessera.frontend.kernel.tile_api.ranges import tile_range as range
+from tessera.frontend.kernel.tile_api.scans import cummax, cummin, cumprod, cumsum, flip, reduce, scan, take
+from tessera.frontend.kernel.tile_api.sorting import argsort, histogram, join, sort
+from tessera.frontend.kernel.tile_api.synchronisation import (
+    block,
+    cooperative_group,
+    grid,
+    mbarrier,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_wait,
+    warp,
+)
+
+load_shared, store_shared = load, store
+updates_first(mma, 4)
+updates_first(mask_causal)
+
+__all__ = [
+    "abs", "acos", "alloc_register", "alloc_shared", "arange", "argmax", "argmin", "argsort", "asin", "assert_",
+    "async_copy", "atan", "atan2", "atomic_add", "atomic_and", "atomic_cas", "atomic_exchange", "atomic_max",
+    "atomic_min", "atomic_or", "atomic_xor", "barrier", "block", "block_id", "broadcast", "cast", "ceil", "clip",
+    "col_index", "context", "cooperative_group", "cos", "cosh", "cp_async", "cp_commit_group", "cp_wait_group",
+    "cummax", "cummin", "cumprod", "cumsum", "dot", "dropout", "erf", "exp", "exp2", "expm1", "flip", "floor", "fma",
+    "fragment", "full", "grid", "grid_barrier", "grid_size", "group_id", "group_size", "histogram", "inline",
+    "isfinite", "isinf", "isnan", "join", "lane_id", "linear_id", "load", "load_broadcast", "load_coalesced",
+    "load_gather", "load_matrix", "load_shared", "load_strided", "load_vector", "local_id", "log", "log10", "log1p",
+    "log2", "mask_causal", "matmul", "max", "maximum", "mbarrier", "mbarrier_arrive", "mbarrier_expect",
+    "mbarrier_init", "mbarrier_wait", "min", "minimum", "mma", "mma_mixed", "num_programs", "ones", "pow", "print",
+    "program_id", "randint", "randn", "random", "random_bits", "range", "range_n", "reduce", "reshape", "round",
+    "row_index", "rsqrt", "scan", "sign", "sin", "sinh", "softmax_accumulate", "softmax_online", "sort", "split",
+    "sqrt", "static_range", "store", "store_matrix", "store_shared", "store_vector", "sum", "take", "tan", "tanh",
+    "thread_id", "transpose", "trunc", "wait_async", "warp", "warp_id", "where", "zeros",
+]  # fmt: skip

@@ -1,1 +1,0 @@
-"""Debug mode of the Tile interpreter: every access checked, races, meetings, lints."""

@@ -1,0 +1,142 @@
+"""Masked-load lint: taint tracking of elements that a masked load left out (they read as 0) and that are then used.
+
+The taint follows them through pointwise ops and changes of shape. It ends where a mask or a choice leaves them out
+again, and where zeros do no harm: in sums and products of blocks. Taint does not pass through loops and branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tessera.interp.sanitizer.report import Finding
+from tessera.interp.tile.machine import TileMachine
+from tessera.interp.tile.memory import expand_block_axes
+from tessera.ir.core import Node, Value
+from tessera.ir.rules import Rules
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
+
+if TYPE_CHECKING:
+    from tessera.interp.sanitizer.monitor import Monitor
+
+masked_value_rules = Rules("masked elements")
+# Ops that make zero of zero.
+_ZERO_PRESERVING = {elementwise.neg, elementwise.abs, elementwise.sqrt, elementwise.mul, basic.cast, elementwise.floor,
+              elementwise.ceil, elementwise.sin, elementwise.tanh}  # fmt: skip
+_ZERO_NEUTRAL = (reduce.sum, contractions.dot)
+
+
+@dataclass
+class MaskedElements:
+    """The elements that a mask has left out, whether they are still 0, where, and for which box of instances."""
+
+    out: np.ndarray
+    zero: bool
+    load: Node
+    box: tuple[Any, ...]
+
+
+class MaskTracker:
+    """The marks of a launch, by value."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
+        self.marks: dict[Value, MaskedElements] = {}
+
+    def follow(self, machine: TileMachine, node: Node, args: Sequence[Any], again: Callable[[list[Any]], Any]) -> None:
+        """What becomes of the marks of a node's operands; `again(args)` runs it on other operands."""
+        if node.op is tile.load or node.op is tile.gather:
+            self._load(machine, node, args)
+            return
+        box = (machine.first, machine.count)
+        found = {i: m for i, v in enumerate(node.args) if (m := self.marks.get(v)) is not None and m.box == box}
+        for value in node.results:
+            self.marks.pop(value, None)
+        if found and not node.regions:
+            rule = masked_value_rules.get(node.op)
+            if rule is not None:
+                rule(self, machine, node, args, found, again)
+            elif node.op.pointwise:
+                self._pointwise(node, found)
+
+    def _load(self, machine: TileMachine, node: Node, args: Sequence[Any]) -> None:
+        self.marks.pop(node.out, None)
+        mask = 1 + node.args[0].type.rank  # type: ignore[union-attr]
+        if len(args) != mask + 1:  # none, or with `other`
+            return
+        out = ~np.asarray(machine.arrays([args[mask]])[0])
+        if out.any():
+            self.marks[node.out] = MaskedElements(out, True, node, (machine.first, machine.count))
+
+    def _pointwise(self, node: Node, found: dict[int, MaskedElements]) -> None:
+        marks = list(found.values())
+        out = marks[0].out
+        for each in marks[1:]:
+            out = out | each.out
+        self.marks[node.out] = MaskedElements(
+            out, node.op in _ZERO_PRESERVING and all(m.zero for m in marks), marks[0].load, marks[0].box
+        )
+
+    def use(self, machine: TileMachine, node: Node, marks: MaskedElements, used: np.ndarray, what: str) -> None:
+        """Report elements of a value that should not be used."""
+        if machine.active is not None:
+            used = used & expand_block_axes(machine.active, used.ndim - machine.rank)
+        if used.any():
+            lane = tuple(int(i) for i in np.argwhere(used)[0])
+            who = self.monitor.name(self.monitor.who(machine, tuple(
+                i if n > 1 else 0 for i, n in zip(lane, machine.count, strict=False)
+            )))  # fmt: skip
+            message = f"{what} element {lane[machine.rank :]} that the mask of a load left out: {who}"
+            suggestion = "give the load `other=`, the value that does no harm here, or mask this too"
+            self.monitor.found(Finding("outside mask", message, node.loc, marks.load.loc, suggestion))
+
+
+@masked_value_rules(shape.reshape, shape.permute, basic.broadcast_to)
+def _(masks, machine, node, args, found, again):
+    marks = found[0]
+    if marks.out.ndim != np.ndim(args[0]):
+        return
+    out = np.broadcast_to(marks.out, np.broadcast_shapes(marks.out.shape, np.shape(args[0])))
+    masks.marks[node.out] = MaskedElements(again([out])[0], marks.zero, marks.load, marks.box)
+
+
+@masked_value_rules(elementwise.where)
+def _(masks, machine, node, args, found, again):
+    condition = np.asarray(machine.arrays([args[0]])[0])
+    parts = [(m.out & (condition if i == 1 else ~condition), m) for i, m in found.items() if i > 0]
+    kept = [(out, m) for out, m in parts if out.any()]
+    if kept:
+        out = kept[0][0] if len(kept) == 1 else kept[0][0] | kept[1][0]
+        masks.marks[node.out] = MaskedElements(out, False, kept[0][1].load, kept[0][1].box)
+
+
+@masked_value_rules(
+    basic.cast,
+    reduce.sum,
+    reduce.max,
+    reduce.min,
+    reduce.argmax,
+    reduce.argmin,
+    reduce.mean,
+    reduce.var,
+    contractions.dot,
+)
+def _(masks, machine, node, args, found, again):
+    for marks in found.values():
+        if not (marks.zero and node.op in _ZERO_NEUTRAL):
+            masks.use(machine, node, marks, marks.out, f"{node.op.name} takes")
+
+
+@masked_value_rules(tile.store, tile.scatter)
+def _(masks, machine, node, args, found, again):
+    if 1 not in found:
+        return
+    rank = node.args[0].type.rank
+    used = found[1].out
+    if len(args) > 2 + rank:
+        used = used & np.asarray(machine.arrays([args[2 + rank]])[0])
+    masks.use(machine, node, found[1], used, "a store writes")

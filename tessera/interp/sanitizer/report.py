@@ -1,0 +1,132 @@
+"""Sanitizer reports: the findings of a run, and which checks are on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.core.errors import (
+    Advice,
+    AlignmentError,
+    AsyncCopyError,
+    BarrierError,
+    DeadlockError,
+    ExecutionError,
+    IndexOverflowError,
+    Location,
+    NonFiniteError,
+    OutOfBoundsError,
+    RaceError,
+    TesseraError,
+    UninitializedError,
+)
+
+# The rule of docs/semantics.md that each kind of finding breaks, and the error it is raised as.
+FINDING_KINDS: dict[str, tuple[str, type[TesseraError]]] = {
+    "bounds": ("M1", OutOfBoundsError),
+    "uninitialized": ("M2", UninitializedError),
+    "race": ("M4", RaceError),
+    "program race": ("M5", RaceError),
+    "unordered": ("M13", RaceError),  # a race in a kernel with mbarriers
+    "async": ("M8", AsyncCopyError),
+    "barrier": ("M7", BarrierError),
+    "grid barrier": ("M14", BarrierError),
+    "stream race": ("M15", RaceError),
+    "deadlock": ("M12", DeadlockError),
+    "alignment": ("M11", AlignmentError),
+    "overflow": ("M1", IndexOverflowError),
+    "non-finite": ("", NonFiniteError),  # breaks no rule: asked for by `nan`
+    # Advice, asked for by `lint`.
+    "bank conflict": ("", Advice),
+    "uncoalesced": ("", Advice),
+    "outside mask": ("", Advice),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that debug mode found: its kind, what happened, where, and the other access of a race."""
+
+    kind: str
+    message: str
+    location: Location
+    other: Location | None = None
+    suggestion: str | None = None
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether this breaks nothing, and only could be better."""
+        return FINDING_KINDS[self.kind][1] is Advice
+
+    @property
+    def rule(self) -> str:
+        """The number of the rule it breaks, "" where it breaks none."""
+        return FINDING_KINDS[self.kind][0]
+
+    def error(self) -> TesseraError:
+        """The error that this finding is raised as."""
+        place = None
+        if self.other is not None:
+            place = f"the other access at {self.other}\n{self.other.excerpt()}"
+        message = f"{self.message} (rule {self.rule})" if self.rule else self.message
+        return FINDING_KINDS[self.kind][1](message, location=self.location, received=place, suggestion=self.suggestion)
+
+    def __str__(self) -> str:
+        return str(self.error())
+
+
+@dataclass
+class Report:
+    """The findings of a run, in the order in which they were met."""
+
+    findings: list[Finding] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kind of each finding."""
+        return [f.kind for f in self.findings]
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.findings)) or "no findings"
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Which checks debug mode makes, and whether it goes on after the first finding.
+
+    `collect` records findings in `report` and goes on as far as values are defined; without it the first is raised.
+    `nan` also looks for the first op that makes a NaN or an infinity of finite operands; `lint` gives advice:
+    bank conflicts, accesses that do not coalesce, elements used that a mask had left out.
+    """
+
+    collect: bool = False
+    nan: bool = False
+    lint: bool = False
+    report: Report = field(default_factory=Report)
+
+    def found(self, finding: Finding) -> None:
+        """Record a finding; raise it unless the checks collect. Advice is never raised."""
+        self.report.findings.append(finding)
+        if not self.collect and not finding.is_advice:
+            raise finding.error()
+
+
+# The checks of the innermost `ts.debug.checked()`; a ContextVar, so that threads and tasks do not see each other's.
+ACTIVE_CHECKS: ContextVar[Checks | None] = ContextVar("tessera_debug_checks", default=None)
+
+
+class SanitizerStopped(ExecutionError):
+    """A run in collect mode that cannot go on: what follows its last finding has no meaning."""
+
+
+def as_checks(debug: Any) -> Checks | None:
+    """The checks that a `debug` argument means: True for all, False or None for no debug mode."""
+    return debug if isinstance(debug, Checks) else Checks() if debug else None

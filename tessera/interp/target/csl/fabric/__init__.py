@@ -1,0 +1,1 @@
+"""Fabric: routers, routes, queues and wavelets between PEs."""

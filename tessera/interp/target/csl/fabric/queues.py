@@ -1,0 +1,325 @@
+"""Queues: the input and output queue of a color at a PE, and the host's streams into and out of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, HOST, RAMP, WORD_MASK
+
+if TYPE_CHECKING:
+    from tessera.interp.target.csl.fabric.router import RouterChannel, RouterNode
+
+
+# Streams between the host and a color of one PE, without a route: the memcpy library's frame carries them.
+
+
+FinishedCallback = Callable[[], None]
+
+
+class StreamEntrance(Protocol):
+    """Where words of a stream go in."""
+
+    feeder: Any
+
+    def room(self) -> bool:
+        """Whether one more word fits."""
+
+    def add(self, time: int, word: int) -> None:
+        """A word that comes at `time`."""
+
+
+class RouterEntrance:
+    """The entrance to a router: a stream of an `SdkLayout` comes in like wavelets from a neighbour."""
+
+    def __init__(self, channel: RouterChannel) -> None:
+        self.channel = channel
+
+    @property
+    def feeder(self) -> Any:
+        """Who waits for room."""
+        return self.channel.feeders[HOST]
+
+    @feeder.setter
+    def feeder(self, feeder: Any) -> None:
+        self.channel.feeders[HOST] = feeder
+
+    def room(self) -> bool:
+        """Whether one more word fits."""
+        return self.channel.room(HOST)
+
+    def add(self, time: int, word: int) -> None:
+        """A word that comes at `time`."""
+        self.channel.add(HOST, time, word)
+        self.channel.wake(time)
+
+
+class HostSource:
+    """Words that the host sends to one PE: they enter a queue of the color as it has room, one a cycle."""
+
+    def __init__(self, queue: StreamEntrance) -> None:
+        self.queue, self.time = queue, 0
+        self.requests: deque[tuple[deque[int], FinishedCallback]] = deque()
+
+    def send(self, words: Iterable[int], start: int, finished: FinishedCallback) -> None:
+        """Words to send after those already waiting; `finished` is called when the last has gone."""
+        self.requests.append((deque(int(word) for word in words), finished))
+        self.wake(start)
+
+    def wake(self, time: int) -> None:
+        """Hand over as many words as fit."""
+        self.time = max(self.time, time)
+        while self.requests:
+            words, finished = self.requests[0]
+            while words and self.queue.room():
+                self.time += 1
+                self.queue.add(self.time, words.popleft())
+            if words:
+                self.queue.feeder = self
+                return
+            self.requests.popleft()
+            finished()
+
+
+class HostSink:
+    """Words that a PE sends to the host on one color, and the rows they are for, in the order of the requests."""
+
+    def __init__(self) -> None:
+        self.words: deque[int] = deque()
+        self.requests: deque[tuple[np.ndarray, FinishedCallback]] = deque()
+
+    def receive(self, row: np.ndarray, finished: FinishedCallback) -> None:
+        """A row to fill; `finished` is called when it is full."""
+        self.requests.append((row, finished))
+        self.take(())
+
+    def take(self, words: Iterable[int]) -> None:
+        """Words that came: fill the rows whose words are all there."""
+        self.words.extend(words)
+        while self.requests and len(self.words) >= self.requests[0][0].size:
+            row, finished = self.requests.popleft()
+            row[:] = [self.words.popleft() & WORD_MASK for _ in range(row.size)]
+            finished()
+
+
+# The two ends of a color inside a PE: the queue its code reads, and the queue it writes, both finite.
+
+
+TimedWord = tuple[int, int]  # when a word is there, and the word
+
+
+class BackpressureListener(Protocol):
+    """Whatever waits for room in a queue."""
+
+    def wake(self, time: int) -> None:
+        """Try again at that time."""
+
+
+def notify_emptied(queue: InputQueue | OutputQueue, call: Callable[[], None] | None) -> None:
+    """Call what waited for a queue to be empty."""
+    if call is not None:
+        queue.events.at(queue.events.now, call)
+
+
+class InputQueue:
+    """Words of one color that reached a PE and that its code has not read."""
+
+    def __init__(self, node: RouterNode, color: int) -> None:
+        self.node, self.color = node, color
+        self.words: deque[TimedWord] = deque()
+        self.depth, self.events = node.fabric.queue_depth(node, "in", color), node.fabric.events
+        self.wanted = 1
+        self.controls = 0  # how many of the words are control words
+        self.emptied: Callable[[], None] | None = None  # to call when no word is left
+        self.feeder: BackpressureListener | None = None
+        self._due: int | None = None
+        self._last = 0
+
+    def room(self) -> bool:
+        """Whether one more word fits."""
+        return len(self.words) < self.depth
+
+    def add(self, time: int, word: int) -> None:
+        """A word that arrives at `time`."""
+        time = max(time, self._last)
+        self._last = time
+        self.words.append((time, word))
+        self.controls += word > WORD_MASK
+        self._announce()
+
+    def extend(self, words: list[TimedWord]) -> None:
+        """Data words that arrive one after another."""
+        if words[0][0] < self._last:
+            for time, word in words:
+                self.add(time, word)
+            return
+        self._last = words[-1][0]
+        self.words.extend(words)
+        self._announce()
+
+    def count(self, now: int) -> int:
+        """Data words at the head that have arrived."""
+        if self.words and not self.controls and self.words[-1][0] <= now:
+            return len(self.words)
+        found = 0
+        for time, word in self.words:
+            if time > now or word & CONTROL_FLAG:
+                break
+            found += 1
+        return found
+
+    def take(self, now: int, limit: int) -> list[int]:
+        """Up to `limit` data words at the head that have arrived, removed."""
+        words = self.words
+        found: list[int] = []
+        if words and not self.controls and len(words) <= limit and words[-1][0] <= now:
+            found = [word for _, word in words]
+            words.clear()
+        while words and len(found) < limit and words[0][0] <= now and not words[0][1] & CONTROL_FLAG:
+            found.append(words.popleft()[1])
+        if found:
+            self.freed(now)
+        return found
+
+    def arrived(self, now: int) -> int:
+        """Words of either kind at the head that have arrived."""
+        return next((i for i, (time, _) in enumerate(self.words) if time > now), len(self.words))
+
+    def take_any(self, now: int) -> int:
+        """The word at the head, removed."""
+        word = self.words.popleft()[1]
+        self.controls -= word > WORD_MASK
+        self.freed(now)
+        return word
+
+    def take_control(self, now: int) -> None:
+        """Remove the control word at the head."""
+        self.words.popleft()
+        self.controls -= 1
+        self.freed(now)
+
+    def freed(self, now: int) -> None:
+        """Tell whoever waits that there is room."""
+        if self.feeder is not None:
+            feeder, self.feeder = self.feeder, None
+            feeder.wake(now)
+        if not self.words:
+            notify_emptied(self, self.emptied)
+            self.emptied = None
+        elif self.words[0][0] > now:
+            self._announce()
+
+    def want(self, count: int) -> None:
+        """Announce words only when so many are there (or the queue is full, or a control word comes)."""
+        self.wanted = count
+        self._announce()
+
+    def _announce(self) -> None:
+        """Plan the next call of `arrived`, unless an earlier or equal one is planned."""
+        time = self._complete()
+        if time is not None:
+            if time < self.events.now:
+                time = self.events.now
+            if self._due is None or time < self._due:
+                self._due = time
+                self.events.at(time, self._call)
+
+    def _complete(self) -> int | None:
+        """When what is wanted will be there; None while it is not on its way."""
+        wanted = self.wanted if self.wanted < self.depth else self.depth
+        if not self.controls:
+            return self.words[wanted - 1][0] if len(self.words) >= wanted else None
+        for index, (time, word) in enumerate(self.words, 1):
+            if index == wanted or word & CONTROL_FLAG:
+                return time
+        return None
+
+    def _call(self) -> None:
+        if self._due != self.events.now:
+            return  # a later plan took its place
+        self._due = None
+        time = self._complete()
+        if time is not None and time <= self.events.now:
+            self.wanted = 1
+            self.node.pe.arrived(self.color)
+        else:
+            self._announce()  # the words of this plan were taken before
+
+
+class OutputQueue:
+    """Words of one color that the PE's code wrote and the router has not taken: one a cycle goes up the ramp."""
+
+    def __init__(self, node: RouterNode, color: int, channel: RouterChannel | None) -> None:
+        self.node, self.color, self.channel = node, color, channel
+        self.words: deque[int] = deque()
+        self.depth, self.events = node.fabric.queue_depth(node, "out", color), node.fabric.events
+        self.sink: HostSink | None = None  # where the host collects a color that has no route
+        self.emptied: Callable[[], None] | None = None  # to call when no word is left
+        self._watched = False
+        self._due: int | None = None
+
+    def offer(self, words: list[int]) -> int:
+        """Take all words if fewer than the depth wait here, else none; how many were taken."""
+        if len(self.words) >= self.depth:
+            self._watched = True
+            return 0
+        self.words.extend(words)
+        self._move()
+        return len(words)
+
+    def collect(self) -> HostSink:
+        """Send what is written here to the host."""
+        if self.sink is None:
+            self.sink = HostSink()
+            self.wake(self.events.now)
+        return self.sink
+
+    def settled(self) -> bool:
+        """Whether so few words wait that the operation that wrote them is over; if not, `drained` is called then."""
+        self._watched = len(self.words) >= self.depth
+        return not self._watched
+
+    def wake(self, time: int) -> None:
+        """Try again to hand words over at that time."""
+        if self._due is None or time < self._due:
+            self._due = time
+            self.events.at(time, self._again)
+
+    def _again(self) -> None:
+        if self._due == self.events.now:
+            self._due = None
+            self._move()
+
+    def _move(self) -> None:
+        if self.channel is None:
+            self._to_host()
+        else:
+            self._to_router(self.channel)
+        if not self.words and self.emptied is not None:
+            notify_emptied(self, self.emptied)
+            self.emptied = None
+        if self._watched and len(self.words) < self.depth:
+            self._watched = False
+            self.events.at(self.events.now, self._drained)
+
+    def _drained(self) -> None:
+        self.node.pe.drained(self.color)
+
+    def _to_router(self, channel: RouterChannel) -> None:
+        node = self.node
+        words, free = self.words, channel.depth - len(channel.inputs[RAMP])
+        if words and free > 0:
+            first = max(self.events.now, node.ramp) + 1
+            count = min(free, len(words))
+            node.ramp = first + count - 1
+            channel.extend(RAMP, [(first + i, words.popleft()) for i in range(count)])
+        if words:
+            channel.feeders[RAMP] = self
+
+    def _to_host(self) -> None:
+        if self.sink is not None:
+            self.sink.take(self.words)
+            self.words.clear()

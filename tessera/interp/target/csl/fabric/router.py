@@ -1,0 +1,303 @@
+"""Router: one channel for each routed color at each PE, with finite buffers, links and backpressure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tessera.interp.target.csl.fabric.queues import BackpressureListener, HostSink, InputQueue, OutputQueue, TimedWord
+from tessera.interp.target.csl.fabric.routing import (
+    ADVANCE_FLAG,
+    CONTROL_FLAG,
+    DIRECTION_NAMES,
+    HOST,
+    OPPOSITE,
+    RAMP,
+    WORD_MASK,
+    ColorRoute,
+    decode_commands,
+)
+from tessera.interp.target.csl.sema.values import ColorConfig
+
+if TYPE_CHECKING:
+    from tessera.interp.target.csl.fabric.router_grid import Fabric
+
+
+class RouterNode:
+    """What the fabric holds for one PE."""
+
+    def __init__(self, fabric: Fabric, x: int, y: int) -> None:
+        self.fabric, self.x, self.y = fabric, x, y
+        self.pe: Any = None
+        self.channels: dict[int, RouterChannel] = {}
+        self.inputs: dict[int, InputQueue] = {}
+        self.outputs: dict[int, OutputQueue] = {}
+        self.links = [0] * len(DIRECTION_NAMES)  # the first cycle in which each outgoing link is free
+        self.traffic = [0] * len(DIRECTION_NAMES)  # wavelets that left in each direction
+        self.handlers: dict[int, Callable[[], None]] = {}  # a library's teardown handlers, by color
+        self.ramp = 0  # the last cycle in which the PE put a word on the ramp
+
+    @property
+    def name(self) -> str:
+        """The PE as reports call it."""
+        return f"PE ({self.x}, {self.y})"
+
+    def input(self, color: int) -> InputQueue:
+        """The queue in which words of a color wait for the PE's code."""
+        if color not in self.inputs:
+            self.inputs[color] = InputQueue(self, color)
+        return self.inputs[color]
+
+    def routed(self, color: int) -> RouterChannel:
+        """A color without a route as the program begins to give it one."""
+        found = RouterChannel(self, color, ColorRoute((), (), reconfigurable=True), ColorConfig((), ()))
+        self.channels[color] = found
+        if color in self.outputs:
+            self.outputs[color].channel = found
+        return found
+
+    def output(self, color: int) -> OutputQueue:
+        """The queue into which the PE's code writes a color."""
+        if color not in self.outputs:
+            self.outputs[color] = OutputQueue(self, color, self.channels.get(color))
+        return self.outputs[color]
+
+
+class RouterChannel:
+    """One color at one PE's router: a finite buffer for each direction, and its route."""
+
+    def __init__(self, node: RouterNode, color: int, route: ColorRoute, config: ColorConfig) -> None:
+        self.node, self.color, self.route, self.config = node, color, route, config
+        self.inputs: list[deque[TimedWord]] = [deque() for _ in DIRECTION_NAMES]
+        self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
+        self.depth, self.events = node.fabric.depth, node.fabric.events
+        self.neighbours: list[RouterChannel | None] = [None] * len(DIRECTION_NAMES)
+        self.sink: HostSink | None = None  # what leaves towards the host
+        self._last = 0
+        self._due: int | None = None
+
+    def room(self, direction: int) -> bool:
+        """Whether one more word fits into that direction's buffer."""
+        return len(self.inputs[direction]) < self.depth
+
+    def add(self, direction: int, time: int, word: int) -> None:
+        """A word that comes in from `direction` at `time`."""
+        if not self.route.accepts(direction):
+            self._refuse(direction)
+        buffer = self.inputs[direction]
+        buffer.append((max(time, buffer[-1][0]) if buffer else time, word))
+
+    def _refuse(self, direction: int) -> NoReturn:
+        takes = " or ".join(sorted({DIRECTION_NAMES[d] for rx, _ in self.route.positions for d in rx}))
+        self.node.fabric.fault(
+            f"a wavelet of color {self.color} comes from {DIRECTION_NAMES[direction]} into {self.node.name}, "
+            f"whose route takes it from {takes} only",
+            self,
+        )
+
+    def host(self) -> HostSink:
+        """Where words that leave towards the host are kept."""
+        if self.sink is None:
+            self.sink = HostSink()
+        return self.sink
+
+    def wake(self, time: int) -> None:
+        """Look again at that time, or earlier if that is planned."""
+        if time < self.events.now:
+            time = self.events.now
+        if self._due is None or time < self._due:
+            self._due = time
+            self.events.at(time, self._service)
+
+    def _service(self) -> None:
+        if self._due != self.events.now:
+            return  # an earlier plan took its place
+        self._due = None
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Move one word on, if one can go."""
+        rx, tx = self.route.here
+        if self.route.in_teardown:
+            return False
+        if len(rx) == 1:
+            origin = rx[0]
+            if not self.inputs[origin]:
+                return False
+        else:
+            heads = [d for d in rx if self.inputs[d]]
+            if not heads:
+                return False
+            origin = heads[0] if len(heads) == 1 else min(heads, key=lambda d: self.inputs[d][0][0])
+        arrival, word = self.inputs[origin][0]
+        now = self.events.now
+        if len(rx) > 1 and arrival > now:
+            self.wake(arrival)  # an earlier word may yet come from another side
+            return False
+        if self.node.fabric.steady and word <= WORD_MASK and self.route.filter is None and HOST not in tx:
+            return self._burst(origin, tx, now)
+        targets = self._targets(tx, word)
+        if targets is None:
+            return False
+        self._send(origin, targets, max(arrival, now, self._last + 1), word)
+        return True
+
+    def _burst(self, origin: int, tx: tuple[int, ...], now: int) -> bool:
+        """Move on all the data words at the head that have room, one a cycle: what `_send` does, in one go."""
+        count = self._free(tx)
+        buffer, links = self.inputs[origin], self.node.links
+        if not count:
+            return False
+        time = max(now - 1, self._last)
+        for direction in tx:
+            if links[direction] > time:
+                time = links[direction] - 1
+        sent: list[TimedWord] = []
+        while buffer and count and buffer[0][1] <= WORD_MASK:
+            arrival, word = buffer.popleft()
+            time = arrival if arrival > time else time + 1
+            sent.append((time + 1, word))
+            count -= 1
+        self._last = time
+        for direction in tx:
+            links[direction] = time + 1
+            self.node.traffic[direction] += len(sent)
+            if direction == RAMP:
+                self.node.inputs[self.color].extend(sent)
+            else:
+                self._neighbour(direction).extend(OPPOSITE[direction], sent)
+        self._freed(origin, sent[0][0] - 1)
+        return True
+
+    def _free(self, tx: tuple[int, ...]) -> int:
+        """For how many words there is room wherever they go."""
+        count = self.depth
+        for direction in tx:
+            if direction == RAMP:
+                queue = self.node.input(self.color)
+                free = queue.depth - len(queue.words)
+                if not free:
+                    queue.feeder = self
+            else:
+                there = self._neighbour(direction)
+                free = self.depth - len(there.inputs[OPPOSITE[direction]])
+                if not free:
+                    there.feeders[OPPOSITE[direction]] = self
+            if free < count:
+                count = free
+        return count
+
+    def extend(self, direction: int, words: list[TimedWord]) -> None:
+        """Words that come in from `direction`, in order."""
+        if not self.route.accepts(direction):
+            self._refuse(direction)
+        buffer = self.inputs[direction]
+        if not buffer or buffer[-1][0] <= words[0][0]:
+            buffer.extend(words)
+        else:  # the first has to wait for a word before it, and so may the others
+            for time, word in words:
+                self.add(direction, time, word)
+        self.wake(buffer[0][0])
+
+    def _freed(self, direction: int, time: int) -> None:
+        """Tell whoever waits for room in a buffer."""
+        feeder = self.feeders[direction]
+        if feeder is not None:
+            self.feeders[direction] = None
+            feeder.wake(time)
+
+    def _targets(self, tx: tuple[int, ...], word: int) -> list[int] | None:
+        """The directions in which the word leaves; None where one of them has no room."""
+        found = []
+        for direction in tx:
+            if direction == RAMP:
+                if not self._for_pe(word):
+                    continue
+                queue = self.node.input(self.color)
+                if not queue.room():
+                    queue.feeder = self
+                    return None
+            elif direction != HOST:
+                there = self._neighbour(direction)
+                if not there.room(OPPOSITE[direction]):
+                    there.feeders[OPPOSITE[direction]] = self
+                    return None
+            found.append(direction)
+        return found
+
+    def _for_pe(self, word: int) -> bool:
+        """Whether a word that goes down the ramp reaches the PE's code."""
+        control = bool(word & CONTROL_FLAG)
+        if control and decode_commands(word)[0][1]:
+            return False
+        return self.route.filter is None or self.route.filter.passes(word, control)
+
+    def _neighbour(self, direction: int) -> RouterChannel:
+        there = self.neighbours[direction]
+        if there is None:
+            there = self.node.fabric.neighbour(self, direction)
+            self.neighbours[direction] = there
+        return there
+
+    def _send(self, origin: int, targets: list[int], time: int, word: int) -> None:
+        """Let the head of `origin` leave in all of the directions, in one cycle."""
+        node, links = self.node, self.node.links
+        for direction in targets:
+            time = max(time, links[direction])
+        self._last = time
+        self.inputs[origin].popleft()
+        advances, word = word & ADVANCE_FLAG, word & ~ADVANCE_FLAG
+        if self.route.filter is not None and RAMP in self.route.here[1]:
+            self.route.filter.count(bool(word & CONTROL_FLAG))
+        onward = self._command(word, time) if word & CONTROL_FLAG else word
+        delay = node.fabric.delay
+        for direction in targets:
+            links[direction] = time + 1
+            node.traffic[direction] += 1
+            if direction == RAMP:
+                node.inputs[self.color].add(time + 1, word)
+                continue
+            if direction == HOST:
+                self.host().take([] if word & CONTROL_FLAG else [word])  # a stream carries data
+                continue
+            there = self._neighbour(direction)
+            there.add(OPPOSITE[direction], time + delay(), onward)
+            there.wake(there.inputs[OPPOSITE[direction]][0][0])
+        if advances:
+            self.route.advance()
+        self._freed(origin, time)
+
+    def _command(self, word: int, time: int) -> int:
+        """Execute a control word's first command, after it was routed."""
+        before = self.route.in_teardown
+        onward = self.route.command(word & WORD_MASK) | CONTROL_FLAG
+        if self.route.in_teardown and not before:
+            self.node.fabric.events.at(time, self._torn_down)
+        return onward
+
+    def _torn_down(self) -> None:
+        handler = self.node.handlers.get(self.color)
+        if handler is None:
+            self.node.pe.torn_down(self.color)
+        else:
+            handler()
+
+    def stuck(self) -> list[str]:
+        """What waits here, in words."""
+        found = []
+        for direction, buffer in enumerate(self.inputs):
+            if buffer:
+                found.append(
+                    f"{len(buffer)} wavelet(s) of color {self.color} from {DIRECTION_NAMES[direction]}: {self._reason(direction)}"
+                )
+        return found
+
+    def _reason(self, direction: int) -> str:
+        rx, tx = self.route.here
+        if self.route.in_teardown:
+            return "the color is in teardown"
+        if direction not in rx:
+            return f"switch position {self.route.current} takes from {', '.join(DIRECTION_NAMES[d] for d in rx)} only"
+        return f"no room {' or '.join(DIRECTION_NAMES[d] for d in tx)}"

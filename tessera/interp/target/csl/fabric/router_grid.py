@@ -1,0 +1,316 @@
+"""Fabric: the grid of routers, and the view of it that each PE has."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from tessera.interp.target.csl.fabric.queues import InputQueue
+from tessera.interp.target.csl.fabric.router import RouterChannel, RouterNode
+from tessera.interp.target.csl.fabric.routing import (
+    CONTROL_FLAG,
+    DIRECTION_NAMES,
+    DIRECTION_STEPS,
+    WORD_MASK,
+    ColorRoute,
+    WaveletFilter,
+    direction_numbers,
+)
+from tessera.interp.target.csl.sema import values
+from tessera.interp.target.csl.sema.values import ColorConfig
+from tessera.interp.target.csl.text.diagnostics import CslFault
+
+# The fabric as one PE sees it: its queues by color, and its routes, which it may change.
+
+
+class FabricView:
+    """The fabric from one PE: its queues by color, and its routes to change."""
+
+    def __init__(self, node: RouterNode) -> None:
+        self.node = node
+
+    def peek(self, color: int) -> tuple[int, bool] | None:
+        """The first word that has arrived and whether it is a control word; None where there is none."""
+        words = self.node.input(color).words
+        if not words or words[0][0] > self.node.fabric.events.now:
+            return None
+        return words[0][1] & WORD_MASK, bool(words[0][1] & CONTROL_FLAG)
+
+    def queue(self, color: int) -> InputQueue:
+        """The queue in which words of a color wait."""
+        return self.node.input(color)
+
+    def pop(self, color: int, limit: int) -> list[int]:
+        """Up to `limit` data words that have arrived; stops before a control word."""
+        return self.node.input(color).take(self.node.fabric.events.now, limit)
+
+    def pop_control(self, color: int) -> int | None:
+        """The first word, if it is a control word that has arrived."""
+        found = self.peek(color)
+        if found is None or not found[1]:
+            return None
+        self.node.input(color).take_control(self.node.fabric.events.now)
+        return found[0]
+
+    def count(self, color: int) -> int:
+        """Data words at the head that have arrived."""
+        return self.node.input(color).count(self.node.fabric.events.now)
+
+    def want(self, color: int, count: int) -> None:
+        """Ask to be told only when so many words are there."""
+        self.node.input(color).want(count)
+
+    def push(self, color: int, words: Iterable[int], control: bool = False) -> int:
+        """Offer words, which may have flags of the module `wavelets`; how many were taken (all or none)."""
+        return self.node.output(color).offer([word | CONTROL_FLAG for word in words] if control else list(words))
+
+    def settled(self, color: int) -> bool:
+        """Whether the words pushed so far have gone, but for what fits in the queue."""
+        return self.node.output(color).settled()
+
+    def input_empty(self, color: int) -> bool:
+        """Whether no word of the color has arrived."""
+        return self.peek(color) is None
+
+    def input_full(self, color: int) -> bool:
+        """Whether the color's input queue has no room."""
+        return not self.node.input(color).room()
+
+    def output_empty(self, color: int) -> bool:
+        """Whether all words written have left."""
+        return not self.node.output(color).words
+
+    def output_full(self, color: int) -> bool:
+        """Whether the color's output queue has no room."""
+        queue = self.node.output(color)
+        return len(queue.words) >= queue.depth
+
+    def when_empty(self, side: str, color: int, call: Callable[[], None]) -> None:
+        """Call this, once, as soon as no word waits in the color's input ("in") or output queue."""
+        queue = self.node.input(color) if side == "in" else self.node.output(color)
+        if queue.words:
+            queue.emptied = call
+        else:
+            self.node.fabric.events.at(self.node.fabric.events.now, call)
+
+    def _channel(self, color: int) -> RouterChannel:
+        if color not in self.node.channels:
+            raise CslFault(f"{self.node.name} has no route for color {color} that could be changed")
+        return self.node.channels[color]
+
+    def route(self, color: int) -> ColorRoute:
+        """The route of a color, to look at."""
+        return self._channel(color).route
+
+    def changed(self, color: int) -> ColorRoute:
+        """The route of a color, about to be changed."""
+        channel = self.node.channels.get(color) or self.node.routed(color)
+        channel.route.reconfigurable = True
+        channel.wake(self.node.fabric.events.now)
+        return channel.route
+
+    def reset_routes(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
+        """Replace position 0."""
+        route = self.changed(color)
+        route.rx, route.tx = direction_numbers(rx), direction_numbers(tx)
+        route.refresh()
+
+    def set_side(self, color: int, way: str, side: str, wanted: bool | None) -> None:
+        """Put a direction into position 0 ("rx" or "tx") or take it out; None: what it is not now."""
+        route, (direction,) = self.changed(color), direction_numbers(side)
+        given = getattr(route, way)
+        there = direction in given
+        if there != (not there if wanted is None else wanted):
+            setattr(route, way, tuple(d for d in given if d != direction) if there else (*given, direction))
+            route.refresh()
+
+    def invalidate_positions(self, color: int) -> None:
+        """Leave position 0 only."""
+        route = self.changed(color)
+        route.switches = [None, None, None]
+        route.refresh()
+
+    def set_switch(self, color: int, position: int, rx: str | None = None, tx: str | None = None) -> None:
+        """What position 1, 2 or 3 changes in the one before it."""
+        route = self.changed(color)
+        route.switches[position - 1] = (direction_numbers(rx or ()), direction_numbers(tx or ()))
+        route.refresh()
+
+    def set_position(self, color: int, position: int) -> None:
+        """Take a switch position."""
+        self.changed(color).move(position)
+
+    def set_pop_mode(self, color: int, mode: str) -> None:
+        """Set "no_pop", "always_pop" or "pop_on_advance"."""
+        self.changed(color).pop = mode
+
+    def set_ring(self, color: int, on: bool) -> None:
+        """Whether position 0 follows the last one."""
+        self.changed(color).ring = on
+
+    def set_filter(
+        self, color: int, counter: int | None = None, limit: int | None = None, max_counter: int | None = None
+    ) -> None:
+        """Change settings of the color's counter filter."""
+        found = self._channel(color).route.filter
+        if found is None:
+            raise CslFault(f"{self.node.name} has no filter on color {color}")
+        found.counter = found.counter if counter is None else counter
+        found.limit = found.limit if limit is None else limit
+        found.top = found.top if max_counter is None else max_counter
+
+    def teardown_pending(self) -> set[int]:
+        """The colors in teardown."""
+        return {color for color, channel in self.node.channels.items() if channel.route.in_teardown}
+
+    def on_teardown(self, color: int, call: Callable[[], None]) -> None:
+        """Call this, and not the program's handler, when the color is torn down."""
+        self.node.handlers[color] = call
+
+    def teardown_exit(self, color: int) -> None:
+        """Let a color's wavelets flow again."""
+        self.changed(color).in_teardown = False
+
+
+# The grid of routers, and the view of it that each PE has.
+
+
+BUFFER_DEPTH = 8  # words in a buffer of a router: the vendor documents none
+# Words in the queues of a PE, by number, as documented; a color without a queue has those of the fabric's depth.
+QUEUE_DEPTHS = {
+    ("wse2", "in"): (6, 6, 4, 4, 2, 2, 2, 2),
+    ("wse2", "out"): (2, 2, 6, 6, 2, 2),
+    ("wse3", "in"): (8, 8, 4, 4, 4, 4, 4, 4),
+    ("wse3", "out"): (8,) * 8,
+}
+
+
+class Fabric:
+    """All routers of a program rectangle.
+
+    Args:
+        events: the event loop, whose `now` is the cycle.
+        width, height: PEs of the rectangle.
+        colors: for each PE its colors' configurations, as the layout gives them.
+        seed: shuffles link delays (1 to 3 cycles a hop) to expose races; None: 1 cycle.
+        depth: words that fit into each buffer and queue.
+
+    Raises:
+        CslFault: while it runs, where a wavelet meets no route, leaves the rectangle or comes from a side that the
+            route does not take.
+    """
+
+    def __init__(
+        self,
+        events: Any,
+        width: int,
+        height: int,
+        colors: dict[tuple[int, int], dict[int, ColorConfig]],
+        seed: int | None = None,
+        depth: int = BUFFER_DEPTH,
+        arch: str = "",
+    ) -> None:
+        self.arch = arch
+        self.events, self.width, self.height, self.depth = events, width, height, depth
+        self.nodes = {(x, y): RouterNode(self, x, y) for y in range(height) for x in range(width)}
+        for place, configs in colors.items():
+            node = self.nodes[place]
+            for color, config in configs.items():
+                node.channels[color] = RouterChannel(node, color, make_route(config), config)
+        self.shared: dict[str, Any] = {}  # what a library keeps for all PEs together
+        self.steady = seed is None  # each hop takes one cycle
+        dice = random.Random(seed)
+        self.delay: Callable[[], int] = (lambda: 1) if seed is None else (lambda: dice.randint(1, 3))
+
+    def queue_depth(self, node: RouterNode, way: str, color: int) -> int:
+        """Words in a PE's queue ("in" or "out") of a color."""
+        queues: dict[int, int] = getattr(node.pe, f"{way}_colors", {})
+        numbers = QUEUE_DEPTHS.get((self.arch, way), ())
+        return next((numbers[q] for q, c in queues.items() if c == color and q < len(numbers)), self.depth)
+
+    def view(self, x: int, y: int) -> FabricView:
+        """The fabric as the PE at (x, y) sees it."""
+        return FabricView(self.nodes[x, y])
+
+    def neighbour(self, channel: RouterChannel, direction: int) -> RouterChannel:
+        """The channel of the same color one hop away."""
+        node = channel.node
+        dx, dy = DIRECTION_STEPS[direction]
+        there = self.nodes.get((node.x + dx, node.y + dy))
+        if there is None:
+            self.fault(
+                f"color {channel.color} leaves the rectangle {DIRECTION_NAMES[direction]} of {node.name}", channel
+            )
+        # A swap exchanges the two colors of a pair (0 and 1, 2 and 3, …) on the way.
+        swap = channel.config.swap_x if dx else channel.config.swap_y
+        color = channel.color ^ 1 if swap else channel.color
+        if color not in there.channels:
+            self.fault(
+                f"a wavelet of color {color} comes from {node.name} into {there.name}, "
+                "which has no route for that color",
+                channel,
+            )
+        return there.channels[color]
+
+    def fault(self, message: str, channel: RouterChannel) -> NoReturn:
+        """Raise a run-time fault at a route, in the present cycle."""
+        raise CslFault(
+            f"{message} (cycle {self.events.now})",
+            location=channel.config.loc,
+            suggestion=f"look at the routes of color {channel.color} around {channel.node.name}",
+        )
+
+    def stuck(self) -> list[str]:
+        """Every wavelet that waits somewhere, in words."""
+        found = []
+        for node in self.nodes.values():
+            texts = [text for channel in node.channels.values() for text in channel.stuck()]
+            texts += [
+                f"{len(q.words)} wavelet(s) of color {q.color} wait in the input queue, which nothing reads"
+                for q in node.inputs.values()
+                if q.words
+            ]
+            texts += [
+                f"{len(q.words)} wavelet(s) of color {q.color} wait in the output queue"
+                + ("" if q.channel else ": the color has no route here, and the host does not read it")
+                for q in node.outputs.values()
+                if q.words
+            ]
+            found += [f"{node.name}: {text}" for text in texts]
+        return found
+
+
+def make_route(config: ColorConfig) -> ColorRoute:
+    """The live route of a color's configuration."""
+    switches = [
+        None if change.invalid else (direction_numbers(change.rx or ()), direction_numbers(change.tx or ()))
+        for change in config.switches
+    ]
+    return ColorRoute(
+        rx=direction_numbers(config.rx),
+        tx=direction_numbers(config.tx),
+        switches=switches,
+        current=config.current,
+        ring=config.ring,
+        pop=config.pop_mode,
+        filter=None if config.filter is None else make_filter(config.filter),
+        in_teardown=config.teardown,
+    )
+
+
+def make_filter(config: values.FilterConfig) -> WaveletFilter:
+    """A fresh filter with a layout's settings."""
+    limits = config.limits
+    return WaveletFilter(
+        config.kind,
+        low=limits.get("min_idx", 0),
+        high=limits.get("max_idx", 0),
+        counter=config.init_counter,
+        limit=limits.get("limit1", 0),
+        top=limits.get("max_counter", 0),
+        count_data=bool(limits.get("count_data")),
+        count_control=bool(limits.get("count_control")),
+        control_at_top=bool(limits.get("filter_control")),
+        later=tuple(limits[name] for name in ("limit2", "limit3") if name in limits),
+    )

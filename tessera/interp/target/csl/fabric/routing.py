@@ -1,0 +1,316 @@
+"""Routing: wavelets and switch commands, the route of one color at one PE (switch positions, filters, teardown), and the router registers of WSE-2.
+
+A register has one word for each color. At 0x7f20 + color, the route: outputs in bits 0 to 4, inputs in bits 5 to 9
+(west, east, south, north, ramp), the pop mode in bits 12 and 13, teardown in bit 14. At 0x7f40 + color, the switch:
+four bits for each of positions 1 to 3 (a direction, or 5 for none, and a bit that marks an input), ring mode in bit 12,
+the current position in bits 13 and 14. The layout follows a program in the vendor's example repository; the order of
+the pop modes is this simulator's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from tessera.interp.target.csl.sema.values import DIRECTIONS
+from tessera.interp.target.csl.text.diagnostics import CslFault
+
+# Wavelets: 32 data bits and a control flag, and the switch commands inside a control wavelet's payload.
+
+
+CONTROL_FLAG = 1 << 32  # a word of the fabric is its 32 bits, with this flag where it is a control wavelet
+WORD_MASK = CONTROL_FLAG - 1
+ADVANCE_FLAG = 1 << 33  # the word that leaves a PE last, and moves the switch of its color there
+CONTROL_MARK = 3 << 30  # the upper two bits of a control wavelet that is kept as data
+NO_ENTRY = 31
+
+# Where the eight commands of a payload stand: the opcode's lowest bit, and the bit that keeps the wavelet from the CE.
+_COMMAND_FIELDS = ((22, 24), (25, 27), (28, 0), (1, 3), (4, 6), (7, 9), (10, 12), (13, 15))
+_COMMAND_BITS = sum((3 << low) | (1 << ignore) for low, ignore in _COMMAND_FIELDS)
+
+
+class Opcode(IntEnum):
+    """What a command asks of the router."""
+
+    NOP = 0
+    SWITCH_ADV = 1
+    SWITCH_RST = 2
+    TEARDOWN = 3
+
+
+def decode_entry_point(word: int) -> int | None:
+    """The control task that a payload names, or None.
+
+    >>> entry_point(43 << 16), entry_point(31 << 16)
+    (43, None)
+    """
+    found = (word >> 16) & 0x3F
+    return None if found == NO_ENTRY else found
+
+
+def decode_commands(word: int) -> list[tuple[Opcode, bool]]:
+    """The eight commands of a payload, each with its ce_ignore.
+
+    >>> commands((5 << 22) | (4 << 25))[:2]
+    [(<Opcode.SWITCH_ADV: 1>, True), (<Opcode.NOP: 0>, True)]
+    """
+    return [(Opcode((word >> low) & 3), bool((word >> ignore) & 1)) for low, ignore in _COMMAND_FIELDS]
+
+
+def encode_payload(cmds: list[tuple[Opcode, bool]], entry: int = NO_ENTRY) -> int:
+    """A payload with up to eight commands; those not given are NOP, kept from the CE.
+
+    >>> hex(encode([(Opcode.TEARDOWN, True)]))
+    '0x9df9249'
+    """
+    word = entry << 16
+    for index, (low, ignore) in enumerate(_COMMAND_FIELDS):
+        opcode, keep = cmds[index] if index < len(cmds) else (Opcode.NOP, True)
+        word |= int(opcode) << low | int(keep) << ignore
+    return word
+
+
+def pop_command(word: int) -> int:
+    """The payload without its first command: the others move up, and a NOP that is kept from the CE follows.
+
+    >>> hex(popped(0x9DF9249))
+    '0x91f9249'
+    """
+    return (word & ~_COMMAND_BITS) | (encode_payload(decode_commands(word)[1:], 0) & _COMMAND_BITS)
+
+
+# The route of one color at one PE while a program runs: switch positions, pop modes, filters, teardown.
+
+
+WEST, EAST, NORTH, SOUTH, RAMP, HOST = range(6)  # HOST: a stream of an `SdkLayout` enters or leaves here
+DIRECTION_NAMES = ("WEST", "EAST", "NORTH", "SOUTH", "RAMP", "HOST")
+OPPOSITE = (EAST, WEST, SOUTH, NORTH, RAMP, HOST)
+DIRECTION_STEPS = ((-1, 0), (1, 0), (0, -1), (0, 1), (0, 0), (0, 0))
+_DIRECTION_INDEX = {name: index for index, name in enumerate(DIRECTION_NAMES)}
+
+
+def direction_numbers(names: Any) -> tuple[int, ...]:
+    """Directions by name, as numbers; one name stands for a tuple of one.
+
+    >>> directions(("RAMP", "EAST")), directions("WEST")
+    ((4, 1), (0,))
+    """
+    names = (names,) if isinstance(names, str) else names
+    return tuple(_DIRECTION_INDEX[name] for name in names)
+
+
+@dataclass
+class WaveletFilter:
+    """Which wavelets of a color may go down the ramp.
+
+    "range": data whose upper half (the index) lies in `low .. high`, and all control wavelets. "counter": a counter
+    steps with each wavelet that counts, and starts again after `limit`; a wavelet passes while the counter is at most
+    `top` (with `control_at_top` a control wavelet only at `top`). "sparse_counter": as "counter", but after each round
+    the next of `later` is the limit, and after the last one all pass.
+
+    >>> Filter("range", 3, 5).passes(4 << 16, False), Filter("counter", counter=2, limit=3, top=1).passes(0, False)
+    (True, False)
+    """
+
+    kind: str
+    low: int = 0
+    high: int = 0
+    counter: int = 0
+    limit: int = 0
+    top: int = 0
+    count_data: bool = False
+    count_control: bool = False
+    control_at_top: bool = False
+    later: tuple[int, ...] = ()
+    off: bool = False
+
+    def passes(self, word: int, control: bool) -> bool:
+        """Whether the wavelet may pass."""
+        if self.off:
+            return True
+        if self.kind == "range":
+            return control or self.low <= (word >> 16) & 0xFFFF <= self.high
+        return self.counter == self.top if control and self.control_at_top else self.counter <= self.top
+
+    def count(self, control: bool) -> None:
+        """Note that a wavelet went by."""
+        if self.kind == "range" or not (self.count_control if control else self.count_data):
+            return
+        if self.counter < self.limit:
+            self.counter += 1
+            return
+        self.counter = 0
+        if self.kind == "sparse_counter":
+            self.off = not self.later
+            self.limit, self.later = (self.later[0], self.later[1:]) if self.later else (self.limit, ())
+
+
+@dataclass
+class ColorRoute:
+    """Position 0, the changes that positions 1 to 3 make to the one before them, and the present position.
+
+    >>> route = Route((WEST,), (RAMP, EAST), [((), (EAST,)), ((RAMP,), ())], pop="pop_on_advance")
+    >>> route.command((5 << 22) | (4 << 25)) != (5 << 22) | (4 << 25), route.here
+    (True, ((0,), (1,)))
+    """
+
+    rx: tuple[int, ...]
+    tx: tuple[int, ...]
+    switches: list[tuple[tuple[int, ...], tuple[int, ...]] | None] = field(default_factory=list)
+    current: int = 0
+    ring: bool = False
+    pop: str = "no_pop"
+    filter: WaveletFilter | None = None
+    in_teardown: bool = False
+    reconfigurable: bool = False  # teardown lets the program change it: a wavelet that no position takes may only wait
+
+    def __post_init__(self) -> None:
+        self.reconfigurable = self.reconfigurable or self.in_teardown
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Work out the positions again after a change."""
+        self.switches += [None] * (3 - len(self.switches))
+        positions = [(self.rx, self.tx)]
+        for change in self.switches:
+            if change is None:
+                break
+            rx, tx = positions[-1]
+            positions.append((change[0] or rx, change[1] or tx))
+        self.positions = positions
+        self.sources = frozenset(direction for rx, _ in positions for direction in rx)
+        self.current = min(self.current, len(positions) - 1)
+        self.here = positions[self.current]
+
+    def accepts(self, direction: int) -> bool:
+        """Whether some position takes wavelets from there."""
+        return self.reconfigurable or direction in self.sources
+
+    def move(self, position: int) -> None:
+        """Take a position, if there is one of that number."""
+        if 0 <= position < len(self.positions):
+            self.current = position
+            self.here = self.positions[position]
+
+    def advance(self) -> None:
+        """Take the next position: the first again after the last in ring mode, else the last stays."""
+        last = self.current + 1 >= len(self.positions)
+        self.move(0 if last and self.ring else self.current + 1)
+
+    def command(self, word: int) -> int:
+        """Execute the first command of a payload; the payload as it travels on."""
+        opcode, before = decode_commands(word)[0][0], self.current
+        if opcode is Opcode.SWITCH_ADV:
+            self.advance()
+        elif opcode is Opcode.SWITCH_RST:
+            self.move(0)
+        elif opcode is Opcode.TEARDOWN:
+            self.in_teardown = self.reconfigurable = True
+        # A router that is at its last position already leaves the command to the next one.
+        moved = self.current != before
+        pops = {
+            "always_pop": True,
+            "pop_on_advance": moved,
+            "pop_on_advance_nop": moved or opcode is Opcode.NOP,
+        }.get(self.pop, False)
+        return pop_command(word) if pops else word
+
+
+# The router's registers of WSE-2 as a PE's code reads and writes them at their addresses: one word for each color.
+#
+# At 0x7f20 + color, the route: outputs in bits 0 to 4, inputs in bits 5 to 9 (west, east, south, north, ramp), the pop
+# mode in bits 12 and 13, teardown in bit 14. At 0x7f40 + color, the switch: four bits for each of positions 1 to 3 (a
+# direction, or 5 for none, and a bit that says that it is an input), ring mode in bit 12, the present position in bits 13
+# and 14. The layout is that of the comments of a program in the vendor's example repository; the order of the pop modes
+# is this simulator's own (programs keep those bits as they are).
+
+
+ROUTE_REGISTERS, SWITCH_REGISTERS, REGISTER_COLORS = 0x7F20, 0x7F40, 24
+POP_MODES = ("no_pop", "always_pop", "pop_on_advance", "pop_on_advance_nop")
+_REGISTER_DIRECTIONS = direction_numbers(DIRECTIONS)  # the router's numbers, in the order of the register
+_NO_DIRECTION = 5
+
+
+def encode_route(route: ColorRoute) -> int:
+    """The register of a route."""
+    bits = sum(1 << i for i, d in enumerate(_REGISTER_DIRECTIONS) if d in route.tx)
+    bits |= sum(1 << (5 + i) for i, d in enumerate(_REGISTER_DIRECTIONS) if d in route.rx)
+    return bits | POP_MODES.index(route.pop) << 12 | route.in_teardown << 14
+
+
+def decode_route(route: ColorRoute, bits: int) -> None:
+    """A route from its register."""
+    route.tx = tuple(d for i, d in enumerate(_REGISTER_DIRECTIONS) if bits >> i & 1)
+    route.rx = tuple(d for i, d in enumerate(_REGISTER_DIRECTIONS) if bits >> (5 + i) & 1)
+    route.pop, route.in_teardown = POP_MODES[bits >> 12 & 3], bool(bits >> 14 & 1)
+    route.refresh()
+
+
+def encode_switch(route: ColorRoute, inputs: int = 0) -> int:
+    """The register of a switch; `inputs` has the bits that say so of positions that are not in use."""
+    bits = route.ring << 12 | route.current << 13
+    for place, change in enumerate(route.switches):
+        side = (change[0] or change[1]) if change else ()
+        bits |= (_REGISTER_DIRECTIONS.index(side[0]) if side else _NO_DIRECTION) << 4 * place
+        bits |= bool(change[0]) << (4 * place + 3) if change and side else inputs & 8 << 4 * place
+    return bits
+
+
+def decode_switch(route: ColorRoute, bits: int) -> None:
+    """A switch from its register."""
+    for place in range(3):
+        side, incoming = bits >> 4 * place & 7, bits >> (4 * place + 3) & 1
+        way = (_REGISTER_DIRECTIONS[side],) if side < _NO_DIRECTION else ()
+        route.switches[place] = ((way, ()) if incoming else ((), way)) if way else None
+    route.ring, route.current = bool(bits >> 12 & 1), bits >> 13 & 3
+    route.refresh()
+
+
+def is_simulated_register(address: int) -> bool:
+    """Whether the register at a word's address is simulated.
+
+    >>> known_register(0x7f21), known_register(0x7e00)
+    (True, False)
+    """
+    return (
+        ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS
+        or SWITCH_REGISTERS <= address < SWITCH_REGISTERS + REGISTER_COLORS
+    )
+
+
+class RouterRegisters:
+    """What stands at the addresses of a PE, as an array of words of 16 bits."""
+
+    dtype, itemsize = np.dtype(np.uint16), 2
+
+    def __init__(self, pe: Any) -> None:
+        self.pe = pe
+        self.inputs: dict[int, int] = {}  # by color, the switch register as it was last written
+
+    def __len__(self) -> int:
+        return 1 << 15
+
+    def item(self, address: int) -> int:
+        """The register at a word's address."""
+        if ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS:
+            return encode_route(self.pe.fabric.route(address - ROUTE_REGISTERS))
+        color = self._switch(address)
+        return encode_switch(self.pe.fabric.route(color), self.inputs.get(color, 0))
+
+    __getitem__ = item
+
+    def __setitem__(self, address: int, bits: int) -> None:
+        if ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS:
+            decode_route(self.pe.fabric.changed(address - ROUTE_REGISTERS), int(bits))
+            return
+        color = self._switch(address)
+        self.inputs[color] = int(bits)
+        decode_switch(self.pe.fabric.changed(color), int(bits))
+
+    def _switch(self, address: int) -> int:
+        if not SWITCH_REGISTERS <= address < SWITCH_REGISTERS + REGISTER_COLORS:
+            raise CslFault(f"the register at address {2 * address:#x} is not simulated", suggestion="use <tile_config>")
+        return address - SWITCH_REGISTERS

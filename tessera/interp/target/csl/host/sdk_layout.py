@@ -1,0 +1,494 @@
+"""`SdkLayout`: code regions, ports and streams in Python (the vendor's other layout API), and their placement and routing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, DeviceUnavailable, ResourceError
+from tessera.interp.target.csl.compiler import CompiledLayout, compile_program
+from tessera.interp.target.csl.fabric.routing import DIRECTION_NAMES, DIRECTION_STEPS, OPPOSITE
+from tessera.interp.target.csl.host.cslc import default_language
+from tessera.interp.target.csl.sema.values import ColorConfig, SwitchPosition
+from tessera.interp.target.csl.simulation import PeCoordinate
+
+# Places and rectangles on the fabric.
+
+
+class IntVector(NamedTuple):
+    """A place: column and row."""
+
+    x: int
+    y: int
+
+
+class IntRectangle(NamedTuple):
+    """The places from the upper left one up to, and without, the lower right one.
+
+    >>> IntRectangle(IntVector(0, 0), IntVector(3, 2)).size
+    (3, 2)
+    """
+
+    upper_left: IntVector
+    lower_right: IntVector
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows."""
+        return self.lower_right.x - self.upper_left.x, self.lower_right.y - self.upper_left.y
+
+
+# `SdkLayout`, the vendor's other way to lay a program out: code regions, ports and streams, written in Python.
+
+
+class SdkTarget(Enum):
+    """The machine."""
+
+    WSE2 = "wse2"
+    WSE3 = "wse3"
+
+
+class Route(Enum):
+    """A direction at a router."""
+
+    WEST = "WEST"
+    EAST = "EAST"
+    NORTH = "NORTH"
+    SOUTH = "SOUTH"
+    RAMP = "RAMP"
+
+
+class Edge(Enum):
+    """A side of a code region; its value is the direction that leaves the region there."""
+
+    LEFT = "WEST"
+    RIGHT = "EAST"
+    TOP = "NORTH"
+    BOTTOM = "SOUTH"
+
+
+@dataclass(frozen=True)
+class SimfabConfig:
+    """Options of the vendor's simulator; without effect here."""
+
+    dump_core: bool = False
+    suppress_trace: bool = False
+    num_threads: int = 5
+
+
+@dataclass(frozen=True)
+class SdkExecutionPlatform:
+    """What a program is laid out for."""
+
+    target: SdkTarget
+
+
+def get_platform(addr: str | None, config: SimfabConfig | None = None, target: Any = SdkTarget.WSE3) -> Any:
+    """The simulator, as the machine `target`.
+
+    Raises:
+        DeviceUnavailable: `addr` names a real machine.
+    """
+    if addr:
+        raise DeviceUnavailable(f"no machine at {addr}", suggestion="leave the address out: the program is simulated")
+    return SdkExecutionPlatform(target)
+
+
+@dataclass(frozen=True)
+class Color:
+    """A color by name; `value` where its number is chosen already. Connected ports have the same number."""
+
+    name: str
+    value: int | None = None
+    scope: str = ""
+
+
+@dataclass(frozen=True)
+class RoutingPosition:
+    """One switch position: from where, and to where.
+
+    >>> RoutingPosition().set_input([Route.RAMP]).set_output([Route.EAST]).tx
+    ('EAST',)
+    """
+
+    rx: tuple[str, ...] = ()
+    tx: tuple[str, ...] = ()
+
+    def set_input(self, routes: Sequence[Route]) -> RoutingPosition:
+        """The same with these inputs."""
+        return RoutingPosition(tuple(r.value for r in routes), self.tx)
+
+    def set_output(self, routes: Sequence[Route]) -> RoutingPosition:
+        """The same with these outputs."""
+        return RoutingPosition(self.rx, tuple(r.value for r in routes))
+
+
+@dataclass(frozen=True)
+class EdgeRouteInfo:
+    """Positions for the PEs of one edge."""
+
+    edge: Edge
+    positions: tuple[RoutingPosition, ...]
+
+
+def get_edge_routing(edge: Edge, positions: Sequence[RoutingPosition]) -> EdgeRouteInfo:
+    """Positions that take the place of a region's at one of its edges."""
+    return EdgeRouteInfo(edge, tuple(positions))
+
+
+@dataclass(eq=False)
+class Port:
+    """The PEs of an edge where a color enters or leaves a region."""
+
+    region: CodeRegion
+    color: Color
+    edge: Edge
+    positions: tuple[RoutingPosition, ...]
+    size: int
+    output: bool
+    stream: bool = False
+
+    def places(self) -> list[PeCoordinate]:
+        """The port's PEs on the whole grid."""
+        dx, dy = self.region.origin
+        return [(x + dx, y + dy) for x, y in self.region.edge(self.edge)]
+
+
+@dataclass(eq=False)
+class CodeRegion:
+    """A rectangle of PEs that run one CSL file."""
+
+    source: str
+    name: str
+    width: int
+    height: int
+    origin: PeCoordinate = (0, 0)
+    params: dict[PeCoordinate, dict[str, Any]] = field(default_factory=dict)
+    routes: dict[PeCoordinate, dict[Color, tuple[RoutingPosition, ...]]] = field(default_factory=dict)
+    symbols: dict[PeCoordinate, dict[str, np.ndarray]] = field(default_factory=dict)
+    ports: list[Port] = field(default_factory=list)
+
+    def place(self, x: int, y: int) -> None:
+        """Put the region's upper left PE there."""
+        self.origin = (x, y)
+
+    def color(self, name: str, value: int | None = None) -> Color:
+        """A color that is this region's alone."""
+        return Color(name, value, self.name)
+
+    def all(self) -> list[PeCoordinate]:
+        """The PEs of the region, from (0, 0)."""
+        return [(x, y) for y in range(self.height) for x in range(self.width)]
+
+    def edge(self, edge: Edge) -> list[PeCoordinate]:
+        """The PEs of an edge."""
+        fixed = {Edge.LEFT: (0, None), Edge.RIGHT: (self.width - 1, None), Edge.TOP: (None, 0)}
+        x, y = fixed.get(edge, (None, self.height - 1))
+        return [p for p in self.all() if x in (None, p[0]) and y in (None, p[1])]
+
+    def _inside(self, rectangle: IntRectangle) -> list[PeCoordinate]:
+        (x0, y0), (x1, y1) = rectangle
+        return [(x, y) for x, y in self.all() if x0 <= x < x1 and y0 <= y < y1]
+
+    def _set(self, places: Sequence[PeCoordinate], name: str | Color, value: Any) -> None:
+        if isinstance(name, Color):
+            name, value = name.name, name
+        for place in places:
+            self.params.setdefault(place, {})[name] = value
+
+    def set_param_all(self, name: str | Color, value: Any = None) -> None:
+        """Set a param on all PEs; a color alone sets the param of its name."""
+        self._set(self.all(), name, value)
+
+    def set_param_range(self, rectangle: IntRectangle, name: str | Color, value: Any = None) -> None:
+        """Set a param on the PEs of a rectangle."""
+        self._set(self._inside(rectangle), name, value)
+
+    def set_param(self, coords: IntVector, name: str | Color, value: Any = None) -> None:
+        """Set a param on one PE."""
+        self._set([(coords.x, coords.y)], name, value)
+
+    def paint_all(
+        self, color: Color, positions: Sequence[RoutingPosition], edges: Sequence[EdgeRouteInfo] = ()
+    ) -> None:
+        """Route a color on all PEs; edges may have positions of their own."""
+        self._paint(self.all(), color, positions)
+        for info in edges:
+            self._paint(self.edge(info.edge), color, info.positions)
+
+    def paint_range(self, rectangle: IntRectangle, color: Color, positions: Sequence[RoutingPosition]) -> None:
+        """Route a color on the PEs of a rectangle."""
+        self._paint(self._inside(rectangle), color, positions)
+
+    def paint(self, coords: IntVector, color: Color, positions: Sequence[RoutingPosition]) -> None:
+        """Route a color on one PE."""
+        self._paint([(coords.x, coords.y)], color, positions)
+
+    def _paint(self, places: Sequence[PeCoordinate], color: Color, positions: Sequence[RoutingPosition]) -> None:
+        for place in places:
+            self.routes.setdefault(place, {})[color] = tuple(positions)
+
+    def set_symbol_all(self, symbol: str, data: np.ndarray, width: int, height: int) -> None:
+        """Give each PE its block of a matrix (height, width) as the first value of a variable."""
+        matrix = np.asarray(data).reshape(height, width)
+        rows, columns = height // self.height, width // self.width
+        for x, y in self.all():
+            block = matrix[y * rows : (y + 1) * rows, x * columns : (x + 1) * columns]
+            self.symbols.setdefault((x, y), {})[symbol] = np.ascontiguousarray(block).reshape(-1)
+
+    def create_input_port(
+        self, color: Color, edge: Edge, positions: Sequence[RoutingPosition], size: int, prefix: str = ""
+    ) -> Port:
+        """A port where the color comes in: the positions say where it goes."""
+        return self._port(color, edge, positions, size, False)
+
+    def create_output_port(
+        self, color: Color, edge: Edge, positions: Sequence[RoutingPosition], size: int, prefix: str = ""
+    ) -> Port:
+        """A port where the color leaves: the positions say where it comes from."""
+        return self._port(color, edge, positions, size, True)
+
+    def _port(self, color: Color, edge: Edge, positions: Any, size: int, output: bool) -> Port:
+        for position in positions:
+            if position.tx if output else position.rx:
+                raise ArgumentError(
+                    "a port's own direction is found by the layout",
+                    expected=f"positions with {'inputs' if output else 'outputs'} only",
+                )
+        port = Port(self, color, edge, tuple(positions), size, output)
+        self.ports.append(port)
+        return port
+
+
+class SdkLayout:
+    """A program as code regions on a grid, with connected ports and streams to the host.
+
+    Example: `layout = SdkLayout(get_platform("")); region = layout.create_code_region("./f.csl", "f", 2, 1)`, then
+    `SdkRuntime(layout.compile("out"), platform)`.
+    """
+
+    def __init__(self, platform: SdkExecutionPlatform, **options: Any) -> None:
+        self.platform = platform
+        self.regions: list[CodeRegion] = []
+        self.connections: list[tuple[Port, Port]] = []
+
+    def create_code_region(self, source: str | Path, name: str, width: int, height: int) -> CodeRegion:
+        """A rectangle of PEs that run a file."""
+        if any(region.name == name for region in self.regions):
+            raise ArgumentError(f"two code regions have the name '{name}'")
+        self.regions.append(CodeRegion(str(source), name, width, height))
+        return self.regions[-1]
+
+    def connect(self, output: Port, input: Port) -> None:
+        """Join an output port to an input port of the same size."""
+        if not output.output or input.output or output.size != input.size:
+            raise ArgumentError(
+                "these ports do not fit", expected="an output port and an input port of one size",
+                received=f"sizes {output.size} and {input.size}",
+            )  # fmt: skip
+        self.connections.append((output, input))
+
+    def create_input_stream(self, port: Port, *options: Any) -> Port:
+        """A stream from the host into an input port of one PE."""
+        port.stream = True
+        return port
+
+    def create_output_stream(self, port: Port, *options: Any) -> Port:
+        """A stream from an output port of one PE to the host."""
+        port.stream = True
+        return port
+
+    def compile(self, out_prefix: str = "out", **options: Any) -> Any:
+        """Find colors and paths, and compile; what `SdkRuntime` takes."""
+
+        return compile_sdk_layout(self, out_prefix)
+
+
+# From code regions to a layout: numbers for colors, paths between ports, one route for each color at each PE.
+
+
+COLOR_COUNT = 24
+RoutingPositions = tuple[RoutingPosition, ...]
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A compiled `SdkLayout`: the program, and where its streams meet it."""
+
+    folder: str
+    layout: CompiledLayout
+    streams: dict[int, tuple[PeCoordinate, int]]
+    symbols: dict[PeCoordinate, dict[str, Any]]
+
+
+def number_colors(layout: SdkLayout) -> dict[Color, int]:
+    """A number for each color; the colors of connected ports share one.
+
+    Raises:
+        ResourceError: there are more than the machine has.
+    """
+    parent: dict[Color, Color] = {}
+
+    def root(color: Color) -> Color:
+        parent.setdefault(color, color)
+        while parent[color] != color:
+            color = parent[color]
+        return color
+
+    for output, input in layout.connections:
+        parent[root(output.color)] = root(input.color)
+    for region in layout.regions:
+        values = [v for row in region.params.values() for v in row.values() if isinstance(v, Color)]
+        painted = [color for row in region.routes.values() for color in row]
+        for color in [*values, *painted, *(port.color for port in region.ports)]:
+            root(color)
+    fixed = {root(color): color.value for color in parent if color.value is not None}
+    free = iter(sorted(set(range(COLOR_COUNT)) - set(fixed.values())))
+    numbers: dict[Color, int] = {}
+    for color in parent:
+        top = root(color)
+        if top not in numbers:
+            number = fixed[top] if top in fixed else next(free, None)
+            if number is None:
+                raise ResourceError(f"the layout needs more than {COLOR_COUNT} colors")
+            numbers[top] = number
+        numbers[color] = numbers[top]
+    return numbers
+
+
+class RouteGrid:
+    """Routes as they are found: for each PE, each color's positions."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self.routes: dict[PeCoordinate, dict[int, RoutingPositions]] = {}
+
+    def set(self, place: PeCoordinate, color: int, positions: RoutingPositions) -> None:
+        """Route a color at a PE."""
+        self.routes.setdefault(place, {})[color] = positions
+
+    def path(self, start: PeCoordinate, end: PeCoordinate, color: int, first: str, port: str) -> list[int]:
+        """Directions of a shortest way from `start` to `end` over PEs that do not route the color.
+
+        Raises:
+            ResourceError: there is none.
+        """
+        order = sorted(range(4), key=lambda d: DIRECTION_NAMES[d] != first)
+        came: dict[PeCoordinate, tuple[PeCoordinate, int]] = {start: (start, -1)}
+        queue = deque([start])
+        while queue and end not in came:
+            here = queue.popleft()
+            for direction in order:
+                there = (here[0] + DIRECTION_STEPS[direction][0], here[1] + DIRECTION_STEPS[direction][1])
+                inside = 0 <= there[0] < self.width and 0 <= there[1] < self.height
+                if inside and there not in came and (there == end or color not in self.routes.get(there, {})):
+                    came[there] = (here, direction)
+                    queue.append(there)
+        if end not in came:
+            raise ResourceError(f"no free path for port {port} from PE {start} to PE {end}")
+        found = []
+        while end != start:
+            end, direction = came[end]
+            found.append(direction)
+        return found[::-1]
+
+    def connect(self, output: Port, input: Port, color: int) -> None:
+        """Route every pair of PEs of two connected ports."""
+        for start, end in zip(output.places(), input.places(), strict=True):
+            ways = self.path(start, end, color, output.edge.value, output.color.name)
+            leave = DIRECTION_NAMES[ways[0]]
+            self.set(start, color, tuple(RoutingPosition(p.rx, (*p.tx, leave)) for p in output.positions))
+            here = start
+            for before, after in zip(ways, ways[1:], strict=False):
+                here = (here[0] + DIRECTION_STEPS[before][0], here[1] + DIRECTION_STEPS[before][1])
+                self.set(
+                    here, color, (RoutingPosition((DIRECTION_NAMES[OPPOSITE[before]],), (DIRECTION_NAMES[after],)),)
+                )
+            enter = DIRECTION_NAMES[OPPOSITE[ways[-1]]]
+            self.set(end, color, tuple(RoutingPosition((enter,), p.tx) for p in input.positions))
+
+
+def make_color_config(positions: RoutingPositions) -> ColorConfig:
+    """Positions as the configuration of a color."""
+    first, *more = positions
+    return ColorConfig(first.rx, first.tx, tuple(_make_switch_position(p) for p in more))
+
+
+def _make_switch_position(position: RoutingPosition) -> SwitchPosition:
+    if len(position.rx) > 1 or len(position.tx) > 1:
+        raise ArgumentError("a switch position has one input and one output", received=str(position))
+    rx, tx = (names[0] if names else None for names in (position.rx, position.tx))
+    return SwitchPosition(rx, tx)
+
+
+def write_layout_text(layout: SdkLayout, grid: RouteGrid, numbers: dict[Color, int]) -> str:
+    """The layout file that sets every PE's code and params."""
+    lines = [f"@set_rectangle({grid.width}, {grid.height});"]
+    for region in layout.regions:
+        source = str(Path(region.source).resolve())
+        for x, y in region.all():
+            params = region.params.get((x, y), {})
+            fields = ", ".join(f".{name} = {_format_value(value, numbers)}" for name, value in params.items())
+            place = f"{x + region.origin[0]}, {y + region.origin[1]}"
+            lines.append(f'@set_tile_code({place}, "{source}", .{{ {fields} }});')
+    return "layout {\n  " + "\n  ".join(lines) + "\n}\n"
+
+
+def _format_value(value: Any, numbers: dict[Color, int]) -> str:
+    if isinstance(value, Color):
+        # A color is a number to the programs of SDK 2.10.
+        return f"@get_color({numbers[value]})" if default_language() == "1.4" else str(numbers[value])
+    return repr(value).lower()
+
+
+def _place_routes(layout: SdkLayout, grid: RouteGrid, numbers: dict[Color, int]) -> None:
+    """Painted routes first, then those of connected ports and streams, which take their place."""
+    for region in layout.regions:
+        dx, dy = region.origin
+        for (x, y), row in region.routes.items():
+            for color, positions in row.items():
+                grid.set((x + dx, y + dy), numbers[color], positions)
+    for output, input in layout.connections:
+        grid.connect(output, input, numbers[output.color])
+    for port in list_stream_ports(layout):
+        for place in port.places():
+            positions = tuple(RoutingPosition(p.rx or ("HOST",), p.tx or ("HOST",)) for p in port.positions)
+            grid.set(place, numbers[port.color], positions)
+
+
+def list_stream_ports(layout: SdkLayout) -> list[Port]:
+    """The ports that the host talks to."""
+    return [port for region in layout.regions for port in region.ports if port.stream]
+
+
+def measure_extent(regions: list[CodeRegion]) -> tuple[int, int]:
+    """The least grid that holds all regions, with a PE around them for paths."""
+    width = max(region.origin[0] + region.width for region in regions) + 1
+    height = max(region.origin[1] + region.height for region in regions) + 1
+    return width, height
+
+
+def compile_sdk_layout(layout: SdkLayout, folder: str) -> CompiledProgram:
+    """Compile the layout into a program."""
+    numbers = number_colors(layout)
+    grid = RouteGrid(*measure_extent(layout.regions))
+    _place_routes(layout, grid, numbers)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    file = Path(folder) / "layout.csl"
+    file.write_text(write_layout_text(layout, grid, numbers))
+    compiled = compile_program(str(file.resolve()), arch=layout.platform.target.value, sdk=default_language())
+    for place, row in grid.routes.items():
+        compiled.colors.setdefault(place, {}).update({color: make_color_config(p) for color, p in row.items()})
+    symbols = {
+        (x + region.origin[0], y + region.origin[1]): row
+        for region in layout.regions
+        for (x, y), row in region.symbols.items()
+    }
+    ends = {id(port): (port.places()[0], numbers[port.color]) for port in list_stream_ports(layout)}
+    return CompiledProgram(str(Path(folder).resolve()), compiled, ends, symbols)

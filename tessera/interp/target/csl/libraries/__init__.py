@@ -1,0 +1,1 @@
+"""The CSL libraries and hardware builtins that are written in Python."""

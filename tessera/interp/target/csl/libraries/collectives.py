@@ -1,0 +1,428 @@
+"""Collective libraries: `<collectives_2d>` (broadcast, scatter, gather, reduce along a line of PEs) and `<kernels/tally>` (termination detection).
+
+The two colors of a line rest in teardown. An operation sets its routes at each PE and leaves teardown; the last word of
+a stream is a teardown command, so a color rests again before the next operation changes its routes. The link from
+distance d to d - 1 of the root uses color d mod 2 on one side of the root and the other color on the other side: no PE
+sends and receives on one color. The vendor's tally kernel is closed: this one counts at the north-east PE, where a
+message arrives as many cycles later as there are hops, and uses no queue and no wavelet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tessera.interp.target.csl.fabric.routing import Opcode, encode_payload
+from tessera.interp.target.csl.pe.microthreads import WaitCondition
+from tessera.interp.target.csl.sema import types as t
+from tessera.interp.target.csl.sema.values import ColorConfig, ComptimeValue, NativeFunction, Pointer
+from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
+
+# Collective operations along a line of PEs, on two colors: the threads behind the library `<collectives_2d>`.
+#
+# A line's two colors rest in teardown. An operation sets the routes it needs at each PE and lets the colors go; the last
+# word of a stream is a teardown command, so that a color rests again before the next operation changes its routes.
+# With d = distance to the root, the link from d to d - 1 uses color d mod 2 on one side of the root and the other color
+# on its other side: no PE sends and receives on one color.
+
+
+TEARDOWN_WORD = encode_payload([(Opcode.TEARDOWN, True)])
+# Cycles in which the library sets routes and descriptors before an operation moves its first word, and those that a PE
+# takes besides to pass words on: fitted to the published counts of one program (gemv-collectives on 2 x 2 and 4 x 4
+# PEs, five operations); `benchmarks/csl.py` shows the others.
+SETUP_CYCLES, FORWARDING_CYCLES = 490, 215
+CollectiveThread = Generator[Any, None, None]
+
+
+@dataclass(frozen=True)
+class PeLine:
+    """One axis: the colors, and what back and forth are called on it."""
+
+    colors: tuple[int, int]
+    back: str
+    forth: str
+    vertical: bool
+
+    def place(self, pe: Any) -> int:
+        """The number of a PE on its line."""
+        return pe.y if self.vertical else pe.x
+
+    def length(self, pe: Any) -> int:
+        """How many PEs the line has."""
+        return pe.fabric.node.fabric.height if self.vertical else pe.fabric.node.fabric.width
+
+
+class CollectiveRole:
+    """One PE's part in an operation: where the root and the neighbours are, and how to talk to them."""
+
+    def __init__(self, line: PeLine, pe: Any, root: int) -> None:
+        self.line, self.pe = line, pe
+        self.me, self.last, self.root = line.place(pe), line.length(pe) - 1, root
+        self.distance = abs(self.me - root)
+        self.used: list[int] = []
+
+    @property
+    def ends_here(self) -> bool:
+        """Whether nothing lies beyond this PE, seen from the root."""
+        return self.me in (0, self.last)
+
+    @property
+    def beyond(self) -> int:
+        """PEs beyond this one, seen from the root."""
+        return self.me if self.me < self.root else self.last - self.me
+
+    def sides(self) -> Iterator[tuple[bool, int]]:
+        """The sides of the root on which there are PEs: whether it lies behind, and how many there are."""
+        if self.root > 0:
+            yield True, self.root
+        if self.root < self.last:
+            yield False, self.last - self.root
+
+    def color(self, distance: int, behind: bool) -> int:
+        """The color of the link between a distance and the next smaller one."""
+        return self.line.colors[(distance + (not behind)) % 2]
+
+    def inner(self) -> int:
+        """The color of the link towards the root."""
+        return self.color(self.distance, self.me < self.root)
+
+    def outer(self) -> int:
+        """The color of the link away from the root."""
+        return self.color(self.distance + 1, self.me < self.root)
+
+    def toward(self) -> str:
+        """The direction of the root."""
+        return self.line.forth if self.me < self.root else self.line.back
+
+    def away(self) -> str:
+        """The direction away from the root."""
+        return self.line.back if self.me < self.root else self.line.forth
+
+    def open(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
+        """Set a color's route and let it go."""
+        self.pe.fabric.reset_routes(color, rx, tx)
+        self.pe.fabric.on_teardown(color, lambda: self.pe.notify("state", ("rest", color)))
+        self.pe.fabric.teardown_exit(color)
+        self.used.append(color)
+
+    def send(self, color: int, words: np.ndarray) -> CollectiveThread:
+        """Send words."""
+        left: list[int] = words.tolist()
+        while left and not self.pe.fabric.push(color, left):
+            yield WaitCondition("out", color)
+        while not self.pe.fabric.settled(color):
+            yield WaitCondition("out", color)
+
+    def end(self, color: int) -> CollectiveThread:
+        """Send the command that puts the color to rest."""
+        while not self.pe.fabric.push(color, [TEARDOWN_WORD], control=True):
+            yield WaitCondition("out", color)
+
+    def receive(
+        self, color: int, count: int, use: Callable[[int, np.ndarray], CollectiveThread | None]
+    ) -> CollectiveThread:
+        """Receive `count` words; `use(start, words)` gets them as they come."""
+        done = 0
+        while done < count:
+            words = self.pe.fabric.pop(color, count - done)
+            if not words:
+                self.pe.fabric.want(color, count - done)
+                yield WaitCondition("in", color)
+                continue
+            follow = use(done, np.array(words, np.uint32))
+            done += len(words)
+            if follow is not None:
+                yield from follow
+
+    def store(self, color: int, target: np.ndarray) -> CollectiveThread:
+        """Receive as many words as `target` holds into it."""
+
+        def use(start: int, words: np.ndarray) -> None:
+            target[start : start + words.size] = words
+
+        return self.receive(color, target.size, use)
+
+    def forward(self, source: int, color: int, count: int) -> CollectiveThread:
+        """Receive words on one color and send them on another."""
+        return self.receive(source, count, lambda start, words: self.send(color, words))
+
+    def rest(self) -> CollectiveThread:
+        """Wait until the colors used rest."""
+        for color in self.used:
+            while color not in self.pe.fabric.teardown_pending():
+                yield WaitCondition("state", ("rest", color))
+
+
+def broadcast(part: CollectiveRole, buffer: np.ndarray) -> CollectiveThread:
+    """The root's buffer to all: the fabric copies it on its way."""
+    color = part.line.colors[0]
+    if part.distance == 0:
+        ways = tuple(part.line.back if behind else part.line.forth for behind, _ in part.sides())
+        if ways:
+            part.open(color, ("RAMP",), ways)
+            yield from part.send(color, buffer)
+            yield from part.end(color)
+    else:
+        part.open(color, (part.toward(),), ("RAMP",) if part.ends_here else ("RAMP", part.away()))
+        yield from part.store(color, buffer)
+    yield from part.rest()
+
+
+def scatter(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> CollectiveThread:
+    """A part of the root's buffer to each: every PE keeps the first that comes, and passes the rest on."""
+    count = receive.size
+    if part.distance == 0:
+        receive[:] = send[part.me * count : (part.me + 1) * count]
+        for behind, number in part.sides():
+            color = part.color(1, behind)
+            part.open(color, ("RAMP",), (part.line.back if behind else part.line.forth,))
+            for far in range(1, number + 1):
+                index = part.me - far if behind else part.me + far
+                yield from part.send(color, send[index * count : (index + 1) * count])
+            yield from part.end(color)
+    else:
+        part.open(part.inner(), (part.toward(),), ("RAMP",))
+        if part.beyond:
+            part.open(part.outer(), ("RAMP",), (part.away(),))
+        yield from part.store(part.inner(), receive)
+        yield from part.forward(part.inner(), part.outer(), part.beyond * count)
+        if part.beyond:
+            yield from part.end(part.outer())
+    yield from part.rest()
+
+
+def gather(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> CollectiveThread:
+    """Each PE's buffer to the root: every PE sends its own first, then what comes from beyond."""
+    count = send.size
+    if part.distance == 0:
+        receive[part.me * count : (part.me + 1) * count] = send
+        for behind, number in part.sides():
+            part.open(part.color(1, behind), (part.line.back if behind else part.line.forth,), ("RAMP",))
+            for far in range(1, number + 1):
+                index = part.me - far if behind else part.me + far
+                yield from part.store(part.color(1, behind), receive[index * count : (index + 1) * count])
+    else:
+        part.open(part.inner(), ("RAMP",), (part.toward(),))
+        if part.beyond:
+            part.open(part.outer(), (part.away(),), ("RAMP",))
+        yield from part.send(part.inner(), send)
+        yield from part.forward(part.outer(), part.inner(), part.beyond * count)
+        yield from part.end(part.inner())
+    yield from part.rest()
+
+
+def reduce_fadds(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> CollectiveThread:
+    """The sum of all buffers to the root: from both ends, every PE adds its own to what comes and passes it on."""
+    own = send.view(np.float32)
+    if part.distance == 0:
+        total = own.copy()
+
+        def add(start: int, words: np.ndarray) -> None:
+            total[start : start + words.size] += words.view(np.float32)
+
+        for behind, _ in part.sides():
+            part.open(part.color(1, behind), (part.line.back if behind else part.line.forth,), ("RAMP",))
+        for behind, _ in part.sides():
+            yield from part.receive(part.color(1, behind), own.size, add)
+        receive[:] = total.view(np.uint32)
+    else:
+        part.open(part.inner(), ("RAMP",), (part.toward(),))
+        if part.beyond:
+            part.open(part.outer(), (part.away(),), ("RAMP",))
+
+            def pass_on(start: int, words: np.ndarray) -> CollectiveThread:
+                sums = own[start : start + words.size] + words.view(np.float32)
+                return part.send(part.inner(), sums.view(np.uint32))
+
+            yield from part.receive(part.outer(), own.size, pass_on)
+        else:
+            yield from part.send(part.inner(), send)
+        yield from part.end(part.inner())
+    yield from part.rest()
+
+
+# The libraries `<collectives_2d/params>` and `<collectives_2d/pe>`.
+
+
+AXIS_DIRECTIONS = {"x": ("WEST", "EAST", False), "y": ("NORTH", "SOUTH", True)}
+# A color of the library between operations.
+RESTING_CONFIG = ColorConfig(("RAMP",), ("RAMP",), teardown=True)
+WORD_POINTER = t.CslPointer("", t.U32, many=True)
+FLOAT_POINTER = t.CslPointer("", t.F32, many=True)
+
+
+def make_collectives_params(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:
+    """`get_params(Px, Py, ids)`: the axes for which colors are given; the same struct for every PE."""
+
+    def get_params(unit: Any, x: ComptimeValue, y: ComptimeValue, ids: ComptimeValue) -> ComptimeValue:
+        axes = {axis: make_axis_params(axis, ids.data) for axis in AXIS_DIRECTIONS if f"{axis}_colors" in ids.data}
+        if not axes:
+            raise CslError("collectives_2d needs x_colors or y_colors", expected=".x_colors = .{ c0, c1 }, …")
+        return ComptimeValue(t.ANON, axes)
+
+    kind = t.CslFunctionType("", (None, None, None), t.ANON)
+    return {"get_params": ComptimeValue(kind, NativeFunction("get_params", get_params, comptime=True))}
+
+
+def make_axis_params(axis: str, ids: dict[str, ComptimeValue]) -> ComptimeValue:
+    """What `<collectives_2d/pe>` gets as `dim_params`.
+
+    Raises:
+        CslError: not two distinct colors or task ids.
+    """
+    for name in ("colors", "entrypoints"):
+        given = ids.get(f"{axis}_{name}")
+        found = [value.data for value in given.data.values()] if given else []
+        if len(set(found)) != 2 or len(found) != 2:
+            raise CslError(f"collectives_2d needs two distinct {axis}_{name}", received=str(found))
+    fields = {"axis": ComptimeValue(t.STRING, axis), "colors": ids[f"{axis}_colors"]}
+    return ComptimeValue(t.ANON, fields)
+
+
+def make_collectives_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, Any]:
+    """The operations along one axis, and `pe_id`, this PE's number on its line, which `init()` sets."""
+    if "dim_params" not in params:
+        raise CslError("collectives_2d/pe needs dim_params", expected="the x or y field of what get_params() gave")
+    fields = params["dim_params"].data
+    colors = tuple(int(value.data) for value in fields["colors"].data.values())
+    line = PeLine((colors[0], colors[1]), *AXIS_DIRECTIONS[fields["axis"].data])
+    number = unit.variable("pe_id", t.U16, 0)
+    for color in line.colors:
+        unit.set_color(color, RESTING_CONFIG)
+
+    def init(pe: Any) -> None:
+        pe.memory(number)[0] = line.place(pe)
+
+    def operation(
+        name: str, thread: Callable[..., CollectiveThread], kinds: tuple[t.CslType, ...], sizes: Callable
+    ) -> ComptimeValue:
+        def run(pe: Any, root: int, *args: Any) -> None:
+            *pointers, count, callback = args
+            part = CollectiveRole(line, pe, int(root))
+            if part.root > part.last:
+                raise CslFault(f"{name}: root {part.root} is not on a line of {part.last + 1} PEs")
+            buffers = [view_words(name, p, n) for p, n in zip(pointers, sizes(part, int(count)), strict=True)]
+            relays = thread is not broadcast and part.distance > 0 and part.beyond > 0
+            pe.spawn(start_thread(pe, thread(part, *buffers), relays), lambda: pe.activate(int(callback)), name)
+
+        return ComptimeValue(
+            t.CslFunctionType("", (t.U16, *kinds, t.U16, t.LOCAL_TASK), t.VOID),
+            NativeFunction(name, run, cycles=20, deferrable=True, live=True),
+        )
+
+    pair = (WORD_POINTER, WORD_POINTER)
+    return {
+        "pe_id": number,
+        "init": ComptimeValue(t.CslFunctionType("", (), t.VOID), NativeFunction("init", init, cycles=40, live=True)),
+        "broadcast": operation("broadcast", broadcast, (WORD_POINTER,), lambda part, n: (n,)),
+        "scatter": operation("scatter", scatter, pair, lambda part, n: (count_root_words(part, n), n)),
+        "gather": operation("gather", gather, pair, lambda part, n: (n, count_root_words(part, n))),
+        "reduce_fadds": operation("reduce_fadds", reduce_fadds, (FLOAT_POINTER, FLOAT_POINTER), lambda part, n: (n, n)),
+    }
+
+
+def count_root_words(part: CollectiveRole, count: int) -> int:
+    """The words of the buffer that only the root uses."""
+    return count * (part.last + 1) if part.distance == 0 else 0
+
+
+def start_thread(pe: Any, thread: CollectiveThread, relays: bool) -> CollectiveThread:
+    """The thread after what the library does first; more on a PE that passes words on (routers pass a broadcast's)."""
+    yield pe.clock + SETUP_CYCLES + FORWARDING_CYCLES * relays
+    yield from thread
+
+
+def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:
+    """The 32-bit words at a pointer.
+
+    Raises:
+        CslFault: the variable there holds fewer.
+    """
+    array, index = pointer
+    found = array.reshape(-1)[index : index + count] if array.itemsize == 4 else None
+    if found is None or found.size < count:
+        raise CslFault(
+            f"{name} of {count} words passes the end of its buffer", received=f"{array.size - index} elements"
+        )
+    return found.view(np.uint32)
+
+
+# The libraries `<kernels/tally/layout>` and `<kernels/tally/pe>`: PEs of a rectangle tell when all are done.
+#
+# The kernel's code is closed: this one counts at the rectangle's north-east PE, where each message arrives as many cycles
+# later as there are hops, and takes no queue and no wavelet of the fabric.
+
+
+TALLY_FIELDS = ("kernel_height", "kernel_width", "phase2_tally", "colors", "output_color")
+
+
+@dataclass
+class Tally:
+    """What the counting PE knows: who is done, what was counted, whether it has said so."""
+
+    width: int
+    height: int
+    goal: int
+    done: set[tuple[int, int]] = field(default_factory=set)
+    total: int = 0
+    told: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every PE is done and the goal of the second phase is met."""
+        return len(self.done) == self.width * self.height and self.total >= self.goal
+
+
+def make_tally_layout(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:
+    """`get_params(x, y)`: what a PE gives to `<kernels/tally/pe>`; the same for all."""
+    lacking = [name for name in TALLY_FIELDS if name not in params]
+    if lacking:
+        raise CslError("the parameters of <kernels/tally/layout> do not fit", expected=", ".join(TALLY_FIELDS))
+    run = NativeFunction("get_params", lambda unit, x, y: ComptimeValue(t.ANON, dict(params)), comptime=True)
+    return {"get_params": ComptimeValue(t.CslFunctionType("", (None, None), t.ANON), run)}
+
+
+def make_tally_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:
+    """`signal_completion()`, `bump_tally(n)`, and `local_tally`: the total, on the north-east PE at the end.
+
+    There the task `callback` is activated; without that parameter the total is sent on the output color.
+    """
+    given = params.get("tally_params")  # SDK 1.4 merges the fields into the parameters, 2.10 passes the struct
+    params = {**given.data, **params} if given is not None else params
+    width, height, goal = (int(params[name].data) for name in ("kernel_width", "kernel_height", "phase2_tally"))
+    total = unit.variable("local_tally", t.U32, np.uint32(0))
+    callback = params.get("callback")
+
+    def finish(pe: Any, tally: Tally) -> None:
+        if tally.told or not tally.complete:
+            return
+        tally.told = True
+        pe.memory(total)[0] = tally.total
+        if callback is not None:
+            pe.activate(int(callback.data))
+        else:
+            pe.fabric.push(int(params["output_color"].data), [tally.total])
+
+    def message(pe: Any, done: bool, count: int) -> None:
+        grid = pe.fabric.node.fabric
+        tally = grid.shared.setdefault("tally", Tally(width, height, goal))
+        place, corner = (pe.x, pe.y), grid.nodes[width - 1, 0].pe
+
+        def come() -> None:
+            tally.total += count
+            if done:
+                tally.done.add(place)
+            finish(corner, tally)
+
+        pe.events.at(max(pe.clock, pe.events.now) + width - 1 - pe.x + pe.y, come)
+
+    signal = NativeFunction("signal_completion", lambda pe: message(pe, True, 0), cycles=20, live=True)
+    bump = NativeFunction("bump_tally", lambda pe, count: message(pe, False, int(count)), cycles=20, live=True)
+    return {
+        "local_tally": total,
+        "signal_completion": ComptimeValue(t.CslFunctionType("", (), t.VOID), signal),
+        "bump_tally": ComptimeValue(t.CslFunctionType("", (t.U32,), t.VOID), bump),
+    }

@@ -1,0 +1,1 @@
+"""Processing element: its compiled program, task scheduler, DSD operations, microthreads, lockstep execution."""

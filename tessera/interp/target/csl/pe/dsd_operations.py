@@ -1,0 +1,447 @@
+"""DSD operations: the instruction table (types, operands, elements per cycle), and their execution in PE memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tessera.interp.target.csl.sema import types as t
+from tessera.interp.target.csl.sema.values import Fifo, Mem1d, Mem4d, Pointer
+from tessera.interp.target.csl.text.diagnostics import CslFault
+
+if TYPE_CHECKING:
+    from tessera.interp.target.csl.pe.processing_element import Pe
+
+
+# The DSD operations: element types, how many operands, what they compute, how many elements a cycle.
+
+
+Compute = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class DsdOp:
+    """One operation. `forms` spells its operands: D a descriptor, S a scalar, P a pointer to the result's type.
+
+    `sources` are the element types of the sources; `scalars` the types a scalar may have in their place;
+    `width` is the elements a cycle on (WSE-2, WSE-3).
+    """
+
+    name: str
+    result: t.CslType
+    sources: tuple[t.CslType, ...]
+    forms: tuple[str, ...]
+    compute: Compute
+    width: tuple[int, int] = (1, 1)
+    scalars: tuple[t.CslType, ...] = ()
+
+
+def _multiply_add(a: Any, b: Any, c: Any) -> Any:
+    """a + b * c, rounded after the product and after the sum. No document says so; a public program that asks for equal
+    bits (a box stencil on WSE-3, in the order of its own loops) needs it."""
+    kind = np.asarray(a).dtype
+    return np.asarray(a) + np.asarray(b, kind) * np.asarray(c, kind)
+
+
+def _shift_left(a: Any, b: Any) -> Any:
+    amount = np.asarray(b).astype(np.uint16)
+    return np.where(amount > 15, 0, np.asarray(a).astype(np.uint32) << (amount & 15).astype(np.uint32))
+
+
+def _shift_right(a: Any, b: Any) -> Any:
+    amount = np.asarray(b).astype(np.uint16)
+    return np.where(amount > 15, 0, np.asarray(a).astype(np.uint16) >> (amount & 15))
+
+
+def _shift_right_arithmetic(a: Any, b: Any) -> Any:
+    return np.asarray(a).astype(np.int16) >> np.minimum(np.asarray(b).astype(np.uint16), 15).astype(np.int16)
+
+
+def _popcount(a: Any) -> Any:
+    words = np.atleast_1d(np.asarray(a)).astype(np.uint16)
+    return np.unpackbits(words.reshape(-1, 1).view(np.uint8), axis=1).sum(1).reshape(words.shape)
+
+
+def _count_leading_zeros(a: Any) -> Any:
+    x = np.atleast_1d(np.asarray(a)).astype(np.uint16)
+    return np.where(x == 0, 16, 15 - np.floor(np.log2(np.maximum(x, 1))).astype(np.int32))
+
+
+def _count_trailing_zeros(a: Any) -> Any:
+    x = np.atleast_1d(np.asarray(a)).astype(np.int32) & 0xFFFF
+    return np.where(x == 0, 16, np.log2(np.maximum(x & -x, 1)).astype(np.int32))
+
+
+def _to_integer(a: Any) -> Any:
+    return np.clip(np.rint(np.asarray(a, np.float64)), -32768, 32767)
+
+
+def _identity(a: Any) -> Any:
+    return a
+
+
+def _add(a: Any, b: Any) -> Any:
+    return np.asarray(a) + np.asarray(b)
+
+
+def _subtract(a: Any, b: Any) -> Any:
+    return np.asarray(a) - np.asarray(b)
+
+
+_BINARY, _REDUCING, _UNARY, _MOVE = (
+    ("DDD", "DSD", "DDS"),
+    ("DDD", "DSD", "DDS", "PSD"),
+    ("DD", "DS"),
+    ("DD", "PD", "DS"),
+)
+_F16, _F32, _U16 = t.F16, t.F32, t.U16
+_INTEGER_SCALARS = (t.I16, t.U16)
+
+
+def _make_float_binary(name: str, compute: Compute, narrow: tuple[int, int], wide: tuple[int, int]) -> list[DsdOp]:
+    """The f16 and the f32 form of one operation of two sources."""
+    return [
+        DsdOp(f"{name}h", _F16, (_F16, _F16), _REDUCING, compute, narrow),
+        DsdOp(f"{name}s", _F32, (_F32, _F32), _REDUCING, compute, wide),
+    ]
+
+
+def _make_float_unary(name: str, compute: Compute, forms: tuple[str, ...] = _UNARY) -> list[DsdOp]:
+    return [
+        DsdOp(f"{name}h", _F16, (_F16,), forms, compute, (4, 8)),
+        DsdOp(f"{name}s", _F32, (_F32,), forms, compute, (2, 4)),
+    ]
+
+
+def _make_integer_binary(name: str, compute: Compute, forms: tuple[str, ...] = _BINARY) -> DsdOp:
+    return DsdOp(name, _U16, (_U16, _U16), forms, compute, (4, 8), _INTEGER_SCALARS)
+
+
+def _make_integer_unary(name: str, compute: Compute) -> DsdOp:
+    return DsdOp(name, _U16, (_U16,), _UNARY, compute, (1, 1), _INTEGER_SCALARS)
+
+
+def _normalise(a: Any) -> Any:
+    return np.frexp(a)[0] * 2
+
+
+DSD_OPS: dict[str, DsdOp] = {
+    op.name: op
+    for op in (
+        *_make_float_binary("fadd", _add, (4, 8), (2, 4)),
+        *_make_float_binary("fsub", _subtract, (4, 8), (2, 4)),
+        *_make_float_binary("fmul", np.multiply, (4, 8), (1, 4)),
+        *_make_float_binary("fmax", np.maximum, (1, 8), (1, 4)),
+        *_make_float_unary("fabs", np.abs),
+        *_make_float_unary("fneg", np.negative),
+        *_make_float_unary("fmov", _identity, _MOVE),
+        *_make_float_unary("fnorm", _normalise, ("PS",)),
+        DsdOp("fscaleh", _F16, (_F16, t.I16), ("PSS",), np.ldexp),
+        DsdOp("fscales", _F32, (_F32, t.I16), ("PSS",), np.ldexp),
+        DsdOp("faddhs", _F32, (_F32, _F16), _REDUCING, _add, (2, 4), (_F16, _F32)),
+        DsdOp("fmach", _F16, (_F16, _F16, _F16), ("DDDS",), _multiply_add, (4, 8)),
+        DsdOp("fmacs", _F32, (_F32, _F32, _F32), ("DDDS",), _multiply_add, (2, 4)),
+        DsdOp("fmachs", _F32, (_F32, _F16, _F16), ("DDDS",), _multiply_add, (2, 4)),
+        DsdOp("fh2s", _F32, (_F16,), _UNARY, _identity, (2, 4)),
+        DsdOp("fs2h", _F16, (_F32,), _UNARY, _identity, (2, 4)),
+        DsdOp("fh2xp16", t.I16, (_F16,), (*_UNARY, "PS"), _to_integer, (1, 1)),
+        DsdOp("fs2xp16", t.I16, (_F32,), (*_UNARY, "PS"), _to_integer, (1, 1)),
+        DsdOp("xp162fh", _F16, (t.I16,), _UNARY, _identity, (1, 1), _INTEGER_SCALARS),
+        DsdOp("xp162fs", _F32, (t.I16,), _UNARY, _identity, (1, 1), _INTEGER_SCALARS),
+        DsdOp("mov16", _U16, (_U16,), _MOVE, _identity, (4, 8), (*_INTEGER_SCALARS, t.F16)),
+        DsdOp("mov32", t.U32, (t.U32,), _MOVE, _identity, (2, 4), (t.I32, t.U32, t.F32)),
+        _make_integer_binary("add16", _add),
+        _make_integer_binary("addc16", _add),
+        _make_integer_binary("sub16", _subtract, ("DDD", "DDS")),
+        _make_integer_binary("and16", np.bitwise_and),
+        _make_integer_binary("or16", np.bitwise_or),
+        _make_integer_binary("xor16", np.bitwise_xor),
+        _make_integer_binary("sll16", _shift_left),
+        _make_integer_binary("slr16", _shift_right),
+        _make_integer_binary("sar16", _shift_right_arithmetic),
+        _make_integer_unary("clz", _count_leading_zeros),
+        _make_integer_unary("ctz", _count_trailing_zeros),
+        _make_integer_unary("popcnt", _popcount),
+    )
+}
+
+
+def _with_half_format(op: DsdOp, half: t.CslType) -> DsdOp:
+    """An operation whose 16-bit floats have another format."""
+
+    def swapped(types: tuple[t.CslType, ...]) -> tuple[t.CslType, ...]:
+        return tuple(half if x is t.F16 else x for x in types)
+
+    return replace(op, result=swapped((op.result,))[0], sources=swapped(op.sources), scalars=swapped(op.scalars))
+
+
+# By what `@fp16()` names: every 16-bit operation of a program takes that format.
+DSD_OPS_BY_FP16: dict[str, dict[str, DsdOp]] = {
+    "f16": DSD_OPS,
+    "bf16": {name: _with_half_format(op, t.BF16) for name, op in DSD_OPS.items()},
+}
+
+
+# Execution of DSD operations: at once on memory, or as threads that wait for the fabric.
+
+
+# Cycles before the first element of an operation on loaded DSRs, and to load one. Fitted to published counts.
+DSD_START_CYCLES = 14
+DSR_LOAD_CYCLES = 4
+INFINITE_LENGTH = 0x7FFF
+FLOAT_KINDS = "fV"  # how NumPy calls the kinds of floats; bfloat16 is of the second
+
+
+def view_vector(d: Mem1d, dtype: np.dtype[Any], start: int, count: int) -> np.ndarray[Any, Any]:
+    """Elements `start` to `start + count` of a memory vector, as a view (one element where the stride is 0)."""
+    array, byte, stride, _, _ = d
+    if array.dtype != dtype:
+        array = _view_as(array, dtype)
+    first = byte // dtype.itemsize + start * stride
+    last = first + (count - 1) * stride
+    if count and not (0 <= first < len(array) and 0 <= last < len(array)):
+        raise CslFault(f"DSD accesses elements {first} to {last} of an array of {len(array)}")
+    if stride == 0:
+        return array[first : first + 1]
+    stop = last + (1 if stride > 0 else -1)
+    return array[first : None if stop < 0 else stop : stride]
+
+
+def _view_as(array: Any, dtype: np.dtype[Any]) -> Any:
+    if array.dtype == object:
+        raise CslFault("DSD accesses memory that holds no numbers")
+    size = len(array) * array.dtype.itemsize // dtype.itemsize * dtype.itemsize // array.dtype.itemsize
+    return array[:size].view(dtype)
+
+
+def element_positions(d: Mem4d, size: int) -> np.ndarray[Any, Any]:
+    """The flat element of each step of a memory tensor."""
+    return _walk_positions(d.extents, d.strides) + d.byte // size
+
+
+@lru_cache(maxsize=1024)
+def _walk_positions(extents: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    at = np.zeros(1, np.int64)
+    for extent, stride in zip(extents, strides, strict=True):
+        at = (at[:, None] + np.arange(extent)[None, :] * stride).reshape(-1)
+    return at
+
+
+@lru_cache(maxsize=1024)
+def _count_visits(extents: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """For each step of a tensor, how often it was at the same element before."""
+    at = _walk_positions(extents, strides)
+    order = np.argsort(at, kind="stable")
+    first = np.r_[True, np.diff(at[order]) != 0]
+    begins = np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))
+    found = np.empty(len(at), np.int64)
+    found[order] = np.arange(len(at)) - begins
+    return found
+
+
+def read_elements(d: Any, dtype: np.dtype[Any], start: int, count: int) -> Any:
+    """Elements of a memory descriptor."""
+    if type(d) is Mem1d:
+        return view_vector(d, dtype, start, count)
+    array = d.array if d.array.dtype == dtype else _view_as(d.array, dtype)
+    return array[_check_positions(d, dtype, start, count, len(array))]
+
+
+def _check_positions(d: Mem4d, dtype: np.dtype[Any], start: int, count: int, length: int) -> np.ndarray[Any, Any]:
+    at = element_positions(d, dtype.itemsize)[start : start + count]
+    if len(at) and (at.min() < 0 or at.max() >= length):
+        raise CslFault(f"DSD accesses elements {at.min()} to {at.max()} of an array of {length}")
+    return at
+
+
+def convert_result(found: Any, dtype: np.dtype[Any]) -> Any:
+    """A result in the type of the destination: floats round once, integers wrap."""
+    found = np.asarray(found)
+    if found.dtype == dtype:
+        return found
+    if found.dtype.kind == dtype.kind == "u" or dtype.kind in FLOAT_KINDS:
+        return found.astype(dtype)
+    return found.astype(np.int64).astype(dtype)
+
+
+def write_elements(d: Any, dtype: np.dtype[Any], start: int, count: int, found: Any) -> None:
+    """Store a result; with stride 0 the last element stays."""
+    found = convert_result(found, dtype)
+    if type(d) is Mem1d:
+        where = view_vector(d, dtype, start, count)
+        where[...] = found if len(where) == count or found.ndim == 0 or len(found) == 1 else found[-1:]
+        return
+    array = d.array if d.array.dtype == dtype else _view_as(d.array, dtype)
+    array[_check_positions(d, dtype, start, count, len(array))] = found
+
+
+def convert_scalar(value: Any, dtype: np.dtype[Any]) -> Any:
+    """A scalar operand in the element type: the same bits where it is an integer or a mov of floats."""
+    if isinstance(value, np.ndarray):
+        return _convert_scalars(value, dtype)
+    if dtype.kind in FLOAT_KINDS:
+        return dtype.type(value)
+    if isinstance(value, np.generic) and value.dtype.kind in FLOAT_KINDS:
+        return np.array([value]).view(dtype)[0]
+    return np.array(int(value) & ((1 << 8 * dtype.itemsize) - 1), f"u{dtype.itemsize}").astype(dtype)[()]
+
+
+def _convert_scalars(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """A scalar operand of each PE in the element type."""
+    if dtype.kind in FLOAT_KINDS:
+        return values.astype(dtype)
+    if values.dtype.kind in FLOAT_KINDS:
+        return values.view(dtype)
+    return values.astype(f"u{dtype.itemsize}").astype(dtype)
+
+
+def _is_serial(dest: Mem1d, sources: list[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether elements depend on the ones before them: the destination runs into a source at another place."""
+    for d in sources:
+        if type(d) is not Mem1d or not _same_memory(d.array, dest.array):
+            continue
+        if dest.stride == 0 and d.stride == 0 and d.byte == dest.byte:
+            return True
+        if (d.byte, d.stride) != (dest.byte, dest.stride) and _overlaps(dest, d, dtype.itemsize):
+            return True
+    return False
+
+
+def _same_memory(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Whether two arrays are one variable, perhaps seen as cells of another type."""
+    if a is b:
+        return True
+    if (a if a.base is None else a.base) is not (b if b.base is None else b.base):
+        return False
+    return bool(a.__array_interface__["data"] == b.__array_interface__["data"])
+
+
+def _overlaps(a: Mem1d, b: Mem1d, size: int) -> bool:
+    low_a, high_a = sorted((a.byte, a.byte + (a.extent - 1) * a.stride * size))
+    low_b, high_b = sorted((b.byte, b.byte + (b.extent - 1) * b.stride * size))
+    return low_a <= high_b and low_b <= high_a
+
+
+def operation_length(operands: tuple[Any, ...]) -> int:
+    """How many elements an operation walks: the extent of its first source, or of its destination where no source
+    has one. The extents of the others do not count; a FIFO has only what was set for it."""
+    dest, *sources = operands
+    for o in (*sources, dest):
+        if isinstance(o, Fifo):
+            found = (o.write_length if o is dest else o.read_length) or None
+        else:
+            found = getattr(o, "extent", None)
+        if found is not None:
+            return found
+    return INFINITE_LENGTH
+
+
+def apply_operation(op: DsdOp, dest: Any, sources: list[Any], start: int, count: int) -> None:
+    """Elements `start` to `start + count` of an operation on memory and scalars."""
+    dtype = op.result.dtype
+    types = [x.dtype for x in op.sources]
+    if type(dest) is Mem1d and count > 1 and _is_serial(dest, sources, dtype):
+        _apply_serially(op, dest, sources, start, count)
+        return
+    if type(dest) is Mem4d and 0 in dest.strides:
+        _apply_by_visits(op, dest, sources, start, count)
+        return
+    args = [
+        read_elements(o, x, start, count) if isinstance(o, (Mem1d, Mem4d)) else convert_scalar(o, x)
+        for o, x in zip(sources, types, strict=True)
+    ]
+    write_elements(dest, dtype, start, count, op.compute(*args))
+
+
+def _apply_by_visits(op: DsdOp, dest: Mem4d, sources: list[Any], start: int, count: int) -> None:
+    """A destination that comes back to its elements: one pass for each visit, since a source may be the same memory."""
+    visits = _count_visits(dest.extents, dest.strides)[start : start + count]
+    array = dest.array if dest.array.dtype == op.result.dtype else _view_as(dest.array, op.result.dtype)
+    at = _check_positions(dest, op.result.dtype, start, count, len(array))
+    for visit in range(int(visits.max(initial=-1)) + 1):
+        chosen = np.flatnonzero(visits == visit)
+        args = []
+        for o, x in zip(sources, op.sources, strict=True):
+            found = (
+                read_elements(o, x.dtype, start, count) if isinstance(o, (Mem1d, Mem4d)) else convert_scalar(o, x.dtype)
+            )
+            args.append(found[chosen] if np.ndim(found) and len(found) > 1 else found)
+        array[at[chosen]] = convert_result(op.compute(*args), op.result.dtype)
+
+
+def _apply_serially(op: DsdOp, dest: Mem1d, sources: list[Any], start: int, count: int) -> None:
+    dtype, types = op.result.dtype, [x.dtype for x in op.sources]
+    for i in range(start, start + count):
+        args = [
+            read_elements(o, x, i, 1) if isinstance(o, (Mem1d, Mem4d)) else convert_scalar(o, x)
+            for o, x in zip(sources, types, strict=True)
+        ]
+        write_elements(dest, dtype, i, 1, op.compute(*args))
+
+
+def reduce_into_pointer(op: DsdOp, dest: Pointer, sources: list[Any], count: int, read_source: Any) -> None:
+    """An operation into a pointer: folded over the elements, in order."""
+    dtype = op.result.dtype
+    *first, last = sources
+    value = convert_scalar(first[0], dtype) if first else None
+    for item in read_source(last, op.sources[-1].dtype, 0, count) if count else ():
+        found = op.compute(value, item) if first else op.compute(item)
+        value = convert_result(found, dtype)[()]
+    if value is not None:
+        dest.array[dest.index] = np.array([value], dtype).view(dest.array.dtype)[0]
+
+
+def compute(pe: Pe, op: DsdOp, operands: tuple[Any, ...]) -> None:
+    """An operation whose operands are all in memory."""
+    execute_operation(op, operands)
+    pe.clock += count_cycles(op, operands, pe.wide)
+
+
+def count_cycles(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
+    """What an operation in memory costs."""
+    dest, *sources = operands
+    if type(dest) is not Pointer:
+        return DSD_START_CYCLES + -(-operation_length(operands) // op.width[wide])
+    return (
+        DSD_START_CYCLES + DSR_LOAD_CYCLES + operation_length(operands)
+        if any(isinstance(o, (Mem1d, Mem4d)) for o in sources)
+        else DSR_LOAD_CYCLES
+    )
+
+
+def execute_operation(op: DsdOp, operands: tuple[Any, ...]) -> None:
+    """What an operation in memory does. Arrays may have a second axis, of PEs; scalars are then rows."""
+    dest, *sources = operands
+    count = operation_length(operands)
+    if type(dest) is not Pointer:
+        if count:
+            apply_operation(op, dest, sources, 0, count)
+        return
+    descriptors = [o for o in sources if isinstance(o, (Mem1d, Mem4d))]
+    if not descriptors:
+        found = convert_result(
+            op.compute(*(convert_scalar(o, x.dtype) for o, x in zip(sources, op.sources, strict=True))),
+            _result_dtype(op),
+        )
+        dest.array[dest.index] = found[0] if found.ndim else found
+        return
+    sequence = descriptors[-1]
+    if type(sequence) is Mem1d and sequence.stride == 0:
+        sequence = sequence._replace(extent=count)
+    reduce_into_pointer(op, dest, [*sources[:-1], sequence], count, _read_repeated)
+
+
+def _result_dtype(op: DsdOp) -> np.dtype[Any]:
+    return op.result.dtype
+
+
+def _read_repeated(d: Any, dtype: np.dtype[Any], start: int, count: int) -> Any:
+    found = read_elements(d, dtype, start, count)
+    return np.repeat(found, count, 0) if len(found) == 1 else found
+
+
+Microthread = Generator[Any, None, None]

@@ -1,0 +1,275 @@
+"""Lockstep execution (SIMD across PEs): PEs of one program replay recorded traces of their tasks on memory held side by side.
+
+A recorded task takes effect at each PE at its own cycle: its clock, activations, launches and scalar variables. Its
+memory steps are deferred, and run for all PEs that wait for the same steps as soon as one of them needs its memory:
+before a fabric operation continues, before a task that is not recorded, before a copy of the host. Values, cycles and
+order of events are those of one PE after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tessera.interp.target.csl.pe.program import PeProgram, allocate_global
+from tessera.interp.target.csl.pe.task_recorder import TaskRecorder
+from tessera.interp.target.csl.pe.task_trace import (
+    SCALAR_VARIABLE,
+    LockstepFrame,
+    MemoryKey,
+    MemorySteps,
+    ScalarSymbol,
+    SymbolicMemory,
+    TaskRecord,
+    UnrecordableTask,
+    contains_kind,
+    map_items,
+)
+
+if TYPE_CHECKING:
+    from tessera.interp.target.csl.pe.processing_element import Pe
+
+MIN_PES = 24  # that make a record worth its while
+MIN_STEPS = 6  # on memory
+MAX_LOOKUPS = 64  # of a task that is never found recorded, after which it is not looked for any more
+MAX_FAILURES = 4  # after which a task is not recorded any more
+GENERATOR_FLAG = 0x20  # the flag of a function that waits
+PLAIN_TYPES = (int, str, np.generic, type(None))
+
+
+class GuardBranch:
+    """What PEs may see differently, and where each goes on."""
+
+    def __init__(self, text: str, ask: Callable[..., Any]) -> None:
+        self.text, self.ask = text, ask
+        self.branches: dict[Any, Any] = {}
+
+
+class RecordMatch(NamedTuple):
+    """A record that fits a PE: the numbers that its work needs, and what it leaves in the variables."""
+
+    record: CompiledRecord
+    values: list[Any]
+    inputs: tuple[Any, ...]
+    results: list[tuple[str, Any]]
+
+
+class CompiledRecord:
+    """A record with its expressions compiled: each takes the task's variables."""
+
+    def __init__(self, record: TaskRecord, names: list[str], work: MemorySteps) -> None:
+        self.work, self.cycles = work, record.cycles
+        self.inputs = compile_expression(f"({', '.join(record.inputs)},)" if record.inputs else "()", names)
+        self.results = [(name, _make_factory(value, names)) for name, value in record.results.items()]
+        self.effects = [(e.cycles, e.call, _make_factory(e.args, names), e.line) for e in record.effects]
+
+    def of(self, pe: Pe, values: list[Any]) -> RecordMatch:
+        """The record for one PE with these variables."""
+        results = [(name, make(pe, values)) for name, make in self.results]
+        return RecordMatch(self, values, self.inputs(*values), results)
+
+
+ValueFactory = Callable[["Pe", list[Any]], Any]
+
+
+def _make_factory(value: Any, names: list[str]) -> ValueFactory:
+    """A value of a record as it is for one PE and its variables."""
+    if isinstance(value, ScalarSymbol):
+        ask = compile_expression(value.text, names)
+        return lambda pe, values: ask(*values)
+    if isinstance(value, SymbolicMemory):
+        return lambda pe, values: find_memory(pe, value)
+    if not contains_kind(value, (ScalarSymbol, SymbolicMemory)):
+        return lambda pe, values: value
+    makers: dict[int, ValueFactory] = {}
+    map_items(value, lambda item: makers.setdefault(id(item), _make_factory(item, names)))
+    return lambda pe, values: map_items(value, lambda item: makers[id(item)](pe, values))
+
+
+def compile_expression(text: str, names: list[str]) -> Callable[..., Any]:
+    """An expression as a function of the variables."""
+    return eval(f"lambda {', '.join(names)}: {text}", {})  # type: ignore[no-any-return]
+
+
+def find_memory(pe: Pe, cells: SymbolicMemory) -> np.ndarray[Any, Any]:
+    """The memory of one PE."""
+    array = pe.space[f"G{cells.number}"]
+    return array if array.dtype == cells.dtype else array.view(cells.dtype)
+
+
+class TaskHistory:
+    """One task of a program: the variables it may read, and what was recorded of it."""
+
+    def __init__(self, cohort: LockstepGroup, name: str, code: CodeType) -> None:
+        self.lockstep_group, self.name = cohort, name
+        self.loose = sorted(cohort.variables(name))
+        self.names = [*self.loose, *(f"a{i}" for i in range(code.co_argcount))]
+        self.open = not code.co_flags & GENERATOR_FLAG
+        self.asked = self.recorded = self.reused = self.failed = 0
+        self.branches: dict[Any, Any] = {}
+
+    def find(self, pe: Pe, args: tuple[Any, ...]) -> RecordMatch | None:
+        """The record that fits what a PE holds now; made if it pays. None: the PE runs the task itself."""
+        values = [*map(pe.space.__getitem__, self.loose), *args]
+        key = tuple([self.lockstep_group.kind(pe, value) for value in values])
+        try:
+            node: Any = self.branches.get(key)
+            while type(node) is GuardBranch:
+                node = node.branches.get(node.ask(*values))
+            if node is None:
+                node = self._made(pe, key, values) if self.recorded < 16 or self.reused > 2 * self.recorded else False
+            found = node and node.of(pe, values)
+        except (ArithmeticError, ValueError):  # the PE divides by zero, and will report it
+            return None
+        self.asked += 1
+        self.reused += bool(found)
+        self.open = self.open and (self.reused > 0 or self.asked < MAX_LOOKUPS)
+        return found or None
+
+    def _made(self, pe: Pe, key: tuple[Any, ...], values: list[Any]) -> Any:
+        """A record for what a PE holds now; False where there is none."""
+        recorder, found = self.lockstep_group.recorder, None
+        self.recorded += 1
+        recorder.begin()
+        try:
+            given = {
+                name: self.lockstep_group.symbolic(pe, value) for name, value in zip(self.names, values, strict=True)
+            }
+            record = recorder.run(self.name, given)
+            if len(record.work.steps) >= MIN_STEPS:
+                found = CompiledRecord(record, self.names, self.lockstep_group.shared(record.work))
+        except UnrecordableTask:
+            self.failed += 1
+            self.open = self.failed < MAX_FAILURES
+        ways, step = self.branches, key
+        for text, seen in recorder.record.guards:
+            fork = ways.setdefault(step, GuardBranch(text, compile_expression(text, self.names)))
+            ways, step = fork.branches, seen
+        ways[step] = found or False
+        return found or False
+
+
+class LockstepGroup:
+    """The PEs of one program: their memory, the records of their tasks, what waits to be done to memory."""
+
+    def __init__(self, program: PeProgram, count: int) -> None:
+        self.program = program
+        self.pes: list[Pe] = []
+        self.memory = [_replicate_memory(allocate_global(g), count) for g in program.unit.globals]
+        self._recorder: TaskRecorder | None = None
+        self.histories: dict[str, TaskHistory] = {}
+        self.works: dict[Any, MemorySteps] = {}
+
+    def join(self, pe: Pe) -> list[np.ndarray[Any, Any]]:
+        """Take a PE in; its memory."""
+        row = len(self.pes)
+        self.pes.append(pe)
+        return [
+            allocate_global(g) if held is None else held[row]
+            for g, held in zip(self.program.unit.globals, self.memory, strict=True)
+        ]
+
+    @property
+    def recorder(self) -> TaskRecorder:
+        """What records the program's tasks."""
+        if self._recorder is None:
+            self._recorder = TaskRecorder(self.program)
+        return self._recorder
+
+    def variables(self, name: str) -> set[str]:
+        """The scalar variables that a function, or one that it calls, may use."""
+        found: set[str] = set()
+        open_, seen = [name], {name}
+        while open_:
+            used = set(self.program.functions[open_.pop()].co_names)
+            found |= {n for n in used if SCALAR_VARIABLE.match(n)}
+            calls = {n for n in used if n in self.program.functions} - seen
+            seen |= calls
+            open_ += calls
+        return found
+
+    def record(self, pe: Pe, function: Any, args: tuple[Any, ...]) -> RecordMatch | None:
+        """The record of a task that fits a PE."""
+        code = getattr(function, "__code__", None)
+        if code is None or code.co_filename != self.program.code.co_filename:
+            return None
+        history = self.histories.get(code.co_name)
+        if history is None:
+            history = self.histories[code.co_name] = TaskHistory(self, code.co_name, code)
+        return history.find(pe, args) if history.open else None
+
+    def kind(self, pe: Pe, value: Any) -> Any:
+        """What must be the same in PEs that share a record: the type of a number, the whole of anything else."""
+        return (
+            type(value)
+            if isinstance(value, (int, np.floating))
+            else map_items(value, lambda item: _comparison_key(pe, item))
+        )
+
+    def symbolic(self, pe: Pe, value: Any) -> Any:
+        """A value with the memory of no PE in it.
+
+        Raises:
+            Unrecordable: there is something in it that only this PE has.
+        """
+        if isinstance(value, np.ndarray) and id(value) in pe.numbers:
+            return self.recorder.cells[pe.numbers[id(value)]]
+        if not isinstance(value, (*PLAIN_TYPES, tuple)):
+            raise UnrecordableTask("a variable holds what only one PE has")
+        return map_items(value, lambda item: self.symbolic(pe, item))
+
+    def shared(self, work: MemorySteps) -> MemorySteps:
+        """The work that records with the same steps have in common."""
+        return self.works.setdefault(work.key, work)
+
+    def settle(self, pe: Pe) -> None:
+        """Do what waits to be done to the memory of a PE, and the same of others with it."""
+        while pe.pending:
+            work = pe.pending[0][0]
+            rows, inputs = [], []
+            for row, other in enumerate(self.pes):
+                if other.pending and other.pending[0][0] is work:
+                    rows.append(row)
+                    inputs.append(other.pending.popleft()[1])
+            self._execute(work, rows, inputs)
+
+    def _execute(self, work: MemorySteps, rows: list[int], inputs: list[tuple[Any, ...]]) -> None:
+        held: dict[int, np.ndarray[Any, Any]] = {}
+        which: Any = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
+        for number in sorted({number for number, _ in work.memory}):
+            held[number] = np.ascontiguousarray(self.memory[number][which].T)
+        arrays: dict[MemoryKey, np.ndarray[Any, Any]] = {key: held[key[0]].view(key[1]) for key in work.memory}
+        columns = [_make_row(list(column)) for column in zip(*inputs, strict=True)]
+        work.run(LockstepFrame(arrays, columns, work.count))
+        for number in work.written:
+            self.memory[number][which] = held[number].T
+
+
+def _comparison_key(pe: Pe, item: Any) -> Any:
+    """A part of a descriptor or pointer, equal for two PEs where it means the same."""
+    if isinstance(item, np.ndarray):
+        return "memory", pe.numbers.get(id(item), id(item))
+    if isinstance(item, np.generic):
+        return item.tobytes()  # zeros of both signs are equal
+    return item if isinstance(item, PLAIN_TYPES) else map_items(item, lambda part: _comparison_key(pe, part))
+
+
+def _make_row(column: list[Any]) -> np.ndarray[Any, Any]:
+    found = np.array(column)
+    return (found.astype(np.int64) if found.dtype.kind in "iub" else found)[None, :]
+
+
+def _replicate_memory(array: np.ndarray[Any, Any], count: int) -> Any:
+    """The memory of a variable for so many PEs; None for one that holds no numbers."""
+    return None if array.dtype == object else np.repeat(array[None, :], count, 0)
+
+
+def form_lockstep_groups(programs: Iterator[PeProgram]) -> dict[int, LockstepGroup]:
+    """The cohorts of a layout's programs, by the program's id, where enough PEs run the same."""
+    counts: dict[int, tuple[PeProgram, int]] = {}
+    for program in programs:
+        counts[id(program)] = (program, counts.get(id(program), (program, 0))[1] + 1)
+    return {key: LockstepGroup(program, n) for key, (program, n) in counts.items() if n >= MIN_PES}

@@ -1,0 +1,448 @@
+"""Microthreads: DSD operations on the fabric or a FIFO, as generators that wait for data and room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tessera.interp.target.csl.fabric.routing import ADVANCE_FLAG, CONTROL_FLAG, CONTROL_MARK, WORD_MASK
+from tessera.interp.target.csl.pe.dsd_operations import (
+    FLOAT_KINDS,
+    DsdOp,
+    Microthread,
+    apply_operation,
+    convert_result,
+    convert_scalar,
+    operation_length,
+    read_elements,
+    view_vector,
+    write_elements,
+)
+from tessera.interp.target.csl.sema.values import Circular, Fabin, Fabout, Fifo, Mem1d, Mem4d, Pointer
+from tessera.interp.target.csl.text.diagnostics import CslFault
+
+if TYPE_CHECKING:
+    from tessera.interp.target.csl.pe.processing_element import Pe
+
+
+# The operands of a DSD operation under way: where each stands, what it lacks to go on, what it gives.
+
+
+class WaitCondition(NamedTuple):
+    """What a thread waits for: a wavelet ("in"), room ("out"), a FIFO, or a state."""
+
+    kind: str
+    key: Any
+
+
+class DsdSource:
+    """One operand of an operation under way; as it stands here, a scalar."""
+
+    waits = False
+    local = True  # it is memory or a scalar, and always there
+
+    def __init__(self, pe: Pe, operand: Any, dtype: np.dtype[Any], count: int) -> None:
+        self.pe, self.operand, self.dtype = pe, operand, dtype
+        self.prepare(count)
+
+    def prepare(self, count: int) -> None:
+        """What can be worked out before the first of `count` elements."""
+        self.value = convert_scalar(self.operand, self.dtype)
+
+    def ready(self, count: int) -> int:
+        """How many elements can be read or written now, up to `count`."""
+        return count
+
+    def wait(self, count: int) -> WaitCondition:
+        """What to wait for when none can."""
+        raise AssertionError("memory never waits")
+
+    def read(self, start: int, count: int) -> Any:
+        """Take elements."""
+        return self.value
+
+
+class MemorySource(DsdSource):
+    """Memory behind a descriptor."""
+
+    def prepare(self, count: int) -> None:
+        """See all elements at once, where they lie inside their array and apart."""
+        self.view = view_whole_vector(self.operand, self.dtype, count)
+
+    def read(self, start: int, count: int) -> Any:
+        """The elements, not copied."""
+        if self.view is not None:
+            return self.view[start : start + count]
+        return read_elements(self.operand, self.dtype, start, count)
+
+
+def view_whole_vector(d: Any, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any] | None:
+    """All elements of a vector; None where some lie outside of its array, or all at one place."""
+    if type(d) is not Mem1d or d.stride == 0 or d.array.dtype == object:
+        return None
+    first, held = d.byte // dtype.itemsize, len(d.array) * d.array.dtype.itemsize // dtype.itemsize
+    last = first + (count - 1) * d.stride
+    return view_vector(d, dtype, 0, count) if count and 0 <= min(first, last) and max(first, last) < held else None
+
+
+class CircularBufferSource(DsdSource):
+    """A circular buffer."""
+
+    local = False
+
+    def prepare(self, count: int) -> None:
+        """Nothing."""
+
+    def read(self, start: int, count: int) -> Any:
+        """The elements, around the end of the array."""
+        return self.operand.array.view(self.dtype)[ring_positions(self.operand, self.dtype, start, count)]
+
+
+def ring_positions(d: Circular, dtype: np.dtype[Any], start: int, count: int) -> np.ndarray[Any, Any]:
+    """The positions of elements in a circular buffer."""
+    return (d.byte // dtype.itemsize + start + np.arange(count)) % len(d.array)
+
+
+class FabricSource(DsdSource):
+    """Wavelets of a color."""
+
+    waits, local = True, False
+
+    def prepare(self, count: int) -> None:
+        """Find the queue."""
+        self.queue, self.events = self.pe.fabric.queue(self.operand.color), self.pe.events
+        self.waiting = WaitCondition("in", self.operand.color)
+
+    def ready(self, count: int) -> int:
+        """Data words that have arrived."""
+        found = self.queue.count(self.events.now)
+        return found if found < count else count
+
+    def wait(self, count: int) -> WaitCondition:
+        """Ask to be told when `count` are there."""
+        self.queue.want(count)
+        return self.waiting
+
+    def read(self, start: int, count: int) -> Any:
+        """Take words off the queue."""
+        return unpack_words(np.array(self.queue.take(self.events.now, count), np.uint32), self.dtype)
+
+
+class PackedFabricSource(FabricSource):
+    """Wavelets that carry two elements of 16 bits each, the first in the low half; the last may carry one."""
+
+    def prepare(self, count: int) -> None:
+        """Find the queue; no element is left of a wavelet."""
+        super().prepare(count)
+        self.left = np.zeros(0, self.dtype)
+
+    def ready(self, count: int) -> int:
+        """Elements of the words that have arrived."""
+        return min(count, len(self.left) + 2 * self.queue.count(self.events.now))
+
+    def wait(self, count: int) -> WaitCondition:
+        """Ask to be told when the words of `count` elements are there."""
+        return super().wait(-(-(count - len(self.left)) // 2))
+
+    def read(self, start: int, count: int) -> Any:
+        """Take words off the queue, and keep the element that is too many."""
+        words = self.queue.take(self.events.now, -(-(count - len(self.left)) // 2))
+        found = np.concatenate([self.left, np.array(words, np.uint32).view(self.dtype)])
+        self.left = found[count:]
+        return found[:count]
+
+
+class ControlFabricSource(FabricSource):
+    """Wavelets of both kinds: those of control are marked in their upper two bits, which data does not have."""
+
+    def ready(self, count: int) -> int:
+        """Words that have arrived."""
+        return min(count, self.queue.arrived(self.events.now))
+
+    def read(self, start: int, count: int) -> Any:
+        """Take words off the queue."""
+        words = [self.queue.take_any(self.events.now) for _ in range(count)]
+        marked = [word & ~CONTROL_MARK & WORD_MASK | (CONTROL_MARK if word & CONTROL_FLAG else 0) for word in words]
+        return unpack_words(np.array(marked, np.uint32), self.dtype)
+
+
+def unpack_words(words: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Any:
+    """Wavelets as elements; 16-bit ones are in the low half."""
+    return words.view(dtype) if dtype.itemsize == 4 else (words & 0xFFFF).astype(np.uint16).view(dtype)
+
+
+class FifoSource(DsdSource):
+    """Elements that leave a FIFO."""
+
+    waits, local = True, False
+
+    def prepare(self, count: int) -> None:
+        """Nothing."""
+
+    def ready(self, count: int) -> int:
+        """Elements that it holds."""
+        return min(count, len(self.operand.words))
+
+    def wait(self, count: int) -> WaitCondition:
+        """Note that a read found nothing."""
+        self.operand.starved = True
+        return WaitCondition("fifo", self.operand)
+
+    def read(self, start: int, count: int) -> Any:
+        """Take elements, and tell who waits for room."""
+        taken = [self.operand.words.popleft() for _ in range(count)]
+        self.pe.notify("fifo", self.operand)
+        if self.operand.on_pop is not None and self.operand.choked:
+            self.pe.activate(self.operand.on_pop)
+        self.operand.choked = False
+        return np.array(taken, self.dtype) if self.dtype.kind in FLOAT_KINDS else np.array(taken).astype(self.dtype)
+
+
+class FifoSink(FifoSource):
+    """Elements that enter a FIFO."""
+
+    def ready(self, count: int) -> int:
+        """For how many it has room."""
+        return min(count, self.operand.capacity - len(self.operand.words))
+
+    def wait(self, count: int) -> WaitCondition:
+        """Note that a write found no room."""
+        self.operand.choked = True
+        return WaitCondition("fifo", self.operand)
+
+
+SOURCE_CLASSES: dict[type, type[DsdSource]] = {
+    Mem1d: MemorySource,
+    Mem4d: MemorySource,
+    Circular: CircularBufferSource,
+    Fabin: FabricSource,
+    Fifo: FifoSource,
+}
+
+
+def open_source(pe: Pe, operand: Any, dtype: np.dtype[Any], count: int) -> DsdSource:
+    """An operand of an operation on `count` elements."""
+    kind = SOURCE_CLASSES.get(type(operand), DsdSource)
+    if kind is FabricSource and operand.transform:
+        kind = ControlFabricSource
+    elif kind is FabricSource and count_lanes(operand, dtype) == 2:
+        kind = PackedFabricSource
+    return kind(pe, operand, dtype, count)
+
+
+def count_lanes(d: Any, dtype: np.dtype[Any]) -> int:
+    """How many elements a wavelet of a fabric descriptor carries: two at most, and only where they have 16 bits."""
+    return d.lanes if dtype.itemsize == 2 else 1
+
+
+# DSD operations that touch the fabric or a FIFO, as generators that wait for data and room.
+
+
+def pack_words(found: np.ndarray[Any, Any]) -> list[int]:
+    """Elements as wavelets."""
+    flat = np.ascontiguousarray(found)
+    return flat.view(np.uint32 if flat.dtype.itemsize == 4 else np.uint16).astype(np.uint32).tolist()
+
+
+def stream_operation(
+    pe: Pe, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], sync: bool = False
+) -> Generator[Any, None, bool]:
+    """Run an operation, as far as its operands allow at a time. False where a synchronous one met an empty or full
+    FIFO; `options["ended"]` is set where a control wavelet ended it."""
+    dest, *given = operands
+    count = operation_length(operands)
+    if type(dest) is Pointer:
+        return (yield from _reduce_into_pointer(pe, op, dest, given, count, sync))
+    sources = [open_source(pe, o, x.dtype, count) for o, x in zip(given, op.sources, strict=True)]
+    waiting = [s for s in sources if s.waits]
+    if type(dest) is Fifo:
+        waiting.append(FifoSink(pe, dest, op.result.dtype, count))
+    store = _make_store(pe, op, dest, sources, count)
+    done, width = 0, op.width[pe.wide]
+    sender = WaveletSender(pe, dest, op.result.dtype, count, options.get("index", 0)) if type(dest) is Fabout else None
+    while done < count:
+        step = count - done
+        for s in waiting:
+            step = s.ready(step)
+            if step:
+                continue
+            if "on_control" in options and _is_ended_by_control(s, options):
+                return True
+            if sync and type(s.operand) is Fifo:
+                _save_remaining_length(s, count - done)
+                return False
+            yield s.wait(count - done)
+            break
+        if step:
+            found = store(done, step)
+            if sender is not None:
+                yield from sender.send(found)
+            done += step
+            yield pe.events.now + -(-step // width)
+    return True
+
+
+def _is_ended_by_control(s: DsdSource, options: dict[str, Any]) -> bool:
+    """Whether a control wavelet stands where data is wanted; it is taken."""
+    if type(s.operand) is not Fabin or s.pe.fabric.pop_control(s.operand.color) is None:
+        return False
+    options["ended"] = True
+    return True
+
+
+def _save_remaining_length(s: DsdSource, count: int) -> None:
+    """A synchronous operation stops at a FIFO: note the event, and the length that is left."""
+    s.wait(count)
+    if isinstance(s, FifoSink):
+        s.operand.write_length = min(s.operand.write_length, count)
+    else:
+        s.operand.read_length = min(s.operand.read_length, count)
+
+
+StoreElements = Callable[[int, int], Any]
+
+
+def _make_store(pe: Pe, op: DsdOp, dest: Any, sources: list[DsdSource], count: int) -> StoreElements:
+    """What computes elements `done` to `done + step` and puts them where they belong; it gives back what is to be
+    sent."""
+    if isinstance(dest, (Mem1d, Mem4d)):
+        return _make_memory_store(op, dest, sources, count)
+    dtype = op.result.dtype
+
+    def found(done: int, step: int) -> np.ndarray[Any, Any]:
+        return _spread_elements(convert_result(op.compute(*[s.read(done, step) for s in sources]), dtype), step)
+
+    def into_fifo(done: int, step: int) -> None:
+        dest.words.extend(found(done, step))
+        pe.notify("fifo", dest)
+        if dest.on_push is not None and dest.starved:
+            pe.activate(dest.on_push)
+        dest.starved = False
+
+    def into_ring(done: int, step: int) -> None:
+        dest.array.view(dtype)[ring_positions(dest, dtype, done, step)] = found(done, step)
+
+    ways: dict[type, StoreElements] = {Fabout: found, Fifo: into_fifo, Circular: into_ring}
+    if type(dest) not in ways:
+        raise CslFault(f"'@{op.name}' into an uninitialized descriptor")
+    return ways[type(dest)]
+
+
+def _make_memory_store(op: DsdOp, dest: Mem1d | Mem4d, sources: list[DsdSource], count: int) -> StoreElements:
+    """What computes elements and writes them to memory."""
+    dtype, view = op.result.dtype, view_whole_vector(dest, op.result.dtype, count)
+    if all(s.local for s in sources):
+        return lambda done, step: apply_operation(op, dest, [s.operand for s in sources], done, step)
+
+    def store(done: int, step: int) -> None:
+        args = [s.read(done, step) for s in sources]
+        if type(dest) is Mem1d and dest.stride == 0 and step > 1:
+            _accumulate_into_cell(op, dest, sources, args, done, step)
+        elif view is not None:
+            view[done : done + step] = convert_result(op.compute(*args), dtype)
+        else:
+            write_elements(dest, dtype, done, step, op.compute(*args))
+
+    return store
+
+
+def _spread_elements(found: Any, count: int) -> np.ndarray[Any, Any]:
+    flat = np.atleast_1d(found)
+    return flat if len(flat) == count else np.repeat(flat, count)
+
+
+def _accumulate_into_cell(
+    op: DsdOp, dest: Mem1d, sources: list[DsdSource], args: list[Any], done: int, step: int
+) -> None:
+    """Fold into one cell, in order: sources at that cell are read anew for each element."""
+    for i in range(step):
+        values = []
+        for s, a in zip(sources, args, strict=True):
+            fixed = np.ndim(a) == 0 or len(a) == 1
+            anew = fixed and isinstance(s, MemorySource)
+            values.append(read_elements(s.operand, s.dtype, done, 1) if anew else a if fixed else a[i])
+        write_elements(dest, op.result.dtype, done + i, 1, op.compute(*values))
+
+
+class WaveletSender:
+    """The way of `count` elements into an output queue: as wavelets, with what the descriptor adds to them."""
+
+    def __init__(self, pe: Pe, dest: Fabout, dtype: np.dtype[Any], count: int, index: int = 0) -> None:
+        self.pe, self.dest, self.index, self.due = pe, dest, index, count
+        self.paired = count_lanes(dest, dtype) == 2
+        self.left = np.zeros(0, dtype)
+
+    def words(self, found: np.ndarray[Any, Any]) -> list[int]:
+        """Elements as wavelets; of an odd number of paired ones the last stays until there are more, or no more."""
+        self.due -= len(found)
+        words = self._pairs(found) if self.paired else pack_words(found)
+        if self.dest.indexed:
+            words = [word & 0xFFFF | self.index << 16 for word in words]
+        if self.dest.transform:
+            words = [
+                word & ~CONTROL_MARK | CONTROL_FLAG if word & CONTROL_MARK == CONTROL_MARK else word for word in words
+            ]
+        if self.dest.control:
+            words = [word | CONTROL_FLAG for word in words]
+        if self.dest.advance and not self.due and words:
+            words[-1] |= ADVANCE_FLAG
+        return words
+
+    def _pairs(self, found: np.ndarray[Any, Any]) -> list[int]:
+        flat = np.concatenate([self.left, found])
+        whole = len(flat) if not self.due else len(flat) // 2 * 2
+        self.left, flat = flat[whole:], flat[:whole]
+        padded = np.concatenate([flat, np.zeros(whole % 2, flat.dtype)])
+        return padded.view(np.uint32).tolist()
+
+    def send(self, found: np.ndarray[Any, Any]) -> Microthread:
+        """Put elements into the queue and wait until the router has room for what is left."""
+        color, words = self.dest.color, self.words(found)
+        while words and not self.pe.fabric.push(color, words):
+            yield WaitCondition("out", color)
+        while not self.pe.fabric.settled(color):
+            yield WaitCondition("out", color)
+
+
+def drop_wavelets(pe: Any, source: Fabin) -> Microthread:
+    """Take words off a queue until as many control words were among them as the descriptor is long."""
+    queue, left = pe.fabric.queue(source.color), source.extent
+    while left:
+        while not queue.arrived(pe.events.now):
+            yield WaitCondition("in", source.color)
+        left -= queue.take_any(pe.events.now) > WORD_MASK
+        yield pe.events.now + 1
+
+
+def _reduce_into_pointer(
+    pe: Pe, op: DsdOp, dest: Pointer, given: list[Any], count: int, sync: bool
+) -> Generator[Any, None, bool]:
+    """Fold a stream into one cell, which stays as it is where a FIFO runs out."""
+    sequence = open_source(pe, given[-1], op.sources[-1].dtype, count)
+    value = convert_scalar(given[0], op.result.dtype) if len(given) > 1 else None
+    done = 0
+    while done < count:
+        step = sequence.ready(count - done)
+        if not step and sync and type(sequence.operand) is Fifo:
+            _save_remaining_length(sequence, count - done)
+            return False
+        if not step:
+            yield sequence.wait(count - done)
+            continue
+        for item in _spread_elements(sequence.read(done, step), step):
+            found = op.compute(item) if value is None or len(given) == 1 else op.compute(value, item)
+            value = convert_result(found, _element_dtype(op))[()]
+        done += step
+        yield pe.events.now + step
+    if value is not None:
+        dest.array[dest.index] = np.array([value], _element_dtype(op)).view(dest.array.dtype)[0]
+    return True
+
+
+def _element_dtype(op: DsdOp) -> np.dtype[Any]:
+    return op.result.dtype
+
+
+__all__ = ["WaveletSender", "WaitCondition", "stream_operation", "pack_words", "unpack_words"]

@@ -1,0 +1,287 @@
+"""Task recorder: symbolic execution of a task, which yields a trace that holds for every PE where its guards hold."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tessera.core.errors import TesseraError
+from tessera.interp.target.csl.pe.dsd_operations import DsdOp, count_cycles, operation_length, read_elements
+from tessera.interp.target.csl.pe.program import wrap
+from tessera.interp.target.csl.pe.task_trace import (
+    SCALAR_VARIABLE,
+    RecordedEffect,
+    ScalarSymbol,
+    SymbolicMemory,
+    TaskRecord,
+    UnrecordableTask,
+    ValueIndex,
+    VectorSymbol,
+    compute_value,
+    concretise,
+    contains_kind,
+    fits_64_bits,
+    load_cell,
+    load_input,
+    run_dsd_operation,
+    store_cell,
+)
+from tessera.interp.target.csl.sema.builtins import bits
+from tessera.interp.target.csl.sema.values import GlobalVariable, Mem1d, Mem4d, NativeFunction, Pointer
+
+if TYPE_CHECKING:
+    from tessera.interp.target.csl.pe.program import PeProgram
+
+MAX_STEPS = 20_000
+MAX_GUARDS = 48
+PROGRAM_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+class TaskRecorder:
+    """Stands for a PE of `program` while a task is recorded: `pe` in its compiled code."""
+
+    def __init__(self, program: PeProgram) -> None:
+        self.program, self.wide = program, int(program.unit.options.arch == "wse3")
+        self.fifos: list[Any] = [None] * len(program.tables.fifos)
+        self.cells = [_make_symbolic_memory(self, g) for g in program.unit.globals]
+        self.begin()
+        self.space = program.namespace(self, self.cells)
+        self.space |= {"compute": self.compute, "bits": self.bits, "wrap": self.wrap}
+        for name, data in program.unit.constants.items():
+            if isinstance(data, type):
+                self.space[name] = self.converter(data)
+
+    def begin(self) -> None:
+        """Forget the record before."""
+        self.clock, self.record = 0, TaskRecord()
+        self.given: dict[str, Any] = {}
+
+    def run(self, name: str, given: dict[str, Any]) -> TaskRecord:
+        """Record a task. `given` are the variables of one PE by name, and the task's arguments.
+
+        Raises:
+            Unrecordable: it cannot be; `record.guards` say for which PEs.
+        """
+        self.begin()
+        self.given = given
+        symbols = {variable: self._symbol(variable, value) for variable, value in given.items()}
+        args = [symbols.pop(variable) for variable in given if not SCALAR_VARIABLE.match(variable)]
+        self.space.update(symbols)
+        try:
+            self.space[name](*args)
+        except (TesseraError, *PROGRAM_FAULTS) as error:  # the PE itself meets the same, and reports it
+            raise UnrecordableTask(str(error)) from error
+        self.record.cycles = self.clock
+        for variable, before in symbols.items():
+            after = self.space[variable]
+            if after is not before:
+                if isinstance(after, VectorSymbol):
+                    raise UnrecordableTask("a scalar variable takes a value out of memory")
+                self.record.results[variable] = after
+        return self.record
+
+    def _symbol(self, name: str, value: Any) -> Any:
+        """What stands for a variable."""
+        if isinstance(value, int):
+            return ScalarSymbol(self, name)
+        return self.late(ScalarSymbol(self, name)) if isinstance(value, np.floating) else value
+
+    def seen(self, text: str) -> Any:
+        """The value of an expression at the PE that is recorded; from here on the record is for PEs that see it."""
+        found = dict(self.record.guards)
+        if text not in found:
+            if len(self.record.guards) >= MAX_GUARDS:
+                raise UnrecordableTask("control depends on too many values")
+            found[text] = eval(text, {}, self.given)
+            self.record.guards.append((text, found[text]))
+        return found[text]
+
+    def native(self, function: NativeFunction) -> Callable[..., Any]:
+        """A library's function as the program calls it."""
+
+        def call(*args: Any) -> Any:
+            if function.whole is not None and any(isinstance(a, VectorSymbol) for a in args):
+                return self.calculate(function.whole, *args)
+            if function.deferrable and not any(isinstance(a, VectorSymbol) for a in args):
+                self._effect(function.run, *args)
+                return None
+            if function.whole is not None:
+                return function.run(None, *args)
+            raise UnrecordableTask(f"{function.name}() has to be called by the PE")
+
+        return call
+
+    def _effect(self, call: Callable[..., Any], *args: Any) -> None:
+        """Note a call; its arguments are looked at."""
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename != self.program.code.co_filename and frame.f_back is not None:
+            frame = frame.f_back
+        if contains_kind(args, VectorSymbol):
+            raise UnrecordableTask("a call is given a number out of memory")
+        self.record.effects.append(RecordedEffect(self.clock, call, args, frame.f_lineno))
+        self.clock = 0
+
+    def activate(self, number: Any) -> None:
+        """`@activate`."""
+        self._effect(_activate, number)
+
+    def launch(self, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Any) -> None:
+        """An asynchronous operation."""
+        self._effect(_launch, op, operands, options, loc)
+
+    def block(self, number: Any) -> None:
+        """`@block`."""
+        self._effect(_block, number)
+
+    def unblock(self, number: Any) -> None:
+        """`@unblock`."""
+        self._effect(_unblock, number)
+
+    def _step(self, *step: Any) -> None:
+        if len(self.record.work.steps) >= MAX_STEPS:
+            raise UnrecordableTask("the task is long")
+        self.record.work.steps.append(step)
+
+    def _value(self, whole: bool) -> VectorSymbol:
+        self.record.work.count += 1
+        return VectorSymbol(self, self.record.work.count - 1, whole)
+
+    def _placed(self, value: Any) -> Any:
+        """A number as a step takes it."""
+        if isinstance(value, (float, np.generic)):
+            self.record.work.floats.append(np.asarray(value).tobytes())
+        return ValueIndex(value.number) if isinstance(value, VectorSymbol) else value
+
+    def late(self, value: Any) -> Any:
+        """A variable of each PE as a number for memory work."""
+        if not isinstance(value, ScalarSymbol):
+            return value
+        found = self._value(not isinstance(self.given.get(value.text), np.floating))
+        self.record.inputs.append(value.text)
+        position = len(self.record.inputs) - 1
+        self._step(load_input, found.number, position)
+        return found
+
+    def load(self, cells: SymbolicMemory, index: int) -> VectorSymbol:
+        """One cell."""
+        key, kind = self._touched(cells), cells.dtype.kind
+        found = self._value(kind in "iub")
+        self._step(load_cell, found.number, key, index)
+        return found
+
+    def store(self, cells: SymbolicMemory, index: int, value: Any) -> None:
+        """One cell."""
+        key, value = self._touched(cells), self.late(value)
+        self.record.work.written.add(cells.number)
+        if not isinstance(value, (VectorSymbol, int, float, np.generic)):
+            raise UnrecordableTask("a cell that holds no number")
+        self._step(store_cell, key, index, self._placed(value))
+
+    def calculate(self, function: Callable[..., Any], *args: Any) -> VectorSymbol:
+        """A number from numbers."""
+        given = tuple(self.late(a) for a in args)
+        whole = all(a.whole if isinstance(a, VectorSymbol) else isinstance(a, int) for a in given)
+        if whole and not fits_64_bits(function, given):
+            raise UnrecordableTask("an operation that arrays do alike only within bounds")
+        found = self._value(whole)
+        self._step(compute_value, found.number, function, tuple([self._placed(a) for a in given]))
+        return found
+
+    def _touched(self, cells: SymbolicMemory) -> tuple[int, Any]:
+        whole = isinstance(cells, SymbolicMemory) and cells.itemsize == self.cells[cells.number].itemsize
+        if not whole or cells.dtype.names or (cells.dtype.kind in "iu" and cells.itemsize > 4):
+            raise UnrecordableTask("memory that is not a global variable of numbers")
+        self.record.work.memory.add((cells.number, cells.dtype))
+        return cells.number, cells.dtype
+
+    def converter(self, kind: type) -> Callable[[Any], Any]:
+        """A conversion to a float type."""
+
+        def convert(value: Any) -> Any:
+            if not isinstance(value, (VectorSymbol, ScalarSymbol)):
+                return kind(value)
+            return self.calculate(_convert_values, value, kind)
+
+        return convert
+
+    def wrap(self, value: Any, width: int, signed: bool) -> Any:
+        """An integer modulo 2 to the width."""
+        if isinstance(value, int):
+            return wrap(value, width, signed)
+        half = 1 << (width - 1) if signed else 0
+        return ((value + half) & ((1 << width) - 1)) - half
+
+    def bits(self, data: Any, source: np.dtype[Any], target: np.dtype[Any], whole: bool) -> Any:
+        """`@bitcast`."""
+        if not isinstance(data, (VectorSymbol, ScalarSymbol)):
+            return bits(data, source, target, whole)
+        if whole or max(source.itemsize, target.itemsize) > 4:
+            raise UnrecordableTask("a cast of more than a number")
+        wide = np.dtype(np.int64) if target.kind in "iu" else target
+        found = self.calculate(_reinterpret_values, data, source, target, wide)
+        found.whole = target.kind in "iu"
+        return found
+
+    def compute(self, pe: Any, op: DsdOp, operands: tuple[Any, ...]) -> None:
+        """An operation whose operands are all in memory."""
+        plain = tuple([concretise(o) for o in operands])
+        count = operation_length(plain)
+        self.clock += count_cycles(op, plain, self.wide)
+        given = [self._operand(o, x.dtype, count) for o, x in zip(plain, (op.result, *op.sources), strict=True)]
+        self.record.work.written.add(given[0].array[0])
+        self._step(run_dsd_operation, op, tuple(given))
+
+    def _operand(self, o: Any, dtype: np.dtype[Any], count: int) -> Any:
+        """An operand by the key of its memory; faults where the PE would."""
+        if isinstance(o, (Mem1d, Mem4d)):
+            self._touched(o.array)
+            cells = o.array
+            if cells.dtype != dtype:
+                cells = cells.view(dtype)
+                self._touched(cells)
+            read_elements(o._replace(array=_make_blank_cells(dtype, len(cells))), dtype, 0, count)
+            return o._replace(array=(cells.number, dtype))
+        if isinstance(o, Pointer):
+            self._touched(o.array)
+            if not 0 <= o.index < len(o.array):
+                raise UnrecordableTask("a pointer to no cell")
+            return Pointer((o.array.number, o.array.dtype), o.index)
+        return self._placed(self.late(o))
+
+
+@lru_cache(maxsize=64)
+def _make_blank_cells(dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
+    """Cells to check a descriptor against: as many as a variable has, all in one place."""
+    return np.lib.stride_tricks.as_strided(np.zeros(1, dtype), (count,), (0,))
+
+
+def _convert_values(x: Any, kind: type) -> Any:
+    return np.asarray(x).astype(kind)
+
+
+def _reinterpret_values(x: Any, source: np.dtype[Any], target: np.dtype[Any], wide: np.dtype[Any]) -> Any:
+    return np.asarray(x).astype(source).view(target).astype(wide)
+
+
+def _make_symbolic_memory(recorder: TaskRecorder, g: GlobalVariable) -> Any:
+    return SymbolicMemory(recorder, g.number, g.type.dtype, g.count)
+
+
+def _activate(pe: Any, number: int) -> None:
+    pe.activate(number)
+
+
+def _launch(pe: Any, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Any) -> None:
+    pe.launch(op, operands, options, loc)
+
+
+def _block(pe: Any, number: int) -> None:
+    pe.block(number)
+
+
+def _unblock(pe: Any, number: int) -> None:
+    pe.unblock(number)

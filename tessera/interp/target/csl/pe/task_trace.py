@@ -1,0 +1,294 @@
+"""Task trace: symbolic values, guards, effects, and vectorised memory steps of a recorded task (cf. trace-based execution with guards, Bala 2000).
+
+The steps run for many PEs at once: rows of numbers with one column for each PE.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from tessera.interp.target.csl.pe.dsd_operations import DsdOp, execute_operation
+from tessera.interp.target.csl.sema.values import Dsr
+
+if TYPE_CHECKING:
+    from tessera.interp.target.csl.pe.task_recorder import TaskRecorder
+
+
+# Values that stand for those of many PEs while a task is recorded: from their variables, and from their memory.
+
+
+MAX_EXPRESSION_LENGTH = 120  # characters of an expression, after which its value is looked at
+MAX_SAFE_INTEGER = 1 << 62  # integers beyond do not fit the arrays that hold them
+
+
+class UnrecordableTask(Exception):
+    """The task does something that is not recorded: its control depends on memory, or it leaves the PE."""
+
+
+class ScalarSymbol:
+    """An integer that depends on a PE's scalar variables only: known when the task begins.
+
+    To branch on it is to look at it: the recorder notes what was seen, and the record holds for the PEs that see the
+    same. `text` is the expression, in Python.
+    """
+
+    __array_ufunc__ = None
+
+    def __init__(self, recorder: TaskRecorder, text: str) -> None:
+        self.recorder, self.text = recorder, text
+
+    def __bool__(self) -> bool:
+        return bool(self.recorder.seen(self.text))
+
+    def __index__(self) -> int:
+        return int(self.recorder.seen(self.text))
+
+    __int__ = __index__
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+
+class VectorSymbol:
+    """A number out of memory, or one that depends on such: worked out for all PEs at once, when it is needed.
+
+    `number` is its place among the values of the record.
+    """
+
+    __array_ufunc__ = None
+
+    def __init__(self, recorder: TaskRecorder, number: int, whole: bool) -> None:
+        self.recorder, self.number, self.whole = recorder, number, whole
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise UnrecordableTask("control depends on memory")
+
+    __bool__ = __index__ = __int__ = __float__ = __hash__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __abs__ = _refuse
+    __eq__ = __ne__ = _refuse  # type: ignore[assignment]
+
+
+def _apply_operator(name: str, a: Any, b: Any, sign: str) -> Any:
+    """An operation of which one side at least is a symbol."""
+    if isinstance(a, VectorSymbol) or isinstance(b, VectorSymbol):
+        symbol = a if isinstance(a, VectorSymbol) else b
+        return symbol.recorder.calculate(getattr(operator, name), a, b)
+    symbol = a if isinstance(a, ScalarSymbol) else b
+    if not all(isinstance(x, (ScalarSymbol, int)) for x in (a, b)):
+        raise UnrecordableTask("a variable meets a value of another kind")
+    text = f"({_expression_text(a)} {sign} {_expression_text(b)})"
+    found = ScalarSymbol(symbol.recorder, text)
+    return found if len(text) < MAX_EXPRESSION_LENGTH else int(found)
+
+
+def _expression_text(value: Any) -> str:
+    return value.text if isinstance(value, ScalarSymbol) else f"({value!r})"
+
+
+def _make_operator_pair(name: str, sign: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    return lambda a, b: _apply_operator(name, a, b, sign), lambda a, b: _apply_operator(name, b, a, sign)
+
+
+_ARITHMETIC_SIGNS = {
+    "add": "+", "sub": "-", "mul": "*", "and_": "&", "or_": "|", "xor": "^", "lshift": "<<", "rshift": ">>",
+    "floordiv": "//", "mod": "%", "truediv": "/",
+}  # fmt: skip
+_COMPARISON_SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def _list_operators() -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    """The operators of both kinds of symbols."""
+    for name, sign in _ARITHMETIC_SIGNS.items():
+        ahead, behind = _make_operator_pair(name, sign)
+        for kind in (ScalarSymbol, VectorSymbol):
+            yield kind, name.rstrip("_"), ahead
+            yield kind, f"r{name.rstrip('_')}", behind
+    for name, sign in _COMPARISON_SIGNS.items():
+        yield ScalarSymbol, name, _make_operator_pair(name, sign)[0]
+    yield VectorSymbol, "neg", lambda a: a.recorder.calculate(operator.neg, a)
+    yield VectorSymbol, "invert", lambda a: a.recorder.calculate(operator.invert, a)
+    yield ScalarSymbol, "neg", lambda a: _apply_operator("sub", 0, a, "-")
+    yield ScalarSymbol, "invert", lambda a: _apply_operator("xor", a, -1, "^")
+
+
+for _kind, _name, _method in _list_operators():
+    setattr(_kind, f"__{_name}__", _method)
+
+
+class SymbolicMemory:
+    """A global variable's memory while a task is recorded: reads give `Late` values, writes become steps."""
+
+    def __init__(self, recorder: TaskRecorder, number: int, dtype: np.dtype[Any], count: int) -> None:
+        self.recorder, self.number, self.dtype, self.count = recorder, number, dtype, count
+        self.itemsize = dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: Any) -> VectorSymbol:
+        return self.recorder.load(self, self._inside(index))
+
+    item = __getitem__
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.recorder.store(self, self._inside(index), value)
+
+    def view(self, dtype: Any) -> SymbolicMemory:
+        """The same memory as cells of another type."""
+        dtype = np.dtype(dtype)
+        return SymbolicMemory(self.recorder, self.number, dtype, self.count * self.itemsize // dtype.itemsize)
+
+    def _inside(self, index: Any) -> int:
+        if (
+            not isinstance(index, (int, ScalarSymbol))
+            or self.dtype.kind not in "iufbV"
+            or not 0 <= int(index) < self.count
+        ):
+            raise UnrecordableTask("an access that the PE has to make itself")
+        return int(index)
+
+
+# What recorded tasks do to memory: steps for many PEs at once, each on rows of numbers with a column for each PE.
+
+
+MemoryKey = tuple[int, Any]  # a global variable's number, and the type of its cells
+
+
+class ValueIndex(NamedTuple):
+    """The place of a number among the values of a record."""
+
+    number: int
+
+
+class LockstepFrame:
+    """The numbers of some PEs: `arrays` have cells by PEs, `inputs` and `values` are rows."""
+
+    def __init__(self, arrays: dict[MemoryKey, np.ndarray[Any, Any]], inputs: list[Any], count: int) -> None:
+        self.arrays, self.inputs = arrays, inputs
+        self.values: list[Any] = [None] * count
+
+    def of(self, value: Any) -> Any:
+        """The numbers at a place; anything else as it is."""
+        return self.values[value[0]] if type(value) is ValueIndex else value
+
+
+@dataclass
+class MemorySteps:
+    """Steps in order: a function and what it takes after the frame. Equal steps are equal work."""
+
+    steps: list[tuple[Any, ...]] = field(default_factory=list)
+    memory: set[MemoryKey] = field(default_factory=set)  # what the steps touch
+    written: set[int] = field(default_factory=set)  # the variables that they write
+    count: int = 0  # of values
+    floats: list[bytes] = field(default_factory=list)  # those in the steps: equal floats may differ in their sign
+
+    @property
+    def key(self) -> Any:
+        """Equal for equal work."""
+        return tuple(self.steps), tuple(self.floats)
+
+    def run(self, frame: LockstepFrame) -> None:
+        """Do it."""
+        with np.errstate(all="ignore"):
+            for function, *args in self.steps:
+                function(frame, *args)
+
+
+def load_input(f: LockstepFrame, place: int, position: int) -> None:
+    """A number that each PE gave."""
+    f.values[place] = f.inputs[position]
+
+
+def load_cell(f: LockstepFrame, place: int, key: MemoryKey, index: int) -> None:
+    """A cell; integers are held in 64 bits."""
+    row = f.arrays[key][index : index + 1]
+    f.values[place] = row.astype(np.int64) if key[1].kind in "iub" else row.copy()
+
+
+def store_cell(f: LockstepFrame, key: MemoryKey, index: int, value: Any) -> None:
+    """Store into a cell."""
+    f.arrays[key][index] = f.of(value)
+
+
+def compute_value(f: LockstepFrame, place: int, function: Callable[..., Any], given: tuple[Any, ...]) -> None:
+    """A number from numbers."""
+    f.values[place] = function(*[f.of(a) for a in given])
+
+
+def run_dsd_operation(f: LockstepFrame, op: DsdOp, given: tuple[Any, ...]) -> None:
+    """A DSD operation on memory."""
+    execute_operation(
+        op, tuple([f.of(o) if not hasattr(o, "array") else o._replace(array=f.arrays[o.array]) for o in given])
+    )
+
+
+# The record of a task, and what is done to the values in it.
+
+
+SCALAR_VARIABLE = re.compile(r"v\d+$")  # the names of scalar variables in compiled programs
+
+
+@dataclass
+class RecordedEffect:
+    """A call on the PE, `cycles` after the one before it ended; `line` is that of the compiled program."""
+
+    cycles: int
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    line: int
+
+
+@dataclass
+class TaskRecord:
+    """What a task does where its guards hold."""
+
+    guards: list[tuple[str, Any]] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)  # expressions that memory work needs, as numbers of each PE
+    effects: list[RecordedEffect] = field(default_factory=list)
+    results: dict[str, Any] = field(default_factory=dict)  # what the task leaves in the scalar variables
+    work: MemorySteps = field(default_factory=MemorySteps)
+    cycles: int = 0  # after the last effect
+
+
+def concretise(value: Any) -> Any:
+    """A descriptor with the variables in it looked at; numbers as they are."""
+    if not isinstance(value, tuple) or not any(isinstance(item, (ScalarSymbol, VectorSymbol, tuple)) for item in value):
+        return value
+    return map_items(
+        value, lambda item: int(item) if isinstance(item, (ScalarSymbol, VectorSymbol)) else concretise(item)
+    )
+
+
+def contains_kind(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether something of these kinds stands in a value, as far down as values go."""
+    if isinstance(value, dict):
+        return any(contains_kind(item, kinds) for item in value.values())
+    return isinstance(value, kinds) or (isinstance(value, tuple) and any(contains_kind(item, kinds) for item in value))
+
+
+def map_items(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A tuple (a descriptor is one) or dict with its items changed; anything else as it is."""
+    if isinstance(value, dict):
+        return {name: change(item) for name, item in value.items()}
+    if not isinstance(value, tuple) or isinstance(value, Dsr):
+        return value
+    items = [change(item) for item in value]
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
+def fits_64_bits(function: Callable[..., Any], given: tuple[Any, ...]) -> bool:
+    """Whether 64 bits hold what integers of any size would, up to what is masked off afterwards."""
+    constants = [a for a in given if isinstance(a, int)]
+    if any(abs(a) >= MAX_SAFE_INTEGER for a in constants):
+        return False
+    if function in (operator.lshift, operator.rshift):
+        return isinstance(given[1], int) and 0 <= given[1] < 32
+    if function in (operator.floordiv, operator.mod):
+        return isinstance(given[1], int) and given[1] > 0
+    return True

@@ -1,0 +1,505 @@
+"""Compilation unit: the modules, globals, constants, functions and comptime tables of a PE program or a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import UNKNOWN, Location
+from tessera.interp.target.csl.sema import types as t
+from tessera.interp.target.csl.sema.access import evaluate_type
+from tessera.interp.target.csl.sema.coercion import coerce, make_zero
+from tessera.interp.target.csl.sema.context import (
+    SEMANTIC_RULES,
+    AnalysisContext,
+    ExprValue,
+    LValue,
+    make_from_value,
+    make_known,
+    make_runtime,
+)
+from tessera.interp.target.csl.sema.functions import (
+    FunctionInstance,
+    FunctionValue,
+    compile_instance,
+    compute_signature,
+)
+from tessera.interp.target.csl.sema.values import (
+    ColorConfig,
+    ComptimeValue,
+    GlobalVariable,
+    NativeFunction,
+    Pointer,
+    make_hashable,
+)
+from tessera.interp.target.csl.text import syntax as s
+from tessera.interp.target.csl.text.diagnostics import CslError, attach_location, fail
+from tessera.interp.target.csl.text.parser import parse_file
+
+# The libraries written in Python, as modules.
+
+
+LibraryFactory = Callable[["CompilationUnit", dict[str, ComptimeValue]], dict[str, ComptimeValue]]
+# The libraries written in Python, by the name in angle brackets.
+LIBRARIES: dict[str, LibraryFactory] = {}
+
+
+def register_library(name: str) -> Callable[[LibraryFactory], LibraryFactory]:
+    """Register a library: `factory(unit, params)` gives the members of the module."""
+
+    def add(factory: LibraryFactory) -> LibraryFactory:
+        LIBRARIES[name] = factory
+        return factory
+
+    return add
+
+
+class NativeModule:
+    """A library module."""
+
+    def __init__(self, title: str, members: dict[str, ComptimeValue]) -> None:
+        self.title, self.members = title, members
+
+    def lookup(self, name: str, loc: Location) -> ExprValue | None:
+        """What a member means, or None."""
+        found = self.members.get(name)
+        if found is None:
+            return None
+        return make_variable(found.data) if isinstance(found.data, GlobalVariable) else ExprValue(*found, loc=loc)
+
+
+def make_variable(made: GlobalVariable) -> ExprValue:
+    """What the name of a global variable means."""
+
+    def take() -> Pointer:
+        made.addressed = True
+        return Pointer(made, 0)
+
+    n, type_ = made.number, made.type
+    if type_.aggregate:
+        return ExprValue(type_, code=f"G{n}", place=LValue(True, f"G{n}", take=take), loc=made.loc)
+    return ExprValue(type_, code=f"R{n}_", place=LValue(True, f"G{n}", store=f"W{n}_", take=take), loc=made.loc)
+
+
+# The options of a compilation, and what comptime blocks set up.
+
+
+PE_MEMORY = 48 * 1024
+
+
+@dataclass(frozen=True)
+class CslOptions:
+    """What the command line says: architecture, language version, fabric, search path."""
+
+    arch: str = "wse2"
+    sdk: str = "1.4"
+    fabric_dims: tuple[int, int] | None = None
+    fabric_offsets: tuple[int, int] | None = None
+    import_paths: tuple[str, ...] = ()
+    fp16_format: str = "f16"
+    max_inlined_iterations: int = 50
+
+
+@dataclass
+class BoundTask:
+    """A function bound to a task id."""
+
+    number: int
+    kind: str
+    name: str
+    params: tuple[t.CslType, ...]
+    title: str
+    loc: Location
+    value: FunctionValue
+
+
+@dataclass
+class ComptimeTables:
+    """What comptime blocks set up on a PE."""
+
+    tasks: dict[tuple[str, int], BoundTask] = field(default_factory=dict)
+    queues_in: dict[int, int] = field(default_factory=dict)
+    queues_out: dict[int, int] = field(default_factory=dict)
+    exports: dict[str, tuple[ExprValue, Location]] = field(default_factory=dict)
+    colors: dict[int, ColorConfig] = field(default_factory=dict)
+    fifos: list[tuple[int, int | None, int | None]] = field(default_factory=list)
+    activated: list[int] = field(default_factory=list)
+    preloads: list[tuple[str, Location]] = field(default_factory=list)  # the code of registers loaded before a run
+    blocked: set[int] = field(default_factory=set)
+    blocked_colors: set[int] = field(default_factory=set)
+    teardown: dict[int, str] = field(default_factory=dict)
+    filters: dict[int, Location] = field(default_factory=dict)  # the colors whose filters are asked for by number
+    emptied: dict[tuple[str, int], str] = field(default_factory=dict)  # handlers by side ("in", "out") and queue
+
+
+# A module: one CSL file with values for its params, its names resolved when first used.
+
+
+_UNINITIALISED = "only 'var' and 'extern const' variables may be uninitialized"
+
+
+class CslModule:
+    """One import of a file. Each import is a copy of its own, with its own variables."""
+
+    def __init__(self, unit: CompilationUnit, file: s.SourceFile, params: dict[str, ComptimeValue]) -> None:
+        self.unit, self.file, self.params = unit, file, params
+        self.loc = Location(file.path, 1, 1)
+        self.title = file.path.rsplit("/", 1)[-1]
+        self.items: dict[str, s.VariableDecl | s.FunctionDecl] = {}
+        self.symbols: dict[str, ExprValue] = {}
+        self._resolving: set[str] = set()
+        for item in file.items:
+            if isinstance(item, (s.VariableDecl, s.FunctionDecl)):
+                self._add(item)
+
+    def _add(self, item: s.VariableDecl | s.FunctionDecl) -> None:
+        if item.name in self.items:
+            fail(item.loc, f"redeclaration of '{item.name}'")
+        if item.name in t.NAMED:
+            fail(item.loc, f"declaration of '{item.name}' shadows builtin type")
+        if self.unit.options.sdk != "1.4" and t.parse_integer_type(item.name):
+            fail(item.loc, f"declaration of '{item.name}' shadows builtin type")
+        self.items[item.name] = item
+
+    def lookup(self, name: str, loc: Location) -> ExprValue | None:
+        """What a top-level name means, or None."""
+        if name in self.symbols:
+            return self.symbols[name]
+        item = self.items.get(name)
+        if item is None:
+            return None
+        if name in self._resolving:
+            fail(loc, f"dependency loop: the value of '{name}' depends on itself")
+        self._resolving.add(name)
+        try:
+            found = self._function(item) if isinstance(item, s.FunctionDecl) else self._variable(item)
+        finally:
+            self._resolving.discard(name)
+        self.symbols[name] = found
+        return found
+
+    def _function(self, item: s.FunctionDecl) -> ExprValue:
+        value = FunctionValue(self, item)
+        return make_known(compute_signature(value), value, item.loc)
+
+    def frame(self) -> AnalysisContext:
+        """A frame for evaluation at compile time in this module."""
+        return AnalysisContext(self.unit, self, True)
+
+    def _variable(self, item: s.VariableDecl) -> ExprValue:
+        f = self.frame()
+        type_ = evaluate_type(f, item.type) if item.type is not None else None
+        if item.kind == "var":
+            return self._global(f, item, type_)
+        value = self._initial(f, item)
+        if type_ is not None:
+            value = coerce(f, value, type_, item.value.loc if item.value else item.loc)
+        return self.constant(value, item)
+
+    def _initial(self, f: AnalysisContext, item: s.VariableDecl) -> ExprValue:
+        if item.kind == "param" and item.name in self.params:
+            return make_from_value(self.params[item.name], item.loc)
+        if item.value is None:
+            fail(item.loc, _UNINITIALISED, suggestion=f"give param '{item.name}' a value where the file is used")
+        return f.value(item.value)
+
+    def constant(self, value: ExprValue, item: s.VariableDecl) -> ExprValue:
+        """A constant, which gets memory when its address is first taken."""
+        if value.fields is not None:
+            return value
+        if value.type.comptime_only or value.type is t.VOID or isinstance(value.type, t.CslFunctionType):
+            return ExprValue(value.type, value.const, loc=item.loc)
+        made: list[GlobalVariable] = []
+
+        def take() -> Pointer:
+            if not made:
+                made.append(self.unit.add_global(item.name, value.type, value.const, False, item.loc))
+                made[0].addressed = True
+            return Pointer(made[0], 0)
+
+        return ExprValue(value.type, value.const, place=LValue(False, take=take), loc=item.loc)
+
+    def _global(self, f: AnalysisContext, item: s.VariableDecl, type_: t.CslType | None) -> ExprValue:
+        if item.value is not None:
+            value = f.value(item.value)
+            value = coerce(f, value, type_, item.value.loc) if type_ is not None else value
+        elif type_ is None:
+            fail(item.loc, _UNINITIALISED)
+        else:
+            value = make_known(type_, make_zero(type_), item.loc)
+        return self.unit.declared(item.name, value, item.loc)
+
+    def evaluate(self) -> None:
+        """Import what the file imports, then run its comptime blocks (and its layout block, at the root)."""
+        for item in self.file.items:
+            if isinstance(item, s.VariableDecl) and isinstance(item.value, s.BuiltinCall) and _is_import(item.value):
+                self.lookup(item.name, item.loc)
+        kinds = ("comptime", "layout") if self.unit.is_layout and self is self.unit.root else ("comptime",)
+        for item in self.file.items:
+            if isinstance(item, s.TopLevelBlock) and item.kind in kinds:
+                self._block(item)
+        for item in self.file.items:
+            if isinstance(item, s.VariableDecl) and "export" in item.flags:
+                self.unit.export_variable(self, item)
+            elif isinstance(item, s.FunctionDecl) and "export" in item.flags:
+                self.unit.export_function(self, item)
+
+    def _block(self, item: s.TopLevelBlock) -> None:
+        f = self.frame()
+        f.section = item.kind
+        self.unit.in_block = item.kind == "comptime"
+        f.run(item.body)
+        self.unit.in_block = False
+
+
+def _is_import(node: s.BuiltinCall) -> bool:
+    return node.name == "@import_module"
+
+
+# One compilation: the modules, globals, constants and functions of a PE program or of a layout.
+
+
+LIBRARY_FOLDER = Path(__file__).parent.parent / "library"  # the libraries that are written in CSL
+_parsed_files: dict[tuple[str, int], s.SourceFile] = {}
+
+
+def load_syntax(path: Path) -> s.SourceFile:
+    """The syntax tree of a file, read once for each change of it."""
+    key = (str(path), path.stat().st_mtime_ns)
+    if key not in _parsed_files:
+        _parsed_files[key] = parse_file(path)
+    return _parsed_files[key]
+
+
+class CompilationUnit:
+    """One compilation. `layout` is the builder of a layout, or None for the program of a PE."""
+
+    def __init__(self, options: CslOptions, rectangle: tuple[int, int] = (0, 0), layout: Any = None) -> None:
+        self.options, self.rectangle, self.layout = options, rectangle, layout
+        self.globals: list[GlobalVariable] = []
+        self.constants: dict[str, Any] = {}
+        self._names: dict[Any, str] = {}
+        self._count = 0
+        self.instances: dict[Any, FunctionInstance] = {}
+        self.tables = ComptimeTables()
+        self.references: dict[int, FunctionValue] = {}
+        self.pending: list[CslModule] = []
+        self.depth = 0
+        self.evaluated: set[int] = set()
+        self.in_block = False
+        self.root: CslModule | None = None
+        self.state: dict[str, Any] = {}
+        self.place: tuple[int, int] | None = None
+        self.uses_coordinates = False
+        self.sources: list[str] = []
+        self.symbols: tuple[str, ...] = ()  # what the layout exports, by number
+        self.tensors: tuple[str, ...] = ()  # those of them that are pointers
+        self._keywords: set[str] = set()
+
+    def coordinate(self, axis: int) -> int:
+        """A coordinate of the PE at compile time; its program is then not shared with other PEs."""
+        if self.place is None or not self.in_block:
+            raise CslError(
+                "comptime evaluation of PE coordinates is only valid while evaluating a top level comptime block"
+            )
+        self.uses_coordinates = True
+        return self.place[axis]
+
+    def exported_by_keyword(self, name: str) -> bool:
+        """Whether `export` stands before the declaration of a name."""
+        return name in self._keywords
+
+    def read(self, path: Path) -> s.SourceFile:
+        """The syntax tree of a file of this compilation."""
+        self.sources.append(str(path))
+        return load_syntax(path)
+
+    @property
+    def is_layout(self) -> bool:
+        """Whether this is the compilation of a layout."""
+        return self.layout is not None
+
+    def start(self, path: Path, params: dict[str, ComptimeValue]) -> CslModule:
+        """Compile the file at `path` as the root."""
+        self.root = CslModule(self, self.read(path), params)
+        self.pending.append(self.root)
+        while self.pending:
+            self.pending.pop(0).evaluate()
+        if not self.is_layout:
+            self._check_unused(self.root)
+        return self.root
+
+    def _check_unused(self, module: CslModule) -> None:
+        """Refuse wrong functions of a PE program that nothing calls; what they would need on the PE is not kept."""
+        kept = len(self.globals), dict(self.instances), list(self.tables.fifos)
+        used = {id(i.value.decl) for i in self.instances.values()} | self.evaluated
+        for item in module.items.values():
+            if isinstance(item, s.FunctionDecl) and id(item) not in used and item.body is not None:
+                found = module.lookup(item.name, item.loc)
+                assert found is not None
+                if not found.const.generic and not compute_signature(found.const).result.comptime_only:
+                    self.function(found.const)
+        del self.globals[kept[0] :]
+        self.instances, self.tables.fifos = kept[1], kept[2]
+
+    def fresh(self, name: str) -> str:
+        """A Python name that nothing else has."""
+        self._count += 1
+        return f"{name}_{self._count}"
+
+    def add_global(self, name: str, type_: t.CslType, initial: Any, mutable: bool, loc: Location) -> GlobalVariable:
+        """Reserve memory on the PE."""
+        found = GlobalVariable(len(self.globals), name, type_, initial, mutable, loc)
+        self.globals.append(found)
+        return found
+
+    def variable(self, name: str, type_: t.CslType, initial: Any) -> ComptimeValue:
+        """A variable of a library written in Python; `pe.memory` of the value is its array on a PE."""
+        made = self.add_global(name, type_, initial, True, UNKNOWN)
+        made.addressed = True
+        return ComptimeValue(type_, made)
+
+    def set_color(self, color: int, config: ColorConfig) -> None:
+        """`@set_local_color_config` for a library written in Python."""
+        self.tables.colors[color] = config
+
+    def declared(self, name: str, value: ExprValue, loc: Location) -> ExprValue:
+        """A `var` at the top level."""
+        type_ = value.type
+        if type_.comptime_only or type_ is t.VOID:
+            fail(loc, f"variable of type '{type_}' must be const or comptime")
+        initial = value.const.copy() if isinstance(value.const, np.ndarray) else value.const
+        return make_variable(self.add_global(name, type_, initial, True, loc))
+
+    def materialise(self, o: ExprValue, loc: Location) -> ExprValue:
+        """A known value in memory, so that it can be indexed or pointed to at run time."""
+        place = o.place
+        where = place.take() if place is not None and place.take is not None else None
+        if where is not None and isinstance(where.array, GlobalVariable):
+            made, index = where.array, where.index
+        else:
+            made, index = self.add_global("constant", o.type, o.const, False, loc), 0
+        made.addressed = True
+        place = LValue(made.mutable, f"G{made.number}", str(index), take=lambda: Pointer(made, index))
+        return make_runtime(o.type, f"G{made.number}", loc, place)
+
+    def constant(self, data: Any) -> str:
+        """The name of an object in generated code."""
+        if isinstance(data, GlobalVariable):
+            data.addressed = True
+            return f"G{data.number}"
+        key = (type(data), data.tobytes()) if isinstance(data, np.generic) else (id(data), type(data))
+        if key not in self._names:
+            name = self._names[key] = f"k{len(self._names)}"
+            self.constants[name] = data
+        return self._names[key]
+
+    def constant_code(self, o: ExprValue) -> str:
+        """The code of a known value that has no literal."""
+        if isinstance(o.const, FunctionValue):
+            return self.function(o.const).name
+        if isinstance(o.const, NativeFunction):
+            return self.native(o.const)
+        if isinstance(o.const, np.ndarray) and o.place is not None and o.place.take is not None:
+            where = o.place.take()
+            if isinstance(where.array, GlobalVariable) and where.index == 0:
+                return self.constant(where.array)
+        self.resolve(o.const)
+        return self.constant(o.const)
+
+    def resolve(self, data: Any) -> None:
+        """Compile the functions that a value refers to."""
+        if isinstance(data, FunctionValue):
+            self.function(data)
+        elif isinstance(data, np.ndarray) and data.dtype == object:
+            for item in data:
+                self.resolve(item)
+
+    def task_reference(self, value: FunctionValue) -> str:
+        """The code of the id that a task is bound to, which may be bound later."""
+        self.references.setdefault(id(value), value)
+        return f"task_id({id(value)})"
+
+    def native(self, target: NativeFunction) -> str:
+        """The name of a library function with the PE already given."""
+        return self.constant(target)
+
+    def function(self, value: FunctionValue) -> FunctionInstance:
+        """The compiled form of a function that is used as a value."""
+        if value.generic:
+            fail(value.decl.loc, "a generic function cannot be used as a value")
+        frame = value.module.frame()
+        args = tuple(make_runtime(_evaluate_type_expr(frame, p.type), "_") for p in value.decl.params)
+        return self.instance(value, args, _evaluate_type_expr(frame, value.decl.result))
+
+    def instance(self, value: FunctionValue, args: tuple[ExprValue, ...], result: t.CslType) -> FunctionInstance:
+        """One version of a function, compiled when first asked for."""
+        versions = tuple(
+            (o.type, make_hashable(o.const) if p.comptime else None)
+            for p, o in zip(value.decl.params, args, strict=True)
+        )
+        key = (id(value.decl), id(value.module), versions)
+        found = self.instances.get(key)
+        if found is None:
+            name = self.fresh(f"f_{value.decl.name}")
+            found = FunctionInstance(name, value, tuple(o.type for o in args), result)
+            self.instances[key] = found
+            compile_instance(self, found, args)
+        elif not found.done:
+            # A function that calls itself: whether it waits is not known yet, so it is made a generator.
+            found.waits = True
+        return found
+
+    def import_module(self, importer: CslModule, name: str, params: dict[str, ComptimeValue], loc: Location) -> Any:
+        """A module from a library, a file beside the importer, or a file on the search path."""
+        factory = LIBRARIES.get(name)
+        if factory is not None:
+            with attach_location(loc):
+                return NativeModule(name, factory(self, params))
+        path = self.find(importer, name)
+        if path is None:
+            fail(loc, f"unable to find module '{name}'")
+        module = CslModule(self, self.read(path), params)
+        self.pending.append(module)
+        return module
+
+    def find(self, importer: CslModule, name: str) -> Path | None:
+        """The file that an import names."""
+        beside = Path(importer.file.path).parent
+        bare, library = name.strip("<>"), name.startswith("<")
+        folders: Sequence[Path] = [beside, *(Path(p) for p in self.options.import_paths)]
+        folders = [LIBRARY_FOLDER, *folders] if library else folders
+        names = (bare, f"{bare}.csl") if library else (bare,)
+        return next((f / n for f in folders for n in names if (f / n).is_file()), None)
+
+    def export_variable(self, module: CslModule, item: s.VariableDecl) -> None:
+        """`export var`: visible to the host under its own name."""
+        found = module.lookup(item.name, item.loc)
+        assert found is not None and found.place is not None and found.place.take is not None
+        self._keywords.add(item.name)
+        element = found.type.element if isinstance(found.type, t.CslArray) else found.type
+        self.tables.exports[item.name] = (
+            ExprValue(t.CslPointer("", element, found.place.mutable is False, True), found.place.take()),
+            item.loc,
+        )
+
+    def export_function(self, module: CslModule, item: s.FunctionDecl) -> None:
+        """`export fn`: callable by the host under its own name."""
+        found = module.lookup(item.name, item.loc)
+        assert found is not None
+        self._keywords.add(item.name)
+        self.function(found.const)
+        self.tables.exports[item.name] = (found, item.loc)
+
+    @property
+    def memory_used(self) -> int:
+        """Bytes of data on the PE."""
+        return sum(g.type.size + g.type.size % 2 for g in self.globals)
+
+
+def _evaluate_type_expr(frame: Any, node: s.SyntaxNode) -> t.CslType:
+    return SEMANTIC_RULES[type(node)](frame, node).const

@@ -1,0 +1,261 @@
+"""Analysis context: expression values, lvalues, scopes, and the Python code generated so far.
+
+`SEMANTIC_RULES` holds one rule for each class of syntax; the modules of this package register them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tessera.core.errors import UNKNOWN, Location
+from tessera.interp.target.csl.sema import types as t
+from tessera.interp.target.csl.sema.values import ComptimeValue, Pointer
+from tessera.interp.target.csl.text import syntax as s
+from tessera.interp.target.csl.text.diagnostics import fail
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tessera.interp.target.csl.sema.compilation_unit import CompilationUnit, CslModule
+    from tessera.interp.target.csl.sema.functions import FunctionInstance
+
+
+# What an expression means: a type with a value known now, or with the Python code that gives it at run time.
+
+
+MISSING: Any = object()
+
+
+class LValue:
+    """Where a value stands in memory: `array[index]` as code, or as a comptime pointer.
+
+    `load` and `store` are code where a cell has a faster form (a Python local or global); `take` gives the
+    comptime pointer, and makes the memory for a constant that has none yet.
+    """
+
+    __slots__ = ("mutable", "array", "index", "store", "take")
+
+    def __init__(
+        self,
+        mutable: bool,
+        array: str = "",
+        index: str = "0",
+        store: str = "",
+        take: Callable[[], Pointer] | None = None,
+    ) -> None:
+        self.mutable, self.array, self.index, self.store, self.take = mutable, array, index, store, take
+
+
+class ExprValue:
+    """The meaning of one expression. Exactly one of `const`, `code` and `fields` is set."""
+
+    __slots__ = ("type", "const", "code", "place", "fields", "loc", "waits")
+
+    def __init__(
+        self,
+        type_: t.CslType,
+        const: Any = MISSING,
+        code: str = "",
+        place: LValue | None = None,
+        fields: dict[str, ExprValue] | None = None,
+        loc: Location = UNKNOWN,
+    ) -> None:
+        self.type, self.const, self.code = type_, const, code
+        self.place, self.fields, self.loc = place, fields, loc
+
+    @property
+    def known(self) -> bool:
+        """Whether the value is known at compile time."""
+        return self.const is not MISSING
+
+    @property
+    def value(self) -> ComptimeValue:
+        """The comptime value."""
+        assert self.known
+        return ComptimeValue(self.type, self.const)
+
+    def at(self, loc: Location) -> ExprValue:
+        """The same, at another place of the text."""
+        self.loc = loc
+        return self
+
+
+VOID = ExprValue(t.VOID, None)
+
+
+def make_known(type_: t.CslType, data: Any, loc: Location = UNKNOWN) -> ExprValue:
+    """An operand whose value is known."""
+    return ExprValue(type_, data, loc=loc)
+
+
+def make_runtime(type_: t.CslType, code: str, loc: Location = UNKNOWN, place: LValue | None = None) -> ExprValue:
+    """An operand that `code` computes."""
+    return ExprValue(type_, code=code, place=place, loc=loc)
+
+
+def make_from_value(value: ComptimeValue, loc: Location = UNKNOWN) -> ExprValue:
+    """An operand of a comptime value; an anonymous struct shows its fields."""
+    return ExprValue(value.type, value.data, loc=loc)
+
+
+def make_anonymous_struct(fields: dict[str, ExprValue], loc: Location) -> ExprValue:
+    """An anonymous struct: known if each field is."""
+    if all(o.known for o in fields.values()):
+        return ExprValue(t.ANON, {n: o.value for n, o in fields.items()}, loc=loc)
+    return ExprValue(t.ANON, fields=fields, loc=loc)
+
+
+def list_members(operand: ExprValue) -> dict[str, ExprValue]:
+    """The fields of an anonymous struct."""
+    if operand.fields is not None:
+        return operand.fields
+    return {n: make_from_value(v, operand.loc) for n, v in operand.const.items()}
+
+
+# The state of one analysis: the unit, the module, the scope, and the code written so far.
+
+
+SemanticRule = Callable[["AnalysisContext", Any], ExprValue]
+# One meaning for each class of syntax; the modules of this package fill it.
+SEMANTIC_RULES: dict[type, SemanticRule] = {}
+
+
+def register_rule(*classes: type) -> Callable[[SemanticRule], SemanticRule]:
+    """Register the meaning of these classes of syntax."""
+
+    def add(rule: SemanticRule) -> SemanticRule:
+        SEMANTIC_RULES.update(dict.fromkeys(classes, rule))
+        return rule
+
+    return add
+
+
+class GeneratedLine(NamedTuple):
+    """One line of generated Python and the CSL it stands for."""
+
+    depth: int
+    text: str
+    loc: Location
+
+
+class LoopScope:
+    """A loop or labelled block under analysis that jumps may name."""
+
+    def __init__(self, label: str, kind: str) -> None:
+        self.label, self.kind = label, kind
+        self.step: Callable[[], None] | None = None
+        self.result = ""
+        self.types: list[ExprValue] = []
+        self.flag = ""
+
+
+class ComptimeJump(Exception):
+    """A break, continue or return met while evaluating at compile time."""
+
+    def __init__(self, kind: str, label: str, value: ExprValue | None) -> None:
+        super().__init__(kind)
+        self.kind, self.label, self.value = kind, label, value
+
+
+class AnalysisContext:
+    """One function body, block or initializer under analysis."""
+
+    def __init__(
+        self, unit: CompilationUnit, module: CslModule, comptime: bool, function: FunctionInstance | None = None
+    ) -> None:
+        self.unit, self.module, self.comptime, self.function = unit, module, comptime, function
+        self.scopes: list[dict[str, ExprValue]] = [{}]
+        self.lines: list[GeneratedLine] = []
+        self.depth = 1
+        self.cost = 0
+        self.loops: list[LoopScope] = []
+        self.cells: frozenset[str] = frozenset()
+        self.section = ""  # "layout" or "comptime" in a top-level block
+        self.loc = module.loc
+
+    def value(self, node: s.SyntaxNode) -> ExprValue:
+        """The meaning of an expression or statement."""
+        found = SEMANTIC_RULES[type(node)](self, node)
+        if self.comptime and not found.known and found.fields is None:
+            fail(node.loc, "expression is not known at compile time")
+        return found
+
+    def operand(self, node: s.SyntaxNode) -> ExprValue:
+        """The meaning of an expression that may be a run-time place even at compile time."""
+        return SEMANTIC_RULES[type(node)](self, node)
+
+    def run(self, node: s.SyntaxNode) -> None:
+        """Execute or write a statement."""
+        self.loc = node.loc
+        found = self.operand(node)
+        if not found.known and found.code and not self.comptime and not found.code.isidentifier():
+            self.emit(found.code, node.loc)
+
+    def emit(self, text: str, loc: Location) -> None:
+        """Write one line of Python."""
+        self.lines.append(GeneratedLine(self.depth, text, loc))
+
+    def flush(self, loc: Location) -> None:
+        """Account the cycles of the scalar code written since the last time."""
+        if self.cost and not self.comptime:
+            self.emit(f"pe.clock += {self.cost}", loc)
+        self.cost = 0
+
+    def fresh(self, name: str) -> str:
+        """A Python name that nothing else has."""
+        return self.unit.fresh(name)
+
+    @contextmanager
+    def scope(self) -> Iterator[dict[str, ExprValue]]:
+        """A nested scope of names."""
+        names: dict[str, ExprValue] = {}
+        self.scopes.append(names)
+        try:
+            yield names
+        finally:
+            self.scopes.pop()
+
+    @contextmanager
+    def indent_lines(self) -> Iterator[None]:
+        """Deeper by one level."""
+        self.depth += 1
+        start = len(self.lines)
+        yield
+        if len(self.lines) == start:
+            self.emit("pass", self.loc)
+        self.depth -= 1
+
+    @contextmanager
+    def capture_lines(self) -> Iterator[list[GeneratedLine]]:
+        """Lines written inside go to the list that is given, not to the function."""
+        outer, self.lines = self.lines, []
+        try:
+            yield self.lines
+        finally:
+            self.lines = outer
+
+    @contextmanager
+    def at_comptime(self) -> Iterator[None]:
+        """Evaluate at compile time inside."""
+        before, self.comptime = self.comptime, True
+        try:
+            yield
+        finally:
+            self.comptime = before
+
+    def declare(self, name: str, operand: ExprValue, loc: Location) -> None:
+        """Give a name a meaning in the innermost scope."""
+        if name in t.NAMED:
+            fail(loc, f"declaration of '{name}' shadows builtin type")
+        if name in self.scopes[-1]:
+            fail(loc, f"redeclaration of '{name}'")
+        self.scopes[-1][name] = operand
+
+    def find(self, name: str) -> ExprValue | None:
+        """The local meaning of a name."""
+        for names in reversed(self.scopes):
+            if name in names:
+                return names[name]
+        return None

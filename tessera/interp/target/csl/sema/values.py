@@ -1,0 +1,261 @@
+"""Comptime values of CSL: pointers, DSDs, DSRs, FIFOs, color configurations, and the updates of descriptors.
+
+An update (`@set_dsd_length` and the like) is the same function at compile time and at run time; generated code calls it by its name.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tessera.core.errors import UNKNOWN, Location
+from tessera.interp.target.csl.sema import types as t
+
+# Values of CSL: comptime values, pointers, memory and fabric descriptors, color configurations.
+
+
+DIRECTIONS = ("WEST", "EAST", "SOUTH", "NORTH", "RAMP")
+
+
+class ComptimeValue(NamedTuple):
+    """A value known at compile time.
+
+    `data` is an int, a NumPy scalar, a str, a Type, a NumPy array (arrays and structs), a dict of names to Values
+    (anonymous structs; "0", "1", … for tuples), a `Pointer`, a descriptor, a function or a module.
+    """
+
+    type: t.CslType
+    data: Any
+
+
+class Pointer(NamedTuple):
+    """An address: a flat array and an index. At compile time the array may be a `Global` that no PE holds yet."""
+
+    array: Any
+    index: int  # type: ignore[assignment]
+
+
+def make_hashable(value: Any) -> Any:
+    """A hashable form of a comptime value, equal for equal values."""
+    if isinstance(value, ComptimeValue):
+        return (value.type, make_hashable(value.data))
+    if isinstance(value, dict):
+        return tuple((n, make_hashable(v)) for n, v in value.items())
+    if isinstance(value, np.ndarray):
+        return tuple(make_hashable(v) for v in value) if value.dtype == object else (value.dtype.str, value.tobytes())
+    return value
+
+
+class GlobalCast(NamedTuple):
+    """A `Global` seen as cells of another type, before a PE holds it."""
+
+    array: Any
+    dtype: Any
+
+
+class Mem1d(NamedTuple):
+    """A memory vector: `byte` offset into `array`; `stride` in elements; `indexed`: the wavelet index is added."""
+
+    array: Any
+    byte: int
+    stride: int
+    extent: int
+    indexed: bool = False
+
+
+class Mem4d(NamedTuple):
+    """A memory tensor: extents and strides (in elements), outermost first."""
+
+    array: Any
+    byte: int
+    strides: tuple[int, ...]
+    extents: tuple[int, ...]
+    indexed: bool = False
+
+    @property
+    def extent(self) -> int:
+        """How many elements it walks."""
+        return int(np.prod(self.extents))
+
+
+class Circular(NamedTuple):
+    """A circular buffer: wraps at the end of its array."""
+
+    array: Any
+    byte: int
+    extent: int
+    start: int = 0
+
+
+class Fabin(NamedTuple):
+    """Wavelets that arrive on a color: `lanes` elements of 16 bits in each; with `transform` control wavelets come as
+    data, marked in their upper two bits."""
+
+    color: int
+    extent: int
+    queue: int
+    control: bool = False
+    lanes: int = 1
+    transform: bool = False
+
+
+class Fabout(NamedTuple):
+    """Wavelets that leave on a color: `lanes` and `transform` as those of `Fabin`. `advance`: the last one moves the
+    color's switch on; `cleared`: the source (0 or 1) whose memory is zero afterwards."""
+
+    color: int
+    extent: int
+    queue: int
+    control: bool = False
+    indexed: bool = False
+    lanes: int = 1
+    transform: bool = False
+    advance: bool = False
+    cleared: int = -1
+
+
+class FifoRef(NamedTuple):
+    """A FIFO of the program; each PE has its own `Fifo`."""
+
+    number: int
+
+
+class Dsr(NamedTuple):
+    """One register: file ("dsr_dest", "dsr_src0", "dsr_src1") and number."""
+
+    file: str
+    number: int
+
+
+class DsrContents:
+    """What a DSR holds: a descriptor with the options it was loaded with."""
+
+    __slots__ = ("dsd", "options", "save")
+
+    def __init__(self, dsd: Any, options: dict[str, Any], save: bool) -> None:
+        self.dsd, self.options, self.save = dsd, options, save
+
+
+class Fifo:
+    """A FIFO in PE memory; `on_push` and `on_pop` are task ids to activate: `on_push` at a push after a read that
+    found nothing (`starved`), `on_pop` at a pop after a write that found no room (`choked`). The lengths are those of
+    operations that have no other length."""
+
+    def __init__(self, capacity: int, on_push: int | None, on_pop: int | None) -> None:
+        self.words: deque[Any] = deque()
+        self.capacity, self.on_push, self.on_pop = capacity, on_push, on_pop
+        self.starved = self.choked = False
+        self.read_length = self.write_length = 0
+
+
+@dataclass(eq=False)
+class GlobalVariable:
+    """A global variable of a program: each PE holds its own array of it."""
+
+    number: int
+    name: str
+    type: t.CslType
+    initial: Any
+    mutable: bool
+    loc: Location
+    addressed: bool = False
+
+    @property
+    def count(self) -> int:
+        """The number of cells."""
+        return self.type.count if isinstance(self.type, t.CslArray) else 1
+
+
+@dataclass(frozen=True, eq=False)
+class NativeFunction:
+    """A library function written in Python. `run(pe, *args)`; with `waits` it is a generator function;
+    with `comptime` it is `run(unit, *Values) -> Value` at compile time. `cycles` is what one call costs. `whole`: it
+    is a function of numbers only, and this is the same of arrays; `apart`: it returns nothing and leaves memory alone
+    until the task has ended; `live`: it asks or changes the PE, so that it cannot be called at compile time; `early`:
+    such a call takes place before the program begins; `typed`: it is given the types in its last argument, a tuple,
+    before the others."""
+
+    name: str
+    run: Callable[..., Any]
+    waits: bool = False
+    comptime: bool = False
+    cycles: int = 2
+    result: Callable[..., t.CslType] | None = None
+    whole: Callable[..., Any] | None = None
+    deferrable: bool = False
+    live: bool = False
+    typed: bool = False
+    preloadable: bool = False
+
+
+@dataclass(frozen=True)
+class SwitchPosition:
+    """What a switch position changes in the route."""
+
+    rx: str | None = None
+    tx: str | None = None
+    invalid: bool = False
+
+
+@dataclass(frozen=True)
+class FilterConfig:
+    """Which wavelets a PE keeps of those that reach its ramp: `kind` is "counter", "sparse_counter" or "range"."""
+
+    kind: str
+    limits: dict[str, int] = field(default_factory=dict)
+    init_counter: int = 0
+
+
+@dataclass(frozen=True)
+class ColorConfig:
+    """The routing of one color at one PE."""
+
+    rx: tuple[str, ...]
+    tx: tuple[str, ...]
+    switches: tuple[SwitchPosition, ...] = ()
+    current: int = 0
+    ring: bool = False
+    pop_mode: str = "no_pop"
+    filter: FilterConfig | None = None
+    teardown: bool = False
+    swap_x: bool = False
+    swap_y: bool = False
+    loc: Location = UNKNOWN
+
+
+# What changes a descriptor: the same at compile time and while a program runs.
+
+
+def increment_dsd_offset(d: Any, count: int) -> Any:
+    """`@increment_dsd_offset`, by bytes."""
+    return d._replace(byte=d.byte + count)
+
+
+def set_dsd_length(d: Any, extent: int) -> Any:
+    """`@set_dsd_length`."""
+    return d._replace(extent=extent)
+
+
+def set_dsd_stride(d: Mem1d, stride: int) -> Mem1d:
+    """`@set_dsd_stride`."""
+    return d._replace(stride=stride)
+
+
+def set_dsd_base_addr(d: Any, base: Any) -> Any:
+    """`@set_dsd_base_addr`; the offset of the descriptor goes as well."""
+    array, index = base
+    return d._replace(array=array, byte=index * element_size(array))
+
+
+def element_size(array: Any) -> int:
+    """Bytes of one cell of an array, or of a global that no PE holds yet."""
+    if isinstance(array, GlobalVariable):
+        return array.type.dtype.itemsize
+    return array.dtype.itemsize
+
+
+DSD_UPDATES = {f.__name__: f for f in (increment_dsd_offset, set_dsd_length, set_dsd_stride, set_dsd_base_addr)}

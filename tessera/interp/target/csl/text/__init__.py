@@ -1,0 +1,1 @@
+"""CSL text: tokens, syntax tree, recursive-descent parser, diagnostics."""

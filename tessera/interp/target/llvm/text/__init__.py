@@ -1,0 +1,1 @@
+"""LLVM IR text: types, syntax tree, lexer and parser."""

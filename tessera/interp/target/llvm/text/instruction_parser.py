@@ -1,0 +1,345 @@
+"""Instruction parser: one parser for each opcode, calls included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tessera.core.errors import UnsupportedOpError
+from tessera.interp.target.llvm.text.operand_parser import (
+    LlvmTypeCursor,
+    parse_flags,
+    parse_typed_value,
+    parse_value,
+    skip_attributes,
+    skip_ordering,
+)
+from tessera.interp.target.llvm.text.syntax import LlvmInstruction, LlvmOperand
+from tessera.interp.target.llvm.text.types import I1, PTR, VOID, LlvmAggregate, LlvmStruct, LlvmType, LlvmVector
+
+# Reading calls.
+
+
+def _parse_argument(c: LlvmTypeCursor) -> tuple[LlvmOperand, int]:
+    type = c.type()
+    if str(type) == "metadata" and c.at_type():
+        return parse_typed_value(c), 0
+    align = skip_attributes(c)
+    return parse_value(c, type), align
+
+
+def parse_prefixed_call(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    """tail call"""
+    c.expect("call")
+    return parse_call(c, "call")
+
+
+def parse_call(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    """A direct call: attributes are passed over, but for the alignment of arguments."""
+    where, found = c.place(), parse_flags(c)
+    skip_attributes(c)
+    type = c.type()
+    skip_attributes(c)
+    if c.here.kind != "global":
+        kind = "inline assembly" if c.at("asm") else "a call through a pointer"
+        raise UnsupportedOpError(f"call: {kind} is not supported", location=where)
+    callee, arguments = c.take().text, []
+    c.expect("(")
+    while not c.at(")"):
+        arguments.append(_parse_argument(c))
+        if not c.accept(","):
+            break
+    _skip_call_tail(c)
+    operands, aligns = zip(*arguments) if arguments else ((), ())  # noqa: B905 (pairs)
+    return LlvmInstruction("call", type, tuple(operands), callee, found, aligns=tuple(aligns))
+
+
+def _skip_call_tail(c: LlvmTypeCursor) -> None:
+    """Attributes and operand bundles end with the line: the next word is an instruction."""
+    line = c.line(c.expect(")"))
+    while c.line() == line and (c.here.kind in ("word", "string", "group") or c.at("[")):
+        if c.at("["):
+            c.skip_group()
+        elif c.take() and c.at("("):
+            c.skip_group()
+
+
+# Reading instructions: one reader per opcode.
+
+
+InstructionParser = Callable[[LlvmTypeCursor, str], LlvmInstruction]
+
+TERMINATORS = frozenset({"br", "switch", "ret", "unreachable"})
+
+_INT_BINARY = "add sub mul udiv sdiv urem srem shl lshr ashr and or xor".split()
+_FLOAT_BINARY = "fadd fsub fmul fdiv frem".split()
+_CASTS = (
+    "trunc zext sext fptrunc fpext fptoui fptosi uitofp sitofp bitcast ptrtoint ptrtoaddr inttoptr addrspacecast"
+).split()
+_UNSUPPORTED = frozenset(
+    "invoke callbr indirectbr resume landingpad va_arg catchswitch catchret cleanupret catchpad cleanuppad".split()
+)
+
+
+def parse_instruction(c: LlvmTypeCursor) -> LlvmInstruction:
+    """One instruction with its result name, metadata and place."""
+    where, result = c.place(), ""
+    if c.here.kind == "local":
+        result = c.take().text
+        c.expect("=")
+    op = c.here.text
+    if op in _UNSUPPORTED:
+        raise UnsupportedOpError(f"the instruction '{op}' is not supported", location=where)
+    reader = _PARSERS.get(op) if c.here.kind == "word" else None
+    if reader is None:
+        c.fail("expected an instruction")
+    c.take()
+    found = _parse_tail(c, reader(c, op))
+    return replace(found, result=result, where=where)
+
+
+def _parse_tail(c: LlvmTypeCursor, found: LlvmInstruction) -> LlvmInstruction:
+    """`, align 4, !dbg !7`"""
+    while c.accept(","):
+        if c.accept("align"):
+            found = replace(found, align=c.integer())
+        elif c.accept("addrspace"):
+            c.skip_group()
+        elif c.here.kind == "meta":
+            found = _parse_attachment(c, found)
+        else:
+            c.fail("expected align or metadata")
+    return found
+
+
+def _parse_attachment(c: LlvmTypeCursor, found: LlvmInstruction) -> LlvmInstruction:
+    name, node = c.take().text, c.take().text
+    if c.at("(", "{"):
+        c.skip_group()
+    return replace(found, debug=node) if name == "!dbg" else found
+
+
+def get_comparison_type(type: LlvmType) -> LlvmType:
+    """The type of a comparison of two values of this type."""
+    return LlvmVector(type.count, I1) if isinstance(type, LlvmVector) else I1
+
+
+def _parse_pair(c: LlvmTypeCursor) -> tuple[LlvmOperand, LlvmOperand]:
+    type = c.type()
+    left = parse_value(c, type)
+    c.expect(",")
+    return left, parse_value(c, type)
+
+
+def _parse_operands(c: LlvmTypeCursor) -> tuple[LlvmOperand, ...]:
+    """Typed operands up to metadata, an alignment or the end."""
+    found = [parse_typed_value(c)]
+    while c.at(",") and c.after().kind != "meta" and c.after().text != "align":
+        c.take()
+        found.append(parse_typed_value(c))
+    return tuple(found)
+
+
+def _parse_binary(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    found_flags = parse_flags(c)
+    pair = _parse_pair(c)
+    return LlvmInstruction(op, pair[0].type, pair, flags=found_flags)
+
+
+def _parse_compare(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    found_flags = parse_flags(c)
+    word = c.expect_kind("word")
+    pair = _parse_pair(c)
+    return LlvmInstruction(op, get_comparison_type(pair[0].type), pair, word, found_flags)
+
+
+def _parse_unary(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    found_flags = parse_flags(c)
+    operand = parse_typed_value(c)
+    return LlvmInstruction(op, operand.type, (operand,), flags=found_flags)
+
+
+def _parse_cast(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    found_flags = parse_flags(c)
+    operand = parse_typed_value(c)
+    c.expect("to")
+    return LlvmInstruction(op, c.type(), (operand,), flags=found_flags)
+
+
+def _parse_select(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    found_flags = parse_flags(c)
+    operands = _parse_operands(c)
+    return LlvmInstruction(op, operands[1].type, operands, flags=found_flags)
+
+
+def _parse_extract_element(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    operands = _parse_operands(c)
+    return LlvmInstruction(op, operands[0].type.scalar, operands)
+
+
+def _parse_insert_element(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    operands = _parse_operands(c)
+    return LlvmInstruction(op, operands[0].type, operands)
+
+
+def _parse_shuffle(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    left, right, mask = _parse_operands(c)
+    return LlvmInstruction(op, LlvmVector(mask.type.lanes[0], left.type.scalar), (left, right, mask))
+
+
+def _parse_indices(c: LlvmTypeCursor) -> tuple[int, ...]:
+    found = []
+    while c.at(",") and c.after().kind == "number":
+        c.take()
+        found.append(c.integer())
+    return tuple(found)
+
+
+def _parse_extract_value(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    whole = parse_typed_value(c)
+    indices = _parse_indices(c)
+    type = whole.type
+    for i in indices:
+        if not isinstance(type, LlvmAggregate) or i >= len(type.parts):
+            c.fail(f"no member {i} in {type}")
+        type = type.parts[i][1]
+    return LlvmInstruction(op, type, (whole,), indices=indices)
+
+
+def _parse_insert_value(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    whole = parse_typed_value(c)
+    c.expect(",")
+    part = parse_typed_value(c)
+    return LlvmInstruction(op, whole.type, (whole, part), indices=_parse_indices(c))
+
+
+def _parse_getelementptr(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    parse_flags(c)
+    source = c.type()
+    c.expect(",")
+    operands = _parse_operands(c)
+    counts = [o.type.count for o in operands if isinstance(o.type, LlvmVector)]
+    type = LlvmVector(counts[0], PTR) if counts else PTR
+    return LlvmInstruction(op, type, operands, source=source)
+
+
+def _parse_load(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    parse_flags(c)
+    type = c.type()
+    c.expect(",")
+    pointer = parse_typed_value(c)
+    skip_ordering(c)
+    return LlvmInstruction(op, type, (pointer,), source=type)
+
+
+def _parse_store(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    parse_flags(c)
+    operands = _parse_operands(c)
+    skip_ordering(c)
+    return LlvmInstruction(op, VOID, operands, source=operands[0].type)
+
+
+def _parse_alloca(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    parse_flags(c)
+    source, count = c.type(), ()
+    if c.at(",") and c.after().kind == "word" and c.after().text.startswith("i"):
+        c.take()
+        count = (parse_typed_value(c),)  # type: ignore[assignment]
+    return LlvmInstruction(op, PTR, count, source=source)
+
+
+def _parse_atomicrmw(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    parse_flags(c)
+    word = c.expect_kind("word")
+    operands = _parse_operands(c)
+    skip_ordering(c)
+    return LlvmInstruction(op, operands[1].type, operands, word)
+
+
+def _parse_cmpxchg(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    parse_flags(c)
+    operands = _parse_operands(c)
+    skip_ordering(c)
+    return LlvmInstruction(op, LlvmStruct((operands[1].type, I1)), operands)
+
+
+def _parse_fence(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    skip_ordering(c)
+    return LlvmInstruction(op)
+
+
+def _parse_label(c: LlvmTypeCursor) -> str:
+    c.expect("label")
+    return c.expect_kind("local")
+
+
+def _parse_branch(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    if c.at("label"):
+        return LlvmInstruction(op, labels=(_parse_label(c),))
+    condition = parse_typed_value(c)
+    c.expect(",")
+    then = _parse_label(c)
+    c.expect(",")
+    return LlvmInstruction(op, operands=(condition,), labels=(then, _parse_label(c)))
+
+
+def _parse_switch(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    operands = [parse_typed_value(c)]
+    c.expect(",")
+    labels = [_parse_label(c)]
+    c.expect("[")
+    while not c.accept("]"):
+        operands.append(parse_typed_value(c))
+        c.expect(",")
+        labels.append(_parse_label(c))
+    return LlvmInstruction(op, operands=tuple(operands), labels=tuple(labels))
+
+
+def _parse_return(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    if c.accept("void"):
+        return LlvmInstruction(op)
+    operand = parse_typed_value(c)
+    return LlvmInstruction(op, operand.type, (operand,))
+
+
+def _parse_phi(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
+    found_flags = parse_flags(c)
+    type = c.type()
+    operands, labels = [], []
+    while True:
+        c.expect("[")
+        operands.append(parse_value(c, type))
+        c.expect(",")
+        labels.append(c.expect_kind("local"))
+        c.expect("]")
+        if not (c.at(",") and c.after().text == "["):
+            return LlvmInstruction(op, type, tuple(operands), flags=found_flags, labels=tuple(labels))
+        c.take()
+
+
+_PARSERS: dict[str, InstructionParser] = {
+    **dict.fromkeys((*_INT_BINARY, *_FLOAT_BINARY), _parse_binary),
+    **dict.fromkeys(_CASTS, _parse_cast),
+    **dict.fromkeys(("fneg", "freeze"), _parse_unary),
+    **dict.fromkeys(("icmp", "fcmp"), _parse_compare),
+    **dict.fromkeys(("tail", "musttail", "notail"), parse_prefixed_call),
+    "select": _parse_select,
+    "extractelement": _parse_extract_element,
+    "insertelement": _parse_insert_element,
+    "shufflevector": _parse_shuffle,
+    "extractvalue": _parse_extract_value,
+    "insertvalue": _parse_insert_value,
+    "getelementptr": _parse_getelementptr,
+    "load": _parse_load,
+    "store": _parse_store,
+    "alloca": _parse_alloca,
+    "atomicrmw": _parse_atomicrmw,
+    "cmpxchg": _parse_cmpxchg,
+    "fence": _parse_fence,
+    "br": _parse_branch,
+    "switch": _parse_switch,
+    "ret": _parse_return,
+    "unreachable": lambda c, op: LlvmInstruction(op),
+    "phi": _parse_phi,
+    "call": parse_call,
+}

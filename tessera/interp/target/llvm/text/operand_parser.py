@@ -1,0 +1,407 @@
+"""Operand parser: types, values and constants, attributes and flags."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+from tessera.core.errors import UnsupportedOpError
+from tessera.interp.target.llvm.text.lexer import LlvmCursor, LlvmLexer
+from tessera.interp.target.llvm.text.syntax import (
+    ConstantExpression,
+    GlobalOperand,
+    LlvmOperand,
+    LocalOperand,
+    NumberConstant,
+    SequenceConstant,
+    Undefined,
+    Zero,
+)
+from tessera.interp.target.llvm.text.types import (
+    I8,
+    PTR,
+    VOID,
+    LlvmArray,
+    LlvmFloat,
+    LlvmInt,
+    LlvmStruct,
+    LlvmType,
+    LlvmVector,
+    LlvmVoid,
+)
+
+# Reading types: a cursor that knows the module's named structs.
+
+
+_TYPE_KEYWORDS: dict[str, LlvmType] = {
+    "void": VOID,
+    "ptr": PTR,
+    **{name: LlvmVoid(name) for name in ("label", "metadata", "token", "opaque", "x86_amx")},
+    **{name: LlvmFloat(name) for name in ("half", "bfloat", "float", "double", "fp128", "x86_fp80", "ppc_fp128")},
+}
+_INTEGER_PATTERN = re.compile(r"i\d+$")
+
+
+class LlvmTypeCursor(LlvmCursor):
+    """A cursor that reads types."""
+
+    def __init__(self, lexer: LlvmLexer) -> None:
+        super().__init__(lexer)
+        self._defined = self._definitions()
+        self._named: dict[str, LlvmType] = {}
+
+    def _definitions(self) -> dict[str, int]:
+        """Where the body of every `%T = type ...` begins: a use may come before it."""
+        t = self.tokens
+        return {
+            t[i].text: i + 3
+            for i in range(len(t) - 3)
+            if t[i].kind == "local" and t[i + 1].text == "=" and t[i + 2][:2] == ("word", "type")
+        }
+
+    def at_type(self) -> bool:
+        """Whether a type begins here."""
+        token = self.here
+        if token.kind == "word":
+            return token.text in _TYPE_KEYWORDS or bool(_INTEGER_PATTERN.match(token.text))
+        if token.kind == "local":
+            return token.text in self._defined
+        return self.at("<", "[", "{")
+
+    def type(self) -> LlvmType:
+        """Read one type, typed pointers and function types included."""
+        found = self._base()
+        while True:
+            if self.accept("*"):
+                found = PTR
+            elif self.at("addrspace"):
+                self.take()
+                self.skip_group()
+            elif self.at("(") and self._is_function_type():
+                self.skip_group()  # the type of a callee: only what it returns matters
+            else:
+                return found
+
+    def _is_function_type(self) -> bool:
+        """`void (i32, ...)`: a bracket right after a type can only be parameters."""
+        return self.after().kind in ("word", "local") or self.after().text in (")", "...", "<", "[", "{")
+
+    def _base(self) -> LlvmType:
+        token = self.here
+        if token.kind == "local" and token.text in self._defined:
+            return self._struct_named(self.take().text)
+        if self.at("<", "[", "{"):
+            return _BRACKET_PARSERS[token.text](self)
+        if token.kind == "word" and token.text in _TYPE_KEYWORDS:
+            return _TYPE_KEYWORDS[self.take().text]
+        if token.kind == "word" and _INTEGER_PATTERN.match(token.text):
+            return LlvmInt(int(self.take().text[1:]))
+        self.fail("expected a type")
+
+    def _struct_named(self, name: str) -> LlvmType:
+        if name not in self._named:
+            self._named[name] = LlvmVoid("opaque")  # a struct may hold pointers to itself
+            back, self.index = self.index, self._defined[name]
+            self._named[name] = self.type()
+            self.index = back
+        return self._named[name]
+
+    def _sequence(self, close: str) -> tuple[int, LlvmType]:
+        self.take()
+        if self.at("vscale"):
+            raise UnsupportedOpError("scalable vectors are not supported", location=self.place())
+        count = self.integer()
+        self.expect("x")
+        element = self.type()
+        self.expect(close)
+        return count, element
+
+    def _array(self) -> LlvmType:
+        return LlvmArray(*self._sequence("]"))
+
+    def _angle(self) -> LlvmType:
+        if self.after().text != "{":
+            return LlvmVector(*self._sequence(">"))
+        self.take()
+        inside = self._struct()
+        self.expect(">")
+        return LlvmStruct(inside.fields, packed=True)
+
+    def _struct(self) -> LlvmStruct:
+        self.take()
+        fields: list[LlvmType] = []
+        while not self.at("}"):
+            fields.append(self.type())
+            if not self.accept(","):
+                break
+        self.expect("}")
+        return LlvmStruct(tuple(fields))
+
+
+_BRACKET_PARSERS = {"<": LlvmTypeCursor._angle, "[": LlvmTypeCursor._array, "{": LlvmTypeCursor._struct}
+
+
+# Reading operands: registers, globals and every spelling of a constant.
+
+
+OperandParser = Callable[[LlvmTypeCursor, LlvmType], LlvmOperand]
+
+
+def parse_typed_value(c: LlvmTypeCursor) -> LlvmOperand:
+    """`i32 %x`: a type, then a value of it."""
+    return parse_value(c, c.type())
+
+
+def parse_value(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+    """A value whose type is known."""
+    token = c.here
+    reader = _VALUE_KEYWORDS.get(token.text) if token.kind in ("word", "punct") else _VALUE_TOKENS.get(token.kind)
+    if reader is None:
+        c.fail(f"expected a value of type {type}")
+    return reader(c, type)
+
+
+def starts_value(c: LlvmTypeCursor) -> bool:
+    """Whether a value begins here, as against an attribute."""
+    token = c.here
+    return token.text in _VALUE_KEYWORDS if token.kind in ("word", "punct") else token.kind in _VALUE_TOKENS
+
+
+def _parse_local(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+    return LocalOperand(type, c.take().text)
+
+
+def _parse_symbol(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+    return GlobalOperand(type, c.take().text)
+
+
+def _parse_number(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+    if isinstance(type, LlvmFloat):
+        return NumberConstant(type, _check_exact(c, type, float(c.take().text)))
+    if not isinstance(type, LlvmInt):
+        c.fail(f"expected a value of type {type}")
+    return NumberConstant(type, c.integer())
+
+
+def _check_exact(c: LlvmTypeCursor, type: LlvmFloat, number: float) -> float:
+    """As LLVM has it, a literal must be a value of its type."""
+    if number == number and float(np.asarray(number).astype(type.dtype)) != number:
+        c.index -= 1
+        c.fail(f"not exactly a {type}")
+    return number
+
+
+def _read_half(digits: str) -> float:
+    return float(np.array(int(digits, 16), np.uint16).view(np.float16))
+
+
+def _read_bfloat(digits: str) -> float:
+    return float(np.array(int(digits, 16), np.uint16).view(ml_dtypes.bfloat16))
+
+
+def _read_double(digits: str) -> float:
+    return float(struct.unpack(">d", bytes.fromhex(digits.rjust(16, "0")))[0])
+
+
+_HEX_READERS = {"H": _read_half, "R": _read_bfloat}
+
+
+def _parse_hex(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+    digits = c.here.text[2:]
+    if not isinstance(type, LlvmFloat):
+        c.fail(f"expected a value of type {type}")
+    if digits[0] in "KLM":
+        raise UnsupportedOpError(f"the float format {type} is not supported", location=c.place())
+    c.take()
+    read = _HEX_READERS.get(digits[0])
+    return NumberConstant(type, read(digits[1:]) if read else _read_double(digits))
+
+
+def _parse_bytes(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+    """`c"..."`, where a backslash and two digits give a byte."""
+    text = c.take().text[2:-1]
+    raw = re.sub(rb"\\([0-9a-fA-F]{2}|\\)", _unescape, text.encode())
+    return SequenceConstant(LlvmArray(len(raw), I8), tuple(NumberConstant(I8, byte) for byte in raw))
+
+
+def _unescape(match: re.Match[bytes]) -> bytes:
+    return b"\\" if match.group(1) == b"\\" else bytes.fromhex(match.group(1).decode())
+
+
+def _make_keyword_parser(make: Callable[[LlvmType], LlvmOperand]) -> OperandParser:
+    def read(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+        c.take()
+        return make(type)
+
+    return read
+
+
+def _make_sequence_parser(close: str) -> OperandParser:
+    def read(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+        c.take()
+        elements: list[LlvmOperand] = []
+        while not c.at(close):
+            elements.append(parse_typed_value(c))
+            if not c.accept(","):
+                break
+        c.expect(close)
+        return SequenceConstant(type, tuple(elements))
+
+    return read
+
+
+_parse_row = _make_sequence_parser(">")
+
+
+def _parse_angle(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+    """A vector, or a packed struct `<{ ... }>`."""
+    if c.after().text != "{":
+        return _parse_row(c, type)
+    c.take()
+    inside = _make_sequence_parser("}")(c, type)
+    c.expect(">")
+    return inside
+
+
+def _parse_splat(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+    c.take()
+    c.expect("(")
+    element = parse_typed_value(c)
+    c.expect(")")
+    if not isinstance(type, LlvmVector):
+        c.fail("splat needs a vector type")
+    return SequenceConstant(type, (element,) * type.count)
+
+
+def _skip_flags(c: LlvmTypeCursor) -> None:
+    while c.at("inbounds", "nuw", "nusw", "nsw", "inrange"):
+        inrange = c.take().text == "inrange"
+        if inrange and c.at("("):
+            c.skip_group()
+
+
+def _parse_getelementptr(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+    """getelementptr (T, ptr @g, i64 1)"""
+    op = c.take().text
+    _skip_flags(c)
+    c.expect("(")
+    source = c.type()
+    operands = []
+    while c.accept(","):
+        _skip_flags(c)
+        operands.append(parse_typed_value(c))
+    c.expect(")")
+    return ConstantExpression(type, op, tuple(operands), source)
+
+
+def _parse_cast(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+    """ptrtoint (ptr @g to i64)"""
+    op = c.take().text
+    c.expect("(")
+    operand = parse_typed_value(c)
+    c.expect("to")
+    target = c.type()
+    c.expect(")")
+    return ConstantExpression(target, op, (operand,))
+
+
+def _parse_arithmetic(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+    """add (i64 ptrtoint (ptr @g to i64), i64 8)"""
+    op = c.take().text
+    _skip_flags(c)
+    c.expect("(")
+    left = parse_typed_value(c)
+    c.expect(",")
+    right = parse_typed_value(c)
+    c.expect(")")
+    return ConstantExpression(type, op, (left, right))
+
+
+def _parse_metadata(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
+    """An operand of type metadata: never read."""
+    if c.take().text.startswith("!DI") or c.at("{"):
+        c.skip_group()
+    return Undefined(VOID)
+
+
+_VALUE_TOKENS: dict[str, OperandParser] = {
+    "local": _parse_local,
+    "global": _parse_symbol,
+    "number": _parse_number,
+    "hex": _parse_hex,
+    "bytes": _parse_bytes,
+    "meta": _parse_metadata,
+}
+
+_VALUE_KEYWORDS: dict[str, OperandParser] = {
+    "true": _make_keyword_parser(lambda t: NumberConstant(t, 1)),
+    "false": _make_keyword_parser(Zero),
+    "null": _make_keyword_parser(Zero),
+    "none": _make_keyword_parser(Zero),
+    "zeroinitializer": _make_keyword_parser(Zero),
+    "undef": _make_keyword_parser(Undefined),
+    "poison": _make_keyword_parser(Undefined),
+    "splat": _parse_splat,
+    "<": _parse_angle,
+    "[": _make_sequence_parser("]"),
+    "{": _make_sequence_parser("}"),
+    "getelementptr": _parse_getelementptr,
+    **dict.fromkeys(("bitcast", "ptrtoint", "ptrtoaddr", "inttoptr", "addrspacecast", "trunc"), _parse_cast),
+    **dict.fromkeys(("add", "sub", "mul", "xor", "and", "or", "shl", "lshr"), _parse_arithmetic),
+}
+
+
+# Reading what qualifies an instruction or an argument: flags, orderings and attributes.
+
+
+_FLAG_WORDS = frozenset(
+    "nsw nuw exact disjoint nneg samesign inbounds nusw fast nnan ninf nsz arcp contract afn reassoc "
+    "volatile atomic weak inalloca tail musttail notail".split()
+)
+_ORDERINGS = ("unordered", "monotonic", "acquire", "release", "acq_rel", "seq_cst")
+
+
+def parse_flags(c: LlvmTypeCursor) -> frozenset[str]:
+    """The flags between an opcode and its operands."""
+    found = set()
+    while c.here.kind == "word" and c.here.text in (*_FLAG_WORDS, "inrange"):
+        found.add(c.take().text)
+        if c.at("(") and "inrange" in found:
+            c.skip_group()
+    return frozenset(found)
+
+
+def skip_ordering(c: LlvmTypeCursor) -> None:
+    """Scopes and orderings mean nothing here: an access is always whole and in order."""
+    if c.accept("syncscope"):
+        c.skip_group()
+    while c.accept(*_ORDERINGS):
+        pass
+
+
+def _starts_attribute(c: LlvmTypeCursor) -> bool:
+    """Whether neither a type nor a value follows."""
+    word = c.here.kind == "word" and not c.at_type() and not starts_value(c)
+    return word or c.here.kind in ("string", "group")
+
+
+def skip_attributes(c: LlvmTypeCursor) -> int:
+    """Pass over attributes up to a type or a value; their alignment, or 0."""
+    align = 0
+    while _starts_attribute(c):
+        name = c.take().text
+        if c.accept("="):
+            c.take()
+        elif name == "align":
+            bracket = c.accept("(")
+            align = c.integer()
+            align = align if not bracket or c.expect(")") else 0
+        elif c.at("("):
+            c.skip_group()
+        elif c.here.kind == "number":
+            c.take()
+    return align

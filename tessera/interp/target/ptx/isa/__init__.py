@@ -1,0 +1,1 @@
+"""tessera.interp.target.ptx.isa"""

@@ -1,0 +1,274 @@
+"""Asynchronous copies: cp.async of single threads and cp.async.bulk of byte rows, with their completion mechanisms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tessera.core.errors import AsyncCopyError, OutOfBoundsError
+from tessera.interp.target.ptx.isa.addressing import (
+    MEMORY_MODIFIERS,
+    AddressOperandReader,
+    decode_address,
+    operand_or_default,
+    resolve_accesses,
+)
+from tessera.interp.target.ptx.isa.atomics import reduce_cells
+from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, DECODE_RULES, PtxDecoder, decode_rule
+from tessera.interp.target.ptx.isa.mbarrier import complete_transaction, find_mbarrier, mbarrier_offsets
+from tessera.interp.target.ptx.isa.operands import vector_parts
+from tessera.interp.target.ptx.machine.fault import PtxFault
+from tessera.interp.target.ptx.machine.lane_set import LaneSet, single_lane
+from tessera.interp.target.ptx.machine.simt import DecodedInstruction, LaneStep, PtxMachine
+from tessera.interp.target.ptx.text.syntax import TYPES, ImmediateOperand, PtxInstruction, values_to_bits
+
+# Asynchronous copies of single threads (cp.async), and the table of all that begins with cp.
+
+
+CopyRule = Callable[[PtxDecoder, PtxInstruction, DecodedInstruction], None]
+COPY_RULES: dict[str, CopyRule] = {}  # by the words behind cp, the longest match first
+
+
+@decode_rule("cp", table=CONTROL_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    name = inst.name[3:]
+    best = max((k for k in COPY_RULES if name == k or name.startswith(k + ".")), key=len, default=None)
+    if best is None:
+        raise d.unsupported(inst)
+    COPY_RULES[best](d, inst, line)
+
+
+@decode_rule("async", table=COPY_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    """4, 8 or 16 bytes; those beyond the source size are zeros, all of them where the source is to be ignored."""
+    if any(
+        w not in MEMORY_MODIFIERS | {"async", "shared", "shared::cta", "global"} and ":" not in w for w in inst.op[1:]
+    ):
+        raise d.unsupported(inst)
+    to, source = (
+        decode_address(d, inst, inst.operands[0], "shared"),
+        decode_address(d, inst, inst.operands[1], "global"),
+    )
+    size = inst.operands[2]
+    assert isinstance(size, ImmediateOperand)
+    rest = inst.operands[3 : len(inst.operands) - ("L2::cache_hint" in inst.op)]
+    ignored = any(d.reads_predicate(o) for o in rest)
+    limit = d.reader(ImmediateOperand(size.value) if ignored else operand_or_default(rest, 0, size.value), TYPES["u32"])
+    skip = d.reader(rest[-1], TYPES["pred"]) if ignored else None
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        count = lanes.compress(limit(m, lanes)).astype(np.int64)
+        if skip is not None:
+            count = np.where(lanes.compress(skip(m, lanes)), 0, count)
+        _copy_async(m, lanes, to, source, size.value, count)
+
+    line.step = step
+
+
+def _copy_async(
+    m: PtxMachine, lanes: LaneSet, to: AddressOperandReader, source: AddressOperandReader, size: int, count: np.ndarray
+) -> None:
+    (spot,) = resolve_accesses(m, lanes, to, size)
+    into = lanes.compress(spot.offset)
+    if m.debug:
+        m.shadow.copy_issued(lanes, into, size)
+    raw, unit = m.flat["shared"].raw, np.arange(size)
+    raw[into[:, None] + unit] = 0
+    for n in np.unique(count[count > 0]).tolist():
+        some = lanes.select(lanes.spread(count == n))
+        (read,) = resolve_accesses(m, some, source, n, align=size)
+        content = m.flat["global"].raw[some.compress(read.offset)[:, None] + np.arange(n)]
+        raw[into[count == n][:, None] + np.arange(n)] = content
+
+
+@decode_rule("async.commit_group", "async.bulk.commit_group", table=COPY_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    kind = "bulk" if "bulk" in inst.op else "copy"
+    line.step = lambda m, lanes: m.shadow.committed(lanes, kind) if m.debug else None
+
+
+@decode_rule("async.wait_group", "async.wait_all", "async.bulk.wait_group", table=COPY_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    """Copies are done as they are issued: only the debug mode keeps track of what is still under way."""
+    kind = "bulk" if "bulk" in inst.op else "copy"
+    left = inst.operands[0].value if inst.operands and isinstance(inst.operands[0], ImmediateOperand) else 0
+    everything = inst.op[2] == "wait_all"
+    line.step = lambda m, lanes: m.shadow.group_waited(lanes, kind, left, everything) if m.debug else None
+
+
+@decode_rule("async.bulk.prefetch", table=COPY_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    """A hint to the cache."""
+    line.step = lambda m, lanes: None
+
+
+@decode_rule("async.mbarrier.arrive", table=COPY_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    """An arrival when the thread's copies are done; without `noinc` the barrier first expects one more."""
+    where = decode_address(d, inst, inst.operands[0])
+    line.step = _defer_arrival(where, "noinc" in inst.op)
+
+
+def _defer_arrival(where: AddressOperandReader, counted: bool) -> LaneStep:
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        offsets = mbarrier_offsets(m, lanes, where)
+        if m.debug:
+            m.shadow.group_waited(lanes, "copy", 0, True)
+            m.shadow.mbarrier_arrived(lanes, offsets)
+        flipped = False
+        for offset in offsets.tolist():
+            barrier = find_mbarrier(m, offset)
+            barrier.pending += not counted
+            flipped |= barrier.arrive(1)
+        if flipped:
+            m.unblock()
+
+    return step
+
+
+# Bulk copies of rows of bytes between global and shared memory, and stores that count at a barrier.
+
+
+BULK_REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_BULK_WORDS = {
+    "async", "bulk", "reduce", "shared::cluster", "shared::cta", "global", "mbarrier::complete_tx::bytes", "bulk_group",
+    "multicast::cluster", "L2::cache_hint", "noftz", *BULK_REDUCTIONS,
+}  # fmt: skip
+_BULK_ALIGNMENT = 16
+
+
+class BulkTransfer(NamedTuple):
+    """One lane's copy: where from and to, in flat memory."""
+
+    lane: int
+    source: int
+    into: int
+    size: int
+
+
+def source_and_destination_spaces(inst: PtxInstruction) -> tuple[str, str]:
+    """The spaces a copy goes to and comes from."""
+    named = [w for w in inst.op if w in ("shared::cluster", "shared::cta", "global")]
+    return tuple("global" if w == "global" else "shared" for w in named[:2])  # type: ignore[return-value]
+
+
+@decode_rule("async.bulk", "reduce.async.bulk", table=COPY_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    if not {w for w in inst.op[1:] if w not in TYPES} <= _BULK_WORDS:
+        raise d.unsupported(inst)
+    into_space, from_space = source_and_destination_spaces(inst)
+    into, source = (
+        decode_address(d, inst, inst.operands[0], into_space),
+        decode_address(d, inst, inst.operands[1], from_space),
+    )
+    size = d.reader(inst.operands[2], TYPES["u32"])
+    counted = "mbarrier::complete_tx::bytes" in inst.op
+    barrier = decode_address(d, inst, inst.operands[3], "shared") if counted else None
+    mask = d.reader(inst.operands[4], TYPES["b16"]) if "multicast::cluster" in inst.op else None
+    name = next((w for w in inst.op if w in BULK_REDUCTIONS), None)
+    t = TYPES[inst.op[-1]] if name else TYPES["b8"]
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        sizes = lanes.compress(size(m, lanes)).tolist()
+        masks = lanes.compress(mask(m, lanes)).tolist() if mask else [None] * len(sizes)
+        bars = mbarrier_offsets(m, lanes, barrier).tolist() if barrier else [0] * len(sizes)
+        for copy, bar, where in zip(_check_transfers(m, lanes, source, into, sizes), bars, masks, strict=True):
+            content = m.flat[from_space].raw[copy.source : copy.source + copy.size]
+            for shift in multicast_offsets(m, copy.lane, where):
+                if name is not None:
+                    _reduce_transfer(m, into_space, copy, name, t, content)
+                else:
+                    m.flat[into_space].raw[copy.into + shift : copy.into + shift + copy.size] = content
+                if m.debug:
+                    record_bulk_transfer(m, copy, (from_space, into_space), shift, bar if counted else None)
+                if counted:
+                    complete_transaction(m, bar + shift, copy.size)
+
+    line.step = step
+
+
+def _check_transfers(
+    m: PtxMachine, lanes: LaneSet, source: AddressOperandReader, into: AddressOperandReader, sizes: list[int]
+) -> Iterator[BulkTransfer]:
+    """Each lane's copy, checked."""
+    for lane, size in zip(lanes.flat.tolist(), sizes, strict=True):
+        one = single_lane(lane, m.extent)
+        if size % _BULK_ALIGNMENT:
+            raise PtxFault(f"a bulk copy of {size} bytes is no multiple of 16", OutOfBoundsError, lane)
+        if not size:
+            continue
+        (read,), (write,) = (
+            resolve_accesses(m, one, source, size, _BULK_ALIGNMENT),
+            resolve_accesses(m, one, into, size, _BULK_ALIGNMENT),
+        )
+        yield BulkTransfer(lane, int(read.offset.reshape(-1)[0]), int(write.offset.reshape(-1)[0]), size)
+
+
+def _reduce_transfer(m: PtxMachine, space: str, copy: BulkTransfer, name: str, t: object, content: np.ndarray) -> None:
+    size = t.bits // 8  # type: ignore[attr-defined]
+    index = np.arange(copy.into // size, (copy.into + copy.size) // size)
+    reduce_cells(m.flat[space].views[size], index, content.view(f"u{size}"), name, t)  # type: ignore[arg-type]
+
+
+def multicast_offsets(m: PtxMachine, lane: int, mask: int | None) -> list[int]:
+    """How far the shared memory of each CTA that a copy goes to lies from the issuing one's."""
+    if mask is None:
+        return [0]
+    row = lane // m.threads
+    rows = m.cta_of_rank[m.cluster[row]]
+    if mask >> len(rows):
+        raise PtxFault(f"a multicast mask {mask:#x} beyond the cluster", AsyncCopyError, lane)
+    return [int(rows[k] - row) * m.shared_size for k in range(len(rows)) if mask >> k & 1]
+
+
+def record_bulk_transfer(
+    m: PtxMachine, copy: BulkTransfer, spaces: tuple[str, str], shift: int, barrier: int | None
+) -> None:
+    """Show the debug mode what a copy reads and writes in shared memory."""
+    if spaces[0] == "shared":
+        m.shadow.bulk_read(copy.lane, copy.source, copy.size)
+    if spaces[1] == "shared" and barrier is not None:
+        phase = find_mbarrier(m, barrier + shift).phase
+        m.shadow.bulk_write(copy.lane, copy.into + shift, copy.size, barrier + shift, phase)
+
+
+def _counted_store(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+    """`st.async` and `red.async`: to another CTA's shared memory, counted at its barrier."""
+    t, name = TYPES[inst.op[-1]], next((w for w in inst.op if w in BULK_REDUCTIONS), None)
+    where, barrier = (
+        decode_address(d, inst, inst.operands[0], "shared"),
+        decode_address(d, inst, inst.operands[2], "shared"),
+    )
+    readers, size = [d.reader(o, t) for o in vector_parts(inst.operands[1])], t.bits // 8
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        (spot,) = resolve_accesses(m, lanes, where, size * len(readers))
+        index, cells = lanes.compress(spot.offset) // size, m.flat["shared"].views[size]
+        for k, read in enumerate(readers):
+            bits = lanes.compress(values_to_bits(read(m, lanes), t, t.bits))
+            if name is not None:
+                reduce_cells(cells, index + k, bits, name, t)
+            else:
+                cells[index + k] = bits
+        offsets = mbarrier_offsets(m, lanes, barrier)
+        if m.debug:
+            starts = lanes.compress(spot.offset).tolist()
+            for lane, start, bar in zip(lanes.flat.tolist(), starts, offsets.tolist(), strict=True):
+                record_bulk_transfer(m, BulkTransfer(lane, 0, start, size * len(readers)), ("", "shared"), 0, bar)
+        for offset in offsets.tolist():
+            complete_transaction(m, offset, size * len(readers))
+
+    return step
+
+
+def _or_async(plain: object) -> object:
+    def choose(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+        return _counted_store(d, inst) if inst.op[1] == "async" else plain(d, inst)  # type: ignore[operator]
+
+    return choose
+
+
+for _name in ("st", "red"):
+    DECODE_RULES[_name] = _or_async(DECODE_RULES[_name])  # type: ignore[assignment]

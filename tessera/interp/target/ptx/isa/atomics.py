@@ -1,0 +1,166 @@
+"""Atomic operations (atom, red): conflicting lanes are serialised in lane order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tessera.interp.target.ptx.isa.addressing import (
+    AddressOperandReader,
+    decode_address,
+    require_known_modifiers,
+    resolve_accesses,
+)
+from tessera.interp.target.ptx.isa.data_movement import record_access
+from tessera.interp.target.ptx.isa.decoder import PtxDecoder, decode_rule
+from tessera.interp.target.ptx.isa.floating_point import flush_subnormals
+from tessera.interp.target.ptx.isa.operands import Reader, Writer, vector_parts
+from tessera.interp.target.ptx.machine.lane_set import LaneSet
+from tessera.interp.target.ptx.machine.simt import LaneStep, PtxMachine
+from tessera.interp.target.ptx.text.syntax import (
+    TYPES,
+    NameOperand,
+    PtxInstruction,
+    PtxOperand,
+    PtxType,
+    bits_to_values,
+    values_to_bits,
+)
+
+Update = Callable[..., Any]
+_ASSOCIATIVE: dict[str, np.ufunc] = {"add": np.add, "min": np.minimum, "max": np.maximum}
+_ASSOCIATIVE |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+_ZERO, _ONE = np.uint32(0), np.uint32(1)
+_OTHER: dict[str, Update] = {
+    "exch": lambda old, b: b,
+    "cas": lambda old, b, c: np.where(old == b, c, old),
+    "inc": lambda old, b: np.where(old >= b, _ZERO, old + _ONE),
+    "dec": lambda old, b: np.where((old == _ZERO) | (old > b), b, old - _ONE),
+}
+
+
+@decode_rule("atom", "red")
+def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+    """The order that hardware leaves open is that of lanes here."""
+    if inst.op[1] == "async":
+        raise d.unsupported(inst)
+    type = next((w for w in inst.op[1:] if w in TYPES), "")  # vectors have the operation behind it
+    inst = replace(inst, op=(*(w for w in inst.op if w != type), type))
+    t = TYPES[type]
+    words = [w for w in inst.op[1:-1] if w in _ASSOCIATIVE or w in _OTHER]
+    require_known_modifiers(d, inst, "noftz", "v2", "v4", "v8", *words)
+    (name,) = words
+    returns = inst.op[0] == "atom"
+    where = decode_address(d, inst, inst.operands[returns])
+    sources = inst.operands[returns + 1 : len(inst.operands) - ("L2::cache_hint" in inst.op)]
+    if len(sources) != (2 if name == "cas" else 1):
+        raise d.unsupported(inst)
+    if t.bits > 64:
+        return _exchange_128_bits(d, inst, where, name, sources)
+    vector = [vector_parts(o) for o in sources]
+    readers = [[d.reader(p, t) for p in parts] for parts in zip(*vector, strict=True)]
+    results = vector_parts(inst.operands[0]) if returns else (NameOperand("_"),) * len(readers)
+    writers = [d.writer(r, t) for r in results]
+    return _make_atomic_step(where, name, t, readers, writers, returns)
+
+
+def _make_atomic_step(
+    where: Any, name: str, t: PtxType, readers: list[list[Reader]], writers: list[Writer], returns: bool
+) -> LaneStep:
+    size, kind = t.bits // 8, "atomic" if returns else "write"
+
+    def update(m: PtxMachine, lanes: LaneSet) -> None:
+        for spot in resolve_accesses(m, lanes, where, size * len(readers)):
+            record_access(m, spot, size * len(readers), kind, strong=True)
+            index, cells = spot.lanes.compress(spot.offset) // size, m.flat[spot.space].views[size]
+            # In global memory a float sum flushes subnormal numbers.
+            flushes = t.name == "f32" and name == "add" and spot.space == "global"
+            for k, (read, write) in enumerate(zip(readers, writers, strict=True)):
+                sources = [spot.lanes.compress(values_to_bits(r(m, spot.lanes), t, t.bits)) for r in read]
+                old = _update_cells(cells, index + k, sources, name, t, flushes, returns)
+                if old is not None:
+                    write(m, spot.lanes, bits_to_values(spot.lanes.spread(old), t))
+
+    return update
+
+
+def _exchange_128_bits(
+    d: PtxDecoder, inst: PtxInstruction, where: AddressOperandReader, name: str, sources: tuple[PtxOperand, ...]
+) -> LaneStep:
+    """An exchange of 128 bits at once: two registers of 64."""
+    u64, size = TYPES["u64"], 16
+    readers = [[d.reader(p, u64) for p in vector_parts(o)] for o in sources]
+    writers = [d.writer(p, u64) for p in vector_parts(inst.operands[0])]
+    function = {"exch": _OTHER["exch"], "cas": _exchange_pair}[name]
+
+    def update(m: PtxMachine, lanes: LaneSet) -> None:
+        for spot in resolve_accesses(m, lanes, where, size):
+            record_access(m, spot, size, "atomic", strong=True)
+            some, cells = spot.lanes, m.flat[spot.space].views[8].reshape(-1, 2)
+            given = [np.stack([some.compress(r(m, some)) for r in parts], axis=1) for parts in readers]
+            old = _update_in_lane_order(cells, some.compress(spot.offset) // size, given, function, u64)
+            for k, write in enumerate(writers):
+                write(m, some, some.spread(old[:, k]))
+
+    return update
+
+
+def _exchange_pair(old: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    return np.where((old == b).all(axis=1, keepdims=True), c, old)
+
+
+def _update_cells(
+    cells: np.ndarray, index: np.ndarray, sources: list[np.ndarray], name: str, t: PtxType, flushes: bool, returns: bool
+) -> np.ndarray | None:
+    """Apply an operation; what each lane found, where that is asked for."""
+    old, function = None, _make_update_function(name, t)
+    if flushes:
+        sources = [flush_subnormals(t, s.view(t.dtype)).view(s.dtype) for s in sources]
+    if not returns and name in _ASSOCIATIVE and t.parts == 1 and (t.kind != "f" or t.bits >= 32):
+        # `at` goes through the lanes one by one: the same turns, in machine code.
+        function.at(cells.view(t.dtype), index, bits_to_values(sources[0], t))  # type: ignore[attr-defined]
+    else:
+        old = _update_in_lane_order(cells, index, sources, function, t)
+    if flushes:  # sums on the way are not looked at: what is left is
+        cells[index] = flush_subnormals(t, cells[index].view(t.dtype)).view(cells.dtype)
+    return old if returns else None
+
+
+def _make_update_function(name: str, t: PtxType) -> Update:
+    """From the old value and the operands to the new value."""
+    if t.kind == "f" and name in ("min", "max"):
+        return np.fmin if name == "min" else np.fmax
+    return _ASSOCIATIVE.get(name) or _OTHER[name]
+
+
+def _update_in_lane_order(
+    cells: np.ndarray, index: np.ndarray, sources: list[np.ndarray], function: Update, t: PtxType
+) -> np.ndarray:
+    old = np.empty((len(index), *cells.shape[1:]), cells.dtype)
+    for turn in split_by_conflict(index):
+        old[turn] = cells[index[turn]]
+        new = function(bits_to_values(old[turn], t), *(bits_to_values(s[turn], t) for s in sources))
+        cells[index[turn]] = values_to_bits(np.asarray(new), t, t.bits)
+    return old
+
+
+def split_by_conflict(index: np.ndarray) -> list[np.ndarray]:
+    """Positions divided so that no index comes twice in one part.
+
+    >>> [p.tolist() for p in turns(np.array([5, 7, 5]))]
+    [[0, 1], [2]]
+    """
+    order = np.argsort(index, kind="stable")
+    ordered = index[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    rank = np.arange(len(index)) - np.repeat(starts, np.diff(np.r_[starts, len(index)]))
+    by_rank = order[np.argsort(rank, kind="stable")]
+    return np.split(by_rank, np.cumsum(np.bincount(rank))[:-1])
+
+
+def reduce_cells(cells: np.ndarray, index: np.ndarray, bits: np.ndarray, name: str, t: PtxType) -> None:
+    """A reduction into memory whose result nobody reads, in the order of the values."""
+    _update_in_lane_order(cells, index, [bits], _make_update_function(name, t), t)

@@ -1,0 +1,205 @@
+"""Data movement: mov, ld, st, cvta and isspacep, with cache and prefetch hints."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tessera.core.errors import RaceError
+from tessera.interp.target.ptx.isa.addressing import (
+    STATE_SPACE_WORDS,
+    LaneAccess,
+    decode_address,
+    require_known_modifiers,
+    resolve_accesses,
+)
+from tessera.interp.target.ptx.isa.decoder import PtxDecoder, check_modifiers, decode_rule
+from tessera.interp.target.ptx.isa.operands import make_bit_moving_step, make_elementwise_step, vector_parts
+from tessera.interp.target.ptx.machine.fault import PtxFault
+from tessera.interp.target.ptx.machine.lane_set import LaneSet
+from tessera.interp.target.ptx.machine.memory import CTA_RANK_SHIFT, GENERIC_WINDOWS, WINDOW_BITS
+from tessera.interp.target.ptx.machine.simt import LaneStep, PtxMachine
+from tessera.interp.target.ptx.machine.special_registers import SPECIAL
+from tessera.interp.target.ptx.text.syntax import (
+    TYPES,
+    ImmediateOperand,
+    NameOperand,
+    PtxInstruction,
+    PtxOperand,
+    PtxType,
+    VectorOperand,
+    values_to_bits,
+)
+
+
+@decode_rule("mov")
+def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+    words, t = check_modifiers(d, inst, "v2", "v4"), TYPES[inst.op[-1]]
+    plain = _move_parts(d, inst, t) if words or t.bits > 64 else make_elementwise_step(d, inst, lambda a: a, t, t)
+    return make_bit_moving_step(d, inst, plain)
+
+
+def _move_parts(d: PtxDecoder, inst: PtxInstruction, t: PtxType) -> LaneStep:
+    """A move of registers of 128 bits or of vectors, part by part; four words make two registers of 64 bits."""
+    into, sources = (_vector_elements(o) for o in inst.operands)
+    if t.bits > 64:
+        t, into, sources = TYPES["b64"], _pair_words(into), _pair_words(sources)
+    writers, readers = [d.writer(o, t) for o in into], [d.reader(o, t) for o in sources]
+    if len(writers) != len(readers):
+        raise d.unsupported(inst)
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        for write, value in zip(writers, [r(m, lanes) for r in readers], strict=True):
+            write(m, lanes, value)
+
+    return step
+
+
+def _vector_elements(operand: PtxOperand) -> tuple[PtxOperand, ...]:
+    """The elements of a vector; the fourth of a special register is 0."""
+    if isinstance(operand, NameOperand) and f"{operand.text}.x" in SPECIAL:
+        return (*(NameOperand(f"{operand.text}.{c}") for c in "xyz"), ImmediateOperand(0))
+    return vector_parts(operand)
+
+
+def _pair_words(parts: tuple[PtxOperand, ...]) -> tuple[PtxOperand, ...]:
+    if len(parts) == 2:
+        return parts
+    return tuple(VectorOperand(parts[k : k + 2]) for k in range(0, len(parts), 2))
+
+
+def _split_memory_operands(d: PtxDecoder, inst: PtxInstruction) -> None:
+    """An address and what goes to it or comes from it; a cache policy may be the third."""
+    if len(inst.operands) != 2 + ("L2::cache_hint" in inst.op):
+        raise d.unsupported(inst)
+
+
+def memory_element_type(t: PtxType) -> PtxType:
+    """What memory instructions move of a type: 128 bits are two elements."""
+    return TYPES["b64"] if t.bits > 64 else t
+
+
+@decode_rule("ld", "ldu")
+def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+    t, parts = memory_element_type(TYPES[inst.op[-1]]), vector_parts(inst.operands[0])
+    _split_memory_operands(d, inst)
+    require_known_modifiers(d, inst, "v2", "v4", "v8")
+    where, size = decode_address(d, inst, inst.operands[1]), t.bits // 8
+    writers = [d.writer(p, t) for p in parts]
+    strong, own, into = is_strong(inst), _is_constant_access(inst), d.registers(inst.operands[0])
+
+    def load(m: PtxMachine, lanes: LaneSet) -> None:
+        for spot in resolve_accesses(m, lanes, where, size * len(parts)):
+            record_access(m, spot, size * len(parts), "read", strong, own)
+            index = spot.offset // size
+            cells = m.flat[spot.space].views[size]
+            for k, write in enumerate(writers):
+                write(m, spot.lanes, cells[index + k if k else index].view(t.dtype))
+            if m.debug and spot.space == "local":
+                known = m.shadow.known(spot, size * len(parts))
+                for register in into:
+                    m.set_known(register, spot.lanes, known)
+
+    return load
+
+
+@decode_rule("st")
+def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+    t, parts = memory_element_type(TYPES[inst.op[-1]]), vector_parts(inst.operands[1])
+    if inst.op[1] == "async":
+        raise d.unsupported(inst)
+    _split_memory_operands(d, inst)
+    require_known_modifiers(d, inst, "v2", "v4", "v8")
+    where, size = decode_address(d, inst, inst.operands[0]), t.bits // 8
+    readers = [d.reader(p, t) for p in parts]
+    strong, own, sources = is_strong(inst), _is_constant_access(inst), d.registers(inst.operands[1])
+
+    def store(m: PtxMachine, lanes: LaneSet) -> None:
+        for spot in resolve_accesses(m, lanes, where, size * len(parts)):
+            some, cells = spot.lanes, m.flat[spot.space].views[size]
+            index = some.compress(spot.offset // size)
+            m.tolerant = spot.space == "local"
+            found = [some.compress(values_to_bits(read(m, some), t, t.bits)) for read in readers]
+            if m.debug:
+                changed = np.logical_or.reduce([cells[index + k] != value for k, value in enumerate(found)])
+                record_access(m, spot, size * len(parts), "write", strong, own, changed)
+            for k, value in enumerate(found):
+                cells[index + k if k else index] = value
+                if m.debug and (lost := cells[index + k] != value).any():
+                    lane = int(some.flat[np.argmax(lost)])
+                    raise PtxFault("two threads write different values to one address", RaceError, lane)
+            m.tolerant = False
+            if m.debug and spot.space == "local" and len(sources) == len(readers):
+                m.shadow.set_known(spot, size, [m.known(k, some) for k in sources])
+
+    return store
+
+
+def is_strong(inst: PtxInstruction) -> bool:
+    """Whether an access may be one by which threads order others."""
+    return not _STRONG.isdisjoint(inst.op)
+
+
+def _is_constant_access(inst: PtxInstruction) -> bool:
+    """Whether an access is of constants or an entry's parameters, which are there from the beginning."""
+    return any(w == "const" or w.startswith("param") for w in inst.op)
+
+
+_STRONG = {"volatile", "relaxed", "acquire", "release", "mmio", "atom", "red"}
+
+
+def record_access(
+    m: PtxMachine,
+    spot: LaneAccess,
+    size: int,
+    kind: str,
+    strong: bool = False,
+    unwatched: bool = False,
+    changed: np.ndarray | None = None,
+) -> None:
+    """Show an access to the debug mode."""
+    if m.debug and not (unwatched and spot.space == "global"):
+        m.shadow.access(kind, spot, size, strong, changed)
+
+
+@decode_rule("cvta")
+def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+    check_modifiers(d, inst, "to", *STATE_SPACE_WORDS)
+    t, space = TYPES[inst.op[-1]], inst.op[-2].split("::")[0]
+    base = np.uint64(0 if space in ("global", "const") else GENERIC_WINDOWS["global" if space == "param" else space])
+    if "to" in inst.op:
+        return make_elementwise_step(d, inst, lambda a: a - base, t, t)
+    return make_elementwise_step(d, inst, lambda a: a + base, t, t)
+
+
+@decode_rule("isspacep")
+def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+    """Constants and parameters lie in the global window too, and another CTA's memory in the shared one."""
+    check_modifiers(d, inst, types=1)
+    space, _, part = inst.op[-1].partition("::")
+    window = GENERIC_WINDOWS.get(space, GENERIC_WINDOWS["global"]) >> WINDOW_BITS
+    write, read = d.writer(inst.operands[0], TYPES["pred"]), d.reader(inst.operands[1], TYPES["u64"])
+
+    def test(m: PtxMachine, lanes: LaneSet) -> None:
+        address = read(m, lanes)
+        found = address >> np.uint64(WINDOW_BITS) == window
+        if space in ("const", "param"):
+            found = found & m.arena.lies_in(space, (address - np.uint64(GENERIC_WINDOWS["global"])).view(np.int64))
+        if space == "shared" and part != "cluster":
+            rank = address >> np.uint64(CTA_RANK_SHIFT) & np.uint64((1 << WINDOW_BITS - CTA_RANK_SHIFT) - 1)
+            found = found & ((rank == 0) | (rank == lanes.view(m.special["%cluster_ctarank"]) + np.uint64(1)))
+        write(m, lanes, found)
+
+    return test
+
+
+@decode_rule("prefetch", "prefetchu", "applypriority", "discard", "setmaxnreg", "griddepcontrol", "pmevent")
+def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+    """Hints to caches, registers and the scheduler change no value."""
+    return lambda m, lanes: None
+
+
+@decode_rule("createpolicy")
+def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+    """A cache policy is opaque: any number stands for it."""
+    write = d.writer(inst.operands[0], TYPES["b64"])
+    return lambda m, lanes: write(m, lanes, np.array([[1]], np.uint64))

@@ -1,0 +1,28 @@
+"""The instruction set: all instruction families. Importing them fills the rule tables."""
+
+from tessera.interp.target.ptx.isa import (
+    async_copy,
+    atomics,
+    comparison,
+    control_flow,
+    conversion,
+    data_movement,
+    decoder,
+    floating_point,
+    integer_arithmetic,
+    logic_and_shift,
+    mbarrier,
+    mma,
+    system_calls,
+    tensor_copy,
+    warp,
+    wgmma,
+)
+
+INSTRUCTION_FAMILIES = (
+    async_copy, atomics, logic_and_shift, async_copy, control_flow, comparison, control_flow, conversion, floating_point, integer_arithmetic, mma, mbarrier, data_movement,
+    system_calls, tensor_copy, tensor_copy, warp, wgmma, mma,
+)  # fmt: skip
+
+# The two columns of opcodes that integers and floats share become one.
+decoder.merge_typed_rules()

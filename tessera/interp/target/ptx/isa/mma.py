@@ -1,0 +1,433 @@
+"""Warp-level matrix instructions: fragment layouts, mma, ldmatrix, stmatrix, movmatrix, mma.m8n8k4 and wmma.
+
+Layouts are those of the PTX ISA, "Matrix fragments for mma"; the layout of wmma fragments is unspecified there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+import ml_dtypes
+import numpy as np
+
+from tessera.core.errors import ExecutionError
+from tessera.interp.target.ptx.isa.addressing import (
+    AddressOperandReader,
+    decode_address,
+    require_known_modifiers,
+    resolve_accesses,
+)
+from tessera.interp.target.ptx.isa.data_movement import record_access
+from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, PtxDecoder, decode_rule
+from tessera.interp.target.ptx.isa.operands import Reader, Writer, constant_reader, vector_parts
+from tessera.interp.target.ptx.machine.fault import PtxFault
+from tessera.interp.target.ptx.machine.lane_set import LaneSet
+from tessera.interp.target.ptx.machine.simt import DecodedInstruction, PtxMachine, is_whole_thread_groups
+from tessera.interp.target.ptx.text.syntax import TYPES, PtxInstruction, PtxOperand, PtxType
+
+# How the registers of a warp hold a matrix, and the arithmetic of tensor cores on whole matrices.
+
+
+_TF32 = np.uint32(0xFFFFE000)
+
+
+@lru_cache(maxsize=256)
+def a_fragment_layout(rows: int, depth: int, per: int) -> np.ndarray:
+    """For each element [rows, depth] of A its slot: lane * elements a lane + element; `per` elements a register.
+
+    A lane holds, register by register, `per` neighbours along the depth; registers go down by 8 rows, then along.
+    (PTX ISA, "Matrix fragments for mma.m16n8k16", and alike for the other shapes.)
+    """
+    r, k = np.meshgrid(np.arange(rows), np.arange(depth), indexing="ij")
+    warp, r = divmod(r, 16) if rows == 64 else (0, r)
+    halves = min(rows, 16) // 8
+    register = r // 8 + halves * (k // (4 * per))
+    lane = 32 * warp + r % 8 * 4 + k % (4 * per) // per
+    return (lane * (halves * depth // 4) + register * per + k % per).reshape(-1)
+
+
+@lru_cache(maxsize=256)
+def b_fragment_layout(depth: int, per: int) -> np.ndarray:
+    """For each element [depth, 8] of B its slot."""
+    k, c = np.meshgrid(np.arange(depth), np.arange(8), indexing="ij")
+    lane = c * 4 + k % (4 * per) // per
+    return (lane * (depth // 4) + k // (4 * per) * per + k % per).reshape(-1)
+
+
+@lru_cache(maxsize=256)
+def accumulator_layout(rows: int, columns: int) -> np.ndarray:
+    """For each slot of C or D the element [rows, columns] it holds: pairs of columns, 8 rows apart, 8 columns on."""
+    lanes, halves = 2 * max(rows, 16) if rows == 64 else 32, min(rows, 16) // 8
+    lane, i = np.meshgrid(np.arange(lanes), np.arange(rows * columns // lanes), indexing="ij")
+    row = 16 * (lane // 32) + lane % 32 // 4 + 8 * (i // 2 % halves)
+    column = 8 * (i // (2 * halves)) + lane % 4 * 2 + i % 2
+    return (row * columns + column).reshape(-1)
+
+
+def gather_registers(m: PtxMachine, lanes: LaneSet, readers: list[Reader], team: int = 32) -> np.ndarray:
+    """Registers of whole teams as [teams, team, registers]."""
+    if not (is_whole_thread_groups(lanes, team) and lanes.shape[1] % team == 0) and lanes.count % team:
+        raise PtxFault(f"needs whole groups of {team} threads", ExecutionError, int(lanes.flat[0]))
+    found = [lanes.compress(r(m, lanes)) for r in readers]
+    return np.stack(found, axis=-1).reshape(-1, team, len(readers))
+
+
+def scatter_registers(m: PtxMachine, lanes: LaneSet, writers: list[Writer], values: np.ndarray) -> None:
+    """The reverse of `collect`."""
+    flat = np.ascontiguousarray(values.reshape(lanes.count, len(writers)).T)
+    for k, write in enumerate(writers):
+        write(m, lanes, lanes.spread(flat[k]))
+
+
+def fragment_to_matrix(registers: np.ndarray, t: PtxType, order: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """The matrices [teams, rows, columns] that registers hold, in the order of a fragment, as float32 (f64: as is)."""
+    elements = np.ascontiguousarray(registers).view(storage_dtype(t)).reshape(len(registers), -1)
+    return widen_elements(elements[:, order].reshape(-1, rows, columns), t)
+
+
+def storage_dtype(t: PtxType) -> np.dtype:
+    """The unsigned integers that hold elements of a type."""
+    return np.dtype(f"u{t.dtype.itemsize}")
+
+
+def widen_elements(raw: np.ndarray, t: PtxType) -> np.ndarray:
+    """Bits of a narrow type as float32, which holds each exactly; doubles stay."""
+    return _WIDEN.get(t.name, lambda x: x.view(t.dtype).astype(np.float32))(raw)
+
+
+_EIGHT = {
+    "e4m3": np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32),
+    "e5m2": np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e5m2).astype(np.float32),
+}
+_WIDEN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "bf16": lambda x: (x.astype(np.uint32) << np.uint32(16)).view(np.float32),
+    "tf32": lambda x: (x & _TF32).view(np.float32),
+    "e4m3": lambda x: _EIGHT["e4m3"][x],
+    "e5m2": lambda x: _EIGHT["e5m2"][x],
+    "f64": lambda x: x.view(np.float64),
+}
+
+
+def add_to_accumulator(product: np.ndarray, addend: np.ndarray, t: PtxType, saturate: bool) -> np.ndarray:
+    """A product of matrices added to accumulators of a type.
+
+    Tensor cores leave the order of the sum, and the width of its parts, open; here it is a float32 sum.
+    """
+    if t.kind == "f":
+        wide = np.float64 if t.name == "f64" else np.float32
+        return (product.astype(wide) + addend.astype(wide)).astype(t.dtype)
+    total = product.astype(np.int64) + addend
+    limits = np.iinfo(np.int32)
+    return (np.clip(total, limits.min, limits.max) if saturate else total).astype(np.uint32).view(np.int32)
+
+
+# The oldest shape of mma, m8n8k4 of halves: four products a warp, each of eight lanes.
+
+
+# Eight lanes multiply together: 4q to 4q + 3, and those 16 above.
+_QUAD_PAIR_LANES = np.array([[4 * q + lane % 4 + 16 * (lane // 4) for lane in range(8)] for q in range(4)])
+
+
+@lru_cache(maxsize=8)
+def _quad_operand_layout(transposed: bool) -> np.ndarray:
+    """For each element [8, 4] of A (of B turned round) its slot among eight lanes of four elements.
+
+    (PTX ISA, "Matrix fragments for mma.m8n8k4 with .f16": a lane has a line along the depth, or one across.)
+    """
+    line, k = np.meshgrid(np.arange(8), np.arange(4), indexing="ij")
+    half, across = np.divmod(line, 4)
+    lane, element = (4 * half + k, across) if transposed else (4 * half + across, k)
+    return (4 * lane + element).reshape(-1)
+
+
+@lru_cache(maxsize=8)
+def _quad_accumulator_layout(name: str) -> np.ndarray:
+    """For each of eight lanes' eight slots the element [8, 8] it holds."""
+    lane, i = np.meshgrid(np.arange(8), np.arange(8), indexing="ij")
+    if name == "f16":
+        return (8 * lane + i).reshape(-1)
+    row = 4 * (lane // 4) + (lane & 1) + (i & 2)
+    return (8 * row + (i & 4) + (lane & 2) + (i & 1)).reshape(-1)
+
+
+def decode_mma_m8n8k4(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    """`mma.sync.aligned.m8n8k4.alayout.blayout.dtype.f16.f16.ctype`."""
+    out, a, _, c = (TYPES[w] for w in inst.op[-4:])
+    turned = [inst.op[4] == "col", inst.op[5] == "row"]
+    b32 = TYPES["b32"]
+    writers = [d.writer(o, b32) for o in vector_parts(inst.operands[0])]
+    sources = [[d.reader(o, b32) for o in vector_parts(x)] for x in inst.operands[1:4]]
+    line.team = 32
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        x, y, z = (_split_into_quad_pairs(gather_registers(m, lanes, s)) for s in sources)
+        left, right = (
+            fragment_to_matrix(v, a, _quad_operand_layout(t), 8, 4) for v, t in zip((x, y), turned, strict=True)
+        )
+        product = (left @ np.swapaxes(right, 1, 2)).reshape(-1, 64)
+        addend = np.empty((len(z), 64), c.dtype)
+        addend[:, _quad_accumulator_layout(c.name)] = np.ascontiguousarray(z).view(c.dtype).reshape(len(z), -1)
+        scatter_registers(m, lanes, writers, _merge_quad_pairs(add_to_accumulator(product, addend, out, False), out))
+
+    line.step = step
+
+
+def _split_into_quad_pairs(registers: np.ndarray) -> np.ndarray:
+    """Registers of warps [warps, 32, n] by teams of eight lanes."""
+    return np.ascontiguousarray(registers[:, _QUAD_PAIR_LANES]).reshape(-1, 8, registers.shape[2])
+
+
+def _merge_quad_pairs(elements: np.ndarray, t: PtxType) -> np.ndarray:
+    """Matrices [teams, 64] as registers of warps."""
+    held = (
+        np.ascontiguousarray(elements[:, _quad_accumulator_layout(t.name)])
+        .view(np.uint32)
+        .reshape(-1, 32, 8 * t.bits // 32)
+    )
+    found = np.empty_like(held)
+    found[:, _QUAD_PAIR_LANES.reshape(-1)] = held
+    return found
+
+
+# Tensor cores of a warp: mma, and the loads and stores of 8 by 8 matrices.
+
+
+_LEFT = {"f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64"}
+
+
+def parse_mma_shape(word: str) -> tuple[int, int, int]:
+    """The numbers of `m16n8k16`."""
+    found = re.fullmatch(r"m(\d+)n(\d+)k(\d+)", word)
+    assert found is not None
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def register_type(t: PtxType) -> PtxType:
+    """The type of the registers that hold fragments of a type."""
+    return TYPES["b64" if t.bits == 64 else "b32"]
+
+
+def require_register_count(
+    d: PtxDecoder, inst: PtxInstruction, operand: PtxOperand, many: int
+) -> tuple[PtxOperand, ...]:
+    """The registers of an operand, which must be so many."""
+    parts = vector_parts(operand)
+    if len(parts) != many:
+        raise d.unsupported(inst)
+    return parts
+
+
+@decode_rule("mma", table=CONTROL_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    rows, columns, depth = parse_mma_shape(inst.op[3])
+    words = set(inst.op[4:-4])
+    out, a, b, c = (TYPES[w] for w in inst.op[-4:])
+    allowed = {"row", "col", "satfinite"} | ({"rn"} if a.name == "f64" else set())
+    if inst.op[1:3] != ("sync", "aligned") or not words <= allowed or columns != 8:
+        raise d.unsupported(inst)
+    if a.name not in _LEFT or b.name not in _LEFT or a.bits != b.bits:
+        raise d.unsupported(inst)
+    if (rows, a.name) == (8, "f16"):
+        decode_mma_m8n8k4(d, inst, line)
+        return
+    per = register_type(a).bits // a.bits
+    register = [register_type(t) for t in (out, a, b, c)]
+    sides = ((rows * 8, out), (rows * depth, a), (depth * 8, b), (rows * 8, c))
+    for operand, (many, t) in zip(inst.operands, sides, strict=True):
+        require_register_count(d, inst, operand, many * t.bits // 32 // register_type(t).bits)
+    writers = [d.writer(o, register[0]) for o in vector_parts(inst.operands[0])]
+    sources = [[d.reader(o, r) for o in vector_parts(x)] for x, r in zip(inst.operands[1:4], register[1:], strict=True)]
+    order_a, order_b, order_c = (
+        a_fragment_layout(rows, depth, per),
+        b_fragment_layout(depth, per),
+        accumulator_layout(rows, 8),
+    )
+    line.team = 32
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        x, y, z = (gather_registers(m, lanes, s) for s in sources)
+        product = fragment_to_matrix(x, a, order_a, rows, depth) @ fragment_to_matrix(y, b, order_b, depth, 8)
+        addend = np.ascontiguousarray(z).view(c.dtype).reshape(len(z), -1)
+        total = add_to_accumulator(product.reshape(len(z), -1)[:, order_c], addend, out, "satfinite" in words)
+        scatter_registers(m, lanes, writers, np.ascontiguousarray(total).view(register[0].dtype))
+
+    line.step = step
+
+
+def _decode_matrix_count(d: PtxDecoder, inst: PtxInstruction) -> tuple[int, bool]:
+    """How many matrices of 8 by 8 an instruction moves, and whether transposed."""
+    words = [w for w in inst.op[4:-1] if w not in ("trans", "shared", "shared::cta")]
+    if inst.op[1:4] != ("sync", "aligned", "m8n8") or inst.op[-1] != "b16":
+        raise d.unsupported(inst)
+    require_known_modifiers(d, inst, "sync", "aligned", "m8n8", "x1", "x2", "x4", "trans")
+    return int(words[0][1:]), "trans" in inst.op
+
+
+@decode_rule("ldmatrix", table=CONTROL_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    """Lanes 8i to 8i + 7 give the rows of matrix i; each lane gets two neighbours of row lane / 4."""
+    many, transposed = _decode_matrix_count(d, inst)
+    writers = [d.writer(o, TYPES["b32"]) for o in require_register_count(d, inst, inst.operands[0], many)]
+    where = decode_address(d, inst, inst.operands[1])
+    line.team = 32
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        rows = _row_offsets(m, lanes, where, many, "read")
+        cells = m.flat["shared"].views[2][rows[..., None] // 2 + np.arange(8)]
+        if transposed:
+            cells = np.swapaxes(cells, -1, -2)
+        pairs = np.ascontiguousarray(cells).view(np.uint32).reshape(-1, many, 32)
+        scatter_registers(m, lanes, writers, np.swapaxes(pairs, 1, 2))
+
+    line.step = step
+
+
+@decode_rule("stmatrix", table=CONTROL_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    many, transposed = _decode_matrix_count(d, inst)
+    where = decode_address(d, inst, inst.operands[0])
+    readers = [d.reader(o, TYPES["b32"]) for o in require_register_count(d, inst, inst.operands[1], many)]
+    line.team = 32
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        pairs = np.ascontiguousarray(np.swapaxes(gather_registers(m, lanes, readers), 1, 2))
+        cells = pairs.view(np.uint16).reshape(-1, many, 8, 8)
+        if transposed:
+            cells = np.swapaxes(cells, -1, -2)
+        rows = _row_offsets(m, lanes, where, many, "write")
+        m.flat["shared"].views[2][rows[..., None] // 2 + np.arange(8)] = cells
+
+    line.step = step
+
+
+def _row_offsets(m: PtxMachine, lanes: LaneSet, where: object, many: int, kind: str) -> np.ndarray:
+    """Where the rows [warps, matrices, 8] lie; other lanes' addresses do not count."""
+    leading = lanes.select(lanes.thread % 32 < 8 * many) if many < 4 else lanes
+    (spot,) = resolve_accesses(m, leading, where, 16)  # type: ignore[arg-type]
+    record_access(m, spot, 16, kind)
+    return spot.lanes.compress(spot.offset).reshape(-1, many, 8)
+
+
+@decode_rule("movmatrix", table=CONTROL_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    if inst.op[1:] != ("sync", "aligned", "m8n8", "trans", "b16"):
+        raise d.unsupported(inst)
+    write, read = d.writer(inst.operands[0], TYPES["b32"]), d.reader(inst.operands[1], TYPES["b32"])
+    line.team = 32
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        cells = gather_registers(m, lanes, [read]).view(np.uint16).reshape(-1, 8, 8)
+        turned = np.ascontiguousarray(np.swapaxes(cells, 1, 2)).view(np.uint32)
+        scatter_registers(m, lanes, [write], turned.reshape(-1, 32, 1))
+
+    line.step = step
+
+
+# The older warp matrices (wmma), whose fragments are opaque: an order of our own.
+
+
+def _fragment_extents(inst: PtxInstruction, which: str) -> tuple[int, int]:
+    """Rows and columns of a fragment."""
+    word = next(w for w in inst.op if w.startswith("m") and w[1:2].isdigit())
+    m, n, k = parse_mma_shape(word)
+    return {"a": (m, k), "b": (k, n), "c": (m, n), "d": (m, n)}[which]
+
+
+@decode_rule("wmma", table=CONTROL_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    if any(w in inst.op for w in ("s4", "u4", "b1")):
+        raise d.unsupported(inst)
+    line.team = 32
+    {"load": _decode_wmma_load, "store": _decode_wmma_store, "mma": _decode_wmma_mma}[inst.op[1]](d, inst, line)
+
+
+def _decode_fragment_addressing(
+    d: PtxDecoder, inst: PtxInstruction, which: str, t: PtxType, stride_at: int
+) -> tuple[np.ndarray, np.ndarray, Reader]:
+    """Row and column factors of each element's address, and what reads the stride between lines."""
+    require_known_modifiers(
+        d, inst, which, inst.op[1], "sync", "aligned", "row", "col", *(w for w in inst.op if w[:1] == "m")
+    )
+    rows, columns = _fragment_extents(inst, which)
+    r, c = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+    lines, along = (r, c) if "row" in inst.op else (c, r)
+    if len(inst.operands) > stride_at:
+        return lines, along, d.reader(inst.operands[stride_at], TYPES["u32"])
+    return lines, along, constant_reader(np.array([[columns if "row" in inst.op else rows]], np.uint32))
+
+
+def _offsets(
+    m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, size: int, stride: Reader, kind: str
+) -> tuple[str, np.ndarray, np.ndarray]:
+    """The space, and for each warp where its matrix begins and its stride, in elements."""
+    first = lanes.select(lanes.thread % 32 == 0)
+    (spot,) = resolve_accesses(m, first, where, size)
+    record_access(m, spot, size, kind)
+    return spot.space, first.compress(spot.offset) // size, first.compress(stride(m, first)).astype(np.int64)
+
+
+def _decode_wmma_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    """Slots beyond the matrix hold it once more, as the shape of the registers asks."""
+    t, which = TYPES[inst.op[-1]], inst.op[2]
+    where = decode_address(d, inst, inst.operands[1])
+    lines, along, stride = _decode_fragment_addressing(d, inst, which, t, 2)
+    register = register_type(t)
+    writers = [d.writer(o, register) for o in vector_parts(inst.operands[0])]
+    per = register.bits // t.bits
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        space, base, by = _offsets(m, lanes, where, t.bits // 8, stride, "read")
+        cells = m.flat[space].views[t.bits // 8]
+        flat = cells[base[:, None] + (by[:, None] * lines.reshape(-1) + along.reshape(-1))]
+        slots = np.resize(np.arange(flat.shape[1]), 32 * len(writers) * per).reshape(-1, 32, per)
+        values = np.ascontiguousarray(np.moveaxis(flat[:, slots], 1, 2)).view(register.dtype)
+        scatter_registers(m, lanes, writers, values)
+
+    line.step = step
+
+
+def _fragment_elements(registers: np.ndarray, t: PtxType, size: int) -> np.ndarray:
+    """The elements of fragments in the order of memory."""
+    raw = np.ascontiguousarray(registers).view(storage_dtype(t)).reshape(len(registers), 32, registers.shape[2], -1)
+    return np.swapaxes(raw, 1, 2).reshape(len(registers), -1)[:, :size]
+
+
+def _decode_wmma_store(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    t = TYPES[inst.op[-1]]
+    where = decode_address(d, inst, inst.operands[0])
+    lines, along, stride = _decode_fragment_addressing(d, inst, "d", t, 2)
+    readers = [d.reader(o, register_type(t)) for o in vector_parts(inst.operands[1])]
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        values = _fragment_elements(gather_registers(m, lanes, readers), t, lines.size)
+        space, base, by = _offsets(m, lanes, where, t.bits // 8, stride, "write")
+        index = base[:, None] + (by[:, None] * lines.reshape(-1) + along.reshape(-1))
+        m.flat[space].views[t.bits // 8][index] = values
+
+    line.step = step
+
+
+def _decode_wmma_mma(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    types = [TYPES[w] for w in inst.op[6:] if w in TYPES]
+    out, a, b, c = types if len(types) == 4 else (types[0], TYPES["f16"], TYPES["f16"], types[-1])
+    shapes = [_fragment_extents(inst, w) for w in "abc"]
+    writers = [d.writer(o, register_type(out)) for o in vector_parts(inst.operands[0])]
+    sources = [
+        [d.reader(o, register_type(t)) for o in vector_parts(x)]
+        for x, t in zip(inst.operands[1:4], (a, b, c), strict=True)
+    ]
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        x, y, z = (
+            _fragment_elements(gather_registers(m, lanes, s), t, rows * columns)
+            for s, t, (rows, columns) in zip(sources, (a, b, c), shapes, strict=True)
+        )
+        product = widen_elements(x, a).reshape(-1, *shapes[0]) @ widen_elements(y, b).reshape(-1, *shapes[1])
+        total = add_to_accumulator(product.reshape(len(x), -1), z.view(c.dtype), out, "satfinite" in inst.op)
+        per = register_type(out).bits // out.bits
+        slots = np.swapaxes(total.reshape(len(x), -1, 32, per), 1, 2)
+        scatter_registers(m, lanes, writers, np.ascontiguousarray(slots).view(register_type(out).dtype))
+
+    line.step = step

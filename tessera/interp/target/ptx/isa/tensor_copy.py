@@ -1,0 +1,331 @@
+"""Tensor copies (TMA): boxes copied by tensor maps with swizzling and out-of-bounds fill; tensormap.replace."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from tessera.core.errors import AsyncCopyError, OutOfBoundsError
+from tessera.interp.target.ptx.isa.addressing import (
+    AddressOperandReader,
+    check_address,
+    decode_address,
+    fill_masked_lanes,
+    require_known_modifiers,
+    resolve_accesses,
+)
+from tessera.interp.target.ptx.isa.async_copy import (
+    BULK_REDUCTIONS,
+    COPY_RULES,
+    BulkTransfer,
+    multicast_offsets,
+    record_bulk_transfer,
+)
+from tessera.interp.target.ptx.isa.atomics import reduce_cells
+from tessera.interp.target.ptx.isa.data_movement import record_access
+from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, PtxDecoder, decode_rule
+from tessera.interp.target.ptx.isa.mbarrier import complete_transaction, mbarrier_offsets
+from tessera.interp.target.ptx.isa.operands import Reader
+from tessera.interp.target.ptx.isa.tensor_map import (
+    MAGIC,
+    SWIZZLES,
+    TYPE_NAMES,
+    TensorMapBox,
+    decode_tensor_map,
+    field_offset_and_format,
+)
+from tessera.interp.target.ptx.machine.fault import PtxFault
+from tessera.interp.target.ptx.machine.lane_set import LaneSet
+from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS
+from tessera.interp.target.ptx.machine.simt import DecodedInstruction, PtxMachine
+from tessera.interp.target.ptx.text.syntax import TYPES, AddressOperand, ImmediateOperand, PtxInstruction, PtxOperand
+
+# Copies of boxes of tensors by tensor maps, with swizzled shared memory and fill beyond the edges.
+
+
+_TENSOR_COPY_WORDS = {
+    "async", "bulk", "tensor", "reduce", "shared::cluster", "shared::cta", "global", "tile", "bulk_group",
+    "mbarrier::complete_tx::bytes", "multicast::cluster", "L2::cache_hint",
+    "1d", "2d", "3d", "4d", "5d", *BULK_REDUCTIONS,
+}  # fmt: skip
+_SWIZZLE_BITS = {32: 1, 64: 3, 128: 7}  # which of the chunk bits 4 to 6 are flipped by bits 7 to 9
+_MAP_BYTES = 128
+_SHARED_ALIGNMENT = 128
+_CHUNK = 16  # bytes
+
+
+def swizzle_offsets(offset: np.ndarray, swizzle: int) -> np.ndarray:
+    """Where bytes of shared memory lie: chunks of 16 bytes change places within their row.
+
+    >>> swizzled(np.array([0, 128, 144, 1024]), 128).tolist()
+    [0, 144, 128, 1024]
+    """
+    if not swizzle:
+        return offset
+    return offset ^ ((offset >> 7 & _SWIZZLE_BITS[swizzle]) << 4)
+
+
+@lru_cache(maxsize=64)
+def _box_coordinates(box: TensorMapBox) -> tuple[np.ndarray, ...]:
+    """For each element of a box, in the order of shared memory, its place in each dimension."""
+    grids = np.meshgrid(
+        *(np.arange(n) * s for n, s in zip(reversed(box.counts), reversed(box.steps), strict=True)), indexing="ij"
+    )
+    return tuple(g.reshape(-1) for g in reversed(grids))
+
+
+@lru_cache(maxsize=64)
+def _global_offsets(box: TensorMapBox) -> np.ndarray:
+    """Byte offsets of a box's elements from its first."""
+    total = np.zeros(int(np.prod(box.counts)), np.int64)
+    for place, stride in zip(_box_coordinates(box), box.strides, strict=True):
+        total += place * stride
+    return total
+
+
+@lru_cache(maxsize=64)
+def _shared_offsets(box: TensorMapBox, phase: int) -> np.ndarray:
+    """Byte offsets of a box's elements in shared memory from its start, which lies at `phase` of a swizzle pattern."""
+    linear = np.arange(int(np.prod(box.counts))) * box.itemsize
+    return swizzle_offsets(linear + phase, box.swizzle) - phase
+
+
+def in_bounds_mask(box: TensorMapBox, coordinates: tuple[int, ...]) -> np.ndarray | None:
+    """Which elements of a box lie within the tensor; None where all do."""
+    last = [c + (n - 1) * s for c, n, s in zip(coordinates, box.counts, box.steps, strict=True)]
+    if min(coordinates) >= 0 and all(e < n for e, n in zip(last, box.sizes, strict=True)):
+        return None
+    found = np.ones(int(np.prod(box.counts)), bool)
+    for place, c, n in zip(_box_coordinates(box), coordinates, box.sizes, strict=True):
+        found &= (place + c >= 0) & (place + c < n)
+    return found
+
+
+@decode_rule("async.bulk.tensor", "reduce.async.bulk.tensor", table=COPY_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    if not set(inst.op[1:]) <= _TENSOR_COPY_WORDS:
+        raise d.unsupported(inst)
+    to_shared = inst.op.index("global") > min(inst.op.index(w) for w in inst.op if w.startswith("shared::"))
+    (_decode_tensor_load if to_shared else _decode_tensor_store)(d, inst, line)
+
+
+def _decode_tensor_map_operand(d: PtxDecoder, inst: PtxInstruction, operand: PtxOperand) -> tuple[Reader, list[Reader]]:
+    """What reads the address of a map, and its coordinates, innermost first."""
+    assert isinstance(operand, AddressOperand) and operand.coordinates is not None
+    if len(operand.coordinates) != int(inst.op[inst.op.index("tensor") + 1][0]):
+        raise d.unsupported(inst)
+    where = decode_address(d, inst, operand, "global")
+    return where.read, [d.reader(c, TYPES["s32"]) for c in operand.coordinates]
+
+
+def group_lanes_by_map(m: PtxMachine, lanes: LaneSet, read: Reader, rank: int) -> list[tuple[LaneSet, TensorMapBox]]:
+    """The lanes divided by the map they name."""
+    at = lanes.compress(check_address(m, "global", fill_masked_lanes(lanes, read(m, lanes)), lanes, _MAP_BYTES, 64))
+    kinds = np.unique(at).tolist()
+    if len(kinds) == 1:
+        return [(lanes, decode_map_at(m, kinds[0], int(lanes.flat[0]), rank))]
+    parts = [lanes.select(lanes.spread(at == k)) for k in kinds]
+    return [(some, decode_map_at(m, k, int(some.flat[0]), rank)) for some, k in zip(parts, kinds, strict=True)]
+
+
+def decode_map_at(m: PtxMachine, offset: int, lane: int, rank: int) -> TensorMapBox:
+    """The map at an offset of global memory."""
+    content = m.arena.flat.raw[offset : offset + _MAP_BYTES].tobytes()
+    maps = m.state.setdefault("maps", {})
+    box = maps[content] if content in maps else decode_tensor_map(content)
+    if box is None:
+        raise PtxFault("these 128 bytes are no tensor map", AsyncCopyError, lane)
+    maps[content] = box
+    if len(box.sizes) != rank:
+        raise PtxFault(f"a map of {len(box.sizes)} dimensions, {rank} coordinates", AsyncCopyError, lane)
+    return box
+
+
+def _shared_starts(m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, box: TensorMapBox) -> list[int]:
+    """Where each lane's box begins in shared memory."""
+    at = check_address(
+        m, "shared", fill_masked_lanes(lanes, where.read(m, lanes)), lanes, box.nbytes, _SHARED_ALIGNMENT
+    )
+    return lanes.compress(at).tolist()
+
+
+def _box_base_offset(m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], lane: int) -> int:
+    """The offset in the arena of the element at the coordinates, inside or not."""
+    start = box.address - GENERIC_WINDOWS["global"]
+    if start < 0 or start >= m.arena.top:
+        raise PtxFault(f"a tensor map whose tensor lies at {box.address:#x}", OutOfBoundsError, lane)
+    return start + sum(c * s for c, s in zip(coordinates, box.strides, strict=True))
+
+
+def check_box_start(box: TensorMapBox, coordinates: tuple[int, ...], lane: int, stores: bool) -> None:
+    """What no manual says and an H200 ends with an illegal instruction: starts inside 16 bytes, stores before 0."""
+    if coordinates[0] * box.itemsize % _CHUNK:
+        says = f"a box that starts at column {coordinates[0]} of elements of {box.itemsize} bytes: not a multiple of 16"
+        raise PtxFault(says, AsyncCopyError, lane)
+    if stores and min(coordinates) < 0:
+        raise PtxFault(f"a box stored at negative coordinates {coordinates}", AsyncCopyError, lane)
+
+
+def _decode_tensor_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    into, barrier = (
+        decode_address(d, inst, inst.operands[0], "shared"),
+        decode_address(d, inst, inst.operands[2], "shared"),
+    )
+    read, axes = _decode_tensor_map_operand(d, inst, inst.operands[1])
+    mask = d.reader(inst.operands[3], TYPES["b16"]) if "multicast::cluster" in inst.op else None
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        for some, box in group_lanes_by_map(m, lanes, read, len(axes)):
+            bars, starts = mbarrier_offsets(m, some, barrier).tolist(), _shared_starts(m, some, into, box)
+            masks = some.compress(mask(m, some)).tolist() if mask else [None] * len(bars)
+            each = zip(some.flat.tolist(), _lane_coordinates(m, some, axes), starts, bars, masks, strict=True)
+            for lane, coordinates, start, bar, to in each:
+                check_box_start(box, coordinates, lane, stores=False)
+                content = _gather_box(m, box, coordinates, lane)
+                for shift in multicast_offsets(m, lane, to):
+                    _write_box_to_shared(m, box, content, BulkTransfer(lane, 0, start + shift, box.nbytes), bar + shift)
+
+    line.step = step
+
+
+def _write_box_to_shared(
+    m: PtxMachine, box: TensorMapBox, content: np.ndarray, copy: BulkTransfer, barrier: int
+) -> None:
+    """Put a box into shared memory and count its bytes."""
+    cells = m.flat["shared"].views[box.itemsize]
+    cells[(copy.into + _shared_offsets(box, copy.into % 1024)) // box.itemsize] = content
+    if m.debug:
+        record_bulk_transfer(m, copy, ("global", "shared"), 0, barrier)
+    complete_transaction(m, barrier, box.nbytes)
+
+
+def _lane_coordinates(m: PtxMachine, lanes: LaneSet, axes: list[Reader]) -> list[tuple[int, ...]]:
+    """The coordinates of each lane."""
+    return list(zip(*(lanes.compress(a(m, lanes)).tolist() for a in axes), strict=True))
+
+
+def _gather_box(m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], lane: int) -> np.ndarray:
+    """A box's elements, with the fill where they lie outside."""
+    cells, base = m.arena.flat.views[box.itemsize], _box_base_offset(m, box, coordinates, lane)
+    within = in_bounds_mask(box, coordinates)
+    if within is None:
+        return cells[(base + _global_offsets(box)) // box.itemsize]
+    content = np.full(len(within), box.fill, cells.dtype)
+    content[within] = cells[(base + _global_offsets(box)[within]) // box.itemsize]
+    return content
+
+
+def _decode_tensor_store(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    """Elements outside the tensor are not written."""
+    read, axes = _decode_tensor_map_operand(d, inst, inst.operands[0])
+    source = decode_address(d, inst, inst.operands[1], "shared")
+    name = next((w for w in inst.op if w in BULK_REDUCTIONS), None)
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        cells = m.flat["shared"].views
+        for some, box in group_lanes_by_map(m, lanes, read, len(axes)):
+            starts = _shared_starts(m, some, source, box)
+            for lane, coordinates, start in zip(
+                some.flat.tolist(), _lane_coordinates(m, some, axes), starts, strict=True
+            ):
+                check_box_start(box, coordinates, lane, stores=True)
+                content = cells[box.itemsize][(start + _shared_offsets(box, start % 1024)) // box.itemsize]
+                _scatter_box(m, box, coordinates, content, name, lane)
+                if m.debug:
+                    record_bulk_transfer(m, BulkTransfer(lane, start, 0, box.nbytes), ("shared", "global"), 0, None)
+
+    line.step = step
+
+
+def _scatter_box(
+    m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], content: np.ndarray, name: str | None, lane: int
+) -> None:
+    cells, index = (
+        m.arena.flat.views[box.itemsize],
+        (_box_base_offset(m, box, coordinates, lane) + _global_offsets(box)) // box.itemsize,
+    )
+    within = in_bounds_mask(box, coordinates)
+    if within is not None:
+        content, index = content[within], index[within]
+    if name is None:
+        cells[index] = content
+    else:
+        reduce_cells(cells, index, content, name, TYPES[box.type])
+
+
+# Tensor maps that a kernel makes itself: single fields replaced in shared or global memory, and the copy out.
+
+
+_TENSOR_MAP_BYTES = 128
+# The ISA's numbers of element types, which are not the driver's: those that flush have numbers of their own.
+_ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32", "f64", "bf16", "f32", "f32")
+# Field: what turns its value into entries (name, index, number) of the map.
+_FIELDS: dict[str, Callable[[int, int], list[tuple[str, int, int]]]] = {
+    "global_address": lambda at, v: [("address", 0, v)],
+    "rank": lambda at, v: [("rank", 0, v + 1)],
+    "box_dim": lambda at, v: [("box", at, v)],
+    "global_dim": lambda at, v: [("sizes", at, v)],
+    "global_stride": lambda at, v: [("strides", at, v)],
+    "element_stride": lambda at, v: [("steps", at, v)],
+    "elemtype": lambda at, v: [
+        ("type", 0, TYPE_NAMES.index(_ELEMENTS[v])),
+        ("itemsize", 0, TYPES[_ELEMENTS[v]].bits // 8),
+    ],
+    "swizzle_mode": lambda at, v: [("swizzle", 0, SWIZZLES[v])],
+    "fill_mode": lambda at, v: [("fill", 0, v)],
+    "interleave_layout": lambda at, v: [],
+}
+_ORDINAL = {"box_dim", "global_dim", "global_stride", "element_stride"}
+
+
+@decode_rule("tensormap", table=CONTROL_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    {"replace": _decode_tensormap_replace, "cp_fenceproxy": _decode_tensormap_copy}[inst.op[1]](d, inst, line)
+
+
+def _decode_tensormap_replace(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    field, where = inst.op[3], decode_address(d, inst, inst.operands[0])
+    require_known_modifiers(d, inst, "replace", "tile", "b1024", field)
+    ordinal = inst.operands[1] if field in _ORDINAL else ImmediateOperand(0)
+    assert isinstance(ordinal, ImmediateOperand)
+    value = d.reader(inst.operands[-1], TYPES[inst.op[-1]])
+    entries = _FIELDS[field]
+    if field == "interleave_layout" and inst.operands[-1] != ImmediateOperand(0):
+        raise d.unsupported(inst)
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        for spot in resolve_accesses(m, lanes, where, _TENSOR_MAP_BYTES, 64):
+            record_access(m, spot, 8, "write")
+            numbers = spot.lanes.compress(value(m, spot.lanes)).tolist()
+            for start, number in zip(spot.lanes.compress(spot.offset).tolist(), numbers, strict=True):
+                raw = m.flat[spot.space].raw[start : start + _TENSOR_MAP_BYTES]
+                for name, index, content in [("magic", 0, MAGIC), *entries(ordinal.value, number)]:
+                    offset, form = field_offset_and_format(name, index)
+                    packed = struct.pack(form, content)
+                    raw[offset : offset + len(packed)] = np.frombuffer(packed, np.uint8)
+
+    line.step = step
+
+
+def _decode_tensormap_copy(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    """From shared to global memory, once for each warp."""
+    into, source = (
+        decode_address(d, inst, inst.operands[0], "global"),
+        decode_address(d, inst, inst.operands[1], "shared"),
+    )
+    line.team = 32
+
+    def step(m: PtxMachine, lanes: LaneSet) -> None:
+        first = lanes.select(lanes.thread % 32 == 0)
+        (to,), (read,) = (
+            resolve_accesses(m, first, into, _TENSOR_MAP_BYTES, 64),
+            resolve_accesses(m, first, source, _TENSOR_MAP_BYTES, 64),
+        )
+        record_access(m, read, 8, "read")
+        content = m.flat["shared"].raw[first.compress(read.offset)[:, None] + np.arange(_TENSOR_MAP_BYTES)]
+        m.flat["global"].raw[first.compress(to.offset)[:, None] + np.arange(_TENSOR_MAP_BYTES)] = content
+
+    line.step = step

@@ -1,0 +1,215 @@
+"""Warpgroup matrix instructions (wgmma): operands in shared memory named by matrix descriptors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from tessera.core.errors import ExecutionError, OutOfBoundsError
+from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, PtxDecoder, decode_rule
+from tessera.interp.target.ptx.isa.mma import (
+    a_fragment_layout,
+    accumulator_layout,
+    add_to_accumulator,
+    fragment_to_matrix,
+    gather_registers,
+    parse_mma_shape,
+    require_register_count,
+    scatter_registers,
+    storage_dtype,
+    widen_elements,
+)
+from tessera.interp.target.ptx.isa.operands import Reader, Writer, vector_parts
+from tessera.interp.target.ptx.isa.tensor_copy import swizzle_offsets
+from tessera.interp.target.ptx.machine.fault import PtxFault
+from tessera.interp.target.ptx.machine.lane_set import LaneSet
+from tessera.interp.target.ptx.machine.simt import DecodedInstruction, PtxMachine
+from tessera.interp.target.ptx.text.syntax import (
+    TYPES,
+    ImmediateOperand,
+    NameOperand,
+    PtxInstruction,
+    PtxOperand,
+    PtxType,
+    VectorOperand,
+)
+
+WARPGROUP_THREADS = 128
+_CHUNK = 16  # bytes that no swizzle divides
+_SWIZZLES = {0: 0, 1: 128, 2: 64, 3: 32}
+
+
+class MatrixDescriptor(NamedTuple):
+    """A matrix in shared memory: leading and stride offsets in bytes, and the swizzle."""
+
+    leading: int
+    stride: int
+    swizzle: int
+
+
+def decode_matrix_descriptor(bits: int) -> tuple[int, MatrixDescriptor]:
+    """The start of a matrix in its CTA's shared memory, and the rest of its descriptor.
+
+    >>> decoded(1 << 62 | (1024 >> 4) << 32 | 1 << 16 | 2048 >> 4)
+    (2048, Descriptor(leading=16, stride=1024, swizzle=128))
+    """
+    if bits >> 49 & 7:
+        raise PtxFault("a matrix descriptor with a base offset", ExecutionError)
+    start, leading, stride = ((bits >> at & 0x3FFF) << 4 for at in (0, 16, 32))
+    return start, MatrixDescriptor(leading, stride, _SWIZZLES[bits >> 62])
+
+
+@lru_cache(maxsize=256)
+def chunk_offsets(shape: MatrixDescriptor, rows: int, depth: int, size: int, transposed: bool) -> np.ndarray:
+    """Offsets of the 16-byte chunks of a matrix of `rows` (M or N) by `depth` (K) elements, before the swizzle.
+
+    [rows, chunks of a row] where K lies side by side in memory, else [depth, chunks of a column]. The canonical layouts
+    of the PTX ISA ("Shared Memory Matrix Layout" of wgmma): groups of 8 lines, `stride` or `leading` bytes apart.
+    """
+    lines, along = (depth, rows) if transposed else (rows, depth)
+    line, chunk = np.meshgrid(np.arange(lines), np.arange(along * size // _CHUNK), indexing="ij")
+    group, line = line // 8, line % 8
+    if not shape.swizzle:  # 8 lines of one chunk lie together
+        outer, inner = (shape.leading, shape.stride) if transposed else (shape.stride, shape.leading)
+        return group * outer + line * _CHUNK + chunk * inner
+    per = shape.swizzle // _CHUNK
+    return group * shape.stride + line * shape.swizzle + chunk // per * shape.leading + chunk % per * _CHUNK
+
+
+def load_shared_matrix(
+    m: PtxMachine, lanes: LaneSet, read: Reader, rows: int, depth: int, t: PtxType, transposed: bool
+) -> np.ndarray:
+    """The matrices [teams, rows, depth] that each warpgroup's descriptor names, as float32."""
+    teams = lanes.flat[::WARPGROUP_THREADS]
+    bits = lanes.compress(read(m, lanes))[::WARPGROUP_THREADS].tolist()
+    raw = m.flat["shared"].views[8].reshape(-1, 2)
+    shapes = [decode_matrix_descriptor(b) for b in bits]
+    shape = shapes[0][1]
+    if any(s[1] != shape for s in shapes):
+        raise PtxFault("descriptors of one instruction differ in more than their start", ExecutionError, int(teams[0]))
+    start = np.array([s[0] for s in shapes])
+    table = chunk_offsets(shape, rows, depth, t.dtype.itemsize, transposed)
+    if int(start.max()) + int(table.max()) + _CHUNK > m.shared_bytes:
+        raise PtxFault("a matrix descriptor reaches beyond shared memory", OutOfBoundsError, int(teams[0]))
+    within = swizzle_offsets(start[:, None, None] + table, shape.swizzle)
+    place = within + (teams // m.threads * m.shared_size)[:, None, None]
+    if m.debug:
+        m.shadow.matrix_read(lanes, place.reshape(len(teams), -1), WARPGROUP_THREADS)
+    content = raw[place // _CHUNK].reshape(len(teams), table.shape[0], -1).view(storage_dtype(t))
+    found = widen_elements(np.ascontiguousarray(content), t)
+    return np.swapaxes(found, 1, 2) if transposed else found
+
+
+@decode_rule("wgmma", table=CONTROL_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    if inst.op[1] == "mma_async" and inst.op[2:4] == ("sync", "aligned"):
+        _decode_mma_async(d, inst, line)
+        return
+    kind = {"fence": "fence", "commit_group": "commit", "wait_group": "wait"}[inst.op[1]]
+    left_over = inst.operands[0].value if inst.operands and isinstance(inst.operands[0], ImmediateOperand) else 0
+    line.team = 32
+    line.step = lambda m, lanes: m.shadow.matrix_group(lanes, kind, left_over) if m.debug else None
+
+
+def _immediate_value(operand: PtxOperand) -> int:
+    assert isinstance(operand, ImmediateOperand)
+    return operand.value
+
+
+@dataclass(frozen=True)
+class _WgmmaStep:
+    """One mma_async: D = A B, or D += A B where `keep` says so; `held` are the accumulators' registers."""
+
+    columns: int
+    depth: int
+    types: tuple[PtxType, PtxType, PtxType]
+    left: Reader | list[Reader]  # a descriptor, or the registers of A
+    right: Reader
+    keep: Reader
+    sign: int
+    turned: tuple[bool, bool]
+    saturate: bool
+    readers: list[Reader]
+    writers: list[Writer]
+    held: list[int]
+
+    def __call__(self, m: PtxMachine, lanes: LaneSet) -> None:
+        if not m.debug:
+            self._run(m, lanes)
+            return
+        # Accumulators may be those of an instruction still under way: it alone may read them.
+        m.shadow.in_matrix_instruction = True
+        self._run(m, lanes)
+        m.shadow.in_matrix_instruction = False
+        m.shadow.matrix_issued(lanes, self.held)
+
+    def _run(self, m: PtxMachine, lanes: LaneSet) -> None:
+        out, a, b = self.types
+        x = self._left(m, lanes, a)
+        y = np.swapaxes(load_shared_matrix(m, lanes, self.right, self.columns, self.depth, b, self.turned[1]), 1, 2)
+        order = accumulator_layout(64, self.columns)
+        product = (x @ y if self.sign > 0 else -(x @ y)).reshape(len(y), -1)[:, order]
+        total = add_to_accumulator(product, self._addend(m, lanes, out), out, self.saturate)
+        scatter_registers(m, lanes, self.writers, np.ascontiguousarray(total).view(np.uint32))
+
+    def _left(self, m: PtxMachine, lanes: LaneSet, t: PtxType) -> np.ndarray:
+        if not isinstance(self.left, list):
+            return load_shared_matrix(m, lanes, self.left, 64, self.depth, t, self.turned[0])
+        return fragment_to_matrix(
+            gather_registers(m, lanes, self.left, WARPGROUP_THREADS),
+            t,
+            a_fragment_layout(64, self.depth, 32 // t.bits),
+            64,
+            self.depth,
+        )
+
+    def _addend(self, m: PtxMachine, lanes: LaneSet, out: PtxType) -> np.ndarray:
+        kept = lanes.compress(self.keep(m, lanes))[::WARPGROUP_THREADS]
+        if not kept.any():
+            return np.zeros((1, 1), out.dtype)
+        held = (
+            np.ascontiguousarray(gather_registers(m, lanes, self.readers, WARPGROUP_THREADS))
+            .view(out.dtype)
+            .reshape(len(kept), -1)
+        )
+        return held if kept.all() else np.where(kept[:, None], held, out.dtype.type(0))
+
+
+def _decode_mma_async(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    rows, columns, depth = parse_mma_shape(inst.op[4])
+    out, a, b = (TYPES[w] for w in inst.op[5:] if w != "satfinite")
+    results, b32 = vector_parts(inst.operands[0]), TYPES["b32"]
+    fits = rows == 64 and columns % 8 == 0 and a.bits == b.bits and depth * a.bits == 256
+    if not fits or len(results) * 32 != columns // 2 * out.bits:
+        raise d.unsupported(inst)
+    in_registers = isinstance(inst.operands[1], VectorOperand)
+    sources = [d.reader(o, b32) for o in require_register_count(d, inst, inst.operands[1], 4)] if in_registers else []
+    sign, turned = _decode_scale_and_transpose(inst.operands[4:], in_registers)
+    line.team = WARPGROUP_THREADS
+    line.step = _WgmmaStep(
+        columns,
+        depth,
+        (out, a, b),
+        sources if in_registers else d.reader(inst.operands[1], TYPES["b64"]),
+        d.reader(inst.operands[2], TYPES["b64"]),
+        d.reader(inst.operands[3], TYPES["pred"]),
+        sign,
+        turned,
+        "satfinite" in inst.op,
+        [d.reader(o, b32) for o in results],
+        [d.writer(o, b32) for o in results],
+        [d.resolve(o.text) for o in results if isinstance(o, NameOperand)],
+    )
+
+
+def _decode_scale_and_transpose(rest: tuple[PtxOperand, ...], in_registers: bool) -> tuple[int, tuple[bool, bool]]:
+    """The product of the signs, and whether A and B lie transposed."""
+    numbers = [_immediate_value(o) for o in rest]
+    sign = numbers[0] * numbers[1] if len(numbers) >= 2 else 1
+    turned = [bool(n) for n in numbers[2:]]
+    if in_registers:
+        return sign, (False, turned[0] if turned else False)
+    return sign, (turned[0], turned[1]) if len(turned) == 2 else (False, False)

@@ -1,0 +1,15 @@
+"""Fault: the exception of an executing instruction, raised before its location is known."""
+
+from __future__ import annotations
+
+from tessera.core.errors import ExecutionError, TesseraError
+
+
+class PtxFault(Exception):
+    """A finding, the error to report it as, and the lane of the machine that met it."""
+
+    def __init__(self, message: str, kind: type[TesseraError] = ExecutionError, lane: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.kind = kind
+        self.lane = lane

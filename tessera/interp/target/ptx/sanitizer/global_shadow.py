@@ -1,0 +1,163 @@
+"""Shadow memory of global memory over a whole launch: the last accesses of each place, and what orders them.
+
+Threads of one cluster are ordered by its clocks. A strong access (an atomic operation, or a load or store that is
+volatile, relaxed, acquire or release) also orders threads of different clusters by release and acquire.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tessera.core.errors import RaceError
+from tessera.interp.target.ptx.machine.fault import PtxFault
+from tessera.interp.target.ptx.machine.special_registers import LaunchShape, cluster_and_rank_of_ctas, unflatten_index
+
+if TYPE_CHECKING:
+    from tessera.interp.target.ptx.machine.lane_set import LaneSet
+    from tessera.interp.target.ptx.machine.simt import PtxMachine
+
+Known = dict[int, np.ndarray]  # by cluster: how far the clock of each of its threads is known
+READ, WRITE, ATOMIC = "read", "write", "atomic"
+
+
+class _GlobalAccessRecord:
+    """The last event of a kind at each place: 1 + the thread in the grid (0: none), its clock, and where it was."""
+
+    def __init__(self, size: int) -> None:
+        # Zeros are given out as they are touched: a large array that is not accessed costs nothing.
+        self.who, self.time, self.pc = np.zeros(size, np.int64), np.zeros(size, np.int32), np.zeros(size, np.int32)
+
+    def set(self, where: np.ndarray, who: np.ndarray, time: np.ndarray, pc: int) -> None:
+        """Record one."""
+        self.who[where], self.time[where], self.pc[where] = who, time, pc
+
+    def copy(self, where: np.ndarray, other: _GlobalAccessRecord) -> None:
+        """Take over another's."""
+        self.who[where], self.time[where], self.pc[where] = other.who[where], other.time[where], other.pc[where]
+
+
+class GlobalShadow:
+    """Global memory in units of the smallest access of a program, and what clusters have learned from each other."""
+
+    def __init__(self, launch: LaunchShape, size: int, unit: int) -> None:
+        self.launch, self.unit = launch, unit
+        many = -(-size // unit)
+        self.writes, self.reads, self.older_reads = (
+            _GlobalAccessRecord(many),
+            _GlobalAccessRecord(many),
+            _GlobalAccessRecord(many),
+        )
+        self.strong = np.zeros(many, bool)  # the last write was
+        self.acquired: dict[int, Known] = {}
+        self.released_at: dict[object, Known] = {}
+
+    def access(
+        self,
+        m: PtxMachine,
+        kind: str,
+        lanes: LaneSet,
+        offsets: np.ndarray,
+        size: int,
+        strong: bool,
+        changed: np.ndarray | None,
+    ) -> None:
+        """Lanes read, write or update bytes from these offsets on; `changed`: whose writes change what is there.
+
+        Threads may write one value to one place in any order, as in the kernel debugger.
+        """
+        if strong:
+            self.synchronise(m, lanes, offsets, kind)
+        per = max(size // self.unit, 1)
+        where = (offsets[:, None] // self.unit + np.arange(per)).reshape(-1)
+        flat, clocks = np.repeat(lanes.flat, per), m.shadow.clocks
+        who = 1 + (m.first_cluster + m.cluster[flat // m.threads]) * clocks.size + clocks.own[flat]
+        news = slice(None) if changed is None else np.repeat(changed, per)
+        self._ordered(m, where[news], flat[news], self.writes, kind, strong)
+        if kind == READ:
+            other = (self.reads.who[where] - 1) // 32 != (who - 1) // 32
+            self.older_reads.copy(where[other], self.reads)
+            self.reads.set(where, who, clocks.time(flat), m.pc)
+            return
+        for reads in (self.reads, self.older_reads):
+            self._ordered(m, where, flat, reads, kind, strong)
+            reads.who[where] = 0
+        self.writes.set(where, who, clocks.time(flat), m.pc)
+        self.strong[where] = strong
+
+    def _ordered(
+        self, m: PtxMachine, where: np.ndarray, flat: np.ndarray, events: _GlobalAccessRecord, kind: str, strong: bool
+    ) -> None:
+        """Each event must be known to the lane that now accesses its place, unless both are strong."""
+        who = events.who[where]
+        if not who.any():
+            return
+        seen = (who == 0) | self._known(m, flat, who - 1, events.time[where])
+        if strong:
+            seen |= self.strong[where] if events is self.writes else True
+        if seen.all():
+            return
+        at = int(np.argmin(seen))
+        words = m.arena.describe(int(where[at]) * self.unit).split(",")[0]
+        late, before = m.program.lines[m.pc].instruction, m.program.lines[int(events.pc[where[at]])].instruction
+        verbs = ("read" if kind == READ else "written", "written" if events is self.writes else "read")
+        says = (
+            f"{words} is {verbs[0]} by {late.name} with nothing that orders it after being {verbs[1]} by {before.name}"
+        )
+        source = f" ({before.source})" if before.source else ""
+        name = self._name(int(who[at]) - 1, m.shadow.clocks.size)
+        raise PtxFault(f"{says} at {before.location}{source}, {name}", RaceError, int(flat[at]))
+
+    def _known(self, m: PtxMachine, flat: np.ndarray, who: np.ndarray, time: np.ndarray) -> np.ndarray:
+        clocks = m.shadow.clocks
+        theirs, column = np.divmod(np.maximum(who, 0), clocks.size)
+        mine = m.first_cluster + m.cluster[flat // m.threads]
+        same = theirs == mine
+        found = same & (clocks.vectors[flat, column] >= time)
+        apart = np.flatnonzero(~same & (who >= 0))
+        for pair in np.unique(np.stack([mine[apart], theirs[apart]], axis=1), axis=0).tolist():
+            known = self.acquired.get(pair[0], {}).get(pair[1])
+            if known is not None:
+                some = apart[(mine[apart] == pair[0]) & (theirs[apart] == pair[1])]
+                found[some] = known[column[some]] >= time[some]
+        return found
+
+    def synchronise(self, m: PtxMachine, lanes: LaneSet, offsets: np.ndarray, kind: str, space: str = "global") -> None:
+        """Strong accesses of places: writers leave what they know there, readers take it up."""
+        mine = m.first_cluster + m.cluster[lanes.ctas]
+        for offset in np.unique(offsets).tolist():
+            here = offsets == offset
+            key = offset if space == "global" else (space, m.first_cluster, offset)
+            known = self.released_at.setdefault(key, {})
+            if kind != READ:
+                for c in np.unique(mine[here]).tolist():
+                    self._release(m, lanes.flat[here & (mine == c)], c, known)
+            if kind != WRITE:
+                for c in np.unique(mine[here]).tolist():
+                    self._acquire(m, lanes.flat[here & (mine == c)], c, known)
+
+    def _release(self, m: PtxMachine, flat: np.ndarray, cluster: int, known: Known) -> None:
+        own = m.shadow.clocks.release_clocks(flat)
+        for c, vector in {**self.acquired.get(cluster, {}), cluster: own}.items():
+            known[c] = np.maximum(known[c], vector) if c in known else vector.copy()
+
+    def _acquire(self, m: PtxMachine, flat: np.ndarray, cluster: int, known: Known) -> None:
+        mine = self.acquired.setdefault(cluster, {})
+        for c, vector in known.items():
+            if c == cluster:
+                m.shadow.clocks.acquire_clocks(flat, vector)
+            else:
+                mine[c] = np.maximum(mine[c], vector) if c in mine else vector.copy()
+
+    def _name(self, who: int, size: int) -> str:
+        """A thread of the grid as the program sees it."""
+        cluster, column = divmod(who, size)
+        rank, thread = divmod(column, self.launch.threads)
+        of, ranks = cluster_and_rank_of_ctas(self.launch)
+        cta = int(np.flatnonzero((of == cluster) & (ranks == rank))[0])
+        at = [
+            ",".join(str(int(p[0])) for p in unflatten_index(np.array([i]), e))
+            for i, e in ((cta, self.launch.grid), (thread, self.launch.block))
+        ]
+        return f"block ({at[0]}), thread ({at[1]})"

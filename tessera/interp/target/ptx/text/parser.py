@@ -1,0 +1,476 @@
+"""PTX parser (recursive descent): modules, functions, variables, bodies, operands and constant expressions.
+
+Grammar: PTX ISA, sections 4 (Syntax) and 5 (State Spaces, Types, and Variables).
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+
+from tessera.core.errors import Location, ParseError
+from tessera.interp.target.ptx.text.lexer import PtxTokenCursor
+from tessera.interp.target.ptx.text.syntax import (
+    TYPES,
+    AddressOperand,
+    BodyItem,
+    BranchTargetList,
+    ImmediateOperand,
+    NameOperand,
+    PtxFunction,
+    PtxInstruction,
+    PtxLabel,
+    PtxModuleSyntax,
+    PtxOperand,
+    PtxScope,
+    PtxVariable,
+    VectorOperand,
+)
+
+# Constant expressions of integers: `(2 * 4) << 3`, as operands, sizes and initial values.
+
+
+_CONSTANT_BITS = 64
+_ALL_ONES = (1 << _CONSTANT_BITS) - 1  # remainders are of numbers without a sign, as ptxas has them
+# Binary operators from those that bind least, as in C.
+_LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
+    {"||": lambda a, b: int(bool(a) or bool(b))},
+    {"&&": lambda a, b: int(bool(a) and bool(b))},
+    {"|": operator.or_},
+    {"^": operator.xor},
+    {"&": operator.and_},
+    {"==": operator.eq, "!=": operator.ne},
+    {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
+    {"<<": lambda a, b: a << (b & _CONSTANT_BITS - 1), ">>": lambda a, b: a >> (b & _CONSTANT_BITS - 1)},
+    {"+": operator.add, "-": operator.sub},
+    {
+        "*": operator.mul,
+        "/": lambda a, b: _divide_toward_zero(a, b),
+        "%": lambda a, b: (a & _ALL_ONES) % (b & _ALL_ONES),
+    },
+)
+_UNARY: dict[str, Callable[[int], int]] = {
+    "+": operator.pos, "-": operator.neg, "~": operator.invert, "!": lambda a: int(not a),
+}  # fmt: skip
+_CASTS = (".s64", ".u64")
+
+
+def parse_constant_expression(cursor: PtxTokenCursor) -> int:
+    """The value of an expression: 64 bits with a sign, or without one where a `U` or a cast says so."""
+    value = _parse_binary_expression(cursor, 0)
+    if not cursor.accept("?"):
+        return value
+    chosen = parse_constant_expression(cursor)
+    cursor.expect(":")
+    other = parse_constant_expression(cursor)
+    return chosen if value else other
+
+
+def _parse_binary_expression(cursor: PtxTokenCursor, level: int) -> int:
+    if level == len(_LEVELS):
+        return _parse_unary_expression(cursor)
+    value, operators = _parse_binary_expression(cursor, level + 1), _LEVELS[level]
+    while cursor.at(*operators):
+        place, text = cursor.index, cursor.take()
+        other = _parse_binary_expression(cursor, level + 1)
+        if text in ("/", "%") and not other:
+            cursor.index = place
+            cursor.fail("division by zero")
+        # As 64 bits: what is past them is cut off, and what was made of positive numbers may have become negative.
+        value = _wrap_to_64_bits(int(operators[text](value, other)))
+    return value
+
+
+def _parse_unary_expression(cursor: PtxTokenCursor) -> int:
+    if cursor.at(*_UNARY):
+        return _wrap_to_64_bits(_UNARY[cursor.take()](_parse_unary_expression(cursor)))
+    if not cursor.accept("("):
+        if cursor.here_kind != "number":
+            cursor.fail("expected an operand")
+        return cursor.integer()
+    if cursor.accept(*_CASTS):
+        cursor.expect(")")
+        return _parse_unary_expression(cursor)
+    value = parse_constant_expression(cursor)
+    cursor.expect(")")
+    return value
+
+
+def _divide_toward_zero(a: int, b: int) -> int:
+    """Toward zero."""
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def _wrap_to_64_bits(value: int) -> int:
+    """Values beyond 64 bits cut off; one that fits unsigned stays as it is."""
+    half = 1 << _CONSTANT_BITS - 1
+    if -half <= value < 2 * half:
+        return value
+    return (value + half) % (2 * half) - half
+
+
+# PTX text to syntax: bodies, instructions and operands.
+
+
+_DECLARATION_DIRECTIVES = {".reg", ".param", ".shared", ".global", ".const", ".local"}
+
+
+def parse_body(cursor: PtxTokenCursor, files: dict[int, str]) -> PtxScope:
+    """A body in braces."""
+    return _BodyParser(cursor, files).scope()
+
+
+class _BodyParser:
+    """The items of one function; `.loc` holds until the next."""
+
+    def __init__(self, cursor: PtxTokenCursor, files: dict[int, str]) -> None:
+        self.cursor, self.files = cursor, files
+        self.source: Location | None = None
+
+    def scope(self) -> PtxScope:
+        cursor = self.cursor
+        cursor.expect("{")
+        items: list[BodyItem] = []
+        while not cursor.accept("}"):
+            if cursor.here_kind == "end":
+                cursor.fail("expected '}'")
+            self._item(items)
+        return PtxScope(tuple(items))
+
+    def _item(self, items: list[BodyItem]) -> None:
+
+        cursor = self.cursor
+        kind = cursor.here_kind
+        if kind == "word":
+            if cursor.after_text == ":":
+                self._label(items)
+            else:
+                items.append(self._instruction())
+        elif cursor.accept(";"):
+            return
+        elif cursor.at("{"):
+            items.append(self.scope())
+        elif cursor.at(*_DECLARATION_DIRECTIVES):
+            items.extend(parse_variables(cursor))
+            cursor.expect(";")
+        elif kind == "directive":
+            self._directive()
+        else:
+            items.append(self._instruction())
+
+    def _label(self, items: list[BodyItem]) -> None:
+        cursor = self.cursor
+        name = cursor.take()
+        cursor.take()
+        if cursor.accept(".branchtargets"):
+            labels = [cursor.kind("word")]
+            while cursor.accept(","):
+                labels.append(cursor.kind("word"))
+            items.append(BranchTargetList(name, tuple(labels)))
+        elif cursor.accept(".callprototype", ".calltargets"):
+            while not cursor.at(";"):
+                cursor.take()
+        else:
+            items.append(PtxLabel(name))
+
+    def _directive(self) -> None:
+        cursor = self.cursor
+        name = cursor.take()
+        if name == ".loc":
+            file, line, column = cursor.integer(), cursor.integer(), cursor.integer()
+            self.source = Location(self.files.get(file, f"file {file}"), line, column)
+            while cursor.accept(","):
+                self._skip_inlined_at()
+        elif name == ".pragma":
+            cursor.kind("string")
+            cursor.expect(";")
+        else:
+            cursor.index -= 1
+            cursor.fail("unknown directive in a body")
+
+    def _skip_inlined_at(self) -> None:
+        cursor = self.cursor
+        if cursor.kind("word") == "function_name":
+            cursor.kind("word")
+            if cursor.accept("+"):
+                cursor.integer()
+        else:
+            for _ in range(3):
+                cursor.integer()
+
+    def _instruction(self) -> PtxInstruction:
+        cursor = self.cursor
+        guard = None
+        if cursor.accept("@"):
+            negated = cursor.accept("!")
+            guard = NameOperand(cursor.kind("word"), negated)
+        place = cursor.place()
+        op = _split_opcode(cursor.kind("word"))
+        operands: list[PtxOperand] = []
+        while not cursor.at(";"):
+            operands.append(parse_operand(cursor, op[0] == "call"))
+            if not cursor.accept(","):
+                break
+        cursor.expect(";")
+        return PtxInstruction(op, tuple(operands), guard, place, self.source)
+
+
+def parse_operand(cursor: PtxTokenCursor, call: bool = False) -> PtxOperand:
+    """One operand, `a|b` pairs included; in a call, parentheses hold its arguments."""
+    first = _parse_single_operand(cursor, call)
+    if cursor.accept("|"):
+        return VectorOperand((first, _parse_single_operand(cursor)), pair=True)
+    return first
+
+
+_CLOSING = {"{": "}", "(": ")"}
+
+
+def _parse_single_operand(cursor: PtxTokenCursor, call: bool = False) -> PtxOperand:
+    if cursor.here_kind == "word":
+        return _parse_name(cursor)
+    if cursor.at("{") or (call and cursor.at("(")):
+        closing, parts = _CLOSING[cursor.take()], []
+        while not cursor.at(closing):
+            parts.append(parse_operand(cursor))
+            if not cursor.accept(","):
+                break
+        cursor.expect(closing)
+        return VectorOperand(tuple(parts))
+    if cursor.accept("["):
+        return _parse_address(cursor)
+    if cursor.at("!") and cursor.after_kind == "word":
+        cursor.take()
+        return NameOperand(cursor.kind("word"), negated=True)
+    return _parse_immediate(cursor)
+
+
+def _parse_name(cursor: PtxTokenCursor) -> PtxOperand:
+    text = cursor.kind("word")
+    if cursor.at("+") and cursor.after_kind == "number":
+        cursor.take()
+        return AddressOperand(text, cursor.integer())
+    return _make_name_operand(text)
+
+
+@lru_cache(maxsize=1 << 14)
+def _make_name_operand(text: str) -> NameOperand:
+    """A name; texts use the same few again and again."""
+    return NameOperand(text)
+
+
+@lru_cache(maxsize=1 << 12)
+def _split_opcode(opcode: str) -> tuple[str, ...]:
+    return tuple(opcode.split("."))
+
+
+def _parse_address(cursor: PtxTokenCursor) -> AddressOperand:
+    base = cursor.kind("word") if cursor.here_kind == "word" else None
+    offset = cursor.integer() if base is None else 0
+    while cursor.at("+", "-"):
+        cursor.accept("+")
+        offset += cursor.integer()
+    coordinates = None
+    if cursor.accept(","):
+        group = _parse_single_operand(cursor)
+        coordinates = group.parts if isinstance(group, VectorOperand) else (group,)
+    cursor.expect("]")
+    return AddressOperand(base, offset, coordinates)
+
+
+def _parse_immediate(cursor: PtxTokenCursor) -> ImmediateOperand:
+    negative = cursor.at("-") and cursor.after_kind == "float" and cursor.accept("-")
+    if cursor.here_kind != "float":
+        return ImmediateOperand(parse_constant_expression(cursor))
+    text = cursor.take()
+    if text[:2] in ("0f", "0F"):
+        return ImmediateOperand(int(text[2:], 16) ^ (negative << 31), 32)
+    if text[:2] in ("0d", "0D"):
+        return ImmediateOperand(int(text[2:], 16) ^ (negative << 63), 64)
+    (bits,) = struct.unpack("<Q", struct.pack("<d", float(text)))
+    return ImmediateOperand(bits ^ (negative << 63), 64)
+
+
+# PTX text to syntax: modules, functions and variables.
+
+
+STATE_SPACE_DIRECTIVES = {".reg", ".param", ".shared", ".global", ".const", ".local"}
+_LINKAGE = {".visible", ".extern", ".weak", ".common"}
+_LIMITS = (".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".reqnctapercluster")
+_FLAGS = {".noreturn", ".explicitcluster", ".blocksareclusters"}
+
+
+class PtxModuleParser:
+    """One walk over a module's text."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.cursor = PtxTokenCursor(text, file)
+        self.version = ""
+        self.target: tuple[str, ...] = ()
+        self.variables: list[PtxVariable] = []
+        self.functions: list[PtxFunction] = []
+        texts = self.cursor.texts
+        # Compilers put the files behind the code that names them.
+        self.files = {
+            int(texts[i + 1]): texts[i + 2].strip('"')
+            for i, t in enumerate(texts[:-2])
+            if t == ".file" and self.cursor.kinds[i + 1] == "number"
+        }
+
+    def module(self) -> PtxModuleSyntax:
+        """The whole module."""
+        while self.cursor.here_kind != "end":
+            self._item()
+        if not self.version:
+            raise ParseError("no .version directive", location=self.cursor.place())
+        return PtxModuleSyntax(self.version, self.target, tuple(self.variables), tuple(self.functions))
+
+    def _item(self) -> None:
+        cursor = self.cursor
+        if cursor.accept(";"):
+            return
+        if cursor.here_kind != "directive":
+            cursor.fail("expected a directive")
+        linkage = set()
+        while cursor.at(*_LINKAGE):
+            linkage.add(cursor.take())
+        if cursor.at(".entry", ".func"):
+            self.functions.append(self._function())
+        elif cursor.at(*STATE_SPACE_DIRECTIVES):
+            self.variables.extend(parse_variables(cursor, ".extern" in linkage))
+            cursor.expect(";")
+        else:
+            self._directive()
+
+    def _directive(self) -> None:
+        cursor = self.cursor
+        name = cursor.take()
+        if name == ".version":
+            self.version = cursor.take()
+        elif name == ".target":
+            words = [cursor.kind("word")]
+            while cursor.accept(","):
+                words.append(cursor.kind("word"))
+            self.target = tuple(words)
+        elif name == ".address_size":
+            if cursor.integer() != 64:
+                cursor.fail("only 64-bit addresses are supported")
+        elif name == ".file":
+            self._file()
+        elif name == ".section":
+            cursor.take()
+            cursor.skip_group()
+        elif name == ".pragma":
+            cursor.kind("string")
+            cursor.expect(";")
+        else:
+            cursor.index -= 1
+            cursor.fail("unknown directive")
+
+    def _file(self) -> None:
+        self.cursor.integer()
+        self.cursor.kind("string")
+        while self.cursor.accept(","):
+            self.cursor.integer()
+
+    def _function(self) -> PtxFunction:
+        cursor = self.cursor
+        place = cursor.place()
+        entry = cursor.take() == ".entry"
+        results = self._params() if cursor.at("(") else ()
+        name = cursor.kind("word")
+        params = self._params() if cursor.at("(") else ()
+        limits = []
+        while cursor.here_kind == "directive" and cursor.at(*_LIMITS, *_FLAGS, ".pragma"):
+            limits.append(self._limit())
+        if cursor.accept(";"):
+            return PtxFunction(name, entry, results, params, None, tuple(limits), place)
+        return PtxFunction(name, entry, results, params, parse_body(cursor, self.files), tuple(limits), place)
+
+    def _limit(self) -> tuple[str, tuple[int, ...]]:
+        cursor = self.cursor
+        name, numbers = cursor.take(), []
+        if name == ".pragma":
+            cursor.kind("string")
+            cursor.expect(";")
+        if name in _LIMITS:
+            numbers.append(cursor.integer())
+            while cursor.accept(","):
+                numbers.append(cursor.integer())
+        return name, tuple(numbers)
+
+    def _params(self) -> tuple[PtxVariable, ...]:
+        cursor = self.cursor
+        cursor.expect("(")
+        found: list[PtxVariable] = []
+        while not cursor.at(")"):
+            found.extend(parse_variables(cursor))
+            if not cursor.accept(","):
+                break
+        cursor.expect(")")
+        return tuple(found)
+
+
+def parse_variables(cursor: PtxTokenCursor, extern: bool = False) -> list[PtxVariable]:
+    """One declaration; only registers may be several in one, as parameters are divided by commas too."""
+    place = cursor.place()
+    space = cursor.take()[1:]
+    align, type, vector = 0, "", 1
+    while cursor.here_kind == "directive":
+        word = cursor.take()[1:]
+        if word == "align":
+            align = cursor.integer()
+        elif word in TYPES:
+            type = word
+        elif word in ("v2", "v4", "v8"):
+            vector = int(word[1])
+        elif word not in ("ptr", "global", "shared", "const", "local", "attribute"):
+            cursor.index -= 1
+            cursor.fail("unknown type or attribute")
+    if not type:
+        cursor.fail("expected a type")
+    found = []
+    while True:
+        name = cursor.kind("word")
+        many, count, initial = _parse_array_size(cursor)
+        size = TYPES[type].bits // 8 * vector
+        found.append(PtxVariable(name, space, type, max(align, size, 1), count, many, vector, initial, extern, place))
+        if space == "param" or not cursor.accept(","):
+            return found
+
+
+def _parse_array_size(cursor: PtxTokenCursor) -> tuple[int, int, tuple[PtxOperand, ...]]:
+    many, count = 0, 1
+    if cursor.accept("<"):
+        many = cursor.integer()
+        cursor.expect(">")
+    while cursor.accept("["):
+        count *= 0 if cursor.at("]") else parse_constant_expression(cursor)
+        cursor.expect("]")
+    return many, count, _initial(cursor) if cursor.accept("=") else ()
+
+
+def _initial(cursor: PtxTokenCursor) -> tuple[PtxOperand, ...]:
+    if cursor.accept("generic"):
+        cursor.expect("(")
+        inside = parse_operand(cursor)
+        cursor.expect(")")
+        return (inside,)
+    if not cursor.accept("{"):
+        return (parse_operand(cursor),)
+    found: list[PtxOperand] = []
+    while not cursor.accept("}"):
+        found.extend(_initial(cursor))
+        cursor.accept(",")
+    return tuple(found)
+
+
+def parse_module(text: str, file: str = "<ptx>") -> PtxModuleSyntax:
+    """A module's syntax; ParseError says where the text breaks the grammar.
+
+    >>> parse(".version 8.0 .target sm_80 .address_size 64 .visible .entry k() { ret; }").functions[0].name
+    'k'
+    """
+    return PtxModuleParser(text, file).module()

@@ -1,0 +1,297 @@
+"""Block compiler: translates each block of a tile function to one Python function.
+
+Constants are folded, and values freed after their last use (liveness). The meaning of ops is in the tables of
+`op_rules`; this only chooses their rows ahead, since looking them up again for each node of each pass through a loop
+costs more than NumPy's work on a block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+from tessera.core.errors import Location, TesseraError
+from tessera.core.types import DType, TensorType, Type, tf32
+from tessera.interp.tile import memory, op_rules
+from tessera.interp.tile.affine import AffineScalar, combine_affine
+from tessera.interp.tile.machine import TileMachine
+from tessera.ir.core import Block, Node, Value
+from tessera.ir.evaluator import Evaluation
+from tessera.ir.numerics.conversion import convert, round_to_storage
+from tessera.ir.rules import COMPUTE, STORAGE, Op
+from tessera.ops.dialects import tile
+
+# When values are used last: a program that drops them there works in memory that the processor still holds.
+
+
+def find_last_uses(block: Block) -> dict[Node, tuple[Value, ...]]:
+    """For each node the values made in this block that nothing after it uses, here or in an inner region."""
+    made = {v for node in block.nodes for v in node.results}
+    needed: set[Value] = set(block.results)
+    found: dict[Node, tuple[Value, ...]] = {}
+    for node in reversed(block.nodes):
+        used = {*node.args, *node.results, *(v for region in node.regions for v in region.free)}
+        found[node] = tuple(v for v in used & made if v not in needed)
+        needed |= used
+    return found
+
+
+# The Python text of a compiled tile function: one line for each node, its row of the tables chosen ahead.
+
+
+class BlockEmitter:
+    """The functions of a program's blocks as they grow.
+
+    A value is a local variable, dropped where it is used last. What inner regions use lies in `env` meanwhile, where
+    a part of the instances finds its own share of it.
+    """
+
+    def __init__(self, constants: dict[Value, Any], rank: int) -> None:
+        self.constants, self.rank = constants, rank
+        self.lines: list[str] = []
+        self.locations: list[Location | None] = []
+        self.objects: dict[str, Any] = {"arrayed": _materialise_affine, "convert": convert}
+        self.names: dict[Value, str] = {}
+
+    def functions(self) -> dict[str, Any]:
+        """All of them, by name."""
+        exec(compile("\n".join(self.lines), "<compiled tile function>", "exec"), self.objects)
+        return self.objects
+
+    def object(self, thing: Any) -> str:
+        """The name by which lines know an object."""
+        name = f"o{len(self.objects)}"
+        self.objects[name] = thing
+        return name
+
+    def name(self, value: Value) -> str:
+        """The name of a value."""
+        if value not in self.names:
+            known = value in self.constants
+            self.names[value] = self.object(self.constants[value]) if known else f"v{len(self.names)}"
+        return self.names[value]
+
+    def block(self, block: Block, nodes: Sequence[Node]) -> str:
+        """The function of a block that runs these of its nodes; its name."""
+        name = f"b{len(self.lines)}"
+        self._line(f"def {name}({', '.join(['run', 'env', *map(self.name, block.params)])}):")
+        self._line(" machine = run.machine; count = machine.count")
+        direct = dict.fromkeys([v for node in nodes for v in node.args] + list(block.results))
+        for value in direct:
+            if value in block.free and value not in self.constants:
+                self._line(f" {self.name(value)} = env[{self.object(value)}]")
+        last = find_last_uses(block)
+        for node in nodes:
+            dead = [f"{self.name(v)} = None" for v in last[node] if v not in self.constants]
+            self._line("; ".join([f" {self._within(block, node)}", *dead]), node.loc)
+        self._line(f" return [{self._listed(block.results)}]")
+        return name
+
+    def _line(self, line: str, location: Location | None = None) -> None:
+        self.lines.append(line)
+        self.locations.append(location)
+
+    def _within(self, block: Block, node: Node) -> str:
+        """A node, with what its regions use of this block's values put into `env` for them."""
+        used = {v for region in node.regions for v in region.free if v not in block.free and v not in self.constants}
+        own = {v: self.object(v) for v in sorted(used, key=self.name)}
+        before = [f"env[{key}] = {self.name(v)}" for v, key in own.items()]
+        return "; ".join([*before, self._node(node), *(f"del env[{key}]" for key in own.values())])
+
+    def _node(self, node: Node) -> str:
+        row = memory.view_rules.get(node.op)
+        if row is not None:
+            move, array = row(node, self.rank), self._array(node.args[0])
+            return (
+                f"{self.name(node.out)} = {array if move is memory.identity_view else f'{self.object(move)}({array})'}"
+            )
+        rule = op_rules.affine_rules.get(node.op)
+        if rule is not None:
+            return self._ruled(node, rule, self._listed(node.args))
+        rule = op_rules.array_rules.get(node.op)
+        if rule is not None and node.op not in op_rules.operand_rules:
+            return self._ruled(node, rule, ", ".join(map(self._array, node.args)))
+        return self._pure(node)
+
+    def _ruled(self, node: Node, rule: Callable[..., Any], args: str) -> str:
+        """A node of the rule tables."""
+        call = f"{self.object(rule)}(machine, {self.object(node)}, [{args}], run)"
+        return f"[{self._listed(node.results)}] = {call}" if node.results else call
+
+    def _pure(self, node: Node) -> str:
+        """An op that only computes; index scalars stay affine as long as they can, else they are arrays."""
+        if len(node.results) > 1:
+            calculate = self.object(partial(node.op.compute, node.types, node.result_types, node.keywords))
+            return f"[{self._listed(node.results)}] = {calculate}([{', '.join(map(self._array, node.args))}])"
+        out = self.name(node.out)
+        if any(v.type == tile.INDEX_TYPE for v in node.args):
+            return f"{out} = {self.object(_make_index_function(node))}(machine, [{self._listed(node.args)}])"
+        if node.op in op_rules.operand_rules:
+            return f"{out} = {self.object(_make_pure_function(node))}([{self._listed(node.args)}])"
+        return f"{out} = {self._direct(node)}"
+
+    def _direct(self, node: Node) -> str:
+        """Operands widened, computed, rounded: as `_calculation` does, without its calls."""
+        wider = [_compute_dtype(node.op, t) for t in node.types]
+        names = [self.name(v) for v in node.args]
+        args = [n if w is None else f"convert({n}, {self.object(w)})" for n, w in zip(names, wider, strict=True)]
+        call = f"{self.object(_bind_reference(node))}({', '.join(args)})"
+        rounded, always = self.object(_make_rounding(node)), _always_rounds(node)
+        if always:
+            return f"{rounded}({call})"
+        return f"t if (t := {call}).dtype is {self.object(node.out.type.dtype.numpy)} else {rounded}(t)"
+
+    def _array(self, value: Value) -> str:
+        """A value, as an array where it may be affine."""
+        name = self.name(value)
+        return f"arrayed({name}, count)" if value.type == tile.INDEX_TYPE else name
+
+    def _listed(self, values: Sequence[Value]) -> str:
+        return ", ".join(map(self.name, values))
+
+
+def _materialise_affine(value: Any, count: tuple[int, ...]) -> Any:
+    return value.array(count) if type(value) is AffineScalar else value
+
+
+def _make_index_function(node: Node) -> Callable[[TileMachine, list[Any]], Any]:
+    calculate = _make_pure_function(node)
+
+    def indexed(machine: TileMachine, values: list[Any]) -> Any:
+        if AffineScalar in map(type, values):
+            found = combine_affine(node.op, values)
+            if found is not None:
+                return found
+            values = machine.arrays(values)
+        return calculate(values)
+
+    return indexed
+
+
+def _make_pure_function(node: Node) -> Callable[[list[Any]], Any]:
+    """One result: operands widened, computed, rounded (as `Op.compute` does, its choices made ahead)."""
+    prepare, compute, rounded = op_rules.operand_rules.get(node.op), _bind_reference(node), _make_rounding(node)
+    wider = [_compute_dtype(node.op, t) for t in node.types]
+
+    def calculate(values: list[Any]) -> Any:
+        if prepare is not None:
+            values = prepare(node, values)
+        return rounded(compute(*(v if w is None else convert(v, w) for v, w in zip(values, wider, strict=True))))
+
+    return calculate
+
+
+def _bind_reference(node: Node) -> Callable[..., Any]:
+    return partial(node.op.ref, **node.keywords) if node.attrs else node.op.ref
+
+
+def _make_rounding(node: Node) -> Callable[[Any], Any]:
+    dtype, policy, always = node.out.type.dtype, node.out.type.policy, _always_rounds(node)
+    return lambda found: round_to_storage(found, dtype, policy) if always or found.dtype != dtype.numpy else found
+
+
+def _always_rounds(node: Node) -> bool:
+    """Whether a result is rounded though its elements have the right type already."""
+    return node.out.type.policy is not None or node.out.type.dtype is tf32
+
+
+def _compute_dtype(op: Op, type: Type) -> DType | None:
+    """The type an operand is widened to, if it is not of it already."""
+    if op.numerics == STORAGE:
+        return None
+    assert isinstance(type, TensorType)
+    wide = type.compute if op.numerics == COMPUTE else type.accumulate
+    return None if wide.numpy == type.dtype.numpy else wide
+
+
+# Tile functions compiled for the interpreter to Python functions, one for each block; constants computed once.
+#
+# The meaning of ops is in the tables of `instances`; this only chooses their rows ahead, since looking them up
+# again for each node of each pass through a loop costs more than NumPy's work on a block.
+
+
+# A constant of more bytes than this is computed where it is used.
+MAX_CONSTANT_BYTES = 1 << 20
+
+# function(run, env, *inputs) runs a block: outer values come from env, its results are handed back.
+CompiledBlock = Callable[..., list[Any]]
+
+
+@dataclass
+class CompiledBody:
+    """A compiled function body: a function for each of its blocks, and the node's location of each of their lines."""
+
+    blocks: dict[Block, CompiledBlock]
+    locations: list[Location | None]
+
+    def place(self, error: TesseraError) -> Location:
+        """Where an error came from that has just left a compiled block."""
+        trace = error.__traceback__
+        assert trace is not None and trace.tb_next is not None
+        location = self.locations[trace.tb_next.tb_lineno - 1]
+        assert location is not None
+        return location
+
+
+class CompiledRun:
+    """A program under way on a machine: what inner regions use, and `run(block, *inputs)` for one of them."""
+
+    __slots__ = ("env", "machine", "program")
+
+    def __init__(self, program: CompiledBody, machine: TileMachine, env: dict[Value, Any]) -> None:
+        self.program, self.machine, self.env = program, machine, env
+
+    def __call__(self, block: Block, *inputs: Any) -> list[Any]:
+        try:
+            return self.program.blocks[block](self, self.env, *inputs)
+        except TesseraError as error:
+            raise error.at(self.program.place(error)) from None
+
+    def with_values(self, env: dict[Value, Any]) -> CompiledRun:
+        """The same program on other values."""
+        return CompiledRun(self.program, self.machine, env)
+
+
+def run_compiled(body: Block, inputs: Sequence[Any], machine: TileMachine) -> None:
+    """Run a tile function's body on a machine."""
+    CompiledRun(_compile_body(body, machine.rank), machine, {})(body, *inputs)
+
+
+@lru_cache(maxsize=1024)
+def _compile_body(body: Block, rank: int) -> CompiledBody:
+    constants: dict[Value, Any] = {}
+    text = BlockEmitter(constants, rank)
+    one = TileMachine.of((1,) * rank, (0,) * rank, (1,) * rank, 1, False)
+    defined = Counter(v for n in body.walk() for v in n.results)
+    again = {v for v, count in defined.items() if count > 1}  # in sides that end alike: no constants of the program
+    names = {
+        block: text.block(
+            block, [n for n in block.nodes if not again.isdisjoint(n.results) or not _fold_constant(n, constants, one)]
+        )
+        for block in _nested_blocks(body)
+    }
+    found = text.functions()
+    return CompiledBody({block: found[name] for block, name in names.items()}, text.locations)
+
+
+def _nested_blocks(body: Block) -> Sequence[Block]:
+    """A block and those within, outer ones first."""
+    return [body, *(inner for node in body.nodes for region in node.regions for inner in _nested_blocks(region))]
+
+
+def _fold_constant(node: Node, known: dict[Value, Any], one: TileMachine) -> bool:
+    """Compute a node now if its operands are known and it depends on nothing else."""
+    if node.regions or node.op.effects or not node.op.name.startswith("ts.") or not all(a in known for a in node.args):
+        return False
+    mean = op_rules.make_evaluator(one)
+    try:
+        results = mean(node, [known[a] for a in node.args], Evaluation(mean, {}))
+    except TesseraError:  # let it be raised where it is reached
+        return False
+    if sum(getattr(a, "nbytes", 0) for a in results) > MAX_CONSTANT_BYTES:
+        return False
+    known.update(zip(node.results, results, strict=True))
+    return True

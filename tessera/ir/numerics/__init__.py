@@ -1,0 +1,1 @@
+"""Numerics: conversions between element types, and rigorous error bounds."""

@@ -1,0 +1,300 @@
+"""Error rules: forward error bounds (Higham 2002) that ops share, from interval operands to an interval result."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from tessera.core.types import DType, Policy, as_dtype, tf32
+from tessera.ir.numerics.conversion import convert
+from tessera.ir.numerics.error_model import F64_HALF_ULP, ErrorSite, finite_magnitude, gamma
+from tessera.ir.numerics.interval_arithmetic import (
+    IntervalArray,
+    absolute_distance,
+    interval_ends,
+    make_interval,
+    select_interval,
+    to_interval,
+)
+
+# Error rules that many ops share; `numerics/site.py` says what a rule is.
+
+
+F32_MIN_NORMAL = 2.0**-126  # the least normal f32
+
+
+def bound_structural(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> IntervalArray:
+    """For ops that only move elements: radii move as values do."""
+    return IntervalArray(site.reference(*operands, **attrs), site.op.ref(*(b.radius for b in operands), **attrs))
+
+
+def bound_constant(site: ErrorSite, **attrs: Any) -> IntervalArray:
+    """For ops that make exact values from attributes alone."""
+    return to_interval(site.op.ref(**attrs))
+
+
+def _corner_spread(site: ErrorSite, value: Any, operands: tuple[IntervalArray, ...], attrs: dict[str, Any]) -> Any:
+    """How far the op's values at the corners of the operands' intervals lie from the reference."""
+    radius = np.zeros(np.shape(value))
+    sides = [interval_ends(b) for b in operands]
+    if all(len(s) == 1 for s in sides):
+        return radius
+    for corner in itertools.product(*sides):
+        radius = np.maximum(radius, absolute_distance(site.op.ref(*corner, **attrs), value))
+    if site.op.pointwise:  # a NaN may hide where nothing is known
+        for operand in operands:
+            radius = np.where(np.isinf(operand.radius), np.inf, radius)
+    return radius
+
+
+def bound_selection(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> IntervalArray:
+    """For ops monotone in each operand that never round: max, floor, neg, less, ...
+
+    Their extremes over a box of operands lie at its corners.
+    """
+    value = site.reference(*operands, **attrs)
+    return make_interval(value, _corner_spread(site, value, operands, attrs))
+
+
+def bound_monotone(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> IntervalArray:
+    """For ops monotone in each operand (for fixed others): as `selection`, then the op's own rounding."""
+    value = site.reference(*operands, **attrs)
+    return site.computed(value, _corner_spread(site, value, operands, attrs))
+
+
+def bound_lipschitz(site: ErrorSite, x: IntervalArray) -> IntervalArray:
+    """For sin and cos: an operand's error arrives at most undiminished, and both stay within [-1, 1]."""
+    value = site.reference(x)
+    return site.computed(value, np.where(np.isinf(x.radius), np.inf, np.minimum(x.radius, 1 + np.abs(value))))
+
+
+def _contains_zero(x: IntervalArray) -> Any:
+    """Where an interval holds zero and more."""
+    return (x.radius > 0) & (np.abs(x.value) <= x.radius)
+
+
+def bound_quotient(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> IntervalArray:
+    """For division: monotone on either side of zero, and nothing is known across it."""
+    value = site.reference(x, y)
+    return site.computed(value, np.where(_contains_zero(y), np.inf, _corner_spread(site, value, (x, y), {})))
+
+
+def bound_power(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> IntervalArray:
+    """For x to the power y: monotone but where x may be negative and y uncertain, or x zero and y negative."""
+    value = site.reference(x, y)
+    low, down = interval_ends(x)[0], interval_ends(y)[0]
+    unknown = (np.signbit(low) & (y.radius > 0)) | (_contains_zero(x) & (down < 0))
+    # NaN to the power 0 and 1 to the power NaN are 1.
+    unknown |= np.isnan(x.value) & _contains_zero(y) | np.isnan(y.value) & _contains_zero(
+        IntervalArray(x.value - 1, x.radius)
+    )
+    return site.computed(value, np.where(unknown, np.inf, _corner_spread(site, value, (x, y), {})))
+
+
+def _bound_floor(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> tuple[Any, Any]:
+    """The quotient rounded down, and how far off it may be: a target divides, correctly rounded, first."""
+    value = np.floor_divide(x.value, y.value)
+    if value.dtype.kind != "f":
+        unsure = (x.radius > 0) | (y.radius > 0)
+        return value, np.where(unsure, np.inf, np.zeros(value.shape))
+    radius = np.zeros(value.shape)
+    for a, b in itertools.product(interval_ends(x), interval_ends(y)):
+        q = a / b
+        off = np.where(np.isfinite(q), 2 * site.compute.rounding(np.abs(q)), 0.0)
+        radius = np.maximum(
+            radius, np.maximum(absolute_distance(np.floor(q + off), value), absolute_distance(np.floor(q - off), value))
+        )
+    whole = (x.radius == 0) & (y.radius == 0) & (np.fmod(x.value, y.value) == 0)
+    unknown = _contains_zero(y) | (_contains_zero(x) & ~np.isfinite(y.value))  # less than 0 over inf is −1
+    return value, np.where(unknown, np.inf, np.where(whole, 0.0, radius))
+
+
+def bound_floor_divide(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> IntervalArray:
+    """For floor_divide: whole quotients, uncertain where the true one is close to a whole number."""
+    value, radius = _bound_floor(site, x, y)
+    return site.computed(value, radius, 0.5)
+
+
+def bound_remainder(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> IntervalArray:
+    """For remainder: x − y·floor(x/y), which may round y·floor(x/y) and wrap where the floor is uncertain."""
+    value = site.reference(x, y)
+    whole, off = _bound_floor(site, x, y)
+    if value.dtype.kind != "f":
+        return make_interval(value, off)
+    size = np.abs(whole) + off
+    radius = x.radius + size * y.radius + np.where(off > 0, off * np.abs(y.value), 0.0)
+    product = size * (np.abs(y.value) + y.radius)
+    rounding = site.compute.rounding(np.where(np.isfinite(product), product, 0.0))
+    return site.computed(value, radius + np.where(np.isfinite(value) & (whole != 0), rounding, 0.0), 0.5)
+
+
+def bound_equality(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> IntervalArray:
+    """For == and !=: uncertain where the intervals meet, but for two points."""
+    reach = x.radius + y.radius
+    return make_interval(
+        site.reference(x, y), np.where((reach > 0) & (absolute_distance(x.value, y.value) <= reach), 1.0, 0.0)
+    )
+
+
+def bound_bitwise(site: ErrorSite, *operands: IntervalArray) -> IntervalArray:
+    """For bitwise ops: every combination of uncertain bools; nothing is known of uncertain integers."""
+    value = site.reference(*operands)
+    if value.dtype.kind == "b":
+        return make_interval(value, _corner_spread(site, value, operands, {}))
+    radius = np.zeros(value.shape)
+    for operand in operands:
+        radius = np.where(operand.radius > 0, np.inf, radius)
+    return make_interval(value, radius)
+
+
+def bound_where(site: ErrorSite, condition: IntervalArray, x: IntervalArray, y: IntervalArray) -> IntervalArray:
+    """For where: the branch taken; both, where the condition is uncertain."""
+    return select_interval(condition, x, y)
+
+
+def bound_cast(site: ErrorSite, x: IntervalArray, *, dtype: DType | Policy) -> IntervalArray:
+    """For cast: one rounding to a float; integers and bools from whichever values the interval holds."""
+    dtype = as_dtype(dtype)
+    if dtype.is_float:
+        wide = IntervalArray(x.value.astype(np.float64), x.radius)
+        # int64 to f64 is the one rounding that the reference makes itself.
+        slack = np.where(np.abs(wide.value) >= 2.0**53, np.abs(wide.value) * 2.0**-53, 0.0) * (x.dtype.kind == "i")
+        return site.stored(wide.value, wide.radius + slack)
+    value = convert(x.value, dtype)
+    radius = np.where(np.isinf(x.radius), np.inf, 0.0)
+    for end in interval_ends(x):
+        near = convert(end, dtype)
+        wraps = (x.dtype.kind in "iu") & (x.radius > 0) & (near != end)
+        radius = np.maximum(radius, np.where(wraps, np.inf, absolute_distance(near, value)))
+    return make_interval(value, radius)
+
+
+def bound_rough_cast(site: ErrorSite, x: IntervalArray, *, dtype: DType) -> IntervalArray:
+    """For a cast that may lose what lies below the least normal f32."""
+    found = bound_cast(site, x, dtype=dtype)
+    low = np.abs(found.value) - found.radius < F32_MIN_NORMAL
+    return make_interval(found.value, found.radius + np.where(low, F32_MIN_NORMAL, 0.0))
+
+
+def _round_constant(number: Any, dtype: DType) -> tuple[Any, Any]:
+    """A constant and how far its stored form lies from it: a target may hold either."""
+    stored = IntervalArray(convert(np.asarray(number), dtype)).value
+    if not dtype.is_float or not np.isfinite(stored):
+        return stored, np.zeros(())
+    return np.float64(number), absolute_distance(stored, number)
+
+
+def bound_full(site: ErrorSite, *, shape: tuple, value: Any, dtype: DType) -> IntervalArray:
+    """For full: the constant as written, with its rounding as radius."""
+    number, radius = _round_constant(value, dtype)
+    return IntervalArray(np.full(shape, number), np.full(shape, radius))
+
+
+def bound_pad(site: ErrorSite, x: IntervalArray, *, low: tuple, high: tuple, value: Any) -> IntervalArray:
+    """For pad: the elements, and round them the constant with its rounding."""
+    widths = list(zip(low, high, strict=True))
+    number, radius = _round_constant(value, site.types[0].dtype)
+    return IntervalArray(
+        np.pad(x.value, widths, constant_values=np.asarray(number).astype(x.dtype)),
+        np.pad(x.radius, widths, constant_values=radius),
+    )
+
+
+def bound_gather(site: ErrorSite, x: IntervalArray, indices: IntervalArray, *, axis: int) -> IntervalArray:
+    """For gather: the slices named; nothing is known of one whose index may be another."""
+    radius = np.take(x.radius, indices.value, axis=axis)
+    unsure = (indices.radius > 0).reshape(indices.shape + (1,) * (-axis - 1))
+    return IntervalArray(site.reference(x, indices, axis=axis), np.where(unsure, np.inf, radius))
+
+
+# Error rules of the ops that sum or search along an axis: sum, dot, argmax, argmin.
+
+
+def _relative_error(site: ErrorSite, count: int) -> float:
+    """The relative error of `count` roundings in the accumulator, and those of the f64 reference."""
+    unit = site.compute.unit
+    if site.types[0].dtype.bits <= 16 or site.types[0].dtype is tf32:
+        unit *= 2  # matrix units add in the accumulator's width but cut off instead of rounding
+    return gamma(count, unit) + gamma(count, F64_HALF_ULP)
+
+
+def bound_sum(site: ErrorSite, x: IntervalArray, *, axis: tuple[int, ...], keepdims: bool) -> IntervalArray:
+    """For sum: γ(n−1)·Σ|x|, in any order, and the operands' radii."""
+    value = np.asarray(site.reference(x, axis=axis, keepdims=keepdims))
+    radius = np.sum(x.radius, axis=axis, keepdims=keepdims)
+    if value.dtype.kind != "f":
+        return make_interval(value, radius)
+    count = int(np.prod([x.shape[a] for a in axis], dtype=np.int64))
+    size = np.sum(finite_magnitude(x.value) + x.radius, axis=axis, keepdims=keepdims)
+    return _bound_accumulation(site, value, radius, size, max(count - 1, 0), 0)
+
+
+def _bound_accumulation(
+    site: ErrorSite, value: Any, radius: Any, size: Any, count: int, products: int
+) -> IntervalArray:
+    """A sum whose terms' sizes add up to `size`, after `count` roundings each; then the store's."""
+    tiny = np.where(size > 0, products * site.compute.tiny, 0.0)
+    relative = _relative_error(site, count) if count else 0.0
+    wide = radius + np.where(size > 0, relative * size, 0.0) + tiny
+    # Some order of the sum may overflow on its way although the sum itself does not.
+    wide = np.where((size * (1 + relative) > site.compute.top) & ~np.isnan(value), np.inf, wide)
+    return site.stored(value, wide)
+
+
+def bound_dot(site: ErrorSite, a: IntervalArray, b: IntervalArray, *, dtype: Any) -> IntervalArray:
+    """For dot: γ(n)·|A||B| + |ΔA||B| + |A||ΔB| + |ΔA||ΔB|."""
+    value = site.reference(a, b)
+    if value.dtype.kind != "f" and a.exact and b.exact:
+        return IntervalArray(value)
+    left, right = (finite_magnitude(x.value) + x.radius for x in (a, b))  # |A| and |B| of any legal operands
+    size = _multiply_magnitudes(left, right)
+    radius = np.zeros(value.shape)
+    if not a.exact:
+        radius = radius + _multiply_magnitudes(a.radius, right)
+    if not b.exact:
+        radius = radius + _multiply_magnitudes(finite_magnitude(a.value), b.radius)
+    radius = np.where(_infinite_times_uncertain(a, b) + _infinite_times_uncertain(b, a, swap=True), np.inf, radius)
+    if value.dtype.kind != "f":
+        return make_interval(value, radius)
+    return _bound_accumulation(site, value, radius, size, a.shape[-1], a.shape[-1])
+
+
+def _multiply_magnitudes(left: Any, right: Any) -> Any:
+    out = np.matmul(left, right)
+    return np.where(np.isnan(out), np.inf, out)
+
+
+def _infinite_times_uncertain(x: IntervalArray, y: IntervalArray, swap: bool = False) -> Any:
+    """Where an infinity meets a factor whose sign is not certain."""
+    infinite = ~np.isfinite(x.value)
+    if not infinite.any() or y.exact:
+        return np.False_
+    pair = (infinite.astype(np.float64), (np.abs(y.value) <= y.radius).astype(np.float64) * (y.radius > 0))
+    return np.matmul(*(reversed(pair) if swap else pair)) > 0
+
+
+def _nan_largest_key(x: Any) -> Any:
+    """What argmax goes by: NaN wins."""
+    return np.where(np.isnan(x), np.inf, x)
+
+
+def bound_argreduce(sign: float) -> Any:
+    """For argmax (`sign` 1) and argmin (−1): how far away in index another element may win."""
+
+    def rule(site: ErrorSite, x: IntervalArray, *, axis: int, keepdims: bool) -> IntervalArray:
+        value = np.asarray(site.reference(x, axis=axis, keepdims=keepdims))
+        if x.exact:
+            return IntervalArray(value)
+        won = value if keepdims else np.expand_dims(value, axis)
+        low, high = (_nan_largest_key(sign * end) for end in interval_ends(x)[:: int(sign)])
+        key, least = _nan_largest_key(sign * x.value.astype(np.float64)), low.max(axis=axis, keepdims=True)
+        place = np.arange(x.shape[axis]).reshape([-1] + [1] * (-axis - 1))
+        # Equals that are certain are no contest: the first one wins.
+        tied = (key == np.take_along_axis(key, won, axis)) & (x.radius == 0)
+        tied &= np.take_along_axis(x.radius, won, axis) == 0
+        away = np.where((high >= least) & ~tied, np.abs(place - won), 0).max(axis=axis, keepdims=keepdims)
+        return make_interval(value, away.astype(np.float64))
+
+    return rule

@@ -1,0 +1,230 @@
+"""Op definitions and rule tables: the Op class, the decorator that makes one, and the tables of lowering, error, derivative, transpose and batching rules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, UnsupportedOpError, user_location
+from tessera.core.types import TensorType, Type, tf32
+from tessera.ir.numerics.conversion import convert, round_to_storage
+
+# How an op's NumPy semantics sees its operands: as stored, widened to the compute type of the
+# first operand, or widened to its accumulation type. The result is then rounded to its storage.
+STORAGE, COMPUTE, ACCUMULATE = "storage", "compute", "accumulate"
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """An operation: its name, NumPy semantics, attributes, type rule and effects.
+
+    Calling an op on tensors records it in the trace that is open, or runs it at once.
+    """
+
+    name: str
+    ref: Callable[..., Any]
+    infer: Callable[..., Any] | None
+    numerics: str
+    pointwise: bool
+    coerce: Callable[..., Any]
+    canonical: Callable[..., Mapping[str, Any]] | None
+    effects: frozenset[str]
+    operands: tuple[str, ...]
+    attrs: Mapping[str, inspect.Parameter] = field(repr=False)
+    # What eager calls have found for operands of known types (tessera/ops/api/eager_dispatch.py).
+    plans: dict[Any, Any] = field(repr=False, default_factory=dict)
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        return self.ref.__doc__ or ""
+
+    @property
+    def __name__(self) -> str:
+        return self.name.partition(".")[2]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """How it is called, for `help` and tools: attributes may be given by place, too."""
+        parameters, later = list(inspect.signature(self.ref).parameters.values()), False
+        several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        for i, p in enumerate(parameters):
+            later = later or several or (p.default is p.empty and i > 0 and parameters[i - 1].default is not p.empty)
+            if p.kind is p.KEYWORD_ONLY and not later:
+                parameters[i] = p.replace(kind=p.POSITIONAL_OR_KEYWORD)
+        return inspect.Signature(parameters)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    def __call__(self, *args: Any, **attrs: Any) -> Any:
+        return EAGER_CALL_HOOK[0](self, args, attrs)
+
+    def split(self, args: tuple, keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """A user's call as (operands, attributes), either of which may be given by name."""
+        named = {
+            ATTRIBUTE_ALIASES.get(k, k) if ATTRIBUTE_ALIASES.get(k) in self.attrs else k: v for k, v in keywords.items()
+        }
+        operands = list(args[: len(self.operands)])
+        for name in self.operands[len(operands) :]:
+            if name in named:
+                operands.append(named.pop(name))
+        extra = dict(zip(self.attrs, args[len(self.operands) :], strict=False))
+        unknown = [k for k in named if k not in self.attrs or k in extra]
+        if unknown or len(args) > len(self.operands) + len(self.attrs):
+            raise ArgumentError(
+                f"{self.__name__} does not take these arguments", location=user_location(),
+                expected=f"{self.__name__}({', '.join([*self.operands, *self.attrs])})",
+                received=", ".join(unknown) or f"{len(args)} arguments",
+            )  # fmt: skip
+        return operands, self.complete({**extra, **named})
+
+    def complete(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes with defaults filled in."""
+        missing = [k for k, p in self.attrs.items() if p.default is p.empty and k not in attrs]
+        if missing:
+            raise ArgumentError(
+                f"{self.__name__} needs {', '.join(missing)}", location=user_location(),
+                expected=f"{self.__name__}({', '.join([*self.operands, *self.attrs])})",
+            )  # fmt: skip
+        return {k: attrs.get(k, p.default) for k, p in self.attrs.items()}
+
+    def result_types(self, types: tuple[Type, ...], attrs: Mapping[str, Any]) -> tuple[Type, ...]:
+        """The types of the results, by the op's type rule."""
+        rule = self.infer or TYPE_INFERENCE_HOOK[0](self)
+        found = rule(*types, **attrs)
+        return found if isinstance(found, tuple) else () if found is None else (found,)
+
+    def execute(
+        self, types: tuple[Type, ...], results: tuple[Type, ...], attrs: Mapping[str, Any], arrays: list[Any]
+    ) -> tuple[Any, ...]:
+        """The results as arrays: widen, compute, round (design: compute = storage widened to f32)."""
+        with np.errstate(all="ignore"):
+            return self.compute(types, results, attrs, arrays)
+
+    def compute(
+        self, types: tuple[Type, ...], results: tuple[Type, ...], attrs: Mapping[str, Any], arrays: list[Any]
+    ) -> tuple[Any, ...]:
+        """As `execute`, where NumPy's warnings are off already."""
+        if self.numerics != STORAGE:
+            arrays = [self._widen(t, a) for t, a in zip(types, arrays, strict=True)]
+        return round_results(self.ref(*arrays, **attrs), results)
+
+    def _widen(self, type: Type, array: Any) -> Any:
+        assert isinstance(type, TensorType)
+        wide = type.compute if self.numerics == COMPUTE else type.accumulate
+        return array if wide.numpy == array.dtype else convert(array, wide)
+
+
+def round_results(out: Any, results: tuple[Type, ...]) -> tuple[Any, ...]:
+    """What an op's semantics gave, rounded to the storage of its results."""
+    if isinstance(out, tuple):
+        return tuple(_round_to_storage(a, t) for a, t in zip(out, results, strict=True))
+    return (_round_to_storage(out, results[0]),)
+
+
+def _round_to_storage(array: Any, type: Type) -> Any:
+    if type.dtype.numpy == array.dtype and type.policy is None and type.dtype is not tf32:
+        return array
+    return round_to_storage(array, type.dtype, type.policy, type.policy.seed if type.policy else 0)
+
+
+# Tensor methods and functions take each other's spelling (conventions): dim is axis, keepdim is keepdims.
+ATTRIBUTE_ALIASES = {"dim": "axis", "keepdim": "keepdims", "dims": "axes"}
+
+REGISTRY: dict[str, Op] = {}
+
+
+def op(
+    *,
+    infer: Callable[..., Any] | None = None,
+    coerce: Callable[..., Any],
+    numerics: str = COMPUTE,
+    pointwise: bool = False,
+    canonical: Callable[..., Mapping[str, Any]] | None = None,
+    effects: tuple[str, ...] = (),
+    dialect: str = "ts",
+    name: str | None = None,
+) -> Callable[[Callable[..., Any]], Op]:
+    """Make an op of a NumPy function; its keyword-only parameters are the attributes.
+
+    `infer(*types, **attrs)` gives the result types (for a composite it may be left out: its lowering
+    tells); `coerce(op, operands, attrs)` turns what a user passes into operands and binds the op.
+    """
+
+    def define(ref: Callable[..., Any]) -> Op:
+        parameters = inspect.signature(ref).parameters
+        keyword = {k: p for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+        full = f"{dialect}.{name or ref.__name__}"
+        assert full not in REGISTRY, f"{full} is defined twice"
+        REGISTRY[full] = Op(
+            full,
+            ref,
+            infer,
+            numerics,
+            pointwise,
+            coerce,
+            canonical,
+            frozenset(effects),
+            tuple(k for k in parameters if k not in keyword),
+            keyword,
+        )
+        return REGISTRY[full]
+
+    return define
+
+
+class Rules:
+    """A table from op to function, filled by decorator.
+
+    >>> emit = Rules("emit")
+    >>> # @emit(exp, log)
+    >>> # def _(node, x): ...
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._table: dict[Op, Callable[..., Any]] = {}
+
+    def __call__(self, *ops: Op) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            for each in ops:
+                assert each not in self._table, f"{self.name} has two rows for {each.name}"
+                self._table[each] = function
+            return function
+
+        return add
+
+    def __contains__(self, op: Op) -> bool:
+        return op in self._table
+
+    def __iter__(self) -> Iterator[Op]:
+        return iter(self._table)
+
+    def get(self, op: Op) -> Callable[..., Any] | None:
+        """The row for an op, or None."""
+        return self._table.get(op)
+
+    def of(self, op: Op) -> Callable[..., Any]:
+        """The row for an op; an error that names both where there is none."""
+        row = self._table.get(op)
+        if row is None:
+            raise UnsupportedOpError(f"{op.name} has no {self.name} rule")
+        return row
+
+
+lower = Rules("lowering")
+error = Rules("error")
+# jvp(out, primals, tangents, **attrs) gives the tangent of the result; a tangent of None is zero.
+jvp = Rules("derivative")
+# transpose(g, *operands, **attrs) gives a cotangent for each operand; an operand that is unknown is given as its type.
+transpose = Rules("transpose")
+# batch(lanes, **attrs) gives the result with a new leading axis; pointwise ops need no row (tessera/transforms/batching.py).
+batch = Rules("batching")
+# How a composite without a type rule gets one: `evaluate` fills this in, since it sits above this file.
+TYPE_INFERENCE_HOOK: list[Callable[[Op], Callable[..., Any]]] = []
+# What a call does: `eager` fills this in, since it sits above this file.
+EAGER_CALL_HOOK: list[Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]] = []

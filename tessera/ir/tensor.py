@@ -1,0 +1,295 @@
+"""Tensor: an array, or the name of a value in a program being traced; `bind_op` applies an op to either."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from tessera.core.device import check_device
+from tessera.core.effects import ALL_EFFECTS, perform_effects
+from tessera.core.errors import DTypeError, ShapeError, TesseraError, TraceError, user_location
+from tessera.core.shapes import Size, as_size
+from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_policy
+from tessera.ir.array_interchange import (
+    apply_layout,
+    check_integer_range,
+    find_number_dtype,
+    find_python_storage,
+    to_array,
+)
+from tessera.ir.builder import CURRENT_BUILDER
+from tessera.ir.core import Value
+from tessera.ir.numerics.conversion import convert
+from tessera.ir.operator_stubs import OperatorStubs
+from tessera.ir.rules import Op
+
+
+class Tensor(OperatorStubs):
+    """A multi-dimensional array with an element type and numeric policy.
+
+    `Tensor(data)` holds an array and computes at once; while `@ts.jit` traces, a Tensor stands for
+    a value to come. `Tensor["B", 384, ts.f32]` is the type of such tensors, for annotations.
+
+    `data` is a number, nested lists, a tensor, or an array, which is not copied. `dtype` is by default that of an
+    array, f32 for Python floats and int64 for Python ints. `device` must be one this machine has: elements lie in
+    host memory. `layout` ("row_major", "column_major") is how they lie there.
+
+    Raises:
+        DTypeError: there is no such element type, or integers are to have gradients.
+        DeviceUnavailable: nothing here serves `device`.
+
+    >>> x = Tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> x.shape, x.dtype
+    ((2, 2), ts.f32)
+    """
+
+    __slots__ = ("__weakref__", "data", "grad", "history", "requires_grad", "type")
+    __array_priority__ = 100
+    __hash__ = object.__hash__
+
+    def __init__(
+        self,
+        data: Any,
+        dtype: DType | Policy | None = None,
+        device: str | None = None,
+        requires_grad: bool = False,
+        layout: str = "row_major",
+    ) -> None:
+        self.grad: Tensor | None = None
+        self.requires_grad = requires_grad
+        if isinstance(data, Value):
+            assert isinstance(data.type, TensorType)
+            self.data: Any = data
+            self.type: TensorType = data.type
+            return
+        if device is not None:
+            check_device(device)
+        array = data if isinstance(data, np.ndarray) else None
+        if isinstance(data, Tensor):
+            array, dtype = data.numpy(), (data.type.policy or data.dtype) if dtype is None else dtype
+        try:
+            if array is None:
+                array = place_in_pool(to_array(data, narrow=dtype is None))
+            element = as_dtype(array.dtype if dtype is None else dtype)
+        except TesseraError as error:
+            raise error.at(user_location()) from None
+        if requires_grad and not element.is_float:
+            raise DTypeError(
+                "only float tensors have gradients",
+                location=user_location(),
+                received=str(element),
+                suggestion="cast to ts.f32",
+            )
+        if element.numpy != array.dtype:
+            written = not isinstance(data, (np.ndarray, Tensor))
+            array = convert(check_integer_range(array, element) if written else array, element)
+        self.data = array if layout == "row_major" else apply_layout(array, layout)
+        self.type = TensorType(array.shape, element, find_policy(dtype))
+
+    def __class_getitem__(cls, items: Any) -> Any:
+        """The type `Tensor[dim, ..., element]`; without an element type it is f32."""
+        listed = list(items) if isinstance(items, tuple) else [items]
+        element: Any = f32
+        if listed and (isinstance(listed[-1], DType) or find_policy(listed[-1]) is not None):
+            element = listed.pop()
+        shape = tuple(as_size(f"?{i}" if d == "?" else "..." if d is ... else d) for i, d in enumerate(listed))
+        return TensorType(shape, as_dtype(element), find_policy(element))
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """The size of each axis."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self.type.rank
+
+    @property
+    def size(self) -> Size:
+        """The number of elements."""
+        return math.prod(self.shape)  # type: ignore[type-var]
+
+    @property
+    def device(self) -> str:
+        """Where the elements lie: "cpu", the memory that the interpreters and the llvm target share."""
+        return "cpu"
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether this stands for a value of a program being traced."""
+        return isinstance(self.data, Value)
+
+    def numpy(self) -> np.ndarray:
+        """The elements as a NumPy array.
+
+        Raises:
+            TraceError: the tensor is being traced and has no elements yet.
+        """
+        if self.is_traced:
+            raise TraceError(
+                "the value of a traced tensor was asked for",
+                location=user_location(),
+                expected="a program whose Python control flow does not depend on tensor values",
+                received=f"a traced tensor {self.type}",
+                suggestion="use ts.where(condition, a, b), or pass the value as a static argument",
+            )
+        return self.data
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self.numpy()
+        if dtype is not None and np.dtype(dtype) != array.dtype:
+            if copy is False:
+                raise ValueError(f"{self.dtype} elements cannot be seen as {np.dtype(dtype)} without a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __reduce__(self) -> Any:
+        return _unpickle_tensor, (self.numpy(), self.type, self.requires_grad)
+
+    def __format__(self, form: str) -> str:
+        return format(self.item(), form) if form else str(self)
+
+    def __bool__(self) -> bool:
+        return bool(self._only())
+
+    def __int__(self) -> int:
+        return int(self._only())
+
+    def __float__(self) -> float:
+        return float(self._only())
+
+    def _only(self) -> Any:
+        """The only element, of a tensor that is not traced."""
+        self.numpy()
+        return self.item()
+
+    def __index__(self) -> int:
+        if not self.is_traced and self.dtype.is_integer and not self.shape:
+            return int(self.data)
+        return self.numpy().__index__()
+
+    def item(self) -> Any:
+        """The only element as a Python number.
+
+        Raises:
+            ShapeError: there is not exactly one element.
+        """
+        if self.size != 1:
+            raise ShapeError(
+                "item() of a tensor that is not one element", location=user_location(), received=str(self.type)
+            )
+        return wrap_array(self.numpy().reshape(()), self.type.with_shape(())).tolist()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python numbers; a scalar as a number."""
+        array = self.numpy()
+        return array.tolist() if array.dtype.isbuiltin == 1 else array.astype(find_python_storage(self.dtype)).tolist()
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a scalar tensor has no length")
+        return int(self.shape[0])  # type: ignore[arg-type]
+
+    def __iter__(self) -> Any:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        if self.is_traced:
+            return f"Tensor({self.type}, traced)"
+        text = np.array2string(self.data, separator=", ", prefix="Tensor(")
+        empty = f", shape={self.shape}" if not self.size and self.shape != (0,) else ""
+        element = repr(self.type.policy).removeprefix("ts.") if self.type.policy else self.dtype
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"Tensor({text}, {element}{empty}{grad})"
+
+
+def bind_op(op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any:
+    """Record an op in the open trace, or run it where no operand is traced."""
+    builder = CURRENT_BUILDER.get()
+    types = tuple(t.type for t in operands)
+    try:
+        if op.canonical is not None:
+            attrs = op.canonical(*types, **attrs)
+        if op.effects and (named := op.effects & ALL_EFFECTS):
+            perform_effects(named)
+        if builder is None:
+            found = _run_op(op, operands, types, attrs)
+            if any(t.requires_grad for t in operands):
+                TAPE_HOOK[0](op, operands, attrs, found)
+            return _unwrap_single(found)
+        values = [t.data if t.is_traced else builder.capture(t.data, t) for t in operands]
+        node = builder.add(op, values, attrs)
+    except TesseraError as error:
+        raise error.at(user_location()) from None
+    return _unwrap_single([Tensor(v) for v in node.results])
+
+
+# What remembers how tensors that ask for gradients were made: tessera/transforms/autodiff/tape.py puts it here.
+TAPE_HOOK: list[Any] = []
+
+
+def _run_op(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str, Any]) -> list[Tensor]:
+    arrays = [t.numpy() for t in operands]
+    results = op.result_types(types, attrs)
+    for result in results:
+        for size in getattr(result, "shape", ()):
+            if not isinstance(size, int):
+                int(size)  # a size known by name alone: this says so
+    return [_make_tensor(a, t) for a, t in zip(op.execute(types, results, attrs, arrays), results, strict=True)]
+
+
+# Where new elements are to lie: what moves an array there (tessera/runtime/storage/memory_pool.py), or None for NumPy's own memory.
+POOL_PLACEMENT: ContextVar[Callable[[np.ndarray], np.ndarray] | None] = ContextVar("owner", default=None)
+
+
+def place_in_pool(array: np.ndarray) -> np.ndarray:
+    """An array where the pool in use wants it."""
+    owner = POOL_PLACEMENT.get()
+    return array if owner is None else owner(array)
+
+
+def _make_tensor(array: Any, type: Any) -> Tensor:
+    out = object.__new__(Tensor)  # `Tensor(...)` would look at what is known already
+    out.data, out.type = place_in_pool(np.asarray(array)), type
+    out.grad, out.requires_grad = None, False
+    return out
+
+
+def wrap_array(array: Any, type: TensorType) -> Tensor:
+    """A tensor of these elements with a type that they have."""
+    return _make_tensor(array, type)
+
+
+def _unpickle_tensor(array: np.ndarray, type: TensorType, requires_grad: bool) -> Tensor:
+    out = _make_tensor(array, type)
+    out.requires_grad = requires_grad
+    return out
+
+
+def _unwrap_single(tensors: Sequence[Tensor]) -> Any:
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def as_tensor(value: Any, like: TensorType | None = None) -> Tensor:
+    """A value as a tensor; a Python number takes the element type of `like`.
+
+    An int stays an integer beside an integer; a float beside an integer is f32.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (bool, int, float)) and like is not None:
+        return Tensor(np.asarray(value).astype(find_number_dtype(value, like.dtype).numpy))
+    try:
+        return Tensor(value)
+    except (TypeError, ValueError):
+        raise DTypeError(f"{type(value).__name__} is not a tensor or a number", received=repr(value)) from None

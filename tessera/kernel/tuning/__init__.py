@@ -1,1 +1,0 @@
-"""Autotuning: configurations, how they are searched and measured, and what was kept."""

@@ -1,0 +1,31 @@
+"""Lazy exports: the names of `tessera` whose modules are imported on first access (PEP 562)."""
+
+# Names by module.
+EXPORTS = {
+    "tessera.runtime.artifacts": "build load",
+    "tessera.tools.check": "check",
+    "tessera.transforms.determinism": "deterministic verify_determinism",
+    "tessera.transforms.flow": (
+        "accumulate_grad cond diff_through_opt fold fori_loop gradient_accumulation implicit_diff map optimize "
+        "per_example_grad scan while_loop"
+    ),
+    "tessera.transforms.functional": (
+        "Just Maybe Nothing compose current_device curry function maybe memoize persistent_cache pipe polymorphic "
+        "specialize_for"
+    ),
+    "tessera.frontend.kernel.memory_spaces": "memory",
+    "tessera.frontend.kernel.autotuning": "Autotuner Evolutionary Guided",
+    "tessera.runtime.launch.streams": "Event Stream synchronize",
+    "tessera.runtime.launch.tuning.tuner": "TuningCache",
+    "tessera.runtime.storage.copy_pipeline": "async_load async_store",
+    "tessera.tools.performance": "EmpiricalModel PerformanceModel RooflineModel time",
+}
+# Modules, by the names that users have for them.
+MODULES = {name: f"tessera.{name}" for name in ("linalg", "ml", "random")} | {
+    "debug": "tessera.tools.debug",
+    "tile": "tessera.frontend.kernel.tile_api.namespace",
+    "verify": "tessera.tools.verify",
+}
+HOMES = {name: module for module, names in EXPORTS.items() for name in names.split()}
+# What a module calls otherwise.
+RENAMED = {"map": "map_"}

@@ -1,0 +1,1 @@
+"""tessera.lower.graph_to_schedule"""

@@ -1,0 +1,380 @@
+"""Kernel fusion: which values of a graph are kept in memory, and which kernel computes each of the others.
+
+A cluster is a kernel under construction: its root, its iteration dims, and the points at which it reads each value. Nodes are visited from the last to the first, so that every consumer of a value has a kernel before the value does. A value is inlined into its consumer's kernel where that is legal and cheap; otherwise it becomes a root: the result of a kernel of its own, kept in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tessera.ir.core import Function, Node, Value
+from tessera.ir.rules import Op, Rules
+from tessera.lower import lowering_plan
+from tessera.lower.affine import IndexExpr, make_index
+from tessera.lower.indexing_maps import (
+    POINTWISE,
+    REDUCTIONS,
+    AccessPoint,
+    find_operand_points,
+    find_reduced_axes,
+    get_shape,
+)
+from tessera.ops.tensor import basic, contractions, elementwise, shape
+from tessera.ops.tensor.basic import recompute
+
+# Cluster: one kernel to be, the values it computes, and at which points of its iteration dims.
+
+
+@dataclass
+class FusionCluster:
+    """A kernel that grows from its root towards the inputs, consumers first.
+
+    `extents` are the iteration dims: the root's axes, then those that reductions add. `wants` holds
+    every value that is read and the points it is read at, in order. `row` is the dim that the reductions
+    share; `product` says that there is a dot, of which there is at most one and never beside a row.
+    """
+
+    root: Value
+    extents: list[int]
+    parallel: int
+    access_points: dict[Value, dict[AccessPoint, None]] = field(default_factory=dict)
+    inlined: set[Value] = field(default_factory=set)
+    reduced: dict[Value, tuple[int, ...]] = field(default_factory=dict)
+    row: int | None = None
+    product: Value | None = None
+
+    @staticmethod
+    def of(root: Value) -> FusionCluster:
+        """The cluster that holds nothing but its root."""
+        sizes = list(get_shape(root))
+        start = FusionCluster(root, sizes, len(sizes))
+        start.access_points[root] = {AccessPoint(tuple(start.index(d) for d in range(len(sizes)))): None}
+        return start
+
+    def index(self, dim: int) -> IndexExpr:
+        """The index of one of its dims."""
+        return make_index(dim, self.extents[dim])
+
+    def points(self, value: Value) -> list[AccessPoint]:
+        """Where a value is read."""
+        return list(self.access_points.get(value, ()))
+
+    def inline_node(self, node: Node) -> None:
+        """Compute a node here: what it reads is wanted, too."""
+        self.inlined.add(node.out)
+        for point in self.points(node.out):
+            for operand, at in zip(node.args, self.operands(node, point), strict=True):
+                self.access_points.setdefault(operand, {})[at] = None
+
+    def operands(self, node: Node, point: AccessPoint) -> list[AccessPoint]:
+        """The points at which a node computed here at `point` reads its operands."""
+        return find_operand_points(node, point, [self.index(d) for d in self.reduced.get(node.out, ())])
+
+    def find_unused_dims(self, point: AccessPoint) -> list[int]:
+        """The parallel dims of more than one index that a point does not depend on."""
+        return [d for d in range(self.parallel) if self.extents[d] > 1 and d not in point.dims]
+
+    def count_recomputations(self, point: AccessPoint) -> int:
+        """How often a value at a point would be computed anew if nothing were shared between programs."""
+        return math.prod(self.extents[d] for d in self.find_unused_dims(point) if d != self.row)
+
+    def add_reduction_dims(self, node: Node) -> None:
+        """New dims for the axes that a node reduces."""
+        first = len(self.extents)
+        sizes = [get_shape(node.args[0])[axis] for axis in find_reduced_axes(node)]
+        self.extents += sizes
+        self.reduced[node.out] = tuple(range(first, first + len(sizes)))
+
+
+# Fusion: which values of a graph are kept in memory, and which kernel computes each of the others.
+#
+# Nodes are visited from the last to the first, so that every consumer of a value has found its kernel
+# before the value does. A value goes into the kernel that wants it where that is legal and costs little;
+# otherwise it becomes a *root*: the result of a kernel of its own, kept in memory.
+
+
+_e = elementwise
+EXPENSIVE = (_e.exp, _e.exp2, _e.log, _e.log2, _e.tanh, _e.erf, _e.sin, _e.cos, _e.pow)
+CHEAP = tuple(o for o in POINTWISE if o not in (*EXPENSIVE, basic.cast))
+VIEWS = (shape.reshape, shape.permute, shape.slice_, basic.broadcast_to, recompute)
+CONSTANTS = (basic.full, shape.iota)
+# How many cheap ops are computed again in each kernel that wants them rather than kept in memory.
+MAX_RECOMPUTED_OPS = 2
+# At how many places kernels compute one value, so that neighbours of neighbours do not multiply.
+MAX_ACCESS_POINTS = 4
+
+
+@dataclass
+class KernelFusion:
+    """The decision under way: clusters so far, values that must be roots, and operands of dots.
+
+    `memory` are the values that are sure to become roots, known before their turn comes.
+    """
+
+    function: Function
+    launched: frozenset[Op]
+    producers: dict[Value, Node] = field(default_factory=dict)
+    clusters: list[FusionCluster] = field(default_factory=list)
+    forced_roots: set[Value] = field(default_factory=set)
+    operands: set[Value] = field(default_factory=set)
+    memory: set[Value] = field(default_factory=set)
+
+    def run(self) -> list[FusionCluster]:
+        """The clusters in the order in which they run; launched nodes stand among them with nothing inlined."""
+        self.producers = {v: n for n in self.function.body.nodes for v in n.results}
+        self.forced_roots |= set(self.function.results)
+        keeping = [n for n in self.function.body.nodes if n.op in (contractions.dot, *self.launched)]
+        self.memory = {self.base(v) for n in keeping for v in n.args}
+        for node in reversed(self.function.body.nodes):
+            self.visit(node)
+        return self.clusters[::-1]
+
+    def visit(self, node: Node) -> None:
+        """Find the place of one node."""
+        value = node.results[0]
+        wanting = [c for c in self.clusters if any(v in c.access_points for v in node.results)]
+        if not wanting and self.forced_roots.isdisjoint(node.results):
+            return
+        if node.op in self.launched:
+            # A loop wants its own values in memory; a launch, only their elements.
+            self.forced_roots |= {
+                strip_reshapes(v, self.producers) if node.op in lowering_plan.library_rules else v for v in node.args
+            }
+            self.clusters.append(FusionCluster.of(value))
+            return
+        if value in self.forced_roots or not self.fits(node, wanting):
+            wanting = [FusionCluster.of(value)]
+            self.clusters += wanting
+            self.operands.discard(value)
+            if node.op in _ROOT_RULES:
+                _ROOT_RULES.of(node.op)(self, node, wanting[0], wanting[0].points(value)[0])
+        for cluster in wanting:
+            self.place(node, cluster)
+
+    def place(self, node: Node, cluster: FusionCluster) -> None:
+        """Compute a node in a cluster, and pass on what its operands must be."""
+        cluster.inline_node(node)
+        if node.op is contractions.dot or (node.out in self.operands and node.op in (*VIEWS, basic.cast)):
+            self.operands |= set(node.args)
+        if node.op is shape.reshape and not all(p.is_clean for p in cluster.points(node.args[0])):
+            # Indices that do not come apart are not chased further: a reshape of memory is free.
+            self.forced_roots.add(node.args[0])
+
+    def fits(self, node: Node, wanting: list[FusionCluster]) -> bool:
+        """Whether a node may be computed in all clusters that want it."""
+        if node.out in self.operands and not self.is_view(node):
+            return False
+        if node.op in POINTWISE and not is_widening(node):
+            if self.is_product_epilogue(node.out, wanting) or self.is_reduction_epilogue(node.out, wanting):
+                return False
+        return bool(_FUSION_RULES.of(node.op)(self, node, wanting))
+
+    def is_view(self, node: Node) -> bool:
+        """Whether a dot can read through this node: nothing is computed, and memory lies below."""
+        if node.op is basic.cast:
+            return is_widening(node) or not self.is_computed(node.args[0])
+        return node.op in (*VIEWS, *CONSTANTS)
+
+    def base(self, value: Value) -> Value:
+        """The value that a chain of views moves the elements of."""
+        while value in self.producers and self.producers[value].op in VIEWS:
+            value = self.producers[value].args[0]
+        return value
+
+    def is_computed(self, value: Value) -> bool:
+        """Whether there is more than moved elements between a value and the inputs."""
+        return self.base(value) in self.producers
+
+    def is_cheap(self, value: Value) -> bool:
+        """Whether few cheap ops lie between a value and the inputs."""
+        return self._left(value, MAX_RECOMPUTED_OPS) >= 0
+
+    def _left(self, value: Value, budget: int) -> int:
+        """What is left of a budget after paying for the ops that compute a value; below 0 where it is not enough."""
+        node = self.producers.get(value)
+        if node is None or node.op in CONSTANTS:
+            return budget
+        if node.op not in (*CHEAP, *VIEWS, basic.cast):
+            return -1
+        budget -= 0 if node.op in VIEWS else 1
+        for each in dict.fromkeys(node.args):
+            budget = self._left(each, budget) if budget >= 0 else budget
+        return budget
+
+    def walk_producers(self, value: Value) -> Iterator[Node]:
+        """The nodes that only elementwise ops and views lie between and a value, and those ops."""
+        seen: set[Value] = set()
+        work = [value]
+        while work:
+            value = work.pop()
+            node = self.producers.get(value)
+            if node is None or value in seen:
+                continue
+            yield node
+            seen.add(value)
+            work += [v for v in node.args if v not in self.memory] if node.op in (*POINTWISE, *VIEWS) else ()
+
+    def depends_through_pointwise(self, value: Value, *ops: Op) -> bool:
+        """Whether only elementwise ops and views lie between a value and one of these ops."""
+        return any(n.op in ops for n in self.walk_producers(value))
+
+    def is_product_epilogue(self, value: Value, wanting: list[FusionCluster]) -> bool:
+        """Whether a value is better kept by the kernel of a dot than computed where rows are reduced.
+
+        The dot cannot come along, and what follows it is free there.
+        """
+        if value in self.forced_roots or all(c.row is None for c in wanting):
+            return False
+        return self.depends_through_pointwise(value, contractions.dot) and not self.depends_through_pointwise(
+            value, *REDUCTIONS
+        )
+
+    def is_reduction_epilogue(self, value: Value, wanting: list[FusionCluster]) -> bool:
+        """Whether a value comes of reductions along one axis, and a kernel that wants it reduces along another.
+
+        Those reductions need kernels of their own, which had better compute the value as well; but where it is made
+        of a narrower one, that.
+        """
+        if any(v in self.producers and is_widening(self.producers[v]) for v in self.producers[value].args):
+            return False
+        found = [n for n in self.walk_producers(value) if n.op in REDUCTIONS and _have_same_rank(n.args[0], value)]
+        axes = {axis for n in found for axis in find_reduced_axes(n)}
+        rows = {a for c in wanting if c.row is not None for p in c.points(value) for a in p.axes_along(c.row)}
+        return bool(axes) and bool(rows) and rows.isdisjoint(axes)
+
+
+def _have_same_rank(x: Value, y: Value) -> bool:
+    return x.type.rank == y.type.rank  # type: ignore[union-attr]
+
+
+def strip_reshapes(value: Value, producers: Mapping[Value, Node]) -> Value:
+    """What a value is only another shape of: both are the same memory."""
+    while value in producers and producers[value].op is shape.reshape:
+        value = producers[value].args[0]
+    return value
+
+
+def is_widening(node: Node) -> bool:
+    """Whether a node is a cast to a wider type: it costs nothing where it is read, and memory keeps the narrow one."""
+    return node.op is basic.cast and node.args[0].type.dtype.bits < node.out.type.dtype.bits  # type: ignore[union-attr]
+
+
+# fits(fusion, node, clusters): whether the clusters may compute the node; it may add dims to a cluster.
+_FUSION_RULES = Rules("fusion")
+# What a root needs before it computes its own node.
+_ROOT_RULES = Rules("root")
+
+
+def form_clusters(function: Function, launched: frozenset[Op] = frozenset()) -> list[FusionCluster]:
+    """The kernels that compute a function, in order."""
+    return KernelFusion(function, launched).run()
+
+
+@_FUSION_RULES(*CONSTANTS)
+def _(fusion, node, wanting):
+    return True
+
+
+@_FUSION_RULES(*VIEWS)
+def _(fusion, node, wanting):
+    return True
+
+
+@_FUSION_RULES(basic.cast)
+def _(fusion, node, wanting):
+    # A narrow type is what should be kept in memory.
+    source = node.args[0].type.dtype
+    return len(wanting) == 1 or not fusion.is_computed(node.args[0]) or source.bits <= node.out.type.dtype.bits
+
+
+@_FUSION_RULES(*CHEAP, shape.pad, shape.concatenate, shape.gather)
+def _(fusion, node, wanting):
+    if sum(len(c.points(node.out)) for c in wanting) > MAX_ACCESS_POINTS:
+        return False
+    return len(wanting) == 1 or fusion.is_cheap(node.out)
+
+
+@_FUSION_RULES(*EXPENSIVE)
+def _(fusion, node, wanting):
+    if len(wanting) > 1 or len(wanting[0].points(node.out)) > 1:
+        return False
+    (point,) = wanting[0].points(node.out)
+    return wanting[0].count_recomputations(point) == 1 or fusion.depends_through_pointwise(node.out, *REDUCTIONS)
+
+
+def _find_single_point(node: Node, wanting: list[FusionCluster]) -> AccessPoint | None:
+    """The only point at which the only kernel wants a node, if it is one without guards."""
+    found = [p for c in wanting for p in c.points(node.out)]
+    return found[0] if len(found) == 1 and not found[0].guards and found[0].is_clean else None
+
+
+@_FUSION_RULES(*REDUCTIONS)
+def _(fusion, node, wanting):
+    point = _find_single_point(node, wanting)
+    axes = find_reduced_axes(node)
+    if point is None or len(axes) != 1:
+        return False
+    return _assign_reduction_dim(fusion, node, wanting[0], point, get_shape(node.args[0])[axes[0]])
+
+
+def _assign_reduction_dim(
+    fusion: KernelFusion, node: Node, cluster: FusionCluster, point: AccessPoint, extent: int
+) -> bool:
+    """Whether a reduction may run along a dim that the kernel has, or a new one; it is then noted."""
+    if cluster.product is not None or _prefers_product(fusion, node, cluster):
+        return False
+    unused = cluster.find_unused_dims(point)
+    if cluster.row is not None:
+        rest = [d for d in unused if d != cluster.row]
+        if rest or cluster.extents[cluster.row] != extent or cluster.row in point.dims:
+            return False
+        cluster.reduced[node.out] = (cluster.row,)
+        return True
+    if not unused:
+        cluster.add_reduction_dims(node)
+        (cluster.row,) = cluster.reduced[node.out]
+        return True
+    if len(unused) > 1 or cluster.extents[unused[0]] != extent:
+        return False
+    cluster.row = unused[0]
+    cluster.reduced[node.out] = (cluster.row,)
+    return True
+
+
+def _prefers_product(fusion: KernelFusion, node: Node, cluster: FusionCluster) -> bool:
+    """Whether a dot that does not lead to this reduction is wanted here: it had better come than the reduction."""
+    wanted = [fusion.producers.get(v) for v in cluster.access_points if v not in fusion.forced_roots]
+    dots = {n for n in wanted if n is not None and n.op is contractions.dot}
+    return bool(dots) and not dots <= set(fusion.walk_producers(node.args[0]))
+
+
+@_ROOT_RULES(*REDUCTIONS)
+def _(fusion, node, cluster, point):
+    cluster.add_reduction_dims(node)
+    if len(cluster.reduced[node.out]) == 1:
+        (cluster.row,) = cluster.reduced[node.out]
+
+
+@_FUSION_RULES(contractions.dot)
+def _(fusion, node, wanting):
+    point = _find_single_point(node, wanting)
+    if point is None or not all(_covers_axes(e) for e in point.indices):
+        return False
+    cluster = wanting[0]
+    if cluster.row is not None or cluster.product is not None or cluster.find_unused_dims(point):
+        return False
+    _ROOT_RULES.of(contractions.dot)(fusion, node, cluster, point)
+    return True
+
+
+def _covers_axes(expr) -> bool:
+    """Whether an index walks an axis from end to end: whole dims, no part left out."""
+    return expr.constant == 0 and all(a.divisor == 1 and not a.modulus for a, _ in expr.terms)
+
+
+@_ROOT_RULES(contractions.dot)
+def _(fusion, node, cluster, point):
+    cluster.add_reduction_dims(node)
+    cluster.product = node.out

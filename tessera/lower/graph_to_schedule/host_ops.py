@@ -1,0 +1,150 @@
+"""Host ops: control flow of whole tensors, decompositions and long sorts, which the host runs at the Schedule level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from tessera.core.types import RefType, TensorType, bool_, int64, scalar
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.ir.rules import REGISTRY, Op, Rules
+from tessera.lower.indexing_maps import get_shape
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.ops.dialects import control_flow, host
+from tessera.ops.tensor import sorting
+
+# Control flow of whole tensors at the Schedule level: loops and branches of the entry function, on the host.
+
+
+# rule(lowering, node) adds what computes a node's results into the places they are held in.
+host_rules = Rules("control flow on the host")
+
+
+def _allocate_buffer(lowering: Any, type: RefType | TensorType) -> Value:
+    """A new buffer for a tensor."""
+    attrs = {"shape": type.shape, "dtype": type.dtype, "offset": -1}
+    made = RefType(tuple(int(s) for s in type.shape), type.dtype, policy=type.policy)  # type: ignore[arg-type]
+    return lowering.builder.add(host.alloc, [], attrs, types=(made,)).out
+
+
+def _copy_buffer(lowering: Any, source: Value, target: Value) -> None:
+    """Copy one memory into another."""
+    type = source.type
+    value = Value(TensorType(type.shape, type.dtype, type.policy), source.hint)  # type: ignore[union-attr]
+    lowering.places[value] = source
+    lowering.copy(value, target)
+
+
+@contextmanager
+def _open_region(lowering: Any, made: list[Block], params: Sequence[Value] = ()) -> Iterator[None]:
+    """What is added inside becomes one region more."""
+    views = dict(lowering.views)  # those made inside are not known outside
+    with lowering.builder.region() as nodes:
+        yield
+    lowering.views = views
+    made.append(Block(tuple(params), tuple(nodes), ()))
+
+
+def _lower_region(lowering: Any, block: Block, places: Sequence[Value], targets: Sequence[Value]) -> None:
+    """Compute a region whose parameters lie at `places` into `targets`."""
+    producers = {v: n for n in block.nodes for v in n.results}
+    known = dict(zip(block.params, places, strict=True))
+    inner = replace(lowering, producers=producers, order=block.nodes, places=known, views={})
+    inner.fill(block, targets)
+
+
+def _init_carried(lowering: Any, node: Node, carry: int) -> list[Value]:
+    """The memory of the carried values, which holds the first ones."""
+    states = [lowering.hold(v) for v in node.results[:carry]]
+    for value, state in zip(node.args[:carry], states, strict=True):
+        lowering.copy(value, state)
+    return states
+
+
+def _lower_step(lowering: Any, block: Block, states: list[Value], places: list[Value], targets: list[Value]) -> None:
+    """One step: the next values are made beside the old ones, which the step may read to its end, then moved."""
+    nexts = [
+        state if result is param else _allocate_buffer(lowering, state.type)  # type: ignore[arg-type]
+        for state, result, param in zip(states, block.results, block.params, strict=False)
+    ]
+    _lower_region(lowering, block, places, [*nexts, *targets])
+    for new, state in zip(nexts, states, strict=True):
+        if new is not state:
+            _copy_buffer(lowering, new, state)
+
+
+@host_rules(control_flow.scan)
+def _(lowering: Any, node: Node) -> None:
+    carry, xs, length = (node.attrs[k] for k in ("carry", "xs", "length"))
+    states = _init_carried(lowering, node, carry)
+    stacks = [lowering.hold(v) for v in node.results[carry:]]
+    inputs = [lowering.places[v] for v in node.args[carry:]]
+    index, regions = Value(scalar(int64), "i"), []  # type: ignore[var-annotated]
+    with _open_region(lowering, regions, [index]):
+        slices = [lowering.builder.add(host.at, [x, index]).out for x in inputs[:xs]]
+        made = [lowering.builder.add(host.at, [y, index]).out for y in stacks]
+        _lower_step(lowering, node.regions[0], states, [*states, *slices, *inputs[xs:]], made)
+    first, step = (length - 1, -1) if node.attrs["reverse"] else (0, 1)
+    lowering.builder.add(
+        host.loop, [], {"first": first, "step": step, "count": length}, types=(), regions=tuple(regions)
+    )
+
+
+@host_rules(control_flow.cond)
+def _(lowering: Any, node: Node) -> None:
+    targets = [lowering.hold(v) for v in node.results]
+    flag, *places = (lowering.places[v] for v in node.args)
+    regions: list[Block] = []
+    for block in node.regions:
+        with _open_region(lowering, regions):
+            _lower_region(lowering, block, places, targets)
+    lowering.builder.add(host.if_, [flag], {}, types=(), regions=tuple(regions))
+
+
+@host_rules(control_flow.while_loop)
+def _(lowering: Any, node: Node) -> None:
+    carry, end = node.attrs["carry"], node.attrs["carry"] + node.attrs["test"]
+    states = _init_carried(lowering, node, carry)
+    asked = [lowering.places[v] for v in node.args[carry:end]]
+    consts = [lowering.places[v] for v in node.args[end:]]
+    flag, regions = _allocate_buffer(lowering, scalar(bool_)), []  # type: ignore[var-annotated]
+    with _open_region(lowering, regions):
+        _lower_region(lowering, node.regions[0], [*states, *asked], [flag])
+    with _open_region(lowering, regions):
+        _lower_step(lowering, node.regions[1], states, [*states, *consts], [])
+    lowering.builder.add(host.while_, [flag], {}, types=(), regions=tuple(regions))
+
+
+def find_host_control_flow(module: Module) -> list[Node]:
+    """The loops and branches of a Schedule or Tile module that the host takes."""
+    return [n for n in module.main.body.walk() if n.op in (host.loop, host.while_, host.if_)]
+
+
+# Ops that run on the host, by NumPy, whatever the target: decompositions, and long sorts where a target asks.
+
+
+# The ops without any other lowering.
+HOST_ONLY_OPS = tuple(op for op in REGISTRY.values() if op.name.startswith("ts.") and "host" in op.effects)
+
+
+def runs_on_host(function: Function, op: Op, plan: LoweringPlan) -> bool:
+    """Whether an op with a lowering is left to the host: a sort whose lowering compares too many pairs."""
+    if op is not sorting.argsort or plan.host_sort is None:
+        return False
+    found = [n for n in function.body.walk() if n.op is op]
+    return any(int(n.types[0].shape[n.attrs["axis"]]) > plan.host_sort for n in found)
+
+
+@host_rules(*HOST_ONLY_OPS, sorting.argsort)
+def _(lowering: Any, node: Node) -> None:
+    operands = [lowering.view(v, get_shape(v)) for v in node.args]
+    results = [lowering.hold(v) for v in node.results]
+    attrs = {"op": node.op.name, "operands": len(operands), "attrs": Attrs(node.attrs)}
+    lowering.builder.add(host.call, [*operands, *results], attrs, types=())
+
+
+def find_host_calls(module: Module) -> list[Node]:
+    """The calls of a Schedule or Tile module that run on the host."""
+    return [n for n in module.main.body.walk() if n.op is host.call]

@@ -1,0 +1,253 @@
+"""Kernel bodies: the scalar computation of a cluster, built from its root backwards through all inlined ops, with one rule for each Graph op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tessera.core.types import DType, RefType, TensorType, int64
+from tessera.ir.builder import Builder
+from tessera.ir.core import Block, Node, Value
+from tessera.ir.rules import ACCUMULATE, Op, Rules
+from tessera.lower.affine import IndexDigit, IndexExpr, OpaqueIndex, add_exprs, make_constant
+from tessera.lower.graph_to_schedule.fusion import FusionCluster
+from tessera.lower.indexing_maps import POINTWISE, AccessPoint, IndexGuard, get_shape, make_bounds_guard
+from tessera.ops.dialects import schedule
+from tessera.ops.tensor import basic, contractions, reduce, shape
+from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor.basic import cast as convert
+from tessera.ops.tensor.basic import full, recompute
+
+# The body of a kernel: its root pulled, index by index, through everything that is inlined.
+
+
+# rule(pull, node, point) gives the value of a node at a point.
+point_rules = Rules("body")
+MemorySlot = tuple[Value, tuple[int, ...]]
+
+
+class BodyBuilder:
+    """A body under construction: the values so far, and one parameter for each memory that is read.
+
+    `order` lists the cluster's dims as the kernel has them. `held` are the values that lie in memory;
+    a slot is such a value and the shape it is seen as.
+    """
+
+    def __init__(
+        self, cluster: FusionCluster, order: Sequence[int], producers: Mapping[Value, Node], held: Any
+    ) -> None:
+        self.cluster = cluster
+        self.place = {dim: i for i, dim in enumerate(order)}
+        self.producers = producers
+        self.held = held
+        self.builder = Builder()
+        self.slots: dict[MemorySlot, Value] = {}
+        self._values: dict[tuple[Value, AccessPoint], Value] = {}
+        self._indices: dict[IndexExpr | IndexDigit, Value] = {}
+
+    def at(self, value: Value, point: AccessPoint) -> Value:
+        """A tensor's element at a point."""
+        key = (value, point)
+        if key not in self._values:
+            self._values[key] = self._made(value, point)
+        return self._values[key]
+
+    def _made(self, value: Value, point: AccessPoint) -> Value:
+        if self.is_leaf(value):
+            return self.load(value, get_shape(value), point)
+        node = self.producers[value]
+        with self.builder.at(node.loc):
+            return point_rules.of(node.op)(self, node, point)
+
+    def is_leaf(self, value: Value) -> bool:
+        """Whether a value is read from memory here."""
+        return value not in self.cluster.inlined
+
+    def operands(self, node: Node, point: AccessPoint) -> list[Value]:
+        """The operands of a node at the points it reads them at."""
+        return [self.at(v, p) for v, p in zip(node.args, self.cluster.operands(node, point), strict=True)]
+
+    def load(self, value: Value, shape: tuple[int, ...], point: AccessPoint) -> Value:
+        """The element of memory, seen as `shape`, at a point."""
+        ref = self.slot(value, shape)
+        indices = [self.index(i) for i in point.indices]
+        guards = [self.guard(point.guards)] if point.guards else []
+        return self.add(schedule.load, [ref, *indices, *guards])
+
+    def slot(self, value: Value, shape: tuple[int, ...]) -> Value:
+        """The parameter for a value in memory, seen as `shape`."""
+        if (value, shape) not in self.slots:
+            type = value.type
+            assert isinstance(type, TensorType)
+            self.slots[value, shape] = Value(RefType(shape, type.dtype, policy=type.policy), self.held(value))
+        return self.slots[value, shape]
+
+    def index(self, expr: IndexExpr) -> Value:
+        """An index as a value."""
+        if expr not in self._indices:
+            parts = [self._scaled(a, c) for a, c in expr.terms]
+            if expr.constant or not parts:
+                parts.append(self.number(expr.constant))
+            total = parts[0]
+            for each in parts[1:]:
+                total = self.add(e.add, [total, each])
+            self._indices[expr] = total
+        return self._indices[expr]
+
+    def _scaled(self, of: IndexDigit | OpaqueIndex, by: int) -> Value:
+        value = self._digit(of) if isinstance(of, IndexDigit) else self._opaque(of)
+        return value if by == 1 else self.add(e.mul, [value, self.number(by)])
+
+    def _digit(self, digit: IndexDigit) -> Value:
+        if digit not in self._indices:
+            value = self.add(schedule.index, [], dim=self.place[digit.dim])
+            if digit.divisor > 1:
+                value = self.add(e.floor_divide, [value, self.number(digit.divisor)])
+            if digit.modulus:
+                value = self.add(e.remainder, [value, self.number(digit.modulus)])
+            self._indices[digit] = value
+        return self._indices[digit]
+
+    def _opaque(self, of: OpaqueIndex) -> Value:
+        if of.key[0] in _DIVISION_OPS:
+            sign, expr, by = of.key
+            return self.add(_DIVISION_OPS[sign], [self.index(expr), self.number(by)])
+        value, point = of.key
+        return self.cast(self.at(value, point), int64)
+
+    def guard(self, guards: Sequence[IndexGuard]) -> Value:
+        """Whether all guards hold; there is at least one."""
+        tests = [t for g in guards for t in self._tests(g)]
+        total = tests[0]
+        for each in tests[1:]:
+            total = self.add(e.bitwise_and, [total, each])
+        return total
+
+    def _tests(self, guard: IndexGuard) -> list[Value]:
+        found, index = guard.index.bounds(), self.index(guard.index)
+        tests = []
+        if found is None or found[0] < guard.low:
+            tests.append(self.add(e.greater_equal, [index, self.number(guard.low)]))
+        if found is None or found[1] >= guard.high:
+            tests.append(self.add(e.less, [index, self.number(guard.high)]))
+        return tests
+
+    def number(self, value: int) -> Value:
+        """An int64 constant."""
+        return self.add(full, [], shape=(), value=value, dtype=int64)
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """A value in another element type."""
+        return value if value.type.dtype == dtype else self.add(convert, [value], dtype=dtype)
+
+    def add(self, op: Op, args: Sequence[Value], **attrs: Any) -> Value:
+        """One more node."""
+        return self.builder.add(op, args, attrs).out
+
+    def store(self, root: Value, place: Value) -> None:
+        """Write the root's element, at the index of the kernel's dims, into memory."""
+        (point,) = self.cluster.points(root)
+        value = self.at(root, point)
+        indices = [self._axis(d) for d in range(self.cluster.parallel)]
+        self.builder.add(schedule.store, [place, value, *indices])
+
+    def _axis(self, dim: int) -> Value:
+        # An axis of one element has an index like any other, so that a store always names its dims.
+        return self._digit(IndexDigit(dim, self.cluster.extents[dim]))
+
+    def block(self, place: Value) -> Block:
+        """The finished region; the memory that is written comes last."""
+        return self.builder.block([*self.slots.values(), place], ())
+
+
+_DIVISION_OPS = {"//": e.floor_divide, "%": e.remainder}
+
+
+# What each Graph op is at one index.
+
+
+def _get_scalar_type(value) -> TensorType:
+    """The type of one element."""
+    return value.type.with_shape(())
+
+
+@point_rules(*POINTWISE)
+def _(pull, node, point):
+    args = pull.operands(node, point)
+    return pull.builder.add(node.op, args, node.attrs, types=(_get_scalar_type(node.out),)).out
+
+
+@point_rules(basic.full)
+def _(pull, node, point):
+    return pull.add(basic.full, [], shape=(), value=node.attrs["value"], dtype=node.attrs["dtype"])
+
+
+@point_rules(shape.iota)
+def _(pull, node, point):
+    return pull.cast(pull.index(point.indices[node.attrs["axis"]]), node.attrs["dtype"])
+
+
+@point_rules(shape.permute, shape.slice_, basic.broadcast_to, recompute)
+def _(pull, node, point):
+    return pull.operands(node, point)[0]
+
+
+@point_rules(shape.reshape)
+def _(pull, node, point):
+    # Memory in row-major order has any shape with as many elements.
+    if pull.is_leaf(node.args[0]):
+        return pull.load(node.args[0], get_shape(node.out), point)
+    return pull.operands(node, point)[0]
+
+
+@point_rules(shape.pad)
+def _(pull, node, point):
+    (x,) = pull.operands(node, point)
+    (at,) = pull.cluster.operands(node, point)
+    guards = [g for i, n in zip(at.indices, get_shape(node.args[0]), strict=True) for g in make_bounds_guard(i, n)]
+    if not guards:
+        return x
+    value = pull.add(basic.full, [], shape=(), value=node.attrs["value"], dtype=x.type.dtype)
+    return pull.add(e.where, [pull.guard(guards), x, value])
+
+
+@point_rules(shape.concatenate)
+def _(pull, node, point):
+    axis, start = node.attrs["axis"], 0
+    parts = pull.operands(node, point)
+    total = None
+    for part, operand in zip(parts, node.args, strict=True):
+        size = get_shape(operand)[axis]
+        guards = make_bounds_guard(add_exprs(point.indices[axis], make_constant(-start)), size)
+        start += size
+        if not size:
+            continue
+        total = part if total is None or not guards else pull.add(e.where, [pull.guard(guards), part, total])
+    return total
+
+
+@point_rules(shape.gather)
+def _(pull, node, point):
+    x, _ = pull.operands(node, point)
+    return x
+
+
+@point_rules(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
+def _(pull, node, point):
+    (x,) = pull.operands(node, point)
+    dims = pull.cluster.reduced[node.out]
+    result = node.out.type.dtype
+    if node.op is reduce.sum and not result.is_float:
+        x = pull.cast(x, result)
+    elif node.op.numerics == ACCUMULATE and len(dims) > 1:
+        x = pull.cast(x, x.type.accumulate)
+    for dim in dims:
+        x = pull.add(schedule.reduce, [x], kind=node.op.__name__, dim=pull.place[dim])
+    return pull.cast(x, result)
+
+
+@point_rules(contractions.dot)
+def _(pull, node, point):
+    (dim,) = pull.cluster.reduced[node.out]
+    args = pull.operands(node, point)
+    return pull.add(schedule.contract, args, dim=pull.place[dim], dtype=node.attrs["dtype"])

@@ -1,0 +1,153 @@
+"""Cost model: the cycles of products and collectives on a processing element, and the peak memory of its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tessera.core.types import TensorType
+from tessera.ir.core import Block, Node, Value
+from tessera.ops.dialects import control_flow, mesh
+from tessera.ops.tensor import basic, shape
+
+# What products on one element cost, in cycles: by this they are emitted, and mappings are chosen.
+
+
+# An operation on a whole descriptor, with the steps of the loop around it.
+DSD_OVERHEAD = 26
+LOOP_OVERHEAD = 20
+# A multiply-add whose operands stay in registers, with the loop around it: its rows lie one after another, or do not.
+CONTIGUOUS_ROW_OVERHEAD, STRIDED_ROW_OVERHEAD = 27, 40
+# Elements a cycle, of a WSE-2 and of a WSE-3: a multiply-add with a scalar, a product, a sum.
+MULTIPLY_ADD_RATE, MULTIPLY_RATE, ADD_RATE = (2, 4), (1, 4), (2, 4)
+# "lines": a multiply-add on a row or column of the result for each factor of another. "outer": for each place that is
+# summed, the products of a column and a row, then a sum. "inner": for each element of the result, the products of a
+# row and a column, then their sum.
+ROW_PRODUCTS, OUTER_PRODUCTS, INNER_PRODUCTS = "lines", "outer", "inner"
+
+
+def estimate_matmul_cycles(rows: int, columns: int, summed: int, wide: bool = False) -> dict[str, float]:
+    """The cycles of a product of rows x summed by summed x columns, by each way; `wide` on a WSE-3."""
+    both = 2 * DSD_OVERHEAD + LOOP_OVERHEAD
+    rate = 1 / MULTIPLY_RATE[wide] + 1 / ADD_RATE[wide]
+    return {
+        ROW_PRODUCTS: summed * min(estimate_row_cycles(rows, columns, wide)),
+        OUTER_PRODUCTS: summed * (both + rows * columns * rate),
+        INNER_PRODUCTS: rows * columns * (both + summed * rate),
+    }
+
+
+def estimate_row_cycles(rows: int, columns: int, wide: bool = False) -> tuple[float, float]:
+    """The cycles for each place that is summed of a product by rows, and by columns."""
+    rate = MULTIPLY_ADD_RATE[wide]
+    return rows * (CONTIGUOUS_ROW_OVERHEAD + columns / rate), columns * (STRIDED_ROW_OVERHEAD + rows / rate)
+
+
+def choose_cheapest(found: dict[str, float]) -> str:
+    """The way of the fewest cycles."""
+    return min(found, key=lambda way: found[way])
+
+
+def estimate_broadcast_cycles(words: int, places: int) -> float:
+    """The cycles in which one element tells all along an axis: to the last, and back."""
+    return words + 2 * places + 3 * DSD_OVERHEAD
+
+
+def estimate_all_gather_cycles(words: int, places: int) -> float:
+    """The cycles in which all have `words` of all; each element's turn takes a few cycles of its own."""
+    return words + 6 * places + 3 * DSD_OVERHEAD
+
+
+# What the values of a mesh program take of an element's memory at most: those that are needed at one time.
+
+
+# Results that lie where the first operand does: as another view of it, or in its place where nothing needs it later.
+VIEW_OPS = (shape.permute, shape.reshape, basic.broadcast_to, mesh.section, mesh.arrived, basic.recompute)
+IN_PLACE_OPS = (mesh.all_reduce, mesh.multiply_add, mesh.put)
+FREE_OPS = (basic.full,)
+# What comes has room for what comes next beside it: a loop that hands on what it begins to receive needs no more.
+ASYNC_OPS = (mesh.begin_broadcast, mesh.begin_rotate)
+WHOLE_PROGRAM = math.inf
+
+
+def count_value_bytes(value: Value) -> int:
+    """The bytes of a value."""
+    type = value.type
+    return math.prod(map(int, type.shape)) * type.dtype.numpy.itemsize if isinstance(type, TensorType) else 0
+
+
+def estimate_peak_memory(block: Block) -> int:
+    """The bytes that the values of a block take at most; its parameters and what comes from around it are not counted.
+
+    What the host copies in stays, and what it copies out lies apart from that.
+    """
+    places = _BufferLiveness(block)
+    live = most = 0
+    for number, node in enumerate(block.nodes):
+        live += places.made(number, node)
+        most = max(most, live + max(map(estimate_peak_memory, node.regions), default=0))
+        live -= places.ended(number, node)
+    return most
+
+
+class _BufferLiveness:
+    """Where values lie: by value one that stands for the place, by that the last node that needs it and its bytes."""
+
+    def __init__(self, block: Block) -> None:
+        self.place: dict[Value, Value] = {}
+        self.last: dict[Value, float] = {}
+        self.bytes: dict[Value, int] = dict.fromkeys(block.params, 0)
+        self.kept: set[Value] = set()  # what the host copies
+        self.handed_on = set(block.results)
+        for number, node in enumerate(block.nodes):
+            for value in node.results:
+                first = node.args[0] if node.op in VIEW_OPS and node.args else value
+                self.place[value] = self.place.get(first, first)
+            for value in (*node.args, *node.results, *(v for r in node.regions for v in r.free)):
+                self._needs(value, WHOLE_PROGRAM if node.op in (mesh.read, mesh.write) else number)
+        for value in block.results:
+            self._needs(value, WHOLE_PROGRAM)
+
+    def _needs(self, value: Value, number: float) -> None:
+        at = self.place.get(value, value)
+        self.last[at] = max(self.last.get(at, 0), number)
+
+    def made(self, number: int, node: Node) -> int:
+        """The bytes of new places for a node's results."""
+        if node.op is mesh.write:  # what was read, or written before, is copied; else it is handed over as it lies
+            at = self.place.get(node.args[1], node.args[1])
+            copied = at in self.kept or not self.bytes.get(at)
+            self.kept.add(at)
+            return count_value_bytes(node.args[1]) if copied else 0
+        self.kept |= set(node.results) if node.op is mesh.read else set()
+        pairs = zip(node.results, _find_in_place_operands(node), strict=False)
+        return sum(self._result(number, node, value, old) for value, old in pairs)
+
+    def _result(self, number: int, node: Node, value: Value, old: Value | None) -> int:
+        if self.place[value] is not value or node.op in FREE_OPS or (node.op in ASYNC_OPS and value in self.handed_on):
+            return 0
+        at = None if old is None else self.place.get(old, old)
+        if at is not None and self.last.get(at) == number and at in self.bytes:
+            self.last[at] = self.last[value]
+            self._merge(value, at)
+            return 0
+        self.bytes[value] = count_value_bytes(value) * (2 if node.op in ASYNC_OPS else 1)
+        return self.bytes[value]
+
+    def _merge(self, value: Value, at: Value) -> None:
+        for each, place in self.place.items():
+            if place is value:
+                self.place[each] = at
+
+    def ended(self, number: int, node: Node) -> int:
+        """The bytes of places that nothing needs after a node."""
+        used = {*node.args, *node.results, *(v for r in node.regions for v in r.free)}
+        gone = {at for v in used if self.last.get(at := self.place.get(v, v)) == number}
+        return sum(self.bytes.pop(at, 0) for at in gone)
+
+
+def _find_in_place_operands(node: Node) -> Sequence[Value | None]:
+    """For each result the operand in whose place it may lie."""
+    if node.op in (control_flow.for_, control_flow.while_):
+        return node.args[len(node.args) - len(node.results) :]
+    return [node.args[0] if node.op in IN_PLACE_OPS else None] * len(node.results)

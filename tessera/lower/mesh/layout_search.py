@@ -1,0 +1,185 @@
+"""Layout search: chooses the sharding of the inputs by the estimated cost of the mesh program, then builds it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tessera.core.errors import ShapeError
+from tessera.core.shapes import symbol_names
+from tessera.core.types import RefType, TensorType
+from tessera.ir.builder import Builder
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.ir.evaluator import evaluate_block
+from tessera.lower.mesh import matmul, op_rules
+from tessera.lower.mesh.control_flow import region_rules
+from tessera.lower.mesh.cost_model import estimate_peak_memory
+from tessera.lower.mesh.mesh_lowering import PIECE_MEMORY_BYTES, MeshLowering, NoMapping, count_piece_elements
+from tessera.lower.mesh.op_rules import mesh_op_rules, raise_unmapped
+from tessera.lower.mesh.sharding import CONSTANT, Mesh, ShardedTensor, Sharding, tensor_type_of
+from tessera.lower.passes.redundancy_elimination import dce_block
+from tessera.ops.dialects import host, mesh
+from tessera.ops.dialects.mesh import UNSPLIT
+
+assert op_rules and matmul and op_rules  # fill the table
+
+# How a tensor's last two axes may be cut, the most even first.
+CHOICES: tuple[tuple[int, int], ...] = (
+    (0, 1),
+    (0, UNSPLIT),
+    (1, UNSPLIT),
+    (UNSPLIT, 1),
+    (UNSPLIT, 0),
+    (1, 0),
+    (UNSPLIT, UNSPLIT),
+)
+# The share of its cycles that a copy by the host counts for.
+HOST_COPY_WEIGHT = 1 / 4
+# How often the choices for all inputs are gone through for something better.
+SEARCH_ROUNDS = 3
+
+
+def to_mesh(module: Module, shape: Mesh) -> Module:
+    """The Tile module in which each element of a mesh computes its pieces of a graph of primitives.
+
+    Raises:
+        UnsupportedOpError: an op has no mapping onto the mesh, however the inputs are cut.
+        ShapeError: a size is symbolic.
+    """
+    function = module.main
+    _check_concrete(function)
+    choices = [_list_shardings(shape, tensor_type_of(p)) for p in function.params]
+    chosen = [0] * len(choices)
+    best = _estimate_cost(function, shape, choices, chosen)
+    for _ in range(SEARCH_ROUNDS if math.prod(shape.grid) > 1 else 0):
+        before = list(chosen)
+        for place, number in _list_moves(choices):
+            tried = [number if i == place else c for i, c in enumerate(chosen)]
+            cost = _estimate_cost(function, shape, choices, tried)
+            if cost < best:
+                best, chosen = cost, tried
+        if chosen == before:
+            break
+    return _make_module(function, shape, [c[i] for c, i in zip(choices, chosen, strict=True)])
+
+
+def _check_concrete(function: Function) -> None:
+    for value in function.params:
+        if symbol_names(value.type.shape):
+            raise ShapeError(
+                "a program of symbolic sizes cannot be laid out", location=function.loc, received=str(value.type)
+            )
+
+
+def _list_moves(choices: Sequence[Sequence[Sharding]]) -> list[tuple[int, int]]:
+    return list(itertools.chain.from_iterable([(i, n) for n in range(len(c))] for i, c in enumerate(choices)))
+
+
+def _list_shardings(shape: Mesh, type: TensorType) -> list[Sharding]:
+    found = []
+    for pair in CHOICES:
+        tail = pair[-min(type.rank, 2) :] if type.rank else ()
+        split = (*(UNSPLIT,) * (type.rank - len(tail)), *tail)
+        cut = shape.plain(split)
+        fixed = tuple(CONSTANT if int(n) == 1 else s for s, n in zip(cut, type.shape, strict=True))
+        if fixed not in found:
+            found.append(fixed)
+    return found
+
+
+def _estimate_cost(
+    function: Function, shape: Mesh, choices: Sequence[Sequence[Sharding]], chosen: Sequence[int]
+) -> tuple:
+    """What a choice costs: the nodes that cannot be mapped first, then the memory there is not, then the cycles."""
+    lowering = MeshLowering(shape)
+    splits = [c[i] for c, i in zip(choices, chosen, strict=True)]
+    reached = [0]
+    try:
+        with lowering.builder.region() as nodes:
+            _lower_body(lowering, function, splits, reached)
+    except NoMapping:
+        return (-reached[0], math.inf, math.inf)
+    return (
+        -math.inf,
+        max(0, estimate_peak_memory(dce_block(Block((), tuple(nodes), ()))) - PIECE_MEMORY_BYTES),
+        lowering.cycles,
+    )
+
+
+def _lower_body(lowering: MeshLowering, function: Function, splits: Sequence[Sharding], reached: list[int]) -> Block:
+    refs = [Value(_make_ref(tensor_type_of(p)), p.hint or f"x{i}") for i, p in enumerate(function.params)]
+    held = [
+        _emit_read(lowering, ref, tensor_type_of(p), s) for ref, p, s in zip(refs, function.params, splits, strict=True)
+    ]
+
+    def meaning(node: Node, args: list[ShardedTensor], run: Any) -> list[ShardedTensor]:
+        reached[0] += 1
+        with lowering.builder.at(node.loc):
+            if node.op in region_rules:
+                return region_rules.of(node.op)(lowering, node, run, args)
+            row = mesh_op_rules.get(node.op)
+            return [raise_unmapped(lowering, node) if row is None else row(lowering, node, *args)]
+
+    results = evaluate_block(function.body, held, meaning)
+    outs = [
+        Value(_make_ref(tensor_type_of(v)), "out" if len(results) == 1 else f"out{i}")
+        for i, v in enumerate(function.body.results)
+    ]
+    for result, out in zip(results, outs, strict=True):
+        split = _shard_output(lowering, result.type, lowering.settle(result))
+        value = result.at(split)
+        _count_host_copy(lowering, value)
+        lowering.builder.add(mesh.write, [out, value], {"split": _drop_markers(split)})
+    return Block((*refs, *outs), (), ())
+
+
+def _shard_output(lowering: MeshLowering, type: TensorType, split: Sharding) -> Sharding:
+    """A split with axes cut, the last first, that all elements along a mesh axis would hand over alike."""
+    found, free = list(split), [a for a in (1, 0) if lowering.mesh.grid[a] > 1 and a not in split]
+    for axis in reversed(range(type.rank)):
+        if free and found[axis] == UNSPLIT and int(type.shape[axis]) >= lowering.mesh.grid[free[0]]:
+            found[axis] = free.pop(0)
+    return tuple(found)
+
+
+def _emit_read(lowering: MeshLowering, ref: Value, type: TensorType, split: Sharding) -> ShardedTensor:
+    attrs = {"split": _drop_markers(split), "shape": tuple(lowering.mesh.local(type, split).shape)}
+    value = lowering.builder.add(mesh.read, [ref], attrs).out
+    _count_host_copy(lowering, value)
+    return lowering.lying(type, split, value, clean=True)
+
+
+def _count_host_copy(lowering: MeshLowering, value: Value) -> None:
+    """What the host copies stays in memory; it comes and goes along all rows at once, a word for each cycle.
+
+    A program may run often on what came once, so that copying counts for less than computing.
+    """
+    held = count_piece_elements(value) * value.type.dtype.numpy.itemsize
+    lowering.kept += held
+    lowering.cycles += held / 4 * lowering.mesh.columns * HOST_COPY_WEIGHT
+
+
+def _drop_markers(split: Sharding) -> Sharding:
+    return tuple(max(s, UNSPLIT) for s in split)
+
+
+def _make_ref(type: TensorType) -> RefType:
+    return RefType(tuple(int(n) for n in type.shape), type.dtype, policy=type.policy)
+
+
+def _make_module(function: Function, shape: Mesh, splits: Sequence[Sharding]) -> Module:
+    lowering = MeshLowering(shape)
+    with lowering.builder.at(function.loc), lowering.builder.region() as nodes:
+        block = _lower_body(lowering, function, splits, [0])
+    name = f"{function.name}_on_mesh"
+    body = dce_block(Block(block.params, tuple(nodes), ()))
+    program = Function(name, body, Attrs({"group": 1, "mesh": shape.grid}), function.loc)
+    builder = Builder()
+    params = tuple(Value(v.type, v.hint) for v in block.params)
+    with builder.at(function.loc):
+        builder.add(host.launch, params, {"kernel": name, "grid": shape.grid}, types=())
+    outputs = len(params) - len(function.params)
+    main = Function(function.name, builder.block(params, ()), Attrs({"outputs": outputs}), function.loc)
+    return Module("tile", (main, program))

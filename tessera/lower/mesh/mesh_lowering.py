@@ -1,0 +1,164 @@
+"""Mesh lowering state: the SPMD program under construction, and resharding of its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.core.errors import UnsupportedOpError
+from tessera.core.types import DType, TensorType, int64
+from tessera.ir.builder import Builder
+from tessera.ir.core import Node, Value
+from tessera.ir.rules import Op
+from tessera.lower.mesh.cost_model import estimate_all_gather_cycles
+from tessera.lower.mesh.sharding import CONSTANT, Mesh, ShardedTensor, Sharding, choose_default_sharding, tensor_type_of
+from tessera.ops.dialects import mesh, tile
+from tessera.ops.dialects.mesh import UNSPLIT
+from tessera.ops.tensor import basic, shape
+from tessera.ops.tensor import elementwise as e
+
+# What the pieces of a program may fill of an element's memory; code and what is in between need the rest.
+PIECE_MEMORY_BYTES = 36 * 1024
+
+
+class NoMapping(UnsupportedOpError):
+    """An op cannot be computed where its operands lie."""
+
+
+@dataclass
+class MeshLowering:
+    """The program that each element of the mesh runs, and where each value of the graph lies."""
+
+    mesh: Mesh
+    builder: Builder = field(default_factory=Builder)
+    held: dict[Value, ShardedTensor] = field(default_factory=dict)
+    # Estimates, by which ways to cut the inputs are compared.
+    cycles: float = 0.0
+    kept: int = 0  # bytes of the pieces of inputs and outputs
+    largest: int = 0  # bytes of the largest piece in between
+
+    def add(self, op: Op, *args: Value, **attrs: Any) -> Value:
+        """The result of a node of the program."""
+        out = self.builder.add(op, args, attrs).out
+        self.cycles += 24 + count_piece_elements(out) / 2
+        self.largest = max(self.largest, count_piece_elements(out) * out.type.dtype.numpy.itemsize)
+        return out
+
+    def has_memory_for(self, bytes: int) -> bool:
+        """Whether an element's memory has room for so much more, beside what the host copies and what is in between."""
+        return self.kept + 2 * self.largest + bytes <= PIECE_MEMORY_BYTES
+
+    def index(self, value: int) -> Value:
+        """A constant index."""
+        return self.builder.add(basic.full, (), {"shape": (), "value": value, "dtype": int64}).out
+
+    def place(self, cut: int) -> Value:
+        """This element's place along a mesh axis."""
+        return self.builder.add(tile.program_id, (), {"axis": cut}).out
+
+    def hold(self, node: Node, split: Sharding, value: Value) -> ShardedTensor:
+        """The result of a node, computed at one split."""
+        return self.lying(tensor_type_of(node.out), split, value)
+
+    def lying(self, type: TensorType, split: Sharding, value: Value, clean: bool = False) -> ShardedTensor:
+        """A tensor of which each element has `value`."""
+        found = ShardedTensor(type, split, lambda wanted: self.moved(type, split, value, wanted), clean)
+        found.made[split] = value
+        return found
+
+    def moved(self, type: TensorType, split: Sharding, value: Value, wanted: Sharding) -> Value:
+        """A piece at another split: put together, cut out of what is whole, or repeated where it is constant."""
+        pairs = list(enumerate(zip(split, wanted, strict=True)))
+        for axis, (has, wants) in pairs:
+            if has >= 0 and wants != has:
+                value = self.together(type, value, axis, has)
+        for axis, (has, wants) in pairs:
+            if has != CONSTANT and wants >= 0 and wants != has:
+                value = self.cut(type, value, axis, wants)
+        return self.broadcast_axes(value, self.mesh.local(type, wanted))
+
+    def together(self, type: TensorType, value: Value, axis: int, cut: int) -> Value:
+        """All of an axis that is cut, for every element."""
+        size = int(type.shape[axis])
+        found = self.add(mesh.all_gather, value, axis=axis - type.rank, along=cut, size=size)
+        self.cycles += estimate_all_gather_cycles(count_piece_elements(found), self.mesh.grid[cut])
+        return found
+
+    def broadcast_axes(self, value: Value, type: TensorType) -> Value:
+        """A value with its axes of size 1 repeated."""
+        shape = tuple(type.shape)
+        return value if tuple(value.type.shape) == shape else self.add(basic.broadcast_to, value, shape=shape)
+
+    def cut(self, type: TensorType, value: Value, axis: int, cut: int) -> Value:
+        """This element's own piece of an axis it has the whole of; zeros past the end."""
+        size, pieces = int(type.shape[axis]), self.mesh.grid[cut]
+        if pieces == 1:
+            return value
+        if lacking := self.mesh.piece(size, cut) * pieces - size:
+            sizes = tuple(lacking if a == axis else int(n) for a, n in enumerate(value.type.shape))
+            value = self.add(mesh.join, value, self.full(type.with_shape(sizes), 0), axis=axis - type.rank)
+        return self.add(mesh.panel, value, self.place(cut), axis=axis - type.rank, count=pieces)
+
+    def settle(self, x: ShardedTensor) -> Sharding:
+        """A split at which a value can be made, nothing left open."""
+        return self.mesh.plain(choose_default_sharding(x.type, x.split))
+
+    def unshard_axes(self, x: ShardedTensor, axes: Sequence[int]) -> Sharding:
+        """A split of a value with some of its axes not cut."""
+        split = list(self.settle(x))
+        for axis in axes:
+            split[axis] = CONSTANT if x.split[axis] == CONSTANT and int(x.type.shape[axis]) == 1 else UNSPLIT
+        return tuple(split)
+
+    def fill_padding(
+        self, x: ShardedTensor, split: Sharding, axis: int, fill: float, value: Value | None = None
+    ) -> Value:
+        """The piece at a split, with `fill` past the tensor's end along an axis."""
+        value = x.at(split) if value is None else value
+        size = int(x.type.shape[axis])
+        if not self.mesh.padded(size, split[axis]) or (fill == 0 and x.clean):
+            return value
+        return self.add(
+            e.where,
+            self.inside(tensor_type_of(value), axis, split[axis], size),
+            value,
+            self.full(tensor_type_of(value), fill),
+        )
+
+    def inside(self, type: TensorType, axis: int, cut: int, size: int) -> Value:
+        """Which elements of a piece lie before the tensor's end along an axis."""
+        places = self.places(type, axis, cut, int64)
+        limit = self.full(tensor_type_of(places), size)
+        return self.broadcast_axes(self.add(e.less, places, limit), type)
+
+    def places(self, type: TensorType, axis: int, cut: int, dtype: DType) -> Value:
+        """The places along an axis of the tensor of this element's piece; other axes have size 1."""
+        length = int(type.shape[axis])
+        shape_ = tuple(length if a == axis else 1 for a in range(type.rank))
+        found = self.add(shape.iota, shape=shape_, axis=axis, dtype=dtype)
+        if cut < 0 or self.mesh.grid[cut] == 1:
+            return found
+        first = self.add(e.mul, self.place(cut), self.index(length))
+        start = first if dtype == int64 else self.add(basic.cast, first, dtype=dtype)
+        level = self.add(shape.reshape, start, shape=(1,) * type.rank)
+        return self.add(e.add, found, self.broadcast_axes(level, tensor_type_of(found)))
+
+    def full(self, type: TensorType, value: Any) -> Value:
+        """A block of one value."""
+        one = self.builder.add(basic.full, (), {"shape": (1,) * type.rank, "value": value, "dtype": type.dtype}).out
+        return self.broadcast_axes(one, type)
+
+    def make_mapping_error(self, why: str) -> NoMapping:
+        """The error for what cannot be laid out."""
+        return NoMapping(
+            f"this has no mapping onto a mesh of {self.mesh.rows} x {self.mesh.columns} elements: {why}",
+            location=self.builder.location,
+            suggestion="choose another grid (1x1 always fits), or run on another target",
+        )
+
+
+def count_piece_elements(value: Value) -> int:
+    """The elements of a piece."""
+    return math.prod(map(int, value.type.shape))

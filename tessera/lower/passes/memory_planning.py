@@ -1,0 +1,117 @@
+"""Memory planning: an offset in one workspace for each buffer; buffers whose lifetimes do not overlap share memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.ir.levels import KERNEL_OP
+from tessera.ops.dialects import host
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class BufferLifetime:
+    """A buffer: its size in bytes and the first and last node that touch it."""
+
+    buffer: Value
+    size: int
+    first: int
+    last: int
+
+    def overlaps(self, other: BufferLifetime) -> bool:
+        """Whether both are alive at some time."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def plan_memory(module: Module) -> Module:
+    """A Schedule module whose buffers have offsets, and whose entry says how large the workspace is."""
+    main = module.main
+    offsets = assign_offsets(find_lifetimes(main.body))
+    size = max((o + _count_aligned_bytes(v) for v, o in offsets.items()), default=0)
+    attrs = Attrs({**main.attrs, "workspace": size})
+    return module.replace(
+        Function(main.name, _set_block_offsets(main.body, offsets), attrs, main.loc), *module.functions[1:]
+    )
+
+
+def find_lifetimes(block: Block) -> list[BufferLifetime]:
+    """The buffers of an entry function; views belong to the buffer they see.
+
+    A buffer made outside a loop or branch that touches it is alive from its beginning to its end.
+    """
+    found = _BufferUses()
+    found.walk(block)
+    return [BufferLifetime(v, _count_aligned_bytes(v), min(at), max(at)) for v, at in found.touched.items() if at]
+
+
+@dataclass
+class _BufferUses:
+    """The nodes that touch each buffer, numbered as they stand in the text."""
+
+    owner: dict[Value, Value] = field(default_factory=dict)
+    touched: dict[Value, list[int]] = field(default_factory=dict)
+    number: int = 0
+
+    def walk(self, block: Block) -> None:
+        """Count the nodes of a block and of its regions."""
+        for node in block.nodes:
+            if node.op is host.alloc:
+                self.owner[node.out], self.touched[node.out] = node.out, []
+            self.touch(node)
+            self.number += 1
+            if node.regions and node.op.name != KERNEL_OP:
+                self.inside(node)
+
+    def touch(self, node: Node) -> None:
+        """Note what a node's operands belong to, and that its results are views of it."""
+        for value in node.args:
+            if value in self.owner:
+                self.touched[self.owner[value]].append(self.number)
+                self.owner.update(dict.fromkeys(node.results, self.owner[value]))
+
+    def inside(self, node: Node) -> None:
+        """The regions of a node: what they touch of outside lives as long as they run."""
+        outside, first = {v: len(at) for v, at in self.touched.items()}, self.number - 1
+        for region in node.regions:
+            self.walk(region)
+        for value, count in outside.items():
+            if len(self.touched[value]) > count:
+                self.touched[value] += [first, self.number]
+        self.number += 1
+
+
+def assign_offsets(found: Sequence[BufferLifetime]) -> dict[Value, int]:
+    """An offset for each buffer: the largest first, each at the lowest place free throughout its life."""
+    offsets: dict[Value, int] = {}
+    placed: list[BufferLifetime] = []
+    for each in sorted(found, key=lambda life: (-life.size, life.first)):
+        taken = sorted((offsets[p.buffer], p.size) for p in placed if p.overlaps(each))
+        offset = 0
+        for start, size in taken:
+            if offset + each.size <= start:
+                break
+            offset = max(offset, start + size)
+        offsets[each.buffer] = offset
+        placed.append(each)
+    return offsets
+
+
+def _count_aligned_bytes(value: Value) -> int:
+    size = math.prod(int(n) for n in value.type.shape) * value.type.dtype.numpy.itemsize
+    return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
+
+
+def _set_block_offsets(block: Block, offsets: dict[Value, int]) -> Block:
+    return replace(block, nodes=tuple(_set_offset(n, offsets) for n in block.nodes))
+
+
+def _set_offset(node: Node, offsets: dict[Value, int]) -> Node:
+    if node.regions and node.op.name != KERNEL_OP:
+        return replace(node, regions=tuple(_set_block_offsets(r, offsets) for r in node.regions))
+    if node.op is not host.alloc or node.out not in offsets:
+        return node
+    return replace(node, attrs=Attrs({**node.attrs, "offset": offsets[node.out]}))

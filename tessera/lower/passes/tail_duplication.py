@@ -1,0 +1,161 @@
+"""Tail duplication: what follows a divergent branch with waits, up to the last arrival at an mbarrier, is duplicated into both its sides.
+
+Tiles of one side then go on and arrive while those of the other still wait. Each tile does the same as before, in the same order; only the reconvergence at the branch's end is removed. Nothing moves past an op that all tiles of a group execute together. Where several such branches follow each other, each tile runs the whole stretch by itself: duplication would be exponential.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from tessera.core.errors import Location
+from tessera.core.types import TensorType, Type, bool_, scalar
+from tessera.ir.core import Attrs, Block, Function, Node, Value
+from tessera.lower.passes.divergence_analysis import DivergenceAnalysis
+from tessera.ops.dialects import control_flow, mbarrier, tile
+from tessera.ops.tensor import basic, elementwise, shape
+
+_WAIT_OPS = frozenset((mbarrier.mbarrier_wait,))
+_ARRIVE_OPS = frozenset((mbarrier.mbarrier_arrive, mbarrier.mbarrier_copies))
+# Shared memory is made by all tiles together; for the rest they wait for each other.
+_GROUP_OPS = frozenset((tile.alloc, tile.barrier, tile.grid_barrier, tile.meet, tile.collect, tile.exchange))
+
+
+def duplicate_tails(function: Function) -> Function:
+    """A tile function in which what follows a branch with waits, up to the last arrival, stands in its sides.
+
+    Functions without such branches, or whose conditions are the same for all tiles, are given back as they are.
+    """
+    moved = function.body if int(function.attrs.get("group", 1)) == 1 else _duplicate_body_tails(function.body)
+    return function if moved is function.body else replace(function, body=moved)
+
+
+@lru_cache(maxsize=1024)
+def _duplicate_body_tails(body: Block) -> Block:
+    if not _contains_op(body.nodes, _WAIT_OPS):
+        return body
+    differing = DivergenceAnalysis(set())
+    differing.walk(body)
+    return _TailDuplication(differing.values).block(body, {})
+
+
+def _contains_op(nodes: Sequence[Node], ops: frozenset) -> bool:
+    return any(n.op in ops or any(_contains_op(r.nodes, ops) for r in n.regions) for n in nodes)
+
+
+@dataclass(frozen=True)
+class _TailDuplication:
+    """The rewriting of one function; `differing` are the values that differ between tiles.
+
+    Both sides hold the very same nodes, so that debug mode sees one operation in what two tiles do there (rule M6).
+    """
+
+    differing: set[Value]
+
+    def block(self, block: Block, names: dict[Value, Value]) -> Block:
+        """A block, its free values by their new `names`."""
+        names, left, made = dict(names), list(block.nodes), []
+        while left:
+            node = _rename_node(left.pop(0), names)
+            following = self._following(node, left)
+            if not following:
+                made.append(self._inside(node))
+                continue
+            moved, left = [_rename_node(n, names) for n in left[:following]], left[following:]
+            later = [*left, *_make_result_use(block)]
+            if any(self._parts(n) for n in moved):
+                made += _make_divergent_region([node, *moved], later, names)
+            else:
+                made.append(self._inside(_duplicate_into_sides(node, moved, later, names)))
+            self.differing.update(new for old, new in names.items() if old in self.differing)
+        same = len(made) == len(block.nodes) and all(a is b for a, b in zip(made, block.nodes, strict=True))
+        results = tuple(names.get(v, v) for v in block.results)
+        return block if same and results == block.results else Block(block.params, tuple(made), results)
+
+    def _inside(self, node: Node) -> Node:
+        regions = tuple(self.block(r, {}) for r in node.regions)
+        return (
+            node if all(a is b for a, b in zip(regions, node.regions, strict=True)) else replace(node, regions=regions)
+        )
+
+    def _parts(self, node: Node) -> bool:
+        """Whether a node is, or holds, a branch with waits whose condition differs between tiles."""
+        own = node.op is control_flow.if_ and node.args[0] in self.differing and _contains_op([node], _WAIT_OPS)
+        return own or any(self._parts(n) for r in node.regions for n in r.nodes)
+
+    def _following(self, node: Node, rest: Sequence[Node]) -> int:
+        """How many nodes behind a node are to move into it."""
+        if node.op is not control_flow.if_ or node.args[0] not in self.differing or not _contains_op([node], _WAIT_OPS):
+            return 0
+        together = next((n for n, each in enumerate(rest) if _contains_op([each], _GROUP_OPS)), len(rest))
+        return max((n + 1 for n in range(together) if _contains_op([rest[n]], _ARRIVE_OPS)), default=0)
+
+
+def _make_result_use(block: Block) -> list[Node]:
+    """The results of a block, as the operands of a node."""
+    return [Node(control_flow.if_, block.results, Attrs(), ())]
+
+
+def _duplicate_into_sides(
+    branch: Node, moved: Sequence[Node], later: Sequence[Node], names: dict[Value, Value]
+) -> Node:
+    """A branch with nodes moved into its sides; what is used later comes to have other names."""
+    kept, found = _rename_live_out([branch, *moved], later, names)
+    regions = tuple(
+        Block(side.params, (*side.nodes, *_alias_results(side.results, branch), *moved), kept)
+        for side in branch.regions
+    )
+    return replace(branch, results=found, regions=regions)
+
+
+def _make_divergent_region(nodes: Sequence[Node], later: Sequence[Node], names: dict[Value, Value]) -> list[Node]:
+    """A branch for all tiles, in which each goes through the nodes by itself, and what it needs."""
+    place = nodes[0].loc
+    kept, found = _rename_live_out(nodes, later, names)
+    me = Node(tile.local_id, (), Attrs(), (Value(tile.INDEX_TYPE),), (), place)
+    first = _make_zero(tile.INDEX_TYPE, place)
+    all_of_them = Node(elementwise.greater_equal, (me.out, first.out), Attrs(), (Value(scalar(bool_)),), (), place)
+    idle = [_make_zero(v.type, place) for v in kept]  # of nobody
+    sides = Block((), tuple(nodes), kept), Block((), tuple(idle), tuple(n.out for n in idle))
+    branch = Node(control_flow.if_, (all_of_them.out,), Attrs({"apart": True}), found, sides, place)
+    return [me, first, all_of_them, branch]
+
+
+def _make_zero(type: Type, place: Location) -> Node:
+    assert isinstance(type, TensorType)
+    attrs = Attrs({"shape": tuple(type.shape), "value": 0, "dtype": type.dtype})
+    return Node(basic.full, (), attrs, (Value(type),), (), place)
+
+
+def _rename_live_out(
+    nodes: Sequence[Node], later: Sequence[Node], names: dict[Value, Value]
+) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+    """What nodes compute that is used later, and the new names that it has there."""
+    used = {v for n in later for v in (*n.args, *(f for r in n.regions for f in r.free))}
+    kept = tuple(v for n in nodes for v in n.results if v in used)
+    found = tuple(Value(v.type, v.hint) for v in kept)
+    names.update(zip(kept, found, strict=True))
+    return kept, found
+
+
+def _alias_results(values: Sequence[Value], branch: Node) -> list[Node]:
+    """A side's results by the names of the branch's."""
+    return [
+        Node(shape.reshape, (v,), Attrs({"shape": tuple(v.type.shape)}), (name,), (), branch.loc)
+        for v, name in zip(values, branch.results, strict=True)
+    ]
+
+
+def _rename_node(node: Node, names: dict[Value, Value]) -> Node:
+    """A node whose operands, those of nodes inside too, are known by other names."""
+    outside = set(node.args).union(*(r.free for r in node.regions))
+    if not names or outside.isdisjoint(names):
+        return node
+    args = tuple(names.get(v, v) for v in node.args)
+    return replace(node, args=args, regions=tuple(_rename_block(r, names) for r in node.regions))
+
+
+def _rename_block(block: Block, names: dict[Value, Value]) -> Block:
+    nodes = tuple(_rename_node(n, names) for n in block.nodes)
+    return Block(block.params, nodes, tuple(names.get(v, v) for v in block.results))

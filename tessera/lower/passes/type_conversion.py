@@ -1,0 +1,53 @@
+"""Type conversion: a function with the type of each value, and perhaps each attribute, replaced; symbolic sizes replaced by numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tessera.core.shapes import Dim
+from tessera.core.types import Type
+from tessera.ir.core import Attrs, Block, Function, Node, Value
+
+# Retype: a function with each value's type, and perhaps each attribute, replaced.
+
+
+def convert_types(
+    function: Function, type_of: Callable[[Type], Type], known: Callable[[Any], Any] = lambda value: value
+) -> Function:
+    """The function whose values have the types that `type_of` gives for theirs, and whose attributes are `known`."""
+    return replace(function, body=_convert_block(function.body, type_of, known, {}))
+
+
+def _convert_block(block: Block, type_of: Any, known: Any, names: dict[Value, Value]) -> Block:
+    params = tuple(_convert_value(v, type_of, names) for v in block.params)
+    nodes = tuple(_convert_node(n, type_of, known, names) for n in block.nodes)
+    return Block(params, nodes, tuple(names[v] for v in block.results))
+
+
+def _convert_value(value: Value, type_of: Any, names: dict[Value, Value]) -> Value:
+    names[value] = Value(type_of(value.type), value.hint)
+    return names[value]
+
+
+def _convert_node(node: Node, type_of: Any, known: Any, names: dict[Value, Value]) -> Node:
+    regions = tuple(_convert_block(r, type_of, known, names) for r in node.regions)
+    args = tuple(names[v] for v in node.args)
+    results = tuple(_convert_value(v, type_of, names) for v in node.results)
+    attrs = Attrs({k: known(v) for k, v in node.attrs.items()})
+    return replace(node, args=args, attrs=attrs, results=results, regions=regions)
+
+
+# Specialize: a Graph function with symbolic sizes replaced by numbers.
+
+
+def specialise_shapes(function: Function, sizes: Mapping[str, int]) -> Function:
+    """A function in which every size that `sizes` names is known."""
+    return convert_types(function, lambda type: type.evaluate(sizes), lambda value: _evaluate_attr(value, sizes))
+
+
+def _evaluate_attr(value: Any, sizes: Mapping[str, int]) -> Any:
+    if isinstance(value, Dim):
+        return value.evaluate(sizes)
+    return tuple(_evaluate_attr(v, sizes) for v in value) if isinstance(value, tuple) else value

@@ -1,0 +1,1 @@
+"""tessera.lower.schedule_to_tile"""

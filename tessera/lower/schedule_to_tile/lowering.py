@@ -1,0 +1,170 @@
+"""Schedule to Tile: each kernel becomes a tile function, and its tiles the programs of a grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tessera.core.types import int64, scalar
+from tessera.ir.builder import Builder
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, structural_key
+from tessera.ir.evaluator import NodeSemantics, make_copier, rebuild_function
+from tessera.ir.rules import Rules
+from tessera.lower.affine import KernelDims, analyse_body
+from tessera.lower.indexing_maps import POINTWISE
+from tessera.lower.kernel_summary import name_kernel
+from tessera.lower.passes.redundancy_elimination import cse_block, dce_block
+from tessera.lower.schedule_to_tile import loads_stores
+from tessera.lower.schedule_to_tile.loop_stages import LoopStage, split_into_stages
+from tessera.lower.schedule_to_tile.reductions import ProducerMap, emit_whole_reduction, reduction_rules
+from tessera.lower.schedule_to_tile.tile_emitter import BlockValue, TileEmitter
+from tessera.ops.dialects import control_flow, host, schedule, tile
+from tessera.ops.tensor import basic
+from tessera.ops.tensor import elementwise as e
+
+GRID_AXES = 3
+# rule(emitter, node, makers) emits one node of a body.
+tile_rules = Rules("tile")
+
+
+@dataclass(frozen=True)
+class ProgramGrid:
+    """How programs are numbered: for each axis of the grid the dims it walks, with their counts of tiles."""
+
+    axes: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The grid of the launch."""
+        return tuple(math.prod(n for _, n in dims) for dims in self.axes) or (1,)
+
+    @staticmethod
+    def of(dims: KernelDims, tiles: Sequence[int], loop: Sequence[int]) -> ProgramGrid:
+        """The grid of a kernel; leading dims share the first axis where there are more than axes."""
+        walked = [d for d, (_, _, kind) in enumerate(dims) if kind == "parallel" and d not in loop]
+        counts = [(d, -(-dims[d][1] // tiles[d])) for d in walked]
+        many = [(d, n) for d, n in counts if n > 1]
+        split = max(len(many) - GRID_AXES + 1, 1)
+        return ProgramGrid((tuple(many[:split]), *((m,) for m in many[split:]))) if many else ProgramGrid(())
+
+
+def to_tile(module: Module) -> Module:
+    """The Tile module of a Schedule module."""
+    made: dict[Hashable, Function] = {}
+    main = rebuild_function(module.main, lambda builder: _make_rewriter(builder, made))
+    return module.replace(main, *made.values(), *module.functions[1:], level="tile")
+
+
+def _make_rewriter(builder: Builder, made: dict[Hashable, Function]) -> NodeSemantics:
+    copy = make_copier(builder)
+
+    def meaning(node: Node, args: list[Value], walk: Any) -> Sequence[Value]:
+        if node.op is not schedule.kernel:
+            return copy(node, args, walk)
+        function, grid = lower_kernel(node, len(made))
+        # Kernels that are the same, from the same lines, are one.
+        function = made.setdefault(structural_key(replace(function, name="")), function)
+        builder.add(host.launch, args, {"kernel": function.name, "grid": grid}, loc=node.loc)
+        return ()
+
+    return meaning
+
+
+def lower_kernel(node: Node, number: int) -> tuple[Function, tuple[int, ...]]:
+    """The tile function of a schedule.kernel, and its grid."""
+    (block,), dims = node.regions, node.attrs["dims"]
+    tiles, loop = node.attrs["schedule"]["tile"], node.attrs["schedule"]["loop"]
+    params = tuple(Value(p.type, p.hint) for p in block.params)
+    found = analyse_body(block, dims)
+    emit = TileEmitter(found, tiles, dict(zip(block.params, params, strict=True)))
+    makers = {v: n for n in block.nodes for v in n.results}
+    grid = ProgramGrid.of(dims, tiles, loop)
+    with emit.builder.at(node.loc):
+        _emit_tile_starts(emit, grid)
+        for stage in split_into_stages(block, found, loop):
+            _emit_stage(emit, stage, loop, makers)
+    body = dce_block(cse_block(emit.builder.block(params, ())))
+    return Function(f"k{number}_{name_kernel(block)}", body, Attrs({"group": 1}), node.loc), grid.shape
+
+
+def _emit_tile_starts(emit: TileEmitter, grid: ProgramGrid) -> None:
+    """Where the program's tile begins along each dim of more than one tile."""
+    for axis, dims in enumerate(grid.axes):
+        place = emit.add(tile.program_id, [], axis=axis)
+        for position, (dim, count) in enumerate(reversed(dims)):
+            inner = position < len(dims) - 1
+            own = emit.add(e.remainder, [place, emit.number(count)]) if inner else place
+            size = emit.tile[dim]
+            emit.starts[dim] = own if size == 1 else emit.add(e.mul, [own, emit.number(size)])
+            if inner:
+                place = emit.add(e.floor_divide, [place, emit.number(count)])
+
+
+def _emit_stage(emit: TileEmitter, stage: LoopStage, loop: Sequence[int], makers: ProducerMap) -> None:
+    _emit_nodes(emit, stage.straight, makers)
+    if stage.loop or stage.ended:
+        _emit_loop(emit, stage, loop[0], makers)
+
+
+def _emit_nodes(emit: TileEmitter, nodes: Sequence[Node], makers: ProducerMap) -> None:
+    for node in nodes:
+        with emit.builder.at(node.loc):
+            out = tile_rules.of(node.op)(emit, node, makers)
+        if node.results:
+            emit.env[node.out] = out
+
+
+def _emit_loop(emit: TileEmitter, stage: LoopStage, dim: int, makers: ProducerMap) -> None:
+    """One loop over the tiles of a dim, which carries the reductions that end with it."""
+    carried = [reduction_rules.of(n.op)(emit, n, makers) for n in stage.ended]
+    starts = [s.start(emit) for s in carried]
+    bounds = [emit.number(n) for n in (0, emit.forms.dims[dim][1], emit.tile[dim])]
+    params = [[Value(v.type) for v in values] for values in starts]
+    place = Value(scalar(int64), emit.forms.dims[dim][0])
+    with emit.inner() as nodes:
+        emit.starts[dim] = place
+        _emit_nodes(emit, stage.loop, makers)
+        results = []
+        for node, each, values in zip(stage.ended, carried, params, strict=True):
+            with emit.builder.at(node.loc):
+                results += each.more(emit, values)
+    flat = [v for values in starts for v in values]
+    region = Block((place, *(v for values in params for v in values)), tuple(nodes), tuple(results))
+    types = tuple(v.type for v in flat)
+    # The results are what the region yields, so the types of both must agree.
+    made = list(emit.builder.add(control_flow.for_, [*bounds, *flat], {}, types=types, regions=(region,)).results)
+    for node, each, values in zip(stage.ended, carried, starts, strict=True):
+        with emit.builder.at(node.loc):
+            emit.env[node.out] = each.end(emit, [made.pop(0) for _ in values])
+
+
+@tile_rules(*POINTWISE)
+def _(emit, node, makers):
+    return emit.pointwise(node.op, [emit.env[v] for v in node.args], node)
+
+
+@tile_rules(basic.full)
+def _(emit, node, makers):
+    return BlockValue(emit.full((), node.attrs["value"], node.attrs["dtype"]))
+
+
+@tile_rules(schedule.index)
+def _(emit, node, makers):
+    return emit.index(node.attrs["dim"])
+
+
+@tile_rules(schedule.load)
+def _(emit, node, makers):
+    return loads_stores.emit_load(emit, node)
+
+
+@tile_rules(schedule.store)
+def _(emit, node, makers):
+    return loads_stores.emit_store(emit, node)
+
+
+@tile_rules(schedule.reduce, schedule.contract)
+def _(emit, node, makers):
+    return emit_whole_reduction(emit, node, makers)

@@ -1,0 +1,173 @@
+"""Tile emitter: a tile function under construction from a kernel body.
+
+Its values are blocks with one axis for each tiled dim on which the body's value depends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.core.types import DType, TensorType, int64
+from tessera.ir.builder import Builder
+from tessera.ir.core import Node, Value
+from tessera.ir.rules import Op
+from tessera.lower.affine import BodyIndexing, IndexDigit, IndexExpr, OpaqueIndex
+from tessera.lower.indexing_maps import get_tensor_type
+from tessera.lower.schedule_to_tile.block_layout import find_digit_span
+from tessera.ops.tensor import basic, shape
+from tessera.ops.tensor import elementwise as e
+
+
+@dataclass(frozen=True)
+class BlockValue:
+    """A block of values: its axes are the dims it spans, in order."""
+
+    value: Value
+    axes: tuple[int, ...] = ()
+
+
+class TileEmitter:
+    """What is known while a kernel is emitted: tile sizes, where the tile begins, and the values so far."""
+
+    def __init__(self, forms: BodyIndexing, tile: Sequence[int], refs: Mapping[Value, Value]) -> None:
+        self.forms = forms
+        self.tile = tuple(tile)
+        self.builder = Builder()
+        self.starts: dict[int, Value] = {}
+        self.env: dict[Value, BlockValue] = {}
+        self.refs = refs
+        self._scalars: dict[IndexExpr, Value] = {}
+
+    def add(self, op: Op, args: Sequence[Value], **attrs: Any) -> Value:
+        """One more node with one result."""
+        return self.builder.add(op, args, attrs).out
+
+    def number(self, value: int) -> Value:
+        """An int64 constant."""
+        return self.full((), value, int64)
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: DType) -> Value:
+        """A block of one number."""
+        return self.add(basic.full, [], shape=shape, value=value, dtype=dtype)
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """A block in another element type."""
+        return value if value.type.dtype == dtype else self.add(basic.cast, [value], dtype=dtype)
+
+    def stored(self, value: Value, type: TensorType) -> Value:
+        """A block as a type has it: rounded once, by its policy if it has one."""
+        if type.policy is None or getattr(value.type, "policy", None) == type.policy:
+            return self.cast(value, type.dtype)
+        return self.add(basic.cast, [value], dtype=type.policy)
+
+    def reshape(self, value: Value, to: tuple[int, ...]) -> Value:
+        """A block with another shape; one reshape after another is one."""
+        value = self._below(value, shape.reshape)
+        return value if value.type.shape == to else self.add(shape.reshape, [value], shape=to)
+
+    def permute(self, value: Value, axes: Sequence[int]) -> Value:
+        """A block with its axes in another order; one permutation after another is one."""
+        below = self._below(value, shape.permute)
+        if below is not value:
+            inner = self.builder.producers[value].attrs["axes"]
+            value, axes = below, [inner[a] for a in axes]
+        return value if list(axes) == sorted(axes) else self.add(shape.permute, [value], axes=tuple(axes))
+
+    def _below(self, value: Value, op: Op) -> Value:
+        """What a value is made of, if this op made it."""
+        node = self.builder.producers.get(value)
+        return node.args[0] if node is not None and node.op is op else value
+
+    def shape(self, axes: Iterable[int]) -> tuple[int, ...]:
+        """The shape of a block that spans these dims."""
+        return tuple(self.tile[d] for d in axes)
+
+    def axes(self, dims: Iterable[int]) -> tuple[int, ...]:
+        """The dims among these that have more than one element in a tile, in order."""
+        return tuple(d for d in sorted(dims) if self.tile[d] > 1)
+
+    def is_ragged(self, dim: int) -> bool:
+        """Whether the last tile along a dim reaches past its end."""
+        return self.forms.dims[dim][1] % self.tile[dim] != 0
+
+    def level(self, tile: BlockValue, axes: Sequence[int]) -> Value:
+        """A block with an axis of size 1 for each dim it lacks."""
+        return self.reshape(tile.value, tuple(self.tile[d] if d in tile.axes else 1 for d in axes))
+
+    def broadcast_to_dims(self, tile: BlockValue, axes: Sequence[int]) -> Value:
+        """A block that spans exactly these dims."""
+        to = self.shape(axes)
+        node = self.builder.producers.get(tile.value)
+        if node is not None and node.op is basic.full:
+            return self.full(to, node.attrs["value"], node.attrs["dtype"])
+        leveled = self.level(tile, axes)
+        return leveled if leveled.type.shape == to else self.add(basic.broadcast_to, [leveled], shape=to)
+
+    def start(self, expr: IndexExpr) -> Value:
+        """An index at the first element of the tile."""
+        if expr not in self._scalars:
+            parts = [(self._atom(a), c) for a, c in expr.terms if not self._is_zero(a)]
+            values = [v if c == 1 else self.add(e.mul, [v, self.number(c)]) for v, c in parts]
+            if expr.constant or not values:
+                values.append(self.number(expr.constant))
+            total = values[0]
+            for each in values[1:]:
+                total = self.add(e.add, [total, each])
+            self._scalars[expr] = total
+        return self._scalars[expr]
+
+    def _is_zero(self, atom: IndexDigit | OpaqueIndex) -> bool:
+        """Whether a digit is 0 wherever a tile begins."""
+        if not isinstance(atom, IndexDigit):
+            return False
+        return atom.dim not in self.starts or find_digit_span(atom, self.tile) == atom.modulus
+
+    def _atom(self, atom: IndexDigit | OpaqueIndex) -> Value:
+        if isinstance(atom, OpaqueIndex):
+            assert isinstance(atom.key, Value)
+            return self.env[atom.key].value
+        value = self.starts[atom.dim]
+        if atom.divisor > 1:
+            value = self.add(e.floor_divide, [value, self.number(atom.divisor)])
+        return self.add(e.remainder, [value, self.number(atom.modulus)]) if atom.modulus else value
+
+    def index(self, dim: int) -> BlockValue:
+        """The indices of the tile along a dim."""
+        size = self.tile[dim]
+        start = self.starts.get(dim)
+        if size == 1:
+            return BlockValue(self.number(0) if start is None else start)
+        along = self.add(shape.iota, [], shape=(size,), axis=-1, dtype=int64)
+        if start is None:
+            return BlockValue(along, (dim,))
+        first = self.add(basic.broadcast_to, [start], shape=(size,))
+        return BlockValue(self.add(e.add, [first, along]), (dim,))
+
+    def inside(self, dims: Iterable[int]) -> BlockValue | None:
+        """Where the indices of these dims lie in the kernel's range; None where they are sure to."""
+        found: BlockValue | None = None
+        for dim in dims:
+            if not self.is_ragged(dim):
+                continue
+            end = BlockValue(self.number(self.forms.dims[dim][1]))
+            test = self.pointwise(e.less, [self.index(dim), end])
+            found = test if found is None else self.pointwise(e.bitwise_and, [found, test])
+        return found
+
+    def pointwise(self, op: Op, tiles: Sequence[BlockValue], node: Node | None = None) -> BlockValue:
+        """An elementwise op on blocks made of one shape."""
+        axes = tuple(sorted({d for t in tiles for d in t.axes}))
+        args = [self.broadcast_to_dims(t, axes) for t in tiles]
+        types = None if node is None else (get_tensor_type(node.out).with_shape(self.shape(axes)),)
+        return BlockValue(self.builder.add(op, args, node.attrs if node else {}, types=types).out, axes)
+
+    @contextmanager
+    def inner(self) -> Iterator[list[Node]]:
+        """A region: the values made inside are forgotten after it."""
+        env, scalars, starts = dict(self.env), dict(self._scalars), dict(self.starts)
+        with self.builder.region() as nodes:
+            yield nodes
+        self.env, self._scalars, self.starts = env, scalars, starts

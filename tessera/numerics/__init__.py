@@ -1,1 +1,0 @@
-"""Numbers: conversions between element types, and rigorous error bounds."""

@@ -1,0 +1,193 @@
+"""Tensor methods: attaches operators and methods to Tensor from the op definitions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tessera.core.device import check_device
+from tessera.core.types import BY_NAME
+from tessera.ir.rules import ATTRIBUTE_ALIASES, Op
+from tessera.ir.tensor import TAPE_HOOK, Tensor, wrap_array
+from tessera.ops.api.numpy_protocol import PROTOCOLS
+from tessera.ops.api.subscript import IndexUpdateHelper, subscript
+from tessera.ops.tensor import (
+    contractions,
+    logic,
+    matrices,
+    nn,
+    rearrange,
+    reduce,
+    scalar_functions,
+    scatter,
+    shape,
+    sorting,
+)
+from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor.basic import broadcast_to, cast
+from tessera.ops.tensor.coercion import PYTHON_NUMBERS
+from tessera.ops.tensor.contractions import matmul
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": e.add,
+    "sub": e.sub,
+    "mul": e.mul,
+    "truediv": e.div,
+    "floordiv": e.floor_divide,
+    "mod": e.remainder,
+    "pow": e.pow,
+    "matmul": matmul,
+    "and": e.bitwise_and,
+    "or": e.bitwise_or,
+    "xor": e.bitwise_xor,
+    "lshift": e.shift_left,
+    "rshift": e.shift_right,
+}
+COMPARISON_OPERATORS = {
+    "lt": e.less, "le": e.less_equal, "gt": e.greater, "ge": e.greater_equal, "eq": e.equal, "ne": e.not_equal,
+}  # fmt: skip
+ARRAY_LIKE = (Tensor, list, tuple, np.ndarray, np.generic)
+UNARY_OPERATORS = {"neg": e.neg, "abs": e.abs, "invert": e.bitwise_not}
+METHODS: dict[str, Callable[..., Any]] = {
+    f.__name__: f
+    for f in (
+        reduce.sum, reduce.mean, reduce.max, reduce.min, reduce.var, reduce.argmax, reduce.argmin,
+        reduce.prod, reduce.any, reduce.all, reduce.std, reduce.logsumexp, reduce.norm,
+        e.add, e.sub, e.mul, e.div, e.pow, e.exp, e.exp2, e.log, e.log2, e.sqrt, e.rsqrt, e.tanh, e.abs, e.neg, e.sin,
+        e.cos, e.erf, e.floor, e.ceil, e.round, e.maximum, e.minimum, e.floor_divide, e.remainder,
+        scalar_functions.tan, scalar_functions.sinh, scalar_functions.cosh, scalar_functions.log10, scalar_functions.log1p, scalar_functions.expm1,
+        scalar_functions.sign, scalar_functions.trunc, scalar_functions.isnan, scalar_functions.isinf, scalar_functions.isfinite, scalar_functions.clip,
+        nn.softmax, nn.log_softmax, nn.relu, nn.gelu, nn.silu, nn.sigmoid,
+        shape.transpose, shape.flatten, shape.squeeze, shape.gather,
+        rearrange.flip, rearrange.roll, rearrange.repeat, rearrange.split, rearrange.unbind, matrices.moveaxis, rearrange.tril,
+        rearrange.triu, matmul, sorting.sort, sorting.argsort, sorting.topk, reduce.cumsum, reduce.cumprod,
+        rearrange.chunk, scalar_functions.square, scalar_functions.reciprocal, logic.isclose, logic.allclose, logic.count_nonzero,
+        logic.logical_not, matrices.diagonal, matrices.trace, matrices.swapaxes, sorting.take, sorting.masked_fill,
+        sorting.index_add, sorting.nonzero, scatter.scatter, scatter.scatter_add,
+    )
+}  # fmt: skip
+METHODS |= {
+    "unsqueeze": shape.expand_dims, "expand": broadcast_to, "tile": rearrange.tiled, "dot": contractions.vecdot,
+    "clamp": scalar_functions.clip,
+    "eq": e.equal, "ne": e.not_equal, "lt": e.less, "le": e.less_equal, "gt": e.greater, "ge": e.greater_equal,
+}  # fmt: skip
+
+
+def _reflect_operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: function(other, self)
+
+
+def _make_method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function as a method; ops know the other spellings of attributes (`dim`) themselves."""
+    if isinstance(function, Op):
+        return lambda self, *args, **named: function(self, *args, **named)
+    known = inspect.signature(function).parameters
+    other = {k: v for k, v in ATTRIBUTE_ALIASES.items() if v in known and k not in known}
+
+    def method(self: Tensor, *args: Any, **named: Any) -> Any:
+        return function(self, *args, **{other.get(k, k): v for k, v in named.items()})
+
+    return method
+
+
+def _make_equality(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`==` and `!=`, which leave it to Python what a tensor is beside None, text and other objects: not equal."""
+
+    def method(self: Tensor, other: Any) -> Any:
+        if other.__class__ in PYTHON_NUMBERS or isinstance(other, ARRAY_LIKE) or hasattr(other, "__array__"):
+            return function(self, other)
+        return NotImplemented
+
+    return method
+
+
+def _reshape(self: Tensor, *sizes: Any) -> Tensor:
+    """The same elements with another shape, given as one tuple or as sizes."""
+    return shape.reshape(self, shape=sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes)
+
+
+def _permute(self: Tensor, *dims: Any) -> Tensor:
+    """The axes in another order, given as one tuple or as axes."""
+    return shape.permute(self, axes=dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims)
+
+
+def _to(self: Tensor, target: Any = None, dtype: Any = None, device: str | None = None) -> Tensor:
+    """The tensor with another element type, on another device, or both; `x.to(ts.f16)`, `x.to("cpu")`.
+
+    Raises:
+        DeviceUnavailable: the device is not here.
+    """
+    if isinstance(target, str) and target not in BY_NAME:
+        target, device = None, target
+    if device is not None:
+        check_device(device)
+    wanted = dtype if target is None else target
+    return self if wanted is None else cast(self, dtype=wanted)
+
+
+def _cpu(self: Tensor) -> Tensor:
+    """The tensor in host memory: itself."""
+    return self
+
+
+def _cuda(self: Tensor, index: int = 0) -> Tensor:
+    """The tensor on a GPU.
+
+    Raises:
+        DeviceUnavailable: there is none.
+    """
+    return _to(self, device=f"cuda:{index}")
+
+
+def _to_device(self: Tensor, device: str, /, *, stream: Any = None) -> Tensor:
+    """The tensor on another device, as the array API standard spells it."""
+    return _to(self, device=device)
+
+
+def _detach(self: Tensor) -> Tensor:
+    """The same elements, with no gradient asked for."""
+    return wrap_array(self.data, self.type) if not self.is_traced else Tensor(self.data)
+
+
+def _clone(self: Tensor) -> Tensor:
+    """A copy of the elements; a traced tensor is itself, since values do not change."""
+    if self.is_traced:
+        return self
+    out = wrap_array(self.numpy().copy(), self.type)
+    if self.requires_grad:  # gradients pass through a copy
+        TAPE_HOOK[0](cast, [self], {"dtype": self.dtype}, [out])
+    return out
+
+
+def _divmod(self: Tensor, other: Any) -> tuple[Tensor, Tensor]:
+    return e.floor_divide(self, other), e.remainder(self, other)
+
+
+def _contiguous(self: Tensor) -> Tensor:
+    """The same elements in row-major order; itself where they lie so."""
+    return self if self.is_traced or self.data.flags.c_contiguous else wrap_array(self.data.copy("C"), self.type)
+
+
+def attach_methods() -> None:
+    """Give Tensor its operators and methods."""
+    for name, function in OPERATORS.items():
+        setattr(Tensor, f"__{name}__", _make_method(function))
+        setattr(Tensor, f"__r{name}__", _reflect_operator(function))
+    for name, function in (COMPARISON_OPERATORS | UNARY_OPERATORS).items():
+        setattr(Tensor, f"__{name}__", (_make_equality if name in ("eq", "ne") else _make_method)(function))
+    for name, function in METHODS.items():
+        method = _make_method(function)
+        method.__doc__ = function.__doc__
+        setattr(Tensor, name, method)
+    extra: dict[str, Any] = {
+        "reshape": _reshape, "view": _reshape, "permute": _permute, "to": _to, "astype": _to, "cpu": _cpu,
+        "cuda": _cuda, "to_device": _to_device, "contiguous": _contiguous, "detach": _detach, "clone": _clone,
+        "at": property(IndexUpdateHelper), "__pos__": _make_method(scalar_functions.positive), "__divmod__": _make_method(_divmod),
+        "__getitem__": subscript,
+        "T": property(shape.transpose), "mT": property(shape.transpose), **PROTOCOLS,
+    }  # fmt: skip
+    for name, method in extra.items():
+        setattr(Tensor, name, method)

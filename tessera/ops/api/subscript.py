@@ -1,0 +1,435 @@
+"""Subscripts: `x[...]` as slice, reshape, flip and gather (NumPy indexing), and functional updates `x.at[...]` (as in JAX)."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tessera.core.errors import DTypeError, OutOfBoundsError, ShapeError, TesseraError, user_location
+from tessera.core.shapes import Dim, Size, broadcast, format_shape
+from tessera.core.symbolic_dim import resolve_size
+from tessera.core.types import bool_, int64
+from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.tensor.basic import broadcast_to, full
+from tessera.ops.tensor.coercion import find_common_type, unify_dtypes
+from tessera.ops.tensor.elementwise import equal, greater_equal, less, maximum, minimum, mul, where
+from tessera.ops.tensor.rearrange import flip
+from tessera.ops.tensor.scatter import scatter, scatter_add
+from tessera.ops.tensor.shape import (
+    concatenate,
+    count_elements,
+    expand_dims,
+    gather,
+    iota,
+    permute,
+    reshape,
+    slice_,
+    squeeze,
+)
+
+# Subscripts: `x[1:3, ..., None, -1, mask, places]` as slice, reshape, flip and gather.
+
+
+BASIC_ITEM_TYPES = (int, slice, type(None), EllipsisType)
+
+
+def subscript(x: Tensor, index: Any) -> Tensor:
+    """What `x[index]` means: NumPy's rules for integers, slices, None, `...`, integer and bool arrays.
+
+    Bool arrays choose a number of elements only values tell, so they are refused while tracing.
+
+    Raises:
+        OutOfBoundsError: an index lies outside its axis.
+        ShapeError: there are more indices than axes.
+    """
+    key = make_hashable_key(index if isinstance(index, tuple) else (index,))
+    if key is not None:
+        return _apply_basic_index(x, key)
+    items = [_normalise_item(item) for item in (index if isinstance(index, tuple) else (index,))]
+    items = _expand_masks(fill_subscript(items, x.shape), x.shape)
+    if _has_joint_indices(items):
+        return _gather_jointly(x, items)
+    out, axis = _slice_axes(x, [i for i in items if i is not None]), 0
+    for item in items:
+        out, axis = _take_along(out, item, axis)
+    return out
+
+
+class SlicePlan(NamedTuple):
+    """A subscript of integers and slices: what is cut, which axes are turned around, the shape that is left."""
+
+    cut: tuple[tuple[Size, ...], ...] | None
+    backward: tuple[int, ...]
+    shape: tuple[Size, ...]
+
+
+def make_hashable_key(items: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The items with slices as tuples, which have a hash; None if one is neither integer, slice, None nor `...`."""
+    key: list[Any] = []
+    for item in items:
+        if item.__class__ is slice:
+            key.append((resolve_size(item.start), resolve_size(item.stop), item.step))
+        elif item is None or item is Ellipsis or item.__class__ is int:
+            key.append(item)
+        else:
+            return None
+    return tuple(key)
+
+
+def _apply_basic_index(x: Tensor, key: tuple[Any, ...]) -> Tensor:
+    try:
+        recipe = plan_slices(x.shape, key)
+    except TypeError:  # a bound without a hash, such as a tensor that knows its value
+        recipe = plan_slices.__wrapped__(x.shape, key)
+    if recipe.cut is not None:
+        start, stop, step = recipe.cut
+        x = slice_(x, start=start, stop=stop, step=step)
+    if recipe.backward:
+        x = flip(x, recipe.backward)
+    return x if x.shape == recipe.shape else reshape(x, shape=recipe.shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_slices(shape: tuple[Size, ...], key: tuple[Any, ...]) -> SlicePlan:
+    """How the elements that a basic subscript names are cut out of a tensor of `shape`."""
+    items = fill_subscript([slice(*i) if isinstance(i, tuple) else i for i in key], shape)
+    parts = [
+        _slice_bounds(i, n, a) for a, (i, n) in enumerate(zip([i for i in items if i is not None], shape, strict=True))
+    ]
+    backward = tuple(axis for axis, b in enumerate(parts) if b[2] < 0)
+    forward = [_reverse_range(*b) if b[2] < 0 else b for b in parts]
+    whole = all(b == (0, n, 1) for b, n in zip(forward, shape, strict=True))
+    sizes = iter((hi - lo + by - 1) // by for lo, hi, by in forward)
+    left: list[Size] = []
+    for item in items:
+        size: Size = 1 if item is None else next(sizes)
+        left += [] if isinstance(item, int) else [size]
+    return SlicePlan(None if whole else tuple(zip(*forward, strict=True)), backward, tuple(left))
+
+
+def fill_subscript(items: list[Any], shape: tuple[Size, ...]) -> list[Any]:
+    """A subscript with one item for each axis, None apart; `...` and what is left out are whole slices."""
+    used = sum(_count_covered_axes(i) for i in items)
+    if used > len(shape):
+        raise ShapeError(
+            f"{used} indices for a tensor of rank {len(shape)}", location=user_location(), received=format_shape(shape)
+        )
+    dots = [n for n, i in enumerate(items) if i is Ellipsis]
+    if len(dots) > 1:
+        raise ShapeError(
+            "a subscript has more than one `...`", location=user_location(), received=f"{len(dots)} of them"
+        )
+    at = dots[0] if dots else len(items)
+    return [*items[:at], *[slice(None)] * (len(shape) - used), *items[at + 1 :]]
+
+
+def _count_covered_axes(item: Any) -> int:
+    """How many axes an item of a subscript stands for: a bool array for as many as it has."""
+    if item is None or item is Ellipsis:
+        return 0
+    return item.ndim if isinstance(item, Tensor) and item.dtype.kind == "bool" else 1
+
+
+def _normalise_item(item: Any) -> Any:
+    """An item of a subscript as None, `...`, an integer, a slice, or a tensor of integers or bools."""
+    if item is None or item is Ellipsis or isinstance(item, slice):
+        return item
+    if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
+        return int(item)
+    tensor = as_tensor(np.asarray(item, np.int64) if isinstance(item, list) and not item else item)
+    if tensor.dtype.kind == "bool" and not tensor.ndim:
+        raise ShapeError("a single bool is no index", location=user_location(), suggestion="use ts.where")
+    if tensor.dtype.is_float:
+        raise DTypeError(
+            "indices are not integers", location=user_location(), received=str(tensor.type),
+            expected="integers, slices, None, ..., or tensors of integers or bools",
+        )  # fmt: skip
+    return tensor
+
+
+def _expand_masks(items: list[Any], shape: tuple[Size, ...]) -> list[Any]:
+    """The items with each bool array as the places at which it holds, one vector for each axis it covers."""
+    found: list[Any] = []
+    axis = 0
+    for item in items:
+        if isinstance(item, Tensor) and item.dtype.kind == "bool":
+            covered = shape[axis : axis + item.ndim]
+            if item.shape != covered and all(isinstance(n, int) for n in covered):
+                raise ShapeError(
+                    "a bool array does not fit the axes it chooses from", location=user_location(),
+                    expected=f"shape {format_shape(covered)}", received=format_shape(item.shape),
+                )  # fmt: skip
+            found += [Tensor(places) for places in np.nonzero(item.numpy())]
+            axis += item.ndim
+        else:
+            found.append(item)
+            axis += item is not None
+    return found
+
+
+def _slice_axes(x: Tensor, items: list[Any]) -> Tensor:
+    bounds = [_slice_bounds(item, size, axis) for axis, (item, size) in enumerate(zip(items, x.shape, strict=True))]
+    backward = [axis for axis, b in enumerate(bounds) if b[2] < 0]
+    bounds = [_reverse_range(*b) if b[2] < 0 else b for b in bounds]
+    if not all(b == (0, s, 1) for b, s in zip(bounds, x.shape, strict=True)):
+        start, stop, step = (tuple(b[i] for b in bounds) for i in range(3))
+        x = slice_(x, start=start, stop=stop, step=step)
+    return flip(x, backward) if backward else x
+
+
+def _reverse_range(low: int, high: int, step: int) -> tuple[int, int, int]:
+    """The same places as low:high:step, from the least on."""
+    places = range(low, high, step)
+    return (places[-1], low + 1, -step) if places else (0, 0, 1)
+
+
+def _slice_bounds(item: Any, size: Any, axis: int) -> tuple[Any, Any, int]:
+    if isinstance(item, slice):
+        if item == slice(None):
+            return 0, size, 1
+        if item.step == 0:
+            raise ShapeError("a slice step cannot be zero", location=user_location())
+        named = [b for b in (size, item.start, item.stop) if isinstance(b, Dim)]
+        if named and (item.step is None or item.step > 0):
+            return _symbolic_bounds(item, size)
+        low, high, step = item.indices(int(size))
+        return low, max(low, high) if step > 0 else high, step
+    if isinstance(item, int):
+        place = item + size if item < 0 else item
+        if isinstance(size, int) and not 0 <= place < size:
+            raise _make_bounds_error(item, axis, size)
+        return place, place + 1, 1
+    return 0, size, 1
+
+
+def _symbolic_bounds(item: slice, size: Size) -> tuple[Size, Size, int]:
+    """The bounds where a size is known only by name: an axis is taken to have the elements that are counted off."""
+    low = 0 if item.start is None else _wrap_bound(item.start, size)
+    high = size if item.stop is None else _wrap_bound(item.stop, size)
+    if isinstance(size, Dim) and isinstance(item.stop, int) and item.stop >= 0:
+        int(size)  # how many of the first elements there are, nobody knows: this tells so
+    return low, high, item.step or 1
+
+
+def _wrap_bound(bound: Size, size: Size) -> Size:
+    return size + bound if isinstance(bound, int) and bound < 0 else bound
+
+
+def _make_bounds_error(item: int, axis: int, size: int) -> OutOfBoundsError:
+    return OutOfBoundsError(
+        f"index {item} is outside axis {axis} of size {size}",
+        location=user_location(),
+        expected=f"an index from {-size} to {size - 1}",
+    )
+
+
+def _take_along(x: Tensor, item: Any, axis: int) -> tuple[Tensor, int]:
+    if item is None:
+        return expand_dims(x, axis), axis + 1
+    if isinstance(item, slice):
+        return x, axis + 1
+    if isinstance(item, int):
+        return squeeze(x, axis), axis
+    indices = _wrap_indices(item, x.shape[axis], axis)
+    return gather(x, indices, axis=axis), axis + indices.ndim
+
+
+def _wrap_indices(places: Tensor, size: Any, axis: int) -> Tensor:
+    """Indices counted from the start; those known already are checked."""
+    if places.is_traced:
+        return where(less(places, 0), places + size, places) if places.dtype.kind == "int" else places
+    array = places.numpy()
+    wrong = array[(array < -size) | (array >= size)] if array.dtype.kind in "iu" else array[:0]
+    if wrong.size:
+        raise _make_bounds_error(int(wrong.flat[0]), axis, size)
+    return Tensor(np.where(array < 0, array + size, array)) if (array < 0).any() else places
+
+
+def _has_joint_indices(items: list[Any]) -> bool:
+    """Whether indices on several axes make up one: several arrays, or an array and an integer apart from it."""
+    arrays = [n for n, i in enumerate(items) if not isinstance(i, BASIC_ITEM_TYPES)]
+    spots = [n for n, i in enumerate(items) if n in arrays or isinstance(i, int)]
+    return len(arrays) > 1 or (len(arrays) == 1 and len(spots) != spots[-1] - spots[0] + 1)
+
+
+def _gather_jointly(x: Tensor, items: list[Any]) -> Tensor:
+    """Arrays on more than one axis: those axes made one, and one gather along it at the joint places."""
+    spots = [n for n, i in enumerate(items) if isinstance(i, int) or not isinstance(i, BASIC_ITEM_TYPES)]
+    together = spots == list(range(spots[0], spots[-1] + 1))
+    basic = [slice(None) if n in spots else i for n, i in enumerate(items)]
+    out, axis, axes = _slice_axes(x, [i for i in basic if i is not None]), 0, []
+    for n, item in enumerate(basic):
+        axes += [axis] if n in spots else []
+        out, axis = _take_along(out, item, axis)
+    sizes = [out.shape[a] for a in axes]
+    linear = _linearise_indices([items[n] for n in spots], sizes)
+    rest = [a for a in range(out.ndim) if a not in axes]
+    first = axes[0] if together else 0  # where NumPy puts the axes of the indices
+    order = [*rest[:first], *axes, *rest[first:]]
+    shape = (*(out.shape[a] for a in rest[:first]), count_elements(sizes), *(out.shape[a] for a in rest[first:]))
+    return gather(reshape(permute(out, axes=tuple(order)), shape=shape), linear, axis=first)
+
+
+def _linearise_indices(items: list[Any], sizes: list[Any]) -> Tensor:
+    """Places on several axes as places on the one axis they make together."""
+    tensors = [_wrap_indices(as_tensor(i), size, axis) for axis, (i, size) in enumerate(zip(items, sizes, strict=True))]
+    broadcast(*(t.shape for t in tensors))  # a mismatch is told in terms of the indices
+    linear: Any = 0
+    for tensor, size in zip(tensors, sizes, strict=True):
+        linear = linear * size + tensor
+    return linear
+
+
+# `x.at[index]`: the tensor with some elements changed, `x` itself left as it was.
+
+
+JoinFunction = Callable[[Any, Any], Any]
+# For each change: how an old and a new element make the result, and the op for places that indices name.
+UPDATE_MODES: dict[str, tuple[JoinFunction, Callable[..., Any]]] = {
+    "set": (lambda old, new: new, scatter),
+    "add": (operator.add, scatter_add),
+    "multiply": (mul, functools.partial(scatter, mode="multiply")),
+    "min": (minimum, functools.partial(scatter, mode="min")),
+    "max": (maximum, functools.partial(scatter, mode="max")),
+}
+
+
+@dataclass(frozen=True)
+class IndexUpdateHelper:
+    """`x.at`, to be subscripted."""
+
+    tensor: Tensor
+
+    def __getitem__(self, index: Any) -> IndexUpdateRef:
+        return IndexUpdateRef(self.tensor, index)
+
+
+@dataclass(frozen=True)
+class IndexUpdateRef:
+    """Some places of a tensor, traced or not; each method gives a new tensor with them changed.
+
+    The index is what a subscript takes. Beside a traced bool mask, values must be one for all places.
+
+    >>> x = Tensor([1.0, 2.0, 3.0])
+    >>> x.at[1:].add(10)
+    Tensor([ 1., 12., 13.], f32)
+    >>> x.at[[0, 0]].add(1)
+    Tensor([3., 2., 3.], f32)
+
+    Raises:
+        ShapeError: the values do not broadcast to the places.
+        DTypeError: the values do not have the tensor's element type.
+    """
+
+    tensor: Tensor
+    index: Any
+
+    def get(self) -> Tensor:
+        """The elements as they are."""
+        return self.tensor[self.index]
+
+    def set(self, values: Any) -> Tensor:
+        """These elements replaced by `values`; a place named twice takes the last."""
+        return self._changed("set", values)
+
+    def add(self, values: Any) -> Tensor:
+        """`values` added; a place named twice is added to twice."""
+        return self._changed("add", values)
+
+    def multiply(self, values: Any) -> Tensor:
+        """These elements times `values`."""
+        return self._changed("multiply", values)
+
+    def min(self, values: Any) -> Tensor:
+        """The smaller of these elements and `values`."""
+        return self._changed("min", values)
+
+    def max(self, values: Any) -> Tensor:
+        """The larger of these elements and `values`."""
+        return self._changed("max", values)
+
+    def _changed(self, change: str, values: Any) -> Tensor:
+        try:
+            return apply_update(self.tensor, self.index, values, change)
+        except TesseraError as error:
+            raise error.at(user_location()) from None
+
+
+def apply_update(x: Tensor, index: Any, values: Any, change: str) -> Tensor:
+    """`x` with a change made where a subscript says."""
+    new = _match_values(x, values)
+    join, scattered = UPDATE_MODES[change]
+    key = make_hashable_key(index if isinstance(index, tuple) else (index,))
+    if key is not None:
+        return _update_region(x, plan_slices(x.shape, key), new, join)
+    mask = _find_mask(index)
+    if mask is not None and new.ndim <= x.ndim - mask.ndim:
+        wide = reshape(mask, shape=(*mask.shape, *(1 for _ in x.shape[mask.ndim :])))
+        return where(broadcast_to(wide, shape=x.shape), join(x, broadcast_to(new, shape=x.shape)), x)
+    places = subscript(reshape(iota(shape=(count_elements(x.shape),)), shape=x.shape), index)
+    flat = reshape(x, shape=(count_elements(x.shape),))
+    return reshape(scattered(flat, places, broadcast_to(new, shape=places.shape)), shape=x.shape)
+
+
+def _match_values(x: Tensor, values: Any) -> Tensor:
+    """The values with the element type of `x`."""
+    new = values if isinstance(values, (bool, int, float)) else as_tensor(values)
+    if find_common_type([x, new]).dtype != x.dtype:
+        received = new.type if isinstance(new, Tensor) else repr(new)
+        raise DTypeError("the values have another type", expected=str(x.dtype), received=str(received))
+    return unify_dtypes([x, new])[1]
+
+
+def _find_mask(index: Any) -> Tensor | None:
+    """The bool tensor that an index is, if it is one."""
+    if isinstance(index, (Tensor, list)) or hasattr(index, "dtype"):
+        tensor = as_tensor(index)
+        return tensor if tensor.dtype.kind == "bool" and tensor.ndim else None
+    return None
+
+
+def _update_region(x: Tensor, recipe: SlicePlan, new: Tensor, join: JoinFunction) -> Tensor:
+    """The change where integers and slices say: the values spread over the axes, and a mask of where they count."""
+    spread = broadcast_to(new, shape=recipe.shape)
+    if recipe.cut is None and not recipe.backward:
+        return join(x, reshape(spread, shape=x.shape))
+    start, stop, step = recipe.cut or ((0,) * x.ndim, x.shape, (1,) * x.ndim)
+    sizes = tuple((hi - lo + by - 1) // by for lo, hi, by in zip(start, stop, step, strict=True))
+    if 0 in sizes:
+        return x
+    spread, kept = reshape(spread, shape=sizes), []
+    for axis, (low, by, size) in enumerate(zip(start, step, sizes, strict=True)):
+        if size != x.shape[axis] or axis in recipe.backward:
+            number, inside = _map_to_source(x.shape[axis], low, by, size, axis in recipe.backward)
+            spread = gather(spread, number, axis=axis)
+            kept.append(reshape(inside, shape=(-1, *(1 for _ in x.shape[axis + 1 :]))))
+    mask = broadcast_to(functools.reduce(operator.and_, kept), shape=x.shape)
+    return where(mask, join(x, spread), x)
+
+
+def _map_to_source(length: Size, low: Size, step: Any, size: Size, backward: bool) -> tuple[Tensor, Tensor]:
+    """For each place of an axis the number of the element cut there, brought into range, and whether one is."""
+    if isinstance(size, Dim) or isinstance(low, Dim):
+        return _map_symbolic_sizes(length, low, size)
+    offset = iota(shape=(length,)) - low
+    number = offset // step if step > 1 else offset
+    inside = greater_equal(number, 0) & less(number, size)
+    inside = inside & equal(offset % step, 0) if step > 1 else inside
+    number = minimum(maximum(number, 0), size - 1)
+    return (size - 1 - number if backward else number), inside
+
+
+def _map_symbolic_sizes(length: Size, low: Size, size: Size) -> tuple[Tensor, Tensor]:
+    """As `_places` where sizes are names, which are no numbers to calculate with: parts one after the other."""
+    rest = length - low - size
+    sides = [(n, full(shape=(n,), value=0, dtype=int64)) for n in (low, rest)]
+    parts = [(size, iota(shape=(size,)))]
+    listed = [p for p in (sides[0], *parts, sides[1]) if p[0] != 0]
+    inside = [full(shape=(n,), value=part is parts[0][1], dtype=bool_) for n, part in listed]
+    return concatenate([part for _, part in listed]), concatenate(inside)

@@ -1,0 +1,81 @@
+"""Control flow ops: for, while and if with captured values; scan, cond and while_loop whose regions take all they use as parameters.
+
+Below Graph, scan, cond and while_loop become loops and branches of the entry function (`ops/dialects/host.py`): the host
+executes them, and their bodies run on the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tessera.ir.rules import STORAGE, Op, op
+
+# Structured control flow: nodes with regions. Their meaning is in each interpreter's table.
+
+
+def refuse_direct_call(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """For ops that only a builder makes: they are never called on tensors."""
+    raise AssertionError(f"{op.name} is built, not called")
+
+
+def _refuse_inference(*types: Any) -> None:
+    raise AssertionError("the builder gives the types of nodes with regions")
+
+
+@op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE, name="for")
+def for_(lower, upper, step, *carried):
+    """Repeat the region for i from `lower` to before `upper` by `step` (int64 scalars, step not 0).
+
+    The region takes (i, *carried) and gives the next carried values; the last are the results.
+    """
+
+
+@op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE, name="while")
+def while_(*carried):
+    """Repeat the second region, carried to carried, while the first, carried to a bool scalar, holds."""
+
+
+@op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE, name="if")
+def if_(condition, *, apart: bool = False):
+    """The results of the first region where the bool scalar holds, else of the second.
+
+    `apart`: the tiles of a group go through it each by itself, whatever they wait for there.
+    """
+
+
+@op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE, dialect="transform")
+def called(*operands: Any) -> Any:
+    """The results of the region: a traced function that was called."""
+
+
+# Structured control flow of whole tensors: ops whose regions take all they use as parameters.
+#
+# Below Graph they are loops and branches of the entry function (`ops/host.py`): the host takes them,
+# and what is inside runs on the target.
+
+
+@op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE)
+def scan(*operands: Any, carry: int, xs: int, length: Any, reverse: bool) -> Any:
+    """The last carried values, and what each of `length` steps gives, stacked.
+
+    The operands are `carry` first values, `xs` stacks of inputs, and constants. The region takes the
+    carried values, one slice of each stack, and the constants; it gives the next carried values and
+    slices of the results. With `reverse` the last slice comes first, and results lie where inputs do.
+    """
+
+
+@op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE)
+def cond(condition: Any, *operands: Any) -> Any:
+    """The results of the first region where the bool scalar holds, else of the second; both take the operands."""
+
+
+@op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE)
+def while_loop(*operands: Any, carry: int, test: int) -> Any:
+    """The carried values after as many runs of the second region as the first, given them, says yes.
+
+    The operands are `carry` first values, `test` constants of the first region, and those of the second.
+    """
+
+
+FUNCTIONAL_FLOW_OPS = (scan, cond, while_loop)

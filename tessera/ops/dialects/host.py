@@ -1,0 +1,92 @@
+"""Host dialect: buffers, launches and control flow of a program's entry at the Schedule and Tile levels, in order."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tessera.core.errors import ShapeError
+from tessera.core.types import DType, RefType, f32
+from tessera.ir.rules import STORAGE, op
+from tessera.ops.dialects.control_flow import refuse_direct_call
+
+
+def _alloc_type(*, shape: tuple, dtype: DType, offset: int) -> RefType:
+    return RefType(tuple(shape), dtype)
+
+
+@op(infer=_alloc_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="host", effects=("memory",))
+def alloc(*, shape: tuple, dtype: DType = f32, offset: int = -1):
+    """A buffer at byte `offset` of the workspace; -1 before memory is planned."""
+
+
+def _view_type(ref: RefType, *, shape: tuple) -> RefType:
+    if math.prod(shape) != math.prod(ref.shape):
+        raise ShapeError(f"a view of shape {shape} does not fit {ref}")
+    return RefType(tuple(shape), ref.dtype, ref.space, ref.policy)
+
+
+@op(infer=_view_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="host")
+def view(ref, *, shape: tuple):
+    """The same memory in row-major order with another shape."""
+
+
+@op(
+    infer=lambda *refs, kernel, grid: None,
+    coerce=refuse_direct_call,
+    numerics=STORAGE,
+    dialect="host",
+    effects=("memory",),
+)
+def launch(*args: Any, kernel: str, grid: tuple):
+    """Run the tile function called `kernel` once for each point of `grid`."""
+
+
+@op(
+    infer=lambda *refs, op, operands, attrs: None,
+    coerce=refuse_direct_call,
+    numerics=STORAGE,
+    dialect="host",
+    effects=("memory",),
+)
+def call(*refs: Any, op: str, operands: int, attrs: Any):
+    """Run the tensor op called `op` on the host, by NumPy, from the first `operands` memories to the rest."""
+
+
+def _at_type(ref: RefType, index: Any) -> RefType:
+    if not ref.shape:
+        raise ShapeError(f"{ref} has no axis to take a slice of")
+    return RefType(tuple(ref.shape[1:]), ref.dtype, ref.space, ref.policy)
+
+
+@op(infer=_at_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="host")
+def at(ref, index):
+    """The memory of one slice along the first axis."""
+
+
+@op(
+    infer=lambda *, first, step, count: None,
+    coerce=refuse_direct_call,
+    numerics=STORAGE,
+    dialect="host",
+    effects=("memory",),
+)
+def loop(*, first: int, step: int, count: int):
+    """Run the region `count` times, on the host: it takes `first`, then `step` more each time."""
+
+
+@op(
+    infer=lambda ref: None,
+    coerce=refuse_direct_call,
+    numerics=STORAGE,
+    dialect="host",
+    effects=("memory",),
+    name="while",
+)
+def while_(ref):
+    """Run the first region, on the host; while the bool in `ref` then holds, the second and again the first."""
+
+
+@op(infer=lambda ref: None, coerce=refuse_direct_call, numerics=STORAGE, dialect="host", effects=("memory",), name="if")
+def if_(ref):
+    """Run the first region where the bool in `ref` holds, on the host, else the second."""

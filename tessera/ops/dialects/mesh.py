@@ -1,0 +1,226 @@
+"""Mesh dialect: programs on a mesh of processing elements, one per element with its own memory; collectives, shifts and halos."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError
+from tessera.core.types import RefType, TensorType
+from tessera.ir.rules import STORAGE, op
+from tessera.ops.dialects.control_flow import refuse_direct_call
+
+# An axis of which every program has all.
+UNSPLIT = -1
+REDUCTION_KINDS = ("sum", "max", "min")
+
+
+def _check_axis(axis: int) -> None:
+    if axis not in (0, 1):
+        raise ArgumentError("a mesh has two axes", expected="0 (rows) or 1 (columns)", received=str(axis))
+
+
+def _check_split(ref: RefType, split: tuple[int, ...], shape: tuple) -> None:
+    cut = [s for s in split if s != UNSPLIT]
+    if len(split) != ref.rank or len(shape) != ref.rank or len(set(cut)) != len(cut):
+        raise ShapeError("the pieces do not fit the tensor", received=f"{ref} split {split} into {shape}")
+
+
+def _read_type(ref: RefType, *, split: tuple[int, ...], shape: tuple[int, ...]) -> TensorType:
+    _check_split(ref, split, shape)
+    return ref.block(shape)
+
+
+@op(infer=_read_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", effects=("read",), name="read")
+def read(ref, *, split: tuple, shape: tuple):
+    """This program's piece, of `shape`, of a tensor that the host holds."""
+
+
+def _write_type(ref: RefType, value: TensorType, *, split: tuple[int, ...]) -> None:
+    _check_split(ref, split, value.shape)
+    if value.dtype != ref.dtype:
+        raise DTypeError(f"cannot write {value.dtype} into {ref.dtype}", received=str(value))
+
+
+@op(infer=_write_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", effects=("write",), name="write")
+def write(ref, value, *, split: tuple):
+    """Hand the host this program's piece of a tensor; what lies past its end is dropped."""
+
+
+def _all_reduce_type(x: TensorType, *, axis: int, kind: str) -> TensorType:
+    _check_axis(axis)
+    if kind not in REDUCTION_KINDS:
+        raise ArgumentError(f'"{kind}" is not a reduction', expected=", ".join(REDUCTION_KINDS))
+    return x
+
+
+@op(infer=_all_reduce_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh")
+def all_reduce(x, *, axis: int, kind: str = "sum"):
+    """The elementwise sum, max or min of `x` over the programs along a mesh axis, for each of them."""
+
+
+def _broadcast_type(x: TensorType, number: TensorType, *, axis: int, each: int) -> TensorType:
+    _check_axis(axis)
+    if number.rank or not number.dtype.is_integer:
+        raise DTypeError("the number of a turn is an integer scalar", expected="int64", received=str(number))
+    if each < 1:
+        raise ArgumentError("a program has at least one turn", expected="each > 0", received=str(each))
+    return x
+
+
+@op(infer=_broadcast_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="broadcast")
+def broadcast(x, number, *, axis: int, each: int = 1):
+    """What the program whose turn it is along a mesh axis holds as `x`, for all along it.
+
+    Each program has `each` turns in a row, in the order of places. `number` counts turns from 0 and is the same for
+    all; a program takes all turns of a round, one after the other, before it does anything else along the axis.
+    """
+
+
+@op(infer=_broadcast_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="begin_broadcast")
+def begin_broadcast(x, number, *, axis: int, each: int = 1):
+    """As `broadcast`, but only begun: `arrived` gives what has come, and nothing else may take it.
+
+    Neither `x` may change nor another broadcast along the axis begin before.
+    """
+
+
+def _arrived_type(pending: TensorType) -> TensorType:
+    return pending
+
+
+@op(infer=_arrived_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="arrived")
+def arrived(pending):
+    """What a broadcast or rotation that was begun has brought: waits until all of it is there."""
+
+
+def _shift_type(x: TensorType, *, axis: int, offset: int) -> TensorType:
+    _check_axis(axis)
+    if offset not in (-1, 1):
+        raise ArgumentError("a shift goes to the next program", expected="-1 or 1", received=str(offset))
+    return x
+
+
+@op(infer=_shift_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="shift")
+def shift(x, *, axis: int, offset: int):
+    """What the program `offset` before this one along a mesh axis holds as `x`; zeros where there is none."""
+
+
+@op(infer=_shift_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="rotate")
+def rotate(x, *, axis: int, offset: int):
+    """As `shift`, but in a ring: at the edge comes what the program at the other edge holds."""
+
+
+@op(infer=_shift_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="begin_rotate")
+def begin_rotate(x, *, axis: int, offset: int):
+    """As `rotate`, but only begun: `arrived` gives what has come, and nothing else may take it.
+
+    Neither `x` may change nor another rotation along the axis begin before.
+    """
+
+
+def _panel_type(x: TensorType, number: TensorType, *, axis: int, count: int) -> TensorType:
+    if not -x.rank <= axis < 0 or int(x.shape[axis]) % count:
+        raise ShapeError(f"axis {axis} cannot be cut into {count} equal panels", received=str(x))
+    sizes: list[Any] = list(x.shape)
+    sizes[axis] = int(x.shape[axis]) // count
+    return x.with_shape(tuple(sizes))
+
+
+@op(infer=_panel_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="panel")
+def panel(x, number, *, axis: int, count: int):
+    """The `number`-th of `count` equal panels of `x` along a (negative) axis."""
+
+
+def _halo_type(x: TensorType, edge: TensorType, *, axis: int, offset: int) -> TensorType:
+    slab: list[Any] = list(x.shape)
+    slab[axis] = 1
+    if tuple(edge.shape) != tuple(slab) or edge.dtype != x.dtype or offset not in (-1, 1):
+        raise ShapeError("the edge does not fit", expected=str(x.with_shape(tuple(slab))), received=str(edge))
+    return x
+
+
+@op(infer=_halo_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="halo")
+def halo(x, edge, *, axis: int, offset: int):
+    """`x` moved one place up (1) or down (-1) a (negative) axis, with `edge` coming in."""
+
+
+def _all_gather_type(x: TensorType, *, axis: int, along: int, size: int) -> TensorType:
+    _check_axis(along)
+    if not -x.rank <= axis < 0 or size < 1:
+        raise ShapeError(f"axis {axis} of {size} elements cannot be put together", received=str(x))
+    return _resize_axis(x, axis, size)
+
+
+def _resize_axis(x: TensorType, axis: int, size: int) -> TensorType:
+    sizes: list[Any] = list(x.shape)
+    sizes[axis] = size
+    return x.with_shape(tuple(sizes))
+
+
+@op(infer=_all_gather_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="all_gather")
+def all_gather(x, *, axis: int, along: int, size: int):
+    """What all programs along a mesh axis hold as `x`, one after the other on a (negative) axis: its first `size`."""
+
+
+def _section_type(x: TensorType, *, start: tuple[int, ...], stop: tuple[int, ...], step: tuple[int, ...]) -> TensorType:
+    ranges = [range(a, b, c) for a, b, c in zip(start, stop, step, strict=True)]
+    sizes = [int(n) for n in x.shape]
+    if len(ranges) != x.rank or any(r and (r[0] < 0 or r[-1] >= n) for r, n in zip(ranges, sizes, strict=False)):
+        raise ShapeError(f"the section from {start} to {stop} does not lie in the block", received=str(x))
+    return x.with_shape(tuple(map(len, ranges)))
+
+
+@op(infer=_section_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="section")
+def section(x, *, start: tuple, stop: tuple, step: tuple):
+    """The elements of a block from `start` to before `stop` by `step` along each axis."""
+
+
+def _match_except_axis(axis: int, x: TensorType, y: TensorType) -> bool:
+    """Whether two blocks differ at most in the length of one axis."""
+    return x.dtype == y.dtype and tuple(_resize_axis(x, axis, 0).shape) == tuple(_resize_axis(y, axis, 0).shape)
+
+
+def _join_type(*blocks: TensorType, axis: int) -> TensorType:
+    first = blocks[0]
+    if not all(_match_except_axis(axis, b, first) for b in blocks):
+        raise ShapeError(f"blocks cannot be joined along axis {axis}", received=" and ".join(map(str, blocks)))
+    return _resize_axis(first, axis, sum(int(b.shape[axis]) for b in blocks))
+
+
+@op(infer=_join_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="join")
+def join(*blocks, axis: int):
+    """Blocks one after the other along a (negative) axis."""
+
+
+def _pick_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
+    at = axis + x.rank
+    if not indices.dtype.is_integer or at < 0:
+        raise DTypeError("indices are integers", expected="an integer block", received=str(indices))
+    return x.with_shape((*x.shape[:at], *indices.shape, *x.shape[at + 1 :]))
+
+
+@op(infer=_pick_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="pick")
+def pick(x, indices, *, axis: int):
+    """The slices of a block along a (negative) axis that `indices` name; the index axes stand where it stood."""
+
+
+def _put_type(x: TensorType, slab: TensorType, number: TensorType, *, axis: int) -> TensorType:
+    if number.rank or not _match_except_axis(axis, slab, x) or int(slab.shape[axis]) != 1:
+        raise ShapeError("the slab does not fit the block", expected=str(_resize_axis(x, axis, 1)), received=str(slab))
+    return x
+
+
+@op(infer=_put_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="put")
+def put(x, slab, number, *, axis: int):
+    """A block with its `number`-th slab along a (negative) axis replaced; `number` is the same for all programs."""
+
+
+def _multiply_add_type(total: TensorType, a: TensorType, b: TensorType) -> TensorType:
+    if tuple(total.shape) != (*a.shape[:-1], b.shape[-1]) or a.shape[-1] != b.shape[-2]:
+        raise ShapeError("the factors do not fit the total", received=f"{total}, {a} and {b}")
+    return total
+
+
+@op(infer=_multiply_add_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="multiply_add")
+def multiply_add(total, a, b):
+    """`total` and the products of matrices `a` and `b` (over leading axes), summed in the type of `total`."""

@@ -1,0 +1,153 @@
+"""Argument checks: a call that failed in Python is checked against its annotations and reported as an ArgumentError."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, TesseraError, user_location
+from tessera.core.shapes import Dim
+from tessera.core.symbolic_dim import resolve_size
+from tessera.ir.rules import ATTRIBUTE_ALIASES
+
+F = TypeVar("F", bound=Callable[..., Any])
+PYTHON_ERRORS = (TypeError, ValueError, IndexError, AttributeError, StopIteration)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _are_integers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(_is_integer(v) for v in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real)
+
+
+# For each annotation, what fits it and how that is told.
+ANNOTATION_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "int": (_is_integer, "an integer"),
+    "Size": (lambda v: _is_integer(v) or isinstance(v, Dim), "a size"),
+    "Size | None": (lambda v: v is None or _is_integer(v) or isinstance(v, Dim), "a size"),
+    "int | None": (lambda v: v is None or _is_integer(v), "an integer or None"),
+    "Sequence[int]": (_are_integers, "integers"),
+    "int | Sequence[int]": (lambda v: _is_integer(v) or _are_integers(v), "an integer, or some"),
+    "int | Sequence[int] | None": (
+        lambda v: v is None or _is_integer(v) or _are_integers(v),
+        "an integer, some, or None",
+    ),
+    "int | tuple[int, int]": (lambda v: _is_integer(v) or (_are_integers(v) and len(v) == 2), "an integer or two"),
+    "tuple[int, int]": (lambda v: _are_integers(v) and len(v) == 2, "two integers"),
+    "float": (_is_number, "a number"),
+    "float | None": (lambda v: v is None or _is_number(v), "a number or None"),
+    "str": (lambda v: isinstance(v, str), "a string"),
+    "bool": (lambda v: isinstance(v, (bool, np.bool_)), "True or False"),
+}
+
+
+def find_argument_error(
+    annotations: Mapping[str, str], name: str, arguments: Mapping[str, Any]
+) -> ArgumentError | None:
+    """The error for the first argument that is not what its annotation says, or None.
+
+    >>> misfit({"n": "int"}, "twice", {"n": "a"}).expected
+    'an integer'
+    """
+    for key, value in arguments.items():
+        fits, words = ANNOTATION_CHECKS.get(annotations.get(key, ""), (None, ""))
+        if fits is not None and not fits(value):
+            return ArgumentError(
+                f"{name} does not take this for {key}", location=user_location(), expected=words,
+                received=f"{type(value).__name__} {_shorten_repr(value)}",
+            )  # fmt: skip
+    return None
+
+
+def _shorten_repr(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) < 60 else text[:57] + "..."
+
+
+def check_arguments(function: F) -> F:
+    """A function whose wrong arguments are told as ours; where all are right this costs nothing but a call."""
+    signature = inspect.signature(function)
+    annotations = {k: str(p.annotation) for k, p in signature.parameters.items()}
+    spellings = {k: n for k, n in ATTRIBUTE_ALIASES.items() if n in annotations and k not in annotations}  # dim is axis
+
+    @functools.wraps(function)
+    def told(*args: Any, **named: Any) -> Any:
+        if named and spellings:
+            named = {spellings.get(k, k): v for k, v in named.items()}
+        try:
+            return function(*args, **named)
+        except TesseraError as error:
+            raise error.at(user_location()) from None
+        except PYTHON_ERRORS as error:
+            arguments = _bind_arguments(signature, args, named)
+            if arguments is None:
+                raise ArgumentError(
+                    str(error), location=user_location(), expected=f"{function.__name__}{signature}"
+                ) from None
+            found = find_argument_error(annotations, function.__name__, arguments)
+            if found is None:
+                raise
+            raise found from error
+
+    return told  # type: ignore[return-value]
+
+
+def _bind_arguments(
+    signature: inspect.Signature, args: tuple[Any, ...], named: dict[str, Any]
+) -> dict[str, Any] | None:
+    try:
+        return dict(signature.bind(*args, **named).arguments)
+    except TypeError:
+        return None
+
+
+def check_function(function: Any, by: str) -> None:
+    """Refuse what is no function where one is to be transformed.
+
+    Raises:
+        ArgumentError: `function` cannot be called.
+    """
+    if not callable(function):
+        raise ArgumentError(
+            f"{by} takes a function", location=user_location(), expected="a function", received=_shorten_repr(function),
+            suggestion=f"write {by}(f)(x), not {by}(f(x))" if hasattr(function, "dtype") else None,
+        )  # fmt: skip
+
+
+SIZE_NAME_TYPES = (str, Dim, TypeVar)  # what names a size: the last as `def f[B]` does
+
+
+def parse_shape(value: Any, sizes: Callable[[Any], Any], least: int = 0) -> tuple[Any, ...]:
+    """A shape from a size, a name or a sequence of them, each made a size by `sizes`, none below `least`.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    element = getattr(value, "dtype", None)
+    if getattr(element, "is_float", False) or getattr(element, "kind", "") == "f":
+        raise ArgumentError(
+            "this is no shape", location=user_location(), expected="sizes, as in (2, 3)", received=_shorten_repr(value)
+        )
+    listed: Sequence[Any] = (value,) if _is_integer(value) or isinstance(value, SIZE_NAME_TYPES) else value
+    try:
+        found = tuple(resolve_size(sizes(s if isinstance(s, SIZE_NAME_TYPES) else operator.index(s))) for s in listed)
+    except TesseraError:
+        raise
+    except PYTHON_ERRORS:
+        raise ArgumentError("this is no shape", expected="sizes, as in (2, 3)", received=_shorten_repr(value)) from None
+    wrong = [n for n in found if isinstance(n, int) and n < least]
+    if wrong:
+        raise ArgumentError(f"a size of {wrong[0]}", expected="sizes from 0 on", received=_shorten_repr(value))
+    return found

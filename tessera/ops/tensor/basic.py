@@ -1,0 +1,250 @@
+"""Basic ops: constants, casts, broadcasts, gradient and checkpoint marks, with their derivatives; and helpers for derivative rules."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.shapes import Size, as_size, broadcast, format_shape
+from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_policy
+from tessera.ir.array_interchange import check_integer_fits
+from tessera.ir.numerics import error_rules
+from tessera.ir.numerics.conversion import convert
+from tessera.ir.rules import STORAGE, Op, batch, error, jvp, lower, op, transpose
+from tessera.ir.tensor import Tensor, as_tensor, bind_op
+from tessera.ops.tensor.argument_checks import parse_shape
+
+# The ops every other family leans on: constants, casts and broadcasts.
+
+
+def coerce_plain(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Bind with operands made tensors, and nothing else changed."""
+    check_operand_count(op, operands)
+    return bind_op(op, [as_tensor(x) for x in operands], attrs)
+
+
+def check_operand_count(op: Op, operands: Sequence[Any]) -> None:
+    """Refuse a call with operands missing."""
+    if len(operands) != len(op.operands):
+        raise ArgumentError(
+            f"{op.__name__} takes {len(op.operands)} operands, not {len(operands)}", location=user_location(),
+            expected=", ".join(op.operands) or "none",
+        )  # fmt: skip
+
+
+def _full_type(*, shape: tuple[Size, ...], value: Any, dtype: DType) -> TensorType:
+    return TensorType(tuple(shape), dtype)
+
+
+def _full_attrs(*, shape: Any, value: Any, dtype: Any) -> dict[str, Any]:
+    element = as_dtype(dtype)
+    value = check_integer_fits(value, element)
+    try:
+        number: Any = np.asarray(value).astype(element.numpy).item() if not element.is_float else float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError("this is no number to fill with", expected="one number", received=repr(value)) from None
+    return {"shape": parse_shape(shape, as_size), "value": number, "dtype": element}
+
+
+@op(infer=_full_type, coerce=coerce_plain, canonical=_full_attrs, numerics=STORAGE)
+def full(*, shape: tuple, value: Any, dtype: DType = f32) -> Any:
+    """A tensor of `shape` with every element `value`."""
+    return np.broadcast_to(convert(np.asarray(value), dtype), shape)
+
+
+error(full)(error_rules.bound_full)
+
+
+def _cast_type(x: TensorType, *, dtype: DType | Policy) -> TensorType:
+    return TensorType(x.shape, dtype.storage, dtype) if isinstance(dtype, Policy) else x.with_dtype(dtype)
+
+
+def _cast_attrs(x: TensorType, *, dtype: Any) -> dict[str, Any]:
+    policy = find_policy(dtype)
+    return {"dtype": policy if policy is not None and policy.clauses() else as_dtype(dtype)}
+
+
+@op(
+    infer=_cast_type,
+    coerce=coerce_plain,
+    canonical=_cast_attrs,
+    numerics=STORAGE,
+    pointwise=True,
+)
+def cast(x: Any, *, dtype: DType | Policy) -> Any:
+    """`x` with elements converted to `dtype`: nearest-even; float to integer goes toward zero and saturates.
+
+    A policy (`ts.bf16 @ ts.accum(ts.f32)`) becomes part of the result's type, and its rounding is that of the cast.
+    """
+    return x if isinstance(dtype, Policy) else convert(x, dtype)
+
+
+error(cast)(error_rules.bound_cast)
+
+
+def _broadcast_type(x: TensorType, *, shape: tuple[Size, ...]) -> TensorType:
+    if broadcast(x.shape, shape) != tuple(shape):
+        raise ShapeError(f"{format_shape(x.shape)} does not broadcast to {format_shape(shape)}")
+    return x.with_shape(tuple(shape))
+
+
+@op(
+    infer=_broadcast_type,
+    coerce=coerce_plain,
+    canonical=lambda x, *, shape: {"shape": parse_shape(shape, as_size)},
+    numerics=STORAGE,
+    name="broadcast",
+)
+def broadcast_to(x: Any, *, shape: tuple) -> Any:
+    """`x` repeated along new leading axes and axes of size 1 until it has `shape`."""
+    return np.broadcast_to(x, shape)
+
+
+error(broadcast_to)(error_rules.bound_structural)
+
+
+def splat(value: Any, type: TensorType) -> Tensor:
+    """A Python number as a tensor of this type: recorded as `full`, never as a captured array."""
+    return full(shape=type.shape, value=value, dtype=type.dtype)
+
+
+@op(infer=lambda x: x, coerce=coerce_plain, numerics=STORAGE)
+def stop_gradient(x):
+    """`x`, of which derivatives take no notice."""
+    return x
+
+
+@lower(stop_gradient)
+def _(x):
+    return x
+
+
+# What rows of derivatives share: sums of partial derivatives, and ops that are linear in an operand.
+
+
+Tangents = Sequence["Tensor | None"]
+# partial(t, out, *primals, **attrs): how the result moves when one operand moves by t.
+PartialDerivative = Callable[..., Any]
+
+
+def sum_of_partials(*partials: PartialDerivative | None) -> Callable[..., Tensor | None]:
+    """The JVP of an op whose tangent is the sum of one part for each operand that moves."""
+
+    def rule(out: Any, primals: Sequence[Any], tangents: Tangents, **attrs: Any) -> Tensor | None:
+        moved = [(p, t) for p, t in zip(partials, tangents, strict=True) if p is not None and t is not None]
+        return sum_tangents([p(t, out, *primals, **attrs) for p, t in moved])
+
+    return rule
+
+
+def linear_jvp(op: Op, **fixed: Any) -> Callable[..., Tensor]:
+    """The JVP of an op that is linear in all its operands together; `fixed` attributes are those of the linear part."""
+
+    def rule(out: Any, primals: Sequence[Tensor], tangents: Tangents, **attrs: Any) -> Tensor:
+        return bind_op(
+            op, [instantiate_zero(t, x.type) for t, x in zip(tangents, primals, strict=True)], {**attrs, **fixed}
+        )
+
+    return rule
+
+
+def zero_jvp(out: Any, primals: Any, tangents: Any, **attrs: Any) -> None:
+    """The JVP of an op that is constant almost everywhere, or gives no floats: nothing moves."""
+
+
+def sum_tangents(parts: Sequence[Tensor]) -> Tensor | None:
+    """The sum of tangents; None where there are none."""
+    return functools.reduce(operator.add, parts) if parts else None
+
+
+def instantiate_zero(tangent: Tensor | None, type: TensorType) -> Tensor:
+    """A tangent with zero written out."""
+    return splat(0, type) if tangent is None else tangent
+
+
+def is_undefined_primal(operand: Any) -> bool:
+    """Whether an operand of a linear op is the one that a transpose is taken of."""
+    return isinstance(operand, TensorType)
+
+
+# Derivatives and batching of the basic ops. (Methods of Tensor stand for ops that are defined above this module.)
+
+
+jvp(full)(zero_jvp)
+jvp(broadcast_to)(linear_jvp(broadcast_to))
+
+
+@jvp(cast)
+def _(out, primals, tangents, *, dtype):
+    return cast(tangents[0], dtype=dtype) if as_dtype(dtype).is_float else None
+
+
+@jvp(stop_gradient)
+def _(out, primals, tangents):
+    return None
+
+
+@transpose(cast)
+def _(g, x, *, dtype):
+    return (cast(g, dtype=x.policy or x.dtype),)
+
+
+@transpose(broadcast_to)
+def _(g, x, *, shape):
+    new = g.ndim - x.rank
+    spread = [i for i in range(g.ndim) if i < new or x.shape[i - new] != g.shape[i]]
+    return (g.sum(axis=tuple(spread)).reshape(x.shape) if spread else g,)
+
+
+@batch(stop_gradient)
+def _(lanes):
+    return stop_gradient(*lanes.tensors)
+
+
+@batch(broadcast_to)
+def _(lanes, *, shape):
+    (x,) = lanes.tensors
+    inner = (1,) * (len(shape) - x.ndim + 1) + x.shape[1:]
+    return broadcast_to(x.reshape((lanes.size, *inner)), shape=(lanes.size, *shape))
+
+
+# The marks of checkpoints: what is kept, and where a computation begins again.
+
+
+@op(infer=lambda x: x, coerce=coerce_plain, numerics=STORAGE)
+def recompute(x):
+    """`x`; what is computed from it is computed again, whatever else computes the same from `x`."""
+    return x
+
+
+error(recompute)(error_rules.bound_structural)
+jvp(recompute)(linear_jvp(recompute))
+
+
+@op(infer=lambda x: x, coerce=coerce_plain, numerics=STORAGE)
+def kept(x):
+    """`x`, which a checkpoint around it keeps for the way back."""
+    return x
+
+
+@lower(kept)
+def _(x):
+    return x
+
+
+jvp(kept)(linear_jvp(kept))
+
+
+@transpose(recompute, kept)
+def _(g, x):
+    return (g,)
+
+
+@batch(recompute, kept)
+def _(lanes):
+    return bind_op(lanes.op, lanes.tensors, {})

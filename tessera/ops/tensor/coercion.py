@@ -1,0 +1,148 @@
+"""Operand coercion: type promotion and broadcasting of what users pass, before an op is bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tessera.core.errors import DTypeError, TesseraError, user_location
+from tessera.core.shapes import Dim, broadcast, size_to_number
+from tessera.core.types import DType, TensorType, as_dtype, f32
+from tessera.ir.array_interchange import find_number_dtype
+from tessera.ir.rules import Op
+from tessera.ir.tensor import Tensor, as_tensor, bind_op
+from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, splat
+
+PYTHON_NUMBERS = (bool, int, float)
+SIZE_TYPES = (Dim, TypeVar)  # sizes that a trace knows are numbers in it
+
+
+def coerce_pointwise(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Bind with all operands of one element type and one shape."""
+    check_operand_count(op, operands)
+    try:
+        return bind_op(op, broadcast_operands(unify_dtypes(operands)), attrs)
+    except TesseraError as error:
+        raise error.at(user_location()) from None
+
+
+def coerce_floating(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `pointwise`, with integers and bools made f32 first."""
+    check_operand_count(op, operands)
+    try:
+        tensors = unify_dtypes(operands)
+        return bind_op(op, broadcast_operands([t if t.dtype.is_float else cast(t, dtype=f32) for t in tensors]), attrs)
+    except TesseraError as error:
+        raise error.at(user_location()) from None
+
+
+def coerce_rounding(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `floating`; integers are whole numbers already, and stay as they are."""
+    check_operand_count(op, operands)
+    x = as_tensor(operands[0])
+    return x if x.dtype.is_integer else coerce_floating(op, [x], attrs)
+
+
+# The power of integers, which is made of ops that are coerced themselves: ops/powers.py puts it here.
+INTEGER_POWER_HOOK: list[Callable[[Any, Any], Tensor]] = []
+
+
+def coerce_power(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `floating`; an integer to the power of an integer stays an integer."""
+    check_operand_count(op, operands)
+    base, exponent = (x if isinstance(x, PYTHON_NUMBERS) else as_tensor(x) for x in operands)
+    if not (_is_integer(base) and _is_integer(exponent)):
+        return coerce_floating(op, [base, exponent], attrs)
+    try:
+        return INTEGER_POWER_HOOK[0](as_tensor(base) if isinstance(exponent, int) else base, exponent)
+    except TesseraError as error:
+        raise error.at(user_location()) from None
+
+
+def _is_integer(x: Any) -> bool:
+    return x.dtype.is_integer if isinstance(x, Tensor) else isinstance(x, int) and not isinstance(x, bool)
+
+
+def coerce_select(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Bind a condition and two branches: the branches share a type, all three a shape."""
+    check_operand_count(op, operands)
+    condition = as_tensor(operands[0])
+    if condition.dtype.kind != "bool":
+        raise DTypeError(
+            "the condition is not bool", location=user_location(), expected="bool", received=str(condition.type),
+            suggestion="compare first: where(x > 0, a, b)",
+        )  # fmt: skip
+    try:
+        return bind_op(op, broadcast_operands([condition, *unify_dtypes(operands[1:])]), attrs)
+    except TesseraError as error:
+        raise error.at(user_location()) from None
+
+
+def find_common_type(operands: Sequence[Any]) -> TensorType:
+    """The scalar type that tensors and Python numbers have in common; numbers take the tensors' type."""
+    known = [t for t in operands if isinstance(t, Tensor)]
+    numbers = [x for x in operands if not isinstance(x, Tensor)]
+    dtype = promote_types([t.type for t in known]) if known else as_dtype(_widest_python_type(numbers))
+    for number in numbers:
+        dtype = find_number_dtype(number, dtype)
+    policy = next((t.type.policy for t in known if t.type.policy), None)
+    return TensorType((), dtype, policy if policy and policy.storage == dtype else None)
+
+
+def unify_dtypes(operands: Sequence[Any]) -> list[Tensor]:
+    """Operands as tensors of one element type; Python numbers take the tensors' type."""
+    tensors = [x if isinstance(x, PYTHON_NUMBERS) else _convert_size_or_array(x) for x in operands]
+    element = find_common_type(tensors)
+    dtype = element.dtype
+    return [t if isinstance(t, Tensor) and t.dtype == dtype else _convert_operand(t, element) for t in tensors]
+
+
+def _convert_size_or_array(x: Any) -> Any:
+    return size_to_number(x) if isinstance(x, SIZE_TYPES) else as_tensor(x)
+
+
+def _widest_python_type(numbers: Sequence[Any]) -> type:
+    """The Python type that holds all of these numbers: float, else int, else bool."""
+    kinds = {type(n) for n in numbers}
+    return next(t for t in (float, int, bool) if t in kinds)
+
+
+def _convert_operand(value: Any, element: TensorType) -> Tensor:
+    if isinstance(value, Tensor):
+        return cast(value, dtype=element.dtype)
+    number = splat(value, element)
+    return cast(number, dtype=element.policy) if element.policy else number
+
+
+def promote_types(types: Sequence[TensorType]) -> DType:
+    """The one element type of mixed operands; float formats never mix."""
+    floats = {t.dtype for t in types if t.dtype.is_float}
+    if len(floats) > 1:
+        one, other = sorted(floats, key=lambda t: t.bits)[:2]
+        raise DTypeError(
+            f"cannot mix {one} and {other}",
+            expected="operands of one float type",
+            received=" and ".join(str(t) for t in types),
+            suggestion=f"cast one of them: x.to(ts.{other})",
+        )
+    if floats:
+        return floats.pop()
+    distinct = {t.dtype for t in types}
+    if len(distinct) == 1:
+        return distinct.pop()
+    joined = as_dtype(np.result_type(*(t.numpy for t in distinct)))
+    if joined.is_float:  # what NumPy makes of uint64 beside a signed type
+        raise DTypeError(
+            "no integer type holds the values of both", received=" and ".join(sorted(map(str, distinct))),
+            expected="both signed, both unsigned, or the unsigned one narrower than 64 bits",
+            suggestion="cast one of them: x.to(ts.int64)",
+        )  # fmt: skip
+    return joined
+
+
+def broadcast_operands(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors broadcast to one shape, so that no rule sees a hidden broadcast."""
+    shape = broadcast(*(t.shape for t in tensors))
+    return [t if t.shape == shape else broadcast_to(t, shape=shape) for t in tensors]

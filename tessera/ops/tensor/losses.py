@@ -1,0 +1,168 @@
+"""Losses: mean squared and absolute error, cross entropy, negative log likelihood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, user_location
+from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.tensor.argument_checks import check_arguments
+from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.elementwise import abs, equal, exp, greater, less, log, maximum, not_equal, where
+from tessera.ops.tensor.matrices import moveaxis
+from tessera.ops.tensor.nn import log_softmax
+from tessera.ops.tensor.reduce import mean, sum
+from tessera.ops.tensor.scalar_functions import log1p
+from tessera.ops.tensor.shape import count_elements, expand_dims, iota
+
+LOSS_REDUCTIONS: dict[str, Any] = {"mean": mean, "sum": sum, "none": lambda x: x}
+
+
+def _apply_reduction(x: Tensor, reduction: str) -> Tensor:
+    if reduction not in LOSS_REDUCTIONS:
+        raise ArgumentError(
+            f"there is no reduction {reduction!r}", location=user_location(), expected=", ".join(LOSS_REDUCTIONS)
+        )
+    return LOSS_REDUCTIONS[reduction](x)
+
+
+@check_arguments
+def mse(input: Any, target: Any) -> Tensor:
+    """The mean of the squares of `input` - `target`: `mse_loss` as the guide spells it."""
+    return mse_loss(input, target)
+
+
+@check_arguments
+def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """The square of `input` - `target`, then its "mean", "sum" or "none" of them.
+
+    >>> mse_loss([1.0, 3.0], [0.0, 0.0])
+    Tensor(5., f32)
+    """
+    distance = as_tensor(input) - as_tensor(target)
+    return _apply_reduction(distance * distance, reduction)
+
+
+@check_arguments
+def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """The magnitude of `input` - `target`, then its "mean", "sum" or "none" of them."""
+    return _apply_reduction(abs(as_tensor(input) - as_tensor(target)), reduction)
+
+
+@check_arguments
+def cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Minus the log probability that the logits `input` [N, C, ...] give to `target`.
+
+    `target` holds classes (integers, [N, ...]; `ignore_index` counts for nothing) or probabilities ([N, C, ...]).
+    `weight` [C] scales classes; "mean" divides by the weights of the targets that count. `label_smoothing` moves
+    that share of the probability evenly to all classes (Szegedy et al. 2016).
+
+    >>> cross_entropy([[0.0, 0.0]], Tensor([1]))
+    Tensor(0.6931472, f32)
+
+    Raises:
+        ShapeError: `target` is neither like `input` nor like it without axis 1.
+        OutOfBoundsError: there is no such class (known outside of a trace alone).
+    """
+    x, target = as_tensor(input), as_tensor(target)
+    axis = 1 if x.ndim > 1 else 0
+    logs, classes = moveaxis(log_softmax(x, axis=axis), axis, -1), int(x.shape[axis])
+    w: Any = 1.0 if weight is None else as_tensor(weight)
+    if target.dtype.is_float:
+        share = moveaxis(_match_rank(target, x), axis, -1) * (1.0 - label_smoothing) + label_smoothing / classes
+        losses = -sum(share * logs * w, axis=-1)
+        return (
+            sum(losses) / count_elements(losses.shape) if reduction == "mean" else _apply_reduction(losses, reduction)
+        )
+    if target.shape != logs.shape[:-1]:
+        raise ShapeError(
+            "the classes do not fit the logits", location=user_location(), received=f"{x.type} and {target.type}"
+        )
+    _check_classes(target, classes, ignore_index)
+    hot = equal(expand_dims(target, -1), iota(shape=(classes,), dtype=target.dtype))
+    counts = not_equal(target, ignore_index)
+    scale = where(counts, sum(where(hot, w, 0.0) if weight is not None else cast(hot, dtype=x.dtype), axis=-1), 0.0)
+    smooth = label_smoothing / classes
+    losses = -(sum(where(hot, logs * w, 0.0), axis=-1) * (1.0 - label_smoothing))
+    losses = where(counts, losses - sum(logs * w, axis=-1) * smooth if smooth else losses, 0.0)
+    return sum(losses) / sum(scale) if reduction == "mean" else _apply_reduction(losses, reduction)
+
+
+def _check_classes(target: Tensor, classes: int, ignored: int | None = None) -> None:
+    """Refuse classes that there are none of, where they are known: traced ones count for nothing."""
+    if target.is_traced:
+        return
+    array = target.numpy()
+    wrong = array[((array < 0) | (array >= classes)) & (array != ignored)]
+    if wrong.size:
+        raise OutOfBoundsError(
+            f"class {wrong.flat[0]} of {classes}", location=user_location(), expected=f"classes from 0 to {classes - 1}"
+        )
+
+
+def _match_rank(target: Tensor, x: Tensor) -> Tensor:
+    if target.shape != x.shape:
+        raise ShapeError(
+            "the probabilities do not fit", location=user_location(), received=f"{x.type} and {target.type}"
+        )
+    return target
+
+
+@check_arguments
+def nll_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """Minus the element of `input` [N, C], log probabilities, at each class of `target` [N]."""
+    logs, target = as_tensor(input), as_tensor(target)
+    if not logs.ndim or target.shape != logs.shape[:-1] or not target.dtype.is_integer:
+        raise ShapeError(
+            "the classes do not fit the log probabilities", location=user_location(), expected="[N, C] and integers [N]",
+            received=f"{logs.type} and {target.type}",
+        )  # fmt: skip
+    _check_classes(target, int(logs.shape[-1]))
+    hot = equal(expand_dims(target, -1), iota(shape=(logs.shape[-1],), dtype=target.dtype))
+    return _apply_reduction(-sum(where(hot, logs, 0.0), axis=-1), reduction)
+
+
+@check_arguments
+def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+    """Half the square of `input` - `target` up to `delta`, beyond it linear (Huber 1964); then its reduction.
+
+    >>> huber_loss([0.0, 3.0], [0.5, 0.0], "none")
+    Tensor([0.125, 2.5  ], f32)
+    """
+    size = abs(as_tensor(input) - as_tensor(target))
+    return _apply_reduction(where(less(size, delta), size * size * 0.5, (size - 0.5 * delta) * delta), reduction)
+
+
+@check_arguments
+def binary_cross_entropy(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
+    """Minus the log probability of `target` (0 to 1) under probabilities `input`; logarithms stop at -100."""
+    x, y = as_tensor(input), as_tensor(target)
+    losses = -(y * maximum(log(x), -100.0) + (1.0 - y) * maximum(log(1.0 - x), -100.0))
+    return _apply_reduction(losses if weight is None else losses * weight, reduction)
+
+
+@check_arguments
+def binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
+    """`binary_cross_entropy` of the sigmoid of `input`, computed from the logits: it loses no digits.
+
+    >>> binary_cross_entropy_with_logits([1000.0, 0.0], [1.0, 0.0], reduction="none")
+    Tensor([0.       , 0.6931472], f32)
+    """
+    x, y = as_tensor(input), as_tensor(target)
+    losses = maximum(x, 0.0) - x * y + log1p(exp(-abs(x)))
+    return _apply_reduction(losses if weight is None else losses * weight, reduction)
+
+
+@check_arguments
+def kl_div(input: Any, target: Any, reduction: str = "mean") -> Tensor:
+    """target · (log target - input) for log probabilities `input`; where `target` is 0 that is 0."""
+    logs, share = as_tensor(input), as_tensor(target)
+    known = greater(share, 0.0)
+    return _apply_reduction(where(known, share * (log(where(known, share, 1.0)) - logs), 0.0), reduction)

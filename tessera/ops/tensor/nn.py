@@ -1,0 +1,436 @@
+"""Neural network ops: activations, softmax, normalisation, attention, dropout and batch normalisation, with their rules."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TesseraError, user_location
+from tessera.core.shapes import as_size, format_shape, normalize_axes, normalize_axis
+from tessera.core.types import DType, TensorType, as_dtype, f32
+from tessera.ir.numerics.error_rules import bound_rough_cast
+from tessera.ir.numerics.reference_kernels import compute_erf as erf_of
+from tessera.ir.rules import STORAGE, batch, error, jvp, lower, op
+from tessera.ir.tensor import Tensor, as_tensor, bind_op
+from tessera.ops.tensor.argument_checks import check_arguments, parse_shape
+from tessera.ops.tensor.basic import cast, check_operand_count, coerce_plain, sum_of_partials
+from tessera.ops.tensor.coercion import coerce_floating, promote_types, unify_dtypes
+from tessera.ops.tensor.contractions import dot
+from tessera.ops.tensor.elementwise import abs, erf, exp, greater_equal, less, log, maximum, minimum, rsqrt, tanh, where
+from tessera.ops.tensor.random import Generator, rand
+from tessera.ops.tensor.reduce import max, mean, sum, var
+from tessera.ops.tensor.scalar_functions import expm1, log1p
+from tessera.ops.tensor.shape import iota, permute, reshape, transpose
+
+# Activations beside those of nn: softplus, mish, elu, leaky relu.
+
+
+@op(coerce=coerce_floating)
+def softplus(x):
+    """log(1 + exp(x)), without overflow.
+
+    >>> import tessera as ts
+    >>> ts.softplus([0.0, 1000.0])
+    Tensor([   0.6931472, 1000.       ], f32)
+    """
+    return np.logaddexp(x, x.dtype.type(0))
+
+
+@lower(softplus)
+def _(x):
+    return maximum(x, 0.0) + log1p(exp(-abs(x)))
+
+
+@op(coerce=coerce_floating)
+def mish(x):
+    """`x` times tanh(softplus(x)) (Misra 2019)."""
+    return x * np.tanh(np.logaddexp(x, x.dtype.type(0)))
+
+
+@lower(mish)
+def _(x):
+    return x * tanh(softplus(x))
+
+
+@op(coerce=coerce_floating)
+def elu(x, *, alpha: float = 1.0):
+    """`x` where it is positive, else alpha · (exp(x) - 1) (Clevert, Unterthiner and Hochreiter 2015)."""
+    return np.where(x > 0, x, x.dtype.type(alpha) * np.expm1(np.minimum(x, 0)))
+
+
+@lower(elu)
+def _(x, *, alpha):
+    return where(x > 0.0, x, alpha * expm1(minimum(x, 0.0)))
+
+
+@op(coerce=coerce_floating)
+def leaky_relu(x, *, slope: float = 0.01):
+    """`x` where it is positive, else slope · x."""
+    return np.where(x > 0, x, x.dtype.type(slope) * x)
+
+
+@lower(leaky_relu)
+def _(x, *, slope):
+    return where(x > 0.0, x, slope * x)
+
+
+# Composites of neural networks: each has NumPy semantics and a lowering into other ops.
+
+
+SQRT_HALF = math.sqrt(0.5)
+GELU_SCALE = math.sqrt(2 / math.pi)
+
+
+def _canonicalise_softmax_axis(x: TensorType, *, axis: int) -> dict[str, Any]:
+    return {"axis": normalize_axis(axis, x.rank)}
+
+
+@op(coerce=coerce_floating)
+def relu(x):
+    """`x` where it is positive, else 0."""
+    return np.maximum(x, 0)
+
+
+@lower(relu)
+def _(x):
+    return maximum(x, 0.0)
+
+
+@op(coerce=coerce_floating)
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    return 1 / (1 + np.exp(-x))
+
+
+@lower(sigmoid)
+def _(x):
+    return 1.0 / (1.0 + exp(-x))
+
+
+@op(coerce=coerce_floating)
+def silu(x):
+    """`x` times its sigmoid (swish)."""
+    return x / (1 + np.exp(-x))
+
+
+@lower(silu)
+def _(x):
+    return x / (1.0 + exp(-x))
+
+
+@op(coerce=coerce_floating)
+def gelu(x, *, approximate: str = "none"):
+    """`x` times the normal distribution function at `x` (Hendrycks and Gimpel 2016); "tanh" approximates it."""
+    if approximate == "tanh":
+        return 0.5 * x * (1 + np.tanh(GELU_SCALE * (x + 0.044715 * x * x * x)))
+    return 0.5 * x * (1 + erf_of(x * SQRT_HALF))
+
+
+@lower(gelu)
+def _(x, *, approximate):
+    if approximate == "tanh":
+        return 0.5 * x * (1.0 + tanh(GELU_SCALE * (x + 0.044715 * (x * x * x))))
+    return 0.5 * x * (1.0 + erf(x * SQRT_HALF))
+
+
+@op(coerce=coerce_floating, canonical=_canonicalise_softmax_axis)
+def softmax(x, *, axis: int = -1):
+    """exp(x) over its sum along `axis`, computed from the distance to the maximum."""
+    e = np.exp(x - np.max(x, axis=axis, keepdims=True))
+    return e / np.sum(e, axis=axis, keepdims=True)
+
+
+@lower(softmax)
+def _(x, *, axis):
+    e = exp(x - max(x, axis=axis, keepdims=True))
+    return e / sum(e, axis=axis, keepdims=True)
+
+
+@op(coerce=coerce_floating, canonical=_canonicalise_softmax_axis)
+def log_softmax(x, *, axis: int = -1):
+    """The logarithm of softmax, computed without forming it."""
+    shifted = x - np.max(x, axis=axis, keepdims=True)
+    return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+
+
+@lower(log_softmax)
+def _(x, *, axis):
+    shifted = x - max(x, axis=axis, keepdims=True)
+    return shifted - log(sum(exp(shifted), axis=axis, keepdims=True))
+
+
+def _normalize_attrs(x: TensorType, *, axis: Any, eps: float, center: bool) -> dict[str, Any]:
+    return {"axis": normalize_axes(axis, x.rank), "eps": float(eps), "center": bool(center)}
+
+
+@op(coerce=coerce_floating, canonical=_normalize_attrs)
+def normalize(x, *, axis: Any = -1, eps: float = 1e-5, center: bool = True):
+    """`x` scaled to unit mean square along `axis`, after its mean is taken away if `center`."""
+    d = x - np.mean(x, axis=axis, keepdims=True) if center else x
+    return d / np.sqrt(np.mean(d * d, axis=axis, keepdims=True) + x.dtype.type(eps))
+
+
+@lower(normalize)
+def _(x, *, axis, eps, center):
+    d = x - mean(x, axis=axis, keepdims=True) if center else x
+    return d * rsqrt(mean(d * d, axis=axis, keepdims=True) + eps)
+
+
+@check_arguments
+def layer_norm(x: Any, normalized_shape: Any = None, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    """Layer normalisation over the last axes (Ba, Kiros and Hinton 2016), then `weight` and `bias`.
+
+    `normalized_shape` names the trailing sizes; it may be left out where the last axis alone is meant.
+
+    >>> layer_norm([[0.0, 2.0]], 2, eps=0.0)
+    Tensor([[-1.,  1.]], f32)
+
+    Raises:
+        ShapeError: `x` does not end in `normalized_shape`.
+    """
+    return _apply_affine(normalize(x, axis=_find_trailing_axes(x, normalized_shape), eps=eps), weight, bias)
+
+
+@check_arguments
+def rms_norm(x: Any, weight: Any = None, eps: float = 1e-5) -> Tensor:
+    """Root mean square normalisation over the last axis (Zhang and Sennrich 2019), then `weight`."""
+    return _apply_affine(normalize(x, axis=-1, eps=eps, center=False), weight, None)
+
+
+def _find_trailing_axes(x: Any, normalized_shape: Any) -> tuple[int, ...]:
+    if normalized_shape is None:
+        return (-1,)
+    wanted, shape = parse_shape(normalized_shape, as_size), as_tensor(x).shape
+    last = shape[len(shape) - len(wanted) :]
+    if len(wanted) > len(shape) or any(n != size for n, size in zip(wanted, last, strict=True)):
+        raise ShapeError(
+            "layer_norm over other sizes than the last ones", location=user_location(),
+            expected=f"a shape that ends in {format_shape(wanted)}", received=format_shape(shape),
+        )  # fmt: skip
+    return tuple(range(-len(wanted), 0))
+
+
+def _apply_affine(out: Tensor, weight: Any, bias: Any) -> Tensor:
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias
+
+
+def _attention_coerce(op, operands, attrs):
+    given = [x for x in operands if x is not None]
+    check_operand_count(op, [*given, *[None] * (len(op.operands) - len(given))] if len(given) >= 3 else given)
+    tensors = [as_tensor(x) for x in given]
+    try:
+        promote_types([t.type for t in tensors])
+        return bind_op(op, tensors, attrs)
+    except TesseraError as error:
+        raise error.at(user_location()) from None
+
+
+@op(infer=lambda x, *, dtype: x.with_dtype(dtype), coerce=coerce_plain, numerics=STORAGE)
+def rough_cast(x, *, dtype: DType):
+    """`x` in a narrower float type, to nearest even; what lies below the least normal f32 may become 0."""
+    return x.astype(dtype.numpy)
+
+
+error(rough_cast)(bound_rough_cast)
+
+
+@lower(rough_cast)
+def _(x, *, dtype):
+    return cast(x, dtype=dtype)
+
+
+def _attention_attrs(
+    q: TensorType, k: TensorType, v: TensorType, *mask: TensorType, causal, scale, weights
+) -> dict[str, Any]:
+    for each in (q, k, v):
+        if each.rank < 2 or not each.dtype.is_float:
+            raise ShapeError("attention takes [..., S, D] of floats", received=str(each))
+    if q.shape[-1] == 0:
+        raise ShapeError("attention over no features", received=str(q))
+    scale = float(scale) if scale is not None else 1 / math.sqrt(int(q.shape[-1]))
+    return {"causal": bool(causal), "scale": scale, "weights": _weights_type(v, weights)}
+
+
+def _weights_type(v: TensorType, weights: Any) -> DType:
+    """What weights are rounded to: by default the type of floats of 16 bits, else what they are computed in."""
+    if weights is None:
+        return v.dtype if v.dtype.bits == 16 else v.compute
+    found = as_dtype(weights)
+    if not found.is_float:
+        raise DTypeError(f"weights of attention in {found}", expected="a float type, or None")
+    return found
+
+
+@op(coerce=_attention_coerce, canonical=_attention_attrs)
+def scaled_dot_product_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None):
+    """softmax(q kᵀ · scale + mask) v, for q [..., S, D], k and v [..., T, D], mask [..., S, T] (added).
+
+    `causal` hides key j from query i where j > i. `scale` is 1/sqrt(D) unless given. The powers of e that v is
+    multiplied by, of scores less their maximum, are rounded to the type `weights` by `rough_cast`: to that of v if it
+    is a float of 16 bits, as tensor cores take it, unless another is given (`weights=ts.f32`: they are not rounded).
+    The sum that the product is divided by is that of the powers as they were.
+    """
+    s = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
+    s = s if mask is None else s + mask
+    if causal:
+        seen = np.arange(k.shape[-2])[None, :] <= np.arange(q.shape[-2])[:, None]
+        s = np.where(seen, s, -np.inf).astype(s.dtype)
+    e = np.exp(s - np.max(s, axis=-1, keepdims=True))
+    return np.matmul(e.astype(weights.numpy).astype(e.dtype), v) / np.sum(e, axis=-1, keepdims=True)
+
+
+@lower(scaled_dot_product_attention)
+def _(q, k, v, mask=None, *, causal, scale, weights):
+    s = dot(q, transpose(k)) * scale
+    s = s if mask is None else s + mask
+    if causal:
+        shape = s.shape[-2:]
+        later = less(iota(shape=shape, axis=-2), iota(shape=shape, axis=-1))
+        s = where(later, -math.inf, s)
+    e = exp(s - max(s, axis=-1, keepdims=True))
+    narrow = e if weights == e.dtype else cast(rough_cast(e, dtype=weights), dtype=e.dtype)
+    return dot(narrow, v) / sum(e, axis=-1, keepdims=True)
+
+
+HEADS_SECOND_ORDER = (0, 2, 1, 3)  # heads and positions change places
+
+
+@op(coerce=_attention_coerce, canonical=_attention_attrs)
+def positional_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None):
+    """`scaled_dot_product_attention` with heads after positions: q [B, S, H, D], k and v [B, T, H, D].
+
+    The mask is as there: [B, H, S, T], any of them 1 but T. The result is [B, S, H, D].
+    """
+    turned = [np.transpose(x, HEADS_SECOND_ORDER) for x in (q, k, v)]
+    found = scaled_dot_product_attention.ref(*turned, mask, causal=causal, scale=scale, weights=weights)
+    return np.transpose(found, HEADS_SECOND_ORDER)
+
+
+@lower(positional_attention)
+def _(q, k, v, mask=None, *, causal, scale, weights):
+    turned = [permute(x, axes=HEADS_SECOND_ORDER) for x in (q, k, v)]
+    found = scaled_dot_product_attention(*turned, mask, causal=causal, scale=scale, weights=weights)
+    return permute(found, axes=HEADS_SECOND_ORDER)
+
+
+# Derivatives and batching of the composites of neural networks.
+
+
+# By its own value, which is 0 or 1 far out, where the formula's parts overflow.
+jvp(sigmoid)(sum_of_partials(lambda t, out, x: t * (out * (1.0 - out))))
+
+
+@jvp(softmax)
+def _(out, primals, tangents, *, axis):
+    # The distance to the maximum, which only keeps exp in range, takes no part.
+    moved = tangents[0] * out
+    return moved - out * sum(moved, axis=axis, keepdims=True)
+
+
+@jvp(log_softmax)
+def _(out, primals, tangents, *, axis):
+    return tangents[0] - sum(exp(out) * tangents[0], axis=axis, keepdims=True)
+
+
+@batch(relu, sigmoid, silu, gelu, softmax, log_softmax, normalize)
+def _(lanes, **attrs):
+    # Axes count from the end, so that a leading one changes nothing.
+    return bind_op(lanes.op, lanes.tensors, attrs)
+
+
+@batch(scaled_dot_product_attention)
+def _(lanes, **attrs):
+    return bind_op(lanes.op, lanes.spread(), attrs)
+
+
+# What behaves otherwise in training: dropout and batch normalisation.
+
+
+@check_arguments
+def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:
+    """`x` with each element set to 0 with probability `p` and the others scaled by 1 / (1 - p).
+
+    Nothing happens unless `training`. The mask comes from `generator`, or the default one (see `Generator` on draws
+    made while tracing).
+
+    >>> dropout([1.0, 2.0], training=False)
+    Tensor([1., 2.], f32)
+
+    Raises:
+        ArgumentError: `p` is not in [0, 1].
+    """
+    x = as_tensor(x)
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"dropout with probability {p}", location=user_location(), expected="0 to 1")
+    if not x.dtype.is_float:
+        raise DTypeError(
+            "dropout of integers", location=user_location(), received=str(x.type), suggestion="cast to ts.f32"
+        )
+    if not training or p == 0:
+        return x
+    kept = greater_equal(rand(x.shape, dtype=f32, generator=generator), p)
+    return where(kept, x * (1.0 / (1.0 - p) if p < 1 else 1.0), 0.0)
+
+
+@check_arguments
+def batch_norm(
+    x: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Batch normalisation of `x` [B, C, ...] for each channel (Ioffe and Szegedy 2015), then `weight` and `bias` [C].
+
+    With `training` by the mean and variance of the batch, else by the running ones. Tensors do not change in place:
+    `running_statistics` gives the new running values.
+
+    >>> batch_norm([[1.0], [3.0]], Tensor([0.0]), Tensor([1.0]), eps=0.0)
+    Tensor([[-1.],
+            [ 1.]], f32)
+
+    Raises:
+        ShapeError: `x` has no axis of channels, or a statistic or weight is not [C].
+    """
+    x = as_tensor(x)
+    _check_channels(x, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    axes = (0, *range(2, x.ndim))
+    shape = (x.shape[1], *(1 for _ in axes[1:]))
+    if training:
+        middle, spread = mean(x, axis=axes, keepdims=True), var(x, axis=axes, keepdims=True)
+    else:
+        middle, spread = (reshape(t, shape=shape) for t in unify_dtypes([running_mean, running_var]))
+    out = (x - middle) * rsqrt(spread + eps)
+    out = out if weight is None else out * reshape(weight, shape=shape)
+    return out if bias is None else out + reshape(bias, shape=shape)
+
+
+def _check_channels(x: Tensor, **each: Any) -> None:
+    if x.ndim < 2:
+        raise ShapeError("batch_norm takes [B, C, ...]", location=user_location(), received=str(x.type))
+    for name, value in each.items():
+        if value is not None and as_tensor(value).shape != (x.shape[1],):
+            raise ShapeError(
+                f"{name} of batch_norm is not one number for each channel", location=user_location(),
+                expected=f"shape ({x.shape[1]},), for {x.type}", received=str(as_tensor(value).type),
+            )  # fmt: skip
+
+
+@check_arguments
+def running_statistics(x: Any, running_mean: Any, running_var: Any, momentum: float = 0.1) -> tuple[Tensor, Tensor]:
+    """The running mean and variance of `batch_norm` after this batch: old · (1 - momentum) + new · momentum.
+
+    The new variance is that of a sample (n - 1 below).
+    """
+    x = as_tensor(x)
+    _check_channels(x, running_mean=running_mean, running_var=running_var)
+    axes = (0, *range(2, x.ndim))
+    new = mean(x, axis=axes), var(x, axis=axes, correction=1.0)
+    old = as_tensor(running_mean), as_tensor(running_var)
+    return tuple(o * (1.0 - momentum) + n * momentum for o, n in zip(old, new, strict=True))  # type: ignore[return-value]

@@ -1,0 +1,444 @@
+"""Reductions: sum, extrema, arg-reductions, mean, variance, product, any, all, norms, compensated and cumulative sums, with their rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
+from tessera.core.shapes import Size, normalize_axes, normalize_axis
+from tessera.core.types import DType, TensorType, bool_, f32, int64
+from tessera.ir.numerics import error_rules, reference_kernels
+from tessera.ir.numerics.reference_kernels import sum_compensated
+from tessera.ir.rules import ACCUMULATE, REGISTRY, STORAGE, Op, batch, error, jvp, lower, op, transpose
+from tessera.ir.tensor import Tensor, as_tensor, bind_op
+from tessera.ops.tensor import shape
+from tessera.ops.tensor.argument_checks import check_arguments
+from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, coerce_plain, linear_jvp, zero_jvp
+from tessera.ops.tensor.coercion import coerce_floating
+from tessera.ops.tensor.elementwise import abs, add, equal, exp, greater, log, mul, not_equal, pow, sqrt, where
+from tessera.ops.tensor.rearrange import narrow
+from tessera.ops.tensor.shape import count_elements, pad, permute, reshape, slice_
+
+# Reductions along axes.
+
+
+Axes = tuple[int, ...]
+
+
+def reduce_shape(x: TensorType, axis: Axes, keepdims: bool) -> tuple[Size, ...]:
+    """The shape left after reducing over `axis` (negative)."""
+    sizes = [(1 if keepdims else None) if i - x.rank in axis else s for i, s in enumerate(x.shape)]
+    return tuple(s for s in sizes if s is not None)
+
+
+def canonicalise_axes(x: TensorType, *, axis: Any, keepdims: bool) -> dict[str, Any]:
+    return {"axis": normalize_axes(axis, x.rank), "keepdims": bool(keepdims)}
+
+
+def find_sum_dtype(dtype: DType) -> DType:
+    """Sums of narrow integers give int64 (design 4)."""
+    return int64 if dtype.kind == "bool" or (dtype.is_integer and dtype.bits < 64) else dtype
+
+
+def infer_sum(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
+    return x.with_shape(reduce_shape(x, axis, keepdims)).with_dtype(find_sum_dtype(x.dtype))
+
+
+def _infer_extremum(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
+    empty = [a for a in axis if x.shape[a] == 0]
+    if empty:
+        raise ShapeError(f"reducing axis {empty[0]} of size 0 has no value", received=str(x))
+    return x.with_shape(reduce_shape(x, axis, keepdims))
+
+
+def coerce_sum(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `plain`, but by compensated sums where the operand's policy asks for them."""
+    check_operand_count(op, operands)
+    x = as_tensor(operands[0])
+    if not (x.type.policy and x.type.policy.compensated and x.dtype.is_float):
+        return bind_op(op, [x], attrs)
+    total = REGISTRY["ts.compensated_sum"]
+    if op is sum:
+        return bind_op(total, [x], attrs)
+    wide = cast(x, dtype=x.type.accumulate) if x.dtype != x.type.accumulate else x
+    found = bind_op(total, [wide], attrs)
+    scaled = found * (int(found.size) / int(x.size))  # one over the number of elements in each sum
+    return scaled if scaled.dtype == x.dtype else cast(scaled, dtype=x.type.policy)
+
+
+@op(infer=infer_sum, coerce=coerce_sum, canonical=canonicalise_axes, numerics=ACCUMULATE)
+def sum(x, *, axis: Any = None, keepdims: bool = False):
+    """The sum of the elements along `axis` (all axes when None); narrower integers and bools give int64."""
+    if x.dtype.kind in "iub":
+        return np.sum(x, axis=axis, keepdims=keepdims, dtype=np.int64)
+    return reference_kernels.sum_rows(x, axis, keepdims)
+
+
+error(sum)(error_rules.bound_sum)
+
+
+@op(infer=_infer_extremum, coerce=coerce_plain, canonical=canonicalise_axes, numerics=STORAGE)
+def max(x, *, axis: Any = None, keepdims: bool = False):
+    """The largest element along `axis`; NaN if any is. Reducing nothing is an error."""
+    return reference_kernels.reduce_extreme(np.maximum, x, axis, keepdims)
+
+
+@op(infer=_infer_extremum, coerce=coerce_plain, canonical=canonicalise_axes, numerics=STORAGE)
+def min(x, *, axis: Any = None, keepdims: bool = False):
+    """The smallest element along `axis`; NaN if any is. Reducing nothing is an error."""
+    return reference_kernels.reduce_extreme(np.minimum, x, axis, keepdims)
+
+
+error(max, min)(error_rules.bound_selection)
+
+
+def coerce_argreduce(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `plain`; without an axis, the place in the flattened tensor."""
+    check_operand_count(op, operands)
+    x = as_tensor(operands[0])
+    if attrs["axis"] is not None or not x.ndim:
+        return bind_op(op, [x], {**attrs, "axis": -1 if attrs["axis"] is None else attrs["axis"]})
+    place = bind_op(op, [shape.reshape(x, shape=(-1,))], {"axis": 0, "keepdims": False})
+    return shape.reshape(place, shape=(1,) * x.ndim) if attrs["keepdims"] else place
+
+
+def _canonicalise_one_axis(x: TensorType, *, axis: int, keepdims: bool) -> dict[str, Any]:
+    if x.rank == 0:
+        raise ShapeError("argmax needs an axis to search along; the tensor is a scalar")
+    return {"axis": normalize_axis(axis, x.rank), "keepdims": bool(keepdims)}
+
+
+def _infer_argreduce(x: TensorType, *, axis: int, keepdims: bool) -> TensorType:
+    return _infer_extremum(x, axis=(axis,), keepdims=keepdims).with_dtype(int64)
+
+
+@op(infer=_infer_argreduce, coerce=coerce_argreduce, canonical=_canonicalise_one_axis, numerics=STORAGE)
+def argmax(x, *, axis: int | None = None, keepdims: bool = False):
+    """Where along `axis` (None: of them all) the largest element is (int64): the first of equals, of NaNs."""
+    return np.argmax(x, axis=axis, keepdims=keepdims)
+
+
+error(argmax)(error_rules.bound_argreduce(1))
+
+
+@op(infer=_infer_argreduce, coerce=coerce_argreduce, canonical=_canonicalise_one_axis, numerics=STORAGE)
+def argmin(x, *, axis: int | None = None, keepdims: bool = False):
+    """Where along `axis` (None: of them all) the least element is (int64): the first of equals, of NaNs."""
+    return np.argmin(x, axis=axis, keepdims=keepdims)
+
+
+error(argmin)(error_rules.bound_argreduce(-1))
+
+
+def _infer_mean(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
+    if x.dtype.kind == "bool":
+        raise DTypeError("the mean of bools", suggestion="cast to ts.f32 first")
+    return _infer_extremum(x, axis=axis, keepdims=keepdims).with_dtype(x.dtype if x.dtype.is_float else f32)
+
+
+@op(infer=_infer_mean, coerce=coerce_sum, canonical=canonicalise_axes, numerics=ACCUMULATE)
+def mean(x, *, axis: Any = None, keepdims: bool = False):
+    """The arithmetic mean along `axis`; integers give f32."""
+    return np.mean(x, axis=axis, keepdims=keepdims, dtype=np.float64 if x.dtype.kind in "iu" else x.dtype)
+
+
+@lower(mean)
+def _(x, *, axis, keepdims):
+    count = int(np.prod([x.shape[a] for a in axis], dtype=np.int64))
+    wide = x if x.dtype.is_float else cast(x, dtype=f32)
+    return sum(wide, axis=axis, keepdims=keepdims) * (1.0 / count)
+
+
+def reciprocal_count(count: float) -> float:
+    """One part of `count`: what a sum is multiplied by for a mean; infinite where there is nothing to divide by."""
+    return 1.0 / count if count > 0 else math.inf
+
+
+@op(
+    coerce=coerce_plain,
+    canonical=lambda x, *, correction, **a: {"correction": float(correction), **canonicalise_axes(x, **a)},
+)
+def var(x, *, axis: Any = None, keepdims: bool = False, correction: float = 0.0):
+    """The variance along `axis`: the mean square distance from the mean, with n - `correction` below.
+
+    Where that leaves nothing to divide by it is infinite, or NaN of equal elements.
+    """
+    count = math.prod(x.shape[a] for a in axis)
+    return np.var(x, axis=axis, keepdims=keepdims) * x.dtype.type(count * reciprocal_count(count - correction))
+
+
+@lower(var)
+def _(x, *, axis, keepdims, correction):
+    count = int(np.prod([x.shape[a] for a in axis], dtype=np.int64))
+    distance = x - mean(x, axis=axis, keepdims=True)
+    return sum(distance * distance, axis=axis, keepdims=keepdims) * reciprocal_count(count - correction)
+
+
+# The compensated sum: what the clause `ts.compensated` of a policy makes of `sum` and `mean`.
+
+
+def _next_power_of_two(size: int) -> int:
+    """The least power of two from `size` on."""
+    return 1 << (size - 1).bit_length() if size > 1 else 1
+
+
+@op(infer=infer_sum, coerce=coerce_plain, canonical=canonicalise_axes, numerics=ACCUMULATE)
+def compensated_sum(x, *, axis: Any = None, keepdims: bool = False):
+    """The sum of the elements along `axis` with its rounding errors added at the end: about 2 ulps, however many.
+
+    >>> import tessera as ts
+    >>> row = ts.Tensor([1e8, 1.0, -1e8, 1.0])
+    >>> ts.compensated_sum(row)
+    Tensor(2., f32)
+    """
+    if x.dtype.kind != "f":
+        return np.sum(x, axis=axis, keepdims=keepdims, dtype=np.int64)
+    kept = [a for a in range(-x.ndim, 0) if a not in axis]
+    size = math.prod(x.shape[a] for a in axis)
+    rows = np.transpose(x, (*kept, *axis)).reshape(math.prod(x.shape[a] for a in kept), size)
+    rows = np.pad(rows, ((0, 0), (0, _next_power_of_two(size) - size)))
+    total, lost = sum_compensated(rows, rows.shape[1], lambda r, begin, end: r[:, begin:end])
+    out = total if lost is None else np.where(lost == lost, total + lost, total)
+    shape = [(1 if keepdims else None) if i - x.ndim in axis else s for i, s in enumerate(x.shape)]
+    return out.reshape([s for s in shape if s is not None])
+
+
+@lower(compensated_sum)
+def _(x: Tensor, *, axis: Axes, keepdims: bool):
+    if not x.dtype.is_float:
+        return sum(x, axis=axis, keepdims=keepdims)
+    shape: tuple[Size, ...] = reduce_shape(x.type, axis, keepdims)
+    kept = [a for a in range(-x.ndim, 0) if a not in axis]
+    size = int(count_elements([x.shape[a] for a in axis]))
+    rows = reshape(permute(x, axes=(*kept, *axis)), shape=(count_elements([x.shape[a] for a in kept]), size))
+    rows = (
+        pad(rows, low=(0, 0), high=(0, _next_power_of_two(size) - size)) if size != _next_power_of_two(size) else rows
+    )
+    total, lost = sum_compensated(rows, int(rows.shape[1]), _slice_columns)
+    return reshape(total if lost is None else where(equal(lost, lost), total + lost, total), shape=shape)
+
+
+def _slice_columns(rows: Tensor, begin: int, end: int) -> Tensor:
+    return slice_(rows, start=(0, begin), stop=(rows.shape[0], end))
+
+
+# Running sums and products of whole tensors, by doubling: log2(n) steps over the axis.
+
+
+def _infer_cumulative(x: TensorType, *, axis: int) -> TensorType:
+    return x.with_dtype(find_sum_dtype(x.dtype))
+
+
+def _canonicalise_scan_axis(x: TensorType, *, axis: int) -> dict[str, Any]:
+    return {"axis": normalize_axis(axis, x.rank)}
+
+
+@op(infer=_infer_cumulative, coerce=coerce_plain, canonical=_canonicalise_scan_axis, numerics=ACCUMULATE)
+def cumsum(x, *, axis: int = -1):
+    """The sums of the elements up to each along `axis`; narrower integers and bools give int64.
+
+    >>> import tessera as ts
+    >>> ts.cumsum([1, 2, 3])
+    Tensor([1, 3, 6], int64)
+    """
+    return np.cumsum(x, axis=axis, dtype=np.int64 if x.dtype.kind in "iub" else x.dtype)
+
+
+@op(infer=_infer_cumulative, coerce=coerce_plain, canonical=_canonicalise_scan_axis, numerics=ACCUMULATE)
+def cumprod(x, *, axis: int = -1):
+    """The products of the elements up to each along `axis`; narrower integers and bools give int64."""
+    return np.cumprod(x, axis=axis, dtype=np.int64 if x.dtype.kind in "iub" else x.dtype)
+
+
+def _scan_by_doubling(x: Tensor, axis: int, join: Callable[..., Any], neutral: int) -> Tensor:
+    x = cast(x, dtype=find_sum_dtype(x.dtype))
+    size, reach = int(x.shape[axis]), 1
+    none, sides = [0] * x.ndim, [0] * x.ndim
+    while reach < size:
+        sides[axis] = reach
+        earlier = pad(narrow(x, axis, 0, size - reach), low=tuple(sides), high=tuple(none), value=neutral)
+        x, reach = join(x, earlier), 2 * reach
+    return x
+
+
+@lower(cumsum)
+def _(x, *, axis):
+    return _scan_by_doubling(x, axis, add, 0)
+
+
+@lower(cumprod)
+def _(x, *, axis):
+    return _scan_by_doubling(x, axis, mul, 1)
+
+
+# Derivatives and batching of reductions.
+
+
+jvp(sum)(linear_jvp(sum))
+jvp(argmax, argmin)(zero_jvp)
+
+
+def _broadcast_back(g: Tensor, like: TensorType, axis: tuple[int, ...]) -> Tensor:
+    """What a reduction over `axis` left, repeated along it again."""
+    return broadcast_to(reshape(g, shape=reduce_shape(like, axis, True)), shape=like.shape)
+
+
+@jvp(max, min)
+def _(out, primals, tangents, *, axis, keepdims):
+    # Equal extremes share evenly (design 4).
+    (x,), (t,) = primals, tangents
+    reached = cast(x == _broadcast_back(out, x.type, axis), dtype=x.dtype)
+    share = sum(t * reached, axis=axis, keepdims=keepdims)
+    return share / sum(reached, axis=axis, keepdims=keepdims)
+
+
+@transpose(sum)
+def _(g, x, *, axis, keepdims):
+    return (_broadcast_back(g, x, axis),)
+
+
+@batch(sum, max, min, argmax, argmin, mean, var)
+def _(lanes, **attrs):
+    # Axes count from the end, so that a leading one changes nothing.
+    return bind_op(lanes.op, lanes.tensors, attrs)
+
+
+# Composite reductions: product, any, all, standard deviation, logsumexp, norms.
+
+
+def _infer_product(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
+    return x.with_shape(reduce_shape(x, axis, keepdims)).with_dtype(find_sum_dtype(x.dtype))
+
+
+@op(infer=_infer_product, coerce=coerce_plain, canonical=canonicalise_axes)
+def prod(x, *, axis: Any = None, keepdims: bool = False):
+    """The product of the elements along `axis` (all when None); narrower integers and bools give int64.
+
+    >>> import tessera as ts
+    >>> ts.prod([2, 3, 4])
+    Tensor(24, int64)
+    """
+    return np.prod(x, axis=axis, keepdims=keepdims, dtype=np.int64 if x.dtype.kind in "iub" else x.dtype)
+
+
+@lower(prod)
+def _(x, *, axis, keepdims):
+    shape = reduce_shape(x.type, axis, keepdims)
+    kept = [a for a in range(-x.ndim, 0) if a not in axis]
+    rows = permute(cast(x, dtype=find_sum_dtype(x.dtype)), axes=(*kept, *axis))
+    rows = reshape(rows, shape=(count_elements([x.shape[a] for a in kept]), count_elements([x.shape[a] for a in axis])))
+    n = int(rows.shape[1])
+    whole = 1 << (n - 1).bit_length() if n else 1
+    rows = pad(rows, low=(0, 0), high=(0, whole - n), value=1)
+    while whole > 1:  # a tree of halves: log2(n) products of whole rows
+        whole //= 2
+        left, right = ((0, 0), (rows.shape[0], whole)), ((0, whole), (rows.shape[0], 2 * whole))
+        rows = slice_(rows, start=left[0], stop=left[1]) * slice_(rows, start=right[0], stop=right[1])
+    return reshape(rows, shape=shape)
+
+
+def _infer_truth_reduction(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
+    return TensorType(reduce_shape(x, axis, keepdims), bool_)
+
+
+def _to_bool(x: Tensor) -> Tensor:
+    return x if x.dtype is bool_ else not_equal(x, 0)
+
+
+@op(infer=_infer_truth_reduction, coerce=coerce_plain, canonical=canonicalise_axes, numerics=STORAGE)
+def any(x, *, axis: Any = None, keepdims: bool = False):
+    """Whether any element along `axis` is true (not zero); False for none at all."""
+    return np.any(x != 0, axis=axis, keepdims=keepdims)
+
+
+@lower(any)
+def _(x, *, axis, keepdims):
+    return greater(sum(_to_bool(x), axis=axis, keepdims=keepdims), 0)
+
+
+@op(infer=_infer_truth_reduction, coerce=coerce_plain, canonical=canonicalise_axes, numerics=STORAGE)
+def all(x, *, axis: Any = None, keepdims: bool = False):
+    """Whether every element along `axis` is true (not zero); True for none at all."""
+    return np.all(x != 0, axis=axis, keepdims=keepdims)
+
+
+@lower(all)
+def _(x, *, axis, keepdims):
+    return equal(sum(~_to_bool(x), axis=axis, keepdims=keepdims), 0)
+
+
+@op(
+    coerce=coerce_floating,
+    canonical=lambda x, *, correction, **a: {"correction": float(correction), **canonicalise_axes(x, **a)},
+)
+def std(x, *, axis: Any = None, keepdims: bool = False, correction: float = 0.0):
+    """The standard deviation along `axis`: the square root of `var` with n - `correction` below."""
+    count = math.prod(x.shape[a] for a in axis)
+    return np.sqrt(np.var(x, axis=axis, keepdims=keepdims) * x.dtype.type(count * reciprocal_count(count - correction)))
+
+
+@lower(std)
+def _(x, *, axis, keepdims, correction):
+    return sqrt(var(x, axis=axis, keepdims=keepdims, correction=correction))
+
+
+@op(coerce=coerce_floating, canonical=canonicalise_axes)
+def logsumexp(x, *, axis: Any = None, keepdims: bool = False):
+    """log of the sum of exp(x) along `axis`, without overflow.
+
+    >>> import tessera as ts
+    >>> ts.logsumexp([1000.0, 1000.0])
+    Tensor(1000.6931, f32)
+    """
+    top = np.max(x, axis=axis, keepdims=True)
+    shift = np.where(np.isinf(top), x.dtype.type(0), top)
+    total = np.log(np.sum(np.exp(x - shift), axis=axis, keepdims=True)) + shift
+    return total if keepdims else np.squeeze(total, axis=axis)
+
+
+@lower(logsumexp)
+def _(x, *, axis, keepdims):
+    top = max(x, axis=axis, keepdims=True)
+    shift = where(equal(abs(top), math.inf), 0.0, top)
+    total = log(sum(exp(x - shift), axis=axis, keepdims=True)) + shift
+    return total if keepdims else reshape(total, shape=reduce_shape(x.type, axis, False))
+
+
+@check_arguments
+def norm(x: Any, ord: Any = 2, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """The `ord`-norm of the elements along `axis` (all of them when None) taken as vectors.
+
+    `ord`: 0 counts the elements that are not zero, inf and -inf give the largest and smallest magnitude, any other p
+    gives (Σ|x|^p)^(1/p). Of a matrix, 2 over both axes is the Frobenius norm. Scaled by the largest magnitude
+    for p = 2, so that squares neither overflow nor vanish.
+
+    >>> norm([3.0, 4.0])
+    Tensor(5., f32)
+    """
+    x = as_tensor(x)
+    if not isinstance(ord, (int, float)):
+        raise ArgumentError(f"there is no norm {ord!r}", location=user_location(), expected="a number, inf or -inf")
+    size = abs(x if x.dtype.is_float else cast(x, dtype=f32))
+    if ord in (math.inf, -math.inf):
+        return (max if ord > 0 else min)(size, axis=axis, keepdims=keepdims)
+    if ord == 0:
+        return cast(sum(not_equal(size, 0), axis=axis, keepdims=keepdims), dtype=size.dtype)
+    if ord == 1:
+        return sum(size, axis=axis, keepdims=keepdims)
+    return _euclidean_norm(size, axis, keepdims) if ord == 2 else pow(
+        sum(pow(size, float(ord)), axis=axis, keepdims=keepdims), 1.0 / ord
+    )  # fmt: skip
+
+
+def _euclidean_norm(size: Tensor, axis: Any, keepdims: bool) -> Tensor:
+    if 0 in size.shape:
+        return sqrt(sum(size * size, axis=axis, keepdims=keepdims))
+    top = max(size, axis=axis, keepdims=True)
+    scale = where(equal(top, 0.0) | equal(top, math.inf), 1.0, top)
+    unit = size / scale
+    total = sqrt(sum(unit * unit, axis=axis, keepdims=True)) * scale
+    return total if keepdims else reshape(total, shape=sum(size, axis=axis).shape)

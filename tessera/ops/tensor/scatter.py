@@ -1,0 +1,202 @@
+"""Scatter ops: scatter and scatter_add, with their rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError
+from tessera.core.shapes import format_shape, normalize_axis
+from tessera.core.types import TensorType, int64
+from tessera.ir.rules import ACCUMULATE, batch, jvp, lower, op, transpose
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.basic import broadcast_to, cast, coerce_plain, instantiate_zero, is_undefined_primal, splat
+from tessera.ops.tensor.elementwise import equal, greater_equal, maximum, minimum, where
+from tessera.ops.tensor.reduce import max, min, prod, sum
+from tessera.ops.tensor.shape import (
+    axes_first,
+    axes_from_front,
+    count_elements,
+    expand_dims,
+    gather,
+    iota,
+    merge_lanes,
+    offset_lane_indices,
+    permute,
+    reshape,
+)
+
+# Updates of some elements of a tensor: scatter_add, scatter.
+
+
+def _scatter_add_type(x: TensorType, indices: TensorType, updates: TensorType, *, axis: int) -> TensorType:
+    if x.dtype.kind == "bool":
+        raise DTypeError("updates are not added to bools", expected="numbers", received=f"{x} and {updates}")
+    return _scatter_type(x, indices, updates, axis=axis)
+
+
+def _scatter_type(
+    x: TensorType, indices: TensorType, updates: TensorType, *, axis: int, mode: str = "set"
+) -> TensorType:
+    if not indices.dtype.is_integer:
+        raise DTypeError("indices are not integers", expected="an integer tensor", received=str(indices))
+    if x.dtype != updates.dtype:
+        raise DTypeError("the updates have another type", expected=str(x.dtype), received=f"{x} and {updates}")
+    at = axis + x.rank
+    wanted = (*x.shape[:at], *indices.shape, *x.shape[at + 1 :])
+    if updates.shape != wanted:
+        raise ShapeError(
+            "the updates do not fit the places", expected=format_shape(wanted), received=format_shape(updates.shape),
+            suggestion="the axes of the indices stand where `axis` stood",
+        )  # fmt: skip
+    return x
+
+
+@op(
+    infer=_scatter_add_type,
+    coerce=coerce_plain,
+    canonical=lambda x, indices, updates, *, axis: {"axis": normalize_axis(axis, x.rank)},
+    numerics=ACCUMULATE,
+)
+def scatter_add(x: Any, indices: Any, updates: Any, *, axis: int = 0) -> Any:
+    """`x` with `updates` added to its slices along `axis` that `indices` name; a place named twice gets both.
+
+    Shapes: as for `gather`, whose transpose this is: the axes of `indices` stand in `updates` where `axis` stood.
+    """
+    return _scatter_reference(np.add.at, x, indices, updates, axis)
+
+
+def _scatter_reference(change: Callable[..., Any], x: Any, indices: Any, updates: Any, axis: int) -> Any:
+    """A copy of `x` after change(slices along `axis`, indices, updates)."""
+    size, at = x.shape[axis], axis + x.ndim
+    if indices.size and not 0 <= indices.min() <= indices.max() < size:
+        raise OutOfBoundsError(
+            f"an index is outside axis {axis} of size {size}",
+            expected=f"indices from 0 to {size - 1}",
+            received=f"{indices.min()} to {indices.max()}",
+        )
+    out = np.moveaxis(x.copy(), at, 0)
+    change(out, indices, np.moveaxis(updates, range(at, at + indices.ndim), range(indices.ndim)))
+    return np.moveaxis(out, 0, at)
+
+
+@lower(scatter_add)
+def _(x, indices, updates, *, axis):
+    # Each place sums the updates that name it. (A product with a one-hot matrix would spread an infinity.)
+    parts, named = _align_updates(x, indices, updates, axis)
+    chosen = where(named, parts, splat(0, x.type.with_shape(named.shape)))
+    return x + _restore_axis(cast(sum(chosen, axis=-1), dtype=x.dtype), axis)
+
+
+def _align_updates(x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """The updates and which of them name each place, both [..., size, places]; `axis` of `x` is the last but one."""
+    at, many, size = axis + x.ndim, indices.ndim, x.shape[axis]
+    rest, places = (*x.shape[:at], *x.shape[at + 1 :]), count_elements(indices.shape)
+    order = (*range(at), *range(at + many, updates.ndim), *range(at, at + many))
+    parts = reshape(permute(updates, axes=order), shape=(*rest, 1, places))
+    shape = (*rest, size, places)
+    named = equal(reshape(cast(indices, dtype=int64), shape=(1, places)), iota(shape=(size, 1), axis=0))
+    return broadcast_to(parts, shape=shape), broadcast_to(named, shape=shape)
+
+
+def _restore_axis(x: Tensor, axis: int) -> Tensor:
+    """The last axis moved to where `axis` was."""
+    at = axis + x.ndim
+    return permute(x, axes=(*range(at), x.ndim - 1, *range(at, x.ndim - 1)))
+
+
+def _set_elements(out: Any, indices: Any, new: Any) -> None:
+    out[indices] = new
+
+
+SCATTER_MODES: dict[str, Callable[..., Any]] = {
+    "set": _set_elements,
+    "multiply": np.multiply.at,
+    "min": np.minimum.at,
+    "max": np.maximum.at,
+}
+
+
+def _scatter_attrs(x: TensorType, indices: TensorType, updates: TensorType, *, axis: int, mode: str) -> dict[str, Any]:
+    if mode not in SCATTER_MODES:
+        raise ArgumentError(f"there is no scatter mode {mode!r}", expected=", ".join(SCATTER_MODES))
+    return {"axis": normalize_axis(axis, x.rank), "mode": mode}
+
+
+@op(infer=_scatter_type, coerce=coerce_plain, canonical=_scatter_attrs)
+def scatter(x: Any, indices: Any, updates: Any, *, axis: int = 0, mode: str = "set") -> Any:
+    """`x` with the slices along `axis` that `indices` name set to `updates` (or "multiply", "min", "max" with them).
+
+    Shapes: as for `scatter_add`. A place named twice takes the last update; by the other modes, all of them.
+
+    >>> import tessera as ts
+    >>> ts.scatter(ts.Tensor([1.0, 2.0, 3.0]), ts.Tensor([2, 0]), ts.Tensor([9.0, 8.0]))
+    Tensor([8., 2., 9.], f32)
+    """
+    return _scatter_reference(SCATTER_MODES[mode], x, indices, updates, axis)
+
+
+@lower(scatter)
+def _(x, indices, updates, *, axis, mode):
+    if 0 in (*indices.shape, *updates.shape):
+        return x
+    parts, named = _align_updates(x, indices, updates, axis)
+    if mode == "set":
+        # The last update that names a place, by its number.
+        number = where(named, broadcast_to(iota(shape=named.shape[-1:]), shape=named.shape), -1)
+        last = max(number, axis=-1)
+        hit = where(equal(number, expand_dims(last, -1)), parts, splat(0, parts.type))
+        chosen = hit if x.dtype.kind != "bool" else cast(hit, dtype=int64)
+        found = cast(sum(chosen, axis=-1), dtype=x.dtype)
+        return where(_restore_axis(greater_equal(last, 0), axis), _restore_axis(found, axis), x)
+    if mode == "multiply":
+        return x * _restore_axis(cast(prod(where(named, parts, splat(1, parts.type)), axis=-1), dtype=x.dtype), axis)
+    here = expand_dims(_move_axis_last(x, axis), -1)
+    least = SCATTER_JOINS[mode]
+    return least(where(named, parts, broadcast_to(here, shape=named.shape)), x, axis)
+
+
+def _move_axis_last(x: Tensor, axis: int) -> Tensor:
+    """`axis` moved to be the last one."""
+    at = axis + x.ndim
+    return permute(x, axes=(*range(at), *range(at + 1, x.ndim), at))
+
+
+SCATTER_JOINS: dict[str, Callable[..., Any]] = {
+    "min": lambda candidates, x, axis: minimum(x, _restore_axis(min(candidates, axis=-1), axis)),
+    "max": lambda candidates, x, axis: maximum(x, _restore_axis(max(candidates, axis=-1), axis)),
+}
+
+
+# Derivatives and batching of `scatter_add`.
+
+
+@jvp(scatter_add)
+def _(out, primals, tangents, *, axis):
+    x, indices, updates = primals
+    return scatter_add(
+        instantiate_zero(tangents[0], x.type), indices, instantiate_zero(tangents[2], updates.type), axis=axis
+    )
+
+
+@transpose(scatter_add)
+def _(g, x, indices, updates, *, axis):
+    return (
+        (g if is_undefined_primal(x) else None),
+        None,
+        (gather(g, indices, axis=axis) if is_undefined_primal(updates) else None),
+    )
+
+
+@batch(scatter_add)
+def _(lanes, *, axis):
+    x, indices, updates = lanes.spread()
+    if not lanes.batched[1]:
+        return scatter_add(x, lanes.tensors[1], updates, axis=axis)
+    at = axis + x.ndim
+    front = axes_first(updates, 0, *range(at, at + indices.ndim - 1))
+    out = scatter_add(merge_lanes(x, at), offset_lane_indices(indices, x.shape[at]), front, axis=0)
+    split = reshape(out, shape=(lanes.size, x.shape[at], *out.shape[1:]))
+    return axes_from_front(split, at, 2)

@@ -1,0 +1,196 @@
+"""Sorting, searching and selecting: argsort, sort, topk, searchsorted, unique, nonzero, take, index_add, masked_fill."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.shapes import normalize_axis
+from tessera.core.types import TensorType, int64
+from tessera.ir.rules import STORAGE, lower, op
+from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.tensor.argument_checks import check_arguments
+from tessera.ops.tensor.basic import cast, coerce_plain
+from tessera.ops.tensor.elementwise import equal, greater, less, less_equal, not_equal, where
+from tessera.ops.tensor.matrices import moveaxis
+from tessera.ops.tensor.rearrange import narrow, take_along_axis
+from tessera.ops.tensor.reduce import sum
+from tessera.ops.tensor.scatter import scatter_add
+from tessera.ops.tensor.shape import expand_dims, gather, iota
+
+# Choosing elements by index, mask or value: take, masked_fill, index_add, searchsorted, nonzero, unique.
+
+
+@check_arguments
+def take(x: Any, indices: Any, axis: int = 0) -> Tensor:
+    """The slices of `x` along `axis` at `indices`, which may count from the end; their axes stand where it stood.
+
+    >>> take([10, 20, 30], [-1, 0])
+    Tensor([30, 10], int64)
+
+    Raises:
+        OutOfBoundsError: an index lies outside the axis.
+        DTypeError: the indices are not integers.
+    """
+    x, at = as_tensor(x), as_tensor(indices)
+    size = x.shape[normalize_axis(axis, x.ndim)]
+    return gather(x, where(less(at, 0), at + size, at) if at.dtype.kind == "int" else at, axis=axis)
+
+
+@check_arguments
+def index_add(x: Any, axis: int, indices: Any, source: Any, alpha: float = 1) -> Tensor:
+    """`x` with alpha · `source` added to its slices along `axis` at `indices`; one named twice gets both.
+
+    >>> index_add(Tensor([1.0, 1.0]), 0, Tensor([1, 1]), Tensor([2.0, 3.0]))
+    Tensor([1., 6.], f32)
+    """
+    source = as_tensor(source)
+    return scatter_add(as_tensor(x), as_tensor(indices), source if alpha == 1 else source * alpha, axis=axis)
+
+
+@check_arguments
+def masked_fill(x: Any, mask: Any, value: Any) -> Tensor:
+    """`x` with `value` where `mask` holds; both broadcast.
+
+    >>> masked_fill([1.0, 2.0], [True, False], 0.0)
+    Tensor([0., 2.], f32)
+    """
+    return where(mask, value, as_tensor(x))
+
+
+@check_arguments
+def searchsorted(sorted_values: Any, values: Any, side: str = "left") -> Tensor:
+    """For each of `values` the place (int64) in `sorted_values` [N] before which it keeps the order.
+
+    Equal elements are after it with "left", before it with "right".
+
+    >>> searchsorted([1, 3, 3, 5], [3, 0], side="right")
+    Tensor([3, 0], int64)
+
+    Raises:
+        ShapeError: `sorted_values` is no vector.
+        ArgumentError: `side` is neither "left" nor "right".
+    """
+    row, wanted = as_tensor(sorted_values), as_tensor(values)
+    if row.ndim != 1:
+        raise ShapeError("searchsorted takes a sorted vector", location=user_location(), received=str(row.type))
+    if side not in ("left", "right"):
+        raise ArgumentError(f"there is no side {side!r}", location=user_location(), expected='"left" or "right"')
+    before = (less if side == "left" else less_equal)(row, expand_dims(wanted, -1))
+    return sum(before, axis=-1)
+
+
+@check_arguments
+def nonzero(x: Any) -> tuple[Tensor, ...]:
+    """Where the elements that are not zero lie: one vector of places for each axis, in row-major order.
+
+    Raises:
+        TraceError: `x` is traced: how many there are depends on its values.
+
+    >>> nonzero([[0, 5], [6, 0]])
+    (Tensor([0, 1], int64), Tensor([1, 0], int64))
+    """
+    x = as_tensor(x)
+    if not x.ndim:
+        raise ShapeError("a scalar has no places", location=user_location(), received=str(x.type))
+    return tuple(Tensor(places) for places in np.nonzero(not_equal(x, 0).numpy()))
+
+
+@check_arguments
+def unique(x: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The distinct elements in order, which of them each element of `x` is, and how often each is there.
+
+    Raises:
+        TraceError: `x` is traced: how many there are depends on its values.
+
+    >>> unique([3, 1, 3])
+    (Tensor([1, 3], int64), Tensor([1, 0, 1], int64), Tensor([1, 2], int64))
+    """
+    x = as_tensor(x)
+    array = x.numpy()
+    wide = array if array.dtype.kind in "iufb" else array.astype(np.float64)
+    _, first, which, counts = np.unique(wide.reshape(-1), return_index=True, return_inverse=True, return_counts=True)
+    return gather(x.reshape(-1), Tensor(first), axis=0), Tensor(which.reshape(x.shape)), Tensor(counts)
+
+
+# Order along an axis: argsort, sort, topk.
+
+
+def _argsort_attrs(x: TensorType, *, axis: int, descending: bool) -> dict[str, Any]:
+    return {"axis": normalize_axis(axis, x.rank), "descending": bool(descending)}
+
+
+@op(
+    infer=lambda x, *, axis, descending: x.with_dtype(int64),
+    coerce=coerce_plain,
+    canonical=_argsort_attrs,
+    numerics=STORAGE,
+)
+def argsort(x, *, axis: int = -1, descending: bool = False):
+    """The places (int64) along `axis` of the elements in order; equal ones keep theirs, NaN counts as the largest.
+
+    >>> import tessera as ts
+    >>> ts.argsort([30, 10, 20])
+    Tensor([1, 2, 0], int64)
+    """
+    if not descending:
+        return np.argsort(x, axis=axis, kind="stable")
+    return x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+
+
+@lower(argsort)
+def _(x, *, axis, descending):
+    # The rank of an element is how many stand before it. n² comparisons, but only ops that every target has.
+    rows = moveaxis(cast(x, dtype=int64) if x.dtype.kind == "bool" else x, axis, -1)
+    mine, other = expand_dims(rows, -1), expand_dims(rows, -2)
+    shape = (rows.shape[-1], rows.shape[-1])
+    earlier = less(iota(shape=shape, axis=-1), iota(shape=shape, axis=-2))
+    before = _precedes(other, mine, descending) | (_ties(other, mine) & earlier)
+    rank = sum(before, axis=-1)
+    hit = equal(expand_dims(rank, -2), iota(shape=shape, axis=-2))
+    return moveaxis(sum(where(hit, iota(shape=shape, axis=-1), 0), axis=-1), -1, axis)
+
+
+def _precedes(a: Tensor, b: Tensor, descending: bool) -> Tensor:
+    if not a.dtype.is_float:
+        return greater(a, b) if descending else less(a, b)
+    nan_a, nan_b = not_equal(a, a), not_equal(b, b)
+    return (greater(a, b) | (nan_a & ~nan_b)) if descending else (less(a, b) | (nan_b & ~nan_a))
+
+
+def _ties(a: Tensor, b: Tensor) -> Tensor:
+    same = equal(a, b)
+    return same | (not_equal(a, a) & not_equal(b, b)) if a.dtype.is_float else same
+
+
+@check_arguments
+def sort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
+    """The elements in order along `axis`; equal ones keep theirs, NaN counts as the largest.
+
+    >>> sort([3, 1, 2], descending=True)
+    Tensor([3, 2, 1], int64)
+    """
+    x = as_tensor(x)
+    return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis)
+
+
+@check_arguments
+def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The `k` largest (or smallest) elements along `axis` in order, and their places (int64).
+
+    >>> topk([1, 5, 3], 2)
+    (Tensor([5, 3], int64), Tensor([1, 2], int64))
+
+    Raises:
+        ArgumentError: the axis does not have `k` elements.
+    """
+    x = as_tensor(x)
+    size = x.shape[normalize_axis(axis, x.ndim)]
+    if not 0 <= k <= size:
+        raise ArgumentError(
+            f"topk of {k} from {size} elements", location=user_location(), expected=f"k from 0 to {size}"
+        )
+    places = narrow(argsort(x, axis=axis, descending=largest), axis, 0, k)
+    return take_along_axis(x, places, axis), places

@@ -1,0 +1,1 @@
+"""Runtime: compiles programs for a target, runs them, and builds and loads artifacts."""

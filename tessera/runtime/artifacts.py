@@ -1,0 +1,228 @@
+"""Artifacts: builds an entry point ahead of time into a folder, and loads one to run it without its source."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.artifact import Artifact, read_artifact
+from tessera.codegen.contract import get_backend, get_capable_backend
+from tessera.core.device import find_generator_name
+from tessera.core.errors import (
+    ArgumentError,
+    ArtifactError,
+    DeviceUnavailable,
+    DTypeError,
+    ShapeError,
+    TesseraError,
+    user_location,
+)
+from tessera.core.pytree import flatten
+from tessera.core.types import TensorType, as_dtype
+from tessera.frontend.jit.tracing import to_array
+from tessera.ir.printer import print_module
+from tessera.ir.tensor import Tensor
+from tessera.runtime.program import PreparedProgram, prepare
+
+WEIGHTS_FILE = "weights.safetensors"
+
+
+def build(
+    entry: Any,
+    *args: Any,
+    out: str | Path,
+    target: str = "llvm",
+    weights: Sequence[str] = (),
+    grid: Any = None,
+    group: int | None = None,
+    arch: str | None = None,
+    tune: bool = True,
+    **named: Any,
+) -> Path:
+    """Compile a jit function or kernel for `target` into the folder `out`, whole or not at all.
+
+    The arguments are examples of those it will be called with: their shapes and types are kept. Those
+    named in `weights`, and arrays the function closes over, are stored and not asked for again. `arch` is for
+    targets with several architectures, such as ptx ("sm_80", "sm_90a"). An autotuned kernel is tuned for the target, or
+    taken from the cache; with tune=False in its first configuration.
+
+    Raises:
+        UnsupportedOpError: the target cannot emit an op; it names the op, the target and the line.
+    """
+    name = find_generator_name(target)
+    options = {"arch": arch} if arch else {}
+    program = prepare(entry, named or args, name, grid, group, tune, options)
+    return build_program(program, out, name, weights, options)
+
+
+def build_program(
+    program: PreparedProgram,
+    out: str | Path,
+    target: str,
+    weights: Sequence[str] = (),
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """Write a prepared program as an artifact folder; `options` are the generator's."""
+    stored = _find_stored_parameters(program, weights)
+    emitted = get_backend(target).emit(program.levels["tile"], dict(options))
+    files = {**emitted.files, **{f"{level}.mlir": print_module(m) for level, m in program.levels.items()}}
+    if stored:
+        files[WEIGHTS_FILE] = _import_safetensors().save(
+            {program.names[i]: _to_storable(program.arrays[i]) for i in stored}
+        )
+    interface = {
+        "entry": program.name,
+        "parameters": [
+            _describe_parameter(n, a, i in stored)
+            for i, (n, a) in enumerate(zip(program.names, program.arrays, strict=True))
+        ],
+        "written": list(program.written),
+    }
+    return dataclasses.replace(emitted, manifest={**emitted.manifest, "interface": interface}, files=files).save(out)
+
+
+def _find_stored_parameters(program: PreparedProgram, weights: Sequence[str]) -> list[int]:
+    names = program.names
+    unknown = [w for w in weights if not any(n == w or n.startswith(f"{w}.") for n in names)]
+    if unknown:
+        raise ArgumentError(
+            f"{program.name} has no argument {unknown[0]}", location=user_location(), expected=", ".join(names[:8])
+        )
+    return [
+        i
+        for i, n in enumerate(names)
+        if n.startswith("capture") or any(n == w or n.startswith(f"{w}.") for w in weights)
+    ]
+
+
+def _describe_parameter(name: str, array: np.ndarray, stored: bool) -> dict[str, Any]:
+    return {"name": name, "shape": list(array.shape), "dtype": as_dtype(array.dtype).name, "stored": stored}
+
+
+def _to_storable(array: np.ndarray) -> np.ndarray:
+    """safetensors knows NumPy's own types: the rest (bf16, fp8) travel as their bytes."""
+    flat = np.ascontiguousarray(array)
+    return flat if flat.dtype.isbuiltin == 1 else flat.view(np.uint8)
+
+
+def _import_safetensors() -> Any:
+    try:
+        return importlib.import_module("safetensors.numpy")
+    except ImportError:
+        raise DeviceUnavailable(
+            "artifacts with weights need the package safetensors", suggestion="pip install safetensors"
+        ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedArtifact:
+    """An artifact ready to run: call it with the arrays it asks for."""
+
+    artifact: Artifact
+    runtime: Any
+    stored: Mapping[str, np.ndarray]
+
+    @property
+    def interface(self) -> Mapping[str, Any]:
+        """The parameters in order, and which of them are written."""
+        return self.artifact.manifest["interface"]
+
+    @property
+    def parameters(self) -> list[dict[str, Any]]:
+        """The parameters a caller gives."""
+        return [p for p in self.interface["parameters"] if not p["stored"]]
+
+    def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """The results; arrays that the program writes are written and handed back too.
+
+        Raises:
+            ShapeError: an array does not have the shape it was built for.
+        """
+        given = iter(self._check_arguments(arrays))
+        full = [self.stored[p["name"]] if p["stored"] else next(given) for p in self.interface["parameters"]]
+        results = self.runtime.run(full)
+        return [*results, *(full[i] for i in self.interface["written"])]
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """The result as a Tensor, or a tuple of them.
+
+        Arguments are given as to the function it was built of: dicts, lists and tuples are taken apart, and names may
+        be used. Those stored in the artifact are left out.
+        """
+        try:
+            tensors = [Tensor(a) for a in self.run([to_array(a) for a in self._order_arguments(args, named)])]
+        except TesseraError as error:
+            raise error.at(user_location()) from None
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+    def __repr__(self) -> str:
+        taken = ", ".join(
+            f"{p['name']}: {TensorType(tuple(p['shape']), as_dtype(p['dtype']))}" for p in self.parameters
+        )
+        return f"<{self.interface['entry']} for {self.artifact.manifest['target']}: {taken}>"
+
+    def _order_arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call's arguments in the order of the parameters."""
+        names = [p["name"] for p in self.parameters]
+        found = dict(flatten(named)[0])
+        if unknown := [n for n in found if n not in names]:
+            raise ArgumentError(f"{self.interface['entry']} has no argument {unknown[0]}", expected=", ".join(names))
+        placed = [leaf for _, leaf in flatten(list(args))[0]]
+        rest = [n for n in names if n not in found]
+        if len(placed) == len(rest):
+            return [{**found, **dict(zip(rest, placed, strict=True))}[n] for n in names]
+        return [*placed, *found.values()]  # `run` says how many there should be
+
+    def _check_arguments(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        wanted = self.parameters
+        if len(arrays) != len(wanted):
+            raise ArgumentError(
+                f"{self.interface['entry']} takes {len(wanted)} arrays, {len(arrays)} came",
+                expected=", ".join(p["name"] for p in wanted),
+            )
+        return [_check_argument(p, np.asarray(a)) for p, a in zip(wanted, arrays, strict=True)]
+
+
+def _check_argument(parameter: Mapping[str, Any], array: np.ndarray) -> np.ndarray:
+    name, shape, dtype = parameter["name"], tuple(parameter["shape"]), as_dtype(parameter["dtype"])
+    if array.shape != shape:
+        raise ShapeError(
+            f"argument {name} has another shape than the artifact was built for", expected=shape, received=array.shape,
+            suggestion="build again with example arguments of this shape",
+        )  # fmt: skip
+    if array.dtype != dtype.numpy:
+        raise DTypeError(f"argument {name} has another element type", expected=dtype, received=as_dtype(array.dtype))
+    return array
+
+
+def load(folder: str | Path) -> LoadedArtifact:
+    """An artifact folder made by `build`, ready to call.
+
+    Raises:
+        ArtifactError: the folder is missing, corrupt, or of a newer schema than this version reads.
+    """
+    try:
+        artifact = read_artifact(folder)
+    except TesseraError as error:
+        raise error.at(user_location()) from None
+    if "interface" not in artifact.manifest:
+        raise ArtifactError(f"{folder} has no interface in its manifest", suggestion="build it again")
+    generator = get_capable_backend(artifact.manifest["target"], "runtime")
+    return LoadedArtifact(artifact, generator.runtime(artifact), _load_weights(artifact, folder))
+
+
+def _load_weights(artifact: Artifact, folder: str | Path) -> dict[str, np.ndarray]:
+    stored = [p for p in artifact.manifest["interface"]["parameters"] if p["stored"]]
+    if not stored:
+        return {}
+    content = artifact.files.get(WEIGHTS_FILE)
+    if content is None:
+        raise ArtifactError(f"{folder} lacks {WEIGHTS_FILE}", suggestion="build it again")
+    arrays = _import_safetensors().load(content)
+    return {p["name"]: arrays[p["name"]].view(as_dtype(p["dtype"]).numpy).reshape(p["shape"]) for p in stored}

@@ -1,0 +1,80 @@
+"""Compiler driver: lowers a traced function or kernel through all levels and runs it on a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.contract import get_backend, get_capable_backend
+from tessera.core.device import INTERP, find_generator_name
+from tessera.core.errors import ArgumentError
+from tessera.interp import graph as graph_interpreter
+from tessera.interp import schedule as schedule_interpreter
+from tessera.interp.tile import interpreter as tile_interpreter
+from tessera.ir.core import Function, Module
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.pipeline import list_steps
+
+LEVELS = ("graph", "schedule", "tile", "target")
+
+# run(arrays) gives the outputs.
+RunFunction = Callable[[Sequence[Any]], list[np.ndarray]]
+
+
+def find_plan(target: str) -> LoweringPlan:
+    """The tile sizes a target asks for; the interpreter has no wishes of its own."""
+    return LoweringPlan() if target == INTERP else get_backend(target).capabilities.plan or LoweringPlan()
+
+
+def lower(function: Function, target: str = INTERP) -> dict[str, Module]:
+    """The module of each level above Target, for a Graph function of concrete shapes: as traced, then as lowered."""
+    traced, *lowered = iterate_passes(function, find_plan(target))
+    levels = {module.level: module for _, module in lowered}
+    return {**levels, "graph": traced[1]}
+
+
+def iterate_passes(function: Function, plan: LoweringPlan) -> Iterator[tuple[str, Module]]:
+    """The module after each pass, by the pass's name; the first is what was traced."""
+    module = Module("graph", (function,))
+    yield "trace", module
+    for name, step in list_steps(plan):
+        module = step(module)
+        yield name, module
+
+
+def run_level(levels: dict[str, Module], level: str, arrays: Sequence[Any], target: str = "llvm") -> list[np.ndarray]:
+    """Run a program at one level, each by its interpreter."""
+    if level not in LEVEL_RUNNERS:
+        raise ArgumentError(f'"{level}" is not a level', expected=", ".join(LEVELS))
+    return LEVEL_RUNNERS[level](levels, arrays, target)
+
+
+def _run_target(levels: dict[str, Module], arrays: Sequence[Any], target: str) -> list[np.ndarray]:
+    generator = get_capable_backend(target, "interpreter")
+    return generator.interpreter(generator.emit(levels["tile"], {}))(arrays)
+
+
+LEVEL_RUNNERS: dict[str, Callable[[dict[str, Module], Sequence[Any], str], list[np.ndarray]]] = {
+    "graph": lambda levels, arrays, _: graph_interpreter.run(levels["graph"].main, arrays),
+    "schedule": lambda levels, arrays, _: schedule_interpreter.run(levels["schedule"], arrays),
+    "tile": lambda levels, arrays, _: tile_interpreter.run(levels["tile"], arrays),
+    "target": _run_target,
+}
+
+
+def compile_graph(function: Function, device: str) -> RunFunction:
+    """What runs a Graph function on a device: the Graph interpreter, or a generator's runtime."""
+    target = find_generator_name(device)
+    if target == INTERP:
+        return lambda arrays: graph_interpreter.run(function, arrays)
+    return compile_tile(lower(function, target)["tile"], target)
+
+
+def compile_tile(module: Module, target: str) -> RunFunction:
+    """What runs a Tile module on a target."""
+    if target == INTERP:
+        return lambda arrays: tile_interpreter.run(module, arrays)
+    generator = get_capable_backend(target, "runtime")
+    return generator.runtime(generator.emit(module, {})).run

@@ -1,0 +1,1 @@
+"""Launches: compiled kernels on arrays, streams and events, and autotuning."""

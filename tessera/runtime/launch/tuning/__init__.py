@@ -1,0 +1,1 @@
+"""Autotuning: measures the configurations of a kernel and remembers the best."""

@@ -1,0 +1,181 @@
+"""Prepared program: an entry point with its arguments, lowered and ready to run at any level or on any target.
+
+An autotuned kernel is tuned for the target first, by measurement or by a performance model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from tessera.core.device import INTERP
+from tessera.core.errors import ArgumentError, user_location
+from tessera.frontend.jit.tracing import Jit, to_array
+from tessera.frontend.kernel import Kernel
+from tessera.frontend.kernel.autotuning import Tuned
+from tessera.frontend.kernel.kernel_function import KernelLaunch
+from tessera.interp import bound
+from tessera.interp.tile import interpreter as tile_interpreter
+from tessera.ir.core import Module
+from tessera.ir.numerics.interval_arithmetic import IntervalArray
+from tessera.runtime import driver
+from tessera.runtime.launch.execution import find_written_params
+from tessera.runtime.launch.tuning import tuner
+
+# Autotuned kernels given to `run`, `build` and `inspect`: tuned for the target, or predicted where it is not here.
+
+
+def tune_launch(
+    launch: KernelLaunch, args: Sequence[Any], named: Mapping[str, Any], target: str, options: Mapping[str, Any]
+) -> Tuned | None:
+    """The configuration of a launch for a target; None for a kernel that is not autotuned.
+
+    Measured, or read from the cache, where this machine has the target's device; predicted by a model where not.
+
+    Raises:
+        ArgumentError: no configuration can run.
+    """
+    if launch.kernel.options.tuning is None:
+        return None
+    wanted = replace(launch, kernel=launch.kernel.like(replace(launch.kernel.options, target=target)))
+    return tuner.tune_launch(wanted, args, named, str(options.get("arch", "")))
+
+
+def format_tuning(found: Tuned) -> str:
+    """The configuration, and how it was found: "BM=64, BN=32 (fastest of 8, measured now: 0.41 ms)"."""
+    chosen = ", ".join(f"{k}={v!r}" for k, v in sorted(found.config.items()))
+    ran = sum(t.latency_ms is not None for t in found.trials)
+    refused = f", {len(found.trials) - ran} could not run" if ran < len(found.trials) else ""
+    if found.model:
+        return f"{chosen} (of {ran}, by {found.model}{refused}; nothing was measured)"
+    when = "measured before" if found.cached else "measured now"
+    return f"{chosen} (fastest of {ran}{refused}, {when}: {found.latency_ms:.3g} ms)"
+
+
+def bind_grid_inputs(grid: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """A grid given as a function of the inputs, as one of the kernel's constants, which it may take by name too."""
+    if not callable(grid):
+        return grid
+    parameters = inspect.signature(grid).parameters
+    taken = {*_positional_names(grid, len(args)), *named}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    def of(constants: Mapping[str, Any]) -> Any:
+        given = {k: v for k, v in constants.items() if k not in taken and (takes_all or k in parameters)}
+        return grid(*args, **named, **given)
+
+    return of
+
+
+def _positional_names(function: Callable[..., Any], count: int) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [k for k, p in inspect.signature(function).parameters.items() if p.kind in kinds][:count]
+
+
+# A program: an entry point with its arguments, ready to run at any level or on any target.
+
+
+@dataclass(frozen=True)
+class PreparedProgram:
+    """A lowered entry point and its arrays.
+
+    `names` and `arrays` are the parameters in order (captured arrays last); `written` are the
+    places of those that a kernel writes, which are then its results. `tuned` is how an autotuned kernel's configuration
+    was found; None for any other entry.
+    """
+
+    name: str
+    levels: Mapping[str, Module]
+    names: tuple[str, ...]
+    arrays: tuple[np.ndarray, ...]
+    written: tuple[int, ...] = ()
+    tuned: Tuned | None = None
+
+    @property
+    def top(self) -> str:
+        """The highest level this program has: "graph", or "tile" for a kernel."""
+        return next(iter(self.levels))
+
+    def run(self, level: str, target: str = INTERP) -> list[np.ndarray]:
+        """The results at a level (by its interpreter) or, with level "device", by a target's own runtime."""
+        arrays = [a.copy() if i in self.written else a for i, a in enumerate(self.arrays)]
+        levels = self._lower_for_target(target)
+        if level == "device":
+            results = driver.compile_tile(levels["tile"], target)(arrays)
+        elif level != "target" and level not in levels:
+            raise ArgumentError(
+                f"{self.name} has no {level} level", expected=", ".join([*levels, "target"]), received=level,
+                suggestion="a kernel begins at the Tile level, and a program on a mesh goes there from the graph",
+            )  # fmt: skip
+        else:
+            results = driver.run_level(dict(levels), level, arrays, target)
+        return [*results, *(arrays[i] for i in self.written)]
+
+    def _lower_for_target(self, target: str) -> Mapping[str, Module]:
+        """The levels as a target wants them: a mesh of elements has a lowering of its own."""
+        wanted = None if self.top != "graph" or target == INTERP else driver.find_plan(target).mesh
+        held = self.levels["tile"].functions[1:2]
+        if wanted is None or (held and held[0].attrs.get("mesh") == wanted):
+            return self.levels
+        return driver.lower(self.levels["graph"].main, target)
+
+    def bounds(self) -> list[IntervalArray]:
+        """The results with how far any legal evaluation may lie from them (design 5)."""
+        if self.top == "graph":
+            return bound.run(self.levels["graph"].main, list(self.arrays))
+        return tile_interpreter.run_with_bounds(self.levels["tile"], list(self.arrays), self.written)
+
+
+def prepare(
+    entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, group: int | None = None,
+    tune: bool = False, options: Mapping[str, Any] = MappingProxyType({}), lower: bool = True,
+) -> PreparedProgram:  # fmt: skip
+    """Trace or specialise an entry point for these arguments and lower it for a target.
+
+    Without `lower` it stays at its first level.
+
+    An autotuned kernel is tuned for the target if `tune` asks for it, or read from the cache of what was found before
+    (tessera/runtime/program.py); else it is taken in its first configuration. `options` are the generator's, where one will emit.
+    """
+    args, named = _split_arguments(arguments)
+    if isinstance(entry, Kernel):
+        grid = bind_grid_inputs(grid, args, named)
+        found = tune_launch(KernelLaunch(entry, grid, group), args, named, target, options) if tune else None
+        return _prepare_kernel(
+            entry if found is None else entry.configured(found.config), args, named, grid, group, found
+        )
+    if not isinstance(entry, Jit):
+        raise ArgumentError(
+            f"{getattr(entry, '__name__', type(entry).__name__)} is no program", location=user_location(),
+            expected="a function under @ts.jit or @ts.kernel", suggestion="wrap it: ts.jit(function)",
+        )  # fmt: skip
+    call = entry.bind(tuple(args), named)
+    traced = entry.trace(*args, **named)
+    arrays = (*(to_array(leaf) for leaf in call.leaves), *traced.captures)
+    names = tuple(p.hint for p in traced.function.params)
+    levels = driver.lower(traced.function, target) if lower else {"graph": Module("graph", (traced.function,))}
+    return PreparedProgram(traced.function.name, levels, names, arrays)
+
+
+def _prepare_kernel(
+    entry: Kernel, args: Sequence[Any], named: dict[str, Any], grid: Any, group: int | None, how: Tuned | None
+) -> PreparedProgram:
+    found = entry.bind(args, named)
+    module = entry.specialize(found.types, found.constants, *entry.plan(found, grid, group))
+    return PreparedProgram(
+        entry.kernel_function.__name__,
+        {"tile": module},
+        tuple(found.types),
+        tuple(found.arrays),
+        find_written_params(module),
+        how,
+    )
+
+
+def _split_arguments(arguments: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+    return ((), dict(arguments)) if isinstance(arguments, Mapping) else (tuple(arguments), {})

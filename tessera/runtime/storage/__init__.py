@@ -1,0 +1,36 @@
+"""Host memory: pools, memory-mapped files, asynchronous copies and prefetching."""
+
+from importlib import import_module
+from typing import Any
+
+# Spaces of the host, beside those that kernels know (tessera/core/types.py).
+HOST, DISK = "host", "disk"
+# Where each name is defined. Modules are imported when first asked for: few programs need them.
+HOMES = {
+    "Future": "async_copy",
+    "Pool": "memory_pool",
+    "Resident": "memory_spaces",
+    "as_bytes": "memory_pool",
+    "as_placed": "memory_spaces",
+    "async_copy": "async_copy",
+    "async_load": "copy_pipeline",
+    "async_store": "copy_pipeline",
+    "buffer": "memory_pool",
+    "flush": "memory_spaces",
+    "made": "memory_spaces",
+    "near": "async_copy",
+    "on_disk": "memory_spaces",
+    "pipelined": "copy_pipeline",
+    "prefetch_to_l2": "async_copy",
+    "reuse": "memory_pool",
+    "space_of": "memory_spaces",
+    "use_pool": "memory_pool",
+}
+__all__ = ["DISK", "HOST", *sorted(HOMES)]  # noqa: PLE0604 - all of them are names
+
+
+def __getattr__(name: str) -> Any:
+    """A part of this package, by name."""
+    if name in HOMES:
+        return getattr(import_module(f"tessera.runtime.storage.{HOMES[name]}"), name)
+    raise AttributeError(f"module 'tessera.runtime.storage' has no attribute {name!r}")

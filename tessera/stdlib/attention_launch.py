@@ -1,0 +1,97 @@
+"""Attention as one launch: the flash attention kernel of the standard library, on refs of [batch, heads, length, width] (Dao et al. 2022)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.core.types import RefType, f32
+from tessera.ir.core import Node, Value
+from tessera.lower.indexing_maps import get_shape, get_tensor_type
+from tessera.lower.lowering_plan import LibraryLaunch, LoweringPlan, library_rules
+from tessera.ops.tensor import nn
+from tessera.stdlib.attention import specialise_attention
+
+RANK = 4
+
+
+MIN_BLOCK = 16  # rows and columns of the smallest block
+DEEP_HEADS = {64, 128}  # features of heads for which there may be blocks of another size
+
+
+@library_rules(nn.scaled_dot_product_attention)
+def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
+    return _make_launch(node, plan, turned=False)
+
+
+@library_rules(nn.positional_attention)
+def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
+    return _make_launch(node, plan, turned=True)
+
+
+def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch | None:
+    """The flash kernel for a node whose heads stand before positions, or `turned` after them."""
+    shapes = [_view_as_rank4(get_shape(v)) for v in node.args]
+    result = _view_as_rank4(get_shape(node.out))
+    heads_first = [_swap_heads(s) if turned and i < 3 else s for i, s in enumerate(shapes)]
+    if not _is_supported(node, heads_first):
+        return None
+    names = ("q", "k", "v", "mask")
+    types = {n: _make_ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
+    types["out"] = _make_ref(node.out, result)
+    wide = _rounds_weights(node) and not turned and {heads_first[0][3], heads_first[2][3]} <= DEEP_HEADS
+    rows, columns = (plan.flash_deep,) * 2 if wide and plan.flash_deep else (plan.flash_m, plan.flash_n)
+    blocks: dict[str, Any] = {
+        "BM": _choose_block_length(rows, heads_first[0][2]),
+        "BN": _choose_block_length(columns, heads_first[1][2]),
+    }
+    attrs = {k: v for k, v in node.attrs.items() if k != "weights"}
+    module = specialise_attention(types, **attrs, narrow=_rounds_weights(node), turned=turned, **blocks)
+    function = module.functions[1]
+    return LibraryLaunch(function, tuple(function.attrs["grid"]), tuple(shapes), result)
+
+
+def _choose_block_length(block: int, length: int) -> int:
+    """A block no larger than a power of two that holds the whole length."""
+    return min(block, max(MIN_BLOCK, 1 << (length - 1).bit_length()))
+
+
+def _swap_heads(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[0], shape[2], shape[1], shape[3])
+
+
+def _is_supported(node: Node, shapes: list[tuple[int, ...]]) -> bool:
+    """Whether the kernel computes this node: its types, ranks and sizes, heads before positions."""
+    q, k, v = shapes[:3]
+    if any(len(get_shape(x)) > RANK or 0 in get_shape(x) for x in node.args):
+        return False
+    if any(x.type.dtype != f32 for x in node.args) and not _is_small_float(node):
+        return False
+    if node.attrs["weights"] not in (f32, node.args[2].type.dtype):
+        return False
+    batches = q[:2] == k[:2] == v[:2]
+    return batches and all(_broadcasts(m, (*q[:3], k[2])) for m in shapes[3:])
+
+
+def _rounds_weights(node: Node) -> bool:
+    """Whether weights are rounded to the type of v."""
+    return node.attrs["weights"] != f32
+
+
+def _is_small_float(node: Node) -> bool:
+    dtypes = {x.type.dtype for x in node.args}
+    return len(dtypes) == 1 and all(d.is_float and d.bits == 16 for d in dtypes)
+
+
+def _broadcasts(mask: tuple[int, ...], scores: tuple[int, ...]) -> bool:
+    """Whether a mask has every key and, along the other axes, everything or one for all."""
+    return mask[-1] == scores[-1] and all(m in (1, s) for m, s in zip(mask, scores, strict=True))
+
+
+def _view_as_rank4(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape of rank 4; a tensor of rank 3 has a batch of one."""
+    return (1,) * (RANK - len(shape)) + shape
+
+
+def _make_ref(value: Value, shape: tuple[int, ...]) -> RefType:
+    type = get_tensor_type(value)
+    return RefType(shape, type.dtype, policy=type.policy)

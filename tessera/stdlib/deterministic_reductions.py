@@ -1,0 +1,109 @@
+"""Deterministic reductions: a two-launch tree sum and a scatter-add in index order, without atomics."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, library_caller_location
+from tessera.core.types import Type
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.ir.core import Module
+from tessera.stdlib.routine import ceil_div, check_array, routine
+
+# The sum of a long vector over a whole grid, in two launches and without atomics: the same bits every time.
+
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+
+# The second launch adds what at most so many programs of the first have found.
+MAX_PARTIAL_SUMS = 256
+
+
+@kernel
+def sum_blocks(x, out, *, per: int, BLOCK: int = 4096):
+    """out[p] = the sum of x from p · per · BLOCK on, per · BLOCK elements long, for the programs p of the grid.
+
+    Lanes add their elements in order; then the lanes are halved until one is left. BLOCK is a power of two.
+    """
+    first = namespace.program_id(0) * (per * BLOCK)
+    lanes = namespace.zeros((BLOCK,), out.dtype)
+    for start in namespace.range(first, first + per * BLOCK, BLOCK):
+        lanes += namespace.cast(namespace.load(x[start : start + BLOCK], edge="clip"), out.dtype)
+    out[namespace.program_id(0)] = sum_by_tree(lanes, BLOCK)
+
+
+def sum_by_tree(lanes, size):
+    """The sum of a block as a tree: element i with element i + size / 2, again and again."""
+    while size > 1:
+        size = size // 2
+        lanes = namespace.sum(namespace.reshape(lanes, (2, size)), axis=0)
+    return namespace.reshape(lanes, ())
+
+
+@routine(sum_blocks)
+def tree_sum(kernel: Any, x: Any) -> Any:
+    """The sum of all elements of `x`, of a float or integer type, by a tree that only the size and BLOCK decide.
+
+    Floats of 16 bits and f32 are added in f32, f64 in f64, and the result is rounded once to the type of `x`;
+    integers give int64. Every target and every run gives the same bits.
+
+    Raises:
+        ArgumentError: the schedule's block is no power of two.
+        DTypeError: the elements are no numbers.
+
+    >>> int(tree_sum(np.arange(100_000)))
+    4999950000
+    """
+    x = check_array(x, "x", "fi").reshape(-1)
+    narrow = x.dtype.kind in "iu"
+    state = np.int64 if narrow else np.float64 if x.dtype == np.float64 else np.float32
+    block = kernel.bind((x, x), {"per": 1}).constants["BLOCK"]
+    if block & (block - 1):
+        raise ArgumentError(
+            f"BLOCK={block} cannot be halved to one", location=library_caller_location(), expected="a power of two"
+        )
+    per = max(ceil_div(ceil_div(x.size, block), MAX_PARTIAL_SUMS), 1)
+    partial = np.zeros(max(ceil_div(x.size, per * block), 1), state)
+    total = np.zeros(1, state)
+    if x.size:
+        kernel[(len(partial),)](x, partial, per=per)
+        kernel[(1,)](partial, total, per=max(ceil_div(len(partial), block), 1))
+    return total.astype(np.int64 if narrow else x.dtype)[0]
+
+
+# Sums of rows into the places that indices name, in the order of the indices: the same bits on every run.
+
+
+# mypy: disable-error-code="operator, attr-defined, index"
+# Tensor gets its operators when the ops are loaded; mypy does not see them.
+
+
+BLOCK_ROWS, BLOCK_COLS = 64, 64
+
+
+@kernel
+def add_rows(x, places, updates, out, *, BR: int = BLOCK_ROWS, BC: int = BLOCK_COLS):
+    """out = x, and then out[:, places[p]] += updates[:, p] for each p, on the grid (L, ceil(R / BC)).
+
+    x and out are [L, N, R], updates [L, P, R], places [P] integers from 0 to N - 1. A program owns a
+    block of columns: no two programs write one element.
+    """
+    lead, first = namespace.program_id(0), namespace.program_id(1) * BC
+    for start in namespace.range(0, x.shape[1], BR):
+        block = namespace.load(x[lead, start : start + BR, first : first + BC], edge="clip")
+        namespace.store(out[lead, start : start + BR, first : first + BC], block, edge="clip")
+    for p in namespace.range(0, places.shape[0], 1):
+        place = places[p]
+        before = namespace.load(out[lead, place, first : first + BC], edge="clip")
+        more = namespace.load(updates[lead, p, first : first + BC], edge="clip")
+        namespace.store(out[lead, place, first : first + BC], before + more, edge="clip")
+
+
+def specialise_scatter(types: Mapping[str, Type]) -> Module:
+    """The Tile module for refs x, places, updates and out."""
+    lead, rows, columns = (int(n) for n in types["x"].shape)  # type: ignore[arg-type]
+    blocks = {"BR": min(BLOCK_ROWS, rows), "BC": min(BLOCK_COLS, columns)}
+    return add_rows.specialize(types, blocks, (lead, -(-columns // blocks["BC"])))

@@ -1,0 +1,145 @@
+"""Row normalisation: layer normalisation, RMS normalisation and softmax over the last axis."""
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import namespace
+from tessera.frontend.kernel.tile_api.online_softmax import finite_maximum
+from tessera.stdlib.routine import (
+    ceil_div,
+    check_array,
+    check_same_dtype,
+    check_shape,
+    compute_dtype,
+    flatten_rows,
+    routine,
+)
+
+
+@kernel
+def normalize_rows(x, weight, bias, out, *, eps: float, center: bool, BM: int = 8, BN: int = 512):
+    """out = (x - mean) / sqrt(mean square + eps) · weight + bias for each row, on the grid (ceil(rows / BM),).
+
+    x and out are [R, C]; weight and bias are [C] or None; without `center` the mean is taken as 0. The sums are
+    formed in f32 (f64 for f64) in blocks of BN columns, the mean before the squares, so that none cancels.
+    """
+    C = x.shape[1]
+    first, dtype = namespace.program_id(0) * BM, compute_dtype(x.dtype)
+    mean = namespace.zeros((BM,), dtype)
+    if center:
+        for start in namespace.range(0, C, BN):
+            mean += namespace.sum(load_block(x, first, start, BM, BN, dtype), axis=1)
+        mean = mean / C
+    square = namespace.zeros((BM,), dtype)
+    for start in namespace.range(0, C, BN):
+        inside = start + namespace.arange(0, BN) < C
+        d = namespace.where(inside[None, :], load_block(x, first, start, BM, BN, dtype) - mean[:, None], 0.0)
+        square += namespace.sum(d * d, axis=1)
+    scale = namespace.rsqrt(square / C + eps)
+    for start in namespace.range(0, C, BN):
+        y = (load_block(x, first, start, BM, BN, dtype) - mean[:, None]) * scale[:, None]
+        if weight is not None:
+            y = y * namespace.cast(namespace.load(weight[start : start + BN], edge="clip"), dtype)[None, :]
+        if bias is not None:
+            y = y + namespace.cast(namespace.load(bias[start : start + BN], edge="clip"), dtype)[None, :]
+        namespace.store(out[first : first + BM, start : start + BN], namespace.cast(y, out.dtype), edge="clip")
+
+
+def load_block(x, first, start, BM, BN, dtype):
+    """A block of a matrix in the type to compute in; zeros outside."""
+    return namespace.cast(namespace.load(x[first : first + BM, start : start + BN], edge="clip"), dtype)
+
+
+@routine(normalize_rows)
+def efficient_layernorm(kernel: Any, x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> np.ndarray:
+    """Layer normalisation over the last axis (Ba, Kiros and Hinton 2016), of the type and shape of `x`.
+
+    `x` is [..., C] of a float type, `weight` and `bias` are [C] of the same type, or None. The variance is
+    the mean of squared distances from the mean (no correction).
+
+    Raises:
+        DTypeError: an argument is of no float type, or not of that of `x`.
+        ShapeError: `weight` or `bias` is not [C].
+
+    >>> efficient_layernorm(np.array([[1.0, 3.0, 1.0, 3.0]], np.float32), eps=0.0)
+    array([[-1.,  1., -1.,  1.]], dtype=float32)
+    """
+    return _launch_normalisation(kernel, x, weight, bias, eps, center=True)
+
+
+@routine(normalize_rows)
+def rms_norm(kernel: Any, x: Any, weight: Any = None, *, eps: float = 1e-5) -> np.ndarray:
+    """Root mean square normalisation over the last axis (Zhang and Sennrich 2019), of the type and shape of `x`.
+
+    `x` is [..., C] of a float type, `weight` is [C] of the same type, or None.
+
+    Raises:
+        DTypeError: an argument is of no float type, or not of that of `x`.
+        ShapeError: `weight` is not [C].
+
+    >>> rms_norm(np.array([3.0, 4.0, 0.0, 0.0], np.float32), eps=0.0)
+    array([1.2, 1.6, 0. , 0. ], dtype=float32)
+    """
+    return _launch_normalisation(kernel, x, weight, None, eps, center=False)
+
+
+def _launch_normalisation(kernel: Any, x: Any, weight: Any, bias: Any, eps: float, center: bool) -> np.ndarray:
+    x = check_array(x, "x")
+    weight, bias = (None if p is None else check_array(p, n) for p, n in ((weight, "weight"), (bias, "bias")))
+    check_same_dtype(x=x, weight=weight, bias=bias)
+    rows = flatten_rows(x)
+    check_shape(weight, "weight", rows.shape[1:])
+    check_shape(bias, "bias", rows.shape[1:])
+    out = np.empty_like(rows)
+    if out.size:
+        kernel[_row_grid(rows)](rows, weight, bias, out, eps=float(eps), center=center)
+    return out.reshape(x.shape)
+
+
+def _row_grid(rows: np.ndarray) -> Any:
+    return lambda constants: (ceil_div(len(rows), constants["BM"]),)
+
+
+@kernel
+def softmax_rows(x, out, *, BM: int = 8, BN: int = 512):
+    """out = softmax of each row of x [R, C], on the grid (ceil(R / BM),): one pass for the sums, one to write."""
+    C = x.shape[1]
+    first, dtype = namespace.program_id(0) * BM, compute_dtype(x.dtype)
+    m, l = namespace.full((BM,), -math.inf, dtype), namespace.zeros((BM,), dtype)
+    for start in namespace.range(0, C, BN):
+        inside = start + namespace.arange(0, BN) < C
+        values = namespace.where(inside[None, :], load_block(x, first, start, BM, BN, dtype), -math.inf)
+        high = namespace.maximum(m, namespace.max(values, axis=1))
+        # Nothing but minus infinity so far: no distance to it is formed.
+        l = l * namespace.exp(m - finite_maximum(high)) + namespace.sum(
+            namespace.exp(values - finite_maximum(high)[:, None]), axis=1
+        )
+        m = high
+    for start in namespace.range(0, C, BN):
+        y = namespace.exp(load_block(x, first, start, BM, BN, dtype) - m[:, None]) / l[:, None]
+        namespace.store(out[first : first + BM, start : start + BN], namespace.cast(y, out.dtype), edge="clip")
+
+
+@routine(softmax_rows)
+def stable_softmax(kernel: Any, x: Any) -> np.ndarray:
+    """Softmax over the last axis, from the distance to the maximum (Milakov and Gimelshein 2018).
+
+    `x` is [..., C] of a float type; the result has its type and shape. A row of nothing but minus infinity is NaN.
+
+    Raises:
+        DTypeError: `x` is of no float type.
+
+    >>> stable_softmax(np.array([1000.0, 1000.0, -np.inf], np.float32))
+    array([0.5, 0.5, 0. ], dtype=float32)
+    """
+    x = check_array(x, "x")
+    rows = flatten_rows(x)
+    out = np.empty_like(rows)
+    if out.size:
+        kernel[_row_grid(rows)](rows, out)
+    return out.reshape(x.shape)

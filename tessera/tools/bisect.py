@@ -1,0 +1,318 @@
+"""Bisection of a lowering: the first step whose results leave their bound, and the smallest slice of ops that shows it.
+
+The slice is found by delta debugging (Zeller and Hildebrandt 2002) over the ops of the Graph program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.contract import get_backend
+from tessera.core.device import INTERP
+from tessera.core.errors import UnsupportedOpError
+from tessera.interp import bound
+from tessera.interp import graph as graph_interpreter
+from tessera.interp.bound import BoundAgreement, compare_with_bound
+from tessera.ir.core import Block, Function, Module, Node, Value
+from tessera.ir.numerics.interval_arithmetic import IntervalArray
+from tessera.ir.verify import verify
+from tessera.lower.pipeline import list_steps
+from tessera.runtime import driver
+from tessera.runtime.program import PreparedProgram
+
+# A program taken through every step of its lowering; what each step gives runs and is held against the bound.
+
+
+WITHIN, OUTSIDE, FAILED, UNCHANGED = "within", "outside", "failed", "unchanged"
+
+
+@dataclass(frozen=True)
+class LoweringStep:
+    """One step: `make` takes what the step before gave, `run` runs what it made.
+
+    `doubted` is a slow step before it that is taken only where this one goes wrong.
+    """
+
+    name: str
+    level: str
+    make: Callable[[Any], Any]
+    run: Callable[[Any, Sequence[Any]], list[np.ndarray]]
+    fallback: LoweringStep | None = None
+
+
+@dataclass(frozen=True)
+class BisectInput:
+    """What is lowered, its arrays, which of those it writes, and where its results must lie."""
+
+    module: Module
+    arrays: Sequence[Any]
+    written: Sequence[int]
+    bounds: Sequence[IntervalArray]
+
+    @classmethod
+    def of(cls, program: PreparedProgram) -> BisectInput:
+        """A program with its bounds.
+
+        Raises:
+            UnsupportedOpError: an op has no bound, so that nothing can be judged.
+        """
+        try:
+            bounds = program.bounds()
+        except UnsupportedOpError as error:
+            error.suggestion = (
+                error.suggestion or "without a bound nothing can be judged: bisect a part without this op"
+            )
+            raise
+        return cls(program.levels[program.top], program.arrays, program.written, bounds)
+
+
+@dataclass(frozen=True)
+class StepVerdict:
+    """How a step's results stand against the bound.
+
+    `status` is "within", "outside", "failed" (an error, in `error`) or "unchanged" (the step did nothing). `agreement`
+    is of the output that lies worst. `before` and `after` are what the step took and gave.
+    """
+
+    step: str
+    level: str
+    status: str
+    output: int = 0
+    agreement: BoundAgreement | None = None
+    found: float = 0.0
+    reference: float = 0.0
+    radius: float = 0.0
+    error: Exception | None = None
+    before: Any = field(default=None, repr=False)
+    after: Any = field(default=None, repr=False)
+
+    @property
+    def bad(self) -> bool:
+        """Whether the step is to blame."""
+        return self.status in (OUTSIDE, FAILED)
+
+
+def judge_steps(program: PreparedProgram, target: str) -> Iterator[StepVerdict]:
+    """The verdict on each step from the entry point to a target, up to the first that is to blame."""
+    given = BisectInput.of(program)
+    state: Any = given.module
+    for step in lowering_steps(program.top, target):
+        verdict = judge_step(step, state, given)
+        earlier = judge_step(step.fallback, state, given) if verdict.bad and step.fallback is not None else None
+        if earlier is not None:
+            yield earlier
+        if earlier is None or not earlier.bad:
+            yield verdict
+        if verdict.bad:
+            return
+        state = verdict.after
+
+
+def lowering_steps(top: str, target: str) -> Iterator[LoweringStep]:
+    """Every step from the first level of a program to a target's device."""
+    yield LoweringStep("trace" if top == "graph" else "kernel", top, lambda module: module, _run_module)
+    if top == "graph":
+        for name, rewrite in list_steps(driver.find_plan(target)):
+            yield LoweringStep(name, "", rewrite, _run_module)
+    if target != INTERP:
+        yield from _target_steps(target)
+
+
+def _run_module(module: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
+    return driver.run_level({module.level: module}, module.level, arrays)
+
+
+def _target_steps(target: str) -> Iterator[LoweringStep]:
+    """The runtime, doubting the text; without the device the text alone, in its interpreter."""
+    generator = get_backend(target)
+    text = None
+    if hasattr(generator, "interpreter"):
+        text = LoweringStep(
+            f"{target} text", "target", lambda module: generator.emit(module, {}),
+            lambda artifact, arrays: generator.interpreter(artifact)(arrays),
+        )  # fmt: skip
+    if hasattr(generator, "runtime") and getattr(generator, "has_device", True):
+        yield LoweringStep(
+            f"{target} runtime", "device", lambda module: generator.emit(module, {}),
+            lambda artifact, arrays: generator.runtime(artifact).run(arrays), fallback=text,
+        )  # fmt: skip
+    elif text is not None:
+        yield text
+
+
+def judge_step(step: LoweringStep, state: Any, given: BisectInput) -> StepVerdict:
+    """One step, made, verified, run and compared."""
+    try:
+        made = step.make(state)
+        level = step.level or made.level
+        if isinstance(made, Module):
+            if made is not state and made == state:
+                return StepVerdict(step.name, level, UNCHANGED, before=state, after=made)
+            verify(made)
+        arrays = [a.copy() if i in given.written else a for i, a in enumerate(given.arrays)]
+        results = [*step.run(made, arrays), *(arrays[i] for i in given.written)]
+        return _compare_with_bounds(step.name, level, results, given.bounds, state, made)
+    except Exception as error:  # a pass under suspicion may fail in any way: that is the finding
+        return StepVerdict(step.name, step.level or state.level, FAILED, error=error, before=state)
+
+
+def _compare_with_bounds(
+    name: str, level: str, results: Sequence[np.ndarray], bounds: Sequence[IntervalArray], before: Any, after: Any
+) -> StepVerdict:
+    found = [compare_with_bound(r, b) for r, b in zip(results, bounds, strict=True)]
+    if not found:
+        return StepVerdict(name, level, WITHIN, before=before, after=after)
+    worst = max(range(len(found)), key=lambda i: (not found[i].ok, found[i].worst_share))
+    at, status = found[worst].where, WITHIN if found[worst].ok else OUTSIDE
+    values = (results[worst], bounds[worst].value, bounds[worst].radius) if bounds[worst].size else (0.0, 0.0, 0.0)
+    result, reference, radius = (float(np.asarray(v)[at] if np.ndim(v) else v) for v in values)
+    return StepVerdict(name, level, status, worst, found[worst], result, reference, radius, None, before, after)
+
+
+# The smallest run of a program's ops that still shows what a step does wrong.
+
+
+@dataclass(frozen=True)
+class FailingSlice:
+    """Some ops of a Graph program, the arrays that they take, and the verdict on the step that gets them wrong."""
+
+    function: Function
+    arrays: Sequence[Any]
+    of: int
+    verdict: StepVerdict
+
+    @property
+    def ops(self) -> int:
+        """How many ops there are."""
+        return len(self.function.body.nodes)
+
+
+FailurePredicate = Callable[[Function, Sequence[Any]], "StepVerdict | None"]
+
+
+def reduce_program(program: PreparedProgram, target: str, blamed: StepVerdict) -> FailingSlice | None:
+    """The smallest part of a program that a step still gets wrong; None for a kernel, which has no Graph level.
+
+    The ops of the traced program are searched first; then, in what is left, those that its composites are made of.
+    """
+    if program.top != "graph":
+        return None
+    steps = _steps_up_to(lowering_steps(program.top, target), blamed.step)
+
+    def fails(function: Function, arrays: Sequence[Any]) -> StepVerdict | None:
+        verdict = _judge_slice(function, arrays, steps)
+        if verdict is None or verdict.status != blamed.status or type(verdict.error) is not type(blamed.error):
+            return None
+        return verdict
+
+    part = _find_smallest_slice(program.levels["graph"].main, program.arrays, fails)
+    if part is None:
+        return None
+    inner = _find_smallest_slice(_last_graph(part.function, steps), part.arrays, fails)
+    return part if inner is None or inner.ops > part.ops else replace(inner, of=part.of)
+
+
+def _steps_up_to(path: Iterable[LoweringStep], name: str) -> list[LoweringStep]:
+    """The steps up to the one of this name."""
+    steps: list[LoweringStep] = []
+    for step in path:
+        steps.append(step.fallback if step.fallback is not None and step.fallback.name == name else step)
+        if steps[-1].name == name:
+            break
+    return steps
+
+
+def _judge_slice(function: Function, arrays: Sequence[Any], steps: Sequence[LoweringStep]) -> StepVerdict | None:
+    """What the last of the steps makes of a function; None if it cannot be told, or if an earlier one fails."""
+    try:
+        state: Any = Module("graph", (function,))
+        given = BisectInput(state, arrays, (), bound.run(function, arrays))
+        for step in steps[:-1]:
+            state = step.make(state)
+    except Exception:  # a program cut out may meet other faults of steps: not the one that is looked for
+        return None
+    return judge_step(steps[-1], state, given)
+
+
+def _last_graph(function: Function, steps: Sequence[LoweringStep]) -> Function:
+    """A function as it stands before the first step below Graph, or before the last step."""
+    module = Module("graph", (function,))
+    for step in steps[:-1]:  # the part has been through all of them before
+        made = step.make(module)
+        if made.level != "graph":
+            break
+        module = made
+    return module.main
+
+
+def _find_smallest_slice(function: Function, arrays: Sequence[Any], fails: FailurePredicate) -> FailingSlice | None:
+    """The last op that is needed by halving, then the first; None if taking the program apart hides what is wrong."""
+    count = len(function.body.nodes)
+
+    def trial(begin: int, end: int, alone: bool) -> FailingSlice | None:
+        taken, given = _extract_slice(function, arrays, begin, end, alone)
+        verdict = fails(taken, given)
+        return None if verdict is None else FailingSlice(taken, given, count, verdict)
+
+    if count == 0 or trial(0, count, False) is None:
+        return None
+    low, end = 0, count
+    while end - low > 1:
+        middle = (low + end) // 2
+        low, end = (low, middle) if trial(0, middle, False) is not None else (middle, end)
+    alone = trial(0, end, True) is not None
+    first, beyond = 0, end
+    while beyond - first > 1:
+        middle = end - 1 if beyond == end else (first + beyond) // 2  # one op by itself is the likeliest
+        first, beyond = (middle, beyond) if trial(middle, end, alone) is not None else (first, middle)
+    return trial(first, end, alone)
+
+
+def _extract_slice(
+    function: Function, arrays: Sequence[Any], begin: int, end: int, alone: bool
+) -> tuple[Function, list[Any]]:
+    """Some nodes as a function of what comes in from outside; its results are what is used later, or the last's."""
+    nodes = function.body.nodes
+    results = nodes[end - 1].results if alone else _used_later(function, begin, end)
+    kept = _live_nodes(nodes[begin:end], results)
+    made = {v for n in kept for v in n.results}
+    wanted = {v for n in kept for v in _values_read(n)} | set(results)
+    # Constants are no input: a rewrite may look at them.
+    constants = [n for n in nodes[:begin] if not _values_read(n) and not n.op.effects and wanted & set(n.results)]
+    made |= {v for n in constants for v in n.results}
+    order = [*function.params, *(v for n in nodes[:begin] for v in n.results)]
+    params = tuple(v for v in order if v in wanted and v not in made)
+    before = Function(function.name, Block(function.params, nodes[:begin], params), function.attrs, function.loc)
+    body = Block(params, (*constants, *kept), tuple(results))
+    return replace(function, body=body), list(graph_interpreter.run(before, list(arrays)))
+
+
+def _values_read(node: Node) -> set[Value]:
+    return set(node.args).union(*(r.free for r in node.regions))
+
+
+def _used_later(function: Function, begin: int, end: int) -> list[Value]:
+    nodes = function.body.nodes
+    later = set(function.results).union(*(_values_read(n) for n in nodes[end:]))
+    found = [v for n in nodes[begin:end] for v in n.results if v in later]
+    return found or list(nodes[end - 1].results)
+
+
+def _live_nodes(nodes: Sequence[Node], results: Sequence[Value]) -> list[Node]:
+    """The nodes that results rest on, in order; found here, since the pass that does so may be the one at fault."""
+    live, kept = set(results), []
+    for node in reversed(nodes):
+        if node.op.effects or not live.isdisjoint(node.results):
+            live |= _values_read(node)
+            kept.append(node)
+    return kept[::-1]
+
+
+# Bisection: the first step of a lowering after which results lie outside their bound, and what shows it.
+
+
+__all__ = ["FailingSlice", "StepVerdict", "reduce_program", "judge_steps"]

@@ -1,0 +1,97 @@
+"""`tessera conformance`: the suite on this machine's interpreters and generators, as a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import xml.etree.ElementTree as xml
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Column, Table
+
+from conformance.case import Outcome, all_cases
+from conformance.run import engines, run_case, selected
+from tessera.core.errors import ArgumentError
+from tessera.core.io import check_writable, write_file
+
+MARKS = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]", "unsupported": "[yellow]unsupported[/]"}
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run the selected cases; status 0 only when nothing failed."""
+    write = _open_report_writer(Path(options.report)) if options.report else None
+    cases = selected(options.select, all_cases())
+    if not cases:
+        raise ArgumentError(f"no case matches {options.select!r}", suggestion="tessera conformance lists them all")
+    columns = engines(options.target, options.level)
+    outcomes: list[Outcome] = []
+    with Progress(transient=True) as progress:
+        bar = progress.add_task("conformance", total=len(cases))
+        for case in cases:
+            progress.update(bar, description=case.name, advance=1)
+            outcomes += run_case(case, columns)
+    _show(outcomes, [e.name for e in columns])
+    if write:
+        write(outcomes)
+    return 1 if any(o.status == "fail" for o in outcomes) else 0
+
+
+def _show(outcomes: Sequence[Outcome], columns: Sequence[str]) -> None:
+    console = Console()
+    # Without rules between them seven engines and a name in two lines fit a terminal of 80 columns.
+    table = Table(Column("case", overflow="fold", min_width=20), *columns, box=None, padding=(0, 1, 0, 0))
+    rows: dict[str, dict[str, Outcome]] = {}
+    for outcome in outcomes:
+        rows.setdefault(outcome.case, {})[outcome.engine] = outcome
+    for name, row in rows.items():
+        table.add_row(name, *(_cell(row.get(c)) for c in columns))
+    console.print(table)
+    for outcome in outcomes:
+        if outcome.status == "fail":
+            console.print(f"[red]{outcome.case}[/] on {outcome.engine}:")
+            console.print(f"  {outcome.detail}", markup=False, highlight=False)
+    console.print(_summary(outcomes, len(rows)))
+
+
+def _cell(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "[dim]–[/]"
+    share = f" {outcome.share:.0%}" if outcome.status == "pass" and outcome.share else ""
+    return MARKS[outcome.status] + share
+
+
+def _summary(outcomes: Sequence[Outcome], cases: int) -> str:
+    counts = Counter(o.status for o in outcomes)
+    worst = max((o.share for o in outcomes if o.status == "pass"), default=0.0)
+    listed = ", ".join(f"{counts[s]} {s}" for s in MARKS)
+    wide = sum(o.useless for o in outcomes)
+    note = f"; {wide} against a bound too wide to say much" if wide else ""
+    return f"{cases} cases, {len(outcomes)} runs: {listed}; worst error {worst:.0%} of its bound{note}"
+
+
+def _open_report_writer(path: Path) -> Callable[[Sequence[Outcome]], None]:
+    """What writes a report; a path that cannot have one is refused before anything runs."""
+    contents = {".json": _json, ".xml": _junit}
+    if path.suffix not in contents:
+        raise ArgumentError(f"a report is .json or .xml, not {path.suffix or path.name}")
+    check_writable(path)
+    return lambda outcomes: write_file(path, lambda file: file.write(contents[path.suffix](outcomes)))
+
+
+def _json(outcomes: Sequence[Outcome]) -> bytes:
+    return json.dumps([vars(o) for o in outcomes], indent=1).encode()
+
+
+def _junit(outcomes: Sequence[Outcome]) -> bytes:
+    suite = xml.Element("testsuite", name="tessera conformance", tests=str(len(outcomes)))
+    for o in outcomes:
+        element = xml.SubElement(suite, "testcase", name=o.case, classname=o.engine)
+        if o.status == "fail":
+            xml.SubElement(element, "failure", message=o.detail.splitlines()[0] if o.detail else "").text = o.detail
+        if o.status == "unsupported":
+            xml.SubElement(element, "skipped", message=o.detail.splitlines()[0] if o.detail else "")
+    return xml.tostring(suite, encoding="utf-8", xml_declaration=True)

@@ -1,0 +1,82 @@
+"""`tessera csl`: run a CSL program in the simulator, check one, or name the folder of the host tools."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tessera.core.errors import ArgumentError, FileError
+from tessera.core.io import check_writable
+from tessera.interp.target.csl import host_tools_folder
+from tessera.interp.target.csl.host import cslc
+
+ARCHES = ("wse2", "wse3")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Do the action; the exit status."""
+    return ACTIONS[options.action](options)
+
+
+def _tools(options: argparse.Namespace) -> int:
+    print(host_tools_folder())
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Execute the folder's own script with the simulator's tools first on PATH."""
+    folder = Path(_path(options, "a folder with commands_wse2.sh, commands_wse3.sh or run.py"))
+    if not folder.is_dir():
+        raise FileError(f"there is no folder {folder}")
+    return subprocess.run(
+        _find_run_command(folder, options.arch), cwd=folder, env=_environment(options), check=False
+    ).returncode
+
+
+def _find_run_command(folder: Path, arch: str | None) -> list[str]:
+    """How to run what is in the folder: its script for the architecture, or its run.py."""
+    for name in [arch] if arch else ARCHES:
+        if (folder / f"commands_{name}.sh").is_file():
+            return ["bash", f"./commands_{name}.sh"]
+    if arch is None and (folder / "run.py").is_file():
+        return ["cs_python", "run.py"]
+    wanted = f"commands_{arch}.sh" if arch else "commands_wse2.sh, commands_wse3.sh or run.py"
+    raise FileError(f"{folder} has no {wanted}", expected="a folder laid out like the vendor's examples")
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    path = f"{host_tools_folder()}{os.pathsep}{os.environ.get('PATH', '')}"
+    found = {"TESSERA_PYTHON": sys.executable, **os.environ, "PATH": path}
+    numbers = {"SEED": options.seed, "LIMIT": options.limit, "SDK": options.sdk}
+    files = {"PICTURE": options.picture, "TRACE": options.trace}
+    texts = {name: str(value) for name, value in numbers.items() if value is not None}
+    texts |= {name: str(check_writable(value).resolve()) for name, value in files.items() if value is not None}
+    return found | {f"TESSERA_CSL_{name}": text for name, text in texts.items()}
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Compile a layout, and say what came of it."""
+    words = [_path(options, "a layout file"), "--arch", options.arch or "wse2"]
+    words += ["--sdk", options.sdk] if options.sdk else []
+    words += [word for pair in options.param for word in ("--params", pair)]
+    words += [word for folder in options.import_path for word in ("--import-path", folder)]
+    layout = cslc.compile_settings(cslc.collect_settings(cslc.make_parser().parse_args(words)))
+    for line in layout.printed:
+        print(line)
+    programs = {id(tile.program): tile.program for tile in layout.tiles.values()}.values()
+    most = max((program.memory_used for program in programs), default=0)
+    print(f"{options.path}: {layout.width} x {layout.height} PEs, {len(programs)} programs, up to {most} bytes on a PE")
+    return 0
+
+
+def _path(options: argparse.Namespace, what: str) -> str:
+    if not options.path:
+        raise ArgumentError(f"tessera csl {options.action} needs {what}")
+    return options.path
+
+
+ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {"run": _run, "check": _check, "tools": _tools}

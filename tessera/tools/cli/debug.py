@@ -1,0 +1,67 @@
+"""`tessera debug`: step through an entry point or a program in the Tile interpreter, backwards too."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tessera.core.device import INTERP
+from tessera.core.errors import FileError
+from tessera.frontend.jit.tracing import Jit
+from tessera.tools.cli.entry_points import EntryPoint, find_entry_point, make_inputs, prepare_program
+from tessera.tools.debug import checked, session
+
+
+def main(options: argparse.Namespace) -> int:
+    """Step through what the command line names; an error of the program is shown there, and then ends with status 2."""
+    with _sanitizing(options.checked), session(_script(options)):
+        if options.script:
+            _run_script(options.entry, options.rest)
+        else:
+            entry = find_entry_point(options.entry)
+            _run_stepped(entry, make_inputs(entry, options.seed, options.input), options.level)
+    return 0
+
+
+def _run_stepped(entry: EntryPoint, arguments: Any, level: str | None) -> None:
+    """Run an entry at a level (a `ts.jit` function at the Graph level unless told otherwise) by its interpreter."""
+    if isinstance(entry.function, Jit) and level in (None, "graph"):
+        args, named = ((), arguments) if isinstance(arguments, Mapping) else (arguments, {})
+        entry.function.stepped(*args, **named)
+        return
+    prepare_program(entry, arguments, INTERP).run(level or "tile")
+
+
+@contextmanager
+def _sanitizing(wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    with checked(nan=True):
+        yield
+
+
+def _script(options: argparse.Namespace) -> str | None:
+    """The commands that are given: those of -c, then those of the file; None for the terminal."""
+    if options.commands is None and not options.command_text:
+        return None
+    if options.commands is not None and not Path(options.commands).is_file():
+        raise FileError(f"there is no file {options.commands}", expected="a file with a command on each line")
+    read = Path(options.commands).read_text() if options.commands else ""
+    return "\n".join([*options.command_text, read])
+
+
+def _run_script(path: str, arguments: list[str]) -> None:
+    if not Path(path).is_file():
+        raise FileError(f"there is no file {path}", expected="a Python program")
+    before = sys.argv, list(sys.path)
+    sys.argv, sys.path[:0] = [path, *arguments], [str(Path(path).resolve().parent)]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = before[0], before[1]

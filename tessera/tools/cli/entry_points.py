@@ -1,0 +1,187 @@
+"""Entry points in files: `file.py`, `file.py:name`, and their inputs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, FileError, Location, TesseraError, UnknownNameError
+from tessera.core.io import read_array
+from tessera.frontend.jit.tracing import Jit, locate_definition
+from tessera.frontend.kernel import Kernel
+from tessera.ir.tensor import Tensor
+from tessera.runtime.program import PreparedProgram, format_tuning, prepare
+from tessera.tools.cli.exceptions import syntax_error
+from tessera.tools.example import Example
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A kernel or jit function found in a file, and how to run it."""
+
+    name: str
+    function: Any
+    example: Example | None
+
+    @property
+    def location(self) -> Location:
+        """Where its definition begins."""
+        return locate_definition(self.function.__wrapped__)
+
+
+def find_entry_point(text: str) -> EntryPoint:
+    """The entry point that "file.py" or "file.py:name" means.
+
+    Raises:
+        FileError: there is no such file. UnknownNameError: no such entry, or no telling which.
+    """
+    path, _, name = text.partition(":") if ".py:" in text else (text, "", "")
+    entries = _entry_points_of(load_module(path))
+    if name:
+        if name not in entries:
+            close = difflib.get_close_matches(name, entries, 1)
+            raise UnknownNameError(
+                f"{path} has no entry point {name}",
+                expected=", ".join(entries) or "a function under @ts.jit or @ts.kernel",
+                suggestion=f"did you mean {path}:{close[0]}?" if close else None,
+            )
+        return entries[name]
+    return _require_single(entries, path)
+
+
+def _require_single(entries: dict[str, EntryPoint], path: str) -> EntryPoint:
+    examples = [e for e in entries.values() if e.example] or list(entries.values())
+    chosen = [e for e in examples if e.example and e.example.marked] or examples
+    if len(chosen) == 1:
+        return chosen[0]
+    raise UnknownNameError(
+        f"{path} has {len(chosen) or 'no'} entry points" + (", and none is marked" if chosen else ""),
+        expected=", ".join(e.name for e in chosen) or "a function under @ts.jit or @ts.kernel with @ts.example",
+        suggestion=f"name one: {path}:{chosen[0].name}" if chosen else None,
+    )
+
+
+def load_module(path: str) -> ModuleType:
+    """The Python file at a path, imported; of a folder its model.py.
+
+    Raises:
+        FileError: it is missing, is not Python, or ends the process.
+    """
+    file = _resolve_file(Path(path))
+    name = f"tessera_entry_{file.stem}"
+    loader = SourceFileLoader(name, str(file.absolute()))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    for folder in (Path.cwd(), _import_root(file), file.resolve().parent):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    try:
+        loader.exec_module(module)
+    except SyntaxError as error:
+        raise syntax_error(error, path) from None
+    except SystemExit as error:
+        raise FileError(
+            f"{path} ended the process while it was imported", received=f"SystemExit({error.code!r})",
+            suggestion='put what a program does under: if __name__ == "__main__"',
+        ) from None  # fmt: skip
+    return module
+
+
+def _import_root(file: Path) -> Path:
+    """The folder that a file's imports begin at: beside the outermost package it lies in."""
+    folder = file.resolve().parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def _resolve_file(path: Path) -> Path:
+    """The file to import."""
+    if path.is_dir() and (path / "model.py").is_file():
+        return path / "model.py"
+    if path.is_file():
+        return path
+    expected = "file.py, file.py:name, or a folder with a model.py"
+    if (path / "manifest.json").is_file():
+        raise FileError(f"{path} is an artifact, which holds no source", expected=expected,
+                        suggestion=f"tessera run {path}")  # fmt: skip
+    what = f"{path} is a folder without a model.py" if path.is_dir() else f"there is no file {path}"
+    raise FileError(what, expected=f"{expected}, or for `tessera run` an artifact", suggestion="check the path")
+
+
+def _entry_points_of(module: ModuleType) -> dict[str, EntryPoint]:
+    found = {}
+    for name, value in vars(module).items():
+        if isinstance(value, (Kernel, Jit)) and value.__module__ == module.__name__:
+            found[name] = EntryPoint(name, value, getattr(value, "example", None))
+    return found
+
+
+def make_inputs(entry: EntryPoint, seed: int, files: Sequence[str] = ()) -> Any:
+    """The arguments to run an entry with: its example's, with the first replaced by the files given."""
+    arguments = _make_example_inputs(entry, seed, needed=not files)
+    if not files:
+        return arguments
+    keys = list(arguments) if isinstance(arguments, dict) else list(range(len(arguments) or len(files)))
+    if len(files) > len(keys):
+        raise ArgumentError(f"{len(files)} inputs were given, {entry.name} takes {len(keys)}", location=entry.location)
+    given = dict(arguments) if isinstance(arguments, dict) else dict(enumerate(arguments))
+    for key, file in zip(keys, files, strict=False):
+        before = given.get(key)
+        dtype = before.dtype if isinstance(before, (np.ndarray, Tensor)) else None
+        given[key] = read_array(file, dtype)
+    return given if isinstance(arguments, dict) else tuple(given[k] for k in keys)
+
+
+def _make_example_inputs(entry: EntryPoint, seed: int, needed: bool) -> Any:
+    """The arguments that the example makes: a dict, or a tuple (empty where there is no example)."""
+    if entry.example is None and needed:
+        raise ArgumentError(
+            f"{entry.name} has no example inputs", location=entry.location,
+            suggestion="add @ts.example(...); `tessera run` also takes --input X.npy for each",
+        )  # fmt: skip
+    if entry.example is None:
+        return ()
+    arguments = entry.example.inputs(np.random.default_rng(seed))
+    if not isinstance(arguments, (tuple, list, Mapping)):
+        raise ArgumentError(
+            f"the example of {entry.name} makes no arguments", location=entry.location,
+            expected="inputs(rng) gives a tuple, or a dict by name", received=type(arguments).__name__,
+            suggestion="one argument stands in a tuple too: (x,)",
+        )  # fmt: skip
+    return dict(arguments) if isinstance(arguments, Mapping) else tuple(arguments)
+
+
+def prepare_program(
+    entry: EntryPoint, arguments: Any, target: str, tune: bool = False,
+    options: Mapping[str, Any] = MappingProxyType({}), lower: bool = True,
+) -> PreparedProgram:  # fmt: skip
+    """The entry with these arguments, ready to run at any level; an error without a place has the entry's."""
+    example = entry.example or Example(lambda rng: ())
+    try:
+        return prepare(entry.function, arguments, target, example.grid, example.group, tune, options, lower)
+    except TesseraError as error:
+        error.at(entry.location)
+        raise
+
+
+def describe_configuration(entry: EntryPoint, program: PreparedProgram) -> str:
+    """Which configuration of an autotuned kernel a program has, and how it was found; "" for any other entry."""
+    if program.tuned is not None:
+        return format_tuning(program.tuned)
+    options = entry.function.options if isinstance(entry.function, Kernel) else None
+    if options is None or options.tuning is None:
+        return ""
+    first = ", ".join(f"{k}={v!r}" for k, v in options.tuning.configs[0].items())
+    return f"{first} (the first of {len(options.tuning.configs)}, not tuned)"

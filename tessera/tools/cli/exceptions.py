@@ -1,0 +1,60 @@
+"""Diagnosis of exceptions that are no `TesseraError`: whose fault it is, and the line of the user."""
+
+from __future__ import annotations
+
+import sysconfig
+
+from tessera.core.errors import (  # fmt: skip
+    UNKNOWN,
+    FileError,
+    Location,
+    ProgramError,
+    ResourceError,
+    TesseraError,
+    is_command_file,
+    is_package_file,
+    traceback_location,
+)
+
+TRACEBACK_HINT = "--traceback shows the calls that led there"
+
+
+def describe_exception(error: Exception) -> TesseraError:
+    """The error to show: of the user's own Python, of a file, of memory, or of Tessera itself."""
+    if isinstance(error, SyntaxError):
+        return syntax_error(error)
+    place, own = _locate_exception(error)
+    text = f"{type(error).__name__}: {error}"
+    if not own:
+        return ProgramError(text, suggestion=TRACEBACK_HINT).at(place)
+    if isinstance(error, OSError):
+        return FileError(f"{error.filename or 'a file'}: {error.strerror or error}").at(place)
+    if isinstance(error, MemoryError):
+        return ResourceError(f"there is not enough memory: {error}").at(place)
+    return TesseraError(f"a fault of Tessera itself: {text}", suggestion=f"report it: {TRACEBACK_HINT}").at(place)
+
+
+def syntax_error(error: SyntaxError, path: str | None = None) -> FileError:
+    """The error of a file that does not parse; `path` is what the user calls it."""
+    file = error.filename or path or "the program"
+    place = Location(file, error.lineno, error.offset or 0) if error.lineno else None
+    return FileError(f"{path or file} is not Python: {error.msg}", location=place)
+
+
+def _locate_exception(error: BaseException) -> tuple[Location, bool]:
+    """The innermost line of a user's file that an exception passed, UNKNOWN for none; whether Tessera's own came after.
+
+    Frames above the command (an interpreter's, a test's) are nobody's, and those of libraries are their callers'.
+    """
+    found, own, step = UNKNOWN, True, error.__traceback__
+    libraries = tuple(path for name, path in sysconfig.get_paths().items() if name.endswith("lib"))
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if is_command_file(file):
+            found, own = UNKNOWN, True
+        elif is_package_file(file):
+            own = True
+        elif not file.startswith(("<", *libraries)):
+            found, own = traceback_location(step), False
+        step = step.tb_next
+    return found, own

@@ -1,0 +1,112 @@
+"""`tessera inspect`: the IR of each level, coloured, with the source line each op came from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import linecache
+import re
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.highlighter import RegexHighlighter
+from rich.rule import Rule
+from rich.theme import Theme
+
+from tessera.codegen.contract import get_backend
+from tessera.core.device import find_generator_name
+from tessera.ir.core import Module, structural_hash
+from tessera.ir.printer import print_module
+from tessera.runtime import driver
+from tessera.runtime.program import PreparedProgram
+from tessera.tools.cli.entry_points import describe_configuration, find_entry_point, make_inputs, prepare_program
+
+LOCATION_PATTERN = re.compile(r' loc\((?:"to \d+"\()?"(?P<file>[^"]*)":(?P<line>\d+):\d+\)?\)')
+UNKNOWN_LOCATION_PATTERN = re.compile(r" loc\(unknown\)")
+
+
+class IrHighlighter(RegexHighlighter):
+    """The parts of MLIR's generic form."""
+
+    base_style = "ir."
+    highlights = [
+        r'(?P<op>"[a-z_]+\.[A-Za-z_0-9]+")',
+        r"(?P<value>%[A-Za-z0-9_]+)",
+        r"(?P<type>(tensor|!tile\.ref)<[^ ]*>|\b[iuf]+\d+\b|\bbf16\b)",
+        r"(?P<comment>//.*)",
+    ]
+
+
+THEME = Theme({"ir.op": "bold cyan", "ir.value": "green", "ir.type": "magenta", "ir.comment": "dim"})
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the levels, or the module after every pass."""
+    target = find_generator_name(options.target)
+    entry = find_entry_point(options.entry)
+    program = prepare_program(entry, make_inputs(entry, options.seed), target, options.tune)
+    if tuned := describe_configuration(entry, program):
+        print(f"configuration: {tuned}", file=sys.stderr)  # what programs read on stdout is the IR alone
+    sections = list(_pass_sections(program, target) if options.pass_by_pass else _level_sections(program, target))
+    chosen = [s for s in sections if options.level in (None, s[1])]
+    if options.json:
+        print(
+            json.dumps({name: {"level": level, "text": text, "hash": h} for name, level, text, h in chosen}, indent=1)
+        )
+    elif options.plain:  # what IR parsers read: the target's own text only where it is asked for
+        print("\n".join(text for _, level, text, _ in chosen if options.level or level != "target"))
+    else:
+        _show(chosen)
+    return 0
+
+
+IrSection = tuple[str, str, str, str]  # name, level, text, hash
+
+
+def _section(name: str, module: Module) -> IrSection:
+    return name, module.level, print_module(module), structural_hash(module)
+
+
+def _level_sections(program: PreparedProgram, target: str) -> Iterator[IrSection]:
+    for level, module in program.levels.items():
+        yield _section(level, module)
+    for name, content in sorted(get_backend(target).emit(program.levels["tile"], {}).files.items()):
+        text = content if isinstance(content, str) else content.decode(errors="replace")
+        yield f"target: {name}", "target", text, ""
+
+
+def _pass_sections(program: PreparedProgram, target: str) -> Iterator[IrSection]:
+    if program.top != "graph":
+        yield from _level_sections(program, target)
+        return
+    before = ""
+    for name, module in driver.iterate_passes(program.levels["graph"].main, driver.find_plan(target)):
+        section = _section(f"after {name}", module)
+        if section[3] != before:
+            yield section
+        before = section[3]
+
+
+def _show(sections: list[IrSection]) -> None:
+    console = Console(theme=THEME, highlighter=IrHighlighter(), soft_wrap=True)
+    for name, level, text, digest in sections:
+        console.print(Rule(f"{name}  {digest[:12]}", align="left"))
+        for line in annotate_with_source(text) if level != "target" else text.splitlines():
+            console.print(line, markup=False)
+
+
+def annotate_with_source(text: str) -> Iterator[str]:
+    """IR lines with each location replaced by the source line it names, shown where it changes."""
+    last = None
+    for line in text.splitlines():
+        place = LOCATION_PATTERN.search(line)
+        bare = UNKNOWN_LOCATION_PATTERN.sub("", LOCATION_PATTERN.sub("", line))
+        if place:
+            here = (place["file"], int(place["line"]))
+            if here != last:
+                source = linecache.getline(*here).strip()
+                indent = " " * (len(line) - len(line.lstrip()))
+                yield f"{indent}// {here[0].rsplit('/', 1)[-1]}:{here[1]}: {source}"
+            last = here
+        yield bare

@@ -1,0 +1,223 @@
+"""The `tessera` command: its arguments, and how errors become exit status 2."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+# Each command lives in a module of its own, imported only when it runs: `--help` stays quick.
+COMMANDS = {
+    "run": "run an example, a kernel or an artifact at any level and check it",
+    "build": "compile an entry point for a target into an artifact folder",
+    "check": "find all shape and dtype errors of a file's functions, with nothing executed",
+    "debug": "step through an entry point or a program, line by line or op by op, backwards too",
+    "inspect": "print the IR of each level with the source line of each op",
+    "bisect": "find the first step of the lowering at which results leave their bound, and the ops that show it",
+    "conformance": "run the conformance suite against interpreters and generators",
+    "ptx": "run a PTX file in the interpreter",
+    "csl": "run or check a CSL program in the simulator, or name the folder of its host tools",
+    "doctor": "say what this machine can run, and what to install for the rest",
+}
+LEVELS = ("graph", "schedule", "tile", "target")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    top = argparse.ArgumentParser(prog="tessera", description="Tile programs at every level of their compilation.")
+    top.add_argument("--traceback", action="store_true", help="show Python's traceback of an error")
+    top.add_argument("--version", action=_Version, help="print the version")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        ARGUMENTS[name](command)
+    return top
+
+
+class _Version(argparse.Action):
+    """Reads the version only when it is asked for: importing the package takes longer than all of `--help`."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help, default=argparse.SUPPRESS)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Print the version and end."""
+        print(f"tessera {importlib.import_module('tessera').__version__}")
+        parser.exit()
+
+
+def _entry(command: argparse.ArgumentParser, also: str = "") -> None:
+    command.add_argument("entry", help="file.py or file.py:name" + also)
+    command.add_argument("--seed", type=_seed, default=0, help="seed of the example's inputs (default 0)")
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 on")
+    return int(text)
+
+
+def _tuning(command: argparse.ArgumentParser) -> None:
+    text = "take an autotuned kernel in its first configuration: nothing is measured, no cache is read"
+    command.add_argument("--no-tune", dest="tune", action="store_false", help=text)
+
+
+def _run(command: argparse.ArgumentParser) -> None:
+    _entry(command, ", or an artifact folder")
+    _tuning(command)
+    command.add_argument("--level", choices=LEVELS, help="the level whose interpreter runs it")
+    command.add_argument("--target", help="the generator whose code runs it: llvm, ptx, csl, csl:4x4 (a grid), …")
+    command.add_argument(
+        "--debug", action="store_true", help="look for races, bad accesses, early reads of copies and NaNs (Tile level)"
+    )
+    command.add_argument("--as-target", metavar="TARGET", help="interpret kernels (Tile level) with a target's numbers")
+    command.add_argument("--lint", action="store_true", help="as --debug, with advice on banks, coalescing and masks")
+    command.add_argument("--report", action="store_true", help="count what kernels do: operations, bytes, conflicts")
+    command.add_argument("--gpu", default="H100", help="the GPU that a report's models speak of (default H100)")
+    command.add_argument("--timeline", metavar="T.json", help="as --report, and write the ops as they ran (Perfetto)")
+    command.add_argument("--picture", metavar="P.png", help="as --report, and draw which program touches what")
+    command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
+    command.add_argument(
+        "--output", action="append", default=[], metavar="OUT.npy", help="where an output goes, in order"
+    )
+
+
+def _build(command: argparse.ArgumentParser) -> None:
+    _entry(command)
+    _tuning(command)
+    command.add_argument("--target", default="llvm", help="the generator (default llvm)")
+    command.add_argument(
+        "--arch", help="the architecture, for a target that has several: sm_80, sm_90a (ptx), wse2, wse3 (csl)"
+    )
+    command.add_argument("--grid", metavar="RxC", help="rows and columns of elements, for a target of a mesh (csl)")
+    command.add_argument("-o", "--output", required=True, metavar="FOLDER", help="the artifact folder to write")
+
+
+def _check(command: argparse.ArgumentParser) -> None:
+    command.add_argument("entry", help="file.py, or file.py:name for one function")
+    command.add_argument("--json", action="store_true", help="print a JSON array: one report for each function")
+
+
+def _debug(command: argparse.ArgumentParser) -> None:
+    _entry(command)
+    command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
+    command.add_argument(
+        "-c", dest="command_text", action="append", default=[], metavar="COMMANDS", help="debugger commands, between ;"
+    )
+    command.add_argument("--commands", metavar="FILE", help="a file of debugger commands, one a line")
+    command.add_argument("--checked", action="store_true", help="in debug mode: stop at the first finding")
+    command.add_argument(
+        "--level", choices=("graph", "tile"), help="of a jit function: its whole tensors (default), or its kernels"
+    )
+    command.add_argument("--script", action="store_true", help="run the whole file as a program")
+    command.add_argument("rest", nargs="*", metavar="ARGUMENT", help="with --script: the program's arguments")
+
+
+def _inspect(command: argparse.ArgumentParser) -> None:
+    _entry(command)
+    _tuning(command)
+    command.add_argument("--level", choices=LEVELS, help="only this level")
+    command.add_argument("--target", default="llvm", help="the target to lower for (default llvm)")
+    command.add_argument(
+        "--pass-by-pass", action="store_true", help="print the module after every pass that changed it"
+    )
+    command.add_argument("--json", action="store_true", help="print a JSON object: level or pass to text and hash")
+    command.add_argument("--plain", action="store_true", help="print the IR text alone")
+
+
+def _bisect(command: argparse.ArgumentParser) -> None:
+    _entry(command)
+    _tuning(command)
+    command.add_argument("--target", default="llvm", help="the target to lower for and to run on (default llvm)")
+    command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
+    command.add_argument("--json", action="store_true", help="print a JSON object: steps, the first bad one, ops")
+    command.add_argument(
+        "-o", "--output", metavar="FOLDER", help="write what the bad step took and gave, and the ops' inputs"
+    )
+
+
+def _conformance(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--target", action="append", default=[], help="a generator to run (default: all installed)")
+    command.add_argument("--level", action="append", default=[], choices=LEVELS, help="a level to run (default: all)")
+    command.add_argument(
+        "-k", dest="select", default="", metavar="EXPR", help="cases whose name matches, as in pytest -k"
+    )
+    command.add_argument("--report", metavar="FILE", help="write the results as .json or JUnit .xml")
+
+
+def _ptx(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=["run"], help="what to do")
+    command.add_argument("file", metavar="KERNEL.ptx", help="the PTX text")
+    command.add_argument("--entry", required=True, help="the entry to launch")
+    command.add_argument("--grid", default="1", metavar="X[,Y[,Z]]", help="blocks (default 1)")
+    command.add_argument("--block", default="1", metavar="X[,Y[,Z]]", help="threads of a block (default 1)")
+    command.add_argument("--cluster", default="1", metavar="X[,Y[,Z]]", help="blocks of a cluster (default 1)")
+    command.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="X",
+        help="in order: X.npy, X.npy:bf16, X.npy@64x64/128 (tensor map: box and swizzle), zeros:8x16:f32, or a number",
+    )
+    command.add_argument("--shared", type=int, default=0, metavar="BYTES", help="dynamic shared memory (default 0)")
+    command.add_argument("--output", action="append", default=[], metavar="I=OUT.npy", help="save argument I after it")
+    command.add_argument("--debug", action="store_true", help="find races, uninitialised reads and missed waits")
+    command.add_argument("--cooperative", action="store_true", help="run all blocks at once, so that they may meet")
+
+
+def _csl(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=["run", "check", "tools"], help="what to do")
+    command.add_argument("path", nargs="?", help="run: a program's folder; check: its layout file")
+    command.add_argument("--arch", choices=("wse2", "wse3"), help="the machine (default: the first the folder is for)")
+    command.add_argument("--sdk", choices=("1.4", "2.10"), help="the version of the language (default 1.4)")
+    command.add_argument("--param", action="append", default=[], metavar="NAME:VALUE", help="check: a parameter")
+    command.add_argument("--import-path", action="append", default=[], metavar="FOLDER", help="check: more modules")
+    command.add_argument("--seed", type=int, help="run: shuffle events and link delays, to expose races")
+    command.add_argument("--limit", type=int, help="run: give up after so many cycles (default 1e9)")
+    command.add_argument("--picture", metavar="FILE", help="run: draw memory, traffic and tasks into a .png or .svg")
+    command.add_argument("--trace", metavar="FILE", help="run: write the tasks as a Chrome trace (JSON)")
+
+
+ARGUMENTS = {
+    "csl": _csl,
+    "ptx": _ptx,
+    "run": _run,
+    "build": _build,
+    "check": _check,
+    "debug": _debug,
+    "inspect": _inspect,
+    "bisect": _bisect,
+    "conformance": _conformance,
+    "doctor": lambda command: command.add_argument("--json", action="store_true", help="print a JSON object"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status: 0 done, 1 something failed its check, 2 an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an encoding without "…" shows "?", and is no error
+    options = parser().parse_args(arguments)
+    from tessera.core.errors import TesseraError
+
+    try:
+        return importlib.import_module(f"tessera.tools.cli.{options.command}").main(options)
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # rich's way to say the same as below
+            return 0
+        raise
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (a pager, `head`) has gone:
+        return 0  # nothing is wrong, and what is still buffered goes nowhere
+    except Exception as error:
+        if options.traceback:
+            raise
+        failures = importlib.import_module("tessera.tools.cli.exceptions")
+        print(error if isinstance(error, TesseraError) else failures.described(error), file=sys.stderr)
+        return 2

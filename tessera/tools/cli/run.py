@@ -1,0 +1,294 @@
+"""`tessera run`: execute an entry point or an artifact, check it, and say how it went."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from tessera.codegen.contract import get_backend
+from tessera.core.device import INTERP, find_generator_name
+from tessera.core.errors import ArgumentError, UnsupportedOpError
+from tessera.core.io import check_writable, read_array, write_array
+from tessera.core.types import TensorType, as_dtype
+from tessera.interp.bound import compare_with_bound
+from tessera.runtime.artifacts import LoadedArtifact, load
+from tessera.runtime.program import PreparedProgram
+from tessera.tools.cli.entry_points import (
+    EntryPoint,
+    describe_configuration,
+    find_entry_point,
+    make_inputs,
+    prepare_program,
+)
+from tessera.tools.debug import as_target, checked, kernel_trace
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run what the command line names; status 1 where the result lies outside its bound."""
+    for file in (*options.output, options.timeline, options.picture):
+        if file is not None:
+            check_writable(file)
+    if Path(options.entry).is_dir() and (Path(options.entry) / "manifest.json").exists():
+        return _run_artifact(_loaded(options), options)
+    way = _interpretation_of(options)
+    entry = find_entry_point(options.entry)
+    arguments = make_inputs(entry, options.seed, options.input)
+    if way is not None:
+        return way(entry, _prepare(entry, arguments, INTERP, options), arguments, options)
+    level, target = _level_and_target(options)
+    program = _prepare(entry, arguments, target, options)
+    level = level or program.top
+    start = time.perf_counter()
+    results = program.run(level, target)
+    seconds = time.perf_counter() - start
+    good = _report(entry, program, arguments, results, _name(level, target), seconds)
+    _save(results, options.output)
+    return 0 if good else 1
+
+
+def _loaded(options: argparse.Namespace) -> LoadedArtifact:
+    """The artifact that is named, where nothing is asked of it that an artifact does not have."""
+    for name in (*INTERPRETED, "level", "target"):
+        if getattr(options, name):
+            raise ArgumentError(
+                f"an artifact runs its own code for its own target, without --{name.replace('_', '-')}",
+                expected="a file.py, or none of these options",
+            )
+    return load(options.entry)
+
+
+def _interpretation_of(options: argparse.Namespace) -> InterpretationRun | None:
+    """How kernels are to be interpreted, where it is not by value alone."""
+    asked = [name for name in INTERPRETED if getattr(options, name)]
+    ways = {INTERPRETATIONS[name] for name in asked}
+    if len(ways) > 1:
+        raise ArgumentError(
+            "one run interprets kernels in one way",
+            expected="--debug and --lint, or --as-target, or --report, --timeline and --picture",
+            received=", ".join(f"--{name.replace('_', '-')}" for name in asked), suggestion="run it once for each",
+        )  # fmt: skip
+    if ways and (options.level not in (None, "tile") or options.target not in (None, INTERP)):
+        raise ArgumentError(
+            f"{INTERPRETED[asked[0]]} the Tile interpreter's", expected="--level tile, or no level and no target"
+        )
+    return next(iter(ways), None)
+
+
+def _prepare(entry: EntryPoint, arguments: Any, target: str, options: argparse.Namespace) -> PreparedProgram:
+    """The entry ready to run, tuned unless the command line forbids it; says which configuration it has."""
+    program = prepare_program(entry, arguments, target, options.tune)
+    if chosen := describe_configuration(entry, program):
+        print(f"configuration: {chosen}")
+    return program
+
+
+def _run_with_target_numerics(
+    entry: EntryPoint, program: PreparedProgram, arguments: Any, options: argparse.Namespace
+) -> int:
+    """Interpret the Tile level with a target's numbers; status 1 where the result lies outside its bound."""
+    start = time.perf_counter()
+    with as_target(options.as_target):
+        results = program.run("tile")
+    seconds = time.perf_counter() - start
+    good = _report(entry, program, arguments, results, f"tile (interpreted, numbers of {options.as_target})", seconds)
+    _save(results, options.output)
+    return 0 if good else 1
+
+
+def _run_traced(entry: EntryPoint, program: PreparedProgram, arguments: Any, options: argparse.Namespace) -> int:
+    """Interpret the Tile level and say what each kernel did; draw it, too, where a file for that is named."""
+    with kernel_trace(gpu=options.gpu) as trace:
+        results = program.run("tile")
+    print(trace)
+    if options.timeline:
+        trace.timeline(options.timeline)
+    if options.picture:
+        trace.picture(options.picture)
+    _save(results, options.output)
+    return 0
+
+
+def _run_sanitized(entry: EntryPoint, program: PreparedProgram, arguments: Any, options: argparse.Namespace) -> int:
+    """Run the Tile level in debug mode and print what it finds; status 1 if anything but advice."""
+    start = time.perf_counter()
+    with checked(collect=True, nan=True, lint=options.lint) as report:
+        results = program.run("tile")
+    seconds = time.perf_counter() - start
+    print(report)
+    wrong = sum(not f.is_advice for f in report)
+    advice = f" and {len(report) - wrong} pieces of advice" if options.lint else ""
+    print(f"{program.name}: {wrong} finding{'s' if wrong != 1 else ''}{advice} in {seconds * 1e3:.2f} ms")
+    if not wrong:
+        _save(results, options.output)
+    return 1 if wrong else 0
+
+
+# Options that have kernels interpreted in a way of their own: what they are, and what runs them.
+INTERPRETED = {
+    "debug": "debug mode is",
+    "lint": "advice is",
+    "as_target": "a target's numbers are",
+    "report": "a report of kernels is",
+    "timeline": "a timeline is",
+    "picture": "a picture of accesses is",
+}
+InterpretationRun = Callable[[EntryPoint, PreparedProgram, Any, argparse.Namespace], int]
+INTERPRETATIONS: dict[str, InterpretationRun] = {"debug": _run_sanitized, "lint": _run_sanitized, "as_target": _run_with_target_numerics,
+                        "report": _run_traced, "timeline": _run_traced, "picture": _run_traced}  # fmt: skip
+
+
+def _level_and_target(options: argparse.Namespace) -> tuple[str | None, str]:
+    """The level, and the target that a program is lowered for; with a target alone, its device."""
+    target = find_generator_name(options.target) if options.target is not None else None
+    if options.level == "target":
+        return "target", target or "llvm"
+    if options.level or target in (None, INTERP):
+        return options.level, target or INTERP
+    return "device", str(target)
+
+
+def _name(level: str, target: str) -> str:
+    where = getattr(get_backend(target), "where", None) if level == "device" else None
+    names = {
+        "device": f"{target} on {where()}" if where else f"{target} (compiled)",
+        "target": f"target: {target} text, interpreted",
+    }
+    lowered = "" if target == INTERP else f", as lowered for {target}"
+    return names.get(level, f"{level} (interpreted{lowered})")
+
+
+def _report(
+    entry: EntryPoint, program: PreparedProgram, arguments: Any, results: list[np.ndarray], where: str, seconds: float
+) -> bool:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("entry", f"[bold]{program.name}[/]")
+    shown = list(zip(program.names, program.arrays, strict=True))
+    for name, array in shown[:6]:
+        table.add_row("input", f"{name}: {_type(array)}")
+    if len(shown) > 6:
+        table.add_row("", f"and {len(shown) - 6} more")
+    for result in results:
+        table.add_row("output", _type(result))
+    table.add_row("level", where)
+    table.add_row("time", f"{seconds * 1e3:.2f} ms")
+    good = _check_bounds(table, program, results)
+    good = _check_reference(table, entry, program, arguments, results) and good
+    Console().print(table)
+    return good
+
+
+def _check_bounds(table: Table, program: PreparedProgram, results: list[np.ndarray]) -> bool:
+    try:
+        bounds = program.bounds()
+    except UnsupportedOpError as error:
+        table.add_row("error", f"[yellow]without a bound[/]: {error.message}")
+        return True
+    agreements = [compare_with_bound(r, b) for r, b in zip(results, bounds, strict=True)]
+    worst = max((a.worst_share for a in agreements), default=0.0)
+    good = all(a.ok for a in agreements)
+    mark = "[green]within the bound[/]" if good else "[red]outside the bound[/]"
+    wide = " (a bound too wide to say much)" if any(a.useless for a in agreements) else ""
+    share = f"{worst:.1%} of the bound" if worst < 10 else f"{worst:.3g} times the bound"
+    table.add_row("error", f"{share}: {mark}{wide}")
+    if not good:
+        table.add_row("", "`tessera bisect` names the first step of the lowering that goes wrong")
+    return good
+
+
+def _check_reference(
+    table: Table, entry: EntryPoint, program: PreparedProgram, arguments: Any, results: list[np.ndarray]
+) -> bool:
+    if entry.example is None or entry.example.reference is None:
+        return True
+    named = isinstance(arguments, dict)
+    want = entry.example.reference(**arguments) if named else entry.example.reference(*arguments)
+    pairs = _pair_results(entry, program, results, want)
+    worst = max(_difference(entry, r, w) for r, w in pairs)
+    # The bound above is the judge; this says that both compute the same thing at all.
+    good = bool(worst <= 0.02)
+    table.add_row("reference", f"largest difference {worst:.2e} of its scale" + ("" if good else " [red](differs)[/]"))
+    return good
+
+
+def _pair_results(
+    entry: EntryPoint, program: PreparedProgram, results: list[np.ndarray], want: Any
+) -> list[tuple[np.ndarray, Any]]:
+    """Each result with what the reference says: all of them, those written that a dict names, or the last alone."""
+    if isinstance(want, Mapping):
+        written = [program.names[i] for i in program.written]
+        named = dict(zip(written, results[len(results) - len(written) :], strict=True))
+        if unknown := [name for name in want if name not in named]:
+            raise ArgumentError(
+                f"the reference has {unknown[0]}, which {program.name} does not write", location=entry.location,
+                expected=", ".join(named) or "what the function returns",
+            )  # fmt: skip
+        return [(named[name], value) for name, value in want.items()]
+    wanted = list(want) if isinstance(want, (tuple, list)) else [want]
+    if program.written and len(wanted) == 1:
+        return [(results[-1], wanted[0])]
+    if len(wanted) != len(results):
+        raise ArgumentError(
+            f"the reference has another number of values than {program.name} has results", location=entry.location,
+            expected=len(results), received=len(wanted),
+        )  # fmt: skip
+    return list(zip(results, wanted, strict=True))
+
+
+def _difference(entry: EntryPoint, result: np.ndarray, want: Any) -> float:
+    a, b = np.asarray(result, np.float64), np.asarray(want, np.float64)
+    if a.shape != b.shape:
+        raise ArgumentError(
+            "the reference has another shape than the result", location=entry.location, expected=b.shape,
+            received=a.shape,
+        )  # fmt: skip
+    scale = max(float(np.max(np.abs(b), initial=0.0)), 1e-30)
+    return float(np.max(np.abs(a - b), initial=0.0)) / scale
+
+
+def _type(array: np.ndarray) -> str:
+    return str(TensorType(np.shape(array), as_dtype(np.asarray(array).dtype)))
+
+
+def _run_artifact(artifact: LoadedArtifact, options: argparse.Namespace) -> int:
+    parameters = artifact.parameters
+    if options.input and len(options.input) != len(parameters):
+        raise ArgumentError(f"{len(options.input)} inputs were given, the artifact takes {len(parameters)}")
+    generator = np.random.default_rng(options.seed)
+    arrays = [read_array(f, p["dtype"]) for f, p in zip(options.input, parameters, strict=False)]
+    arrays += [_random(generator, p) for p in parameters[len(arrays) :]]
+    start = time.perf_counter()
+    results = artifact.run(arrays)
+    seconds = time.perf_counter() - start
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("artifact", f"[bold]{artifact.interface['entry']}[/] for {artifact.artifact.manifest['target']}")
+    for parameter, array in list(zip(parameters, arrays, strict=True))[:6]:
+        table.add_row("input", f"{parameter['name']}: {_type(array)}" + ("" if options.input else " (random)"))
+    for result in results:
+        table.add_row("output", _type(result))
+    if hasattr(artifact.runtime, "where"):
+        table.add_row("ran on", artifact.runtime.where)
+    table.add_row("time", f"{seconds * 1e3:.2f} ms")
+    Console().print(table)
+    _save(results, options.output)
+    return 0
+
+
+def _random(generator: np.random.Generator, parameter: dict[str, Any]) -> np.ndarray:
+    dtype, shape = as_dtype(parameter["dtype"]), tuple(parameter["shape"])
+    values = generator.standard_normal(shape) if dtype.is_float else generator.integers(0, 2, shape)
+    return np.asarray(values).astype(dtype.numpy)
+
+
+def _save(results: Sequence[np.ndarray], files: Sequence[str]) -> None:
+    if len(files) > len(results):
+        many = "1 result" if len(results) == 1 else f"{len(results)} results"
+        raise ArgumentError(f"{len(files)} output files were named, the program has {many}")
+    for file, result in zip(files, results, strict=False):
+        write_array(file, result)

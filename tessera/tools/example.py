@@ -1,0 +1,60 @@
+"""Examples: an entry point with its inputs and the reference it is checked against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tessera.core.errors import ArgumentError, user_location
+
+Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True)
+class Example:
+    """How to run an entry point: `inputs(rng)` makes its arguments, `reference(*inputs)` the right answer.
+
+    `grid` and `group` launch a kernel; `weights` names the arguments that a built artifact carries;
+    `marked` makes this the entry that a file with several runs when none is named.
+    """
+
+    inputs: Callable[..., Any]
+    reference: Callable[..., Any] | None = None
+    grid: Any = None
+    group: int | None = None
+    weights: Sequence[str] = ()
+    marked: bool = False
+
+
+def example(
+    inputs: Callable[..., Any],
+    reference: Callable[..., Any] | None = None,
+    *,
+    grid: Any = None,
+    group: int | None = None,
+    weights: Sequence[str] = (),
+    marked: bool = False,
+) -> Callable[[Entry], Entry]:
+    """Mark a kernel or jit function as an entry point of its file.
+
+    `inputs(rng)` takes a NumPy Generator and gives a tuple or dict of arguments; `reference`
+    takes the same and gives what the entry should return, or for a kernel that writes in place,
+    what the written arguments should hold (a dict by name, or the last argument's value).
+    `grid` may be a tuple, or a function of the inputs that gives one.
+
+    Raises:
+        ArgumentError: `inputs` is no function.
+    """
+
+    if not callable(inputs):
+        raise ArgumentError(
+            "the inputs of an example are no function", expected="inputs(rng) -> a tuple or dict of arguments",
+            received=type(inputs).__name__, location=user_location(), suggestion="@ts.example(lambda rng: (x, y))",
+        )  # fmt: skip
+
+    def mark(entry: Entry) -> Entry:
+        entry.example = Example(inputs, reference, grid, group, weights, marked)  # type: ignore[attr-defined]
+        return entry
+
+    return mark

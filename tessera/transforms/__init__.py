@@ -1,0 +1,1 @@
+"""Function transforms: automatic differentiation, vectorisation, control flow, numeric policies and function combinators."""

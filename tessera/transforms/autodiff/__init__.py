@@ -1,0 +1,28 @@
+"""Automatic differentiation: forward mode by JVP rules, reverse mode by linearisation and transposition.
+
+Forward mode pushes a tangent beside each value of a recorded block. Reverse mode records that computation, evaluates the part
+that does not depend on tangents, and transposes the linear rest (Radul et al. 2022). Both write ops into the open trace, or
+run them at once, so that they nest and can be jitted.
+"""
+
+from tessera.transforms.autodiff.call_primitives import checkpoint_here
+from tessera.transforms.autodiff.custom_rules import autodiff, checkpoint, custom_jvp, custom_vjp, straight_through
+from tessera.transforms.autodiff.gradients import grad, hessian, jacfwd, jacrev, jvp, value_and_grad, vjp
+from tessera.transforms.autodiff.tape import backward
+
+__all__ = [
+    "autodiff",
+    "backward",
+    "checkpoint",
+    "checkpoint_here",
+    "custom_jvp",
+    "custom_vjp",
+    "grad",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "straight_through",
+    "value_and_grad",
+    "vjp",
+]

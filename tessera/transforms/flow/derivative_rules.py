@@ -1,0 +1,340 @@
+"""Derivative rules of control flow: scan and cond in both modes, while_loop in forward mode.
+
+Reverse mode of a scan saves residuals in a forward loop and consumes them in a loop in the opposite direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+from tessera.core.errors import UnsupportedOpError
+from tessera.ir.core import Block, Node, Value
+from tessera.ir.tensor import Tensor
+from tessera.ops.dialects import control_flow
+from tessera.ops.tensor.basic import instantiate_zero, splat
+from tessera.transforms.autodiff import linearisation
+from tessera.transforms.autodiff.call_primitives import add_transpose_call
+from tessera.transforms.autodiff.linearisation import Dual, linearise, push_forward, select_live_nodes
+from tessera.transforms.flow.region_ops import bind_cond, bind_scan, bind_scan_block, bind_while
+from tessera.transforms.recording import eval_block, rebind_node, record_block
+
+# What the way back through a scan needs: what each step made, what every step shares, and where each lies.
+
+
+@dataclass(frozen=True)
+class ScanResiduals:
+    """The stacks of steps, then the tensors that all steps share; `places` says where each needed value lies."""
+
+    stacks: list[Tensor]
+    shared: list[Tensor]
+    places: tuple[tuple[bool, int], ...]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [*self.stacks, *self.shared]
+
+    def select_step_values(self, slices: Sequence[Tensor], shared: Sequence[Tensor]) -> list[Tensor]:
+        """The needed values of one step."""
+        return [slices[i] if stacked else shared[i] for stacked, i in self.places]
+
+
+@dataclass(frozen=True)
+class ResidualAnalysis:
+    """A body whose results after the first `count` are needed on the way back, sorted by what they depend on.
+
+    Inputs of a step and what rests on constants alone are not stacked again.
+    """
+
+    block: Block
+    count: int
+    carry: int
+    xs: int
+
+    @property
+    def needed_values(self) -> tuple[Value, ...]:
+        """The needed values."""
+        return self.block.results[self.count :]
+
+    def find_varying_values(self) -> set[Value]:
+        """The values that differ from step to step."""
+        found = set(self.block.params[: self.carry + self.xs])
+        for node in self.block.nodes:
+            if node.op.effects or not found.isdisjoint(node.args):
+                found.update(node.results)
+        return found
+
+    def classify_values(self) -> tuple[list[Value], list[Value], list[Value]]:
+        """Those that a step makes, inputs of a step, and those that all steps share; each once."""
+        varying, inputs = self.find_varying_values(), set(self.block.params[self.carry : self.carry + self.xs])
+        once = list(dict.fromkeys(self.needed_values))
+        made = [v for v in once if v in varying and v not in inputs]
+        return made, [v for v in once if v in inputs], [v for v in once if v not in varying]
+
+    def shared(self, values: Sequence[Value], consts: Sequence[Tensor]) -> list[Tensor]:
+        """What rests on constants alone, computed once."""
+        varying, params = self.find_varying_values(), self.block.params[self.carry + self.xs :]
+        nodes = tuple(n for n in self.block.nodes if varying.isdisjoint(n.results))
+        return eval_block(Block(params, select_live_nodes(nodes, values), tuple(values)), consts)
+
+
+# Derivatives of scan: forward mode in one loop, reverse mode in a second one that runs the other way.
+
+
+MovingFlags = list[bool]
+
+
+@dataclass(frozen=True)
+class ScanLayout:
+    """How the operands, and the parameters of the body, of a scan are divided."""
+
+    carry: int
+    xs: int
+
+    @staticmethod
+    def of(node: Node) -> ScanLayout:
+        """The division of a scan node."""
+        return ScanLayout(node.attrs["carry"], node.attrs["xs"])
+
+    def split(self, items: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """The carried ones, the stacks, the constants."""
+        end = self.carry + self.xs
+        return list(items[: self.carry]), list(items[self.carry : end]), list(items[end:])
+
+
+def find_moving_results(block: Block, moves: MovingFlags, reverse: bool = False) -> tuple[MovingFlags, MovingFlags]:
+    """Which carried values move once the loop has run, and which results of a step do."""
+    found: MovingFlags = []
+
+    def both(tensors: list[Tensor]) -> list[Tensor]:
+        outs = push_forward(block, _make_duals(tensors[: len(moves)], tensors[len(moves) :], moves), reverse)
+        found[:] = [d.tangent is not None for d in outs]
+        return [d.primal for d in outs]
+
+    types: list[Any] = [p.type for p in block.params]
+    record_block(both, [*types, *(t for t, m in zip(types, moves, strict=True) if m)])
+    return moves, found
+
+
+def _make_duals(primals: Sequence[Tensor], tangents: Sequence[Tensor], moves: MovingFlags) -> list[Dual]:
+    given = iter(tangents)
+    return [Dual(x, next(given) if m else None) for x, m in zip(primals, moves, strict=True)]
+
+
+def find_moving_carry(
+    block: Block, moves: MovingFlags, carry: int, reverse: bool = False
+) -> tuple[MovingFlags, MovingFlags]:
+    """`moving`, with each carried value that a step makes move moving from the start."""
+    while True:
+        moves, found = find_moving_results(block, moves, reverse)
+        grown = [a or b for a, b in zip(moves[:carry], found[:carry], strict=True)] + moves[carry:]
+        if grown == moves:
+            return moves, found
+        moves = grown
+
+
+@linearisation.call_jvp_rules(control_flow.scan)
+def _(node: Node, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]:
+    parts, block = ScanLayout.of(node), node.regions[0]
+    moves, found = find_moving_carry(block, [d.tangent is not None for d in duals], parts.carry, reverse)
+    if reverse:
+        return _ScanTranspose(node, moves, found).call(duals)
+    return _differentiate_scan_forward(node, parts, duals, moves, found)
+
+
+def _differentiate_scan_forward(
+    node: Node, parts: ScanLayout, duals: list[Dual], moves: MovingFlags, found: MovingFlags
+) -> list[Dual]:
+    block, places = node.regions[0], parts.split(moves)
+    primals = parts.split([d.primal for d in duals])
+    tangents = [
+        [instantiate_zero(d.tangent, d.primal.type) for d, m in zip(ds, ms, strict=True) if m]
+        for ds, ms in zip(parts.split(duals), places, strict=True)
+    ]
+    kept = [*places[0], *found[parts.carry :]]
+
+    def step(tensors: list[Tensor]) -> list[Tensor]:
+        given, pairs = iter(tensors), []
+        for xs, ms in zip(primals, places, strict=True):
+            here = [next(given) for _ in xs]
+            pairs += _make_duals(here, [next(given) for m in ms if m], ms)
+        outs = push_forward(block, pairs)
+        moved = [instantiate_zero(d.tangent, d.primal.type) if k else None for d, k in zip(outs, kept, strict=True)]
+        states, results = _append_tangents(outs, moved, parts.carry)
+        return [*states, *results]
+
+    operands = [[*xs, *ts] for xs, ts in zip(primals, tangents, strict=True)]
+    carry, stacks, consts = operands
+    outs = bind_scan(step, carry, stacks, consts, node.attrs["length"], node.attrs["reverse"])
+    count = parts.carry + sum(places[0])
+    return [*_pair_tangents(outs[:count], kept[: parts.carry]), *_pair_tangents(outs[count:], kept[parts.carry :])]
+
+
+def _append_tangents(outs: Sequence[Dual], moved: Sequence[Any], carry: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The carried values with their tangents behind them, and the results with theirs."""
+    halves = (slice(None, carry), slice(carry, None))
+    first, second = ([*(d.primal for d in outs[h]), *(t for t in moved[h] if t is not None)] for h in halves)
+    return first, second
+
+
+def _pair_tangents(tensors: Sequence[Tensor], moves: MovingFlags) -> list[Dual]:
+    return _make_duals(tensors[: len(moves)], tensors[len(moves) :], moves)
+
+
+class _ScanTranspose:
+    """One scan in reverse mode: a loop that keeps what the way back needs, and the loop back."""
+
+    def __init__(self, node: Node, moves: MovingFlags, found: MovingFlags) -> None:
+        self.block, self.parts, self.moves, self.found = node.regions[0], ScanLayout.of(node), moves, found
+        self.length, self.is_reversed = node.attrs["length"], node.attrs["reverse"]
+
+    def call(self, duals: list[Dual]) -> list[Dual]:
+        """The results, whose tangents are known by their transpose."""
+        operands, started = [d.primal for d in duals], [d.tangent is not None for d in duals]
+        outs, saved = self._bind_forward_loop(operands)
+
+        def pull(tensors: list[Tensor], g: Sequence[Tensor]) -> list[Tensor]:
+            kept = replace(saved, stacks=tensors[: len(saved.stacks)], shared=tensors[len(saved.stacks) :])
+            found = iter(self._pull_back(kept, outs, g))
+            every = [next(found) if m else None for m in self.moves]
+            return [c for c, s in zip(every, started, strict=True) if s]  # type: ignore[misc]
+
+        return add_transpose_call(pull, saved.tensors, duals, outs)
+
+    def _bind_forward_loop(self, operands: list[Tensor]) -> tuple[list[Tensor], ScanResiduals]:
+        """The loop ahead: its results, and what it keeps."""
+        count, block = len(self.block.results), self._record_body()
+        carry, xs, consts = self.parts.split([*operands, *self.closed])
+        needs = ResidualAnalysis(block, count, self.parts.carry, self.parts.xs)
+        made, inputs, shared = needs.classify_values()
+        body = Block(needs.block.params, needs.block.nodes, (*needs.block.results[:count], *made))
+        outs = bind_scan_block(body, carry, xs, consts, self.length, self.is_reversed)
+        walked = dict(zip(needs.block.params[self.parts.carry :], xs, strict=False))
+        stacks = [*outs[count:], *(walked[v] for v in inputs)]
+        where = {v: (True, i) for i, v in enumerate([*made, *inputs])} | {v: (False, i) for i, v in enumerate(shared)}
+        places = tuple(where[v] for v in needs.needed_values)
+        return outs[:count], ScanResiduals(stacks, needs.shared(shared, consts), places)
+
+    def _record_body(self) -> Block:
+        """The body as a block that also gives every tensor that its linear part uses."""
+
+        def step(tensors: list[Tensor]) -> list[Tensor]:
+            self.point = linearise(self.block, tensors, self.moves)
+            self.keys = list(dict.fromkeys(v for n in self.point.nodes for v in n.args if v in self.point.known))
+            return [*self.point.results, *(self.point.known[v] for v in self.keys)]
+
+        body = record_block(step, [p.type for p in self.block.params])  # type: ignore[misc]
+        self.closed = list(body.closed)  # what a user's rule closes over is one more constant
+        return body.block
+
+    def _pull_back(self, saved: ScanResiduals, outs: Sequence[Tensor], g: Sequence[Tensor]) -> list[Tensor]:
+        """Cotangents of the operands that move, from those of the float results."""
+        given, (carry, xs, consts) = iter(g), self.parts.split(self.moves)
+        every = [next(given) if o.dtype.is_float else None for o in outs]
+        states: list[Any] = [c for c, m in zip(every[: self.parts.carry], carry, strict=True) if m]
+        along: list[Any] = [
+            c for c, f in zip(every[self.parts.carry :], self.found[self.parts.carry :], strict=True) if f
+        ]
+        sums = [splat(0, p.type) for p, m in zip(self.parts.split(self.block.params)[2], consts, strict=True) if m]
+        cuts = _slices_of_sizes(len(states), len(sums), len(saved.stacks), len(along))
+
+        def step(tensors: list[Tensor]) -> list[Tensor]:
+            moved, added, slices, gs, shared = (tensors[c] for c in cuts)
+            parts = self._pull_back_step(saved.select_step_values(slices, shared), moved, gs)
+            first, rest = parts[: len(states)], parts[len(states) + sum(xs) :]
+            middle = parts[len(states) : len(states) + sum(xs)]
+            return [*first, *(a + p for a, p in zip(added, rest, strict=True)), *middle]
+
+        stacks = [*saved.stacks, *along]
+        found = bind_scan(step, [*states, *sums], stacks, saved.shared, self.length, not self.is_reversed)
+        return [*found[cuts[0]], *found[len(states) + len(sums) :], *found[cuts[1]]]
+
+    def _pull_back_step(self, known: list[Tensor], moved: Sequence[Tensor], gs: Sequence[Tensor]) -> list[Tensor]:
+        """One step back: cotangents of what moves in the body."""
+        states, results, carry = iter(moved), iter(gs), self.parts.carry
+        cotangents = [next(states) if m else None for m in self.moves[:carry]]
+        cotangents += [next(results) if f else None for f in self.found[carry:]]
+        return replace(self.point, known=dict(zip(self.keys, known, strict=True))).pull_back(cotangents)
+
+
+def _slices_of_sizes(*sizes: int) -> list[slice]:
+    """The parts of a list, of these sizes and then the rest."""
+    ends = [0, *accumulate(sizes)]
+    return [*(slice(a, b) for a, b in pairwise(ends)), slice(ends[-1], None)]
+
+
+# Derivatives of cond, in both modes, and of while_loop in forward mode.
+
+
+@linearisation.call_jvp_rules(control_flow.cond)
+def _(node: Node, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]:
+    condition, operands = duals[0].primal, duals[1:]
+    moves = [d.tangent is not None for d in operands]
+    if reverse:
+        return _differentiate_cond_reverse(node, condition, operands, moves)
+    found = [find_moving_results(block, moves)[1] for block in node.regions]
+    kept = [any(each) for each in zip(*found, strict=True)]
+
+    def branch(block: Block) -> Callable[[list[Tensor]], list[Tensor]]:
+        def run(tensors: list[Tensor]) -> list[Tensor]:
+            outs = push_forward(block, _pair_tangents(tensors, moves))
+            moved = [instantiate_zero(d.tangent, d.primal.type) for d, k in zip(outs, kept, strict=True) if k]
+            return [*(d.primal for d in outs), *moved]
+
+        return run
+
+    tangents = [d.tangent for d in operands if d.tangent is not None]
+    outs = bind_cond(condition, [branch(b) for b in node.regions], [*(d.primal for d in operands), *tangents])
+    return _pair_tangents(outs, kept)
+
+
+def _differentiate_cond_reverse(node: Node, condition: Tensor, operands: list[Dual], moves: MovingFlags) -> list[Dual]:
+    """The way back takes the same branch, and computes again what it needs of it."""
+    primals = [d.primal for d in operands]
+    outs = rebind_node(node, [condition, *primals])
+    floats = [o.dtype.is_float for o in outs]
+
+    def back(block: Block) -> Callable[[list[Tensor]], list[Tensor]]:
+        def run(tensors: list[Tensor]) -> list[Tensor]:
+            given = iter(tensors[len(primals) :])
+            point = linearise(block, tensors[: len(primals)], moves)
+            return point.pull_back([next(given) if f else None for f in floats])
+
+        return run
+
+    def pull(saved: Sequence[Tensor], g: Sequence[Tensor]) -> list[Tensor]:
+        return bind_cond(saved[0], [back(b) for b in node.regions], [*saved[1:], *g])
+
+    return add_transpose_call(pull, [condition, *primals], operands, outs)
+
+
+@linearisation.call_jvp_rules(control_flow.while_loop)
+def _(node: Node, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]:
+    if reverse:
+        raise UnsupportedOpError(
+            "reverse mode through while_loop, whose number of steps is not known",
+            suggestion="use ts.fori_loop or ts.scan, or forward mode: ts.jvp, ts.jacfwd",
+        )
+    count, end = node.attrs["carry"], node.attrs["carry"] + node.attrs["test"]
+    carried, asked, consts = duals[:count], [d.primal for d in duals[count:end]], duals[end:]
+    test, body = node.regions
+    moves = find_moving_carry(body, [d.tangent is not None for d in (*carried, *consts)], count)[0][:count]
+
+    def split(tensors: Sequence[Tensor]) -> list[Dual]:
+        return _pair_tangents(tensors, moves)
+
+    def step(tensors: list[Tensor]) -> list[Tensor]:
+        outs = push_forward(body, [*split(tensors), *consts])
+        return [
+            *(d.primal for d in outs),
+            *(instantiate_zero(d.tangent, d.primal.type) for d, m in zip(outs, moves, strict=True) if m),
+        ]
+
+    start = [
+        *(d.primal for d in carried),
+        *(instantiate_zero(d.tangent, d.primal.type) for d, m in zip(carried, moves, strict=True) if m),
+    ]
+    return split(bind_while(lambda tensors: eval_block(test, [*tensors[:count], *asked])[0], step, start))

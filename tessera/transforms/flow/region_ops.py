@@ -1,0 +1,149 @@
+"""Region ops: scan, cond and while_loop built from functions of tensors, recorded in the open trace or executed eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, user_location
+from tessera.core.types import TensorType
+from tessera.ir.builder import CURRENT_BUILDER, Builder
+from tessera.ir.core import Block, Value
+from tessera.ir.rules import Op, Rules
+from tessera.ir.tensor import Tensor, wrap_array
+from tessera.ops.dialects import control_flow
+from tessera.transforms.autodiff.tape import detach, record_on_tape
+from tessera.transforms.recording import TransformBuilder, control_flow_rules, eval_block, record_block, traced_value
+
+Tensors = Sequence[Tensor]
+TensorsFunction = Callable[[list[Tensor]], Any]
+
+# run(attrs, regions, operands) gives the results where no trace is open.
+eager_control_flow_rules = Rules("eager control flow")
+
+
+def bind_region_op(
+    op: Op, operands: Tensors, attrs: Mapping[str, Any], regions: Sequence[Block], types: Any
+) -> list[Tensor]:
+    """A node of the open trace, or its results where none is open."""
+    builder = CURRENT_BUILDER.get()
+    if builder is None:
+        found = eager_control_flow_rules.of(op)(attrs, regions, [detach(t) for t in operands])
+        record_on_tape(op, operands, attrs, found, regions)
+        return found
+    values = [traced_value(builder, t) for t in operands]
+    inner = regions if isinstance(builder, TransformBuilder) else [inline_derivative_calls(r) for r in regions]
+    return [Tensor(v) for v in builder.add(op, values, attrs, types=tuple(types), regions=tuple(inner)).results]
+
+
+@control_flow_rules(*control_flow.FUNCTIONAL_FLOW_OPS)
+def _(node, tensors):
+    return bind_region_op(node.op, tensors, node.attrs, node.regions, node.result_types)
+
+
+def inline_derivative_calls(block: Block) -> Block:
+    """A block in which calls with derivative rules are inlined: no transform will read it."""
+    if not any(n.op.name.startswith("transform.") for n in block.walk()):
+        return block
+    builder = Builder()
+    params = [Value(p.type, p.hint) for p in block.params]
+    with builder.active():
+        results = eval_block(block, [Tensor(p) for p in params])
+    if builder.captures:
+        raise ArgumentError(
+            "a solver inside a loop or branch closes over an array", location=user_location(),
+            suggestion="pass it to the function that the solver is given, as a tensor that it closes over",
+        )  # fmt: skip
+    return builder.block(params, [traced_value(builder, t) for t in results])
+
+
+def slice_type(type: TensorType) -> TensorType:
+    """The type of one slice along the first axis."""
+    return type.with_shape(type.shape[1:])
+
+
+def bind_scan(
+    step: TensorsFunction, carry: Tensors, xs: Tensors, consts: Tensors, length: Any, reverse: bool = False
+) -> Any:
+    """The results of a scan whose step takes (carry, slices, constants) as one list and gives (carry, results)."""
+    types = [*(t.type for t in carry), *(slice_type(t.type) for t in xs), *(t.type for t in consts)]
+    body = record_block(step, types, lines=True)
+    return bind_scan_block(body.block, carry, xs, [*consts, *body.closed], length, reverse)
+
+
+def bind_scan_block(
+    block: Block, carry: Tensors, xs: Tensors, consts: Tensors, length: Any, reverse: bool
+) -> list[Tensor]:
+    """A scan of a finished body."""
+    stacked = [v.type.with_shape((length, *v.type.shape)) for v in block.results[len(carry) :]]  # type: ignore[union-attr]
+    attrs = {"carry": len(carry), "xs": len(xs), "length": length, "reverse": reverse}
+    types = (*(t.type for t in carry), *stacked)
+    return bind_region_op(control_flow.scan, [*carry, *xs, *consts], attrs, [block], types)
+
+
+def bind_cond(condition: Tensor, branches: Sequence[TensorsFunction], operands: Tensors) -> list[Tensor]:
+    """The results of one of two functions of a list of tensors."""
+    types = [t.type for t in operands]
+    bodies = [record_block(branch, types, lines=True) for branch in branches]
+    closed = [t for body in bodies for t in body.closed]
+    first, second = (b.block.params[len(types) :] for b in bodies)
+    blocks = [
+        _insert_unused_params(bodies[0].block, len(types) + len(first), second),
+        _insert_unused_params(bodies[1].block, len(types), first),
+    ]
+    results = [v.type for v in blocks[0].results]
+    return bind_region_op(control_flow.cond, [condition, *operands, *closed], {}, blocks, results)
+
+
+def _insert_unused_params(block: Block, at: int, others: Sequence[Value]) -> Block:
+    """A block with parameters, which it does not use, before the parameter `at`."""
+    unused = tuple(Value(v.type) for v in others)
+    return Block((*block.params[:at], *unused, *block.params[at:]), block.nodes, block.results)
+
+
+def bind_while(test: TensorsFunction, step: TensorsFunction, carry: Tensors) -> list[Tensor]:
+    """The carried tensors after as many steps as the test allows."""
+    types = [t.type for t in carry]
+    asked, body = (record_block(f, types, lines=True) for f in (test, step))
+    attrs = {"carry": len(carry), "test": len(asked.closed)}
+    return bind_region_op(
+        control_flow.while_loop, [*carry, *asked.closed, *body.closed], attrs, [asked.block, body.block], types
+    )
+
+
+@eager_control_flow_rules(control_flow.scan)
+def _(attrs, regions, operands):
+    count, inputs = attrs["carry"], attrs["xs"]
+    carry, xs, consts = operands[:count], operands[count : count + inputs], operands[count + inputs :]
+    order = range(attrs["length"])
+    stacks: list[Any] = [None] * (len(regions[0].results) - count)
+    for i in reversed(order) if attrs["reverse"] else order:
+        slices = [wrap_array(x.data[i], slice_type(x.type)) for x in xs]
+        outs = eval_block(regions[0], [*carry, *slices, *consts])
+        carry = outs[:count]
+        for place, y in enumerate(outs[count:]):
+            if stacks[place] is None:
+                stacks[place] = np.empty((len(order), *y.shape), y.dtype.numpy)
+            stacks[place][i] = y.data
+    made = [v.type.with_shape((len(order), *v.type.shape)) for v in regions[0].results[count:]]
+    return [*carry, *(wrap_array(_stack_or_zeros(s, t), t) for s, t in zip(stacks, made, strict=True))]
+
+
+def _stack_or_zeros(stack: Any, type: TensorType) -> np.ndarray:
+    return np.zeros(type.shape, type.dtype.numpy) if stack is None else stack
+
+
+@eager_control_flow_rules(control_flow.cond)
+def _(attrs, regions, operands):
+    return eval_block(regions[0 if bool(operands[0].data) else 1], operands[1:])
+
+
+@eager_control_flow_rules(control_flow.while_loop)
+def _(attrs, regions, operands):
+    count = attrs["carry"]
+    carry, split = list(operands[:count]), count + attrs["test"]
+    while bool(eval_block(regions[0], [*carry, *operands[count:split]])[0].data):
+        carry = eval_block(regions[1], [*carry, *operands[split:]])
+    return carry

@@ -1,0 +1,380 @@
+"""Function combinators: composition, partial application, optional values, overloads by element type, pure jitted functions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from tessera.core.device import default_device
+from tessera.core.effects import pure
+from tessera.core.errors import ArgumentError, DeviceUnavailable, user_location
+from tessera.core.pytree import flatten
+from tessera.core.shapes import bind_shapes
+from tessera.core.types import DType, TensorType
+from tessera.frontend.jit.tracing import Jit, jit
+from tessera.ir.tensor import Tensor
+from tessera.transforms.memoisation import memoize, persistent_cache
+
+# Functions made of functions: compose, pipe, curry. Transforms and effects see through them.
+
+
+Function = Callable[..., Any]
+
+
+def _check_callables(functions: tuple[Any, ...], owner: str) -> None:
+    for each in functions:
+        if not callable(each):
+            raise ArgumentError(
+                f"{owner} takes functions", location=user_location(), expected="functions", received=type(each).__name__
+            )
+
+
+def pipe(*functions: Function) -> Function:
+    """The functions one after the other, the first one first; it takes any arguments.
+
+    >>> pipe(abs, float)(-3)
+    3.0
+
+    Raises:
+        ArgumentError: one of them is no function.
+    """
+    _check_callables(functions, "pipe")
+    parts = tuple(functions)
+
+    def piped(*args: Any, **keywords: Any) -> Any:
+        if not parts:
+            return args[0]
+        found = parts[0](*args, **keywords)
+        for each in parts[1:]:
+            found = each(found)
+        return found
+
+    piped.__name__ = "_".join(getattr(f, "__name__", "part") for f in parts).replace("<lambda>", "part") or "same"
+    return piped
+
+
+def compose(*functions: Function) -> Function:
+    """The functions as in mathematics, the last one first: compose(f, g)(x) = f(g(x)).
+
+    >>> compose(float, abs)(-3)
+    3.0
+
+    Raises:
+        ArgumentError: one of them is no function.
+    """
+    _check_callables(functions, "compose")
+    return pipe(*reversed(functions))
+
+
+def curry(function: Function, *args: Any, **keywords: Any) -> Function:
+    """`function` with some arguments given now; the others when it is called.
+
+    >>> curry(round, ndigits=1)(2.345)
+    2.3
+
+    Raises:
+        ArgumentError: it does not take these arguments.
+    """
+    _check_callables((function,), "curry")
+    try:
+        inspect.signature(function).bind_partial(*args, **keywords)
+    except TypeError as error:
+        name = getattr(function, "__name__", "the function")
+        raise ArgumentError(f"{name}: {error}", location=user_location(), received=", ".join(keywords)) from None
+    except ValueError:  # it tells nobody what it takes
+        pass
+    return functools.update_wrapper(functools.partial(function, *args, **keywords), function)
+
+
+# Tessera functions: traced and checked, pure unless they say otherwise; and functions for some devices only.
+
+
+def function(body: Function | None = None, **options: Any) -> Any:
+    """A function of tensors, checked against its annotations when traced, compiled, and without effects.
+
+    It is `jit` of a pure function: one that draws random numbers or prints says so with `@effects`
+    below this decorator. Options are those of `jit`. Transforms and other decorators stack on it.
+
+    >>> import tessera as ts
+    >>> @function
+    ... def double(x: ts.Tensor["N"]) -> ts.Tensor["N"]:
+    ...     return x * 2.0
+    >>> double(ts.Tensor([1.0, 2.0]))
+    Tensor([2., 4.], f32)
+
+    Raises:
+        EffectError: it has an effect that it does not declare.
+        ShapeError, DTypeError: an argument does not fit its annotation, when called.
+    """
+    if body is None:
+        return functools.partial(function, **options)
+    if isinstance(body, Jit):
+        return body
+    declared = getattr(body, "__effects__", None) is not None
+    return jit(body if declared else pure(body), **options)
+
+
+def current_device() -> str:
+    """The device that calls run on: "interp", "cpu" and so on, as `set_default_device` was told.
+
+    >>> current_device()
+    'interp'
+    """
+    return default_device()
+
+
+def specialize_for(*devices: str) -> Callable[[Function], Function]:
+    """A function written for these devices; on another one it is refused. `current_device()` tells which it is.
+
+    >>> @specialize_for("interp", "llvm")
+    ... def attention(x):
+    ...     return x if current_device() == "interp" else -x
+    >>> attention(1), attention.devices
+    (1, ('interp', 'llvm'))
+
+    Raises:
+        DeviceUnavailable: it is called where the current device is none of them.
+    """
+
+    def decorate(body: Function) -> Function:
+        @functools.wraps(body)
+        def wrapper(*args: Any, **keywords: Any) -> Any:
+            if current_device() not in devices:
+                raise DeviceUnavailable(
+                    f"{getattr(body, '__name__', 'the function')} is not written for {current_device()}",
+                    location=user_location(), expected=", ".join(devices), received=current_device(),
+                    suggestion="call another version here, or choose a device with ts.set_default_device",
+                )  # fmt: skip
+            return body(*args, **keywords)
+
+        wrapper.devices = devices  # type: ignore[attr-defined]
+        return wrapper
+
+    return decorate
+
+
+# Values that may be missing: Just one, or Nothing.
+
+
+T = TypeVar("T")
+
+
+class Maybe(Generic[T]):
+    """`Just(value)` or `Nothing()`.
+
+    >>> Just(2).map(lambda x: x + 1).unwrap_or(0), Nothing().map(lambda x: x + 1).unwrap_or(0)
+    (3, 0)
+    """
+
+    def map(self, function: Callable[[T], Any]) -> Maybe[Any]:
+        """`function` of the value, if there is one."""
+        raise NotImplementedError
+
+    def bind(self, function: Callable[[T], Maybe[Any]]) -> Maybe[Any]:
+        """What `function` gives for the value, itself a Maybe."""
+        raise NotImplementedError
+
+    def unwrap(self) -> T:
+        """The value.
+
+        Raises:
+            ArgumentError: there is none.
+        """
+        raise NotImplementedError
+
+    def unwrap_or(self, default: Any) -> Any:
+        """The value, or `default`."""
+        raise NotImplementedError
+
+    @property
+    def is_just(self) -> bool:
+        """Whether there is a value."""
+        return isinstance(self, Just)
+
+    def __bool__(self) -> bool:
+        return self.is_just
+
+
+class Just(Maybe[T]):
+    """A value that is there."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def map(self, function: Callable[[T], Any]) -> Maybe[Any]:
+        """`function` of the value."""
+        return Just(function(self.value))
+
+    def bind(self, function: Callable[[T], Maybe[Any]]) -> Maybe[Any]:
+        """What `function` gives for the value."""
+        return _check_maybe(function(self.value), "the function given to bind")
+
+    def unwrap(self) -> T:
+        """The value."""
+        return self.value
+
+    def unwrap_or(self, default: Any) -> Any:
+        """The value."""
+        return self.value
+
+    def __repr__(self) -> str:
+        return f"Just({self.value!r})"
+
+
+class Nothing(Maybe[Any]):
+    """No value."""
+
+    __slots__ = ()
+
+    def map(self, function: Callable[[Any], Any]) -> Maybe[Any]:
+        """Nothing."""
+        return self
+
+    def bind(self, function: Callable[[Any], Maybe[Any]]) -> Maybe[Any]:
+        """Nothing."""
+        return self
+
+    def unwrap(self) -> Any:
+        """An error.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError("unwrap() of Nothing", location=user_location(), suggestion="use unwrap_or(default)")
+
+    def unwrap_or(self, default: Any) -> Any:
+        """The default."""
+        return default
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Nothing)
+
+    def __hash__(self) -> int:
+        return hash(Nothing)
+
+    def __repr__(self) -> str:
+        return "Nothing()"
+
+
+def _check_maybe(value: Any, owner: str) -> Maybe[Any]:
+    if not isinstance(value, Maybe):
+        raise ArgumentError(
+            f"{owner} does not give a Maybe", location=user_location(), expected="Just(value) or Nothing()",
+            received=type(value).__name__,
+        )  # fmt: skip
+    return value
+
+
+def maybe(function: Callable[..., Any]) -> Callable[..., Maybe[Any]]:
+    """A function that gives Just(value) or Nothing(); given a Nothing as an argument, it gives Nothing.
+
+    A Just among the arguments is unwrapped. Whether there is a value is known when the function is
+    called: where that depends on elements of tensors it runs eagerly, not under jit.
+
+    >>> @maybe
+    ... def half(x):
+    ...     return Just(x // 2) if x % 2 == 0 else Nothing()
+    >>> half(half(12)), half(half(6))
+    (Just(3), Nothing())
+
+    Raises:
+        ArgumentError: it gives something else.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **keywords: Any) -> Maybe[Any]:
+        if any(isinstance(x, Nothing) for x in (*args, *keywords.values())):
+            return Nothing()
+        bare = [x.value if isinstance(x, Just) else x for x in args]
+        named = {k: x.value if isinstance(x, Just) else x for k, x in keywords.items()}
+        return _check_maybe(function(*bare, **named), getattr(function, "__name__", "the function"))
+
+    return wrapper
+
+
+# Functions with a version of their own for some types of tensors.
+
+
+class PolymorphicFunction:
+    """A function of any tensors, and versions of it for tensors of some types; the last that fits is taken."""
+
+    def __init__(self, function: Function) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.versions: list[tuple[TensorType, Function]] = []
+
+    def specialize(self, type: TensorType | DType) -> Callable[[Function], Function]:
+        """Register a version for calls whose tensors are all of this type.
+
+        `Tensor[ts.f32]` (or `ts.f32`) is any tensor of f32, `Tensor["N", 4, ts.f32]` one of that shape.
+
+        Raises:
+            ArgumentError: this is no type.
+        """
+        if not isinstance(type, (TensorType, DType)):
+            raise ArgumentError(
+                "a version is for a type of tensors",
+                location=user_location(),
+                expected="Tensor[ts.f32]",
+                received=repr(type),
+            )
+        wanted = TensorType((), type) if isinstance(type, DType) else type
+
+        def register(function: Function) -> Function:
+            self.versions.append((wanted, function))
+            return function
+
+        return register
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        types = [x.type for _, x in flatten([list(args), keywords])[0] if isinstance(x, Tensor)]
+        fitting = [f for wanted, f in reversed(self.versions) if types and all(_is_of_type(wanted, t) for t in types)]
+        return (fitting[0] if fitting else self.function)(*args, **keywords)
+
+
+def _is_of_type(wanted: TensorType, type: TensorType) -> bool:
+    if wanted.dtype != type.dtype:
+        return False
+    return not wanted.shape or not bind_shapes([(wanted.shape, type.shape)], {})
+
+
+def polymorphic(function: Function) -> PolymorphicFunction:
+    """A function that `specialize` gives versions for some types of tensors; others take the function itself.
+
+    Which version is taken depends on types alone, so that it works in traces, and under every transform.
+
+    >>> import tessera as ts
+    >>> @polymorphic
+    ... def add(x, y):
+    ...     return x + y
+    >>> @add.specialize(ts.Tensor[ts.int8])
+    ... def add_i8(x, y):
+    ...     return ts.clip(x.to(ts.int16) + y.to(ts.int16), -128, 127).to(ts.int8)
+    >>> add(ts.Tensor([100], dtype=ts.int8), ts.Tensor([100], dtype=ts.int8)), add(1, 2)
+    (Tensor([127], int8), 3)
+    """
+    return PolymorphicFunction(function)
+
+
+# Functions put together: composition, partial application, optional values, caches, overloads by element type.
+
+
+__all__ = [
+    "Just",
+    "Maybe",
+    "Nothing",
+    "compose",
+    "current_device",
+    "curry",
+    "function",
+    "maybe",
+    "memoize",
+    "persistent_cache",
+    "pipe",
+    "polymorphic",
+    "specialize_for",
+]

@@ -1,0 +1,255 @@
+"""Recording: traces a function of tensors into a closed block (closure conversion), and binds blocks and nodes again.
+
+Helpers flatten the arguments of transforms, check them and put tensors back into their containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, user_location
+from tessera.core.pytree import TreeDef, flatten, map_leaves
+from tessera.core.types import TensorType
+from tessera.frontend.jit import line_marks
+from tessera.frontend.jit.tracing import to_result_tensor
+from tessera.ir.builder import CURRENT_BUILDER, Builder
+from tessera.ir.core import Block, Node, Value
+from tessera.ir.evaluator import evaluate_block
+from tessera.ir.rules import Rules
+from tessera.ir.tensor import Tensor, as_tensor, bind_op
+from tessera.ops.dialects import tile
+
+# Recording a function for a transform: a block that takes everything it uses as a parameter.
+
+
+class TransformBuilder(Builder):
+    """A trace that a transform reads: calls with rules of their own stay calls in it."""
+
+    def __init__(self, params: Sequence[Value]) -> None:
+        super().__init__()
+        self.params = frozenset(params)
+
+    def owns(self, value: Value) -> bool:
+        """Whether a value belongs to this trace, and not to one around it."""
+        return value in self.params or value in self.producers
+
+
+@dataclass(frozen=True)
+class ClosedBlock:
+    """A closed block: its parameters are the arguments, then `closed`, what the function used from outside."""
+
+    block: Block
+    closed: tuple[Tensor, ...]
+    results: TreeDef
+
+    def build(self, leaves: Sequence[Any]) -> Any:
+        """What the function returns, with these leaves."""
+        return self.results.build(iter(leaves))
+
+
+def record_block(
+    function: Callable[[list[Tensor]], Any], types: Sequence[TensorType], lines: bool = False
+) -> ClosedBlock:
+    """The block of a function of a list of tensors; with `lines` its lines are marked as those around it are."""
+    params = [Value(t) for t in types]
+    builder = TransformBuilder(params)
+    with line_marks.mark_region_lines(builder) if lines else nullcontext(), builder.active():
+        leaves, tree = flatten(function([Tensor(p) for p in params]), empty=True)
+        results = [traced_value(builder, to_result_tensor(leaf)) for _, leaf in leaves]
+    block = builder.block(params, results)
+    outer = tuple(_iterate_outer_values(block))
+    closed = (
+        *(builder.owners.get(id(a), Tensor(a)) for a, _ in builder.captures.values()),
+        *(Tensor(v) for v in outer),
+    )
+    return ClosedBlock(_close_block(block, outer), closed, tree)
+
+
+def _close_block(block: Block, outer: Sequence[Value]) -> Block:
+    """A block with a parameter of its own for each value from outside."""
+    if not outer:
+        return block
+    own = {v: Value(v.type, v.hint) for v in outer}
+
+    def renamed(values: Sequence[Value]) -> tuple[Value, ...]:
+        return tuple(own.get(v, v) for v in values)
+
+    nodes = tuple(n if own.keys().isdisjoint(n.args) else replace(n, args=renamed(n.args)) for n in block.nodes)
+    return Block((*block.params, *own.values()), nodes, renamed(block.results))
+
+
+def traced_value(builder: Builder, tensor: Tensor) -> Value:
+    return tensor.data if tensor.is_traced else builder.capture(tensor.data, tensor)
+
+
+def _iterate_outer_values(block: Block) -> Iterator[Value]:
+    """The values of traces around this one, in the order of their use."""
+    known = set(block.params)
+    for node in block.nodes:
+        for value in node.args:
+            if value not in known:
+                known.add(value)
+                yield value
+        known.update(node.results)
+    for value in block.results:
+        if value not in known:
+            known.add(value)
+            yield value
+
+
+# again(node, tensors): loops and branches stay nodes in every trace, and run where none is open.
+control_flow_rules = Rules("control flow")
+
+
+@control_flow_rules(tile.line, tile.pause)
+def _(node, tensors):
+    return []  # marks of lines are for the program as it was first traced
+
+
+def rebind_node(node: Node, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A node on other operands: recorded in the open trace, or run."""
+    if node.op in control_flow_rules:
+        return control_flow_rules.of(node.op)(node, tensors)
+    if node.regions:
+        return _rebind_call(node, tensors)
+    out = bind_op(node.op, tensors, node.attrs)
+    return list(out) if isinstance(out, tuple) else [out]
+
+
+def _rebind_call(node: Node, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A call on other operands: it stays one where a transform reads the trace, and is inlined elsewhere."""
+    builder = CURRENT_BUILDER.get()
+    if not isinstance(builder, TransformBuilder):
+        return eval_block(node.regions[0], tensors)
+    values = [traced_value(builder, t) for t in tensors]
+    made = builder.add(node.op, values, node.attrs, types=node.result_types, regions=node.regions)
+    return [Tensor(v) for v in made.results]
+
+
+def eval_block(block: Block, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The results of a block on tensors."""
+
+    def meaning(node: Node, args: list[Tensor], walk: Any) -> list[Tensor]:
+        with set_location(node.loc):
+            return rebind_node(node, args)
+
+    return evaluate_block(block, tensors, meaning)
+
+
+@contextmanager
+def set_location(location: Location) -> Iterator[None]:
+    """Give what is recorded inside the place of the node it comes from."""
+    builder = CURRENT_BUILDER.get()
+    with builder.at(location) if builder is not None else nullcontext():
+        yield
+
+
+# What users pass to transforms: containers of tensors, taken apart and checked.
+
+
+@dataclass(frozen=True)
+class FloatArguments:
+    """Arguments as float tensors with their names, and the container that holds them."""
+
+    names: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    tree: TreeDef
+
+    @property
+    def types(self) -> list[TensorType]:
+        """The types of the tensors."""
+        return [t.type for t in self.tensors]
+
+    def build(self, leaves: Sequence[Any]) -> Any:
+        """The container with these leaves."""
+        return self.tree.build(iter(leaves))
+
+
+def flatten_float_arguments(value: Any, name: str) -> FloatArguments:
+    """A container of tensors that derivatives are taken with respect to; None in it stays None.
+
+    Raises:
+        DTypeError: a leaf is not of a float type.
+    """
+    leaves, tree = flatten(value, name, empty=True)
+    return FloatArguments(tuple(n for n, _ in leaves), tuple(_check_float(n, x) for n, x in leaves), tree)
+
+
+def _check_float(name: str, value: Any) -> Tensor:
+    tensor = as_tensor(value)
+    if not tensor.dtype.is_float:
+        raise DTypeError(
+            f"no derivative with respect to {name}: its elements are not floats", location=user_location(),
+            expected="a float tensor", received=str(tensor.type),
+            suggestion=f"cast it first: {name}.to(ts.f32), or name another argument in argnums",
+        )  # fmt: skip
+    return tensor
+
+
+def arrays_to_tensors(value: Any) -> Any:
+    """A container with its arrays made tensors."""
+    return map_leaves(lambda x: Tensor(x) if isinstance(x, np.ndarray) else x, value)
+
+
+def normalise_argnums(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """The positions that `argnums` names."""
+    listed = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for number in listed:
+        if not -count <= number < count:
+            raise ArgumentError(
+                f"argument {number} was not passed by position", location=user_location(),
+                expected=f"argnums from 0 to {count - 1}", received=str(argnums),
+            )  # fmt: skip
+    return tuple(n % count for n in listed)
+
+
+def record_arguments(
+    function: Callable[..., Any], chosen: FloatArguments, insert: Callable[[Any], Any]
+) -> tuple[ClosedBlock, Any]:
+    """A function recorded with respect to some arguments; `insert` puts them among the others and calls."""
+    outcome: list[Any] = []
+
+    def run(given: list[Tensor]) -> Any:
+        outcome.append(insert(chosen.build(given)))
+        return outcome[0]
+
+    return record_block(run, chosen.types), outcome[0]
+
+
+def check_scalar_result(value: Any, name: str) -> None:
+    """Refuse a function whose result has no gradient.
+
+    Raises:
+        ArgumentError: the result is no tensor, so that it depends on no argument.
+        ShapeError: it is not a scalar.
+        DTypeError: it is not of a float type.
+    """
+    if not isinstance(value, Tensor):
+        raise ArgumentError(
+            f"the result of {name} does not depend on its arguments", location=user_location(),
+            expected="a scalar tensor computed from them", received=type(value).__name__,
+            suggestion="return (loss, aux) with has_aux=True to return more than the loss",
+        )  # fmt: skip
+    if value.shape:
+        raise ShapeError(
+            f"the gradient of {name} needs a scalar result", location=user_location(), expected="shape ()",
+            received=str(value.type), suggestion="reduce it: ts.mean(loss); or use ts.jacrev or ts.vjp",
+        )  # fmt: skip
+    if not value.dtype.is_float:
+        raise DTypeError(
+            f"the result of {name} is not a float",
+            location=user_location(),
+            expected="a float scalar",
+            received=str(value.type),
+        )
+
+
+def replace_arguments(args: Sequence[Any], where: Sequence[int], new: Sequence[Any]) -> Iterator[Any]:
+    """Positional arguments with some replaced."""
+    replaced = dict(zip(where, new, strict=True))
+    return (replaced.get(i, a) for i, a in enumerate(args))
