@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from benchmarks.gpu import BYTE, bound, compiled, in_pairs, result
+from tessera import tile
 from tessera.core.types import bf16, f32, fp8_e4m3
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 
 SIZES = (4096, 8192)
 BLOCKS = ((128, 256, 128), (128, 128, 128))
@@ -24,12 +24,12 @@ BLOCKS = ((128, 256, 128), (128, 128, 128))
 @kernel
 def product(a, b, out, *, BM: int = 128, BN: int = 128, BK: int = 128):
     """out = a b^T for a [M, K] and b [N, K]."""
-    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
-    acc = namespace.zeros((BM, BN), f32)
-    for k in namespace.range(0, a.shape[1], BK):
-        left = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
-        acc += namespace.dot(left, namespace.transpose(namespace.load(b[n : n + BN, k : k + BK], edge="clip")))
-    namespace.store(out[m : m + BM, n : n + BN], namespace.cast(acc, out.dtype), edge="clip")
+    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
+    acc = tile.zeros((BM, BN), f32)
+    for k in tile.range(0, a.shape[1], BK):
+        left = tile.load(a[m : m + BM, k : k + BK], edge="clip")
+        acc += tile.dot(left, tile.transpose(tile.load(b[n : n + BN, k : k + BK], edge="clip")))
+    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
 
 
 def measure() -> list[dict[str, Any]]:

@@ -10,10 +10,10 @@ import torch
 
 import tessera as ts
 from benchmarks.gpu import BYTE, bound, in_pairs, result
+from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.core.types import bf16, int8
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.runtime.program import prepare
 from tessera.stdlib.attention import attend
 
@@ -24,19 +24,19 @@ GROUPS = (128, 256, 64)  # and of a warp group
 @kernel
 def product(a, b, out, *, BM: int, BN: int, BK: int, left: bool = False, right: bool = False):
     """out = a b; `left` and `right` say which side is given turned around."""
-    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
-    acc = namespace.zeros((BM, BN), a.type.accumulate)
-    for k in namespace.range(0, a.shape[0] if left else a.shape[1], BK):
+    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
+    acc = tile.zeros((BM, BN), a.type.accumulate)
+    for k in tile.range(0, a.shape[0] if left else a.shape[1], BK):
         if left:
-            x = namespace.load(a[k : k + BK, m : m + BM], edge="clip").T
+            x = tile.load(a[k : k + BK, m : m + BM], edge="clip").T
         else:
-            x = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
+            x = tile.load(a[m : m + BM, k : k + BK], edge="clip")
         if right:
-            y = namespace.load(b[n : n + BN, k : k + BK], edge="clip").T
+            y = tile.load(b[n : n + BN, k : k + BK], edge="clip").T
         else:
-            y = namespace.load(b[k : k + BK, n : n + BN], edge="clip")
-        acc += namespace.dot(x, y)
-    namespace.store(out[m : m + BM, n : n + BN], namespace.cast(acc, out.dtype), edge="clip")
+            y = tile.load(b[k : k + BK, n : n + BN], edge="clip")
+        acc += tile.dot(x, y)
+    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
 
 
 def measure() -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ import torch
 
 import tessera as ts
 from benchmarks.gpu import bound, compiled, in_pairs, result
+from tessera import tile
 from tessera.core.types import bf16
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 
 SIZES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384),
          (16, 4096, 4096), (4096, 64, 4096), (1000, 777, 333))  # fmt: skip
@@ -22,12 +22,12 @@ BLOCKS = ((128, 256, 64), (128, 128, 64), (64, 256, 64), (64, 128, 64), (64, 64,
 @kernel
 def product(a, b, out, *, BM: int = 128, BN: int = 256, BK: int = 64):
     """out = a b for a [M, K] and b [K, N]."""
-    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
-    acc = namespace.zeros((BM, BN), ts.f32)
-    for k in namespace.range(0, a.shape[1], BK):
-        left = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
-        acc += namespace.dot(left, namespace.load(b[k : k + BK, n : n + BN], edge="clip"))
-    namespace.store(out[m : m + BM, n : n + BN], namespace.cast(acc, out.dtype), edge="clip")
+    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
+    acc = tile.zeros((BM, BN), ts.f32)
+    for k in tile.range(0, a.shape[1], BK):
+        left = tile.load(a[m : m + BM, k : k + BK], edge="clip")
+        acc += tile.dot(left, tile.load(b[k : k + BK, n : n + BN], edge="clip"))
+    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
 
 
 @ts.jit

@@ -14,54 +14,82 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tessera import stable
-from tessera.transforms.autodiff import autodiff, checkpoint, checkpoint_here, custom_jvp, custom_vjp, grad, hessian, jacfwd, jacrev, jvp, straight_through, value_and_grad, vjp
-from tessera.transforms.batching import vmap
 from tessera.core.device import default_device, set_default_device
 from tessera.core.effects import effects, pure
-from tessera.core.errors import NumericalError, TesseraError
-from tessera.tools.example import example
-from tessera.frontend.kernel import Kernel, Tile, autotune, constexpr, kernel
-from tessera.lazy_exports import HOMES, MODULES, RENAMED
-from tessera.ops.tensor.nn import elu, leaky_relu, mish, softplus
-from tessera.ops.tensor.scalar_functions import nextafter
-from tessera.ops.tensor.scalar_functions import acosh, asinh, atanh, copysign, hypot, lerp, logaddexp, nan_to_num, positive, reciprocal, signbit, square
-from tessera.ops.tensor.rearrange import broadcast_arrays, chunk, diff, flip, meshgrid, narrow, one_hot, pad, repeat, roll, split, take_along_axis, tiled, tril, triu, unbind
-from tessera.ops.tensor.basic import broadcast_to, cast, stop_gradient
-from tessera.ops.tensor.reduce import compensated_sum
-from tessera.ops.tensor.convolution import avg_pool2d, conv1d, conv2d, max_pool2d
-from tessera.ops.api.creation import arange, asarray, empty, empty_like, eye, from_dlpack, full, full_like, linspace, ones, ones_like, tensor, zeros, zeros_like
-from tessera.ops.tensor.reduce import cumprod, cumsum
-from tessera.ops.tensor.decompositions import cholesky, det, eig, eigh, inv, qr, slogdet, solve, svd
-from tessera.ops.tensor.contractions import einsum
-from tessera.ops.tensor.elementwise import abs, add, bitwise_and, bitwise_not, bitwise_or, bitwise_xor, ceil, cos, div, equal, erf, exp, exp2, floor, floor_divide, greater, greater_equal, less, less_equal, log, log2, maximum, minimum, mul, neg, not_equal, pow, remainder, round, rsqrt, shift_left, shift_right, sin, sqrt, sub, tanh, where
-from tessera.ops.tensor.scalar_functions import acos, asin, atan, atan2, clip, cosh, expm1, fma, isfinite, isinf, isnan, log1p, log10, sign, sinh, tan, trunc
-from tessera.ops.api.dtype_info import can_cast, finfo, iinfo, isdtype, result_type
-from tessera.ops.tensor.contractions import dot, linear, matmul
-from tessera.ops.tensor.logic import allclose, array_equal, count_nonzero, isclose, logical_and, logical_not, logical_or, logical_xor
-from tessera.ops.tensor.losses import binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div, l1_loss, mse, mse_loss, nll_loss
-from tessera.ops.tensor.matrices import cross, diag, diagonal, matrix_power, matrix_transpose, moveaxis, swapaxes, tensordot, trace
-from tessera.ops.tensor.shape import mesh_shift
-from tessera.ops.tensor.nn import gelu, layer_norm, log_softmax, relu, rms_norm, scaled_dot_product_attention, sigmoid, silu, softmax
-from tessera.ops.tensor.sorting import index_add, masked_fill, nonzero, searchsorted, take, unique
-from tessera.ops.tensor.contractions import gemm, kron, outer, vecdot
-from tessera.ops.tensor.random import Generator, bernoulli, manual_seed, permutation, rand, randint, randn
-from tessera.ops.tensor.reduce import argmax, argmin, max, mean, min, sum, var
-from tessera.ops.tensor.shape import concatenate, embedding, expand_dims, flatten, gather, iota, permute, reshape, squeeze, stack, transpose
-from tessera.ops.tensor.shape import slice_ as slice
-from tessera.ops.tensor.sorting import argsort, sort, topk
-from tessera.ops.tensor.reduce import all, any, logsumexp, norm, prod, std
-from tessera.ops.tensor.nn import batch_norm, dropout, running_statistics
-from tessera.ops.tensor.scatter import scatter, scatter_add
-from tessera.transforms.policies import LossScaler, NumericalPolicy, PrecisionPolicy, adaptive_precision, autocast, dequantize, fake_quantize, grad_scale, kahan_sum, mixed_precision, numerically_stable, numerics, precision, precision_policy, quantization, quantization_aware, quantize, rounding, summation, unscale_grads
-from tessera.core.schedule import Schedule
-from tessera.core.schedule import ScheduleSpace
+from tessera.core.schedule import Schedule, ScheduleSpace
 from tessera.core.shapes import dims, require
-from tessera.stable import layernorm_safe, logsumexp_safe, rmsnorm_safe, softmax_safe
-from tessera.ir.tensor import Tensor
+from tessera.core.types import (
+    DType, Policy, accum, bf16, compensated, compute, f16, f32, f64, flush_denormals, fp4, fp6, fp6_e2m3, fp8_e4m3,
+    fp8_e5m2, int16, int32, int4, int64, int8, loss_scale, saturate, stochastic_round, tf32, toward_zero, uint16,
+    uint32, uint64, uint8,
+)
+from tessera.core.types import bool_ as bool
+from tessera.errors import NumericalError, TesseraError
 from tessera.frontend.jit.tracing import Jit, jit
 from tessera.frontend.jit.tracing import jit as compile
-from tessera.core.types import DType, Policy, accum, bf16, compensated, compute, f16, f32, f64, flush_denormals, fp4, fp6, fp6_e2m3, fp8_e4m3, fp8_e5m2, int4, int8, int16, int32, int64, loss_scale, saturate, stochastic_round, tf32, toward_zero, uint8, uint16, uint32, uint64
-from tessera.core.types import bool_ as bool
+from tessera.frontend.kernel import Kernel, Tile, autotune, constexpr, kernel
+from tessera.ir.tensor import Tensor
+from tessera.lazy_exports import HOMES, MODULES, RENAMED
+from tessera.ops.api.creation import (
+    arange, asarray, empty, empty_like, eye, from_dlpack, full, full_like, linspace, ones, ones_like, tensor, zeros,
+    zeros_like,
+)
+from tessera.ops.api.dtype_info import can_cast, finfo, iinfo, isdtype, result_type
+from tessera.ops.tensor.basic import broadcast_to, cast, stop_gradient
+from tessera.ops.tensor.contractions import dot, einsum, gemm, kron, linear, matmul, outer, vecdot
+from tessera.ops.tensor.convolution import avg_pool2d, conv1d, conv2d, max_pool2d
+from tessera.ops.tensor.decompositions import cholesky, det, eig, eigh, inv, qr, slogdet, solve, svd
+from tessera.ops.tensor.elementwise import (
+    abs, add, bitwise_and, bitwise_not, bitwise_or, bitwise_xor, ceil, cos, div, equal, erf, exp, exp2, floor,
+    floor_divide, greater, greater_equal, less, less_equal, log, log2, maximum, minimum, mul, neg, not_equal, pow,
+    remainder, round, rsqrt, shift_left, shift_right, sin, sqrt, sub, tanh, where,
+)
+from tessera.ops.tensor.logic import (
+    allclose, array_equal, count_nonzero, isclose, logical_and, logical_not, logical_or, logical_xor,
+)
+from tessera.ops.tensor.losses import (
+    binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div, l1_loss, mse, mse_loss,
+    nll_loss,
+)
+from tessera.ops.tensor.matrices import (
+    cross, diag, diagonal, matrix_power, matrix_transpose, moveaxis, swapaxes, tensordot, trace,
+)
+from tessera.ops.tensor.nn import (
+    batch_norm, dropout, elu, gelu, layer_norm, leaky_relu, log_softmax, mish, relu, rms_norm, running_statistics,
+    scaled_dot_product_attention, sigmoid, silu, softmax, softplus,
+)
+from tessera.ops.tensor.random import Generator, bernoulli, manual_seed, permutation, rand, randint, randn
+from tessera.ops.tensor.rearrange import (
+    broadcast_arrays, chunk, diff, flip, meshgrid, narrow, one_hot, pad, repeat, roll, split, take_along_axis, tiled,
+    tril, triu, unbind,
+)
+from tessera.ops.tensor.reduce import (
+    all, any, argmax, argmin, compensated_sum, cumprod, cumsum, logsumexp, max, mean, min, norm, prod, std, sum, var,
+)
+from tessera.ops.tensor.scalar_functions import (
+    acos, acosh, asin, asinh, atan, atan2, atanh, clip, copysign, cosh, expm1, fma, hypot, isfinite, isinf, isnan, lerp,
+    log10, log1p, logaddexp, nan_to_num, nextafter, positive, reciprocal, sign, signbit, sinh, square, tan, trunc,
+)
+from tessera.ops.tensor.scatter import scatter, scatter_add
+from tessera.ops.tensor.shape import (
+    concatenate, embedding, expand_dims, flatten, gather, iota, mesh_shift, permute, reshape, squeeze, stack, transpose,
+)
+from tessera.ops.tensor.shape import slice_ as slice
+from tessera.ops.tensor.sorting import (
+    argsort, index_add, masked_fill, nonzero, searchsorted, sort, take, topk, unique,
+)
+from tessera.stable import layernorm_safe, logsumexp_safe, rmsnorm_safe, softmax_safe
+from tessera.tools.example import example
+from tessera.transforms.autodiff import (
+    autodiff, checkpoint, checkpoint_here, custom_jvp, custom_vjp, grad, hessian, jacfwd, jacrev, jvp, straight_through,
+    value_and_grad, vjp,
+)
+from tessera.transforms.batching import vmap
+from tessera.transforms.policies import (
+    LossScaler, NumericalPolicy, PrecisionPolicy, adaptive_precision, autocast, dequantize, fake_quantize, grad_scale,
+    kahan_sum, mixed_precision, numerically_stable, numerics, precision, precision_policy, quantization,
+    quantization_aware, quantize, rounding, summation, unscale_grads,
+)
 # fmt: on
 # isort: on
 
@@ -77,7 +105,7 @@ if TYPE_CHECKING:
     import tessera.tools.verify as verify
     from tessera.frontend.kernel.autotuning import Autotuner, Evolutionary, Guided
     from tessera.frontend.kernel.memory_spaces import memory
-    from tessera.frontend.kernel.tile_api import namespace
+    from tessera.frontend.kernel.tile_api import tile
     from tessera.runtime.artifacts import build, load
     from tessera.runtime.launch.streams import Event, Stream, synchronize
     from tessera.runtime.launch.tuning.tuner import TuningCache

@@ -23,7 +23,7 @@ EXPORTS = {
 # Modules, by the names that users have for them.
 MODULES = {name: f"tessera.{name}" for name in ("linalg", "ml", "random")} | {
     "debug": "tessera.tools.debug",
-    "tile": "tessera.frontend.kernel.tile_api.namespace",
+    "tile": "tessera.frontend.kernel.tile_api.tile",
     "verify": "tessera.tools.verify",
 }
 HOMES = {name: module for module, names in EXPORTS.items() for name in names.split()}

@@ -1,6 +1,8 @@
-"""Legality checks: what a Tile module asks of a target (element types, rounding policies, resources) and the target lacks.
+"""Legality checks: what a Tile module asks of a target (element types, rounding policies, resources) and the target
+lacks.
 
-Resources of a kernel are counted by liveness: group size, shared memory, and the bytes of blocks alive at the fullest point.
+Resources of a kernel are counted by liveness: group size, shared memory, and the bytes of blocks alive at the fullest
+point.
 """
 
 from __future__ import annotations

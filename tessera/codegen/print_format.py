@@ -11,7 +11,7 @@ import numpy as np
 def format_tile_name(grid: Sequence[int], group: int, program: int, tile: int) -> str:
     """A tile by its program's number in row-major order, and in a group by its own.
 
-    >>> named((2, 3), 1, 4, 0), named((4,), 8, 2, 5)
+    >>> format_tile_name((2, 3), 1, 4, 0), format_tile_name((4,), 8, 2, 5)
     ('program (1, 1)', 'program (2,), tile 5')
     """
     numbers = tuple(int(i) for i in np.unravel_index(program, tuple(grid)))
@@ -21,8 +21,10 @@ def format_tile_name(grid: Sequence[int], group: int, program: int, tile: int) -
 def format_print_line(label: str, ordered: bool, values: Sequence[Any]) -> str:
     """A label with values after it, or with `ordered` in the places that it has for them.
 
-    >>> line("x is {} of {}", True, [np.int64(3), np.arange(2)]), line("x", False, [np.float32(0.5)])
-    ('x is 3 of [0, 1]', 'x 0.5')
+    >>> format_print_line("x is {} of {}", True, [np.int64(3), np.arange(2)])
+    'x is 3 of [0, 1]'
+    >>> format_print_line("x", False, [np.float32(0.5)])
+    'x 0.5'
     """
     words = [np.array2string(v, separator=", ") if np.ndim(v) else str(v) for v in values]
     return label.format(*words) if ordered else " ".join([label, *words] if label else words)

@@ -1,4 +1,5 @@
-"""Small float formats: exponent, mantissa and special codes of the types of eight bits or fewer (OCP Microscaling 2023).
+"""Small float formats: exponent, mantissa and special codes of the types of eight bits or fewer (OCP Microscaling
+2023).
 
 In memory each value occupies a byte, as in ml_dtypes; in a register it is an f32 that holds its value.
 """

@@ -1,4 +1,5 @@
-"""Effect system: the effects of functions are declared, inferred and suspended; a pure function that has one is refused.
+"""Effect system: the effects of functions are declared, inferred and suspended; a pure function that has one is
+refused.
 
 An effect has a name: "random" (draws from a generator that others see), "io", "memory", "state" and "collective".
 `@pure` and `@effects([...])` declare what a function may do. The functions that it refers to are inspected when it is
@@ -59,9 +60,12 @@ def perform_effects(names: Iterable[str]) -> None:
         for name in names:
             if name not in frame.allowed:
                 raise EffectError(
-                    f"{frame.owner} has the effect {name!r}", location=user_location(), expected=frame.reason, received=name,
+                    f"{frame.owner} has the effect {name!r}",
+                    location=user_location(),
+                    expected=frame.reason,
+                    received=name,
                     suggestion=frame.advice or f'declare it: @ts.effects(["{name}"]), or do it outside',
-                )  # fmt: skip
+                )
             frame.found.add(name)
 
 
@@ -153,7 +157,7 @@ class Effects:
         """A context in which these effects are errors.
 
         >>> with effects.suspend("io"):
-        ...     perform(["random"])
+        ...     perform_effects(["random"])
         """
         reason = f"no {' or '.join(names)} while suspended"
         return watch_effects(ALL_EFFECTS - _parse_effect_names(names), "a block in which effects are suspended", reason)

@@ -1,4 +1,5 @@
-"""Errors and source locations: the exception hierarchy that users meet, each with where, expected, received and suggestion."""
+"""Errors and source locations: the exception hierarchy that users meet, each with where, expected, received and
+suggestion."""
 
 from __future__ import annotations
 
@@ -250,9 +251,6 @@ class NonFiniteError(NumericalError):
     """A NaN or an infinity made of finite operands."""
 
 
-# Every error, under the name that users import: tracebacks and documents say `tessera.errors.ShapeError`.
-__all__ = ["UNKNOWN", "Location"]
-for _name, _class in list(globals().items()):
-    if isinstance(_class, type) and issubclass(_class, TesseraError):
-        _class.__module__ = "tessera.errors"
-        __all__.append(_name)
+# Tracebacks and documents give each error the name that users import: `tessera.errors.ShapeError`.
+for _class in [c for c in globals().values() if isinstance(c, type) and issubclass(c, TesseraError)]:
+    _class.__module__ = "tessera.errors"

@@ -117,7 +117,7 @@ def find_cache_folder() -> Path:
 def hash_text(text: str) -> str:
     """The SHA-256 of a text, in hexadecimal.
 
-    >>> digest("tile")[:8]
+    >>> hash_text("tile")[:8]
     '8b668b89'
     """
     import hashlib  # it loads OpenSSL, which takes longer than most of this package
@@ -151,7 +151,7 @@ def lock_file(path: Path) -> Iterator[None]:
         OSError: the folder cannot be written.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, alone(Path(folder) / "a.json"):
+    >>> with tempfile.TemporaryDirectory() as folder, lock_file(Path(folder) / "a.json"):
     ...     print([p.name for p in Path(folder).iterdir()])
     ['a.json.lock']
     """

@@ -68,7 +68,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 def leaf_paths(tree: TreeDef, path: str = "") -> Iterator[str]:
     """The paths of a tree's leaves, in order.
 
-    >>> list(paths(flatten({"a": [1, 2]})[1]))
+    >>> list(leaf_paths(flatten({"a": [1, 2]})[1]))
     ['a.0', 'a.1']
     """
     if tree.kind is None:

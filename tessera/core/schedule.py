@@ -1,4 +1,5 @@
-"""Schedules: tile sizes, warps, stages and hints of a kernel as a value, the space of schedules that a search tries, and their JSON files.
+"""Schedules: tile sizes, warps, stages and hints of a kernel as a value, the space of schedules that a search tries,
+and their JSON files.
 
 A schedule binds the constants of a kernel that have its meaning (`Schedule.constants`):
 

@@ -1,4 +1,5 @@
-"""Shapes: sizes parsed from annotations, broadcasting and axis rules, matching of annotated with actual shapes, size constraints.
+"""Shapes: sizes parsed from annotations, broadcasting and axis rules, matching of annotated with actual shapes, size
+constraints.
 
 Symbolic sizes themselves are in `tessera.core.symbolic_dim`.
 """
@@ -52,7 +53,7 @@ def bind_shapes(pairs: Sequence[tuple[ShapePattern, ShapePattern]], sizes: dict[
     name that stands only in a linear expression is solved for. "?" fits every size, "..." any number of axes.
 
     >>> found = {}
-    >>> bind_all([((2 * Dim.of("B"),), (8,)), ((Dim.of("B"),), (4,))], found), found
+    >>> bind_shapes([((2 * Dim.of("B"),), (8,)), ((Dim.of("B"),), (4,))], found), found
     (None, {'B': 4})
     """
     axes: list[_AxisPair] = []

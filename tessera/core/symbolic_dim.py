@@ -249,7 +249,7 @@ def symbol_names(shape: Iterable[Size]) -> frozenset[str]:
 def has_inexact_division(shape: Iterable[Size]) -> bool:
     """Whether a size rests on a division whose remainder is not known, so that equality does not decide.
 
-    >>> divided((Dim.of("D") // 4,)), divided((4 * Dim.of("D") // 4,))
+    >>> has_inexact_division((Dim.of("D") // 4,)), has_inexact_division((4 * Dim.of("D") // 4,))
     (True, False)
     """
     return any(not isinstance(a, str) for s in shape if isinstance(s, Dim) for m, _ in s.terms for a in m)

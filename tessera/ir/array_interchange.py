@@ -1,4 +1,5 @@
-"""Array interchange: converts numbers, lists and arrays of other libraries to elements of tensors; DLPack import and export.
+"""Array interchange: converts numbers, lists and arrays of other libraries to elements of tensors; DLPack import and
+export.
 
 NumPy exchanges integers, bools and the usual floats. bfloat16, fp8, fp6 and fp4 travel as unsigned integers of their
 width on NumPy's side of the capsule, and under their own type code on the other. Format: DLPack 1.1, `dlpack.h`.
@@ -178,9 +179,12 @@ def check_integer_fits(value: Any, dtype: DType) -> Any:
         info = ml_dtypes.iinfo(dtype.numpy)
         if not info.min <= value <= info.max:
             raise DTypeError(
-                f"{value} does not fit {dtype}", location=user_location(), expected=f"a number from {info.min} to {info.max}",
-                received=str(value), suggestion="cast the tensor to a wider type first",
-            )  # fmt: skip
+                f"{value} does not fit {dtype}",
+                location=user_location(),
+                expected=f"a number from {info.min} to {info.max}",
+                received=str(value),
+                suggestion="cast the tensor to a wider type first",
+            )
     return value
 
 

@@ -1,4 +1,5 @@
-"""IR builder: the insertion point where tracing, the kernel front end and passes record nodes; and the current numerics context."""
+"""IR builder: the insertion point where tracing, the kernel front end and passes record nodes; and the current
+numerics context."""
 
 from __future__ import annotations
 

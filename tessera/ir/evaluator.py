@@ -1,4 +1,5 @@
-"""Evaluator: walks a block and applies one semantics function to each node; interprets, copies, rewrites or expands composites."""
+"""Evaluator: walks a block and applies one semantics function to each node; interprets, copies, rewrites or expands
+composites."""
 
 from __future__ import annotations
 

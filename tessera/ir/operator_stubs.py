@@ -1,4 +1,5 @@
-"""Operator stubs: the operators and methods of Tensor that tessera/ops/api/methods.py attaches, declared for type checkers."""
+"""Operator stubs: the operators and methods of Tensor that tessera/ops/api/methods.py attaches, declared for type
+checkers."""
 
 from __future__ import annotations
 

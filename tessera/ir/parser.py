@@ -1,4 +1,5 @@
-"""IR parser: lexer and recursive-descent grammar that read what `print_module` wrote, or MLIR's generic printing of it."""
+"""IR parser: lexer and recursive-descent grammar that read what `print_module` wrote, or MLIR's generic printing of
+it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ _ESCAPE = re.compile(rb'\\([0-9A-Fa-f]{2}|[nt"\\])')
 _ESCAPED = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
 _END_KIND = "end"
 
-Element = TypeVar("Item")
+Element = TypeVar("Element")
 
 
 class IrToken(NamedTuple):

@@ -180,7 +180,8 @@ class _FunctionPrinter:
             yield f"{indent[2:]}^bb0({params}):"
         for node in block.nodes:
             yield from self.node(node, indent)
-        yield f'{indent}"{terminator}"{self.operands(block.results)} : {_print_types([v.type for v in block.results])} -> ()'
+        types = _print_types([v.type for v in block.results])
+        yield f'{indent}"{terminator}"{self.operands(block.results)} : {types} -> ()'
 
     def node(self, node: Node, indent: str) -> Iterator[str]:
         """The lines of a node: one, or more where it has regions."""
@@ -202,7 +203,8 @@ class _FunctionPrinter:
     def signature(self, node: Node) -> str:
         """The types of the operands and results; a single result goes without parentheses."""
         out = [v.type for v in node.results]
-        return f"{_print_types([v.type for v in node.args])} -> {print_type(out[0]) if len(out) == 1 else _print_types(out)}"
+        results = print_type(out[0]) if len(out) == 1 else _print_types(out)
+        return f"{_print_types([v.type for v in node.args])} -> {results}"
 
     def define(self, value: Value) -> str:
         """The next number, as this value's name."""

@@ -1,4 +1,5 @@
-"""Op definitions and rule tables: the Op class, the decorator that makes one, and the tables of lowering, error, derivative, transpose and batching rules."""
+"""Op definitions and rule tables: the Op class, the decorator that makes one, and the tables of lowering, error,
+derivative, transpose and batching rules."""
 
 from __future__ import annotations
 
@@ -222,7 +223,8 @@ error = Rules("error")
 jvp = Rules("derivative")
 # transpose(g, *operands, **attrs) gives a cotangent for each operand; an operand that is unknown is given as its type.
 transpose = Rules("transpose")
-# batch(lanes, **attrs) gives the result with a new leading axis; pointwise ops need no row (tessera/transforms/batching.py).
+# batch(lanes, **attrs) gives the result with a new leading axis; pointwise ops need no row
+# (tessera/transforms/batching.py).
 batch = Rules("batching")
 # How a composite without a type rule gets one: `evaluate` fills this in, since it sits above this file.
 TYPE_INFERENCE_HOOK: list[Callable[[Op], Callable[..., Any]]] = []

@@ -248,7 +248,8 @@ def _run_op(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str
     return [_make_tensor(a, t) for a, t in zip(op.execute(types, results, attrs, arrays), results, strict=True)]
 
 
-# Where new elements are to lie: what moves an array there (tessera/runtime/storage/memory_pool.py), or None for NumPy's own memory.
+# Where new elements are to lie: what moves an array there (tessera/runtime/storage/memory_pool.py), or None for
+# NumPy's own memory.
 POOL_PLACEMENT: ContextVar[Callable[[np.ndarray], np.ndarray] | None] = ContextVar("owner", default=None)
 
 

@@ -1,6 +1,8 @@
 """Affine index expressions: sums of mixed-radix digits of iteration dims, so that reshapes fold away.
 
-A digit is (i // divisor) % modulus for the index i of one dim. Splitting an axis makes digits and merging axes adds them up again, scaled; `divide_expr` finds where one undoes the other. `analyse_body` recovers the expressions from a kernel body, with the dims on which each value depends.
+A digit is (i // divisor) % modulus for the index i of one dim. Splitting an axis makes digits and merging axes adds
+them up again, scaled; `divide_expr` finds where one undoes the other. `analyse_body` recovers the expressions from a
+kernel body, with the dims on which each value depends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Indexing maps: which elements of its operands each Graph op reads (MLIR linalg's indexing maps).
 
-An access point is an index into a tensor and the guards under which it is read: outside them the element does not exist, and the value is not used.
+An access point is an index into a tensor and the guards under which it is read: outside them the element does not
+exist, and the value is not used.
 """
 
 from __future__ import annotations

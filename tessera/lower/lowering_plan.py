@@ -1,4 +1,5 @@
-"""Lowering plan: the tile sizes and limits that a target sets, and the ops that it computes with hand-written kernels."""
+"""Lowering plan: the tile sizes and limits that a target sets, and the ops that it computes with hand-written
+kernels."""
 
 from __future__ import annotations
 

@@ -140,7 +140,8 @@ def prepare(
     Without `lower` it stays at its first level.
 
     An autotuned kernel is tuned for the target if `tune` asks for it, or read from the cache of what was found before
-    (tessera/runtime/program.py); else it is taken in its first configuration. `options` are the generator's, where one will emit.
+    (tessera/runtime/program.py); else it is taken in its first configuration. `options` are the generator's, where
+    one will emit.
     """
     args, named = _split_arguments(arguments)
     if isinstance(entry, Kernel):

@@ -1,4 +1,5 @@
-"""Attention: FlashAttention with online softmax (Dao et al. 2022; Dao 2023), and rotary position embedding (Su et al. 2021)."""
+"""Attention: FlashAttention with online softmax (Dao et al. 2022; Dao 2023), and rotary position embedding (Su et al.
+2021)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, ShapeError, library_caller_location
 from tessera.core.types import Type, f32
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
+from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.core import Module
 from tessera.stdlib.routine import ceil_div, check_array, check_same_dtype, check_shape, compute_dtype, routine
 
@@ -40,33 +41,33 @@ def attend(
     positions in q, k, v and out.
     """
     (H, S), (G, T), E = heads_and_length(q, turned), heads_and_length(v, turned), v.shape[3]
-    batch, head, first = namespace.program_id(0), namespace.program_id(1), namespace.program_id(2) * BM
+    batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
     shared = head if H == G else head // (H // G)
     T = T if lengths is None else lengths[batch]
     past = 0 if lengths is None else T - S
-    rows = first + past + namespace.arange(0, BM)
+    rows = first + past + tile.arange(0, BM)
     queries = load_head_rows(q, batch, head, first, BM, turned, None)
-    acc, m, l = namespace.zeros((BM, E)), namespace.full((BM,), -math.inf), namespace.zeros((BM,))
+    acc, m, l = tile.zeros((BM, E)), tile.full((BM,), -math.inf), tile.zeros((BM,))
     # Weights are powers of two. Where maxima are the same without the scale, it is part of the factor of the exponent.
     scaled = mask is not None or scale <= 0
     factor = 0.0 if scaled else scale * LOG2_E
     # A causal row sees no key behind its block.
     last = min(first + past + BM, T) if causal else T
-    for start in namespace.range(0, last, BN):
-        cols = start + namespace.arange(0, BN)
+    for start in tile.range(0, last, BN):
+        cols = start + tile.arange(0, BN)
         held = None if lengths is None else (cols < T)[:, None]  # weights of 0 do not undo a NaN behind a cache's end
         keys = load_head_rows(k, batch, shared, start, BN, turned, held)
         values = load_head_rows(v, batch, shared, start, BN, turned, held)
         scores = scale_and_mask(queries @ keys.T, scale if scaled else None, mask, (batch, head, first, start))
         scores = hide_keys(scores, rows, cols, T, lengths is not None or T % BN != 0, causal)
         m, p, old = online_softmax_weights(scores, m, factor, narrow)
-        l = l * old + namespace.sum(p, axis=-1)
-        values = values if narrow else namespace.cast(values, f32)
+        l = l * old + tile.sum(p, axis=-1)
+        values = values if narrow else tile.cast(values, f32)
         if p_drop > 0:
-            row = (batch * H + head) * S + first + namespace.arange(0, BM)
-            p = namespace.dropout(p, p_drop, seed[0], row[:, None] * heads_and_length(k, turned)[1] + cols[None, :])
-        acc = acc * old[:, None] + namespace.cast(p, values.dtype) @ values
-    store_head_rows(out, batch, head, first, namespace.cast(acc / l[:, None], out.dtype), turned)
+            row = (batch * H + head) * S + first + tile.arange(0, BM)
+            p = tile.dropout(p, p_drop, seed[0], row[:, None] * heads_and_length(k, turned)[1] + cols[None, :])
+        acc = acc * old[:, None] + tile.cast(p, values.dtype) @ values
+    store_head_rows(out, batch, head, first, tile.cast(acc / l[:, None], out.dtype), turned)
 
 
 def heads_and_length(x, turned):
@@ -77,18 +78,18 @@ def heads_and_length(x, turned):
 def load_head_rows(x, batch, head, first, count, turned, held):
     """The block of a head's rows from `first` on; 0 where they are not `held`."""
     if turned:
-        block = namespace.load(x[batch, first : first + count, head, :], mask=held, edge="clip")
+        block = tile.load(x[batch, first : first + count, head, :], mask=held, edge="clip")
     else:
-        block = namespace.load(x[batch, head, first : first + count, :], mask=held, edge="clip")
+        block = tile.load(x[batch, head, first : first + count, :], mask=held, edge="clip")
     return block
 
 
 def store_head_rows(out, batch, head, first, block, turned):
     """Write the block of a head's rows from `first` on, as far as there are such rows."""
     if turned:
-        namespace.store(out[batch, first : first + block.shape[0], head, :], block, edge="clip")
+        tile.store(out[batch, first : first + block.shape[0], head, :], block, edge="clip")
     else:
-        namespace.store(out[batch, head, first : first + block.shape[0], :], block, edge="clip")
+        tile.store(out[batch, head, first : first + block.shape[0], :], block, edge="clip")
 
 
 def scale_and_mask(scores, scale, mask, place):
@@ -104,9 +105,9 @@ def scale_and_mask(scores, scale, mask, place):
 def hide_keys(scores, rows, cols, T, clipped, causal):
     """Scores that are minus infinity where there is no such key, or the row may not see it."""
     if clipped:
-        scores = namespace.where(cols[None, :] < T, scores, -math.inf)
+        scores = tile.where(cols[None, :] < T, scores, -math.inf)
     if causal:
-        scores = namespace.mask_causal(scores, rows, cols)
+        scores = tile.mask_causal(scores, rows, cols)
     return scores
 
 
@@ -115,17 +116,17 @@ def online_softmax_weights(scores, m, factor, narrow):
 
     `factor` is of the scores' exponents of two; 0 says that scores are those of e, and may be as large as can be.
     """
-    high = namespace.maximum(m, namespace.max(scores, axis=-1))
-    base = namespace.where(high == -math.inf, 0.0, high)  # a row that has seen nothing yet
+    high = tile.maximum(m, tile.max(scores, axis=-1))
+    base = tile.where(high == -math.inf, 0.0, high)  # a row that has seen nothing yet
     if factor == 0:
         below, lower = (scores - base[:, None]) * LOG2_E, (m - base) * LOG2_E
     else:
         base = base * factor
         below, lower = scores * factor - base[:, None], m * factor - base
-    p = namespace.exp2(below)
+    p = tile.exp2(below)
     if narrow:
-        p = namespace.where(below < -126.0, 0.0, p)  # no subnormal numbers, which GPUs are slow at
-    return high, p, namespace.exp2(lower)
+        p = tile.where(below < -126.0, 0.0, p)  # no subnormal numbers, which GPUs are slow at
+    return high, p, tile.exp2(lower)
 
 
 def load_mask_block(mask, batch, head, first, start, BM, BN):
@@ -133,10 +134,10 @@ def load_mask_block(mask, batch, head, first, start, BM, BN):
     b = batch if mask.shape[0] > 1 else 0
     h = head if mask.shape[1] > 1 else 0
     if mask.shape[2] > 1:
-        block = namespace.load(mask[b, h, first : first + BM, start : start + BN], edge="clip")
+        block = tile.load(mask[b, h, first : first + BM, start : start + BN], edge="clip")
     else:
-        block = namespace.load(mask[b, h, 0, start : start + BN], edge="clip")
-    return namespace.cast(block, f32)
+        block = tile.load(mask[b, h, 0, start : start + BN], edge="clip")
+    return tile.cast(block, f32)
 
 
 def specialise_attention(types: Mapping[str, Type], *, causal: bool, scale: float, **blocks: Any) -> Module:
@@ -223,8 +224,12 @@ def _check_lengths(lengths: Sequence[int], q: np.ndarray, k: np.ndarray, causal:
     check_shape(held, "lengths", q.shape[:1])
     least = q.shape[2] if causal else 1
     if held.size and not (least <= held.min() and held.max() <= k.shape[2]):
-        raise ArgumentError("a length does not fit the cache", location=library_caller_location(), expected=f"{least} to {k.shape[2]}",
-                            received=held.tolist())  # fmt: skip
+        raise ArgumentError(
+            "a length does not fit the cache",
+            location=library_caller_location(),
+            expected=f"{least} to {k.shape[2]}",
+            received=held.tolist(),
+        )
     return held
 
 
@@ -241,18 +246,18 @@ def rotate(x, cos, sin, out, *, interleaved: bool, BM: int = 64):
     x and out are [B, S, D], cos and sin [S, D / 2] of f32 (f64 for f64). Feature i goes with feature i + D/2 or,
     `interleaved`, 2i with 2i + 1.
     """
-    first, b = namespace.program_id(0) * BM, namespace.program_id(1)
+    first, b = tile.program_id(0) * BM, tile.program_id(1)
     S, half = x.shape[1], x.shape[2] // 2
-    rows = (first + namespace.arange(0, BM))[:, None]
-    i = namespace.arange(0, half)[None, :]
+    rows = (first + tile.arange(0, BM))[:, None]
+    i = tile.arange(0, half)[None, :]
     left, right = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
-    there = namespace.broadcast(rows < S, (BM, half))
-    c = namespace.load(cos[first : first + BM, :], edge="clip")
-    s = namespace.load(sin[first : first + BM, :], edge="clip")
-    p = namespace.cast(namespace.load(x[b, rows, left], mask=there), compute_dtype(x.dtype))
-    q = namespace.cast(namespace.load(x[b, rows, right], mask=there), compute_dtype(x.dtype))
-    namespace.store(out[b, rows, left], namespace.cast(p * c - q * s, out.dtype), mask=there)
-    namespace.store(out[b, rows, right], namespace.cast(q * c + p * s, out.dtype), mask=there)
+    there = tile.broadcast(rows < S, (BM, half))
+    c = tile.load(cos[first : first + BM, :], edge="clip")
+    s = tile.load(sin[first : first + BM, :], edge="clip")
+    p = tile.cast(tile.load(x[b, rows, left], mask=there), compute_dtype(x.dtype))
+    q = tile.cast(tile.load(x[b, rows, right], mask=there), compute_dtype(x.dtype))
+    tile.store(out[b, rows, left], tile.cast(p * c - q * s, out.dtype), mask=there)
+    tile.store(out[b, rows, right], tile.cast(q * c + p * s, out.dtype), mask=there)
 
 
 @routine(rotate)

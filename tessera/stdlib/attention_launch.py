@@ -1,4 +1,5 @@
-"""Attention as one launch: the flash attention kernel of the standard library, on refs of [batch, heads, length, width] (Dao et al. 2022)."""
+"""Attention as one launch: the flash attention kernel of the standard library, on refs of [batch, heads, length,
+width] (Dao et al. 2022)."""
 
 from __future__ import annotations
 

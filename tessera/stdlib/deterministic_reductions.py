@@ -8,7 +8,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, library_caller_location
 from tessera.core.types import Type
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
+from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.core import Module
 from tessera.stdlib.routine import ceil_div, check_array, routine
 
@@ -28,19 +28,19 @@ def sum_blocks(x, out, *, per: int, BLOCK: int = 4096):
 
     Lanes add their elements in order; then the lanes are halved until one is left. BLOCK is a power of two.
     """
-    first = namespace.program_id(0) * (per * BLOCK)
-    lanes = namespace.zeros((BLOCK,), out.dtype)
-    for start in namespace.range(first, first + per * BLOCK, BLOCK):
-        lanes += namespace.cast(namespace.load(x[start : start + BLOCK], edge="clip"), out.dtype)
-    out[namespace.program_id(0)] = sum_by_tree(lanes, BLOCK)
+    first = tile.program_id(0) * (per * BLOCK)
+    lanes = tile.zeros((BLOCK,), out.dtype)
+    for start in tile.range(first, first + per * BLOCK, BLOCK):
+        lanes += tile.cast(tile.load(x[start : start + BLOCK], edge="clip"), out.dtype)
+    out[tile.program_id(0)] = sum_by_tree(lanes, BLOCK)
 
 
 def sum_by_tree(lanes, size):
     """The sum of a block as a tree: element i with element i + size / 2, again and again."""
     while size > 1:
         size = size // 2
-        lanes = namespace.sum(namespace.reshape(lanes, (2, size)), axis=0)
-    return namespace.reshape(lanes, ())
+        lanes = tile.sum(tile.reshape(lanes, (2, size)), axis=0)
+    return tile.reshape(lanes, ())
 
 
 @routine(sum_blocks)
@@ -91,15 +91,15 @@ def add_rows(x, places, updates, out, *, BR: int = BLOCK_ROWS, BC: int = BLOCK_C
     x and out are [L, N, R], updates [L, P, R], places [P] integers from 0 to N - 1. A program owns a
     block of columns: no two programs write one element.
     """
-    lead, first = namespace.program_id(0), namespace.program_id(1) * BC
-    for start in namespace.range(0, x.shape[1], BR):
-        block = namespace.load(x[lead, start : start + BR, first : first + BC], edge="clip")
-        namespace.store(out[lead, start : start + BR, first : first + BC], block, edge="clip")
-    for p in namespace.range(0, places.shape[0], 1):
+    lead, first = tile.program_id(0), tile.program_id(1) * BC
+    for start in tile.range(0, x.shape[1], BR):
+        block = tile.load(x[lead, start : start + BR, first : first + BC], edge="clip")
+        tile.store(out[lead, start : start + BR, first : first + BC], block, edge="clip")
+    for p in tile.range(0, places.shape[0], 1):
         place = places[p]
-        before = namespace.load(out[lead, place, first : first + BC], edge="clip")
-        more = namespace.load(updates[lead, p, first : first + BC], edge="clip")
-        namespace.store(out[lead, place, first : first + BC], before + more, edge="clip")
+        before = tile.load(out[lead, place, first : first + BC], edge="clip")
+        more = tile.load(updates[lead, p, first : first + BC], edge="clip")
+        tile.store(out[lead, place, first : first + BC], before + more, edge="clip")
 
 
 def specialise_scatter(types: Mapping[str, Type]) -> Module:

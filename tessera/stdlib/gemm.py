@@ -9,7 +9,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, library_caller_location
 from tessera.core.types import DType, as_dtype, f32, fp8_e4m3, fp8_e5m2, int8
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
+from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor
 from tessera.stdlib.routine import ceil_div, check_array, check_same_dtype, check_shape, routine
 
@@ -21,26 +21,26 @@ from tessera.stdlib.routine import ceil_div, check_array, check_same_dtype, chec
 
 def relu(x):
     """`x` where it is positive, else 0."""
-    return namespace.maximum(x, 0.0)
+    return tile.maximum(x, 0.0)
 
 
 def silu(x):
     """`x` times its logistic function."""
-    return x / (1.0 + namespace.exp(-x))
+    return x / (1.0 + tile.exp(-x))
 
 
 def gelu(x):
     """`x` times the normal distribution function at `x` (Hendrycks and Gimpel 2016)."""
-    return 0.5 * x * (1.0 + namespace.erf(x * math.sqrt(0.5)))
+    return 0.5 * x * (1.0 + tile.erf(x * math.sqrt(0.5)))
 
 
 def sigmoid(x):
     """The logistic function."""
-    return 1.0 / (1.0 + namespace.exp(-x))
+    return 1.0 / (1.0 + tile.exp(-x))
 
 
 ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
-    "relu": relu, "silu": silu, "gelu": gelu, "sigmoid": sigmoid, "tanh": namespace.tanh,
+    "relu": relu, "silu": silu, "gelu": gelu, "sigmoid": sigmoid, "tanh": tile.tanh,
 }  # fmt: skip
 
 
@@ -76,25 +76,25 @@ def product(a, b, bias, out, *, activation=None, BM: int = 64, BN: int = 64, BK:
     a is [G or 1, M, K], b [G or 1, K, N], bias [N] or None, out [G, M, N]. The sum over K, the bias and
     the activation are in the accumulation type (f32 for floats of 16 bits), rounded once into out.
     """
-    m, n, g = namespace.program_id(0) * BM, namespace.program_id(1) * BN, namespace.program_id(2)
+    m, n, g = tile.program_id(0) * BM, tile.program_id(1) * BN, tile.program_id(2)
     ga, gb = g if a.shape[0] > 1 else 0, g if b.shape[0] > 1 else 0
     acc = zero_accumulator(a, (BM, BN))
-    for k in namespace.range(0, a.shape[2], BK):
-        left = namespace.load(a[ga, m : m + BM, k : k + BK], edge="clip")
-        acc += namespace.dot(left, namespace.load(b[gb, k : k + BK, n : n + BN], edge="clip"))
+    for k in tile.range(0, a.shape[2], BK):
+        left = tile.load(a[ga, m : m + BM, k : k + BK], edge="clip")
+        acc += tile.dot(left, tile.load(b[gb, k : k + BK, n : n + BN], edge="clip"))
     y = apply_epilogue(acc, bias, n, activation, BN)
-    namespace.store(out[g, m : m + BM, n : n + BN], namespace.cast(y, out.dtype), edge="clip")
+    tile.store(out[g, m : m + BM, n : n + BN], tile.cast(y, out.dtype), edge="clip")
 
 
 def zero_accumulator(a, shape):
     """Where the products of elements of `a` are summed: a block of their accumulation type."""
-    return namespace.zeros(shape, a.type.accumulate)
+    return tile.zeros(shape, a.type.accumulate)
 
 
 def apply_epilogue(acc, bias, n, activation, BN):
     """What comes between the sum and the store: the columns' bias, then the activation."""
     if bias is not None:
-        acc = acc + namespace.cast(namespace.load(bias[n : n + BN], edge="clip"), acc.dtype)[None, :]
+        acc = acc + tile.cast(tile.load(bias[n : n + BN], edge="clip"), acc.dtype)[None, :]
     return acc if activation is None else activation(acc)
 
 
@@ -142,8 +142,12 @@ def _launch_batch(kernel: Any, a: np.ndarray, b: np.ndarray, bias: Any, activati
     bias = None if bias is None else check_array(bias, "bias")
     check_same_dtype(a=a, b=b, bias=bias)
     if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
-        raise ShapeError("the matrices do not fit", location=library_caller_location(), expected="[..., M, K] and [..., K, N]",
-                         received=f"{a.shape} and {b.shape}")  # fmt: skip
+        raise ShapeError(
+            "the matrices do not fit",
+            location=library_caller_location(),
+            expected="[..., M, K] and [..., K, N]",
+            received=f"{a.shape} and {b.shape}",
+        )
     check_shape(bias, "bias", b.shape[-1:])
     lead = _broadcast_batch_shape(a.shape[:-2], b.shape[:-2])
     out = np.zeros((int(np.prod(lead)), a.shape[-2], b.shape[-1]), a.dtype)
@@ -179,16 +183,16 @@ def group_product(a, b, bias, ends, out, *, activation=None, BM: int = 64, BN: i
     a is [R, K], b [G, K, N], bias [G, N] or None, out [R, N]; group g holds the rows from ends[g] to before
     ends[g + 1]. The grid is (ceil(rows of the largest group / BM), ceil(N / BN), G).
     """
-    g, n = namespace.program_id(2), namespace.program_id(1) * BN
-    m, end = ends[g] + namespace.program_id(0) * BM, ends[g + 1]
+    g, n = tile.program_id(2), tile.program_id(1) * BN
+    m, end = ends[g] + tile.program_id(0) * BM, ends[g + 1]
     if m < end:
         acc = zero_accumulator(a, (BM, BN))
-        for k in namespace.range(0, a.shape[1], BK):
-            left = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
-            acc += namespace.dot(left, namespace.load(b[g, k : k + BK, n : n + BN], edge="clip"))
+        for k in tile.range(0, a.shape[1], BK):
+            left = tile.load(a[m : m + BM, k : k + BK], edge="clip")
+            acc += tile.dot(left, tile.load(b[g, k : k + BK, n : n + BN], edge="clip"))
         y = apply_epilogue(acc, None if bias is None else bias[g], n, activation, BN)
-        own = (m + namespace.arange(0, BM) < end)[:, None]
-        namespace.store(out[m : m + BM, n : n + BN], namespace.cast(y, out.dtype), mask=own, edge="clip")
+        own = (m + tile.arange(0, BM) < end)[:, None]
+        tile.store(out[m : m + BM, n : n + BN], tile.cast(y, out.dtype), mask=own, edge="clip")
 
 
 @routine(group_product)
@@ -242,15 +246,15 @@ def scaled_product(a, b, row_scale, col_scale, bias, out, *, activation=None, BM
     a is [M, K], b [K, N], of int8 (summed exactly in int32) or fp8 (in f32); row_scale [M], col_scale [N]
     and bias [N] (or None) are f32, out [M, N] is a float type.
     """
-    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
+    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
     acc = zero_accumulator(a, (BM, BN))
-    for k in namespace.range(0, a.shape[1], BK):
-        left = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
-        acc += namespace.dot(left, namespace.load(b[k : k + BK, n : n + BN], edge="clip"))
-    rows = namespace.load(row_scale[m : m + BM], edge="clip")[:, None]
-    y = namespace.cast(acc, f32) * rows * namespace.load(col_scale[n : n + BN], edge="clip")[None, :]
-    namespace.store(
-        out[m : m + BM, n : n + BN], namespace.cast(apply_epilogue(y, bias, n, activation, BN), out.dtype), edge="clip"
+    for k in tile.range(0, a.shape[1], BK):
+        left = tile.load(a[m : m + BM, k : k + BK], edge="clip")
+        acc += tile.dot(left, tile.load(b[k : k + BK, n : n + BN], edge="clip"))
+    rows = tile.load(row_scale[m : m + BM], edge="clip")[:, None]
+    y = tile.cast(acc, f32) * rows * tile.load(col_scale[n : n + BN], edge="clip")[None, :]
+    tile.store(
+        out[m : m + BM, n : n + BN], tile.cast(apply_epilogue(y, bias, n, activation, BN), out.dtype), edge="clip"
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, library_caller_location
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
+from tessera.frontend.kernel.tile_api import tile
 from tessera.frontend.kernel.tile_api.online_softmax import finite_maximum
 from tessera.stdlib.deterministic_reductions import tree_sum
 from tessera.stdlib.normalisation import load_block
@@ -26,29 +26,27 @@ def entropy_rows(logits, targets, scale, losses, grad, *, ignore: int, BM: int =
     grad [N, V] is None it is given (softmax - one-hot) · scale. Rows whose target is `ignore` give zeros.
     """
     V = logits.shape[1]
-    first, dtype = namespace.program_id(0) * BM, compute_dtype(logits.dtype)
-    target = namespace.load(targets[first : first + BM], edge="clip")
+    first, dtype = tile.program_id(0) * BM, compute_dtype(logits.dtype)
+    target = tile.load(targets[first : first + BM], edge="clip")
     used = target != ignore
-    m, l = namespace.full((BM,), -math.inf, dtype), namespace.zeros((BM,), dtype)
-    picked = namespace.zeros((BM,), dtype)
-    for start in namespace.range(0, V, BN):
-        cols = start + namespace.arange(0, BN)
-        values = namespace.where((cols < V)[None, :], load_block(logits, first, start, BM, BN, dtype), -math.inf)
-        high = namespace.maximum(m, namespace.max(values, axis=1))
-        l = l * namespace.exp(m - finite_maximum(high)) + namespace.sum(
-            namespace.exp(values - finite_maximum(high)[:, None]), axis=1
-        )
+    m, l = tile.full((BM,), -math.inf, dtype), tile.zeros((BM,), dtype)
+    picked = tile.zeros((BM,), dtype)
+    for start in tile.range(0, V, BN):
+        cols = start + tile.arange(0, BN)
+        values = tile.where((cols < V)[None, :], load_block(logits, first, start, BM, BN, dtype), -math.inf)
+        high = tile.maximum(m, tile.max(values, axis=1))
+        l = l * tile.exp(m - finite_maximum(high)) + tile.sum(tile.exp(values - finite_maximum(high)[:, None]), axis=1)
         m = high
-        picked += namespace.sum(namespace.where(cols[None, :] == target[:, None], values, 0.0), axis=1)
-    total = m + namespace.log(l)
-    namespace.store(losses[first : first + BM], namespace.where(used, total - picked, 0.0), edge="clip")
+        picked += tile.sum(tile.where(cols[None, :] == target[:, None], values, 0.0), axis=1)
+    total = m + tile.log(l)
+    tile.store(losses[first : first + BM], tile.where(used, total - picked, 0.0), edge="clip")
     if grad is not None:
-        for start in namespace.range(0, V, BN):
-            cols = start + namespace.arange(0, BN)
-            p = namespace.exp(load_block(logits, first, start, BM, BN, dtype) - total[:, None])
-            hot = namespace.where(cols[None, :] == target[:, None], 1.0, 0.0)
-            d = namespace.where(used[:, None], (p - namespace.cast(hot, dtype)) * scale[0], 0.0)
-            namespace.store(grad[first : first + BM, start : start + BN], namespace.cast(d, grad.dtype), edge="clip")
+        for start in tile.range(0, V, BN):
+            cols = start + tile.arange(0, BN)
+            p = tile.exp(load_block(logits, first, start, BM, BN, dtype) - total[:, None])
+            hot = tile.where(cols[None, :] == target[:, None], 1.0, 0.0)
+            d = tile.where(used[:, None], (p - tile.cast(hot, dtype)) * scale[0], 0.0)
+            tile.store(grad[first : first + BM, start : start + BN], tile.cast(d, grad.dtype), edge="clip")
 
 
 @routine(entropy_rows)

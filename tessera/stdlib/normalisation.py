@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
+from tessera.frontend.kernel.tile_api import tile
 from tessera.frontend.kernel.tile_api.online_softmax import finite_maximum
 from tessera.stdlib.routine import (
     ceil_div,
@@ -29,30 +29,30 @@ def normalize_rows(x, weight, bias, out, *, eps: float, center: bool, BM: int = 
     formed in f32 (f64 for f64) in blocks of BN columns, the mean before the squares, so that none cancels.
     """
     C = x.shape[1]
-    first, dtype = namespace.program_id(0) * BM, compute_dtype(x.dtype)
-    mean = namespace.zeros((BM,), dtype)
+    first, dtype = tile.program_id(0) * BM, compute_dtype(x.dtype)
+    mean = tile.zeros((BM,), dtype)
     if center:
-        for start in namespace.range(0, C, BN):
-            mean += namespace.sum(load_block(x, first, start, BM, BN, dtype), axis=1)
+        for start in tile.range(0, C, BN):
+            mean += tile.sum(load_block(x, first, start, BM, BN, dtype), axis=1)
         mean = mean / C
-    square = namespace.zeros((BM,), dtype)
-    for start in namespace.range(0, C, BN):
-        inside = start + namespace.arange(0, BN) < C
-        d = namespace.where(inside[None, :], load_block(x, first, start, BM, BN, dtype) - mean[:, None], 0.0)
-        square += namespace.sum(d * d, axis=1)
-    scale = namespace.rsqrt(square / C + eps)
-    for start in namespace.range(0, C, BN):
+    square = tile.zeros((BM,), dtype)
+    for start in tile.range(0, C, BN):
+        inside = start + tile.arange(0, BN) < C
+        d = tile.where(inside[None, :], load_block(x, first, start, BM, BN, dtype) - mean[:, None], 0.0)
+        square += tile.sum(d * d, axis=1)
+    scale = tile.rsqrt(square / C + eps)
+    for start in tile.range(0, C, BN):
         y = (load_block(x, first, start, BM, BN, dtype) - mean[:, None]) * scale[:, None]
         if weight is not None:
-            y = y * namespace.cast(namespace.load(weight[start : start + BN], edge="clip"), dtype)[None, :]
+            y = y * tile.cast(tile.load(weight[start : start + BN], edge="clip"), dtype)[None, :]
         if bias is not None:
-            y = y + namespace.cast(namespace.load(bias[start : start + BN], edge="clip"), dtype)[None, :]
-        namespace.store(out[first : first + BM, start : start + BN], namespace.cast(y, out.dtype), edge="clip")
+            y = y + tile.cast(tile.load(bias[start : start + BN], edge="clip"), dtype)[None, :]
+        tile.store(out[first : first + BM, start : start + BN], tile.cast(y, out.dtype), edge="clip")
 
 
 def load_block(x, first, start, BM, BN, dtype):
     """A block of a matrix in the type to compute in; zeros outside."""
-    return namespace.cast(namespace.load(x[first : first + BM, start : start + BN], edge="clip"), dtype)
+    return tile.cast(tile.load(x[first : first + BM, start : start + BN], edge="clip"), dtype)
 
 
 @routine(normalize_rows)
@@ -109,20 +109,18 @@ def _row_grid(rows: np.ndarray) -> Any:
 def softmax_rows(x, out, *, BM: int = 8, BN: int = 512):
     """out = softmax of each row of x [R, C], on the grid (ceil(R / BM),): one pass for the sums, one to write."""
     C = x.shape[1]
-    first, dtype = namespace.program_id(0) * BM, compute_dtype(x.dtype)
-    m, l = namespace.full((BM,), -math.inf, dtype), namespace.zeros((BM,), dtype)
-    for start in namespace.range(0, C, BN):
-        inside = start + namespace.arange(0, BN) < C
-        values = namespace.where(inside[None, :], load_block(x, first, start, BM, BN, dtype), -math.inf)
-        high = namespace.maximum(m, namespace.max(values, axis=1))
+    first, dtype = tile.program_id(0) * BM, compute_dtype(x.dtype)
+    m, l = tile.full((BM,), -math.inf, dtype), tile.zeros((BM,), dtype)
+    for start in tile.range(0, C, BN):
+        inside = start + tile.arange(0, BN) < C
+        values = tile.where(inside[None, :], load_block(x, first, start, BM, BN, dtype), -math.inf)
+        high = tile.maximum(m, tile.max(values, axis=1))
         # Nothing but minus infinity so far: no distance to it is formed.
-        l = l * namespace.exp(m - finite_maximum(high)) + namespace.sum(
-            namespace.exp(values - finite_maximum(high)[:, None]), axis=1
-        )
+        l = l * tile.exp(m - finite_maximum(high)) + tile.sum(tile.exp(values - finite_maximum(high)[:, None]), axis=1)
         m = high
-    for start in namespace.range(0, C, BN):
-        y = namespace.exp(load_block(x, first, start, BM, BN, dtype) - m[:, None]) / l[:, None]
-        namespace.store(out[first : first + BM, start : start + BN], namespace.cast(y, out.dtype), edge="clip")
+    for start in tile.range(0, C, BN):
+        y = tile.exp(load_block(x, first, start, BM, BN, dtype) - m[:, None]) / l[:, None]
+        tile.store(out[first : first + BM, start : start + BN], tile.cast(y, out.dtype), edge="clip")
 
 
 @routine(softmax_rows)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, library_caller_location
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
+from tessera.frontend.kernel.tile_api import tile
 from tessera.stdlib.routine import ceil_div, check_array, check_same_dtype, check_shape, routine
 
 
@@ -18,20 +18,20 @@ def adam_step(param, grad, m, v, rates, *, eps: float, decoupled: bool, BLOCK: i
 
     `rates` is [lr, beta1, beta2, decay, 1 - beta1^t, 1 - beta2^t], f32 or f64 like the computation.
     """
-    i, dtype = namespace.program_id(0) * BLOCK, m.dtype
+    i, dtype = tile.program_id(0) * BLOCK, m.dtype
     lr, beta1, beta2, decay, correction1, correction2 = (rates[n] for n in range(6))
-    p = namespace.cast(namespace.load(param[i : i + BLOCK], edge="clip"), dtype)
-    g = namespace.cast(namespace.load(grad[i : i + BLOCK], edge="clip"), dtype)
+    p = tile.cast(tile.load(param[i : i + BLOCK], edge="clip"), dtype)
+    g = tile.cast(tile.load(grad[i : i + BLOCK], edge="clip"), dtype)
     if not decoupled:
         g = g + decay * p
-    first = beta1 * namespace.load(m[i : i + BLOCK], edge="clip") + (1.0 - beta1) * g
-    second = beta2 * namespace.load(v[i : i + BLOCK], edge="clip") + (1.0 - beta2) * g * g
-    step = (first / correction1) / (namespace.sqrt(second / correction2) + eps)
+    first = beta1 * tile.load(m[i : i + BLOCK], edge="clip") + (1.0 - beta1) * g
+    second = beta2 * tile.load(v[i : i + BLOCK], edge="clip") + (1.0 - beta2) * g * g
+    step = (first / correction1) / (tile.sqrt(second / correction2) + eps)
     if decoupled:
         p = p - lr * decay * p
-    namespace.store(param[i : i + BLOCK], namespace.cast(p - lr * step, param.dtype), edge="clip")
-    namespace.store(m[i : i + BLOCK], first, edge="clip")
-    namespace.store(v[i : i + BLOCK], second, edge="clip")
+    tile.store(param[i : i + BLOCK], tile.cast(p - lr * step, param.dtype), edge="clip")
+    tile.store(m[i : i + BLOCK], first, edge="clip")
+    tile.store(v[i : i + BLOCK], second, edge="clip")
 
 
 @routine(adam_step)
@@ -79,7 +79,8 @@ def _flatten_writable(x: np.ndarray, name: str) -> np.ndarray:
         return x.reshape(-1)
     if not (x.flags.c_contiguous and x.flags.writeable):
         raise ArgumentError(
-            f"`{name}` is written in place, but its memory is not contiguous or read-only", location=library_caller_location(),
+            f"`{name}` is written in place, but its memory is not contiguous or read-only",
+            location=library_caller_location(),
             suggestion="np.ascontiguousarray makes a copy that can be written",
-        )  # fmt: skip
+        )
     return x.reshape(-1)

@@ -122,9 +122,11 @@ def numerics(*, stable: bool = True, bounded: Sequence[float] | None = None) -> 
     def decorated(entry: Any) -> VerifiedEntry:
         if not isinstance(entry, (Kernel, Jit)):
             raise ArgumentError(
-                "verify.numerics goes around a kernel or a jit function", location=user_location(), received=repr(entry),
+                "verify.numerics goes around a kernel or a jit function",
+                location=user_location(),
+                received=repr(entry),
                 suggestion="write @ts.verify.numerics(...) above @ts.kernel or @ts.jit",
-            )  # fmt: skip
+            )
         return VerifiedEntry(entry, NumericsRule(stable, low, high))
 
     return decorated

@@ -1,1 +1,2 @@
-"""Function transforms: automatic differentiation, vectorisation, control flow, numeric policies and function combinators."""
+"""Function transforms: automatic differentiation, vectorisation, control flow, numeric policies and function
+combinators."""

@@ -1,4 +1,5 @@
-"""Function combinators: composition, partial application, optional values, overloads by element type, pure jitted functions."""
+"""Function combinators: composition, partial application, optional values, overloads by element type, pure jitted
+functions."""
 
 from __future__ import annotations
 

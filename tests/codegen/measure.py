@@ -14,7 +14,7 @@ from tessera.codegen.llvm import BACKEND  # noqa: E402
 from tessera.codegen.llvm.runtime.jit import compile_object  # noqa: E402
 from tessera.ops.dialects import tile  # noqa: E402
 from tessera.ops.tensor import elementwise as e  # noqa: E402
-from tessera.ops.tensor import reduce
+from tessera.ops.tensor import reduce  # noqa: E402
 
 THREADS = int(sys.argv[1]) if len(sys.argv) > 1 else None
 

@@ -144,12 +144,11 @@ def test_summary_text():
     assert format_summary(scheduled(nn.softmax, *zeros((4, 5)))).startswith("k0_softmax")
 
 
-@pytest.mark.parametrize("run", [schedule.run, interpreter.run])
-def test_index_out_of_bounds(run):
+@pytest.mark.parametrize(("level", "run"), [("schedule", schedule.run), ("tile", interpreter.run)])
+def test_index_out_of_bounds(level, run):
     function, arrays = traced(
         lambda x, i: shape.gather(x, i, axis=0), np.zeros((3, 4), np.float32), np.array([0, 3], np.int32)
     )
-    level = run.__module__.rpartition(".")[2]
     with pytest.raises(OutOfBoundsError, match="index 3 is outside axis 0 of x"):
         run(modules(function, LoweringPlan())[level], arrays)
 

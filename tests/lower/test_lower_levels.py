@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tessera.core.types import as_dtype
-from tessera.ir.rules import REGISTRY, Op
+from tessera.ir.rules import REGISTRY, Op, lower
 from tessera.ops.tensor import basic, contractions, nn, reduce, shape
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import scalar_functions as f
@@ -200,7 +200,7 @@ def test_case(name):
 
 
 def test_every_op_has_a_case():
-    """The families that `to_schedule` lowers, by name: an op added to one must be added here."""
+    """The families that `to_schedule` lowers, by name: a primitive added to one must be added here."""
     listed = {o.name for o in (*FLOATS, *UNARY, *COMPARISONS, *INTEGERS)} | {
         f"ts.{n}"
         for n in (
@@ -210,5 +210,5 @@ def test_every_op_has_a_case():
         ).split()
     }
     families = (basic, e, reduce, shape, contractions, nn)
-    defined = {o.name for family in families for o in vars(family).values() if isinstance(o, Op)}
+    defined = {o.name for family in families for o in vars(family).values() if isinstance(o, Op) and o not in lower}
     assert defined <= listed and listed <= set(REGISTRY)

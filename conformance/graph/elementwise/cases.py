@@ -43,7 +43,11 @@ FLOAT_ONLY = (
 
 def pointwise() -> list[Op]:
     """The ops of the family, `where` apart."""
-    found = [o for o in vars(elementwise).values() if isinstance(o, Op) and o.pointwise]
+    found = [
+        o
+        for o in vars(elementwise).values()
+        if isinstance(o, Op) and o.pointwise and o.ref.__module__ == elementwise.__name__
+    ]
     return [o for o in found if o is not elementwise.where]
 
 

@@ -1,7 +1,8 @@
 """Coroutine lowering: the sides of a divergent branch that wait for each other run in turn, suspended at their waits.
 
 Values that live across a suspension are kept in slots, memory of the program, as is the number of the step at which a
-coroutine resumes. A round in which no coroutine advances is a deadlock. The Tile interpreter schedules the same sides in
+coroutine resumes. A round in which no coroutine advances is a deadlock. The Tile interpreter schedules the same sides
+in
 the same order (`interp/interleave.py`).
 """
 
@@ -156,7 +157,8 @@ class CoroutineScheduler:
 
 # Branches of a group that wait for each other: each is left at a wait that has to go on later, and taken up there.
 #
-# Both sides of such a branch run in turn, round after round, until both are done. What a side needs after a wait lies in
+# Both sides of such a branch run in turn, round after round, until both are done. What a side needs after a wait lies
+# in
 # memory of the program (a cell), as does the number of the place where it goes on. A round in which nobody gets on
 # finds a deadlock. The interpreter runs the same sides in the same turn (`interp/interleave.py`).
 

@@ -22,9 +22,17 @@ def _report_nothing(*operands: Any, kind: str, text: str, ordered: bool = False)
 
 # Not of the Tile level: what `lift` makes of assertions and prints, with the tiles' axis first in every operand.
 report_op = Op(
-    "grouped.report", _report_nothing, _report_nothing, STORAGE, False, _report_nothing, None, frozenset(("io",)), ("operands",),
+    "grouped.report",
+    _report_nothing,
+    _report_nothing,
+    STORAGE,
+    False,
+    _report_nothing,
+    None,
+    frozenset(("io",)),
+    ("operands",),
     {k: p for k, p in inspect.signature(_report_nothing).parameters.items() if p.kind is p.KEYWORD_ONLY},
-)  # fmt: skip
+)
 
 
 @vectorise(tile.assert_)

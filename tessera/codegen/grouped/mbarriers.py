@@ -1,4 +1,5 @@
-"""Mbarriers of a group: arrivals are counted for all tiles at once, and a wait that cannot end is reported as a deadlock.
+"""Mbarriers of a group: arrivals are counted for all tiles at once, and a wait that cannot end is reported as a
+deadlock.
 
 Arrivals that a wait needs come before it in the program, unless the wait stands in a divergent branch whose other side
 has yet to arrive: then the sides run as coroutines (`coroutines.py`).

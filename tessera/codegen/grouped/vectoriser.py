@@ -1,4 +1,5 @@
-"""Whole-function vectorisation (Karrenberg and Hack 2011): the tiles of a group become the leading axis of varying blocks.
+"""Whole-function vectorisation (Karrenberg and Hack 2011): the tiles of a group become the leading axis of varying
+blocks.
 
 A processor runs the whole group as one program: each op is done for all tiles before the next begins, so that barriers
 need no code. A varying scalar becomes a block of `group` elements, a varying block gets a leading axis of that size, a

@@ -32,7 +32,7 @@ Sizes = tuple[int, ...]
 def bit_width(n: int) -> int:
     """The bits that count to `n`.
 
-    >>> width(1), width(8), width(9)
+    >>> bit_width(1), bit_width(8), bit_width(9)
     (0, 3, 4)
     """
     return max(n - 1, 0).bit_length()
@@ -127,9 +127,9 @@ class DistributedLayout:
 def match_reshape_bits(here: Sizes, there: Sizes) -> dict[LayoutBit, LayoutBit] | None:
     """What each bit of a place in one shape is called in another shape of as many elements, in row-major order.
 
-    >>> same_bits((4, 2), (8,))
+    >>> match_reshape_bits((4, 2), (8,))
     {(1, 0): (0, 0), (0, 0): (0, 1), (0, 1): (0, 2)}
-    >>> same_bits((6, 2), (12,)) is None
+    >>> match_reshape_bits((6, 2), (12,)) is None
     True
     """
     found: dict[LayoutBit, LayoutBit] = {}
@@ -167,7 +167,7 @@ def _match_axis_groups(here: Sizes, there: Sizes) -> list[tuple[list[int], list[
 def make_blocked_layout(shape: Sizes, threads: int, vector: int) -> DistributedLayout:
     """The plain layout: neighbours along the last axes in a thread's registers, up to `vector`, then across threads.
 
-    >>> print(spread((4, 8), 8, 4))
+    >>> print(make_blocked_layout((4, 8), 8, 4))
     4x8 registers [1.0 1.1] threads [1.2 0.0 0.1]
     """
     bits = [(a, p) for a in reversed(range(len(shape))) for p in range(bit_width(shape[a]))]
@@ -213,7 +213,7 @@ def are_mma_compatible(a: DType, b: DType) -> bool:
 def mma_type_suffix(a: DType, b: DType) -> str:
     """What the name of an instruction says of the types of its sides: the depth it takes, its sums, and them.
 
-    >>> named(bf16, bf16), named(int8, uint8)
+    >>> mma_type_suffix(bf16, bf16), mma_type_suffix(int8, uint8)
     ('k16.f32.bf16.bf16', 'k32.s32.s8.u8')
     """
     return (

@@ -1,4 +1,5 @@
-"""Tracing (@jit): turns a Python function over tensors into a Graph function, cached by argument types and closed-over values."""
+"""Tracing (@jit): turns a Python function over tensors into a Graph function, cached by argument types and closed-
+over values."""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ class BoundCall:
 def resolve_static_names(names: Sequence[str], by_name: Sequence[str], by_place: Sequence[int]) -> set[str]:
     """The parameters, of those with `names`, that are passed by value.
 
-    >>> sorted(static_names(["x", "axis"], (), (1,)))
+    >>> sorted(resolve_static_names(["x", "axis"], (), (1,)))
     ['axis']
 
     Raises:

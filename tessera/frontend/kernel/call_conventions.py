@@ -10,7 +10,7 @@ from tessera.frontend.kernel.memref import MemRefAccess
 from tessera.frontend.kernel.python_ast.liveness import UPDATING_FUNCTIONS
 from tessera.frontend.kernel.trace import is_traced
 
-AnyFunction = TypeVar("Function", bound=Callable[..., Any])
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 TAKES_MEMREFS: set[Any] = {len, isinstance, type}
 # A function here, called as a statement with so many arguments (None: any number), gives its first
 # argument, a variable, the result: blocks are values, and the call would otherwise do nothing.

@@ -401,7 +401,8 @@ def evolutionary(
     population_size: int = 50, generations: int = 20, mutation_rate: float = 0.1, crossover_rate: float = 0.7,
     seed: int = 0, space: Any = None, **settings: Any,
 ) -> Callable[[Callable[..., Any]], Kernel]:  # fmt: skip
-    """`@autotune.evolutionary(population_size=50, generations=20)`: a genetic search (tessera/frontend/kernel/autotuning.py).
+    """`@autotune.evolutionary(population_size=50, generations=20)`: a genetic search
+    (tessera/frontend/kernel/autotuning.py).
 
     Without a `space` it searches a few sizes (16 to 128) for each constant that means a block, as `kernel.auto`.
 

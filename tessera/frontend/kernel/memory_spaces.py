@@ -155,7 +155,8 @@ def prefetch(place: Any, to: str = SHARED) -> Any:
 def pipeline(stages: int = 2) -> Callable[[Any], Any]:
     """`@ts.memory.pipeline(stages=3)`: a function whose loads and stores (`ts.async_load`) run beside what it computes.
 
-    At most `stages` copies are under way at once (`tessera.runtime.storage.pipelined`). Of a kernel, which targets pipeline by
+    At most `stages` copies are under way at once (`tessera.runtime.storage.pipelined`). Of a kernel, which targets
+    pipeline by
     themselves, it says how many blocks ahead they fetch: its schedule's `stages`.
 
     Raises:
@@ -190,7 +191,7 @@ class MemoryNamespace:
     `reuse`, `on_disk`, `flush`, `space_of`, `prefetch_to_l2`.
     """
 
-    prefetch = staticmethod(prefetch)
+    prefetch: Any = staticmethod(prefetch)
     pipeline = staticmethod(pipeline)
 
     def __getattr__(self, name: str) -> Any:

@@ -176,9 +176,11 @@ def _element_type(name: str, array: np.ndarray) -> DType:
         return as_dtype(array.dtype)
     except DTypeError as error:
         raise DTypeError(
-            f"argument `{name}` holds no numbers that kernels know", location=user_location(), expected=error.suggestion,
+            f"argument `{name}` holds no numbers that kernels know",
+            location=user_location(),
+            expected=error.suggestion,
             received=array.dtype,
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _adopt_foreign_array(name: str, argument: Any) -> Any:

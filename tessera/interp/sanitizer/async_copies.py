@@ -102,9 +102,15 @@ def begin_copy(monitor: Monitor, machine: TileMachine, access: InstanceAccess, k
 
 
 def _track_copy(
-    monitor: Monitor, chunk: GridChunk, box: TileMachine | AffineAccess, access: InstanceAccess, kind: str, region: ShadowRegion, lanes: AccessLanes,
+    monitor: Monitor,
+    chunk: GridChunk,
+    box: TileMachine | AffineAccess,
+    access: InstanceAccess,
+    kind: str,
+    region: ShadowRegion,
+    lanes: AccessLanes,
     group: int | None,
-) -> None:  # fmt: skip
+) -> None:
     places = chunk.view(_instance_numbers(chunk), box)
     lead = np.array(np.unravel_index(lanes.place, access.shape)[: box.rank])
     instance = places[tuple(lead)]

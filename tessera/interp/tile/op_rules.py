@@ -184,8 +184,14 @@ def _unknown_bound(sure: np.ndarray) -> np.ndarray:
 affine_rules = Rules("tile places")
 array_rules = Rules("tile interpreter")
 for _table in (
-    control_flow.control_flow_rules, check_rules, synchronisation.grid_barrier_rules, synchronisation.group_rules, inline_rules, synchronisation.mbarrier_rules, mesh.mesh_rules
-):  # fmt: skip
+    control_flow.control_flow_rules,
+    check_rules,
+    synchronisation.grid_barrier_rules,
+    synchronisation.group_rules,
+    inline_rules,
+    synchronisation.mbarrier_rules,
+    mesh.mesh_rules,
+):
     for _op in _table:
         (affine_rules if _op is dialects_control_flow.for_ else array_rules)(_op)(_table.of(_op))
 

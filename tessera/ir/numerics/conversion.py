@@ -1,4 +1,5 @@
-"""Conversion and rounding: one exact rounding from a source to a target format, with direction, saturation and flushed subnormals."""
+"""Conversion and rounding: one exact rounding from a source to a target format, with direction, saturation and
+flushed subnormals."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def find_float_grid(dtype: DType) -> FloatGrid:
     """The grid of an element type.
 
     >>> from tessera.core.types import f16
-    >>> grid_of(f16)
-    Grid(digits=10, least=-14, top=65504.0, infinite=True)
+    >>> find_float_grid(f16)
+    FloatGrid(digits=10, least=-14, top=65504.0, infinite=True)
     """
     if dtype is tf32:  # stored as f32 with ten digits
         return FloatGrid(10, -126, (2.0 - 2.0**-10) * 2.0**127, True)
@@ -61,7 +62,7 @@ def round_to_format(
     `saturate` or toward zero. `flush` makes results below the least normal number zero. Signs are kept, of zeros too.
 
     >>> from tessera.core.types import fp8_e4m3
-    >>> round_to([1.06, 1000.0, -1000.0], fp8_e4m3, "toward_zero").astype(float)
+    >>> round_to_format([1.06, 1000.0, -1000.0], fp8_e4m3, "toward_zero").astype(float)
     array([   1.,  448., -448.])
     """
     wide = np.asarray(array).astype(np.float64)
@@ -96,8 +97,10 @@ def _round_stochastically(steps: np.ndarray, seed: int, draw: Any) -> np.ndarray
 def draw_random_bits(place: Any, seed: int) -> Any:
     """53 random bits for each place, by its number and the seed; arrays and tensors alike.
 
-    >>> bool(np.all(draws(np.arange(1000), 7) < 2**53)), bool(draws(np.arange(2), 7)[1] == draws(np.arange(1, 2), 7)[0])
-    (True, True)
+    >>> bool(np.all(draw_random_bits(np.arange(1000), 7) < 2**53))
+    True
+    >>> bool(draw_random_bits(np.arange(2), 7)[1] == draw_random_bits(np.arange(1, 2), 7)[0])
+    True
     """
     high, low, _, _ = philox_4x32(
         (place & LOW_32_BITS, place >> 32, 0, 1), (seed & LOW_32_BITS, (seed >> 32) & LOW_32_BITS)
@@ -150,7 +153,7 @@ def round_to_storage(array: Any, to: DType, policy: Policy | None, seed: int = 0
     Stochastic rounding takes its random bits from `seed` and each element's place.
 
     >>> from tessera.core.types import flush_denormals
-    >>> store(np.float32([1e-40, 1.0]), f32, f32 @ flush_denormals)
+    >>> round_to_storage(np.float32([1e-40, 1.0]), f32, f32 @ flush_denormals)
     array([0., 1.], dtype=float32)
     """
     if policy is None:

@@ -1,4 +1,5 @@
-"""Error model: the cost of one rounding to each format, the ulp bounds of scalar functions, and the site where an error rule applies.
+"""Error model: the cost of one rounding to each format, the ulp bounds of scalar functions, and the site where an
+error rule applies.
 
 Ulp bounds: OpenCL C 3.0, tables of ULP values for single and double precision, full profile (design 5).
 """
@@ -55,7 +56,7 @@ def find_rounding_model(dtype: DType, policy: Policy | None = None) -> RoundingM
     """The cost of rounding to `dtype` under a policy.
 
     >>> from tessera.core.types import f32
-    >>> format_of(f32).unit == 2.0**-24
+    >>> find_rounding_model(f32).unit == 2.0**-24
     True
     """
     if not dtype.is_float:
@@ -110,7 +111,7 @@ def find_ulp_bound(name: str, compute: DType) -> float:
     """The ulps that the function `name` may be off when it computes in `compute`.
 
     >>> from tessera.core.types import f32
-    >>> ulps("div", f32), ulps("div", f64)
+    >>> find_ulp_bound("div", f32), find_ulp_bound("div", f64)
     (2.5, 0.5)
 
     Raises:

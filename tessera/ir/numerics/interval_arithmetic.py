@@ -1,4 +1,5 @@
-"""Interval arithmetic in midpoint-radius form (Rump 1999): arrays with a rigorous bound on how far any legal evaluation may differ."""
+"""Interval arithmetic in midpoint-radius form (Rump 1999): arrays with a rigorous bound on how far any legal
+evaluation may differ."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ class IntervalArray:
     concatenate, take, where, ...) and subscripts work on both arrays at once; arithmetic does not,
     since a radius follows from an op's error rule alone.
 
-    >>> np.concatenate([Bounded(np.ones(1), np.full(1, 0.5)), np.zeros(1)])
-    Bounded([1., 0.], radius=[0.5, 0. ])
+    >>> np.concatenate([IntervalArray(np.ones(1), np.full(1, 0.5)), np.zeros(1)])
+    IntervalArray([1., 0.], radius=[0.5, 0. ])
     """
 
     __slots__ = ("radius", "value")
@@ -72,7 +73,7 @@ class IntervalArray:
 
     def __repr__(self) -> str:
         values, radii = (np.array2string(a, separator=", ") for a in (self.value, self.radius))
-        return f"Bounded({values}, radius={radii})"
+        return f"IntervalArray({values}, radius={radii})"
 
     def reshape(self, *shape: Any) -> IntervalArray:
         """The same elements with another shape."""

@@ -15,7 +15,7 @@ def philox_4x32(counter: Any, key: Any) -> tuple[Any, Any, Any, Any]:
 
     >>> import numpy as np
     >>> zero = np.zeros(1, np.int64)
-    >>> [hex(int(w[0])) for w in philox((zero, zero, zero, zero), (0, 0))]
+    >>> [hex(int(w[0])) for w in philox_4x32((zero, zero, zero, zero), (0, 0))]
     ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
     """
     a, b, c, d = counter

@@ -1,4 +1,5 @@
-"""Reference kernels: NumPy implementations of op semantics: erf (Cody 1969), reductions of short rows, compensated sums (Knuth; Ogita, Rump and Oishi 2005)."""
+"""Reference kernels: NumPy implementations of op semantics: erf (Cody 1969), reductions of short rows, compensated
+sums (Knuth; Ogita, Rump and Oishi 2005)."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ SHORT_ROW, UNPAIRED_ROW = 1024, 128
 def reduce_extreme(ufunc: np.ufunc, x: np.ndarray, axis: tuple[int, ...] | None, keepdims: bool) -> Any:
     """`ufunc.reduce(x, axis)` for np.maximum or np.minimum.
 
-    >>> extreme(np.maximum, np.float32([[1, 5], [7, 2]] * 8), (-1,), False)[:2]
+    >>> reduce_extreme(np.maximum, np.float32([[1, 5], [7, 2]] * 8), (-1,), False)[:2]
     array([5., 7.], dtype=float32)
     """
     if not _has_short_rows(x, axis, SHORT_ROW) or x.size < 8 * x.shape[-1]:
@@ -78,7 +79,7 @@ def _row_starts(size: int, length: int) -> np.ndarray:
 def sum_rows(x: np.ndarray, axis: tuple[int, ...] | None, keepdims: bool) -> Any:
     """The sum of floats along `axis`, in their own type; a row's is the same whatever rows are beside it.
 
-    >>> total(np.float32([[1, 5], [7, 2]] * 8), (-1,), False)[:2]
+    >>> sum_rows(np.float32([[1, 5], [7, 2]] * 8), (-1,), False)[:2]
     array([6., 9.], dtype=float32)
     """
     if not _has_short_rows(x, axis, UNPAIRED_ROW):
@@ -133,7 +134,7 @@ def _evaluate_horner(x: Any, first: float, coefficients: tuple[float, ...]) -> A
 def compute_erf(x: Any) -> Any:
     """The error function, within two ulps of f64, in the dtype of `x`.
 
-    >>> float(erf(np.float64(0.5)))
+    >>> float(compute_erf(np.float64(0.5)))
     0.5204998778130465
     """
     array = np.asarray(x)

@@ -1,6 +1,9 @@
 """Kernel fusion: which values of a graph are kept in memory, and which kernel computes each of the others.
 
-A cluster is a kernel under construction: its root, its iteration dims, and the points at which it reads each value. Nodes are visited from the last to the first, so that every consumer of a value has a kernel before the value does. A value is inlined into its consumer's kernel where that is legal and cheap; otherwise it becomes a root: the result of a kernel of its own, kept in memory.
+A cluster is a kernel under construction: its root, its iteration dims, and the points at which it reads each value.
+Nodes are visited from the last to the first, so that every consumer of a value has a kernel before the value does. A
+value is inlined into its consumer's kernel where that is legal and cheap; otherwise it becomes a root: the result of
+a kernel of its own, kept in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Kernel bodies: the scalar computation of a cluster, built from its root backwards through all inlined ops, with one rule for each Graph op."""
+"""Kernel bodies: the scalar computation of a cluster, built from its root backwards through all inlined ops, with one
+rule for each Graph op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Divergence analysis (static): which values of a tile function differ between the tiles of a group (Coutinho et al. 2011)."""
+"""Divergence analysis (static): which values of a tile function differ between the tiles of a group (Coutinho et al.
+2011)."""
 
 from __future__ import annotations
 

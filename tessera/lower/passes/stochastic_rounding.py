@@ -1,6 +1,8 @@
-"""Stochastic rounding: each result that a policy rounds stochastically is computed wide, then rounded by an explicit op.
+"""Stochastic rounding: each result that a policy rounds stochastically is computed wide, then rounded by an explicit
+op.
 
-The draws depend on the seed and on the position in the whole tensor, so that tiles, levels and targets round alike. In a tile function the whole is the blocks of all tiles of all programs, in the order of their numbers.
+The draws depend on the seed and on the position in the whole tensor, so that tiles, levels and targets round alike.
+In a tile function the whole is the blocks of all tiles of all programs, in the order of their numbers.
 """
 
 from __future__ import annotations

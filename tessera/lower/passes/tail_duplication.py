@@ -1,6 +1,10 @@
-"""Tail duplication: what follows a divergent branch with waits, up to the last arrival at an mbarrier, is duplicated into both its sides.
+"""Tail duplication: what follows a divergent branch with waits, up to the last arrival at an mbarrier, is duplicated
+into both its sides.
 
-Tiles of one side then go on and arrive while those of the other still wait. Each tile does the same as before, in the same order; only the reconvergence at the branch's end is removed. Nothing moves past an op that all tiles of a group execute together. Where several such branches follow each other, each tile runs the whole stretch by itself: duplication would be exponential.
+Tiles of one side then go on and arrive while those of the other still wait. Each tile does the same as before, in the
+same order; only the reconvergence at the branch's end is removed. Nothing moves past an op that all tiles of a group
+execute together. Where several such branches follow each other, each tile runs the whole stretch by itself:
+duplication would be exponential.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Type conversion: a function with the type of each value, and perhaps each attribute, replaced; symbolic sizes replaced by numbers."""
+"""Type conversion: a function with the type of each value, and perhaps each attribute, replaced; symbolic sizes
+replaced by numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Loop stages: the order in which the nodes of a body run when a loop walks one dim.
 
-A reduction over the looped dim is complete only after a whole loop. Stage p holds what p complete loops make possible: first the nodes that do not depend on the looped dim, then one loop that completes the reductions of this stage. A value that depends on the looped dim is recomputed in each loop that uses it.
+A reduction over the looped dim is complete only after a whole loop. Stage p holds what p complete loops make
+possible: first the nodes that do not depend on the looped dim, then one loop that completes the reductions of this
+stage. A value that depends on the looped dim is recomputed in each loop that uses it.
 """
 
 from __future__ import annotations

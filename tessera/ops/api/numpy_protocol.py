@@ -1,4 +1,5 @@
-"""NumPy protocols (NEP 13, NEP 18): np.exp(t), np.add(a, t), np.sum(t) run Tessera's ops; other functions receive arrays."""
+"""NumPy protocols (NEP 13, NEP 18): np.exp(t), np.add(a, t), np.sum(t) run Tessera's ops; other functions receive
+arrays."""
 
 from __future__ import annotations
 
@@ -41,23 +42,49 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
     np.left_shift: e.shift_left, np.right_shift: e.shift_right,
 }  # fmt: skip
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.sum: r.sum, np.mean: r.mean, np.max: r.max, np.min: r.min, np.prod: reduce.prod, np.any: reduce.any,
-    np.all: reduce.all, np.argmax: r.argmax, np.argmin: r.argmin, np.where: e.where,
-    np.concatenate: s.concatenate, np.stack: s.stack, np.reshape: s.reshape, np.expand_dims: s.expand_dims,
-    np.squeeze: s.squeeze, np.flip: rearrange.flip, np.roll: rearrange.roll, np.tile: rearrange.tiled,
-    np.tril: rearrange.tril, np.triu: rearrange.triu, np.broadcast_to: lambda x, shape: broadcast_to(x, shape=shape),
-    np.clip: f.clip, np.einsum: einsum, np.outer: contractions.outer, np.kron: contractions.kron,
-    np.moveaxis: matrices.moveaxis, np.swapaxes: matrices.swapaxes, np.zeros_like: lambda x: creation.zeros_like(x),
-    np.ones_like: lambda x: creation.ones_like(x), np.full_like: lambda x, value: creation.full_like(x, value),
+    np.sum: r.sum,
+    np.mean: r.mean,
+    np.max: r.max,
+    np.min: r.min,
+    np.prod: reduce.prod,
+    np.any: reduce.any,
+    np.all: reduce.all,
+    np.argmax: r.argmax,
+    np.argmin: r.argmin,
+    np.where: e.where,
+    np.concatenate: s.concatenate,
+    np.stack: s.stack,
+    np.reshape: s.reshape,
+    np.expand_dims: s.expand_dims,
+    np.squeeze: s.squeeze,
+    np.flip: rearrange.flip,
+    np.roll: rearrange.roll,
+    np.tile: rearrange.tiled,
+    np.tril: rearrange.tril,
+    np.triu: rearrange.triu,
+    np.broadcast_to: lambda x, shape: broadcast_to(x, shape=shape),
+    np.clip: f.clip,
+    np.einsum: einsum,
+    np.outer: contractions.outer,
+    np.kron: contractions.kron,
+    np.moveaxis: matrices.moveaxis,
+    np.swapaxes: matrices.swapaxes,
+    np.zeros_like: lambda x: creation.zeros_like(x),
+    np.ones_like: lambda x: creation.ones_like(x),
+    np.full_like: lambda x, value: creation.full_like(x, value),
     np.transpose: lambda x, axes=None: s.permute(x, axes=axes or range(x.ndim)[::-1]),
     np.var: lambda x, axis=None, *, keepdims=False: r.var(x, axis=axis, keepdims=keepdims),
     np.std: lambda x, axis=None, *, keepdims=False: reduce.std(x, axis=axis, keepdims=keepdims),
-    np.sort: lambda x, axis=-1: sorting.sort(x, axis=axis), np.argsort: lambda x, axis=-1: sorting.argsort(x, axis=axis),
+    np.sort: lambda x, axis=-1: sorting.sort(x, axis=axis),
+    np.argsort: lambda x, axis=-1: sorting.argsort(x, axis=axis),
     np.cumsum: lambda x, axis=None: reduce.cumsum(*_flatten_for_axis(x, axis)),
     np.cumprod: lambda x, axis=None: reduce.cumprod(*_flatten_for_axis(x, axis)),
-    np.linalg.inv: decompositions.inv, np.linalg.det: decompositions.det, np.linalg.solve: decompositions.solve,
-    np.linalg.cholesky: decompositions.cholesky, np.linalg.eigh: decompositions.eigh,
-}  # fmt: skip
+    np.linalg.inv: decompositions.inv,
+    np.linalg.det: decompositions.det,
+    np.linalg.solve: decompositions.solve,
+    np.linalg.cholesky: decompositions.cholesky,
+    np.linalg.eigh: decompositions.eigh,
+}
 
 
 def _flatten_for_axis(x: Tensor, axis: int | None) -> tuple[Tensor, int]:

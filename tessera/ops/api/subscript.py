@@ -1,4 +1,5 @@
-"""Subscripts: `x[...]` as slice, reshape, flip and gather (NumPy indexing), and functional updates `x.at[...]` (as in JAX)."""
+"""Subscripts: `x[...]` as slice, reshape, flip and gather (NumPy indexing), and functional updates `x.at[...]` (as in
+JAX)."""
 
 from __future__ import annotations
 

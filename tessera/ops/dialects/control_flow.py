@@ -1,6 +1,8 @@
-"""Control flow ops: for, while and if with captured values; scan, cond and while_loop whose regions take all they use as parameters.
+"""Control flow ops: for, while and if with captured values; scan, cond and while_loop whose regions take all they use
+as parameters.
 
-Below Graph, scan, cond and while_loop become loops and branches of the entry function (`ops/dialects/host.py`): the host
+Below Graph, scan, cond and while_loop become loops and branches of the entry function (`ops/dialects/host.py`): the
+host
 executes them, and their bodies run on the target.
 """
 

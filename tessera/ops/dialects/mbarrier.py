@@ -1,4 +1,5 @@
-"""Mbarrier ops: barriers in shared memory that count arrivals and transaction bytes, phase by phase (PTX ISA, mbarrier)."""
+"""Mbarrier ops: barriers in shared memory that count arrivals and transaction bytes, phase by phase (PTX ISA,
+mbarrier)."""
 
 from __future__ import annotations
 

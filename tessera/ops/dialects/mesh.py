@@ -1,4 +1,5 @@
-"""Mesh dialect: programs on a mesh of processing elements, one per element with its own memory; collectives, shifts and halos."""
+"""Mesh dialect: programs on a mesh of processing elements, one per element with its own memory; collectives, shifts
+and halos."""
 
 from __future__ import annotations
 

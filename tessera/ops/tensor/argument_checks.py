@@ -58,7 +58,7 @@ def find_argument_error(
 ) -> ArgumentError | None:
     """The error for the first argument that is not what its annotation says, or None.
 
-    >>> misfit({"n": "int"}, "twice", {"n": "a"}).expected
+    >>> find_argument_error({"n": "int"}, "twice", {"n": "a"}).expected
     'an integer'
     """
     for key, value in arguments.items():

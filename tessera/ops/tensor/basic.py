@@ -1,4 +1,5 @@
-"""Basic ops: constants, casts, broadcasts, gradient and checkpoint marks, with their derivatives; and helpers for derivative rules."""
+"""Basic ops: constants, casts, broadcasts, gradient and checkpoint marks, with their derivatives; and helpers for
+derivative rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Contractions: the primitive `dot`, matmul, gemm, outer, Kronecker products and Einstein summation, with their rules."""
+"""Contractions: the primitive `dot`, matmul, gemm, outer, Kronecker products and Einstein summation, with their
+rules."""
 
 from __future__ import annotations
 
@@ -49,10 +50,12 @@ def allows_mixed_dtypes(a: DType, b: DType) -> bool:
 def _dot_type(a: TensorType, b: TensorType, *, dtype: DType) -> TensorType:
     if a.dtype != b.dtype and not allows_mixed_dtypes(a.dtype, b.dtype):
         raise DTypeError(
-            f"cannot multiply {a.dtype} by {b.dtype}", received=f"{a} and {b}",
-            expected="one element type, or two of " + " or of ".join(", ".join(sorted(map(str, f))) for f in MIXED_DTYPES),
+            f"cannot multiply {a.dtype} by {b.dtype}",
+            received=f"{a} and {b}",
+            expected="one element type, or two of "
+            + " or of ".join(", ".join(sorted(map(str, f))) for f in MIXED_DTYPES),
             suggestion="cast one side to the other's type before",
-        )  # fmt: skip
+        )
     if a.dtype == bool_:
         raise DTypeError("a matrix product of bools", received=f"{a} and {b}", suggestion="cast to ts.int32 before")
     if a.rank != b.rank or a.rank < 2 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
@@ -191,7 +194,7 @@ def _find_cheapest_path(equation: str, shapes: tuple[tuple[int, ...], ...]) -> l
 def parse_equation(equation: str, ranks: list[int]) -> tuple[list[Labels], Labels]:
     """The labels of each operand's axes and of the result's.
 
-    >>> parse("...i,i", [2, 1])
+    >>> parse_equation("...i,i", [2, 1])
     ([('⟨1⟩', 'i'), ('i',)], ('⟨1⟩',))
     """
     text = equation.replace(" ", "")

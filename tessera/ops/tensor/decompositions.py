@@ -1,4 +1,5 @@
-"""Matrix decompositions by LAPACK on the host, their derivatives and batching; norms, ranks and pseudo-inverses that follow from them."""
+"""Matrix decompositions by LAPACK on the host, their derivatives and batching; norms, ranks and pseudo-inverses that
+follow from them."""
 
 from __future__ import annotations
 

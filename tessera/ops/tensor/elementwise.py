@@ -1,4 +1,5 @@
-"""Elementwise ops: arithmetic, comparison, bitwise, selection and scalar functions, with their derivatives. Batching needs no rules."""
+"""Elementwise ops: arithmetic, comparison, bitwise, selection and scalar functions, with their derivatives. Batching
+needs no rules."""
 
 from __future__ import annotations
 

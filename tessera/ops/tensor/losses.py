@@ -121,9 +121,11 @@ def nll_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     logs, target = as_tensor(input), as_tensor(target)
     if not logs.ndim or target.shape != logs.shape[:-1] or not target.dtype.is_integer:
         raise ShapeError(
-            "the classes do not fit the log probabilities", location=user_location(), expected="[N, C] and integers [N]",
+            "the classes do not fit the log probabilities",
+            location=user_location(),
+            expected="[N, C] and integers [N]",
             received=f"{logs.type} and {target.type}",
-        )  # fmt: skip
+        )
     _check_classes(target, int(logs.shape[-1]))
     hot = equal(expand_dims(target, -1), iota(shape=(logs.shape[-1],), dtype=target.dtype))
     return _apply_reduction(-sum(where(hot, logs, 0.0), axis=-1), reduction)

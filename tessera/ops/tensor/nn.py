@@ -1,4 +1,5 @@
-"""Neural network ops: activations, softmax, normalisation, attention, dropout and batch normalisation, with their rules."""
+"""Neural network ops: activations, softmax, normalisation, attention, dropout and batch normalisation, with their
+rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Random tensors from a counter-based generator (Philox): the same seed and position give the same bits at every level."""
+"""Random tensors from a counter-based generator (Philox): the same seed and position give the same bits at every
+level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reductions: sum, extrema, arg-reductions, mean, variance, product, any, all, norms, compensated and cumulative sums, with their rules."""
+"""Reductions: sum, extrema, arg-reductions, mean, variance, product, any, all, norms, compensated and cumulative
+sums, with their rules."""
 
 from __future__ import annotations
 

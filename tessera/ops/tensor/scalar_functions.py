@@ -1,4 +1,5 @@
-"""Scalar functions: primitives with errors of their own (expm1, log1p, atan), composites of elementwise ops, and nextafter."""
+"""Scalar functions: primitives with errors of their own (expm1, log1p, atan), composites of elementwise ops, and
+nextafter."""
 
 from __future__ import annotations
 

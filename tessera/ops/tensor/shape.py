@@ -1,4 +1,5 @@
-"""Data movement ops: reshape, permute, slice, pad, concatenate, gather, iota and mesh_shift, with derivatives and batching."""
+"""Data movement ops: reshape, permute, slice, pad, concatenate, gather, iota and mesh_shift, with derivatives and
+batching."""
 
 from __future__ import annotations
 

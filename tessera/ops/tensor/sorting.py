@@ -1,4 +1,5 @@
-"""Sorting, searching and selecting: argsort, sort, topk, searchsorted, unique, nonzero, take, index_add, masked_fill."""
+"""Sorting, searching and selecting: argsort, sort, topk, searchsorted, unique, nonzero, take, index_add,
+masked_fill."""
 
 from __future__ import annotations
 

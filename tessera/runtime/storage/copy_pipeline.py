@@ -14,7 +14,7 @@ from tessera.core.errors import ArgumentError, user_location
 from tessera.core.pytree import flatten
 from tessera.ir.tensor import Tensor
 from tessera.runtime.storage import DISK, HOST
-from tessera.runtime.storage.async_copy import Future, async_copy, run_async
+from tessera.runtime.storage.async_copies import Future, async_copy, run_async
 from tessera.runtime.storage.memory_spaces import space_of
 
 F = TypeVar("F", bound=Callable[..., Any])

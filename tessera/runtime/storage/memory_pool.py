@@ -1,4 +1,5 @@
-"""Memory pools: memory taken once from the system or a device and handed out again; arenas with coalesced free blocks, and fixed-size buffers."""
+"""Memory pools: memory taken once from the system or a device and handed out again; arenas with coalesced free
+blocks, and fixed-size buffers."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ CACHE_LINE = 64  # a cache line
 class HostArena:
     """Memory of the system, taken at once and touched only as it is used; offsets of blocks count from its start.
 
-    >>> arena = Arena(256)
+    >>> arena = HostArena(256)
     >>> a, b = arena.take(100), arena.take(64)
     >>> a, b, arena.free
     (0, 128, 64)

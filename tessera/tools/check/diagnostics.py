@@ -59,7 +59,7 @@ class Diagnostic:
 class CheckReport:
     """All errors found in a function, in the order of its program, and what could not be decided.
 
-    >>> Report("f", (), ()).ok
+    >>> CheckReport("f", (), ()).ok
     True
     """
 
@@ -118,7 +118,7 @@ def format_annotation(type: TensorType, *, dtype: bool = False) -> str:
     """A type as an annotation: Tensor["B", 768]; the element type where it is not f32, or on demand.
 
     >>> from tessera.core.types import bf16
-    >>> spell(TensorType((Dim.of("B"), 4), bf16))
+    >>> format_annotation(TensorType((Dim.of("B"), 4), bf16))
     'Tensor["B", 4, bf16]'
     """
     sizes = [_size(s) for s in type.shape]

@@ -219,5 +219,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.traceback:
             raise
         failures = importlib.import_module("tessera.tools.cli.exceptions")
-        print(error if isinstance(error, TesseraError) else failures.described(error), file=sys.stderr)
+        print(error if isinstance(error, TesseraError) else failures.describe_exception(error), file=sys.stderr)
         return 2

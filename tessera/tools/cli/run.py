@@ -140,8 +140,14 @@ INTERPRETED = {
     "picture": "a picture of accesses is",
 }
 InterpretationRun = Callable[[EntryPoint, PreparedProgram, Any, argparse.Namespace], int]
-INTERPRETATIONS: dict[str, InterpretationRun] = {"debug": _run_sanitized, "lint": _run_sanitized, "as_target": _run_with_target_numerics,
-                        "report": _run_traced, "timeline": _run_traced, "picture": _run_traced}  # fmt: skip
+INTERPRETATIONS: dict[str, InterpretationRun] = {
+    "debug": _run_sanitized,
+    "lint": _run_sanitized,
+    "as_target": _run_with_target_numerics,
+    "report": _run_traced,
+    "timeline": _run_traced,
+    "picture": _run_traced,
+}
 
 
 def _level_and_target(options: argparse.Namespace) -> tuple[str | None, str]:

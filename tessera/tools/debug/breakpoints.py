@@ -61,7 +61,7 @@ def parse_breakpoint(number: int, text: str) -> Breakpoint:
     Raises:
         ArgumentError: it is typed in another way.
 
-    >>> print(parse(1, "12 for 3, 0 tile 5 if m.max() > 2"))
+    >>> print(parse_breakpoint(1, "12 for 3, 0 tile 5 if m.max() > 2"))
     breakpoint 1: line 12 for program (3, 0), tile 5 if m.max() > 2
     """
     found = _SYNTAX.match(text.strip())
@@ -79,7 +79,7 @@ def parse_breakpoint(number: int, text: str) -> Breakpoint:
 def parse_integers(text: str) -> tuple[int, ...]:
     """Whole numbers between commas or spaces.
 
-    >>> numbers("3, 0")
+    >>> parse_integers("3, 0")
     (3, 0)
     """
     parts = re.split(r"[\s,()]+", text.strip(" ()"))

@@ -35,7 +35,7 @@ class DebuggerQuit(Exception):
 def split_script(script: str) -> list[str]:
     """The commands of a script: one a line or between semicolons, without comments.
 
-    >>> split("break 12; continue  # there\\nprint x")
+    >>> split_script("break 12; continue  # there\\nprint x")
     ['break 12', 'continue', 'print x']
     """
     lines = (line.partition("#")[0] for line in script.splitlines())
@@ -381,7 +381,8 @@ def _(console: Console, rest: str) -> None:
     for number, (value, held) in enumerate(zip(step.node.args, step.args, strict=True)):
         if place is not None:
             console.write(
-                f"operand {number}: {formatting.format_value(provenance.operand_of_instance(console, value, held, place))}"
+                f"operand {number}: "
+                f"{formatting.format_value(provenance.operand_of_instance(console, value, held, place))}"
             )
     mask = formatting.format_mask(step)
     if mask:

@@ -64,7 +64,7 @@ def estimate_occupancy(name: str, threads: int, shared: int, registers: int) -> 
     Raises:
         ArgumentError: no GPU of this name is known.
 
-    >>> occupancy("A100", 256, 48 * 1024, 32)
+    >>> estimate_occupancy("A100", 256, 48 * 1024, 32)
     Occupancy(gpu='A100', groups=3, share=0.375, limit='shared memory')
     """
     if name not in GPUS:

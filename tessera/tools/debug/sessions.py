@@ -31,7 +31,7 @@ class ContextDecorator:
     """Something callable, each call of which runs in `context(it)`; else it is as it was, grids and methods too.
 
     >>> from contextlib import nullcontext
-    >>> Around(abs, lambda function: nullcontext())(-2)
+    >>> ContextDecorator(abs, lambda function: nullcontext())(-2)
     2
     """
 

@@ -215,6 +215,3 @@ class Stepper:
     def first(self) -> HistoryStep | None:
         """The earliest step that is remembered."""
         return self.history.steps[0] if self.history.steps else None
-
-
-__all__ = ["Stepper", "breakpoints"]

@@ -1,4 +1,5 @@
-"""Tuning candidates: configurations of a kernel with its arguments, and what can be counted, measured and predicted of each."""
+"""Tuning candidates: configurations of a kernel with its arguments, and what can be counted, measured and predicted
+of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Cost models: the run time of a kernel's configuration by roofline (Williams et al. 2009), by interpolation between measurements, or by ridge regression."""
+"""Cost models: the run time of a kernel's configuration by roofline (Williams et al. 2009), by interpolation between
+measurements, or by ridge regression."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tessera.tools.performance.devices import Device, device_of
 class PerformanceModel:
     """What predicts how long a kernel takes: override `predict(kernel)` or `predict(kernel, config)`, in seconds.
 
-    `kernel` is a `tessera.tools.performance.candidates.Candidate`: `count_flops()`, `count_memory_bytes()`, `config`, `run()`.
+    `kernel` is a `tessera.tools.performance.candidates.Candidate`: `count_flops()`, `count_memory_bytes()`, `config`,
+    `run()`.
 
     >>> class Bytes(PerformanceModel):
     ...     def predict(self, kernel):

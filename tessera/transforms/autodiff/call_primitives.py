@@ -1,4 +1,5 @@
-"""Call primitives: checkpoint, custom_jvp and custom_vjp as ops with a region, and checkpoint (rematerialisation) policies."""
+"""Call primitives: checkpoint, custom_jvp and custom_vjp as ops with a region, and checkpoint (rematerialisation)
+policies."""
 
 from __future__ import annotations
 

@@ -95,9 +95,11 @@ def _check_gradient(tensor: Tensor, gradient: Any) -> Tensor:
         )  # fmt: skip
     if gradient is None and tensor.shape:
         raise ShapeError(
-            "backward() of a tensor that is not a scalar needs a gradient", location=user_location(), received=str(tensor.type),
+            "backward() of a tensor that is not a scalar needs a gradient",
+            location=user_location(),
+            received=str(tensor.type),
             suggestion="reduce it first, or pass the cotangent",
-        )  # fmt: skip
+        )
     g = splat(1, tensor.type) if gradient is None else as_tensor(gradient, tensor.type)
     if g.shape != tensor.shape:
         raise ShapeError(

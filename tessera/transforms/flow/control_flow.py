@@ -131,9 +131,12 @@ def check_condition(value: Any, where: str) -> Tensor:
     found = as_tensor(value)
     if found.shape:
         raise ShapeError(
-            f"the condition of {where} is not a scalar", location=user_location(), expected="bool", received=str(found.type),
+            f"the condition of {where} is not a scalar",
+            location=user_location(),
+            expected="bool",
+            received=str(found.type),
             suggestion="use .all() or .any(), or ts.where to choose element by element",
-        )  # fmt: skip
+        )
     if found.dtype.kind != "bool":
         raise DTypeError(
             f"the condition of {where} is not bool", location=user_location(), expected="bool", received=str(found.type)

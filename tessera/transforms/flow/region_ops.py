@@ -1,4 +1,5 @@
-"""Region ops: scan, cond and while_loop built from functions of tensors, recorded in the open trace or executed eagerly."""
+"""Region ops: scan, cond and while_loop built from functions of tensors, recorded in the open trace or executed
+eagerly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Numeric context: settings that cast the operands of ops and substitute ops called in it, and decorators for stable forms,
+"""Numeric context: settings that cast the operands of ops and substitute ops called in it, and decorators for stable
+forms,
 compensated summation (Kahan 1965) and rounding.
 """
 
@@ -94,7 +95,7 @@ class NumericContext:
     """A frame to be opened: `with context:`, or as the decorator of a function that runs inside it.
 
     >>> from tessera.core.types import f16
-    >>> with Context(Frame({"compute": f16})):
+    >>> with NumericContext(NumericSettings({"compute": f16})):
     ...     Tensor([2048.0]) + 1.0
     Tensor([2048.], f32 @ compute=f16)
     """

@@ -1,4 +1,5 @@
-"""Mixed precision: precision contexts, named, custom and adaptive policies, and loss scaling (Micikevicius et al. 2018)."""
+"""Mixed precision: precision contexts, named, custom and adaptive policies, and loss scaling (Micikevicius et al.
+2018)."""
 
 from __future__ import annotations
 

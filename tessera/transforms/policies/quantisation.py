@@ -1,4 +1,5 @@
-"""Quantisation: integers with a scale, and quantisation-aware training with straight-through gradients (Jacob et al. 2018)."""
+"""Quantisation: integers with a scale, and quantisation-aware training with straight-through gradients (Jacob et al.
+2018)."""
 
 from __future__ import annotations
 

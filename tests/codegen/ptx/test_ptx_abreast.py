@@ -5,6 +5,7 @@ import pytest
 from ptxcheck import emitted
 
 import tessera as ts
+from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.passes.instruction_selection import contract_fma, fuse_accumulation, split_products
 from tessera.codegen.ptx.passes.mainloop import form_mainloop
@@ -14,21 +15,20 @@ from tessera.codegen.ptx.table.warpgroup import pingpong
 from tessera.codegen.ptx.table.warpgroup.wgmma import WARPGROUP_THREADS
 from tessera.core.types import bf16, f32
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.runtime.program import prepare
 
 
 @kernel
 def gated(a, b, bias, out, *, BN: int = 128):
     """tanh(a b + bias), less the rows' means of it."""
-    m, n = namespace.program_id(0) * 128, namespace.program_id(1) * BN
-    acc = namespace.zeros((128, BN), f32)
-    for k in namespace.range(0, a.shape[1], 64):
-        left = namespace.load(a[m : m + 128, k : k + 64], edge="clip")
-        acc += namespace.dot(left, namespace.load(b[k : k + 64, n : n + BN], edge="clip"))
-    found = namespace.tanh(acc + namespace.cast(namespace.load(bias[n : n + BN], edge="clip"), f32)[None, :])
-    found = found - namespace.sum(found, axis=-1)[:, None] / BN
-    namespace.store(out[m : m + 128, n : n + BN], namespace.cast(found, out.dtype), edge="clip")
+    m, n = tile.program_id(0) * 128, tile.program_id(1) * BN
+    acc = tile.zeros((128, BN), f32)
+    for k in tile.range(0, a.shape[1], 64):
+        left = tile.load(a[m : m + 128, k : k + 64], edge="clip")
+        acc += tile.dot(left, tile.load(b[k : k + 64, n : n + BN], edge="clip"))
+    found = tile.tanh(acc + tile.cast(tile.load(bias[n : n + BN], edge="clip"), f32)[None, :])
+    found = found - tile.sum(found, axis=-1)[:, None] / BN
+    tile.store(out[m : m + 128, n : n + BN], tile.cast(found, out.dtype), edge="clip")
 
 
 def given(m, n, k):
@@ -66,13 +66,13 @@ def chosen(entry, arguments, grid=None):
 @kernel
 def shifted(a, b, c, out, *, BN: int = 128):
     """a b + c."""
-    m, n = namespace.program_id(0) * 128, namespace.program_id(1) * BN
-    acc = namespace.zeros((128, BN), f32)
-    for k in namespace.range(0, a.shape[1], 64):
-        left = namespace.load(a[m : m + 128, k : k + 64], edge="clip")
-        acc += namespace.dot(left, namespace.load(b[k : k + 64, n : n + BN], edge="clip"))
-    more = namespace.cast(namespace.load(c[m : m + 128, n : n + BN], edge="clip"), f32)
-    namespace.store(out[m : m + 128, n : n + BN], namespace.cast(acc + more, out.dtype), edge="clip")
+    m, n = tile.program_id(0) * 128, tile.program_id(1) * BN
+    acc = tile.zeros((128, BN), f32)
+    for k in tile.range(0, a.shape[1], 64):
+        left = tile.load(a[m : m + 128, k : k + 64], edge="clip")
+        acc += tile.dot(left, tile.load(b[k : k + 64, n : n + BN], edge="clip"))
+    more = tile.cast(tile.load(c[m : m + 128, n : n + BN], edge="clip"), f32)
+    tile.store(out[m : m + 128, n : n + BN], tile.cast(acc + more, out.dtype), edge="clip")
 
 
 def test_teams_of_one_group(few):

@@ -9,28 +9,28 @@ from hypothesis import strategies as st
 from ptxcheck import emitted
 
 import tessera as ts
+from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, choose_hardware_grid, make_tensor_map
 from tessera.core.errors import ArgumentError, ResourceError, TesseraError
 from tessera.core.types import bf16, f16, fp8_e4m3, int8
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.interp.target.ptx import PtxModule
 from tessera.runtime.program import prepare
 
 
 @kernel
 def product(a, b, out, *, BM: int, BN: int, BK: int, turned: bool = False):
-    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
-    acc = namespace.zeros((BM, BN), a.type.accumulate)
-    for k in namespace.range(0, a.shape[1], BK):
-        left = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
+    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
+    acc = tile.zeros((BM, BN), a.type.accumulate)
+    for k in tile.range(0, a.shape[1], BK):
+        left = tile.load(a[m : m + BM, k : k + BK], edge="clip")
         if turned:
-            right = namespace.transpose(namespace.load(b[n : n + BN, k : k + BK], edge="clip"))
+            right = tile.transpose(tile.load(b[n : n + BN, k : k + BK], edge="clip"))
         else:
-            right = namespace.load(b[k : k + BK, n : n + BN], edge="clip")
-        acc += namespace.dot(left, right)
-    namespace.store(out[m : m + BM, n : n + BN], namespace.cast(acc, out.dtype), edge="clip")
+            right = tile.load(b[k : k + BK, n : n + BN], edge="clip")
+        acc += tile.dot(left, right)
+    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
 
 
 def arguments(shape, block, dtype=bf16, turned=False):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ptxcheck import emitted
 
 import tessera as ts
+from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.ops import smem_operand, smem_slots
 from tessera.codegen.ptx.passes.instruction_selection import fuse_accumulation
@@ -19,7 +20,6 @@ from tessera.codegen.ptx.table.blocks.staging_buffers import choose_row_layout
 from tessera.core.errors import AsyncCopyError, ResourceError, TesseraError
 from tessera.core.types import bf16, f16, f32, fp8_e4m3, int8
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.interp.target.ptx import PtxModule
 from tessera.interp.tile import interpreter
 from tessera.ir.core import Attrs, Block, Function
@@ -32,19 +32,19 @@ from tessera.stdlib.attention import attend
 @kernel
 def product(a, b, out, *, BM: int, BN: int, BK: int, left: bool = False, right: bool = False):
     """`left` and `right` say which side is given turned around."""
-    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
-    acc = namespace.zeros((BM, BN), a.type.accumulate)
-    for k in namespace.range(0, a.shape[0] if left else a.shape[1], BK):
+    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
+    acc = tile.zeros((BM, BN), a.type.accumulate)
+    for k in tile.range(0, a.shape[0] if left else a.shape[1], BK):
         if left:
-            x = namespace.transpose(namespace.load(a[k : k + BK, m : m + BM], edge="clip"))
+            x = tile.transpose(tile.load(a[k : k + BK, m : m + BM], edge="clip"))
         else:
-            x = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
+            x = tile.load(a[m : m + BM, k : k + BK], edge="clip")
         if right:
-            y = namespace.transpose(namespace.load(b[n : n + BN, k : k + BK], edge="clip"))
+            y = tile.transpose(tile.load(b[n : n + BN, k : k + BK], edge="clip"))
         else:
-            y = namespace.load(b[k : k + BK, n : n + BN], edge="clip")
-        acc += namespace.dot(x, y)
-    namespace.store(out[m : m + BM, n : n + BN], namespace.cast(acc, out.dtype), edge="clip")
+            y = tile.load(b[k : k + BK, n : n + BN], edge="clip")
+        acc += tile.dot(x, y)
+    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
 
 
 def arguments(dtype, m, n, k, block=(32, 32, 32), seed=0, **turned):
@@ -178,12 +178,12 @@ def test_one_side_is_copied_and_the_other_held():
 @kernel
 def heads(q, k, out, *, B: int = 32):
     """Heads stand after positions: a block of them has axes of size 1 in its middle."""
-    head, rows = namespace.program_id(0), q.shape[0]
-    acc = namespace.zeros((B, B), ts.f32)
-    for i in namespace.range(0, rows, B):
-        left = namespace.load(q[i : i + B, head, :], edge="clip")
-        acc = acc + namespace.dot(namespace.transpose(left), namespace.load(k[i : i + B, head, :], edge="clip"))
-    namespace.store(out[head, :, :], acc)
+    head, rows = tile.program_id(0), q.shape[0]
+    acc = tile.zeros((B, B), ts.f32)
+    for i in tile.range(0, rows, B):
+        left = tile.load(q[i : i + B, head, :], edge="clip")
+        acc = acc + tile.dot(tile.transpose(left), tile.load(k[i : i + B, head, :], edge="clip"))
+    tile.store(out[head, :, :], acc)
 
 
 def test_rows_that_are_not_neighbours():
@@ -222,23 +222,23 @@ def test_masked_blocks_are_loaded_a_round_ahead(arch):
 @kernel
 def running(a, out, *, B: int = 32):
     """Rows that a round writes are read by the next one: nothing may be fetched ahead."""
-    acc = namespace.zeros((B, B), ts.f32)
-    for i in namespace.range(0, a.shape[0] - B, B):
-        block = namespace.load(a[i : i + B, 0:B])
-        acc = acc + namespace.dot(block, block)
-        namespace.store(a[i + B : i + 2 * B, 0:B], namespace.cast(acc * 0.01, a.dtype))
-    namespace.store(out[0:B, 0:B], acc)
+    acc = tile.zeros((B, B), ts.f32)
+    for i in tile.range(0, a.shape[0] - B, B):
+        block = tile.load(a[i : i + B, 0:B])
+        acc = acc + tile.dot(block, block)
+        tile.store(a[i + B : i + 2 * B, 0:B], tile.cast(acc * 0.01, a.dtype))
+    tile.store(out[0:B, 0:B], acc)
 
 
 @kernel
 def met(a, out, *, B: int = 32):
     """Rounds that all programs begin together: what others wrote before is read after."""
-    acc = namespace.zeros((B, B), ts.f32)
-    for i in namespace.range(0, a.shape[0], B):
-        namespace.grid_barrier()
-        block = namespace.load(a[i : i + B, 0:B])
-        acc = acc + namespace.dot(block, block)
-    namespace.store(out[0:B, 0:B], acc)
+    acc = tile.zeros((B, B), ts.f32)
+    for i in tile.range(0, a.shape[0], B):
+        tile.grid_barrier()
+        block = tile.load(a[i : i + B, 0:B])
+        acc = acc + tile.dot(block, block)
+    tile.store(out[0:B, 0:B], acc)
 
 
 def test_nothing_is_read_before_a_barrier_of_the_loop():
@@ -259,8 +259,8 @@ def test_both_sides_stay_where_they_lie():
     ops = [n.op for n in done.body.walk()]
     assert ops.count(smem_operand) == 2 and tile_ops.load not in ops
     x = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
-    assert (smem_operand.ref(x, 1, phase_completed=True) == x[1].T).all() and (
-        smem_operand.ref(x, 0, phase_completed=False) == x[0]
+    assert (smem_operand.ref(x, 1, flipped=True) == x[1].T).all() and (
+        smem_operand.ref(x, 0, flipped=False) == x[0]
     ).all()
 
 
@@ -277,15 +277,13 @@ def test_rows_read_at_once_lie_in_different_banks(count):
 @kernel
 def twice(x, out, *, N: int = 32):
     """Two copies under way into memory of the kernel's own, read in the other order."""
-    here, there = namespace.alloc_shared((N, N), ts.f32), namespace.alloc_shared((N, N), ts.f32)
-    namespace.cp_async(here, x[0:N, 0:N], edge="clip")
-    namespace.cp_commit_group()
-    namespace.cp_async(there, x[0:N, N : 2 * N], edge="clip")
-    namespace.cp_commit_group()
-    namespace.cp_wait_group(0)
-    namespace.store(
-        out[0:N, 0:N], namespace.load(there[0:N, 0:N]) - namespace.transpose(namespace.load(here[0:N, 0:N]))
-    )
+    here, there = tile.alloc_shared((N, N), ts.f32), tile.alloc_shared((N, N), ts.f32)
+    tile.cp_async(here, x[0:N, 0:N], edge="clip")
+    tile.cp_commit_group()
+    tile.cp_async(there, x[0:N, N : 2 * N], edge="clip")
+    tile.cp_commit_group()
+    tile.cp_wait_group(0)
+    tile.store(out[0:N, 0:N], tile.load(there[0:N, 0:N]) - tile.transpose(tile.load(here[0:N, 0:N])))
 
 
 def test_a_user_s_own_copies_are_asynchronous():

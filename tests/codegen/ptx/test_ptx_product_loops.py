@@ -7,31 +7,31 @@ from hypothesis import strategies as st
 from ptxcheck import emitted
 
 import tessera as ts
+from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.ops import gemm_mainloop
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.types import bf16, f16, fp8_e4m3
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.runtime.program import prepare
 
 
 @kernel
 def product(a, b, out, rounds, *, BM: int, BN: int, BK: int, left: bool = False, right: bool = False):
     """`left` and `right` say which side is given turned around; the sum is over `rounds` of the shared axis."""
-    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
-    acc = namespace.zeros((BM, BN), ts.f32)
-    for k in namespace.range(0, rounds, BK):
+    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
+    acc = tile.zeros((BM, BN), ts.f32)
+    for k in tile.range(0, rounds, BK):
         if left:
-            x = namespace.load(a[k : k + BK, m : m + BM], edge="clip").T
+            x = tile.load(a[k : k + BK, m : m + BM], edge="clip").T
         else:
-            x = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
+            x = tile.load(a[m : m + BM, k : k + BK], edge="clip")
         if right:
-            y = namespace.load(b[n : n + BN, k : k + BK], edge="clip").T
+            y = tile.load(b[n : n + BN, k : k + BK], edge="clip").T
         else:
-            y = namespace.load(b[k : k + BK, n : n + BN], edge="clip")
-        acc += namespace.dot(x, y)
-    namespace.store(out[m : m + BM, n : n + BN], namespace.cast(acc, out.dtype), edge="clip")
+            y = tile.load(b[k : k + BK, n : n + BN], edge="clip")
+        acc += tile.dot(x, y)
+    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
 
 
 def check(shape, block, dtype=bf16, rounds=None, **turned):
@@ -94,12 +94,10 @@ def test_any_size(m, n, k, left, right, depth, dtype):
 @kernel
 def ended(a, b, out, *, END: int, BK: int = 32):
     """The sum over the first `END` of the shared axis."""
-    acc = namespace.zeros((64, 64), ts.f32)
-    for k in namespace.range(0, END, BK):
-        acc += namespace.dot(
-            namespace.load(a[0:64, k : k + BK], edge="clip"), namespace.load(b[k : k + BK, 0:64], edge="clip")
-        )
-    namespace.store(out[0:64, 0:64], acc)
+    acc = tile.zeros((64, 64), ts.f32)
+    for k in tile.range(0, END, BK):
+        acc += tile.dot(tile.load(a[0:64, k : k + BK], edge="clip"), tile.load(b[k : k + BK, 0:64], edge="clip"))
+    tile.store(out[0:64, 0:64], acc)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +117,10 @@ def test_rounds_are_joined_where_that_reads_no_more(end, depth, joined):
 def test_sides_that_the_loop_does_not_walk_along_the_sum_are_not_cut():
     @kernel
     def apart(a, b, out, *, BK: int = 128):
-        acc = namespace.zeros((64, 64), ts.f32)
-        for k in namespace.range(0, a.shape[1], 64):  # blocks overlap
-            acc += namespace.dot(
-                namespace.load(a[0:64, k : k + BK], edge="clip"), namespace.load(b[k : k + BK, 0:64], edge="clip")
-            )
-        namespace.store(out[0:64, 0:64], acc)
+        acc = tile.zeros((64, 64), ts.f32)
+        for k in tile.range(0, a.shape[1], 64):  # blocks overlap
+            acc += tile.dot(tile.load(a[0:64, k : k + BK], edge="clip"), tile.load(b[k : k + BK, 0:64], edge="clip"))
+        tile.store(out[0:64, 0:64], acc)
 
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(s).astype(bf16.numpy) for s in ((64, 256), (256, 64)))

@@ -7,40 +7,38 @@ from hypothesis import strategies as st
 from ptxcheck import emitted
 
 import tessera as ts
+from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.errors import ResourceError
 from tessera.core.types import as_dtype, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, int8, int32
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.runtime.program import prepare
 
 
 @kernel
 def product(a, b, out, *, BM: int, BN: int, BK: int, turned: bool = False):
-    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
-    acc = namespace.zeros((BM, BN), a.type.accumulate)
-    for k in namespace.range(0, a.shape[1], BK):
-        left = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
+    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
+    acc = tile.zeros((BM, BN), a.type.accumulate)
+    for k in tile.range(0, a.shape[1], BK):
+        left = tile.load(a[m : m + BM, k : k + BK], edge="clip")
         if turned:
-            right = namespace.transpose(namespace.load(b[n : n + BN, k : k + BK], edge="clip"))
+            right = tile.transpose(tile.load(b[n : n + BN, k : k + BK], edge="clip"))
         else:
-            right = namespace.load(b[k : k + BK, n : n + BN], edge="clip")
-        acc += namespace.dot(left, right)
-    namespace.store(out[m : m + BM, n : n + BN], namespace.cast(acc, out.dtype), edge="clip")
+            right = tile.load(b[k : k + BK, n : n + BN], edge="clip")
+        acc += tile.dot(left, right)
+    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
 
 
 @kernel
 def gated(a, b, bias, out, *, BM: int = 128, BN: int = 64, BK: int = 64):
-    m, n, g = namespace.program_id(0) * BM, namespace.program_id(1) * BN, namespace.program_id(2)
-    acc = namespace.zeros((BM, BN), ts.f32)
-    for k in namespace.range(0, a.shape[2], BK):
-        left = namespace.load(a[g, m : m + BM, k : k + BK], edge="clip")
-        acc += namespace.dot(left, namespace.load(b[g, k : k + BK, n : n + BN], edge="clip"))
-    shift = namespace.cast(namespace.load(bias[n : n + BN], edge="clip"), ts.f32)
-    namespace.store(
-        out[g, m : m + BM, n : n + BN], namespace.cast(namespace.tanh(acc + shift[None, :]), out.dtype), edge="clip"
-    )
+    m, n, g = tile.program_id(0) * BM, tile.program_id(1) * BN, tile.program_id(2)
+    acc = tile.zeros((BM, BN), ts.f32)
+    for k in tile.range(0, a.shape[2], BK):
+        left = tile.load(a[g, m : m + BM, k : k + BK], edge="clip")
+        acc += tile.dot(left, tile.load(b[g, k : k + BK, n : n + BN], edge="clip"))
+    shift = tile.cast(tile.load(bias[n : n + BN], edge="clip"), ts.f32)
+    tile.store(out[g, m : m + BM, n : n + BN], tile.cast(tile.tanh(acc + shift[None, :]), out.dtype), edge="clip")
 
 
 def run(entry, arguments, grid, arch, out="out"):

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from ptxcheck import emitted
 
 import tessera as ts
+from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.core.types import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.runtime.program import prepare
 
 EPILOGUES = {
@@ -27,26 +27,26 @@ TYPES = {
 
 @kernel
 def product(a, b, bias, out, *, BM: int, BN: int, BK: int, left_turned: bool, right_turned: bool, after: str):
-    m, n = namespace.program_id(0) * BM, namespace.program_id(1) * BN
-    acc = namespace.zeros((BM, BN), a.type.accumulate)
-    for k in namespace.range(0, a.shape[0] if left_turned else a.shape[1], BK):
+    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
+    acc = tile.zeros((BM, BN), a.type.accumulate)
+    for k in tile.range(0, a.shape[0] if left_turned else a.shape[1], BK):
         if left_turned:
-            left = namespace.transpose(namespace.load(a[k : k + BK, m : m + BM], edge="clip"))
+            left = tile.transpose(tile.load(a[k : k + BK, m : m + BM], edge="clip"))
         else:
-            left = namespace.load(a[m : m + BM, k : k + BK], edge="clip")
+            left = tile.load(a[m : m + BM, k : k + BK], edge="clip")
         if right_turned:
-            right = namespace.transpose(namespace.load(b[n : n + BN, k : k + BK], edge="clip"))
+            right = tile.transpose(tile.load(b[n : n + BN, k : k + BK], edge="clip"))
         else:
-            right = namespace.load(b[k : k + BK, n : n + BN], edge="clip")
-        acc += namespace.dot(left, right)
-    x = namespace.cast(acc, ts.f32)
+            right = tile.load(b[k : k + BK, n : n + BN], edge="clip")
+        acc += tile.dot(left, right)
+    x = tile.cast(acc, ts.f32)
     if after != "none":
-        x = x + namespace.load(bias[n : n + BN], edge="clip")[None, :]
+        x = x + tile.load(bias[n : n + BN], edge="clip")[None, :]
     if after == "relu":
-        x = namespace.maximum(x, 0.0)
+        x = tile.maximum(x, 0.0)
     if after == "tanh":
-        x = namespace.tanh(x)
-    namespace.store(out[m : m + BM, n : n + BN], namespace.cast(x, out.dtype), edge="clip")
+        x = tile.tanh(x)
+    tile.store(out[m : m + BM, n : n + BN], tile.cast(x, out.dtype), edge="clip")
 
 
 sizes = st.one_of(st.integers(1, 700), st.sampled_from([1, 8, 16, 64, 128, 200, 256, 512]))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ptxcheck import emitted
 
+from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.ops import async_mma, exp2_ftz, fma, indices_below, release_operand, resident_operand, wait_mma
 from tessera.codegen.ptx.passes.instruction_selection import contract_fma, fuse_accumulation, select_exp2_ftz
@@ -16,7 +17,6 @@ from tessera.codegen.ptx.passes.tile_scheduler import RasterOrder, choose_raster
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.types import bf16, f16, f32
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.ops.dialects import control_flow
 from tessera.runtime.program import prepare
 from tessera.stdlib.attention import attend
@@ -25,17 +25,15 @@ from tessera.stdlib.attention import attend
 @kernel
 def gated(a, b, c, out, *, BM: int, BN: int, band: bool = False):
     """Rows of `a` against all of `b`, what is positive of that times `c`: no attention, but of its shape."""
-    m = namespace.program_id(0) * BM
-    left = namespace.load(a[m : m + BM, :], edge="clip")
-    acc = namespace.zeros((BM, c.shape[1]), f32)
-    for n in namespace.range(0, b.shape[0], BN):
-        gate = namespace.maximum(left @ namespace.load(b[n : n + BN, :], edge="clip").T, 0.0)
+    m = tile.program_id(0) * BM
+    left = tile.load(a[m : m + BM, :], edge="clip")
+    acc = tile.zeros((BM, c.shape[1]), f32)
+    for n in tile.range(0, b.shape[0], BN):
+        gate = tile.maximum(left @ tile.load(b[n : n + BN, :], edge="clip").T, 0.0)
         if band:
-            gate = namespace.where(
-                (n + namespace.arange(0, BN))[None, :] <= (m + namespace.arange(0, BM))[:, None], gate, 0.0
-            )
-        acc = acc * 0.5 + namespace.cast(gate, c.dtype) @ namespace.load(c[n : n + BN, :], edge="clip")
-    namespace.store(out[m : m + BM, :], namespace.cast(acc, out.dtype), edge="clip")
+            gate = tile.where((n + tile.arange(0, BN))[None, :] <= (m + tile.arange(0, BM))[:, None], gate, 0.0)
+        acc = acc * 0.5 + tile.cast(gate, c.dtype) @ tile.load(c[n : n + BN, :], edge="clip")
+    tile.store(out[m : m + BM, :], tile.cast(acc, out.dtype), edge="clip")
 
 
 def compiled(entry, given, grid, arch):
@@ -86,12 +84,12 @@ def test_a_user_s_own_kernel(dtype, sizes, block, band):
 @kernel
 def counted(a, b, c, out, rounds, *, BM: int = 64, BN: int = 64):
     """As `gated`, for a number of blocks that only the launch knows, maybe none."""
-    left = namespace.load(a[0:BM, :])
-    acc = namespace.zeros((BM, c.shape[1]), f32)
-    for n in namespace.range(0, rounds * BN, BN):
-        gate = namespace.maximum(left @ namespace.load(b[n : n + BN, :]).T, 0.0)
-        acc = acc * 0.5 + namespace.cast(gate, c.dtype) @ namespace.load(c[n : n + BN, :])
-    namespace.store(out[0:BM, :], namespace.cast(acc, out.dtype))
+    left = tile.load(a[0:BM, :])
+    acc = tile.zeros((BM, c.shape[1]), f32)
+    for n in tile.range(0, rounds * BN, BN):
+        gate = tile.maximum(left @ tile.load(b[n : n + BN, :]).T, 0.0)
+        acc = acc * 0.5 + tile.cast(gate, c.dtype) @ tile.load(c[n : n + BN, :])
+    tile.store(out[0:BM, :], tile.cast(acc, out.dtype))
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])

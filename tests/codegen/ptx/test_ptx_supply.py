@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from ptxcheck import emitted
 
+from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.ops import prefetched_load
 from tessera.codegen.ptx.passes import persistent_prefetch
@@ -11,7 +12,6 @@ from tessera.codegen.ptx.passes.persistent_prefetch import plan_prefetch
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.types import bf16, f32
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.interp.tile import interpreter
 from tessera.runtime.program import prepare
 
@@ -19,12 +19,12 @@ from tessera.runtime.program import prepare
 @kernel
 def scaled(x, y, w, out, *, N: int, edge: str = "error"):
     """Rows of `x` by their sums, plus rows of `y` by weights that all rows share."""
-    row = namespace.program_id(0)
-    values = namespace.cast(namespace.load(x[row, 0:N], edge=edge), f32)
-    values = values * namespace.sum(values, axis=-1) / N
-    weights = namespace.cast(namespace.load(w[0:N]), f32)
-    more = namespace.cast(namespace.load(y[row, 0:N]), f32)
-    namespace.store(out[row, 0:N], namespace.cast(values + more * weights, out.dtype))
+    row = tile.program_id(0)
+    values = tile.cast(tile.load(x[row, 0:N], edge=edge), f32)
+    values = values * tile.sum(values, axis=-1) / N
+    weights = tile.cast(tile.load(w[0:N]), f32)
+    more = tile.cast(tile.load(y[row, 0:N]), f32)
+    tile.store(out[row, 0:N], tile.cast(values + more * weights, out.dtype))
 
 
 def given(dtype, rows, columns, **more):

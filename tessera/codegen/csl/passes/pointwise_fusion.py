@@ -1,4 +1,5 @@
-"""Pointwise fusion: an op whose result one later pointwise op of the same shape alone uses is computed inside that op's loop.
+"""Pointwise fusion: an op whose result one later pointwise op of the same shape alone uses is computed inside that
+op's loop.
 
 An analysis of liveness follows: the node at which each value is last used depends on where each node is then emitted.
 """

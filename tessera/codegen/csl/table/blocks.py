@@ -196,7 +196,8 @@ def _(element, node):
     row = element.allocate((sizes[axis],), out.type)
     with element.inner(f"for (@range(i16, {sizes[axis]})) |place|"):
         element.add_line(
-            f"{row.at(['place'])} = {NARROWING_CASTS.get(node.attrs['dtype'], f'@as({out.type}, {{0}})').format('place')};"
+            f"{row.at(['place'])} = "
+            f"{NARROWING_CASTS.get(node.attrs['dtype'], f'@as({out.type}, {{0}})').format('place')};"
         )
     spread = tuple(1 if a == axis else 0 for a in range(len(sizes)))
     element.copy(out, PeArrayView(out.type, sizes, row.buffer, 0, spread))

@@ -1,6 +1,10 @@
-"""Broadcast routes: each element along an axis broadcasts in turn through the last one, which forwards every word as it arrives.
+"""Broadcast routes: each element along an axis broadcasts in turn through the last one, which forwards every word as
+it arrives.
 
-The sender's words travel past the others to the last element ("pass"), and from there to all by the routers alone ("echo"). After an element's turn a control word switches the routers to the next sender. Receives are asynchronous and a task continues afterwards; in a loop, in a branch, or with too few queues, neighbours forward instead (`collectives.emit_chain_broadcast`).
+The sender's words travel past the others to the last element ("pass"), and from there to all by the routers alone
+("echo"). After an element's turn a control word switches the routers to the next sender. Receives are asynchronous
+and a task continues afterwards; in a loop, in a branch, or with too few queues, neighbours forward instead
+(`collectives.emit_chain_broadcast`).
 """
 
 from __future__ import annotations

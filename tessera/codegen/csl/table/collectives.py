@@ -1,6 +1,8 @@
 """Collectives along chains of neighbours: all-reduce, chain broadcast, shift and rotate.
 
-Every operation is synchronous: elements communicate in program order, and no task is needed. Each direction has an even and an odd colour, chosen by the sender's coordinate, so that sends and receives do not collide. The last element broadcasts a reduced value on one colour that routers deliver to all; a wrap-around route closes a ring.
+Every operation is synchronous: elements communicate in program order, and no task is needed. Each direction has an
+even and an odd colour, chosen by the sender's coordinate, so that sends and receives do not collide. The last element
+broadcasts a reduced value on one colour that routers deliver to all; a wrap-around route closes a ring.
 """
 
 from __future__ import annotations
@@ -28,8 +30,14 @@ REDUCTION_EXPRESSIONS = {
     "min": "if ({0} < {1} or {0} != {0}) {0} else {1}",
 }
 # What moves words of a type: 64 bits are two words.
-WORD_MOVES = {"f32": ("@fmovs", 1), "i32": ("@mov32", 1), "i64": ("@mov32", 2), "f16": ("@fmovh", 1), "half": ("@mov16", 1),
-         "i16": ("@mov16", 1)}  # fmt: skip
+WORD_MOVES = {
+    "f32": ("@fmovs", 1),
+    "i32": ("@mov32", 1),
+    "i64": ("@mov32", 2),
+    "f16": ("@fmovh", 1),
+    "half": ("@mov16", 1),
+    "i16": ("@mov16", 1),
+}
 
 
 @dataclass(frozen=True)

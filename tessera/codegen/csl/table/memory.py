@@ -1,6 +1,7 @@
 """Kernel memory ops: a ref is an array of the element, and a block of it is a view with a dynamic offset.
 
-An element runs a kernel's programs one after another: a copy is complete when it is issued, barriers within a program have no one to wait for, and an atomic update is a plain one.
+An element runs a kernel's programs one after another: a copy is complete when it is issued, barriers within a program
+have no one to wait for, and an atomic update is a plain one.
 """
 
 from __future__ import annotations

@@ -51,9 +51,13 @@ def decode_small_float(element: CslEmitter, dtype: DType, text: str) -> str:
     form, name = SMALL_FLOAT_FORMATS[dtype], f"widen_{dtype.name}"
     sign, scale = 1 << form.sign, float(2.0 ** (F32_BIAS - form.bias))
     element.functions[name] = DECODE_HELPER.format(
-        name=dtype.name, magnitude=sign - 1, sign=sign, dropped=F32_MANTISSA_BITS - form.digits, scale=_format_number(scale),
+        name=dtype.name,
+        magnitude=sign - 1,
+        sign=sign,
+        dropped=F32_MANTISSA_BITS - form.digits,
+        scale=_format_number(scale),
         special="".join(_format_specials(form, sign)),
-    )  # fmt: skip
+    )
     return f"{name}({text})"
 
 
@@ -71,10 +75,18 @@ def encode_small_float(element: CslEmitter, dtype: DType, text: str) -> str:
     dropped, least = F32_MANTISSA_BITS - form.digits, 1 - form.bias
     place = least - form.digits + F32_MANTISSA_BITS
     element.functions[name] = ENCODE_HELPER.format(
-        name=dtype.name, sign=1 << form.sign, nan=form.nan or 0, least=hex((least + F32_BIAS) << F32_MANTISSA_BITS),
-        step=_format_number(2.0**place), step_bits=hex((place + F32_BIAS) << F32_MANTISSA_BITS), dropped=dropped,
-        rebias=hex((F32_BIAS - form.bias) << F32_MANTISSA_BITS), half=(1 << (dropped - 1)) - 1, top=_find_max_finite_code(form), beyond=_find_overflow_code(form),
-    )  # fmt: skip
+        name=dtype.name,
+        sign=1 << form.sign,
+        nan=form.nan or 0,
+        least=hex((least + F32_BIAS) << F32_MANTISSA_BITS),
+        step=_format_number(2.0**place),
+        step_bits=hex((place + F32_BIAS) << F32_MANTISSA_BITS),
+        dropped=dropped,
+        rebias=hex((F32_BIAS - form.bias) << F32_MANTISSA_BITS),
+        half=(1 << (dropped - 1)) - 1,
+        top=_find_max_finite_code(form),
+        beyond=_find_overflow_code(form),
+    )
     return f"{name}({text})"
 
 

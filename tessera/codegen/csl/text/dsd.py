@@ -1,4 +1,5 @@
-"""Data structure descriptors (DSDs, Cerebras SDK): arrays in a processing element's memory, strided views of them, and their text."""
+"""Data structure descriptors (DSDs, Cerebras SDK): arrays in a processing element's memory, strided views of them,
+and their text."""
 
 from __future__ import annotations
 

@@ -225,7 +225,8 @@ def check_memory(element: CslEmitter, location: Any) -> None:
     largest = sorted(element.buffers, key=lambda b: -b.bytes)[:3]
     listed = ", ".join(f"{_describe_array(b)}" for b in largest)
     raise ResourceError(
-        f"an element needs {total / 1024:.0f} KB of the {ARRAY_MEMORY_BYTES // 1024} KB that 48 KB of memory leave beside code",
+        f"an element needs {total / 1024:.0f} KB of the {ARRAY_MEMORY_BYTES // 1024} KB that 48 KB of memory leave "
+        "beside code",
         location=location,
         expected=f"at most {ARRAY_MEMORY_BYTES} bytes of arrays on each element",
         received=f"{total} bytes; the largest are {listed}",

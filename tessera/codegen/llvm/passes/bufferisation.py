@@ -1,6 +1,7 @@
 """Bufferisation: which blocks are fused into the loops that use them, and which are stored in scratch memory.
 
-Use-def chains in program order, with the loops around each use, say what a buffer would save, and when memory that a load
+Use-def chains in program order, with the loops around each use, say what a buffer would save, and when memory that a
+load
 reads is overwritten before its last use.
 """
 
@@ -191,8 +192,10 @@ class BufferisationPlan:
         repeated = any(s.node.op is basic.broadcast_to and _grows(s.node) for s in self.uses.used[v])
         into = any(self.uses.last(site, s) != s.number for s in sinks)
         return (
-            (len(sinks) > 1 and cost >= REUSE_THRESHOLD) or (into and cost >= LOOP_THRESHOLD) or (repeated and cost >= BROADCAST_THRESHOLD)
-        )  # fmt: skip
+            (len(sinks) > 1 and cost >= REUSE_THRESHOLD)
+            or (into and cost >= LOOP_THRESHOLD)
+            or (repeated and cost >= BROADCAST_THRESHOLD)
+        )
 
     def sinks(self, v: Value) -> SinkSites:
         """Where the elements of a value are read by something that is not computed lazily itself."""

@@ -1,8 +1,11 @@
 """Thread pool: dynamic scheduling of programs in chunks, and cooperative launches with a grid barrier.
 
-Every thread walks the same list of tasks. Of each it takes chunks of programs from a shared counter until none is left, then
-waits until all are done, and goes on. A thread that comes late finds nothing left and passes through; no Python runs between
-two launches. A cooperative launch has a thread for each program. Its barrier state holds the arrivals of the current round,
+Every thread walks the same list of tasks. Of each it takes chunks of programs from a shared counter until none is
+left, then
+waits until all are done, and goes on. A thread that comes late finds nothing left and passes through; no Python runs
+between
+two launches. A cooperative launch has a thread for each program. Its barrier state holds the arrivals of the current
+round,
 the number of the round, the programs that have ended, and the address of the text's own word.
 """
 

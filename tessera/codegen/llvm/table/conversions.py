@@ -1,6 +1,7 @@
 """Conversions in registers: memory formats, casts, and rounding by a policy.
 
-Small floats are decoded, encoded and rounded by integer arithmetic and exact multiplications. f64 is narrowed by rounding
+Small floats are decoded, encoded and rounded by integer arithmetic and exact multiplications. f64 is narrowed by
+rounding
 to odd (Boldo and Melquiond 2008). Policies round toward zero or stochastically, saturate, and flush denormals.
 """
 

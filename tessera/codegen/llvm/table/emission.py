@@ -1,4 +1,5 @@
-"""Emission tables: rows of pointwise ops, one register's worth of elements each, and the table of ops emitted as statements."""
+"""Emission tables: rows of pointwise ops, one register's worth of elements each, and the table of ops emitted as
+statements."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Loop fusion: loop nests over blocks, in which the elements of fused producers are computed at the index of the consumer.
+"""Loop fusion: loop nests over blocks, in which the elements of fused producers are computed at the index of the
+consumer.
 
-Outer axes are scalar loops; the innermost one is strip-mined into vectors with a masked remainder. `tile.inline` is a row
+Outer axes are scalar loops; the innermost one is strip-mined into vectors with a masked remainder. `tile.inline` is a
+row
 of the table with the user's own instructions.
 """
 

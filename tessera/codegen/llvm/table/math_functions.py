@@ -1,6 +1,7 @@
 """Math functions: definitions of the scalar functions that a text calls, for any vector width.
 
-f32 functions are formulas of `scalar_functions`, inlined; sine and cosine reduce their argument in f64. Of f64 each element
+f32 functions are formulas of `scalar_functions`, inlined; sine and cosine reduce their argument in f64. Of f64 each
+element
 goes to the C library.
 """
 
@@ -128,10 +129,17 @@ def _translate_polynomial(f: LlvmFormula, d: str, word: str, xs: list[str]) -> F
 
 FormulaRule = Callable[[LlvmFormula, str, str, list[str]], FormulaLines]
 FORMULA_RULES: tuple[tuple[Container[str], FormulaRule], ...] = (
-    (FLOAT_WORDS, _translate_float), (INTRINSIC_WORDS, _translate_intrinsic), (INTEGER_WORDS, _translate_integer), (CONDITION_WORDS, _translate_condition), (COMPARE_WORDS, _translate_compare),
-    (INTEGER_COMPARE_WORDS, _translate_integer_compare), ({"select", "iselect"}, _translate_select), ({"bits", "real", "toreal"}, _translate_convert),
-    ({"wide", "narrow"}, _translate_width), ({"poly"}, _translate_polynomial),
-)  # fmt: skip
+    (FLOAT_WORDS, _translate_float),
+    (INTRINSIC_WORDS, _translate_intrinsic),
+    (INTEGER_WORDS, _translate_integer),
+    (CONDITION_WORDS, _translate_condition),
+    (COMPARE_WORDS, _translate_compare),
+    (INTEGER_COMPARE_WORDS, _translate_integer_compare),
+    ({"select", "iselect"}, _translate_select),
+    ({"bits", "real", "toreal"}, _translate_convert),
+    ({"wide", "narrow"}, _translate_width),
+    ({"poly"}, _translate_polynomial),
+)
 
 
 def define_formula_function(name: str, t: RegisterType, text: str, operands: int = 1) -> FormulaLines:

@@ -1,6 +1,7 @@
 """Matrix products (Goto and van de Geijn 2008): packed panels, a loop over register tiles, a micro-kernel for each.
 
-An operand that lies in memory unconverted is read through a strided view; columns are packed by transposes in registers.
+An operand that lies in memory unconverted is read through a strided view; columns are packed by transposes in
+registers.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
     void @tessera_meet(i64 context)
     void @tessera_report(i64 context, i64 site, i64 program, ptr table)
 
-The grid barrier calls the runtime, which has every program of such a launch in a thread of its own; `context` is the word
-@tessera_meeting of the text, set before the launch. Where some program has ended, so that the barrier cannot complete, the
+The grid barrier calls the runtime, which has every program of such a launch in a thread of its own; `context` is the
+word
+@tessera_meeting of the text, set before the launch. Where some program has ended, so that the barrier cannot
+complete, the
 word becomes negative, and each program returns as it finds that. A report stores its operands and passes `table`, their
 addresses; `site` numbers the report ops of the text, described in the host plan. A failed assertion ends its program.
 """
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 #
 #     void @tessera_meet(i64 context)
 #
-# `context` is the word @tessera_meeting of the text, which the runtime sets before the launch. A program goes on when all
+# `context` is the word @tessera_meeting of the text, which the runtime sets before the launch. A program goes on when
+# all
 # have called. Where that can no longer be, since one has ended, the word becomes negative, and each program
 # ends as it finds that.
 

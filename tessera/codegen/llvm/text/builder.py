@@ -1,6 +1,7 @@
 """IR builder: instructions, loops and debug locations of a function, and the vector values of a loop body.
 
-A lane value is the content of one vector register: uniform, a ramp (consecutive integers), or varying. What is invariant
+A lane value is the content of one vector register: uniform, a ramp (consecutive integers), or varying. What is
+invariant
 in the innermost loop is hoisted in front of it.
 """
 

@@ -247,7 +247,8 @@ def _emit_gather(body: LoopBody, m: StridedMemRef, place: LaneAddress, mask: str
     pointers = _emit_pointer_vector(body, m, place)
     which = mask or t.truth.const(1)
     return body.text.let(
-        f"call {t} @llvm.masked.gather.{t.suffix}.v{t.width}p0({t.of('ptr')} {pointers}, i32 {get_element_bytes(m.dtype)}, "
+        f"call {t} @llvm.masked.gather.{t.suffix}.v{t.width}p0({t.of('ptr')} {pointers}, "
+        f"i32 {get_element_bytes(m.dtype)}, "
         f"{t.truth} {which}, {t} zeroinitializer)"
     )
 

@@ -91,7 +91,8 @@ def emit_function(
     room, offsets = kernel.scratch.place()
     suffix = f" !dbg !{scope}" if debug is not None else ""
     params = _format_parameters(function, names, apart)
-    head = f"define void @{function.name}({_format_list(params, PROGRAM_ID_NAMES, GRID_SIZE_NAMES)}, ptr noalias %scratch) #0{suffix} {{"
+    arguments = _format_list(params, PROGRAM_ID_NAMES, GRID_SIZE_NAMES)
+    head = f"define void @{function.name}({arguments}, ptr noalias %scratch) #0{suffix} {{"
     buffers = [f"  {name} = getelementptr i8, ptr %scratch, i64 {offset}" for name, offset in offsets]
     body = [head, "entry:", *buffers, *text.flat(), "}", ""]
     return EmittedFunction(
@@ -130,7 +131,8 @@ def _emit_range_function(function: Function, params: Sequence[str]) -> Iterator[
     """The loop over programs."""
     plain = [p.replace(" noalias", "") for p in params]
     ends = ("%begin", "%end")
-    yield f"define void @{function.name}.range({_format_list(params, ends, GRID_SIZE_NAMES)}, ptr noalias %scratch) #0 {{"
+    arguments = _format_list(params, ends, GRID_SIZE_NAMES)
+    yield f"define void @{function.name}.range({arguments}, ptr noalias %scratch) #0 {{"
     yield "entry:"
     yield "  %some = icmp slt i64 %begin, %end"
     yield "  br i1 %some, label %loop, label %done"
@@ -159,12 +161,14 @@ def _emit_task_function(function: Function, names: Sequence[str]) -> Iterator[st
         yield f"  {name}.p = getelementptr i64, ptr %slots, i64 {place}"
         kind = "i8" if v.type.dtype == bool_ and _get_parameter_type(v) == "i1" else _get_parameter_type(v)
         yield f"  {name}.v = load {kind}, ptr {name}.p, align 8"
-        yield f"  {name} = {'trunc i8' if kind != _get_parameter_type(v) else f'bitcast {kind}'} {name}.v to {_get_parameter_type(v)}"
+        held = _get_parameter_type(v)
+        yield f"  {name} = {'trunc i8' if kind != held else f'bitcast {kind}'} {name}.v to {held}"
         params.append(f"{_get_parameter_type(v)} {name}")
     for place, name in enumerate(GRID_SIZE_NAMES):
         yield f"  {name}.p = getelementptr i64, ptr %slots, i64 {len(names) + place}"
         yield f"  {name} = load i64, ptr {name}.p, align 8"
-    yield f"  call void @{function.name}.range({_format_list(params, ('%begin', '%end'), GRID_SIZE_NAMES)}, ptr %scratch)"
+    arguments = _format_list(params, ("%begin", "%end"), GRID_SIZE_NAMES)
+    yield f"  call void @{function.name}.range({arguments}, ptr %scratch)"
     yield "  ret void"
     yield "}"
     yield ""

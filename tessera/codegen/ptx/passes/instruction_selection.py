@@ -170,7 +170,8 @@ def _is_exact(dot: Node) -> bool:
 
 # The pass that lets tensor cores form products of f32 with what was narrow: both narrow, or f32 cut into three bf16.
 #
-# Three numbers of 8 bits hold an f32's 24, and what a product of two bf16 is, an f32 holds. So such products differ from
+# Three numbers of 8 bits hold an f32's 24, and what a product of two bf16 is, an f32 holds. So such products differ
+# from
 # those of f32 by what their sums round, and are within the same bounds (Henry, Tang and Heinecke 2019).
 
 

@@ -174,7 +174,8 @@ def _count_registers(load: Node, unit: int) -> int:
 
 # The pass that fetches ahead: blocks that a loop multiplies come by copies begun some rounds before they are read.
 #
-# Its result is Tile IR like any other: a ring of slots in shared memory, copies into it (`async_copy`), a commit for each
+# Its result is Tile IR like any other: a ring of slots in shared memory, copies into it (`async_copy`), a commit for
+# each
 # round's, a wait and a barrier before they are read. What nothing can copy so (rows that begin at any two bytes, masks)
 # is loaded a round ahead and stored when the round is done. What belongs to rounds past the loop's end lies outside of
 # its source, where nothing is read.

@@ -35,8 +35,10 @@ from tessera.ops.tensor import contractions
 
 # The pass that has blocks brought ahead: a copy fetches what the next program loads while one is worked on.
 #
-# Programs whose blocks fill a multiprocessor leave its memory idle while they compute. So those of a grid become a loop,
-# and what each loads whole, at places known ahead, is `supplied` in shared memory, a few programs early; blocks that are
+# Programs whose blocks fill a multiprocessor leave its memory idle while they compute. So those of a grid become a
+# loop,
+# and what each loads whole, at places known ahead, is `supplied` in shared memory, a few programs early; blocks that
+# are
 # the same for all programs come once.
 
 

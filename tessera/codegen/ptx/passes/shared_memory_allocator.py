@@ -66,7 +66,8 @@ class SharedMemoryAllocator:
             if self._start:  # each team has its own
                 yield f"\tmov.u32 {self._start}, %tid.x;"
                 yield f"\tdiv.u32 {self._start}, {self._start}, {self._team.threads};"
-                yield f"\tmad.lo.s32 {self._base}, {self._start}, {_align_up(self._exchange, EXCHANGE_ALIGN)}, {self._base};"
+                stride = _align_up(self._exchange, EXCHANGE_ALIGN)
+                yield f"\tmad.lo.s32 {self._base}, {self._start}, {stride}, {self._base};"
 
 
 def _align_up(n: int, alignment: int) -> int:

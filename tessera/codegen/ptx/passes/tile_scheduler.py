@@ -194,11 +194,14 @@ def choose_requested_cluster(
     found = find_cluster(ready, grid, size) if able else None
     if found is None:
         raise ResourceError(
-            f"{function.name} cannot run in clusters of {size} programs", location=function.loc,
-            expected=f"sm_90a; one loop of products that copies feed; {' or '.join(map(str, CLUSTER_SIZES))} programs, which "
+            f"{function.name} cannot run in clusters of {size} programs",
+            location=function.loc,
+            expected="sm_90a; one loop of products that copies feed; "
+            f"{' or '.join(map(str, CLUSTER_SIZES))} programs, which "
             "divide an axis of the grid along which one side of the product stays the same",
-            received=f"a grid of {tuple(grid)}", suggestion="other block sizes, or a schedule without cluster",
-        )  # fmt: skip
+            received=f"a grid of {tuple(grid)}",
+            suggestion="other block sizes, or a schedule without cluster",
+        )
     return found
 
 
@@ -245,9 +248,13 @@ class TileScheduler:
     """The loop over a grid's programs, while its body is emitted."""
 
     def __init__(
-        self, text: PtxBuilder, grid: Sequence[int], order: RasterOrder | None = None, cluster: ThreadBlockCluster | None = None,
+        self,
+        text: PtxBuilder,
+        grid: Sequence[int],
+        order: RasterOrder | None = None,
+        cluster: ThreadBlockCluster | None = None,
         team: ThreadTeam | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.text, self.order, self.cluster = text, order, cluster
         self.team = team if team is not None and team.teams > 1 else None  # of those that take programs in turn
         self.sizes = tuple(grid)

@@ -201,9 +201,14 @@ class KernelLaunch:
     """One kernel of the plan, with where its arguments come from; `rooms` are memory for its extras."""
 
     def __init__(
-        self, function: Any, grid: Sequence[int], launch: Mapping[str, Any], entry: Mapping[str, Any], extras: LaunchBuffers,
+        self,
+        function: Any,
+        grid: Sequence[int],
+        launch: Mapping[str, Any],
+        entry: Mapping[str, Any],
+        extras: LaunchBuffers,
         rooms: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = launch["kernel"]
         self.function, self.grid, self.block = function, grid, (entry["threads"], 1, 1)
         self.args, self.shared, self.maps = launch["args"], entry["shared"], entry.get("maps", ())

@@ -150,14 +150,17 @@ def show_prints(entry: Mapping[str, Any], grid: Sequence[int], memories: Mapping
     records = sorted(_iterate_records(entry["prints"], found), key=lambda record: record[0])
     for (program, *_, tile), site, values in records:
         print(
-            f"{format_tile_name(grid, site['group'], program, tile)}: {format_print_line(site['text'], site['ordered'], values)}"
+            f"{format_tile_name(grid, site['group'], program, tile)}: "
+            f"{format_print_line(site['text'], site['ordered'], values)}"
         )
     wanted, there = _read_word(found, WANTED_AT), _read_word(found, CAPACITY_AT)
     if wanted > there:
         raise ResourceError(
-            "a launch prints more than its memory for that holds", expected=f"at most {there:,} bytes",
-            received=f"{wanted:,} bytes", suggestion="print in fewer programs, or less often in loops",
-        )  # fmt: skip
+            "a launch prints more than its memory for that holds",
+            expected=f"at most {there:,} bytes",
+            received=f"{wanted:,} bytes",
+            suggestion="print in fewer programs, or less often in loops",
+        )
 
 
 def _iterate_records(
@@ -227,11 +230,12 @@ def check_grid_barrier(entry: Mapping[str, Any], grid: Sequence[int], memories: 
     site, came = divmod(int(words[DEADLOCK_AT // COUNTER_BYTES]), 1 << SITE_BIT)
     missing = int(words[FIRST_EXIT_AT // COUNTER_BYTES]) - 1
     raise BarrierError(
-        f"a grid barrier is reached by {format_tile_name(grid, 1, came, 0)} and not by {format_tile_name(grid, 1, missing, 0)}",
+        f"a grid barrier is reached by {format_tile_name(grid, 1, came, 0)} "
+        f"and not by {format_tile_name(grid, 1, missing, 0)}",
         location=Location(*entry["meeting"][site]["place"]),
         expected="all programs of the launch, with all their tiles, at the same barrier",
         suggestion="move it out of the `if` or loop whose condition differs between programs",
-    )  # fmt: skip
+    )
 
 
 # Extras of entries on the host: how much memory, what it holds before a launch, and what is done with it after.

@@ -72,10 +72,10 @@ def refuse_function(function: object) -> None:
             f"{name} is a function of the host",
             suggestion="tile.cp_async begins a copy in a kernel, tile.cp_wait_group waits for it",
         )
-    plain = isinstance(function, types.BuiltinFunctionType) and function in _HOST_FUNCTIONS
+    builtin = isinstance(function, types.BuiltinFunctionType) and function in _HOST_FUNCTIONS
     instead = (
-        _HOST_FUNCTIONS[function]
-        if plain
+        _HOST_FUNCTIONS[function]  # type: ignore[index]
+        if builtin
         else _IMPURE_MODULES["random"]
         if drawn
         else _IMPURE_MODULES.get(module.partition(".")[0])

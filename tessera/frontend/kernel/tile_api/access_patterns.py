@@ -66,7 +66,7 @@ def split(x: Any, level: str | None = None, shape: Sequence[int] | None = None) 
 def block_shape_for_level(whole: Sequence[int], bits: int, budget: int) -> tuple[int, ...]:
     """The shape of the parts that fit in so many bytes.
 
-    >>> part_shape((512, 768), 32, 1 << 14)
+    >>> block_shape_for_level((512, 768), 32, 1 << 14)
     (64, 48)
     """
     sizes = list(whole)

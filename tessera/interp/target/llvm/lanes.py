@@ -1,6 +1,7 @@
 """Lane values: register contents as arrays with a leading lane axis, and the faults of a lane.
 
-The lane axis has length 1 (the same for all) or that of all lanes. A vector has a trailing axis; an array or struct is a
+The lane axis has length 1 (the same for all) or that of all lanes. A vector has a trailing axis; an array or struct
+is a
 tuple of values.
 """
 

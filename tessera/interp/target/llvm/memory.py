@@ -1,6 +1,7 @@
 """Segmented memory: formats of types in memory, checked segments, loads and stores for one lane or for all at once.
 
-An address is a segment number above bit 36 and an offset from the middle of that segment's slot, so that an offset may stray
+An address is a segment number above bit 36 and an offset from the middle of that segment's slot, so that an offset
+may stray
 by gigabytes either way and the error still names the right segment.
 """
 

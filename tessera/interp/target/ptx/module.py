@@ -163,7 +163,7 @@ class PtxModule:
     ... .visible .entry k(.param .u64 p) { .reg .b64 %a; .reg .b32 %v;
     ...   ld.param.u64 %a, [p]; ld.global.u32 %v, [%a]; add.u32 %v, %v, 1; st.global.u32 [%a], %v; ret; }'''
     >>> x = np.array([41], np.uint32)
-    >>> Module(text).launch("k", args=[x]); int(x[0])
+    >>> PtxModule(text).launch("k", args=[x]); int(x[0])
     42
     """
 

@@ -165,8 +165,10 @@ def _(kernel, node):
 
 # Prints: what a tile says is appended to memory that whoever launches prints, once all is done.
 #
-# A record holds the number of the place in the text and the tile's in its group, the program's number, the rounds of the
-# loops around the place, and the operands in row-major order. The head of the memory says how many bytes are wanted, how
+# A record holds the number of the place in the text and the tile's in its group, the program's number, the rounds of
+# the
+# loops around the place, and the operands in row-major order. The head of the memory says how many bytes are wanted,
+# how
 # many there are, and where records end: one that has no room is counted, not written, and so are those after it.
 
 
@@ -266,7 +268,8 @@ def _claim_record(kernel: PtxEmitter, memory: str, total: int) -> tuple[str, str
     at = text.new("b64")
     text.do("atom.global.add.u64", at, f"[{memory}+{WANTED_AT}]", total, guard=_is_tile_leader(kernel))
     if team.threads > 1:
-        slot = f"[{team.once(('slot',), 'add.u32', 'b32', _shared_base(kernel), kernel.room.shared(PRINT_WORD, PRINT_WORD))}]"
+        start = kernel.room.shared(PRINT_WORD, PRINT_WORD)
+        slot = f"[{team.once(('slot',), 'add.u32', 'b32', _shared_base(kernel), start)}]"
         kernel.meet()  # whoever still reads the last one
         text.do("st.shared.u64", slot, at, guard=_is_tile_leader(kernel))
         kernel.meet()

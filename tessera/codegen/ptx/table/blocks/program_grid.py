@@ -77,7 +77,8 @@ def find_folded_grid(grids: Sequence[Sequence[int]]) -> tuple[int, ...]:
     if len({tuple(g) for g in grids}) > 1:
         raise UnsupportedOpError(
             f"a kernel launched over several grids, one of which is {wide[0]}",
-            expected=f"grids of at most {len(GRID_AXES)} axes, all but the last of at most {MAX_GRID_DIM:,} programs; or only one",
+            expected=f"grids of at most {len(GRID_AXES)} axes, all but the last of at most {MAX_GRID_DIM:,} programs; "
+            "or only one",
         )
     return wide[0]
 
@@ -121,7 +122,8 @@ def emit_program_count(kernel: PtxEmitter) -> str:
 # The barrier of a whole grid: counts in memory that the programs of a launch share, all of which must run at once.
 #
 # The counts are how many have come to barriers so far, over the launch, and how many have ended. A program goes on when
-# as many have come as there are programs, times the barriers that it has been to. Where some have ended before, that can
+# as many have come as there are programs, times the barriers that it has been to. Where some have ended before, that
+# can
 # no longer be: it says so, and ends too. The last to end leaves both counts at 0, for the next launch.
 
 

@@ -211,8 +211,9 @@ class TreeReduction:
         """The parts of lanes apart by these bits of their number combined, the same in all of them."""
         for i in bits:
             others = [
-                tuple(shuffle_register(self.kernel.text, d, x, "bfly", 1 << i) for d, x in self._typed(p)) for p in parts
-            ]  # fmt: skip
+                tuple(shuffle_register(self.kernel.text, d, x, "bfly", 1 << i) for d, x in self._typed(p))
+                for p in parts
+            ]
             parts = [self.join(a, b) for a, b in zip(parts, others, strict=True)]
         return parts
 

@@ -69,8 +69,9 @@ class SwizzledRows:
 def choose_row_layout(count: int) -> SwizzledRows:
     """Rows of so many bytes, a multiple of two pieces.
 
-    >>> rows_of(128), rows_of(64), rows_of(96)
-    (Rows(pitch=128, shift=0, mask=7), Rows(pitch=64, shift=1, mask=3), Rows(pitch=112, shift=0, mask=0))
+    >>> choose_row_layout(128), choose_row_layout(64), choose_row_layout(96)
+    (SwizzledRows(pitch=128, shift=0, mask=7), SwizzledRows(pitch=64, shift=1, mask=3), SwizzledRows(pitch=112,
+    shift=0, mask=0))
     """
     if count & (count - 1):
         return SwizzledRows(count + SWIZZLE_UNIT)

@@ -140,8 +140,17 @@ def _call(f: FormulaTranslator, word: str, xs: list[str]) -> str:
 
 
 WORD_RULES: tuple[tuple[Container[str], Callable[[FormulaTranslator, str, list[str]], str]], ...] = (
-    (ARITHMETIC, _arithmetic), (INTEGER, _integer), (COMPARE, _compare), (COMPARE_WHOLE, _compare_whole), (LOGIC, _logic),
-    (SELECT, _select), (ROUND, _round), (BIT_MOVES, _move), (("copysign",), _sign), (("poly",), _poly),
-    (APPROXIMATE, _approximate), (("frem",), _rest),
+    (ARITHMETIC, _arithmetic),
+    (INTEGER, _integer),
+    (COMPARE, _compare),
+    (COMPARE_WHOLE, _compare_whole),
+    (LOGIC, _logic),
+    (SELECT, _select),
+    (ROUND, _round),
+    (BIT_MOVES, _move),
+    (("copysign",), _sign),
+    (("poly",), _poly),
+    (APPROXIMATE, _approximate),
+    (("frem",), _rest),
     ((), _call),
-)  # fmt: skip
+)

@@ -118,11 +118,16 @@ def _decode_small(dtype: DType, text: PtxBuilder, r: str, part: int) -> str:
 
 
 DECODERS = {
-    bf16: _decode_bf16, f16: _decode_f16, int16: _make_field_decoder("s", 16), int8: _make_field_decoder("s", 8), uint8: _make_field_decoder("u", 8),
+    bf16: _decode_bf16,
+    f16: _decode_f16,
+    int16: _make_field_decoder("s", 16),
+    int8: _make_field_decoder("s", 8),
+    uint8: _make_field_decoder("u", 8),
     uint16: _make_field_decoder("u", 16),
-    bool_: _decode_bool, int4: lambda text, r, part: text.let("bfe.s32", "b32", r, part * 8, 4),
+    bool_: _decode_bool,
+    int4: lambda text, r, part: text.let("bfe.s32", "b32", r, part * 8, 4),
     **{d: partial(_decode_small, d) for d in SMALL_FLOATS},
-}  # fmt: skip
+}
 
 
 def store_elements(text: PtxBuilder, space: str, dtype: DType, run: VectorAccess, elements: Sequence[str]) -> None:

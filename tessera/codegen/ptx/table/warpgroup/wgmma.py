@@ -362,7 +362,8 @@ class AsyncMmaEmitter:
 
 # Products under way: committed in the order of the program, waited for where their sums are first used.
 #
-# A stage of the ring is given back when the product that reads it is done. A loop may end with products under way: their
+# A stage of the ring is given back when the product that reads it is done. A loop may end with products under way:
+# their
 # sums have registers that the loop carries. It then begins with them, or with none: to wait until no more than so many
 # are under way, which is all that is asked for, is right for both.
 

@@ -290,7 +290,8 @@ class RouterChannel:
         for direction, buffer in enumerate(self.inputs):
             if buffer:
                 found.append(
-                    f"{len(buffer)} wavelet(s) of color {self.color} from {DIRECTION_NAMES[direction]}: {self._reason(direction)}"
+                    f"{len(buffer)} wavelet(s) of color {self.color} from {DIRECTION_NAMES[direction]}: "
+                    f"{self._reason(direction)}"
                 )
         return found
 

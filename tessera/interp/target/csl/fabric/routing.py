@@ -1,4 +1,5 @@
-"""Routing: wavelets and switch commands, the route of one color at one PE (switch positions, filters, teardown), and the router registers of WSE-2.
+"""Routing: wavelets and switch commands, the route of one color at one PE (switch positions, filters, teardown), and
+the router registers of WSE-2.
 
 A register has one word for each color. At 0x7f20 + color, the route: outputs in bits 0 to 4, inputs in bits 5 to 9
 (west, east, south, north, ramp), the pop mode in bits 12 and 13, teardown in bit 14. At 0x7f40 + color, the switch:
@@ -44,7 +45,7 @@ class Opcode(IntEnum):
 def decode_entry_point(word: int) -> int | None:
     """The control task that a payload names, or None.
 
-    >>> entry_point(43 << 16), entry_point(31 << 16)
+    >>> decode_entry_point(43 << 16), decode_entry_point(31 << 16)
     (43, None)
     """
     found = (word >> 16) & 0x3F
@@ -54,7 +55,7 @@ def decode_entry_point(word: int) -> int | None:
 def decode_commands(word: int) -> list[tuple[Opcode, bool]]:
     """The eight commands of a payload, each with its ce_ignore.
 
-    >>> commands((5 << 22) | (4 << 25))[:2]
+    >>> decode_commands((5 << 22) | (4 << 25))[:2]
     [(<Opcode.SWITCH_ADV: 1>, True), (<Opcode.NOP: 0>, True)]
     """
     return [(Opcode((word >> low) & 3), bool((word >> ignore) & 1)) for low, ignore in _COMMAND_FIELDS]
@@ -63,7 +64,7 @@ def decode_commands(word: int) -> list[tuple[Opcode, bool]]:
 def encode_payload(cmds: list[tuple[Opcode, bool]], entry: int = NO_ENTRY) -> int:
     """A payload with up to eight commands; those not given are NOP, kept from the CE.
 
-    >>> hex(encode([(Opcode.TEARDOWN, True)]))
+    >>> hex(encode_payload([(Opcode.TEARDOWN, True)]))
     '0x9df9249'
     """
     word = entry << 16
@@ -76,7 +77,7 @@ def encode_payload(cmds: list[tuple[Opcode, bool]], entry: int = NO_ENTRY) -> in
 def pop_command(word: int) -> int:
     """The payload without its first command: the others move up, and a NOP that is kept from the CE follows.
 
-    >>> hex(popped(0x9DF9249))
+    >>> hex(pop_command(0x9DF9249))
     '0x91f9249'
     """
     return (word & ~_COMMAND_BITS) | (encode_payload(decode_commands(word)[1:], 0) & _COMMAND_BITS)
@@ -95,7 +96,7 @@ _DIRECTION_INDEX = {name: index for index, name in enumerate(DIRECTION_NAMES)}
 def direction_numbers(names: Any) -> tuple[int, ...]:
     """Directions by name, as numbers; one name stands for a tuple of one.
 
-    >>> directions(("RAMP", "EAST")), directions("WEST")
+    >>> direction_numbers(("RAMP", "EAST")), direction_numbers("WEST")
     ((4, 1), (0,))
     """
     names = (names,) if isinstance(names, str) else names
@@ -111,8 +112,10 @@ class WaveletFilter:
     `top` (with `control_at_top` a control wavelet only at `top`). "sparse_counter": as "counter", but after each round
     the next of `later` is the limit, and after the last one all pass.
 
-    >>> Filter("range", 3, 5).passes(4 << 16, False), Filter("counter", counter=2, limit=3, top=1).passes(0, False)
-    (True, False)
+    >>> WaveletFilter("range", 3, 5).passes(4 << 16, False)
+    True
+    >>> WaveletFilter("counter", counter=2, limit=3, top=1).passes(0, False)
+    False
     """
 
     kind: str
@@ -152,7 +155,7 @@ class WaveletFilter:
 class ColorRoute:
     """Position 0, the changes that positions 1 to 3 make to the one before them, and the present position.
 
-    >>> route = Route((WEST,), (RAMP, EAST), [((), (EAST,)), ((RAMP,), ())], pop="pop_on_advance")
+    >>> route = ColorRoute((WEST,), (RAMP, EAST), [((), (EAST,)), ((RAMP,), ())], pop="pop_on_advance")
     >>> route.command((5 << 22) | (4 << 25)) != (5 << 22) | (4 << 25), route.here
     (True, ((0,), (1,)))
     """
@@ -223,7 +226,8 @@ class ColorRoute:
 #
 # At 0x7f20 + color, the route: outputs in bits 0 to 4, inputs in bits 5 to 9 (west, east, south, north, ramp), the pop
 # mode in bits 12 and 13, teardown in bit 14. At 0x7f40 + color, the switch: four bits for each of positions 1 to 3 (a
-# direction, or 5 for none, and a bit that says that it is an input), ring mode in bit 12, the present position in bits 13
+# direction, or 5 for none, and a bit that says that it is an input), ring mode in bit 12, the present position in
+# bits 13
 # and 14. The layout is that of the comments of a program in the vendor's example repository; the order of the pop modes
 # is this simulator's own (programs keep those bits as they are).
 
@@ -272,7 +276,7 @@ def decode_switch(route: ColorRoute, bits: int) -> None:
 def is_simulated_register(address: int) -> bool:
     """Whether the register at a word's address is simulated.
 
-    >>> known_register(0x7f21), known_register(0x7e00)
+    >>> is_simulated_register(0x7f21), is_simulated_register(0x7e00)
     (True, False)
     """
     return (

@@ -54,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
 def parse_numbers(texts: Sequence[str], option: str) -> dict[str, int]:
     """The values of `NAME:VALUE,…`, given once or more.
 
-    >>> numbers(["P:4,Mt:14", "Kt:0x10"], "--params")
+    >>> parse_numbers(["P:4,Mt:14", "Kt:0x10"], "--params")
     {'P': 4, 'Mt': 14, 'Kt': 16}
     """
     found = {}

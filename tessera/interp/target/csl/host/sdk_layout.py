@@ -1,4 +1,5 @@
-"""`SdkLayout`: code regions, ports and streams in Python (the vendor's other layout API), and their placement and routing."""
+"""`SdkLayout`: code regions, ports and streams in Python (the vendor's other layout API), and their placement and
+routing."""
 
 from __future__ import annotations
 

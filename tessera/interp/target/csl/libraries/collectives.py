@@ -1,4 +1,5 @@
-"""Collective libraries: `<collectives_2d>` (broadcast, scatter, gather, reduce along a line of PEs) and `<kernels/tally>` (termination detection).
+"""Collective libraries: `<collectives_2d>` (broadcast, scatter, gather, reduce along a line of PEs) and
+`<kernels/tally>` (termination detection).
 
 The two colors of a line rest in teardown. An operation sets its routes at each PE and leaves teardown; the last word of
 a stream is a teardown command, so a color rests again before the next operation changes its routes. The link from
@@ -23,7 +24,8 @@ from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
 
 # Collective operations along a line of PEs, on two colors: the threads behind the library `<collectives_2d>`.
 #
-# A line's two colors rest in teardown. An operation sets the routes it needs at each PE and lets the colors go; the last
+# A line's two colors rest in teardown. An operation sets the routes it needs at each PE and lets the colors go; the
+# last
 # word of a stream is a teardown command, so that a color rests again before the next operation changes its routes.
 # With d = distance to the root, the link from d to d - 1 uses color d mod 2 on one side of the root and the other color
 # on its other side: no PE sends and receives on one color.
@@ -352,7 +354,8 @@ def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:
 
 # The libraries `<kernels/tally/layout>` and `<kernels/tally/pe>`: PEs of a rectangle tell when all are done.
 #
-# The kernel's code is closed: this one counts at the rectangle's north-east PE, where each message arrives as many cycles
+# The kernel's code is closed: this one counts at the rectangle's north-east PE, where each message arrives as many
+# cycles
 # later as there are hops, and takes no queue and no wavelet of the fabric.
 
 

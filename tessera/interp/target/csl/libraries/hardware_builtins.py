@@ -22,7 +22,8 @@ from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 
 # The random numbers of a PE: shift registers with the documented feedback, x^23 + x^18 + 1, and beginning.
 #
-# What the documentation leaves open is this simulator's own: the number is the upper 16 of a register's 23 bits, and a PE
+# What the documentation leaves open is this simulator's own: the number is the upper 16 of a register's 23 bits, and
+# a PE
 # has four registers.
 
 
@@ -33,7 +34,7 @@ PRNG_COUNT = 4
 def advance_lfsr(state: int) -> int:
     """The register after 128 steps, 16 of them at a time.
 
-    >>> hex(advanced(BEGINNING))
+    >>> hex(advance_lfsr(PRNG_SEED))
     '0x1469c532'
     """
     for _ in range(8):

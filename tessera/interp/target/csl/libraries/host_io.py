@@ -135,7 +135,7 @@ _FORMATS: dict[str, Callable[[Any, int], str]] = {
 def format_text(text: str, values: list[Any], bits: list[int]) -> str:
     """A format string with its values, which have so many bits.
 
-    >>> formatted("{d} {X} {{b}", [42, 42], [16, 16])
+    >>> format_text("{d} {X} {{b}", [42, 42], [16, 16])
     '42 002A {b}'
     """
     left = iter(zip(values, bits, strict=True))

@@ -80,7 +80,7 @@ def _make_typed(name: str, type_: t.CslFloat, function: Callable[..., Any], coun
 def _vectorise(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of floats on arrays: worked out in f64 and rounded once, as for one number.
 
-    >>> _whole(np.sqrt)(np.array([2, 4], np.float32)).tolist()
+    >>> _vectorise(np.sqrt)(np.array([2, 4], np.float32)).tolist()
     [1.4142135381698608, 2.0]
     """
 

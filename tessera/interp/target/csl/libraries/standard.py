@@ -1,4 +1,5 @@
-"""Standard libraries: `<layout>`, `<directions>`, `<time>`, `<random>`, `<control>`, and the registration of the others."""
+"""Standard libraries: `<layout>`, `<directions>`, `<time>`, `<random>`, `<control>`, and the registration of the
+others."""
 
 from __future__ import annotations
 

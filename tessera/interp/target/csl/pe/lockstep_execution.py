@@ -1,4 +1,5 @@
-"""Lockstep execution (SIMD across PEs): PEs of one program replay recorded traces of their tasks on memory held side by side.
+"""Lockstep execution (SIMD across PEs): PEs of one program replay recorded traces of their tasks on memory held side
+by side.
 
 A recorded task takes effect at each PE at its own cycle: its clock, activations, launches and scalar variables. Its
 memory steps are deferred, and run for all PEs that wait for the same steps as soon as one of them needs its memory:

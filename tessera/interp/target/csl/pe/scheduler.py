@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class EventQueue:
     """A heap of (cycle, call). Calls of one cycle keep their order, or are shuffled by `seed` to expose races.
 
-    >>> log, events = [], Events()
+    >>> log, events = [], EventQueue()
     >>> events.at(5, lambda: log.append("late")); events.at(2, lambda: log.append("early"))
     >>> events.run(); log, events.now
     (['early', 'late'], 5)

@@ -1,4 +1,5 @@
-"""Task trace: symbolic values, guards, effects, and vectorised memory steps of a recorded task (cf. trace-based execution with guards, Bala 2000).
+"""Task trace: symbolic values, guards, effects, and vectorised memory steps of a recorded task (cf. trace-based
+execution with guards, Bala 2000).
 
 The steps run for many PEs at once: rows of numbers with one column for each PE.
 """

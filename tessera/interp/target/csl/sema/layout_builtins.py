@@ -169,7 +169,7 @@ def _selected_flag(value: ComptimeValue | None, default: str, loc: Location) -> 
 def decode_route_bits(bits: ComptimeValue) -> dict[str, ComptimeValue]:
     """Routes given as bits, as a router's register has them: outputs in the low five, inputs in the next five.
 
-    >>> [(name, value.data) for name, value in unpacked(Value(t.U16, 0b0000100010)).items()]
+    >>> [(name, value.data) for name, value in decode_route_bits(ComptimeValue(t.U16, 0b0000100010)).items()]
     [('rx', array([0])), ('tx', array([1]))]
     """
     kind = t.CslArray("", (1,), t.DIRECTION)

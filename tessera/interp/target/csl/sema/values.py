@@ -1,6 +1,7 @@
 """Comptime values of CSL: pointers, DSDs, DSRs, FIFOs, color configurations, and the updates of descriptors.
 
-An update (`@set_dsd_length` and the like) is the same function at compile time and at run time; generated code calls it by its name.
+An update (`@set_dsd_length` and the like) is the same function at compile time and at run time; generated code calls
+it by its name.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _update_in_lane_order(
 def split_by_conflict(index: np.ndarray) -> list[np.ndarray]:
     """Positions divided so that no index comes twice in one part.
 
-    >>> [p.tolist() for p in turns(np.array([5, 7, 5]))]
+    >>> [p.tolist() for p in split_by_conflict(np.array([5, 7, 5]))]
     [[0, 1], [2]]
     """
     order = np.argsort(index, kind="stable")

@@ -20,9 +20,26 @@ from tessera.interp.target.ptx.isa import (
 )
 
 INSTRUCTION_FAMILIES = (
-    async_copy, atomics, logic_and_shift, async_copy, control_flow, comparison, control_flow, conversion, floating_point, integer_arithmetic, mma, mbarrier, data_movement,
-    system_calls, tensor_copy, tensor_copy, warp, wgmma, mma,
-)  # fmt: skip
+    async_copy,
+    atomics,
+    logic_and_shift,
+    async_copy,
+    control_flow,
+    comparison,
+    control_flow,
+    conversion,
+    floating_point,
+    integer_arithmetic,
+    mma,
+    mbarrier,
+    data_movement,
+    system_calls,
+    tensor_copy,
+    tensor_copy,
+    warp,
+    wgmma,
+    mma,
+)
 
 # The two columns of opcodes that integers and floats share become one.
 decoder.merge_typed_rules()

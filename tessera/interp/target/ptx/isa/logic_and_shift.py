@@ -61,7 +61,7 @@ def reverse_bits(a: np.ndarray) -> np.ndarray:
 def multiply_high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The upper half of the product of two integers of up to 64 bits.
 
-    >>> int(high_half(np.array([-1]), np.array([2**62]))[0])
+    >>> int(multiply_high(np.array([-1]), np.array([2**62]))[0])
     -1
     """
     bits = 8 * a.itemsize

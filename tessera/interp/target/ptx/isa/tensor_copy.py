@@ -60,7 +60,7 @@ _CHUNK = 16  # bytes
 def swizzle_offsets(offset: np.ndarray, swizzle: int) -> np.ndarray:
     """Where bytes of shared memory lie: chunks of 16 bytes change places within their row.
 
-    >>> swizzled(np.array([0, 128, 144, 1024]), 128).tolist()
+    >>> swizzle_offsets(np.array([0, 128, 144, 1024]), 128).tolist()
     [0, 144, 128, 1024]
     """
     if not swizzle:

@@ -25,7 +25,7 @@ OUT_OF_BOUNDS_NAN = {"f16": 0x7FF7, "bf16": 0x7FF7, "f32": 0x7FF77FF7, "f64": 0x
 def field_offset_and_format(name: str, index: int = 0) -> tuple[int, str]:
     """Where an entry of a field lies in the bytes, and its format.
 
-    >>> place_of("sizes", 1)
+    >>> field_offset_and_format("sizes", 1)
     (20, '<I')
     """
     offset = 0
@@ -147,7 +147,7 @@ class TensorMapBox:
 def decode_tensor_map(content: bytes) -> TensorMapBox | None:
     """The map in 128 bytes, or None where they are none.
 
-    >>> decode(TensorMap(np.zeros((4, 8), np.float32), (2, 8)).encode(0)).strides
+    >>> decode_tensor_map(TensorMap(np.zeros((4, 8), np.float32), (2, 8)).encode(0)).strides
     (4, 32)
     """
     fields = struct.unpack_from(_FORMAT, content)

@@ -53,8 +53,8 @@ class MatrixDescriptor(NamedTuple):
 def decode_matrix_descriptor(bits: int) -> tuple[int, MatrixDescriptor]:
     """The start of a matrix in its CTA's shared memory, and the rest of its descriptor.
 
-    >>> decoded(1 << 62 | (1024 >> 4) << 32 | 1 << 16 | 2048 >> 4)
-    (2048, Descriptor(leading=16, stride=1024, swizzle=128))
+    >>> decode_matrix_descriptor(1 << 62 | (1024 >> 4) << 32 | 1 << 16 | 2048 >> 4)
+    (2048, MatrixDescriptor(leading=16, stride=1024, swizzle=128))
     """
     if bits >> 49 & 7:
         raise PtxFault("a matrix descriptor with a base offset", ExecutionError)

@@ -38,7 +38,7 @@ class LaunchShape:
 def unflatten_index(index: np.ndarray, extent: Extent) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Linear positions as x, y and z.
 
-    >>> [int(p[0]) for p in split(np.array([7]), (2, 2, 2))]
+    >>> [int(p[0]) for p in unflatten_index(np.array([7]), (2, 2, 2))]
     [1, 1, 1]
     """
     return index % extent[0], index // extent[0] % extent[1], index // (extent[0] * extent[1])

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # Vector clocks: what each thread knows to have happened, in threads and in the engines that copy for them.
 #
 # A thread's clock counts its releases; another thread has seen them up to the entry in its own vector. Data that an
-# asynchronous copy moves belongs to an engine of its own (one a thread, or one an mbarrier), which nobody has seen before
+# asynchronous copy moves belongs to an engine of its own (one a thread, or one an mbarrier), which nobody has seen
+# before
 # the wait. (Lamport 1978; FastTrack, Flanagan and Freund 2009, keeps the last write and reads of each place as here.)
 
 

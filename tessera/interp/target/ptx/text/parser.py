@@ -470,7 +470,7 @@ def _initial(cursor: PtxTokenCursor) -> tuple[PtxOperand, ...]:
 def parse_module(text: str, file: str = "<ptx>") -> PtxModuleSyntax:
     """A module's syntax; ParseError says where the text breaks the grammar.
 
-    >>> parse(".version 8.0 .target sm_80 .address_size 64 .visible .entry k() { ret; }").functions[0].name
+    >>> parse_module(".version 8.0 .target sm_80 .address_size 64 .visible .entry k() { ret; }").functions[0].name
     'k'
     """
     return PtxModuleParser(text, file).module()

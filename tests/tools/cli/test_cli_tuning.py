@@ -58,7 +58,7 @@ def test_the_example(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     for said in ("fastest of 4, measured now", "fastest of 4, measured before"):
         monkeypatch.setattr(measuring, "_RESULTS", {})
-        assert main(["run", str(Path(__file__).parents[2] / "examples" / "tuned_matmul.py")]) == 0
+        assert main(["run", str(Path(__file__).parents[3] / "examples" / "tuned_matmul.py")]) == 0
         out = capsys.readouterr().out
         assert said in out and "within the bound" in out and "reference" in out
 

@@ -65,7 +65,7 @@ def test_falsy_fields_are_shown():
 
 def test_here_is_the_users_line():
     location = user_location()
-    assert location.file == __file__ and "here()" in linecache.getline(__file__, location.line)
+    assert location.file == __file__ and "user_location()" in linecache.getline(__file__, location.line)
 
 
 def test_frame_location_has_columns():

@@ -9,7 +9,7 @@ import pytest
 from tessera.interp.target.csl import host_tools_folder
 from tessera.tools.cli.main import main
 
-AXPY = Path(__file__).parents[1] / "interp" / "target" / "csl" / "programs" / "axpy"
+AXPY = Path(__file__).parents[2] / "interp" / "target" / "csl" / "programs" / "axpy"
 
 
 def test_tools(capsys):

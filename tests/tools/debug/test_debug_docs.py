@@ -6,7 +6,7 @@ from pathlib import Path
 from conformance.case import all_cases
 from tessera.interp.sanitizer.report import FINDING_KINDS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 USERS = (ROOT / "docs" / "interpreter-users.md").read_text()
 CASES = {c.name: c for c in all_cases()}
 

@@ -11,7 +11,7 @@ import tessera as ts
 from tessera.tools.cli.main import main
 from tessera.tools.debug.console import HELP
 
-PAGE = (Path(__file__).parents[2] / "docs" / "debugging.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "debugging.md").read_text()
 
 
 def blocks(kind):

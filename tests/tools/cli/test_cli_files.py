@@ -144,7 +144,7 @@ def test_ascii_terminals():
 @pytest.mark.parametrize("options", [[], ["--plain"]])
 def test_a_reader_that_goes_away(options):
     """As `tessera inspect … | head -1`: what is not read is no error."""
-    example = Path(__file__).parents[2] / "examples" / "mlp.py"
+    example = Path(__file__).parents[3] / "examples" / "mlp.py"
     command = [sys.executable, "-m", "tessera.tools.cli", "inspect", str(example), *options]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert running.stdout.readline()

@@ -8,7 +8,7 @@ from tessera import tile
 from tessera.frontend.kernel.tile_api.matrix import FragmentFactory
 from tessera.frontend.kernel.tile_api.synchronisation import CooperativeGroup, MBarrier
 
-PAGE = (Path(__file__).parents[2] / "docs" / "kernel-language.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "kernel-language.md").read_text()
 NAMED = {name for code in re.findall(r"`([^`]+)`", PAGE) for name in re.findall(r"[A-Za-z_]\w*", code)}
 
 

@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
+from tessera import tile
 from tessera.core.errors import TesseraError
 from tessera.core.types import bf16, f32
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.shape import pad
 
@@ -20,7 +20,7 @@ def no_value(x: Tensor["N"]):
 
 
 def no_attribute(x: Tensor["N"]):
-    y = namespace.laod(x)
+    y = tile.laod(x)
 
 
 def no_method(x: Tensor["N"]):
@@ -51,11 +51,11 @@ def far_index(x: Tensor["N"]):
 
 
 def far_block(x: Tensor["N"]):
-    y = namespace.load(x[4:12])
+    y = tile.load(x[4:12])
 
 
 def slice_of_unknown_size(x: Tensor["N"]):
-    i = namespace.program_id(0)
+    i = tile.program_id(0)
     y = x[i : min(i + 4, N)]
 
 
@@ -68,7 +68,7 @@ def float_index(x: Tensor["N"]):
 
 
 def break_out(x: Tensor["N"]):
-    for i in namespace.range(N):
+    for i in tile.range(N):
         if x[i] > 0.5:
             break
 
@@ -80,21 +80,21 @@ def endless(x: Tensor["N"]):
 
 def changed_type(x: Tensor["N"]):
     total = 0.5
-    for i in namespace.range(N):
+    for i in tile.range(N):
         total = i + 1
     x[0] = total
 
 
 def changed_in_a_branch(x: Tensor["N"]):
-    place = namespace.cast(x[0], "int32")
+    place = tile.cast(x[0], "int32")
     if place == 0:
-        place = namespace.program_id(0)
+        place = tile.program_id(0)
     x[place] = 1.0
 
 
 def changed_shape(x: Tensor["N"]):
     acc = x[0]
-    for i in namespace.range(2):
+    for i in tile.range(2):
         acc = acc + x[0:4]
     x[0:4] = acc
 
@@ -106,7 +106,7 @@ def one_branch(x: Tensor["N"]):
 
 
 def only_in_the_loop(x: Tensor["N"]):
-    for i in namespace.range(N):
+    for i in tile.range(N):
         y = x[i]
     x[0] = y
 
@@ -117,37 +117,37 @@ def block_as_condition(x: Tensor["N"]):
 
 
 def mixed_floats(x: Tensor["N"]):
-    y = x[0] + namespace.zeros((), bf16)
+    y = x[0] + tile.zeros((), bf16)
 
 
 def stored_as_another_float(x: Tensor["N"]):
-    x[0:4] = namespace.zeros((4,), bf16)
+    x[0:4] = tile.zeros((4,), bf16)
 
 
 def stored_integer(x: Tensor["N"]):
-    x[0] = namespace.program_id(0)
+    x[0] = tile.program_id(0)
 
 
 def stored_shape(x: Tensor["N"]):
-    x[0:4] = namespace.zeros((5,))
+    x[0:4] = tile.zeros((5,))
 
 
 def stored_too_much(x: Tensor["N"]):
-    namespace.store(x[0:4], namespace.zeros((5,)))
+    tile.store(x[0:4], tile.zeros((5,)))
 
 
 def part_of_a_value(x: Tensor["N"]):
-    y = namespace.load(x)
-    x[0] = namespace.sum(pad(y, low=(1,), high=(1,)))
+    y = tile.load(x)
+    x[0] = tile.sum(pad(y, low=(1,), high=(1,)))
 
 
 def written_value(x: Tensor["N"]):
-    y = namespace.load(x)
+    y = tile.load(x)
     y[0] = 1.0
 
 
 def outside_array(x: Tensor["N"]):
-    y = namespace.load(x) + TABLE
+    y = tile.load(x) + TABLE
 
 
 def failed_assertion(x: Tensor["N"]):
@@ -176,16 +176,16 @@ def in_a_device_function(x: Tensor["N"]):
 
 def list_of_numbers(x: Tensor["N"]):
     stages = [1.0, 2.0]
-    x[0] = stages[namespace.program_id(0)]
+    x[0] = stages[tile.program_id(0)]
 
 
 def mask_of_floats(x: Tensor["N"]):
-    y = namespace.load(x, namespace.arange(0, 4), mask=x[0:4])
+    y = tile.load(x, tile.arange(0, 4), mask=x[0:4])
 
 
 def shape_of_a_product(x: Tensor["N"]):
-    block = namespace.zeros((4, 8))
-    y = namespace.dot(block, block)
+    block = tile.zeros((4, 8))
+    y = tile.dot(block, block)
 
 
 def wrong_result(x: Tensor["N"]) -> bf16:
@@ -193,11 +193,11 @@ def wrong_result(x: Tensor["N"]) -> bf16:
 
 
 def unpacked(x: Tensor["N"]):
-    a, b = namespace.load(x[0:2])
+    a, b = tile.load(x[0:2])
 
 
 def dynamic_buffer(x: Tensor["N"]):
-    buffer = namespace.alloc_shared((namespace.program_id(0),), f32)
+    buffer = tile.alloc_shared((tile.program_id(0),), f32)
 
 
 # A kernel, the kind of error, what the caret underlines, and what the text says.
@@ -266,13 +266,13 @@ def underlined(text):
 
 def test_tile_functions_need_a_kernel():
     with pytest.raises(TesseraError, match="tile.program_id has a meaning only inside a kernel"):
-        namespace.program_id(0)
+        tile.program_id(0)
     with pytest.raises(TesseraError, match="tile.load has a meaning only inside a kernel"):
-        namespace.load(np.ones(3))
+        tile.load(np.ones(3))
 
 
 def test_a_kernel_without_source():
-    namespace = {}
-    exec("def nowhere(x): x[0] = 1.0", namespace)
+    tile = {}
+    exec("def nowhere(x): x[0] = 1.0", tile)
     with pytest.raises(TesseraError, match="the source of nowhere cannot be read"):
-        kernel(namespace["nowhere"])(np.ones(1, "f4"))
+        kernel(tile["nowhere"])(np.ones(1, "f4"))

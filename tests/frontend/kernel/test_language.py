@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from tessera import tile
 from tessera.core.types import bf16, int32
 from tessera.frontend.kernel import constexpr, kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as ts
 
@@ -26,7 +26,7 @@ def zeros(*shape, dtype="f4"):
 
 @kernel
 def arithmetic(x: Tensor["N"], out: Tensor["N"]):
-    i = namespace.program_id(0)
+    i = tile.program_id(0)
     v = x[i]
     out[i] = -v + 2 * v - v / 4.0 + v**2 % 3.0 + abs(v - 1.0) + FACTOR
 
@@ -39,7 +39,7 @@ def test_operators(rng):
 
 @kernel
 def comparisons(x: Tensor["N", int32], out: Tensor["N", int32]):
-    i = namespace.program_id(0)
+    i = tile.program_id(0)
     v = x[i]
     inside = 2 < v <= 5
     odd = v % 2 == 1 and not v == 3
@@ -54,7 +54,7 @@ def test_chains_and_logic():
 
 @kernel
 def guarded(x: Tensor["N"], out: Tensor["M"]):
-    i = namespace.program_id(0)
+    i = tile.program_id(0)
     if i < N and x[i] > 0.5:
         out[i] = x[i] if i < N else 0.0
     else:
@@ -69,7 +69,7 @@ def test_what_a_condition_guards_is_not_read(rng):
 
 @kernel
 def branches(x: Tensor["N"], out: Tensor["N"]):
-    i = namespace.program_id(0)
+    i = tile.program_id(0)
     v, label = x[i], 0.0
     if v < 0.3:
         label = 1
@@ -86,7 +86,7 @@ def test_branches_join_numbers_and_tensors(rng):
 
 @kernel
 def early(x: Tensor["N"], out: Tensor["M"]):
-    i = namespace.program_id(0)
+    i = tile.program_id(0)
     if i >= N:
         return
     if x[i] < 0.5:
@@ -131,7 +131,7 @@ def pair(v):
 
 @kernel
 def devices(x: Tensor["N"], out: Tensor["N"]):
-    i = namespace.program_id(0)
+    i = tile.program_id(0)
     up, down = pair(scaled(x[i], factor=4.0))
 
     def product(a):
@@ -148,7 +148,7 @@ def test_device_functions_are_read_into_the_kernel(rng):
 
 @kernel
 def builtins(x: Tensor["N", int32], out: Tensor["N"]):
-    i = namespace.program_id(0)
+    i = tile.program_id(0)
     low, high = min(x[i], 3), max(x[i], 2, 4)
     out[i] = float(low) + float(high) + ts.exp(0.0) + math.exp(float(x[i]) * 0.0) + float(int(2.5)) + len(out)
 
@@ -161,10 +161,10 @@ def test_builtins():
 
 @kernel
 def blocks(x: Tensor["M", "N"], out: Tensor["M"], scale: float, BM: constexpr = 4):
-    rows = namespace.load(x, shape=(BM, N))
-    top = namespace.max(rows, axis=1)
-    spread = namespace.sum(namespace.exp(rows - top[:, None]), axis=1) * scale
-    namespace.store(out, namespace.where(spread > 2.0, spread, namespace.zeros((BM,))))
+    rows = tile.load(x, shape=(BM, N))
+    top = tile.max(rows, axis=1)
+    spread = tile.sum(tile.exp(rows - top[:, None]), axis=1) * scale
+    tile.store(out, tile.where(spread > 2.0, spread, tile.zeros((BM,))))
 
 
 def test_blocks_and_scalar_arguments(rng):
@@ -177,7 +177,7 @@ def test_blocks_and_scalar_arguments(rng):
 @kernel
 def mixed(a: Tensor["M", "K", bf16], b: Tensor["K", "N", bf16], out: Tensor["M", "N", bf16]):
     acc = a @ b
-    out += namespace.cast(acc, bf16)
+    out += tile.cast(acc, bf16)
 
 
 def test_matrix_products_accumulate_wide(rng):

@@ -14,7 +14,7 @@ from tessera.ir.evaluator import make_copier, rebuild_function
 from tessera.ops.tensor import elementwise
 from tessera.tools.cli.main import main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "finding-a-wrong-pass.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "finding-a-wrong-pass.md").read_text()
 MODEL = """
 import numpy as np
 import tessera as ts

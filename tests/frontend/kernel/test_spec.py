@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from tessera import tile
 from tessera.core.types import bf16, f32
 from tessera.frontend.kernel import Tile, kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.ir.tensor import Tensor
 
-ts = SimpleNamespace(kernel=kernel, tile=namespace, Tensor=Tensor, f32=f32, bf16=bf16)
+ts = SimpleNamespace(kernel=kernel, tile=tile, Tensor=Tensor, f32=f32, bf16=bf16)
 tessera = ts
 
 
@@ -101,17 +101,17 @@ def tile_matmul(A: Tile["M", "K", bf16], B: Tile["K", "N", bf16], C: Tile["M", "
     M, N, K are tile dimensions (e.g., 64x64)
     """
     # Get tile configuration
-    ctx = namespace.context()
+    ctx = tile.context()
 
     # Load tiles (automatic vectorization)
-    a_tile = namespace.load(A, shape=(ctx.M, ctx.K))
-    b_tile = namespace.load(B, shape=(ctx.K, ctx.N))
+    a_tile = tile.load(A, shape=(ctx.M, ctx.K))
+    b_tile = tile.load(B, shape=(ctx.K, ctx.N))
 
     # Compute (maps to tensor cores)
-    c_tile = namespace.mma(a_tile, b_tile)
+    c_tile = tile.mma(a_tile, b_tile)
 
     # Store (automatic coalescing)
-    namespace.store(C, c_tile)
+    tile.store(C, c_tile)
 
 
 def test_tile_matmul_covers_the_result_in_tiles(rng):
@@ -169,20 +169,20 @@ INF = math.inf
 
 @kernel(tile_shape=(16, 32, 8))
 def flash_attention(q: Tensor["BH", "S", "D"], k: Tensor["BH", "T", "D"], v: Tensor["BH", "T", "D"], *, causal: bool):
-    T = namespace.context()
-    Qb = namespace.load(q, rows=T.m, cols=T.d, vector=T.vector, prefetch=2)
-    acc = namespace.zeros((T.m, T.d), f32)
-    m = namespace.full((T.m,), -INF)
-    l = namespace.zeros((T.m,), f32)  # noqa: E702
-    for nblk in namespace.range_n(k.shape, T.n, prefetch=2):
-        Kb = namespace.load(k, nblk, cols=T.d, vector=T.vector)
-        Vb = namespace.load(v, nblk, cols=T.d, vector=T.vector)
-        S  = namespace.dot(Qb, namespace.transpose(Kb)) * namespace.rsqrt(float(T.d))  # fmt: skip
+    T = tile.context()
+    Qb = tile.load(q, rows=T.m, cols=T.d, vector=T.vector, prefetch=2)
+    acc = tile.zeros((T.m, T.d), f32)
+    m = tile.full((T.m,), -INF)
+    l = tile.zeros((T.m,), f32)  # noqa: E702
+    for nblk in tile.range_n(k.shape, T.n, prefetch=2):
+        Kb = tile.load(k, nblk, cols=T.d, vector=T.vector)
+        Vb = tile.load(v, nblk, cols=T.d, vector=T.vector)
+        S  = tile.dot(Qb, tile.transpose(Kb)) * tile.rsqrt(float(T.d))  # fmt: skip
         if causal:
-            namespace.mask_causal(S, namespace.row_index(), namespace.col_index(nblk))  # noqa: E701
-        P, m_c, l_c = namespace.softmax_online(S)
-        acc, m, l = namespace.softmax_accumulate(acc, m, l, P, Vb, m_c, l_c)
-    return namespace.cast(acc / l[:, None], bf16)
+            tile.mask_causal(S, tile.row_index(), tile.col_index(nblk))  # noqa: E701
+        P, m_c, l_c = tile.softmax_online(S)
+        acc, m, l = tile.softmax_accumulate(acc, m, l, P, Vb, m_c, l_c)
+    return tile.cast(acc / l[:, None], bf16)
 
 
 def test_flash_attention_of_the_goals(rng):
@@ -224,15 +224,15 @@ def test_memory_hierarchy(rng):
 
 @tessera.kernel
 def memory_hierarchy_kernel(input: Tile["M", "N"], output: Tile["M", "N"]):
-    shared_buffer = namespace.alloc_shared(shape=(64, 64), dtype=f32)
-    register_buffer = namespace.alloc_register(shape=(8, 8), dtype=f32)
-    namespace.async_copy(src=input, dst=shared_buffer, size=(64, 64), stage=2)
-    namespace.wait_async(stage=0)
-    register_buffer = namespace.load_shared(shared_buffer)
+    shared_buffer = tile.alloc_shared(shape=(64, 64), dtype=f32)
+    register_buffer = tile.alloc_register(shape=(8, 8), dtype=f32)
+    tile.async_copy(src=input, dst=shared_buffer, size=(64, 64), stage=2)
+    tile.wait_async(stage=0)
+    register_buffer = tile.load_shared(shared_buffer)
     result = register_buffer * 2.0
-    namespace.store_shared(shared_buffer, result)
-    namespace.block.sync()
-    namespace.async_copy(shared_buffer, output)
+    tile.store_shared(shared_buffer, result)
+    tile.block.sync()
+    tile.async_copy(shared_buffer, output)
 
 
 def test_memory_spaces(rng):

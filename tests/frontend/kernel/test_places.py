@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from tessera import tile
 from tessera.core.errors import ShapeError
 from tessera.core.types import f16, f32, int32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.kernel_function import KernelLaunch
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import tile as ops
 
@@ -19,7 +19,7 @@ def ops_of(entry, *args, **constants):
 
 @kernel
 def views(x: Tensor["B", "M", "N"], out: Tensor["M", "N"], *, BM):
-    m = namespace.program_id(0) * BM
+    m = tile.program_id(0) * BM
     plane = x[1]
     block = plane[m : m + BM, :]
     out[m : m + BM] = block * 2.0 + x[0, m : BM + m] * x[..., 2][0, 0]
@@ -36,8 +36,8 @@ def test_views_of_views(rng):
 
 @kernel
 def contiguous(x: Tensor["N"], out: Tensor["N"], *, B):
-    offs = namespace.program_id(0) * B + namespace.arange(0, B)
-    namespace.store(out, offs, namespace.load(x[offs], mask=offs < N, other=-1.0) + 1.0, mask=offs < N)
+    offs = tile.program_id(0) * B + tile.arange(0, B)
+    tile.store(out, offs, tile.load(x[offs], mask=offs < N, other=-1.0) + 1.0, mask=offs < N)
 
 
 def test_contiguous_indices_are_a_block(rng):
@@ -50,11 +50,11 @@ def test_contiguous_indices_are_a_block(rng):
 
 @kernel
 def planes(x: Tensor["M", "N"], out: Tensor["N", "M"], *, BM, BN):
-    rows = namespace.program_id(0) * BM + namespace.arange(0, BM)
-    cols = namespace.program_id(1) * BN + namespace.arange(0, BN)
+    rows = tile.program_id(0) * BM + tile.arange(0, BM)
+    cols = tile.program_id(1) * BN + tile.arange(0, BN)
     inside = (rows[:, None] < M) & (cols[None, :] < N)
-    block = namespace.load(x[rows[:, None], cols[None, :]], mask=inside)
-    namespace.store(out[cols[:, None], rows[None, :]], block.T, mask=inside.T)
+    block = tile.load(x[rows[:, None], cols[None, :]], mask=inside)
+    tile.store(out[cols[:, None], rows[None, :]], block.T, mask=inside.T)
 
 
 def test_a_two_dimensional_block_of_indices(rng):
@@ -68,7 +68,7 @@ def test_a_two_dimensional_block_of_indices(rng):
 def indirect(x: Tensor["M", "N"], rows: Tensor["R", int32], out: Tensor["R", "N"]):
     picked = rows[:]
     out[:, :] = x[picked, 0:N]
-    out[namespace.arange(0, R), picked * 0] = x[picked, picked % N]
+    out[tile.arange(0, R), picked * 0] = x[picked, picked % N]
 
 
 def test_gather_and_scatter(rng):
@@ -82,9 +82,9 @@ def test_gather_and_scatter(rng):
 
 @kernel
 def clipped(x: Tensor["M", "N"], out: Tensor["M", "N"], *, B):
-    m, n = namespace.program_id(0) * B, namespace.program_id(1) * B
-    block = namespace.load(x[m : m + B, n : n + B], other=9.0)
-    namespace.store(out[m : m + B, n : n + B], block + namespace.load(x, shape=(B, B), edge="clip"), edge="clip")
+    m, n = tile.program_id(0) * B, tile.program_id(1) * B
+    block = tile.load(x[m : m + B, n : n + B], other=9.0)
+    tile.store(out[m : m + B, n : n + B], block + tile.load(x, shape=(B, B), edge="clip"), edge="clip")
 
 
 def test_edges(rng):
@@ -95,8 +95,8 @@ def test_edges(rng):
 
 @kernel
 def masked(x: Tensor["N"], out: Tensor["M"]):
-    offs = namespace.arange(0, M)
-    out[offs] = namespace.load(x, offs, mask=(offs < N) & (offs % 2 == 0), other=namespace.cast(offs, f32))
+    offs = tile.arange(0, M)
+    out[offs] = tile.load(x, offs, mask=(offs < N) & (offs % 2 == 0), other=tile.cast(offs, f32))
 
 
 def test_what_is_masked_reads_as_other():
@@ -122,7 +122,7 @@ def test_an_element_is_a_value_and_a_slice_a_view():
 
 @kernel
 def widths(a: Tensor["N", int32], b: Tensor["N", f16]):
-    i = namespace.program_id(0)
+    i = tile.program_id(0)
     a[i] = i
     b[i] = 2
     a[i] += a[i] > 1
@@ -136,9 +136,9 @@ def test_integer_widths_and_numbers_take_the_type_of_the_memory():
 
 @kernel
 def histogram(x: Tensor["N", int32], counts: Tensor["K", int32], top: Tensor[1, int32]):
-    i = namespace.program_id(0)
-    namespace.atomic_add(counts[x[i]], 1)
-    namespace.atomic_max(top[0], x[i])
+    i = tile.program_id(0)
+    tile.atomic_add(counts[x[i]], 1)
+    tile.atomic_max(top[0], x[i])
 
 
 def test_atomics():
@@ -149,8 +149,8 @@ def test_atomics():
 
 @kernel
 def vectors(x: Tensor["M", "N"], out: Tensor["M", "N"]):
-    for i in namespace.range(0, M):
-        namespace.store_vector(out[i], namespace.load_vector(x[i], width=4))
+    for i in tile.range(0, M):
+        tile.store_vector(out[i], tile.load_vector(x[i], width=4))
 
 
 def test_vectors(rng):
@@ -170,7 +170,7 @@ def test_arrays_that_are_not_contiguous_are_written_in_place(size, rng):
 
 
 def turned(x, out):
-    i = namespace.program_id(0)
+    i = tile.program_id(0)
     out[i, 0:4] = x[(i * 3) % 5 : (i * 3) % 5 + 4] + x[i % 3 + i // 2 : i // 2 + i % 3 + 4]
 
 

@@ -8,7 +8,7 @@ import pytest
 import tessera as ts
 from conformance.tile.tutorials import attention, layer_norm, products, vectors
 
-ANSWERS = np.load(Path(__file__).parents[1] / "fixtures" / "tutorials" / "answers.npz")
+ANSWERS = np.load(Path(__file__).parents[2] / "fixtures" / "tutorials" / "answers.npz")
 
 
 @pytest.fixture(autouse=True, params=["interp", "cpu"])

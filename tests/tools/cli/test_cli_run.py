@@ -10,7 +10,7 @@ import pytest
 
 from tessera.tools.cli.main import main
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 KERNELS = ("vector_add", "softmax", "matmul", "block_reduction", "flash_attention")
 FUNCTIONS = ("mlp", "attention")

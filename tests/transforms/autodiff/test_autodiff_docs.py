@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-TEXT = (Path(__file__).parents[2] / "docs" / "autodiff.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs" / "autodiff.md").read_text()
 
 
 def test_the_page_runs(tmp_path):

@@ -7,6 +7,7 @@ import tessera as ts
 from conformance.tile.atomics.cases import bits, combined, elected, shared_histogram, tickets
 from tessera import tile
 from tessera.core.errors import DTypeError, ExecutionError
+from tessera.core.types import as_dtype
 from tessera.runtime.program import prepare
 
 
@@ -121,7 +122,7 @@ def narrow(x, total, most, least, swapped):
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "fp8_e4m3"])
 @pytest.mark.parametrize("engine", [("tile", "interp"), ("device", "llvm"), ("target", "llvm")])
 def test_narrow_floats(dtype, engine):
-    element = ts.types.as_dtype(dtype).numpy
+    element = as_dtype(dtype).numpy
     x = np.arange(-4, 8).astype(element)  # whole numbers, whose sums are exact in any order
     given = {"x": x, "total": np.zeros(1, element), "most": np.full(1, -9, element), "least": np.full(1, 9, element)}
     program = prepare(narrow, {**given, "swapped": np.array([5, 0], element)}, grid=(12,))

@@ -3,22 +3,20 @@
 import numpy as np
 import pytest
 
+from tessera import tile
 from tessera.core.errors import ArgumentError, DTypeError, ResourceError, ShapeError
 from tessera.core.types import bf16, f32, int32
 from tessera.frontend.kernel import constexpr, kernel
 from tessera.frontend.kernel.kernel_function import KernelLaunch
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.ir.tensor import Tensor
-from tests.kernel import strings
+from tests.frontend.kernel import strings
 
 OFFSET = 1.0
 
 
 @kernel
 def numbered(out: Tensor["A", "B", "G", int32]):
-    out[namespace.program_id(0), namespace.program_id(1), namespace.local_id()] = (
-        namespace.linear_id() + 100 * namespace.num_programs(1)
-    )
+    out[tile.program_id(0), tile.program_id(1), tile.local_id()] = tile.linear_id() + 100 * tile.num_programs(1)
 
 
 def test_ids_count_through_the_grid_and_the_group():
@@ -29,8 +27,8 @@ def test_ids_count_through_the_grid_and_the_group():
 
 @kernel
 def warps(out: Tensor["N", int32]):
-    i, _, _ = namespace.thread_id()
-    out[i] = namespace.warp_id() * 100 + namespace.lane_id() + namespace.block_id()[2]
+    i, _, _ = tile.thread_id()
+    out[i] = tile.warp_id() * 100 + tile.lane_id() + tile.block_id()[2]
 
 
 def test_a_kernel_that_asks_for_its_place_in_a_group_runs_as_one():
@@ -41,7 +39,7 @@ def test_a_kernel_that_asks_for_its_place_in_a_group_runs_as_one():
 
 @kernel(tile_shape=(4,))
 def sums(x: Tensor["M", "N"], out: Tensor["M"]):
-    namespace.store(out, namespace.sum(namespace.load(x, shape=(4, N)), axis=1))
+    tile.store(out, tile.sum(tile.load(x, shape=(4, N)), axis=1))
 
 
 def test_the_default_grid_covers_the_written_tensor(rng):
@@ -53,7 +51,7 @@ def test_the_default_grid_covers_the_written_tensor(rng):
 
 @kernel
 def doubled(x: Tensor["N"], *, B):
-    return x[namespace.program_id(0) * B + namespace.arange(0, B)] * 2.0
+    return x[tile.program_id(0) * B + tile.arange(0, B)] * 2.0
 
 
 def test_each_program_returns_its_block(rng):
@@ -141,7 +139,7 @@ def test_calls_C2_a_grid_is_of_positive_ints():
 
 @kernel(shared_memory=100)
 def large(x: Tensor["N"]):
-    buffer = namespace.alloc_shared((64,), f32)
+    buffer = tile.alloc_shared((64,), f32)
     buffer[0] = x[0]
     x[0] = buffer[0]
 

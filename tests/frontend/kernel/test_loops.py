@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from tessera import tile
 from tessera.core.types import f32, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.kernel_function import KernelLaunch
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import control_flow
 
@@ -33,9 +33,9 @@ def test_a_number_takes_the_type_it_becomes(rng):
 @kernel
 def nested(x: Tensor["M", "N"]):
     best, where = -1.0, 0
-    for i in namespace.range(M):
+    for i in tile.range(M):
         row = 0.0
-        for j in namespace.range(0, N, 2):
+        for j in tile.range(0, N, 2):
             v = x[i, j]
             if v > 0.0:
                 row = row + v
@@ -59,7 +59,7 @@ def test_nested_loops_and_branches(rng):
 @kernel
 def blocked(x: Tensor["M", "N"], *, B):
     acc = 0.0
-    for k in namespace.range(0, N, B):
+    for k in tile.range(0, N, B):
         acc = acc + x[:, k : k + B]
     return acc
 
@@ -109,7 +109,7 @@ def unrolled(x: Tensor["N"]):
             if step > width:
                 break
             acc += x[width] * step
-    for j in namespace.static_range(2):
+    for j in tile.static_range(2):
         acc += x[j]
     return acc
 
@@ -124,10 +124,10 @@ def test_loops_known_while_compiling_are_unrolled(rng):
 @kernel
 def reused(x: Tensor["N"]):
     acc = 0.0
-    for i in namespace.range(N):
+    for i in tile.range(N):
         part = x[i]
         acc += part
-    for i in namespace.range(N):
+    for i in tile.range(N):
         part = i
         acc += float(part)
     return acc
@@ -141,7 +141,7 @@ def test_a_name_that_no_one_reads_again_may_change_its_type(rng):
 @kernel
 def backward(x: Tensor["N", int64]):
     acc = 0
-    for i in namespace.range(N - 1, -1, -2):
+    for i in tile.range(N - 1, -1, -2):
         acc = acc * 10 + x[i]
     return acc
 
@@ -166,9 +166,9 @@ def test_a_while_that_becomes_unknown_on_the_way():
 
 @kernel
 def blocks_by_number(x: Tensor["M", "N"]):
-    acc = namespace.zeros((4, N))
-    for block in namespace.range_n(x.shape, 4):
-        acc += namespace.load(x, block, cols=N) * float(block.start)
+    acc = tile.zeros((4, N))
+    for block in tile.range_n(x.shape, 4):
+        acc += tile.load(x, block, cols=N) * float(block.start)
     return acc
 
 

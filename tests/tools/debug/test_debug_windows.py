@@ -49,9 +49,14 @@ def meet(one, other, domain, tile_axis):
     return False
 
 
-@pytest.mark.parametrize(("domain", "tile_axis"), [
-    (RaceDomain("program race", 1, True), None), (RaceDomain("program race", 4, True), 1), (RaceDomain("race", 1, False), 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("domain", "tile_axis"),
+    [
+        (RaceDomain("program race", 1, True), None),
+        (RaceDomain("program race", 4, True), 1),
+        (RaceDomain("race", 1, False), 1),
+    ],
+)
 def test_what_is_proven_apart_is_apart(domain, tile_axis, rng):
     proven = truly = 0
     for _ in range(1500):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from tessera import tile
 from tessera.core.types import f32
 from tessera.frontend.kernel import kernel
-from tessera.frontend.kernel.tile_api import namespace
 from tessera.ir.tensor import Tensor
 
 
 @kernel
 def halve(x: Tensor["N", f32]):
-    x[0:N] = namespace.load(x) / 2.0
+    x[0:N] = tile.load(x) / 2.0
