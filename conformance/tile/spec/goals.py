@@ -41,7 +41,7 @@ def flash_attention(
 
 @kernel.auto
 def attention_score(q: Tile["S", "D"], k: Tile["T", "D"], d: f32):  # noqa: F821
-    # Verification ensures no overflow/underflow: tests/test_verify.py
+    # Verification ensures no overflow/underflow: tests/tools/test_verify.py
     return tile.dot(q, k.T) / tile.sqrt(d)
 
 

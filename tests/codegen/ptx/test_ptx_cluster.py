@@ -67,7 +67,7 @@ def debugged(found, given, processors=4, change=lambda text: text):
      ((128, 504, 136), (128, 64, 64), 4)],
 )  # fmt: skip
 def test_programs_of_a_cluster_share_what_they_fetch(shape, block, cluster, turned, processors):
-    given, want = arguments(shape, block, is_reversed=turned)
+    given, want = arguments(shape, block, turned=turned)
     found = artifact(given, cluster)
     grid = debugged(found, given, processors)
     assert grid[0] % cluster == 0 and f".reqnctapercluster {cluster}" in found.text(TEXT_FILE)

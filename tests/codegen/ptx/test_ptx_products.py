@@ -81,7 +81,7 @@ def test_multiply_add(shape):
 @pytest.mark.parametrize("block", [(8, 8, 16), (16, 16, 16), (32, 64, 32), (64, 32, 48), (20, 24, 16), (128, 128, 32)])
 @pytest.mark.parametrize("dtype", (bf16, f16), ids=str)
 def test_tensor_cores(dtype, block):
-    text = check(dtype, 70, 90, 50, block, is_reversed=block[0] == 32)
+    text = check(dtype, 70, 90, 50, block, turned=block[0] == 32)
     assert f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32" in text and "ldmatrix" in text
 
 
@@ -99,7 +99,7 @@ EIGHT = {fp8_e4m3: "f32.e4m3.e4m3", fp8_e5m2: "f32.e5m2.e5m2", int8: "s32.s8.s8"
 @pytest.mark.parametrize("block", [(64, 64, 128), (128, 256, 128), (256, 64, 128)])
 @pytest.mark.parametrize("dtype", EIGHT, ids=str)
 def test_warp_groups_of_eight_bits(dtype, block):
-    text = check(dtype, 256, 264, 400, block, "sm_90a", is_reversed=True)
+    text = check(dtype, 256, 264, 400, block, "sm_90a", turned=True)
     assert f"k32.{EIGHT[dtype]}" in text and "cp.async.bulk.tensor" in text
 
 
@@ -108,11 +108,11 @@ def test_warp_groups_of_eight_bits(dtype, block):
 def test_tensor_cores_of_eight_bits(dtype, turned):
     form = "m16n8k32.row.col.s32.s8.s8.s32" if dtype == int8 else "m16n8k16.row.col.f32.f16.f16.f32"
     for block in ((16, 16, 32), (32, 64, 64), (64, 40, 96)):
-        assert f"mma.sync.aligned.{form}" in check(dtype, 70, 90, 50, block, is_reversed=turned)
+        assert f"mma.sync.aligned.{form}" in check(dtype, 70, 90, 50, block, turned=turned)
 
 
 def test_columns_that_are_no_power_of_two_turned():
-    check(bf16, 70, 90, 50, (64, 40, 32), is_reversed=True)
+    check(bf16, 70, 90, 50, (64, 40, 32), turned=True)
 
 
 def test_columns_of_eight_bits_that_warp_groups_cannot_turn_take_the_other_way():
@@ -165,5 +165,5 @@ def test_a_schedule_says_how_many_stages_the_ring_has():
 @pytest.mark.parametrize(("rows", "dtype"), [(1, bf16), (13, bf16), (16, fp8_e4m3), (40, bf16)])
 def test_few_rows_are_fetched_as_few(rows, dtype):
     block = (64, 64, 128 if dtype == fp8_e4m3 else 64)
-    text = check(dtype, rows, 136, 400, block, "sm_90a", is_reversed=dtype == fp8_e4m3)
+    text = check(dtype, rows, 136, 400, block, "sm_90a", turned=dtype == fp8_e4m3)
     assert "wgmma" in text and "st.shared.v4.b32" in text  # the rows that no copy reaches are set to 0

@@ -8,6 +8,7 @@ import pytest
 import tessera as ts
 from conformance.case import all_cases
 from tessera.core.errors import ShapeError, UnsupportedOpError
+from tessera.core.pytree import flatten
 from tessera.frontend.jit.tracing import Jit
 
 
@@ -165,5 +166,5 @@ def test_functions_of_the_suite_keep_their_bits():
         want = function(*args, **named)
         with ts.debug.session("n; op 3; locals; info; where; back; c", write=lambda text: None):
             found = function.stepped(*args, **named)
-        leaves = [[np.asarray(leaf.data).tobytes() for _, leaf in ts.pytree.flatten(v)[0]] for v in (want, found)]
+        leaves = [[np.asarray(leaf.data).tobytes() for _, leaf in flatten(v)[0]] for v in (want, found)]
         assert leaves[0] == leaves[1], case.name

@@ -50,10 +50,10 @@ NEEDS_ELEMENTS = "max min logsumexp softmax log_softmax mean std var normalize g
 NEEDS_ELEMENTS += ["scaled_dot_product_attention", "positional_attention"]
 # Ops whose derivative is tested elsewhere, or of which there is none to test.
 ELSEWHERE = {
-    **dict.fromkeys(("scan", "cond", "while_loop"), "tests/flow"),
+    **dict.fromkeys(("scan", "cond", "while_loop"), "tests/transforms/flow"),
     **dict.fromkeys("cholesky svd qr eigh slogdet solve".split(), "decompositions, below"),
     "eig": "refused",
-    "stop_gradient": "tests/autodiff/test_custom.py: it has none, on purpose",
+    "stop_gradient": "tests/transforms/autodiff/test_custom.py: it has none, on purpose",
     "cast": "below",
     "rough_cast": "a cast, which is below",
     **dict.fromkeys("full iota".split(), "no operand"),
