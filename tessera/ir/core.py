@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -106,15 +106,16 @@ class Block:
                 yield from region.walk()
 
     @cached_property
-    def free(self) -> frozenset[Value]:
-        """The values used in here that come from outside."""
-        made, used = set(self.params), set(self.results)
+    def free(self) -> Set[Value]:
+        """The values used here that are defined outside, in the order of their first use (deterministic)."""
+        made, used = set(self.params), dict[Value, None]()
         for node in self.nodes:
-            used.update(node.args)
+            used.update(dict.fromkeys(node.args))
             made.update(node.results)
             for region in node.regions:
-                used.update(region.free)
-        return frozenset(used - made)
+                used.update(dict.fromkeys(region.free))
+        used.update(dict.fromkeys(self.results))
+        return {v: None for v in used if v not in made}.keys()
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ the same order (`interp/interleave.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -191,12 +191,12 @@ class Coroutine:
             outer = {v: walk.env[v] for v in block.free if v in walk.env and not isinstance(v.type, RefType)}
             self.kept.update({v: tasks.scatter_to_tiles(part) for v, part in outer.items() if part.varying})
         self.steps: list[Callable[[], Value | None]] = []
-        self.uses: list[frozenset[Value]] = []
+        self.uses: list[Set[Value]] = []
         for piece in _split_at_suspensions(block):
             self._plan(piece)
         self._step(self._finish, frozenset(block.results))
 
-    def _step(self, step: Callable[[], Value | None], uses: frozenset[Value]) -> None:
+    def _step(self, step: Callable[[], Value | None], uses: Set[Value]) -> None:
         self.steps.append(step)
         self.uses.append(uses)
 
@@ -258,7 +258,7 @@ class Coroutine:
                 (part,) = self.tasks.group.vectorise_node(node, [], self.walk)
             self.tasks.made += made
             self.walk.env[node.out] = part
-        later = frozenset().union(*self.uses[number + 1 :])
+        later = set[Value]().union(*self.uses[number + 1 :])
         wanted = [v for node in nodes for v in node.results if v in later]
         parts = self.walk(Block((), tuple(nodes), tuple(wanted)))
         self.kept.update(zip(wanted, map(self.tasks.keep, parts), strict=True))

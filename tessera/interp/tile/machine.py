@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 from tessera.core.errors import OutOfBoundsError
 from tessera.interp.tile.affine import AffineScalar
 from tessera.interp.tile.memory import InstanceMemory, expand_block_axes
-from tessera.ir.core import Node
+from tessera.ir.core import Node, Value
 
 FULL_SLICE = slice(None)
 
@@ -170,7 +170,7 @@ def find_contiguous_range(mask: np.ndarray) -> InstanceRange | None:
 
 
 def run_on_range(
-    machine: TileMachine, part: InstanceRange, values: frozenset, walk: Any, body: Callable[[Any], Sequence[Any]]
+    machine: TileMachine, part: InstanceRange, values: Set[Value], walk: Any, body: Callable[[Any], Sequence[Any]]
 ) -> list[Any]:
     """`body(walk)` on the instances of a part, with the outer values it uses cut to them; arrays come back."""
     outer, axis, saved = walk.env, part.axis, (machine.first, machine.count, machine.active)

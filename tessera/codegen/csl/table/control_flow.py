@@ -53,9 +53,10 @@ def emit_yield(element: CslEmitter, node: Node, body: Block, coming: Collection[
 
 def _drop_region_values(element: CslEmitter, block: Block) -> None:
     """What a region's parameters and own results named is named no more."""
-    own = {v for node in block.nodes for v in node.results}
-    for value in {*block.params, *block.results} & {*own, *block.params}:
-        element.drop(value)
+    own = {*block.params, *(v for node in block.nodes for v in node.results)}
+    for value in dict.fromkeys((*block.params, *block.results)):
+        if value in own:
+            element.drop(value)
 
 
 def _copy_to_new_array(element: CslEmitter, view: PeArrayView, kind: str) -> PeArrayView:
