@@ -13,7 +13,6 @@ from tessera.codegen.artifact import Artifact, build_manifest, split_parameters
 from tessera.codegen.contract import Capabilities
 from tessera.codegen.grouped.vectoriser import vectorise
 from tessera.codegen.legality import check_element_types, check_resources
-from tessera.codegen.llvm.runtime.emulation import make_interpreter
 from tessera.codegen.llvm.runtime.jit import get_host_vector_bytes
 from tessera.codegen.llvm.runtime.program import TEXT_FILE, LlvmProgram
 from tessera.codegen.llvm.table.emission import pointwise_row, statement_rule
@@ -89,4 +88,6 @@ class LlvmBackend:
 
     def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """What runs the artifact's text in the LLVM interpreter, with no compiler."""
+        from tessera.codegen.llvm.runtime.emulation import make_interpreter  # loads the emulator: a build needs none
+
         return make_interpreter(artifact)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.array_memory import array_address, array_span
 from tessera.interp.observers import ObservedLaunch, Observer
 from tessera.interp.sanitizer import async_copies
 from tessera.interp.sanitizer.access import InstanceAccess, clip_access, find_lanes
@@ -20,8 +21,6 @@ from tessera.interp.sanitizer.shadow_memory import (
     InitialisedBytes,
     RaceDomain,
     ShadowRegion,
-    array_address,
-    array_span,
 )
 from tessera.interp.sanitizer.vector_clocks import VectorClocks, find_barrier_widths, find_race_kind
 from tessera.interp.tile.machine import TileMachine

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.array_memory import array_address
 from tessera.interp.sanitizer.vector_clocks import VectorClocks
 from tessera.interp.tile.memory import InstanceMemory
 
@@ -182,18 +183,6 @@ class ShadowRegion:
         for index, stride in zip(indices, memory.array.strides, strict=True):
             total = total + index * (stride // self.unit)
         return total
-
-
-def array_address(array: np.ndarray) -> int:
-    """Where an array's first element lies."""
-    return int(array.__array_interface__["data"][0])
-
-
-def array_span(array: np.ndarray) -> tuple[int, int]:
-    """The first address of an array's elements, and the one after the last."""
-    steps = [s * (n - 1) for s, n in zip(array.strides, array.shape, strict=True)]
-    base = array_address(array)
-    return base + sum(s for s in steps if s < 0), base + sum(s for s in steps if s > 0) + array.itemsize
 
 
 # The shadow of memory whose accesses vector clocks order: of each element the last access of every tile.

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +15,7 @@ from tessera.core.types import RefType, TensorType
 from tessera.interp import host
 from tessera.interp.host import keep_heap_pages
 from tessera.interp.observers import ObservedLaunch, Observer, find_observers
-from tessera.interp.sanitizer import op_checks as watched
-from tessera.interp.sanitizer.monitor import Monitor
-from tessera.interp.sanitizer.report import ACTIVE_CHECKS, SanitizerStopped, as_checks
+from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks, SanitizerStopped, as_checks
 from tessera.interp.tile import block_compiler, op_rules
 from tessera.interp.tile.machine import TileMachine
 from tessera.interp.tile.memory import InstanceMemory
@@ -26,6 +24,9 @@ from tessera.ir.evaluator import evaluate_block
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, to_interval
 from tessera.lower.passes.tail_duplication import duplicate_tails
 from tessera.ops.dialects.tile import uses_grid_barrier
+
+if TYPE_CHECKING:
+    from tessera.interp.sanitizer.monitor import Monitor
 
 # A chunk of the grid holds about this many bytes in its largest values: enough to make Python's
 # cost per op small, little enough to stay in the cache.
@@ -44,11 +45,18 @@ def run(module: Module, arrays: Sequence[Any], debug: Any = None) -> list[np.nda
     checks, observers = ACTIVE_CHECKS.get() if debug is None else as_checks(debug), find_observers(module)
     if checks is None and not observers:
         return host.run(module.main, arrays, _make_launcher(module, bound=False))
-    monitor = Monitor(checks, arrays, observers)
+    monitor = _make_monitor(checks, arrays, observers)
     try:
         return host.run(module.main, arrays, _make_launcher(module, False, monitor), wrote=monitor.wrote)
     except SanitizerStopped:  # what the outputs hold has no meaning; only their shapes have
         return [np.zeros(p.type.shape, p.type.dtype.numpy) for p in _output_params(module.main)]
+
+
+def _make_monitor(checks: Checks | None, inputs: Sequence[Any], observers: Sequence[Observer]) -> Monitor:
+    """The monitor of a run in debug mode; only such a run imports the sanitizer."""
+    from tessera.interp.sanitizer.monitor import Monitor
+
+    return Monitor(checks, inputs, observers)
 
 
 def _output_params(function: Function) -> Sequence[Any]:
@@ -63,7 +71,7 @@ def run_with_bounds(
         a if isinstance(p.type, TensorType) else IntervalArray(a).copy()
         for p, a in zip(module.main.params, arrays, strict=False)
     ]
-    monitor = Monitor(None, (), observers) if observers else None
+    monitor = _make_monitor(None, (), observers) if observers else None
     outputs = host.run(module.main, lifted, _make_launcher(module, True, monitor), lift=to_interval)
     return [*outputs, *(lifted[i] for i in written)]
 
@@ -107,7 +115,9 @@ def launch(
 
 def _execute(body: Block, inputs: list[Any], machine: TileMachine, monitor: Monitor | None) -> None:
     if monitor is not None:
-        evaluate_block(body, inputs, watched.make_checked_evaluator(machine, monitor))
+        from tessera.interp.sanitizer.op_checks import make_checked_evaluator  # in debug mode alone: a build loads none
+
+        evaluate_block(body, inputs, make_checked_evaluator(machine, monitor))
     elif machine.bound:
         evaluate_block(body, inputs, op_rules.make_evaluator(machine))
     else:

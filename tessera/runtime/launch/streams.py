@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.array_memory import array_span
 from tessera.core.errors import ArgumentError, ExecutionError, Location, user_location
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks, Finding
-from tessera.interp.sanitizer.shadow_memory import array_span
 from tessera.ir.core import Module
 from tessera.runtime.launch.execution import CURRENT_STREAM, UNORDERED_USES, find_written_params
 

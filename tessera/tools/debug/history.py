@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.array_memory import array_address, array_span
 from tessera.core.types import TensorType
 from tessera.interp.observers import ObservedLaunch
-from tessera.interp.sanitizer.shadow_memory import array_address, array_span
 from tessera.interp.tile.affine import AffineScalar
 from tessera.interp.tile.machine import TileMachine
 from tessera.interp.tile.memory import InstanceMemory

@@ -28,9 +28,9 @@ from tessera.codegen.llvm.runtime.thread_pool import (
     WorkerPool,
     allocate_aligned,
     choose_thread_count,
-    get_array_address,
 )
 from tessera.codegen.llvm.table.program_ops import REPORT_CONTEXT
+from tessera.core.array_memory import array_address
 from tessera.core.errors import BarrierError
 
 # Plans with loops and branches on machine code: slots move as loops turn, flags are read where they lie.
@@ -136,12 +136,12 @@ class LlvmProgram:
             total = math.prod(each["grid"])
             chunk = max(1, total // (self.threads * CHUNKS_PER_THREAD))
             entry = self._code.address(f"{each['kernel']}.task")
-            self._tasks[row] = (entry, get_array_address(self._slots) + 8 * start, total, chunk)
+            self._tasks[row] = (entry, array_address(self._slots) + 8 * start, total, chunk)
         for place, arg in self._places:
             if "param" in arg:
                 uses[arg["param"]].append(place)
             else:
-                self._slots[place] = get_array_address(self._workspace) + arg["offset"]
+                self._slots[place] = array_address(self._workspace) + arg["offset"]
         self._uses = [np.array(places, np.intp) for places in uses]
         self._alone = self.threads == 1 or max((math.prod(e["grid"]) for e in launches), default=0) < 2
 
@@ -192,5 +192,5 @@ class LlvmProgram:
 def encode_slot(parameter: PlanParameter, array: np.ndarray) -> int:
     """The eight bytes for a kernel: an address, or the scalar itself."""
     if not parameter.scalar:
-        return get_array_address(array)
+        return array_address(array)
     return int.from_bytes(array.tobytes().ljust(8, b"\0"), "little", signed=True)

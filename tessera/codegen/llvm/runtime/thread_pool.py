@@ -24,6 +24,7 @@ import numpy as np
 
 from tessera.codegen.llvm.runtime.jit import MachineCode
 from tessera.codegen.llvm.table.program_ops import BARRIER_CONTEXT, BARRIER_FUNCTION
+from tessera.core.array_memory import array_address
 from tessera.core.errors import ArgumentError, BarrierError
 
 # Running launches on several threads: machine code that shares out programs, called once by each thread.
@@ -130,32 +131,27 @@ class WorkerPool:
     def __init__(self, threads: int, scratch: int) -> None:
         self.threads = threads
         self._arenas = [allocate_aligned(scratch) for _ in range(threads)]
-        self._addresses = [get_array_address(a) for a in self._arenas]
+        self._addresses = [array_address(a) for a in self._arenas]
 
     def run(self, tasks: np.ndarray, alone: bool) -> None:
         """Run every task; `alone` for work too small to share."""
         states = np.zeros((len(tasks), 8), np.int64)  # its own for each run: a late thread may still look at it
-        run, place, count = get_worker_entry(), get_array_address(tasks), len(tasks)
+        run, place, count = get_worker_entry(), array_address(tasks), len(tasks)
         if not alone:
             for arena in self._addresses[1:]:
                 get_helper_threads(self.threads - 1).submit(_run_helper, run, tasks, states, arena)
-        run(place, count, get_array_address(states), self._addresses[0])
+        run(place, count, array_address(states), self._addresses[0])
 
 
 def _run_helper(run: ctypes._FuncPointer, tasks: np.ndarray, states: np.ndarray, arena: int) -> None:  # type: ignore[name-defined]
-    run(get_array_address(tasks), len(tasks), get_array_address(states), arena)
+    run(array_address(tasks), len(tasks), array_address(states), arena)
 
 
 def allocate_aligned(count: int, to: int = 64) -> np.ndarray:
     """Bytes that begin at a multiple of `to`."""
     raw = np.empty(count + to, np.uint8)
-    start = -get_array_address(raw) % to
+    start = -array_address(raw) % to
     return raw[start : start + count]
-
-
-def get_array_address(array: np.ndarray) -> int:
-    """Where an array's elements begin."""
-    return array.__array_interface__["data"][0]
 
 
 # Launches whose programs wait for each other: a thread for each program, and the machine code at which they meet.
@@ -243,12 +239,12 @@ class CooperativeLaunches:
         arenas = [allocate_aligned(self._scratch[row]) for _ in range(total)]
         state = np.zeros(BARRIER_STATE_WORDS, np.int64)
         state[CONTEXT_ADDRESS], state[PROGRAMS] = ctypes.addressof(self._own), total
-        self._own.value = get_array_address(state)
+        self._own.value = array_address(state)
         run = _get_program_entry()
         threads = [
             Thread(
                 target=run,
-                args=(entry, slots, i, get_array_address(arenas[i]), get_array_address(state)),
+                args=(entry, slots, i, array_address(arenas[i]), array_address(state)),
                 name=f"tessera-program-{i}",
             )
             for i in range(total)
