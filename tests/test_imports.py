@@ -1,46 +1,156 @@
-"""Imports point one way (design 7), and no folder below knows a target."""
+"""Layering (design 7): a package imports only from the layers below it; local and type-checking imports count."""
 
 import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1] / "tessera"
-# What each folder may never import.
-FORBIDDEN = {
-    "ir": ("codegen", "lower", "interp", "kernel", "driver", "cli"),
-    "ops": ("codegen", "lower", "interp", "kernel", "driver", "cli"),
-    "shapes": ("ir", "ops", "codegen", "lower", "interp", "kernel", "driver", "cli"),
-    "passes": ("codegen", "driver", "cli"),
-    "lower": ("codegen", "driver", "cli"),
-    "interp": ("codegen", "lower.to_schedule", "lower.to_tile", "driver", "cli"),
-    "codegen": ("driver", "cli"),
+LAYERS = "core ir ops lower interp frontend transforms codegen runtime stdlib tools".split()
+# Public namespaces at the root, by the layer whose names they give. What is not here belongs above all layers.
+NAMESPACES = {"errors": "core", "stable": "ops"}
+# Circles of modules that import each other, local imports counted: each with its reason.
+CIRCLES = {
+    frozenset(("tessera.frontend.kernel.python_ast.calls", "tessera.frontend.kernel.python_ast.statements")): (
+        "a call inlines a function's body, whose statements hold calls"
+    ),
+    frozenset(("tessera.codegen.grouped.control_flow", "tessera.codegen.grouped.coroutines")): (
+        "a branch that waits becomes coroutines, whose bodies hold branches"
+    ),
+    frozenset(("tessera.runtime.launch.execution", "tessera.runtime.launch.streams")): (
+        "a launch asks its stream for its order, a stream asks a launch what it writes"
+    ),
 }
 
 
-def imports(file):
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{a.name}" for a in node.names)
+def name_module(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_module(file): file for file in ROOT.rglob("*.py")}
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def walk(node: ast.AST, typing: bool) -> Iterator[ast.AST]:
+    """The nodes below one, with those of `if TYPE_CHECKING:` only where asked for."""
+    for child in ast.iter_child_nodes(node):
+        if typing or not is_type_checking(child):
+            yield child
+            yield from walk(child, typing)
+
+
+@cache
+def imports(module: str, typing: bool = True) -> dict[str, int]:
+    """The modules of the package that a module imports, each with a line."""
+    found: dict[str, int] = {}
+    for node in walk(ast.parse(MODULES[module].read_text()), typing):
         if isinstance(node, ast.Import):
-            yield from (a.name for a in node.names)
+            found.update({a.name: node.lineno for a in node.names})
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inner = [f"{node.module}.{a.name}" for a in node.names]
+            submodules = [name for name in inner if name in MODULES]
+            if len(submodules) < len(inner):
+                found[node.module] = node.lineno
+            found.update(dict.fromkeys(submodules, node.lineno))
+    return {name: line for name, line in found.items() if name in MODULES and name != module}
 
 
-@pytest.mark.parametrize("folder", FORBIDDEN)
-def test_one_way(folder):
-    broken = [
-        f"{file.relative_to(ROOT)} imports {name}"
-        for file in (ROOT / folder).rglob("*.py")
-        for name in imports(file)
-        for bad in FORBIDDEN[folder]
-        if name == f"tessera.{bad}" or name.startswith(f"tessera.{bad}.")
+def layer_of(module: str) -> int:
+    """The number of a module's layer; the root and what commands start are above all."""
+    name = module.split(".")[1] if "." in module else ""
+    name = NAMESPACES.get(name, name)
+    return LAYERS.index(name) if name in LAYERS else len(LAYERS)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_import_downwards(layer):
+    upward = [
+        f"{module}:{line} imports {name}"
+        for module in MODULES
+        if module.split(".")[1:2] == [layer]
+        for name, line in imports(module).items()
+        if layer_of(name) > LAYERS.index(layer)
     ]
-    assert not broken
+    assert not upward
 
 
-def test_target_interpreters_know_nothing_of_the_compiler():
-    for file in (ROOT / "interp" / "target").rglob("*.py"):
-        for name in imports(file):
-            below = ("tessera.core.errors", "tessera.interp.target")
-            assert not name.startswith("tessera") or name.startswith(below), f"{file} imports {name}"
+def test_every_package_is_a_layer_or_a_namespace():
+    assert {p.name for p in ROOT.iterdir() if p.is_dir() and p.name != "__pycache__"} == set(LAYERS)
+
+
+def test_generators_do_not_import_each_other():
+    generators = [
+        p.name for p in (ROOT / "codegen").iterdir() if p.is_dir() and p.name not in ("grouped", "__pycache__")
+    ]
+    assert sorted(generators) == ["csl", "llvm", "ptx"]
+    for module in MODULES:
+        own = next((g for g in generators if module.startswith(f"tessera.codegen.{g}")), None)
+        others = [f"tessera.codegen.{g}" for g in generators if g != own]
+        if own or module.startswith("tessera.codegen"):
+            assert not [n for n in imports(module) if n.startswith(tuple(others))], module
+
+
+def test_emulators_know_nothing_of_the_compiler():
+    allowed = ("tessera.core.errors", "tessera.errors", "tessera.interp.target")
+    for module in MODULES:
+        if module.startswith("tessera.interp.target"):
+            assert all(name.startswith(allowed) for name in imports(module)), module
+
+
+def test_nothing_below_codegen_names_a_target():
+    below = LAYERS[: LAYERS.index("interp")]
+    for module in MODULES:
+        if module.split(".")[1:2] in [[b] for b in below]:
+            assert not [n for n in imports(module) if ".target." in n or n.startswith("tessera.codegen")], module
+
+
+def circles() -> list[frozenset[str]]:
+    """Strongly connected components of the imports that run (Tarjan 1972); a package and its modules are apart."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[frozenset[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for name in imports(module, typing=False):
+            if name not in index:
+                visit(name)
+                low[module] = min(low[module], low[name])
+            elif name in stack:
+                low[module] = min(low[module], index[name])
+        if low[module] == index[module]:
+            component = set()
+            while module not in component:
+                component.add(stack.pop())
+            if len(component) > 1:
+                found.append(frozenset(component))
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(5000)
+    for module in MODULES:
+        if module not in index:
+            visit(module)
+    sys.setrecursionlimit(limit)
+    return found
+
+
+def test_circles_are_stated():
+    assert {c for c in circles() if "tessera" not in c} == set(CIRCLES)
+
+
+@pytest.mark.parametrize(
+    "unwanted", ["tessera.codegen", "tessera.tools.debug", "tessera.interp.target", "llvmlite", "rich"]
+)
+def test_import_tessera_loads_little(unwanted):
+    program = f"import sys, tessera; print([m for m in sys.modules if m.startswith({unwanted!r})])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

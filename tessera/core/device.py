@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from functools import cache
 
 from tessera.core.errors import DeviceUnavailable, user_location
+from tessera.core.hooks import list_generators
 
 INTERP = "interp"
 # What users call a device, and the generator that serves it; "interp" needs none.
@@ -56,12 +57,10 @@ def check_device(device: str) -> None:
     """
     if find_generator_name(device) in GENERATOR_BY_DEVICE.values():
         return
-    from tessera.codegen.contract import list_backends  # asked for rarely, and it sits above
-
-    if find_generator_name(device).partition(":")[0] not in list_backends():
+    if find_generator_name(device).partition(":")[0] not in list_generators():
         raise DeviceUnavailable(
             f"the device {device} is not available", location=user_location(),
-            expected="one of " + ", ".join(dict.fromkeys([*GENERATOR_BY_DEVICE, *list_backends()])),
+            expected="one of " + ", ".join(dict.fromkeys([*GENERATOR_BY_DEVICE, *list_generators()])),
         )  # fmt: skip
 
 

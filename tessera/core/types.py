@@ -202,6 +202,8 @@ def find_policy(value: Any) -> Policy | None:
 
 
 GLOBAL, SHARED, REGISTER = "global", "shared", "register"
+# Memory spaces of the host: its own memory, and files.
+HOST, DISK = "host", "disk"
 SPACES = (GLOBAL, SHARED, REGISTER)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tessera.core.hooks import load_library_launches
 from tessera.ir.core import Function, Node
 from tessera.ir.rules import Op, Rules
 
@@ -61,10 +62,10 @@ LibraryRule = Callable[[Node, LoweringPlan], "LibraryLaunch | None"]
 
 def find_library_ops(plan: LoweringPlan) -> frozenset[Op]:
     """The ops that this plan launches."""
-    return frozenset(library_rules) if plan.flash else frozenset()
+    return frozenset(load_library_launches()) if plan.flash else frozenset()
 
 
 def find_library_launch(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
     """How a node is launched, if it is."""
-    rule = library_rules.get(node.op) if plan.flash else None
+    rule = load_library_launches().get(node.op) if plan.flash else None
     return rule(node, plan) if rule else None

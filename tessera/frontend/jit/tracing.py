@@ -15,6 +15,7 @@ import numpy as np
 
 from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, TesseraError, user_location
+from tessera.core.hooks import compile_graph
 from tessera.core.pytree import TreeDef, flatten, leaf_paths
 from tessera.core.shapes import Size, bind_shapes, find_size_constraints, use_known_sizes
 from tessera.core.types import Policy, TensorType, as_dtype
@@ -168,8 +169,6 @@ class Jit:
     def __call__(self, *args: Any, **named: Any) -> Any:
         if CURRENT_BUILDER.get() is not None:  # inside another trace: part of it
             return self.function(*args, **named)
-        from tessera.runtime.driver import compile_graph  # the driver sits above the front ends
-
         if LINE_MARKS_ENABLED.get() and find_generator_name(self.target or default_device()) == INTERP:
             return self.stepped(*args, **named)
         key = None if named else self._fast_key(args)
@@ -186,8 +185,6 @@ class Jit:
 
     def stepped(self, *args: Any, **named: Any) -> Any:
         """A call in the Graph interpreter, traced with a mark before each line, so that a debugger can stop there."""
-        from tessera.runtime.driver import compile_graph
-
         call = self.bind(args, named)
         key = ("lines", call.key(), *self._ambient_key())
         if key not in self._cache:

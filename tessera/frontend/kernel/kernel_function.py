@@ -15,6 +15,7 @@ import numpy as np
 
 from tessera.core.device import default_device
 from tessera.core.errors import ArgumentError, user_location
+from tessera.core.hooks import apply_configuration, order_launch, run_module, tune_launch
 from tessera.core.schedule import Schedule
 from tessera.core.types import Type
 from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
@@ -24,8 +25,6 @@ from tessera.frontend.kernel.signature import KernelArguments, read_parameters
 from tessera.ir.core import Module
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.argument_checks import check_function
-from tessera.runtime.launch import execution
-from tessera.runtime.launch.execution import order_launch
 
 if TYPE_CHECKING:
     from tessera.frontend.kernel.specialisation import SpecialisedKernel
@@ -198,9 +197,7 @@ class KernelLaunch:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         if self.kernel.options.tuning is not None:
-            from tessera.runtime.launch.tuning import tuner
-
-            return tuner.apply_configuration(self, self.tune(*args, **named).config)(*args, **named)
+            return apply_configuration(self, self.tune(*args, **named).config)(*args, **named)
         found = self.kernel.bind(args, named)
         module = self._module(found)
         stream = order_launch(module, lambda: dict(zip(found.types, found.arrays, strict=True)))
@@ -212,7 +209,7 @@ class KernelLaunch:
         started = self._started(module, found)
         for hook in self.kernel.hooks.before:
             hook(started)
-        outputs = execution.run_module(module, found.arrays, self.kernel.options.target)
+        outputs = run_module(module, found.arrays, self.kernel.options.target)
         for hook in self.kernel.hooks.after:
             hook(started)
         results = [Tensor(a) if found.tensors else a for a in outputs]
@@ -228,9 +225,7 @@ class KernelLaunch:
             raise ArgumentError(
                 f"{self.kernel!r} is not autotuned", location=user_location(), expected="@kernel.autotune(...)"
             )
-        from tessera.runtime.launch.tuning import tuner
-
-        return tuner.tune_launch(self, args, named)
+        return tune_launch(self, args, named)
 
     def _started(self, module: Module, found: KernelArguments) -> Any:
         if not self.kernel.hooks.before and not self.kernel.hooks.after:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import ArgumentError, UnknownNameError, user_location
-from tessera.core.types import GLOBAL, REGISTER, SHARED, TensorType
+from tessera.core.hooks import find_storage_function
+from tessera.core.types import DISK, GLOBAL, HOST, REGISTER, SHARED, TensorType
 from tessera.frontend.kernel.call_conventions import takes_memrefs
-from tessera.frontend.kernel.kernel_function import Kernel
 from tessera.frontend.kernel.memref import MemRefAccess, MemRefView
 from tessera.frontend.kernel.signature import MemorySpace, PlacedType
 from tessera.frontend.kernel.tile_api.memory import (
@@ -24,9 +24,7 @@ from tessera.frontend.kernel.tile_api.memory import (
 )
 from tessera.frontend.kernel.trace import CURRENT_TRACE
 from tessera.ir.tensor import Tensor
-from tessera.runtime import storage
 
-HOST, DISK = storage.HOST, storage.DISK
 SPACES = (REGISTER, SHARED, GLOBAL, HOST, DISK)
 _ALLOCATORS: dict[str, Callable[..., MemRefView]] = {REGISTER: alloc_register, SHARED: alloc_shared}
 
@@ -59,7 +57,10 @@ class BufferStruct:
                 f"{self.name} takes no `{unknown[0]}` here", location=user_location(), expected=", ".join(own)
             )
         make = self._in_kernel if inside else self._on_host
-        views = {n: storage.as_placed(given[n], p.space.name) if n in given else make(n, p) for n, p in own.items()}
+        views = {
+            n: find_storage_function("as_placed")(given[n], p.space.name) if n in given else make(n, p)
+            for n, p in own.items()
+        }
         elsewhere = {n: p.space.name for n, p in self.fields.items() if n not in own}
         return AllocatedBuffers(self.name, views, elsewhere)
 
@@ -74,7 +75,7 @@ class BufferStruct:
                 f"the field `{name}` of {self.name} says no shape", location=user_location(),
                 expected=f"{self.name}({name}=...)",
             )  # fmt: skip
-        return storage.made(placed.space.name, placed.type)
+        return find_storage_function("made")(placed.space.name, placed.type)
 
 
 def _as_placed_type(definition: type, name: str, annotation: Any) -> PlacedType:
@@ -135,7 +136,7 @@ def prefetch(place: Any, to: str = SHARED) -> Any:
         ArgumentError: this is no part of memory of known shape, or no such space.
     """
     if CURRENT_TRACE.get() is None:
-        return storage.near(place, to)
+        return find_storage_function("near")(place, to)
     found = locate_access(place, (), None) if isinstance(place, MemRefAccess) else None
     if not isinstance(found, MemRefView) or not found.shape:
         raise ArgumentError("only a part of memory is prefetched", expected="a tensor, or A[m : m + BM, :]",
@@ -171,12 +172,12 @@ def pipeline(stages: int = 2) -> Callable[[Any], Any]:
     """
 
     def apply(function: Any) -> Any:
-        if isinstance(function, Kernel):
+        if hasattr(function, "with_schedule"):  # a kernel
             return function.with_schedule(function.schedule.with_stages(stages))
         if not callable(function):
             raise ArgumentError("a pipeline is made of a function", location=user_location(), received=repr(function),
                                 suggestion="@ts.memory.pipeline(stages=3)")  # fmt: skip
-        return storage.pipelined(function, stages)
+        return find_storage_function("pipelined")(function, stages)
 
     return apply
 
@@ -197,7 +198,7 @@ class MemoryNamespace:
     def __getattr__(self, name: str) -> Any:
         if name not in PUBLIC:
             raise AttributeError(f"ts.memory has no {name!r}")
-        return getattr(storage, name)
+        return find_storage_function(name)
 
     def __call__(self, what: Any) -> Any:
         """A space by its name, or the buffers of a class.

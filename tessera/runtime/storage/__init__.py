@@ -3,8 +3,8 @@
 from importlib import import_module
 from typing import Any
 
-# Spaces of the host, beside those that kernels know (tessera/core/types.py).
-HOST, DISK = "host", "disk"
+from tessera.core.types import DISK, HOST
+
 # Where each name is defined. Modules are imported when first asked for: few programs need them.
 HOMES = {
     "Future": "async_copies",
@@ -29,8 +29,13 @@ HOMES = {
 __all__ = ["DISK", "HOST", *sorted(HOMES)]  # noqa: PLE0604 - all of them are names
 
 
+def find_storage_function(name: str) -> Any:
+    """A public name of this package; its module is imported now."""
+    return getattr(import_module(f"tessera.runtime.storage.{HOMES[name]}"), name)
+
+
 def __getattr__(name: str) -> Any:
     """A part of this package, by name."""
     if name in HOMES:
-        return getattr(import_module(f"tessera.runtime.storage.{HOMES[name]}"), name)
+        return find_storage_function(name)
     raise AttributeError(f"module 'tessera.runtime.storage' has no attribute {name!r}")

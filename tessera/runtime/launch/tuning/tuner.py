@@ -18,6 +18,7 @@ import numpy as np
 
 from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import ArgumentError, FileError, TesseraError
+from tessera.core.hooks import list_candidates, make_roofline_model
 from tessera.core.io import find_cache_folder, hash_text, lock_file
 from tessera.core.schedule import read_json, write_json
 from tessera.frontend.kernel.autotuning import Configuration, Trial, Tuned, TuningSettings
@@ -142,10 +143,8 @@ def _encode_entry(found: Tuned, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _search_configurations(launch: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Tuned:
-    from tessera.tools.performance.candidates import Candidates  # the layer above: what searches may ask of a kernel
-
     settings: TuningSettings = launch.kernel.options.tuning
-    kernel, search = Candidates(launch, args, named, settings.configs), settings.search
+    kernel, search = list_candidates(launch, args, named, settings.configs), settings.search
     shapes = kernel.shapes
     trials: dict[str, Trial] = {}
     errors: list[TesseraError] = []
@@ -198,13 +197,10 @@ MODEL_GPUS = {"sm_80": "A100", "sm_90a": "H100", "": "H100"}
 
 def _make_predictor(arch: str) -> Any:
     """The configuration that a model of an architecture takes for the fastest, with nothing measured."""
-    from tessera.tools.performance.candidates import Candidates  # the layer above, as in _search
-    from tessera.tools.performance.cost_models import RooflineModel
-
-    model = RooflineModel(MODEL_GPUS.get(arch, MODEL_GPUS[""]))
+    model = make_roofline_model(MODEL_GPUS.get(arch, MODEL_GPUS[""]))
 
     def predict(launch: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Tuned:
-        ranked = Candidates(launch, args, named, launch.kernel.options.tuning.configs).ranked(model)
+        ranked = list_candidates(launch, args, named, launch.kernel.options.tuning.configs).ranked(model)
         trials = tuple(Trial(p.config, None if p.refused else p.latency_ms, p.refused) for p in ranked)
         if ranked[0].refused:
             raise ArgumentError(f"no configuration of {launch.kernel.__name__} can run", received=ranked[0].refused)

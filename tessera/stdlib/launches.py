@@ -1,22 +1,36 @@
-"""Attention as one launch: the flash attention kernel of the standard library, on refs of [batch, heads, length,
-width] (Dao et al. 2022)."""
+"""Library launches: graph ops that lower to a kernel of this library, where that is faster than their loop nests.
+
+Attention is one launch of the flash attention kernel on refs of [batch, heads, length, width] (Dao et al. 2022);
+`scatter_add` of many pairs is one launch of a kernel with atomic additions.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from tessera.core.types import RefType, f32
+from tessera.core.types import RefType, f32, f64, int32, int64
 from tessera.ir.core import Node, Value
+from tessera.ir.rules import Rules
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LibraryLaunch, LoweringPlan, library_rules
 from tessera.ops.tensor import nn
+from tessera.ops.tensor.scatter import scatter_add
 from tessera.stdlib.attention import specialise_attention
+from tessera.stdlib.deterministic_reductions import specialise_scatter
 
 RANK = 4
-
-
 MIN_BLOCK = 16  # rows and columns of the smallest block
 DEEP_HEADS = {64, 128}  # features of heads for which there may be blocks of another size
+# Narrower types sum in a wider one, which memory of theirs cannot hold between two updates.
+ATOMIC_DTYPES = (f32, f64, int32, int64)
+# Up to so many pairs of a place and an update the lowering is as fast, and may be fused.
+MAX_DENSE_PAIRS = 256
+
+
+def load_library_launches() -> Rules:
+    """The table of these rules: importing this module fills it."""
+    return library_rules
 
 
 @library_rules(nn.scaled_dot_product_attention)
@@ -91,6 +105,25 @@ def _broadcasts(mask: tuple[int, ...], scores: tuple[int, ...]) -> bool:
 def _view_as_rank4(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape of rank 4; a tensor of rank 3 has a batch of one."""
     return (1,) * (RANK - len(shape)) + shape
+
+
+@library_rules(scatter_add)
+def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
+    x, places, updates = node.args
+    shape, at = get_shape(x), node.attrs["axis"] + len(get_shape(x))
+    lead, rows, rest = math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])
+    count = math.prod(get_shape(places))
+    if (
+        0 in (lead, rows, rest, count)
+        or get_tensor_type(x).dtype not in ATOMIC_DTYPES
+        or rows * count <= MAX_DENSE_PAIRS
+    ):
+        return None
+    shapes = ((lead, rows, rest), (count,), (lead, count, rest))
+    refs = [_make_ref(v, s) for v, s in zip((x, places, updates), shapes, strict=True)]
+    types = dict(zip(("x", "places", "updates"), refs, strict=True)) | {"out": _make_ref(node.out, shapes[0])}
+    function = specialise_scatter(types).functions[1]
+    return LibraryLaunch(function, tuple(function.attrs["grid"]), shapes, shapes[0])
 
 
 def _make_ref(value: Value, shape: tuple[int, ...]) -> RefType:

@@ -1,0 +1,48 @@
+"""Hooks: calls from a lower layer into a higher one, bound by name on first use (dependency inversion).
+
+A package imports only from the layers below it. Where a lower layer must call a higher one (a kernel launch needs the
+driver), it calls a hook of this table instead; the module behind a hook is imported when the hook is first called, so
+`import tessera` does not load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+
+class Hook:
+    """A function of a higher layer, by the name of its module and its own.
+
+    >>> Hook("math:sqrt")(9.0)
+    3.0
+    """
+
+    def __init__(self, target: str) -> None:
+        self.module, _, self.name = target.partition(":")
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The function itself; its module is imported now."""
+        return getattr(import_module(self.module), self.name)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.function(*args, **named)
+
+
+# core -> codegen: the generators that are installed.
+list_generators = Hook("tessera.codegen.contract:list_backends")
+# lower -> stdlib: the rules that lower an op to a kernel of the standard library.
+load_library_launches = Hook("tessera.stdlib.launches:load_library_launches")
+# frontend -> runtime: how functions and kernels run.
+compile_graph = Hook("tessera.runtime.driver:compile_graph")
+run_module = Hook("tessera.runtime.launch.execution:run_module")
+order_launch = Hook("tessera.runtime.launch.execution:order_launch")
+tune_launch = Hook("tessera.runtime.launch.tuning.tuner:tune_launch")
+apply_configuration = Hook("tessera.runtime.launch.tuning.tuner:apply_configuration")
+find_storage_function = Hook("tessera.runtime.storage:find_storage_function")
+# runtime -> tools: the performance model that ranks configurations where nothing is measured.
+list_candidates = Hook("tessera.tools.performance.candidates:Candidates")
+make_roofline_model = Hook("tessera.tools.performance.cost_models:RooflineModel")
