@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -23,75 +24,82 @@ from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.ir.rules import REGISTRY, Rules
 from tessera.ops.dialects import host
 
-# The arguments of a program: what arrays fit its parameters, and which must lie apart.
+# Binding arguments: the arrays of a call, checked against the program's parameters.
 
 
 class PlanParameter:
     """A parameter of the program: an input, an output or a scalar."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.name = given["name"]
-        self.shape, self.dtype = tuple(given["shape"]), as_dtype(given["dtype"])
-        self.output, self.scalar = given["role"] == "output", given["role"] == "scalar"
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.name = data["name"]
+        self.shape, self.dtype = tuple(data["shape"]), as_dtype(data["dtype"])
+        self.output, self.scalar = data["role"] == "output", data["role"] == "scalar"
 
-    def made(self, read: bool) -> np.ndarray:
-        """A new array; of zeros where a kernel reads it before it is written, as atomics do."""
-        return (np.zeros if read else np.empty)(self.shape, self.dtype.numpy)
+    def allocate(self, zeroed: bool) -> np.ndarray:
+        """A new array; `zeroed` for one that a kernel reads before it writes, as atomics do."""
+        return (np.zeros if zeroed else np.empty)(self.shape, self.dtype.numpy)
 
-    def checked(self, value: Any) -> np.ndarray:
-        """An argument as an array of the right shape and type."""
-        number = self.scalar and not hasattr(value, "dtype")
-        array = np.asarray(value, self.dtype.numpy) if number else np.asarray(value)
+    def convert(self, value: Any) -> np.ndarray:
+        """An argument as an array.
+
+        Raises:
+            ShapeError, DTypeError: the shape or the dtype is not the parameter's.
+        """
+        is_number = self.scalar and not hasattr(value, "dtype")
+        array = np.asarray(value, self.dtype.numpy) if is_number else np.asarray(value)
         if array.shape != self.shape:
-            raise ShapeError(f"argument {self.name} has another shape", expected=self.shape, received=array.shape)
+            raise ShapeError(f"argument {self.name} has the wrong shape", expected=self.shape, received=array.shape)
         if array.dtype != self.dtype.numpy:
-            raise DTypeError(f"argument {self.name} has another type", expected=self.dtype, received=array.dtype)
+            raise DTypeError(f"argument {self.name} has the wrong dtype", expected=self.dtype, received=array.dtype)
         return array
 
 
 class ArgumentBinder:
-    """The parameters of a launch plan."""
+    """Binds the arrays of a call to the parameters of a plan."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self.params = [PlanParameter(p) for p in plan["params"]]
         self.written, self.read = set(plan["written"]), set(plan["read"])
         self.inputs = [i for i, p in enumerate(self.params) if not p.output]
-        self._changed = [i for i in self.inputs if i in self.written]
+        self._written_inputs = [i for i in self.inputs if i in self.written]
 
     def bind(self, arrays: Sequence[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """An array for each parameter: the user's or a new one, and that with its elements in row-major order.
+        """For each parameter the user's array or a new one, and the contiguous array that kernels use.
 
         Raises:
-            ShapeError, DTypeError, ArgumentError: the arrays are not what the program takes.
+            ShapeError, DTypeError, ArgumentError: the arrays do not match the parameters.
         """
         if len(arrays) != len(self.inputs):
-            raise ArgumentError(f"{len(self.inputs)} arguments are needed, {len(arrays)} came")
-        given = iter(arrays)
-        users = [p.made(i in self.read) if p.output else p.checked(next(given)) for i, p in enumerate(self.params)]
-        held = [make_row_major(a) for a in users]
-        return users, copy_aliased_arguments(held, self.written) if self._changed else held
+            raise ArgumentError("wrong number of arguments", expected=len(self.inputs), received=len(arrays))
+        remaining = iter(arrays)
+        users = [
+            p.allocate(zeroed=i in self.read) if p.output else p.convert(next(remaining))
+            for i, p in enumerate(self.params)
+        ]
+        bound = [make_contiguous(a) for a in users]
+        return users, copy_aliased_arguments(bound, self.written) if self._written_inputs else bound
 
-    def finish(self, users: list[np.ndarray], held: list[np.ndarray]) -> list[np.ndarray]:
-        """Write back what was written to copies; the outputs."""
-        for i in self._changed:
-            if held[i] is not users[i]:
-                users[i][...] = held[i]
+    def finish(self, users: list[np.ndarray], bound: list[np.ndarray]) -> list[np.ndarray]:
+        """Copy results back to arrays that were bound by copy; the outputs."""
+        for i in self._written_inputs:
+            if bound[i] is not users[i]:
+                users[i][...] = bound[i]
         return [a for a, p in zip(users, self.params, strict=True) if p.output]
 
 
-def make_row_major(array: np.ndarray) -> np.ndarray:
-    """The array itself if its elements lie in row-major order, else a copy in which they do."""
+def make_contiguous(array: np.ndarray) -> np.ndarray:
+    """The array itself if it is aligned and row-major contiguous, else a copy that is."""
     flags = array.flags
     return array if flags.c_contiguous and flags.aligned else np.array(array, order="C")
 
 
 def copy_aliased_arguments(arrays: list[np.ndarray], written: set[int]) -> list[np.ndarray]:
-    """Arrays of which no written one shares memory with another: what is only read is copied first.
+    """The arrays, with a copy of each read-only one that shares memory with a written one.
 
     Raises:
-        ArgumentError: two arrays that are written share memory.
+        ArgumentError: two written arrays share memory.
     """
-    found = list(arrays)
+    bound = list(arrays)
     for i, j in itertools.product(written, range(len(arrays))):
         if i == j or not np.may_share_memory(arrays[i], arrays[j]):
             continue
@@ -99,36 +107,79 @@ def copy_aliased_arguments(arrays: list[np.ndarray], written: set[int]) -> list[
             raise ArgumentError(
                 f"arguments {i} and {j} are both written and share memory", suggestion="pass a copy of one of them"
             )
-        found[j] = arrays[j].copy()
-    return found
+        bound[j] = arrays[j].copy()
+    return bound
 
 
-# Following a launch plan: runs of launches, and the loops and branches of the host around them.
-#
-# A plan's steps are data that JSON can hold: `{"run": [first, last]}` for launches one after the other,
-# `{"call": number}` for an op that NumPy runs, `{"loop": number, "first": …, "step": …, "count": …, "body": steps}`,
-# `{"while": flag, "test": steps, "body": steps}` and `{"if": flag, "then": steps, "else": steps}`. A flag is the number
-# of a place that holds a bool.
-
+# Executing a plan: one walk over its steps for every target, which supplies an engine.
 
 PlanSteps = Sequence[Mapping[str, Any]]
 
 
-class PlanEngine(Protocol):
-    """What runs launches."""
+@dataclass
+class PlanEngine(ABC):
+    """What a target does for a plan's steps; `loop_indices` holds the current index of each loop."""
 
+    loop_indices: dict[int, int] = field(default_factory=dict, kw_only=True)
+
+    @abstractmethod
     def launch(self, first: int, last: int) -> None:
         """Run the launches from `first` to before `last`."""
 
+    @abstractmethod
     def holds(self, flag: int) -> bool:
-        """Whether a flag is set."""
+        """Whether a flag is true."""
 
-    def turn(self, loop: int, index: int) -> None:
-        """A loop has come to an index."""
+    @abstractmethod
+    def call(self, number: int) -> None:
+        """Run an op on the host."""
+
+    def set_loop_index(self, loop: int, index: int) -> None:
+        """Set the index of a loop before each of its iterations."""
+        self.loop_indices[loop] = index
+
+    def find_offset(self, argument: Mapping[str, Any]) -> int:
+        """The byte offset of an argument in its parameter or in the workspace, at the current loop indices."""
+        moved = sum(self.loop_indices[loop] * count for loop, count in argument.get("moves", ()))
+        return argument.get("offset", 0) + moved
+
+
+@dataclass
+class ArrayPlanEngine(PlanEngine):
+    """An engine on NumPy arrays: those bound to the parameters, and the workspace."""
+
+    plan: Mapping[str, Any]
+    arrays: list[Any]
+    workspace: np.ndarray
+
+    def holds(self, flag: int) -> bool:
+        """Whether a flag is true."""
+        return bool(self._view_bytes(self.plan["flags"][flag])[0])
+
+    def call(self, number: int) -> None:
+        """Run an op on the host."""
+        call = self.plan["calls"][number]
+        run_host_call(call, [view_as_array(self._view_bytes(a), a) for a in call["args"]])
+
+    def argument(self, argument: Mapping[str, Any]) -> Any:
+        """The value bound to a parameter, or the bytes of a slice of a parameter or of the workspace."""
+        whole = self.workspace if "param" not in argument else self.arrays[argument["param"]]
+        if "param" in argument and "moves" not in argument:
+            return whole
+        start = self.find_offset(argument)
+        return whole.reshape(-1).view(np.uint8)[start : start + argument["bytes"]]
+
+    def _view_bytes(self, argument: Mapping[str, Any]) -> np.ndarray:
+        return np.ravel(self.argument(argument)).view(np.uint8)
+
+
+def find_steps(plan: Mapping[str, Any]) -> PlanSteps:
+    """The steps of a plan; without control flow they are one run of all launches."""
+    return plan.get("steps") or [{"run": [0, len(plan["launches"])]}]
 
 
 def execute_plan(steps: PlanSteps, engine: PlanEngine) -> None:
-    """Run steps in order."""
+    """Execute steps in order."""
     for step in steps:
         _EXECUTORS[next(k for k in step if k in _EXECUTORS)](step, engine)
 
@@ -137,13 +188,13 @@ def _execute_launches(step: Mapping[str, Any], engine: PlanEngine) -> None:
     engine.launch(*step["run"])
 
 
-def _execute_call(step: Mapping[str, Any], engine: Any) -> None:
-    engine.call(step["call"])  # a generator without such calls refuses them when it emits
+def _execute_call(step: Mapping[str, Any], engine: PlanEngine) -> None:
+    engine.call(step["call"])
 
 
 def _execute_loop(step: Mapping[str, Any], engine: PlanEngine) -> None:
-    for number in range(step["count"]):
-        engine.turn(step["loop"], step["first"] + number * step["step"])
+    for iteration in range(step["count"]):
+        engine.set_loop_index(step["loop"], step["first"] + iteration * step["step"])
         execute_plan(step["body"], engine)
 
 
@@ -163,42 +214,42 @@ _EXECUTORS: Mapping[str, Callable[[Mapping[str, Any], PlanEngine], None]] = {
 }  # fmt: skip
 
 
-# Ops that a plan leaves to the host: NumPy runs them on memory that compiled code has filled.
+# Host calls: ops that no kernel computes; NumPy runs them on the memory of the program.
 
 
-def view_bytes_at(address: int, argument: Mapping[str, Any]) -> np.ndarray:
-    """The memory of an argument, by its address."""
+def view_memory(address: int, argument: Mapping[str, Any]) -> np.ndarray:
+    """The bytes of an argument at an address."""
     count = math.prod(argument["shape"]) * as_dtype(argument["dtype"]).numpy.itemsize
     return np.frombuffer((ctypes.c_uint8 * count).from_address(address), np.uint8) if count else np.empty(0, np.uint8)
 
 
 def view_as_array(memory: np.ndarray, argument: Mapping[str, Any]) -> np.ndarray:
-    """Memory as an array of an argument's shape and type."""
+    """Bytes as an array of an argument's shape and dtype."""
     dtype = as_dtype(argument["dtype"]).numpy
     count = math.prod(argument["shape"]) * dtype.itemsize
     return memory[:count].view(dtype).reshape(argument["shape"])
 
 
 def run_host_call(call: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
-    """Run an op from the first arrays to the rest."""
-    op, many = REGISTRY[call["op"]], call["operands"]
+    """Run an op: the first arrays are its operands, the rest receive its results."""
+    op, operands = REGISTRY[call["op"]], call["operands"]
     types = [TensorType(tuple(a["shape"]), as_dtype(a["dtype"])) for a in call["args"]]
-    found = op.execute(tuple(types[:many]), tuple(types[many:]), call["attrs"], list(arrays[:many]))
-    for target, result in zip(arrays[many:], found, strict=True):
+    results = op.execute(tuple(types[:operands]), tuple(types[operands:]), call["attrs"], list(arrays[:operands]))
+    for target, result in zip(arrays[operands:], results, strict=True):
         target[...] = result
 
 
-# What the entry function of a Tile module does, as plain data: parameters, buffers, launches in order.
-
+# Building a plan from the entry function of a Tile module.
 
 WORKSPACE_ALIGN = 64
 
 
 @dataclass(frozen=True)
 class HostBufferSlice:
-    """Memory of the entry function: a parameter, or bytes of the workspace.
+    """Memory of the entry function: a parameter, or bytes of the workspace (`param` is -1).
 
-    `moves` are (loop, bytes): how far the place moves with a loop's index. It stays within `reach` bytes.
+    `moves` are pairs (loop, bytes): how far the slice moves for each step of a loop's index. `reachable_bytes` bounds
+    the bytes that it covers over all iterations.
     """
 
     param: int
@@ -208,33 +259,33 @@ class HostBufferSlice:
     reachable_bytes: int = 0
 
     def overlaps(self, other: HostBufferSlice) -> bool:
-        """Whether two places share memory (parameters share none: the runtime sees to it)."""
+        """Whether two slices may share memory; two parameters never do, since the runtime copies aliased arguments."""
         if self.param != other.param or self.param >= 0:
             return self.param == other.param
         return self.offset < other.offset + other.extent and other.offset < self.offset + self.extent
 
     @property
     def extent(self) -> int:
-        """The bytes it may touch from its offset on."""
+        """The bytes from its offset that it may touch."""
         return max(self.bytes, self.reachable_bytes)
 
     def slice(self, loop: int, count: int) -> HostBufferSlice:
-        """One slice of `count` bytes: which one, a loop's index says."""
+        """A slice of `count` bytes, selected by the index of a loop."""
         return HostBufferSlice(self.param, self.offset, count, (*self.moves, (loop, count)), self.extent)
 
-    def described(self) -> dict[str, Any]:
-        """This place as data."""
-        found: dict[str, Any] = (
+    def describe(self) -> dict[str, Any]:
+        """This slice as JSON data."""
+        data: dict[str, Any] = (
             {"param": self.param} if self.param >= 0 else {"offset": self.offset, "bytes": self.bytes}
         )
-        return {**found, "bytes": self.bytes, "moves": [list(m) for m in self.moves]} if self.moves else found
+        return {**data, "bytes": self.bytes, "moves": [list(m) for m in self.moves]} if self.moves else data
 
 
 class HostPlanBuilder:
-    """Where each value of an entry function lies."""
+    """Assigns memory to each value of an entry function, and collects its launches and steps."""
 
     def __init__(self, main: Function) -> None:
-        self.of: dict[Value, HostBufferSlice] = {
+        self.slices: dict[Value, HostBufferSlice] = {
             v: HostBufferSlice(i, 0, _count_bytes(v)) for i, v in enumerate(main.params)
         }
         self.workspace = int(main.attrs.get("workspace", 0))
@@ -245,7 +296,7 @@ class HostPlanBuilder:
         self.steps = self.walk(main.body)
 
     def walk(self, block: Block) -> list[dict[str, Any]]:
-        """The steps of a block; runs of launches between loops and branches are one step each."""
+        """The steps of a block; consecutive launches form one step."""
         steps: list[dict[str, Any]] = []
         first = len(self.launches)
         for node in block.nodes:
@@ -257,13 +308,13 @@ class HostPlanBuilder:
             first = len(self.launches)
         return steps + _make_launch_step(first, len(self.launches))
 
-    def flag(self, value: Value) -> int:
-        """The number of the flag that lies in a bool's place."""
-        self.flags.append(self.of[value])
+    def add_flag(self, value: Value) -> int:
+        """The number of a new flag, which is a bool in memory."""
+        self.flags.append(self.slices[value])
         return len(self.flags) - 1
 
-    def room(self, count: int) -> int:
-        """An offset past all planned buffers, for one that has none."""
+    def reserve(self, count: int) -> int:
+        """The offset of `count` new bytes at the end of the workspace."""
         start = math.ceil(self.workspace / WORKSPACE_ALIGN) * WORKSPACE_ALIGN
         self.workspace = start + count
         return start
@@ -273,17 +324,18 @@ def _make_launch_step(first: int, last: int) -> list[dict[str, Any]]:
     return [{"run": [first, last]}] if last > first else []
 
 
-buffer_rule = Rules("host places")
-# rule(found, node) gives the step for a loop or branch of the host.
+# rule(plan, node) assigns memory to the results of a node.
+buffer_rule = Rules("host buffers")
+# rule(plan, node) gives the step of a loop, branch or call of the host.
 control_rule = Rules("host control flow")
 
 
 @control_rule(host.call)
-def _(found, node):
-    described = [{**found.of[v].described(), **_describe_type(v)} for v in node.args]
-    found.calls.append({"op": node.attrs["op"], "operands": node.attrs["operands"], "args": described})
-    found.calls[-1] |= {"attrs": dict(node.attrs["attrs"]), "place": str(node.loc)}
-    return {"call": len(found.calls) - 1}
+def _(plan, node):
+    args = [{**plan.slices[v].describe(), **_describe_type(v)} for v in node.args]
+    plan.calls.append({"op": node.attrs["op"], "operands": node.attrs["operands"], "args": args})
+    plan.calls[-1] |= {"attrs": dict(node.attrs["attrs"]), "place": str(node.loc)}
+    return {"call": len(plan.calls) - 1}
 
 
 def _describe_type(v: Value) -> dict[str, Any]:
@@ -291,93 +343,92 @@ def _describe_type(v: Value) -> dict[str, Any]:
 
 
 @control_rule(host.loop)
-def _(found, node):
+def _(plan, node):
     (body,) = node.regions
-    number = found.loops[body.params[0]] = len(found.loops)
-    return {"loop": number, **node.attrs, "body": found.walk(body)}
+    number = plan.loops[body.params[0]] = len(plan.loops)
+    return {"loop": number, **node.attrs, "body": plan.walk(body)}
 
 
 @control_rule(host.while_)
-def _(found, node):
+def _(plan, node):
     test, body = node.regions
-    return {"while": found.flag(node.args[0]), "test": found.walk(test), "body": found.walk(body)}
+    return {"while": plan.add_flag(node.args[0]), "test": plan.walk(test), "body": plan.walk(body)}
 
 
 @control_rule(host.if_)
-def _(found, node):
+def _(plan, node):
     then, other = node.regions
-    return {"if": found.flag(node.args[0]), "then": found.walk(then), "else": found.walk(other)}
+    return {"if": plan.add_flag(node.args[0]), "then": plan.walk(then), "else": plan.walk(other)}
 
 
 @buffer_rule(host.alloc)
-def _(found, node):
+def _(plan, node):
     count, offset = _count_bytes(node.out), node.attrs["offset"]
-    found.of[node.out] = HostBufferSlice(-1, offset if offset >= 0 else found.room(count), count)
+    plan.slices[node.out] = HostBufferSlice(-1, offset if offset >= 0 else plan.reserve(count), count)
 
 
 @buffer_rule(host.view)
-def _(found, node):
-    found.of[node.out] = found.of[node.args[0]]
+def _(plan, node):
+    plan.slices[node.out] = plan.slices[node.args[0]]
 
 
 @buffer_rule(host.at)
-def _(found, node):
-    place, index = node.args
-    found.of[node.out] = found.of[place].slice(found.loops[index], _count_bytes(node.out))
+def _(plan, node):
+    buffer, index = node.args
+    plan.slices[node.out] = plan.slices[buffer].slice(plan.loops[index], _count_bytes(node.out))
 
 
 @buffer_rule(host.launch)
-def _(found, node):
-    found.launches.append(node)
+def _(plan, node):
+    plan.launches.append(node)
 
 
 def _count_bytes(v: Value) -> int:
     return math.prod(int(n) for n in v.type.shape) * v.type.dtype.numpy.itemsize
 
 
-def find_touched_parameters(function: Function, *kinds: str) -> set[int]:
-    """The parameters of a tile function with one of these effects on their memory."""
-    touched = {_find_touched_memory(n, k) for n in function.body.walk() for k in kinds if k in n.op.effects}
+def find_touched_parameters(function: Function, *effects: str) -> set[int]:
+    """The parameters of a tile function whose memory a node with one of these effects accesses."""
+    touched = {_find_touched_memory(n, e) for n in function.body.walk() for e in effects if e in n.op.effects}
     return {i for i, p in enumerate(function.params) if p in touched}
 
 
-def _find_touched_memory(node: Node, kind: str) -> Value:
+def _find_touched_memory(node: Node, effect: str) -> Value:
     """The memory a node reads or writes: an async copy reads its second operand."""
-    return node.args[1] if kind == "read" and "async" in node.op.effects else node.args[0]
+    return node.args[1] if effect == "read" and "async" in node.op.effects else node.args[0]
 
 
 def find_aliased_kernels(module: Module) -> set[str]:
-    """The kernels with a launch in which something written shares memory with another argument."""
-    found = HostPlanBuilder(module.main)
-    shared = set()
-    for node in found.launches:
+    """The kernels with a launch in which a written argument shares memory with another argument."""
+    plan = HostPlanBuilder(module.main)
+    aliased = set()
+    for node in plan.launches:
         written = find_touched_parameters(module.function(node.attrs["kernel"]), "write")
-        at = [found.of[v] for v in node.args]
-        clash = [i for i in written for j, p in enumerate(at) if i != j and at[i].overlaps(p)]
-        if clash:
-            shared.add(node.attrs["kernel"])
-    return shared
+        slices = [plan.slices[v] for v in node.args]
+        if any(i != j and slices[i].overlaps(other) for i in written for j, other in enumerate(slices)):
+            aliased.add(node.attrs["kernel"])
+    return aliased
 
 
 def build_host_plan(module: Module, scratch: Mapping[str, int]) -> dict[str, Any]:
-    """The entry function as data that JSON can hold."""
-    main, found = module.main, HostPlanBuilder(module.main)
+    """The entry function as JSON data; `scratch` holds the bytes of scratch memory of each kernel."""
+    main, plan = module.main, HostPlanBuilder(module.main)
     outputs = int(main.attrs.get("outputs", 0))
     inputs = len(main.params) - outputs
     return {
         "params": [_describe_parameter(v, i >= inputs) for i, v in enumerate(main.params)],
-        "workspace": found.workspace,
-        "launches": [_describe_launch(module, node, found) for node in found.launches],
+        "workspace": plan.workspace,
+        "launches": [_describe_launch(node, plan) for node in plan.launches],
         "scratch": dict(scratch),
-        "written": _find_touched_entry_parameters(module, found, "write"),
-        "read": _find_touched_entry_parameters(module, found, "read"),
-        **({"steps": found.steps, "flags": [p.described() for p in found.flags]} if _has_control_flow(found) else {}),
-        **({"calls": found.calls} if found.calls else {}),
+        "written": _find_touched_entry_parameters(module, plan, "write"),
+        "read": _find_touched_entry_parameters(module, plan, "read"),
+        **({"steps": plan.steps, "flags": [s.describe() for s in plan.flags]} if _has_control_flow(plan) else {}),
+        **({"calls": plan.calls} if plan.calls else {}),
     }
 
 
-def _has_control_flow(found: HostPlanBuilder) -> bool:
-    return any("run" not in step for step in found.steps)
+def _has_control_flow(plan: HostPlanBuilder) -> bool:
+    return any("run" not in step for step in plan.steps)
 
 
 def _describe_parameter(v: Value, output: bool) -> dict[str, Any]:
@@ -385,16 +436,16 @@ def _describe_parameter(v: Value, output: bool) -> dict[str, Any]:
     return {"name": v.hint, "shape": [int(n) for n in v.type.shape], "dtype": v.type.dtype.name, "role": role}
 
 
-def _describe_launch(module: Module, node: Node, found: HostPlanBuilder) -> dict[str, Any]:
+def _describe_launch(node: Node, plan: HostPlanBuilder) -> dict[str, Any]:
     grid = [int(n) for n in node.attrs["grid"]]
-    args = [found.of[v].described() for v in node.args]
+    args = [plan.slices[v].describe() for v in node.args]
     return {"kernel": node.attrs["kernel"], "grid": [*grid, 1, 1, 1][: max(3, len(grid))], "args": args}
 
 
-def _find_touched_entry_parameters(module: Module, found: HostPlanBuilder, kind: str) -> list[int]:
+def _find_touched_entry_parameters(module: Module, plan: HostPlanBuilder, effect: str) -> list[int]:
     """The entry's parameters that some launch reads or writes."""
-    hit: set[int] = set()
-    for node in found.launches:
-        for i in find_touched_parameters(module.function(node.attrs["kernel"]), kind):
-            hit.add(found.of[node.args[i]].param)
-    return sorted(p for p in hit if p >= 0)
+    touched: set[int] = set()
+    for node in plan.launches:
+        for i in find_touched_parameters(module.function(node.attrs["kernel"]), effect):
+            touched.add(plan.slices[node.args[i]].param)
+    return sorted(p for p in touched if p >= 0)

@@ -24,6 +24,7 @@ from tessera.codegen.csl.text.dsd import (
     widen_index_literal,
 )
 from tessera.codegen.csl.text.routes import FabricChannel
+from tessera.codegen.diagnostics import describe_location
 from tessera.core.errors import (
     DeadlockError,
     ExecutionError,
@@ -387,8 +388,7 @@ FAULT_HELPER = f"""fn fail(place: i32) void {{
 def add_fault(element: CslEmitter, node: Node, kind: str, text: str, expected: str) -> str:
     """The statement that says that something went wrong at a node."""
     element.functions["fail"] = FAULT_HELPER
-    loc = node.loc
-    place = [loc.file, loc.line, loc.column, loc.end_column]
+    place = describe_location(node.loc)
     element.faults.append({"kind": kind, "text": text, "expected": expected, "place": place})
     return f"fail({len(element.faults)});"
 

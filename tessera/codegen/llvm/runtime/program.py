@@ -14,11 +14,12 @@ import numpy as np
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.host_plan import (
     ArgumentBinder,
+    PlanEngine,
     PlanParameter,
     execute_plan,
     run_host_call,
     view_as_array,
-    view_bytes_at,
+    view_memory,
 )
 from tessera.codegen.llvm.runtime import thread_pool
 from tessera.codegen.llvm.runtime.jit import MachineCode
@@ -33,71 +34,74 @@ from tessera.codegen.llvm.table.program_ops import REPORT_CONTEXT
 from tessera.core.array_memory import array_address
 from tessera.core.errors import BarrierError
 
-# Plans with loops and branches on machine code: slots move as loops turn, flags are read where they lie.
-
+# Executing a plan with control flow: machine code finds its arguments in slots, which move with the indices of loops.
 
 LaunchFunction = Callable[[int, int], None]
 
 
-class NativePlanEngine:
-    """The engine of one program: `slots` hold addresses, those of flags from `flags` on.
+class NativePlanEngine(PlanEngine):
+    """The engine of one program on `slots`, which hold the argument addresses of machine code.
 
-    `places` are (slot, argument) for each argument of the plan's launches and then for each flag.
+    `uses` are pairs (slot, argument) for every argument of the plan's launches, flags and host calls. The slots of the
+    flags begin at `first_flag`, and those of the host calls follow.
     """
 
     def __init__(
         self,
         plan: Mapping[str, Any],
         slots: np.ndarray,
-        flags: int,
-        places: Iterable[tuple[int, Any]],
+        first_flag: int,
+        uses: Iterable[tuple[int, Any]],
         launch: LaunchFunction,
     ) -> None:
-        self._steps, self._slots, self._flags, self.launch = plan["steps"], slots, flags, launch
-        self._calls, start = [], flags + len(plan["flags"])
-        for each in plan.get("calls", ()):
-            self._calls.append((each, start))
-            start += len(each["args"])
-        found: dict[int, list[tuple[int, int]]] = {}
-        for slot, arg in places:
-            for loop, count in arg.get("moves", ()):
-                found.setdefault(loop, []).append((slot, count))
-        self._moves = {loop: np.array(pairs, np.intp).T for loop, pairs in found.items()}
-        self._at = dict.fromkeys(found, 0)
+        super().__init__()
+        self._steps, self._slots, self._first_flag, self._launch = plan["steps"], slots, first_flag, launch
+        self._calls, start = [], first_flag + len(plan["flags"])
+        for call in plan.get("calls", ()):
+            self._calls.append((call, start))
+            start += len(call["args"])
+        moving: dict[int, list[tuple[int, int]]] = {}
+        for slot, argument in uses:
+            for loop, count in argument.get("moves", ()):
+                moving.setdefault(loop, []).append((slot, count))
+        self._moves = {loop: np.array(pairs, np.intp).T for loop, pairs in moving.items()}
+        self.loop_indices = dict.fromkeys(moving, 0)
 
     def run(self) -> None:
-        """Follow the plan."""
+        """Execute the plan; the slots are those of index 0 again afterwards."""
         try:
             execute_plan(self._steps, self)
         finally:
-            for loop in self._at:
-                self.turn(loop, 0)
+            for loop in self.loop_indices:
+                self.set_loop_index(loop, 0)
 
-    def turn(self, loop: int, index: int) -> None:
-        """Move what moves with a loop."""
+    def launch(self, first: int, last: int) -> None:
+        """Run the launches from `first` to before `last`."""
+        self._launch(first, last)
+
+    def set_loop_index(self, loop: int, index: int) -> None:
+        """Move the slots that depend on a loop."""
         if loop in self._moves:
             slots, counts = self._moves[loop]
-            self._slots[slots] += (index - self._at[loop]) * counts
-            self._at[loop] = index
+            self._slots[slots] += (index - self.loop_indices[loop]) * counts
+            self.loop_indices[loop] = index
 
     def call(self, number: int) -> None:
-        """Run an op on the host, on the memory that its slots name."""
-        found, start = self._calls[number]
-        run_host_call(
-            found,
-            [view_as_array(view_bytes_at(int(self._slots[start + i]), a), a) for i, a in enumerate(found["args"])],
-        )
+        """Run an op on the host, on the memory at the addresses in its slots."""
+        call, start = self._calls[number]
+        addresses = (int(address) for address in self._slots[start : start + len(call["args"])])
+        arrays = [view_as_array(view_memory(at, a), a) for at, a in zip(addresses, call["args"], strict=True)]
+        run_host_call(call, arrays)
 
     def holds(self, flag: int) -> bool:
-        """Whether a flag is set."""
-        return bool(ctypes.c_uint8.from_address(int(self._slots[self._flags + flag])).value)
+        """Whether a flag is true."""
+        return bool(ctypes.c_uint8.from_address(int(self._slots[self._first_flag + flag])).value)
 
 
-# A compiled artifact ready to run: it follows the launch plan of the manifest, with no IR at hand.
-
+# Running a compiled artifact.
 
 TEXT_FILE = "kernels.ll"
-CHUNKS_PER_THREAD = 8  # chunks for each thread, so that none waits long for the last
+CHUNKS_PER_THREAD = 8  # small chunks, so that threads finish a launch at about the same time
 
 
 class LlvmProgram:
@@ -111,86 +115,87 @@ class LlvmProgram:
         if "meeting" in plan:
             thread_pool.register_barrier_symbol()
         self._code = MachineCode(artifact.text(TEXT_FILE))
-        self._crew = WorkerPool(self.threads, max(plan["scratch"].values(), default=0))
+        self._pool = WorkerPool(self.threads, max(plan["scratch"].values(), default=0))
         self._workspace = allocate_aligned(plan["workspace"])
         self._lock = Lock()
-        self._parted: BarrierError | None = None
+        self._barrier_error: BarrierError | None = None
         self._reports = ReportCollector(plan.get("reports", ()))
-        self._connect()
-        self._table(plan["launches"], [*plan.get("flags", ()), *(a for c in plan.get("calls", ()) for a in c["args"])])
-        self._meetings = thread_pool.CooperativeLaunches(plan, self._code)
-        self._looped = self._loops(plan) if "steps" in plan else None
+        self._connect_reports()
+        host_args = [*plan.get("flags", ()), *(a for c in plan.get("calls", ()) for a in c["args"])]
+        self._build_tasks(plan["launches"], host_args)
+        self._cooperative = thread_pool.CooperativeLaunches(plan, self._code)
+        self._engine = self._make_engine(plan) if "steps" in plan else None
 
-    def _table(self, launches: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> None:
-        """The tasks, and which slots hold which parameter; flags and what the host takes come last."""
-        sizes = [len(each["args"]) + 3 for each in launches]
+    def _build_tasks(self, launches: Sequence[Mapping[str, Any]], host_args: Sequence[Mapping[str, Any]]) -> None:
+        """One task for each launch, and the slots that each parameter fills; flags and host calls have the last."""
+        sizes = [len(launch["args"]) + 3 for launch in launches]
         starts = [0, *itertools.accumulate(sizes)]
-        self._slots = np.zeros(starts[-1] + len(others), np.int64)
-        self._others = starts[-1]
-        self._places = [*enumerate(others, starts[-1])]
+        self._first_flag = starts[-1]
+        self._slots = np.zeros(self._first_flag + len(host_args), np.int64)
+        self._slot_uses = [*enumerate(host_args, self._first_flag)]
         self._tasks = np.zeros((len(launches), TASK_FIELDS), np.int64)
-        uses: list[list[int]] = [[] for _ in self._arguments.params]
-        for row, (start, each) in enumerate(zip(starts, launches, strict=False)):
-            self._places += enumerate(each["args"], start)
-            self._slots[start + len(each["args"]) : starts[row + 1]] = each["grid"]
-            total = math.prod(each["grid"])
+        for row, (start, launch) in enumerate(zip(starts, launches, strict=False)):
+            self._slot_uses += enumerate(launch["args"], start)
+            self._slots[start + len(launch["args"]) : starts[row + 1]] = launch["grid"]
+            total = math.prod(launch["grid"])
             chunk = max(1, total // (self.threads * CHUNKS_PER_THREAD))
-            entry = self._code.address(f"{each['kernel']}.task")
-            self._tasks[row] = (entry, array_address(self._slots) + 8 * start, total, chunk)
-        for place, arg in self._places:
-            if "param" in arg:
-                uses[arg["param"]].append(place)
+            function = self._code.address(f"{launch['kernel']}.task")
+            self._tasks[row] = (function, array_address(self._slots) + 8 * start, total, chunk)
+        uses: list[list[int]] = [[] for _ in self._arguments.params]
+        for slot, argument in self._slot_uses:
+            if "param" in argument:
+                uses[argument["param"]].append(slot)
             else:
-                self._slots[place] = array_address(self._workspace) + arg["offset"]
-        self._uses = [np.array(places, np.intp) for places in uses]
-        self._alone = self.threads == 1 or max((math.prod(e["grid"]) for e in launches), default=0) < 2
+                self._slots[slot] = array_address(self._workspace) + argument["offset"]
+        self._param_slots = [np.array(slots, np.intp) for slots in uses]
+        self._serial = self.threads == 1 or max((math.prod(e["grid"]) for e in launches), default=0) < 2
 
-    def _loops(self, plan: Mapping[str, Any]) -> NativePlanEngine:
-        many = [math.prod(e["grid"]) > 1 and self.threads > 1 for e in plan["launches"]]
+    def _make_engine(self, plan: Mapping[str, Any]) -> NativePlanEngine:
+        parallel = [math.prod(e["grid"]) > 1 and self.threads > 1 for e in plan["launches"]]
 
         def launch(first: int, last: int) -> None:
-            self._launch(first, last, not any(many[first:last]))
+            self._launch(first, last, not any(parallel[first:last]))
 
-        return NativePlanEngine(plan, self._slots, self._others, self._places, launch)
+        return NativePlanEngine(plan, self._slots, self._first_flag, self._slot_uses, launch)
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """The outputs; arrays that the program writes are written.
 
         Raises:
-            ShapeError, DTypeError, ArgumentError: the arrays are not what the program takes.
-            ExecutionError: an assertion of the program does not hold.
+            ShapeError, DTypeError, ArgumentError: the arrays do not match the parameters.
+            ExecutionError: an assertion of the program failed.
             BarrierError: programs wait at a grid barrier for others that have ended.
         """
-        users, held = self._arguments.bind(arrays)
+        users, bound = self._arguments.bind(arrays)
         with self._lock:
-            for places, p, a in zip(self._uses, self._arguments.params, held, strict=True):
-                self._slots[places] = encode_slot(p, a)
-            if self._looped is None:
-                self._launch(0, len(self._tasks), self._alone)
+            for slots, param, array in zip(self._param_slots, self._arguments.params, bound, strict=True):
+                self._slots[slots] = encode_slot(param, array)
+            if self._engine is None:
+                self._launch(0, len(self._tasks), self._serial)
             else:
-                self._looped.run()
-            parted, self._parted = self._parted, None
-        outputs = self._arguments.finish(users, held)
+                self._engine.run()
+            barrier_error, self._barrier_error = self._barrier_error, None
+        outputs = self._arguments.finish(users, bound)
         self._reports.finish()
-        if parted is not None:
-            raise parted
+        if barrier_error is not None:
+            raise barrier_error
         return outputs
 
-    def _launch(self, first: int, last: int, alone: bool) -> None:
-        for start, stop, meets in self._meetings.parts(first, last):
-            if meets:
-                self._parted = self._meetings.run(start, self._tasks[start]) or self._parted
+    def _launch(self, first: int, last: int, serial: bool) -> None:
+        for start, stop, cooperative in self._cooperative.split(first, last):
+            if cooperative:
+                self._barrier_error = self._cooperative.run(start, self._tasks[start]) or self._barrier_error
             else:
-                self._crew.run(self._tasks[start:stop], alone)
+                self._pool.run(self._tasks[start:stop], serial)
 
-    def _connect(self) -> None:
-        """Tell the code whose reports it makes."""
+    def _connect_reports(self) -> None:
+        """Store in the machine code the number of the collector that receives its reports."""
         if self._reports.sites:
             ctypes.c_int64.from_address(self._code.variable(REPORT_CONTEXT)).value = self._reports.context
 
 
 def encode_slot(parameter: PlanParameter, array: np.ndarray) -> int:
-    """The eight bytes for a kernel: an address, or the scalar itself."""
+    """The eight bytes that a kernel receives: an address, or the value of a scalar."""
     if not parameter.scalar:
         return array_address(array)
     return int.from_bytes(array.tobytes().ljust(8, b"\0"), "little", signed=True)

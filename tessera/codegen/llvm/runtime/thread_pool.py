@@ -222,7 +222,7 @@ class CooperativeLaunches:
         if names:
             self._own = ctypes.c_int64.from_address(code.variable(BARRIER_CONTEXT))
 
-    def parts(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
+    def split(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
         """Launches from `first` to before `last`, in stretches that need no meeting, and singly those that do."""
         start = first
         for row in (r for r in sorted(self._scratch) if first <= r < last):

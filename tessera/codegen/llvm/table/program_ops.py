@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.block_types import static_shape
+from tessera.codegen.diagnostics import describe_location
 from tessera.codegen.grouped.diagnostics import report_op
 from tessera.codegen.llvm.passes.bufferisation import is_block
 from tessera.codegen.llvm.table.emission import statement_rule
@@ -160,12 +161,12 @@ def _emit_program_number(kernel: LlvmKernelEmitter) -> str:
 
 def _describe_site(kernel: LlvmKernelEmitter, node: Node) -> dict[str, Any]:
     """A place of the text in words that JSON can hold."""
-    attrs, loc = kernel.function.attrs, node.loc
+    attrs = kernel.function.attrs
     return {
         **node.attrs,
         "grid": [int(n) for n in attrs.get("grid", ())],
         "group": int(attrs.get("tiles", 1)),
-        "place": [loc.file, loc.line, loc.column, loc.end_column],
+        "place": describe_location(node.loc),
         "operands": [{"shape": list(static_shape(v.type)), "dtype": v.type.dtype.name} for v in node.args],
     }
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tessera.codegen.artifact import Artifact
-from tessera.codegen.host_plan import ArgumentBinder, execute_plan, run_host_call, view_as_array
+from tessera.codegen.host_plan import ArgumentBinder, ArrayPlanEngine, execute_plan, find_steps
 from tessera.codegen.ptx.runtime.launch_buffers import LaunchBuffers
 from tessera.core.types import as_dtype
 from tessera.interp.target.ptx import PtxModule
@@ -32,23 +32,17 @@ def make_interpreter(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.nd
         users, held = arguments.bind(arrays)
         given = [_scalar_argument(a) if i in scalars else a for i, a in enumerate(held)]
         workspace = np.zeros(plan["workspace"], np.uint8)
-        execute_plan(
-            plan.get("steps") or [{"run": [0, len(plan["launches"])]}], _EmulatedPlan(plan, module, given, workspace)
-        )
+        execute_plan(find_steps(plan), _EmulatedPlanEngine(plan, given, workspace, module))
         return arguments.finish(users, held)
 
     return run
 
 
 @dataclass
-class _EmulatedPlan:
-    """A plan on one call's memory; `at` are the indices of the loops."""
+class _EmulatedPlanEngine(ArrayPlanEngine):
+    """An engine whose launches run in the PTX interpreter."""
 
-    plan: Mapping[str, Any]
     module: PtxModule
-    held: list[Any]
-    workspace: np.ndarray
-    at: dict[int, int] = field(default_factory=dict)
 
     def launch(self, first: int, last: int) -> None:
         """Run launches in order."""
@@ -68,27 +62,6 @@ class _EmulatedPlan:
                 for i, array in padded.items():
                     args[i].reshape(-1).view(np.uint8)[...] = array[: args[i].nbytes]
                 extras.finish(memories)
-
-    def holds(self, flag: int) -> bool:
-        """Whether a flag is set."""
-        return bool(np.ravel(self.argument(self.plan["flags"][flag])).view(np.uint8)[0])
-
-    def turn(self, loop: int, index: int) -> None:
-        """A loop has come to an index."""
-        self.at[loop] = index
-
-    def call(self, number: int) -> None:
-        """Run an op on the host."""
-        found = self.plan["calls"][number]
-        run_host_call(found, [view_as_array(np.ravel(self.argument(a)).view(np.uint8), a) for a in found["args"]])
-
-    def argument(self, arg: Mapping[str, Any]) -> Any:
-        """A parameter, or bytes of it or of the workspace: those that the loops have come to."""
-        whole = self.workspace if "param" not in arg else self.held[arg["param"]]
-        if "param" in arg and "moves" not in arg:
-            return whole
-        start = arg.get("offset", 0) + sum(self.at[loop] * count for loop, count in arg.get("moves", ()))
-        return whole.reshape(-1).view(np.uint8)[start : start + arg["bytes"]]
 
 
 def choose_hardware_grid(launch: Mapping[str, Any], entry: Mapping[str, Any], processors: int) -> tuple[int, int, int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tessera.codegen.artifact import Artifact
-from tessera.codegen.host_plan import ArgumentBinder, execute_plan, run_host_call
+from tessera.codegen.host_plan import ArgumentBinder, PlanEngine, execute_plan, run_host_call
 from tessera.codegen.ptx.runtime.driver_api import (
     CooperativeKernel,
     CudaGraph,
@@ -239,13 +239,12 @@ class KernelLaunch:
 
 
 @dataclass
-class _QueuedPlan:
-    """A plan on one call's memory; `at` are the indices of the loops."""
+class _QueuedPlan(PlanEngine):
+    """An engine that queues launches on a stream; `given` holds an address or a number for each parameter."""
 
     program: GpuProgram
     given: Sequence[Any]
     stream: Any
-    at: dict[int, int] = field(default_factory=dict)
 
     def launch(self, first: int, last: int) -> None:
         """Queue launches in order."""
@@ -260,10 +259,6 @@ class _QueuedPlan:
             self.stream.synchronize()
         drv.memcpy_dtoh(found, self.argument(self.program.flags[flag]))
         return bool(found[0])
-
-    def turn(self, loop: int, index: int) -> None:
-        """A loop has come to an index."""
-        self.at[loop] = index
 
     def call(self, number: int) -> None:
         """Run an op on the host, once all that was queued is done."""
@@ -282,9 +277,9 @@ class _QueuedPlan:
 
     def argument(self, arg: Mapping[str, Any]) -> Any:
         """The address, or number, of an argument."""
-        start = self.given[arg["param"]] if "param" in arg else self.program.workspace + arg["offset"]
-        moved = sum(self.at[loop] * count for loop, count in arg.get("moves", ()))
-        return start + moved if moved else start
+        start = self.given[arg["param"]] if "param" in arg else self.program.workspace
+        offset = self.find_offset(arg)
+        return start + offset if offset else start
 
 
 def _is_recordable(steps: Sequence[Mapping[str, Any]]) -> bool:

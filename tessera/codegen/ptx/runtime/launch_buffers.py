@@ -7,36 +7,31 @@ never reached is an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tessera.codegen.print_format import format_print_line, format_tile_name
-from tessera.codegen.ptx.table.blocks.diagnostics import (
+from tessera.codegen.diagnostics import (
     ASSERT_BUFFER_BYTES,
-    ASSERT_PROGRAM_BIT,
-    ASSERT_RECORD_BYTES,
-    ASSERT_TILE_BIT,
-    ASSERT_WORD,
     CAPACITY_AT,
     END_AT,
     HEADER_BYTES,
-    PRINT_ALIGN,
-    PRINT_TILE_BIT,
-    PRINT_WORD,
+    NO_FAILURE,
     WANTED_AT,
+    WORD_BYTES,
+    count_print_bytes,
+    decode_first_failure,
+    format_tile_name,
+    read_word,
+    show_print_records,
 )
 from tessera.codegen.ptx.table.blocks.program_grid import DEADLOCK_AT, FIRST_EXIT_AT, GRID_BARRIER_BYTES, SITE_BIT
 from tessera.codegen.ptx.text.builder import HIDDEN_PARAMETERS
-from tessera.core.errors import BarrierError, ExecutionError, Location, ResourceError
-from tessera.core.types import as_dtype
+from tessera.core.errors import BarrierError, Location, ResourceError
 
 # What assertions found: memory for each kernel that has any, and the error of the first failure.
-
-
-NO_FAILURE = np.uint64(2**64 - 1)
 
 
 def assertion_buffer_bytes(entry: Mapping[str, Any], programs: int) -> int:
@@ -56,17 +51,17 @@ def assertion_bytes_used(head: np.ndarray, count: int) -> int:
 
 def value_buffer_bytes(entry: Mapping[str, Any], programs: int) -> int:
     """The bytes for what stands beside conditions."""
-    return ASSERT_WORD + ASSERT_BUFFER_BYTES
+    return WORD_BYTES + ASSERT_BUFFER_BYTES
 
 
 def initial_values(entry: Mapping[str, Any], count: int) -> np.ndarray:
     """There are no records yet."""
-    return np.zeros(ASSERT_WORD, np.uint8)
+    return np.zeros(WORD_BYTES, np.uint8)
 
 
 def value_bytes_used(head: np.ndarray, count: int) -> int:
     """All records that there was room for."""
-    return min(ASSERT_WORD + int(head.view(np.uint64)[0]), count)
+    return min(WORD_BYTES + int(head.view(np.uint64)[0]), count)
 
 
 def check_assertions(entry: Mapping[str, Any], grid: Sequence[int], memories: Mapping[str, np.ndarray]) -> None:
@@ -75,37 +70,9 @@ def check_assertions(entry: Mapping[str, Any], grid: Sequence[int], memories: Ma
     Raises:
         ExecutionError: it names the program, the tile of a group, the element, and what the values are there.
     """
-    found = memories["reports"].view(np.uint64)
-    if (found == NO_FAILURE).all():
-        return
-    site = int(np.argmin(found >> np.uint64(ASSERT_PROGRAM_BIT)))
-    described, key = entry["reports"][site], int(found[site])
-    raise _assertion_error(described, grid, key, _failure_values(described, site, key, memories.get("values")))
-
-
-def _failure_values(site: Mapping[str, Any], number: int, key: int, memory: np.ndarray | None) -> list[str]:
-    """The values at a failure, if its record found room."""
-    for at in range(ASSERT_WORD, 0 if memory is None else len(memory), ASSERT_RECORD_BYTES):
-        words = memory[at : at + ASSERT_RECORD_BYTES].view(np.uint64)  # type: ignore[index]
-        if int(words[0]) == key and int(words[1]) == number:
-            kinds = [as_dtype(name).numpy for name in site["values"]]
-            parts = zip(words[2:], kinds, strict=False)
-            return [str(np.frombuffer(w.tobytes()[: kind.itemsize], kind)[0]) for w, kind in parts]
-    return []
-
-
-def _assertion_error(site: Mapping[str, Any], grid: Sequence[int], key: int, values: Sequence[str]) -> ExecutionError:
-    program, rest = key >> ASSERT_PROGRAM_BIT, key & (1 << ASSERT_PROGRAM_BIT) - 1
-    tile, element = rest >> ASSERT_TILE_BIT, rest & (1 << ASSERT_TILE_BIT) - 1
-    name = format_tile_name(grid, site["group"], program, tile)
-    if site["shape"]:
-        name += f", element {tuple(int(i) for i in np.unravel_index(element, tuple(site['shape'])))}"
-    known = f" with {', '.join(values)}" if values else ""
-    return ExecutionError(
-        f"assertion failed: {site['text']}" if site["text"] else "assertion failed",
-        location=Location(*site["place"]), expected="a condition that holds for every element of every program",
-        received=f"false at {name}{known}",
-    )  # fmt: skip
+    error = decode_first_failure(entry["reports"], grid, memories["reports"].view(np.uint64), memories.get("values"))
+    if error is not None:
+        raise error
 
 
 # What was printed: records that a launch left in memory, as lines in the order of programs, then places and tiles.
@@ -113,7 +80,6 @@ def _assertion_error(site: Mapping[str, Any], grid: Sequence[int], key: int, val
 
 MIN_PRINT_BYTES, MAX_PRINT_BYTES = 1 << 20, 1 << 28  # bytes of memory for what a launch prints
 ASSUMED_ROUNDS = 64  # rounds that a loop is given room for
-RecordKey = tuple[int, ...]
 
 
 def print_buffer_bytes(entry: Mapping[str, Any], programs: int) -> int:
@@ -127,17 +93,13 @@ def initial_prints(entry: Mapping[str, Any], count: int) -> np.ndarray:
     """Nothing is printed yet, and there are so many bytes."""
     head = np.zeros(HEADER_BYTES, np.uint8)
     for place, number in ((WANTED_AT, HEADER_BYTES), (CAPACITY_AT, count), (END_AT, count)):
-        head[place : place + PRINT_WORD].view(np.uint64)[0] = number
+        head[place : place + WORD_BYTES].view(np.uint64)[0] = number
     return head
 
 
 def print_bytes_used(head: np.ndarray, count: int) -> int:
     """Where records end."""
-    return min(_read_word(head, WANTED_AT), _read_word(head, END_AT))
-
-
-def _read_word(memory: np.ndarray, place: int) -> int:
-    return int(memory[place : place + PRINT_WORD].view(np.uint64)[0])
+    return count_print_bytes(head)
 
 
 def show_prints(entry: Mapping[str, Any], grid: Sequence[int], memories: Mapping[str, np.ndarray]) -> None:
@@ -147,13 +109,8 @@ def show_prints(entry: Mapping[str, Any], grid: Sequence[int], memories: Mapping
         ResourceError: there was no room for all of it; what there was room for has been printed.
     """
     found = memories["prints"]
-    records = sorted(_iterate_records(entry["prints"], found), key=lambda record: record[0])
-    for (program, *_, tile), site, values in records:
-        print(
-            f"{format_tile_name(grid, site['group'], program, tile)}: "
-            f"{format_print_line(site['text'], site['ordered'], values)}"
-        )
-    wanted, there = _read_word(found, WANTED_AT), _read_word(found, CAPACITY_AT)
+    show_print_records(entry["prints"], grid, found)
+    wanted, there = read_word(found, WANTED_AT), read_word(found, CAPACITY_AT)
     if wanted > there:
         raise ResourceError(
             "a launch prints more than its memory for that holds",
@@ -161,37 +118,6 @@ def show_prints(entry: Mapping[str, Any], grid: Sequence[int], memories: Mapping
             received=f"{wanted:,} bytes",
             suggestion="print in fewer programs, or less often in loops",
         )
-
-
-def _iterate_records(
-    sites: Sequence[Mapping[str, Any]], found: np.ndarray
-) -> Iterator[tuple[RecordKey, Mapping[str, Any], list[Any]]]:
-    """Each record that was written: what it is sorted by, its place in the text, and what it holds."""
-    at, end = HEADER_BYTES, print_bytes_used(found, len(found))
-    while at < end:
-        site = sites[_read_word(found, at) & ((1 << PRINT_TILE_BIT) - 1)]
-        yield _record_key(site, found, at), site, _record_values(site, found, at)
-        at += site["bytes"]
-
-
-def _record_key(site: Mapping[str, Any], found: np.ndarray, at: int) -> RecordKey:
-    """A program, then the place with the rounds of loops filled in, then a tile."""
-    count = site["path"].count(None)
-    where, program, *rounds = (int(n) for n in found[at : at + PRINT_WORD * (2 + count)].view(np.uint64))
-    turns = iter(rounds)
-    return (program, *(next(turns) if step is None else step for step in site["path"]), where >> PRINT_TILE_BIT)
-
-
-def _record_values(site: Mapping[str, Any], found: np.ndarray, at: int) -> list[Any]:
-    """The operands, which end the record."""
-    values: list[Any] = []
-    end = at + site["bytes"]
-    for operand in reversed(site["operands"]):
-        dtype = as_dtype(operand["dtype"]).numpy
-        count = math.prod(operand["shape"]) * dtype.itemsize
-        end -= -(-count // PRINT_ALIGN) * PRINT_ALIGN
-        values.insert(0, found[end : end + count].view(dtype).reshape(operand["shape"]))
-    return [v[()] if not v.ndim else v for v in values]
 
 
 # Grids that did not meet: the error of the first barrier at which a program waited for one that had ended.

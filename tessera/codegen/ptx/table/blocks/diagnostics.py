@@ -11,6 +11,20 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tessera.codegen.diagnostics import (
+    ASSERT_BUFFER_BYTES,
+    ASSERT_PROGRAM_BIT,
+    ASSERT_RECORD_BYTES,
+    ASSERT_TILE_BIT,
+    CAPACITY_AT,
+    END_AT,
+    MAX_SHOWN_VALUES,
+    PRINT_ALIGN,
+    PRINT_TILE_BIT,
+    WANTED_AT,
+    WORD_BYTES,
+    describe_location,
+)
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL
 from tessera.codegen.ptx.table import emit_node
@@ -38,13 +52,6 @@ if TYPE_CHECKING:
 # there is in one of the records that each new least failure leaves.
 
 
-ASSERT_TILE_BIT, ASSERT_PROGRAM_BIT = 22, 32  # where the tile's and the program's number begin
-ASSERT_WORD = 8
-MAX_SHOWN_VALUES = 14  # values that are shown
-ASSERT_RECORD_BYTES = ASSERT_WORD * (2 + MAX_SHOWN_VALUES)
-ASSERT_BUFFER_BYTES = 512 * ASSERT_RECORD_BYTES  # bytes of records, behind the word that counts them
-
-
 @emit_node(tile.assert_)
 def _(kernel: PtxEmitter, node: Node) -> None:
     text, team = kernel.text, kernel.team
@@ -68,7 +75,7 @@ def _(kernel: PtxEmitter, node: Node) -> None:
         number = text.let("add.u32", "b32", first, sum(n * s for n, s in zip(offset, steps, strict=True)))
         key = text.let("or.b64", "b64", program, text.let("cvt.u64.u32", "b64", number))
         old = text.let("mov.u64", "b64", 0)
-        text.do("atom.global.min.u64", old, f"[{found}+{ASSERT_WORD * site}]", key, guard=failed[-1])
+        text.do("atom.global.min.u64", old, f"[{found}+{WORD_BYTES * site}]", key, guard=failed[-1])
         if shown:  # of the least failure so far
             kept = [(v.type.dtype, registers[i]) for v, registers in zip(shown, beside, strict=True)]
             _record_failure(kernel, site, key, text.let("setp.lt.u64", "pred", key, old), kept)
@@ -100,19 +107,19 @@ def _record_failure(kernel: PtxEmitter, site: int, key: str, guard: str, values:
     some = text.let("setp.lt.u64", "pred", at, ASSERT_BUFFER_BYTES)
     record = text.let("add.s64", "b64", memory, at)
     for i, word in enumerate((key, site, *(_element_bits(kernel, dtype, x) for dtype, x in values))):
-        text.do("st.global.u64", f"[{record}+{ASSERT_WORD * (i + 1)}]", word, guard=some)
+        text.do("st.global.u64", f"[{record}+{WORD_BYTES * (i + 1)}]", word, guard=some)
 
 
 def _element_bits(kernel: PtxEmitter, dtype: DType, x: str) -> str:
     """An element in memory's form, at the low end of a word."""
     text = kernel.text
-    if element_bytes(dtype) < ASSERT_WORD // 2:
+    if element_bytes(dtype) < WORD_BYTES // 2:
         return text.let("cvt.u64.u32", "b64", materialise_operand(text, "b32", encode_elements(text, dtype, [x])[0]))
     kind = register_class(dtype)
     bits = text.let(
         f"mov.b{element_bytes(dtype) * 8}", f"b{element_bytes(dtype) * 8}", materialise_operand(text, kind, x)
     )
-    return bits if element_bytes(dtype) == ASSERT_WORD else text.let("cvt.u64.u32", "b64", bits)
+    return bits if element_bytes(dtype) == WORD_BYTES else text.let("cvt.u64.u32", "b64", bits)
 
 
 def _exit_failed_program(kernel: PtxEmitter, failed: Sequence[str]) -> None:
@@ -140,11 +147,10 @@ def _group_synchronises(kernel: PtxEmitter) -> bool:
 
 def describe_assertion(node: Node, group: int, shown: Sequence[Value]) -> dict[str, Any]:
     """A place of the text in words that JSON can hold."""
-    loc = node.loc
     return {
         "text": node.attrs["message"],
         "group": group,
-        "place": [loc.file, loc.line, loc.column, loc.end_column],
+        "place": describe_location(node.loc),
         "shape": list(static_shape(node.args[0])),
         "values": [v.type.dtype.name for v in shown],  # type: ignore[union-attr]
     }
@@ -172,15 +178,6 @@ def _(kernel, node):
 # many there are, and where records end: one that has no room is counted, not written, and so are those after it.
 
 
-PRINT_ALIGN = 16
-WANTED_AT, CAPACITY_AT, END_AT, HEADER_BYTES = (
-    0,
-    8,
-    16,
-    32,
-)  # where the numbers of the memory's head lie, and where records begin
-PRINT_WORD = 8
-PRINT_TILE_BIT = 32
 LOOP_OPS = (control_flow.for_, control_flow.while_)
 
 
@@ -237,7 +234,7 @@ def _(kernel: PtxEmitter, node: Node) -> None:
 
 def _plan_record(node: Node, rounds: int) -> tuple[list[int], int]:
     """Where the operands begin in a record, and its bytes."""
-    starts, at = [], _align_up(PRINT_WORD * (2 + rounds))
+    starts, at = [], _align_up(WORD_BYTES * (2 + rounds))
     for v in node.args:
         starts.append(at)
         at += _align_up(math.prod(static_shape(v)) * element_bytes(v.type.dtype))  # type: ignore[union-attr]
@@ -268,7 +265,7 @@ def _claim_record(kernel: PtxEmitter, memory: str, total: int) -> tuple[str, str
     at = text.new("b64")
     text.do("atom.global.add.u64", at, f"[{memory}+{WANTED_AT}]", total, guard=_is_tile_leader(kernel))
     if team.threads > 1:
-        start = kernel.room.shared(PRINT_WORD, PRINT_WORD)
+        start = kernel.room.shared(WORD_BYTES, WORD_BYTES)
         slot = f"[{team.once(('slot',), 'add.u32', 'b32', _shared_base(kernel), start)}]"
         kernel.meet()  # whoever still reads the last one
         text.do("st.shared.u64", slot, at, guard=_is_tile_leader(kernel))
@@ -293,7 +290,7 @@ def _store_header(kernel: PtxEmitter, record: str, fits: str, site: int, rounds:
         where = text.let("add.s64", "b64", where, text.let("shl.b64", "b64", tile, PRINT_TILE_BIT))
     guard = and_predicates(text, _is_tile_leader(kernel), fits)
     for i, word in enumerate((where, materialise_operand(text, "b64", emit_program_number(kernel)), *rounds)):
-        text.do("st.global.u64", f"[{record}+{PRINT_WORD * i}]", word, guard=guard)
+        text.do("st.global.u64", f"[{record}+{WORD_BYTES * i}]", word, guard=guard)
 
 
 def _store_operand(kernel: PtxEmitter, v: Value, base: str, fits: str) -> None:

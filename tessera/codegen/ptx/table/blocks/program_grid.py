@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tessera.codegen.diagnostics import describe_location
 from tessera.codegen.ptx.table import emit_node
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand
 from tessera.core.errors import UnsupportedOpError
@@ -135,8 +136,8 @@ POLL_NANOSECONDS = 32  # nanoseconds between two looks
 
 @emit_node(tile.grid_barrier)
 def _(kernel: PtxEmitter, node: Node) -> None:
-    text, team, loc = kernel.text, kernel.team, node.loc
-    described = {"place": [loc.file, loc.line, loc.column, loc.end_column]}
+    text, team = kernel.text, kernel.team
+    described = {"place": describe_location(node.loc)}
     site, state = kernel.extras.site("meeting", described)
     due = team.once(("due",), "mov.u64", "b64", 0)
     kernel.meet()  # what the whole block wrote before
