@@ -17,8 +17,9 @@ from tessera.interp.target.csl.fabric.queues import HostSource, RouterEntrance
 from tessera.interp.target.csl.fabric.router_grid import BUFFER_DEPTH, Fabric
 from tessera.interp.target.csl.fabric.routing import HOST
 from tessera.interp.target.csl.pe.lockstep_execution import form_lockstep_groups
+from tessera.interp.target.csl.pe.pe_state import EventQueue
 from tessera.interp.target.csl.pe.processing_element import Pe
-from tessera.interp.target.csl.pe.scheduler import EventQueue
+from tessera.interp.target.csl.pe.scheduler import describe_waits, is_idle
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 # What the host asks of PEs: copies and launches, which each PE takes from its command stream one after another.
@@ -58,7 +59,7 @@ class LaunchCommand(HostCommand):
         self.args = args
 
     def begin(self, stream: CommandStream) -> bool:
-        function = stream.pe.exported(self.name)
+        function = stream.pe.get_export(self.name)
         stream.pe.start(function, self.args)
         return False
 
@@ -94,7 +95,7 @@ class CopyOutCommand(HostCommand):
 
 def find_symbol_memory(stream: CommandStream, name: str) -> np.ndarray:
     """The bytes of a PE's memory from an exported symbol to the end of its variable."""
-    pointer = stream.pe.exported(name)
+    pointer = stream.pe.get_export(name)
     return pointer.array.reshape(-1).view(np.uint8)[pointer.index * pointer.array.itemsize :]
 
 
@@ -162,7 +163,7 @@ class CommandStream:
 
     def explain_block(self) -> str | None:
         """Why this PE takes no command, in words."""
-        if not isinstance(self.current, LaunchCommand) or not self.pe.idle:
+        if not isinstance(self.current, LaunchCommand) or not is_idle(self.pe):
             return None
         return f"PE {self.place}: '{self.current.name}' did not call unblock_cmd_stream()"
 
@@ -185,7 +186,7 @@ class Simulation:
         seed: shuffles the order of events of one cycle and the links' delays, to expose races; None: a fixed order.
         depth: words that fit into each of the fabric's queues.
         limit: the cycle at which a run that does not end is given up.
-        together: PEs of one program execute together where they do the same; False: one after another. Both give the
+        lockstep: PEs of one program execute equal tasks in lockstep; False: one after another. Both modes give the
             same numbers, cycles and order of events.
 
     Raises:
@@ -198,7 +199,7 @@ class Simulation:
         seed: int | None = None,
         depth: int = BUFFER_DEPTH,
         limit: int = CYCLE_LIMIT,
-        together: bool = True,
+        lockstep: bool = True,
     ) -> None:
         self.layout, self.limit = layout, limit
         self.events = EventQueue(seed)
@@ -211,7 +212,7 @@ class Simulation:
         self._gap = STREAM_LATENCY  # before the next transfer
         self.sources: dict[tuple[PeCoordinate, int], HostSource] = {}
         self.timeline: list[tuple[PeCoordinate, str, int, int]] = []
-        self.lockstep_groups = form_lockstep_groups(tile.program for tile in layout.tiles.values()) if together else {}
+        self.lockstep_groups = form_lockstep_groups(tile.program for tile in layout.tiles.values()) if lockstep else {}
         for place, tile in layout.tiles.items():
             self._place(place, tile.program)
 
@@ -331,7 +332,7 @@ class Simulation:
     def reasons(self) -> list[str]:
         """Who waits for what, in words."""
         unblock = [text for stream in self.streams.values() if (text := stream.explain_block())]
-        waits = [f"PE {place}: {text}" for place, pe in self.pes.items() for text in pe.waiting()]
+        waits = [f"PE {place}: {text}" for place, pe in self.pes.items() for text in describe_waits(pe)]
         return unblock + waits + self.fabric.stuck()
 
 

@@ -244,7 +244,7 @@ class InputQueue:
         time = self._complete()
         if time is not None and time <= self.events.now:
             self.wanted = 1
-            self.node.pe.arrived(self.color)
+            self.node.pe.receive_wavelet(self.color)
         else:
             self._announce()  # the words of this plan were taken before
 
@@ -306,7 +306,7 @@ class OutputQueue:
             self.events.at(self.events.now, self._drained)
 
     def _drained(self) -> None:
-        self.node.pe.drained(self.color)
+        self.node.pe.resume_senders(self.color)
 
     def _to_router(self, channel: RouterChannel) -> None:
         node = self.node

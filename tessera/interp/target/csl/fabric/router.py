@@ -280,7 +280,7 @@ class RouterChannel:
     def _torn_down(self) -> None:
         handler = self.node.handlers.get(self.color)
         if handler is None:
-            self.node.pe.torn_down(self.color)
+            self.node.pe.handle_teardown(self.color)
         else:
             handler()
 

@@ -85,7 +85,7 @@ class SdkRuntime:
         self._state = RuntimeState.RUNNING
         for place, symbols in self._compiled.symbols.items():
             for name, values in symbols.items():
-                self._simulation.pes[place].variable(name)[: values.size] = values
+                self._simulation.pes[place].get_variable(name)[: values.size] = values
         self._simulation.boot()
 
     def stop(self) -> None:
@@ -199,7 +199,7 @@ class SdkRuntime:
 
     def read_symbol(self, x: int, y: int, symbol: str, dtype: Any = np.uint16) -> np.ndarray:
         """The bytes of a variable of the PE at (x, y), as elements of `dtype`."""
-        return np.ascontiguousarray(self._simulation.pes[x, y].variable(symbol)).reshape(-1).view(dtype).copy()
+        return np.ascontiguousarray(self._simulation.pes[x, y].get_variable(symbol)).reshape(-1).view(dtype).copy()
 
     def coord_logical_to_physical(self, x: int, y: int) -> tuple[int, int]:
         """Where the PE (x, y) of the program lies in the fabric."""
@@ -310,7 +310,7 @@ class debug_util:  # noqa: N801  the vendor's name
 
     def get_symbol(self, col: int, row: int, symbol: str, dtype: Any) -> np.ndarray:
         """A variable of the PE at a place of the fabric, as elements of `dtype`."""
-        return np.ascontiguousarray(self._pe(col, row).variable(symbol)).reshape(-1).view(dtype).copy()
+        return np.ascontiguousarray(self._pe(col, row).get_variable(symbol)).reshape(-1).view(dtype).copy()
 
     def get_symbol_rect(self, rectangle: Any, symbol: str, dtype: Any) -> np.ndarray:
         """The same for a rectangle ((col, row), (width, height)): an array (width, height, elements)."""

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from tessera.interp.target.csl.fabric.routing import Opcode, encode_payload
-from tessera.interp.target.csl.pe.microthreads import WaitCondition
+from tessera.interp.target.csl.pe.pe_state import WaitCondition
+from tessera.interp.target.csl.pe.processing_element import get_memory
+from tessera.interp.target.csl.pe.scheduler import activate, notify, spawn
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.values import ColorConfig, ComptimeValue, NativeFunction, Pointer
 from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
@@ -106,7 +108,7 @@ class CollectiveRole:
     def open(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
         """Set a color's route and let it go."""
         self.pe.fabric.reset_routes(color, rx, tx)
-        self.pe.fabric.on_teardown(color, lambda: self.pe.notify("state", ("rest", color)))
+        self.pe.fabric.on_teardown(color, lambda: notify(self.pe, "state", ("rest", color)))
         self.pe.fabric.teardown_exit(color)
         self.used.append(color)
 
@@ -296,7 +298,7 @@ def make_collectives_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str
         unit.set_color(color, RESTING_CONFIG)
 
     def init(pe: Any) -> None:
-        pe.memory(number)[0] = line.place(pe)
+        get_memory(pe, number)[0] = line.place(pe)
 
     def operation(
         name: str, thread: Callable[..., CollectiveThread], kinds: tuple[t.CslType, ...], sizes: Callable
@@ -308,7 +310,7 @@ def make_collectives_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str
                 raise CslFault(f"{name}: root {part.root} is not on a line of {part.last + 1} PEs")
             buffers = [view_words(name, p, n) for p, n in zip(pointers, sizes(part, int(count)), strict=True)]
             relays = thread is not broadcast and part.distance > 0 and part.beyond > 0
-            pe.spawn(start_thread(pe, thread(part, *buffers), relays), lambda: pe.activate(int(callback)), name)
+            spawn(pe, start_thread(pe, thread(part, *buffers), relays), lambda: activate(pe, int(callback)), name)
 
         return ComptimeValue(
             t.CslFunctionType("", (t.U16, *kinds, t.U16, t.LOCAL_TASK), t.VOID),
@@ -403,9 +405,9 @@ def make_tally_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, Comp
         if tally.told or not tally.complete:
             return
         tally.told = True
-        pe.memory(total)[0] = tally.total
+        get_memory(pe, total)[0] = tally.total
         if callback is not None:
-            pe.activate(int(callback.data))
+            activate(pe, int(callback.data))
         else:
             pe.fabric.push(int(params["output_color"].data), [tally.total])
 

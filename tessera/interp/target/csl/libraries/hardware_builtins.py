@@ -77,7 +77,7 @@ def _write_register(pe: Any, address: int, value: int) -> None:
 
 
 def _read_symbol(pe: Any, number: int) -> Any:
-    return pe.exported(pe.program.symbol_names[number])
+    return pe.get_export(pe.program.symbol_names[number])
 
 
 def _read_symbol_value(pe: Any, number: int, type_: t.CslType) -> Any:

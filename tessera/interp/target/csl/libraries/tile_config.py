@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.interp.target.csl.pe.processing_element import leave_flush, rebind_queue
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.compilation_unit import NativeModule
 from tessera.interp.target.csl.sema.values import DIRECTIONS, ComptimeValue, NativeFunction
@@ -95,7 +96,7 @@ def _make_single_queue_status() -> LibraryMembers:
 def _make_queue_flush() -> LibraryMembers:
     def leave(pe: Any, queue: int) -> None:
         for side in ("in", "out"):
-            pe.leave_flush(side, queue)
+            leave_flush(pe, side, queue)
 
     def status(pe: Any, side: str) -> int:
         return sum(1 << number for way, number in pe.flushed if way == side)
@@ -113,10 +114,10 @@ def _make_queue_configs() -> dict[str, LibraryMembers]:
     """Queues of WSE-3 that get other colors."""
 
     def take(pe: Any, queue: int, color: int, filtered: bool) -> None:
-        pe.rebind("in", queue, color)
+        rebind_queue(pe, "in", queue, color)
 
     def give(pe: Any, queue: int, color: int) -> None:
-        pe.rebind("out", queue, color)
+        rebind_queue(pe, "out", queue, color)
 
     incoming, outgoing = "encode_input_queue", "encode_output_queue"
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,208 +20,200 @@ from tessera.interp.target.csl.pe.dsd_operations import (
     write_elements,
 )
 from tessera.interp.target.csl.pe.microthreads import WaveletSender, drop_wavelets, open_source, stream_operation
+from tessera.interp.target.csl.pe.pe_state import PeState
 from tessera.interp.target.csl.pe.program import put
+from tessera.interp.target.csl.pe.scheduler import activate, begin, unblock, wake
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.values import Circular, Dsr, DsrContents, Fabin, Fabout, Fifo, Mem1d, Mem4d, Pointer
 from tessera.interp.target.csl.text.diagnostics import CslFault
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tessera.interp.target.csl.pe.scheduler import EventQueue
 
 _STREAMING_OPERANDS = (Fabin, Fabout, Fifo, Circular)
 _MAP_CYCLES = 3  # of one call, fitted to the one published count of a program that maps
 
 
-class DsdIssue:
-    """DSD operations of one PE."""
+def load_dsr(pe: PeState, dsr: Dsr, dsd: Any, options: dict[str, Any]) -> None:
+    """`@load_to_dsr`."""
+    pe.dsrs[dsr] = DsrContents(dsd, options, bool(options.get("save_address")))
 
-    dsrs: dict[Dsr, DsrContents]
-    busy: dict[tuple[str, int], Location]
-    in_colors: dict[int, int]
-    out_colors: dict[int, int]
-    events: EventQueue
-    fabric: Any
-    clock: int
-    wide: int
-    needs_queue_initialisation: bool
-    control_ended_colors: set[int]
 
-    if TYPE_CHECKING:
+def _resolve_operands(
+    pe: PeState, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
+) -> tuple[Any, ...]:
+    """The operands with DSRs replaced by what they hold, queues by their colors, the wavelet index added."""
+    return tuple(_resolve_operand(pe, o, options, loc) for o in operands)
 
-        def begin(self, name: str, body: Microthread, done: Callable[[], None] | None, loc: Location) -> None: ...
-        def activate(self, number: int) -> None: ...
-        def unblock(self, number: int) -> None: ...
-        def wake(self) -> None: ...
 
-    def load_dsr(self, dsr: Dsr, dsd: Any, options: dict[str, Any]) -> None:
-        """`@load_to_dsr`."""
-        self.dsrs[dsr] = DsrContents(dsd, options, bool(options.get("save_address")))
+def _resolve_operand(pe: PeState, o: Any, options: dict[str, Any], loc: Location) -> Any:
+    if type(o) is Dsr:
+        if o not in pe.dsrs:
+            raise CslFault(f"{o.file} {o.number} is used before '@load_to_dsr'", location=loc)
+        o = pe.dsrs[o].dsd
+    if type(o) in (Mem1d, Mem4d):
+        index = options.get("index")
+        # The index counts words of 16 bits, whatever the elements are.
+        return o if index is None or not o.indexed else o._replace(byte=o.byte + 2 * index)
+    if type(o) in (Fabin, Fabout):
+        return o._replace(color=_get_queue_color(pe, o, loc))
+    return o
 
-    def resolved(self, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> tuple[Any, ...]:
-        """The operands with DSRs replaced by what they hold, queues by their colors, the wavelet index added."""
-        return tuple(self._resolve(o, options, loc) for o in operands)
 
-    def _resolve(self, o: Any, options: dict[str, Any], loc: Location) -> Any:
+def _get_queue_color(pe: PeState, o: Fabin | Fabout, loc: Location) -> int:
+    """The color of a fabric descriptor, which must be the one its queue was initialized with."""
+    table, side = (pe.in_colors, "input") if type(o) is Fabin else (pe.out_colors, "output")
+    bare = pe.needs_queue_initialisation if type(o) is Fabin else bool(pe.wide)
+    color = table.get(o.queue, -1 if bare else o.color)
+    if color < 0:
+        raise CslFault(f"{side} queue {o.queue} is not initialized", location=loc)
+    if o.color >= 0 and o.color != color:
+        raise CslFault(f"color {o.color} is not the color {color} of {side} queue {o.queue}", location=loc)
+    return color
+
+
+def perform(
+    pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
+) -> Generator[Any, None, bool]:
+    """A synchronous operation: the task waits for it. False where it met an empty or full FIFO."""
+    if any(type(o) is Dsr and o in pe.dsrs and pe.dsrs[o].options.get("async") for o in operands):
+        launch(pe, op, operands, options, loc)
+        return True
+    whole, found = True, _resolve_operands(pe, operands, options, loc)
+    if not any(isinstance(o, _STREAMING_OPERANDS) for o in found):
+        compute(pe, op, found)  # type: ignore[arg-type]
+    else:
+        pe.clock += DSD_START_CYCLES
+        yield max(pe.clock, pe.events.now)
+        keys = _claim_queues(pe, found, options, loc)
+        whole = yield from stream_operation(pe, op, found, options, sync=True)  # type: ignore[arg-type]
+        _release_queues(pe, keys)
+        pe.clock = max(pe.clock, pe.events.now)
+    _finish_operation(pe, operands, found, options)
+    _clear_source(pe, op, found)
+    return whole
+
+
+def launch(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> None:
+    """An asynchronous operation: a microthread runs it beside the tasks."""
+    found = _resolve_operands(pe, operands, options, loc)
+    if not any(isinstance(o, _STREAMING_OPERANDS) for o in found):
+        raise CslFault("asynchronous DSD operations must have at least one fabric operand", location=loc)
+    pe.clock += DSR_LOAD_CYCLES
+    merged = dict(options)
+    for o in operands:
         if type(o) is Dsr:
-            if o not in self.dsrs:
-                raise CslFault(f"{o.file} {o.number} is used before '@load_to_dsr'", location=loc)
-            o = self.dsrs[o].dsd
-        if type(o) in (Mem1d, Mem4d):
-            index = options.get("index")
-            # The index counts words of 16 bits, whatever the elements are.
-            return o if index is None or not o.indexed else o._replace(byte=o.byte + 2 * index)
-        if type(o) in (Fabin, Fabout):
-            return o._replace(color=self._color_of(o, loc))
-        return o
+            merged = {**pe.dsrs[o].options, **merged}
+    keys = _claim_queues(pe, found, {"ut_id": _select_microthread(pe, found), **merged}, loc)
 
-    def _color_of(self, o: Fabin | Fabout, loc: Location) -> int:
-        """The color of a fabric descriptor, which must be the one its queue was initialized with."""
-        table, side = (self.in_colors, "input") if type(o) is Fabin else (self.out_colors, "output")
-        bare = self.needs_queue_initialisation if type(o) is Fabin else bool(self.wide)
-        color = table.get(o.queue, -1 if bare else o.color)
-        if color < 0:
-            raise CslFault(f"{side} queue {o.queue} is not initialized", location=loc)
-        if o.color >= 0 and o.color != color:
-            raise CslFault(f"color {o.color} is not the color {color} of {side} queue {o.queue}", location=loc)
-        return color
+    def done() -> None:
+        _release_queues(pe, keys)
+        _finish_operation(pe, operands, found, merged)
+        _clear_source(pe, op, found)
 
-    def perform(
-        self, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
-    ) -> Generator[Any, None, bool]:
-        """A synchronous operation: the task waits for it. False where it met an empty or full FIFO."""
-        if any(type(o) is Dsr and o in self.dsrs and self.dsrs[o].options.get("async") for o in operands):
-            self.launch(op, operands, options, loc)
-            return True
-        whole, found = True, self.resolved(operands, options, loc)
-        if not any(isinstance(o, _STREAMING_OPERANDS) for o in found):
-            compute(self, op, found)  # type: ignore[arg-type]
-        else:
-            self.clock += DSD_START_CYCLES
-            yield max(self.clock, self.events.now)
-            keys = self._claim(found, options, loc)
-            whole = yield from stream_operation(self, op, found, options, sync=True)  # type: ignore[arg-type]
-            self._release(keys)
-            self.clock = max(self.clock, self.events.now)
-        self._finish(operands, found, options)
-        self._clear(op, found)
-        return whole
+    begin(pe, f"@{op.name}", stream_operation(pe, op, found, merged), done, loc)  # type: ignore[arg-type]
 
-    def launch(self, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> None:
-        """An asynchronous operation: a microthread runs it beside the tasks."""
-        found = self.resolved(operands, options, loc)
-        if not any(isinstance(o, _STREAMING_OPERANDS) for o in found):
-            raise CslFault("asynchronous DSD operations must have at least one fabric operand", location=loc)
-        self.clock += DSR_LOAD_CYCLES
-        merged = dict(options)
-        for o in operands:
-            if type(o) is Dsr:
-                merged = {**self.dsrs[o].options, **merged}
-        keys = self._claim(found, {"ut_id": self._microthread(found), **merged}, loc)
 
-        def done() -> None:
-            self._release(keys)
-            self._finish(operands, found, merged)
-            self._clear(op, found)
+def drop(pe: PeState, dsd: Any, options: dict[str, Any], loc: Location) -> None:
+    """`@dfilt`: a microthread that takes words off a queue until enough control words were among them."""
+    found = _resolve_operands(pe, (dsd,), options, loc)
+    pe.clock += DSR_LOAD_CYCLES
+    keys = _claim_queues(pe, found, {"ut_id": _select_microthread(pe, found), **options}, loc)
+    pe.control_ended_colors.add(found[0].color)
 
-        self.begin(f"@{op.name}", stream_operation(self, op, found, merged), done, loc)  # type: ignore[arg-type]
+    def done() -> None:
+        _release_queues(pe, keys)
+        _finish_operation(pe, (), found, options)
 
-    def drop(self, dsd: Any, options: dict[str, Any], loc: Location) -> None:
-        """`@dfilt`: a microthread that takes words off a queue until enough control words were among them."""
-        found = self.resolved((dsd,), options, loc)
-        self.clock += DSR_LOAD_CYCLES
-        keys = self._claim(found, {"ut_id": self._microthread(found), **options}, loc)
-        self.control_ended_colors.add(found[0].color)
+    begin(pe, "@dfilt", drop_wavelets(pe, found[0]), done, loc)
 
-        def done() -> None:
-            self._release(keys)
-            self._finish((), found, options)
 
-        self.begin("@dfilt", drop_wavelets(self, found[0]), done, loc)
+def _select_microthread(pe: PeState, operands: tuple[Any, ...]) -> int | None:
+    """On WSE-2, the microthread is that of the output queue, else of the first input queue."""
+    queues = [o.queue for o in operands if type(o) is Fabout] + [o.queue for o in operands if type(o) is Fabin]
+    return None if pe.wide or not queues or queues[0] < 0 else queues[0]
 
-    def _microthread(self, operands: tuple[Any, ...]) -> int | None:
-        """On WSE-2, the microthread is that of the output queue, else of the first input queue."""
-        queues = [o.queue for o in operands if type(o) is Fabout] + [o.queue for o in operands if type(o) is Fabin]
-        return None if self.wide or not queues or queues[0] < 0 else queues[0]
 
-    def _claim(self, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> list[tuple[str, int]]:
-        """Take the queues and the microthread of an operation; each serves one operation at a time."""
-        keys = [("in", o.color) for o in operands if type(o) is Fabin]
-        keys += [("out", o.queue) for o in operands if type(o) is Fabout]
-        if options.get("ut_id") is not None:
-            keys.append(("microthread", options["ut_id"]))
-        for key in keys:
-            if key in self.busy:
-                what = {"in": "the input queue of color", "out": "output queue"}.get(key[0], key[0])
-                raise CslFault(f"{what} {key[1]} is in use by the operation at {self.busy[key]}", location=loc)
-        self.busy.update(dict.fromkeys(keys, loc))
-        ended = "on_control" in options
-        self.control_ended_colors.update(o.color for o in operands if type(o) is Fabin and (ended or o.transform))
-        return keys
+def _claim_queues(
+    pe: PeState, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
+) -> list[tuple[str, int]]:
+    """Take the queues and the microthread of an operation; each serves one operation at a time."""
+    keys = [("in", o.color) for o in operands if type(o) is Fabin]
+    keys += [("out", o.queue) for o in operands if type(o) is Fabout]
+    if options.get("ut_id") is not None:
+        keys.append(("microthread", options["ut_id"]))
+    for key in keys:
+        if key in pe.busy:
+            what = {"in": "the input queue of color", "out": "output queue"}.get(key[0], key[0])
+            raise CslFault(f"{what} {key[1]} is in use by the operation at {pe.busy[key]}", location=loc)
+    pe.busy.update(dict.fromkeys(keys, loc))
+    ended = "on_control" in options
+    pe.control_ended_colors.update(o.color for o in operands if type(o) is Fabin and (ended or o.transform))
+    return keys
 
-    def _release(self, keys: list[tuple[str, int]]) -> None:
-        for key in keys:
-            del self.busy[key]
-        self.control_ended_colors.difference_update(number for side, number in keys if side == "in")
 
-    def _clear(self, op: DsdOp, found: tuple[Any, ...]) -> None:
-        """Set a source to zero where the fabric descriptor asks for it; of one source alone it is that one."""
-        if type(found[0]) is not Fabout or found[0].cleared < 0:
-            return
-        which = min(found[0].cleared, len(found) - 2)
-        source, dtype = found[1 + which], op.sources[which].dtype
-        if type(source) in (Mem1d, Mem4d):
-            write_elements(source, dtype, 0, operation_length(found), np.zeros(1, dtype))
+def _release_queues(pe: PeState, keys: list[tuple[str, int]]) -> None:
+    for key in keys:
+        del pe.busy[key]
+    pe.control_ended_colors.difference_update(number for side, number in keys if side == "in")
 
-    def _finish(self, operands: tuple[Any, ...], found: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """What the end of an operation does: save addresses, activate, unblock."""
-        count = None
-        for o in operands:
-            if type(o) is Dsr and self.dsrs[o].save and type(self.dsrs[o].dsd) in (Mem1d, Mem4d):
-                count = operation_length(found) if count is None else count
-                d = self.dsrs[o].dsd
-                steps = count * d.stride if type(d) is Mem1d else d.extents[0] * d.strides[0]
-                self.dsrs[o].dsd = d._replace(byte=d.byte + steps * d.array.dtype.itemsize)
-        if options.get("ended") and options["on_control"]:
-            options = options["on_control"]
-        if "activate" in options:
-            self.activate(options["activate"])
-        if "unblock" in options:
-            self.unblock(options["unblock"])
-        self.wake()
 
-    def map(
-        self, function: Any, shape: Any, args: tuple[Any, ...], options: dict[str, Any], loc: Location
-    ) -> Microthread:
-        """`@map`: call a function for each element; its result goes to the last operand."""
-        kinds, result = shape
-        args = self.resolved(args, options, loc)
-        inputs, target = (args, None) if result is None else (args[:-1], args[-1])
-        count = min(o.extent for o in args if hasattr(o, "extent"))
-        sources = [_make_element_reader(self, o, k, count) for o, k in zip(inputs, kinds, strict=True)]
-        keys = self._claim(args, options, loc)
-        sender = WaveletSender(self, target, result.dtype, count) if type(target) is Fabout else None  # type: ignore[arg-type]
-        self.clock += DSD_START_CYCLES
-        for i in range(count):
-            values = []
-            for take in sources:
+def _clear_source(pe: PeState, op: DsdOp, found: tuple[Any, ...]) -> None:
+    """Set a source to zero where the fabric descriptor asks for it; of one source alone it is that one."""
+    if type(found[0]) is not Fabout or found[0].cleared < 0:
+        return
+    which = min(found[0].cleared, len(found) - 2)
+    source, dtype = found[1 + which], op.sources[which].dtype
+    if type(source) in (Mem1d, Mem4d):
+        write_elements(source, dtype, 0, operation_length(found), np.zeros(1, dtype))
+
+
+def _finish_operation(pe: PeState, operands: tuple[Any, ...], found: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """What the end of an operation does: save addresses, activate, unblock."""
+    count = None
+    for o in operands:
+        if type(o) is Dsr and pe.dsrs[o].save and type(pe.dsrs[o].dsd) in (Mem1d, Mem4d):
+            count = operation_length(found) if count is None else count
+            d = pe.dsrs[o].dsd
+            steps = count * d.stride if type(d) is Mem1d else d.extents[0] * d.strides[0]
+            pe.dsrs[o].dsd = d._replace(byte=d.byte + steps * d.array.dtype.itemsize)
+    if options.get("ended") and options["on_control"]:
+        options = options["on_control"]
+    if "activate" in options:
+        activate(pe, options["activate"])
+    if "unblock" in options:
+        unblock(pe, options["unblock"])
+    wake(pe)
+
+
+def map_function(
+    pe: PeState, function: Any, shape: Any, args: tuple[Any, ...], options: dict[str, Any], loc: Location
+) -> Microthread:
+    """`@map`: call a function for each element; its result goes to the last operand."""
+    kinds, result = shape
+    args = _resolve_operands(pe, args, options, loc)
+    inputs, target = (args, None) if result is None else (args[:-1], args[-1])
+    count = min(o.extent for o in args if hasattr(o, "extent"))
+    sources = [_make_element_reader(pe, o, k, count) for o, k in zip(inputs, kinds, strict=True)]
+    keys = _claim_queues(pe, args, options, loc)
+    sender = WaveletSender(pe, target, result.dtype, count) if type(target) is Fabout else None  # type: ignore[arg-type]
+    pe.clock += DSD_START_CYCLES
+    for i in range(count):
+        values = []
+        for take in sources:
+            value = take(i)
+            while isinstance(value, tuple) and len(value) == 2 and value[0] is _NOT_READY:
+                yield max(pe.clock, pe.events.now)
                 value = take(i)
-                while isinstance(value, tuple) and len(value) == 2 and value[0] is _NOT_READY:
-                    yield max(self.clock, self.events.now)
+                if isinstance(value, tuple) and value[:1] == (_NOT_READY,):
+                    yield value[1]
                     value = take(i)
-                    if isinstance(value, tuple) and value[:1] == (_NOT_READY,):
-                        yield value[1]
-                        value = take(i)
-                values.append(value)
-            found = function(*values)
-            if isinstance(found, GeneratorType):
-                found = yield from found
-            self.clock += _MAP_CYCLES
-            if result is not None:
-                yield from _store_result(self, sender or target, result, i, found)
-        self._release(keys)
-        self._finish((), args, options)
+            values.append(value)
+        found = function(*values)
+        if isinstance(found, GeneratorType):
+            found = yield from found
+        pe.clock += _MAP_CYCLES
+        if result is not None:
+            yield from _store_result(pe, sender or target, result, i, found)
+    _release_queues(pe, keys)
+    _finish_operation(pe, (), args, options)
 
 
 _NOT_READY = object()

@@ -14,7 +14,7 @@ from tessera.interp.target.csl.sema.values import Fifo, Mem1d, Mem4d, Pointer
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 if TYPE_CHECKING:
-    from tessera.interp.target.csl.pe.processing_element import Pe
+    from tessera.interp.target.csl.pe.pe_state import PeState
 
 
 # The DSD operations: element types, how many operands, what they compute, how many elements a cycle.
@@ -395,7 +395,7 @@ def reduce_into_pointer(op: DsdOp, dest: Pointer, sources: list[Any], count: int
         dest.array[dest.index] = np.array([value], dtype).view(dest.array.dtype)[0]
 
 
-def compute(pe: Pe, op: DsdOp, operands: tuple[Any, ...]) -> None:
+def compute(pe: PeState, op: DsdOp, operands: tuple[Any, ...]) -> None:
     """An operation whose operands are all in memory."""
     execute_operation(op, operands)
     pe.clock += count_cycles(op, operands, pe.wide)

@@ -31,7 +31,7 @@ from tessera.interp.target.csl.pe.task_trace import (
 )
 
 if TYPE_CHECKING:
-    from tessera.interp.target.csl.pe.processing_element import Pe
+    from tessera.interp.target.csl.pe.pe_state import PeState
 
 MIN_PES = 24  # that make a record worth its while
 MIN_STEPS = 6  # on memory
@@ -67,13 +67,13 @@ class CompiledRecord:
         self.results = [(name, _make_factory(value, names)) for name, value in record.results.items()]
         self.effects = [(e.cycles, e.call, _make_factory(e.args, names), e.line) for e in record.effects]
 
-    def of(self, pe: Pe, values: list[Any]) -> RecordMatch:
+    def of(self, pe: PeState, values: list[Any]) -> RecordMatch:
         """The record for one PE with these variables."""
         results = [(name, make(pe, values)) for name, make in self.results]
         return RecordMatch(self, values, self.inputs(*values), results)
 
 
-ValueFactory = Callable[["Pe", list[Any]], Any]
+ValueFactory = Callable[["PeState", list[Any]], Any]
 
 
 def _make_factory(value: Any, names: list[str]) -> ValueFactory:
@@ -95,7 +95,7 @@ def compile_expression(text: str, names: list[str]) -> Callable[..., Any]:
     return eval(f"lambda {', '.join(names)}: {text}", {})  # type: ignore[no-any-return]
 
 
-def find_memory(pe: Pe, cells: SymbolicMemory) -> np.ndarray[Any, Any]:
+def find_memory(pe: PeState, cells: SymbolicMemory) -> np.ndarray[Any, Any]:
     """The memory of one PE."""
     array = pe.space[f"G{cells.number}"]
     return array if array.dtype == cells.dtype else array.view(cells.dtype)
@@ -104,15 +104,15 @@ def find_memory(pe: Pe, cells: SymbolicMemory) -> np.ndarray[Any, Any]:
 class TaskHistory:
     """One task of a program: the variables it may read, and what was recorded of it."""
 
-    def __init__(self, cohort: LockstepGroup, name: str, code: CodeType) -> None:
-        self.lockstep_group, self.name = cohort, name
-        self.loose = sorted(cohort.variables(name))
+    def __init__(self, group: LockstepGroup, name: str, code: CodeType) -> None:
+        self.lockstep_group, self.name = group, name
+        self.loose = sorted(group.variables(name))
         self.names = [*self.loose, *(f"a{i}" for i in range(code.co_argcount))]
         self.open = not code.co_flags & GENERATOR_FLAG
         self.asked = self.recorded = self.reused = self.failed = 0
         self.branches: dict[Any, Any] = {}
 
-    def find(self, pe: Pe, args: tuple[Any, ...]) -> RecordMatch | None:
+    def find(self, pe: PeState, args: tuple[Any, ...]) -> RecordMatch | None:
         """The record that fits what a PE holds now; made if it pays. None: the PE runs the task itself."""
         values = [*map(pe.space.__getitem__, self.loose), *args]
         key = tuple([self.lockstep_group.kind(pe, value) for value in values])
@@ -130,7 +130,7 @@ class TaskHistory:
         self.open = self.open and (self.reused > 0 or self.asked < MAX_LOOKUPS)
         return found or None
 
-    def _made(self, pe: Pe, key: tuple[Any, ...], values: list[Any]) -> Any:
+    def _made(self, pe: PeState, key: tuple[Any, ...], values: list[Any]) -> Any:
         """A record for what a PE holds now; False where there is none."""
         recorder, found = self.lockstep_group.recorder, None
         self.recorded += 1
@@ -158,13 +158,13 @@ class LockstepGroup:
 
     def __init__(self, program: PeProgram, count: int) -> None:
         self.program = program
-        self.pes: list[Pe] = []
+        self.pes: list[PeState] = []
         self.memory = [_replicate_memory(allocate_global(g), count) for g in program.unit.globals]
         self._recorder: TaskRecorder | None = None
         self.histories: dict[str, TaskHistory] = {}
         self.works: dict[Any, MemorySteps] = {}
 
-    def join(self, pe: Pe) -> list[np.ndarray[Any, Any]]:
+    def join(self, pe: PeState) -> list[np.ndarray[Any, Any]]:
         """Take a PE in; its memory."""
         row = len(self.pes)
         self.pes.append(pe)
@@ -192,7 +192,7 @@ class LockstepGroup:
             open_ += calls
         return found
 
-    def record(self, pe: Pe, function: Any, args: tuple[Any, ...]) -> RecordMatch | None:
+    def record(self, pe: PeState, function: Any, args: tuple[Any, ...]) -> RecordMatch | None:
         """The record of a task that fits a PE."""
         code = getattr(function, "__code__", None)
         if code is None or code.co_filename != self.program.code.co_filename:
@@ -202,7 +202,7 @@ class LockstepGroup:
             history = self.histories[code.co_name] = TaskHistory(self, code.co_name, code)
         return history.find(pe, args) if history.open else None
 
-    def kind(self, pe: Pe, value: Any) -> Any:
+    def kind(self, pe: PeState, value: Any) -> Any:
         """What must be the same in PEs that share a record: the type of a number, the whole of anything else."""
         return (
             type(value)
@@ -210,7 +210,7 @@ class LockstepGroup:
             else map_items(value, lambda item: _comparison_key(pe, item))
         )
 
-    def symbolic(self, pe: Pe, value: Any) -> Any:
+    def symbolic(self, pe: PeState, value: Any) -> Any:
         """A value with the memory of no PE in it.
 
         Raises:
@@ -226,7 +226,7 @@ class LockstepGroup:
         """The work that records with the same steps have in common."""
         return self.works.setdefault(work.key, work)
 
-    def settle(self, pe: Pe) -> None:
+    def settle(self, pe: PeState) -> None:
         """Do what waits to be done to the memory of a PE, and the same of others with it."""
         while pe.pending:
             work = pe.pending[0][0]
@@ -249,7 +249,7 @@ class LockstepGroup:
             self.memory[number][which] = held[number].T
 
 
-def _comparison_key(pe: Pe, item: Any) -> Any:
+def _comparison_key(pe: PeState, item: Any) -> Any:
     """A part of a descriptor or pointer, equal for two PEs where it means the same."""
     if isinstance(item, np.ndarray):
         return "memory", pe.numbers.get(id(item), id(item))
@@ -269,7 +269,7 @@ def _replicate_memory(array: np.ndarray[Any, Any], count: int) -> Any:
 
 
 def form_lockstep_groups(programs: Iterator[PeProgram]) -> dict[int, LockstepGroup]:
-    """The cohorts of a layout's programs, by the program's id, where enough PEs run the same."""
+    """The lockstep groups of a layout, by the program's id: programs that at least `MIN_PES` PEs run."""
     counts: dict[int, tuple[PeProgram, int]] = {}
     for program in programs:
         counts[id(program)] = (program, counts.get(id(program), (program, 0))[1] + 1)

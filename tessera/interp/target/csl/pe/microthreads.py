@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,21 +20,12 @@ from tessera.interp.target.csl.pe.dsd_operations import (
     view_vector,
     write_elements,
 )
+from tessera.interp.target.csl.pe.pe_state import PeState, WaitCondition
+from tessera.interp.target.csl.pe.scheduler import activate, notify
 from tessera.interp.target.csl.sema.values import Circular, Fabin, Fabout, Fifo, Mem1d, Mem4d, Pointer
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
-if TYPE_CHECKING:
-    from tessera.interp.target.csl.pe.processing_element import Pe
-
-
 # The operands of a DSD operation under way: where each stands, what it lacks to go on, what it gives.
-
-
-class WaitCondition(NamedTuple):
-    """What a thread waits for: a wavelet ("in"), room ("out"), a FIFO, or a state."""
-
-    kind: str
-    key: Any
 
 
 class DsdSource:
@@ -43,7 +34,7 @@ class DsdSource:
     waits = False
     local = True  # it is memory or a scalar, and always there
 
-    def __init__(self, pe: Pe, operand: Any, dtype: np.dtype[Any], count: int) -> None:
+    def __init__(self, pe: PeState, operand: Any, dtype: np.dtype[Any], count: int) -> None:
         self.pe, self.operand, self.dtype = pe, operand, dtype
         self.prepare(count)
 
@@ -193,9 +184,9 @@ class FifoSource(DsdSource):
     def read(self, start: int, count: int) -> Any:
         """Take elements, and tell who waits for room."""
         taken = [self.operand.words.popleft() for _ in range(count)]
-        self.pe.notify("fifo", self.operand)
+        notify(self.pe, "fifo", self.operand)
         if self.operand.on_pop is not None and self.operand.choked:
-            self.pe.activate(self.operand.on_pop)
+            activate(self.pe, self.operand.on_pop)
         self.operand.choked = False
         return np.array(taken, self.dtype) if self.dtype.kind in FLOAT_KINDS else np.array(taken).astype(self.dtype)
 
@@ -222,7 +213,7 @@ SOURCE_CLASSES: dict[type, type[DsdSource]] = {
 }
 
 
-def open_source(pe: Pe, operand: Any, dtype: np.dtype[Any], count: int) -> DsdSource:
+def open_source(pe: PeState, operand: Any, dtype: np.dtype[Any], count: int) -> DsdSource:
     """An operand of an operation on `count` elements."""
     kind = SOURCE_CLASSES.get(type(operand), DsdSource)
     if kind is FabricSource and operand.transform:
@@ -247,7 +238,7 @@ def pack_words(found: np.ndarray[Any, Any]) -> list[int]:
 
 
 def stream_operation(
-    pe: Pe, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], sync: bool = False
+    pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], sync: bool = False
 ) -> Generator[Any, None, bool]:
     """Run an operation, as far as its operands allow at a time. False where a synchronous one met an empty or full
     FIFO; `options["ended"]` is set where a control wavelet ended it."""
@@ -304,7 +295,7 @@ def _save_remaining_length(s: DsdSource, count: int) -> None:
 StoreElements = Callable[[int, int], Any]
 
 
-def _make_store(pe: Pe, op: DsdOp, dest: Any, sources: list[DsdSource], count: int) -> StoreElements:
+def _make_store(pe: PeState, op: DsdOp, dest: Any, sources: list[DsdSource], count: int) -> StoreElements:
     """What computes elements `done` to `done + step` and puts them where they belong; it gives back what is to be
     sent."""
     if isinstance(dest, (Mem1d, Mem4d)):
@@ -316,9 +307,9 @@ def _make_store(pe: Pe, op: DsdOp, dest: Any, sources: list[DsdSource], count: i
 
     def into_fifo(done: int, step: int) -> None:
         dest.words.extend(found(done, step))
-        pe.notify("fifo", dest)
+        notify(pe, "fifo", dest)
         if dest.on_push is not None and dest.starved:
-            pe.activate(dest.on_push)
+            activate(pe, dest.on_push)
         dest.starved = False
 
     def into_ring(done: int, step: int) -> None:
@@ -369,7 +360,7 @@ def _accumulate_into_cell(
 class WaveletSender:
     """The way of `count` elements into an output queue: as wavelets, with what the descriptor adds to them."""
 
-    def __init__(self, pe: Pe, dest: Fabout, dtype: np.dtype[Any], count: int, index: int = 0) -> None:
+    def __init__(self, pe: PeState, dest: Fabout, dtype: np.dtype[Any], count: int, index: int = 0) -> None:
         self.pe, self.dest, self.index, self.due = pe, dest, index, count
         self.paired = count_lanes(dest, dtype) == 2
         self.left = np.zeros(0, dtype)
@@ -417,7 +408,7 @@ def drop_wavelets(pe: Any, source: Fabin) -> Microthread:
 
 
 def _reduce_into_pointer(
-    pe: Pe, op: DsdOp, dest: Pointer, given: list[Any], count: int, sync: bool
+    pe: PeState, op: DsdOp, dest: Pointer, given: list[Any], count: int, sync: bool
 ) -> Generator[Any, None, bool]:
     """Fold a stream into one cell, which stays as it is where a FIFO runs out."""
     sequence = open_source(pe, given[-1], op.sources[-1].dtype, count)

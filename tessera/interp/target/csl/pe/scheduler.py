@@ -1,171 +1,321 @@
-"""Discrete-event scheduler: the event queue of a simulation, and the coroutines (tasks and microthreads) of one PE."""
+"""PE scheduler: starts, suspends and resumes the tasks and microthreads of one PE, and selects its next task."""
 
 from __future__ import annotations
 
-import heapq
-import random
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import GeneratorType
+from typing import Any, NoReturn
 
-import numpy as np
-
-from tessera.core.errors import Location, TesseraError
+from tessera.core.errors import ArgumentError, Location, TesseraError
 from tessera.interp.target.csl.pe.dsd_operations import Microthread
-from tessera.interp.target.csl.pe.microthreads import WaitCondition
+from tessera.interp.target.csl.pe.pe_state import PeState, PeThread, TaskCall, WaitCondition, unpack_arguments
+from tessera.interp.target.csl.pe.program import BOOT_FUNCTION
+from tessera.interp.target.csl.sema import types as t
+from tessera.interp.target.csl.sema.compilation_unit import BoundTask
 from tessera.interp.target.csl.sema.values import Fifo
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
-if TYPE_CHECKING:
-    from tessera.interp.target.csl.pe.program import PeProgram
-
-
-# The clock of a simulation: calls in order of their cycle.
-
-
-class EventQueue:
-    """A heap of (cycle, call). Calls of one cycle keep their order, or are shuffled by `seed` to expose races.
-
-    >>> log, events = [], EventQueue()
-    >>> events.at(5, lambda: log.append("late")); events.at(2, lambda: log.append("early"))
-    >>> events.run(); log, events.now
-    (['early', 'late'], 5)
-    """
-
-    def __init__(self, seed: int | None = None) -> None:
-        self.now = 0
-        self._heap: list[tuple[int, float, int, Callable[[], object]]] = []
-        self._count = 0
-        self.random = None if seed is None else random.Random(seed)
-
-    def at(self, time: int, call: Callable[[], object]) -> None:
-        """Call at that cycle (now, if it has passed)."""
-        self._count += 1
-        order = self.random.random() if self.random else 0.0
-        heapq.heappush(self._heap, (time if time > self.now else self.now, order, self._count, call))
-
-    def run(self, until: Callable[[], bool] | None = None, limit: int | None = None) -> None:
-        """Run until nothing is left, `until()` holds, or the clock would pass `limit`."""
-        heap, pop = self._heap, heapq.heappop
-        with np.errstate(all="ignore"):  # NaN and infinity are values to a PE
-            while heap and not (until is not None and until()):
-                if limit is not None and heap[0][0] > limit:
-                    self.now = limit
-                    return
-                self.now, _, _, call = pop(heap)
-                call()
-
-    @property
-    def pending(self) -> int:
-        """How many calls are due."""
-        return len(self._heap)
-
-
-# The part of a PE that runs generators: they wait, are continued, end; what they raise becomes a fault.
-
-
+TASK_SWITCH_CYCLES = 7  # cycles to start a task: fitted to published counts of programs of many tasks
+NO_TASK_ID = 31  # the id in a control wavelet that names no task
 _PROGRAM_FAULTS = (IndexError, ZeroDivisionError, TypeError, AttributeError, OverflowError, ValueError)
+_WAIT_TEXTS = {"in": "a wavelet on color", "out": "room to send on color", "fifo": "FIFO", "state": "state"}
 
 
-class Coroutine:
-    """A generator under way: the task at the front, or a microthread."""
-
-    def __init__(
-        self, name: str, body: Microthread, done: Callable[[], None] | None, front: bool, loc: Location
-    ) -> None:
-        self.name, self.body, self.done, self.front, self.loc = name, body, done, front, loc
-        self.wait: Any = None
+# Microthreads: generators that run beside the tasks.
 
 
-class PeScheduler:
-    """The generators of one PE."""
+def notify(pe: PeState, kind: str, key: Any) -> None:
+    """Resume the threads that wait for a condition."""
+    waiting = pe.waiters.pop((kind, _wait_key(key)), None)
+    for thread in waiting or ():
+        pe.events.at(pe.events.now, partial(resume, pe, thread))
 
-    program: PeProgram
-    events: EventQueue
-    clock: int
-    x: int
-    y: int
-    threads: dict[Coroutine, None]
-    waiters: dict[Any, list[Coroutine]]
-    pending: deque[Any]
 
-    if TYPE_CHECKING:
+def spawn(pe: PeState, body: Microthread, on_done: Callable[[], None] | None = None, name: str = "thread") -> None:
+    """Start a microthread that no line of the program stands for."""
+    begin(pe, name, body, on_done, Location())
 
-        def settle(self) -> None: ...
 
-    def notify(self, kind: str, key: Any) -> None:
-        """Continue the threads that wait for this."""
-        waiting = self.waiters.pop((kind, _wait_key(key)), None)
-        for running in waiting or ():
-            self.events.at(self.events.now, partial(self._resume, running))
+def begin(pe: PeState, name: str, body: Microthread, done: Callable[[], None] | None, loc: Location) -> None:
+    """Start a microthread at the present cycle of the PE."""
+    thread = PeThread(name, body, done, False, loc)
+    pe.threads[thread] = None
+    pe.events.at(max(pe.clock, pe.events.now), lambda: resume(pe, thread))
 
-    def spawn(self, body: Microthread, on_done: Callable[[], None] | None = None, name: str = "thread") -> None:
-        """Run a generator beside the tasks."""
-        self.begin(name, body, on_done, Location())
 
-    def begin(self, name: str, body: Microthread, done: Callable[[], None] | None, loc: Location) -> None:
-        """Run a generator beside the tasks, from the present cycle of this PE on."""
-        running = Coroutine(name, body, done, False, loc)
-        self.threads[running] = None
-        self.events.at(max(self.clock, self.events.now), lambda: self._resume(running))
+def resume(pe: PeState, thread: PeThread) -> None:
+    """Resume a generator until it waits or ends."""
+    thread.wait = None
+    if pe.pending:
+        settle(pe)
+    while True:
+        if thread.front and pe.clock < pe.events.now:
+            pe.clock = pe.events.now
+        try:
+            wait: Any = next(thread.body, thread)
+        except Exception as error:
+            raise_fault(pe, error, thread)
+        if wait is thread:
+            break
+        if isinstance(wait, WaitCondition):
+            thread.wait = wait
+            pe.waiters.setdefault((wait.kind, _wait_key(wait.key)), []).append(thread)
+            return
+        if wait is not None and wait > pe.events.now:
+            pe.events.at(wait, partial(resume, pe, thread))
+            return
+    pe.threads.pop(thread, None)
+    if thread.done is not None:
+        thread.done()
 
-    def _resume(self, running: Coroutine) -> None:
-        """Continue a generator until it waits or ends."""
-        running.wait = None
-        if self.pending:
-            self.settle()
-        while True:
-            if running.front and self.clock < self.events.now:
-                self.clock = self.events.now
-            try:
-                wait: Any = next(running.body, running)
-            except Exception as error:
-                self._failed(error, running)
-            if wait is running:
-                break
-            if isinstance(wait, WaitCondition):
-                running.wait = wait
-                self.waiters.setdefault((wait.kind, _wait_key(wait.key)), []).append(running)
-                return
-            if wait is not None and wait > self.events.now:
-                self.events.at(wait, partial(self._resume, running))
-                return
-        self.threads.pop(running, None)
-        if running.done is not None:
-            running.done()
 
-    def _failed(self, error: Exception, running: Coroutine | None = None, line: int | None = None) -> NoReturn:
-        """Raise what generated code raised as a fault with a place; what is no fault of the program, as it is."""
-        line = self._generated(error) if line is None else line
-        if isinstance(error, TesseraError):
-            self._place(error, line, running)
-        elif line is not None and isinstance(error, _PROGRAM_FAULTS):
-            raise self._place(CslFault(_describe_error(error)), line, running) from error
-        raise error
-
-    def _generated(self, error: BaseException) -> int | None:
-        """The innermost line of this program's Python that an error passed."""
-        line, name = None, self.program.code.co_filename
-        trace = error.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename == name:
-                line = trace.tb_lineno
-            trace = trace.tb_next
-        return line
-
-    def _place(self, error: TesseraError, line: int | None, running: Coroutine | None) -> TesseraError:
-        if error.location is None and line is not None:
-            error.location = self.program.place(line)
-        elif error.location is None and running is not None and running.loc.line:
-            error.location = running.loc
-        if not error.message.startswith("PE ("):
-            error.message = f"PE ({self.x}, {self.y}): {error.message}"
-        return error
+def settle(pe: PeState) -> None:
+    """Execute the deferred memory steps of recorded tasks."""
+    if pe.pending and pe.lockstep_group is not None:
+        pe.lockstep_group.settle(pe)
 
 
 def _wait_key(key: Any) -> Any:
     return id(key) if isinstance(key, Fifo) else key
+
+
+# Tasks: activation, selection, execution.
+
+
+def boot(pe: PeState) -> None:
+    """Run what comptime blocks of the program scheduled: DSR loads and activated tasks."""
+    pe.space[BOOT_FUNCTION]()
+    for number in pe.active:
+        _find_local_task(pe, number)
+    wake(pe)
+
+
+def _find_local_task(pe: PeState, number: int) -> BoundTask:
+    if number not in pe.local:
+        raise CslFault(f"local task ID {number} is activated but no task is bound to it")
+    return pe.local[number]
+
+
+def activate(pe: PeState, number: int) -> None:
+    """`@activate`."""
+    _find_local_task(pe, number)
+    pe.active[number] = None
+    wake(pe)
+
+
+def block(pe: PeState, number: int) -> None:
+    """`@block`."""
+    pe.blocked.add(number)
+
+
+def unblock(pe: PeState, number: int) -> None:
+    """`@unblock`."""
+    pe.blocked.discard(number)
+    wake(pe)
+
+
+def start(pe: PeState, function: Any, args: tuple[Any, ...] = ()) -> None:
+    """Queue a call of an exported function, as a launch from the host does.
+
+    Raises:
+        ArgumentError: the number of arguments is wrong.
+    """
+    if len(args) != len(function.params):
+        raise ArgumentError(
+            f"'{function.name}' is launched with {len(args)} arguments", expected=str(len(function.params))
+        )
+    converted = tuple(_convert_argument(p, a) for p, a in zip(function.params, args, strict=True))
+    pe.calls.append((function.name, function.run, converted))
+    wake(pe)
+
+
+def _convert_argument(type_: t.CslType, value: Any) -> Any:
+    if isinstance(type_, t.CslFloat):
+        return type_.dtype.type(value)
+    return type_.wrap(int(value)) if isinstance(type_, t.CslInt) else value
+
+
+def receive_wavelet(pe: PeState, color: int) -> None:
+    """Handle the arrival of a wavelet in the input queue of a color."""
+    pe.ready_colors[color] = None
+    notify(pe, "in", color)
+    wake(pe)
+
+
+def resume_senders(pe: PeState, color: int) -> None:
+    """Handle free room in the output queue of a color."""
+    notify(pe, "out", color)
+
+
+def wake(pe: PeState) -> None:
+    """Schedule a task selection for the first cycle at which the PE is free."""
+    when = max(pe.clock, pe.events.now)
+    if pe.front is None and (pe.wake_time is None or pe.wake_time > when):
+        pe.wake_time = when
+        pe.events.at(when, partial(_dispatch, pe))
+
+
+def _dispatch(pe: PeState) -> None:
+    pe.wake_time = None
+    if pe.front is not None:
+        return
+    if pe.events.now < pe.clock:
+        wake(pe)
+        return
+    call = _select_task(pe)
+    if call is not None:
+        _run_task(pe, *call)
+
+
+def _select_task(pe: PeState) -> TaskCall | None:
+    """Take the next ready task off its queue."""
+    ready: list[tuple[int, Callable[[], TaskCall]]] = []
+    for color in list(pe.ready_colors):
+        take = _find_wavelet_task(pe, color)
+        if take is not None:
+            ready.append((_find_priority_id(pe, color), take))
+    ready += [(n, partial(_take_active_task, pe, n)) for n in pe.active if n not in pe.blocked]
+    if pe.calls:
+        ready.append((-1, pe.calls.popleft))
+    if not ready:
+        return None
+    first = [take for number, take in ready if number in pe.high_priority] or [take for _, take in ready]
+    return (first[0] if pe.events.random is None else pe.events.random.choice(first))()
+
+
+def _find_priority_id(pe: PeState, color: int) -> int:
+    """The id that the priority of a color's tasks depends on: the color, or on WSE-3 its input queue."""
+    return next((q for q, c in pe.in_colors.items() if c == color), color) if pe.wide else color
+
+
+def _take_active_task(pe: PeState, number: int) -> TaskCall:
+    del pe.active[number]
+    return _make_call(pe, pe.local[number], ())
+
+
+def _make_call(pe: PeState, task: BoundTask, args: tuple[Any, ...]) -> TaskCall:
+    return task.title, pe.space[task.name], args
+
+
+def _find_wavelet_task(pe: PeState, color: int) -> Callable[[], TaskCall] | None:
+    """The task that the first wavelet of an input queue starts."""
+    head = pe.fabric.peek(color)
+    if head is None:
+        del pe.ready_colors[color]
+        return None
+    word, is_control = head
+    if is_control:
+        return _find_control_task(pe, color, word)
+    task = pe.data.get(color)
+    if task is None or ("in", color) in pe.busy or task.number in pe.blocked:
+        return None
+    return lambda: _make_call(pe, task, unpack_arguments(task.params, pe.fabric.pop(color, 1)[0]))
+
+
+def _find_control_task(pe: PeState, color: int, word: int) -> Callable[[], TaskCall] | None:
+    if color in pe.control_ended_colors:
+        return None
+    entry = word >> 16 & 0x3F
+    task = pe.control.get(entry)
+    if entry in pe.blocked or _is_queue_blocked(pe, color):
+        return None
+    if task is None:
+        pe.fabric.pop_control(color)
+        if entry != NO_TASK_ID:
+            what = f"control wavelet on color {color} names task ID {entry}, to which no task is bound"
+            raise place_error(pe, CslFault(what), None, None)
+        wake(pe)
+        return None
+
+    def take() -> TaskCall:
+        pe.fabric.pop_control(color)
+        return _make_call(pe, task, unpack_arguments(task.params, word & 0xFFFF))
+
+    return take
+
+
+def _is_queue_blocked(pe: PeState, color: int) -> bool:
+    if not pe.wide:
+        return color in pe.blocked
+    return any(q in pe.blocked for q, c in pe.in_colors.items() if c == color)
+
+
+def _run_task(pe: PeState, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    begin_cycle = pe.events.now
+    pe.clock = max(pe.clock, begin_cycle) + TASK_SWITCH_CYCLES
+
+    def done() -> None:
+        pe.front = None
+        if pe.trace is not None:
+            pe.trace(name, begin_cycle, pe.clock)
+        wake(pe)
+
+    match = None if pe.lockstep_group is None else pe.lockstep_group.record(pe, function, args)
+    if match is not None:
+        _replay_record(pe, *match)
+        done()
+        return
+    settle(pe)
+    try:
+        body = function(*args)
+    except Exception as error:
+        raise_fault(pe, error)
+    if isinstance(body, GeneratorType):
+        pe.front = PeThread(name, body, done, True, Location())
+        resume(pe, pe.front)
+    else:
+        done()
+
+
+def _replay_record(
+    pe: PeState, record: Any, values: list[Any], inputs: tuple[Any, ...], results: list[tuple[str, Any]]
+) -> None:
+    """Replay the record of a task: its effects at once, its memory steps deferred."""
+    pe.pending.append((record.work, inputs))
+    pe.space.update(results)
+    for cycles, call, args, line in record.effects:
+        pe.clock += cycles
+        try:
+            call(pe, *args(pe, values))
+        except Exception as error:
+            raise_fault(pe, error, line=line)
+    pe.clock += record.cycles
+
+
+# Faults and reports.
+
+
+def raise_fault(pe: PeState, error: Exception, thread: PeThread | None = None, line: int | None = None) -> NoReturn:
+    """Raise an error of generated code as a fault with its CSL location; raise other errors unchanged."""
+    line = _find_generated_line(pe, error) if line is None else line
+    if isinstance(error, TesseraError):
+        place_error(pe, error, line, thread)
+    elif line is not None and isinstance(error, _PROGRAM_FAULTS):
+        raise place_error(pe, CslFault(_describe_error(error)), line, thread) from error
+    raise error
+
+
+def _find_generated_line(pe: PeState, error: BaseException) -> int | None:
+    """The innermost line of this program's Python in the traceback of an error."""
+    line, name = None, pe.program.code.co_filename
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == name:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def place_error(pe: PeState, error: TesseraError, line: int | None, thread: PeThread | None) -> TesseraError:
+    """Add the CSL location and the PE to an error."""
+    if error.location is None and line is not None:
+        error.location = pe.program.place(line)
+    elif error.location is None and thread is not None and thread.loc.line:
+        error.location = thread.loc
+    if not error.message.startswith("PE ("):
+        error.message = f"PE ({pe.x}, {pe.y}): {error.message}"
+    return error
 
 
 def _describe_error(error: Exception) -> str:
@@ -176,8 +326,20 @@ def _describe_error(error: Exception) -> str:
     return str(error)
 
 
-def describe_wait(wait: Any) -> str:
+def is_idle(pe: PeState) -> bool:
+    """Whether the PE has no running, queued or ready task."""
+    return pe.front is None and not pe.threads and not pe.calls and not (set(pe.active) - pe.blocked)
+
+
+def describe_waits(pe: PeState) -> list[str]:
+    """The waiting threads and blocked tasks of the PE, one line each."""
+    threads = ([pe.front] if pe.front else []) + list(pe.threads)
+    lines = [f"{r.name}{f' ({r.loc})' if r.loc.line else ''} waits for {_describe_wait(r.wait)}" for r in threads]
+    blocked = [pe.local[n].title for n in pe.active if n in pe.blocked]
+    return lines + [f"task '{name}' is active but blocked" for name in blocked]
+
+
+def _describe_wait(wait: Any) -> str:
     if not isinstance(wait, WaitCondition):
-        return "its turn"
-    words = {"in": "a wavelet on color", "out": "room to send on color", "fifo": "FIFO", "state": "state"}
-    return f"{words.get(wait.kind, wait.kind)} {'' if wait.kind == 'fifo' else wait.key}".rstrip()
+        return "its next cycle"
+    return f"{_WAIT_TEXTS.get(wait.kind, wait.kind)} {'' if wait.kind == 'fifo' else wait.key}".rstrip()

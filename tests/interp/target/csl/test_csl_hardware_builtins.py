@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from csl_lang import build, element, run, simulate
+from csl_harness import build, element, run, simulate
 
 from tessera.interp.target.csl.compiler import compile_program
 from tessera.interp.target.csl.libraries.hardware_builtins import PRNG_SEED, advance_lfsr
@@ -21,14 +21,14 @@ def test_random16_is_the_documented_register(tmp_path):
         state = one_bit(state)
     assert advance_lfsr(PRNG_SEED) == state
     text = "export var k: [3]u16; export fn main() void { for (@range(u16, 3)) |i| { k[i] = @random16(); } }"
-    found = run(tmp_path, text).variable("k")
+    found = run(tmp_path, text).get_variable("k")
     assert found[0] == state >> 7 & 0xFFFF and len(set(found.tolist())) == 3
 
 
 def test_each_generator_has_its_state(tmp_path):
     text = """export var k: [4]u16; export fn main() void { k[0] = @random16(); @set_active_prng(5); k[1] = @random16();
       k[2] = @random16(); @set_active_prng(0); k[3] = @random16(); }"""
-    first, other, after, again = run(tmp_path, text).variable("k").tolist()
+    first, other, after, again = run(tmp_path, text).get_variable("k").tolist()
     assert first == other and after == again != first
 
 
@@ -38,7 +38,7 @@ def test_registers_by_address(tmp_path):
         @set_config(at, 0x0202, .{ 0x7f20, 0x7f37 }); order[1] = @as(i16, @get_config_unchecked(at));
         @set_config_unchecked(at, 0x0210); }"""
     pe = simulate(tmp_path, text, "wse2")
-    assert pe.variable("order").tolist()[:2] == [0x0210, 0x0202]
+    assert pe.get_variable("order").tolist()[:2] == [0x0210, 0x0202]
 
 
 def test_a_register_that_is_only_known_at_run_time(tmp_path):
@@ -69,9 +69,9 @@ comptime { @export_symbol(n); @export_symbol(p, "a"); @export_symbol(f); }
 def test_symbols_by_their_numbers(tmp_path):
     pe = element(build(tmp_path, SYMBOLS, NAMES))
     pe.boot()
-    pe.start(pe.exported("main"))
+    pe.start(pe.get_export("main"))
     pe.events.run()
-    assert pe.variable("out").tolist() == [0, 7, np.float32(2).view(np.uint32) >> 16, 2]
+    assert pe.get_variable("out").tolist() == [0, 7, np.float32(2).view(np.uint32) >> 16, 2]
 
 
 def test_the_host_copies_an_exported_number(tmp_path):
@@ -96,4 +96,4 @@ def test_modules_are_found_from_the_top(tmp_path):
     )
     (tmp_path / "lib" / "two.csl").write_text("const x: i16 = 5;")
     text = 'const m = @import_module("lib/one.csl"); export var k: i16; export fn main() void { k = m.one(); }'
-    assert run(tmp_path, text).variable("k")[0] == 5
+    assert run(tmp_path, text).get_variable("k")[0] == 5

@@ -4,7 +4,7 @@ import pytest
 
 from tessera.interp.target.csl.fabric.router_grid import Fabric
 from tessera.interp.target.csl.fabric.routing import Opcode, encode_payload
-from tessera.interp.target.csl.pe.scheduler import EventQueue
+from tessera.interp.target.csl.pe.pe_state import EventQueue
 from tessera.interp.target.csl.sema.values import ColorConfig, FilterConfig, SwitchPosition
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
@@ -17,15 +17,15 @@ class Recorder:
     def __init__(self, view):
         self.view, self.open, self.got, self.torn = view, True, [], []
 
-    def arrived(self, color):
+    def receive_wavelet(self, color):
         while self.open and (head := self.view.peek(color)):
             word = self.view.pop_control(color) if head[1] else self.view.pop(color, 1)[0]
             self.got.append((self.view.node.fabric.events.now, color, word))
 
-    def drained(self, color):
+    def resume_senders(self, color):
         self.got.append("drained")
 
-    def torn_down(self, color):
+    def handle_teardown(self, color):
         self.torn.append(color)
 
     @property
@@ -68,7 +68,7 @@ def test_a_reader_that_stops_stops_the_sender():
     assert left == 100 - 3 * fabric.depth
     assert len(fabric.stuck()) == 4
     pes[1].open = True
-    pes[1].arrived(0)
+    pes[1].receive_wavelet(0)
     fabric.events.run()
     assert pes[1].words == list(range(100))
     assert pes[0].got == ["drained"]

@@ -4,7 +4,7 @@ import ast
 
 import numpy as np
 import pytest
-from csl_lang import build, element, run, sections
+from csl_harness import build, element, run, sections
 
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
@@ -13,12 +13,12 @@ from tessera.interp.target.csl.text.diagnostics import CslFault
 def test_value(title, text, tmp_path):
     want = ast.literal_eval(text.split("//= ", 1)[1].split("\n", 1)[0])
     pe = run(tmp_path, text)
-    np.testing.assert_array_equal(pe.variable("out").reshape(-1), np.ravel(want))
+    np.testing.assert_array_equal(pe.get_variable("out").reshape(-1), np.ravel(want))
 
 
 def test_launch_arguments_take_their_types(tmp_path):
     text = "export var out: [2]f32; export fn main(a: f32, b: i16) void { out[0] = a; out[1] = @as(f32, b); }"
-    assert run(tmp_path, text, "main", 1.5, 65535).variable("out").tolist() == [1.5, -1.0]
+    assert run(tmp_path, text, "main", 1.5, 65535).get_variable("out").tolist() == [1.5, -1.0]
 
 
 def test_modules_are_copies(tmp_path):
@@ -27,7 +27,7 @@ def test_modules_are_copies(tmp_path):
       const b = @import_module("counter.csl", .{ .step = 10 });
       export var out: [3]i16;
       export fn main() void { out[0] = a.next(); out[1] = a.next(); out[2] = b.next(); }"""
-    assert run(tmp_path, text).variable("out").tolist() == [1, 2, 10]
+    assert run(tmp_path, text).get_variable("out").tolist() == [1, 2, 10]
 
 
 def test_coordinates_in_a_comptime_block_give_each_pe_its_program(tmp_path):
@@ -40,7 +40,7 @@ def test_coordinates_in_a_comptime_block_give_each_pe_its_program(tmp_path):
 
 def test_types_are_values_in_sdk_2_10(tmp_path):
     text = "export var out: i16; export fn main() void { if (i16 == @type_of(out)) { out = 1; } }"
-    assert run(tmp_path, text, sdk="2.10").variable("out") == 1
+    assert run(tmp_path, text, sdk="2.10").get_variable("out") == 1
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_imported_json(tmp_path):
       const s = @import_comptime_value(comptime_struct, "settings.json");
       export var out: [3]f32;
       export fn main() void { out[0] = @as(f32, a[2]); out[1] = @as(f32, s.n); if (s.on) { out[2] = s.xs[0]; } }"""
-    assert run(tmp_path, text).variable("out").tolist() == [3, 4, 0.5]
+    assert run(tmp_path, text).get_variable("out").tolist() == [3, 4, 0.5]

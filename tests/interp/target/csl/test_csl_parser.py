@@ -1,7 +1,7 @@
 """The parser: every production of docs/csl-grammar.md, and where text that is not CSL goes wrong."""
 
 import pytest
-from csl_lang import PROGRAMS, cases, outcome
+from csl_harness import PROGRAMS, cases, outcome
 
 from tessera.core.errors import ParseError
 from tessera.interp.target.csl import parse, parse_file

@@ -1,7 +1,7 @@
 """`<tile_config>`: what each of its functions changes, and when."""
 
 import pytest
-from csl_lang import HEAD, LOOP, build, simulate
+from csl_harness import HEAD, LOOP, build, simulate
 
 from tessera.interp.target.csl.fabric.routing import EAST, NORTH, RAMP, SOUTH, WEST
 from tessera.interp.target.csl.simulation import Simulation
@@ -50,7 +50,7 @@ def test_a_change_waits_for_the_code_before_it(tmp_path):
     text = """export fn main() void { @fmovs(tx, va); for (@range(i16, 40)) |i| { out[7] += 1.0; }
       cc.reset_routes(c, .{ .rx = RAMP, .tx = EAST }); @fmovs(vo, rx); }"""
     pe = simulate(tmp_path, TC + text)
-    assert pe.variable("out").tolist()[:4] == [1, 2, 3, 4] and pe.fabric.route(1).here == ((RAMP,), (EAST,))
+    assert pe.get_variable("out").tolist()[:4] == [1, 2, 3, 4] and pe.fabric.route(1).here == ((RAMP,), (EAST,))
 
 
 def test_the_state_of_all_queues(tmp_path):
@@ -62,8 +62,8 @@ def test_the_state_of_all_queues(tmp_path):
       export fn main() void { @fmovs(tx, va, .{ .async = true, .activate = t8 });
         for (@range(i16, 90)) |i| { out[7] += 1.0; } }"""
     pe = simulate(tmp_path, TC + text, "wse3")
-    assert pe.variable("seen").tolist() == [False, True, False, False, False, False, True, False]
-    assert pe.variable("n") == 0x4FB
+    assert pe.get_variable("seen").tolist() == [False, True, False, False, False, False, True, False]
+    assert pe.get_variable("n") == 0x4FB
 
 
 def test_tasks_of_high_priority_go_first(tmp_path):
@@ -77,7 +77,7 @@ def test_tasks_of_high_priority_go_first(tmp_path):
         ("tp.set_task_priority(t9);", "tp.clear_task_priority(t9);"): [8, 9],
     }
     for parts, want in orders.items():
-        assert simulate(tmp_path, TC + text % parts).variable("order").tolist()[:2] == want
+        assert simulate(tmp_path, TC + text % parts).get_variable("order").tolist()[:2] == want
 
 
 def test_flushes_and_teardowns_as_bits(tmp_path):
@@ -86,7 +86,7 @@ def test_flushes_and_teardowns_as_bits(tmp_path):
       comptime { @set_empty_queue_handler(f, oq); }
       export fn main() void { note(@as(i16, td.get_pending())); if (!td.is_pending(td.get_pending(), c)) { note(2); }
         @queue_flush(oq); }"""
-    assert simulate(tmp_path, TC + text, "wse3").variable("order").tolist()[:4] == [0, 2, 8, 1]
+    assert simulate(tmp_path, TC + text, "wse3").get_variable("order").tolist()[:4] == [0, 2, 8, 1]
 
 
 def test_the_machine_and_the_place(tmp_path):
@@ -97,6 +97,6 @@ def test_the_machine_and_the_place(tmp_path):
     run_ = Simulation(build(tmp_path, HEAD + TC + text, LOOP))
     run_.boot()
     pe = run_.pes[0, 0]
-    pe.start(pe.exported("main"))
+    pe.start(pe.get_export("main"))
     run_.events.run()
-    assert pe.variable("order").tolist()[:3] == [2, 7, 4]
+    assert pe.get_variable("order").tolist()[:3] == [2, 7, 4]

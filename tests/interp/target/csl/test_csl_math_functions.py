@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from csl_lang import run
+from csl_harness import run
 
 from tessera.interp.target.csl.text.diagnostics import CslError
 
@@ -34,13 +34,13 @@ from tessera.interp.target.csl.text.diagnostics import CslError
 def test_math(call, want, tmp_path):
     text = f"""const m = @import_module("<math>"); export var out: f32;
       export fn main(x: f32) void {{ out = m.{call}; }}"""
-    assert run(tmp_path, text, "main", 1.25).variable("out")[0] == np.float32(want)
+    assert run(tmp_path, text, "main", 1.25).get_variable("out")[0] == np.float32(want)
 
 
 def test_math_at_compile_time_and_in_f16(tmp_path):
     text = """const m = @import_module("<math>"); const root = m.sqrt_f16(2.0); export var out: f16;
       export fn main() void { out = root; }"""
-    assert run(tmp_path, text).variable("out")[0] == np.float16(math.sqrt(2))
+    assert run(tmp_path, text).get_variable("out")[0] == np.float16(math.sqrt(2))
 
 
 def test_math_of_a_wrong_type(tmp_path):
@@ -57,7 +57,7 @@ def test_layout_and_directions(tmp_path):
         ways[0] = d.flip(EAST) == WEST; ways[1] = d.rotate_clockwise(NORTH) == EAST;
         ways[2] = d.rotate_counterclockwise(NORTH) == WEST; }"""
     pe = run(tmp_path, text)
-    assert pe.variable("out").tolist() == [0, 1] and pe.variable("ways").all()
+    assert pe.get_variable("out").tolist() == [0, 1] and pe.get_variable("ways").all()
 
 
 def test_time_counts_cycles(tmp_path):
@@ -66,7 +66,7 @@ def test_time_counts_cycles(tmp_path):
       export fn main(n: i16) void { t.enable_tsc(); t.reset_tsc_counter(); t.get_timestamp(&a);
         for (@range(i16, n)) |i| { a[1] = 0; } t.get_timestamp(&b); t.disable_tsc(); }"""
     pe = run(tmp_path, text, "main", 100)
-    stamps = [int(x[0]) | int(x[1]) << 16 | int(x[2]) << 32 for x in (pe.variable("a"), pe.variable("b"))]
+    stamps = [int(x[0]) | int(x[1]) << 16 | int(x[2]) << 32 for x in (pe.get_variable("a"), pe.get_variable("b"))]
     assert 300 < stamps[1] - stamps[0] < 3000
 
 
@@ -74,7 +74,7 @@ def test_random_is_the_same_each_time(tmp_path):
     text = """const r = @import_module("<random>"); export var out: [3]f32; export var k: i16; var p: u32;
       export fn main() void { for (@range(i16, 3)) |i| { out[i] = r.random_f32(-1.0, 1.0); } k = @as(i16, @random16());
         r.set_global_prng_seed(5); out[2] = r.random_normal_f32(); p = r.random_pow_u32(3); }"""
-    one, two = (run(tmp_path, text).variable("out").tolist() for _ in range(2))
+    one, two = (run(tmp_path, text).get_variable("out").tolist() for _ in range(2))
     assert one == two and len(set(one)) == 3 and all(-1 <= x < 1 for x in one[:2])
 
 
@@ -93,7 +93,7 @@ def test_control_payloads(tmp_path):
     text = """const c = @import_module("<control>"); export var out: [2]u32;
       export fn main() void { out[0] = c.encode_control_task_payload(@get_control_task_id(43));
         out[1] = c.encode_single_payload(c.opcode.SWITCH_ADV, true, {}, 0); }"""
-    task, advance = run(tmp_path, text).variable("out").tolist()
+    task, advance = run(tmp_path, text).get_variable("out").tolist()
     assert (task >> 16 & 63, task >> 22 & 7) == (43, 0)
     assert (advance >> 16 & 63, advance >> 22 & 7) == (31, 5)
 
@@ -102,4 +102,4 @@ def test_file_on_the_search_path(tmp_path):
     (tmp_path / "lib" / "tools").mkdir(parents=True)
     (tmp_path / "lib" / "tools" / "pe.csl").write_text("fn one() i16 { return 1; }")
     text = 'const m = @import_module("<tools/pe>"); export var out: i16; export fn main() void { out = m.one(); }'
-    assert run(tmp_path, text, import_paths=(tmp_path / "lib",)).variable("out")[0] == 1
+    assert run(tmp_path, text, import_paths=(tmp_path / "lib",)).get_variable("out")[0] == 1

@@ -1,8 +1,9 @@
 """Tasks, microthreads, FIFOs and queues of one PE whose color 1 loops back to it."""
 
 import pytest
-from csl_lang import simulate
+from csl_harness import simulate
 
+from tessera.interp.target.csl.pe.scheduler import describe_waits, is_idle
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 
@@ -14,8 +15,8 @@ def test_send_and_receive(arch, seed, tmp_path):
       task got() void { note(1); } task done() void { note(2); }
       comptime { @bind_local_task(got, t8); @bind_local_task(done, t9); }"""
     pe = simulate(tmp_path, text, arch, seed)
-    assert pe.variable("out").tolist()[:4] == [2, 4, 6, 8]
-    assert sorted(pe.variable("order").tolist()[:2]) == [1, 2] and pe.idle
+    assert pe.get_variable("out").tolist()[:4] == [2, 4, 6, 8]
+    assert sorted(pe.get_variable("order").tolist()[:2]) == [1, 2] and is_idle(pe)
 
 
 @pytest.mark.parametrize("arch", ["wse2", "wse3"])
@@ -23,7 +24,7 @@ def test_data_task(arch, tmp_path):
     text = """export fn main() void { @fmovs(tx, va, .{ .async = true }); }
       task take(x: f32) void { out[n] = x; n += 1; }
       comptime { @bind_data_task(take, id); }"""
-    assert simulate(tmp_path, text, arch).variable("out").tolist()[:4] == [1, 2, 3, 4]
+    assert simulate(tmp_path, text, arch).get_variable("out").tolist()[:4] == [1, 2, 3, 4]
 
 
 def test_data_task_of_two_halves(tmp_path):
@@ -31,7 +32,7 @@ def test_data_task_of_two_halves(tmp_path):
       export fn main() void { @mov32(tx, vw, .{ .async = true }); }
       task take(data: i16, index: u16) void { order[index] = data; }
       comptime { @bind_data_task(take, id); }"""
-    assert simulate(tmp_path, text).variable("order").tolist()[:3] == [0, 0, 7]
+    assert simulate(tmp_path, text).get_variable("order").tolist()[:3] == [0, 0, 7]
 
 
 @pytest.mark.parametrize("arch", ["wse2", "wse3"])
@@ -42,7 +43,7 @@ def test_control_task(arch, tmp_path):
         @mov32(tc, ctrl.encode_single_payload(ctrl.opcode.NOP, false, id40, 6)); }
       task control(data: i16) void { note(data); }
       comptime { @bind_control_task(control, id40); }"""
-    assert simulate(tmp_path, text, arch).variable("n") == 2
+    assert simulate(tmp_path, text, arch).get_variable("n") == 2
 
 
 def test_block_and_unblock(tmp_path):
@@ -51,12 +52,12 @@ def test_block_and_unblock(tmp_path):
       task second() void { note(2); if (n < 5) { @unblock(t8); } }
       comptime { @bind_local_task(first, t8); @bind_local_task(second, t9); @block(t8); @block(id); @unblock(id); }"""
     pe = simulate(tmp_path, text)
-    assert pe.variable("order").tolist()[:5] == [0, 2, 1, 2, 1] and pe.idle
+    assert pe.get_variable("order").tolist()[:5] == [0, 2, 1, 2, 1] and is_idle(pe)
 
 
 def test_activated_at_compile_time(tmp_path):
     text = "task t() void { note(7); } comptime { @bind_local_task(t, t8); @activate(t8); }"
-    assert simulate(tmp_path, text).variable("order")[0] == 7
+    assert simulate(tmp_path, text).get_variable("order")[0] == 7
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -66,20 +67,20 @@ def test_fifo(seed, tmp_path):
         @fmovs(tx, va, .{ .async = true }); }
       task pushed() void { note(1); } comptime { @bind_local_task(pushed, t8); }"""
     pe = simulate(tmp_path, text, seed=seed)
-    assert pe.variable("out").tolist()[:4] == [2, 4, 6, 8] and pe.variable("n") >= 1
+    assert pe.get_variable("out").tolist()[:4] == [2, 4, 6, 8] and pe.get_variable("n") >= 1
 
 
 def test_synchronous_operation_waits(tmp_path):
     text = (
         """export fn main() void { @fmovs(tx, va, .{ .async = true }); @fadds(vo, rx, va); note(@as(i16, out[3])); }"""
     )
-    assert simulate(tmp_path, text).variable("order")[0] == 8
+    assert simulate(tmp_path, text).get_variable("order")[0] == 8
 
 
 def test_map_from_the_fabric(tmp_path):
     text = """fn keep(x: f32) f32 { return x + 1.0; }
       export fn main() void { @fmovs(tx, va, .{ .async = true }); @map(keep, rx, vo); }"""
-    assert simulate(tmp_path, text).variable("out").tolist()[:4] == [2, 3, 4, 5]
+    assert simulate(tmp_path, text).get_variable("out").tolist()[:4] == [2, 3, 4, 5]
 
 
 def test_synchronous_operation_stops_at_a_fifo(tmp_path):
@@ -88,8 +89,8 @@ def test_synchronous_operation_stops_at_a_fifo(tmp_path):
         note(@as(i16, @fmovs(vo, f))); @set_fifo_read_length(f, 9); note(@as(i16, @fadds(&out[4], out[4], f))); }
       task popped() void { note(7); } comptime { @bind_local_task(popped, t8); }"""
     pe = simulate(tmp_path, text)
-    assert pe.variable("order").tolist()[:4] == [0, 1, 0, 7]
-    assert pe.variable("out").tolist()[:5] == [1, 2, 0, 0, 0]
+    assert pe.get_variable("order").tolist()[:4] == [0, 1, 0, 7]
+    assert pe.get_variable("out").tolist()[:5] == [1, 2, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -104,8 +105,8 @@ def test_control_wavelet_ends_an_operation(action, order, tmp_path):
       comptime { @bind_local_task(ended, t8); @bind_local_task(other, t9); %s }"""
     start = "@block(t9); @activate(t9);" if "unblock" in action else ""
     pe = simulate(tmp_path, text % (action, start))
-    assert pe.variable("order").tolist()[: pe.variable("n")[0]] == order
-    assert pe.variable("out").tolist()[:4] == [1, 2, 0, 0] and pe.idle
+    assert pe.get_variable("order").tolist()[: pe.get_variable("n")[0]] == order
+    assert pe.get_variable("out").tolist()[:4] == [1, 2, 0, 0] and is_idle(pe)
 
 
 def test_dsr_loaded_as_asynchronous(tmp_path):
@@ -114,7 +115,7 @@ def test_dsr_loaded_as_asynchronous(tmp_path):
         @fmovs(d, q); @fmovs(tx, va); note(1); }
       task done() void { note(2); } comptime { @bind_local_task(done, t8); }"""
     pe = simulate(tmp_path, text)
-    assert pe.variable("order").tolist()[:2] == [1, 2] and pe.variable("out")[3] == 4
+    assert pe.get_variable("order").tolist()[:2] == [1, 2] and pe.get_variable("out")[3] == 4
 
 
 def test_wse2_microthread_is_that_of_the_queue(tmp_path):
@@ -131,14 +132,14 @@ def test_wavelet_index(tmp_path):
       export fn main() void { @mov16(tw, @as(u16, 9), .{ .index = 3 }); }
       task take(data: u16, index: u16) void { order[index] = @as(i16, data); }
       comptime { @bind_data_task(take, id); }"""
-    assert simulate(tmp_path, text).variable("order").tolist()[:4] == [0, 0, 0, 9]
+    assert simulate(tmp_path, text).get_variable("order").tolist()[:4] == [0, 0, 0, 9]
 
 
 def test_microthread_ids(tmp_path):
     text = """const u = @get_ut_id(4);
       export fn main() void { @fmovs(vo, rx, .{ .async = true, .ut_id = u });
         @fmovs(tx, va, .{ .async = true, .ut_id = %s }); }"""
-    assert simulate(tmp_path, text % "@get_ut_id(5)", "wse3").variable("out")[3] == 4
+    assert simulate(tmp_path, text % "@get_ut_id(5)", "wse3").get_variable("out")[3] == 4
     with pytest.raises(CslFault, match="microthread 4 is in use by the operation at .*pe.csl:15"):
         simulate(tmp_path, text % "u", "wse3")
 
@@ -180,11 +181,11 @@ def test_faults(text, message, arch, tmp_path):
 def test_input_queues_of_sdk_2_10_must_be_initialized(tmp_path):
     text = """const bad = @get_dsd(fabin_dsd, .{ .fabric_color = c, .extent = 4, .input_queue = @get_input_queue(5) });
       export fn main() void { @fmovs(tx, va, .{ .async = true }); @fmovs(vo, bad); }"""
-    assert simulate(tmp_path, text, sdk="1.4").variable("out")[0] == 1
+    assert simulate(tmp_path, text, sdk="1.4").get_variable("out")[0] == 1
     with pytest.raises(CslFault, match="input queue 5 is not initialized"):
         simulate(tmp_path, text, sdk="2.10")
 
 
 def test_who_waits_for_what(tmp_path):
     pe = simulate(tmp_path, "export fn main() void { @fmovs(vo, rx, .{ .async = true }); }")
-    assert not pe.idle and "waits for a wavelet on color 1" in pe.waiting()[0]
+    assert not is_idle(pe) and "waits for a wavelet on color 1" in describe_waits(pe)[0]

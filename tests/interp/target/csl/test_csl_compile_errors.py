@@ -1,7 +1,7 @@
 """What the CSL compiler refuses, at which line, in which words."""
 
 import pytest
-from csl_lang import ERRORS, build, cases, outcome
+from csl_harness import ERRORS, build, cases, outcome
 
 from tessera.interp.target.csl.text.diagnostics import CslError
 

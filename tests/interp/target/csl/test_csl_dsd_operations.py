@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from csl_lang import run
+from csl_harness import run
 
 from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS
 from tessera.interp.target.csl.text.diagnostics import CslFault
@@ -80,7 +80,7 @@ def test_operation(name, form, tmp_path):
         rows.append(values)
     lines.append("const view_out = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{6} -> out[i] });")
     lines.append(f"export fn main() void {{ @{name}({', '.join(operands)}); }}")
-    found = run(tmp_path, "\n".join(lines)).variable("out")
+    found = run(tmp_path, "\n".join(lines)).get_variable("out")
     want = np.array([WANT[name](*args) for args in zip(*rows, strict=True)])
     want = (want.astype(np.int64) & 0xFFFFFFFF if found.dtype.kind in "iu" else want).astype(found.dtype)
     np.testing.assert_array_equal(found, want)
@@ -105,7 +105,7 @@ def test_into_a_pointer(call, type_, want, tmp_path):
     text = f"""var a = [3]{type_} {{ 1.5, -2.25, 3.0 }}; export var out: {result};
       const v = @get_dsd(mem1d_dsd, .{{ .tensor_access = |i|{{3}} -> a[i] }});
       export fn main() void {{ {call}; }}"""
-    assert run(tmp_path, text).variable("out")[0] == want
+    assert run(tmp_path, text).get_variable("out")[0] == want
 
 
 HEAD = """export var out = @zeros([12]f32); var a = @zeros([12]f32);
@@ -147,14 +147,14 @@ HEAD = """export var out = @zeros([12]f32); var a = @zeros([12]f32);
     ],
 )
 def test_descriptors(body, want, tmp_path):
-    found = run(tmp_path, HEAD + f"export fn main() void {{ fill(); {body} }}").variable("out")
+    found = run(tmp_path, HEAD + f"export fn main() void {{ fill(); {body} }}").get_variable("out")
     assert found[: len(want)].tolist() == want
 
 
 def test_fmacs_rounds_the_product_and_the_sum(tmp_path):
     x = np.float32(1 + 2**-12)
     text = HEAD + f"export fn main() void {{ out[0] = -1.0; a[0] = {float(x)!r}; @fmacs(d, d, v, {float(x)!r}); }}"
-    assert run(tmp_path, text).variable("out")[0] == x * x - np.float32(1)
+    assert run(tmp_path, text).get_variable("out")[0] == x * x - np.float32(1)
 
 
 @pytest.mark.parametrize(("name", "want"), [("f16", 2.001953125), ("bf16", 2.0)])
@@ -164,7 +164,7 @@ def test_sixteen_bit_operations_take_the_chosen_format(name, want, tmp_path):
       const vh = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> half[i] });
       const vo = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> out[i] });
       export fn main() void { @faddh(vh, va, @as(@fp16(), 1.001953125)); @fh2s(vo, vh); }"""
-    assert run(tmp_path, text, fp16_format=name).variable("out").tolist() == [want, want]
+    assert run(tmp_path, text, fp16_format=name).get_variable("out").tolist() == [want, want]
 
 
 def test_mov32_moves_bits(tmp_path):
@@ -173,7 +173,7 @@ def test_mov32_moves_bits(tmp_path):
       const v = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> a[i] });
       export fn main() void { @mov32(d, v); }"""
     want = np.array([1, 2, 3, 4], np.float16).view(np.uint32)
-    assert run(tmp_path, text).variable("out").tolist() == want.tolist()
+    assert run(tmp_path, text).get_variable("out").tolist() == want.tolist()
 
 
 def test_dsr_keeps_its_address(tmp_path):
@@ -183,7 +183,7 @@ def test_dsr_keeps_its_address(tmp_path):
       export fn main() void { fill(); @load_to_dsr(r, d, .{ .save_address = true }); @load_to_dsr(q, v);
         @fmovs(r, q); @fmovs(r, q); }"""
     )
-    assert run(tmp_path, text).variable("out")[:7].tolist() == [1, 2, 3, 1, 2, 3, 0]
+    assert run(tmp_path, text).get_variable("out")[:7].tolist() == [1, 2, 3, 1, 2, 3, 0]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_map(body, want, tmp_path):
       fn note(x: f32) void { out[0] += x; }
       export fn main() void { fill(); %s }"""
     )
-    assert run(tmp_path, text % body).variable("out")[: len(want)].tolist() == want
+    assert run(tmp_path, text % body).get_variable("out")[: len(want)].tolist() == want
 
 
 def test_out_of_bounds(tmp_path):

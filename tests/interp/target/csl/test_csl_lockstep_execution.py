@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from csl_random import DATA, PIECES, bodies, compiled, outcome
+from csl_random_programs import DATA, PIECES, bodies, compiled, outcome
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

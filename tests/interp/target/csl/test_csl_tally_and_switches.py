@@ -96,5 +96,5 @@ def test_payloads_of_the_switch_library(tmp_path):
     """)
     (tmp_path / "layout.csl").write_text('layout { @set_rectangle(1, 1); @set_tile_code(0, 0, "pe.csl", .{}); }')
     run = Simulation(compile_program(str(tmp_path / "layout.csl")))
-    two, down = (int(run.pes[0, 0].variable(name)[0]) for name in ("two", "down"))
+    two, down = (int(run.pes[0, 0].get_variable(name)[0]) for name in ("two", "down"))
     assert (hex(two), hex(down)) == ("0xb5f9249", "0x9df9249")

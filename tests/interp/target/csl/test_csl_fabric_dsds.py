@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from csl_lang import HEAD, build, run, simulate
+from csl_harness import HEAD, build, run, simulate
 
 from tessera.interp.target.csl.simulation import Simulation
 
@@ -26,7 +26,7 @@ const one = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 1, .output_queu
 def test_two_halves_in_a_wavelet(mode, words, arch, tmp_path):
     option = f", .simd_mode = .{{ .{mode} = true }}" if mode else ""
     pe = simulate(tmp_path, HALVES % (option, option), arch)
-    assert pe.variable("g").tolist() == [1, 2, 3, 4, 5]
+    assert pe.get_variable("g").tolist() == [1, 2, 3, 4, 5]
     assert sum(pe.fabric.node.traffic) == words
 
 
@@ -42,7 +42,7 @@ def test_an_odd_half_stays_for_the_next_word(tmp_path):
         .simd_mode = .{ .simd_32 = true } });
       export fn main() void { @fmovh(send, vh, .{ .async = true }); @fmovh(fifo, take, .{ .async = true });
         @fmovh(vg, fifo, .{ .async = true }); }"""
-    assert simulate(tmp_path, text).variable("g").tolist() == [1, 2, 3, 4, 5, 6]
+    assert simulate(tmp_path, text).get_variable("g").tolist() == [1, 2, 3, 4, 5, 6]
 
 
 @BOTH
@@ -52,8 +52,8 @@ def test_a_source_is_set_to_zero_when_it_was_sent(arch, tmp_path):
       var b = [4]f32 { 5.0, 6.0, 7.0, 8.0 }; const vb = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> b[i] });
       export fn main() void { @fadds(z, va, vb, .{ .async = true }); @fmovs(vo, rx, .{ .async = true }); }"""
     pe = simulate(tmp_path, text, arch)
-    assert pe.variable("out").tolist()[:4] == [6, 8, 10, 12]
-    assert pe.variable("a").tolist() == [0] * 4 and pe.variable("b").tolist() == [5, 6, 7, 8]
+    assert pe.get_variable("out").tolist()[:4] == [6, 8, 10, 12]
+    assert pe.get_variable("a").tolist() == [0] * 4 and pe.get_variable("b").tolist() == [5, 6, 7, 8]
 
 
 @BOTH
@@ -74,8 +74,8 @@ def test_control_wavelets_pass_through_memory(arch, tmp_path):
         @mov32(ctl, @as(u32, 41 << 16)); @mov32(one, @as(u32, 9)); }"""
     )
     pe = simulate(tmp_path, text, arch)
-    assert pe.variable("got").tolist() == [7, 3 << 30 | 41 << 16, 9]
-    assert pe.variable("word")[0] == 7 and pe.variable("order")[0] == 41 and pe.fabric.pop(1, 1) == [9]
+    assert pe.get_variable("got").tolist() == [7, 3 << 30 | 41 << 16, 9]
+    assert pe.get_variable("word")[0] == 7 and pe.get_variable("order")[0] == 41 and pe.fabric.pop(1, 1) == [9]
 
 
 @BOTH
@@ -87,7 +87,7 @@ def test_data_is_dropped_until_control_wavelets_came(arch, tmp_path):
       fn all(x: f32) void { @fmovs(tx, x); @mov32(ctl, @as(u32, 41 << 16)); }
       export fn main() void { @dfilt(two, .{ .async = true, .activate = go }); all(1.0); all(2.0); @fmovs(tx, va); }"""
     )
-    assert simulate(tmp_path, text, arch).variable("out").tolist()[:4] == [1, 2, 3, 4]
+    assert simulate(tmp_path, text, arch).get_variable("out").tolist()[:4] == [1, 2, 3, 4]
 
 
 def test_the_last_word_moves_the_switch(tmp_path):
@@ -98,16 +98,16 @@ def test_the_last_word_moves_the_switch(tmp_path):
       export fn main() void { @fmovs(last, va, .{ .async = true }); @fmovs(vo, rx, .{ .async = true }); }"""
     run_ = Simulation(build(tmp_path, HEAD + text, config))
     run_.boot()
-    run_.pes[0, 0].start(run_.pes[0, 0].exported("main"))
+    run_.pes[0, 0].start(run_.pes[0, 0].get_export("main"))
     run_.events.run()
-    assert run_.pes[0, 0].variable("out").tolist()[:4] == [1, 2, 3, 4]
+    assert run_.pes[0, 0].get_variable("out").tolist()[:4] == [1, 2, 3, 4]
     assert run_.fabric.nodes[0, 0].channels[1].route.current == 1
 
 
 def test_a_register_is_loaded_before_the_program_begins(tmp_path):
     text = """const d = @get_dsr(dsr_dest, 1); comptime { @load_to_dsr(d, vo); }
       export fn main() void { @fmovs(d, va); }"""
-    assert simulate(tmp_path, text).variable("out").tolist()[:4] == [1, 2, 3, 4]
+    assert simulate(tmp_path, text).get_variable("out").tolist()[:4] == [1, 2, 3, 4]
 
 
 def test_a_tensor_access_is_a_struct(tmp_path):
@@ -123,7 +123,7 @@ def test_a_tensor_access_is_a_struct(tmp_path):
       const vk = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{5} -> k[i] });
       export fn main() void { @mov16(d, @as(i16, 3)); @mov16(e, @as(i16, 4));
         @mov16(vk, @get_dsd(mem4d_dsd, .{ .base_address = &B, .extent = .{ 5 } })); }"""
-    np.testing.assert_array_equal(run(tmp_path, text).variable("k"), [4, 3, 4, 3, 4])
+    np.testing.assert_array_equal(run(tmp_path, text).get_variable("k"), [4, 3, 4, 3, 4])
 
 
 def test_a_fifo_in_chosen_registers(tmp_path):
@@ -133,7 +133,7 @@ def test_a_fifo_in_chosen_registers(tmp_path):
       const known = @get_dsr(dsr_fifo_src1, from);
       export fn main() void { done[0] = @fmovs(fifo, va); done[1] = @fmovs(@set_dsd_length(vo, 6), known); }"""
     pe = simulate(tmp_path, text)
-    assert pe.variable("out").tolist()[:5] == [1, 2, 3, 4, 0] and pe.variable("done").tolist() == [True, False]
+    assert pe.get_variable("out").tolist()[:5] == [1, 2, 3, 4, 0] and pe.get_variable("done").tolist() == [True, False]
 
 
 def test_an_address_that_is_saved_moves_on(tmp_path):
@@ -143,4 +143,4 @@ def test_an_address_that_is_saved_moves_on(tmp_path):
       comptime { @load_to_dsr(d, vb, .{ .save_address = true }); @load_to_dsr(e, two, .{ .save_address = true }); }
       export fn main() void { for (@range(i16, 3)) |i| { @fmovs(d, @as(f32, i)); @fmovs(e, @as(f32, i)); }
         @fmovs(@set_dsd_length(@increment_dsd_offset(vo, 6, f32), 2), b[5, 1]); }"""
-    assert simulate(tmp_path, text).variable("out").tolist() == [0, 0, 1, 1, 2, 2, 2, 2]
+    assert simulate(tmp_path, text).get_variable("out").tolist() == [0, 0, 1, 1, 2, 2, 2, 2]

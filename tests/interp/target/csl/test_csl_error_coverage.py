@@ -1,23 +1,22 @@
-"""Every place where the checker and the machine refuse a program is reached by a program that is committed here."""
+"""Error coverage: a committed program reaches every error that the CSL compiler and the simulator raise."""
 
 import ast
 from pathlib import Path
 
-from csl_lang import ERRORS, cases, outcome
+from csl_harness import ERRORS, cases, outcome
 
 import tessera.interp.target.csl as package
 
 ROOT = Path(package.__file__).parent
 RAISED = {"fail", "type_mismatch", "CslError", "CslFault", "ParseError"}
-# What concerns files, options and pictures, and not a program: its tests are those of the host's side.
-ELSEWHERE = {"faults.py", "pictures.py"}
+UNCOUNTED = {"diagnostics.py"}  # raises no error of a program; the modules in host/ have tests of their own
 
 
-def places():
-    """The calls that refuse something: file and line, with the line of their end."""
+def find_raises():
+    """The calls that raise an error: file and first line, with the last line."""
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
-        if path.parent == ROOT / "host" or path.name in ELSEWHERE:
+        if path.parent == ROOT / "host" or path.name in UNCOUNTED:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in RAISED:
@@ -25,8 +24,8 @@ def places():
     return found
 
 
-def lines(error):
-    """The lines of the package through which an error came, with those of what caused it."""
+def traceback_lines(error):
+    """The lines in the traceback of an error and of its causes."""
     while error is not None:
         trace = error.__traceback__
         while trace is not None:
@@ -36,8 +35,8 @@ def lines(error):
 
 
 def test_every_error_has_its_program():
-    wanted = places()
-    reached = {line for case in cases(*ERRORS) for line in lines(outcome(*case)[0])}
+    wanted = find_raises()
+    reached = {line for case in cases(*ERRORS) for line in traceback_lines(outcome(*case)[0])}
     missing = [
         f"{Path(file).relative_to(ROOT)}:{first}"
         for (file, first), last in wanted.items()

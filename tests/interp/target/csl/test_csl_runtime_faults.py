@@ -1,7 +1,7 @@
 """What goes wrong while a program runs, in which words; and the arguments that compiling refuses."""
 
 import pytest
-from csl_lang import build, cases, outcome
+from csl_harness import build, cases, outcome
 
 from tessera.core.errors import ArgumentError, FileError
 from tessera.interp.target.csl.compiler import compile_program

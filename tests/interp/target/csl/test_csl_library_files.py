@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from csl_lang import run
+from csl_harness import run
 
 from tessera.interp.target.csl.libraries.host_io import format_text
 from tessera.interp.target.csl.text.diagnostics import CslFault
@@ -38,7 +38,8 @@ A = np.array([1, -2, 3, 4], np.float32)
     ],
 )  # fmt: skip
 def test_operations_by_type(body, name, want, tmp_path):
-    np.testing.assert_array_equal(run(tmp_path, VECTORS + f"export fn main() void {{ {body} }}").variable(name), want)
+    found = run(tmp_path, VECTORS + f"export fn main() void {{ {body} }}").get_variable(name)
+    np.testing.assert_array_equal(found, want)
 
 
 def test_complex_numbers(tmp_path):
@@ -49,7 +50,7 @@ def test_complex_numbers(tmp_path):
         const v = c.multiply_complex_32(c.get_complex_32(y, y), c.get_complex(y, y)); out[4] = @as(f32, v.imag);
         const u: c.complex_32 = c.subtract_complex(c.add_complex(v, v), v); out[5] = @as(f32, u.imag); }"""
     z = (1 + 1j) * (2 + 3j)
-    assert run(tmp_path, text).variable("out").tolist() == [z.real, z.imag, z.real, z.imag, 8, 8]
+    assert run(tmp_path, text).get_variable("out").tolist() == [z.real, z.imag, z.real, z.imag, 8, 8]
 
 
 def test_memory_in_parts(tmp_path):
@@ -60,7 +61,7 @@ def test_memory_in_parts(tmp_path):
         fits[0] = mem.has_enough_words(3); fits[1] = mem.has_enough_words(4); fits[2] = mem.has_enough_space(u32, 1);
         mem.free(); fits[3] = mem.has_enough_double_words(4); %s }"""
     pe = run(tmp_path, text % "")
-    assert pe.variable("out").tolist() == [4, 3] and pe.variable("fits").tolist() == [True, False, True, True]
+    assert pe.get_variable("out").tolist() == [4, 3] and pe.get_variable("fits").tolist() == [True, False, True, True]
     with pytest.raises(CslFault, match="assertion failed"):
         run(tmp_path, text % "const r = mem.malloc_f32(5);")
 
@@ -70,13 +71,13 @@ def test_timers_count_cycles(tmp_path):
       export var n: [2]u16; fn work(count: i16) void { for (@range(i16, count)) |i| { x += 1.0; } }
       export fn main() void { tm.start(1); work(50); tm.stop(1); tm.start(0); work(100); tm.stop(0);
         tm.elapsed(1, &r); n[0] = r[0]; tm.elapsed(0, &r); n[1] = r[0]; }"""
-    one, two = run(tmp_path, text).variable("n").tolist()
+    one, two = run(tmp_path, text).get_variable("n").tolist()
     assert 100 < one < two < 2.1 * one
 
 
 def test_an_import_of_nothing(tmp_path):
     text = 'const e = @import_module("<empty>"); export var k: i16; export fn main() void { k = 1; }'
-    assert run(tmp_path, text).variable("k")[0] == 1
+    assert run(tmp_path, text).get_variable("k")[0] == 1
 
 
 def test_formats(tmp_path):
@@ -108,7 +109,7 @@ def test_a_payload_of_several_commands(tmp_path):
       const m = @import_module("<memcpy/memcpy_switches>");
       export fn main() void { k[0] = c.encode_payload(2, [2]s { s.SWITCH_ADV, s.SWITCH_ADV }, [2]bool { true, true },
         true, {}); k[1] = m.ctrl(m.switch_cmd_11()); @assert(c.MAX_CMDS == 8); }"""
-    first, second = run(tmp_path, text).variable("k")
+    first, second = run(tmp_path, text).get_variable("k")
     assert first == second
 
 
@@ -116,4 +117,4 @@ def test_constants_and_powers_of_math(tmp_path):
     text = """const m = @import_module("<math>"); export var out: [4]f32; var x: f32 = 3.0;
       export fn main() void { out[0] = m.NEGATIVE_INF(f32); out[1] = m.fscale(x, 2); out[2] = m.fscale_f32(1.5, -1);
         out[3] = if (m.isNaN(m.NaN(f32)) and m.POSITIVE_INF(f16) > m.NEGATIVE_INF_f16) 1.0 else 0.0; }"""
-    assert run(tmp_path, text).variable("out").tolist() == [-np.inf, 12, 0.75, 1]
+    assert run(tmp_path, text).get_variable("out").tolist() == [-np.inf, 12, 0.75, 1]

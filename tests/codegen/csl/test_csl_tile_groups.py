@@ -97,7 +97,7 @@ def test_assertions_that_hold_say_nothing():
 def test_assertions_that_fail_are_raised_with_their_line():
     with pytest.raises(ExecutionError, match="assertion failed: a root") as found:
         run(positive, [r(3) - 0.5, np.zeros(3, np.float32)], 3)
-    assert "test_csl_groups.py" in str(found.value) and "row 0 and column 0" in found.value.received
+    assert "test_csl_tile_groups.py" in str(found.value) and "row 0 and column 0" in found.value.received
 
 
 @ts.kernel
@@ -109,4 +109,4 @@ def test_prints_are_refused_by_their_line():
     program = prepare(spoken, [r(3)], grid=(3,))
     with pytest.raises(UnsupportedOpError, match="nowhere to print to") as found:
         Csl((1, 1)).emit(program.levels["tile"], {})
-    assert "test_csl_groups.py" in str(found.value)
+    assert "test_csl_tile_groups.py" in str(found.value)

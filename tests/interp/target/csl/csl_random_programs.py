@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tessera.interp.target.csl.compiler import compile_program
+from tessera.interp.target.csl.pe.scheduler import settle
 from tessera.interp.target.csl.simulation import Simulation
 
 WIDTH, HEIGHT, CELLS = 4, 3, 8
@@ -124,9 +125,9 @@ def compiled(folder, body: str, arch: str, pe: str = PE):
     return compile_program(folder / "layout.csl", arch=arch)
 
 
-def outcome(layout, seed: int | None, together: bool, turns: int = 3) -> tuple[Simulation, dict[str, object]]:
+def outcome(layout, seed: int | None, lockstep: bool, turns: int = 3) -> tuple[Simulation, dict[str, object]]:
     """Run a program: what can be seen of it."""
-    run = Simulation(layout, seed=seed, together=together)
+    run = Simulation(layout, seed=seed, lockstep=lockstep)
     run.boot()
     rng = np.random.default_rng(1)
     for name, dtype in (("a", np.float32), ("w", np.int32)):
@@ -147,7 +148,7 @@ def outcome(layout, seed: int | None, together: bool, turns: int = 3) -> tuple[S
 
 def digest(pe) -> str:
     """All of a PE's variables."""
-    pe.settle()
+    settle(pe)
     found = hashlib.sha1()
     for number in range(len(pe.program.unit.globals)):
         array = pe.space[f"G{number}"]

@@ -10,8 +10,8 @@ import numpy as np
 from tessera.core.errors import TesseraError
 from tessera.interp.target.csl import parse
 from tessera.interp.target.csl.compiler import CompiledLayout, compile_program
+from tessera.interp.target.csl.pe.pe_state import EventQueue
 from tessera.interp.target.csl.pe.processing_element import Pe
-from tessera.interp.target.csl.pe.scheduler import EventQueue
 from tessera.interp.target.csl.simulation import Simulation
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -50,7 +50,7 @@ def run(folder: Path, text: str, function: str = "main", *args, **options) -> Pe
     """Call `export fn main` of `text` and run until nothing is left to do."""
     pe = element(build(folder, text, **options))
     pe.boot()
-    pe.start(pe.exported(function), args)
+    pe.start(pe.get_export(function), args)
     pe.events.run()
     return pe
 
@@ -76,7 +76,7 @@ def simulate(folder, text, arch="wse2", seed=None, **options) -> Pe:
     simulation.boot()
     pe = simulation.pes[0, 0]
     if "main" in pe.program.exports:
-        pe.start(pe.exported("main"))
+        pe.start(pe.get_export("main"))
     simulation.events.run()
     return pe
 

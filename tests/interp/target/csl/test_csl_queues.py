@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from csl_lang import HEAD, LOOP, build, run, simulate
+from csl_harness import HEAD, LOOP, build, run, simulate
 
 from tessera.interp.target.csl.fabric.routing import (
     EAST,
@@ -44,8 +44,8 @@ comptime { @bind_local_task(sent, t8); @bind_local_task(more, t9); @set_empty_qu
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_an_empty_queue_takes_another_color(seed, tmp_path):
     pe = simulate(tmp_path, CONFIG + OTHER + FLUSH, "wse3", seed)
-    assert pe.variable("out").tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert pe.variable("times") == 1 and pe.in_colors == {2: 7} and pe.out_colors == {3: 7}
+    assert pe.get_variable("out").tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert pe.get_variable("times") == 1 and pe.in_colors == {2: 7} and pe.out_colors == {3: 7}
 
 
 def test_a_flush_that_is_not_left_calls_its_handler_again(tmp_path):
@@ -55,7 +55,7 @@ def test_a_flush_that_is_not_left_calls_its_handler_again(tmp_path):
     text = text.replace(" tc.output_queue_config.encode_output_queue(3, 7);", "").replace(
         " tc.input_queue_config.encode_input_queue(2, 7, false);", ""
     )
-    assert simulate(tmp_path, CONFIG + text, "wse3").variable("times") == 2
+    assert simulate(tmp_path, CONFIG + text, "wse3").get_variable("times") == 2
 
 
 def test_a_teardown_calls_its_handler(tmp_path):
@@ -66,7 +66,7 @@ def test_a_teardown_calls_its_handler(tmp_path):
       export fn main() void { @mov32(ctl, switches.ctrl(switches.teardown_cmd_1())); }
       fn torn() void { note(7); tc.teardown.exit(c); } comptime { @set_teardown_handler(torn, c); }"""
     )
-    assert simulate(tmp_path, text).variable("order")[0] == 7
+    assert simulate(tmp_path, text).get_variable("order")[0] == 7
 
 
 def test_a_route_and_its_register():
@@ -85,7 +85,7 @@ def test_registers_through_their_addresses(tmp_path):
         var r = @bitcast(*u16, @as(u16, 2 * (0x7f20 + 1))); order[2] = @as(i16, r.*);
         r.* = 0x0201; order[3] = @as(i16, r.*); }"""
     pe = simulate(tmp_path, text, "wse2")
-    assert pe.variable("order").tolist()[:4] == [0x555, 0x55D, 0x210, 0x201]
+    assert pe.get_variable("order").tolist()[:4] == [0x555, 0x55D, 0x210, 0x201]
     assert isinstance(pe.registers, RouterRegisters) and pe.fabric.route(1).here == ((RAMP,), (WEST,))
 
 
@@ -105,7 +105,7 @@ def test_lengths_of_a_fifo(tmp_path):
     text = """var space = @zeros([8]f32); const f = @allocate_fifo(space);
       export fn main() void { @set_fifo_write_length(f, 3); @fmovs(f, va); @set_fifo_read_length(f, 2);
         @fmovs(vo, f); note(1); }"""
-    assert simulate(tmp_path, text).variable("out").tolist()[:3] == [1, 2, 0]
+    assert simulate(tmp_path, text).get_variable("out").tolist()[:3] == [1, 2, 0]
 
 
 def test_numbers_of_half_width_in_their_scalar_forms(tmp_path):
@@ -113,7 +113,7 @@ def test_numbers_of_half_width_in_their_scalar_forms(tmp_path):
       comptime { @comptime_print("a line"); @rpc(@get_data_task_id(@get_color(9))); }
       export fn main() void { @fnormh(&a, @as(f16, 12.0)); @fscaleh(&b, @as(f16, 1.5), @as(i16, 3)); c = a; }"""
     pe = run(tmp_path, text)
-    assert (pe.variable("a")[0], pe.variable("b")[0], pe.variable("c")[0]) == (1.5, 12.0, 1.5)
+    assert (pe.get_variable("a")[0], pe.get_variable("b")[0], pe.get_variable("c")[0]) == (1.5, 12.0, 1.5)
 
 
 # The builtins of the vendor's pages (SDK 1.4), in their order; @concat_structs left them with 2.10.
@@ -150,7 +150,7 @@ def test_a_color_keeps_its_words_when_a_queue_leaves_it(tmp_path):
     run_ = Simulation(build(tmp_path, HEAD + text, LOOP, arch="wse3"))
     run_.boot()
     pe = run_.pes[0, 0]
-    pe.start(pe.exported("main"))
+    pe.start(pe.get_export("main"))
     run_.settle()
-    assert np.array_equal(pe.variable("out")[:4], [1, 2, 3, 4])
+    assert np.array_equal(pe.get_variable("out")[:4], [1, 2, 3, 4])
     assert any("of color 7 wait in the input queue" in text for text in run_.reasons())

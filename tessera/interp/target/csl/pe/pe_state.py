@@ -1,0 +1,145 @@
+"""PE state: the event queue of a simulation, and the data of one processing element, on which the functions of this
+package act."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tessera.core.errors import Location
+from tessera.interp.target.csl.pe.dsd_operations import Microthread
+from tessera.interp.target.csl.sema import types as t
+from tessera.interp.target.csl.sema.compilation_unit import BoundTask
+from tessera.interp.target.csl.sema.values import Dsr, DsrContents, Fifo
+
+if TYPE_CHECKING:
+    from tessera.interp.target.csl.pe.program import PeProgram
+
+QueueId = tuple[str, int]  # "in" or "out", and the number of the queue
+TaskCall = tuple[str, Callable[..., Any], tuple[Any, ...]]  # name, function, arguments
+
+
+class EventQueue:
+    """Discrete-event queue: a heap of (cycle, call).
+
+    Calls of one cycle keep their order. With a `seed` they are shuffled, which exposes races.
+
+    >>> log, events = [], EventQueue()
+    >>> events.at(5, lambda: log.append("late")); events.at(2, lambda: log.append("early"))
+    >>> events.run(); log, events.now
+    (['early', 'late'], 5)
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.now = 0
+        self._heap: list[tuple[int, float, int, Callable[[], object]]] = []
+        self._count = 0
+        self.random = None if seed is None else random.Random(seed)
+
+    def at(self, time: int, call: Callable[[], object]) -> None:
+        """Schedule a call at a cycle, or at the present cycle if that one has passed."""
+        self._count += 1
+        order = self.random.random() if self.random else 0.0
+        heapq.heappush(self._heap, (time if time > self.now else self.now, order, self._count, call))
+
+    def run(self, until: Callable[[], bool] | None = None, limit: int | None = None) -> None:
+        """Run until the queue is empty, `until()` is true, or the clock would pass `limit`."""
+        heap, pop = self._heap, heapq.heappop
+        with np.errstate(all="ignore"):  # a PE computes with NaN and infinity without a fault
+            while heap and not (until is not None and until()):
+                if limit is not None and heap[0][0] > limit:
+                    self.now = limit
+                    return
+                self.now, _, _, call = pop(heap)
+                call()
+
+    @property
+    def pending(self) -> int:
+        """The number of scheduled calls."""
+        return len(self._heap)
+
+
+class WaitCondition(NamedTuple):
+    """What a thread waits for: a wavelet ("in"), room in an output queue ("out"), a FIFO, or a library's state."""
+
+    kind: str
+    key: Any
+
+
+class PeThread:
+    """A suspended or running generator: the foreground task, or a microthread."""
+
+    def __init__(
+        self, name: str, body: Microthread, done: Callable[[], None] | None, front: bool, loc: Location
+    ) -> None:
+        self.name, self.body, self.done, self.front, self.loc = name, body, done, front, loc
+        self.wait: Any = None
+
+
+class PeState:
+    """The data of a PE at (x, y) of the program rectangle that runs `program`.
+
+    `fabric` is the PE's view of its router, or None for a PE without a fabric.
+    """
+
+    registers: Any  # the router's configuration registers
+    space: dict[str, Any]  # the globals of the generated Python
+    numbers: dict[int, int]  # the number of the global variable of each array, by the array's id
+
+    def __init__(
+        self, program: PeProgram, x: int, y: int, events: EventQueue, fabric: Any = None, lockstep_group: Any = None
+    ) -> None:
+        self.program, self.x, self.y, self.events, self.fabric = program, x, y, events, fabric
+        self.wide = int(program.unit.options.arch == "wse3")
+        # SDK 2.10 no longer initializes input queues implicitly.
+        self.needs_queue_initialisation = bool(self.wide) or program.unit.options.sdk != "1.4"
+        self.clock = 0
+        self.memory_used = program.memory_used
+        self.fifos = [Fifo(size, *map(program.task_number, tasks)) for size, *tasks in program.tables.fifos]
+        self.dsrs: dict[Dsr, DsrContents] = {}
+        self.busy: dict[tuple[str, int], Location] = {}  # queues and microthreads in use, and by which operation
+        self.state: dict[str, Any] = {}  # the state of libraries, by name
+        self.traces: dict[str, list[Any]] = {}
+        self.output: list[str] = []  # the lines that the PE printed
+        self.trace: Callable[[str, int, int], None] | None = None  # called with the name, start and end of each task
+        self.lockstep_group = lockstep_group
+        self.pending: deque[Any] = deque()  # deferred memory steps of recorded tasks
+        self._set_queues(program)
+        self._set_tasks(program)
+
+    def _set_queues(self, program: PeProgram) -> None:
+        self.in_colors, self.out_colors = dict(program.tables.queues_in), dict(program.tables.queues_out)
+        self.flushed: dict[QueueId, None] = {}  # flushed queues whose handlers were called
+        self.control_ended_colors: set[int] = set()  # colors whose control wavelets end an operation
+        self.ready_colors: dict[int, None] = {}  # colors whose input queues hold wavelets
+
+    def _set_tasks(self, program: PeProgram) -> None:
+        tables = program.tables
+        self.local: dict[int, BoundTask] = {n: task for (kind, n), task in tables.tasks.items() if kind == "local"}
+        self.control: dict[int, BoundTask] = {n: task for (kind, n), task in tables.tasks.items() if kind == "control"}
+        self.data: dict[int, BoundTask] = {}  # data tasks, by color
+        self.active: dict[int, None] = dict.fromkeys(tables.activated)
+        self.blocked = set(tables.blocked)
+        self.high_priority: set[int] = set()  # task ids, colors and queues whose tasks go first
+        self.calls: deque[TaskCall] = deque()  # calls of the host and of handlers
+        self.front: PeThread | None = None  # the running task
+        self.threads: dict[PeThread, None] = {}  # the running microthreads
+        self.waiters: dict[Any, list[PeThread]] = {}
+        self.wake_time: int | None = None  # the cycle of the next scheduled task selection
+
+
+def unpack_arguments(params: tuple[t.CslType, ...], word: int) -> tuple[Any, ...]:
+    """The task parameters in a wavelet: one of 32 bits, or up to two of 16 bits, the low half first."""
+    arguments = []
+    for param in params:
+        mask = 0xFFFFFFFF if param.size == 4 else 0xFFFF
+        cell = np.array([word & mask], np.uint32 if param.size == 4 else np.uint16)
+        cell = cell.view(param.dtype) if param.dtype.itemsize > 1 else cell
+        arguments.append(cell[0] if param.dtype.kind in "fV" else cell.item())
+        word >>= 16
+    return tuple(arguments)
