@@ -47,7 +47,7 @@ def build(
 ) -> Path:
     """Compile a jit function or kernel for `target` into the folder `out`, whole or not at all.
 
-    The arguments are examples of those it will be called with: their shapes and types are kept. Those
+    The arguments are examples of what the program is called with: the artifact keeps their shapes and types. Those
     named in `weights`, and arrays the function closes over, are stored and not asked for again. `arch` is for
     targets with several architectures, such as ptx ("sm_80", "sm_90a"). An autotuned kernel is tuned for the target, or
     taken from the cache; with tune=False in its first configuration.
@@ -106,7 +106,7 @@ def _describe_parameter(name: str, array: np.ndarray, stored: bool) -> dict[str,
 
 
 def _to_storable(array: np.ndarray) -> np.ndarray:
-    """safetensors knows NumPy's own types: the rest (bf16, fp8) travel as their bytes."""
+    """An array in a type that safetensors stores: bf16 and fp8, which NumPy lacks, become their bytes."""
     flat = np.ascontiguousarray(array)
     return flat if flat.dtype.isbuiltin == 1 else flat.view(np.uint8)
 
@@ -122,7 +122,7 @@ def _import_safetensors() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedArtifact:
-    """An artifact ready to run: call it with the arrays it asks for."""
+    """An artifact that is ready to run: it is called with its parameters' arrays."""
 
     artifact: Artifact
     runtime: Any
@@ -130,19 +130,19 @@ class LoadedArtifact:
 
     @property
     def interface(self) -> Mapping[str, Any]:
-        """The parameters in order, and which of them are written."""
+        """The parameters in order, and which of them the program writes."""
         return self.artifact.manifest["interface"]
 
     @property
     def parameters(self) -> list[dict[str, Any]]:
-        """The parameters a caller gives."""
+        """The parameters that a caller passes."""
         return [p for p in self.interface["parameters"] if not p["stored"]]
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """The results; arrays that the program writes are written and handed back too.
+        """Run the program and return its results; arrays that it writes are updated in place and returned too.
 
         Raises:
-            ShapeError: an array does not have the shape it was built for.
+            ShapeError: an array has another shape than the artifact was built for.
         """
         given = iter(self._check_arguments(arrays))
         full = [self.stored[p["name"]] if p["stored"] else next(given) for p in self.interface["parameters"]]
@@ -168,7 +168,7 @@ class LoadedArtifact:
         return f"<{self.interface['entry']} for {self.artifact.manifest['target']}: {taken}>"
 
     def _order_arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call's arguments in the order of the parameters."""
+        """Return the leaves of a call's arguments in the order of the parameters."""
         names = [p["name"] for p in self.parameters]
         found = dict(flatten(named)[0])
         if unknown := [n for n in found if n not in names]:
@@ -183,7 +183,7 @@ class LoadedArtifact:
         wanted = self.parameters
         if len(arrays) != len(wanted):
             raise ArgumentError(
-                f"{self.interface['entry']} takes {len(wanted)} arrays, {len(arrays)} came",
+                f"{self.interface['entry']} takes {len(wanted)} arrays, received {len(arrays)}",
                 expected=", ".join(p["name"] for p in wanted),
             )
         return [_check_argument(p, np.asarray(a)) for p, a in zip(wanted, arrays, strict=True)]
@@ -202,7 +202,7 @@ def _check_argument(parameter: Mapping[str, Any], array: np.ndarray) -> np.ndarr
 
 
 def load(folder: str | Path) -> LoadedArtifact:
-    """An artifact folder made by `build`, ready to call.
+    """Load an artifact folder that `build` wrote.
 
     Raises:
         ArtifactError: the folder is missing, corrupt, or of a newer schema than this version reads.

@@ -19,24 +19,24 @@ from tessera.lower.pipeline import list_steps
 
 LEVELS = ("graph", "schedule", "tile", "target")
 
-# run(arrays) gives the outputs.
+# run(arrays) returns the outputs.
 RunFunction = Callable[[Sequence[Any]], list[np.ndarray]]
 
 
 def find_plan(target: str) -> LoweringPlan:
-    """The tile sizes a target asks for; the interpreter has no wishes of its own."""
+    """Return the tile sizes that a target prefers; the interpreter has no preference."""
     return LoweringPlan() if target == INTERP else get_backend(target).capabilities.plan or LoweringPlan()
 
 
 def lower(function: Function, target: str = INTERP) -> dict[str, Module]:
-    """The module of each level above Target, for a Graph function of concrete shapes: as traced, then as lowered."""
+    """Lower a Graph function of concrete shapes: the module of each level above Target, from Graph down."""
     traced, *lowered = iterate_passes(function, find_plan(target))
     levels = {module.level: module for _, module in lowered}
     return {**levels, "graph": traced[1]}
 
 
 def iterate_passes(function: Function, plan: LoweringPlan) -> Iterator[tuple[str, Module]]:
-    """The module after each pass, by the pass's name; the first is what was traced."""
+    """Yield the module after each pass with the pass's name; the first is the traced module."""
     module = Module("graph", (function,))
     yield "trace", module
     for name, step in list_steps(plan):
@@ -45,7 +45,7 @@ def iterate_passes(function: Function, plan: LoweringPlan) -> Iterator[tuple[str
 
 
 def run_level(levels: dict[str, Module], level: str, arrays: Sequence[Any], target: str = "llvm") -> list[np.ndarray]:
-    """Run a program at one level, each by its interpreter."""
+    """Run a program at one level, in that level's interpreter."""
     if level not in LEVEL_RUNNERS:
         raise ArgumentError(f'"{level}" is not a level', expected=", ".join(LEVELS))
     return LEVEL_RUNNERS[level](levels, arrays, target)
@@ -65,7 +65,7 @@ LEVEL_RUNNERS: dict[str, Callable[[dict[str, Module], Sequence[Any], str], list[
 
 
 def compile_graph(function: Function, device: str) -> RunFunction:
-    """What runs a Graph function on a device: the Graph interpreter, or a generator's runtime."""
+    """Compile a Graph function for a device: what runs it in the Graph interpreter or a generator's runtime."""
     target = find_generator_name(device)
     if target == INTERP:
         return lambda arrays: graph_interpreter.run(function, arrays)
@@ -73,7 +73,7 @@ def compile_graph(function: Function, device: str) -> RunFunction:
 
 
 def compile_tile(module: Module, target: str) -> RunFunction:
-    """What runs a Tile module on a target."""
+    """Compile a Tile module for a target: a function that runs it."""
     if target == INTERP:
         return lambda arrays: tile_interpreter.run(module, arrays)
     generator = get_capable_backend(target, "runtime")

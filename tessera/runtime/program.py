@@ -27,15 +27,15 @@ from tessera.runtime import driver
 from tessera.runtime.launch.execution import find_written_params
 from tessera.runtime.launch.tuning import tuner
 
-# Autotuned kernels given to `run`, `build` and `inspect`: tuned for the target, or predicted where it is not here.
+# Autotuned kernels of `run`, `build` and `inspect` are tuned for the target, or predicted where the device is absent.
 
 
 def tune_launch(
     launch: KernelLaunch, args: Sequence[Any], named: Mapping[str, Any], target: str, options: Mapping[str, Any]
 ) -> Tuned | None:
-    """The configuration of a launch for a target; None for a kernel that is not autotuned.
+    """Find the configuration of a launch for a target; None for a kernel that is not autotuned.
 
-    Measured, or read from the cache, where this machine has the target's device; predicted by a model where not.
+    It is measured or read from the cache where this machine has the target's device; else a model predicts it.
 
     Raises:
         ArgumentError: no configuration can run.
@@ -47,7 +47,7 @@ def tune_launch(
 
 
 def format_tuning(found: Tuned) -> str:
-    """The configuration, and how it was found: "BM=64, BN=32 (fastest of 8, measured now: 0.41 ms)"."""
+    """Format the configuration and how it was found: "BM=64, BN=32 (fastest of 8, measured now: 0.41 ms)"."""
     chosen = ", ".join(f"{k}={v!r}" for k, v in sorted(found.config.items()))
     ran = sum(t.latency_ms is not None for t in found.trials)
     refused = f", {len(found.trials) - ran} could not run" if ran < len(found.trials) else ""
@@ -58,7 +58,7 @@ def format_tuning(found: Tuned) -> str:
 
 
 def bind_grid_inputs(grid: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """A grid given as a function of the inputs, as one of the kernel's constants, which it may take by name too."""
+    """Bind a grid function of the inputs as a function of the kernel's constants, which it may also take by name."""
     if not callable(grid):
         return grid
     parameters = inspect.signature(grid).parameters
@@ -75,9 +75,6 @@ def bind_grid_inputs(grid: Any, args: Sequence[Any], named: Mapping[str, Any]) -
 def _positional_names(function: Callable[..., Any], count: int) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [k for k, p in inspect.signature(function).parameters.items() if p.kind in kinds][:count]
-
-
-# A program: an entry point with its arguments, ready to run at any level or on any target.
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ class PreparedProgram:
         return next(iter(self.levels))
 
     def run(self, level: str, target: str = INTERP) -> list[np.ndarray]:
-        """The results at a level (by its interpreter) or, with level "device", by a target's own runtime."""
+        """Run the program in a level's interpreter, or with level "device" in a target's runtime."""
         arrays = [a.copy() if i in self.written else a for i, a in enumerate(self.arrays)]
         levels = self._lower_for_target(target)
         if level == "device":
@@ -110,14 +107,14 @@ class PreparedProgram:
         elif level != "target" and level not in levels:
             raise ArgumentError(
                 f"{self.name} has no {level} level", expected=", ".join([*levels, "target"]), received=level,
-                suggestion="a kernel begins at the Tile level, and a program on a mesh goes there from the graph",
+                suggestion="a kernel starts at the Tile level; a program on a mesh is lowered from Graph to Tile",
             )  # fmt: skip
         else:
             results = driver.run_level(dict(levels), level, arrays, target)
         return [*results, *(arrays[i] for i in self.written)]
 
     def _lower_for_target(self, target: str) -> Mapping[str, Module]:
-        """The levels as a target wants them: a mesh of elements has a lowering of its own."""
+        """Return the levels for a target: a mesh of processing elements has its own lowering."""
         wanted = None if self.top != "graph" or target == INTERP else driver.find_plan(target).mesh
         held = self.levels["tile"].functions[1:2]
         if wanted is None or (held and held[0].attrs.get("mesh") == wanted):
@@ -125,7 +122,7 @@ class PreparedProgram:
         return driver.lower(self.levels["graph"].main, target)
 
     def bounds(self) -> list[IntervalArray]:
-        """The results with how far any legal evaluation may lie from them (design 5)."""
+        """Compute the results with their error bounds: how far any legal evaluation may lie from them (design 5)."""
         if self.top == "graph":
             return bound.run(self.levels["graph"].main, list(self.arrays))
         return tile_interpreter.run_with_bounds(self.levels["tile"], list(self.arrays), self.written)
@@ -152,7 +149,7 @@ def prepare(
         )
     if not isinstance(entry, Jit):
         raise ArgumentError(
-            f"{getattr(entry, '__name__', type(entry).__name__)} is no program", location=user_location(),
+            f"{getattr(entry, '__name__', type(entry).__name__)} is not a program", location=user_location(),
             expected="a function under @ts.jit or @ts.kernel", suggestion="wrap it: ts.jit(function)",
         )  # fmt: skip
     call = entry.bind(tuple(args), named)

@@ -127,7 +127,7 @@ CALLS = {
     "a device": (lambda: MATRIX.to("float99"), "the device float99 is not available"),
     "a default device": (lambda: ts.set_default_device("none"), "the device none is not available"),
     "a target": (lambda: ts.jit(lambda x: x, target="none")(MATRIX), '"none" is not a code generator'),
-    "a program": (lambda: ts.build(lambda x: x, MATRIX, out="nowhere"), "is no program"),
+    "a program": (lambda: ts.build(lambda x: x, MATRIX, out="nowhere"), "is not a program"),
     "an artifact": (lambda: ts.load("nowhere"), "there is no folder nowhere"),
     "an element type": (lambda: ts.accum("foo"), "'foo' is not an element type"),
     "no element type": (lambda: ts.finfo(None), "None is not an element type"),

@@ -14,21 +14,18 @@ import numpy as np
 from tessera.core.errors import ArgumentError, user_location
 from tessera.ir.core import Module
 
-# A compiled kernel run on arrays, which it writes in place.
-
-
 RunFunction = Callable[[Sequence[Any]], list[np.ndarray]]
 MAX_CACHED_PROGRAMS = 256
-# By the module's identity, which stays its own as long as it is kept here.
+# Keyed by the module's id: the cache keeps the module alive, so no other module has that id.
 _PROGRAMS: OrderedDict[tuple[int, str], tuple[Module, RunFunction]] = OrderedDict()
 _LOCK = Lock()
 
 
 def run_module(module: Module, arrays: Sequence[np.ndarray], target: str | None) -> list[np.ndarray]:
-    """Run a Tile module; what it returns comes back, what it writes is in the arrays."""
+    """Run a Tile module: return its results; the arrays that it writes are updated in place."""
     if not all(a.flags.writeable for a in arrays):
         _check_writeable(module, arrays)
-    packed = [np.ascontiguousarray(a) if a.ndim else a for a in arrays]  # kernels see rows one after the other
+    packed = [np.ascontiguousarray(a) if a.ndim else a for a in arrays]  # kernels index contiguous rows
     outputs = execute_module(module, packed, target)
     for array, held in zip(arrays, packed, strict=True):
         if held is not array and array.flags.writeable:
@@ -41,15 +38,15 @@ def _check_writeable(module: Module, arrays: Sequence[np.ndarray]) -> None:
         if not arrays[place].flags.writeable:
             name = module.functions[1].params[place].hint
             raise ArgumentError(
-                f"`{name}` is written by the kernel, and may not be", location=user_location(),
-                expected="an array that is writeable", received=f"a read-only one of shape {arrays[place].shape}",
+                f"`{name}` is written by the kernel, but is read-only", location=user_location(),
+                expected="a writeable array", received=f"a read-only one of shape {arrays[place].shape}",
                 suggestion=f"pass {name}.copy()",
             )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
 def find_written_params(module: Module) -> tuple[int, ...]:
-    """The places of the parameters that a kernel writes, its outputs apart."""
+    """Return the indices of the parameters that a kernel writes, without its outputs."""
     kernel = module.functions[1]
     count = len(kernel.params) - int(module.main.attrs.get("outputs", 0))
     targets = {n.args[0] for n in kernel.body.walk() if n.op.effects & {"write"}}
@@ -62,14 +59,16 @@ def execute_module(module: Module, arrays: Sequence[np.ndarray], target: str | N
 
     generator = find_generator_name(target or default_device())
     if generator == INTERP:
-        from tessera.interp.tile import interpreter  # not by the driver: a kernel needs nothing above its own level
+        from tessera.interp.tile import (
+            interpreter,
+        )  # the Tile interpreter directly: a kernel needs none of the levels above
 
         return interpreter.run(module, arrays)
     return compile_module(module, generator)(arrays)
 
 
 def compile_module(module: Module, generator: str) -> RunFunction:
-    """What runs a Tile module on a target, compiled once as long as it is among the last ones used."""
+    """Compile a Tile module for a target; the last `MAX_CACHED_PROGRAMS` compiled programs are cached."""
     from tessera.runtime.driver import compile_tile
 
     place = (id(module), generator)
@@ -85,24 +84,21 @@ def compile_module(module: Module, generator: str) -> RunFunction:
     return run
 
 
-# What a launch asks of streams: which one it goes to, and whether any launch is under way whose order matters.
-
-
-# The stream that launches go to; None: they run at once.
+# The stream that launches are queued on; None: they run synchronously.
 CURRENT_STREAM: ContextVar[Any] = ContextVar("stream", default=None)
-# What launches on streams have touched and nobody has waited for, in debug mode (stream_order.py).
+# Debug mode: array uses by queued launches that the host has not synchronised with (streams.py).
 UNORDERED_USES: list[Any] = []
 
 
 def order_launch(module: Any, arrays: Any) -> Any:
-    """A launch takes its place in the order of its stream, or of the host; its stream, or None.
+    """Order a launch on the current stream, or on the host; return its stream, or None.
 
     Raises:
-        RaceError: in debug mode, it meets a launch that nothing orders.
+        RaceError: in debug mode, another launch uses the same memory and nothing orders the two.
     """
     stream = CURRENT_STREAM.get()
     if stream is not None or UNORDERED_USES:
-        from tessera.runtime.launch.streams import HOST_STREAM, LAUNCH_ORDER  # only where there are streams
+        from tessera.runtime.launch.streams import HOST_STREAM, LAUNCH_ORDER  # imported only where streams are in use
 
         LAUNCH_ORDER.launch(HOST_STREAM if stream is None else stream.number, module, arrays())
     return stream

@@ -25,21 +25,19 @@ from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks, Finding
 from tessera.ir.core import Module
 from tessera.runtime.launch.execution import CURRENT_STREAM, UNORDERED_USES, find_written_params
 
-# Which launches are ordered: clocks of streams and the host, and what was touched by launches that nothing orders.
-#
-# The clocks are vector clocks: a launch comes before another if that one's stream knows of it, through the stream's own
-# order, through events, or through the host that waited (rule M15 of docs/semantics.md).
+# Vector clocks: launch A happens before launch B if the stream of B knows A, through stream order, an event, or a host
+# synchronisation (rule M15 of docs/semantics.md).
 
 
 HOST_STREAM = 0
-StreamClocks = dict[int, int]  # of each stream (and the host) how many of its launches are known to come before
+StreamClocks = dict[int, int]  # for each stream and the host, how many of its launches are known to happen before
 
 
 @dataclass(frozen=True)
 class ArrayUse:
-    """A launch's use of an array: where it lies, whether it writes, and when: the how-manieth of which stream.
+    """A launch's use of an array: its address range, whether it writes, its stream and its time on that stream.
 
-    The array is kept, so that its memory is not another's while this counts.
+    The array is kept alive, so that its memory is not reused while the record is valid.
     """
 
     low: int
@@ -55,7 +53,7 @@ class ArrayUse:
 
 @dataclass
 class LaunchOrder:
-    """What the streams of this process know of each other."""
+    """The happens-before order between the streams of this process."""
 
     known: dict[int, StreamClocks] = field(default_factory=lambda: {HOST_STREAM: {HOST_STREAM: 0}})
     touched: list[ArrayUse] = field(default_factory=lambda: UNORDERED_USES)
@@ -63,35 +61,35 @@ class LaunchOrder:
     numbers: Any = field(default_factory=lambda: itertools.count(1))
 
     def stream(self) -> int:
-        """The number of a new stream."""
+        """Register a new stream and return its number."""
         with self.lock:
             number = next(self.numbers)
             self.known[number] = {number: 0}
             return number
 
     def snapshot(self, stream: int) -> StreamClocks:
-        """What a stream knows at this point of its order."""
+        """A copy of a stream's clock."""
         with self.lock:
             return dict(self.known[stream])
 
     def learn(self, stream: int, other: StreamClocks) -> None:
-        """A stream goes on after what another knew at some point."""
+        """Join another clock into a stream's clock: what follows on the stream happens after it."""
         with self.lock:
             own = self.known[stream]
             for number, time in other.items():
                 own[number] = max(own.get(number, 0), time)
-            if stream == HOST_STREAM:  # what the host has waited for comes before all that follows
+            if stream == HOST_STREAM:  # what the host has synchronised with happens before everything that follows
                 self.touched[:] = [t for t in self.touched if own.get(t.stream, 0) < t.time]
 
     def step(self, stream: int) -> int:
-        """One more thing is queued on a stream, after all that the host knows of; its number there."""
+        """Advance a stream's clock by one queued operation and return its time; the host's clock is joined first."""
         with self.lock:
             self.learn(stream, self.known[HOST_STREAM])
             self.known[stream][stream] += 1
             return self.known[stream][stream]
 
     def launch(self, stream: int, module: Module, arrays: Mapping[str, Any]) -> None:
-        """A launch joins a stream's order (or the host's); in debug mode those it meets unordered are reported."""
+        """Record a launch on a stream or the host; in debug mode, report unordered uses of the same memory."""
         with self.lock:
             time = 0 if stream == HOST_STREAM else self.step(stream)
             if (checks := ACTIVE_CHECKS.get()) is None:
@@ -109,7 +107,7 @@ class LaunchOrder:
         met = next((t for t in self.touched if self._meet(t, new, known)), None)
         if met is not None:
             checks.found(_stream_race_finding(met, new))
-        if new.stream != HOST_STREAM:  # the host's own is done when it returns
+        if new.stream != HOST_STREAM:  # a launch of the host has ended when it returns
             self.touched.append(new)
 
     def _meet(self, old: ArrayUse, new: ArrayUse, known: StreamClocks) -> bool:
@@ -131,14 +129,14 @@ def _describe_use(one: ArrayUse) -> str:
 LAUNCH_ORDER = LaunchOrder()
 
 
-# Streams: launches queued and run in order, beside the program and beside other streams; events between them.
+# Streams run their launches in order and concurrently with the program and other streams; events order streams.
 
 
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
 class QueuedLaunch:
-    """A launch on a stream: `wait()` gives what the kernel returns."""
+    """A launch on a stream: `wait()` returns the kernel's result."""
 
     def __init__(self, task: Future[Any], stream: Stream) -> None:
         self._task, self._stream, self._known = task, stream, LAUNCH_ORDER.snapshot(stream.number)
@@ -148,7 +146,7 @@ class QueuedLaunch:
         return self._task.done()
 
     def wait(self) -> Any:
-        """What the launch gives, once it and all before it on its stream have ended.
+        """Wait for the launch and everything before it on its stream, and return its result.
 
         Raises:
             TesseraError: the launch failed, or one before it on its stream.
@@ -196,14 +194,14 @@ class Stream:
         CURRENT_STREAM.reset(self._tokens.pop())
 
     def run(self, function: Callable[..., Any], *args: Any, **named: Any) -> QueuedLaunch:
-        """Queue a call of any function of the host; what it touches is not known to debug mode."""
+        """Queue a call of a host function; debug mode does not know which arrays it uses."""
         LAUNCH_ORDER.step(self.number)
         return self.queue(lambda: function(*args, **named))
 
     def queue(self, task: Callable[[], Any]) -> QueuedLaunch:
-        """Queue a task, whose order is known already."""
+        """Queue a task whose order has been recorded already."""
         context = contextvars.copy_context()
-        context.run(CURRENT_STREAM.set, None)  # what a task launches runs at once
+        context.run(CURRENT_STREAM.set, None)  # a launch inside a task runs synchronously
         return QueuedLaunch(self._tasks.submit(context.run, self._one, task), self)
 
     def _one(self, task: Callable[[], Any]) -> Any:
@@ -211,12 +209,12 @@ class Stream:
             return None
         try:
             return task()
-        except Exception as error:  # it is raised where somebody waits
+        except Exception as error:  # the waiting caller raises it
             self.error = error
             return None
 
     def record(self, event: Event | None = None) -> Event:
-        """An event that happens when all that is queued here so far has ended."""
+        """Record an event: it is complete when everything queued on this stream so far has ended."""
         found = event or Event()
         found._recorded(LAUNCH_ORDER.snapshot(self.number))
         flag = found._flag
@@ -224,7 +222,7 @@ class Stream:
         return found
 
     def wait(self, event: Event) -> None:
-        """What is queued here from now on runs after an event; the program goes on.
+        """Make everything queued on this stream from now on run after an event; the program does not wait.
 
         Raises:
             ArgumentError: the event was never recorded.
@@ -238,7 +236,7 @@ class Stream:
         self.error = self.error or event.error
 
     def synchronize(self) -> None:
-        """Wait until all that is queued here has ended.
+        """Wait until everything queued on this stream has ended.
 
         Raises:
             TesseraError: a launch failed; the stream can be used again.
@@ -255,7 +253,7 @@ class Stream:
 
 
 class Event:
-    """A point in the order of a stream: `stream.record()` makes one, `other.wait(event)` goes on after it."""
+    """A point in the order of a stream: `stream.record()` creates one, `other.wait(event)` waits for it."""
 
     def __init__(self) -> None:
         self._flag = Flag()
@@ -265,7 +263,7 @@ class Event:
         self.error: Exception | None = None
 
     def record(self, stream: Stream | None = None) -> Event:
-        """Happen when all that is queued on a stream (that of the `with` block) so far has ended.
+        """Record the event on a stream (by default that of the `with` block), after all that is queued so far.
 
         Raises:
             ArgumentError: no stream is named, and none is current.
@@ -277,11 +275,11 @@ class Event:
         return found.record(self)
 
     def done(self) -> bool:
-        """Whether it has happened."""
+        """Whether the event is complete."""
         return self._flag.is_set()
 
     def synchronize(self) -> None:
-        """Wait until it has happened.
+        """Wait until the event is complete.
 
         Raises:
             ArgumentError: it was never recorded. TesseraError: a launch before it failed.
@@ -296,11 +294,11 @@ class Event:
         """Milliseconds from this event to a later one.
 
         Raises:
-            ExecutionError: one of them has not happened yet.
+            ExecutionError: one of the events is not complete yet.
         """
         if not (self.done() and later.done()):
             raise ExecutionError(
-                "an event has not happened yet", location=user_location(), suggestion="later.synchronize()"
+                "an event is not complete yet", location=user_location(), suggestion="later.synchronize()"
             )
         return (later._time - self._time) * 1e3
 

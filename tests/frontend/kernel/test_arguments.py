@@ -37,7 +37,7 @@ def test_what_may_not_be_written_is_refused(target):
     held = np.zeros(4, "f4")
     held.flags.writeable = False
     entry = ts.kernel(target=target)(double)
-    with pytest.raises(ArgumentError, match="`o` is written by the kernel, and may not be"):
+    with pytest.raises(ArgumentError, match="`o` is written by the kernel, but is read-only"):
         entry[4](np.ones(4, "f4"), held)
     out = np.zeros(4, "f4")
     entry[4](held, out)  # read, it is fine

@@ -25,7 +25,7 @@ from tessera.frontend.kernel.autotuning import Configuration, Trial, Tuned, Tuni
 from tessera.frontend.kernel.python_ast.source import read_source
 from tessera.runtime.launch import execution as launches
 
-# What tuning has found, kept in a JSON file: processes read it at any time, and add to it one after the other.
+# The cache is a JSON file: processes read it at any time and write it one at a time, under a file lock.
 
 
 def default_cache_file() -> Path:
@@ -34,7 +34,7 @@ def default_cache_file() -> Path:
 
 
 class TuningCache:
-    """Entries by key. A file that is missing is empty; one that cannot be read is an error, not silently replaced.
+    """Tuning results by key, in a file. A missing file is an empty cache; an unreadable one is an error.
 
     The schema of an entry: `config`, `latency_ms`, `trials`, and `about`, what the key stands for in words.
     """
@@ -52,7 +52,7 @@ class TuningCache:
         return found if isinstance(found, dict) else None
 
     def put(self, key: str, entry: Mapping[str, Any]) -> None:
-        """Add or replace an entry; a file that cannot be written is warned of, for what was found holds without it."""
+        """Add or replace an entry. A file that cannot be written is a warning: the result holds without the cache."""
         try:
             with lock_file(self.path):
                 write_json(self.path, {"entries": {**self._entries(), key: dict(entry)}})
@@ -65,7 +65,7 @@ class TuningCache:
         return write_json(path, {"entries": self._entries()})
 
     def merge(self, path: str | Path) -> int:
-        """Take the entries of another file; of two for one key the faster stays. The number taken.
+        """Merge the entries of another file, the faster of two for one key; return how many were taken.
 
         Raises:
             FileError: the file is missing, corrupt or of another schema, or this one cannot be written.
@@ -88,20 +88,20 @@ class TuningCache:
             return {}
         entries = read_json(self.path, "entries")["entries"]
         if not isinstance(entries, dict):
-            raise FileError(f"{self.path} holds no entries of tuning", received=type(entries).__name__)
+            raise FileError(f"{self.path} holds no tuning entries", received=type(entries).__name__)
         return entries
 
 
 # Autotuning: `@kernel.autotune`, `@kernel.auto`, and the measurements behind them.
 
 
-_RESULTS: dict[str, Tuned] = {}  # what this process has measured or read, by the same keys as the file
+_RESULTS: dict[str, Tuned] = {}  # results that this process has measured or read, by the keys of the file
 
 
 def tune_launch(launch: Any, args: Sequence[Any], named: Mapping[str, Any], arch: str = "") -> Tuned:
-    """The best configuration for a launch with these arguments: from the cache, or measured now.
+    """Find the best configuration for a launch with these arguments: from the cache, or by measurement.
 
-    Where this machine lacks the target's device nothing is measured: a roofline model of `arch` ranks them.
+    Without the target's device nothing is measured: a roofline model of `arch` ranks the configurations.
 
     Raises:
         ArgumentError: no configuration can run; the first one's error follows.
@@ -124,10 +124,10 @@ def tune_launch(launch: Any, args: Sequence[Any], named: Mapping[str, Any], arch
 
 
 def _has_device(target: str) -> bool:
-    """Whether a target's times can be measured here."""
+    """Whether this machine can measure the target's times."""
     if target == INTERP:
         return True
-    from tessera.codegen.contract import get_backend  # the layer above: only asked what the machine has
+    from tessera.codegen.contract import get_backend  # imported late: only asked whether the device is present
 
     return bool(getattr(get_backend(target), "has_device", True))
 
@@ -163,7 +163,7 @@ def _search_configurations(launch: Any, args: Sequence[Any], named: Mapping[str,
 
 
 def _try_candidate(candidate: Any, samples: int, errors: list[TesseraError]) -> Trial:
-    """One configuration measured; one that is too large for the target, or not made for these shapes, is refused."""
+    """Measure one configuration; one that exceeds the target's resources or does not fit the shapes is refused."""
     owner = candidate.owner
     try:
         times = _measure(candidate.launch, owner.args, owner.named, samples)
@@ -191,12 +191,12 @@ def _choose_best(launch: Any, trials: Sequence[Trial], errors: Sequence[TesseraE
     return Tuned(best.config, best.latency_ms, tuple(trials))
 
 
-# The GPU whose peaks a model takes for an architecture; the last is for any other.
+# The GPU whose peak figures the model uses for an architecture; the last row is the default.
 MODEL_GPUS = {"sm_80": "A100", "sm_90a": "H100", "": "H100"}
 
 
 def _make_predictor(arch: str) -> Any:
-    """The configuration that a model of an architecture takes for the fastest, with nothing measured."""
+    """Make a predictor: it picks the configuration that an architecture's model ranks fastest."""
     model = make_roofline_model(MODEL_GPUS.get(arch, MODEL_GPUS[""]))
 
     def predict(launch: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Tuned:
@@ -210,12 +210,12 @@ def _make_predictor(arch: str) -> Any:
 
 
 def apply_configuration(launch: Any, config: Configuration) -> Any:
-    """A launch with its kernel in one configuration."""
+    """Return a launch whose kernel has one configuration applied."""
     return replace(launch, kernel=launch.kernel.configured(config))
 
 
 def _measure(launch: Any, args: Sequence[Any], named: Mapping[str, Any], samples: int) -> list[float]:
-    """The times of some runs in milliseconds, on copies of the arrays, after one run that compiles."""
+    """Measure some runs, in milliseconds, on copies of the arrays, after one run that compiles."""
     found = launch.kernel.bind(args, named)
     module = launch.module(*args, **named)
     arrays = [a.copy() if isinstance(a, np.ndarray) else a for a in found.arrays]
@@ -228,7 +228,7 @@ def _measure(launch: Any, args: Sequence[Any], named: Mapping[str, Any], samples
 
 
 def _make_cache_key(launch: Any, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """What the best configuration depends on, hashed, and in words."""
+    """Make the key of everything that the best configuration depends on: its hash, and its parts in words."""
     kernel = launch.kernel
     found = kernel.bind(args, named)
     free = {n for c in kernel.options.tuning.configs for n in c} - {*named}
@@ -255,10 +255,10 @@ def _source_text(kernel: Any) -> str:
 
 
 def _describe_machine(target: str) -> str:
-    """The processor as far as the target sees it."""
+    """Describe the processor as the target sees it."""
     if target == INTERP:
         return f"{platform.machine()} numpy {np.__version__}"
-    from tessera.codegen.contract import get_backend  # the layer above: only asked what the machine can do
+    from tessera.codegen.contract import get_backend  # imported late: only asked what the machine supports
 
     words = f"{platform.machine()} {platform.processor()} {get_backend(target).capabilities!r}"
     return hash_text(words)[:16]
