@@ -32,6 +32,8 @@ class Hook:
         return self.function(*args, **named)
 
 
+# ir, a rule table -> ir, tracing: the type rule of a composite op.
+infer_by_lowering = Hook("tessera.ir.composites:infer_by_lowering")
 # core -> codegen: the generators that are installed.
 list_generators = Hook("tessera.codegen.contract:list_backends")
 # lower -> stdlib: the rules that lower an op to a kernel of the standard library.

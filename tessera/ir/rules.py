@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, UnsupportedOpError, user_location
+from tessera.core.hooks import infer_by_lowering
 from tessera.core.types import TensorType, Type, tf32
 from tessera.ir.numerics.conversion import convert, round_to_storage
 
@@ -95,7 +96,7 @@ class Op:
 
     def result_types(self, types: tuple[Type, ...], attrs: Mapping[str, Any]) -> tuple[Type, ...]:
         """The types of the results, by the op's type rule."""
-        rule = self.infer or TYPE_INFERENCE_HOOK[0](self)
+        rule = self.infer or infer_by_lowering(self)
         found = rule(*types, **attrs)
         return found if isinstance(found, tuple) else () if found is None else (found,)
 
@@ -226,7 +227,5 @@ transpose = Rules("transpose")
 # batch(lanes, **attrs) gives the result with a new leading axis; pointwise ops need no row
 # (tessera/transforms/batching.py).
 batch = Rules("batching")
-# How a composite without a type rule gets one: `evaluate` fills this in, since it sits above this file.
-TYPE_INFERENCE_HOOK: list[Callable[[Op], Callable[..., Any]]] = []
 # What a call does: `eager` fills this in, since it sits above this file.
 EAGER_CALL_HOOK: list[Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]] = []

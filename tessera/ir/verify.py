@@ -195,6 +195,8 @@ _REF_OPERANDS: Mapping[str, Any] = {
     "refs": RefType,
     "dst": RefType,
     "src": RefType,
+    "a_ref": RefType,
+    "b_ref": RefType,
     "args": (RefType, TensorType),
 }
 _ATTRIBUTE_KINDS: Mapping[str, type] = {
@@ -423,6 +425,23 @@ def verify(module: Module) -> Module:
         for breach in VERIFIER_RULES[number](module, level):
             raise _make_error(number, breach)
     return module
+
+
+# The rules that hold for a function of any level, between passes too.
+FUNCTION_RULES = ("V1", "V2", "V4", "V7")
+
+
+def verify_function(function: Function) -> Function:
+    """The function, if it keeps the rules that hold at every level: definitions, types, regions and attributes.
+
+    Raises:
+        VerifyError: it does not; the message begins with the number of the rule and names the op.
+    """
+    module = Module("graph", (function,))
+    for number in FUNCTION_RULES:
+        for breach in VERIFIER_RULES[number](module, LEVELS["graph"]):
+            raise _make_error(number, breach)
+    return function
 
 
 def _make_error(number: str, breach: RuleViolation) -> TesseraError:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tessera.ir.composites import expand_composites as expand_composites_
 from tessera.ir.core import Function, Module
-from tessera.ir.evaluator import expand_composites as expand_composites_
+from tessera.ir.rewrite import eliminate_common_subexpressions, eliminate_dead_code
 from tessera.ir.rules import Op
 from tessera.lower import lowering_plan
 from tessera.lower.graph_to_schedule import host_ops
@@ -15,7 +16,6 @@ from tessera.lower.mesh import Mesh, to_mesh
 from tessera.lower.mesh.op_rules import mesh_op_rules as mesh_rules
 from tessera.lower.passes import PIPELINE
 from tessera.lower.passes.memory_planning import plan_memory
-from tessera.lower.passes.redundancy_elimination import eliminate_common_subexpressions, eliminate_dead_code
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.schedule_to_tile.lowering import to_tile
 

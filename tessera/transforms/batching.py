@@ -11,8 +11,9 @@ from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.pytree import flatten
 from tessera.core.shapes import Size, normalize_axis
 from tessera.core.types import TensorType
+from tessera.ir.composites import lower_node
 from tessera.ir.core import Block, Node
-from tessera.ir.evaluator import evaluate_block, lower_node
+from tessera.ir.evaluator import evaluate_block
 from tessera.ir.rules import Op, Rules, batch, lower
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import check_function

@@ -6,8 +6,8 @@ import pytest
 import tessera as ts
 from tessera.core.errors import ArgumentError, EffectError
 from tessera.ir.core import Block
+from tessera.ir.rewrite import has_effect
 from tessera.lower.passes import PIPELINE
-from tessera.lower.passes.redundancy_elimination import has_effect
 from tessera.transforms.functional import compose, curry
 
 

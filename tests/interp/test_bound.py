@@ -9,8 +9,8 @@ from tessera.core.types import TensorType, bf16, bool_, f16, f32, f64, int64
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp import bound, graph
 from tessera.ir.builder import Builder
+from tessera.ir.composites import expand_composites
 from tessera.ir.core import Block, Function, Value
-from tessera.ir.evaluator import expand_composites
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 from tessera.ir.tensor import Tensor

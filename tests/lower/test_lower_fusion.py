@@ -9,8 +9,8 @@ from tessera.core.types import bf16, f32
 from tessera.frontend.jit.tracing import jit
 from tessera.interp import schedule
 from tessera.interp.tile import interpreter
+from tessera.ir.composites import expand_composites
 from tessera.ir.core import Module
-from tessera.ir.evaluator import expand_composites
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
 from tessera.ir.tensor import Tensor

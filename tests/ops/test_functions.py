@@ -8,7 +8,7 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.interp import graph
-from tessera.ir.evaluator import expand_composites
+from tessera.ir.composites import expand_composites
 from tessera.ir.rules import Op, lower
 from tessera.ops.tensor import scalar_functions
 from tessera.runtime.program import prepare

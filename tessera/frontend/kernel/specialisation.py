@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,9 @@ from tessera.frontend.kernel.tile_api import ids
 from tessera.frontend.kernel.tile_api.ids import GRID_IDS, GROUP_IDS, WARP_SIZE
 from tessera.frontend.kernel.trace import CURRENT_TRACE, KernelBuilder, TraceState, is_number
 from tessera.ir.builder import Builder, override_numerics
+from tessera.ir.composites import expand_composites
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
-from tessera.ir.evaluator import expand_composites
+from tessera.ir.rewrite import eliminate_dead_nodes
 from tessera.ir.tensor import Tensor
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.ops.dialects import control_flow, host, tile
@@ -83,30 +83,13 @@ def choose_launch(
     return tuple(blocks) or (1,), group
 
 
-# Nodes that nothing uses taken away: what reading a kernel leaves behind.
+# Dead code elimination after a kernel is read. A load stays, so that debug mode checks its bounds.
 
 
-def eliminate_dead_code(block: Block) -> Block:
-    """A block without pure nodes and buffers whose results are not used."""
-    return _eliminate_dead_nodes(block, set())
-
-
-def _eliminate_dead_nodes(block: Block, used: set[Value]) -> Block:
-    used |= set(block.results)
-    kept: list[Node] = []
-    for node in reversed(block.nodes):
-        if _is_removable(node) and not used & set(node.results):
-            continue
-        used |= set(node.args)
-        if node.regions:
-            node = dataclasses.replace(node, regions=tuple(_eliminate_dead_nodes(r, used) for r in node.regions))
-        kept.append(node)
-    return dataclasses.replace(block, nodes=tuple(reversed(kept)))
-
-
-def _is_removable(node: Node) -> bool:
+def has_observable_effect(node: Node) -> bool:
+    """Whether a node has an effect, or reads; an allocation that nothing uses has none."""
     inner = (n for r in node.regions for n in r.walk())
-    return node.op is tile.alloc or not any(n.op.effects for n in (node, *inner))
+    return node.op is not tile.alloc and any(n.op.effects for n in (node, *inner))
 
 
 # What a kernel returns, as outputs of its module.
@@ -201,7 +184,7 @@ def specialise(
     if line_marks.needs_marks(frame.trace):
         with line_marks.compile_with_marks():
             frame, values, outputs = _trace_body(function, parameters, request)
-    body = eliminate_dead_code(frame.trace.builder.block([*values, *outputs], ()))
+    body = eliminate_dead_nodes(frame.trace.builder.block([*values, *outputs], ()), has_observable_effect)
     asked = {"stages": request.stages, "cluster": request.cluster}
     hints = {name: value for name, value in asked.items() if value is not None}
     attrs = Attrs({"group": request.group, "grid": request.grid, **hints})

@@ -9,10 +9,11 @@ a kernel of its own, kept in memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tessera.ir.core import Function, Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op, Rules
 from tessera.lower import lowering_plan
 from tessera.lower.affine import IndexExpr, make_index
@@ -118,7 +119,7 @@ class KernelFusion:
 
     function: Function
     launched: frozenset[Op]
-    producers: dict[Value, Node] = field(default_factory=dict)
+    uses: UseDef
     clusters: list[FusionCluster] = field(default_factory=list)
     forced_roots: set[Value] = field(default_factory=set)
     operands: set[Value] = field(default_factory=set)
@@ -126,7 +127,6 @@ class KernelFusion:
 
     def run(self) -> list[FusionCluster]:
         """The clusters in the order in which they run; launched nodes stand among them with nothing inlined."""
-        self.producers = {v: n for n in self.function.body.nodes for v in n.results}
         self.forced_roots |= set(self.function.results)
         keeping = [n for n in self.function.body.nodes if n.op in (contractions.dot, *self.launched)]
         self.memory = {self.base(v) for n in keeping for v in n.args}
@@ -143,7 +143,7 @@ class KernelFusion:
         if node.op in self.launched:
             # A loop wants its own values in memory; a launch, only their elements.
             self.forced_roots |= {
-                strip_reshapes(v, self.producers) if node.op in lowering_plan.library_rules else v for v in node.args
+                strip_reshapes(v, self.uses) if node.op in lowering_plan.library_rules else v for v in node.args
             }
             self.clusters.append(FusionCluster.of(value))
             return
@@ -182,13 +182,13 @@ class KernelFusion:
 
     def base(self, value: Value) -> Value:
         """The value that a chain of views moves the elements of."""
-        while value in self.producers and self.producers[value].op in VIEWS:
-            value = self.producers[value].args[0]
+        while value in self.uses and self.uses[value].op in VIEWS:
+            value = self.uses[value].args[0]
         return value
 
     def is_computed(self, value: Value) -> bool:
         """Whether there is more than moved elements between a value and the inputs."""
-        return self.base(value) in self.producers
+        return self.base(value) in self.uses
 
     def is_cheap(self, value: Value) -> bool:
         """Whether few cheap ops lie between a value and the inputs."""
@@ -196,7 +196,7 @@ class KernelFusion:
 
     def _left(self, value: Value, budget: int) -> int:
         """What is left of a budget after paying for the ops that compute a value; below 0 where it is not enough."""
-        node = self.producers.get(value)
+        node = self.uses.get(value)
         if node is None or node.op in CONSTANTS:
             return budget
         if node.op not in (*CHEAP, *VIEWS, basic.cast):
@@ -212,7 +212,7 @@ class KernelFusion:
         work = [value]
         while work:
             value = work.pop()
-            node = self.producers.get(value)
+            node = self.uses.get(value)
             if node is None or value in seen:
                 continue
             yield node
@@ -240,7 +240,7 @@ class KernelFusion:
         Those reductions need kernels of their own, which had better compute the value as well; but where it is made
         of a narrower one, that.
         """
-        if any(v in self.producers and is_widening(self.producers[v]) for v in self.producers[value].args):
+        if any(v in self.uses and is_widening(self.uses[v]) for v in self.uses[value].args):
             return False
         found = [n for n in self.walk_producers(value) if n.op in REDUCTIONS and _have_same_rank(n.args[0], value)]
         axes = {axis for n in found for axis in find_reduced_axes(n)}
@@ -252,10 +252,10 @@ def _have_same_rank(x: Value, y: Value) -> bool:
     return x.type.rank == y.type.rank  # type: ignore[union-attr]
 
 
-def strip_reshapes(value: Value, producers: Mapping[Value, Node]) -> Value:
+def strip_reshapes(value: Value, uses: UseDef) -> Value:
     """What a value is only another shape of: both are the same memory."""
-    while value in producers and producers[value].op is shape.reshape:
-        value = producers[value].args[0]
+    while value in uses and uses[value].op is shape.reshape:
+        value = uses[value].args[0]
     return value
 
 
@@ -272,7 +272,7 @@ _ROOT_RULES = Rules("root")
 
 def form_clusters(function: Function, launched: frozenset[Op] = frozenset()) -> list[FusionCluster]:
     """The kernels that compute a function, in order."""
-    return KernelFusion(function, launched).run()
+    return KernelFusion(function, launched, UseDef(function, nested=False)).run()
 
 
 @_FUSION_RULES(*CONSTANTS)
@@ -348,7 +348,7 @@ def _assign_reduction_dim(
 
 def _prefers_product(fusion: KernelFusion, node: Node, cluster: FusionCluster) -> bool:
     """Whether a dot that does not lead to this reduction is wanted here: it had better come than the reduction."""
-    wanted = [fusion.producers.get(v) for v in cluster.access_points if v not in fusion.forced_roots]
+    wanted = [fusion.uses.get(v) for v in cluster.access_points if v not in fusion.forced_roots]
     dots = {n for n in wanted if n is not None and n.op is contractions.dot}
     return bool(dots) and not dots <= set(fusion.walk_producers(node.args[0]))
 

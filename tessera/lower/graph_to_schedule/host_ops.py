@@ -9,6 +9,7 @@ from typing import Any
 
 from tessera.core.types import RefType, TensorType, bool_, int64, scalar
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import REGISTRY, Op, Rules
 from tessera.lower.indexing_maps import get_shape
 from tessera.lower.lowering_plan import LoweringPlan
@@ -49,9 +50,8 @@ def _open_region(lowering: Any, made: list[Block], params: Sequence[Value] = ())
 
 def _lower_region(lowering: Any, block: Block, places: Sequence[Value], targets: Sequence[Value]) -> None:
     """Compute a region whose parameters lie at `places` into `targets`."""
-    producers = {v: n for n in block.nodes for v in n.results}
     known = dict(zip(block.params, places, strict=True))
-    inner = replace(lowering, producers=producers, order=block.nodes, places=known, views={})
+    inner = replace(lowering, uses=UseDef(block, nested=False), order=block.nodes, places=known, views={})
     inner.fill(block, targets)
 
 

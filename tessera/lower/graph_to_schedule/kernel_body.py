@@ -3,12 +3,13 @@ rule for each Graph op."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tessera.core.types import DType, RefType, TensorType, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import ACCUMULATE, Op, Rules
 from tessera.lower.affine import IndexDigit, IndexExpr, OpaqueIndex, add_exprs, make_constant
 from tessera.lower.graph_to_schedule.fusion import FusionCluster
@@ -34,12 +35,10 @@ class BodyBuilder:
     a slot is such a value and the shape it is seen as.
     """
 
-    def __init__(
-        self, cluster: FusionCluster, order: Sequence[int], producers: Mapping[Value, Node], held: Any
-    ) -> None:
+    def __init__(self, cluster: FusionCluster, order: Sequence[int], uses: UseDef, held: Any) -> None:
         self.cluster = cluster
         self.place = {dim: i for i, dim in enumerate(order)}
-        self.producers = producers
+        self.uses = uses
         self.held = held
         self.builder = Builder()
         self.slots: dict[MemorySlot, Value] = {}
@@ -56,7 +55,7 @@ class BodyBuilder:
     def _made(self, value: Value, point: AccessPoint) -> Value:
         if self.is_leaf(value):
             return self.load(value, get_shape(value), point)
-        node = self.producers[value]
+        node = self.uses[value]
         with self.builder.at(node.loc):
             return point_rules.of(node.op)(self, node, point)
 

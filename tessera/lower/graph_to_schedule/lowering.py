@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from tessera.core.errors import ShapeError, UnsupportedOpError
@@ -10,6 +10,7 @@ from tessera.core.shapes import symbol_names
 from tessera.core.types import RefType, Type
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op
 from tessera.lower import lowering_plan
 from tessera.lower.affine import IndexExpr, KernelDims
@@ -29,7 +30,7 @@ class ScheduleLowering:
     """A schedule module under construction: where each value lies, and the tile functions it launches."""
 
     plan: LoweringPlan
-    producers: Mapping[Value, Node]
+    uses: UseDef
     order: tuple[Node, ...]
     builder: Builder = field(default_factory=Builder)
     places: dict[Value, Value] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class ScheduleLowering:
     @staticmethod
     def of(block: Block, plan: LoweringPlan) -> ScheduleLowering:
         """A lowering of a block with nothing done yet."""
-        return ScheduleLowering(plan, {v: n for n in block.nodes for v in n.results}, block.nodes)
+        return ScheduleLowering(plan, UseDef(block, nested=False), block.nodes)
 
     def fill(self, block: Block, targets: Sequence[Value]) -> None:
         """Compute a block whose parameters have their places; each result goes into the memory given for it."""
@@ -54,7 +55,7 @@ class ScheduleLowering:
     def view(self, value: Value, shape: tuple[int, ...]) -> Value:
         """The memory of a value, seen as a shape; a launch reads through what is only another shape of it."""
         if value not in self.places:
-            value = strip_reshapes(value, self.producers)
+            value = strip_reshapes(value, self.uses)
         place = self.places[value]
         if tuple(place.type.shape) == shape:
             return place
@@ -71,7 +72,7 @@ class ScheduleLowering:
 
     def compute(self, cluster: FusionCluster) -> None:
         """Add what computes a cluster's root."""
-        node = self.producers[cluster.root]
+        node = self.uses[cluster.root]
         with self.builder.at(node.loc):
             if node.op in host_ops.host_rules:
                 host_ops.host_rules.of(node.op)(self, node)
@@ -103,7 +104,7 @@ class ScheduleLowering:
     def kernel(self, cluster: FusionCluster, target: Value) -> None:
         """One schedule.kernel."""
         order = order_dims(cluster)
-        pull = BodyBuilder(cluster, order, self.producers, lambda v: self.places[v].hint)
+        pull = BodyBuilder(cluster, order, self.uses, lambda v: self.places[v].hint)
         for node in self.order:
             if node.results[0] in cluster.inlined:
                 for point in cluster.points(node.results[0]):  # in order, so that no pull runs deep
@@ -126,7 +127,7 @@ class ScheduleLowering:
             return
         cluster = FusionCluster.of(source)
         order = order_dims(cluster)
-        pull = BodyBuilder(cluster, order, self.producers, lambda v: self.places[v].hint)
+        pull = BodyBuilder(cluster, order, self.uses, lambda v: self.places[v].hint)
         place = Value(target.type, target.hint)
         with pull.builder.at(self.builder.location):
             pull.store(source, place)

@@ -13,13 +13,13 @@ from tessera.core.types import RefType, TensorType
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.evaluator import evaluate_block
+from tessera.ir.rewrite import eliminate_dead_nodes
 from tessera.lower.mesh import matmul, op_rules
 from tessera.lower.mesh.control_flow import region_rules
 from tessera.lower.mesh.cost_model import estimate_peak_memory
 from tessera.lower.mesh.mesh_lowering import PIECE_MEMORY_BYTES, MeshLowering, NoMapping, count_piece_elements
 from tessera.lower.mesh.op_rules import mesh_op_rules, raise_unmapped
 from tessera.lower.mesh.sharding import CONSTANT, Mesh, ShardedTensor, Sharding, tensor_type_of
-from tessera.lower.passes.redundancy_elimination import dce_block
 from tessera.ops.dialects import host, mesh
 from tessera.ops.dialects.mesh import UNSPLIT
 
@@ -103,7 +103,7 @@ def _estimate_cost(
         return (-reached[0], math.inf, math.inf)
     return (
         -math.inf,
-        max(0, estimate_peak_memory(dce_block(Block((), tuple(nodes), ()))) - PIECE_MEMORY_BYTES),
+        max(0, estimate_peak_memory(eliminate_dead_nodes(Block((), tuple(nodes), ()))) - PIECE_MEMORY_BYTES),
         lowering.cycles,
     )
 
@@ -174,7 +174,7 @@ def _make_module(function: Function, shape: Mesh, splits: Sequence[Sharding]) ->
     with lowering.builder.at(function.loc), lowering.builder.region() as nodes:
         block = _lower_body(lowering, function, splits, [0])
     name = f"{function.name}_on_mesh"
-    body = dce_block(Block(block.params, tuple(nodes), ()))
+    body = eliminate_dead_nodes(Block(block.params, tuple(nodes), ()))
     program = Function(name, body, Attrs({"group": 1, "mesh": shape.grid}), function.loc)
     builder = Builder()
     params = tuple(Value(v.type, v.hint) for v in block.params)

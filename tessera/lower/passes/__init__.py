@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tessera.ir.core import Function
+from tessera.ir.rewrite import eliminate_common_subexpressions, eliminate_dead_code
 from tessera.lower.passes.canonicalisation import canonicalise
-from tessera.lower.passes.redundancy_elimination import eliminate_common_subexpressions, eliminate_dead_code
 
 # What a Graph function of primitives goes through, in order, before it is scheduled.
 PIPELINE: tuple[tuple[str, Callable[[Function], Function]], ...] = (

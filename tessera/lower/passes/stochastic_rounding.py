@@ -1,21 +1,20 @@
-"""Stochastic rounding: each result that a policy rounds stochastically is computed wide, then rounded by an explicit
-op.
+"""Stochastic rounding: each result that a policy rounds stochastically is computed in the wide type, then rounded by
+an explicit op.
 
-The draws depend on the seed and on the position in the whole tensor, so that tiles, levels and targets round alike.
-In a tile function the whole is the blocks of all tiles of all programs, in the order of their numbers.
+The random bits depend on the seed and on the position in the whole tensor, so that tiles, levels and targets round
+alike. In a tile function the whole tensor is the blocks of all tiles of all programs, in the order of their numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from tessera.core.types import Type, f64
-from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.evaluator import NodeSemantics, make_copier, rebuild_function
+from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
 from tessera.ir.rules import COMPUTE, STORAGE, Op
 from tessera.ir.tensor import Tensor
 from tessera.lower.passes.type_conversion import convert_types
@@ -23,16 +22,16 @@ from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic
 from tessera.ops.tensor.stochastic_rounding import draw_rounding_bits, drop_stochastic_clause, round_by_chance
 
+stochastic_rounding = RewritePatterns("stochastic rounding")
+
 
 def expand_stochastic_rounding(function: Function) -> Function:
-    """A function in which no type rounds by chance, and ops that do so stand where one did."""
+    """Replace stochastic rounding by explicit ops; no type of the result has a stochastic policy."""
     body = function.body
     values = [*body.params, *(v for n in body.walk() for v in (*n.results, *(p for r in n.regions for p in r.params)))]
     if not any(rounds_stochastically(v.type) for v in values):
         return function
-    return convert_types(
-        rebuild_function(function, lambda builder: _make_rewriter(builder, function)), _drop_stochastic_policy
-    )
+    return convert_types(rewrite_function(function, stochastic_rounding), _drop_stochastic_policy)
 
 
 def rounds_stochastically(type: Type) -> bool:
@@ -44,45 +43,41 @@ def _drop_stochastic_policy(type: Type) -> Type:
     return replace(type, policy=drop_stochastic_clause(type.policy)) if rounds_stochastically(type) else type
 
 
-def _make_rewriter(builder: Builder, function: Function) -> NodeSemantics:
-    copy = make_copier(builder)
-
-    def meaning(node: Node, args: list[Value], run: Callable[..., list[Any]]) -> Sequence[Value]:
-        if not any(rounds_stochastically(v.type) for v in node.results) or not _computes_numbers(node):
-            return copy(node, args, run)
-        with builder.at(node.loc):
-            return _round_results(builder, node, args, lambda: _number_tile(builder, function))
-
-    return meaning
+@stochastic_rounding()
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> tuple[Value, ...] | None:
+    if not any(rounds_stochastically(v.type) for v in node.results) or not _computes_numbers(node):
+        return None
+    return _round_results(rewriter, node, args, lambda: _number_tile(rewriter))
 
 
-def _number_tile(builder: Builder, function: Function) -> Any:
-    """The number of a tile among all tiles of a launch; 0 where the function is of whole tensors."""
+def _number_tile(rewriter: Rewriter) -> Any:
+    """The number of a tile among all tiles of a launch; 0 for a function of whole tensors."""
+    attrs = rewriter.function.attrs
 
-    def ask(op: Op, **attrs: int) -> Tensor:
-        return Tensor(builder.add(op, [], attrs).out)
+    def add(op: Op, **attributes: int) -> Tensor:
+        return Tensor(rewriter.add(op, **attributes))
 
     found: Any = 0
-    for axis in range(len(function.attrs.get("grid", ()))):
-        place = ask(tile.program_id, axis=axis)
-        found = found * ask(tile.grid_size, axis=axis) + place if axis else place
-    group = int(function.attrs.get("group", 1))
-    return found * group + ask(tile.local_id) if group > 1 else found
+    for axis in range(len(attrs.get("grid", ()))):
+        position = add(tile.program_id, axis=axis)
+        found = found * add(tile.grid_size, axis=axis) + position if axis else position
+    group = int(attrs.get("group", 1))
+    return found * group + add(tile.local_id) if group > 1 else found
 
 
 def _computes_numbers(node: Node) -> bool:
-    """Whether an op's results are new numbers: what only moves them finds them rounded."""
+    """Whether an op computes new numbers; an op that only moves numbers finds them rounded already."""
     return not node.regions and (node.op is basic.cast or node.op.numerics != STORAGE)
 
 
-def _round_results(builder: Builder, node: Node, args: list[Value], number: Callable[[], Any]) -> tuple[Value, ...]:
+def _round_results(rewriter: Rewriter, node: Node, args: list[Value], number: Callable[[], Any]) -> tuple[Value, ...]:
     if node.op is basic.cast:
         return (_round_result(Tensor(args[0]), node.out.type, number),)
     wide = [_widen_operand(Tensor(a), node).data for a in args]
     attrs = dict(node.attrs)
     if "dtype" in attrs:
         attrs["dtype"] = wide[0].type.dtype
-    found = builder.add(node.op, wide, attrs, loc=node.loc).results
+    found = rewriter.builder.add(node.op, wide, attrs).results
     return tuple(_round_result(Tensor(v), old.type, number) for v, old in zip(found, node.results, strict=True))
 
 
@@ -94,7 +89,7 @@ def _widen_operand(x: Tensor, node: Node) -> Tensor:
 
 
 def _round_result(x: Tensor, type: Type, number: Callable[[], Any]) -> Value:
-    """A wide result in its storage: rounded by chance, unless storage has every number of it."""
+    """A wide result in its storage type: rounded stochastically, unless the storage type holds it exactly."""
     policy, shape = type.policy, tuple(int(n) for n in type.shape)  # type: ignore[arg-type]
     if policy is None or not rounds_stochastically(type):
         return basic.cast(x, dtype=policy or type.dtype).data

@@ -7,10 +7,11 @@ stage. A value that depends on the looped dim is recomputed in each loop that us
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.ir.core import Block, Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.lower.affine import BodyIndexing
 from tessera.ops.dialects import schedule
 
@@ -56,7 +57,7 @@ def _make_stage(block: Block, found: BodyIndexing, dim: int, phase: dict[Node, i
     ended = tuple(n for n in block.nodes if _reduces_over(n, dim) and phase[n] == p)
     inner = [n for n in block.nodes if _is_inner(n, found, dim)]
     wanted = [n for n in inner if not n.results and phase[n] == p]
-    needed = _find_backward_slice([*ended, *wanted], inner)
+    needed = _find_needed_nodes([*ended, *wanted], inner)
     straight = tuple(n for n in block.nodes if n not in inner and not _reduces_over(n, dim) and phase[n] == p)
     return LoopStage(straight, tuple(n for n in inner if n in needed), ended)
 
@@ -68,15 +69,7 @@ def _is_inner(node: Node, found: BodyIndexing, dim: int) -> bool:
     return any(dim in found.depends[v] for v in node.args)
 
 
-def _find_backward_slice(ends: Sequence[Node], inner: Collection[Node]) -> set[Node]:
-    """The inner nodes that some nodes need, and those of them that are inner."""
-    makers = {v: n for n in inner for v in n.results}
-    needed = {n for n in ends if n in inner}
-    work = list(ends)
-    while work:
-        for value in work.pop().args:
-            node = makers.get(value)
-            if node is not None and node not in needed:
-                needed.add(node)
-                work.append(node)
-    return needed
+def _find_needed_nodes(ends: Sequence[Node], inner: Sequence[Node]) -> set[Node]:
+    """The inner nodes that some nodes depend on, and those of these nodes that are inner."""
+    uses = UseDef(Block((), tuple(inner), ()))
+    return {n for n in ends if n in inner}.union(uses.backward_slice([v for n in ends for v in n.args]))

@@ -5,27 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tessera.core.types import int64, scalar
-from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, structural_key
-from tessera.ir.evaluator import NodeSemantics, make_copier, rebuild_function
+from tessera.ir.rewrite import (
+    RewritePatterns,
+    Rewriter,
+    UseDef,
+    eliminate_dead_nodes,
+    merge_equal_nodes,
+    rewrite_function,
+)
 from tessera.ir.rules import Rules
 from tessera.lower.affine import KernelDims, analyse_body
 from tessera.lower.indexing_maps import POINTWISE
 from tessera.lower.kernel_summary import name_kernel
-from tessera.lower.passes.redundancy_elimination import cse_block, dce_block
 from tessera.lower.schedule_to_tile import loads_stores
 from tessera.lower.schedule_to_tile.loop_stages import LoopStage, split_into_stages
-from tessera.lower.schedule_to_tile.reductions import ProducerMap, emit_whole_reduction, reduction_rules
+from tessera.lower.schedule_to_tile.reductions import emit_whole_reduction, reduction_rules
 from tessera.lower.schedule_to_tile.tile_emitter import BlockValue, TileEmitter
 from tessera.ops.dialects import control_flow, host, schedule, tile
 from tessera.ops.tensor import basic
 from tessera.ops.tensor import elementwise as e
 
 GRID_AXES = 3
-# rule(emitter, node, makers) emits one node of a body.
+# rule(emitter, node, uses) emits one node of a body.
 tile_rules = Rules("tile")
 
 
@@ -51,25 +55,20 @@ class ProgramGrid:
 
 
 def to_tile(module: Module) -> Module:
-    """The Tile module of a Schedule module."""
-    made: dict[Hashable, Function] = {}
-    main = rebuild_function(module.main, lambda builder: _make_rewriter(builder, made))
-    return module.replace(main, *made.values(), *module.functions[1:], level="tile")
+    """Lower a Schedule module to a Tile module: each kernel becomes a launch of a tile function."""
+    kernels: dict[Hashable, Function] = {}
+    patterns = RewritePatterns("kernel to launch")
 
-
-def _make_rewriter(builder: Builder, made: dict[Hashable, Function]) -> NodeSemantics:
-    copy = make_copier(builder)
-
-    def meaning(node: Node, args: list[Value], walk: Any) -> Sequence[Value]:
-        if node.op is not schedule.kernel:
-            return copy(node, args, walk)
-        function, grid = lower_kernel(node, len(made))
-        # Kernels that are the same, from the same lines, are one.
-        function = made.setdefault(structural_key(replace(function, name="")), function)
-        builder.add(host.launch, args, {"kernel": function.name, "grid": grid}, loc=node.loc)
+    @patterns(schedule.kernel)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> tuple[()]:
+        function, grid = lower_kernel(node, len(kernels))
+        # Kernels that are equal, and of the same lines, are one function.
+        function = kernels.setdefault(structural_key(replace(function, name="")), function)
+        rewriter.builder.add(host.launch, args, {"kernel": function.name, "grid": grid})
         return ()
 
-    return meaning
+    main = rewrite_function(module.main, patterns)
+    return module.replace(main, *kernels.values(), *module.functions[1:], level="tile")
 
 
 def lower_kernel(node: Node, number: int) -> tuple[Function, tuple[int, ...]]:
@@ -79,13 +78,13 @@ def lower_kernel(node: Node, number: int) -> tuple[Function, tuple[int, ...]]:
     params = tuple(Value(p.type, p.hint) for p in block.params)
     found = analyse_body(block, dims)
     emit = TileEmitter(found, tiles, dict(zip(block.params, params, strict=True)))
-    makers = {v: n for n in block.nodes for v in n.results}
+    uses = UseDef(block)
     grid = ProgramGrid.of(dims, tiles, loop)
     with emit.builder.at(node.loc):
         _emit_tile_starts(emit, grid)
         for stage in split_into_stages(block, found, loop):
-            _emit_stage(emit, stage, loop, makers)
-    body = dce_block(cse_block(emit.builder.block(params, ())))
+            _emit_stage(emit, stage, loop, uses)
+    body = eliminate_dead_nodes(merge_equal_nodes(emit.builder.block(params, ())))
     return Function(f"k{number}_{name_kernel(block)}", body, Attrs({"group": 1}), node.loc), grid.shape
 
 
@@ -102,30 +101,30 @@ def _emit_tile_starts(emit: TileEmitter, grid: ProgramGrid) -> None:
                 place = emit.add(e.floor_divide, [place, emit.number(count)])
 
 
-def _emit_stage(emit: TileEmitter, stage: LoopStage, loop: Sequence[int], makers: ProducerMap) -> None:
-    _emit_nodes(emit, stage.straight, makers)
+def _emit_stage(emit: TileEmitter, stage: LoopStage, loop: Sequence[int], uses: UseDef) -> None:
+    _emit_nodes(emit, stage.straight, uses)
     if stage.loop or stage.ended:
-        _emit_loop(emit, stage, loop[0], makers)
+        _emit_loop(emit, stage, loop[0], uses)
 
 
-def _emit_nodes(emit: TileEmitter, nodes: Sequence[Node], makers: ProducerMap) -> None:
+def _emit_nodes(emit: TileEmitter, nodes: Sequence[Node], uses: UseDef) -> None:
     for node in nodes:
         with emit.builder.at(node.loc):
-            out = tile_rules.of(node.op)(emit, node, makers)
+            out = tile_rules.of(node.op)(emit, node, uses)
         if node.results:
             emit.env[node.out] = out
 
 
-def _emit_loop(emit: TileEmitter, stage: LoopStage, dim: int, makers: ProducerMap) -> None:
+def _emit_loop(emit: TileEmitter, stage: LoopStage, dim: int, uses: UseDef) -> None:
     """One loop over the tiles of a dim, which carries the reductions that end with it."""
-    carried = [reduction_rules.of(n.op)(emit, n, makers) for n in stage.ended]
+    carried = [reduction_rules.of(n.op)(emit, n, uses) for n in stage.ended]
     starts = [s.start(emit) for s in carried]
     bounds = [emit.number(n) for n in (0, emit.forms.dims[dim][1], emit.tile[dim])]
     params = [[Value(v.type) for v in values] for values in starts]
     place = Value(scalar(int64), emit.forms.dims[dim][0])
     with emit.inner() as nodes:
         emit.starts[dim] = place
-        _emit_nodes(emit, stage.loop, makers)
+        _emit_nodes(emit, stage.loop, uses)
         results = []
         for node, each, values in zip(stage.ended, carried, params, strict=True):
             with emit.builder.at(node.loc):
@@ -141,30 +140,30 @@ def _emit_loop(emit: TileEmitter, stage: LoopStage, dim: int, makers: ProducerMa
 
 
 @tile_rules(*POINTWISE)
-def _(emit, node, makers):
+def _(emit, node, uses):
     return emit.pointwise(node.op, [emit.env[v] for v in node.args], node)
 
 
 @tile_rules(basic.full)
-def _(emit, node, makers):
+def _(emit, node, uses):
     return BlockValue(emit.full((), node.attrs["value"], node.attrs["dtype"]))
 
 
 @tile_rules(schedule.index)
-def _(emit, node, makers):
+def _(emit, node, uses):
     return emit.index(node.attrs["dim"])
 
 
 @tile_rules(schedule.load)
-def _(emit, node, makers):
+def _(emit, node, uses):
     return loads_stores.emit_load(emit, node)
 
 
 @tile_rules(schedule.store)
-def _(emit, node, makers):
+def _(emit, node, uses):
     return loads_stores.emit_store(emit, node)
 
 
 @tile_rules(schedule.reduce, schedule.contract)
-def _(emit, node, makers):
-    return emit_whole_reduction(emit, node, makers)
+def _(emit, node, uses):
+    return emit_whole_reduction(emit, node, uses)

@@ -11,6 +11,7 @@ import ml_dtypes
 
 from tessera.core.types import DType, int64
 from tessera.ir.core import Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
 from tessera.lower.affine import make_index
 from tessera.lower.indexing_maps import get_tensor_type
@@ -40,14 +41,13 @@ class LoopReduction:
     end: Callable[[TileEmitter, Sequence[Value]], BlockValue]
 
 
-# rule(emitter, node, makers) gives the Sum of a node; `makers` finds the node a body value comes from.
+# rule(emitter, node, uses) gives the Sum of a node; `uses` finds the node a body value comes from.
 reduction_rules = Rules("carried reduction")
-ProducerMap = dict[Value, Node]
 
 
-def emit_whole_reduction(emit: TileEmitter, node: Node, makers: ProducerMap) -> BlockValue:
+def emit_whole_reduction(emit: TileEmitter, node: Node, uses: UseDef) -> BlockValue:
     """A reduction that needs no loop."""
-    found: LoopReduction = reduction_rules.of(node.op)(emit, node, makers)
+    found: LoopReduction = reduction_rules.of(node.op)(emit, node, uses)
     return found.end(emit, found.more(emit, ()))
 
 
@@ -92,7 +92,7 @@ def _reduce_axis(emit: TileEmitter, kind: str, value: Value, axis: int) -> Value
 
 
 @reduction_rules(schedule.reduce)
-def _(emit: TileEmitter, node: Node, makers: ProducerMap) -> LoopReduction:
+def _(emit: TileEmitter, node: Node, uses: UseDef) -> LoopReduction:
     rule = _make_arg_reduction if node.attrs["kind"] in ARG_TO_VALUE_KIND else _make_value_reduction
     return rule(emit, node)
 
@@ -183,7 +183,7 @@ class MatmulDims:
 
 
 @reduction_rules(schedule.contract)
-def _(emit: TileEmitter, node: Node, makers: ProducerMap) -> LoopReduction:
+def _(emit: TileEmitter, node: Node, uses: UseDef) -> LoopReduction:
     dim, wide = node.attrs["dim"], get_tensor_type(node.args[0]).accumulate
     left, right = (emit.axes(emit.forms.depends[v]) for v in node.args)
     dims = MatmulDims.of(left, right, dim)
@@ -192,7 +192,7 @@ def _(emit: TileEmitter, node: Node, makers: ProducerMap) -> LoopReduction:
         return [emit.full(dims.shape(emit), find_neutral_element("sum", wide), wide)]
 
     def more(emit: TileEmitter, carried: Sequence[Value]) -> list[Value]:
-        a, b = (_mask_factor(emit, v, dim, makers) for v in node.args)
+        a, b = (_mask_factor(emit, v, dim, uses) for v in node.args)
         x = _fold_to_matrices(emit, a, (*dims.batch, *dims.m, dim), len(dims.batch), len(dims.m))
         y = _fold_to_matrices(emit, b, (*dims.batch, dim, *dims.n), len(dims.batch), 1)
         dtype = node.attrs["dtype"] if not carried else wide
@@ -209,11 +209,11 @@ def _(emit: TileEmitter, node: Node, makers: ProducerMap) -> LoopReduction:
     return LoopReduction(start, more, end)
 
 
-def _mask_factor(emit: TileEmitter, value: Value, dim: int, makers: ProducerMap) -> BlockValue:
+def _mask_factor(emit: TileEmitter, value: Value, dim: int, uses: UseDef) -> BlockValue:
     """An operand of a product, 0 past the end of the summed dim."""
-    tile, node = emit.env[value], makers.get(value)
+    tile, node = emit.env[value], uses.get(value)
     while node is not None and node.op is basic.cast:
-        node = makers.get(node.args[0])
+        node = uses.get(node.args[0])
     if not emit.is_ragged(dim) or reads_zero_padding(emit, node, dim):
         return tile
     return _mask_tail(emit, tile, dim, find_neutral_element("sum", tile.value.type.dtype))

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tessera.core.types import RefType, f32
 from tessera.frontend.jit.tracing import jit
 from tessera.interp import graph
+from tessera.ir.composites import expand_composites
 from tessera.ir.core import Value
-from tessera.ir.evaluator import expand_composites
 from tessera.ir.tensor import Tensor
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.passes import PIPELINE

@@ -8,8 +8,8 @@ from tessera.core.errors import ArgumentError, DTypeError, EffectError, ShapeErr
 from tessera.ir.core import Module
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
+from tessera.ir.rewrite import eliminate_dead_code
 from tessera.ir.verify import verify
-from tessera.lower.passes.redundancy_elimination import eliminate_dead_code
 from tessera.runtime import driver
 
 X = np.ones((4, 3))

@@ -16,7 +16,7 @@ from tessera.core.types import DType, TensorType, bf16, f16, f32, fp8_e4m3, fp8_
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.evaluator import make_copier, rebuild_function
-from tessera.lower.passes.redundancy_elimination import eliminate_dead_code
+from tessera.ir.rewrite import eliminate_dead_code
 from tessera.ops.tensor import basic, contractions, elementwise, shape
 
 # The pass that multiplies and adds at once: `x * y + z` and `x * y - z` of f32 blocks, rounded once.

@@ -18,7 +18,7 @@ from tessera.core.types import int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.evaluator import copy_region, make_copier, rebuild_function
-from tessera.lower.passes.redundancy_elimination import eliminate_dead_code
+from tessera.ir.rewrite import eliminate_dead_code
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, elementwise, shape
 

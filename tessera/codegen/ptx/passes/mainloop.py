@@ -41,7 +41,7 @@ from tessera.core.types import (
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.evaluator import make_copier, rebuild_function
-from tessera.lower.passes.redundancy_elimination import eliminate_dead_code
+from tessera.ir.rewrite import eliminate_dead_code
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, contractions, elementwise, shape
 

@@ -23,8 +23,8 @@ from tessera.core.types import GLOBAL, RefType, TensorType, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.evaluator import make_copier, rebuild_function
+from tessera.ir.rewrite import eliminate_dead_code
 from tessera.ir.rules import Op
-from tessera.lower.passes.redundancy_elimination import eliminate_dead_code
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, contractions, elementwise, shape
 
@@ -453,7 +453,7 @@ def pipeline_operand_copies(
         return function
     if not any(f.copied for f in loops.values()):
         stages = MIN_STAGES  # what registers hold is a round ahead
-    return read_operands_in_place(insert_prefetch(function, stages, loops, smem_slots))
+    return insert_prefetch(function, stages, loops, smem_slots)
 
 
 def _has_tensor_cores(loop: Node) -> bool:

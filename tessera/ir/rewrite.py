@@ -1,0 +1,301 @@
+"""Pattern rewriting: use-def chains, tables of rewrite patterns, and one driver (after MLIR's pattern rewriter).
+
+A pattern is a function `pattern(rewriter, node, args)`. `node` is the node as it was, `args` are its operands after
+rewriting. The pattern returns the values that replace the results of the node, or None where it does not match.
+`rewrite_function` applies a table in one walk from the first node to the last, `rewrite_to_fixed_point` repeats that
+walk until nothing changes. Dead code elimination and common subexpression elimination follow.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from tessera.ir.builder import Builder
+from tessera.ir.core import Block, Function, Node, Value
+from tessera.ir.evaluator import NodeSemantics, evaluate_block, make_copier, rebuild_function
+from tessera.ir.levels import FLOW_OPS
+from tessera.ir.rules import Op
+from tessera.ir.verify import verify_function
+
+# Use-def chains.
+
+
+class UseDef(Mapping[Value, Node]):
+    """Use-def chains of a function or block: the defining node and the users of each value, the block of each node.
+
+    As a mapping it holds the defining node of each value; block parameters and values from outside have none. Without
+    `nested`, the nodes of inner regions are left out. It does not follow later changes.
+    """
+
+    def __init__(self, scope: Function | Block, nested: bool = True) -> None:
+        self.scope = scope.body if isinstance(scope, Function) else scope
+        self._definitions: dict[Value, Node] = {}
+        self._users: dict[Value, list[Node]] = {}
+        self._use_counts: dict[Value, int] = {}
+        self._blocks: dict[Node, Block] = {}
+        self._visit(self.scope, nested)
+        self.get = self._definitions.get  # type: ignore[method-assign]  # a mapping's own is several times slower
+
+    def _visit(self, block: Block, nested: bool) -> None:
+        for node in block.nodes:
+            self._blocks[node] = block
+            self._definitions.update(dict.fromkeys(node.results, node))
+            for value in dict.fromkeys(node.args):
+                self._users.setdefault(value, []).append(node)
+            self._count(node.args)
+            for region in node.regions if nested else ():
+                self._visit(region, nested)
+        self._count(block.results)
+
+    def _count(self, values: Sequence[Value]) -> None:
+        for value in values:
+            self._use_counts[value] = self._use_counts.get(value, 0) + 1
+
+    def __getitem__(self, value: Value) -> Node:
+        return self._definitions[value]
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self._definitions)
+
+    def __len__(self) -> int:
+        return len(self._definitions)
+
+    def find(self, value: Value, *ops: Op) -> Node | None:
+        """The defining node of a value, if it is of one of these ops."""
+        node = self._definitions.get(value)
+        return node if node is not None and node.op in ops else None
+
+    def users(self, value: Value) -> tuple[Node, ...]:
+        """The nodes that take a value as an operand, in program order."""
+        return tuple(self._users.get(value, ()))
+
+    def count_uses(self, value: Value) -> int:
+        """How often a value is an operand or a result of a block."""
+        return self._use_counts.get(value, 0)
+
+    def block_of(self, node: Node) -> Block:
+        """The block that holds a node."""
+        return self._blocks[node]
+
+    def backward_slice(self, values: Sequence[Value]) -> tuple[Node, ...]:
+        """The nodes that compute some values, in program order."""
+        wanted, found = list(values), set[Node]()
+        while wanted:
+            node = self._definitions.get(wanted.pop())
+            if node is not None and node not in found:
+                found.add(node)
+                wanted += node.args
+        return tuple(n for n in self._blocks if n in found)
+
+
+# Patterns.
+
+
+class Rewriter:
+    """What a pattern works with: the function as it was (`uses`), and the one under construction (`builder`)."""
+
+    def __init__(self, function: Function, builder: Builder) -> None:
+        self.function = function
+        self.builder = builder
+        self.env: Mapping[Value, Value] = {}
+
+    @cached_property
+    def uses(self) -> UseDef:
+        """The use-def chains of the function before this rewrite."""
+        return UseDef(self.function)
+
+    def new(self, value: Value) -> Value:
+        """What a value of the function before this rewrite has become."""
+        return self.env[value]
+
+    def find_producer(self, value: Value, *ops: Op) -> Node | None:
+        """The node under construction that defines a new value, if it is of one of these ops."""
+        node = self.builder.producers.get(value)
+        return node if node is not None and node.op in ops else None
+
+    def add(self, op: Op, *args: Value, **attrs: Any) -> Value:
+        """Append a node with one result, at the location of the node that is matched."""
+        return self.builder.add(op, args, attrs).out
+
+
+Pattern = Callable[[Rewriter, Node, list[Value]], "Value | Sequence[Value] | None"]
+
+
+class RewritePatterns:
+    """A table of rewrite patterns by op, filled by decorator; those of one op are tried in the order of definition.
+
+    With `same_types`, a replacement whose types differ from those of the node counts as no match.
+
+    >>> # canonicalisation = RewritePatterns("canonicalisation")
+    >>> # @canonicalisation(neg)
+    >>> # def _(rewriter, node, args): ...
+    """
+
+    def __init__(self, name: str, same_types: bool = False) -> None:
+        self.name = name
+        self.same_types = same_types
+        self._table: dict[Op, list[Pattern]] = {}
+        self._any_op: list[Pattern] = []
+
+    def __call__(self, *ops: Op) -> Callable[[Pattern], Pattern]:
+        """Add a pattern for nodes of these ops; without ops, for nodes of every op, tried last."""
+
+        def add(pattern: Pattern) -> Pattern:
+            for op in ops:
+                self._table.setdefault(op, []).append(pattern)
+            if not ops:
+                self._any_op.append(pattern)
+            return pattern
+
+        return add
+
+    def __contains__(self, op: Op) -> bool:
+        return bool(self._any_op) or op in self._table
+
+    def match(self, rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
+        """The replacement that the first matching pattern gives, or None."""
+        for pattern in (*self._table.get(node.op, ()), *self._any_op):
+            found = pattern(rewriter, node, args)
+            values = (found,) if isinstance(found, Value) else found
+            if values is not None and (not self.same_types or tuple(v.type for v in values) == node.result_types):
+                return values
+        return None
+
+
+# The driver.
+
+VERIFY_VARIABLE = "TESSERA_VERIFY"  # set to verify the function after every rewrite
+MAX_WALKS = 64
+
+
+def rewrite_function(function: Function, patterns: RewritePatterns, revisit: bool = False) -> Function:
+    """Apply patterns in one walk, from the first node to the last, inner regions included.
+
+    A node that no pattern matches is copied, at its own location. With `revisit`, the nodes that a pattern adds are
+    matched in turn, so that nothing remains that a pattern of the table matches.
+    """
+    made = rebuild_function(function, lambda builder: _make_driver(Rewriter(function, builder), patterns, revisit))
+    if os.environ.get(VERIFY_VARIABLE):
+        verify_function(made)
+    return made
+
+
+def rewrite_to_fixed_point(function: Function, patterns: RewritePatterns) -> Function:
+    """Apply patterns walk by walk, and drop dead code, until the function stays the same."""
+    for _ in range(MAX_WALKS):
+        made = eliminate_dead_code(rewrite_function(function, patterns))
+        if made == function:
+            return function
+        function = made
+    raise AssertionError(f"the {patterns.name} patterns reach no fixed point in {MAX_WALKS} walks over {function.name}")
+
+
+def _make_driver(rewriter: Rewriter, patterns: RewritePatterns, revisit: bool) -> NodeSemantics:
+    builder = rewriter.builder
+    copy = make_copier(builder)
+
+    def rewrite(node: Node, args: list[Value], walk: Any) -> Sequence[Value]:
+        if node.op not in patterns:
+            return copy(node, args, walk)
+        rewriter.env = walk.env
+        with builder.at(node.loc), builder.region() as nodes:
+            found = patterns.match(rewriter, node, args)
+        if found is None:  # what a failed match has added is dropped
+            return copy(node, args, walk)
+        added = Block((), tuple(nodes), tuple(found))
+        if revisit:
+            return evaluate_block(added, (), rewrite, {v: v for v in added.free})
+        for each in nodes:
+            builder.append(each)
+        return found
+
+    return rewrite
+
+
+# Dead code elimination.
+
+SCAN = "ts.scan"
+
+
+def has_effect(node: Node) -> bool:
+    """Whether a node does more than compute its results; reading memory is no effect."""
+    return bool(node.op.effects - {"read"}) or any(has_effect(n) for r in node.regions for n in r.nodes)
+
+
+def eliminate_dead_code(function: Function) -> Function:
+    """Remove the nodes whose results nothing uses and that have no effect."""
+    return replace(function, body=eliminate_dead_nodes(function.body))
+
+
+def eliminate_dead_nodes(block: Block, must_stay: Callable[[Node], bool] = has_effect) -> Block:
+    """Remove the nodes of a block, inner regions included, whose results nothing uses, unless they `must_stay`."""
+    return _remove_dead_nodes(block, set(), must_stay)
+
+
+def _remove_dead_nodes(block: Block, live: set[Value], must_stay: Callable[[Node], bool]) -> Block:
+    live.update(block.results)
+    kept: list[Node] = []
+    for node in reversed(block.nodes):
+        if live.isdisjoint(node.results) and not must_stay(node):
+            continue
+        node = _remove_dead_stacks(node, live) if node.op.name == SCAN else node
+        if node.regions:
+            node = replace(node, regions=tuple(_remove_dead_nodes(r, live, must_stay) for r in node.regions))
+        live.update(node.args)
+        kept.append(node)
+    return Block(block.params, tuple(reversed(kept)), block.results)
+
+
+def _remove_dead_stacks(node: Node, live: set[Value]) -> Node:
+    """Remove the stacked results of a scan that nothing uses; the carried values stay."""
+    carry = node.attrs["carry"]
+    kept = [i for i, v in enumerate(node.results) if i < carry or v in live]
+    if len(kept) == len(node.results):
+        return node
+    (body,) = node.regions
+    body = replace(body, results=tuple(body.results[i] for i in kept))
+    return replace(node, results=tuple(node.results[i] for i in kept), regions=(body,))
+
+
+# Common subexpression elimination.
+
+
+def eliminate_common_subexpressions(function: Function) -> Function:
+    """Keep only the first of the nodes without effects that compute the same."""
+    return replace(function, body=merge_equal_nodes(function.body))
+
+
+def merge_equal_nodes(block: Block) -> Block:
+    """Keep only the first of the nodes of a block, inner regions included, that compute the same without effects."""
+    return _merge_nodes(block, {}, {})
+
+
+def _merge_nodes(block: Block, known: dict[Hashable, tuple[Value, ...]], names: dict[Value, Value]) -> Block:
+    kept = []
+    for node in block.nodes:
+        node = _rename_operands(node, known, names)
+        if node.regions or node.op.effects:
+            kept.append(node)
+            continue
+        same = known.setdefault(_make_expression_key(node), node.results)
+        if same is node.results:
+            kept.append(node)
+        names.update(zip(node.results, same, strict=True))
+    return Block(block.params, tuple(kept), tuple(names.get(v, v) for v in block.results))
+
+
+def _rename_operands(node: Node, known: dict[Hashable, tuple[Value, ...]], names: dict[Value, Value]) -> Node:
+    args = tuple(names.get(v, v) for v in node.args)
+    # What a region adds is known only inside it; the region of a loop over tensors uses nothing from outside.
+    outside = {} if node.op.name in FLOW_OPS else known
+    regions = tuple(_merge_nodes(r, dict(outside), names) for r in node.regions)
+    return replace(node, args=args, regions=regions) if regions or args != node.args else node
+
+
+def _make_expression_key(node: Node) -> Hashable:
+    # As text, since 1, 1.0 and True are equal in Python, and 0.0 and -0.0.
+    return node.op, node.args, repr(node.attrs), node.result_types
