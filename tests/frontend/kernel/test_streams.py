@@ -161,7 +161,7 @@ def test_events_without_a_stream():
         ts.Event().record()
     with pytest.raises(ArgumentError, match="never recorded"):
         ts.Stream().wait(ts.Event())
-    with pytest.raises(ExecutionError, match="has not happened"):
+    with pytest.raises(ExecutionError, match="is not complete"):
         ts.Event().elapsed_ms(ts.Event())
 
 
