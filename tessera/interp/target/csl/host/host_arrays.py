@@ -1,4 +1,4 @@
-"""Host arrays of memcpy: a tensor A[h][w][l] with one row for each PE, 16-bit elements in words, time stamps."""
+"""Host arrays of memcpy: a tensor `A[h][w][l]` with one row for each PE, 16-bit elements in words, time stamps."""
 
 from __future__ import annotations
 
