@@ -41,6 +41,24 @@ class Capabilities:
     plan: Any = None
 
 
+@dataclass(frozen=True)
+class CompilerPass:
+    """A named step of a generator's pipeline: `run` takes a module and gives a new one, which verifies and prints.
+
+    The name is the field's term, as in "software pipelining".
+    """
+
+    name: str
+    run: Callable[[Module], Module]
+
+
+def run_passes(passes: Sequence[CompilerPass], module: Module) -> Module:
+    """The module after all of these passes, in order."""
+    for each in passes:
+        module = each.run(module)
+    return module
+
+
 class Runtime(Protocol):
     """An artifact made ready to run."""
 
@@ -53,7 +71,7 @@ class Runtime(Protocol):
 class Backend(Protocol):
     """A code generator, found through the entry point group `tessera.codegen`.
 
-    `runtime` and `interpreter` are optional: what would need one says so (`registry.able`).
+    `runtime` and `interpreter` are optional (`get_capable_backend`), as are `passes` (`PassPipeline`).
     """
 
     name: str
@@ -77,6 +95,19 @@ class Backend(Protocol):
 
     def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """What runs the artifact's text without the device."""
+        ...
+
+
+@runtime_checkable
+class PassPipeline(Protocol):
+    """A generator that names its passes: `emit` runs them in order, then writes the text of what the last one gave.
+
+    `tessera inspect --pass-by-pass` prints the module after each of them; `tessera bisect` verifies it and runs it in
+    the Tile interpreter. A module after the last pass may be given to `emit` itself.
+    """
+
+    def passes(self, module: Module, options: Mapping[str, Any]) -> Sequence[CompilerPass]:
+        """The passes for a Tile module and these options, in order; none for a module that has been through them."""
         ...
 
 
@@ -130,6 +161,12 @@ def _load_backend(point: EntryPoint) -> Backend:
             f"the generator {point.name} does not load: {error}", expected=point.value,
             suggestion="install the package that has it again",
         ) from error  # fmt: skip
+
+
+def list_target_passes(name: str, module: Module, options: Mapping[str, Any]) -> Sequence[CompilerPass]:
+    """The passes of a generator between a Tile module and its text; none where it does not tell them apart."""
+    generator = get_backend(name)
+    return generator.passes(module, options) if isinstance(generator, PassPipeline) else ()
 
 
 def get_capable_backend(name: str, method: str) -> Backend:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from tessera.core.types import RefType, TensorType, Type
 from tessera.ir.rules import Op
 
+# Ops of one target alone, which its passes introduce; a generator fills this in when it is imported.
+TARGET_OPS: dict[str, Op] = {}
 # Ops are named, not imported: they are defined above this package.
 CONTROL_OPS = frozenset(("ts.for", "ts.while", "ts.if"))
 FLOW_OPS = frozenset(("ts.scan", "ts.cond", "ts.while_loop"))
@@ -64,7 +66,11 @@ _GRAPH_FUNCTION = LegalityScope(
 )
 _TILE_FUNCTION = LegalityScope(
     "a tile function",
-    lambda op: op.pointwise or op.name in _BLOCK_OP_NAMES or op.name.startswith(("tile.", "mesh.")),
+    lambda op: (
+        (op.pointwise and op.name not in TARGET_OPS)
+        or op.name in _BLOCK_OP_NAMES
+        or op.name.startswith(("tile.", "mesh."))
+    ),
     f"pointwise ops, {', '.join(_BLOCK_OPS)}, for, while, if, tile ops and mesh ops",
     _is_ref_or_scalar,
     "refs and scalars",
@@ -93,10 +99,26 @@ _KERNEL_BODY = LegalityScope(
 
 # V1 first, since the others follow values; V7 and V4 before V2, whose type rules are called with attributes.
 _COMMON_RULES = ("V1", "V7", "V3", "V4", "V2", "V6")
-LEVELS: Mapping[str, IrLevel] = {
+LEVELS: dict[str, IrLevel] = {
     "graph": IrLevel("graph", _GRAPH_FUNCTION, _COMMON_RULES),
     "schedule": IrLevel(
         "schedule", _SCHEDULE_ENTRY, (*_COMMON_RULES, "V5", "V8"), _TILE_FUNCTION, {KERNEL_OP: _KERNEL_BODY}
     ),
     "tile": IrLevel("tile", _TILE_ENTRY, (*_COMMON_RULES, "V5", "V8"), _TILE_FUNCTION),
 }
+
+
+def define_target_level(target: str) -> None:
+    """A level below Tile: its functions may hold Tile ops and the ops of this target, named `<target>.*`."""
+    scope = LegalityScope(
+        f"a {target} function",
+        lambda op: op.name.startswith(f"{target}.") or _TILE_FUNCTION.legal(op),
+        f"{_TILE_FUNCTION.ops}, and {target} ops",
+        _is_ref_or_scalar,
+        "refs and scalars",
+    )
+    LEVELS[target] = IrLevel(target, _TILE_ENTRY, LEVELS["tile"].rules, scope)
+    TARGET_LEVELS.add(target)
+
+
+TARGET_LEVELS: set[str] = set()  # those that `define_target_level` added

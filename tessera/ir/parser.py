@@ -14,6 +14,7 @@ from tessera.core.errors import UNKNOWN, Location, ParseError, TesseraError
 from tessera.core.shapes import Dim, Size, as_size
 from tessera.core.types import DType, Policy, RefType, TensorType, Type
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.ir.levels import TARGET_OPS
 from tessera.ir.printer import ELEMENT_TYPES
 from tessera.ir.rules import REGISTRY, Op
 
@@ -476,6 +477,8 @@ def _parse_result_names(c: TokenCursor) -> list[tuple[IrToken, str]]:
 def _parse_op(c: TokenCursor) -> Op:
     token = c.take("string", "an op in quotes")
     name = unquote_string(token.text)
+    if name in TARGET_OPS:
+        return TARGET_OPS[name]
     if name not in REGISTRY:
         near = difflib.get_close_matches(name, REGISTRY, n=1)
         raise c.error(f"{name} is not an op", token, suggestion=f'write "{near[0]}"' if near else None)

@@ -8,12 +8,14 @@ mma.m16n8 and wgmma fragments, or a square of elements in each thread.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from tessera.codegen.ptx.ops import matmul_accumulate
 from tessera.codegen.ptx.text.register_types import SMALL_FLOATS, element_bytes
+from tessera.core.errors import ArgumentError
 from tessera.core.types import DType, bf16, f16, f32, fp8_e4m3, fp8_e5m2, int4, int8, int32, uint8
 from tessera.ir.core import Node, Value
 from tessera.ops.tensor import contractions
@@ -122,6 +124,32 @@ class DistributedLayout:
         """The layout in another shape with nothing to move; None if sizes that are no powers of two forbid it."""
         names = match_reshape_bits(self.shape, shape)
         return None if names is None else self.renamed(shape, names)
+
+
+_LAYOUT_TEXT = re.compile(r"([\dx]*) registers \[([^\]]*)\] threads \[([^\]]*)\]")
+
+
+@lru_cache(maxsize=4096)
+def parse_layout(text: str) -> DistributedLayout:
+    """The layout that `str` wrote.
+
+    >>> layout = make_blocked_layout((4, 8), 8, 4)
+    >>> parse_layout(str(layout)) == layout
+    True
+    """
+    match = _LAYOUT_TEXT.fullmatch(text)
+    if match is None:
+        raise ArgumentError("the text is no layout", expected="4x8 registers [1.0 1.1] threads [1.2 -]", received=text)
+    shape = tuple(int(n) for n in match[1].split("x") if n)
+    registers, threads = ([_parse_bit(word) for word in match[i].split()] for i in (2, 3))
+    return DistributedLayout(shape, tuple(b for b in registers if b is not None), tuple(threads))
+
+
+def _parse_bit(word: str) -> LayoutBit | None:
+    if word == "-":
+        return None
+    axis, _, position = word.partition(".")
+    return int(axis), int(position)
 
 
 def match_reshape_bits(here: Sizes, there: Sizes) -> dict[LayoutBit, LayoutBit] | None:

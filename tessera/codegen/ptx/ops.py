@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tessera.core.types import SHARED, DType, RefType, TensorType, bf16, bool_, f32, int32
+from tessera.core.types import SHARED, DType, RefType, TensorType, bf16, bool_, f32, int32, int64
+from tessera.interp.tile.target_ops import expansion_rules, needs_whole_blocks
+from tessera.ir.builder import Builder
+from tessera.ir.core import Block, Value
+from tessera.ir.levels import TARGET_OPS, define_target_level
 from tessera.ir.rules import STORAGE, Op
+from tessera.ops.dialects import control_flow, tile
 from tessera.ops.dialects.control_flow import refuse_direct_call
+from tessera.ops.tensor import basic, contractions, elementwise
+from tessera.ops.tensor import shape as shapes
+
+LEVEL = "ptx"  # the level of a module between the pipeline's first pass and its text
+define_target_level(LEVEL)
 
 
 def define_op(
@@ -23,8 +33,11 @@ def define_op(
         parameters = inspect.signature(ref).parameters
         keyword = {k: p for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
         operands = tuple(k for k in parameters if k not in keyword)
-        name = f"ptx.{ref.__name__}"
-        return Op(name, ref, infer, STORAGE, pointwise, refuse_direct_call, None, effects, operands, keyword)
+        name = f"{LEVEL}.{ref.__name__}"
+        TARGET_OPS[name] = Op(
+            name, ref, infer, STORAGE, pointwise, refuse_direct_call, None, effects, operands, keyword
+        )
+        return TARGET_OPS[name]
 
     return define
 
@@ -49,25 +62,64 @@ def _mainloop_type(acc: TensorType, a: RefType, b: RefType, *scalars: TensorType
     return acc
 
 
+@expansion_rules(matmul_accumulate)
+def _(builder, node, args):
+    return [add_product(builder, *args)]
+
+
+def add_product(builder: Builder, acc: Value, a: Value, b: Value) -> Value:
+    """`acc` plus the matrix product of two blocks, as Tile ops."""
+    product = builder.add(contractions.dot, [a, b], {"dtype": acc.type.dtype}).out
+    return builder.add(elementwise.add, [acc, product]).out
+
+
+def load_matrix(builder: Builder, ref: Value, starts: Sequence[Value], shape: Sequence[int], turned: bool) -> Value:
+    """A block of the last two axes of memory, 0 outside, its axes exchanged where `turned`: as Tile ops."""
+    whole = (*(1,) * (len(starts) - 2), *shape)
+    block = builder.add(tile.load, [ref, *starts], {"shape": whole, "edge": "clip"}).out
+    block = builder.add(shapes.reshape, [block], {"shape": tuple(shape)}).out
+    return builder.add(shapes.permute, [block], {"axes": (1, 0)}).out if turned else block
+
+
+def index_constant(builder: Builder, n: int) -> Value:
+    """A number as an index."""
+    return builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out
+
+
 @define_op(_mainloop_type)
 def gemm_mainloop(
-    acc, a, b, lower, upper, *starts, step: int, left: tuple, right: tuple, block: tuple, flipped: bool,
+    acc, a_ref, b_ref, lower, upper, *starts, step: int, left: tuple, right: tuple, block: tuple, flipped: bool,
     turned: bool = False,
 ):  # fmt: skip
-    """`acc` plus, for each index from `lower` to before `upper` by `step`, a block of `a` times one of `b`.
+    """`acc` plus, for each index from `lower` to before `upper` by `step`, a block of `a_ref` times one of `b_ref`.
 
-    `block` is (rows, columns, depth). `left` and `right` say for each axis of `a` and `b` which of `starts` the block
-    begins at, or -1 for the index; what lies outside reads as 0. `flipped` says that `b` holds columns as its rows,
-    `turned` that `a` holds rows as its columns.
+    `block` is (rows, columns, depth). `left` and `right` say for each axis of `a_ref` and `b_ref` which of `starts`
+    the block begins at, or -1 for the index; what lies outside reads as 0. `flipped` says that `b_ref` holds columns
+    as its rows, `turned` that `a_ref` holds rows as its columns.
     """
     rows, columns, depth = block
     first, second = (depth, rows) if turned else (rows, depth), (columns, depth) if flipped else (depth, columns)
     total = np.array(acc)
     for index in range(int(lower), int(upper), step):
-        x = _load_block(a, [index if at < 0 else int(starts[at]) for at in left], first)
-        y = _load_block(b, [index if at < 0 else int(starts[at]) for at in right], second)
+        x = _load_block(a_ref, [index if at < 0 else int(starts[at]) for at in left], first)
+        y = _load_block(b_ref, [index if at < 0 else int(starts[at]) for at in right], second)
         total = total + np.matmul(x.T if turned else x, y.T if flipped else y, dtype=total.dtype)
     return total
+
+
+@expansion_rules(gemm_mainloop)
+def _(builder, node, args):
+    acc, a_ref, b_ref, lower, upper, *starts = args
+    rows, columns, depth = node.attrs["block"]
+    turned, flipped = node.attrs["turned"], node.attrs["flipped"]
+    params = (Value(lower.type, "round"), Value(acc.type))
+    with builder.region() as nodes:
+        sides = [[params[0] if at < 0 else starts[at] for at in node.attrs[side]] for side in ("left", "right")]
+        a = load_matrix(builder, a_ref, sides[0], (depth, rows) if turned else (rows, depth), turned)
+        b = load_matrix(builder, b_ref, sides[1], (columns, depth) if flipped else (depth, columns), flipped)
+        total = add_product(builder, params[1], a, b)
+    body, step = Block(params, tuple(nodes), (total,)), index_constant(builder, node.attrs["step"])
+    return builder.add(control_flow.for_, [lower, upper, step, acc], types=(acc.type,), regions=(body,)).results
 
 
 def _load_block(array: np.ndarray, starts: list[int], shape: tuple[int, int]) -> np.ndarray:
@@ -93,6 +145,11 @@ def smem_slots(*, shape: tuple, dtype: DType, swizzled: bool = False):
     """
 
 
+@expansion_rules(smem_slots)
+def _(builder, node, args):
+    return builder.add(tile.alloc, [], {k: node.attrs[k] for k in ("shape", "dtype")}).results
+
+
 def _smem_operand_type(ref: RefType, slot: TensorType, *, flipped: bool) -> TensorType:
     rows, columns = math.prod(ref.shape[1:-1]), ref.shape[-1]  # type: ignore[arg-type]
     return ref.block((columns, rows) if flipped else (rows, columns))  # type: ignore[arg-type]
@@ -105,6 +162,15 @@ def smem_operand(ref, slot, *, flipped: bool):
     return block.T if flipped else block
 
 
+@expansion_rules(smem_operand)
+def _(builder, node, args):
+    (ref, slot), (_, *block) = args, args[0].type.shape
+    starts = [slot, *(index_constant(builder, 0) for _ in block)]
+    loaded = builder.add(tile.load, [ref, *starts], {"shape": (1, *block)}).out
+    matrix = builder.add(shapes.reshape, [loaded], {"shape": (math.prod(block[:-1]), block[-1])}).out
+    return builder.add(shapes.permute, [matrix], {"axes": (1, 0)}).results if node.attrs["flipped"] else [matrix]
+
+
 def _resident_operand_type(ref: RefType, *starts: TensorType, shape: tuple[int, ...]) -> TensorType:
     return ref.block(shape)
 
@@ -115,10 +181,21 @@ def resident_operand(ref, *starts, shape: tuple):
     return _load_block(ref, [int(s) for s in starts], shape)
 
 
+@expansion_rules(resident_operand)
+def _(builder, node, args):
+    ref, *starts = args
+    return [load_matrix(builder, ref, starts, node.attrs["shape"], False)]
+
+
 @define_op(lambda ref, *starts, shape, same: ref.block(shape))
 def prefetched_load(ref, *starts, shape: tuple, same: bool):
     """A block that a copy brought ahead of its program; one that is the `same` for all programs came once."""
     return ref[tuple(slice(int(s), int(s) + n) for s, n in zip(starts, shape, strict=True))]
+
+
+@expansion_rules(prefetched_load)
+def _(builder, node, args):
+    return builder.add(tile.load, args, {"shape": node.attrs["shape"]}).results
 
 
 @define_op(lambda x: (), effects=frozenset(("release",)))
@@ -145,6 +222,18 @@ def async_mma(left, ref, *rest, block: tuple, flipped: bool, summed: bool):
     return rest[0] + total if summed else total
 
 
+@expansion_rules(async_mma)
+def _(builder, node, args):
+    left, ref, *rest = args
+    sums, starts = (rest[:1], rest[1:]) if node.attrs["summed"] else ([], rest)
+    block, flipped = node.attrs["block"], node.attrs["flipped"]
+    right = load_matrix(builder, ref, starts, block[::-1] if flipped else block, flipped)
+    if left.type.dtype != ref.type.dtype:
+        left = builder.add(unpack_pairs, [left], {"dtype": ref.type.dtype}).out
+    product = builder.add(contractions.dot, [left, right], {"dtype": f32}).out
+    return [builder.add(elementwise.add, [*sums, product]).out if sums else product]
+
+
 def _pack_pairs_type(x: TensorType) -> TensorType:
     return x.with_shape((x.shape[0], x.shape[1] // 2)).with_dtype(int32)
 
@@ -153,6 +242,15 @@ def _pack_pairs_type(x: TensorType) -> TensorType:
 def pack_pairs(x):
     """Elements of 16 bits by twos, as words: the first of two neighbours along a row in the lower half."""
     return np.ascontiguousarray(x).view(np.int32)
+
+
+@define_op(lambda x, *, dtype: x.with_shape((x.shape[0], 2 * x.shape[1])).with_dtype(dtype))
+def unpack_pairs(x, *, dtype: DType):
+    """Words as the pairs of 16-bit elements that `pack_pairs` made them of: only the interpreter needs it."""
+    return np.ascontiguousarray(x).view(dtype.numpy)
+
+
+needs_whole_blocks(pack_pairs, unpack_pairs)
 
 
 @define_op(lambda x, y, z: x, pointwise=True)
@@ -181,6 +279,18 @@ def indices_below(limit, *, shape: tuple, steps: tuple):
     return sum(n * i for n, i in zip(steps, np.indices(shape), strict=True)) < limit
 
 
+@expansion_rules(indices_below)
+def _(builder, node, args):
+    sizes = node.attrs["shape"]
+    total = builder.add(basic.full, [], {"shape": sizes, "value": 0, "dtype": int64}).out
+    for axis, step in enumerate(node.attrs["steps"]):
+        along = builder.add(shapes.iota, [], {"shape": sizes, "axis": axis, "dtype": int64}).out
+        factor = builder.add(basic.full, [], {"shape": sizes, "value": step, "dtype": int64}).out
+        total = builder.add(elementwise.add, [total, builder.add(elementwise.mul, [along, factor]).out]).out
+    limit = builder.add(basic.broadcast_to, [args[0]], {"shape": sizes}).out
+    return builder.add(elementwise.less, [total, limit]).results
+
+
 @define_op(lambda: (), effects=frozenset(("wait",)))
 def wait_copy():
     """Nothing: what the next of the `streamed` products reads has come."""
@@ -190,4 +300,10 @@ def wait_copy():
 @define_op(lambda x: (), effects=frozenset(("wait",)))
 def wait_mma(x):
     """Nothing: a `streamed` product is done."""
+    return ()
+
+
+@expansion_rules(release_operand, wait_copy, wait_mma)
+def _(builder, node, args):
+    # Values are SSA: an asynchronous product's result is there when something uses it, and emission inserts the wait.
     return ()

@@ -19,6 +19,7 @@ from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks, SanitizerStop
 from tessera.interp.tile import block_compiler, op_rules
 from tessera.interp.tile.machine import TileMachine
 from tessera.interp.tile.memory import InstanceMemory
+from tessera.interp.tile.target_ops import expand_target_ops
 from tessera.ir.core import Block, Function, Module, Node
 from tessera.ir.evaluator import evaluate_block
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, to_interval
@@ -88,7 +89,7 @@ def launch(
 ) -> None:
     """Run one tile function over a grid, chunk by chunk, in order; watched by a monitor in debug mode."""
     keep_heap_pages()
-    function = duplicate_tails(function)
+    function = duplicate_tails(expand_target_ops(function))
     grid = tuple(int(n) for n in grid) or (1,)
     if min(grid) < 0:
         raise ArgumentError(f"a grid cannot be {grid}", location=function.loc)

@@ -7,7 +7,7 @@ from tilekernels import Kernel
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.ops import convert_layout, gemm_mainloop, matmul_accumulate
 from tessera.codegen.ptx.passes.instruction_selection import fuse_accumulation
-from tessera.codegen.ptx.passes.layout_inference import assign_layouts
+from tessera.codegen.ptx.passes.layout_inference import lay_out_function
 from tessera.codegen.ptx.passes.load_hoisting import hoist_loads
 from tessera.codegen.ptx.passes.mainloop import form_mainloop
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
@@ -81,7 +81,7 @@ def test_layouts_are_fixed_and_handed_over_in_the_open():
     k.store(
         k.params[1], k(e.add, v, k(basic.broadcast_to, k(reduce.sum, v, axis=(-2,), keepdims=False), shape=(64, 64)))
     )
-    done = assign_layouts(k.module().functions[1], 128, 4)
+    done = lay_out_function(k.module().functions[1], 128, 4)
     shown = [n.attrs["layout"] for n in done.function.body.walk() if n.op is convert_layout]
     assert all("threads" in text for text in shown)
     assert all(v in done.layouts for n in done.function.body.walk() for v in n.results)
@@ -99,7 +99,7 @@ def normalized(columns=384):
 
 
 def test_a_small_block_is_loaded_as_it_is_used():
-    function = assign_layouts(normalized().functions[1], 256, 8).function
+    function = lay_out_function(normalized().functions[1], 256, 8).function
     assert convert_layout not in ops(function)
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.codegen.ptx.attributes import get_fact, set_facts
 from tessera.codegen.ptx.layout import (
     DistributedLayout,
     Sizes,
@@ -23,6 +24,7 @@ from tessera.codegen.ptx.layout import (
     make_mma_layout,
     make_wgmma_layout,
     pack_layout,
+    parse_layout,
     uses_tensor_cores,
 )
 from tessera.codegen.ptx.ops import (
@@ -306,7 +308,36 @@ class LaidOutFunction:
     layouts: dict[Value, DistributedLayout]
 
 
-def assign_layouts(function: Function, threads: int, vector: int) -> LaidOutFunction:
+def assign_layouts(function: Function) -> Function:
+    """The function with each block in its layout, as `ptx.layouts`, for the team that thread mapping chose."""
+    found = lay_out_function(function, get_fact(function, "threads"), get_fact(function, "vector"))
+    numbers: dict[str, int] = {}
+    texts = (str(found.layouts[v]) if v in found.layouts else "" for v in _walk_values(found.function))
+    words = ["-" if not text else str(numbers.setdefault(text, len(numbers))) for text in texts]
+    return set_facts(found.function, layouts=tuple(numbers), value_layouts=" ".join(words))
+
+
+def read_layouts(function: Function) -> LaidOutFunction:
+    """A function that `assign_layouts` made, with the layouts that its attributes hold."""
+    known = [parse_layout(text) for text in get_fact(function, "layouts")]
+    pairs = zip(_walk_values(function), get_fact(function, "value_layouts").split(), strict=True)
+    return LaidOutFunction(function, {v: known[int(word)] for v, word in pairs if word != "-"})
+
+
+def _walk_values(function: Function) -> Iterator[Value]:
+    """Every value of a function: its parameters, then of each node those of its regions and its results."""
+    yield from _walk_block_values(function.body)
+
+
+def _walk_block_values(block: Block) -> Iterator[Value]:
+    yield from block.params
+    for node in block.nodes:
+        for region in node.regions:
+            yield from _walk_block_values(region)
+        yield from node.results
+
+
+def lay_out_function(function: Function, threads: int, vector: int) -> LaidOutFunction:
     """The function with each block in its layout, for a team of `threads` threads a tile."""
     walk = LayoutAssigner(LayoutInference(function, threads, vector))
     block = walk.whole(function)

@@ -11,6 +11,7 @@ from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic, contractions
 
 MAX_HOISTED_ELEMENTS = 1 << 15  # elements: half of the registers of a multiprocessor
+MAX_EARLY_LOADED = 1024  # elements, where products that leave few registers come between a load and its use
 
 
 def hoist_loads(function: Function, most: int = MAX_HOISTED_ELEMENTS) -> Function:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.codegen.ptx.attributes import LaunchFacts, get_fact
 from tessera.codegen.ptx.emitter import PtxEmitter
 from tessera.codegen.ptx.ops import prefetched_load
 from tessera.codegen.ptx.passes.index_analysis import backward_slice, find_divisor
-from tessera.codegen.ptx.passes.layout_inference import assign_layouts, static_shape
+from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_known_ahead
+from tessera.codegen.ptx.passes.thread_mapping import choose_team_size
 from tessera.codegen.ptx.passes.tile_scheduler import RasterOrder, TileScheduler
 from tessera.codegen.ptx.table import emit_node
 from tessera.codegen.ptx.table.blocks.layout_conversion import plan_exchange_accesses
@@ -76,6 +78,13 @@ def plan_prefetch(function: Function, grid: Sequence[int], threads: int) -> Pref
     if moving + still > SHARED_BYTES:  # they stay in the L2 cache at any rate
         loads, still = {n: same for n, same in loads.items() if not same}, 0
     return PrefetchPlan(_rewrite_loads(function, loads), min((SHARED_BYTES - still) // moving, MAX_STAGES))
+
+
+def form_prefetched_loads(function: Function) -> Function:
+    """The function with its loads supplied, where kernel selection found that this pays."""
+    found = plan_prefetch(function, LaunchFacts.of(function).grid, choose_team_size(function))
+    assert found is not None, "kernel selection chose this kernel by the same plan"
+    return found.function
 
 
 def load_bytes(node: Node) -> int:
@@ -151,18 +160,17 @@ def _rewrite_loads(function: Function, loads: Mapping[Node, bool]) -> Function:
 BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
-def emit_prefetching(
-    supply: PrefetchPlan, threads: int, vector: int, files: SourceFiles | None, grid: Sequence[int], apart: bool
-) -> KernelEntry:
-    """A function with `supplied` blocks as an entry."""
-    text = PtxBuilder(files)
-    team = ThreadTeam(text, threads, 1)
-    kernel = PtxEmitter(assign_layouts(supply.function, threads, vector), text, team, vector, grid, apart)
+def emit_prefetching(function: Function, files: SourceFiles | None) -> KernelEntry:
+    """A function with `prefetched_load` ops as an entry."""
+    facts, text = LaunchFacts.of(function), PtxBuilder(files)
+    grid, vector = facts.grid, get_fact(function, "vector")
+    team = ThreadTeam(text, get_fact(function, "threads"), 1)
+    kernel = PtxEmitter(read_layouts(function), text, team, vector, grid, facts.noalias)
     kernel.rank = len(grid)
     bind_parameters(kernel, ())
     order = RasterOrder(tuple(reversed(range(len(grid))))) if len(grid) > 1 else None
     kernel.persistent = TileScheduler(text, grid, order)
-    kernel.prefetcher = BlockPrefetcher(kernel, supply.stages)
+    kernel.prefetcher = BlockPrefetcher(kernel, get_fact(function, "stages"))
     kernel.prefetcher.begin()
     loop = kernel.persistent.begin()
     kernel.prefetcher.number = loop[0]

@@ -9,19 +9,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tessera.codegen.ptx.attributes import LaunchFacts, get_fact
 from tessera.codegen.ptx.emitter import PtxEmitter
 from tessera.codegen.ptx.ops import async_mma, gemm_mainloop, resident_operand
-from tessera.codegen.ptx.passes.layout_inference import assign_layouts, static_shape
-from tessera.codegen.ptx.passes.load_hoisting import hoist_loads
+from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler, choose_raster_order
 from tessera.codegen.ptx.table.warpgroup.epilogue import drain_stores, find_tma_stores, staging_bytes
-from tessera.codegen.ptx.table.warpgroup.pingpong import (
-    PINGPONG_TEAMS,
-    choose_pingpong_groups,
-    find_trip_count,
-    start_pingpong,
-)
+from tessera.codegen.ptx.table.warpgroup.pingpong import find_trip_count, start_pingpong
 from tessera.codegen.ptx.table.warpgroup.producer import (
     PRODUCED_OPS,
     AsyncMmaProducer,
@@ -34,17 +29,15 @@ from tessera.codegen.ptx.table.warpgroup.producer import (
     zero_unfetched_rows,
 )
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import RingBuffer
-from tessera.codegen.ptx.table.warpgroup.wgmma import WARPGROUP_THREADS, WGMMA_ROWS
+from tessera.codegen.ptx.table.warpgroup.wgmma import WARPGROUP_THREADS
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
 from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_entry
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.ir.core import Function, Node, Value
 
-EPILOGUE_VECTOR = 8
 # Registers of a thread that fetches and of one that multiplies, where there are so many of the latter: together no
 # more than all threads begin with, or those that want more wait for ever.
 REGISTER_SHARES = {256: (40, 232), 512: (32, 112)}
-MAX_EARLY_LOADED = 1024  # elements that may be loaded before the products are made, which leave few registers
 RESIDENT_STAGES = 2  # blocks that stay: one for the program under way, one for the next
 SPECIALISED_OPS = (gemm_mainloop, *PRODUCED_OPS)
 
@@ -63,18 +56,22 @@ def needs_specialisation(function: Function) -> bool:
     return any(node.op in SPECIALISED_OPS for node in function.body.walk())
 
 
-def emit_specialised(
-    function: Function, files: SourceFiles | None, grid: Sequence[int], apart: bool, stages: int,
-    cluster: ThreadBlockCluster | None = None,
-) -> KernelEntry:  # fmt: skip
-    """A function with a `product_loop` or `streamed` products as an entry."""
-    text, function = PtxBuilder(files), hoist_loads(function, MAX_EARLY_LOADED)
-    own = choose_pingpong_groups(function, grid) if cluster is None else 0
-    teams, groups = (PINGPONG_TEAMS, own) if own else (1, min(2, _product_rows(function) // WGMMA_ROWS))
-    team = ThreadTeam(text, WARPGROUP_THREADS * groups, 1, helpers=WARPGROUP_THREADS, teams=teams)
-    kernel = PtxEmitter(
-        assign_layouts(function, team.threads, EPILOGUE_VECTOR), text, team, EPILOGUE_VECTOR, grid, apart
-    )
+def ring_stage_bytes(function: Function) -> int:
+    """The bytes of one stage of the ring buffer between the producer and the consumers of a function."""
+    loop = next((n for n in function.body.nodes if n.op is gemm_mainloop), None)
+    if loop is not None:
+        return sum(stage_bytes(loop))
+    return max(block_bytes(n) for n in function.body.walk() if n.op is async_mma)
+
+
+def emit_specialised(function: Function, files: SourceFiles | None) -> KernelEntry:
+    """A function with a `gemm_mainloop` or with `async_mma` products as an entry."""
+    facts, text = LaunchFacts.of(function), PtxBuilder(files)
+    grid, threads, vector = facts.grid, get_fact(function, "threads"), get_fact(function, "vector")
+    shared = get_fact(function, "cluster")
+    cluster, groups = ThreadBlockCluster(*shared) if shared else None, threads // WARPGROUP_THREADS
+    team = ThreadTeam(text, threads, 1, helpers=WARPGROUP_THREADS, teams=get_fact(function, "teams"))
+    kernel = PtxEmitter(read_layouts(function), text, team, vector, grid, facts.noalias)
     kernel.rank, kernel.cluster = len(grid), cluster
     bind_parameters(kernel, ())
     work = (
@@ -85,7 +82,7 @@ def emit_specialised(
     kernel.maps = tuple(_emit_map_address(text, f"{function.name}_map{m.index}") for m in maps)
     kernel.tma_stores = {store: kernel.maps[m.index] for store, m in stores}
     more, blocks = staging_bytes(team) if stores else 0, cluster.size if cluster is not None else 1
-    kernel.ring = RingBuffer(text, kernel.room, stages, work.stage, groups, more, blocks)
+    kernel.ring = RingBuffer(text, kernel.room, get_fact(function, "stages"), work.stage, groups, more, blocks)
     _emit_roles(kernel, grid, work)
     described = [m.described(_param_type(kernel, m.param).dtype.name, _param_shape(kernel, m.param)) for m in maps]
     return finish_entry(kernel, described, math.prod(grid))
@@ -117,11 +114,6 @@ def _emit_roles(kernel: PtxEmitter, grid: Sequence[int], work: ProducerWork) -> 
     text.label(end)
     ring.end()
     text.line("ret")
-
-
-def _product_rows(function: Function) -> int:
-    """The rows of the blocks that are multiplied."""
-    return next(static_shape(n.out)[0] for n in function.body.walk() if n.op in (gemm_mainloop, async_mma))
 
 
 def _resident_nodes(kernel: PtxEmitter) -> list[Node]:

@@ -1,0 +1,61 @@
+"""Emission: a tile function that every pass has prepared becomes a PTX entry of the kind its attributes name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tessera.codegen.ptx.attributes import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, get_fact
+from tessera.codegen.ptx.emitter import PtxEmitter
+from tessera.codegen.ptx.passes.layout_inference import read_layouts
+from tessera.codegen.ptx.passes.persistent_prefetch import emit_prefetching
+from tessera.codegen.ptx.passes.warp_specialisation import emit_specialised
+from tessera.codegen.ptx.table.blocks import (  # noqa: F401  (their rows fill the tables)
+    control_flow,
+    diagnostics,
+    elementwise,
+    group_collectives,
+    layout_conversion,
+    matrix_multiply,
+    mbarrier,
+    memory_access,
+    reduction,
+    staging_buffers,
+)
+from tessera.codegen.ptx.table.blocks.program_grid import exit_grid_barrier, find_folded_grid
+from tessera.codegen.ptx.table.scalars import arithmetic, math_functions  # noqa: F401  (their rows fill the tables)
+from tessera.codegen.ptx.table.warpgroup import wgmma  # noqa: F401  (their rows fill the tables)
+from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
+from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_entry
+from tessera.codegen.ptx.text.thread_team import ThreadTeam
+from tessera.ir.core import Function
+
+
+def emit_function(function: Function, files: SourceFiles | None) -> KernelEntry:
+    """A laid-out tile function as an entry."""
+    return KERNEL_EMITTERS[get_fact(function, "kernel")](function, files)
+
+
+def emit_uniform(function: Function, files: SourceFiles | None) -> KernelEntry:
+    """An entry in which every thread does the same, for one program of the grid."""
+    facts, group, vector = LaunchFacts.of(function), int(function.attrs.get("group", 1)), get_fact(function, "vector")
+    text, grids = PtxBuilder(files), facts.grids
+    team = ThreadTeam(text, get_fact(function, "threads"), group)
+    grid = tuple(max(each) for each in zip(*grids, strict=True)) if grids else None
+    kernel = PtxEmitter(read_layouts(function), text, team, vector, grid, facts.noalias)
+    kernel.arch, kernel.resident = facts.arch, get_fact(function, "resident")
+    kernel.rank, kernel.folded = max((len(g) for g in grids), default=1), find_folded_grid(grids)
+    bind_parameters(kernel, facts.alignments)
+    kernel.run(kernel.function.body)
+    if kernel.exit_label:
+        text.label(kernel.exit_label)
+    if "meeting" in kernel.extras.used:
+        exit_grid_barrier(kernel)
+    text.line("ret")
+    return finish_entry(kernel)
+
+
+KERNEL_EMITTERS: dict[str, Callable[[Function, SourceFiles | None], KernelEntry]] = {
+    UNIFORM: emit_uniform,
+    WARP_SPECIALISED: emit_specialised,
+    PREFETCHING: emit_prefetching,
+}
