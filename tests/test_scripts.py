@@ -1,0 +1,51 @@
+"""The scripts of the project: the picture of the architecture, the word check, the glossary, the quick tests."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+import check_words  # noqa: E402
+import draw_architecture  # noqa: E402
+
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
+
+
+def test_the_picture_shows_the_packages():
+    """Weights change with every import, boxes and rows do not: `make picture` draws the picture anew."""
+    committed, drawn = (ROOT / "docs" / "architecture.svg").read_text(), draw_architecture.draw()
+    for pattern in (r'data-package="([\w.]+)"', r'class="layer"[^>]*>(\w+)<'):
+        assert re.findall(pattern, committed) == re.findall(pattern, drawn)
+    assert drawn == draw_architecture.draw()
+
+
+def test_no_document_has_a_refused_phrase():
+    found = {
+        f.name: list(check_words.find_phrases(f.read_text())) for f in check_words.list_files() if f.suffix == ".md"
+    }
+    assert not {name: phrases for name, phrases in found.items() if phrases}
+
+
+def test_a_refused_phrase_is_found_with_its_line():
+    assert list(check_words.find_phrases("one\nThe tile is asleep.")) == [(2, "asleep", "blocked, or: suspended")]
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tessera\.[\w.]+)`", GLOSSARY))))
+def test_each_module_of_the_glossary_exists(name):
+    assert importlib.util.find_spec(name) is not None
+
+
+def test_the_glossary_is_sorted_and_long():
+    terms = re.findall(r"^\| ([^|`]+?) \|", GLOSSARY, re.MULTILINE)[1:]
+    terms = [t for t in terms if not set(t) <= {"-"}]
+    assert len(terms) >= 60 and terms == sorted(terms, key=str.casefold)
+
+
+def test_the_new_paths_in_the_changelog_exist():
+    table = (ROOT / "CHANGELOG.md").read_text().partition("| before | now |")[2].partition("\n\n")[0]
+    names = [n for row in table.splitlines() for n in re.findall(r"`(tessera\.[\w.]+)`", row.rpartition(" | ")[2])]
+    assert len(names) > 20 and all(importlib.util.find_spec(n) is not None for n in names)
