@@ -35,33 +35,33 @@ ACCESS_VERBS = {READ: "reads", WRITE: "writes", ATOMIC: "updates"}
 
 @dataclass
 class InstanceAccess:
-    """Elements that all instances touch at one op: an index for each axis of the memory's array, broadcast together."""
+    """The elements that all instances access at one op: an index array for each axis of the memory."""
 
     node: Node
     memory: InstanceMemory
     indices: list[np.ndarray]
-    shape: tuple[int, ...]  # the instances' axes, then the block's
+    shape: tuple[int, ...]  # the instance axes, then the block axes
     keep: np.ndarray | None
     clip: bool = False
 
     @classmethod
     def of(cls, node: Node, place: BlockAccess, keep: np.ndarray | None, clip: bool = False) -> InstanceAccess:
-        """The access of a block at a place."""
+        """The access of a block at a start index."""
         return cls(node, place.memory, place.indices(), (*place.count, *place.block), keep, clip)
 
     def lane(self, place: int) -> tuple[int, ...]:
-        """A lane of the access by its place: its index in instance and block axes."""
+        """The index of a lane along the instance axes and the block axes, from its flat number."""
         return tuple(int(i) for i in np.unravel_index(place, self.shape))
 
     def element(self, place: int) -> str:
-        """The element that a lane touches, in words: its memory and its index there."""
+        """Format the element that a lane accesses: its memory and its index."""
         lane = self.lane(place)
         index = [int(np.broadcast_to(i, self.shape)[lane]) for i in self.indices[self.memory.lead :]]
         name = self.memory.name
         return f"{name}{', element ' if ' ' in name else ''}[{', '.join(map(str, index))}]"
 
     def held(self, places: np.ndarray) -> np.ndarray:
-        """What the memory holds at some lanes."""
+        """The values that the memory holds at some lanes."""
         index = tuple(np.broadcast_to(i, self.shape).reshape(-1)[places] for i in self.indices)
         return self.memory.array[index] if index else np.broadcast_to(self.memory.array, places.shape)
 
@@ -69,7 +69,7 @@ class InstanceAccess:
 def find_active_lanes(
     monitor: Monitor, machine: TileMachine, access: InstanceAccess, region: ShadowRegion
 ) -> AccessLanes:
-    """The lanes of an access that are active and inside."""
+    """The lanes of an access that are active and in bounds."""
     chunk = monitor.chunk
     assert chunk is not None
     if region.log is not None:
@@ -81,7 +81,7 @@ def find_lanes(
     chunk: GridChunk, box: Any, access: InstanceAccess, region: ShadowRegion, epochs: np.ndarray, *,
     columns: np.ndarray | None = None, inner: Sequence[BarrierCounts] = (),
 ) -> AccessLanes:  # fmt: skip
-    """The lanes of an access by the instances of a box (a machine, or a window), in the epochs given.
+    """The lanes of an access by the instances of a box (a machine or an affine access), in the epochs passed.
 
     `columns`: those are clocks of these columns. `inner`: what the stretches within a group have met.
     """
@@ -98,12 +98,12 @@ def find_lanes(
 
 
 def clip_access(access: InstanceAccess) -> InstanceAccess:
-    """The access with its lanes outside the memory dropped."""
+    """The access without its out-of-bounds lanes."""
     return _drop_outside(access, lambda axis, wrong: None)
 
 
 def check_bounds(monitor: Monitor, machine: TileMachine, access: InstanceAccess) -> InstanceAccess:
-    """The access with its lanes outside the memory dropped, which unless clipped is a finding."""
+    """The access without its out-of-bounds lanes; unless the access clips, they are a finding."""
 
     def report(axis: int, wrong: np.ndarray) -> None:
         if not access.clip and wrong.any():
@@ -141,7 +141,7 @@ def _report_out_of_bounds(
 
 
 def check_alignment(monitor: Monitor, machine: TileMachine, access: InstanceAccess) -> None:
-    """Report a vector access that does not begin at a multiple of its width (rule M11)."""
+    """Report a vector access whose address is not a multiple of its width (rule M11)."""
     width, array = access.node.attrs["vector"], access.memory.array
     if width == 1:
         return
@@ -165,7 +165,7 @@ def check_alignment(monitor: Monitor, machine: TileMachine, access: InstanceAcce
 def check_access(
     monitor: Monitor, access: InstanceAccess, kind: str, region: ShadowRegion, lanes: AccessLanes, value: Any = None
 ) -> None:
-    """Report what an access, about to be made, must not do; `value` is what a write writes, lane by lane."""
+    """Report every rule that an access breaks, before it is made; `value` is what a write stores, lane by lane."""
     _check_copies(monitor, access, kind, region, lanes)
     if kind != WRITE and region.ready is not None:
         _check_initialised(monitor, access, region, lanes)
@@ -181,7 +181,7 @@ def check_access(
 def _drop_benign_races(
     monitor: Monitor, access: InstanceAccess, met: ConflictingLanes, lanes: AccessLanes, value: Any, writes: bool
 ) -> ConflictingLanes:
-    """The lanes that do race: instances that write the same value at the same op do not (rule M6)."""
+    """The lanes that race: instances that write the same value at the same op do not (rule M6)."""
     if not writes:
         return met
     place = lanes.place[met.lanes]
@@ -189,14 +189,14 @@ def _drop_benign_races(
 
 
 def equal_or_nan(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Where values are equal, NaN to NaN."""
+    """Where values are equal; a NaN equals a NaN."""
     return np.asarray((a == b) | ((a != a) & (b != b)), bool)
 
 
 def check_write_conflicts(
     monitor: Monitor, access: InstanceAccess, region: ShadowRegion, lanes: AccessLanes, value: np.ndarray
 ) -> None:
-    """Report instances that have just written different values to one element at one op."""
+    """Report instances that wrote different values to one element at one op."""
     for domain in region.domains:
         for met in domain.of(WRITE, region.size).met(lanes):
             places = lanes.place[met.lanes]
@@ -208,7 +208,7 @@ def check_write_conflicts(
                 break
 
 
-# Of each kind of race: what it lacks, and what helps.
+# For each kind of race: the missing ordering, and what to add.
 _RACE_ADVICE = {
     "race": ("and no barrier lies between", "put tile.barrier() between the two"),
     "unordered": (
@@ -229,7 +229,7 @@ def _report_race(
     met: ConflictingLanes,
     opposed: str,
 ) -> None:
-    """Report the first lane that meets an access."""
+    """Report the first lane that conflicts with an earlier access."""
     lane = met.lanes[0]
     place, me, other = int(lanes.place[lane]), int(lanes.who[lane]), int(met.who[0])
     node = monitor.nodes[int(met.node[0])]
@@ -247,7 +247,7 @@ def _report_race(
 def _report_early_access(
     monitor: Monitor, access: InstanceAccess, lane: tuple[str, int, int], does: str, other: int, node: Node
 ) -> None:
-    """Report an access that meets a copy which an mbarrier counts, and whose phase its tile has not waited for."""
+    """Report an access that conflicts with a copy of an mbarrier phase for which its tile has not waited."""
     verb, place, me = lane
     who, element = monitor.name(me), access.element(place)
     suggestion = "wait first for the end of the phase, of the mbarrier, that counts the copy: its stage and its parity"

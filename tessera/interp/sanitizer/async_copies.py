@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RegularCopy:
-    """One side of a regular copy that all instances have begun: what it touches, and in which group it is."""
+    """One side of a regular copy that all instances have issued: the elements it accesses and its commit group."""
 
     window: AffineAccess
     region: ShadowRegion
@@ -30,7 +30,7 @@ class RegularCopy:
 
 @dataclass
 class PendingCopy:
-    """The lanes of one side of a copy that are under way: whose they are (a place in the chunk), and in which group."""
+    """The lanes of one side of a copy in flight: the instance of each (its index in the chunk) and its commit group."""
 
     node: Node
     access: str
@@ -40,14 +40,14 @@ class PendingCopy:
     group: np.ndarray
 
     def part(self, chosen: np.ndarray) -> PendingCopy:
-        """The lanes where `chosen` holds."""
+        """The selected lanes."""
         lanes = self.lanes.part(chosen)
         return PendingCopy(self.node, self.access, self.region, lanes, self.instance[chosen], self.group[chosen])
 
 
 @dataclass
 class MbarrierCopy:
-    """Copies that an mbarrier counts: of each instance the group, and the column and clock at which all are done."""
+    """Copies that an mbarrier tracks: for each instance the commit group, column and clock of completion."""
 
     node: Node
     access: str
@@ -61,7 +61,7 @@ class MbarrierCopy:
 def begin_regular_copy(
     monitor: Monitor, machine: TileMachine, node: Node, source: BlockAccess, target: BlockAccess, clip: bool
 ) -> bool:
-    """Whether a copy is regular and seen at once to break no rule; it is then noted, and under way.
+    """Whether a copy is regular and proven safe as a whole; it is then recorded as in flight.
 
     False says nothing: it has to be looked at element by element.
     """
@@ -82,7 +82,7 @@ def begin_regular_copy(
 
 
 def expand_regular_copies(monitor: Monitor, chunk: GridChunk, region: ShadowRegion) -> None:
-    """Look at the copies under way in a region element by element from now on."""
+    """Track the copies in flight in a region element by element from now on."""
     flights = [f for f in chunk.regular_copies if f.region is region]
     chunk.regular_copies = [f for f in chunk.regular_copies if f.region is not region]
     for each in flights:
@@ -93,7 +93,7 @@ def expand_regular_copies(monitor: Monitor, chunk: GridChunk, region: ShadowRegi
 
 
 def begin_copy(monitor: Monitor, machine: TileMachine, access: InstanceAccess, kind: str, region: ShadowRegion) -> None:
-    """Note that a copy has begun to read or write these elements."""
+    """Record that a copy in flight reads or writes these elements."""
     chunk = monitor.chunk
     assert chunk is not None
     _track_copy(
@@ -123,7 +123,7 @@ def _track_copy(
 
 
 def commit_group(monitor: Monitor, machine: TileMachine) -> None:
-    """Close the running instances' groups of copies."""
+    """Commit the active instances' groups of copies."""
     chunk = monitor.chunk
     assert chunk is not None
     if chunk.whole(machine):
@@ -137,7 +137,7 @@ def commit_group(monitor: Monitor, machine: TileMachine) -> None:
 def bind_to_mbarrier(
     monitor: Monitor, machine: TileMachine, instance: np.ndarray, column: np.ndarray, clock: np.ndarray
 ) -> None:
-    """Close the running instances' groups of copies: they are done when a column of clocks reaches a clock."""
+    """Commit the active instances' groups of copies: they complete when a clock column reaches a clock."""
     chunk = monitor.chunk
     assert chunk is not None
     if chunk.whole(machine):
@@ -176,7 +176,7 @@ def _bind_regular_copies(chunk: GridChunk, column: np.ndarray, clock: np.ndarray
 def _bind_pending_copy(
     monitor: Monitor, chunk: GridChunk, part: PendingCopy, column: np.ndarray, clock: np.ndarray
 ) -> None:
-    """Towards others these are accesses of the mbarrier's copies from now on, no longer of the tile that began them."""
+    """From now on these accesses belong to the mbarrier's copies, and no longer to the tile that issued them."""
     _count_in_flight(part.region, part.access, part.lanes.cells, -1)
     lanes = AccessLanes(part.lanes.cells, part.lanes.who, clock, part.lanes.place, column)
     for domain in part.region.domains:
@@ -190,7 +190,7 @@ def _bind_pending_copy(
 
 
 def wait_group(monitor: Monitor, machine: TileMachine, left: int) -> None:
-    """Finish the running instances' copies but for their last `left` groups."""
+    """Complete the active instances' copies except their last `left` groups."""
     chunk = monitor.chunk
     assert chunk is not None
     running = chunk.running(machine)
@@ -198,7 +198,7 @@ def wait_group(monitor: Monitor, machine: TileMachine, left: int) -> None:
         _expand_all_regular_copies(monitor, chunk)
     done = [f for f in chunk.regular_copies if f.group < chunk.committed - left]
     chunk.regular_copies = [f for f in chunk.regular_copies if f.group >= chunk.committed - left]
-    for each in done:  # it may have done its work at any moment up to here
+    for each in done:  # the copy may have run at any moment before this wait
         if each.region.log is not None:
             each.region.log.append(
                 replace(each.window, turn=chunk.turn, epoch=chunk.divergent_epochs, inner=chunk.inner)
@@ -210,7 +210,7 @@ def wait_group(monitor: Monitor, machine: TileMachine, left: int) -> None:
 
 
 def _finish_mbarrier_copies(chunk: GridChunk, limit: np.ndarray) -> None:
-    """Who waits for its groups of copies knows that they are done, whatever counts them."""
+    """A wait for commit groups also completes the copies in them that an mbarrier tracks."""
     for each in chunk.bound:
         assert chunk.clocks is not None
         who = each.instance[(done := each.group < limit[each.instance])]
@@ -229,7 +229,7 @@ def _finish_pending(monitor: Monitor, chunk: GridChunk, limit: np.ndarray) -> No
 
 
 def _finish_copy(monitor: Monitor, chunk: GridChunk, done: PendingCopy) -> None:
-    """A copy may do its work at any moment up to its wait: it counts as an access there too."""
+    """Record the copy as an access at its wait too: it may run at any moment up to there."""
     _count_in_flight(done.region, done.access, done.lanes.cells, -1)
     epoch = chunk.epoch.reshape(-1)[done.instance] + chunk.turn
     inner = tuple(m.epochs.reshape(-1)[done.instance] for m in chunk.inner)
@@ -253,7 +253,7 @@ def _instance_numbers(chunk: GridChunk) -> np.ndarray:
 
 
 def find_unwaited(monitor: Monitor, chunk: GridChunk) -> list[tuple[Node, int]]:
-    """Copies to fresh memory that no wait has covered: each with the number of an instance that began it."""
+    """Copies to shared memory that no wait covers, each with the number of an instance that issued it."""
     flying = [
         (f.window.node, int(chunk.who.flat[0]))
         for f in chunk.regular_copies
@@ -268,7 +268,7 @@ def find_unwaited(monitor: Monitor, chunk: GridChunk) -> list[tuple[Node, int]]:
 
 
 def _find_unwaited_mbarrier_copies(chunk: GridChunk) -> list[tuple[Node, int]]:
-    """Copies whose mbarrier no tile of their program has waited for."""
+    """Copies for whose mbarrier no tile of their program has waited."""
     found = []
     for each in chunk.bound:
         assert chunk.clocks is not None

@@ -14,13 +14,13 @@ from tessera.interp.sanitizer.shadow_memory import ShadowRegion
 from tessera.interp.sanitizer.vector_clocks import VectorClocks
 from tessera.interp.tile.machine import TileMachine
 
-# Epochs of different programs never meet: the program's number stands in the upper half.
+# Epochs of different programs are never equal: the upper half is the program's number.
 EPOCHS_PER_PROGRAM = 1 << 32
 
 
 @dataclass(frozen=True)
 class BarrierCounts:
-    """How often stretches of a width have met: of each instance its stretch and that one's count, without `turn`."""
+    """Barrier counts of tile partitions of one width: for each instance its partition and its count, without `turn`."""
 
     width: int
     counted: np.ndarray
@@ -28,18 +28,18 @@ class BarrierCounts:
 
     @property
     def epochs(self) -> np.ndarray:
-        """Of each instance its stretch and how often that has met."""
+        """For each instance its partition and the number of barriers that the partition has passed."""
         return self.counted + self.turn
 
     def count_barrier(self, running: np.ndarray | None) -> BarrierCounts:
-        """After a meeting of those that run (None: all)."""
+        """Count a barrier of the active instances (None: of all)."""
         if running is None:
             return BarrierCounts(self.width, self.counted, self.turn + 1)
         return BarrierCounts(self.width, self.counted + running, self.turn)
 
 
 class GridChunk:
-    """The instances of a part of a grid. What is the same for all is a number; tables are made when they are needed.
+    """The instances of a part of a grid. A field is a number while all instances agree, and a table afterwards.
 
     `turn` counts the barriers that all have passed, on top of `epoch`; `committed` their groups of copies, on top of
     `commits`. `flights` are copies under way that are regular, `pending` all others, `bound` those that mbarriers
@@ -52,8 +52,8 @@ class GridChunk:
         self.sizes = (*machine.grid, machine.group) if machine.group > 1 else machine.grid
         self.group = machine.group
         self.turn = self.committed = 0
-        self.divergent_epochs: np.ndarray | None = None  # epochs, once they are not the same for all
-        self.apart: np.ndarray | None = None  # commits, likewise
+        self.divergent_epochs: np.ndarray | None = None  # epochs, once instances differ
+        self.apart: np.ndarray | None = None  # commit counts, once instances differ
         self.regular_copies: list[Any] = []
         self.pending: list[Any] = []
         self.bound: list[Any] = []
@@ -73,7 +73,7 @@ class GridChunk:
 
     @cached_property
     def base(self) -> np.ndarray:
-        """Each instance's epoch at its beginning."""
+        """Each instance's epoch at the start."""
         return self.who // self.group * EPOCHS_PER_PROGRAM
 
     @property
@@ -87,12 +87,12 @@ class GridChunk:
         return np.zeros(self.count, np.int32) if self.apart is None else self.apart
 
     def told(self) -> None:
-        """Take the instances' own clocks as their epochs; anew: windows keep those they were seen in."""
+        """Use the instances' own clocks as their epochs, in a new table: recorded accesses keep theirs."""
         if self.clocks is not None:
             self.divergent_epochs = self.clocks.own.reshape(self.count).astype(np.int64) - self.turn
 
     def passed(self, machine: TileMachine, width: int) -> None:
-        """Note that stretches of `width` tiles (the group) have met: those that are running."""
+        """Record a barrier of the active partitions of `width` tiles (by default the group)."""
         whole = self.whole(machine)
         if self.clocks is not None:
             self.clocks.meet(self.running(machine).reshape(-1), width)
@@ -108,16 +108,16 @@ class GridChunk:
             self.view(self.divergent_epochs, machine)[...] += 1 if machine.active is None else machine.active
 
     def running(self, machine: TileMachine) -> np.ndarray:
-        """Which instances of the chunk run."""
+        """The active instances of the chunk."""
         here = np.zeros(self.count, bool)
         self.view(here, machine)[...] = True if machine.active is None else machine.active
         return here
 
     def whole(self, machine: TileMachine) -> bool:
-        """Whether all instances are running."""
+        """Whether all instances are active."""
         return machine.active is None and machine.count == self.count
 
     def view(self, table: np.ndarray, box: Any) -> np.ndarray:
-        """The part of a table that belongs to the instances of a box (a machine's present ones, or a window's)."""
+        """The part of a table that belongs to the instances of a box (a machine's or an access's)."""
         places = zip(box.first, self.first, box.count, strict=True)
         return table[tuple(slice(f - o, f - o + n) for f, o, n in places)]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tessera.interp.sanitizer.monitor import Monitor
 
 masked_value_rules = Rules("masked elements")
-# Ops that make zero of zero.
+# Ops that map zero to zero.
 _ZERO_PRESERVING = {elementwise.neg, elementwise.abs, elementwise.sqrt, elementwise.mul, basic.cast, elementwise.floor,
               elementwise.ceil, elementwise.sin, elementwise.tanh}  # fmt: skip
 _ZERO_NEUTRAL = (reduce.sum, contractions.dot)
@@ -32,7 +32,7 @@ _ZERO_NEUTRAL = (reduce.sum, contractions.dot)
 
 @dataclass
 class MaskedElements:
-    """The elements that a mask has left out, whether they are still 0, where, and for which box of instances."""
+    """The elements that a mask excluded, whether they are still 0, the load, and the box of instances."""
 
     out: np.ndarray
     zero: bool
@@ -41,14 +41,14 @@ class MaskedElements:
 
 
 class MaskTracker:
-    """The marks of a launch, by value."""
+    """The taint marks of a launch, by value."""
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
         self.marks: dict[Value, MaskedElements] = {}
 
     def follow(self, machine: TileMachine, node: Node, args: Sequence[Any], again: Callable[[list[Any]], Any]) -> None:
-        """What becomes of the marks of a node's operands; `again(args)` runs it on other operands."""
+        """Propagate the marks of a node's operands; `again(args)` runs the node on other operands."""
         if node.op is tile.load or node.op is tile.gather:
             self._load(machine, node, args)
             return
@@ -66,7 +66,7 @@ class MaskTracker:
     def _load(self, machine: TileMachine, node: Node, args: Sequence[Any]) -> None:
         self.marks.pop(node.out, None)
         mask = 1 + node.args[0].type.rank  # type: ignore[union-attr]
-        if len(args) != mask + 1:  # none, or with `other`
+        if len(args) != mask + 1:  # no mask, or a mask with `other`
             return
         out = ~np.asarray(machine.arrays([args[mask]])[0])
         if out.any():
@@ -82,7 +82,7 @@ class MaskTracker:
         )
 
     def use(self, machine: TileMachine, node: Node, marks: MaskedElements, used: np.ndarray, what: str) -> None:
-        """Report elements of a value that should not be used."""
+        """Report uses of elements that a mask excluded."""
         if machine.active is not None:
             used = used & expand_block_axes(machine.active, used.ndim - machine.rank)
         if used.any():

@@ -22,19 +22,12 @@ if TYPE_CHECKING:
     from tessera.interp.sanitizer.monitor import Monitor
 
 
-# What the lanes of warps touch at one access: banks of shared memory, sectors of global memory.
-#
-# A model of the hardware, not a measurement: 32 lanes a warp, 32 banks of 4 bytes, sectors of 32 bytes. The tiles of a
-# group are lanes side by side; a tile alone is a whole group whose lanes take the elements of a block in order. Lanes
-# whose elements are wider than 4 bytes take turns, as many as it needs for 128 bytes each.
-
-
 WARP_LANES, BANKS, BANK_BYTES, SECTOR_BYTES = 32, 32, 4, 32
 
 
 @dataclass(frozen=True)
 class WarpTransactions:
-    """The warps of an access: how many turns (or sectors) they take, how few would do, and the worst warp's."""
+    """The warps of an access: their transactions (or sectors), the fewest possible, and the worst warp's."""
 
     taken: int
     least: int
@@ -48,12 +41,12 @@ class WarpTransactions:
 
     @property
     def excess(self) -> int:
-        """How many more than would do."""
+        """The transactions beyond the fewest possible."""
         return self.taken - self.least
 
 
 def find_warp_offsets(machine: TileMachine, access: InstanceAccess) -> tuple[np.ndarray, np.ndarray]:
-    """For each warp and lane the byte that it touches first, counted within one copy of the memory; and which do."""
+    """For each warp and lane its first byte, as an offset in the memory, and whether the lane is active."""
     array, lead = access.memory.array, access.memory.lead
     total = np.zeros((1,) * len(access.shape), np.int64)
     for index, stride in zip(access.indices[lead:], array.strides[lead:], strict=True):
@@ -63,9 +56,9 @@ def find_warp_offsets(machine: TileMachine, access: InstanceAccess) -> tuple[np.
 
 
 def _group_by_warp(machine: TileMachine, access: InstanceAccess, table: np.ndarray) -> np.ndarray:
-    """A table of instances and block elements as one of warps and lanes; missing lanes are false or 0."""
+    """Reshape a table of instances and block elements to warps and lanes; missing lanes are false or 0."""
     full = np.broadcast_to(table, access.shape)
-    if machine.group > 1:  # the tiles are the lanes, and each element of their blocks an access of its own
+    if machine.group > 1:  # the tiles are the lanes; each element of their blocks is a separate access
         lanes = np.moveaxis(full, machine.rank - 1, -1)
         lanes = lanes.reshape(-1, lanes.shape[-1])
     else:
@@ -75,11 +68,11 @@ def _group_by_warp(machine: TileMachine, access: InstanceAccess, table: np.ndarr
 
 
 def swizzle_offsets(access: InstanceAccess, offset: np.ndarray, kind: str) -> np.ndarray:
-    """Where bytes lie in a buffer with `swizzle="xor"`: a row's stretches of 16 bytes change places by its number."""
+    """Byte offsets in a buffer with `swizzle="xor"`: the 16-byte chunks of a row are permuted by the row's number."""
     if kind != "xor" or len(access.memory.shape) < 2:
         return offset
     row_bytes = access.memory.array.strides[-2]
-    if row_bytes % 128:  # rows that do not fill all banks are left as they are
+    if row_bytes % 128:  # rows that do not fill all banks are not swizzled
         return offset
     row, within = offset // row_bytes, offset % row_bytes
     chunk = within // 16 ^ row % 8
@@ -87,9 +80,9 @@ def swizzle_offsets(access: InstanceAccess, offset: np.ndarray, kind: str) -> np
 
 
 def count_bank_conflicts(offset: np.ndarray, active: np.ndarray, itemsize: int) -> WarpTransactions:
-    """The turns that warps take at shared memory: as many as the different words in their fullest bank."""
+    """The transactions of warps in shared memory: the distinct words in the fullest bank of each."""
     turns = max(1, itemsize // BANK_BYTES)
-    if turns > 1:  # lanes of wide elements go in parts of a warp, each element filling several banks
+    if turns > 1:  # lanes of wide elements are served in parts of a warp; each element spans several banks
         offset, active = (t.reshape(-1, WARP_LANES // turns) for t in (offset, active))
         words = (offset[..., None] // BANK_BYTES + np.arange(turns)).reshape(offset.shape[0], -1)
         active = np.repeat(active, turns, axis=1)
@@ -101,7 +94,7 @@ def count_bank_conflicts(offset: np.ndarray, active: np.ndarray, itemsize: int) 
 
 
 def _largest_bank_load(words: np.ndarray, active: np.ndarray) -> np.ndarray:
-    """For each warp the most different words that fall into one bank."""
+    """For each warp the most distinct words in one bank."""
     new = _find_first_occurrences(words, active)
     rows = np.broadcast_to(np.arange(len(words))[:, None], words.shape)
     place = (rows * BANKS + np.sort(np.where(active, words, -1), axis=1) % BANKS)[new]
@@ -109,7 +102,7 @@ def _largest_bank_load(words: np.ndarray, active: np.ndarray) -> np.ndarray:
 
 
 def count_sectors(offset: np.ndarray, active: np.ndarray, itemsize: int) -> WarpTransactions:
-    """The sectors of global memory that warps touch, and how few would hold the bytes they use."""
+    """The sectors of global memory that warps access, and the fewest that would hold the bytes."""
     busy = active.any(axis=1)
     offset, active = offset[busy], active[busy]
     touched = _find_first_occurrences(offset // SECTOR_BYTES, active).sum(axis=1)
@@ -119,23 +112,20 @@ def count_sectors(offset: np.ndarray, active: np.ndarray, itemsize: int) -> Warp
 
 
 def _find_first_occurrences(values: np.ndarray, active: np.ndarray) -> np.ndarray:
-    """In each row, in ascending order, where a value that an active lane has appears for the first time."""
+    """In each ascending row, the first occurrence of each value of an active lane."""
     held = np.sort(np.where(active, values, -1), axis=1)
     new = np.ones(held.shape, bool)
     new[:, 1:] = held[:, 1:] != held[:, :-1]
     return new & (held >= 0)
 
 
-# Advice about memory traffic: bank conflicts, and accesses that do not coalesce, counted for each access.
-
-
-# An access to global memory is reported if it touches at least so many times the sectors it needs.
+# An access to global memory is reported from this ratio of accessed to needed sectors on.
 WASTE_RATIO = 2
 _AccessKey = tuple[Node, str]
 
 
 class TransactionLint:
-    """The traffic of each access in a launch, by node and space."""
+    """The transactions of each access in a launch, by node and memory space."""
 
     def __init__(self) -> None:
         self.seen: dict[_AccessKey, WarpTransactions] = {}
@@ -156,7 +146,7 @@ class TransactionLint:
         self.names[key] = access.memory.name
 
     def report(self, monitor: Monitor) -> None:
-        """A piece of advice for each access that wastes turns or sectors."""
+        """Report advice for each access that wastes transactions or sectors."""
         for (node, space), traffic in self.seen.items():
             make = _report_bank_conflicts if space == SHARED else _report_uncoalesced
             finding = make(node, self.names[node, space], traffic)

@@ -29,9 +29,9 @@ from tessera.ir.core import Block, Function, Node
 
 
 class Monitor:
-    """Debug mode's view of a run: what each launch's memory holds, where findings go, and who else looks on.
+    """Debug mode's state of a run: the shadow memory of each launch, the findings, and the other observers.
 
-    Without `checks` nothing is checked: there are observers alone.
+    Without `checks` nothing is checked: there are only observers.
     """
 
     def __init__(self, checks: Checks | None, inputs: Sequence[Any], observers: Sequence[Observer] = ()) -> None:
@@ -54,7 +54,7 @@ class Monitor:
         self.body = Block((), (), ())
 
     def enter(self, started: ObservedLaunch, written: set[int]) -> None:
-        """Begin a launch: a region for each stretch of memory that its arguments share."""
+        """Begin a launch: make a region for each range of memory that its arguments share."""
         self.grid, self.group, args = started.grid, started.group, started.args
         self.body = started.function.body
         self.clocked, self.widths = find_race_kind(self.body, self.group), find_barrier_widths(self.body, self.group)
@@ -70,14 +70,14 @@ class Monitor:
                 clusters.append((before[0], max(before[1], high), [*before[2], i]))
             else:
                 clusters.append((low, high, [i]))
-        for low, high, _ in clusters:  # all of them before any view is taken: areas may be made one
+        for low, high, _ in clusters:  # all of them before any view: overlapping ranges are merged
             if not self._given(low, high):
                 self.written.cover(low, high)
         found = [self._region(low, high, [args[i] for i in m], bool(written & set(m))) for low, high, m in clusters]
         self.regions = [r for r in found if r.domains or r.ready is not None]
 
     def width(self, function: Function, group: int) -> int:
-        """How many times as much room than its values a program has here: clocks of its tiles for each element."""
+        """The shadow words for each element: one for each tile's clock."""
         return max(1, group // 8) if self.checking and find_race_kind(function.body, group) else 1
 
     def _region(self, low: int, high: int, arrays: list[np.ndarray], written: bool) -> ShadowRegion:
@@ -89,7 +89,7 @@ class Monitor:
         return ShadowRegion(low, high, unit, domains, ready, arrays)
 
     def _within_group(self, clocks: VectorClocks | None) -> list[RaceDomain]:
-        """Between whom races in a group are looked for: parts of a stretch, of each width, and of the group."""
+        """The race domains within a group: the partitions of each width, and the group."""
         parts = [1, *self.widths]
         levels = [*range(len(self.widths)), None]
         return [
@@ -98,7 +98,7 @@ class Monitor:
         ]
 
     def _given(self, low: int, high: int) -> bool:
-        """Whether a stretch of memory came from outside: it holds what it holds."""
+        """Whether a range of memory belongs to an argument: it is initialised."""
         return any(low < end and start < high for start, end in self.inputs)
 
     def leave(self) -> None:
@@ -113,7 +113,7 @@ class Monitor:
             observer.leave()
 
     def wrote(self, array: np.ndarray) -> None:
-        """Note that the host has written an array."""
+        """Record that the host has written an array."""
         if isinstance(array, np.ndarray) and array.size:
             self.written.mark(*array_span(array))
 
@@ -121,13 +121,13 @@ class Monitor:
         """Begin a chunk of the grid."""
         self._unwaited()
         self.chunk = GridChunk(machine, bool(self.clocked), self.widths)
-        if self.clocked:  # tiles of one program alone may be ordered: those of the last chunk are gone
+        if self.clocked:  # only tiles of one program are ordered: those of the last chunk have ended
             for domain in (d for r in self.regions for d in r.domains if not d.timeless):
                 domain.clocks, domain.slots = self.chunk.clocks, {}
         return self.chunk
 
     def _unwaited(self) -> None:
-        """Report a copy of the chunk that ends whose wait never came; to global memory the launch's end is one."""
+        """Report a copy of the ending chunk that no wait covers; for global memory the end of the launch is a wait."""
         for node, who in async_copies.find_unwaited(self, self.chunk) if self.chunk is not None else ():
             message = f"an asynchronous copy is never waited for: {self.name(who)} began it"
             suggestion = "wait before the kernel ends: tile.cp_wait_group(0)"
@@ -135,7 +135,7 @@ class Monitor:
         self.chunk = None
 
     def made(self, memory: InstanceMemory, shared: bool, swizzle: str = "") -> None:
-        """Note fresh memory, which holds nothing yet."""
+        """Record newly allocated memory: it is uninitialised."""
         assert self.chunk is not None
         array = memory.array
         if not array.size:
@@ -147,7 +147,7 @@ class Monitor:
         self.chunk.regions.append(ShadowRegion(low, high, array.itemsize, domains, ready, array, swizzle))
 
     def region(self, memory: InstanceMemory) -> ShadowRegion | None:
-        """The region a memory lies in, if anything is to be watched there."""
+        """The region of a memory, if it is watched."""
         assert self.chunk is not None
         if not memory.array.size:
             return None
@@ -156,24 +156,24 @@ class Monitor:
         return next((r for r in regions if r.low <= place < r.high), None)
 
     def number(self, node: Node) -> int:
-        """A node as a number that shadow memory can hold."""
+        """The number of a node, as shadow memory stores it."""
         if node not in self.numbers:
             self.numbers[node] = len(self.nodes)
             self.nodes.append(node)
         return self.numbers[node]
 
     def who(self, machine: TileMachine, place: tuple[int, ...]) -> int:
-        """The number of the instance at a place among those present."""
+        """The grid number of an active instance, from its index."""
         assert self.chunk is not None
         return int(self.chunk.view(self.chunk.who, machine)[place])
 
     def name(self, who: int) -> str:
-        """An instance in words: its program and, in a group, its tile."""
+        """Format an instance: its program and, in a group, its tile."""
         program = tuple(int(i) for i in np.unravel_index(who // self.group, self.grid))
         return f"program {program}" + (f", tile {who % self.group}" if self.group > 1 else "")
 
     def found(self, finding: Finding, last: bool = False) -> None:
-        """Record a finding once for each pair of lines; `last` ends a run that would collect more."""
+        """Record a finding once for each pair of lines; `last` ends a collecting run."""
         key = (finding.kind, finding.location, finding.other)
         if key not in self.seen:
             self.seen.add(key)
@@ -182,7 +182,7 @@ class Monitor:
             raise SanitizerStopped(finding.message, location=finding.location)
 
     def settle(self, region: ShadowRegion) -> None:
-        """Put the accesses of a region's log into its shadow, where all later ones go too."""
+        """Move the accesses of a region's log to its shadow; later accesses go there too."""
         log, region.log = region.log or (), None
         for window in log:
             access = clip_access(InstanceAccess.of(window.node, window.place, window.mask, window.clip))
@@ -196,7 +196,7 @@ class Monitor:
             async_copies.expand_regular_copies(self, self.chunk, region)
 
     def record(self, region: ShadowRegion, access: str, lanes: AccessLanes, node: Node, gone: bool = False) -> bool:
-        """Note accesses in the shadow; whether instances that a domain tells apart touch one element among them.
+        """Record accesses in the shadow; return whether instances of different parties of a domain access one element.
 
         `gone`: their chunk has ended, and its clocks with it.
         """

@@ -36,7 +36,7 @@ from tessera.ir.numerics.interval_arithmetic import require_exact
 from tessera.ir.rules import Rules
 from tessera.ops.dialects import tile
 
-# What is checked before and noted after an op: a rule (monitor, machine, node, args, go), where `go()` runs the op.
+# Rules (monitor, machine, node, args, go): what to check before an op and record after it; `go()` runs the op.
 checked_rules = Rules("tile debug")
 for _table in (debug_sync.sync_rules, debug_grid.grid_barrier_rules):
     for _op in _table:
@@ -44,7 +44,7 @@ for _table in (debug_sync.sync_rules, debug_grid.grid_barrier_rules):
 
 
 def make_checked_evaluator(machine: TileMachine, monitor: Monitor) -> NodeSemantics:
-    """The meaning of nodes on this machine, checked if the monitor checks, and seen by its observers."""
+    """Make the semantics of nodes on this machine, with the monitor's checks and observers around them."""
     mean = op_rules.make_evaluator(machine)
     if monitor.checking:
         mean = _make_checked(machine, monitor, mean)
@@ -77,13 +77,13 @@ def _make_checked(machine: TileMachine, monitor: Monitor, plain: NodeSemantics) 
 def _make_block_access(
     machine: TileMachine, node: Node, args: list[Any], block: tuple[int, ...], skip: int
 ) -> tuple[BlockAccess, np.ndarray | None]:
-    """Where a load or store begins, and its mask."""
+    """The start of a load or store, and its mask."""
     place, rest = op_rules._make_block_access(machine, node, args, block, skip)
     return place, rest[0] if rest else None
 
 
 def _is_affine_checkable(monitor: Monitor, node: Node) -> bool:
-    """Whether a load or store may be judged as a whole: nobody counts its elements."""
+    """Whether a load or store may be checked as a whole: no lint counts its elements."""
     return monitor.lint is None and node.attrs["vector"] == 1
 
 
@@ -99,7 +99,7 @@ def _active_mask(machine: TileMachine, depth: int) -> np.ndarray | None:
 
 
 def _make_gather_access(machine: TileMachine, node: Node, args: list[Any], skip: int) -> InstanceAccess:
-    """The access of a gather, scatter or atomic: elements at blocks of indices."""
+    """The access of a gather, scatter or atomic: the elements at blocks of indices."""
     args = machine.arrays(args)
     memory, indices, rest = op_rules._align_indices(machine, node, args, skip)
     depth = max((v.type.rank for v in node.args[skip:]), default=0)
@@ -121,7 +121,7 @@ def _checked_read(monitor: Monitor, machine: TileMachine, access: InstanceAccess
 
 
 def _check_bounds(monitor: Monitor, machine: TileMachine, access: InstanceAccess, place: int = 0) -> InstanceAccess:
-    """The access without what lies outside, counted where advice is asked for; `place` is the ref's operand."""
+    """The access without its out-of-bounds lanes, counted for the lints; `place` is the operand number of the ref."""
     access = check_bounds(monitor, machine, access)
     if monitor.lint is not None:
         ref = access.node.args[place].type
@@ -148,7 +148,7 @@ def _checked_write(
 
 
 def _broadcast_to_lanes(machine: TileMachine, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """A stored value lane by lane."""
+    """Broadcast a stored value to the lanes."""
     array = machine.arrays([value])[0]
     lead, block = array.shape[: machine.rank], array.shape[machine.rank :]
     full = (*lead, *(1,) * (len(shape) - array.ndim), *block)
@@ -233,7 +233,7 @@ def _(monitor, machine, node, args, go):
 
 
 def _copy_sides(machine: TileMachine, node: Node, args: list[Any]) -> tuple[BlockAccess, BlockAccess]:
-    """What an asynchronous copy reads and what it writes."""
+    """The accesses of an asynchronous copy: its read and its write."""
     target, source = args[0], args[1]
     starts = [require_exact(a) for a in args[2:]]
     if machine.active is not None:
@@ -249,7 +249,7 @@ def _copy_sides(machine: TileMachine, node: Node, args: list[Any]) -> tuple[Bloc
 
 
 def _copied_values(source: InstanceAccess) -> np.ndarray:
-    """What a copy brings, lane by lane: what lies outside the source arrives as 0."""
+    """The values that a copy stores, lane by lane; out-of-bounds elements of the source are 0."""
     sizes = source.memory.array.shape
     places = [np.clip(i, 0, n - 1) for i, n in zip(source.indices, sizes, strict=True)]
     safe = InstanceAccess(source.node, source.memory, places, source.shape, None)

@@ -23,7 +23,7 @@ from tessera.core.errors import (
     UninitializedError,
 )
 
-# The rule of docs/semantics.md that each kind of finding breaks, and the error it is raised as.
+# The rule of docs/semantics.md that each kind of finding breaks, and its error class.
 FINDING_KINDS: dict[str, tuple[str, type[TesseraError]]] = {
     "bounds": ("M1", OutOfBoundsError),
     "uninitialized": ("M2", UninitializedError),
@@ -37,8 +37,8 @@ FINDING_KINDS: dict[str, tuple[str, type[TesseraError]]] = {
     "deadlock": ("M12", DeadlockError),
     "alignment": ("M11", AlignmentError),
     "overflow": ("M1", IndexOverflowError),
-    "non-finite": ("", NonFiniteError),  # breaks no rule: asked for by `nan`
-    # Advice, asked for by `lint`.
+    "non-finite": ("", NonFiniteError),  # breaks no rule: enabled by `nan`
+    # Advice: enabled by `lint`.
     "bank conflict": ("", Advice),
     "uncoalesced": ("", Advice),
     "outside mask": ("", Advice),
@@ -47,7 +47,7 @@ FINDING_KINDS: dict[str, tuple[str, type[TesseraError]]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that debug mode found: its kind, what happened, where, and the other access of a race."""
+    """A finding of debug mode: its kind, what happened, the location, and the other access of a race."""
 
     kind: str
     message: str
@@ -57,16 +57,16 @@ class Finding:
 
     @property
     def is_advice(self) -> bool:
-        """Whether this breaks nothing, and only could be better."""
+        """Whether this is advice: it breaks no rule."""
         return FINDING_KINDS[self.kind][1] is Advice
 
     @property
     def rule(self) -> str:
-        """The number of the rule it breaks, "" where it breaks none."""
+        """The number of the broken rule, or ""."""
         return FINDING_KINDS[self.kind][0]
 
     def error(self) -> TesseraError:
-        """The error that this finding is raised as."""
+        """The error of this finding."""
         place = None
         if self.other is not None:
             place = f"the other access at {self.other}\n{self.other.excerpt()}"
@@ -79,7 +79,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """The findings of a run, in the order in which they were met."""
+    """The findings of a run, in order."""
 
     findings: list[Finding] = field(default_factory=list)
 
@@ -100,7 +100,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Checks:
-    """Which checks debug mode makes, and whether it goes on after the first finding.
+    """The checks that debug mode makes, and whether it continues after the first finding.
 
     `collect` records findings in `report` and goes on as far as values are defined; without it the first is raised.
     `nan` also looks for the first op that makes a NaN or an infinity of finite operands; `lint` gives advice:
@@ -119,14 +119,14 @@ class Checks:
             raise finding.error()
 
 
-# The checks of the innermost `ts.debug.checked()`; a ContextVar, so that threads and tasks do not see each other's.
+# The checks of the innermost `ts.debug.checked()`; a ContextVar: threads and tasks do not share them.
 ACTIVE_CHECKS: ContextVar[Checks | None] = ContextVar("tessera_debug_checks", default=None)
 
 
 class SanitizerStopped(ExecutionError):
-    """A run in collect mode that cannot go on: what follows its last finding has no meaning."""
+    """Ends a collecting run that cannot continue: results after its last finding are undefined."""
 
 
 def as_checks(debug: Any) -> Checks | None:
-    """The checks that a `debug` argument means: True for all, False or None for no debug mode."""
+    """The checks for a `debug` argument: True is all of them, False or None is no debug mode."""
     return debug if isinstance(debug, Checks) else Checks() if debug else None

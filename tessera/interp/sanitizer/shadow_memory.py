@@ -15,12 +15,9 @@ from tessera.core.array_memory import array_address
 from tessera.interp.sanitizer.vector_clocks import VectorClocks
 from tessera.interp.tile.memory import InstanceMemory
 
-# Shadow memory: who last touched each element, when, and at which node.
-
-
-NODE_BITS = 20  # of a slot, for the node; the rest is for the instance
+NODE_BITS = 20  # bits of a slot for the node; the rest is the instance
 READ, WRITE, ATOMIC = "read", "write", "atomic"
-# What a new access must not meet: atomics order one another, and reads disturb nobody.
+# The kinds of earlier access that conflict with each kind: atomics do not conflict with atomics, nor reads with reads.
 CONFLICTING_KINDS = {READ: (WRITE, ATOMIC), WRITE: (READ, WRITE, ATOMIC), ATOMIC: (READ, WRITE)}
 
 
@@ -48,7 +45,7 @@ class AccessLanes:
 
 @dataclass(frozen=True)
 class ConflictingLanes:
-    """Lanes (by their number among those asked for) that meet an access: of whom, at which node.
+    """Lanes (by their number in the query) that conflict with an access, with its instance and node.
 
     `copied`: of a copy that an mbarrier counts, begun by that instance.
     """
@@ -60,7 +57,7 @@ class ConflictingLanes:
 
     @classmethod
     def of(cls, lanes: np.ndarray, held: np.ndarray, copied: bool = False) -> ConflictingLanes:
-        """Lanes that meet what slots hold."""
+        """The lanes that conflict with the accesses in slots."""
         return cls(lanes, (held >> NODE_BITS) - 1, held & ((1 << NODE_BITS) - 1), copied)
 
     def part(self, chosen: np.ndarray) -> ConflictingLanes:
@@ -69,7 +66,7 @@ class ConflictingLanes:
 
 
 class EpochShadow:
-    """Of each cell the last instance that touched it, and the last other one of the same epoch.
+    """For each cell the last instance that accessed it, and the last other one of the same epoch.
 
     Two are enough: whoever comes next differs from one of them if it differs from anyone (as FastTrack keeps one
     write and widens reads; Flanagan and Freund, PLDI 2009). `share` instances count as one. Where nothing ever
@@ -79,12 +76,12 @@ class EpochShadow:
 
     def __init__(self, size: int, share: int, timeless: bool, level: int | None = None) -> None:
         self.share, self.level = share, level
-        # One more than the instance's number, and the node's: 0 where nothing has touched the cell.
+        # The instance's number plus 1, and the node's: 0 where no access was recorded.
         self.held = [np.zeros(size, np.int64) for _ in (0, 1)]
         self.epoch = None if timeless else [np.full(size, -1, np.int64) for _ in (0, 1)]
-        self.used = 0  # slots that anything was written to
+        self.used = 0  # slots with any record
         self._seen: tuple[AccessLanes, np.ndarray] | None = (
-            None  # what `foreign` found last in slot 0: it is asked twice
+            None  # the last result of `foreign` for slot 0: it is queried twice
         )
 
     def who(self, slot: int, cells: np.ndarray) -> np.ndarray:
@@ -92,14 +89,14 @@ class EpochShadow:
         return (self.held[slot][cells] >> NODE_BITS) - 1
 
     def met(self, lanes: AccessLanes) -> Iterator[ConflictingLanes]:
-        """The lanes that meet an access of another instance in their own epoch, for each slot."""
+        """For each slot the lanes that conflict with an access of another instance in their own epoch."""
         for slot in range(self.used):
             bad = np.flatnonzero(self.find_conflicts(slot, lanes))
             if bad.size:
                 yield ConflictingLanes.of(bad, self.held[slot][lanes.cells[bad]])
 
     def find_conflicts(self, slot: int, lanes: AccessLanes) -> np.ndarray:
-        """The lanes whose cell another instance touched in the lane's own epoch."""
+        """The lanes whose cell another instance accessed in the lane's own epoch."""
         if not slot and self._seen is not None and self._seen[0] is lanes:
             return self._seen[1]
         before = self.who(slot, lanes.cells)
@@ -113,13 +110,13 @@ class EpochShadow:
         return lanes.epoch if self.level is None else lanes.inner[self.level]
 
     def _differ(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
-        """Whether instances count as two; where there is none (-1) the answer is not looked at."""
+        """Whether instances are different parties; where there is none (-1) the result is unused."""
         if self.share & (self.share - 1):
             return one // self.share != two // self.share
         return one != two if self.share == 1 else (one ^ two) >= self.share  # they differ in a higher bit
 
     def record(self, lanes: AccessLanes, node: int) -> bool:
-        """Note these accesses; whether several instances touch one cell among them."""
+        """Record these accesses; return whether several instances access one cell among them."""
         before = self.find_conflicts(0, lanes) if self.used else None
         if before is not None and before.any():
             self._keep(lanes.part(before))
@@ -147,7 +144,7 @@ class EpochShadow:
 
 @dataclass(eq=False)
 class ShadowRegion:
-    """A stretch of memory with its shadow; a cell is `unit` bytes.
+    """A range of memory with its shadow; a cell is `unit` bytes.
 
     `ready` says which cells hold a value (None: all). `arriving` counts the asynchronous copies on the way into
     each cell, `lent` those that still read it; `copy` is the node that began the last of them.
@@ -158,12 +155,12 @@ class ShadowRegion:
     unit: int
     domains: list[RaceDomain]
     ready: np.ndarray | None
-    keeper: object  # the memory itself, kept so that its address is not used again
+    keeper: object  # the memory itself, kept alive so that its address is not reused
     swizzle: str = ""
     copy_writes: np.ndarray | None = None
     copy_reads: np.ndarray | None = None
     copy: np.ndarray | None = None
-    # Accesses that are not in the shadow yet, since they were seen to be apart; None: they all are.
+    # Accesses proven disjoint, which are not in the shadow yet; None: the shadow holds all.
     log: list[Any] | None = field(default_factory=list)
 
     @property
@@ -172,7 +169,7 @@ class ShadowRegion:
         return (self.high - self.low) // self.unit
 
     def hold(self) -> None:
-        """Make the counters of asynchronous copies."""
+        """Allocate the counters of asynchronous copies."""
         if self.copy_writes is None:
             self.copy_writes, self.copy_reads = np.zeros(self.size, np.int16), np.zeros(self.size, np.int16)
             self.copy = np.zeros(self.size, np.int32)
@@ -185,11 +182,8 @@ class ShadowRegion:
         return total
 
 
-# The shadow of memory whose accesses vector clocks order: of each element the last access of every tile.
-
-
 class ClockShadow:
-    """Of each touched cell and each column of clocks (a tile, or the copies of an mbarrier) the last access.
+    """For each accessed cell and each clock column (a tile, or the copies of an mbarrier) the last access.
 
     The tables have a row for each cell, and a place in it for each column that has made an access at all.
     """
@@ -206,7 +200,7 @@ class ClockShadow:
         self.many = np.zeros(0, bool)  # whether several have touched it
 
     def met(self, lanes: AccessLanes) -> Iterator[ConflictingLanes]:
-        """The lanes that meet an access which their tile does not know of, for each column of such."""
+        """For each clock column the lanes that conflict with an access that does not happen before theirs."""
         rows = self.row[lanes.cells]
         touched = rows >= 0
         several = touched & self.many[rows]
@@ -237,7 +231,7 @@ class ClockShadow:
             yield ConflictingLanes.of(bad[own], held[own], copied=bool(self.columns[place] >= self.clocks.tiles))
 
     def record(self, lanes: AccessLanes, node: int) -> bool:
-        """Note these accesses; whether several tiles touch one cell among them."""
+        """Record these accesses; return whether several tiles access one cell among them."""
         column = lanes.who % self.clocks.tiles if lanes.column is None else lanes.column
         rows, place = self._rows(lanes.cells), self._places(column)
         self._grow()
@@ -250,7 +244,7 @@ class ClockShadow:
         return bool(both.any())
 
     def withdraw(self, lanes: AccessLanes) -> None:
-        """Forget the last access of these tiles to these cells: it was the beginning of a copy."""
+        """Remove the last access of these tiles to these cells: it was the issue of a copy."""
         rows = self.row[lanes.cells]
         here = rows >= 0
         self.clock[rows[here], self.place[lanes.who[here] % self.clocks.tiles]] = 0
@@ -303,7 +297,7 @@ class RaceDomain:
     slots: dict[str, EpochShadow | ClockShadow] = field(default_factory=dict)
 
     def of(self, access: str, size: int) -> EpochShadow | ClockShadow:
-        """The slots of a kind of access, made when first needed."""
+        """The slots of a kind of access, allocated on first use."""
         if access not in self.slots:
             self.slots[access] = (
                 EpochShadow(size, self.share, self.timeless, self.level)
@@ -311,9 +305,6 @@ class RaceDomain:
                 else ClockShadow(size, self.clocks)
             )
         return self.slots[access]
-
-
-# Which bytes of a program's own buffers hold a value: kept from launch to launch, however views of them are cut.
 
 
 @dataclass(eq=False)
@@ -327,7 +318,7 @@ class _ByteRange:
 
 
 class InitialisedBytes:
-    """Stretches of memory, none overlapping another; a bool for each byte."""
+    """Disjoint ranges of memory, with a bool for each byte: whether it is initialised. It persists between launches."""
 
     def __init__(self) -> None:
         self.areas: list[_ByteRange] = []
@@ -338,18 +329,18 @@ class InitialisedBytes:
         return area.bytes[low - area.low : high - area.low : unit]
 
     def spread(self, low: int, high: int, unit: int) -> None:
-        """Count what was set in a view for all bytes of its cells."""
+        """Apply what was set in a view to all bytes of its cells."""
         area = self.cover(low, high)
         cells = area.bytes[low - area.low : high - area.low].reshape(-1, unit)
         cells[cells[:, 0]] = True
 
     def mark(self, low: int, high: int) -> None:
-        """Count all bytes as written."""
+        """Mark all bytes as initialised."""
         area = self.cover(low, high)
         area.bytes[low - area.low : high - area.low] = True
 
     def cover(self, low: int, high: int) -> _ByteRange:
-        """The area that holds a stretch; those that it only meets become one."""
+        """The area that holds a range; areas that it overlaps are merged."""
         met = [a for a in self.areas if a.low < high and low < a.high]
         if len(met) == 1 and met[0].low <= low and high <= met[0].high:
             return met[0]

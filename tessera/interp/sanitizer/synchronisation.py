@@ -25,9 +25,6 @@ from tessera.ir.rules import Rules
 from tessera.ops.dialects import mbarrier, tile
 from tessera.ops.dialects.mbarrier import BYTES, COUNT, MISSING, PHASE
 
-# Debug mode and the barrier of a whole grid: what was touched before it meets nothing that comes after.
-
-
 grid_barrier_rules = Rules("tile debug grid barrier")
 
 
@@ -43,7 +40,7 @@ def _(monitor, machine, node, args, go):
 
 
 def _reset_shadow(monitor: Monitor) -> None:
-    """Programs are looked at anew: tiles of one program know of each other by epochs and clocks."""
+    """Clear the grid's shadow: accesses before the grid barrier happen before those after it."""
     for region in monitor.regions:
         monitor.settle(region)
         for domain in region.domains:
@@ -51,20 +48,17 @@ def _reset_shadow(monitor: Monitor) -> None:
                 domain.slots = {}
 
 
-# Debug mode and the orders besides the group's barrier: stretches that meet, and the phases of mbarriers.
-
-
 sync_rules = Rules("tile debug orders")
 
 
 class MbarrierTiles(NamedTuple):
-    """The tiles at an operation of mbarriers: what is known of these, which tiles, their barriers, and the state."""
+    """The tiles at an mbarrier operation: their clocks, their numbers, their barriers, and the barrier state."""
 
     clocks: VectorClocks
     phases: MbarrierPhases
     instance: np.ndarray
     slot: np.ndarray
-    state: np.ndarray  # a row of fields for each tile, as it is now
+    state: np.ndarray  # a row of current fields for each tile
 
 
 def _find_mbarrier_tiles(monitor: Monitor, machine: TileMachine, args: list[Any]) -> MbarrierTiles:
@@ -95,7 +89,7 @@ def _(monitor, machine, node, args, go):
 
 
 def check_convergence(monitor: Monitor, machine: TileMachine, node: Node, width: int, what: str) -> None:
-    """Report the first stretch of which some tiles reach an operation of all of them, and which those are (rule M7)."""
+    """Report the first partition of which only some tiles reach a collective operation (rule M7)."""
     chunk = monitor.chunk
     if not machine.divergent or chunk is None:
         return
@@ -129,7 +123,7 @@ def _(monitor, machine, node, args, go):
 
 
 def _find_arrival_phases(here: MbarrierTiles, each: int) -> np.ndarray:
-    """The phase that each arrival belongs to: where they end several phases, in the order of the tiles."""
+    """The phase of each arrival; arrivals that complete several phases count in tile order."""
     programs = here.instance // here.clocks.tiles * (here.slot.max(initial=0) + 1) + here.slot
     order = np.argsort(programs, kind="stable")
     first = np.r_[True, programs[order][1:] != programs[order][:-1]]
@@ -156,7 +150,7 @@ def _(monitor, machine, node, args, go):
     except DeadlockError as error:
         message = f"{error.message}: {error.received}"
         monitor.found(Finding("deadlock", message, node.loc, suggestion=error.suggestion), last=True)
-        raise  # found in another branch already
+        raise  # reported in another branch already
     here = _find_mbarrier_tiles(monitor, machine, args)
     parity = np.broadcast_to(require_exact(machine.arrays(args)[2]), machine.count)[find_active_tiles(machine)]
     here.clocks.wait(here.phases, here.instance, here.slot, parity)

@@ -18,13 +18,11 @@ from tessera.ir.core import Block, Node, Value
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, elementwise, shape
 
-# NaN and infinity sentinels: the first op that makes one out of finite operands.
-
 
 def check_non_finite(
     monitor: Monitor, machine: TileMachine, node: Node, args: list[Any], results: Sequence[Any]
 ) -> None:
-    """Report results that are not finite where all operands were; a constant that says so is meant."""
+    """Report results that are not finite where all operands are; a constant is intended."""
     if node.regions or node.op is basic.full:
         return
     for value, array in zip(node.results, results, strict=True):
@@ -39,7 +37,7 @@ def _is_finite(array: np.ndarray) -> np.ndarray:
 
 
 def _find_finite_operands(machine: TileMachine, node: Node, args: list[Any], bad: np.ndarray) -> Any:
-    """Where all float operands are finite: element by element if the op is so, else for a whole instance."""
+    """Where all float operands are finite: by element for a pointwise op, else by instance."""
     found: Any = True
     floats = [
         a for a, v in zip(args, node.args, strict=True) if isinstance(v.type, TensorType) and v.type.dtype.is_float
@@ -67,11 +65,8 @@ def _report_non_finite(monitor: Monitor, machine: TileMachine, node: Node, array
     monitor.found(Finding("non-finite", message, node.loc))
 
 
-# Index arithmetic that does not fit its integer type (rule M1): found where it happens, not where it lands.
-
-
 _MIN_INT64, _MAX_INT64 = -(1 << 63), (1 << 63) - 1
-# Operands before the indices of an op that touches memory, and whether the indices are those of two memories.
+# For each memory op: the operands before its indices, and whether it has the indices of two memories.
 _FIRST_INDEX_OPERAND = {
     tile.load: 1,
     tile.store: 2,
@@ -95,7 +90,7 @@ _INDEX_OPS = {*_SIGNS, shape.reshape, shape.permute, basic.broadcast_to, element
 
 @lru_cache(maxsize=256)
 def find_index_nodes(body: Block) -> frozenset[Node]:
-    """The nodes of a body that compute indices: integer arithmetic from which a place in memory follows."""
+    """The nodes of a body that compute indices: integer arithmetic that a memory access uses."""
     producers: dict[Value, list[tuple[Value, ...]]] = {}
     wanted: list[Value] = []
     makers: dict[Value, Node] = {}
@@ -121,7 +116,7 @@ def _index_operands(node: Node) -> Sequence[Value]:
 
 
 def _def_use_edges(node: Node) -> list[tuple[Value, tuple[Value, ...]]]:
-    """From which values each value follows: a node's results, and what loops and branches hand on."""
+    """Yield def-use edges: from a node's operands to its results, and through loops and branches."""
     if node.op in _INDEX_OPS:
         return [(node.out, node.args)]
     if node.op is control_flow.if_:
@@ -148,7 +143,7 @@ def _is_integer(value: Value) -> bool:
 def check_index_overflow(
     monitor: Monitor, machine: TileMachine, node: Node, args: Sequence[Any], results: Sequence[Any]
 ) -> None:
-    """Report an index that has wrapped."""
+    """Report an index that overflowed."""
     result = results[0]
     if isinstance(result, AffineScalar):
         low, high = result.ends(machine.count)
@@ -168,7 +163,7 @@ def check_index_overflow(
 
 
 def _find_wrapped(node: Node, operands: list[np.ndarray], result: np.ndarray) -> np.ndarray | None:
-    """Where a result is not what the operation gives without limits; None if nowhere, seen at a glance."""
+    """Where a result overflowed its integer type; None where the ranges rule that out."""
     exact = _EXACT[node.op]
     ends = [(float(a.min(initial=0)), float(a.max(initial=0))) for a in operands]
     limits = np.iinfo(result.dtype) if result.dtype.kind in "iu" else None
@@ -202,7 +197,7 @@ _EXACT: dict[Any, Callable[..., Any]] = {
 def _report_overflow(
     monitor: Monitor, machine: TileMachine, node: Node, wrong: np.ndarray | None, operands: Sequence[Any]
 ) -> None:
-    """Report the first element whose index has wrapped."""
+    """Report the first element whose index overflowed."""
     lane = tuple(int(i) for i in np.argwhere(wrong)[0]) if wrong is not None else (0,) * machine.rank
     if wrong is None:
         held = str(operands[0])

@@ -19,7 +19,7 @@ from tessera.ops.dialects import mbarrier, tile
 
 @lru_cache(maxsize=1024)
 def find_race_kind(body: Block, tiles: int) -> str | None:
-    """The kind of race that clocks find in a kernel; None where counts of meetings are all the order it has."""
+    """The kind of race that clocks find in a kernel; None where barrier epochs are its only order."""
     if {n.op for n in body.walk()} & set(mbarrier.MBARRIER_OPS):
         return "unordered"
     return None if _are_nested(_exchange_widths(body, tiles), tiles) else "race"
@@ -27,7 +27,7 @@ def find_race_kind(body: Block, tiles: int) -> str | None:
 
 @lru_cache(maxsize=1024)
 def find_barrier_widths(body: Block, tiles: int) -> tuple[int, ...]:
-    """The widths of the stretches that meet, ascending, where counts of meetings are all that orders tiles.
+    """The ascending widths of the partitions with barriers, where barrier epochs are the only order.
 
     Each lies within the next and the last in the group. So two tiles that some chain of meetings orders are ordered by
     a meeting of a stretch that has both: the first that leads out of the stretches with one of them alone.
@@ -58,17 +58,17 @@ class MbarrierPhases:
     told: np.ndarray
 
     def reach(self, phase: int) -> None:
-        """Make room for a phase."""
+        """Grow the tables to hold a phase."""
         while phase >= self.told.shape[2]:
             self.told = np.concatenate([self.told, np.zeros_like(self.told)], axis=2)
 
 
 class VectorClocks:
-    """What the instances of a chunk know: a row for each, a column for each tile, then two for each mbarrier."""
+    """The clocks of a chunk: a row for each instance, a column for each tile, then two for each mbarrier."""
 
     def __init__(self, who: np.ndarray, tiles: int) -> None:
         self.tiles = tiles
-        self.who = who.reshape(-1)  # ascending; the tiles of a program stand side by side
+        self.who = who.reshape(-1)  # ascending; the tiles of a program are contiguous
         self.known = np.zeros((self.who.size, tiles), np.int32)
         self.phases: dict[object, MbarrierPhases] = {}
         self.tick(np.arange(self.who.size))
@@ -80,16 +80,16 @@ class VectorClocks:
         return self.known[every, every % self.tiles]
 
     def places(self, who: np.ndarray) -> np.ndarray:
-        """Where instances stand among those of the chunk, by their number in the grid."""
+        """The indices of instances in the chunk, from their grid numbers."""
         side_by_side = self.who[-1] - self.who[0] + 1 == self.who.size
         return who - self.who[0] if side_by_side else np.searchsorted(self.who, who)
 
     def tick(self, instance: np.ndarray) -> None:
-        """These instances have told what they did so far: what follows is new."""
+        """Advance the clocks of these instances after a release."""
         self.known[instance, instance % self.tiles] += 1
 
     def meet(self, here: np.ndarray, width: int) -> None:
-        """Stretches of `width` tiles have met, those of the instances where `here` holds."""
+        """Join the clocks within each partition of `width` tiles that passes a barrier, where `here` holds."""
         stretches = self.known.reshape(-1, width, self.known.shape[1])
         some = here.reshape(-1, width).any(axis=1)
         stretches[some] = stretches[some].max(axis=1, keepdims=True)
@@ -114,18 +114,18 @@ class VectorClocks:
             each.told = np.concatenate([each.told, room], axis=3)
 
     def init(self, phases: MbarrierPhases, instance: np.ndarray, slot: np.ndarray, ended: np.ndarray) -> None:
-        """Barriers begin anew, `ended` of whose phases have ended: parities count from an even phase on."""
+        """Reinitialise barriers with `ended` completed phases; parities count from an even phase."""
         first = np.unique(instance // self.tiles * phases.base.shape[1] + slot, return_index=True)[1]
         program, number, passed = instance[first] // self.tiles, slot[first], (ended + ended % 2)[first]
         phases.base[program, number] += np.where(phases.begun[program, number], passed, 0)
         phases.begun[program, number] = True
 
     def arrive(self, phases: MbarrierPhases, instance: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
-        """Instances tell a phase what they know."""
+        """Release: join the clocks of instances into an mbarrier phase."""
         program = instance // self.tiles
         phase = phase + phases.base[program, slot]
         phases.reach(int(phase.max(initial=0)))
-        # Those that arrive at one phase side by side: what they know is combined in one go.
+        # Instances that arrive at one phase together: their clocks are joined in one reduction.
         count, reached = phases.told.shape[1:3]
         place = (program * count + slot) * reached + phase
         order = np.argsort(place, kind="stable")
@@ -138,7 +138,7 @@ class VectorClocks:
     def copied(
         self, phases: MbarrierPhases, instance: np.ndarray, slot: np.ndarray, phase: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of these instances will be done when a phase ends: the column and clock at which that is known."""
+        """The column and clock at which the copies of these instances complete: when a phase ends."""
         program = instance // self.tiles
         phase, column = phase + phases.base[program, slot], phases.column + 2 * slot + 1
         phases.reach(int(phase.max(initial=0)))
@@ -146,9 +146,9 @@ class VectorClocks:
         return column, phase + 1
 
     def wait(self, phases: MbarrierPhases, instance: np.ndarray, slot: np.ndarray, parity: np.ndarray) -> None:
-        """Instances have waited for a parity, and know of one more phase than before if that has it.
+        """Acquire: instances that waited for a parity join the clock of the next completed phase of that parity.
 
-        If it has not, the wait may have passed before anything more happened: nothing is learnt.
+        If no such phase is complete, the wait may have passed earlier, and no clock is joined.
         """
         program, column = instance // self.tiles, phases.column + 2 * slot
         base = phases.base[program, slot]
