@@ -1,4 +1,4 @@
-"""Divergent control flow: branches and loops on varying conditions, predicated by a mask of active tiles."""
+"""Divergent control flow: branches and loops on varying conditions, predicated by the active mask."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tessera.ops.tensor import elementwise, reduce
 
 @contextmanager
 def restrict_to_mask(group: GroupVectoriser, mask: Value | None) -> Any:
-    """Only the tiles of a mask are active inside."""
+    """Make a mask the active mask inside the `with` block."""
     before = group.active
     group.active = mask
     try:
@@ -26,33 +26,33 @@ def restrict_to_mask(group: GroupVectoriser, mask: Value | None) -> Any:
 
 
 def any_active(group: GroupVectoriser, mask: Value) -> Value:
-    """Whether any tile is in a mask."""
+    """Whether a mask holds for any tile."""
     return group.add(reduce.max, mask, axis=(-1,), keepdims=False)
 
 
 def intersect_active(group: GroupVectoriser, mask: Value) -> Value:
-    """A mask, without tiles that are not active."""
+    """The conjunction of a mask and the active mask."""
     return mask if group.active is None else group.add(elementwise.bitwise_and, mask, group.active)
 
 
 def build_region(group: GroupVectoriser, types: Sequence[Any], body: Callable[..., Sequence[Value]]) -> Block:
-    """A region of the new function."""
+    """A region of the vectorised function."""
     params = tuple(Value(t) for t in types)
-    with group.b.region() as nodes:
+    with group.builder.region() as nodes:
         results = tuple(body(*params))
     return Block(params, tuple(nodes), results)
 
 
 def match_varying(group: GroupVectoriser, part: GroupValue, varying: bool) -> Value:
-    """A value with the tiles' axis if the place it goes to has one."""
-    return group.whole(part) if varying else part.value
+    """A value with the tiles' axis if it must be varying."""
+    return group.to_varying(part) if varying else part.value
 
 
 def select_by_mask(group: GroupVectoriser, mask: Value, new: GroupValue, old: GroupValue) -> GroupValue:
-    """Per tile: the new value where the mask holds."""
+    """Select for each tile: the new value where the mask holds, else the old one."""
     if new.value is old.value:
         return old
-    a, b = group.whole(new), group.whole(old)
+    a, b = group.to_varying(new), group.to_varying(old)
     whole = static_shape(a.type)
     cond = group.broadcast(group.align_rank(GroupValue(mask, True), len(whole) - 1), whole)
     return GroupValue(group.add(elementwise.where, cond, a, b), True)
@@ -68,23 +68,23 @@ def _(group, node, args, run):
     (condition,) = args
     if condition.varying:
         return _vectorise_divergent_if(group, node, condition.value, run)
-    found: list[list[GroupValue]] = []
-    for block in node.regions:  # once to learn which results vary; what it records is dropped
-        with group.b.region():
-            found.append(run(block))
-    varying = [any(p.varying for p in pair) for pair in zip(*found, strict=True)]
+    sides: list[list[GroupValue]] = []
+    for block in node.regions:  # a trial run finds the varying results; its nodes are discarded
+        with group.builder.region():
+            sides.append(run(block))
+    varying = [any(p.varying for p in pair) for pair in zip(*sides, strict=True)]
     types = tuple(_make_group_type(v, w, group.size) for v, w in zip(node.results, varying, strict=True))
     blocks = tuple(
         build_region(group, (), lambda b=b: [match_varying(group, p, w) for p, w in zip(run(b), varying, strict=True)])
         for b in node.regions
     )
-    results = group.b.add(control_flow.if_, [condition.value], types=types, regions=blocks).results
+    results = group.builder.add(control_flow.if_, [condition.value], types=types, regions=blocks).results
     return [GroupValue(v, w) for v, w in zip(results, varying, strict=True)]
 
 
 def _vectorise_divergent_if(group: GroupVectoriser, node: Node, condition: Value, run: RunBlock) -> list[GroupValue]:
-    """Each side for the tiles that take it, if there are such; in turn where they wait for each other."""
-    from tessera.codegen.grouped.coroutines import interleave_sides, may_suspend  # it needs what stands here
+    """Both sides, each predicated by its mask and skipped if no tile takes it; as coroutines where they wait."""
+    from tessera.codegen.grouped.coroutines import interleave_sides, may_suspend  # imports this module
 
     if may_suspend(node):
         return interleave_sides(group, node, run)
@@ -97,22 +97,23 @@ def _vectorise_divergent_if(group: GroupVectoriser, node: Node, condition: Value
 
 
 def _vectorise_side(group: GroupVectoriser, node: Node, mask: Value, block: Block, run: RunBlock) -> list[GroupValue]:
+    """One side of a divergent branch, guarded by whether any tile takes it."""
     types = tuple(_make_group_type(v, True, group.size) for v in node.results)
 
     def taken() -> list[Value]:
         with restrict_to_mask(group, mask):
-            return [group.whole(p) for p in run(block)]
+            return [group.to_varying(p) for p in run(block)]
 
     def left() -> list[Value]:
         return [group.full(0, t.dtype, *static_shape(t)) for t in types]
 
     blocks = (build_region(group, (), taken), build_region(group, (), left))
-    results = group.b.add(control_flow.if_, [any_active(group, mask)], types=types, regions=blocks).results
+    results = group.builder.add(control_flow.if_, [any_active(group, mask)], types=types, regions=blocks).results
     return [GroupValue(v, True) for v in results]
 
 
 def solve_varying(varying: list[bool], step: Callable[[list[bool]], list[GroupValue]]) -> list[bool]:
-    """Which carried values vary: those that begin so, or become so by others that do."""
+    """Fixed point: which loop-carried values vary, starting with those whose initial values do."""
     while True:
         after = [v or p.varying for v, p in zip(varying, step(varying), strict=True)]
         if after == varying:
@@ -136,26 +137,26 @@ def _(group, node, args, run):
         ]
 
     def trial(varying: list[bool]) -> list[GroupValue]:
-        with group.b.region():
+        with group.builder.region():
             return run(body, *parts([Value(t) for t in types(varying)], varying))
 
     varying = solve_varying([p.varying for p in inits], trial)
 
-    def round_of(*values: Value) -> list[Value]:
+    def emit_iteration(*values: Value) -> list[Value]:
         return [match_varying(group, p, w) for p, w in zip(run(body, *parts(values, varying)), varying, strict=True)]
 
-    block = build_region(group, types(varying), round_of)
+    block = build_region(group, types(varying), emit_iteration)
     first = [match_varying(group, p, w) for p, w in zip(inits, varying, strict=True)]
     values = [*(p.value for p in bounds), *first]
-    results = group.b.add(control_flow.for_, values, types=tuple(types(varying)[1:]), regions=(block,)).results
+    results = group.builder.add(control_flow.for_, values, types=tuple(types(varying)[1:]), regions=(block,)).results
     return [GroupValue(v, w) for v, w in zip(results, varying, strict=True)]
 
 
 def _vectorise_divergent_for(
     group: GroupVectoriser, node: Node, bounds: Sequence[GroupValue], inits: Sequence[GroupValue], run: RunBlock
 ) -> list[GroupValue]:
-    """Bounds that differ between tiles: rounds for as long as any tile has one left."""
-    lower, upper, step = (group.whole(p) for p in bounds)
+    """A loop whose bounds differ between tiles: iterates while any tile has an iteration left."""
+    lower, upper, step = (group.to_varying(p) for p in bounds)
     zero = group.full(0, int64, group.size)
     up = group.add(elementwise.greater, step, zero)
 
@@ -177,26 +178,26 @@ def _emit_masked_loop(
     holds: Callable[..., Value],
     body: Callable[..., Sequence[GroupValue]],
 ) -> list[GroupValue]:
-    """A loop that goes on while any tile is in it; those that have left keep their values.
+    """A loop that runs while any tile is active in it; tiles that have left keep their values.
 
-    The mask of the next round is carried, so that the condition is computed once for each round.
+    The mask of the next iteration is loop-carried, so that the condition is computed once for each iteration.
     """
-    first = [group.whole(p) for p in inits]
+    first = [group.to_varying(p) for p in inits]
     mask = intersect_active(group, holds(*(GroupValue(v, True) for v in first)))
     types = [mask.type, *(v.type for v in first)]
 
-    def going(m: Value, *values: Value) -> list[Value]:
+    def emit_test(m: Value, *values: Value) -> list[Value]:
         return [any_active(group, m)]
 
-    def inside(m: Value, *values: Value) -> list[Value]:
+    def emit_body(m: Value, *values: Value) -> list[Value]:
         old = [GroupValue(v, True) for v in values]
         with restrict_to_mask(group, m):
             new = [select_by_mask(group, m, n, o) for n, o in zip(body(*old), old, strict=True)]
             left = group.add(elementwise.bitwise_and, m, holds(*new))
         return [left, *(p.value for p in new)]
 
-    blocks = (build_region(group, types, going), build_region(group, types, inside))
-    results = group.b.add(control_flow.while_, [mask, *first], types=tuple(types), regions=blocks).results
+    blocks = (build_region(group, types, emit_test), build_region(group, types, emit_body))
+    results = group.builder.add(control_flow.while_, [mask, *first], types=tuple(types), regions=blocks).results
     return [GroupValue(v, True) for v in results[1:]]
 
 
@@ -208,7 +209,7 @@ def _(group, node, args, run):
         params = [
             GroupValue(Value(_make_group_type(v, w, group.size)), w) for v, w in zip(node.results, varying, strict=True)
         ]
-        with group.b.region():
+        with group.builder.region():
             (held,) = run(condition, *params)
             after = run(body, *params)
         return [GroupValue(p.value, p.varying or held.varying) for p in after] + [held]
@@ -217,7 +218,7 @@ def _(group, node, args, run):
     if varying[-1]:
 
         def holds(*parts: GroupValue) -> Value:
-            return group.whole(run(condition, *parts)[0])
+            return group.to_varying(run(condition, *parts)[0])
 
         return _emit_masked_loop(group, node, args, holds, lambda *parts: run(body, *parts))
     return _emit_uniform_while(group, node, args, varying[:-1], run)
@@ -230,13 +231,13 @@ def _emit_uniform_while(
 
     def of(block: Block) -> Callable[..., list[Value]]:
         def emit(*values: Value) -> list[Value]:
-            found = run(block, *(GroupValue(v, w) for v, w in zip(values, varying, strict=True)))
-            kinds = varying if block is node.regions[1] else [False]
-            return [match_varying(group, p, w) for p, w in zip(found, kinds, strict=True)]
+            parts = run(block, *(GroupValue(v, w) for v, w in zip(values, varying, strict=True)))
+            wanted = varying if block is node.regions[1] else [False]
+            return [match_varying(group, p, w) for p, w in zip(parts, wanted, strict=True)]
 
         return emit
 
     blocks = tuple(build_region(group, types, of(b)) for b in node.regions)
     first = [match_varying(group, p, w) for p, w in zip(args, varying, strict=True)]
-    results = group.b.add(control_flow.while_, first, types=tuple(types), regions=blocks).results
+    results = group.builder.add(control_flow.while_, first, types=tuple(types), regions=blocks).results
     return [GroupValue(v, w) for v, w in zip(results, varying, strict=True)]

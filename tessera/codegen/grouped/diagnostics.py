@@ -1,4 +1,4 @@
-"""Assertions and prints of a group, as report ops whose operands have the leading axis of tiles."""
+"""Assertions and prints of a group: report nodes whose operands have the leading axis of tiles."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tessera.ops.tensor import elementwise, reduce
 
 
 def _report_nothing(*operands: Any, kind: str, text: str, ordered: bool = False) -> None:
-    """What a program says: for an assertion the elements where it fails, for a print the tiles that print first."""
+    """Report a print or a failure; operand 0 masks the tiles that print, or the elements where an assertion fails."""
 
 
-# Not of the Tile level: what `lift` makes of assertions and prints, with the tiles' axis first in every operand.
+# Internal to the generators: vectorisation turns assertions and prints into it.
 report_op = Op(
     "grouped.report",
     _report_nothing,
@@ -39,31 +39,43 @@ report_op = Op(
 def _(group, node, args, run):
     condition, *values = args
     rank = len(condition.shape)
-    wrong = group.add(elementwise.bitwise_not, group.whole(condition))
-    active = group.running(rank)
+    failed = group.add(elementwise.bitwise_not, group.to_varying(condition))
+    active = group.active_mask(rank)
     if active is not None:
-        wrong = group.add(elementwise.bitwise_and, wrong, group.broadcast(active, static_shape(wrong.type)))
-    some = group.add(reduce.max, wrong, axis=tuple(range(-rank - 1, 0)), keepdims=False)
-    says = {"kind": "assert", "text": node.attrs["message"]}
-    report_where(group, some, [group.seen(wrong, mask=True), *(group.seen(group.whole(v)) for v in values)], says)
+        failed = group.add(elementwise.bitwise_and, failed, group.broadcast(active, static_shape(failed.type)))
+    any_failed = group.add(reduce.max, failed, axis=tuple(range(-rank - 1, 0)), keepdims=False)
+    attrs = {"kind": "assert", "text": node.attrs["message"]}
+    report_where(
+        group,
+        any_failed,
+        [group.expand_to_group(failed, mask=True), *(group.expand_to_group(group.to_varying(v)) for v in values)],
+        attrs,
+    )
     return []
 
 
 @vectorise(tile.print_)
 def _(group, node, args, run):
     active = group.full(True, bool_, group.size) if group.active is None else group.active
-    says = {"kind": "print", "text": node.attrs["label"], "ordered": node.attrs["ordered"]}
-    group.b.add(report_op, [group.seen(active, mask=True), *(group.seen(group.whole(p)) for p in args)], says)
+    attrs = {"kind": "print", "text": node.attrs["label"], "ordered": node.attrs["ordered"]}
+    group.builder.add(
+        report_op,
+        [group.expand_to_group(active, mask=True), *(group.expand_to_group(group.to_varying(p)) for p in args)],
+        attrs,
+    )
     return []
 
 
-def report_where(group: GroupVectoriser, condition: Value, operands: Sequence[Value], says: dict[str, Any]) -> None:
-    """A report where a condition holds."""
+def report_where(group: GroupVectoriser, condition: Value, operands: Sequence[Value], attrs: dict[str, Any]) -> None:
+    """Emit a report in a branch on a condition."""
 
-    def say() -> list[Value]:
-        group.b.add(report_op, operands, says)
+    def emit_report() -> list[Value]:
+        group.builder.add(report_op, operands, attrs)
         return []
 
-    group.b.add(
-        control_flow.if_, [condition], types=(), regions=(build_region(group, (), say), build_region(group, (), list))
+    group.builder.add(
+        control_flow.if_,
+        [condition],
+        types=(),
+        regions=(build_region(group, (), emit_report), build_region(group, (), list)),
     )

@@ -1,8 +1,7 @@
-"""Mbarriers of a group: arrivals are counted for all tiles at once, and a wait that cannot end is reported as a
-deadlock.
+"""Mbarriers of a group: the arrivals of all tiles are counted at once; a wait that cannot complete is a deadlock.
 
-Arrivals that a wait needs come before it in the program, unless the wait stands in a divergent branch whose other side
-has yet to arrive: then the sides run as coroutines (`coroutines.py`).
+The arrivals that complete a phase come before the wait in program order, unless the wait is in a divergent branch whose
+other side has yet to arrive: then the sides run as coroutines (`coroutines.py`).
 """
 
 from __future__ import annotations
@@ -21,81 +20,80 @@ from tessera.ops.tensor import basic, elementwise, reduce, shape
 
 
 class GroupMbarrierState:
-    """The four numbers of one barrier in the function being made, or of all where tiles use different ones."""
+    """The four fields of one mbarrier (or of all, where tiles use different ones) in the vectorised function."""
 
     def __init__(self, group: GroupVectoriser, args: Sequence[GroupValue]) -> None:
         self.group, self.ref, self.slot = group, args[0].value, args[1]
-        if (
-            group.stretch_start is not None and group.size == 1 and self.slot.varying
-        ):  # of one tile alone it is one barrier
+        # a subgroup of one tile uses one mbarrier
+        if group.subgroup_start is not None and group.size == 1 and self.slot.varying:
             self.slot = GroupValue(group.reshape(self.slot.value, ()))
-        self.sizes: tuple[int, ...] = (int(args[0].shape[0]),) if self.slot.varying else ()
-        self.hits = self._hits() if self.slot.varying else None
+        self.axes: tuple[int, ...] = (int(args[0].shape[0]),) if self.slot.varying else ()
+        self.uses = self._find_uses() if self.slot.varying else None
 
-    def _hits(self) -> Value:
-        """For each tile and barrier, whether the tile is here for it."""
-        group, count = self.group, self.sizes[0]
+    def _find_uses(self) -> Value:
+        """For each tile and mbarrier, whether the tile is active and uses that mbarrier."""
+        group, count = self.group, self.axes[0]
         every = (group.size, count)
         mine = group.broadcast(group.reshape(self.slot.value, (group.size, 1)), every)
-        number = group.broadcast(group.add(shape.iota, shape=(1, count), axis=-1, dtype=int64), every)
-        hits = group.add(elementwise.equal, mine, number)
+        numbers = group.broadcast(group.add(shape.iota, shape=(1, count), axis=-1, dtype=int64), every)
+        uses = group.add(elementwise.equal, mine, numbers)
         if group.active is None:
-            return hits
+            return uses
         active = group.broadcast(group.reshape(group.active, (group.size, 1)), every)
-        return group.add(elementwise.bitwise_and, hits, active)
+        return group.add(elementwise.bitwise_and, uses, active)
 
-    def number(self, value: int) -> Value:
-        """A constant."""
-        return self.group.full(value, int64, *self.sizes)
+    def constant(self, value: int) -> Value:
+        """A constant for each mbarrier."""
+        return self.group.full(value, int64, *self.axes)
 
-    def _place(self, field: int) -> tuple[list[Value], tuple[int, int]]:
-        first = self.group.full(0, int64) if self.sizes else self.slot.value
-        return [self.ref, first, self.group.full(field, int64)], (*(self.sizes or (1,)), 1)  # type: ignore[return-value]
+    def _locate(self, field: int) -> tuple[list[Value], tuple[int, int]]:
+        first = self.group.full(0, int64) if self.axes else self.slot.value
+        return [self.ref, first, self.group.full(field, int64)], (*(self.axes or (1,)), 1)  # type: ignore[return-value]
 
-    def get(self, field: int) -> Value:
-        """A number of the barrier."""
-        place, block = self._place(field)
-        return self.group.reshape(self.group.add(tile.load, *place, shape=block, edge="error"), self.sizes)
+    def load(self, field: int) -> Value:
+        """A field of the mbarrier."""
+        place, block = self._locate(field)
+        return self.group.reshape(self.group.add(tile.load, *place, shape=block, edge="error"), self.axes)
 
-    def put(self, field: int, value: Value) -> None:
-        """Change a number of the barrier."""
-        (ref, *place), block = self._place(field)
-        self.group.b.add(tile.store, [ref, self.group.reshape(value, block), *place], {"edge": "error"})
+    def store(self, field: int, value: Value) -> None:
+        """Set a field of the mbarrier."""
+        (ref, *place), block = self._locate(field)
+        self.group.builder.add(tile.store, [ref, self.group.reshape(value, block), *place], {"edge": "error"})
 
-    def begin(self, field: int, value: int) -> None:
-        """Set a number of the barriers that tiles are here for."""
-        new = self.number(value)
-        if self.hits is not None:
-            met = self.group.add(reduce.max, self.hits, axis=(-2,), keepdims=False)
-            new = self.group.add(elementwise.where, met, new, self.get(field))
-        self.put(field, new)
+    def initialise(self, field: int, value: int) -> None:
+        """Set a field of the mbarriers that active tiles use."""
+        new = self.constant(value)
+        if self.uses is not None:
+            used = self.group.add(reduce.max, self.uses, axis=(-2,), keepdims=False)
+            new = self.group.add(elementwise.where, used, new, self.load(field))
+        self.store(field, new)
 
-    def here(self, count: int) -> Value:
-        """`count` for each tile that is here for it."""
+    def count_active(self, count: int) -> Value:
+        """`count` times the number of active tiles that use each mbarrier."""
         group = self.group
-        if self.hits is None and group.active is None:
-            return self.number(count * group.size)
-        hits, axis = (group.active, -1) if self.hits is None else (self.hits, -2)
-        assert hits is not None
-        total = group.add(reduce.sum, group.add(basic.cast, hits, dtype=int64), axis=(axis,), keepdims=False)
-        return group.add(elementwise.mul, total, self.number(count))
+        if self.uses is None and group.active is None:
+            return self.constant(count * group.size)
+        uses, axis = (group.active, -1) if self.uses is None else (self.uses, -2)
+        assert uses is not None
+        total = group.add(reduce.sum, group.add(basic.cast, uses, dtype=int64), axis=(axis,), keepdims=False)
+        return group.add(elementwise.mul, total, self.constant(count))
 
-    def settle(self, came: Value) -> None:
-        """Count arrivals, and end each phase that nothing is missing in."""
-        add, count = self.group.add, self.get(COUNT)
-        done = add(elementwise.add, add(elementwise.sub, count, self.get(MISSING)), came)
-        free = add(elementwise.equal, self.get(BYTES), self.number(0))
-        each = add(elementwise.maximum, count, self.number(1))
-        phases = add(elementwise.where, free, add(elementwise.floor_divide, done, each), self.number(0))
-        self.put(PHASE, add(elementwise.add, self.get(PHASE), phases))
-        left = add(elementwise.sub, done, add(elementwise.mul, phases, count))
-        self.put(MISSING, add(elementwise.sub, count, left))
+    def complete_phases(self, arrivals: Value) -> None:
+        """Add arrivals, and complete each phase with no arrival and no byte pending."""
+        add, count = self.group.add, self.load(COUNT)
+        done = add(elementwise.add, add(elementwise.sub, count, self.load(MISSING)), arrivals)
+        free = add(elementwise.equal, self.load(BYTES), self.constant(0))
+        arrivals_per_phase = add(elementwise.maximum, count, self.constant(1))
+        phases = add(elementwise.where, free, add(elementwise.floor_divide, done, arrivals_per_phase), self.constant(0))
+        self.store(PHASE, add(elementwise.add, self.load(PHASE), phases))
+        remaining = add(elementwise.sub, done, add(elementwise.mul, phases, count))
+        self.store(MISSING, add(elementwise.sub, count, remaining))
 
     def phases(self) -> Value:
-        """For each tile the number of the phase under way at its barrier."""
+        """For each tile the number of the current phase of its mbarrier."""
         group = self.group
-        if self.hits is None:
-            return group.broadcast(self.get(PHASE), (group.size,))
+        if self.uses is None:
+            return group.broadcast(self.load(PHASE), (group.size,))
         field = group.full(PHASE, int64, group.size)
         mask = [] if group.active is None else [group.active]
         return group.add(tile.gather, self.ref, self.slot.value, field, *mask)
@@ -106,14 +104,14 @@ def _(group, node, args, run):
     state = GroupMbarrierState(group, args)
     start = {COUNT: node.attrs["count"], MISSING: node.attrs["count"], BYTES: 0, PHASE: 0}
     for field, value in start.items():
-        state.begin(field, value)
+        state.initialise(field, value)
     return []
 
 
 @vectorise(ops.mbarrier_arrive)
 def _(group, node, args, run):
     state = GroupMbarrierState(group, args)
-    state.settle(state.here(node.attrs["count"]))
+    state.complete_phases(state.count_active(node.attrs["count"]))
     return []
 
 
@@ -122,9 +120,9 @@ def _(group, node, args, run):
     state = GroupMbarrierState(group, args)
     copies = node.op is ops.mbarrier_copies
     change = elementwise.sub if copies else elementwise.add
-    state.put(BYTES, group.add(change, state.get(BYTES), state.here(node.attrs["count"])))
+    state.store(BYTES, group.add(change, state.load(BYTES), state.count_active(node.attrs["count"])))
     if copies:
-        state.settle(state.number(0))
+        state.complete_phases(state.constant(0))
     return []
 
 
@@ -135,23 +133,23 @@ DEADLOCK_REPORT: Mapping[str, object] = {
 
 
 def find_waiting_tiles(group: GroupVectoriser, node: Node, args: Sequence[GroupValue]) -> tuple[Value, Value]:
-    """Which tiles here would have to wait, and whether any."""
+    """Which active tiles would have to wait, and whether any does."""
     group.has_divergent_wait = group.has_divergent_wait or args[1].varying or args[2].varying
     one = group.full(1, int64, group.size)
     phase = group.add(elementwise.bitwise_and, GroupMbarrierState(group, args).phases(), one)
-    held = group.add(elementwise.equal, phase, group.add(elementwise.bitwise_and, group.whole(args[2]), one))
+    waiting = group.add(elementwise.equal, phase, group.add(elementwise.bitwise_and, group.to_varying(args[2]), one))
     if group.active is not None:
-        held = group.add(elementwise.bitwise_and, held, group.active)
-    return held, any_active(group, held)
+        waiting = group.add(elementwise.bitwise_and, waiting, group.active)
+    return waiting, any_active(group, waiting)
 
 
-def report_deadlock(group: GroupVectoriser, condition: Value, held: Value) -> None:
-    """Report, where a condition holds, that these tiles wait for ever."""
-    report_where(group, condition, [group.seen(held, mask=True)], dict(DEADLOCK_REPORT))
+def report_deadlock(group: GroupVectoriser, condition: Value, waiting: Value) -> None:
+    """Report, where a condition holds, that these tiles wait forever."""
+    report_where(group, condition, [group.expand_to_group(waiting, mask=True)], dict(DEADLOCK_REPORT))
 
 
 @vectorise(ops.mbarrier_wait)
 def _(group, node, args, run):
-    held, any_of_them = find_waiting_tiles(group, node, args)
-    report_deadlock(group, any_of_them, held)
+    waiting, any_waiting = find_waiting_tiles(group, node, args)
+    report_deadlock(group, any_waiting, waiting)
     return []

@@ -26,13 +26,13 @@ from tessera.ops.tensor import elementwise
 
 
 class _SuspensionPoint:
-    """A node that pauses, and the values that it works on."""
+    """A node that may suspend, and the context in which it is emitted."""
 
-    def __init__(self, tasks: CoroutineScheduler, node: Node, walk: Any) -> None:
-        self.tasks, self.group, self.node, self.walk = tasks, tasks.group, node, walk
+    def __init__(self, scheduler: CoroutineScheduler, node: Node, walk: Any) -> None:
+        self.scheduler, self.group, self.node, self.walk = scheduler, scheduler.group, node, walk
 
     def begin(self) -> None:
-        """Get ready."""
+        """Emit what comes before the first step."""
 
     def results(self) -> list[GroupValue]:
         """The node's results, once it is done."""
@@ -44,79 +44,81 @@ class _SuspensionPoint:
 
 
 class MbarrierWaitPoint(_SuspensionPoint):
-    """A wait at an mbarrier, of the tiles that run."""
+    """A wait at an mbarrier, for the active tiles."""
 
     def step(self) -> Value:
-        """Whether all of them may go on; where nobody got on in the last round, that is a deadlock."""
-        with self.group.b.at(self.node.loc):
-            held, any_of_them = find_waiting_tiles(self.group, self.node, self.args())
-            last = self.tasks.get(self.tasks.last).value
-            report_deadlock(self.group, self.group.add(elementwise.bitwise_and, any_of_them, last), held)
-            return self.tasks.negated(any_of_them)
+        """Whether no tile has to wait; if no coroutine advanced in the last round, waiting is a deadlock."""
+        with self.group.builder.at(self.node.loc):
+            waiting, any_waiting = find_waiting_tiles(self.group, self.node, self.args())
+            last = self.scheduler.load(self.scheduler.stuck).value
+            report_deadlock(self.group, self.group.add(elementwise.bitwise_and, any_waiting, last), waiting)
+            return self.scheduler.negate(any_waiting)
 
 
 class BranchPoint(_SuspensionPoint):
-    """Two sides, for tiles of their own or (where the condition is the same for all) one of them for all.
+    """A branch: coroutines for the tiles of each side, or for a uniform condition one side for all tiles.
 
-    Where tiles wait for different things each tile goes through its side by itself.
+    With `split`, each tile resumes its side in code for one subgroup, since tiles wait for different mbarriers.
     """
 
     def begin(self) -> None:
-        """Choose the sides' tiles."""
+        """Make a coroutine for each side."""
         (condition,) = self.args()
         no = self.group.add(elementwise.bitwise_not, condition.value)
-        self.varying, self.split = condition.varying, condition.varying and self.tasks.apart
-        which = [True] * len(self.node.results) if self.varying else _find_varying_results(self)
+        self.varying, self.split = condition.varying, condition.varying and self.scheduler.serial
+        varying_results = [True] * len(self.node.results) if self.varying else _find_varying_results(self)
         self.sides: list[Coroutine] = []
         self.masks: list[CoroutineSlot] = []
         for block, mask in zip(self.node.regions, (condition.value, no), strict=True):
-            self._add(block, mask, which)
-        self.taken = self.tasks.keep(condition)
+            self._add_side(block, mask, varying_results)
+        self.condition_slot = self.scheduler.save(condition)
 
-    def _add(self, block: Block, mask: Value, which: Sequence[bool]) -> None:
-        side = Coroutine(self.tasks, block, self.walk, lambda parts: _match_all_varying(self, parts, which), self.split)
+    def _add_side(self, block: Block, mask: Value, varying_results: Sequence[bool]) -> None:
+        side = Coroutine(
+            self.scheduler, block, self.walk, lambda parts: _match_all_varying(self, parts, varying_results), self.split
+        )
         if self.varying:
             mask = intersect_active(self.group, mask)
-            keep = self.tasks.scatter_to_tiles if self.split else self.tasks.keep
-            self.masks.append(keep(GroupValue(mask, True)))
-        going = (
-            self.tasks.any_in_stretch(mask) if self.split else any_active(self.group, mask) if self.varying else mask
-        )
-        side.begin(going)
+            save = self.scheduler.scatter_to_tiles if self.split else self.scheduler.save
+            self.masks.append(save(GroupValue(mask, True)))
+        if self.split:
+            mask = self.scheduler.any_in_subgroup(mask)
+        elif self.varying:
+            mask = any_active(self.group, mask)
+        side.begin(mask)
         self.sides.append(side)
 
     def step(self) -> Value:
-        """Whether all sides are done, each taken on as far as it goes."""
+        """Whether both sides are done, after each is resumed once."""
         for number in range(len(self.sides)):
             if self.split:
-                self.tasks.each(lambda n=number: self._unless_done(n))  # type: ignore[misc]
+                self.scheduler.run_serially(lambda n=number: self._resume_unless_done(n))  # type: ignore[misc]
             else:
-                self._unless_done(number)
-        first, second = (side.done() for side in self.sides)
+                self._resume_unless_done(number)
+        first, second = (side.is_done() for side in self.sides)
         return self.group.add(elementwise.bitwise_and, first, second)
 
-    def _unless_done(self, number: int) -> None:
-        self.tasks.when(self.tasks.negated(self.sides[number].done()), lambda: self._side(number))
+    def _resume_unless_done(self, number: int) -> None:
+        self.scheduler.emit_if(self.scheduler.negate(self.sides[number].is_done()), lambda: self._resume_side(number))
 
-    def _side(self, number: int) -> None:
-        apart, self.tasks.apart = self.tasks.apart, self.tasks.apart and not self.split
-        masked = self.varying and not (
-            self.split and self.tasks.lockstep_width == 1
-        )  # a tile alone is there, or it is done
-        with restrict_to_mask(self.group, self.tasks.get(self.masks[number]).value) if masked else nullcontext():
-            self.sides[number].go()
-        self.tasks.apart = apart
+    def _resume_side(self, number: int) -> None:
+        serial, self.scheduler.serial = self.scheduler.serial, self.scheduler.serial and not self.split
+        # Code for one tile needs no mask: the tile is active, or its side is done.
+        masked = self.varying and not (self.split and self.scheduler.lockstep_width == 1)
+        with restrict_to_mask(self.group, self.scheduler.load(self.masks[number]).value) if masked else nullcontext():
+            self.sides[number].resume()
+        self.scheduler.serial = serial
 
     def results(self) -> list[GroupValue]:
-        """Each tile's from its own side."""
-        found, *others = ([self.tasks.get(c) for c in side.out] for side in self.sides)
+        """Each tile's results, from its own side."""
+        found, *others = ([self.scheduler.load(c) for c in side.outputs] for side in self.sides)
         if self.varying:
-            for cell, new in zip(self.masks[1:], others, strict=True):
-                mask = self.tasks.get(cell).value
+            for slot, new in zip(self.masks[1:], others, strict=True):
+                mask = self.scheduler.load(slot).value
                 found = [select_by_mask(self.group, mask, n, o) for n, o in zip(new, found, strict=True)]
             return found
-        # Both are blocks of one type, of which one has been filled.
-        condition = self.tasks.get(self.taken)
+        # Both sides have results of the same types; one side's are defined.
+        condition = self.scheduler.load(self.condition_slot)
         return [
             GroupValue(
                 self.group.add(elementwise.where, _broadcast_condition(self, condition, a), a.value, b.value), a.varying
@@ -125,14 +127,14 @@ class BranchPoint(_SuspensionPoint):
         ]
 
 
-def _broadcast_condition(pause: _SuspensionPoint, condition: GroupValue, like: GroupValue) -> Value:
-    return pause.group.broadcast(condition.value, static_shape(like.value.type))
+def _broadcast_condition(point: _SuspensionPoint, condition: GroupValue, like: GroupValue) -> Value:
+    return point.group.broadcast(condition.value, static_shape(like.value.type))
 
 
 def _match_all_varying(
-    pause: _SuspensionPoint, parts: Sequence[GroupValue], varying: Sequence[bool]
+    point: _SuspensionPoint, parts: Sequence[GroupValue], varying: Sequence[bool]
 ) -> list[GroupValue]:
-    return [GroupValue(match_varying(pause.group, p, w), w) for p, w in zip(parts, varying, strict=True)]
+    return [GroupValue(match_varying(point.group, p, w), w) for p, w in zip(parts, varying, strict=True)]
 
 
 def _make_state_type(part: GroupValue, varying: bool, size: int) -> TensorType:
@@ -142,107 +144,108 @@ def _make_state_type(part: GroupValue, varying: bool, size: int) -> TensorType:
 
 
 def _find_varying_results(branch: BranchPoint) -> list[bool]:
-    """Which results of a branch differ between tiles; what is recorded to learn it is dropped."""
+    """Which results of a branch differ between tiles; the nodes of this trial run are discarded."""
     found: list[list[GroupValue]] = []
     for block in branch.node.regions:
-        with branch.group.b.region():
+        with branch.group.builder.region():
             found.append(branch.walk(block))
     return [any(p.varying for p in pair) for pair in zip(*found, strict=True)]
 
 
 class LoopPoint(_SuspensionPoint):
-    """Rounds of a body: `state` is what they carry, `holds` says (for each tile, if it differs) who makes another."""
+    """A loop; `state` is what it carries, `holds` gives whether there is another iteration, for each tile if divergent.
+    """
 
     body: Block
 
     def initial(self) -> list[GroupValue]:
-        """The state before the first round."""
+        """The state before the first iteration."""
         raise NotImplementedError
 
     def holds(self, state: Sequence[GroupValue]) -> GroupValue:
-        """Whether there is another round."""
+        """Whether there is another iteration."""
         raise NotImplementedError
 
     def advance_state(self, state: Sequence[GroupValue], results: Sequence[GroupValue]) -> list[GroupValue]:
-        """The state after a round."""
+        """The state after an iteration."""
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Set the state, and see who makes a round."""
+        """Set the state, and which tiles make an iteration."""
         first = self.initial()
         flags = solve_varying([p.varying for p in first] + [False], lambda w: self._trial(first, w))
         self.divergent = flags.pop()
-        self.which = [w or self.divergent for w in flags]
-        state = _match_all_varying(self, first, self.which)
-        self.state = [self.tasks.keep(p) for p in state]
-        self.stretch = Coroutine(self.tasks, self.body, self.walk, lambda parts: list(parts))
-        self.continuing = self.tasks.keep(self._live(self.holds(state)))
-        self.stretch.begin()
+        self.varying_results = [w or self.divergent for w in flags]
+        state = _match_all_varying(self, first, self.varying_results)
+        self.state = [self.scheduler.save(p) for p in state]
+        self.routine = Coroutine(self.scheduler, self.body, self.walk, lambda parts: list(parts))
+        self.continuing = self.scheduler.save(self._mask_condition(self.holds(state)))
+        self.routine.begin()
 
     def _trial(self, first: Sequence[GroupValue], varying: Sequence[bool]) -> list[GroupValue]:
-        parted = varying[-1]
-        flags = [w or parted for w in varying[:-1]]
+        divergent = varying[-1]
+        flags = [w or divergent for w in varying[:-1]]
         types = [_make_state_type(p, w, self.group.size) for p, w in zip(first, flags, strict=True)]
         state = [GroupValue(Value(t), w) for t, w in zip(types, flags, strict=True)]
-        with self.group.b.region():
-            held = self.holds(state)
+        with self.group.builder.region():
+            condition = self.holds(state)
             after = self.advance_state(state, self.walk(self.body, *state))
-        return [*after, held]
+        return [*after, condition]
 
-    def _live(self, held: GroupValue) -> GroupValue:
+    def _mask_condition(self, condition: GroupValue) -> GroupValue:
         if not self.divergent:
-            return held
-        return GroupValue(intersect_active(self.group, self.group.whole(held)), True)
+            return condition
+        return GroupValue(intersect_active(self.group, self.group.to_varying(condition)), True)
 
-    def _any(self) -> Value:
-        held = self.tasks.get(self.continuing).value
-        return any_active(self.group, held) if self.divergent else held
+    def _any_continuing(self) -> Value:
+        condition = self.scheduler.load(self.continuing).value
+        return any_active(self.group, condition) if self.divergent else condition
 
     def step(self) -> Value:
-        """Whether the last round is done, after as many as go without waiting."""
-        self.tasks.repeat(self._any(), self._round)
-        return self.tasks.negated(self._any())
+        """Whether the loop is done, after as many iterations as need no wait."""
+        self.scheduler.emit_while(self._any_continuing(), self._emit_iteration)
+        return self.scheduler.negate(self._any_continuing())
 
-    def _round(self) -> Value:
-        state = [self.tasks.get(c) for c in self.state]
+    def _emit_iteration(self) -> Value:
+        state = [self.scheduler.load(c) for c in self.state]
         self.walk.env.update(zip(self.body.params, state, strict=True))
-        mask = self.tasks.get(self.continuing).value if self.divergent else None
+        mask = self.scheduler.load(self.continuing).value if self.divergent else None
         with restrict_to_mask(self.group, mask) if self.divergent else nullcontext():
-            self.stretch.go()
-            done = self.stretch.done()
-            self.tasks.when(done, lambda: self._next(state, mask))
-        return self.group.add(elementwise.bitwise_and, done, self._any())
+            self.routine.resume()
+            done = self.routine.is_done()
+            self.scheduler.emit_if(done, lambda: self._finish_iteration(state, mask))
+        return self.group.add(elementwise.bitwise_and, done, self._any_continuing())
 
-    def _next(self, state: Sequence[GroupValue], mask: Value | None) -> None:
-        found = self.advance_state(state, [self.tasks.get(c) for c in self.stretch.out])
-        after = _match_all_varying(self, found, self.which)
+    def _finish_iteration(self, state: Sequence[GroupValue], mask: Value | None) -> None:
+        found = self.advance_state(state, [self.scheduler.load(c) for c in self.routine.outputs])
+        after = _match_all_varying(self, found, self.varying_results)
         if mask is not None:
             after = [select_by_mask(self.group, mask, n, o) for n, o in zip(after, state, strict=True)]
-        for cell, part in zip(self.state, after, strict=True):
-            self.tasks.put(cell, part.value)
-        self.tasks.put(self.continuing, self._live(self.holds(after)).value)
-        self.stretch.begin()
+        for slot, part in zip(self.state, after, strict=True):
+            self.scheduler.store(slot, part.value)
+        self.scheduler.store(self.continuing, self._mask_condition(self.holds(after)).value)
+        self.routine.begin()
 
     def results(self) -> list[GroupValue]:
-        """What the last round has left."""
-        return [self.tasks.get(c) for c in self.state[-len(self.node.results) :]] if self.node.results else []
+        """The state after the last iteration."""
+        return [self.scheduler.load(c) for c in self.state[-len(self.node.results) :]] if self.node.results else []
 
 
 class ForPoint(LoopPoint):
-    """A counted loop."""
+    """A `for` loop."""
 
     @property
     def body(self) -> Block:  # type: ignore[override]
-        """What is repeated."""
+        """The loop's body."""
         return self.node.regions[0]
 
     def initial(self) -> list[GroupValue]:
-        """The counter and what is carried."""
+        """The induction variable and the loop-carried values."""
         args = self.args()
         return [args[0], *args[3:]]
 
     def holds(self, state: Sequence[GroupValue]) -> GroupValue:
-        """Whether the counter is within its bounds."""
+        """Whether the induction variable is within its bounds."""
         stop, step = self.args()[1:3]
         varying = any(p.varying for p in (state[0], stop, step))
         i, end, by = (match_varying(self.group, p, varying) for p in (state[0], stop, step))
@@ -252,7 +255,7 @@ class ForPoint(LoopPoint):
         return GroupValue(self.group.add(elementwise.where, up, below, above), varying)
 
     def advance_state(self, state: Sequence[GroupValue], results: Sequence[GroupValue]) -> list[GroupValue]:
-        """The counter goes on."""
+        """The induction variable advanced by the step."""
         step = self.args()[2]
         varying = state[0].varying or step.varying
         i, by = (match_varying(self.group, p, varying) for p in (state[0], step))
@@ -260,15 +263,15 @@ class ForPoint(LoopPoint):
 
 
 class WhilePoint(LoopPoint):
-    """A loop with a condition."""
+    """A `while` loop."""
 
     @property
     def body(self) -> Block:  # type: ignore[override]
-        """What is repeated."""
+        """The loop's body."""
         return self.node.regions[1]
 
     def initial(self) -> list[GroupValue]:
-        """What is carried."""
+        """The loop-carried values."""
         return self.args()
 
     def holds(self, state: Sequence[GroupValue]) -> GroupValue:
@@ -276,7 +279,7 @@ class WhilePoint(LoopPoint):
         return self.walk(self.node.regions[0], *state)[0]
 
     def advance_state(self, state: Sequence[GroupValue], results: Sequence[GroupValue]) -> list[GroupValue]:
-        """What the body gives."""
+        """The results of the body."""
         return list(results)
 
 

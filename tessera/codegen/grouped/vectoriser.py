@@ -26,22 +26,15 @@ from tessera.ops.dialects import tile as ops
 from tessera.ops.tensor import basic, elementwise, shape
 from tessera.ops.tensor import elementwise as e
 
-# Groups on a processor: the tiles of a group become the leading axis of every block that differs between them.
-#
-# A processor runs the whole group as one program: each op is done for all tiles before the next
-# begins, so that barriers have nothing left to do. A tile-varying scalar becomes a block of `group`
-# elements, a tile-varying block gets a leading axis of that size, and what is the same for all stays.
-
-
 vectorise = Rules("group")
-# What is rewritten even where a group has one tile.
+# Ops that are rewritten even where a group has one tile.
 GROUP_OPS = (group_ops.collect, group_ops.exchange, group_ops.meet, tile.assert_, tile.print_, *mbarrier.MBARRIER_OPS)
 RunBlock = Callable[..., list[Any]]
 
 
 @dataclass(frozen=True)
 class GroupValue:
-    """A value of the new function, and whether it differs between tiles (then its first axis is theirs)."""
+    """A value of the vectorised function; if it is varying, it differs between tiles and its first axis is theirs."""
 
     value: Value
     varying: bool = False
@@ -54,62 +47,63 @@ class GroupValue:
 
 
 class GroupVectoriser:
-    """The rewriting of one function; `active` says which tiles run here (None: all).
+    """Vectorises one function; `active` is the active mask, None where all tiles are active.
 
-    Code is for `size` tiles at once: all `total` of them, or a stretch by itself, whose first one is then `alone`.
+    Code is for `size` tiles at once: all `total` of them, or one subgroup in a serial loop over subgroups, whose first
+    tile is `subgroup_start`.
     """
 
     def __init__(self, size: int) -> None:
         self.size = self.total = size
-        self.stretch_start: Value | None = None
-        self.b = Builder()
+        self.subgroup_start: Value | None = None
+        self.builder = Builder()
         self.active: Value | None = None
-        self.has_divergent_wait = False  # whether a wait has been met that differs between tiles
+        self.has_divergent_wait = False  # whether a vectorised wait differs between tiles
 
     def add(self, op: Op, *args: Value, **attrs: Any) -> Value:
-        """Record an op."""
-        return self.b.add(op, args, attrs).out
+        """Add a node; its result."""
+        return self.builder.add(op, args, attrs).out
 
-    def tiles(self) -> Value:
-        """The number of each tile here."""
-        if self.stretch_start is not None and self.size == 1:
-            return self.reshape(self.stretch_start, (1,))
+    def tile_numbers(self) -> Value:
+        """The number of each tile that the code is for."""
+        if self.subgroup_start is not None and self.size == 1:
+            return self.reshape(self.subgroup_start, (1,))
         here = self.add(shape.iota, shape=(self.size,), axis=-1, dtype=int64)
         return (
             here
-            if self.stretch_start is None
-            else self.add(elementwise.add, here, self.broadcast(self.stretch_start, (self.size,)))
+            if self.subgroup_start is None
+            else self.add(elementwise.add, here, self.broadcast(self.subgroup_start, (self.size,)))
         )
 
-    def first(self) -> Value:
-        """The number of the first tile here."""
-        return self.full(0, int64) if self.stretch_start is None else self.stretch_start
+    def first_tile(self) -> Value:
+        """The number of the first tile that the code is for."""
+        return self.full(0, int64) if self.subgroup_start is None else self.subgroup_start
 
-    def seen(self, v: Value, mask: bool = False) -> Value:
-        """A block of tiles here as one of the whole group, for reports; a mask holds for no others."""
-        if self.stretch_start is None:
+    def expand_to_group(self, v: Value, mask: bool = False) -> Value:
+        """A subgroup's block as a block of the whole group, for reports; a mask is false for all other tiles."""
+        if self.subgroup_start is None:
             return v
         rest = tuple(int(n) for n in v.type.shape[1:])
-        stretches = self.total // self.size
-        every = self.broadcast(self.reshape(v, (1, self.size, *rest)), (stretches, self.size, *rest))
+        subgroups = self.total // self.size
+        expanded = self.broadcast(self.reshape(v, (1, self.size, *rest)), (subgroups, self.size, *rest))
         if mask:
-            begins = self.add(shape.iota, shape=(stretches,), axis=-1, dtype=int64)
-            begins = self.add(elementwise.mul, begins, self.full(self.size, int64, stretches))
-            mine = self.add(elementwise.equal, begins, self.broadcast(self.stretch_start, (stretches,)))
-            mine = self.broadcast(self.reshape(mine, (stretches, 1, *(1,) * len(rest))), (stretches, self.size, *rest))
-            every = self.add(elementwise.bitwise_and, every, mine)
-        return self.reshape(every, (self.total, *rest))
+            subgroup_starts = self.add(shape.iota, shape=(subgroups,), axis=-1, dtype=int64)
+            subgroup_starts = self.add(elementwise.mul, subgroup_starts, self.full(self.size, int64, subgroups))
+            mine = self.add(elementwise.equal, subgroup_starts, self.broadcast(self.subgroup_start, (subgroups,)))
+            mine = self.broadcast(self.reshape(mine, (subgroups, 1, *(1,) * len(rest))), (subgroups, self.size, *rest))
+            expanded = self.add(elementwise.bitwise_and, expanded, mine)
+        return self.reshape(expanded, (self.total, *rest))
 
     def full(self, value: Any, dtype: DType, *sizes: int) -> Value:
         """A constant block."""
         return self.add(basic.full, shape=sizes, value=value, dtype=dtype)
 
-    def whole(self, part: GroupValue) -> Value:
-        """A part with the tiles' axis, all of it."""
+    def to_varying(self, part: GroupValue) -> Value:
+        """A value with the tiles' axis: a uniform one is broadcast along it."""
         return part.value if part.varying else self.broadcast(part.value, (self.size, *part.shape))
 
     def broadcast(self, v: Value, sizes: Sequence[int]) -> Value:
-        """A block repeated."""
+        """A block broadcast to a shape."""
         return v if tuple(v.type.shape) == tuple(sizes) else self.add(basic.broadcast_to, v, shape=tuple(sizes))
 
     def reshape(self, v: Value, sizes: Sequence[int]) -> Value:
@@ -117,26 +111,26 @@ class GroupVectoriser:
         return v if tuple(v.type.shape) == tuple(sizes) else self.add(shape.reshape, v, shape=tuple(sizes))
 
     def align_rank(self, part: GroupValue, rank: int) -> Value:
-        """A part with axes of size 1 put in so that it broadcasts with blocks of `rank` axes for each tile."""
+        """A value with axes of size 1 inserted, so that it broadcasts with blocks of `rank` axes for each tile."""
         missing = (1,) * (rank - len(part.shape))
         if part.varying:
             return self.reshape(part.value, (self.size, *missing, *part.shape))
         return self.reshape(part.value, (*missing, *part.shape))
 
-    def both(self, a: Value | None, b: Value | None) -> Value | None:
-        """Where two masks hold, broadcast together."""
+    def and_masks(self, a: Value | None, b: Value | None) -> Value | None:
+        """The conjunction of two masks, broadcast together; None stands for all true."""
         if a is None or b is None:
             return a or b
         sizes = _broadcast_shapes(a.type.shape, b.type.shape)
         return self.add(elementwise.bitwise_and, self.broadcast(a, sizes), self.broadcast(b, sizes))
 
-    def running(self, rank: int) -> Value | None:
+    def active_mask(self, rank: int) -> Value | None:
         """The mask of active tiles, for blocks of `rank` axes."""
         return None if self.active is None else self.align_rank(GroupValue(self.active, True), rank)
 
     def vectorise_node(self, node: Node, args: list[GroupValue], run: RunBlock) -> Sequence[GroupValue]:
-        """A node rewritten."""
-        with self.b.at(node.loc):
+        """The results of a node, vectorised."""
+        with self.builder.at(node.loc):
             return (
                 vectorise.of(node.op)(self, node, args, run)
                 if node.op in vectorise
@@ -151,7 +145,7 @@ def _broadcast_shapes(a: Sequence[Any], b: Sequence[Any]) -> tuple[int, ...]:
 
 
 def vectorise_groups(module: Module) -> Module:
-    """A Tile module whose functions all run one tile for each program."""
+    """A Tile module whose kernels have groups of one tile."""
     return module.replace(module.functions[0], *(_vectorise_function(f) for f in module.functions[1:]))
 
 
@@ -163,19 +157,19 @@ def _vectorise_function(function: Function) -> Function:
     params = [Value(p.type, p.hint) for p in function.params]
     evaluate_block(function.body, [GroupValue(p) for p in params], group.vectorise_node)
     attrs = Attrs({**function.attrs, "group": 1, "tiles": size})
-    return Function(function.name, group.b.block(params, ()), attrs, function.loc)
+    return Function(function.name, group.builder.block(params, ()), attrs, function.loc)
 
 
 def _vectorise_by_default(group: GroupVectoriser, node: Node, args: list[GroupValue]) -> Sequence[GroupValue]:
-    """An op that does not see leading axes: reductions count axes from the end, a dot takes them as a batch."""
+    """An op that ignores leading axes: reductions count axes from the end, a dot has the tiles' axis as a batch."""
     varying = any(p.varying for p in args)
-    values = [group.whole(p) if varying and not isinstance(p.value.type, RefType) else p.value for p in args]
-    return [GroupValue(v, varying) for v in group.b.add(node.op, values, node.attrs).results]
+    values = [group.to_varying(p) if varying and not isinstance(p.value.type, RefType) else p.value for p in args]
+    return [GroupValue(v, varying) for v in group.builder.add(node.op, values, node.attrs).results]
 
 
 @vectorise(tile.local_id)
 def _(group, node, args, run):
-    return [GroupValue(group.tiles(), True)]
+    return [GroupValue(group.tile_numbers(), True)]
 
 
 @vectorise(tile.group_size)
@@ -209,7 +203,7 @@ def _(group, node, args, run):
     return [GroupValue(group.add(shape.permute, x.value, axes=moved), x.varying)]
 
 
-# Memory seen by a group: places that differ between tiles become gathers and scatters.
+# Memory: varying indices become gathers and scatters.
 
 
 @vectorise(tile.alloc)
@@ -218,7 +212,7 @@ def _(group, node, args, run):
     own = attrs["space"] == REGISTER
     if own:
         attrs["shape"] = (group.total, *attrs["shape"])
-    return [GroupValue(group.b.add(tile.alloc, [], attrs).out, own)]
+    return [GroupValue(group.builder.add(tile.alloc, [], attrs).out, own)]
 
 
 @vectorise(tile.load)
@@ -236,15 +230,17 @@ def load_blocks(
     edge: str,
     rest: Sequence[GroupValue],
 ) -> GroupValue:
-    """A block for each tile; once for all of them where it is the same."""
+    """A block for each tile; one load for all of them where ref, indices and mask are uniform."""
     if ref.varying and not any(p.varying for p in starts):
         values = [p.value for p in starts]
-        more = [group.whole(_broadcast_to_block(group, p, block)) for p in rest]
+        more = [group.to_varying(_broadcast_to_block(group, p, block)) for p in rest]
         attrs = {"shape": (group.size, *block), "edge": edge}
-        return GroupValue(group.b.add(tile.load, [ref.value, group.first(), *values, *more], attrs).out, True)
+        return GroupValue(
+            group.builder.add(tile.load, [ref.value, group.first_tile(), *values, *more], attrs).out, True
+        )
     if not any(p.varying for p in (*starts, *rest)):
         attrs = {"shape": block, "edge": edge}
-        return GroupValue(group.b.add(tile.load, [ref.value, *(p.value for p in (*starts, *rest))], attrs).out)
+        return GroupValue(group.builder.add(tile.load, [ref.value, *(p.value for p in (*starts, *rest))], attrs).out)
     places = build_indices(group, ref, starts, block)
     other = [group.align_rank(rest[1], len(block))] if len(rest) > 1 else []
     mask = _build_mask(group, ref, starts, block, edge, rest[0] if rest else None)
@@ -256,7 +252,7 @@ def load_blocks(
 
 
 def _broadcast_to_block(group: GroupVectoriser, p: GroupValue, block: tuple[int, ...]) -> GroupValue:
-    """A mask or other value as large as its block."""
+    """A mask or default value, broadcast to the shape of its block."""
     if p.varying:
         return GroupValue(group.broadcast(group.align_rank(p, len(block)), (group.size, *block)), True)
     return GroupValue(group.broadcast(p.value, block))
@@ -265,7 +261,7 @@ def _broadcast_to_block(group: GroupVectoriser, p: GroupValue, block: tuple[int,
 def build_indices(
     group: GroupVectoriser, ref: GroupValue, starts: Sequence[GroupValue], block: tuple[int, ...]
 ) -> list[Value]:
-    """The index of every element of every tile's block along each axis, ready to broadcast."""
+    """The index of every element of every tile's block along each axis, with shapes that broadcast."""
     found = []
     for axis, (start, n) in enumerate(zip(starts, block, strict=True)):
         along = [1] * len(block)
@@ -274,7 +270,7 @@ def build_indices(
         first = group.align_rank(GroupValue(_cast_to_int64(group, start.value), start.varying), len(block))
         whole = (group.size, *along) if start.varying else tuple(along)
         found.append(group.add(elementwise.add, group.broadcast(first, whole), group.broadcast(steps.value, whole)))
-    # All tiles have elements of their own, even where every index is the same for all.
+    # The tiles' axis of a varying ref is indexed by the tile's number.
     found[:0] = [_number_tiles(group, len(block))] if ref.varying else []
     return found
 
@@ -285,7 +281,7 @@ def _cast_to_int64(group: GroupVectoriser, v: Value) -> Value:
 
 def _number_tiles(group: GroupVectoriser, rank: int) -> Value:
     """The number of each tile, for blocks of `rank` axes."""
-    return group.align_rank(GroupValue(group.tiles(), True), rank)
+    return group.align_rank(GroupValue(group.tile_numbers(), True), rank)
 
 
 def _build_mask(
@@ -296,17 +292,17 @@ def _build_mask(
     edge: str,
     own: GroupValue | None,
 ) -> Value | None:
-    """Which elements to touch: those of active tiles, inside the memory, that the program's own mask has."""
-    mask = group.running(len(block))
+    """Which elements to access: of active tiles, within bounds (for `edge="clip"`), and in the program's own mask."""
+    mask = group.active_mask(len(block))
     if own is not None:
-        mask = group.both(mask, group.align_rank(own, len(block)))
+        mask = group.and_masks(mask, group.align_rank(own, len(block)))
     if edge != "clip":
         return mask
     places = build_indices(group, ref, starts, block)[1 if ref.varying else 0 :]
     for place, n in zip(places, ref.shape, strict=True):
         zero, size = (group.full(v, int64, *static_shape(place.type)) for v in (0, n))
-        mask = group.both(mask, group.add(elementwise.greater_equal, place, zero))
-        mask = group.both(mask, group.add(elementwise.less, place, size))
+        mask = group.and_masks(mask, group.add(elementwise.greater_equal, place, zero))
+        mask = group.and_masks(mask, group.add(elementwise.less, place, size))
     return mask
 
 
@@ -326,24 +322,26 @@ def store_blocks(
     edge: str,
     own: GroupValue | None,
 ) -> None:
-    """Write each tile's block, or the one that is the same for all."""
+    """Store each tile's block, or one block where everything is uniform."""
     block, masks = value.shape, [own] if own is not None else []
     if ref.varying and not any(p.varying for p in starts):
-        mask = group.running(len(block))
+        mask = group.active_mask(len(block))
         if own is not None:
-            mask = group.both(mask, group.align_rank(own, len(block)))
+            mask = group.and_masks(mask, group.align_rank(own, len(block)))
         more = [group.broadcast(mask, (group.size, *block))] if mask is not None else []
-        values = [ref.value, group.whole(value), group.first(), *(p.value for p in starts), *more]
-        group.b.add(tile.store, values, {"edge": edge})
+        values = [ref.value, group.to_varying(value), group.first_tile(), *(p.value for p in starts), *more]
+        group.builder.add(tile.store, values, {"edge": edge})
         return
     if not any(p.varying for p in (value, *starts, *masks)):
-        # A guard sees to it that some tile is active here: that one writes.
-        group.b.add(tile.store, [p.value for p in (ref, value, *starts, *masks)], {"edge": edge})
+        # At least one tile is active here: the branch around it has checked that.
+        group.builder.add(tile.store, [p.value for p in (ref, value, *starts, *masks)], {"edge": edge})
         return
     places = build_indices(group, ref, starts, block)
     places[0] = group.broadcast(places[0], (group.size, *_trailing_shape(places[0], len(block))))
     mask = _build_mask(group, ref, starts, block, edge, own)
-    group.b.add(tile.scatter, [ref.value, group.whole(value), *places, *([mask] if mask is not None else [])], {})
+    group.builder.add(
+        tile.scatter, [ref.value, group.to_varying(value), *places, *([mask] if mask is not None else [])], {}
+    )
 
 
 def _trailing_shape(v: Value, rank: int) -> tuple[int, ...]:
@@ -370,7 +368,7 @@ def _(group, node, args, run):
     if not ref.varying and not any(p.varying for p in rest):
         return [GroupValue(group.add(tile.gather, ref.value, *(p.value for p in rest)))]
     places, more = _broadcast_indices(group, ref, rest[:rank], depth), [group.align_rank(p, depth) for p in rest[rank:]]
-    mask = group.both(group.running(depth), more[0] if more else None)
+    mask = group.and_masks(group.active_mask(depth), more[0] if more else None)
     out = (group.size, *node.out.type.shape)
     extra = [group.broadcast(mask, out)] if mask is not None else []
     extra += [group.broadcast(more[1], out)] if len(more) > 1 else []
@@ -380,7 +378,7 @@ def _(group, node, args, run):
 def _broadcast_indices(
     group: GroupVectoriser, ref: GroupValue, places: Sequence[GroupValue], depth: int
 ) -> list[Value]:
-    """Index blocks ready to broadcast, with the tile's own number first for memory of its own."""
+    """Index blocks with shapes that broadcast; for a varying ref the tile's number comes first."""
     own = [_number_tiles(group, depth)] if ref.varying else []
     return [*own, *(group.align_rank(p, depth) for p in places)]
 
@@ -391,13 +389,13 @@ def _(group, node, args, run):
     rank = len(ref.shape)
     depth = max((len(p.shape) for p in rest), default=0)
     if not ref.varying and not any(p.varying for p in (value, *rest)):
-        group.b.add(tile.scatter, [ref.value, value.value, *(p.value for p in rest)], {})
+        group.builder.add(tile.scatter, [ref.value, value.value, *(p.value for p in rest)], {})
         return []
     places, more = _broadcast_indices(group, ref, rest[:rank], depth), [group.align_rank(p, depth) for p in rest[rank:]]
-    mask = group.both(group.running(depth), more[0] if more else None)
+    mask = group.and_masks(group.active_mask(depth), more[0] if more else None)
     everyone = (group.size, *((1,) * depth))
-    mask = group.both(mask, group.full(True, bool_, *everyone))
-    group.b.add(tile.scatter, [ref.value, group.align_rank(value, depth), *places, *([mask] if mask else [])], {})
+    mask = group.and_masks(mask, group.full(True, bool_, *everyone))
+    group.builder.add(tile.scatter, [ref.value, group.align_rank(value, depth), *places, *([mask] if mask else [])], {})
     return []
 
 
@@ -407,16 +405,16 @@ def _(group, node, args, run):
     ref, values, rest = args[0], args[1 : 1 + count], args[1 + count :]
     rank, depth = len(ref.shape), len(node.out.type.shape)
     places, more = _broadcast_indices(group, ref, rest[:rank], depth), [group.align_rank(p, depth) for p in rest[rank:]]
-    mask = group.both(group.running(depth), more[0] if more else None)
-    # Every tile does its own update, even where all update the same place by the same value.
+    mask = group.and_masks(group.active_mask(depth), more[0] if more else None)
+    # Every tile does its own update, even where address and value are uniform.
     out = (group.size, *node.out.type.shape)
     keep = group.broadcast(mask if mask is not None else group.full(True, bool_), out)
     operands = [group.align_rank(p, depth) for p in values]
-    old = group.b.add(node.op, [ref.value, *operands, *places, keep], node.attrs).out
+    old = group.builder.add(node.op, [ref.value, *operands, *places, keep], node.attrs).out
     return [GroupValue(old, True)]
 
 
-# Values exchanged between the tiles of a group: the tiles' axis of a block, seen as part of the block.
+# Exchange of values between tiles: along the tiles' axis.
 
 
 @vectorise(ops.collect)
@@ -424,7 +422,7 @@ def _(group, node, args, run):
     (x,), width, size = args, node.attrs["width"], group.size
     if not x.varying:
         return [GroupValue(group.broadcast(x.value, (width, *x.shape)))]
-    if width == size:  # what one sees all see
+    if width == size:  # every tile reads every tile's value
         return [GroupValue(x.value)]
     each = group.reshape(x.value, (size // width, 1, width, *x.shape))
     seen = group.broadcast(each, (size // width, width, width, *x.shape))
@@ -442,17 +440,17 @@ def _(group, node, args, run):
     if not x.varying:
         return [x]
     attrs = {"shape": (group.size, *x.shape), "dtype": x.value.type.dtype, "space": SHARED}
-    memory = group.b.add(tile.alloc, [], attrs).out
+    memory = group.builder.add(tile.alloc, [], attrs).out
     zero = group.full(0, int64)
-    group.b.add(tile.store, [memory, x.value, *[zero] * (len(x.shape) + 1)], {"edge": "error"})
+    group.builder.add(tile.store, [memory, x.value, *[zero] * (len(x.shape) + 1)], {"edge": "error"})
     starts = [_find_source_tile(group, lane, node.attrs["width"]), *[GroupValue(zero)] * len(x.shape)]
     found = load_blocks(group, GroupValue(memory), starts, (1, *x.shape), "error", [])
     return [GroupValue(group.reshape(found.value, (group.size, *x.shape)), True)]
 
 
 def _find_source_tile(group: GroupVectoriser, lane: GroupValue, width: int) -> GroupValue:
-    """The place in the group that each tile reads from."""
-    me = group.add(shape.iota, shape=(group.size,), axis=-1, dtype=int64)
+    """The number of the tile that each tile reads from."""
+    tile_numbers = group.add(shape.iota, shape=(group.size,), axis=-1, dtype=int64)
     each = group.full(width, int64, group.size)
-    first = group.add(e.sub, me, group.add(e.remainder, me, each))
-    return GroupValue(group.add(e.add, first, group.add(e.remainder, group.whole(lane), each)), True)
+    first = group.add(e.sub, tile_numbers, group.add(e.remainder, tile_numbers, each))
+    return GroupValue(group.add(e.add, first, group.add(e.remainder, group.to_varying(lane), each)), True)
