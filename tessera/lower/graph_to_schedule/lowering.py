@@ -181,14 +181,14 @@ def check_schedulable(function: Function, launched: Collection[Op]) -> None:
             )
 
 
-def to_schedule(function: Function, plan: LoweringPlan | None = None) -> Module:
-    """The Schedule module of a Graph function of concrete shapes and primitives.
+def to_schedule(module: Module, plan: LoweringPlan | None = None) -> Module:
+    """Lower a Graph module of known sizes and primitive ops to a Schedule module.
 
     Raises:
-        UnsupportedOpError: an op has no place at the Schedule level.
+        UnsupportedOpError: an op cannot be scheduled.
         ShapeError: a size is symbolic.
     """
-    plan = plan or LoweringPlan()
+    function, plan = module.main, plan or LoweringPlan()
     check_schedulable(function, lowering_plan.find_library_ops(plan) | frozenset(host_ops.host_rules))
     lowering = ScheduleLowering.of(function.body, plan)
     params = tuple(Value(make_ref(p.type), p.hint or f"x{i}") for i, p in enumerate(function.params))

@@ -9,12 +9,12 @@ from tessera.core.types import RefType, f32
 from tessera.frontend.jit.tracing import jit
 from tessera.interp import graph
 from tessera.ir.composites import expand_composites
-from tessera.ir.core import Value
+from tessera.ir.core import Module, Value
 from tessera.ir.tensor import Tensor
 from tessera.lower.lowering_plan import LoweringPlan
-from tessera.lower.passes import PIPELINE
 from tessera.lower.passes.memory_planning import ALIGNMENT, BufferLifetime, assign_offsets, plan_memory
 from tessera.lower.passes.type_conversion import specialise_shapes
+from tessera.lower.pipeline import PIPELINE
 from tessera.ops.tensor import basic, contractions, nn, shape
 from tessera.ops.tensor import elementwise as e
 from tests.lower.levels import modules
@@ -23,9 +23,10 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 
 
 def passed(function):
-    for _, rewrite in PIPELINE:
-        function = rewrite(function)
-    return function
+    module = Module("graph", (function,))
+    for name in ("simplify", "common subexpressions", "dead code"):
+        module = dict(PIPELINE)[name](module, LoweringPlan())
+    return module.main
 
 
 @pytest.mark.parametrize(

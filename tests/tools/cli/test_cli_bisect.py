@@ -54,19 +54,24 @@ def crash(function):
     return function
 
 
+def replace_pass(patch, name, change):
+    """Replace one pass of the pipeline by what `change` makes of it."""
+    changed = tuple((n, change(run) if n == name else run) for n, run in pipeline.PIPELINE)
+    patch.setattr(pipeline, "PIPELINE", changed)
+
+
 def break_simplify(patch):
-    name, rewrite = pipeline.PIPELINE[0]
-    wrong = with_other(elementwise.exp, elementwise.exp2)
-    patch.setattr(pipeline, "PIPELINE", ((name, lambda f: wrong(rewrite(f))), *pipeline.PIPELINE[1:]))
+    wrong = pipeline.rewrite_main(with_other(elementwise.exp, elementwise.exp2))
+    replace_pass(patch, "simplify", lambda run: lambda module, plan: wrong(run(module, plan), plan))
 
 
 def break_schedule(patch):
-    rewrite, wrong = pipeline.to_schedule, with_other(elementwise.sub, elementwise.add)
-    patch.setattr(pipeline, "to_schedule", lambda f, plan: rewrite(wrong(f), plan))
+    wrong = pipeline.rewrite_main(with_other(elementwise.sub, elementwise.add))
+    replace_pass(patch, "schedule", lambda run: lambda module, plan: run(wrong(module, plan), plan))
 
 
 def break_dead_code(patch):
-    patch.setattr(pipeline, "PIPELINE", (*pipeline.PIPELINE[:2], ("dead code", crash)))
+    replace_pass(patch, "dead code", lambda run: pipeline.rewrite_main(crash))
 
 
 def break_emission(patch):
