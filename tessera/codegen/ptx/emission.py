@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tessera.codegen.ptx.attributes import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, get_fact
-from tessera.codegen.ptx.emitter import PtxEmitter
+from tessera.codegen.ptx.context import make_context
+from tessera.codegen.ptx.emitter import emit_block
 from tessera.codegen.ptx.passes.layout_inference import read_layouts
 from tessera.codegen.ptx.passes.persistent_prefetch import emit_prefetching
 from tessera.codegen.ptx.passes.warp_specialisation import emit_specialised
@@ -41,17 +42,17 @@ def emit_uniform(function: Function, files: SourceFiles | None) -> KernelEntry:
     text, grids = PtxBuilder(files), facts.grids
     team = ThreadTeam(text, get_fact(function, "threads"), group)
     grid = tuple(max(each) for each in zip(*grids, strict=True)) if grids else None
-    kernel = PtxEmitter(read_layouts(function), text, team, vector, grid, facts.noalias)
-    kernel.arch, kernel.resident = facts.arch, get_fact(function, "resident")
-    kernel.rank, kernel.folded = max((len(g) for g in grids), default=1), find_folded_grid(grids)
-    bind_parameters(kernel, facts.alignments)
-    kernel.run(kernel.function.body)
-    if kernel.exit_label:
-        text.label(kernel.exit_label)
-    if "meeting" in kernel.extras.used:
-        exit_grid_barrier(kernel)
+    ctx = make_context(read_layouts(function), text, team, vector, grid, facts.noalias)
+    ctx.entry.arch, ctx.entry.min_resident_blocks = facts.arch, get_fact(function, "resident")
+    ctx.grid.rank, ctx.grid.linear = max((len(g) for g in grids), default=1), find_folded_grid(grids)
+    bind_parameters(ctx, facts.alignments)
+    emit_block(ctx, ctx.function.body)
+    if ctx.entry.exit_label:
+        text.label(ctx.entry.exit_label)
+    if "meeting" in ctx.entry.hidden.used:
+        exit_grid_barrier(ctx)
     text.line("ret")
-    return finish_entry(kernel)
+    return finish_entry(ctx)
 
 
 KERNEL_EMITTERS: dict[str, Callable[[Function, SourceFiles | None], KernelEntry]] = {

@@ -23,7 +23,7 @@ from tessera.codegen.ptx.pipeline import list_passes
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, make_interpreter
 from tessera.codegen.ptx.runtime.gpu import get_gpu
 from tessera.codegen.ptx.runtime.gpu_program import EmulatedProgram, GpuProgram, describe_device, make_runtime
-from tessera.codegen.ptx.table import emit_node
+from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.refusals import REFUSED
 from tessera.codegen.ptx.table.scalars.arithmetic import emit
 from tessera.codegen.ptx.text.builder import SourceFiles
@@ -62,7 +62,7 @@ def emit_module(module: Module, arch: str, debug: bool) -> EmittedModule:
         _check_shared_bytes(function.name, entry, arch, function.loc)
         entries[function.name] = entry
     plan = build_host_plan(module, {})
-    plan["entries"] = {name: e.described() for name, e in entries.items()}
+    plan["entries"] = {name: e.describe() for name, e in entries.items()}
     for each in plan["launches"]:
         each["rank"] = len(LaunchFacts.of(module.function(each["kernel"])).grid)
     return EmittedModule("\n".join(_module_lines(arch, files, list(entries.values()))) + "\n", plan)
@@ -104,7 +104,7 @@ class PtxGenerator:
     """The generator for NVIDIA GPUs."""
 
     name = "ptx"
-    coverage = OpCoverage((emit_node, emit), REFUSED)
+    coverage = OpCoverage((emission_rule, emit), REFUSED)
 
     @cached_property
     def capabilities(self) -> Capabilities:

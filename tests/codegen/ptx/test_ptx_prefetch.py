@@ -16,7 +16,7 @@ from tessera.codegen.ptx.ops import smem_operand, smem_slots
 from tessera.codegen.ptx.passes.instruction_selection import fuse_accumulation
 from tessera.codegen.ptx.passes.multistage_pipelining import find_loop_fetches, insert_prefetch, read_operands_in_place
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
-from tessera.codegen.ptx.table.blocks.staging_buffers import choose_row_layout
+from tessera.codegen.ptx.text.memref import choose_row_layout
 from tessera.core.errors import AsyncCopyError, ResourceError, TesseraError
 from tessera.core.types import bf16, f16, f32, fp8_e4m3, int8
 from tessera.frontend.kernel import kernel
@@ -268,9 +268,9 @@ def test_both_sides_stay_where_they_lie():
 def test_rows_read_at_once_lie_in_different_banks(count):
     rows = choose_row_layout(count)
     for first in range(0, count, 16):
-        places = [sum(rows.apart(r, first)) % 128 for r in range(8)]
+        places = [sum(rows.split_offset(r, first)) % 128 for r in range(8)]
         assert len(set(places)) == 8 and all(p % 16 == 0 for p in places)
-    every = {sum(rows.apart(r, b)) for r in range(16) for b in range(0, count, 16)}
+    every = {sum(rows.split_offset(r, b)) for r in range(16) for b in range(0, count, 16)}
     assert len(every) == 16 * count // 16
 
 

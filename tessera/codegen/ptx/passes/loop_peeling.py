@@ -7,12 +7,13 @@ constant for each element.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.ops import async_mma, indices_below
 from tessera.codegen.ptx.passes.index_analysis import AffineForm, find_excess, is_always_below
 from tessera.codegen.ptx.passes.layout_inference import static_shape
-from tessera.codegen.ptx.table import emit_node
+from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.value_ranges import IntervalAnalysis
 from tessera.core.types import int64
 from tessera.ir.builder import Builder
@@ -21,10 +22,6 @@ from tessera.ir.evaluator import copy_region, make_copier, rebuild_function
 from tessera.ir.rewrite import eliminate_dead_code
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, elementwise, shape
-
-if TYPE_CHECKING:
-    from tessera.codegen.ptx.emitter import PtxEmitter
-
 
 # The pass that leaves masks out where they hide nothing: for good, or in a loop's first rounds, which are split off.
 #
@@ -172,18 +169,18 @@ def narrow_index_comparisons(function: Function) -> Function:
     return eliminate_dead_code(rebuild_function(function, meaning_of))
 
 
-@emit_node(indices_below)
-def _(kernel: PtxEmitter, node: Node) -> None:
+@emission_rule(indices_below)
+def _(ctx: EmissionContext, node: Node) -> None:
     """What is left of the limit by the thread's own place is compared with what registers add to that."""
-    text, team, layout = kernel.text, kernel.team, kernel.layout(node.out)
+    text, team, layout = ctx.text, ctx.team, ctx.layout(node.out)
     near = text.let(
-        "max.s64", "b64", text.let("min.s64", "b64", kernel.scalar_operand(node.args[0]), LIMIT_CLAMP), -LIMIT_CLAMP
+        "max.s64", "b64", text.let("min.s64", "b64", ctx.scalar_operand(node.args[0]), LIMIT_CLAMP), -LIMIT_CLAMP
     )
     left = text.let("cvt.u32.u64", "b32", near)
     for axis, step in enumerate(node.attrs["steps"]):
-        place = team.place(layout, axis) if step else "0"
+        place = team.thread_offset(layout, axis) if step else "0"
         if place != "0":
-            part = team.once(("steps", place, step), "mul.lo.s32", "b32", place, -step)
+            part = team.hoist(("steps", place, step), "mul.lo.s32", "b32", place, -step)
             left = text.let("add.s32", "b32", left, part)
     known: dict[int, str] = {}
     found = []
@@ -191,4 +188,4 @@ def _(kernel: PtxEmitter, node: Node) -> None:
         more = sum(n * step for n, step in zip(offsets, node.attrs["steps"], strict=True))
         known[more] = known.get(more) or text.let("setp.gt.s32", "pred", left, more)
         found.append(known[more])
-    kernel.values[node.out] = tuple(found)
+    ctx.values[node.out] = tuple(found)

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.codegen.ptx.attributes import LaunchFacts, get_fact
-from tessera.codegen.ptx.emitter import PtxEmitter
+from tessera.codegen.ptx.context import EmissionContext, make_context, synchronise_team
+from tessera.codegen.ptx.emitter import emit_block, emit_node
 from tessera.codegen.ptx.ops import prefetched_load
 from tessera.codegen.ptx.passes.index_analysis import backward_slice, find_divisor
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_known_ahead
 from tessera.codegen.ptx.passes.thread_mapping import choose_team_size
 from tessera.codegen.ptx.passes.tile_scheduler import RasterOrder, TileScheduler
-from tessera.codegen.ptx.table import emit_node
+from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import plan_exchange_accesses
 from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import RingBuffer
@@ -165,20 +166,21 @@ def emit_prefetching(function: Function, files: SourceFiles | None) -> KernelEnt
     facts, text = LaunchFacts.of(function), PtxBuilder(files)
     grid, vector = facts.grid, get_fact(function, "vector")
     team = ThreadTeam(text, get_fact(function, "threads"), 1)
-    kernel = PtxEmitter(read_layouts(function), text, team, vector, grid, facts.noalias)
-    kernel.rank = len(grid)
-    bind_parameters(kernel, ())
+    ctx = make_context(read_layouts(function), text, team, vector, grid, facts.noalias)
+    ctx.grid.rank = len(grid)
+    bind_parameters(ctx, ())
     order = RasterOrder(tuple(reversed(range(len(grid))))) if len(grid) > 1 else None
-    kernel.persistent = TileScheduler(text, grid, order)
-    kernel.prefetcher = BlockPrefetcher(kernel, get_fact(function, "stages"))
-    kernel.prefetcher.begin()
-    loop = kernel.persistent.begin()
-    kernel.prefetcher.number = loop[0]
-    kernel.hazards.enter_loop(kernel.function.body)
-    kernel.run(kernel.function.body)
-    kernel.persistent.end(loop)
+    ctx.grid.scheduler = TileScheduler(text, grid, order)
+    prefetcher = BlockPrefetcher(ctx, get_fact(function, "stages"))
+    ctx.pipeline.emit_prefetched = prefetcher.take
+    prefetcher.begin()
+    loop = ctx.grid.scheduler.begin()
+    prefetcher.number = loop[0]
+    ctx.smem.hazards.enter_loop(ctx.function.body)
+    emit_block(ctx, ctx.function.body)
+    ctx.grid.scheduler.end(loop)
     text.line("ret")
-    return finish_entry(kernel, programs=math.prod(grid))
+    return finish_entry(ctx, programs=math.prod(grid))
 
 
 class BlockPrefetcher:
@@ -186,28 +188,28 @@ class BlockPrefetcher:
 
     number = ""
 
-    def __init__(self, kernel: PtxEmitter, stages: int) -> None:
-        self.kernel, self.text, self.stages = kernel, kernel.text, stages
-        nodes = [n for n in kernel.function.body.nodes if n.op is prefetched_load]
+    def __init__(self, ctx: EmissionContext, stages: int) -> None:
+        self.ctx, self.text, self.stages = ctx, ctx.text, stages
+        nodes = [n for n in ctx.function.body.nodes if n.op is prefetched_load]
         self.moving_loads = [n for n in nodes if not n.attrs["same"]]
         self.invariant_loads = [n for n in nodes if n.attrs["same"]]
-        self.needed = backward_slice(kernel.function, [v for n in nodes for v in n.args[1:]])
-        self.ring = RingBuffer(self.text, kernel.room, stages, _total_bytes(self.moving_loads), 1)
+        self.needed = backward_slice(ctx.function, [v for n in nodes for v in n.args[1:]])
+        self.ring = RingBuffer(self.text, ctx.smem.allocator, stages, _total_bytes(self.moving_loads), 1)
         self.kept = (
-            RingBuffer(self.text, kernel.room, 1, _total_bytes(self.invariant_loads), 1)
+            RingBuffer(self.text, ctx.smem.allocator, 1, _total_bytes(self.invariant_loads), 1)
             if self.invariant_loads
             else None
         )
-        self.pipeline_state = self.ring.walk(0)
+        self.pipeline_state = self.ring.make_state(0)
         self.unread_loads = len(self.moving_loads)
 
     def begin(self) -> None:
         """One thread sets up the barriers and begins the first copies."""
-        text, team, persistent = self.text, self.kernel.team, self.kernel.persistent
+        text, team, persistent = self.text, self.ctx.team, self.ctx.grid.scheduler
         assert persistent is not None
-        self.ring.begin(team.thread)
+        self.ring.init_barriers(team.thread)
         if self.kept is not None:
-            self.kept.begin(team.thread)
+            self.kept.init_barriers(team.thread)
         text.do("bar.sync", 0)
         ready = text.new_label("supplied")
         text.do(f"bra {ready}", guard=text.let("setp.ne.u32", "pred", team.thread, 0))
@@ -224,24 +226,24 @@ class BlockPrefetcher:
     def take(self, node: Node) -> None:
         """A block in registers. Behind the last one of a program its stage is filled for another."""
         still = node.attrs["same"]
-        ring, walker = (self.kept, self.kept.walk(0)) if still and self.kept else (self.ring, self.pipeline_state)
+        ring, walker = (self.kept, self.kept.make_state(0)) if still and self.kept else (self.ring, self.pipeline_state)
         walker.wait(ring.full)
         place = _block_offset(self.invariant_loads if still else self.moving_loads, node)
         base = self.text.let("add.u32", "b32", walker.buffer(), place)
         dtype, found = node.args[0].type.dtype, []  # type: ignore[union-attr]
-        for run in plan_exchange_accesses(self.kernel, dtype, self.kernel.layout(node.out), base, once=False):
+        for run in plan_exchange_accesses(self.ctx, dtype, self.ctx.layout(node.out), base, once=False):
             found += packing.load_elements(self.text, "shared", dtype, run)
-        self.kernel.values[node.out] = tuple(found)
+        self.ctx.values[node.out] = tuple(found)
         self.unread_loads -= 0 if still else 1
         if not still and not self.unread_loads:
             self._refill_stage()
 
     def _refill_stage(self) -> None:
         """Everyone has read the stage: it is filled for the program that comes when all stages have been read."""
-        text, team = self.text, self.kernel.team
+        text, team = self.text, self.ctx.team
         # Loads may wait behind stores when a barrier does not: copies must not overtake them.
         text.do("fence.proxy.async.shared::cta")
-        self.kernel.meet()
+        synchronise_team(self.ctx)
         behind = text.new_label("behind")
         text.do(f"bra {behind}", guard=text.let("setp.ne.u32", "pred", team.thread, 0))
         step = text.let("mov.u32", "b32", "%nctaid.x")
@@ -253,7 +255,7 @@ class BlockPrefetcher:
 
     def _fill(self, number: str, buffer: str, full: str) -> None:
         """Begin the copies of what a program loads, if there is such a program."""
-        persistent = self.kernel.persistent
+        persistent = self.ctx.grid.scheduler
         assert persistent is not None
         none = self.text.new_label("none")
         self.text.do(f"bra {none}", guard=self.text.let("setp.ge.u32", "pred", number, persistent.total))
@@ -263,29 +265,29 @@ class BlockPrefetcher:
 
     def _copies(self, nodes: Sequence[Node], buffer: str, full: str) -> None:
         """Begin the copies of some blocks at the places that they have in the program numbered so."""
-        kernel, text, before = self.kernel, self.text, dict(self.kernel.values)
+        ctx, text, before = self.ctx, self.text, dict(self.ctx.values)
         for each in self.needed:
-            kernel.emit(each)
+            emit_node(ctx, each)
         text.do("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{full}]", _total_bytes(nodes))
         for node in nodes:
             target = text.let("add.u32", "b32", buffer, _block_offset(nodes, node))
             text.do(BULK_COPY, f"[{target}]", f"[{self._address(node)}]", load_bytes(node), f"[{full}]")
-        kernel.values = before
+        ctx.values = before
 
     def _address(self, node: Node) -> str:
         """Where a block begins in memory."""
-        memory = self.kernel.memories[node.args[0]]
+        memory = self.ctx.memrefs[node.args[0]]
         total = memory.base
-        for v, step in zip(node.args[1:], memory.steps, strict=True):
-            if (start := self.kernel.scalar_operand(v)) != "0":
+        for v, step in zip(node.args[1:], memory.strides, strict=True):
+            if (start := self.ctx.scalar_operand(v)) != "0":
                 total = self.text.let("mad.lo.s64", "b64", start, step, total)
         return total
 
 
-@emit_node(prefetched_load)
-def _(kernel: PtxEmitter, node: Node) -> None:
-    assert kernel.prefetcher is not None
-    kernel.prefetcher.take(node)
+@emission_rule(prefetched_load)
+def _(ctx: EmissionContext, node: Node) -> None:
+    assert ctx.pipeline.emit_prefetched is not None
+    ctx.pipeline.emit_prefetched(node)
 
 
 def _total_bytes(nodes: Sequence[Node]) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tessera.codegen.ptx.ops import async_mma, gemm_mainloop
 from tessera.codegen.ptx.passes.layout_inference import static_shape
-from tessera.codegen.ptx.table.warpgroup.producer import (
+from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     BOX_COLUMNS,
     SWIZZLE_ROWS,
     block_starts,
@@ -278,7 +278,7 @@ class TileScheduler:
         number = text.let("mov.u32", "b32", "%ctaid.x" if self.cluster is None else "%clusterid.x")
         if self.team is not None:
             step = text.let("mov.u32", "b32", "%nctaid.x")
-            text.do("mad.lo.u32", number, self.team.index, step, number)
+            text.do("mad.lo.u32", number, self.team.team_index, step, number)
         head, done = text.new_label("program"), text.new_label("last")
         text.label(head)
         text.do(f"bra {done}", guard=text.let("setp.ge.u32", "pred", number, self.total))

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tessera.codegen.ptx.attributes import LaunchFacts, get_fact
-from tessera.codegen.ptx.emitter import PtxEmitter
+from tessera.codegen.ptx.context import EmissionContext, make_context
+from tessera.codegen.ptx.emitter import emit_block, emit_node
 from tessera.codegen.ptx.ops import async_mma, gemm_mainloop, resident_operand
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
@@ -18,21 +19,22 @@ from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileSc
 from tessera.codegen.ptx.table.warpgroup.epilogue import drain_stores, find_tma_stores, staging_bytes
 from tessera.codegen.ptx.table.warpgroup.pingpong import find_trip_count, start_pingpong
 from tessera.codegen.ptx.table.warpgroup.producer import (
-    PRODUCED_OPS,
     AsyncMmaProducer,
-    TensorMapSpec,
-    block_bytes,
-    collect_async_mma_maps,
     make_mainloop_maps,
     produce_mainloop,
-    stage_bytes,
     zero_unfetched_rows,
 )
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import RingBuffer
-from tessera.codegen.ptx.table.warpgroup.wgmma import WARPGROUP_THREADS
+from tessera.codegen.ptx.table.warpgroup.tensor_map import (
+    PRODUCED_OPS,
+    TensorMapSpec,
+    block_bytes,
+    collect_async_mma_maps,
+    stage_bytes,
+)
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
 from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_entry
-from tessera.codegen.ptx.text.thread_team import ThreadTeam
+from tessera.codegen.ptx.text.thread_team import WARPGROUP_THREADS, ThreadTeam
 from tessera.ir.core import Function, Node, Value
 
 # Registers of a thread that fetches and of one that multiplies, where there are so many of the latter: together no
@@ -70,147 +72,148 @@ def emit_specialised(function: Function, files: SourceFiles | None) -> KernelEnt
     grid, threads, vector = facts.grid, get_fact(function, "threads"), get_fact(function, "vector")
     shared = get_fact(function, "cluster")
     cluster, groups = ThreadBlockCluster(*shared) if shared else None, threads // WARPGROUP_THREADS
-    team = ThreadTeam(text, threads, 1, helpers=WARPGROUP_THREADS, teams=get_fact(function, "teams"))
-    kernel = PtxEmitter(read_layouts(function), text, team, vector, grid, facts.noalias)
-    kernel.rank, kernel.cluster = len(grid), cluster
-    bind_parameters(kernel, ())
+    team = ThreadTeam(text, threads, 1, producer_threads=WARPGROUP_THREADS, teams=get_fact(function, "teams"))
+    ctx = make_context(read_layouts(function), text, team, vector, grid, facts.noalias)
+    ctx.grid.rank, ctx.grid.cluster = len(grid), cluster
+    bind_parameters(ctx, ())
     work = (
-        _plan_mainloop_work if any(n.op is gemm_mainloop for n in kernel.function.body.nodes) else _plan_async_mma_work
-    )(kernel)
-    stores = list(find_tma_stores(kernel, len(work.maps)))
+        _plan_mainloop_work if any(n.op is gemm_mainloop for n in ctx.function.body.nodes) else _plan_async_mma_work
+    )(ctx)
+    stores = list(find_tma_stores(ctx, len(work.maps)))
     maps = [*work.maps, *(m for _, m in stores)]
-    kernel.maps = tuple(_emit_map_address(text, f"{function.name}_map{m.index}") for m in maps)
-    kernel.tma_stores = {store: kernel.maps[m.index] for store, m in stores}
+    ctx.pipeline.tensor_maps = tuple(_emit_map_address(text, f"{function.name}_map{m.index}") for m in maps)
+    ctx.pipeline.tma_stores = {store: ctx.pipeline.tensor_maps[m.index] for store, m in stores}
     more, blocks = staging_bytes(team) if stores else 0, cluster.size if cluster is not None else 1
-    kernel.ring = RingBuffer(text, kernel.room, get_fact(function, "stages"), work.stage, groups, more, blocks)
-    _emit_roles(kernel, grid, work)
-    described = [m.described(_param_type(kernel, m.param).dtype.name, _param_shape(kernel, m.param)) for m in maps]
-    return finish_entry(kernel, described, math.prod(grid))
+    ctx.pipeline.ring = RingBuffer(
+        text, ctx.smem.allocator, get_fact(function, "stages"), work.stage, groups, more, blocks
+    )
+    _emit_roles(ctx, grid, work)
+    described = [m.describe(_param_type(ctx, m.param).dtype.name, _param_shape(ctx, m.param)) for m in maps]
+    return finish_entry(ctx, described, math.prod(grid))
 
 
-def _emit_roles(kernel: PtxEmitter, grid: Sequence[int], work: ProducerWork) -> None:
+def _emit_roles(ctx: EmissionContext, grid: Sequence[int], work: ProducerWork) -> None:
     """The text: each kind of thread on its way."""
-    text, team, ring = kernel.text, kernel.team, kernel.ring
+    text, team, ring = ctx.text, ctx.team, ctx.pipeline.ring
     assert ring is not None
     own = {
-        n: RingBuffer(text, kernel.room, RESIDENT_STAGES, block_bytes(n), ring.groups) for n in _resident_nodes(kernel)
+        n: RingBuffer(text, ctx.smem.allocator, RESIDENT_STAGES, block_bytes(n), ring.groups)
+        for n in _resident_nodes(ctx)
     }
     for each in own.values():
-        each.begin(team.number)
-    for node in kernel.function.body.nodes:
+        each.init_barriers(team.block_thread)
+    for node in ctx.function.body.nodes:
         if node.op is gemm_mainloop:
-            zero_unfetched_rows(kernel, node)
-    ring.prepare(team.number)
+            zero_unfetched_rows(ctx, node)
+    ring.init_and_synchronise(team.block_thread)
     fetching, end = text.new_label("helper"), text.new_label("end")
-    params = dict(kernel.values)
-    text.do(f"bra {fetching}", guard=text.let("setp.ge.u32", "pred", team.number, team.working))
-    kernel.kept = {n: each.walk(0) for n, each in own.items()}
-    _emit_consumer(kernel, grid)
+    params = dict(ctx.values)
+    text.do(f"bra {fetching}", guard=text.let("setp.ge.u32", "pred", team.block_thread, team.worker_threads))
+    ctx.pipeline.resident_states = {n: each.make_state(0) for n, each in own.items()}
+    _emit_consumer(ctx, grid)
     text.do(f"bra {end}")
     text.label(fetching)
-    kernel.values = params
-    kernel.kept = {n: each.walk(1) for n, each in own.items()}
-    _emit_producer(kernel, grid, work, end)
+    ctx.values = params
+    ctx.pipeline.resident_states = {n: each.make_state(1) for n, each in own.items()}
+    _emit_producer(ctx, grid, work, end)
     text.label(end)
-    ring.end()
+    ring.synchronise_exit()
     text.line("ret")
 
 
-def _resident_nodes(kernel: PtxEmitter) -> list[Node]:
-    return [n for n in kernel.function.body.nodes if n.op is resident_operand]
+def _resident_nodes(ctx: EmissionContext) -> list[Node]:
+    return [n for n in ctx.function.body.nodes if n.op is resident_operand]
 
 
-def _plan_mainloop_work(kernel: PtxEmitter) -> ProducerWork:
+def _plan_mainloop_work(ctx: EmissionContext) -> ProducerWork:
     """The work of a `product_loop`."""
-    node = next(n for n in kernel.function.body.nodes if n.op is gemm_mainloop)
-    assert kernel.ring is None
+    node = next(n for n in ctx.function.body.nodes if n.op is gemm_mainloop)
+    assert ctx.pipeline.ring is None
 
     def program() -> None:
-        assert kernel.pipeline_state is not None
-        for each in kernel.function.body.nodes:
+        assert ctx.pipeline.state is not None
+        for each in ctx.function.body.nodes:
             if each is node:
-                produce_mainloop(kernel, node, kernel.pipeline_state)
+                produce_mainloop(ctx, node, ctx.pipeline.state)
                 return
             if is_scalar_arithmetic(each):
-                kernel.emit(each)
+                emit_node(ctx, each)
 
-    return ProducerWork(make_mainloop_maps(kernel, node), sum(stage_bytes(node)), program)
+    return ProducerWork(make_mainloop_maps(ctx, node), sum(stage_bytes(node)), program)
 
 
-def _plan_async_mma_work(kernel: PtxEmitter) -> ProducerWork:
+def _plan_async_mma_work(ctx: EmissionContext) -> ProducerWork:
     """The work of `streamed` products."""
-    maps = collect_async_mma_maps(kernel.function)
+    maps = collect_async_mma_maps(ctx.function)
 
     def program() -> None:
-        assert kernel.pipeline_state is not None
-        AsyncMmaProducer(kernel, kernel.pipeline_state, maps, kernel.kept).run(kernel.function.body)
+        assert ctx.pipeline.state is not None
+        AsyncMmaProducer(ctx, ctx.pipeline.state, maps, ctx.pipeline.resident_states).emit_block(ctx.function.body)
 
     stage = max(block_bytes(n) for n in maps if n.op is async_mma)
     return ProducerWork(list(dict.fromkeys(maps.values())), stage, program)
 
 
-def _param_type(kernel: PtxEmitter, param: int):  # type: ignore[no-untyped-def]
-    return kernel.function.params[param].type
+def _param_type(ctx: EmissionContext, param: int):  # type: ignore[no-untyped-def]
+    return ctx.function.params[param].type
 
 
-def _param_shape(kernel: PtxEmitter, param: int) -> tuple[int, ...]:
-    return static_shape(kernel.function.params[param])
+def _param_shape(ctx: EmissionContext, param: int) -> tuple[int, ...]:
+    return static_shape(ctx.function.params[param])
 
 
 def _emit_map_address(text: PtxBuilder, name: str) -> str:
-    with text.first():
+    with text.at_entry_head():
         place = text.let("mov.b64", "b64", name)
         address = text.let("cvta.param.u64", "b64", place)
         text.do("prefetch.tensormap", f"[{address}]")
     return address
 
 
-def _emit_consumer(kernel: PtxEmitter, grid: Sequence[int]) -> None:
+def _emit_consumer(ctx: EmissionContext, grid: Sequence[int]) -> None:
     """What the warp groups do: the whole function, program after program."""
-    assert kernel.ring is not None
-    team, function = kernel.team, kernel.function
-    if team.working > WARPGROUP_THREADS:
-        kernel.text.do("setmaxnreg.inc.sync.aligned.u32", REGISTER_SHARES[team.working][1])
-    kernel.pipeline_state = walker = kernel.ring.walk(0)
+    assert ctx.pipeline.ring is not None
+    team, function = ctx.team, ctx.function
+    if team.worker_threads > WARPGROUP_THREADS:
+        ctx.text.do("setmaxnreg.inc.sync.aligned.u32", REGISTER_SHARES[team.worker_threads][1])
+    ctx.pipeline.state = walker = ctx.pipeline.ring.make_state(0)
     others = 0
     if team.teams > 1:
         others = find_trip_count(function, next(n for n in function.body.nodes if n.op is gemm_mainloop)) or 0
-        walker.skip(others, kernel.text.let("setp.ne.u32", "pred", team.index, 0))
+        walker.skip(others, ctx.text.let("setp.ne.u32", "pred", team.team_index, 0))
         start_pingpong(team)
-    kernel.hazards.enter_loop(function.body)
+    ctx.smem.hazards.enter_loop(function.body)
 
     def program() -> None:
-        kernel.run(function.body)
+        emit_block(ctx, function.body)
         walker.skip(others)
 
-    _emit_program_loop(kernel, grid, program, team)
-    if kernel.tma_stores:
-        drain_stores(kernel)
+    _emit_program_loop(ctx, grid, program, team)
+    if ctx.pipeline.tma_stores:
+        drain_stores(ctx)
 
 
-def _emit_producer(kernel: PtxEmitter, grid: Sequence[int], work: ProducerWork, end: str) -> None:
+def _emit_producer(ctx: EmissionContext, grid: Sequence[int], work: ProducerWork, end: str) -> None:
     """What the first of the helpers does: places by scalar arithmetic, and the copies."""
-    text, ring = kernel.text, kernel.ring
+    text, ring = ctx.text, ctx.pipeline.ring
     assert ring is not None
-    if kernel.team.working > WARPGROUP_THREADS:
-        text.do("setmaxnreg.dec.sync.aligned.u32", REGISTER_SHARES[kernel.team.working][0])
-    text.do(f"bra {end}", guard=text.let("setp.ne.u32", "pred", kernel.team.number, kernel.team.working))
-    kernel.pipeline_state = ring.walk(1)  # a stage is empty at first
-    params: dict[Value, tuple[str, ...]] = dict(kernel.values)
+    if ctx.team.worker_threads > WARPGROUP_THREADS:
+        text.do("setmaxnreg.dec.sync.aligned.u32", REGISTER_SHARES[ctx.team.worker_threads][0])
+    text.do(f"bra {end}", guard=text.let("setp.ne.u32", "pred", ctx.team.block_thread, ctx.team.worker_threads))
+    ctx.pipeline.state = ring.make_state(1)  # a stage is empty at first
+    params: dict[Value, tuple[str, ...]] = dict(ctx.values)
 
     def program() -> None:
-        kernel.values = dict(params)
+        ctx.values = dict(params)
         work.program()
 
-    _emit_program_loop(kernel, grid, program)
+    _emit_program_loop(ctx, grid, program)
 
 
 def _emit_program_loop(
-    kernel: PtxEmitter, grid: Sequence[int], body: Callable[[], None], team: ThreadTeam | None = None
+    ctx: EmissionContext, grid: Sequence[int], body: Callable[[], None], team: ThreadTeam | None = None
 ) -> None:
-    kernel.persistent = TileScheduler(
-        kernel.text, grid, choose_raster_order(kernel.function, grid), kernel.cluster, team
-    )
-    loop = kernel.persistent.begin()
+    ctx.grid.scheduler = TileScheduler(ctx.text, grid, choose_raster_order(ctx.function, grid), ctx.grid.cluster, team)
+    loop = ctx.grid.scheduler.begin()
     body()
-    kernel.persistent.end(loop)
+    ctx.grid.scheduler.end(loop)

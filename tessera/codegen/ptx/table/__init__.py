@@ -1,5 +1,5 @@
-"""The emission table: rule(emitter, node) emits an op that is not pointwise and fills `emitter.values`."""
+"""The emission table: `rule(ctx, node)` emits an op that is not elementwise and binds its results in `ctx.values`."""
 
 from tessera.ir.rules import Rules
 
-emit_node = Rules("ptx emission")
+emission_rule = Rules("ptx emission")

@@ -1,4 +1,4 @@
-"""Kernel entries: the .entry directive, its parameters, and its assembled text."""
+"""Kernel entries: the .entry directive, its parameters, and the assembled text of one tile function."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.codegen.ptx.emitter import PtxEmitter
+from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef
@@ -18,25 +18,21 @@ from tessera.ir.core import Value
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """The text of a tile function, the threads of a block, the dynamic shared memory it needs, and for whoever
-    launches it: tensor maps, how many programs it works through in a loop (0: one each), and its extras.
-
-    `isa` is the version of the instruction set that it needs, if that is not the least of its architecture. `folded`
-    says that it is launched over the number of programs, `halves` which parameters it touches by pairs of bytes."""
+    """The text of a tile function, and what its launch needs."""
 
     lines: tuple[str, ...]
-    threads: int
-    shared: int
-    maps: tuple[dict[str, Any], ...] = ()
-    programs: int = 0
-    cluster: int = 1  # blocks of threads that share what they fetch
-    extras: Mapping[str, Any] = field(default_factory=dict)
-    isa: tuple[int, int] = (0, 0)
-    folded: bool = False
-    halves: Collection[int] = ()
+    threads: int  # of a block
+    shared: int  # bytes of dynamic shared memory
+    maps: tuple[dict[str, Any], ...] = ()  # TMA descriptors
+    programs: int = 0  # of a persistent kernel, which loops over them; 0: one for each block
+    cluster: int = 1  # blocks of a cluster
+    extras: Mapping[str, Any] = field(default_factory=dict)  # sites of the hidden parameters
+    isa: tuple[int, int] = (0, 0)  # the PTX ISA version, where the architecture's first one does not suffice
+    folded: bool = False  # whether the launch has a linear grid
+    halves: Collection[int] = ()  # 8-bit parameters of odd length that 16-bit atomics access
 
-    def described(self) -> dict[str, Any]:
-        """The entry as data that JSON can hold."""
+    def describe(self) -> dict[str, Any]:
+        """The entry as manifest data."""
         more: dict[str, Any] = {"maps": list(self.maps)} if self.maps else {}
         more |= {"programs": self.programs} if self.programs else {}
         more |= {"folded": True} if self.folded else {}
@@ -45,70 +41,73 @@ class KernelEntry:
         return {"threads": self.threads, "shared": self.shared, **more, **self.extras}
 
 
-def bind_parameters(kernel: PtxEmitter, aligned: Sequence[int]) -> None:
-    """What the parameters' registers hold."""
-    for i, v in enumerate(kernel.function.params):
-        _bind_parameter(kernel, v, f"{kernel.function.name}_{i}", aligned[i] if aligned else VECTOR_BYTES)
+def bind_parameters(ctx: EmissionContext, alignments: Sequence[int]) -> None:
+    """Load the parameters; `alignments` are divisors of their addresses, by default those of a vector access."""
+    for i, v in enumerate(ctx.function.params):
+        _bind_parameter(ctx, v, f"{ctx.function.name}_{i}", alignments[i] if alignments else VECTOR_BYTES)
 
 
-def finish_entry(kernel: PtxEmitter, maps: Sequence[dict[str, Any]] = (), programs: int = 0) -> KernelEntry:
-    """The entry whose body has been emitted."""
-    begin = [*kernel.room.lines(), *kernel.extras.lines(kernel.function.name)]
-    lines = (*_entry_header(kernel, len(maps)), *kernel.text.assemble(begin), "}", "")
-    extras, shared = kernel.extras.described(), kernel.room.shared_bytes
-    cluster = kernel.cluster.size if kernel.cluster is not None else 1
-    return KernelEntry(
-        lines, kernel.team.block, shared, tuple(maps), programs, cluster, extras, kernel.isa, bool(kernel.folded),
-        kernel.halves,
-    )  # fmt: skip
-
-
-def _bind_parameter(kernel: PtxEmitter, v: Value, name: str, align: int) -> None:
-    """What a parameter's registers hold."""
-    text = kernel.text
-    with text.first():
+def _bind_parameter(ctx: EmissionContext, v: Value, name: str, align: int) -> None:
+    text = ctx.text
+    with text.at_entry_head():
         if isinstance(v.type, RefType):
             if not all(isinstance(n, int) for n in v.type.shape):
-                raise UnsupportedOpError(f"the target ptx needs sizes that are known, {v.type} has symbols")
+                raise UnsupportedOpError(
+                    f"a parameter of {ctx.function.name} has a symbolic shape", expected="static sizes for target ptx",
+                    received=str(v.type),
+                )  # fmt: skip
             pointer = text.let("ld.param.u64", "b64", f"[{name}]")
             base = text.let("cvta.to.global.u64", "b64", pointer)
-            kernel.memories[v] = PtxMemRef(v.type.dtype, "global", base, static_shape(v), align)
+            ctx.memrefs[v] = PtxMemRef(v.type.dtype, "global", base, static_shape(v), align)
         else:
-            kernel.values[v] = (_load_scalar_parameter(text, v.type.dtype, name),)
+            ctx.values[v] = (_load_scalar_parameter(text, v.type.dtype, name),)
 
 
 def _load_scalar_parameter(text: PtxBuilder, dtype: DType, name: str) -> str:
-    """A scalar parameter, given in memory's form."""
+    """Load a scalar parameter from its memory format."""
     if dtype == bool_:
         return text.let("setp.ne.u32", "pred", text.let("ld.param.u8", "b32", f"[{name}]"), 0)
     if dtype in (f16, bf16):
         half = text.let("ld.param.b16", "b16", f"[{name}]")
         return text.let(f"cvt.f32.{dtype.name}", "f32", half)
+    return text.let(f"ld.param.{_memory_type(dtype)}", register_class(dtype), f"[{name}]")
+
+
+def _memory_type(dtype: DType) -> str:
+    """The PTX type of an element in memory."""
     form = ptx_type(dtype)
-    form = f"{form[0]}{dtype.bits}" if dtype.bits < 32 else form
-    return text.let(f"ld.param.{form}", register_class(dtype), f"[{name}]")
+    return f"{form[0]}{dtype.bits}" if dtype.bits < 32 else form
 
 
 def _parameter_type(v: Value) -> str:
     if isinstance(v.type, RefType):
         return "u64"
-    dtype = v.type.dtype
-    return {bool_: "u8", f16: "b16", bf16: "b16"}.get(dtype) or (
-        f"{ptx_type(dtype)[0]}{dtype.bits}" if dtype.bits < 32 else ptx_type(dtype)
-    )
+    return {bool_: "u8", f16: "b16", bf16: "b16"}.get(v.type.dtype) or _memory_type(v.type.dtype)
 
 
-def _entry_header(kernel: PtxEmitter, maps: int) -> Iterator[str]:
-    name = kernel.function.name
+def finish_entry(ctx: EmissionContext, maps: Sequence[dict[str, Any]] = (), programs: int = 0) -> KernelEntry:
+    """Assemble the entry whose body has been emitted."""
+    entry, grid, allocator = ctx.entry, ctx.grid, ctx.smem.allocator
+    prologue = [*allocator.lines(), *entry.hidden.load(ctx.function.name)]
+    lines = (*_format_header(ctx, len(maps)), *ctx.text.assemble(prologue), "}", "")
+    return KernelEntry(
+        lines, ctx.team.block_threads, allocator.shared_bytes, tuple(maps), programs,
+        grid.cluster.size if grid.cluster is not None else 1, entry.hidden.describe(), entry.isa_version,
+        bool(grid.linear), entry.odd_byte_params,
+    )  # fmt: skip
+
+
+def _format_header(ctx: EmissionContext, maps: int) -> Iterator[str]:
+    name = ctx.function.name
     params = [f"\t.param .align 64 .b8 {name}_map{i}[128]" for i in range(maps)]
-    params += [f"\t.param .{_parameter_type(v)} {name}_{i}" for i, v in enumerate(kernel.function.params)]
-    params += kernel.extras.params(name)
+    params += [f"\t.param .{_parameter_type(v)} {name}_{i}" for i, v in enumerate(ctx.function.params)]
+    params += ctx.entry.hidden.declare(name)
     yield f".visible .entry {name}("
     yield ",\n".join(params)
     yield ")"
-    # One block fills a multiprocessor where threads give registers to others.
-    resident = 1 if kernel.team.helpers else kernel.resident
-    yield f".reqntid {kernel.team.block}, 1, 1" + (f" .minnctapersm {resident}" if resident else "")
-    if kernel.cluster is not None:
-        yield f".explicitcluster .reqnctapercluster {kernel.cluster.size}, 1, 1"
+    # With setmaxnreg one block takes all registers of a multiprocessor.
+    resident = 1 if ctx.team.producer_threads else ctx.entry.min_resident_blocks
+    yield f".reqntid {ctx.team.block_threads}, 1, 1" + (f" .minnctapersm {resident}" if resident else "")
+    if ctx.grid.cluster is not None:
+        yield f".explicitcluster .reqnctapercluster {ctx.grid.cluster.size}, 1, 1"
     yield "{"

@@ -1,137 +1,135 @@
-"""Control flow: loops and branches. Carried values stay in registers of their own, written at the end of each round."""
+"""Control flow: loops and branches. Carried values own registers, which the end of each iteration overwrites."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from tessera.codegen.ptx.table import emit_node
+from tessera.codegen.ptx.context import EmissionContext, Registers
+from tessera.codegen.ptx.emitter import emit_block
+from tessera.codegen.ptx.table import emission_rule
+from tessera.codegen.ptx.table.blocks.diagnostics import advance_loop_counter, start_loop_counter
+from tessera.codegen.ptx.table.warpgroup import mma_queue
 from tessera.codegen.ptx.text.register_types import is_immediate, register_class
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import control_flow
 
-if TYPE_CHECKING:
-    from tessera.codegen.ptx.emitter import PtxEmitter
 
-Registers = tuple[str, ...]
-
-
-def new_registers(kernel: PtxEmitter, v: Value) -> Registers:
+def new_registers(ctx: EmissionContext, v: Value) -> Registers:
     """New registers for a block."""
     kind = register_class(v.type.dtype)
-    return tuple(kernel.text.new(kind) for _ in range(kernel.layout(v).count))
+    return tuple(ctx.text.new(kind) for _ in range(ctx.layout(v).count))
 
 
-def move_registers(kernel: PtxEmitter, values: Sequence[Value], targets: Sequence[Registers]) -> None:
-    """Bring blocks into registers all at once: what is both read and written is set aside first."""
-    text = kernel.text
-    pairs = [
+def move_registers(ctx: EmissionContext, values: Sequence[Value], targets: Sequence[Registers]) -> None:
+    """Copy blocks to registers in parallel: sources that the copy overwrites go through temporaries."""
+    text = ctx.text
+    moves = [
         (register_class(v.type.dtype), x, d)
         for v, registers in zip(values, targets, strict=True)
-        for x, d in zip(kernel.values[v], registers, strict=True)
+        for x, d in zip(ctx.values[v], registers, strict=True)
         if x != d
     ]
-    written = {d for _, _, d in pairs}
-    aside = {x: text.let(f"mov.{kind}", kind, x) for kind, x, _ in pairs if x in written}
-    for kind, x, d in pairs:
-        text.do(f"mov.{kind}", d, aside.get(x, x))
+    written = {d for _, _, d in moves}
+    saved = {x: text.let(f"mov.{kind}", kind, x) for kind, x, _ in moves if x in written}
+    for kind, x, d in moves:
+        text.do(f"mov.{kind}", d, saved.get(x, x))
 
 
 def _initialise_carried(
-    kernel: PtxEmitter, node: Node, inits: Sequence[Value], kept: Mapping[int, Registers] | None = None
+    ctx: EmissionContext, node: Node, inits: Sequence[Value], kept: Mapping[int, Registers] | None = None
 ) -> list[Registers]:
-    """The registers of what a loop carries, holding what it begins with; by place those that are `kept` as they are."""
+    """The registers of a loop's carried values, with the initial values; those of `kept` positions are not copied."""
     kept = kept or {}
-    held = [kept.get(i) or new_registers(kernel, v) for i, v in enumerate(node.results)]
+    held = [kept.get(i) or new_registers(ctx, v) for i, v in enumerate(node.results)]
     moved = [i for i in range(len(held)) if i not in kept]
-    move_registers(kernel, [inits[i] for i in moved], [held[i] for i in moved])
+    move_registers(ctx, [inits[i] for i in moved], [held[i] for i in moved])
     return held
 
 
-def _bind_registers(kernel: PtxEmitter, values: Sequence[Value], held: Sequence[Registers]) -> None:
-    kernel.values.update(zip(values, held, strict=True))
+def _bind_registers(ctx: EmissionContext, values: Sequence[Value], held: Sequence[Registers]) -> None:
+    ctx.values.update(zip(values, held, strict=True))
 
 
-@emit_node(control_flow.for_)
-def _(kernel, node):
-    text = kernel.text
-    lower, upper, step = (kernel.scalar_operand(v) for v in node.args[:3])
-    kernel.ranges.loop(node)
+@emission_rule(control_flow.for_)
+def _(ctx: EmissionContext, node: Node) -> None:
+    text, hazards = ctx.text, ctx.smem.hazards
+    lower, upper, step = (ctx.scalar_operand(v) for v in node.args[:3])
+    ctx.analyses.ranges.loop(node)
     (body,) = node.regions
-    held = _initialise_carried(kernel, node, node.args[3:], kernel.mma_queue.enter(node))
+    held = _initialise_carried(ctx, node, node.args[3:], mma_queue.enter_loop(ctx, node))
     index = text.let("mov.b64", "b64", lower)
-    kernel.rounds.begin(node)
+    start_loop_counter(ctx, node)
     head, done = text.new_label("loop"), text.new_label("done")
     text.label(head)
-    text.do(f"bra {done}", guard=_loop_done(kernel, index, upper, step))
-    kernel.producers[body.params[0]] = node
-    kernel.values[body.params[0]] = (index,)
-    _bind_registers(kernel, body.params[1:], held)
-    entry = set(kernel.hazards.open)
-    kernel.run(body)
-    kernel.mma_queue.end_round(node)
-    move_registers(kernel, body.results, held)
-    kernel.rounds.end(node)
+    text.do(f"bra {done}", guard=_emit_exit_condition(ctx, index, upper, step))
+    ctx.analyses.producers[body.params[0]] = node
+    ctx.values[body.params[0]] = (index,)
+    _bind_registers(ctx, body.params[1:], held)
+    entry = set(hazards.open)
+    emit_block(ctx, body)
+    mma_queue.end_iteration(ctx, node)
+    move_registers(ctx, body.results, held)
+    advance_loop_counter(ctx, node)
     text.do("add.s64", index, index, step)
-    text.do(f"bra.uni {head}" if kernel.team.threads > 1 else f"bra {head}")
+    text.do(f"bra.uni {head}" if ctx.team.threads > 1 else f"bra {head}")
     text.label(done)
-    kernel.hazards.open |= entry
-    _bind_registers(kernel, node.results, held)
-    kernel.mma_queue.leave(node)
+    hazards.open |= entry
+    _bind_registers(ctx, node.results, held)
+    mma_queue.leave_loop(ctx, node)
 
 
-def _loop_done(kernel: PtxEmitter, index: str, upper: str, step: str) -> str:
-    """Whether a loop is done: at its end or, where it counts down, below it."""
-    text = kernel.text
+def _emit_exit_condition(ctx: EmissionContext, index: str, upper: str, step: str) -> str:
+    """The predicate that a loop is done: the index has reached its end, in the direction of the step."""
+    text = ctx.text
     if is_immediate(step):
         return text.let(f"setp.{'ge' if int(step) > 0 else 'le'}.s64", "pred", index, upper)
     up = text.let("setp.gt.s64", "pred", step, 0)
     above, below = (text.let(f"setp.{word}.s64", "pred", index, upper) for word in ("ge", "le"))
-    yes = text.let("and.pred", "pred", up, above)
-    no = text.let("and.pred", "pred", text.let("not.pred", "pred", up), below)
-    return text.let("or.pred", "pred", yes, no)
+    done_up = text.let("and.pred", "pred", up, above)
+    done_down = text.let("and.pred", "pred", text.let("not.pred", "pred", up), below)
+    return text.let("or.pred", "pred", done_up, done_down)
 
 
-@emit_node(control_flow.while_)
-def _(kernel, node):
-    text = kernel.text
+@emission_rule(control_flow.while_)
+def _(ctx, node):
+    text, hazards = ctx.text, ctx.smem.hazards
     condition, body = node.regions
-    held = _initialise_carried(kernel, node, node.args)
-    kernel.rounds.begin(node)
+    held = _initialise_carried(ctx, node, node.args)
+    start_loop_counter(ctx, node)
     head, done = text.new_label("loop"), text.new_label("done")
     text.label(head)
-    entry = set(kernel.hazards.open)
-    _bind_registers(kernel, condition.params, held)
-    kernel.run(condition)
-    ended = text.let("not.pred", "pred", kernel.scalar_operand(condition.results[0]))
+    entry = set(hazards.open)
+    _bind_registers(ctx, condition.params, held)
+    emit_block(ctx, condition)
+    ended = text.let("not.pred", "pred", ctx.scalar_operand(condition.results[0]))
     text.do(f"bra {done}", guard=ended)
-    middle = set(kernel.hazards.open)
-    _bind_registers(kernel, body.params, held)
-    kernel.run(body)
-    move_registers(kernel, body.results, held)
-    kernel.rounds.end(node)
+    at_exit = set(hazards.open)
+    _bind_registers(ctx, body.params, held)
+    emit_block(ctx, body)
+    move_registers(ctx, body.results, held)
+    advance_loop_counter(ctx, node)
     text.do(f"bra {head}")
     text.label(done)
-    kernel.hazards.open |= entry | middle
-    _bind_registers(kernel, node.results, held)
+    hazards.open |= entry | at_exit
+    _bind_registers(ctx, node.results, held)
 
 
-@emit_node(control_flow.if_)
-def _(kernel, node):
-    text = kernel.text
-    yes, no = node.regions
-    held = [new_registers(kernel, v) for v in node.results]
+@emission_rule(control_flow.if_)
+def _(ctx, node):
+    text, hazards = ctx.text, ctx.smem.hazards
+    then, otherwise = node.regions
+    held = [new_registers(ctx, v) for v in node.results]
     other, done = text.new_label("else"), text.new_label("done")
-    denied = text.let("not.pred", "pred", kernel.scalar_operand(node.args[0]))
-    before = set(kernel.hazards.open)
-    text.do(f"bra {other}", guard=denied)
-    kernel.run(yes)
-    move_registers(kernel, yes.results, held)
+    not_taken = text.let("not.pred", "pred", ctx.scalar_operand(node.args[0]))
+    before = set(hazards.open)
+    text.do(f"bra {other}", guard=not_taken)
+    emit_block(ctx, then)
+    move_registers(ctx, then.results, held)
     text.do(f"bra {done}")
-    after, kernel.hazards.open = kernel.hazards.open, before
+    after_then, hazards.open = hazards.open, before
     text.label(other)
-    kernel.run(no)
-    move_registers(kernel, no.results, held)
+    emit_block(ctx, otherwise)
+    move_registers(ctx, otherwise.results, held)
     text.label(done)
-    kernel.hazards.open |= after
-    _bind_registers(kernel, node.results, held)
+    hazards.open |= after_then
+    _bind_registers(ctx, node.results, held)

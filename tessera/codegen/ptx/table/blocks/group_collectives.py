@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from tessera.codegen.ptx.context import EmissionContext, synchronise_team
 from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL
-from tessera.codegen.ptx.table import emit_node
+from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import FULL_WARP_MASK, shuffle_register
 from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.table.scalars.arithmetic import ScalarContext, floor_divide_integers
@@ -17,67 +17,64 @@ from tessera.core.types import DType, int64
 from tessera.ir.core import Node
 from tessera.ops.dialects import tile
 
-if TYPE_CHECKING:
-    from tessera.codegen.ptx.emitter import PtxEmitter
-
 NAMED_BARRIERS = 15  # beside the one of the whole block
 COUNTER_BYTES = 4  # bytes of a count
 POLL_NANOSECONDS = 20  # nanoseconds between two looks at it
 
 
-@emit_node(tile.exchange)
-def _(kernel: PtxEmitter, node: Node) -> None:
+@emission_rule(tile.exchange)
+def _(ctx: EmissionContext, node: Node) -> None:
     x, lane = node.args
-    held = kernel.values[x]
-    if kernel.team.group == 1:
-        kernel.values[node.out] = held
+    held = ctx.values[x]
+    if ctx.team.group == 1:
+        ctx.values[node.out] = held
         return
     width = node.attrs["width"]
-    place = floor_divide_integers(ScalarContext(kernel.text, int64, int64), kernel.scalar_operand(lane), str(width))[1]
-    narrow = kernel.text.let("cvt.u32.u64", "b32", place) if place.startswith("%") else place
-    reads = _make_segment_reader(kernel, width, x.type.dtype, held)
-    kernel.values[node.out] = tuple(reads(i, narrow) for i in range(len(held)))
+    place = floor_divide_integers(ScalarContext(ctx.text, int64, int64), ctx.scalar_operand(lane), str(width))[1]
+    narrow = ctx.text.let("cvt.u32.u64", "b32", place) if place.startswith("%") else place
+    reads = _make_segment_reader(ctx, width, x.type.dtype, held)
+    ctx.values[node.out] = tuple(reads(i, narrow) for i in range(len(held)))
 
 
-@emit_node(tile.collect)
-def _(kernel, node):
+@emission_rule(tile.collect)
+def _(ctx, node):
     (x,) = node.args
-    width, held = node.attrs["width"], kernel.values[x]
-    ours, theirs = kernel.layout(node.out), kernel.layout(x)
-    if kernel.team.group == 1:
-        kernel.values[node.out] = tuple(held[theirs.index[place[1:]]] for place in ours.offsets)
+    width, held = node.attrs["width"], ctx.values[x]
+    ours, theirs = ctx.layout(node.out), ctx.layout(x)
+    if ctx.team.group == 1:
+        ctx.values[node.out] = tuple(held[theirs.index[place[1:]]] for place in ours.offsets)
         return
-    reads = _make_segment_reader(kernel, width, x.type.dtype, held)
+    reads = _make_segment_reader(ctx, width, x.type.dtype, held)
     known = {}
     for place in ours.offsets:
         key = (min(place[0], width - 1), theirs.index[place[1:]])  # what lies past the end is never looked at
         known[key] = known.get(key) or reads(key[1], str(key[0]))
-    kernel.values[node.out] = tuple(known[min(p[0], width - 1), theirs.index[p[1:]]] for p in ours.offsets)
+    ctx.values[node.out] = tuple(known[min(p[0], width - 1), theirs.index[p[1:]]] for p in ours.offsets)
 
 
-@emit_node(tile.meet)
-def _(kernel, node):
-    width, team = node.attrs["width"], kernel.team
+@emission_rule(tile.meet)
+def _(ctx, node):
+    width, team = node.attrs["width"], ctx.team
     if team.group == 1:
-        kernel.meet()
+        synchronise_team(ctx)
     elif WARP_THREADS % width == 0 or team.group <= WARP_THREADS:
-        kernel.text.do("bar.warp.sync", _segment_mask(kernel, width)[1])
+        ctx.text.do("bar.warp.sync", _segment_mask(ctx, width)[1])
     else:
-        _make_segment_barrier(kernel, width)()
+        _make_segment_barrier(ctx, width)()
 
 
 def _make_segment_reader(
-    kernel: PtxEmitter, width: int, dtype: DType, held: Sequence[str]
+    ctx: EmissionContext, width: int, dtype: DType, held: Sequence[str]
 ) -> Callable[[int, str], str]:
     """What reads register `i` of the tile at a place of this tile's stretch."""
-    if WARP_THREADS % width == 0 or kernel.team.group <= WARP_THREADS:
-        return _read_by_shuffle(kernel, width, dtype, held)
-    return _read_through_memory(kernel, width, dtype, held)
+    if WARP_THREADS % width == 0 or ctx.team.group <= WARP_THREADS:
+        return _read_by_shuffle(ctx, width, dtype, held)
+    return _read_through_memory(ctx, width, dtype, held)
 
 
-def _read_by_shuffle(kernel: PtxEmitter, width: int, dtype: DType, held: Sequence[str]) -> Callable[[int, str], str]:
-    text = kernel.text
-    lane, members = _segment_mask(kernel, width)
+def _read_by_shuffle(ctx: EmissionContext, width: int, dtype: DType, held: Sequence[str]) -> Callable[[int, str], str]:
+    text = ctx.text
+    lane, members = _segment_mask(ctx, width)
 
     def read(i: int, place: str) -> str:
         return shuffle_register(text, dtype, held[i], "idx", text.let("add.s32", "b32", lane, place), members)
@@ -85,34 +82,34 @@ def _read_by_shuffle(kernel: PtxEmitter, width: int, dtype: DType, held: Sequenc
     return read
 
 
-def _segment_mask(kernel: PtxEmitter, width: int) -> tuple[str, str]:
+def _segment_mask(ctx: EmissionContext, width: int) -> tuple[str, str]:
     """The first lane of this tile's stretch, and the bits of all its lanes."""
-    team = kernel.team
-    first = team.once(("stretch", width), "rem.u32", "b32", team.thread, width)
-    first = team.once(("first", width), "sub.s32", "b32", team.thread, first)
-    lane = team.once(("first lane", width), "and.b32", "b32", first, WARP_THREADS - 1)
+    team = ctx.team
+    first = team.hoist(("stretch", width), "rem.u32", "b32", team.thread, width)
+    first = team.hoist(("first", width), "sub.s32", "b32", team.thread, first)
+    lane = team.hoist(("first lane", width), "and.b32", "b32", first, WARP_THREADS - 1)
     whole = str((1 << width) - 1)
-    return lane, FULL_WARP_MASK if width == WARP_THREADS else team.once(
+    return lane, FULL_WARP_MASK if width == WARP_THREADS else team.hoist(
         ("members", width), "shl.b32", "b32", whole, lane
     )
 
 
 def _read_through_memory(
-    kernel: PtxEmitter, width: int, dtype: DType, held: Sequence[str]
+    ctx: EmissionContext, width: int, dtype: DType, held: Sequence[str]
 ) -> Callable[[int, str], str]:
     """Through shared memory, between two barriers of the stretch."""
-    text, team, each = kernel.text, kernel.team, element_bytes(dtype)
-    meet = _make_segment_barrier(kernel, width)
+    text, team, each = ctx.text, ctx.team, element_bytes(dtype)
+    meet = _make_segment_barrier(ctx, width)
     row = team.group * each
-    start = kernel.room.shared(row * len(held), 16)
-    base = team.once((SHARED_SYMBOL,), "mov.u32", "b32", SHARED_SYMBOL)
+    start = ctx.smem.allocator.shared(row * len(held), 16)
+    base = team.hoist((SHARED_SYMBOL,), "mov.u32", "b32", SHARED_SYMBOL)
     own = text.let("mad.lo.s32", "b32", team.thread, each, base)
     meet()
     for i, x in enumerate(held):
         packing.store_elements(text, "shared", dtype, VectorAccess(0, 1, own, start + i * row, ("",)), [x])
     meet()
-    first = team.once(("stretch", width), "rem.u32", "b32", team.thread, width)
-    first = team.once(("first", width), "sub.s32", "b32", team.thread, first)
+    first = team.hoist(("stretch", width), "rem.u32", "b32", team.thread, width)
+    first = team.hoist(("first", width), "sub.s32", "b32", team.thread, first)
 
     def read(i: int, place: str) -> str:
         at = text.let("add.s32", "b32", first, place)
@@ -122,21 +119,21 @@ def _read_through_memory(
     return read
 
 
-def _make_segment_barrier(kernel: PtxEmitter, width: int) -> Callable[[], None]:
+def _make_segment_barrier(ctx: EmissionContext, width: int) -> Callable[[], None]:
     """What makes the tiles of a stretch wait for each other."""
-    text, team = kernel.text, kernel.team
+    text, team = ctx.text, ctx.team
     if width == team.group:
-        return lambda: team.meet(text)
+        return lambda: team.synchronise()
     if width % WARP_THREADS or team.group // width > NAMED_BARRIERS:
-        return lambda: _emit_counting_barrier(kernel, width)
-    number = team.once(("number", width), "div.u32", "b32", team.thread, width)
-    number = team.once(("barrier", width), "add.s32", "b32", number, 1)
+        return lambda: _emit_counting_barrier(ctx, width)
+    number = team.hoist(("number", width), "div.u32", "b32", team.thread, width)
+    number = team.hoist(("barrier", width), "add.s32", "b32", number, 1)
     return lambda: text.do("bar.sync", number, width)
 
 
-def _emit_counting_barrier(kernel: PtxEmitter, width: int) -> None:
+def _emit_counting_barrier(ctx: EmissionContext, width: int) -> None:
     """A barrier of stretches that the hardware has none for: tiles count in shared memory, and look until all have."""
-    text, place = kernel.text, _counter_address(kernel, width)
+    text, place = ctx.text, _counter_address(ctx, width)
     text.do("fence.acq_rel.cta")
     before = text.let("atom.shared.add.u32", "b32", f"[{place}]", 1)
     rounds = text.let("div.u32", "b32", before, width)
@@ -149,17 +146,17 @@ def _emit_counting_barrier(kernel: PtxEmitter, width: int) -> None:
     text.do(f"bra {again}", guard=some)
 
 
-def _counter_address(kernel: PtxEmitter, width: int) -> str:
+def _counter_address(ctx: EmissionContext, width: int) -> str:
     """Where a tile's stretch counts: 0 when the entry begins."""
-    team, key = kernel.team, ("counter", width)
-    made = team.knows(key)
-    start = 0 if made else kernel.room.shared(COUNTER_BYTES * (team.group // width), COUNTER_BYTES)
-    base = team.once((SHARED_SYMBOL,), "mov.u32", "b32", SHARED_SYMBOL)
-    number = team.once(("number", width), "div.u32", "b32", team.thread, width)
-    place = team.once(("counted", width), "mad.lo.u32", "b32", number, COUNTER_BYTES, base)
-    counter = team.once(key, "add.u32", "b32", place, start)
+    team, key = ctx.team, ("counter", width)
+    made = team.has_hoisted(key)
+    start = 0 if made else ctx.smem.allocator.shared(COUNTER_BYTES * (team.group // width), COUNTER_BYTES)
+    base = team.hoist((SHARED_SYMBOL,), "mov.u32", "b32", SHARED_SYMBOL)
+    number = team.hoist(("number", width), "div.u32", "b32", team.thread, width)
+    place = team.hoist(("counted", width), "mad.lo.u32", "b32", number, COUNTER_BYTES, base)
+    counter = team.hoist(key, "add.u32", "b32", place, start)
     if not made:
-        with kernel.text.first():
-            kernel.text.do("st.shared.u32", f"[{counter}]", 0)
-            kernel.text.do("bar.sync", 0)
+        with ctx.text.at_entry_head():
+            ctx.text.do("st.shared.u32", f"[{counter}]", 0)
+            ctx.text.do("bar.sync", 0)
     return counter

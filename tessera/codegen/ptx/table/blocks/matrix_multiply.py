@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.layout import (
     LANE_BITS,
     MMA_K_BYTES,
@@ -23,7 +24,7 @@ from tessera.codegen.ptx.layout import (
 from tessera.codegen.ptx.ops import matmul_accumulate
 from tessera.codegen.ptx.passes.barrier_insertion import READ, WRITE
 from tessera.codegen.ptx.passes.layout_inference import static_shape
-from tessera.codegen.ptx.table import emit_node
+from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import (
     emit_thread_address,
     exchange_space,
@@ -33,15 +34,11 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import (
 from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_storage, wrap_integer
 from tessera.codegen.ptx.table.scalars.packing import pack_halves
-from tessera.codegen.ptx.text.memref import VectorAccess
+from tessera.codegen.ptx.text.memref import VectorAccess, format_address
 from tessera.codegen.ptx.text.register_types import element_bytes, ptx_type, register_class
 from tessera.core.types import TensorType
 from tessera.ir.core import Node
 from tessera.ops.tensor import contractions
-
-if TYPE_CHECKING:
-    from tessera.codegen.ptx.emitter import PtxEmitter
-
 
 # Sums of products by multiply-add: both sides in memory that the team shares, a square of sums in each thread.
 
@@ -53,30 +50,30 @@ OPERAND_ALIGN = 16
 class FmaProduct:
     """One product under emission."""
 
-    def __init__(self, kernel: PtxEmitter, node: Node) -> None:
-        self.kernel, self.text, self.node = kernel, kernel.text, node
+    def __init__(self, ctx: EmissionContext, node: Node) -> None:
+        self.ctx, self.text, self.node = ctx, ctx.text, node
         a, b = self.sides = node.args[-2:]
         self.dtypes = [v.type.dtype for v in self.sides]  # type: ignore[union-attr]
         self.wide = a.type.accumulate  # type: ignore[union-attr]
-        self.left, self.right = kernel.layout(a).shape, kernel.layout(b).shape
-        self.layout = kernel.layout(node.out)
+        self.left, self.right = ctx.layout(a).shape, ctx.layout(b).shape
+        self.layout = ctx.layout(node.out)
         self.k = self.left[-1]
         each = element_bytes(self.dtypes[0])  # both are as large
         self.offset = -(-math.prod(self.left) * each // OPERAND_ALIGN) * OPERAND_ALIGN
-        self.base = kernel.room.exchange(self.offset + math.prod(self.right) * each)
+        self.base = ctx.smem.allocator.exchange(self.offset + math.prod(self.right) * each)
 
     def put(self) -> None:
         """Both sides into the exchange."""
-        kernel = self.kernel
-        if kernel.hazards.exchange(WRITE):
-            kernel.team.meet(self.text)
+        ctx = self.ctx
+        if ctx.smem.hazards.exchange(WRITE):
+            ctx.team.synchronise()
         for v, at, dtype in zip(self.sides, (0, self.offset), self.dtypes, strict=True):
-            for run in plan_exchange_accesses(kernel, dtype, kernel.layout(v), self.base, once=True):
+            for run in plan_exchange_accesses(ctx, dtype, ctx.layout(v), self.base, once=True):
                 moved = VectorAccess(run.first, run.count, run.address, run.offset + at, run.guards)
-                part = kernel.values[v][run.first : run.first + run.count]
-                packing.store_elements(self.text, exchange_space(kernel), dtype, moved, part)
-        if kernel.hazards.exchange(READ):
-            kernel.team.meet(self.text)
+                part = ctx.values[v][run.first : run.first + run.count]
+                packing.store_elements(self.text, exchange_space(ctx), dtype, moved, part)
+        if ctx.smem.hazards.exchange(READ):
+            ctx.team.synchronise()
 
     def run(self) -> None:
         """The sums: a loop along the axis that the sides share, some steps a round, then what is left."""
@@ -98,7 +95,7 @@ class FmaProduct:
     def begun(self) -> list[str]:
         """Registers of their own that hold what the products are added to."""
         kind = register_class(self.wide)
-        given = self.kernel.values[self.node.args[0]] if len(self.node.args) > 2 else ()
+        given = self.ctx.values[self.node.args[0]] if len(self.node.args) > 2 else ()
         first = given or (packing.zero_literal(kind),) * self.layout.count
         return [self.text.let(f"mov.{kind}", kind, x) for x in first]
 
@@ -106,8 +103,8 @@ class FmaProduct:
         """A register of its own with the address of what a thread's first element needs: its row or its column."""
         rank = len(steps)
         used = tuple(0 if axis >= rank - 2 and axis != rank + keep else s for axis, s in enumerate(steps))
-        total = emit_thread_address(self.kernel, self.layout, used, self.base)
-        kind = "b64" if self.kernel.room.own else "b32"
+        total = emit_thread_address(self.ctx, self.layout, used, self.base)
+        kind = "b64" if self.ctx.smem.allocator.own else "b32"
         return self.text.let(f"add.s{kind[1:]}", kind, total, at)
 
     def _loop(self, places: list[str], steps: Sequence[Sizes], rounds: int) -> None:
@@ -116,7 +113,7 @@ class FmaProduct:
         text.label(head)
         for k in range(FMA_UNROLL):
             self._step(places, steps, k)
-        form = "s64" if self.kernel.room.own else "s32"
+        form = "s64" if self.ctx.smem.allocator.own else "s32"
         for place, step in zip(places, (steps[0][-1], steps[1][-2]), strict=True):
             text.do(f"add.{form}", place, place, FMA_UNROLL * step)
         text.do("sub.s32", count, count, 1)
@@ -148,12 +145,12 @@ class FmaProduct:
 
     def _element(self, side: int, base: str, offset: int, place: Sizes) -> str:
         axes = (*range(len(place) - 2), len(place) - 2 + side)
-        inside = [self.kernel.team.within(self.layout, a, place[a]) for a in axes]
+        inside = [self.ctx.team.axis_predicate(self.layout, a, place[a]) for a in axes]
         guard = ""
         for each in inside:
             guard = self.text.let("and.pred", "pred", guard, each) if guard and each else guard or each
         run = VectorAccess(0, 1, base, offset, (guard,))
-        (x,) = packing.load_elements(self.text, exchange_space(self.kernel), self.dtypes[side], run)
+        (x,) = packing.load_elements(self.text, exchange_space(self.ctx), self.dtypes[side], run)
         return convert(self.text, self.dtypes[side], self.wide, x)
 
 
@@ -170,10 +167,10 @@ LDMATRIX_BYTES = 16  # bytes of the shared axis in one of the matrices that are 
 class SmemSource(Protocol):
     """Memory that ldmatrix reads a side from."""
 
-    def own(self, layout: DistributedLayout, unit: int) -> str:
+    def thread_address(self, layout: DistributedLayout, unit: int) -> str:
         """What stands for a thread's own place: `layout` gives its row and, times `unit`, its bytes along that."""
 
-    def at(self, own: str, row: int, byte: int) -> str:
+    def operand_at(self, thread_address: str, row: int, byte: int) -> str:
         """The place of a byte so far from a thread's own, as an operand."""
 
 
@@ -181,26 +178,26 @@ class SmemSource(Protocol):
 class ExchangedOperand:
     """A side in the exchange, `offset` bytes after its begin."""
 
-    kernel: PtxEmitter
+    ctx: EmissionContext
     base: str
     offset: int
     pitch: int
 
-    def own(self, layout: DistributedLayout, unit: int) -> str:
+    def thread_address(self, layout: DistributedLayout, unit: int) -> str:
         """The address of a thread's own place, without the offset."""
-        team = self.kernel.team
+        team = self.ctx.team
         total = self.base
         for axis, step in enumerate((self.pitch, unit)):
-            place = team.place(layout, axis)
+            place = team.thread_offset(layout, axis)
             if place != "0":
-                part = team.once(("near", place, step), "mul.lo.u32", "b32", place, step)
-                total = self.kernel.text.let("add.s32", "b32", total, part)
+                part = team.hoist(("near", place, step), "mul.lo.u32", "b32", place, step)
+                total = self.ctx.text.let("add.s32", "b32", total, part)
         return total
 
-    def at(self, own: str, row: int, byte: int) -> str:
+    def operand_at(self, thread_address: str, row: int, byte: int) -> str:
         """The place of a byte so far from a thread's own, as an operand."""
         more = self.offset + row * self.pitch + byte
-        return f"[{own}+{more}]" if more else f"[{own}]"
+        return format_address(thread_address, more)
 
 
 def row_pitch(count: int) -> int:
@@ -217,21 +214,21 @@ MMA_ROWS, MMA_COLUMNS = 16, 8  # of the sums of one instruction
 class MmaProduct:
     """One product under emission."""
 
-    def __init__(self, kernel: PtxEmitter, node: Node) -> None:
-        self.kernel, self.text, self.node = kernel, kernel.text, node
+    def __init__(self, ctx: EmissionContext, node: Node) -> None:
+        self.ctx, self.text, self.node = ctx, ctx.text, node
         self.sides = node.args[-2:]
         self.wide = self.sides[0].type.accumulate  # type: ignore[union-attr]
-        self.layout = kernel.layout(node.out)
+        self.layout = ctx.layout(node.out)
         self.held = [MMA_OPERAND_TYPES[v.type.dtype] for v in self.sides]  # type: ignore[union-attr]
         self.dtype = self.held[0]
         self.each = element_bytes(self.dtype)
         self.step = MMA_K_BYTES // self.each
         self.depth = static_shape(self.sides[0])[1]
-        self.smem_operands = [kernel.smem_operands.get(v) for v in self.sides]
+        self.smem_operands = [ctx.smem.operands.get(v) for v in self.sides]
         self.direct = self.smem_operands[0] is None and self._in_registers()
         # The right side lies in memory as its registers hold neighbours: by rows, or by columns. Elements of 8 bits
         # must lie by columns, since loads turn only pairs of bytes around.
-        first = kernel.layout(self.sides[1]).registers[:1]
+        first = ctx.layout(self.sides[1]).registers[:1]
         self.turned = [bool(each and each.flipped) for each in self.smem_operands]
         if self.smem_operands[1] is None:
             self.turned[1] = self.each == 1 or first == ((0, 0),)
@@ -239,7 +236,7 @@ class MmaProduct:
 
     def _in_registers(self) -> bool:
         """Whether the left side is in the registers that the instructions read."""
-        left, threads = self.kernel.layout(self.sides[0]), self.kernel.team.threads
+        left, threads = self.ctx.layout(self.sides[0]), self.ctx.team.threads
         own = all(form == make_mma_layout(form.shape, threads, True) for form in (left, self.layout))
         return own and self.each == 2 and has_enough_rows(left.shape[0], threads)
 
@@ -254,32 +251,32 @@ class MmaProduct:
         offset = 0 if self.direct or self.smem_operands[0] else tall * pitches[0]
         more = 1 << max(bit_width(columns), 4) if self.turned[1] else depth
         end = offset if self.smem_operands[1] else offset + more * pitches[1] + -(-columns // 16) * 16 * self.each
-        base = self.kernel.room.exchange(end) if end else ""
-        left, right = (ExchangedOperand(self.kernel, base, *at) for at in zip((0, offset), pitches, strict=True))
+        base = self.ctx.smem.allocator.exchange(end) if end else ""
+        left, right = (ExchangedOperand(self.ctx, base, *at) for at in zip((0, offset), pitches, strict=True))
         return [None if self.direct else self.smem_operands[0] or left, self.smem_operands[1] or right]
 
     def put(self) -> None:
         """What does not lie in memory yet into the exchange."""
-        kernel, each = self.kernel, self.each
+        ctx, each = self.ctx, self.each
         homes = [(v, home, turned) for v, home, turned in zip(self.sides, self.homes, self.turned, strict=True)]
         ours = [(v, home, turned) for v, home, turned in homes if isinstance(home, ExchangedOperand)]
-        if ours and kernel.hazards.exchange(WRITE):
-            kernel.team.meet(self.text)
+        if ours and ctx.smem.hazards.exchange(WRITE):
+            ctx.team.synchronise()
         for v, home, turned in ours:
             steps = (each, home.pitch) if turned else (home.pitch, each)
-            for run in plan_exchange_accesses(kernel, self.dtype, kernel.layout(v), home.base, once=True, steps=steps):
+            for run in plan_exchange_accesses(ctx, self.dtype, ctx.layout(v), home.base, once=True, steps=steps):
                 moved = VectorAccess(run.first, run.count, run.address, run.offset + home.offset, run.guards)
                 packing.store_elements(
-                    self.text, "shared", self.dtype, moved, kernel.values[v][run.first : run.first + run.count]
+                    self.text, "shared", self.dtype, moved, ctx.values[v][run.first : run.first + run.count]
                 )
-        if ours and kernel.hazards.exchange(READ):
-            kernel.team.meet(self.text)
+        if ours and ctx.smem.hazards.exchange(READ):
+            ctx.team.synchronise()
 
     def run(self) -> None:
         """The sums: for each 16 steps of the shared axis what the warp needs of both sides, then all products of it."""
         kind = register_class(self.wide)
         zero = packing.zero_literal(kind)
-        given = self.kernel.values[self.node.args[0]] if len(self.node.args) > 2 else (zero,) * self.layout.count
+        given = self.ctx.values[self.node.args[0]] if len(self.node.args) > 2 else (zero,) * self.layout.count
         self.sums = [self.text.let(f"mov.{kind}", kind, x) for x in given]
         places = {offset: i for i, offset in enumerate(self.layout.offsets)}
         down = sorted({m - m % MMA_ROWS for m, _ in places})
@@ -293,7 +290,7 @@ class MmaProduct:
                     self._multiply(places, m, n, a[m], b[n])
 
     def _own(self, home: SmemSource | None, lanes: DistributedLayout) -> str:
-        return home.own(lanes, LDMATRIX_BYTES) if home is not None else ""
+        return home.thread_address(lanes, LDMATRIX_BYTES) if home is not None else ""
 
     def _multiply(self, places: dict[tuple[int, ...], int], m: int, n: int, a: list[str], b: list[str]) -> None:
         kind = register_class(self.wide)
@@ -312,9 +309,9 @@ class MmaProduct:
         home, turned = self.homes[0], self.turned[0]
         if home is not None:
             row, place = (k, m) if turned else (m, k)
-            return self._four(home.at(left, row, place * self.each), ".trans" if turned else "")
+            return self._four(home.operand_at(left, row, place * self.each), ".trans" if turned else "")
         side = self.sides[0]
-        held, index = self.kernel.values[side], self.kernel.layout(side).index
+        held, index = self.ctx.values[side], self.ctx.layout(side).index
         spots = [(m + down, k + across) for across in (0, 8) for down in (0, 8)]
         # Rows that the block has not got are computed from others, and never looked at.
         pairs = [[held[index.get((r, c + n), index[m, c + n])] for n in (0, 1)] for r, c in spots]
@@ -335,7 +332,7 @@ class MmaProduct:
             if n in found:
                 continue
             row, place = (n, k) if turned else (k, n)
-            four = self._four(home.at(right, row, place * self.each), "" if turned else ".trans")
+            four = self._four(home.operand_at(right, row, place * self.each), "" if turned else ".trans")
             found[n], second = four[:2], four[2:]
             if n + MMA_COLUMNS in across:
                 found[n + MMA_COLUMNS] = second
@@ -365,12 +362,12 @@ class MmaProduct:
 # Matrix products: by the tensor cores where they take them, else by multiply-add.
 
 
-@emit_node(contractions.dot, matmul_accumulate)
-def _(kernel: PtxEmitter, node: Node) -> None:
-    product = (MmaProduct if kernel.team.threads > 1 and uses_tensor_cores(node) else FmaProduct)(kernel, node)
+@emission_rule(contractions.dot, matmul_accumulate)
+def _(ctx: EmissionContext, node: Node) -> None:
+    product = (MmaProduct if ctx.team.threads > 1 and uses_tensor_cores(node) else FmaProduct)(ctx, node)
     product.put()
     product.run()
     out = node.out.type
     assert isinstance(out, TensorType)
-    sums = [wrap_integer(kernel.text, product.wide, x) for x in product.sums]
-    kernel.values[node.out] = tuple(convert_for_storage(kernel.text, product.wide, out, x) for x in sums)
+    sums = [wrap_integer(ctx.text, product.wide, x) for x in product.sums]
+    ctx.values[node.out] = tuple(convert_for_storage(ctx.text, product.wide, out, x) for x in sums)

@@ -7,15 +7,10 @@ the next word holds the arrivals of each phase.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tessera.codegen.ptx.table import emit_node
+from tessera.codegen.ptx.context import EmissionContext, synchronise_team
+from tessera.codegen.ptx.table import emission_rule
 from tessera.ir.core import Node
 from tessera.ops.dialects import mbarrier
-
-if TYPE_CHECKING:
-    from tessera.codegen.ptx.emitter import PtxEmitter
-
 
 # Barriers in memory where the hardware's do not serve: a word of the state that is changed by compare-and-swap.
 #
@@ -31,38 +26,38 @@ COUNT_OFFSET = 8  # where the second word lies
 POLL_NANOSECONDS = 20  # nanoseconds between two looks
 
 
-def uses_software_barriers(kernel: PtxEmitter) -> bool:
+def uses_software_barriers(ctx: EmissionContext) -> bool:
     """Whether a function's barriers are these."""
-    body = kernel.function.body
+    body = ctx.function.body
     bytes_ = any(n.op in (mbarrier.mbarrier_expect, mbarrier.mbarrier_copies) for n in body.walk())
     inside = any(n.op is mbarrier.mbarrier_init and n not in body.nodes for n in body.walk())
-    return inside or (bytes_ and kernel.arch != "sm_90a")
+    return inside or (bytes_ and ctx.entry.arch != "sm_90a")
 
 
-def init_software_barrier(kernel: PtxEmitter, place: str, count: int, guard: str) -> None:
+def init_software_barrier(ctx: EmissionContext, place: str, count: int, guard: str) -> None:
     """Phase 0 of a barrier that takes `count` arrivals."""
-    kernel.text.do("st.shared.u64", f"[{place}]", count << PHASE_BITS, guard=guard)
-    kernel.text.do("st.shared.u64", f"[{place}+{COUNT_OFFSET}]", count, guard=guard)
+    ctx.text.do("st.shared.u64", f"[{place}]", count << PHASE_BITS, guard=guard)
+    ctx.text.do("st.shared.u64", f"[{place}+{COUNT_OFFSET}]", count, guard=guard)
 
 
-def arrive_software_barrier(kernel: PtxEmitter, place: str, count: int, guard: str) -> None:
+def arrive_software_barrier(ctx: EmissionContext, place: str, count: int, guard: str) -> None:
     """So many arrivals less are missing."""
-    _update_state(kernel, place, -(count << PHASE_BITS), guard)
+    _update_state(ctx, place, -(count << PHASE_BITS), guard)
 
 
-def expect_bytes(kernel: PtxEmitter, place: str, count: int, guard: str) -> None:
+def expect_bytes(ctx: EmissionContext, place: str, count: int, guard: str) -> None:
     """So many bytes more are missing."""
-    _update_state(kernel, place, count << BYTES_BIT, guard)
+    _update_state(ctx, place, count << BYTES_BIT, guard)
 
 
-def complete_bytes(kernel: PtxEmitter, place: str, count: int, guard: str) -> None:
+def complete_bytes(ctx: EmissionContext, place: str, count: int, guard: str) -> None:
     """So many bytes less are missing."""
-    _update_state(kernel, place, -(count << BYTES_BIT), guard)
+    _update_state(ctx, place, -(count << BYTES_BIT), guard)
 
 
-def _update_state(kernel: PtxEmitter, place: str, by: int, guard: str) -> None:
+def _update_state(ctx: EmissionContext, place: str, by: int, guard: str) -> None:
     """Add to the word; if that leaves nothing missing, begin the next phase."""
-    text = kernel.text
+    text = ctx.text
     again, done = text.new_label("again"), text.new_label("changed")
     if guard:
         text.do(f"bra {done}", guard=f"!{guard}")
@@ -82,9 +77,9 @@ def _update_state(kernel: PtxEmitter, place: str, by: int, guard: str) -> None:
     text.label(done)
 
 
-def wait_software_barrier(kernel: PtxEmitter, place: str, parity: str) -> None:
+def wait_software_barrier(ctx: EmissionContext, place: str, parity: str) -> None:
     """Look until the phase under way has another parity."""
-    text, again = kernel.text, kernel.text.new_label("wait")
+    text, again = ctx.text, ctx.text.new_label("wait")
     text.label(again)
     word = text.let("cvt.u32.u64", "b32", text.let("ld.acquire.cta.shared.u64", "b64", f"[{place}]"))
     same = text.let("setp.eq.u32", "pred", text.let("and.b32", "b32", word, 1), parity)
@@ -100,86 +95,86 @@ def wait_software_barrier(kernel: PtxEmitter, place: str, parity: str) -> None:
 STATE_BYTES = 8 * mbarrier.MBARRIER_FIELDS  # bytes of a barrier's state
 
 
-def _barrier_address(kernel: PtxEmitter, node: Node) -> str:
+def _barrier_address(ctx: EmissionContext, node: Node) -> str:
     """The register with the address of a barrier."""
-    memory, slot = kernel.memories[node.args[0]], kernel.scalar_operand(node.args[1])
-    return kernel.text.let("mad.lo.s64", "b64", slot, STATE_BYTES, memory.base)
+    memory, slot = ctx.memrefs[node.args[0]], ctx.scalar_operand(node.args[1])
+    return ctx.text.let("mad.lo.s64", "b64", slot, STATE_BYTES, memory.base)
 
 
-def _barrier_operand(kernel: PtxEmitter, node: Node) -> str:
+def _barrier_operand(ctx: EmissionContext, node: Node) -> str:
     """The address of a barrier, as an operand."""
-    return f"[{_barrier_address(kernel, node)}]"
+    return f"[{_barrier_address(ctx, node)}]"
 
 
-def _is_tile_leader(kernel: PtxEmitter) -> str:
+def _is_tile_leader(ctx: EmissionContext) -> str:
     """Whether a thread speaks for its tile: the first of a team, or each where tiles are threads."""
-    team = kernel.team
-    return team.once(("first",), "setp.eq.u32", "pred", team.thread, 0) if team.threads > 1 else ""
+    team = ctx.team
+    return team.hoist(("first",), "setp.eq.u32", "pred", team.thread, 0) if team.threads > 1 else ""
 
 
-@emit_node(mbarrier.mbarrier_init)
-def _(kernel: PtxEmitter, node: Node) -> None:
-    if uses_software_barriers(kernel):
-        init_software_barrier(kernel, _barrier_address(kernel, node), node.attrs["count"], _is_tile_leader(kernel))
+@emission_rule(mbarrier.mbarrier_init)
+def _(ctx: EmissionContext, node: Node) -> None:
+    if uses_software_barriers(ctx):
+        init_software_barrier(ctx, _barrier_address(ctx, node), node.attrs["count"], _is_tile_leader(ctx))
         return
-    team = kernel.team
-    first = team.once(("first",), "setp.eq.u32", "pred", team.thread, 0)
-    kernel.text.do("mbarrier.init.shared.b64", _barrier_operand(kernel, node), node.attrs["count"], guard=first)
+    team = ctx.team
+    first = team.hoist(("first",), "setp.eq.u32", "pred", team.thread, 0)
+    ctx.text.do("mbarrier.init.shared.b64", _barrier_operand(ctx, node), node.attrs["count"], guard=first)
 
 
-@emit_node(mbarrier.mbarrier_arrive)
-def _(kernel, node):
-    if kernel.team.threads > 1:
-        kernel.meet()  # what the whole team wrote before
-    if uses_software_barriers(kernel):
-        arrive_software_barrier(kernel, _barrier_address(kernel, node), node.attrs["count"], _is_tile_leader(kernel))
+@emission_rule(mbarrier.mbarrier_arrive)
+def _(ctx, node):
+    if ctx.team.threads > 1:
+        synchronise_team(ctx)  # what the whole team wrote before
+    if uses_software_barriers(ctx):
+        arrive_software_barrier(ctx, _barrier_address(ctx, node), node.attrs["count"], _is_tile_leader(ctx))
         return
-    place = _barrier_operand(kernel, node)
+    place = _barrier_operand(ctx, node)
     for _ in range(node.attrs["count"]):
-        state = kernel.text.new("b64")
-        kernel.text.do("mbarrier.arrive.shared.b64", state, place, guard=_is_tile_leader(kernel))
+        state = ctx.text.new("b64")
+        ctx.text.do("mbarrier.arrive.shared.b64", state, place, guard=_is_tile_leader(ctx))
 
 
-@emit_node(mbarrier.mbarrier_expect)
-def _(kernel, node):
-    if uses_software_barriers(kernel):
-        expect_bytes(kernel, _barrier_address(kernel, node), node.attrs["count"], _is_tile_leader(kernel))
+@emission_rule(mbarrier.mbarrier_expect)
+def _(ctx, node):
+    if uses_software_barriers(ctx):
+        expect_bytes(ctx, _barrier_address(ctx, node), node.attrs["count"], _is_tile_leader(ctx))
         return
-    kernel.text.do(
+    ctx.text.do(
         "mbarrier.expect_tx.relaxed.cta.shared::cta.b64",
-        _barrier_operand(kernel, node),
+        _barrier_operand(ctx, node),
         node.attrs["count"],
-        guard=_is_tile_leader(kernel),
+        guard=_is_tile_leader(ctx),
     )
 
 
-@emit_node(mbarrier.mbarrier_copies)
-def _(kernel, node):
-    kernel.text.do("cp.async.wait_all")
-    if kernel.team.threads > 1:
-        kernel.meet()
-    if uses_software_barriers(kernel):
-        complete_bytes(kernel, _barrier_address(kernel, node), node.attrs["count"], _is_tile_leader(kernel))
+@emission_rule(mbarrier.mbarrier_copies)
+def _(ctx, node):
+    ctx.text.do("cp.async.wait_all")
+    if ctx.team.threads > 1:
+        synchronise_team(ctx)
+    if uses_software_barriers(ctx):
+        complete_bytes(ctx, _barrier_address(ctx, node), node.attrs["count"], _is_tile_leader(ctx))
         return
-    kernel.text.do("fence.acq_rel.cta")
-    kernel.text.do(
-        "mbarrier.complete_tx.relaxed.cta.shared::cta.b64", _barrier_operand(kernel, node), node.attrs["count"],
-        guard=_is_tile_leader(kernel),
+    ctx.text.do("fence.acq_rel.cta")
+    ctx.text.do(
+        "mbarrier.complete_tx.relaxed.cta.shared::cta.b64", _barrier_operand(ctx, node), node.attrs["count"],
+        guard=_is_tile_leader(ctx),
     )  # fmt: skip
 
 
-@emit_node(mbarrier.mbarrier_wait)
-def _(kernel, node):
+@emission_rule(mbarrier.mbarrier_wait)
+def _(ctx, node):
     """The language asks for the phase of a parity to have ended, as the instruction does."""
-    text = kernel.text
-    parity = kernel.scalar_operand(node.args[2])
+    text = ctx.text
+    parity = ctx.scalar_operand(node.args[2])
     narrow = text.let("cvt.u32.u64", "b32", parity) if parity.startswith("%") else parity
     bit = text.let("and.b32", "b32", narrow, 1) if narrow.startswith("%") else str(int(narrow) & 1)
-    if uses_software_barriers(kernel):
-        wait_software_barrier(kernel, _barrier_address(kernel, node), bit)
+    if uses_software_barriers(ctx):
+        wait_software_barrier(ctx, _barrier_address(ctx, node), bit)
         return
-    place, again = _barrier_operand(kernel, node), text.new_label("wait")
-    test = "try_wait" if kernel.arch == "sm_90a" else "test_wait"
+    place, again = _barrier_operand(ctx, node), text.new_label("wait")
+    test = "try_wait" if ctx.entry.arch == "sm_90a" else "test_wait"
     text.label(again)
     done = text.let(f"mbarrier.{test}.parity.shared.b64", "pred", place, bit)
     text.do(f"bra {again}", guard=f"!{done}")

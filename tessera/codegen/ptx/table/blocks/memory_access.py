@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.layout import DistributedLayout, make_blocked_layout
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.shared_memory_allocator import LOCAL_SYMBOL, SHARED_SYMBOL
-from tessera.codegen.ptx.table import emit_node
-from tessera.codegen.ptx.table.blocks.layout_conversion import convert_through_memory
+from tessera.codegen.ptx.table import emission_rule
+from tessera.codegen.ptx.table.blocks.block_access import load_block, plan_block_accesses, store_block
+from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registers, convert_through_memory
 from tessera.codegen.ptx.table.blocks.staging_buffers import store_slot
 from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.table.scalars.arithmetic import ScalarContext, emit
@@ -21,7 +22,7 @@ from tessera.codegen.ptx.table.scalars.conversion import round_to_narrow
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand
 from tessera.codegen.ptx.table.warpgroup.epilogue import TmaStoreEmitter
 from tessera.codegen.ptx.text.builder import PtxBuilder
-from tessera.codegen.ptx.text.memref import PtxMemRef, VectorAccess, load_block, plan_block_accesses, store_block
+from tessera.codegen.ptx.text.memref import PtxMemRef, VectorAccess
 from tessera.codegen.ptx.text.register_types import NARROW_FLOATS, element_bytes, ptx_type, register_class
 from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.core.types import SHARED as SHARED_SPACE
@@ -30,67 +31,53 @@ from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import elementwise as e
 
-if TYPE_CHECKING:
-    from tessera.codegen.ptx.emitter import PtxEmitter
-
-
 # Memory ops: blocks and single elements loaded and stored, buffers, copies.
 
 
-@emit_node(tile.alloc)
-def _(kernel: PtxEmitter, node: Node) -> None:
+@emission_rule(tile.alloc)
+def _(ctx: EmissionContext, node: Node) -> None:
     dtype = node.attrs["dtype"]
     count = element_bytes(dtype)
     for n in node.attrs["shape"]:
         count *= int(n)
     # What one tile alone sees is its team's: shared memory, or of one thread its own.
-    own = node.attrs["space"] != SHARED_SPACE and kernel.team.threads == 1
-    offset = kernel.room.local(count) if own else kernel.room.shared(count, node.attrs["alignment"])
-    base = kernel.text.let("mov.u64", "b64", LOCAL_SYMBOL if own else SHARED_SYMBOL)
-    base = kernel.text.let("add.s64", "b64", base, offset) if offset else base
+    own = node.attrs["space"] != SHARED_SPACE and ctx.team.threads == 1
+    offset = ctx.smem.allocator.local(count) if own else ctx.smem.allocator.shared(count, node.attrs["alignment"])
+    base = ctx.text.let("mov.u64", "b64", LOCAL_SYMBOL if own else SHARED_SYMBOL)
+    base = ctx.text.let("add.s64", "b64", base, offset) if offset else base
     shape = tuple(int(n) for n in node.attrs["shape"])
-    kernel.memories[node.out] = PtxMemRef(dtype, "local" if own else "shared", base, shape)
+    ctx.memrefs[node.out] = PtxMemRef(dtype, "local" if own else "shared", base, shape)
 
 
-@emit_node(tile.load)
-def _(kernel, node):
-    m, rest = kernel.memories[node.args[0]], node.args[1:]
-    rank, layout = len(m.shape), kernel.layout(node.out)
-    mask = broadcast_registers(kernel, rest[rank], layout) if rest[rank:] else ()
-    other = broadcast_registers(kernel, rest[rank + 1], layout) if rest[rank + 1 :] else ()
-    runs = plan_block_accesses(kernel, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=False)
-    kernel.values[node.out] = load_block(kernel, m, runs, other)
+@emission_rule(tile.load)
+def _(ctx, node):
+    m, rest = ctx.memrefs[node.args[0]], node.args[1:]
+    rank, layout = len(m.shape), ctx.layout(node.out)
+    mask = broadcast_registers(ctx, rest[rank], layout) if rest[rank:] else ()
+    other = broadcast_registers(ctx, rest[rank + 1], layout) if rest[rank + 1 :] else ()
+    runs = plan_block_accesses(ctx, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=False)
+    ctx.values[node.out] = load_block(ctx, m, runs, other)
 
 
-@emit_node(tile.store)
-def _(kernel, node):
+@emission_rule(tile.store)
+def _(ctx, node):
     ref, value, *rest = node.args
-    if node in kernel.tma_stores:
-        TmaStoreEmitter(kernel, node, kernel.tma_stores[node]).run()
+    if node in ctx.pipeline.tma_stores:
+        TmaStoreEmitter(ctx, node, ctx.pipeline.tma_stores[node]).emit()
         return
-    layout = kernel.layout(value)
-    if ref not in kernel.memories:
-        store_slot(kernel, kernel.slots[ref], kernel.scalar_operand(rest[0]), value)
+    layout = ctx.layout(value)
+    if ref not in ctx.memrefs:
+        store_slot(ctx, ctx.smem.slots[ref], ctx.scalar_operand(rest[0]), value)
         return
-    m = kernel.memories[ref]
+    m = ctx.memrefs[ref]
     rank = len(m.shape)
-    mask = broadcast_registers(kernel, rest[rank], layout) if rest[rank:] else ()
-    runs = plan_block_accesses(kernel, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=True)
-    store_block(kernel, m, runs, kernel.values[value])
-
-
-def broadcast_registers(kernel: PtxEmitter, v: Value, layout: DistributedLayout) -> tuple[str, ...]:
-    """The elements of a block that is broadcast, one for each register of the whole."""
-    theirs, held = kernel.layout(v), kernel.values[v]
-    missing = len(layout.shape) - len(theirs.shape)
-    return tuple(
-        held[theirs.index[tuple(0 if n == 1 else at for n, at in zip(theirs.shape, place[missing:], strict=True))]]
-        for place in layout.offsets
-    )
+    mask = broadcast_registers(ctx, rest[rank], layout) if rest[rank:] else ()
+    runs = plan_block_accesses(ctx, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=True)
+    store_block(ctx, m, runs, ctx.values[value])
 
 
 def locate_elements(
-    kernel: PtxEmitter,
+    ctx: EmissionContext,
     m: PtxMemRef,
     indices: Sequence[Value],
     mask: Value | None,
@@ -98,49 +85,49 @@ def locate_elements(
     once: bool,
 ) -> list[VectorAccess]:
     """The place of each single element at blocks of indices."""
-    text = kernel.text
-    places = [broadcast_registers(kernel, v, layout) for v in indices]
+    text = ctx.text
+    places = [broadcast_registers(ctx, v, layout) for v in indices]
     wide: dict[tuple[Value, str], str] = {}
-    masks = broadcast_registers(kernel, mask, layout) if mask is not None else ("",) * layout.count
-    owner = kernel.team.owner(layout) if once else ""
+    masks = broadcast_registers(ctx, mask, layout) if mask is not None else ("",) * layout.count
+    owner = ctx.team.owner_predicate(layout) if once else ""
     runs = []
     for i in range(layout.count):
         address = m.base
-        for v, step, at in zip(indices, m.steps, (p[i] for p in places), strict=True):
+        for v, step, at in zip(indices, m.strides, (p[i] for p in places), strict=True):
             if (v, at) not in wide:
                 narrow = v.type.dtype.bits < 64 and at.startswith("%")
                 form = "u32" if v.type.dtype.kind == "uint" else "s32"
                 wide[v, at] = text.let(f"cvt.s64.{form}", "b64", at) if narrow else at
             address = text.let("mad.lo.s64", "b64", wide[v, at], step, address)
-        guard = and_predicates(text, owner, *kernel.team.inside(layout, layout.offsets[i]), masks[i])
+        guard = and_predicates(text, owner, *ctx.team.bounds_predicates(layout, layout.offsets[i]), masks[i])
         runs.append(VectorAccess(i, 1, address, 0, (guard,)))
     return runs
 
 
-@emit_node(tile.gather)
-def _(kernel, node):
-    m, rest = kernel.memories[node.args[0]], node.args[1:]
-    rank, layout = len(m.shape), kernel.layout(node.out)
-    runs = locate_elements(kernel, m, rest[:rank], rest[rank] if rest[rank:] else None, layout, once=False)
-    other = broadcast_registers(kernel, rest[rank + 1], layout) if rest[rank + 1 :] else ()
-    kernel.values[node.out] = load_block(kernel, m, runs, other)
+@emission_rule(tile.gather)
+def _(ctx, node):
+    m, rest = ctx.memrefs[node.args[0]], node.args[1:]
+    rank, layout = len(m.shape), ctx.layout(node.out)
+    runs = locate_elements(ctx, m, rest[:rank], rest[rank] if rest[rank:] else None, layout, once=False)
+    other = broadcast_registers(ctx, rest[rank + 1], layout) if rest[rank + 1 :] else ()
+    ctx.values[node.out] = load_block(ctx, m, runs, other)
 
 
-@emit_node(tile.scatter)
-def _(kernel, node):
+@emission_rule(tile.scatter)
+def _(ctx, node):
     ref, value, *rest = node.args
-    m, rank = kernel.memories[ref], node.args[0].type.rank
-    layout = find_broadcast_layout(kernel, (value, *rest[:rank]))
-    runs = locate_elements(kernel, m, rest[:rank], rest[rank] if rest[rank:] else None, layout, once=True)
-    store_block(kernel, m, runs, broadcast_registers(kernel, value, layout))
+    m, rank = ctx.memrefs[ref], node.args[0].type.rank
+    layout = find_broadcast_layout(ctx, (value, *rest[:rank]))
+    runs = locate_elements(ctx, m, rest[:rank], rest[rank] if rest[rank:] else None, layout, once=True)
+    store_block(ctx, m, runs, broadcast_registers(ctx, value, layout))
 
 
-def find_broadcast_layout(kernel: PtxEmitter, blocks: Sequence[Value]) -> DistributedLayout:
+def find_broadcast_layout(ctx: EmissionContext, blocks: Sequence[Value]) -> DistributedLayout:
     """The layout of what blocks are broadcast to, of which each has its part."""
     rank = max(len(static_shape(v)) for v in blocks)
     shape = tuple(max(s) for s in zip(*((1,) * (rank - v.type.rank) + static_shape(v) for v in blocks), strict=True))
-    full = next((kernel.layout(v) for v in blocks if static_shape(v) == shape), None)
-    return full or make_blocked_layout(shape, kernel.team.threads, kernel.vector)
+    full = next((ctx.layout(v) for v in blocks if static_shape(v) == shape), None)
+    return full or make_blocked_layout(shape, ctx.team.threads, ctx.vector_width)
 
 
 # Atomic updates: an instruction where there is one, else a round of compare-and-swap.
@@ -166,15 +153,15 @@ SUM_OF_BOOLS = e.bitwise_or
 UpdateRule = Callable[[PtxBuilder, str], str]
 
 
-@emit_node(tile.atomic)
-def _(kernel: PtxEmitter, node: Node) -> None:
+@emission_rule(tile.atomic)
+def _(ctx: EmissionContext, node: Node) -> None:
     ref, value, *rest = node.args
     kind, dtype = node.attrs["kind"], ref.type.dtype
-    values = broadcast_registers(kernel, value, kernel.layout(node.out))
+    values = broadcast_registers(ctx, value, ctx.layout(node.out))
 
     def update(m: PtxMemRef, run: VectorAccess, i: int) -> str:
         if m.space != "local" and (kind, dtype) in NATIVE_ATOMICS:
-            return _emit_native_atomic(kernel.text, m, run, NATIVE_ATOMICS[kind, dtype], dtype, values[i])
+            return _emit_native_atomic(ctx.text, m, run, NATIVE_ATOMICS[kind, dtype], dtype, values[i])
 
         def change(text: PtxBuilder, old: str) -> str:
             if kind == "exchange":
@@ -182,28 +169,28 @@ def _(kernel: PtxEmitter, node: Node) -> None:
             op = SUM_OF_BOOLS if dtype == bool_ and kind == "add" else UPDATE_OPS[kind]
             return emit.of(op)(ScalarContext(text, _compute_type(dtype), dtype), old, values[i])
 
-        return _emit_update_loop(kernel.text, m, run, dtype, change)
+        return _emit_update_loop(ctx.text, m, run, dtype, change)
 
-    _update_elements(kernel, node, rest, update)
+    _update_elements(ctx, node, rest, update)
 
 
-@emit_node(tile.compare_exchange)
-def _(kernel, node):
+@emission_rule(tile.compare_exchange)
+def _(ctx, node):
     ref, value, expected, *rest = node.args
-    layout, dtype = kernel.layout(node.out), ref.type.dtype
-    new, old = broadcast_registers(kernel, value, layout), broadcast_registers(kernel, expected, layout)
+    layout, dtype = ctx.layout(node.out), ref.type.dtype
+    new, old = broadcast_registers(ctx, value, layout), broadcast_registers(ctx, expected, layout)
 
     def update(m: PtxMemRef, run: VectorAccess, i: int) -> str:
         if m.space != "local" and dtype in ATOMIC_INTEGERS:
-            return _emit_native_atomic(kernel.text, m, run, f"cas.b{dtype.bits}", dtype, old[i], new[i])
+            return _emit_native_atomic(ctx.text, m, run, f"cas.b{dtype.bits}", dtype, old[i], new[i])
 
         def change(text: PtxBuilder, found: str) -> str:
             same = text.let(f"setp.eq.{ptx_type(dtype)}", "pred", found, old[i])
             return text.let(f"selp.{register_class(dtype)}", ptx_type(dtype), new[i], found, same)
 
-        return _emit_update_loop(kernel.text, m, run, dtype, change)
+        return _emit_update_loop(ctx.text, m, run, dtype, change)
 
-    _update_elements(kernel, node, rest, update)
+    _update_elements(ctx, node, rest, update)
 
 
 def _compute_type(dtype: DType) -> DType:
@@ -211,17 +198,17 @@ def _compute_type(dtype: DType) -> DType:
 
 
 def _update_elements(
-    kernel: PtxEmitter, node: Node, rest: list, update: Callable[[PtxMemRef, VectorAccess, int], str]
+    ctx: EmissionContext, node: Node, rest: list, update: Callable[[PtxMemRef, VectorAccess, int], str]
 ) -> None:  # type: ignore[type-arg]
     """Every element updated by one thread; what it finds is told to those that hold the same."""
-    m, layout = kernel.memories[node.args[0]], kernel.layout(node.out)
-    _note_halfword_access(kernel, node.args[0])
+    m, layout = ctx.memrefs[node.args[0]], ctx.layout(node.out)
+    _note_halfword_access(ctx, node.args[0])
     rank = len(m.shape)
-    runs = locate_elements(kernel, m, rest[:rank], rest[rank] if rest[rank:] else None, layout, once=True)
+    runs = locate_elements(ctx, m, rest[:rank], rest[rank] if rest[rank:] else None, layout, once=True)
     found = tuple(update(m, run, i) for i, run in enumerate(runs))
-    if layout.replicated_bits and node.out in kernel.used:
-        found = convert_through_memory(kernel, m.dtype, found, layout, layout)
-    kernel.values[node.out] = found
+    if layout.replicated_bits and node.out in ctx.analyses.use_counts:
+        found = convert_through_memory(ctx, m.dtype, found, layout, layout)
+    ctx.values[node.out] = found
 
 
 def _emit_native_atomic(
@@ -234,7 +221,7 @@ def _emit_native_atomic(
     old = text.new(plain)
     if run.guards[0]:
         text.do(f"mov.{plain}", old, {"f32": "0f00000000", "f64": "0d0000000000000000"}.get(plain, 0))
-    text.do(f"atom.{m.space}.{word_}", old, run.place, *given, guard=run.guards[0])
+    text.do(f"atom.{m.space}.{word_}", old, run.operand, *given, guard=run.guards[0])
     return text.let(f"mov.{plain}", kind, old) if plain != kind else old
 
 
@@ -263,11 +250,11 @@ def _emit_cas_loop(
     if bits < 32:
         _emit_halfword_cas_loop(text, m, run, dtype, change, result)
         return
-    seen = text.let(f"ld.{m.space}.b{bits}", f"b{bits}", run.place)
+    seen = text.let(f"ld.{m.space}.b{bits}", f"b{bits}", run.operand)
     text.label(again)
     old = _from_bits(text, dtype, seen)
     new = _to_bits(text, dtype, change(text, old))
-    found = text.let(f"atom.{m.space}.cas.b{bits}", f"b{bits}", run.place, seen, new)
+    found = text.let(f"atom.{m.space}.cas.b{bits}", f"b{bits}", run.operand, seen, new)
     text.do(f"mov.{register_class(dtype)}", result, old)
     other = text.let(f"setp.ne.b{bits}", "pred", found, seen)
     text.do(f"mov.b{bits}", seen, found)
@@ -293,7 +280,7 @@ def _emit_halfword_cas_loop(
 ) -> None:
     """The same for elements of one or two bytes, by the two bytes at an even address that hold them."""
     kind, again = register_class(dtype), text.new_label("again")
-    place, shift = _align_to_halfword(text, run) if element_bytes(dtype) == 1 else (run.place, "")
+    place, shift = _align_to_halfword(text, run) if element_bytes(dtype) == 1 else (run.operand, "")
     seen = text.let(f"ld.{m.space}.b16", "b16", place)
     text.label(again)
     both = text.let("cvt.u32.u16", "b32", seen)
@@ -315,8 +302,8 @@ def _align_to_halfword(text: PtxBuilder, run: VectorAccess) -> tuple[str, str]:
     return f"[{even}]", text.let("shl.b32", "b32", text.let("cvt.u32.u64", "b32", odd), 3)
 
 
-def _note_halfword_access(kernel: PtxEmitter, ref: Value) -> None:
+def _note_halfword_access(ctx: EmissionContext, ref: Value) -> None:
     """Note a parameter whose last byte is swapped together with the one behind it."""
-    m = kernel.memories[ref]
+    m = ctx.memrefs[ref]
     if m.space == "global" and element_bytes(m.dtype) == 1 and math.prod(m.shape) % 2:
-        kernel.halves.add(kernel.function.params.index(ref))
+        ctx.entry.odd_byte_params.add(ctx.function.params.index(ref))

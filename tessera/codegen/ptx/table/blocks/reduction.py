@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.layout import DistributedLayout, LayoutBit
 from tessera.codegen.ptx.passes.layout_inference import reduction_axes
-from tessera.codegen.ptx.table import emit_node
+from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import read_exchange, shuffle_register, write_exchange
 from tessera.codegen.ptx.table.scalars.arithmetic import ScalarContext, emit
 from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_storage
@@ -22,10 +22,6 @@ from tessera.ir.core import Node
 from tessera.ir.rules import Op
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce
-
-if TYPE_CHECKING:
-    from tessera.codegen.ptx.emitter import PtxEmitter
-
 
 # How two elements are combined by each kind of reduction, and what leaves the other as it is.
 
@@ -121,21 +117,21 @@ LANE_BITS = 5  # bits of a thread's number that tell the threads of a warp apart
 MANY_WARP_BITS = 3  # bits that tell warps apart from which on each lane reads one warp's result
 
 
-@emit_node(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
-def _(kernel: PtxEmitter, node: Node) -> None:
+@emission_rule(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
+def _(ctx: EmissionContext, node: Node) -> None:
     x = node.args[0]
     source, dtype = x.type.dtype, _accumulator_type(node)
     combine = make_combiner(node.op, dtype)
-    held: list[ReductionElement] = [(convert(kernel.text, source, dtype, r),) for r in kernel.values[x]]
-    layout, axes = kernel.layout(x), reduction_axes(node)
+    held: list[ReductionElement] = [(convert(ctx.text, source, dtype, r),) for r in ctx.values[x]]
+    layout, axes = ctx.layout(x), reduction_axes(node)
     if node.op in ARGREDUCE_OPS:
-        held = [(*part, place) for part, place in zip(held, _element_indices(kernel, layout, axes[0]), strict=True)]
-    parts = TreeReduction(kernel, combine, layout, axes).run(held)
-    ours = kernel.layout(node.out)
+        held = [(*part, place) for part, place in zip(held, _element_indices(ctx, layout, axes[0]), strict=True)]
+    parts = TreeReduction(ctx, combine, layout, axes).run(held)
+    ours = ctx.layout(node.out)
     kept = layout.reduced(axes, keep=False) if not node.attrs["keepdims"] else layout.reduced(axes, keep=True)
     found = [parts[kept.index[place]][-1] for place in ours.offsets]
     made = int64 if node.op in ARGREDUCE_OPS else dtype
-    kernel.values[node.out] = tuple(convert_for_storage(kernel.text, made, node.out.type, r) for r in found)  # type: ignore[arg-type]
+    ctx.values[node.out] = tuple(convert_for_storage(ctx.text, made, node.out.type, r) for r in found)  # type: ignore[arg-type]
 
 
 def _accumulator_type(node: Node) -> DType:
@@ -146,21 +142,21 @@ def _accumulator_type(node: Node) -> DType:
     return type.accumulate if out.is_float else out  # type: ignore[union-attr]
 
 
-def _element_indices(kernel: PtxEmitter, layout: DistributedLayout, axis: int) -> list[str]:
+def _element_indices(ctx: EmissionContext, layout: DistributedLayout, axis: int) -> list[str]:
     """The place along an axis of the element in each register."""
-    place = kernel.team.place(layout, axis)
+    place = ctx.team.thread_offset(layout, axis)
     if place == "0":
         return [str(offset[axis]) for offset in layout.offsets]
-    wide = kernel.team.once(("wide", place), "cvt.u64.u32", "b64", place)
-    known = {n: kernel.text.let("add.s64", "b64", wide, n) for n in {o[axis]: None for o in layout.offsets}}
+    wide = ctx.team.hoist(("wide", place), "cvt.u64.u32", "b64", place)
+    known = {n: ctx.text.let("add.s64", "b64", wide, n) for n in {o[axis]: None for o in layout.offsets}}
     return [known[offset[axis]] for offset in layout.offsets]
 
 
 class TreeReduction:
     """One reduction of a block in a layout along axes."""
 
-    def __init__(self, kernel: PtxEmitter, combine: Combiner, layout: DistributedLayout, axes: Sequence[int]) -> None:
-        self.kernel, self.combine, self.layout, self.axes = kernel, combine, layout, axes
+    def __init__(self, ctx: EmissionContext, combine: Combiner, layout: DistributedLayout, axes: Sequence[int]) -> None:
+        self.ctx, self.combine, self.layout, self.axes = ctx, combine, layout, axes
 
     def run(self, held: Sequence[ReductionElement]) -> list[ReductionElement]:
         """The results, in the order of the reduced layout's registers."""
@@ -172,11 +168,13 @@ class TreeReduction:
         """Places past the block's end along the axes hold what changes nothing."""
         if not any(self.layout.is_padded(a) for a in self.axes):
             return list(held)
-        team, text = self.kernel.team, self.kernel.text
-        neutral = [team.truth(bool(n)) if isinstance(n, bool) else n for n in self.combine.constants()]
+        team, text = self.ctx.team, self.ctx.text
+        neutral = [team.constant_predicate(bool(n)) if isinstance(n, bool) else n for n in self.combine.constants()]
         found = []
         for part, place in zip(held, self.layout.offsets, strict=True):
-            inside = and_predicates(text, *(p for a in self.axes if (p := team.within(self.layout, a, place[a]))))
+            inside = and_predicates(
+                text, *(p for a in self.axes if (p := team.axis_predicate(self.layout, a, place[a])))
+            )
             chosen = zip(self.combine.dtypes, part, neutral, strict=True)
             found.append(tuple(select_register(text, d, inside, x, str(n)) for d, x, n in chosen) if inside else part)
         return found
@@ -197,7 +195,7 @@ class TreeReduction:
 
     def join(self, a: ReductionElement, b: ReductionElement) -> ReductionElement:
         """Two parts combined."""
-        return self.combine.join(self.kernel.text, a, b)
+        return self.combine.join(self.ctx.text, a, b)
 
     def _across(self, first: int, last: int | None) -> list[int]:
         """Bits of the thread's number that stand for places along the axes."""
@@ -211,8 +209,7 @@ class TreeReduction:
         """The parts of lanes apart by these bits of their number combined, the same in all of them."""
         for i in bits:
             others = [
-                tuple(shuffle_register(self.kernel.text, d, x, "bfly", 1 << i) for d, x in self._typed(p))
-                for p in parts
+                tuple(shuffle_register(self.ctx.text, d, x, "bfly", 1 << i) for d, x in self._typed(p)) for p in parts
             ]
             parts = [self.join(a, b) for a, b in zip(parts, others, strict=True)]
         return parts
@@ -225,8 +222,8 @@ class TreeReduction:
         writing, reading, lanes = self._exchanged()
         columns = []
         for place, dtype in enumerate(self.combine.dtypes):
-            write_exchange(self.kernel, dtype, [p[place] for p in parts], writing, _element_count(writing))
-            columns.append(read_exchange(self.kernel, dtype, reading))
+            write_exchange(self.ctx, dtype, [p[place] for p in parts], writing, _element_count(writing))
+            columns.append(read_exchange(self.ctx, dtype, reading))
         warps = 1 if lanes else writing.shape[-1]
         rows: list[ReductionElement] = list(zip(*columns, strict=True))
         return self._shuffled([self._tree(rows[i : i + warps]) for i in range(0, len(rows), warps)], lanes)

@@ -21,9 +21,9 @@ def load_elements(text: PtxBuilder, space: str, dtype: DType, run: VectorAccess)
     """A run of elements; those whose guard fails are 0."""
     even = len(set(run.guards)) == 1
     if even or run.count == 1:
-        return _load_vector(text, space, dtype, run.place, run.count, run.guards[0])
+        return _load_vector(text, space, dtype, run.operand, run.count, run.guards[0])
     every = _and_guards(text, run.guards)
-    elements = _load_vector(text, space, dtype, run.place, run.count, every)
+    elements = _load_vector(text, space, dtype, run.operand, run.count, every)
     return [_load_masked_element(text, space, dtype, run, i, x, every) for i, x in enumerate(elements)]
 
 
@@ -133,10 +133,10 @@ DECODERS = {
 def store_elements(text: PtxBuilder, space: str, dtype: DType, run: VectorAccess, elements: Sequence[str]) -> None:
     """Write a run of elements, those whose guards hold."""
     if len(set(run.guards)) == 1 or run.count == 1:
-        _store_vector(text, space, dtype, run.place, elements, run.guards[0])
+        _store_vector(text, space, dtype, run.operand, elements, run.guards[0])
         return
     every = _and_guards(text, run.guards)
-    _store_vector(text, space, dtype, run.place, elements, every)
+    _store_vector(text, space, dtype, run.operand, elements, every)
     none = text.let("not.pred", "pred", every)
     for i, (x, guard) in enumerate(zip(elements, run.guards, strict=True)):
         alone = text.let("and.pred", "pred", guard, none) if guard else none

@@ -1,0 +1,175 @@
+"""Emission context: what the emission of one tile function knows and has produced so far, as a passive record.
+
+Emission rules and passes read and write its fields; `emitter` walks the function. This module imports no rule.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tessera.codegen.ptx.layout import DistributedLayout
+from tessera.codegen.ptx.passes.barrier_insertion import HazardTracker
+from tessera.codegen.ptx.passes.layout_inference import LaidOutFunction
+from tessera.codegen.ptx.passes.shared_memory_allocator import SharedMemoryAllocator
+from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler
+from tessera.codegen.ptx.table.scalars.conversion import check_rounding_policy
+from tessera.codegen.ptx.table.warpgroup.ring_buffer import PipelineState, RingBuffer
+from tessera.codegen.ptx.text.builder import HiddenParameters, PtxBuilder
+from tessera.codegen.ptx.text.memref import PtxMemRef, SmemOperand, SmemSlots
+from tessera.codegen.ptx.text.thread_team import ThreadTeam
+from tessera.codegen.value_ranges import IntervalAnalysis
+from tessera.core.errors import Location, TesseraError
+from tessera.ir.core import Block, Function, Node, Value
+
+Registers = tuple[str, ...]
+
+
+@dataclass
+class FunctionAnalyses:
+    """Facts about the values of the function."""
+
+    producers: dict[Value, Node]  # the node that defines each value; filled during the walk
+    ranges: IntervalAnalysis  # intervals of scalars: they prove that an access is in bounds
+    use_counts: Counter[Value]  # uses of each value as an operand or as a region's result
+
+
+@dataclass
+class SharedMemory:
+    """Shared memory of the thread block, and the accesses that still need a barrier."""
+
+    allocator: SharedMemoryAllocator
+    hazards: HazardTracker
+    slots: dict[Value, SmemSlots] = field(default_factory=dict)  # staging buffers of `smem_slots`
+    operands: dict[Value, SmemOperand] = field(default_factory=dict)  # blocks that MMAs read in place
+
+
+@dataclass
+class ProgramGrid:
+    """How the programs of the launch map to thread blocks."""
+
+    rank: int = 1  # axes of the grid
+    linear: tuple[int, ...] = ()  # the grid's shape where the hardware grid has only one axis, else empty
+    scheduler: TileScheduler | None = None  # of a persistent kernel
+    cluster: ThreadBlockCluster | None = None
+
+
+@dataclass
+class EntryState:
+    """What the entry declares, and what its launch must provide."""
+
+    hidden: HiddenParameters
+    arch: str = "sm_80"
+    isa_version: tuple[int, int] = (0, 0)  # the PTX ISA version that the text needs; (0, 0): the architecture's first
+    min_resident_blocks: int = 0  # `.minnctapersm`; 0 leaves the register count to ptxas
+    odd_byte_params: set[int] = field(default_factory=set)  # 8-bit parameters of odd length that 16-bit atomics access
+    loop_counters: dict[Node, str] = field(default_factory=dict)  # iteration counts of loops that print
+    exit_label: str = ""  # the label at the end of the entry, once something branches there
+
+
+@dataclass(frozen=True)
+class InFlightMma:
+    """A committed wgmma that no wait has covered yet."""
+
+    result: Value
+    stage: str  # the register with the ring stage that it reads
+    optional: bool = False  # whether that register may hold NO_STAGE: the loop has not committed it yet
+    reads_registers: bool = False  # whether its left operand is in registers rather than in shared memory
+
+
+@dataclass
+class WarpgroupPipeline:
+    """Pipeline of a kernel with asynchronous copies or MMAs."""
+
+    ring: RingBuffer | None = None
+    state: PipelineState | None = None  # stage and phase of the side under emission: producer or consumer
+    tensor_maps: tuple[str, ...] = ()  # address registers of the TMA descriptors
+    tma_stores: dict[Node, str] = field(default_factory=dict)  # stores made by TMA, with their descriptors
+    resident_states: dict[Node, PipelineState] = field(default_factory=dict)  # one ring for each resident operand
+    resident_operands: dict[Value, tuple[PipelineState, str]] = field(default_factory=dict)  # with matrix descriptors
+    in_flight: list[InFlightMma] = field(default_factory=list)  # in commit order
+    carried_targets: dict[Value, tuple[Value, str]] = field(default_factory=dict)  # results of MMAs in flight across
+    # loop iterations: the block parameter that owns the registers, and the register with the stage
+    emit_prefetched: Callable[[Node], None] | None = None  # emission of `prefetched_load`
+
+
+@dataclass
+class EmissionContext:
+    """One tile function under emission."""
+
+    function: Function
+    layouts: Mapping[Value, DistributedLayout]
+    text: PtxBuilder
+    team: ThreadTeam
+    vector_width: int  # neighbouring elements that a thread holds
+    analyses: FunctionAnalyses
+    smem: SharedMemory
+    entry: EntryState
+    location: Location  # the source location of the lines under emission
+    grid: ProgramGrid = field(default_factory=ProgramGrid)
+    pipeline: WarpgroupPipeline = field(default_factory=WarpgroupPipeline)
+    values: dict[Value, Registers] = field(default_factory=dict)  # the registers (or immediates) of each value
+    memrefs: dict[Value, PtxMemRef] = field(default_factory=dict)
+
+    def layout(self, v: Value) -> DistributedLayout:
+        """The layout of a block."""
+        return self.layouts[v]
+
+    def scalar_operand(self, v: Value) -> str:
+        """The register or immediate of a scalar."""
+        return self.values[v][0]
+
+
+def make_context(
+    laid_out: LaidOutFunction,
+    text: PtxBuilder,
+    team: ThreadTeam,
+    vector_width: int,
+    grid: Sequence[int] | None,
+    noalias: bool,
+) -> EmissionContext:
+    """The context of a function before its first instruction; `noalias` states that its refs do not overlap."""
+    function, layouts = laid_out.function, laid_out.layouts
+    producers: dict[Value, Node] = {}
+    analyses = FunctionAnalyses(producers, IntervalAnalysis(producers, grid), _count_uses(function.body))
+    smem = SharedMemory(SharedMemoryAllocator(team), HazardTracker(function, layouts, team, noalias))
+    entry = EntryState(HiddenParameters(text))
+    return EmissionContext(function, layouts, text, team, vector_width, analyses, smem, entry, function.loc)
+
+
+def _count_uses(block: Block) -> Counter[Value]:
+    uses = Counter(block.results)
+    for node in block.walk():
+        uses.update(node.args)
+        for region in node.regions:
+            uses.update(region.results)
+    return uses
+
+
+@contextmanager
+def at_location(ctx: EmissionContext, node: Node) -> Iterator[None]:
+    """Attach the node's source location to the lines, and to the errors, of the `with` block."""
+    before, ctx.location = ctx.location, node.loc
+    ctx.text.set_location(node.loc)
+    try:
+        check_rounding_policy(node)
+        yield
+    except TesseraError as error:
+        raise error.at(node.loc) from None
+    finally:
+        ctx.location = before
+        ctx.text.set_location(before)
+
+
+def synchronise_team(ctx: EmissionContext) -> None:
+    """Emit a barrier of the team that the emission itself needs between two accesses to shared memory."""
+    ctx.team.synchronise()
+    ctx.smem.hazards.note_barrier()
+
+
+def get_exit_label(ctx: EmissionContext) -> str:
+    """The label at the end of the entry, for threads that exit early."""
+    ctx.entry.exit_label = ctx.entry.exit_label or ctx.text.new_label("end")
+    return ctx.entry.exit_label

@@ -1,0 +1,83 @@
+"""TMA descriptors: the boxes by which tensor-map copies (cp.async.bulk.tensor) move operands, and their sizes.
+
+Boxes are 128 bytes wide and swizzled, as wgmma reads them (PTX ISA, "Tensor map", "Swizzling modes").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.codegen.ptx.ops import async_mma, resident_operand
+from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.codegen.ptx.text.register_types import element_bytes
+from tessera.ir.core import Function, Node, Value
+
+WGMMA_ROWS = 64  # rows of one wgmma instruction's accumulator
+BOX_COLUMNS = 64  # 16-bit elements in a swizzled row of 128 bytes
+SWIZZLE_ROW_BYTES = 128
+SWIZZLE_ROWS = 8  # the swizzle repeats after so many rows
+PRODUCED_OPS = (resident_operand, async_mma)  # ops whose operands the producer fetches
+
+
+@dataclass(frozen=True)
+class TensorMapSpec:
+    """A TMA descriptor of a parameter: `index` numbers the entry's descriptors, `box` is the shape of one copy."""
+
+    index: int
+    param: int
+    box: tuple[int, ...]
+
+    def describe(self, dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
+        """The descriptor as manifest data."""
+        return {"param": self.param, "box": list(self.box), "dtype": dtype, "shape": list(shape)}
+
+
+def stage_bytes(node: Node) -> tuple[int, int]:
+    """The bytes of the left and of the right operand of a `gemm_mainloop` in a stage."""
+    rows, columns, depth = node.attrs["block"]
+    size = element_bytes(node.args[1].type.dtype)  # type: ignore[union-attr]
+    return rows * depth * size, columns * depth * size
+
+
+def count_fetched_rows(node: Node) -> int:
+    """The rows of a left block that are fetched: those that the memory has, rounded up to the swizzle's period."""
+    rows, block = int(node.args[1].type.shape[-2]), int(node.attrs["block"][0])  # type: ignore[union-attr]
+    return block if node.attrs["turned"] else min(block, -(-rows // SWIZZLE_ROWS) * SWIZZLE_ROWS)
+
+
+def source_ref(node: Node) -> Value:
+    """The memory that the producer fetches for a node."""
+    return node.args[1] if node.op is async_mma else node.args[0]
+
+
+def block_starts(node: Node) -> tuple[Value, ...]:
+    """The indices at which the fetched block begins."""
+    return node.args[1:] if node.op is resident_operand else node.args[3 if node.attrs["summed"] else 2 :]
+
+
+def block_extent(node: Node) -> tuple[int, int]:
+    """The rows and columns of the fetched block in memory."""
+    if node.op is resident_operand:
+        return static_shape(node.out)[0], static_shape(node.out)[1]
+    depth, columns = node.attrs["block"]
+    return (columns, depth) if node.attrs["flipped"] else (depth, columns)
+
+
+def block_bytes(node: Node) -> int:
+    """The bytes of the fetched block."""
+    rows, columns = block_extent(node)
+    return rows * columns * element_bytes(source_ref(node).type.dtype)  # type: ignore[union-attr]
+
+
+def collect_async_mma_maps(function: Function) -> dict[Node, TensorMapSpec]:
+    """The descriptor of each fetched node; nodes with equal boxes of one parameter share a descriptor."""
+    made: dict[tuple[int, tuple[int, ...]], TensorMapSpec] = {}
+    found = {}
+    for node in function.body.walk():
+        if node.op in PRODUCED_OPS:
+            ref = source_ref(node)
+            box = (*(1,) * (ref.type.rank - 2), block_extent(node)[0], BOX_COLUMNS)  # type: ignore[union-attr]
+            param = function.params.index(ref)
+            found[node] = made.setdefault((param, box), TensorMapSpec(len(made), param, box))
+    return found
