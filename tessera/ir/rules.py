@@ -18,6 +18,10 @@ from tessera.ir.numerics.conversion import convert, round_to_storage
 # How an op's NumPy semantics sees its operands: as stored, widened to the compute type of the
 # first operand, or widened to its accumulation type. The result is then rounded to its storage.
 STORAGE, COMPUTE, ACCUMULATE = "storage", "compute", "accumulate"
+# The kinds of elements that a pointwise op is defined for: floats alone (integers become f32 first), floats and
+# integers, integers alone, or integers and bools.
+FLOATS, NUMBERS, INTEGERS, BITS = ("float",), ("float", "int"), ("int", "uint"), ("int", "uint", "bool")
+TRANSCENDENTAL_COST = 10  # a float function that costs this many additions is a series of instructions
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +41,14 @@ class Op:
     effects: frozenset[str]
     operands: tuple[str, ...]
     attrs: Mapping[str, inspect.Parameter] = field(repr=False)
+    # Columns of a pointwise op: the kinds of elements it is for, the interval of test inputs, the largest error of a
+    # target in ulps (f32, and f64 where it differs), the cost in additions, and whether Tensor has it as a method.
+    kinds: tuple[str, ...] = NUMBERS
+    domain: tuple[float, float] = (-3.0, 3.0)
+    ulps: float | None = None
+    ulps_f64: float | None = None
+    cost: int = 1
+    method: bool = False
     # What eager calls have found for operands of known types (tessera/ops/api/eager_dispatch.py).
     plans: dict[Any, Any] = field(repr=False, default_factory=dict)
 
@@ -58,6 +70,11 @@ class Op:
             if p.kind is p.KEYWORD_ONLY and not later:
                 parameters[i] = p.replace(kind=p.POSITIONAL_OR_KEYWORD)
         return inspect.Signature(parameters)
+
+    @property
+    def is_transcendental(self) -> bool:
+        """Whether this is a float function that a target computes by a series of instructions."""
+        return self.kinds == FLOATS and self.cost >= TRANSCENDENTAL_COST
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -150,11 +167,13 @@ def op(
     effects: tuple[str, ...] = (),
     dialect: str = "ts",
     name: str | None = None,
+    **columns: Any,
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Make an op of a NumPy function; its keyword-only parameters are the attributes.
+    """Define an op by its NumPy semantics; the keyword-only parameters are the attributes.
 
-    `infer(*types, **attrs)` gives the result types (for a composite it may be left out: its lowering
-    tells); `coerce(op, operands, attrs)` turns what a user passes into operands and binds the op.
+    `infer(*types, **attrs)` gives the result types; a composite may leave it out, since its lowering gives them.
+    `coerce(op, operands, attrs)` converts the arguments of a call to operands and binds the op.
+    `columns` are those of a pointwise op: `kinds`, `domain`, `ulps`, `ulps_f64`, `cost`, `method` (see `Op`).
     """
 
     def define(ref: Callable[..., Any]) -> Op:
@@ -173,6 +192,7 @@ def op(
             frozenset(effects),
             tuple(k for k in parameters if k not in keyword),
             keyword,
+            **columns,
         )
         return REGISTRY[full]
 

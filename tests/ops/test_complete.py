@@ -1,97 +1,185 @@
-"""Every op is whole: prose, a type rule, an error rule or a lowering — or a reason why not."""
+"""Completeness: every op has each column, a row or a declared refusal on each target, and a conformance case."""
 
 import inspect
+from functools import cache
 
 import pytest
 
 import tessera.ops  # noqa: F401
+from conformance.case import all_cases
+from tessera.codegen.contract import get_backend
+from tessera.codegen.coverage import list_required_ops, make_refusal_error
+from tessera.ir.core import Node
 from tessera.ir.rules import REGISTRY, batch, error, jvp, lower
 from tessera.lower.graph_to_schedule import host_ops, lowering
 from tessera.lower.graph_to_schedule.kernel_body import point_rules
+from tessera.runtime.program import prepare
 from tessera.transforms import batching
 from tessera.transforms.autodiff import linearisation
 from tessera.transforms.flow import derivative_rules, implicit_differentiation, region_ops
 
-TENSOR_OPS = [o for o in REGISTRY.values() if o.name.startswith("ts.")]
-# The reason why an op has no error rule: its meaning in bound mode is in the interpreter, which walks it.
-WALKED = {
-    "ts.for": "a region run again",
-    "ts.while": "a region run again",
-    "ts.if": "one region or the other",
-    "ts.scan": "a region run again",
-    "ts.cond": "one region or the other",
-    "ts.while_loop": "a region run again",
-    "ts.cholesky": "LAPACK on the host at every level: bound mode refuses it by name",
-    "ts.svd": "as cholesky",
-    "ts.qr": "as cholesky",
-    "ts.eigh": "as cholesky",
-    "ts.eig": "as cholesky",
-    "ts.solve": "as cholesky",
-    "ts.slogdet": "as cholesky",
+TARGETS = ("llvm", "ptx", "csl")
+DIALECTS = ("ts", "transform", "tile", "host", "schedule", "mesh")
+# The reason why an op has neither an error rule nor a lowering.
+NO_ERROR_RULE = {
+    **dict.fromkeys(("ts.for", "ts.while", "ts.if"), "bound mode evaluates the region"),
+    **dict.fromkeys(("ts.scan", "ts.cond", "ts.while_loop"), "bound mode evaluates the region"),
+    **dict.fromkeys(
+        [f"ts.{name}" for name in "cholesky svd qr eigh eig solve slogdet".split()],
+        "LAPACK runs on the host at every level; bound mode refuses it by name",
+    ),
 }
-# Composites whose targets may do more than their lowering does: their bounds say how much.
-FREER = ("ts.rough_cast",)
-MEMORY_DIALECTS = ("tile", "host", "schedule", "mesh")  # they move values, whose bounds move along
-
-
-def name(op):
-    return op.name
-
-
-@pytest.mark.parametrize("op", REGISTRY.values(), ids=name)
-def test_prose(op):
-    first = inspect.cleandoc(op.__doc__).splitlines()[0]
-    assert len(first) > 8 and first[-1] == ".", f"{op.name}: the first line is no sentence: {first}"
-
-
-@pytest.mark.parametrize("op", REGISTRY.values(), ids=name)
-def test_type_rule(op):
-    assert op.infer is not None or op in lower
-
-
-@pytest.mark.parametrize("op", REGISTRY.values(), ids=name)
-def test_attributes_are_annotated(op):
-    assert all(p.annotation is not p.empty for p in op.attrs.values())
-
-
-@pytest.mark.parametrize("op", TENSOR_OPS, ids=name)
-def test_error_rule_or_lowering(op):
-    """A composite's bound follows from its parts, so it has no rule of its own."""
-    assert ((op in error) + (op in lower) + (op.name in WALKED)) == 1 + (op.name in FREER)
-
-
-def test_only_tensor_ops_have_error_rules_and_lowerings():
-    assert all(o.name.startswith("ts.") for table in (error, lower) for o in table)
-    assert {o.name.partition(".")[0] for o in REGISTRY.values()} <= {"ts", "transform", *MEMORY_DIALECTS}
-
-
-def test_pointwise_ops_are_what_they_say():
-    for op in TENSOR_OPS:
-        assert not op.pointwise or all(p.name not in ("axis", "shape") for p in op.attrs.values()), op.name
-
-
-# The reason why an op has neither a derivative nor a batching rule, nor a lowering that gives them.
+# Composites whose bound is wider than that of their lowering.
+WIDER_THAN_LOWERING = {
+    "ts.rough_cast": "targets may flush subnormal numbers to 0",
+    "ts.cumsum": "targets may add in any order",
+}
+# The reason why an op has neither a derivative nor a batching rule, nor a lowering that implies them.
+NO_DERIVATIVE = {
+    **dict.fromkeys(("ts.for", "ts.while", "ts.if"), "appears in tile functions, which no transform takes"),
+    "ts.round_by_chance": "appears in lowered functions, which no transform takes",
+}
+# The reason why no conformance case has the op.
+NO_CASE = {
+    **dict.fromkeys([op for op in NO_ERROR_RULE if "LAPACK" in NO_ERROR_RULE[op]], "it has no error bound"),
+    **dict.fromkeys([op for op in REGISTRY if op.startswith("transform.")], "traced by transforms: tests/transforms"),
+    **dict.fromkeys([op for op in REGISTRY if op.startswith("mesh.")], "made by the mesh lowering: tests/lower/mesh"),
+    **dict.fromkeys(("tile.line", "tile.pause"), "made by the debugger: tests/tools/debug"),
+    "ts.kept": "marks a value for ts.checkpoint: tests/transforms/autodiff/test_checkpoint.py",
+    "host.call": "runs NumPy on the host, at every level the same",
+    "tile.grid_size": "made by the lowering of stochastic rounding for grids of rank 2: tests/lower/passes",
+    "tile.group_size": "a constant in every specialised kernel",
+}
 assert lowering and host_ops  # fill the tables of the levels below
 assert region_ops and implicit_differentiation and derivative_rules  # fill those of transforms, for ops with regions
-UNDERIVED = dict.fromkeys(("ts.for", "ts.while", "ts.if"), "of tile functions, which no transform reads")
-UNDERIVED["ts.round_by_chance"] = "of lowered functions, as those"
+REQUIRED = frozenset(list_required_ops())
+TENSOR_OPS = [op for op in REGISTRY.values() if op.name.startswith("ts.")]
 
 
-@pytest.mark.parametrize("op", TENSOR_OPS, ids=name)
-def test_derivative_and_batching(op):
-    if op.name not in UNDERIVED:
-        assert op in jvp or op in lower or op in linearisation.call_jvp_rules
-        assert op in batch or op in lower or op.pointwise or not op.operands or op in batching.call_batching_rules
+@cache
+def list_case_ops():
+    """The names of the ops that conformance cases have, at any level."""
+    found = set()
+    for case in all_cases():
+        if case.rejects is None:
+            entry, arguments = case.entry()
+            levels = prepare(entry, arguments, "interp", case.grid, case.group).levels.values()
+            found |= {n.op.name for m in levels for f in m.functions for n in f.body.walk()}
+    return frozenset(found)
 
 
-def test_reasons_are_of_ops_that_lack_something():
-    assert set(UNDERIVED) <= {
-        o.name for o in TENSOR_OPS if o not in jvp and o not in lower and o not in linearisation.call_jvp_rules
-    }
+def has_prose(op):
+    first = inspect.cleandoc(op.__doc__ or "-").splitlines()[0]
+    return len(first) > 8 and first.endswith(".")
 
 
-@pytest.mark.parametrize("op", TENSOR_OPS, ids=name)
-def test_a_place_below_graph(op):
-    """At an index of a kernel, taken by the host, or by what it is lowered to."""
-    if op.name not in UNDERIVED or op in point_rules:
-        assert op in lower or op in point_rules or op in host_ops.host_rules
+def has_error_rule(op):
+    """A composite's bound follows from its parts, so it has no rule of its own."""
+    rules = (op in error) + (op in lower) + (op.name in NO_ERROR_RULE)
+    return not op.name.startswith("ts.") or rules == 1 + (op.name in WIDER_THAN_LOWERING)
+
+
+def has_derivative(op):
+    known = op in jvp or op in lower or op in linearisation.call_jvp_rules
+    return not op.name.startswith("ts.") or known or op.name in NO_DERIVATIVE
+
+
+def has_batching_rule(op):
+    known = op in batch or op in lower or op.pointwise or not op.operands or op in batching.call_batching_rules
+    return not op.name.startswith("ts.") or known or op.name in NO_DERIVATIVE
+
+
+def has_kernel_rule(op):
+    """A tensor op is computed at an index of a kernel, by the host, or by what it is lowered to."""
+    known = op in lower or op in point_rules or op in host_ops.host_rules
+    return not op.name.startswith("ts.") or known or op.name in NO_DERIVATIVE
+
+
+def has_row(target):
+    return lambda op: op not in REQUIRED or get_backend(target).coverage.covers(op)
+
+
+COLUMNS = {
+    "prose": has_prose,
+    "type rule": lambda op: op.infer is not None or op in lower,
+    "annotated attributes": lambda op: all(p.annotation is not p.empty for p in op.attrs.values()),
+    "error rule": has_error_rule,
+    "derivative": has_derivative,
+    "batching rule": has_batching_rule,
+    "kernel rule": has_kernel_rule,
+    "conformance case": lambda op: op.name in list_case_ops() or op.name in NO_CASE,
+    **{f"row for {target}": has_row(target) for target in TARGETS},
+}
+
+
+def find_gaps(op):
+    """The columns that an op lacks without a declared reason."""
+    return [column for column, has in COLUMNS.items() if not has(op)]
+
+
+@pytest.mark.parametrize("op", REGISTRY.values(), ids=lambda op: op.name)
+def test_every_column(op):
+    assert find_gaps(op) == []
+
+
+def test_the_tables_are_of_tensor_ops():
+    assert all(op.name.startswith("ts.") for table in (error, lower) for op in table)
+    assert {name.partition(".")[0] for name in REGISTRY} <= set(DIALECTS)
+
+
+def test_reasons_are_current():
+    """A reason for a missing column goes when the column comes."""
+    underived = {op.name for op in TENSOR_OPS if not any(op in t for t in (jvp, lower, linearisation.call_jvp_rules))}
+    assert set(NO_DERIVATIVE) <= underived
+    assert set(NO_ERROR_RULE) <= {op.name for op in TENSOR_OPS if op not in error and op not in lower}
+    assert set(WIDER_THAN_LOWERING) <= {op.name for op in TENSOR_OPS if op in error and op in lower}
+    assert not set(NO_CASE) & list_case_ops() and set(NO_CASE) <= set(REGISTRY)
+
+
+def test_pointwise_ops_have_no_axes():
+    assert all(k not in ("axis", "shape") for op in TENSOR_OPS if op.pointwise for k in op.attrs)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_refusals_have_reasons(target):
+    coverage = get_backend(target).coverage
+    assert coverage.list_contradictions() == [] and all(len(reason) > 20 for reason in coverage.refused.values())
+    for op, reason in coverage.refused.items():
+        text = str(make_refusal_error(target, Node(op, (), {}, ()), coverage.refused))
+        assert reason in text and op.name in text and target in text
+
+
+# The check itself is checked: what is deleted is reported.
+
+
+def without(monkeypatch, table, op):
+    monkeypatch.delitem(table._table, op)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_deleted_row_is_reported(target, monkeypatch):
+    coverage = get_backend(target).coverage
+    for op in REQUIRED:
+        with monkeypatch.context() as patch:
+            for table in (*coverage.tables, *coverage.rewritten):
+                if op in table:
+                    without(patch, table, op)
+            if op in coverage.refused:
+                patch.delitem(coverage.refused, op)
+            assert f"row for {target}" in find_gaps(op)
+
+
+@pytest.mark.parametrize(
+    ("column", "table"), (("derivative", jvp), ("error rule", error), ("batching rule", batch), ("error rule", lower))
+)
+def test_each_deleted_rule_is_reported(column, table, monkeypatch):
+    for op in [op for op in table if op.name.startswith("ts.")]:
+        with monkeypatch.context() as patch:
+            without(patch, table, op)
+            implied = {"derivative": op in lower or op in linearisation.call_jvp_rules, "batching rule": op in lower}
+            assert column in find_gaps(op) or implied.get(column)
+
+
+def test_a_missing_case_is_reported(monkeypatch):
+    monkeypatch.setitem(COLUMNS, "conformance case", lambda op: op.name in list_case_ops() - {"ts.exp"})
+    assert find_gaps(REGISTRY["ts.exp"]) == ["conformance case"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from conformance.case import Case
 from conformance.inputs import tensor
+from tessera.core.types import f16
 from tessera.frontend.jit.tracing import Jit
 from tessera.ops.tensor import contractions, nn, reduce
 
@@ -19,6 +20,10 @@ UNARY = {
     "silu": nn.silu,
     "gelu": nn.gelu,
     "gelu-tanh": lambda x: nn.gelu(x, approximate="tanh"),
+    "elu": lambda x: nn.elu(x),
+    "leaky_relu": lambda x: nn.leaky_relu(x),
+    "mish": nn.mish,
+    "softplus": lambda x: nn.softplus(x),
     "rms_norm": lambda x: nn.rms_norm(x),
     "layer_norm": lambda x: nn.layer_norm(x),
 }
@@ -34,6 +39,8 @@ def cases() -> Iterator[Case]:
             yield _attention(causal, dtype)
     for dtype, weights in (("f16", None), ("bf16", "f32"), ("f16", "bf16")):
         yield _weighed_attention(dtype, weights)
+    yield _positional_attention()
+    yield _rough_cast()
     yield _masked_attention()
     yield _affine_norm()
     yield _block()
@@ -57,6 +64,21 @@ def _weighed_attention(dtype: str, weights: str | None) -> Case:
     q, k, v = (tensor(f"{name}{i}", (2, 70, 64), dtype) for i in range(3))
     attend = nn.scaled_dot_product_attention
     return Case(name, lambda: (Jit(lambda q, k, v: attend(q, k, v, scale=4.0, weights=weights)), (q, k, v)))
+
+
+def _positional_attention() -> Case:
+    """Queries, keys and values as (batch, position, head, feature)."""
+    operands = tuple(tensor(f"p{i}", (2, 20, 3, 16)) for i in range(3))
+    return Case("graph/composites/attention-positional", lambda: (Jit(_attend_by_position), operands))
+
+
+def _attend_by_position(q: Any, k: Any, v: Any) -> Any:
+    return nn.positional_attention(q, k, v)
+
+
+def _rough_cast() -> Case:
+    x = tensor("rough", (6, 50), "f32", 0.0, 1.0)
+    return Case("graph/composites/rough_cast-f16", lambda: (Jit(lambda x: nn.rough_cast(x, dtype=f16)), (x,)))
 
 
 def _masked_attention() -> Case:

@@ -13,32 +13,8 @@ from tessera.ops.tensor import basic, elementwise
 
 FLOATS = ("f32", "f16", "bf16", "f64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-# Where an op is defined, for ops that are not defined everywhere.
-DOMAINS = {
-    "log": (0.01, 8.0), "log2": (0.01, 8.0), "sqrt": (0.0, 8.0), "rsqrt": (0.05, 8.0), "pow": (0.1, 3.0),
-    "exp": (-6.0, 6.0), "exp2": (-8.0, 8.0), "tanh": (-5.0, 5.0), "erf": (-4.0, 4.0), "sin": (-20.0, 20.0),
-    "cos": (-20.0, 20.0), "div": (0.5, 3.0), "floor_divide": (1.0, 7.0), "remainder": (1.0, 7.0),
-    "shift_left": (0.0, 3.0), "shift_right": (0.0, 3.0),
-}  # fmt: skip
-BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right")
-# Integers are cast to f32 by these, which is a case of `cast`.
-FLOAT_ONLY = (
-    "div",
-    "pow",
-    "exp",
-    "exp2",
-    "log",
-    "log2",
-    "sqrt",
-    "rsqrt",
-    "tanh",
-    "erf",
-    "sin",
-    "cos",
-    "floor",
-    "ceil",
-    "round",
-)
+# The element types of the cases, for each kind of elements that an op is defined for.
+DTYPES = {"float": FLOATS, "int": ("int32", "int64"), "uint": ("uint8", "uint32"), "bool": ("bool",)}
 
 
 def pointwise() -> list[Op]:
@@ -52,16 +28,12 @@ def pointwise() -> list[Op]:
 
 
 def dtypes(op: Op) -> tuple[str, ...]:
-    """The element types a case is made for."""
-    name = op.__name__
-    if name in BITWISE:
-        return ("int32", "uint8", "int64", "uint32") + (() if name.startswith("shift") else ("bool",))
-    return FLOATS if name in FLOAT_ONLY else (*FLOATS, "int32", "int64")
+    """The element types that the op has cases for."""
+    return tuple(name for kind in op.kinds for name in DTYPES[kind])
 
 
 def _call(op: Op, name: str, dtype: str) -> tuple[Any, Any]:
-    low, high = DOMAINS.get(op.__name__, (-3.0, 3.0))
-    operands = tuple(tensor(f"{name}-{i}", (3, 37), dtype, low, high) for i in range(len(op.operands)))
+    operands = tuple(tensor(f"{name}-{i}", (3, 37), dtype, *op.domain) for i in range(len(op.operands)))
 
     def program(*args: Any) -> Any:
         return op(*args)
@@ -90,6 +62,8 @@ def cases() -> Iterator[Case]:
                 yield _cast(source, to)
     for dtype in ("f32", "bf16", "int32"):
         yield _where(dtype)
+    for dtype in ("int32", "uint8"):
+        yield _integer_power(dtype)
     yield _broadcasting()
 
 
@@ -103,6 +77,12 @@ def _where(dtype: str) -> Case:
     name = f"graph/elementwise/where-{dtype}"
     operands = (tensor("c", (4, 33), "bool"), tensor("x", (4, 33), dtype), tensor("y", (4, 33), dtype))
     return Case(name, lambda: (Jit(lambda c, x, y: elementwise.where(c, x, y)), operands))
+
+
+def _integer_power(dtype: str) -> Case:
+    name = f"graph/elementwise/integer_power-{dtype}"
+    operands = (tensor(f"{name}-0", (3, 37), dtype, 0.0, 3.0), tensor(f"{name}-1", (3, 37), dtype, 0.0, 4.0))
+    return Case(name, lambda: (Jit(lambda x, y: elementwise.integer_power(x, y)), operands), exact=True)
 
 
 def _broadcasting() -> Case:

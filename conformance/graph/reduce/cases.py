@@ -1,4 +1,4 @@
-"""Every reduction, over every axis of a tensor of rank 3, kept or dropped."""
+"""Every reduction and scan, over every axis of a tensor of rank 3, with the reduced axes kept or dropped."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tessera.ops.tensor import reduce
 
 AXES: tuple[Any, ...] = (0, 1, -1, None, (0, 2))
 SINGLE = (reduce.argmax, reduce.argmin)
+COMPOSITES = (reduce.prod, reduce.std, reduce.logsumexp)
+SCANS = (reduce.cumsum, reduce.cumprod)
 
 
 def _make(op: Op, axis: Any, dtype: str, keepdims: bool) -> Case:
@@ -23,7 +25,7 @@ def _make(op: Op, axis: Any, dtype: str, keepdims: bool) -> Case:
 
 
 def cases() -> Iterator[Case]:
-    """Sums, extremes, means and places of extremes."""
+    """Sums, extremes, means, indices of extremes, composite reductions and scans."""
     for op in (reduce.sum, reduce.max, reduce.min, reduce.mean, reduce.var):
         for axis in AXES:
             yield _make(op, axis, "f32", keepdims=axis == 1)
@@ -33,7 +35,29 @@ def cases() -> Iterator[Case]:
     for op in SINGLE:
         for axis in (0, -1):
             yield _make(op, axis, "f32", keepdims=False)
+    yield from _composites()
+    yield from _scans()
     yield _long()
+
+
+def _composites() -> Iterator[Case]:
+    for op in COMPOSITES:
+        yield _make(op, -1, "f32", keepdims=False)
+        yield _make(op, 0, "bf16", keepdims=True)
+    for op in (reduce.any, reduce.all):
+        yield _make(op, -1, "bool", keepdims=False)
+
+
+def _scans() -> Iterator[Case]:
+    for op in SCANS:
+        for axis, dtype in ((0, "f32"), (-1, "f32"), (-1, "bf16"), (0, "int32")):
+            yield _scan(op, axis, dtype)
+
+
+def _scan(op: Op, axis: int, dtype: str) -> Case:
+    name = f"graph/reduce/{op.__name__}-{axis}-{dtype}"
+    x = tensor(name, (3, 5, 36), dtype)
+    return Case(name, lambda: (Jit(lambda x: op(x, axis=axis)), (x,)))
 
 
 def _long() -> Case:

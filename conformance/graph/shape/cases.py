@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from conformance.case import Case
 from conformance.inputs import tensor
 from tessera.frontend.jit.tracing import Jit
-from tessera.ops.tensor import basic, shape
+from tessera.ops.tensor import basic, scatter, shape, sorting
 
 X = tensor("x", (4, 6, 10))
 Y = tensor("y", (4, 3, 10))
 ROWS = tensor("rows", (5, 2), "int32", 0, 3)
+DISTINCT = np.array([3, 1], np.int32)
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "reshape-merge": (lambda x: shape.reshape(x, shape=(24, 10)), (X,)),
@@ -38,6 +41,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "flatten": (lambda x: shape.flatten(x, 1), (X,)),
     "squeeze": (lambda x: shape.squeeze(x[:, :1], 1), (X,)),
     "identity": (lambda x: x, (X,)),
+    "argsort": (lambda x: sorting.argsort(x, axis=-1), (X,)),
+    "scatter-rows": (lambda x, i, u: scatter.scatter(x, i, u, axis=0), (X, DISTINCT, tensor("u", (2, 6, 10)))),
+    "stop_gradient": (lambda x: basic.stop_gradient(x), (X,)),
+    "mesh_shift": (lambda x: shape.mesh_shift(x, axis=1, shift=2), (X,)),
 }
 # These compute with what they moved.
 COMPUTED = ("iota", "arange", "concatenate-last")

@@ -1,4 +1,4 @@
-"""The LLVM generator: Tile modules to LLVM IR, run through llvmlite; and the ops for which it has no row."""
+"""The LLVM generator: Tile modules to LLVM IR, run through llvmlite."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import tessera.codegen.llvm.text.module_emitter  # noqa: F401
 from tessera.codegen.artifact import Artifact, build_manifest, split_parameters
 from tessera.codegen.contract import Capabilities
+from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.grouped.vectoriser import vectorise
 from tessera.codegen.legality import check_element_types, check_resources
 from tessera.codegen.llvm.runtime.jit import get_host_vector_bytes
@@ -18,24 +19,12 @@ from tessera.codegen.llvm.runtime.program import TEXT_FILE, LlvmProgram
 from tessera.codegen.llvm.table.emission import pointwise_row, statement_rule
 from tessera.codegen.llvm.table.loop_fusion import element_rule
 from tessera.codegen.llvm.table.program_ops import MAX_BARRIER_PROGRAMS
+from tessera.codegen.llvm.table.refusals import REFUSED
 from tessera.codegen.llvm.text.module_emitter import LlvmOptions, emit_module
 from tessera.codegen.llvm.text.types import REGISTER_ELEMENTS
 from tessera.core.errors import ArgumentError
 from tessera.ir.core import Module
-from tessera.ir.levels import LEVELS
-from tessera.ir.rules import REGISTRY, lower
 from tessera.lower.lowering_plan import LoweringPlan
-
-# What this generator lacks: the ops of the Tile level that no table has.
-
-
-def list_missing_ops() -> list[str]:
-    """The names of ops legal in a tile function with neither a row nor a lowering."""
-    functions = LEVELS["tile"].others
-    assert functions is not None
-    tables = (pointwise_row, element_rule, statement_rule, vectorise, lower)
-    return sorted(o.name for o in REGISTRY.values() if functions.legal(o) and not any(o in t for t in tables))
-
 
 # The LLVM generator: Tile modules to LLVM text, run through llvmlite.
 
@@ -51,6 +40,7 @@ class LlvmBackend:
     """The generator for this machine's processor."""
 
     name = "llvm"
+    coverage = OpCoverage((pointwise_row, element_rule, statement_rule), REFUSED, (vectorise,))
 
     @cached_property
     def capabilities(self) -> Capabilities:

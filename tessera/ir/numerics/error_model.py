@@ -79,50 +79,27 @@ def gamma(count: int, unit: float) -> float:
     return total / (1 - total) if total < 1 else math.inf
 
 
-# How far each scalar function of a target may lie from the true value, in ulps of the compute format.
-#
-# OpenCL C 3.0, table of ULP values for single and for double precision, full profile (design 5).
+# The largest error of each scalar function on any target, in ulps of the compute format: the columns `ulps` and
+# `ulps_f64` of its op. The values are from OpenCL C 3.0, tables of ULP values, full profile (design 5).
 
 
-SINGLE_ULPS = {
-    "add": 0.5,
-    "sub": 0.5,
-    "mul": 0.5,
-    "div": 2.5,
-    "sqrt": 3.0,
-    "rsqrt": 2.0,
-    "exp": 3.0,
-    "exp2": 3.0,
-    "expm1": 3.0,
-    "log": 3.0,
-    "log2": 3.0,
-    "log1p": 2.0,
-    "atan": 5.0,
-    "sin": 4.0,
-    "cos": 4.0,
-    "tanh": 5.0,
-    "erf": 16.0,
-    "pow": 16.0,
-}
-DOUBLE_ULPS = {**SINGLE_ULPS, "div": 0.5, "sqrt": 0.5}
-
-
-def find_ulp_bound(name: str, compute: DType) -> float:
-    """The ulps that the function `name` may be off when it computes in `compute`.
+def find_ulp_bound(op: Op, compute: DType) -> float:
+    """The largest error of `op` in ulps where it computes in `compute`.
 
     >>> from tessera.core.types import f32
-    >>> find_ulp_bound("div", f32), find_ulp_bound("div", f64)
+    >>> from tessera.ops.tensor.elementwise import div
+    >>> find_ulp_bound(div, f32), find_ulp_bound(div, f64)
     (2.5, 0.5)
 
     Raises:
-        UnsupportedOpError: the table has no such function.
+        UnsupportedOpError: the op has no bound in ulps.
     """
-    table = DOUBLE_ULPS if compute == f64 else SINGLE_ULPS
-    if name not in table:
+    found = op.ulps if compute != f64 or op.ulps_f64 is None else op.ulps_f64
+    if found is None:
         raise UnsupportedOpError(
-            f"nothing says how far {name} may be off", expected="a row in tessera/ir/numerics/error_model.py"
+            f"{op.name} has no error bound in ulps", expected="the column ulps in the definition of the op"
         )
-    return table[name]
+    return found
 
 
 # Site: where an error rule is applied — the op, its types, and what its roundings may cost.
@@ -169,7 +146,7 @@ class ErrorSite:
         value = np.asarray(value)
         if value.dtype.kind != "f":
             return make_interval(value, radius)
-        off = find_ulp_bound(self.op.__name__, self.compute.dtype) if allowed is None else allowed
+        off = find_ulp_bound(self.op, self.compute.dtype) if allowed is None else allowed
         size = finite_magnitude(value) + radius
         reference = F64_HALF_ULP if off <= 0.5 else F64_FUNCTION_ERROR
         wide = radius + 2 * off * self.compute.rounding(size) + reference * size

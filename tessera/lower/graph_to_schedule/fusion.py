@@ -25,7 +25,7 @@ from tessera.lower.indexing_maps import (
     find_reduced_axes,
     get_shape,
 )
-from tessera.ops.tensor import basic, contractions, elementwise, shape
+from tessera.ops.tensor import basic, contractions, shape
 from tessera.ops.tensor.basic import recompute
 
 # Cluster: one kernel to be, the values it computes, and at which points of its iteration dims.
@@ -99,8 +99,7 @@ class FusionCluster:
 # otherwise it becomes a *root*: the result of a kernel of its own, kept in memory.
 
 
-_e = elementwise
-EXPENSIVE = (_e.exp, _e.exp2, _e.log, _e.log2, _e.tanh, _e.erf, _e.sin, _e.cos, _e.pow)
+EXPENSIVE = tuple(o for o in POINTWISE if o.is_transcendental)
 CHEAP = tuple(o for o in POINTWISE if o not in (*EXPENSIVE, basic.cast))
 VIEWS = (shape.reshape, shape.permute, shape.slice_, basic.broadcast_to, recompute)
 CONSTANTS = (basic.full, shape.iota)

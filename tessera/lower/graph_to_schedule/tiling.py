@@ -10,14 +10,9 @@ from tessera.ir.core import Attrs, Block, Node
 from tessera.lower.affine import BodyIndexing, IndexDigit, IndexExpr, KernelDims, analyse_body
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import schedule
-from tessera.ops.tensor import elementwise
 
 # What a program should at least hold, where there are too few programs for every thread.
 MIN_TILE_M, MIN_TILE_N, MIN_FLAT_TILE = 16, 32, 1024
-_COSTLY_OPS = (
-    elementwise.exp, elementwise.exp2, elementwise.log, elementwise.log2, elementwise.tanh, elementwise.erf,
-    elementwise.sin, elementwise.cos, elementwise.pow,
-)  # fmt: skip
 
 
 @dataclass
@@ -121,7 +116,7 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
 
 def _has_costly_epilogue(block: Block, product: Node) -> bool:
     """Whether functions that cost more than a few instructions follow a product in its kernel."""
-    return any(n.op in _COSTLY_OPS for n in block.nodes[block.nodes.index(product) + 1 :])
+    return any(n.op.is_transcendental for n in block.nodes[block.nodes.index(product) + 1 :])
 
 
 def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:

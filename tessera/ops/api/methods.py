@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.core.device import check_device
 from tessera.core.types import BY_NAME
-from tessera.ir.rules import ATTRIBUTE_ALIASES, Op
+from tessera.ir.rules import ATTRIBUTE_ALIASES, REGISTRY, Op
 from tessera.ir.tensor import TAPE_HOOK, Tensor, wrap_array
 from tessera.ops.api.numpy_protocol import PROTOCOLS
 from tessera.ops.api.subscript import IndexUpdateHelper, subscript
@@ -51,6 +51,7 @@ COMPARISON_OPERATORS = {
 }  # fmt: skip
 ARRAY_LIKE = (Tensor, list, tuple, np.ndarray, np.generic)
 UNARY_OPERATORS = {"neg": e.neg, "abs": e.abs, "invert": e.bitwise_not}
+# The ops with `method=True` are methods too.
 METHODS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
@@ -67,41 +68,6 @@ METHODS: dict[str, Callable[..., Any]] = {
         reduce.std,
         reduce.logsumexp,
         reduce.norm,
-        e.add,
-        e.sub,
-        e.mul,
-        e.div,
-        e.pow,
-        e.exp,
-        e.exp2,
-        e.log,
-        e.log2,
-        e.sqrt,
-        e.rsqrt,
-        e.tanh,
-        e.abs,
-        e.neg,
-        e.sin,
-        e.cos,
-        e.erf,
-        e.floor,
-        e.ceil,
-        e.round,
-        e.maximum,
-        e.minimum,
-        e.floor_divide,
-        e.remainder,
-        scalar_functions.tan,
-        scalar_functions.sinh,
-        scalar_functions.cosh,
-        scalar_functions.log10,
-        scalar_functions.log1p,
-        scalar_functions.expm1,
-        scalar_functions.sign,
-        scalar_functions.trunc,
-        scalar_functions.isnan,
-        scalar_functions.isinf,
-        scalar_functions.isfinite,
         scalar_functions.clip,
         nn.softmax,
         nn.log_softmax,
@@ -128,8 +94,6 @@ METHODS: dict[str, Callable[..., Any]] = {
         reduce.cumsum,
         reduce.cumprod,
         rearrange.chunk,
-        scalar_functions.square,
-        scalar_functions.reciprocal,
         logic.isclose,
         logic.allclose,
         logic.count_nonzero,
@@ -145,6 +109,7 @@ METHODS: dict[str, Callable[..., Any]] = {
         scatter.scatter_add,
     )
 }
+METHODS |= {o.__name__: o for o in REGISTRY.values() if o.method}
 METHODS |= {
     "unsqueeze": shape.expand_dims,
     "expand": broadcast_to,

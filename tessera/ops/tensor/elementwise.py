@@ -12,8 +12,7 @@ import numpy as np
 from tessera.core.errors import DTypeError, user_location
 from tessera.core.types import TensorType, bool_
 from tessera.ir.numerics import error_rules, reference_kernels
-from tessera.ir.numerics.reference_kernels import compute_erf as erf_of
-from tessera.ir.rules import STORAGE, Op, error, jvp, lower, op, transpose
+from tessera.ir.rules import BITS, FLOATS, INTEGERS, STORAGE, Op, error, jvp, lower, op, transpose
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import (
     cast,
@@ -82,71 +81,81 @@ def _define_op(bound: Any, **columns: Any) -> DefineOp:
     return define
 
 
-def _define_arithmetic(bound: Any) -> DefineOp:
-    return _define_op(bound, infer=infer_numeric, coerce=coerce_pointwise)
+def _define_arithmetic(bound: Any, **columns: Any) -> DefineOp:
+    return _define_op(bound, infer=infer_numeric, coerce=coerce_pointwise, method=True, **columns)
 
 
-def _define_function(bound: Any) -> DefineOp:
-    return _define_op(bound, infer=infer_same, coerce=coerce_floating)
+def _define_function(bound: Any, **columns: Any) -> DefineOp:
+    return _define_op(bound, infer=infer_same, coerce=coerce_floating, kinds=FLOATS, method=True, **columns)
 
 
 def _define_comparison(bound: Any) -> DefineOp:
     return _define_op(bound, infer=infer_comparison, coerce=coerce_pointwise, numerics=STORAGE)
 
 
-_define_rounding = _define_op(error_rules.bound_selection, infer=infer_same, coerce=coerce_rounding)
-_define_bitwise = _define_op(error_rules.bound_bitwise, infer=infer_bitwise, coerce=coerce_pointwise, numerics=STORAGE)
+def _define_bitwise(kinds: tuple[str, ...], **columns: Any) -> DefineOp:
+    bound = error_rules.bound_bitwise
+    return _define_op(bound, infer=infer_bitwise, coerce=coerce_pointwise, numerics=STORAGE, kinds=kinds, **columns)
 
 
-@_define_arithmetic(error_rules.bound_monotone)
+_define_rounding = _define_op(
+    error_rules.bound_selection, infer=infer_same, coerce=coerce_rounding, kinds=FLOATS, method=True
+)
+_define_extremum = _define_op(error_rules.bound_selection, infer=infer_same, coerce=coerce_pointwise, method=True)
+
+
+@_define_arithmetic(error_rules.bound_monotone, ulps=0.5)
 def add(x, y):
     """`x` plus `y`."""
     return np.add(x, y)
 
 
-@_define_arithmetic(error_rules.bound_monotone)
+@_define_arithmetic(error_rules.bound_monotone, ulps=0.5)
 def sub(x, y):
     """`x` minus `y`."""
     return np.subtract(x, y)
 
 
-@_define_arithmetic(error_rules.bound_monotone)
+@_define_arithmetic(error_rules.bound_monotone, ulps=0.5)
 def mul(x, y):
     """`x` times `y`."""
     return np.multiply(x, y)
 
 
-@_define_function(error_rules.bound_quotient)
+@_define_function(error_rules.bound_quotient, ulps=2.5, ulps_f64=0.5, domain=(0.5, 3.0), cost=4)
 def div(x, y):
     """`x` divided by `y`; integers are divided as f32."""
     return np.divide(x, y)
 
 
-@_define_arithmetic(error_rules.bound_floor_divide)
+@_define_arithmetic(error_rules.bound_floor_divide, domain=(1.0, 7.0), cost=30)
 def floor_divide(x, y):
     """The quotient rounded toward minus infinity; an integer divided by zero is undefined."""
     return np.floor_divide(x, y)
 
 
-@_define_arithmetic(error_rules.bound_remainder)
+@_define_arithmetic(error_rules.bound_remainder, domain=(1.0, 7.0), cost=30)
 def remainder(x, y):
     """What `floor_divide` leaves; it has the sign of `y`."""
     return np.remainder(x, y)
 
 
-@_define_op(error_rules.bound_power, infer=infer_same, coerce=coerce_power)
+@_define_op(
+    error_rules.bound_power, infer=infer_same, coerce=coerce_power, kinds=FLOATS, ulps=16.0, domain=(0.1, 3.0), cost=30,
+    method=True,
+)  # fmt: skip
 def pow(x, exponent):
     """`x` to the power `exponent`; integers to a power from 0 on stay integers."""
     return reference_kernels.compute_power(x, exponent)
 
 
-@_define_op(error_rules.bound_selection, infer=infer_same, coerce=coerce_pointwise)
+@_define_extremum
 def maximum(x, y):
     """The larger of `x` and `y`; NaN if either is."""
     return np.maximum(x, y)
 
 
-@_define_op(error_rules.bound_selection, infer=infer_same, coerce=coerce_pointwise)
+@_define_extremum
 def minimum(x, y):
     """The smaller of `x` and `y`; NaN if either is."""
     return np.minimum(x, y)
@@ -164,61 +173,61 @@ def abs(x):
     return np.abs(x)
 
 
-@_define_function(error_rules.bound_monotone)
+@_define_function(error_rules.bound_monotone, ulps=3.0, domain=(-6.0, 6.0), cost=10)
 def exp(x):
     """e to the power `x`."""
     return np.exp(x)
 
 
-@_define_function(error_rules.bound_monotone)
+@_define_function(error_rules.bound_monotone, ulps=3.0, domain=(-8.0, 8.0), cost=10)
 def exp2(x):
     """Two to the power `x`."""
     return np.exp2(x)
 
 
-@_define_function(error_rules.bound_monotone)
+@_define_function(error_rules.bound_monotone, ulps=3.0, domain=(0.01, 8.0), cost=10)
 def log(x):
     """The natural logarithm of `x`."""
     return np.log(x)
 
 
-@_define_function(error_rules.bound_monotone)
+@_define_function(error_rules.bound_monotone, ulps=3.0, domain=(0.01, 8.0), cost=10)
 def log2(x):
     """The base-2 logarithm of `x`."""
     return np.log2(x)
 
 
-@_define_function(error_rules.bound_monotone)
+@_define_function(error_rules.bound_monotone, ulps=3.0, ulps_f64=0.5, domain=(0.0, 8.0), cost=4)
 def sqrt(x):
     """The square root of `x`."""
     return np.sqrt(x)
 
 
-@_define_function(error_rules.bound_monotone)
+@_define_function(error_rules.bound_monotone, ulps=2.0, domain=(0.05, 8.0), cost=4)
 def rsqrt(x):
     """One over the square root of `x`."""
     return np.divide(x.dtype.type(1), np.sqrt(x))
 
 
-@_define_function(error_rules.bound_monotone)
+@_define_function(error_rules.bound_monotone, ulps=5.0, domain=(-5.0, 5.0), cost=15)
 def tanh(x):
     """The hyperbolic tangent of `x`."""
     return np.tanh(x)
 
 
-@_define_function(error_rules.bound_monotone)
+@_define_function(error_rules.bound_monotone, ulps=16.0, domain=(-4.0, 4.0), cost=15)
 def erf(x):
     """The error function: 2/sqrt(pi) times the integral of exp(-t*t) from 0 to `x` (DLMF 7.2.1)."""
-    return erf_of(x)
+    return reference_kernels.compute_erf(x)
 
 
-@_define_function(error_rules.bound_lipschitz)
+@_define_function(error_rules.bound_lipschitz, ulps=4.0, domain=(-20.0, 20.0), cost=15)
 def sin(x):
     """The sine of `x`, in radians."""
     return np.sin(x)
 
 
-@_define_function(error_rules.bound_lipschitz)
+@_define_function(error_rules.bound_lipschitz, ulps=4.0, domain=(-20.0, 20.0), cost=15)
 def cos(x):
     """The cosine of `x`, in radians."""
     return np.cos(x)
@@ -278,37 +287,37 @@ def not_equal(x, y):
     return np.not_equal(x, y)
 
 
-@_define_bitwise
+@_define_bitwise(BITS)
 def bitwise_and(x, y):
     """The bits set in both; logical and for bools."""
     return np.bitwise_and(x, y)
 
 
-@_define_bitwise
+@_define_bitwise(BITS)
 def bitwise_or(x, y):
     """The bits set in either; logical or for bools."""
     return np.bitwise_or(x, y)
 
 
-@_define_bitwise
+@_define_bitwise(BITS)
 def bitwise_xor(x, y):
     """The bits set in one but not both."""
     return np.bitwise_xor(x, y)
 
 
-@_define_bitwise
+@_define_bitwise(BITS)
 def bitwise_not(x):
     """Every bit flipped; logical not for bools."""
     return np.invert(x)
 
 
-@_define_bitwise
+@_define_bitwise(INTEGERS, domain=(0.0, 3.0))
 def shift_left(x, y):
     """`x` shifted left by `y` bits; undefined from the width on."""
     return np.left_shift(x, y)
 
 
-@_define_bitwise
+@_define_bitwise(INTEGERS, domain=(0.0, 3.0))
 def shift_right(x, y):
     """`x` shifted right by `y` bits, keeping the sign of signed integers."""
     return np.right_shift(x, y)

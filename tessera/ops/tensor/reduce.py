@@ -266,6 +266,10 @@ def _scan_by_doubling(x: Tensor, axis: int, join: Callable[..., Any], neutral: i
     return x
 
 
+# The bound of the lowering alone would assume its order of additions.
+error(cumsum)(error_rules.bound_cumulative_sum)
+
+
 @lower(cumsum)
 def _(x, *, axis):
     return _scan_by_doubling(x, axis, add, 0)

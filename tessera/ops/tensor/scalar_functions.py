@@ -13,7 +13,7 @@ import numpy as np
 from tessera.core.errors import DTypeError
 from tessera.core.types import TensorType, bool_, f32, tf32
 from tessera.ir.numerics import error_rules
-from tessera.ir.rules import STORAGE, Op, error, jvp, lower, op
+from tessera.ir.rules import FLOATS, STORAGE, Op, error, jvp, lower, op
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.dtype_info import FloatInfo, finfo
 from tessera.ops.tensor.argument_checks import check_arguments
@@ -46,14 +46,18 @@ from tessera.ops.tensor.elementwise import (
 PI = math.pi
 
 
-def _define_primitive(ref: Callable[..., Any]) -> Op:
-    """A function that rises everywhere, computed within the ulps of the table."""
-    made = op(infer=infer_same, coerce=coerce_floating, pointwise=True)(ref)
-    error(made)(error_rules.bound_monotone)
-    return made
+def _define_primitive(**columns: Any) -> Callable[[Any], Op]:
+    """A monotonically increasing function, and its error rule."""
+
+    def define(ref: Any) -> Op:
+        made = op(infer=infer_same, coerce=coerce_floating, pointwise=True, kinds=FLOATS, **columns)(ref)
+        error(made)(error_rules.bound_monotone)
+        return made
+
+    return define
 
 
-@_define_primitive
+@_define_primitive(ulps=3.0, domain=(-4.0, 4.0), method=True)
 def expm1(x):
     """exp(x) - 1, exact to the last digits near 0.
 
@@ -67,7 +71,7 @@ def expm1(x):
 jvp(expm1)(sum_of_partials(lambda t, out, x: t * (out + 1.0)))
 
 
-@_define_primitive
+@_define_primitive(ulps=2.0, domain=(-0.9, 6.0), method=True)
 def log1p(x):
     """log(1 + x), exact to the last digits near 0."""
     return np.log1p(x)
@@ -76,7 +80,7 @@ def log1p(x):
 jvp(log1p)(sum_of_partials(lambda t, out, x: t / (x + 1.0)))
 
 
-@_define_primitive
+@_define_primitive(ulps=5.0)
 def atan(x):
     """The angle between -pi/2 and pi/2 whose tangent is `x`."""
     return np.arctan(x)
@@ -85,7 +89,7 @@ def atan(x):
 jvp(atan)(sum_of_partials(lambda t, out, x: t / (x * x + 1.0)))
 
 
-@op(coerce=coerce_floating)
+@op(coerce=coerce_floating, domain=(0.01, 90.0), method=True)
 def log10(x):
     """The base-10 logarithm of `x`."""
     return np.log10(x)
@@ -96,7 +100,7 @@ def _(x):
     return log(x) * (1 / math.log(10))
 
 
-@op(coerce=coerce_floating)
+@op(coerce=coerce_floating, domain=(-1.4, 1.4), method=True)
 def tan(x):
     """The tangent of `x`, in radians."""
     return np.tan(x)
@@ -107,7 +111,7 @@ def _(x):
     return sin(x) / cos(x)
 
 
-@op(coerce=coerce_floating)
+@op(coerce=coerce_floating, domain=(-5.0, 5.0), method=True)
 def sinh(x):
     """The hyperbolic sine of `x`."""
     return np.sinh(x)
@@ -122,7 +126,7 @@ def _(x):
     return where(x < 0.0, -found, found)
 
 
-@op(coerce=coerce_floating)
+@op(coerce=coerce_floating, domain=(-5.0, 5.0), method=True)
 def cosh(x):
     """The hyperbolic cosine of `x`."""
     return np.cosh(x)
@@ -155,7 +159,7 @@ def _has_negative_sign(x):
     return where(equal(x, 0.0), 1.0 / x < 0.0, x < 0.0)
 
 
-@op(coerce=coerce_floating)
+@op(coerce=coerce_floating, domain=(-1.0, 1.0))
 def asin(x):
     """The angle between -pi/2 and pi/2 whose sine is `x`; NaN outside [-1, 1]."""
     return np.arcsin(x)
@@ -166,7 +170,7 @@ def _(x):
     return atan2(x, sqrt((1.0 - x) * (1.0 + x)))
 
 
-@op(coerce=coerce_floating)
+@op(coerce=coerce_floating, domain=(-1.0, 1.0))
 def acos(x):
     """The angle between 0 and pi whose cosine is `x`; NaN outside [-1, 1]."""
     return np.arccos(x)
@@ -177,7 +181,7 @@ def _(x):
     return atan2(sqrt((1.0 - x) * (1.0 + x)), x)
 
 
-@op(infer=infer_numeric, coerce=coerce_pointwise)
+@op(infer=infer_numeric, coerce=coerce_pointwise, method=True)
 def sign(x):
     """1 where `x` is positive, -1 where it is negative, 0 of both zeros; NaN stays."""
     return np.where(x > 0, x.dtype.type(1), np.where(x < 0, np.negative(np.ones((), x.dtype)), x + x.dtype.type(0)))
@@ -191,7 +195,7 @@ def _(x):
     return where(greater(x, 0), 1, where(less(x, 0), -1, rest))
 
 
-@op(coerce=coerce_rounding)
+@op(coerce=coerce_rounding, method=True)
 def trunc(x):
     """`x` without its fraction: the nearest whole number toward zero."""
     return np.trunc(x)
@@ -205,7 +209,7 @@ def _(x):
 jvp(sign, trunc)(zero_jvp)
 
 
-@op(infer=infer_comparison, coerce=coerce_pointwise)
+@op(infer=infer_comparison, coerce=coerce_pointwise, method=True)
 def isnan(x):
     """Whether `x` is NaN; no integer is."""
     return np.not_equal(x, x)
@@ -216,7 +220,7 @@ def _(x):
     return not_equal(x, x)
 
 
-@op(infer=infer_comparison, coerce=coerce_pointwise)
+@op(infer=infer_comparison, coerce=coerce_pointwise, method=True)
 def isinf(x):
     """Whether `x` is an infinity of either sign; no integer is."""
     return np.isinf(x)
@@ -227,7 +231,7 @@ def _(x):
     return equal(abs(x), math.inf) if x.dtype.is_float else _constant_mask(x, False)
 
 
-@op(infer=infer_comparison, coerce=coerce_pointwise)
+@op(infer=infer_comparison, coerce=coerce_pointwise, method=True)
 def isfinite(x):
     """Whether `x` is neither NaN nor an infinity; every integer is."""
     return np.isfinite(x)
@@ -284,7 +288,7 @@ LARGE_ARGUMENT = 2.0**28  # beyond it x² + 1 is x² in every type, and log(2x) 
 LOG_2 = math.log(2)
 
 
-@op(infer=infer_numeric, coerce=coerce_pointwise)
+@op(infer=infer_numeric, coerce=coerce_pointwise, method=True)
 def square(x):
     """`x` times itself.
 
@@ -300,7 +304,7 @@ def _(x):
     return x * x
 
 
-@op(coerce=coerce_floating)
+@op(coerce=coerce_floating, method=True)
 def reciprocal(x):
     """One over `x`; integers as f32."""
     return np.divide(x.dtype.type(1), x)

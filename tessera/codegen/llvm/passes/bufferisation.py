@@ -97,13 +97,9 @@ class UseDefChains:
 
 
 DATA_MOVEMENT_OPS = (basic.full, basic.broadcast_to, shape.reshape, shape.permute, shape.iota, tile.load, tile.gather)
-# About how many times as long as an addition; what is not listed takes 1.
+# Costs in additions where they differ from the op's own column `cost`.
 OP_COST: dict[Op, int] = {
     **dict.fromkeys((basic.full, basic.broadcast_to, shape.iota, shape.reshape, shape.permute), 0),
-    **dict.fromkeys((elementwise.div, elementwise.sqrt, elementwise.rsqrt), 4),
-    **dict.fromkeys((elementwise.exp, elementwise.exp2, elementwise.log, elementwise.log2), 10),
-    **dict.fromkeys((elementwise.tanh, elementwise.erf, elementwise.sin, elementwise.cos), 15),
-    **dict.fromkeys((elementwise.pow, elementwise.floor_divide, elementwise.remainder), 30),
     tile.gather: 8,
     inline_asm.inline: 10,
 }
@@ -247,7 +243,7 @@ class BufferisationPlan:
         return self._costs[v]
 
     def _lazy_cost(self, node: Node) -> int:
-        own = 1 if node.op is tile.load else OP_COST.get(node.op, 1)
+        own = 1 if node.op is tile.load else OP_COST.get(node.op, node.op.cost)
         return min(1000, own + sum(self.cost(a) for a in node.args if is_block(a)))
 
 

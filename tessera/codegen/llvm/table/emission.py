@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.llvm.table.conversions import copy_register
+from tessera.codegen.llvm.table.refusals import REFUSED
 from tessera.codegen.llvm.text.types import RegisterType
-from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import DType
 from tessera.ir.core import Node
 from tessera.ir.rules import Rules
@@ -43,10 +44,7 @@ def find_row(node: Node) -> Callable[..., InstructionLines]:
     """
     found = pointwise_row.get(node.op)
     if found is None:
-        raise UnsupportedOpError(
-            f"the target llvm has no emission for {node.op.name}", location=node.loc,
-            expected="an op with an @emit row in codegen/llvm/emit.py, or a lowering",
-        )  # fmt: skip
+        raise make_refusal_error("llvm", node, REFUSED)
     return found
 
 

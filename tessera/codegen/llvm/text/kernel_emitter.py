@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from tessera.codegen.block_types import static_shape
+from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.llvm.passes.bufferisation import BufferisationPlan, is_block, is_fusible
 from tessera.codegen.llvm.table import conversions
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import choose_vector_width, emit_element, materialise_block
 from tessera.codegen.llvm.table.matmul import accumulate_product
+from tessera.codegen.llvm.table.refusals import REFUSED
 from tessera.codegen.llvm.text.builder import LlvmBuilder, LoopBody
 from tessera.codegen.llvm.text.memory import ScratchAllocator, StridedMemRef
 from tessera.codegen.value_ranges import IntervalAnalysis
-from tessera.core.errors import Location, TesseraError, UnsupportedOpError
+from tessera.core.errors import Location, TesseraError
 from tessera.core.types import TensorType
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ops.tensor.stochastic_rounding import round_by_chance
@@ -145,7 +147,7 @@ class LlvmKernelEmitter:
         elif rule is not None:
             rule(self, node)
         elif not is_fusible(node.op):
-            raise UnsupportedOpError(f"the target llvm cannot emit {node.op.name}", location=node.loc)
+            raise make_refusal_error("llvm", node, REFUSED)
         elif not is_block(node.out):
             self.scalars[node.out] = emit_element(LoopBody(self), node.out, ()).name
         elif node.out in self.plan.held:

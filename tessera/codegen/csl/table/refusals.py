@@ -1,0 +1,13 @@
+"""Refusals: the ops for which this target has no row, with the reason that its error states."""
+
+from tessera.ir.rules import Op
+from tessera.ops.dialects import inline_asm, tile
+from tessera.ops.tensor.stochastic_rounding import round_by_chance
+
+REFUSED: dict[Op, str] = {
+    tile.line: "stepping through source lines needs the interpreter",
+    tile.pause: "stepping through source lines needs the interpreter",
+    tile.print_: "a processing element cannot send text to the host while it runs",
+    inline_asm.inline: "tile.inline takes no CSL text",
+    round_by_chance: "stochastic rounding computes in f64, which processing elements do not have",
+}
