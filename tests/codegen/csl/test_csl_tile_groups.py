@@ -107,6 +107,6 @@ def spoken(x):
 
 def test_prints_are_refused_by_their_line():
     program = prepare(spoken, [r(3)], grid=(3,))
-    with pytest.raises(UnsupportedOpError, match="nowhere to print to") as found:
+    with pytest.raises(UnsupportedOpError, match="cannot send text to the host") as found:
         Csl((1, 1)).emit(program.levels["tile"], {})
     assert "test_csl_tile_groups.py" in str(found.value)
