@@ -26,11 +26,11 @@ bound_control_flow_rules = Rules("bound control flow")
 
 
 def run(function: Function, arrays: Sequence[Any]) -> list[IntervalArray]:
-    """The results of a Graph function on exact inputs, each with its bound; composites are expanded.
+    """Run a Graph function on exact inputs: the results with their bounds; composites are expanded.
 
     Raises:
-        ShapeError: an array does not have the shape its parameter says.
-        ExecutionError: control flow rests on a comparison that rounding may change.
+        ShapeError: an array does not have the shape of its parameter.
+        ExecutionError: control flow depends on a comparison that rounding may change.
     """
     sizes = bind_sizes(function, arrays)
 
@@ -49,7 +49,7 @@ def run(function: Function, arrays: Sequence[Any]) -> list[IntervalArray]:
 def apply_with_bounds(
     op: Op, types: Sequence[Type], results: Sequence[Type], attrs: Mapping[str, Any], operands: Sequence[Any]
 ) -> tuple[IntervalArray, ...]:
-    """One primitive in bound mode, on Bounded or exact operands; sizes come from them, not from the types."""
+    """Apply a primitive in bound mode to operands with bounds or exact ones, whose arrays give the sizes."""
     assert all(isinstance(t, TensorType) for t in (*types, *results)), "a ref is not a value"
     site = ErrorSite(op, tuple(types), tuple(results))  # type: ignore[arg-type]
     rule = error.of(op)
@@ -61,7 +61,7 @@ def apply_with_bounds(
 
 
 def _convert_operand(op: Op, type: TensorType, x: IntervalArray) -> IntervalArray:
-    """An operand as the op computes with it: integers widened, floats rounded where that narrows them."""
+    """Convert an operand to the compute type: integers widen, floats round where that narrows them."""
     if op.numerics == STORAGE:
         return x
     wide = type.accumulate if op.numerics == ACCUMULATE else type.compute
@@ -73,7 +73,7 @@ def _convert_operand(op: Op, type: TensorType, x: IntervalArray) -> IntervalArra
 
 
 def _convert_result(type: TensorType, x: IntervalArray) -> IntervalArray:
-    """A result with integers in their own element type, as NumPy's arithmetic gives them elsewhere."""
+    """Convert an integer result to its element type, which NumPy's arithmetic may have widened."""
     whole = not type.dtype.is_float and as_dtype(x.dtype) != type.dtype
     return IntervalArray(convert(x.value, type.dtype), x.radius) if whole else x
 
@@ -107,7 +107,7 @@ def _(node, args, run):
 
 @dataclass(frozen=True)
 class BoundAgreement:
-    """How results compare with a bound: the worst |difference| / radius, and where it is."""
+    """How results compare with a bound: the worst |difference| / radius, and its index."""
 
     ok: bool
     worst_share: float
@@ -123,9 +123,9 @@ class BoundAgreement:
 
 
 def compare_with_bound(result: Any, bounded: IntervalArray) -> BoundAgreement:
-    """Whether each element lies within its bound.
+    """Check that each element lies within its bound.
 
-    `useless` tells that for more than half of the elements the bound exceeds half of their size
+    `useless` is set where for more than half of the elements the bound exceeds half of their size
     (of the mean size, for small ones): agreement then says nothing.
     """
     result = to_interval(result).value
@@ -147,7 +147,7 @@ def compare_with_bound(result: Any, bounded: IntervalArray) -> BoundAgreement:
 
 
 def _find_ambiguous(result: np.ndarray, bounded: IntervalArray) -> np.ndarray:
-    """Where the bound leaves the outcome open; an overflow to the right infinity is not open."""
+    """Where a comparison is undecided within the bounds; an overflow to the right infinity is decided."""
     if bounded.dtype.kind != "f":
         return bounded.radius > 0
     overflowed = np.isinf(result.astype(np.float64)) & (np.sign(result) == np.sign(bounded.value))

@@ -19,15 +19,12 @@ from tessera.ir.rules import Rules
 from tessera.ops.dialects import control_flow as ops
 from tessera.ops.dialects import tile
 
-# Control flow of whole tensors in the Graph interpreter: loops and branches in Python, on arrays or bounded ones.
-
-
 control_flow_rules = Rules("graph control flow")
 
 
 @control_flow_rules(tile.line, tile.pause)
 def _(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-    return ()  # a place for a debugger to stop at
+    return ()  # a debugger's line mark
 
 
 @control_flow_rules(ops.scan)
@@ -65,14 +62,11 @@ def _(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
     return carry
 
 
-# The Graph interpreter: op by op on NumPy arrays.
-
-
 def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
-    """The results of a Graph function on arrays; symbolic sizes are bound by the arrays' shapes.
+    """Run a Graph function on arrays and return its results; the arrays' shapes bind symbolic sizes.
 
     Raises:
-        ShapeError: an array does not have the shape its parameter says.
+        ShapeError: an array does not have the shape of its parameter.
     """
     keep_heap_pages()
     sizes = bind_sizes(function, arrays)
@@ -91,7 +85,7 @@ def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
 
 
 def bind_sizes(function: Function, arrays: Sequence[Any]) -> dict[str, int]:
-    """The sizes of the names in a function's parameters, as the arrays have them."""
+    """Bind the symbolic sizes of a function's parameters to the arrays' sizes."""
     sizes: dict[str, Any] = {}
     pairs = [(p.type.shape, np.shape(a)) for p, a in zip(function.params, arrays, strict=True)]
     if misfit := bind_shapes(pairs, sizes):
@@ -105,7 +99,7 @@ def resolve_type(type: Type, sizes: dict[str, int]) -> Type:
 
 
 def resolve_attributes(node: Node, sizes: dict[str, int]) -> Any:
-    """The attributes with symbolic sizes replaced."""
+    """Replace symbolic sizes in attributes."""
     if not sizes or not any(isinstance(v, tuple) and symbol_names(v) for v in node.attrs.values()):
         return node.attrs
     scratch = {k: TensorType(v, node.results[0].type.dtype) for k, v in node.attrs.items() if isinstance(v, tuple)}

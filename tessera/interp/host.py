@@ -17,25 +17,19 @@ from tessera.ir.numerics.interval_arithmetic import require_exact
 from tessera.ir.rules import REGISTRY, Rules
 from tessera.ops.dialects import host
 
-# The C heap, told once to keep the pages that interpreters free and take again all the time.
-
-
-# The largest size that glibc's allocator learns from (DEFAULT_MMAP_THRESHOLD_MAX), less its header.
+# The largest size to which glibc raises its mmap threshold (DEFAULT_MMAP_THRESHOLD_MAX), less its header.
 HEAP_BLOCK_BYTES = (1 << 25) - (1 << 16)
 
 
 @lru_cache(maxsize=1)
 def keep_heap_pages() -> None:
-    """Free one large block, so that later ones of up to its size come from the heap and stay there.
+    """Free one large block once: later blocks up to its size then come from the heap and stay there.
 
-    glibc maps blocks beyond a threshold anew each time, and every page of them then faults: three to four
+    glibc maps blocks beyond a threshold on each allocation, and every page then faults: three to four
     times the cost of the arithmetic. The threshold follows the largest block freed so far. The block is never
     touched, so it takes no memory; other allocators do nothing of the kind and lose nothing.
     """
     np.empty(HEAP_BLOCK_BYTES, np.uint8)
-
-
-# The walk over a program's entry: buffers in a workspace, views of them, launches in order.
 
 
 # launch(node, operands) runs one kernel: a host.launch, or a schedule.kernel.
@@ -72,7 +66,7 @@ def run(
     function: Function, arrays: Sequence[Any], launch: LaunchFunction, lift: Callable[[np.ndarray], Any] | None = None,
     wrote: Callable[[Any], None] = lambda array: None,
 ) -> list[Any]:  # fmt: skip
-    """Run an entry function; its last `attrs["outputs"]` parameters are made here and handed back.
+    """Run an entry function; allocate and return its last `attrs["outputs"]` parameters.
 
     `lift` makes of each array what the launches want instead (in bound mode, a Bounded); `wrote` hears of arrays
     that the host itself has written.
@@ -104,9 +98,9 @@ def _ref_type(type: Type) -> RefType:
 
 
 def check_arguments(params: Sequence[Value], arrays: Sequence[Any]) -> None:
-    """Refuse arrays that are not what the parameters say."""
+    """Check arrays against the types of the parameters."""
     if len(params) != len(arrays):
-        raise ArgumentError(f"{len(params)} arguments are needed, {len(arrays)} came")
+        raise ArgumentError(f"{len(params)} arguments are expected, {len(arrays)} received")
     for number, (param, array) in enumerate(zip(params, arrays, strict=True)):
         name = param.hint or str(number)
         if tuple(param.type.shape) != np.shape(array):
@@ -138,7 +132,7 @@ def _(node, args, workspace):
 
 
 def call_op(op: str, operands: int, attrs: Mapping[str, Any], types: Sequence[Type], arrays: Sequence[Any]) -> None:
-    """Run a tensor op from the first memories to the rest."""
+    """Run a tensor op: it reads the first memories and writes the rest."""
     tensors = tuple(TensorType(t.shape, t.dtype, t.policy) for t in types)  # type: ignore[union-attr]
     found = REGISTRY[op].execute(tensors[:operands], tensors[operands:], attrs, list(arrays[:operands]))
     for target, result in zip(arrays[operands:], found, strict=True):
@@ -148,7 +142,7 @@ def call_op(op: str, operands: int, attrs: Mapping[str, Any], types: Sequence[Ty
 @host_rules(host.at)
 def _(node, args, workspace):
     index = int(require_exact(args[1]))
-    # A slice of length one and then another shape: a scalar would be a copy.
+    # A slice of length 1, then a reshape: indexing a scalar would copy.
     return (args[0][index : index + 1].reshape(node.out.type.shape),)
 
 

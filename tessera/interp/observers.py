@@ -29,18 +29,18 @@ class ObservedLaunch:
 
     @property
     def is_graph(self) -> bool:
-        """Whether whole tensors are worked on, not programs of a grid."""
+        """Whether this is a Graph function, not a launch over a grid."""
         return not self.grid
 
 
 class Observer(Protocol):
-    """Something that sees a run."""
+    """An observer of runs."""
 
     def enter(self, started: ObservedLaunch) -> None:
         """A launch begins."""
 
     def meaning(self, machine: TileMachine, inner: NodeSemantics) -> NodeSemantics:
-        """The meaning of nodes on this machine, around `inner`: called once for each chunk of a grid."""
+        """Wrap the semantics of nodes on this machine; called once for each chunk of a grid."""
 
     def leave(self) -> None:
         """The launch has ended."""
@@ -48,7 +48,7 @@ class Observer(Protocol):
 
 # The observers of the runs in this context, the innermost first; threads do not see each other's.
 OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("tessera_observers", default=())
-# What makes an observer of a module that stops somewhere while nobody watches: `tessera.tools.debug` fills this in.
+# Makes the observer of a module with breakpoints outside a debugger session; `tessera.tools.debug` registers it.
 PAUSE_OBSERVERS: list[Callable[[], Observer]] = []
 
 
@@ -65,13 +65,13 @@ def _add_pause_observers(found: tuple[Observer, ...], bodies: Sequence[Block]) -
 
 
 def is_observed(body: Block) -> bool:
-    """Whether anybody may look on at a Graph function, or it stops somewhere by itself."""
+    """Whether a Graph function has observers or breakpoints."""
     return bool(OBSERVERS.get()) or _has_pause(body)
 
 
 @contextmanager
 def observe_graph(meaning: NodeSemantics, function: Function, arrays: Sequence[Any]) -> Iterator[NodeSemantics]:
-    """The meaning of a Graph function's nodes as those see it who step through it: one program, without axes."""
+    """Wrap the semantics of a Graph function's nodes for its observers: one program, without instance axes."""
     every = _add_pause_observers(OBSERVERS.get(), [function.body])
     found = [each for each in every if getattr(each, "stops", False)]
     for observer in found:

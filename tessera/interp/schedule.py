@@ -28,21 +28,18 @@ from tessera.ops.dialects import schedule
 from tessera.ops.dialects import schedule as ops
 from tessera.ops.tensor import basic
 
-# Reductions of the Schedule level, tile after tile: begun, carried on, and rounded once at the end.
-
-
 EINSUM_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def accumulate_tile(nest: Any, node: Node, args: list[np.ndarray], total: Any) -> Any:
-    """`total` (None before the first tile) with one more tile combined into it."""
+    """Combine one more tile into `total` (None before the first tile)."""
     with np.errstate(all="ignore"):
         part = _reduce_tile(nest, node, args)
         return part if total is None else _COMBINERS[_reduction_kind(node)](total, part)
 
 
 def finish_reduction(node: Node, total: Any) -> np.ndarray:
-    """The result, rounded once."""
+    """Finish a reduction: round the result once."""
     dtype = node.out.type.dtype
     if total is None:
         return np.zeros((), dtype.numpy)
@@ -73,7 +70,7 @@ _REDUCTIONS: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min}
 
 
 def contract_tile(a: np.ndarray, b: np.ndarray, dim: int) -> np.ndarray:
-    """The sum of a times b along a dim; axes of size 1 stand for dims that are not there."""
+    """Contract a and b along a dim; axes of size 1 stand for absent dims."""
     own = [[d for d, n in enumerate(x.shape) if n > 1 or (d == dim and x is a)] for x in (a, b)]
     kept = [d for d in range(a.ndim) if d != dim and (d in own[0] or d in own[1])]
     words = ["".join(EINSUM_LETTERS[d] for d in dims) for dims in (*own, kept)]
@@ -102,18 +99,12 @@ _COMBINERS: dict[str, Any] = {
 }
 
 
-# The Schedule interpreter: each kernel's loop nest in its scheduled order, tile by tile, on NumPy.
-#
-# Within a tile every value is an array with one axis for each dim of the kernel, of size 1 for
-# dims the value does not depend on. The last tile along a dim is shorter where the tile does not divide it.
-
-
 tile_rules = Rules("schedule interpreter")
 launch_rules = Rules("schedule launch")
 
 
 def run(module: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
-    """Run a Schedule module on arrays; the outputs.
+    """Run a Schedule module on arrays and return its outputs.
 
     Raises:
         OutOfBoundsError: a kernel reads or writes outside a buffer.
@@ -128,28 +119,28 @@ def _(module, node, args):
 
 @dataclass
 class LoopNest:
-    """A kernel's loop nest at one tile: the part of each dim it spans, and the values so far."""
+    """A kernel's loop nest at one tile: its range of each dim, and the values so far."""
 
     dims: KernelDims
     spans: list[tuple[int, int]]
     env: dict[Value, Any] = field(default_factory=dict)
 
     def along(self, dim: int) -> np.ndarray:
-        """The indices of this tile along a dim, on their axis."""
+        """The indices of this tile along a dim."""
         shape = [1] * len(self.dims)
         low, high = self.spans[dim]
         shape[dim] = high - low
         return np.arange(low, high).reshape(shape)
 
     def spread(self, array: np.ndarray, dim: int) -> np.ndarray:
-        """An array with every element along a dim, where it holds 1 for all of them."""
+        """Broadcast an array along a dim."""
         low, high = self.spans[dim]
         shape = list(self.level(array).shape)
         shape[dim] = high - low
         return np.broadcast_to(self.level(array), shape)
 
     def level(self, array: np.ndarray) -> np.ndarray:
-        """An array with an axis for each dim (a constant has none)."""
+        """Expand an array to one axis for each dim (a constant has none)."""
         return array if array.ndim == len(self.dims) else np.reshape(array, (1,) * len(self.dims))
 
     def apply(self, nodes: Sequence[Node]) -> None:
@@ -187,7 +178,7 @@ def _(module, node, args):
 
 
 def split_extent(extent: int, tile: int) -> list[tuple[int, int]]:
-    """Where each tile of a dim begins and ends."""
+    """Split an extent into tiles: the start and end of each."""
     return [(low, min(low + tile, extent)) for low in range(0, extent, max(tile, 1))]
 
 
@@ -233,7 +224,7 @@ def _(nest, node, args):
 
 
 def _check_indices(node: Node, array: np.ndarray, indices: Sequence[Any], mask: Any) -> list[Any]:
-    """Indices that lie in the array; those that are masked off become 0."""
+    """Check indices against the array; masked ones become 0."""
     safe = []
     for axis, (index, size) in enumerate(zip(indices, array.shape, strict=True)):
         if index.size and (index.min() < 0 or index.max() >= size):

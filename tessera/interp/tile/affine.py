@@ -16,20 +16,20 @@ from tessera.ir.rules import Rules
 from tessera.ops.tensor import elementwise
 
 
-@dataclass(slots=True)  # not frozen: that makes each one twice as dear
+@dataclass(slots=True)  # not frozen: a frozen dataclass doubles the cost of each one
 class AffineScalar:
-    """`origin` plus, for each instance axis, a step times the place along it (int64)."""
+    """`origin` plus, for each instance axis, a step times the instance's index along it (int64)."""
 
     origin: int
     steps: tuple[int, ...]
 
     @property
     def constant(self) -> bool:
-        """Whether it is the same for every instance."""
+        """Whether the value is the same for every instance."""
         return not any(self.steps)
 
     def array(self, count: tuple[int, ...]) -> np.ndarray:
-        """The values of `count` instances along each axis, of size 1 where they do not change."""
+        """The values of `count` instances along each axis; axes of step 0 have size 1."""
         return _materialise(self.origin, self.steps, count)
 
     def ends(self, count: tuple[int, ...]) -> tuple[int, int]:
@@ -43,7 +43,7 @@ class AffineScalar:
         return low, high
 
     def cut(self, axis: int, low: int) -> AffineScalar:
-        """What it is to the instances from `low` on along an axis."""
+        """The same scalar for the instances from `low` on along an axis."""
         return AffineScalar(self.origin + self.steps[axis] * low, self.steps) if self.steps[axis] else self
 
 
@@ -54,7 +54,7 @@ def _materialise(origin: int, steps: tuple[int, ...], count: tuple[int, ...]) ->
         if step:
             shape = (1,) * axis + (n,) + (1,) * (len(count) - axis - 1)
             total = total + (np.arange(n) * step).reshape(shape)
-    total.flags.writeable = False  # what is kept is shared
+    total.flags.writeable = False  # cached arrays are shared
     return total
 
 
@@ -84,6 +84,6 @@ def _(x: AffineScalar) -> AffineScalar:
 
 
 def combine_affine(op: Any, args: list[Any]) -> AffineScalar | None:
-    """The op on affine scalars where the result is one, else None."""
+    """Apply an op to affine scalars; None where the result is not affine."""
     rule = affine_arithmetic_rules.get(op)
     return rule(*args) if rule is not None and all(type(a) is AffineScalar for a in args) else None

@@ -24,11 +24,9 @@ from tessera.ir.numerics.conversion import convert, round_to_storage
 from tessera.ir.rules import COMPUTE, STORAGE, Op
 from tessera.ops.dialects import tile
 
-# When values are used last: a program that drops them there works in memory that the processor still holds.
-
 
 def find_last_uses(block: Block) -> dict[Node, tuple[Value, ...]]:
-    """For each node the values made in this block that nothing after it uses, here or in an inner region."""
+    """Liveness: for each node the values of this block whose last use it is, inner regions included."""
     made = {v for node in block.nodes for v in node.results}
     needed: set[Value] = set(block.results)
     found: dict[Node, tuple[Value, ...]] = {}
@@ -39,11 +37,8 @@ def find_last_uses(block: Block) -> dict[Node, tuple[Value, ...]]:
     return found
 
 
-# The Python text of a compiled tile function: one line for each node, its row of the tables chosen ahead.
-
-
 class BlockEmitter:
-    """The functions of a program's blocks as they grow.
+    """Emits the Python functions of a program's blocks.
 
     A value is a local variable, dropped where it is used last. What inner regions use lies in `env` meanwhile, where
     a part of the instances finds its own share of it.
@@ -57,25 +52,25 @@ class BlockEmitter:
         self.names: dict[Value, str] = {}
 
     def functions(self) -> dict[str, Any]:
-        """All of them, by name."""
+        """The functions by name."""
         exec(compile("\n".join(self.lines), "<compiled tile function>", "exec"), self.objects)
         return self.objects
 
     def object(self, thing: Any) -> str:
-        """The name by which lines know an object."""
+        """The name of an object in the emitted text."""
         name = f"o{len(self.objects)}"
         self.objects[name] = thing
         return name
 
     def name(self, value: Value) -> str:
-        """The name of a value."""
+        """The variable of a value."""
         if value not in self.names:
             known = value in self.constants
             self.names[value] = self.object(self.constants[value]) if known else f"v{len(self.names)}"
         return self.names[value]
 
     def block(self, block: Block, nodes: Sequence[Node]) -> str:
-        """The function of a block that runs these of its nodes; its name."""
+        """Emit the function of a block for the nodes passed; return its name."""
         name = f"b{len(self.lines)}"
         self._line(f"def {name}({', '.join(['run', 'env', *map(self.name, block.params)])}):")
         self._line(" machine = run.machine; count = machine.count")
@@ -95,7 +90,7 @@ class BlockEmitter:
         self.locations.append(location)
 
     def _within(self, block: Block, node: Node) -> str:
-        """A node, with what its regions use of this block's values put into `env` for them."""
+        """Emit a node with regions; the values that its regions use are stored in `env`."""
         used = {v for region in node.regions for v in region.free if v not in block.free and v not in self.constants}
         own = {v: self.object(v) for v in sorted(used, key=self.name)}
         before = [f"env[{key}] = {self.name(v)}" for v, key in own.items()]
@@ -117,12 +112,12 @@ class BlockEmitter:
         return self._pure(node)
 
     def _ruled(self, node: Node, rule: Callable[..., Any], args: str) -> str:
-        """A node of the rule tables."""
+        """Emit a node that has a rule."""
         call = f"{self.object(rule)}(machine, {self.object(node)}, [{args}], run)"
         return f"[{self._listed(node.results)}] = {call}" if node.results else call
 
     def _pure(self, node: Node) -> str:
-        """An op that only computes; index scalars stay affine as long as they can, else they are arrays."""
+        """Emit a pure op; index scalars stay affine where possible, else they become arrays."""
         if len(node.results) > 1:
             calculate = self.object(partial(node.op.compute, node.types, node.result_types, node.keywords))
             return f"[{self._listed(node.results)}] = {calculate}([{', '.join(map(self._array, node.args))}])"
@@ -134,7 +129,7 @@ class BlockEmitter:
         return f"{out} = {self._direct(node)}"
 
     def _direct(self, node: Node) -> str:
-        """Operands widened, computed, rounded: as `_calculation` does, without its calls."""
+        """Emit the widening, computation and rounding inline, without a call."""
         wider = [_compute_dtype(node.op, t) for t in node.types]
         names = [self.name(v) for v in node.args]
         args = [n if w is None else f"convert({n}, {self.object(w)})" for n, w in zip(names, wider, strict=True)]
@@ -145,7 +140,7 @@ class BlockEmitter:
         return f"t if (t := {call}).dtype is {self.object(node.out.type.dtype.numpy)} else {rounded}(t)"
 
     def _array(self, value: Value) -> str:
-        """A value, as an array where it may be affine."""
+        """Emit a value, converted to an array where it may be affine."""
         name = self.name(value)
         return f"arrayed({name}, count)" if value.type == tile.INDEX_TYPE else name
 
@@ -172,7 +167,7 @@ def _make_index_function(node: Node) -> Callable[[TileMachine, list[Any]], Any]:
 
 
 def _make_pure_function(node: Node) -> Callable[[list[Any]], Any]:
-    """One result: operands widened, computed, rounded (as `Op.compute` does, its choices made ahead)."""
+    """Make the function of a pure op: widen, compute, round, as `Op.compute` does, with its choices made ahead."""
     prepare, compute, rounded = op_rules.operand_rules.get(node.op), _bind_reference(node), _make_rounding(node)
     wider = [_compute_dtype(node.op, t) for t in node.types]
 
@@ -194,12 +189,12 @@ def _make_rounding(node: Node) -> Callable[[Any], Any]:
 
 
 def _always_rounds(node: Node) -> bool:
-    """Whether a result is rounded though its elements have the right type already."""
+    """Whether a result is rounded although its elements have the right type already."""
     return node.out.type.policy is not None or node.out.type.dtype is tf32
 
 
 def _compute_dtype(op: Op, type: Type) -> DType | None:
-    """The type an operand is widened to, if it is not of it already."""
+    """The type to which an operand is widened, or None."""
     if op.numerics == STORAGE:
         return None
     assert isinstance(type, TensorType)
@@ -207,28 +202,22 @@ def _compute_dtype(op: Op, type: Type) -> DType | None:
     return None if wide.numpy == type.dtype.numpy else wide
 
 
-# Tile functions compiled for the interpreter to Python functions, one for each block; constants computed once.
-#
-# The meaning of ops is in the tables of `instances`; this only chooses their rows ahead, since looking them up
-# again for each node of each pass through a loop costs more than NumPy's work on a block.
-
-
-# A constant of more bytes than this is computed where it is used.
+# A constant larger than this is computed at its use, not folded.
 MAX_CONSTANT_BYTES = 1 << 20
 
-# function(run, env, *inputs) runs a block: outer values come from env, its results are handed back.
+# function(run, env, *inputs) runs a block: it reads outer values from env and returns the block's results.
 CompiledBlock = Callable[..., list[Any]]
 
 
 @dataclass
 class CompiledBody:
-    """A compiled function body: a function for each of its blocks, and the node's location of each of their lines."""
+    """A compiled function body: a function for each block, and the source location of each of their lines."""
 
     blocks: dict[Block, CompiledBlock]
     locations: list[Location | None]
 
     def place(self, error: TesseraError) -> Location:
-        """Where an error came from that has just left a compiled block."""
+        """The source location of an error raised in a compiled block."""
         trace = error.__traceback__
         assert trace is not None and trace.tb_next is not None
         location = self.locations[trace.tb_next.tb_lineno - 1]
@@ -237,7 +226,7 @@ class CompiledBody:
 
 
 class CompiledRun:
-    """A program under way on a machine: what inner regions use, and `run(block, *inputs)` for one of them."""
+    """A running program: the values that inner regions use, and `run(block, *inputs)` for one of them."""
 
     __slots__ = ("env", "machine", "program")
 
@@ -251,7 +240,7 @@ class CompiledRun:
             raise error.at(self.program.place(error)) from None
 
     def with_values(self, env: dict[Value, Any]) -> CompiledRun:
-        """The same program on other values."""
+        """The same program with another environment."""
         return CompiledRun(self.program, self.machine, env)
 
 
@@ -266,7 +255,9 @@ def _compile_body(body: Block, rank: int) -> CompiledBody:
     text = BlockEmitter(constants, rank)
     one = TileMachine.of((1,) * rank, (0,) * rank, (1,) * rank, 1, False)
     defined = Counter(v for n in body.walk() for v in n.results)
-    again = {v for v, count in defined.items() if count > 1}  # in sides that end alike: no constants of the program
+    again = {
+        v for v, count in defined.items() if count > 1
+    }  # folded on both sides of a branch: no constants of the program
     names = {
         block: text.block(
             block, [n for n in block.nodes if not again.isdisjoint(n.results) or not _fold_constant(n, constants, one)]
@@ -278,18 +269,18 @@ def _compile_body(body: Block, rank: int) -> CompiledBody:
 
 
 def _nested_blocks(body: Block) -> Sequence[Block]:
-    """A block and those within, outer ones first."""
+    """A block and its nested blocks, outer ones first."""
     return [body, *(inner for node in body.nodes for region in node.regions for inner in _nested_blocks(region))]
 
 
 def _fold_constant(node: Node, known: dict[Value, Any], one: TileMachine) -> bool:
-    """Compute a node now if its operands are known and it depends on nothing else."""
+    """Fold a pure node whose operands are constants."""
     if node.regions or node.op.effects or not node.op.name.startswith("ts.") or not all(a in known for a in node.args):
         return False
     mean = op_rules.make_evaluator(one)
     try:
         results = mean(node, [known[a] for a in node.args], Evaluation(mean, {}))
-    except TesseraError:  # let it be raised where it is reached
+    except TesseraError:  # the error is raised when the node runs
         return False
     if sum(getattr(a, "nbytes", 0) for a in results) > MAX_CONSTANT_BYTES:
         return False

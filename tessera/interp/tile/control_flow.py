@@ -28,13 +28,11 @@ from tessera.ir.rules import Rules
 from tessera.lower.passes.divergence_analysis import DivergenceAnalysis, find_lockstep_width
 from tessera.ops.dialects import control_flow
 
-# Which branches of a group wait at mbarriers, or for parities, that differ between its tiles.
-
 
 def waits_diverge(machine: TileMachine, node: Node, env: Mapping[Value, Any]) -> bool:
-    """Whether a wait inside a branch may be at another mbarrier, or for another parity, in each tile.
+    """Whether a wait in a branch may be at different mbarriers or parities in the tiles of a group.
 
-    What `env` does not have is a constant.
+    A value that is not in `env` is a constant.
     """
     found = DivergenceAnalysis(
         {v for region in node.regions for v in region.free if v in env and _varies_in_group(machine, env[v])}
@@ -54,9 +52,6 @@ def _varies_in_group(machine: TileMachine, held: Any) -> bool:
     return own and array.ndim >= machine.rank and array.shape[machine.rank - 1] > 1
 
 
-# Control flow of all program instances at once: together where they agree, in parts or masked where not.
-
-
 control_flow_rules = Rules("tile control flow")
 
 
@@ -73,13 +68,13 @@ def _(machine, node, args, walk):
     waits = machine.group > 1 and cooperative_scheduler.has_waits(then, other)
     if waits and (
         node.attrs.get("apart") or waits_diverge(machine, node, walk.env)
-    ):  # each tile waits for something else
+    ):  # the tiles wait for different phases
         return _run_interleaved(machine, machine.split_masks((yes, no), find_lockstep_width(then, other)), node, walk)
     if not np.count_nonzero(no):
         return walk(then)
     if not np.count_nonzero(yes):
         return walk(other)
-    if cooperative_scheduler.has_waits(then, other):  # of tiles that wait for each other at mbarriers
+    if cooperative_scheduler.has_waits(then, other):  # of tiles that synchronise through mbarriers
         return _run_interleaved(machine, [(yes, 0), (no, 1)], node, walk)
     part = find_contiguous_range(yes)
     if part and not (other.nodes or other.results):
@@ -97,7 +92,7 @@ def _(machine, node, args, walk):
 
 
 def _run_interleaved(machine: TileMachine, sides: Sequence[tuple[np.ndarray, int]], node: Any, walk: Any) -> Any:
-    """All ways at once, since one may wait at an mbarrier for what another does: masks, and which block they take."""
+    """Run all branches concurrently, since one may wait at an mbarrier for another: masks, and the block of each."""
 
     def side(mask: np.ndarray, block: Block) -> Any:
         with machine.masked(mask):
@@ -113,7 +108,7 @@ def _run_interleaved(machine: TileMachine, sides: Sequence[tuple[np.ndarray, int
 
 
 def _join_ranges(one: tuple[InstanceRange, Any], other: tuple[InstanceRange, Any]) -> Any:
-    """One value of the two parts that make up all instances."""
+    """Join the values of the two ranges that make up all instances."""
     return concatenate_ranges([(value, part) for part, value in sorted((one, other), key=lambda p: p[0].low)])
 
 
@@ -129,7 +124,7 @@ def _(machine, node, args, walk):
 
 
 def _uniform_bound(bound: Any) -> int | None:
-    """The one value that all instances have, or None."""
+    """The value that all instances share, or None."""
     if isinstance(bound, AffineScalar):
         return bound.origin if bound.constant else None
     return _to_scalar(bound) if bound.size == 1 else None
@@ -138,9 +133,9 @@ def _uniform_bound(bound: Any) -> int | None:
 def _run_divergent_loop(
     machine: TileMachine, body: Block, walk: Any, bounds: list[np.ndarray], carried: Sequence[Any]
 ) -> Sequence[Any]:
-    """A loop whose bounds differ between instances: in stretches of passes that the same ones make.
+    """Run a loop whose bounds differ between instances, as runs of trips with the same active instances.
 
-    Where those left lie side by side the others are let go, with the values they have then.
+    While the active instances are contiguous, the others leave the loop with their current values.
     """
     start, stop, step = bounds
     trips = np.maximum(-((start - stop) // step), 0)
@@ -161,7 +156,7 @@ def _run_divergent_loop(
 
 @lru_cache(maxsize=256)
 def _find_contiguous_trips(axis: int, trips: tuple[int, ...]) -> list[tuple[InstanceRange, range]] | None:
-    """The passes that the same instances make, and the part these are; None where they do not lie side by side."""
+    """The next trips with the same active instances, and their range; None where they are not contiguous."""
     found, done = [], 0
     for end in sorted(set(trips) - {0}):
         left = [i for i, n in enumerate(trips) if n > done]
@@ -180,7 +175,7 @@ def _run_range_trips(
     passes: tuple[Any, Any, range],
     carried: Sequence[Any],
 ) -> Sequence[Any]:
-    """Some passes through a loop, made by the instances of a part."""
+    """Run some trips of a loop on a range of instances."""
     if part.high - part.low == machine.count[part.axis]:
         return _run_trips(machine, body, walk, passes, carried)
     return run_on_range(machine, part, body.free, walk, lambda inner: _run_trips(machine, body, inner, passes, carried))
@@ -189,7 +184,7 @@ def _run_range_trips(
 def _run_masked_loop(
     machine: TileMachine, body: Block, walk: Any, trips: np.ndarray, bounds: tuple[Any, Any], carried: Sequence[Any]
 ) -> Sequence[Any]:
-    """A loop whose stretches are made by those instances that a mask selects."""
+    """Run a loop under masks, one for each run of trips."""
     done = 0
     for end in sorted(set(trips.reshape(-1).tolist())):
         mask = machine.live(trips > done)

@@ -24,21 +24,21 @@ IsReady = Callable[[], bool]
 
 
 class BranchCancelled(BaseException):
-    """Unwinds a branch whose sibling has failed."""
+    """Cancels a branch whose sibling has failed."""
 
 
 class BranchTask:
-    """A branch under way: whether it can go on, the baton that lets it, and whether it waits for its own branches."""
+    """A running branch: whether it is ready, its semaphore, and whether it waits for its own branches."""
 
     def __init__(self) -> None:
         self.ready: IsReady = lambda: True
         self.baton = threading.Semaphore(0)
         self.joining = False
-        self.where: Location | None = None  # the wait at which it stands
+        self.where: Location | None = None  # the wait at which it is blocked
 
 
 class BranchScheduler:
-    """The branches under way, in a fixed order; `now` has the baton. After a failure each one only ends."""
+    """The running branches in a fixed order; `now` is scheduled. After a failure every branch is cancelled."""
 
     def __init__(self) -> None:
         self.now = BranchTask()
@@ -47,7 +47,7 @@ class BranchScheduler:
         self.stuck = False
 
     def _next(self, place: int) -> BranchTask | None:
-        """The next task in turn, from a place on, that can go on."""
+        """The next ready task in round-robin order."""
         turn = [*self.tasks[place:], *self.tasks[:place]]
         return next((t for t in turn if t.ready() or (self.failed and not t.joining)), None)
 
@@ -56,7 +56,7 @@ class BranchScheduler:
         task.baton.release()
 
     def pause(self, ready: IsReady, joining: bool = False) -> bool:
-        """Let others run until `ready()`; False where nobody can go on."""
+        """Yield to other branches until `ready()`; False where no branch is ready."""
         task = self.now
         task.ready, task.joining = ready, joining
         chosen = self._next(self.tasks.index(task) + 1)
@@ -71,7 +71,7 @@ class BranchScheduler:
         return not self.stuck
 
     def leave(self, task: BranchTask) -> None:
-        """End a task and hand the baton on; if nobody can go on, to one that waits, which then says so."""
+        """End a task and schedule the next; if none is ready, a waiting one, which reports the deadlock."""
         place = self.tasks.index(task)
         self.tasks.remove(task)
         chosen = self._next(place)
@@ -87,10 +87,10 @@ BRANCH_SCHEDULER: contextvars.ContextVar[BranchScheduler | None] = contextvars.C
 def wait_until(
     machine: TileMachine, ready: IsReady, stuck: Callable[[], ExecutionError], where: Location | None = None
 ) -> None:
-    """Go on when `ready()` holds, letting other branches run until then; `where` the wait stands.
+    """Block until `ready()` holds, while other branches run; `where` is the location of the wait.
 
     Raises:
-        ExecutionError: `stuck()`, where no branch can go on.
+        ExecutionError: `stuck()`, where no branch is ready.
     """
     scheduler = BRANCH_SCHEDULER.get()
     if ready():
@@ -106,7 +106,7 @@ def wait_until(
 
 
 def find_other_waits() -> list[Location]:
-    """Where other branches wait, in order."""
+    """The locations at which other branches wait, in order."""
     scheduler = BRANCH_SCHEDULER.get()
     tasks = scheduler.tasks if scheduler is not None else ()
     places = [t.where for t in tasks if t is not (scheduler and scheduler.now) and t.where is not None]
@@ -120,7 +120,7 @@ def has_waits(*blocks: Block) -> bool:
 
 
 def run_concurrently(machine: TileMachine, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What the jobs give, each run until it waits, in turn. Each finds the machine as it was."""
+    """Run jobs as coroutines that switch at waits; each starts from the same machine state. Returns their results."""
     scheduler = BRANCH_SCHEDULER.get() or BranchScheduler()
     token = BRANCH_SCHEDULER.set(scheduler)
     try:
@@ -130,7 +130,7 @@ def run_concurrently(machine: TileMachine, jobs: Sequence[Callable[[], Any]]) ->
 
 
 class ConcurrentBranches:
-    """Jobs under way together, started by the task that has the baton, which then waits for all of them."""
+    """Concurrent jobs, started by the scheduled task, which then waits for all of them."""
 
     def __init__(self, scheduler: BranchScheduler, machine: TileMachine, jobs: Sequence[Callable[[], Any]]) -> None:
         self.scheduler, self.machine, self.jobs = scheduler, machine, jobs
@@ -141,7 +141,7 @@ class ConcurrentBranches:
         self.errors: list[BaseException] = []
 
     def run(self) -> list[Any]:
-        """What the jobs give.
+        """Run the jobs and return their results.
 
         Raises:
             BaseException: the first that a job has raised.
@@ -172,7 +172,7 @@ class ConcurrentBranches:
                     self.results[number] = self.jobs[number]()
         except BranchCancelled:
             pass
-        except BaseException as error:  # handed on to whoever started the branches
+        except BaseException as error:  # re-raised by the task that started the branches
             self.errors.append(error)
             self.scheduler.failed = True
         finally:

@@ -35,7 +35,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def run(module: Module, arrays: Sequence[Any], debug: Any = None) -> list[np.ndarray]:
-    """Run a Tile module on arrays; the outputs, or nothing where the program writes in place.
+    """Run a Tile module on arrays and return its outputs (none where the program writes in place).
 
     `debug` (True, or Checks that say more) runs in debug mode; by default it is as `ts.debug.checked` says.
 
@@ -49,12 +49,12 @@ def run(module: Module, arrays: Sequence[Any], debug: Any = None) -> list[np.nda
     monitor = _make_monitor(checks, arrays, observers)
     try:
         return host.run(module.main, arrays, _make_launcher(module, False, monitor), wrote=monitor.wrote)
-    except SanitizerStopped:  # what the outputs hold has no meaning; only their shapes have
+    except SanitizerStopped:  # only the shapes of the outputs matter; their values are undefined
         return [np.zeros(p.type.shape, p.type.dtype.numpy) for p in _output_params(module.main)]
 
 
 def _make_monitor(checks: Checks | None, inputs: Sequence[Any], observers: Sequence[Observer]) -> Monitor:
-    """The monitor of a run in debug mode; only such a run imports the sanitizer."""
+    """Make the monitor of a run in debug mode; only debug mode imports the sanitizer."""
     from tessera.interp.sanitizer.monitor import Monitor
 
     return Monitor(checks, inputs, observers)
@@ -67,7 +67,7 @@ def _output_params(function: Function) -> Sequence[Any]:
 def run_with_bounds(
     module: Module, arrays: Sequence[Any], written: Sequence[int] = (), observers: Sequence[Observer] = ()
 ) -> list[IntervalArray]:
-    """The outputs, then the arrays at the `written` places, each with its rigorous error bound."""
+    """Run with error bounds: return the outputs, then the arrays at the `written` indices, with their bounds."""
     lifted = [
         a if isinstance(p.type, TensorType) else IntervalArray(a).copy()
         for p, a in zip(module.main.params, arrays, strict=False)
@@ -87,7 +87,7 @@ def _make_launcher(module: Module, bound: bool, monitor: Monitor | None = None) 
 def launch(
     function: Function, grid: Sequence[int], args: Sequence[Any], bound: bool = False, monitor: Monitor | None = None
 ) -> None:
-    """Run one tile function over a grid, chunk by chunk, in order; watched by a monitor in debug mode."""
+    """Run one tile function over a grid, chunk by chunk in order, under a monitor in debug mode."""
     keep_heap_pages()
     function = duplicate_tails(expand_target_ops(function))
     grid = tuple(int(n) for n in grid) or (1,)
@@ -132,7 +132,7 @@ def wrap_argument(param: Any, value: Any, machine: TileMachine, written: bool) -
 
 
 def find_written_params(function: Function, args: Sequence[Any]) -> set[int]:
-    """The parameters a kernel may write, directly or as another name for the same memory."""
+    """The parameters that a kernel may write, directly or through an alias."""
     direct = _find_store_targets(function.body)
     arrays = [i for i, p in enumerate(function.params) if isinstance(p.type, RefType)]
     return {i for i in arrays if any(i == d or _may_overlap(args[i], args[d]) for d in direct)}
@@ -143,8 +143,8 @@ def _may_overlap(a: Any, b: Any) -> bool:
 
 
 def choose_chunk_shape(function: Function, grid: tuple[int, ...], width: int) -> tuple[int, ...]:
-    """How many programs of some width a chunk holds along each axis: the first axes are split first."""
-    if "mesh" in function.attrs or uses_grid_barrier(function.body):  # its programs tell each other things
+    """Choose how many programs of some width a chunk holds along each axis; the first axes are split first."""
+    if "mesh" in function.attrs or uses_grid_barrier(function.body):  # its programs communicate
         return grid
     room = max(1, CHUNK_BYTES // (_largest_value_bytes(function.body) * width))
     box: list[int] = []
@@ -156,14 +156,14 @@ def choose_chunk_shape(function: Function, grid: tuple[int, ...], width: int) ->
 
 @lru_cache(maxsize=1024)
 def _find_store_targets(body: Block) -> tuple[int, ...]:
-    """The parameters that a body writes."""
+    """Yield the refs that a body writes."""
     written = {n.args[0] for n in body.walk() if n.op.effects & {"write"}}
     return tuple(i for i, p in enumerate(body.params) if p in written)
 
 
 @lru_cache(maxsize=1024)
 def _largest_value_bytes(body: Block) -> int:
-    """The bytes of a body's largest block."""
+    """Return the bytes of a body's largest block."""
     return max((_byte_size(v.type) for n in body.walk() for v in n.results), default=8)
 
 

@@ -19,16 +19,16 @@ FULL_SLICE = slice(None)
 
 @dataclass
 class TileMachine:
-    """Instances in a box: for each instance axis (grid axes, then the tiles of a group) the first and the count.
+    """The instances of a box: for each instance axis (grid axes, then the tiles of a group) the first and the count.
 
-    Where instances part ways they are narrowed to a smaller box if they lie side by side, else masked.
+    Divergent instances become a smaller box where they are contiguous, else a mask.
     """
 
     grid: tuple[int, ...]
     group: int
     first: tuple[int, ...]
     count: tuple[int, ...]
-    bound: bool = False  # values are Bounded, and ops follow their error rules (design 5)
+    bound: bool = False  # values carry error bounds, and ops follow their error rules (design 5)
     active: np.ndarray | None = None
     constants: dict[Node, np.ndarray] = field(default_factory=dict)
 
@@ -46,7 +46,7 @@ class TileMachine:
         return len(self.count)
 
     def place(self, axis: int) -> AffineScalar:
-        """Each instance's place along an instance axis."""
+        """Each instance's index along an instance axis."""
         return AffineScalar(self.first[axis], tuple(int(a == axis) for a in range(self.rank)))
 
     def constant(self, value: int) -> AffineScalar:
@@ -54,16 +54,16 @@ class TileMachine:
         return AffineScalar(value, (0,) * self.rank)
 
     def arrays(self, values: Sequence[Any]) -> list[Any]:
-        """Values with affine scalars made arrays."""
+        """Convert affine scalars among values to arrays."""
         return [v.array(self.count) if isinstance(v, AffineScalar) else v for v in values]
 
     def live(self, condition: np.ndarray) -> np.ndarray:
-        """Where a condition holds among the active instances."""
+        """The active instances for which a condition holds."""
         return condition if self.active is None else condition & self.active
 
     @property
     def divergent(self) -> bool:
-        """Whether some tiles of a group run here while others do not."""
+        """Whether only some tiles of a group are active."""
         if self.group == 1:
             return False
         mask = self.active
@@ -71,14 +71,14 @@ class TileMachine:
         return self.count[-1] != self.group or bool(parted)
 
     def split_masks(self, masks: Sequence[np.ndarray], together: int) -> list[tuple[np.ndarray, int]]:
-        """Masks cut into one for so many tiles of a group, without empty ones; with the number of the mask it is of."""
+        """Split masks by partitions of a group's tiles; yield the non-empty parts with the number of their mask."""
         stretch = (self.first[-1] + np.arange(self.count[-1])) // together
         cut = ((mask & (stretch == each), number) for number, mask in enumerate(masks) for each in np.unique(stretch))
         return [(mask, number) for mask, number in cut if mask.any()]
 
     @contextmanager
     def masked(self, mask: np.ndarray) -> Iterator[None]:
-        """Run with only the instances of `mask` active."""
+        """Run with only the active instances of `mask`."""
         before, self.active = self.active, mask
         try:
             yield
@@ -86,14 +86,14 @@ class TileMachine:
             self.active = before
 
     def named(self, error: OutOfBoundsError) -> OutOfBoundsError:
-        """An error that knows an instance only by its place, with its program and tile."""
+        """Complete an error that has only an instance index: add its program and tile."""
         if error.lane is not None:
             error.received = f"{error.received} in {self.name(error.lane[: self.rank])}"
             error.lane = None
         return error
 
     def name(self, place: Sequence[int]) -> str:
-        """The instance at a place among the present ones, in words: its program and, in a group, its tile."""
+        """Format an active instance by its index: its program and, in a group, its tile."""
         numbers = tuple(f + i for f, i in zip(self.first, place, strict=True))
         tile = f", tile {numbers[-1]}" if self.group > 1 else ""
         return f"program {numbers[: len(self.grid)]}{tile}"
@@ -107,16 +107,16 @@ class InstanceRange(NamedTuple):
     high: int
 
     def of(self, other: InstanceRange) -> InstanceRange:
-        """This part as one of another that it lies in."""
+        """This range relative to another range that contains it."""
         return InstanceRange(self.axis, self.low - other.low, self.high - other.low)
 
     def without(self, inner: InstanceRange) -> list[InstanceRange]:
-        """What lies before and behind an inner part."""
+        """The ranges before and after an inner range."""
         sides = [InstanceRange(self.axis, self.low, inner.low), InstanceRange(self.axis, inner.high, self.high)]
         return [p for p in sides if p.high > p.low]
 
     def cut(self, value: Any) -> Any:
-        """What a value is to these instances."""
+        """Slice a value to these instances."""
         if isinstance(value, AffineScalar):
             return value.cut(self.axis, self.low)
         if isinstance(value, InstanceMemory):
@@ -125,14 +125,14 @@ class InstanceRange(NamedTuple):
         return self._slice(value) if value.shape[self.axis] > 1 else value
 
     def cuts(self, values: Sequence[Any]) -> list[Any]:
-        """What values are to these instances."""
+        """Slice values to these instances."""
         return [self.cut(v) for v in values]
 
     def _slice(self, array: Any) -> Any:
         return array[(FULL_SLICE,) * self.axis + (slice(self.low, self.high),)]
 
     def join(self, inside: Any, outside: Any, count: int) -> Any:
-        """One value of `count` instances: `inside` for these, `outside` (of full or single size) for the others."""
+        """Join a value of `count` instances: `inside` for these, `outside` (of full size or 1) for the others."""
         if inside is outside:
             return inside
         rest = InstanceRange(self.axis, 0, count).without(self)
@@ -140,12 +140,12 @@ class InstanceRange(NamedTuple):
         return concatenate_ranges(sorted(pieces, key=lambda piece: piece[1].low))
 
     def put(self, array: Any, value: Any) -> None:
-        """Set what an array holds for these instances."""
+        """Set the elements of an array for these instances."""
         self._slice(array)[...] = value
 
 
 def concatenate_ranges(pieces: Sequence[tuple[Any, InstanceRange]]) -> Any:
-    """The values of parts that make up all instances as one; each holds 1 or its part's count of them."""
+    """Concatenate the values of ranges that make up all instances; each has size 1 or its range's count."""
     first, axis = pieces[0][0], pieces[0][1].axis
     shape = list(map(max, *(v.shape for v, _ in pieces))) if len(pieces) > 1 else list(first.shape)
     shape[axis] = pieces[-1][1].high
@@ -159,7 +159,7 @@ def concatenate_ranges(pieces: Sequence[tuple[Any, InstanceRange]]) -> Any:
 
 
 def find_contiguous_range(mask: np.ndarray) -> InstanceRange | None:
-    """The part that a mask selects, where it varies along one axis and what it selects lies side by side."""
+    """The range that a mask selects, where it varies along one axis and is contiguous; else None."""
     places = mask.reshape(-1)
     count = int(np.count_nonzero(places))
     if not count or mask.size not in mask.shape:
@@ -172,9 +172,9 @@ def find_contiguous_range(mask: np.ndarray) -> InstanceRange | None:
 def run_on_range(
     machine: TileMachine, part: InstanceRange, values: Set[Value], walk: Any, body: Callable[[Any], Sequence[Any]]
 ) -> list[Any]:
-    """`body(walk)` on the instances of a part, with the outer values it uses cut to them; arrays come back."""
+    """Run `body(walk)` on a range of instances, with the outer values that it uses sliced; return arrays."""
     outer, axis, saved = walk.env, part.axis, (machine.first, machine.count, machine.active)
-    env = {v: part.cut(outer[v]) for v in values if v in outer}  # a compiled program's constants are not there
+    env = {v: part.cut(outer[v]) for v in values if v in outer}  # folded constants are not in env
     first, count = machine.first, machine.count
     machine.first = (*first[:axis], first[axis] + part.low, *first[axis + 1 :])
     machine.count = (*count[:axis], part.high - part.low, *count[axis + 1 :])
@@ -188,7 +188,7 @@ def run_on_range(
 
 
 def select_by_mask(mask: np.ndarray, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
-    """New values where the mask holds, old ones elsewhere."""
+    """Select new values where the mask holds and old ones elsewhere."""
     return [
         n if n is o else np.where(expand_block_axes(mask, n.ndim - mask.ndim), n, o)
         for n, o in zip(new, old, strict=True)

@@ -22,21 +22,16 @@ from tessera.ir.numerics.interval_arithmetic import IntervalArray, require_exact
 from tessera.ir.rules import Rules
 from tessera.ops.tensor import basic, shape
 
-# Memory as the Tile interpreter sees it: blocks read and written for all program instances at once.
-#
-# Every array of values has leading *instance* axes (one for each grid axis, and one for the tiles of a
-# group where there are several), each of its full size or 1, and then the axes of the block, likewise.
-
 
 @dataclass
 class InstanceMemory:
-    """What a ref names: an array, whose first `lead` axes (if any) are the instances' own copies."""
+    """The memory of a ref: an array whose first `lead` axes (if any) are the instances' private copies."""
 
-    array: Any  # a NumPy array, or a Bounded in bound mode
+    array: Any  # a NumPy array, or an IntervalArray in bound mode
     name: str
     lead: int = 0
-    written: bool = True  # whether the kernel writes here: if not, reads need no copy
-    shape: tuple[int, ...] = field(init=False)  # of one copy
+    written: bool = True  # whether the kernel writes it: if not, reads need no copy
+    shape: tuple[int, ...] = field(init=False)  # the shape of one copy
 
     def __post_init__(self) -> None:
         self.shape = self.array.shape[self.lead :]
@@ -44,7 +39,7 @@ class InstanceMemory:
     def view(self, starts: Sequence[Any], block: tuple[int, ...], count: tuple[int, ...]) -> np.ndarray | None:
         """All instances' blocks at affine starts as one strided view.
 
-        None where a start is an array, a block reaches outside, or the memory is a Bounded: `Place` says what then.
+        None where a start is an array, a block is out of bounds, or the memory is an IntervalArray.
         """
         array, lead = self.array, self.lead
         if type(array) is not np.ndarray:
@@ -73,7 +68,7 @@ class InstanceMemory:
 
 @dataclass
 class BlockAccess:
-    """Where blocks lie: their memory, a start for each axis (affine or an array), their shape, and the instances."""
+    """Access to blocks: their memory, a start for each axis (affine or an array), their shape, and the instances."""
 
     memory: InstanceMemory
     starts: list[Any]
@@ -81,7 +76,7 @@ class BlockAccess:
     count: tuple[int, ...]
 
     def inside(self) -> bool:
-        """Whether every instance's block lies in the memory."""
+        """Whether every instance's block is in bounds."""
         for start, length, size in zip(self.starts, self.block, self.memory.shape, strict=True):
             if length and not _in_bounds(start, length, size, self.count):
                 return False
@@ -114,7 +109,7 @@ class BlockAccess:
         return _make_strided_view(array, origin, (*shape, *self.block), (*steps, *strides[lead:]))
 
     def indices(self) -> list[np.ndarray]:
-        """An index array for each axis of the memory's array, of instance axes and block axes."""
+        """An index array for each axis of the memory, over the instance axes and the block axes."""
         rank, depth = len(self.count), len(self.block)
         found = [_axis_range(n, a, rank + depth) for a, n in enumerate(self.memory.array.shape[: self.memory.lead])]
         for axis, (start, n) in enumerate(zip(self.starts, self.block, strict=True)):
@@ -130,11 +125,11 @@ def _in_bounds(start: Any, length: int, size: int, count: tuple[int, ...]) -> bo
         low = high = start.item()
     else:
         low, high = start.min(), start.max()
-    return bool(low >= 0 and high <= size - length)  # the sum of the other two might wrap
+    return bool(low >= 0 and high <= size - length)  # the sum of the other two may overflow
 
 
 def find_progression(start: np.ndarray) -> AffineScalar | None:
-    """An array of instance axes as an affine scalar, if it is one."""
+    """Find the affine scalar of an array of instance axes, or None."""
     origin = int(start.flat[0])
     steps, guess = [0] * start.ndim, np.int64(origin)
     for axis, size in enumerate(start.shape):
@@ -150,8 +145,8 @@ def find_progression(start: np.ndarray) -> AffineScalar | None:
 
 
 def _make_strided_view(array: np.ndarray, origin: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """A view of an array's memory from `origin` bytes on."""
-    builtin = array.dtype.isbuiltin == 1  # the types of ml_dtypes are no buffers: their bytes stand for them
+    """Make a view of an array's memory from `origin` bytes on."""
+    builtin = array.dtype.isbuiltin == 1  # ml_dtypes has no buffer protocol: view the bytes
     if array.flags.c_contiguous and array.size:
         raw = array if builtin else array.reshape(-1).view(np.uint8)
         return np.ndarray(shape, array.dtype, raw, origin, strides)
@@ -162,7 +157,7 @@ def _make_strided_view(array: np.ndarray, origin: int, shape: tuple[int, ...], s
 
 
 def _offset_array(array: np.ndarray, count: int) -> np.ndarray:
-    """An array that begins `count` bytes later (its shape does not matter to the caller)."""
+    """Offset an array by `count` bytes (the caller ignores its shape)."""
     if not count:
         return array
     index = []
@@ -179,12 +174,12 @@ def _axis_range(size: int, axis: int, rank: int) -> np.ndarray:
 
 
 def expand_block_axes(array: np.ndarray, depth: int) -> np.ndarray:
-    """An array of instance axes with `depth` block axes of size 1 behind."""
+    """Append `depth` block axes of size 1 to an array of instance axes."""
     return array.reshape(array.shape + (1,) * depth)
 
 
 def read_blocks(place: BlockAccess, mask: np.ndarray | None, other: Any, active: np.ndarray | None, clip: bool) -> Any:
-    """The blocks at a place: `other` where the mask is false or, with `clip`, outside the memory."""
+    """Read blocks: `other` where the mask is false or, with `clip`, out of bounds."""
     if place.inside():
         data = place.window()
         if data is None:
@@ -203,7 +198,7 @@ def read_blocks(place: BlockAccess, mask: np.ndarray | None, other: Any, active:
 def write_blocks(
     place: BlockAccess, value: Any, mask: np.ndarray | None, active: np.ndarray | None, clip: bool
 ) -> None:
-    """Write blocks; masked, inactive and (with `clip`) outside elements are left alone."""
+    """Write blocks; masked, inactive and (with `clip`) out-of-bounds elements are not written."""
     depth = len(place.block)
     lanes = None if active is None else expand_block_axes(active, depth)
     keep = _and_masks(mask, lanes)
@@ -231,12 +226,12 @@ def scatter_elements(array: Any, indices: Sequence[np.ndarray], value: Any, keep
     held = np.broadcast_to(value, shape)[chosen]
     if indices:
         array[tuple(np.broadcast_to(i, shape)[chosen] for i in indices)] = held
-    elif chosen.any():  # a scalar: the last instance's value stands
+    elif chosen.any():  # a scalar: the last instance's value is stored
         array[...] = held[-1]
 
 
 def keep_last_instance(value: Any, shape: tuple[int, ...]) -> Any:
-    """Where more instances write than there are places, the last one's value stands."""
+    """Keep the last instance's value where several instances write one element."""
     if value.shape == shape:
         return value
     index = tuple(slice(-1, None) if n > 1 and m == 1 else slice(None) for n, m in zip(value.shape, shape, strict=True))
@@ -256,7 +251,7 @@ def _default_value(other: Any, dtype: np.dtype) -> Any:
 def check_indices(
     memory: InstanceMemory, indices: list[np.ndarray], wanted: np.ndarray | None, clip: bool = False
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Indices made safe, and which elements lie inside (None for all)."""
+    """Clamp indices, and return which elements are in bounds (None for all)."""
     valid: np.ndarray | None = None
     safe = []
     for axis, (index, size) in enumerate(zip(indices, memory.array.shape, strict=True)):
@@ -285,7 +280,7 @@ def _out_of_bounds_error(memory: InstanceMemory, axis: int, index: int, size: in
 def allocate_memory(
     lead: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype, name: str, bound: bool, padding: int = 0
 ) -> InstanceMemory:
-    """Fresh memory for each instance, filled with what no program should rely on; rows lie `padding` elements apart."""
+    """Allocate memory for each instance, filled with a poison value; rows have `padding` unused elements after them."""
     rows = (*shape[:-1], shape[-1] + padding) if padding else shape
     array = np.empty((*lead, *rows), dtype)
     array.view(np.uint8)[...] = 0xFF  # NaN in every float format
@@ -293,10 +288,7 @@ def allocate_memory(
     return InstanceMemory(to_interval(array) if bound else array, name, len(lead))
 
 
-# Atomic updates of all program instances: each sees what those before it, in instance order, have left.
-
-
-# What becomes of the old value and the operands.
+# new value = rule(old value, operands)
 ATOMIC_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "max": np.maximum,
@@ -307,7 +299,7 @@ ATOMIC_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exchange": lambda old, new: new,
     "compare": lambda old, new, expected: np.where(old == expected, new, old),
 }
-# What does not depend on the order in which several updates reach one place.
+# Updates whose result does not depend on their order.
 _COMMUTATIVE = ("add", "max", "min", "and", "or", "xor")
 
 
@@ -320,7 +312,7 @@ def update_atomically(
     kind: str,
     operands: Any,
 ) -> Any:
-    """Update the places of `indices` where `keep` holds; what was there before each update."""
+    """Atomically update the elements at `indices` where `keep` holds, in instance order; return the old values."""
     blocks = (*indices, *operands, *(() if keep is None else (keep,)))
     whole = np.broadcast_shapes(shape, *(b.shape for b in blocks))
     chosen = np.ones(whole, bool) if keep is None else np.broadcast_to(keep, whole)
@@ -347,7 +339,7 @@ def update_atomically(
 
 
 def _update_serially(array: np.ndarray, cells: Any, kind: str, values: Sequence[np.ndarray]) -> tuple[Any, Any]:
-    """Updates in order; the old values, and which places were updated more than once."""
+    """Apply updates in order; return the old values, and which elements were updated more than once."""
     count = len(values[0])
     old = np.zeros(count, array.dtype)
     places = np.ravel_multi_index(cells, array.shape) if cells else np.zeros(count, np.int64)
@@ -360,7 +352,7 @@ def _update_serially(array: np.ndarray, cells: Any, kind: str, values: Sequence[
 
 
 def _serialise_conflicts(places: np.ndarray) -> Iterator[np.ndarray]:
-    """Sets of updates to different places: those of one place take turns, in order."""
+    """Split updates into batches of distinct elements, in order."""
     order = np.argsort(places, kind="stable")
     ordered = places[order]
     first = np.r_[True, ordered[1:] != ordered[:-1]][: len(ordered)]
@@ -373,9 +365,9 @@ def _serialise_conflicts(places: np.ndarray) -> Iterator[np.ndarray]:
 def _add_with_bounds(
     memory: InstanceMemory, dtype: DType, cells: Any, values: IntervalArray, old: np.ndarray, chosen: np.ndarray
 ) -> IntervalArray:
-    """Float additions in bound mode: n of them in any order differ by no more than γ(n) times the sum of magnitudes.
+    """Bound atomic float additions: n of them in any order differ by at most γ(n) times the sum of magnitudes.
 
-    What was there before an update is known only where no other update reaches the place.
+    The old value is known only where no other update has the same element.
     """
     shape = memory.array.shape or (1,)
     cells = cells or (np.zeros(len(values), np.int64),)
@@ -395,10 +387,7 @@ def _add_with_bounds(
     return IntervalArray(old, radius)
 
 
-# What nodes that only move elements do, as far as their attributes say it: one subscript, found ahead.
-
-
-# row(node, rank) gives move(array): the result, where `rank` axes of instances lead.
+# row(node, rank) returns a function of an array with `rank` leading instance axes.
 view_rules = Rules("tile moves")
 
 FULL_SLICE = slice(None)
@@ -406,7 +395,7 @@ FULL_SLICE = slice(None)
 
 @view_rules(basic.broadcast_to)
 def _(node, rank):
-    # Axes that repeat stay at size 1: NumPy repeats them where it must.
+    # Broadcast axes stay at size 1: NumPy expands them where needed.
     new = (None,) * (len(node.attrs["shape"]) - node.args[0].type.rank)
     return itemgetter((FULL_SLICE,) * rank + new) if new else identity_view
 
@@ -425,12 +414,12 @@ def _(node, rank):
 
 
 def identity_view(array: Any) -> Any:
-    """The move that changes nothing."""
+    """Return an array unchanged."""
     return array
 
 
 def _reshape_unit_axes(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Any, ...]:
-    """The subscript that takes axes of size 1 away and puts others in."""
+    """Make the subscript that removes and inserts axes of size 1."""
     places: list[Any] = []
     sizes = iter(before)
     for wanted in after:
@@ -446,6 +435,6 @@ def _reshape_unit_axes(before: tuple[int, ...], after: tuple[int, ...]) -> tuple
 
 
 def expand_block(array: Any, block: tuple[int, ...]) -> Any:
-    """A value with its block axes at full size, where it holds 1 for what is the same everywhere."""
+    """Expand the block axes of a value from size 1 to full size."""
     sizes, lead = array.shape, array.ndim - len(block)
     return array if sizes[lead:] == block else np.broadcast_to(array, (*sizes[:lead], *block))

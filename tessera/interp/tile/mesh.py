@@ -53,7 +53,7 @@ def _(machine, node, args, run):
 
 
 def _gather_axis(machine: TileMachine, x: Any, axis: int) -> Any:
-    """A value with one copy for each program along a mesh axis."""
+    """Expand a value to one copy for each program along a mesh axis."""
     return np.broadcast_to(x, (*x.shape[:axis], machine.count[axis], *x.shape[axis + 1 :]))
 
 
@@ -94,10 +94,10 @@ def _(machine, node, args, run):
 
 
 def _select_panel(machine: TileMachine, node: Node, x: Any, number: np.ndarray) -> Any:
-    """A panel for each program: numbers differ between programs where each takes its own."""
+    """Select a panel for each program by its number."""
     axis, count = node.attrs["axis"], node.attrs["count"]
     size = x.shape[axis] // count
-    if x.shape[axis] == 1:  # the same all along
+    if x.shape[axis] == 1:  # uniform along the axis
         return x
     if number.size == 1:
         first = int(number.reshape(-1)[0]) * size
@@ -190,7 +190,7 @@ def _(machine, node, args, run):
 def _evaluate_pure(
     machine: TileMachine, op: Any, types: tuple, out: Any, attrs: dict[str, Any], args: list[Any]
 ) -> Any:
-    """An op that only computes, with its bound where there is one."""
+    """Evaluate a pure op, with its bound in bound mode."""
     work = (
         apply_with_bounds
         if machine.bound

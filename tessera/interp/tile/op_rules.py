@@ -39,9 +39,6 @@ from tessera.ops.dialects import tile
 from tessera.ops.dialects.inline_asm import find_emulation, inline
 from tessera.ops.tensor import basic, contractions, reduce, shape
 
-# Assertions and prints of all program instances at once.
-
-
 check_rules = Rules("tile checks")
 
 
@@ -72,13 +69,13 @@ def _to_python(value: Any) -> np.ndarray:
 
 
 def _select_instance(value: np.ndarray, place: tuple[int, ...]) -> str:
-    """What a value holds at a place; axes of size 1 are the same everywhere."""
+    """The element of a value at an index; axes of size 1 are broadcast."""
     aligned = place[: value.ndim] if value.ndim <= len(place) else (*place, *(0,) * (value.ndim - len(place)))
     return str(value[tuple(i if n > 1 else 0 for i, n in zip(aligned, value.shape, strict=True))])
 
 
 def _describe_instance(machine: TileMachine, place: tuple[int, ...]) -> str:
-    """An instance in words: its program and, in a group, its tile."""
+    """Format an instance: its program and, in a group, its tile."""
     numbers = tuple(f + i for f, i in zip(machine.first, place, strict=True))
     grid = numbers[: len(machine.grid)]
     tile = f", tile {numbers[-1]}" if machine.group > 1 else ""
@@ -87,7 +84,7 @@ def _describe_instance(machine: TileMachine, place: tuple[int, ...]) -> str:
 
 @check_rules(tile.print_)
 def _(machine, node, args, run):
-    if machine.bound:  # the same program runs for its values as well, and prints there
+    if machine.bound:  # the value run prints already
         return ()
     arrays, label = [np.asarray(a) for a in args], node.attrs["label"]
     for place in _active_instances(machine):
@@ -99,7 +96,7 @@ def _(machine, node, args, run):
 
 @check_rules(tile.line, tile.pause)
 def _(machine, node, args, run):
-    return ()  # who steps through the program has seen it before (`checked.observe`)
+    return ()  # a debugger has seen it already (observers.py)
 
 
 def _active_instances(machine: TileMachine) -> Iterator[tuple[int, ...]]:
@@ -114,9 +111,6 @@ def _format_value(array: np.ndarray, place: tuple[int, ...]) -> str:
     return np.array2string(own, separator=", ") if own.ndim else str(own)
 
 
-# `tile.inline` in the interpreter: the Python emulation, on the elements of all program instances at once.
-
-
 inline_rules = Rules("tile inline")
 
 
@@ -129,7 +123,7 @@ def _(machine, node, args, run):
 
 
 def _emulate(node: Node, arrays: Sequence[Any]) -> np.ndarray:
-    """What the emulation gives; floats come in the type that ops compute in.
+    """Call the emulation; floats are passed in the compute type.
 
     Raises:
         ExecutionError: it fails, or gives an array of another shape.
@@ -140,14 +134,14 @@ def _emulate(node: Node, arrays: Sequence[Any]) -> np.ndarray:
     shape = np.broadcast_shapes(*(a.shape for a in wide))
     try:
         found = np.asarray(function(*wide))
-    except Exception as error:  # whatever a user's function raises is reported at its line
+    except Exception as error:  # any exception of a user's function is reported at its line
         raise ExecutionError(
             f"the emulation of tile.inline fails: {type(error).__name__}: {error}", received=name.partition("#")[0]
         ) from error
     if found.shape != shape:
         raise ExecutionError(
             "the emulation of tile.inline is not elementwise", expected=f"an array of shape {shape}",
-            received=f"shape {found.shape}", suggestion="use NumPy functions that treat each element by itself",
+            received=f"shape {found.shape}", suggestion="use elementwise NumPy functions",
         )  # fmt: skip
     return found
 
@@ -158,7 +152,7 @@ def _compute_dtype(type: Any) -> Any:
 
 
 def _emulate_with_bounds(node: Node, operands: Sequence[IntervalArray]) -> IntervalArray:
-    """Exact where the operands are, but for `ulp` and the rounding; of others nothing is known."""
+    """The bound is `ulp` and the rounding where the operands are exact; else it is infinite."""
     out = node.out.type.dtype
     held = [convert(x.value, v.type.dtype) for x, v in zip(operands, node.args, strict=True)]
     found = _emulate(node, held)
@@ -167,7 +161,7 @@ def _emulate_with_bounds(node: Node, operands: Sequence[IntervalArray]) -> Inter
     if not out.is_float:
         return IntervalArray(value, np.where(sure, 0.0, np.inf))
     wide = value.astype(np.float64)
-    step = 2 * find_rounding_model(out).rounding(np.abs(wide))  # half a unit in the last place, twice
+    step = 2 * find_rounding_model(out).rounding(np.abs(wide))  # twice half a unit in the last place
     return IntervalArray(
         wide, np.where(sure, node.attrs["ulp"] * step, np.inf) if node.attrs["ulp"] else _unknown_bound(sure)
     )
@@ -177,10 +171,7 @@ def _unknown_bound(sure: np.ndarray) -> np.ndarray:
     return np.where(sure, 0.0, np.inf)
 
 
-# What each op means to all program instances at once; pure ops fall back to their own semantics.
-
-
-# `places` take index scalars as they are (affine or arrays), `rules` take arrays alone.
+# Rules of `places` receive index scalars as affine scalars or arrays; rules of `rules` receive arrays.
 affine_rules = Rules("tile places")
 array_rules = Rules("tile interpreter")
 for _table in (
@@ -197,7 +188,7 @@ for _table in (
 
 
 def make_evaluator(machine: TileMachine) -> NodeSemantics:
-    """The meaning of nodes on this machine."""
+    """Make the semantics of nodes on this machine."""
 
     def mean(node: Node, args: list[Any], walk: Any) -> Sequence[Any]:
         rule = affine_rules.get(node.op)
@@ -215,13 +206,13 @@ def make_evaluator(machine: TileMachine) -> NodeSemantics:
 
 
 def evaluate_pure(machine: TileMachine, node: Node, args: list[Any]) -> Sequence[Any]:
-    """An op that only computes: NumPy broadcasting takes care of the instance axes."""
+    """Evaluate a pure op: NumPy broadcasting handles the instance axes."""
     if machine.bound:
         return apply_with_bounds(node.op, node.types, node.result_types, node.attrs, args)
     return node.op.compute(node.types, node.result_types, node.keywords, args)
 
 
-# prepare(node, operands) gives the operands of an op as NumPy wants them.
+# prepare(node, operands) returns the operands in the form that NumPy needs.
 operand_rules = Rules("tile operands")
 
 
@@ -234,7 +225,7 @@ def _(node, args):
 def _(node, args):
     a, b = (memory.expand_block(x, v.type.shape) for x, v in zip(args, node.args, strict=True))
     if type(b) is np.ndarray and b.strides[-1] != b.itemsize:
-        # BLAS is slower by a third on right operands that are turned round: more than a copy costs.
+        # BLAS is a third slower on transposed right operands: more than a copy costs.
         b = np.ascontiguousarray(convert(b, node.types[1].accumulate))
     return [a, b]
 
@@ -329,7 +320,7 @@ def _make_block_access(
     starts, rest = args[skip:end], args[end:]
     if machine.bound:
         starts = [require_exact(a) for a in starts]
-    if machine.active is not None:  # what inactive instances would index does not matter
+    if machine.active is not None:  # indices of inactive instances are ignored
         starts = [s if s.size == 1 else np.where(machine.active, s, 0) for s in machine.arrays(starts)]
     if rest:
         rest = machine.arrays(rest)
@@ -370,7 +361,7 @@ def _combine_masks(machine: TileMachine, mask: Any, depth: int) -> Any:
 def _align_indices(
     machine: TileMachine, node: Node, args: list[Any], skip: int
 ) -> tuple[InstanceMemory, list[Any], list[Any]]:
-    """The memory, an index for each axis of its array, and what follows; all of one rank."""
+    """Align the memory, an index for each axis, and the remaining operands to one rank."""
     memory: InstanceMemory = args[0]
     values = list(zip(args[skip:], node.args[skip:], strict=True))
     depth = max((v.type.rank for _, v in values), default=0)
@@ -409,7 +400,7 @@ def _(machine, node, args, run):
 
 @affine_rules(tile.async_copy)
 def _(machine, node, args, run):
-    # Done at once: one of the moments at which a copy may be done.
+    # The copy runs now: that is one of its legal moments.
     dst, src, starts = args[0], args[1], [require_exact(a) for a in args[2:]]
     block, clip = node.attrs["shape"], node.attrs["edge"] == "clip"
     here, there = len(dst.shape), len(src.shape)
@@ -429,7 +420,7 @@ def _(machine, node, args, run):
 
 @array_rules(tile.barrier)
 def _(machine, node, args, run):
-    # Instances run in step, so what came before is done; only divergence can go wrong.
+    # Instances run in lockstep, so earlier writes are visible; only divergence is an error.
     if machine.divergent:
         raise ExecutionError(
             "a barrier is reached by some tiles of a group and not by others",

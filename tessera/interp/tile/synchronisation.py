@@ -17,9 +17,6 @@ from tessera.ops.dialects import mbarrier as ops
 from tessera.ops.dialects import tile
 from tessera.ops.dialects.mbarrier import BYTES, COUNT, MISSING, PHASE
 
-# The barrier of a whole grid: all programs run side by side, so that only a condition that parts them goes wrong.
-
-
 grid_barrier_rules = Rules("tile grid barrier")
 
 
@@ -32,7 +29,7 @@ def _(machine, node, args, run):
 
 
 def find_present_instances(machine: TileMachine) -> np.ndarray:
-    """Which instances of the whole launch run here."""
+    """The active instances of the whole launch."""
     tiles = (machine.group,) if machine.group > 1 else ()
     here = np.zeros((*machine.grid, *tiles), bool)
     box = tuple(slice(f, f + n) for f, n in zip(machine.first, machine.count, strict=True))
@@ -41,7 +38,7 @@ def find_present_instances(machine: TileMachine) -> np.ndarray:
 
 
 def describe_divergence(machine: TileMachine, here: np.ndarray) -> BarrierError:
-    """What to say where some instances reach a grid barrier and others do not."""
+    """Describe a divergent grid barrier: which instances reach it and which do not."""
     came, missing = (describe_instance(machine, tuple(int(i) for i in np.argwhere(w)[0])) for w in (here, ~here))
     return BarrierError(
         f"a grid barrier is reached by {came} and not by {missing}: by {int(here.sum())} of {here.size}",
@@ -51,12 +48,9 @@ def describe_divergence(machine: TileMachine, here: np.ndarray) -> BarrierError:
 
 
 def describe_instance(machine: TileMachine, place: tuple[int, ...]) -> str:
-    """An instance of the launch in words."""
+    """Format an instance of the launch."""
     rank = len(machine.grid)
     return f"program {place[:rank]}" + (f", tile {place[rank]}" if machine.group > 1 else "")
-
-
-# What tiles of a group tell each other: the instance axis of tiles, moved and indexed.
 
 
 group_rules = Rules("tile groups")
@@ -68,10 +62,10 @@ def _(machine, node, args, run):
     _check_convergence(machine, width)
     block = x.shape[rank:]
     lead = x.shape[:rank]
-    if machine.group == 1 or lead[-1] == 1:  # the same in every tile
+    if machine.group == 1 or lead[-1] == 1:  # uniform in the group
         return (x.reshape(*lead, 1, *block),)
     before, count = lead[:-1], lead[-1]
-    if count == width:  # what one sees all see
+    if count == width:  # the result is uniform
         return (x.reshape(*before, 1, width, *block),)
     each = x.reshape(*before, count // width, 1, width, *block)
     seen = np.broadcast_to(each, (*before, count // width, width, width, *block))
@@ -93,7 +87,7 @@ def _(machine, node, args, run):
 
 @group_rules(tile.meet)
 def _(machine, node, args, run):
-    # Instances run in step, so what came before is done; only a stretch that parts can go wrong.
+    # Instances run in lockstep, so earlier writes are visible; only a divergent partition is an error.
     _check_convergence(machine, node.attrs["width"], "meet")
     return ()
 
@@ -105,9 +99,9 @@ def _take_tiles(x: Any, index: np.ndarray, axis: int) -> Any:
 
 
 def _check_convergence(machine: TileMachine, width: int, what: str = "exchange values") -> None:
-    """Check that each stretch of tiles is here whole or not at all."""
+    """Check that each partition of tiles is fully active or fully inactive."""
     if machine.group % width:
-        raise ExecutionError(f"stretches of {width} tiles do not make up a group of {machine.group}")
+        raise ExecutionError(f"partitions of {width} tiles do not divide a group of {machine.group}")
     if machine.group == 1:
         return
     here = machine.count[-1]
@@ -118,34 +112,31 @@ def _check_convergence(machine: TileMachine, width: int, what: str = "exchange v
         whole = bool((stretches == stretches[..., :1]).all())
     if not whole:
         raise ExecutionError(
-            f"some tiles {what} and others of the same stretch do not",
-            expected=f"all {width} tiles of a stretch at the same operation",
+            f"some tiles {what} and others of the same partition do not",
+            expected=f"all {width} tiles of a partition at the same operation",
             received=f"a condition that differs between the {machine.group} tiles",
             suggestion="move it out of the `if` or loop whose condition differs between tiles",
         )
-
-
-# Barriers in memory for all program instances at once; a wait lets other branches of a group run first.
 
 
 mbarrier_rules = Rules("tile mbarriers")
 
 
 def mbarrier_state(machine: TileMachine, args: list[Any]) -> np.ndarray:
-    """The barriers' numbers: axes for the instances (1 for the tiles of a group), the barrier, the field."""
+    """The barriers' state array: axes for the instances (1 for the tiles of a group), the barrier, the field."""
     array = require_exact(args[0].array)
     assert isinstance(array, np.ndarray)
     return array
 
 
 def find_active_tiles(machine: TileMachine) -> np.ndarray:
-    """Which of the present instances run."""
+    """The active tiles."""
     mask = True if machine.active is None else machine.active
     return np.broadcast_to(mask, machine.count)
 
 
 def locate_mbarriers(machine: TileMachine, state: np.ndarray, slot: Any) -> tuple[np.ndarray, ...]:
-    """For each active tile the index of its barrier in the state."""
+    """Find the index of each active tile's barrier in the state array."""
     active, number = find_active_tiles(machine), np.broadcast_to(require_exact(slot), machine.count)
     where = list(np.nonzero(active))
     chosen = number[tuple(where)]
@@ -157,7 +148,7 @@ def locate_mbarriers(machine: TileMachine, state: np.ndarray, slot: Any) -> tupl
 
 
 def _sum_arrivals(machine: TileMachine, args: list[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The state, and `count` for each active tile added up for each barrier."""
+    """Return the state array and the sum of `count` over the active tiles of each barrier."""
     state = mbarrier_state(machine, args)
     total = np.zeros(state.shape[:-1], np.int64)
     np.add.at(total, locate_mbarriers(machine, state, args[1]), count)
@@ -187,7 +178,7 @@ def _(machine, node, args, run):
 
 @mbarrier_rules(ops.mbarrier_copies)
 def _(machine, node, args, run):
-    # Copies are done at once: their bytes have come.
+    # Copies run immediately: their bytes have arrived.
     state, came = _sum_arrivals(machine, args, node.attrs["count"])
     state[..., BYTES] -= came
     complete_phases(state, np.zeros_like(came))
@@ -195,14 +186,14 @@ def _(machine, node, args, run):
 
 
 def complete_phases(state: np.ndarray, came: np.ndarray) -> None:
-    """Count arrivals, and end each phase that nothing is missing in."""
+    """Count arrivals, and complete each phase that has all of them and all bytes."""
     count = state[..., COUNT]
     done = count - state[..., MISSING] + came
     free = state[..., BYTES] == 0
-    over = ~free & (done > count) & (came > 0)  # what nobody arrives at here need not have begun
+    over = ~free & (done > count) & (came > 0)  # a barrier without arrivals may be uninitialised
     if over.any():
         raise ExecutionError(
-            "more tiles arrive at an mbarrier than its phase takes, while its bytes have not come",
+            "more tiles arrive at an mbarrier than its phase expects, while its bytes are pending",
             expected=f"{int(count[over][0])} arrivals in each phase",
         )
     phases = np.where(free & (count > 0), done // np.maximum(count, 1), 0)
@@ -229,7 +220,7 @@ def _(machine, node, args, run):
 def _deadlock_error(
     machine: TileMachine, node: Node, waiting: np.ndarray, states: np.ndarray, slots: np.ndarray
 ) -> ExecutionError:
-    """The error for tiles that wait for a phase which nobody is left to end."""
+    """The error for tiles that wait for a phase that no tile can complete."""
     who = np.argwhere(find_active_tiles(machine))[waiting][0]
     state, slot = states[waiting][0], int(slots[waiting][0])
     others = "".join(f"; others wait at {place}" for place in cooperative_scheduler.find_other_waits())
@@ -243,14 +234,14 @@ def _deadlock_error(
 
 
 def _loop_hint() -> str:
-    """What else may be the matter where a wait stands in a branch."""
+    """An additional hint for a wait inside a branch."""
     if cooperative_scheduler.BRANCH_SCHEDULER.get() is None:
         return ""
     return "; in a loop tiles meet behind such a branch in every round: let the loop stand in the branch"
 
 
 def _describe_missing(state: np.ndarray) -> str:
-    """What a phase still needs, in words."""
+    """Describe the arrivals and bytes that a phase still needs."""
     arrivals = f"{state[MISSING]} of {state[COUNT]} arrivals"
     if state[BYTES] < 0:
         return f"{arrivals}, and to which {-state[BYTES]} bytes came that were not expected"
