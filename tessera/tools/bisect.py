@@ -1,30 +1,34 @@
 """Bisection of a lowering: the first step whose results leave their bound, and the smallest slice of ops that shows it.
 
-The slice is found by delta debugging (Zeller and Hildebrandt 2002) over the ops of the Graph program.
+The steps are the passes of the lowering, the passes of the target's generator, its text and its runtime. The slice is
+found by delta debugging (Zeller and Hildebrandt 2002) over the ops of the Graph program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from tessera.codegen.contract import get_backend
+from tessera.codegen.contract import get_backend, list_target_passes
 from tessera.core.device import INTERP
 from tessera.core.errors import UnsupportedOpError
 from tessera.interp import bound
 from tessera.interp import graph as graph_interpreter
 from tessera.interp.bound import BoundAgreement, compare_with_bound
+from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 from tessera.ir.verify import verify
 from tessera.lower.pipeline import list_steps
+from tessera.ops.dialects import tile
 from tessera.runtime import driver
 from tessera.runtime.program import PreparedProgram
 
-# A program taken through every step of its lowering; what each step gives runs and is held against the bound.
+# Steps: each gives a module or an artifact, which is verified, run and compared with the bound.
 
 
 WITHIN, OUTSIDE, FAILED, UNCHANGED = "within", "outside", "failed", "unchanged"
@@ -34,7 +38,7 @@ WITHIN, OUTSIDE, FAILED, UNCHANGED = "within", "outside", "failed", "unchanged"
 class LoweringStep:
     """One step: `make` takes what the step before gave, `run` runs what it made.
 
-    `doubted` is a slow step before it that is taken only where this one goes wrong.
+    `fallback` is a slower step that is taken only where this one fails.
     """
 
     name: str
@@ -46,7 +50,7 @@ class LoweringStep:
 
 @dataclass(frozen=True)
 class BisectInput:
-    """What is lowered, its arrays, which of those it writes, and where its results must lie."""
+    """The program to lower, its arrays, which of those it writes, and the bounds of its results."""
 
     module: Module
     arrays: Sequence[Any]
@@ -72,10 +76,10 @@ class BisectInput:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """How a step's results stand against the bound.
+    """A step's results compared with the bound.
 
     `status` is "within", "outside", "failed" (an error, in `error`) or "unchanged" (the step did nothing). `agreement`
-    is of the output that lies worst. `before` and `after` are what the step took and gave.
+    is of the worst output. `before` and `after` are what the step took and gave, `path` the steps up to this one.
     """
 
     step: str
@@ -89,6 +93,7 @@ class StepVerdict:
     error: Exception | None = None
     before: Any = field(default=None, repr=False)
     after: Any = field(default=None, repr=False)
+    path: tuple[LoweringStep, ...] = field(default=(), repr=False)
 
     @property
     def bad(self) -> bool:
@@ -96,48 +101,86 @@ class StepVerdict:
         return self.status in (OUTSIDE, FAILED)
 
 
-def judge_steps(program: PreparedProgram, target: str) -> Iterator[StepVerdict]:
-    """The verdict on each step from the entry point to a target, up to the first that is to blame."""
-    given = BisectInput.of(program)
+def judge_steps(
+    program: PreparedProgram, target: str, options: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[StepVerdict]:
+    """The verdict on each step from the entry point to a target, up to the first that is to blame.
+
+    `options` are the generator's.
+    """
+    given, path = BisectInput.of(program), list[LoweringStep]()
     state: Any = given.module
-    for step in lowering_steps(program.top, target):
-        verdict = judge_step(step, state, given)
-        earlier = judge_step(step.fallback, state, given) if verdict.bad and step.fallback is not None else None
+
+    def current() -> Any:
+        return state
+
+    for step in lowering_steps(program.top, target, options, current):
+        verdict = replace(judge_step(step, state, given), path=(*path, step))
+        earlier = None
+        if verdict.bad and step.fallback is not None:
+            earlier = replace(judge_step(step.fallback, state, given), path=(*path, step.fallback))
         if earlier is not None:
             yield earlier
         if earlier is None or not earlier.bad:
             yield verdict
         if verdict.bad:
             return
+        path.append(step)
         state = verdict.after
 
 
-def lowering_steps(top: str, target: str) -> Iterator[LoweringStep]:
-    """Every step from the first level of a program to a target's device."""
+def lowering_steps(
+    top: str, target: str, options: Mapping[str, Any], current: Callable[[], Module]
+) -> Iterator[LoweringStep]:
+    """Every step from the first level of a program to a target's device.
+
+    `current` gives the module that the steps so far have made: once they are done, the one that the generator takes.
+    """
     yield LoweringStep("trace" if top == "graph" else "kernel", top, lambda module: module, _run_module)
     if top == "graph":
         for name, rewrite in list_steps(driver.find_plan(target)):
             yield LoweringStep(name, "", rewrite, _run_module)
     if target != INTERP:
-        yield from _target_steps(target)
+        yield from _pass_steps(target, options, current())
+        yield from _target_steps(target, options)
 
 
 def _run_module(module: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
     return driver.run_level({module.level: module}, module.level, arrays)
 
 
-def _target_steps(target: str) -> Iterator[LoweringStep]:
-    """The runtime, doubting the text; without the device the text alone, in its interpreter."""
+def _pass_steps(target: str, options: Mapping[str, Any], module: Module) -> Iterator[LoweringStep]:
+    """The generator's passes over a Tile module.
+
+    What each gives runs in the Tile interpreter; in debug mode first, where the passes have added asynchronous copies.
+    """
+    held = _count_copies(module)
+
+    def run(made: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
+        if _count_copies(made) > held:
+            tile_interpreter.run(made, [np.copy(a) if isinstance(a, np.ndarray) else a for a in arrays], debug=True)
+        return tile_interpreter.run(made, arrays)
+
+    for each in list_target_passes(target, module, options):
+        yield LoweringStep(each.name, "", each.run, run)
+
+
+def _count_copies(module: Module) -> int:
+    return sum(n.op is tile.async_copy for f in module.functions[1:] for n in f.body.walk())
+
+
+def _target_steps(target: str, options: Mapping[str, Any]) -> Iterator[LoweringStep]:
+    """The runtime, with the text as its fallback; without the device the text alone, in its interpreter."""
     generator = get_backend(target)
     text = None
     if hasattr(generator, "interpreter"):
         text = LoweringStep(
-            f"{target} text", "target", lambda module: generator.emit(module, {}),
+            f"{target} text", "target", lambda module: generator.emit(module, options),
             lambda artifact, arrays: generator.interpreter(artifact)(arrays),
         )  # fmt: skip
     if hasattr(generator, "runtime") and getattr(generator, "has_device", True):
         yield LoweringStep(
-            f"{target} runtime", "device", lambda module: generator.emit(module, {}),
+            f"{target} runtime", "device", lambda module: generator.emit(module, options),
             lambda artifact, arrays: generator.runtime(artifact).run(arrays), fallback=text,
         )  # fmt: skip
     elif text is not None:
@@ -173,9 +216,6 @@ def _compare_with_bounds(
     return StepVerdict(name, level, status, worst, found[worst], result, reference, radius, None, before, after)
 
 
-# The smallest run of a program's ops that still shows what a step does wrong.
-
-
 @dataclass(frozen=True)
 class FailingSlice:
     """Some ops of a Graph program, the arrays that they take, and the verdict on the step that gets them wrong."""
@@ -194,14 +234,14 @@ class FailingSlice:
 FailurePredicate = Callable[[Function, Sequence[Any]], "StepVerdict | None"]
 
 
-def reduce_program(program: PreparedProgram, target: str, blamed: StepVerdict) -> FailingSlice | None:
+def reduce_program(program: PreparedProgram, blamed: StepVerdict) -> FailingSlice | None:
     """The smallest part of a program that a step still gets wrong; None for a kernel, which has no Graph level.
 
     The ops of the traced program are searched first; then, in what is left, those that its composites are made of.
     """
     if program.top != "graph":
         return None
-    steps = _steps_up_to(lowering_steps(program.top, target), blamed.step)
+    steps = blamed.path
 
     def fails(function: Function, arrays: Sequence[Any]) -> StepVerdict | None:
         verdict = _judge_slice(function, arrays, steps)
@@ -214,16 +254,6 @@ def reduce_program(program: PreparedProgram, target: str, blamed: StepVerdict) -
         return None
     inner = _find_smallest_slice(_last_graph(part.function, steps), part.arrays, fails)
     return part if inner is None or inner.ops > part.ops else replace(inner, of=part.of)
-
-
-def _steps_up_to(path: Iterable[LoweringStep], name: str) -> list[LoweringStep]:
-    """The steps up to the one of this name."""
-    steps: list[LoweringStep] = []
-    for step in path:
-        steps.append(step.fallback if step.fallback is not None and step.fallback.name == name else step)
-        if steps[-1].name == name:
-            break
-    return steps
 
 
 def _judge_slice(function: Function, arrays: Sequence[Any], steps: Sequence[LoweringStep]) -> StepVerdict | None:
@@ -310,9 +340,6 @@ def _live_nodes(nodes: Sequence[Node], results: Sequence[Value]) -> list[Node]:
             live |= _values_read(node)
             kept.append(node)
     return kept[::-1]
-
-
-# Bisection: the first step of a lowering after which results lie outside their bound, and what shows it.
 
 
 __all__ = ["FailingSlice", "StepVerdict", "reduce_program", "judge_steps"]

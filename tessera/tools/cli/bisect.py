@@ -33,9 +33,9 @@ def main(options: argparse.Namespace) -> int:
     program = prepare_program(entry, make_inputs(entry, options.seed, options.input), target, options.tune, lower=False)
     if tuned := describe_configuration(entry, program):
         print(f"configuration: {tuned}")
-    verdicts = list(judge_steps(program, target))
+    verdicts = list(judge_steps(program, target, {"arch": options.arch} if options.arch else {}))
     blamed = verdicts[-1] if verdicts[-1].bad else None
-    part = reduce_program(program, target, blamed) if blamed is not None else None
+    part = reduce_program(program, blamed) if blamed is not None else None
     if options.json:
         print(json.dumps(_as_json(verdicts, part), indent=1))
     else:

@@ -7,15 +7,16 @@ import json
 import linecache
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.highlighter import RegexHighlighter
 from rich.rule import Rule
 from rich.theme import Theme
 
-from tessera.codegen.contract import get_backend
-from tessera.core.device import find_generator_name
+from tessera.codegen.contract import get_backend, list_target_passes
+from tessera.core.device import INTERP, find_generator_name
 from tessera.ir.core import Module, structural_hash
 from tessera.ir.printer import print_module
 from tessera.runtime import driver
@@ -48,7 +49,8 @@ def main(options: argparse.Namespace) -> int:
     program = prepare_program(entry, make_inputs(entry, options.seed), target, options.tune)
     if tuned := describe_configuration(entry, program):
         print(f"configuration: {tuned}", file=sys.stderr)  # what programs read on stdout is the IR alone
-    sections = list(_pass_sections(program, target) if options.pass_by_pass else _level_sections(program, target))
+    arch = {"arch": options.arch} if options.arch else {}
+    sections = list((_pass_sections if options.pass_by_pass else _level_sections)(program, target, arch))
     chosen = [s for s in sections if options.level in (None, s[1])]
     if options.json:
         print(
@@ -68,24 +70,37 @@ def _section(name: str, module: Module) -> IrSection:
     return name, module.level, print_module(module), structural_hash(module)
 
 
-def _level_sections(program: PreparedProgram, target: str) -> Iterator[IrSection]:
+def _level_sections(program: PreparedProgram, target: str, options: Mapping[str, Any]) -> Iterator[IrSection]:
     for level, module in program.levels.items():
         yield _section(level, module)
-    for name, content in sorted(get_backend(target).emit(program.levels["tile"], {}).files.items()):
+    for name, content in sorted(get_backend(target).emit(program.levels["tile"], options).files.items()):
         text = content if isinstance(content, str) else content.decode(errors="replace")
         yield f"target: {name}", "target", text, ""
 
 
-def _pass_sections(program: PreparedProgram, target: str) -> Iterator[IrSection]:
-    if program.top != "graph":
-        yield from _level_sections(program, target)
-        return
+def _pass_sections(program: PreparedProgram, target: str, options: Mapping[str, Any]) -> Iterator[IrSection]:
+    """The module after each pass of the lowering and of the generator that changed it."""
     before = ""
-    for name, module in driver.iterate_passes(program.levels["graph"].main, driver.find_plan(target)):
+    for name, module in _iterate_modules(program, target, options):
         section = _section(f"after {name}", module)
         if section[3] != before:
             yield section
         before = section[3]
+
+
+def _iterate_modules(program: PreparedProgram, target: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Module]]:
+    """The module after each pass, with the name of the pass."""
+    if program.top == "graph":
+        for name, module in driver.iterate_passes(program.levels["graph"].main, driver.find_plan(target)):
+            yield name, module
+    else:
+        module = program.levels["tile"]
+        yield "kernel", module
+    if target == INTERP:
+        return
+    for each in list_target_passes(target, module, options):
+        module = each.run(module)
+        yield each.name, module
 
 
 def _show(sections: list[IrSection]) -> None:

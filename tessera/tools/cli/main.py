@@ -24,6 +24,7 @@ COMMANDS = {
     "doctor": "say what this machine can run, and what to install for the rest",
 }
 LEVELS = ("graph", "schedule", "tile", "target")
+ARCH_HELP = "the architecture, for a target that has several: sm_80, sm_90a (ptx), wse2, wse3 (csl)"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -91,9 +92,7 @@ def _build(command: argparse.ArgumentParser) -> None:
     _entry(command)
     _tuning(command)
     command.add_argument("--target", default="llvm", help="the generator (default llvm)")
-    command.add_argument(
-        "--arch", help="the architecture, for a target that has several: sm_80, sm_90a (ptx), wse2, wse3 (csl)"
-    )
+    command.add_argument("--arch", help=ARCH_HELP)
     command.add_argument("--grid", metavar="RxC", help="rows and columns of elements, for a target of a mesh (csl)")
     command.add_argument("-o", "--output", required=True, metavar="FOLDER", help="the artifact folder to write")
 
@@ -123,6 +122,7 @@ def _inspect(command: argparse.ArgumentParser) -> None:
     _tuning(command)
     command.add_argument("--level", choices=LEVELS, help="only this level")
     command.add_argument("--target", default="llvm", help="the target to lower for (default llvm)")
+    command.add_argument("--arch", help=ARCH_HELP)
     command.add_argument(
         "--pass-by-pass", action="store_true", help="print the module after every pass that changed it"
     )
@@ -134,6 +134,7 @@ def _bisect(command: argparse.ArgumentParser) -> None:
     _entry(command)
     _tuning(command)
     command.add_argument("--target", default="llvm", help="the target to lower for and to run on (default llvm)")
+    command.add_argument("--arch", help=ARCH_HELP)
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
     command.add_argument("--json", action="store_true", help="print a JSON object: steps, the first bad one, ops")
     command.add_argument(

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tessera.codegen.ptx.pipeline as ptx_pipeline
 import tessera.lower.pipeline as pipeline
 from tessera.codegen.llvm import generator
 from tessera.ir.evaluator import make_copier, rebuild_function
+from tessera.ops.dialects import tile
 from tessera.ops.tensor import elementwise
 from tessera.tools.cli.main import main
 
@@ -99,6 +101,64 @@ def test_what_is_broken_is_named(broken, step, line, says, file, monkeypatch, ca
     out = capsys.readouterr().out
     assert f"{step} is the first step that goes wrong" in out and says in out
     assert "1 op is enough to show it (of " in out and line in out
+
+
+PRODUCT = """
+import numpy as np
+import tessera as ts
+
+def inputs(rng):
+    return tuple(rng.standard_normal((256, 256), np.float32).astype(ts.bf16.numpy) for _ in range(2))
+
+@ts.example(inputs)
+@ts.jit
+def model(x, w):
+    return ts.tanh(x @ w)
+"""
+
+
+def replace_ptx_pass(patch, name, change):
+    """Replace one pass of the ptx pipeline by what `change` makes of it."""
+    changed = tuple((n, change(run) if n == name else run) for n, run in ptx_pipeline.FUNCTION_PASSES)
+    patch.setattr(ptx_pipeline, "FUNCTION_PASSES", changed)
+
+
+def without(op):
+    """A rewrite that drops every use of an op without results."""
+
+    def meaning_of(builder):
+        copy = make_copier(builder)
+        return lambda node, args, run: () if node.op is op else copy(node, args, run)
+
+    return lambda function: rebuild_function(function, meaning_of)
+
+
+@pytest.mark.parametrize(
+    ("step", "wrong", "says"),
+    [
+        ("accumulator fusion", with_other(elementwise.tanh, elementwise.exp), "times the bound"),
+        ("multistage pipelining", without(tile.async_wait), "fails"),  # debug mode: values are right
+        ("load hoisting", with_other(elementwise.tanh, elementwise.exp), "times the bound"),
+        ("layout assignment", with_other(elementwise.tanh, elementwise.exp), "times the bound"),
+    ],
+)
+def test_a_wrong_pass_of_a_generator_is_named(step, wrong, says, tmp_path, monkeypatch, capsys):
+    (tmp_path / "model.py").write_text(PRODUCT)
+    replace_ptx_pass(monkeypatch, step, lambda run: lambda function: wrong(run(function)))
+    assert main(["bisect", str(tmp_path / "model.py"), "--target", "ptx"]) == 1
+    out = capsys.readouterr().out
+    assert f"{step} is the first step that goes wrong" in out and says in out
+    assert "to show it (of " in out
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_generator_s_passes_are_steps(arch, tmp_path, capsys):
+    (tmp_path / "model.py").write_text(PRODUCT)
+    assert main(["bisect", str(tmp_path / "model.py"), "--target", "ptx", "--arch", arch, "--json"]) == 0
+    steps = [s for s in json.loads(capsys.readouterr().out)["steps"] if s["level"] == "ptx"]
+    assert len(steps) >= 10 and {s["status"] for s in steps} == {"within", "unchanged"}
+    changed = [s["step"] for s in steps if s["status"] == "within"]
+    assert {"launch analysis", "accumulator fusion", "kernel selection", "layout assignment"} <= set(changed)
 
 
 def test_the_page(tmp_path, monkeypatch, capsys):

@@ -94,6 +94,18 @@ def test_inspect_passes_and_json(capsys):
     assert next(iter(sections)) == "after trace" and len(sections) > 3
 
 
+def test_inspect_shows_a_generator_s_passes(capsys):
+    from tessera.ir.parser import parse_module
+    from tessera.ir.printer import print_module
+
+    command = ["inspect", str(EXAMPLES / "mlp.py"), "--target", "ptx", "--arch", "sm_90a", "--pass-by-pass", "--json"]
+    assert main(command) == 0
+    sections = {k: v for k, v in json.loads(capsys.readouterr().out).items() if v["level"] == "ptx"}
+    assert {"after launch analysis", "after kernel selection", "after layout assignment"} <= set(sections)
+    for section in sections.values():
+        assert print_module(parse_module(section["text"])) == section["text"]
+
+
 def test_conformance_counts_and_reports(tmp_path, capsys):
     report = tmp_path / "out.json"
     assert main(["conformance", "-k", "softmax and f32", "--report", str(report)]) == 0
