@@ -89,11 +89,6 @@ def _nth_block(view: MemRefView, part: Sequence[int], counts: Sequence[int], num
     return MemRefView(view.memory, tuple(starts), tuple(sizes), view.dropped)
 
 
-# Loads by what they touch: neighbours, every n-th element, elements named one by one, one element for all.
-#
-# They say what a kernel means to do; what is read is what the same subscript would read.
-
-
 @takes_memrefs
 def load_coalesced(place: Any, threads: int = WARP_SIZE) -> Tensor:
     """The block at a place, whose last axis is read side by side; `threads` says by how many lanes, as a hint."""

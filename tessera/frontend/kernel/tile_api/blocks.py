@@ -78,20 +78,6 @@ def _truncate_to_dtype(x: Tensor, to: DType) -> Tensor:
     return e.where(e.greater(e.abs(back), e.abs(x)), below, near)
 
 
-# Blocks of values: made, converted, rearranged and reduced.
-
-
-exp, exp2, log, log2, sqrt, rsqrt = e.exp, e.exp2, e.log, e.log2, e.sqrt, e.rsqrt
-tanh, erf, sin, cos, floor, ceil = e.tanh, e.erf, e.sin, e.cos, e.floor, e.ceil
-expm1, log1p, log10, tan, sinh, cosh = f.expm1, f.log1p, f.log10, f.tan, f.sinh, f.cosh
-atan, atan2, asin, acos = f.atan, f.atan2, f.asin, f.acos
-sign, trunc, isnan, isinf, isfinite, fma, clip = f.sign, f.trunc, f.isnan, f.isinf, f.isfinite, f.fma, f.clip
-round, pow = e.round, e.pow
-where, maximum, minimum = e.where, e.maximum, e.minimum
-sum, argmax, argmin = reduce.sum, reduce.argmax, reduce.argmin
-_elementwise_abs = e.abs
-
-
 def full(shape: Any, value: Any, dtype: Any = f32) -> Tensor:
     """A block with every element `value`."""
     current_trace("tile.full")
@@ -163,4 +149,4 @@ def min(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
 
 def abs(x: Any) -> Tensor:
     """The magnitude of each element."""
-    return _elementwise_abs(x)
+    return e.abs(x)

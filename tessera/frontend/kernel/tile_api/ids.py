@@ -100,9 +100,6 @@ def axis_start(axis: int, dims: Sequence[Any], size: int) -> Index:
     return start if size == 1 else start * size  # type: ignore[operator,return-value]
 
 
-# The tile configuration that a kernel asks for: its block sizes by name, and the rows and columns of its block.
-
-
 _DIMENSION_NAMES = {"m": 0, "n": 1, "k": 2, "d": 2}
 _SCHEDULE_HINTS = {"vector": 1, "stages": 1, "prefetch": 0}
 

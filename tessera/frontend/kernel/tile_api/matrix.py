@@ -100,9 +100,6 @@ def _strided_matrix(view: MemRefView, shape: tuple[int, ...], stride: int | None
     return subscript_view(view, rows + reshape(iota(shape=shape[1:]), shape=(1, shape[1])))
 
 
-# Matrix products of blocks: accumulated wide, and handed back wide.
-
-
 def matrix_product(a: Any, b: Any, acc: Any = None) -> Tensor:
     """The product of two blocks, plus `acc`, in the accumulation type (f32 for 16-bit floats, int32 for int8)."""
     a, b = _load_blocks(a, b)

@@ -144,11 +144,6 @@ def _vector_part(view: MemRefView, width: int) -> MemRefView:
     return MemRefView(view.memory, view.starts, sizes, view.dropped, width)
 
 
-# Atomic updates of memory, in a tensor or a buffer: none is lost, and each gives what was there before.
-#
-# Updates of one place by several tiles happen one after the other, in an order that nothing defines.
-
-
 def _convert_operand(place: MemRefAccess, operand: Any) -> Tensor:
     """An operand of the type and shape of the place."""
     name = place.memory.name
@@ -220,9 +215,6 @@ def atomic_cas(place: Any, expected: Any, operand: Any, mask: Any = None) -> Ten
     found = locate_access(place, (), None)
     values = [_convert_operand(found, operand), _convert_operand(found, expected)]
     return emit_op(tile.compare_exchange, [found.memory.ref(), *values, *_index_operands(found, mask)])
-
-
-# Buffers, asynchronous copies into them, and barriers.
 
 
 def alloc_shared(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tessera.frontend.kernel.tile_api.blocks import exp, max, maximum, sum, where
+from tessera.frontend.kernel.tile_api.blocks import max
 from tessera.frontend.kernel.tile_api.matrix import matrix_product
+from tessera.ops.tensor.elementwise import exp, maximum, where
+from tessera.ops.tensor.reduce import sum
 
 
 def mask_causal(scores: Any, rows: Any, cols: Any) -> Any:

@@ -164,9 +164,6 @@ def cooperative_group(size: int) -> CooperativeGroup:
     return CooperativeGroup(size)
 
 
-# Barriers in memory: tiles arrive and wait apart from each other, phase by phase, as producers and consumers do.
-
-
 @dataclass(frozen=True)
 class MBarrier:
     """One of `length` barriers in shared memory, or all of them (slot None); `barriers[k]` is one of them."""

@@ -1,5 +1,7 @@
 """The `tile` namespace: every function that a kernel may call on its tile."""
 
+from typing import TYPE_CHECKING
+
 from tessera.frontend.kernel.call_conventions import updates_first
 from tessera.frontend.kernel.tile_api.access_patterns import (
     load_broadcast,
@@ -11,52 +13,15 @@ from tessera.frontend.kernel.tile_api.access_patterns import (
 from tessera.frontend.kernel.tile_api.assertions import assert_, print
 from tessera.frontend.kernel.tile_api.blocks import (
     abs,
-    acos,
     arange,
-    argmax,
-    argmin,
-    asin,
-    atan,
-    atan2,
     broadcast,
     cast,
-    ceil,
-    clip,
-    cos,
-    cosh,
-    erf,
-    exp,
-    exp2,
-    expm1,
-    floor,
-    fma,
     full,
-    isfinite,
-    isinf,
-    isnan,
-    log,
-    log1p,
-    log2,
-    log10,
     max,
-    maximum,
     min,
-    minimum,
     ones,
-    pow,
     reshape,
-    round,
-    rsqrt,
-    sign,
-    sin,
-    sinh,
-    sqrt,
-    sum,
-    tan,
-    tanh,
     transpose,
-    trunc,
-    where,
     zeros,
 )
 from tessera.frontend.kernel.tile_api.ids import (
@@ -119,10 +84,60 @@ from tessera.frontend.kernel.tile_api.synchronisation import (
     mbarrier_wait,
     warp,
 )
+from tessera.ir.rules import REGISTRY, Op
+from tessera.ops.tensor.elementwise import (
+    ceil,
+    cos,
+    erf,
+    exp,
+    exp2,
+    floor,
+    log,
+    log2,
+    maximum,
+    minimum,
+    pow,
+    round,
+    rsqrt,
+    sin,
+    sqrt,
+    tanh,
+    where,
+)
+from tessera.ops.tensor.reduce import argmax, argmin, sum
+from tessera.ops.tensor.scalar_functions import (
+    acos,
+    asin,
+    atan,
+    atan2,
+    clip,
+    cosh,
+    expm1,
+    fma,
+    isfinite,
+    isinf,
+    isnan,
+    log1p,
+    log10,
+    sign,
+    sinh,
+    tan,
+    trunc,
+)
 
 load_shared, store_shared = load, store
 updates_first(mma, 4)
 updates_first(mask_causal)
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Op:
+        """A pointwise op that is a method of Tensor too, by its name: new ops need no entry here."""
+        op = REGISTRY.get(f"ts.{name}")
+        if op is None or not op.method:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return op
+
 
 __all__ = [
     "abs", "acos", "alloc_register", "alloc_shared", "arange", "argmax", "argmin", "argsort", "asin", "assert_",
