@@ -1,1 +1,1 @@
-"""tessera.frontend"""
+"""Front ends: traced Python functions (jit) and kernels read as source (kernel)."""

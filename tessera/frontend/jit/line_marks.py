@@ -24,25 +24,25 @@ from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import tile
 from tessera.ops.tensor.basic import full
 
-# Whether kernels and traced functions are compiled with a mark before each line.
+# Whether kernels and traced functions are compiled with a line mark before each line.
 LINE_MARKS_ENABLED: ContextVar[bool] = ContextVar("lines", default=False)
-# What marks the function being traced.
+# The marker of the function being traced.
 ACTIVE_MARKER: ContextVar[LineMarker | None] = ContextVar("marking", default=None)
-# The lines at which the `ts.jit` function being traced has said that it stops; None where none is.
+# The breakpoints of the `ts.jit` function being traced; None outside of tracing.
 REQUESTED_BREAKPOINTS: ContextVar[list[Location] | None] = ContextVar("pauses", default=None)
 _MAX_REPR = 200
 _COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 
 
 class LineMarker:
-    """The lines of a trace: a trace function of Python's, which notes each line of the user's functions."""
+    """A Python trace function (sys.settrace) that records a mark for each line of the user's functions."""
 
     def __init__(self, builder: Builder) -> None:
-        self.builders = [builder]  # those of the function, and of the loops and branches under way in it
+        self.builders = [builder]  # the builders of the function, and of the loops and branches being traced in it
         self.depth: dict[FrameType, int] = {}
 
     def trace_call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """A function begins: the user's are followed line by line, the package's own are not."""
+        """Trace a call: the user's functions are followed line by line, the package's own are not."""
         if not _is_user_code(frame.f_code.co_filename, frame.f_code.co_name):
             return None
         caller = frame.f_back
@@ -60,7 +60,7 @@ class LineMarker:
 
     @property
     def is_active(self) -> bool:
-        """Whether what is traced now is marked: what a transform reads is not."""
+        """Whether the current trace is marked; traces that a transform reads are not."""
         return self.builders[-1] is CURRENT_BUILDER.get()
 
     def mark(self, frame: FrameType, op: Op, first: Sequence[Value]) -> None:
@@ -81,7 +81,7 @@ class LineMarker:
         self.builders[-1].add(op, [*first, *values], attrs, loc=place)
 
     def _is_live_tensor(self, leaf: Any) -> bool:
-        """Whether a variable is a tensor of this trace, made in a region that is still open."""
+        """Whether a variable is a tensor of this trace, from a region that is still open."""
         if not isinstance(leaf, Tensor) or not leaf.is_traced:
             return False
         made = [(b, b.producers[leaf.data]) for b in self.builders if leaf.data in b.producers]
@@ -90,7 +90,7 @@ class LineMarker:
 
 @cache
 def _is_user_code(file: str, function: str) -> bool:
-    """Whether a function is a user's: not this package's own, nor one of Python's or an installed library's."""
+    """Whether a function is the user's: not of this package, the standard library or an installed package."""
     installed = any(file.startswith(sysconfig.get_path(p) + os.sep) for p in ("stdlib", "purelib", "platlib"))
     made = file.startswith(("<frozen", "<string>")) or function in _COMPREHENSIONS
     return not installed and not made and not is_package_file(file)
@@ -99,20 +99,20 @@ def _is_user_code(file: str, function: str) -> bool:
 def _flatten_variable(held: Any, name: str) -> list[tuple[str, Any]]:
     try:
         return flatten(held, name)[0]
-    except TypeError:  # a mapping whose keys have no order
+    except TypeError:  # a mapping with unordered keys
         return [(name, held)]
 
 
 def _format_value(held: Any) -> str:
     try:
         return repr(held)[:_MAX_REPR]
-    except Exception:  # an object under construction, say
+    except Exception:  # such as an object under construction
         return f"a {type(held).__name__}"
 
 
 @contextmanager
 def mark_lines(builder: Builder) -> Iterator[None]:
-    """Mark the lines of what is traced into a builder in here."""
+    """Mark lines while tracing into a builder."""
     found = LineMarker(builder)
     token, before = ACTIVE_MARKER.set(found), sys.gettrace()
     sys.settrace(found.trace_call)
@@ -125,7 +125,7 @@ def mark_lines(builder: Builder) -> Iterator[None]:
 
 @contextmanager
 def collect_breakpoints() -> Iterator[list[Location]]:
-    """The lines at which what is traced in here says that it stops."""
+    """Collect the breakpoints of a trace."""
     places: list[Location] = []
     token = REQUESTED_BREAKPOINTS.set(places)
     try:
@@ -136,7 +136,7 @@ def collect_breakpoints() -> Iterator[list[Location]]:
 
 @contextmanager
 def mark_region_lines(builder: Builder) -> Iterator[None]:
-    """Mark what is traced in here, for a loop or branch, where what it stands in is marked."""
+    """Mark lines while tracing the region of a loop or branch, where the enclosing function is marked."""
     found = ACTIVE_MARKER.get()
     if found is None or not found.is_active:
         yield
@@ -151,7 +151,7 @@ def mark_region_lines(builder: Builder) -> Iterator[None]:
 def add_breakpoint(condition: Any, frame: FrameType) -> bool:
     """Stop in the debugger where a condition holds; False where no `ts.jit` function is being traced.
 
-    One that is traced without marks says so in PAUSES, and is traced again with them.
+    A trace without marks records the breakpoint, and the function is traced again with marks.
     """
     marking, places = ACTIVE_MARKER.get(), REQUESTED_BREAKPOINTS.get()
     if places is not None:
@@ -165,7 +165,7 @@ def add_breakpoint(condition: Any, frame: FrameType) -> bool:
 
 
 def strip_marks(block: Block) -> Block:
-    """A block without marks, as transforms read it."""
+    """Remove the line marks of a block, for transforms."""
     if not any(n.op in (tile.line, tile.pause) for n in block.walk()):
         return block
     kept = [n for n in block.nodes if n.op not in (tile.line, tile.pause)]
@@ -174,13 +174,13 @@ def strip_marks(block: Block) -> Block:
 
 
 def check_breakpoint_support(place: Location, device: str) -> None:
-    """Refuse a device on which a function cannot stop in the debugger, as it asks to at a place.
+    """Check that a function with a breakpoint runs on a device that can stop in the debugger.
 
     Raises:
         UnsupportedOpError: the device is not the interpreter.
     """
     if find_generator_name(device) != INTERP:
         raise UnsupportedOpError(
-            f"the target {device} does not stop in a debugger", location=place,
-            suggestion="run it in the interpreter, or take ts.debug.break_here out",
+            f"the target {device} has no breakpoints", location=place,
+            suggestion="run it in the interpreter, or remove ts.debug.break_here",
         )  # fmt: skip

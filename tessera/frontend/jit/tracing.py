@@ -37,9 +37,9 @@ from tessera.ops.tensor.basic import full
 
 
 def make_closure_key(function: Callable[..., Any], seen: tuple[int, ...] = ()) -> Hashable:
-    """Closed-over values, and those of closed-over functions: arrays by identity, the rest by value if they can be."""
+    """Make a key of closed-over values, recursively: arrays by identity, the rest by value where hashable."""
     cells = getattr(function, "__closure__", None) or ()
-    inner = (*seen, id(function))  # a function may close over itself
+    inner = (*seen, id(function))  # a function may capture itself
     return tuple(make_hashable_key(c.cell_contents, inner) for c in cells if _is_filled(c))
 
 
@@ -51,12 +51,12 @@ def _is_filled(cell: Any) -> bool:
 
 
 def make_hashable_key(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
-    """A value as part of a key: by value if it can be, else by identity."""
+    """Make a hashable key of a value: by value where hashable, else by identity."""
     if isinstance(value, (np.ndarray, Tensor)):
         return ("object", id(value))
     if isinstance(value, (bool, int, float, str, bytes, Policy, type(None))):
         return (type(value).__name__, repr(value))
-    function = getattr(value, "function", value)  # what is behind a jit function
+    function = getattr(value, "function", value)  # the function under a jit function
     if isinstance(function, FunctionType):
         return ("function", id(function), () if id(function) in seen else make_closure_key(function, seen))
     try:
@@ -70,20 +70,17 @@ def make_hashable_key(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
 
 
 def read_annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    """A function's annotations, evaluated where they can be."""
+    """Read a function's annotations, evaluated where possible."""
     try:
         return inspect.get_annotations(function, eval_str=True)
-    except (NameError, SyntaxError, TypeError, AttributeError):  # made for another tool: it says nothing of tensors
+    except (NameError, SyntaxError, TypeError, AttributeError):  # an annotation for another tool, not about tensors
         return dict(getattr(function, "__annotations__", {}))
 
 
 def locate_definition(function: Callable[..., Any]) -> Location:
-    """Where a function is defined."""
+    """Locate the definition of a function."""
     code = getattr(function, "__code__", None)
     return Location(code.co_filename, code.co_firstlineno) if code else Location()
-
-
-# What a trace is of and what it gives: a call's arguments taken apart, and the Graph function made of them.
 
 
 @dataclass(frozen=True)
@@ -93,15 +90,15 @@ class TracedFunction:
     function: Function
     captures: tuple[np.ndarray, ...]
     results: TreeDef
-    # The tensors among what it closed over that ask for gradients, by their place.
+    # Captured tensors that require gradients, by their index among the captures.
     owners: tuple[tuple[int, Tensor], ...] = ()
-    # Where it stops in the debugger, as `ts.debug.break_here` asked.
+    # Its breakpoints (`ts.debug.break_here`).
     breakpoints: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True)
 class BoundCall:
-    """A call's arguments taken apart: traced leaves with their types, everything else by value."""
+    """A call's flattened arguments: traced leaves with their types, everything else by value."""
 
     names: tuple[str, ...]
     types: tuple[TensorType, ...]
@@ -110,12 +107,12 @@ class BoundCall:
     tree: TreeDef
 
     def key(self) -> Hashable:
-        """What a cached trace depends on."""
+        """The cache key of a trace."""
         return self.names, self.types, tuple((k, make_hashable_key(v)) for k, v in self.static), self.tree
 
 
 def resolve_static_names(names: Sequence[str], by_name: Sequence[str], by_place: Sequence[int]) -> set[str]:
-    """The parameters, of those with `names`, that are passed by value.
+    """Resolve the static parameters, by name or number.
 
     >>> sorted(resolve_static_names(["x", "axis"], (), (1,)))
     ['axis']
@@ -126,14 +123,11 @@ def resolve_static_names(names: Sequence[str], by_name: Sequence[str], by_place:
     wrong = [n for n in by_name if n not in names] + [i for i in by_place if not -len(names) <= i < len(names)]
     if wrong:
         raise ArgumentError(
-            f"there is no parameter {wrong[0]} to be static",
+            f"there is no static parameter {wrong[0]}",
             location=user_location(),
             expected=", ".join(names) or "none",
         )
     return {*by_name, *(names[i] for i in by_place)}
-
-
-# @jit: a Python function over tensors becomes a Graph function, once for each kind of arguments.
 
 
 class Jit:
@@ -163,11 +157,11 @@ class Jit:
         self.annotations = read_annotations(function)
         self.location = locate_definition(function)
         self._cache: dict[Hashable, Any] = {}
-        # Calls by the types of positional tensors alone, which need no look at the signature.
+        # Fast path: calls by the types of positional tensors, without the signature.
         self._known: dict[Hashable, tuple[TracedFunction, Callable[..., Any]]] = {}
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        if CURRENT_BUILDER.get() is not None:  # inside another trace: part of it
+        if CURRENT_BUILDER.get() is not None:  # inside another trace: inline
             return self.function(*args, **named)
         if LINE_MARKS_ENABLED.get() and find_generator_name(self.target or default_device()) == INTERP:
             return self.stepped(*args, **named)
@@ -176,7 +170,7 @@ class Jit:
             return _run_cached_call(*self._known[key], [x.data if x.__class__ is Tensor else x for x in args])
         call = self.bind(args, named)
         traced, run = self._compiled(call, compile_graph)
-        if traced.breakpoints:  # nobody steps through it yet
+        if traced.breakpoints:  # no debugger session yet
             check_breakpoint_support(traced.breakpoints[0], self.target or default_device())
             return self.stepped(*args, **named)
         if key is not None and not traced.owners and len(call.leaves) == len(args):
@@ -184,7 +178,7 @@ class Jit:
         return self._run(call, traced, run)
 
     def stepped(self, *args: Any, **named: Any) -> Any:
-        """A call in the Graph interpreter, traced with a mark before each line, so that a debugger can stop there."""
+        """Call the function in the Graph interpreter, traced with a mark before each line, for the debugger."""
         call = self.bind(args, named)
         key = ("lines", call.key(), *self._ambient_key())
         if key not in self._cache:
@@ -200,7 +194,7 @@ class Jit:
         return traced.results.build(iter(results))
 
     def _fast_key(self, args: tuple[Any, ...]) -> Hashable:
-        """What a call with these arguments depends on, if all are tensors and arrays; else None."""
+        """Make the fast key of a call whose arguments are all tensors and arrays; else None."""
         kinds: list[Any] = []
         for x in args:
             if x.__class__ is Tensor and not x.requires_grad and x.data.__class__ is np.ndarray:
@@ -212,7 +206,7 @@ class Jit:
         return (tuple(kinds), *self._ambient_key())
 
     def _ambient_key(self) -> tuple[Hashable, ...]:
-        """What a trace depends on beside its arguments: the target, the numeric context, closed-over values."""
+        """Make the key of a trace's context: the target, the numeric context, the captured values."""
         numerics = CURRENT_NUMERICS.get()
         closed = make_closure_key(self.function) if getattr(self.function, "__closure__", None) else ()
         return self.target or default_device(), numerics.key() if numerics is not None else None, closed
@@ -221,16 +215,16 @@ class Jit:
         key = (call.key(), *self._ambient_key())
         if key not in self._cache:
             traced = self._trace(call)
-            with override_numerics(None):  # the types say already what the context asked for
+            with override_numerics(None):  # the types already hold the numeric context
                 self._cache[key] = (traced, executable(traced.function, self.target or default_device()))
         return self._cache[key]
 
     def trace(self, *args: Any, **named: Any) -> TracedFunction:
-        """The Graph function for these arguments: arrays, tensors or types (with symbolic sizes, if you like)."""
+        """Trace the Graph function for these arguments: arrays, tensors or types (with symbolic sizes, if wanted)."""
         return self._trace(self.bind(args, named))
 
     def bind(self, args: tuple, named: dict[str, Any]) -> BoundCall:
-        """A call's arguments, checked against the annotations and taken apart."""
+        """Bind a call's arguments: check them against the annotations and flatten them."""
         try:
             bound = self.signature.bind(*args, **named)
         except TypeError as error:
@@ -244,7 +238,7 @@ class Jit:
         leaves: list[tuple[str, Any]] = []
         tree: dict[str, TreeDef] = {}
         for name, value in bound.arguments.items():
-            # A number that only the function's own line gives is the same in each call: `axis=-1` may decide a shape.
+            # A default that the call leaves is static: `axis=-1` may decide a shape.
             static = name in self.static or (name not in given and isinstance(value, (int, float)))
             found, tree[name] = ([(name, _StaticArgument(value))], TreeDef()) if static else flatten(value, name)
             leaves += found
@@ -269,7 +263,7 @@ class Jit:
         return BoundCall(tuple(names), tuple(types), tuple(traced), tuple(static), tree)
 
     def _bind_sizes(self, names: Sequence[str], types: Sequence[TensorType]) -> dict[str, Size]:
-        """The sizes of the names in the annotations; an error where shapes or requirements do not fit them."""
+        """Bind the size names of the annotations; an error where shapes or requirements do not match."""
         sizes: dict[str, Size] = {}
         wanted = [(n, t, w) for n, t in zip(names, types, strict=True) if (w := self._type_of(n)) is not None]
         if misfit := bind_shapes([(w.shape, t.shape) for _, t, w in wanted], sizes):
@@ -295,7 +289,7 @@ class Jit:
             tensors = [to_result_tensor(leaf) for _, leaf in leaves]
             outputs = [t.data if t.is_traced else builder.capture(t.data) for t in tensors]
         name = self.function.__name__
-        name = name if name.isidentifier() else "traced"  # a lambda's name is none
+        name = name if name.isidentifier() else "traced"  # a lambda has no name
         function = Function(name, builder.block(params, outputs), loc=self.location)
         captures = tuple(a for a, _ in builder.captures.values())
         owners = tuple((i, builder.owners[id(a)]) for i, a in enumerate(captures) if id(a) in builder.owners)
@@ -308,7 +302,7 @@ class Jit:
 
 @dataclass(frozen=True)
 class _StaticArgument:
-    """An argument passed by value whatever it is."""
+    """An argument that is static whatever its type."""
 
     value: Any
 
@@ -329,7 +323,7 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def _run_cached_call(traced: TracedFunction, run: Callable[..., Any], arrays: list[Any]) -> Any:
-    """A call with operands that are known to fit."""
+    """Run a call whose operands are known to match."""
     if traced.captures:
         arrays += traced.captures
     out = run(arrays)
@@ -339,7 +333,7 @@ def _run_cached_call(traced: TracedFunction, run: Callable[..., Any], arrays: li
 
 
 def _record_call_on_tape(traced: TracedFunction, leaves: Sequence[Any], results: Sequence[Tensor]) -> None:
-    """Note how the results of a call were made, for `backward`."""
+    """Record a call on the tape, for `backward`."""
     closed: list[Any] = list(traced.captures)
     for place, tensor in traced.owners:
         closed[place] = tensor
@@ -348,7 +342,7 @@ def _record_call_on_tape(traced: TracedFunction, leaves: Sequence[Any], results:
 
 
 def leaf_type(value: Any) -> TensorType | None:
-    """The type of a traced leaf; None for a static one."""
+    """Return the type of a traced leaf; None for a static one."""
     if isinstance(value, TensorType):
         return value
     if isinstance(value, Tensor):
@@ -368,7 +362,7 @@ def to_array(value: Any) -> np.ndarray:
 
 
 def _apply_annotation(name: str, type: TensorType, want: Any) -> TensorType:
-    """The leaf's type with the policy its annotation gives; an error where the element types differ."""
+    """Apply the policy of an annotation to a leaf's type; an error where the element types differ."""
     if not isinstance(want, TensorType):
         return type
     if want.dtype != type.dtype:

@@ -1,4 +1,4 @@
-"""The kernel front end: @kernel reads a Python function over tiles as source and makes a Tile module of it."""
+"""Kernel front end: @kernel reads the source of a Python function over tiles and makes a Tile module."""
 
 from tessera.frontend.kernel.kernel_function import Kernel, autotune, kernel
 from tessera.frontend.kernel.signature import constexpr

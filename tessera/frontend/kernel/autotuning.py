@@ -21,11 +21,11 @@ from tessera.core.schedule import CONSTANT_FIELDS, ScheduleSpace
 
 SearchConfiguration = Mapping[str, Any]
 ShapeMap = Mapping[str, tuple[int, ...]]
-_MAX_DRAWS = 4  # children made for each one wanted
+_MAX_DRAWS = 4  # children generated for each one needed
 
 
 class Autotuner:
-    """What chooses the configurations that are measured; this one takes all, in order.
+    """A search: it chooses the configurations to measure. The base class takes all, in order.
 
     The tuner calls `begin` once, then `suggest_configs` again and again, until it suggests nothing that has
     not been measured, and `update` after each measurement. A search of your own overrides `suggest_configs`, and
@@ -38,14 +38,14 @@ class Autotuner:
     """
 
     def begin(self, kernel: Any, input_shapes: ShapeMap) -> None:
-        """A new search begins."""
+        """Begin a search."""
 
     def suggest_configs(self, kernel: Any, input_shapes: ShapeMap) -> Iterable[SearchConfiguration]:
-        """The configurations to measure next; those measured already are passed over."""
+        """Suggest the configurations to measure next; measured ones are skipped."""
         return kernel.configs  # type: ignore[no-any-return]
 
     def update(self, config: SearchConfiguration, performance: float) -> None:
-        """A configuration took `performance` milliseconds; infinity where it cannot run."""
+        """Report that a configuration took `performance` milliseconds; infinity where it cannot run."""
 
     def extract_features(self, kernel: Any, input_shapes: ShapeMap) -> Any:
         """What a model can learn from: a row of numbers for each configuration (see tessera/kernel/features.py)."""
@@ -53,7 +53,7 @@ class Autotuner:
 
     @property
     def about(self) -> str:
-        """What this search is, in words: results of different searches are kept apart."""
+        """Describe the search; results are cached by this description."""
         return f"{type(self).__module__}.{type(self).__qualname__}"
 
 
@@ -69,7 +69,7 @@ class Guided(Autotuner):
         self.model, self.keep = model, _check_int("keep", keep, 1)
 
     def suggest_configs(self, kernel: Any, input_shapes: ShapeMap) -> Iterable[SearchConfiguration]:
-        """The best by the model; of two that are predicted alike the first given."""
+        """Suggest the configurations that the model ranks best; ties keep their order."""
         return [each.config for each in kernel.ranked(self.model)[: self.keep]]
 
     @property
@@ -102,14 +102,14 @@ class Evolutionary(Autotuner):
         self.begin(None, {})
 
     def begin(self, kernel: Any, input_shapes: ShapeMap) -> None:
-        from random import Random  # few programs search
+        from random import Random  # imported late: few programs search
 
         self._chance = Random(self.seed)
         self._generation = 0
         self._times: dict[Any, float] = {}
 
     def suggest_configs(self, kernel: Any, input_shapes: ShapeMap) -> Iterable[SearchConfiguration]:
-        """A generation: at first chosen at random, then the children of the fastest so far."""
+        """Suggest a generation: the first is random, later ones are the children of the fastest so far."""
         configs: Sequence[SearchConfiguration] = kernel.configs
         while self._generation < self.generations:
             self._generation += 1
@@ -127,10 +127,10 @@ class Evolutionary(Autotuner):
     def _born(self, configs: Sequence[SearchConfiguration]) -> list[SearchConfiguration]:
         ran = [c for c in configs if math.isfinite(self._times.get(_configuration_key(c), math.inf))]
         parents = sorted(ran, key=lambda c: self._times[_configuration_key(c)])[: max(2, self.population_size // 2)]
-        if not parents:  # nothing of the last generation could run
+        if not parents:  # no configuration of the last generation could run
             return self._first([c for c in configs if _configuration_key(c) not in self._times])
         born: dict[Any, SearchConfiguration] = {}
-        for _ in range(_MAX_DRAWS * self.population_size):  # children often are what was measured already
+        for _ in range(_MAX_DRAWS * self.population_size):  # many children have been measured already
             child = self._child(parents, configs)
             if _configuration_key(child) not in self._times and len(born) < self.population_size:
                 born[_configuration_key(child)] = child
@@ -158,7 +158,7 @@ def _configuration_key(config: SearchConfiguration) -> tuple[tuple[str, str], ..
 
 
 def _configuration_distance(config: SearchConfiguration, other: SearchConfiguration) -> tuple[int, float]:
-    """How many entries differ, then by how much: powers of two for numbers."""
+    """The number of differing entries, then their distance in powers of two."""
     parted = [(config.get(k), v) for k, v in other.items() if config.get(k) != v]
     far = sum(abs(math.log2(a / b)) for a, b in parted if _is_positive_number(a) and _is_positive_number(b))
     return len(parted) + len(config.keys() - other.keys()), far
@@ -171,24 +171,21 @@ def _is_positive_number(value: Any) -> bool:
 def _check_int(name: str, value: Any, least: int) -> int:
     if type(value) is not int or value < least:
         raise ArgumentError(
-            f"{name}={value!r} is no size of a search", location=user_location(), expected=f"an int from {least}"
+            f"{name}={value!r} is not a search size", location=user_location(), expected=f"an int from {least}"
         )
     return value
 
 
 def _check_probability(name: str, value: float) -> float:
     if not 0.0 <= value <= 1.0:
-        raise ArgumentError(f"{name}={value!r} is no rate", location=user_location(), expected="a number in [0, 1]")
+        raise ArgumentError(f"{name}={value!r} is not a rate", location=user_location(), expected="a number in [0, 1]")
     return float(value)
-
-
-# Tuning: the configurations of a kernel to try, how to measure them, and what was found.
 
 
 Configuration = Mapping[str, Any]
 Constraint = Callable[[Any], bool]
 METRICS = ("latency_ms", "latency")
-# What `auto` tries for a constant that a schedule means as a block size.
+# The sizes that `auto` tries for a constant that is a block size.
 AUTO_SIZES = (16, 32, 64, 128)
 
 
@@ -220,7 +217,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best configuration, its latency, every trial, whether it came from the cache, and the model that chose it.
+    """The best configuration, its latency, the trials, whether it came from the cache, and the model that chose it.
 
     `model` is "" where the latency is the median of what was measured.
     """
@@ -293,12 +290,12 @@ def split_configuration(config: Configuration, constants: Iterable[str]) -> tupl
 
 
 def default_space(constants: Iterable[str]) -> dict[str, Sequence[int]]:
-    """A few sizes for each constant that means a block."""
+    """A few sizes for each block-size constant."""
     blocks = sorted(c for c in constants if any(f.startswith(("block", "tile")) for f in CONSTANT_FIELDS.get(c, ())))
     return {name: AUTO_SIZES for name in blocks}
 
 
 def default_settings(constants: Iterable[str]) -> TuningSettings | None:
-    """What `kernel.auto` tries; None where no constant means a block."""
+    """The settings of `kernel.auto`; None where no constant is a block size."""
     space = default_space(constants)
     return make_settings(space=space) if space else None

@@ -18,7 +18,7 @@ UPDATES_FIRST: dict[Any, int | None] = {}
 
 
 def takes_memrefs(function: AnyFunction) -> AnyFunction:
-    """Hand the function views of memory as they are, not what lies there."""
+    """Pass memory views to the function unloaded."""
     TAKES_MEMREFS.add(function)
     return function
 
@@ -31,8 +31,8 @@ def updates_first(function: AnyFunction, arguments: int | None = None) -> AnyFun
 
 
 def find_inlinable(function: Any, args: Sequence[Any]) -> FunctionType | None:
-    """The Python function to read as source; None for what simply runs while compiling."""
-    found = getattr(function, "kernel_function", function)  # a kernel called by a kernel
+    """Find the Python function to inline from source; None for a function that runs at compile time."""
+    found = getattr(function, "kernel_function", function)  # a kernel that a kernel calls
     if not isinstance(found, FunctionType) or not _is_user_code(found):
         return None
     if found is not function or any(_is_runtime_value(a) for a in args) or _uses_tile_names(found):
@@ -45,7 +45,7 @@ _KERNEL_LANGUAGE = ("tessera.stdlib", "tessera.frontend.kernel.tile_api.online_s
 
 
 def _is_user_code(function: FunctionType) -> bool:
-    """Whether this is user code: not the package itself, whose functions record what they mean."""
+    """Whether this is user code, not a function of this package, which records ops itself."""
     module = function.__module__ or ""
     package = module.partition(".")[0]
     return (package != "tessera" or module.startswith(_KERNEL_LANGUAGE)) and package != "numpy"
@@ -58,7 +58,7 @@ def _is_runtime_value(argument: Any) -> bool:
 
 
 def _uses_tile_names(function: FunctionType) -> bool:
-    """Whether a function names something of this package: it may ask for ids or memory."""
+    """Whether a function names something of this package: it may use ids or memory."""
     named = (function.__globals__.get(name) for name in function.__code__.co_names)
     return any(_package_of(x) == "tessera" for x in named)
 

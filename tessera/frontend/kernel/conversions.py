@@ -15,7 +15,7 @@ from tessera.ops.tensor.basic import broadcast_to, cast, full, splat
 
 
 def convert_to_dtype(value: Any, dtype: DType, name: str) -> Tensor:
-    """A value of the element type of the memory `name`: numbers and integer widths convert, floats do not."""
+    """Convert a value to the element type of the memory `name`: numbers and integer widths convert, floats do not."""
     if is_number(value):
         _check_number(value, dtype, name)
         return full(shape=(), value=value, dtype=dtype)
@@ -43,7 +43,7 @@ def _check_number(value: Any, dtype: DType, name: str) -> None:
 
 
 def broadcast_to_shape(value: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    """A block broadcast to the shape of the place `name`."""
+    """Broadcast a block to the shape of the memory `name`."""
     if value.shape == shape:
         return value
     try:
@@ -61,7 +61,7 @@ def broadcast_to_shape(value: Tensor, shape: tuple[int, ...], name: str) -> Tens
 
 
 def convert_to_mask(mask: Any, shape: tuple[int, ...]) -> Tensor | None:
-    """A mask as a bool block of the shape it masks."""
+    """Convert a mask to a bool block of the masked shape."""
     if mask is None or mask is True:
         return None
     tensor = full(shape=(), value=mask, dtype=bool_) if isinstance(mask, bool) else mask
@@ -72,15 +72,12 @@ def convert_to_mask(mask: Any, shape: tuple[int, ...]) -> Tensor | None:
     return broadcast_to_shape(tensor, shape, "the mask")
 
 
-# One type for a variable that gets its value in two ways: around a loop, or from two branches.
-
-
 def join_types(what: str, a: Any, b: Any) -> TensorType | None:
-    """The type that both values can take; None where they are the same value known while compiling.
+    """Join the types of two values; None where both are the same compile-time value.
 
     Raises:
-        DTypeError: there is none, for want of a common element type.
-        ShapeError: there is none, for want of a common shape.
+        DTypeError: the element types have no common type.
+        ShapeError: the shapes differ.
     """
     if is_same_value(a, b):
         return None if not is_traced(a) else a.type
@@ -98,7 +95,7 @@ def join_types(what: str, a: Any, b: Any) -> TensorType | None:
 
 
 def is_same_value(a: Any, b: Any) -> bool:
-    """Whether two values are one and the same, known while compiling or not."""
+    """Whether two values are the same value."""
     if a is b:
         return True
     plain = (bool, int, float, str, tuple, type(None))
@@ -115,7 +112,7 @@ def _join_tensor_types(what: str, a: Tensor, b: Tensor) -> TensorType:
     if a.shape != b.shape:
         raise ShapeError(
             f"{what} changes its shape", expected=str(a.type), received=str(b.type),
-            suggestion="give it its final shape at the start: tile.zeros(shape, dtype)",
+            suggestion="create it with its final shape: tile.zeros(shape, dtype)",
         )  # fmt: skip
     return a.type
 
@@ -142,14 +139,14 @@ def _type_change_error(what: str, a: Any, b: Any) -> DTypeError:
 
 
 def describe_value(value: Any) -> str:
-    """What a value is, as an error shows it."""
+    """Describe a value for an error."""
     if isinstance(value, Tensor):
         return str(value.type)
     return f"{type(value).__name__} {value!r}" if is_number(value) else f"a {type(value).__name__} ({value!r})"
 
 
 def convert_to_type(value: Any, type: TensorType) -> Tensor:
-    """A number or tensor as a tensor of the joint type."""
+    """Convert a number or tensor to the joined type."""
     if isinstance(value, Tensor):
         return value if value.dtype == type.dtype else cast(value, dtype=type.dtype)
     return splat(value, type)

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from tessera.frontend.kernel.specialisation import SpecialisedKernel
 
 
-# Launch hooks: functions called before and after each launch of a kernel, on every engine.
-
-
 @dataclass(frozen=True)
 class LaunchInfo:
     """A launch: the kernel's name, grid, group and target, its constants, and its arrays by parameter."""
@@ -56,12 +53,9 @@ class LaunchHooks:
     after: list[LaunchHook] = field(default_factory=list)
 
 
-# @kernel: a Python function over tiles, compiled for each kind of arguments and launched on a grid.
-
-
 @dataclass(frozen=True)
 class KernelOptions:
-    """What @kernel was given."""
+    """The options of @kernel."""
 
     tile_shape: tuple[int, ...] = ()
     shared_memory: int = 0
@@ -97,7 +91,7 @@ class Kernel:
         return KernelLaunch(self, None, None)(*args, **named)
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> KernelArguments:
-        """A call's arguments, sorted; the schedule, or the first autotune configuration, gives constants left out."""
+        """Bind a call's arguments; the schedule or the first autotune configuration supplies missing constants."""
         free = list(self.parameters.signature.parameters)[len(args) :]
         configs = self.options.autotune_configs
         missing = {**(configs[0] if configs else {}), **self._scheduled()}
@@ -109,13 +103,13 @@ class Kernel:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule this kernel was given; an empty one where it was given none."""
+        """The kernel's schedule; empty by default."""
         return self.options.schedule or Schedule()
 
     def with_schedule(self, schedule: Schedule) -> Kernel:
-        """A new kernel with the fields of a schedule bound to the constants that mean them (tessera/core/schedule.py).
+        """A new kernel with the fields of a schedule bound to its constants (tessera/core/schedule.py).
 
-        Constants that a call gives go before those of the schedule. `warps` is the default group of a
+        Constants of a call take precedence over those of the schedule. `warps` is the default group of a
         kernel that asks for one; where no constant takes the block sizes they become the `tile_shape`.
 
         Raises:
@@ -145,12 +139,12 @@ class Kernel:
         return hook
 
     def after(self, hook: LaunchHook) -> LaunchHook:
-        """Call `hook(started)` after each launch that came to its end; a decorator."""
+        """Call `hook(started)` after each launch that completed; a decorator."""
         self.hooks.after.append(hook)
         return hook
 
     def plan(self, found: KernelArguments, grid: Any, group: int | None) -> tuple[tuple[int, ...], int]:
-        """The launch: as asked for, or the default (see defaults.py)."""
+        """Choose the launch: as requested, or the default."""
         if callable(grid):
             grid = grid({**self.parameters.sizes(found.types), **found.constants})
         if grid is not None:
@@ -170,7 +164,7 @@ class Kernel:
         key = (tuple(arg_types.items()), named, grid, group, LINE_MARKS_ENABLED.get())
         found = self._cache.get(key)
         if found is None or not found.unchanged():
-            from tessera.frontend.kernel.specialisation import (  # the front end: not for who only imports kernels
+            from tessera.frontend.kernel.specialisation import (  # late: a program may only import kernels
                 SpecialisationRequest,
                 specialise,
             )
@@ -216,7 +210,7 @@ class KernelLaunch:
         return tuple(results) if len(results) > 1 else results[0] if results else None
 
     def tune(self, *args: Any, **named: Any) -> Tuned:
-        """The best configuration of an autotuned kernel for these arguments: measured on copies, or as remembered.
+        """Find the best configuration of an autotuned kernel for these arguments: measured on copies, or cached.
 
         Raises:
             ArgumentError: the kernel is not autotuned, or no configuration can run.
@@ -275,7 +269,7 @@ def _check_size(what: str, number: Any, least: int = 0) -> int:
 
 
 def _make_hashable(value: Any) -> Any:
-    """A constant as part of a key: by value where it has one, and 1, 1.0 and True apart."""
+    """Make a hashable key of a constant: by value, with its type (1, 1.0 and True differ)."""
     if isinstance(value, (list, tuple)):
         return (type(value), tuple(_make_hashable(v) for v in value))
     if isinstance(value, dict):
@@ -288,7 +282,7 @@ def _make_hashable(value: Any) -> Any:
 
 
 class _IdentityKey:
-    """A value that is equal only to itself; kept, so that no other gets its id."""
+    """A value compared by identity; kept alive, so that its id is not reused."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -298,9 +292,6 @@ class _IdentityKey:
 
     def __hash__(self) -> int:
         return id(self.value)
-
-
-# The decorators that make kernels: plain, with a schedule, or tuned by measuring.
 
 
 def kernel(
@@ -348,7 +339,7 @@ def with_schedule(schedule: Schedule, **options: Any) -> Callable[[Callable[...,
 
 
 def _make_kernel(function: Any, options: KernelOptions) -> Kernel:
-    """A kernel; with `autotune` one that tries its configurations, or a few block sizes where it was given none."""
+    """Make a kernel; with `autotune` one that tries its configurations, by default a few block sizes."""
     check_function(function, "kernel")
     made = Kernel(function, options)
     if not options.autotune:
@@ -359,7 +350,7 @@ def _make_kernel(function: Any, options: KernelOptions) -> Kernel:
 
 
 def make_autotuned(made: Kernel, settings: TuningSettings) -> Kernel:
-    """A kernel that tries configurations at the first launch with arguments of a kind; until then it has the first."""
+    """Make a kernel that tries configurations at its first launch for each kind of arguments."""
     first = made.configured(settings.configs[0])
     return made.like(replace(first.options, tuning=settings, autotune=True))
 
@@ -415,10 +406,10 @@ def evolutionary(
 
 
 def auto(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """`@kernel.auto`: a kernel that tries a few sizes (16 to 128) for each constant that means a block."""
+    """`@kernel.auto`: a kernel that tries a few sizes (16 to 128) for each block-size constant."""
     return kernel(function, autotune=True, **options)
 
 
-# `kernel` stays a function: these are its attributes, as the language spells them.
+# `kernel` is a function; these are its attributes.
 kernel.__dict__.update(with_schedule=with_schedule, schedule=with_schedule, autotune=autotune, auto=auto)
 autotune.__dict__.update(search_space=search_space, evolutionary=evolutionary)

@@ -23,7 +23,7 @@ from tessera.ops.tensor.shape import iota, reshape
 
 @dataclass(eq=False)
 class MemRef:
-    """What a ref stands for: its name in the kernel, the dims it was declared with, and its IR value.
+    """A memory reference: its name in the kernel, its declared dims, and its IR value.
 
     Buffers in a list come to share one allocation: `prefix` is then this one's place in it. That
     works only as long as no node has `used` the value.
@@ -43,28 +43,28 @@ class MemRef:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the memory, the shared axis left out."""
+        """The shape of the memory, without the shared axis."""
         return tuple(int(s) for s in self.type.shape[len(self.prefix) :])  # type: ignore[arg-type]
 
     def named(self, name: str) -> None:
-        """Call a buffer by the first variable that holds it."""
+        """Name a buffer by the first variable that holds it."""
         if self.name.startswith("the "):
             self.name = name
 
     def ref(self) -> Value:
-        """The IR value, now in use."""
+        """The IR value; marks it as used."""
         self.used = True
         return self.value
 
 
 class MemRefAccess:
-    """What can be read and written: `load` and `store` record it, and arithmetic loads by itself."""
+    """An access to memory: `load` and `store` record it; arithmetic loads implicitly."""
 
     memory: MemRef
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the block that a load gives."""
+        """The shape of the loaded block."""
         raise NotImplementedError
 
     @property
@@ -84,7 +84,7 @@ class MemRefAccess:
 
     @property
     def is_element(self) -> bool:
-        """Whether this is one element of a larger memory."""
+        """Whether this is a single element of a larger memory."""
         return not self.shape and bool(self.memory.shape)
 
     def load(self, mask: Any = None, other: Any = None, edge: str = "error") -> Tensor:
@@ -100,7 +100,7 @@ class MemRefAccess:
         raise NotImplementedError
 
     def operands(self, mask: Any, other: Any = None) -> tuple[Tensor | None, list[Tensor]]:
-        """The mask, and the mask and the value beside it as operands; a value alone brings a mask along."""
+        """The mask operand, or the mask and value operands; a value alone gets a full mask."""
         given = convert_to_mask(mask, self.shape)
         if other is None:
             return given, [] if given is None else [given]
@@ -120,19 +120,19 @@ class MemRefAccess:
 
 
 def load_if_memref(x: Any) -> Any:
-    """A place read; anything else as it is."""
+    """Load a memref; return anything else unchanged."""
     return x.load() if isinstance(x, MemRefAccess) else x
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MemRefView(MemRefAccess):
-    """A block of memory: where it starts and how far it goes along each axis; `dropped` axes have one element."""
+    """A block of memory: its start and size along each axis; `dropped` axes have one element."""
 
     memory: MemRef
     starts: tuple[Index, ...]
     sizes: tuple[int, ...]
     dropped: frozenset[int] = frozenset()
-    vector: int = 1  # how many elements lie together, at a multiple of their number
+    vector: int = 1  # how many elements are contiguous and aligned
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -141,7 +141,7 @@ class MemRefView(MemRefAccess):
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is all of its memory."""
+        """Whether this is the whole memory."""
         at_zero = all(isinstance(s, int) and s == 0 for s in self.starts)
         return at_zero and not self.dropped and self.sizes == self.memory.shape
 
@@ -193,7 +193,7 @@ class MemRefView(MemRefAccess):
         return found
 
     def check(self) -> None:
-        """Refuse a block that certainly lies outside its memory."""
+        """Check a block that is out of bounds at compile time."""
         for axis, (start, size, room) in enumerate(zip(self.starts, self.sizes, self.memory.shape, strict=True)):
             first = affine_forms.find_constant(start)
             if first is not None and (first < 0 or first + size > room):
@@ -206,9 +206,6 @@ class MemRefView(MemRefAccess):
 
 def _format_span(first: int, size: int) -> str:
     return f"index {first}" if size == 1 else f"the block {first}:{first + size}"
-
-
-# Elements named by blocks of indices: a gather or a scatter, or a plain block where the indices run on.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -224,7 +221,7 @@ class MemRefGather(MemRefAccess):
         return tuple(int(n) for n in broadcast(*(t.shape for t in self.given)))  # type: ignore[arg-type]
 
     def load(self, mask: Any = None, other: Any = None, edge: str = "error") -> Tensor:
-        """The elements that the indices name now."""
+        """Load the elements at the indices."""
         run = self.run()
         if run is not None:
             return reshape_to(run.load(*self._reshaped(run, mask, other), edge), self.shape)
@@ -234,7 +231,7 @@ class MemRefGather(MemRefAccess):
         return emit_op(tile.gather, [self.memory.ref(), *self.indices(), *rest])
 
     def store(self, value: Any, mask: Any = None, edge: str = "error") -> None:
-        """Write the elements that the indices name; numbers and smaller shapes are broadcast."""
+        """Store to the elements at the indices; numbers and smaller shapes are broadcast."""
         name = self.memory.name
         block = broadcast_to_shape(convert_to_dtype(value, self.dtype, name), self.shape, name)
         run = self.run()
@@ -250,7 +247,7 @@ class MemRefGather(MemRefAccess):
         return [*(as_index(i) for i in self.memory.prefix), *(as_index(t) for t in blocks)]
 
     def _inside(self, mask: Any, edge: str) -> Any:
-        """With "clip" the elements outside are masked off: a gather has no edge of its own."""
+        """Mask out-of-bounds elements for edge="clip": gathers have no edge mode."""
         if edge == "error":
             return mask
         for index, size in zip(self.given, self.memory.shape, strict=True):
@@ -267,9 +264,9 @@ class MemRefGather(MemRefAccess):
         return reshape_to(broadcast_to_shape(block, self.shape, "the block"), run.shape)
 
     def run(self) -> MemRefView | None:
-        """The block these elements form, where each axis of the memory is walked by its own axis of the indices.
+        """Convert the gather to a block access, where each axis of the memory has its own affine axis of indices.
 
-        A block access is faster than a gather on every target, and can be checked as a whole.
+        A block access is faster than a gather on every target, and is checked as a whole.
         """
         forms = [affine_forms.find_affine_form(t, deep=False) for t in self.given]
         shape, rank = self.shape, len(self.shape)
@@ -289,16 +286,13 @@ class MemRefGather(MemRefAccess):
         )
 
 
-# What `A[i, m:m+BM, rows]` names: part of a view, or elements by blocks of indices.
-
-
 def view_whole(memory: MemRef) -> MemRefView:
-    """All of a memory."""
+    """View the whole of a memory."""
     return MemRefView(memory, (0,) * len(memory.shape), memory.shape)
 
 
 def subscript_view(view: MemRefView, index: Any) -> Any:
-    """The part of a view that an index names; with None among it, a block that was read."""
+    """Subscript a view; with None in the index, load the block."""
     items = list(index) if isinstance(index, tuple) else [index]
     if any(i is None for i in items):
         return view.load()[index]  # type: ignore[index]
@@ -319,7 +313,7 @@ def _kept_axes(view: MemRefView) -> list[int]:
 
 
 def _complete_items(view: MemRefView, items: list[Any]) -> list[Any]:
-    """One item for each axis: `...` and axes not mentioned are taken whole."""
+    """Complete an index to one item for each axis: `...` and missing axes are full slices."""
     used = sum(i is not Ellipsis for i in items)
     if used > len(view.shape):
         raise ShapeError(
@@ -332,7 +326,7 @@ def _complete_items(view: MemRefView, items: list[Any]) -> list[Any]:
 
 
 def _select_item(view: MemRefView, axis: int, item: Any) -> tuple[Index, int]:
-    """Where an item starts in its axis of the view, and how many elements it takes."""
+    """Convert an item to its start and size along an axis of the view."""
     rule = _ITEM_RULES.get(type(item))
     if rule is None:
         raise DTypeError(
@@ -363,7 +357,7 @@ def _select_slice(view: MemRefView, axis: int, item: slice) -> tuple[Index, int]
         raise ShapeError(
             "a slice of memory has no step", received=f"step {item.step}",
             suggestion="use a block of indices: A[start + step * tile.arange(0, n)]"
-            + ("; tile.flip(A[0:n]) turns a block round" if item.step == -1 else ""),
+            + ("; tile.flip(A[0:n]) reverses a block" if item.step == -1 else ""),
         )  # fmt: skip
     lower = 0 if lower is None else lower
     upper = view.sizes[axis] if upper is None else upper
@@ -400,7 +394,7 @@ _ITEM_RULES: dict[type, Callable[..., tuple[Index, int]]] = {
 
 
 def _select_gather(view: MemRefView, items: Sequence[Any]) -> MemRefGather:
-    """The elements that blocks of indices name; beside a slice each block walks an axis of its own."""
+    """Select elements by blocks of indices; beside a slice each block has an axis of its own."""
     kept = dict(zip(_kept_axes(view), items, strict=True))
     outer = any(isinstance(i, slice) for i in items)
     axes = [a for a, i in kept.items() if isinstance(i, slice) or (isinstance(i, Tensor) and i.ndim)]

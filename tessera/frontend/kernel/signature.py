@@ -52,9 +52,6 @@ def strip_global_space(annotation: Any, name: str) -> Any:
     return annotation.type
 
 
-# A kernel's parameters: what their annotations say, and how a call's arguments fit them.
-
-
 class constexpr:
     """The annotation of a parameter that is a constant of the compiler: `BLOCK: ts.constexpr`."""
 

@@ -83,16 +83,10 @@ def choose_launch(
     return tuple(blocks) or (1,), group
 
 
-# Dead code elimination after a kernel is read. A load stays, so that debug mode checks its bounds.
-
-
 def has_observable_effect(node: Node) -> bool:
     """Whether a node has an effect, or reads; an allocation that nothing uses has none."""
     inner = (n for r in node.regions for n in r.walk())
     return node.op is not tile.alloc and any(n.op.effects for n in (node, *inner))
-
-
-# What a kernel returns, as outputs of its module.
 
 
 def store_results(frame: KernelFrame, parameters: KernelParameters) -> list[Value]:
@@ -141,9 +135,6 @@ def _as_result(value: Any, parameters: KernelParameters) -> Tensor:
             received=str(value.type), suggestion=f"return tile.cast(value, ts.{want})",
         )  # fmt: skip
     return value
-
-
-# One kernel for one kind of arguments: its source read once, with shapes and constants known.
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def test_break_here_with_a_session_and_without(monkeypatch, capsys):
 
 
 def test_a_device_that_cannot_stop_says_so():
-    with pytest.raises(UnsupportedOpError, match=r"test_graph_stepping\.py.*does not stop in a debugger"):
+    with pytest.raises(UnsupportedOpError, match=r"test_graph_stepping\.py.*has no breakpoints"):
         ts.jit(stops_here.function, target="llvm")(np.float32([0.5]))
 
 

@@ -104,9 +104,6 @@ BUILTIN_RULES: dict[Any, AnyFunction] = {
 }
 
 
-# Calls in a kernel: tile functions, ops, Python's builtins, and the user's functions, read like the kernel.
-
-
 MAX_CALL_DEPTH = 50
 _HOST_MATH_MODULES = ("math", "numpy")
 _RENAMED_FUNCTIONS = {"fabs": "abs"}  # functions of `math` whose ops have another name

@@ -135,9 +135,6 @@ def _emit_if(frame: KernelFrame, test: Tensor, branches: Sequence[TracedBranch],
         frame.names[name] = Tensor(out)
 
 
-# The variables a loop hands from one iteration to the next, and the types they settle on.
-
-
 class LoopCarriedVariables:
     """Names assigned in a loop and read in a later iteration or after it.
 
@@ -199,9 +196,6 @@ class LoopCarriedVariables:
 
 def _is_stored(name: ast.Name) -> bool:
     return isinstance(name.ctx, ast.Store)
-
-
-# `for` and `while`: unrolled by what is known while compiling, or one node with carried variables.
 
 
 UNROLL_LIMIT = 4096

@@ -153,9 +153,6 @@ def _emit_if(builder: Builder, test: Tensor, regions: Sequence[tuple[Sequence[No
     return Tensor(node.out)
 
 
-# Expressions: each kind of syntax with its meaning, applied by running Python's own operators on traced values.
-
-
 ExpressionRule = Callable[[KernelFrame, Any], Any]
 EXPRESSION_RULES: dict[type, ExpressionRule] = {}
 PYTHON_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError)

@@ -63,9 +63,6 @@ def index_buffers(values: Sequence[Any], index: Any) -> MemRefView:
     return subscript_view(view_whole(joint), index)
 
 
-# Parts of blocks by subscript: `b[3]`, `b[i : i + 4]`, `b[rows]`, read back from registers that can be indexed.
-
-
 def selects_elements(block: Any, index: Any) -> bool:
     """Whether a subscript picks some of a block's elements, rather than giving it other axes."""
     items = index if isinstance(index, tuple) else (index,)

@@ -170,9 +170,6 @@ def _suggest_spelling(name: str) -> str | None:
     return f"did you mean the type `ts.{near[0]}`?" if near else None
 
 
-# Lists and dicts of a kernel exist while compiling alone: what runs many times, or perhaps, may not change them.
-
-
 MUTATING_METHODS = frozenset(
     {"append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse", "update", "setdefault", "popitem"}
 )

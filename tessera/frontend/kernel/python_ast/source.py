@@ -47,9 +47,6 @@ def _always_returns(statements: Sequence[ast.stmt]) -> bool:
     return both or any(isinstance(s, ast.Return) for s in statements)
 
 
-# The source of a function: its syntax tree, and where in the file each piece of it stands.
-
-
 @dataclass(frozen=True, eq=False)
 class FunctionSource:
     """A function's statements (early returns made branches), its file, and what is live where."""

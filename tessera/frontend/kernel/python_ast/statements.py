@@ -213,9 +213,6 @@ _TARGET_RULES: dict[type, Callable[[KernelFrame, Any, Any], None]] = {
 }
 
 
-# `with ts.memory.prefetch(A) as a:` — the one context manager that kernels have.
-
-
 @statement(ast.With)
 def _(frame: KernelFrame, node: ast.With) -> None:
     before, opened = dict(frame.names), []
