@@ -129,9 +129,6 @@ def _describe_use(one: ArrayUse) -> str:
 LAUNCH_ORDER = LaunchOrder()
 
 
-# Streams run their launches in order and concurrently with the program and other streams; events order streams.
-
-
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 

@@ -82,9 +82,6 @@ def round_to_cache_lines(size: int) -> int:
     return max(-(-size // CACHE_LINE), 1) * CACHE_LINE
 
 
-# Sizes as people write them: "8GB" of memory.
-
-
 _SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _UNIT_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -106,9 +103,6 @@ def as_bytes(size: int | str) -> int:
             f"{size!r} is no size of memory", location=user_location(), expected='bytes, or text such as "8GB"'
         )
     return int(float(found[1]) * 1024 ** _UNIT_POWERS[found[2].upper()])
-
-
-# Pool: memory taken once from the system or a device, and handed out again and again.
 
 
 @dataclass(frozen=True)
@@ -306,9 +300,6 @@ def use_pool(pool: Pool) -> Iterator[Pool]:
         yield pool
     finally:
         POOL_PLACEMENT.reset(token)
-
-
-# Buffers: memory of a fixed size whose parts are handed out, and given again to other tensors by name.
 
 
 F = TypeVar("F", bound=Callable[..., Any])

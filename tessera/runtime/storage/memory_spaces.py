@@ -96,9 +96,6 @@ def _gpu() -> Any:
     return get_gpu()
 
 
-# The memories of the host: its own, files used as memory, and a device's; tensors made in them.
-
-
 def on_disk(path: str | Path, shape: Sequence[int] | None = None, dtype: DType | str = f32) -> Tensor:
     """A tensor whose elements lie in a .npy file: pages are read as they are touched, and written back.
 

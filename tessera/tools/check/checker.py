@@ -251,9 +251,6 @@ def unwrap_user_function(callee: Any) -> tuple[FunctionType | None, tuple]:
     return callee, first
 
 
-# `check`: all shape and dtype errors of a function, from its annotations alone.
-
-
 def check(function: Callable[..., Any], *types: Any, **named: Any) -> CheckReport:
     """All shape and dtype errors of a function, with nothing executed.
 

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from tessera.tools.check.checker import CheckedFrame
 
 
-# What a check found, as people read it: place, expected and received, source, why, and what to do.
-
-
 @dataclass(frozen=True)
 class Diagnostic:
     """One error of a program.
@@ -130,9 +127,6 @@ def _size(size: Size) -> str:
     return f'"{text}"' if isinstance(size, Dim) else text
 
 
-# What to do about an error: fixes that the operands' types show to work.
-
-
 @dataclass(frozen=True)
 class OperandInfo:
     """A tensor that took part in an error: how it is written, its type, and where it is from."""
@@ -215,9 +209,6 @@ def _suggest_rename(a: OperandInfo, b: OperandInfo, left: Size, right: Size) -> 
         if operand.parameter and isinstance(old, Dim) and old != new:
             yield f"If {old} and {new} are one size, write {new} for {old} in the annotation of {operand.text}"
             return
-
-
-# Errors collected while a check goes on, each with its operands' origins and the lines that led to it.
 
 
 TITLES = {ShapeError: "Shape mismatch", DTypeError: "Numerical type mismatch"}

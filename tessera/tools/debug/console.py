@@ -161,9 +161,6 @@ def normalise_commands(commands: str | Sequence[str] | None) -> list[str] | None
     return validate_script(split_script(commands) if isinstance(commands, str) else list(commands))
 
 
-# The debugger's commands: each a function of the console and the rest of the line; one that goes on gives a goal.
-
-
 Command = Callable[[Console, str], Goal | None]
 COMMANDS: dict[str, Command] = {}
 HELP: list[tuple[str, str]] = []

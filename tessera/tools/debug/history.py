@@ -216,9 +216,6 @@ class ExecutionHistory:
         return np.ndarray(array.shape, array.dtype, held.view(np.uint8).data, place - kept.low, array.strides)
 
 
-# What one instance holds of the values that the interpreter keeps for all of them.
-
-
 def instance_value(value: Any, type: Any, place: tuple[int, ...]) -> Any:
     """An instance's part of a value: a block or scalar; `place` is where it stands among those that run."""
     if isinstance(value, AffineScalar):

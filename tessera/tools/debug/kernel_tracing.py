@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from tessera.tools.debug.profiler import AccessedBox
 
 
-# The ops of traced kernels as a timeline: Chrome trace JSON, as Perfetto and chrome://tracing open it.
-
-
 def trace_events(launches: Sequence[LaunchCounts]) -> list[dict[str, Any]]:
     """Each op that ran as a complete event ("X"); times in microseconds, one thread for each launch."""
     found: list[dict[str, Any]] = []
@@ -50,9 +47,6 @@ def write_timeline(path: Path, launches: Sequence[LaunchCounts]) -> Path:
     """Write the timeline of some launches."""
     path.write_text(json.dumps({"traceEvents": trace_events(launches), "displayTimeUnit": "ns"}))
     return path
-
-
-# A picture of tile accesses: which program touches which part of which tensor, in which order.
 
 
 _LARGEST = 512  # cells of a picture along each axis: larger tensors are drawn coarser
@@ -134,9 +128,6 @@ def _panel(axes: Any, title: str, boxes: Sequence[AccessedBox]) -> None:
             place = ((left + right) / 2 / scale[1] - 0.5, (top + bottom) / 2 / scale[0] - 0.5)
             around = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
             axes.text(*place, str(order), ha="center", va="center", fontsize=7, bbox=around)
-
-
-# `kernel_trace` and `kernel_report`: what kernels did, in numbers and in words.
 
 
 F = TypeVar("F", bound=Callable[..., Any])

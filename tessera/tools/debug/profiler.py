@@ -109,9 +109,6 @@ def _(machine, node, args):
     return [(read, READ, 1), (write, WRITE, 0)]
 
 
-# Kernels counted as they run: operations, bytes, flops, sectors and banks, by launch.
-
-
 MEMORY, COMPUTE, INDEX, CONTROL = "memory", "compute", "index", "control"
 # Ops that a target has no instruction for: they name values and change their shape.
 _FREE_OPS = {basic.full, basic.broadcast_to, shape.reshape, shape.permute, shape.iota, tile.program_id, tile.local_id,

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from tessera.tools.debug.console import Console
 
 
-# Where a NaN or an infinity comes from: the ops it went through, back to the one that made it of finite operands.
-
-
 _READS, _WRITES = (tile.load, tile.gather), (tile.store, tile.scatter)
 
 
@@ -92,9 +89,6 @@ def _find_store(
             if place is not None and _is_not_finite(step.node.args[1].type, step.args[1], place):
                 return step, step.args[1]
     return None
-
-
-# Where a value came from: the mask it was loaded under, and its bound, by running the launch again in bound mode.
 
 
 # Ops that hand on what they take: a value behind one of them was loaded before it.

@@ -58,9 +58,6 @@ class ContextDecorator:
         return self if owner is None else functools.partial(self, owner)
 
 
-# Kernels run in debug mode: by a call, or for all that runs in a `with` block.
-
-
 @contextmanager
 def checked(collect: bool = False, nan: bool = False, lint: bool = False) -> Iterator[Report]:
     """Run every kernel interpreted in this block in debug mode; gives the report that fills meanwhile.
@@ -111,9 +108,6 @@ def check(kernel: Kernel | KernelLaunch, *args: Any, nan: bool = False, lint: bo
     with checked(collect=True, nan=nan, lint=lint) as report:
         execution.run_module(chosen._module(found), found.arrays, "interp")
     return report
-
-
-# Stepping through programs: sessions, the decorator that opens one, and `break_here`.
 
 
 Commands = str | Sequence[str] | None

@@ -134,9 +134,6 @@ def _reshape(builder: Builder, value: Value, sizes: tuple[int, ...]) -> Value:
     return value if value.type.shape == sizes else builder.add(shape.reshape, [value], {"shape": sizes}).out
 
 
-# The Tile interpreter with a target's numbers: each float op as that target's code computes it.
-
-
 # Ops that only move values, which all targets do alike, and those that hold others.
 _EXACT = {basic.full, basic.broadcast_to, shape.reshape, shape.permute, shape.iota, control_flow.for_, control_flow.if_,
           control_flow.while_}  # fmt: skip

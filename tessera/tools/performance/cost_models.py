@@ -126,9 +126,6 @@ def _measure_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     return math.sqrt(sum(math.log2(x / y) ** 2 for x, y in parted)) if numbers else math.inf
 
 
-# PerformancePredictor: latencies learned from what was measured, by ridge regression.
-
-
 _RIDGE = 1e-3  # keeps the system solvable where fewer configurations were measured than there are terms
 
 

@@ -92,9 +92,6 @@ class TuningCache:
         return entries
 
 
-# Autotuning: `@kernel.autotune`, `@kernel.auto`, and the measurements behind them.
-
-
 _RESULTS: dict[str, Tuned] = {}  # results that this process has measured or read, by the keys of the file
 
 
