@@ -1,1 +1,1 @@
-"""tessera.core"""
+"""Core: errors, types, symbolic shapes, effects, pytrees, devices, schedules and files."""

@@ -1,1 +1,1 @@
-"""tessera.tools"""
+"""Tools: the command line, the debugger, bisection, static checking and performance models."""

@@ -11,7 +11,7 @@ __all__ = ["BACKEND", "Csl", *LATER]
 
 
 def __getattr__(name: str) -> Any:
-    """What compiles a graph needs the whole pipeline, which needs this package's generator."""
+    """Import the graph compiler on first use: it needs the whole pipeline, and the pipeline needs this package."""
     if name in LATER:
         from tessera.codegen.csl import compile as compiling
 

@@ -1,1 +1,1 @@
-"""tessera.lower.graph_to_schedule"""
+"""Lowering from Graph to Schedule: fusion and tiling of tensor ops into loop nests."""

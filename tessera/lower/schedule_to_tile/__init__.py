@@ -1,1 +1,1 @@
-"""tessera.lower.schedule_to_tile"""
+"""Lowering from Schedule to Tile: loop nests become SPMD tile functions."""

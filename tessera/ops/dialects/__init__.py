@@ -1,1 +1,1 @@
-"""tessera.ops.dialects"""
+"""Dialects: the ops of the levels below Graph, one module for each dialect."""

@@ -1,1 +1,1 @@
-"""tessera.codegen.csl.passes"""
+"""Analyses of the CSL generator on Tile functions."""

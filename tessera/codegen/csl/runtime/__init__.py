@@ -1,1 +1,1 @@
-"""tessera.codegen.csl.runtime"""
+"""Host side of the CSL target: the script that runs a program, and simulated runs."""

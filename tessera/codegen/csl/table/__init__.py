@@ -1,1 +1,1 @@
-"""tessera.codegen.csl.table"""
+"""Emission table: the CSL of each op."""

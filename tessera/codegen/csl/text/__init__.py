@@ -1,1 +1,1 @@
-"""tessera.codegen.csl.text"""
+"""Text of a CSL program: context, statements, tasks, DSDs, routes and files."""

@@ -1,1 +1,1 @@
-"""tessera.interp.target.ptx.isa"""
+"""PTX instruction set: one module for each family of instructions."""

@@ -1,1 +1,1 @@
-"""tessera.interp.target.ptx.machine"""
+"""SIMT machine of the PTX emulator: lanes, registers, memory, barriers and the scheduler."""

@@ -1,1 +1,1 @@
-"""tessera.interp.target.ptx.sanitizer"""
+"""Sanitizer of the PTX emulator: race detection, initialisation and synchronisation checks."""

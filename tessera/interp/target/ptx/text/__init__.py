@@ -1,1 +1,1 @@
-"""tessera.interp.target.ptx.text"""
+"""PTX text: lexer, parser, syntax tree and constant expressions."""
