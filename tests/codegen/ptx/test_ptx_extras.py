@@ -9,7 +9,7 @@ import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, choose_hardware_grid
-from tessera.codegen.ptx.runtime.gpu_program import KernelLaunch, _QueuedPlan
+from tessera.codegen.ptx.runtime.gpu_program import EntryLaunch, _QueuedPlan
 from tessera.codegen.ptx.runtime.launch_buffers import LaunchBuffers
 from tessera.core.errors import ExecutionError
 from tessera.interp.target.ptx import PtxModule
@@ -43,7 +43,7 @@ def launched(x):
     (launch,), entry = plan["launches"], plan["entries"]["speaks"]
     extras = LaunchBuffers(entry, (4,))
     rooms = {256 * i: np.full(n, 0xAB, np.uint8) for i, n in enumerate(extras.rooms.values(), 1)}
-    found = KernelLaunch(None, (4, 1, 1), launch, entry, extras, dict(zip(extras.rooms, rooms, strict=True)))
+    found = EntryLaunch(None, (4, 1, 1), launch, entry, extras, dict(zip(extras.rooms, rooms, strict=True)))
     run = PtxModule(artifact.text(TEXT_FILE)).launch
     grid = choose_hardware_grid(launch, entry, 132)
     return found, Memory(rooms), lambda: run("speaks", grid, entry["threads"], [x, *rooms.values()], entry["shared"])

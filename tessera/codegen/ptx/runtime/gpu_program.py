@@ -81,7 +81,7 @@ class GpuProgram:
             self.workspace = int(self._room)
             self.launches = [self._prepared(module, plan, each) for each in plan["launches"]]
 
-    def _prepared(self, module: Any, plan: Mapping[str, Any], launch: Mapping[str, Any]) -> KernelLaunch | None:
+    def _prepared(self, module: Any, plan: Mapping[str, Any], launch: Mapping[str, Any]) -> EntryLaunch | None:
         if 0 in launch["grid"]:
             return None
         entry = plan["entries"][launch["kernel"]]
@@ -100,7 +100,7 @@ class GpuProgram:
         if "meeting" in entry:
             function = self._meeting(launch["kernel"], entry, kinds, math.prod(grid))
         rooms = {kind: self.device.allocate(count) for kind, count in extras.rooms.items()}
-        prepared = KernelLaunch(function, grid, launch, entry, extras, rooms)
+        prepared = EntryLaunch(function, grid, launch, entry, extras, rooms)
         prepared.clear(self.device.driver)
         return prepared
 
@@ -197,7 +197,7 @@ def pack_scalar(array: Any, dtype: str) -> int | float:
     return value.item()
 
 
-class KernelLaunch:
+class EntryLaunch:
     """One kernel of the plan, with where its arguments come from; `rooms` are memory for its extras."""
 
     def __init__(
