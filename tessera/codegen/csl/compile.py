@@ -1,4 +1,4 @@
-"""Graphs compiled to a folder of CSL, with options and a result that tell rather than raise."""
+"""Graph compilation: compiles a Graph function to a folder of CSL, and returns errors as part of the result."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from tessera.core.errors import ResourceError, TesseraError, UnsupportedOpError
 from tessera.ir.core import Function, Module
 from tessera.lower.pipeline import lower
 
-# With sizes of 0: the smallest of these square grids that holds the program.
+# The square grids that are tried, smallest first, when the sizes are 0.
 AUTOMATIC = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass
 class CodeGenOptions:
-    """What to generate, and where.
+    """Options of the code generation.
 
-    `target` is "wse2" or "wse3". `optimize` makes chains of pointwise ops one loop and products go the fastest way.
-    `generate_debug_info` adds the program as IR ("mesh.tess") and the source of each line ("lines.json");
-    `emit_comments` names the sources in the text. `fabric_width` and `fabric_height` count elements, 0 for as few as
-    hold the program. `runtime_address` is where commands_*.sh finds a machine, if not
-    in the vendor's simulator.
+    `target` is "wse2" or "wse3". `optimize` fuses chains of pointwise ops into one loop and selects the fastest matrix
+    product. `generate_debug_info` adds the program as IR ("mesh.tess") and the source of each line ("lines.json");
+    `emit_comments` writes the sources into the text. `fabric_width` and `fabric_height` count PEs; 0 selects the
+    smallest
+    grid that holds the program. `runtime_address` is the address of a machine for commands_*.sh; without it the
+    commands
+    use the vendor's simulator.
     """
 
     output_dir: str = "./pyflame_csl_output"
@@ -38,7 +40,7 @@ class CodeGenOptions:
 
 @dataclass
 class CodeGenResult:
-    """Whether it worked, the files written, their text, and why not where it did not."""
+    """The result: whether the compilation succeeded, the files written, their text, or the error message."""
 
     success: bool
     output_dir: str
@@ -51,7 +53,7 @@ class CSLCodeGenerator:
     """Generates CSL from Graph functions."""
 
     def generate(self, graph: Function | Module, options: CodeGenOptions | None = None) -> CodeGenResult:
-        """Write the CSL of a graph into `options.output_dir`; an error comes back as the result's message.
+        """Write the CSL of a graph into `options.output_dir`; an error becomes the message of the result.
 
         >>> import numpy as np, tempfile, tessera as ts
         >>> graph = ts.jit(lambda x: ts.exp(x)).trace(np.ones((4, 4), np.float32)).function
@@ -81,7 +83,7 @@ class CSLCodeGenerator:
             try:
                 *_, (_, tile) = lower(module, generator.capabilities.plan)
                 return generator.emit(tile, chosen)
-            except (ResourceError, UnsupportedOpError):  # another grid may do
+            except (ResourceError, UnsupportedOpError):  # a larger grid may suffice
                 if place == len(grids) - 1:
                     raise
         raise AssertionError("there is a grid to try")

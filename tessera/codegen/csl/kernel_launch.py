@@ -1,6 +1,6 @@
-"""Kernel launches: a processing element has all arrays, and runs all programs of a launch one after another.
+"""Kernel launches: one PE holds all arrays and runs all programs of a launch in sequence.
 
-A kernel with groups is first ungrouped: one program then computes each op for all tiles of a group before the next op.
+A kernel with groups is ungrouped first: one program then executes each op for all tiles of a group before the next op.
 """
 
 from __future__ import annotations
@@ -11,69 +11,71 @@ from typing import Any
 
 from tessera.codegen.csl.table.blocks import emit, emit_block
 from tessera.codegen.csl.table.memory import declare_param
-from tessera.codegen.csl.text.pe_program import CslEmitter, add_fault, emit_fault_return
+from tessera.codegen.csl.table.refusals import REFUSED
+from tessera.codegen.csl.text.context import CslContext
+from tessera.codegen.csl.text.faults import add_fault, emit_fault_return
+from tessera.codegen.csl.text.memory_allocation import bind_value
+from tessera.codegen.csl.text.statements import cast_to_index, open_block
 from tessera.codegen.grouped import vectorise_groups
 from tessera.codegen.grouped.diagnostics import report_op
 from tessera.core.errors import UnsupportedOpError
 from tessera.ir.core import Function, Module, Value
-from tessera.ops.dialects.tile import uses_grid_barrier
-
-# Users' kernels: each element of the mesh has all arrays, and runs all programs of the launch one after another.
+from tessera.ops.dialects import tile
 
 
 def is_kernel(module: Module) -> bool:
-    """Whether a module launches a function that was not laid out on a mesh."""
+    """Whether a module launches a kernel, a function that has no mesh layout."""
     return "mesh" not in module.functions[1].attrs
 
 
-def emit_kernel(module: Module, element: CslEmitter) -> None:
+def emit_kernel(module: Module, ctx: CslContext) -> None:
     """Emit the launch of a kernel.
 
     Raises:
-        UnsupportedOpError: programs wait for one another, or the host does more than one launch.
+        UnsupportedOpError: the programs synchronise with each other, or the host does more than one launch.
     """
     (launch, *more), function = module.main.body.nodes, module.functions[1]
     if more or launch.op.name != "host.launch" or tuple(launch.args) != tuple(module.main.params):
         raise _make_launch_error(function, "the host does more than one launch")
-    if uses_grid_barrier(function.body) and math.prod(map(int, launch.attrs["grid"])) > 1:
-        raise _make_launch_error(function, "its programs wait for one another, and an element runs one at a time")
+    if tile.uses_grid_barrier(function.body) and math.prod(map(int, launch.attrs["grid"])) > 1:
+        raise _make_launch_error(function, "its programs synchronise with each other, and a PE runs them in sequence")
     for param in function.params:
-        element.hold(param, declare_param(element, param))
+        bind_value(ctx, param, declare_param(ctx, param))
     grid = tuple(int(n) for n in launch.attrs["grid"])
     names = [f"program{axis}" if n > 1 else "0" for axis, n in enumerate(grid)]
-    element.index_type = "i64"
-    element.programs = tuple((element.cast_to_index(name), n) for name, n in zip(names, grid, strict=True))
+    ctx.index_type = "i64"
+    ctx.programs = tuple((cast_to_index(ctx, name), n) for name, n in zip(names, grid, strict=True))
     with ExitStack() as loops:
         for name, n in zip(names, grid, strict=True):
             if n != 1:
-                loops.enter_context(element.inner(f"for (@range(i32, {n})) |{name}|"))
-        emit_block(element, function.body)
+                loops.enter_context(open_block(ctx, f"for (@range(i32, {n})) |{name}|"))
+        emit_block(ctx, function.body)
 
 
-def make_kernel_plan(function: Function, element: CslEmitter, outputs: int) -> dict[str, Any]:
-    """What the host must know: all arrays go to all elements, and those that were written come back."""
+def make_kernel_plan(function: Function, ctx: CslContext, outputs: int) -> dict[str, Any]:
+    """The host plan of a kernel: every PE receives all arrays, and the host copies the written ones back."""
     written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
-    entries = [_describe_array(element, p) for p in function.params]
-    given = len(entries) - outputs  # the last come back alone, others that are written where they came from
+    entries = [_describe_array(ctx, p) for p in function.params]
+    given = len(entries) - outputs  # outputs are returned; other written arrays are copied back to their inputs
     back = [{**e, "into": i} for i, (e, p) in enumerate(zip(entries, function.params, strict=True)) if p in written]
     found = entries[given:] + [e for e in back if e["into"] < given]
     return {
-        "grid": list(element.grid),
+        "grid": list(ctx.grid),
         "inputs": entries[:given],
         "outputs": found,
-        "faults": element.faults,
+        "faults": ctx.faults,
         "given": list(range(given)),
     }
 
 
-def _describe_array(element: CslEmitter, param: Value) -> dict[str, Any]:
+def _describe_array(ctx: CslContext, param: Value) -> dict[str, Any]:
     shape = [int(n) for n in param.type.shape]
     return {
         "name": param.hint,
-        "symbol": element.exported[param],
+        "symbol": ctx.exported[param],
         "shape": shape,
         "dtype": param.type.dtype.numpy.name,
-        "bytes": element.symbols[param].bytes // element.symbols[param].size,
+        "bytes": ctx.symbols[param].bytes // ctx.symbols[param].size,
         "split": [-1] * len(shape),
         "piece": shape,
     }
@@ -82,31 +84,32 @@ def _describe_array(element: CslEmitter, param: Value) -> dict[str, Any]:
 def _make_launch_error(function: Function, why: str) -> UnsupportedOpError:
     return UnsupportedOpError(
         f"{function.name} cannot be emitted for csl: {why}", location=function.loc,
-        suggestion="write it as a function of whole tensors under @ts.jit, or run it on another target",
+        suggestion="write it as a function of whole tensors with @ts.jit, or run it on another target",
     )  # fmt: skip
 
 
-# Groups of tiles on an element: one program does each op for all of them before the next begins.
-
+# Groups of tiles.
 
 REPORT_EXPECTATIONS = {
-    "assert": "a condition that holds for every element of every program",
-    "deadlock": "as many arrivals, and bytes, as the phase of an mbarrier takes",
+    "assert": "a condition that is true for every element in every program",
+    "deadlock": "the arrivals and bytes that the mbarrier phase needs",
 }
 
 
 def ungroup_kernels(module: Module) -> Module:
-    """A kernel whose groups are one program each: their tiles are the leading axis of every block that differs."""
+    """Rewrite a kernel with groups into one program per group; a new leading axis of each varying block indexes its
+    tiles.
+    """
     return vectorise_groups(module) if is_kernel(module) else module
 
 
 @emit(report_op)
-def _(element, node, *operands):
+def _(ctx, node, *operands):
     kind, text = node.attrs["kind"], node.attrs["text"]
     if kind not in REPORT_EXPECTATIONS:
         raise UnsupportedOpError(
-            "tile.print cannot be emitted for csl: an element has nowhere to print to", location=node.loc,
+            f"the target csl cannot emit tile.print: {REFUSED[tile.print_]}", location=node.loc,
             suggestion="run this on another target, or in the interpreter",
         )  # fmt: skip
     said = f"assertion failed: {text}".removesuffix(": ") if kind == "assert" else text
-    emit_fault_return(element, add_fault(element, node, kind, said, REPORT_EXPECTATIONS[kind]))
+    emit_fault_return(ctx, add_fault(ctx, node, kind, said, REPORT_EXPECTATIONS[kind]))

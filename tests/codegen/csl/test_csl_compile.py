@@ -28,7 +28,7 @@ def test_as_few_elements_as_hold_the_program(tmp_path):
 
 WRONG = [
     ({"target": "wse9"}, "no architecture wse9"),
-    ({"fabric_width": 1, "fabric_height": 1}, "KB of the 40 KB"),
+    ({"fabric_width": 1, "fabric_height": 1}, "KB of arrays needed, 40 KB available"),
 ]
 
 

@@ -30,6 +30,6 @@ def test_an_index_outside_is_raised_with_its_line(grid, index):
     traced = ts.jit(lambda x, i: ts.embedding(x, i)).trace(x, places).function
     generator = Csl(grid)
     runtime = generator.runtime(generator.emit(driver.lower(traced, f"csl:{grid[0]}x{grid[1]}")["tile"], {}))
-    with pytest.raises(OutOfBoundsError, match="an index is outside an axis of size 7") as found:
+    with pytest.raises(OutOfBoundsError, match="index out of bounds for an axis of size 7") as found:
         runtime.run([x, places])
     assert "test_csl_control_flow.py" in str(found.value) and found.value.expected == "0 to 6"

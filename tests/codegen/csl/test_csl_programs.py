@@ -98,7 +98,7 @@ def test_neighbours_talk_on_colors_by_the_parity_of_their_places():
 
 
 def test_too_large_is_refused_with_the_numbers():
-    with pytest.raises(ResourceError, match=r"an element needs \d+ KB of the 40 KB") as found:
+    with pytest.raises(ResourceError, match=r"memory exceeded: \d+ KB of arrays needed, 40 KB available") as found:
         emitted(lambda a, b: a @ b, (r(200, 200), r(200, 200)), (1, 1))
     assert "host_a" in found.value.received and "1x1" in found.value.suggestion
 
@@ -122,9 +122,9 @@ def test_bad_grids(text):
 
 
 def test_a_grid_larger_than_any_wafer():
-    with pytest.raises(ArgumentError, match="no wafer holds a grid of 2000x4") as found:
+    with pytest.raises(ArgumentError, match="the grid 2000x4 is larger than a wafer") as found:
         Csl().configured("2000x4")
-    assert found.value.expected == "at most 1172x762 elements"
+    assert found.value.expected == "at most 1172x762 PEs"
 
 
 def test_unknown_architectures():
@@ -150,6 +150,6 @@ def test_more_channels_than_queues_are_refused_with_the_numbers(monkeypatch):
         return y.sum(axis=0), y.sum(axis=1)
 
     _, generator, module = laid(program, (r(9, 8), r(8, 10)), "4x4,cannon")
-    with pytest.raises(ResourceError, match="needs 8 queues of the 6 there are") as found:
+    with pytest.raises(ResourceError, match="8 queues needed, 6 available") as found:
         generator.emit(module, {})
     assert "ring_" in found.value.received

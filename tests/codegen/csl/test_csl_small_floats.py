@@ -62,5 +62,5 @@ def test_computing(dtype):
 
 
 def test_the_two_formats_of_16_bits_exclude_each_other():
-    with pytest.raises(UnsupportedOpError, match="one 16-bit float type: the compiler's option --fp16-format"):
+    with pytest.raises(UnsupportedOpError, match="only one 16-bit float type, which cslc's option --fp16-format"):
         run(lambda x: ts.cast(x, dtype=ts.bf16), (np.ones((2, 2), np.float16),))

@@ -1,7 +1,6 @@
-"""Pointwise fusion: an op whose result one later pointwise op of the same shape alone uses is computed inside that
-op's loop.
+"""Pointwise fusion (analysis): finds pointwise ops that are computed inside the loop of their only user.
 
-An analysis of liveness follows: the node at which each value is last used depends on where each node is then emitted.
+A liveness analysis follows: the last use of a value depends on where each node is emitted.
 """
 
 from __future__ import annotations
@@ -15,20 +14,21 @@ from tessera.ir.rules import Op
 def find_deferred_nodes(
     block: Block, looped: Callable[[Node], bool], pointwise: Callable[[Op], bool]
 ) -> dict[Value, Node]:
-    """The results that need no room: one pointwise op of the block alone needs each, and one of the two is a loop.
+    """The nodes to fuse into their user, by result: the user is the only one, is pointwise, and one of the two is a
+    loop.
 
-    An operation on whole blocks is fast, but no faster than its part of a loop that is there anyway.
+    A DSD operation is fast, but not faster than its share of a loop that exists anyway.
     """
     alone = _find_single_uses(block, pointwise)
     looping = {node for node in block.nodes if pointwise(node.op) and looped(node)}
-    for node in block.nodes:  # what takes in a loop is one
+    for node in block.nodes:  # the user of a fused loop is a loop
         if any(v in alone and alone[v][0] in looping for v in node.args) and pointwise(node.op):
             looping.add(node)
     return {value: node for value, (node, user) in alone.items() if node in looping or user in looping}
 
 
 def _find_single_uses(block: Block, pointwise: Callable[[Op], bool]) -> dict[Value, tuple[Node, Node]]:
-    """The results of pointwise nodes that one pointwise node of their shape needs: what makes and what needs each."""
+    """The results of pointwise nodes whose only user is a pointwise node of the same shape: producer and user."""
     users, found = _find_users(block), {}
     for node in block.nodes:
         user = users.get(node.out, (None,)) if pointwise(node.op) and node.out.type.shape else (None,)
@@ -39,7 +39,7 @@ def _find_single_uses(block: Block, pointwise: Callable[[Op], bool]) -> dict[Val
 
 
 def _find_users(block: Block) -> dict[Value, list[Node | None]]:
-    """The nodes that use each value; None stands for a use in a region, or as a result."""
+    """The users of each value; None stands for a use in a region or as a result."""
     found: dict[Value, list[Node | None]] = {v: [None] for v in block.results}
     for node in block.nodes:
         for value in dict.fromkeys(node.args):
@@ -51,7 +51,7 @@ def _find_users(block: Block) -> dict[Value, list[Node | None]]:
 
 
 def find_emission_points(block: Block, later: Mapping[Value, Node]) -> dict[Node, int]:
-    """Where each node of a block is emitted: those that are deferred, where the last that needs them is."""
+    """The position at which each node of a block is emitted: a deferred node at the position of its user."""
     found: dict[Node, int] = {}
     users = _find_users(block)
     for place, node in reversed(list(enumerate(block.nodes))):
@@ -61,7 +61,7 @@ def find_emission_points(block: Block, later: Mapping[Value, Node]) -> dict[Node
 
 
 def find_last_uses(block: Block, places: Mapping[Node, int]) -> Mapping[int, list[Value]]:
-    """By the place where nodes of a block are emitted, the values of the block that no later one uses."""
+    """The values of a block whose last use is at each position."""
     last: dict[Value, int] = {}
     for node in block.nodes:
         place = places[node]

@@ -1,4 +1,4 @@
-"""Simulated runs: an artifact run in the CSL simulator by the program's own host script."""
+"""Simulated runs: execute an artifact in the CSL simulator with the program's own host script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.csl.runtime import host_script
-from tessera.codegen.csl.text.pe_program import make_fault_error
+from tessera.codegen.csl.text.faults import make_fault_error
 from tessera.codegen.csl.text.program_files import SIMULATOR, make_compile_options
 from tessera.interp.target.csl.compiler import CompiledLayout
 from tessera.interp.target.csl.host import cslc
@@ -23,12 +23,12 @@ from tessera.interp.target.csl.host.sdk_layout import CompiledProgram
 
 
 class TimedSdkRuntime(SdkRuntime):
-    """A run that knows how many cycles its computation took, copies apart."""
+    """An `SdkRuntime` that records the cycles of the computation without the copies."""
 
     computed = 0
 
     def launch(self, symbol: str, *args: Any, nonblock: bool = False) -> Any:
-        """As SdkRuntime.launch."""
+        """As `SdkRuntime.launch`."""
         before = self._simulation.cycles
         command = super().launch(symbol, *args, nonblock=nonblock)
         self.computed += self._simulation.cycles - before
@@ -36,31 +36,31 @@ class TimedSdkRuntime(SdkRuntime):
 
 
 SOURCE_FILES = ("layout.csl", "pe_program.csl")
-_RUN_NUMBERS = itertools.count(1)  # of runs: each has a name of its own
+_RUN_NUMBERS = itertools.count(1)  # numbers the runs: each has a unique name
 
 
 class CslSimulation:
-    """A program compiled once, and run afresh for each call."""
+    """A program that is compiled once; each call runs it in a new simulation."""
 
     where = SIMULATOR
 
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
         self._plan: dict[str, Any] = artifact.manifest["plan"]
-        self.cycles = 0  # that the last run computed, copies apart
+        self.cycles = 0  # of the last run, without copies
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """The outputs.
+        """The outputs of the program.
 
         Raises:
-            CslError, CslFault: the program does not compile, or goes wrong.
-            OutOfBoundsError, DeadlockError, ExecutionError: what an element found wrong.
+            CslError, CslFault: the program does not compile, or faults.
+            OutOfBoundsError, DeadlockError, ExecutionError: a PE reported a fault.
         """
         return self._returned(self._executed([arrays[i] for i in self._plan["given"]]), arrays)
 
     @cached_property
     def _layout(self) -> CompiledLayout:
-        """The program, compiled."""
+        """The compiled program."""
         options = self._artifact.manifest["options"]
         with tempfile.TemporaryDirectory(prefix="tessera-csl-") as folder:
             for name in SOURCE_FILES:
@@ -87,7 +87,7 @@ class CslSimulation:
         return results
 
     def _returned(self, results: Sequence[np.ndarray], arrays: Sequence[Any]) -> list[np.ndarray]:
-        """The results that are not arrays which a kernel writes in place."""
+        """The results without the arrays that a kernel writes in place."""
         found = []
         for entry, result in zip(self._plan["outputs"], results, strict=True):
             if "into" in entry:

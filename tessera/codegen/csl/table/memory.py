@@ -1,7 +1,7 @@
-"""Kernel memory ops: a ref is an array of the element, and a block of it is a view with a dynamic offset.
+"""Kernel memory ops: a ref is an array of the PE, and a block of it is a view with a dynamic offset.
 
-An element runs a kernel's programs one after another: a copy is complete when it is issued, barriers within a program
-have no one to wait for, and an atomic update is a plain one.
+A PE runs the programs of a kernel in sequence: a copy is complete when it is issued, barriers within a program are
+no-ops, and an atomic update is an ordinary one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tessera.codegen.csl.table.blocks import emit
 from tessera.codegen.csl.table.scalars import format_literal
+from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import (
     CSL_TYPES,
     PeArrayView,
@@ -19,7 +20,9 @@ from tessera.codegen.csl.text.dsd import (
     offset_element,
     widen_index_literal,
 )
-from tessera.codegen.csl.text.pe_program import CslEmitter, make_unsupported_error
+from tessera.codegen.csl.text.faults import make_unsupported_error
+from tessera.codegen.csl.text.memory_allocation import allocate_array, allocate_for, declare_array
+from tessera.codegen.csl.text.statements import add_line, emit_move
 from tessera.core.shapes import broadcast
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile
@@ -27,54 +30,54 @@ from tessera.ops.dialects import tile
 CLIP = "clip"
 
 
-def format_index(element: CslEmitter, view: PeArrayView) -> str:
+def format_index(ctx: CslContext, view: PeArrayView) -> str:
     """A scalar as an index."""
-    return view.literal or f"@as({element.index_type}, {view.at(())})"
+    return view.literal or f"@as({ctx.index_type}, {view.at(())})"
 
 
 def _format_offset(ref: PeArrayView, starts: Sequence[str]) -> str:
-    """How many elements on a block begins; nothing where it begins with the array."""
+    """The offset of a block in elements; empty if it is zero."""
     terms = [s if stride == 1 else f"{s} * {stride}" for s, stride in zip(starts, ref.strides, strict=True) if s != "0"]
     return " + ".join(terms)
 
 
 @contextmanager
-def loop_over_elements(element: CslEmitter, shape: Sequence[int]) -> Iterator[list[str]]:
-    """A loop over a block; gives the names of its indices."""
-    names = [f"at{next(element.names)}" if n != 1 else "0" for n in shape]
+def loop_over_elements(ctx: CslContext, shape: Sequence[int]) -> Iterator[list[str]]:
+    """Open a loop nest over a block; yields the names of the loop variables."""
+    names = [f"at{next(ctx.names)}" if n != 1 else "0" for n in shape]
     loops = [(name, n) for name, n in zip(names, shape, strict=True) if n != 1]
     for name, n in loops:
-        element.add_line(f"for (@range(i16, {n})) |{name}| {{")
-        element.depth += 1
+        add_line(ctx, f"for (@range(i16, {n})) |{name}| {{")
+        ctx.depth += 1
     yield names
     for _ in loops:
-        element.depth -= 1
-        element.add_line("}")
+        ctx.depth -= 1
+        add_line(ctx, "}")
 
 
 def _find_bounds_checks(
-    element: CslEmitter, ref: PeArrayView, starts: Sequence[str], shape: Sequence[int], names: Sequence[str]
+    ctx: CslContext, ref: PeArrayView, starts: Sequence[str], shape: Sequence[int], names: Sequence[str]
 ) -> list[str]:
-    """What must hold for an element of a block to lie in the memory; nothing where it is known to."""
+    """The conditions for a block element to be in bounds, without those that are statically true."""
     found = []
     for start, size, length, name in zip(starts, ref.shape, shape, names, strict=True):
         if start.isdigit() and int(start) + length <= size:
             continue
-        place = f"{start} + @as({element.index_type}, {name})"
+        place = f"{start} + @as({ctx.index_type}, {name})"
         found.append(f"{place} < {size}")
         if "-" in start or "[" in start:
             found.append(f"{place} >= 0")
     return found
 
 
-def _emit_guarded(element: CslEmitter, conditions: Sequence[str], then: str, otherwise: str = "") -> None:
-    """A statement where all conditions hold, else another."""
+def _emit_guarded(ctx: CslContext, conditions: Sequence[str], then: str, otherwise: str = "") -> None:
+    """A statement under conditions, and optionally one for the other case."""
     if not conditions:
-        element.add_line(then)
+        add_line(ctx, then)
         return
-    # One inside the other: what lies outside is not even looked at.
+    # Nested branches: an element out of bounds is never read.
     tail = f" else {{ {otherwise} }}" if otherwise else ""
-    element.add_line(f"if ({' and '.join(f'({c})' for c in conditions)}) {{ {then} }}{tail}")
+    add_line(ctx, f"if ({' and '.join(f'({c})' for c in conditions)}) {{ {then} }}{tail}")
 
 
 def _format_mask(mask: PeArrayView | None, shape: tuple[int, ...], names: Sequence[str]) -> list[str]:
@@ -82,79 +85,77 @@ def _format_mask(mask: PeArrayView | None, shape: tuple[int, ...], names: Sequen
 
 
 @emit(tile.load)
-def _(element, node, ref, *rest):
-    starts, out = [format_index(element, v) for v in rest[: len(ref.shape)]], element.allocate_for(node.out.type)
+def _(ctx, node, ref, *rest):
+    starts, out = [format_index(ctx, v) for v in rest[: len(ref.shape)]], allocate_for(ctx, node.out.type)
     mask, other = (*rest[len(ref.shape) :], None, None)[:2]
     region, place = replace(ref, shape=out.shape), _format_offset(ref, starts)
     bounded = (
-        _find_bounds_checks(element, ref, starts, out.shape, ["0"] * len(starts)) if node.attrs["edge"] == CLIP else []
+        _find_bounds_checks(ctx, ref, starts, out.shape, ["0"] * len(starts)) if node.attrs["edge"] == CLIP else []
     )
     if mask is None and not bounded:
-        element.move(out, region, "", place)
+        emit_move(ctx, out, region, "", place)
         return out
     zero = PeArrayView(out.type, out.shape, literal=format_literal(0, node.out.type.dtype))
     given = zero if other is None else other.broadcast_axes(out.shape)
-    with loop_over_elements(element, out.shape) as names:
+    with loop_over_elements(ctx, out.shape) as names:
         conditions = _format_mask(mask, out.shape, names)
-        conditions += _find_bounds_checks(element, ref, starts, out.shape, names) if bounded else []
+        conditions += _find_bounds_checks(ctx, ref, starts, out.shape, names) if bounded else []
         source = offset_element(region.at(names), place)
-        _emit_guarded(element, conditions, f"{out.at(names)} = {source};", f"{out.at(names)} = {given.at(names)};")
+        _emit_guarded(ctx, conditions, f"{out.at(names)} = {source};", f"{out.at(names)} = {given.at(names)};")
     return out
 
 
 @emit(tile.store)
-def _(element, node, ref, value, *rest):
+def _(ctx, node, ref, value, *rest):
     value = widen_index_literal(ref, value)
-    starts, mask = [format_index(element, v) for v in rest[: len(ref.shape)]], (*rest[len(ref.shape) :], None)[0]
+    starts, mask = [format_index(ctx, v) for v in rest[: len(ref.shape)]], (*rest[len(ref.shape) :], None)[0]
     region, place = replace(ref, shape=value.shape), _format_offset(ref, starts)
     bounded = (
-        _find_bounds_checks(element, ref, starts, value.shape, ["0"] * len(starts))
-        if node.attrs["edge"] == CLIP
-        else []
+        _find_bounds_checks(ctx, ref, starts, value.shape, ["0"] * len(starts)) if node.attrs["edge"] == CLIP else []
     )
     if mask is None and not bounded:
-        element.move(region, value, place, "")
+        emit_move(ctx, region, value, place, "")
         return
-    with loop_over_elements(element, value.shape) as names:
+    with loop_over_elements(ctx, value.shape) as names:
         conditions = _format_mask(mask, value.shape, names)
-        conditions += _find_bounds_checks(element, ref, starts, value.shape, names) if bounded else []
-        _emit_guarded(element, conditions, f"{offset_element(region.at(names), place)} = {value.at(names)};")
+        conditions += _find_bounds_checks(ctx, ref, starts, value.shape, names) if bounded else []
+        _emit_guarded(ctx, conditions, f"{offset_element(region.at(names), place)} = {value.at(names)};")
 
 
 def _format_element(
-    element: CslEmitter, ref: PeArrayView, indices: Sequence[PeArrayView], shape: tuple[int, ...], names: Sequence[str]
+    ctx: CslContext, ref: PeArrayView, indices: Sequence[PeArrayView], shape: tuple[int, ...], names: Sequence[str]
 ) -> str:
-    """The element of a memory that blocks of indices name at one place."""
-    texts = [f"@as({element.index_type}, {v.broadcast_axes(shape).at(names)})" for v in indices]
+    """The array element that index blocks select at one position."""
+    texts = [f"@as({ctx.index_type}, {v.broadcast_axes(shape).at(names)})" for v in indices]
     return offset_element(PeArrayView(ref.type, (), ref.buffer, ref.offset, ()).at(()), _format_offset(ref, texts))
 
 
 @emit(tile.gather)
-def _(element, node, ref, *rest):
-    rank, out = len(ref.shape), element.allocate_for(node.out.type)
+def _(ctx, node, ref, *rest):
+    rank, out = len(ref.shape), allocate_for(ctx, node.out.type)
     mask, other = (*rest[rank:], None, None)[:2]
     zero = PeArrayView(out.type, out.shape, literal=format_literal(0, node.out.type.dtype))
     given = zero if other is None else other.broadcast_axes(out.shape)
-    with loop_over_elements(element, out.shape) as names:
-        source = _format_element(element, ref, rest[:rank], out.shape, names)
+    with loop_over_elements(ctx, out.shape) as names:
+        source = _format_element(ctx, ref, rest[:rank], out.shape, names)
         conditions = _format_mask(mask, out.shape, names)
-        _emit_guarded(element, conditions, f"{out.at(names)} = {source};", f"{out.at(names)} = {given.at(names)};")
+        _emit_guarded(ctx, conditions, f"{out.at(names)} = {source};", f"{out.at(names)} = {given.at(names)};")
     return out
 
 
 def _broadcast_shape(node: Node, first: int) -> tuple[int, ...]:
-    """The shape of blocks of indices, and of what stands before them, put together."""
+    """The broadcast shape of index blocks and of the axes before them."""
     return tuple(int(n) for n in broadcast(*(v.type.shape for v in node.args[first:])))
 
 
 @emit(tile.scatter)
-def _(element, node, ref, value, *rest):
+def _(ctx, node, ref, value, *rest):
     rank, shape = len(ref.shape), _broadcast_shape(node, 1)
-    with loop_over_elements(element, shape) as names:
-        target = _format_element(element, ref, rest[:rank], shape, names)
+    with loop_over_elements(ctx, shape) as names:
+        target = _format_element(ctx, ref, rest[:rank], shape, names)
         mask = (*rest[rank:], None)[0]
         _emit_guarded(
-            element,
+            ctx,
             _format_mask(mask, shape, names),
             f"{target} = {widen_index_literal(ref, value).broadcast_axes(shape).at(names)};",
         )
@@ -167,19 +168,19 @@ ATOMIC_EXPRESSIONS = {
 
 
 @emit(tile.atomic)
-def _(element, node, ref, value, *rest):
-    rank, out, old = len(ref.shape), element.allocate_for(node.out.type), f"old{next(element.names)}"
+def _(ctx, node, ref, value, *rest):
+    rank, out, old = len(ref.shape), allocate_for(ctx, node.out.type), f"old{next(ctx.names)}"
     if CSL_TYPES[node.out.type.dtype] == "i16" and node.out.type.dtype.bits < 16:
-        raise make_unsupported_error(node, "updates are of 16 bits or more")
-    with loop_over_elements(element, out.shape) as names:
-        place = _format_element(element, ref, rest[:rank], out.shape, names)
+        raise make_unsupported_error(node, "atomic updates need at least 16 bits")
+    with loop_over_elements(ctx, out.shape) as names:
+        place = _format_element(ctx, ref, rest[:rank], out.shape, names)
         text = ATOMIC_EXPRESSIONS[node.attrs["kind"]].format(
             old, widen_index_literal(ref, value).broadcast_axes(out.shape).at(names)
         )
         mask = (*rest[rank:], None)[0]
         then = f"const {old}: {out.type} = {place}; {place} = {text}; {out.at(names)} = {old};"
         _emit_guarded(
-            element,
+            ctx,
             _format_mask(mask, out.shape, names),
             then,
             f"{out.at(names)} = {format_literal(0, node.out.type.dtype)};",
@@ -188,16 +189,16 @@ def _(element, node, ref, value, *rest):
 
 
 @emit(tile.compare_exchange)
-def _(element, node, ref, value, expected, *rest):
-    rank, out, old = len(ref.shape), element.allocate_for(node.out.type), f"old{next(element.names)}"
-    with loop_over_elements(element, out.shape) as names:
-        place = _format_element(element, ref, rest[:rank], out.shape, names)
+def _(ctx, node, ref, value, expected, *rest):
+    rank, out, old = len(ref.shape), allocate_for(ctx, node.out.type), f"old{next(ctx.names)}"
+    with loop_over_elements(ctx, out.shape) as names:
+        place = _format_element(ctx, ref, rest[:rank], out.shape, names)
         given, wanted = (widen_index_literal(ref, v).broadcast_axes(out.shape).at(names) for v in (value, expected))
         mask = (*rest[rank:], None)[0]
         swap = f"if ({old} == {wanted}) {{ {place} = {given}; }}"
         then = f"const {old}: {out.type} = {place}; {swap} {out.at(names)} = {old};"
         _emit_guarded(
-            element,
+            ctx,
             _format_mask(mask, out.shape, names),
             then,
             f"{out.at(names)} = {format_literal(0, node.out.type.dtype)};",
@@ -206,49 +207,49 @@ def _(element, node, ref, value, expected, *rest):
 
 
 @emit(tile.alloc)
-def _(element, node):
+def _(ctx, node):
     shape, kind = tuple(map(int, node.out.type.shape)), CSL_TYPES[node.out.type.dtype]
-    return element.allocate(shape, kind)
+    return allocate_array(ctx, shape, kind)
 
 
 @emit(tile.async_copy)
-def _(element, node, dst, src, *starts):
-    here, texts = len(dst.shape), [format_index(element, v) for v in starts]
+def _(ctx, node, dst, src, *starts):
+    here, texts = len(dst.shape), [format_index(ctx, v) for v in starts]
     rank = max(here, len(src.shape), len(node.attrs["shape"]))
     block = (1,) * (rank - len(node.attrs["shape"])) + tuple(node.attrs["shape"])
     target, source = (_align_ranks(v, block) for v in (dst, src))
     to, start = _format_offset(dst, texts[:here]), _format_offset(src, texts[here:])
     level = ["0"] * (rank - len(src.shape)) + texts[here:]
-    bounded = _find_bounds_checks(element, source[1], level, block, ["0"] * rank) if node.attrs["edge"] == CLIP else []
+    bounded = _find_bounds_checks(ctx, source[1], level, block, ["0"] * rank) if node.attrs["edge"] == CLIP else []
     if not bounded:
-        element.move(target[0], source[0], to, start)
+        emit_move(ctx, target[0], source[0], to, start)
         return
-    with loop_over_elements(element, block) as names:
+    with loop_over_elements(ctx, block) as names:
         into = offset_element(target[0].at(names), to)
         value, zero = offset_element(source[0].at(names), start), format_literal(0, node.types[0].dtype)
         _emit_guarded(
-            element,
-            _find_bounds_checks(element, source[1], level, block, names),
+            ctx,
+            _find_bounds_checks(ctx, source[1], level, block, names),
             f"{into} = {value};",
             f"{into} = {zero};",
         )
 
 
 def _align_ranks(x: PeArrayView, block: tuple[int, ...]) -> tuple[PeArrayView, PeArrayView]:
-    """A block's view of a memory of lower rank, and the memory with as many axes."""
+    """A block's view of an array of lower rank, and the array with as many axes."""
     extra = len(block) - len(x.shape)
     strides = (*(0,) * extra, *x.strides)
     return replace(x, shape=block, strides=strides), replace(x, shape=(1,) * extra + x.shape, strides=strides)
 
 
-# A grid barrier is emitted for a launch of one program alone.
+# A launch with a grid barrier has only one program.
 @emit(tile.async_commit, tile.async_wait, tile.barrier, tile.grid_barrier)
-def _(element, node):
+def _(ctx, node):
     return None
 
 
-def declare_param(element: CslEmitter, param: Value) -> PeArrayView:
-    """The array of a kernel's parameter."""
+def declare_param(ctx: CslContext, param: Value) -> PeArrayView:
+    """Declare the array of a kernel parameter."""
     shape = tuple(int(n) for n in param.type.shape)
-    buffer = element.declare(param, shape)
+    buffer = declare_array(ctx, param, shape)
     return PeArrayView(buffer.type, shape, buffer, 0, make_row_major_strides(shape))

@@ -12,8 +12,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tessera.codegen.coverage import make_refusal_error
+from tessera.codegen.csl.table.refusals import REFUSED
+from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import CSL_TYPES
-from tessera.codegen.csl.text.pe_program import CslEmitter, make_unsupported_error
+from tessera.codegen.csl.text.faults import make_unsupported_error
 from tessera.codegen.small_floats import F32_BIAS, F32_MANTISSA_BITS, SMALL_FLOAT_FORMATS, SmallFloatFormat
 from tessera.core.types import DType, TensorType, bf16, bool_, f16, int4, int8, int64, uint8
 from tessera.ir.core import Node
@@ -46,7 +49,7 @@ ENCODE_HELPER = """fn narrow_{name}(x: f32) i16 {{
 }}"""
 
 
-def decode_small_float(element: CslEmitter, dtype: DType, text: str) -> str:
+def decode_small_float(element: CslContext, dtype: DType, text: str) -> str:
     """The value of a code."""
     form, name = SMALL_FLOAT_FORMATS[dtype], f"widen_{dtype.name}"
     sign, scale = 1 << form.sign, float(2.0 ** (F32_BIAS - form.bias))
@@ -69,7 +72,7 @@ def _format_specials(form: SmallFloatFormat, sign: int) -> list[str]:
     return [DECODE_SPECIAL.format(first=n, value=v, sign=sign, up=31 - form.sign) for n, v in found]
 
 
-def encode_small_float(element: CslEmitter, dtype: DType, text: str) -> str:
+def encode_small_float(element: CslContext, dtype: DType, text: str) -> str:
     """The code of a value."""
     form, name = SMALL_FLOAT_FORMATS[dtype], f"narrow_{dtype.name}"
     dropped, least = F32_MANTISSA_BITS - form.digits, 1 - form.bias
@@ -167,14 +170,14 @@ def format_literal(value: Any, dtype: DType) -> str:
     return f"{mantissa if '.' in mantissa else mantissa + '.0'}{mark}{exponent}"
 
 
-def format_expression(element: CslEmitter, node: Node, operands: list[str], index: bool = False) -> str:
+def format_expression(element: CslContext, node: Node, operands: list[str], index: bool = False) -> str:
     """The result of a pointwise node: operands widened to its compute type, the result narrowed again.
 
     With `index` what is int64 counts places: 32 bits do.
     """
     row = pointwise_rows.get(node.op)
     if row is None:
-        raise make_unsupported_error(node, "there is no row for it")
+        raise make_refusal_error("csl", node, REFUSED)
     wide = [format_widening(element, t.dtype, text) for t, text in zip(node.types, operands, strict=True)]  # type: ignore[union-attr]
     element.uses_index_type = index
     text = row(element, node, *wide)
@@ -190,14 +193,14 @@ NARROWING_CASTS = {f16: "@as(f16, {0})", bf16: "@as(half, {0})", int8: "@as(i16,
           uint8: "@as(i16, @as(u8, {0}))", int4: "@as(i16, (({0} + 8) & 15) - 8)"}  # fmt: skip
 
 
-def format_widening(element: CslEmitter, dtype: DType, text: str) -> str:
+def format_widening(element: CslContext, dtype: DType, text: str) -> str:
     """An element as the type in which it is computed."""
     if dtype in SMALL_FLOAT_FORMATS:
         return decode_small_float(element, dtype, text)
     return f"@as(f32, {text})" if dtype.is_float and dtype.bits < 32 else text
 
 
-def format_narrowing(element: CslEmitter, dtype: DType, text: str) -> str:
+def format_narrowing(element: CslContext, dtype: DType, text: str) -> str:
     """What was computed as an element."""
     if dtype in SMALL_FLOAT_FORMATS:
         return encode_small_float(element, dtype, text)
@@ -209,7 +212,7 @@ def _make_infix_row(sign: str) -> Callable[..., str]:
 
 
 def _make_call_row(name: str) -> Callable[..., str]:
-    def row(element: CslEmitter, node: Node, *operands: str) -> str:
+    def row(element: CslContext, node: Node, *operands: str) -> str:
         if not node.types[0].dtype.is_float:
             raise make_unsupported_error(node, "it is of integers")
         return f"math.{name}({', '.join(operands)})"

@@ -1,4 +1,4 @@
-"""Slices, concatenation, indexed reads and halos within one element's memory; most are views of the same array."""
+"""Slices, concatenation, indexed reads and halos in the memory of one PE; most are views of the same array."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from tessera.codegen.csl.table.blocks import emit
 from tessera.codegen.csl.text.dsd import PeArrayView, make_row_major_strides
-from tessera.codegen.csl.text.pe_program import add_fault
+from tessera.codegen.csl.text.faults import add_fault
+from tessera.codegen.csl.text.memory_allocation import allocate_for, release_view
+from tessera.codegen.csl.text.statements import emit_copy, emit_loop, emit_move, make_contiguous, reuse_or_copy
 from tessera.ops.dialects import mesh
 
 
 def slice_axis(x: PeArrayView, axis: int, first: int, count: int) -> PeArrayView:
-    """Some neighbours along an axis of a view."""
+    """A slice along one axis of a view."""
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
     if x.literal:
         return PeArrayView(x.type, shape, literal=x.literal)
@@ -19,20 +21,20 @@ def slice_axis(x: PeArrayView, axis: int, first: int, count: int) -> PeArrayView
 
 
 @emit(mesh.panel)
-def _(element, node, x, number):
+def _(ctx, node, x, number):
     axis = node.attrs["axis"] % len(x.shape)
     size = x.shape[axis] // node.attrs["count"]
     if x.literal:
         return slice_axis(x, axis, 0, size)
     if number.literal.isdigit():
         return slice_axis(x, axis, int(number.literal) * size, size)
-    out = element.allocate_for(node.out.type)
-    element.move(out, slice_axis(x, axis, 0, size), "", f"{number.literal} * {size * x.strides[axis]}")
+    out = allocate_for(ctx, node.out.type)
+    emit_move(ctx, out, slice_axis(x, axis, 0, size), "", f"{number.literal} * {size * x.strides[axis]}")
     return out
 
 
 @emit(mesh.section)
-def _(element, node, x):
+def _(ctx, node, x):
     known, shape = node.attrs, tuple(map(int, node.out.type.shape))
     if x.literal or 0 in shape:
         return PeArrayView(x.type, shape, x.buffer, x.offset, x.strides, x.literal)
@@ -42,37 +44,38 @@ def _(element, node, x):
 
 
 @emit(mesh.join)
-def _(element, node, *blocks):
-    axis, out, first = node.attrs["axis"] % len(node.out.type.shape), element.allocate_for(node.out.type), 0
+def _(ctx, node, *blocks):
+    axis, out, first = node.attrs["axis"] % len(node.out.type.shape), allocate_for(ctx, node.out.type), 0
     for block in blocks:
-        element.copy(slice_axis(out, axis, first, block.shape[axis]), block)
+        emit_copy(ctx, slice_axis(out, axis, first, block.shape[axis]), block)
         first += block.shape[axis]
     return out
 
 
 @emit(mesh.put)
-def _(element, node, x, one, number):
-    axis, out = node.attrs["axis"] % len(x.shape), element.reuse_or_copy(node.args[0], x)
-    element.move(slice_axis(out, axis, 0, 1), one, f"{number.literal} * {out.strides[axis]}", "")
+def _(ctx, node, x, one, number):
+    axis, out = node.attrs["axis"] % len(x.shape), reuse_or_copy(ctx, node.args[0], x)
+    emit_move(ctx, slice_axis(out, axis, 0, 1), one, f"{number.literal} * {out.strides[axis]}", "")
     return out
 
 
 @emit(mesh.pick)
-def _(element, node, x, indices):
-    axis, out = node.attrs["axis"] % len(x.shape), element.allocate_for(node.out.type)
+def _(ctx, node, x, indices):
+    axis, out = node.attrs["axis"] % len(x.shape), allocate_for(ctx, node.out.type)
     if x.literal:
         return x.broadcast_axes(out.shape)
     inner = len(x.shape) - axis - 1
     around = len(indices.shape)
     zeros = (0,) * around
     spread = (*(0,) * axis, *make_row_major_strides(indices.shape), *(0,) * inner)
-    places = element.plain(indices) if not indices.literal else indices
+    places = make_contiguous(ctx, indices) if not indices.literal else indices
     named = replace(places, shape=out.shape, strides=() if places.literal else spread)
     source = replace(x, shape=out.shape, strides=(*x.strides[:axis], *zeros, *x.strides[axis + 1 :]))
     stride = x.strides[axis]
     size = x.shape[axis]
-    outside = add_fault(element, node, "bounds", f"an index is outside an axis of size {size}", f"0 to {size - 1}")
-    element.loop(
+    outside = add_fault(ctx, node, "bounds", f"index out of bounds for an axis of size {size}", f"0 to {size - 1}")
+    emit_loop(
+        ctx,
         [out, named, source],
         lambda t: (
             f"if ({t[1]} < 0 or {t[1]} >= {size}) {{ {outside} }} "
@@ -80,21 +83,21 @@ def _(element, node, x, indices):
         ),
     )
     if places is not indices:
-        element.release(places)
+        release_view(ctx, places)
     return out
 
 
 def _offset_index(text: str, first: str) -> str:
-    """The element of an array some places on."""
+    """An array element moved by an offset."""
     name, _, index = text.partition("[")
     return f"{name}[@as(i16, {first}) + {index}"
 
 
 @emit(mesh.halo)
-def _(element, node, x, edge):
-    axis, out = node.attrs["axis"] % len(x.shape), element.allocate_for(node.out.type)
+def _(ctx, node, x, edge):
+    axis, out = node.attrs["axis"] % len(x.shape), allocate_for(ctx, node.out.type)
     length, up = out.shape[axis], node.attrs["offset"] > 0
-    element.copy(slice_axis(out, axis, 0 if up else length - 1, 1), edge)
+    emit_copy(ctx, slice_axis(out, axis, 0 if up else length - 1, 1), edge)
     if length > 1:
-        element.copy(slice_axis(out, axis, int(up), length - 1), slice_axis(x, axis, int(not up), length - 1))
+        emit_copy(ctx, slice_axis(out, axis, int(up), length - 1), slice_axis(x, axis, int(not up), length - 1))
     return out

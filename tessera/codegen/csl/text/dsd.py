@@ -1,5 +1,6 @@
-"""Data structure descriptors (DSDs, Cerebras SDK): arrays in a processing element's memory, strided views of them,
-and their text."""
+"""Data structure descriptors (DSDs, Cerebras SDK): arrays in the memory of a processing element, strided views of them,
+and the text of their DSDs.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +11,8 @@ from dataclasses import dataclass, replace
 from tessera.codegen.small_floats import SMALL_FLOAT_FORMATS
 from tessera.core.types import TensorType, bf16, bool_, f16, f32, int4, int8, int16, int32, int64, uint8
 
-# Where values lie in an element's memory: arrays, and views of them that cost nothing.
-
-
-# How element types are spelled; `half` is the 16-bit float that the program is compiled for. Shorter integers are
-# held in 16, as are the codes of shorter floats, and int64 that only counts places is a plain number or of 32 bits.
+# CSL names of element types; `half` is the program's 16-bit float type. Integers and floats of fewer than 16 bits are
+# stored in 16 bits. An int64 that is only an index is a literal or has 32 bits.
 CSL_TYPES = {f32: "f32", f16: "f16", bf16: "half", int32: "i32", int64: "i64", **dict.fromkeys(
     (int16, int8, uint8, int4, bool_, *SMALL_FLOAT_FORMATS), "i16")}  # fmt: skip
 FLOAT_TYPES = ("f32", "f16", "half")
@@ -31,20 +29,20 @@ class PeArray:
 
     @property
     def bytes(self) -> int:
-        """What it takes of the memory."""
+        """The size in bytes."""
         return max(self.size, 1) * TYPE_BYTES[self.type]
 
     @property
     def words(self) -> str:
-        """The name of a pointer to its words, which an array of 64 bits has."""
+        """The name of a pointer to the 32-bit words of an array of 64-bit elements."""
         return f"{self.name}_words"
 
 
 @dataclass(frozen=True)
 class PeArrayView:
-    """Elements of an array: `offset` and, for each axis, a stride; or, with `literal`, one value everywhere.
+    """A strided view of an array, or, with `literal`, a scalar broadcast to a shape.
 
-    `onward` is a text for how many elements further on it begins, which only a run knows.
+    `dynamic_offset` is an expression for an additional offset in elements that is known only at run time.
     """
 
     type: str
@@ -62,16 +60,16 @@ class PeArrayView:
 
     @property
     def contiguous(self) -> bool:
-        """Whether the elements lie one after another, in order."""
+        """Whether the elements are contiguous in row-major order."""
         return self.buffer is not None and self.normalise_strides() == make_row_major_strides(self.shape)
 
     def normalise_strides(self) -> tuple[int, ...]:
-        """The strides as row-major ones have them on axes of size 1, where they do not matter."""
+        """The strides with row-major values on axes of size 1, where strides do not matter."""
         plain = make_row_major_strides(self.shape)
         return tuple(p if n == 1 else s for n, s, p in zip(self.shape, self.strides, plain, strict=True))
 
     def at(self, indices: Sequence[str]) -> str:
-        """The element at indices (texts), as an expression."""
+        """The element at indices, as an expression."""
         if self.literal:
             return self.literal
         assert self.buffer is not None
@@ -82,7 +80,7 @@ class PeArrayView:
         return f"{self.buffer.name}[{' + '.join(terms)}]"
 
     def reshape_view(self, shape: tuple[int, ...]) -> PeArrayView | None:
-        """The same elements with another shape, if no copy is needed."""
+        """The view with another shape, or None if that needs a copy."""
         if self.literal:
             return replace(self, shape=shape)
         if [n for n in shape if n != 1] == [n for n in self.shape if n != 1]:
@@ -91,12 +89,12 @@ class PeArrayView:
         return replace(self, shape=shape, strides=make_row_major_strides(shape)) if self.contiguous else None
 
     def permute_axes(self, axes: Sequence[int]) -> PeArrayView:
-        """The axes in another order."""
+        """The view with permuted axes."""
         strides = () if self.literal else tuple(self.strides[a] for a in axes)
         return replace(self, shape=tuple(self.shape[a] for a in axes), strides=strides)
 
     def broadcast_axes(self, shape: tuple[int, ...]) -> PeArrayView:
-        """Axes of size 1 repeated, and new ones in front."""
+        """The view broadcast to a shape."""
         if self.literal:
             return replace(self, shape=shape)
         extra = len(shape) - len(self.shape)
@@ -105,17 +103,17 @@ class PeArrayView:
 
 
 def spell_type(type: TensorType) -> str:
-    """How a tensor's element type is spelled."""
+    """The CSL name of a tensor's element type."""
     return CSL_TYPES[type.dtype]
 
 
 def make_row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of elements that lie one after another."""
+    """The strides of a contiguous row-major array."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def coalesce_axes(views: Sequence[PeArrayView]) -> tuple[tuple[int, ...], list[PeArrayView]]:
-    """The fewest axes over which all of some views of one shape can be walked, and the views over these."""
+    """Merge the axes of views of one shape as far as all views allow; returns the merged shape and views."""
     shape = views[0].shape
     axes = [a for a, n in enumerate(shape) if n != 1]
     level = [v if v.literal else replace(v, strides=tuple(v.strides[a] for a in axes)) for v in views]
@@ -128,7 +126,7 @@ def coalesce_axes(views: Sequence[PeArrayView]) -> tuple[tuple[int, ...], list[P
 
 
 def _group_axes(views: Sequence[PeArrayView], sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Neighbouring axes that every view walks as one."""
+    """Groups of adjacent axes that every view can merge."""
     group: list[int] = []
     for axis, _ in enumerate(sizes):
         if group and not all(v.literal or _is_contiguous_pair(v, axis, sizes) for v in views):
@@ -143,16 +141,15 @@ def _is_contiguous_pair(view: PeArrayView, axis: int, sizes: Sequence[int]) -> b
     return view.strides[axis - 1] == view.strides[axis] * sizes[axis]
 
 
-# The descriptors of views: how operations on whole blocks, and copies of them, are spelled.
+# DSDs of views.
 
-
-# What a mem1d descriptor can say, and the rank of a mem4d one.
+# The largest stride of a mem1d DSD, and the rank of a mem4d DSD.
 MAX_DSD_STRIDE, MAX_DSD_RANK = 127, 4
 DSD_AXIS_NAMES = ("i", "j", "k", "l")
 
 
 def offset_element(text: str, steps: str) -> str:
-    """An element of an array some places on."""
+    """An array element moved by an offset."""
     name, bracket, index = text.partition("[")
     return f"{name}[@as(i16, {steps}) + {index}" if bracket and steps else text
 
@@ -161,18 +158,18 @@ MOVE_BUILTINS = {"f32": "@fmovs", "f16": "@fmovh", "i32": "@mov32", "i16": "@mov
 
 
 def find_move_builtin(target: PeArrayView, source: PeArrayView) -> str | None:
-    """The operation that copies a block; None where there is none, as for one value of the other 16-bit format."""
+    """The DSD operation that copies a view; None where CSL has none, as for literals of the other 16-bit float type."""
     return None if target.type == "half" and source.literal else MOVE_BUILTINS.get(target.type)
 
 
 def widen_index_literal(target: PeArrayView, source: PeArrayView) -> PeArrayView:
-    """A source of a copy; an index becomes a number of 64 bits where it is to be one."""
+    """The source of a copy, with a literal index cast to 64 bits where the target has 64 bits."""
     counts = source.literal and target.type == "i64" and not source.literal.lstrip("-").isdigit()
     return replace(source, literal=f"@as(i64, {source.literal})") if counts else source
 
 
 def count_elements(shape: Sequence[int]) -> int:
-    """The elements of a block."""
+    """The number of elements."""
     size = 1
     for n in shape:
         size *= int(n)
@@ -180,7 +177,7 @@ def count_elements(shape: Sequence[int]) -> int:
 
 
 def format_dsd(view: PeArrayView, shape: tuple[int, ...]) -> str | None:
-    """The memory descriptor of a view (or the value of a literal); None where there is none."""
+    """The memory DSD of a view, or the value of a literal; None if no DSD can describe the view."""
     if view.literal:
         return view.literal
     assert view.buffer is not None
@@ -194,5 +191,5 @@ def format_dsd(view: PeArrayView, shape: tuple[int, ...]) -> str | None:
 
 
 def replace_axes(view: PeArrayView, sizes: tuple[int, ...], strides: tuple[int, ...]) -> PeArrayView:
-    """A view walked along other axes."""
+    """The view with other axes."""
     return replace(view, shape=sizes, strides=strides if view.buffer else ())

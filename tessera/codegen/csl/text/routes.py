@@ -1,4 +1,4 @@
-"""Fabric routes: the colours on which elements communicate, the routes of each colour, and the queues."""
+"""Fabric routes: the colours on which PEs communicate, the routes of each colour, and the queues."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 COORDINATE_NAMES = {0: "row", 1: "column"}
-# Queues 0 and 1 serve the host's copies; WSE-2 has fewer for output, but there one serves several colors.
+# memcpy uses queues 0 and 1. WSE-2 has fewer output queues, but there one queue serves several colours.
 INPUT_QUEUES, WSE2_OUTPUT_QUEUES = range(2, 8), range(2, 6)
 NEIGHBOUR, WRAPAROUND, BROADCAST, TOKEN, LOOPBACK = "way", "ring", "spread", "pass", "echo"
 QUEUE_PRIORITY = (LOOPBACK, TOKEN, BROADCAST, NEIGHBOUR, WRAPAROUND)
-# A router takes words from its neighbour, or in its second position from its element; a control word whose commands
-# each advance one router and are then taken away moves the turn on.
+# Switch position 0 takes wavelets from the neighbour, position 1 from the PE. A control wavelet passes the turn on:
+# each of its commands advances one router, which then removes the command.
 SWITCH_CONFIG = ".switches = .{ .pos1 = .{ .rx = RAMP }, .ring_mode = true, .pop_mode = .{ .pop_on_advance = true } }"
 
 
 @dataclass(frozen=True)
 class FabricRoute:
-    """The route of a color where a condition on the element's place holds."""
+    """The route of a colour on the PEs that satisfy a condition."""
 
     where: str
     color: str
@@ -27,39 +27,40 @@ class FabricRoute:
 
     @property
     def config(self) -> str:
-        """What the layout says of the color."""
+        """The color configuration in the layout."""
         more = f", {self.more}" if self.more else ""
         return f".{{ .routes = .{{ .rx = .{{{self.source}}}, .tx = .{{{self.to}}} }}{more} }}"
 
 
 @dataclass(frozen=True)
 class FabricChannel:
-    """One way of talking along a mesh axis.
+    """A communication pattern along a mesh axis.
 
-    A "way" goes from each element to its neighbour; a "ring" from the end of a way to its beginning; a "spread" from
-    the last to all others. On a "pass" elements take turns, in the order of their places, in telling the last; on an
-    "echo" the last tells all, itself too. `step` is where words of a way move: 1 for up the axis.
+    A "way" sends from each PE to its neighbour; a "ring" from the last PE of a way to its first; a "spread" from the
+    last
+    PE to all others. On a "pass" PEs take turns, in coordinate order, to send to the last PE; on an "echo" the last PE
+    sends to all PEs, itself included. `step` is the direction of a way: 1 for increasing coordinates.
     """
 
     kind: str
     name: str
     axis: int
     step: int
-    color: int  # a way has this and the next: one for senders at even places, one for those at odd ones
+    color: int  # a way has two colours: this one for senders at even coordinates, the next for odd ones
 
     def routes(self, last: int) -> list[FabricRoute]:
-        """The routes; `last` is the last place along the axis."""
+        """The routes; `last` is the last coordinate along the axis."""
         found: list[FabricRoute] = getattr(self, f"_{self.kind}")(last, "x" if self.axis else "y", *self._directions())
         return found
 
     def _directions(self) -> tuple[str, str]:
-        """Where words of the channel move, and where they come from."""
+        """The direction of the channel's wavelets, and the direction they come from."""
         ahead, back = ("EAST", "WEST") if self.axis else ("SOUTH", "NORTH")
         return (ahead, back) if self.step > 0 else (back, ahead)
 
     @property
     def colors(self) -> tuple[int, ...]:
-        """The colors it has."""
+        """The colours of the channel."""
         return (self.color, self.color + 1) if self.kind == NEIGHBOUR else (self.color,)
 
     @property
@@ -75,7 +76,7 @@ class FabricChannel:
         ]
 
     def _ring(self, last: int, place: str, to: str, source: str) -> list[FabricRoute]:
-        """From the end of a way back past all others to its beginning."""
+        """The route from the last PE of a way past all others to the first."""
         final, first = (last, 0) if self.step > 0 else (0, last)
         return [
             FabricRoute(f"{place} == {final}", self._own, "RAMP", source),
@@ -101,7 +102,7 @@ class FabricChannel:
         return self._spread(last, place, to, source, ", RAMP")
 
     def ends(self, queues: ChannelQueues) -> str:
-        """An element's two ends: what it sends on and receives from, with their queues."""
+        """The declarations of a PE's send and receive colours, with their queues."""
         name, place = self.name, f"pe_{COORDINATE_NAMES[self.axis]}"
         colors = [self._own] * 2
         if self.kind == NEIGHBOUR:
@@ -115,7 +116,7 @@ class FabricChannel:
 
 @dataclass(frozen=True)
 class ChannelQueues:
-    """The queues of a channel: for input, for output, and for output on WSE-2."""
+    """The queues of a channel: input, output, and output on WSE-2."""
 
     input: int
     output: int
@@ -123,10 +124,10 @@ class ChannelQueues:
 
 
 def assign_queues(channels: Iterable[FabricChannel]) -> dict[FabricChannel, ChannelQueues]:
-    """The queues of a program's channels; of operations under way at once none share a number.
+    """Assign queues to the channels of a program; channels that are in use at the same time get different queues.
 
-    Those are along an axis what comes by an echo, what goes on a pass, and at the last place what goes on the echo; or
-    what comes and goes by a way or its ring. WSE-2's microthreads have the numbers of queues.
+    Along one axis these are the receive of an echo, the send of a pass, and on the last PE the send of the echo; or the
+    receive and send of a way or its ring. On WSE-2 the number of a queue is also that of its microthread.
     """
     ranked = sorted(channels, key=lambda c: QUEUE_PRIORITY.index(c.kind))
     found = {}
@@ -138,25 +139,25 @@ def assign_queues(channels: Iterable[FabricChannel]) -> dict[FabricChannel, Chan
 
 _EAST, _WEST = FabricChannel(NEIGHBOUR, "east", 1, 1, 0), FabricChannel(NEIGHBOUR, "west", 1, -1, 2)
 _SOUTH, _NORTH = FabricChannel(NEIGHBOUR, "south", 0, 1, 4), FabricChannel(NEIGHBOUR, "north", 0, -1, 6)
-# Along a mesh axis: the way its places grow, and the way back.
+# Along a mesh axis: increasing coordinates, and decreasing coordinates.
 NEIGHBOUR_CHANNELS = {1: (_EAST, _WEST), 0: (_SOUTH, _NORTH)}
 
 
 def get_broadcast_channel(axis: int) -> FabricChannel:
-    """From the last along an axis to all others."""
+    """From the last PE along an axis to all others."""
     return FabricChannel(BROADCAST, f"spread_{COORDINATE_NAMES[axis]}", axis, -1, 8 if axis else 9)
 
 
 def get_loopback_channel(axis: int) -> FabricChannel:
-    """From the last along an axis to all, itself too."""
+    """From the last PE along an axis to all PEs, itself included."""
     return FabricChannel(LOOPBACK, f"echo_{COORDINATE_NAMES[axis]}", axis, -1, 18 if axis else 19)
 
 
 def get_wraparound_channel(way: FabricChannel) -> FabricChannel:
-    """From the end of a way to its beginning."""
+    """From the last PE of a way to its first."""
     return FabricChannel(WRAPAROUND, f"ring_{way.name}", way.axis, way.step, (10, 11, 14, 15)[way.color // 2])
 
 
 def get_token_channel(axis: int) -> FabricChannel:
-    """From each along an axis, in turn, to the last: on a color that has switches on either machine."""
+    """From each PE along an axis, in turn, to the last; its colours have switches on both architectures."""
     return FabricChannel(TOKEN, f"pass_{COORDINATE_NAMES[axis]}", axis, 1, 16 if axis else 17)
