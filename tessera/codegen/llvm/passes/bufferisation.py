@@ -1,8 +1,7 @@
 """Bufferisation: which blocks are fused into the loops that use them, and which are stored in scratch memory.
 
-Use-def chains in program order, with the loops around each use, say what a buffer would save, and when memory that a
-load
-reads is overwritten before its last use.
+Use-def chains in program order, with the loops around each use, give what a buffer would save, and whether memory that
+a load reads is overwritten before the last use of its result.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tessera.ops.dialects import control_flow, inline_asm, tile
 from tessera.ops.dialects.tile import grid_barrier
 from tessera.ops.tensor import basic, contractions, elementwise, shape
 
-# Where the values of a tile function are made and used, in program order, with the loops around.
+# Use-def chains: definitions and uses in program order, with the loops around them.
 
 
 LOOP_OPS = (control_flow.for_, control_flow.while_)
@@ -28,7 +27,7 @@ LOOP_OPS = (control_flow.for_, control_flow.while_)
 
 @dataclass(frozen=True, eq=False)
 class UseSite:
-    """A node in its place: its number in program order, and the last number of each loop around it."""
+    """A node, its number in program order, and the loops around it."""
 
     node: Node
     number: int
@@ -36,14 +35,14 @@ class UseSite:
 
 
 class UseDefChains:
-    """The sites of a function: of every node, of every value's uses, and of writes to each memory."""
+    """The definition and the uses of every value, and the writes to every memory."""
 
     def __init__(self, function: Function) -> None:
         self.sites: list[UseSite] = []
-        self.made: dict[Value, UseSite] = {}
-        self.used: dict[Value, list[UseSite]] = defaultdict(list)
+        self.definitions: dict[Value, UseSite] = {}
+        self.uses_of: dict[Value, list[UseSite]] = defaultdict(list)
         self.ends: dict[Node, int] = {}
-        self.owners: dict[Value, tuple[Node, int]] = {}  # of a loop's carried parameters: the loop, the place
+        self.owners: dict[Value, tuple[Node, int]] = {}  # of a loop-carried parameter: the loop, its number
         self.writes: dict[Value, list[UseSite]] = defaultdict(list)
         self._refs = [p for p in function.params if isinstance(p.type, RefType)]
         self._block(function.body, ())
@@ -53,12 +52,12 @@ class UseDefChains:
             site = UseSite(node, len(self.sites), loops)
             self.sites.append(site)
             for v in node.args:
-                self.used[v].append(site)
+                self.uses_of[v].append(site)
             for v in node.results:
-                self.made[v] = site
+                self.definitions[v] = site
             if "write" in node.op.effects:
                 self.writes[node.args[0]].append(site)
-            if node.op is grid_barrier:  # other programs may have written any of them
+            if node.op is grid_barrier:  # other programs may write any of them before it
                 for ref in self._refs:
                     self.writes[ref].append(site)
             for region in node.regions:
@@ -68,32 +67,32 @@ class UseDefChains:
     def _region(self, site: UseSite, region: Block) -> None:
         inner = (*site.loops, site.node) if site.node.op in LOOP_OPS else site.loops
         for place, param in enumerate(region.params):
-            self.made[param] = UseSite(site.node, site.number, inner)
+            self.definitions[param] = UseSite(site.node, site.number, inner)
             carried = place - (site.node.op is control_flow.for_)
             if carried >= 0:
                 self.owners[param] = (site.node, carried)
         self._block(region, inner)
-        # What a region hands back is used at its end.
+        # A region's results are used at its end.
         end = UseSite(site.node, len(self.sites), inner)
         self.sites.append(end)
         for v in region.results:
-            self.used[v].append(end)
+            self.uses_of[v].append(end)
 
-    def last(self, made: UseSite, use: UseSite) -> int:
-        """The last moment at which this use reads: a loop that the value was not made in repeats it."""
+    def find_last_use(self, made: UseSite, use: UseSite) -> int:
+        """The number of the last read by a use: a loop around the use, but not around the definition, repeats it."""
         outer = [n for n in use.loops if n not in made.loops]
         return self.ends[outer[0]] if outer else use.number
 
     def backwards(self) -> Iterator[UseSite]:
-        """The sites of nodes with results, last first."""
+        """The definitions of results, last first."""
         return (s for s in reversed(self.sites) if self.is_made_at(s))
 
     def is_made_at(self, site: UseSite) -> bool:
-        """Whether a site is that of a node with results (not the end of one of its regions)."""
-        return bool(site.node.results) and self.made[site.node.results[0]] is site
+        """Whether a site is the definition of its node's results, not the end of one of its regions."""
+        return bool(site.node.results) and self.definitions[site.node.results[0]] is site
 
 
-# Which blocks are computed where they are used, and which are put into scratch memory first.
+# The decisions: which blocks are fused into their uses, and which are stored in scratch memory.
 
 
 DATA_MOVEMENT_OPS = (basic.full, basic.broadcast_to, shape.reshape, shape.permute, shape.iota, tile.load, tile.gather)
@@ -103,141 +102,143 @@ OP_COST: dict[Op, int] = {
     tile.gather: 8,
     inline_asm.inline: 10,
 }
-REUSE_THRESHOLD, LOOP_THRESHOLD, BROADCAST_THRESHOLD = (
-    4,
-    3,
-    8,
-)  # from these costs on: used in several nests, in a loop, along an axis
+# A block of at least this cost is stored if several loop nests use it, if a loop repeats its use, or a broadcast does.
+REUSE_THRESHOLD, LOOP_THRESHOLD, BROADCAST_THRESHOLD = 4, 3, 8
 
-# Where a value is needed at last, and whether on the way there each element stays in its place.
+# The uses of a value that are not fused themselves, and whether the path to each is elementwise.
 SinkSites = dict[UseSite, bool]
 
 
 def is_block(v: Value) -> bool:
-    """Whether a value is a block rather than a scalar or a ref."""
+    """Whether a value is a block, not a scalar or a ref."""
     return isinstance(v.type, TensorType) and v.type.rank > 0
 
 
 def is_fusible(op: Op) -> bool:
-    """Whether an op's elements can be computed one by one."""
+    """Whether an op's elements can be computed independently."""
     return op.pointwise or op in DATA_MOVEMENT_OPS or op is inline_asm.inline
 
 
 class BufferisationPlan:
     """The decisions for one tile function.
 
-    `held` are the lazy blocks to put into memory; `target` maps a block to the loop parameter whose
-    memory it is computed into; `joined` maps a sum to its dot, which is then added in place.
+    `stored` are the fusible blocks to be stored in memory; `target` maps a block to the loop-carried parameter in whose
+    memory it is computed; `fused_dots` maps a sum to the dot that accumulates into it.
     """
 
-    def __init__(self, function: Function, apart: bool = True) -> None:
+    def __init__(self, function: Function, noalias: bool = True) -> None:
         self.uses = UseDefChains(function)
-        # Parameters that may name the same memory are all written when one is.
-        self._same = () if apart else tuple(p for p in function.params if isinstance(p.type, RefType))
-        self.held: set[Value] = set()
+        # Of parameters that may alias, a write to one is a write to all.
+        self._same = () if noalias else tuple(p for p in function.params if isinstance(p.type, RefType))
+        self.stored: set[Value] = set()
         self.target: dict[Value, Value] = {}
-        self.joined: dict[Value, Value] = {}
+        self.fused_dots: dict[Value, Value] = {}
         self._sinks: dict[Value, SinkSites] = {}
         self._costs: dict[Value, int] = {}
-        self._yields(function)
+        self._plan_carried_blocks(function)
         for site in self.uses.backwards():
             for v in site.node.results:
-                if is_block(v) and is_fusible(site.node.op) and self._worth(v, site):
-                    self.held.add(v)
+                if is_block(v) and is_fusible(site.node.op) and self._should_store(v, site):
+                    self.stored.add(v)
         for v, param in list(self.target.items()):
-            if not self._in_place(v, param):
+            if not self._can_compute_in_place(v, param):
                 del self.target[v]
-        self.joined = {v: d for v, d in self.joined.items() if v in self.target}
+        self.fused_dots = {v: d for v, d in self.fused_dots.items() if v in self.target}
 
     def is_deferred(self, v: Value) -> bool:
-        """Whether a dot is left to the sum that takes it."""
-        return v in self.joined.values()
+        """Whether a dot is emitted with the sum that uses it."""
+        return v in self.fused_dots.values()
 
-    def _yields(self, function: Function) -> None:
-        """What a loop carries on is put into memory, if possible the very memory it had before."""
+    def _plan_carried_blocks(self, function: Function) -> None:
+        """Store loop-carried blocks in memory, in place of the old value where that is possible."""
         for node in function.body.walk():
             for param, v in _find_carried_pairs(node):
-                made = self.uses.made.get(v)
+                made = self.uses.definitions.get(v)
                 if not is_block(v) or made is None or v in self.uses.owners or node not in made.loops:
                     continue
-                self.held.add(v)
+                self.stored.add(v)
                 if v not in self.target and made.loops[-1] is node:
                     self.target[v] = param
-                    self._join(v, made)
+                    self._fuse_dot(v, made)
 
-    def _join(self, v: Value, made: UseSite) -> None:
+    def _fuse_dot(self, v: Value, made: UseSite) -> None:
         if made.node.op is not elementwise.add:
             return
         for x in made.node.args:
-            source = self.uses.made.get(x)
-            if source is not None and source.node.op is contractions.dot and self._joinable(x, v):
-                self.joined[v] = x
+            source = self.uses.definitions.get(x)
+            if source is not None and source.node.op is contractions.dot and self._can_fuse_dot(x, v):
+                self.fused_dots[v] = x
                 return
 
-    def _joinable(self, x: Value, v: Value) -> bool:
-        a = get_tensor_type(self.uses.made[x].node.args[0])
-        exact = a.accumulate == x.type.dtype == v.type.dtype and self.uses.made[x].loops == self.uses.made[v].loops
-        return exact and len(self.uses.used[x]) == 1
+    def _can_fuse_dot(self, x: Value, v: Value) -> bool:
+        a = get_tensor_type(self.uses.definitions[x].node.args[0])
+        exact = (
+            a.accumulate == x.type.dtype == v.type.dtype
+            and self.uses.definitions[x].loops == self.uses.definitions[v].loops
+        )
+        return exact and len(self.uses.uses_of[x]) == 1
 
-    def _worth(self, v: Value, site: UseSite) -> bool:
-        if v in self.held:
+    def _should_store(self, v: Value, site: UseSite) -> bool:
+        if v in self.stored:
             return True
         sinks, cost = self.sinks(v), self.cost(v)
-        if site.node.op in (tile.load, tile.gather) and self._overtaken(v, site, sinks):
+        if site.node.op in (tile.load, tile.gather) and self._is_overwritten(v, site, sinks):
             return True
-        repeated = any(s.node.op is basic.broadcast_to and _grows(s.node) for s in self.uses.used[v])
-        into = any(self.uses.last(site, s) != s.number for s in sinks)
+        broadcast = any(s.node.op is basic.broadcast_to and _grows(s.node) for s in self.uses.uses_of[v])
+        in_loop = any(self.uses.find_last_use(site, s) != s.number for s in sinks)
         return (
             (len(sinks) > 1 and cost >= REUSE_THRESHOLD)
-            or (into and cost >= LOOP_THRESHOLD)
-            or (repeated and cost >= BROADCAST_THRESHOLD)
+            or (in_loop and cost >= LOOP_THRESHOLD)
+            or (broadcast and cost >= BROADCAST_THRESHOLD)
         )
 
     def sinks(self, v: Value) -> SinkSites:
-        """Where the elements of a value are read by something that is not computed lazily itself."""
+        """The uses of a value's elements by nodes that are not fused."""
         if v not in self._sinks:
             found: SinkSites = {}
-            for use in self.uses.used[v]:
-                for sink, straight in self._through(v, use).items():
+            for use in self.uses.uses_of[v]:
+                for sink, straight in self._find_use_sinks(v, use).items():
                     found[sink] = found.get(sink, True) and straight
             self._sinks[v] = found
         return self._sinks[v]
 
-    def _through(self, v: Value, use: UseSite) -> SinkSites:
+    def _find_use_sinks(self, v: Value, use: UseSite) -> SinkSites:
         node = use.node
         if not self.uses.is_made_at(use):
             return {use: _is_elementwise_use(v, node)}
         out = node.results[0]
         if is_fusible(node.op) and is_block(out):
             straight = node.op.pointwise
-            if out in self.held:
+            if out in self.stored:
                 return {use: straight}
             return {s: ok and straight for s, ok in self.sinks(out).items()}
-        # The operands of a joined dot are read where its sum is made.
-        sums = [total for total, dot in self.joined.items() if dot is out]
-        return {self.uses.made[sums[0]]: False} if sums else {use: _is_elementwise_use(v, node)}
+        # The operands of a dot fused into a sum are read where the sum is computed.
+        accumulations = [total for total, dot in self.fused_dots.items() if dot is out]
+        return (
+            {self.uses.definitions[accumulations[0]]: False} if accumulations else {use: _is_elementwise_use(v, node)}
+        )
 
-    def _overtaken(self, v: Value, site: UseSite, sinks: SinkSites) -> bool:
-        """Whether what a load reads may be written again before it is needed."""
+    def _is_overwritten(self, v: Value, site: UseSite, sinks: SinkSites) -> bool:
+        """Whether the memory that a load reads may be written before the last use of its result."""
         ref = site.node.args[0]
         writes = [w for r in (self._same if ref in self._same else (ref,)) for w in self.uses.writes[r]]
         for sink, straight in sinks.items():
-            last = self.uses.last(site, sink)
+            last = self.uses.find_last_use(site, sink)
             for write in writes:
-                itself = write is sink and straight and _accesses_same_block(site.node, write.node)
-                if site.number < write.number <= last and not itself:
+                in_place = write is sink and straight and _accesses_same_block(site.node, write.node)
+                if site.number < write.number <= last and not in_place:
                     return True
         return False
 
-    def _in_place(self, v: Value, param: Value) -> bool:
-        """Whether nothing reads the old value of a carried block once its new one is being written."""
-        made = self.uses.made[v]
+    def _can_compute_in_place(self, v: Value, param: Value) -> bool:
+        """Whether nothing reads the old value of a loop-carried block after its new value is first written."""
+        made = self.uses.definitions[v]
         return all(s.number < made.number or (s is made and straight) for s, straight in self.sinks(param).items())
 
     def cost(self, v: Value) -> int:
-        """About how long an element takes if it is computed from memory."""
+        """The cost of an element when it is computed from memory."""
         if v not in self._costs:
-            site = self.uses.made.get(v)
+            site = self.uses.definitions.get(v)
             lazy = site is not None and is_block(v) and is_fusible(site.node.op) and v in site.node.results
             self._costs[v] = self._lazy_cost(site.node) if lazy and site is not None else 1
         return self._costs[v]
@@ -248,7 +249,7 @@ class BufferisationPlan:
 
 
 def _find_carried_pairs(node: Node) -> list[tuple[Value, Value]]:
-    """The pairs (parameter, what it becomes) of a loop."""
+    """The pairs (parameter, next value) of a loop."""
     if node.op is control_flow.for_:
         return list(zip(node.regions[0].params[1:], node.regions[0].results, strict=True))
     if node.op is control_flow.while_:
@@ -261,7 +262,7 @@ def _grows(node: Node) -> bool:
 
 
 def _is_elementwise_use(v: Value, node: Node) -> bool:
-    """Whether a node reads each element where it writes it: a store, or a loop that takes its start from it."""
+    """Whether a node reads each element at the index where it writes it: a store, or a loop's initial value."""
     if node.op is tile.store:
         return v.type.shape == node.args[1].type.shape
     return node.op in LOOP_OPS

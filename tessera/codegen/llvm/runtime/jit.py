@@ -14,11 +14,11 @@ from tessera.core.errors import FileError, ParseError
 from tessera.core.io import find_cache_folder, write_file
 
 OPTIMISATION_LEVEL = 3
-HASH_BYTES = 32  # bytes of the hash that a cache entry begins with
+HASH_BYTES = 32  # a cache entry begins with a hash of this size
 
 
 class MachineCode:
-    """Machine code and the addresses of its functions."""
+    """Machine code in memory, and the addresses of its symbols."""
 
     def __init__(self, text: str) -> None:
         self._engine = llvm.create_mcjit_compiler(_parse_text(""), _create_target_machine())
@@ -65,24 +65,24 @@ def _parse_text(text: str) -> Any:
     try:
         return llvm.parse_assembly(text)
     except RuntimeError as error:
-        raise ParseError(f"LLVM refuses the text: {error}") from None
+        raise ParseError(f"LLVM cannot parse the text: {error}") from None
 
 
 def get_object_code(text: str) -> bytes:
-    """The object file of a text, from the cache if it is there whole."""
-    place = find_cache_folder() / f"{compute_cache_key(text)}.o"
-    found = _read_cache(place)
-    if found is None:
-        found = compile_object(text)
-        _write_cache(place, found)
-    return found
+    """The object file of a text, from the cache if it holds a valid entry."""
+    path = find_cache_folder() / f"{compute_cache_key(text)}.o"
+    code = _read_cache(path)
+    if code is None:
+        code = compile_object(text)
+        _write_cache(path, code)
+    return code
 
 
 def compile_object(text: str) -> bytes:
     """The object file of a text: parsed, optimised, compiled."""
     module, machine = _parse_text(text), _create_target_machine()
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
-    # Loops come in vectors and the micro-kernels fill the registers: more unrolling only costs time.
+    # Loops are emitted vectorised and microkernels fill the registers: vectorising or unrolling again has no benefit.
     tuning = llvm.create_pipeline_tuning_options(speed_level=2)
     tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, tuning)
@@ -91,25 +91,25 @@ def compile_object(text: str) -> bytes:
 
 
 def compute_cache_key(text: str) -> str:
-    """What object code depends on, as a file name."""
+    """The file name of a cache entry: a hash of everything that object code depends on."""
     parts = (text, *describe_host(), llvmlite.__version__, str(llvm.llvm_version_info), str(OPTIMISATION_LEVEL))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _read_cache(place: Path) -> bytes | None:
-    """An entry, unless it is missing or damaged (then it is made again)."""
+def _read_cache(path: Path) -> bytes | None:
+    """A cache entry, or None if it is missing or damaged."""
     try:
-        content = place.read_bytes()
+        content = path.read_bytes()
     except OSError:
         return None
-    seal, code = content[:HASH_BYTES], content[HASH_BYTES:]
-    return code if hashlib.sha256(code).digest() == seal else None
+    digest, code = content[:HASH_BYTES], content[HASH_BYTES:]
+    return code if hashlib.sha256(code).digest() == digest else None
 
 
-def _write_cache(place: Path, code: bytes) -> None:
-    """Write an entry whole or not at all; a cache that cannot be written is no error."""
+def _write_cache(path: Path, code: bytes) -> None:
+    """Write a cache entry atomically; failure to write is no error."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_file(place, lambda file: file.write(hashlib.sha256(code).digest() + code))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, lambda file: file.write(hashlib.sha256(code).digest() + code))
     except (OSError, FileError):
         pass

@@ -1,12 +1,12 @@
 """Thread pool: dynamic scheduling of programs in chunks, and cooperative launches with a grid barrier.
 
-Every thread walks the same list of tasks. Of each it takes chunks of programs from a shared counter until none is
-left, then
-waits until all are done, and goes on. A thread that comes late finds nothing left and passes through; no Python runs
-between
-two launches. A cooperative launch has a thread for each program. Its barrier state holds the arrivals of the current
-round,
-the number of the round, the programs that have ended, and the address of the text's own word.
+Every thread walks the same list of tasks. Of each it takes chunks of programs from a shared counter until none is left,
+then waits until all are done, and goes on. A thread that starts late finds no chunk left and passes through; no Python
+runs between two launches.
+
+A cooperative launch has a thread for each program. Its barrier state holds the arrivals of the current round, the
+number of the round, the programs that have ended, the address of the context word of the text, and the number of
+programs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,11 @@ from tessera.codegen.llvm.table.program_ops import BARRIER_CONTEXT, BARRIER_FUNC
 from tessera.core.array_memory import array_address
 from tessera.core.errors import ArgumentError, BarrierError
 
-# Running launches on several threads: machine code that shares out programs, called once by each thread.
-#
-# Every thread walks the same list of tasks. Of each it takes chunks of programs from a shared counter
-# until none is left, then waits until all are done, and goes on. A thread that comes late finds nothing
-# left and passes through, so that nobody waits for it; no Python runs between two launches.
+# Launches on several threads: machine code that schedules programs, called once by each thread.
 
 
-TASK_FIELDS = 4  # of a task: function, slots, number of programs, chunk
-SPINS_BEFORE_YIELD = 2000  # looks at the counter between two offers to let other threads run
+TASK_FIELDS = 4  # function, slots, number of programs, chunk
+SPINS_BEFORE_YIELD = 2000  # reads of the counter before each `sched_yield`
 
 WORKER_TEXT = f"""
 %task = type {{ ptr, ptr, i64, i64 }}
@@ -100,7 +96,7 @@ def _compile_worker() -> MachineCode:
 
 @cache
 def get_worker_entry() -> ctypes._FuncPointer:  # type: ignore[name-defined]
-    """The machine code that a thread runs; Python's lock is released while it does."""
+    """The machine code that a thread runs; the interpreter lock is released meanwhile."""
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
     return function(_compile_worker().address("execute"))
 
@@ -112,7 +108,7 @@ def get_helper_threads(count: int) -> ThreadPoolExecutor:
 
 
 def choose_thread_count(given: int | None = None) -> int:
-    """How many threads to run on: as given, or TESSERA_THREADS, or one for each processor it may use.
+    """The number of threads: the argument, else TESSERA_THREADS, else the number of available processors.
 
     Raises:
         ArgumentError: TESSERA_THREADS is not a positive number.
@@ -134,8 +130,9 @@ class WorkerPool:
         self._addresses = [array_address(a) for a in self._arenas]
 
     def run(self, tasks: np.ndarray, alone: bool) -> None:
-        """Run every task; `alone` for work too small to share."""
-        states = np.zeros((len(tasks), 8), np.int64)  # its own for each run: a late thread may still look at it
+        """Run every task; `alone`: on the calling thread, for work too small to share."""
+        # a new array for each run: a late thread may still read the old one
+        states = np.zeros((len(tasks), 8), np.int64)
         run, place, count = get_worker_entry(), array_address(tasks), len(tasks)
         if not alone:
             for arena in self._addresses[1:]:
@@ -154,10 +151,7 @@ def allocate_aligned(count: int, to: int = 64) -> np.ndarray:
     return raw[start : start + count]
 
 
-# Launches whose programs wait for each other: a thread for each program, and the machine code at which they meet.
-#
-# A meeting's state is four words: how many have come to the round under way, the number of the round, how many programs
-# have ended, and the address of the text's own word, which is made negative where a round can no longer be full.
+# Cooperative launches: a thread for each program, and the machine code of the grid barrier.
 
 
 BARRIER_STATE_WORDS = 5
@@ -213,17 +207,17 @@ define void @tessera_program(ptr %run, ptr %slots, i64 %program, ptr %scratch, p
 
 
 class CooperativeLaunches:
-    """The launches of one artifact that meet."""
+    """The cooperative launches of one artifact."""
 
     def __init__(self, plan: Mapping[str, Any], code: MachineCode) -> None:
         names = set(plan.get("meeting", ()))
         self._names = {row: e["kernel"] for row, e in enumerate(plan["launches"]) if e["kernel"] in names}
         self._scratch = {row: plan["scratch"][name] for row, name in self._names.items()}
         if names:
-            self._own = ctypes.c_int64.from_address(code.variable(BARRIER_CONTEXT))
+            self._context_word = ctypes.c_int64.from_address(code.variable(BARRIER_CONTEXT))
 
     def split(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
-        """Launches from `first` to before `last`, in stretches that need no meeting, and singly those that do."""
+        """Launches from `first` to before `last` as runs (first, last, cooperative); a cooperative launch is a run."""
         start = first
         for row in (r for r in sorted(self._scratch) if first <= r < last):
             if row > start:
@@ -234,12 +228,12 @@ class CooperativeLaunches:
             yield start, last, False
 
     def run(self, row: int, task: np.ndarray) -> BarrierError | None:
-        """Run a launch, each program in a thread of its own; what went wrong, if anything."""
+        """Run a launch with a thread for each program; the error, if a barrier could not complete."""
         entry, slots, total = (int(n) for n in task[:3])
         arenas = [allocate_aligned(self._scratch[row]) for _ in range(total)]
         state = np.zeros(BARRIER_STATE_WORDS, np.int64)
-        state[CONTEXT_ADDRESS], state[PROGRAMS] = ctypes.addressof(self._own), total
-        self._own.value = array_address(state)
+        state[CONTEXT_ADDRESS], state[PROGRAMS] = ctypes.addressof(self._context_word), total
+        self._context_word.value = array_address(state)
         run = _get_program_entry()
         threads = [
             Thread(
@@ -253,14 +247,14 @@ class CooperativeLaunches:
             thread.start()
         for thread in threads:
             thread.join()
-        return self._error(row, total) if self._own.value < 0 else None
+        return self._error(row, total) if self._context_word.value < 0 else None
 
     def _error(self, row: int, total: int) -> BarrierError:
         return BarrierError(
             f"some programs of {self._names[row]} wait at a grid barrier, and others have ended",
             expected=f"all {total} programs of the launch at the same barrier",
-            suggestion="move it out of the `if` or loop whose condition differs between programs; the interpreter says "
-            "which programs part",
+            suggestion="move it out of the `if` or loop whose condition differs between programs; the interpreter "
+            "names the programs that diverge",
         )  # fmt: skip
 
 
@@ -271,12 +265,12 @@ def _compile_barrier() -> MachineCode:
 
 @cache
 def _get_program_entry() -> ctypes._FuncPointer:  # type: ignore[name-defined]
-    """The machine code of a thread: Python's lock is released while it runs."""
+    """The machine code of a program's thread; the interpreter lock is released while it runs."""
     kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
     return ctypes.CFUNCTYPE(None, *kinds)(_compile_barrier().address("tessera_program"))
 
 
 @cache
 def register_barrier_symbol() -> None:
-    """Let machine code find the function at which programs meet."""
+    """Give machine code the address of the barrier function."""
     llvm.add_symbol(BARRIER_FUNCTION, _compile_barrier().address(BARRIER_FUNCTION))

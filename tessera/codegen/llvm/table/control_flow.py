@@ -1,4 +1,4 @@
-"""Loops and branches: scalars are carried by phis, blocks stay in their memory."""
+"""Loops and branches: scalars are carried by phis, blocks stay in memory."""
 
 from __future__ import annotations
 
@@ -7,52 +7,53 @@ from typing import TYPE_CHECKING
 
 from tessera.codegen.llvm.passes.bufferisation import is_block
 from tessera.codegen.llvm.table.emission import statement_rule
-from tessera.codegen.llvm.table.loop_fusion import materialise_block
+from tessera.codegen.llvm.table.loop_fusion import allocate_block, allocate_new, materialise_block, move_block
 from tessera.codegen.llvm.text.builder import LineSection, is_number
+from tessera.codegen.llvm.text.kernel_emitter import emit_block
 from tessera.codegen.llvm.text.memory import StridedMemRef
 from tessera.codegen.llvm.text.types import get_register_type
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import control_flow
 
 if TYPE_CHECKING:
-    from tessera.codegen.llvm.text.kernel_emitter import LlvmKernelEmitter
+    from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
 
 
 class LoopCarriedValues:
-    """What a loop carries: a memory for each block, a phi for each scalar."""
+    """The values that a loop carries: a memory for each block, a phi for each scalar."""
 
-    def __init__(self, kernel: LlvmKernelEmitter, node: Node, inits: Sequence[Value]) -> None:
+    def __init__(self, kernel: LlvmKernelContext, node: Node, inits: Sequence[Value]) -> None:
         self.kernel, self.node, self.inits = kernel, node, inits
-        self.memories = [kernel.room(v) if is_block(v) else None for v in node.results]
+        self.memories = [allocate_block(kernel, v) if is_block(v) else None for v in node.results]
         for v, memory in zip(inits, self.memories, strict=True):
             if memory is not None:
-                kernel.move(v, memory)
+                move_block(kernel, v, memory)
         self.first = [kernel.scalars.get(v, "") for v in inits]
-        self.names = ["" if m else kernel.text.name("c") for m in self.memories]
+        self.names = ["" if m else kernel.text.new_name("c") for m in self.memories]
 
-    def head(self) -> None:
-        """Begin the block that every round passes; phis are filled in when the last block is known."""
+    def begin_header(self) -> None:
+        """Begin the header block; its phis are filled in when the latch is known."""
         text = self.kernel.text
         self.before, self.label = text.label, text.new_label("head")
-        text.jump(self.label)
-        self.begin = text.clock
-        self.phis: LineSection = text.section()
+        text.branch_to(self.label)
+        self.first_clock = text.clock
+        self.phis: LineSection = text.new_section()
 
     def bind(self, values: Sequence[Value]) -> None:
-        """Let these values stand for what is carried."""
+        """Bind values to what is carried."""
         for v, memory, name in zip(values, self.memories, self.names, strict=True):
             if memory is not None:
                 self.kernel.buffers[v] = memory
             else:
                 self.kernel.scalars[v] = name
 
-    def back(self, results: Sequence[Value], *more: tuple[str, str, str]) -> None:
-        """Hand the next values on and go back to the head; `more` are further i64 phis (name, first, next)."""
+    def emit_latch(self, results: Sequence[Value], *more: tuple[str, str, str]) -> None:
+        """Pass the next values on and branch to the header; `more` are further i64 phis (name, first, next)."""
         move_blocks(self.kernel, list(zip(results, self.memories, strict=True)))
         text, tail = self.kernel.text, self.kernel.text.label
         text.line(f"br label %{self.label}")
-        text.loops.append((self.begin, text.clock))
-        with text.into(self.phis):
+        text.loops.append((self.first_clock, text.clock))
+        with text.insert_into(self.phis):
             for name, first, last in more:
                 self._phi(name, "i64", first, last, tail)
             for v, name, first in zip(results, self.names, self.first, strict=True):
@@ -63,18 +64,18 @@ class LoopCarriedValues:
         self.kernel.text.line(f"{name} = phi {kind} [ {first}, %{self.before} ], [ {last}, %{tail} ]")
 
 
-def move_blocks(kernel: LlvmKernelEmitter, moves: list[tuple[Value, StridedMemRef | None]]) -> None:
-    """Bring blocks to their memories all at once: what lies in one of those is set aside first."""
+def move_blocks(kernel: LlvmKernelContext, moves: list[tuple[Value, StridedMemRef | None]]) -> None:
+    """Move blocks to their memories in parallel: a block in a memory that another moves to is copied first."""
     targets = {id(m) for _, m in moves if m is not None}
-    late = [(v, m) for v, m in moves if m is not None and kernel.buffers.get(v) is not m]
-    aside = {v: kernel.buffers[v] for v, _ in late if id(kernel.buffers.get(v)) in targets}
-    for v in aside:
-        spare = kernel.spare(v)
+    pending = [(v, m) for v, m in moves if m is not None and kernel.buffers.get(v) is not m]
+    copies = {v: kernel.buffers[v] for v, _ in pending if id(kernel.buffers.get(v)) in targets}
+    for v in copies:
+        spare = allocate_new(kernel, v)
         materialise_block(kernel, v, spare)
         kernel.buffers[v] = spare
-    for v, m in late:
+    for v, m in pending:
         materialise_block(kernel, v, m)
-    kernel.buffers.update(aside)
+    kernel.buffers.update(copies)
 
 
 @statement_rule(control_flow.for_)
@@ -83,23 +84,23 @@ def _(kernel, node):
     lower, upper, step = (kernel.scalars[v] for v in node.args[:3])
     kernel.ranges.loop(node)
     carried = LoopCarriedValues(kernel, node, node.args[3:])
-    carried.head()
-    index, more = text.name("i"), text.name("i")
-    inside, leave = text.new_label("body"), text.new_label("done")
-    text.line(f"br i1 {_emit_loop_condition(kernel, index, upper, step)}, label %{inside}, label %{leave}")
-    text.begin(inside)
+    carried.begin_header()
+    index, more = text.new_name("i"), text.new_name("i")
+    body_label, exit_label = text.new_label("body"), text.new_label("done")
+    text.line(f"br i1 {_emit_loop_condition(kernel, index, upper, step)}, label %{body_label}, label %{exit_label}")
+    text.begin_block(body_label)
     body = node.regions[0]
     kernel.scalars[body.params[0]] = index
     carried.bind(body.params[1:])
-    kernel.run(body)
+    emit_block(kernel, body)
     text.line(f"{more} = add i64 {index}, {step}")
-    carried.back(body.results, (index, lower, more))
-    text.begin(leave)
+    carried.emit_latch(body.results, (index, lower, more))
+    text.begin_block(exit_label)
     carried.bind(node.results)
 
 
-def _emit_loop_condition(kernel: LlvmKernelEmitter, index: str, upper: str, step: str) -> str:
-    """Whether a loop goes on: below its end, or above it where it counts down."""
+def _emit_loop_condition(kernel: LlvmKernelContext, index: str, upper: str, step: str) -> str:
+    """The loop condition: index below its end, or above it for a negative step."""
     text = kernel.text
     if is_number(step):
         return text.let(f"icmp {'slt' if int(step) > 0 else 'sgt'} i64 {index}, {upper}", "b")
@@ -113,16 +114,16 @@ def _(kernel, node):
     text = kernel.text
     condition, body = node.regions
     carried = LoopCarriedValues(kernel, node, node.args)
-    carried.head()
+    carried.begin_header()
     carried.bind(condition.params)
-    kernel.run(condition)
-    inside, leave = text.new_label("body"), text.new_label("done")
-    text.line(f"br i1 {kernel.scalars[condition.results[0]]}, label %{inside}, label %{leave}")
-    text.begin(inside)
+    emit_block(kernel, condition)
+    body_label, exit_label = text.new_label("body"), text.new_label("done")
+    text.line(f"br i1 {kernel.scalars[condition.results[0]]}, label %{body_label}, label %{exit_label}")
+    text.begin_block(body_label)
     carried.bind(body.params)
-    kernel.run(body)
-    carried.back(body.results)
-    text.begin(leave)
+    emit_block(kernel, body)
+    carried.emit_latch(body.results)
+    text.begin_block(exit_label)
     carried.bind(node.results)
 
 
@@ -130,16 +131,16 @@ def _(kernel, node):
 def _(kernel, node):
     text = kernel.text
     yes, no, done = (text.new_label(hint) for hint in ("then", "else", "done"))
-    memories = [kernel.room(v) if is_block(v) else None for v in node.results]
+    memories = [allocate_block(kernel, v) if is_block(v) else None for v in node.results]
     text.line(f"br i1 {kernel.scalars[node.args[0]]}, label %{yes}, label %{no}")
     ends = []
     for label, region in zip((yes, no), node.regions, strict=True):
-        text.begin(label)
-        kernel.run(region)
+        text.begin_block(label)
+        emit_block(kernel, region)
         move_blocks(kernel, list(zip(region.results, memories, strict=True)))
         ends.append((text.label, [kernel.scalars.get(v, "") for v in region.results]))
         text.line(f"br label %{done}")
-    text.begin(done)
+    text.begin_block(done)
     for place, (v, memory) in enumerate(zip(node.results, memories, strict=True)):
         if memory is not None:
             kernel.buffers[v] = memory

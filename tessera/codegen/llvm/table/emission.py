@@ -1,5 +1,6 @@
-"""Emission tables: rows of pointwise ops, one register's worth of elements each, and the table of ops emitted as
-statements."""
+"""Emission tables: rows of pointwise ops, for one vector register of elements, and rules of the ops that are
+statements.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +17,15 @@ from tessera.ir.rules import Rules
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import scalar_functions as f
 
-# The emission table of the pointwise ops: each row yields the lines for one register's worth of elements.
+# Pointwise ops: a row yields the instructions for one vector register.
 
 
 pointwise_row = Rules("llvm emission")
-InstructionLines = Iterator[str]
 
 
 @dataclass(frozen=True)
 class RowTypes:
-    """What a row needs to know besides names: the operands' register type and element type."""
+    """The register type and element type of a row's operands."""
 
     t: RegisterType
     dtype: DType
@@ -36,11 +36,11 @@ class RowTypes:
         return {"float": "f", "int": "s", "uint": "u", "bool": "b"}[self.dtype.kind]
 
 
-def find_row(node: Node) -> Callable[..., InstructionLines]:
-    """The row for a node.
+def find_row(node: Node) -> Callable[..., Iterator[str]]:
+    """The row of a node's op.
 
     Raises:
-        UnsupportedOpError: there is none.
+        UnsupportedOpError: the table has none.
     """
     found = pointwise_row.get(node.op)
     if found is None:
@@ -53,17 +53,17 @@ def format_call(name: str, t: RegisterType, *operands: str) -> str:
     return f"call {t} @{name}.{t.suffix}({', '.join(f'{t} {x}' for x in operands)})"
 
 
-def _make_binary_row(**words: str) -> Callable[..., InstructionLines]:
-    """A row with one instruction, which depends on the kind of elements."""
+def _make_binary_row(**words: str) -> Callable[..., Iterator[str]]:
+    """A row of one instruction, chosen by the kind of elements."""
 
-    def rule(s: RowTypes, d: str, x: str, y: str) -> InstructionLines:
+    def rule(s: RowTypes, d: str, x: str, y: str) -> Iterator[str]:
         yield f"{d} = {words[s.kind]} {s.t} {x}, {y}"
 
     return rule
 
 
-def _make_compare_row(word: str, unsigned: str = "") -> Callable[..., InstructionLines]:
-    """A comparison; NaN makes each false but `une`."""
+def _make_compare_row(word: str, unsigned: str = "") -> Callable[..., Iterator[str]]:
+    """A comparison; with a NaN operand all but `une` are false."""
     ordered = "une" if word == "ne" else f"o{word}"
     signed = word if word in ("eq", "ne") else f"s{word}"
     words = {"f": f"fcmp {ordered}", "s": f"icmp {signed}"}
@@ -86,14 +86,14 @@ pointwise_row(e.bitwise_or)(_make_binary_row(s="or", u="or", b="or"))
 pointwise_row(e.bitwise_xor)(_make_binary_row(s="xor", u="xor", b="xor"))
 
 
-def _make_minmax_row(f: str, s: str, u: str, b: str) -> Callable[..., InstructionLines]:
+def _make_minmax_row(f: str, s: str, u: str, b: str) -> Callable[..., Iterator[str]]:
     names = {"f": f, "s": s, "u": u}
 
-    def rule(spot: RowTypes, d: str, x: str, y: str) -> InstructionLines:
-        if spot.kind == "b":
-            yield f"{d} = {b} {spot.t} {x}, {y}"
+    def rule(s_: RowTypes, d: str, x: str, y: str) -> Iterator[str]:
+        if s_.kind == "b":
+            yield f"{d} = {b} {s_.t} {x}, {y}"
         else:
-            yield f"{d} = {format_call('llvm.' + names[spot.kind], spot.t, x, y)}"
+            yield f"{d} = {format_call('llvm.' + names[s_.kind], s_.t, x, y)}"
 
     return rule
 
@@ -137,8 +137,8 @@ def _(s, d, c, x, y):
     yield f"{d} = select {s.t.truth} {c}, {s.t} {x}, {s.t} {y}"
 
 
-def _make_rounding_row(name: str) -> Callable[..., InstructionLines]:
-    def rule(s: RowTypes, d: str, x: str) -> InstructionLines:
+def _make_rounding_row(name: str) -> Callable[..., Iterator[str]]:
+    def rule(s: RowTypes, d: str, x: str) -> Iterator[str]:
         yield f"{d} = {format_call('llvm.' + name, s.t, x)}" if s.kind == "f" else copy_register(s.t, d, x)
 
     return rule
@@ -160,10 +160,10 @@ def _(s, d, x):
     yield f"{d} = fdiv {s.t} {s.t.const(1)}, {d}.r"
 
 
-def _make_function_row(name: str) -> Callable[..., InstructionLines]:
-    """A function written out in codegen/llvm/math; f64 goes to the C library's."""
+def _make_function_row(name: str) -> Callable[..., Iterator[str]]:
+    """A call of a function from `math_functions.py`; for f64 that of the C library."""
 
-    def rule(s: RowTypes, d: str, *operands: str) -> InstructionLines:
+    def rule(s: RowTypes, d: str, *operands: str) -> Iterator[str]:
         yield f"{d} = {format_call('ts.' + name, s.t, *operands)}"
 
     return rule
@@ -191,8 +191,8 @@ def _(s, d, x, y):
         yield f"{d} = select {s.t.truth} {d}.z, {s.t} {s.t.const(0)}, {s.t} {d}.fr"
 
 
-def _emit_floor_division(s: RowTypes, d: str, x: str, y: str) -> InstructionLines:
-    """Floor quotient .fq and remainder .fr; lanes with divisor 0 (.z) hold anything, and never trap."""
+def _emit_floor_division(s: RowTypes, d: str, x: str, y: str) -> Iterator[str]:
+    """The floor quotient .fq and remainder .fr; lanes with divisor 0 (.z) hold any value and do not trap."""
     t, b = s.t, s.t.truth
     zero, one = t.const(0), t.const(1)
     yield f"{d}.z = icmp eq {t} {y}, {zero}"
@@ -201,7 +201,7 @@ def _emit_floor_division(s: RowTypes, d: str, x: str, y: str) -> InstructionLine
         yield f"{d}.fq = udiv {t} {x}, {d}.y"
         yield f"{d}.fr = urem {t} {x}, {d}.y"
         return
-    # The least integer divided by -1 traps too: divide by 1 and negate, which wraps as NumPy does.
+    # The least integer divided by -1 traps too: divide by 1 and negate, which wraps as in NumPy.
     yield f"{d}.m = icmp eq {t} {y}, {t.const(-1)}"
     yield f"{d}.u = or {b} {d}.z, {d}.m"
     yield f"{d}.y = select {b} {d}.u, {t} {one}, {t} {y}"
@@ -219,7 +219,7 @@ def _emit_floor_division(s: RowTypes, d: str, x: str, y: str) -> InstructionLine
     yield f"{d}.fr = select {b} {d}.f, {t} {d}.r1, {t} {d}.r0"
 
 
-# The table of what happens when the walk over a tile function meets an op that is not computed lazily.
+# Statements: rule(kernel, node) emits an op that is not fused.
 
 
 statement_rule = Rules("llvm visit")

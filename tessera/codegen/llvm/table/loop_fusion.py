@@ -1,9 +1,7 @@
-"""Loop fusion: loop nests over blocks, in which the elements of fused producers are computed at the index of the
-consumer.
+"""Loop fusion: loop nests over blocks, which compute the elements of fused producers at the consumer's index.
 
 Outer axes are scalar loops; the innermost one is strip-mined into vectors with a masked remainder. `tile.inline` is a
-row
-of the table with the user's own instructions.
+row whose instructions the user gives.
 """
 
 from __future__ import annotations
@@ -36,44 +34,44 @@ from tessera.ops.dialects.inline_asm import inline
 from tessera.ops.tensor import basic, elementwise, shape, stochastic_rounding
 
 if TYPE_CHECKING:
-    from tessera.codegen.llvm.text.kernel_emitter import LlvmKernelEmitter
+    from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
 
 
-# What the elements of a block are at an index: one row for each op, computed where a loop asks for them.
+# Element rules: rule(body, node, index) computes the elements of a fused node at an index.
 
 
 element_rule = Rules("llvm element")
 
 
 def emit_element(body: LoopBody, v: Value, index: LaneIndex) -> LaneValue:
-    """The elements of a value at an index; computed here unless they were before."""
+    """The elements of a value at an index; computed once in a loop body."""
     known = body.kernel.scalars.get(v)
     if known is not None:
         return LaneValue(known)
-    memo = body.memo(*index)
+    memo = body.find_memo(*index)
     if (v, index) not in memo:
-        with body.hoisted(*index):
+        with body.hoist(*index):
             memo[v, index] = _compute_element(body, v, index)
     return memo[v, index]
 
 
 def _compute_element(body: LoopBody, v: Value, index: LaneIndex) -> LaneValue:
     kernel = body.kernel
-    held = kernel.buffers.get(v)
-    if held is not None:
-        return round_accumulator(body, v, held.dtype, memory.load_lane(body, held, index))
+    stored = kernel.buffers.get(v)
+    if stored is not None:
+        return round_accumulator(body, v, stored.dtype, memory.load_lane(body, stored, index))
     node = kernel.producers[v]
-    with kernel.at(node):
+    with kernel.at_node(node):
         return (element_rule.get(node.op) or emit_pointwise)(body, node, index)
 
 
 def round_accumulator(body: LoopBody, v: Value, wide: DType, lane: LaneValue) -> LaneValue:
-    """A value held in a wider type than its own (a dot's accumulator) as its own type."""
+    """A value stored in a wider type than its own (a dot's accumulator), rounded to its own type."""
     return round_to_storage(body, get_tensor_type(v), wide, lane)
 
 
 def round_to_storage(body: LoopBody, type: TensorType, wide: DType, lane: LaneValue) -> LaneValue:
-    """A lane of the type that was computed in, as its storage and policy have it."""
+    """A value of the compute type, rounded to a storage type by its policy."""
     if wide == type.dtype and wide is not int4 and not conversions.is_special_policy(type.policy):
         return lane
     return emit_operation(
@@ -82,31 +80,33 @@ def round_to_storage(body: LoopBody, type: TensorType, wide: DType, lane: LaneVa
 
 
 def emit_operation(body: LoopBody, lines: Any, operands: Sequence[tuple[LaneValue, DType]]) -> LaneValue:
-    """The lane that `lines(width, d, *names)` gives; ahead of the loop where no operand varies."""
+    """The lane value that `lines(width, d, *names)` defines; hoisted if all operands are invariant."""
     lanes = [lane for lane, _ in operands]
     width = body.width_of(*lanes)
-    with body.hoisted(*lanes):
+    with body.hoist(*lanes):
         names = [body.broadcast_lane(lane, get_register_type(dtype, width)) for lane, dtype in operands]
-        d = body.text.name()
+        d = body.text.new_name()
         body.text.lines(lines(width, d, *names))
     return LaneValue(d, body.kind_of(*lanes))
 
 
 def emit_pointwise(body: LoopBody, node: Node, index: LaneIndex) -> LaneValue:
-    """A pointwise op: operands widened to what it computes in, the result rounded to its own type."""
+    """A pointwise op: operands are widened to the compute type, the result is rounded to its storage type."""
     lanes = [emit_element(body, v, index) for v in node.args]
     ramp = _shift_ramp(body, node, lanes)
     if ramp is not None:
         return ramp
-    emission, widths = find_row(node), [_choose_compute_type(node, v) for v in node.args]
+    emission, compute_types = find_row(node), [_choose_compute_type(node, v) for v in node.args]
     operands = []
-    for v, lane, wide in zip(node.args, lanes, widths, strict=True):
+    for v, lane, wide in zip(node.args, lanes, compute_types, strict=True):
         operands.append((widen_lane(body, v.type.dtype, wide, lane), wide))
-    spot = widths[-1]
+    compute_type = compute_types[-1]
     out = emit_operation(
-        body, lambda width, d, *x: emission(RowTypes(get_register_type(spot, width), spot), d, *x), operands
+        body,
+        lambda width, d, *x: emission(RowTypes(get_register_type(compute_type, width), compute_type), d, *x),
+        operands,
     )
-    return _round_result(body, node, spot, out)
+    return _round_result(body, node, compute_type, out)
 
 
 def _choose_compute_type(node: Node, v: Value) -> DType:
@@ -114,7 +114,7 @@ def _choose_compute_type(node: Node, v: Value) -> DType:
 
 
 def widen_lane(body: LoopBody, source: DType, to: DType, lane: LaneValue) -> LaneValue:
-    """A lane in a wider type."""
+    """A lane value converted to a wider type."""
     if conversions.is_register_copy(source, to):
         return lane
     return emit_operation(body, lambda width, d, x: conversions.cast_lanes(source, to, width, d, x), [(lane, source)])
@@ -126,7 +126,7 @@ def _round_result(body: LoopBody, node: Node, wide: DType, lane: LaneValue) -> L
 
 
 def _shift_ramp(body: LoopBody, node: Node, lanes: list[LaneValue]) -> LaneValue | None:
-    """A ramp plus or minus a scalar stays a ramp: contiguous memory is found by it."""
+    """A ramp plus or minus a scalar as a ramp, so that accesses are recognised as contiguous."""
     if node.op not in (elementwise.add, elementwise.sub) or node.out.type.dtype != int64:
         return None
     x, y = lanes
@@ -158,7 +158,7 @@ def _(body, node, index):
 
 
 def format_constant(value: Any, dtype: DType) -> str:
-    """A number as a literal of an element type, rounded to it."""
+    """A constant as a literal of an element type, rounded to it."""
     number = dtype.numpy.type(value) if not dtype.is_float else _round_constant(value, dtype)
     return format_literal(get_register_type(dtype).element, number)
 
@@ -177,8 +177,8 @@ def _(body, node, index):
 @element_rule(shape.permute)
 def _(body, node, index):
     inner = [ZERO_LANE] * len(index)
-    for place, axis in enumerate(node.attrs["axes"]):
-        inner[axis] = index[place]
+    for position, axis in enumerate(node.attrs["axes"]):
+        inner[axis] = index[position]
     return emit_element(body, node.args[0], tuple(inner))
 
 
@@ -188,29 +188,31 @@ def _(body, node, index):
     return emit_element(body, x, map_reshaped_index(body, index, node.out.type.shape, x.type.shape))
 
 
-def map_reshaped_index(body: LoopBody, index: LaneIndex, here: tuple[int, ...], there: tuple[int, ...]) -> LaneIndex:
-    """The index in the shape `there` of what lies at `index` in the shape `here`."""
-    if [n for n in here if n != 1] == [n for n in there if n != 1]:
-        held = iter(i for i, n in zip(index, here, strict=True) if n != 1)
-        return tuple(ZERO_LANE if n == 1 else next(held) for n in there)
-    kept = _count_common_inner_axes(here, there)
+def map_reshaped_index(
+    body: LoopBody, index: LaneIndex, out_shape: tuple[int, ...], in_shape: tuple[int, ...]
+) -> LaneIndex:
+    """The index before a reshape, from shape `in_shape`, of the element at `index` in shape `out_shape`."""
+    if [n for n in out_shape if n != 1] == [n for n in in_shape if n != 1]:
+        stored = iter(i for i, n in zip(index, out_shape, strict=True) if n != 1)
+        return tuple(ZERO_LANE if n == 1 else next(stored) for n in in_shape)
+    kept = _count_common_inner_axes(out_shape, in_shape)
     inner = index[len(index) - kept :] if kept else ()
     outer = _delinearise_index(
-        body, _linearise_index(body, index[: len(index) - kept], here), there[: len(there) - kept]
+        body, _linearise_index(body, index[: len(index) - kept], out_shape), in_shape[: len(in_shape) - kept]
     )
     return (*outer, *inner)
 
 
-def _count_common_inner_axes(here: tuple[int, ...], there: tuple[int, ...]) -> int:
-    """How many of the last axes a reshape leaves as they are."""
+def _count_common_inner_axes(out_shape: tuple[int, ...], in_shape: tuple[int, ...]) -> int:
+    """The number of last axes that a reshape leaves unchanged."""
     count = 0
-    while count < min(len(here), len(there)) and here[-1 - count] == there[-1 - count]:
+    while count < min(len(out_shape), len(in_shape)) and out_shape[-1 - count] == in_shape[-1 - count]:
         count += 1
     return count
 
 
 def _linearise_index(body: LoopBody, index: LaneIndex, sizes: tuple[int, ...]) -> LaneValue:
-    """The row-major number of an index; a ramp where only the last axis that counts is one."""
+    """The row-major offset of an index; a ramp if only the innermost axis of more than one element is one."""
     total, step = ZERO_LANE, 1
     for lane, n in reversed(list(zip(index, sizes, strict=False))):
         if n != 1:
@@ -223,7 +225,7 @@ def _scale_index(body: LoopBody, lane: LaneValue, factor: int) -> LaneValue:
     if factor == 1:
         return lane
     if lane.uniform:
-        with body.hoisted(lane):
+        with body.hoist(lane):
             return LaneValue(body.text.mul(lane.name, factor), lane.kind, lane.divisor * factor)
     t = RegisterType("i64", body.width)
     return LaneValue(body.text.let(f"mul {t} {body.broadcast_lane(lane, t)}, {t.const(factor)}", "i"), LaneKind.VARYING)
@@ -232,7 +234,7 @@ def _scale_index(body: LoopBody, lane: LaneValue, factor: int) -> LaneValue:
 def _add_indices(body: LoopBody, a: LaneValue, b: LaneValue) -> LaneValue:
     multiple = math.gcd(a.divisor, b.divisor)
     if a.uniform and b.uniform:
-        with body.hoisted(a, b):
+        with body.hoist(a, b):
             return LaneValue(body.text.add(a.name, b.name), body.kind_of(a, b), multiple)
     if LaneKind.VARYING not in (a.kind, b.kind) and (a.uniform or b.uniform):
         return LaneValue(body.text.add(a.name, b.name), LaneKind.RAMP, multiple)
@@ -243,7 +245,7 @@ def _add_indices(body: LoopBody, a: LaneValue, b: LaneValue) -> LaneValue:
 
 
 def _delinearise_index(body: LoopBody, linear: LaneValue, sizes: tuple[int, ...]) -> list[LaneValue]:
-    """A row-major number as an index of these sizes."""
+    """The index with a row-major offset."""
     found = []
     for axis, n in enumerate(sizes):
         step = math.prod(sizes[axis + 1 :])
@@ -254,13 +256,13 @@ def _delinearise_index(body: LoopBody, linear: LaneValue, sizes: tuple[int, ...]
 
 
 def _emit_quotient(body: LoopBody, linear: LaneValue, step: int, modulus: int) -> LaneValue:
-    """linear / step % modulus; a modulus of 0 leaves the quotient as it is."""
+    """linear / step % modulus; modulus 0 leaves out the remainder."""
     if step == 1 and not modulus:
         return linear
     if linear.kind is LaneKind.RAMP and linear.divisor % body.width == 0:
-        if step % body.width == 0:  # a whole register lies within one step
+        if step % body.width == 0:  # all lanes have one quotient
             return _emit_division(body, LaneValue(linear.name, LaneKind.UNIFORM), step, modulus)
-        if step == 1 and modulus % body.width == 0:  # or within one round of the modulus
+        if step == 1 and modulus % body.width == 0:  # no lane wraps around the modulus
             rest = body.text.let(f"urem i64 {linear.name}, {modulus}", "i")
             return LaneValue(rest, LaneKind.RAMP, math.gcd(linear.divisor, modulus))
     return _emit_division(body, linear, step, modulus)
@@ -268,7 +270,7 @@ def _emit_quotient(body: LoopBody, linear: LaneValue, step: int, modulus: int) -
 
 def _emit_division(body: LoopBody, linear: LaneValue, step: int, modulus: int) -> LaneValue:
     t = RegisterType("i64", body.width_of(linear))
-    with body.hoisted(linear):
+    with body.hoist(linear):
         name = body.broadcast_lane(linear, t)
         if step != 1:
             name = body.text.let(f"udiv {t} {name}, {t.const(step)}", "i")
@@ -288,37 +290,37 @@ def _(body, node, index):
 @element_rule(tile.load)
 def _(body, node, index):
     ref, rest = node.args[0], node.args[1:]
-    m = body.kernel.memories[ref]
+    m = body.kernel.memrefs[ref]
     starts, more = rest[: ref.type.rank], rest[ref.type.rank :]
-    place = offset_index(body, starts, index)
+    position = offset_index(body, starts, index)
     mask, other = emit_optional_operand(body, more, 0, index), emit_optional_operand(body, more, 1, index)
     if node.attrs["edge"] == "clip":
-        mask = memory.intersect_masks(body, mask, emit_bounds_mask(body, m, starts, node.attrs["shape"], place))
-    return memory.load_lane(body, m, place, mask, other)
+        mask = memory.intersect_masks(body, mask, emit_bounds_mask(body, m, starts, node.attrs["shape"], position))
+    return memory.load_lane(body, m, position, mask, other)
 
 
 def offset_index(body: LoopBody, starts: Sequence[Value], index: LaneIndex) -> LaneIndex:
-    """Where in a memory an element of a block lies that begins at `starts`."""
+    """The index in memory of an element of a block that starts at `starts`."""
     origin = [cast_to_index(body, s, emit_element(body, s, ())) for s in starts]
     return tuple(_add_indices(body, start, i) for start, i in zip(origin, index, strict=True))
 
 
 def emit_bounds_mask(
-    body: LoopBody, m: StridedMemRef, starts: Sequence[Value], block: tuple[int, ...], place: LaneIndex
+    body: LoopBody, m: StridedMemRef, starts: Sequence[Value], block: tuple[int, ...], position: LaneIndex
 ) -> LaneValue | None:
-    """Whether elements lie inside; None where the block is known to lie inside whole."""
-    return memory.emit_inside_mask(body, m, place, body.kernel.ranges.find_unproven_axes(starts, block, m.shape))
+    """The mask of elements within bounds; None if value-range analysis proves that all are."""
+    return memory.emit_inside_mask(body, m, position, body.kernel.ranges.find_unproven_axes(starts, block, m.shape))
 
 
-def emit_optional_operand(body: LoopBody, values: Sequence[Value], place: int, index: LaneIndex) -> LaneValue | None:
-    """An optional operand at an index, broadcast to the block it belongs to."""
-    if len(values) <= place:
+def emit_optional_operand(body: LoopBody, values: Sequence[Value], position: int, index: LaneIndex) -> LaneValue | None:
+    """An optional operand at an index, broadcast to its block; None if it is absent."""
+    if len(values) <= position:
         return None
-    return emit_broadcast_element(body, values[place], index)
+    return emit_broadcast_element(body, values[position], index)
 
 
 def emit_broadcast_element(body: LoopBody, v: Value, index: LaneIndex) -> LaneValue:
-    """A value of fewer or unit axes, at an index of the block it is broadcast to."""
+    """A value at an index of the block that it is broadcast to."""
     tail = index[len(index) - v.type.rank :]
     return emit_element(body, v, tuple(ZERO_LANE if n == 1 else i for n, i in zip(v.type.shape, tail, strict=True)))
 
@@ -327,9 +329,9 @@ def emit_broadcast_element(body: LoopBody, v: Value, index: LaneIndex) -> LaneVa
 def _(body, node, index):
     ref, rest = node.args[0], node.args[1:]
     rank = ref.type.rank
-    place = tuple(cast_to_index(body, v, emit_broadcast_element(body, v, index)) for v in rest[:rank])
+    position = tuple(cast_to_index(body, v, emit_broadcast_element(body, v, index)) for v in rest[:rank])
     mask, other = (emit_optional_operand(body, rest[rank:], i, index) for i in (0, 1))
-    return memory.load_lane(body, body.kernel.memories[ref], place, mask, other)
+    return memory.load_lane(body, body.kernel.memrefs[ref], position, mask, other)
 
 
 def cast_to_index(body: LoopBody, v: Value, lane: LaneValue) -> LaneValue:
@@ -337,25 +339,22 @@ def cast_to_index(body: LoopBody, v: Value, lane: LaneValue) -> LaneValue:
     return lane if v.type.dtype == int64 else widen_lane(body, v.type.dtype, int64, lane)
 
 
-# `tile.inline` as LLVM text: the user's own instructions, for a register's worth of elements or for each one.
-
-
-InlineLines = Iterator[str]
+# `tile.inline`: the user's instructions, for a vector register or for each element.
 
 
 @element_rule(inline)
 def _(body, node, index):
     if not node.attrs["llvm"]:
         raise UnsupportedOpError(
-            "this tile.inline has no text for the target llvm", location=node.loc, expected='llvm="..."',
-            suggestion='give the instructions: tile.inline(x, python=f, llvm="{out} = fneg {t} {0}")',
+            "this tile.inline has no instructions for the target llvm", location=node.loc, expected='llvm="..."',
+            suggestion='give them: tile.inline(x, python=f, llvm="{out} = fneg {t} {0}")',
         )  # fmt: skip
     operands = [(emit_element(body, v, index), get_tensor_type(v).dtype) for v in node.args]
     return emit_operation(body, lambda width, d, *names: _emit_inline(node, width, d, names), operands)
 
 
-def _emit_inline(node: Node, width: int, d: str, names: Sequence[str]) -> InlineLines:
-    """The text with names put in, then the rounding to a type narrower than its register."""
+def _emit_inline(node: Node, width: int, d: str, names: Sequence[str]) -> Iterator[str]:
+    """The instructions with names filled in, then the rounding to a narrow type."""
     out = node.out.type.dtype
     narrow = conversions.needs_rounding(out)
     to = f"{d}.x" if narrow else d
@@ -367,50 +366,51 @@ def _emit_inline(node: Node, width: int, d: str, names: Sequence[str]) -> Inline
         yield from conversions.round_to_format(out, width, d, to)
 
 
-def _fill_template(node: Node, width: int, d: str, names: Sequence[str]) -> InlineLines:
+def _fill_template(node: Node, width: int, d: str, names: Sequence[str]) -> Iterator[str]:
     t = get_register_type(node.out.type.dtype, width)
     fields: dict[str, object] = {"out": d, "t": t, "s": t.suffix}
-    for place, v in enumerate(node.args):
+    for position, v in enumerate(node.args):
         own = get_register_type(get_tensor_type(v).dtype, width)
-        fields |= {f"t{place}": own, f"s{place}": own.suffix}
+        fields |= {f"t{position}": own, f"s{position}": own.suffix}
     try:
         text = node.attrs["llvm"].format(*names, **fields)
     except (KeyError, IndexError, ValueError) as error:
         raise ArgumentError(
-            f"the llvm text of tile.inline cannot be filled in: {error}", location=node.loc,
+            f"the placeholders of tile.inline's llvm text cannot be filled in: {error}", location=node.loc,
             expected="{out}, {t}, {s}, and {0}, {t0}, {s0} for each operand; other braces doubled",
         ) from None  # fmt: skip
     yield from (line.strip() for line in text.replace(";", "\n").splitlines() if line.strip())
 
 
-def _emit_scalarised(node: Node, width: int, d: str, names: Sequence[str]) -> InlineLines:
-    """The text once for each element of the registers."""
+def _emit_scalarised(node: Node, width: int, d: str, names: Sequence[str]) -> Iterator[str]:
+    """The instructions once for each element of the registers."""
     whole = "poison"
     t = get_register_type(node.out.type.dtype, width)
-    for place in range(width):
+    for position in range(width):
         own = []
         for number, (v, name) in enumerate(zip(node.args, names, strict=True)):
-            own.append(f"{d}.i{number}.{place}")
-            yield f"{own[-1]} = extractelement {get_register_type(get_tensor_type(v).dtype, width)} {name}, i64 {place}"
-        yield from _fill_template(node, 1, f"{d}.e{place}", own)
-        last = d if place == width - 1 else f"{d}.w{place}"
-        yield f"{last} = insertelement {t} {whole}, {RegisterType(t.element)} {d}.e{place}, i64 {place}"
+            own.append(f"{d}.i{number}.{position}")
+            vector = get_register_type(get_tensor_type(v).dtype, width)
+            yield f"{own[-1]} = extractelement {vector} {name}, i64 {position}"
+        yield from _fill_template(node, 1, f"{d}.e{position}", own)
+        last = d if position == width - 1 else f"{d}.w{position}"
+        yield f"{last} = insertelement {t} {whole}, {RegisterType(t.element)} {d}.e{position}, i64 {position}"
         whole = last
 
 
-# Loop nests over a block: outer axes as loops, the innermost one in vectors with a masked rest.
+# Loop nests over a block.
 
 
 LoopBodyEmitter = Callable[[LoopBody, LaneIndex], None]
 
 
-def choose_vector_width(kernel: LlvmKernelEmitter, *dtypes: DType) -> int:
-    """How many elements a vector holds, by the widest type among them (at least 4 bytes)."""
+def choose_vector_width(kernel: LlvmKernelContext, *dtypes: DType) -> int:
+    """The number of elements in a vector register, for the widest of some types (at least 4 bytes)."""
     return kernel.vector_bytes // max([4, *(get_element_bytes(t) for t in dtypes)])
 
 
-def emit_loop_nest(kernel: LlvmKernelEmitter, shape: Sequence[int], width: int, visit: LoopBodyEmitter) -> None:
-    """Call `visit(body, index)` where the code for each register's worth of a block goes."""
+def emit_loop_nest(kernel: LlvmKernelContext, shape: Sequence[int], width: int, visit: LoopBodyEmitter) -> None:
+    """Emit loops over a block; `visit(body, index)` emits the body for one vector register."""
     if 0 in shape:
         return
     axes = [a for a, n in enumerate(shape) if n != 1]
@@ -424,7 +424,7 @@ def emit_loop_nest(kernel: LlvmKernelEmitter, shape: Sequence[int], width: int, 
 
 
 def emit_scalar_loops(
-    kernel: LlvmKernelEmitter, shape: Sequence[int], axes: Sequence[int], index: list[LaneValue], inside: Callable
+    kernel: LlvmKernelContext, shape: Sequence[int], axes: Sequence[int], index: list[LaneValue], inside: Callable
 ) -> None:
     """Scalar loops over some axes, around what `inside(index)` emits."""
     if not axes:
@@ -432,13 +432,13 @@ def emit_scalar_loops(
         return
     first, *rest = axes
     with LoopBuilder(kernel.text, "0", str(shape[first])) as loop:
-        here = [*index]
-        here[first] = LaneValue(loop.index)
-        emit_scalar_loops(kernel, shape, rest, here, inside)
+        out_shape = [*index]
+        out_shape[first] = LaneValue(loop.index)
+        emit_scalar_loops(kernel, shape, rest, out_shape, inside)
 
 
 def _emit_innermost_loop(
-    kernel: LlvmKernelEmitter,
+    kernel: LlvmKernelContext,
     shape: Sequence[int],
     axes: list[int],
     width: int,
@@ -450,16 +450,16 @@ def _emit_innermost_loop(
         return
     (axis,) = axes
     if width == 1:
-        emit_scalar_loops(kernel, shape, axes, index, lambda here: visit(LoopBody(kernel), tuple(here)))
+        emit_scalar_loops(kernel, shape, axes, index, lambda out_shape: visit(LoopBody(kernel), tuple(out_shape)))
         return
-    before, outer = kernel.text.section(), dict[object, LaneValue]()
+    before, outer = kernel.text.new_section(), dict[object, LaneValue]()
     for start, stop, step, mask in strip_mine(shape[axis], fit_vector_width(width, shape[axis])):
         with LoopBuilder(kernel.text, start, stop, step) as loop:
             visit(LoopBody(kernel, step, mask, before, outer), make_ramp_index(index, axis, loop.index, step))
 
 
 def strip_mine(count: int, width: int) -> list[tuple[str, str, int, str | None]]:
-    """An axis as whole vectors and, masked, the rest: (start, stop, step, mask)."""
+    """An axis as full vectors and a masked remainder: (start, stop, step, mask)."""
     full = count // width * width
     whole = [("0", str(full), width, None)] if full else []
     rest = [(str(full), str(count), width, format_prefix_mask(width, count - full))] if count > full else []
@@ -467,14 +467,14 @@ def strip_mine(count: int, width: int) -> list[tuple[str, str, int, str | None]]
 
 
 def make_ramp_index(index: Sequence[LaneValue], axis: int, base: str, width: int) -> LaneIndex:
-    """An index whose elements run along one axis from `base`, a multiple of the width."""
-    here = [*index]
-    here[axis] = LaneValue(base, LaneKind.RAMP, width)
-    return tuple(here)
+    """An index that is a ramp along one axis, from `base`, a multiple of the width."""
+    out_shape = [*index]
+    out_shape[axis] = LaneValue(base, LaneKind.RAMP, width)
+    return tuple(out_shape)
 
 
-def materialise_block(kernel: LlvmKernelEmitter, v: Value, target: StridedMemRef) -> None:
-    """Compute a block into a memory."""
+def materialise_block(kernel: LlvmKernelContext, v: Value, target: StridedMemRef) -> None:
+    """Compute a block into memory."""
     width = choose_vector_width(kernel, v.type.dtype)
     emit_loop_nest(
         kernel,
@@ -482,3 +482,21 @@ def materialise_block(kernel: LlvmKernelEmitter, v: Value, target: StridedMemRef
         width,
         lambda body, index: store_lane(body, target, index, emit_element(body, v, index)),
     )
+
+
+def move_block(kernel: LlvmKernelContext, v: Value, target: StridedMemRef) -> None:
+    """Compute or copy a block into a memory, unless it is there."""
+    if kernel.buffers.get(v) is not target:
+        materialise_block(kernel, v, target)
+
+
+def allocate_block(kernel: LlvmKernelContext, v: Value) -> StridedMemRef:
+    """Memory for a block: that of the loop-carried parameter it becomes, if computed in place, or new memory."""
+    param = kernel.plan.target.get(v)
+    return kernel.buffers[param] if param is not None else allocate_new(kernel, v)
+
+
+def allocate_new(kernel: LlvmKernelContext, v: Value) -> StridedMemRef:
+    """New memory for a block."""
+    width = choose_vector_width(kernel, v.type.dtype)
+    return kernel.scratch.allocate_block(v.type.dtype, static_shape(v.type), width)

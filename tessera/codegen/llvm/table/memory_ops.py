@@ -9,6 +9,7 @@ from tessera.codegen.block_types import static_shape
 from tessera.codegen.llvm.table import conversions
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import (
+    allocate_block,
     cast_to_index,
     choose_vector_width,
     emit_bounds_mask,
@@ -27,44 +28,44 @@ from tessera.ir.core import Node
 from tessera.ops.dialects import tile
 
 if TYPE_CHECKING:
-    from tessera.codegen.llvm.text.kernel_emitter import LlvmKernelEmitter
+    from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
 
 
 @statement_rule(tile.store)
 def _(kernel, node):
     ref, value, *rest = node.args
-    m, rank, shape = kernel.memories[ref], ref.type.rank, value.type.shape
+    m, rank, shape = kernel.memrefs[ref], ref.type.rank, value.type.shape
 
-    def body_of(body: LoopBody, index: LaneIndex) -> None:
-        place = offset_index(body, rest[:rank], index)
+    def emit_element_store(body: LoopBody, index: LaneIndex) -> None:
+        position = offset_index(body, rest[:rank], index)
         mask = emit_optional_operand(body, rest[rank:], 0, index)
         if node.attrs["edge"] == "clip":
-            mask = memory.intersect_masks(body, mask, emit_bounds_mask(body, m, rest[:rank], shape, place))
-        memory.store_lane(body, m, place, emit_element(body, value, index), mask)
+            mask = memory.intersect_masks(body, mask, emit_bounds_mask(body, m, rest[:rank], shape, position))
+        memory.store_lane(body, m, position, emit_element(body, value, index), mask)
 
-    emit_loop_nest(kernel, shape, choose_vector_width(kernel, value.type.dtype), body_of)
+    emit_loop_nest(kernel, shape, choose_vector_width(kernel, value.type.dtype), emit_element_store)
 
 
 @statement_rule(tile.scatter)
 def _(kernel, node):
     ref, value, *rest = node.args
-    m, rank, shape = kernel.memories[ref], ref.type.rank, _broadcast_shapes(*(v.type.shape for v in node.args[1:]))
+    m, rank, shape = kernel.memrefs[ref], ref.type.rank, _broadcast_shapes(*(v.type.shape for v in node.args[1:]))
 
-    def body_of(body: LoopBody, index: LaneIndex) -> None:
-        place = tuple(cast_to_index(body, v, emit_broadcast_element(body, v, index)) for v in rest[:rank])
+    def emit_element_store(body: LoopBody, index: LaneIndex) -> None:
+        position = tuple(cast_to_index(body, v, emit_broadcast_element(body, v, index)) for v in rest[:rank])
         memory.store_lane(
             body,
             m,
-            place,
+            position,
             emit_broadcast_element(body, value, index),
             emit_optional_operand(body, rest[rank:], 0, index),
         )
 
-    emit_loop_nest(kernel, shape, choose_vector_width(kernel, value.type.dtype), body_of)
+    emit_loop_nest(kernel, shape, choose_vector_width(kernel, value.type.dtype), emit_element_store)
 
 
 def _broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that a scatter's index blocks, value and mask broadcast to."""
+    """The shape that a scatter's indices, value and mask broadcast to."""
     rank = max((len(s) for s in shapes), default=0)
     level = [(1,) * (rank - len(s)) + tuple(s) for s in shapes]
     return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*level, strict=True))
@@ -72,22 +73,22 @@ def _broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 @statement_rule(tile.async_copy)
 def _(kernel, node):
-    # Done at once: one of the moments at which a copy may be done.
+    # The copy is synchronous, which the memory model allows.
     dst, src, *starts = node.args
-    here, there, block = dst.type.rank, src.type.rank, tuple(node.attrs["shape"])
-    rank = max(here, there, len(block))
+    dst_rank, src_rank, block = dst.type.rank, src.type.rank, tuple(node.attrs["shape"])
+    rank = max(dst_rank, src_rank, len(block))
     full = (1,) * (rank - len(block)) + block
-    target, source = kernel.memories[dst], kernel.memories[src]
+    target, source = kernel.memrefs[dst], kernel.memrefs[src]
 
-    def body_of(body: LoopBody, index: LaneIndex) -> None:
-        place = offset_index(body, starts[here:], index[rank - there :])
+    def emit_element_store(body: LoopBody, index: LaneIndex) -> None:
+        position = offset_index(body, starts[dst_rank:], index[rank - src_rank :])
         mask = None
         if node.attrs["edge"] == "clip":
-            mask = emit_bounds_mask(body, source, starts[here:], full[rank - there :], place)
-        lane = memory.load_lane(body, source, place, mask)
-        memory.store_lane(body, target, offset_index(body, starts[:here], index[rank - here :]), lane)
+            mask = emit_bounds_mask(body, source, starts[dst_rank:], full[rank - src_rank :], position)
+        lane = memory.load_lane(body, source, position, mask)
+        memory.store_lane(body, target, offset_index(body, starts[:dst_rank], index[rank - dst_rank :]), lane)
 
-    emit_loop_nest(kernel, full, choose_vector_width(kernel, dst.type.dtype), body_of)
+    emit_loop_nest(kernel, full, choose_vector_width(kernel, dst.type.dtype), emit_element_store)
 
 
 ATOMIC_OPERATIONS = {
@@ -107,16 +108,16 @@ def _(kernel, node):
             kernel, node, 1, lambda text, *at: _emit_cas_loop(text, dtype, CAS_LOOP_OPERATIONS[word], *at)
         )
     if word is None or conversions.has_memory_format(dtype):
-        raise UnsupportedOpError(f"the target llvm has no atomic {node.attrs['kind']} of {dtype}")
+        raise UnsupportedOpError(f"the target llvm has no atomic {node.attrs['kind']} on {dtype}")
     t = get_register_type(dtype)
 
-    def change(text: LlvmBuilder, pointer: str, value: str) -> str:
+    def update(text: LlvmBuilder, pointer: str, value: str) -> str:
         return text.let(f"atomicrmw {word} ptr {pointer}, {t} {value} monotonic, align {ELEMENT_BYTES[t.element]}")
 
-    _emit_atomic(kernel, node, 1, change)
+    _emit_atomic(kernel, node, 1, update)
 
 
-# What an update that the processor has no instruction for makes of the old value and the new one: registers hold f32.
+# Compare-and-swap loops: the new value of an update without an instruction, computed in f32 registers.
 CAS_LOOP_OPERATIONS = {
     "fadd": "fadd float {0}, {1}", "fmaximum": "call float @llvm.maximum.f32(float {0}, float {1})",
     "fminimum": "call float @llvm.minimum.f32(float {0}, float {1})", "xchg": "fadd float {1}, -0.0",
@@ -124,25 +125,25 @@ CAS_LOOP_OPERATIONS = {
 
 
 def _emit_cas_loop(text: LlvmBuilder, dtype: DType, combine: str, pointer: str, value: str) -> str:
-    """An update of a float narrower than its register: computed, and tried until no other came between."""
+    """An atomic update of a narrow float: a compare-and-swap loop around decode, compute, round and encode."""
     m, bits = memory.get_memory_type(dtype), f"i{8 * memory.get_element_bytes(dtype)}"
     align = f"align {memory.get_element_bytes(dtype)}"
     first = text.let(f"load atomic {bits}, ptr {pointer} monotonic, {align}")
     again, done, before = text.new_label("again"), text.new_label("updated"), text.label
-    text.jump(again)
-    held, seen = text.name(), text.name()
-    text.line(f"{held} = phi {bits} [ {first}, %{before} ], [ {seen}, %{again} ]")
-    raw = held if m.element == bits else text.let(f"bitcast {bits} {held} to {m}")
-    old, new, stored = text.name(), text.name(), text.name()
+    text.branch_to(again)
+    result_memory, reloaded = text.new_name(), text.new_name()
+    text.line(f"{result_memory} = phi {bits} [ {first}, %{before} ], [ {reloaded}, %{again} ]")
+    raw = result_memory if m.element == bits else text.let(f"bitcast {bits} {result_memory} to {m}")
+    old, new, stored = text.new_name(), text.new_name(), text.new_name()
     text.lines(conversions.decode_from_memory(dtype, 1, old, raw))
     text.lines(conversions.round_to_format(dtype, 1, new, text.let(combine.format(old, value))))
     text.lines(conversions.encode_to_memory(dtype, 1, stored, new))
-    wanted = stored if m.element == bits else text.let(f"bitcast {m} {stored} to {bits}")
-    pair = text.let(f"cmpxchg ptr {pointer}, {bits} {held}, {bits} {wanted} monotonic monotonic, {align}")
-    text.line(f"{seen} = extractvalue {{ {bits}, i1 }} {pair}, 0")
-    won = text.let(f"extractvalue {{ {bits}, i1 }} {pair}, 1")
-    text.line(f"br i1 {won}, label %{done}, label %{again}")
-    text.begin(done)
+    desired = stored if m.element == bits else text.let(f"bitcast {m} {stored} to {bits}")
+    pair = text.let(f"cmpxchg ptr {pointer}, {bits} {result_memory}, {bits} {desired} monotonic monotonic, {align}")
+    text.line(f"{reloaded} = extractvalue {{ {bits}, i1 }} {pair}, 0")
+    succeeded = text.let(f"extractvalue {{ {bits}, i1 }} {pair}, 1")
+    text.line(f"br i1 {succeeded}, label %{done}, label %{again}")
+    text.begin_block(done)
     return old
 
 
@@ -150,45 +151,45 @@ def _emit_cas_loop(text: LlvmBuilder, dtype: DType, combine: str, pointer: str, 
 def _(kernel, node):
     t = get_register_type(node.args[0].type.dtype)
 
-    def change(text: LlvmBuilder, pointer: str, value: str, expected: str) -> str:
+    def update(text: LlvmBuilder, pointer: str, value: str, expected: str) -> str:
         operands = f"ptr {pointer}, {t} {expected}, {t} {value}"
         pair = text.let(f"cmpxchg {operands} monotonic monotonic, align {ELEMENT_BYTES[t.element]}")
         return text.let(f"extractvalue {{ {t}, i1 }} {pair}, 0")
 
-    _emit_atomic(kernel, node, 2, change)
+    _emit_atomic(kernel, node, 2, update)
 
 
-def _emit_atomic(kernel: LlvmKernelEmitter, node: Node, count: int, change: Callable[..., str]) -> None:
-    """A loop over the elements: `change(text, pointer, *operands)` updates one and names its old value."""
+def _emit_atomic(kernel: LlvmKernelContext, node: Node, count: int, update: Callable[..., str]) -> None:
+    """A loop over elements; `update(text, pointer, *operands)` emits one update and gives the old value."""
     ref, operands, rest = node.args[0], node.args[1 : 1 + count], node.args[1 + count :]
-    m, rank, shape = kernel.memories[ref], ref.type.rank, static_shape(node.out.type)
-    held = kernel.room(node.out) if shape else None
+    m, rank, shape = kernel.memrefs[ref], ref.type.rank, static_shape(node.out.type)
+    result_memory = allocate_block(kernel, node.out) if shape else None
 
-    def body_of(body: LoopBody, index: LaneIndex) -> None:
-        place = tuple(cast_to_index(body, v, emit_broadcast_element(body, v, index)) for v in rest[:rank])
+    def emit_element_store(body: LoopBody, index: LaneIndex) -> None:
+        position = tuple(cast_to_index(body, v, emit_broadcast_element(body, v, index)) for v in rest[:rank])
         values = [emit_broadcast_element(body, v, index).name for v in operands]
         mask = emit_optional_operand(body, rest[rank:], 0, index)
         kernel.scratch.record_access(m)
-        pointer = memory.emit_pointer(body, m, memory.compute_address(body, m, place))
-        old = _emit_guarded(body.text, get_register_type(m.dtype), mask, lambda: change(body.text, pointer, *values))
-        if held is None:
+        pointer = memory.emit_pointer(body, m, memory.compute_address(body, m, position))
+        old = _emit_guarded(body.text, get_register_type(m.dtype), mask, lambda: update(body.text, pointer, *values))
+        if result_memory is None:
             kernel.scalars[node.out] = old.name
         else:
-            memory.store_lane(body, held, index, old)
+            memory.store_lane(body, result_memory, index, old)
 
-    emit_loop_nest(kernel, shape, 1, body_of)
-    if held is not None:
-        kernel.buffers[node.out] = held
+    emit_loop_nest(kernel, shape, 1, emit_element_store)
+    if result_memory is not None:
+        kernel.buffers[node.out] = result_memory
 
 
 def _emit_guarded(text: LlvmBuilder, t: RegisterType, mask: LaneValue | None, update: Callable[[], str]) -> LaneValue:
-    """One element: behind a branch where there is a mask, since an atomic cannot be undone."""
+    """One update, behind a branch if there is a mask."""
     if mask is None:
         return LaneValue(update())
     yes, done = text.new_label("then"), text.new_label("done")
     before = text.label
     text.line(f"br i1 {mask.name}, label %{yes}, label %{done}")
-    text.begin(yes)
-    old, last = update(), text.label  # what an update ends in need not be the block that it began in
-    text.jump(done)
+    text.begin_block(yes)
+    old, last = update(), text.label  # a compare-and-swap loop ends in another basic block
+    text.branch_to(done)
     return LaneValue(text.let(f"phi {t} [ {old}, %{last} ], [ {t.const(0)}, %{before} ]"))

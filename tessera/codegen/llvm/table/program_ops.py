@@ -3,12 +3,10 @@
     void @tessera_meet(i64 context)
     void @tessera_report(i64 context, i64 site, i64 program, ptr table)
 
-The grid barrier calls the runtime, which has every program of such a launch in a thread of its own; `context` is the
-word
-@tessera_meeting of the text, set before the launch. Where some program has ended, so that the barrier cannot
-complete, the
-word becomes negative, and each program returns as it finds that. A report stores its operands and passes `table`, their
-addresses; `site` numbers the report ops of the text, described in the host plan. A failed assertion ends its program.
+The grid barrier calls the runtime, which runs every program of a cooperative launch in a thread of its own; `context`
+is the word @tessera_meeting of the text, set before the launch. When a program has ended, so that the barrier cannot
+complete, the word becomes negative and every program that reads it returns. A report stores its operands and passes
+`table`, their addresses; `site` is the number of the report in the host plan. A failed assertion ends its program.
 """
 
 from __future__ import annotations
@@ -29,21 +27,14 @@ from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile
 
 if TYPE_CHECKING:
-    from tessera.codegen.llvm.text.kernel_emitter import LlvmKernelEmitter
+    from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
 
 
-# The barrier of a whole grid: a call of the runtime, which has every program of such a launch in a thread of its own.
-#
-#     void @tessera_meet(i64 context)
-#
-# `context` is the word @tessera_meeting of the text, which the runtime sets before the launch. A program goes on when
-# all
-# have called. Where that can no longer be, since one has ended, the word becomes negative, and each program
-# ends as it finds that.
+# Grid barrier: a call of the runtime.
 
 
 BARRIER_FUNCTION, BARRIER_CONTEXT = "tessera_meet", "tessera_meeting"
-# Programs of a launch that meets: each has a thread of the system. More than this is no way to use a processor.
+# Each program of a cooperative launch has a thread of the operating system.
 MAX_BARRIER_PROGRAMS = 256
 
 
@@ -54,14 +45,14 @@ def _(kernel, node):
     text.line(f"call void @{BARRIER_FUNCTION}(i64 {context})")
     after = text.let(f"load volatile i64, ptr @{BARRIER_CONTEXT}, align 8")
     broken = text.let(f"icmp slt i64 {after}, 0")
-    end, on = text.new_label("broken"), text.new_label("met")
-    text.line(f"br i1 {broken}, label %{end}, label %{on}")
-    text.begin(end)
+    end, passed = text.new_label("broken"), text.new_label("met")
+    text.line(f"br i1 {broken}, label %{end}, label %{passed}")
+    text.begin_block(end)
     text.line("ret void")
-    text.begin(on)
+    text.begin_block(passed)
 
 
-# The ids of a program, its own memory, and what needs no code on a processor.
+# Ids, allocations, and ops that need no code on a processor.
 
 
 GRID_RANK = 3
@@ -98,21 +89,16 @@ def _(kernel, node):
     type = node.out.type
     shape = tuple(int(n) for n in type.shape)
     rows = (*shape[:-1], shape[-1] + node.attrs["padding"]) if shape else ()
-    kernel.memories[node.out] = kernel.scratch.memory(type.dtype, shape, row_major_strides(rows))
-    kernel.scratch.record_access(kernel.memories[node.out])  # alive from here: loops may write before they read
+    kernel.memrefs[node.out] = kernel.scratch.allocate(type.dtype, shape, row_major_strides(rows))
+    kernel.scratch.record_access(kernel.memrefs[node.out])  # live from here: a loop may write it before it reads
 
 
 @statement_rule(tile.barrier, tile.async_commit, tile.async_wait)
 def _(kernel, node):
-    """Nothing: a program runs alone, and copies are done at once."""
+    """No code: a program is one thread, and copies are synchronous."""
 
 
-# Assertions and prints: blocks written to memory and handed to the runtime, which knows what they are.
-#
-#     void @tessera_report(i64 context, i64 site, i64 program, ptr table)
-#
-# `table` holds the address of each operand. `site` numbers the places of the text; the launch plan says what
-# stands there (`codegen/llvm/reports.py`). A program whose assertion fails ends there.
+# Assertions and prints: operands are stored in scratch memory and passed to the runtime.
 
 
 REPORT_FUNCTION, REPORT_CONTEXT = "tessera_report", "tessera_context"
@@ -121,28 +107,28 @@ REPORT_FUNCTION, REPORT_CONTEXT = "tessera_report", "tessera_context"
 @statement_rule(report_op)
 def _(kernel, node):
     text = kernel.text
-    table = kernel.scratch.memory(int64, (len(node.args),), (1,))
+    table = kernel.scratch.allocate(int64, (len(node.args),), (1,))
     kernel.scratch.record_access(table)
-    held = [_materialise_operand(kernel, v) for v in node.args]
-    for place, memory in enumerate(held):
+    memrefs = [_materialise_operand(kernel, v) for v in node.args]
+    for number, memory in enumerate(memrefs):
         kernel.scratch.record_access(memory)
-        slot = text.let(f"getelementptr i64, ptr {table.base}, i64 {place}", "p")
+        slot = text.let(f"getelementptr i64, ptr {table.base}, i64 {number}", "p")
         text.line(f"store ptr {memory.base}, ptr {slot}, align 8")
     context = text.let(f"load i64, ptr @{REPORT_CONTEXT}, align 8")
-    site = kernel.library.site(_describe_site(kernel, node))
+    site = kernel.library.add_site(_describe_site(kernel, node))
     kernel.scratch.record_access(table)
     text.line(
         f"call void @{REPORT_FUNCTION}(i64 {context}, i64 {site}, i64 {_emit_program_number(kernel)}, ptr {table.base})"
     )
     if node.attrs["kind"] != "print":  # the program ends here
         text.line("ret void")
-        text.begin(text.new_label("unreached"))
+        text.begin_block(text.new_label("unreached"))
 
 
-def _materialise_operand(kernel: LlvmKernelEmitter, v: Value) -> StridedMemRef:
-    """A value in memory, element after element."""
+def _materialise_operand(kernel: LlvmKernelContext, v: Value) -> StridedMemRef:
+    """A value in memory, row-major."""
     shape = static_shape(v.type)
-    memory: StridedMemRef = kernel.scratch.memory(v.type.dtype, shape, row_major_strides(shape))
+    memory: StridedMemRef = kernel.scratch.allocate(v.type.dtype, shape, row_major_strides(shape))
     if is_block(v):
         materialise_block(kernel, v, memory)
     else:
@@ -150,8 +136,8 @@ def _materialise_operand(kernel: LlvmKernelEmitter, v: Value) -> StridedMemRef:
     return memory
 
 
-def _emit_program_number(kernel: LlvmKernelEmitter) -> str:
-    """The program's number in row-major order."""
+def _emit_program_number(kernel: LlvmKernelContext) -> str:
+    """The linear program id, in row-major order."""
     text = kernel.text
     rows = text.let("mul i64 %pid0, %grid1", "i")
     row = text.let(f"add i64 {rows}, %pid1", "i")
@@ -159,8 +145,8 @@ def _emit_program_number(kernel: LlvmKernelEmitter) -> str:
     return text.let(f"add i64 {first}, %pid2", "i")
 
 
-def _describe_site(kernel: LlvmKernelEmitter, node: Node) -> dict[str, Any]:
-    """A place of the text in words that JSON can hold."""
+def _describe_site(kernel: LlvmKernelContext, node: Node) -> dict[str, Any]:
+    """A report as JSON data for the manifest."""
     attrs = kernel.function.attrs
     return {
         **node.attrs,
@@ -173,12 +159,12 @@ def _describe_site(kernel: LlvmKernelEmitter, node: Node) -> dict[str, Any]:
 
 @statement_rule(tile.line)
 def _(kernel, node):
-    """Nothing: a place for a debugger to stop at, which compiled code has no use for."""
+    """No code: a stop for the debugger alone."""
 
 
 @statement_rule(tile.pause)
 def _(kernel, node):
     raise UnsupportedOpError(
-        "the target llvm does not stop in a debugger", location=node.loc,
-        suggestion='run this kernel with target="interp", or take breakpoint() out',
+        "the target llvm has no breakpoints", location=node.loc,
+        suggestion='run this kernel with target="interp", or remove breakpoint()',
     )  # fmt: skip

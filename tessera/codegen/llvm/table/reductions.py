@@ -13,6 +13,7 @@ from tessera.codegen.block_types import get_tensor_type, static_shape
 from tessera.codegen.llvm.passes.bufferisation import is_block
 from tessera.codegen.llvm.table.emission import RowTypes, pointwise_row, statement_rule
 from tessera.codegen.llvm.table.loop_fusion import (
+    allocate_block,
     choose_vector_width,
     emit_element,
     emit_loop_nest,
@@ -40,17 +41,17 @@ from tessera.ir.rules import Op
 from tessera.ops.tensor import elementwise, reduce
 
 if TYPE_CHECKING:
-    from tessera.codegen.llvm.text.kernel_emitter import LlvmKernelEmitter
+    from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
 
 
-# How partial results of a reduction combine: a value, or a value and its place.
+# Combiners: how two partial results become one.
 
 
 ReductionState = tuple[str, ...]
 
 
 class ReductionCombiner(Protocol):
-    """A reduction's state: registers, what they begin with, and how two states become one."""
+    """The state of a reduction: its registers, their initial values, and how two states are combined."""
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
@@ -59,11 +60,11 @@ class ReductionCombiner(Protocol):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What each register begins with."""
+        """The initial value of each register."""
         ...
 
     def combine(self, text: LlvmBuilder, width: int, a: ReductionState, b: ReductionState) -> ReductionState:
-        """One state of two."""
+        """The combination of two states."""
         ...
 
 
@@ -76,8 +77,8 @@ class ScalarCombiner:
         self.identity = (format_literal(get_register_type(dtype).element, identity),)
 
     def combine(self, text: LlvmBuilder, width: int, a: ReductionState, b: ReductionState) -> ReductionState:
-        """One state of two."""
-        d = text.name()
+        """The combination of two states."""
+        d = text.new_name()
         text.lines(
             pointwise_row.of(self.op)(RowTypes(get_register_type(self.dtypes[0], width), self.dtypes[0]), d, a[0], b[0])
         )
@@ -85,7 +86,7 @@ class ScalarCombiner:
 
 
 class ArgReduceCombiner:
-    """The place of an extreme: its value and its index; the first of equals, NaN before all."""
+    """An argmax or argmin: a value and its index; the first of equal values, and NaN before all others."""
 
     def __init__(self, larger: bool, dtype: DType) -> None:
         self.larger = larger
@@ -94,56 +95,60 @@ class ArgReduceCombiner:
         self.identity = (first, str(2**63 - 1))
 
     def combine(self, text: LlvmBuilder, width: int, a: ReductionState, b: ReductionState) -> ReductionState:
-        """One state of two."""
+        """The combination of two states."""
         t, i = (get_register_type(d, width) for d in self.dtypes)
-        take = self._takes(text, t, i, a, b)
+        selected = self._emit_selection(text, t, i, a, b)
         return tuple(
-            text.let(f"select {t.truth} {take}, {kind} {y}, {kind} {x}")
+            text.let(f"select {t.truth} {selected}, {kind} {y}, {kind} {x}")
             for kind, x, y in zip((t, i), a, b, strict=True)
         )
 
-    def _takes(self, text: LlvmBuilder, t: RegisterType, i: RegisterType, a: ReductionState, b: ReductionState) -> str:
-        """Whether `b` comes first: more extreme, or as extreme and of lower index."""
+    def _emit_selection(
+        self, text: LlvmBuilder, t: RegisterType, i: RegisterType, a: ReductionState, b: ReductionState
+    ) -> str:
+        """Whether `b` is selected: more extreme, or equal and of lower index."""
         m = t.truth
-        better, same = self._float(text, t, a[0], b[0]) if t.is_float else self._integer(text, t, a[0], b[0])
+        better, same = (
+            self._compare_floats(text, t, a[0], b[0]) if t.is_float else self._compare_integers(text, t, a[0], b[0])
+        )
         lower = text.let(f"icmp slt {i} {b[1]}, {a[1]}")
         tie = text.let(f"and {m} {same}, {lower}")
         return text.let(f"or {m} {better}, {tie}")
 
-    def _integer(self, text: LlvmBuilder, t: RegisterType, x: str, y: str) -> tuple[str, str]:
+    def _compare_integers(self, text: LlvmBuilder, t: RegisterType, x: str, y: str) -> tuple[str, str]:
         sign = "s" if self.dtypes[0].kind == "int" else "u"
         word = f"{sign}gt" if self.larger else f"{sign}lt"
         return text.let(f"icmp {word} {t} {y}, {x}"), text.let(f"icmp eq {t} {y}, {x}")
 
-    def _float(self, text: LlvmBuilder, t: RegisterType, x: str, y: str) -> tuple[str, str]:
+    def _compare_floats(self, text: LlvmBuilder, t: RegisterType, x: str, y: str) -> tuple[str, str]:
         m = t.truth
-        beyond = text.let(f"fcmp {'ogt' if self.larger else 'olt'} {t} {y}, {x}")
+        more_extreme = text.let(f"fcmp {'ogt' if self.larger else 'olt'} {t} {y}, {x}")
         nan_x, nan_y = (text.let(f"fcmp uno {t} {z}, {z}") for z in (x, y))
-        only = text.let(f"icmp ugt {m} {nan_y}, {nan_x}")
+        only_y_nan = text.let(f"icmp ugt {m} {nan_y}, {nan_x}")
         equal = text.let(f"fcmp oeq {t} {y}, {x}")
         both = text.let(f"and {m} {nan_x}, {nan_y}")
-        return text.let(f"or {m} {beyond}, {only}"), text.let(f"or {m} {equal}, {both}")
+        return text.let(f"or {m} {more_extreme}, {only_y_nan}"), text.let(f"or {m} {equal}, {both}")
 
 
 def get_lowest(dtype: DType) -> Any:
-    """What no element lies below."""
+    """The identity of a maximum."""
     return -math.inf if dtype.is_float else -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0
 
 
 def get_highest(dtype: DType) -> Any:
-    """What no element lies above."""
+    """The identity of a minimum."""
     if dtype.is_float:
         return math.inf
     return (1 << (dtype.bits - (dtype.kind == "int"))) - 1
 
 
 def find_combiner(op: Op, type: TensorType) -> ReductionCombiner:
-    """How an op reduces blocks of a type."""
+    """The combiner of an op on blocks of a type."""
     return COMBINERS[op](type)
 
 
 def _make_sum_combiner(type: TensorType) -> ReductionCombiner:
-    # -0 rather than 0: it leaves every float as it is.
+    # The identity of addition is -0: it leaves every float unchanged.
     return (
         ScalarCombiner(elementwise.add, type.accumulate, -0.0)
         if type.dtype.is_float
@@ -161,30 +166,30 @@ COMBINERS: dict[Op, Callable[[TensorType], ReductionCombiner]] = {
 
 
 def combine_tree(
-    text: LlvmBuilder, fold: ReductionCombiner, width: int, states: Sequence[ReductionState]
+    text: LlvmBuilder, combiner: ReductionCombiner, width: int, states: Sequence[ReductionState]
 ) -> ReductionState:
-    """Many states as one, neighbours first."""
+    """States combined as a tree, neighbours first."""
     while len(states) > 1:
         pairs = zip(states[::2], states[1::2], strict=False)
         odd = [states[-1]] if len(states) % 2 else []
-        states = [*(fold.combine(text, width, a, b) for a, b in pairs), *odd]
+        states = [*(combiner.combine(text, width, a, b) for a, b in pairs), *odd]
     return states[0]
 
 
 def combine_across_lanes(
-    text: LlvmBuilder, fold: ReductionCombiner, width: int, state: ReductionState
+    text: LlvmBuilder, combiner: ReductionCombiner, width: int, state: ReductionState
 ) -> ReductionState:
-    """The elements of a state's registers as one: halves upon each other."""
+    """The lanes of a state combined, the upper half onto the lower half."""
     while width > 1:
         half = width // 2
         low, high = (
             tuple(
                 _extract_half(text, get_register_type(d, width), x, start, half)
-                for d, x in zip(fold.dtypes, state, strict=True)
+                for d, x in zip(combiner.dtypes, state, strict=True)
             )
             for start in (0, half)
         )
-        state, width = fold.combine(text, half, low, high), half
+        state, width = combiner.combine(text, half, low, high), half
     return state
 
 
@@ -195,110 +200,125 @@ def _extract_half(text: LlvmBuilder, t: RegisterType, x: str, start: int, count:
     return text.let(f"shufflevector {t} {x}, {t} poison, <{count} x i32> <{picks}>")
 
 
-# Reductions: loops over the reduced axes that carry vector accumulators, combined in a fixed order.
+# Emission of reductions.
 
 
-ACCUMULATOR_COUNT = 4  # independent ones, so that an addition need not wait for the one before
+ACCUMULATOR_COUNT = 4  # independent accumulators hide the latency of an addition
 
 
 class LlvmReductionEmitter:
-    """One reduction being emitted: which axes go, how states combine, where results are put."""
+    """Emits one reduction: its axes, its combiner and the memory of its results."""
 
-    def __init__(self, kernel: LlvmKernelEmitter, node: Node) -> None:
+    def __init__(self, kernel: LlvmKernelContext, node: Node) -> None:
         self.kernel, self.node, self.x = kernel, node, node.args[0]
         self.shape = static_shape(self.x.type)
         axis = node.attrs["axis"]
         listed = axis if isinstance(axis, tuple) else (axis,)
-        self.gone = sorted(a % self.x.type.rank for a in listed) if self.shape else []
-        self.fold: ReductionCombiner = find_combiner(node.op, get_tensor_type(self.x))
-        self.target: StridedMemRef | None = kernel.room(node.out) if is_block(node.out) else None
-        self.width = choose_vector_width(kernel, *self.fold.dtypes[:1])
+        self.reduced = sorted(a % self.x.type.rank for a in listed) if self.shape else []
+        self.combiner: ReductionCombiner = find_combiner(node.op, get_tensor_type(self.x))
+        self.target: StridedMemRef | None = allocate_block(kernel, node.out) if is_block(node.out) else None
+        self.width = choose_vector_width(kernel, *self.combiner.dtypes[:1])
 
-    def types(self, width: int) -> list[RegisterType]:
-        """The registers of a state."""
-        return [get_register_type(d, width) for d in self.fold.dtypes]
+    def register_types(self, width: int) -> list[RegisterType]:
+        """The register types of a state."""
+        return [get_register_type(d, width) for d in self.combiner.dtypes]
 
-    def start(self, width: int) -> ReductionState:
+    def initial_state(self, width: int) -> ReductionState:
         """The state before any element."""
         return tuple(
             name if width == 1 else f"splat ({t.element} {name})"
-            for t, name in zip(self.types(width), self.fold.identity, strict=True)
+            for t, name in zip(self.register_types(width), self.combiner.identity, strict=True)
         )
 
-    def elements(self, body: LoopBody, index: LaneIndex) -> ReductionState:
-        """The state of the elements at an index alone."""
-        t = self.types(body.width)
-        value = widen_lane(body, self.x.type.dtype, self.fold.dtypes[0], emit_element(body, self.x, index))
-        lanes = [value, *(index[a] for a in self.gone if len(t) > 1)]
+    def load_state(self, body: LoopBody, index: LaneIndex) -> ReductionState:
+        """The state of the elements at an index."""
+        t = self.register_types(body.width)
+        value = widen_lane(body, self.x.type.dtype, self.combiner.dtypes[0], emit_element(body, self.x, index))
+        lanes = [value, *(index[a] for a in self.reduced if len(t) > 1)]
         names = tuple(body.broadcast_lane(lane, kind) for lane, kind in zip(lanes, t, strict=True))
         if body.mask is None:
             return names
         return tuple(
             body.text.let(f"select {kind.truth} {body.mask}, {kind} {x}, {kind} {none}")
-            for kind, x, none in zip(t, names, self.start(body.width), strict=True)
+            for kind, x, none in zip(t, names, self.initial_state(body.width), strict=True)
         )
 
-    def add(self, body: LoopBody, index: LaneIndex, state: ReductionState) -> ReductionState:
-        """A state with the elements at an index."""
-        return self.fold.combine(self.kernel.text, body.width, state, self.elements(body, index))
+    def accumulate(self, body: LoopBody, index: LaneIndex, state: ReductionState) -> ReductionState:
+        """A state combined with the elements at an index."""
+        return self.combiner.combine(self.kernel.text, body.width, state, self.load_state(body, index))
 
-    def finish(self, body: LoopBody, index: LaneIndex, state: ReductionState) -> None:
-        """Put a result where it belongs."""
-        wide = self.fold.dtypes[-1]
+    def store_result(self, body: LoopBody, index: LaneIndex, state: ReductionState) -> None:
+        """Store a result, or bind a scalar one."""
+        wide = self.combiner.dtypes[-1]
         lane = LaneValue(state[-1], LaneKind.INVARIANT if body.width == 1 else LaneKind.VARYING)
         lane = round_to_storage(body, get_tensor_type(self.node.out), wide, lane)
         if self.target is None:
             self.kernel.scalars[self.node.out] = lane.name
             return
         kept = self.node.attrs["keepdims"]
-        place = [ZERO_LANE if a in self.gone else i for a, i in enumerate(index) if kept or a not in self.gone]
+        place = [ZERO_LANE if a in self.reduced else i for a, i in enumerate(index) if kept or a not in self.reduced]
         store_lane(body, self.target, tuple(place), lane)
 
 
 @statement_rule(*COMBINERS)
 def _(kernel, node):
-    r = LlvmReductionEmitter(kernel, node)
-    long = [a for a, n in enumerate(r.shape) if n != 1]
-    gone = [a for a in long if a in r.gone]
-    kept = [a for a in long if a not in r.gone]
-    if not gone or gone[-1] != long[-1]:
-        _reduce_outer_axes(r, gone)
+    reduction = LlvmReductionEmitter(kernel, node)
+    long = [a for a, n in enumerate(reduction.shape) if n != 1]
+    reduced = [a for a in long if a in reduction.reduced]
+    kept = [a for a in long if a not in reduction.reduced]
+    if not reduced or reduced[-1] != long[-1]:
+        _reduce_outer_axes(reduction, reduced)
     else:
         emit_scalar_loops(
-            kernel, r.shape, kept, [ZERO_LANE] * len(r.shape), lambda index: _reduce_inner_axis(r, gone, index)
+            kernel,
+            reduction.shape,
+            kept,
+            [ZERO_LANE] * len(reduction.shape),
+            lambda index: _reduce_inner_axis(reduction, reduced, index),
         )
-    if r.target is not None:
-        kernel.buffers[node.out] = r.target
+    if reduction.target is not None:
+        kernel.buffers[node.out] = reduction.target
 
 
-def _reduce_outer_axes(r: LlvmReductionEmitter, gone: list[int]) -> None:
-    """Reduce over outer axes: each element of a register is a result of its own."""
+def _reduce_outer_axes(reduction: LlvmReductionEmitter, reduced: list[int]) -> None:
+    """Reduce over outer axes: each lane computes a result of its own."""
 
     def visit_kept(body: LoopBody, index: LaneIndex) -> None:
         def inside(here: Sequence[LaneValue], state: ReductionState) -> ReductionState:
-            # A body of its own: what is uniform here may differ from one round to the next.
-            return r.add(LoopBody(r.kernel, body.width, body.mask), tuple(here), state)
+            # A body of its own: what is invariant here may differ between iterations of the reduced axis.
+            return reduction.accumulate(LoopBody(reduction.kernel, body.width, body.mask), tuple(here), state)
 
-        state = _emit_carrying_loops(r, r.shape, gone, list(index), r.start(body.width), body.width, inside)
-        r.finish(LoopBody(r.kernel, body.width, body.mask), index, state)
+        state = _emit_carrying_loops(
+            reduction, reduction.shape, reduced, list(index), reduction.initial_state(body.width), body.width, inside
+        )
+        reduction.store_result(LoopBody(reduction.kernel, body.width, body.mask), index, state)
 
-    emit_loop_nest(r.kernel, [1 if a in r.gone else n for a, n in enumerate(r.shape)], r.width, visit_kept)
+    emit_loop_nest(
+        reduction.kernel,
+        [1 if a in reduction.reduced else n for a, n in enumerate(reduction.shape)],
+        reduction.width,
+        visit_kept,
+    )
 
 
-def _reduce_inner_axis(r: LlvmReductionEmitter, gone: list[int], index: list[LaneValue]) -> None:
-    """Reduce over axes of which the last is the innermost: a register holds neighbours."""
-    axis, text = gone[-1], r.kernel.text
-    width = fit_vector_width(r.width, r.shape[axis])
+def _reduce_inner_axis(reduction: LlvmReductionEmitter, reduced: list[int], index: list[LaneValue]) -> None:
+    """Reduce over axes that include the innermost one: lanes are combined at the end."""
+    axis, text = reduced[-1], reduction.kernel.text
+    width = fit_vector_width(reduction.width, reduction.shape[axis])
 
     def inside(here: Sequence[LaneValue], state: ReductionState) -> ReductionState:
-        return _reduce_row(r, list(here), axis, width, state)
+        return _reduce_row(reduction, list(here), axis, width, state)
 
-    state = _emit_carrying_loops(r, r.shape, gone[:-1], index, r.start(width), width, inside)
-    r.finish(LoopBody(r.kernel), tuple(index), combine_across_lanes(text, r.fold, width, state))
+    state = _emit_carrying_loops(
+        reduction, reduction.shape, reduced[:-1], index, reduction.initial_state(width), width, inside
+    )
+    reduction.store_result(
+        LoopBody(reduction.kernel), tuple(index), combine_across_lanes(text, reduction.combiner, width, state)
+    )
 
 
 def _emit_carrying_loops(
-    r: LlvmReductionEmitter,
+    reduction: LlvmReductionEmitter,
     shape: Sequence[int],
     axes: Sequence[int],
     index: list[LaneValue],
@@ -310,43 +330,45 @@ def _emit_carrying_loops(
     if not axes:
         return inside(index, state)
     first, *rest = axes
-    types = [str(t) for t in r.types(width)]
-    with LoopBuilder(r.kernel.text, "0", str(shape[first]), 1, list(zip(types, state, strict=True))) as loop:
+    types = [str(t) for t in reduction.register_types(width)]
+    with LoopBuilder(reduction.kernel.text, "0", str(shape[first]), 1, list(zip(types, state, strict=True))) as loop:
         here = [*index]
         here[first] = LaneValue(loop.index)
-        loop.values = list(_emit_carrying_loops(r, shape, rest, here, tuple(loop.values), width, inside))
+        loop.values = list(_emit_carrying_loops(reduction, shape, rest, here, tuple(loop.values), width, inside))
     return tuple(loop.values)
 
 
 def _reduce_row(
-    r: LlvmReductionEmitter, index: list[LaneValue], axis: int, width: int, state: ReductionState
+    reduction: LlvmReductionEmitter, index: list[LaneValue], axis: int, width: int, state: ReductionState
 ) -> ReductionState:
-    """The innermost axis: several accumulators over whole vectors, then what is left."""
-    count, text = r.shape[axis], r.kernel.text
-    before: LineSection = text.section()
+    """The innermost axis: unrolled over several accumulators, then the remainder."""
+    count, text = reduction.shape[axis], reduction.kernel.text
+    before: LineSection = text.new_section()
     outer: dict = {}
-    many = ACCUMULATOR_COUNT if count >= 2 * ACCUMULATOR_COUNT * width else 1
-    block = count // (many * width) * many * width
-    states = [state, *(r.start(width) for _ in range(many - 1))]
-    if many > 1:
-        states = _unroll_accumulators(r, index, axis, width, block, states, before, outer)
-    for start, stop, step, mask in _strip_mine_from(block if many > 1 else 0, count, width):
-        carried = list(zip([str(t) for t in r.types(width)], states[0], strict=True))
+    accumulators = ACCUMULATOR_COUNT if count >= 2 * ACCUMULATOR_COUNT * width else 1
+    block = count // (accumulators * width) * accumulators * width
+    states = [state, *(reduction.initial_state(width) for _ in range(accumulators - 1))]
+    if accumulators > 1:
+        states = _unroll_accumulators(reduction, index, axis, width, block, states, before, outer)
+    for start, stop, step, mask in _strip_mine_from(block if accumulators > 1 else 0, count, width):
+        carried = list(zip([str(t) for t in reduction.register_types(width)], states[0], strict=True))
         with LoopBuilder(text, start, stop, step, carried) as loop:
-            body = LoopBody(r.kernel, width, mask, before, outer)
-            loop.values = list(r.add(body, make_ramp_index(index, axis, loop.index, width), tuple(loop.values)))
+            body = LoopBody(reduction.kernel, width, mask, before, outer)
+            loop.values = list(
+                reduction.accumulate(body, make_ramp_index(index, axis, loop.index, width), tuple(loop.values))
+            )
         states[0] = tuple(loop.values)
-    return combine_tree(text, r.fold, width, states)
+    return combine_tree(text, reduction.combiner, width, states)
 
 
 def _strip_mine_from(first: int, count: int, width: int) -> list[tuple[str, str, int, str | None]]:
-    """The stretches of an axis from `first`, a multiple of the width, on."""
+    """The pieces of an axis from `first`, a multiple of the width, to its end."""
     parts = strip_mine(count - first, width)
     return [(str(int(a) + first), str(int(b) + first), step, mask) for a, b, step, mask in parts]
 
 
 def _unroll_accumulators(
-    r: LlvmReductionEmitter,
+    reduction: LlvmReductionEmitter,
     index: list[LaneValue],
     axis: int,
     width: int,
@@ -355,16 +377,16 @@ def _unroll_accumulators(
     before: LineSection,
     outer: dict,
 ) -> list[ReductionState]:
-    """Whole rounds of several vectors, each into an accumulator of its own."""
-    text, many, size = r.kernel.text, len(states), len(states[0])
-    kinds = [str(t) for t in r.types(width)] * many
+    """A loop over several vectors, each with an accumulator of its own."""
+    text, accumulators, size = reduction.kernel.text, len(states), len(states[0])
+    kinds = [str(t) for t in reduction.register_types(width)] * accumulators
     with LoopBuilder(
-        text, "0", str(stop), many * width, list(zip(kinds, [n for s in states for n in s], strict=True))
+        text, "0", str(stop), accumulators * width, list(zip(kinds, [n for s in states for n in s], strict=True))
     ) as loop:
         names: list[str] = []
-        for n in range(many):
+        for n in range(accumulators):
             at = make_ramp_index(index, axis, text.add(loop.index, str(n * width)), width)
-            body = LoopBody(r.kernel, width, None, before, outer)
-            names += r.add(body, at, tuple(loop.values[n * size : (n + 1) * size]))
+            body = LoopBody(reduction.kernel, width, None, before, outer)
+            names += reduction.accumulate(body, at, tuple(loop.values[n * size : (n + 1) * size]))
         loop.values = names
-    return [tuple(loop.values[n * size : (n + 1) * size]) for n in range(many)]
+    return [tuple(loop.values[n * size : (n + 1) * size]) for n in range(accumulators)]

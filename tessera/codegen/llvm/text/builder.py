@@ -1,8 +1,7 @@
-"""IR builder: instructions, loops and debug locations of a function, and the vector values of a loop body.
+"""IR builder: instructions, loops and debug locations of one function, and the vector values of a loop body.
 
 A lane value is the content of one vector register: uniform, a ramp (consecutive integers), or varying. What is
-invariant
-in the innermost loop is hoisted in front of it.
+invariant in the innermost loop is hoisted out of it (LICM).
 """
 
 from __future__ import annotations
@@ -18,24 +17,21 @@ from tessera.core.errors import UNKNOWN, Location
 from tessera.core.types import DType
 
 if TYPE_CHECKING:
-    from tessera.codegen.llvm.text.kernel_emitter import LlvmKernelEmitter
+    from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
 
 
-# LLVM text as it grows: lines, names, labels, loops, and the source place of each line.
-
-
-LineSection = list[Any]  # strings, and lists of lines that are filled in later
+LineSection = list[Any]  # lines, and sections that are filled in later
 
 
 class DebugMetadata:
-    """The metadata that ties lines of text to lines of source."""
+    """Debug metadata, which maps lines of LLVM IR to source locations."""
 
     def __init__(self) -> None:
         self.nodes: list[str] = []
         self._known: dict[str, int] = {}
 
     def node(self, text: str) -> int:
-        """The number of a metadata node, made when first asked for."""
+        """The number of a metadata node; equal nodes are one."""
         if text not in self._known:
             self._known[text] = len(self.nodes)
             self.nodes.append(text)
@@ -60,7 +56,7 @@ class DebugMetadata:
         return self.node(f'!DIFile(filename: "{_escape(name)}", directory: "{_escape(folder)}")')
 
     def location(self, loc: Location, scope: int) -> int:
-        """The node of a place within a function, whose lines may come from several files."""
+        """The node of a location in a function; the lines of a function may come from several files."""
         place = self.file(loc.file)
         if f"file: !{place}," not in self.nodes[scope]:
             scope = self.node(f"!DILexicalBlockFile(scope: !{scope}, file: !{place}, discriminator: 0)")
@@ -78,30 +74,30 @@ class DebugMetadata:
 
 
 def _escape(text: str) -> str:
-    """A string as LLVM writes it: bytes that are not plain in hexadecimal."""
+    """A string as an LLVM literal: bytes that are not printable ASCII in hexadecimal."""
     plain = range(0x20, 0x7F)
     return "".join(chr(b) if b in plain and chr(b) not in '"\\' else f"\\{b:02X}" for b in text.encode())
 
 
 class LlvmBuilder:
-    """The body of one function under construction."""
+    """Builds the body of one function; `clock` counts its instructions."""
 
     def __init__(self, debug: DebugMetadata | None = None, scope: int = 0) -> None:
         self.root: LineSection = []
         self.label = "entry"
         self.clock = 0
-        self.loops: list[tuple[int, int]] = []  # the clock at the begin and end of each loop
+        self.loops: list[tuple[int, int]] = []  # the first and last clock of each loop, inner loops first
         self._lines = self.root
         self._names = 0
         self._debug, self._scope, self._suffix = debug, scope, ""
 
-    def place(self, loc: Location) -> None:
-        """Tie the lines that follow to a place in the source."""
+    def set_location(self, loc: Location) -> None:
+        """Attach a source location to the lines that follow."""
         if self._debug is not None and loc != UNKNOWN:
             self._suffix = f", !dbg !{self._debug.location(loc, self._scope)}"
 
-    def name(self, hint: str = "v") -> str:
-        """A name not used before."""
+    def new_name(self, hint: str = "v") -> str:
+        """A new register name."""
         self._names += 1
         return f"%{hint}{self._names}"
 
@@ -116,48 +112,48 @@ class LlvmBuilder:
             self.line(text)
 
     def let(self, expression: str, hint: str = "v") -> str:
-        """Append an instruction that gives a value; its name."""
-        name = self.name(hint)
+        """Append an instruction that defines a register; its name."""
+        name = self.new_name(hint)
         self.line(f"{name} = {expression}")
         return name
 
-    def begin(self, label: str) -> None:
+    def begin_block(self, label: str) -> None:
         """Begin a basic block."""
         self.label = label
         self._lines.append(f"{label}:")
 
     def new_label(self, hint: str) -> str:
-        """A label not used before."""
-        return self.name(hint)[1:]
+        """A new label."""
+        return self.new_name(hint)[1:]
 
-    def jump(self, label: str) -> None:
-        """End the block and begin the one it goes to."""
+    def branch_to(self, label: str) -> None:
+        """End the basic block with a branch to a new one, and begin that."""
         self.line(f"br label %{label}")
-        self.begin(label)
+        self.begin_block(label)
 
-    def section(self) -> LineSection:
-        """A place here in which lines can be put later."""
+    def new_section(self) -> LineSection:
+        """A section here, into which lines can be inserted later."""
         lines: LineSection = []
         self._lines.append(lines)
         return lines
 
     @contextmanager
-    def into(self, section: LineSection) -> Iterator[None]:
-        """Put the lines appended inside in a section."""
+    def insert_into(self, section: LineSection) -> Iterator[None]:
+        """Append the lines of the `with` block to a section."""
         before, self._lines = self._lines, section
         try:
             yield
         finally:
             self._lines = before
 
-    def flat(self) -> Iterator[str]:
+    def flatten(self) -> Iterator[str]:
         """Every line in order."""
         yield from _flatten(self.root)
 
-    # Integer arithmetic on i64, folded where both sides are known.
+    # Arithmetic on i64 with constant folding.
 
     def add(self, x: str, y: str) -> str:
-        """The sum of two i64."""
+        """The sum of two i64 operands."""
         if x == "0" or y == "0":
             return y if x == "0" else x
         if is_number(x) and is_number(y):
@@ -165,7 +161,7 @@ class LlvmBuilder:
         return self.let(f"add i64 {x}, {y}", "i")
 
     def mul(self, x: str, factor: int) -> str:
-        """An i64 times a known number."""
+        """An i64 operand times a constant."""
         if is_number(x):
             return str(int(x) * factor)
         return "0" if factor == 0 else x if factor == 1 else self.let(f"mul i64 {x}, {factor}", "i")
@@ -185,9 +181,9 @@ def _flatten(lines: LineSection) -> Iterator[str]:
 
 
 class LoopBuilder:
-    """A loop that runs at least once, with carried values; `with` gives it, its body stands inside.
+    """A loop with at least one iteration and loop-carried values; the body is emitted in its `with` block.
 
-    `index` counts from `start` to before `stop`; a loop of one round is no loop at all.
+    `index` counts from `start` to before `stop`; a loop of one iteration is emitted without a branch.
     """
 
     def __init__(
@@ -204,11 +200,11 @@ class LoopBuilder:
             return self
         text, self.head = self.text, self.text.new_label("loop")
         self.before, self.initial = text.label, self.values
-        text.jump(self.head)
-        self.begin = text.clock
-        self.phis = text.section()
-        self.index = text.name("i")
-        self.values = [text.name("c") for _ in self.values]
+        text.branch_to(self.head)
+        self.first_clock = text.clock
+        self.phis = text.new_section()
+        self.index = text.new_name("i")
+        self.values = [text.new_name("c") for _ in self.values]
         self.entering = self.values
         return self
 
@@ -220,29 +216,29 @@ class LoopBuilder:
         again = text.let(f"icmp slt i64 {more}, {self.stop}", "b")
         leave = text.new_label("done")
         text.line(f"br i1 {again}, label %{self.head}, label %{leave}")
-        with text.into(self.phis):
+        with text.insert_into(self.phis):
             text.line(f"{self.index} = phi i64 [ {self.start}, %{self.before} ], [ {more}, %{tail} ]")
             for name, kind, first, last in zip(self.entering, self.types, self.initial, self.values, strict=True):
                 text.line(f"{name} = phi {kind} [ {first}, %{self.before} ], [ {last}, %{tail} ]")
-        text.loops.append((self.begin, text.clock))
-        text.begin(leave)
+        text.loops.append((self.first_clock, text.clock))
+        text.begin_block(leave)
 
 
-# One register's worth of a block's elements, and the straight-line code in which they are computed.
+# Lane values: the elements of a block in one vector register.
 
 
 class LaneKind(Enum):
-    """How a value varies over the elements of a register."""
+    """How a value varies over the lanes of a register."""
 
-    INVARIANT = "the same scalar in each, and in every round of the innermost loop"
-    UNIFORM = "the same scalar in each"
-    RAMP = "an i64 scalar, plus the number of the element"
+    INVARIANT = "the same scalar in each lane and each iteration of the innermost loop"
+    UNIFORM = "the same scalar in each lane"
+    RAMP = "an i64 scalar plus the number of the lane"
     VARYING = "a vector"
 
 
 @dataclass(frozen=True)
 class LaneValue:
-    """The name of a value at a point, and what the name holds; for an index, a number that divides the scalar."""
+    """The register of a value, and how it varies; `multiple` is a known divisor of an index's scalar."""
 
     name: str
     kind: LaneKind = LaneKind.INVARIANT
@@ -250,12 +246,12 @@ class LaneValue:
 
     @property
     def uniform(self) -> bool:
-        """Whether all elements are the same."""
+        """Whether all lanes are equal."""
         return self.kind in (LaneKind.INVARIANT, LaneKind.UNIFORM)
 
     @property
     def divisor(self) -> int:
-        """The largest known number that divides the scalar (0 for the scalar 0, which all numbers divide)."""
+        """The largest known divisor of the scalar; 0 for the scalar 0, which every number divides."""
         return abs(int(self.name)) if is_number(self.name) else self.multiple
 
 
@@ -265,15 +261,15 @@ LaneMemo = dict[Any, LaneValue]
 
 
 class LoopBody:
-    """A stretch of straight-line code in which block values are computed, `width` elements at a time.
+    """Straight-line code that computes the elements of blocks, `width` at a time.
 
-    `mask` is a constant that leaves out the elements past the end of an axis. What does not vary
-    over the elements is computed once, in `before`, the lines ahead of the innermost loop.
+    `mask` is the constant mask of a partial vector at the end of an axis. Loop-invariant values are computed once, in
+    `before`, the section ahead of the innermost loop.
     """
 
     def __init__(
         self,
-        kernel: LlvmKernelEmitter,
+        kernel: LlvmKernelContext,
         width: int = 1,
         mask: str | None = None,
         before: LineSection | None = None,
@@ -285,38 +281,38 @@ class LoopBody:
         self._inner: LaneMemo = {}
         self._outer = self._inner if before is None or outer is None else outer
 
-    def memo(self, *lanes: LaneValue) -> LaneMemo:
-        """What is known here already of values that depend on these."""
+    def find_memo(self, *lanes: LaneValue) -> LaneMemo:
+        """The memo of values with these operands: of the loop nest for invariant ones, else of this body."""
         return self._outer if self.kind_of(*lanes) is LaneKind.INVARIANT else self._inner
 
     def kind_of(self, *lanes: LaneValue) -> LaneKind:
-        """How a result of these varies."""
+        """How a result of these operands varies."""
         if self.width_of(*lanes) > 1:
             return LaneKind.VARYING
         return LaneKind.UNIFORM if any(x.kind is not LaneKind.INVARIANT for x in lanes) else LaneKind.INVARIANT
 
     @contextmanager
-    def hoisted(self, *lanes: LaneValue) -> Iterator[None]:
-        """Put what depends on these ahead of the innermost loop, where none of them varies in it."""
+    def hoist(self, *lanes: LaneValue) -> Iterator[None]:
+        """Emit the `with` block ahead of the innermost loop if these operands are invariant in it."""
         if self._before is None or self.kind_of(*lanes) is not LaneKind.INVARIANT:
             yield
             return
-        with self.text.into(self._before):
+        with self.text.insert_into(self._before):
             yield
 
     def type(self, dtype: DType, *lanes: LaneValue) -> RegisterType:
-        """The register type of elements, one for lanes that are all uniform."""
+        """The register type of elements; a scalar if all operands are uniform."""
         return get_register_type(dtype, self.width_of(*lanes))
 
     def width_of(self, *lanes: LaneValue) -> int:
-        """How many elements a result of these has."""
+        """The number of lanes of a result of these operands."""
         return 1 if all(x.uniform for x in lanes) else self.width
 
     def broadcast_lane(self, lane: LaneValue, t: RegisterType) -> str:
-        """A lane as a value of this type: uniform ones repeated, ramps counted out."""
+        """A lane value as a register of a type: uniform values are splat, ramps are expanded."""
         if t.width == 1 or lane.kind is LaneKind.VARYING:
             return lane.name
-        with self.hoisted(lane):
+        with self.hoist(lane):
             whole = emit_splat(self.text, t, lane.name)
         if lane.uniform:
             return whole
@@ -324,7 +320,7 @@ class LoopBody:
 
 
 def emit_splat(text: LlvmBuilder, t: RegisterType, name: str) -> str:
-    """A scalar repeated in each element."""
+    """A scalar broadcast to every lane."""
     if not name.startswith("%"):
         return f"splat ({t.element} {name})"
     one = text.let(f"insertelement {t} poison, {t.element} {name}, i64 0", "s")
@@ -332,10 +328,10 @@ def emit_splat(text: LlvmBuilder, t: RegisterType, name: str) -> str:
 
 
 def format_step_vector(t: RegisterType, by: int = 1) -> str:
-    """The constant 0, by, 2 by, …"""
+    """The constant vector 0, by, 2 by, …"""
     return "<" + ", ".join(f"{t.element} {i * by}" for i in range(t.width)) + ">"
 
 
 def format_prefix_mask(width: int, count: int) -> str:
-    """The mask that holds for the first `count` elements."""
+    """The mask that is true in the first `count` lanes."""
     return "<" + ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(width)) + ">"

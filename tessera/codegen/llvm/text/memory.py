@@ -1,6 +1,6 @@
-"""Memory of a program: the scratch arena, allocated by lifetimes, and vector loads and stores.
+"""Memory of a program: the scratch arena, allocated by live ranges, and vector loads and stores.
 
-Accesses are contiguous, strided, gathers or scatters; masked at the end of an axis.
+Accesses are contiguous, strided, gathers or scatters; the end of an axis is masked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tessera.codegen.llvm.text.builder import (
 from tessera.codegen.llvm.text.types import RegisterType, get_element_bytes, get_memory_type, get_register_type
 from tessera.core.types import DType
 
-# The scratch arena of one program: buffers, their layout, and where each lies once lifetimes are known.
+# The scratch arena of one program: buffers with disjoint live ranges share memory.
 
 
 SCRATCH_ALIGN = 64
@@ -30,7 +30,7 @@ SCRATCH_ALIGN = 64
 
 @dataclass(eq=False)
 class ScratchBuffer:
-    """Room in the arena, from the first time it is touched to the last."""
+    """A buffer in the arena; `accesses` are the clocks of the instructions that use it."""
 
     name: str
     bytes: int
@@ -39,73 +39,72 @@ class ScratchBuffer:
 
 @dataclass(frozen=True, eq=False)
 class StridedMemRef:
-    """Where elements lie: a pointer, and for each axis its size and its stride in elements."""
+    """A strided memory reference: a pointer, and for each axis its size and its stride in elements."""
 
     dtype: DType
     base: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     buffer: ScratchBuffer | None = None
-    trusted: bool = True  # whether every index that comes is known to be inside
 
     def at(self, base: str, strides: tuple[int, ...], shape: tuple[int, ...]) -> StridedMemRef:
-        """Part of this memory, seen with other strides."""
+        """A part of this memory, with other strides."""
         return StridedMemRef(self.dtype, base, shape, strides, self.buffer)
 
 
 class ScratchAllocator:
-    """The buffers of one kernel."""
+    """Allocates the scratch buffers of one kernel."""
 
     def __init__(self, text: LlvmBuilder) -> None:
         self.text = text
         self.buffers: list[ScratchBuffer] = []
 
-    def block(self, dtype: DType, shape: Sequence[int], width: int) -> StridedMemRef:
-        """A buffer for a block: rows padded so that whole vectors fit."""
-        return self.memory(dtype, shape, pad_strides(shape, width))
+    def allocate_block(self, dtype: DType, shape: Sequence[int], width: int) -> StridedMemRef:
+        """A buffer for a block, with rows padded to whole vectors."""
+        return self.allocate(dtype, shape, pad_strides(shape, width))
 
-    def memory(self, dtype: DType, shape: Sequence[int], strides: tuple[int, ...]) -> StridedMemRef:
-        """A buffer with these strides."""
+    def allocate(self, dtype: DType, shape: Sequence[int], strides: tuple[int, ...]) -> StridedMemRef:
+        """A buffer with given strides."""
         count = max((n * s for n, s in zip(shape, strides, strict=True)), default=1) or 1
-        buffer = self.room(max(count, 1) * get_element_bytes(dtype))
+        buffer = self.allocate_bytes(max(count, 1) * get_element_bytes(dtype))
         return StridedMemRef(dtype, buffer.name, tuple(shape), strides, buffer)
 
-    def room(self, count: int) -> ScratchBuffer:
+    def allocate_bytes(self, count: int) -> ScratchBuffer:
         """A buffer of `count` bytes."""
         buffer = ScratchBuffer(f"%buf{len(self.buffers)}", math.ceil(count / SCRATCH_ALIGN) * SCRATCH_ALIGN)
         self.buffers.append(buffer)
         return buffer
 
     def record_access(self, memory: StridedMemRef) -> None:
-        """Note that a memory is used here."""
+        """Record that the next instruction accesses a memory."""
         if memory.buffer is not None:
             memory.buffer.accesses.append(self.text.clock)
 
-    def place(self) -> tuple[int, list[tuple[str, int]]]:
-        """The size of the arena, and each buffer's offset in it; those never alive together share."""
+    def assign_offsets(self) -> tuple[int, list[tuple[str, int]]]:
+        """The size of the arena, and each buffer's offset in it; buffers with disjoint live ranges may overlap."""
         placed: list[tuple[int, int, int, int]] = []  # first, last, offset, end
         offsets = []
         used = [b for b in self.buffers if b.accesses]
         for buffer in sorted(used, key=lambda b: -b.bytes):
-            first, last = self._life(buffer)
-            taken = sorted((o, e) for f, t, o, e in placed if f <= last and first <= t)
-            offset = _find_gap(taken, buffer.bytes)
+            first, last = self._find_live_range(buffer)
+            occupied = sorted((o, e) for f, t, o, e in placed if f <= last and first <= t)
+            offset = _find_gap(occupied, buffer.bytes)
             placed.append((first, last, offset, offset + buffer.bytes))
             offsets.append((buffer.name, offset))
         return max((e for *_, e in placed), default=0), offsets
 
-    def _life(self, buffer: ScratchBuffer) -> tuple[int, int]:
-        """From the first touch to the last; what a loop found alive it needs in every round."""
+    def _find_live_range(self, buffer: ScratchBuffer) -> tuple[int, int]:
+        """The first and last access; a buffer written before a loop that uses it is live to the end of the loop."""
         first, last = min(buffer.accesses), max(buffer.accesses)
-        for begin, end in self.text.loops:  # inner loops come before outer ones
+        for begin, end in self.text.loops:  # inner loops first
             if first < begin and any(begin <= t <= end for t in buffer.accesses):
                 last = max(last, end)
         return first, last
 
 
-def _find_gap(taken: list[tuple[int, int]], room: int) -> int:
+def _find_gap(occupied: list[tuple[int, int]], room: int) -> int:
     at = 0
-    for offset, end in taken:
+    for offset, end in occupied:
         if offset - at >= room:
             break
         at = max(at, end)
@@ -113,7 +112,7 @@ def _find_gap(taken: list[tuple[int, int]], room: int) -> int:
 
 
 def pad_strides(shape: Sequence[int], width: int) -> tuple[int, ...]:
-    """Row-major strides with the last axis that is not 1 padded to whole vectors."""
+    """Row-major strides, with the last axis of more than one element padded to whole vectors."""
     inner = max((a for a, n in enumerate(shape) if n != 1), default=-1)
     strides, step = [0] * len(shape), 1
     for axis in reversed(range(len(shape))):
@@ -124,21 +123,21 @@ def pad_strides(shape: Sequence[int], width: int) -> tuple[int, ...]:
 
 
 def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of an array without padding."""
+    """The strides of a row-major array without padding."""
     return tuple(math.prod(shape[a + 1 :]) for a in range(len(shape)))
 
 
 def fit_vector_width(width: int, count: int) -> int:
-    """The vector width for `count` elements: no wider than needed."""
+    """The vector width for `count` elements: the given one, or the next power of two."""
     return min(width, 1 << max(0, count - 1).bit_length())
 
 
-# Reads and writes of one register's worth of elements: contiguous, strided, scattered, masked.
+# Loads and stores of one vector register: contiguous, strided, gathers and scatters; masked.
 
 
 @dataclass(frozen=True)
 class LaneAddress:
-    """Where elements lie: a scalar offset, plus `stride` times their number, plus a vector of offsets."""
+    """The offsets of lanes, in elements: a scalar, plus `stride` times the lane's number, plus a vector."""
 
     scalar: str
     stride: int
@@ -146,12 +145,12 @@ class LaneAddress:
 
     @property
     def uniform(self) -> bool:
-        """Whether all are one place."""
+        """Whether all lanes have one address."""
         return self.stride == 0 and not self.vector
 
 
 def compute_address(body: LoopBody, m: StridedMemRef, index: LaneIndex) -> LaneAddress:
-    """The place of an index in a memory, in elements."""
+    """The offsets of an index in a memory."""
     scalar, stride, vector = "0", 0, ""
     for lane, step in zip(index, m.strides, strict=True):
         if lane.kind is LaneKind.VARYING:
@@ -171,11 +170,11 @@ def _add_scaled_vector(body: LoopBody, total: str, name: str, step: int) -> str:
 def load_lane(
     body: LoopBody, m: StridedMemRef, index: LaneIndex, mask: LaneValue | None = None, other: LaneValue | None = None
 ) -> LaneValue:
-    """The elements at an index; `other` (0 when not given) where the mask is false."""
+    """The elements at an index; `other` (0 by default) where the mask is false."""
     body.kernel.scratch.record_access(m)
     lanes = [*index, *(x for x in (mask, other) if x is not None)]
     width = body.width_of(*lanes)
-    with body.hoisted(*lanes):
+    with body.hoist(*lanes):
         name = _load_masked(body, m, index, mask, other, width)
     return LaneValue(name, body.kind_of(*lanes))
 
@@ -193,7 +192,7 @@ def _load_masked(
 
 
 def _combine_tail_mask(body: LoopBody, mask: LaneValue | None, width: int) -> str | None:
-    """The mask of a memory access, with the elements past the end of the axis left out."""
+    """The mask of an access: the given one, and that of a partial vector."""
     own = None if mask is None else body.broadcast_lane(mask, RegisterType("i1", width))
     end = body.mask if width > 1 else None
     if own is None or end is None:
@@ -221,14 +220,14 @@ def _load_raw(body: LoopBody, m: StridedMemRef, place: LaneAddress, mask: str | 
 
 
 def _load_scalar_masked(body: LoopBody, m: StridedMemRef, at: str, mask: str, t: RegisterType) -> str:
-    """A scalar behind a condition: reads the memory's first element instead, so that no branch is needed."""
+    """A masked scalar load without a branch: where the mask is false, it loads the memory's first element."""
     safe = body.text.let(f"select i1 {mask}, ptr {at}, ptr {m.base}", "p")
     raw = body.text.let(f"load {t}, ptr {safe}, align {get_element_bytes(m.dtype)}")
     return body.text.let(f"select i1 {mask}, {t} {raw}, {t} {t.const(0)}")
 
 
 def emit_pointer(body: LoopBody, m: StridedMemRef, place: LaneAddress) -> str:
-    """The address of the first element, in bytes."""
+    """The address of the first lane."""
     if place.scalar == "0":
         return m.base
     return body.text.let(f"getelementptr {get_memory_type(m.dtype).element}, ptr {m.base}, i64 {place.scalar}", "p")
@@ -254,10 +253,10 @@ def _emit_gather(body: LoopBody, m: StridedMemRef, place: LaneAddress, mask: str
 
 
 def decode_loaded(body: LoopBody, m: StridedMemRef, raw: str, width: int) -> str:
-    """What was read, as a register."""
+    """The register of loaded elements."""
     if not conversions.has_memory_format(m.dtype):
         return raw
-    d = body.text.name()
+    d = body.text.new_name()
     body.text.lines(conversions.decode_from_memory(m.dtype, width, d, raw))
     return d
 
@@ -265,10 +264,10 @@ def decode_loaded(body: LoopBody, m: StridedMemRef, raw: str, width: int) -> str
 def store_lane(
     body: LoopBody, m: StridedMemRef, index: LaneIndex, value: LaneValue, mask: LaneValue | None = None
 ) -> None:
-    """Write elements at an index, where the mask holds."""
+    """Store elements at an index, where the mask is true."""
     body.kernel.scratch.record_access(m)
     place = compute_address(body, m, index)
-    # Where many elements go to one place the last one stands: a scatter keeps that order.
+    # Of several elements with one address the last one is stored: a scatter keeps that order.
     width = 1 if body.width_of(*index, value, *([mask] if mask else [])) == 1 else body.width
     raw = _encode_lane(body, m, value, width)
     which = _combine_tail_mask(body, mask, width)
@@ -291,12 +290,12 @@ def _format_masked_store(form: str, t: RegisterType, raw: str, where: str, m: St
 
 
 def _store_scalar_masked(body: LoopBody, m: StridedMemRef, at: str, raw: str, mask: str, t: RegisterType) -> None:
-    """A scalar behind a condition, by a branch."""
+    """A masked scalar store, by a branch."""
     yes, done = body.text.new_label("then"), body.text.new_label("done")
     body.text.line(f"br i1 {mask}, label %{yes}, label %{done}")
-    body.text.begin(yes)
+    body.text.begin_block(yes)
     body.text.line(f"store {t} {raw}, ptr {at}, align {get_element_bytes(m.dtype)}")
-    body.text.jump(done)
+    body.text.branch_to(done)
 
 
 def _encode_lane(body: LoopBody, m: StridedMemRef, value: LaneValue, width: int) -> str:
@@ -304,30 +303,30 @@ def _encode_lane(body: LoopBody, m: StridedMemRef, value: LaneValue, width: int)
     name = body.broadcast_lane(value, t)
     if not conversions.has_memory_format(m.dtype):
         return name
-    d = body.text.name()
+    d = body.text.new_name()
     body.text.lines(conversions.encode_to_memory(m.dtype, width, d, name))
     return d
 
 
 def emit_inside_mask(body: LoopBody, m: StridedMemRef, index: LaneIndex, axes: tuple[int, ...]) -> LaneValue | None:
-    """Whether an index lies in the memory along some axes; None where there are none."""
+    """The mask of indices within bounds along some axes; None without axes."""
     found: LaneValue | None = None
     for axis in axes:
         lane = index[axis]
         t = RegisterType("i64", body.width_of(lane))
-        with body.hoisted(lane):
-            # Unsigned: a negative index is a very large one.
+        with body.hoist(lane):
+            # Compared as unsigned, a negative index is out of bounds.
             name = body.text.let(f"icmp ult {t} {body.broadcast_lane(lane, t)}, {t.const(m.shape[axis])}", "m")
         found = intersect_masks(body, found, LaneValue(name, body.kind_of(lane)))
     return found
 
 
 def intersect_masks(body: LoopBody, a: LaneValue | None, b: LaneValue | None) -> LaneValue | None:
-    """Where two masks hold; None is a mask that always holds."""
+    """The conjunction of two masks; None stands for all true."""
     if a is None or b is None:
         return a or b
     t = RegisterType("i1", body.width_of(a, b))
     left, right = body.broadcast_lane(a, t), body.broadcast_lane(b, t)
-    with body.hoisted(a, b):
+    with body.hoist(a, b):
         name = body.text.let(f"and {t} {left}, {right}", "m")
     return LaneValue(name, body.kind_of(a, b))

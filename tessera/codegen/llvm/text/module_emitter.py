@@ -13,7 +13,8 @@ A ref is a pointer, a scalar is itself. Programs are numbered in row-major order
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,8 @@ from tessera.codegen.llvm.table import (
 )
 from tessera.codegen.llvm.table.program_ops import GRID_RANK
 from tessera.codegen.llvm.text.builder import DebugMetadata, LlvmBuilder
-from tessera.codegen.llvm.text.kernel_emitter import FunctionLibrary, LlvmKernelEmitter, declare_externals
+from tessera.codegen.llvm.text.kernel_context import FunctionLibrary, LlvmKernelContext
+from tessera.codegen.llvm.text.kernel_emitter import emit_block
 from tessera.codegen.llvm.text.memory import StridedMemRef, row_major_strides
 from tessera.codegen.llvm.text.types import get_register_type
 from tessera.core.errors import UnsupportedOpError
@@ -39,24 +41,13 @@ from tessera.ir.core import Function, Module, Node, Value
 from tessera.ops.dialects import host
 from tessera.ops.dialects.tile import uses_grid_barrier
 
-# A tile function as text: `@k` runs one program, `@k.range` a range of them, `@k.task` one from a table.
-#
-#     void @k(<params>, i64 pid0, pid1, pid2, grid0, grid1, grid2, ptr scratch)
-#     void @k.range(<params>, i64 begin, i64 end, i64 grid0, grid1, grid2, ptr scratch)
-#     void @k.task(ptr slots, i64 begin, i64 end, ptr scratch)
-#
-# A ref is a pointer, a scalar is itself. Programs are numbered in row-major order: the last grid axis
-# varies fastest, as elements of an array do. `slots` holds 8 bytes for each parameter (scalars
-# in the first bytes) and then the three grid sizes.
-
-
 PROGRAM_ID_NAMES = ("%pid0", "%pid1", "%pid2")
 GRID_SIZE_NAMES = ("%grid0", "%grid1", "%grid2")
 
 
 @dataclass(frozen=True)
 class EmittedFunction:
-    """The text of a tile function, and the bytes of scratch memory that one program needs."""
+    """The text of a tile function, and the bytes of scratch memory of one program."""
 
     lines: tuple[str, ...]
     scratch: int
@@ -64,7 +55,7 @@ class EmittedFunction:
 
 @dataclass(frozen=True)
 class LlvmOptions:
-    """What the text depends on besides the module: the vector width, and whether lines name their source."""
+    """Options that change the text: the vector width, and whether lines have debug locations."""
 
     vector_bytes: int
     debug: bool = True
@@ -76,47 +67,48 @@ def emit_function(
     debug: DebugMetadata | None,
     options: LlvmOptions,
     grid: Sequence[int] | None,
-    apart: bool,
+    noalias: bool,
 ) -> EmittedFunction:
-    """A tile function; `apart` says that no two refs that are written or read lie in the same memory."""
+    """A tile function; `noalias`: no two refs that it accesses overlap."""
     scope = debug.subprogram(function.name, function.loc) if debug is not None else 0
     text = LlvmBuilder(debug, scope)
-    text.place(function.loc)
-    kernel = LlvmKernelEmitter(function, text, library, options.vector_bytes, grid, apart)
+    text.set_location(function.loc)
+    kernel = LlvmKernelContext(function, text, library, options.vector_bytes, grid, noalias)
     names = [f"%a{i}" for i in range(len(function.params))]
     for v, name in zip(function.params, names, strict=True):
         _bind_parameter(kernel, v, name)
-    kernel.run(function.body)
+    emit_block(kernel, function.body)
     text.line("ret void")
-    room, offsets = kernel.scratch.place()
+    scratch_bytes, offsets = kernel.scratch.assign_offsets()
     suffix = f" !dbg !{scope}" if debug is not None else ""
-    params = _format_parameters(function, names, apart)
+    params = _format_parameters(function, names, noalias)
     arguments = _format_list(params, PROGRAM_ID_NAMES, GRID_SIZE_NAMES)
     head = f"define void @{function.name}({arguments}, ptr noalias %scratch) #0{suffix} {{"
     buffers = [f"  {name} = getelementptr i8, ptr %scratch, i64 {offset}" for name, offset in offsets]
-    body = [head, "entry:", *buffers, *text.flat(), "}", ""]
+    body = [head, "entry:", *buffers, *text.flatten(), "}", ""]
     return EmittedFunction(
-        (*body, *_emit_range_function(function, params), *_emit_task_function(function, names)), room
+        (*body, *_emit_range_function(function, params), *_emit_task_function(function, names)), scratch_bytes
     )
 
 
-def _bind_parameter(kernel: LlvmKernelEmitter, v: Value, name: str) -> None:
+def _bind_parameter(kernel: LlvmKernelContext, v: Value, name: str) -> None:
     if not isinstance(v.type, RefType):
         kernel.scalars[v] = name
         return
     if not all(isinstance(n, int) for n in v.type.shape):
         raise UnsupportedOpError(
-            f"the target llvm needs sizes that are known, {v.type} has symbols", location=kernel.function.loc
+            f"the target llvm needs static shapes: {v.type} has a symbolic size", location=kernel.function.loc
         )
     shape = tuple(int(n) for n in v.type.shape)
-    kernel.memories[v] = StridedMemRef(v.type.dtype, name, shape, row_major_strides(shape))
+    kernel.memrefs[v] = StridedMemRef(v.type.dtype, name, shape, row_major_strides(shape))
 
 
-def _format_parameters(function: Function, names: Sequence[str], apart: bool) -> list[str]:
+def _format_parameters(function: Function, names: Sequence[str], noalias: bool) -> list[str]:
     kinds = [
-        _get_parameter_type(v) + (" noalias" if apart and isinstance(v.type, RefType) else "") for v in function.params
+        _get_parameter_type(v) + (" noalias" if noalias and isinstance(v.type, RefType) else "")
+        for v in function.params
     ]
-    return [f"{kind} {name}" for kind, name in zip(kinds, names, strict=True)]
+    return [f"{memory_type} {name}" for memory_type, name in zip(kinds, names, strict=True)]
 
 
 def _get_parameter_type(v: Value) -> str:
@@ -128,10 +120,10 @@ def _format_list(params: Sequence[str], *integers: Sequence[str]) -> str:
 
 
 def _emit_range_function(function: Function, params: Sequence[str]) -> Iterator[str]:
-    """The loop over programs."""
+    """The function that loops over a range of programs."""
     plain = [p.replace(" noalias", "") for p in params]
-    ends = ("%begin", "%end")
-    arguments = _format_list(params, ends, GRID_SIZE_NAMES)
+    bounds = ("%begin", "%end")
+    arguments = _format_list(params, bounds, GRID_SIZE_NAMES)
     yield f"define void @{function.name}.range({arguments}, ptr noalias %scratch) #0 {{"
     yield "entry:"
     yield "  %some = icmp slt i64 %begin, %end"
@@ -153,28 +145,26 @@ def _emit_range_function(function: Function, params: Sequence[str]) -> Iterator[
 
 
 def _emit_task_function(function: Function, names: Sequence[str]) -> Iterator[str]:
-    """The same with the parameters in memory, so that every kernel is called in one way."""
+    """The function that loads its parameters from memory, so that every kernel has the same signature."""
     yield f"define void @{function.name}.task(ptr %slots, i64 %begin, i64 %end, ptr %scratch) #0 {{"
     yield "entry:"
     params = []
-    for place, (v, name) in enumerate(zip(function.params, names, strict=True)):
-        yield f"  {name}.p = getelementptr i64, ptr %slots, i64 {place}"
-        kind = "i8" if v.type.dtype == bool_ and _get_parameter_type(v) == "i1" else _get_parameter_type(v)
-        yield f"  {name}.v = load {kind}, ptr {name}.p, align 8"
-        held = _get_parameter_type(v)
-        yield f"  {name} = {'trunc i8' if kind != held else f'bitcast {kind}'} {name}.v to {held}"
+    for slot, (v, name) in enumerate(zip(function.params, names, strict=True)):
+        yield f"  {name}.p = getelementptr i64, ptr %slots, i64 {slot}"
+        memory_type = "i8" if v.type.dtype == bool_ and _get_parameter_type(v) == "i1" else _get_parameter_type(v)
+        yield f"  {name}.v = load {memory_type}, ptr {name}.p, align 8"
+        register_type = _get_parameter_type(v)
+        cast = "trunc i8" if memory_type != register_type else f"bitcast {memory_type}"
+        yield f"  {name} = {cast} {name}.v to {register_type}"
         params.append(f"{_get_parameter_type(v)} {name}")
-    for place, name in enumerate(GRID_SIZE_NAMES):
-        yield f"  {name}.p = getelementptr i64, ptr %slots, i64 {len(names) + place}"
+    for slot, name in enumerate(GRID_SIZE_NAMES):
+        yield f"  {name}.p = getelementptr i64, ptr %slots, i64 {len(names) + slot}"
         yield f"  {name} = load i64, ptr {name}.p, align 8"
     arguments = _format_list(params, ("%begin", "%end"), GRID_SIZE_NAMES)
     yield f"  call void @{function.name}.range({arguments}, ptr %scratch)"
     yield "  ret void"
     yield "}"
     yield ""
-
-
-# A Tile module as LLVM text, and what its entry function does as a launch plan.
 
 
 @dataclass(frozen=True)
@@ -186,10 +176,10 @@ class EmittedModule:
 
 
 def emit_module(module: Module, options: LlvmOptions) -> EmittedModule:
-    """Every tile function that the entry launches, with the functions they need.
+    """Every tile function that the entry launches, with the functions they call.
 
     Raises:
-        UnsupportedOpError: an op has no emission; it names the op, the target and the line.
+        UnsupportedOpError: an op has no emission row; it names the op, the target and the line.
     """
     module = vectorise_groups(module)
     library, debug = FunctionLibrary(), DebugMetadata() if options.debug else None
@@ -198,35 +188,40 @@ def emit_module(module: Module, options: LlvmOptions) -> EmittedModule:
     lines += math_functions.define_called_functions(lines)
     head = ["; Tessera: LLVM", f'source_filename = "{module.main.name}"', ""]
     head += [f"@{program_ops.REPORT_CONTEXT} = global i64 0", ""] if library.sites else []
-    met = [f.name for f in module.functions[1:] if uses_grid_barrier(f.body)]
-    head += [f"@{program_ops.BARRIER_CONTEXT} = global i64 0", ""] if met else []
+    cooperative = [f.name for f in module.functions[1:] if uses_grid_barrier(f.body)]
+    head += [f"@{program_ops.BARRIER_CONTEXT} = global i64 0", ""] if cooperative else []
     tail = [*declare_externals(lines), "", _format_attributes(options.vector_bytes * 8)]
     text = "\n".join([*head, *lines, *tail, *(debug.text() if debug else ())]) + "\n"
     return EmittedModule(
-        text, {**build_host_plan(module, scratch), "reports": library.sites, **({"meeting": met} if met else {})}
+        text,
+        {
+            **build_host_plan(module, scratch),
+            "reports": library.sites,
+            **({"meeting": cooperative} if cooperative else {}),
+        },
     )
 
 
 def _emit_functions(
     module: Module, library: FunctionLibrary, debug: DebugMetadata | None, options: LlvmOptions
 ) -> tuple[list[str], dict[str, int]]:
-    """The text of every tile function, and the scratch memory each needs."""
+    """The text of every tile function, and its bytes of scratch memory."""
     launches = [n for n in module.main.body.walk() if n.op is host.launch]
-    shared = find_aliased_kernels(module)
+    aliased = find_aliased_kernels(module)
     lines: list[str] = []
     scratch: dict[str, int] = {}
     for function in module.functions[1:]:
         grids = [_pad_grid(n) for n in launches if n.attrs["kernel"] == function.name]
-        # Memory that others write while a program runs is not its own, as `noalias` would say.
-        apart = function.name not in shared and not uses_grid_barrier(function.body)
-        emitted = emit_function(function, library, debug, options, _find_largest_grid(grids), apart)
+        # A grid barrier orders writes of other programs, which `noalias` would rule out.
+        noalias = function.name not in aliased and not uses_grid_barrier(function.body)
+        emitted = emit_function(function, library, debug, options, _find_largest_grid(grids), noalias)
         lines += emitted.lines
         scratch[function.name] = emitted.scratch
     return lines, scratch
 
 
 def _format_attributes(bits: int) -> str:
-    """Without these LLVM splits the widest vectors on processors that prefer narrower ones."""
+    """The function attributes; without them LLVM splits the widest vectors on processors that prefer narrower ones."""
     return f'attributes #0 = {{ nounwind "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" }}'
 
 
@@ -234,10 +229,49 @@ def _pad_grid(node: Node) -> tuple[int, ...]:
     grid = tuple(node.attrs["grid"])
     if len(grid) > GRID_RANK:
         raise UnsupportedOpError(
-            f"the target llvm has grids of {GRID_RANK} axes, this one has {len(grid)}", location=node.loc
+            f"the target llvm has grids of at most {GRID_RANK} axes", location=node.loc, received=f"{len(grid)} axes"
         )
     return (*(int(n) for n in grid), 1, 1, 1)[:GRID_RANK]
 
 
 def _find_largest_grid(grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     return tuple(max(sizes) for sizes in zip(*grids, strict=True)) if grids else None
+
+
+# Declarations of the functions that the text calls and does not define.
+
+_DEFINE_PATTERN = re.compile(r"define .*?@(?P<name>[\w.]+)\(")
+_CALL_PATTERN = re.compile(r"call (?P<result>[^@]*?) @(?P<name>[\w.]+)\((?P<args>.*)\)")
+
+
+def declare_externals(lines: Iterable[str]) -> Iterator[str]:
+    """A declaration for each intrinsic or C function that is called and not defined."""
+    listed = list(lines)
+    defined = {found["name"] for line in listed if (found := _DEFINE_PATTERN.match(line))}
+    needed: dict[str, str] = {}
+    for line in listed:
+        call = _CALL_PATTERN.search(line) if " call " in line else None
+        if call is not None and call["name"] not in defined:
+            needed.setdefault(
+                call["name"], f"declare {call['result']} @{call['name']}({_parse_argument_types(call['args'])})"
+            )
+    return (needed[name] for name in sorted(needed))
+
+
+def _parse_argument_types(args: str) -> str:
+    return ", ".join(_parse_type(each) for each in _split_arguments(args))
+
+
+def _split_arguments(args: str) -> list[str]:
+    """Arguments, split at the commas that are not within < > or ( )."""
+    found, depth, start = [], 0, 0
+    for place, char in enumerate(args):
+        depth += (char in "<([") - (char in ">)]")
+        if char == "," and depth == 0:
+            found.append(args[start:place].strip())
+            start = place + 1
+    return [*found, args[start:].strip()] if args.strip() else []
+
+
+def _parse_type(operand: str) -> str:
+    return operand[: operand.index(">") + 1] if operand.startswith("<") else operand.split()[0]

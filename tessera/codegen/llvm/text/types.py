@@ -1,4 +1,4 @@
-"""Element types in LLVM IR: in registers, in memory, as literals."""
+"""Element types in LLVM IR: in registers, in memory, and as literals."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from tessera.core.types import (  # fmt: skip
 )
 
 SMALL_FLOATS = (fp8_e4m3, fp8_e5m2, fp6, fp6_e2m3, fp4)
-# In registers a narrow float is a `float` that holds one of its values exactly: each op computes in
-# f32 anyway, and rounding in place spares a conversion back.
+# In registers a narrow float is a `float` that holds one of its values exactly: each op computes in f32 anyway, and
+# rounding to the narrow format in place saves a conversion back.
 REGISTER_ELEMENTS: dict[DType, str] = {
     f64: "double", f32: "float", tf32: "float", f16: "float", bf16: "float",
     int64: "i64", int32: "i32", int16: "i16", int8: "i8", bool_: "i1",
@@ -57,7 +57,7 @@ _SUFFIX = {"double": "f64", "float": "f32", "half": "f16", "ptr": "p0"}
 
 @dataclass(frozen=True)
 class RegisterType:
-    """A register type: one element, or `width` of them."""
+    """A register type: a scalar, or a vector of `width` elements."""
 
     element: str
     width: int = 1
@@ -67,13 +67,13 @@ class RegisterType:
 
     @property
     def suffix(self) -> str:
-        """As intrinsics spell it: f32, v16f32."""
+        """The suffix in intrinsic names: f32, v16f32."""
         short = _SUFFIX.get(self.element, self.element)
         return short if self.width == 1 else f"v{self.width}{short}"
 
     @property
     def is_float(self) -> bool:
-        """Whether elements are floats."""
+        """Whether the elements are floats."""
         return self.element in ("double", "float", "half")
 
     @property
@@ -82,27 +82,27 @@ class RegisterType:
         return 1 if self.element == "i1" else ELEMENT_BYTES[self.element] * 8
 
     def of(self, element: str) -> RegisterType:
-        """As many elements of another type."""
+        """The type with another element type and the same width."""
         return RegisterType(element, self.width)
 
     @property
     def integer(self) -> RegisterType:
-        """As many integers of the same width."""
+        """The integer type with elements of the same size."""
         return self.of(f"i{self.bits}")
 
     @property
     def truth(self) -> RegisterType:
-        """The type of a comparison."""
+        """The type of a comparison's result."""
         return self.of("i1")
 
     def const(self, value: Any) -> str:
-        """A constant, the same in each element."""
+        """A constant, splat over the lanes."""
         text = format_literal(self.element, value)
         return text if self.width == 1 else f"splat ({self.element} {text})"
 
 
 def format_literal(element: str, value: Any) -> str:
-    """One constant."""
+    """A scalar constant."""
     if element == "i1":
         return "true" if value else "false"
     if not ELEMENT_BYTES[element] or element[0] == "i":
@@ -117,22 +117,22 @@ def get_register_type(dtype: DType, width: int = 1) -> RegisterType:
     """The register type of elements.
 
     Raises:
-        UnsupportedOpError: this target does not compute with them.
+        UnsupportedOpError: the target has no registers for this element type.
     """
     if dtype not in REGISTER_ELEMENTS:
         raise UnsupportedOpError(
             f"the target llvm has no element type {dtype}", expected=", ".join(map(str, REGISTER_ELEMENTS)),
-            suggestion="cast to ts.f32 or ts.bf16 before",
+            suggestion="cast to ts.f32 or ts.bf16 first",
         )  # fmt: skip
     return RegisterType(REGISTER_ELEMENTS[dtype], width)
 
 
 def get_memory_type(dtype: DType, width: int = 1) -> RegisterType:
-    """The type of elements as they lie in memory."""
+    """The type of elements in memory."""
     get_register_type(dtype)
     return RegisterType(MEMORY_ELEMENTS[dtype], width)
 
 
 def get_element_bytes(dtype: DType) -> int:
-    """The bytes of an element in memory."""
+    """The size of an element in memory, in bytes."""
     return ELEMENT_BYTES[get_memory_type(dtype).element]

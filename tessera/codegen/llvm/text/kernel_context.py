@@ -1,0 +1,80 @@
+"""Kernel context: the state of emitting one tile function, which the emission tables and the walk share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tessera.codegen.llvm.passes.bufferisation import BufferisationPlan
+from tessera.codegen.llvm.text.builder import LlvmBuilder
+from tessera.codegen.llvm.text.memory import ScratchAllocator, StridedMemRef
+from tessera.core.errors import Location, TesseraError
+from tessera.ir.analysis.intervals import IntervalAnalysis
+from tessera.ir.core import Function, Node, Value
+
+
+class FunctionLibrary:
+    """Functions by name, each defined once."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, list[str]] = {}
+        self.sites: list[dict[str, Any]] = []  # the prints and assertions of the module, for the manifest
+
+    def require(self, name: str, make: Callable[[], Iterable[str]]) -> str:
+        """Define a function unless it is defined; its name."""
+        if name not in self._functions:
+            self._functions[name] = []
+            self._functions[name] = list(make())
+        return name
+
+    def add_site(self, described: dict[str, Any]) -> int:
+        """The number of a new print or assertion."""
+        self.sites.append(described)
+        return len(self.sites) - 1
+
+    def text(self) -> Iterator[str]:
+        """Every function, in the order of names."""
+        for name in sorted(self._functions):
+            yield from self._functions[name]
+            yield ""
+
+
+class LlvmKernelContext:
+    """One tile function under emission.
+
+    A value is in `scalars` (a register), in `memrefs` (refs), in `buffers` (blocks in scratch memory), or is fused:
+    computed from its producer in each loop that uses it.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        text: LlvmBuilder,
+        library: FunctionLibrary,
+        vector_bytes: int,
+        grid: Sequence[int] | None = None,
+        noalias: bool = True,
+    ) -> None:
+        self.function, self.text, self.library, self.vector_bytes = function, text, library, vector_bytes
+        self.scratch = ScratchAllocator(text)
+        self.plan = BufferisationPlan(function, noalias)
+        self.producers: dict[Value, Node] = {}
+        self.ranges = IntervalAnalysis(self.producers, grid)
+        self.scalars: dict[Value, str] = {}
+        self.memrefs: dict[Value, StridedMemRef] = {}
+        self.buffers: dict[Value, StridedMemRef] = {}
+        self._location: Location = function.loc
+
+    @contextmanager
+    def at_node(self, node: Node) -> Iterator[None]:
+        """Attach the node's location to the lines and errors of the `with` block."""
+        before, self._location = self._location, node.loc
+        self.text.set_location(node.loc)
+        try:
+            yield
+        except TesseraError as error:
+            raise error.at(node.loc) from None
+        finally:
+            self._location = before
+            self.text.set_location(before)
