@@ -1,4 +1,4 @@
-"""Memory access rows: load, store, gather, scatter, allocation, and atomic updates.
+"""Memory access: allocation, load, store, gather, scatter, and atomic updates.
 
 An atomic update is one instruction where the hardware has it, otherwise a compare-and-swap loop.
 """
@@ -25,28 +25,22 @@ from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.codegen.ptx.text.memref import PtxMemRef, VectorAccess
 from tessera.codegen.ptx.text.register_types import NARROW_FLOATS, element_bytes, ptx_type, register_class
 from tessera.codegen.ptx.text.thread_team import and_predicates
-from tessera.core.types import SHARED as SHARED_SPACE
-from tessera.core.types import DType, bool_, f32, f64, int32, int64, uint32, uint64
+from tessera.core.types import SHARED, DType, bool_, f32, f64, int32, int64, uint32, uint64
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import elementwise as e
 
-# Memory ops: blocks and single elements loaded and stored, buffers, copies.
-
 
 @emission_rule(tile.alloc)
 def _(ctx: EmissionContext, node: Node) -> None:
-    dtype = node.attrs["dtype"]
-    count = element_bytes(dtype)
-    for n in node.attrs["shape"]:
-        count *= int(n)
-    # What one tile alone sees is its team's: shared memory, or of one thread its own.
-    own = node.attrs["space"] != SHARED_SPACE and ctx.team.threads == 1
-    offset = ctx.smem.allocator.local(count) if own else ctx.smem.allocator.shared(count, node.attrs["alignment"])
-    base = ctx.text.let("mov.u64", "b64", LOCAL_SYMBOL if own else SHARED_SYMBOL)
+    dtype, shape = node.attrs["dtype"], tuple(int(n) for n in node.attrs["shape"])
+    size, allocator = math.prod(shape) * element_bytes(dtype), ctx.smem.allocator
+    # Memory of one tile is shared by its team; a team of one thread has it in local memory.
+    local = node.attrs["space"] != SHARED and ctx.team.threads == 1
+    offset = allocator.local(size) if local else allocator.shared(size, node.attrs["alignment"])
+    base = ctx.text.let("mov.u64", "b64", LOCAL_SYMBOL if local else SHARED_SYMBOL)
     base = ctx.text.let("add.s64", "b64", base, offset) if offset else base
-    shape = tuple(int(n) for n in node.attrs["shape"])
-    ctx.memrefs[node.out] = PtxMemRef(dtype, "local" if own else "shared", base, shape)
+    ctx.memrefs[node.out] = PtxMemRef(dtype, "local" if local else "shared", base, shape)
 
 
 @emission_rule(tile.load)
@@ -55,8 +49,8 @@ def _(ctx, node):
     rank, layout = len(m.shape), ctx.layout(node.out)
     mask = broadcast_registers(ctx, rest[rank], layout) if rest[rank:] else ()
     other = broadcast_registers(ctx, rest[rank + 1], layout) if rest[rank + 1 :] else ()
-    runs = plan_block_accesses(ctx, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=False)
-    ctx.values[node.out] = load_block(ctx, m, runs, other)
+    accesses = plan_block_accesses(ctx, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=False)
+    ctx.values[node.out] = load_block(ctx, m, accesses, other)
 
 
 @emission_rule(tile.store)
@@ -67,16 +61,16 @@ def _(ctx, node):
         return
     layout = ctx.layout(value)
     if ref not in ctx.memrefs:
-        store_slot(ctx, ctx.smem.slots[ref], ctx.scalar_operand(rest[0]), value)
+        store_slot(ctx, ref, rest[0], value)
         return
     m = ctx.memrefs[ref]
     rank = len(m.shape)
     mask = broadcast_registers(ctx, rest[rank], layout) if rest[rank:] else ()
-    runs = plan_block_accesses(ctx, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=True)
-    store_block(ctx, m, runs, ctx.values[value])
+    accesses = plan_block_accesses(ctx, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=True)
+    store_block(ctx, m, accesses, ctx.values[value])
 
 
-def locate_elements(
+def _plan_element_accesses(
     ctx: EmissionContext,
     m: PtxMemRef,
     indices: Sequence[Value],
@@ -84,53 +78,52 @@ def locate_elements(
     layout: DistributedLayout,
     once: bool,
 ) -> list[VectorAccess]:
-    """The place of each single element at blocks of indices."""
+    """The accesses to single elements at blocks of indices; with `once` a single thread accesses each element."""
     text = ctx.text
-    places = [broadcast_registers(ctx, v, layout) for v in indices]
+    registers = [broadcast_registers(ctx, v, layout) for v in indices]
     wide: dict[tuple[Value, str], str] = {}
     masks = broadcast_registers(ctx, mask, layout) if mask is not None else ("",) * layout.count
     owner = ctx.team.owner_predicate(layout) if once else ""
-    runs = []
+    accesses = []
     for i in range(layout.count):
         address = m.base
-        for v, step, at in zip(indices, m.strides, (p[i] for p in places), strict=True):
-            if (v, at) not in wide:
-                narrow = v.type.dtype.bits < 64 and at.startswith("%")
+        for v, stride, index in zip(indices, m.strides, (held[i] for held in registers), strict=True):
+            if (v, index) not in wide:
+                narrow = v.type.dtype.bits < 64 and index.startswith("%")
                 form = "u32" if v.type.dtype.kind == "uint" else "s32"
-                wide[v, at] = text.let(f"cvt.s64.{form}", "b64", at) if narrow else at
-            address = text.let("mad.lo.s64", "b64", wide[v, at], step, address)
+                wide[v, index] = text.let(f"cvt.s64.{form}", "b64", index) if narrow else index
+            address = text.let("mad.lo.s64", "b64", wide[v, index], stride, address)
         guard = and_predicates(text, owner, *ctx.team.bounds_predicates(layout, layout.offsets[i]), masks[i])
-        runs.append(VectorAccess(i, 1, address, 0, (guard,)))
-    return runs
+        accesses.append(VectorAccess(i, 1, address, 0, (guard,)))
+    return accesses
 
 
 @emission_rule(tile.gather)
 def _(ctx, node):
     m, rest = ctx.memrefs[node.args[0]], node.args[1:]
     rank, layout = len(m.shape), ctx.layout(node.out)
-    runs = locate_elements(ctx, m, rest[:rank], rest[rank] if rest[rank:] else None, layout, once=False)
+    mask = rest[rank] if rest[rank:] else None
+    accesses = _plan_element_accesses(ctx, m, rest[:rank], mask, layout, once=False)
     other = broadcast_registers(ctx, rest[rank + 1], layout) if rest[rank + 1 :] else ()
-    ctx.values[node.out] = load_block(ctx, m, runs, other)
+    ctx.values[node.out] = load_block(ctx, m, accesses, other)
 
 
 @emission_rule(tile.scatter)
 def _(ctx, node):
     ref, value, *rest = node.args
     m, rank = ctx.memrefs[ref], node.args[0].type.rank
-    layout = find_broadcast_layout(ctx, (value, *rest[:rank]))
-    runs = locate_elements(ctx, m, rest[:rank], rest[rank] if rest[rank:] else None, layout, once=True)
-    store_block(ctx, m, runs, broadcast_registers(ctx, value, layout))
+    layout = _find_broadcast_layout(ctx, (value, *rest[:rank]))
+    mask = rest[rank] if rest[rank:] else None
+    accesses = _plan_element_accesses(ctx, m, rest[:rank], mask, layout, once=True)
+    store_block(ctx, m, accesses, broadcast_registers(ctx, value, layout))
 
 
-def find_broadcast_layout(ctx: EmissionContext, blocks: Sequence[Value]) -> DistributedLayout:
-    """The layout of what blocks are broadcast to, of which each has its part."""
+def _find_broadcast_layout(ctx: EmissionContext, blocks: Sequence[Value]) -> DistributedLayout:
+    """The layout of the block that several blocks broadcast to."""
     rank = max(len(static_shape(v)) for v in blocks)
     shape = tuple(max(s) for s in zip(*((1,) * (rank - v.type.rank) + static_shape(v) for v in blocks), strict=True))
     full = next((ctx.layout(v) for v in blocks if static_shape(v) == shape), None)
     return full or make_blocked_layout(shape, ctx.team.threads, ctx.vector_width)
-
-
-# Atomic updates: an instruction where there is one, else a round of compare-and-swap.
 
 
 BITWISE_ATOMICS = {"and": "and.b", "or": "or.b", "xor": "xor.b", "exchange": "exch.b"}
@@ -150,7 +143,8 @@ UPDATE_OPS = {
     "xor": e.bitwise_xor,
 }
 SUM_OF_BOOLS = e.bitwise_or
-UpdateRule = Callable[[PtxBuilder, str], str]
+ZERO_BITS = {"f32": "0f00000000", "f64": "0d0000000000000000"}
+UpdateRule = Callable[[PtxBuilder, str], str]  # from the old element to the new one
 
 
 @emission_rule(tile.atomic)
@@ -159,9 +153,9 @@ def _(ctx: EmissionContext, node: Node) -> None:
     kind, dtype = node.attrs["kind"], ref.type.dtype
     values = broadcast_registers(ctx, value, ctx.layout(node.out))
 
-    def update(m: PtxMemRef, run: VectorAccess, i: int) -> str:
+    def update(m: PtxMemRef, access: VectorAccess, i: int) -> str:
         if m.space != "local" and (kind, dtype) in NATIVE_ATOMICS:
-            return _emit_native_atomic(ctx.text, m, run, NATIVE_ATOMICS[kind, dtype], dtype, values[i])
+            return _emit_native_atomic(ctx.text, m, access, NATIVE_ATOMICS[kind, dtype], dtype, values[i])
 
         def change(text: PtxBuilder, old: str) -> str:
             if kind == "exchange":
@@ -169,7 +163,7 @@ def _(ctx: EmissionContext, node: Node) -> None:
             op = SUM_OF_BOOLS if dtype == bool_ and kind == "add" else UPDATE_OPS[kind]
             return emit.of(op)(ScalarContext(text, _compute_type(dtype), dtype), old, values[i])
 
-        return _emit_update_loop(ctx.text, m, run, dtype, change)
+        return _emit_update(ctx.text, m, access, dtype, change)
 
     _update_elements(ctx, node, rest, update)
 
@@ -180,15 +174,15 @@ def _(ctx, node):
     layout, dtype = ctx.layout(node.out), ref.type.dtype
     new, old = broadcast_registers(ctx, value, layout), broadcast_registers(ctx, expected, layout)
 
-    def update(m: PtxMemRef, run: VectorAccess, i: int) -> str:
+    def update(m: PtxMemRef, access: VectorAccess, i: int) -> str:
         if m.space != "local" and dtype in ATOMIC_INTEGERS:
-            return _emit_native_atomic(ctx.text, m, run, f"cas.b{dtype.bits}", dtype, old[i], new[i])
+            return _emit_native_atomic(ctx.text, m, access, f"cas.b{dtype.bits}", dtype, old[i], new[i])
 
         def change(text: PtxBuilder, found: str) -> str:
             same = text.let(f"setp.eq.{ptx_type(dtype)}", "pred", found, old[i])
             return text.let(f"selp.{register_class(dtype)}", ptx_type(dtype), new[i], found, same)
 
-        return _emit_update_loop(ctx.text, m, run, dtype, change)
+        return _emit_update(ctx.text, m, access, dtype, change)
 
     _update_elements(ctx, node, rest, update)
 
@@ -198,67 +192,80 @@ def _compute_type(dtype: DType) -> DType:
 
 
 def _update_elements(
-    ctx: EmissionContext, node: Node, rest: list, update: Callable[[PtxMemRef, VectorAccess, int], str]
-) -> None:  # type: ignore[type-arg]
-    """Every element updated by one thread; what it finds is told to those that hold the same."""
+    ctx: EmissionContext,
+    node: Node,
+    rest: Sequence[Value],
+    update: Callable[[PtxMemRef, VectorAccess, int], str],
+) -> None:
+    """Update each element by one thread; its replicas receive the old element through the exchange buffer."""
     m, layout = ctx.memrefs[node.args[0]], ctx.layout(node.out)
-    _note_halfword_access(ctx, node.args[0])
+    _note_odd_byte_param(ctx, node.args[0])
     rank = len(m.shape)
-    runs = locate_elements(ctx, m, rest[:rank], rest[rank] if rest[rank:] else None, layout, once=True)
-    found = tuple(update(m, run, i) for i, run in enumerate(runs))
+    mask = rest[rank] if rest[rank:] else None
+    accesses = _plan_element_accesses(ctx, m, rest[:rank], mask, layout, once=True)
+    found = tuple(update(m, access, i) for i, access in enumerate(accesses))
     if layout.replicated_bits and node.out in ctx.analyses.use_counts:
         found = convert_through_memory(ctx, m.dtype, found, layout, layout)
     ctx.values[node.out] = found
 
 
+def _note_odd_byte_param(ctx: EmissionContext, ref: Value) -> None:
+    """Note a parameter whose last byte is swapped together with the byte after it."""
+    m = ctx.memrefs[ref]
+    if m.space == "global" and element_bytes(m.dtype) == 1 and math.prod(m.shape) % 2:
+        ctx.entry.odd_byte_params.add(ctx.function.params.index(ref))
+
+
 def _emit_native_atomic(
-    text: PtxBuilder, m: PtxMemRef, run: VectorAccess, word_: str, dtype: DType, *operands: str
+    text: PtxBuilder, m: PtxMemRef, access: VectorAccess, operation: str, dtype: DType, *operands: str
 ) -> str:
-    kind = register_class(dtype)
-    given = [materialise_operand(text, kind, x) for x in operands]
-    plain = f"b{element_bytes(dtype) * 8}" if ".b" in word_ else kind
-    given = [text.let(f"mov.{plain}", plain, x) for x in given] if plain != kind else given
-    old = text.new(plain)
-    if run.guards[0]:
-        text.do(f"mov.{plain}", old, {"f32": "0f00000000", "f64": "0d0000000000000000"}.get(plain, 0))
-    text.do(f"atom.{m.space}.{word_}", old, run.operand, *given, guard=run.guards[0])
-    return text.let(f"mov.{plain}", kind, old) if plain != kind else old
+    """Emit one `atom` instruction; the old element."""
+    kind, guard = register_class(dtype), access.guards[0]
+    registers = [materialise_operand(text, kind, x) for x in operands]
+    form = f"b{element_bytes(dtype) * 8}" if ".b" in operation else kind
+    registers = [text.let(f"mov.{form}", form, x) for x in registers] if form != kind else registers
+    old = text.new(form)
+    if guard:
+        text.do(f"mov.{form}", old, ZERO_BITS.get(form, 0))
+    text.do(f"atom.{m.space}.{operation}", old, access.operand, *registers, guard=guard)
+    return text.let(f"mov.{form}", kind, old) if form != kind else old
 
 
-def _emit_update_loop(text: PtxBuilder, m: PtxMemRef, run: VectorAccess, dtype: DType, change: UpdateRule) -> str:
-    """Read, change, and swap if nothing came in between; memory of the thread's own is simply written."""
-    guard = run.guards[0]
+def _emit_update(text: PtxBuilder, m: PtxMemRef, access: VectorAccess, dtype: DType, change: UpdateRule) -> str:
+    """Emit an update without a native atomic: by compare-and-swap, or in local memory by a load and a store."""
+    guard, kind = access.guards[0], register_class(dtype)
     done = text.new_label("done")
-    result = text.let(f"mov.{register_class(dtype)}", ptx_type(dtype), packing.zero_literal(register_class(dtype)))
+    result = text.let(f"mov.{kind}", ptx_type(dtype), packing.zero_literal(kind))
     if guard:
         text.do(f"bra {done}", guard=text.let("not.pred", "pred", guard))
-    bare = VectorAccess(run.first, 1, run.address, run.offset, ("",))
+    unguarded = VectorAccess(access.first, 1, access.address, access.offset, ("",))
     if m.space == "local":
-        (old,) = packing.load_elements(text, m.space, dtype, bare)
-        packing.store_elements(text, m.space, dtype, bare, [change(text, old)])
-        text.do(f"mov.{register_class(dtype)}", result, old)
+        (old,) = packing.load_elements(text, m.space, dtype, unguarded)
+        packing.store_elements(text, m.space, dtype, unguarded, [change(text, old)])
+        text.do(f"mov.{kind}", result, old)
     else:
-        _emit_cas_loop(text, m, bare, dtype, change, result)
+        _emit_cas_loop(text, m, unguarded, dtype, change, result)
     text.label(done)
     return result
 
 
 def _emit_cas_loop(
-    text: PtxBuilder, m: PtxMemRef, run: VectorAccess, dtype: DType, change: UpdateRule, result: str
+    text: PtxBuilder, m: PtxMemRef, access: VectorAccess, dtype: DType, change: UpdateRule, result: str
 ) -> None:
-    bits, again = element_bytes(dtype) * 8, text.new_label("again")
+    """Compare-and-swap loop: read, change, and swap unless another thread has changed the element meanwhile."""
+    bits, retry = element_bytes(dtype) * 8, text.new_label("again")
     if bits < 32:
-        _emit_halfword_cas_loop(text, m, run, dtype, change, result)
+        _emit_halfword_cas_loop(text, m, access, dtype, change, result)
         return
-    seen = text.let(f"ld.{m.space}.b{bits}", f"b{bits}", run.operand)
-    text.label(again)
+    seen = text.let(f"ld.{m.space}.b{bits}", f"b{bits}", access.operand)
+    text.label(retry)
     old = _from_bits(text, dtype, seen)
     new = _to_bits(text, dtype, change(text, old))
-    found = text.let(f"atom.{m.space}.cas.b{bits}", f"b{bits}", run.operand, seen, new)
+    found = text.let(f"atom.{m.space}.cas.b{bits}", f"b{bits}", access.operand, seen, new)
     text.do(f"mov.{register_class(dtype)}", result, old)
-    other = text.let(f"setp.ne.b{bits}", "pred", found, seen)
+    changed = text.let(f"setp.ne.b{bits}", "pred", found, seen)
     text.do(f"mov.b{bits}", seen, found)
-    text.do(f"bra {again}", guard=other)
+    text.do(f"bra {retry}", guard=changed)
 
 
 def _from_bits(text: PtxBuilder, dtype: DType, bits: str) -> str:
@@ -268,7 +275,8 @@ def _from_bits(text: PtxBuilder, dtype: DType, bits: str) -> str:
 def _to_bits(text: PtxBuilder, dtype: DType, x: str) -> str:
     if not dtype.is_float:
         return x
-    return text.let(f"mov.b{dtype.numpy.itemsize * 8}", f"b{dtype.numpy.itemsize * 8}", _round_narrow(text, dtype, x))
+    form = f"b{element_bytes(dtype) * 8}"
+    return text.let(f"mov.{form}", form, _round_narrow(text, dtype, x))
 
 
 def _round_narrow(text: PtxBuilder, dtype: DType, x: str) -> str:
@@ -276,34 +284,27 @@ def _round_narrow(text: PtxBuilder, dtype: DType, x: str) -> str:
 
 
 def _emit_halfword_cas_loop(
-    text: PtxBuilder, m: PtxMemRef, run: VectorAccess, dtype: DType, change: UpdateRule, result: str
+    text: PtxBuilder, m: PtxMemRef, access: VectorAccess, dtype: DType, change: UpdateRule, result: str
 ) -> None:
-    """The same for elements of one or two bytes, by the two bytes at an even address that hold them."""
-    kind, again = register_class(dtype), text.new_label("again")
-    place, shift = _align_to_halfword(text, run) if element_bytes(dtype) == 1 else (run.operand, "")
-    seen = text.let(f"ld.{m.space}.b16", "b16", place)
-    text.label(again)
+    """Compare-and-swap loop for elements of one or two bytes, on the aligned 16 bits that contain them."""
+    kind, retry = register_class(dtype), text.new_label("again")
+    operand, shift = _align_to_halfword(text, access) if element_bytes(dtype) == 1 else (access.operand, "")
+    seen = text.let(f"ld.{m.space}.b16", "b16", operand)
+    text.label(retry)
     both = text.let("cvt.u32.u16", "b32", seen)
     old = packing.DECODERS[dtype](text, text.let("shr.u32", "b32", both, shift) if shift else both, 0)
     new = packing.encode_elements(text, dtype, [_round_narrow(text, dtype, change(text, old))])[0]
     new = text.let("bfi.b32", "b32", new, both, shift, 8) if shift else packing.materialise_operand(text, "b32", new)
-    found = text.let(f"atom.{m.space}.cas.b16", "b16", place, seen, text.let("cvt.u16.u32", "b16", new))
+    found = text.let(f"atom.{m.space}.cas.b16", "b16", operand, seen, text.let("cvt.u16.u32", "b16", new))
     text.do(f"mov.{kind}", result, old)
-    other = text.let("setp.ne.s16", "pred", found, seen)
+    changed = text.let("setp.ne.s16", "pred", found, seen)
     text.do("mov.b16", seen, found)
-    text.do(f"bra {again}", guard=other)
+    text.do(f"bra {retry}", guard=changed)
 
 
-def _align_to_halfword(text: PtxBuilder, run: VectorAccess) -> tuple[str, str]:
-    """The even address below a byte's, as an operand, and how far up the byte lies from there, in bits."""
-    address = text.let("add.s64", "b64", run.address, run.offset) if run.offset else run.address
+def _align_to_halfword(text: PtxBuilder, access: VectorAccess) -> tuple[str, str]:
+    """The operand of the aligned 16 bits that contain a byte, and the byte's bit offset in them."""
+    address = text.let("add.s64", "b64", access.address, access.offset) if access.offset else access.address
     odd = text.let("and.b64", "b64", address, 1)
     even = text.let("sub.s64", "b64", address, odd)
     return f"[{even}]", text.let("shl.b32", "b32", text.let("cvt.u32.u64", "b32", odd), 3)
-
-
-def _note_halfword_access(ctx: EmissionContext, ref: Value) -> None:
-    """Note a parameter whose last byte is swapped together with the one behind it."""
-    m = ctx.memrefs[ref]
-    if m.space == "global" and element_bytes(m.dtype) == 1 and math.prod(m.shape) % 2:
-        ctx.entry.odd_byte_params.add(ctx.function.params.index(ref))

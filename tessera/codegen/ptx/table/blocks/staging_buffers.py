@@ -1,8 +1,7 @@
-"""Staging buffers: swizzled slots of shared memory for ldmatrix, and asynchronous copies (cp.async) into them.
+"""Staging buffers: slots of shared memory for MMA operands, and asynchronous copies (cp.async) into memory.
 
-Eight rows that are read at once must lie in different banks: units of 16 bytes are swizzled within a row by the row's
-last bits where rows are a power of two of bytes; other rows are padded. A copy moves 16, 8 or 4 bytes and fills zeros
-outside its source; where neither side is contiguous enough, elements go through registers at once.
+A copy moves 16, 8 or 4 bytes and fills with zeros what is outside its source. Where neither side is contiguous enough,
+or the copy is not from global to shared memory, the elements go through registers at once: a copy may complete early.
 """
 
 from __future__ import annotations
@@ -16,7 +15,12 @@ from tessera.codegen.ptx.layout import DistributedLayout, Sizes, bit_width, make
 from tessera.codegen.ptx.ops import smem_operand, smem_slots
 from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
-from tessera.codegen.ptx.table.blocks.block_access import BlockAddress, load_block, plan_block_accesses, store_block
+from tessera.codegen.ptx.table.blocks.block_access import (
+    BlockAddress,
+    load_block,
+    plan_block_accesses,
+    store_block,
+)
 from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.text.memref import (
     SWIZZLE_UNIT,
@@ -28,6 +32,7 @@ from tessera.codegen.ptx.text.memref import (
     VectorAccess,
     choose_row_layout,
     find_vector_length,
+    format_address,
 )
 from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.codegen.ptx.text.thread_team import and_predicates
@@ -35,76 +40,69 @@ from tessera.core.types import GLOBAL
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile
 
-# Blocks in slots of shared memory as ldmatrix reads them, and where their pieces of 16 bytes lie.
-#
-# Eight rows that are read at once must lie in different banks: pieces change places within a row by the row's last bits
-# where rows are a power of two of bytes; else rows are longer than they need be.
-
-
 SLOT_ALIGN = 128
+MIN_COPY_BYTES = 4
+CACHE_OPERATORS = {VECTOR_BYTES: "cg"}  # 16-byte copies bypass the L1 cache
 
 
 @emission_rule(smem_slots)
 def _(ctx: EmissionContext, node: Node) -> None:
-    text, dtype = ctx.text, node.attrs["dtype"]
+    text, dtype, swizzled = ctx.text, node.attrs["dtype"], node.attrs["swizzled"]
     shape = tuple(int(n) for n in node.attrs["shape"])
-    count, height, columns = shape[0], math.prod(shape[1:-1]), shape[-1]
-    rows = (
-        choose_row_layout(columns * element_bytes(dtype))
-        if node.attrs["swizzled"]
-        else SwizzledRows(columns * element_bytes(dtype))
-    )
+    count, height, row_bytes = shape[0], math.prod(shape[1:-1]), shape[-1] * element_bytes(dtype)
+    rows = choose_row_layout(row_bytes) if swizzled else SwizzledRows(row_bytes)
     offset = ctx.smem.allocator.shared(count * height * rows.pitch, SLOT_ALIGN)
     with text.at_entry_head():
         base = text.let("add.u32", "b32", text.let("mov.u32", "b32", SHARED_SYMBOL), offset)
         wide = text.let("cvt.u64.u32", "b64", base)
     ctx.smem.slots[node.out] = SmemSlots(base, height * rows.pitch, rows, element_bytes(dtype))
-    if not node.attrs["swizzled"]:
+    if not swizzled:
         ctx.memrefs[node.out] = PtxMemRef(dtype, "shared", wide, shape)
 
 
 @emission_rule(smem_operand)
 def _(ctx, node):
-    held = ctx.smem.slots[node.args[0]]
-    base = emit_slot_address(ctx, held, ctx.scalar_operand(node.args[1]))
-    ctx.smem.operands[node.out] = SmemOperand(ctx.team, held, base, node.attrs["flipped"])
+    ref, slot = node.args
+    ctx.smem.operands[node.out] = _open_slot(ctx, ref, ctx.scalar_operand(slot), node.attrs["flipped"])
     ctx.values[node.out] = ()
 
 
-def emit_slot_address(ctx: EmissionContext, held: SmemSlots, slot: str) -> str:
-    """The address of a slot."""
-    if not slot.startswith("%"):
-        return ctx.text.let("add.u32", "b32", held.base, int(slot) * held.slot_bytes)
-    narrow = ctx.text.let("cvt.u32.u64", "b32", slot)
-    return ctx.text.let("mad.lo.u32", "b32", narrow, held.slot_bytes, held.base)
+def _open_slot(ctx: EmissionContext, ref: Value, slot: str, flipped: bool = False) -> SmemOperand:
+    """The block in a slot, whose number is a register or an immediate."""
+    slots, text = ctx.smem.slots[ref], ctx.text
+    if slot.startswith("%"):
+        number = text.let("cvt.u32.u64", "b32", slot)
+        base = text.let("mad.lo.u32", "b32", number, slots.slot_bytes, slots.base)
+    else:
+        base = text.let("add.u32", "b32", slots.base, int(slot) * slots.slot_bytes)
+    return SmemOperand(ctx.team, slots, base, flipped)
 
 
-def flatten_to_rows(layout: DistributedLayout) -> DistributedLayout:
-    """The layout of a block with at most one axis beside the last as one of rows."""
+def _flatten_to_rows(layout: DistributedLayout) -> DistributedLayout:
+    """The layout of a block with at most one axis of more than one element beside the last, as a matrix."""
     found = layout.reshaped((math.prod(layout.shape[:-1]), layout.shape[-1]))
     assert found is not None
     return found
 
 
-def store_slot(ctx: EmissionContext, held: SmemSlots, slot: str, value: Value) -> None:
-    """Store a block of one slot's shape into a slot."""
-    layout, dtype, team = ctx.layout(value), value.type.dtype, ctx.team  # type: ignore[union-attr]
-    target = SmemOperand(ctx.team, held, emit_slot_address(ctx, held, slot))
-    flat = flatten_to_rows(layout)
-    own, length = (
-        target.thread_address(flat, held.element_bytes),
-        _contiguous_registers(flat, SWIZZLE_UNIT // held.element_bytes),
-    )
-    for first in range(0, flat.count, length):
-        row, column = flat.offsets[first]
-        guard = and_predicates(ctx.text, team.owner_predicate(flat), *team.bounds_predicates(flat, (row, column)))
-        address, more = target.locate(own, row, column * held.element_bytes)
-        run = VectorAccess(0, length, address, more, (guard,) * length)
-        packing.store_elements(ctx.text, "shared", dtype, run, ctx.values[value][first : first + length])
+def store_slot(ctx: EmissionContext, ref: Value, slot: Value, value: Value) -> None:
+    """Store a block to a slot of its shape."""
+    dtype, team, size = value.type.dtype, ctx.team, ctx.smem.slots[ref].element_bytes  # type: ignore[union-attr]
+    target, layout = _open_slot(ctx, ref, ctx.scalar_operand(slot)), _flatten_to_rows(ctx.layout(value))
+    thread = target.thread_address(layout, size)
+    length = _count_contiguous_registers(layout, SWIZZLE_UNIT // size)
+    for first in range(0, layout.count, length):
+        row, column = layout.offsets[first]
+        guard = and_predicates(
+            ctx.text, team.owner_predicate(layout), *team.bounds_predicates(layout, (row, column))
+        )  # fmt: skip
+        address, offset = target.locate(thread, row, column * size)
+        access = VectorAccess(0, length, address, offset, (guard,) * length)
+        packing.store_elements(ctx.text, "shared", dtype, access, ctx.values[value][first : first + length])
 
 
-def _contiguous_registers(layout: DistributedLayout, most: int) -> int:
-    """How many registers from the first on hold neighbours along a row, up to `most`, inside the block together."""
+def _count_contiguous_registers(layout: DistributedLayout, most: int) -> int:
+    """The leading registers, at most `most`, that hold neighbours of a row; all or none of them are padding."""
     length = 1
     for i, bit in enumerate(layout.registers):
         if bit != (1, i) or 2 * length > most or layout.shape[1] % (2 * length):
@@ -113,22 +111,12 @@ def _contiguous_registers(layout: DistributedLayout, most: int) -> int:
     return length
 
 
-# Asynchronous copies of a block (cp.async): 16, 8 or 4 bytes at a time, zeros where the block lies outside its source.
-#
-# Where neighbours of so many bytes do not lie together on both sides, and between other kinds of memory, elements go
-# through registers at once: what is done before the wait is allowed to be done already.
-
-
-MIN_COPY_BYTES = 4  # bytes of a copy
-CACHE_OPERATORS = {VECTOR_BYTES: "cg"}  # whole lines pass by the first cache
-
-
 @dataclass(frozen=True)
 class CopyEndpoints:
-    """Both ends of a copy: memories and where the block begins in each; `to` is None where that is a slot."""
+    """Target and source of a copy, and the indices at which the block begins in each; a slot has no memref."""
 
     node: Node
-    to: PtxMemRef | None
+    target: PtxMemRef | None
     source: PtxMemRef
     starts: tuple[tuple[Value, ...], tuple[Value, ...]]
 
@@ -139,19 +127,19 @@ class CopyEndpoints:
 
     @property
     def clip(self) -> bool:
-        """Whether what lies outside the source counts as 0."""
+        """Whether elements outside the source read as 0."""
         return bool(self.node.attrs["edge"] == "clip")
 
 
 @emission_rule(tile.async_copy)
 def _(ctx: EmissionContext, node: Node) -> None:
-    to, source, *starts = node.args
-    rank = to.type.rank  # type: ignore[union-attr]
-    places = (tuple(starts[:rank]), tuple(starts[rank:]))
-    ends = CopyEndpoints(node, ctx.memrefs.get(to), ctx.memrefs[source], places)
+    target, source, *starts = node.args
+    rank = target.type.rank  # type: ignore[union-attr]
+    indices = (tuple(starts[:rank]), tuple(starts[rank:]))
+    ends = CopyEndpoints(node, ctx.memrefs.get(target), ctx.memrefs[source], indices)
     length = _find_copy_length(ctx, ends)
     if length:
-        _AsyncCopyEmitter(ctx, ends, length).run()
+        _AsyncCopyEmitter(ctx, ends, length).emit()
     else:
         _copy_through_registers(ctx, ends)
 
@@ -167,17 +155,18 @@ def _(ctx, node):
 
 
 def _find_copy_length(ctx: EmissionContext, ends: CopyEndpoints) -> int:
-    """The neighbours that one copy moves; 0 where copies cannot."""
-    to, source, each = ends.to, ends.source, element_bytes(ends.source.dtype)
-    if source.space != GLOBAL or (to is not None and to.space != "shared"):
+    """The elements that one cp.async moves; 0 where it cannot make the copy."""
+    target, source, size = ends.target, ends.source, element_bytes(ends.source.dtype)
+    if source.space != GLOBAL or (target is not None and target.space != "shared"):
         return 0
-    length = VECTOR_BYTES // each
-    for m, starts in zip((to, source), ends.starts, strict=True):
+    length = VECTOR_BYTES // size
+    for m, starts in zip((target, source), ends.starts, strict=True):
         if m is not None:
-            length = find_vector_length(ctx.analyses.producers, m, starts, _pad_shape(ends.shape, len(m.shape)), length)
+            block = _pad_shape(ends.shape, len(m.shape))
+            length = find_vector_length(ctx.analyses.producers, m, starts, block, length)
     while length > 1 and (ends.shape[-1] % length or (ends.clip and source.shape[-1] % length)):
         length //= 2
-    return length if length * each >= MIN_COPY_BYTES else 0
+    return length if length * size >= MIN_COPY_BYTES else 0
 
 
 class _AsyncCopyEmitter:
@@ -187,87 +176,76 @@ class _AsyncCopyEmitter:
         self.ctx, self.text, self.ends, self.length = ctx, ctx.text, ends, length
         self.bytes = length * element_bytes(ends.source.dtype)
         self.layout = _make_copy_layout(ends.shape, ctx.team.threads, length)
-        rank = len(ends.source.shape)
-        self.seen = _pad_rank(self.layout, rank)
-        self.source = BlockAddress(ctx, ends.source, ends.starts[1], self.seen)
+        self.source_layout = _pad_rank(self.layout, len(ends.source.shape))
+        self.source = BlockAddress(ctx, ends.source, ends.starts[1], self.source_layout)
         self._sizes: dict[str, str] = {}
 
-    def run(self) -> None:
-        """Each thread's pieces."""
-        target = self._target()
+    def emit(self) -> None:
+        """Emit the copies of each thread."""
+        target = self._locate_target()
         for first in range(0, self.layout.count, self.length):
             offset = self.layout.offsets[first]
-            address, more = self.source.locate(self.seen.offsets[first])
-            place = f"[{address}+{more}]" if more else f"[{address}]"
-            clips = self.source.clip_predicates(self.seen.offsets[first]) if self.ends.clip else []
-            present = self._present(self.source.and_cached(tuple(clips)))
+            source = format_address(*self.source.locate(self.source_layout.offsets[first]))
+            clips = self.source.clip_predicates(self.source_layout.offsets[first]) if self.ends.clip else []
+            size = self._source_size(self.source.and_cached(tuple(clips)))
             team = self.ctx.team
-            guard = self.source.and_cached(
-                (team.owner_predicate(self.layout), *team.bounds_predicates(self.layout, offset))
-            )
+            predicates = (team.owner_predicate(self.layout), *team.bounds_predicates(self.layout, offset))
+            guard = self.source.and_cached(predicates)
             form = f"cp.async.{CACHE_OPERATORS.get(self.bytes, 'ca')}.shared.global"
-            self.text.do(form, target(first), place, self.bytes, *present, guard=guard)
+            self.text.do(form, target(first), source, self.bytes, *size, guard=guard)
 
-    def _present(self, clip: str) -> tuple[str, ...]:
-        """The bytes to read of a piece, where that is not always all of it."""
+    def _source_size(self, clip: str) -> tuple[str, ...]:
+        """The operand for the bytes to read, where elements may be out of bounds: the others are zeros."""
         if not clip:
             return ()
         if clip not in self._sizes:
             self._sizes[clip] = self.text.let("selp.b32", "b32", self.bytes, 0, clip)
         return (self._sizes[clip],)
 
-    def _target(self) -> Callable[[int], str]:
-        """What gives the place that the element of a register is copied to."""
-        ends, each = self.ends, element_bytes(self.ends.source.dtype)
-        if ends.to is None:
-            held = self.ctx.smem.slots[ends.node.args[0]]
-            lying = SmemOperand(
-                self.ctx.team, held, emit_slot_address(self.ctx, held, self.ctx.scalar_operand(ends.starts[0][0]))
-            )
-            rows = flatten_to_rows(self.layout)
-            own = lying.thread_address(rows, each)
-            return lambda first: lying.operand_at(own, rows.offsets[first][0], rows.offsets[first][1] * each)
-        seen = _pad_rank(self.layout, len(ends.to.shape))
-        place = BlockAddress(self.ctx, ends.to, ends.starts[0], seen)
-
-        def plain(first: int) -> str:
-            address, more = place.locate(seen.offsets[first])
-            return f"[{address}+{more}]" if more else f"[{address}]"
-
-        return plain
+    def _locate_target(self) -> Callable[[int], str]:
+        """A function from a register of the layout to the address operand that its element is copied to."""
+        ends, size = self.ends, element_bytes(self.ends.source.dtype)
+        if ends.target is None:
+            slot = _open_slot(self.ctx, ends.node.args[0], self.ctx.scalar_operand(ends.starts[0][0]))
+            rows = _flatten_to_rows(self.layout)
+            thread = slot.thread_address(rows, size)
+            return lambda first: slot.operand_at(thread, rows.offsets[first][0], rows.offsets[first][1] * size)
+        layout = _pad_rank(self.layout, len(ends.target.shape))
+        target = BlockAddress(self.ctx, ends.target, ends.starts[0], layout)
+        return lambda first: format_address(*target.locate(layout.offsets[first]))
 
 
 def _make_copy_layout(shape: Sizes, threads: int, length: int) -> DistributedLayout:
-    """A block spread over threads by pieces of `length` neighbours; threads that none is left for hold the same."""
+    """A block distributed over threads by vectors of `length` elements; surplus threads hold replicas."""
     count = 1
     for n in shape:
         count <<= bit_width(n)
     busy = min(threads, max(count // length, 1))
     found = make_blocked_layout(shape, busy, length)
-    return DistributedLayout(
-        shape, found.registers, (*found.threads, *(None,) * (bit_width(threads) - bit_width(busy)))
-    )
+    replicas = (None,) * (bit_width(threads) - bit_width(busy))
+    return DistributedLayout(shape, found.registers, (*found.threads, *replicas))
 
 
 def _pad_rank(layout: DistributedLayout, rank: int) -> DistributedLayout:
-    """The layout with axes of size 1 put in front or left out."""
-    moved = rank - len(layout.shape)
-    names = {(a, p): (a + moved, p) for a, n in enumerate(layout.shape) for p in range(bit_width(n))}
+    """The layout with leading axes of size 1 added or removed."""
+    added = rank - len(layout.shape)
+    names = {(a, p): (a + added, p) for a, n in enumerate(layout.shape) for p in range(bit_width(n))}
     return layout.renamed(_pad_shape(layout.shape, rank), names)
+
+
+def _pad_shape(shape: Sizes, rank: int) -> Sizes:
+    """The shape with leading axes of size 1 added or removed."""
+    return (1,) * (rank - len(shape)) + shape[max(0, len(shape) - rank) :]
 
 
 def _copy_through_registers(ctx: EmissionContext, ends: CopyEndpoints) -> None:
     """The copy as a load and a store."""
-    assert ends.to is not None
-    m, n = ends.to, ends.source
-    layouts = [
-        make_blocked_layout(_pad_shape(ends.shape, len(each.shape)), ctx.team.threads, ctx.vector_width)
-        for each in (m, n)
-    ]
-    elements = load_block(ctx, n, plan_block_accesses(ctx, n, ends.starts[1], layouts[1], ends.clip, (), once=False))
-    store_block(ctx, m, plan_block_accesses(ctx, m, ends.starts[0], layouts[0], False, (), once=True), elements)
-
-
-def _pad_shape(shape: Sizes, rank: int) -> Sizes:
-    """A block's shape on the side of a memory of some rank: axes of size 1 put in front or left out."""
-    return (1,) * (rank - len(shape)) + shape[max(0, len(shape) - rank) :]
+    assert ends.target is not None
+    target, source = (
+        make_blocked_layout(_pad_shape(ends.shape, len(m.shape)), ctx.team.threads, ctx.vector_width)
+        for m in (ends.target, ends.source)
+    )
+    loads = plan_block_accesses(ctx, ends.source, ends.starts[1], source, ends.clip, (), once=False)
+    elements = load_block(ctx, ends.source, loads)
+    stores = plan_block_accesses(ctx, ends.target, ends.starts[0], target, False, (), once=True)
+    store_block(ctx, ends.target, stores, elements)
