@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from tessera.ir import composites
 from tessera.ir.core import Function, Module
@@ -80,7 +79,8 @@ MESH_PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
 
 def list_steps(plan: LoweringPlan) -> list[tuple[str, Callable[[Module], Module]]]:
     """The passes of a lowering plan with their names, in order."""
-    return [(name, partial(run, plan=plan)) for name, run in (PIPELINE if plan.mesh is None else MESH_PIPELINE)]
+    passes = PIPELINE if plan.mesh is None else MESH_PIPELINE
+    return [(name, lambda module, run=run: run(module, plan)) for name, run in passes]  # type: ignore[misc]
 
 
 def lower(module: Module, plan: LoweringPlan | None = None) -> Iterator[tuple[str, Module]]:

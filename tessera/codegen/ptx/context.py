@@ -20,8 +20,8 @@ from tessera.codegen.ptx.table.warpgroup.ring_buffer import PipelineState, RingB
 from tessera.codegen.ptx.text.builder import HiddenParameters, PtxBuilder
 from tessera.codegen.ptx.text.memref import PtxMemRef, SmemOperand, SmemSlots
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
-from tessera.codegen.value_ranges import IntervalAnalysis
 from tessera.core.errors import Location, TesseraError
+from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.core import Block, Function, Node, Value
 
 Registers = tuple[str, ...]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.frontend.kernel.trace import Index, add_indices, current_trace
+from tessera.ir.analysis.affine import AffineAnalysis, AffineForm, add_terms
 from tessera.ir.core import Node, Value
-from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor
-from tessera.ops.tensor import basic, elementwise, shape
+from tessera.ops.tensor import basic
 
 
 def find_affine_form(index: Index, deep: bool = True) -> AffineForm | None:

@@ -8,9 +8,11 @@ executes them, and their bodies run on the target.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tessera.ir.analysis.divisibility import divisor_rules, find_divisor
 from tessera.ir.rules import STORAGE, Op, op
 
 # Structured control flow: nodes with regions. Their meaning is in each interpreter's table.
@@ -31,6 +33,12 @@ def for_(lower, upper, step, *carried):
 
     The region takes (i, *carried) and gives the next carried values; the last are the results.
     """
+
+
+@divisor_rules(for_)
+def _(producers, node):
+    """A divisor of the index: it starts at the lower bound and advances by the step."""
+    return math.gcd(find_divisor(producers, node.args[0]), find_divisor(producers, node.args[2]))
 
 
 @op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE, name="while")

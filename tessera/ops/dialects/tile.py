@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tessera.core.errors import DTypeError, ShapeError
 from tessera.core.shapes import broadcast, format_shape
 from tessera.core.types import SHARED, SPACES, DType, RefType, TensorType, Type, f32, int64, scalar
+from tessera.ir.analysis.intervals import interval_rules
 from tessera.ir.rules import STORAGE, op
 from tessera.ops.dialects.control_flow import refuse_direct_call
 
@@ -139,6 +141,22 @@ def local_id():
 @op(infer=_infer_index, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
 def group_size():
     """The number of tiles in a group (int64)."""
+
+
+@interval_rules(program_id)
+def _(analysis, node):
+    axis, grid = node.attrs["axis"], analysis.grid
+    return (0, math.inf) if grid is None else (0, (grid[axis] if axis < len(grid) else 1) - 1)
+
+
+@interval_rules(local_id)
+def _(analysis, node):
+    return 0, math.inf
+
+
+@interval_rules(grid_size, group_size)
+def _(analysis, node):
+    return 1, math.inf
 
 
 def _check_indices(ref: RefType, indices: tuple[TensorType, ...]) -> None:

@@ -4,6 +4,7 @@ derivative rules."""
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,11 @@ import numpy as np
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.shapes import Size, as_size, broadcast, format_shape
 from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_policy
+from tessera.ir.analysis.affine import AffineForm, affine_rules
+from tessera.ir.analysis.divisibility import MAX_DIVISOR, divisor_rules, find_divisor
+from tessera.ir.analysis.intervals import UNBOUNDED, interval_rules
 from tessera.ir.array_interchange import check_integer_fits
+from tessera.ir.core import Node
 from tessera.ir.numerics import error_rules
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.rules import STORAGE, Op, batch, error, jvp, lower, op, transpose
@@ -249,3 +254,47 @@ def _(g, x):
 @batch(recompute, kept)
 def _(lanes):
     return bind_op(lanes.op, lanes.tensors, {})
+
+
+# Index analysis: affine forms, intervals and divisors of constants, casts and broadcasts.
+
+
+@affine_rules(full)
+def _(analysis, node):
+    return AffineForm(int(node.attrs["value"]))
+
+
+@affine_rules(cast)
+def _(analysis, node):
+    return analysis.find_form(node.args[0]) if _is_widening(node) else None
+
+
+@affine_rules(broadcast_to)
+def _(analysis, node):
+    return analysis.find_form(node.args[0])
+
+
+@interval_rules(full)
+def _(analysis, node):
+    return node.attrs["value"], node.attrs["value"]
+
+
+@interval_rules(cast)
+def _(analysis, node):
+    return analysis.of(node.args[0]) if _is_widening(node) and node.out.type.dtype.kind == "int" else UNBOUNDED
+
+
+@divisor_rules(full)
+def _(producers, node):
+    return math.gcd(int(node.attrs["value"]), MAX_DIVISOR) or MAX_DIVISOR
+
+
+@divisor_rules(cast)
+def _(producers, node):
+    return find_divisor(producers, node.args[0]) if node.args[0].type.dtype.is_integer else 1
+
+
+def _is_widening(node: Node) -> bool:
+    """Whether a cast is from an integer to an integer of as many bits, or more."""
+    source, target = node.args[0].type.dtype, node.out.type.dtype
+    return source.is_integer and target.is_integer and target.bits >= source.bits

@@ -4,6 +4,7 @@ needs no rules."""
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,15 @@ import numpy as np
 
 from tessera.core.errors import DTypeError, user_location
 from tessera.core.types import TensorType, bool_
+from tessera.ir.analysis.affine import add_forms, affine_rules, multiply_forms
+from tessera.ir.analysis.divisibility import divisor_rules, find_common_divisor, find_divisor, multiply_divisors
+from tessera.ir.analysis.intervals import (
+    bound_remainder,
+    combine_endpoints,
+    divide_intervals,
+    interval_rules,
+    multiply_endpoints,
+)
 from tessera.ir.numerics import error_rules, reference_kernels
 from tessera.ir.rules import BITS, FLOATS, INTEGERS, STORAGE, Op, error, jvp, lower, op, transpose
 from tessera.ir.tensor import Tensor
@@ -484,3 +494,34 @@ def raise_to_integer(x: Any, exponent: Any) -> Tensor:
 
 
 INTEGER_POWER_HOOK.append(raise_to_integer)
+
+
+# Index analysis: affine forms, intervals and divisors of integer arithmetic.
+
+
+affine_rules(add)(add_forms)
+affine_rules(sub)(lambda analysis, node: add_forms(analysis, node, -1))
+affine_rules(mul)(multiply_forms)
+
+
+@affine_rules(neg)
+def _(analysis, node):
+    form = analysis.find_form(node.args[0])
+    return None if form is None else form.times(-1)
+
+
+interval_rules(add)(combine_endpoints(operator.add))
+interval_rules(sub)(combine_endpoints(operator.sub))
+interval_rules(mul)(combine_endpoints(multiply_endpoints))
+interval_rules(maximum)(combine_endpoints(max))
+interval_rules(minimum)(combine_endpoints(min))
+interval_rules(floor_divide)(divide_intervals)
+interval_rules(remainder)(bound_remainder)
+
+divisor_rules(add, sub, maximum, minimum)(find_common_divisor)
+divisor_rules(mul)(multiply_divisors)
+
+
+@divisor_rules(where)
+def _(producers, node):
+    return math.gcd(*(find_divisor(producers, v) for v in node.args[1:]))

@@ -12,6 +12,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, user_location
 from tessera.core.shapes import Size, as_size, format_shape, normalize_axes, normalize_axis
 from tessera.core.types import DType, TensorType, as_dtype, int64
+from tessera.ir.analysis.affine import AffineForm, affine_rules, move_ramps
 from tessera.ir.numerics import error_rules
 from tessera.ir.rules import STORAGE, Op, batch, error, jvp, lower, op
 from tessera.ir.rules import transpose as transpose_rule
@@ -60,6 +61,11 @@ def reshape(x, *, shape: Any):
 
 
 error(reshape)(error_rules.bound_structural)
+
+
+@affine_rules(reshape)
+def _(analysis, node):
+    return move_ramps(analysis.find_form(node.args[0]), node.args[0], node.out)
 
 
 def _permute_attrs(x: TensorType, *, axes: Any) -> dict[str, Any]:
@@ -216,6 +222,12 @@ def iota(*, shape: Any, axis: int = -1, dtype: DType = int64):
 
 
 error(iota)(error_rules.bound_constant)
+
+
+@affine_rules(iota)
+def _(analysis, node):
+    rank, axis = node.out.type.rank, node.attrs["axis"]
+    return AffineForm(ramps={axis % rank - rank: 1} if node.out.type.shape[axis] != 1 else {})
 
 
 @check_arguments

@@ -11,11 +11,12 @@ from typing import Any
 
 from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.ops import async_mma, indices_below
-from tessera.codegen.ptx.passes.index_analysis import AffineForm, find_excess, is_always_below
+from tessera.codegen.ptx.passes.index_analysis import find_excess, is_always_negative
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.table import emission_rule
-from tessera.codegen.value_ranges import IntervalAnalysis
 from tessera.core.types import int64
+from tessera.ir.analysis.affine import AffineForm
+from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.evaluator import copy_region, make_copier, rebuild_function
@@ -48,7 +49,7 @@ class LoopPeeler:
             if node.op is control_flow.for_:
                 ranges.loop(node)
         found = {n.out: e for n in function.body.walk() if (e := find_excess(self.producers, n)) is not None}
-        self.open = {v: e for v, e in found.items() if not is_always_below(ranges, e, static_shape(v))}
+        self.open = {v: e for v, e in found.items() if not is_always_negative(ranges, e, static_shape(v))}
         self.true = set(found) - set(self.open)
 
     def run(self) -> Function:
@@ -98,7 +99,9 @@ class LoopPeeler:
         for v, e in bounds.items():
             others = {run.env[x]: c for x, c in e.scalars.items() if x is not body.params[0]}
             middle = scalars.two(
-                elementwise.minimum, middle, scalars.negative(AffineForm(e.most(static_shape(v)), others))
+                elementwise.minimum,
+                middle,
+                scalars.negative(AffineForm(e.upper_bound_of_block(static_shape(v)), others)),
             )
         self.true |= set(bounds)
         first = self._loop(builder, loop, [lower, middle, step, *state], run)
@@ -127,7 +130,7 @@ class IndexArithmetic:
 
     def negative(self, found: AffineForm) -> Value:
         """0 less a sum of scalars."""
-        total = self.number(-found.number)
+        total = self.number(-found.constant)
         for v, c in found.scalars.items():
             total = self.two(elementwise.sub, total, self.two(elementwise.mul, v, self.number(c)))
         return total
@@ -155,13 +158,13 @@ def narrow_index_comparisons(function: Function) -> Function:
 
         def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
             found = find_excess(producers, node)
-            if found is None or not found.places:
+            if found is None or not found.ramps:
                 return copy(node, args, run)
             with builder.at(node.loc):
                 scalars = {run.env[v]: c for v, c in found.scalars.items()}
-                limit = IndexArithmetic(builder).negative(AffineForm(found.number, scalars))
+                limit = IndexArithmetic(builder).negative(AffineForm(found.constant, scalars))
             shape = static_shape(node.out)
-            steps = tuple(found.places.get(a - len(shape), 0) for a in range(len(shape)))
+            steps = tuple(found.ramps.get(a - len(shape), 0) for a in range(len(shape)))
             return builder.add(indices_below, [limit], {"shape": shape, "steps": steps}, loc=node.loc).results
 
         return meaning

@@ -15,7 +15,6 @@ from tessera.codegen.ptx.attributes import LaunchFacts, get_fact
 from tessera.codegen.ptx.context import EmissionContext, make_context, synchronise_team
 from tessera.codegen.ptx.emitter import emit_block, emit_node
 from tessera.codegen.ptx.ops import prefetched_load
-from tessera.codegen.ptx.passes.index_analysis import backward_slice, find_divisor
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_known_ahead
 from tessera.codegen.ptx.passes.thread_mapping import choose_team_size
@@ -28,11 +27,13 @@ from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
 from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_entry
 from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
-from tessera.codegen.value_ranges import IntervalAnalysis
 from tessera.core.types import GLOBAL, RefType, int64
+from tessera.ir.analysis.divisibility import find_divisor
+from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.evaluator import make_copier, rebuild_function
+from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import contractions
 
@@ -193,7 +194,7 @@ class BlockPrefetcher:
         nodes = [n for n in ctx.function.body.nodes if n.op is prefetched_load]
         self.moving_loads = [n for n in nodes if not n.attrs["same"]]
         self.invariant_loads = [n for n in nodes if n.attrs["same"]]
-        self.needed = backward_slice(ctx.function, [v for n in nodes for v in n.args[1:]])
+        self.needed = UseDef(ctx.function).backward_slice([v for n in nodes for v in n.args[1:]])
         self.ring = RingBuffer(self.text, ctx.smem.allocator, stages, _total_bytes(self.moving_loads), 1)
         self.kept = (
             RingBuffer(self.text, ctx.smem.allocator, 1, _total_bytes(self.invariant_loads), 1)

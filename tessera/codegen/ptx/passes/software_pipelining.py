@@ -13,8 +13,8 @@ from typing import Any
 
 from tessera.codegen.ptx.ops import async_mma, wait_copy, wait_mma
 from tessera.codegen.ptx.passes.layout_inference import static_shape
-from tessera.codegen.value_ranges import IntervalAnalysis
 from tessera.core.types import int64
+from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.evaluator import evaluate_block, make_copier, rebuild_function

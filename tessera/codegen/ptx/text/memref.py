@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tessera.codegen.ptx.layout import DistributedLayout, Sizes, bit_width
-from tessera.codegen.ptx.passes.index_analysis import find_divisor
 from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.types import DType
+from tessera.ir.analysis.divisibility import find_divisor
 from tessera.ir.core import Node, Value
 
 VECTOR_BYTES = 16  # the widest load or store of one thread

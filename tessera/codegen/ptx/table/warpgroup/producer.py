@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.emitter import emit_node
-from tessera.codegen.ptx.passes.index_analysis import backward_slice
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import MBARRIER_BYTES, PipelineState
 from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     BOX_COLUMNS,
@@ -24,6 +23,7 @@ from tessera.codegen.ptx.table.warpgroup.tensor_map import (
 )
 from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.ir.core import Block, Function, Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow
 
 STORE_BYTES = 16  # bytes of one vectorised store
@@ -231,4 +231,4 @@ def _find_address_nodes(function: Function) -> set[Node]:
             wanted += block_starts(node)
         elif node.op is control_flow.for_:
             wanted += node.args[:3]
-    return set(backward_slice(function, wanted))
+    return set(UseDef(function).backward_slice(wanted))
