@@ -113,6 +113,14 @@ class ThreadTeam:
         bits = self.hoist(("replica", replicated), "and.b32", "b32", self.thread, replicated)
         return self.hoist(("owner", replicated), "setp.eq.s32", "pred", bits, 0)
 
+    def first_thread_predicate(self) -> str:
+        """The predicate of the first thread of the team; in a kernel with groups, of the block."""
+        return self.hoist(("first",), "setp.eq.u32", "pred", self.thread, 0)
+
+    def tile_leader_predicate(self) -> str:
+        """The predicate of the one thread that acts for a tile; "" where each thread is a tile."""
+        return self.first_thread_predicate() if self.threads > 1 else ""
+
     def constant_predicate(self, value: bool) -> str:
         """A predicate that is always true, or always false."""
         return self.hoist(("constant", value), f"setp.{'ge' if value else 'lt'}.u32", "pred", self.thread, 0)

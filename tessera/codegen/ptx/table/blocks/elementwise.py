@@ -1,4 +1,4 @@
-"""Elementwise rows: one element per register by the scalar table, widened before and rounded after; inline assembly."""
+"""Elementwise ops: one element of each register by the scalar table, widened before and rounded after; inline PTX."""
 
 from __future__ import annotations
 
@@ -19,37 +19,34 @@ from tessera.ir.core import Node, Value
 from tessera.ir.rules import COMPUTE
 from tessera.ops.dialects.inline_asm import inline
 
-# Pointwise ops: each register's worth of elements by the row of the table, widened before and rounded after.
-
-
-LARGE_BLOCK = 64  # registers of a block from which on each element is computed all the way
+LARGE_BLOCK = 64  # registers of a block from which on a chain of ops is emitted element by element
 
 
 def emit_elementwise(ctx: EmissionContext, nodes: Sequence[Node]) -> None:
-    """Pointwise ops one after the other; of large blocks each element all the way, so that few are under way at once.
+    """Emit elementwise ops node by node; a chain over large blocks element by element, which keeps few values live.
 
     Raises:
-        UnsupportedOpError: the table has no row for an op.
+        UnsupportedOpError: the scalar table has no rule for an op.
     """
-    rows = [_find_row(node) for node in nodes]
+    rules = [_find_rule(node) for node in nodes]
     counts = {ctx.layout(node.out).count for node in nodes}
-    found: list[list[str]] = [[] for _ in nodes]
-    known: list[dict[tuple[str, ...], str]] = [{} for _ in nodes]
-    whole = len(counts) == 1 and min(counts) >= LARGE_BLOCK
-    for first in range(min(counts) if whole else 1):
-        for place, node in enumerate(nodes):
-            made = {n.out: f for n, f in zip(nodes, found, strict=True)}
-            held = [made[v] if v in made else ctx.values[v] for v in node.args]
-            for i in (first,) if whole else range(ctx.layout(node.out).count):
-                operands = tuple(h[i] for h in held)
-                if operands not in known[place]:  # equal operands are computed with once
+    results: list[list[str]] = [[] for _ in nodes]
+    known: list[dict[tuple[str, ...], str]] = [{} for _ in nodes]  # results by operands: equal ones are computed once
+    by_element = len(counts) == 1 and min(counts) >= LARGE_BLOCK
+    for element in range(min(counts) if by_element else 1):
+        for position, node in enumerate(nodes):
+            chained = {n.out: registers for n, registers in zip(nodes, results, strict=True)}
+            held = [chained[v] if v in chained else ctx.values[v] for v in node.args]
+            for i in (element,) if by_element else range(ctx.layout(node.out).count):
+                operands = tuple(registers[i] for registers in held)
+                if operands not in known[position]:
                     with at_location(ctx, node):
-                        known[place][operands] = _emit_element(ctx, node, rows[place], operands)
-                found[place].append(known[place][operands])
-    ctx.values.update((node.out, tuple(f)) for node, f in zip(nodes, found, strict=True))
+                        known[position][operands] = _emit_element(ctx, node, rules[position], operands)
+                results[position].append(known[position][operands])
+    ctx.values.update((node.out, tuple(registers)) for node, registers in zip(nodes, results, strict=True))
 
 
-def _find_row(node: Node) -> Callable[..., str]:
+def _find_rule(node: Node) -> Callable[..., str]:
     found = emit.get(node.op)
     if found is None:
         raise make_refusal_error("ptx", node, REFUSED)
@@ -57,50 +54,49 @@ def _find_row(node: Node) -> Callable[..., str]:
 
 
 def _emit_element(ctx: EmissionContext, node: Node, rule: Callable[..., str], operands: tuple[str, ...]) -> str:
-    text, widths = ctx.text, [_compute_type(node, v) for v in node.args]
-    xs = [convert(text, v.type.dtype, w, x) for v, w, x in zip(node.args, widths, operands, strict=True)]
+    text, types = ctx.text, [_compute_type(node, v) for v in node.args]
+    xs = [convert(text, v.type.dtype, wide, x) for v, wide, x in zip(node.args, types, operands, strict=True)]
     out = node.out.type
     assert isinstance(out, TensorType)
-    found = rule(ScalarContext(text, widths[-1], out.dtype, out.policy), *xs)
-    return convert_for_storage(text, widths[-1], out, found) if node.op.numerics == COMPUTE else found
+    result = rule(ScalarContext(text, types[-1], out.dtype, out.policy), *xs)
+    return convert_for_storage(text, types[-1], out, result) if node.op.numerics == COMPUTE else result
 
 
 def _compute_type(node: Node, v: Value) -> DType:
     return v.type.compute if node.op.numerics == COMPUTE else v.type.dtype  # type: ignore[union-attr]
 
 
-# `tile.inline` as PTX: the user's own instructions, for each element.
-
-
 @emission_rule(inline)
 def _(ctx: EmissionContext, node: Node) -> None:
     if not node.attrs["ptx"]:
         raise UnsupportedOpError(
-            "this tile.inline has no text for the target ptx", location=node.loc, expected='ptx="..."',
+            "tile.inline has no text for the target ptx", location=node.loc, expected='ptx="..."',
             suggestion='give the instructions: tile.inline(x, python=f, ptx="neg.f32 {out}, {0};")',
         )  # fmt: skip
     layout, out = ctx.layout(node.out), node.out.type.dtype
     operands = [broadcast_registers(ctx, v, layout) for v in node.args]
     found = []
-    for names in zip(*operands, strict=True):
-        register = _fill_template(ctx, node, names)
-        found.append(round_to_narrow(ctx.text, out, register) if out in NARROW_FLOATS else register)
+    for registers in zip(*operands, strict=True):
+        result = _fill_template(ctx, node, registers)
+        found.append(round_to_narrow(ctx.text, out, result) if out in NARROW_FLOATS else result)
     ctx.values[node.out] = tuple(found)
 
 
-def _fill_template(ctx: EmissionContext, node: Node, names: tuple[str, ...]) -> str:
-    """The text with registers put in, line by line; the register of its result."""
+def _fill_template(ctx: EmissionContext, node: Node, registers: tuple[str, ...]) -> str:
+    """Emit the user's instructions with registers for the placeholders; the result's register."""
     text = ctx.text
     out = text.new(ptx_type(node.out.type.dtype))  # type: ignore[union-attr]
-    given = [materialise_operand(text, register_class(v.type.dtype), x) for v, x in zip(node.args, names, strict=True)]
+    operands = [
+        materialise_operand(text, register_class(v.type.dtype), x) for v, x in zip(node.args, registers, strict=True)
+    ]
     try:
-        lines = node.attrs["ptx"].format(*given, out=out)
+        instructions = node.attrs["ptx"].format(*operands, out=out)
     except (KeyError, IndexError, ValueError) as error:
         raise ArgumentError(
-            f"the ptx text of tile.inline cannot be filled in: {error}", location=node.loc,
-            expected="{out}, and {0} for each operand; other braces doubled",
+            f"the ptx text of tile.inline has a wrong placeholder: {error}", location=node.loc,
+            expected="{out}, and {0}, {1}, ... for the operands; other braces doubled",
         ) from None  # fmt: skip
-    for line in lines.split(";"):
-        if line.strip():
-            text.line(line.strip())
+    for instruction in instructions.split(";"):
+        if instruction.strip():
+            text.line(instruction.strip())
     return out
