@@ -1,4 +1,4 @@
-"""Fused multiply-add: one rounding, on NumPy arrays of any float format (Boldo and Melquiond 2008)."""
+"""Fused multiply-add: a * b + c with one rounding, on NumPy arrays of any float format (Boldo and Melquiond 2008)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 _BFLOAT = np.dtype(ml_dtypes.bfloat16)
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _TINY = float(np.finfo(np.float32).tiny)
-_MIDPOINT = 1 << 28  # of the 29 bits that a double has beyond a float
+_MIDPOINT = 1 << 28  # the midpoint of the 29 bits that a double has beyond a float
 _BELOW_FLOAT = (1 << 29) - 1
 _SPLIT = float(2**27 + 1)
-# Between these magnitudes no step of the double algorithm overflows or loses a bit below the subnormals.
+# For operands between these magnitudes no step of the double algorithm overflows or underflows.
 _SMALL, _LARGE = 2.0**-400, 2.0**400
 
 
@@ -31,30 +31,30 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def round_to_format(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A double in a narrower format, rounded once."""
+    """A double rounded once to a narrower format."""
     if dtype != _BFLOAT:
         return x.astype(dtype)
     single = x.astype(_F32)
-    # bfloat16 is converted from float: keep a trace of what that step lost.
+    # bfloat16 is converted from float: round that to odd first, so that the second rounding is correct.
     odd = round_to_odd(single, (x - single.astype(_F64)).astype(_F64))
     return odd.astype(_BFLOAT)
 
 
 def _may_round_twice(total: np.ndarray) -> bool:
-    """Whether a double lies half way between floats, or is subnormal as one, where half ways differ."""
+    """Whether a double is midway between two floats, or rounds to a subnormal, where the midpoints differ."""
     magnitude = np.abs(total)
     bits = total.view(np.int64) & _BELOW_FLOAT
     return bool((bits == _MIDPOINT).any() or ((magnitude < _TINY) & (magnitude > 0)).any())
 
 
 def _compute_sum_error(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """What a + b lost to rounding, exactly (Knuth's TwoSum)."""
+    """The rounding error of a + b, exactly (Knuth's TwoSum)."""
     part = total - a
     return (a - (total - part)) + (b - part)
 
 
 def round_to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """An inexact result moved to the neighbour with an odd last bit: rounding it again is then harmless."""
+    """An inexact result moved to the neighbour with an odd last bit, so that rounding it again is correct."""
     bits = total.view(np.int64 if total.dtype == _F64 else np.int32)
     inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
     toward = np.where(error > 0, np.inf, -np.inf).astype(total.dtype)
@@ -62,7 +62,7 @@ def round_to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
 
 
 def _compute_product_error(a: np.ndarray, b: np.ndarray, product: np.ndarray) -> np.ndarray:
-    """What a * b lost to rounding, exactly (Dekker's TwoProduct)."""
+    """The rounding error of a * b, exactly (Dekker's TwoProduct)."""
     a_high, b_high = a * _SPLIT, b * _SPLIT
     a_high, b_high = a_high - (a_high - a), b_high - (b_high - b)
     a_low, b_low = a - a_high, b - b_high
@@ -70,7 +70,7 @@ def _compute_product_error(a: np.ndarray, b: np.ndarray, product: np.ndarray) ->
 
 
 def _fma_double(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Boldo and Melquiond: add the three parts, the small ones rounded to odd."""
+    """Boldo and Melquiond: the sum of three parts, of which the small ones are rounded to odd."""
     a, b, c = np.broadcast_arrays(a, b, c)
     high = a * b
     low = _compute_product_error(a, b, high)
@@ -92,14 +92,14 @@ def _is_moderate(x: np.ndarray) -> np.ndarray:
 
 
 def _fma_exact(a: np.float64, b: np.float64, c: np.float64) -> float:
-    """One element with rational numbers: where exponents are extreme or a value is special."""
+    """One element in rational arithmetic, for extreme exponents and special values."""
     if not (math.isfinite(a) and math.isfinite(b)):
         return float(a * b + c)
     if not math.isfinite(c):
         return float(c)
     exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
     if exact == 0:
-        # Signs of zeros are those of the plain sum; numbers that cancel give +0.
+        # A zero has the sign of the unfused sum; operands that cancel give +0.
         return float(a * b + c) if a == 0 or b == 0 else 0.0
     try:
         return float(exact)

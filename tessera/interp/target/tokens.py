@@ -1,4 +1,4 @@
-"""Tokens: what the lexers of target text share, source locations and a cursor."""
+"""Tokens: what the lexers of target texts share, source locations and a cursor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tessera.core.errors import Location, ParseError
 
 
 class TextToken(NamedTuple):
-    """One word of the text and the offset where it begins."""
+    """A token and the offset of its first character."""
 
     kind: str
     text: str
@@ -18,7 +18,7 @@ class TextToken(NamedTuple):
 
 
 class TextLexer:
-    """The tokens of one text, with places in it; `pattern` names the kind of each, and "space" is passed over."""
+    """The tokens of a text; the groups of `pattern` are the token kinds, and "space" is skipped."""
 
     pattern: ClassVar[re.Pattern[str]]
     end: ClassVar[str] = "end of text"
@@ -29,16 +29,16 @@ class TextLexer:
         self.tokens = self._scan(text)
 
     def place(self, offset: int) -> Location:
-        """Line and column of an offset."""
+        """The line and column of an offset."""
         line = bisect_right(self._starts, offset)
         return Location(self.file, line, offset - self._starts[line - 1] + 1)
 
     def token(self, kind: str, text: str, offset: int) -> TextToken:
-        """What is kept of a word."""
+        """The token of a match."""
         return TextToken(kind, text, offset)
 
     def unexpected(self, text: str, offset: int) -> NoReturn:
-        """Raise a ParseError where no token begins."""
+        """Raise a ParseError at an offset where no token matches."""
         raise ParseError(f"unexpected character {text[offset]!r}", location=self.place(offset))
 
     def _scan(self, text: str) -> list[TextToken]:
@@ -55,9 +55,9 @@ class TextLexer:
 
 
 class TokenCursor:
-    """A reading position in tokens, the last of which is of the kind "end".
+    """A reading position in tokens; the last one has the kind "end".
 
-    `spelled`: the kinds of tokens that a grammar names by their text (names and strings never are).
+    `spelled`: the kinds of tokens that a grammar matches by their text; names and strings are not among them.
     """
 
     spelled: ClassVar[tuple[str, ...]] = ()
@@ -69,7 +69,7 @@ class TokenCursor:
 
     @property
     def here(self) -> TextToken:
-        """The token to be read next."""
+        """The next token."""
         return self.tokens[self.index]
 
     def after(self, distance: int = 1) -> TextToken:
@@ -77,30 +77,30 @@ class TokenCursor:
         return self.tokens[min(self.index + distance, len(self.tokens) - 1)]
 
     def take(self) -> TextToken:
-        """The next token, consumed."""
+        """Consume the next token."""
         token = self.tokens[self.index]
         if token.kind != "end":
             self.index += 1
         return token
 
     def at(self, *texts: str) -> bool:
-        """Whether the next token is spelled like one of these."""
+        """Whether the next token has one of these texts."""
         token = self.tokens[self.index]
         return token.text in texts and token.kind in self.spelled
 
     def accept(self, *texts: str) -> bool:
-        """Consume the next token if it is one of these."""
+        """Consume the next token if it has one of these texts."""
         found = self.at(*texts)
         self.index += found
         return found
 
     def expect(self, text: str) -> TextToken:
-        """Consume exactly this word or sign."""
+        """Consume a token with this text, or fail."""
         if not self.at(text):
             self.fail(f"expected '{text}'")
         return self.take()
 
     def fail(self, message: str) -> NoReturn:
-        """Raise a ParseError here."""
+        """Raise a ParseError at the next token."""
         token = self.here
         raise ParseError(f"{message}, found '{token.text}'", location=self.lexer.place(token.offset))

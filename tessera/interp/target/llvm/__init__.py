@@ -1,4 +1,4 @@
-"""LLVM emulator: LLVM IR text on NumPy, all lanes side by side."""
+"""LLVM emulator: runs LLVM IR text on NumPy, all lanes in lockstep."""
 
 from tessera.interp.target.llvm.lanes import PerLane
 from tessera.interp.target.llvm.machine import LlvmModule

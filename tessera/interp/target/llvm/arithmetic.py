@@ -1,4 +1,4 @@
-"""Arithmetic: for each opcode the NumPy function of its types; comparisons, casts and getelementptr included."""
+"""Arithmetic: the NumPy function of each opcode and type; comparisons, casts and getelementptr included."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tessera.interp.target.llvm.text.types import (
     LlvmVector,
 )
 
-# Integer and float arithmetic and comparisons: for each opcode, the NumPy function for a type.
+# Integer and float arithmetic, and comparisons.
 
 
-# A function of register values; NumPy's own functions are such.
+# A function of register values, such as a NumPy ufunc.
 PureFunction = Callable[..., Any]
 BinaryFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -37,7 +37,7 @@ def _check_divisor(b: np.ndarray) -> None:
 
 
 def _find_first_lane(found: np.ndarray) -> int | None:
-    """The first lane with a finding, unless all lanes are one."""
+    """The first faulting lane; None for a uniform value."""
     return int(np.argwhere(found)[0][0]) if len(found) > 1 else None
 
 
@@ -64,7 +64,7 @@ def _unsigned_remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _return_first(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """On one bit every shift and division that is defined gives the first operand."""
+    """Shifts and divisions of one-bit integers: every defined case gives the first operand."""
     return a | np.zeros_like(b)
 
 
@@ -109,7 +109,7 @@ _FLOAT: dict[str, BinaryFunction] = {
 
 
 def as_unsigned(function: BinaryFunction, type: LlvmType) -> BinaryFunction:
-    """A function of unsigned numbers as one of the signed containers."""
+    """A function of unsigned integers, on signed arrays."""
 
     def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return canonicalise(function(view_unsigned(a, type), view_unsigned(b, type)).view(a.dtype), type)
@@ -130,7 +130,7 @@ def get_integer_function(op: str, type: LlvmType) -> BinaryFunction:
 
 
 def compute_in_format(function: PureFunction, type: LlvmType) -> PureFunction:
-    """bfloat16 computes in float and rounds: with 24 bits that is one rounding for + - * / and sqrt."""
+    """bfloat16 is computed in float and rounded: its 24 bits make that one rounding for + - * / and sqrt."""
     if str(type) != "bfloat":
         return function
     return lambda *values: function(*(v.astype(np.float32) for v in values)).astype(type.dtype)
@@ -142,7 +142,7 @@ def get_float_function(op: str, type: LlvmType) -> BinaryFunction:
 
 
 def negate(x: np.ndarray) -> np.ndarray:
-    """The sign bit flipped, of a NaN too."""
+    """The sign bit flipped, also of a NaN."""
     return combine_sign_bits(x, np.bitwise_xor, 1)
 
 
@@ -152,7 +152,7 @@ def clear_sign(x: np.ndarray) -> np.ndarray:
 
 
 def combine_sign_bits(x: np.ndarray, combine: BinaryFunction, sense: int) -> np.ndarray:
-    """Combine the bits of a float with the sign bit (1) or with all others (-1)."""
+    """Combine the bits of a float with the mask of the sign bit (1), or of all other bits (-1)."""
     bits = x.view(f"u{x.dtype.itemsize}")
     sign = 1 << (8 * x.dtype.itemsize - 1)
     mask = sign if sense > 0 else sign - 1
@@ -174,7 +174,7 @@ def _complement(function: BinaryFunction) -> BinaryFunction:
 _ORDER = {"eq": np.equal, "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal}
 _ORDER |= {"lt": np.less, "le": np.less_equal}
 
-# The negation of an ordered comparison is the opposite one, or unordered.
+# The negation of an ordered comparison is the opposite comparison or unordered.
 _FLOAT_COMPARE: dict[str, BinaryFunction] = {
     "oeq": np.equal,
     "ogt": np.greater,
@@ -196,12 +196,12 @@ _FLOAT_COMPARE: dict[str, BinaryFunction] = {
 
 
 def get_integer_compare(word: str, type: LlvmType) -> BinaryFunction:
-    """The function of an icmp predicate; sign extension keeps the unsigned order of odd widths."""
+    """The function of an icmp predicate; sign extension preserves the unsigned order of unusual widths."""
     if word in ("eq", "ne"):
         return _ORDER[word]
     function = _ORDER.get(word[1:])
     if function is None:
-        raise UnsupportedOpError(f"icmp {word} is not a comparison")
+        raise UnsupportedOpError(f"unknown icmp predicate {word}")
     if type == I1:
         return _swap_operands(function) if word[0] == "s" else function
     if word[0] == "s":
@@ -210,17 +210,17 @@ def get_integer_compare(word: str, type: LlvmType) -> BinaryFunction:
 
 
 def build_binary(i: LlvmInstruction) -> PureFunction:
-    """add, fadd and their like."""
+    """A binary arithmetic instruction."""
     scalar = i.type.scalar
     return get_float_function(i.op, scalar) if isinstance(scalar, LlvmFloat) else get_integer_function(i.op, scalar)
 
 
 def build_compare(i: LlvmInstruction) -> PureFunction:
-    """icmp, fcmp."""
+    """An icmp or fcmp."""
     if i.op == "icmp":
         return get_integer_compare(i.word, i.operands[0].type.scalar)
     if i.word not in _FLOAT_COMPARE:
-        raise UnsupportedOpError(f"fcmp {i.word} is not a comparison")
+        raise UnsupportedOpError(f"unknown fcmp predicate {i.word}")
     return _FLOAT_COMPARE[i.word]
 
 
@@ -232,10 +232,10 @@ ARITHMETIC_INSTRUCTIONS: dict[str, Callable[[LlvmInstruction], PureFunction]] = 
 }
 
 
-# getelementptr: an address plus constant and scaled offsets.
+# getelementptr: an address plus a constant and scaled indices.
 
 
-# Position of an operand and the bytes that one step of it moves.
+# The position of an index operand, and its scale in bytes.
 _ScaledIndex = tuple[int, int]
 
 
@@ -246,20 +246,20 @@ def _get_constant_index(operand: LlvmOperand) -> int | None:
 
 
 def _step_into(type: LlvmType, index: int | None) -> tuple[LlvmType, int, int]:
-    """The type one index further in, the bytes of a step and a fixed offset."""
+    """The type that an index selects, the scale of the index in bytes, and a constant offset."""
     if isinstance(type, LlvmStruct):
         assert index is not None, "a struct index is constant"
         offset, member = type.parts[index]
         return member, 0, offset
     if isinstance(type, LlvmAggregate | LlvmVector):
         element: LlvmType = type.element  # type: ignore[union-attr]
-        # Elements of a vector lie without padding.
+        # Elements of a vector have no padding.
         return element, element.size if isinstance(type, LlvmVector) else element.stride, 0
     raise UnsupportedOpError(f"getelementptr cannot index a {type}")
 
 
 def _split_offset(i: LlvmInstruction) -> tuple[int, list[_ScaledIndex]]:
-    """The constant part of an offset, and what is left to scale when it runs."""
+    """The constant part of an offset, and the indices that are known at run time."""
     fixed, terms, type = 0, [], i.source
     for position, operand in enumerate(i.operands[1:], 1):
         index = _get_constant_index(operand)
@@ -308,7 +308,7 @@ def _build_vector_getelementptr(fixed: int, terms: list[_ScaledIndex]) -> PureFu
 ADDRESS_INSTRUCTIONS: dict[str, Callable[[LlvmInstruction], PureFunction]] = {"getelementptr": build_getelementptr}
 
 
-# Conversions: for each opcode, the NumPy function from one type to another.
+# Conversions.
 
 
 _F64 = np.dtype(np.float64)
@@ -346,7 +346,7 @@ def _build_float_extend(i: LlvmInstruction) -> PureFunction:
 
 
 def convert_float_to_integer(x: np.ndarray, type: LlvmType, signed: bool) -> np.ndarray:
-    """The number without its fraction; out of range any value will do."""
+    """Round towards zero; a value out of range is poison, so any result will do."""
     if type == I1:
         return x != 0
     if not signed:
@@ -355,7 +355,7 @@ def convert_float_to_integer(x: np.ndarray, type: LlvmType, signed: bool) -> np.
 
 
 def _widen_to_double(x: np.ndarray) -> np.ndarray:
-    """A double holds every float of every format."""
+    """A float as a double, which is exact for every format."""
     return x if x.dtype == _F64 else x.astype(_F64)
 
 
@@ -379,7 +379,7 @@ def convert_integer_to_float(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """An integer rounded once."""
     if str(dtype) != "bfloat16":
         return x.astype(dtype)
-    # Leave 53 bits and a trace of the rest, then round from the exact double.
+    # Keep 53 bits and a sticky bit, then round from the exact double.
     low = (x & 0x7FF) != 0
     sticky = ((x >> 11) | low) << 11
     wide = np.where(np.abs(x.astype(_F64)) < 2.0**53, x, sticky)
@@ -387,12 +387,12 @@ def convert_integer_to_float(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def build_reinterpret(source: LlvmType, target: LlvmType) -> PureFunction:
-    """The same bits as another type, through bytes where NumPy cannot view them."""
+    """A bitcast, through bytes where NumPy has no view."""
     if target.scalar == I1 or source.scalar == I1:
         return _build_bit_reinterpret(source, target)
     for type in (source.scalar, target.scalar):
         if isinstance(type, LlvmInt) and not type.native:
-            return lambda x: x  # only to its own type
+            return lambda x: x  # the only valid target is the same type
     shape, dtype = target.lanes, target.dtype
     if source.lanes == shape:
         return lambda x: x.view(dtype)
@@ -416,7 +416,7 @@ def _build_bit_reinterpret(source: LlvmType, target: LlvmType) -> PureFunction:
 
 
 def _join_bits(bits: np.ndarray, target: LlvmType) -> np.ndarray:
-    """<4 x i1> as i4."""
+    """A bitcast such as <4 x i1> to i4."""
     weights = np.left_shift(np.ones((), target.dtype), np.arange(bits.shape[1], dtype=target.dtype))
     return canonicalise((bits * weights).sum(axis=1, dtype=target.dtype), target)
 
@@ -429,7 +429,7 @@ def _build_bitcast(i: LlvmInstruction) -> PureFunction:
 
 
 def _build_pointer_cast(i: LlvmInstruction) -> PureFunction:
-    """ptrtoint, inttoptr: an address is a 64-bit integer."""
+    """ptrtoint and inttoptr: an address is a 64-bit integer."""
     source, target = i.operands[0].type.scalar, i.type.scalar
     return lambda x: canonicalise(view_unsigned(x, source).astype(target.dtype), target)
 

@@ -1,4 +1,4 @@
-"""SIMT control flow: frames with divergent lanes, terminators, and the order in which blocks run."""
+"""SIMT control flow: frames with divergent lanes, terminators, and the block order that makes lanes reconverge."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from tessera.interp.target.llvm.machine import LlvmMachine
 
 
-# One activation of a function: its registers, the lanes that are running and the memory they see.
+# Frames: the state of one call of a function.
 
 
 RegisterStep = Callable[["LlvmFrame"], None]
-# The lanes of one outcome, as positions among the running ones; None for all of them.
+# Lanes as indices among the active ones; None for all of them.
 LaneSubset = np.ndarray | None
 
 
 class BlockEdge(NamedTuple):
-    """A way to a block, and the registers that its phis read and write."""
+    """An edge of the control-flow graph, with the registers that the phis of its target read and write."""
 
     target: int
     sources: tuple[int, ...]
@@ -42,13 +42,13 @@ class DecodedBlock:
     body: tuple[LlvmInstruction, ...]  # without phis
     steps: tuple[RegisterStep, ...]
     leave: LeaveBlock
-    reads: tuple[int, ...]  # registers from outside
-    writes: tuple[int, ...]  # registers that others read
+    reads: tuple[int, ...]  # registers defined in other blocks
+    writes: tuple[int, ...]  # registers that other blocks read
 
 
 @dataclass(frozen=True)
 class DecodedFunction:
-    """A decoded function; `registers` holds its constants already."""
+    """A decoded function; `registers` holds its constants."""
 
     function: LlvmFunction
     blocks: tuple[DecodedBlock, ...]
@@ -56,75 +56,86 @@ class DecodedFunction:
 
 
 class LlvmFrame:
-    """The state that steps work on; they see the running lanes only, through `w`."""
+    """The state of one call: `registers` hold the values of all lanes, `active` those of the active lanes.
+
+    Steps see the active lanes alone. `active_lanes` are their indices, None for all lanes; `lane_numbers` are the
+    caller's numbers of all lanes.
+    """
 
     def __init__(
-        self, machine: LlvmMachine, code: DecodedFunction, arguments: list[RegisterValue], ids: np.ndarray
+        self, machine: LlvmMachine, code: DecodedFunction, arguments: list[RegisterValue], lane_numbers: np.ndarray
     ) -> None:
         self.machine = machine
         self.memory: SegmentedMemory = machine.memory
         self.code = code
-        self.ids = ids  # the caller's numbers of the lanes
-        self.total = self.n = len(ids)
+        self.lane_numbers = lane_numbers
+        self.total = self.active_count = len(lane_numbers)
         self.registers = [*arguments, *code.registers[len(arguments) :]]
-        self.w: list = self.registers
-        self.lanes: LaneSubset = None
+        self.active: list = self.registers
+        self.active_lanes: LaneSubset = None
         self.allocated: list[int] = []
         self.result: RegisterValue | None = None
 
-    def enter(self, block: DecodedBlock, lanes: LaneSubset) -> None:
-        """Bring in the registers of the lanes that are to run; all lanes use the registers themselves."""
-        self.lanes = lanes
-        if lanes is None:
-            self.w, self.n = self.registers, self.total
-            return
-        self.n = len(lanes)
-        self.w = w = list(self.registers)
-        for register in block.reads:
-            value = w[register]
-            assert value is not None
-            w[register] = select_lanes(value, lanes)
 
-    def spread(self, block: DecodedBlock) -> None:
-        """Put what the running lanes computed beside the values of the others."""
-        if self.lanes is not None:
-            for register in block.writes:
-                self._put(register, self.w[register], self.lanes)
+def enter_block(frame: LlvmFrame, block: DecodedBlock, lanes: LaneSubset) -> None:
+    """Make some lanes active and select their registers; all lanes use the registers themselves."""
+    frame.active_lanes = lanes
+    if lanes is None:
+        frame.active, frame.active_count = frame.registers, frame.total
+        return
+    frame.active_count = len(lanes)
+    frame.active = active = list(frame.registers)
+    for register in block.reads:
+        value = active[register]
+        assert value is not None
+        active[register] = select_lanes(value, lanes)
 
-    def follow(self, edge: BlockEdge, part: LaneSubset) -> LaneSubset:
-        """Evaluate the phis on an edge, all reads before any write; the lanes that take it."""
-        values = [self.w[source] for source in edge.sources]
-        lanes = self.absolute(part)
-        if lanes is None:
-            for sink, value in zip(edge.sinks, values, strict=True):
-                self.registers[sink] = value
-            return None
+
+def write_back(frame: LlvmFrame, block: DecodedBlock) -> None:
+    """Merge the results of the active lanes into the registers of all lanes."""
+    if frame.active_lanes is not None:
+        for register in block.writes:
+            _write_lanes(frame, register, frame.active[register], frame.active_lanes)
+
+
+def take_edge(frame: LlvmFrame, edge: BlockEdge, subset: LaneSubset) -> LaneSubset:
+    """Evaluate the phis on an edge, all reads before any write; the lanes that take the edge."""
+    values = [frame.active[source] for source in edge.sources]
+    lanes = find_lanes(frame, subset)
+    if lanes is None:
         for sink, value in zip(edge.sinks, values, strict=True):
-            self._put(sink, value if part is None else select_lanes(value, part), lanes)
-        return lanes
-
-    def finish(self, value: RegisterValue | None) -> None:
-        """Return from the running lanes."""
-        if self.lanes is None or value is None:
-            self.result = value
-        else:
-            self.result = scatter_lanes(self.result, value, self.lanes, self.total)
-
-    def absolute(self, part: LaneSubset) -> LaneSubset:
-        """Positions among the running lanes as positions among all."""
-        if self.lanes is None or part is None:
-            return part if self.lanes is None else self.lanes
-        return self.lanes[part]
-
-    def running(self) -> np.ndarray:
-        """The caller's numbers of the running lanes."""
-        return self.ids if self.lanes is None else self.ids[self.lanes]
-
-    def _put(self, register: int, value: RegisterValue, lanes: np.ndarray) -> None:
-        self.registers[register] = scatter_lanes(self.registers[register], value, lanes, self.total)
+            frame.registers[sink] = value
+        return None
+    for sink, value in zip(edge.sinks, values, strict=True):
+        _write_lanes(frame, sink, value if subset is None else select_lanes(value, subset), lanes)
+    return lanes
 
 
-# Terminators: which lanes go where, and the order in which blocks are run.
+def return_value(frame: LlvmFrame, value: RegisterValue | None) -> None:
+    """Return from the active lanes."""
+    if frame.active_lanes is None or value is None:
+        frame.result = value
+    else:
+        frame.result = scatter_lanes(frame.result, value, frame.active_lanes, frame.total)
+
+
+def find_lanes(frame: LlvmFrame, subset: LaneSubset) -> LaneSubset:
+    """Indices among the active lanes as indices among all lanes."""
+    if frame.active_lanes is None or subset is None:
+        return subset if frame.active_lanes is None else frame.active_lanes
+    return frame.active_lanes[subset]
+
+
+def number_active_lanes(frame: LlvmFrame) -> np.ndarray:
+    """The caller's numbers of the active lanes."""
+    return frame.lane_numbers if frame.active_lanes is None else frame.lane_numbers[frame.active_lanes]
+
+
+def _write_lanes(frame: LlvmFrame, register: int, value: RegisterValue, lanes: np.ndarray) -> None:
+    frame.registers[register] = scatter_lanes(frame.registers[register], value, lanes, frame.total)
+
+
+# Terminators: which lanes take which edge.
 
 
 BuildTerminator = Callable[[LlvmInstruction, tuple[int, ...], list[BlockEdge]], LeaveBlock]
@@ -137,7 +148,7 @@ def _build_branch(i: LlvmInstruction, args: tuple[int, ...], edges: list[BlockEd
     (condition,), (yes, no) = args, edges
 
     def leave(f: LlvmFrame) -> list[tuple[BlockEdge, LaneSubset]]:
-        value = f.w[condition]
+        value = f.active[condition]
         if value.all():
             return [(yes, None)]
         if not value.any():
@@ -151,26 +162,26 @@ def _build_switch(i: LlvmInstruction, args: tuple[int, ...], edges: list[BlockEd
     value, *cases = args
 
     def leave(f: LlvmFrame) -> list[tuple[BlockEdge, LaneSubset]]:
-        number = f.w[value]
+        number = f.active[value]
         out: list[tuple[BlockEdge, LaneSubset]] = []
-        left = np.ones(len(number), bool)
+        remaining = np.ones(len(number), bool)
         for case, edge in zip(cases, edges[1:], strict=True):
-            chosen = left & (number == f.w[case][0])
+            chosen = remaining & (number == f.active[case][0])
             if chosen.all():
                 return [(edge, None)]
             if chosen.any():
                 out.append((edge, np.flatnonzero(chosen)))
-                left &= ~chosen
-        if left.all():
+                remaining &= ~chosen
+        if remaining.all():
             return [(edges[0], None)]
-        return [*out, (edges[0], np.flatnonzero(left))] if left.any() else out
+        return [*out, (edges[0], np.flatnonzero(remaining))] if remaining.any() else out
 
     return leave
 
 
 def _build_return(i: LlvmInstruction, args: tuple[int, ...], edges: list[BlockEdge]) -> LeaveBlock:
     def leave(f: LlvmFrame) -> list[tuple[BlockEdge, LaneSubset]]:
-        f.finish(f.w[args[0]] if args else None)
+        return_value(f, f.active[args[0]] if args else None)
         return []
 
     return leave
@@ -194,9 +205,9 @@ _Graph = dict[str, tuple[str, ...]]
 
 
 def order_blocks(function: LlvmFunction) -> list[str]:
-    """The reachable blocks such that a loop is whole: what follows it comes after all of it.
+    """The reachable blocks in an order that keeps loops contiguous: a block after a loop comes after all of it.
 
-    Lanes that leave a loop early then wait behind it for the others.
+    Lanes that leave a loop early then wait behind it until the others reconverge with them.
     """
     graph = {block.label: block.body[-1].labels for block in function.blocks}
     entry = function.blocks[0].label
@@ -204,17 +215,17 @@ def order_blocks(function: LlvmFunction) -> list[str]:
 
 
 def _order_components(starts: list[str], inside: set[str], graph: _Graph) -> list[str]:
-    """Components in topological order, each with its head first and then its own components."""
+    """Strongly connected components in topological order, each as its head followed by its own components."""
     backward: dict[str, list[str]] = {label: [] for label in inside}
     for label in inside:
         for successor in set(graph[label]) & inside:
             backward[successor].append(label)
-    out, left = [], set(inside)
+    out, remaining = [], set(inside)
     for head in reversed(_walk_postorder(starts, graph, inside)):
-        if head not in left:
+        if head not in remaining:
             continue
-        component = set(_walk_postorder([head], backward, left))
-        left -= component
+        component = set(_walk_postorder([head], backward, remaining))
+        remaining -= component
         out.append(head)
         if rest := component - {head}:
             out += _order_components([s for s in graph[head] if s in rest], rest, graph)
@@ -222,7 +233,7 @@ def _order_components(starts: list[str], inside: set[str], graph: _Graph) -> lis
 
 
 def _walk_postorder(starts: list[str], graph: dict, inside: set[str]) -> list[str]:
-    """Depth first, without recursion: a function may have thousands of blocks in a row."""
+    """Depth-first postorder without recursion: a function may have thousands of consecutive blocks."""
     seen: set[str] = set()
     out: list[str] = []
     stack: list[tuple[str, Iterable[str]]] = [("", iter(starts))]

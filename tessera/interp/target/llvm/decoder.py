@@ -11,7 +11,14 @@ import numpy as np
 from tessera.core.errors import ParseError, TesseraError, UnknownNameError, UnsupportedOpError
 from tessera.interp.target.llvm import arithmetic, control_flow, memory_ops, scalar_intrinsics, vector_ops
 from tessera.interp.target.llvm.arithmetic import PureFunction
-from tessera.interp.target.llvm.control_flow import BlockEdge, DecodedBlock, DecodedFunction, LlvmFrame, RegisterStep
+from tessera.interp.target.llvm.control_flow import (
+    BlockEdge,
+    DecodedBlock,
+    DecodedFunction,
+    LlvmFrame,
+    RegisterStep,
+    number_active_lanes,
+)
 from tessera.interp.target.llvm.lanes import RegisterValue, broadcast_lanes, make_undefined, make_zero, wrap_integers
 from tessera.interp.target.llvm.memory import SegmentedMemory, get_memory_format
 from tessera.interp.target.llvm.text.syntax import (
@@ -30,7 +37,7 @@ from tessera.interp.target.llvm.text.syntax import (
 )
 from tessera.interp.target.llvm.text.types import I1, LlvmAggregate, LlvmArray, LlvmFloat, LlvmType, LlvmVector
 
-# Every instruction and intrinsic that only computes: its row, whichever file it is in.
+# Instructions and intrinsics without side effects.
 
 
 BuildFunction = Callable[[LlvmInstruction], PureFunction]
@@ -55,7 +62,7 @@ PURE_INTRINSICS: dict[str, BuildFunction] = {
 
 
 def find_intrinsic(name: str, table: dict) -> object | None:
-    """The row of `llvm.fma.v16f32`: the name without prefix and type suffixes."""
+    """The table entry of an intrinsic such as `llvm.fma.v16f32`, whose name has type suffixes."""
     parts = name.removeprefix("llvm.").split(".")
     for end in range(len(parts), 0, -1):
         if (found := table.get(".".join(parts[:end]))) is not None:
@@ -64,21 +71,21 @@ def find_intrinsic(name: str, table: dict) -> object | None:
 
 
 def find_pure_function(i: LlvmInstruction) -> PureFunction | None:
-    """The function behind a call to an intrinsic or the C library, if it only computes."""
+    """The function of a call to an intrinsic or the C library, if it has no side effects."""
     if i.word.startswith("llvm."):
         build = find_intrinsic(i.word, PURE_INTRINSICS)
         return build(i) if build is not None else None  # type: ignore[operator]
     return scalar_intrinsics.get_libc_function(i.word, i.type)
 
 
-# Constants as register values, and the bytes of global variables.
+# Constants, and the initial bytes of global variables.
 
 
 GlobalAddresses = Mapping[str, int]
 
 
 def evaluate_constant(operand: LlvmOperand, addresses: GlobalAddresses) -> RegisterValue:
-    """The value of a constant, the same in all lanes."""
+    """The value of a constant, uniform over lanes."""
     return _EVALUATORS[type(operand)](operand, addresses)
 
 
@@ -95,7 +102,7 @@ def _evaluate_sequence(c: SequenceConstant, addresses: GlobalAddresses) -> Regis
 
 
 def _evaluate_row(c: SequenceConstant, addresses: GlobalAddresses) -> np.ndarray:
-    """Scalars side by side."""
+    """The scalars of a vector."""
     scalar = c.elements[0].type
     if not isinstance(scalar, LlvmFloat) and all(isinstance(e, NumberConstant) for e in c.elements):
         return wrap_integers([int(e.value) for e in c.elements], scalar)  # type: ignore[union-attr]
@@ -104,7 +111,7 @@ def _evaluate_row(c: SequenceConstant, addresses: GlobalAddresses) -> np.ndarray
 
 def _evaluate_symbol(c: GlobalOperand, addresses: GlobalAddresses) -> RegisterValue:
     if c.name not in addresses:
-        raise UnknownNameError(f"@{c.name} is not a variable of this module")
+        raise UnknownNameError(f"@{c.name} is not a global variable of this module")
     return np.array([addresses[c.name]], np.int64)
 
 
@@ -127,7 +134,7 @@ _EVALUATORS: dict[type, Callable[[Any, GlobalAddresses], RegisterValue]] = {
 
 
 def build_global_image(type: LlvmType, initial: LlvmOperand, addresses: GlobalAddresses) -> np.ndarray:
-    """The bytes of a variable."""
+    """The initial bytes of a global variable."""
     memory, data = SegmentedMemory(), np.zeros(type.stride, np.uint8)
     if not isinstance(initial, Zero):
         _write_constant(memory, memory.add("variable", data), type, initial, addresses)
@@ -137,7 +144,7 @@ def build_global_image(type: LlvmType, initial: LlvmOperand, addresses: GlobalAd
 def _write_constant(
     memory: SegmentedMemory, place: int, type: LlvmType, initial: LlvmOperand, addresses: GlobalAddresses
 ) -> None:
-    """Store a constant, an array of scalars as if it were a vector."""
+    """Store a constant; an array of scalars is stored as a vector."""
     if isinstance(initial, Zero | Undefined):
         return
     if isinstance(type, LlvmArray) and not isinstance(type.element, LlvmAggregate | LlvmVector) and type.element != I1:
@@ -153,15 +160,15 @@ def _write_constant(
         memory.store(np.array([place]), np.asarray(evaluate_constant(initial, addresses)), get_memory_format(type, 1))
 
 
-# A function made ready to run: names become register numbers, instructions become closures.
+# Functions: names become register numbers, instructions become closures.
 
 
-# A function that the text declares and the host gives: it sees the memory and the integers of one lane.
+# A function that the text declares and the host defines: it receives the memory and the integers of one lane.
 HostFunction = Callable[..., None]
 
 
 class FunctionDecoder:
-    """The decoding of one function."""
+    """Decodes one function."""
 
     def __init__(
         self,
@@ -175,100 +182,100 @@ class FunctionDecoder:
         self.function = function
         self.addresses = addresses
         blocks = {block.label: block for block in function.blocks}
-        self.blocks = [blocks[label] for label in control_flow.order_blocks(self._checked(blocks))]
-        self.number = {block.label: k for k, block in enumerate(self.blocks)}
-        self.slots = {p.name: k for k, p in enumerate(function.parameters)}
-        self.home: dict[int, int] = {}  # the block that defines a register
-        self.values: list[RegisterValue | None] = [None] * len(self.slots)
+        self.blocks = [blocks[label] for label in control_flow.order_blocks(self._check_labels(blocks))]
+        self.block_numbers = {block.label: k for k, block in enumerate(self.blocks)}
+        self.registers = {p.name: k for k, p in enumerate(function.parameters)}
+        self.defining_block: dict[int, int] = {}  # the block that defines a register
+        self.values: list[RegisterValue | None] = [None] * len(self.registers)
         for k, block in enumerate(self.blocks):
-            self._define(k, block)
+            self._assign_registers(k, block)
 
-    def _checked(self, blocks: dict[str, BasicBlock]) -> LlvmFunction:
+    def _check_labels(self, blocks: dict[str, BasicBlock]) -> LlvmFunction:
         for block in self.function.blocks:
             for label in block.body[-1].labels:
                 if label not in blocks:
-                    raise ParseError(f"there is no block %{label}", location=block.body[-1].where)
+                    raise ParseError(f"there is no basic block %{label}", location=block.body[-1].where)
         return self.function
 
-    def _define(self, k: int, block: BasicBlock) -> None:
+    def _assign_registers(self, k: int, block: BasicBlock) -> None:
         for i in block.body:
             if i.result:
-                if i.result in self.slots:
+                if i.result in self.registers:
                     raise ParseError(f"%{i.result} is defined twice", location=i.where)
-                self.slots[i.result] = len(self.values)
-                # A phi is written on the edges into its block: to the block itself it comes from outside.
-                self.home[len(self.values)] = -1 if i.op == "phi" else k
+                self.registers[i.result] = len(self.values)
+                # A phi is written on the edges into its block, so its value comes from outside the block.
+                self.defining_block[len(self.values)] = -1 if i.op == "phi" else k
                 self.values.append(None)
 
-    def code(self) -> DecodedFunction:
-        """The whole function."""
-        blocks = [self._block(k, block) for k, block in enumerate(self.blocks)]
+    def decode(self) -> DecodedFunction:
+        """The decoded function."""
+        blocks = [self._decode_block(k, block) for k, block in enumerate(self.blocks)]
         outside = {register for block in blocks for register in block.reads}
         done = (replace(b, writes=tuple(r for r in b.writes if r in outside)) for b in blocks)
         return DecodedFunction(self.function, tuple(done), tuple(self.values))
 
-    def _block(self, k: int, block: BasicBlock) -> DecodedBlock:
+    def _decode_block(self, k: int, block: BasicBlock) -> DecodedBlock:
         body = tuple(i for i in block.body if i.op != "phi")
         used: set[int] = set()
-        steps = tuple(self._step(i, used) for i in body[:-1])
+        steps = tuple(self._decode_step(i, used) for i in body[:-1])
         last = body[-1]
-        edges = [self._edge(block.label, label, used) for label in last.labels]
+        edges = [self._decode_edge(block.label, label, used) for label in last.labels]
         build = control_flow.TERMINATORS_BY_OPCODE[last.op]
-        leave = build(last, self._registers(last, last.operands, used), edges)
-        reads = tuple(r for r in sorted(used) if self._varies(r) and self.home.get(r) != k)
-        writes = tuple(self.slots[i.result] for i in body if i.result)
+        leave = build(last, self._find_registers(last, last.operands, used), edges)
+        reads = tuple(r for r in sorted(used) if self._is_variable(r) and self.defining_block.get(r) != k)
+        writes = tuple(self.registers[i.result] for i in body if i.result)
         return DecodedBlock(body, steps, leave, reads, writes)
 
-    def _varies(self, register: int) -> bool:
+    def _is_variable(self, register: int) -> bool:
         """Whether a register is not a constant."""
         return self.values[register] is None
 
-    def _edge(self, source: str, target: str, used: set[int]) -> BlockEdge:
-        phis = [i for i in self.blocks[self.number[target]].body if i.op == "phi"]
-        sources = tuple(self._registers(i, (self._incoming(i, source),), used)[0] for i in phis)
-        return BlockEdge(self.number[target], sources, tuple(self.slots[i.result] for i in phis))
+    def _decode_edge(self, source: str, target: str, used: set[int]) -> BlockEdge:
+        phis = [i for i in self.blocks[self.block_numbers[target]].body if i.op == "phi"]
+        sources = tuple(self._find_registers(i, (self._find_incoming_value(i, source),), used)[0] for i in phis)
+        return BlockEdge(self.block_numbers[target], sources, tuple(self.registers[i.result] for i in phis))
 
-    def _incoming(self, phi: LlvmInstruction, source: str) -> LlvmOperand:
+    def _find_incoming_value(self, phi: LlvmInstruction, source: str) -> LlvmOperand:
         if source not in phi.labels:
             raise ParseError(f"phi %{phi.result} has no value for %{source}", location=phi.where)
         return phi.operands[phi.labels.index(source)]
 
-    def _registers(self, i: LlvmInstruction, operands: tuple[LlvmOperand, ...], used: set[int]) -> tuple[int, ...]:
-        found = tuple(self._register(i, operand) for operand in operands)
+    def _find_registers(self, i: LlvmInstruction, operands: tuple[LlvmOperand, ...], used: set[int]) -> tuple[int, ...]:
+        found = tuple(self._find_register(i, operand) for operand in operands)
         used.update(found)
         return found
 
-    def _register(self, i: LlvmInstruction, operand: LlvmOperand) -> int:
+    def _find_register(self, i: LlvmInstruction, operand: LlvmOperand) -> int:
         if isinstance(operand, LocalOperand):
-            if operand.name not in self.slots:
+            if operand.name not in self.registers:
                 raise ParseError(f"%{operand.name} is not defined", location=i.where)
-            return self.slots[operand.name]
+            return self.registers[operand.name]
         self.values.append(() if str(operand.type) in _VALUELESS_TYPES else evaluate_constant(operand, self.addresses))
         return len(self.values) - 1
 
-    def _step(self, i: LlvmInstruction, used: set[int]) -> RegisterStep:
+    def _decode_step(self, i: LlvmInstruction, used: set[int]) -> RegisterStep:
         try:
-            args = self._registers(i, i.operands, used)
-            out = self.slots.get(i.result, -1) if i.result else self._nowhere()
-            return self._build(i, args, out)
+            args = self._find_registers(i, i.operands, used)
+            out = self.registers.get(i.result, -1) if i.result else self._add_unused_register()
+            return self._build_step(i, args, out)
         except TesseraError as error:
             if error.location is None:
                 error.message += f" [{i} at {i.where}]"
             raise error.at(i.where) from None
 
-    def _nowhere(self) -> int:
-        """A register for a result that nobody names."""
+    def _add_unused_register(self) -> int:
+        """A register for a result without a name."""
         self.values.append(())
         return len(self.values) - 1
 
-    def _build(self, i: LlvmInstruction, args: tuple[int, ...], out: int) -> RegisterStep:
+    def _build_step(self, i: LlvmInstruction, args: tuple[int, ...], out: int) -> RegisterStep:
         if i.op == "call":
-            return self._call(i, args, out)
+            return self._decode_call(i, args, out)
         if i.op in memory_ops.MEMORY_INSTRUCTIONS:
             return memory_ops.MEMORY_INSTRUCTIONS[i.op](i, args, out)
         return bind_function(PURE_INSTRUCTIONS[i.op](i), args, out)
 
-    def _call(self, i: LlvmInstruction, args: tuple[int, ...], out: int) -> RegisterStep:
+    def _decode_call(self, i: LlvmInstruction, args: tuple[int, ...], out: int) -> RegisterStep:
         callee = self.program.functions.get(i.word)
         if callee is not None and callee.blocks:
             return _bind_call(callee, args, out)
@@ -284,11 +291,11 @@ class FunctionDecoder:
 
 
 def _bind_host_function(function: HostFunction, args: tuple[int, ...]) -> RegisterStep:
-    """A function of the host, called for one lane after the other."""
+    """A call of a host function, lane by lane."""
 
     def step(f: LlvmFrame) -> None:
-        columns = [broadcast_lanes(f.w[a], f.n) for a in args]
-        for lane in range(f.n):
+        columns = [broadcast_lanes(f.active[a], f.active_count) for a in args]
+        for lane in range(f.active_count):
             function(f.memory, *(int(c[lane]) for c in columns))
 
     return step
@@ -303,47 +310,47 @@ def _bind_call(callee: LlvmFunction, args: tuple[int, ...], out: int) -> Registe
         raise UnsupportedOpError(f"call: @{callee.name} has a byval parameter")
 
     def step(f: LlvmFrame) -> None:
-        result = f.machine.run(callee, [f.w[a] for a in args], f.running())
+        result = f.machine.run(callee, [f.active[a] for a in args], number_active_lanes(f))
         if result is not None:
-            f.w[out] = result
+            f.active[out] = result
 
     return step
 
 
 def bind_function(function: PureFunction, args: tuple[int, ...], out: int) -> RegisterStep:
-    """A function of values as a step between registers."""
+    """A function of values as a step on registers."""
     binder = _BINDERS.get(len(args))
     return binder(function, *args, out) if binder else _bind_many(function, args, out)
 
 
 def _bind_1(function: PureFunction, a: int, out: int) -> RegisterStep:
     def step(f: LlvmFrame) -> None:
-        w = f.w
-        w[out] = function(w[a])
+        active = f.active
+        active[out] = function(active[a])
 
     return step
 
 
 def _bind_2(function: PureFunction, a: int, b: int, out: int) -> RegisterStep:
     def step(f: LlvmFrame) -> None:
-        w = f.w
-        w[out] = function(w[a], w[b])
+        active = f.active
+        active[out] = function(active[a], active[b])
 
     return step
 
 
 def _bind_3(function: PureFunction, a: int, b: int, c: int, out: int) -> RegisterStep:
     def step(f: LlvmFrame) -> None:
-        w = f.w
-        w[out] = function(w[a], w[b], w[c])
+        active = f.active
+        active[out] = function(active[a], active[b], active[c])
 
     return step
 
 
 def _bind_many(function: PureFunction, args: tuple[int, ...], out: int) -> RegisterStep:
     def step(f: LlvmFrame) -> None:
-        w = f.w
-        w[out] = function(*[w[a] for a in args])
+        active = f.active
+        active[out] = function(*[active[a] for a in args])
 
     return step
 

@@ -1,8 +1,7 @@
 """Lane values: register contents as arrays with a leading lane axis, and the faults of a lane.
 
-The lane axis has length 1 (the same for all) or that of all lanes. A vector has a trailing axis; an array or struct
-is a
-tuple of values.
+The lane axis has length 1 (uniform) or the number of lanes. A vector has a trailing axis; an array or struct is a tuple
+of values.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ import numpy as np
 from tessera.core.errors import ExecutionError, TesseraError
 from tessera.interp.target.llvm.text.types import LlvmAggregate, LlvmInt, LlvmType
 
-# What an executing instruction raises before anyone knows which instruction it was.
-
 
 class LaneFault(Exception):
-    """A finding, the error to report it as, and the index of the active lane that met it."""
+    """A fault of an instruction: its message, the error it becomes, and the index of the faulting active lane."""
 
     def __init__(self, message: str, kind: type[TesseraError] = ExecutionError, lane: int | None = None) -> None:
         super().__init__(message)
@@ -29,23 +26,18 @@ class LaneFault(Exception):
         self.lane = lane
 
 
-# Register values: arrays with a leading lane axis of length 1 (the same for all) or of all lanes.
-#
-# A vector has a trailing axis; an array or struct is a tuple of values.
-
-
 RegisterValue = np.ndarray | tuple
 
 
 @dataclass(frozen=True)
 class PerLane:
-    """A scalar argument that differs between lanes: one element each."""
+    """A scalar argument that differs between lanes: one value for each."""
 
     values: Any
 
 
 def select_lanes(value: RegisterValue, lanes: np.ndarray) -> RegisterValue:
-    """The value of some lanes."""
+    """The values of some lanes."""
     if isinstance(value, tuple):
         return tuple(select_lanes(part, lanes) for part in value)
     return value if len(value) == 1 else value[lanes]
@@ -57,7 +49,7 @@ def broadcast_lanes(value: np.ndarray, count: int) -> np.ndarray:
 
 
 def scatter_lanes(old: RegisterValue | None, value: RegisterValue, lanes: np.ndarray, count: int) -> RegisterValue:
-    """A copy of `old` in which some lanes have a new value."""
+    """A copy of `old` in which some lanes have new values."""
     if isinstance(value, tuple):
         olds = old if isinstance(old, tuple) else (None,) * len(value)
         return tuple(scatter_lanes(o, v, lanes, count) for o, v in zip(olds, value, strict=True))
@@ -68,7 +60,7 @@ def scatter_lanes(old: RegisterValue | None, value: RegisterValue, lanes: np.nda
 
 
 def make_undefined(type: LlvmType) -> RegisterValue:
-    """What stands for undef and poison: a pattern that shows when it is used."""
+    """The value of undef and poison: a bit pattern that is easy to recognise."""
     if isinstance(type, LlvmAggregate):
         return tuple(make_undefined(part) for _, part in type.parts)
     count = int(np.prod(type.lanes, initial=1))
@@ -77,14 +69,14 @@ def make_undefined(type: LlvmType) -> RegisterValue:
 
 
 def make_zero(type: LlvmType) -> RegisterValue:
-    """The value whose bits are all zero."""
+    """The value with all bits zero."""
     if isinstance(type, LlvmAggregate):
         return tuple(make_zero(part) for _, part in type.parts)
     return np.zeros((1, *type.lanes), type.dtype)
 
 
 def canonicalise(value: np.ndarray, type: LlvmType) -> np.ndarray:
-    """The low bits of an integer of unusual width, sign-extended in its container."""
+    """An integer of a width that NumPy lacks: its low bits, sign-extended in a wider dtype."""
     if not isinstance(type, LlvmInt) or type.native or type.bits == 1:
         return value
     spare = 8 * value.dtype.itemsize - type.bits
@@ -92,7 +84,7 @@ def canonicalise(value: np.ndarray, type: LlvmType) -> np.ndarray:
 
 
 def view_unsigned(value: np.ndarray, type: LlvmType) -> np.ndarray:
-    """An integer's bits as an unsigned number; a bool stays one."""
+    """An integer's bits as an unsigned number; a bool stays a bool."""
     if value.dtype == bool:
         return value
     bits = value.view(UNSIGNED_DTYPES[value.dtype])
@@ -115,13 +107,13 @@ def wrap_integers(numbers: Sequence[int], type: LlvmType) -> np.ndarray:
 
 
 def spread_scalars(*values: np.ndarray) -> list[np.ndarray]:
-    """Scalars with a trailing axis wherever one of the values is a vector."""
+    """Scalars with a trailing axis, if one of the values is a vector."""
     deepest = max(v.ndim for v in values)
     return [v if v.ndim == deepest else v[:, None] for v in values]
 
 
 def map_members(function: Callable[..., np.ndarray], *values: RegisterValue) -> RegisterValue:
-    """Apply a function to arrays, or to each member of tuples alike."""
+    """Apply a function to arrays, or to each member of tuples."""
     if isinstance(values[0], tuple):
         return tuple(map_members(function, *parts) for parts in zip(*values, strict=True))
     return function(*values)

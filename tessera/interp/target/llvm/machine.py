@@ -1,4 +1,4 @@
-"""Machine: a parsed module that can be called; of the blocks with waiting lanes the first one runs."""
+"""Machine: calls functions of a parsed module; of the blocks with waiting lanes the first in block order runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ExecutionError, Location, TesseraError, UnknownNameError
-from tessera.interp.target.llvm.control_flow import BlockEdge, DecodedBlock, DecodedFunction, LaneSubset, LlvmFrame
+from tessera.interp.target.llvm.control_flow import (
+    BlockEdge,
+    DecodedBlock,
+    DecodedFunction,
+    LaneSubset,
+    LlvmFrame,
+    enter_block,
+    number_active_lanes,
+    take_edge,
+    write_back,
+)
 from tessera.interp.target.llvm.decoder import FunctionDecoder, GlobalAddresses, HostFunction, build_global_image
 from tessera.interp.target.llvm.lanes import (
     LaneFault,
@@ -30,14 +40,14 @@ from tessera.interp.target.llvm.text.syntax import (
 )
 from tessera.interp.target.llvm.text.types import LlvmFloat, LlvmPointer, LlvmType
 
-# Running a decoded function: the lowest block that has lanes waiting goes first.
+# Execution of decoded functions.
 
 
-_MAX_CALL_DEPTH = 128  # a call takes five of the thousand frames that Python has
+_MAX_CALL_DEPTH = 128  # a call takes 5 of the 1000 frames that Python allows
 
 
 class DecodedLibrary:
-    """The decoded functions of a program, each decoded when it is first called."""
+    """The decoded functions of a module, decoded on their first call."""
 
     def __init__(
         self, program: ParsedModule, addresses: GlobalAddresses, externals: Mapping[str, HostFunction]
@@ -47,28 +57,30 @@ class DecodedLibrary:
         self._addresses = addresses
         self._codes: dict[str, DecodedFunction] = {}
 
-    def code(self, function: LlvmFunction) -> DecodedFunction:
+    def decode(self, function: LlvmFunction) -> DecodedFunction:
         """The decoded function."""
         if function.name not in self._codes:
             self._codes[function.name] = FunctionDecoder(
                 self.program, function, self._addresses, self._externals
-            ).code()
+            ).decode()
         return self._codes[function.name]
 
 
 class LlvmMachine:
-    """One call from outside: a library and the memory it works on."""
+    """One call from the host: the decoded functions and the memory."""
 
     def __init__(self, library: DecodedLibrary, memory: SegmentedMemory) -> None:
         self._library = library
         self.memory = memory
         self._depth = 0
 
-    def run(self, function: LlvmFunction, arguments: list[RegisterValue], ids: np.ndarray) -> RegisterValue | None:
-        """Run a function for lanes with these numbers; what it returns."""
+    def run(
+        self, function: LlvmFunction, arguments: list[RegisterValue], lane_numbers: np.ndarray
+    ) -> RegisterValue | None:
+        """Run a function in the lanes with these numbers; its return value."""
         if self._depth >= _MAX_CALL_DEPTH:
             raise LaneFault(f"calls are nested deeper than {_MAX_CALL_DEPTH}")
-        frame = LlvmFrame(self, self._library.code(function), arguments, ids)
+        frame = LlvmFrame(self, self._library.decode(function), arguments, lane_numbers)
         self._depth += 1
         try:
             self._schedule(frame)
@@ -84,26 +96,26 @@ class LlvmMachine:
         while ready:
             number = min(ready)
             block = blocks[number]
-            frame.enter(block, ready.pop(number))
-            for edge, part in self._block(frame, block):
-                lanes = frame.follow(edge, part)
+            enter_block(frame, block, ready.pop(number))
+            for edge, part in self._run_block(frame, block):
+                lanes = take_edge(frame, edge, part)
                 ready[edge.target] = _merge_lanes(ready, edge, lanes, frame.total)
 
-    def _block(self, frame: LlvmFrame, block: DecodedBlock) -> list[tuple[BlockEdge, LaneSubset]]:
+    def _run_block(self, frame: LlvmFrame, block: DecodedBlock) -> list[tuple[BlockEdge, LaneSubset]]:
         at = 0
         try:
             for at, step in enumerate(block.steps):  # noqa: B007 (read when a step fails)
                 step(frame)
             at = -1
-            frame.spread(block)
+            write_back(frame, block)
             return block.leave(frame)
         except LaneFault as fault:
             raise self._report(fault, frame, block.body[at]) from None
 
     def _report(self, fault: LaneFault, frame: LlvmFrame, i: LlvmInstruction) -> TesseraError:
-        """The error a user sees: with the source line, else the line of the text."""
+        """The error of a fault: it names the instruction, the lane and the source line, if debug metadata has one."""
         message = fault.message
-        running = frame.running()
+        running = number_active_lanes(frame)
         if fault.lane is not None or (len(running) == 1 and frame.total > 1):
             message += f", lane {running[fault.lane or 0]}"
         source = find_source_location(self._library.program, i)
@@ -111,21 +123,21 @@ class LlvmMachine:
 
 
 def _merge_lanes(ready: dict[int, LaneSubset], edge: BlockEdge, lanes: LaneSubset, total: int) -> LaneSubset:
-    """The lanes that wait at a block, with those that have just come."""
+    """The lanes that wait at a block, and those that arrive now (reconvergence)."""
     if lanes is None or edge.target not in ready:
         return lanes
     waiting = ready[edge.target]
     if waiting is None:
-        raise ExecutionError("a lane waits twice", location=Location())
+        raise ExecutionError("a lane waits twice at one block", location=Location())
     both = np.sort(np.concatenate([waiting, lanes]))
     return None if len(both) == total else both
 
 
-# A module of LLVM IR text that can be called.
+# Modules.
 
 
 class LlvmModule:
-    """Parsed text; `call` runs one of its functions. `externals` are functions that the text only declares."""
+    """A parsed module; `call` runs one of its functions. `externals` are host functions that the text declares."""
 
     def __init__(self, text: str, name: str = "<llvm>", externals: Mapping[str, HostFunction] | None = None) -> None:
         self.text = text
@@ -140,17 +152,17 @@ class LlvmModule:
 
     @property
     def functions(self) -> list[str]:
-        """The names of the functions that have a body."""
+        """The names of the functions that are defined."""
         return [name for name, function in self.program.functions.items() if function.blocks]
 
     def source_line(self, instruction: LlvmInstruction) -> str:
-        """The line of the text that an instruction stands on."""
+        """The line of the text with an instruction."""
         return self.text.splitlines()[instruction.where.line - 1].strip()
 
     def call(self, name: str, arguments: Sequence[Any], lanes: int = 1) -> Any:
-        """Run a function in all lanes: its value for each, or None.
+        """Run a function in all lanes; its return value for each lane, or None.
 
-        An array stands for a pointer and is used in place; `Lanes` gives each lane a scalar of its own.
+        A NumPy array is passed as a pointer and used in place; `PerLane` gives each lane its own scalar.
         """
         function = self._function(name)
         parameters = function.parameters
@@ -182,8 +194,8 @@ def _bind_argument(memory: SegmentedMemory, parameter: LlvmParameter, argument: 
     if isinstance(argument, PerLane):
         values = np.asarray(argument.values)
         if values.shape[:1] != (lanes,):
-            message = f"%{parameter.name}: needs one value for each of {lanes} lanes"
-            raise ArgumentError(message, received=values.shape)
+            message = f"argument %{parameter.name} needs one value for each lane"
+            raise ArgumentError(message, expected=f"{lanes} values", received=f"shape {values.shape}")
         return _convert_argument(values, parameter.type)
     if isinstance(parameter.type, LlvmPointer) and isinstance(argument, np.ndarray):
         return np.array([memory.map(parameter.name, argument)])
@@ -195,7 +207,9 @@ def _bind_argument(memory: SegmentedMemory, parameter: LlvmParameter, argument: 
 def _convert_argument(values: np.ndarray, type: LlvmType) -> np.ndarray:
     """Numbers in the register format of a type; integers wrap."""
     if values.shape[1:] != type.lanes:
-        raise ArgumentError(f"an argument of type {type} is missing", received=f"shape {values.shape[1:]}")
+        raise ArgumentError(
+            f"an argument of type {type} has the wrong shape", expected=type.lanes, received=values.shape[1:]
+        )
     if isinstance(type.scalar, LlvmFloat):
         return values.astype(type.dtype)
     if values.dtype.kind not in "biuO":

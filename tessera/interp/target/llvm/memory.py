@@ -1,8 +1,7 @@
-"""Segmented memory: formats of types in memory, checked segments, loads and stores for one lane or for all at once.
+"""Segmented memory: memory formats of types, checked segments, loads and stores for one lane or for all lanes.
 
-An address is a segment number above bit 36 and an offset from the middle of that segment's slot, so that an offset
-may stray
-by gigabytes either way and the error still names the right segment.
+An address is a segment number above bit 36 and an offset from the middle of that segment's slot, so that an offset may
+be gigabytes out of bounds either way and the error still names the right segment.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tessera.core.errors import ArgumentError, OutOfBoundsError, UnsupportedOpEr
 from tessera.interp.target.llvm.lanes import LaneFault, canonicalise
 from tessera.interp.target.llvm.text.types import LlvmInt, LlvmType, LlvmVector, round_up
 
-# How a type lies in memory: its bytes as an array, and the way between array and register.
+# Memory formats: the bytes of a type, and their conversion to and from registers.
 
 
 _Codec = Callable[[np.ndarray], np.ndarray]
@@ -26,11 +25,11 @@ _Codec = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class MemoryFormat:
-    """A load or store of one scalar or vector: `count` memory elements side by side."""
+    """How one scalar or vector is loaded and stored: as `count` adjacent elements of `dtype`."""
 
     dtype: np.dtype
     count: int
-    vector: bool  # whether the memory elements make a trailing axis
+    vector: bool  # whether the elements form a trailing axis
     size: int
     align: int
     decode: _Codec | None = None
@@ -38,18 +37,18 @@ class MemoryFormat:
 
     @property
     def low_bits(self) -> int:
-        """The offset bits that must be zero for a typed view to serve."""
+        """The offset bits that must be zero for a typed view."""
         return self.dtype.itemsize - 1
 
     @property
     def shift(self) -> int:
-        """From bytes to elements."""
+        """The number of bits that converts bytes to elements."""
         return self.dtype.itemsize.bit_length() - 1
 
 
 @cache
 def get_memory_format(type: LlvmType, align: int = 0) -> MemoryFormat:
-    """The access for a type; without a written alignment its natural one."""
+    """The memory format of a type; `align` is 0 for its natural alignment."""
     align = align or type.align
     scalar = type.scalar
     if isinstance(scalar, LlvmInt) and not scalar.native:
@@ -59,7 +58,7 @@ def get_memory_format(type: LlvmType, align: int = 0) -> MemoryFormat:
 
 
 def _make_bit_format(type: LlvmType, scalar: LlvmInt, align: int) -> MemoryFormat:
-    """Integers that no NumPy type holds: bools, bit vectors and unusual widths."""
+    """The format of integers without a NumPy dtype: bools, bit vectors and unusual widths."""
     byte = np.dtype(np.uint8)
     if scalar.bits == 1 and isinstance(type, LlvmVector):
         count = type.count
@@ -97,15 +96,12 @@ def _decode_odd_integer(raw: np.ndarray, type: LlvmInt) -> np.ndarray:
 
 
 def _encode_odd_integer(value: np.ndarray, type: LlvmInt) -> np.ndarray:
-    # The bits above the width are zero in memory.
+    # In memory the bits above the width are zero.
     mask = value.dtype.type((1 << type.bits) - 1)
     return np.ascontiguousarray((value & mask)[:, None]).view(np.uint8)[:, : type.size]
 
 
-# A piece of memory with a name, and the faults of accesses that miss it.
-#
-# An address is a segment number above bit 36 and an offset from the middle of that segment's slot, so that an
-# offset may stray by gigabytes either way and the error still names the right segment.
+# Segments: named memory, and the faults of accesses out of bounds.
 
 
 _SLOT_BITS = 36
@@ -114,18 +110,18 @@ _NULL_PAGE = 4096
 
 
 def get_base_address(number: int) -> int:
-    """Where segment `number` begins."""
+    """The first address of a segment."""
     return (number << _SLOT_BITS) + _SLOT_MIDDLE
 
 
 def get_segment_number(address: int) -> int:
-    """The segment that an address belongs to."""
+    """The segment of an address."""
     return address >> _SLOT_BITS
 
 
 @dataclass
 class MemorySegment:
-    """Bytes with a name; `stride` apart lie `size` bytes for each lane."""
+    """Named bytes: one block of `size` bytes, or one for each lane at a distance of `stride`."""
 
     name: str
     base: int
@@ -136,63 +132,63 @@ class MemorySegment:
     views: dict[np.dtype, np.ndarray] = field(default_factory=dict)
 
     def view(self, dtype: np.dtype) -> np.ndarray:
-        """The bytes as elements of a type."""
-        found = self.views.get(dtype)
-        if found is None:
+        """The bytes as elements of a dtype."""
+        message = self.views.get(dtype)
+        if message is None:
             whole = len(self.data) // dtype.itemsize * dtype.itemsize
-            found = self.views[dtype] = self.data[:whole].view(dtype)
-        return found
+            message = self.views[dtype] = self.data[:whole].view(dtype)
+        return message
 
-    def at(self, place: int, access: MemoryFormat, verb: str) -> int:
-        """The offset of one address, checked."""
-        offset = place - self.base
+    def check_address(self, address: int, access: MemoryFormat, verb: str) -> int:
+        """The offset of an address, checked."""
+        offset = address - self.base
         inside = 0 <= offset <= len(self.data) - access.size
         if not inside or offset % self.stride + access.size > self.size:
-            raise self._outside(offset, access, verb)
-        self._check(offset, access, verb)
+            raise self._make_bounds_fault(offset, access, verb)
+        self._check_access(offset, access, verb)
         return offset
 
-    def at_each(self, places: np.ndarray, access: MemoryFormat, verb: str) -> np.ndarray:
+    def check_addresses(self, places: np.ndarray, access: MemoryFormat, verb: str) -> np.ndarray:
         """The offsets of many addresses, checked."""
         offset = places - self.base
         bad = offset % self.stride > self.size - access.size
         if bad.any() or offset.min() < 0 or offset.max() + access.size > len(self.data):
             bad |= (offset < 0) | (offset + access.size > len(self.data))
             lane = int(bad.argmax())
-            raise self._outside(int(offset[lane]), access, verb, lane)
+            raise self._make_bounds_fault(int(offset[lane]), access, verb, lane)
         if int(np.bitwise_or.reduce(offset)) & (access.align - 1):
             lane = int((offset & (access.align - 1)).argmax())
-            self._check(int(offset[lane]), access, verb, lane)
-        self._check(0, access, verb)
+            self._check_access(int(offset[lane]), access, verb, lane)
+        self._check_access(0, access, verb)
         return offset
 
-    def _check(self, offset: int, access: MemoryFormat, verb: str, lane: int | None = None) -> None:
+    def _check_access(self, offset: int, access: MemoryFormat, verb: str, lane: int | None = None) -> None:
         if offset & (access.align - 1):
             what = f"misaligned {verb} (align {access.align}) at offset {offset} of {self.name}"
             raise LaneFault(what, lane=lane)
         if not self.writable and not verb.endswith("load"):
             raise LaneFault(f"{verb} to {self.name}, which is read-only")
 
-    def _outside(self, offset: int, access: MemoryFormat, verb: str, lane: int | None = None) -> LaneFault:
+    def _make_bounds_fault(self, offset: int, access: MemoryFormat, verb: str, lane: int | None = None) -> LaneFault:
         if 0 <= offset < len(self.data):
             offset %= self.stride
-        found = f"{verb} of {access.size} bytes at offset {offset} of {self.name} ({self.size} bytes)"
-        return LaneFault(found, OutOfBoundsError, lane)
+        message = f"{verb} of {access.size} bytes at offset {offset} of {self.name} ({self.size} bytes)"
+        return LaneFault(message, OutOfBoundsError, lane)
 
 
-def make_unmapped_fault(place: int, access: MemoryFormat, verb: str, lane: int | None = None) -> LaneFault:
-    """An address that belongs to no segment."""
-    what = "a null pointer" if abs(place) < _NULL_PAGE else f"address {place:#x}, where nothing lives"
+def make_unmapped_fault(address: int, access: MemoryFormat, verb: str, lane: int | None = None) -> LaneFault:
+    """The fault of an address outside all segments."""
+    what = "a null pointer" if abs(address) < _NULL_PAGE else f"address {address:#x}, which is not mapped"
     return LaneFault(f"{verb} of {access.size} bytes at {what}", OutOfBoundsError, lane)
 
 
-# The memory of one call: segments far apart, read and written for one lane or for all of them at once.
+# The memory of one call.
 
 
 _POISON = 0xCB
 _GUARD = 16
 
-# Lanes (None: all of them), where they go and the checked offsets there.
+# Lanes (None: all of them), their segment, and the checked offsets in it.
 _SegmentLanes = tuple[np.ndarray | None, MemorySegment, np.ndarray]
 
 
@@ -205,14 +201,14 @@ class SegmentedMemory:
         self._mapped: dict[tuple[int, int], int] = {}
 
     def add(self, name: str, data: np.ndarray, writable: bool = True, number: int = 0) -> int:
-        """Map bytes; their address."""
+        """Add a segment; its address."""
         number = number or next(self._numbers)
         base = get_base_address(number)
         self._segments[number] = MemorySegment(name, base, data, len(data), writable=writable)
         return base
 
     def map(self, name: str, array: np.ndarray) -> int:
-        """The address of an argument array, which is used in place; the same array is mapped once."""
+        """The address of an array argument, which is used in place; equal arrays have one segment."""
         if not array.flags.c_contiguous:
             raise ArgumentError(f"argument {name} must be C-contiguous", received=f"strides {array.strides}")
         key = (array.ctypes.data, array.nbytes)
@@ -222,39 +218,39 @@ class SegmentedMemory:
         return self._mapped[key]
 
     def allocate(self, name: str, size: int, align: int, lanes: int) -> np.ndarray:
-        """Poisoned bytes for each lane; their addresses."""
+        """Allocate poisoned bytes for each lane; their addresses."""
         number, stride = next(self._numbers), round_up(size + _GUARD, max(align, _GUARD))
         data = np.full(stride * lanes, _POISON, np.uint8)
         self._segments[number] = MemorySegment(name, get_base_address(number), data, size, stride)
         return get_base_address(number) + stride * np.arange(lanes, dtype=np.int64)
 
     def bytes(self, address: int, count: int) -> np.ndarray:
-        """The bytes from an address on, copied.
+        """A copy of the bytes from an address on.
 
         Raises:
-            Fault: they do not all lie in one segment.
+            LaneFault: they are not all in one segment.
         """
         segment = self._segments.get(get_segment_number(address))
         offset = address - segment.base if segment is not None else -1
         if segment is None or not 0 <= offset <= len(segment.data) - count:
-            raise LaneFault(f"{count} bytes at {address:#x} lie outside all memory")
+            raise LaneFault(f"{count} bytes at {address:#x} are out of bounds", OutOfBoundsError)
         return segment.data[offset : offset + count].copy()
 
     def free(self, address: int) -> None:
-        """Forget the segment at an address."""
+        """Remove the segment of an address."""
         del self._segments[get_segment_number(address)]
 
     def load(self, address: np.ndarray, access: MemoryFormat, verb: str = "load") -> np.ndarray:
         """The value at one address, or at one address for each lane."""
         if len(address) == 1:
-            found = self._uniform(address, access, verb).copy()
-            raw = found[None] if access.vector else found
+            message = self._uniform(address, access, verb).copy()
+            raw = message[None] if access.vector else message
         else:
             raw = self._gather(address, access, verb)
         return raw if access.decode is None else access.decode(raw)
 
     def store(self, address: np.ndarray, value: np.ndarray, access: MemoryFormat, verb: str = "store") -> None:
-        """Write a value for each lane; where lanes share an address the last one's stays."""
+        """Store a value for each lane; of lanes with one address the last one's value stays."""
         raw = value if access.encode is None else access.encode(value)
         if len(address) == 1:
             self._uniform(address, access, verb)[...] = raw[-1]
@@ -263,12 +259,12 @@ class SegmentedMemory:
             _write_segment(segment, offset, raw if lanes is None or len(raw) == 1 else raw[lanes], access)
 
     def _uniform(self, address: np.ndarray, access: MemoryFormat, verb: str) -> np.ndarray:
-        """The memory behind a single address, as the access sees it."""
-        place = int(address[0])
-        segment = self._segments.get(get_segment_number(place))
+        """The elements at a single address, in place."""
+        first_address = int(address[0])
+        segment = self._segments.get(get_segment_number(first_address))
         if segment is None:
-            raise make_unmapped_fault(place, access, verb)
-        offset = segment.at(place, access, verb)
+            raise make_unmapped_fault(first_address, access, verb)
+        offset = segment.check_address(first_address, access, verb)
         if offset & access.low_bits:
             return segment.data[offset : offset + access.size].view(access.dtype)
         first = offset >> access.shift
@@ -282,7 +278,7 @@ class SegmentedMemory:
         return out
 
     def _groups(self, address: np.ndarray, access: MemoryFormat, verb: str) -> Iterator[_SegmentLanes]:
-        """The lanes by segment; all are checked before the first is used."""
+        """The lanes by segment; all addresses are checked before any access."""
         if not len(address):
             return iter(())
         low, high = int(address.min()), int(address.max())
@@ -297,7 +293,7 @@ class SegmentedMemory:
             segment = self._segments.get(get_segment_number(int(address[0])))
             if segment is None:
                 raise make_unmapped_fault(int(address[0]), access, verb, 0)
-            return lanes, segment, segment.at_each(address, access, verb)
+            return lanes, segment, segment.check_addresses(address, access, verb)
         except LaneFault as fault:
             if lanes is not None and fault.lane is not None:
                 fault.lane = int(lanes[fault.lane])

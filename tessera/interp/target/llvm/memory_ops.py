@@ -1,4 +1,4 @@
-"""Memory operations: load, store, alloca, atomics, masked accesses, copies, and intrinsics that are hints."""
+"""Memory operations: load, store, alloca, atomics, masked accesses, memory intrinsics, and hints."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tessera.interp.target.llvm.scalar_intrinsics import get_float_math
 from tessera.interp.target.llvm.text.syntax import LlvmInstruction, NumberConstant
 from tessera.interp.target.llvm.text.types import LlvmAggregate, LlvmFloat, LlvmInt, LlvmType
 
-# Instructions that touch memory: load, store, alloca and the atomics.
+# Memory instructions.
 
 
-# From an instruction, the registers of its operands and of its result, to what it does.
+# build(instruction, operand registers, result register) gives the step that executes it.
 BuildStep = Callable[[LlvmInstruction, tuple[int, ...], int], RegisterStep]
 
 
@@ -27,17 +27,17 @@ def _build_load(i: LlvmInstruction, args: tuple[int, ...], out: int) -> Register
     (pointer,), type = args, i.source
     align = i.align or type.align
     if isinstance(type, LlvmAggregate):
-        return lambda f: f.w.__setitem__(out, _load_members(f.memory, f.w[pointer], type, align))
+        return lambda f: f.active.__setitem__(out, _load_members(f.memory, f.active[pointer], type, align))
     kind = get_memory_format(type, align)
 
     def step(f: LlvmFrame) -> None:
-        f.w[out] = f.memory.load(f.w[pointer], kind)
+        f.active[out] = f.memory.load(f.active[pointer], kind)
 
     return step
 
 
 def _load_members(memory: SegmentedMemory, address: np.ndarray, type: LlvmType, align: int) -> RegisterValue:
-    """A scalar or vector at once, an aggregate member by member."""
+    """A scalar or vector in one load, an aggregate member by member."""
     if not isinstance(type, LlvmAggregate):
         return memory.load(address, get_memory_format(type, align))
     return tuple(_load_members(memory, address + at, part, gcd(align, at)) for at, part in type.parts)
@@ -47,11 +47,11 @@ def _build_store(i: LlvmInstruction, args: tuple[int, ...], out: int) -> Registe
     (value, pointer), type = args, i.source
     align = i.align or type.align
     if isinstance(type, LlvmAggregate):
-        return lambda f: _store_members(f.memory, f.w[pointer], f.w[value], type, align)
+        return lambda f: _store_members(f.memory, f.active[pointer], f.active[value], type, align)
     kind = get_memory_format(type, align)
 
     def step(f: LlvmFrame) -> None:
-        f.memory.store(f.w[pointer], f.w[value], kind)
+        f.memory.store(f.active[pointer], f.active[value], kind)
 
     return step
 
@@ -70,23 +70,23 @@ def _build_alloca(i: LlvmInstruction, args: tuple[int, ...], out: int) -> Regist
     name, size, align = f"alloca %{i.result}", i.source.stride, i.align or i.source.align
 
     def step(f: LlvmFrame) -> None:
-        count = int(f.w[args[0]].max()) if args else 1
-        address = f.memory.allocate(name, size * count, align, f.n)
+        count = int(f.active[args[0]].max()) if args else 1
+        address = f.memory.allocate(name, size * count, align, f.active_count)
         f.allocated.append(int(address[0]))
-        f.w[out] = address
+        f.active[out] = address
 
     return step
 
 
 def _split_conflicting_lanes(address: np.ndarray) -> Iterator[np.ndarray]:
-    """Sets of lanes with different addresses: those that share one take turns, in order."""
+    """Sets of lanes with distinct addresses: lanes with one address are in successive sets, in lane order."""
     order = np.argsort(address, kind="stable")
     ordered = address[order]
     first = np.r_[True, ordered[1:] != ordered[:-1]]
     starts = np.flatnonzero(first)
-    turn = np.arange(len(address)) - np.repeat(starts, np.diff(np.r_[starts, len(address)]))
-    for number in range(int(turn.max()) + 1):
-        yield order[turn == number]
+    rounds = np.arange(len(address)) - np.repeat(starts, np.diff(np.r_[starts, len(address)]))
+    for number in range(int(rounds.max()) + 1):
+        yield order[rounds == number]
 
 
 def _increment_wrapping(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
@@ -108,7 +108,7 @@ _UNSIGNED_WORDS: dict[str, BinaryFunction] = {
 
 
 def _find_atomic_function(word: str, type: LlvmType) -> BinaryFunction:
-    """What an atomicrmw makes of the old value and its operand."""
+    """The new value of an atomicrmw, from the old value and the operand."""
     if word == "xchg":
         return lambda old, new: new
     if word in _SIGNED_WORDS:
@@ -125,23 +125,27 @@ def _find_atomic_function(word: str, type: LlvmType) -> BinaryFunction:
     return found
 
 
-def _update_serially(f: LlvmFrame, pointer: np.ndarray, kind: MemoryFormat, change: Callable) -> np.ndarray:
-    """Change memory lane after lane; the old values. `change` maps old values and lanes to new values."""
-    address = broadcast_lanes(pointer, f.n)
-    old = np.array(broadcast_lanes(f.memory.load(address, kind, "atomic update"), f.n))  # checks all lanes beforehand
+def _update_serially(f: LlvmFrame, pointer: np.ndarray, kind: MemoryFormat, update: Callable) -> np.ndarray:
+    """Update memory lane by lane; the old values. `update` maps old values and lanes to new values."""
+    address = broadcast_lanes(pointer, f.active_count)
+    old = np.array(
+        broadcast_lanes(f.memory.load(address, kind, "atomic update"), f.active_count)
+    )  # checks all addresses first
     for lanes in _split_conflicting_lanes(address):
-        old[lanes] = now = f.memory.load(address[lanes], kind, "atomic update")
-        f.memory.store(address[lanes], change(now, lanes), kind, "atomic update")
+        old[lanes] = current = f.memory.load(address[lanes], kind, "atomic update")
+        f.memory.store(address[lanes], update(current, lanes), kind, "atomic update")
     return old
 
 
 def _build_atomicrmw(i: LlvmInstruction, args: tuple[int, ...], out: int) -> RegisterStep:
     (pointer, operand), kind = args, get_memory_format(i.type, i.align)
-    change = _find_atomic_function(i.word, i.type)
+    update = _find_atomic_function(i.word, i.type)
 
     def step(f: LlvmFrame) -> None:
-        by = broadcast_lanes(f.w[operand], f.n)
-        f.w[out] = _update_serially(f, f.w[pointer], kind, lambda now, lanes: change(now, by[lanes]))
+        operands = broadcast_lanes(f.active[operand], f.active_count)
+        f.active[out] = _update_serially(
+            f, f.active[pointer], kind, lambda current, lanes: update(current, operands[lanes])
+        )
 
     return step
 
@@ -150,9 +154,14 @@ def _build_cmpxchg(i: LlvmInstruction, args: tuple[int, ...], out: int) -> Regis
     (pointer, expected, new), kind = args, get_memory_format(i.operands[1].type, i.align)
 
     def step(f: LlvmFrame) -> None:
-        want, put = (broadcast_lanes(f.w[register], f.n) for register in (expected, new))
-        old = _update_serially(f, f.w[pointer], kind, lambda now, at: np.where(now == want[at], put[at], now))
-        f.w[out] = (old, old == want)
+        expected_value, desired = (broadcast_lanes(f.active[register], f.active_count) for register in (expected, new))
+        old = _update_serially(
+            f,
+            f.active[pointer],
+            kind,
+            lambda current, at: np.where(current == expected_value[at], desired[at], current),
+        )
+        f.active[out] = (old, old == expected_value)
 
     return step
 
@@ -167,14 +176,14 @@ MEMORY_INSTRUCTIONS: dict[str, BuildStep] = {
 }
 
 
-# Intrinsics that touch memory or say something about it: masked accesses, copies, hints.
+# Memory intrinsics and hints.
 
 
 _BYTE = np.dtype(np.uint8)
 
 
 def _split_alignment(i: LlvmInstruction, args: tuple[int, ...], pointer: int) -> tuple[int, tuple[int, ...]]:
-    """The alignment, an argument of its own before LLVM 22, and the other arguments."""
+    """The alignment, which was an argument before LLVM 22, and the other arguments."""
     at = pointer + 1
     operand = i.operands[at]
     if isinstance(operand, NumberConstant) and isinstance(operand.type, LlvmInt):
@@ -183,7 +192,7 @@ def _split_alignment(i: LlvmInstruction, args: tuple[int, ...], pointer: int) ->
 
 
 def _spread_addresses(pointer: np.ndarray, mask: np.ndarray, element: LlvmType) -> tuple[np.ndarray, np.ndarray]:
-    """The address of every element and whether it takes part, for all lanes."""
+    """The address and mask of every element, for all lanes."""
     count = mask.shape[1]
     if pointer.ndim == 1:
         pointer = pointer[:, None] + np.arange(count) * element.size
@@ -194,7 +203,7 @@ def _spread_addresses(pointer: np.ndarray, mask: np.ndarray, element: LlvmType) 
 def _access_masked(
     memory: SegmentedMemory, where: np.ndarray, mask: np.ndarray, kind: MemoryFormat, value: np.ndarray | None
 ) -> np.ndarray:
-    """Load or store the elements that take part; a fault names the lane, not the element."""
+    """Load or store the elements that the mask selects; a fault names the lane, not the element."""
     try:
         if value is None:
             return memory.load(where[mask], kind, "masked load")
@@ -210,36 +219,36 @@ def _get_element_format(type: LlvmType, align: int) -> MemoryFormat:
 
 
 def _build_masked_load(i: LlvmInstruction, args: tuple[int, ...], out: int) -> RegisterStep:
-    """llvm.masked.load, llvm.masked.gather"""
-    align, (pointer, chosen, other) = _split_alignment(i, args, 0)
+    """Build llvm.masked.load or llvm.masked.gather."""
+    align, (pointer, mask_register, other) = _split_alignment(i, args, 0)
     element, kind = i.type.scalar, _get_element_format(i.type.scalar, align)
     whole = get_memory_format(i.type, align)
 
     def step(f: LlvmFrame) -> None:
-        address, mask = f.w[pointer], f.w[chosen]
+        address, mask = f.active[pointer], f.active[mask_register]
         if address.ndim == 1 and mask.all():
-            f.w[out] = f.memory.load(address, whole)
+            f.active[out] = f.memory.load(address, whole)
             return
         where, mask = _spread_addresses(address, mask, element)
-        rest = f.w[other]
+        rest = f.active[other]
         result = np.array(np.broadcast_to(rest, (max(len(where), len(rest)), where.shape[1])))
         where, mask = (np.broadcast_to(x, result.shape) for x in (where, mask))
         if mask.any():
             result[mask] = _access_masked(f.memory, where, mask, kind, None)
-        f.w[out] = result
+        f.active[out] = result
 
     return step
 
 
 def _build_masked_store(i: LlvmInstruction, args: tuple[int, ...], out: int) -> RegisterStep:
-    """llvm.masked.store, llvm.masked.scatter"""
-    align, (value, pointer, chosen) = _split_alignment(i, args, 1)
+    """Build llvm.masked.store or llvm.masked.scatter."""
+    align, (value, pointer, mask_register) = _split_alignment(i, args, 1)
     type = i.operands[0].type
     element, kind = type.scalar, _get_element_format(type.scalar, align)
     whole = get_memory_format(type, align)
 
     def step(f: LlvmFrame) -> None:
-        data, address, mask = f.w[value], f.w[pointer], f.w[chosen]
+        data, address, mask = f.active[value], f.active[pointer], f.active[mask_register]
         if address.ndim == 1 and mask.all():
             f.memory.store(address, data, whole)
             return
@@ -257,49 +266,51 @@ def _make_byte_format(size: int) -> MemoryFormat:
 
 
 def _group_lanes_by_size(size: np.ndarray, lanes: int) -> list[tuple[int, slice | int]]:
-    """The sizes of a copy and the lanes that have each: mostly one for all."""
+    """The sizes of a copy, each with its lanes; one group if all are equal."""
     if (size == size[0]).all():
         return [(int(size[0]), slice(None))]
     return [(int(n), lane) for lane, n in enumerate(broadcast_lanes(size, lanes))]
 
 
 def _select_rows(x: np.ndarray, lanes: slice | int, total: int) -> np.ndarray:
-    """The value of some lanes, still with a lane axis."""
+    """The value of some lanes, with a lane axis."""
     return x if isinstance(lanes, slice) else broadcast_lanes(x, total)[lanes : lanes + 1]
 
 
 def _build_memcpy(i: LlvmInstruction, args: tuple[int, ...], out: int) -> RegisterStep:
-    """llvm.memcpy, llvm.memmove: all is read before anything is written."""
+    """Build llvm.memcpy or llvm.memmove: everything is read before anything is written."""
     target, source, size = args[:3]
 
     def step(f: LlvmFrame) -> None:
-        for count, lanes in _group_lanes_by_size(f.w[size], f.n):
+        for count, lanes in _group_lanes_by_size(f.active[size], f.active_count):
             if count:
                 kind = _make_byte_format(count)
-                data = f.memory.load(_select_rows(f.w[source], lanes, f.n), kind, "memcpy load")
-                f.memory.store(_select_rows(f.w[target], lanes, f.n), data, kind, "memcpy store")
+                data = f.memory.load(_select_rows(f.active[source], lanes, f.active_count), kind, "memcpy load")
+                f.memory.store(_select_rows(f.active[target], lanes, f.active_count), data, kind, "memcpy store")
 
     return step
 
 
 def _build_memset(i: LlvmInstruction, args: tuple[int, ...], out: int) -> RegisterStep:
-    """llvm.memset"""
+    """Build llvm.memset."""
     target, byte, size = args[:3]
 
     def step(f: LlvmFrame) -> None:
-        for count, lanes in _group_lanes_by_size(f.w[size], f.n):
+        for count, lanes in _group_lanes_by_size(f.active[size], f.active_count):
             if count:
-                value = _select_rows(f.w[byte], lanes, f.n).view(np.uint8)
+                value = _select_rows(f.active[byte], lanes, f.active_count).view(np.uint8)
                 row = np.broadcast_to(value[:, None], (len(value), count))
-                f.memory.store(_select_rows(f.w[target], lanes, f.n), row, _make_byte_format(count), "memset store")
+                f.memory.store(
+                    _select_rows(f.active[target], lanes, f.active_count), row, _make_byte_format(count), "memset store"
+                )
 
     return step
 
 
 def _build_assume(i: LlvmInstruction, args: tuple[int, ...], out: int) -> RegisterStep:
     def step(f: LlvmFrame) -> None:
-        if not f.w[args[0]].all():
-            raise LaneFault("llvm.assume of what is false", lane=int(np.argmin(f.w[args[0]])))
+        if not f.active[args[0]].all():
+            raise LaneFault("the condition of llvm.assume is false", lane=int(np.argmin(f.active[args[0]])))
 
     return step
 

@@ -1,4 +1,4 @@
-"""Scalar intrinsics of LLVM, and the C library's functions: for each name the NumPy function of a type."""
+"""Scalar intrinsics of LLVM, and functions of the C library: the NumPy function of each name and type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tessera.interp.target.llvm.lanes import canonicalise, view_unsigned, wrap_i
 from tessera.interp.target.llvm.text.syntax import LlvmInstruction
 from tessera.interp.target.llvm.text.types import LlvmAggregate, LlvmFloat, LlvmInt, LlvmType
 
-# Float intrinsics and the C library's functions: for each name, the NumPy function for a type.
+# Float intrinsics and functions of the C library.
 
 
 _F64 = np.dtype(np.float64)
@@ -41,7 +41,7 @@ def _gamma(x: float) -> float:
         return math.copysign(math.inf, x) if x == 0 else math.nan
 
 
-# Functions without an exact result, computed in double and rounded: as close as one can ask.
+# Functions without an exact result are computed in double and rounded.
 _DOUBLE_FUNCTIONS: dict[str, PureFunction] = {
     **{name: getattr(np, name) for name in "exp exp2 expm1 log log2 log10 log1p sin cos tan".split()},
     **{name: getattr(np, name) for name in "sinh cosh tanh cbrt hypot".split()},
@@ -58,13 +58,13 @@ _DOUBLE_FUNCTIONS: dict[str, PureFunction] = {
 
 
 def round_half_away(x: np.ndarray) -> np.ndarray:
-    """To the nearest integer, halves away from zero."""
+    """Round to the nearest integer, ties away from zero."""
     whole = np.trunc(x)
     return np.copysign(np.abs(whole) + (np.abs(x - whole) >= 0.5).astype(x.dtype), x)
 
 
 def _make_signed_zero_minmax(pick: PureFunction, first_when: PureFunction) -> PureFunction:
-    """A minimum or maximum that tells -0 from +0."""
+    """A minimum or maximum that orders -0 before +0."""
 
     def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         zeros = (a == 0) & (b == 0)
@@ -81,7 +81,7 @@ def _copy_sign(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (clear_sign(a).view(bits) | sign).view(a.dtype)
 
 
-# Functions with an exact or singly rounded result in every format.
+# Functions whose result is exact or rounded once in every format.
 _EXACT_FUNCTIONS: dict[str, PureFunction] = {
     "sqrt": np.sqrt,
     "floor": np.floor,
@@ -97,7 +97,7 @@ _EXACT_FUNCTIONS: dict[str, PureFunction] = {
     "maximum": _make_signed_zero_minmax(np.maximum, np.less),
 }
 
-# Functions of bits, or that round by themselves.
+# Functions of bits, or that round themselves.
 _BITWISE_FUNCTIONS: dict[str, PureFunction] = {
     **dict.fromkeys(("fma", "fmuladd"), fma),
     "fabs": clear_sign,
@@ -107,7 +107,7 @@ _BITWISE_FUNCTIONS: dict[str, PureFunction] = {
 
 
 def get_float_math(name: str, type: LlvmType) -> PureFunction | None:
-    """The function of a name on a scalar type."""
+    """The function of a name on a scalar type; None if the name is unknown."""
     if name in _BITWISE_FUNCTIONS:
         return _BITWISE_FUNCTIONS[name]
     if name in _EXACT_FUNCTIONS:
@@ -122,7 +122,7 @@ def _compute_in_double(function: PureFunction, dtype: np.dtype) -> PureFunction:
 
 
 def get_libc_function(name: str, type: LlvmType) -> PureFunction | None:
-    """A function of the C library: plain for double, with a final f for float."""
+    """A function of the C library: its name ends in f for float."""
     if not isinstance(type, LlvmFloat):
         return None
     short = name if type.dtype == _F64 else name.removesuffix("f")
@@ -132,7 +132,7 @@ def get_libc_function(name: str, type: LlvmType) -> PureFunction | None:
 
 
 def _build_saturating_cast(i: LlvmInstruction) -> PureFunction:
-    """llvm.fptosi.sat: NaN gives 0, too much the nearest integer."""
+    """llvm.fptosi.sat and llvm.fptoui.sat: NaN gives 0, a value out of range the nearest integer."""
     type, signed = i.type.scalar, ".fptosi." in i.word
     assert isinstance(type, LlvmInt)
     low = -(1 << (type.bits - 1)) if signed else 0
@@ -190,7 +190,7 @@ FLOAT_INTRINSICS: dict[str, Callable[[LlvmInstruction], PureFunction]] = {
 }
 
 
-# Integer intrinsics: for each name, the NumPy function for a type.
+# Integer intrinsics.
 
 
 _WRAPPING_FUNCTIONS: dict[str, PureFunction] = {
@@ -202,7 +202,7 @@ _WRAPPING_FUNCTIONS: dict[str, PureFunction] = {
 
 
 def _get_integer_type(i: LlvmInstruction) -> LlvmInt:
-    """The integer type that an intrinsic works on."""
+    """The integer type of an intrinsic's operands."""
     type = i.operands[0].type.scalar
     assert isinstance(type, LlvmInt)
     return type
@@ -213,7 +213,7 @@ def _get_bounds(type: LlvmInt, signed: bool) -> tuple[int, int]:
 
 
 def _widen_exactly(x: np.ndarray, type: LlvmInt, signed: bool) -> np.ndarray:
-    """The numbers in a type where sums and products of two do not wrap unseen."""
+    """The numbers in a dtype in which a sum or product of two does not overflow."""
     if type.bits > 32:
         return (x if signed else view_unsigned(x, type)).astype(object)
     return x.astype(np.int64) if signed else view_unsigned(x, type).astype(np.uint64)
@@ -226,7 +226,7 @@ def _wrap(x: np.ndarray, type: LlvmInt) -> np.ndarray:
 
 
 def _build_overflow(i: LlvmInstruction) -> PureFunction:
-    """llvm.sadd.with.overflow and its like: the wrapped result and whether it wrapped."""
+    """llvm.sadd.with.overflow and similar: the wrapped result, and whether it overflowed."""
     name = i.word.split(".")[1]
     assert isinstance(i.type, LlvmAggregate)
     type, signed, combine = _get_integer_type(i), name[0] == "s", _WRAPPING_FUNCTIONS[name[1:]]
@@ -240,7 +240,7 @@ def _build_overflow(i: LlvmInstruction) -> PureFunction:
 
 
 def _build_saturating(i: LlvmInstruction) -> PureFunction:
-    """llvm.sadd.sat and its like."""
+    """llvm.sadd.sat and similar."""
     name = i.word.split(".")[1]
     type, signed, combine = _get_integer_type(i), name[0] == "s", _WRAPPING_FUNCTIONS[name[1:]]
     low, high = _get_bounds(type, signed)
@@ -263,7 +263,7 @@ def _build_absolute(i: LlvmInstruction) -> PureFunction:
 
 
 def _count_ones(bits: np.ndarray) -> np.ndarray:
-    """The ones in each unsigned number."""
+    """The number of ones in each unsigned integer."""
     raw = np.ascontiguousarray(bits)[..., None].view(np.uint8)
     return np.unpackbits(raw, axis=-1).sum(axis=-1)
 
@@ -309,7 +309,7 @@ def _build_bit_reverse(i: LlvmInstruction) -> PureFunction:
 
 
 def _build_funnel_shift(i: LlvmInstruction) -> PureFunction:
-    """llvm.fshl, llvm.fshr: a window of two numbers side by side."""
+    """llvm.fshl, llvm.fshr: a shift of two concatenated integers."""
     type, left = _get_integer_type(i), ".fshl." in i.word
 
     def run(a: np.ndarray, b: np.ndarray, shift: np.ndarray) -> np.ndarray:
@@ -323,7 +323,7 @@ def _build_funnel_shift(i: LlvmInstruction) -> PureFunction:
 
 
 def _make_signed_builder(function: PureFunction, for_bits: PureFunction) -> Callable[[LlvmInstruction], PureFunction]:
-    """A signed function; a single set bit is -1."""
+    """A signed function; for i1 true is -1."""
     return lambda i: for_bits if i.type.dtype == bool else function
 
 

@@ -13,7 +13,7 @@ from tessera.interp.target.llvm.lanes import RegisterValue, make_undefined, map_
 from tessera.interp.target.llvm.scalar_intrinsics import get_float_math
 from tessera.interp.target.llvm.text.syntax import LlvmInstruction, LlvmOperand, NumberConstant, SequenceConstant
 
-# Intrinsics across the elements of a vector: reductions, masks and rearrangements.
+# Vector intrinsics: reductions, masks and rearrangements.
 
 
 def _split_columns(vector: np.ndarray) -> list[np.ndarray]:
@@ -30,7 +30,7 @@ def _make_integer_reduction(op: str) -> Callable[[LlvmInstruction], PureFunction
 
 def _make_extreme_reduction(function: PureFunction, signed: bool) -> Callable[[LlvmInstruction], PureFunction]:
     def build(i: LlvmInstruction) -> PureFunction:
-        if i.type.dtype == bool and signed:  # a set bit is -1
+        if i.type.dtype == bool and signed:  # true is -1
             return _fold_columns(np.logical_or if function is np.minimum else np.logical_and)
         return _fold_columns(function if signed or i.type.dtype == bool else as_unsigned(function, i.type))
 
@@ -47,7 +47,7 @@ def _make_float_reduction(name: str) -> Callable[[LlvmInstruction], PureFunction
 
 
 def _make_ordered_reduction(op: str) -> Callable[[LlvmInstruction], PureFunction]:
-    """In order from the start value; with reassoc in halves, as a vector unit would."""
+    """A sequential reduction from the start value; with reassoc a reduction by halves, as a vector unit computes it."""
 
     def build(i: LlvmInstruction) -> PureFunction:
         function = get_float_function(op, i.type)
@@ -67,12 +67,12 @@ def _reduce_by_halves(function: PureFunction, vector: np.ndarray) -> np.ndarray:
 
 
 def _build_active_mask(i: LlvmInstruction) -> PureFunction:
-    """llvm.get.active.lane.mask: which of base, base + 1, ... lie below a limit."""
+    """llvm.get.active.lane.mask: which of base, base + 1, ... are below a limit."""
     count, type = i.type.lanes[0], i.operands[0].type
 
     def run(base: np.ndarray, limit: np.ndarray) -> np.ndarray:
         low, high = view_unsigned(base, type)[:, None], view_unsigned(limit, type)[:, None]
-        # The sum must not wrap: compare with what is left below the limit.
+        # Compare with limit - base: base + lane could wrap.
         return (high > low) & (np.arange(count, dtype=np.uint64) < (high - low))
 
     return run
@@ -123,7 +123,7 @@ def _build_vector_extract(i: LlvmInstruction) -> PureFunction:
 
 
 def _build_compress(i: LlvmInstruction) -> PureFunction:
-    """llvm.experimental.vector.compress: the chosen elements first."""
+    """llvm.experimental.vector.compress: the selected elements first."""
 
     def run(vector: np.ndarray, mask: np.ndarray, rest: np.ndarray) -> np.ndarray:
         lanes = max(len(vector), len(mask), len(rest))
@@ -160,11 +160,11 @@ VECTOR_INTRINSICS: dict[str, Callable[[LlvmInstruction], PureFunction]] = {
 }
 
 
-# Picking values apart and putting them together: vectors, aggregates, select and freeze.
+# Vector and aggregate instructions.
 
 
 def _get_constant_position(operand: LlvmOperand, count: int) -> int | None:
-    """A constant index; one outside the vector gives poison, here the last element."""
+    """A constant index; an index out of bounds gives poison, here the last element."""
     return min(int(operand.value), count - 1) if isinstance(operand, NumberConstant) else None
 
 
@@ -200,7 +200,7 @@ def _build_insert_element(i: LlvmInstruction) -> PureFunction:
 
 
 def _read_shuffle_mask(operand: LlvmOperand) -> np.ndarray:
-    """The numbers of a shuffle mask; -1 where any value will do."""
+    """The indices of a shuffle mask; -1 for an undefined element."""
     if isinstance(operand, SequenceConstant):
         return np.array(
             [int(e.value) if isinstance(e, NumberConstant) else _read_mask_constant(e) for e in operand.elements]

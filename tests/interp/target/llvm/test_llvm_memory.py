@@ -211,7 +211,7 @@ def test_dead_stack():
 define i32 @f() { %p = call ptr @g()
   %v = load i32, ptr %p
   ret i32 %v }"""
-    with pytest.raises(OutOfBoundsError, match="where nothing lives"):
+    with pytest.raises(OutOfBoundsError, match="which is not mapped"):
         LlvmModule(text).call("f", [])
 
 

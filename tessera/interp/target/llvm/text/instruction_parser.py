@@ -17,7 +17,7 @@ from tessera.interp.target.llvm.text.operand_parser import (
 from tessera.interp.target.llvm.text.syntax import LlvmInstruction, LlvmOperand
 from tessera.interp.target.llvm.text.types import I1, PTR, VOID, LlvmAggregate, LlvmStruct, LlvmType, LlvmVector
 
-# Reading calls.
+# Calls.
 
 
 def _parse_argument(c: LlvmTypeCursor) -> tuple[LlvmOperand, int]:
@@ -29,13 +29,13 @@ def _parse_argument(c: LlvmTypeCursor) -> tuple[LlvmOperand, int]:
 
 
 def parse_prefixed_call(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
-    """tail call"""
+    """A call after `tail`, `musttail` or `notail`."""
     c.expect("call")
     return parse_call(c, "call")
 
 
 def parse_call(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
-    """A direct call: attributes are passed over, but for the alignment of arguments."""
+    """A direct call; attributes are skipped, except the alignment of arguments."""
     where, found = c.place(), parse_flags(c)
     skip_attributes(c)
     type = c.type()
@@ -55,7 +55,7 @@ def parse_call(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
 
 
 def _skip_call_tail(c: LlvmTypeCursor) -> None:
-    """Attributes and operand bundles end with the line: the next word is an instruction."""
+    """Skip attributes and operand bundles, which end with the line."""
     line = c.line(c.expect(")"))
     while c.line() == line and (c.here.kind in ("word", "string", "group") or c.at("[")):
         if c.at("["):
@@ -64,7 +64,7 @@ def _skip_call_tail(c: LlvmTypeCursor) -> None:
             c.skip_group()
 
 
-# Reading instructions: one reader per opcode.
+# Instructions: one parser for each opcode.
 
 
 InstructionParser = Callable[[LlvmTypeCursor, str], LlvmInstruction]
@@ -82,7 +82,7 @@ _UNSUPPORTED = frozenset(
 
 
 def parse_instruction(c: LlvmTypeCursor) -> LlvmInstruction:
-    """One instruction with its result name, metadata and place."""
+    """One instruction with its result, metadata and location."""
     where, result = c.place(), ""
     if c.here.kind == "local":
         result = c.take().text
@@ -120,7 +120,7 @@ def _parse_attachment(c: LlvmTypeCursor, found: LlvmInstruction) -> LlvmInstruct
 
 
 def get_comparison_type(type: LlvmType) -> LlvmType:
-    """The type of a comparison of two values of this type."""
+    """The result type of a comparison of values of this type."""
     return LlvmVector(type.count, I1) if isinstance(type, LlvmVector) else I1
 
 
@@ -141,35 +141,35 @@ def _parse_operands(c: LlvmTypeCursor) -> tuple[LlvmOperand, ...]:
 
 
 def _parse_binary(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
-    found_flags = parse_flags(c)
+    flags = parse_flags(c)
     pair = _parse_pair(c)
-    return LlvmInstruction(op, pair[0].type, pair, flags=found_flags)
+    return LlvmInstruction(op, pair[0].type, pair, flags=flags)
 
 
 def _parse_compare(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
-    found_flags = parse_flags(c)
+    flags = parse_flags(c)
     word = c.expect_kind("word")
     pair = _parse_pair(c)
-    return LlvmInstruction(op, get_comparison_type(pair[0].type), pair, word, found_flags)
+    return LlvmInstruction(op, get_comparison_type(pair[0].type), pair, word, flags)
 
 
 def _parse_unary(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
-    found_flags = parse_flags(c)
+    flags = parse_flags(c)
     operand = parse_typed_value(c)
-    return LlvmInstruction(op, operand.type, (operand,), flags=found_flags)
+    return LlvmInstruction(op, operand.type, (operand,), flags=flags)
 
 
 def _parse_cast(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
-    found_flags = parse_flags(c)
+    flags = parse_flags(c)
     operand = parse_typed_value(c)
     c.expect("to")
-    return LlvmInstruction(op, c.type(), (operand,), flags=found_flags)
+    return LlvmInstruction(op, c.type(), (operand,), flags=flags)
 
 
 def _parse_select(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
-    found_flags = parse_flags(c)
+    flags = parse_flags(c)
     operands = _parse_operands(c)
-    return LlvmInstruction(op, operands[1].type, operands, flags=found_flags)
+    return LlvmInstruction(op, operands[1].type, operands, flags=flags)
 
 
 def _parse_extract_element(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
@@ -303,7 +303,7 @@ def _parse_return(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
 
 
 def _parse_phi(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
-    found_flags = parse_flags(c)
+    flags = parse_flags(c)
     type = c.type()
     operands, labels = [], []
     while True:
@@ -313,7 +313,7 @@ def _parse_phi(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
         labels.append(c.expect_kind("local"))
         c.expect("]")
         if not (c.at(",") and c.after().text == "["):
-            return LlvmInstruction(op, type, tuple(operands), flags=found_flags, labels=tuple(labels))
+            return LlvmInstruction(op, type, tuple(operands), flags=flags, labels=tuple(labels))
         c.take()
 
 

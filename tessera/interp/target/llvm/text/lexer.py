@@ -32,7 +32,7 @@ _OPEN, _CLOSE = frozenset("([{<"), frozenset(")]}>")
 
 
 def _unquote(kind: str, text: str) -> str:
-    """The plain name: without sigil, colon and quotes."""
+    """The name without sigil, colon and quotes."""
     if kind not in _SIGIL_LENGTH:
         return text
     name = text[_SIGIL_LENGTH[kind] :] if kind != "label" else text[:-1]
@@ -40,43 +40,43 @@ def _unquote(kind: str, text: str) -> str:
 
 
 class LlvmLexer(tokens.TextLexer):
-    """The tokens of one text: names without sigil, colon and quotes."""
+    """The tokens of a text; names have no sigil, colon or quotes."""
 
     pattern = _TOKEN_PATTERN
 
     def token(self, kind: str, text: str, offset: int) -> TextToken:
-        """What is kept of a word."""
+        """The token of a match."""
         return TextToken(kind, _unquote(kind, text), offset)
 
 
 class LlvmCursor(tokens.TokenCursor):
-    """A reading position in the tokens of one text."""
+    """A reading position in the tokens of a text."""
 
     spelled = ("word", "punct")
 
     def expect_kind(self, kind: str) -> str:
-        """The text of the next token, which must be of this kind."""
+        """Consume a token of this kind; its text."""
         if self.here.kind != kind:
             self.fail(f"expected a {kind}")
         return self.take().text
 
     def integer(self) -> int:
-        """A plain decimal integer."""
+        """Consume a decimal integer."""
         token = self.here
         if token.kind != "number" or not token.text.lstrip("-+").isdigit():
             self.fail("expected an integer")
         return int(self.take().text)
 
     def line(self, token: TextToken | None = None) -> int:
-        """The text line of a token (the next one by default)."""
+        """The line of a token (by default the next one)."""
         return self.place(token).line
 
     def place(self, token: TextToken | None = None) -> Location:
-        """Where a token (the next one by default) stands."""
+        """The location of a token (by default the next one)."""
         return self.lexer.place((token or self.here).offset)
 
     def skip_group(self) -> None:
-        """Pass over one bracketed group, brackets within it included."""
+        """Skip a bracketed group, with nested brackets."""
         depth = 0
         while True:
             token = self.take()
@@ -88,7 +88,7 @@ class LlvmCursor(tokens.TokenCursor):
                 return
 
     def skip_line(self) -> None:
-        """Pass over the rest of this text line."""
+        """Skip the rest of this line."""
         line = self.line()
         while self.here.kind != "end" and self.line() == line:
             self.take()

@@ -24,7 +24,7 @@ _BY_VALUE_ATTRIBUTES = ("byval", "inalloca", "preallocated")
 
 
 class _ModuleCursor(LlvmTypeCursor):
-    """A cursor that collects the module's entities."""
+    """A cursor that collects the module's definitions."""
 
     def __init__(self, lexer: LlvmLexer) -> None:
         super().__init__(lexer)
@@ -32,7 +32,7 @@ class _ModuleCursor(LlvmTypeCursor):
 
 
 def parse_module(text: str, file: str = "<llvm>") -> ParsedModule:
-    """The module that a text spells."""
+    """The module of a text."""
     p = _ModuleCursor(LlvmLexer(text, file))
     while p.here.kind != "end":
         token = p.here
@@ -59,7 +59,7 @@ def _skip_definition(p: _ModuleCursor) -> None:
 
 
 def _parse_type_name(p: _ModuleCursor) -> None:
-    """`%T = type ...`: its body was found beforehand."""
+    """`%T = type ...`: the cursor has located its body before."""
     p.take()
     p.expect("=")
     p.expect("type")
@@ -116,35 +116,35 @@ def _parse_define(p: _ModuleCursor) -> None:
         if p.take().kind == "end":
             p.fail("expected '{'")
     p.take()
-    blocks = _FunctionBodyParser(p, sum(q.name.isdigit() for q in head.parameters)).blocks()
+    blocks = _FunctionBodyParser(p, sum(q.name.isdigit() for q in head.parameters)).parse_blocks()
     function = LlvmFunction(head.name, head.type, head.parameters, blocks, head.where)
     p.program.functions[head.name] = function
 
 
 class _FunctionBodyParser:
-    """The blocks of one function, counting the names that the text leaves out."""
+    """Parses the blocks of one function, and numbers unnamed values."""
 
     def __init__(self, p: _ModuleCursor, number: int) -> None:
         self.p = p
         self.number = number
 
-    def _name(self, given: str) -> str:
+    def _make_name(self, given: str) -> str:
         """The given name, or the next number."""
         name = given or str(self.number)
         self.number = int(name) + 1 if name.isdigit() else self.number
         return name
 
-    def blocks(self) -> tuple[BasicBlock, ...]:
-        """Every block up to the closing brace."""
+    def parse_blocks(self) -> tuple[BasicBlock, ...]:
+        """Every basic block up to the closing brace."""
         found = []
         while not self.p.accept("}"):
             given = self.p.take().text if self.p.here.kind == "label" else ""
-            found.append(BasicBlock(self._name(given), self._instructions()))
+            found.append(BasicBlock(self._make_name(given), self._parse_instructions()))
         if not found:
-            self.p.fail("a function needs a block")
+            self.p.fail("expected a basic block")
         return tuple(found)
 
-    def _instructions(self) -> tuple[LlvmInstruction, ...]:
+    def _parse_instructions(self) -> tuple[LlvmInstruction, ...]:
         body: list[LlvmInstruction] = []
         while not body or body[-1].op not in TERMINATORS:
             if self.p.here.kind == "record":  # #dbg_value(...)
@@ -152,14 +152,14 @@ class _FunctionBodyParser:
                 continue
             if self.p.at("}") or self.p.here.kind in ("label", "end"):
                 self.p.fail("expected an instruction: the block has no terminator")
-            body.append(self._instruction())
+            body.append(self._parse_instruction())
         return tuple(body)
 
-    def _instruction(self) -> LlvmInstruction:
+    def _parse_instruction(self) -> LlvmInstruction:
         found = parse_instruction(self.p)
         if found.type == VOID or found.op in TERMINATORS:
             return found
-        return replace(found, result=self._name(found.result))
+        return replace(found, result=self._make_name(found.result))
 
 
 def _parse_variable(p: _ModuleCursor) -> None:
@@ -168,7 +168,7 @@ def _parse_variable(p: _ModuleCursor) -> None:
     p.expect("=")
     while not p.at("constant", "global"):
         if p.at("alias", "ifunc") or p.here.kind == "end":
-            raise UnsupportedOpError(f"@{name} is neither constant nor variable", location=p.place())
+            raise UnsupportedOpError(f"@{name} is an alias or ifunc, which is not supported", location=p.place())
         p.take()
         if p.at("("):
             p.skip_group()
@@ -182,7 +182,7 @@ def _parse_variable(p: _ModuleCursor) -> None:
 
 
 def _parse_variable_tail(p: _ModuleCursor) -> int:
-    """An alignment, or something that is passed over: section, comdat, metadata."""
+    """An alignment; section, comdat and metadata are skipped."""
     if p.accept("align"):
         return p.integer()
     p.take()

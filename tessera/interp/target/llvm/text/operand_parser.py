@@ -34,7 +34,7 @@ from tessera.interp.target.llvm.text.types import (
     LlvmVoid,
 )
 
-# Reading types: a cursor that knows the module's named structs.
+# Types.
 
 
 _TYPE_KEYWORDS: dict[str, LlvmType] = {
@@ -47,15 +47,15 @@ _INTEGER_PATTERN = re.compile(r"i\d+$")
 
 
 class LlvmTypeCursor(LlvmCursor):
-    """A cursor that reads types."""
+    """A cursor that parses types."""
 
     def __init__(self, lexer: LlvmLexer) -> None:
         super().__init__(lexer)
-        self._defined = self._definitions()
+        self._defined = self._find_definitions()
         self._named: dict[str, LlvmType] = {}
 
-    def _definitions(self) -> dict[str, int]:
-        """Where the body of every `%T = type ...` begins: a use may come before it."""
+    def _find_definitions(self) -> dict[str, int]:
+        """The position of the body of every `%T = type ...`: a type may be used before its definition."""
         t = self.tokens
         return {
             t[i].text: i + 3
@@ -73,8 +73,8 @@ class LlvmTypeCursor(LlvmCursor):
         return self.at("<", "[", "{")
 
     def type(self) -> LlvmType:
-        """Read one type, typed pointers and function types included."""
-        found = self._base()
+        """Parse a type, typed pointers and function types included."""
+        found = self._parse_base_type()
         while True:
             if self.accept("*"):
                 found = PTR
@@ -82,18 +82,18 @@ class LlvmTypeCursor(LlvmCursor):
                 self.take()
                 self.skip_group()
             elif self.at("(") and self._is_function_type():
-                self.skip_group()  # the type of a callee: only what it returns matters
+                self.skip_group()  # the type of a callee: only its return type matters
             else:
                 return found
 
     def _is_function_type(self) -> bool:
-        """`void (i32, ...)`: a bracket right after a type can only be parameters."""
+        """Whether a parenthesis after a type begins parameters, as in `void (i32, ...)`."""
         return self.after().kind in ("word", "local") or self.after().text in (")", "...", "<", "[", "{")
 
-    def _base(self) -> LlvmType:
+    def _parse_base_type(self) -> LlvmType:
         token = self.here
         if token.kind == "local" and token.text in self._defined:
-            return self._struct_named(self.take().text)
+            return self._parse_named_struct(self.take().text)
         if self.at("<", "[", "{"):
             return _BRACKET_PARSERS[token.text](self)
         if token.kind == "word" and token.text in _TYPE_KEYWORDS:
@@ -102,15 +102,15 @@ class LlvmTypeCursor(LlvmCursor):
             return LlvmInt(int(self.take().text[1:]))
         self.fail("expected a type")
 
-    def _struct_named(self, name: str) -> LlvmType:
+    def _parse_named_struct(self, name: str) -> LlvmType:
         if name not in self._named:
-            self._named[name] = LlvmVoid("opaque")  # a struct may hold pointers to itself
+            self._named[name] = LlvmVoid("opaque")  # a struct may contain pointers to itself
             back, self.index = self.index, self._defined[name]
             self._named[name] = self.type()
             self.index = back
         return self._named[name]
 
-    def _sequence(self, close: str) -> tuple[int, LlvmType]:
+    def _parse_sequence(self, close: str) -> tuple[int, LlvmType]:
         self.take()
         if self.at("vscale"):
             raise UnsupportedOpError("scalable vectors are not supported", location=self.place())
@@ -120,18 +120,18 @@ class LlvmTypeCursor(LlvmCursor):
         self.expect(close)
         return count, element
 
-    def _array(self) -> LlvmType:
-        return LlvmArray(*self._sequence("]"))
+    def _parse_array(self) -> LlvmType:
+        return LlvmArray(*self._parse_sequence("]"))
 
-    def _angle(self) -> LlvmType:
+    def _parse_angle(self) -> LlvmType:
         if self.after().text != "{":
-            return LlvmVector(*self._sequence(">"))
+            return LlvmVector(*self._parse_sequence(">"))
         self.take()
-        inside = self._struct()
+        inside = self._parse_struct()
         self.expect(">")
         return LlvmStruct(inside.fields, packed=True)
 
-    def _struct(self) -> LlvmStruct:
+    def _parse_struct(self) -> LlvmStruct:
         self.take()
         fields: list[LlvmType] = []
         while not self.at("}"):
@@ -142,22 +142,26 @@ class LlvmTypeCursor(LlvmCursor):
         return LlvmStruct(tuple(fields))
 
 
-_BRACKET_PARSERS = {"<": LlvmTypeCursor._angle, "[": LlvmTypeCursor._array, "{": LlvmTypeCursor._struct}
+_BRACKET_PARSERS = {
+    "<": LlvmTypeCursor._parse_angle,
+    "[": LlvmTypeCursor._parse_array,
+    "{": LlvmTypeCursor._parse_struct,
+}
 
 
-# Reading operands: registers, globals and every spelling of a constant.
+# Operands: registers, globals and constants.
 
 
 OperandParser = Callable[[LlvmTypeCursor, LlvmType], LlvmOperand]
 
 
 def parse_typed_value(c: LlvmTypeCursor) -> LlvmOperand:
-    """`i32 %x`: a type, then a value of it."""
+    """A type and a value of it: `i32 %x`."""
     return parse_value(c, c.type())
 
 
 def parse_value(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
-    """A value whose type is known."""
+    """A value of a known type."""
     token = c.here
     reader = _VALUE_KEYWORDS.get(token.text) if token.kind in ("word", "punct") else _VALUE_TOKENS.get(token.kind)
     if reader is None:
@@ -166,7 +170,7 @@ def parse_value(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
 
 
 def starts_value(c: LlvmTypeCursor) -> bool:
-    """Whether a value begins here, as against an attribute."""
+    """Whether a value begins here, not an attribute."""
     token = c.here
     return token.text in _VALUE_KEYWORDS if token.kind in ("word", "punct") else token.kind in _VALUE_TOKENS
 
@@ -188,10 +192,10 @@ def _parse_number(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
 
 
 def _check_exact(c: LlvmTypeCursor, type: LlvmFloat, number: float) -> float:
-    """As LLVM has it, a literal must be a value of its type."""
+    """A literal must be exact in its type, as in LLVM."""
     if number == number and float(np.asarray(number).astype(type.dtype)) != number:
         c.index -= 1
-        c.fail(f"not exactly a {type}")
+        c.fail(f"expected a literal that is exact in {type}")
     return number
 
 
@@ -222,7 +226,7 @@ def _parse_hex(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
 
 
 def _parse_bytes(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
-    """`c"..."`, where a backslash and two digits give a byte."""
+    """`c"..."`, in which a backslash and two hexadecimal digits are a byte."""
     text = c.take().text[2:-1]
     raw = re.sub(rb"\\([0-9a-fA-F]{2}|\\)", _unescape, text.encode())
     return SequenceConstant(LlvmArray(len(raw), I8), tuple(NumberConstant(I8, byte) for byte in raw))
@@ -285,7 +289,7 @@ def _skip_flags(c: LlvmTypeCursor) -> None:
 
 
 def _parse_getelementptr(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
-    """getelementptr (T, ptr @g, i64 1)"""
+    """`getelementptr (T, ptr @g, i64 1)`"""
     op = c.take().text
     _skip_flags(c)
     c.expect("(")
@@ -299,7 +303,7 @@ def _parse_getelementptr(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
 
 
 def _parse_cast(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
-    """ptrtoint (ptr @g to i64)"""
+    """`ptrtoint (ptr @g to i64)`"""
     op = c.take().text
     c.expect("(")
     operand = parse_typed_value(c)
@@ -310,7 +314,7 @@ def _parse_cast(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
 
 
 def _parse_arithmetic(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
-    """add (i64 ptrtoint (ptr @g to i64), i64 8)"""
+    """`add (i64 ptrtoint (ptr @g to i64), i64 8)`"""
     op = c.take().text
     _skip_flags(c)
     c.expect("(")
@@ -322,7 +326,7 @@ def _parse_arithmetic(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
 
 
 def _parse_metadata(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
-    """An operand of type metadata: never read."""
+    """An operand of type metadata, which has no value."""
     if c.take().text.startswith("!DI") or c.at("{"):
         c.skip_group()
     return Undefined(VOID)
@@ -355,7 +359,7 @@ _VALUE_KEYWORDS: dict[str, OperandParser] = {
 }
 
 
-# Reading what qualifies an instruction or an argument: flags, orderings and attributes.
+# Flags, orderings and attributes.
 
 
 _FLAG_WORDS = frozenset(
@@ -376,7 +380,7 @@ def parse_flags(c: LlvmTypeCursor) -> frozenset[str]:
 
 
 def skip_ordering(c: LlvmTypeCursor) -> None:
-    """Scopes and orderings mean nothing here: an access is always whole and in order."""
+    """Skip scopes and memory orderings: every access is atomic and in order."""
     if c.accept("syncscope"):
         c.skip_group()
     while c.accept(*_ORDERINGS):
@@ -384,13 +388,13 @@ def skip_ordering(c: LlvmTypeCursor) -> None:
 
 
 def _starts_attribute(c: LlvmTypeCursor) -> bool:
-    """Whether neither a type nor a value follows."""
+    """Whether neither a type nor a value begins here."""
     word = c.here.kind == "word" and not c.at_type() and not starts_value(c)
     return word or c.here.kind in ("string", "group")
 
 
 def skip_attributes(c: LlvmTypeCursor) -> int:
-    """Pass over attributes up to a type or a value; their alignment, or 0."""
+    """Skip attributes up to a type or a value; their alignment, or 0."""
     align = 0
     while _starts_attribute(c):
         name = c.take().text

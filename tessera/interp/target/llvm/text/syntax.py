@@ -1,4 +1,4 @@
-"""Syntax tree of an LLVM module, and the source locations that its debug metadata gives."""
+"""Syntax tree of an LLVM module, and the source locations in its debug metadata."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from tessera.core.errors import UNKNOWN, Location
 from tessera.interp.target.llvm.text.types import VOID, LlvmType
 
-# What a parsed LLVM module is made of: frozen values, no behaviour.
+# The syntax tree: frozen values without behaviour.
 
 
 @dataclass(frozen=True)
 class LocalOperand:
-    """A register by name."""
+    """A register, by name."""
 
     type: LlvmType
     name: str
@@ -29,7 +29,7 @@ class NumberConstant:
 
 @dataclass(frozen=True)
 class SequenceConstant:
-    """Constants in a row: a vector, an array or a struct."""
+    """A constant vector, array or struct."""
 
     type: LlvmType
     elements: tuple[LlvmOperand, ...]
@@ -72,7 +72,7 @@ LlvmOperand = LocalOperand | NumberConstant | SequenceConstant | Zero | Undefine
 
 @dataclass(frozen=True)
 class LlvmInstruction:
-    """One instruction; which of the optional fields it uses depends on `op`."""
+    """One instruction; `op` determines which optional fields it uses."""
 
     op: str
     type: LlvmType = VOID
@@ -111,7 +111,7 @@ class LlvmParameter:
 
 @dataclass(frozen=True)
 class LlvmFunction:
-    """A function; without blocks it is only declared."""
+    """A function; one without blocks is a declaration."""
 
     name: str
     type: LlvmType
@@ -133,7 +133,7 @@ class GlobalVariable:
 
 @dataclass(frozen=True)
 class MetadataNode:
-    """A metadata node: its kind and those fields that are plain tokens."""
+    """A metadata node: its kind, and its fields that are single tokens."""
 
     kind: str
     fields: dict[str, str] = field(default_factory=dict)
@@ -148,11 +148,11 @@ class ParsedModule:
     nodes: dict[str, MetadataNode]
 
 
-# From `!dbg` on an instruction to the source line that it came from.
+# Debug metadata.
 
 
 def find_source_location(program: ParsedModule, i: LlvmInstruction) -> Location | None:
-    """The file, line and column of a DILocation, if the text has them."""
+    """The file, line and column of an instruction's DILocation; None if it has none."""
     node = program.nodes.get(i.debug)
     if node is None or node.kind != "DILocation":
         return None

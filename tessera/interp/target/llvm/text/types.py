@@ -1,4 +1,4 @@
-"""LLVM types: size and alignment in memory, and the NumPy type of a register."""
+"""LLVM types: size and alignment in memory, and the NumPy dtype of a register."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ def round_up_to_power_of_two(n: int) -> int:
 
 @dataclass(frozen=True)
 class LlvmType:
-    """What all types share: store size, alignment, and their distance in an array."""
+    """A type: its store size, alignment, and stride in an array."""
 
     @property
     def size(self) -> int:
-        """Bytes that a store writes."""
+        """The bytes that a store writes."""
         raise UnsupportedOpError(f"type {self} has no size")
 
     @property
     def align(self) -> int:
-        """ABI alignment in bytes."""
+        """The ABI alignment in bytes."""
         return 1
 
     @property
     def stride(self) -> int:
-        """Bytes from one element of an array to the next."""
+        """The bytes between the elements of an array."""
         return round_up(self.size, self.align)
 
     @property
     def dtype(self) -> np.dtype:
-        """The NumPy type of a register element."""
+        """The NumPy dtype of a register element."""
         raise UnsupportedOpError(f"a value of type {self} is not supported")
 
     @property
     def scalar(self) -> LlvmType:
-        """The element type of a vector; itself for anything else."""
+        """The element type of a vector; any other type itself."""
         return self
 
     @property
@@ -58,7 +58,7 @@ class LlvmType:
 
 @dataclass(frozen=True)
 class LlvmVoid(LlvmType):
-    """No value, or one that is never computed: void, label, metadata, token."""
+    """A type without values at run time: void, label, metadata, token."""
 
     name: str = "void"
 
@@ -68,7 +68,7 @@ class LlvmVoid(LlvmType):
 
 @dataclass(frozen=True)
 class LlvmInt(LlvmType):
-    """A signless integer; registers hold it sign-extended, one bit as a bool."""
+    """A signless integer; registers hold it sign-extended, and one bit as a bool."""
 
     bits: int
 
@@ -91,7 +91,7 @@ class LlvmInt(LlvmType):
 
     @property
     def native(self) -> bool:
-        """Whether a NumPy integer has exactly this width."""
+        """Whether a NumPy integer dtype has exactly this width."""
         return self.bits in (8, 16, 32, 64)
 
 
@@ -105,7 +105,7 @@ _FLOAT_DTYPES = {
 
 @dataclass(frozen=True)
 class LlvmFloat(LlvmType):
-    """A floating-point format by its LLVM name."""
+    """A floating-point format, by its LLVM name."""
 
     name: str
 
@@ -129,7 +129,7 @@ class LlvmFloat(LlvmType):
 
 @dataclass(frozen=True)
 class LlvmPointer(LlvmType):
-    """An address; address spaces are not told apart."""
+    """An address; address spaces are not distinguished."""
 
     def __str__(self) -> str:
         return "ptr"
@@ -191,7 +191,7 @@ class LlvmAggregate(LlvmType):
 
 @dataclass(frozen=True)
 class LlvmArray(LlvmAggregate):
-    """A number of elements at equal distance."""
+    """Elements at equal distances."""
 
     count: int
     element: LlvmType
