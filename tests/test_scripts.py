@@ -49,3 +49,10 @@ def test_the_new_paths_in_the_changelog_exist():
     table = (ROOT / "CHANGELOG.md").read_text().partition("| before | now |")[2].partition("\n\n")[0]
     names = [n for row in table.splitlines() for n in re.findall(r"`(tessera\.[\w.]+)`", row.rpartition(" | ")[2])]
     assert len(names) > 20 and not set(names) - set(MODULES)
+
+
+def test_the_walk_names_functions_that_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    hops = re.findall(r"^\| \d+ \| `(\w+)` \| `(tessera/\S+\.py)` \|", page, re.MULTILINE)
+    assert 8 <= len(hops) <= 12
+    assert not [hop for hop in hops if not re.search(rf"def {hop[0]}\(", (ROOT / hop[1]).read_text())]
