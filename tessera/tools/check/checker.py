@@ -50,13 +50,13 @@ OPERATORS |= {f"In{k}": getattr(operator, "i" + v.rstrip("_")) for k, v in _PLAI
 OPERATORS |= {"Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge, "Eq": operator.eq}
 OPERATORS |= {"NotEq": operator.ne, "Index": operator.getitem}
 _LIBRARIES = tuple({sysconfig.get_path(n) for n in ("stdlib", "platstdlib", "purelib", "platlib")} | {_PACKAGE_FOLDER})
-MAX_CALL_DEPTH = 40  # calls within calls that are followed; recursion beyond is not decided
-MAX_TRIED_SIZES = 300  # trials of sizes for "?"
+MAX_CALL_DEPTH = 40  # the depth of calls to follow; deeper recursion is undecided
+MAX_TRIED_SIZES = 300  # sizes to try for "?"
 
 
 @dataclass
 class CheckedFrame:
-    """A user's function under way: its guarded code, its signature, its sizes and the site it is at."""
+    """A running user function: its guarded code, signature, sizes and current site."""
 
     function: FunctionType
     made: InstrumentedCode
@@ -66,14 +66,14 @@ class CheckedFrame:
 
 
 class AbstractInterpreter:
-    """A check under way: it runs functions over types and collects what is wrong."""
+    """Runs functions over types and collects the errors."""
 
     def __init__(self, builder: Builder, findings: DiagnosticCollector) -> None:
         self.builder = builder
         self.findings = findings
 
     def enter(self, function: FunctionType, args: tuple, named: dict[str, Any], sizes: Mapping[str, Size]) -> Any:
-        """The result of a user's function; UNKNOWN where an error ended it."""
+        """Run a user's function; the result is UNKNOWN where an error ended it."""
         made = instrument_function(function)
         if made is None:
             return function(*args, **named)
@@ -90,7 +90,7 @@ class AbstractInterpreter:
                 return POISON
 
     def places(self, function: FunctionType) -> Mapping[str, Location]:
-        """Where a function's parameters stand in its source."""
+        """The source locations of a function's parameters."""
         made = instrument_function(function)
         return made.parameters if made else {}
 
@@ -160,7 +160,7 @@ class AbstractInterpreter:
             raise
 
     def _undecided(self, frame: CheckedFrame, function: Any, args: tuple, named: dict[str, Any]) -> bool:
-        """Whether shapes that do not fit by name may fit by size."""
+        """Whether shapes that differ by name may agree by size."""
         values = [*_bound_receiver(function), *args, *named.values()]
         if has_inexact_division(_sizes(values)):
             self.findings.undecided(frame, "sizes are divided, and the remainder is not known")
@@ -168,7 +168,7 @@ class AbstractInterpreter:
         return self._fits_some(function, args, named)
 
     def _fits_some(self, function: Any, args: tuple, named: dict[str, Any]) -> bool:
-        """Whether sizes of "?" exist with which the call fits: then it is no error."""
+        """Whether some sizes of "?" make the call valid: then it is not an error."""
         function, args = getattr(function, "__func__", function), (*_bound_receiver(function), *args)
         shapes = [t.shape for t in _tensors([*args, *named.values()])]
         holes = sorted(n for n in symbol_names(itertools.chain(*shapes)) if n.startswith("?"))
@@ -183,7 +183,7 @@ class AbstractInterpreter:
         def sized(value: Any) -> Any:
             return Tensor(Value(value.type.evaluate(sizes))) if isinstance(value, Tensor) else value
 
-        with self.builder.region():  # what is recorded here is dropped
+        with self.builder.region():  # the recorded ops are dropped
             try:
                 function(*map_leaves(sized, args), **map_leaves(sized, named))
             except TesseraError:
@@ -202,7 +202,7 @@ class AbstractInterpreter:
     def _explain_misfit(
         self, frame: CheckedFrame, error: TesseraError, operands: list[Any], callee: FunctionType
     ) -> Poison:
-        """What came of a value that is not as the annotations of `callee` say."""
+        """Explain a value that does not match the annotations of `callee`."""
         made = instrument_function(callee)
         code = callee.__code__
         place = made.location if made else Location(code.co_filename, code.co_firstlineno)
@@ -220,7 +220,7 @@ def _bound_receiver(function: Any) -> tuple:
 
 
 def _sizes(values: list[Any]) -> list[Size]:
-    """Every symbolic size in a call: of its tensors, and those passed as such."""
+    """Collect every symbolic size in a call: of its tensors, and those passed as arguments."""
     found: list[Size] = [s for t in _tensors(values) for s in t.shape]
     map_leaves(lambda v: found.append(v) if isinstance(v, Dim) else None, values)
     return found
@@ -239,7 +239,7 @@ def in_library(function: Any) -> bool:
 
 
 def unwrap_user_function(callee: Any) -> tuple[FunctionType | None, tuple]:
-    """The user's Python function behind a callable, and the arguments that come first; None for a library's."""
+    """The user's Python function under a callable, and its leading arguments; None for a library function."""
     callee = callee.function if isinstance(callee, Jit) else callee
     first: tuple = ()
     if isinstance(callee, MethodType):
@@ -274,7 +274,7 @@ def check(function: Callable[..., Any], *types: Any, **named: Any) -> CheckRepor
 
 
 class _CheckRun:
-    """One check: its builder, its findings, and the arguments it makes of types."""
+    """One check: its builder, its findings, and the arguments it makes from types."""
 
     def __init__(self, function: FunctionType) -> None:
         self.function = function
@@ -356,7 +356,7 @@ class _CheckRun:
         return sizes
 
     def _crash(self, error: Exception) -> None:
-        """Keep an error of Python itself, which ends the check."""
+        """Record a Python exception, which ends the check."""
         file = self.function.__code__.co_filename
         steps = [s for s in traceback.extract_tb(error.__traceback__) if s.filename == file]
         last = steps[-1] if steps else None

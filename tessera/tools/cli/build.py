@@ -17,7 +17,7 @@ from tessera.tools.cli.entry_points import describe_configuration, find_entry_po
 
 
 def main(options: argparse.Namespace) -> int:
-    """Build what the command line names."""
+    """Build the entry point that the command line names."""
     console = Console()
     target = find_generator_name(options.target) + (f":{options.grid}" if options.grid else "")
     entry = find_entry_point(options.entry)

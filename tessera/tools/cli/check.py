@@ -21,7 +21,7 @@ MARKS = (("Error:", "bold red"), ("    Expected:", "green"), ("    Received:", "
 
 
 def main(options: argparse.Namespace) -> int:
-    """Check what the command line names; status 1 where something is wrong."""
+    """Check the functions that the command line names; exit status 1 where there are errors."""
     path, _, name = options.entry.partition(":") if ".py:" in options.entry else (options.entry, "", "")
     functions = _find_functions(path, name)
     reports = [check(function) for function in functions.values()]
@@ -56,7 +56,7 @@ def _has_tensor_annotations(function: Any) -> bool:
 
 
 def _show(reports: list[CheckReport]) -> None:
-    """Each finding once: a helper's own error is met again in all that call it."""
+    """Print each finding once: callers of a faulty helper repeat its error."""
     console = Console(soft_wrap=True, highlight=False)
     seen: dict[tuple[Location, str], Diagnostic] = {}
     for finding in (f for r in reports for f in r.findings):

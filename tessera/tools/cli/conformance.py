@@ -42,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _show(outcomes: Sequence[Outcome], columns: Sequence[str]) -> None:
     console = Console()
-    # Without rules between them seven engines and a name in two lines fit a terminal of 80 columns.
+    # Without column rules, seven engines and a name on two lines fit a terminal of 80 columns.
     table = Table(Column("case", overflow="fold", min_width=20), *columns, box=None, padding=(0, 1, 0, 0))
     rows: dict[str, dict[str, Outcome]] = {}
     for outcome in outcomes:
@@ -74,7 +74,7 @@ def _summary(outcomes: Sequence[Outcome], cases: int) -> str:
 
 
 def _open_report_writer(path: Path) -> Callable[[Sequence[Outcome]], None]:
-    """What writes a report; a path that cannot have one is refused before anything runs."""
+    """Open the writer of a report; an unwritable path is refused before anything runs."""
     contents = {".json": _json, ".xml": _junit}
     if path.suffix not in contents:
         raise ArgumentError(f"a report is .json or .xml, not {path.suffix or path.name}")

@@ -18,7 +18,7 @@ ARCHES = ("wse2", "wse3")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Do the action; the exit status."""
+    """Run the action and return the exit status."""
     return ACTIONS[options.action](options)
 
 
@@ -38,7 +38,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _find_run_command(folder: Path, arch: str | None) -> list[str]:
-    """How to run what is in the folder: its script for the architecture, or its run.py."""
+    """Find the command that runs a folder: its script for the architecture, or its run.py."""
     for name in [arch] if arch else ARCHES:
         if (folder / f"commands_{name}.sh").is_file():
             return ["bash", f"./commands_{name}.sh"]
@@ -59,7 +59,7 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Compile a layout, and say what came of it."""
+    """Compile a layout and print the result."""
     words = [_path(options, "a layout file"), "--arch", options.arch or "wse2"]
     words += ["--sdk", options.sdk] if options.sdk else []
     words += [word for pair in options.param for word in ("--params", pair)]

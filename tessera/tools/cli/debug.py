@@ -18,7 +18,7 @@ from tessera.tools.debug import checked, session
 
 
 def main(options: argparse.Namespace) -> int:
-    """Step through what the command line names; an error of the program is shown there, and then ends with status 2."""
+    """Step through the program that the command line names; its error is shown there and gives exit status 2."""
     with _sanitizing(options.checked), session(_script(options)):
         if options.script:
             _run_script(options.entry, options.rest)
@@ -29,7 +29,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _run_stepped(entry: EntryPoint, arguments: Any, level: str | None) -> None:
-    """Run an entry at a level (a `ts.jit` function at the Graph level unless told otherwise) by its interpreter."""
+    """Run an entry point in a level's interpreter (by default Graph for a `ts.jit` function)."""
     if isinstance(entry.function, Jit) and level in (None, "graph"):
         args, named = ((), arguments) if isinstance(arguments, Mapping) else (arguments, {})
         entry.function.stepped(*args, **named)
@@ -47,7 +47,7 @@ def _sanitizing(wanted: bool) -> Iterator[None]:
 
 
 def _script(options: argparse.Namespace) -> str | None:
-    """The commands that are given: those of -c, then those of the file; None for the terminal."""
+    """The commands of -c, then those of the file; None for the terminal."""
     if options.commands is None and not options.command_text:
         return None
     if options.commands is not None and not Path(options.commands).is_file():

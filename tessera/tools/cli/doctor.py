@@ -18,7 +18,7 @@ from rich.table import Table
 
 from tessera.core.device import count_gpus
 
-# The features a kernel author asks about, as LLVM names them.
+# The CPU features to report, by LLVM's names.
 SHOWN_FEATURES = (
     "avx2",
     "fma",
@@ -39,7 +39,7 @@ MARKS = {True: "[green]yes[/]", False: "[yellow]no[/]"}
 
 @dataclass(frozen=True)
 class Probe:
-    """One thing looked for: whether it is there, what was found, and how to get it."""
+    """A probe of the machine: whether the feature is present, what was found, and how to get it."""
 
     name: str
     present: bool
@@ -48,7 +48,7 @@ class Probe:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the findings; always status 0, since a missing extra is no fault."""
+    """Print the findings; exit status 0 always, since a missing extra is not an error."""
     findings = [look() for look in PROBES]
     if options.json:
         print(json.dumps([asdict(f) for f in findings], indent=1))
@@ -74,7 +74,7 @@ def python() -> Probe:
 
 
 def numpy() -> Probe:
-    """NumPy and the BLAS under it, which the interpreters lean on."""
+    """NumPy and its BLAS, which the interpreters use."""
     import numpy as np
 
     blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})  # type: ignore[union-attr]
@@ -133,7 +133,7 @@ def csl() -> Probe:
 
 
 def simulators() -> Probe:
-    """What stands in for machines that are not here: these run target text."""
+    """The emulators, which run target text without the hardware."""
     return Probe("interpreters of text", True, "LLVM IR, PTX, CSL (the simulator)")
 
 

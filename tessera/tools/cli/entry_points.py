@@ -34,15 +34,15 @@ class EntryPoint:
 
     @property
     def location(self) -> Location:
-        """Where its definition begins."""
+        """The location of its definition."""
         return locate_definition(self.function.__wrapped__)
 
 
 def find_entry_point(text: str) -> EntryPoint:
-    """The entry point that "file.py" or "file.py:name" means.
+    """Find the entry point named by "file.py" or "file.py:name".
 
     Raises:
-        FileError: there is no such file. UnknownNameError: no such entry, or no telling which.
+        FileError: there is no such file. UnknownNameError: there is no such entry, or several.
     """
     path, _, name = text.partition(":") if ".py:" in text else (text, "", "")
     entries = _entry_points_of(load_module(path))
@@ -71,7 +71,7 @@ def _require_single(entries: dict[str, EntryPoint], path: str) -> EntryPoint:
 
 
 def load_module(path: str) -> ModuleType:
-    """The Python file at a path, imported; of a folder its model.py.
+    """Import the Python file at a path; of a folder its model.py.
 
     Raises:
         FileError: it is missing, is not Python, or ends the process.
@@ -99,7 +99,7 @@ def load_module(path: str) -> ModuleType:
 
 
 def _import_root(file: Path) -> Path:
-    """The folder that a file's imports begin at: beside the outermost package it lies in."""
+    """The import root of a file: the folder of its outermost package."""
     folder = file.resolve().parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -107,7 +107,7 @@ def _import_root(file: Path) -> Path:
 
 
 def _resolve_file(path: Path) -> Path:
-    """The file to import."""
+    """Resolve a path to the file to import."""
     if path.is_dir() and (path / "model.py").is_file():
         return path / "model.py"
     if path.is_file():
@@ -129,7 +129,7 @@ def _entry_points_of(module: ModuleType) -> dict[str, EntryPoint]:
 
 
 def make_inputs(entry: EntryPoint, seed: int, files: Sequence[str] = ()) -> Any:
-    """The arguments to run an entry with: its example's, with the first replaced by the files given."""
+    """Make the arguments of an entry: its example's, with the first ones replaced by the files."""
     arguments = _make_example_inputs(entry, seed, needed=not files)
     if not files:
         return arguments
@@ -145,7 +145,7 @@ def make_inputs(entry: EntryPoint, seed: int, files: Sequence[str] = ()) -> Any:
 
 
 def _make_example_inputs(entry: EntryPoint, seed: int, needed: bool) -> Any:
-    """The arguments that the example makes: a dict, or a tuple (empty where there is no example)."""
+    """Make the example's arguments: a dict, or a tuple (empty where there is no example)."""
     if entry.example is None and needed:
         raise ArgumentError(
             f"{entry.name} has no example inputs", location=entry.location,
@@ -167,7 +167,7 @@ def prepare_program(
     entry: EntryPoint, arguments: Any, target: str, tune: bool = False,
     options: Mapping[str, Any] = MappingProxyType({}), lower: bool = True,
 ) -> PreparedProgram:  # fmt: skip
-    """The entry with these arguments, ready to run at any level; an error without a place has the entry's."""
+    """Prepare an entry with these arguments to run at any level; errors without a location get the entry's."""
     example = entry.example or Example(lambda rng: ())
     try:
         return prepare(entry.function, arguments, target, example.grid, example.group, tune, options, lower)
@@ -177,7 +177,7 @@ def prepare_program(
 
 
 def describe_configuration(entry: EntryPoint, program: PreparedProgram) -> str:
-    """Which configuration of an autotuned kernel a program has, and how it was found; "" for any other entry."""
+    """Describe the configuration of an autotuned kernel and how it was found; "" for any other entry."""
     if program.tuned is not None:
         return format_tuning(program.tuned)
     options = entry.function.options if isinstance(entry.function, Kernel) else None

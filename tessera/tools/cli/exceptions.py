@@ -1,4 +1,4 @@
-"""Diagnosis of exceptions that are no `TesseraError`: whose fault it is, and the line of the user."""
+"""Diagnosis of exceptions that are not a `TesseraError`: their cause and the user's line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRACEBACK_HINT = "--traceback shows the calls that led there"
 
 
 def describe_exception(error: Exception) -> TesseraError:
-    """The error to show: of the user's own Python, of a file, of memory, or of Tessera itself."""
+    """Convert an exception to the error to show: of user code, a file, memory, or Tessera itself."""
     if isinstance(error, SyntaxError):
         return syntax_error(error)
     place, own = _locate_exception(error)
@@ -35,16 +35,16 @@ def describe_exception(error: Exception) -> TesseraError:
 
 
 def syntax_error(error: SyntaxError, path: str | None = None) -> FileError:
-    """The error of a file that does not parse; `path` is what the user calls it."""
+    """The error for a file that does not parse; `path` is the user's name for it."""
     file = error.filename or path or "the program"
     place = Location(file, error.lineno, error.offset or 0) if error.lineno else None
     return FileError(f"{path or file} is not Python: {error.msg}", location=place)
 
 
 def _locate_exception(error: BaseException) -> tuple[Location, bool]:
-    """The innermost line of a user's file that an exception passed, UNKNOWN for none; whether Tessera's own came after.
+    """The innermost line of user code in a traceback (or UNKNOWN), and whether Tessera's frames follow it.
 
-    Frames above the command (an interpreter's, a test's) are nobody's, and those of libraries are their callers'.
+    Frames outside the command are ignored, and frames of libraries count as their callers'.
     """
     found, own, step = UNKNOWN, True, error.__traceback__
     libraries = tuple(path for name, path in sysconfig.get_paths().items() if name.endswith("lib"))

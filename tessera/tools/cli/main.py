@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-# Each command lives in a module of its own, imported only when it runs: `--help` stays quick.
+# Each command has its own module, imported only when it runs: `--help` stays fast.
 COMMANDS = {
     "run": "run an example, a kernel or an artifact at any level and check it",
     "build": "compile an entry point for a target into an artifact folder",
@@ -28,7 +28,7 @@ ARCH_HELP = "the architecture, for a target that has several: sm_80, sm_90a (ptx
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """Make the parser of the whole command line."""
     top = argparse.ArgumentParser(prog="tessera", description="Tile programs at every level of their compilation.")
     top.add_argument("--traceback", action="store_true", help="show Python's traceback of an error")
     top.add_argument("--version", action=_Version, help="print the version")
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Reads the version only when it is asked for: importing the package takes longer than all of `--help`."""
+    """Reads the version lazily: importing the package takes longer than `--help`."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help, default=argparse.SUPPRESS)
@@ -199,9 +199,9 @@ ARGUMENTS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status: 0 done, 1 something failed its check, 2 an error."""
+    """Run one command and return the exit status: 0 success, 1 a failed check, 2 an error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an encoding without "…" shows "?", and is no error
+        sys.stdout.reconfigure(errors="replace")  # an encoding without "…" prints "?" instead of an error
     options = parser().parse_args(arguments)
     from tessera.core.errors import TesseraError
 
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # rich's way to say the same as below
+        if isinstance(ended.__context__, BrokenPipeError):  # rich's form of BrokenPipeError
             return 0
         raise
     except BrokenPipeError:

@@ -20,7 +20,7 @@ _EXPECTED = "X.npy, X.npy:DTYPE, X.npy@BOX/SWIZZLE for a tensor map, zeros:8x16:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the entry; print arrays in short, or save those that were asked for."""
+    """Run the entry; print a summary of each array, or save the requested ones."""
     module = PtxModule(_text(options.file), options.file)
     outputs = [_output(pair, len(options.arg)) for pair in options.output]
     args = [_argument(a) for a in options.arg]
@@ -53,7 +53,7 @@ def _text(path: str) -> str:
 def _output(pair: str, many: int) -> tuple[int, str]:
     index, _, path = pair.partition("=")
     if not path or not index.isdigit() or int(index) >= many:
-        raise ArgumentError("--output names no argument", expected="I=OUT.npy", received=pair)
+        raise ArgumentError("--output does not name an argument", expected="I=OUT.npy", received=pair)
     return int(index), str(check_writable(path))
 
 

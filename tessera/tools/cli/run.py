@@ -1,4 +1,4 @@
-"""`tessera run`: execute an entry point or an artifact, check it, and say how it went."""
+"""`tessera run`: execute an entry point or an artifact, check its results, and report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tessera.tools.debug import as_target, checked, kernel_trace
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run what the command line names; status 1 where the result lies outside its bound."""
+    """Run what the command line names; exit status 1 where a result is outside its bound."""
     for file in (*options.output, options.timeline, options.picture):
         if file is not None:
             check_writable(file)
@@ -54,7 +54,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _loaded(options: argparse.Namespace) -> LoadedArtifact:
-    """The artifact that is named, where nothing is asked of it that an artifact does not have."""
+    """Load the named artifact; refuse options that artifacts do not have."""
     for name in (*INTERPRETED, "level", "target"):
         if getattr(options, name):
             raise ArgumentError(
@@ -65,7 +65,7 @@ def _loaded(options: argparse.Namespace) -> LoadedArtifact:
 
 
 def _interpretation_of(options: argparse.Namespace) -> InterpretationRun | None:
-    """How kernels are to be interpreted, where it is not by value alone."""
+    """The special interpretation mode that the options choose, if any."""
     asked = [name for name in INTERPRETED if getattr(options, name)]
     ways = {INTERPRETATIONS[name] for name in asked}
     if len(ways) > 1:
@@ -82,7 +82,7 @@ def _interpretation_of(options: argparse.Namespace) -> InterpretationRun | None:
 
 
 def _prepare(entry: EntryPoint, arguments: Any, target: str, options: argparse.Namespace) -> PreparedProgram:
-    """The entry ready to run, tuned unless the command line forbids it; says which configuration it has."""
+    """Prepare the entry, tuned unless the command line forbids it, and print its configuration."""
     program = prepare_program(entry, arguments, target, options.tune)
     if chosen := describe_configuration(entry, program):
         print(f"configuration: {chosen}")
@@ -92,7 +92,7 @@ def _prepare(entry: EntryPoint, arguments: Any, target: str, options: argparse.N
 def _run_with_target_numerics(
     entry: EntryPoint, program: PreparedProgram, arguments: Any, options: argparse.Namespace
 ) -> int:
-    """Interpret the Tile level with a target's numbers; status 1 where the result lies outside its bound."""
+    """Interpret the Tile level with a target's numerics; exit status 1 where a result is outside its bound."""
     start = time.perf_counter()
     with as_target(options.as_target):
         results = program.run("tile")
@@ -103,7 +103,7 @@ def _run_with_target_numerics(
 
 
 def _run_traced(entry: EntryPoint, program: PreparedProgram, arguments: Any, options: argparse.Namespace) -> int:
-    """Interpret the Tile level and say what each kernel did; draw it, too, where a file for that is named."""
+    """Interpret the Tile level and report on each kernel; draw it where a file is named."""
     with kernel_trace(gpu=options.gpu) as trace:
         results = program.run("tile")
     print(trace)
@@ -116,7 +116,7 @@ def _run_traced(entry: EntryPoint, program: PreparedProgram, arguments: Any, opt
 
 
 def _run_sanitized(entry: EntryPoint, program: PreparedProgram, arguments: Any, options: argparse.Namespace) -> int:
-    """Run the Tile level in debug mode and print what it finds; status 1 if anything but advice."""
+    """Run the Tile level in debug mode and print the findings; exit status 1 unless all are advice."""
     start = time.perf_counter()
     with checked(collect=True, nan=True, lint=options.lint) as report:
         results = program.run("tile")
@@ -130,7 +130,7 @@ def _run_sanitized(entry: EntryPoint, program: PreparedProgram, arguments: Any, 
     return 1 if wrong else 0
 
 
-# Options that have kernels interpreted in a way of their own: what they are, and what runs them.
+# Options that choose an interpretation mode: their description and what runs them.
 INTERPRETED = {
     "debug": "debug mode is",
     "lint": "advice is",
@@ -151,7 +151,7 @@ INTERPRETATIONS: dict[str, InterpretationRun] = {
 
 
 def _level_and_target(options: argparse.Namespace) -> tuple[str | None, str]:
-    """The level, and the target that a program is lowered for; with a target alone, its device."""
+    """The level and the target to lower for; with only a target, its device."""
     target = find_generator_name(options.target) if options.target is not None else None
     if options.level == "target":
         return "target", target or "llvm"
@@ -217,7 +217,7 @@ def _check_reference(
     want = entry.example.reference(**arguments) if named else entry.example.reference(*arguments)
     pairs = _pair_results(entry, program, results, want)
     worst = max(_difference(entry, r, w) for r, w in pairs)
-    # The bound above is the judge; this says that both compute the same thing at all.
+    # The bound decides; this only checks that both compute the same function.
     good = bool(worst <= 0.02)
     table.add_row("reference", f"largest difference {worst:.2e} of its scale" + ("" if good else " [red](differs)[/]"))
     return good
@@ -226,7 +226,7 @@ def _check_reference(
 def _pair_results(
     entry: EntryPoint, program: PreparedProgram, results: list[np.ndarray], want: Any
 ) -> list[tuple[np.ndarray, Any]]:
-    """Each result with what the reference says: all of them, those written that a dict names, or the last alone."""
+    """Pair each result with its reference: all of them, those that a dict names, or only the last."""
     if isinstance(want, Mapping):
         written = [program.names[i] for i in program.written]
         named = dict(zip(written, results[len(results) - len(written) :], strict=True))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from tessera.interp.sanitizer.report import Checks, Finding, Report
 from tessera.tools.debug.sessions import break_here, check, checked, interactive, session
 
-checks = checked  # as it is called too
+checks = checked  # its second public name
 
 if TYPE_CHECKING:
     from tessera.tools.debug.kernel_tracing import kernel, kernel_report, kernel_trace
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tessera.tools.debug.watchpoints import watch
     from tessera.transforms.determinism import check_op_determinism as deterministic
 
-# What brings the compiler, or another large module, with it is imported when it is first asked for.
+# Names whose modules load the compiler or another large module are imported on first use.
 _TRACING = "tessera.tools.debug.kernel_tracing"
 _MEMORY = "tessera.tools.debug.memory_use"
 _LATER = {
@@ -31,7 +31,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """A part that is imported late."""
+    """Import a name on first use (PEP 562)."""
     if name in _LATER:
         module, attribute = _LATER[name]
         return getattr(import_module(module), attribute)

@@ -13,13 +13,13 @@ import numpy as np
 from tessera.core.errors import ArgumentError
 from tessera.tools.debug.history import HistoryStep
 
-# Whether a step is one at which a command has gone far enough.
+# A goal decides whether a command stops at a step.
 Goal = Callable[[HistoryStep], bool]
 
 
 @dataclass
 class Breakpoint:
-    """A source line to stop at: where `condition` holds, and in one program or tile alone if they are given."""
+    """A source line to stop at, where `condition` holds, optionally in one program or tile."""
 
     number: int
     line: int
@@ -27,15 +27,15 @@ class Breakpoint:
     condition: str | None = None
     program: tuple[int, ...] | None = None
     tile: int | None = None
-    reached: bool = False  # whether the run has come to this line at all
+    reached: bool = False  # whether the run has reached this line
 
     def here(self, step: HistoryStep) -> bool:
-        """Whether a step begins this line."""
+        """Whether a step starts this line."""
         place = step.node.loc
         return step.starts and place.line == self.line and (self.file is None or Path(place.file).name == self.file)
 
     def wants(self, step: HistoryStep, instance: tuple[int, ...]) -> bool:
-        """Whether it is for this instance."""
+        """Whether it applies to an instance."""
         rank = len(step.launch.grid)
         return (self.program is None or instance[:rank] == self.program) and (
             self.tile is None or (step.launch.group > 1 and instance[-1] == self.tile)
@@ -56,10 +56,10 @@ _SYNTAX = re.compile(
 
 
 def parse_breakpoint(number: int, text: str) -> Breakpoint:
-    """A breakpoint as it is typed: `[FILE:]LINE [for PROGRAM [tile TILE]] [if CONDITION]`.
+    """Parse a breakpoint as typed: `[FILE:]LINE [for PROGRAM [tile TILE]] [if CONDITION]`.
 
     Raises:
-        ArgumentError: it is typed in another way.
+        ArgumentError: the text has another form.
 
     >>> print(parse_breakpoint(1, "12 for 3, 0 tile 5 if m.max() > 2"))
     breakpoint 1: line 12 for program (3, 0), tile 5 if m.max() > 2
@@ -67,7 +67,7 @@ def parse_breakpoint(number: int, text: str) -> Breakpoint:
     found = _SYNTAX.match(text.strip())
     if found is None:
         raise ArgumentError(
-            f"`{text}` is no place to stop", expected="[FILE:]LINE [for PROGRAM [tile TILE]] [if CONDITION]"
+            f"`{text}` is not a breakpoint", expected="[FILE:]LINE [for PROGRAM [tile TILE]] [if CONDITION]"
         )
     program, tile = found["program"], found["tile"]
     return Breakpoint(
@@ -77,7 +77,7 @@ def parse_breakpoint(number: int, text: str) -> Breakpoint:
 
 
 def parse_integers(text: str) -> tuple[int, ...]:
-    """Whole numbers between commas or spaces.
+    """Parse whole numbers separated by commas or spaces.
 
     >>> parse_integers("3, 0")
     (3, 0)
@@ -90,14 +90,14 @@ def parse_integers(text: str) -> tuple[int, ...]:
 
 @dataclass
 class Watchpoint:
-    """An expression whose value is looked at before each line; a run stops when it has changed."""
+    """An expression evaluated before each line; the run stops when its value changes."""
 
     text: str
     last: Any = None
     known: bool = False
 
     def changed(self, now: Any) -> bool:
-        """Whether the value differs from the last one seen; the first one differs from none."""
+        """Whether the value differs from the last one; the first value is no change."""
         before, self.last = self.last, np.array(now, copy=True)
         seen, self.known = self.known, True
         return seen and not _equal(before, self.last)
@@ -125,7 +125,7 @@ def until_return(start: HistoryStep) -> Goal:
 
 
 def until_ops_run(start: HistoryStep, count: int) -> Goal:
-    """Until so many ops have run (or, backwards, have been undone)."""
+    """Until a number of ops have run (or, backwards, have been undone)."""
     return lambda step: abs(step.number - start.number) >= count
 
 

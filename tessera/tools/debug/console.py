@@ -53,23 +53,23 @@ class Console:
         self.script = None if script is None else list(script)
         self.write = write or (lambda text: print(text, flush=True))
         self.stepper = Stepper(self._stopped)
-        self.frame = 0  # how many callers up we look
+        self.frame = 0  # how many frames up the view is
         self._again = ""
 
     @property
     def step(self) -> HistoryStep:
-        """Where the run stands."""
+        """The current step."""
         assert self.stepper.step is not None
         return self.stepper.step
 
     @property
     def line(self) -> HistoryStep:
-        """The line in force in the call that is looked at."""
+        """The current line of the selected frame."""
         calls = self.step.calls or (self.step,)
         return calls[max(0, len(calls) - 1 - self.frame)]
 
     def evaluate(self, text: str) -> Any:
-        """An expression over the variables of the call that is looked at.
+        """Evaluate an expression over the variables of the selected frame.
 
         Raises:
             ArgumentError: there is none.
@@ -93,7 +93,7 @@ class Console:
                 return goal
 
     def where(self) -> None:
-        """Show where the run stands."""
+        """Show the current position."""
         if self.stepper.over and self.step is self.stepper.history.steps[-1]:
             return
         self.write(formatting.format_position(self.step, self.stepper.instance, self.line))
@@ -133,7 +133,7 @@ class Console:
         return self._again or "help"
 
     def _typed(self) -> str:
-        """A line from the terminal; where the user breaks it off it is asked for again."""
+        """Read a line from the terminal; an interrupt asks again."""
         _enable_line_editing()
         while True:
             try:
@@ -144,7 +144,7 @@ class Console:
 
 @cache
 def _enable_line_editing() -> None:
-    """Let lines be edited and called back, where Python can."""
+    """Enable line editing and history, where readline exists."""
     with suppress(ImportError):
         import_module("readline")
 
@@ -164,11 +164,11 @@ def normalise_commands(commands: str | Sequence[str] | None) -> list[str] | None
 Command = Callable[[Console, str], Goal | None]
 COMMANDS: dict[str, Command] = {}
 HELP: list[tuple[str, str]] = []
-_MAX_LISTED = 16  # instances shown by `all`
+_MAX_LISTED = 16  # instances that `all` shows
 
 
 def command(names: str, usage: str, text: str) -> Callable[[Command], Command]:
-    """Give a command its names, how it is typed, and what it does."""
+    """Register a command: its names, usage and help."""
 
     def add(function: Command) -> Command:
         COMMANDS.update(dict.fromkeys(names.split(), function))
@@ -179,7 +179,7 @@ def command(names: str, usage: str, text: str) -> Callable[[Command], Command]:
 
 
 def find_command(name: str) -> Command:
-    """The command of this name.
+    """Find a command by name.
 
     Raises:
         ArgumentError: there is none.
@@ -194,7 +194,7 @@ def find_command(name: str) -> Command:
 
 
 def validate_script(script: Sequence[str]) -> list[str]:
-    """A script all of whose commands there are: one that asks for another is refused before anything runs.
+    """Check that every command of a script exists, before anything runs.
 
     Raises:
         ArgumentError: there is no such command.

@@ -21,7 +21,7 @@ CONTEXT_LINES = 4
 
 
 def format_value(held: Any) -> str:
-    """A value as it is printed: small ones whole, blocks with their type and statistics."""
+    """Format a value: small ones whole, blocks with their type and statistics."""
     if isinstance(held, IntervalArray):
         return format_bounded(held)
     if not isinstance(held, (np.ndarray, np.generic)):
@@ -36,12 +36,12 @@ def format_value(held: Any) -> str:
 def _format_type(array: np.ndarray) -> str:
     try:
         return str(TensorType(array.shape, as_dtype(array.dtype)))
-    except Exception:  # something that Python made of them, and no element type of ours
+    except Exception:  # a Python object, not one of our element types
         return f"{array.dtype} {array.shape}"
 
 
 def format_statistics(array: np.ndarray) -> str:
-    """Least, greatest, mean and spread of the finite elements, and how many are not."""
+    """Format the minimum, maximum, mean and deviation of the finite elements, and the count of the others."""
     wide = np.asarray(array)
     if wide.dtype.kind == "b" or not wide.size:
         return f"true {int(wide.sum())} of {wide.size}"
@@ -55,7 +55,7 @@ def format_statistics(array: np.ndarray) -> str:
 
 
 def format_bounded(held: IntervalArray) -> str:
-    """A value with how far any legal evaluation may lie from it."""
+    """Format a value with its error bound."""
     found, radius = np.asarray(held.value), np.asarray(held.radius)
     if not found.ndim:
         return f"{found} ± {float(radius):.3g}"
@@ -65,7 +65,7 @@ def format_bounded(held: IntervalArray) -> str:
 
 
 def format_instance(step: HistoryStep, coordinates: tuple[int, ...]) -> str:
-    """An instance in words: its program and, in a group, its tile; a Graph function is the only one of its kind."""
+    """Format an instance: its program and, in a group, its tile; a Graph function has only one."""
     if step.launch.is_graph:
         return "the function"
     rank = len(step.launch.grid)
@@ -74,7 +74,7 @@ def format_instance(step: HistoryStep, coordinates: tuple[int, ...]) -> str:
 
 
 def format_position(step: HistoryStep, coordinates: tuple[int, ...], line: HistoryStep | None = None) -> str:
-    """Where a step stands: file, line, function, and for which instance it is shown."""
+    """Format the position of a step: file, line, function, and the selected instance."""
     line = line or (step.calls[-1] if step.calls else step)
     function = line.node.attrs.get("function", step.launch.function.name)
     if step.launch.is_graph:
@@ -84,14 +84,14 @@ def format_position(step: HistoryStep, coordinates: tuple[int, ...], line: Histo
 
 
 def format_location(location: Location) -> str:
-    """A file and line, the file as it is called from here."""
+    """Format a file and line, with the file relative to the current folder."""
     file = os.path.abspath(location.file)
     inside = file.startswith(os.getcwd() + os.sep)
     return f"{os.path.relpath(file) if inside else location.file}:{location.line}"
 
 
 def format_source(location: Location, around: int = 0, marks: frozenset[int] = frozenset()) -> str:
-    """A source line, or it and some around it; `->` before it and `*` before lines with breakpoints."""
+    """Format a source line, optionally with context; `->` before it and `*` before lines with breakpoints."""
     lines = []
     for number in range(max(1, location.line - around), location.line + around + 1):
         text = linecache.getline(location.file, number).rstrip("\n")
@@ -102,7 +102,7 @@ def format_source(location: Location, around: int = 0, marks: frozenset[int] = f
 
 
 def format_operation(node: Node) -> str:
-    """A node in a line: its op, attributes and where it stands."""
+    """Format a node: its op, attributes and location."""
     attrs = ", ".join(f"{k}={v}" for k, v in node.attrs.items() if k not in ("names", "known"))
     types = ", ".join(str(v.type) for v in node.args)
     gives = ", ".join(str(v.type) for v in node.results)
@@ -110,12 +110,12 @@ def format_operation(node: Node) -> str:
 
 
 def format_op_in_line(node: Node) -> str:
-    """A node within a line: the part of the line that it comes from, and its op."""
+    """Format a node within a line: its part of the line, and its op."""
     return f"{node.loc.excerpt()}\n{format_operation(node)}"
 
 
 def format_mask(step: HistoryStep) -> str | None:
-    """For a load or store under a mask, how many elements the mask lets through for all instances."""
+    """Format the mask of a load or store: how many elements are active, over all instances."""
     node = step.node
     skip = {tile.load: 1, tile.store: 2, tile.gather: 1, tile.scatter: 2}.get(node.op)
     if skip is None:
@@ -129,7 +129,7 @@ def format_mask(step: HistoryStep) -> str | None:
 
 
 def all_instances(held: Any) -> Any:
-    """What all instances hold, as one array."""
+    """Collect the values of all instances in one array."""
     if isinstance(held, IntervalArray):
         return held.value
     if isinstance(held, InstanceMemory):
@@ -138,5 +138,5 @@ def all_instances(held: Any) -> Any:
 
 
 def is_debug_mark(node: Node) -> bool:
-    """Whether a node is only there for the debugger."""
+    """Whether a node exists only for the debugger."""
     return node.op in (tile.line, tile.pause)

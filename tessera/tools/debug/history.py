@@ -23,18 +23,18 @@ from tessera.ops.dialects import tile
 # What a stepped run has done: each node with its operands and results, and memory as it was before it.
 
 
-# Once a history holds more than this, its older half is forgotten.
+# Above this size a history drops its older half.
 BYTES = 1 << 28
 
 
 @dataclass
 class TrackedMemory:
-    """A stretch of memory: what it holds now, and a copy that follows it."""
+    """A tracked range of memory, and a copy of its last contents."""
 
     low: int
     live: np.ndarray
     copy: np.ndarray
-    owner: object  # the array, so that its memory is not used again
+    owner: object  # the array, kept alive so that its memory is not reused
 
     @classmethod
     def of(cls, array: np.ndarray) -> TrackedMemory:
@@ -45,7 +45,7 @@ class TrackedMemory:
         return cls(low, live, live.copy(), array)
 
     def change(self) -> MemoryChange | None:
-        """What has changed since the last call."""
+        """Find what has changed since the last call."""
         places = np.flatnonzero(self.live != self.copy)
         if not places.size:
             return None
@@ -56,7 +56,7 @@ class TrackedMemory:
 
 @dataclass
 class MemoryChange:
-    """What some places of a memory held before a node wrote there."""
+    """The values of some elements of a memory before a node wrote them."""
 
     memory: TrackedMemory
     places: np.ndarray
@@ -65,7 +65,7 @@ class MemoryChange:
 
 @dataclass(eq=False)
 class HistoryStep:
-    """One node run once for the instances of a box: before it ran, and once it has, what came of it.
+    """One execution of a node for the instances of a box, with its operands and, afterwards, its results.
 
     `calls` are the lines in force, the kernel's first, then those of functions it called; `starts` says whether a
     line begins here.
@@ -85,11 +85,11 @@ class HistoryStep:
 
     @property
     def depth(self) -> int:
-        """How many calls lie between the kernel and this step."""
+        """The call depth of this step."""
         return max(0, len(self.calls) - 1)
 
     def place(self, instance: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Where an instance stands among those of this step; None where it is not one of them."""
+        """The index of an instance among those of this step, or None."""
         found = tuple(i - f for i, f in zip(instance, self.first, strict=False))
         if len(instance) != len(self.first) or not all(0 <= i < n for i, n in zip(found, self.count, strict=True)):
             return None
@@ -102,7 +102,7 @@ class HistoryStep:
 
 
 class ExecutionHistory:
-    """The steps of a run, the oldest of which may have been forgotten."""
+    """The steps of a run; the oldest may have been dropped."""
 
     def __init__(self) -> None:
         self.steps: list[HistoryStep] = []
@@ -110,12 +110,12 @@ class ExecutionHistory:
         self.size = 0
         self.kept: dict[int, TrackedMemory] = {}
         self.calls: tuple[HistoryStep, ...] = ()
-        self._outer: list[tuple[HistoryStep, ...]] = []  # the calls of launches that wait for this one
-        # Of each launch the number of its first step, and its arguments as they were.
+        self._outer: list[tuple[HistoryStep, ...]] = []  # the frames of the launches that called this one
+        # For each launch the number of its first step, and a copy of its arguments.
         self.began: dict[int, tuple[int, list[Any]]] = {}
 
     def enter(self, started: ObservedLaunch) -> None:
-        """Follow the memory of a launch's arguments; values of a Graph function never change."""
+        """Track the memory of a launch's arguments; values of a Graph function never change."""
         self._outer.append(self.calls)
         self.calls = ()
         before = [a.copy() if isinstance(a, np.ndarray) else a for a in started.args]
@@ -124,17 +124,17 @@ class ExecutionHistory:
             self.keep(array)
 
     def leave(self) -> None:
-        """A launch has ended: what called it goes on."""
+        """End a launch and return to its caller."""
         self.calls = self._outer.pop()
 
     def keep(self, array: Any) -> None:
-        """Follow the memory of an array."""
+        """Track the memory of an array."""
         if isinstance(array, np.ndarray) and array.size:
             kept = TrackedMemory.of(array)
             self.kept[kept.low] = kept
 
     def begin(self, node: Node, args: Sequence[Any], machine: TileMachine, launch: ObservedLaunch) -> HistoryStep:
-        """A node that is about to run."""
+        """Record a node that is about to run."""
         marked = node.op in (tile.line, tile.pause)
         around = None if marked else self._enclosing_calls(node, launch)
         starts = node.op is tile.line or (not marked and around is None)
@@ -168,7 +168,7 @@ class ExecutionHistory:
         return tuple(c for c in self.calls if c.node.op in (tile.line, tile.pause))
 
     def end(self, step: HistoryStep, results: Sequence[Any]) -> None:
-        """What came of a node."""
+        """Record the results of a node."""
         step.results = results
         if step.node.op is tile.alloc:
             self.keep(results[0].array)
@@ -182,7 +182,7 @@ class ExecutionHistory:
             self._forget()
 
     def close(self) -> HistoryStep:
-        """A last step that stands for the end of the run."""
+        """Append a final step for the end of the run."""
         last = self.steps[-1]
         self.steps.append(replace(last, number=last.number + 1, starts=False, changes=[]))
         return self.steps[-1]
@@ -202,7 +202,7 @@ class ExecutionHistory:
         return reversed(self.steps[: max(0, step.number - self.forgotten)])
 
     def memory(self, memory: InstanceMemory, step: HistoryStep) -> np.ndarray:
-        """What a memory held when a step was about to run."""
+        """The contents of a memory before a step."""
         array = memory.array.value if isinstance(memory.array, IntervalArray) else memory.array
         place = array_address(array)
         kept = next((k for k in self.kept.values() if k.low <= place < k.low + k.live.nbytes), None)

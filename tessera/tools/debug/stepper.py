@@ -20,7 +20,7 @@ InstanceIndex = tuple[int, ...]
 
 
 class Stepper:
-    """An observer that stops: `stopped(reason)` is called at each stop and says how to go on.
+    """An observer that stops: it calls `stopped(reason)` at each stop, which returns how to continue.
 
     It returns a goal; while it runs, `step` is where the run stands (it may be moved back into the history) and
     `instance` whose view is shown. `focus` is the one instance to stop for, if it has been chosen.
@@ -34,7 +34,7 @@ class Stepper:
         self.breakpoints: list[Breakpoint] = []
         self.watches: list[Watchpoint] = []
         self.focus: InstanceIndex | None = None
-        self.goal: Goal | None = None  # None: the first step there is
+        self.goal: Goal | None = None  # None: stop at the first step
         self.detached = False
         self.step: HistoryStep | None = None
         self.instance: InstanceIndex = ()
@@ -53,7 +53,7 @@ class Stepper:
         self.history.leave()
 
     def meaning(self, machine: TileMachine, inner: NodeSemantics) -> NodeSemantics:
-        """Nodes as they are, with a look at each before and after."""
+        """Wrap the semantics of nodes: record each before and after it runs."""
 
         def mean(node: Any, args: list[Any], walk: Any) -> Sequence[Any]:
             if self.detached:
@@ -71,7 +71,7 @@ class Stepper:
         return mean
 
     def finish(self) -> None:
-        """The run has ended: stop once more, unless the user has let it go."""
+        """End the run: stop once more, unless the user has detached."""
         if not self.detached and self.history.steps and self.error is None:
             self.over = True
             self.step = self.history.close()
@@ -100,7 +100,7 @@ class Stepper:
         return next(iter(step.instances()), step.first)
 
     def reason(self, step: HistoryStep) -> str | None:
-        """Why to stop at a step: a breakpoint, a watched value, or the goal reached; None to go on."""
+        """The reason to stop at a step: a breakpoint, a watchpoint or the goal; None to continue."""
         found = self._check_breakpoints(step) or self._check_watchpoints(step)
         if found is not None:
             return found
@@ -213,5 +213,5 @@ class Stepper:
             self.goal, self.watches = before, watches
 
     def first(self) -> HistoryStep | None:
-        """The earliest step that is remembered."""
+        """The earliest step in the history."""
         return self.history.steps[0] if self.history.steps else None

@@ -62,7 +62,7 @@ def test_types_that_npy_files_forget(folder, capsys):
         (given("x.npy", "what", "1", "50"), "received: what"),
         (given("x.npy", "zeros:5:f99", "1", "50"), "unknown element type f99"),
         (given("x.npy"), "4 parameters"),
-        ([*given("x.npy", "zeros:50:f32", "1", "1"), "--output", "7=y.npy"], "--output names no argument"),
+        ([*given("x.npy", "zeros:50:f32", "1", "1"), "--output", "7=y.npy"], "--output does not name an argument"),
         ([*given("x.npy", "zeros:50:f32", "1", "1"), "--grid", "a"], "up to three integers"),
         ([*given("x.npy", "zeros:50:f32", "1", "1"), "--shared", "-5"], "received: -5"),
         (given("x.npy", "zeros:50:f32", "1", "2.5"), "is an integer"),
