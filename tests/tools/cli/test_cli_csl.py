@@ -22,7 +22,7 @@ def test_check(capsys):
     assert main(words) == 0
     assert "4 x 1 PEs, 1 programs, up to 1" in capsys.readouterr().out
     assert main(words[:-1] + ["n:7000"]) == 2
-    assert "PE memory exceeded: the program needs 560" in capsys.readouterr().err
+    assert "PE memory exceeded: 560" in capsys.readouterr().err
 
 
 def test_check_refuses_a_search_path_that_is_not_there(capsys, tmp_path):
