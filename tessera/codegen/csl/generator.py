@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.artifact import Artifact, build_manifest
-from tessera.codegen.contract import Capabilities, Runtime
+from tessera.codegen.contract import Capabilities, CompilerPass, Runtime, run_passes
 from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.csl.kernel_launch import emit_kernel, is_kernel, make_kernel_plan, ungroup_kernels
 from tessera.codegen.csl.runtime import host_script
@@ -24,7 +24,7 @@ from tessera.codegen.csl.text import program_files
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import CSL_TYPES, TYPE_BYTES
 from tessera.codegen.csl.text.statements import add_line
-from tessera.codegen.grouped.vectoriser import vectorise
+from tessera.codegen.grouped.vectoriser import LEVEL, vectorise
 from tessera.codegen.legality import check_element_types
 from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.core.types import RefType, bf16, f16
@@ -115,13 +115,19 @@ class Csl:
                 expected=", ".join(OPTIONS if unknown else ARCHITECTURES),
             )
         check_element_types(module, self.name, self.capabilities.dtypes)
-        module = ungroup_kernels(module)
-        ctx = self._element(module, arch == ARCHITECTURES[1], bool(options.get("optimize", True)))
-        program_files.check_memory(ctx, module.functions[1].loc)
-        program_files.check_channels(ctx, module.functions[1].loc)
-        plan, bfloat = _make_host_plan(module, ctx), _uses_bfloat(module.functions[1])
-        files = _make_files(module, ctx, plan, {**options, "arch": arch})
+        ready = run_passes(self.passes(module, options), module)
+        ctx = self._element(ready, arch == ARCHITECTURES[1], bool(options.get("optimize", True)))
+        program_files.check_memory(ctx, ready.functions[1].loc)
+        program_files.check_channels(ctx, ready.functions[1].loc)
+        plan, bfloat = _make_host_plan(ready, ctx), _uses_bfloat(ready.functions[1])
+        files = _make_files(ready, ctx, plan, {**options, "arch": arch})
         return Artifact(self._manifest(module, plan, files, arch, bfloat), files)
+
+    def passes(self, module: Module, options: Mapping[str, Any]) -> tuple[CompilerPass, ...]:
+        """The only rewrite: pointwise fusion is an analysis, which emission reads."""
+        if module.level == LEVEL or not is_kernel(module):
+            return ()
+        return (CompilerPass("group vectorisation", ungroup_kernels),)
 
     def _element(self, module: Module, wide: bool, fuses: bool) -> CslContext:
         """The text of a program; where it does not fit memory or has too few queues, one that needs less."""

@@ -8,9 +8,11 @@ from typing import Any
 
 from tessera.codegen.block_types import static_shape
 from tessera.codegen.grouped.control_flow import build_region
-from tessera.codegen.grouped.vectoriser import GroupVectoriser, vectorise
+from tessera.codegen.grouped.vectoriser import LEVEL, GroupVectoriser, vectorise
 from tessera.core.types import bool_
+from tessera.interp.tile.target_ops import expansion_rules
 from tessera.ir.core import Value
+from tessera.ir.levels import TARGET_OPS, define_target_level
 from tessera.ir.rules import STORAGE, Op
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import elementwise, reduce
@@ -20,9 +22,10 @@ def _report_nothing(*operands: Any, kind: str, text: str, ordered: bool = False)
     """Report a print or a failure; operand 0 masks the tiles that print, or the elements where an assertion fails."""
 
 
+define_target_level(LEVEL)
 # Internal to the generators: vectorisation turns assertions and prints into it.
-report_op = Op(
-    "grouped.report",
+report_op = TARGET_OPS[f"{LEVEL}.report"] = Op(
+    f"{LEVEL}.report",
     _report_nothing,
     _report_nothing,
     STORAGE,
@@ -33,6 +36,19 @@ report_op = Op(
     ("operands",),
     {k: p for k, p in inspect.signature(_report_nothing).parameters.items() if p.kind is p.KEYWORD_ONLY},
 )
+
+
+@expansion_rules(report_op)
+def _(builder, node, args):
+    """In the interpreter a failure is an assertion that does not hold; a print shows all tiles of a program at once."""
+    mask, *values = args
+    text = node.attrs["text"]
+    if node.attrs["kind"] == "print":
+        builder.add(tile.print_, values, {"label": text, "ordered": node.attrs["ordered"]})
+    else:
+        holds = builder.add(elementwise.bitwise_not, [mask]).out
+        builder.add(tile.assert_, [holds, *values], {"message": text})
+    return ()
 
 
 @vectorise(tile.assert_)

@@ -26,6 +26,7 @@ from tessera.ops.dialects import tile as ops
 from tessera.ops.tensor import basic, elementwise, shape
 from tessera.ops.tensor import elementwise as e
 
+LEVEL = "grouped"  # the level of a module after vectorisation
 vectorise = Rules("group")
 # Ops that are rewritten even where a group has one tile.
 GROUP_OPS = (group_ops.collect, group_ops.exchange, group_ops.meet, tile.assert_, tile.print_, *mbarrier.MBARRIER_OPS)
@@ -146,7 +147,7 @@ def _broadcast_shapes(a: Sequence[Any], b: Sequence[Any]) -> tuple[int, ...]:
 
 def vectorise_groups(module: Module) -> Module:
     """A Tile module whose kernels have groups of one tile."""
-    return module.replace(module.functions[0], *(_vectorise_function(f) for f in module.functions[1:]))
+    return module.replace(module.main, *(_vectorise_function(f) for f in module.functions[1:]), level=LEVEL)
 
 
 def _vectorise_function(function: Function) -> Function:

@@ -10,9 +10,9 @@ import numpy as np
 
 import tessera.codegen.llvm.text.module_emitter  # noqa: F401
 from tessera.codegen.artifact import Artifact, build_manifest, split_parameters
-from tessera.codegen.contract import Capabilities
+from tessera.codegen.contract import Capabilities, CompilerPass, run_passes
 from tessera.codegen.coverage import OpCoverage
-from tessera.codegen.grouped.vectoriser import vectorise
+from tessera.codegen.grouped.vectoriser import LEVEL, vectorise, vectorise_groups
 from tessera.codegen.legality import check_element_types, check_resources
 from tessera.codegen.llvm.runtime.jit import get_host_vector_bytes
 from tessera.codegen.llvm.runtime.program import TEXT_FILE, LlvmProgram
@@ -62,15 +62,21 @@ class LlvmBackend:
         unknown = [k for k in options if k not in OPTION_NAMES]
         if unknown:
             raise ArgumentError(f"the target llvm has no option {unknown[0]}", expected=", ".join(OPTION_NAMES))
-        check_element_types(module, self.name, self.capabilities.dtypes)
-        check_resources(module, self.name, self.capabilities)
+        if module.level != LEVEL:
+            check_element_types(module, self.name, self.capabilities.dtypes)
+            check_resources(module, self.name, self.capabilities)
         vector = int(options.get("vector_bytes", self.capabilities.vector_bytes))
-        emission = emit_module(module, LlvmOptions(vector, bool(options.get("debug", True))))
+        ready = run_passes(self.passes(module, options), module)
+        emission = emit_module(ready, LlvmOptions(vector, bool(options.get("debug", True))))
         described = build_manifest(
             self.name, module, emission.plan, emission.text, split_parameters(emission.plan), {"vector_bytes": vector},
             options.get("schedule"), ("llvmlite",),
         )  # fmt: skip
         return Artifact(described, {TEXT_FILE: emission.text})
+
+    def passes(self, module: Module, options: Mapping[str, Any]) -> tuple[CompilerPass, ...]:
+        """The only rewrite of a Tile module: fusion and bufferisation are analyses, which emission reads."""
+        return () if module.level == LEVEL else (CompilerPass("group vectorisation", vectorise_groups),)
 
     def runtime(self, artifact: Artifact, threads: int | None = None) -> LlvmProgram:
         """The artifact compiled for this processor."""

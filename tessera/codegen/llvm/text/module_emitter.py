@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.grouped import vectorise_groups
 from tessera.codegen.host_plan import build_host_plan, find_aliased_kernels
 from tessera.codegen.llvm.table import (
     control_flow,  # noqa: F401  (their rows fill `visit`)
@@ -176,12 +175,11 @@ class EmittedModule:
 
 
 def emit_module(module: Module, options: LlvmOptions) -> EmittedModule:
-    """Every tile function that the entry launches, with the functions they call.
+    """Every tile function that the entry launches, its groups vectorised, with the functions they call.
 
     Raises:
         UnsupportedOpError: an op has no emission row; it names the op, the target and the line.
     """
-    module = vectorise_groups(module)
     library, debug = FunctionLibrary(), DebugMetadata() if options.debug else None
     lines, scratch = _emit_functions(module, library, debug, options)
     lines += library.text()
