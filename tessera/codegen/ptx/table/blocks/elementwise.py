@@ -93,7 +93,7 @@ def _fill_template(ctx: EmissionContext, node: Node, registers: tuple[str, ...])
         instructions = node.attrs["ptx"].format(*operands, out=out)
     except (KeyError, IndexError, ValueError) as error:
         raise ArgumentError(
-            f"the ptx text of tile.inline has a wrong placeholder: {error}", location=node.loc,
+            f"the ptx text of tile.inline cannot be filled in: {error}", location=node.loc,
             expected="{out}, and {0}, {1}, ... for the operands; other braces doubled",
         ) from None  # fmt: skip
     for instruction in instructions.split(";"):

@@ -1,7 +1,9 @@
-"""The program grid: program ids and sizes, block barriers, and the barrier of a whole grid.
+"""Program grid: program ids and sizes, the block's barrier, and the barrier of the whole grid.
 
-The grid barrier counts arrivals and exits in memory that all programs of a launch share; all must be resident at once.
-A program that waits while another has exited reports a deadlock and exits too. The last to exit resets the counts.
+The grid barrier counts arrivals and exits in memory that all programs of a launch share; a cooperative launch makes all
+of them resident at once. A program continues when as many have arrived as there are programs, times the barriers that
+it has passed. One that waits after another has exited reports a deadlock and exits too. The last to exit resets the
+counts for the next launch.
 """
 
 from __future__ import annotations
@@ -17,74 +19,72 @@ from tessera.core.errors import UnsupportedOpError
 from tessera.ir.core import Node
 from tessera.ops.dialects import tile
 
-# Where a program and a tile stand: ids, sizes, barriers.
-
-
-# The last axis of a grid varies fastest, as elements of an array do: it is the hardware's first.
+# The last axis of a program grid varies fastest: it is the first axis of the hardware grid.
 GRID_AXES = "xyz"
-MAX_GRID_DIM = (1 << 16) - 1  # places along its other axes
+MAX_GRID_DIM = (1 << 16) - 1  # of the second and third axis of the hardware grid
+# Layout of the grid barrier's state: both counters, the first program to exit (from 1 on), and the deadlock record.
+ARRIVED_AT, EXITED_AT, FIRST_EXIT_AT, DEADLOCK_AT, GRID_BARRIER_BYTES = 0, 8, 16, 24, 32
+SITE_BIT = 40  # the lowest bit of the site in a deadlock record, above the program's number
+POLL_NANOSECONDS = 32
 
 
 @emission_rule(tile.program_id)
 def _(ctx: EmissionContext, node: Node) -> None:
-    ctx.values[node.out] = (_read_axis_register(ctx, "ctaid", node),)
+    ctx.values[node.out] = (_emit_grid_index(ctx, "ctaid", node.attrs["axis"]),)
 
 
 @emission_rule(tile.grid_size)
 def _(ctx, node):
-    ctx.values[node.out] = (_read_axis_register(ctx, "nctaid", node),)
+    ctx.values[node.out] = (_emit_grid_index(ctx, "nctaid", node.attrs["axis"]),)
 
 
-def _read_axis_register(ctx: EmissionContext, name: str, node: Node) -> str:
-    return _read_special_register(ctx, name, node.attrs["axis"])
+def _emit_grid_index(ctx: EmissionContext, register: str, axis: int) -> str:
+    """The program's id ("ctaid") or the grid's size ("nctaid") along an axis; a missing axis has one program."""
+    grid = ctx.grid
+    if grid.scheduler is not None:
+        return grid.scheduler.place(axis) if register == "ctaid" else str(grid.scheduler.size(axis))
+    if axis >= grid.rank:
+        return "0" if register == "ctaid" else "1"
+    if grid.linear:
+        return _delinearise_program_id(ctx, axis) if register == "ctaid" else str(grid.linear[axis])
+    name = f"%{register}.{GRID_AXES[grid.rank - 1 - axis]}"
+    narrow = ctx.team.hoist((name,), "mov.u32", "b32", name)
+    return ctx.team.hoist((name, "wide"), "cvt.u64.u32", "b64", narrow)
 
 
-def _read_special_register(ctx: EmissionContext, name: str, axis: int) -> str:
-    """A special register as an index; an axis that the grid lacks has one program."""
-    if ctx.grid.scheduler is not None:
-        return ctx.grid.scheduler.place(axis) if name == "ctaid" else str(ctx.grid.scheduler.size(axis))
-    if axis >= ctx.grid.rank:
-        return "0" if name == "ctaid" else "1"
-    if ctx.grid.linear:
-        return _unfold_program_id(ctx, axis) if name == "ctaid" else str(ctx.grid.linear[axis])
-    word = f"%{name}.{GRID_AXES[ctx.grid.rank - 1 - axis]}"
-    narrow = ctx.team.hoist((word,), "mov.u32", "b32", word)
-    return ctx.team.hoist((word, "wide"), "cvt.u64.u32", "b64", narrow)
-
-
-def _unfold_program_id(ctx: EmissionContext, axis: int) -> str:
-    """A place of a program that the hardware knows by its number alone."""
-    once, size = ctx.team.hoist, ctx.grid.linear[axis]
-    number = once(("%ctaid.x",), "mov.u32", "b32", "%ctaid.x")
-    after = math.prod(ctx.grid.linear[axis + 1 :])
-    place = once(("after", after), "div.u32", "b32", number, after) if after > 1 else number
-    place = once(("place", axis), "rem.u32", "b32", place, size) if axis else place
-    return once(("place", axis, "wide"), "cvt.u64.u32", "b64", place)
+def _delinearise_program_id(ctx: EmissionContext, axis: int) -> str:
+    """The program's id along an axis of a linear hardware grid."""
+    hoist, shape = ctx.team.hoist, ctx.grid.linear
+    number = hoist(("%ctaid.x",), "mov.u32", "b32", "%ctaid.x")
+    inner = math.prod(shape[axis + 1 :])
+    index = hoist(("quotient", inner), "div.u32", "b32", number, inner) if inner > 1 else number
+    index = hoist(("program id", axis), "rem.u32", "b32", index, shape[axis]) if axis else index
+    return hoist(("program id", axis, "wide"), "cvt.u64.u32", "b64", index)
 
 
 def find_folded_grid(grids: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The grid whose programs the hardware is given by number, having fewer or smaller axes; else nothing.
+    """The grid that exceeds the axes of a hardware grid, and is launched as a linear one; () if there is none.
 
     Raises:
-        UnsupportedOpError: there are several such grids.
+        UnsupportedOpError: the kernel is launched over several grids, one of which needs this.
     """
     wide = [tuple(g) for g in grids if len(g) > len(GRID_AXES) or any(n > MAX_GRID_DIM for n in g[:-1])]
     if not wide:
         return ()
     if len({tuple(g) for g in grids}) > 1:
         raise UnsupportedOpError(
-            f"a kernel launched over several grids, one of which is {wide[0]}",
+            f"a kernel is launched over several grids, one of which is {wide[0]}",
             expected=f"grids of at most {len(GRID_AXES)} axes, all but the last of at most {MAX_GRID_DIM:,} programs; "
-            "or only one",
+            "or a single grid",
         )
     return wide[0]
 
 
 @emission_rule(tile.local_id)
 def _(ctx, node):
-    alone = ctx.team.group == 1
-    wide = "0" if alone else ctx.team.hoist(("thread",), "cvt.u64.u32", "b64", ctx.team.thread)
-    ctx.values[node.out] = (wide,)
+    team = ctx.team
+    alone = team.group == 1
+    ctx.values[node.out] = ("0" if alone else team.hoist(("tile id",), "cvt.u64.u32", "b64", team.thread),)
 
 
 @emission_rule(tile.group_size)
@@ -99,80 +99,66 @@ def _(ctx, node):
 
 
 def emit_program_number(ctx: EmissionContext) -> str:
-    """This program's number in row-major order, as 64 bits."""
+    """The program's number in row-major order, as 64 bits."""
     total = "0"
     for axis in range(ctx.grid.rank):
-        place, count = _read_special_register(ctx, "ctaid", axis), _read_special_register(ctx, "nctaid", axis)
-        total = place if total == "0" else ctx.text.let("mad.lo.s64", "b64", total, count, place)
+        index, count = _emit_grid_index(ctx, "ctaid", axis), _emit_grid_index(ctx, "nctaid", axis)
+        total = index if total == "0" else ctx.text.let("mad.lo.s64", "b64", total, count, index)
     return total
 
 
 def emit_program_count(ctx: EmissionContext) -> str:
-    """How many programs the grid has, as 64 bits."""
-    total = _read_special_register(ctx, "nctaid", 0)
+    """The number of programs of the grid, as 64 bits."""
+    total = _emit_grid_index(ctx, "nctaid", 0)
     for axis in range(1, ctx.grid.rank):
-        count = _read_special_register(ctx, "nctaid", axis)
+        count = _emit_grid_index(ctx, "nctaid", axis)
         total = ctx.team.hoist(("programs", axis), "mul.lo.s64", "b64", total, count)
     return total
-
-
-# The barrier of a whole grid: counts in memory that the programs of a launch share, all of which must run at once.
-#
-# The counts are how many have come to barriers so far, over the launch, and how many have ended. A program goes on when
-# as many have come as there are programs, times the barriers that it has been to. Where some have ended before, that
-# can
-# no longer be: it says so, and ends too. The last to end leaves both counts at 0, for the next launch.
-
-
-# Where the words of a launch's memory lie: both counts, the first program to end (from 1 on), and who waited in vain.
-ARRIVED_AT, EXITED_AT, FIRST_EXIT_AT, DEADLOCK_AT, GRID_BARRIER_BYTES = 0, 8, 16, 24, 32
-SITE_BIT = 40  # where the number of the place in the text begins, above a program's
-POLL_NANOSECONDS = 32  # nanoseconds between two looks
 
 
 @emission_rule(tile.grid_barrier)
 def _(ctx: EmissionContext, node: Node) -> None:
     text, team = ctx.text, ctx.team
-    described = {"place": describe_location(node.loc)}
-    site, state = ctx.entry.hidden.add_site("meeting", described)
-    due = team.hoist(("due",), "mov.u64", "b64", 0)
-    synchronise_team(ctx)  # what the whole block wrote before
-    text.do("add.s64", due, due, emit_program_count(ctx))
-    lost = text.let("setp.lt.u32", "pred", team.thread, 0)
-    gone = text.new_label("met")
-    text.do(f"bra {gone}", guard=text.let("setp.ne.u32", "pred", team.thread, 0))
-    _arrive_and_wait(ctx, state, due, lost, gone)
-    key = text.let("add.s64", "b64", materialise_operand(text, "b64", emit_program_number(ctx)), site << SITE_BIT)
-    text.do("red.global.min.u64", f"[{state}+{DEADLOCK_AT}]", key)
-    text.label(gone)
-    text.do(f"bra {get_exit_label(ctx)}", guard=text.let("barrier.red.or.pred", "pred", 0, lost))
+    site, state = ctx.entry.hidden.add_site("meeting", {"place": describe_location(node.loc)})
+    target = team.hoist(("arrivals",), "mov.u64", "b64", 0)
+    synchronise_team(ctx)  # orders the block's earlier writes
+    text.do("add.s64", target, target, emit_program_count(ctx))
+    deadlocked = text.let("setp.lt.u32", "pred", team.thread, 0)
+    done = text.new_label("met")
+    text.do(f"bra {done}", guard=text.let("setp.ne.u32", "pred", team.thread, 0))
+    _emit_arrive_and_wait(ctx, state, target, deadlocked, done)
+    number = materialise_operand(text, "b64", emit_program_number(ctx))
+    record = text.let("add.s64", "b64", number, site << SITE_BIT)
+    text.do("red.global.min.u64", f"[{state}+{DEADLOCK_AT}]", record)
+    text.label(done)
+    text.do(f"bra {get_exit_label(ctx)}", guard=text.let("barrier.red.or.pred", "pred", 0, deadlocked))
 
 
-def _arrive_and_wait(ctx: EmissionContext, state: str, due: str, lost: str, gone: str) -> None:
-    """Come, and look until all have; who falls through has lost the others."""
-    text, again = ctx.text, ctx.text.new_label("meet")
+def _emit_arrive_and_wait(ctx: EmissionContext, state: str, target: str, deadlocked: str, done: str) -> None:
+    """Arrive, and poll until `target` arrivals; control falls through where that cannot happen any more."""
+    text, retry = ctx.text, ctx.text.new_label("meet")
     text.do("fence.acq_rel.gpu")
     text.do("red.relaxed.gpu.global.add.u64", f"[{state}+{ARRIVED_AT}]", 1)
-    text.label(again)
-    # Whoever has ended is looked at first: it may have come to this barrier before.
-    ended = text.let("ld.acquire.gpu.global.u64", "b64", f"[{state}+{EXITED_AT}]")
-    came = text.let("ld.acquire.gpu.global.u64", "b64", f"[{state}+{ARRIVED_AT}]")
-    text.do(f"bra {gone}", guard=text.let("setp.ge.u64", "pred", came, due))
-    text.do("setp.ne.u64", lost, ended, 0)
-    text.do("nanosleep.u32", POLL_NANOSECONDS, guard=f"!{lost}")
-    text.do(f"bra {again}", guard=f"!{lost}")
+    text.label(retry)
+    # Exits are read before arrivals: a program that has exited may have arrived at this barrier before.
+    exited = text.let("ld.acquire.gpu.global.u64", "b64", f"[{state}+{EXITED_AT}]")
+    arrived = text.let("ld.acquire.gpu.global.u64", "b64", f"[{state}+{ARRIVED_AT}]")
+    text.do(f"bra {done}", guard=text.let("setp.ge.u64", "pred", arrived, target))
+    text.do("setp.ne.u64", deadlocked, exited, 0)
+    text.do("nanosleep.u32", POLL_NANOSECONDS, guard=f"!{deadlocked}")
+    text.do(f"bra {retry}", guard=f"!{deadlocked}")
 
 
 def exit_grid_barrier(ctx: EmissionContext) -> None:
-    """The end of an entry whose programs meet: this one has ended."""
+    """Count this program's exit at the end of an entry with grid barriers; the last program resets the counters."""
     text, team = ctx.text, ctx.team
     state, out = ctx.entry.hidden.address("meeting"), text.new_label("out")
     text.do(f"bra {out}", guard=text.let("setp.ne.u32", "pred", team.thread, 0))
     number = text.let("add.s64", "b64", materialise_operand(text, "b64", emit_program_number(ctx)), 1)
     text.let("atom.relaxed.gpu.global.cas.b64", "b64", f"[{state}+{FIRST_EXIT_AT}]", 0, number)
     before = text.let("atom.acq_rel.gpu.global.add.u64", "b64", f"[{state}+{EXITED_AT}]", 1)
-    rest = text.let("add.s64", "b64", before, 1)
-    last = text.let("setp.eq.u64", "pred", rest, emit_program_count(ctx))
-    for word in (ARRIVED_AT, EXITED_AT):
-        text.do("st.global.u64", f"[{state}+{word}]", 0, guard=last)
+    exits = text.let("add.s64", "b64", before, 1)
+    last = text.let("setp.eq.u64", "pred", exits, emit_program_count(ctx))
+    for offset in (ARRIVED_AT, EXITED_AT):
+        text.do("st.global.u64", f"[{state}+{offset}]", 0, guard=last)
     text.label(out)
