@@ -25,7 +25,7 @@ from tessera.codegen.ptx.runtime.gpu import get_gpu
 from tessera.codegen.ptx.runtime.gpu_program import EmulatedProgram, GpuProgram, describe_device, make_runtime
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.refusals import REFUSED
-from tessera.codegen.ptx.table.scalars.arithmetic import emit
+from tessera.codegen.ptx.table.scalars.scalar_context import emit
 from tessera.codegen.ptx.text.builder import SourceFiles
 from tessera.codegen.ptx.text.entry import KernelEntry
 from tessera.codegen.ptx.text.register_types import PTX_TYPES

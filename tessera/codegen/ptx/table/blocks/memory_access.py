@@ -17,9 +17,9 @@ from tessera.codegen.ptx.table.blocks.block_access import load_block, plan_block
 from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registers, convert_through_memory
 from tessera.codegen.ptx.table.blocks.staging_buffers import store_slot
 from tessera.codegen.ptx.table.scalars import packing
-from tessera.codegen.ptx.table.scalars.arithmetic import ScalarContext, emit
 from tessera.codegen.ptx.table.scalars.conversion import round_to_narrow
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand
+from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, emit
 from tessera.codegen.ptx.table.warpgroup.epilogue import TmaStoreEmitter
 from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.codegen.ptx.text.memref import PtxMemRef, VectorAccess

@@ -2,66 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from tessera.codegen.ptx.ops import truncate_bf16
 from tessera.codegen.ptx.table.scalars.conversion import (
     convert_for_storage,
     flush_denormals,
     overflow_value,
-    wrap_integer,
 )
-from tessera.codegen.ptx.table.scalars.formula_translation import apply_formula
+from tessera.codegen.ptx.table.scalars.math_functions import floor_divide_floats, remainder_of_floats
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand, select_register
-from tessera.codegen.ptx.text.builder import PtxBuilder
-from tessera.codegen.ptx.text.register_types import is_immediate, literal, ptx_type, register_class
-from tessera.core.types import DType, Policy, TensorType, f64
+from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, ScalarRow, emit
+from tessera.codegen.ptx.text.register_types import is_immediate, literal, register_class
+from tessera.core.types import TensorType, f64
 from tessera.ir.numerics.conversion import FloatGrid, find_float_grid
-from tessera.ir.rules import Rules
 from tessera.ops.tensor import basic
 from tessera.ops.tensor import elementwise as e
-from tessera.ops.tensor import scalar_functions as f
 from tessera.ops.tensor.stochastic_rounding import round_by_chance
 
 # The emission table of the pointwise ops: each row gives the register of one element's result.
-
-
-emit = Rules("ptx emission")
-ScalarRow = Callable[..., str]
-
-
-@dataclass(frozen=True)
-class ScalarContext:
-    """What a row needs besides operands: where lines go, the type they are computed in, and the result's, which may
-    have a policy."""
-
-    text: PtxBuilder
-    dtype: DType
-    out: DType
-    policy: Policy | None = None
-
-    @property
-    def word(self) -> str:
-        """The type word of instructions."""
-        return ptx_type(self.dtype)
-
-    @property
-    def kind(self) -> str:
-        """f, s, u or b: float, signed, unsigned, bool."""
-        return {"float": "f", "int": "s", "uint": "u", "bool": "b"}[self.dtype.kind]
-
-    def do(self, instruction: str, *operands: object) -> str:
-        """An instruction on this type; its result's register."""
-        return self.text.let(instruction, register_class(self.dtype), *operands)
-
-    def number(self, value: float) -> str:
-        """A constant of this type."""
-        return literal(self.word, value)
-
-    def wrap(self, x: str) -> str:
-        """An integer brought back into its type's range."""
-        return wrap_integer(self.text, self.dtype, x)
 
 
 def _arithmetic_row(f: str, i: str) -> ScalarRow:
@@ -218,31 +175,17 @@ def floor_divide_integers(s: ScalarContext, x: str, y: str) -> tuple[str, str]:
     )
 
 
-# The emission rows of the scalar functions: formulas translated, and the division of floats that rounds down.
-
-
-def _formula_row(name: str):  # type: ignore[no-untyped-def]
-    return lambda s, *xs: apply_formula(s.text, name, s.word, *xs)
-
-
-for _op in (e.exp, e.exp2, e.log, e.log2, e.tanh, e.erf, e.sin, e.cos, e.pow, f.expm1, f.log1p, f.atan):
-    emit(_op)(_formula_row(_op.__name__))
+# The division of floats and integers that rounds down.
 
 
 @emit(e.floor_divide)
 def _(s: ScalarContext, x: str, y: str) -> str:
-    return (
-        apply_formula(s.text, "floor_divide", s.word, x, y)
-        if s.kind == "f"
-        else s.wrap(floor_divide_integers(s, x, y)[0])
-    )
+    return floor_divide_floats(s, x, y) if s.kind == "f" else s.wrap(floor_divide_integers(s, x, y)[0])
 
 
 @emit(e.remainder)
 def _(s: ScalarContext, x: str, y: str) -> str:
-    return (
-        apply_formula(s.text, "remainder", s.word, x, y) if s.kind == "f" else s.wrap(floor_divide_integers(s, x, y)[1])
-    )
+    return remainder_of_floats(s, x, y) if s.kind == "f" else s.wrap(floor_divide_integers(s, x, y)[1])
 
 
 # Stochastic rounding of a double: of its two neighbours on a format's grid, the one that a draw chooses.

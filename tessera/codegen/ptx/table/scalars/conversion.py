@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tessera.codegen.legality import is_special_policy, make_policy_error
+from tessera.codegen.ptx.table.scalars.scalar_context import INTEGER_LIMITS, wrap_integer
 from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.codegen.ptx.text.register_types import NARROW_FLOATS, SMALL_FLOATS, literal, ptx_type, register_class
 from tessera.codegen.small_floats import F32_BIAS, F32_MANTISSA_BITS, SMALL_FLOAT_FORMATS, SmallFloatFormat
@@ -18,12 +19,7 @@ from tessera.core.types import (
     f16,
     f32,
     f64,
-    int4,
-    int8,
-    int16,
     tf32,
-    uint8,
-    uint16,
 )
 from tessera.ir.numerics.conversion import FINITE_ONLY, FloatGrid, find_float_grid
 
@@ -205,9 +201,6 @@ def _widen_to_odd(text: PtxBuilder, source: DType, x: str) -> str:
     return text.let("mov.b64", "f64", text.let("selp.b64", "b64", odd, bits, off))
 
 
-INTEGER_LIMITS = {int4: (-8, 7), int8: (-128, 127), int16: (-32768, 32767), uint8: (0, 255), uint16: (0, 65535)}
-
-
 def _float_to_integer(text: PtxBuilder, source: DType, to: DType, x: str) -> str:
     kind, form = register_class(to), ptx_type(source)
     found = text.let(f"cvt.rzi.{ptx_type(to)}.{form}", kind, x)
@@ -227,13 +220,6 @@ def _integer_to_integer(text: PtxBuilder, source: DType, to: DType, x: str) -> s
     if source.bits == 64:
         return wrap_integer(text, to, text.let("cvt.u32.u64", "b32", x))
     return x if to.bits > source.bits and source.kind != to.kind != "uint" else wrap_integer(text, to, x)
-
-
-def wrap_integer(text: PtxBuilder, dtype: DType, x: str) -> str:
-    """The low bits of 32 as the narrow integer that they are."""
-    if dtype not in INTEGER_LIMITS:
-        return x
-    return text.let(f"bfe.{'u' if dtype.kind == 'uint' else 's'}32", "b32", x, 0, dtype.bits)
 
 
 # Storing under a policy: toward zero, saturating, subnormals flushed, each from what was computed and rounded once.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tessera.codegen.ptx.ops import gemm_mainloop
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.mainloop import HALF_TYPES
-from tessera.codegen.ptx.table.scalars.formula_translation import FORMULAS
+from tessera.codegen.ptx.table.scalars.math_functions import MATH_FUNCTIONS
 from tessera.codegen.ptx.text.thread_team import WARPGROUP_THREADS, ThreadTeam
 from tessera.ir.core import Function, Node
 from tessera.ops.dialects import tile
@@ -37,7 +37,7 @@ def choose_pingpong_groups(function: Function, grid: Sequence[int]) -> int:
     (loop,) = loops
     rows, columns, _ = loop.attrs["block"]
     epilogue, trip_count = _find_epilogue(function, loop), find_trip_count(function, loop)
-    groups = 2 if any(n.op.__name__ in _math_functions() for n in epilogue) else 1
+    groups = 2 if any(n.op in MATH_FUNCTIONS for n in epilogue) else 1
     fits = rows == PINGPONG_ROWS and rows * columns // (WARPGROUP_THREADS * groups) <= ACCUMULATOR_REGISTERS[groups]
     if not fits or trip_count is None or loop.args[1].type.dtype not in HALF_TYPES:  # type: ignore[union-attr]
         return 0
@@ -62,15 +62,11 @@ def _find_epilogue(function: Function, loop: Node) -> list[Node]:
     return [n for n in whole if n.op.pointwise or n.op in (tile.load, tile.store)]
 
 
-def _math_functions() -> set[str]:
-    return {name for name, _ in FORMULAS}
-
-
 def _estimate_cost(node: Node) -> int:
     """The approximate number of instructions of a node for each element."""
     if node.op in (tile.load, tile.store):
         return STORE_COST
-    return FUNCTION_COST if node.op.__name__ in _math_functions() else PLAIN_COST
+    return FUNCTION_COST if node.op in MATH_FUNCTIONS else PLAIN_COST
 
 
 def start_pingpong(team: ThreadTeam) -> None:
