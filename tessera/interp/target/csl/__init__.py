@@ -1,4 +1,4 @@
-"""CSL emulator: parses, compiles and simulates CSL text on its own; knows nothing of any generator."""
+"""CSL simulator: parses, compiles and simulates CSL text; independent of every code generator."""
 
 from tessera.interp.target.csl.host import host_tools_folder
 from tessera.interp.target.csl.text.parser import parse, parse_file

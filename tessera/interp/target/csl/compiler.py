@@ -30,7 +30,7 @@ from tessera.interp.target.csl.sema.context import ExprValue
 from tessera.interp.target.csl.sema.values import ColorConfig, ComptimeValue, make_hashable
 from tessera.interp.target.csl.text.diagnostics import fail
 
-# Their import fills the tables of meanings, builtins and libraries.
+# These modules register rules, builtins and libraries on import.
 REGISTERED = (
     *(
         declarations,
@@ -48,11 +48,11 @@ REGISTERED = (
     *(builtins, task_builtins, dsd_descriptors, standard),
 )
 
-FP16_FORMATS = ("f16", "bf16")  # the vendor's third 16-bit format, cb16, has no published definition
+FP16_FORMATS = ("f16", "bf16")  # the vendor's third 16-bit format, cb16, has no public definition
 
 
 class ExportedName(NamedTuple):
-    """A name that the host sees."""
+    """A name that is visible to the host."""
 
     name: str
     id: int
@@ -63,7 +63,7 @@ class ExportedName(NamedTuple):
 
 
 class PlacedProgram(NamedTuple):
-    """What one PE runs."""
+    """The program of one PE."""
 
     program: PeProgram
     params: dict[str, ComptimeValue]
@@ -87,11 +87,11 @@ class CompiledLayout:
     exports: dict[str, ExportedName] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     params: dict[str, int] = field(default_factory=dict)
-    printed: tuple[str, ...] = ()  # what `@comptime_print` said
+    printed: tuple[str, ...] = ()  # the output of `@comptime_print`
 
 
 class LayoutBuilder:
-    """What the layout block sets up."""
+    """The state that the layout block sets up."""
 
     def __init__(self) -> None:
         self.size = (0, 0)
@@ -147,10 +147,12 @@ def compile_program(
 ) -> CompiledLayout:
     """Compile the layout at `path` and the program of each of its PEs.
 
-    `params` and `colors` give its params, as on the command line of `cslc`; `arch` is "wse2" or "wse3", `sdk` the
-    language, "1.4" or "2.10"; `import_paths` are searched for modules in angle brackets; `fp16_format` is what
-    `@fp16()` names, "f16" or "bf16"; `memcpy` and `channels` change nothing in a simulation. Raises
-    `CslError` and `ParseError` at file:line:column, `FileError` for no file or no folder.
+    `params` and `colors` set params as on the command line of `cslc`; `arch` is "wse2" or "wse3", `sdk` the language
+    version, "1.4" or "2.10"; `import_paths` are searched for modules in angle brackets; `fp16_format` is the format of
+    `@fp16()`, "f16" or "bf16"; `memcpy` and `channels` have no effect on a simulation.
+
+    Raises:
+        CslError, ParseError: the program is wrong, at file:line:column. FileError: no such file or folder.
 
     >>> from tempfile import mkdtemp
     >>> folder = Path(mkdtemp())
@@ -175,7 +177,7 @@ def compile_program(
     missing = next((folder for folder in paths if not Path(folder).is_dir()), None)
     if missing is not None:
         raise FileError(f"no such folder on the import path: {missing}")
-    searched = (*paths, str(source.parent))  # modules deep in folders name others from the top
+    searched = (*paths, str(source.parent))  # modules in subfolders import others from the root folder
     options = CslOptions(arch, sdk, fabric_dims, fabric_offsets, searched, fp16_format, max_inlined_iterations)
     with _raise_recursion_limit():
         return _compile_layout(source, options, dict(params or {}), colors or {})
@@ -183,7 +185,7 @@ def compile_program(
 
 @contextmanager
 def _raise_recursion_limit() -> Iterator[None]:
-    """Room for the nested calls that evaluation at compile time may make: some Python frames for each."""
+    """Raise Python's recursion limit for nested comptime calls, which take several Python frames each."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, RECURSION_LIMIT))
     try:
@@ -255,7 +257,7 @@ def _check_exports(unit: CompilationUnit, builder: LayoutBuilder) -> None:
 
 def _check_export(declared: ExportedName, o: ExprValue, loc: Location) -> None:
     a, b = declared.type, o.type
-    if not isinstance(a, (t.CslPointer, t.CslFunctionType)):  # a number, which is exported through its address
+    if not isinstance(a, (t.CslPointer, t.CslFunctionType)):  # a scalar is exported by its address
         a = t.CslPointer("", a)
     if isinstance(a, t.CslPointer) and isinstance(b, t.CslPointer):
         mine = b.element.element if isinstance(b.element, t.CslArray) and not b.many else b.element
@@ -268,14 +270,14 @@ def _check_export(declared: ExportedName, o: ExprValue, loc: Location) -> None:
 
 
 def _check_filters(program: PeProgram, colors: dict[int, ColorConfig]) -> None:
-    """Whether the filters that the program asks for are there."""
+    """Check that the layout sets the filters that the program configures."""
     for color, loc in program.tables.filters.items():
         if color not in colors or colors[color].filter is None:
             fail(loc, f"no filter is set for color {color}")
 
 
 def merge_color_configs(layout: dict[int, ColorConfig], local: dict[int, ColorConfig]) -> dict[int, ColorConfig]:
-    """The colors of a PE: set by the layout, or by its own program, not both."""
+    """The color configurations of a PE, each from the layout or from its own program."""
     both = next((c for c in local if c in layout), None)
     if both is not None:
         fail(local[both].loc, "config for this color has already been set")

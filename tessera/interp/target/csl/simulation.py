@@ -1,6 +1,6 @@
-"""Simulation: loads a program onto its grid of PEs, executes the host's commands, advances the clock, explains a stall.
+"""Simulation: loads a program onto its grid of PEs, executes the host's commands, advances the clock, reports a stall.
 
-Commands are copies and launches; each PE takes them from its command stream one after another.
+Commands are copies and launches; each PE takes them from its command stream in order.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from tessera.interp.target.csl.pe.processing_element import Pe
 from tessera.interp.target.csl.pe.scheduler import describe_waits, is_idle
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
-# What the host asks of PEs: copies and launches, which each PE takes from its command stream one after another.
-
+# Host commands.
 
 PeCoordinate = tuple[int, int]
 
 
 class HostCommand:
-    """One command, and the PEs that have not finished it.
+    """One command, and the PEs that have not completed it.
 
-    `cycles` is how long it keeps one PE of a row before the next one's turn; `started` is when the first PE took it,
-    `ended` when the last was done.
+    `cycles` is the time it occupies one PE of a row before the next PE; `started` is the cycle at which the first PE
+    took
+    it, `ended` that at which the last PE completed it.
     """
 
     def __init__(self, name: str, places: Iterable[PeCoordinate], cycles: int = 0) -> None:
         self.name, self.left, self.cycles = name, set(places), cycles
         self.started: int | None = None
         self.ended = 0
-        self.then: list[Callable[[], None]] = []  # what follows when all are done
+        self.then: list[Callable[[], None]] = []  # calls after all PEs have completed it
 
     @property
     def done(self) -> bool:
-        """Whether every PE has finished it."""
+        """Whether every PE has completed it."""
         return not self.left
 
     def begin(self, stream: CommandStream) -> bool:
-        """Do it on one PE; whether it is over at once."""
+        """Execute the command on one PE; returns whether it is complete at once."""
         raise NotImplementedError
 
 
 class LaunchCommand(HostCommand):
-    """Call an exported function; over on a PE when that calls `unblock_cmd_stream()`."""
+    """The call of an exported function; complete on a PE when the PE calls `unblock_cmd_stream()`."""
 
     def __init__(self, name: str, places: Iterable[PeCoordinate], args: tuple[Any, ...]) -> None:
         super().__init__(name, places)
@@ -65,7 +65,7 @@ class LaunchCommand(HostCommand):
 
 
 class CopyInCommand(HostCommand):
-    """Bytes for the memory at a symbol, one row for each PE."""
+    """A copy of bytes to the memory at a symbol, one row for each PE."""
 
     def __init__(self, name: str, rows: dict[PeCoordinate, np.ndarray]) -> None:
         super().__init__(name, rows, max((row.size for row in rows.values()), default=0))
@@ -78,7 +78,7 @@ class CopyInCommand(HostCommand):
 
 
 class CopyOutCommand(HostCommand):
-    """Bytes from the memory at a symbol; `rows` are filled in place."""
+    """A copy of bytes from the memory at a symbol into `rows`."""
 
     def __init__(self, name: str, rows: dict[PeCoordinate, np.ndarray]) -> None:
         super().__init__(name, rows, max((row.size for row in rows.values()), default=0))
@@ -116,23 +116,23 @@ def find_bounded_memory(stream: CommandStream, name: str, size: int) -> np.ndarr
 
 
 class CommandStream:
-    """The commands that wait at one PE. The next is taken when the one before it is over."""
+    """The queued commands of one PE. The PE takes the next command when the previous one is complete."""
 
     def __init__(self, events: Any, pe: Any, place: PeCoordinate) -> None:
         self.events, self.pe, self.place = events, pe, place
         self.waiting: deque[tuple[int, HostCommand]] = deque()
         self.current: HostCommand | None = None
-        self.notes: list[str] = []  # what the machine would let pass, and the user should know
+        self.notes: list[str] = []  # notes on copies that the machine accepts silently
         pe.state["memcpy"] = self
 
     def add(self, command: HostCommand, time: int) -> None:
-        """A command that reaches the PE at `time`."""
+        """Add a command that arrives at `time`."""
         self.waiting.append((time, command))
         if len(self.waiting) == 1 and self.current is None:
             self.events.at(time, self._next)
 
     def unblock(self, time: int) -> None:
-        """Let the next command come: what the library's `unblock_cmd_stream()` does."""
+        """Complete the present command: the library's `unblock_cmd_stream()`."""
         if self.current is not None:
             self.events.at(time, self._over)
 
@@ -162,35 +162,35 @@ class CommandStream:
         self._next()
 
     def explain_block(self) -> str | None:
-        """Why this PE takes no command, in words."""
+        """Why this PE takes no command, or None."""
         if not isinstance(self.current, LaunchCommand) or not is_idle(self.pe):
             return None
         return f"PE {self.place}: '{self.current.name}' did not call unblock_cmd_stream()"
 
 
-# A program on its grid of PEs: loads it, takes the host's commands, advances the clock, and explains a stall.
+# The simulation.
 
-
-# Cycles between two transfers of the host, fitted to what five public programs of many launches count on the vendor's
-# simulator; and after a stream, which nothing acknowledges: programs that stream and then copy rely on a slow host.
+# Cycles between two transfers of the host, fitted to the counts of five public programs with many launches on the
+# vendor's simulator; and after a stream, which has no acknowledgement: programs that stream and then copy rely on a
+# slow host.
 TRANSFER_LATENCY, STREAM_LATENCY = 140, 1000
-CYCLE_LIMIT = 10**9  # cycles after which a run is given up
-MAX_REPORT_LINES = 12  # lines of a stall report
+CYCLE_LIMIT = 10**9  # the cycle at which a run becomes a fault
+MAX_REPORT_LINES = 12  # the maximum number of lines in a stall report
 
 
 class Simulation:
     """One run of a compiled program.
 
     Args:
-        layout: what `compile_program` returns.
+        layout: the result of `compile_program`.
         seed: shuffles the order of events of one cycle and the links' delays, to expose races; None: a fixed order.
-        depth: words that fit into each of the fabric's queues.
-        limit: the cycle at which a run that does not end is given up.
-        lockstep: PEs of one program execute equal tasks in lockstep; False: one after another. Both modes give the
-            same numbers, cycles and order of events.
+        depth: the capacity of each of the fabric's queues in words.
+        limit: the last cycle; a longer run is a fault.
+        lockstep: whether PEs of one program execute equal tasks in lockstep, or one after another. Both modes give the
+            same values, cycles and order of events.
 
     Raises:
-        CslFault: from `wait`, and from anything that advances the clock, for a fault of the program.
+        CslFault: from `wait` and every other call that advances the clock, for a fault of the program.
     """
 
     def __init__(
@@ -208,8 +208,8 @@ class Simulation:
         self.streams: dict[PeCoordinate, CommandStream] = {}
         self.launches: list[LaunchCommand] = []
         self._last_in: HostCommand | None = None
-        self._busy = 0  # until when the channel from the host is in use
-        self._gap = STREAM_LATENCY  # before the next transfer
+        self._busy = 0  # the cycle until which the channel from the host is busy
+        self._gap = STREAM_LATENCY  # cycles before the next transfer
         self.sources: dict[tuple[PeCoordinate, int], HostSource] = {}
         self.timeline: list[tuple[PeCoordinate, str, int, int]] = []
         self.lockstep_groups = form_lockstep_groups(tile.program for tile in layout.tiles.values()) if lockstep else {}
@@ -223,17 +223,19 @@ class Simulation:
         self.streams[place] = CommandStream(self.events, pe, place)
 
     def boot(self) -> None:
-        """Start every PE: tasks that were activated at compile time run."""
+        """Start every PE: run the tasks that comptime blocks activated."""
         for pe in self.pes.values():
             pe.boot()
 
     @property
     def cycles(self) -> int:
-        """The cycle that the run has reached."""
+        """The present cycle."""
         return self.events.now
 
     def _schedule_transfer(self, places: Iterable[PeCoordinate], words: int) -> dict[PeCoordinate, int]:
-        """When each PE's part of a transfer is there: rows at a time, in a row one PE after another from the west."""
+        """The arrival cycle of each PE's part of a transfer. Rows are parallel; in a row PEs follow one another from
+        the west.
+        """
         start = max(self.events.now, self._busy) + self._gap
         self._gap = TRANSFER_LATENCY
         rows: dict[int, int] = {}
@@ -276,7 +278,7 @@ class Simulation:
                 self._source(place, color).send(rows[place], time, partial(command.left.discard, place))
             self._gap = STREAM_LATENCY
 
-        # The host's words travel in order: a stream comes after the copies before it.
+        # The host's words arrive in order: a stream follows earlier copies.
         if self._last_in is not None and self._last_in.left:
             self._last_in.then.append(start)
         else:
@@ -284,7 +286,9 @@ class Simulation:
         return command
 
     def _source(self, place: PeCoordinate, color: int) -> HostSource:
-        """Where the host's words for a color of a PE go in: its router where a route takes them, else its queue."""
+        """The host's source for a color of a PE: it feeds the router if a route accepts the words, else the input
+        queue.
+        """
         if (place, color) not in self.sources:
             node = self.fabric.nodes[place]
             channel = node.channels.get(color)
@@ -295,7 +299,7 @@ class Simulation:
         return self.sources[place, color]
 
     def stream_out(self, color: int, rows: dict[PeCoordinate, np.ndarray]) -> HostCommand:
-        """Collect words that PEs send on a color into their rows."""
+        """Receive words that PEs send on a color into their rows."""
         command = HostCommand(f"color {color}", rows)
         for place, row in rows.items():
             channel = self.fabric.nodes[place].channels.get(color)
@@ -305,39 +309,42 @@ class Simulation:
         return command
 
     def wait(self, command: HostCommand, size: int | None = None) -> None:
-        """Advance the clock until a command is over.
+        """Advance the clock until a command is complete.
+
+        Args:
+            command: the command.
+            size: the number of bytes that the host waits for.
 
         Raises:
-            CslFault: nothing can happen any more, and it is not over; says who waits for what. `size`: the bytes
-                that the host waits for.
+            CslFault: the program stalls; names the waiting tasks and wavelets.
         """
         self.events.run(until=lambda: not command.left, limit=self.limit)
         if command.left:
             self._stall(size)
 
     def settle(self) -> None:
-        """Advance the clock until nothing happens any more."""
+        """Advance the clock until no event is left."""
         self.events.run(limit=self.limit)
 
     def _stall(self, size: int | None) -> NoReturn:
         what = "the program stalls"
         if size is not None:
             what = f"received length (0 bytes) is not expected ({size} bytes), could be a kernel stall"
-        state = "nothing can happen any more"
+        state = "no event is left"
         if self.events.pending:
-            state = f"it still runs after {self.limit:,} cycles, the limit,"
+            state = f"still running after the limit of {self.limit:,} cycles,"
         lines = "".join(f"\n    {line}" for line in shorten_report(self.reasons()))
         raise CslFault(f"{what}: {state} at cycle {self.cycles}{lines}")
 
     def reasons(self) -> list[str]:
-        """Who waits for what, in words."""
+        """Descriptions of the waiting tasks and wavelets."""
         unblock = [text for stream in self.streams.values() if (text := stream.explain_block())]
         waits = [f"PE {place}: {text}" for place, pe in self.pes.items() for text in describe_waits(pe)]
         return unblock + waits + self.fabric.stuck()
 
 
 def shorten_report(lines: list[str]) -> list[str]:
-    """The first lines, and how many more there are."""
+    """The first lines of a report, and the number of omitted ones."""
     return (
         lines
         if len(lines) <= MAX_REPORT_LINES
@@ -349,7 +356,7 @@ def list_region(shape: tuple[int, int], x: int, y: int, width: int, height: int)
     """The PEs of a region of interest, row by row.
 
     Raises:
-        ArgumentError: it does not lie in the rectangle.
+        ArgumentError: the region is not inside the rectangle.
     """
     if min(x, y, width - 1, height - 1) < 0 or x + width > shape[0] or y + height > shape[1]:
         raise ArgumentError(

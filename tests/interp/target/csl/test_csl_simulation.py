@@ -132,7 +132,7 @@ def test_a_run_without_end_is_given_up(tmp_path):
     comptime { @bind_local_task(again, again_id); }
     """)  # fmt: skip
     run.limit = 5000
-    with pytest.raises(CslFault, match="still runs after 5,000 cycles"):
+    with pytest.raises(CslFault, match="still running after the limit of 5,000 cycles"):
         run.wait(run.launch("f"))
 
 

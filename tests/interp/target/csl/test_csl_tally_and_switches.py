@@ -79,8 +79,8 @@ def test_a_goal_out_of_reach_stalls(tmp_path):
     "old, new, message",
     [
         ("get_params(x),", "get_params(3),", r"get_params\(3\) is not a column"),
-        (".width = 3, .height", ".widht = 3, .height", "parameters of <memcpy/get_params> do not fit"),
-        (".kernel_height = 2,", "", "parameters of <kernels/tally/layout> do not fit"),
+        (".width = 3, .height", ".widht = 3, .height", "wrong parameters of <memcpy/get_params>"),
+        (".kernel_height = 2,", "", "wrong parameters of <kernels/tally/layout>"),
     ],
 )
 def test_what_the_libraries_refuse(tmp_path, old, new, message):

@@ -1,4 +1,4 @@
-"""Queues: the input and output queue of a color at a PE, and the host's streams into and out of them."""
+"""Queues: the input and output queues of a color at a PE, and the host's streams into and out of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.fabric.router import RouterChannel, RouterNode
 
 
-# Streams between the host and a color of one PE, without a route: the memcpy library's frame carries them.
+# Streams between the host and a color of one PE. They need no route: the memcpy frame carries them.
 
 
 FinishedCallback = Callable[[], None]
 
 
 class StreamEntrance(Protocol):
-    """Where words of a stream go in."""
+    """The interface that a stream uses to insert words."""
 
     feeder: Any
 
@@ -29,18 +29,18 @@ class StreamEntrance(Protocol):
         """Whether one more word fits."""
 
     def add(self, time: int, word: int) -> None:
-        """A word that comes at `time`."""
+        """Insert a word that arrives at `time`."""
 
 
 class RouterEntrance:
-    """The entrance to a router: a stream of an `SdkLayout` comes in like wavelets from a neighbour."""
+    """The entrance of a stream into a router: words of an `SdkLayout` stream enter like wavelets from a neighbour."""
 
     def __init__(self, channel: RouterChannel) -> None:
         self.channel = channel
 
     @property
     def feeder(self) -> Any:
-        """Who waits for room."""
+        """The listener that waits for room."""
         return self.channel.feeders[HOST]
 
     @feeder.setter
@@ -52,25 +52,25 @@ class RouterEntrance:
         return self.channel.room(HOST)
 
     def add(self, time: int, word: int) -> None:
-        """A word that comes at `time`."""
+        """Insert a word that arrives at `time`."""
         self.channel.add(HOST, time, word)
         self.channel.wake(time)
 
 
 class HostSource:
-    """Words that the host sends to one PE: they enter a queue of the color as it has room, one a cycle."""
+    """Words that the host sends to one PE: they enter a queue of the color at one word per cycle while it has room."""
 
     def __init__(self, queue: StreamEntrance) -> None:
         self.queue, self.time = queue, 0
         self.requests: deque[tuple[deque[int], FinishedCallback]] = deque()
 
     def send(self, words: Iterable[int], start: int, finished: FinishedCallback) -> None:
-        """Words to send after those already waiting; `finished` is called when the last has gone."""
+        """Append words to send; `finished` is called when the last word has entered the queue."""
         self.requests.append((deque(int(word) for word in words), finished))
         self.wake(start)
 
     def wake(self, time: int) -> None:
-        """Hand over as many words as fit."""
+        """Insert as many words as fit."""
         self.time = max(self.time, time)
         while self.requests:
             words, finished = self.requests[0]
@@ -85,19 +85,19 @@ class HostSource:
 
 
 class HostSink:
-    """Words that a PE sends to the host on one color, and the rows they are for, in the order of the requests."""
+    """Words that a PE sends to the host on one color, and the rows to fill, in the order of the requests."""
 
     def __init__(self) -> None:
         self.words: deque[int] = deque()
         self.requests: deque[tuple[np.ndarray, FinishedCallback]] = deque()
 
     def receive(self, row: np.ndarray, finished: FinishedCallback) -> None:
-        """A row to fill; `finished` is called when it is full."""
+        """Request words for a row; `finished` is called when the row is full."""
         self.requests.append((row, finished))
         self.take(())
 
     def take(self, words: Iterable[int]) -> None:
-        """Words that came: fill the rows whose words are all there."""
+        """Accept words, and fill the rows whose words are complete."""
         self.words.extend(words)
         while self.requests and len(self.words) >= self.requests[0][0].size:
             row, finished = self.requests.popleft()
@@ -105,34 +105,34 @@ class HostSink:
             finished()
 
 
-# The two ends of a color inside a PE: the queue its code reads, and the queue it writes, both finite.
+# The queues of a color at a PE: its code reads the input queue and writes the output queue. Both are finite.
 
 
-TimedWord = tuple[int, int]  # when a word is there, and the word
+TimedWord = tuple[int, int]  # arrival time and word
 
 
 class BackpressureListener(Protocol):
-    """Whatever waits for room in a queue."""
+    """A sender that waits for room in a queue."""
 
     def wake(self, time: int) -> None:
         """Try again at that time."""
 
 
 def notify_emptied(queue: InputQueue | OutputQueue, call: Callable[[], None] | None) -> None:
-    """Call what waited for a queue to be empty."""
+    """Call the listeners of an empty queue."""
     if call is not None:
         queue.events.at(queue.events.now, call)
 
 
 class InputQueue:
-    """Words of one color that reached a PE and that its code has not read."""
+    """The words of one color that reached a PE and that its code has not read yet."""
 
     def __init__(self, node: RouterNode, color: int) -> None:
         self.node, self.color = node, color
         self.words: deque[TimedWord] = deque()
         self.depth, self.events = node.fabric.queue_depth(node, "in", color), node.fabric.events
         self.wanted = 1
-        self.controls = 0  # how many of the words are control words
+        self.controls = 0  # the number of control words
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
         self.feeder: BackpressureListener | None = None
         self._due: int | None = None
@@ -143,7 +143,7 @@ class InputQueue:
         return len(self.words) < self.depth
 
     def add(self, time: int, word: int) -> None:
-        """A word that arrives at `time`."""
+        """Insert a word that arrives at `time`."""
         time = max(time, self._last)
         self._last = time
         self.words.append((time, word))
@@ -151,7 +151,7 @@ class InputQueue:
         self._announce()
 
     def extend(self, words: list[TimedWord]) -> None:
-        """Data words that arrive one after another."""
+        """Insert data words that arrive at one word per cycle."""
         if words[0][0] < self._last:
             for time, word in words:
                 self.add(time, word)
@@ -161,7 +161,7 @@ class InputQueue:
         self._announce()
 
     def count(self, now: int) -> int:
-        """Data words at the head that have arrived."""
+        """The number of arrived data words before the first control word."""
         if self.words and not self.controls and self.words[-1][0] <= now:
             return len(self.words)
         found = 0
@@ -172,7 +172,7 @@ class InputQueue:
         return found
 
     def take(self, now: int, limit: int) -> list[int]:
-        """Up to `limit` data words at the head that have arrived, removed."""
+        """Remove and return up to `limit` arrived data words."""
         words = self.words
         found: list[int] = []
         if words and not self.controls and len(words) <= limit and words[-1][0] <= now:
@@ -185,24 +185,24 @@ class InputQueue:
         return found
 
     def arrived(self, now: int) -> int:
-        """Words of either kind at the head that have arrived."""
+        """The number of arrived words of both kinds."""
         return next((i for i, (time, _) in enumerate(self.words) if time > now), len(self.words))
 
     def take_any(self, now: int) -> int:
-        """The word at the head, removed."""
+        """Remove and return the first word."""
         word = self.words.popleft()[1]
         self.controls -= word > WORD_MASK
         self.freed(now)
         return word
 
     def take_control(self, now: int) -> None:
-        """Remove the control word at the head."""
+        """Remove the first word, a control word."""
         self.words.popleft()
         self.controls -= 1
         self.freed(now)
 
     def freed(self, now: int) -> None:
-        """Tell whoever waits that there is room."""
+        """Wake the senders that wait for room."""
         if self.feeder is not None:
             feeder, self.feeder = self.feeder, None
             feeder.wake(now)
@@ -213,12 +213,12 @@ class InputQueue:
             self._announce()
 
     def want(self, count: int) -> None:
-        """Announce words only when so many are there (or the queue is full, or a control word comes)."""
+        """Notify the PE only at that many words, at a full queue, or at a control word."""
         self.wanted = count
         self._announce()
 
     def _announce(self) -> None:
-        """Plan the next call of `arrived`, unless an earlier or equal one is planned."""
+        """Schedule the next notification of the PE, unless an earlier or equal one is scheduled."""
         time = self._complete()
         if time is not None:
             if time < self.events.now:
@@ -228,7 +228,7 @@ class InputQueue:
                 self.events.at(time, self._call)
 
     def _complete(self) -> int | None:
-        """When what is wanted will be there; None while it is not on its way."""
+        """The time at which the wanted words have arrived; None if they are not in transit."""
         wanted = self.wanted if self.wanted < self.depth else self.depth
         if not self.controls:
             return self.words[wanted - 1][0] if len(self.words) >= wanted else None
@@ -239,30 +239,32 @@ class InputQueue:
 
     def _call(self) -> None:
         if self._due != self.events.now:
-            return  # a later plan took its place
+            return  # a later schedule replaced this one
         self._due = None
         time = self._complete()
         if time is not None and time <= self.events.now:
             self.wanted = 1
             self.node.pe.receive_wavelet(self.color)
         else:
-            self._announce()  # the words of this plan were taken before
+            self._announce()  # the words were already taken
 
 
 class OutputQueue:
-    """Words of one color that the PE's code wrote and the router has not taken: one a cycle goes up the ramp."""
+    """The words of one color that the PE's code wrote and the router has not taken; the ramp carries one word per
+    cycle.
+    """
 
     def __init__(self, node: RouterNode, color: int, channel: RouterChannel | None) -> None:
         self.node, self.color, self.channel = node, color, channel
         self.words: deque[int] = deque()
         self.depth, self.events = node.fabric.queue_depth(node, "out", color), node.fabric.events
-        self.sink: HostSink | None = None  # where the host collects a color that has no route
+        self.sink: HostSink | None = None  # where the host receives a color without a route
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
         self._watched = False
         self._due: int | None = None
 
     def offer(self, words: list[int]) -> int:
-        """Take all words if fewer than the depth wait here, else none; how many were taken."""
+        """Accept all words if fewer than the depth are queued, otherwise none; returns how many were accepted."""
         if len(self.words) >= self.depth:
             self._watched = True
             return 0
@@ -271,19 +273,21 @@ class OutputQueue:
         return len(words)
 
     def collect(self) -> HostSink:
-        """Send what is written here to the host."""
+        """Send the words written here to the host."""
         if self.sink is None:
             self.sink = HostSink()
             self.wake(self.events.now)
         return self.sink
 
     def settled(self) -> bool:
-        """Whether so few words wait that the operation that wrote them is over; if not, `drained` is called then."""
+        """Whether the writing operation is complete because few enough words are queued; if not, the PE is notified
+        later.
+        """
         self._watched = len(self.words) >= self.depth
         return not self._watched
 
     def wake(self, time: int) -> None:
-        """Try again to hand words over at that time."""
+        """Try again at that time to send words on."""
         if self._due is None or time < self._due:
             self._due = time
             self.events.at(time, self._again)

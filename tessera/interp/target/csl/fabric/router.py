@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RouterNode:
-    """What the fabric holds for one PE."""
+    """The fabric's state at one PE."""
 
     def __init__(self, fabric: Fabric, x: int, y: int) -> None:
         self.fabric, self.x, self.y = fabric, x, y
@@ -33,24 +33,24 @@ class RouterNode:
         self.channels: dict[int, RouterChannel] = {}
         self.inputs: dict[int, InputQueue] = {}
         self.outputs: dict[int, OutputQueue] = {}
-        self.links = [0] * len(DIRECTION_NAMES)  # the first cycle in which each outgoing link is free
-        self.traffic = [0] * len(DIRECTION_NAMES)  # wavelets that left in each direction
+        self.links = [0] * len(DIRECTION_NAMES)  # the first free cycle of each outgoing link
+        self.traffic = [0] * len(DIRECTION_NAMES)  # the number of wavelets sent in each direction
         self.handlers: dict[int, Callable[[], None]] = {}  # a library's teardown handlers, by color
-        self.ramp = 0  # the last cycle in which the PE put a word on the ramp
+        self.ramp = 0  # the last cycle in which the PE sent a word up the ramp
 
     @property
     def name(self) -> str:
-        """The PE as reports call it."""
+        """The PE's name in reports."""
         return f"PE ({self.x}, {self.y})"
 
     def input(self, color: int) -> InputQueue:
-        """The queue in which words of a color wait for the PE's code."""
+        """The input queue of a color."""
         if color not in self.inputs:
             self.inputs[color] = InputQueue(self, color)
         return self.inputs[color]
 
     def routed(self, color: int) -> RouterChannel:
-        """A color without a route as the program begins to give it one."""
+        """The channel of a color whose first route the program sets at run time."""
         found = RouterChannel(self, color, ColorRoute((), (), reconfigurable=True), ColorConfig((), ()))
         self.channels[color] = found
         if color in self.outputs:
@@ -58,7 +58,7 @@ class RouterNode:
         return found
 
     def output(self, color: int) -> OutputQueue:
-        """The queue into which the PE's code writes a color."""
+        """The output queue of a color."""
         if color not in self.outputs:
             self.outputs[color] = OutputQueue(self, color, self.channels.get(color))
         return self.outputs[color]
@@ -73,16 +73,16 @@ class RouterChannel:
         self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
         self.depth, self.events = node.fabric.depth, node.fabric.events
         self.neighbours: list[RouterChannel | None] = [None] * len(DIRECTION_NAMES)
-        self.sink: HostSink | None = None  # what leaves towards the host
+        self.sink: HostSink | None = None  # words to the host
         self._last = 0
         self._due: int | None = None
 
     def room(self, direction: int) -> bool:
-        """Whether one more word fits into that direction's buffer."""
+        """Whether one more word fits into the buffer of a direction."""
         return len(self.inputs[direction]) < self.depth
 
     def add(self, direction: int, time: int, word: int) -> None:
-        """A word that comes in from `direction` at `time`."""
+        """Insert a word that arrives from `direction` at `time`."""
         if not self.route.accepts(direction):
             self._refuse(direction)
         buffer = self.inputs[direction]
@@ -97,13 +97,13 @@ class RouterChannel:
         )
 
     def host(self) -> HostSink:
-        """Where words that leave towards the host are kept."""
+        """The sink of words that leave towards the host."""
         if self.sink is None:
             self.sink = HostSink()
         return self.sink
 
     def wake(self, time: int) -> None:
-        """Look again at that time, or earlier if that is planned."""
+        """Schedule a step at that time, unless an earlier one is scheduled."""
         if time < self.events.now:
             time = self.events.now
         if self._due is None or time < self._due:
@@ -112,13 +112,13 @@ class RouterChannel:
 
     def _service(self) -> None:
         if self._due != self.events.now:
-            return  # an earlier plan took its place
+            return  # an earlier schedule replaced this one
         self._due = None
         while self._step():
             pass
 
     def _step(self) -> bool:
-        """Move one word on, if one can go."""
+        """Forward one word, if possible."""
         rx, tx = self.route.here
         if self.route.in_teardown:
             return False
@@ -134,7 +134,7 @@ class RouterChannel:
         arrival, word = self.inputs[origin][0]
         now = self.events.now
         if len(rx) > 1 and arrival > now:
-            self.wake(arrival)  # an earlier word may yet come from another side
+            self.wake(arrival)  # an earlier word may still arrive from another direction
             return False
         if self.node.fabric.steady and word <= WORD_MASK and self.route.filter is None and HOST not in tx:
             return self._burst(origin, tx, now)
@@ -145,7 +145,7 @@ class RouterChannel:
         return True
 
     def _burst(self, origin: int, tx: tuple[int, ...], now: int) -> bool:
-        """Move on all the data words at the head that have room, one a cycle: what `_send` does, in one go."""
+        """Forward all data words at the head that have room, one per cycle; equal to repeated `_send`."""
         count = self._free(tx)
         buffer, links = self.inputs[origin], self.node.links
         if not count:
@@ -172,7 +172,7 @@ class RouterChannel:
         return True
 
     def _free(self, tx: tuple[int, ...]) -> int:
-        """For how many words there is room wherever they go."""
+        """The number of words for which every output direction has room."""
         count = self.depth
         for direction in tx:
             if direction == RAMP:
@@ -190,26 +190,26 @@ class RouterChannel:
         return count
 
     def extend(self, direction: int, words: list[TimedWord]) -> None:
-        """Words that come in from `direction`, in order."""
+        """Insert words that arrive from `direction` in order."""
         if not self.route.accepts(direction):
             self._refuse(direction)
         buffer = self.inputs[direction]
         if not buffer or buffer[-1][0] <= words[0][0]:
             buffer.extend(words)
-        else:  # the first has to wait for a word before it, and so may the others
+        else:  # the first word waits for a word before it, and so may the others
             for time, word in words:
                 self.add(direction, time, word)
         self.wake(buffer[0][0])
 
     def _freed(self, direction: int, time: int) -> None:
-        """Tell whoever waits for room in a buffer."""
+        """Wake the senders that wait for room in a buffer."""
         feeder = self.feeders[direction]
         if feeder is not None:
             self.feeders[direction] = None
             feeder.wake(time)
 
     def _targets(self, tx: tuple[int, ...], word: int) -> list[int] | None:
-        """The directions in which the word leaves; None where one of them has no room."""
+        """The output directions of a word; None if one of them has no room."""
         found = []
         for direction in tx:
             if direction == RAMP:
@@ -242,7 +242,7 @@ class RouterChannel:
         return there
 
     def _send(self, origin: int, targets: list[int], time: int, word: int) -> None:
-        """Let the head of `origin` leave in all of the directions, in one cycle."""
+        """Send the head of `origin` in all of the directions in one cycle."""
         node, links = self.node, self.node.links
         for direction in targets:
             time = max(time, links[direction])
@@ -270,7 +270,7 @@ class RouterChannel:
         self._freed(origin, time)
 
     def _command(self, word: int, time: int) -> int:
-        """Execute a control word's first command, after it was routed."""
+        """Execute the first command of a routed control word."""
         before = self.route.in_teardown
         onward = self.route.command(word & WORD_MASK) | CONTROL_FLAG
         if self.route.in_teardown and not before:
@@ -285,7 +285,7 @@ class RouterChannel:
             handler()
 
     def stuck(self) -> list[str]:
-        """What waits here, in words."""
+        """Descriptions of the waiting words."""
         found = []
         for direction, buffer in enumerate(self.inputs):
             if buffer:

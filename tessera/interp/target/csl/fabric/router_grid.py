@@ -1,4 +1,4 @@
-"""Fabric: the grid of routers, and the view of it that each PE has."""
+"""Router grid: the routers of a program rectangle, and each PE's view of the fabric."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from tessera.interp.target.csl.sema import values
 from tessera.interp.target.csl.sema.values import ColorConfig
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
-# The fabric as one PE sees it: its queues by color, and its routes, which it may change.
+# A PE's view of the fabric.
 
 
 class FabricView:
-    """The fabric from one PE: its queues by color, and its routes to change."""
+    """The fabric as one PE sees it: its queues by color, and its routes, which it may change."""
 
     def __init__(self, node: RouterNode) -> None:
         self.node = node
 
     def peek(self, color: int) -> tuple[int, bool] | None:
-        """The first word that has arrived and whether it is a control word; None where there is none."""
+        """The first arrived word and whether it is a control word, or None."""
         words = self.node.input(color).words
         if not words or words[0][0] > self.node.fabric.events.now:
             return None
         return words[0][1] & WORD_MASK, bool(words[0][1] & CONTROL_FLAG)
 
     def queue(self, color: int) -> InputQueue:
-        """The queue in which words of a color wait."""
+        """The input queue of a color."""
         return self.node.input(color)
 
     def pop(self, color: int, limit: int) -> list[int]:
-        """Up to `limit` data words that have arrived; stops before a control word."""
+        """Remove and return up to `limit` arrived data words before the first control word."""
         return self.node.input(color).take(self.node.fabric.events.now, limit)
 
     def pop_control(self, color: int) -> int | None:
-        """The first word, if it is a control word that has arrived."""
+        """Remove and return the first word if it is an arrived control word."""
         found = self.peek(color)
         if found is None or not found[1]:
             return None
@@ -54,40 +54,40 @@ class FabricView:
         return found[0]
 
     def count(self, color: int) -> int:
-        """Data words at the head that have arrived."""
+        """The number of arrived data words before the first control word."""
         return self.node.input(color).count(self.node.fabric.events.now)
 
     def want(self, color: int, count: int) -> None:
-        """Ask to be told only when so many words are there."""
+        """Request a notification only at that many words."""
         self.node.input(color).want(count)
 
     def push(self, color: int, words: Iterable[int], control: bool = False) -> int:
-        """Offer words, which may have flags of the module `wavelets`; how many were taken (all or none)."""
+        """Offer words, possibly with the flags of `fabric.routing`; returns how many were accepted (all or none)."""
         return self.node.output(color).offer([word | CONTROL_FLAG for word in words] if control else list(words))
 
     def settled(self, color: int) -> bool:
-        """Whether the words pushed so far have gone, but for what fits in the queue."""
+        """Whether the words pushed so far have left, except for those that fit in the queue."""
         return self.node.output(color).settled()
 
     def input_empty(self, color: int) -> bool:
-        """Whether no word of the color has arrived."""
+        """Whether the input queue of the color has no arrived word."""
         return self.peek(color) is None
 
     def input_full(self, color: int) -> bool:
-        """Whether the color's input queue has no room."""
+        """Whether the input queue of the color has no room."""
         return not self.node.input(color).room()
 
     def output_empty(self, color: int) -> bool:
-        """Whether all words written have left."""
+        """Whether all written words have left."""
         return not self.node.output(color).words
 
     def output_full(self, color: int) -> bool:
-        """Whether the color's output queue has no room."""
+        """Whether the output queue of the color has no room."""
         queue = self.node.output(color)
         return len(queue.words) >= queue.depth
 
     def when_empty(self, side: str, color: int, call: Callable[[], None]) -> None:
-        """Call this, once, as soon as no word waits in the color's input ("in") or output queue."""
+        """Call `call` once when the color's input ("in") or output queue is empty."""
         queue = self.node.input(color) if side == "in" else self.node.output(color)
         if queue.words:
             queue.emptied = call
@@ -96,28 +96,28 @@ class FabricView:
 
     def _channel(self, color: int) -> RouterChannel:
         if color not in self.node.channels:
-            raise CslFault(f"{self.node.name} has no route for color {color} that could be changed")
+            raise CslFault(f"{self.node.name} has no route for color {color} to change")
         return self.node.channels[color]
 
     def route(self, color: int) -> ColorRoute:
-        """The route of a color, to look at."""
+        """The route of a color, to read."""
         return self._channel(color).route
 
     def changed(self, color: int) -> ColorRoute:
-        """The route of a color, about to be changed."""
+        """The route of a color, to change."""
         channel = self.node.channels.get(color) or self.node.routed(color)
         channel.route.reconfigurable = True
         channel.wake(self.node.fabric.events.now)
         return channel.route
 
     def reset_routes(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
-        """Replace position 0."""
+        """Replace switch position 0."""
         route = self.changed(color)
         route.rx, route.tx = direction_numbers(rx), direction_numbers(tx)
         route.refresh()
 
     def set_side(self, color: int, way: str, side: str, wanted: bool | None) -> None:
-        """Put a direction into position 0 ("rx" or "tx") or take it out; None: what it is not now."""
+        """Add a direction to position 0 ("rx" or "tx"), or remove it; None toggles it."""
         route, (direction,) = self.changed(color), direction_numbers(side)
         given = getattr(route, way)
         there = direction in given
@@ -126,27 +126,27 @@ class FabricView:
             route.refresh()
 
     def invalidate_positions(self, color: int) -> None:
-        """Leave position 0 only."""
+        """Remove all switch positions except 0."""
         route = self.changed(color)
         route.switches = [None, None, None]
         route.refresh()
 
     def set_switch(self, color: int, position: int, rx: str | None = None, tx: str | None = None) -> None:
-        """What position 1, 2 or 3 changes in the one before it."""
+        """Set the changes of switch position 1, 2 or 3."""
         route = self.changed(color)
         route.switches[position - 1] = (direction_numbers(rx or ()), direction_numbers(tx or ()))
         route.refresh()
 
     def set_position(self, color: int, position: int) -> None:
-        """Take a switch position."""
+        """Select a switch position."""
         self.changed(color).move(position)
 
     def set_pop_mode(self, color: int, mode: str) -> None:
-        """Set "no_pop", "always_pop" or "pop_on_advance"."""
+        """Set the pop mode: "no_pop", "always_pop" or "pop_on_advance"."""
         self.changed(color).pop = mode
 
     def set_ring(self, color: int, on: bool) -> None:
-        """Whether position 0 follows the last one."""
+        """Set ring mode: whether position 0 follows the last position."""
         self.changed(color).ring = on
 
     def set_filter(
@@ -165,19 +165,19 @@ class FabricView:
         return {color for color, channel in self.node.channels.items() if channel.route.in_teardown}
 
     def on_teardown(self, color: int, call: Callable[[], None]) -> None:
-        """Call this, and not the program's handler, when the color is torn down."""
+        """Call `call` instead of the program's handler when the color is torn down."""
         self.node.handlers[color] = call
 
     def teardown_exit(self, color: int) -> None:
-        """Let a color's wavelets flow again."""
+        """End the teardown of a color: its wavelets flow again."""
         self.changed(color).in_teardown = False
 
 
-# The grid of routers, and the view of it that each PE has.
+# The grid of routers.
 
 
-BUFFER_DEPTH = 8  # words in a buffer of a router: the vendor documents none
-# Words in the queues of a PE, by number, as documented; a color without a queue has those of the fabric's depth.
+BUFFER_DEPTH = 8  # words in a router buffer: the vendor documents no value
+# Words in the queues of a PE, by queue number, as documented; a color without a queue has the fabric's depth.
 QUEUE_DEPTHS = {
     ("wse2", "in"): (6, 6, 4, 4, 2, 2, 2, 2),
     ("wse2", "out"): (2, 2, 6, 6, 2, 2),
@@ -190,15 +190,16 @@ class Fabric:
     """All routers of a program rectangle.
 
     Args:
-        events: the event loop, whose `now` is the cycle.
+        events: the event queue, whose `now` is the cycle.
         width, height: PEs of the rectangle.
-        colors: for each PE its colors' configurations, as the layout gives them.
-        seed: shuffles link delays (1 to 3 cycles a hop) to expose races; None: 1 cycle.
-        depth: words that fit into each buffer and queue.
+        colors: the color configurations of each PE from the layout.
+        seed: randomises link delays (1 to 3 cycles per hop) to expose races; None: 1 cycle.
+        depth: capacity of each buffer and queue in words.
+        arch: "wse2" or "wse3".
 
     Raises:
-        CslFault: while it runs, where a wavelet meets no route, leaves the rectangle or comes from a side that the
-            route does not take.
+        CslFault: at run time, when a wavelet has no route, leaves the rectangle, or arrives from a direction that the
+            route does not accept.
     """
 
     def __init__(
@@ -218,19 +219,19 @@ class Fabric:
             node = self.nodes[place]
             for color, config in configs.items():
                 node.channels[color] = RouterChannel(node, color, make_route(config), config)
-        self.shared: dict[str, Any] = {}  # what a library keeps for all PEs together
+        self.shared: dict[str, Any] = {}  # library state that all PEs share
         self.steady = seed is None  # each hop takes one cycle
         dice = random.Random(seed)
         self.delay: Callable[[], int] = (lambda: 1) if seed is None else (lambda: dice.randint(1, 3))
 
     def queue_depth(self, node: RouterNode, way: str, color: int) -> int:
-        """Words in a PE's queue ("in" or "out") of a color."""
+        """The capacity of a PE's input ("in") or output queue of a color in words."""
         queues: dict[int, int] = getattr(node.pe, f"{way}_colors", {})
         numbers = QUEUE_DEPTHS.get((self.arch, way), ())
         return next((numbers[q] for q, c in queues.items() if c == color and q < len(numbers)), self.depth)
 
     def view(self, x: int, y: int) -> FabricView:
-        """The fabric as the PE at (x, y) sees it."""
+        """The view of the PE at (x, y)."""
         return FabricView(self.nodes[x, y])
 
     def neighbour(self, channel: RouterChannel, direction: int) -> RouterChannel:
@@ -254,15 +255,15 @@ class Fabric:
         return there.channels[color]
 
     def fault(self, message: str, channel: RouterChannel) -> NoReturn:
-        """Raise a run-time fault at a route, in the present cycle."""
+        """Raise a run-time fault at a route in the present cycle."""
         raise CslFault(
             f"{message} (cycle {self.events.now})",
             location=channel.config.loc,
-            suggestion=f"look at the routes of color {channel.color} around {channel.node.name}",
+            suggestion=f"check the routes of color {channel.color} around {channel.node.name}",
         )
 
     def stuck(self) -> list[str]:
-        """Every wavelet that waits somewhere, in words."""
+        """Descriptions of all waiting wavelets."""
         found = []
         for node in self.nodes.values():
             texts = [text for channel in node.channels.values() for text in channel.stuck()]
@@ -282,7 +283,7 @@ class Fabric:
 
 
 def make_route(config: ColorConfig) -> ColorRoute:
-    """The live route of a color's configuration."""
+    """The run-time route of a color configuration."""
     switches = [
         None if change.invalid else (direction_numbers(change.rx or ()), direction_numbers(change.tx or ()))
         for change in config.switches
@@ -300,7 +301,7 @@ def make_route(config: ColorConfig) -> ColorRoute:
 
 
 def make_filter(config: values.FilterConfig) -> WaveletFilter:
-    """A fresh filter with a layout's settings."""
+    """A filter with the settings of the layout."""
     limits = config.limits
     return WaveletFilter(
         config.kind,

@@ -5,7 +5,7 @@ A register has one word for each color. At 0x7f20 + color, the route: outputs in
 (west, east, south, north, ramp), the pop mode in bits 12 and 13, teardown in bit 14. At 0x7f40 + color, the switch:
 four bits for each of positions 1 to 3 (a direction, or 5 for none, and a bit that marks an input), ring mode in bit 12,
 the current position in bits 13 and 14. The layout follows a program in the vendor's example repository; the order of
-the pop modes is this simulator's own.
+the pop modes is specific to this simulator.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import numpy as np
 from tessera.interp.target.csl.sema.values import DIRECTIONS
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
-# Wavelets: 32 data bits and a control flag, and the switch commands inside a control wavelet's payload.
+# Wavelets: 32 data bits and a control flag. The payload of a control wavelet holds switch commands.
 
 
-CONTROL_FLAG = 1 << 32  # a word of the fabric is its 32 bits, with this flag where it is a control wavelet
+CONTROL_FLAG = 1 << 32  # the flag of a control wavelet above its 32 bits
 WORD_MASK = CONTROL_FLAG - 1
-ADVANCE_FLAG = 1 << 33  # the word that leaves a PE last, and moves the switch of its color there
-CONTROL_MARK = 3 << 30  # the upper two bits of a control wavelet that is kept as data
+ADVANCE_FLAG = 1 << 33  # the flag of the last word, which advances the switch of its color
+CONTROL_MARK = 3 << 30  # the upper two bits of a control wavelet that is received as data
 NO_ENTRY = 31
 
-# Where the eight commands of a payload stand: the opcode's lowest bit, and the bit that keeps the wavelet from the CE.
+# The bit positions of the eight commands of a payload: the opcode's lowest bit, and the ce_ignore bit.
 _COMMAND_FIELDS = ((22, 24), (25, 27), (28, 0), (1, 3), (4, 6), (7, 9), (10, 12), (13, 15))
 _COMMAND_BITS = sum((3 << low) | (1 << ignore) for low, ignore in _COMMAND_FIELDS)
 
 
 class Opcode(IntEnum):
-    """What a command asks of the router."""
+    """A switch command."""
 
     NOP = 0
     SWITCH_ADV = 1
@@ -62,7 +62,7 @@ def decode_commands(word: int) -> list[tuple[Opcode, bool]]:
 
 
 def encode_payload(cmds: list[tuple[Opcode, bool]], entry: int = NO_ENTRY) -> int:
-    """A payload with up to eight commands; those not given are NOP, kept from the CE.
+    """A payload with up to eight commands; missing commands are NOPs with ce_ignore.
 
     >>> hex(encode_payload([(Opcode.TEARDOWN, True)]))
     '0x9df9249'
@@ -75,7 +75,7 @@ def encode_payload(cmds: list[tuple[Opcode, bool]], entry: int = NO_ENTRY) -> in
 
 
 def pop_command(word: int) -> int:
-    """The payload without its first command: the others move up, and a NOP that is kept from the CE follows.
+    """The payload without its first command: the others shift, and a NOP with ce_ignore fills the end.
 
     >>> hex(pop_command(0x9DF9249))
     '0x91f9249'
@@ -83,10 +83,10 @@ def pop_command(word: int) -> int:
     return (word & ~_COMMAND_BITS) | (encode_payload(decode_commands(word)[1:], 0) & _COMMAND_BITS)
 
 
-# The route of one color at one PE while a program runs: switch positions, pop modes, filters, teardown.
+# Routes at run time: switch positions, pop modes, filters, teardown.
 
 
-WEST, EAST, NORTH, SOUTH, RAMP, HOST = range(6)  # HOST: a stream of an `SdkLayout` enters or leaves here
+WEST, EAST, NORTH, SOUTH, RAMP, HOST = range(6)  # HOST: the entrance and exit of an `SdkLayout` stream
 DIRECTION_NAMES = ("WEST", "EAST", "NORTH", "SOUTH", "RAMP", "HOST")
 OPPOSITE = (EAST, WEST, SOUTH, NORTH, RAMP, HOST)
 DIRECTION_STEPS = ((-1, 0), (1, 0), (0, -1), (0, 1), (0, 0), (0, 0))
@@ -94,7 +94,7 @@ _DIRECTION_INDEX = {name: index for index, name in enumerate(DIRECTION_NAMES)}
 
 
 def direction_numbers(names: Any) -> tuple[int, ...]:
-    """Directions by name, as numbers; one name stands for a tuple of one.
+    """Directions as numbers; one name means a tuple of one direction.
 
     >>> direction_numbers(("RAMP", "EAST")), direction_numbers("WEST")
     ((4, 1), (0,))
@@ -105,12 +105,14 @@ def direction_numbers(names: Any) -> tuple[int, ...]:
 
 @dataclass
 class WaveletFilter:
-    """Which wavelets of a color may go down the ramp.
+    """A filter of the wavelets of a color that may go down the ramp.
 
-    "range": data whose upper half (the index) lies in `low .. high`, and all control wavelets. "counter": a counter
-    steps with each wavelet that counts, and starts again after `limit`; a wavelet passes while the counter is at most
-    `top` (with `control_at_top` a control wavelet only at `top`). "sparse_counter": as "counter", but after each round
-    the next of `later` is the limit, and after the last one all pass.
+    "range": accepts data whose upper half (the index) is in `low .. high`, and all control wavelets. "counter": counts
+    wavelets modulo `limit` + 1, and accepts a wavelet while the counter is at most `top` (with `control_at_top` it
+    accepts
+    a control wavelet only at `top`). "sparse_counter": as "counter", but after each round the next value of `later`
+    becomes
+    the limit, and after the last one all wavelets pass.
 
     >>> WaveletFilter("range", 3, 5).passes(4 << 16, False)
     True
@@ -139,7 +141,7 @@ class WaveletFilter:
         return self.counter == self.top if control and self.control_at_top else self.counter <= self.top
 
     def count(self, control: bool) -> None:
-        """Note that a wavelet went by."""
+        """Count a wavelet."""
         if self.kind == "range" or not (self.count_control if control else self.count_data):
             return
         if self.counter < self.limit:
@@ -153,7 +155,8 @@ class WaveletFilter:
 
 @dataclass
 class ColorRoute:
-    """Position 0, the changes that positions 1 to 3 make to the one before them, and the present position.
+    """The route of one color: position 0, the changes of positions 1 to 3 to their predecessor, and the present
+    position.
 
     >>> route = ColorRoute((WEST,), (RAMP, EAST), [((), (EAST,)), ((RAMP,), ())], pop="pop_on_advance")
     >>> route.command((5 << 22) | (4 << 25)) != (5 << 22) | (4 << 25), route.here
@@ -168,14 +171,16 @@ class ColorRoute:
     pop: str = "no_pop"
     filter: WaveletFilter | None = None
     in_teardown: bool = False
-    reconfigurable: bool = False  # teardown lets the program change it: a wavelet that no position takes may only wait
+    reconfigurable: bool = (
+        False  # in teardown the program may change the route: a wavelet that no position accepts waits
+    )
 
     def __post_init__(self) -> None:
         self.reconfigurable = self.reconfigurable or self.in_teardown
         self.refresh()
 
     def refresh(self) -> None:
-        """Work out the positions again after a change."""
+        """Recompute the positions after a change."""
         self.switches += [None] * (3 - len(self.switches))
         positions = [(self.rx, self.tx)]
         for change in self.switches:
@@ -189,22 +194,22 @@ class ColorRoute:
         self.here = positions[self.current]
 
     def accepts(self, direction: int) -> bool:
-        """Whether some position takes wavelets from there."""
+        """Whether some position accepts wavelets from a direction."""
         return self.reconfigurable or direction in self.sources
 
     def move(self, position: int) -> None:
-        """Take a position, if there is one of that number."""
+        """Select a position, if it exists."""
         if 0 <= position < len(self.positions):
             self.current = position
             self.here = self.positions[position]
 
     def advance(self) -> None:
-        """Take the next position: the first again after the last in ring mode, else the last stays."""
+        """Advance to the next position; after the last one ring mode returns to the first."""
         last = self.current + 1 >= len(self.positions)
         self.move(0 if last and self.ring else self.current + 1)
 
     def command(self, word: int) -> int:
-        """Execute the first command of a payload; the payload as it travels on."""
+        """Execute the first command of a payload; returns the payload to send on."""
         opcode, before = decode_commands(word)[0][0], self.current
         if opcode is Opcode.SWITCH_ADV:
             self.advance()
@@ -212,7 +217,7 @@ class ColorRoute:
             self.move(0)
         elif opcode is Opcode.TEARDOWN:
             self.in_teardown = self.reconfigurable = True
-        # A router that is at its last position already leaves the command to the next one.
+        # A router that is already at its last position leaves the command to the next router.
         moved = self.current != before
         pops = {
             "always_pop": True,
@@ -222,31 +227,24 @@ class ColorRoute:
         return pop_command(word) if pops else word
 
 
-# The router's registers of WSE-2 as a PE's code reads and writes them at their addresses: one word for each color.
-#
-# At 0x7f20 + color, the route: outputs in bits 0 to 4, inputs in bits 5 to 9 (west, east, south, north, ramp), the pop
-# mode in bits 12 and 13, teardown in bit 14. At 0x7f40 + color, the switch: four bits for each of positions 1 to 3 (a
-# direction, or 5 for none, and a bit that says that it is an input), ring mode in bit 12, the present position in
-# bits 13
-# and 14. The layout is that of the comments of a program in the vendor's example repository; the order of the pop modes
-# is this simulator's own (programs keep those bits as they are).
+# Router registers of WSE-2 (see the module docstring).
 
 
 ROUTE_REGISTERS, SWITCH_REGISTERS, REGISTER_COLORS = 0x7F20, 0x7F40, 24
 POP_MODES = ("no_pop", "always_pop", "pop_on_advance", "pop_on_advance_nop")
-_REGISTER_DIRECTIONS = direction_numbers(DIRECTIONS)  # the router's numbers, in the order of the register
+_REGISTER_DIRECTIONS = direction_numbers(DIRECTIONS)  # directions in the order of the register
 _NO_DIRECTION = 5
 
 
 def encode_route(route: ColorRoute) -> int:
-    """The register of a route."""
+    """The register value of a route."""
     bits = sum(1 << i for i, d in enumerate(_REGISTER_DIRECTIONS) if d in route.tx)
     bits |= sum(1 << (5 + i) for i, d in enumerate(_REGISTER_DIRECTIONS) if d in route.rx)
     return bits | POP_MODES.index(route.pop) << 12 | route.in_teardown << 14
 
 
 def decode_route(route: ColorRoute, bits: int) -> None:
-    """A route from its register."""
+    """Set a route from its register value."""
     route.tx = tuple(d for i, d in enumerate(_REGISTER_DIRECTIONS) if bits >> i & 1)
     route.rx = tuple(d for i, d in enumerate(_REGISTER_DIRECTIONS) if bits >> (5 + i) & 1)
     route.pop, route.in_teardown = POP_MODES[bits >> 12 & 3], bool(bits >> 14 & 1)
@@ -254,7 +252,7 @@ def decode_route(route: ColorRoute, bits: int) -> None:
 
 
 def encode_switch(route: ColorRoute, inputs: int = 0) -> int:
-    """The register of a switch; `inputs` has the bits that say so of positions that are not in use."""
+    """The register value of a switch; `inputs` has the input bits of unused positions."""
     bits = route.ring << 12 | route.current << 13
     for place, change in enumerate(route.switches):
         side = (change[0] or change[1]) if change else ()
@@ -264,7 +262,7 @@ def encode_switch(route: ColorRoute, inputs: int = 0) -> int:
 
 
 def decode_switch(route: ColorRoute, bits: int) -> None:
-    """A switch from its register."""
+    """Set a switch from its register value."""
     for place in range(3):
         side, incoming = bits >> 4 * place & 7, bits >> (4 * place + 3) & 1
         way = (_REGISTER_DIRECTIONS[side],) if side < _NO_DIRECTION else ()
@@ -286,19 +284,19 @@ def is_simulated_register(address: int) -> bool:
 
 
 class RouterRegisters:
-    """What stands at the addresses of a PE, as an array of words of 16 bits."""
+    """The router registers of a PE, indexed by 16-bit word address."""
 
     dtype, itemsize = np.dtype(np.uint16), 2
 
     def __init__(self, pe: Any) -> None:
         self.pe = pe
-        self.inputs: dict[int, int] = {}  # by color, the switch register as it was last written
+        self.inputs: dict[int, int] = {}  # the last written switch register of each color
 
     def __len__(self) -> int:
         return 1 << 15
 
     def item(self, address: int) -> int:
-        """The register at a word's address."""
+        """The register at a word address."""
         if ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS:
             return encode_route(self.pe.fabric.route(address - ROUTE_REGISTERS))
         color = self._switch(address)

@@ -1,4 +1,4 @@
-"""A drop-in for the vendor's host tools: `cslc`, `cs_python` and the `cerebras.sdk` modules, on the simulator."""
+"""Host tools: replacements for the vendor's `cslc`, `cs_python` and `cerebras.sdk` modules, which use the simulator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HOST_FOLDER = Path(__file__).resolve().parent
 
 
 def host_tools_folder() -> Path:
-    """The folder that holds the commands `cslc` and `cs_python`: put it on PATH to run published programs.
+    """The folder with the commands `cslc` and `cs_python`. Add it to PATH to run published programs.
 
     >>> sorted(file.name for file in host_tools_folder().iterdir())
     ['cs_python', 'cslc']

@@ -1,4 +1,4 @@
-"""`cs_python script.py …`: a Python script with the `cerebras` modules in reach."""
+"""cs_python: runs a Python script with the simulator's `cerebras` modules on its path."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tessera.interp.target.csl.host import modules_folder
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a script (or `-c code`, `-m module`) as Python would, with this process's interpreter.
+    """Run a script (or `-c code`, `-m module`) with this process's interpreter, as Python does.
 
-    The exit status is the script's; 1 with a message, not a traceback, where the simulated program is at fault.
+    The exit status is the script's, or 1 with a message instead of a traceback for an error of the simulated program.
     """
     words = list(arguments)
     while words and words[0].startswith("-") and words[0] not in ("-c", "-m"):
-        words.pop(0)  # options of the interpreter itself
+        words.pop(0)  # options of the Python interpreter
     if not words:
         print("usage: cs_python script.py [argument …]", file=sys.stderr)
         return 2
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def restore_paths(text: str) -> str:
-    """A message with the names of the user's files in place of those of the copies that `cslc` made."""
+    """The message with the names of the user's files instead of those of `cslc`'s copies."""
     runtime = sys.modules.get("tessera.interp.target.csl.host.runtime")
     for folder in runtime.RUNS if runtime else ():
         text = text.replace(f"{folder}/src/", "/")

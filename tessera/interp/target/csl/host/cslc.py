@@ -1,4 +1,4 @@
-"""`cslc layout.csl …`: checks a program as the vendor's compiler does, and writes what `SdkRuntime` needs to run it."""
+"""cslc: checks a program as the vendor's compiler does, and writes the files that `SdkRuntime` needs to run it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 from tessera.core.errors import ArgumentError, TesseraError
 from tessera.interp.target.csl.compiler import CompiledLayout, compile_program
 
-MEMCPY_FRAME = (7, 2)  # columns and rows that the memcpy frame adds to a program rectangle
-SETTINGS_KEY = "tessera"  # where out.json keeps what the vendor's does not have
+MEMCPY_FRAME = (7, 2)  # columns and rows of the memcpy frame around a program rectangle
+SETTINGS_KEY = "tessera"  # the key of the additional settings in out.json
 
 
 def default_language() -> str:
-    """The version of the language where no option names it."""
+    """The language version without an option."""
     return os.environ.get("TESSERA_CSL_SDK") or "1.4"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of `cslc`; each takes `--flag v` and `--flag=v`."""
+    """The options of `cslc`, as `--flag v` or `--flag=v`."""
     found = argparse.ArgumentParser(prog="cslc", description="Checks a CSL program and prepares it for the simulator.")
     found.add_argument("layout", help="the top-level CSL file")
     found.add_argument("-o", dest="output", default="out", metavar="FOLDER")
@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--sdk",
         choices=("1.4", "2.10"),
         default=default_language(),
-        help="the language's version (this simulator's; default: TESSERA_CSL_SDK, else 1.4)",
+        help="the language version (option of this simulator; default: TESSERA_CSL_SDK, else 1.4)",
     )
     found.add_argument("--fabric-dims", default="", metavar="W,H")
     found.add_argument("--fabric-offsets", default="", metavar="X,Y")
@@ -45,14 +45,14 @@ def make_parser() -> argparse.ArgumentParser:
     found.add_argument("--memcpy", action="store_true")
     found.add_argument("--channels", type=int, default=0, metavar="N")
     for ignored in ("--width-west-buf", "--width-east-buf", "--max-parallelism", "--comptime-func-depth-limit"):
-        found.add_argument(ignored, type=int, metavar="N", help="accepted, and of no effect here")
+        found.add_argument(ignored, type=int, metavar="N", help="accepted without effect")
     for ignored in ("--verbose", "-g0", "--warnings-as-errors", "--out-routes"):
-        found.add_argument(ignored, action="store_true", help="accepted, and of no effect here")
+        found.add_argument(ignored, action="store_true", help="accepted without effect")
     return found
 
 
 def parse_numbers(texts: Sequence[str], option: str) -> dict[str, int]:
-    """The values of `NAME:VALUE,…`, given once or more.
+    """The values of `NAME:VALUE,…`, from one or more options.
 
     >>> parse_numbers(["P:4,Mt:14", "Kt:0x10"], "--params")
     {'P': 4, 'Mt': 14, 'Kt': 16}
@@ -63,7 +63,7 @@ def parse_numbers(texts: Sequence[str], option: str) -> dict[str, int]:
         try:
             found[name.strip()] = int(value, 0)
         except ValueError:
-            raise ArgumentError(f"{option} does not read", expected="NAME:INTEGER,…", received=pair) from None
+            raise ArgumentError(f"{option} cannot be parsed", expected="NAME:INTEGER,…", received=pair) from None
     return found
 
 
@@ -73,12 +73,12 @@ def _parse_pair(text: str, option: str) -> tuple[int, int] | None:
     try:
         first, second = (int(part) for part in text.split(","))
     except ValueError:
-        raise ArgumentError(f"{option} does not read", expected="two integers: A,B", received=text) from None
+        raise ArgumentError(f"{option} cannot be parsed", expected="two integers: A,B", received=text) from None
     return first, second
 
 
 def compile_settings(settings: dict[str, Any]) -> CompiledLayout:
-    """Compile with the settings that out.json keeps."""
+    """Compile with the settings of out.json."""
     layout = compile_program(
         settings["layout"],
         params=settings["params"],
@@ -96,10 +96,10 @@ def compile_settings(settings: dict[str, Any]) -> CompiledLayout:
 
 
 def _check_fabric(layout: CompiledLayout, settings: dict[str, Any]) -> None:
-    """The program and its frame must fit into the fabric.
+    """Check that the program and its memcpy frame fit into the fabric.
 
     Raises:
-        ArgumentError: they do not.
+        ArgumentError: they do not fit.
     """
     dims, offsets = settings["fabric_dims"], settings["fabric_offsets"]
     if dims is None or not settings["memcpy"]:
@@ -113,7 +113,7 @@ def _check_fabric(layout: CompiledLayout, settings: dict[str, Any]) -> None:
         )
     if offsets is not None and (offsets[0] < 4 or offsets[1] < 1):
         raise ArgumentError(
-            "the program lies on its memcpy frame",
+            "the program overlaps its memcpy frame",
             expected="--fabric-offsets of at least 4,1",
             received=f"{offsets[0]},{offsets[1]}",
         )
@@ -138,7 +138,7 @@ def collect_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def save_program(layout: CompiledLayout, settings: dict[str, Any], folder: Path) -> None:
-    """Write out.json and a copy of every source, so that a later edit does not change what was compiled."""
+    """Write out.json and a copy of every source, so that later edits do not change the compiled program."""
     sources = [Path(source) for source in layout.sources]
     root = Path(settings["layout"]).anchor
     kept = folder / "src"
@@ -160,7 +160,7 @@ def save_program(layout: CompiledLayout, settings: dict[str, Any], folder: Path)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile one program; the exit status."""
+    """Compile one program; returns the exit status."""
     try:
         options = make_parser().parse_args(list(arguments))
         settings = collect_settings(options)

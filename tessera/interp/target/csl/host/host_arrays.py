@@ -10,25 +10,25 @@ import numpy as np
 from tessera.core.errors import ArgumentError, ShapeError
 from tessera.interp.target.csl.simulation import PeCoordinate
 
-# The host's side of a copy: a tensor A[h][w][l], one row of l elements for each PE of a region.
+# The host's tensor of a copy: A[h][w][l], one row of l elements for each PE of a region.
 
 
 class MemcpyDataType(Enum):
-    """How wide the elements of a copy are on the PE; on the host each takes 32 bits."""
+    """The element width of a copy on the PE; on the host each element has 32 bits."""
 
     MEMCPY_16BIT = 0
     MEMCPY_32BIT = 1
 
 
 class MemcpyOrder(Enum):
-    """How a tensor (h, w, l) is laid out in the host's array: the last index or the first runs fastest."""
+    """The layout of a tensor (h, w, l) in the host's array: whether the last or the first index varies fastest."""
 
     ROW_MAJOR = 0
     COL_MAJOR = 1
 
 
 class HostTensor:
-    """A host array with the PEs that its parts belong to, in row order.
+    """A host array with the PEs of its parts, in row order.
 
     Raises:
         ShapeError: the array has too few elements. ArgumentError: its elements do not have 32 bits.
@@ -47,35 +47,35 @@ class HostTensor:
         self.order = "F" if order is MemcpyOrder.COL_MAJOR else "C"
         count = shape[0] * shape[1] * shape[2]
         if self.array.size > count:
-            self.array = self.array.reshape(-1)[:count]  # what is left of a longer array stays as it is
+            self.array = self.array.reshape(-1)[:count]  # the rest of a longer array is not changed
         if self.array.size < count:
             raise ShapeError(
-                "the host array does not fit the copy",
+                "the host array is too small for the copy",
                 expected=f"{shape[0]} x {shape[1]} x {shape[2]} elements",
                 received=f"{self.array.size}",
             )
         if self.array.dtype.itemsize != 4:
             raise ArgumentError(
                 "a copy moves elements of 32 bits",
-                expected="a uint32, int32 or float32 array (16-bit elements one in each)",
+                expected="a uint32, int32 or float32 array (one 16-bit element per word)",
                 received=str(self.array.dtype),
             )
         self._parts: dict[PeCoordinate, np.ndarray] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the host array."""
+        """The size of the host array in bytes."""
         return self.array.size * 4
 
     def rows(self, streaming: bool = False) -> dict[PeCoordinate, np.ndarray]:
-        """Each PE's elements, as wide as they are on the PE; a stream's are whole wavelets."""
+        """Each PE's elements in the PE's width; a stream has whole wavelets."""
         words = np.ascontiguousarray(self.array).reshape(-1).view(np.uint32)
         cube = words.reshape(self.shape, order=self.order).reshape(-1, self.shape[2])
         kept = np.ascontiguousarray(cube.astype(np.uint16) if self.narrow and not streaming else cube)
         return dict(zip(self.places, kept, strict=True))
 
     def empty(self, streaming: bool) -> dict[PeCoordinate, np.ndarray]:
-        """Rows for the PEs' elements, which `fill` puts into the host array. A stream's elements have 32 bits."""
+        """Rows for the PEs' elements, which `fill` copies into the host array. Elements of a stream have 32 bits."""
         dtype = np.uint16 if self.narrow and not streaming else np.uint32
         self._parts = {place: np.zeros(self.shape[2], dtype) for place in self.places}
         return self._parts
@@ -93,7 +93,7 @@ class HostTensor:
 def input_array_to_u32(np_arr: np.ndarray, sentinel: int | None, fast_dim_sz: int) -> np.ndarray:
     """A flat array of 16- or 32-bit elements as the 32-bit words of a copy.
 
-    16-bit elements stand in the lower halves. With a sentinel the upper half is the element's index in rows of
+    16-bit elements are in the lower halves. With a sentinel the upper half is the element's index in rows of
     `fast_dim_sz`; without (None) it is 0.
 
     >>> [hex(w) for w in input_array_to_u32(np.array([7, 8, 9], np.int16), 1, 2)]
@@ -111,12 +111,12 @@ def input_array_to_u32(np_arr: np.ndarray, sentinel: int | None, fast_dim_sz: in
 
 def _view_halves(array: np.ndarray) -> np.ndarray:
     if array.dtype.itemsize != 2:
-        raise ArgumentError("elements are 16 or 32 bits wide", received=str(array.dtype))
+        raise ArgumentError("elements must have 16 or 32 bits", received=str(array.dtype))
     return array.view(np.uint16)
 
 
 def memcpy_view(arr: np.ndarray, datatype: np.dtype) -> np.ndarray:
-    """A view of the elements of `datatype`, 16 or 32 bits wide, in an array of 32-bit words; writes go through.
+    """A writable view of the elements of `datatype`, 16 or 32 bits wide, in an array of 32-bit words.
 
     >>> memcpy_view(np.array([0x10007, 8], np.uint32), np.dtype(np.int16)).tolist()
     [7, 8]
@@ -125,12 +125,12 @@ def memcpy_view(arr: np.ndarray, datatype: np.dtype) -> np.ndarray:
     if kind.itemsize == 4:
         return arr.view(kind)
     if kind.itemsize != 2:
-        raise ArgumentError("elements are 16 or 32 bits wide", received=str(kind))
+        raise ArgumentError("elements must have 16 or 32 bits", received=str(kind))
     return arr.view(kind).reshape(*arr.shape, 2)[..., 0]
 
 
 def calculate_cycles(timestamp_buf: np.ndarray) -> np.int64:
-    """Cycles between the two 48-bit time stamps, start and end, that three 32-bit words hold.
+    """The cycles between two 48-bit time stamps, start and end, in three 32-bit words.
 
     >>> int(calculate_cycles(np.array([5, 25 << 16, 0], np.uint32)))
     20

@@ -1,4 +1,4 @@
-"""`SdkRuntime` and `debug_util` on the simulator: load, run, copy, launch, stop, and read PE memory afterwards."""
+"""SDK runtime: `SdkRuntime` and `debug_util` on the simulator: load, run, copy, launch, stop, and read PE memory."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tessera.interp.target.csl.host.sdk_layout import CompiledProgram, Port
 from tessera.interp.target.csl.host.visualisation import draw_run, write_trace
 from tessera.interp.target.csl.simulation import CYCLE_LIMIT, HostCommand, Simulation, list_region, shorten_report
 
-# `SdkRuntime` on the simulator: load, run, copy, launch, stop.
+# `SdkRuntime`.
 
 
-# The last run of each output folder: the debug tools look into it after `stop()`.
+# The last run of each output folder, which the debug tools read after `stop()`.
 RUNS: dict[str, Simulation] = {}
 
 
 class RuntimeState(Enum):
-    """What a runtime has done so far."""
+    """The state of a runtime."""
 
     CREATED = 0
     LOADED = 1
@@ -36,19 +36,19 @@ class RuntimeState(Enum):
 
 
 class SdkRuntime:
-    """Manages one run of a program that `cslc` prepared.
+    """One run of a program that `cslc` compiled.
 
     Args:
-        bindir: the folder that `cslc -o` wrote, or what `SdkLayout.compile` returned (with its platform).
-        cmaddr: the address of a real machine: there is none here.
+        bindir: the folder that `cslc -o` wrote, or the result of `SdkLayout.compile` (with its platform).
+        cmaddr: the address of a real machine, which the simulator does not have.
         seed: shuffles the order of events and link delays to expose races; default: the variable TESSERA_CSL_SEED.
 
-    Other options of the vendor's runtime (`suppress_simfab_trace`, `simfab_numthreads`, `msg_level`,
-    `memcpy_required`) are accepted.
+    Other options of the vendor's runtime (`suppress_simfab_trace`, `simfab_numthreads`, `msg_level`, `memcpy_required`)
+    are accepted.
 
     Raises:
-        DeviceUnavailable: `cmaddr` names a machine. FileError: the folder holds no compiled program.
-        ArgumentError: a call in the wrong order or with the wrong arguments. CslFault: the program goes wrong.
+        DeviceUnavailable: `cmaddr` names a machine. FileError: the folder has no compiled program.
+        ArgumentError: a call in the wrong order or with wrong arguments. CslFault: the program faults.
     """
 
     def __init__(
@@ -64,7 +64,9 @@ class SdkRuntime:
         if unknown:
             raise ArgumentError(f"SdkRuntime has no option {', '.join(sorted(unknown))}")
         if cmaddr:
-            raise DeviceUnavailable(f"no machine at {cmaddr}", suggestion="leave cmaddr out: the program is simulated")
+            raise DeviceUnavailable(
+                f"no machine at {cmaddr}", suggestion="omit cmaddr: the program runs in the simulator"
+            )
         seed = read_environment("SEED") if seed is None else seed
         compiled = bindir if isinstance(bindir, CompiledProgram) else load_compiled(Path(bindir))
         self._compiled, self._layout = compiled, compiled.layout
@@ -75,12 +77,12 @@ class SdkRuntime:
         RUNS[compiled.folder] = self._simulation
 
     def load(self) -> None:
-        """Put the program onto the PEs."""
+        """Load the program onto the PEs."""
         self._expect(RuntimeState.CREATED, "load")
         self._state = RuntimeState.LOADED
 
     def run(self) -> None:
-        """Start it."""
+        """Start the program."""
         self._expect(RuntimeState.LOADED, "run")
         self._state = RuntimeState.RUNNING
         for place, symbols in self._compiled.symbols.items():
@@ -89,7 +91,7 @@ class SdkRuntime:
         self._simulation.boot()
 
     def stop(self) -> None:
-        """Wait until all commands are over and nothing happens any more, then end the run."""
+        """Wait until all commands are complete and the program is idle, then end the run."""
         self._expect(RuntimeState.RUNNING, "stop")
         for command, tensor in list(self._open):
             self._finish(command, tensor)
@@ -98,7 +100,7 @@ class SdkRuntime:
         self._report()
 
     def _report(self) -> None:
-        """What the PEs printed, what was left over, and the pictures that the environment asks for."""
+        """Write the output of the PEs, notes about copies, and the requested pictures."""
         for pe in self._simulation.pes.values():
             for line in pe.output:
                 print(line)
@@ -110,7 +112,7 @@ class SdkRuntime:
                 write(self._simulation, path)
 
     def get_id(self, symbol: str) -> int:
-        """The number that stands for an exported symbol in copies."""
+        """The id of an exported symbol for copies."""
         if symbol not in self._layout.exports:
             raise ArgumentError(
                 f"the program exports no symbol '{symbol}'",
@@ -125,7 +127,7 @@ class SdkRuntime:
         return self._issued(self._simulation.launch(symbol, *args), None, nonblock)
 
     def call(self, symbol: str, args: Sequence[Any] = (), nonblock: bool = False) -> HostCommand:
-        """`launch` with the arguments in a list; a string is a number in hexadecimal: the bits of the argument."""
+        """`launch` with the arguments in a list; a string is a hexadecimal number: the bits of the argument."""
         words = [int(arg, 16) if isinstance(arg, str) else arg for arg in args]
         return self.launch(symbol, *words, nonblock=nonblock)
 
@@ -133,7 +135,7 @@ class SdkRuntime:
         self, dest: int, src: np.ndarray, px: int, py: int, w: int, h: int, elem_per_pe: int, *,
         streaming: bool = False, data_type: MemcpyDataType, order: MemcpyOrder, nonblock: bool = False,
     ) -> HostCommand:  # fmt: skip
-        """Copy `src`, a tensor (h, w, elem_per_pe), to a symbol (or, streaming, to a color) of a region of PEs."""
+        """Copy `src`, a tensor (h, w, elem_per_pe), to a symbol of a region of PEs, or to a color when streaming."""
         self._expect(RuntimeState.RUNNING, "memcpy_h2d")
         tensor = HostTensor(src, self._region(px, py, w, h), (h, w, elem_per_pe), data_type, order)
         return self._send(dest, tensor, streaming, nonblock)
@@ -142,7 +144,7 @@ class SdkRuntime:
         self, dest: int, src: np.ndarray, px: int, py: int, w: int, h: int, elem_per_pe: int, *,
         streaming: bool = False, data_type: MemcpyDataType, order: MemcpyOrder, nonblock: bool = False,
     ) -> HostCommand:  # fmt: skip
-        """Copy `src`, a tensor (h, 1, elem_per_pe): each row's part goes to all PEs of the row."""
+        """Copy `src`, a tensor (h, 1, elem_per_pe), with each row broadcast to all PEs of the row."""
         self._expect(RuntimeState.RUNNING, "memcpy_h2d_rowbcast")
         one = HostTensor(src, [(px, y) for y in range(py, py + h)], (h, 1, elem_per_pe), data_type, order).rows(
             streaming
@@ -154,7 +156,7 @@ class SdkRuntime:
         self, dest: int, src: np.ndarray, px: int, py: int, w: int, h: int, elem_per_pe: int, *,
         streaming: bool = False, data_type: MemcpyDataType, order: MemcpyOrder, nonblock: bool = False,
     ) -> HostCommand:  # fmt: skip
-        """Copy `src`, a tensor (1, w, elem_per_pe): each column's part goes to all PEs of the column."""
+        """Copy `src`, a tensor (1, w, elem_per_pe), with each column broadcast to all PEs of the column."""
         self._expect(RuntimeState.RUNNING, "memcpy_h2d_colbcast")
         one = HostTensor(src, [(x, py) for x in range(px, px + w)], (1, w, elem_per_pe), data_type, order).rows(
             streaming
@@ -166,7 +168,7 @@ class SdkRuntime:
         self, dest: np.ndarray, src: int, px: int, py: int, w: int, h: int, elem_per_pe: int, *,
         streaming: bool = False, data_type: MemcpyDataType, order: MemcpyOrder, nonblock: bool = False,
     ) -> HostCommand:  # fmt: skip
-        """Fill `dest`, a tensor (h, w, elem_per_pe), from a symbol (or, streaming, a color) of a region of PEs."""
+        """Fill `dest`, a tensor (h, w, elem_per_pe), from a symbol of a region of PEs, or a color when streaming."""
         self._expect(RuntimeState.RUNNING, "memcpy_d2h")
         tensor = HostTensor(dest, self._region(px, py, w, h), (h, w, elem_per_pe), data_type, order)
         rows = tensor.empty(streaming)
@@ -188,13 +190,13 @@ class SdkRuntime:
         return self._issued(self._simulation.stream_out(color, {place: words}), None, nonblock)
 
     def task_wait(self, task: HostCommand) -> None:
-        """Wait until a command that was not waited for is over."""
+        """Wait until a non-blocking command is complete."""
         for command, tensor in list(self._open):
             if command is task:
                 self._finish(command, tensor)
 
     def is_task_done(self, task: HostCommand) -> bool:
-        """Whether a command is over."""
+        """Whether a command is complete."""
         return task.done
 
     def read_symbol(self, x: int, y: int, symbol: str, dtype: Any = np.uint16) -> np.ndarray:
@@ -202,12 +204,12 @@ class SdkRuntime:
         return np.ascontiguousarray(self._simulation.pes[x, y].get_variable(symbol)).reshape(-1).view(dtype).copy()
 
     def coord_logical_to_physical(self, x: int, y: int) -> tuple[int, int]:
-        """Where the PE (x, y) of the program lies in the fabric."""
+        """The fabric coordinates of the program's PE (x, y)."""
         dx, dy = self._layout.fabric_offsets or (0, 0)
         return x + dx, y + dy
 
     def dump_core(self, corefile: str) -> None:
-        """Accepted: the debug tools read the memory of the run itself."""
+        """Do nothing: the debug tools read the memory of the run."""
 
     def _send(self, dest: int, tensor: HostTensor, streaming: bool, nonblock: bool) -> HostCommand:
         return self._send_rows(dest, tensor.rows(streaming), streaming, nonblock)
@@ -234,20 +236,20 @@ class SdkRuntime:
     def _name(self, number: int) -> str:
         if number not in self._ids:
             raise ArgumentError(
-                f"{number} is no symbol's id", expected="what get_id() returned, or streaming=True for a color"
+                f"{number} is not the id of a symbol", expected="the result of get_id(), or streaming=True for a color"
             )
         return self._ids[number].name
 
     def _expect(self, state: RuntimeState, call: str) -> None:
         if self._state is not state:
             raise ArgumentError(
-                f"{call}() does not come here", expected="load(), run(), copies and launches, stop()",
-                received=f"{call}() of a runtime that is {self._state.name.lower()}",
+                f"{call}() is called out of order", expected="load(), run(), copies and launches, stop()",
+                received=f"{call}() on a runtime that is {self._state.name.lower()}",
             )  # fmt: skip
 
 
 def read_environment(name: str) -> int | None:
-    """The number in an environment variable of the simulator; None where it is not set.
+    """The number in an environment variable of the simulator, or None if it is not set.
 
     Raises:
         ArgumentError: it is no integer.
@@ -260,15 +262,15 @@ def read_environment(name: str) -> int | None:
 
 
 def load_compiled(folder: Path) -> CompiledProgram:
-    """The compiled program of a folder that `cslc` wrote.
+    """The compiled program in a folder that `cslc` wrote.
 
     Raises:
-        FileError: there is none.
+        FileError: the folder has none.
     """
     try:
         settings = json.loads((folder / "out.json").read_text())[cslc.SETTINGS_KEY]
     except (OSError, ValueError, KeyError) as error:
-        raise FileError(f"{folder} holds no compiled program", suggestion="compile it with cslc -o") from error
+        raise FileError(f"{folder} has no compiled program", suggestion="compile it with cslc -o") from error
     kept = (folder / "src").resolve()
     inside = {
         **settings,
@@ -278,7 +280,7 @@ def load_compiled(folder: Path) -> CompiledProgram:
     return CompiledProgram(str(folder.resolve()), cslc.compile_settings(inside), {}, {})
 
 
-# A look into the PEs after a run: variables, and what the `<debug>` library recorded.
+# Debug tools: variables and `<debug>` records after a run.
 
 
 class debug_util:  # noqa: N801  the vendor's name
@@ -289,7 +291,7 @@ class debug_util:  # noqa: N801  the vendor's name
         cmaddr: of a real machine; without effect.
 
     Raises:
-        FileError: nothing ran from that folder in this process.
+        FileError: no program of that folder ran in this process.
     """
 
     def __init__(self, bindir: str | Path, cmaddr: str | None = None) -> None:
@@ -309,16 +311,16 @@ class debug_util:  # noqa: N801  the vendor's name
         return self._run.pes[place]
 
     def get_symbol(self, col: int, row: int, symbol: str, dtype: Any) -> np.ndarray:
-        """A variable of the PE at a place of the fabric, as elements of `dtype`."""
+        """A variable of the PE at fabric coordinates, as elements of `dtype`."""
         return np.ascontiguousarray(self._pe(col, row).get_variable(symbol)).reshape(-1).view(dtype).copy()
 
     def get_symbol_rect(self, rectangle: Any, symbol: str, dtype: Any) -> np.ndarray:
-        """The same for a rectangle ((col, row), (width, height)): an array (width, height, elements)."""
+        """A variable of the PEs in a rectangle ((col, row), (width, height)): an array (width, height, elements)."""
         (col, row), (width, height) = rectangle
         return np.array(
             [[self.get_symbol(x, y, symbol, dtype) for y in range(row, row + height)] for x in range(col, col + width)]
         )
 
     def read_trace(self, col: int, row: int, trace: str) -> list[Any]:
-        """What the PE recorded under a key."""
+        """The records of a PE under a key."""
         return list(self._pe(col, row).traces.get(trace, []))

@@ -1,5 +1,6 @@
-"""`SdkLayout`: code regions, ports and streams in Python (the vendor's other layout API), and their placement and
-routing."""
+"""SdkLayout: code regions, ports and streams in Python (the vendor's other layout API), and their placement and
+routing.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +20,18 @@ from tessera.interp.target.csl.host.cslc import default_language
 from tessera.interp.target.csl.sema.values import ColorConfig, SwitchPosition
 from tessera.interp.target.csl.simulation import PeCoordinate
 
-# Places and rectangles on the fabric.
+# Coordinates and rectangles on the fabric.
 
 
 class IntVector(NamedTuple):
-    """A place: column and row."""
+    """Coordinates: column and row."""
 
     x: int
     y: int
 
 
 class IntRectangle(NamedTuple):
-    """The places from the upper left one up to, and without, the lower right one.
+    """A rectangle of coordinates, without its lower right corner.
 
     >>> IntRectangle(IntVector(0, 0), IntVector(3, 2)).size
     (3, 2)
@@ -41,15 +42,15 @@ class IntRectangle(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows."""
+        """The number of columns and rows."""
         return self.lower_right.x - self.upper_left.x, self.lower_right.y - self.upper_left.y
 
 
-# `SdkLayout`, the vendor's other way to lay a program out: code regions, ports and streams, written in Python.
+# Code regions, ports and streams.
 
 
 class SdkTarget(Enum):
-    """The machine."""
+    """The architecture."""
 
     WSE2 = "wse2"
     WSE3 = "wse3"
@@ -66,7 +67,7 @@ class Route(Enum):
 
 
 class Edge(Enum):
-    """A side of a code region; its value is the direction that leaves the region there."""
+    """A side of a code region; its value is the direction out of the region."""
 
     LEFT = "WEST"
     RIGHT = "EAST"
@@ -85,25 +86,27 @@ class SimfabConfig:
 
 @dataclass(frozen=True)
 class SdkExecutionPlatform:
-    """What a program is laid out for."""
+    """The platform of a layout."""
 
     target: SdkTarget
 
 
 def get_platform(addr: str | None, config: SimfabConfig | None = None, target: Any = SdkTarget.WSE3) -> Any:
-    """The simulator, as the machine `target`.
+    """The simulator with the architecture `target`.
 
     Raises:
         DeviceUnavailable: `addr` names a real machine.
     """
     if addr:
-        raise DeviceUnavailable(f"no machine at {addr}", suggestion="leave the address out: the program is simulated")
+        raise DeviceUnavailable(
+            f"no machine at {addr}", suggestion="omit the address: the program runs in the simulator"
+        )
     return SdkExecutionPlatform(target)
 
 
 @dataclass(frozen=True)
 class Color:
-    """A color by name; `value` where its number is chosen already. Connected ports have the same number."""
+    """A color by name; `value` is its number if the program chooses it. Connected ports have the same number."""
 
     name: str
     value: int | None = None
@@ -112,7 +115,7 @@ class Color:
 
 @dataclass(frozen=True)
 class RoutingPosition:
-    """One switch position: from where, and to where.
+    """One switch position: its input and output directions.
 
     >>> RoutingPosition().set_input([Route.RAMP]).set_output([Route.EAST]).tx
     ('EAST',)
@@ -122,11 +125,11 @@ class RoutingPosition:
     tx: tuple[str, ...] = ()
 
     def set_input(self, routes: Sequence[Route]) -> RoutingPosition:
-        """The same with these inputs."""
+        """The position with these inputs."""
         return RoutingPosition(tuple(r.value for r in routes), self.tx)
 
     def set_output(self, routes: Sequence[Route]) -> RoutingPosition:
-        """The same with these outputs."""
+        """The position with these outputs."""
         return RoutingPosition(self.rx, tuple(r.value for r in routes))
 
 
@@ -139,13 +142,13 @@ class EdgeRouteInfo:
 
 
 def get_edge_routing(edge: Edge, positions: Sequence[RoutingPosition]) -> EdgeRouteInfo:
-    """Positions that take the place of a region's at one of its edges."""
+    """Positions that replace those of a region at one of its edges."""
     return EdgeRouteInfo(edge, tuple(positions))
 
 
 @dataclass(eq=False)
 class Port:
-    """The PEs of an edge where a color enters or leaves a region."""
+    """The PEs of an edge through which a color enters or leaves a region."""
 
     region: CodeRegion
     color: Color
@@ -156,7 +159,7 @@ class Port:
     stream: bool = False
 
     def places(self) -> list[PeCoordinate]:
-        """The port's PEs on the whole grid."""
+        """The port's PEs in grid coordinates."""
         dx, dy = self.region.origin
         return [(x + dx, y + dy) for x, y in self.region.edge(self.edge)]
 
@@ -176,11 +179,11 @@ class CodeRegion:
     ports: list[Port] = field(default_factory=list)
 
     def place(self, x: int, y: int) -> None:
-        """Put the region's upper left PE there."""
+        """Place the region's upper left PE."""
         self.origin = (x, y)
 
     def color(self, name: str, value: int | None = None) -> Color:
-        """A color that is this region's alone."""
+        """A color that belongs to this region."""
         return Color(name, value, self.name)
 
     def all(self) -> list[PeCoordinate]:
@@ -218,7 +221,7 @@ class CodeRegion:
     def paint_all(
         self, color: Color, positions: Sequence[RoutingPosition], edges: Sequence[EdgeRouteInfo] = ()
     ) -> None:
-        """Route a color on all PEs; edges may have positions of their own."""
+        """Route a color on all PEs; edges may have other positions."""
         self._paint(self.all(), color, positions)
         for info in edges:
             self._paint(self.edge(info.edge), color, info.positions)
@@ -236,7 +239,7 @@ class CodeRegion:
             self.routes.setdefault(place, {})[color] = tuple(positions)
 
     def set_symbol_all(self, symbol: str, data: np.ndarray, width: int, height: int) -> None:
-        """Give each PE its block of a matrix (height, width) as the first value of a variable."""
+        """Initialise a variable of each PE with its block of a matrix (height, width)."""
         matrix = np.asarray(data).reshape(height, width)
         rows, columns = height // self.height, width // self.width
         for x, y in self.all():
@@ -246,20 +249,20 @@ class CodeRegion:
     def create_input_port(
         self, color: Color, edge: Edge, positions: Sequence[RoutingPosition], size: int, prefix: str = ""
     ) -> Port:
-        """A port where the color comes in: the positions say where it goes."""
+        """A port through which the color enters; the positions state its outputs."""
         return self._port(color, edge, positions, size, False)
 
     def create_output_port(
         self, color: Color, edge: Edge, positions: Sequence[RoutingPosition], size: int, prefix: str = ""
     ) -> Port:
-        """A port where the color leaves: the positions say where it comes from."""
+        """A port through which the color leaves; the positions state its inputs."""
         return self._port(color, edge, positions, size, True)
 
     def _port(self, color: Color, edge: Edge, positions: Any, size: int, output: bool) -> Port:
         for position in positions:
             if position.tx if output else position.rx:
                 raise ArgumentError(
-                    "a port's own direction is found by the layout",
+                    "the layout determines a port's own direction",
                     expected=f"positions with {'inputs' if output else 'outputs'} only",
                 )
         port = Port(self, color, edge, tuple(positions), size, output)
@@ -268,7 +271,7 @@ class CodeRegion:
 
 
 class SdkLayout:
-    """A program as code regions on a grid, with connected ports and streams to the host.
+    """A program of code regions on a grid, with connected ports and streams to the host.
 
     Example: `layout = SdkLayout(get_platform("")); region = layout.create_code_region("./f.csl", "f", 2, 1)`, then
     `SdkRuntime(layout.compile("out"), platform)`.
@@ -287,10 +290,10 @@ class SdkLayout:
         return self.regions[-1]
 
     def connect(self, output: Port, input: Port) -> None:
-        """Join an output port to an input port of the same size."""
+        """Connect an output port to an input port of the same size."""
         if not output.output or input.output or output.size != input.size:
             raise ArgumentError(
-                "these ports do not fit", expected="an output port and an input port of one size",
+                "these ports cannot be connected", expected="an output port and an input port of equal size",
                 received=f"sizes {output.size} and {input.size}",
             )  # fmt: skip
         self.connections.append((output, input))
@@ -306,12 +309,12 @@ class SdkLayout:
         return port
 
     def compile(self, out_prefix: str = "out", **options: Any) -> Any:
-        """Find colors and paths, and compile; what `SdkRuntime` takes."""
+        """Assign colors and paths, and compile; the result is the `bindir` of `SdkRuntime`."""
 
         return compile_sdk_layout(self, out_prefix)
 
 
-# From code regions to a layout: numbers for colors, paths between ports, one route for each color at each PE.
+# Placement and routing: numbers for colors, paths between ports, one route for each color at each PE.
 
 
 COLOR_COUNT = 24
@@ -320,7 +323,7 @@ RoutingPositions = tuple[RoutingPosition, ...]
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """A compiled `SdkLayout`: the program, and where its streams meet it."""
+    """A compiled `SdkLayout`: the program, and the ports of its streams."""
 
     folder: str
     layout: CompiledLayout
@@ -329,10 +332,10 @@ class CompiledProgram:
 
 
 def number_colors(layout: SdkLayout) -> dict[Color, int]:
-    """A number for each color; the colors of connected ports share one.
+    """Assign numbers to colors; colors of connected ports share one.
 
     Raises:
-        ResourceError: there are more than the machine has.
+        ResourceError: there are more colors than the machine has.
     """
     parent: dict[Color, Color] = {}
 
@@ -364,7 +367,7 @@ def number_colors(layout: SdkLayout) -> dict[Color, int]:
 
 
 class RouteGrid:
-    """Routes as they are found: for each PE, each color's positions."""
+    """The routes found so far: the positions of each color at each PE."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -375,10 +378,10 @@ class RouteGrid:
         self.routes.setdefault(place, {})[color] = positions
 
     def path(self, start: PeCoordinate, end: PeCoordinate, color: int, first: str, port: str) -> list[int]:
-        """Directions of a shortest way from `start` to `end` over PEs that do not route the color.
+        """The directions of a shortest path from `start` to `end` over PEs that do not route the color.
 
         Raises:
-            ResourceError: there is none.
+            ResourceError: there is no such path.
         """
         order = sorted(range(4), key=lambda d: DIRECTION_NAMES[d] != first)
         came: dict[PeCoordinate, tuple[PeCoordinate, int]] = {start: (start, -1)}
@@ -416,7 +419,7 @@ class RouteGrid:
 
 
 def make_color_config(positions: RoutingPositions) -> ColorConfig:
-    """Positions as the configuration of a color."""
+    """Switch positions as a color configuration."""
     first, *more = positions
     return ColorConfig(first.rx, first.tx, tuple(_make_switch_position(p) for p in more))
 
@@ -429,7 +432,7 @@ def _make_switch_position(position: RoutingPosition) -> SwitchPosition:
 
 
 def write_layout_text(layout: SdkLayout, grid: RouteGrid, numbers: dict[Color, int]) -> str:
-    """The layout file that sets every PE's code and params."""
+    """The layout file that sets the code and params of every PE."""
     lines = [f"@set_rectangle({grid.width}, {grid.height});"]
     for region in layout.regions:
         source = str(Path(region.source).resolve())
@@ -443,13 +446,13 @@ def write_layout_text(layout: SdkLayout, grid: RouteGrid, numbers: dict[Color, i
 
 def _format_value(value: Any, numbers: dict[Color, int]) -> str:
     if isinstance(value, Color):
-        # A color is a number to the programs of SDK 2.10.
+        # In SDK 2.10 the value of a color param is a number.
         return f"@get_color({numbers[value]})" if default_language() == "1.4" else str(numbers[value])
     return repr(value).lower()
 
 
 def _place_routes(layout: SdkLayout, grid: RouteGrid, numbers: dict[Color, int]) -> None:
-    """Painted routes first, then those of connected ports and streams, which take their place."""
+    """Place painted routes, then those of connected ports and streams, which replace them."""
     for region in layout.regions:
         dx, dy = region.origin
         for (x, y), row in region.routes.items():
@@ -464,12 +467,12 @@ def _place_routes(layout: SdkLayout, grid: RouteGrid, numbers: dict[Color, int])
 
 
 def list_stream_ports(layout: SdkLayout) -> list[Port]:
-    """The ports that the host talks to."""
+    """The ports of host streams."""
     return [port for region in layout.regions for port in region.ports if port.stream]
 
 
 def measure_extent(regions: list[CodeRegion]) -> tuple[int, int]:
-    """The least grid that holds all regions, with a PE around them for paths."""
+    """The smallest grid that holds all regions, with a margin of one PE for paths."""
     width = max(region.origin[0] + region.width for region in regions) + 1
     height = max(region.origin[1] + region.height for region in regions) + 1
     return width, height

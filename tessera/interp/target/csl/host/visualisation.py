@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.simulation import Simulation
 
 PE_MEMORY = 48 * 1024
-MAX_TIMELINE_ROWS = 48  # PEs whose tasks the timeline shows
+MAX_TIMELINE_ROWS = 48  # the number of PEs in the timeline
 
 
 def summarise_run(run: Simulation) -> dict[str, Any]:
-    """What a picture shows, as plain data: for each PE its memory, its tasks' cycles and the wavelets it sent.
+    """The data of a picture: for each PE its memory, the cycles of its tasks and the number of wavelets it sent.
 
     `{"cycles": n, "launches": [{"name", "start", "end"}, …], "pes": [{"x", "y", "memory", "busy", "sent"}, …]}`, where
     `sent` counts wavelets by direction.
@@ -40,7 +40,7 @@ def summarise_run(run: Simulation) -> dict[str, Any]:
 
 
 def make_chrome_trace(run: Simulation) -> dict[str, Any]:
-    """The tasks as a trace that Chrome's viewer and Perfetto open: a row is a process, a PE a thread, 1 µs a cycle."""
+    """The tasks as a trace for Chrome's viewer and Perfetto: a row is a process, a PE a thread, and a cycle 1 µs."""
     events: list[dict[str, Any]] = [
         {"name": name, "ph": "X", "ts": start, "dur": max(end - start, 1), "pid": y, "tid": x, "cat": "task"}
         for (x, y), name, start, end in run.timeline
@@ -60,7 +60,7 @@ def draw_run(run: Simulation, path: str | Path) -> None:
     """Draw the grid and the timeline into a .png or .svg file.
 
     Raises:
-        DeviceUnavailable: matplotlib is not installed. ArgumentError: another kind of file.
+        DeviceUnavailable: matplotlib is not installed. ArgumentError: the file has another extension.
     """
     if Path(path).suffix not in (".png", ".svg"):
         raise ArgumentError("a picture is a .png or .svg file", received=str(path))
@@ -81,7 +81,7 @@ def draw_run(run: Simulation, path: str | Path) -> None:
 
 
 def _draw_grid(run: Simulation, figure: Any, axes: Any) -> None:
-    """Memory as the color of a PE, traffic as the width of the links that leave it."""
+    """Draw memory as the color of a PE, and traffic as the width of the outgoing links."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.patches import Rectangle
@@ -103,7 +103,7 @@ def _draw_grid(run: Simulation, figure: Any, axes: Any) -> None:
 
 def _draw_link(axes: Any, x: int, y: int, direction: int, share: float) -> None:
     dx, dy = DIRECTION_STEPS[direction]
-    side = 0.08  # the two directions of a link run beside each other
+    side = 0.08  # draws the two directions of a link side by side
     start = (x + 0.3 * dx + side * dy, y + 0.3 * dy + side * dx)
     end = (x + 0.7 * dx + side * dy, y + 0.7 * dy + side * dx)
     style = {"arrowstyle": "-|>", "linewidth": 0.4 + 3 * share, "color": "tab:red", "alpha": 0.75}
@@ -111,7 +111,7 @@ def _draw_link(axes: Any, x: int, y: int, direction: int, share: float) -> None:
 
 
 def _draw_timeline(run: Simulation, axes: Any, rows: int) -> None:
-    """The tasks of the first PEs; each name has its color."""
+    """Draw the tasks of the first PEs; each task name has its own color."""
     places = sorted(run.pes)[:rows]
     line = {place: index for index, place in enumerate(places)}
     spans: dict[tuple[str, int], list[tuple[int, int]]] = {}

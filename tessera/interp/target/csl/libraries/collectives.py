@@ -1,11 +1,12 @@
 """Collective libraries: `<collectives_2d>` (broadcast, scatter, gather, reduce along a line of PEs) and
 `<kernels/tally>` (termination detection).
 
-The two colors of a line rest in teardown. An operation sets its routes at each PE and leaves teardown; the last word of
-a stream is a teardown command, so a color rests again before the next operation changes its routes. The link from
-distance d to d - 1 of the root uses color d mod 2 on one side of the root and the other color on the other side: no PE
-sends and receives on one color. The vendor's tally kernel is closed: this one counts at the north-east PE, where a
-message arrives as many cycles later as there are hops, and uses no queue and no wavelet.
+The two colors of a line are in teardown between operations. An operation sets its routes at each PE and exits
+teardown; the last word of a stream is a teardown command, so that a color is in teardown again before the next
+operation changes its routes. The link from distance d to d - 1 of the root uses color d mod 2 on one side of the root
+and the other color on the other side: no PE sends and receives on one color. The vendor's tally kernel is closed
+source: this one counts at the north-east PE, where a message arrives one cycle later per hop, and uses no queue and no
+wavelet.
 """
 
 from __future__ import annotations
@@ -24,26 +25,20 @@ from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.values import ColorConfig, ComptimeValue, NativeFunction, Pointer
 from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
 
-# Collective operations along a line of PEs, on two colors: the threads behind the library `<collectives_2d>`.
-#
-# A line's two colors rest in teardown. An operation sets the routes it needs at each PE and lets the colors go; the
-# last
-# word of a stream is a teardown command, so that a color rests again before the next operation changes its routes.
-# With d = distance to the root, the link from d to d - 1 uses color d mod 2 on one side of the root and the other color
-# on its other side: no PE sends and receives on one color.
+# Threads of the operations of `<collectives_2d>`.
 
 
 TEARDOWN_WORD = encode_payload([(Opcode.TEARDOWN, True)])
-# Cycles in which the library sets routes and descriptors before an operation moves its first word, and those that a PE
-# takes besides to pass words on: fitted to the published counts of one program (gemv-collectives on 2 x 2 and 4 x 4
-# PEs, five operations); `benchmarks/csl.py` shows the others.
+# Cycles in which the library sets routes and DSDs before the first word of an operation, and additional cycles of a PE
+# that forwards words: fitted to the published counts of one program (gemv-collectives on 2 x 2 and 4 x 4 PEs, five
+# operations); `benchmarks/csl.py` shows the other programs.
 SETUP_CYCLES, FORWARDING_CYCLES = 490, 215
 CollectiveThread = Generator[Any, None, None]
 
 
 @dataclass(frozen=True)
 class PeLine:
-    """One axis: the colors, and what back and forth are called on it."""
+    """One axis: its colors, and its two directions."""
 
     colors: tuple[int, int]
     back: str
@@ -51,16 +46,16 @@ class PeLine:
     vertical: bool
 
     def place(self, pe: Any) -> int:
-        """The number of a PE on its line."""
+        """The index of a PE on its line."""
         return pe.y if self.vertical else pe.x
 
     def length(self, pe: Any) -> int:
-        """How many PEs the line has."""
+        """The number of PEs on the line."""
         return pe.fabric.node.fabric.height if self.vertical else pe.fabric.node.fabric.width
 
 
 class CollectiveRole:
-    """One PE's part in an operation: where the root and the neighbours are, and how to talk to them."""
+    """One PE's part in an operation: the positions of the root and the neighbours, and the links to them."""
 
     def __init__(self, line: PeLine, pe: Any, root: int) -> None:
         self.line, self.pe = line, pe
@@ -70,16 +65,16 @@ class CollectiveRole:
 
     @property
     def ends_here(self) -> bool:
-        """Whether nothing lies beyond this PE, seen from the root."""
+        """Whether this PE is the last one on its side of the root."""
         return self.me in (0, self.last)
 
     @property
     def beyond(self) -> int:
-        """PEs beyond this one, seen from the root."""
+        """The number of PEs farther from the root."""
         return self.me if self.me < self.root else self.last - self.me
 
     def sides(self) -> Iterator[tuple[bool, int]]:
-        """The sides of the root on which there are PEs: whether it lies behind, and how many there are."""
+        """The sides of the root that have PEs: whether the side is the lower one, and its number of PEs."""
         if self.root > 0:
             yield True, self.root
         if self.root < self.last:
@@ -106,7 +101,7 @@ class CollectiveRole:
         return self.line.back if self.me < self.root else self.line.forth
 
     def open(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
-        """Set a color's route and let it go."""
+        """Set a color's route and exit its teardown."""
         self.pe.fabric.reset_routes(color, rx, tx)
         self.pe.fabric.on_teardown(color, lambda: notify(self.pe, "state", ("rest", color)))
         self.pe.fabric.teardown_exit(color)
@@ -121,14 +116,14 @@ class CollectiveRole:
             yield WaitCondition("out", color)
 
     def end(self, color: int) -> CollectiveThread:
-        """Send the command that puts the color to rest."""
+        """Send the teardown command of a color."""
         while not self.pe.fabric.push(color, [TEARDOWN_WORD], control=True):
             yield WaitCondition("out", color)
 
     def receive(
         self, color: int, count: int, use: Callable[[int, np.ndarray], CollectiveThread | None]
     ) -> CollectiveThread:
-        """Receive `count` words; `use(start, words)` gets them as they come."""
+        """Receive `count` words; `use(start, words)` handles them as they arrive."""
         done = 0
         while done < count:
             words = self.pe.fabric.pop(color, count - done)
@@ -142,7 +137,7 @@ class CollectiveRole:
                 yield from follow
 
     def store(self, color: int, target: np.ndarray) -> CollectiveThread:
-        """Receive as many words as `target` holds into it."""
+        """Receive the words of `target`."""
 
         def use(start: int, words: np.ndarray) -> None:
             target[start : start + words.size] = words
@@ -154,14 +149,14 @@ class CollectiveRole:
         return self.receive(source, count, lambda start, words: self.send(color, words))
 
     def rest(self) -> CollectiveThread:
-        """Wait until the colors used rest."""
+        """Wait until the used colors are in teardown."""
         for color in self.used:
             while color not in self.pe.fabric.teardown_pending():
                 yield WaitCondition("state", ("rest", color))
 
 
 def broadcast(part: CollectiveRole, buffer: np.ndarray) -> CollectiveThread:
-    """The root's buffer to all: the fabric copies it on its way."""
+    """Broadcast the root's buffer; routers replicate the wavelets."""
     color = part.line.colors[0]
     if part.distance == 0:
         ways = tuple(part.line.back if behind else part.line.forth for behind, _ in part.sides())
@@ -176,7 +171,7 @@ def broadcast(part: CollectiveRole, buffer: np.ndarray) -> CollectiveThread:
 
 
 def scatter(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> CollectiveThread:
-    """A part of the root's buffer to each: every PE keeps the first that comes, and passes the rest on."""
+    """Scatter the root's buffer: every PE keeps its first part, and forwards the rest."""
     count = receive.size
     if part.distance == 0:
         receive[:] = send[part.me * count : (part.me + 1) * count]
@@ -199,7 +194,7 @@ def scatter(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> Coll
 
 
 def gather(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> CollectiveThread:
-    """Each PE's buffer to the root: every PE sends its own first, then what comes from beyond."""
+    """Gather all buffers at the root: every PE sends its own first, then forwards."""
     count = send.size
     if part.distance == 0:
         receive[part.me * count : (part.me + 1) * count] = send
@@ -219,7 +214,7 @@ def gather(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> Colle
 
 
 def reduce_fadds(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> CollectiveThread:
-    """The sum of all buffers to the root: from both ends, every PE adds its own to what comes and passes it on."""
+    """Reduce all buffers to the root: from both ends, every PE adds its own and sends the sum on."""
     own = send.view(np.float32)
     if part.distance == 0:
         total = own.copy()
@@ -252,14 +247,14 @@ def reduce_fadds(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) ->
 
 
 AXIS_DIRECTIONS = {"x": ("WEST", "EAST", False), "y": ("NORTH", "SOUTH", True)}
-# A color of the library between operations.
+# The configuration of a library color between operations.
 RESTING_CONFIG = ColorConfig(("RAMP",), ("RAMP",), teardown=True)
 WORD_POINTER = t.CslPointer("", t.U32, many=True)
 FLOAT_POINTER = t.CslPointer("", t.F32, many=True)
 
 
 def make_collectives_params(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:
-    """`get_params(Px, Py, ids)`: the axes for which colors are given; the same struct for every PE."""
+    """`get_params(Px, Py, ids)`: the axes for which colors are given; equal for every PE."""
 
     def get_params(unit: Any, x: ComptimeValue, y: ComptimeValue, ids: ComptimeValue) -> ComptimeValue:
         axes = {axis: make_axis_params(axis, ids.data) for axis in AXIS_DIRECTIONS if f"{axis}_colors" in ids.data}
@@ -272,10 +267,10 @@ def make_collectives_params(unit: Any, params: dict[str, ComptimeValue]) -> dict
 
 
 def make_axis_params(axis: str, ids: dict[str, ComptimeValue]) -> ComptimeValue:
-    """What `<collectives_2d/pe>` gets as `dim_params`.
+    """The `dim_params` of `<collectives_2d/pe>`.
 
     Raises:
-        CslError: not two distinct colors or task ids.
+        CslError: the colors or task ids of the axis are not two distinct ones.
     """
     for name in ("colors", "entrypoints"):
         given = ids.get(f"{axis}_{name}")
@@ -287,9 +282,9 @@ def make_axis_params(axis: str, ids: dict[str, ComptimeValue]) -> ComptimeValue:
 
 
 def make_collectives_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, Any]:
-    """The operations along one axis, and `pe_id`, this PE's number on its line, which `init()` sets."""
+    """The operations along one axis, and `pe_id`, this PE's index on its line, which `init()` sets."""
     if "dim_params" not in params:
-        raise CslError("collectives_2d/pe needs dim_params", expected="the x or y field of what get_params() gave")
+        raise CslError("collectives_2d/pe needs dim_params", expected="the x or y field of the result of get_params()")
     fields = params["dim_params"].data
     colors = tuple(int(value.data) for value in fields["colors"].data.values())
     line = PeLine((colors[0], colors[1]), *AXIS_DIRECTIONS[fields["axis"].data])
@@ -329,12 +324,12 @@ def make_collectives_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str
 
 
 def count_root_words(part: CollectiveRole, count: int) -> int:
-    """The words of the buffer that only the root uses."""
+    """The number of words of the buffer that only the root uses."""
     return count * (part.last + 1) if part.distance == 0 else 0
 
 
 def start_thread(pe: Any, thread: CollectiveThread, relays: bool) -> CollectiveThread:
-    """The thread after what the library does first; more on a PE that passes words on (routers pass a broadcast's)."""
+    """The thread after the set-up cycles; a PE that forwards words has more of them, except for a broadcast."""
     yield pe.clock + SETUP_CYCLES + FORWARDING_CYCLES * relays
     yield from thread
 
@@ -343,7 +338,7 @@ def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:
     """The 32-bit words at a pointer.
 
     Raises:
-        CslFault: the variable there holds fewer.
+        CslFault: the variable has fewer words.
     """
     array, index = pointer
     found = array.reshape(-1)[index : index + count] if array.itemsize == 4 else None
@@ -354,11 +349,7 @@ def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:
     return found.view(np.uint32)
 
 
-# The libraries `<kernels/tally/layout>` and `<kernels/tally/pe>`: PEs of a rectangle tell when all are done.
-#
-# The kernel's code is closed: this one counts at the rectangle's north-east PE, where each message arrives as many
-# cycles
-# later as there are hops, and takes no queue and no wavelet of the fabric.
+# The libraries `<kernels/tally/layout>` and `<kernels/tally/pe>`: termination detection.
 
 
 TALLY_FIELDS = ("kernel_height", "kernel_width", "phase2_tally", "colors", "output_color")
@@ -366,7 +357,7 @@ TALLY_FIELDS = ("kernel_height", "kernel_width", "phase2_tally", "colors", "outp
 
 @dataclass
 class Tally:
-    """What the counting PE knows: who is done, what was counted, whether it has said so."""
+    """The state of the counting PE: the finished PEs, the count, and whether it has reported."""
 
     width: int
     height: int
@@ -377,15 +368,15 @@ class Tally:
 
     @property
     def complete(self) -> bool:
-        """Whether every PE is done and the goal of the second phase is met."""
+        """Whether every PE has finished and the goal of the second phase is reached."""
         return len(self.done) == self.width * self.height and self.total >= self.goal
 
 
 def make_tally_layout(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:
-    """`get_params(x, y)`: what a PE gives to `<kernels/tally/pe>`; the same for all."""
+    """`get_params(x, y)`: the parameters of `<kernels/tally/pe>`; equal for all PEs."""
     lacking = [name for name in TALLY_FIELDS if name not in params]
     if lacking:
-        raise CslError("the parameters of <kernels/tally/layout> do not fit", expected=", ".join(TALLY_FIELDS))
+        raise CslError("wrong parameters of <kernels/tally/layout>", expected=", ".join(TALLY_FIELDS))
     run = NativeFunction("get_params", lambda unit, x, y: ComptimeValue(t.ANON, dict(params)), comptime=True)
     return {"get_params": ComptimeValue(t.CslFunctionType("", (None, None), t.ANON), run)}
 
@@ -393,7 +384,7 @@ def make_tally_layout(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, 
 def make_tally_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:
     """`signal_completion()`, `bump_tally(n)`, and `local_tally`: the total, on the north-east PE at the end.
 
-    There the task `callback` is activated; without that parameter the total is sent on the output color.
+    That PE activates the task `callback`; without that parameter it sends the total on the output color.
     """
     given = params.get("tally_params")  # SDK 1.4 merges the fields into the parameters, 2.10 passes the struct
     params = {**given.data, **params} if given is not None else params

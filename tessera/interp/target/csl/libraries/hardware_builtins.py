@@ -1,7 +1,7 @@
 """Hardware builtins: pseudo-random numbers (LFSR x^23 + x^18 + 1), router registers, symbols by number, `@dfilt`.
 
-The documentation leaves open which bits make a number and how many registers a PE has: here the upper 16 of 23 bits,
-and four registers.
+The documentation does not state which bits form a number and how many registers a PE has. This simulator uses the
+upper 16 of 23 bits, and four registers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ from tessera.interp.target.csl.sema.values import NativeFunction, Pointer
 from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 
-# The random numbers of a PE: shift registers with the documented feedback, x^23 + x^18 + 1, and beginning.
-#
-# What the documentation leaves open is this simulator's own: the number is the upper 16 of a register's 23 bits, and
-# a PE
-# has four registers.
+# Pseudo-random numbers.
 
 
 PRNG_SEED = 0xDEADBEEF
@@ -32,7 +28,7 @@ PRNG_COUNT = 4
 
 
 def advance_lfsr(state: int) -> int:
-    """The register after 128 steps, 16 of them at a time.
+    """The register after 128 steps, computed 16 at a time.
 
     >>> hex(advance_lfsr(PRNG_SEED))
     '0x1469c532'
@@ -43,7 +39,7 @@ def advance_lfsr(state: int) -> int:
 
 
 def draw_random16(pe: Any) -> int:
-    """The next number of 16 bits."""
+    """The next 16-bit number."""
     states = pe.state.setdefault("random", {})
     active = pe.state.get("active random", 0)
     state = advance_lfsr(states.get(active, PRNG_SEED))
@@ -52,21 +48,21 @@ def draw_random16(pe: Any) -> int:
 
 
 def select_prng(pe: Any, number: int) -> None:
-    """Which register the numbers come from."""
+    """Select the active register."""
     pe.state["active random"] = number % PRNG_COUNT
 
 
 def seed_prng(pe: Any, seed: int) -> None:
-    """Begin the active register anew; a register of zeros would stay so."""
+    """Seed the active register; a zero seed is replaced, because zero is a fixed point."""
     pe.state.setdefault("random", {})[pe.state.get("active random", 0)] = seed & 0xFFFFFFFF or PRNG_SEED
 
 
 def draw_fraction(pe: Any) -> float:
-    """A number in [0, 1) of 32 bits."""
+    """A 32-bit number in [0, 1)."""
     return (draw_random16(pe) << 16 | draw_random16(pe)) / 2**32
 
 
-# Builtins of the machine below the language: random numbers, registers, filters, symbols by number, `@dfilt`.
+# The builtins.
 
 
 _WORD_POINTER = t.CslPointer("", t.U16, many=True)
@@ -112,7 +108,7 @@ def _set_active_prng(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 
 def _access_register(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    """A register read or written at its address: those of the router on WSE-2, and while the program runs."""
+    """Read or write a register at its address: router registers of WSE-2, at run time."""
     writes = node.name.startswith("@set")
     address, *values = [coerce(f, f.value(a), t.U16, a.loc) for a in node.args[: 1 + writes]]
     simulated = f.unit.options.arch == "wse2" and not f.comptime
@@ -123,7 +119,7 @@ def _access_register(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     return call_native(f, SET_CONFIG if writes else GET_CONFIG, kind, [address, *values], node.loc)
 
 
-# Ranges of addresses, which a checked access may name, change nothing here.
+# The address range of a checked access has no effect in the simulator.
 for _name, _least, _most in (("get_config", 1, 2), ("set_config", 2, 3)):
     BUILTINS[f"@{_name}"] = BuiltinSpec(_least, _most, _access_register)
     BUILTINS[f"@{_name}_unchecked"] = BuiltinSpec(_least, _least, _access_register)
@@ -131,7 +127,7 @@ for _name, _least, _most in (("get_config", 1, 2), ("set_config", 2, 3)):
 
 @register_builtin("get_filter_id", 1)
 def _get_filter_id(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    """A filter goes by the number of its color; whether it exists is known when the layout is."""
+    """The id of a filter is the number of its color; the layout determines whether it exists."""
     color = evaluate_constant(f, node.args[0], t.COLOR).const
     f.unit.tables.filters.setdefault(int(color), node.loc)
     return make_known(t.U16, int(color), node.loc)
@@ -170,7 +166,7 @@ def _has_exported_tensors(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 @register_builtin("dfilt", 2)
 def _dfilt(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    """Drops data wavelets until as many control wavelets have come as the descriptor is long."""
+    """Drop data wavelets until as many control wavelets have arrived as the DSD's extent."""
     o, options = f.value(node.args[0]), f.operand(node.args[1])
     if o.type not in (t.FABIN, t.DSR_SRC1):
         type_mismatch(node.args[0].loc, t.FABIN, o.type)

@@ -1,4 +1,4 @@
-"""Libraries that talk to the host: `<memcpy/…>`, `<debug>` (trace records) and `<simprint>` (log text)."""
+"""Host communication libraries: `<memcpy/…>`, `<debug>` (trace records) and `<simprint>` (log text)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
 
 
 STREAM_COLORS = tuple(f"MEMCPY{way}_{number}" for way in ("H2D", "D2H") for number in range(1, 5))
-LAUNCH_COLOR = "LAUNCH"  # the color of launches, which programs for the first SDKs name
+LAUNCH_COLOR = "LAUNCH"  # the launch color, which programs for early SDKs name
 
 
 def make_memcpy_params(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:
-    """`get_params(x)`: what a PE of column x gives to `<memcpy/memcpy>`; the same for every column."""
+    """`get_params(x)`: the parameters of `<memcpy/memcpy>` for column x; equal for every column."""
     unknown = [name for name in params if name not in ("width", "height", LAUNCH_COLOR, *STREAM_COLORS)]
     if unknown or "width" not in params or "height" not in params:
         raise CslError(
-            "the parameters of <memcpy/get_params> do not fit",
+            "wrong parameters of <memcpy/get_params>",
             expected="width, height, and colors MEMCPYH2D_1 … MEMCPYD2H_4",
             received=", ".join(params),
         )
@@ -34,7 +34,7 @@ def make_memcpy_params(unit: Any, params: dict[str, ComptimeValue]) -> dict[str,
             raise CslError(f"get_params({x.data}) is not a column of the program", expected=f"0 to {width - 1}")
         missing = {
             name: ComptimeValue(t.VOID, None) for name in STREAM_COLORS
-        }  # programs ask whether a color's type is void
+        }  # programs compare a color's type with void
         return ComptimeValue(t.ANON, {**missing, **params})
 
     kind = t.CslFunctionType("", (None,), t.ANON)
@@ -60,12 +60,14 @@ def make_memcpy(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, Compti
 
 
 def make_streaming_fabout(pe: Any, color: int, extent: int, queue: int) -> Fabout:
-    """A descriptor that sends `extent` wavelets to the host."""
+    """A DSD that sends `extent` wavelets to the host."""
     return Fabout(color, extent, queue)
 
 
 def make_memcpy_switches(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:
-    """Payloads of control words: `ctrl(switch_cmd_11())` advances two routers, `ctrl(teardown_cmd_1())` tears down."""
+    """Payloads of control wavelets: `ctrl(switch_cmd_11())` advances two routers, `ctrl(teardown_cmd_1())` tears a
+    color down.
+    """
 
     def command(name: str, opcodes: list[Opcode]) -> ComptimeValue:
         payload = encode_payload([(opcode, True) for opcode in opcodes])
@@ -81,7 +83,7 @@ def make_memcpy_switches(unit: Any, params: dict[str, ComptimeValue]) -> dict[st
     }
 
 
-# The libraries `<debug>` and `<simprint>`: records for the host, and text in the log of the simulation.
+# The libraries `<debug>` and `<simprint>`.
 
 
 Members = dict[str, ComptimeValue]
@@ -97,7 +99,7 @@ def _make_printer(
 
 
 def make_debug(unit: Any, params: Members) -> Members:
-    """Records of a run, by `key`, for the host to read."""
+    """Records of a run by `key`, which the host reads."""
     if "key" not in params:
         raise CslError("<debug> needs the parameter 'key'")
     key, size = params["key"].data, int(params["buffer_size"].data) if "buffer_size" in params else 0
@@ -118,7 +120,7 @@ def make_debug(unit: Any, params: Members) -> Members:
 
 
 def print_text(pe: Any, text: str) -> None:
-    """Add text to what the PE prints; each full line goes to `pe.output`."""
+    """Print text; each full line goes to `pe.output`."""
     *lines, rest = (pe.state.get("line", "") + text).split("\n")
     pe.output.extend(lines)
     pe.state["line"] = rest
@@ -133,7 +135,7 @@ _FORMATS: dict[str, Callable[[Any, int], str]] = {
 
 
 def format_text(text: str, values: list[Any], bits: list[int]) -> str:
-    """A format string with its values, which have so many bits.
+    """A format string with its values, which have `widths` bits.
 
     >>> format_text("{d} {X} {{b}", [42, 42], [16, 16])
     '42 002A {b}'
@@ -154,7 +156,7 @@ def format_text(text: str, values: list[Any], bits: list[int]) -> str:
 
 
 def make_simprint(unit: Any, params: Members) -> Members:
-    """Text in the log of the simulation; nothing with the parameter `enable` set to false."""
+    """Text in the log of the simulation; the parameter `enable` set to false disables it."""
     on = bool(params["enable"].data) if "enable" in params else True
 
     def put(pe: Any, text: str) -> None:

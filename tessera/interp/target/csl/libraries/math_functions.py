@@ -12,7 +12,7 @@ from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.values import ComptimeValue, NativeFunction
 from tessera.interp.target.csl.text.diagnostics import CslError
 
-# Each is worked out in f64 and rounded once; with the cycles of one call.
+# Functions, each computed in f64 and rounded once, with the cycles of one call.
 UNARY_FUNCTIONS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "abs": (np.abs, 2),
     "sign": (np.sign, 3),
@@ -78,7 +78,7 @@ def _make_typed(name: str, type_: t.CslFloat, function: Callable[..., Any], coun
 
 
 def _vectorise(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of floats on arrays: worked out in f64 and rounded once, as for one number.
+    """A function of floats on arrays: computed in f64 and rounded once, as for one number.
 
     >>> _vectorise(np.sqrt)(np.array([2, 4], np.float32)).tolist()
     [1.4142135381698608, 2.0]
@@ -139,7 +139,7 @@ def _make_fscale(title: str, type_: t.CslType | None) -> ComptimeValue:
 
 
 def make_math(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:
-    """The members of `<math>`: `sqrt_f32`, `sqrt_f16` (for what `@fp16()` names) and the generic `sqrt`, and so on."""
+    """The members of `<math>`: `sqrt_f32`, `sqrt_f16` (for the format of `@fp16()`), the generic `sqrt`, and so on."""
     found: dict[str, ComptimeValue] = {"fscale": _make_fscale("fscale", None)}
     half = t.NAMED[unit.options.fp16_format]
     kinds: tuple[tuple[str, t.CslFloat], ...] = (("f16", half), ("f32", t.F32))  # type: ignore[assignment]

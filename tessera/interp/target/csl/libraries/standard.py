@@ -37,7 +37,7 @@ def make_native(
 
 @register_library("<layout>")
 def _make_layout(unit: Any, params: Members) -> Members:
-    """Coordinates of the PE in the rectangle."""
+    """The coordinates of the PE in the rectangle."""
 
     def coordinate(name: str, axis: int) -> ComptimeValue:
         def run(pe: Any) -> int:
@@ -56,7 +56,7 @@ _FLIPS = {"WEST": "EAST", "EAST": "WEST", "NORTH": "SOUTH", "SOUTH": "NORTH", "R
 
 @register_library("<directions>")
 def _make_directions(unit: Any, params: Members) -> Members:
-    """Directions turned around, and as the bits of a router's register (see `placement.unpacked`)."""
+    """Opposite directions, and directions as bits of a router register (see `decode_route_bits`)."""
 
     def turned(name: str, table: dict[str, str]) -> ComptimeValue:
         rows = [DIRECTIONS.index(table[d]) for d in DIRECTIONS]
@@ -106,7 +106,7 @@ def _make_time(unit: Any, params: Members) -> Members:
 
 @register_library("<random>")
 def _make_random(unit: Any, params: Members) -> Members:
-    """Random numbers of a range, made of those of `@random16`."""
+    """Random numbers in a range, derived from `@random16`."""
 
     def floats(type_: t.CslType) -> Callable[..., Any]:
         return lambda pe, low, high: type_.dtype.type(float(low) + (float(high) - float(low)) * draw_fraction(pe))
@@ -151,7 +151,7 @@ def _make_control(unit: Any, params: Members) -> Members:
     def typed(*kinds: t.CslType) -> t.CslType:
         count = [x.count if isinstance(x, t.CslArray) else -1 for x in kinds[1:3]]
         if not 0 < count[0] == count[1] <= MAX_COMMANDS:
-            raise CslError(f"a control wavelet has 1 to {MAX_COMMANDS} commands, each with its ce_ignore")
+            raise CslError(f"a control wavelet has 1 to {MAX_COMMANDS} commands, each with a ce_ignore")
         return t.U32
 
     payload = NativeFunction("encode_payload", several, result=typed)
@@ -165,7 +165,7 @@ def _make_control(unit: Any, params: Members) -> Members:
 
 
 def _add_task_argument(word: int, data: int) -> int:
-    """The payload with a task argument, which takes the place of the commands in the low half."""
+    """The payload with a task argument in place of the commands in the low half."""
     return word & ~0xFFFF | data
 
 

@@ -13,7 +13,7 @@ from tessera.interp.target.csl.sema.compilation_unit import NativeModule
 from tessera.interp.target.csl.sema.values import DIRECTIONS, ComptimeValue, NativeFunction
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
-# The parts of `<tile_config>` that concern the state of a PE: its queues, the priorities of its tasks, its place.
+# Submodules of `<tile_config>` for the state of a PE: queues, task priorities, coordinates.
 
 
 LibraryMembers = dict[str, ComptimeValue]
@@ -24,8 +24,9 @@ QUEUE_COUNT = 8
 def make_timed(
     name: str, params: tuple[t.CslType | None, ...], result: t.CslType, run: Callable[..., Any]
 ) -> ComptimeValue:
-    """A function of the router or the queues: it takes effect when the code before it has run, not when the task
-    begins, since words on their way meet the change."""
+    """A function of the router or the queues that takes effect at the PE's present cycle, not at the start of the task,
+    because it affects wavelets in transit.
+    """
 
     def in_time(pe: Any, *args: Any) -> Iterator[Any]:
         yield max(pe.clock, pe.events.now)
@@ -40,7 +41,7 @@ _QUEUE_STATUS = t.CslStruct("status", (("empty", t.U8), ("full", t.U8)), identit
 
 
 def _queue_bits(pe: Any, side: str) -> tuple[int, int]:
-    """Which queues of a side are empty and which are full, one bit for each; one without a color is empty."""
+    """The empty and the full queues of a side, one bit per queue; a queue without a color is empty."""
     colors = pe.in_colors if side == "input" else pe.out_colors
     empty, full = (1 << QUEUE_COUNT) - 1, 0
     for number, color in colors.items():
@@ -74,7 +75,7 @@ def _make_queue_status(side: str, queue: t.CslType) -> LibraryMembers:
 
 
 def _make_single_queue_status() -> LibraryMembers:
-    """One queue at a time, by its number."""
+    """The status of one queue by its number."""
 
     def status(name: str, call: str, outgoing: bool) -> ComptimeValue:
         def run(pe: Any, queue: int) -> bool:
@@ -111,7 +112,7 @@ def _make_queue_flush() -> LibraryMembers:
 
 
 def _make_queue_configs() -> dict[str, LibraryMembers]:
-    """Queues of WSE-3 that get other colors."""
+    """Queues of WSE-3 whose colors the program changes."""
 
     def take(pe: Any, queue: int, color: int, filtered: bool) -> None:
         rebind_queue(pe, "in", queue, color)
@@ -133,7 +134,7 @@ _MAIN_THREAD_LEVEL = t.CslEnum(
 
 
 def _make_preloadable(name: str, params: tuple[t.CslType | None, ...], run: Callable[..., Any]) -> ComptimeValue:
-    """A function that may also be called at compile time, and then takes effect before the program begins."""
+    """A function that a comptime block may also call; it then takes effect before the program starts."""
     return ComptimeValue(
         t.CslFunctionType("", params, t.VOID), NativeFunction(name, run, cycles=4, live=True, preloadable=True)
     )
@@ -150,7 +151,7 @@ def _make_priorities() -> dict[str, LibraryMembers]:
             "set_task_priority": _make_preloadable("set_task_priority", (None,), lambda pe, n: update(pe, n, 1)),
             "clear_task_priority": _make_preloadable("clear_task_priority", (None,), lambda pe, n: update(pe, n, 0)),
         },
-        # Threads do not compete for a PE in this simulator, so there is nothing to prefer.
+        # Microthreads do not compete for a PE in this simulator, so priorities have no effect.
         "main_thread_priority": {
             "level": ComptimeValue(t.TYPE, _MAIN_THREAD_LEVEL),
             "update_main_thread_priority": _make_preloadable(
@@ -161,7 +162,7 @@ def _make_priorities() -> dict[str, LibraryMembers]:
 
 
 def make_machine_members(unit: Any) -> LibraryMembers:
-    """Constants of the machine, and where the PE is."""
+    """Constants of the machine, and the coordinates of the PE."""
     coordinate = t.CslEnum("fabric_coord", t.U16, (("X", 0), ("Y", 1)), "<tile_config>")
     where = NativeFunction("get_fabric_coord", lambda pe, axis: (pe.x, pe.y)[axis], cycles=4, live=True)
     return {
@@ -175,7 +176,7 @@ def make_machine_members(unit: Any) -> LibraryMembers:
 
 
 def make_state_submodules() -> dict[str, LibraryMembers]:
-    """The parts by their names."""
+    """The submodules by name."""
     return {
         "queue_status": _make_single_queue_status(),
         "input_queue_status": _make_queue_status("input", t.INPUT_QUEUE),
@@ -186,7 +187,7 @@ def make_state_submodules() -> dict[str, LibraryMembers]:
     }
 
 
-# The library `<tile_config>`: routes, switches, filters and teardown of a PE, changed while it runs.
+# Submodules of `<tile_config>` for the router: routes, switches, filters and teardown.
 
 
 SubmoduleMembers = dict[str, ComptimeValue]
@@ -197,7 +198,7 @@ def _make_submodule(name: str, members: SubmoduleMembers) -> ComptimeValue:
 
 
 def list_directions(given: Any) -> tuple[str, ...]:
-    """The names of one direction, or of an array or tuple of them."""
+    """The names in one direction, or in an array or tuple of directions."""
     if given is None:
         return ()
     if isinstance(given, dict):
@@ -222,7 +223,7 @@ def _make_types(*enums: t.CslEnum) -> SubmoduleMembers:
 
 
 def _make_address(name: str, *more: None) -> ComptimeValue:
-    """The address of a color's configuration is its number: the functions here take either."""
+    """The address of a color's configuration is its number: the functions accept both."""
     run = NativeFunction(name, lambda pe, color, *kind: color, cycles=CALL_CYCLES)
     return ComptimeValue(t.CslFunctionType("", (t.COLOR, *more), t.U16), run)
 
@@ -252,7 +253,7 @@ def _make_color_config() -> SubmoduleMembers:
 
 
 def _make_position_setters() -> list[ComptimeValue]:
-    """What sets switch positions 1 to 3, by number or by name."""
+    """The setters of switch positions 1 to 3, by number or by name."""
 
     def one(name: str, number: int, *ways: str) -> ComptimeValue:
         def run(pe: Any, color: int, *given: int) -> None:
@@ -328,7 +329,7 @@ def _make_teardown() -> SubmoduleMembers:
 
 
 def make_tile_config(unit: Any, params: SubmoduleMembers) -> SubmoduleMembers:
-    """The parts of `<tile_config>`."""
+    """The submodules of `<tile_config>`."""
     parts = {
         "color_config": _make_color_config(),
         "switch_config": _make_switch_config(),

@@ -1,1 +1,1 @@
-"""Processing element: its compiled program, task scheduler, DSD operations, microthreads, lockstep execution."""
+"""Processing element: its program, state, scheduler, DSD operations, and lockstep execution of equal tasks."""

@@ -28,7 +28,7 @@ from tessera.interp.target.csl.sema.values import Circular, Dsr, DsrContents, Fa
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 _STREAMING_OPERANDS = (Fabin, Fabout, Fifo, Circular)
-_MAP_CYCLES = 3  # of one call, fitted to the one published count of a program that maps
+_MAP_CYCLES = 3  # cycles of one call, fitted to the one published count of a program with `@map`
 
 
 def load_dsr(pe: PeState, dsr: Dsr, dsd: Any, options: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ def load_dsr(pe: PeState, dsr: Dsr, dsd: Any, options: dict[str, Any]) -> None:
 def _resolve_operands(
     pe: PeState, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
 ) -> tuple[Any, ...]:
-    """The operands with DSRs replaced by what they hold, queues by their colors, the wavelet index added."""
+    """The operands with DSRs replaced by their contents, queues by their colors, and the wavelet index added."""
     return tuple(_resolve_operand(pe, o, options, loc) for o in operands)
 
 
@@ -50,7 +50,7 @@ def _resolve_operand(pe: PeState, o: Any, options: dict[str, Any], loc: Location
         o = pe.dsrs[o].dsd
     if type(o) in (Mem1d, Mem4d):
         index = options.get("index")
-        # The index counts words of 16 bits, whatever the elements are.
+        # The index counts 16-bit words for every element type.
         return o if index is None or not o.indexed else o._replace(byte=o.byte + 2 * index)
     if type(o) in (Fabin, Fabout):
         return o._replace(color=_get_queue_color(pe, o, loc))
@@ -58,7 +58,7 @@ def _resolve_operand(pe: PeState, o: Any, options: dict[str, Any], loc: Location
 
 
 def _get_queue_color(pe: PeState, o: Fabin | Fabout, loc: Location) -> int:
-    """The color of a fabric descriptor, which must be the one its queue was initialized with."""
+    """The color of a fabric DSD, which must equal the color that its queue was initialized with."""
     table, side = (pe.in_colors, "input") if type(o) is Fabin else (pe.out_colors, "output")
     bare = pe.needs_queue_initialisation if type(o) is Fabin else bool(pe.wide)
     color = table.get(o.queue, -1 if bare else o.color)
@@ -72,7 +72,7 @@ def _get_queue_color(pe: PeState, o: Fabin | Fabout, loc: Location) -> int:
 def perform(
     pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
 ) -> Generator[Any, None, bool]:
-    """A synchronous operation: the task waits for it. False where it met an empty or full FIFO."""
+    """Run a synchronous operation in the task. Returns False if it found a FIFO empty or full."""
     if any(type(o) is Dsr and o in pe.dsrs and pe.dsrs[o].options.get("async") for o in operands):
         launch(pe, op, operands, options, loc)
         return True
@@ -92,7 +92,7 @@ def perform(
 
 
 def launch(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> None:
-    """An asynchronous operation: a microthread runs it beside the tasks."""
+    """Run an asynchronous operation as a microthread."""
     found = _resolve_operands(pe, operands, options, loc)
     if not any(isinstance(o, _STREAMING_OPERANDS) for o in found):
         raise CslFault("asynchronous DSD operations must have at least one fabric operand", location=loc)
@@ -112,7 +112,7 @@ def launch(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str,
 
 
 def drop(pe: PeState, dsd: Any, options: dict[str, Any], loc: Location) -> None:
-    """`@dfilt`: a microthread that takes words off a queue until enough control words were among them."""
+    """`@dfilt`: a microthread that drops words of a queue until it has seen enough control words."""
     found = _resolve_operands(pe, (dsd,), options, loc)
     pe.clock += DSR_LOAD_CYCLES
     keys = _claim_queues(pe, found, {"ut_id": _select_microthread(pe, found), **options}, loc)
@@ -126,7 +126,7 @@ def drop(pe: PeState, dsd: Any, options: dict[str, Any], loc: Location) -> None:
 
 
 def _select_microthread(pe: PeState, operands: tuple[Any, ...]) -> int | None:
-    """On WSE-2, the microthread is that of the output queue, else of the first input queue."""
+    """The microthread of an operation on WSE-2: that of the output queue, else that of the first input queue."""
     queues = [o.queue for o in operands if type(o) is Fabout] + [o.queue for o in operands if type(o) is Fabin]
     return None if pe.wide or not queues or queues[0] < 0 else queues[0]
 
@@ -134,7 +134,7 @@ def _select_microthread(pe: PeState, operands: tuple[Any, ...]) -> int | None:
 def _claim_queues(
     pe: PeState, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
 ) -> list[tuple[str, int]]:
-    """Take the queues and the microthread of an operation; each serves one operation at a time."""
+    """Claim the queues and the microthread of an operation; each serves one operation at a time."""
     keys = [("in", o.color) for o in operands if type(o) is Fabin]
     keys += [("out", o.queue) for o in operands if type(o) is Fabout]
     if options.get("ut_id") is not None:
@@ -156,7 +156,7 @@ def _release_queues(pe: PeState, keys: list[tuple[str, int]]) -> None:
 
 
 def _clear_source(pe: PeState, op: DsdOp, found: tuple[Any, ...]) -> None:
-    """Set a source to zero where the fabric descriptor asks for it; of one source alone it is that one."""
+    """Set a source to zero if the fabric DSD requests it; a single source is that source."""
     if type(found[0]) is not Fabout or found[0].cleared < 0:
         return
     which = min(found[0].cleared, len(found) - 2)
@@ -166,7 +166,7 @@ def _clear_source(pe: PeState, op: DsdOp, found: tuple[Any, ...]) -> None:
 
 
 def _finish_operation(pe: PeState, operands: tuple[Any, ...], found: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """What the end of an operation does: save addresses, activate, unblock."""
+    """Finish an operation: save addresses, activate and unblock tasks."""
     count = None
     for o in operands:
         if type(o) is Dsr and pe.dsrs[o].save and type(pe.dsrs[o].dsd) in (Mem1d, Mem4d):
@@ -186,7 +186,7 @@ def _finish_operation(pe: PeState, operands: tuple[Any, ...], found: tuple[Any, 
 def map_function(
     pe: PeState, function: Any, shape: Any, args: tuple[Any, ...], options: dict[str, Any], loc: Location
 ) -> Microthread:
-    """`@map`: call a function for each element; its result goes to the last operand."""
+    """`@map`: call a function for each element; the result goes to the last operand."""
     kinds, result = shape
     args = _resolve_operands(pe, args, options, loc)
     inputs, target = (args, None) if result is None else (args[:-1], args[-1])
@@ -220,7 +220,7 @@ _NOT_READY = object()
 
 
 def _make_element_reader(pe: Any, o: Any, type_: t.CslType | None, count: int) -> Any:
-    """A function that gives element `i` of an operand, or (_WAIT, what to wait for)."""
+    """A function that returns element `i` of an operand, or (_NOT_READY, condition to wait for)."""
     if type_ is None:
         return lambda i: o
     dtype = type_.dtype
@@ -240,7 +240,7 @@ def _make_element_reader(pe: Any, o: Any, type_: t.CslType | None, count: int) -
 
 
 def _store_result(pe: Any, target: Any, type_: t.CslType, i: int, found: Any) -> Microthread:
-    """Put one result where it belongs."""
+    """Store one result."""
     if type(target) is Pointer:
         put(target.array, target.index, found)
     elif type(target) is Mem1d:

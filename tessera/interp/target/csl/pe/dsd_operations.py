@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.pe.pe_state import PeState
 
 
-# The DSD operations: element types, how many operands, what they compute, how many elements a cycle.
+# The table of DSD operations: element types, operands, functions, elements per cycle.
 
 
 Compute = Callable[..., Any]
@@ -25,10 +25,12 @@ Compute = Callable[..., Any]
 
 @dataclass(frozen=True, eq=False)
 class DsdOp:
-    """One operation. `forms` spells its operands: D a descriptor, S a scalar, P a pointer to the result's type.
+    """One DSD operation. `forms` lists the allowed operand kinds: D a DSD, S a scalar, P a pointer to the result's
+    type.
 
-    `sources` are the element types of the sources; `scalars` the types a scalar may have in their place;
-    `width` is the elements a cycle on (WSE-2, WSE-3).
+    `sources` are the element types of the sources; `scalars` the types that a scalar may have in their place; `width`
+    is
+    the number of elements per cycle on (WSE-2, WSE-3).
     """
 
     name: str
@@ -41,8 +43,10 @@ class DsdOp:
 
 
 def _multiply_add(a: Any, b: Any, c: Any) -> Any:
-    """a + b * c, rounded after the product and after the sum. No document says so; a public program that asks for equal
-    bits (a box stencil on WSE-3, in the order of its own loops) needs it."""
+    """a + b * c, rounded after the product and after the sum.
+
+    No document specifies this; a public program that tests for equal bits (a box stencil on WSE-3) requires it.
+    """
     kind = np.asarray(a).dtype
     return np.asarray(a) + np.asarray(b, kind) * np.asarray(c, kind)
 
@@ -103,7 +107,7 @@ _INTEGER_SCALARS = (t.I16, t.U16)
 
 
 def _make_float_binary(name: str, compute: Compute, narrow: tuple[int, int], wide: tuple[int, int]) -> list[DsdOp]:
-    """The f16 and the f32 form of one operation of two sources."""
+    """The f16 and f32 forms of an operation on two sources."""
     return [
         DsdOp(f"{name}h", _F16, (_F16, _F16), _REDUCING, compute, narrow),
         DsdOp(f"{name}s", _F32, (_F32, _F32), _REDUCING, compute, wide),
@@ -171,7 +175,7 @@ DSD_OPS: dict[str, DsdOp] = {
 
 
 def _with_half_format(op: DsdOp, half: t.CslType) -> DsdOp:
-    """An operation whose 16-bit floats have another format."""
+    """The operation with another 16-bit float format."""
 
     def swapped(types: tuple[t.CslType, ...]) -> tuple[t.CslType, ...]:
         return tuple(half if x is t.F16 else x for x in types)
@@ -179,25 +183,25 @@ def _with_half_format(op: DsdOp, half: t.CslType) -> DsdOp:
     return replace(op, result=swapped((op.result,))[0], sources=swapped(op.sources), scalars=swapped(op.scalars))
 
 
-# By what `@fp16()` names: every 16-bit operation of a program takes that format.
+# By the format of `@fp16()`, which all 16-bit operations of a program use.
 DSD_OPS_BY_FP16: dict[str, dict[str, DsdOp]] = {
     "f16": DSD_OPS,
     "bf16": {name: _with_half_format(op, t.BF16) for name, op in DSD_OPS.items()},
 }
 
 
-# Execution of DSD operations: at once on memory, or as threads that wait for the fabric.
+# Execution of DSD operations on memory.
 
 
-# Cycles before the first element of an operation on loaded DSRs, and to load one. Fitted to published counts.
+# Cycles before the first element of an operation on loaded DSRs, and to load a DSR. Fitted to published counts.
 DSD_START_CYCLES = 14
 DSR_LOAD_CYCLES = 4
 INFINITE_LENGTH = 0x7FFF
-FLOAT_KINDS = "fV"  # how NumPy calls the kinds of floats; bfloat16 is of the second
+FLOAT_KINDS = "fV"  # NumPy's kinds of floats; bfloat16 has the second
 
 
 def view_vector(d: Mem1d, dtype: np.dtype[Any], start: int, count: int) -> np.ndarray[Any, Any]:
-    """Elements `start` to `start + count` of a memory vector, as a view (one element where the stride is 0)."""
+    """Elements `start` to `start + count` of a memory vector, as a view (one element if the stride is 0)."""
     array, byte, stride, _, _ = d
     if array.dtype != dtype:
         array = _view_as(array, dtype)
@@ -213,13 +217,13 @@ def view_vector(d: Mem1d, dtype: np.dtype[Any], start: int, count: int) -> np.nd
 
 def _view_as(array: Any, dtype: np.dtype[Any]) -> Any:
     if array.dtype == object:
-        raise CslFault("DSD accesses memory that holds no numbers")
+        raise CslFault("DSD accesses memory of a non-numeric type")
     size = len(array) * array.dtype.itemsize // dtype.itemsize * dtype.itemsize // array.dtype.itemsize
     return array[:size].view(dtype)
 
 
 def element_positions(d: Mem4d, size: int) -> np.ndarray[Any, Any]:
-    """The flat element of each step of a memory tensor."""
+    """The flat element index of each step of a memory tensor."""
     return _walk_positions(d.extents, d.strides) + d.byte // size
 
 
@@ -233,7 +237,7 @@ def _walk_positions(extents: tuple[int, ...], strides: tuple[int, ...]) -> np.nd
 
 @lru_cache(maxsize=1024)
 def _count_visits(extents: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """For each step of a tensor, how often it was at the same element before."""
+    """For each step of a tensor, the number of earlier steps at the same element."""
     at = _walk_positions(extents, strides)
     order = np.argsort(at, kind="stable")
     first = np.r_[True, np.diff(at[order]) != 0]
@@ -244,7 +248,7 @@ def _count_visits(extents: tuple[int, ...], strides: tuple[int, ...]) -> np.ndar
 
 
 def read_elements(d: Any, dtype: np.dtype[Any], start: int, count: int) -> Any:
-    """Elements of a memory descriptor."""
+    """The elements of a memory DSD."""
     if type(d) is Mem1d:
         return view_vector(d, dtype, start, count)
     array = d.array if d.array.dtype == dtype else _view_as(d.array, dtype)
@@ -259,7 +263,7 @@ def _check_positions(d: Mem4d, dtype: np.dtype[Any], start: int, count: int, len
 
 
 def convert_result(found: Any, dtype: np.dtype[Any]) -> Any:
-    """A result in the type of the destination: floats round once, integers wrap."""
+    """A result converted to the destination's type: floats round once, integers wrap."""
     found = np.asarray(found)
     if found.dtype == dtype:
         return found
@@ -269,7 +273,7 @@ def convert_result(found: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def write_elements(d: Any, dtype: np.dtype[Any], start: int, count: int, found: Any) -> None:
-    """Store a result; with stride 0 the last element stays."""
+    """Store a result; with stride 0 the last element remains."""
     found = convert_result(found, dtype)
     if type(d) is Mem1d:
         where = view_vector(d, dtype, start, count)
@@ -280,7 +284,7 @@ def write_elements(d: Any, dtype: np.dtype[Any], start: int, count: int, found: 
 
 
 def convert_scalar(value: Any, dtype: np.dtype[Any]) -> Any:
-    """A scalar operand in the element type: the same bits where it is an integer or a mov of floats."""
+    """A scalar operand in the element type: bits are reinterpreted for integers and for moves of floats."""
     if isinstance(value, np.ndarray):
         return _convert_scalars(value, dtype)
     if dtype.kind in FLOAT_KINDS:
@@ -300,7 +304,7 @@ def _convert_scalars(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.n
 
 
 def _is_serial(dest: Mem1d, sources: list[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether elements depend on the ones before them: the destination runs into a source at another place."""
+    """Whether elements depend on earlier ones: the destination overlaps a source at another offset."""
     for d in sources:
         if type(d) is not Mem1d or not _same_memory(d.array, dest.array):
             continue
@@ -312,7 +316,7 @@ def _is_serial(dest: Mem1d, sources: list[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def _same_memory(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
-    """Whether two arrays are one variable, perhaps seen as cells of another type."""
+    """Whether two arrays are views of one variable."""
     if a is b:
         return True
     if (a if a.base is None else a.base) is not (b if b.base is None else b.base):
@@ -327,8 +331,10 @@ def _overlaps(a: Mem1d, b: Mem1d, size: int) -> bool:
 
 
 def operation_length(operands: tuple[Any, ...]) -> int:
-    """How many elements an operation walks: the extent of its first source, or of its destination where no source
-    has one. The extents of the others do not count; a FIFO has only what was set for it."""
+    """The number of elements of an operation: the extent of its first source, else of its destination.
+
+    The extents of other operands do not count; a FIFO has only the length that the program set.
+    """
     dest, *sources = operands
     for o in (*sources, dest):
         if isinstance(o, Fifo):
@@ -358,7 +364,7 @@ def apply_operation(op: DsdOp, dest: Any, sources: list[Any], start: int, count:
 
 
 def _apply_by_visits(op: DsdOp, dest: Mem4d, sources: list[Any], start: int, count: int) -> None:
-    """A destination that comes back to its elements: one pass for each visit, since a source may be the same memory."""
+    """Apply an operation whose destination repeats elements: one pass per visit, since a source may alias it."""
     visits = _count_visits(dest.extents, dest.strides)[start : start + count]
     array = dest.array if dest.array.dtype == op.result.dtype else _view_as(dest.array, op.result.dtype)
     at = _check_positions(dest, op.result.dtype, start, count, len(array))
@@ -384,7 +390,7 @@ def _apply_serially(op: DsdOp, dest: Mem1d, sources: list[Any], start: int, coun
 
 
 def reduce_into_pointer(op: DsdOp, dest: Pointer, sources: list[Any], count: int, read_source: Any) -> None:
-    """An operation into a pointer: folded over the elements, in order."""
+    """Reduce elements into a pointer in order."""
     dtype = op.result.dtype
     *first, last = sources
     value = convert_scalar(first[0], dtype) if first else None
@@ -396,13 +402,13 @@ def reduce_into_pointer(op: DsdOp, dest: Pointer, sources: list[Any], count: int
 
 
 def compute(pe: PeState, op: DsdOp, operands: tuple[Any, ...]) -> None:
-    """An operation whose operands are all in memory."""
+    """Execute an operation on memory operands, and advance the clock."""
     execute_operation(op, operands)
     pe.clock += count_cycles(op, operands, pe.wide)
 
 
 def count_cycles(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
-    """What an operation in memory costs."""
+    """The cycles of an operation in memory."""
     dest, *sources = operands
     if type(dest) is not Pointer:
         return DSD_START_CYCLES + -(-operation_length(operands) // op.width[wide])
@@ -414,7 +420,7 @@ def count_cycles(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
 
 
 def execute_operation(op: DsdOp, operands: tuple[Any, ...]) -> None:
-    """What an operation in memory does. Arrays may have a second axis, of PEs; scalars are then rows."""
+    """Execute an operation on memory. Arrays may have a second axis of PEs; scalars are then rows."""
     dest, *sources = operands
     count = operation_length(operands)
     if type(dest) is not Pointer:

@@ -1,10 +1,10 @@
-"""Lockstep execution (SIMD across PEs): PEs of one program replay recorded traces of their tasks on memory held side
-by side.
+"""Lockstep execution (SIMD across PEs): PEs of one program replay recorded traces of their tasks on memory that is
+stored side by side.
 
 A recorded task takes effect at each PE at its own cycle: its clock, activations, launches and scalar variables. Its
 memory steps are deferred, and run for all PEs that wait for the same steps as soon as one of them needs its memory:
 before a fabric operation continues, before a task that is not recorded, before a copy of the host. Values, cycles and
-order of events are those of one PE after another.
+order of events are those of sequential execution.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from tessera.interp.target.csl.pe.task_trace import (
 if TYPE_CHECKING:
     from tessera.interp.target.csl.pe.pe_state import PeState
 
-MIN_PES = 24  # that make a record worth its while
-MIN_STEPS = 6  # on memory
-MAX_LOOKUPS = 64  # of a task that is never found recorded, after which it is not looked for any more
-MAX_FAILURES = 4  # after which a task is not recorded any more
-GENERATOR_FLAG = 0x20  # the flag of a function that waits
+MIN_PES = 24  # PEs from which recording pays off
+MIN_STEPS = 6  # memory steps from which recording pays off
+MAX_LOOKUPS = 64  # lookups after which a task that never matches is no longer looked up
+MAX_FAILURES = 4  # failed recordings after which a task is no longer recorded
+GENERATOR_FLAG = 0x20  # the code flag of a generator
 PLAIN_TYPES = (int, str, np.generic, type(None))
 
 
 class GuardBranch:
-    """What PEs may see differently, and where each goes on."""
+    """A guard: an expression whose value may differ between PEs, and the next guard or record for each value."""
 
     def __init__(self, text: str, ask: Callable[..., Any]) -> None:
         self.text, self.ask = text, ask
@@ -50,7 +50,7 @@ class GuardBranch:
 
 
 class RecordMatch(NamedTuple):
-    """A record that fits a PE: the numbers that its work needs, and what it leaves in the variables."""
+    """A record that applies to a PE: the inputs of its memory steps, and the resulting scalar variables."""
 
     record: CompiledRecord
     values: list[Any]
@@ -59,7 +59,7 @@ class RecordMatch(NamedTuple):
 
 
 class CompiledRecord:
-    """A record with its expressions compiled: each takes the task's variables."""
+    """A record whose expressions are compiled to functions of the task's variables."""
 
     def __init__(self, record: TaskRecord, names: list[str], work: MemorySteps) -> None:
         self.work, self.cycles = work, record.cycles
@@ -77,7 +77,7 @@ ValueFactory = Callable[["PeState", list[Any]], Any]
 
 
 def _make_factory(value: Any, names: list[str]) -> ValueFactory:
-    """A value of a record as it is for one PE and its variables."""
+    """A function that computes a value of a record for one PE and its variables."""
     if isinstance(value, ScalarSymbol):
         ask = compile_expression(value.text, names)
         return lambda pe, values: ask(*values)
@@ -102,7 +102,7 @@ def find_memory(pe: PeState, cells: SymbolicMemory) -> np.ndarray[Any, Any]:
 
 
 class TaskHistory:
-    """One task of a program: the variables it may read, and what was recorded of it."""
+    """One task of a program: the variables it may read, and its records."""
 
     def __init__(self, group: LockstepGroup, name: str, code: CodeType) -> None:
         self.lockstep_group, self.name = group, name
@@ -113,7 +113,9 @@ class TaskHistory:
         self.branches: dict[Any, Any] = {}
 
     def find(self, pe: PeState, args: tuple[Any, ...]) -> RecordMatch | None:
-        """The record that fits what a PE holds now; made if it pays. None: the PE runs the task itself."""
+        """The record that matches the present state of a PE, recorded now if worthwhile; None: the PE executes the task
+        itself.
+        """
         values = [*map(pe.space.__getitem__, self.loose), *args]
         key = tuple([self.lockstep_group.kind(pe, value) for value in values])
         try:
@@ -123,7 +125,7 @@ class TaskHistory:
             if node is None:
                 node = self._made(pe, key, values) if self.recorded < 16 or self.reused > 2 * self.recorded else False
             found = node and node.of(pe, values)
-        except (ArithmeticError, ValueError):  # the PE divides by zero, and will report it
+        except (ArithmeticError, ValueError):  # the PE itself will report the division by zero
             return None
         self.asked += 1
         self.reused += bool(found)
@@ -131,7 +133,7 @@ class TaskHistory:
         return found or None
 
     def _made(self, pe: PeState, key: tuple[Any, ...], values: list[Any]) -> Any:
-        """A record for what a PE holds now; False where there is none."""
+        """Record the task for the present state of a PE; False if it cannot be recorded."""
         recorder, found = self.lockstep_group.recorder, None
         self.recorded += 1
         recorder.begin()
@@ -154,7 +156,7 @@ class TaskHistory:
 
 
 class LockstepGroup:
-    """The PEs of one program: their memory, the records of their tasks, what waits to be done to memory."""
+    """The PEs of one program: their memory, the records of their tasks, and deferred memory steps."""
 
     def __init__(self, program: PeProgram, count: int) -> None:
         self.program = program
@@ -165,7 +167,7 @@ class LockstepGroup:
         self.works: dict[Any, MemorySteps] = {}
 
     def join(self, pe: PeState) -> list[np.ndarray[Any, Any]]:
-        """Take a PE in; its memory."""
+        """Add a PE; returns its memory."""
         row = len(self.pes)
         self.pes.append(pe)
         return [
@@ -175,13 +177,13 @@ class LockstepGroup:
 
     @property
     def recorder(self) -> TaskRecorder:
-        """What records the program's tasks."""
+        """The recorder of the program's tasks."""
         if self._recorder is None:
             self._recorder = TaskRecorder(self.program)
         return self._recorder
 
     def variables(self, name: str) -> set[str]:
-        """The scalar variables that a function, or one that it calls, may use."""
+        """The scalar variables that a function or its callees may use."""
         found: set[str] = set()
         open_, seen = [name], {name}
         while open_:
@@ -193,7 +195,7 @@ class LockstepGroup:
         return found
 
     def record(self, pe: PeState, function: Any, args: tuple[Any, ...]) -> RecordMatch | None:
-        """The record of a task that fits a PE."""
+        """The record of a task that matches a PE."""
         code = getattr(function, "__code__", None)
         if code is None or code.co_filename != self.program.code.co_filename:
             return None
@@ -203,7 +205,9 @@ class LockstepGroup:
         return history.find(pe, args) if history.open else None
 
     def kind(self, pe: PeState, value: Any) -> Any:
-        """What must be the same in PEs that share a record: the type of a number, the whole of anything else."""
+        """The part of a value that must be equal in PEs that share a record: the type of a number, the whole of other
+        values.
+        """
         return (
             type(value)
             if isinstance(value, (int, np.floating))
@@ -211,23 +215,23 @@ class LockstepGroup:
         )
 
     def symbolic(self, pe: PeState, value: Any) -> Any:
-        """A value with the memory of no PE in it.
+        """The value with symbols in place of the PE's memory.
 
         Raises:
-            Unrecordable: there is something in it that only this PE has.
+            UnrecordableTask: the value holds an object that only this PE has.
         """
         if isinstance(value, np.ndarray) and id(value) in pe.numbers:
             return self.recorder.cells[pe.numbers[id(value)]]
         if not isinstance(value, (*PLAIN_TYPES, tuple)):
-            raise UnrecordableTask("a variable holds what only one PE has")
+            raise UnrecordableTask("a variable holds an object of one PE")
         return map_items(value, lambda item: self.symbolic(pe, item))
 
     def shared(self, work: MemorySteps) -> MemorySteps:
-        """The work that records with the same steps have in common."""
+        """The memory steps object that records with equal steps share."""
         return self.works.setdefault(work.key, work)
 
     def settle(self, pe: PeState) -> None:
-        """Do what waits to be done to the memory of a PE, and the same of others with it."""
+        """Execute the deferred memory steps of a PE, together with equal steps of other PEs."""
         while pe.pending:
             work = pe.pending[0][0]
             rows, inputs = [], []
@@ -250,11 +254,11 @@ class LockstepGroup:
 
 
 def _comparison_key(pe: PeState, item: Any) -> Any:
-    """A part of a descriptor or pointer, equal for two PEs where it means the same."""
+    """A key of a descriptor or pointer that is equal for two PEs if it has the same meaning."""
     if isinstance(item, np.ndarray):
         return "memory", pe.numbers.get(id(item), id(item))
     if isinstance(item, np.generic):
-        return item.tobytes()  # zeros of both signs are equal
+        return item.tobytes()  # distinguishes zeros of both signs
     return item if isinstance(item, PLAIN_TYPES) else map_items(item, lambda part: _comparison_key(pe, part))
 
 
@@ -264,7 +268,7 @@ def _make_row(column: list[Any]) -> np.ndarray[Any, Any]:
 
 
 def _replicate_memory(array: np.ndarray[Any, Any], count: int) -> Any:
-    """The memory of a variable for so many PEs; None for one that holds no numbers."""
+    """The memory of a variable for `count` PEs; None for a variable that holds objects."""
     return None if array.dtype == object else np.repeat(array[None, :], count, 0)
 
 

@@ -25,52 +25,52 @@ from tessera.interp.target.csl.pe.scheduler import activate, notify
 from tessera.interp.target.csl.sema.values import Circular, Fabin, Fabout, Fifo, Mem1d, Mem4d, Pointer
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
-# The operands of a DSD operation under way: where each stands, what it lacks to go on, what it gives.
+# The operands of a DSD operation in progress.
 
 
 class DsdSource:
-    """One operand of an operation under way; as it stands here, a scalar."""
+    """One operand of an operation in progress; the base class is a scalar."""
 
     waits = False
-    local = True  # it is memory or a scalar, and always there
+    local = True  # whether it is memory or a scalar, which is always ready
 
     def __init__(self, pe: PeState, operand: Any, dtype: np.dtype[Any], count: int) -> None:
         self.pe, self.operand, self.dtype = pe, operand, dtype
         self.prepare(count)
 
     def prepare(self, count: int) -> None:
-        """What can be worked out before the first of `count` elements."""
+        """Compute what is known before the first of `count` elements."""
         self.value = convert_scalar(self.operand, self.dtype)
 
     def ready(self, count: int) -> int:
-        """How many elements can be read or written now, up to `count`."""
+        """The number of elements that can be read or written now, up to `count`."""
         return count
 
     def wait(self, count: int) -> WaitCondition:
-        """What to wait for when none can."""
+        """The condition to wait for when none is ready."""
         raise AssertionError("memory never waits")
 
     def read(self, start: int, count: int) -> Any:
-        """Take elements."""
+        """Read elements."""
         return self.value
 
 
 class MemorySource(DsdSource):
-    """Memory behind a descriptor."""
+    """A memory DSD."""
 
     def prepare(self, count: int) -> None:
-        """See all elements at once, where they lie inside their array and apart."""
+        """View all elements at once if they are in bounds and distinct."""
         self.view = view_whole_vector(self.operand, self.dtype, count)
 
     def read(self, start: int, count: int) -> Any:
-        """The elements, not copied."""
+        """A view of the elements."""
         if self.view is not None:
             return self.view[start : start + count]
         return read_elements(self.operand, self.dtype, start, count)
 
 
 def view_whole_vector(d: Any, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any] | None:
-    """All elements of a vector; None where some lie outside of its array, or all at one place."""
+    """All elements of a vector; None if some are out of bounds, or the stride is 0."""
     if type(d) is not Mem1d or d.stride == 0 or d.array.dtype == object:
         return None
     first, held = d.byte // dtype.itemsize, len(d.array) * d.array.dtype.itemsize // dtype.itemsize
@@ -84,10 +84,10 @@ class CircularBufferSource(DsdSource):
     local = False
 
     def prepare(self, count: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def read(self, start: int, count: int) -> Any:
-        """The elements, around the end of the array."""
+        """Read elements, and wrap at the end of the array."""
         return self.operand.array.view(self.dtype)[ring_positions(self.operand, self.dtype, start, count)]
 
 
@@ -107,17 +107,17 @@ class FabricSource(DsdSource):
         self.waiting = WaitCondition("in", self.operand.color)
 
     def ready(self, count: int) -> int:
-        """Data words that have arrived."""
+        """The number of arrived data words."""
         found = self.queue.count(self.events.now)
         return found if found < count else count
 
     def wait(self, count: int) -> WaitCondition:
-        """Ask to be told when `count` are there."""
+        """Request a notification at `count` words."""
         self.queue.want(count)
         return self.waiting
 
     def read(self, start: int, count: int) -> Any:
-        """Take words off the queue."""
+        """Remove words from the queue."""
         return unpack_words(np.array(self.queue.take(self.events.now, count), np.uint32), self.dtype)
 
 
@@ -125,20 +125,20 @@ class PackedFabricSource(FabricSource):
     """Wavelets that carry two elements of 16 bits each, the first in the low half; the last may carry one."""
 
     def prepare(self, count: int) -> None:
-        """Find the queue; no element is left of a wavelet."""
+        """Find the queue; no element of a wavelet is left over."""
         super().prepare(count)
         self.left = np.zeros(0, self.dtype)
 
     def ready(self, count: int) -> int:
-        """Elements of the words that have arrived."""
+        """The number of arrived elements."""
         return min(count, len(self.left) + 2 * self.queue.count(self.events.now))
 
     def wait(self, count: int) -> WaitCondition:
-        """Ask to be told when the words of `count` elements are there."""
+        """Request a notification at the words of `count` elements."""
         return super().wait(-(-(count - len(self.left)) // 2))
 
     def read(self, start: int, count: int) -> Any:
-        """Take words off the queue, and keep the element that is too many."""
+        """Remove words from the queue, and keep a left-over element."""
         words = self.queue.take(self.events.now, -(-(count - len(self.left)) // 2))
         found = np.concatenate([self.left, np.array(words, np.uint32).view(self.dtype)])
         self.left = found[count:]
@@ -146,43 +146,43 @@ class PackedFabricSource(FabricSource):
 
 
 class ControlFabricSource(FabricSource):
-    """Wavelets of both kinds: those of control are marked in their upper two bits, which data does not have."""
+    """Wavelets of both kinds; control wavelets are marked in their upper two bits, which data does not use."""
 
     def ready(self, count: int) -> int:
-        """Words that have arrived."""
+        """The number of arrived words."""
         return min(count, self.queue.arrived(self.events.now))
 
     def read(self, start: int, count: int) -> Any:
-        """Take words off the queue."""
+        """Remove words from the queue."""
         words = [self.queue.take_any(self.events.now) for _ in range(count)]
         marked = [word & ~CONTROL_MARK & WORD_MASK | (CONTROL_MARK if word & CONTROL_FLAG else 0) for word in words]
         return unpack_words(np.array(marked, np.uint32), self.dtype)
 
 
 def unpack_words(words: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Any:
-    """Wavelets as elements; 16-bit ones are in the low half."""
+    """The elements of wavelets; 16-bit elements are in the low half."""
     return words.view(dtype) if dtype.itemsize == 4 else (words & 0xFFFF).astype(np.uint16).view(dtype)
 
 
 class FifoSource(DsdSource):
-    """Elements that leave a FIFO."""
+    """Elements popped from a FIFO."""
 
     waits, local = True, False
 
     def prepare(self, count: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def ready(self, count: int) -> int:
-        """Elements that it holds."""
+        """The number of elements in the FIFO."""
         return min(count, len(self.operand.words))
 
     def wait(self, count: int) -> WaitCondition:
-        """Note that a read found nothing."""
+        """Note that a read found the FIFO empty."""
         self.operand.starved = True
         return WaitCondition("fifo", self.operand)
 
     def read(self, start: int, count: int) -> Any:
-        """Take elements, and tell who waits for room."""
+        """Pop elements, and notify the writers."""
         taken = [self.operand.words.popleft() for _ in range(count)]
         notify(self.pe, "fifo", self.operand)
         if self.operand.on_pop is not None and self.operand.choked:
@@ -192,14 +192,14 @@ class FifoSource(DsdSource):
 
 
 class FifoSink(FifoSource):
-    """Elements that enter a FIFO."""
+    """Elements pushed into a FIFO."""
 
     def ready(self, count: int) -> int:
-        """For how many it has room."""
+        """The free room of the FIFO in elements."""
         return min(count, self.operand.capacity - len(self.operand.words))
 
     def wait(self, count: int) -> WaitCondition:
-        """Note that a write found no room."""
+        """Note that a write found the FIFO full."""
         self.operand.choked = True
         return WaitCondition("fifo", self.operand)
 
@@ -214,7 +214,7 @@ SOURCE_CLASSES: dict[type, type[DsdSource]] = {
 
 
 def open_source(pe: PeState, operand: Any, dtype: np.dtype[Any], count: int) -> DsdSource:
-    """An operand of an operation on `count` elements."""
+    """The source of an operand for `count` elements."""
     kind = SOURCE_CLASSES.get(type(operand), DsdSource)
     if kind is FabricSource and operand.transform:
         kind = ControlFabricSource
@@ -224,15 +224,15 @@ def open_source(pe: PeState, operand: Any, dtype: np.dtype[Any], count: int) -> 
 
 
 def count_lanes(d: Any, dtype: np.dtype[Any]) -> int:
-    """How many elements a wavelet of a fabric descriptor carries: two at most, and only where they have 16 bits."""
+    """The number of elements in a wavelet of a fabric DSD: at most two, and only of 16 bits."""
     return d.lanes if dtype.itemsize == 2 else 1
 
 
-# DSD operations that touch the fabric or a FIFO, as generators that wait for data and room.
+# DSD operations on the fabric or a FIFO.
 
 
 def pack_words(found: np.ndarray[Any, Any]) -> list[int]:
-    """Elements as wavelets."""
+    """The wavelets of elements."""
     flat = np.ascontiguousarray(found)
     return flat.view(np.uint32 if flat.dtype.itemsize == 4 else np.uint16).astype(np.uint32).tolist()
 
@@ -240,8 +240,12 @@ def pack_words(found: np.ndarray[Any, Any]) -> list[int]:
 def stream_operation(
     pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], sync: bool = False
 ) -> Generator[Any, None, bool]:
-    """Run an operation, as far as its operands allow at a time. False where a synchronous one met an empty or full
-    FIFO; `options["ended"]` is set where a control wavelet ended it."""
+    """Run an operation in steps, as far as its operands allow.
+
+    Returns False if a synchronous operation found a FIFO empty or full. Sets `options["ended"]` if a control wavelet
+    ended
+    the operation.
+    """
     dest, *given = operands
     count = operation_length(operands)
     if type(dest) is Pointer:
@@ -276,7 +280,7 @@ def stream_operation(
 
 
 def _is_ended_by_control(s: DsdSource, options: dict[str, Any]) -> bool:
-    """Whether a control wavelet stands where data is wanted; it is taken."""
+    """Whether the next wavelet is a control wavelet, which is then removed."""
     if type(s.operand) is not Fabin or s.pe.fabric.pop_control(s.operand.color) is None:
         return False
     options["ended"] = True
@@ -284,7 +288,7 @@ def _is_ended_by_control(s: DsdSource, options: dict[str, Any]) -> bool:
 
 
 def _save_remaining_length(s: DsdSource, count: int) -> None:
-    """A synchronous operation stops at a FIFO: note the event, and the length that is left."""
+    """Note that a FIFO stopped a synchronous operation, and save the remaining length."""
     s.wait(count)
     if isinstance(s, FifoSink):
         s.operand.write_length = min(s.operand.write_length, count)
@@ -296,8 +300,7 @@ StoreElements = Callable[[int, int], Any]
 
 
 def _make_store(pe: PeState, op: DsdOp, dest: Any, sources: list[DsdSource], count: int) -> StoreElements:
-    """What computes elements `done` to `done + step` and puts them where they belong; it gives back what is to be
-    sent."""
+    """A function that computes elements `done` to `done + step` and stores them; it returns the elements to send."""
     if isinstance(dest, (Mem1d, Mem4d)):
         return _make_memory_store(op, dest, sources, count)
     dtype = op.result.dtype
@@ -322,7 +325,7 @@ def _make_store(pe: PeState, op: DsdOp, dest: Any, sources: list[DsdSource], cou
 
 
 def _make_memory_store(op: DsdOp, dest: Mem1d | Mem4d, sources: list[DsdSource], count: int) -> StoreElements:
-    """What computes elements and writes them to memory."""
+    """A function that computes elements and writes them to memory."""
     dtype, view = op.result.dtype, view_whole_vector(dest, op.result.dtype, count)
     if all(s.local for s in sources):
         return lambda done, step: apply_operation(op, dest, [s.operand for s in sources], done, step)
@@ -347,7 +350,7 @@ def _spread_elements(found: Any, count: int) -> np.ndarray[Any, Any]:
 def _accumulate_into_cell(
     op: DsdOp, dest: Mem1d, sources: list[DsdSource], args: list[Any], done: int, step: int
 ) -> None:
-    """Fold into one cell, in order: sources at that cell are read anew for each element."""
+    """Accumulate into one cell in order; sources at that cell are read again for each element."""
     for i in range(step):
         values = []
         for s, a in zip(sources, args, strict=True):
@@ -358,7 +361,7 @@ def _accumulate_into_cell(
 
 
 class WaveletSender:
-    """The way of `count` elements into an output queue: as wavelets, with what the descriptor adds to them."""
+    """Sends `count` elements to an output queue as wavelets, with the options of the DSD."""
 
     def __init__(self, pe: PeState, dest: Fabout, dtype: np.dtype[Any], count: int, index: int = 0) -> None:
         self.pe, self.dest, self.index, self.due = pe, dest, index, count
@@ -366,7 +369,7 @@ class WaveletSender:
         self.left = np.zeros(0, dtype)
 
     def words(self, found: np.ndarray[Any, Any]) -> list[int]:
-        """Elements as wavelets; of an odd number of paired ones the last stays until there are more, or no more."""
+        """The wavelets of elements; an odd packed element is kept until more elements follow or none are left."""
         self.due -= len(found)
         words = self._pairs(found) if self.paired else pack_words(found)
         if self.dest.indexed:
@@ -389,7 +392,7 @@ class WaveletSender:
         return padded.view(np.uint32).tolist()
 
     def send(self, found: np.ndarray[Any, Any]) -> Microthread:
-        """Put elements into the queue and wait until the router has room for what is left."""
+        """Send elements, and wait until the queue accepts the rest."""
         color, words = self.dest.color, self.words(found)
         while words and not self.pe.fabric.push(color, words):
             yield WaitCondition("out", color)
@@ -398,7 +401,7 @@ class WaveletSender:
 
 
 def drop_wavelets(pe: Any, source: Fabin) -> Microthread:
-    """Take words off a queue until as many control words were among them as the descriptor is long."""
+    """Remove words from a queue until it has seen as many control words as the DSD's extent."""
     queue, left = pe.fabric.queue(source.color), source.extent
     while left:
         while not queue.arrived(pe.events.now):
@@ -410,7 +413,7 @@ def drop_wavelets(pe: Any, source: Fabin) -> Microthread:
 def _reduce_into_pointer(
     pe: PeState, op: DsdOp, dest: Pointer, given: list[Any], count: int, sync: bool
 ) -> Generator[Any, None, bool]:
-    """Fold a stream into one cell, which stays as it is where a FIFO runs out."""
+    """Reduce a stream into one cell; the cell keeps its value if a FIFO runs empty."""
     sequence = open_source(pe, given[-1], op.sources[-1].dtype, count)
     value = convert_scalar(given[0], op.result.dtype) if len(given) > 1 else None
     done = 0

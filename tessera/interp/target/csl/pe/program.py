@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator
 from types import CodeType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from tessera.interp.target.csl.sema.values import (
 )
 from tessera.interp.target.csl.text.diagnostics import CslFault, fail
 
-# The names that generated Python uses: arithmetic of the machine, memory access, descriptors.
+# The run-time functions of generated code: arithmetic, memory access, descriptors.
 
 
 def wrap(value: int, width: int, signed: bool) -> int:
@@ -46,12 +46,12 @@ def wrap(value: int, width: int, signed: bool) -> int:
 
 
 def below(index: int) -> int:
-    """What a negative index does."""
+    """Raise the fault of a negative index."""
     raise CslFault(f"index {index} is out of bounds")
 
 
 def above(index: int) -> int:
-    """An index from a pointer, which must not come before its array."""
+    """A pointer's index, which must not be negative."""
     return index if index >= 0 else below(index)
 
 
@@ -70,7 +70,7 @@ def window(array: Any, start: int, count: int) -> Any:
 
 
 def put(array: Any, index: int, value: Any) -> None:
-    """Store one value; tuples stay whole in arrays of objects."""
+    """Store one value; tuples stay one object in object arrays."""
     if array.dtype != object:
         array[index] = value
         return
@@ -87,12 +87,12 @@ def full(count: int, value: Any, dtype: Any) -> Any:
 
 
 def unreachable() -> None:
-    """What a failed `@assert` does."""
+    """Raise the fault of a failed `@assert`."""
     raise CslFault("assertion failed")
 
 
 def invoke(function: Any, *args: Any) -> Generator[Any, Any, Any]:
-    """A call through a pointer, of a function that may or may not wait."""
+    """Call a function pointer; the function may be a generator."""
     if not callable(function):
         raise CslFault("call through an uninitialized function pointer")
     found = function(*args)
@@ -102,7 +102,7 @@ def invoke(function: Any, *args: Any) -> Generator[Any, Any, Any]:
 
 
 def recast(p: Pointer, dtype: Any) -> Pointer:
-    """A pointer to cells of another type; what is left of a last wider cell is out of reach."""
+    """A pointer to cells of another type; a partial last cell is out of bounds."""
     size, array = p.array.dtype.itemsize, p.array
     whole = len(array) * size // dtype.itemsize * dtype.itemsize // size
     return Pointer((array if whole == len(array) else array[:whole]).view(dtype), p.index * size // dtype.itemsize)
@@ -122,22 +122,19 @@ NAMES: dict[str, Any] = {
 } | {"zeros": np.zeros, "fmod": np.fmod, **DSD_UPDATES}
 
 
-# A compiled PE program: Python source, the objects it names, and what each PE makes of them.
+# Compiled programs: Python source, the objects it names, and their instances on each PE.
 
-
-if TYPE_CHECKING:
-    pass
 
 BOOT_FUNCTION = "boot_"  # the function that loads registers before a run
 _SCALAR_ACCESS = re.compile(r"\b([RW])(\d+)_")
 
 
 class PeProgram:
-    """One compiled (source, params): shared by all PEs that run it."""
+    """One compiled program (source and params), shared by all PEs that run it."""
 
     def __init__(self, unit: CompilationUnit, path: str) -> None:
         self.unit, self.path = unit, path
-        for g in unit.globals:  # grows while functions that values refer to are compiled
+        for g in unit.globals:  # the list grows while functions that values refer to are compiled
             unit.resolve(g.initial)
         self.tables: ComptimeTables = unit.tables
         self.memory_used = unit.memory_used
@@ -145,8 +142,8 @@ class PeProgram:
             largest = max(unit.globals, key=lambda g: g.type.size)
             fail(
                 largest.loc,
-                f"PE memory overflow: the program needs {self.memory_used} bytes of {PE_MEMORY}",
-                suggestion=f"'{largest.name}' alone takes {largest.type.size} bytes",
+                f"PE memory exceeded: {self.memory_used} bytes needed, {PE_MEMORY} bytes available",
+                suggestion=f"'{largest.name}' is the largest variable: {largest.type.size} bytes",
             )
         self.exports = {name: o for name, (o, _) in self.tables.exports.items()}
         self.symbol_names = unit.symbols
@@ -164,7 +161,7 @@ class PeProgram:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes of each variable."""
+        """The size of each variable in bytes."""
         return {f"{g.name}#{g.number}": g.type.size for g in self.unit.globals}
 
     def _assemble(self, instances: list[FunctionInstance]) -> str:
@@ -195,11 +192,11 @@ class PeProgram:
         return f"G{found.number}.item(0)" if read else f"G{found.number}[0]"
 
     def place(self, line: int) -> Location:
-        """The CSL of a line of the generated Python."""
+        """The CSL location of a line of the generated Python."""
         return self.places[line] if 0 <= line < len(self.places) else UNKNOWN
 
     def namespace(self, pe: Any, arrays: list[Any]) -> dict[str, Any]:
-        """The globals of the generated Python for one PE: its memory, its constants, its functions."""
+        """The globals of the generated Python for one PE: its memory, constants and functions."""
         space: dict[str, Any] = {**NAMES, "pe": pe, "task_id": self._task_id}
         move = ValueInstantiation(pe, arrays, space)
         for name, data in self.unit.constants.items():
@@ -215,7 +212,7 @@ class PeProgram:
         return space
 
     def task_number(self, given: Any) -> int | None:
-        """The id of a task that is given as an id or by its name."""
+        """The id of a task given as an id or as a function."""
         return self._task_id(id(given)) if isinstance(given, FunctionValue) else given
 
     def _task_id(self, key: int) -> int:
@@ -232,7 +229,7 @@ def allocate_global(g: GlobalVariable) -> np.ndarray[Any, Any]:
 
 
 class ValueInstantiation:
-    """Turns comptime values into the values of one PE: globals become its arrays, FIFOs its FIFOs."""
+    """Converts comptime values to the values of one PE: globals become its arrays, FIFOs its FIFOs."""
 
     def __init__(self, pe: Any, arrays: list[Any], space: dict[str, Any]) -> None:
         self.pe, self.arrays, self.space = pe, arrays, space
@@ -278,5 +275,5 @@ INSTANTIATIONS: dict[type, Callable[[ValueInstantiation, Any], Any]] = {
 
 
 def export_type(o: ExprValue) -> t.CslType:
-    """The type under which a program exports something."""
+    """The type of an exported operand."""
     return o.type

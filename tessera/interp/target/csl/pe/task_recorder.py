@@ -42,7 +42,7 @@ PROGRAM_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, 
 
 
 class TaskRecorder:
-    """Stands for a PE of `program` while a task is recorded: `pe` in its compiled code."""
+    """Takes the place of a PE of `program` while its compiled code runs symbolically: `pe` in generated code."""
 
     def __init__(self, program: PeProgram) -> None:
         self.program, self.wide = program, int(program.unit.options.arch == "wse3")
@@ -56,15 +56,15 @@ class TaskRecorder:
                 self.space[name] = self.converter(data)
 
     def begin(self) -> None:
-        """Forget the record before."""
+        """Discard the previous record."""
         self.clock, self.record = 0, TaskRecord()
         self.given: dict[str, Any] = {}
 
     def run(self, name: str, given: dict[str, Any]) -> TaskRecord:
-        """Record a task. `given` are the variables of one PE by name, and the task's arguments.
+        """Record a task. `given` are the scalar variables of one PE by name, and the task's arguments.
 
         Raises:
-            Unrecordable: it cannot be; `record.guards` say for which PEs.
+            UnrecordableTask: the task cannot be recorded; `record.guards` state for which PEs.
         """
         self.begin()
         self.given = given
@@ -73,29 +73,29 @@ class TaskRecorder:
         self.space.update(symbols)
         try:
             self.space[name](*args)
-        except (TesseraError, *PROGRAM_FAULTS) as error:  # the PE itself meets the same, and reports it
+        except (TesseraError, *PROGRAM_FAULTS) as error:  # the PE itself raises and reports the same error
             raise UnrecordableTask(str(error)) from error
         self.record.cycles = self.clock
         for variable, before in symbols.items():
             after = self.space[variable]
             if after is not before:
                 if isinstance(after, VectorSymbol):
-                    raise UnrecordableTask("a scalar variable takes a value out of memory")
+                    raise UnrecordableTask("a scalar variable receives a value from memory")
                 self.record.results[variable] = after
         return self.record
 
     def _symbol(self, name: str, value: Any) -> Any:
-        """What stands for a variable."""
+        """The symbol of a variable."""
         if isinstance(value, int):
             return ScalarSymbol(self, name)
         return self.late(ScalarSymbol(self, name)) if isinstance(value, np.floating) else value
 
     def seen(self, text: str) -> Any:
-        """The value of an expression at the PE that is recorded; from here on the record is for PEs that see it."""
+        """The value of an expression at the recorded PE; adds a guard for this value."""
         found = dict(self.record.guards)
         if text not in found:
             if len(self.record.guards) >= MAX_GUARDS:
-                raise UnrecordableTask("control depends on too many values")
+                raise UnrecordableTask("the task has too many guards")
             found[text] = eval(text, {}, self.given)
             self.record.guards.append((text, found[text]))
         return found[text]
@@ -111,17 +111,17 @@ class TaskRecorder:
                 return None
             if function.whole is not None:
                 return function.run(None, *args)
-            raise UnrecordableTask(f"{function.name}() has to be called by the PE")
+            raise UnrecordableTask(f"{function.name}() must run on the PE")
 
         return call
 
     def _effect(self, call: Callable[..., Any], *args: Any) -> None:
-        """Note a call; its arguments are looked at."""
+        """Record a call on the PE."""
         frame = sys._getframe(1)
         while frame.f_code.co_filename != self.program.code.co_filename and frame.f_back is not None:
             frame = frame.f_back
         if contains_kind(args, VectorSymbol):
-            raise UnrecordableTask("a call is given a number out of memory")
+            raise UnrecordableTask("a call has an argument from memory")
         self.record.effects.append(RecordedEffect(self.clock, call, args, frame.f_lineno))
         self.clock = 0
 
@@ -130,7 +130,7 @@ class TaskRecorder:
         self._effect(_activate, number)
 
     def launch(self, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Any) -> None:
-        """An asynchronous operation."""
+        """Record an asynchronous operation."""
         self._effect(_launch, op, operands, options, loc)
 
     def block(self, number: Any) -> None:
@@ -143,7 +143,7 @@ class TaskRecorder:
 
     def _step(self, *step: Any) -> None:
         if len(self.record.work.steps) >= MAX_STEPS:
-            raise UnrecordableTask("the task is long")
+            raise UnrecordableTask("the task has too many steps")
         self.record.work.steps.append(step)
 
     def _value(self, whole: bool) -> VectorSymbol:
@@ -151,13 +151,13 @@ class TaskRecorder:
         return VectorSymbol(self, self.record.work.count - 1, whole)
 
     def _placed(self, value: Any) -> Any:
-        """A number as a step takes it."""
+        """A number as an operand of a step."""
         if isinstance(value, (float, np.generic)):
             self.record.work.floats.append(np.asarray(value).tobytes())
         return ValueIndex(value.number) if isinstance(value, VectorSymbol) else value
 
     def late(self, value: Any) -> Any:
-        """A variable of each PE as a number for memory work."""
+        """A scalar variable as an input of memory steps."""
         if not isinstance(value, ScalarSymbol):
             return value
         found = self._value(not isinstance(self.given.get(value.text), np.floating))
@@ -167,26 +167,26 @@ class TaskRecorder:
         return found
 
     def load(self, cells: SymbolicMemory, index: int) -> VectorSymbol:
-        """One cell."""
+        """Record the load of one cell."""
         key, kind = self._touched(cells), cells.dtype.kind
         found = self._value(kind in "iub")
         self._step(load_cell, found.number, key, index)
         return found
 
     def store(self, cells: SymbolicMemory, index: int, value: Any) -> None:
-        """One cell."""
+        """Record the store of one cell."""
         key, value = self._touched(cells), self.late(value)
         self.record.work.written.add(cells.number)
         if not isinstance(value, (VectorSymbol, int, float, np.generic)):
-            raise UnrecordableTask("a cell that holds no number")
+            raise UnrecordableTask("a cell stores a non-number")
         self._step(store_cell, key, index, self._placed(value))
 
     def calculate(self, function: Callable[..., Any], *args: Any) -> VectorSymbol:
-        """A number from numbers."""
+        """Record a computation on numbers."""
         given = tuple(self.late(a) for a in args)
         whole = all(a.whole if isinstance(a, VectorSymbol) else isinstance(a, int) for a in given)
         if whole and not fits_64_bits(function, given):
-            raise UnrecordableTask("an operation that arrays do alike only within bounds")
+            raise UnrecordableTask("an integer operation may exceed 64 bits")
         found = self._value(whole)
         self._step(compute_value, found.number, function, tuple([self._placed(a) for a in given]))
         return found
@@ -194,12 +194,12 @@ class TaskRecorder:
     def _touched(self, cells: SymbolicMemory) -> tuple[int, Any]:
         whole = isinstance(cells, SymbolicMemory) and cells.itemsize == self.cells[cells.number].itemsize
         if not whole or cells.dtype.names or (cells.dtype.kind in "iu" and cells.itemsize > 4):
-            raise UnrecordableTask("memory that is not a global variable of numbers")
+            raise UnrecordableTask("an access to memory that is not a global variable of numbers")
         self.record.work.memory.add((cells.number, cells.dtype))
         return cells.number, cells.dtype
 
     def converter(self, kind: type) -> Callable[[Any], Any]:
-        """A conversion to a float type."""
+        """A recording conversion to a float type."""
 
         def convert(value: Any) -> Any:
             if not isinstance(value, (VectorSymbol, ScalarSymbol)):
@@ -220,14 +220,14 @@ class TaskRecorder:
         if not isinstance(data, (VectorSymbol, ScalarSymbol)):
             return bits(data, source, target, whole)
         if whole or max(source.itemsize, target.itemsize) > 4:
-            raise UnrecordableTask("a cast of more than a number")
+            raise UnrecordableTask("a bit cast of more than one number")
         wide = np.dtype(np.int64) if target.kind in "iu" else target
         found = self.calculate(_reinterpret_values, data, source, target, wide)
         found.whole = target.kind in "iu"
         return found
 
     def compute(self, pe: Any, op: DsdOp, operands: tuple[Any, ...]) -> None:
-        """An operation whose operands are all in memory."""
+        """Record an operation on memory operands."""
         plain = tuple([concretise(o) for o in operands])
         count = operation_length(plain)
         self.clock += count_cycles(op, plain, self.wide)
@@ -236,7 +236,7 @@ class TaskRecorder:
         self._step(run_dsd_operation, op, tuple(given))
 
     def _operand(self, o: Any, dtype: np.dtype[Any], count: int) -> Any:
-        """An operand by the key of its memory; faults where the PE would."""
+        """An operand with the key of its memory; faults where the PE would."""
         if isinstance(o, (Mem1d, Mem4d)):
             self._touched(o.array)
             cells = o.array
@@ -248,14 +248,14 @@ class TaskRecorder:
         if isinstance(o, Pointer):
             self._touched(o.array)
             if not 0 <= o.index < len(o.array):
-                raise UnrecordableTask("a pointer to no cell")
+                raise UnrecordableTask("a pointer out of bounds")
             return Pointer((o.array.number, o.array.dtype), o.index)
         return self._placed(self.late(o))
 
 
 @lru_cache(maxsize=64)
 def _make_blank_cells(dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
-    """Cells to check a descriptor against: as many as a variable has, all in one place."""
+    """A zero-stride array of a variable's length, to check a descriptor's bounds."""
     return np.lib.stride_tricks.as_strided(np.zeros(1, dtype), (count,), (0,))
 
 

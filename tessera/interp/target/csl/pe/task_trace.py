@@ -21,22 +21,23 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.pe.task_recorder import TaskRecorder
 
 
-# Values that stand for those of many PEs while a task is recorded: from their variables, and from their memory.
+# Symbolic values of a recording: of scalar variables, and of memory.
 
 
-MAX_EXPRESSION_LENGTH = 120  # characters of an expression, after which its value is looked at
-MAX_SAFE_INTEGER = 1 << 62  # integers beyond do not fit the arrays that hold them
+MAX_EXPRESSION_LENGTH = 120  # the length of an expression from which its value becomes a guard
+MAX_SAFE_INTEGER = 1 << 62  # larger integers do not fit the int64 arrays
 
 
 class UnrecordableTask(Exception):
-    """The task does something that is not recorded: its control depends on memory, or it leaves the PE."""
+    """The task cannot be recorded: its control flow depends on memory, or it has an effect that only the PE can
+    execute.
+    """
 
 
 class ScalarSymbol:
-    """An integer that depends on a PE's scalar variables only: known when the task begins.
+    """An integer that depends only on scalar variables: known when the task starts.
 
-    To branch on it is to look at it: the recorder notes what was seen, and the record holds for the PEs that see the
-    same. `text` is the expression, in Python.
+    A branch on a symbol adds a guard: the record holds for PEs with the same value. `text` is the Python expression.
     """
 
     __array_ufunc__ = None
@@ -57,9 +58,9 @@ class ScalarSymbol:
 
 
 class VectorSymbol:
-    """A number out of memory, or one that depends on such: worked out for all PEs at once, when it is needed.
+    """A number that depends on memory: computed for all PEs at once, when it is needed.
 
-    `number` is its place among the values of the record.
+    `number` is its index among the values of the record.
     """
 
     __array_ufunc__ = None
@@ -76,13 +77,13 @@ class VectorSymbol:
 
 
 def _apply_operator(name: str, a: Any, b: Any, sign: str) -> Any:
-    """An operation of which one side at least is a symbol."""
+    """An operation with at least one symbolic operand."""
     if isinstance(a, VectorSymbol) or isinstance(b, VectorSymbol):
         symbol = a if isinstance(a, VectorSymbol) else b
         return symbol.recorder.calculate(getattr(operator, name), a, b)
     symbol = a if isinstance(a, ScalarSymbol) else b
     if not all(isinstance(x, (ScalarSymbol, int)) for x in (a, b)):
-        raise UnrecordableTask("a variable meets a value of another kind")
+        raise UnrecordableTask("an operation on a variable and a non-number")
     text = f"({_expression_text(a)} {sign} {_expression_text(b)})"
     found = ScalarSymbol(symbol.recorder, text)
     return found if len(text) < MAX_EXPRESSION_LENGTH else int(found)
@@ -123,7 +124,7 @@ for _kind, _name, _method in _list_operators():
 
 
 class SymbolicMemory:
-    """A global variable's memory while a task is recorded: reads give `Late` values, writes become steps."""
+    """A global variable's memory in a recording: reads return `VectorSymbol` values, writes become steps."""
 
     def __init__(self, recorder: TaskRecorder, number: int, dtype: np.dtype[Any], count: int) -> None:
         self.recorder, self.number, self.dtype, self.count = recorder, number, dtype, count
@@ -151,63 +152,63 @@ class SymbolicMemory:
             or self.dtype.kind not in "iufbV"
             or not 0 <= int(index) < self.count
         ):
-            raise UnrecordableTask("an access that the PE has to make itself")
+            raise UnrecordableTask("a memory access that must run on the PE")
         return int(index)
 
 
-# What recorded tasks do to memory: steps for many PEs at once, each on rows of numbers with a column for each PE.
+# Memory steps: executed for many PEs at once, on rows of numbers with one column per PE.
 
 
 MemoryKey = tuple[int, Any]  # a global variable's number, and the type of its cells
 
 
 class ValueIndex(NamedTuple):
-    """The place of a number among the values of a record."""
+    """The index of a number among the values of a record."""
 
     number: int
 
 
 class LockstepFrame:
-    """The numbers of some PEs: `arrays` have cells by PEs, `inputs` and `values` are rows."""
+    """The numbers of some PEs: `arrays` are cells by PEs, `inputs` and `values` are rows."""
 
     def __init__(self, arrays: dict[MemoryKey, np.ndarray[Any, Any]], inputs: list[Any], count: int) -> None:
         self.arrays, self.inputs = arrays, inputs
         self.values: list[Any] = [None] * count
 
     def of(self, value: Any) -> Any:
-        """The numbers at a place; anything else as it is."""
+        """The numbers of a `ValueIndex`; other operands unchanged."""
         return self.values[value[0]] if type(value) is ValueIndex else value
 
 
 @dataclass
 class MemorySteps:
-    """Steps in order: a function and what it takes after the frame. Equal steps are equal work."""
+    """Memory steps in order: functions with their operands after the frame."""
 
     steps: list[tuple[Any, ...]] = field(default_factory=list)
-    memory: set[MemoryKey] = field(default_factory=set)  # what the steps touch
-    written: set[int] = field(default_factory=set)  # the variables that they write
-    count: int = 0  # of values
-    floats: list[bytes] = field(default_factory=list)  # those in the steps: equal floats may differ in their sign
+    memory: set[MemoryKey] = field(default_factory=set)  # the accessed memory
+    written: set[int] = field(default_factory=set)  # the written variables
+    count: int = 0  # the number of values
+    floats: list[bytes] = field(default_factory=list)  # the float operands, which keys compare bitwise
 
     @property
     def key(self) -> Any:
-        """Equal for equal work."""
+        """A key that is equal for equal steps."""
         return tuple(self.steps), tuple(self.floats)
 
     def run(self, frame: LockstepFrame) -> None:
-        """Do it."""
+        """Execute the steps."""
         with np.errstate(all="ignore"):
             for function, *args in self.steps:
                 function(frame, *args)
 
 
 def load_input(f: LockstepFrame, place: int, position: int) -> None:
-    """A number that each PE gave."""
+    """Load an input of each PE."""
     f.values[place] = f.inputs[position]
 
 
 def load_cell(f: LockstepFrame, place: int, key: MemoryKey, index: int) -> None:
-    """A cell; integers are held in 64 bits."""
+    """Load a cell; integers have 64 bits."""
     row = f.arrays[key][index : index + 1]
     f.values[place] = row.astype(np.int64) if key[1].kind in "iub" else row.copy()
 
@@ -218,26 +219,26 @@ def store_cell(f: LockstepFrame, key: MemoryKey, index: int, value: Any) -> None
 
 
 def compute_value(f: LockstepFrame, place: int, function: Callable[..., Any], given: tuple[Any, ...]) -> None:
-    """A number from numbers."""
+    """Compute a number."""
     f.values[place] = function(*[f.of(a) for a in given])
 
 
 def run_dsd_operation(f: LockstepFrame, op: DsdOp, given: tuple[Any, ...]) -> None:
-    """A DSD operation on memory."""
+    """Execute a DSD operation on memory."""
     execute_operation(
         op, tuple([f.of(o) if not hasattr(o, "array") else o._replace(array=f.arrays[o.array]) for o in given])
     )
 
 
-# The record of a task, and what is done to the values in it.
+# Task records.
 
 
-SCALAR_VARIABLE = re.compile(r"v\d+$")  # the names of scalar variables in compiled programs
+SCALAR_VARIABLE = re.compile(r"v\d+$")  # the names of scalar variables in generated code
 
 
 @dataclass
 class RecordedEffect:
-    """A call on the PE, `cycles` after the one before it ended; `line` is that of the compiled program."""
+    """A call on the PE, `cycles` after the previous one ended; `line` is the line of the generated Python."""
 
     cycles: int
     call: Callable[..., Any]
@@ -247,18 +248,18 @@ class RecordedEffect:
 
 @dataclass
 class TaskRecord:
-    """What a task does where its guards hold."""
+    """The effects of a task where its guards hold."""
 
     guards: list[tuple[str, Any]] = field(default_factory=list)
-    inputs: list[str] = field(default_factory=list)  # expressions that memory work needs, as numbers of each PE
+    inputs: list[str] = field(default_factory=list)  # expressions of the inputs of memory steps
     effects: list[RecordedEffect] = field(default_factory=list)
-    results: dict[str, Any] = field(default_factory=dict)  # what the task leaves in the scalar variables
+    results: dict[str, Any] = field(default_factory=dict)  # the final scalar variables
     work: MemorySteps = field(default_factory=MemorySteps)
     cycles: int = 0  # after the last effect
 
 
 def concretise(value: Any) -> Any:
-    """A descriptor with the variables in it looked at; numbers as they are."""
+    """A descriptor with guarded values in place of symbols; other values unchanged."""
     if not isinstance(value, tuple) or not any(isinstance(item, (ScalarSymbol, VectorSymbol, tuple)) for item in value):
         return value
     return map_items(
@@ -267,14 +268,14 @@ def concretise(value: Any) -> Any:
 
 
 def contains_kind(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Whether something of these kinds stands in a value, as far down as values go."""
+    """Whether a nested value contains an instance of some classes."""
     if isinstance(value, dict):
         return any(contains_kind(item, kinds) for item in value.values())
     return isinstance(value, kinds) or (isinstance(value, tuple) and any(contains_kind(item, kinds) for item in value))
 
 
 def map_items(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A tuple (a descriptor is one) or dict with its items changed; anything else as it is."""
+    """A tuple (or descriptor) or dict with mapped items; other values unchanged."""
     if isinstance(value, dict):
         return {name: change(item) for name, item in value.items()}
     if not isinstance(value, tuple) or isinstance(value, Dsr):
@@ -284,7 +285,7 @@ def map_items(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def fits_64_bits(function: Callable[..., Any], given: tuple[Any, ...]) -> bool:
-    """Whether 64 bits hold what integers of any size would, up to what is masked off afterwards."""
+    """Whether 64-bit arithmetic gives the same result as unbounded integers."""
     constants = [a for a in given if isinstance(a, int)]
     if any(abs(a) >= MAX_SAFE_INTEGER for a in constants):
         return False

@@ -1,1 +1,1 @@
-"""Semantic analysis of CSL: names, types, comptime evaluation, and Python code for what runs on a PE."""
+"""Semantic analysis of CSL: names, types, comptime evaluation, and generation of Python code for the run-time part."""

@@ -29,7 +29,7 @@ from tessera.interp.target.csl.sema.values import DIRECTIONS, GlobalVariable, Po
 from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 
-# Names and literals, and how a value is read from its place.
+# Names, literals and reads of lvalues.
 
 
 _LITERALS = ((bool, t.BOOL), (int, t.COMPTIME_INT), (float, t.COMPTIME_FLOAT), (str, t.STRING))
@@ -65,14 +65,14 @@ def _evaluate_name(f: AnalysisContext, node: s.NameExpr) -> ExprValue:
 
 
 def read_current(o: ExprValue) -> ExprValue:
-    """A name's operand, with the present value where it is a comptime variable."""
+    """The operand of a name, with the present value of a comptime variable."""
     if o.known or o.code or o.place is None or o.place.take is None:
         return ExprValue(o.type, o.const, o.code, o.place, o.fields)
     return read_comptime_pointer(o.type, o.place)
 
 
 def read_comptime_pointer(type_: t.CslType, place: LValue) -> ExprValue:
-    """What stands at a comptime pointer: a known value, or code where a PE holds the memory."""
+    """The value at a comptime pointer: a known value, or code if the memory belongs to a PE."""
     assert place.take is not None
     where = place.take()
     if isinstance(where.array, GlobalVariable):
@@ -84,7 +84,7 @@ def read_comptime_pointer(type_: t.CslType, place: LValue) -> ExprValue:
 
 
 def read_lvalue(type_: t.CslType, place: LValue, loc: Location | None = None) -> ExprValue:
-    """The value of a cell or a block of memory at run time."""
+    """The value of a memory cell or block at run time."""
     array, index = place.array, place.index
     if isinstance(type_, t.CslArray):
         text = f"{array}[{index}:{index} + {type_.count}]" if index.isidentifier() or index.isdigit() else ""
@@ -97,7 +97,7 @@ def read_lvalue(type_: t.CslType, place: LValue, loc: Location | None = None) ->
 
 
 def evaluate_type(f: AnalysisContext, node: s.SyntaxNode) -> t.CslType:
-    """The type that an expression names."""
+    """Evaluate a type expression."""
     with f.at_comptime():
         o = f.value(node)
     if o.type is not t.TYPE:
@@ -105,7 +105,7 @@ def evaluate_type(f: AnalysisContext, node: s.SyntaxNode) -> t.CslType:
     return o.const
 
 
-# Types as expressions, and array and struct literals.
+# Type expressions, and array and struct literals.
 
 
 @register_rule(s.ArrayTypeExpr)
@@ -114,7 +114,11 @@ def _evaluate_array_type(f: AnalysisContext, node: s.ArrayTypeExpr) -> ExprValue
     if not node.dims:
         return make_known(t.TYPE, t.CslPointer("", element, node.const, many=True), node.loc)
     if isinstance(element, t.CslArray):
-        fail(node.loc, "arrays of arrays are not supported", suggestion="write the dimensions together: [a, b]T")
+        fail(
+            node.loc,
+            "arrays of arrays are not supported",
+            suggestion="write one array type with several dimensions: [a, b]T",
+        )
     return make_known(t.TYPE, t.CslArray("", tuple(_evaluate_extent(f, d) for d in node.dims), element), node.loc)
 
 
@@ -192,7 +196,7 @@ __all__ = ["make_struct"]
 
 
 def render_index(f: AnalysisContext, o: ExprValue) -> str:
-    """Code of an index; a signed one is checked, since Python counts negative ones from the end."""
+    """Code of an index. A signed index is checked, because Python counts negative indices from the end."""
     if o.known:
         return str(int(o.const))
     if isinstance(o.type, t.CslInt) and not o.type.signed:
@@ -202,7 +206,7 @@ def render_index(f: AnalysisContext, o: ExprValue) -> str:
 
 
 def evaluate_index(f: AnalysisContext, node: s.SyntaxNode) -> ExprValue:
-    """One index."""
+    """Evaluate one index."""
     o = f.value(node)
     if not t.is_integer(o.type) and not isinstance(o.type, t.CslEnum):
         fail(node.loc, f"array index must be an integer, got: '{o.type}'")
@@ -225,7 +229,7 @@ def _evaluate_subscript(f: AnalysisContext, node: s.SubscriptExpr) -> ExprValue:
 
 
 def access_element(f: AnalysisContext, base: ExprValue, indices: list[ExprValue], loc: Location) -> ExprValue:
-    """One element of an array."""
+    """Evaluate an element of an array."""
     type_ = base.type
     assert isinstance(type_, t.CslArray)
     if len(indices) != len(type_.dims):
@@ -277,7 +281,7 @@ def _render_flat_index(f: AnalysisContext, indices: list[ExprValue], dims: tuple
 
 
 def _index_pointer(f: AnalysisContext, base: ExprValue, index: ExprValue, loc: Location) -> ExprValue:
-    """`p[i]` with a pointer to many."""
+    """Evaluate `p[i]`, where `p` is a many-item pointer."""
     f.cost += 3
     type_ = base.type
     assert isinstance(type_, t.CslPointer)
@@ -310,7 +314,7 @@ def _evaluate_dereference(f: AnalysisContext, node: s.DereferenceExpr) -> ExprVa
 
 
 def dereference_pointer(f: AnalysisContext, base: ExprValue, loc: Location) -> ExprValue:
-    """`p.*`."""
+    """Evaluate `p.*`."""
     type_ = base.type
     assert isinstance(type_, t.CslPointer)
     if base.known:

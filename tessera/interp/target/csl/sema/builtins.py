@@ -28,14 +28,14 @@ from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 from tessera.interp.target.csl.text.parser import parse
 
-# The table of builtins, and those that concern the program as a whole.
+# The table of builtins, and builtins of the whole program.
 
 
 BuiltinRule = Callable[[AnalysisContext, s.BuiltinCall], ExprValue]
 
 
 class BuiltinSpec(NamedTuple):
-    """One builtin: how many arguments it takes, and its meaning."""
+    """One builtin: its number of arguments, and the function that evaluates it."""
 
     least: int
     most: int
@@ -46,7 +46,7 @@ BUILTINS: dict[str, BuiltinSpec] = {}
 
 
 def register_builtin(name: str, least: int, most: int | None = None) -> Callable[[BuiltinRule], BuiltinRule]:
-    """Register the meaning of `@name`."""
+    """Register the function that evaluates `@name`."""
 
     def add(rule: BuiltinRule) -> BuiltinRule:
         BUILTINS["@" + name] = BuiltinSpec(least, least if most is None else most, rule)
@@ -67,14 +67,14 @@ def _evaluate_builtin(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 
 def evaluate_constant(f: AnalysisContext, node: s.SyntaxNode, type_: t.CslType | None = None) -> ExprValue:
-    """An argument that must be known at compile time."""
+    """Evaluate an argument that must be comptime-known."""
     with f.at_comptime():
         o = f.value(node)
     return coerce(f, o, type_, node.loc) if type_ is not None else o
 
 
 def evaluate_integer(f: AnalysisContext, node: s.SyntaxNode) -> int:
-    """An integer argument that must be known at compile time."""
+    """Evaluate an integer argument that must be comptime-known."""
     o = evaluate_constant(f, node)
     if not t.is_integer(o.type):
         type_mismatch(node.loc, "integer", o.type)
@@ -82,7 +82,7 @@ def evaluate_integer(f: AnalysisContext, node: s.SyntaxNode) -> int:
 
 
 def require_section(f: AnalysisContext, node: s.BuiltinCall, *sections: str) -> None:
-    """Refuse a builtin outside of the top-level blocks it belongs to."""
+    """Check that a builtin is used in a top-level block that allows it."""
     if f.section not in sections and not (f.comptime and f.unit.depth):
         fail(node.loc, f"'{node.name}' is only valid while evaluating a top level {' or '.join(sections)} block")
 
@@ -130,7 +130,7 @@ def _import_module(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     return make_known(t.MODULE, f.unit.import_module(f.module, name, given.const, node.loc), node.loc)
 
 
-# Builtins that convert: `@as`, `@bitcast`, `@ptrcast`.
+# Casts: `@as`, `@bitcast`, `@ptrcast`.
 
 
 @register_builtin("as", 2)
@@ -139,7 +139,7 @@ def _as(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 
 def cast_value(f: AnalysisContext, to: t.CslType, o: ExprValue, loc: Location) -> ExprValue:
-    """`@as`: a value converted to a type."""
+    """`@as`: convert a value to a type."""
     if o.type == to:
         return o
     if o.type is t.ENUM_LITERAL or not (_is_castable(o.type) and _is_castable(to)):
@@ -209,7 +209,7 @@ def _bitcast(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 
 def _make_register_pointer(f: AnalysisContext, to: t.CslType, o: ExprValue, loc: Location) -> ExprValue:
-    """An address as a pointer: the router's registers lie there."""
+    """A pointer to a router register at an address."""
     if f.comptime:
         fail(loc, "a register can only be read at run time")
     return make_runtime(to, f"Pointer(pe.registers, {render_code(f, o)} // 2)", loc)
@@ -220,7 +220,7 @@ def _bit_width(type_: t.CslType) -> int:
 
 
 def bits(data: Any, source: np.dtype[Any], target: np.dtype[Any], whole: bool) -> Any:
-    """The same bits as another type."""
+    """Reinterpret the bits of a value as another type."""
     view = np.array(data, source).reshape(-1).view(target)
     return view if whole else (view[0] if target.kind in "fV" else view.item(0))
 
@@ -243,7 +243,7 @@ def _ptrcast(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     return make_runtime(to, f"recast({o.code}, {f.unit.constant(new)})", node.loc)
 
 
-# Builtins about types, structs, strings and assertions.
+# Reflection, structs, strings and assertions.
 
 
 @register_builtin("zeros", 1)
@@ -330,7 +330,9 @@ def _field(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 @register_builtin("concat_structs", 2)
 def _concat_structs(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     if f.unit.options.sdk != "1.4":
-        fail(node.loc, "invalid builtin function: '@concat_structs'", suggestion="it left the language with SDK 2.10")
+        fail(
+            node.loc, "invalid builtin function: '@concat_structs'", suggestion="SDK 2.10 removed it from the language"
+        )
     a, b = f.operand(node.args[0]), f.operand(node.args[1])
     for o, arg in zip((a, b), node.args, strict=True):
         if o.type is not t.ANON:
@@ -403,7 +405,7 @@ def _get_array(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 
 def _register_range_bound(name: str, field: str) -> None:
-    """`@range_start` and the like: one bound of a range."""
+    """Register `@range_start` and the like: one bound of a range."""
 
     @register_builtin(name, 1)
     def _(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
@@ -439,7 +441,7 @@ def _import_comptime_value(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue
 
 
 def _convert_json(f: AnalysisContext, data: Any, type_: t.CslType, loc: Location) -> ExprValue:
-    """A JSON value as a value of a type; an object's keys are `name:type`."""
+    """Convert a JSON value to a type. Keys of an object have the form `name:type`."""
     if isinstance(type_, t.CslArray) and isinstance(data, list):
         items = [_convert_json(f, item, type_.element, loc) for item in data]
         return coerce(f, make_anonymous_struct({str(i): o for i, o in enumerate(items)}, loc), type_, loc)
@@ -458,4 +460,4 @@ def _convert_json(f: AnalysisContext, data: Any, type_: t.CslType, loc: Location
             return coerce(
                 f, make_known(t.COMPTIME_FLOAT, float(data)) if exact else make_known(literal, data), type_, loc
             )
-    fail(loc, f"a JSON value of this kind cannot be a '{type_}'")
+    fail(loc, f"JSON value cannot be converted to type '{type_}'")

@@ -15,7 +15,7 @@ from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 
 
 def coerce(f: AnalysisContext, o: ExprValue, to: t.CslType, loc: Location) -> ExprValue:
-    """`o` as a value of type `to`, where the language converts implicitly; refuses otherwise."""
+    """Convert `o` to type `to` where the language allows an implicit conversion; otherwise fail."""
     if o.type == to or to is t.ANYTYPE:
         return o
     for fits, convert in COERCION_RULES:
@@ -76,7 +76,7 @@ def _coerce_undefined(f: AnalysisContext, o: ExprValue, to: t.CslType, loc: Loca
 
 
 def to_python_scalar(data: Any, type_: t.CslType) -> Any:
-    """A NumPy scalar of an integer-like type as a Python number."""
+    """Convert a NumPy scalar of an integer-like type to a Python int."""
     if isinstance(type_, (t.CslInt, t.CslEnum, t.CslHandle)) and isinstance(data, np.generic):
         return data.item()
     return data
@@ -95,7 +95,7 @@ def _coerce_struct(f: AnalysisContext, o: ExprValue, to: t.CslStruct, loc: Locat
 
 
 def make_struct(f: AnalysisContext, to: t.CslStruct, rows: dict[str, ExprValue], loc: Location) -> ExprValue:
-    """A struct value made of its fields."""
+    """A struct value with the given fields."""
     if all(o.known for o in rows.values()):
         data = np.zeros(1, to.dtype)
         for name, o in rows.items():
@@ -116,7 +116,7 @@ def _coerce_array(f: AnalysisContext, o: ExprValue, to: t.CslArray, loc: Locatio
 
 
 def make_array(f: AnalysisContext, to: t.CslArray, items: list[ExprValue], loc: Location) -> ExprValue:
-    """An array value made of its elements."""
+    """An array value with the given elements."""
     data = np.zeros(to.count, to.dtype)
     for i, o in enumerate(items):
         if o.known:
@@ -132,7 +132,7 @@ def make_array(f: AnalysisContext, to: t.CslArray, items: list[ExprValue], loc: 
 
 
 def store_cell(data: np.ndarray[Any, Any], index: int, value: Any) -> None:
-    """Put one value in a cell; tuples (pointers, descriptors) stay whole."""
+    """Store one value in an array cell; pointers and descriptors, which are tuples, stay one object."""
     if data.dtype == object:
         cell = np.empty(1, object)
         cell[0] = value
@@ -141,7 +141,7 @@ def store_cell(data: np.ndarray[Any, Any], index: int, value: Any) -> None:
         data[index] = value
 
 
-# Values that show themselves as anonymous structs, by their types.
+# Types whose values also act as anonymous structs.
 STRUCT_VIEWS: dict[t.CslType, Callable[[ExprValue], ExprValue]] = {}
 
 COERCION_RULES: tuple[tuple[Any, Any], ...] = (
@@ -176,7 +176,7 @@ def render_code(f: AnalysisContext, o: ExprValue) -> str:
 
 
 def render_pointer(f: AnalysisContext, o: ExprValue) -> tuple[str, str]:
-    """The array and the index of a pointer, as code."""
+    """The code of a pointer's array and index."""
     if o.known:
         where: Pointer = o.const
         return f.unit.constant(where.array), str(where.index)

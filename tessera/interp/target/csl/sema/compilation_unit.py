@@ -49,7 +49,7 @@ LIBRARIES: dict[str, LibraryFactory] = {}
 
 
 def register_library(name: str) -> Callable[[LibraryFactory], LibraryFactory]:
-    """Register a library: `factory(unit, params)` gives the members of the module."""
+    """Register a library: `factory(unit, params)` returns the members of the module."""
 
     def add(factory: LibraryFactory) -> LibraryFactory:
         LIBRARIES[name] = factory
@@ -65,7 +65,7 @@ class NativeModule:
         self.title, self.members = title, members
 
     def lookup(self, name: str, loc: Location) -> ExprValue | None:
-        """What a member means, or None."""
+        """The operand of a member, or None."""
         found = self.members.get(name)
         if found is None:
             return None
@@ -73,7 +73,7 @@ class NativeModule:
 
 
 def make_variable(made: GlobalVariable) -> ExprValue:
-    """What the name of a global variable means."""
+    """The operand of a global variable's name."""
 
     def take() -> Pointer:
         made.addressed = True
@@ -85,7 +85,7 @@ def make_variable(made: GlobalVariable) -> ExprValue:
     return ExprValue(type_, code=f"R{n}_", place=LValue(True, f"G{n}", store=f"W{n}_", take=take), loc=made.loc)
 
 
-# The options of a compilation, and what comptime blocks set up.
+# The options of a compilation, and the tables that comptime blocks fill.
 
 
 PE_MEMORY = 48 * 1024
@@ -93,7 +93,7 @@ PE_MEMORY = 48 * 1024
 
 @dataclass(frozen=True)
 class CslOptions:
-    """What the command line says: architecture, language version, fabric, search path."""
+    """Compiler options: architecture, language version, fabric, search path."""
 
     arch: str = "wse2"
     sdk: str = "1.4"
@@ -119,7 +119,7 @@ class BoundTask:
 
 @dataclass
 class ComptimeTables:
-    """What comptime blocks set up on a PE."""
+    """The configuration that comptime blocks set up on a PE."""
 
     tasks: dict[tuple[str, int], BoundTask] = field(default_factory=dict)
     queues_in: dict[int, int] = field(default_factory=dict)
@@ -128,22 +128,22 @@ class ComptimeTables:
     colors: dict[int, ColorConfig] = field(default_factory=dict)
     fifos: list[tuple[int, int | None, int | None]] = field(default_factory=list)
     activated: list[int] = field(default_factory=list)
-    preloads: list[tuple[str, Location]] = field(default_factory=list)  # the code of registers loaded before a run
+    preloads: list[tuple[str, Location]] = field(default_factory=list)  # code that loads DSRs before a run
     blocked: set[int] = field(default_factory=set)
     blocked_colors: set[int] = field(default_factory=set)
     teardown: dict[int, str] = field(default_factory=dict)
-    filters: dict[int, Location] = field(default_factory=dict)  # the colors whose filters are asked for by number
+    filters: dict[int, Location] = field(default_factory=dict)  # colors whose filters the program addresses by number
     emptied: dict[tuple[str, int], str] = field(default_factory=dict)  # handlers by side ("in", "out") and queue
 
 
-# A module: one CSL file with values for its params, its names resolved when first used.
+# A module: one CSL file with values for its params. Names are resolved on first use.
 
 
 _UNINITIALISED = "only 'var' and 'extern const' variables may be uninitialized"
 
 
 class CslModule:
-    """One import of a file. Each import is a copy of its own, with its own variables."""
+    """One import of a file. Each import is a separate copy with its own variables."""
 
     def __init__(self, unit: CompilationUnit, file: s.SourceFile, params: dict[str, ComptimeValue]) -> None:
         self.unit, self.file, self.params = unit, file, params
@@ -166,7 +166,7 @@ class CslModule:
         self.items[item.name] = item
 
     def lookup(self, name: str, loc: Location) -> ExprValue | None:
-        """What a top-level name means, or None."""
+        """The operand of a top-level name, or None."""
         if name in self.symbols:
             return self.symbols[name]
         item = self.items.get(name)
@@ -187,7 +187,7 @@ class CslModule:
         return make_known(compute_signature(value), value, item.loc)
 
     def frame(self) -> AnalysisContext:
-        """A frame for evaluation at compile time in this module."""
+        """An analysis context for comptime evaluation in this module."""
         return AnalysisContext(self.unit, self, True)
 
     def _variable(self, item: s.VariableDecl) -> ExprValue:
@@ -204,7 +204,11 @@ class CslModule:
         if item.kind == "param" and item.name in self.params:
             return make_from_value(self.params[item.name], item.loc)
         if item.value is None:
-            fail(item.loc, _UNINITIALISED, suggestion=f"give param '{item.name}' a value where the file is used")
+            fail(
+                item.loc,
+                _UNINITIALISED,
+                suggestion=f"set param '{item.name}' where the file is imported or set as tile code",
+            )
         return f.value(item.value)
 
     def constant(self, value: ExprValue, item: s.VariableDecl) -> ExprValue:
@@ -234,7 +238,7 @@ class CslModule:
         return self.unit.declared(item.name, value, item.loc)
 
     def evaluate(self) -> None:
-        """Import what the file imports, then run its comptime blocks (and its layout block, at the root)."""
+        """Evaluate the imports of the file, then its comptime blocks, and in the root file its layout block."""
         for item in self.file.items:
             if isinstance(item, s.VariableDecl) and isinstance(item.value, s.BuiltinCall) and _is_import(item.value):
                 self.lookup(item.name, item.loc)
@@ -260,15 +264,15 @@ def _is_import(node: s.BuiltinCall) -> bool:
     return node.name == "@import_module"
 
 
-# One compilation: the modules, globals, constants and functions of a PE program or of a layout.
+# A compilation: the modules, globals, constants and functions of a PE program or of a layout.
 
 
-LIBRARY_FOLDER = Path(__file__).parent.parent / "library"  # the libraries that are written in CSL
+LIBRARY_FOLDER = Path(__file__).parent.parent / "library"  # libraries written in CSL
 _parsed_files: dict[tuple[str, int], s.SourceFile] = {}
 
 
 def load_syntax(path: Path) -> s.SourceFile:
-    """The syntax tree of a file, read once for each change of it."""
+    """The syntax tree of a file, cached until the file changes."""
     key = (str(path), path.stat().st_mtime_ns)
     if key not in _parsed_files:
         _parsed_files[key] = parse_file(path)
@@ -276,7 +280,7 @@ def load_syntax(path: Path) -> s.SourceFile:
 
 
 class CompilationUnit:
-    """One compilation. `layout` is the builder of a layout, or None for the program of a PE."""
+    """One compilation. `layout` is the builder of a layout, or None for a PE program."""
 
     def __init__(self, options: CslOptions, rectangle: tuple[int, int] = (0, 0), layout: Any = None) -> None:
         self.options, self.rectangle, self.layout = options, rectangle, layout
@@ -296,12 +300,12 @@ class CompilationUnit:
         self.place: tuple[int, int] | None = None
         self.uses_coordinates = False
         self.sources: list[str] = []
-        self.symbols: tuple[str, ...] = ()  # what the layout exports, by number
-        self.tensors: tuple[str, ...] = ()  # those of them that are pointers
+        self.symbols: tuple[str, ...] = ()  # exported names of the layout, by number
+        self.tensors: tuple[str, ...] = ()  # exported pointers
         self._keywords: set[str] = set()
 
     def coordinate(self, axis: int) -> int:
-        """A coordinate of the PE at compile time; its program is then not shared with other PEs."""
+        """A PE coordinate at compile time. A program that reads it is not shared between PEs."""
         if self.place is None or not self.in_block:
             raise CslError(
                 "comptime evaluation of PE coordinates is only valid while evaluating a top level comptime block"
@@ -310,7 +314,7 @@ class CompilationUnit:
         return self.place[axis]
 
     def exported_by_keyword(self, name: str) -> bool:
-        """Whether `export` stands before the declaration of a name."""
+        """Whether `export` precedes the declaration of a name."""
         return name in self._keywords
 
     def read(self, path: Path) -> s.SourceFile:
@@ -334,7 +338,7 @@ class CompilationUnit:
         return self.root
 
     def _check_unused(self, module: CslModule) -> None:
-        """Refuse wrong functions of a PE program that nothing calls; what they would need on the PE is not kept."""
+        """Check the functions of a PE program that nothing calls; what they need on the PE is discarded."""
         kept = len(self.globals), dict(self.instances), list(self.tables.fifos)
         used = {id(i.value.decl) for i in self.instances.values()} | self.evaluated
         for item in module.items.values():
@@ -347,18 +351,18 @@ class CompilationUnit:
         self.instances, self.tables.fifos = kept[1], kept[2]
 
     def fresh(self, name: str) -> str:
-        """A Python name that nothing else has."""
+        """A unique Python name."""
         self._count += 1
         return f"{name}_{self._count}"
 
     def add_global(self, name: str, type_: t.CslType, initial: Any, mutable: bool, loc: Location) -> GlobalVariable:
-        """Reserve memory on the PE."""
+        """Allocate memory on the PE."""
         found = GlobalVariable(len(self.globals), name, type_, initial, mutable, loc)
         self.globals.append(found)
         return found
 
     def variable(self, name: str, type_: t.CslType, initial: Any) -> ComptimeValue:
-        """A variable of a library written in Python; `pe.memory` of the value is its array on a PE."""
+        """A variable of a library written in Python; `get_memory` returns its array on a PE."""
         made = self.add_global(name, type_, initial, True, UNKNOWN)
         made.addressed = True
         return ComptimeValue(type_, made)
@@ -368,7 +372,7 @@ class CompilationUnit:
         self.tables.colors[color] = config
 
     def declared(self, name: str, value: ExprValue, loc: Location) -> ExprValue:
-        """A `var` at the top level."""
+        """A top-level `var`."""
         type_ = value.type
         if type_.comptime_only or type_ is t.VOID:
             fail(loc, f"variable of type '{type_}' must be const or comptime")
@@ -376,7 +380,7 @@ class CompilationUnit:
         return make_variable(self.add_global(name, type_, initial, True, loc))
 
     def materialise(self, o: ExprValue, loc: Location) -> ExprValue:
-        """A known value in memory, so that it can be indexed or pointed to at run time."""
+        """Place a known value in memory, so that it can be indexed or pointed to at run time."""
         place = o.place
         where = place.take() if place is not None and place.take is not None else None
         if where is not None and isinstance(where.array, GlobalVariable):
@@ -420,12 +424,12 @@ class CompilationUnit:
                 self.resolve(item)
 
     def task_reference(self, value: FunctionValue) -> str:
-        """The code of the id that a task is bound to, which may be bound later."""
+        """The code of a task's id; the task may be bound later."""
         self.references.setdefault(id(value), value)
         return f"task_id({id(value)})"
 
     def native(self, target: NativeFunction) -> str:
-        """The name of a library function with the PE already given."""
+        """The name of a library function bound to the PE."""
         return self.constant(target)
 
     def function(self, value: FunctionValue) -> FunctionInstance:
@@ -437,7 +441,7 @@ class CompilationUnit:
         return self.instance(value, args, _evaluate_type_expr(frame, value.decl.result))
 
     def instance(self, value: FunctionValue, args: tuple[ExprValue, ...], result: t.CslType) -> FunctionInstance:
-        """One version of a function, compiled when first asked for."""
+        """One specialisation of a function, compiled on first use."""
         versions = tuple(
             (o.type, make_hashable(o.const) if p.comptime else None)
             for p, o in zip(value.decl.params, args, strict=True)
@@ -450,12 +454,12 @@ class CompilationUnit:
             self.instances[key] = found
             compile_instance(self, found, args)
         elif not found.done:
-            # A function that calls itself: whether it waits is not known yet, so it is made a generator.
+            # A recursive function is compiled as a generator, because it is not yet known whether it waits.
             found.waits = True
         return found
 
     def import_module(self, importer: CslModule, name: str, params: dict[str, ComptimeValue], loc: Location) -> Any:
-        """A module from a library, a file beside the importer, or a file on the search path."""
+        """Import a module from a library, the importer's folder or the search path."""
         factory = LIBRARIES.get(name)
         if factory is not None:
             with attach_location(loc):
@@ -477,7 +481,7 @@ class CompilationUnit:
         return next((f / n for f in folders for n in names if (f / n).is_file()), None)
 
     def export_variable(self, module: CslModule, item: s.VariableDecl) -> None:
-        """`export var`: visible to the host under its own name."""
+        """`export var`: the variable is visible to the host under its own name."""
         found = module.lookup(item.name, item.loc)
         assert found is not None and found.place is not None and found.place.take is not None
         self._keywords.add(item.name)
@@ -488,7 +492,7 @@ class CompilationUnit:
         )
 
     def export_function(self, module: CslModule, item: s.FunctionDecl) -> None:
-        """`export fn`: callable by the host under its own name."""
+        """`export fn`: the host can call the function under its own name."""
         found = module.lookup(item.name, item.loc)
         assert found is not None
         self._keywords.add(item.name)
@@ -497,7 +501,7 @@ class CompilationUnit:
 
     @property
     def memory_used(self) -> int:
-        """Bytes of data on the PE."""
+        """The size of the PE's data in bytes."""
         return sum(g.type.size + g.type.size % 2 for g in self.globals)
 
 

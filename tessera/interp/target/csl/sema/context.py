@@ -1,6 +1,6 @@
-"""Analysis context: expression values, lvalues, scopes, and the Python code generated so far.
+"""Analysis context: expression values, lvalues, scopes, and the generated Python code.
 
-`SEMANTIC_RULES` holds one rule for each class of syntax; the modules of this package register them.
+`SEMANTIC_RULES` holds one rule for each class of syntax; the modules of this package register the rules.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.sema.functions import FunctionInstance
 
 
-# What an expression means: a type with a value known now, or with the Python code that gives it at run time.
+# Expression values: a type with a comptime-known value, or with the Python code that computes it at run time.
 
 
 MISSING: Any = object()
 
 
 class LValue:
-    """Where a value stands in memory: `array[index]` as code, or as a comptime pointer.
+    """The memory location of a value: `array[index]` as code, or a comptime pointer.
 
-    `load` and `store` are code where a cell has a faster form (a Python local or global); `take` gives the
-    comptime pointer, and makes the memory for a constant that has none yet.
+    `load` and `store` are code for cells with a faster form (a Python local or global); `take` returns the comptime
+    pointer, and allocates the memory of a constant that has none yet.
     """
 
     __slots__ = ("mutable", "array", "index", "store", "take")
@@ -49,7 +49,7 @@ class LValue:
 
 
 class ExprValue:
-    """The meaning of one expression. Exactly one of `const`, `code` and `fields` is set."""
+    """The value of one expression. Exactly one of `const`, `code` and `fields` is set."""
 
     __slots__ = ("type", "const", "code", "place", "fields", "loc", "waits")
 
@@ -67,7 +67,7 @@ class ExprValue:
 
     @property
     def known(self) -> bool:
-        """Whether the value is known at compile time."""
+        """Whether the value is comptime-known."""
         return self.const is not MISSING
 
     @property
@@ -77,7 +77,7 @@ class ExprValue:
         return ComptimeValue(self.type, self.const)
 
     def at(self, loc: Location) -> ExprValue:
-        """The same, at another place of the text."""
+        """The same value with another source location."""
         self.loc = loc
         return self
 
@@ -86,22 +86,22 @@ VOID = ExprValue(t.VOID, None)
 
 
 def make_known(type_: t.CslType, data: Any, loc: Location = UNKNOWN) -> ExprValue:
-    """An operand whose value is known."""
+    """An operand with a comptime-known value."""
     return ExprValue(type_, data, loc=loc)
 
 
 def make_runtime(type_: t.CslType, code: str, loc: Location = UNKNOWN, place: LValue | None = None) -> ExprValue:
-    """An operand that `code` computes."""
+    """An operand that `code` computes at run time."""
     return ExprValue(type_, code=code, place=place, loc=loc)
 
 
 def make_from_value(value: ComptimeValue, loc: Location = UNKNOWN) -> ExprValue:
-    """An operand of a comptime value; an anonymous struct shows its fields."""
+    """The operand of a comptime value; an anonymous struct becomes its fields."""
     return ExprValue(value.type, value.data, loc=loc)
 
 
 def make_anonymous_struct(fields: dict[str, ExprValue], loc: Location) -> ExprValue:
-    """An anonymous struct: known if each field is."""
+    """An anonymous struct; it is known if every field is known."""
     if all(o.known for o in fields.values()):
         return ExprValue(t.ANON, {n: o.value for n, o in fields.items()}, loc=loc)
     return ExprValue(t.ANON, fields=fields, loc=loc)
@@ -114,16 +114,16 @@ def list_members(operand: ExprValue) -> dict[str, ExprValue]:
     return {n: make_from_value(v, operand.loc) for n, v in operand.const.items()}
 
 
-# The state of one analysis: the unit, the module, the scope, and the code written so far.
+# The state of one analysis: the unit, the module, the scope, and the generated code.
 
 
 SemanticRule = Callable[["AnalysisContext", Any], ExprValue]
-# One meaning for each class of syntax; the modules of this package fill it.
+# One rule for each class of syntax; the modules of this package register them.
 SEMANTIC_RULES: dict[type, SemanticRule] = {}
 
 
 def register_rule(*classes: type) -> Callable[[SemanticRule], SemanticRule]:
-    """Register the meaning of these classes of syntax."""
+    """Register the rule of some classes of syntax."""
 
     def add(rule: SemanticRule) -> SemanticRule:
         SEMANTIC_RULES.update(dict.fromkeys(classes, rule))
@@ -133,7 +133,7 @@ def register_rule(*classes: type) -> Callable[[SemanticRule], SemanticRule]:
 
 
 class GeneratedLine(NamedTuple):
-    """One line of generated Python and the CSL it stands for."""
+    """One line of generated Python, with its CSL location."""
 
     depth: int
     text: str
@@ -141,7 +141,7 @@ class GeneratedLine(NamedTuple):
 
 
 class LoopScope:
-    """A loop or labelled block under analysis that jumps may name."""
+    """A loop or labelled block that a jump can name."""
 
     def __init__(self, label: str, kind: str) -> None:
         self.label, self.kind = label, kind
@@ -152,7 +152,7 @@ class LoopScope:
 
 
 class ComptimeJump(Exception):
-    """A break, continue or return met while evaluating at compile time."""
+    """A break, continue or return during comptime evaluation."""
 
     def __init__(self, kind: str, label: str, value: ExprValue | None) -> None:
         super().__init__(kind)
@@ -160,7 +160,7 @@ class ComptimeJump(Exception):
 
 
 class AnalysisContext:
-    """One function body, block or initializer under analysis."""
+    """The analysis of one function body, block or initializer."""
 
     def __init__(
         self, unit: CompilationUnit, module: CslModule, comptime: bool, function: FunctionInstance | None = None
@@ -176,35 +176,35 @@ class AnalysisContext:
         self.loc = module.loc
 
     def value(self, node: s.SyntaxNode) -> ExprValue:
-        """The meaning of an expression or statement."""
+        """Evaluate an expression or statement."""
         found = SEMANTIC_RULES[type(node)](self, node)
         if self.comptime and not found.known and found.fields is None:
             fail(node.loc, "expression is not known at compile time")
         return found
 
     def operand(self, node: s.SyntaxNode) -> ExprValue:
-        """The meaning of an expression that may be a run-time place even at compile time."""
+        """Evaluate an expression that may be a run-time lvalue even at comptime."""
         return SEMANTIC_RULES[type(node)](self, node)
 
     def run(self, node: s.SyntaxNode) -> None:
-        """Execute or write a statement."""
+        """Execute a statement at comptime, or generate its code."""
         self.loc = node.loc
         found = self.operand(node)
         if not found.known and found.code and not self.comptime and not found.code.isidentifier():
             self.emit(found.code, node.loc)
 
     def emit(self, text: str, loc: Location) -> None:
-        """Write one line of Python."""
+        """Generate one line of Python."""
         self.lines.append(GeneratedLine(self.depth, text, loc))
 
     def flush(self, loc: Location) -> None:
-        """Account the cycles of the scalar code written since the last time."""
+        """Generate the cycle count of the scalar code since the last flush."""
         if self.cost and not self.comptime:
             self.emit(f"pe.clock += {self.cost}", loc)
         self.cost = 0
 
     def fresh(self, name: str) -> str:
-        """A Python name that nothing else has."""
+        """A unique Python name."""
         return self.unit.fresh(name)
 
     @contextmanager
@@ -219,7 +219,7 @@ class AnalysisContext:
 
     @contextmanager
     def indent_lines(self) -> Iterator[None]:
-        """Deeper by one level."""
+        """Indent the lines generated in the context."""
         self.depth += 1
         start = len(self.lines)
         yield
@@ -229,7 +229,7 @@ class AnalysisContext:
 
     @contextmanager
     def capture_lines(self) -> Iterator[list[GeneratedLine]]:
-        """Lines written inside go to the list that is given, not to the function."""
+        """Collect the lines generated in the context in the given list instead of the function."""
         outer, self.lines = self.lines, []
         try:
             yield self.lines
@@ -238,7 +238,7 @@ class AnalysisContext:
 
     @contextmanager
     def at_comptime(self) -> Iterator[None]:
-        """Evaluate at compile time inside."""
+        """Evaluate at comptime in the context."""
         before, self.comptime = self.comptime, True
         try:
             yield
@@ -246,7 +246,7 @@ class AnalysisContext:
             self.comptime = before
 
     def declare(self, name: str, operand: ExprValue, loc: Location) -> None:
-        """Give a name a meaning in the innermost scope."""
+        """Bind a name in the innermost scope."""
         if name in t.NAMED:
             fail(loc, f"declaration of '{name}' shadows builtin type")
         if name in self.scopes[-1]:
@@ -254,7 +254,7 @@ class AnalysisContext:
         self.scopes[-1][name] = operand
 
     def find(self, name: str) -> ExprValue | None:
-        """The local meaning of a name."""
+        """The local operand of a name."""
         for names in reversed(self.scopes):
             if name in names:
                 return names[name]

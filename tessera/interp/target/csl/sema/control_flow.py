@@ -71,7 +71,7 @@ def _emit_statements(f: AnalysisContext, nodes: tuple[s.SyntaxNode, ...]) -> Non
 def emit_loop(
     f: AnalysisContext, loop: LoopScope, write: Callable[[], None], loc: Location, head: str, tail: str = ""
 ) -> None:
-    """A Python loop around what `write` writes, and what outer loops need for jumps past this one."""
+    """Generate a Python loop around the lines that `write` generates, and the jumps that leave an outer loop."""
     f.flush(loc)
     f.loops.append(loop)
     with f.capture_lines() as lines:
@@ -91,7 +91,7 @@ def emit_loop(
 
 
 def _emit_outer_jump(f: AnalysisContext, outer: LoopScope, loc: Location) -> None:
-    """After an inner loop: carry out a jump that it was left for."""
+    """Generate, after an inner loop, the jump that ended it."""
     if outer is not f.loops[-1]:
         f.emit(f"if {outer.flag}: break", loc)
         return
@@ -154,7 +154,7 @@ ConditionalArm = tuple[str, ExprValue, list[GeneratedLine], Location]
 
 
 def evaluate_branch(f: AnalysisContext, node: s.SyntaxNode) -> ExprValue:
-    """One arm of a condition: a statement gives no value."""
+    """Evaluate one arm of a condition; a statement has no value."""
     if isinstance(node, _STATEMENT_CLASSES) and not (isinstance(node, s.BlockStmt) and node.label):
         f.run(node)
         return VOID
@@ -176,7 +176,7 @@ def _capture_branch(f: AnalysisContext, node: s.SyntaxNode) -> tuple[ExprValue, 
 
 
 def emit_conditional(f: AnalysisContext, arms: list[ConditionalArm], loc: Location) -> ExprValue:
-    """Write a chain of conditions; the last has none. Gives the value where the arms have one."""
+    """Generate a chain of conditions; the last has no condition. Returns the value if the arms have values."""
     valued = [o for _, o, _, _ in arms if o is not VOID]
     f.cost += 3
     if valued:
@@ -283,7 +283,7 @@ def _evaluate_top_level_block(f: AnalysisContext, node: s.TopLevelBlock) -> Expr
 __all__ = ["make_known"]
 
 
-# Loops, run at compile time, unrolled, or written as Python loops.
+# Loops: executed at comptime, unrolled, or generated as Python loops.
 
 
 _ITERATION_CYCLES = 5
@@ -314,7 +314,7 @@ def _run_while(f: AnalysisContext, node: s.WhileStmt, limit: int | None) -> None
 
 
 def run_iteration(f: AnalysisContext, label: str, node: s.SyntaxNode) -> bool:
-    """One iteration at compile time; true if it breaks the loop."""
+    """Execute one iteration at comptime; returns whether it breaks the loop."""
     try:
         with f.scope():
             f.run(node)
@@ -347,7 +347,7 @@ def contains_jump(node: Any) -> bool:
 def _unroll_loop(
     f: AnalysisContext, label: str, node: s.SyntaxNode, steps: Iterable[dict[str, ExprValue]], loc: Location
 ) -> None:
-    """An inline loop: its body once for each iteration."""
+    """Unroll an inline loop."""
     if contains_jump(node):
         outer = LoopScope(label, "whole")
         emit_loop(f, outer, lambda: _emit_iterations(f, label, node, steps, loc, True), loc, "while True:", "break")

@@ -76,7 +76,7 @@ def _declare_name(f: AnalysisContext, node: s.VariableDecl) -> ExprValue:
 
 
 def make_local(f: AnalysisContext, node: s.VariableDecl, value: ExprValue, comptime: bool) -> ExprValue:
-    """What a local name stands for."""
+    """Declare a local variable."""
     if node.kind == "const" and (value.known or value.fields is not None):
         return value
     if comptime:
@@ -98,7 +98,7 @@ def make_local(f: AnalysisContext, node: s.VariableDecl, value: ExprValue, compt
 
 
 def make_comptime_variable(value: ExprValue) -> ExprValue:
-    """A comptime variable that begins with a value."""
+    """A comptime variable with its initial value."""
     if value.type.aggregate:
         array = value.const.copy()
     else:
@@ -128,7 +128,7 @@ def _emit_assignment(f: AnalysisContext, node: s.AssignStmt) -> ExprValue:
 
 
 def _hoist_address(f: AnalysisContext, target: ExprValue, loc: Location) -> ExprValue:
-    """The same cell with its address worked out once: `a[f()] += 1` reads and writes it."""
+    """The same cell with its address evaluated once: `a[f()] += 1` reads and writes it."""
     place = target.place
     assert place is not None
     if place.store or target.type.aggregate:
@@ -144,7 +144,7 @@ def _hoist_address(f: AnalysisContext, target: ExprValue, loc: Location) -> Expr
 
 
 def assign_value(f: AnalysisContext, target: ExprValue, value: ExprValue, loc: Location) -> None:
-    """Write a value of the right type to a place."""
+    """Generate the store of a value of the right type to an lvalue."""
     place = target.place
     assert place is not None
     f.cost += 2

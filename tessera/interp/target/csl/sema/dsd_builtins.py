@@ -31,7 +31,7 @@ from tessera.interp.target.csl.sema.values import DSD_UPDATES, Dsr, FifoRef
 from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 
-# Builtins of descriptors: `@get_dsd` and what changes a DSD, DSRs, FIFOs, the operations, `@map`.
+# DSD updates and DSD operations.
 
 
 _MEMORY_DSDS = (t.MEM1D, t.MEM4D, t.CIRCBUF)
@@ -47,7 +47,7 @@ def _evaluate_descriptor(f: AnalysisContext, node: s.BuiltinCall, kinds: tuple[t
 def _update_descriptor(
     f: AnalysisContext, node: s.BuiltinCall, o: ExprValue, by: ExprValue, scale: int = 0
 ) -> ExprValue:
-    """The descriptor after the change: worked out now where all is known."""
+    """The updated descriptor, evaluated at comptime if all operands are known."""
     if o.known and by.known:
         return make_known(
             o.type, DSD_UPDATES[node.name[1:]](o.const, by.const * scale if scale else by.const), node.loc
@@ -88,12 +88,12 @@ def _set_base(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 
 def is_dsd(type_: t.CslType) -> bool:
-    """Whether an operand of that type stands for a vector."""
+    """Whether an operand of a type is a DSD, DSR or FIFO."""
     return type_ in t.DSDS or type_ in t.DSRS
 
 
 def render_options(f: AnalysisContext, o: ExprValue, loc: Location) -> str:
-    """The code of the options of an operation: a dict, with task ids worked out."""
+    """The code of the options of a DSD operation: a dict with evaluated task ids."""
     if o.type is not t.ANON:
         type_mismatch(loc, t.ANON, o.type)
     rows = []
@@ -139,7 +139,7 @@ def _operand_kind(o: ExprValue, op: DsdOp) -> str:
 
 
 def _is_word_compatible(type_: t.CslType, wanted: t.CslType) -> bool:
-    """Whether a pointer's type fits a result; integers of one width do."""
+    """Whether a pointer type can receive a result: equal types, or integers of one width."""
     whole = isinstance(type_, t.CslInt) and isinstance(wanted, t.CslInt) and type_.bits == wanted.bits
     return type_ == wanted or whole
 
@@ -185,7 +185,7 @@ def _accepts_literal(type_: t.CslType, o: ExprValue) -> bool:
 def _check_fabric_operands(
     f: AnalysisContext, node: s.BuiltinCall, args: list[ExprValue], options: ExprValue | None
 ) -> None:
-    """The rules of fabric operands that can be seen before the program runs."""
+    """Check the static rules of fabric operands."""
     types = [o.type for o in args]
     if types[0] is t.FABIN:
         fail(node.loc, "a 'fabin_dsd' cannot be the destination of a DSD operation")
@@ -226,17 +226,17 @@ def _emit_operation(
         if any(x is t.FIFO or x in t.FIFO_DSRS for x in types):
             return make_runtime(t.BOOL, call, node.loc)
         f.emit(call, node.loc)
-    return make_known(t.BOOL, True, node.loc)  # only FIFOs end an operation before its time
+    return make_known(t.BOOL, True, node.loc)  # only a FIFO can end an operation early
 
 
 for _name in DSD_OPS:
     BUILTINS["@" + _name] = BuiltinSpec(2, 5, _evaluate_operation)
 
 
-# Builtins of registers for descriptors, and of FIFOs, which take a pair of them.
+# DSRs and FIFOs. A FIFO uses a pair of DSRs.
 
 
-# Which fabric descriptors a register may not hold.
+# The fabric DSDs that a DSR file cannot hold.
 FORBIDDEN_DSDS = {t.DSR_DEST: (t.FABIN,), t.DSR_SRC0: (), t.DSR_SRC1: (t.FABOUT,)}
 
 
@@ -298,7 +298,7 @@ def _allocate_fifo(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 
 def _evaluate_fifo_options(f: AnalysisContext, node: s.BuiltinCall) -> dict[str, ExprValue]:
-    """The options of a FIFO. Priorities and the width of a move change when its elements go, not which."""
+    """Evaluate the options of a FIFO. Priorities and move widths change only the timing."""
     options, arch = list_members(evaluate_constant(f, node.args[1])) if len(node.args) > 1 else {}, f.unit.options.arch
     allowed = {"activate_push", "activate_pop", *_FIFO_REGISTERS, "simd_mode" if arch == "wse2" else "priority"}
     unknown = set(options) - allowed
@@ -313,17 +313,17 @@ _FIFO_REGISTERS = {"dest": t.DSR_DEST, "src": t.DSR_SRC1, "xdsr": t.XDSR}
 def _load_fifo_registers(
     f: AnalysisContext, node: s.BuiltinCall, options: dict[str, ExprValue], fifo: ExprValue
 ) -> None:
-    """Put a FIFO into the registers that are chosen for it."""
+    """Load a FIFO into the DSRs that the program selects."""
     given = {name: options[name] for name in _FIFO_REGISTERS if name in options}
     if not given:
         return
     if len(given) < len(_FIFO_REGISTERS):
-        fail(node.loc, "the registers of a FIFO, dest, src and xdsr, are chosen together")
+        fail(node.loc, "'dest', 'src' and 'xdsr' of a FIFO must be set together")
     for name, o in given.items():
         if o.type is not _FIFO_REGISTERS[name]:
             type_mismatch(node.loc, _FIFO_REGISTERS[name], o.type)
     if given["dest"].const.number != given["src"].const.number:
-        fail(node.loc, "the registers dest and src of a FIFO must have the same number")
+        fail(node.loc, "'dest' and 'src' of a FIFO must be DSRs of the same number")
     for name in ("dest", "src"):
         text = f"pe.load_dsr({render_code(f, given[name])}, {render_code(f, fifo)}, {{}})"
         f.unit.tables.preloads.append((text, node.loc))
@@ -345,7 +345,7 @@ for _side in ("read", "write"):
     BUILTINS[f"@set_fifo_{_side}_length"] = BuiltinSpec(2, 2, _set_fifo_length)
 
 
-# `@map`: a function called for each element of its operands.
+# `@map`: calls a function for each element of its operands.
 
 
 @register_builtin("map", 2, 20)
@@ -387,7 +387,7 @@ def _check_map_operands(args: list[ExprValue], type_: t.CslFunctionType, loc: Lo
 
 
 def _map_callback_type(callback: ExprValue, args: list[ExprValue]) -> t.CslFunctionType:
-    """The type of the callback; a generic library function takes it from the operands."""
+    """The type of the callback; that of a generic library function follows from the operands."""
     type_: Any = callback.type
     if None in type_.params or type_.result is t.ANYTYPE:
         fail(callback.loc, "@map expects a function whose parameter types are known")

@@ -1,4 +1,4 @@
-"""`@get_dsd`: tensor accesses as affine forms, and the memory and fabric DSDs made of them."""
+"""`@get_dsd`: tensor accesses as affine forms, and the memory and fabric DSDs that they define."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TENSOR_ACCESS = t.CslComptime("tensor access")
 
 
 class TensorAccess(NamedTuple):
-    """`|i|{n} -> A[2*i + 1]`: where it begins and how far each variable moves, in elements."""
+    """`|i|{n} -> A[2*i + 1]`: the base offset and the stride of each variable, in elements."""
 
     base: ExprValue
     extents: tuple[ExprValue, ...]
@@ -72,7 +72,7 @@ def _base_address(f: AnalysisContext, base: ExprValue, loc: Location) -> ExprVal
 
 
 def _linear_form(f: AnalysisContext, node: s.SyntaxNode, names: tuple[str, ...]) -> dict[str, int]:
-    """An index as coefficients by variable; the constant is under ""."""
+    """The coefficients of an index by variable; the constant has the key ""."""
     if isinstance(node, s.NameExpr) and node.text in names:
         return {node.text: 1}
     if isinstance(node, s.BinaryExpr) and node.sign in ("+", "-", "*"):
@@ -151,7 +151,7 @@ def _evaluate_memory_access(f: AnalysisContext, fields: dict[str, ExprValue], ki
 
 
 def _access_as_struct(o: ExprValue) -> ExprValue:
-    """A tensor access as the struct that it stands for: its strides are steps, the innermost first."""
+    """A tensor access as a struct: strides between steps, innermost first."""
     access: TensorAccess = o.const
     sizes, steps = [int(e.const) for e in access.extents], []
     for place in range(len(sizes) - 1, -1, -1):
@@ -174,8 +174,11 @@ def _comptime_integers(o: ExprValue, loc: Location) -> list[int]:
 
 
 def _strided_access(f: AnalysisContext, fields: dict[str, ExprValue], base: ExprValue, loc: Location) -> TensorAccess:
-    """Strides as the hardware takes them: the step to the next element when a variable goes up by one and those
-    inside it go back to zero. They are given innermost first, the extents outermost first."""
+    """The tensor access of hardware strides.
+
+    A hardware stride is the step to the next element when a variable increments and all inner variables reset to zero.
+    Strides are ordered innermost first, extents outermost first.
+    """
     extents = _comptime_integers(fields["extent"], loc)
     steps = _comptime_integers(fields["stride"], loc) if "stride" in fields else [1] * len(extents)
     if len(steps) != len(extents):
@@ -270,8 +273,12 @@ def _make_fabric_dsd(f: AnalysisContext, fields: dict[str, ExprValue], loc: Loca
 
 
 def _fabric_flags(fields: dict[str, ExprValue], kind: t.CslType, loc: Location) -> dict[str, int]:
-    """What a fabric descriptor does beside moving words; `simd_mode` puts two 16-bit elements into a wavelet (the
-    modes differ in when an operation goes on, which is not modelled)."""
+    """The flags of a fabric DSD.
+
+    `simd_mode` packs two 16-bit elements into a wavelet. The modes differ only in when an operation continues, which
+    the
+    simulator does not model.
+    """
     found: dict[str, int] = {
         "control": _read_flag(fields, "control"),
         "transform": _read_flag(fields, "control_transform"),

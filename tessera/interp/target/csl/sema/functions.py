@@ -43,20 +43,20 @@ class FunctionValue:
 
     @property
     def generic(self) -> bool:
-        """Whether each call may need a version of its own."""
+        """Whether calls may need separate specialisations."""
         return any(
             p.comptime or (isinstance(p.type, s.NameExpr) and p.type.text == "anytype") for p in self.decl.params
         )
 
     @property
     def recursion(self) -> str:
-        """Its name for messages."""
+        """The name of the function in messages."""
         return self.decl.name
 
 
 @dataclass(eq=False)
 class FunctionInstance:
-    """One compiled version of a function: its Python name, its lines, whether it is a generator."""
+    """One compiled specialisation of a function: its Python name, its lines, whether it is a generator."""
 
     name: str
     value: FunctionValue
@@ -79,7 +79,7 @@ def compute_signature(value: FunctionValue) -> t.CslFunctionType:
 
 
 def find_address_taken(node: Any, found: set[str]) -> set[str]:
-    """The names whose address a body takes."""
+    """The names whose address a function body takes."""
     if isinstance(node, s.UnaryExpr) and node.sign == "&" and isinstance(node.operand, s.NameExpr):
         found.add(node.operand.text)
     if isinstance(node, tuple):
@@ -116,7 +116,7 @@ def _check_count(type_: t.CslFunctionType, node: s.CallExpr) -> None:
 
 
 def call_function(f: AnalysisContext, target: FunctionValue, args: list[ExprValue], loc: Location) -> ExprValue:
-    """A call of a CSL function."""
+    """Generate the call of a CSL function."""
     frame = AnalysisContext(f.unit, target.module, True)
     typed: list[ExprValue] = []
     for p, a in zip(target.decl.params, args, strict=True):
@@ -141,7 +141,7 @@ def call_function(f: AnalysisContext, target: FunctionValue, args: list[ExprValu
 def evaluate_call(
     f: AnalysisContext, target: FunctionValue, args: list[ExprValue], result: t.CslType, loc: Location
 ) -> ExprValue:
-    """The value of a call at compile time."""
+    """Evaluate a call at comptime."""
     frame = AnalysisContext(f.unit, target.module, True)
     f.unit.depth += 1
     f.unit.evaluated.add(id(target.decl))
@@ -164,7 +164,7 @@ def evaluate_call(
 
 
 def compile_instance(unit: Any, instance: FunctionInstance, args: tuple[ExprValue, ...]) -> None:
-    """Write the Python of one version of a function."""
+    """Generate the Python of one specialisation of a function."""
     decl, module = instance.value.decl, instance.value.module
     f = AnalysisContext(unit, module, False, instance)
     f.cells = frozenset(find_address_taken(decl.body, set()))
@@ -186,7 +186,7 @@ def compile_instance(unit: Any, instance: FunctionInstance, args: tuple[ExprValu
 
 
 def declare_parameter(f: AnalysisContext, p: s.ParameterDecl, type_: t.CslType, name: str) -> ExprValue:
-    """A parameter inside its function; one whose address is taken is given memory."""
+    """Declare a parameter in its function; a parameter whose address is taken gets memory."""
     if type_.aggregate:
         return make_runtime(type_, name, p.loc, LValue(False, name))
     if p.name not in f.cells:
@@ -200,7 +200,7 @@ def declare_parameter(f: AnalysisContext, p: s.ParameterDecl, type_: t.CslType, 
 def call_native(
     f: AnalysisContext, target: NativeFunction, type_: t.CslFunctionType, args: list[ExprValue], loc: Location
 ) -> ExprValue:
-    """A call of a library function."""
+    """Generate the call of a library function."""
     typed = [o if p is None else coerce(f, o, p, o.loc) for o, p in zip(args, type_.params, strict=True)]
     now = f.comptime and not target.live and target.result is None
     if target.comptime or (now and all(o.known for o in typed)):
@@ -223,7 +223,7 @@ def call_native(
 
 
 def convert_literal(f: AnalysisContext, o: ExprValue) -> ExprValue:
-    """A literal as the value a library function takes."""
+    """Convert a literal to the value that a library function takes."""
     if o.type is t.COMPTIME_FLOAT and o.known:
         return make_known(t.F32, np.float32(o.const), o.loc)
     return o

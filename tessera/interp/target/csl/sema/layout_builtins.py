@@ -1,4 +1,4 @@
-"""Builtins of a layout: the rectangle, the code and color configurations of its PEs, exported names."""
+"""Layout builtins: the rectangle, the code and color configurations of its PEs, exported names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tessera.interp.target.csl.sema.values import DIRECTIONS, ColorConfig, Compt
 from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 
-# WSE-3 has switches on these colors only.
+# WSE-3 has switches only on these colors.
 SWITCHABLE_COLORS = frozenset({*range(10), 12, 13, 16, 17, 20, 21})
 
 
@@ -51,7 +51,7 @@ def _evaluate_pe_coordinate(f: AnalysisContext, node: s.BuiltinCall) -> tuple[in
 def _set_tile_code(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     require_section(f, node, "layout")
     place = _evaluate_pe_coordinate(f, node)
-    if len(node.args) == 2:  # the code stands in the layout's own file
+    if len(node.args) == 2:  # the layout's own file is the tile code
         f.unit.layout.set_tile_code(place, Path(f.module.file.path), {}, node.loc)
         return VOID
     name = evaluate_constant(f, node.args[2], t.STRING).const
@@ -100,7 +100,7 @@ def _check_fields(value: ComptimeValue | None, allowed: set[str], what: str, loc
 
 
 def _struct_fields(value: ComptimeValue, loc: Location) -> dict[str, ComptimeValue]:
-    """The fields of a struct, of a named type or none."""
+    """The fields of a struct value, of a named or an anonymous type."""
     if isinstance(value.type, t.CslStruct):
         return {
             name: ComptimeValue(type_, value.data[name] if type_.aggregate else value.data[name][0].item())
@@ -112,7 +112,7 @@ def _struct_fields(value: ComptimeValue, loc: Location) -> dict[str, ComptimeVal
 
 
 def parse_directions(value: ComptimeValue | None, loc: Location) -> tuple[str, ...]:
-    """The names of one direction, or of a tuple or array of them."""
+    """The names in one direction, or in a tuple or array of directions."""
     if value is None:
         return ()
     if value.type is t.DIRECTION:
@@ -125,7 +125,7 @@ def parse_directions(value: ComptimeValue | None, loc: Location) -> tuple[str, .
 
 
 def parse_color_config(f: AnalysisContext, o: ExprValue, color: int, loc: Location) -> ColorConfig:
-    """The routing that a struct describes."""
+    """The color configuration that a struct describes."""
     rows = _check_fields(o.value, _CONFIG_FIELDS, "color configuration", loc)
     if "routes" not in rows:
         fail(loc, "a color configuration must have a field 'routes'")
@@ -162,12 +162,12 @@ def _get_field(rows: dict[str, ComptimeValue], name: str, default: Any) -> Any:
 
 
 def _selected_flag(value: ComptimeValue | None, default: str, loc: Location) -> str:
-    """The name whose flag is set in `.{ .name = true }`."""
+    """The name whose flag is true in `.{ .name = true }`."""
     return default if value is None else next((n for n, v in _struct_fields(value, loc).items() if v.data), default)
 
 
 def decode_route_bits(bits: ComptimeValue) -> dict[str, ComptimeValue]:
-    """Routes given as bits, as a router's register has them: outputs in the low five, inputs in the next five.
+    """Decode routes in the router's register format: outputs in bits 0 to 4, inputs in bits 5 to 9.
 
     >>> [(name, value.data) for name, value in decode_route_bits(ComptimeValue(t.U16, 0b0000100010)).items()]
     [('rx', array([0])), ('tx', array([1]))]
@@ -191,7 +191,7 @@ def _parse_switch_positions(switches: dict[str, ComptimeValue], loc: Location) -
         rows = decode_route_bits(given) if whole else _check_fields(given, {"rx", "tx", "invalid"}, what, loc)
         rx, tx = parse_directions(rows.get("rx"), loc), parse_directions(rows.get("tx"), loc)
         if len(rx) + len(tx) > 1:
-            fail(loc, f"switch position '{name}' may change one direction, the input or the output")
+            fail(loc, f"switch position '{name}' may change only one direction: the input or the output")
         invalid = bool(_get_field(rows, "invalid", False))
         found.append(SwitchPosition(rx[0] if rx else None, tx[0] if tx else None, invalid))
     if int(_get_field(switches, "current_switch_pos", 0)) > len(found):
@@ -225,7 +225,7 @@ def _export_name(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 
 def _make_exported_pointer(o: ExprValue, loc: Location) -> ExprValue:
-    """A variable of a number as the pointer through which the host reads it."""
+    """A pointer to an exported variable, through which the host reads it."""
     if o.type.aggregate or o.place is None or o.place.take is None:
         fail(loc, f"exported symbol must be a variable, a pointer or a function, got: '{o.type}'")
     return make_known(t.CslPointer("", o.type, const=not o.place.mutable), o.place.take(), loc)

@@ -1,4 +1,4 @@
-"""Operators: constant folding where both sides are known, Python code where they are not."""
+"""Operators: constant folding of known operands, Python code for others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def idiv(a: int, b: int) -> int:
 
 
 def irem(a: int, b: int) -> int:
-    """The remainder of `idiv`: has the sign of the dividend."""
+    """The remainder of `idiv`; it has the sign of the dividend."""
     return a - b * idiv(a, b)
 
 
@@ -46,8 +46,8 @@ FOLDED_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "<<": operator.lshift,
     ">>": operator.rshift,
 }
-# Cycles of one scalar operation; the same for 16 and 32 bits.
-INTEGER_CYCLES = {"*": 3, "/": 8, "%": 8, "<<": 2}  # "<<": a division that is a shift, with its sign
+# Cycles of one scalar operation; equal for 16 and 32 bits.
+INTEGER_CYCLES = {"*": 3, "/": 8, "%": 8, "<<": 2}  # "<<": a signed division by a power of two
 FLOAT_CYCLES = {"+": 3, "-": 3, "*": 3, "/": 20, "%": 20}
 
 
@@ -59,7 +59,7 @@ def _evaluate_binary_expr(f: AnalysisContext, node: s.BinaryExpr) -> ExprValue:
 
 
 def evaluate_binary(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValue, loc: Location) -> ExprValue:
-    """One operation on two operands."""
+    """Evaluate a binary operation."""
     if sign in COMPARISONS:
         return evaluate_comparison(f, sign, a, b, loc)
     if sign in ("<<", ">>"):
@@ -99,7 +99,7 @@ def _emit_binary(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValue, loc:
     if isinstance(type_, t.CslFloat):
         f.cost += FLOAT_CYCLES[sign]
         text = f"fmod({x}, {y})" if sign == "%" else f"({x} {sign} {y})"
-        # NumPy rounds scalars of one type to that type; ml_dtypes' bfloat16 does as well.
+        # NumPy rounds the result of scalars of one type to that type, and so does ml_dtypes' bfloat16.
         return make_runtime(type_, text, loc)
     f.cost += (
         INTEGER_CYCLES["<<"]
@@ -126,7 +126,7 @@ def _render_division(sign: str, type_: t.CslType, x: str, y: str) -> str:
 
 
 def wrap_to_width(text: str, type_: t.CslType) -> str:
-    """Code that reduces an integer to the width of its type."""
+    """Code that wraps an integer to the width of its type."""
     if not isinstance(type_, t.CslInt):
         return f"({text})"
     mask = (1 << type_.bits) - 1
@@ -151,7 +151,7 @@ def _evaluate_shift(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValue, l
 
 
 def unify_types(f: AnalysisContext, a: ExprValue, b: ExprValue, loc: Location) -> tuple[ExprValue, ExprValue]:
-    """Both operands in one type: a literal takes the type of the other; nothing else converts."""
+    """Convert both operands to one type: a literal takes the type of the other operand."""
     if a.type == b.type:
         return a, b
     if {a.type, b.type} == {t.COMPTIME_INT, t.COMPTIME_FLOAT}:
@@ -167,7 +167,7 @@ def unify_types(f: AnalysisContext, a: ExprValue, b: ExprValue, loc: Location) -
 
 
 def evaluate_comparison(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValue, loc: Location) -> ExprValue:
-    """A comparison."""
+    """Evaluate a comparison."""
     a, b = unify_types(f, a, b, loc)
     if a.type is t.TYPE and f.unit.options.sdk == "1.4":
         fail(loc, f"invalid operands to binary operator '{sign}': 'type'", suggestion="@is_same_type compares types")
@@ -181,7 +181,7 @@ def evaluate_comparison(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValu
 
 
 def evaluate_condition(f: AnalysisContext, node: s.SyntaxNode) -> ExprValue:
-    """A condition."""
+    """Evaluate a condition."""
     o = f.value(node)
     if o.type is not t.BOOL:
         type_mismatch(node.loc, t.BOOL, o.type)

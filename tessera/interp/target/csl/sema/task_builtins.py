@@ -19,7 +19,7 @@ from tessera.interp.target.csl.sema.functions import FunctionValue
 from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 
-# First and last valid id, by architecture.
+# The first and last valid ids, by architecture.
 LOCAL_TASK_IDS = {"wse2": (0, 30), "wse3": (8, 30)}
 CONTROL_TASK_IDS = (0, 63)
 MAX_QUEUE_IDS = {("wse2", "input"): 7, ("wse2", "output"): 5, ("wse3", "input"): 7, ("wse3", "output"): 7}
@@ -88,7 +88,7 @@ def _evaluate_bind(f: AnalysisContext, node: s.BuiltinCall, kind: str, type_: t.
     return VOID
 
 
-# Ids that a task of another kind may not have too: on WSE-2 all kinds share one table.
+# Ids that tasks of different kinds cannot share: on WSE-2 all kinds share one table.
 def bind_task(f: AnalysisContext, value: FunctionValue, kind: str, number: int, loc: Location) -> None:
     """Bind a task to an id."""
     tasks = f.unit.tables.tasks
@@ -139,7 +139,7 @@ def _activate(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 
 def render_task_id(f: AnalysisContext, o: ExprValue, loc: Location, kinds: tuple[t.CslType, ...]) -> str:
-    """The code of a task id; a task stands for the id it is bound to."""
+    """The code of a task id; a task means the id it is bound to."""
     if isinstance(o.type, t.CslFunctionType) and o.type.task and o.known:
         return f.unit.task_reference(o.const)
     if o.type not in kinds:
@@ -202,7 +202,7 @@ def _set_teardown_handler(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 
 def _evaluate_queue(f: AnalysisContext, node: s.BuiltinCall, index: int) -> tuple[str, ExprValue]:
-    """A queue that is given to a builtin of WSE-3: its side and itself."""
+    """Evaluate the queue argument of a WSE-3 builtin: its side and number."""
     if f.unit.options.arch == "wse2":
         fail(node.loc, f"'{node.name}' is not supported on wse2")
     queue = f.value(node.args[index])
@@ -239,4 +239,4 @@ def _rpc(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     number = evaluate_constant(f, node.args[0])
     if number.type not in (t.DATA_TASK, t.COLOR):
         type_mismatch(node.args[0].loc, t.DATA_TASK, number.type)
-    return VOID  # launches reach exported functions without a task of their own
+    return VOID  # a launch calls an exported function without a task

@@ -1,4 +1,4 @@
-"""Type system of CSL: numbers, ids, descriptors, pointers, arrays, structs, functions."""
+"""Type system of CSL: numbers, handles, descriptors, pointers, arrays, structs, functions."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import numpy as np
 
 @dataclass(frozen=True)
 class CslType:
-    """Any type; `str` spells it as CSL does."""
+    """Any type; `str` returns its CSL spelling."""
 
     name: str = ""
 
     @property
     def size(self) -> int:
-        """Bytes of one value in the memory of a PE (0 where it has none)."""
+        """The size of one value in PE memory in bytes; 0 if it has none."""
         return 0
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """How NumPy holds values of this type."""
+        """The NumPy type of stored values."""
         return np.dtype(object)
 
     @property
     def comptime_only(self) -> bool:
-        """Whether values exist at compile time only."""
+        """Whether values exist only at comptime."""
         return False
 
     @property
     def aggregate(self) -> bool:
-        """Whether a value is a block of memory (array, struct) and not one cell."""
+        """Whether a value is a block of memory (array, struct) instead of one cell."""
         return False
 
     def __str__(self) -> str:
@@ -58,12 +58,12 @@ class CslInt(CslType):
 
     @property
     def low(self) -> int:
-        """The least value."""
+        """The smallest value."""
         return -(1 << (self.bits - 1)) if self.signed else 0
 
     @property
     def high(self) -> int:
-        """The greatest value."""
+        """The largest value."""
         return (1 << (self.bits - self.signed)) - 1
 
     def wrap(self, value: int) -> int:
@@ -103,7 +103,7 @@ class CslHandle(CslType):
 
 @dataclass(frozen=True)
 class CslDescriptor(CslType):
-    """A descriptor held in memory or a register: DSDs, DSRs, FIFOs."""
+    """A descriptor in memory or in a register: DSDs, DSRs, FIFOs."""
 
     @property
     def size(self) -> int:
@@ -169,7 +169,7 @@ class CslPointer(CslType):
 
 @dataclass(frozen=True)
 class CslFunctionType(CslType):
-    """`fn (T, U) R`; a parameter of None accepts anything."""
+    """`fn (T, U) R`; a parameter of None accepts any type."""
 
     params: tuple[CslType | None, ...] = ()
     result: CslType = CslType()
@@ -191,7 +191,7 @@ class CslStruct(CslType):
     fields: tuple[tuple[str, CslType], ...] = ()
     packed: bool = False
     union: bool = False
-    identity: Any = None  # where it is written: the same place with the same fields is the same type
+    identity: Any = None  # the source location: structs at one location with equal fields are one type
 
     @property
     def size(self) -> int:
@@ -234,7 +234,7 @@ class CslEnum(CslType):
 
 
 def parse_integer_type(name: str) -> CslInt | None:
-    """The type `iN` or `uN` of that name."""
+    """The integer type of a name `iN` or `uN`."""
     if name[:1] in ("i", "u") and name[1:].isdigit() and (name[1] != "0" or name[1:] == "0"):
         return CslInt(name, int(name[1:]), name[0] == "i")
     return None
@@ -261,7 +261,7 @@ STRING, MODULE, ANYTYPE = CslComptime("comptime_string"), CslComptime("imported_
 ENUM_LITERAL, UNDEFINED, RANGE = CslComptime("enum literal"), CslComptime("undefined"), CslComptime("range")
 
 DSDS = frozenset({MEM1D, MEM4D, CIRCBUF, FABIN, FABOUT, FIFO})
-# The registers that are known to hold a FIFO, and the files they belong to.
+# DSR types for FIFOs, with their DSR files.
 FIFO_DSRS = {DSR_FIFO_DEST: DSR_DEST, DSR_FIFO_SRC1: DSR_SRC1}
 DSRS = frozenset({DSR_DEST, DSR_SRC0, DSR_SRC1, *FIFO_DSRS})
 TASK_IDS = frozenset({LOCAL_TASK, DATA_TASK, CONTROL_TASK})
@@ -278,7 +278,7 @@ NAMED: dict[str, CslType] = {
 
 
 def is_number(t: CslType) -> bool:
-    """Whether arithmetic is defined on a type."""
+    """Whether a type has arithmetic."""
     return isinstance(t, (CslInt, CslFloat)) or t in (COMPTIME_INT, COMPTIME_FLOAT)
 
 

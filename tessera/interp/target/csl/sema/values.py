@@ -1,7 +1,6 @@
 """Comptime values of CSL: pointers, DSDs, DSRs, FIFOs, color configurations, and the updates of descriptors.
 
-An update (`@set_dsd_length` and the like) is the same function at compile time and at run time; generated code calls
-it by its name.
+An update (`@set_dsd_length` and the like) is one function for comptime and run time; generated code calls it by name.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import numpy as np
 from tessera.core.errors import UNKNOWN, Location
 from tessera.interp.target.csl.sema import types as t
 
-# Values of CSL: comptime values, pointers, memory and fabric descriptors, color configurations.
+# Comptime values, pointers, descriptors and color configurations.
 
 
 DIRECTIONS = ("WEST", "EAST", "SOUTH", "NORTH", "RAMP")
 
 
 class ComptimeValue(NamedTuple):
-    """A value known at compile time.
+    """A comptime-known value.
 
-    `data` is an int, a NumPy scalar, a str, a Type, a NumPy array (arrays and structs), a dict of names to Values
+    `data` is an int, a NumPy scalar, a str, a CslType, a NumPy array (arrays and structs), a dict of names to values
     (anonymous structs; "0", "1", … for tuples), a `Pointer`, a descriptor, a function or a module.
     """
 
@@ -34,7 +33,7 @@ class ComptimeValue(NamedTuple):
 
 
 class Pointer(NamedTuple):
-    """An address: a flat array and an index. At compile time the array may be a `Global` that no PE holds yet."""
+    """An address: a flat array and an index. At comptime the array may be a `GlobalVariable` without memory."""
 
     array: Any
     index: int  # type: ignore[assignment]
@@ -52,14 +51,14 @@ def make_hashable(value: Any) -> Any:
 
 
 class GlobalCast(NamedTuple):
-    """A `Global` seen as cells of another type, before a PE holds it."""
+    """A `GlobalVariable` reinterpreted as cells of another type."""
 
     array: Any
     dtype: Any
 
 
 class Mem1d(NamedTuple):
-    """A memory vector: `byte` offset into `array`; `stride` in elements; `indexed`: the wavelet index is added."""
+    """A memory vector DSD: `byte` offset into `array`; `stride` in elements; `indexed`: the wavelet index is added."""
 
     array: Any
     byte: int
@@ -69,7 +68,7 @@ class Mem1d(NamedTuple):
 
 
 class Mem4d(NamedTuple):
-    """A memory tensor: extents and strides (in elements), outermost first."""
+    """A memory tensor DSD: extents and strides in elements, outermost first."""
 
     array: Any
     byte: int
@@ -79,12 +78,12 @@ class Mem4d(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """How many elements it walks."""
+        """The number of elements."""
         return int(np.prod(self.extents))
 
 
 class Circular(NamedTuple):
-    """A circular buffer: wraps at the end of its array."""
+    """A circular buffer DSD, which wraps at the end of its array."""
 
     array: Any
     byte: int
@@ -93,8 +92,11 @@ class Circular(NamedTuple):
 
 
 class Fabin(NamedTuple):
-    """Wavelets that arrive on a color: `lanes` elements of 16 bits in each; with `transform` control wavelets come as
-    data, marked in their upper two bits."""
+    """A fabric input DSD: wavelets of a color.
+
+    A wavelet holds `lanes` elements of 16 bits. With `transform`, control wavelets arrive as data with their upper two
+    bits marked.
+    """
 
     color: int
     extent: int
@@ -105,8 +107,11 @@ class Fabin(NamedTuple):
 
 
 class Fabout(NamedTuple):
-    """Wavelets that leave on a color: `lanes` and `transform` as those of `Fabin`. `advance`: the last one moves the
-    color's switch on; `cleared`: the source (0 or 1) whose memory is zero afterwards."""
+    """A fabric output DSD: wavelets sent on a color; `lanes` and `transform` as in `Fabin`.
+
+    `advance`: the last wavelet advances the switch of the color. `cleared`: the source (0 or 1) whose memory is set to
+    zero.
+    """
 
     color: int
     extent: int
@@ -126,14 +131,14 @@ class FifoRef(NamedTuple):
 
 
 class Dsr(NamedTuple):
-    """One register: file ("dsr_dest", "dsr_src0", "dsr_src1") and number."""
+    """One DSR: file ("dsr_dest", "dsr_src0", "dsr_src1") and number."""
 
     file: str
     number: int
 
 
 class DsrContents:
-    """What a DSR holds: a descriptor with the options it was loaded with."""
+    """The contents of a DSR: a descriptor with the options of its load."""
 
     __slots__ = ("dsd", "options", "save")
 
@@ -142,9 +147,11 @@ class DsrContents:
 
 
 class Fifo:
-    """A FIFO in PE memory; `on_push` and `on_pop` are task ids to activate: `on_push` at a push after a read that
-    found nothing (`starved`), `on_pop` at a pop after a write that found no room (`choked`). The lengths are those of
-    operations that have no other length."""
+    """A FIFO in PE memory.
+
+    `on_push` and `on_pop` are ids of tasks to activate: `on_push` at a push after a read of the empty FIFO (`starved`),
+    `on_pop` at a pop after a write to the full FIFO (`choked`). The lengths apply to operations without another length.
+    """
 
     def __init__(self, capacity: int, on_push: int | None, on_pop: int | None) -> None:
         self.words: deque[Any] = deque()
@@ -155,7 +162,7 @@ class Fifo:
 
 @dataclass(eq=False)
 class GlobalVariable:
-    """A global variable of a program: each PE holds its own array of it."""
+    """A global variable of a program; each PE has its own array of it."""
 
     number: int
     name: str
@@ -173,12 +180,17 @@ class GlobalVariable:
 
 @dataclass(frozen=True, eq=False)
 class NativeFunction:
-    """A library function written in Python. `run(pe, *args)`; with `waits` it is a generator function;
-    with `comptime` it is `run(unit, *Values) -> Value` at compile time. `cycles` is what one call costs. `whole`: it
-    is a function of numbers only, and this is the same of arrays; `apart`: it returns nothing and leaves memory alone
-    until the task has ended; `live`: it asks or changes the PE, so that it cannot be called at compile time; `early`:
-    such a call takes place before the program begins; `typed`: it is given the types in its last argument, a tuple,
-    before the others."""
+    """A library function written in Python: `run(pe, *args)`.
+
+    `waits`: `run` is a generator function. `comptime`: it is `run(unit, *values) -> ComptimeValue` at comptime.
+    `cycles`:
+    the cost of a call. `whole`: the same function on arrays, for a function of numbers only. `deferrable`: it returns
+    nothing and does not access memory until the task ends. `live`: it reads or changes the PE, so that it cannot be
+    called
+    at comptime. `preloadable`: a comptime call is executed before the program starts. `typed`: it receives the types as
+    a
+    tuple before the other arguments.
+    """
 
     name: str
     run: Callable[..., Any]
@@ -195,7 +207,7 @@ class NativeFunction:
 
 @dataclass(frozen=True)
 class SwitchPosition:
-    """What a switch position changes in the route."""
+    """The changes of a switch position to the route."""
 
     rx: str | None = None
     tx: str | None = None
@@ -204,7 +216,7 @@ class SwitchPosition:
 
 @dataclass(frozen=True)
 class FilterConfig:
-    """Which wavelets a PE keeps of those that reach its ramp: `kind` is "counter", "sparse_counter" or "range"."""
+    """A wavelet filter of a PE's ramp: `kind` is "counter", "sparse_counter" or "range"."""
 
     kind: str
     limits: dict[str, int] = field(default_factory=dict)
@@ -228,11 +240,11 @@ class ColorConfig:
     loc: Location = UNKNOWN
 
 
-# What changes a descriptor: the same at compile time and while a program runs.
+# Descriptor updates: the same at comptime and at run time.
 
 
 def increment_dsd_offset(d: Any, count: int) -> Any:
-    """`@increment_dsd_offset`, by bytes."""
+    """`@increment_dsd_offset`, in bytes."""
     return d._replace(byte=d.byte + count)
 
 
@@ -247,13 +259,13 @@ def set_dsd_stride(d: Mem1d, stride: int) -> Mem1d:
 
 
 def set_dsd_base_addr(d: Any, base: Any) -> Any:
-    """`@set_dsd_base_addr`; the offset of the descriptor goes as well."""
+    """`@set_dsd_base_addr`; it also resets the offset of the descriptor."""
     array, index = base
     return d._replace(array=array, byte=index * element_size(array))
 
 
 def element_size(array: Any) -> int:
-    """Bytes of one cell of an array, or of a global that no PE holds yet."""
+    """The size in bytes of one cell of an array or of a `GlobalVariable`."""
     if isinstance(array, GlobalVariable):
         return array.type.dtype.itemsize
     return array.dtype.itemsize

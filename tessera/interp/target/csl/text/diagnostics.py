@@ -10,26 +10,26 @@ from tessera.core.errors import ExecutionError, Location, TesseraError
 
 
 class CslError(TesseraError):
-    """A CSL program that the compiler refuses."""
+    """A compile-time error of a CSL program."""
 
 
 class CslFault(ExecutionError):
-    """A CSL program that went wrong while it ran."""
+    """A run-time fault of a CSL program."""
 
 
 def fail(location: Location, message: str, *, suggestion: str | None = None) -> NoReturn:
-    """Refuse the program: raises `CslError` at `location`."""
+    """Raise a `CslError` at `location`."""
     raise CslError(message, location=location, suggestion=suggestion)
 
 
 def type_mismatch(location: Location, expected: object, received: object) -> NoReturn:
-    """Raises the vendor's wording for a value of the wrong type."""
+    """Raise the vendor's error for a value of the wrong type."""
     raise CslError(f"expected type '{expected}', got: '{received}'", location=location)
 
 
 @contextmanager
 def attach_location(location: Location) -> Iterator[None]:
-    """Place the errors raised inside that have no place."""
+    """Add a location to errors without one that are raised in the context."""
     try:
         yield
     except TesseraError as error:

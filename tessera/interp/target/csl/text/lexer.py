@@ -33,33 +33,33 @@ class CslLexer(tokens.TextLexer):
     pattern, end = _TOKEN, "end of file"
 
     def token(self, kind: str, text: str, offset: int) -> TextToken:
-        """Keywords are a kind of their own."""
+        """The next token; keywords have their own kind."""
         return TextToken("keyword" if text in KEYWORDS else kind, text, offset)
 
     def unexpected(self, text: str, offset: int) -> NoReturn:
-        """Raise a ParseError where no token begins."""
+        """Raise a ParseError at text that is not a token."""
         if text[offset] == '"':
-            raise ParseError("a string does not end on its line", location=self.place(offset))
+            raise ParseError("string is not terminated on its line", location=self.place(offset))
         super().unexpected(text, offset)
 
 
 def unquote(text: str) -> str:
-    """The characters that a string token stands for."""
+    """The characters of a string token."""
     return re.sub(r"\\.", lambda m: _ESCAPES.get(m.group(), m.group()), text[1:-1])
 
 
 class CslCursor(tokens.TokenCursor):
-    """A reading position in the tokens of one file."""
+    """A position in the tokens of one file."""
 
     spelled = ("keyword", "sign")
 
     @property
     def place(self) -> Location:
-        """Where the next token stands."""
+        """The location of the next token."""
         return self.lexer.place(self.here.offset)
 
     def name(self) -> str:
-        """A name that is not a keyword, consumed."""
+        """Consume a name that is not a keyword."""
         if self.here.kind != "word":
             self.fail("expected a name")
         return self.take().text

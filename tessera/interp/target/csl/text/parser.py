@@ -14,11 +14,11 @@ from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.csl.text.lexer import CslCursor, CslLexer, unquote
 from tessera.interp.target.tokens import TextToken
 
-# The parser's expressions, types among them: by precedence, then prefix, suffix, primary.
+# Expressions, including types: by precedence, then prefix, suffix, primary.
 
 
 T = TypeVar("T")
-# Weakest first; the signs of one line associate to the left.
+# Weakest first; the operators of one line are left-associative.
 PRECEDENCE = (
     ("or",),
     ("and",),
@@ -31,21 +31,21 @@ PRECEDENCE = (
 
 
 class ExpressionParser(CslCursor):
-    """Reads expressions; statements stand in the subclass that adds `block`."""
+    """Parses expressions; the subclass adds statements (`block`)."""
 
-    # The body of an affine expression or a type may be followed by `{` or `|` that is not its own.
+    # The body of an affine expression or a type may precede a `{` or `|` that does not belong to it.
     _plain = False
 
     def block(self, label: str = "") -> s.BlockStmt:
-        """A block of statements (in the subclass)."""
+        """Parse a block of statements (in the subclass)."""
         raise NotImplementedError
 
     def switch(self) -> s.SwitchStmt:
-        """A switch (in the subclass)."""
+        """Parse a switch (in the subclass)."""
         raise NotImplementedError
 
     def listed(self, item: Callable[[], T], close: str) -> tuple[T, ...]:
-        """Items between commas up to a closing sign, which is consumed; a last comma may stand."""
+        """Parse a comma-separated list up to and including its closing token; a trailing comma is allowed."""
         found: list[T] = []
         while not self.at(close):
             found.append(item())
@@ -55,7 +55,7 @@ class ExpressionParser(CslCursor):
         return tuple(found)
 
     def expression(self, level: int = 0) -> s.SyntaxNode:
-        """An expression whose signs bind at least as tightly as `level`."""
+        """Parse an expression whose operators bind at least as tightly as `level`."""
         if level == len(PRECEDENCE):
             return self._prefix()
         left = self.expression(level + 1)
@@ -65,7 +65,7 @@ class ExpressionParser(CslCursor):
         return left
 
     def type(self) -> s.SyntaxNode:
-        """A type: an expression after which `{` begins something else."""
+        """Parse a type: an expression after which `{` starts another construct."""
         before, self._plain = self._plain, True
         found = self._prefix()
         self._plain = before
@@ -92,7 +92,7 @@ class ExpressionParser(CslCursor):
         return self._suffix(found) if self.at("{") else found
 
     def _free(self, read: Callable[[], T]) -> T:
-        """Read inside brackets, where `{` after a type is a literal again."""
+        """Parse inside brackets, where `{` after a type starts a literal again."""
         before, self._plain = self._plain, False
         found = read()
         self._plain = before
@@ -237,7 +237,7 @@ PRIMARY_TEXT: dict[str, ExpressionReader] = {
 }
 
 
-# The parser: statements and declarations over the expressions.
+# Statements and declarations.
 
 
 _ASSIGN = ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")
@@ -265,10 +265,10 @@ def parse_file(path: str | Path) -> s.SourceFile:
 
 
 class CslParser(ExpressionParser):
-    """Reads one file."""
+    """Parses one file."""
 
     def item(self) -> s.SyntaxNode:
-        """One thing at the top level of a file."""
+        """Parse one top-level item."""
         place = self.place
         if self.at("comptime", "layout") and self.after().text == "{":
             return s.TopLevelBlock(place, self.take().text, self.block())
@@ -312,7 +312,7 @@ class CslParser(ExpressionParser):
         return self._group(self.place) if self.accept(word) else None
 
     def block(self, label: str = "") -> s.BlockStmt:
-        """`{ statements }`."""
+        """Parse `{ statements }`."""
         place = self.place
         self.expect("{")
         before, self._plain = self._plain, False
@@ -325,7 +325,7 @@ class CslParser(ExpressionParser):
         return s.BlockStmt(place, label, tuple(body))
 
     def statement(self) -> s.SyntaxNode:
-        """One statement with the semicolon or block that ends it."""
+        """Parse one statement with its final semicolon or block."""
         read = STATEMENTS.get(self.here.text) if self.here.kind in ("keyword", "sign") else None
         if read is not None:
             return read(self, self.place)
@@ -336,7 +336,7 @@ class CslParser(ExpressionParser):
         return found
 
     def _assignment(self) -> s.SyntaxNode:
-        """An expression, or an assignment to one."""
+        """Parse an expression or an assignment."""
         target = self.expression()
         if not self.at(*_ASSIGN):
             return target
@@ -380,7 +380,7 @@ class CslParser(ExpressionParser):
         return s.IfStmt(place, condition, then, other)
 
     def _branch(self) -> s.SyntaxNode:
-        """What follows a condition: before `else`, an expression needs no semicolon."""
+        """Parse the arm of a condition: before `else`, an expression needs no semicolon."""
         if self.here.kind in ("keyword", "sign") and self.here.text in STATEMENTS:
             return self.statement()
         found = self._assignment()
@@ -389,7 +389,7 @@ class CslParser(ExpressionParser):
         return found
 
     def switch(self) -> s.SwitchStmt:
-        """`switch (x) { … }`."""
+        """Parse `switch (x) { … }`."""
         place = self.place
         self.expect("switch")
         subject = self._group(place)
@@ -411,7 +411,7 @@ class CslParser(ExpressionParser):
         return s.CaseRange(place, first, self.expression()) if self.accept("...") else first
 
     def _case_body(self) -> s.SyntaxNode:
-        """A block, a jump, or an expression or assignment: a comma, not a semicolon, ends it."""
+        """Parse a block, a jump, an expression or an assignment, which ends with a comma instead of a semicolon."""
         place = self.place
         if self.at("{"):
             return self.block()

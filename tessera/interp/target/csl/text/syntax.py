@@ -9,7 +9,7 @@ from tessera.core.errors import Location
 
 @dataclass(frozen=True)
 class SyntaxNode:
-    """Any construct; `loc` is where it begins (a binary operation: where its sign stands)."""
+    """Any construct; `loc` is its first token (of a binary operation: its operator)."""
 
     loc: Location
 
@@ -93,7 +93,7 @@ class EnumLiteralExpr(SyntaxNode):
 
 @dataclass(frozen=True)
 class StructLiteralExpr(SyntaxNode):
-    """`.{ .a = x }` (names given) or `.{ x, y }` (no names), or either after a type."""
+    """`.{ .a = x }` (named), `.{ x, y }` (unnamed), or either after a type."""
 
     type: SyntaxNode | None
     names: tuple[str, ...]
@@ -157,7 +157,7 @@ class AffineAccessExpr(SyntaxNode):
 
 @dataclass(frozen=True)
 class BlockStmt(SyntaxNode):
-    """`{ … }`, perhaps labelled."""
+    """`{ … }`, optionally with a label."""
 
     label: str
     body: tuple[SyntaxNode, ...]
@@ -174,7 +174,7 @@ class IfStmt(SyntaxNode):
 
 @dataclass(frozen=True)
 class CaseRange(SyntaxNode):
-    """`a...b` in a switch, both ends included."""
+    """`a...b` in a switch, inclusive."""
 
     first: SyntaxNode
     last: SyntaxNode
@@ -182,7 +182,7 @@ class CaseRange(SyntaxNode):
 
 @dataclass(frozen=True)
 class SwitchCase:
-    """One arm of a switch; no values means `else`."""
+    """One arm of a switch; an arm without values is `else`."""
 
     loc: Location
     values: tuple[SyntaxNode, ...]
@@ -221,7 +221,7 @@ class ForStmt(SyntaxNode):
 
 @dataclass(frozen=True)
 class AssignStmt(SyntaxNode):
-    """`target = value`, `target += value`; the sign is without `=` ("" for plain)."""
+    """`target = value`, `target += value`; the operator is without `=` ("" for a plain assignment)."""
 
     sign: str
     target: SyntaxNode
@@ -246,7 +246,7 @@ class JumpStmt(SyntaxNode):
 
 @dataclass(frozen=True)
 class VariableDecl(SyntaxNode):
-    """`const`, `var` or `param`, with what stands before and after it."""
+    """`const`, `var` or `param`, with its modifiers."""
 
     kind: str
     name: str
@@ -269,7 +269,7 @@ class ParameterDecl:
 
 @dataclass(frozen=True)
 class FunctionDecl(SyntaxNode):
-    """`fn` or `task`; no body where it is only declared (`extern`)."""
+    """`fn` or `task`; `extern` declarations have no body."""
 
     kind: str
     name: str
