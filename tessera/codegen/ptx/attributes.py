@@ -16,6 +16,7 @@ They are part of the IR: the printer writes them, the parser reads them, and no 
 | `ptx.teams` | thread mapping | the teams of a block that work on tiles of their own (2: ping-pong) |
 | `ptx.vector` | thread mapping | neighbouring elements that a thread holds |
 | `ptx.resident` | thread mapping | blocks that a multiprocessor should hold at once; 0: any |
+| `ptx.raster` | rasterisation | of a persistent kernel: axes, whether the last falls, and the programs of a section |
 | `ptx.layouts` | layout assignment | the distributed layouts of the function's blocks |
 | `ptx.value_layouts` | layout assignment | for each value in order the index of its layout, or - for a ref |
 """

@@ -1,4 +1,8 @@
-"""Ops of the PTX target alone, introduced by its passes: layout conversion, asynchronous products, staged operands."""
+"""Ops of the PTX level, which the target's passes introduce: layout conversion, asynchronous MMAs, staged operands.
+
+Each has NumPy semantics for one program instance. An op that reads memory, or that is no elementwise op, also has an
+expansion into Tile ops, by which the Tile interpreter runs it for all instances and debug mode checks it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ define_target_level(LEVEL)
 def define_op(
     infer: Callable[..., Any], pointwise: bool = False, effects: frozenset[str] = frozenset()
 ) -> Callable[[Callable[..., Any]], Op]:
-    """An op of this target alone: it is not of the Tile level, and no other target sees it."""
+    """Define an op that is legal at the level `ptx` alone; no other target sees it."""
 
     def define(ref: Callable[..., Any]) -> Op:
         parameters = inspect.signature(ref).parameters
@@ -44,7 +48,7 @@ def define_op(
 
 @define_op(lambda x, *, layout: x, pointwise=True)
 def convert_layout(x, *, layout: str):
-    """The same block, its elements held by other threads and registers, as `layout` says."""
+    """Layout conversion: the same block, distributed over threads and registers as `layout` says."""
     return x
 
 
@@ -54,7 +58,7 @@ def _accumulator_type(acc: TensorType, a: TensorType, b: TensorType) -> TensorTy
 
 @define_op(_accumulator_type)
 def matmul_accumulate(acc, a, b):
-    """`acc` plus the matrix product of `a` and `b`: their products are added to it one after the other."""
+    """`acc` plus the matrix product of `a` and `b`, accumulated in place."""
     return acc + np.matmul(np.asarray(a, acc.dtype), np.asarray(b, acc.dtype))
 
 
@@ -82,7 +86,7 @@ def load_matrix(builder: Builder, ref: Value, starts: Sequence[Value], shape: Se
 
 
 def index_constant(builder: Builder, n: int) -> Value:
-    """A number as an index."""
+    """A constant of the index type."""
     return builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out
 
 
@@ -91,11 +95,12 @@ def gemm_mainloop(
     acc, a_ref, b_ref, lower, upper, *starts, step: int, left: tuple, right: tuple, block: tuple, flipped: bool,
     turned: bool = False,
 ):  # fmt: skip
-    """`acc` plus, for each index from `lower` to before `upper` by `step`, a block of `a_ref` times one of `b_ref`.
+    """Mainloop of a GEMM: for each index from `lower` to before `upper` by `step`, a block of `a_ref` times one of
+    `b_ref` is added to `acc`.
 
-    `block` is (rows, columns, depth). `left` and `right` say for each axis of `a_ref` and `b_ref` which of `starts`
-    the block begins at, or -1 for the index; what lies outside reads as 0. `flipped` says that `b_ref` holds columns
-    as its rows, `turned` that `a_ref` holds rows as its columns.
+    `block` is (rows, columns, depth). For each axis of `a_ref` and `b_ref`, `left` and `right` hold the number of the
+    element of `starts` at which the block begins, or -1 for the index. Elements out of bounds read as 0. `flipped`:
+    `b_ref` is transposed in memory; `turned`: `a_ref` is.
     """
     rows, columns, depth = block
     first, second = (depth, rows) if turned else (rows, depth), (columns, depth) if flipped else (depth, columns)
@@ -139,9 +144,10 @@ def _smem_slots_type(*, shape: tuple[int, ...], dtype: DType, swizzled: bool = F
 
 @define_op(_smem_slots_type, effects=frozenset(("memory",)))
 def smem_slots(*, shape: tuple, dtype: DType, swizzled: bool = False):
-    """Shared memory for blocks of rows, a slot each. The program itself says by barriers when which is read.
+    """Multi-stage staging buffer in shared memory: the first axis counts slots of one block each.
 
-    `swizzled` slots are read by ldmatrix alone: pieces of 16 bytes change places within rows.
+    The program itself orders accesses by waits and barriers. `swizzled`: only ldmatrix reads the slots, and 16-byte
+    chunks are permuted within each row.
     """
 
 
@@ -157,7 +163,7 @@ def _smem_operand_type(ref: RefType, slot: TensorType, *, flipped: bool) -> Tens
 
 @define_op(_smem_operand_type)
 def smem_operand(ref, slot, *, flipped: bool):
-    """The rows in a slot, turned around where `flipped`: they stay where they lie, for products to read them there."""
+    """The block in a slot as an operand that ldmatrix reads in place, transposed if `flipped`: it has no registers."""
     block = ref[int(slot)].reshape(-1, ref.shape[-1])
     return block.T if flipped else block
 
@@ -177,7 +183,7 @@ def _resident_operand_type(ref: RefType, *starts: TensorType, shape: tuple[int, 
 
 @define_op(_resident_operand_type)
 def resident_operand(ref, *starts, shape: tuple):
-    """A block of the last two axes that stays in memory for as long as a program multiplies by it."""
+    """A block of the last two axes that a TMA copy puts in shared memory, where it stays until it is released."""
     return _load_block(ref, [int(s) for s in starts], shape)
 
 
@@ -189,7 +195,7 @@ def _(builder, node, args):
 
 @define_op(lambda ref, *starts, shape, same: ref.block(shape))
 def prefetched_load(ref, *starts, shape: tuple, same: bool):
-    """A block that a copy brought ahead of its program; one that is the `same` for all programs came once."""
+    """A block that a bulk copy has prefetched for this program; one that is the `same` for all is copied once."""
     return ref[tuple(slice(int(s), int(s) + n) for s, n in zip(starts, shape, strict=True))]
 
 
@@ -200,7 +206,7 @@ def _(builder, node, args):
 
 @define_op(lambda x: (), effects=frozenset(("release",)))
 def release_operand(x):
-    """Nothing: from here on nobody reads a `resident`."""
+    """Release the buffer of a `resident_operand`: no later op reads it. It computes nothing."""
     return ()
 
 
@@ -210,10 +216,10 @@ def _async_mma_type(left: TensorType, ref: RefType, *rest: TensorType, block: tu
 
 @define_op(_async_mma_type)
 def async_mma(left, ref, *rest, block: tuple, flipped: bool, summed: bool):
-    """`left` times a block of `ref`, which begins at the last of `rest`; what is `summed` is added to the first of it.
+    """Asynchronous MMA (wgmma): `left` times the block of `ref` at given starts, added to an accumulator if `summed`.
 
-    `left` is a `resident`, or `pairs`. `block` is (depth, columns); `flipped` says that `ref` holds columns as its
-    rows. What lies outside reads as 0.
+    `rest` holds the accumulator if there is one, then the starts. `left` is a `resident_operand` or the result of
+    `pack_pairs`. `block` is (depth, columns); `flipped`: `ref` is transposed in memory. Elements out of bounds are 0.
     """
     starts = [int(s) for s in rest[1 if summed else 0 :]]
     found = _load_block(ref, starts, block[::-1] if flipped else block)
@@ -240,13 +246,13 @@ def _pack_pairs_type(x: TensorType) -> TensorType:
 
 @define_op(_pack_pairs_type)
 def pack_pairs(x):
-    """Elements of 16 bits by twos, as words: the first of two neighbours along a row in the lower half."""
+    """Pairs of neighbouring 16-bit elements of a row as 32-bit words, the first in the lower half."""
     return np.ascontiguousarray(x).view(np.int32)
 
 
 @define_op(lambda x, *, dtype: x.with_shape((x.shape[0], 2 * x.shape[1])).with_dtype(dtype))
 def unpack_pairs(x, *, dtype: DType):
-    """Words as the pairs of 16-bit elements that `pack_pairs` made them of: only the interpreter needs it."""
+    """The inverse of `pack_pairs`: 32-bit words as pairs of 16-bit elements. Only expansions use it."""
     return np.ascontiguousarray(x).view(dtype.numpy)
 
 
@@ -261,21 +267,21 @@ def fma(x, y, z):
 
 @define_op(lambda x: x.with_dtype(bf16), pointwise=True)
 def truncate_bf16(x):
-    """The upper half of an f32's bits: it cut to 8 bits of precision, as bf16."""
+    """An f32 truncated to bf16: the upper half of its bits."""
     bits = np.ascontiguousarray(x).view(np.uint32) >> np.uint32(16)
     return bits.astype(np.uint16).view(bf16.numpy)
 
 
 @define_op(lambda x: x, pointwise=True)
 def exp2_ftz(x):
-    """Two to the power `x`, where subnormal numbers count as 0."""
+    """Two to the power `x`; a subnormal result is flushed to 0."""
     found = np.exp2(x)
     return np.where(found < np.finfo(np.float32).tiny, np.float32(0), found)
 
 
 @define_op(lambda limit, *, shape, steps: TensorType(shape, bool_))
 def indices_below(limit, *, shape: tuple, steps: tuple):
-    """Where the places along the axes, each times its step, add up to less than `limit`."""
+    """A mask: whether the sum of an element's indices, each times the step of its axis, is less than `limit`."""
     return sum(n * i for n, i in zip(steps, np.indices(shape), strict=True)) < limit
 
 
@@ -293,17 +299,17 @@ def _(builder, node, args):
 
 @define_op(lambda: (), effects=frozenset(("wait",)))
 def wait_copy():
-    """Nothing: what the next of the `streamed` products reads has come."""
+    """Wait for the TMA copy of the next `async_mma`'s operand before other work. It computes nothing."""
     return ()
 
 
 @define_op(lambda x: (), effects=frozenset(("wait",)))
 def wait_mma(x):
-    """Nothing: a `streamed` product is done."""
+    """Wait for an `async_mma` to complete before other work. It computes nothing."""
     return ()
 
 
 @expansion_rules(release_operand, wait_copy, wait_mma)
 def _(builder, node, args):
-    # Values are SSA: an asynchronous product's result is there when something uses it, and emission inserts the wait.
+    # A hint to emission, which waits for each value at its first use in any case: leaving one out is no error.
     return ()

@@ -27,6 +27,7 @@ from tessera.codegen.ptx.passes.loop_peeling import narrow_index_comparisons, pe
 from tessera.codegen.ptx.passes.mainloop import form_async_mma, form_mainloop
 from tessera.codegen.ptx.passes.multistage_pipelining import pipeline_operand_copies, read_operands_in_place
 from tessera.codegen.ptx.passes.persistent_prefetch import form_prefetched_loads
+from tessera.codegen.ptx.passes.rasterisation import choose_order
 from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
 from tessera.codegen.ptx.passes.thread_mapping import choose_team_size, map_threads
 from tessera.ir.core import Function, Module
@@ -105,6 +106,7 @@ COPIES: NamedPasses = (
 MAPPING: NamedPasses = (
     ("load hoisting", _hoist_loads),
     ("thread mapping", map_threads),
+    ("rasterisation", choose_order),
     ("layout assignment", assign_layouts),
 )
 

@@ -1,6 +1,7 @@
-"""Warp specialisation: consumer warp groups that multiply, and one producer thread that fetches for them.
+"""Warp specialisation (CUTLASS): one producer thread issues TMA copies, consumer warp groups issue the MMAs.
 
-Both loop over the programs of the grid, so that the next program's operands are fetched during the epilogue.
+Both loop over the programs of the grid (a persistent kernel), so the producer fetches the next program's operands
+during the epilogue.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tessera.codegen.ptx.emitter import emit_block, emit_node
 from tessera.codegen.ptx.ops import async_mma, gemm_mainloop, resident_operand
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
-from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler, choose_raster_order
+from tessera.codegen.ptx.passes.rasterisation import read_order
+from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler
 from tessera.codegen.ptx.table.warpgroup.epilogue import drain_stores, find_tma_stores, staging_bytes
 from tessera.codegen.ptx.table.warpgroup.pingpong import find_trip_count, start_pingpong
 from tessera.codegen.ptx.table.warpgroup.producer import (
@@ -37,16 +39,16 @@ from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_
 from tessera.codegen.ptx.text.thread_team import WARPGROUP_THREADS, ThreadTeam
 from tessera.ir.core import Function, Node, Value
 
-# Registers of a thread that fetches and of one that multiplies, where there are so many of the latter: together no
-# more than all threads begin with, or those that want more wait for ever.
+# By the number of consumer threads: the registers of a producer and of a consumer thread. Their sum over the block must
+# not exceed what the threads have at launch, or `setmaxnreg.inc` never returns.
 REGISTER_SHARES = {256: (40, 232), 512: (32, 112)}
-RESIDENT_STAGES = 2  # blocks that stay: one for the program under way, one for the next
+RESIDENT_STAGES = 2  # buffers of a resident operand: one for the current program, one for the next
 SPECIALISED_OPS = (gemm_mainloop, *PRODUCED_OPS)
 
 
 @dataclass(frozen=True)
 class ProducerWork:
-    """What there is to fetch: by which maps, how many bytes a stage holds, and what the thread does for a program."""
+    """What the producer does: its tensor maps, the bytes of a stage, and the emission of one program's copies."""
 
     maps: Sequence[TensorMapSpec]
     stage: int
@@ -54,7 +56,7 @@ class ProducerWork:
 
 
 def needs_specialisation(function: Function) -> bool:
-    """Whether a function has work for threads of different kinds."""
+    """Whether a function has ops that need a producer."""
     return any(node.op in SPECIALISED_OPS for node in function.body.walk())
 
 
@@ -93,7 +95,7 @@ def emit_specialised(function: Function, files: SourceFiles | None) -> KernelEnt
 
 
 def _emit_roles(ctx: EmissionContext, grid: Sequence[int], work: ProducerWork) -> None:
-    """The text: each kind of thread on its way."""
+    """Emit the barriers, the branch by role, and the code of each role."""
     text, team, ring = ctx.text, ctx.team, ctx.pipeline.ring
     assert ring is not None
     own = {
@@ -126,7 +128,7 @@ def _resident_nodes(ctx: EmissionContext) -> list[Node]:
 
 
 def _plan_mainloop_work(ctx: EmissionContext) -> ProducerWork:
-    """The work of a `product_loop`."""
+    """The producer's work for a `gemm_mainloop`."""
     node = next(n for n in ctx.function.body.nodes if n.op is gemm_mainloop)
     assert ctx.pipeline.ring is None
 
@@ -143,7 +145,7 @@ def _plan_mainloop_work(ctx: EmissionContext) -> ProducerWork:
 
 
 def _plan_async_mma_work(ctx: EmissionContext) -> ProducerWork:
-    """The work of `streamed` products."""
+    """The producer's work for `async_mma` products."""
     maps = collect_async_mma_maps(ctx.function)
 
     def program() -> None:
@@ -171,7 +173,7 @@ def _emit_map_address(text: PtxBuilder, name: str) -> str:
 
 
 def _emit_consumer(ctx: EmissionContext, grid: Sequence[int]) -> None:
-    """What the warp groups do: the whole function, program after program."""
+    """Emit the consumer warp groups: the whole function, for one program after the other."""
     assert ctx.pipeline.ring is not None
     team, function = ctx.team, ctx.function
     if team.worker_threads > WARPGROUP_THREADS:
@@ -194,7 +196,7 @@ def _emit_consumer(ctx: EmissionContext, grid: Sequence[int]) -> None:
 
 
 def _emit_producer(ctx: EmissionContext, grid: Sequence[int], work: ProducerWork, end: str) -> None:
-    """What the first of the helpers does: places by scalar arithmetic, and the copies."""
+    """Emit the producer thread: the scalar arithmetic of addresses, and the copies."""
     text, ring = ctx.text, ctx.pipeline.ring
     assert ring is not None
     if ctx.team.worker_threads > WARPGROUP_THREADS:
@@ -213,7 +215,7 @@ def _emit_producer(ctx: EmissionContext, grid: Sequence[int], work: ProducerWork
 def _emit_program_loop(
     ctx: EmissionContext, grid: Sequence[int], body: Callable[[], None], team: ThreadTeam | None = None
 ) -> None:
-    ctx.grid.scheduler = TileScheduler(ctx.text, grid, choose_raster_order(ctx.function, grid), ctx.grid.cluster, team)
+    ctx.grid.scheduler = TileScheduler(ctx.text, grid, read_order(ctx.function), ctx.grid.cluster, team)
     loop = ctx.grid.scheduler.begin()
     body()
     ctx.grid.scheduler.end(loop)
