@@ -1,12 +1,15 @@
 """Site pages: what the documentation site shows beside docs/ (a hook of MkDocs; mkdocs.yml names it).
 
 The start page is README.md, the changelog is CHANGELOG.md. The reference has one page for the names of `tessera` and
-one for each layer, whose contents mkdocstrings takes from the docstrings.
+one for each layer, whose contents mkdocstrings takes from the docstrings. Pages and modules that a page names become
+links.
 """
 
 from __future__ import annotations
 
 import inspect
+import posixpath
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,33 @@ def on_files(files: Files, config: Any) -> Files:
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Link the pages and modules that a page names, outside its code blocks."""
+    parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if part.startswith("```") else link_names(part, page.file.src_uri) for part in parts)
+
+
+def link_names(text: str, source: str) -> str:
+    """A text with links: "docs/numerics.md" to the page, a module by name or by file to its entry in the reference."""
+
+    def link_page(match: re.Match[str]) -> str:
+        exists = (ROOT / "docs" / match[1]).is_file()
+        return f"[`docs/{match[1]}`]({posixpath.relpath(match[1], posixpath.dirname(source))})" if exists else match[0]
+
+    def link_module(match: re.Match[str]) -> str:
+        module = match[1].removesuffix(".py").replace("/", ".")
+        return f"[`{match[1]}`][{module}]" if is_module(module) else match[0]
+
+    text = re.sub(r"(?<!\[)`docs/([\w/-]+\.md)`", link_page, text)
+    return re.sub(r"(?<!\[)`(tessera[./][\w./]+)`", link_module, text)
+
+
+def is_module(name: str) -> bool:
+    """Whether the reference has an entry for a module: it is a file of a layer."""
+    parts = name.split(".")
+    return len(parts) > 2 and parts[1] in LAYERS and (ROOT / Path(*parts)).with_suffix(".py").is_file()
 
 
 def read_page(name: str) -> str:

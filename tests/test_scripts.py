@@ -20,7 +20,6 @@ def test_the_picture_shows_the_packages():
     committed, drawn = (ROOT / "docs" / "architecture.svg").read_text(), draw_architecture.draw()
     for pattern in (r'data-package="([\w.]+)"', r'class="layer"[^>]*>(\w+)<'):
         assert re.findall(pattern, committed) == re.findall(pattern, drawn)
-    assert drawn == draw_architecture.draw()
 
 
 def test_no_document_has_a_refused_phrase():
@@ -31,7 +30,7 @@ def test_no_document_has_a_refused_phrase():
 
 
 def test_a_refused_phrase_is_found_with_its_line():
-    assert list(check_words.find_phrases("one\nThe tile is asleep.")) == [(2, "asleep", "blocked, or: suspended")]
+    assert list(check_words.find_phrases("one\nThe tile is asleep.")) == [(2, "asleep", "blocked, suspended")]
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tessera\.[\w.]+)`", GLOSSARY))))
@@ -56,3 +55,8 @@ def test_the_walk_names_functions_that_exist():
     hops = re.findall(r"^\| \d+ \| `(\w+)` \| `(tessera/\S+\.py)` \|", page, re.MULTILINE)
     assert 8 <= len(hops) <= 12
     assert not [hop for hop in hops if not re.search(rf"def {hop[0]}\(", (ROOT / hop[1]).read_text())]
+
+
+def test_the_site_has_every_page():
+    named = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert not {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")} - named
