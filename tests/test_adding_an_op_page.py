@@ -1,53 +1,81 @@
-"""The page on adding an op: what it shows runs as it stands, on fresh names, with what it promises."""
+"""The page on adding an op: its blocks, appended to the files that they name, give whole ops on every target."""
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import tessera as ts
-from tessera.interp import bound
-from tessera.interp.bound import compare_with_bound
-from tessera.ir.numerics import error_model
-from tessera.ir.rules import REGISTRY
-from tessera.runtime.program import prepare
-
-PAGE = (Path(__file__).parents[1] / "docs" / "adding-an-op.md").read_text()
-X = np.linspace(0.5, 3.0, 12, dtype=np.float32)
-
-
-@pytest.fixture
-def ops(monkeypatch):
-    """The ops of the page, under names of their own that are gone again after the test."""
-    (ulps,) = re.findall(r'`"cbrt": ([\d.]+)`', PAGE)
-    monkeypatch.setitem(error_model.SINGLE_ULPS, "page_cbrt", float(ulps))
-    before, scope = dict(REGISTRY), {"np": np, "__name__": __name__}
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        text = block.replace("softplus", "page_softplus").replace("def cbrt", "def page_cbrt")
-        exec(text.replace("(cbrt)", "(page_cbrt)"), scope)
-    yield scope
-    for name in set(REGISTRY) - set(before):
-        del REGISTRY[name]
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"```python\n# (\S+)\n(.*?)```", re.DOTALL)
+COMPOSITE, PRIMITIVE = "log_cosh", "unit_clip"
+MAX_FILES = {COMPOSITE: 2, PRIMITIVE: 5}
+PAGE = (ROOT / "docs" / "adding-an-op.md").read_text()
+PROPERTIES = """
+import numpy as np, tessera as ts
+x = np.linspace(-0.7, 1.9, 13, dtype=np.float32)
+for op, slope in ((ts.log_cosh, np.tanh(x)), (ts.unit_clip, ((x > 0) & (x < 1)) * 1.0)):
+    assert np.allclose(ts.grad(lambda a: ts.sum(op(a)))(ts.Tensor(x)).numpy(), slope, atol=1e-6)
+    assert np.array_equal(ts.vmap(op)(ts.Tensor(x[None])).numpy()[0], op(ts.Tensor(x)).numpy())
+    assert np.array_equal(getattr(ts.Tensor(x), op.__name__)().numpy(), op(ts.Tensor(x)).numpy())
+    assert getattr(ts.tile, op.__name__) is op
+assert ts.unit_clip(ts.Tensor([np.nan])).numpy() == 0
+"""
 
 
-def test_the_composite_has_everything(ops):
-    """From semantics and lowering: gradient, batching, every level, a bound, a compiled program."""
-    op = ops["page_softplus"]
-    program = prepare(ts.jit(lambda x: op(x)), (X,))
-    bounds = program.bounds()
-    for level in ("graph", "schedule", "tile"):
-        assert compare_with_bound(program.run(level)[0], bounds[0]).ok
-    assert compare_with_bound(program.run("device", "llvm")[0], bounds[0]).ok
-    gradient = ts.grad(lambda x: ts.sum(op(x)))(ts.Tensor(X)).numpy()
-    assert np.allclose(gradient, 1 / (1 + np.exp(-X)), rtol=1e-6)
-    assert np.allclose(ts.vmap(op)(ts.Tensor(X[None])).numpy(), np.logaddexp(X, 0)[None], rtol=1e-6)
+def blocks_of(op):
+    return [(file, text) for file, text in BLOCK.findall(PAGE) if re.search(rf"\b{op}\b", text)]
 
 
-def test_the_primitive_runs_with_a_bound_and_a_gradient(ops):
-    """The tables below Graph are filled when the package is imported: too early for an op that a test makes."""
-    op = ops["page_cbrt"]
-    graph = ts.jit(lambda x: op(x)).trace(X).function
-    assert op.pointwise and compare_with_bound(op(ts.Tensor(X)).numpy(), bound.run(graph, [X])[0]).ok
-    gradient = ts.grad(lambda x: ts.sum(op(x)))(ts.Tensor(X)).numpy()
-    assert np.allclose(gradient, np.cbrt(X) / (3 * X), rtol=1e-6)
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the source tree with the blocks of the page appended."""
+    root = tmp_path_factory.mktemp("tree")
+    for name in ("tessera", "conformance", "tests/ops"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, text in BLOCK.findall(PAGE):
+        with (root / file).open("a") as source:
+            source.write(f"\n\n{text}")
+    return root
+
+
+def run(tree, *args):
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    found = subprocess.run(
+        [sys.executable, *args], cwd=tree, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+@pytest.mark.parametrize("op", MAX_FILES)
+def test_few_files_are_touched(op):
+    assert 0 < len({file for file, _ in blocks_of(op)}) <= MAX_FILES[op]
+
+
+def test_every_block_names_its_file():
+    assert len(BLOCK.findall(PAGE)) == PAGE.count("```python")
+
+
+def test_no_column_is_missing(tree):
+    names = " or ".join(MAX_FILES)
+    said = run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops/test_complete.py", "-k", names)
+    assert "2 passed" in said
+
+
+def test_gradient_batching_and_names(tree):
+    run(tree, "-c", PROPERTIES)
+
+
+def test_every_engine_agrees_with_the_bound(tree):
+    """The interpreters, and the text for each target in its emulator, on the cases that the columns give."""
+    run(tree, "-m", "tessera.tools.cli", "conformance", "-k", " or ".join(MAX_FILES), "--report", "report.json")
+    outcomes = json.loads((tree / "report.json").read_text())
+    for op in MAX_FILES:
+        mine = [each for each in outcomes if f"/{op}-f32" in each["case"]]
+        assert {"graph", "schedule", "tile", "llvm text", "llvm", "ptx text", "csl text"} <= {e["engine"] for e in mine}
+        assert {each["status"] for each in mine} == {"pass"}

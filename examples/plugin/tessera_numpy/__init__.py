@@ -1,4 +1,4 @@
-"""A code generator in one file: tile programs as Python source that calls NumPy."""
+"""A code generator in one file: it emits Python source that calls NumPy, one program of the grid at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.contract import Capabilities
-from tessera.codegen.legality import check_default_policy
+from tessera.codegen.coverage import OpCoverage, make_refusal_error
+from tessera.codegen.legality import check_default_policy, check_element_types, check_resources
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import DTYPES, RefType
 from tessera.ir.core import Block, Function, Module, Node, Value
@@ -20,7 +21,35 @@ from tessera.ops.dialects import control_flow, host, tile
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
 emit = Rules("numpy emission")
-PREAMBLE = "import itertools\nimport ml_dtypes\nimport numpy as np\n"
+# The ops that this target does not have, with the reasons that its errors state.
+REFUSED = dict.fromkeys((tile.line, tile.pause), "stepping through source lines needs the interpreter")
+# The head of every program. `edge="clip"` drops the accesses outside the memory, as does a mask that is false.
+PREAMBLE = '''import itertools
+import ml_dtypes
+import numpy as np
+
+
+def _locate(ref, starts, shape, edge, mask):
+    """The indices of a block along each axis, and which of its elements are accessed."""
+    index = np.ix_(*(range(s, s + n) for s, n in zip(starts, shape)))
+    inside = np.ones(shape, bool)
+    for i, n in zip(index, ref.shape):
+        inside = inside & (i >= 0) & (i < n)
+    if edge == "error" and (mask & ~inside).any():
+        raise IndexError("a block reaches outside its memory")
+    return tuple(i.clip(0, n - 1) for i, n in zip(index, ref.shape)), inside & mask
+
+
+def _load(ref, starts, shape, edge, mask=True, other=0):
+    index, accessed = _locate(ref, starts, shape, edge, mask)
+    return np.where(accessed, ref[index] if ref.size else other, other).astype(ref.dtype)
+
+
+def _store(ref, value, starts, edge, mask=True):
+    index, accessed = _locate(ref, starts, value.shape, edge, mask)
+    places = [i[accessed] for i in np.broadcast_arrays(*index)]
+    ref[tuple(places) if places else ...] = value[accessed] if places else np.where(accessed, value, ref)
+'''
 UFUNCS = {
     "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "maximum": "maximum", "minimum": "minimum",
     "neg": "negative", "abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "less": "less",
@@ -114,21 +143,23 @@ def _(node, names):
     yield f"{names[node.out]} = np.int64((*{source}, {int(node.op is tile.grid_size)}, 0, 0)[{node.attrs['axis']}])"
 
 
-def window(node: Node, starts: Sequence[str], sizes: Sequence[int]) -> str:
-    """The subscript of a block; masks and clipped edges are left to better generators."""
-    if len(starts) != len(sizes) or node.attrs["edge"] != "error":
-        raise UnsupportedOpError(f"{node.op.name} with a mask or edge cannot be emitted for numpy", location=node.loc)
-    return ", ".join(f"{s}:{s} + {n}" for s, n in zip(starts, sizes, strict=True)) or "..."
+def access(node: Node, rest: Sequence[str]) -> tuple[str, str]:
+    """The starts of a block that is loaded or stored, and its edge, mask and other value."""
+    rank = len(node.args[0].type.shape)
+    named = (f", {k}={v}" for k, v in zip(("mask", "other"), rest[rank:], strict=False))
+    return f"({''.join(f'{start}, ' for start in rest[:rank])})", repr(node.attrs["edge"]) + "".join(named)
 
 
 @emit(tile.load)
-def _(node, names, ref, *starts):
-    yield f"{names[node.out]} = {ref}[{window(node, starts, node.attrs['shape'])}].copy()"
+def _(node, names, ref, *rest):
+    starts, options = access(node, rest)
+    yield f"{names[node.out]} = _load({ref}, {starts}, {tuple(node.attrs['shape'])}, {options})"
 
 
 @emit(tile.store)
-def _(node, names, ref, value, *starts):
-    yield f"{ref}[{window(node, starts, node.args[1].type.shape)}] = {value}"
+def _(node, names, ref, value, *rest):
+    starts, options = access(node, rest)
+    yield f"_store({ref}, {value}, {starts}, {options})"
 
 
 @emit(control_flow.for_)
@@ -164,15 +195,13 @@ def lines(block: Block, names: Names) -> Iterator[str]:
     for node in block.nodes:
         row = emit.get(node.op)
         if row is None:
-            raise UnsupportedOpError(f"{node.op.name} cannot be emitted for numpy", location=node.loc)
+            raise make_refusal_error("numpy", node, REFUSED)
         check_default_policy(node, "numpy")
         yield from row(node, names, *(names[v] for v in node.args))
 
 
 def function(item: Function, head: str) -> str:
     """One function's source."""
-    if item.attrs.get("group", 1) > 1:
-        raise UnsupportedOpError("groups of tiles cannot be emitted for numpy", location=item.loc)
     names = Names()
     params = ", ".join(names[p] for p in item.params)
     body = "".join(f"    {line}\n" for line in lines(item.body, names))
@@ -183,10 +212,18 @@ class Backend:
     """The generator: Python text out of a Tile module, run by `exec`."""
 
     name = "numpy"
-    capabilities = Capabilities(vector_bytes=64, dtypes=DTYPES)
+    capabilities = Capabilities(vector_bytes=64, dtypes=DTYPES, max_group=1)
+    coverage = OpCoverage((emit,), REFUSED)
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
-        """The module as one Python file."""
+        """The module as one Python file.
+
+        Raises:
+            UnsupportedOpError: an op has no row, or an element type or policy is not supported.
+            ResourceError: a kernel has groups of tiles.
+        """
+        check_element_types(module, self.name, self.capabilities.dtypes)
+        check_resources(module, self.name, self.capabilities)
         kernels = "".join(function(f, "pid, grid, ") for f in module.functions[1:])
         outputs = int(module.main.attrs.get("outputs", 0))
         params = [p.type for p in module.main.params if isinstance(p.type, RefType)]
