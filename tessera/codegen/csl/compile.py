@@ -22,10 +22,8 @@ class CodeGenOptions:
     `target` is "wse2" or "wse3". `optimize` fuses chains of pointwise ops into one loop and selects the fastest matrix
     product. `generate_debug_info` adds the program as IR ("mesh.tess") and the source of each line ("lines.json");
     `emit_comments` writes the sources into the text. `fabric_width` and `fabric_height` count PEs; 0 selects the
-    smallest
-    grid that holds the program. `runtime_address` is the address of a machine for commands_*.sh; without it the
-    commands
-    use the vendor's simulator.
+    smallest grid that holds the program. `runtime_address` is the address of a machine for commands_*.sh; without it
+    the commands use the vendor's simulator.
     """
 
     output_dir: str = "./pyflame_csl_output"

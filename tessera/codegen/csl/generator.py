@@ -97,11 +97,9 @@ class Csl:
         """The CSL files of a program on a grid of PEs.
 
         Options: `arch` ("wse2", the default, or "wse3"); `optimize` (default on: fuses chains of pointwise ops into one
-        loop
-        and selects the fastest matrix product); `comments` (default on: names the source of each line); `debug`
-        (default off:
-        adds "mesh.tess", the program as IR, and "lines.json", the source of each line); `address` of a machine, for
-        run.py.
+        loop and selects the fastest matrix product); `comments` (default on: names the source of each line); `debug`
+        (default off: adds "mesh.tess", the program as IR, and "lines.json", the source of each line); `address` of a
+        machine, for run.py.
 
         Raises:
             UnsupportedOpError: an op has no row, or the tiles of a kernel's groups communicate.

@@ -1,12 +1,12 @@
-"""Runs the program beside this file: cuts the inputs into pieces, copies them in, computes, copies the results out.
+"""Host script: splits the inputs into pieces, copies them to the PEs, runs the program, copies the results back.
 
-This file needs NumPy and the vendor's host library alone. As a script it takes inputs from .npy files:
+It runs the program in its folder, and needs only NumPy and the vendor's host library. As a script it reads .npy files:
 
     cs_python run.py --name out [--cmaddr ADDRESS] --input x.npy … --output y.npy …
 """
 
 # ruff: noqa: B905
-# The vendor's Python is an old one: no zip(strict=...) here.
+# The vendor's Python is an old version without zip(strict=...).
 import argparse
 import json
 import pathlib
@@ -15,11 +15,11 @@ import numpy as np
 
 
 def scatter(array, entry, grid):
-    """The words of every element, (rows, columns, words): its piece of the array, 0 past the end."""
+    """The words of every PE, (rows, columns, words): its piece of the array, zero-padded at the edges."""
     array = np.asarray(array)
-    padded = np.zeros(_padded(entry, grid), array.dtype)
+    padded = np.zeros(_find_padded_shape(entry, grid), array.dtype)
     padded[tuple(slice(0, n) for n in array.shape)] = array
-    pieces = [[padded[_piece(entry, (r, c))].reshape(-1) for c in range(grid[1])] for r in range(grid[0])]
+    pieces = [[padded[_find_piece(entry, (r, c))].reshape(-1) for c in range(grid[1])] for r in range(grid[0])]
     elements = np.ascontiguousarray(pieces)
     if elements.dtype.itemsize >= 4:
         return elements.view(np.uint32)
@@ -28,21 +28,21 @@ def scatter(array, entry, grid):
 
 
 def gather(words, entry, grid):
-    """The whole array, of the words of every element."""
-    dtype = _dtype(entry["dtype"])
+    """The whole array from the words of every PE."""
+    dtype = _parse_dtype(entry["dtype"])
     elements = words if dtype.itemsize >= 4 else words.astype(np.uint16)
     if dtype.itemsize == 1:
-        elements = elements.astype(np.uint8 if _coded(dtype) else dtype)
+        elements = elements.astype(np.uint8 if _is_coded(dtype) else dtype)
     elements = elements.view(dtype)
-    padded = np.zeros(_padded(entry, grid), dtype)
+    padded = np.zeros(_find_padded_shape(entry, grid), dtype)
     for row in range(grid[0]):
         for column in range(grid[1]):
-            padded[_piece(entry, (row, column))] = elements[row, column].reshape(entry["piece"])
+            padded[_find_piece(entry, (row, column))] = elements[row, column].reshape(entry["piece"])
     return padded[tuple(slice(0, n) for n in entry["shape"])].copy()
 
 
-def _dtype(name):
-    """An element type: NumPy's, or ml_dtypes' where NumPy has none."""
+def _parse_dtype(name):
+    """An element type of NumPy, or of ml_dtypes where NumPy has none."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -51,28 +51,28 @@ def _dtype(name):
         return np.dtype(getattr(ml_dtypes, name))
 
 
-def _coded(dtype):
-    """Whether elements of a byte are held as codes: floats are, integers and bools as the numbers they are."""
+def _is_coded(dtype):
+    """Whether one-byte elements are stored as codes: floats are; integers and bools are stored as numbers."""
     return dtype.name.startswith("float")
 
 
 def _codes(elements):
-    return elements.view(np.uint8) if _coded(elements.dtype) else elements
+    return elements.view(np.uint8) if _is_coded(elements.dtype) else elements
 
 
-def _padded(entry, grid):
-    """The shape that all pieces make up."""
+def _find_padded_shape(entry, grid):
+    """The shape of all pieces together."""
     return [n * grid[s] if s >= 0 else n for n, s in zip(entry["piece"], entry["split"])]
 
 
-def _piece(entry, place):
-    """Where an element's piece lies in it."""
+def _find_piece(entry, place):
+    """The slices of a PE's piece in the padded array."""
     starts = [place[s] * n if s >= 0 else 0 for n, s in zip(entry["piece"], entry["split"])]
     return tuple(slice(first, first + n) for first, n in zip(starts, entry["piece"]))
 
 
 def execute(runner, plan, arrays, narrow, wide, order):
-    """The results of the program on arrays; `narrow`, `wide` and `order` are the host library's names for copies."""
+    """The results of the program; `narrow`, `wide` and `order` are constants of the host library for copies."""
     grid = tuple(plan["grid"])
     for entry, array in zip(plan["inputs"], arrays):
         words = scatter(array, entry, grid)
@@ -95,8 +95,8 @@ def execute(runner, plan, arrays, narrow, wide, order):
     return results
 
 
-def broken(runner, plan, wide, order):
-    """What went wrong: (number of the place, row, column) of the first element that kept one; None where none did."""
+def find_fault(runner, plan, wide, order):
+    """The fault number, row and column of the first PE that stored a fault; None without a fault."""
     if not plan.get("faults"):
         return None
     rows, columns = plan["grid"]
@@ -110,14 +110,18 @@ def broken(runner, plan, wide, order):
 
 
 def main():
-    """Run on the arrays of .npy files."""
+    """Run the program on the arrays of .npy files."""
     from cerebras.sdk.runtime.sdkruntimepybind import MemcpyDataType, MemcpyOrder, SdkRuntime
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("--name", help="the folder that the compiler wrote")
+    parser.add_argument("--name", help="the folder that cslc wrote")
     parser.add_argument("--cmaddr", help="the address of a machine")
-    parser.add_argument("--input", action="append", default=[], help="an input, in order")
-    parser.add_argument("--output", action="append", default=[], help="where to write a result, in order")
+    parser.add_argument(
+        "--input", action="append", default=[], help="the .npy file of an input; repeat for each input in order"
+    )
+    parser.add_argument(
+        "--output", action="append", default=[], help="the .npy file for a result; repeat for each result in order"
+    )
     options = parser.parse_args()
     plan = json.loads((pathlib.Path(__file__).parent / "plan.json").read_text())
     rng = np.random.default_rng(0)
@@ -128,12 +132,12 @@ def main():
     runner.run()
     kinds = MemcpyDataType.MEMCPY_16BIT, MemcpyDataType.MEMCPY_32BIT
     results = execute(runner, plan, arrays, *kinds, MemcpyOrder.ROW_MAJOR)
-    wrong = broken(runner, plan, kinds[1], MemcpyOrder.ROW_MAJOR)
+    fault_found = find_fault(runner, plan, kinds[1], MemcpyOrder.ROW_MAJOR)
     runner.stop()
-    if wrong:
-        fault = plan["faults"][wrong[0] - 1]
+    if fault_found:
+        fault = plan["faults"][fault_found[0] - 1]
         place = ":".join(str(n) for n in fault["place"][:2])
-        raise SystemExit("{}: {} (row {}, column {})".format(place, fault["text"], wrong[1], wrong[2]))
+        raise SystemExit("{}: {} (row {}, column {})".format(place, fault["text"], fault_found[1], fault_found[2]))
     for name, result in zip(options.output, results):
         np.save(name, result)
     print("done:", ", ".join(f"{e['symbol']} {r.shape}" for e, r in zip(plan["outputs"], results)))

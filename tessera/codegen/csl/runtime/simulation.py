@@ -78,7 +78,7 @@ class CslSimulation:
         runner.run()
         kinds = MemcpyDataType.MEMCPY_16BIT, MemcpyDataType.MEMCPY_32BIT
         results = host_script.execute(runner, self._plan, arrays, *kinds, MemcpyOrder.ROW_MAJOR)
-        wrong = host_script.broken(runner, self._plan, kinds[1], MemcpyOrder.ROW_MAJOR)
+        wrong = host_script.find_fault(runner, self._plan, kinds[1], MemcpyOrder.ROW_MAJOR)
         runner.stop()
         RUNS.pop(name, None)
         self.cycles = runner.computed

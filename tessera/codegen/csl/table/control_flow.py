@@ -134,9 +134,8 @@ def emit_task_loop(ctx: CslContext, node: Node, bounds: Sequence[PeArrayView], c
     """Emit a loop with asynchronous receives (double buffering).
 
     Each iteration uses the received data and starts the receive of the next iteration into the other half of the
-    buffer.
-    The loop body is a task that is activated once per iteration; the task after the last iteration continues the
-    program.
+    buffer. The loop body is a task that is activated once per iteration; the task after the last iteration continues
+    the program.
     """
     body, turn = node.regions[0], f"turn{next(ctx.names)}"
     lower, upper, step = (b.literal for b in bounds)

@@ -37,9 +37,8 @@ class FabricChannel:
     """A communication pattern along a mesh axis.
 
     A "way" sends from each PE to its neighbour; a "ring" from the last PE of a way to its first; a "spread" from the
-    last
-    PE to all others. On a "pass" PEs take turns, in coordinate order, to send to the last PE; on an "echo" the last PE
-    sends to all PEs, itself included. `step` is the direction of a way: 1 for increasing coordinates.
+    last PE to all others. On a "pass" PEs take turns, in coordinate order, to send to the last PE; on an "echo" the
+    last PE sends to all PEs, itself included. `step` is the direction of a way: 1 for increasing coordinates.
     """
 
     kind: str

@@ -31,8 +31,7 @@ class HostCommand:
     """One command, and the PEs that have not completed it.
 
     `cycles` is the time it occupies one PE of a row before the next PE; `started` is the cycle at which the first PE
-    took
-    it, `ended` that at which the last PE completed it.
+    took it, `ended` that at which the last PE completed it.
     """
 
     def __init__(self, name: str, places: Iterable[PeCoordinate], cycles: int = 0) -> None:

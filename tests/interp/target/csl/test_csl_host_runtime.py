@@ -199,7 +199,7 @@ def test_arguments_of_the_host_that_do_not_fit(runtime, monkeypatch):
     calls = {
         "is not flat": lambda: host_arrays.input_array_to_u32(np.zeros((2, 2), np.int16), None, 1),
         "must have 16 or 32 bits": lambda: host_arrays.input_array_to_u32(np.zeros(2, np.int64), None, 1),
-        "must have 16 or 32 bits": lambda: host_arrays.memcpy_view(np.zeros(2, np.uint32), np.dtype(np.int64)),
+        "have 16 or 32 bits": lambda: host_arrays.memcpy_view(np.zeros(2, np.uint32), np.dtype(np.int64)),
         "--fabric-dims cannot be parsed": lambda: cslc.collect_settings(
             cslc.make_parser().parse_args([str(AXPY), "--fabric-dims=1"])
         ),

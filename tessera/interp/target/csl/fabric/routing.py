@@ -109,10 +109,8 @@ class WaveletFilter:
 
     "range": accepts data whose upper half (the index) is in `low .. high`, and all control wavelets. "counter": counts
     wavelets modulo `limit` + 1, and accepts a wavelet while the counter is at most `top` (with `control_at_top` it
-    accepts
-    a control wavelet only at `top`). "sparse_counter": as "counter", but after each round the next value of `later`
-    becomes
-    the limit, and after the last one all wavelets pass.
+    accepts a control wavelet only at `top`). "sparse_counter": as "counter", but after each round the next value of
+    `later` becomes the limit, and after the last one all wavelets pass.
 
     >>> WaveletFilter("range", 3, 5).passes(4 << 16, False)
     True

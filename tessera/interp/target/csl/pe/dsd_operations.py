@@ -29,8 +29,7 @@ class DsdOp:
     type.
 
     `sources` are the element types of the sources; `scalars` the types that a scalar may have in their place; `width`
-    is
-    the number of elements per cycle on (WSE-2, WSE-3).
+    is the number of elements per cycle on (WSE-2, WSE-3).
     """
 
     name: str

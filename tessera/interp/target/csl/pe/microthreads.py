@@ -243,8 +243,7 @@ def stream_operation(
     """Run an operation in steps, as far as its operands allow.
 
     Returns False if a synchronous operation found a FIFO empty or full. Sets `options["ended"]` if a control wavelet
-    ended
-    the operation.
+    ended the operation.
     """
     dest, *given = operands
     count = operation_length(operands)

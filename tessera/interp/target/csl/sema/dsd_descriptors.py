@@ -276,8 +276,7 @@ def _fabric_flags(fields: dict[str, ExprValue], kind: t.CslType, loc: Location) 
     """The flags of a fabric DSD.
 
     `simd_mode` packs two 16-bit elements into a wavelet. The modes differ only in when an operation continues, which
-    the
-    simulator does not model.
+    the simulator does not model.
     """
     found: dict[str, int] = {
         "control": _read_flag(fields, "control"),

@@ -183,13 +183,10 @@ class NativeFunction:
     """A library function written in Python: `run(pe, *args)`.
 
     `waits`: `run` is a generator function. `comptime`: it is `run(unit, *values) -> ComptimeValue` at comptime.
-    `cycles`:
-    the cost of a call. `whole`: the same function on arrays, for a function of numbers only. `deferrable`: it returns
-    nothing and does not access memory until the task ends. `live`: it reads or changes the PE, so that it cannot be
-    called
-    at comptime. `preloadable`: a comptime call is executed before the program starts. `typed`: it receives the types as
-    a
-    tuple before the other arguments.
+    `cycles`: the cost of a call. `whole`: the same function on arrays, for a function of numbers only. `deferrable`: it
+    returns nothing and does not access memory until the task ends. `live`: it reads or changes the PE, so that it
+    cannot be called at comptime. `preloadable`: a comptime call is executed before the program starts. `typed`: it
+    receives the types as a tuple before the other arguments.
     """
 
     name: str
