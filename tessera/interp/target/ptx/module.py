@@ -33,12 +33,12 @@ from tessera.interp.target.ptx.text.syntax import (
     variable_size,
 )
 
-# Launch arguments: arrays become segments of global memory, numbers become bytes of parameters.
+# Launch arguments.
 
 
 @dataclass
 class _HostSegment:
-    """Bytes that arrays share: one segment, so that what aliases on the host aliases in the kernel."""
+    """A range of host memory that arrays share: one segment, so that aliases on the host alias in the kernel."""
 
     low: int
     high: int
@@ -47,7 +47,7 @@ class _HostSegment:
 
 
 class ArgumentBuffers:
-    """The arrays of a launch and where each lies in the arena."""
+    """The arrays of a launch, and their segments in the arena."""
 
     def __init__(self, args: Sequence[Any], arena: GlobalArena) -> None:
         self.arrays: list[np.ndarray] = []
@@ -70,19 +70,19 @@ class ArgumentBuffers:
         self.regions.append(new)
 
     def offset(self, array: np.ndarray) -> int:
-        """Where an array begins in the arena."""
+        """The offset of an array in the arena."""
         low, high = _host_extent(array)
         region = next(r for r in self.regions if r.low <= low and high <= r.high)
         return region.start + low - region.low
 
     def copy_in(self) -> None:
-        """Fill the segments."""
+        """Copy the arrays into their segments."""
         for array in self.arrays:
             start = self.offset(array)
             self.arena.flat.raw[start : start + array.nbytes] = _byte_view(array)
 
     def copy_out(self) -> None:
-        """Write results back in place."""
+        """Copy the segments back into the arrays."""
         for array in self.arrays:
             if array.flags.writeable:
                 start = self.offset(array)
@@ -91,7 +91,7 @@ class ArgumentBuffers:
 
 
 def _host_extent(array: np.ndarray) -> tuple[int, int]:
-    """The addresses of an array's bytes; one that is not contiguous is copied, and gets a place of its own."""
+    """The addresses of an array's bytes; an array that is not contiguous is copied, and has a range of its own."""
     low = array.__array_interface__["data"][0] if array.flags.c_contiguous else -id(array) << 40
     return low, low + array.nbytes
 
@@ -104,7 +104,7 @@ def encode_parameter(v: PtxVariable, value: Any, buffers: ArgumentBuffers) -> by
     """The bytes of a parameter."""
     if isinstance(value, np.ndarray):
         if variable_size(v) != 8:
-            raise ArgumentError(f"parameter {v.name} is no pointer", expected=f".{v.type}", received="an array")
+            raise ArgumentError(f"parameter {v.name} is not a pointer", expected=f".{v.type}", received="an array")
         return int(GENERIC_WINDOWS["global"] + buffers.offset(value)).to_bytes(8, "little")
     if isinstance(value, TensorMap):
         value = value.encode(GENERIC_WINDOWS["global"] + buffers.offset(value.array))
@@ -131,33 +131,35 @@ def _encode_number(v: PtxVariable, value: Any) -> bytes:
     if isinstance(value, np.generic) and value.itemsize * 8 == t.bits and t.kind != "f":
         return value.tobytes()
     if not isinstance(value, float | int | np.generic):
-        raise ArgumentError(f"parameter {v.name} cannot be {value!r}", expected="an array or a number")
+        raise ArgumentError(
+            f"parameter {v.name} has the wrong kind", expected="an array or a number", received=repr(value)
+        )
     dtype = t.dtype if t.kind == "f" else np.dtype(f"f{t.bits // 8}")
     return np.array(value, dtype).tobytes()
 
 
-# A PTX module: parse once, launch entries on NumPy arrays.
+# PTX modules.
 
 
-SHARED_LIMIT = 227 << 10  # of the largest multiprocessor so far
+SHARED_LIMIT = 227 << 10  # bytes of shared memory of a CTA on sm_90
 _MOST_GRID, _MOST_BLOCK, _MOST_CLUSTER = (2**31 - 1, 2**16 - 1, 2**16 - 1), (1024, 1024, 64), 16
-# CTAs run side by side up to so many threads and bytes of shared and local memory; fewer while accesses are recorded.
+# As many CTAs run at once as have at most these threads, and these bytes of shared and local memory.
 LANES, MEMORY = 1 << 16, 1 << 28
-COOPERATIVE_THREADS = 132 * 2048  # threads of a cooperative launch: as many as a GPU of 132 multiprocessors holds
+COOPERATIVE_THREADS = 132 * 2048  # resident threads of a GPU with 132 multiprocessors
 DEBUG_LANES, DEBUG_MEMORY = 1 << 11, 1 << 22
 
 
 @dataclass
 class _DecodedEntry:
-    """A decoded entry, and the part of global memory that is the same at each launch."""
+    """A decoded entry, and the addresses that are the same for each launch."""
 
     program: PtxProgram
     params: dict[str, PtxVariableAddress]
-    world: dict[str, Any]
+    symbols: dict[str, Any]
 
 
 class PtxModule:
-    """PTX text, ready to launch. Variables in global memory keep their values from launch to launch.
+    """A parsed PTX module. Variables in global memory keep their values between launches.
 
     >>> text = '''.version 8.0 .target sm_80 .address_size 64
     ... .visible .entry k(.param .u64 p) { .reg .b64 %a; .reg .b32 %v;
@@ -172,7 +174,7 @@ class PtxModule:
         self.reserved = RESERVED if "%reserved_smem_offset" in text else 0
         self.entries = {f.name: f for f in self.syntax.functions if f.entry and f.body is not None}
         self.variables: dict[str, bytes] = {}
-        self._ready: dict[str, _DecodedEntry] = {}
+        self._decoded_entries: dict[str, _DecodedEntry] = {}
 
     def launch(
         self,
@@ -187,16 +189,18 @@ class PtxModule:
     ) -> None:
         """Run an entry.
 
-        `args`: arrays are pointers, written in place; numbers and `bytes` (structs) are passed by value; a
+        `args`: arrays are pointers and written in place; numbers and `bytes` (structs) are passed by value; a
         `TensorMap` is passed as the 128 bytes that bulk tensor copies read. `shared` is the bytes of dynamic shared
-        memory, `cluster` the CTAs of a cluster where the text does not say. All CTAs of a `cooperative` launch run at
-        once, so that they may wait for each other. `debug` finds registers, shared and local memory used before they
-        are written, races in shared and (within and between CTAs) in global memory, barriers that a part of a warp or
-        CTA misses, and data of asynchronous copies that is read without its wait or without its proxy fence.
+        memory, `cluster` the CTAs of a cluster if the text does not declare them. All CTAs of a `cooperative` launch
+        are resident at once, so that they may wait for each other. `debug` runs the sanitizer, which finds
+        uninitialised registers, shared and local memory, races in shared and global memory (also between CTAs),
+        barriers that a part of a warp or CTA misses, and asynchronous copies that are read without a wait or a proxy
+        fence.
 
-        Raises ArgumentError, ResourceError, OutOfBoundsError, BarrierError, ExecutionError, UnsupportedOpError; under
-        `debug` also UninitializedError, RaceError, AsyncCopyError. Each names the instruction, its line, the source
-        line that its `.loc` gives, and the thread.
+        Raises:
+            ArgumentError, ResourceError, OutOfBoundsError, BarrierError, ExecutionError, UnsupportedOpError: the launch
+            is invalid or failed. UninitializedError, RaceError, AsyncCopyError: the sanitizer found an error. Each
+            names the instruction, its line, the source line of its `.loc`, and the thread.
         """
         if entry not in self.entries:
             raise UnknownNameError(f"no entry {entry}", expected=", ".join(self.entries))
@@ -207,68 +211,74 @@ class PtxModule:
             _as_extent(grid), _as_extent(block), _cluster_extent(function, cluster), shared, debug, cooperative
         )
         _check_launch_limits(function, launch)
-        params, world, statics = self._layout(function, arena)
+        params, symbols, static_shared_bytes = self._assign_addresses(function, arena)
         buffers = ArgumentBuffers(args, arena)
         arena.freeze()
         for v, a in zip(function.params, args, strict=True):
-            arena.put(params[v.name].address, encode_parameter(v, a, buffers))
-        self._fill(arena, world)
+            arena.write_bytes(params[v.name].address, encode_parameter(v, a, buffers))
+        self._initialise_variables(arena, symbols)
         buffers.copy_in()
-        if entry not in self._ready:
-            self._ready[entry] = _DecodedEntry(self._decoded(function, params, world, statics), params, world)
+        if entry not in self._decoded_entries:
+            self._decoded_entries[entry] = _DecodedEntry(
+                self._decode_entry(function, params, symbols, static_shared_bytes), params, symbols
+            )
         try:
-            _run_in_waves(self._ready[entry].program, arena, launch)
+            _run_in_waves(self._decoded_entries[entry].program, arena, launch)
         finally:
             buffers.copy_out()
-            self._keep(arena, world)
+            self._save_variables(arena, symbols)
 
-    def _decoded(
-        self, function: PtxFunction, params: dict[str, PtxVariableAddress], world: dict[str, Any], statics: int
+    def _decode_entry(
+        self,
+        function: PtxFunction,
+        params: dict[str, PtxVariableAddress],
+        symbols: dict[str, Any],
+        static_shared_bytes: int,
     ) -> PtxProgram:
-        program = PtxDecoder(world, statics).entry(function, params)
+        program = PtxDecoder(symbols, static_shared_bytes).entry(function, params)
         program.reserved = self.reserved
         return program
 
-    def _layout(
+    def _assign_addresses(
         self, function: PtxFunction, arena: GlobalArena
     ) -> tuple[dict[str, PtxVariableAddress], dict[str, Any], int]:
-        """Parameters and module-level names in memory, and the bytes of static shared memory."""
+        """Addresses of parameters and of module-level names, and the bytes of static shared memory."""
         each = [(v.name, arena.add(f"parameter {v.name}", variable_size(v), "param")) for v in function.params]
         params = {name: PtxVariableAddress("param", offset) for name, offset in each}
-        world: dict[str, Any] = {f.name: f for f in self.syntax.functions}
-        world |= {f.name: f for f in self.syntax.functions if f.body is not None}
+        symbols: dict[str, Any] = {f.name: f for f in self.syntax.functions}
+        symbols |= {f.name: f for f in self.syntax.functions if f.body is not None}
         shared = self.reserved
         for v in sorted(self.syntax.variables, key=lambda v: v.extern):  # dynamic shared memory comes last
             if v.space == "shared":
                 shared = -(-shared // v.align) * v.align
-                world[v.name] = PtxVariableAddress("shared", shared)
+                symbols[v.name] = PtxVariableAddress("shared", shared)
                 shared += 0 if v.extern else variable_size(v)
             elif v.space in ("global", "const") and not v.extern:
-                world[v.name] = _global_variable_address(arena.add(f"variable {v.name}", variable_size(v), v.space))
-        return params, world, shared
+                symbols[v.name] = _global_variable_address(arena.add(f"variable {v.name}", variable_size(v), v.space))
+        return params, symbols, shared
 
-    def _fill(self, arena: GlobalArena, world: dict[str, Any]) -> None:
-        """Variables as the last launch left them, or with their initial values."""
+    def _initialise_variables(self, arena: GlobalArena, symbols: dict[str, Any]) -> None:
+        """Set variables to their values after the last launch, or to their initial values."""
         for v in self.syntax.variables:
             if v.space not in ("global", "const") or v.extern:
                 continue
             content = self.variables.get(v.name)
             if content is None and v.initial:
-                content = _encode_initialiser(v, world)
+                content = _encode_initialiser(v, symbols)
             if content is not None:
-                arena.put(world[v.name].address - GENERIC_WINDOWS["global"], content)
+                arena.write_bytes(symbols[v.name].address - GENERIC_WINDOWS["global"], content)
 
-    def _keep(self, arena: GlobalArena, world: dict[str, Any]) -> None:
+    def _save_variables(self, arena: GlobalArena, symbols: dict[str, Any]) -> None:
         for v in self.syntax.variables:
             if v.space == "global" and not v.extern:
-                start = world[v.name].address - GENERIC_WINDOWS["global"]
+                start = symbols[v.name].address - GENERIC_WINDOWS["global"]
                 self.variables[v.name] = arena.flat.raw[start : start + variable_size(v)].tobytes()
 
 
 def _run_in_waves(program: PtxProgram, arena: GlobalArena, launch: LaunchShape) -> None:
     if program.shared + launch.shared > SHARED_LIMIT:
         raise ResourceError(
-            "more shared memory than a CTA can have", expected=SHARED_LIMIT, received=program.shared + launch.shared
+            "more shared memory than a CTA may have", expected=SHARED_LIMIT, received=program.shared + launch.shared
         )
     lanes, memory = (DEBUG_LANES, DEBUG_MEMORY) if launch.debug else (LANES, MEMORY)
     bytes_of_cta = program.shared + launch.shared + program.local_size * launch.threads
@@ -276,9 +286,9 @@ def _run_in_waves(program: PtxProgram, arena: GlobalArena, launch: LaunchShape) 
     size = int(np.prod(launch.cluster))
     order = np.argsort(cluster_and_rank_of_ctas(launch)[0], kind="stable")  # the CTAs of a cluster run together
     step = max(together // size, 1) * size if not launch.cooperative else _cooperative_ctas(launch, bytes_of_cta)
-    world = GlobalShadow(launch, arena.top, _smallest_global_access(program)) if launch.debug else None
+    symbols = GlobalShadow(launch, arena.top, _smallest_global_access(program)) if launch.debug else None
     for first in range(0, launch.ctas, step):
-        machine = PtxMachine(program, arena, launch, order[first : first + step], world)
+        machine = PtxMachine(program, arena, launch, order[first : first + step], symbols)
         try:
             with np.errstate(all="ignore"):
                 machine.run()
@@ -302,7 +312,7 @@ def _cooperative_ctas(launch: LaunchShape, bytes_of_cta: int) -> int:
 
 
 def _smallest_global_access(program: PtxProgram) -> int:
-    """The bytes of the smallest access of global memory."""
+    """The size of the smallest access to global memory, in bytes."""
     accesses = [x.instruction for x in program.lines if x.instruction.op[0] in ("ld", "ldu", "st", "atom", "red")]
     types = [TYPES[w] for i in accesses for w in i.op if w in TYPES]
     return min((t.bits // 8 for t in types), default=4)
@@ -335,9 +345,9 @@ def _check_launch_limits(function: PtxFunction, launch: LaunchShape) -> None:
     limits = dict(function.limits)
     required, most = limits.get(".reqntid"), limits.get(".maxntid")
     if required and _as_extent(required) != launch.block:
-        raise ArgumentError(f"{function.name} requires its own block", expected=required, received=launch.block)
+        raise ArgumentError(f"{function.name} requires another block size", expected=required, received=launch.block)
     if most and launch.threads > int(np.prod(most)):
-        raise ArgumentError(f"{function.name} allows fewer threads", expected=most, received=launch.block)
+        raise ArgumentError(f"{function.name} permits fewer threads in a block", expected=most, received=launch.block)
     if launch.threads > 1024:
         raise ArgumentError("a block has at most 1024 threads", received=launch.block)
     _require_extent_within(launch.grid, _MOST_GRID, "the grid")
@@ -345,28 +355,30 @@ def _check_launch_limits(function: PtxFunction, launch: LaunchShape) -> None:
     if int(np.prod(launch.cluster)) > _MOST_CLUSTER:
         raise ArgumentError(f"a cluster has at most {_MOST_CLUSTER} CTAs", received=launch.cluster)
     if launch.shared < 0:
-        raise ArgumentError("the bytes of shared memory are negative", received=launch.shared)
+        raise ArgumentError("the size of shared memory is negative", received=launch.shared)
     if any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
-        raise ArgumentError("a grid is whole clusters", expected=launch.cluster, received=launch.grid)
+        raise ArgumentError(
+            "the grid is not a multiple of the cluster", expected=f"multiples of {launch.cluster}", received=launch.grid
+        )
 
 
-def _encode_initialiser(v: PtxVariable, world: dict[str, Any]) -> bytes:
+def _encode_initialiser(v: PtxVariable, symbols: dict[str, Any]) -> bytes:
     t = TYPES[v.type]
     numbers = [
-        encode_immediate(x, t) if isinstance(x, ImmediateOperand) else _resolve_initial_address(v, x, world)
+        encode_immediate(x, t) if isinstance(x, ImmediateOperand) else _resolve_initial_address(v, x, symbols)
         for x in v.initial
     ]
     return b"".join((n & (1 << t.bits) - 1).to_bytes(t.bits // 8, "little") for n in numbers)
 
 
-def _resolve_initial_address(v: PtxVariable, operand: PtxOperand, world: dict[str, Any]) -> int:
-    """A name in an initial value: where a variable or function lies."""
+def _resolve_initial_address(v: PtxVariable, operand: PtxOperand, symbols: dict[str, Any]) -> int:
+    """The address of a name in an initial value: of a variable or a function."""
     name, offset = operand, 0
     if isinstance(operand, AddressOperand):
         name, offset = NameOperand(str(operand.base)), operand.offset
-    found = world.get(name.text) if isinstance(name, NameOperand) else None
+    found = symbols.get(name.text) if isinstance(name, NameOperand) else None
     if isinstance(found, PtxFunction) and not found.entry:
-        return function_addresses(world)[found.name]
+        return function_addresses(symbols)[found.name]
     if not isinstance(found, PtxVariableAddress):
-        raise UnsupportedOpError(f"the initial value of {v.name}", location=v.location)
+        raise UnsupportedOpError(f"the initial value of {v.name} is not supported", location=v.location)
     return found.address + offset

@@ -117,7 +117,7 @@ def test_deadlock_names_the_barrier():
     "lines,says",
     [
         ("mbarrier.arrive.shared.b64 _, [%bar];", "no mbarrier was initialised at byte 0"),
-        (barrier() + "@%first mbarrier.arrive.shared.b64 _, [%bar], 0;" + wait(), "for ever"),
+        (barrier() + "@%first mbarrier.arrive.shared.b64 _, [%bar], 0;" + wait(), "no thread can continue"),
         ("@%first mbarrier.init.shared::cta.b64 [%bar], 0;", "takes 1 to"),
     ],
 )

@@ -99,7 +99,7 @@ def test_generic_addresses_see_every_space():
         ("ld.global.v4.u32 {%r0, %r1, %r2, %r3}, [%p0+56];", "misaligned access of 16 bytes"),
         ("ld.global.u32 %r0, [%p0-4];", "argument 0|no argument|parameter"),
         ("st.shared.u32 [16], %r0;", "byte 16 of shared memory, which has 16 bytes"),
-        ("ld.global.u32 %r0, [0];", "belongs to no argument"),
+        ("ld.global.u32 %r0, [0];", "is in no argument"),
     ],
 )
 def test_bad_accesses(line, says):

@@ -85,5 +85,5 @@ def test_what_was_never_written_counts_where_it_is_used(lines, fine):
     if fine:
         run(lines, 1, 32)
         return
-    with pytest.raises(UninitializedError, match=r"register %r\d is used before what it holds is written"):
+    with pytest.raises(UninitializedError, match=r"register %r\d is used before it is initialised"):
         run(lines, 1, 32)

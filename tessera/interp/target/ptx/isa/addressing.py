@@ -152,7 +152,7 @@ def check_address(m: PtxMachine, space: str, address: np.ndarray, lanes: LaneSet
         raise make_alignment_fault(address, at, align, _lane_at_position(lanes, address, at))
     if space == "global":
         offset = (address - np.uint64(GENERIC_WINDOWS["global"])).view(np.int64)
-        if (at := m.arena.check(offset, size)) >= 0:
+        if (at := m.arena.find_out_of_bounds(offset, size)) >= 0:
             words = m.arena.describe(int(offset.reshape(-1)[at]))
             raise PtxFault(f"access of {size} bytes at {words}", OutOfBoundsError, _lane_at_position(lanes, offset, at))
         return offset

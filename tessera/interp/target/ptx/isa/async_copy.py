@@ -70,14 +70,14 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 def _copy_async(
     m: PtxMachine, lanes: LaneSet, to: AddressOperandReader, source: AddressOperandReader, size: int, count: np.ndarray
 ) -> None:
-    (spot,) = resolve_accesses(m, lanes, to, size)
-    into = lanes.compress(spot.offset)
+    (access,) = resolve_accesses(m, lanes, to, size)
+    into = lanes.compress(access.offset)
     if m.debug:
         m.shadow.copy_issued(lanes, into, size)
     raw, unit = m.flat["shared"].raw, np.arange(size)
     raw[into[:, None] + unit] = 0
     for n in np.unique(count[count > 0]).tolist():
-        some = lanes.select(lanes.spread(count == n))
+        some = lanes.select(lanes.expand(count == n))
         (read,) = resolve_accesses(m, some, source, n, align=size)
         content = m.flat["global"].raw[some.compress(read.offset)[:, None] + np.arange(n)]
         raw[into[count == n][:, None] + np.arange(n)] = content
@@ -244,8 +244,8 @@ def _counted_store(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     readers, size = [d.reader(o, t) for o in vector_parts(inst.operands[1])], t.bits // 8
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
-        (spot,) = resolve_accesses(m, lanes, where, size * len(readers))
-        index, cells = lanes.compress(spot.offset) // size, m.flat["shared"].views[size]
+        (access,) = resolve_accesses(m, lanes, where, size * len(readers))
+        index, cells = lanes.compress(access.offset) // size, m.flat["shared"].views[size]
         for k, read in enumerate(readers):
             bits = lanes.compress(values_to_bits(read(m, lanes), t, t.bits))
             if name is not None:
@@ -254,7 +254,7 @@ def _counted_store(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
                 cells[index + k] = bits
         offsets = mbarrier_offsets(m, lanes, barrier)
         if m.debug:
-            starts = lanes.compress(spot.offset).tolist()
+            starts = lanes.compress(access.offset).tolist()
             for lane, start, bar in zip(lanes.flat.tolist(), starts, offsets.tolist(), strict=True):
                 record_bulk_transfer(m, BulkTransfer(lane, 0, start, size * len(readers)), ("", "shared"), 0, bar)
         for offset in offsets.tolist():

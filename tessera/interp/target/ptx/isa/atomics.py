@@ -73,16 +73,16 @@ def _make_atomic_step(
     size, kind = t.bits // 8, "atomic" if returns else "write"
 
     def update(m: PtxMachine, lanes: LaneSet) -> None:
-        for spot in resolve_accesses(m, lanes, where, size * len(readers)):
-            record_access(m, spot, size * len(readers), kind, strong=True)
-            index, cells = spot.lanes.compress(spot.offset) // size, m.flat[spot.space].views[size]
+        for access in resolve_accesses(m, lanes, where, size * len(readers)):
+            record_access(m, access, size * len(readers), kind, strong=True)
+            index, cells = access.lanes.compress(access.offset) // size, m.flat[access.space].views[size]
             # In global memory a float sum flushes subnormal numbers.
-            flushes = t.name == "f32" and name == "add" and spot.space == "global"
+            flushes = t.name == "f32" and name == "add" and access.space == "global"
             for k, (read, write) in enumerate(zip(readers, writers, strict=True)):
-                sources = [spot.lanes.compress(values_to_bits(r(m, spot.lanes), t, t.bits)) for r in read]
+                sources = [access.lanes.compress(values_to_bits(r(m, access.lanes), t, t.bits)) for r in read]
                 old = _update_cells(cells, index + k, sources, name, t, flushes, returns)
                 if old is not None:
-                    write(m, spot.lanes, bits_to_values(spot.lanes.spread(old), t))
+                    write(m, access.lanes, bits_to_values(access.lanes.expand(old), t))
 
     return update
 
@@ -97,13 +97,13 @@ def _exchange_128_bits(
     function = {"exch": _OTHER["exch"], "cas": _exchange_pair}[name]
 
     def update(m: PtxMachine, lanes: LaneSet) -> None:
-        for spot in resolve_accesses(m, lanes, where, size):
-            record_access(m, spot, size, "atomic", strong=True)
-            some, cells = spot.lanes, m.flat[spot.space].views[8].reshape(-1, 2)
+        for access in resolve_accesses(m, lanes, where, size):
+            record_access(m, access, size, "atomic", strong=True)
+            some, cells = access.lanes, m.flat[access.space].views[8].reshape(-1, 2)
             given = [np.stack([some.compress(r(m, some)) for r in parts], axis=1) for parts in readers]
-            old = _update_in_lane_order(cells, some.compress(spot.offset) // size, given, function, u64)
+            old = _update_in_lane_order(cells, some.compress(access.offset) // size, given, function, u64)
             for k, write in enumerate(writers):
-                write(m, some, some.spread(old[:, k]))
+                write(m, some, some.expand(old[:, k]))
 
     return update
 

@@ -84,7 +84,7 @@ def _return_from_function(m: PtxMachine, lanes: LaneSet, instance: InlinedFuncti
     if m.stack is None:
         m.push(end, lanes)
     else:
-        m.stack.leave(m, lanes, instance, end)
+        m.stack.return_lanes(m, lanes, instance, end)
 
 
 @decode_rule("alloca", "stacksave", "stackrestore", table=CONTROL_RULES)
@@ -108,7 +108,7 @@ def _decode_alloca(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 def _decode_stacksave(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     t = TYPES[inst.op[-1]]
     write = d.writer(inst.operands[0], t)
-    return lambda m, lanes: write(m, lanes, lanes.spread(m.stack.top[lanes.flat]).astype(t.dtype))
+    return lambda m, lanes: write(m, lanes, lanes.expand(m.stack.top[lanes.flat]).astype(t.dtype))
 
 
 def _decode_stackrestore(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
@@ -193,7 +193,7 @@ def _decode_barrier_sync(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstr
     whole = len(inst.operands) == 1 and isinstance(inst.operands[0], ImmediateOperand)
 
     def control(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
-        if whole and not m.debug and m.barriers.passes_immediately(lanes):
+        if whole and not m.debug and m.barriers.is_complete_for(lanes):
             m.push(pc + 1, lanes)
             return
         m.barriers.wait(
@@ -230,7 +230,7 @@ def _decode_barrier_red(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstru
     }[kind]
 
     def deliver(m: PtxMachine, lanes: LaneSet, votes: np.ndarray, total: np.ndarray) -> None:
-        write(m, lanes, lanes.spread(result(votes, total)))
+        write(m, lanes, lanes.expand(result(votes, total)))
 
     def control(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
         votes = lanes.compress(vote(m, lanes))
@@ -323,7 +323,7 @@ def _decode_cluster_barrier(d: PtxDecoder, inst: PtxInstruction, line: DecodedIn
     kind, words = inst.op[2], inst.op[3:]
     if not set(words) <= _ORDERS:
         raise d.unsupported(inst)
-    line.team = 32 if "aligned" in words else 0
+    line.group_size = 32 if "aligned" in words else 0
     line.control = {"arrive": _arrive_at_cluster_barrier, "wait": _wait_at_cluster_barrier}[kind]
 
 
@@ -342,11 +342,11 @@ def _wait_at_cluster_barrier(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
     barrier = cluster_barrier(m)
     barrier.settle(m)  # threads that have exited no longer count
     done = barrier.phase[m.cluster[lanes.ctas]] > barrier.arrival_phase[lanes.flat]
-    some = lanes.select(lanes.spread(done))
+    some = lanes.select(lanes.expand(done))
     if some.count and m.debug:
         m.shadow.cluster_waited(some)
     m.push(pc + 1, some)
-    m.block(pc, lanes.select(lanes.spread(~done)))
+    m.block(pc, lanes.select(lanes.expand(~done)))
 
 
 BARRIER_RULES["cluster"] = _decode_cluster_barrier

@@ -88,16 +88,16 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     strong, own, into = is_strong(inst), _is_constant_access(inst), d.registers(inst.operands[0])
 
     def load(m: PtxMachine, lanes: LaneSet) -> None:
-        for spot in resolve_accesses(m, lanes, where, size * len(parts)):
-            record_access(m, spot, size * len(parts), "read", strong, own)
-            index = spot.offset // size
-            cells = m.flat[spot.space].views[size]
+        for access in resolve_accesses(m, lanes, where, size * len(parts)):
+            record_access(m, access, size * len(parts), "read", strong, own)
+            index = access.offset // size
+            cells = m.flat[access.space].views[size]
             for k, write in enumerate(writers):
-                write(m, spot.lanes, cells[index + k if k else index].view(t.dtype))
-            if m.debug and spot.space == "local":
-                known = m.shadow.known(spot, size * len(parts))
+                write(m, access.lanes, cells[index + k if k else index].view(t.dtype))
+            if m.debug and access.space == "local":
+                known = m.shadow.known(access, size * len(parts))
                 for register in into:
-                    m.set_known(register, spot.lanes, known)
+                    m.set_known(register, access.lanes, known)
 
     return load
 
@@ -114,22 +114,22 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     strong, own, sources = is_strong(inst), _is_constant_access(inst), d.registers(inst.operands[1])
 
     def store(m: PtxMachine, lanes: LaneSet) -> None:
-        for spot in resolve_accesses(m, lanes, where, size * len(parts)):
-            some, cells = spot.lanes, m.flat[spot.space].views[size]
-            index = some.compress(spot.offset // size)
-            m.tolerant = spot.space == "local"
+        for access in resolve_accesses(m, lanes, where, size * len(parts)):
+            some, cells = access.lanes, m.flat[access.space].views[size]
+            index = some.compress(access.offset // size)
+            m.allow_uninitialised = access.space == "local"
             found = [some.compress(values_to_bits(read(m, some), t, t.bits)) for read in readers]
             if m.debug:
                 changed = np.logical_or.reduce([cells[index + k] != value for k, value in enumerate(found)])
-                record_access(m, spot, size * len(parts), "write", strong, own, changed)
+                record_access(m, access, size * len(parts), "write", strong, own, changed)
             for k, value in enumerate(found):
                 cells[index + k if k else index] = value
                 if m.debug and (lost := cells[index + k] != value).any():
                     lane = int(some.flat[np.argmax(lost)])
                     raise PtxFault("two threads write different values to one address", RaceError, lane)
-            m.tolerant = False
-            if m.debug and spot.space == "local" and len(sources) == len(readers):
-                m.shadow.set_known(spot, size, [m.known(k, some) for k in sources])
+            m.allow_uninitialised = False
+            if m.debug and access.space == "local" and len(sources) == len(readers):
+                m.shadow.set_known(access, size, [m.known(k, some) for k in sources])
 
     return store
 
@@ -149,7 +149,7 @@ _STRONG = {"volatile", "relaxed", "acquire", "release", "mmio", "atom", "red"}
 
 def record_access(
     m: PtxMachine,
-    spot: LaneAccess,
+    access: LaneAccess,
     size: int,
     kind: str,
     strong: bool = False,
@@ -157,8 +157,8 @@ def record_access(
     changed: np.ndarray | None = None,
 ) -> None:
     """Show an access to the debug mode."""
-    if m.debug and not (unwatched and spot.space == "global"):
-        m.shadow.access(kind, spot, size, strong, changed)
+    if m.debug and not (unwatched and access.space == "global"):
+        m.shadow.access(kind, access, size, strong, changed)
 
 
 @decode_rule("cvta")
@@ -183,7 +183,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
         address = read(m, lanes)
         found = address >> np.uint64(WINDOW_BITS) == window
         if space in ("const", "param"):
-            found = found & m.arena.lies_in(space, (address - np.uint64(GENERIC_WINDOWS["global"])).view(np.int64))
+            found = found & m.arena.is_in_space(space, (address - np.uint64(GENERIC_WINDOWS["global"])).view(np.int64))
         if space == "shared" and part != "cluster":
             rank = address >> np.uint64(CTA_RANK_SHIFT) & np.uint64((1 << WINDOW_BITS - CTA_RANK_SHIFT) - 1)
             found = found & ((rank == 0) | (rank == lanes.view(m.special["%cluster_ctarank"]) + np.uint64(1)))

@@ -90,7 +90,7 @@ class PtxDecoder(OperandDecoder):
         self.code.append(_PendingInstruction(exit, self.world))
         self.program.lines = [self._line(p) for p in self.code]
         ends = {i + 1 for i, line in enumerate(self.program.lines) if line.control is not None}
-        joins = {i for i, line in enumerate(self.program.lines) if line.team}
+        joins = {i for i, line in enumerate(self.program.lines) if line.group_size}
         self.program.block_starts = {*self.labels, *ends, *joins}
         return self.program
 
@@ -262,7 +262,7 @@ class PtxDecoder(OperandDecoder):
         call = RecursiveCall(instance, results, params, sizes)
 
         def control(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
-            m.stack.enter(m, lanes, call, pc + 1)
+            m.stack.push_frame(m, lanes, call, pc + 1)
             m.push(self.labels[instance.start], lanes)
 
         self.code.append(_PendingInstruction(inst, self.world, control))

@@ -87,8 +87,8 @@ def complete_transaction(m: PtxMachine, offset: int, many: int) -> None:
 
 def mbarrier_offsets(m: PtxMachine, lanes: LaneSet, where: AddressOperandReader) -> np.ndarray:
     """The offset of each lane's barrier, flat."""
-    (spot,) = resolve_accesses(m, lanes, where, 8)
-    return lanes.compress(spot.offset)
+    (access,) = resolve_accesses(m, lanes, where, 8)
+    return lanes.compress(access.offset)
 
 
 @decode_rule("mbarrier", table=CONTROL_RULES)
@@ -144,7 +144,7 @@ def _decode_arrive(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         offsets, amounts = mbarrier_offsets(m, lanes, where), lanes.compress(amount(m, lanes)).astype(np.int64)
-        write(m, lanes, lanes.spread(_arrival_tokens(m, lanes, offsets, np.ones_like(amounts) if expects else amounts)))
+        write(m, lanes, lanes.expand(_arrival_tokens(m, lanes, offsets, np.ones_like(amounts) if expects else amounts)))
         if m.debug:
             m.shadow.mbarrier_arrived(lanes, offsets)
         flipped = False
@@ -225,8 +225,8 @@ def _decode_wait(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) 
 
     def control(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
         offsets, done = _test_phase_complete(m, lanes, where, wanted, parity)
-        over = lanes.spread(done)
-        some, rest = (lanes, lanes.none()) if done.all() else (lanes.select(over), lanes.select(~over))
+        over = lanes.expand(done)
+        some, rest = (lanes, lanes.make_empty()) if done.all() else (lanes.select(over), lanes.select(~over))
         if some.count:
             write(m, some, np.array([[True]]))
             if m.debug:

@@ -78,7 +78,7 @@ def scatter_registers(m: PtxMachine, lanes: LaneSet, writers: list[Writer], valu
     """The reverse of `collect`."""
     flat = np.ascontiguousarray(values.reshape(lanes.count, len(writers)).T)
     for k, write in enumerate(writers):
-        write(m, lanes, lanes.spread(flat[k]))
+        write(m, lanes, lanes.expand(flat[k]))
 
 
 def fragment_to_matrix(registers: np.ndarray, t: PtxType, order: np.ndarray, rows: int, columns: int) -> np.ndarray:
@@ -159,7 +159,7 @@ def decode_mma_m8n8k4(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
     b32 = TYPES["b32"]
     writers = [d.writer(o, b32) for o in vector_parts(inst.operands[0])]
     sources = [[d.reader(o, b32) for o in vector_parts(x)] for x in inst.operands[1:4]]
-    line.team = 32
+    line.group_size = 32
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         x, y, z = (_split_into_quad_pairs(gather_registers(m, lanes, s)) for s in sources)
@@ -244,7 +244,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
         b_fragment_layout(depth, per),
         accumulator_layout(rows, 8),
     )
-    line.team = 32
+    line.group_size = 32
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         x, y, z = (gather_registers(m, lanes, s) for s in sources)
@@ -271,7 +271,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     many, transposed = _decode_matrix_count(d, inst)
     writers = [d.writer(o, TYPES["b32"]) for o in require_register_count(d, inst, inst.operands[0], many)]
     where = decode_address(d, inst, inst.operands[1])
-    line.team = 32
+    line.group_size = 32
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         rows = _row_offsets(m, lanes, where, many, "read")
@@ -289,7 +289,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     many, transposed = _decode_matrix_count(d, inst)
     where = decode_address(d, inst, inst.operands[0])
     readers = [d.reader(o, TYPES["b32"]) for o in require_register_count(d, inst, inst.operands[1], many)]
-    line.team = 32
+    line.group_size = 32
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         pairs = np.ascontiguousarray(np.swapaxes(gather_registers(m, lanes, readers), 1, 2))
@@ -305,9 +305,9 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 def _row_offsets(m: PtxMachine, lanes: LaneSet, where: object, many: int, kind: str) -> np.ndarray:
     """Where the rows [warps, matrices, 8] lie; other lanes' addresses do not count."""
     leading = lanes.select(lanes.thread % 32 < 8 * many) if many < 4 else lanes
-    (spot,) = resolve_accesses(m, leading, where, 16)  # type: ignore[arg-type]
-    record_access(m, spot, 16, kind)
-    return spot.lanes.compress(spot.offset).reshape(-1, many, 8)
+    (access,) = resolve_accesses(m, leading, where, 16)  # type: ignore[arg-type]
+    record_access(m, access, 16, kind)
+    return access.lanes.compress(access.offset).reshape(-1, many, 8)
 
 
 @decode_rule("movmatrix", table=CONTROL_RULES)
@@ -315,7 +315,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     if inst.op[1:] != ("sync", "aligned", "m8n8", "trans", "b16"):
         raise d.unsupported(inst)
     write, read = d.writer(inst.operands[0], TYPES["b32"]), d.reader(inst.operands[1], TYPES["b32"])
-    line.team = 32
+    line.group_size = 32
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         cells = gather_registers(m, lanes, [read]).view(np.uint16).reshape(-1, 8, 8)
@@ -339,7 +339,7 @@ def _fragment_extents(inst: PtxInstruction, which: str) -> tuple[int, int]:
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     if any(w in inst.op for w in ("s4", "u4", "b1")):
         raise d.unsupported(inst)
-    line.team = 32
+    line.group_size = 32
     {"load": _decode_wmma_load, "store": _decode_wmma_store, "mma": _decode_wmma_mma}[inst.op[1]](d, inst, line)
 
 
@@ -363,9 +363,9 @@ def _offsets(
 ) -> tuple[str, np.ndarray, np.ndarray]:
     """The space, and for each warp where its matrix begins and its stride, in elements."""
     first = lanes.select(lanes.thread % 32 == 0)
-    (spot,) = resolve_accesses(m, first, where, size)
-    record_access(m, spot, size, kind)
-    return spot.space, first.compress(spot.offset) // size, first.compress(stride(m, first)).astype(np.int64)
+    (access,) = resolve_accesses(m, first, where, size)
+    record_access(m, access, size, kind)
+    return access.space, first.compress(access.offset) // size, first.compress(stride(m, first)).astype(np.int64)
 
 
 def _decode_wmma_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:

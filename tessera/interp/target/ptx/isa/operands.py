@@ -217,9 +217,9 @@ def make_bit_moving_step(d: OperandDecoder, inst: PtxInstruction, plain: LaneSte
             plain(m, lanes)
             return
         known = np.logical_or.reduce(np.broadcast_arrays(*(m.known(k, lanes) | partly for k in sources)))
-        m.tolerant = True
+        m.allow_uninitialised = True
         plain(m, lanes)
-        m.tolerant = False
+        m.allow_uninitialised = False
         for k in into:
             m.set_known(k, lanes, known)
 
@@ -247,7 +247,7 @@ def stack_relative_reader(address: np.ndarray) -> Reader:
     """A reader of an address in local memory, which begins elsewhere in each call of a function by itself."""
 
     def read(m: PtxMachine, lanes: LaneSet) -> np.ndarray:
-        return address if m.stack is None else address + m.stack.base_of(lanes).astype(address.dtype)
+        return address if m.stack is None else address + m.stack.find_base(lanes).astype(address.dtype)
 
     return read
 

@@ -127,7 +127,7 @@ def group_lanes_by_map(m: PtxMachine, lanes: LaneSet, read: Reader, rank: int) -
     kinds = np.unique(at).tolist()
     if len(kinds) == 1:
         return [(lanes, decode_map_at(m, kinds[0], int(lanes.flat[0]), rank))]
-    parts = [lanes.select(lanes.spread(at == k)) for k in kinds]
+    parts = [lanes.select(lanes.expand(at == k)) for k in kinds]
     return [(some, decode_map_at(m, k, int(some.flat[0]), rank)) for some, k in zip(parts, kinds, strict=True)]
 
 
@@ -297,11 +297,11 @@ def _decode_tensormap_replace(d: PtxDecoder, inst: PtxInstruction, line: Decoded
         raise d.unsupported(inst)
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
-        for spot in resolve_accesses(m, lanes, where, _TENSOR_MAP_BYTES, 64):
-            record_access(m, spot, 8, "write")
-            numbers = spot.lanes.compress(value(m, spot.lanes)).tolist()
-            for start, number in zip(spot.lanes.compress(spot.offset).tolist(), numbers, strict=True):
-                raw = m.flat[spot.space].raw[start : start + _TENSOR_MAP_BYTES]
+        for access in resolve_accesses(m, lanes, where, _TENSOR_MAP_BYTES, 64):
+            record_access(m, access, 8, "write")
+            numbers = access.lanes.compress(value(m, access.lanes)).tolist()
+            for start, number in zip(access.lanes.compress(access.offset).tolist(), numbers, strict=True):
+                raw = m.flat[access.space].raw[start : start + _TENSOR_MAP_BYTES]
                 for name, index, content in [("magic", 0, MAGIC), *entries(ordinal.value, number)]:
                     offset, form = field_offset_and_format(name, index)
                     packed = struct.pack(form, content)
@@ -316,7 +316,7 @@ def _decode_tensormap_copy(d: PtxDecoder, inst: PtxInstruction, line: DecodedIns
         decode_address(d, inst, inst.operands[0], "global"),
         decode_address(d, inst, inst.operands[1], "shared"),
     )
-    line.team = 32
+    line.group_size = 32
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         first = lanes.select(lanes.thread % 32 == 0)

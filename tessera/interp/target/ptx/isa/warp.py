@@ -24,8 +24,8 @@ _LANE_MASK_BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 def converge_on_mask(d: PtxDecoder, line: DecodedInstruction, mask: PtxOperand) -> Reader:
     """Make a line wait for the lanes its mask names; what reads the mask."""
     read = d.reader(mask, TYPES["b32"])
-    line.team = 32
-    line.members = read
+    line.group_size = 32
+    line.member_mask = read
     return read
 
 
@@ -56,9 +56,9 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         b, c = by(m, lanes), clamp(m, lanes)
-        m.tolerant = True  # what was not written counts where it arrives
+        m.allow_uninitialised = True  # what was not written counts where it arrives
         bits = value(m, lanes)
-        m.tolerant = False
+        m.allow_uninitialised = False
         known = m.known(source[0], lanes) if m.debug and source else None
         moved, good = _shuffle_values(m, lanes, bits, choose, (b, c))
         write(m, lanes, moved)
@@ -82,7 +82,7 @@ def _shuffle_values(
     at, good = choose(
         lane_numbers(m, lanes), lanes.compress(b).astype(np.int64) & 31, lanes.compress(c).astype(np.int64)
     )
-    return lanes.spread(rows[row, at]), lanes.spread(good)
+    return lanes.expand(rows[row, at]), lanes.expand(good)
 
 
 def _make_shuffle(mode: str) -> Shuffle:
@@ -116,7 +116,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
         found = ballot & members
         result = {"ballot": found, "any": found != 0, "all": found == members}
         result["uni"] = result["all"] | (found == 0)
-        write(m, lanes, lanes.spread(result[kind]))
+        write(m, lanes, lanes.expand(result[kind]))
 
     line.step = step
 
@@ -139,13 +139,13 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         bits = lanes.compress(value(m, lanes))
-        rows, row = values_by_warp(m, lanes, lanes.spread(bits))
+        rows, row = values_by_warp(m, lanes, lanes.expand(bits))
         members = lanes.compress(mask(m, lanes)) & _active_mask(m, lanes)
         same = ((rows[row] == bits[:, None]) * _LANE_MASK_BITS).sum(axis=1, dtype=np.uint32) & members
         agreed = same == members
         result = same if kind == "any" else np.where(agreed, members, np.uint32(0))
-        write(m, lanes, lanes.spread(result))
-        write_flag(m, lanes, lanes.spread(agreed))
+        write(m, lanes, lanes.expand(result))
+        write_flag(m, lanes, lanes.expand(agreed))
 
     line.step = step
 
@@ -192,7 +192,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
         sets, which = np.unique(np.stack([row, members.astype(np.int64)], axis=1), axis=0, return_inverse=True)
         inside = (sets[:, 1:] >> np.arange(32) & 1).astype(bool)
         total = [function(rows[r][here]) for r, here in zip(sets[:, 0], inside, strict=True)]
-        write(m, lanes, lanes.spread(np.array(total, t.dtype)[which.reshape(-1)]))
+        write(m, lanes, lanes.expand(np.array(total, t.dtype)[which.reshape(-1)]))
 
     line.step = step
 
@@ -201,7 +201,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     check_modifiers(d, inst)
     write = d.writer(inst.operands[0], TYPES["b32"])
-    return lambda m, lanes: write(m, lanes, lanes.spread(_active_mask(m, lanes)))
+    return lambda m, lanes: write(m, lanes, lanes.expand(_active_mask(m, lanes)))
 
 
 @decode_rule("elect", table=CONTROL_RULES)
@@ -221,7 +221,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
             or lanes.shape[1] % 32
             or members[0, 0] != _FULL_MASK
         ):
-            members = lanes.spread(lanes.compress(members) & _active_mask(m, lanes))
+            members = lanes.expand(lanes.compress(members) & _active_mask(m, lanes))
         leader = popcount((members & (~members + np.uint32(1))) - np.uint32(1))
         write(m, lanes, leader)
         write_flag(m, lanes, lanes.thread % 32 == leader)

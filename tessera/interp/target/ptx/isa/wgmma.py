@@ -110,7 +110,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
         return
     kind = {"fence": "fence", "commit_group": "commit", "wait_group": "wait"}[inst.op[1]]
     left_over = inst.operands[0].value if inst.operands and isinstance(inst.operands[0], ImmediateOperand) else 0
-    line.team = 32
+    line.group_size = 32
     line.step = lambda m, lanes: m.shadow.matrix_group(lanes, kind, left_over) if m.debug else None
 
 
@@ -188,7 +188,7 @@ def _decode_mma_async(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
     in_registers = isinstance(inst.operands[1], VectorOperand)
     sources = [d.reader(o, b32) for o in require_register_count(d, inst, inst.operands[1], 4)] if in_registers else []
     sign, turned = _decode_scale_and_transpose(inst.operands[4:], in_registers)
-    line.team = WARPGROUP_THREADS
+    line.group_size = WARPGROUP_THREADS
     line.step = _WgmmaStep(
         columns,
         depth,

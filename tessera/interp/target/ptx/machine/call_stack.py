@@ -1,7 +1,7 @@
 """Call stack of each thread: frames of recursive calls, and memory allocated by alloca.
 
-Other calls are inlined and need no frame. A frame holds all local memory of the program once more, so that a pointer
-into an outer frame stays valid.
+Other calls are inlined and need no frame. A frame contains all local memory of the program, so that a pointer into an
+outer frame stays valid.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STACK_ALIGNMENT = 16
 
 @dataclass
 class InlinedFunction:
-    """A function inlined: the labels of its start and end, where its results and parameters lie, and its registers."""
+    """An inlined function: the labels of its start and end, addresses of results and parameters, its registers."""
 
     function: PtxFunction
     start: int
@@ -38,7 +38,7 @@ class InlinedFunction:
 
 @dataclass
 class RecursiveCall:
-    """One call of an instance from within: where the caller has results and parameters, and how many bytes each."""
+    """A call of a function within itself: addresses and sizes of the caller's results and parameters."""
 
     instance: InlinedFunction
     results: list[PtxVariableAddress]
@@ -48,10 +48,10 @@ class RecursiveCall:
 
 @dataclass
 class _CallStackFrame:
-    """What some lanes find again when they return."""
+    """What some lanes restore when they return."""
 
     call: RecursiveCall
-    back: int
+    return_pc: int
     flat: np.ndarray
     base: np.ndarray
     top: np.ndarray
@@ -61,7 +61,7 @@ class _CallStackFrame:
 
 
 class PtxCallStack:
-    """Of each lane: where its local memory begins and ends, and the frame that its last call left."""
+    """For each lane the bounds of its local memory, and the frame of its last call."""
 
     def __init__(self, m: PtxMachine) -> None:
         many = m.ctas * m.threads
@@ -71,76 +71,78 @@ class PtxCallStack:
         )
         self.base = np.zeros(many, np.uint64)
         self.top = np.full(many, self.frame_size)
-        self.last = np.full(many, -1)
+        self.last_frame = np.full(many, -1)
         self.frames: list[_CallStackFrame] = []
 
-    def base_of(self, lanes: LaneSet) -> np.ndarray:
-        """Where the local memory of lanes begins."""
+    def find_base(self, lanes: LaneSet) -> np.ndarray:
+        """The base of lanes' local memory."""
         return lanes.view(self.base.reshape(self.extent))
 
-    def enter(self, m: PtxMachine, lanes: LaneSet, call: RecursiveCall, back: int) -> None:
-        """Lanes begin the function once more."""
+    def push_frame(self, m: PtxMachine, lanes: LaneSet, call: RecursiveCall, back: int) -> None:
+        """Save a frame and begin the function again."""
         flat, instance = lanes.flat, call.instance
-        given = [_read_local(m, flat, self.base[flat], p, n) for p, n in zip(call.params, call.sizes[1], strict=True)]
-        kept = range(instance.first, instance.last)
+        arguments = [
+            _read_local(m, flat, self.base[flat], p, n) for p, n in zip(call.params, call.sizes[1], strict=True)
+        ]
+        saved_registers = range(instance.first, instance.last)
         frame = _CallStackFrame(
             call,
             back,
             flat,
             self.base[flat],
             self.top[flat],
-            self.last[flat],
-            [_registers_of_lanes(m, k, flat) for k in kept],
+            self.last_frame[flat],
+            [_registers_of_lanes(m, k, flat) for k in saved_registers],
         )
         if m.debug:
-            frame.known = [np.broadcast_to(m.written[k], m.extent).reshape(-1)[flat] for k in kept]
+            frame.known = [np.broadcast_to(m.written[k], m.extent).reshape(-1)[flat] for k in saved_registers]
         self.frames.append(frame)
-        self.last[flat] = len(self.frames) - 1
+        self.last_frame[flat] = len(self.frames) - 1
         self.base[flat] = _align_up(self.top[flat], STACK_ALIGNMENT)
-        self._grow(m, lanes, self.base[flat] + self.frame_size)
-        for place, content in zip(instance.params, given, strict=True):
-            _write_local(m, flat, self.base[flat], place, content)
+        self._set_top(m, lanes, self.base[flat] + self.frame_size)
+        for variable, data in zip(instance.params, arguments, strict=True):
+            _write_local(m, flat, self.base[flat], variable, data)
 
-    def leave(self, m: PtxMachine, lanes: LaneSet, instance: InlinedFunction, end: int) -> None:
-        """Lanes return: to a call from within where that was the last one, else behind the inlined function."""
-        last = self.last[lanes.flat]
+    def return_lanes(self, m: PtxMachine, lanes: LaneSet, instance: InlinedFunction, end: int) -> None:
+        """Return to the last recursive call of the function, or behind the inlined function if there is none."""
+        last = self.last_frame[lanes.flat]
         for k in np.unique(last).tolist():
-            some = lanes.select(lanes.spread(last == k))
+            some = lanes.select(lanes.expand(last == k))
             if k >= 0 and self.frames[k].call.instance is instance:
-                self._restore(m, some, self.frames[k])
+                self._pop_frame(m, some, self.frames[k])
             else:
                 m.push(end, some)
 
-    def _restore(self, m: PtxMachine, lanes: LaneSet, frame: _CallStackFrame) -> None:
+    def _pop_frame(self, m: PtxMachine, lanes: LaneSet, frame: _CallStackFrame) -> None:
         flat, call = lanes.flat, frame.call
         found = [
             _read_local(m, flat, self.base[flat], p, n)
             for p, n in zip(call.instance.results, call.sizes[0], strict=True)
         ]
         at = np.searchsorted(frame.flat, flat)
-        self.base[flat], self.top[flat], self.last[flat] = frame.base[at], frame.top[at], frame.before[at]
+        self.base[flat], self.top[flat], self.last_frame[flat] = frame.base[at], frame.top[at], frame.before[at]
         for k, values in enumerate(frame.registers):
-            m.write(call.instance.first + k, lanes, lanes.spread(values[at]))
+            m.write(call.instance.first + k, lanes, lanes.expand(values[at]))
             if m.debug:
-                m.set_known(call.instance.first + k, lanes, lanes.spread(frame.known[k][at]))
-        for place, content in zip(call.results, found, strict=True):
-            _write_local(m, flat, self.base[flat], place, content)
-        m.push(frame.back, lanes)
+                m.set_known(call.instance.first + k, lanes, lanes.expand(frame.known[k][at]))
+        for variable, data in zip(call.results, found, strict=True):
+            _write_local(m, flat, self.base[flat], variable, data)
+        m.push(frame.return_pc, lanes)
 
     def allocate(self, m: PtxMachine, lanes: LaneSet, size: np.ndarray, align: int) -> np.ndarray:
-        """Memory of so many bytes; its addresses."""
+        """Allocate local memory; its addresses."""
         start = _align_up(self.top[lanes.flat], align)
-        self._grow(m, lanes, start + lanes.compress(size))
-        return lanes.spread(start)
+        self._set_top(m, lanes, start + lanes.compress(size))
+        return lanes.expand(start)
 
     def release(self, m: PtxMachine, lanes: LaneSet, top: np.ndarray) -> None:
-        """Go back to an earlier top."""
-        self._grow(m, lanes, lanes.compress(top))
+        """Reset the top of the stack."""
+        self._set_top(m, lanes, lanes.compress(top))
 
-    def _grow(self, m: PtxMachine, lanes: LaneSet, top: np.ndarray) -> None:
-        if (beyond := top > m.local_size).any():
-            says = f"a stack of more than {m.local_size} bytes"
-            raise PtxFault(says, ExecutionError, int(lanes.flat[np.argmax(beyond)]))
+    def _set_top(self, m: PtxMachine, lanes: LaneSet, top: np.ndarray) -> None:
+        if (overflowing := top > m.local_size).any():
+            message = f"a stack of more than {m.local_size} bytes"
+            raise PtxFault(message, ExecutionError, int(lanes.flat[np.argmax(overflowing)]))
         self.top[lanes.flat] = top
 
 
@@ -149,20 +151,22 @@ def _registers_of_lanes(m: PtxMachine, register: int, flat: np.ndarray) -> np.nd
 
 
 def _local_positions(
-    m: PtxMachine, flat: np.ndarray, base: np.ndarray, place: PtxVariableAddress, size: int
+    m: PtxMachine, flat: np.ndarray, base: np.ndarray, variable: PtxVariableAddress, size: int
 ) -> np.ndarray:
-    return (flat * m.local_size + base.astype(np.int64) + place.address)[:, None] + np.arange(size)
+    return (flat * m.local_size + base.astype(np.int64) + variable.address)[:, None] + np.arange(size)
 
 
-def _read_local(m: PtxMachine, flat: np.ndarray, base: np.ndarray, place: PtxVariableAddress, size: int) -> np.ndarray:
-    return m.flat["local"].raw[_local_positions(m, flat, base, place, size)]
+def _read_local(
+    m: PtxMachine, flat: np.ndarray, base: np.ndarray, variable: PtxVariableAddress, size: int
+) -> np.ndarray:
+    return m.flat["local"].raw[_local_positions(m, flat, base, variable, size)]
 
 
 def _write_local(
-    m: PtxMachine, flat: np.ndarray, base: np.ndarray, place: PtxVariableAddress, content: np.ndarray
+    m: PtxMachine, flat: np.ndarray, base: np.ndarray, variable: PtxVariableAddress, data: np.ndarray
 ) -> None:
-    where = _local_positions(m, flat, base, place, content.shape[1])
-    m.flat["local"].raw[where] = content
+    where = _local_positions(m, flat, base, variable, data.shape[1])
+    m.flat["local"].raw[where] = data
     if m.debug:
         m.shadow.local[where] = True
 

@@ -6,7 +6,7 @@ from tessera.core.errors import ExecutionError, TesseraError
 
 
 class PtxFault(Exception):
-    """A finding, the error to report it as, and the lane of the machine that met it."""
+    """A fault of an instruction: its message, the error it becomes, and the faulting lane."""
 
     def __init__(self, message: str, kind: type[TesseraError] = ExecutionError, lane: int | None = None) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
 """Lane sets (execution masks): a rectangle of CTAs by threads, a part of one, or any set.
 
-A register holds one value for the whole grid, one a CTA, one a thread number, or one a thread: an array
-[C or 1, T or 1] that broadcasts. A value that is uniform over the grid is computed once.
+A register is an array [C or 1, T or 1] that broadcasts over C CTAs of T threads: it is uniform over the grid, over a
+CTA, over equal thread numbers, or varying. A uniform value is computed once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-_SPARSE = 8  # a set with less than one in so many of its rectangle is kept as indices
+_SPARSE = 8  # a set of less than 1/8 of its rectangle is stored as indices
 
 
 class LaneSet:
@@ -38,12 +38,12 @@ class LaneSet:
 
     @cached_property
     def count(self) -> int:
-        """How many lanes."""
+        """The number of lanes."""
         return int(np.count_nonzero(self.mask)) if self.mask is not None else self.shape[0] * self.shape[1]
 
     @cached_property
     def flat(self) -> np.ndarray:
-        """Their numbers, CTA by CTA."""
+        """The flat indices of the lanes, CTA by CTA."""
         if self.index is not None:
             return self.index
         rows, columns = np.arange(self.rows.start, self.rows.stop), np.arange(self.columns.start, self.columns.stop)
@@ -52,14 +52,14 @@ class LaneSet:
 
     @cached_property
     def cta(self) -> np.ndarray:
-        """The CTA of each, in the shape of values."""
+        """The CTA of each lane, in the shape of values."""
         if self.index is not None:
             return (self.index // self.extent[1])[None]
         return np.arange(self.rows.start, self.rows.stop)[:, None]
 
     @cached_property
     def thread(self) -> np.ndarray:
-        """The thread number of each, in the shape of values."""
+        """The thread number of each lane, in the shape of values."""
         if self.index is not None:
             return (self.index % self.extent[1])[None]
         return np.arange(self.columns.start, self.columns.stop)[None]
@@ -70,7 +70,7 @@ class LaneSet:
         return self.flat // self.extent[1]
 
     def view(self, whole: np.ndarray) -> np.ndarray:
-        """The values that a register [C or 1, T or 1] holds for these lanes."""
+        """The values of these lanes in a register [C or 1, T or 1]."""
         if self.full:
             return whole
         rows, columns = whole.shape
@@ -84,7 +84,7 @@ class LaneSet:
         return whole[0].take(self.thread) if rows == 1 else whole[:, 0].take(self.cta)
 
     def blend(self, old: np.ndarray, value: np.ndarray) -> np.ndarray:
-        """A register after these lanes have written a value that broadcasts to their shape."""
+        """A register after these lanes write a value that broadcasts to their shape."""
         if self.full:
             return value
         rows, columns = self.extent
@@ -106,7 +106,7 @@ class LaneSet:
         return new
 
     def _mask_bits(self, dtype: np.dtype) -> np.ndarray:
-        """The mask with all bits of a type set: selecting by bits is ten times as fast as by a random mask."""
+        """The mask with all bits of a dtype set: selecting by bits is ten times as fast as by a random mask."""
         assert self.mask is not None
         if dtype.kind == "b":
             return self.mask
@@ -115,20 +115,20 @@ class LaneSet:
         return self._masks[dtype]
 
     def compress(self, value: np.ndarray) -> np.ndarray:
-        """Values in the shape of these lanes as one element a lane."""
+        """Values in the shape of these lanes as one element for each lane."""
         wide = value if value.shape == self.shape else np.broadcast_to(value, self.shape)
         return wide.reshape(-1) if self.mask is None else wide[self.mask]
 
-    def spread(self, value: np.ndarray) -> np.ndarray:
-        """One element a lane as values in the shape of these lanes."""
+    def expand(self, value: np.ndarray) -> np.ndarray:
+        """One element for each lane as values in the shape of these lanes."""
         if self.mask is None:
             return value.reshape(self.shape)
         out = np.zeros(self.shape, value.dtype)
         out[self.mask] = value
         return out
 
-    def mark(self, whole: np.ndarray) -> None:
-        """Set their places in an array of bool [C, T]."""
+    def set_mask(self, whole: np.ndarray) -> None:
+        """Set these lanes in a mask [C, T]."""
         if self.index is not None:
             whole.reshape(-1)[self.index] = True
         elif self.mask is None:
@@ -137,9 +137,9 @@ class LaneSet:
             whole[self.rows, self.columns] |= self.mask
 
     def select(self, chosen: np.ndarray) -> LaneSet:
-        """Those for which a value of bool is true."""
+        """The lanes for which a bool value is true."""
         if chosen.shape == (1, 1):
-            return self if chosen[0, 0] else self.none()
+            return self if chosen[0, 0] else self.make_empty()
         if self.index is not None:
             return self._from_indices(self.index[np.broadcast_to(chosen, self.shape)[0]])
         if self.mask is not None:
@@ -151,10 +151,10 @@ class LaneSet:
         return self.within(np.broadcast_to(chosen, self.shape))
 
     def _select_contiguous(self, chosen: np.ndarray, of_rows: bool) -> LaneSet | None:
-        """Whole rows or whole columns, where they lie side by side."""
+        """Whole rows or columns, if they are adjacent."""
         places = np.flatnonzero(chosen)
         if not len(places):
-            return self.none()
+            return self.make_empty()
         first, last = int(places[0]), int(places[-1]) + 1
         if last - first != len(places):
             return None
@@ -162,7 +162,7 @@ class LaneSet:
             return LaneSet(self.extent, slice(self.rows.start + first, self.rows.start + last), self.columns)
         return LaneSet(self.extent, self.rows, slice(self.columns.start + first, self.columns.start + last))
 
-    def none(self) -> LaneSet:
+    def make_empty(self) -> LaneSet:
         """No lanes."""
         return self._from_indices(np.empty(0, np.int64))
 
@@ -170,10 +170,10 @@ class LaneSet:
         return LaneSet(self.extent, slice(0, 0), slice(0, 0), None, index)
 
     def within(self, mask: np.ndarray) -> LaneSet:
-        """Those where a mask over their rectangle is set, in the form that suits them."""
+        """The lanes set in a mask over the rectangle, in the smallest form."""
         rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
         if not len(rows):
-            return self.none()
+            return self.make_empty()
         top, left = int(rows[0]), int(columns[0])
         part = mask[top : int(rows[-1]) + 1, left : int(columns[-1]) + 1]
         top, left, n = top + self.rows.start, left + self.columns.start, int(np.count_nonzero(part))
@@ -189,8 +189,8 @@ class LaneSet:
         if not other.count or not self.count:
             return self if self.count else other
         mask = np.zeros(self.extent, bool)
-        self.mark(mask)
-        other.mark(mask)
+        self.set_mask(mask)
+        other.set_mask(mask)
         return lanes_from_mask(mask)
 
 
@@ -205,12 +205,12 @@ def all_lanes(extent: tuple[int, int]) -> LaneSet:
 
 
 def lanes_from_mask(mask: np.ndarray) -> LaneSet:
-    """The lanes set in an array of bool [C, T]."""
+    """The lanes set in a mask [C, T]."""
     return all_lanes((mask.shape[0], mask.shape[1])).within(mask)
 
 
 def lanes_from_indices(index: np.ndarray, extent: tuple[int, int]) -> LaneSet:
-    """The lanes with these numbers."""
+    """The lanes with these flat indices."""
     mask = np.zeros(extent, bool)
     mask.reshape(-1)[index] = True
     return lanes_from_mask(mask)

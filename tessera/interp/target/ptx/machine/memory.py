@@ -9,14 +9,16 @@ import numpy as np
 from tessera.core.errors import OutOfBoundsError
 from tessera.interp.target.ptx.machine.fault import PtxFault
 
-GENERIC_WINDOWS = {"shared": 1 << 40, "local": 2 << 40, "global": 3 << 40}  # where generic addresses see each space
+# the base of each space's window in generic addresses
+GENERIC_WINDOWS = {"shared": 1 << 40, "local": 2 << 40, "global": 3 << 40}
 WINDOW_BITS = 40
-CTA_RANK_SHIFT = 24  # a shared::cluster address: 1 + the rank of another CTA above so many bits, 0 for the own one
-_GUARD = 256  # unowned bytes between arrays, so that running off one is found
+# the bits of a shared::cluster address above these are 1 + the rank of the CTA, or 0 for the own CTA
+CTA_RANK_SHIFT = 24
+_GUARD = 256  # unmapped bytes between segments, so that an access out of bounds is detected
 
 
 class FlatMemory:
-    """Bytes, seen as elements of any size."""
+    """Bytes, viewed as elements of any size."""
 
     def __init__(self, size: int) -> None:
         self.raw = np.zeros(-(-size // 16) * 16 + 16, np.uint8)
@@ -24,7 +26,7 @@ class FlatMemory:
 
 
 class GlobalArena:
-    """Named segments of global memory, frozen into one array before the launch."""
+    """Named segments of global memory, allocated as one array before the launch."""
 
     def __init__(self) -> None:
         self.starts: list[int] = []
@@ -35,7 +37,7 @@ class GlobalArena:
         self.flat = FlatMemory(0)
 
     def add(self, name: str, size: int, space: str = "global") -> int:
-        """Reserve a segment of a space; its offset."""
+        """Reserve a segment; its offset."""
         start = self.top
         self.starts.append(start)
         self.ends.append(start + size)
@@ -48,12 +50,12 @@ class GlobalArena:
         """Allocate the bytes of all segments."""
         self.flat = FlatMemory(self.top)
 
-    def put(self, start: int, content: bytes) -> None:
-        """Set bytes."""
+    def write_bytes(self, start: int, content: bytes) -> None:
+        """Write bytes at an offset."""
         self.flat.raw[start : start + len(content)] = np.frombuffer(content, np.uint8)
 
-    def check(self, offsets: np.ndarray, size: int) -> int:
-        """Where an access leaves its segment: the flat position of the first that does, or -1."""
+    def find_out_of_bounds(self, offsets: np.ndarray, size: int) -> int:
+        """The position of the first access that is not within one segment, or -1."""
         if not self.starts:
             return 0
         low, high = int(offsets.min()), int(offsets.max())
@@ -64,29 +66,29 @@ class GlobalArena:
         bad = (owners < 0) | (offsets + size > np.array(self.ends)[owners])
         return int(np.argmax(bad)) if bad.any() else -1
 
-    def lies_in(self, space: str, offsets: np.ndarray) -> np.ndarray:
-        """Whether offsets belong to segments of a space."""
+    def is_in_space(self, space: str, offsets: np.ndarray) -> np.ndarray:
+        """Whether offsets are in segments of a space."""
         owners = np.searchsorted(self.starts, offsets, "right") - 1
         there = np.array([s == space for s in self.spaces])[owners]
         return there & (owners >= 0) & (offsets < np.array(self.ends)[owners])
 
     def describe(self, offset: int) -> str:
-        """An offset in words."""
+        """An offset in words, for errors."""
         if offset < 0 or offset >= self.top or not self.starts:
-            return f"address {offset + GENERIC_WINDOWS['global']:#x} belongs to no argument"
+            return f"address {offset + GENERIC_WINDOWS['global']:#x} is in no argument"
         index = max(bisect_right(self.starts, offset) - 1, 0)
         size = self.ends[index] - self.starts[index]
         return f"byte {offset - self.starts[index]} of {self.names[index]}, which has {size} bytes"
 
 
 def find_misaligned(address: np.ndarray, size: int) -> int:
-    """The flat position of the first address that is no multiple of a power of two, or -1."""
+    """The position of the first misaligned address, or -1."""
     if size == 1 or not int(np.bitwise_or.reduce(address, axis=None)) & (size - 1):
         return -1
     return int(np.argmax(address & np.uint64(size - 1) != 0))
 
 
 def make_alignment_fault(address: np.ndarray, position: int, size: int, lane: int) -> PtxFault:
-    """What is wrong with an address that is no multiple of the access size."""
+    """The fault of a misaligned access."""
     where = int(address.reshape(-1)[position])
     return PtxFault(f"misaligned access of {size} bytes at {where:#x}", OutOfBoundsError, lane)

@@ -16,60 +16,60 @@ if TYPE_CHECKING:
     from tessera.interp.target.ptx.machine.simt import PtxMachine
 
 BARRIER_COUNT = 16
-# What a barrier with a reduction gives its lanes: (lanes, how many voted for, how many were there).
+# Delivers the result of a barrier reduction: (machine, lanes, votes, number of lanes).
 Deliver = Callable[["PtxMachine", LaneSet, np.ndarray, np.ndarray], None]
 
 
 @dataclass
 class BarrierWaiters:
-    """Lanes at a barrier: flat numbers, the barrier of each and the threads it needs (0: all that live)."""
+    """Waiting lanes: flat indices, and for each its barrier and the expected threads (0: all that have not exited)."""
 
     pc: int
     lanes: np.ndarray
     ids: np.ndarray
-    need: np.ndarray
+    expected: np.ndarray
     votes: np.ndarray | None = None
     deliver: Deliver | None = None
 
-    def part(self, chosen: np.ndarray) -> BarrierWaiters:
-        """Some of them."""
+    def select(self, chosen: np.ndarray) -> BarrierWaiters:
+        """Some of the lanes."""
         votes = None if self.votes is None else self.votes[chosen]
-        return BarrierWaiters(self.pc, self.lanes[chosen], self.ids[chosen], self.need[chosen], votes, self.deliver)
+        return BarrierWaiters(self.pc, self.lanes[chosen], self.ids[chosen], self.expected[chosen], votes, self.deliver)
 
 
 class NamedBarriers:
-    """Barrier state of the CTAs of a machine."""
+    """The barrier state of the machine's CTAs."""
 
     def __init__(self, machine: PtxMachine) -> None:
         self.machine = machine
         self.waiters: list[BarrierWaiters] = []
-        self.arrived = np.zeros((machine.ctas, BARRIER_COUNT), np.int64)  # by arrive alone: nobody waits there
+        self.arrived = np.zeros((machine.ctas, BARRIER_COUNT), np.int64)  # by bar.arrive, which does not wait
 
-    def arrive(self, lanes: LaneSet, ids: np.ndarray, need: np.ndarray) -> None:
-        """Lanes that count at a barrier and go on."""
+    def arrive(self, lanes: LaneSet, ids: np.ndarray, expected: np.ndarray) -> None:
+        """Lanes arrive and do not wait."""
         np.add.at(self.arrived, (lanes.ctas, ids), 1)
         if self.machine.debug:
             for key in {(c, i) for c, i in zip(lanes.ctas.tolist(), ids.tolist(), strict=True)}:
                 self.machine.shadow.barrier_arrived(lanes.flat[(lanes.ctas == key[0]) & (ids == key[1])], key)
-        self._release(need_of=(lanes.ctas, ids, need))
+        self._release(need_of=(lanes.ctas, ids, expected))
 
     def wait(self, parked: BarrierWaiters) -> None:
-        """Lanes that go on when enough of their CTA are there."""
+        """Lanes arrive and wait until the barrier completes."""
         self.waiters.append(parked)
         self._release()
 
-    def passes_immediately(self, lanes: LaneSet) -> bool:
-        """Whether a barrier of whole CTAs lets these lanes pass at once: nobody is missing."""
+    def is_complete_for(self, lanes: LaneSet) -> bool:
+        """Whether these lanes alone complete a barrier of whole CTAs."""
         if not lanes.plain or not lanes.all_columns or self.waiters:
             return False
         return not self.arrived[lanes.rows].any()
 
     def remove_exited(self, lanes: LaneSet) -> None:
-        """Lanes that have ended no longer count."""
+        """Barriers no longer expect lanes that have exited."""
         if not self.waiters:
             return
         if self.machine.debug:
-            waits = np.concatenate([p.lanes[p.need == 0] for p in self.waiters]) // self.machine.threads
+            waits = np.concatenate([p.lanes[p.expected == 0] for p in self.waiters]) // self.machine.threads
             if (late := np.isin(lanes.ctas, waits)).any():
                 lane = int(lanes.flat[np.argmax(late)])
                 raise PtxFault("threads exit while others of their CTA wait at a barrier", BarrierError, lane)
@@ -82,41 +82,41 @@ class NamedBarriers:
         return full
 
     def _release(self, need_of: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None) -> None:
-        """Let go the barriers that are complete."""
+        """Release the lanes of completed barriers."""
         m = self.machine
         full, alive = self._count_arrived(), m.alive.sum(axis=1)
         complete = np.zeros((m.ctas, BARRIER_COUNT), bool)
         for p in self.waiters:
             cta = p.lanes // m.threads
-            done = full[cta, p.ids] >= np.where(p.need > 0, p.need, alive[cta])
+            done = full[cta, p.ids] >= np.where(p.expected > 0, p.expected, alive[cta])
             complete[cta[done], p.ids[done]] = True
         if need_of is not None:
-            cta, ids, need = need_of
-            done = full[cta, ids] >= need
+            cta, ids, expected = need_of
+            done = full[cta, ids] >= expected
             complete[cta[done], ids[done]] = True
         if not complete.any():
             return
-        going, kept = [], []
+        released, kept = [], []
         for p in self.waiters:
             chosen = complete[p.lanes // m.threads, p.ids]
-            going.append(p.part(chosen))
+            released.append(p.select(chosen))
             if not chosen.all():
-                kept.append(p.part(~chosen))
+                kept.append(p.select(~chosen))
         self.waiters = kept
         self.arrived[complete] = 0
-        self._resume_waiters([p for p in going if len(p.lanes)])
+        self._resume_waiters([p for p in released if len(p.lanes)])
 
-    def _resume_waiters(self, going: list[BarrierWaiters]) -> None:
+    def _resume_waiters(self, released: list[BarrierWaiters]) -> None:
         m = self.machine
         if m.debug:
-            _check_warp_convergence(m, going)
-            _notify_race_detector(m, going)
+            _check_warp_convergence(m, released)
+            _notify_race_detector(m, released)
         total, votes = np.zeros((m.ctas, BARRIER_COUNT), np.int64), np.zeros((m.ctas, BARRIER_COUNT), np.int64)
-        for p in going:
+        for p in released:
             np.add.at(total, (p.lanes // m.threads, p.ids), 1)
             if p.votes is not None:
                 np.add.at(votes, (p.lanes // m.threads, p.ids), p.votes)
-        for p in going:
+        for p in released:
             lanes = lanes_from_indices(p.lanes, m.extent)
             if p.deliver is not None:
                 order = np.argsort(p.lanes)
@@ -125,24 +125,24 @@ class NamedBarriers:
             m.push(p.pc + 1, lanes)
 
 
-def _notify_race_detector(m: PtxMachine, going: list[BarrierWaiters]) -> None:
-    """Let the debug mode know who has met."""
-    flat, ids = np.concatenate([p.lanes for p in going]), np.concatenate([p.ids for p in going])
+def _notify_race_detector(m: PtxMachine, released: list[BarrierWaiters]) -> None:
+    """Report to the sanitizer which lanes a barrier synchronised."""
+    flat, ids = np.concatenate([p.lanes for p in released]), np.concatenate([p.ids for p in released])
     cta = flat // m.threads
     for key in sorted({(c, i) for c, i in zip(cta.tolist(), ids.tolist(), strict=True)}):
         m.shadow.barrier_released(flat[(cta == key[0]) & (ids == key[1])], key)
 
 
-def _check_warp_convergence(m: PtxMachine, going: list[BarrierWaiters]) -> None:
-    """All threads of a warp must have come to a barrier at one instruction."""
+def _check_warp_convergence(m: PtxMachine, released: list[BarrierWaiters]) -> None:
+    """All threads of a warp must execute the same barrier instruction."""
     where = np.full(m.extent, -1)
-    for p in going:
+    for p in released:
         where.reshape(-1)[p.lanes] = p.pc
-    warps, alive = m.padded(where, 32), m.padded(m.alive, 32)
+    warps, alive = m.split_into_groups(where, 32), m.split_into_groups(m.alive, 32)
     first = np.where(alive, warps, 1 << 30).min(axis=2, keepdims=True)
     last = np.where(alive, warps, -1).max(axis=2, keepdims=True)
-    apart = alive & (last >= 0) & (first != last)
-    if apart.any():
-        cta, warp, lane = (int(p[0]) for p in np.nonzero(apart))
+    diverged = alive & (last >= 0) & (first != last)
+    if diverged.any():
+        cta, warp, lane = (int(p[0]) for p in np.nonzero(diverged))
         m.pc = int(last[cta, warp, 0])
-        raise PtxFault("a barrier that only a part of a warp reaches", BarrierError, cta * m.threads + 32 * warp + lane)
+        raise PtxFault("only a part of a warp reaches this barrier", BarrierError, cta * m.threads + 32 * warp + lane)

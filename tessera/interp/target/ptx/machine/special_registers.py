@@ -14,7 +14,7 @@ Extent = tuple[int, int, int]
 class LaunchShape:
     """The shape of a launch: its grid, blocks and clusters, and the bytes of dynamic shared memory.
 
-    All CTAs of a `cooperative` one run at once.
+    All CTAs of a `cooperative` launch are resident at once.
     """
 
     grid: Extent
@@ -26,17 +26,17 @@ class LaunchShape:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA."""
+        """The threads of a CTA."""
         return self.block[0] * self.block[1] * self.block[2]
 
     @property
     def ctas(self) -> int:
-        """CTAs of the grid."""
+        """The CTAs of the grid."""
         return self.grid[0] * self.grid[1] * self.grid[2]
 
 
 def unflatten_index(index: np.ndarray, extent: Extent) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Linear positions as x, y and z.
+    """Linear indices as x, y and z.
 
     >>> [int(p[0]) for p in unflatten_index(np.array([7]), (2, 2, 2))]
     [1, 1, 1]
@@ -45,7 +45,7 @@ def unflatten_index(index: np.ndarray, extent: Extent) -> tuple[np.ndarray, np.n
 
 
 def cluster_and_rank_of_ctas(launch: LaunchShape) -> tuple[np.ndarray, np.ndarray]:
-    """The cluster of each CTA of the grid, and its rank therein."""
+    """The cluster of each CTA of the grid, and its rank in the cluster."""
     every = np.arange(launch.ctas)
     if launch.cluster == (1, 1, 1):
         return every, np.zeros_like(every)
@@ -65,7 +65,7 @@ def _grid_of_clusters(launch: LaunchShape) -> Extent:
 
 
 class SpecialRegisters(dict[str, np.ndarray]):
-    """Name to value, made when first asked for: [1, T] for threads, [C, 1] for CTAs, [1, 1] for the launch."""
+    """Values by name, computed on first use: [1, T] for threads, [C, 1] for CTAs, [1, 1] for the launch."""
 
     def __init__(
         self, launch: LaunchShape, ctas: np.ndarray, cluster: np.ndarray, rank: np.ndarray, static: int
@@ -80,13 +80,13 @@ class SpecialRegisters(dict[str, np.ndarray]):
 
     @property
     def thread(self) -> np.ndarray:
-        """Thread numbers."""
+        """The thread numbers."""
         return np.arange(self.launch.threads)[None]
 
 
-SHARED_UNIT = 128  # shared memory is given out in such parts
-# Shared memory that belongs to the system, at the bottom of it where a program asks for it; the second part is
-# where cooperative groups keep barriers of their own.
+SHARED_UNIT = 128  # the granularity of shared memory allocation
+# Bytes of shared memory that the system reserves at its start, for programs that ask for their offset; cooperative
+# groups keep their barriers in the second part.
 RESERVED = 1024
 SpecialRegisterRule = Callable[[SpecialRegisters], np.ndarray]
 SPECIAL: dict[str, SpecialRegisterRule] = {
@@ -106,7 +106,7 @@ SPECIAL: dict[str, SpecialRegisterRule] = {
     "%aggr_smem_size": lambda r: r["%total_smem_size"] + RESERVED,
     "%nsmid": lambda r: np.array([[1]]),
 }
-# What counts events, or belongs to the driver: there is none.
+# Event counters and registers of the driver are zero.
 _ZERO_REGISTERS = ["%smid", "%gridid", "%current_graph_exec", *(f"%envreg{i}" for i in range(32))]
 _ZERO_REGISTERS += [f"%pm{i}{wide}" for i in range(8) for wide in ("", "_64")]
 SPECIAL |= dict.fromkeys(_ZERO_REGISTERS, lambda r: np.array([[0]]))

@@ -1,7 +1,7 @@
-"""Shadow memory of global memory over a whole launch: the last accesses of each place, and what orders them.
+"""Shadow memory of global memory over a whole launch: the last accesses of each cell, and what orders them.
 
-Threads of one cluster are ordered by its clocks. A strong access (an atomic operation, or a load or store that is
-volatile, relaxed, acquire or release) also orders threads of different clusters by release and acquire.
+Vector clocks order the threads of a cluster. A strong access (an atomic operation, or a load or store that is volatile,
+relaxed, acquire or release) also orders threads of different clusters by release and acquire.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from tessera.interp.target.ptx.machine.lane_set import LaneSet
     from tessera.interp.target.ptx.machine.simt import PtxMachine
 
-Known = dict[int, np.ndarray]  # by cluster: how far the clock of each of its threads is known
+Known = dict[int, np.ndarray]  # by cluster: the last known clock of each of its threads
 READ, WRITE, ATOMIC = "read", "write", "atomic"
 
 
 class _GlobalAccessRecord:
-    """The last event of a kind at each place: 1 + the thread in the grid (0: none), its clock, and where it was."""
+    """The last access of a kind to each cell: 1 + the thread in the grid (0: none), its clock, and its instruction."""
 
     def __init__(self, size: int) -> None:
-        # Zeros are given out as they are touched: a large array that is not accessed costs nothing.
+        # The operating system allocates pages of zeros on first use: unused parts of a large array cost nothing.
         self.who, self.time, self.pc = np.zeros(size, np.int64), np.zeros(size, np.int32), np.zeros(size, np.int32)
 
     def set(self, where: np.ndarray, who: np.ndarray, time: np.ndarray, pc: int) -> None:
-        """Record one."""
+        """Record an access."""
         self.who[where], self.time[where], self.pc[where] = who, time, pc
 
     def copy(self, where: np.ndarray, other: _GlobalAccessRecord) -> None:
-        """Take over another's."""
+        """Copy records of another kind."""
         self.who[where], self.time[where], self.pc[where] = other.who[where], other.time[where], other.pc[where]
 
 
 class GlobalShadow:
-    """Global memory in units of the smallest access of a program, and what clusters have learned from each other."""
+    """Global memory in cells of the program's smallest access size, and the clocks that clusters have acquired."""
 
     def __init__(self, launch: LaunchShape, size: int, unit: int) -> None:
         self.launch, self.unit = launch, unit
@@ -49,7 +49,7 @@ class GlobalShadow:
             _GlobalAccessRecord(many),
             _GlobalAccessRecord(many),
         )
-        self.strong = np.zeros(many, bool)  # the last write was
+        self.strong = np.zeros(many, bool)  # whether the last write was strong
         self.acquired: dict[int, Known] = {}
         self.released_at: dict[object, Known] = {}
 
@@ -63,9 +63,9 @@ class GlobalShadow:
         strong: bool,
         changed: np.ndarray | None,
     ) -> None:
-        """Lanes read, write or update bytes from these offsets on; `changed`: whose writes change what is there.
+        """Lanes read, write or update bytes at these offsets; `changed` marks the writes that change memory.
 
-        Threads may write one value to one place in any order, as in the kernel debugger.
+        Writes of the same value to one address do not race, as in the kernel debugger.
         """
         if strong:
             self.synchronise(m, lanes, offsets, kind)
@@ -74,42 +74,40 @@ class GlobalShadow:
         flat, clocks = np.repeat(lanes.flat, per), m.shadow.clocks
         who = 1 + (m.first_cluster + m.cluster[flat // m.threads]) * clocks.size + clocks.own[flat]
         news = slice(None) if changed is None else np.repeat(changed, per)
-        self._ordered(m, where[news], flat[news], self.writes, kind, strong)
+        self._check_ordered(m, where[news], flat[news], self.writes, kind, strong)
         if kind == READ:
             other = (self.reads.who[where] - 1) // 32 != (who - 1) // 32
             self.older_reads.copy(where[other], self.reads)
-            self.reads.set(where, who, clocks.time(flat), m.pc)
+            self.reads.set(where, who, clocks.clock(flat), m.pc)
             return
         for reads in (self.reads, self.older_reads):
-            self._ordered(m, where, flat, reads, kind, strong)
+            self._check_ordered(m, where, flat, reads, kind, strong)
             reads.who[where] = 0
-        self.writes.set(where, who, clocks.time(flat), m.pc)
+        self.writes.set(where, who, clocks.clock(flat), m.pc)
         self.strong[where] = strong
 
-    def _ordered(
+    def _check_ordered(
         self, m: PtxMachine, where: np.ndarray, flat: np.ndarray, events: _GlobalAccessRecord, kind: str, strong: bool
     ) -> None:
-        """Each event must be known to the lane that now accesses its place, unless both are strong."""
+        """Each earlier access must happen before the lane's access, unless both are strong."""
         who = events.who[where]
         if not who.any():
             return
-        seen = (who == 0) | self._known(m, flat, who - 1, events.time[where])
+        seen = (who == 0) | self._is_ordered_before(m, flat, who - 1, events.time[where])
         if strong:
             seen |= self.strong[where] if events is self.writes else True
         if seen.all():
             return
         at = int(np.argmin(seen))
         words = m.arena.describe(int(where[at]) * self.unit).split(",")[0]
-        late, before = m.program.lines[m.pc].instruction, m.program.lines[int(events.pc[where[at]])].instruction
+        instruction, earlier = m.program.lines[m.pc].instruction, m.program.lines[int(events.pc[where[at]])].instruction
         verbs = ("read" if kind == READ else "written", "written" if events is self.writes else "read")
-        says = (
-            f"{words} is {verbs[0]} by {late.name} with nothing that orders it after being {verbs[1]} by {before.name}"
-        )
-        source = f" ({before.source})" if before.source else ""
-        name = self._name(int(who[at]) - 1, m.shadow.clocks.size)
-        raise PtxFault(f"{says} at {before.location}{source}, {name}", RaceError, int(flat[at]))
+        message = f"{words} is {verbs[0]} by {instruction.name} with nothing that orders it after being {verbs[1]}"
+        source = f" ({earlier.source})" if earlier.source else ""
+        name = self._describe_thread(int(who[at]) - 1, m.shadow.clocks.size)
+        raise PtxFault(f"{message} by {earlier.name} at {earlier.location}{source}, {name}", RaceError, int(flat[at]))
 
-    def _known(self, m: PtxMachine, flat: np.ndarray, who: np.ndarray, time: np.ndarray) -> np.ndarray:
+    def _is_ordered_before(self, m: PtxMachine, flat: np.ndarray, who: np.ndarray, time: np.ndarray) -> np.ndarray:
         clocks = m.shadow.clocks
         theirs, column = np.divmod(np.maximum(who, 0), clocks.size)
         mine = m.first_cluster + m.cluster[flat // m.threads]
@@ -124,7 +122,7 @@ class GlobalShadow:
         return found
 
     def synchronise(self, m: PtxMachine, lanes: LaneSet, offsets: np.ndarray, kind: str, space: str = "global") -> None:
-        """Strong accesses of places: writers leave what they know there, readers take it up."""
+        """Strong accesses to addresses: writers release their clocks there, readers acquire them."""
         mine = m.first_cluster + m.cluster[lanes.ctas]
         for offset in np.unique(offsets).tolist():
             here = offsets == offset
@@ -150,12 +148,12 @@ class GlobalShadow:
             else:
                 mine[c] = np.maximum(mine[c], vector) if c in mine else vector.copy()
 
-    def _name(self, who: int, size: int) -> str:
-        """A thread of the grid as the program sees it."""
+    def _describe_thread(self, who: int, size: int) -> str:
+        """The block and thread of a thread of the grid, for errors."""
         cluster, column = divmod(who, size)
         rank, thread = divmod(column, self.launch.threads)
-        of, ranks = cluster_and_rank_of_ctas(self.launch)
-        cta = int(np.flatnonzero((of == cluster) & (ranks == rank))[0])
+        clusters, ranks = cluster_and_rank_of_ctas(self.launch)
+        cta = int(np.flatnonzero((clusters == cluster) & (ranks == rank))[0])
         at = [
             ",".join(str(int(p[0])) for p in unflatten_index(np.array([i]), e))
             for i, e in ((cta, self.launch.grid), (thread, self.launch.block))

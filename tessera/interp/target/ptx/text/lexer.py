@@ -20,16 +20,16 @@ _TOKEN = re.compile(
 )
 
 
-_OPAQUE = ("string", "end")  # kinds whose text is never a word of the grammar
+_OPAQUE = ("string", "end")  # kinds of tokens that the grammar never matches by their text
 
 
 class PtxTokenCursor:
-    """A reading position in the tokens of one text."""
+    """A reading position in the tokens of a text."""
 
     def __init__(self, text: str, file: str) -> None:
         self.file = file
         self._starts = [0, *(m.end() for m in re.finditer("\n", text))]
-        # Token by token: what kind, which text, and where. Three lists cost a third of one of records.
+        # The kind, text and offset of each token: three lists take a third of the memory of one list of records.
         self.kinds: list[str] = []
         self.texts: list[str] = []
         self._offsets: list[int] = []
@@ -49,7 +49,7 @@ class PtxTokenCursor:
                 offsets.append(start)
         if position != len(text):
             raise ParseError(f"unknown character {text[position]!r}", location=self._locate(position))
-        for _ in range(2):  # so that there is one behind the last
+        for _ in range(2):  # so that every token has a successor
             kinds.append("end")
             texts.append("end of text")
             offsets.append(len(text))
@@ -60,61 +60,61 @@ class PtxTokenCursor:
 
     @property
     def here_kind(self) -> str:
-        """What kind of token is to be read next."""
+        """The kind of the next token."""
         return self.kinds[self.index]
 
     @property
     def after_kind(self) -> str:
-        """The kind of the token behind the next one."""
+        """The kind of the token after the next one."""
         return self.kinds[self.index + 1]
 
     @property
     def after_text(self) -> str:
-        """The text of the token behind the next one."""
+        """The text of the token after the next one."""
         return self.texts[self.index + 1]
 
     def take(self) -> str:
-        """The text of the next token, consumed."""
+        """Consume the next token; its text."""
         text = self.texts[self.index]
         self.index += self.kinds[self.index] != "end"
         return text
 
     def at(self, *texts: str) -> bool:
-        """Whether the next token is one of these."""
+        """Whether the next token has one of these texts."""
         index = self.index
         return self.texts[index] in texts and self.kinds[index] not in _OPAQUE
 
     def accept(self, *texts: str) -> bool:
-        """Consume the next token if it is one of these."""
+        """Consume the next token if it has one of these texts."""
         index = self.index
         found = self.texts[index] in texts and self.kinds[index] not in _OPAQUE
         self.index += found
         return found
 
     def expect(self, text: str) -> None:
-        """Consume exactly this token."""
+        """Consume a token with this text, or fail."""
         if not self.accept(text):
             self.fail(f"expected '{text}'")
 
     def kind(self, kind: str) -> str:
-        """The text of the next token, which must be of this kind."""
+        """Consume a token of this kind; its text."""
         if self.kinds[self.index] != kind:
             self.fail(f"expected a {kind}")
         return self.take()
 
     def integer(self) -> int:
-        """An integer in any of its spellings, with an optional sign."""
+        """Consume an integer literal, with an optional sign."""
         sign = -1 if self.accept("-") else 1
         text = self.kind("number").rstrip("U")
         octal = len(text) > 1 and text[0] == "0" and text.isdigit()
         return sign * int(text, 8 if octal else 0)
 
     def place(self) -> Location:
-        """Where the next token stands."""
+        """The location of the next token."""
         return self._locate(self._offsets[self.index])
 
     def skip_group(self) -> None:
-        """Pass over one group in braces."""
+        """Skip a group in braces."""
         depth = 0
         while True:
             if self.here_kind == "end":
@@ -125,5 +125,5 @@ class PtxTokenCursor:
                 return
 
     def fail(self, message: str) -> NoReturn:
-        """Raise a ParseError here."""
+        """Raise a ParseError at the next token."""
         raise ParseError(f"{message}, found '{self.texts[self.index]}'", location=self.place())

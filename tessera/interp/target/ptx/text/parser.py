@@ -29,12 +29,12 @@ from tessera.interp.target.ptx.text.syntax import (
     VectorOperand,
 )
 
-# Constant expressions of integers: `(2 * 4) << 3`, as operands, sizes and initial values.
+# Constant expressions of integers, such as `(2 * 4) << 3`.
 
 
 _CONSTANT_BITS = 64
-_ALL_ONES = (1 << _CONSTANT_BITS) - 1  # remainders are of numbers without a sign, as ptxas has them
-# Binary operators from those that bind least, as in C.
+_ALL_ONES = (1 << _CONSTANT_BITS) - 1  # remainders are unsigned, as in ptxas
+# Binary operators by precedence, lowest first, as in C.
 _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
     {"||": lambda a, b: int(bool(a) or bool(b))},
     {"&&": lambda a, b: int(bool(a) and bool(b))},
@@ -58,7 +58,7 @@ _CASTS = (".s64", ".u64")
 
 
 def parse_constant_expression(cursor: PtxTokenCursor) -> int:
-    """The value of an expression: 64 bits with a sign, or without one where a `U` or a cast says so."""
+    """The value of an expression: 64 bits, signed, or unsigned after a `U` suffix or a cast."""
     value = _parse_binary_expression(cursor, 0)
     if not cursor.accept("?"):
         return value
@@ -78,7 +78,7 @@ def _parse_binary_expression(cursor: PtxTokenCursor, level: int) -> int:
         if text in ("/", "%") and not other:
             cursor.index = place
             cursor.fail("division by zero")
-        # As 64 bits: what is past them is cut off, and what was made of positive numbers may have become negative.
+        # The result wraps to 64 bits.
         value = _wrap_to_64_bits(int(operators[text](value, other)))
     return value
 
@@ -99,68 +99,68 @@ def _parse_unary_expression(cursor: PtxTokenCursor) -> int:
 
 
 def _divide_toward_zero(a: int, b: int) -> int:
-    """Toward zero."""
+    """The quotient, rounded toward zero."""
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
 def _wrap_to_64_bits(value: int) -> int:
-    """Values beyond 64 bits cut off; one that fits unsigned stays as it is."""
+    """A value wrapped to 64 bits; one that fits unsigned is unchanged."""
     half = 1 << _CONSTANT_BITS - 1
     if -half <= value < 2 * half:
         return value
     return (value + half) % (2 * half) - half
 
 
-# PTX text to syntax: bodies, instructions and operands.
+# Bodies, instructions and operands.
 
 
 _DECLARATION_DIRECTIVES = {".reg", ".param", ".shared", ".global", ".const", ".local"}
 
 
 def parse_body(cursor: PtxTokenCursor, files: dict[int, str]) -> PtxScope:
-    """A body in braces."""
-    return _BodyParser(cursor, files).scope()
+    """A function body in braces."""
+    return _BodyParser(cursor, files).parse_scope()
 
 
 class _BodyParser:
-    """The items of one function; `.loc` holds until the next."""
+    """Parses the items of a function; a `.loc` applies up to the next one."""
 
     def __init__(self, cursor: PtxTokenCursor, files: dict[int, str]) -> None:
         self.cursor, self.files = cursor, files
         self.source: Location | None = None
 
-    def scope(self) -> PtxScope:
+    def parse_scope(self) -> PtxScope:
         cursor = self.cursor
         cursor.expect("{")
         items: list[BodyItem] = []
         while not cursor.accept("}"):
             if cursor.here_kind == "end":
                 cursor.fail("expected '}'")
-            self._item(items)
+            self._parse_item(items)
         return PtxScope(tuple(items))
 
-    def _item(self, items: list[BodyItem]) -> None:
+    def _parse_item(self, items: list[BodyItem]) -> None:
 
         cursor = self.cursor
         kind = cursor.here_kind
         if kind == "word":
             if cursor.after_text == ":":
-                self._label(items)
+                self._parse_label(items)
             else:
-                items.append(self._instruction())
+                items.append(self._parse_instruction())
         elif cursor.accept(";"):
             return
         elif cursor.at("{"):
-            items.append(self.scope())
+            items.append(self.parse_scope())
         elif cursor.at(*_DECLARATION_DIRECTIVES):
             items.extend(parse_variables(cursor))
             cursor.expect(";")
         elif kind == "directive":
-            self._directive()
+            self._parse_directive()
         else:
-            items.append(self._instruction())
+            items.append(self._parse_instruction())
 
-    def _label(self, items: list[BodyItem]) -> None:
+    def _parse_label(self, items: list[BodyItem]) -> None:
         cursor = self.cursor
         name = cursor.take()
         cursor.take()
@@ -175,7 +175,7 @@ class _BodyParser:
         else:
             items.append(PtxLabel(name))
 
-    def _directive(self) -> None:
+    def _parse_directive(self) -> None:
         cursor = self.cursor
         name = cursor.take()
         if name == ".loc":
@@ -200,7 +200,7 @@ class _BodyParser:
             for _ in range(3):
                 cursor.integer()
 
-    def _instruction(self) -> PtxInstruction:
+    def _parse_instruction(self) -> PtxInstruction:
         cursor = self.cursor
         guard = None
         if cursor.accept("@"):
@@ -218,7 +218,7 @@ class _BodyParser:
 
 
 def parse_operand(cursor: PtxTokenCursor, call: bool = False) -> PtxOperand:
-    """One operand, `a|b` pairs included; in a call, parentheses hold its arguments."""
+    """One operand or an `a|b` pair; in a call, parentheses enclose its arguments."""
     first = _parse_single_operand(cursor, call)
     if cursor.accept("|"):
         return VectorOperand((first, _parse_single_operand(cursor)), pair=True)
@@ -257,7 +257,7 @@ def _parse_name(cursor: PtxTokenCursor) -> PtxOperand:
 
 @lru_cache(maxsize=1 << 14)
 def _make_name_operand(text: str) -> NameOperand:
-    """A name; texts use the same few again and again."""
+    """A name; equal names are one object."""
     return NameOperand(text)
 
 
@@ -293,7 +293,7 @@ def _parse_immediate(cursor: PtxTokenCursor) -> ImmediateOperand:
     return ImmediateOperand(bits ^ (negative << 63), 64)
 
 
-# PTX text to syntax: modules, functions and variables.
+# Modules, functions and variables.
 
 
 STATE_SPACE_DIRECTIVES = {".reg", ".param", ".shared", ".global", ".const", ".local"}
@@ -303,7 +303,7 @@ _FLAGS = {".noreturn", ".explicitcluster", ".blocksareclusters"}
 
 
 class PtxModuleParser:
-    """One walk over a module's text."""
+    """Parses a module."""
 
     def __init__(self, text: str, file: str) -> None:
         self.cursor = PtxTokenCursor(text, file)
@@ -312,22 +312,22 @@ class PtxModuleParser:
         self.variables: list[PtxVariable] = []
         self.functions: list[PtxFunction] = []
         texts = self.cursor.texts
-        # Compilers put the files behind the code that names them.
+        # Compilers write `.file` directives after the code that refers to them.
         self.files = {
             int(texts[i + 1]): texts[i + 2].strip('"')
             for i, t in enumerate(texts[:-2])
             if t == ".file" and self.cursor.kinds[i + 1] == "number"
         }
 
-    def module(self) -> PtxModuleSyntax:
+    def parse_module_items(self) -> PtxModuleSyntax:
         """The whole module."""
         while self.cursor.here_kind != "end":
-            self._item()
+            self._parse_item()
         if not self.version:
-            raise ParseError("no .version directive", location=self.cursor.place())
+            raise ParseError("the module has no .version directive", location=self.cursor.place())
         return PtxModuleSyntax(self.version, self.target, tuple(self.variables), tuple(self.functions))
 
-    def _item(self) -> None:
+    def _parse_item(self) -> None:
         cursor = self.cursor
         if cursor.accept(";"):
             return
@@ -337,14 +337,14 @@ class PtxModuleParser:
         while cursor.at(*_LINKAGE):
             linkage.add(cursor.take())
         if cursor.at(".entry", ".func"):
-            self.functions.append(self._function())
+            self.functions.append(self._parse_function())
         elif cursor.at(*STATE_SPACE_DIRECTIVES):
             self.variables.extend(parse_variables(cursor, ".extern" in linkage))
             cursor.expect(";")
         else:
-            self._directive()
+            self._parse_directive()
 
-    def _directive(self) -> None:
+    def _parse_directive(self) -> None:
         cursor = self.cursor
         name = cursor.take()
         if name == ".version":
@@ -358,7 +358,7 @@ class PtxModuleParser:
             if cursor.integer() != 64:
                 cursor.fail("only 64-bit addresses are supported")
         elif name == ".file":
-            self._file()
+            self._skip_file()
         elif name == ".section":
             cursor.take()
             cursor.skip_group()
@@ -369,27 +369,27 @@ class PtxModuleParser:
             cursor.index -= 1
             cursor.fail("unknown directive")
 
-    def _file(self) -> None:
+    def _skip_file(self) -> None:
         self.cursor.integer()
         self.cursor.kind("string")
         while self.cursor.accept(","):
             self.cursor.integer()
 
-    def _function(self) -> PtxFunction:
+    def _parse_function(self) -> PtxFunction:
         cursor = self.cursor
         place = cursor.place()
         entry = cursor.take() == ".entry"
-        results = self._params() if cursor.at("(") else ()
+        results = self._parse_params() if cursor.at("(") else ()
         name = cursor.kind("word")
-        params = self._params() if cursor.at("(") else ()
+        params = self._parse_params() if cursor.at("(") else ()
         limits = []
         while cursor.here_kind == "directive" and cursor.at(*_LIMITS, *_FLAGS, ".pragma"):
-            limits.append(self._limit())
+            limits.append(self._parse_limit())
         if cursor.accept(";"):
             return PtxFunction(name, entry, results, params, None, tuple(limits), place)
         return PtxFunction(name, entry, results, params, parse_body(cursor, self.files), tuple(limits), place)
 
-    def _limit(self) -> tuple[str, tuple[int, ...]]:
+    def _parse_limit(self) -> tuple[str, tuple[int, ...]]:
         cursor = self.cursor
         name, numbers = cursor.take(), []
         if name == ".pragma":
@@ -401,7 +401,7 @@ class PtxModuleParser:
                 numbers.append(cursor.integer())
         return name, tuple(numbers)
 
-    def _params(self) -> tuple[PtxVariable, ...]:
+    def _parse_params(self) -> tuple[PtxVariable, ...]:
         cursor = self.cursor
         cursor.expect("(")
         found: list[PtxVariable] = []
@@ -414,7 +414,7 @@ class PtxModuleParser:
 
 
 def parse_variables(cursor: PtxTokenCursor, extern: bool = False) -> list[PtxVariable]:
-    """One declaration; only registers may be several in one, as parameters are divided by commas too."""
+    """One declaration; only registers may be several, since commas also separate parameters."""
     place = cursor.place()
     space = cursor.take()[1:]
     align, type, vector = 0, "", 1
@@ -449,10 +449,10 @@ def _parse_array_size(cursor: PtxTokenCursor) -> tuple[int, int, tuple[PtxOperan
     while cursor.accept("["):
         count *= 0 if cursor.at("]") else parse_constant_expression(cursor)
         cursor.expect("]")
-    return many, count, _initial(cursor) if cursor.accept("=") else ()
+    return many, count, _parse_initialiser(cursor) if cursor.accept("=") else ()
 
 
-def _initial(cursor: PtxTokenCursor) -> tuple[PtxOperand, ...]:
+def _parse_initialiser(cursor: PtxTokenCursor) -> tuple[PtxOperand, ...]:
     if cursor.accept("generic"):
         cursor.expect("(")
         inside = parse_operand(cursor)
@@ -462,15 +462,15 @@ def _initial(cursor: PtxTokenCursor) -> tuple[PtxOperand, ...]:
         return (parse_operand(cursor),)
     found: list[PtxOperand] = []
     while not cursor.accept("}"):
-        found.extend(_initial(cursor))
+        found.extend(_parse_initialiser(cursor))
         cursor.accept(",")
     return tuple(found)
 
 
 def parse_module(text: str, file: str = "<ptx>") -> PtxModuleSyntax:
-    """A module's syntax; ParseError says where the text breaks the grammar.
+    """The syntax tree of a module; a ParseError has the location of a syntax error.
 
     >>> parse_module(".version 8.0 .target sm_80 .address_size 64 .visible .entry k() { ret; }").functions[0].name
     'k'
     """
-    return PtxModuleParser(text, file).module()
+    return PtxModuleParser(text, file).parse_module_items()

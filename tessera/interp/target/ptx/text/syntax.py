@@ -1,6 +1,6 @@
 """PTX syntax tree and types: frozen records of modules, functions, variables, instructions and operands.
 
-The fundamental types are those of PTX ISA 5.2; register bits are converted to and from values of them.
+The fundamental types are those of PTX ISA 5.2; register bits are converted to and from their values.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 
 from tessera.core.errors import Location, ParseError
 
-# What PTX text says: frozen records of modules, functions, variables, instructions and operands.
+# The syntax tree.
 
 
 @dataclass(frozen=True)
 class NameOperand:
-    """A register, variable, label or function by name."""
+    """A register, variable, label or function, by name."""
 
     text: str
     negated: bool = False
@@ -33,7 +33,7 @@ class ImmediateOperand:
 
 @dataclass(frozen=True)
 class AddressOperand:
-    """`[base + offset]`; a base that is None is an absolute address; `[map, {x, y}]` has coordinates."""
+    """`[base + offset]`; without a base it is an absolute address; `[map, {x, y}]` has coordinates."""
 
     base: str | None
     offset: int = 0
@@ -42,7 +42,7 @@ class AddressOperand:
 
 @dataclass(frozen=True)
 class VectorOperand:
-    """`{a, b}`, or with `pair` set `a|b`; `(a, b)` in calls."""
+    """`{a, b}`; with `pair` it is `a|b`; `(a, b)` in calls."""
 
     parts: tuple[PtxOperand, ...]
     pair: bool = False
@@ -53,7 +53,7 @@ PtxOperand = NameOperand | ImmediateOperand | AddressOperand | VectorOperand
 
 @dataclass(frozen=True)
 class PtxVariable:
-    """A declared register, parameter or variable; `count` elements; `many` registers name0 to name(many-1)."""
+    """A declared register, parameter or variable of `count` elements; `many` registers are name0 to name(many-1)."""
 
     name: str
     space: str
@@ -69,7 +69,7 @@ class PtxVariable:
 
 @dataclass(frozen=True)
 class PtxInstruction:
-    """One instruction; `source` is the place its `.loc` names."""
+    """One instruction; `source` is the source location of its `.loc`."""
 
     op: tuple[str, ...]
     operands: tuple[PtxOperand, ...]
@@ -79,13 +79,13 @@ class PtxInstruction:
 
     @property
     def name(self) -> str:
-        """The opcode with its modifiers, as written."""
+        """The opcode with its modifiers."""
         return ".".join(self.op)
 
 
 @dataclass(frozen=True)
 class PtxLabel:
-    """A place to branch to."""
+    """A branch target."""
 
     name: str
 
@@ -99,7 +99,7 @@ class PtxScope:
 
 @dataclass(frozen=True)
 class BranchTargetList:
-    """The labels that an indexed branch may go to."""
+    """The labels of an indexed branch."""
 
     name: str
     labels: tuple[str, ...]
@@ -110,7 +110,7 @@ BodyItem = PtxVariable | PtxInstruction | PtxLabel | PtxScope | BranchTargetList
 
 @dataclass(frozen=True)
 class PtxFunction:
-    """An entry or a function; one without a body is declared only."""
+    """An entry or a function; one without a body is a declaration."""
 
     name: str
     entry: bool
@@ -135,16 +135,16 @@ def callee_operand(inst: PtxInstruction) -> NameOperand:
     """The function or register that a call names."""
     found = next((o for o in inst.operands if isinstance(o, NameOperand)), None)
     if found is None:
-        raise ParseError("a call of no function", location=inst.location)
+        raise ParseError("the call names no function", location=inst.location)
     return found
 
 
 def arguments_of(inst: PtxInstruction) -> list[PtxOperand]:
-    """What a call gives and takes, results first."""
+    """The operands of a call, results first."""
     return [part for o in inst.operands if isinstance(o, VectorOperand) for part in o.parts]
 
 
-# PTX's fundamental types, and register bits seen as values of them.
+# Fundamental types, and the values of register bits.
 
 
 BITS: dict[int, np.dtype] = {8: np.dtype("u1"), 16: np.dtype("u2"), 32: np.dtype("u4"), 64: np.dtype("u8")}
@@ -152,7 +152,7 @@ BITS: dict[int, np.dtype] = {8: np.dtype("u1"), 16: np.dtype("u2"), 32: np.dtype
 
 @dataclass(frozen=True)
 class PtxType:
-    """A type: its name, the NumPy format of one part, its bits, its kind (b, u, s, f or p), and how many parts."""
+    """A type: its name, the NumPy dtype of a part, its bits, its kind (b, u, s, f or p), and the number of parts."""
 
     name: str
     dtype: np.dtype
@@ -193,12 +193,12 @@ TYPES = _all_types()
 
 
 def variable_size(v: PtxVariable) -> int:
-    """A variable's bytes."""
+    """The size of a variable in bytes."""
     return max(TYPES[v.type].bits // 8, 1) * v.vector * v.count
 
 
 def bits_to_values(bits: np.ndarray, type: PtxType) -> np.ndarray:
-    """Register bits as numbers of a type; packed ones get their parts as a last axis."""
+    """Register bits as values of a type; a packed type has its parts as a last axis."""
     if type.kind == "p":
         return bits if bits.dtype == bool else bits != 0
     container = BITS[type.bits]
@@ -210,7 +210,7 @@ def bits_to_values(bits: np.ndarray, type: PtxType) -> np.ndarray:
 
 
 def values_to_bits(value: np.ndarray, type: PtxType, width: int) -> np.ndarray:
-    """Numbers of a type as bits of a register that may be wider: signed ones are sign-extended."""
+    """Values of a type as bits of a register that may be wider: signed values are sign-extended."""
     if width == 1:
         return value if value.dtype == bool else value != 0
     if type.kind == "p":
