@@ -34,7 +34,7 @@ def compiled(entry: Any, arguments: Any, grid: Any = None, group: int | None = N
 
 def bound(program: Any, *tensors: torch.Tensor) -> Run:
     """A launch of a program on tensors, its inputs and then its outputs."""
-    return program.bound([t.data_ptr() for t in tensors])
+    return program.bind([t.data_ptr() for t in tensors])
 
 
 def milliseconds(run: Run, each: int = EACH) -> float:

@@ -36,7 +36,7 @@ def measure() -> list[dict[str, Any]]:
     tensors.append(torch.full((BATCH, SIZES.hidden), float("nan"), device="cuda"))
     program = compiled(model.encode, [_like(weights), *_like([ids, mask])])
     given = [t.data_ptr() for t in tensors]
-    ours = program.bound(given)
+    ours = program.bind(given)
     ours()
     norms = torch.linalg.vector_norm(tensors[-1], dim=1)
     assert torch.allclose(norms, torch.ones_like(norms), atol=1e-4), "embeddings are not of unit length"

@@ -20,9 +20,9 @@ from tessera.codegen.ptx.ops import LEVEL
 from tessera.codegen.ptx.passes.kernel_selection import SHARED_LIMIT
 from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL
 from tessera.codegen.ptx.pipeline import list_passes
-from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, make_interpreter
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, EmulatedProgram, make_interpreter
 from tessera.codegen.ptx.runtime.gpu import get_gpu
-from tessera.codegen.ptx.runtime.gpu_program import EmulatedProgram, GpuProgram, describe_device, make_runtime
+from tessera.codegen.ptx.runtime.gpu_program import GpuProgram, describe_device, make_runtime
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.refusals import REFUSED
 from tessera.codegen.ptx.table.scalars.scalar_context import emit

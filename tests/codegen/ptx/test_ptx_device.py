@@ -39,7 +39,7 @@ def driver(stands=True, threads=1024, room=232_448):
     return made, function
 
 
-@pytest.mark.parametrize(("stands", "said"), [(True, "goes on working"), (False, "begin a new one")])
+@pytest.mark.parametrize(("stands", "said"), [(True, "can still use the GPU"), (False, "start a new one")])
 def test_a_failed_launch_says_whether_the_process_can_go_on(stands, said):
     made, _ = driver(stands)
     with pytest.raises(ExecutionError, match=said), made.active():
@@ -48,11 +48,11 @@ def test_a_failed_launch_says_whether_the_process_can_go_on(stands, said):
 
 def test_a_kernel_beyond_the_gpu_is_refused_before_its_launch():
     made, function = driver(threads=256, room=1000)
-    made.check_room("k", function, 256, 1000)
+    made.check_resources("k", function, 256, 1000)
     with pytest.raises(ResourceError, match="registers"):
-        made.check_room("k", function, 512, 1000)
+        made.check_resources("k", function, 512, 1000)
     with pytest.raises(ResourceError, match="1,001 bytes of shared memory"):
-        made.check_room("k", function, 256, 1001)
+        made.check_resources("k", function, 256, 1001)
 
 
 def test_no_driver(monkeypatch):

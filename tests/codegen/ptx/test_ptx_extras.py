@@ -1,4 +1,4 @@
-"""What a launch on a GPU leaves in its extras' memory, and ops of the host: on a memory that stands for the GPU's."""
+"""What a launch on a GPU leaves in its buffers' memory, and ops of the host: on a memory that stands for the GPU's."""
 
 import types
 
@@ -38,12 +38,12 @@ def speaks(x):
 
 
 def launched(x):
-    """A launch whose extras lie in rooms of their own, filled with what was there before; and the rooms."""
+    """A launch whose buffers lie in rooms of their own, filled with what was there before; and the rooms."""
     plan = (artifact := BACKEND.emit(prepare(speaks, [x], grid=(4,)).levels["tile"], {})).manifest["plan"]
     (launch,), entry = plan["launches"], plan["entries"]["speaks"]
-    extras = LaunchBuffers(entry, (4,))
-    rooms = {256 * i: np.full(n, 0xAB, np.uint8) for i, n in enumerate(extras.rooms.values(), 1)}
-    found = EntryLaunch(None, (4, 1, 1), launch, entry, extras, dict(zip(extras.rooms, rooms, strict=True)))
+    buffers = LaunchBuffers(entry, (4,))
+    rooms = {256 * i: np.full(n, 0xAB, np.uint8) for i, n in enumerate(buffers.sizes.values(), 1)}
+    found = EntryLaunch(None, (4, 1, 1), launch, entry, buffers, dict(zip(buffers.sizes, rooms, strict=True)))
     run = PtxModule(artifact.text(TEXT_FILE)).launch
     grid = choose_hardware_grid(launch, entry, 132)
     return found, Memory(rooms), lambda: run("speaks", grid, entry["threads"], [x, *rooms.values()], entry["shared"])
@@ -53,10 +53,10 @@ def test_what_a_launch_says(capsys):
     x = np.arange(20, dtype="f4").reshape(4, 5)
     found, memory, run = launched(x)
     for _ in range(2):  # nothing is left for the next run
-        found.clear(memory)
+        found.reset_buffers(memory)
         run()
         with pytest.raises(ExecutionError, match=r"ten[\s\S]*false at program \(2,\) with 10.0"):
-            found.check(memory)
+            found.check_buffers(memory)
         lines = capsys.readouterr().out.splitlines()
         assert lines[1] == "program (1,): holds [5., 6., 7.]" and len(lines) == 4
 

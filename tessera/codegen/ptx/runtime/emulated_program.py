@@ -1,4 +1,4 @@
-"""Emulated programs: an artifact's text run by the PTX interpreter, on any machine."""
+"""Emulated programs: the PTX interpreter runs an artifact's text on any machine."""
 
 from __future__ import annotations
 
@@ -17,23 +17,35 @@ from tessera.interp.target.ptx import PtxModule
 from tessera.interp.target.ptx.isa.tensor_map import TensorMap
 
 TEXT_FILE = "kernels.ptx"
+EMULATOR_NAME = "the PTX interpreter (no GPU here)"
 SWIZZLE_BYTES = 128
-EMULATED_PROCESSORS = 3  # that entries which loop over programs are given, so that they do loop
+EMULATED_PROCESSORS = 3  # multiprocessors of the emulated GPU: so few that persistent kernels loop
+
+
+class EmulatedProgram:
+    """An artifact whose text the interpreter runs."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.where = EMULATOR_NAME
+        self._run = make_interpreter(artifact)
+
+    def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """The outputs; arrays that the program writes are written."""
+        return self._run(arrays)
 
 
 def make_interpreter(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-    """A function from arrays to outputs; arrays that the program writes are written."""
+    """A function from arrays to outputs; it writes the arrays that the program writes."""
     plan = artifact.manifest["plan"]
     arguments, module = ArgumentBinder(plan), PtxModule(artifact.text(TEXT_FILE), TEXT_FILE)
-
     scalars = {i for i, p in enumerate(plan["params"]) if p["role"] == "scalar"}
 
     def run(arrays: Sequence[Any]) -> list[np.ndarray]:
-        users, held = arguments.bind(arrays)
-        given = [_scalar_argument(a) if i in scalars else a for i, a in enumerate(held)]
+        users, bound = arguments.bind(arrays)
+        values = [_scalar_argument(a) if i in scalars else a for i, a in enumerate(bound)]
         workspace = np.zeros(plan["workspace"], np.uint8)
-        execute_plan(find_steps(plan), _EmulatedPlanEngine(plan, given, workspace, module))
-        return arguments.finish(users, held)
+        execute_plan(find_steps(plan), _EmulatedPlanEngine(plan, values, workspace, module))
+        return arguments.finish(users, bound)
 
     return run
 
@@ -53,21 +65,21 @@ class _EmulatedPlanEngine(ArrayPlanEngine):
                 padded = {i: _pad_byte(args[i]) for i in entry.get("halves", ())}
                 maps = [make_tensor_map(m, args[m["param"]]) for m in entry.get("maps", ())]
                 grid = choose_hardware_grid(each, entry, EMULATED_PROCESSORS)
-                extras = LaunchBuffers(entry, each["grid"][: each["rank"]])
-                memories = extras.memories()
-                given = [*maps, *(padded.get(i, a) for i, a in enumerate(args)), *memories.values()]
+                launch_buffers = LaunchBuffers(entry, each["grid"][: each["rank"]])
+                buffers = launch_buffers.allocate()
+                values = [*maps, *(padded.get(i, a) for i, a in enumerate(args)), *buffers.values()]
                 self.module.launch(
-                    each["kernel"], grid, entry["threads"], given, entry["shared"], cooperative="meeting" in entry
+                    each["kernel"], grid, entry["threads"], values, entry["shared"], cooperative="meeting" in entry
                 )
                 for i, array in padded.items():
                     args[i].reshape(-1).view(np.uint8)[...] = array[: args[i].nbytes]
-                extras.finish(memories)
+                launch_buffers.check(buffers)
 
 
 def choose_hardware_grid(launch: Mapping[str, Any], entry: Mapping[str, Any], processors: int) -> tuple[int, int, int]:
-    """The grid as the hardware counts it: its first axis is the program's last.
+    """The hardware grid: its first axis is the program grid's last, which varies fastest.
 
-    An entry that works through programs in a loop takes as many blocks as there are multiprocessors.
+    A persistent kernel launches one block for each multiprocessor.
     """
     if entry.get("programs"):
         cluster = entry.get("cluster", 1)
@@ -79,18 +91,18 @@ def choose_hardware_grid(launch: Mapping[str, Any], entry: Mapping[str, Any], pr
 
 
 def _pad_byte(array: np.ndarray) -> np.ndarray:
-    """A copy of an array's bytes with one more: on a GPU there is always something behind an odd number of them."""
+    """A copy of an array with one byte more, as allocations on a GPU have: 16-bit atomics access the last byte."""
     return np.append(array.reshape(-1).view(np.uint8), np.uint8(0))
 
 
 def make_tensor_map(described: Mapping[str, Any], array: np.ndarray) -> TensorMap:
-    """A map of a parameter's memory, with the 128-byte swizzle."""
+    """The TMA descriptor of a parameter's memory, with the 128-byte swizzle."""
     typed = array.reshape(-1).view(as_dtype(described["dtype"]).numpy).reshape(described["shape"])
     return TensorMap(typed, tuple(described["box"]), SWIZZLE_BYTES)
 
 
 def _scalar_argument(array: np.ndarray) -> Any:
-    """A scalar parameter as the interpreter takes it: 16-bit floats and bools as their bits."""
+    """A scalar argument for the interpreter: small floats and bools as their bits."""
     if array.dtype.itemsize < 4 and array.dtype.kind not in "iu":
         return int(array.view(f"u{array.dtype.itemsize}")[()])
     return array[()]

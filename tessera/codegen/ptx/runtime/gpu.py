@@ -1,4 +1,4 @@
-"""The GPU: its context, modules loaded once, a memory pool; driver failures become Tessera errors."""
+"""The GPU: its context, a cache of loaded modules, a memory pool; driver failures become Tessera errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALLOCATION_UNIT = 4  # bytes
 
 
 class DeviceAllocation:
-    """Memory on the GPU; as an int its address."""
+    """Memory on the GPU; `int` gives its address."""
 
     def __init__(self, allocation: Any) -> None:
         self._allocation = allocation
@@ -33,17 +33,17 @@ class DeviceAllocation:
         return self._address
 
     def free(self) -> None:
-        """Give it back to the pool."""
+        """Return the memory to the pool."""
         if self._allocation is not None:
             self._allocation.free()
             self._allocation = None
 
 
 class GPU:
-    """The first GPU of this machine, through pycuda; its context is the one other libraries use too.
+    """The first GPU of this machine, through pycuda; its primary context is shared with other libraries.
 
     Raises:
-        DeviceUnavailable: pycuda, the driver or a GPU that is new enough is missing.
+        DeviceUnavailable: pycuda, the driver or a supported GPU is missing.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class GPU:
             self.driver.init()
             self.device = self.driver.Device(0)
         except self.driver.Error as error:
-            raise DeviceUnavailable(f"no GPU answers: {error}", suggestion="check nvidia-smi") from None
+            raise DeviceUnavailable(f"the driver cannot be initialised: {error}", suggestion="check nvidia-smi") from None
         self.capability: tuple[int, int] = self.device.compute_capability()
         if self.capability < MIN_CAPABILITY:
             raise DeviceUnavailable(
@@ -69,18 +69,18 @@ class GPU:
         atexit.register(self._leave)
 
     def allocate(self, size: int) -> DeviceAllocation:
-        """Memory from the pool, free again when nothing refers to it."""
-        # In whole words: what is smaller than an atomic operation is changed by one on the word around it.
-        room = DeviceAllocation(self._pool.allocate(-(-max(size, 1) // ALLOCATION_UNIT) * ALLOCATION_UNIT))
-        self.keep(room)
-        return room
+        """Memory from the pool, which it returns to when nothing refers to it."""
+        # In whole words: an atomic update of a smaller element accesses the word that contains it.
+        memory = DeviceAllocation(self._pool.allocate(-(-max(size, 1) // ALLOCATION_UNIT) * ALLOCATION_UNIT))
+        self.keep(memory)
+        return memory
 
-    def keep(self, what: Any) -> None:
-        """Have its `free` called before the context goes."""
-        self._held.add(what)
+    def keep(self, resource: Any) -> None:
+        """Call the resource's `free` before the context is destroyed."""
+        self._held.add(resource)
 
     def _leave(self) -> None:
-        """Give all back while the context still stands: pycuda ends the process otherwise."""
+        """Release everything while the context exists; otherwise pycuda aborts the process."""
         for each in list(self._held):
             each.free()
         self._modules.clear()
@@ -90,18 +90,18 @@ class GPU:
 
     @property
     def name(self) -> str:
-        """What the GPU calls itself."""
+        """The GPU's name."""
         return str(self.device.name())
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """The context made current, for as long as this thread lives: what is on the GPU is freed at any time.
+        """Make the context current, for the lifetime of this thread: GPU memory may be freed at any time.
 
-        Errors of the driver become ours.
+        Driver errors in the `with` block become Tessera errors.
 
         Raises:
-            ResourceError: memory is used up.
-            ExecutionError: a kernel failed; the context is then lost, and so is all that lies in its memory.
+            ResourceError: the GPU's memory is exhausted.
+            ExecutionError: a kernel failed. The context, with all memory in it, may be lost.
         """
         drv = self.driver
         if not getattr(self._here, "active", False):
@@ -111,50 +111,50 @@ class GPU:
             yield
         except drv.MemoryError as error:
             raise ResourceError(
-                f"the memory of {self.name} is used up: {error}",
-                suggestion="smaller inputs; what was free before is so",
+                f"the memory of {self.name} is exhausted: {error}",
+                suggestion="smaller inputs",
             ) from None
         except drv.LaunchError as error:
             raise self._failed(error) from None
         except drv.Error as error:
-            raise ExecutionError(f"{self.name} refused: {error}") from None
+            raise ExecutionError(f"a driver call failed on {self.name}: {error}") from None
 
     def _failed(self, error: Exception) -> ExecutionError:
-        """A kernel's failure; whether the context stands decides what is left to do."""
+        """The error of a failed kernel; its suggestion depends on whether the context is still usable."""
         try:
             self.driver.Context.synchronize()
         except self.driver.Error:
-            hint = "this process cannot use the GPU any more: begin a new one, and look for the fault with "
+            hint = "this process cannot use the GPU any more: start a new one, and debug with "
             hint += "`tessera run --level target --target ptx`, which runs the same text in the interpreter"
         else:
-            hint = "the GPU goes on working in this process; what this program should have written is not there"
+            hint = "this process can still use the GPU; the outputs of this program are invalid"
         return ExecutionError(f"a kernel failed on {self.name}: {error}", suggestion=hint)
 
-    def check_room(self, name: str, function: Any, threads: int, shared: int) -> None:
-        """Refuse a kernel whose threads or shared memory are more than this GPU has for it.
+    def check_resources(self, name: str, function: Any, threads: int, shared: int) -> None:
+        """Check that a block of a kernel fits a multiprocessor.
 
         Raises:
-            ResourceError: it names the kernel and both numbers.
+            ResourceError: its registers or its shared memory exceed the limit.
         """
         drv = self.driver
-        most = function.get_attribute(drv.function_attribute.MAX_THREADS_PER_BLOCK)
-        room = self.device.get_attribute(drv.device_attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
-        if threads > most:
+        max_threads = function.get_attribute(drv.function_attribute.MAX_THREADS_PER_BLOCK)
+        max_shared = self.device.get_attribute(drv.device_attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+        if threads > max_threads:
             raise ResourceError(
-                f"{name} takes so many registers that {self.name} runs no {threads} threads of it at once",
-                expected=f"at most {most}", received=f"{threads}", suggestion="smaller tiles, or fewer warps",
+                f"a block of {name} needs more registers than {self.name} has",
+                expected=f"at most {max_threads} threads", received=f"{threads}", suggestion="smaller tiles, or fewer warps",
             )  # fmt: skip
-        if shared > room:
+        if shared > max_shared:
             raise ResourceError(
-                f"{name} needs {shared:,} bytes of shared memory", expected=f"at most {room:,} on {self.name}",
+                f"{name} needs {shared:,} bytes of shared memory", expected=f"at most {max_shared:,} on {self.name}",
                 received=f"{shared:,}", suggestion="smaller tiles, or fewer stages",
             )  # fmt: skip
 
     def check_architecture(self, arch: str) -> None:
-        """Refuse text for an architecture that this GPU is not.
+        """Check that this GPU runs text for an architecture.
 
         Raises:
-            DeviceUnavailable: the GPU is older, or of another generation than text of the kind sm_90a asks for.
+            DeviceUnavailable: the GPU is older, or the text (such as sm_90a) is for one generation only.
         """
         major, minor, exact = ARCH_PATTERN.fullmatch(arch).groups()  # type: ignore[union-attr]
         wanted = (int(major), int(minor))
@@ -166,10 +166,10 @@ class GPU:
             )
 
     def module(self, text: str) -> Any:
-        """PTX text loaded, once for each text.
+        """The module of a PTX text, loaded once.
 
         Raises:
-            ArtifactError: the driver's assembler refuses it; the error shows its log and the line.
+            ArtifactError: the driver's assembler refuses the text; the error shows its log and the line.
         """
         key = hash_content(text)
         if key not in self._modules:
@@ -187,7 +187,7 @@ class GPU:
 
 
 def _assembly_error(text: str, log: str) -> TesseraError:
-    """The assembler's complaint with the line it is about."""
+    """The assembler's error with the line of text that it names."""
     found = LOG_LINE.search(log)
     lines = text.splitlines()
     shown = f"line {found[1]}: {lines[int(found[1]) - 1].strip()}" if found and int(found[1]) <= len(lines) else ""
@@ -209,7 +209,7 @@ def _import_pycuda() -> Any:
 
 @cache
 def get_gpu() -> GPU:
-    """The GPU of this machine, its context made once."""
+    """The GPU of this machine."""
     if not count_gpus():
         raise DeviceUnavailable("this machine has no NVIDIA GPU", suggestion='run on the processor with "cpu"')
     return GPU()

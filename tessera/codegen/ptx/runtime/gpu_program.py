@@ -1,4 +1,4 @@
-"""GPU programs: an artifact ready to run on the GPU, or emulated where there is none; kernel times by events."""
+"""GPU programs: an artifact loaded on a GPU, its launches (single, or recorded as a CUDA graph), and kernel times."""
 
 from __future__ import annotations
 
@@ -19,47 +19,36 @@ from tessera.codegen.ptx.runtime.driver_api import (
     encode_tensor_map,
     tensor_map_format,
 )
-from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, choose_hardware_grid, make_interpreter
+from tessera.codegen.ptx.runtime.emulated_program import (
+    EMULATOR_NAME,
+    TEXT_FILE,
+    EmulatedProgram,
+    choose_hardware_grid,
+)
 from tessera.codegen.ptx.runtime.gpu import GPU, get_gpu
 from tessera.codegen.ptx.runtime.launch_buffers import LaunchBuffers
 from tessera.core.device import count_gpus
 from tessera.core.errors import ArgumentError
 from tessera.core.types import as_dtype
 
-# An artifact ready to run: on the GPU where there is one, else by the PTX interpreter, and it says which.
-
-
-EMULATOR_NAME = "the PTX interpreter (no GPU here)"
-# struct's letters for scalars, as prepared launches take them.
+# Format letters of the struct module for scalars of prepared launches; pointers are "P".
 SCALAR_FORMATS = {
     "f64": "d", "f32": "f", "tf32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b", "uint64": "Q",
     "uint32": "I", "uint16": "H", "uint8": "B",
 }  # fmt: skip
-BIT_FORMATS = {"bool": "B", "f16": "H", "bf16": "H"}  # scalars that travel as their bits
-POINTER_ALIGN = 16  # the bytes that one instruction moves at most
-STATIC_SHARED_BYTES = 48 * 1024  # bytes of shared memory that a kernel has without asking
+BIT_FORMATS = {"bool": "B", "f16": "H", "bf16": "H"}  # scalars that are passed as their bits
+POINTER_ALIGN = 16  # bytes of the widest access
+STATIC_SHARED_BYTES = 48 * 1024  # more shared memory needs an opt-in
 
 
 def describe_device() -> str:
-    """What runs artifacts on this machine."""
+    """The name of what runs artifacts on this machine."""
     return get_gpu().name if count_gpus() else EMULATOR_NAME
 
 
 def make_runtime(artifact: Artifact) -> EmulatedProgram | GpuProgram:
-    """The artifact on this machine's GPU, or interpreted where there is none."""
+    """The artifact on this machine's GPU, or in the interpreter where there is none."""
     return GpuProgram(artifact, get_gpu()) if count_gpus() else EmulatedProgram(artifact)
-
-
-class EmulatedProgram:
-    """An artifact's text run by the interpreter."""
-
-    def __init__(self, artifact: Artifact) -> None:
-        self.where = EMULATOR_NAME
-        self._run = make_interpreter(artifact)
-
-    def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """The outputs; arrays that the program writes are written."""
-        return self._run(arrays)
 
 
 class GpuProgram:
@@ -77,40 +66,39 @@ class GpuProgram:
         with device.active():
             self._text = artifact.text(TEXT_FILE)
             module = device.module(self._text)
-            self._room = device.allocate(plan["workspace"])
-            self.workspace = int(self._room)
-            self.launches = [self._prepared(module, plan, each) for each in plan["launches"]]
+            self._workspace = device.allocate(plan["workspace"])
+            self.workspace = int(self._workspace)
+            self.launches = [self._prepare_launch(module, plan, each) for each in plan["launches"]]
 
-    def _prepared(self, module: Any, plan: Mapping[str, Any], launch: Mapping[str, Any]) -> EntryLaunch | None:
+    def _prepare_launch(self, module: Any, plan: Mapping[str, Any], launch: Mapping[str, Any]) -> EntryLaunch | None:
         if 0 in launch["grid"]:
             return None
-        entry = plan["entries"][launch["kernel"]]
-        function = module.get_function(launch["kernel"])
-        maps = entry.get("maps", ())
-        extras = LaunchBuffers(entry, launch["grid"][: launch["rank"]])
-        kinds = "".join(self._letter(a) for a in launch["args"]) + "P" * len(extras.rooms)
-        function.prepare(tensor_map_format(len(maps)) + kinds)
-        self.device.check_room(launch["kernel"], function, entry["threads"], entry["shared"])
+        name, entry = launch["kernel"], plan["entries"][launch["kernel"]]
+        function = module.get_function(name)
+        launch_buffers = LaunchBuffers(entry, launch["grid"][: launch["rank"]])
+        format_ = "".join(self._format_letter(a) for a in launch["args"]) + "P" * len(launch_buffers.sizes)
+        function.prepare(tensor_map_format(len(entry.get("maps", ()))) + format_)
+        self.device.check_resources(name, function, entry["threads"], entry["shared"])
         if entry["shared"] > STATIC_SHARED_BYTES:
             attribute = self.device.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
             function.set_attribute(attribute, entry["shared"])
-        alone = "cluster" not in entry
-        most = self.device.processors if alone else count_resident_cluster_blocks(self._text, launch["kernel"], entry)
-        grid = choose_hardware_grid(launch, entry, most)
+        clustered = "cluster" in entry
+        blocks = count_resident_cluster_blocks(self._text, name, entry) if clustered else self.device.processors
+        grid = choose_hardware_grid(launch, entry, blocks)
         if "meeting" in entry:
-            function = self._meeting(launch["kernel"], entry, kinds, math.prod(grid))
-        rooms = {kind: self.device.allocate(count) for kind, count in extras.rooms.items()}
-        prepared = EntryLaunch(function, grid, launch, entry, extras, rooms)
-        prepared.clear(self.device.driver)
+            function = self._make_cooperative(name, entry, format_, math.prod(grid))
+        buffers = {kind: self.device.allocate(size) for kind, size in launch_buffers.sizes.items()}
+        prepared = EntryLaunch(function, grid, launch, entry, launch_buffers, buffers)
+        prepared.reset_buffers(self.device.driver)
         return prepared
 
-    def _meeting(self, name: str, entry: Mapping[str, Any], kinds: str, blocks: int) -> CooperativeKernel:
-        """A kernel whose programs all run at once."""
-        found = CooperativeKernel(self.device, self._text, name, kinds, entry["shared"])
+    def _make_cooperative(self, name: str, entry: Mapping[str, Any], format_: str, blocks: int) -> CooperativeKernel:
+        """A kernel for a cooperative launch."""
+        found = CooperativeKernel(self.device, self._text, name, format_, entry["shared"])
         found.check(blocks, entry["threads"], entry["shared"])
         return found
 
-    def _letter(self, arg: Mapping[str, Any]) -> str:
+    def _format_letter(self, arg: Mapping[str, Any]) -> str:
         param = self.params[arg["param"]] if "param" in arg else None
         if param is None or param["role"] != "scalar":
             return "P"
@@ -119,78 +107,81 @@ class GpuProgram:
     def launch(self, given: Sequence[Any], stream: Any = None) -> None:
         """Queue the program's kernels: `given` holds an address (or a number) for each parameter.
 
-        The GPU must be active; what kernels print and assert is looked at by `run` alone. Nothing is waited for, unless
-        a loop, branch or call of the host asks what a kernel found.
+        The GPU's context must be active. Prints and assertions are examined by `run` only. The call does not wait,
+        unless a loop, branch or host call of the plan depends on a kernel's result.
         """
-        self._check(given)
+        self._check_alignment(given)
         self._queue(given, stream)
 
-    def bound(self, given: Sequence[Any], stream: Any = None) -> Callable[[], None]:
-        """A launch with its arguments fixed; more than one kernel is recorded as a CUDA graph.
+    def bind(self, given: Sequence[Any], stream: Any = None) -> Callable[[], None]:
+        """A launch with fixed arguments; several kernels are recorded as a CUDA graph.
 
         Raises:
-            ArgumentError: an address is no multiple of 16 bytes.
+            ArgumentError: an address is not a multiple of 16 bytes.
             ExecutionError: the driver refuses to record.
         """
-        self._check(given)
+        self._check_alignment(given)
         if not _is_recordable(self._steps):
             return lambda: self._queue(given, stream)
         if len(self.launches) == 1 and self.launches[0] and not self._steps:
-            return self.launches[0].bound(_QueuedPlan(self, given, stream).argument, stream)
+            return self.launches[0].bind(_QueuedPlan(self, given, stream).argument, stream)
         graph = CudaGraph(self.device, lambda recording: self._queue(given, recording))
         return lambda: graph.launch(stream)
 
-    def kernels(self, given: Sequence[Any]) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Each kernel of a program without loops or branches by its name, with what launches it alone."""
+    def bind_kernels(self, given: Sequence[Any]) -> Iterator[tuple[str, Callable[[], None]]]:
+        """The name, and a launch with fixed arguments, of each kernel of a program without loops or branches."""
         argument = _QueuedPlan(self, given, None).argument
         for each in self.launches:
             if each:
-                yield each.name, each.bound(argument, None)
+                yield each.name, each.bind(argument, None)
 
     def _queue(self, given: Sequence[Any], stream: Any) -> None:
         engine = _QueuedPlan(self, given, stream)
         execute_plan(self._steps or [{"run": [0, len(self.launches)]}], engine)
 
-    def _check(self, given: Sequence[Any]) -> None:
-        for place, param in zip(given, self.params, strict=True):
-            if param["role"] != "scalar" and place % POINTER_ALIGN:
-                raise ArgumentError(f"the memory of {param['name']} begins at no multiple of {POINTER_ALIGN} bytes")
+    def _check_alignment(self, given: Sequence[Any]) -> None:
+        for address, param in zip(given, self.params, strict=True):
+            if param["role"] != "scalar" and address % POINTER_ALIGN:
+                raise ArgumentError(
+                    f"the memory of {param['name']} is misaligned", expected=f"a multiple of {POINTER_ALIGN} bytes",
+                    received=f"address {address:#x}", suggestion="copy the array",
+                )  # fmt: skip
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """The outputs; arrays that the program writes are written. Arrays on the processor are copied to and fro.
+        """The outputs; arrays that the program writes are written. Host arrays are copied to the GPU and back.
 
         Raises:
-            ShapeError, DTypeError, ArgumentError: the arrays are not what the program takes.
-            ResourceError, ExecutionError: the GPU's memory is used up, or a kernel failed.
+            ShapeError, DTypeError, ArgumentError: the arrays do not match the parameters.
+            ResourceError, ExecutionError: the GPU's memory is exhausted, or a kernel failed.
         """
-        users, held = self._arguments.bind(arrays)
+        users, bound = self._arguments.bind(arrays)
         drv = self.device.driver
         with self.device.active():
-            places = [self._sent(i, a) for i, a in enumerate(held)]
-            reporting = [each for each in self.launches if each is not None and each.rooms]
+            given = [self._send(i, a) for i, a in enumerate(bound)]
+            reporting = [each for each in self.launches if each is not None and each.buffers]
             for each in reporting:
-                each.clear(drv)
-            self.launch([p if isinstance(p, (int, float)) else int(p) for p in places])
+                each.reset_buffers(drv)
+            self.launch([x if isinstance(x, (int, float)) else int(x) for x in given])
             for each in reporting:
-                each.check(drv)
-            for i, (array, place) in enumerate(zip(held, places, strict=True)):
+                each.check_buffers(drv)
+            for i, (array, sent) in enumerate(zip(bound, given, strict=True)):
                 if array.nbytes and (i in self._written or self.params[i]["role"] == "output"):
-                    drv.memcpy_dtoh(array, int(place))
+                    drv.memcpy_dtoh(array, int(sent))
             drv.Context.synchronize()
-        return self._arguments.finish(users, held)
+        return self._arguments.finish(users, bound)
 
-    def _sent(self, i: int, array: np.ndarray) -> Any:
-        """A parameter on the GPU: memory of its own with the array's content, or the number itself."""
+    def _send(self, i: int, array: np.ndarray) -> Any:
+        """A new allocation with the array's content, or the number of a scalar parameter."""
         if self.params[i]["role"] == "scalar":
             return pack_scalar(array, self.params[i]["dtype"])
-        place = self.device.allocate(array.nbytes)
+        allocation = self.device.allocate(array.nbytes)
         if array.nbytes:
-            self.device.driver.memcpy_htod(int(place), np.ascontiguousarray(array).view(np.uint8).reshape(-1))
-        return place
+            self.device.driver.memcpy_htod(int(allocation), np.ascontiguousarray(array).view(np.uint8).reshape(-1))
+        return allocation
 
 
 def pack_scalar(array: Any, dtype: str) -> int | float:
-    """A scalar parameter as a prepared launch takes it."""
+    """A scalar argument of a prepared launch."""
     value = np.asarray(array, as_dtype(dtype).numpy)
     if dtype in BIT_FORMATS:
         return int(value.view(f"u{value.dtype.itemsize}")[()])
@@ -198,7 +189,7 @@ def pack_scalar(array: Any, dtype: str) -> int | float:
 
 
 class EntryLaunch:
-    """One kernel of the plan, with where its arguments come from; `rooms` are memory for its extras."""
+    """One launch of the plan: the function, where its arguments come from, and the device memory of its buffers."""
 
     def __init__(
         self,
@@ -206,41 +197,41 @@ class EntryLaunch:
         grid: Sequence[int],
         launch: Mapping[str, Any],
         entry: Mapping[str, Any],
-        extras: LaunchBuffers,
-        rooms: Mapping[str, Any],
+        launch_buffers: LaunchBuffers,
+        buffers: Mapping[str, Any],
     ) -> None:
         self.name = launch["kernel"]
         self.function, self.grid, self.block = function, grid, (entry["threads"], 1, 1)
         self.args, self.shared, self.maps = launch["args"], entry["shared"], entry.get("maps", ())
-        self.entry, self.extras, self.rooms = entry, extras, rooms
+        self.entry, self.launch_buffers, self.buffers = entry, launch_buffers, buffers
 
-    def clear(self, drv: Any) -> None:
-        """Nothing has been said yet."""
-        for kind, room in self.rooms.items():
-            drv.memcpy_htod(int(room), self.extras.begin(kind))
+    def reset_buffers(self, drv: Any) -> None:
+        """Initialise the launch buffers."""
+        for kind, buffer in self.buffers.items():
+            drv.memcpy_htod(int(buffer), self.launch_buffers.initial(kind))
 
-    def check(self, drv: Any) -> None:
-        """Print what was printed, and raise what went wrong."""
+    def check_buffers(self, drv: Any) -> None:
+        """Examine the launch buffers: show the prints, raise the first error."""
         found = {}
-        for kind, room in self.rooms.items():
-            begin = self.extras.begin(kind)
-            drv.memcpy_dtoh(begin, int(room))
-            found[kind] = np.empty(self.extras.used(kind, begin), np.uint8)
-            drv.memcpy_dtoh(found[kind], int(room))
-        self.extras.finish(found)
+        for kind, buffer in self.buffers.items():
+            head = self.launch_buffers.initial(kind)
+            drv.memcpy_dtoh(head, int(buffer))
+            found[kind] = np.empty(self.launch_buffers.used(kind, head), np.uint8)
+            drv.memcpy_dtoh(found[kind], int(buffer))
+        self.launch_buffers.check(found)
 
-    def bound(self, argument: Callable[[Mapping[str, Any]], Any], stream: Any) -> Callable[[], None]:
-        """The launch with its arguments fixed."""
+    def bind(self, argument: Callable[[Mapping[str, Any]], Any], stream: Any) -> Callable[[], None]:
+        """The launch with fixed arguments."""
         values = [argument(a) for a in self.args]
         values = [*(encode_tensor_map(m, values[m["param"]]) for m in self.maps), *values]
-        values += [int(room) for room in self.rooms.values()]
+        values += [int(buffer) for buffer in self.buffers.values()]
         call, grid, block, shared = self.function.prepared_async_call, tuple(self.grid), self.block, self.shared
         return lambda: call(grid, block, stream, *values, shared_size=shared)
 
 
 @dataclass
 class _QueuedPlan(PlanEngine):
-    """An engine that queues launches on a stream; `given` holds an address or a number for each parameter."""
+    """A plan engine that queues launches on a stream; `given` holds an address or a number for each parameter."""
 
     program: GpuProgram
     given: Sequence[Any]
@@ -250,30 +241,32 @@ class _QueuedPlan(PlanEngine):
         """Queue launches in order."""
         for each in self.program.launches[first:last]:
             if each:
-                each.bound(self.argument, self.stream)()
+                each.bind(self.argument, self.stream)()
 
-    def holds(self, flag: int) -> bool:
-        """Whether a flag is set, once all that was queued is done."""
-        drv, found = self.program.device.driver, np.zeros(1, np.uint8)
+    def _synchronise(self) -> None:
         if self.stream is not None:
             self.stream.synchronize()
+
+    def holds(self, flag: int) -> bool:
+        """Wait for the queued launches; whether a flag is set."""
+        drv, found = self.program.device.driver, np.zeros(1, np.uint8)
+        self._synchronise()
         drv.memcpy_dtoh(found, self.argument(self.program.flags[flag]))
         return bool(found[0])
 
     def call(self, number: int) -> None:
-        """Run an op on the host, once all that was queued is done."""
+        """Wait for the queued launches and run an op on the host."""
         drv, call = self.program.device.driver, self.program.calls[number]
-        if self.stream is not None:
-            self.stream.synchronize()
+        self._synchronise()
         arrays = [np.empty(arg["shape"], as_dtype(arg["dtype"]).numpy) for arg in call["args"]]
-        places = [self.argument(arg) for arg in call["args"]]
-        for array, place in zip(arrays[: call["operands"]], places, strict=False):
+        addresses = [self.argument(arg) for arg in call["args"]]
+        for array, address in zip(arrays[: call["operands"]], addresses, strict=False):
             if array.nbytes:
-                drv.memcpy_dtoh(array.reshape(-1).view(np.uint8), place)
+                drv.memcpy_dtoh(array.reshape(-1).view(np.uint8), address)
         run_host_call(call, arrays)
-        for array, place in zip(arrays[call["operands"] :], places[call["operands"] :], strict=True):
+        for array, address in zip(arrays[call["operands"] :], addresses[call["operands"] :], strict=True):
             if array.nbytes:
-                drv.memcpy_htod(place, array.reshape(-1).view(np.uint8))
+                drv.memcpy_htod(address, array.reshape(-1).view(np.uint8))
 
     def argument(self, arg: Mapping[str, Any]) -> Any:
         """The address, or number, of an argument."""
@@ -283,25 +276,22 @@ class _QueuedPlan(PlanEngine):
 
 
 def _is_recordable(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether steps are the same each time: launches, and loops of them."""
+    """Whether steps do not depend on results, so that a CUDA graph can record them: launches, and loops of them."""
     return all("run" in step or ("loop" in step and _is_recordable(step["body"])) for step in steps)
-
-
-# How long each kernel of a program takes on the GPU, by events around it.
 
 
 def measure_kernel_times(
     program: GpuProgram, given: Sequence[Any], rounds: int = 5, each: int = 20
 ) -> list[tuple[str, float]]:
-    """The kernels of a program without loops, in order, each with its milliseconds: the median of `rounds`.
+    """The milliseconds of each kernel of a program without loops, in order: the median of `rounds` measurements.
 
-    `given` holds an address (or a number) for each parameter. A kernel is queued `each` times between two events, so
-    that its time does not hide in that of a launch; what it writes is as if the program had run.
+    `given` holds an address (or a number) for each parameter. A measurement queues `each` launches between two events,
+    so that the launch overhead does not hide the kernel's time. The launches write the program's arrays.
     """
     drv = program.device.driver
     found = []
     with program.device.active():
-        for name, run in program.kernels(given):
+        for name, run in program.bind_kernels(given):
             times = []
             for _ in range(rounds):
                 first, last = drv.Event(), drv.Event()

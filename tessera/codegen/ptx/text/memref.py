@@ -1,6 +1,6 @@
 """Memory references: row-major buffers, vectorised accesses, and swizzled rows of shared memory for ldmatrix.
 
-ldmatrix reads eight rows at once, which must lie in different banks. Where a row's bytes are a power of two, the last
+ldmatrix reads eight rows at once; these must be in different banks. Where a row's bytes are a power of two, the last
 bits of the row's number swizzle the 16-byte units within the row; other rows are padded by one unit.
 """
 

@@ -33,8 +33,8 @@ from tessera.core.types import (
 )
 from tessera.ops.tensor.basic import full
 
-# In registers a narrow float is an f32 that holds one of its values exactly, and a narrow integer 32 bits that hold
-# its value: each op computes as wide anyway, and wraps or rounds in place.
+# In registers a narrow float is an f32 with the same value, and a narrow integer 32 bits with the same value: ops
+# compute in 32 bits, then round or wrap the result to the narrow type.
 PTX_TYPES: dict[DType, str] = {
     f64: "f64", f32: "f32", tf32: "f32", f16: "f32", bf16: "f32",
     int64: "s64", int32: "s32", int16: "s32", int8: "s32", int4: "s32", bool_: "pred",
@@ -49,26 +49,26 @@ NARROW_FLOATS = (tf32, f16, bf16, *SMALL_FLOATS)
 
 
 def ptx_type(dtype: DType) -> str:
-    """The type that instructions on such elements name.
+    """The PTX type of instructions on elements of a type.
 
     Raises:
-        UnsupportedOpError: this target does not compute with them.
+        UnsupportedOpError: the target does not support the type.
     """
     if dtype not in PTX_TYPES:
         raise UnsupportedOpError(
             f"the target ptx has no element type {dtype}", expected=", ".join(map(str, PTX_TYPES)),
-            suggestion="cast to ts.f32 or ts.bf16 before",
+            suggestion="cast to ts.f32 or ts.bf16 first",
         )  # fmt: skip
     return PTX_TYPES[dtype]
 
 
 def register_class_of(word: str) -> str:
-    """The class of registers that holds values of a type word."""
+    """The register class for a PTX type."""
     return REGISTER_CLASSES.get(word, "b16" if word.endswith("16") else "b32")
 
 
 def register_class(dtype: DType) -> str:
-    """The class of registers that holds such elements."""
+    """The register class for elements of a type."""
     return register_class_of(ptx_type(dtype))
 
 
@@ -79,7 +79,7 @@ def element_bytes(dtype: DType) -> int:
 
 
 def literal(word: str, value: Any) -> str:
-    """A number as an immediate operand.
+    """A number as an immediate operand of a PTX type.
 
     >>> literal("f32", 1.0), literal("s32", -3)
     ('0f3F800000', '-3')
@@ -96,11 +96,11 @@ def literal(word: str, value: Any) -> str:
 
 
 def typed_literal(value: Any, dtype: DType) -> str:
-    """A number as an immediate of an element type, rounded to it."""
+    """A number, rounded to an element type, as an immediate operand."""
     number = full.ref(shape=(), value=value, dtype=dtype)
     return literal(ptx_type(dtype), float(number) if dtype.is_float else int(number))
 
 
 def is_immediate(operand: str) -> bool:
-    """Whether an operand is a number rather than a register."""
+    """Whether an operand is an immediate rather than a register."""
     return not operand.startswith("%")

@@ -221,9 +221,8 @@ class MmaProduct:
         self.depth = static_shape(self.operands[0])[1]
         self.in_place = [ctx.smem.operands.get(v) for v in self.operands]
         self.left_in_registers = self.in_place[0] is None and self._has_left_fragments()
-        # Whether each operand is stored with the reduction axis of the left, or of the right one, as rows. The right
-        # operand is stored as its registers are contiguous; 8-bit elements always by columns, because ldmatrix.trans
-        # transposes pairs of bytes.
+        # Whether each operand is stored transposed in shared memory. The right operand is stored in the order in which
+        # its registers are contiguous; 8-bit elements always transposed, because ldmatrix.trans moves pairs of bytes.
         first_bit = ctx.layout(self.operands[1]).registers[:1]
         self.transposed = [bool(each and each.flipped) for each in self.in_place]
         if self.in_place[1] is None:
@@ -255,14 +254,14 @@ class MmaProduct:
         """Store the operands that are neither in place nor in registers to the exchange buffer."""
         ctx, size, dtype = self.ctx, self.size, self.dtypes[0]
         every = zip(self.operands, self.sources, self.transposed, strict=True)
-        ours = [(v, source, turned) for v, source, turned in every if isinstance(source, ExchangedOperand)]
-        if ours:
+        stored = [(v, source, turned) for v, source, turned in every if isinstance(source, ExchangedOperand)]
+        if stored:
             synchronise_exchange(ctx, WRITE)
-        for v, source, turned in ours:
+        for v, source, turned in stored:
             strides = (size, source.pitch) if turned else (source.pitch, size)
             for access in plan_exchange_accesses(ctx, dtype, ctx.layout(v), source.base, once=True, strides=strides):
                 _store_shifted(ctx, dtype, access, source.offset, ctx.values[v], "shared")
-        if ours:
+        if stored:
             synchronise_exchange(ctx, READ)
 
     def emit(self) -> None:

@@ -1,4 +1,7 @@
-"""Reductions: a fixed tree over a thread's registers, then over a warp by shuffles, then over warps through memory."""
+"""Reduction: a fixed tree over a thread's registers, then shuffles over a warp, then shared memory over warps.
+
+The tree depends on the layout alone, so equal elements give equal bits.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tessera.codegen.ptx.context import EmissionContext
-from tessera.codegen.ptx.layout import DistributedLayout, LayoutBit
+from tessera.codegen.ptx.layout import LANE_BITS, DistributedLayout, LayoutBit
 from tessera.codegen.ptx.passes.layout_inference import reduction_axes
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import read_exchange, shuffle_register, write_exchange
-from tessera.codegen.ptx.table.scalars.arithmetic import ScalarContext, emit
 from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_storage
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand, select_register
+from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, emit
 from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.codegen.ptx.text.register_types import ptx_type, typed_literal
 from tessera.codegen.ptx.text.thread_team import and_predicates
@@ -23,38 +26,35 @@ from tessera.ir.rules import Op
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce
 
-# How two elements are combined by each kind of reduction, and what leaves the other as it is.
-
-
-ReductionElement = tuple[str, ...]  # an element: its register, and for arg-reductions that of its place
+ReductionElement = tuple[str, ...]  # the registers of an element: its value, and for arg-reductions its index
 LAST_INDEX = (1 << 62) - 1
+MANY_WARP_BITS = 3  # from so many bits of the warp number on, each lane reads the partial result of one warp
 
 
 @dataclass(frozen=True)
 class Combiner:
-    """A reduction: the types of an element's parts, what joins two, and the part that changes nothing."""
+    """A reduction's operation: the types of an element's parts, how two elements combine, the neutral element."""
 
     dtypes: tuple[DType, ...]
     join: Callable[[PtxBuilder, ReductionElement, ReductionElement], ReductionElement]
     neutral: tuple[float | bool, ...]
 
     def constants(self) -> tuple[float | bool | str, ...]:
-        """The neutral part as immediates; a bool as it is."""
+        """The neutral element as immediates; a bool stays as it is."""
         return tuple(n if d == bool_ else typed_literal(n, d) for n, d in zip(self.neutral, self.dtypes, strict=True))
 
 
 def make_combiner(op: Op, dtype: DType) -> Combiner:
-    """The way of combining of a reduction of elements of a type."""
+    """The combiner of a reduction of elements of a type."""
     if op in ARGREDUCE_OPS:
-        return Combiner(
-            (dtype, int64), _combine_with_index(ARGREDUCE_OPS[op], dtype), (NEUTRAL_ELEMENTS[op](dtype), LAST_INDEX)
-        )
-    row = emit.of(ELEMENT_OPS[op])
+        join = _make_indexed_join(ARGREDUCE_OPS[op], dtype)
+        return Combiner((dtype, int64), join, (NEUTRAL_ELEMENTS[op](dtype), LAST_INDEX))
+    rule = emit.of(ELEMENT_OPS[op])
 
-    def join(text: PtxBuilder, a: ReductionElement, b: ReductionElement) -> ReductionElement:
-        return (row(ScalarContext(text, dtype, dtype), a[0], b[0]),)
+    def join_values(text: PtxBuilder, a: ReductionElement, b: ReductionElement) -> ReductionElement:
+        return (rule(ScalarContext(text, dtype, dtype), a[0], b[0]),)
 
-    return Combiner((dtype,), join, (NEUTRAL_ELEMENTS[op](dtype),))
+    return Combiner((dtype,), join_values, (NEUTRAL_ELEMENTS[op](dtype),))
 
 
 def _zero(dtype: DType) -> float | bool:
@@ -80,15 +80,15 @@ NEUTRAL_ELEMENTS: dict[Op, Callable[[DType], float | bool]] = {
 }  # fmt: skip
 
 
-def _combine_with_index(
+def _make_indexed_join(
     better: Op, dtype: DType
 ) -> Callable[[PtxBuilder, ReductionElement, ReductionElement], ReductionElement]:
-    """The better element with its place; of equal ones the first, and a NaN before any number."""
-    row, same = emit.of(better), emit.of(e.equal)
+    """The better element with its index; of equal elements the first, and NaN before any number."""
+    rule, equal = emit.of(better), emit.of(e.equal)
 
     def join(text: PtxBuilder, a: ReductionElement, b: ReductionElement) -> ReductionElement:
-        x, y, spot = a[0], b[0], ScalarContext(text, dtype, bool_)
-        take, tied = row(spot, y, x), same(spot, y, x)
+        x, y, scalar = a[0], b[0], ScalarContext(text, dtype, bool_)
+        take, tied = rule(scalar, y, x), equal(scalar, y, x)
         if dtype.is_float:
             take, tied = _prefer_nan(text, ptx_type(dtype), x, y, take, tied)
         earlier = text.let("setp.lt.s64", "pred", materialise_operand(text, "b64", b[1]), a[1])
@@ -99,155 +99,138 @@ def _combine_with_index(
 
 
 def _prefer_nan(text: PtxBuilder, form: str, x: str, y: str, take: str, tied: str) -> tuple[str, str]:
-    """Taken also if `y` is NaN and `x` is not; tied also if both are."""
-    kind = form
-    first, second = (materialise_operand(text, kind, each) for each in (x, y))
-    strange, other = (text.let(f"setp.nan.{form}", "pred", each, each) for each in (second, first))
-    fresh = text.let("and.pred", "pred", strange, text.let("not.pred", "pred", other))
-    both = text.let("and.pred", "pred", strange, other)
-    return text.let("or.pred", "pred", take, fresh), text.let("or.pred", "pred", tied, both)
-
-
-# Reductions: over a thread's registers, then between the threads of a warp, then between warps through memory.
-#
-# The tree is fixed: the same elements in the same places give the same bits.
-
-
-LANE_BITS = 5  # bits of a thread's number that tell the threads of a warp apart
-MANY_WARP_BITS = 3  # bits that tell warps apart from which on each lane reads one warp's result
+    """Also take `y` where it is NaN and `x` is not; also tied where both are."""
+    first, second = (materialise_operand(text, form, each) for each in (x, y))
+    second_nan, first_nan = (text.let(f"setp.nan.{form}", "pred", each, each) for each in (second, first))
+    only_second = text.let("and.pred", "pred", second_nan, text.let("not.pred", "pred", first_nan))
+    both = text.let("and.pred", "pred", second_nan, first_nan)
+    return text.let("or.pred", "pred", take, only_second), text.let("or.pred", "pred", tied, both)
 
 
 @emission_rule(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
 def _(ctx: EmissionContext, node: Node) -> None:
     x = node.args[0]
     source, dtype = x.type.dtype, _accumulator_type(node)
-    combine = make_combiner(node.op, dtype)
     held: list[ReductionElement] = [(convert(ctx.text, source, dtype, r),) for r in ctx.values[x]]
     layout, axes = ctx.layout(x), reduction_axes(node)
     if node.op in ARGREDUCE_OPS:
-        held = [(*part, place) for part, place in zip(held, _element_indices(ctx, layout, axes[0]), strict=True)]
-    parts = TreeReduction(ctx, combine, layout, axes).run(held)
-    ours = ctx.layout(node.out)
-    kept = layout.reduced(axes, keep=False) if not node.attrs["keepdims"] else layout.reduced(axes, keep=True)
-    found = [parts[kept.index[place]][-1] for place in ours.offsets]
-    made = int64 if node.op in ARGREDUCE_OPS else dtype
-    ctx.values[node.out] = tuple(convert_for_storage(ctx.text, made, node.out.type, r) for r in found)  # type: ignore[arg-type]
+        indices = _emit_element_indices(ctx, layout, axes[0])
+        held = [(*part, index) for part, index in zip(held, indices, strict=True)]
+    parts = TreeReduction(ctx, make_combiner(node.op, dtype), layout, axes).emit(held)
+    reduced = layout.reduced(axes, keep=bool(node.attrs["keepdims"]))
+    found = [parts[reduced.index[offset]][-1] for offset in ctx.layout(node.out).offsets]
+    result_type = int64 if node.op in ARGREDUCE_OPS else dtype
+    ctx.values[node.out] = tuple(convert_for_storage(ctx.text, result_type, node.out.type, r) for r in found)  # type: ignore[arg-type]
 
 
 def _accumulator_type(node: Node) -> DType:
-    """The type that elements are combined in."""
+    """The type in which elements combine."""
     type, out = node.args[0].type, node.out.type.dtype
     if node.op is not reduce.sum:
         return type.dtype
     return type.accumulate if out.is_float else out  # type: ignore[union-attr]
 
 
-def _element_indices(ctx: EmissionContext, layout: DistributedLayout, axis: int) -> list[str]:
-    """The place along an axis of the element in each register."""
-    place = ctx.team.thread_offset(layout, axis)
-    if place == "0":
-        return [str(offset[axis]) for offset in layout.offsets]
-    wide = ctx.team.hoist(("wide", place), "cvt.u64.u32", "b64", place)
-    known = {n: ctx.text.let("add.s64", "b64", wide, n) for n in {o[axis]: None for o in layout.offsets}}
-    return [known[offset[axis]] for offset in layout.offsets]
+def _emit_element_indices(ctx: EmissionContext, layout: DistributedLayout, axis: int) -> list[str]:
+    """The index along an axis of the element in each register."""
+    thread = ctx.team.thread_offset(layout, axis)
+    offsets = [offset[axis] for offset in layout.offsets]
+    if thread == "0":
+        return [str(n) for n in offsets]
+    wide = ctx.team.hoist(("wide", thread), "cvt.u64.u32", "b64", thread)
+    known = {n: ctx.text.let("add.s64", "b64", wide, n) for n in dict.fromkeys(offsets)}
+    return [known[n] for n in offsets]
 
 
 class TreeReduction:
-    """One reduction of a block in a layout along axes."""
+    """One reduction of a block along axes."""
 
-    def __init__(self, ctx: EmissionContext, combine: Combiner, layout: DistributedLayout, axes: Sequence[int]) -> None:
-        self.ctx, self.combine, self.layout, self.axes = ctx, combine, layout, axes
+    def __init__(
+        self, ctx: EmissionContext, combiner: Combiner, layout: DistributedLayout, axes: Sequence[int]
+    ) -> None:
+        self.ctx, self.combiner, self.layout, self.axes = ctx, combiner, layout, axes
 
-    def run(self, held: Sequence[ReductionElement]) -> list[ReductionElement]:
-        """The results, in the order of the reduced layout's registers."""
-        parts = self._registers(self._filled(held))
-        parts = self._lanes(parts)
-        return self._warps(parts) if self._across(LANE_BITS, None) else parts
+    def emit(self, held: Sequence[ReductionElement]) -> list[ReductionElement]:
+        """Reduce the registers of a block; the results are in the order of the reduced layout's registers."""
+        parts = self._reduce_registers(self._neutralise_padding(held))
+        parts = self._reduce_lanes(parts, self._reduced_bits(0, LANE_BITS))
+        return self._reduce_warps(parts) if self._reduced_bits(LANE_BITS, None) else parts
 
-    def _filled(self, held: Sequence[ReductionElement]) -> list[ReductionElement]:
-        """Places past the block's end along the axes hold what changes nothing."""
+    def _neutralise_padding(self, held: Sequence[ReductionElement]) -> list[ReductionElement]:
+        """Replace elements past the block's end along the axes by the neutral element."""
         if not any(self.layout.is_padded(a) for a in self.axes):
             return list(held)
         team, text = self.ctx.team, self.ctx.text
-        neutral = [team.constant_predicate(bool(n)) if isinstance(n, bool) else n for n in self.combine.constants()]
+        neutral = [team.constant_predicate(bool(n)) if isinstance(n, bool) else n for n in self.combiner.constants()]
         found = []
-        for part, place in zip(held, self.layout.offsets, strict=True):
-            inside = and_predicates(
-                text, *(p for a in self.axes if (p := team.axis_predicate(self.layout, a, place[a])))
-            )
-            chosen = zip(self.combine.dtypes, part, neutral, strict=True)
+        for part, offset in zip(held, self.layout.offsets, strict=True):
+            bounds = (team.axis_predicate(self.layout, a, offset[a]) for a in self.axes)
+            inside = and_predicates(text, *(p for p in bounds if p))
+            chosen = zip(self.combiner.dtypes, part, neutral, strict=True)
             found.append(tuple(select_register(text, d, inside, x, str(n)) for d, x, n in chosen) if inside else part)
         return found
 
-    def _registers(self, held: Sequence[ReductionElement]) -> list[ReductionElement]:
-        """What a thread holds combined by halves, for each register of the result."""
+    def _reduce_registers(self, held: Sequence[ReductionElement]) -> list[ReductionElement]:
+        """Reduce the registers of each thread, for each register of the result."""
         groups: dict[tuple[int, ...], list[ReductionElement]] = {}
-        for part, place in zip(held, self.layout.offsets, strict=True):
-            rest = tuple(0 if a in self.axes else n for a, n in enumerate(place))
+        for part, offset in zip(held, self.layout.offsets, strict=True):
+            rest = tuple(0 if a in self.axes else n for a, n in enumerate(offset))
             groups.setdefault(rest, []).append(part)
-        return [self._tree(parts) for parts in groups.values()]
+        return [self._reduce_tree(parts) for parts in groups.values()]
 
-    def _tree(self, parts: list[ReductionElement]) -> ReductionElement:
+    def _reduce_tree(self, parts: list[ReductionElement]) -> ReductionElement:
+        """Combine the first half with the second, until one element is left."""
         while len(parts) > 1:
             half = len(parts) // 2
-            parts = [self.join(a, b) for a, b in zip(parts[:half], parts[half:], strict=True)]
+            parts = [self._join(a, b) for a, b in zip(parts[:half], parts[half:], strict=True)]
         return parts[0]
 
-    def join(self, a: ReductionElement, b: ReductionElement) -> ReductionElement:
-        """Two parts combined."""
-        return self.combine.join(self.ctx.text, a, b)
+    def _join(self, a: ReductionElement, b: ReductionElement) -> ReductionElement:
+        return self.combiner.join(self.ctx.text, a, b)
 
-    def _across(self, first: int, last: int | None) -> list[int]:
-        """Bits of the thread's number that stand for places along the axes."""
+    def _reduced_bits(self, first: int, last: int | None) -> list[int]:
+        """The bits of the thread number, in a range, that index the axes."""
         bits = list(enumerate(self.layout.threads))[first:last]
         return [i for i, bit in bits if bit is not None and bit[0] in self.axes]
 
-    def _lanes(self, parts: list[ReductionElement]) -> list[ReductionElement]:
-        return self._shuffled(parts, self._across(0, LANE_BITS))
-
-    def _shuffled(self, parts: list[ReductionElement], bits: Sequence[int]) -> list[ReductionElement]:
-        """The parts of lanes apart by these bits of their number combined, the same in all of them."""
+    def _reduce_lanes(self, parts: list[ReductionElement], bits: Sequence[int]) -> list[ReductionElement]:
+        """Reduce over lanes that differ in some bits of their number (butterfly shuffles); all get the result."""
         for i in bits:
             others = [
-                tuple(shuffle_register(self.ctx.text, d, x, "bfly", 1 << i) for d, x in self._typed(p)) for p in parts
+                tuple(
+                    shuffle_register(self.ctx.text, d, x, "bfly", 1 << i)
+                    for d, x in zip(self.combiner.dtypes, part, strict=True)
+                )
+                for part in parts
             ]
-            parts = [self.join(a, b) for a, b in zip(parts, others, strict=True)]
+            parts = [self._join(a, b) for a, b in zip(parts, others, strict=True)]
         return parts
 
-    def _typed(self, part: ReductionElement) -> list[tuple[DType, str]]:
-        return list(zip(self.combine.dtypes, part, strict=True))
-
-    def _warps(self, parts: list[ReductionElement]) -> list[ReductionElement]:
-        """Each warp's results to memory, along one more axis; all of them read by every thread, or one by each lane."""
-        writing, reading, lanes = self._exchanged()
+    def _reduce_warps(self, parts: list[ReductionElement]) -> list[ReductionElement]:
+        """Reduce over warps through the exchange buffer, which has one more axis for the warps' partial results."""
+        writing, reading, lanes = self._make_exchange_layouts()
         columns = []
-        for place, dtype in enumerate(self.combine.dtypes):
-            write_exchange(self.ctx, dtype, [p[place] for p in parts], writing, _element_count(writing))
+        for i, dtype in enumerate(self.combiner.dtypes):
+            write_exchange(self.ctx, dtype, [part[i] for part in parts], writing, math.prod(writing.shape))
             columns.append(read_exchange(self.ctx, dtype, reading))
         warps = 1 if lanes else writing.shape[-1]
         rows: list[ReductionElement] = list(zip(*columns, strict=True))
-        return self._shuffled([self._tree(rows[i : i + warps]) for i in range(0, len(rows), warps)], lanes)
+        reduced = [self._reduce_tree(rows[i : i + warps]) for i in range(0, len(rows), warps)]
+        return self._reduce_lanes(reduced, lanes)
 
-    def _exchanged(self) -> tuple[DistributedLayout, DistributedLayout, Sequence[int]]:
-        """The layouts of the warps' results as they are written and as they are read, and the lanes that share them."""
+    def _make_exchange_layouts(self) -> tuple[DistributedLayout, DistributedLayout, Sequence[int]]:
+        """The layouts in which partial results are written and read, and the bits of the lanes that share the reads.
+
+        Each thread reads all of them; where there are many, each lane reads one.
+        """
         rest = self.layout.reduced(self.axes, keep=True)
-        across, last = self._across(LANE_BITS, None), len(rest.shape)
-        shape = (*rest.shape, 1 << len(across))
-        bits: list[LayoutBit] = [(last, n) for n in range(len(across))]
-        given = dict(zip(across, bits, strict=True))
-        threads = tuple(given.get(i, bit) for i, bit in enumerate(rest.threads))
+        warp_bits, last = self._reduced_bits(LANE_BITS, None), len(rest.shape)
+        shape = (*rest.shape, 1 << len(warp_bits))
+        bits: list[LayoutBit] = [(last, n) for n in range(len(warp_bits))]
+        added = dict(zip(warp_bits, bits, strict=True))
+        threads = tuple(added.get(i, bit) for i, bit in enumerate(rest.threads))
         writing = DistributedLayout(shape, rest.registers, threads)
-        if len(bits) >= MANY_WARP_BITS and len(bits) <= LANE_BITS and not any(rest.threads[: len(bits)]):
-            return (
-                writing,
-                DistributedLayout(shape, rest.registers, (*bits, *rest.threads[len(bits) :])),
-                range(len(bits)),
-            )
+        if MANY_WARP_BITS <= len(bits) <= LANE_BITS and not any(rest.threads[: len(bits)]):
+            reading = DistributedLayout(shape, rest.registers, (*bits, *rest.threads[len(bits) :]))
+            return writing, reading, range(len(bits))
         return writing, DistributedLayout(shape, (*bits, *rest.registers), rest.threads), ()
-
-
-def _element_count(layout: DistributedLayout) -> int:
-    total = 1
-    for n in layout.shape:
-        total *= n
-    return total

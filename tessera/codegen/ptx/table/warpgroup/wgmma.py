@@ -158,7 +158,7 @@ class MainloopConsumer:
                 text.do("add.f32", total, total, partial)
 
     def _release(self, stage: str) -> None:
-        """Release a stage; NO_STAGE stands before the first."""
+        """Release a stage, unless it is NO_STAGE: there is none before the first iteration."""
         release_stage(self.ctx.team, self.ring, stage, self.text.let("setp.ge.s32", "pred", stage, 0))
 
     def _make_descriptors(self, buffer: str) -> tuple[str, str]:
