@@ -235,7 +235,7 @@ class PtxModule:
         symbols: dict[str, Any],
         static_shared_bytes: int,
     ) -> PtxProgram:
-        program = PtxDecoder(symbols, static_shared_bytes).entry(function, params)
+        program = PtxDecoder(symbols, static_shared_bytes).decode_entry(function, params)
         program.reserved = self.reserved
         return program
 

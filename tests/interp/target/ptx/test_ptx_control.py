@@ -107,7 +107,7 @@ def test_calls():
             BarrierError,
             "no thread can continue: bar.sync at .*7:",
         ),
-        ("bar.sync 16;", ExecutionError, "barrier number beyond 15"),
+        ("bar.sync 16;", ExecutionError, "barrier number is above 15"),
     ],
 )
 def test_errors(lines, error, says):

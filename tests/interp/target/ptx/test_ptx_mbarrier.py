@@ -116,9 +116,9 @@ def test_deadlock_names_the_barrier():
 @pytest.mark.parametrize(
     "lines,says",
     [
-        ("mbarrier.arrive.shared.b64 _, [%bar];", "no mbarrier was initialised at byte 0"),
+        ("mbarrier.arrive.shared.b64 _, [%bar];", "no mbarrier is initialised at byte 0"),
         (barrier() + "@%first mbarrier.arrive.shared.b64 _, [%bar], 0;" + wait(), "no thread can continue"),
-        ("@%first mbarrier.init.shared::cta.b64 [%bar], 0;", "takes 1 to"),
+        ("@%first mbarrier.init.shared::cta.b64 [%bar], 0;", "expects 1 to"),
     ],
 )
 def test_misuse(lines, says):

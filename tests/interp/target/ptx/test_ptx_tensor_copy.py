@@ -141,5 +141,5 @@ def test_maps_the_hardware_would_not_take(wrong, says):
 
 def test_what_is_no_map():
     text = entry(["map", "out"], barrier() + load([(0, 0, (0, 0))], 512))
-    with pytest.raises(AsyncCopyError, match="no tensor map"):
+    with pytest.raises(AsyncCopyError, match="not a tensor map"):
         PtxModule(text).launch("k", block=32, args=[bytes(128), np.zeros(1)], shared=2048)

@@ -29,7 +29,7 @@ from tessera.interp.target.ptx.text.syntax import (
     PtxOperand,
 )
 
-# Words that say how caches, memory order and scope treat an access: nothing that one interpreter could see.
+# Modifiers for caches, memory order and scope: they have no effect, since memory is sequentially consistent here.
 MEMORY_MODIFIERS = {
     "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "volatile", "relaxed", "acquire", "release", "acq_rel", "weak",
     "gpu", "cta", "sys", "cluster", "mmio", "unified",
@@ -44,7 +44,7 @@ _PARAM = GENERIC_WINDOWS["global"]
 
 @dataclass(frozen=True)
 class AddressOperandReader:
-    """An operand in brackets: the space it names, and what reads addresses in that space."""
+    """An address operand: its state space, and the reader of addresses in it."""
 
     space: str
     read: Callable[[PtxMachine, LaneSet], np.ndarray]
@@ -52,7 +52,7 @@ class AddressOperandReader:
 
 @dataclass(frozen=True)
 class LaneAccess:
-    """An access of some lanes: a space that is not generic, the byte offset of each in its flat memory."""
+    """An access of some lanes: a state space that is not generic, and each lane's byte offset in its flat memory."""
 
     space: str
     lanes: LaneSet
@@ -60,12 +60,12 @@ class LaneAccess:
 
 
 def state_space_of(inst: PtxInstruction) -> str:
-    """The space an instruction names first, or "generic"."""
+    """The first state space that an instruction names, or "generic"."""
     return next((_STATE_SPACE_OF_WORD[w] for w in inst.op if w in _STATE_SPACE_OF_WORD), "generic")
 
 
 def require_known_modifiers(d: PtxDecoder, inst: PtxInstruction, *more: str, types: int = 1) -> None:
-    """Each word of an access must be known."""
+    """Every modifier of a memory access must be known."""
     words = inst.op[1 : len(inst.op) - types]
     if any(
         w not in MEMORY_MODIFIERS
@@ -80,7 +80,7 @@ def require_known_modifiers(d: PtxDecoder, inst: PtxInstruction, *more: str, typ
 def decode_address(
     d: PtxDecoder, inst: PtxInstruction, operand: PtxOperand, space: str | None = None
 ) -> AddressOperandReader:
-    """An address operand of an instruction; the space is the one it names unless one is given."""
+    """The reader of an address operand; the state space is the instruction's unless given."""
     if not isinstance(operand, AddressOperand):
         raise d.unsupported(inst)
     space = space or state_space_of(inst)
@@ -89,7 +89,8 @@ def decode_address(
         return AddressOperandReader(space, constant_reader(np.array([[offset]])))
     found = d.resolve(operand.base, inst.location)
     if isinstance(found, PtxVariableAddress):
-        # Parameters lie in global memory, at the bottom of their own space; those of an inlined call are local.
+        # An entry's parameters are in global memory, at the start of their own space; those of an inlined call are
+        # local.
         base, space = (_PARAM, "global") if found.space == "param" else (0, found.space)
         place = np.array([[base + found.address + operand.offset]]).astype(np.uint64)
         return AddressOperandReader(space, stack_relative_reader(place) if space == "local" else constant_reader(place))
@@ -102,7 +103,7 @@ def decode_address(
 
 
 def fill_masked_lanes(lanes: LaneSet, address: np.ndarray) -> np.ndarray:
-    """Addresses with those of masked lanes replaced by an active one's."""
+    """Addresses in which masked lanes have the address of an active lane."""
     if lanes.mask is None:
         return address
     wide = np.broadcast_to(address, lanes.shape)
@@ -112,9 +113,9 @@ def fill_masked_lanes(lanes: LaneSet, address: np.ndarray) -> np.ndarray:
 def resolve_accesses(
     m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, size: int, align: int = 0
 ) -> list[LaneAccess]:
-    """Checked places of an access of `size` bytes; the offsets broadcast to the shape of their lanes.
+    """The checked accesses of `size` bytes; the offsets broadcast to the shape of their lanes.
 
-    A generic access may touch several spaces, and then gives several.
+    A generic access may be several, one for each state space.
     """
     address = where.read(m, lanes)
     if where.space != "generic":
@@ -127,15 +128,15 @@ def resolve_accesses(
         ]
     filled = fill_masked_lanes(lanes, address)
     found = []
-    for some, space in split_by_state_space(filled, lanes):
-        at = filled if some is lanes else fill_masked_lanes(some, where.read(m, some))
-        at = at if space == "global" else at - np.uint64(GENERIC_WINDOWS[space])
-        found.append(LaneAccess(space, some, check_address(m, space, at, some, size, align or size)))
+    for subset, space in split_by_state_space(filled, lanes):
+        position = filled if subset is lanes else fill_masked_lanes(subset, where.read(m, subset))
+        position = position if space == "global" else position - np.uint64(GENERIC_WINDOWS[space])
+        found.append(LaneAccess(space, subset, check_address(m, space, position, subset, size, align or size)))
     return found
 
 
 def split_by_state_space(address: np.ndarray, lanes: LaneSet) -> list[tuple[LaneSet, str]]:
-    """Generic addresses by the space they lie in."""
+    """Generic addresses by state space."""
     window = address >> np.uint64(WINDOW_BITS)
     low, high = int(window.min()), int(window.max())
     names = {GENERIC_WINDOWS[n] >> WINDOW_BITS: n for n in ("shared", "local")}
@@ -143,18 +144,20 @@ def split_by_state_space(address: np.ndarray, lanes: LaneSet) -> list[tuple[Lane
         return [(lanes, names.get(low, "global"))]
     divided = [(lanes.select(window == k), n) for k, n in names.items()]
     divided.append((lanes.select((window != 1) & (window != 2)), "global"))
-    return [(some, n) for some, n in divided if some.count]
+    return [(subset, n) for subset, n in divided if subset.count]
 
 
 def check_address(m: PtxMachine, space: str, address: np.ndarray, lanes: LaneSet, size: int, align: int) -> np.ndarray:
-    """Byte offsets in a space's flat memory of addresses within the space, checked."""
-    if (at := find_misaligned(address, align)) >= 0:
-        raise make_alignment_fault(address, at, align, _lane_at_position(lanes, address, at))
+    """The byte offsets in a state space's flat memory of addresses in that space, checked."""
+    if (position := find_misaligned(address, align)) >= 0:
+        raise make_alignment_fault(address, position, align, _lane_at_position(lanes, address, position))
     if space == "global":
         offset = (address - np.uint64(GENERIC_WINDOWS["global"])).view(np.int64)
-        if (at := m.arena.find_out_of_bounds(offset, size)) >= 0:
-            words = m.arena.describe(int(offset.reshape(-1)[at]))
-            raise PtxFault(f"access of {size} bytes at {words}", OutOfBoundsError, _lane_at_position(lanes, offset, at))
+        if (position := m.arena.find_out_of_bounds(offset, size)) >= 0:
+            words = m.arena.describe(int(offset.reshape(-1)[position]))
+            raise PtxFault(
+                f"access of {size} bytes at {words}", OutOfBoundsError, _lane_at_position(lanes, offset, position)
+            )
         return offset
     if space == "shared":
         return _check_shared_address(m, address, lanes, size)
@@ -169,7 +172,7 @@ def _check_shared_address(m: PtxMachine, address: np.ndarray, lanes: LaneSet, si
         rank = (offset >> CTA_RANK_SHIFT) - 1
         offset = offset & ((1 << CTA_RANK_SHIFT) - 1)
         if int(rank.max()) >= m.cta_of_rank.shape[1]:
-            raise PtxFault("a shared::cluster address of no CTA of the cluster", OutOfBoundsError, int(lanes.flat[0]))
+            raise PtxFault("a shared::cluster address is outside the cluster", OutOfBoundsError, int(lanes.flat[0]))
         cta = np.where(rank < 0, cta, m.cta_of_rank[m.cluster[cta], rank])
     _check_bounds(offset, size, m.shared_bytes, "shared", lanes)
     return offset + cta * m.shared_size
@@ -179,18 +182,18 @@ def _check_bounds(offset: np.ndarray, size: int, limit: int, space: str, lanes: 
     if int(offset.min()) >= 0 and int(offset.max()) + size <= limit:
         return
     bad = (offset < 0) | (offset + size > limit)
-    at = int(np.argmax(bad))
-    words = f"byte {int(offset.reshape(-1)[at])} of {space} memory, which has {limit} bytes"
-    raise PtxFault(f"access of {size} bytes at {words}", OutOfBoundsError, _lane_at_position(lanes, offset, at))
+    position = int(np.argmax(bad))
+    words = f"byte {int(offset.reshape(-1)[position])} of {space} memory, which has {limit} bytes"
+    raise PtxFault(f"access of {size} bytes at {words}", OutOfBoundsError, _lane_at_position(lanes, offset, position))
 
 
 def _lane_at_position(lanes: LaneSet, value: np.ndarray, position: int) -> int:
-    """The lane that a position in a value of these lanes belongs to."""
+    """The lane of a position in a value of these lanes."""
     wide = np.zeros(value.shape, bool)
     wide.reshape(-1)[position] = True
     return int(lanes.flat[np.argmax(lanes.compress(wide))])
 
 
-def operand_or_default(operands: tuple[PtxOperand, ...], index: int, otherwise: int) -> PtxOperand:
-    """An operand that may be left out."""
-    return operands[index] if index < len(operands) else ImmediateOperand(otherwise)
+def operand_or_default(operands: tuple[PtxOperand, ...], index: int, default: int) -> PtxOperand:
+    """An optional operand."""
+    return operands[index] if index < len(operands) else ImmediateOperand(default)

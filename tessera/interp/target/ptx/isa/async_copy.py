@@ -1,4 +1,4 @@
-"""Asynchronous copies: cp.async of single threads and cp.async.bulk of byte rows, with their completion mechanisms."""
+"""Asynchronous copies: cp.async of threads and cp.async.bulk of contiguous bytes, with their completion mechanisms."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tessera.interp.target.ptx.machine.lane_set import LaneSet, single_lane
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, LaneStep, PtxMachine
 from tessera.interp.target.ptx.text.syntax import TYPES, ImmediateOperand, PtxInstruction, values_to_bits
 
-# Asynchronous copies of single threads (cp.async), and the table of all that begins with cp.
+# cp.async, and the table of all `cp` instructions.
 
 
 CopyRule = Callable[[PtxDecoder, PtxInstruction, DecodedInstruction], None]
-COPY_RULES: dict[str, CopyRule] = {}  # by the words behind cp, the longest match first
+COPY_RULES: dict[str, CopyRule] = {}  # by the words after cp; the longest match is chosen
 
 
 @decode_rule("cp", table=CONTROL_RULES)
@@ -47,7 +47,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
         w not in MEMORY_MODIFIERS | {"async", "shared", "shared::cta", "global"} and ":" not in w for w in inst.op[1:]
     ):
         raise d.unsupported(inst)
-    to, source = (
+    destination, source = (
         decode_address(d, inst, inst.operands[0], "shared"),
         decode_address(d, inst, inst.operands[1], "global"),
     )
@@ -62,25 +62,30 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
         count = lanes.compress(limit(m, lanes)).astype(np.int64)
         if skip is not None:
             count = np.where(lanes.compress(skip(m, lanes)), 0, count)
-        _copy_async(m, lanes, to, source, size.value, count)
+        _copy_async(m, lanes, destination, source, size.value, count)
 
     line.step = step
 
 
 def _copy_async(
-    m: PtxMachine, lanes: LaneSet, to: AddressOperandReader, source: AddressOperandReader, size: int, count: np.ndarray
+    m: PtxMachine,
+    lanes: LaneSet,
+    destination: AddressOperandReader,
+    source: AddressOperandReader,
+    size: int,
+    count: np.ndarray,
 ) -> None:
-    (access,) = resolve_accesses(m, lanes, to, size)
-    into = lanes.compress(access.offset)
+    (access,) = resolve_accesses(m, lanes, destination, size)
+    offsets = lanes.compress(access.offset)
     if m.debug:
-        m.shadow.copy_issued(lanes, into, size)
+        m.shadow.copy_issued(lanes, offsets, size)
     raw, unit = m.flat["shared"].raw, np.arange(size)
-    raw[into[:, None] + unit] = 0
+    raw[offsets[:, None] + unit] = 0
     for n in np.unique(count[count > 0]).tolist():
-        some = lanes.select(lanes.expand(count == n))
-        (read,) = resolve_accesses(m, some, source, n, align=size)
-        content = m.flat["global"].raw[some.compress(read.offset)[:, None] + np.arange(n)]
-        raw[into[count == n][:, None] + np.arange(n)] = content
+        subset = lanes.select(lanes.expand(count == n))
+        (read,) = resolve_accesses(m, subset, source, n, align=size)
+        content = m.flat["global"].raw[subset.compress(read.offset)[:, None] + np.arange(n)]
+        raw[offsets[count == n][:, None] + np.arange(n)] = content
 
 
 @decode_rule("async.commit_group", "async.bulk.commit_group", table=COPY_RULES)
@@ -111,7 +116,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     line.step = _defer_arrival(where, "noinc" in inst.op)
 
 
-def _defer_arrival(where: AddressOperandReader, counted: bool) -> LaneStep:
+def _defer_arrival(where: AddressOperandReader, signals_mbarrier: bool) -> LaneStep:
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         offsets = mbarrier_offsets(m, lanes, where)
         if m.debug:
@@ -120,7 +125,7 @@ def _defer_arrival(where: AddressOperandReader, counted: bool) -> LaneStep:
         flipped = False
         for offset in offsets.tolist():
             barrier = find_mbarrier(m, offset)
-            barrier.pending += not counted
+            barrier.pending += not signals_mbarrier
             flipped |= barrier.arrive(1)
         if flipped:
             m.unblock()
@@ -128,7 +133,7 @@ def _defer_arrival(where: AddressOperandReader, counted: bool) -> LaneStep:
     return step
 
 
-# Bulk copies of rows of bytes between global and shared memory, and stores that count at a barrier.
+# Bulk copies between global and shared memory, and stores that signal an mbarrier.
 
 
 BULK_REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
@@ -140,16 +145,16 @@ _BULK_ALIGNMENT = 16
 
 
 class BulkTransfer(NamedTuple):
-    """One lane's copy: where from and to, in flat memory."""
+    """One lane's copy: source and destination offsets in flat memory."""
 
     lane: int
     source: int
-    into: int
+    destination: int
     size: int
 
 
 def source_and_destination_spaces(inst: PtxInstruction) -> tuple[str, str]:
-    """The spaces a copy goes to and comes from."""
+    """The destination and source state spaces of a copy."""
     named = [w for w in inst.op if w in ("shared::cluster", "shared::cta", "global")]
     return tuple("global" if w == "global" else "shared" for w in named[:2])  # type: ignore[return-value]
 
@@ -159,13 +164,13 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     if not {w for w in inst.op[1:] if w not in TYPES} <= _BULK_WORDS:
         raise d.unsupported(inst)
     into_space, from_space = source_and_destination_spaces(inst)
-    into, source = (
+    destination, source = (
         decode_address(d, inst, inst.operands[0], into_space),
         decode_address(d, inst, inst.operands[1], from_space),
     )
     size = d.reader(inst.operands[2], TYPES["u32"])
-    counted = "mbarrier::complete_tx::bytes" in inst.op
-    barrier = decode_address(d, inst, inst.operands[3], "shared") if counted else None
+    signals_mbarrier = "mbarrier::complete_tx::bytes" in inst.op
+    barrier = decode_address(d, inst, inst.operands[3], "shared") if signals_mbarrier else None
     mask = d.reader(inst.operands[4], TYPES["b16"]) if "multicast::cluster" in inst.op else None
     name = next((w for w in inst.op if w in BULK_REDUCTIONS), None)
     t = TYPES[inst.op[-1]] if name else TYPES["b8"]
@@ -173,69 +178,75 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         sizes = lanes.compress(size(m, lanes)).tolist()
         masks = lanes.compress(mask(m, lanes)).tolist() if mask else [None] * len(sizes)
-        bars = mbarrier_offsets(m, lanes, barrier).tolist() if barrier else [0] * len(sizes)
-        for copy, bar, where in zip(_check_transfers(m, lanes, source, into, sizes), bars, masks, strict=True):
+        barrier_offsets = mbarrier_offsets(m, lanes, barrier).tolist() if barrier else [0] * len(sizes)
+        for copy, barrier_offset, where in zip(
+            _check_transfers(m, lanes, source, destination, sizes), barrier_offsets, masks, strict=True
+        ):
             content = m.flat[from_space].raw[copy.source : copy.source + copy.size]
             for shift in multicast_offsets(m, copy.lane, where):
                 if name is not None:
                     _reduce_transfer(m, into_space, copy, name, t, content)
                 else:
-                    m.flat[into_space].raw[copy.into + shift : copy.into + shift + copy.size] = content
+                    m.flat[into_space].raw[copy.destination + shift : copy.destination + shift + copy.size] = content
                 if m.debug:
-                    record_bulk_transfer(m, copy, (from_space, into_space), shift, bar if counted else None)
-                if counted:
-                    complete_transaction(m, bar + shift, copy.size)
+                    record_bulk_transfer(
+                        m, copy, (from_space, into_space), shift, barrier_offset if signals_mbarrier else None
+                    )
+                if signals_mbarrier:
+                    complete_transaction(m, barrier_offset + shift, copy.size)
 
     line.step = step
 
 
 def _check_transfers(
-    m: PtxMachine, lanes: LaneSet, source: AddressOperandReader, into: AddressOperandReader, sizes: list[int]
+    m: PtxMachine, lanes: LaneSet, source: AddressOperandReader, destination: AddressOperandReader, sizes: list[int]
 ) -> Iterator[BulkTransfer]:
     """Each lane's copy, checked."""
     for lane, size in zip(lanes.flat.tolist(), sizes, strict=True):
         one = single_lane(lane, m.extent)
         if size % _BULK_ALIGNMENT:
-            raise PtxFault(f"a bulk copy of {size} bytes is no multiple of 16", OutOfBoundsError, lane)
+            raise PtxFault(
+                f"the size of a bulk copy is {size} bytes, which is not a multiple of 16", OutOfBoundsError, lane
+            )
         if not size:
             continue
         (read,), (write,) = (
             resolve_accesses(m, one, source, size, _BULK_ALIGNMENT),
-            resolve_accesses(m, one, into, size, _BULK_ALIGNMENT),
+            resolve_accesses(m, one, destination, size, _BULK_ALIGNMENT),
         )
         yield BulkTransfer(lane, int(read.offset.reshape(-1)[0]), int(write.offset.reshape(-1)[0]), size)
 
 
 def _reduce_transfer(m: PtxMachine, space: str, copy: BulkTransfer, name: str, t: object, content: np.ndarray) -> None:
     size = t.bits // 8  # type: ignore[attr-defined]
-    index = np.arange(copy.into // size, (copy.into + copy.size) // size)
+    index = np.arange(copy.destination // size, (copy.destination + copy.size) // size)
     reduce_cells(m.flat[space].views[size], index, content.view(f"u{size}"), name, t)  # type: ignore[arg-type]
 
 
 def multicast_offsets(m: PtxMachine, lane: int, mask: int | None) -> list[int]:
-    """How far the shared memory of each CTA that a copy goes to lies from the issuing one's."""
+    """The offsets from the issuing CTA's shared memory to that of each destination CTA."""
     if mask is None:
         return [0]
     row = lane // m.threads
     rows = m.cta_of_rank[m.cluster[row]]
     if mask >> len(rows):
-        raise PtxFault(f"a multicast mask {mask:#x} beyond the cluster", AsyncCopyError, lane)
+        raise PtxFault(f"the multicast mask {mask:#x} has CTAs outside the cluster", AsyncCopyError, lane)
     return [int(rows[k] - row) * m.shared_size for k in range(len(rows)) if mask >> k & 1]
 
 
 def record_bulk_transfer(
     m: PtxMachine, copy: BulkTransfer, spaces: tuple[str, str], shift: int, barrier: int | None
 ) -> None:
-    """Show the debug mode what a copy reads and writes in shared memory."""
+    """Report the shared memory that a bulk copy reads and writes to the sanitizer."""
     if spaces[0] == "shared":
         m.shadow.bulk_read(copy.lane, copy.source, copy.size)
     if spaces[1] == "shared" and barrier is not None:
         phase = find_mbarrier(m, barrier + shift).phase
-        m.shadow.bulk_write(copy.lane, copy.into + shift, copy.size, barrier + shift, phase)
+        m.shadow.bulk_write(copy.lane, copy.destination + shift, copy.size, barrier + shift, phase)
 
 
 def _counted_store(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """`st.async` and `red.async`: to another CTA's shared memory, counted at its barrier."""
+    """`st.async` and `red.async`: to another CTA's shared memory, signalled at its mbarrier."""
     t, name = TYPES[inst.op[-1]], next((w for w in inst.op if w in BULK_REDUCTIONS), None)
     where, barrier = (
         decode_address(d, inst, inst.operands[0], "shared"),
@@ -255,8 +266,10 @@ def _counted_store(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
         offsets = mbarrier_offsets(m, lanes, barrier)
         if m.debug:
             starts = lanes.compress(access.offset).tolist()
-            for lane, start, bar in zip(lanes.flat.tolist(), starts, offsets.tolist(), strict=True):
-                record_bulk_transfer(m, BulkTransfer(lane, 0, start, size * len(readers)), ("", "shared"), 0, bar)
+            for lane, start, barrier_offset in zip(lanes.flat.tolist(), starts, offsets.tolist(), strict=True):
+                record_bulk_transfer(
+                    m, BulkTransfer(lane, 0, start, size * len(readers)), ("", "shared"), 0, barrier_offset
+                )
         for offset in offsets.tolist():
             complete_transaction(m, offset, size * len(readers))
 

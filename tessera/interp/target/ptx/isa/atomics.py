@@ -76,11 +76,11 @@ def _make_atomic_step(
         for access in resolve_accesses(m, lanes, where, size * len(readers)):
             record_access(m, access, size * len(readers), kind, strong=True)
             index, cells = access.lanes.compress(access.offset) // size, m.flat[access.space].views[size]
-            # In global memory a float sum flushes subnormal numbers.
-            flushes = t.name == "f32" and name == "add" and access.space == "global"
+            # In global memory a float add flushes subnormals.
+            flush = t.name == "f32" and name == "add" and access.space == "global"
             for k, (read, write) in enumerate(zip(readers, writers, strict=True)):
                 sources = [access.lanes.compress(values_to_bits(r(m, access.lanes), t, t.bits)) for r in read]
-                old = _update_cells(cells, index + k, sources, name, t, flushes, returns)
+                old = _update_cells(cells, index + k, sources, name, t, flush, returns)
                 if old is not None:
                     write(m, access.lanes, bits_to_values(access.lanes.expand(old), t))
 
@@ -90,7 +90,7 @@ def _make_atomic_step(
 def _exchange_128_bits(
     d: PtxDecoder, inst: PtxInstruction, where: AddressOperandReader, name: str, sources: tuple[PtxOperand, ...]
 ) -> LaneStep:
-    """An exchange of 128 bits at once: two registers of 64."""
+    """An exchange of 128 bits: two 64-bit registers."""
     u64, size = TYPES["u64"], 16
     readers = [[d.reader(p, u64) for p in vector_parts(o)] for o in sources]
     writers = [d.writer(p, u64) for p in vector_parts(inst.operands[0])]
@@ -99,11 +99,11 @@ def _exchange_128_bits(
     def update(m: PtxMachine, lanes: LaneSet) -> None:
         for access in resolve_accesses(m, lanes, where, size):
             record_access(m, access, size, "atomic", strong=True)
-            some, cells = access.lanes, m.flat[access.space].views[8].reshape(-1, 2)
-            given = [np.stack([some.compress(r(m, some)) for r in parts], axis=1) for parts in readers]
-            old = _update_in_lane_order(cells, some.compress(access.offset) // size, given, function, u64)
+            subset, cells = access.lanes, m.flat[access.space].views[8].reshape(-1, 2)
+            operands = [np.stack([subset.compress(r(m, subset)) for r in parts], axis=1) for parts in readers]
+            old = _update_in_lane_order(cells, subset.compress(access.offset) // size, operands, function, u64)
             for k, write in enumerate(writers):
-                write(m, some, some.expand(old[:, k]))
+                write(m, subset, subset.expand(old[:, k]))
 
     return update
 
@@ -113,24 +113,24 @@ def _exchange_pair(old: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _update_cells(
-    cells: np.ndarray, index: np.ndarray, sources: list[np.ndarray], name: str, t: PtxType, flushes: bool, returns: bool
+    cells: np.ndarray, index: np.ndarray, sources: list[np.ndarray], name: str, t: PtxType, flush: bool, returns: bool
 ) -> np.ndarray | None:
-    """Apply an operation; what each lane found, where that is asked for."""
+    """Apply an operation; the old value for each lane, if the instruction returns it."""
     old, function = None, _make_update_function(name, t)
-    if flushes:
+    if flush:
         sources = [flush_subnormals(t, s.view(t.dtype)).view(s.dtype) for s in sources]
     if not returns and name in _ASSOCIATIVE and t.parts == 1 and (t.kind != "f" or t.bits >= 32):
-        # `at` goes through the lanes one by one: the same turns, in machine code.
+        # `ufunc.at` updates in lane order, in machine code.
         function.at(cells.view(t.dtype), index, bits_to_values(sources[0], t))  # type: ignore[attr-defined]
     else:
         old = _update_in_lane_order(cells, index, sources, function, t)
-    if flushes:  # sums on the way are not looked at: what is left is
+    if flush:  # only the final sum is flushed, not intermediate ones
         cells[index] = flush_subnormals(t, cells[index].view(t.dtype)).view(cells.dtype)
     return old if returns else None
 
 
 def _make_update_function(name: str, t: PtxType) -> Update:
-    """From the old value and the operands to the new value."""
+    """The function from old value and operands to the new value."""
     if t.kind == "f" and name in ("min", "max"):
         return np.fmin if name == "min" else np.fmax
     return _ASSOCIATIVE.get(name) or _OTHER[name]
@@ -140,15 +140,15 @@ def _update_in_lane_order(
     cells: np.ndarray, index: np.ndarray, sources: list[np.ndarray], function: Update, t: PtxType
 ) -> np.ndarray:
     old = np.empty((len(index), *cells.shape[1:]), cells.dtype)
-    for turn in split_by_conflict(index):
-        old[turn] = cells[index[turn]]
-        new = function(bits_to_values(old[turn], t), *(bits_to_values(s[turn], t) for s in sources))
-        cells[index[turn]] = values_to_bits(np.asarray(new), t, t.bits)
+    for lanes_of_round in split_by_conflict(index):
+        old[lanes_of_round] = cells[index[lanes_of_round]]
+        new = function(bits_to_values(old[lanes_of_round], t), *(bits_to_values(s[lanes_of_round], t) for s in sources))
+        cells[index[lanes_of_round]] = values_to_bits(np.asarray(new), t, t.bits)
     return old
 
 
 def split_by_conflict(index: np.ndarray) -> list[np.ndarray]:
-    """Positions divided so that no index comes twice in one part.
+    """Positions in rounds, so that no index occurs twice in a round.
 
     >>> [p.tolist() for p in split_by_conflict(np.array([5, 7, 5]))]
     [[0, 1], [2]]
@@ -162,5 +162,5 @@ def split_by_conflict(index: np.ndarray) -> list[np.ndarray]:
 
 
 def reduce_cells(cells: np.ndarray, index: np.ndarray, bits: np.ndarray, name: str, t: PtxType) -> None:
-    """A reduction into memory whose result nobody reads, in the order of the values."""
+    """A reduction into memory that returns nothing, in the order of the values."""
     _update_in_lane_order(cells, index, [bits], _make_update_function(name, t), t)

@@ -39,7 +39,7 @@ _FLOAT |= {f"{name}u": _make_unordered(function) for name, function in _ORDERED_
 def _decode_comparison(
     d: PtxDecoder, inst: PtxInstruction, t: PtxType, types: int
 ) -> tuple[Compare, Compare | None, list[Reader]]:
-    """The comparison, what combines it with a predicate, and the readers of all operands."""
+    """The comparison, its combination with a predicate, and the readers of all operands."""
     words = list(inst.op[1 : len(inst.op) - types])
     table = _FLOAT if t.kind == "f" else {**_ORDERED_COMPARISONS, **_UNSIGNED}
     compare, combine = table[words.pop(0)], None

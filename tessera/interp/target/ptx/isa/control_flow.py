@@ -39,30 +39,30 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 
 def _resolve_label(d: PtxDecoder, operand: PtxOperand, inst: PtxInstruction) -> int:
-    """Where a branch goes."""
+    """The instruction of a branch target."""
     found = d.resolve(operand.text, inst.location) if isinstance(operand, NameOperand) else None
     if not isinstance(found, BranchTarget):
-        raise PtxFault("a branch to what is no label", ParseError)
+        raise PtxFault("the branch target is not a label", ParseError)
     return d.labels[found]
 
 
 @decode_rule("brx", table=CONTROL_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    index, name = d.reader(inst.operands[0], TYPES["u32"]), inst.operands[1]
+    index, read_id = d.reader(inst.operands[0], TYPES["u32"]), inst.operands[1]
     check_modifiers(d, inst, "idx", "uni", types=0)
-    assert isinstance(name, NameOperand)
-    listed = d.resolve(name.text, inst.location)
+    assert isinstance(read_id, NameOperand)
+    listed = d.resolve(read_id.text, inst.location)
     assert isinstance(listed, BranchTargetList)
     targets = [_resolve_label(d, NameOperand(t), inst) for t in listed.labels]
 
-    def go(m: PtxMachine, lanes: LaneSet) -> None:
+    def transfer(m: PtxMachine, lanes: LaneSet) -> None:
         chosen = index(m, lanes)
-        if (bad := lanes.select(chosen >= len(targets))).count:
-            raise PtxFault("an index beyond the targets", ExecutionError, int(bad.flat[0]))
+        if (invalid := lanes.select(chosen >= len(targets))).count:
+            raise PtxFault("the index is beyond the branch targets", ExecutionError, int(invalid.flat[0]))
         for k, pc in enumerate(targets):
             m.push(pc, lanes.select(chosen == k))
 
-    _make_guarded_transfer(d, inst, line, go)
+    _make_guarded_transfer(d, inst, line, transfer)
 
 
 @decode_rule("ret", "exit", table=CONTROL_RULES)
@@ -130,18 +130,18 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     return lambda m, lanes: None
 
 
-def _make_guarded_transfer(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction, go: LaneStep) -> None:
+def _make_guarded_transfer(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction, transfer: LaneStep) -> None:
     guard = d.reader(inst.guard, TYPES["pred"]) if inst.guard else None
 
     def control(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
         if guard is None:
-            go(m, lanes)
+            transfer(m, lanes)
             return
         taken = guard(m, lanes)
-        some, rest = lanes.select(taken), lanes.select(~taken)
+        subset, rest = lanes.select(taken), lanes.select(~taken)
         m.push(pc + 1, rest)
-        if some.count:
-            go(m, some)
+        if subset.count:
+            transfer(m, subset)
 
     line.control = control
 
@@ -168,28 +168,28 @@ BARRIER_RULES: dict[str, Callable[[PtxDecoder, PtxInstruction, DecodedInstructio
 
 
 def _decode_barrier_operands(d: PtxDecoder, inst: PtxInstruction, first: int = 0) -> tuple[Reader, Reader]:
-    u32, given = TYPES["u32"], inst.operands[first]
-    if isinstance(given, ImmediateOperand) and not 0 <= given.value < BARRIER_COUNT:
-        raise PtxFault("a barrier number beyond 15", ExecutionError)
-    name = d.reader(given, u32)
-    return name, d.reader(operand_or_default(inst.operands, first + 1, 0), u32)
+    u32, operand = TYPES["u32"], inst.operands[first]
+    if isinstance(operand, ImmediateOperand) and not 0 <= operand.value < BARRIER_COUNT:
+        raise PtxFault("the barrier number is above 15", ExecutionError)
+    read_id = d.reader(operand, u32)
+    return read_id, d.reader(operand_or_default(inst.operands, first + 1, 0), u32)
 
 
 def _read_integers(read: Reader, m: PtxMachine, lanes: LaneSet) -> np.ndarray:
     return lanes.compress(read(m, lanes)).astype(np.int64)
 
 
-def _read_barrier_ids(m: PtxMachine, lanes: LaneSet, name: Reader) -> np.ndarray:
-    ids = _read_integers(name, m, lanes)
+def _read_barrier_ids(m: PtxMachine, lanes: LaneSet, read_id: Reader) -> np.ndarray:
+    ids = _read_integers(read_id, m, lanes)
     if len(ids) and int(ids.max()) >= BARRIER_COUNT:
-        raise PtxFault("a barrier number beyond 15", ExecutionError, int(lanes.flat[np.argmax(ids)]))
+        raise PtxFault("the barrier number is above 15", ExecutionError, int(lanes.flat[np.argmax(ids)]))
     return ids
 
 
 def _decode_barrier_sync(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction, words: list[str]) -> None:
     if words:
         raise d.unsupported(inst)
-    name, need = _decode_barrier_operands(d, inst)
+    read_id, expected = _decode_barrier_operands(d, inst)
     whole = len(inst.operands) == 1 and isinstance(inst.operands[0], ImmediateOperand)
 
     def control(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
@@ -197,7 +197,7 @@ def _decode_barrier_sync(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstr
             m.push(pc + 1, lanes)
             return
         m.barriers.wait(
-            BarrierWaiters(pc, lanes.flat, _read_barrier_ids(m, lanes, name), _read_integers(need, m, lanes))
+            BarrierWaiters(pc, lanes.flat, _read_barrier_ids(m, lanes, read_id), _read_integers(expected, m, lanes))
         )
 
     line.control = control
@@ -206,11 +206,11 @@ def _decode_barrier_sync(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstr
 def _decode_barrier_arrive(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction, words: list[str]) -> None:
     if words:
         raise d.unsupported(inst)
-    name, need = _decode_barrier_operands(d, inst)
+    read_id, expected = _decode_barrier_operands(d, inst)
 
     def control(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
         m.push(pc + 1, lanes)
-        m.barriers.arrive(lanes, _read_barrier_ids(m, lanes, name), _read_integers(need, m, lanes))
+        m.barriers.arrive(lanes, _read_barrier_ids(m, lanes, read_id), _read_integers(expected, m, lanes))
 
     line.control = control
 
@@ -218,10 +218,10 @@ def _decode_barrier_arrive(d: PtxDecoder, inst: PtxInstruction, line: DecodedIns
 def _decode_barrier_red(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction, words: list[str]) -> None:
     kind, out = words[0], TYPES[words[1]]
     write = d.writer(inst.operands[0], out)
-    need: Reader = constant_reader(np.array([[0]], np.uint32))
-    name = d.reader(inst.operands[1], TYPES["u32"])
+    expected: Reader = constant_reader(np.array([[0]], np.uint32))
+    read_id = d.reader(inst.operands[1], TYPES["u32"])
     if len(inst.operands) == 4:
-        need = d.reader(inst.operands[2], TYPES["u32"])
+        expected = d.reader(inst.operands[2], TYPES["u32"])
     vote = d.reader(inst.operands[-1], TYPES["pred"])
     result = {
         "popc": lambda votes, total: votes,
@@ -238,8 +238,8 @@ def _decode_barrier_red(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstru
             BarrierWaiters(
                 pc,
                 lanes.flat,
-                _read_barrier_ids(m, lanes, name),
-                _read_integers(need, m, lanes),
+                _read_barrier_ids(m, lanes, read_id),
+                _read_integers(expected, m, lanes),
                 votes.astype(np.int64),
                 deliver,
             )
@@ -256,7 +256,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     return lambda m, lanes: None
 
 
-# Clusters: addresses in another CTA's shared memory, and the barrier of all threads of a cluster.
+# Clusters: addresses in another CTA's shared memory, and the cluster barrier.
 
 
 _CTA_OFFSET_MASK = np.uint64((1 << CTA_RANK_SHIFT) - 1)
@@ -273,12 +273,12 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     address, rank = d.reader(inst.operands[1], TYPES["u64"]), d.reader(inst.operands[2], TYPES["u32"])
     window = np.uint64(0 if "shared::cluster" in inst.op else GENERIC_WINDOWS["shared"])
 
-    def place(at: np.ndarray, to: np.ndarray) -> np.ndarray:
-        # A rank beyond the cluster is found when the address is used, if it is.
+    def map_address(address: np.ndarray, to: np.ndarray) -> np.ndarray:
+        # A rank beyond the cluster is an error when the address is used.
         ranks = np.minimum(to, np.uint32(_MOST_RANKS)).astype(np.uint64) + np.uint64(1)
-        return ((at & _CTA_OFFSET_MASK) | ranks << np.uint64(CTA_RANK_SHIFT) | window).astype(t.dtype)
+        return ((address & _CTA_OFFSET_MASK) | ranks << np.uint64(CTA_RANK_SHIFT) | window).astype(t.dtype)
 
-    return lambda m, lanes: write(m, lanes, place(address(m, lanes), rank(m, lanes)))
+    return lambda m, lanes: write(m, lanes, map_address(address(m, lanes), rank(m, lanes)))
 
 
 @decode_rule("getctarank")
@@ -295,15 +295,15 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 
 class ClusterBarrier:
-    """For each cluster how many threads have arrived and the phase; for each lane the phase in which it did."""
+    """For each cluster the arrivals and the phase; for each lane the phase in which it arrived."""
 
     def __init__(self, m: PtxMachine) -> None:
-        many = m.cta_of_rank.shape[0]
-        self.arrived, self.phase = np.zeros(many, np.int64), np.zeros(many, np.int64)
+        clusters = m.cta_of_rank.shape[0]
+        self.arrived, self.phase = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
         self.arrival_phase = np.full(m.ctas * m.threads, -1)
 
-    def settle(self, m: PtxMachine) -> None:
-        """End the phase of each cluster whose living threads have all arrived."""
+    def complete_phases(self, m: PtxMachine) -> None:
+        """Complete the phase of each cluster whose remaining threads have all arrived."""
         alive = np.bincount(m.cluster, m.alive.sum(axis=1), len(self.arrived))
         done = (self.arrived >= alive) & (self.arrived > 0)
         self.phase[done] += 1
@@ -313,7 +313,7 @@ class ClusterBarrier:
 
 
 def cluster_barrier(m: PtxMachine) -> ClusterBarrier:
-    """The barrier state of a machine's clusters."""
+    """The barrier state of the machine's clusters."""
     if "cluster" not in m.state:
         m.state["cluster"] = ClusterBarrier(m)
     return m.state["cluster"]
@@ -335,17 +335,17 @@ def _arrive_at_cluster_barrier(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
     m.push(pc + 1, lanes)
     if m.debug:
         m.shadow.cluster_arrived(lanes)
-    barrier.settle(m)
+    barrier.complete_phases(m)
 
 
 def _wait_at_cluster_barrier(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
     barrier = cluster_barrier(m)
-    barrier.settle(m)  # threads that have exited no longer count
+    barrier.complete_phases(m)  # threads that have exited are not expected
     done = barrier.phase[m.cluster[lanes.ctas]] > barrier.arrival_phase[lanes.flat]
-    some = lanes.select(lanes.expand(done))
-    if some.count and m.debug:
-        m.shadow.cluster_waited(some)
-    m.push(pc + 1, some)
+    subset = lanes.select(lanes.expand(done))
+    if subset.count and m.debug:
+        m.shadow.cluster_waited(subset)
+    m.push(pc + 1, subset)
     m.block(pc, lanes.select(lanes.expand(~done)))
 
 

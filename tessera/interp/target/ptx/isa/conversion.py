@@ -26,7 +26,7 @@ _CVT_MODIFIERS = {*_TO_FLOAT, *_TO_INTEGER, "ftz", "sat", "satfinite", "relu"}
 _LARGEST = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "e4m3": 448.0, "e5m2": 57344.0}
 _LARGEST["tf32"] = (2 - 2.0**-10) * 2.0**127
 _FP8 = {"e4m3", "e5m2"}
-_DIGITS = {"f16": 10, "bf16": 7, "f32": 23, "f64": 52}  # bits of the mantissa
+_DIGITS = {"f16": 10, "bf16": 7, "f32": 23, "f64": 52}  # mantissa bits
 
 
 @decode_rule("cvt")
@@ -47,7 +47,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 
 def _make_conversion(out: PtxType, source: PtxType, words: tuple[str, ...]) -> ConversionFunction:
-    """The conversion of one number."""
+    """The conversion of a number."""
     if out.kind != "f":
         return _float_to_integer(out, source, words) if source.kind == "f" else _between_integers(out, words)
     to_float = _float_to_float if source.kind == "f" else _integer_to_float
@@ -66,7 +66,7 @@ def _between_integers(out: PtxType, words: tuple[str, ...]) -> ConversionFunctio
 
 
 def _float_to_integer(out: PtxType, source: PtxType, words: tuple[str, ...]) -> ConversionFunction:
-    """Values beyond the range give its ends; NaN gives 0, or the top bit alone where either type has 64 bits."""
+    """Values out of range saturate; NaN gives 0, or only the top bit if either type has 64 bits."""
     round_off = next(_TO_INTEGER[w] for w in words if w in _TO_INTEGER)
     limits = np.iinfo(out.dtype)
     low, high = float(limits.min), float(limits.max) + (out.bits < 64)
@@ -140,7 +140,7 @@ def _propagate_nan_payloads(
 
 
 def _convert_nan(t: PtxType, source: PtxType, a: np.ndarray, quiet: bool) -> np.ndarray:
-    """A NaN in another format: the sign, and as many of the upper bits of its payload as fit."""
+    """A NaN in another format: the sign, and the upper bits of its payload that fit."""
     bits, have, want = a.view(f"u{a.itemsize}").astype(np.uint64), _DIGITS[source.name], _DIGITS[t.name]
     sign = bits >> np.uint64(source.bits - 1) << np.uint64(t.bits - 1)
     payload = (bits & np.uint64((1 << have) - 1)) << np.uint64(52 - have) >> np.uint64(52 - want)
@@ -149,7 +149,7 @@ def _convert_nan(t: PtxType, source: PtxType, a: np.ndarray, quiet: bool) -> np.
 
 
 def _round_to_format(t: PtxType, x: np.ndarray, mode: str, finite: bool) -> np.ndarray:
-    """Doubles, exact so far, in a format."""
+    """Exact doubles rounded to a format."""
     if finite:
         x = np.where(np.isnan(x), x, np.clip(x, -_LARGEST[t.name], _LARGEST[t.name]))
     if t.name == "tf32":
@@ -162,7 +162,7 @@ def _round_to_format(t: PtxType, x: np.ndarray, mode: str, finite: bool) -> np.n
 
 
 def _round_to_tf32(x: np.ndarray, mode: str) -> np.ndarray:
-    """The 10 bits of mantissa that tf32 keeps, the others 0."""
+    """A float rounded to the 10 mantissa bits of tf32."""
     bits, one = x.view(np.uint32), np.uint32(1)
     extra = {"rna": np.uint32(0x1000), "rz": np.uint32(0), "rn": np.uint32(0xFFF) + (bits >> np.uint32(13) & one)}[mode]
     kept = np.where(np.isfinite(x), bits + extra, bits) & np.uint32(0xFFFFE000)
@@ -181,7 +181,7 @@ def _apply_saturation(t: PtxType, value: np.ndarray, words: tuple[str, ...]) -> 
 
 
 def _decode_cvt_pack(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """Two saturated integers side by side, the first above the second; bytes push the third operand up."""
+    """Two saturated integers packed, the first above the second; bytes shift the third operand up."""
     signed, bits, s32, b32 = inst.op[3][0] == "s", int(inst.op[3][1:]), TYPES["s32"], TYPES["b32"]
     if inst.op[2] != "sat" or inst.op[4] != "s32" or bits > 16:
         raise d.unsupported(inst)

@@ -34,16 +34,16 @@ from tessera.interp.target.ptx.text.syntax import (
 @decode_rule("mov")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     words, t = check_modifiers(d, inst, "v2", "v4"), TYPES[inst.op[-1]]
-    plain = _move_parts(d, inst, t) if words or t.bits > 64 else make_elementwise_step(d, inst, lambda a: a, t, t)
-    return make_bit_moving_step(d, inst, plain)
+    move_step = _move_parts(d, inst, t) if words or t.bits > 64 else make_elementwise_step(d, inst, lambda a: a, t, t)
+    return make_bit_moving_step(d, inst, move_step)
 
 
 def _move_parts(d: PtxDecoder, inst: PtxInstruction, t: PtxType) -> LaneStep:
-    """A move of registers of 128 bits or of vectors, part by part; four words make two registers of 64 bits."""
-    into, sources = (_vector_elements(o) for o in inst.operands)
+    """A move of 128-bit registers or of vectors, part by part; four words are two 64-bit registers."""
+    destinations, sources = (_vector_elements(o) for o in inst.operands)
     if t.bits > 64:
-        t, into, sources = TYPES["b64"], _pair_words(into), _pair_words(sources)
-    writers, readers = [d.writer(o, t) for o in into], [d.reader(o, t) for o in sources]
+        t, destinations, sources = TYPES["b64"], _pair_words(destinations), _pair_words(sources)
+    writers, readers = [d.writer(o, t) for o in destinations], [d.reader(o, t) for o in sources]
     if len(writers) != len(readers):
         raise d.unsupported(inst)
 
@@ -55,7 +55,7 @@ def _move_parts(d: PtxDecoder, inst: PtxInstruction, t: PtxType) -> LaneStep:
 
 
 def _vector_elements(operand: PtxOperand) -> tuple[PtxOperand, ...]:
-    """The elements of a vector; the fourth of a special register is 0."""
+    """The elements of a vector; the fourth element of a special register is 0."""
     if isinstance(operand, NameOperand) and f"{operand.text}.x" in SPECIAL:
         return (*(NameOperand(f"{operand.text}.{c}") for c in "xyz"), ImmediateOperand(0))
     return vector_parts(operand)
@@ -68,13 +68,13 @@ def _pair_words(parts: tuple[PtxOperand, ...]) -> tuple[PtxOperand, ...]:
 
 
 def _split_memory_operands(d: PtxDecoder, inst: PtxInstruction) -> None:
-    """An address and what goes to it or comes from it; a cache policy may be the third."""
+    """Require an address and a register operand, and a cache policy if the instruction has one."""
     if len(inst.operands) != 2 + ("L2::cache_hint" in inst.op):
         raise d.unsupported(inst)
 
 
 def memory_element_type(t: PtxType) -> PtxType:
-    """What memory instructions move of a type: 128 bits are two elements."""
+    """The type that memory instructions access: 128 bits are two elements."""
     return TYPES["b64"] if t.bits > 64 else t
 
 
@@ -85,18 +85,18 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     require_known_modifiers(d, inst, "v2", "v4", "v8")
     where, size = decode_address(d, inst, inst.operands[1]), t.bits // 8
     writers = [d.writer(p, t) for p in parts]
-    strong, own, into = is_strong(inst), _is_constant_access(inst), d.registers(inst.operands[0])
+    strong, is_constant, destinations = is_strong(inst), _is_constant_access(inst), d.registers(inst.operands[0])
 
     def load(m: PtxMachine, lanes: LaneSet) -> None:
         for access in resolve_accesses(m, lanes, where, size * len(parts)):
-            record_access(m, access, size * len(parts), "read", strong, own)
+            record_access(m, access, size * len(parts), "read", strong, is_constant)
             index = access.offset // size
             cells = m.flat[access.space].views[size]
             for k, write in enumerate(writers):
                 write(m, access.lanes, cells[index + k if k else index].view(t.dtype))
             if m.debug and access.space == "local":
                 known = m.shadow.known(access, size * len(parts))
-                for register in into:
+                for register in destinations:
                     m.set_known(register, access.lanes, known)
 
     return load
@@ -111,36 +111,36 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     require_known_modifiers(d, inst, "v2", "v4", "v8")
     where, size = decode_address(d, inst, inst.operands[0]), t.bits // 8
     readers = [d.reader(p, t) for p in parts]
-    strong, own, sources = is_strong(inst), _is_constant_access(inst), d.registers(inst.operands[1])
+    strong, is_constant, sources = is_strong(inst), _is_constant_access(inst), d.registers(inst.operands[1])
 
     def store(m: PtxMachine, lanes: LaneSet) -> None:
         for access in resolve_accesses(m, lanes, where, size * len(parts)):
-            some, cells = access.lanes, m.flat[access.space].views[size]
-            index = some.compress(access.offset // size)
+            subset, cells = access.lanes, m.flat[access.space].views[size]
+            index = subset.compress(access.offset // size)
             m.allow_uninitialised = access.space == "local"
-            found = [some.compress(values_to_bits(read(m, some), t, t.bits)) for read in readers]
+            values = [subset.compress(values_to_bits(read(m, subset), t, t.bits)) for read in readers]
             if m.debug:
-                changed = np.logical_or.reduce([cells[index + k] != value for k, value in enumerate(found)])
-                record_access(m, access, size * len(parts), "write", strong, own, changed)
-            for k, value in enumerate(found):
+                changed = np.logical_or.reduce([cells[index + k] != value for k, value in enumerate(values)])
+                record_access(m, access, size * len(parts), "write", strong, is_constant, changed)
+            for k, value in enumerate(values):
                 cells[index + k if k else index] = value
-                if m.debug and (lost := cells[index + k] != value).any():
-                    lane = int(some.flat[np.argmax(lost)])
+                if m.debug and (overwritten := cells[index + k] != value).any():
+                    lane = int(subset.flat[np.argmax(overwritten)])
                     raise PtxFault("two threads write different values to one address", RaceError, lane)
             m.allow_uninitialised = False
             if m.debug and access.space == "local" and len(sources) == len(readers):
-                m.shadow.set_known(access, size, [m.known(k, some) for k in sources])
+                m.shadow.set_known(access, size, [m.known(k, subset) for k in sources])
 
     return store
 
 
 def is_strong(inst: PtxInstruction) -> bool:
-    """Whether an access may be one by which threads order others."""
+    """Whether an access is strong, so that threads may synchronise through it."""
     return not _STRONG.isdisjoint(inst.op)
 
 
 def _is_constant_access(inst: PtxInstruction) -> bool:
-    """Whether an access is of constants or an entry's parameters, which are there from the beginning."""
+    """Whether an access is to constants or an entry's parameters, which are never written."""
     return any(w == "const" or w.startswith("param") for w in inst.op)
 
 
@@ -153,11 +153,11 @@ def record_access(
     size: int,
     kind: str,
     strong: bool = False,
-    unwatched: bool = False,
+    is_constant: bool = False,
     changed: np.ndarray | None = None,
 ) -> None:
-    """Show an access to the debug mode."""
-    if m.debug and not (unwatched and access.space == "global"):
+    """Report an access to the sanitizer."""
+    if m.debug and not (is_constant and access.space == "global"):
         m.shadow.access(kind, access, size, strong, changed)
 
 
@@ -181,13 +181,15 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
     def test(m: PtxMachine, lanes: LaneSet) -> None:
         address = read(m, lanes)
-        found = address >> np.uint64(WINDOW_BITS) == window
+        values = address >> np.uint64(WINDOW_BITS) == window
         if space in ("const", "param"):
-            found = found & m.arena.is_in_space(space, (address - np.uint64(GENERIC_WINDOWS["global"])).view(np.int64))
+            values = values & m.arena.is_in_space(
+                space, (address - np.uint64(GENERIC_WINDOWS["global"])).view(np.int64)
+            )
         if space == "shared" and part != "cluster":
             rank = address >> np.uint64(CTA_RANK_SHIFT) & np.uint64((1 << WINDOW_BITS - CTA_RANK_SHIFT) - 1)
-            found = found & ((rank == 0) | (rank == lanes.view(m.special["%cluster_ctarank"]) + np.uint64(1)))
-        write(m, lanes, found)
+            values = values & ((rank == 0) | (rank == lanes.view(m.special["%cluster_ctarank"]) + np.uint64(1)))
+        write(m, lanes, values)
 
     return test
 

@@ -1,4 +1,4 @@
-"""Decoder: the syntax of an entry becomes a program. Scopes are resolved, calls inlined, instructions decoded by rule.
+"""Decoder: the syntax tree of an entry becomes a program. Scopes are resolved, calls inlined, instructions decoded.
 
 An opcode with integer and floating-point forms has a rule in each of two tables; the instruction type selects one.
 """
@@ -38,18 +38,18 @@ from tessera.interp.target.ptx.text.syntax import (
     variable_size,
 )
 
-# An entry's syntax as a program: scopes resolved, calls inlined, each instruction decoded by its rule.
+# Rule tables.
 
 
 DECODE_RULES: dict[str, Callable[[PtxDecoder, PtxInstruction], LaneStep]] = {}
 CONTROL_RULES: dict[str, Callable[[PtxDecoder, PtxInstruction, DecodedInstruction], None]] = {}
 SYSTEM_FUNCTIONS: dict[str, Callable[[PtxDecoder, PtxInstruction], LaneStep]] = {}  # functions of the system, by name
 ControlTransfer = Callable[[PtxMachine, LaneSet, int], None]
-SELF_GUARDED = {"bra", "exit", "ret", "brx", "trap"}  # control that reads its own guard
+SELF_GUARDED = {"bra", "exit", "ret", "brx", "trap"}  # control transfers that read their own guard
 
 
 def decode_rule(*names: str, table: dict[str, Any] = DECODE_RULES) -> Callable[[Any], Any]:
-    """Register what decodes instructions whose opcode begins with one of these words, the longest match first."""
+    """Register the rule of the opcodes that begin with these words; the longest match is chosen."""
 
     def keep(function: Any) -> Any:
         table.update(dict.fromkeys(names, function))
@@ -59,7 +59,7 @@ def decode_rule(*names: str, table: dict[str, Any] = DECODE_RULES) -> Callable[[
 
 
 def check_modifiers(d: OperandDecoder, inst: PtxInstruction, *allowed: str, types: int = 1, skip: int = 1) -> list[str]:
-    """The words between opcode and types; each must be known, so that no modifier is passed over in silence."""
+    """The modifiers between opcode and types; each must be one of `allowed`."""
     words = list(inst.op[skip : len(inst.op) - types])
     if not set(words) <= set(allowed):
         raise d.unsupported(inst)
@@ -74,61 +74,61 @@ class _PendingInstruction:
 
 
 class PtxDecoder(OperandDecoder):
-    """Decodes one entry; `world` maps module-level names to places and functions."""
+    """Decodes one entry; `symbols` maps module-level names to variables and functions."""
 
-    def __init__(self, world: dict[str, Any], shared: int) -> None:
-        super().__init__(world, shared)
-        self.code: list[_PendingInstruction] = []
-        self.active: dict[str, InlinedFunction] = {}  # functions whose bodies are being put in place of calls
-        self.has_register_groups = False  # whether a name stands for several registers
+    def __init__(self, symbols: dict[str, Any], shared: int) -> None:
+        super().__init__(symbols, shared)
+        self.pending: list[_PendingInstruction] = []
+        self.inlining: dict[str, InlinedFunction] = {}  # functions whose bodies are being inlined
+        self.has_register_groups = False  # whether a name is a group of registers
 
-    def entry(self, function: PtxFunction, params: dict[str, PtxVariableAddress]) -> PtxProgram:
-        """The program of an entry whose parameters lie at these places."""
+    def decode_entry(self, function: PtxFunction, params: dict[str, PtxVariableAddress]) -> PtxProgram:
+        """The program of an entry whose parameters have these addresses."""
         assert function.body is not None
         exit = PtxInstruction(("exit",), (), None, function.location)
-        self._scope(function.body, NameScope(self.world, dict(params)))
-        self.code.append(_PendingInstruction(exit, self.world))
-        self.program.lines = [self._line(p) for p in self.code]
+        self._decode_scope(function.body, NameScope(self.module_scope, dict(params)))
+        self.pending.append(_PendingInstruction(exit, self.module_scope))
+        self.program.lines = [self._decode_line(p) for p in self.pending]
         ends = {i + 1 for i, line in enumerate(self.program.lines) if line.control is not None}
         joins = {i for i, line in enumerate(self.program.lines) if line.group_size}
         self.program.block_starts = {*self.labels, *ends, *joins}
         return self.program
 
-    def _scope(self, scope: PtxScope, names: NameScope) -> None:
+    def _decode_scope(self, scope: PtxScope, names: NameScope) -> None:
         for item in scope.items:
             if isinstance(item, PtxLabel):
-                names.own[item.name] = BranchTarget(self.label())
+                names.names[item.name] = BranchTarget(self.make_label())
             elif isinstance(item, BranchTargetList):
-                names.own[item.name] = item
+                names.names[item.name] = item
         for item in scope.items:
             if isinstance(item, PtxVariable):
                 self._declare(item, names)
             elif isinstance(item, PtxLabel):
-                self.labels[names.own[item.name]] = len(self.code)
+                self.labels[names.names[item.name]] = len(self.pending)
             elif isinstance(item, PtxScope):
-                self._scope(item, NameScope(names, end=names.end, instance=names.instance))
+                self._decode_scope(item, NameScope(names, end=names.end, instance=names.instance))
             elif isinstance(item, PtxInstruction):
-                self._instruction(item, names)
+                self._add_instruction(item, names)
 
-    def _instruction(self, inst: PtxInstruction, names: NameScope) -> None:
+    def _add_instruction(self, inst: PtxInstruction, names: NameScope) -> None:
         if inst.guard and (inst.op[0] == "call" or (inst.op[0] in CONTROL_RULES and inst.op[0] not in SELF_GUARDED)):
             self._branch_around(inst, inst.guard, names)
         elif inst.op[0] == "call" and not self._is_external(inst, names):
-            self._call(inst, names)
+            self._decode_call(inst, names)
         else:
-            self.code.append(_PendingInstruction(inst, names))
+            self.pending.append(_PendingInstruction(inst, names))
 
     def _branch_around(self, inst: PtxInstruction, guard: NameOperand, names: NameScope) -> None:
-        """A guard on what synchronises is a branch around it: lanes that do not take part must not be waited for."""
-        after = self.label()
-        names.own[f"$after{after}"] = BranchTarget(after)
+        """A guard on a synchronising instruction becomes a branch around it: lanes that skip it are not waited for."""
+        after = self.make_label()
+        names.names[f"$after{after}"] = BranchTarget(after)
         opposite = replace(guard, negated=not guard.negated)
         skip = PtxInstruction(("bra",), (NameOperand(f"$after{after}"),), opposite, inst.location, inst.source)
-        self.code.append(_PendingInstruction(skip, names))
-        self._instruction(replace(inst, guard=None), names)
-        self.labels[after] = len(self.code)
+        self.pending.append(_PendingInstruction(skip, names))
+        self._add_instruction(replace(inst, guard=None), names)
+        self.labels[after] = len(self.pending)
 
-    def label(self) -> int:
+    def make_label(self) -> int:
         """A new label."""
         self.labels.append(-1)
         return len(self.labels) - 1
@@ -136,7 +136,7 @@ class PtxDecoder(OperandDecoder):
     def _declare(self, v: PtxVariable, names: NameScope) -> None:
         if v.space == "reg":
             for name in [f"{v.name}{i}" for i in range(v.many)] if v.many else [v.name]:
-                self._registers(name, v, names)
+                self._declare_registers(name, v, names)
             return
         size = variable_size(v)
         if v.space == "shared":
@@ -147,24 +147,24 @@ class PtxDecoder(OperandDecoder):
             self.program.local = start + size
         else:
             raise UnsupportedOpError(f".{v.space} variable {v.name} in a body", location=v.location)
-        names.own[v.name] = PtxVariableAddress("shared" if v.space == "shared" else "local", start)
+        names.names[v.name] = PtxVariableAddress("shared" if v.space == "shared" else "local", start)
 
-    def _registers(self, name: str, v: PtxVariable, names: NameScope) -> None:
-        """A register; a vector of them, and one of 128 bits, is a group of several."""
+    def _declare_registers(self, name: str, v: PtxVariable, names: NameScope) -> None:
+        """A register; a vector register or one of 128 bits is a group of several."""
         bits, parts = TYPES[v.type].bits, [name]
         if v.vector > 1:
             parts = [f"{name}.{c}" for c in "xyzw"[: v.vector]]
         if bits > 64:
             parts, bits = [f"{p}.{half}" for p in parts for half in ("low", "high")], 64
         for part in parts:
-            names.own[part] = len(self.program.register_widths)
+            names.names[part] = len(self.program.register_widths)
             self.program.register_widths.append(bits)
             self.program.names.append(part)
         if len(parts) > 1:
-            names.own[name], self.has_register_groups = VectorOperand(tuple(map(NameOperand, parts))), True
+            names.names[name], self.has_register_groups = VectorOperand(tuple(map(NameOperand, parts))), True
 
     def _expand_register_groups(self, operand: PtxOperand) -> PtxOperand:
-        """An operand with the names of groups of registers replaced by what they stand for."""
+        """An operand in which groups are replaced by their registers."""
         if isinstance(operand, NameOperand):
             found = self.names.find(operand.text)
             return found if isinstance(found, VectorOperand) else operand
@@ -178,24 +178,24 @@ class PtxDecoder(OperandDecoder):
         found = names.find(callee_operand(inst).text)
         return isinstance(found, PtxFunction) and found.body is None
 
-    def _call(self, inst: PtxInstruction, names: NameScope) -> None:
-        found, end = names.find(callee_operand(inst).text), self.label()
+    def _decode_call(self, inst: PtxInstruction, names: NameScope) -> None:
+        found, end = names.find(callee_operand(inst).text), self.make_label()
         if isinstance(found, PtxFunction):
             self._inline_call(inst, found, names, end)
         else:
             self._emit_indirect_call(inst, names, end)
-        self.labels[end] = len(self.code)
+        self.labels[end] = len(self.pending)
 
     def _emit_indirect_call(self, inst: PtxInstruction, names: NameScope, end: int) -> None:
-        """A call through a register: every function of that shape is inlined, and each lane goes to its own."""
-        many = len(arguments_of(inst))
-        shaped = [f for f in self._functions() if len(f.results) + len(f.params) == many]
-        starts = {self.address_of(f.name): self.label() for f in shaped}
-        self.code.append(_PendingInstruction(inst, names, self._dispatch(names, inst, starts)))
+        """A call through a register: functions with as many parameters are inlined; each lane branches to its own."""
+        count = len(arguments_of(inst))
+        shaped = [f for f in self._functions() if len(f.results) + len(f.params) == count]
+        starts = {self.address_of(f.name): self.make_label() for f in shaped}
+        self.pending.append(_PendingInstruction(inst, names, self._dispatch(names, inst, starts)))
         for f, start in zip(shaped, starts.values(), strict=True):
-            self.labels[start] = len(self.code)
+            self.labels[start] = len(self.pending)
             self._inline_call(inst, f, names, end)
-            self.code.append(
+            self.pending.append(
                 _PendingInstruction(PtxInstruction(("ret",), (), None, inst.location), NameScope(names, end=end))
             )
 
@@ -209,22 +209,26 @@ class PtxDecoder(OperandDecoder):
             raise error.at(inst.location) from None
 
         def control(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
-            target, left = read(m, lanes), lanes.count
+            target, remaining = read(m, lanes), lanes.count
             for address, label in starts.items():
-                some = lanes.select(target == address)
-                left -= some.count
-                m.push(self.labels[label], some)
-            if left:
-                raise PtxFault("a call of an address that is no function of this shape")
+                subset = lanes.select(target == address)
+                remaining -= subset.count
+                m.push(self.labels[label], subset)
+            if remaining:
+                raise PtxFault("the call address is not a function with these parameters")
 
         return control
 
     def _functions(self) -> list[PtxFunction]:
-        return [f for f in self.world.own.values() if isinstance(f, PtxFunction) and f.body is not None and not f.entry]
+        return [
+            f
+            for f in self.module_scope.names.values()
+            if isinstance(f, PtxFunction) and f.body is not None and not f.entry
+        ]
 
     def address_of(self, name: str) -> int:
-        """The number that stands for a function in registers."""
-        return function_addresses(self.world.own)[name]
+        """The address of a function in registers."""
+        return function_addresses(self.module_scope.names)[name]
 
     def resolve(self, name: str, location: Any = None) -> Any:
         """As for operands; a function's name is its address."""
@@ -232,24 +236,24 @@ class PtxDecoder(OperandDecoder):
         return PtxFunctionAddress(name, self.address_of(name)) if isinstance(found, PtxFunction) else found
 
     def _inline_call(self, inst: PtxInstruction, function: PtxFunction, names: NameScope, end: int) -> None:
-        """A call: the function's body in its place, or, within that body, a call proper."""
+        """A call: the function's body in its place, or within that body a recursive call."""
         formal = [*function.results, *function.params]
-        given = arguments_of(inst)
-        if len(given) != len(formal):
-            says = f"{function.name} has {len(formal)} results and parameters"
-            raise ParseError(says, received=f"{len(given)}", location=inst.location)
-        actual = [self._bind_argument(inst, v, o, names) for v, o in zip(formal, given, strict=True)]
+        arguments = arguments_of(inst)
+        if len(arguments) != len(formal):
+            message = f"{function.name} has {len(formal)} results and parameters"
+            raise ParseError(message, received=f"{len(arguments)}", location=inst.location)
+        actual = [self._bind_argument(inst, v, o, names) for v, o in zip(formal, arguments, strict=True)]
         results, params = actual[: len(function.results)], actual[len(function.results) :]
-        if function.name in self.active:
-            self._emit_recursive_call(inst, self.active[function.name], results, params)
+        if function.name in self.inlining:
+            self._emit_recursive_call(inst, self.inlining[function.name], results, params)
             return
-        instance = InlinedFunction(function, self.label(), end, results, params, len(self.program.register_widths))
-        inner = NameScope(self.world, {v.name: a for v, a in zip(formal, actual, strict=True)}, end, instance)
-        self.active[function.name], self.labels[instance.start] = instance, len(self.code)
+        instance = InlinedFunction(function, self.make_label(), end, results, params, len(self.program.register_widths))
+        inner = NameScope(self.module_scope, {v.name: a for v, a in zip(formal, actual, strict=True)}, end, instance)
+        self.inlining[function.name], self.labels[instance.start] = instance, len(self.pending)
         assert function.body is not None
-        self._scope(function.body, inner)
+        self._decode_scope(function.body, inner)
         instance.last = len(self.program.register_widths)
-        del self.active[function.name]
+        del self.inlining[function.name]
 
     def _emit_recursive_call(
         self, inst: PtxInstruction, instance: InlinedFunction, results: list[Any], params: list[Any]
@@ -265,7 +269,7 @@ class PtxDecoder(OperandDecoder):
             m.stack.push_frame(m, lanes, call, pc + 1)
             m.push(self.labels[instance.start], lanes)
 
-        self.code.append(_PendingInstruction(inst, self.world, control))
+        self.pending.append(_PendingInstruction(inst, self.module_scope, control))
 
     def _bind_argument(self, inst: PtxInstruction, variable: PtxVariable, operand: PtxOperand, names: NameScope) -> Any:
         found = names.find(operand.text) if isinstance(operand, NameOperand) else None
@@ -273,7 +277,7 @@ class PtxDecoder(OperandDecoder):
             raise UnsupportedOpError(f"argument {variable.name} of {inst.name}", location=inst.location)
         return found
 
-    def _line(self, pending: _PendingInstruction) -> DecodedInstruction:
+    def _decode_line(self, pending: _PendingInstruction) -> DecodedInstruction:
         inst, self.names = pending.instruction, pending.names
         if self.has_register_groups:
             inst = replace(inst, operands=tuple(map(self._expand_register_groups, inst.operands)))
@@ -293,12 +297,12 @@ class PtxDecoder(OperandDecoder):
         if inst.op[0] in CONTROL_RULES:
             CONTROL_RULES[inst.op[0]](self, inst, line)
         elif inst.op[0] in DECODE_RULES:
-            line.step = self.guarded(inst, DECODE_RULES[inst.op[0]](self, inst))
+            line.step = self.guard_step(inst, DECODE_RULES[inst.op[0]](self, inst))
         else:
             raise self.unsupported(inst)
 
-    def guarded(self, inst: PtxInstruction, step: LaneStep) -> LaneStep:
-        """A step for the lanes alone whose guard is true."""
+    def guard_step(self, inst: PtxInstruction, step: LaneStep) -> LaneStep:
+        """A step for the lanes whose guard is true."""
         if inst.guard is None:
             return step
         guard = self.reader(inst.guard, TYPES["pred"])
@@ -311,7 +315,7 @@ class PtxDecoder(OperandDecoder):
         return run
 
 
-# Opcodes that mean one thing for integers and another for floats: two tables, chosen by the type.
+# Opcodes with integer and float forms: two tables, selected by the type.
 
 
 DecodeRule = Callable[[PtxDecoder, PtxInstruction], LaneStep]
@@ -320,7 +324,7 @@ FLOAT_RULES: dict[str, DecodeRule] = {}
 
 
 def merge_typed_rules() -> None:
-    """Put both tables behind the general one, once they are filled."""
+    """Add both tables to the general one, once they are filled."""
     for name in {*INTEGER_RULES, *FLOAT_RULES}:
         DECODE_RULES[name] = _either(name)
 

@@ -1,4 +1,4 @@
-"""The instruction set: all instruction families. Importing them fills the rule tables."""
+"""Instruction families: importing this module fills the rule tables with all of them."""
 
 from tessera.interp.target.ptx.isa import (
     async_copy,
@@ -41,5 +41,5 @@ INSTRUCTION_FAMILIES = (
     mma,
 )
 
-# The two columns of opcodes that integers and floats share become one.
+# Opcodes with integer and float forms: the instruction type selects the table.
 decoder.merge_typed_rules()

@@ -19,7 +19,7 @@ from tessera.interp.target.ptx.isa.tensor_map import OUT_OF_BOUNDS_NAN
 from tessera.interp.target.ptx.machine.simt import LaneStep
 from tessera.interp.target.ptx.text.syntax import TYPES, PtxInstruction, PtxType
 
-# Float arithmetic in every rounding direction: exact parts, then one rounding.
+# Arithmetic in every rounding mode: an error-free transformation, then one rounding.
 
 
 ROUNDING_MODES = {"rn", "rz", "rm", "rp"}  # to nearest even, toward zero, toward minus and plus infinity
@@ -27,7 +27,7 @@ _F64 = np.dtype(np.float64)
 
 
 def two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A sum of doubles and what rounding took from it (Knuth, TAOCP 4.2.2, theorem B)."""
+    """A sum of doubles and its rounding error (Knuth, TAOCP 4.2.2, theorem B)."""
     total = a + b
     part = total - a
     error = (a - (total - part)) + (b - part)
@@ -35,7 +35,7 @@ def two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def round_once(total: np.ndarray, error: np.ndarray, dtype: np.dtype, mode: str) -> np.ndarray:
-    """A double and its rounding error in a format of at most that width, rounded once."""
+    """A double plus its rounding error, rounded once to a format of at most 64 bits."""
     if dtype == _F64:
         return _step_to_neighbour(total, np.sign(error), mode)
     odd = round_to_odd(total, error)
@@ -44,7 +44,7 @@ def round_once(total: np.ndarray, error: np.ndarray, dtype: np.dtype, mode: str)
 
 
 def _step_to_neighbour(near: np.ndarray, rest: np.ndarray, mode: str) -> np.ndarray:
-    """The neighbour that a direction asks for; `rest` is the sign of what the value lacks of the exact one."""
+    """The neighbour in the rounding direction; `rest` is the sign of the exact value minus `near`."""
     if mode == "rn":
         return near
     unsigned = np.dtype(f"u{near.dtype.itemsize}")
@@ -66,7 +66,7 @@ def add_rounded(a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:
 
 
 def _fix_zero_sign(out: np.ndarray, a: np.ndarray, b: np.ndarray, exact: np.ndarray, mode: str) -> np.ndarray:
-    """Numbers whose exact sum is 0 give -0 when rounding down; what is too small to hold is no such sum."""
+    """Operands whose exact sum is 0 give -0 when rounding down; an underflow is not such a sum."""
     if mode != "rm":
         return out
     return np.where(exact & (np.signbit(a) != np.signbit(b)), out.dtype.type(-0.0), out)
@@ -107,7 +107,7 @@ def divide_rounded(a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:
         return a / b
     if a.dtype == _F64:
         return _round_with_fractions(lambda x, y: x / y, a / b, mode, a, b)
-    # A quotient of two floats is a float, or too far from all of them for a double to become one.
+    # The double quotient of two floats is exact, or far enough from every float that rounding it again is correct.
     quotient = a.astype(_F64) / b.astype(_F64)
     return round_once(quotient, np.zeros_like(quotient), a.dtype, mode)
 
@@ -125,18 +125,18 @@ def sqrt_rounded(a: np.ndarray, mode: str) -> np.ndarray:
 def _round_with_fractions(
     function: Callable[..., Fraction], near: np.ndarray, mode: str, *args: np.ndarray
 ) -> np.ndarray:
-    """Doubles in a direction by rational arithmetic: slow, and plainly right."""
+    """Doubles rounded in a direction by rational arithmetic, which is slow and exact."""
     return _step_to_neighbour(near, _residual_sign(function, near, *args), mode)
 
 
 def _residual_sign(function: Callable[..., Fraction], near: np.ndarray, *args: np.ndarray) -> np.ndarray:
-    """The sign of what doubles lack of the exact values."""
+    """The sign of the exact values minus the doubles."""
     args = tuple(np.broadcast_arrays(*args))
     rest = np.zeros(near.shape)
-    for place in np.ndindex(near.shape):
-        numbers = [float(a[place]) for a in args]
-        if all(map(math.isfinite, numbers)) and not math.isnan(near[place]):
-            rest[place] = _exact_residual(function, float(near[place]), numbers)
+    for index in np.ndindex(near.shape):
+        numbers = [float(a[index]) for a in args]
+        if all(map(math.isfinite, numbers)) and not math.isnan(near[index]):
+            rest[index] = _exact_residual(function, float(near[index]), numbers)
     return rest
 
 
@@ -152,15 +152,15 @@ def _exact_residual(function: Callable[..., Fraction], near: float, numbers: lis
 
 def _sqrt_directed(a: np.ndarray, mode: str) -> np.ndarray:
     near, rest = np.sqrt(a), np.zeros(a.shape)
-    for place in np.ndindex(a.shape):
-        x = float(a[place])
+    for index in np.ndindex(a.shape):
+        x = float(a[index])
         if math.isfinite(x) and x > 0:
-            square = Fraction(float(near[place])) ** 2
-            rest[place] = (Fraction(x) > square) - (Fraction(x) < square)
+            square = Fraction(float(near[index])) ** 2
+            rest[index] = (Fraction(x) > square) - (Fraction(x) < square)
     return _step_to_neighbour(near, rest, mode)
 
 
-# Float arithmetic: rounding modes, flushing of subnormals, saturation, and the instructions that approximate.
+# Instructions: modifiers, and the operations.
 
 
 FloatFunction = Callable[..., np.ndarray]
@@ -168,7 +168,7 @@ _NAN = {"f32": 0x7FFFFFFF, "f16": 0x7FFF, "bf16": 0x7FFF, "tf32": 0x7FFFFFFF}
 _APPROX_F64_NAN = np.uint64(0x7FFFFFFF << 32)
 _SMALLEST_NORMAL = {"f32": 0x00800000, "f16": 0x0400, "bf16": 0x0080}  # the smallest normal number
 _QUIET, _INVALID = np.uint64(1 << 51), np.uint64(0xFFF8 << 48)
-# Which operand's NaN a double result has, by their number: the last named here that is one.
+# Which operand's NaN a double result has: the last one listed here that is NaN.
 _PAYLOADS = {1: (0,), 2: (0, 1), 3: (0, 2, 1)}
 _ROUNDED_OPERATIONS: dict[str, FloatFunction] = {
     "add": add_rounded, "sub": subtract_rounded, "mul": multiply_rounded, "fma": fma_rounded,
@@ -177,7 +177,7 @@ _ROUNDED_OPERATIONS: dict[str, FloatFunction] = {
 
 
 def canonicalise_nan(t: PtxType, value: np.ndarray) -> np.ndarray:
-    """Float results with the one NaN that the hardware gives, whatever came in; doubles as they are."""
+    """Float results with the hardware's canonical NaN; doubles are unchanged."""
     name = t.name.removesuffix("x2")
     if name in _NAN and (bad := np.isnan(value)).any():
         bits = np.where(bad, np.array(_NAN[name], f"u{value.itemsize}"), value.view(f"u{value.itemsize}"))
@@ -186,7 +186,7 @@ def canonicalise_nan(t: PtxType, value: np.ndarray) -> np.ndarray:
 
 
 def propagate_operand_nan(value: np.ndarray, args: Sequence[np.ndarray]) -> np.ndarray:
-    """Double results whose NaNs are those of the operands, quiet; the last operand that is NaN decides."""
+    """Double results whose NaNs are those of the operands, quieted; the last NaN operand decides."""
     if not (bad := np.isnan(value)).any():
         return value
     bits = np.broadcast_to(_INVALID, value.shape)
@@ -204,7 +204,7 @@ def flush_subnormals(t: PtxType, value: np.ndarray) -> np.ndarray:
 
 
 def saturate(value: np.ndarray) -> np.ndarray:
-    """Values brought into [0, 1]; NaN becomes +0."""
+    """Values clamped to [0, 1]; NaN becomes +0."""
     zero, one = value.dtype.type(0), value.dtype.type(1)
     return np.where(value > zero, np.minimum(value, one), zero)
 
@@ -215,22 +215,22 @@ def clamp_negative_to_zero(value: np.ndarray) -> np.ndarray:
 
 
 def apply_float_modifiers(t: PtxType, words: list[str], function: FloatFunction, first: bool = False) -> FloatFunction:
-    """A function with what the modifiers say happens to its operands and to its result.
+    """A function with the modifiers applied to its operands and its result.
 
-    `first`: of the NaNs among double operands the first counts, as in what ptxas makes of several instructions.
+    `first`: the first NaN among double operands decides, as in ptxas's expansions of one instruction to several.
     """
     stages: list[FloatFunction] = [lambda v: canonicalise_nan(t, v)]
     if "relu" in words:
         stages.append(clamp_negative_to_zero)
     if "sat" in words:
         stages.append(saturate)
-    before: list[FloatFunction] = []
+    pre_stages: list[FloatFunction] = []
     if "ftz" in words:
-        before.append(lambda v: flush_subnormals(t, v))
+        pre_stages.append(lambda v: flush_subnormals(t, v))
         stages.append(lambda v: flush_subnormals(t, v))
 
     def whole(*args: np.ndarray) -> np.ndarray:
-        for stage in before:
+        for stage in pre_stages:
             args = tuple(stage(a) for a in args)
         value = function(*args)
         if t.name == "f64":
@@ -248,20 +248,20 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     t = TYPES[inst.op[-2]] if mixed else narrow
     words = check_modifiers(d, inst, *ROUNDING_MODES, "ftz", "sat", "relu", "oob", types=1 + mixed)
     mode = next((w for w in words if w in ROUNDING_MODES), "rn")
-    function, many = _ROUNDED_OPERATIONS[inst.op[0]], 3 if inst.op[0] in ("fma", "mad") else 2
+    function, operands = _ROUNDED_OPERATIONS[inst.op[0]], 3 if inst.op[0] in ("fma", "mad") else 2
 
     def compute(*x: np.ndarray) -> np.ndarray:
         return function(*(v.astype(t.dtype) for v in x), mode)
 
     whole = apply_float_modifiers(t, words, compute if mixed else lambda *x: function(*x, mode))
     if "oob" in words:
-        return make_elementwise_step(d, inst, _ignore_out_of_bounds(t, whole), t, *[t] * many)
-    # Of mixed operands the last is as wide as the result.
-    return make_elementwise_step(d, inst, whole, t, *[narrow] * (many - 1), t)
+        return make_elementwise_step(d, inst, _ignore_out_of_bounds(t, whole), t, *[t] * operands)
+    # With mixed types the last operand has the type of the result.
+    return make_elementwise_step(d, inst, whole, t, *[narrow] * (operands - 1), t)
 
 
 def _ignore_out_of_bounds(t: PtxType, whole: FloatFunction) -> FloatFunction:
-    """Products with what a copy put in place of elements outside a tensor are 0, and the sum with them too."""
+    """fma.oob: with an operand that is the out-of-bounds fill, the result is 0."""
     bits = np.uint16(OUT_OF_BOUNDS_NAN[t.name.removesuffix("x2")])
 
     def zeroed(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -281,7 +281,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
     def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         out = divide_rounded(a, b, mode or "rn")
-        if "approx" in words:  # a reciprocal of such divisors would be subnormal
+        if "approx" in words:  # the reciprocal of such a divisor is subnormal
             huge = (np.abs(b) > 2.0**126) & np.isfinite(b)
             out = np.where(huge, np.copysign(np.where(np.isfinite(a), t.dtype.type(0), t.dtype.type(np.nan)), out), out)
         return out
@@ -305,7 +305,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 
 def _approximate_f64(function: FloatFunction) -> FloatFunction:
-    """The coarse approximations of doubles see and give the upper 32 bits alone, and flush subnormals."""
+    """The coarse approximations of doubles read and write the upper 32 bits, and flush subnormals."""
     upper, tiny = np.uint64(0xFFFFFFFF00000000), np.finfo(np.float64).tiny
 
     def cut(value: np.ndarray) -> np.ndarray:
@@ -319,7 +319,7 @@ def _approximate_f64(function: FloatFunction) -> FloatFunction:
     return whole
 
 
-# Computed in double and rounded once: within the error that the ISA documents for each.
+# Computed in double and rounded once, which is within the error that the ISA documents.
 _APPROXIMATE: dict[str, FloatFunction] = {
     "rsqrt": lambda a: 1 / np.sqrt(a),
     "ex2": np.exp2,
@@ -356,17 +356,17 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 
 def make_min_max(t: PtxType, words: list[str], lower: bool) -> FloatFunction:
-    """The smaller or the larger of two."""
+    """The smaller or the larger of two numbers."""
 
     def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         signs = np.signbit(a) ^ np.signbit(b)
         if "abs" in words:
             a, b = np.abs(a), np.abs(b)
         out = _minimum_with_signed_zero(t, a, b) if lower else -_minimum_with_signed_zero(t, -a, -b)
-        missing = np.isnan(a) | np.isnan(b)
-        if missing.any():
+        has_nan = np.isnan(a) | np.isnan(b)
+        if has_nan.any():
             other = np.where(np.isnan(a), b, a)
-            out = np.where(missing, t.dtype.type(np.nan) if "NaN" in words else other, out)
+            out = np.where(has_nan, t.dtype.type(np.nan) if "NaN" in words else other, out)
         return np.where(signs, -np.abs(out), np.abs(out)).astype(t.dtype) if "xorsign" in words else out
 
     return choose

@@ -19,7 +19,7 @@ _SUM: dict[str, Callable[..., Any]] = {"add": operator.add, "sub": operator.sub}
 
 
 def clamp_to_type(wide: np.ndarray, t: PtxType) -> np.ndarray:
-    """Integers brought into a type's range."""
+    """Integers clamped to a type's range."""
     limits = np.iinfo(t.dtype)
     return np.clip(wide, limits.min, limits.max).astype(t.dtype)
 
@@ -49,24 +49,24 @@ def add_with_carry(
 ) -> LaneStep:
     """An addition or subtraction of two terms that reads or writes the carry.
 
-    A subtraction adds the complement: its carry is 1 where nothing is borrowed. nvcc's 128-bit division reads it by
-    `addc` after `subc.cc`, so this is no matter of taste.
+    A subtraction adds the complement: its carry is 1 if there is no borrow. nvcc's 128-bit division depends on this: it
+    reads the carry of `subc.cc` by `addc`.
     """
-    takes, gives = inst.op[0].endswith("c"), "cc" in inst.op
-    down = inst.op[0].startswith("sub")
+    reads_carry, writes_carry = inst.op[0].endswith("c"), "cc" in inst.op
+    is_subtraction = inst.op[0].startswith("sub")
     carry, unsigned = d.register("%carry", 1), BITS[t.bits]
     write = d.writer(inst.operands[0], TYPES[f"b{t.bits}"])
     readers = [d.reader(o, k) for o, k in zip(inst.operands[1:], types, strict=True)]
 
     def step(m: Any, lanes: Any) -> None:
         a, b = (x.view(unsigned) for x in terms(*(r(m, lanes) for r in readers)))
-        one = (m.read(carry, lanes) ^ down).astype(unsigned) if takes else np.zeros((1, 1), unsigned)
-        first = a - b if down else a + b
-        total = first - one if down else first + one
-        out = (first > a) | (total > first) if down else (first < a) | (total < first)
+        one = (m.read(carry, lanes) ^ is_subtraction).astype(unsigned) if reads_carry else np.zeros((1, 1), unsigned)
+        first = a - b if is_subtraction else a + b
+        total = first - one if is_subtraction else first + one
+        out = (first > a) | (total > first) if is_subtraction else (first < a) | (total < first)
         write(m, lanes, total)
-        if gives:
-            m.write(carry, lanes, out ^ down)
+        if writes_carry:
+            m.write(carry, lanes, out ^ is_subtraction)
 
     return step
 
@@ -79,9 +79,9 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     return make_elementwise_step(d, inst, product, out, t, t)
 
 
-def _multiply_part(short: bool, words: list[str], t: PtxType) -> tuple[Callable[..., Any], PtxType]:
-    """The part of a product that the words ask for, and its type."""
-    if short:
+def _multiply_part(is_24_bit: bool, words: list[str], t: PtxType) -> tuple[Callable[..., Any], PtxType]:
+    """The part of a product that the modifiers select, and its type."""
+    if is_24_bit:
         return (_mul24_high if "hi" in words else _mul24_low), t
     if "wide" in words:
         out = TYPES[_WIDE[t.name]]
@@ -133,16 +133,16 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 
 def divide_truncating(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quotient toward zero and remainder; division by zero gives all ones for both, as the hardware does."""
+    """The quotient, rounded toward zero, and the remainder; division by zero gives all ones, as on hardware."""
     a, b = np.broadcast_arrays(a, b)
-    none = b == 0
-    safe = np.where(none, b.dtype.type(1), b)
+    by_zero = b == 0
+    safe = np.where(by_zero, b.dtype.type(1), b)
     quotient = a // safe
     rest = a - quotient * safe
     if a.dtype.kind == "i":
         quotient = quotient + ((rest != 0) & ((a < 0) != (safe < 0)))
     quotient, ones = quotient.astype(a.dtype), ~np.zeros_like(a)
-    return np.where(none, ones, quotient), np.where(none, ones, a - quotient * safe)
+    return np.where(by_zero, ones, quotient), np.where(by_zero, ones, a - quotient * safe)
 
 
 @decode_rule("min", "max", table=INTEGER_RULES)
@@ -175,14 +175,14 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     words, b32 = check_modifiers(d, inst, "lo", "hi", types=2), TYPES["b32"]
     kinds = ["i" if w == "s32" else "u" for w in inst.op[-2:]]
     out = TYPES["s32" if "i" in kinds else "u32"]
-    many, width = (4, 1) if inst.op[0] == "dp4a" else (2, 2)
+    terms_, width = (4, 1) if inst.op[0] == "dp4a" else (2, 2)
     first = 2 if "hi" in words else 0
 
     def parts(x: np.ndarray, kind: str, size: int) -> np.ndarray:
         return np.ascontiguousarray(x)[..., None].view(f"{kind}{size}").astype(np.int64)
 
     def dot(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        x, y = parts(a, kinds[0], width), parts(b, kinds[1], 1)[..., first : first + many]
+        x, y = parts(a, kinds[0], width), parts(b, kinds[1], 1)[..., first : first + terms_]
         return ((x * y).sum(axis=-1) + c).astype(np.uint32).view(out.dtype)
 
     return make_elementwise_step(d, inst, dot, out, b32, b32, out)

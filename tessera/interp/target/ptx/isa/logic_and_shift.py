@@ -14,7 +14,7 @@ from tessera.interp.target.ptx.machine.lane_set import LaneSet
 from tessera.interp.target.ptx.machine.simt import LaneStep, PtxMachine
 from tessera.interp.target.ptx.text.syntax import BITS, TYPES, ImmediateOperand, PtxInstruction
 
-# Bit counting and reversal on arrays of unsigned integers, and the high half of products.
+# Bit counting and reversal on unsigned arrays, and the high half of products.
 
 
 _PAIRS, _QUADS, _BYTES = 0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F
@@ -26,7 +26,7 @@ def _masks(a: np.ndarray) -> list[np.integer]:
 
 
 def popcount(a: np.ndarray) -> np.ndarray:
-    """How many bits are set.
+    """The number of set bits.
 
     >>> popcount(np.array([0, 5, 2**32 - 1], np.uint32)).tolist()
     [0, 2, 32]
@@ -41,7 +41,7 @@ def popcount(a: np.ndarray) -> np.ndarray:
 
 
 def leading_zeros(a: np.ndarray) -> np.ndarray:
-    """How many bits above the highest that is set."""
+    """The number of zeros above the highest set bit."""
     t = a.dtype.type
     shift = 1
     while shift < 8 * a.itemsize:
@@ -51,7 +51,7 @@ def leading_zeros(a: np.ndarray) -> np.ndarray:
 
 
 def reverse_bits(a: np.ndarray) -> np.ndarray:
-    """The bits in opposite order."""
+    """The bits in reverse order."""
     t = a.dtype.type
     for mask, shift in zip(_masks(a), (1, 2, 4), strict=True):
         a = ((a >> t(shift)) & mask) | ((a & mask) << t(shift))
@@ -75,12 +75,12 @@ def multiply_high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     middle = x1 * y0 + ((x0 * y0) >> half)
     other = x0 * y1 + (middle & low)
     high = x1 * y1 + (middle >> half) + (other >> half)
-    if a.dtype.kind == "i":  # signed: take away the other factor where one is negative
+    if a.dtype.kind == "i":  # signed: subtract the other factor where one is negative
         high = high - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))
     return high.view(a.dtype)
 
 
-# Logic, shifts, and instructions on bits and bytes.
+# Instructions.
 
 
 _LOGIC: dict[str, Callable[..., Any]] = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
@@ -128,7 +128,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 def _lop3_with_predicate(
     d: PtxDecoder, inst: PtxInstruction, logic: Callable[..., Any], combine: Callable[..., Any]
 ) -> LaneStep:
-    """`lop3.and d|p, a, b, c, table, q`: p says whether the result is not 0, and q."""
+    """`lop3.and d|p, a, b, c, table, q`: p is (result != 0) combined with q."""
     b32, pred = TYPES["b32"], TYPES["pred"]
     out, flag = split_pair(inst.operands[0])
     write, write_flag = d.writer(out, b32), d.writer(flag, pred)
@@ -167,14 +167,14 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
     def shift(a: np.ndarray, b: np.ndarray, n: np.ndarray) -> np.ndarray:
         both = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
-        by = (n & 31 if wrap else np.minimum(n, 32)).astype(np.uint64)
-        moved = both << by >> np.uint64(32) if words[0] == "l" else both >> by
+        shift_by = (n & 31 if wrap else np.minimum(n, 32)).astype(np.uint64)
+        moved = both << shift_by >> np.uint64(32) if words[0] == "l" else both >> shift_by
         return moved.astype(np.uint32)
 
     return make_elementwise_step(d, inst, shift, b32, b32, b32, TYPES["u32"])
 
 
-# Positions and lengths of bit fields: the ISA restricts them to 8 bits, the hardware has all 32 in the 64-bit forms.
+# Bits of positions and lengths of bit fields: 8 in the ISA; in the 64-bit forms the hardware uses all 32.
 _FIELD = {32: np.uint32(0xFF), 64: np.uint32(0xFFFFFFFF)}
 
 
@@ -185,25 +185,25 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     unsigned, field = BITS[t.bits].type, _FIELD[t.bits]
 
     def extract(a: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-        first, many = (start & field).astype(np.int64), (length & field).astype(np.int64)
+        first, width = (start & field).astype(np.int64), (length & field).astype(np.int64)
         bits = a.view(BITS[t.bits])
-        there = _low_bits_mask(np.clip(np.minimum(many, t.bits - first), 0, None), t.bits)
-        value = bits >> np.minimum(first, t.bits - 1).astype(unsigned) & there
+        field_mask = _low_bits_mask(np.clip(np.minimum(width, t.bits - first), 0, None), t.bits)
+        value = bits >> np.minimum(first, t.bits - 1).astype(unsigned) & field_mask
         if t.kind != "s":
             return value
-        # What lies beyond the field, or the register, is the highest bit that is there.
-        top = np.clip(first + many - 1, 0, t.bits - 1).astype(unsigned)
-        negative = (many > 0) & ((bits >> top & unsigned(1)) != 0)
-        return np.where(negative, value | ~there, value).view(t.dtype)
+        # Bits beyond the field or the register are copies of the field's top bit.
+        top = np.clip(first + width - 1, 0, t.bits - 1).astype(unsigned)
+        negative = (width > 0) & ((bits >> top & unsigned(1)) != 0)
+        return np.where(negative, value | ~field_mask, value).view(t.dtype)
 
     return make_elementwise_step(d, inst, extract, t, t, u32, u32)
 
 
-def _low_bits_mask(many: np.ndarray, bits: int) -> np.ndarray:
-    """So many low bits set."""
+def _low_bits_mask(width: np.ndarray, bits: int) -> np.ndarray:
+    """A mask of low bits."""
     unsigned = BITS[bits].type
-    low = (unsigned(1) << np.minimum(many, bits - 1).astype(unsigned)) - unsigned(1)
-    return np.where(many >= bits, unsigned((1 << bits) - 1), low)
+    low = (unsigned(1) << np.minimum(width, bits - 1).astype(unsigned)) - unsigned(1)
+    return np.where(width >= bits, unsigned((1 << bits) - 1), low)
 
 
 @decode_rule("bfi")
@@ -213,10 +213,10 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     unsigned, field = BITS[t.bits].type, _FIELD[t.bits]
 
     def insert(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-        first, many = start & field, length & field
-        by = np.minimum(first, t.bits - 1).astype(unsigned)
-        mask = np.where(first < t.bits, _low_bits_mask(many, t.bits) << by, unsigned(0))
-        return (b & ~mask) | ((a << by) & mask)
+        first, width = start & field, length & field
+        shift_by = np.minimum(first, t.bits - 1).astype(unsigned)
+        mask = np.where(first < t.bits, _low_bits_mask(width, t.bits) << shift_by, unsigned(0))
+        return (b & ~mask) | ((a << shift_by) & mask)
 
     return make_bit_moving_step(d, inst, make_elementwise_step(d, inst, insert, t, t, t, u32, u32))
 
@@ -229,8 +229,8 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
     def find(a: np.ndarray) -> np.ndarray:
         zeros = leading_zeros((np.where(a < 0, ~a, a) if t.kind == "s" else a).view(BITS[t.bits]))
-        place = zeros if amount else np.uint32(t.bits - 1) - zeros
-        return np.where(zeros == t.bits, np.uint32(0xFFFFFFFF), place)
+        position = zeros if amount else np.uint32(t.bits - 1) - zeros
+        return np.where(zeros == t.bits, np.uint32(0xFFFFFFFF), position)
 
     return make_elementwise_step(d, inst, find, u32, t)
 
@@ -266,7 +266,7 @@ def _find_nth_set_bit(mask: int, base: int, n: int) -> int:
     return chosen[abs(n) - 1] if abs(n) <= len(chosen) else 0xFFFFFFFF
 
 
-_SELECT = {  # which bytes the special modes take for each of four selector values
+_SELECT = {  # the bytes that the special modes select for each of four selector values
     "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
     "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
     "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
@@ -287,10 +287,10 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
         select = modes[c & 3] if modes is not None else c
         out = np.zeros((1, 1), np.uint32)
         for k in range(4):
-            place = select >> np.uint32(4 * k)
-            byte = (both >> ((place & 7) * 8).astype(np.uint64)).astype(np.uint32) & np.uint32(0xFF)
+            position = select >> np.uint32(4 * k)
+            byte = (both >> ((position & 7) * 8).astype(np.uint64)).astype(np.uint32) & np.uint32(0xFF)
             sign = np.where(byte & 0x80, np.uint32(0xFF), np.uint32(0))
-            out = out | np.where(place & 8, sign, byte) << np.uint32(8 * k)
+            out = out | np.where(position & 8, sign, byte) << np.uint32(8 * k)
         return out
 
     return make_bit_moving_step(d, inst, make_elementwise_step(d, inst, permute, b32, b32, b32, b32))
@@ -313,8 +313,8 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
         )
         return back.astype(np.uint32).view(t.dtype)
 
-    def mask(start: np.ndarray, many: np.ndarray) -> np.ndarray:
-        return (_low_bits_mask(clip(many), 32).astype(np.uint64) << clip(start).astype(np.uint64)).astype(np.uint32)
+    def mask(start: np.ndarray, width: np.ndarray) -> np.ndarray:
+        return (_low_bits_mask(clip(width), 32).astype(np.uint64) << clip(start).astype(np.uint64)).astype(np.uint32)
 
     if inst.op[0] == "szext":
         return make_elementwise_step(d, inst, extend, t, t, u32)

@@ -29,7 +29,7 @@ _MAX_ARRIVAL_COUNT = (1 << _COUNT_BITS) - 1
 
 @dataclass
 class Mbarrier:
-    """One barrier: how many arrivals a phase takes, how many and how many bytes it still lacks, and the phase."""
+    """One mbarrier: expected arrivals of a phase, pending arrivals and bytes of the current phase, the phase."""
 
     offset: int
     expected: int
@@ -38,19 +38,19 @@ class Mbarrier:
     phase: int = 0
     phase_completed: Callable[[int], None] | None = field(default=None, repr=False)
 
-    def arrive(self, many: int) -> bool:
-        """Count arrivals; whether a phase ended."""
+    def arrive(self, count: int) -> bool:
+        """Count arrivals; whether a phase completed."""
         flipped = False
-        while many:
-            step = min(many, self.pending)
+        while count:
+            step = min(count, self.pending)
             if step == 0:
-                raise PtxFault(f"more arrivals than {self} takes", BarrierError)
-            self.pending, many = self.pending - step, many - step
-            flipped |= self.settle()
+                raise PtxFault(f"more arrivals than the phase expects: {self}", BarrierError)
+            self.pending, count = self.pending - step, count - step
+            flipped |= self.complete_phase()
         return flipped
 
-    def settle(self) -> bool:
-        """End the phase if nothing is lacking."""
+    def complete_phase(self) -> bool:
+        """Complete the phase if nothing is pending."""
         if self.pending or self.bytes:
             return False
         self.phase, self.pending = self.phase + 1, self.expected
@@ -64,29 +64,29 @@ class Mbarrier:
         )
 
 
-def barriers(m: PtxMachine) -> dict[int, Mbarrier]:
-    """The barriers of a machine by their offset in all its shared memory."""
+def mbarriers_of(m: PtxMachine) -> dict[int, Mbarrier]:
+    """The mbarriers of a machine by their offset in all shared memory."""
     return m.state.setdefault("mbarriers", {})
 
 
 def find_mbarrier(m: PtxMachine, offset: int, lane: int | None = None) -> Mbarrier:
-    """The barrier at an offset."""
-    found = barriers(m).get(offset)
+    """The mbarrier at an offset."""
+    found = mbarriers_of(m).get(offset)
     if found is None:
-        raise PtxFault(f"no mbarrier was initialised at byte {offset % m.shared_size}", BarrierError, lane)
+        raise PtxFault(f"no mbarrier is initialised at byte {offset % m.shared_size}", BarrierError, lane)
     return found
 
 
-def complete_transaction(m: PtxMachine, offset: int, many: int) -> None:
-    """Bytes of a copy have come."""
+def complete_transaction(m: PtxMachine, offset: int, count: int) -> None:
+    """Complete bytes of a transaction."""
     barrier = find_mbarrier(m, offset)
-    barrier.bytes -= many
-    if barrier.settle():
+    barrier.bytes -= count
+    if barrier.complete_phase():
         m.unblock()
 
 
 def mbarrier_offsets(m: PtxMachine, lanes: LaneSet, where: AddressOperandReader) -> np.ndarray:
-    """The offset of each lane's barrier, flat."""
+    """The offset of each lane's mbarrier, flat."""
     (access,) = resolve_accesses(m, lanes, where, 8)
     return lanes.compress(access.offset)
 
@@ -115,10 +115,10 @@ def _init(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
         ):
             if not 1 <= n <= _MAX_ARRIVAL_COUNT:
                 raise PtxFault(
-                    f"an mbarrier takes 1 to {_MAX_ARRIVAL_COUNT} arrivals, not {n}", BarrierError, int(lane)
+                    f"an mbarrier expects 1 to {_MAX_ARRIVAL_COUNT} arrivals, not {n}", BarrierError, int(lane)
                 )
-            told = partial(m.shadow.phase_completed, offset) if m.debug else None
-            barriers(m)[offset] = Mbarrier(offset % m.shared_size, n, n, phase_completed=told)
+            notify = partial(m.shadow.phase_completed, offset) if m.debug else None
+            mbarriers_of(m)[offset] = Mbarrier(offset % m.shared_size, n, n, phase_completed=notify)
 
     return step
 
@@ -129,13 +129,13 @@ def _invalidate(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         for offset in np.unique(mbarrier_offsets(m, lanes, where)).tolist():
             find_mbarrier(m, offset, int(lanes.flat[0]))
-            del barriers(m)[offset]
+            del mbarriers_of(m)[offset]
 
     return step
 
 
 def _decode_arrive(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """An arrival; `expect_tx` first adds bytes to wait for, `arrive_drop` also takes part in no later phase."""
+    """An arrival; `expect_tx` first adds expected bytes, `arrive_drop` also leaves all later phases."""
     _mbarrier_modifiers(d, inst)
     state, at = _split_state_operand(inst)
     where, write = decode_address(d, inst, inst.operands[at]), d.writer(state, TYPES["b64"])
@@ -150,10 +150,10 @@ def _decode_arrive(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
         flipped = False
         for offset, which in _group_by_offset(offsets):
             barrier = find_mbarrier(m, offset)
-            many = len(which) if expects else int(amounts[which].sum())
+            count = len(which) if expects else int(amounts[which].sum())
             barrier.bytes += int(amounts[which].sum()) if expects else 0
-            barrier.expected -= many if drops else 0
-            flipped |= barrier.arrive(many)
+            barrier.expected -= count if drops else 0
+            flipped |= barrier.arrive(count)
         if flipped:
             m.unblock()
 
@@ -161,12 +161,12 @@ def _decode_arrive(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 
 def _arrival_tokens(m: PtxMachine, lanes: LaneSet, offsets: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """What each arrival returns: the phase, and below it how many arrivals were lacking before this one."""
+    """The state that each arrival returns: the phase, and in the low bits the pending arrivals before this one."""
     phases = [find_mbarrier(m, o, int(n)).phase for o, n in zip(offsets.tolist(), lanes.flat, strict=True)]
     lacking = np.empty(len(offsets), np.uint64)
     for offset, which in _group_by_offset(offsets):
         before = np.cumsum(counts[which]) - counts[which]
-        # The lanes of a warp arrive as one.
+        # The lanes of a warp arrive together.
         _, first, warp = np.unique(lanes.flat[which] // 32, return_index=True, return_inverse=True)
         before = before[first][warp]
         lacking[which] = (find_mbarrier(m, offset).pending - before).astype(np.uint64) & np.uint64(_MAX_ARRIVAL_COUNT)
@@ -174,7 +174,7 @@ def _arrival_tokens(m: PtxMachine, lanes: LaneSet, offsets: np.ndarray, counts: 
 
 
 def _group_by_offset(offsets: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Each offset and the positions that have it."""
+    """Each offset with its positions."""
     kinds, inverse = np.unique(offsets, return_inverse=True)
     order = np.argsort(inverse, kind="stable")
     parts = np.split(order, np.cumsum(np.bincount(inverse.reshape(-1)))[:-1])
@@ -187,15 +187,15 @@ def _split_state_operand(inst: PtxInstruction) -> tuple[NameOperand, int]:
 
 
 def _decode_tx_count(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """`expect_tx` and `complete_tx` as instructions of their own."""
+    """`expect_tx` and `complete_tx` as instructions."""
     _mbarrier_modifiers(d, inst, "expect_tx", "complete_tx")
     where, amount = decode_address(d, inst, inst.operands[0]), d.reader(inst.operands[1], TYPES["u32"])
     sign = 1 if inst.op[1] == "expect_tx" else -1
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         amounts = lanes.compress(amount(m, lanes)).astype(np.int64)
-        for offset, many in zip(mbarrier_offsets(m, lanes, where).tolist(), amounts.tolist(), strict=True):
-            complete_transaction(m, offset, -sign * many)
+        for offset, count in zip(mbarrier_offsets(m, lanes, where).tolist(), amounts.tolist(), strict=True):
+            complete_transaction(m, offset, -sign * count)
 
     return step
 
@@ -217,35 +217,37 @@ _STEPS = {
 
 
 def _decode_wait(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    """`try_wait` sleeps until the phase ends; `test_wait` answers at once, and lets the others run first."""
+    """`try_wait` suspends until the phase completes; `test_wait` returns at once, and lets other lanes run first."""
     _mbarrier_modifiers(d, inst)
-    parity, tries = "parity" in inst.op, inst.op[1] == "try_wait"
+    parity, suspends = "parity" in inst.op, inst.op[1] == "try_wait"
     write, where = d.writer(inst.operands[0], TYPES["pred"]), decode_address(d, inst, inst.operands[1])
-    wanted = d.reader(inst.operands[2], TYPES["u32" if parity else "u64"])
+    expected_phase = d.reader(inst.operands[2], TYPES["u32" if parity else "u64"])
 
     def control(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
-        offsets, done = _test_phase_complete(m, lanes, where, wanted, parity)
-        over = lanes.expand(done)
-        some, rest = (lanes, lanes.make_empty()) if done.all() else (lanes.select(over), lanes.select(~over))
-        if some.count:
-            write(m, some, np.array([[True]]))
+        offsets, done = _test_phase_complete(m, lanes, where, expected_phase, parity)
+        completed = lanes.expand(done)
+        subset, remaining = (
+            (lanes, lanes.make_empty()) if done.all() else (lanes.select(completed), lanes.select(~completed))
+        )
+        if subset.count:
+            write(m, subset, np.array([[True]]))
             if m.debug:
-                m.shadow.mbarrier_waited(some, offsets[done])
-            m.push(pc + 1, some)
-        if tries:
-            m.block(pc, rest)
-        elif rest.count:
-            write(m, rest, np.array([[False]]))
-            m.poll(pc + 1, rest)
+                m.shadow.mbarrier_waited(subset, offsets[done])
+            m.push(pc + 1, subset)
+        if suspends:
+            m.block(pc, remaining)
+        elif remaining.count:
+            write(m, remaining, np.array([[False]]))
+            m.poll(pc + 1, remaining)
 
     line.control = control
 
 
 def _test_phase_complete(
-    m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, wanted: Reader, parity: bool
+    m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, expected_phase: Reader, parity: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The barrier of each lane, and whether the phase it waits for is over."""
-    offsets, tokens = mbarrier_offsets(m, lanes, where), lanes.compress(wanted(m, lanes)).astype(np.int64)
+    """The mbarrier of each lane, and whether its phase is complete."""
+    offsets, tokens = mbarrier_offsets(m, lanes, where), lanes.compress(expected_phase(m, lanes)).astype(np.int64)
     kinds, inverse = np.unique(offsets, return_inverse=True)
     phases = np.array([find_mbarrier(m, o, int(lanes.flat[0])).phase for o in kinds.tolist()])[inverse.reshape(-1)]
     return offsets, (phases & 1) != tokens & 1 if parity else phases != tokens >> _COUNT_BITS

@@ -27,38 +27,40 @@ from tessera.interp.target.ptx.machine.lane_set import LaneSet
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, PtxMachine, is_whole_thread_groups
 from tessera.interp.target.ptx.text.syntax import TYPES, PtxInstruction, PtxOperand, PtxType
 
-# How the registers of a warp hold a matrix, and the arithmetic of tensor cores on whole matrices.
+# Fragment layouts, and the arithmetic of tensor cores on whole matrices.
 
 
 _TF32 = np.uint32(0xFFFFE000)
 
 
 @lru_cache(maxsize=256)
-def a_fragment_layout(rows: int, depth: int, per: int) -> np.ndarray:
-    """For each element [rows, depth] of A its slot: lane * elements a lane + element; `per` elements a register.
+def a_fragment_layout(rows: int, depth: int, elements_per_register: int) -> np.ndarray:
+    """For each element [rows, depth] of A its slot: lane * elements of a lane + element.
 
-    A lane holds, register by register, `per` neighbours along the depth; registers go down by 8 rows, then along.
-    (PTX ISA, "Matrix fragments for mma.m16n8k16", and alike for the other shapes.)
+    A register of a lane has `elements_per_register` neighbours along the depth; successive registers are 8 rows apart,
+    then along the depth. (PTX ISA, "Matrix fragments for mma.m16n8k16"; the other shapes are alike.)
     """
     r, k = np.meshgrid(np.arange(rows), np.arange(depth), indexing="ij")
     warp, r = divmod(r, 16) if rows == 64 else (0, r)
     halves = min(rows, 16) // 8
-    register = r // 8 + halves * (k // (4 * per))
-    lane = 32 * warp + r % 8 * 4 + k % (4 * per) // per
-    return (lane * (halves * depth // 4) + register * per + k % per).reshape(-1)
+    register = r // 8 + halves * (k // (4 * elements_per_register))
+    lane = 32 * warp + r % 8 * 4 + k % (4 * elements_per_register) // elements_per_register
+    return (lane * (halves * depth // 4) + register * elements_per_register + k % elements_per_register).reshape(-1)
 
 
 @lru_cache(maxsize=256)
-def b_fragment_layout(depth: int, per: int) -> np.ndarray:
+def b_fragment_layout(depth: int, elements_per_register: int) -> np.ndarray:
     """For each element [depth, 8] of B its slot."""
     k, c = np.meshgrid(np.arange(depth), np.arange(8), indexing="ij")
-    lane = c * 4 + k % (4 * per) // per
-    return (lane * (depth // 4) + k // (4 * per) * per + k % per).reshape(-1)
+    lane = c * 4 + k % (4 * elements_per_register) // elements_per_register
+    return (
+        lane * (depth // 4) + k // (4 * elements_per_register) * elements_per_register + k % elements_per_register
+    ).reshape(-1)
 
 
 @lru_cache(maxsize=256)
 def accumulator_layout(rows: int, columns: int) -> np.ndarray:
-    """For each slot of C or D the element [rows, columns] it holds: pairs of columns, 8 rows apart, 8 columns on."""
+    """For each slot of C or D its element [rows, columns]: pairs of columns, 8 rows apart, then 8 columns apart."""
     lanes, halves = 2 * max(rows, 16) if rows == 64 else 32, min(rows, 16) // 8
     lane, i = np.meshgrid(np.arange(lanes), np.arange(rows * columns // lanes), indexing="ij")
     row = 16 * (lane // 32) + lane % 32 // 4 + 8 * (i // 2 % halves)
@@ -66,34 +68,37 @@ def accumulator_layout(rows: int, columns: int) -> np.ndarray:
     return (row * columns + column).reshape(-1)
 
 
-def gather_registers(m: PtxMachine, lanes: LaneSet, readers: list[Reader], team: int = 32) -> np.ndarray:
-    """Registers of whole teams as [teams, team, registers]."""
-    if not (is_whole_thread_groups(lanes, team) and lanes.shape[1] % team == 0) and lanes.count % team:
-        raise PtxFault(f"needs whole groups of {team} threads", ExecutionError, int(lanes.flat[0]))
+def gather_registers(m: PtxMachine, lanes: LaneSet, readers: list[Reader], group_size: int = 32) -> np.ndarray:
+    """The registers of whole thread groups as [groups, group size, registers]."""
+    if (
+        not (is_whole_thread_groups(lanes, group_size) and lanes.shape[1] % group_size == 0)
+        and lanes.count % group_size
+    ):
+        raise PtxFault(f"needs whole groups of {group_size} threads", ExecutionError, int(lanes.flat[0]))
     found = [lanes.compress(r(m, lanes)) for r in readers]
-    return np.stack(found, axis=-1).reshape(-1, team, len(readers))
+    return np.stack(found, axis=-1).reshape(-1, group_size, len(readers))
 
 
 def scatter_registers(m: PtxMachine, lanes: LaneSet, writers: list[Writer], values: np.ndarray) -> None:
-    """The reverse of `collect`."""
+    """The inverse of `gather_registers`."""
     flat = np.ascontiguousarray(values.reshape(lanes.count, len(writers)).T)
     for k, write in enumerate(writers):
         write(m, lanes, lanes.expand(flat[k]))
 
 
 def fragment_to_matrix(registers: np.ndarray, t: PtxType, order: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """The matrices [teams, rows, columns] that registers hold, in the order of a fragment, as float32 (f64: as is)."""
+    """The matrices [groups, rows, columns] of fragments in registers, as float32 (f64 as it is)."""
     elements = np.ascontiguousarray(registers).view(storage_dtype(t)).reshape(len(registers), -1)
     return widen_elements(elements[:, order].reshape(-1, rows, columns), t)
 
 
 def storage_dtype(t: PtxType) -> np.dtype:
-    """The unsigned integers that hold elements of a type."""
+    """The unsigned dtype that stores elements of a type."""
     return np.dtype(f"u{t.dtype.itemsize}")
 
 
 def widen_elements(raw: np.ndarray, t: PtxType) -> np.ndarray:
-    """Bits of a narrow type as float32, which holds each exactly; doubles stay."""
+    """Elements of a narrow type as float32, which is exact; doubles are unchanged."""
     return _WIDEN.get(t.name, lambda x: x.view(t.dtype).astype(np.float32))(raw)
 
 
@@ -111,9 +116,9 @@ _WIDEN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def add_to_accumulator(product: np.ndarray, addend: np.ndarray, t: PtxType, saturate: bool) -> np.ndarray:
-    """A product of matrices added to accumulators of a type.
+    """Matrix products added to accumulators of a type.
 
-    Tensor cores leave the order of the sum, and the width of its parts, open; here it is a float32 sum.
+    The order and width of a tensor core's sum are unspecified; here it is a float32 sum.
     """
     if t.kind == "f":
         wide = np.float64 if t.name == "f64" else np.float32
@@ -123,18 +128,18 @@ def add_to_accumulator(product: np.ndarray, addend: np.ndarray, t: PtxType, satu
     return (np.clip(total, limits.min, limits.max) if saturate else total).astype(np.uint32).view(np.int32)
 
 
-# The oldest shape of mma, m8n8k4 of halves: four products a warp, each of eight lanes.
+# mma.m8n8k4 on f16: four products of a warp, each of eight lanes.
 
 
-# Eight lanes multiply together: 4q to 4q + 3, and those 16 above.
+# The lanes of each product (a quad pair): 4q to 4q + 3, and those 16 above.
 _QUAD_PAIR_LANES = np.array([[4 * q + lane % 4 + 16 * (lane // 4) for lane in range(8)] for q in range(4)])
 
 
 @lru_cache(maxsize=8)
 def _quad_operand_layout(transposed: bool) -> np.ndarray:
-    """For each element [8, 4] of A (of B turned round) its slot among eight lanes of four elements.
+    """For each element [8, 4] of A (or of B transposed) its slot among eight lanes of four elements.
 
-    (PTX ISA, "Matrix fragments for mma.m8n8k4 with .f16": a lane has a line along the depth, or one across.)
+    (PTX ISA, "Matrix fragments for mma.m8n8k4 with .f16": a lane has a line along the depth, or across it.)
     """
     line, k = np.meshgrid(np.arange(8), np.arange(4), indexing="ij")
     half, across = np.divmod(line, 4)
@@ -144,7 +149,7 @@ def _quad_operand_layout(transposed: bool) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _quad_accumulator_layout(name: str) -> np.ndarray:
-    """For each of eight lanes' eight slots the element [8, 8] it holds."""
+    """For each of eight lanes' eight slots its element [8, 8]."""
     lane, i = np.meshgrid(np.arange(8), np.arange(8), indexing="ij")
     if name == "f16":
         return (8 * lane + i).reshape(-1)
@@ -155,7 +160,7 @@ def _quad_accumulator_layout(name: str) -> np.ndarray:
 def decode_mma_m8n8k4(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     """`mma.sync.aligned.m8n8k4.alayout.blayout.dtype.f16.f16.ctype`."""
     out, a, _, c = (TYPES[w] for w in inst.op[-4:])
-    turned = [inst.op[4] == "col", inst.op[5] == "row"]
+    transposed = [inst.op[4] == "col", inst.op[5] == "row"]
     b32 = TYPES["b32"]
     writers = [d.writer(o, b32) for o in vector_parts(inst.operands[0])]
     sources = [[d.reader(o, b32) for o in vector_parts(x)] for x in inst.operands[1:4]]
@@ -164,7 +169,7 @@ def decode_mma_m8n8k4(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         x, y, z = (_split_into_quad_pairs(gather_registers(m, lanes, s)) for s in sources)
         left, right = (
-            fragment_to_matrix(v, a, _quad_operand_layout(t), 8, 4) for v, t in zip((x, y), turned, strict=True)
+            fragment_to_matrix(v, a, _quad_operand_layout(t), 8, 4) for v, t in zip((x, y), transposed, strict=True)
         )
         product = (left @ np.swapaxes(right, 1, 2)).reshape(-1, 64)
         addend = np.empty((len(z), 64), c.dtype)
@@ -175,12 +180,12 @@ def decode_mma_m8n8k4(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
 
 
 def _split_into_quad_pairs(registers: np.ndarray) -> np.ndarray:
-    """Registers of warps [warps, 32, n] by teams of eight lanes."""
+    """Registers of warps [warps, 32, n] by quad pair."""
     return np.ascontiguousarray(registers[:, _QUAD_PAIR_LANES]).reshape(-1, 8, registers.shape[2])
 
 
 def _merge_quad_pairs(elements: np.ndarray, t: PtxType) -> np.ndarray:
-    """Matrices [teams, 64] as registers of warps."""
+    """Matrices [quad pairs, 64] as registers of warps."""
     held = (
         np.ascontiguousarray(elements[:, _quad_accumulator_layout(t.name)])
         .view(np.uint32)
@@ -191,30 +196,30 @@ def _merge_quad_pairs(elements: np.ndarray, t: PtxType) -> np.ndarray:
     return found
 
 
-# Tensor cores of a warp: mma, and the loads and stores of 8 by 8 matrices.
+# mma, and loads and stores of 8 by 8 matrices.
 
 
 _LEFT = {"f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64"}
 
 
 def parse_mma_shape(word: str) -> tuple[int, int, int]:
-    """The numbers of `m16n8k16`."""
+    """The extents of a shape such as `m16n8k16`."""
     found = re.fullmatch(r"m(\d+)n(\d+)k(\d+)", word)
     assert found is not None
     return int(found[1]), int(found[2]), int(found[3])
 
 
 def register_type(t: PtxType) -> PtxType:
-    """The type of the registers that hold fragments of a type."""
+    """The type of the registers of fragments."""
     return TYPES["b64" if t.bits == 64 else "b32"]
 
 
 def require_register_count(
-    d: PtxDecoder, inst: PtxInstruction, operand: PtxOperand, many: int
+    d: PtxDecoder, inst: PtxInstruction, operand: PtxOperand, count: int
 ) -> tuple[PtxOperand, ...]:
-    """The registers of an operand, which must be so many."""
+    """The registers of an operand, of which there must be `count`."""
     parts = vector_parts(operand)
-    if len(parts) != many:
+    if len(parts) != count:
         raise d.unsupported(inst)
     return parts
 
@@ -232,16 +237,16 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     if (rows, a.name) == (8, "f16"):
         decode_mma_m8n8k4(d, inst, line)
         return
-    per = register_type(a).bits // a.bits
+    elements_per_register = register_type(a).bits // a.bits
     register = [register_type(t) for t in (out, a, b, c)]
     sides = ((rows * 8, out), (rows * depth, a), (depth * 8, b), (rows * 8, c))
-    for operand, (many, t) in zip(inst.operands, sides, strict=True):
-        require_register_count(d, inst, operand, many * t.bits // 32 // register_type(t).bits)
+    for operand, (count, t) in zip(inst.operands, sides, strict=True):
+        require_register_count(d, inst, operand, count * t.bits // 32 // register_type(t).bits)
     writers = [d.writer(o, register[0]) for o in vector_parts(inst.operands[0])]
     sources = [[d.reader(o, r) for o in vector_parts(x)] for x, r in zip(inst.operands[1:4], register[1:], strict=True)]
     order_a, order_b, order_c = (
-        a_fragment_layout(rows, depth, per),
-        b_fragment_layout(depth, per),
+        a_fragment_layout(rows, depth, elements_per_register),
+        b_fragment_layout(depth, elements_per_register),
         accumulator_layout(rows, 8),
     )
     line.group_size = 32
@@ -257,7 +262,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 
 def _decode_matrix_count(d: PtxDecoder, inst: PtxInstruction) -> tuple[int, bool]:
-    """How many matrices of 8 by 8 an instruction moves, and whether transposed."""
+    """The number of 8 by 8 matrices that an instruction moves, and whether they are transposed."""
     words = [w for w in inst.op[4:-1] if w not in ("trans", "shared", "shared::cta")]
     if inst.op[1:4] != ("sync", "aligned", "m8n8") or inst.op[-1] != "b16":
         raise d.unsupported(inst)
@@ -268,17 +273,17 @@ def _decode_matrix_count(d: PtxDecoder, inst: PtxInstruction) -> tuple[int, bool
 @decode_rule("ldmatrix", table=CONTROL_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     """Lanes 8i to 8i + 7 give the rows of matrix i; each lane gets two neighbours of row lane / 4."""
-    many, transposed = _decode_matrix_count(d, inst)
-    writers = [d.writer(o, TYPES["b32"]) for o in require_register_count(d, inst, inst.operands[0], many)]
+    count, transposed = _decode_matrix_count(d, inst)
+    writers = [d.writer(o, TYPES["b32"]) for o in require_register_count(d, inst, inst.operands[0], count)]
     where = decode_address(d, inst, inst.operands[1])
     line.group_size = 32
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
-        rows = _row_offsets(m, lanes, where, many, "read")
+        rows = _row_offsets(m, lanes, where, count, "read")
         cells = m.flat["shared"].views[2][rows[..., None] // 2 + np.arange(8)]
         if transposed:
             cells = np.swapaxes(cells, -1, -2)
-        pairs = np.ascontiguousarray(cells).view(np.uint32).reshape(-1, many, 32)
+        pairs = np.ascontiguousarray(cells).view(np.uint32).reshape(-1, count, 32)
         scatter_registers(m, lanes, writers, np.swapaxes(pairs, 1, 2))
 
     line.step = step
@@ -286,28 +291,28 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 @decode_rule("stmatrix", table=CONTROL_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    many, transposed = _decode_matrix_count(d, inst)
+    count, transposed = _decode_matrix_count(d, inst)
     where = decode_address(d, inst, inst.operands[0])
-    readers = [d.reader(o, TYPES["b32"]) for o in require_register_count(d, inst, inst.operands[1], many)]
+    readers = [d.reader(o, TYPES["b32"]) for o in require_register_count(d, inst, inst.operands[1], count)]
     line.group_size = 32
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         pairs = np.ascontiguousarray(np.swapaxes(gather_registers(m, lanes, readers), 1, 2))
-        cells = pairs.view(np.uint16).reshape(-1, many, 8, 8)
+        cells = pairs.view(np.uint16).reshape(-1, count, 8, 8)
         if transposed:
             cells = np.swapaxes(cells, -1, -2)
-        rows = _row_offsets(m, lanes, where, many, "write")
+        rows = _row_offsets(m, lanes, where, count, "write")
         m.flat["shared"].views[2][rows[..., None] // 2 + np.arange(8)] = cells
 
     line.step = step
 
 
-def _row_offsets(m: PtxMachine, lanes: LaneSet, where: object, many: int, kind: str) -> np.ndarray:
-    """Where the rows [warps, matrices, 8] lie; other lanes' addresses do not count."""
-    leading = lanes.select(lanes.thread % 32 < 8 * many) if many < 4 else lanes
+def _row_offsets(m: PtxMachine, lanes: LaneSet, where: object, count: int, kind: str) -> np.ndarray:
+    """The offsets of the rows [warps, matrices, 8]; the addresses of other lanes are ignored."""
+    leading = lanes.select(lanes.thread % 32 < 8 * count) if count < 4 else lanes
     (access,) = resolve_accesses(m, leading, where, 16)  # type: ignore[arg-type]
     record_access(m, access, 16, kind)
-    return access.lanes.compress(access.offset).reshape(-1, many, 8)
+    return access.lanes.compress(access.offset).reshape(-1, count, 8)
 
 
 @decode_rule("movmatrix", table=CONTROL_RULES)
@@ -319,20 +324,20 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         cells = gather_registers(m, lanes, [read]).view(np.uint16).reshape(-1, 8, 8)
-        turned = np.ascontiguousarray(np.swapaxes(cells, 1, 2)).view(np.uint32)
-        scatter_registers(m, lanes, [write], turned.reshape(-1, 32, 1))
+        transposed = np.ascontiguousarray(np.swapaxes(cells, 1, 2)).view(np.uint32)
+        scatter_registers(m, lanes, [write], transposed.reshape(-1, 32, 1))
 
     line.step = step
 
 
-# The older warp matrices (wmma), whose fragments are opaque: an order of our own.
+# wmma: its fragment layout is unspecified; here it is row-major.
 
 
-def _fragment_extents(inst: PtxInstruction, which: str) -> tuple[int, int]:
-    """Rows and columns of a fragment."""
+def _fragment_extents(inst: PtxInstruction, fragment: str) -> tuple[int, int]:
+    """The rows and columns of a fragment."""
     word = next(w for w in inst.op if w.startswith("m") and w[1:2].isdigit())
     m, n, k = parse_mma_shape(word)
-    return {"a": (m, k), "b": (k, n), "c": (m, n), "d": (m, n)}[which]
+    return {"a": (m, k), "b": (k, n), "c": (m, n), "d": (m, n)}[fragment]
 
 
 @decode_rule("wmma", table=CONTROL_RULES)
@@ -344,13 +349,13 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 
 def _decode_fragment_addressing(
-    d: PtxDecoder, inst: PtxInstruction, which: str, t: PtxType, stride_at: int
+    d: PtxDecoder, inst: PtxInstruction, fragment: str, t: PtxType, stride_at: int
 ) -> tuple[np.ndarray, np.ndarray, Reader]:
-    """Row and column factors of each element's address, and what reads the stride between lines."""
+    """The row and column factors of each element's address, and the reader of the stride between lines."""
     require_known_modifiers(
-        d, inst, which, inst.op[1], "sync", "aligned", "row", "col", *(w for w in inst.op if w[:1] == "m")
+        d, inst, fragment, inst.op[1], "sync", "aligned", "row", "col", *(w for w in inst.op if w[:1] == "m")
     )
-    rows, columns = _fragment_extents(inst, which)
+    rows, columns = _fragment_extents(inst, fragment)
     r, c = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
     lines, along = (r, c) if "row" in inst.op else (c, r)
     if len(inst.operands) > stride_at:
@@ -361,7 +366,7 @@ def _decode_fragment_addressing(
 def _offsets(
     m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, size: int, stride: Reader, kind: str
 ) -> tuple[str, np.ndarray, np.ndarray]:
-    """The space, and for each warp where its matrix begins and its stride, in elements."""
+    """The state space, and for each warp the start and stride of its matrix, in elements."""
     first = lanes.select(lanes.thread % 32 == 0)
     (access,) = resolve_accesses(m, first, where, size)
     record_access(m, access, size, kind)
@@ -369,19 +374,21 @@ def _offsets(
 
 
 def _decode_wmma_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    """Slots beyond the matrix hold it once more, as the shape of the registers asks."""
-    t, which = TYPES[inst.op[-1]], inst.op[2]
+    """Slots beyond the matrix repeat it, to fill the number of registers."""
+    t, fragment = TYPES[inst.op[-1]], inst.op[2]
     where = decode_address(d, inst, inst.operands[1])
-    lines, along, stride = _decode_fragment_addressing(d, inst, which, t, 2)
+    lines, along, stride = _decode_fragment_addressing(d, inst, fragment, t, 2)
     register = register_type(t)
     writers = [d.writer(o, register) for o in vector_parts(inst.operands[0])]
-    per = register.bits // t.bits
+    elements_per_register = register.bits // t.bits
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
-        space, base, by = _offsets(m, lanes, where, t.bits // 8, stride, "read")
+        space, base, row_stride = _offsets(m, lanes, where, t.bits // 8, stride, "read")
         cells = m.flat[space].views[t.bits // 8]
-        flat = cells[base[:, None] + (by[:, None] * lines.reshape(-1) + along.reshape(-1))]
-        slots = np.resize(np.arange(flat.shape[1]), 32 * len(writers) * per).reshape(-1, 32, per)
+        flat = cells[base[:, None] + (row_stride[:, None] * lines.reshape(-1) + along.reshape(-1))]
+        slots = np.resize(np.arange(flat.shape[1]), 32 * len(writers) * elements_per_register).reshape(
+            -1, 32, elements_per_register
+        )
         values = np.ascontiguousarray(np.moveaxis(flat[:, slots], 1, 2)).view(register.dtype)
         scatter_registers(m, lanes, writers, values)
 
@@ -389,7 +396,7 @@ def _decode_wmma_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
 
 
 def _fragment_elements(registers: np.ndarray, t: PtxType, size: int) -> np.ndarray:
-    """The elements of fragments in the order of memory."""
+    """The elements of fragments in memory order."""
     raw = np.ascontiguousarray(registers).view(storage_dtype(t)).reshape(len(registers), 32, registers.shape[2], -1)
     return np.swapaxes(raw, 1, 2).reshape(len(registers), -1)[:, :size]
 
@@ -402,8 +409,8 @@ def _decode_wmma_store(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruc
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         values = _fragment_elements(gather_registers(m, lanes, readers), t, lines.size)
-        space, base, by = _offsets(m, lanes, where, t.bits // 8, stride, "write")
-        index = base[:, None] + (by[:, None] * lines.reshape(-1) + along.reshape(-1))
+        space, base, row_stride = _offsets(m, lanes, where, t.bits // 8, stride, "write")
+        index = base[:, None] + (row_stride[:, None] * lines.reshape(-1) + along.reshape(-1))
         m.flat[space].views[t.bits // 8][index] = values
 
     line.step = step
@@ -426,8 +433,8 @@ def _decode_wmma_mma(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstructi
         )
         product = widen_elements(x, a).reshape(-1, *shapes[0]) @ widen_elements(y, b).reshape(-1, *shapes[1])
         total = add_to_accumulator(product.reshape(len(x), -1), z.view(c.dtype), out, "satfinite" in inst.op)
-        per = register_type(out).bits // out.bits
-        slots = np.swapaxes(total.reshape(len(x), -1, 32, per), 1, 2)
+        elements_per_register = register_type(out).bits // out.bits
+        slots = np.swapaxes(total.reshape(len(x), -1, 32, elements_per_register), 1, 2)
         scatter_registers(m, lanes, writers, np.ascontiguousarray(slots).view(register_type(out).dtype))
 
     line.step = step

@@ -36,7 +36,7 @@ _CLOCKS = {"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo",
 
 @dataclass(frozen=True)
 class PtxVariableAddress:
-    """A variable: its space and its address there."""
+    """A variable: its state space and its address in it."""
 
     space: str
     address: int
@@ -44,7 +44,7 @@ class PtxVariableAddress:
 
 @dataclass(frozen=True)
 class PtxFunctionAddress:
-    """A function whose address was taken, as a number."""
+    """A function whose address is taken, as a number."""
 
     name: str
     address: int
@@ -55,44 +55,44 @@ class BranchTarget(int):
 
 
 def is_register(found: Any) -> TypeGuard[int]:
-    """Whether what a name stands for is a register, by its number."""
+    """Whether a name's meaning is a register number."""
     return isinstance(found, int) and not isinstance(found, BranchTarget)
 
 
 @dataclass
 class NameScope:
-    """The names of one pair of braces, and those around it."""
+    """The names of one scope, and the scope around it."""
 
     outer: NameScope | None
-    own: dict[str, Any] = field(default_factory=dict)
-    end: int = -1  # the label that `ret` goes to in an inlined function
-    instance: InlinedFunction | None = None  # that function
+    names: dict[str, Any] = field(default_factory=dict)
+    end: int = -1  # the label that `ret` branches to in an inlined function
+    instance: InlinedFunction | None = None  # the inlined function
 
     def find(self, name: str) -> Any:
-        """What a name stands for here, or None."""
+        """The meaning of a name, or None."""
         scope: NameScope | None = self
         while scope is not None:
-            if name in scope.own:
-                return scope.own[name]
+            if name in scope.names:
+                return scope.names[name]
             scope = scope.outer
         return None
 
 
 class OperandDecoder:
-    """Turns operands into functions of a machine and its lanes."""
+    """Makes readers and writers of operands: functions of a machine and its lanes."""
 
-    def __init__(self, world: dict[str, Any], shared: int) -> None:
-        self.world = NameScope(None, world)
-        self.names = self.world
+    def __init__(self, symbols: dict[str, Any], shared: int) -> None:
+        self.module_scope = NameScope(None, symbols)
+        self.names = self.module_scope
         self.program = PtxProgram(shared=shared)
         self.labels: list[int] = []
 
     def unsupported(self, inst: PtxInstruction) -> TesseraError:
-        """The error of an instruction this interpreter does not know."""
-        return UnsupportedOpError(f"the interpreter has no {inst.name}", location=inst.location)
+        """The error of an unsupported instruction."""
+        return UnsupportedOpError(f"the PTX emulator has no {inst.name}", location=inst.location)
 
     def resolve(self, name: str, location: Location | None = None) -> Any:
-        """What a name stands for: a register's index, a label's, a place or a function."""
+        """The meaning of a name: a register number, a label, a variable or a function."""
         found = self.names.find(name)
         if found is None:
             raise ParseError(f"unknown name {name}", location=location)
@@ -104,30 +104,30 @@ class OperandDecoder:
         return is_register(found) and self.program.register_widths[found] == 1
 
     def registers(self, operand: PtxOperand) -> list[int]:
-        """The registers that an operand names."""
+        """The registers of an operand."""
         found = [self.names.find(p.text) for p in vector_parts(operand) if isinstance(p, NameOperand)]
         return [k for k in found if is_register(k)]
 
     def register(self, name: str, bits: int) -> int:
-        """A new register of so many bits, or the one a name already has at the outermost level."""
-        if name not in self.world.own:
-            self.world.own[name] = len(self.program.register_widths)
+        """A register at module scope, made on first use."""
+        if name not in self.module_scope.names:
+            self.module_scope.names[name] = len(self.program.register_widths)
             self.program.register_widths.append(bits)
             self.program.names.append(name)
-        return self.world.own[name]
+        return self.module_scope.names[name]
 
     def reader(self, operand: PtxOperand, type: PtxType) -> Reader:
-        """What reads an operand as a type: arrays that broadcast to the shape of the lanes."""
+        """The reader of an operand as a type: it gives arrays that broadcast to the shape of the lanes."""
         if isinstance(operand, ImmediateOperand):
             return constant_reader(
                 bits_to_values(np.array([[encode_immediate(operand, type)]], BITS[max(type.bits, 8)]), type)
             )
         if isinstance(operand, VectorOperand):
-            return self._packed(operand, type)
+            return self._make_packed_reader(operand, type)
         if isinstance(operand, AddressOperand):
-            place = self.resolve(str(operand.base))
-            address = np.array([[place.address + operand.offset]], np.uint64).astype(BITS[type.bits])
-            return stack_relative_reader(address) if place.space == "local" else constant_reader(address)
+            variable = self.resolve(str(operand.base))
+            address = np.array([[variable.address + operand.offset]], np.uint64).astype(BITS[type.bits])
+            return stack_relative_reader(address) if variable.space == "local" else constant_reader(address)
         if operand.text in _CLOCKS:
             return lambda m, lanes: _read_clock(m, type)
         if operand.text in SPECIAL and self.names.find(operand.text) is None:
@@ -143,12 +143,12 @@ class OperandDecoder:
                 else constant_reader(bits)
             )
         if not is_register(found):
-            raise PtxFault(f"{operand.text} is no register", ParseError)
+            raise PtxFault(f"{operand.text} is not a register", ParseError)
         if operand.negated:
             return lambda m, lanes: bits_to_values(m.read(found, lanes), type) ^ True
         return lambda m, lanes: bits_to_values(m.read(found, lanes), type)
 
-    def _packed(self, group: VectorOperand, type: PtxType) -> Reader:
+    def _make_packed_reader(self, group: VectorOperand, type: PtxType) -> Reader:
         part = TYPES[f"b{type.bits // len(group.parts)}"]
         readers = [self.reader(p, part) for p in group.parts]
 
@@ -159,20 +159,20 @@ class OperandDecoder:
         return read
 
     def writer(self, operand: PtxOperand, type: PtxType) -> Writer:
-        """What writes numbers of a type to an operand."""
+        """The writer of values of a type to an operand."""
         if isinstance(operand, VectorOperand) and not operand.pair:
-            return self._unpack(operand, type)
+            return self._make_unpacking_writer(operand, type)
         if not isinstance(operand, NameOperand):
-            raise PtxFault("a result that is no register", ParseError)
+            raise PtxFault("the result operand is not a register", ParseError)
         if operand.text == "_":
             return lambda m, lanes, value: None
         index = self.resolve(operand.text)
         if not is_register(index):
-            raise PtxFault(f"{operand.text} is no register", ParseError)
+            raise PtxFault(f"{operand.text} is not a register", ParseError)
         width = self.program.register_widths[index]
         return lambda m, lanes, value: m.write(index, lanes, values_to_bits(value, type, width))
 
-    def _unpack(self, group: VectorOperand, type: PtxType) -> Writer:
+    def _make_unpacking_writer(self, group: VectorOperand, type: PtxType) -> Writer:
         part = TYPES[f"b{type.bits // len(group.parts)}"]
         writers = [self.writer(p, part) for p in group.parts]
 
@@ -184,9 +184,9 @@ class OperandDecoder:
         return write
 
 
-def function_addresses(world: dict[str, Any]) -> dict[str, int]:
-    """The number that stands in registers for each function that can be called."""
-    bodies = [f.name for f in world.values() if isinstance(f, PtxFunction) and f.body is not None and not f.entry]
+def function_addresses(symbols: dict[str, Any]) -> dict[str, int]:
+    """The address of each function that can be called."""
+    bodies = [f.name for f in symbols.values() if isinstance(f, PtxFunction) and f.body is not None and not f.entry]
     return {name: 4096 * (1 + k) for k, name in enumerate(bodies)}
 
 
@@ -201,50 +201,51 @@ def make_elementwise_step(
     return lambda m, lanes: write(m, lanes, function(*(r(m, lanes) for r in readers)))
 
 
-def make_bit_moving_step(d: OperandDecoder, inst: PtxInstruction, plain: LaneStep) -> LaneStep:
-    """A step that moves bits which may not have been written: results are then unknown too, and a fault where used.
+def make_bit_moving_step(d: OperandDecoder, inst: PtxInstruction, step: LaneStep) -> LaneStep:
+    """A step that may move uninitialised bits: the result is then uninitialised, and a fault where it is used.
 
-    Compilers carry values along paths that do not need them, halves of registers that nobody reads, and bits beside a
-    field that is set. A result is known where a source is.
+    Compilers carry values along paths that do not use them, unused halves of registers, and bits beside a field that is
+    set. A result is initialised if a source is.
     """
-    into, sources = d.registers(inst.operands[0]), [k for o in inst.operands[1:] for k in d.registers(o)]
-    partly = len(sources) < sum(len(vector_parts(o)) for o in inst.operands[1:])  # what is no register is always known
+    destinations, sources = d.registers(inst.operands[0]), [k for o in inst.operands[1:] for k in d.registers(o)]
+    # operands other than registers are initialised
+    partly_constant = len(sources) < sum(len(vector_parts(o)) for o in inst.operands[1:])
     if not sources:
-        return plain
+        return step
 
     def move(m: PtxMachine, lanes: LaneSet) -> None:
         if not m.debug:
-            plain(m, lanes)
+            step(m, lanes)
             return
-        known = np.logical_or.reduce(np.broadcast_arrays(*(m.known(k, lanes) | partly for k in sources)))
+        known = np.logical_or.reduce(np.broadcast_arrays(*(m.known(k, lanes) | partly_constant for k in sources)))
         m.allow_uninitialised = True
-        plain(m, lanes)
+        step(m, lanes)
         m.allow_uninitialised = False
-        for k in into:
+        for k in destinations:
             m.set_known(k, lanes, known)
 
     return move
 
 
 def split_pair(operand: PtxOperand) -> tuple[PtxOperand, PtxOperand]:
-    """The two results of `a|b`; the second is a sink where only one is written."""
+    """The two results of `a|b`; the second is `_` if there is only one."""
     if isinstance(operand, VectorOperand) and operand.pair:
         return operand.parts[0], operand.parts[1]
     return operand, NameOperand("_")
 
 
 def vector_parts(operand: PtxOperand) -> tuple[PtxOperand, ...]:
-    """The elements of `{a, b}`, or the operand alone."""
+    """The elements of `{a, b}`, or the operand itself."""
     return operand.parts if isinstance(operand, VectorOperand) and not operand.pair else (operand,)
 
 
 def constant_reader(value: np.ndarray) -> Reader:
-    """A reader of one value."""
+    """A reader of a constant."""
     return lambda m, lanes: value
 
 
 def stack_relative_reader(address: np.ndarray) -> Reader:
-    """A reader of an address in local memory, which begins elsewhere in each call of a function by itself."""
+    """A reader of an address in local memory, relative to the frame of a recursive call."""
 
     def read(m: PtxMachine, lanes: LaneSet) -> np.ndarray:
         return address if m.stack is None else address + m.stack.find_base(lanes).astype(address.dtype)
@@ -258,7 +259,7 @@ def encode_immediate(number: ImmediateOperand, type: PtxType) -> int:
         if number.float_bits == 64 and type.bits == 32:
             double = np.array([number.value], np.uint64).view(np.float64)
             return int(double.astype(np.float32).view(np.uint32)[0])
-        raise PtxFault("a float immediate of another width", ParseError)
+        raise PtxFault("the float immediate has the wrong width", ParseError)
     return number.value & ((1 << max(type.bits, 8)) - 1)
 
 

@@ -28,7 +28,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 
 def _call_operand_addresses(d: PtxDecoder, inst: PtxInstruction) -> tuple[list[int], list[int]]:
-    """Where results and arguments lie in local memory."""
+    """The addresses of results and arguments in local memory."""
     groups = [[_local_address(d, o) for o in g.parts] for g in inst.operands if isinstance(g, VectorOperand)]
     return (groups[0], groups[1]) if len(groups) == 2 else ([], groups[0])
 
@@ -40,17 +40,17 @@ def _local_address(d: PtxDecoder, operand: Any) -> int:
 
 
 def _read_local_number(m: PtxMachine, lane: int, address: int, size: int) -> int:
-    """A number in a lane's local memory."""
+    """An integer in a lane's local memory."""
     start = m.local_start(lane, address)
     return int.from_bytes(m.flat["local"].raw[start : start + size].tobytes(), "little")
 
 
 def _load_generic(m: PtxMachine, lane: int, address: int, size: int) -> bytes:
-    """Bytes at a generic address."""
-    one, at = single_lane(lane, m.extent), np.array([[address]], np.uint64)
-    ((_, space),) = split_by_state_space(at, one)
+    """The bytes at a generic address."""
+    format_one, at = single_lane(lane, m.extent), np.array([[address]], np.uint64)
+    ((_, space),) = split_by_state_space(at, format_one)
     within = at if space == "global" else at - np.uint64(GENERIC_WINDOWS[space])
-    start = int(check_address(m, space, within, one, size, 1).reshape(-1)[0])
+    start = int(check_address(m, space, within, format_one, size, 1).reshape(-1)[0])
     return m.flat[space].raw[start : start + size].tobytes()
 
 
@@ -68,13 +68,13 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         for lane in lanes.flat.tolist():
-            text, many = _format_printf(
+            text, count = _format_printf(
                 m, lane, _string(m, lane, _read_local_number(m, lane, form, 8)), _read_local_number(m, lane, values, 8)
             )
             sys.stdout.write(text)
-            for place in results:
-                start = m.local_start(lane, place)
-                m.flat["local"].raw[start : start + 4] = np.frombuffer(many.to_bytes(4, "little"), np.uint8)
+            for position in results:
+                start = m.local_start(lane, position)
+                m.flat["local"].raw[start : start + 4] = np.frombuffer(count.to_bytes(4, "little"), np.uint8)
                 if m.debug:
                     m.shadow.local[start : start + 4] = True
 
@@ -82,20 +82,20 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 
 def _format_printf(m: PtxMachine, lane: int, form: str, buffer: int) -> tuple[str, int]:
-    """A format with its arguments, which lie in a buffer, each aligned to its size."""
-    place, many = 0, 0
+    """A format filled with arguments from a buffer, each aligned to its size; the number of arguments."""
+    position, count = 0, 0
 
     def take(size: int) -> bytes:
-        nonlocal place, many
-        place = -(-place // size) * size + size
-        many += 1
-        return _load_generic(m, lane, buffer + place - size, size)
+        nonlocal position, count
+        position = -(-position // size) * size + size
+        count += 1
+        return _load_generic(m, lane, buffer + position - size, size)
 
-    def one(found: re.Match[str]) -> str:
+    def format_one(found: re.Match[str]) -> str:
         flags, length, kind = found[1], found[4] or "", found[5]
         if kind == "%":
             return "%"
-        # A width or precision given as `*` is an argument of its own, before the number.
+        # A width or precision of `*` is an argument before the number.
         width, precision = (
             (part or "").replace(
                 "*", str(int.from_bytes(take(4), "little", signed=True)) if "*" in (part or "") else ""
@@ -105,11 +105,11 @@ def _format_printf(m: PtxMachine, lane: int, form: str, buffer: int) -> tuple[st
         raw = take(8 if kind in _FLOATS + "sp" or length in _WIDE else 4)[: _NARROW.get(length)]
         return _format_printf_argument(m, lane, f"%{flags}{width}{precision}", kind, raw)
 
-    return _CONVERSION.sub(one, form), many
+    return _CONVERSION.sub(format_one, form), count
 
 
 def _format_printf_argument(m: PtxMachine, lane: int, shape: str, kind: str, raw: bytes) -> str:
-    """One argument, as C shows it; Python's own formats differ in `%a` and in what `#` does to `%o`."""
+    """One argument, formatted as in C; Python differs in `%a` and in `#` with `%o`."""
     if kind in _FLOATS:
         value = float(np.frombuffer(raw, np.float64)[0])
         return _format_hex_float(shape, value, kind) if kind in "aA" else f"{shape}{kind}" % value
@@ -126,7 +126,7 @@ def _format_printf_argument(m: PtxMachine, lane: int, shape: str, kind: str, raw
 
 
 def _format_hex_float(shape: str, value: float, kind: str) -> str:
-    """`%a`: hexadecimal digits without zeros at their end."""
+    """`%a`: hexadecimal digits without trailing zeros."""
     text = re.sub(r"\.?0*p", "p", value.hex()) if np.isfinite(value) else str(value)
     sign = "+" if "+" in shape and not text.startswith("-") else ""
     return f"%{shape.strip('%+ #0')}s" % (sign + (text.upper() if kind == "A" else text))
@@ -138,9 +138,9 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         lane = int(lanes.flat[0])
-        said, where, name = (_string(m, lane, _read_local_number(m, lane, p, 8)) for p in (message, file, function))
+        text, where, name = (_string(m, lane, _read_local_number(m, lane, p, 8)) for p in (message, file, function))
         raise PtxFault(
-            f"assertion `{said}` failed in {name} at {where}:{_read_local_number(m, lane, line, 4)}",
+            f"assertion `{text}` failed in {name} at {where}:{_read_local_number(m, lane, line, 4)}",
             ExecutionError,
             lane,
         )

@@ -43,7 +43,7 @@ from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, PtxMachine
 from tessera.interp.target.ptx.text.syntax import TYPES, AddressOperand, ImmediateOperand, PtxInstruction, PtxOperand
 
-# Copies of boxes of tensors by tensor maps, with swizzled shared memory and fill beyond the edges.
+# Copies of boxes by tensor maps.
 
 
 _TENSOR_COPY_WORDS = {
@@ -51,14 +51,14 @@ _TENSOR_COPY_WORDS = {
     "mbarrier::complete_tx::bytes", "multicast::cluster", "L2::cache_hint",
     "1d", "2d", "3d", "4d", "5d", *BULK_REDUCTIONS,
 }  # fmt: skip
-_SWIZZLE_BITS = {32: 1, 64: 3, 128: 7}  # which of the chunk bits 4 to 6 are flipped by bits 7 to 9
+_SWIZZLE_BITS = {32: 1, 64: 3, 128: 7}  # which of the address bits 4 to 6 are XORed with bits 7 to 9
 _MAP_BYTES = 128
 _SHARED_ALIGNMENT = 128
 _CHUNK = 16  # bytes
 
 
 def swizzle_offsets(offset: np.ndarray, swizzle: int) -> np.ndarray:
-    """Where bytes of shared memory lie: chunks of 16 bytes change places within their row.
+    """Swizzled offsets in shared memory: chunks of 16 bytes are permuted within their row.
 
     >>> swizzle_offsets(np.array([0, 128, 144, 1024]), 128).tolist()
     [0, 144, 128, 1024]
@@ -70,7 +70,7 @@ def swizzle_offsets(offset: np.ndarray, swizzle: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _box_coordinates(box: TensorMapBox) -> tuple[np.ndarray, ...]:
-    """For each element of a box, in the order of shared memory, its place in each dimension."""
+    """For each element of a box, in shared memory order, its index in each dimension."""
     grids = np.meshgrid(
         *(np.arange(n) * s for n, s in zip(reversed(box.counts), reversed(box.steps), strict=True)), indexing="ij"
     )
@@ -79,28 +79,28 @@ def _box_coordinates(box: TensorMapBox) -> tuple[np.ndarray, ...]:
 
 @lru_cache(maxsize=64)
 def _global_offsets(box: TensorMapBox) -> np.ndarray:
-    """Byte offsets of a box's elements from its first."""
+    """The byte offsets of a box's elements from its first element."""
     total = np.zeros(int(np.prod(box.counts)), np.int64)
-    for place, stride in zip(_box_coordinates(box), box.strides, strict=True):
-        total += place * stride
+    for position, stride in zip(_box_coordinates(box), box.strides, strict=True):
+        total += position * stride
     return total
 
 
 @lru_cache(maxsize=64)
 def _shared_offsets(box: TensorMapBox, phase: int) -> np.ndarray:
-    """Byte offsets of a box's elements in shared memory from its start, which lies at `phase` of a swizzle pattern."""
+    """The byte offsets of a box's elements in shared memory; its start is at `phase` of a swizzle pattern."""
     linear = np.arange(int(np.prod(box.counts))) * box.itemsize
     return swizzle_offsets(linear + phase, box.swizzle) - phase
 
 
 def in_bounds_mask(box: TensorMapBox, coordinates: tuple[int, ...]) -> np.ndarray | None:
-    """Which elements of a box lie within the tensor; None where all do."""
+    """Which elements of a box are within the tensor; None if all are."""
     last = [c + (n - 1) * s for c, n, s in zip(coordinates, box.counts, box.steps, strict=True)]
     if min(coordinates) >= 0 and all(e < n for e, n in zip(last, box.sizes, strict=True)):
         return None
     found = np.ones(int(np.prod(box.counts)), bool)
-    for place, c, n in zip(_box_coordinates(box), coordinates, box.sizes, strict=True):
-        found &= (place + c >= 0) & (place + c < n)
+    for position, c, n in zip(_box_coordinates(box), coordinates, box.sizes, strict=True):
+        found &= (position + c >= 0) & (position + c < n)
     return found
 
 
@@ -113,7 +113,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 
 def _decode_tensor_map_operand(d: PtxDecoder, inst: PtxInstruction, operand: PtxOperand) -> tuple[Reader, list[Reader]]:
-    """What reads the address of a map, and its coordinates, innermost first."""
+    """The readers of a map's address and of its coordinates, innermost first."""
     assert isinstance(operand, AddressOperand) and operand.coordinates is not None
     if len(operand.coordinates) != int(inst.op[inst.op.index("tensor") + 1][0]):
         raise d.unsupported(inst)
@@ -122,55 +122,61 @@ def _decode_tensor_map_operand(d: PtxDecoder, inst: PtxInstruction, operand: Ptx
 
 
 def group_lanes_by_map(m: PtxMachine, lanes: LaneSet, read: Reader, rank: int) -> list[tuple[LaneSet, TensorMapBox]]:
-    """The lanes divided by the map they name."""
-    at = lanes.compress(check_address(m, "global", fill_masked_lanes(lanes, read(m, lanes)), lanes, _MAP_BYTES, 64))
-    kinds = np.unique(at).tolist()
+    """The lanes by tensor map."""
+    offsets = lanes.compress(
+        check_address(m, "global", fill_masked_lanes(lanes, read(m, lanes)), lanes, _MAP_BYTES, 64)
+    )
+    kinds = np.unique(offsets).tolist()
     if len(kinds) == 1:
         return [(lanes, decode_map_at(m, kinds[0], int(lanes.flat[0]), rank))]
-    parts = [lanes.select(lanes.expand(at == k)) for k in kinds]
-    return [(some, decode_map_at(m, k, int(some.flat[0]), rank)) for some, k in zip(parts, kinds, strict=True)]
+    parts = [lanes.select(lanes.expand(offsets == k)) for k in kinds]
+    return [(subset, decode_map_at(m, k, int(subset.flat[0]), rank)) for subset, k in zip(parts, kinds, strict=True)]
 
 
 def decode_map_at(m: PtxMachine, offset: int, lane: int, rank: int) -> TensorMapBox:
-    """The map at an offset of global memory."""
+    """The tensor map at an offset of global memory."""
     content = m.arena.flat.raw[offset : offset + _MAP_BYTES].tobytes()
     maps = m.state.setdefault("maps", {})
     box = maps[content] if content in maps else decode_tensor_map(content)
     if box is None:
-        raise PtxFault("these 128 bytes are no tensor map", AsyncCopyError, lane)
+        raise PtxFault("these 128 bytes are not a tensor map", AsyncCopyError, lane)
     maps[content] = box
     if len(box.sizes) != rank:
-        raise PtxFault(f"a map of {len(box.sizes)} dimensions, {rank} coordinates", AsyncCopyError, lane)
+        raise PtxFault(f"a tensor map of {len(box.sizes)} dimensions has {rank} coordinates", AsyncCopyError, lane)
     return box
 
 
 def _shared_starts(m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, box: TensorMapBox) -> list[int]:
-    """Where each lane's box begins in shared memory."""
-    at = check_address(
+    """The start of each lane's box in shared memory."""
+    offsets = check_address(
         m, "shared", fill_masked_lanes(lanes, where.read(m, lanes)), lanes, box.nbytes, _SHARED_ALIGNMENT
     )
-    return lanes.compress(at).tolist()
+    return lanes.compress(offsets).tolist()
 
 
 def _box_base_offset(m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], lane: int) -> int:
-    """The offset in the arena of the element at the coordinates, inside or not."""
+    """The offset in the arena of the element at the coordinates, which may be out of bounds."""
     start = box.address - GENERIC_WINDOWS["global"]
     if start < 0 or start >= m.arena.top:
-        raise PtxFault(f"a tensor map whose tensor lies at {box.address:#x}", OutOfBoundsError, lane)
+        raise PtxFault(
+            f"the tensor of a tensor map is at {box.address:#x}, which is not mapped", OutOfBoundsError, lane
+        )
     return start + sum(c * s for c, s in zip(coordinates, box.strides, strict=True))
 
 
-def check_box_start(box: TensorMapBox, coordinates: tuple[int, ...], lane: int, stores: bool) -> None:
-    """What no manual says and an H200 ends with an illegal instruction: starts inside 16 bytes, stores before 0."""
+def check_box_start(box: TensorMapBox, coordinates: tuple[int, ...], lane: int, is_store: bool) -> None:
+    """Refuse what an H200 ends with an illegal instruction: a start inside 16 bytes, a store before 0."""
     if coordinates[0] * box.itemsize % _CHUNK:
-        says = f"a box that starts at column {coordinates[0]} of elements of {box.itemsize} bytes: not a multiple of 16"
-        raise PtxFault(says, AsyncCopyError, lane)
-    if stores and min(coordinates) < 0:
+        message = (
+            f"a box that starts at column {coordinates[0]} of elements of {box.itemsize} bytes: not a multiple of 16"
+        )
+        raise PtxFault(message, AsyncCopyError, lane)
+    if is_store and min(coordinates) < 0:
         raise PtxFault(f"a box stored at negative coordinates {coordinates}", AsyncCopyError, lane)
 
 
 def _decode_tensor_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    into, barrier = (
+    destination, barrier = (
         decode_address(d, inst, inst.operands[0], "shared"),
         decode_address(d, inst, inst.operands[2], "shared"),
     )
@@ -178,15 +184,22 @@ def _decode_tensor_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstru
     mask = d.reader(inst.operands[3], TYPES["b16"]) if "multicast::cluster" in inst.op else None
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
-        for some, box in group_lanes_by_map(m, lanes, read, len(axes)):
-            bars, starts = mbarrier_offsets(m, some, barrier).tolist(), _shared_starts(m, some, into, box)
-            masks = some.compress(mask(m, some)).tolist() if mask else [None] * len(bars)
-            each = zip(some.flat.tolist(), _lane_coordinates(m, some, axes), starts, bars, masks, strict=True)
-            for lane, coordinates, start, bar, to in each:
-                check_box_start(box, coordinates, lane, stores=False)
+        for subset, box in group_lanes_by_map(m, lanes, read, len(axes)):
+            barrier_offsets, starts = (
+                mbarrier_offsets(m, subset, barrier).tolist(),
+                _shared_starts(m, subset, destination, box),
+            )
+            masks = subset.compress(mask(m, subset)).tolist() if mask else [None] * len(barrier_offsets)
+            each = zip(
+                subset.flat.tolist(), _lane_coordinates(m, subset, axes), starts, barrier_offsets, masks, strict=True
+            )
+            for lane, coordinates, start, barrier_offset, multicast in each:
+                check_box_start(box, coordinates, lane, is_store=False)
                 content = _gather_box(m, box, coordinates, lane)
-                for shift in multicast_offsets(m, lane, to):
-                    _write_box_to_shared(m, box, content, BulkTransfer(lane, 0, start + shift, box.nbytes), bar + shift)
+                for shift in multicast_offsets(m, lane, multicast):
+                    _write_box_to_shared(
+                        m, box, content, BulkTransfer(lane, 0, start + shift, box.nbytes), barrier_offset + shift
+                    )
 
     line.step = step
 
@@ -194,9 +207,9 @@ def _decode_tensor_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstru
 def _write_box_to_shared(
     m: PtxMachine, box: TensorMapBox, content: np.ndarray, copy: BulkTransfer, barrier: int
 ) -> None:
-    """Put a box into shared memory and count its bytes."""
+    """Write a box to shared memory and signal its bytes."""
     cells = m.flat["shared"].views[box.itemsize]
-    cells[(copy.into + _shared_offsets(box, copy.into % 1024)) // box.itemsize] = content
+    cells[(copy.destination + _shared_offsets(box, copy.destination % 1024)) // box.itemsize] = content
     if m.debug:
         record_bulk_transfer(m, copy, ("global", "shared"), 0, barrier)
     complete_transaction(m, barrier, box.nbytes)
@@ -208,7 +221,7 @@ def _lane_coordinates(m: PtxMachine, lanes: LaneSet, axes: list[Reader]) -> list
 
 
 def _gather_box(m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], lane: int) -> np.ndarray:
-    """A box's elements, with the fill where they lie outside."""
+    """The elements of a box, with the fill for elements out of bounds."""
     cells, base = m.arena.flat.views[box.itemsize], _box_base_offset(m, box, coordinates, lane)
     within = in_bounds_mask(box, coordinates)
     if within is None:
@@ -219,19 +232,19 @@ def _gather_box(m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], 
 
 
 def _decode_tensor_store(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    """Elements outside the tensor are not written."""
+    """Elements out of bounds are not written."""
     read, axes = _decode_tensor_map_operand(d, inst, inst.operands[0])
     source = decode_address(d, inst, inst.operands[1], "shared")
     name = next((w for w in inst.op if w in BULK_REDUCTIONS), None)
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         cells = m.flat["shared"].views
-        for some, box in group_lanes_by_map(m, lanes, read, len(axes)):
-            starts = _shared_starts(m, some, source, box)
+        for subset, box in group_lanes_by_map(m, lanes, read, len(axes)):
+            starts = _shared_starts(m, subset, source, box)
             for lane, coordinates, start in zip(
-                some.flat.tolist(), _lane_coordinates(m, some, axes), starts, strict=True
+                subset.flat.tolist(), _lane_coordinates(m, subset, axes), starts, strict=True
             ):
-                check_box_start(box, coordinates, lane, stores=True)
+                check_box_start(box, coordinates, lane, is_store=True)
                 content = cells[box.itemsize][(start + _shared_offsets(box, start % 1024)) // box.itemsize]
                 _scatter_box(m, box, coordinates, content, name, lane)
                 if m.debug:
@@ -256,27 +269,27 @@ def _scatter_box(
         reduce_cells(cells, index, content, name, TYPES[box.type])
 
 
-# Tensor maps that a kernel makes itself: single fields replaced in shared or global memory, and the copy out.
+# tensormap: fields replaced in shared or global memory, and the copy to global memory.
 
 
 _TENSOR_MAP_BYTES = 128
-# The ISA's numbers of element types, which are not the driver's: those that flush have numbers of their own.
+# The ISA's numbers of element types, which differ from the driver's: types that flush subnormals have their own.
 _ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32", "f64", "bf16", "f32", "f32")
-# Field: what turns its value into entries (name, index, number) of the map.
+# Field: the function from its value to entries (name, index, number) of the map.
 _FIELDS: dict[str, Callable[[int, int], list[tuple[str, int, int]]]] = {
-    "global_address": lambda at, v: [("address", 0, v)],
-    "rank": lambda at, v: [("rank", 0, v + 1)],
-    "box_dim": lambda at, v: [("box", at, v)],
-    "global_dim": lambda at, v: [("sizes", at, v)],
-    "global_stride": lambda at, v: [("strides", at, v)],
-    "element_stride": lambda at, v: [("steps", at, v)],
-    "elemtype": lambda at, v: [
+    "global_address": lambda offsets, v: [("address", 0, v)],
+    "rank": lambda offsets, v: [("rank", 0, v + 1)],
+    "box_dim": lambda offsets, v: [("box", offsets, v)],
+    "global_dim": lambda offsets, v: [("sizes", offsets, v)],
+    "global_stride": lambda offsets, v: [("strides", offsets, v)],
+    "element_stride": lambda offsets, v: [("steps", offsets, v)],
+    "elemtype": lambda offsets, v: [
         ("type", 0, TYPE_NAMES.index(_ELEMENTS[v])),
         ("itemsize", 0, TYPES[_ELEMENTS[v]].bits // 8),
     ],
-    "swizzle_mode": lambda at, v: [("swizzle", 0, SWIZZLES[v])],
-    "fill_mode": lambda at, v: [("fill", 0, v)],
-    "interleave_layout": lambda at, v: [],
+    "swizzle_mode": lambda offsets, v: [("swizzle", 0, SWIZZLES[v])],
+    "fill_mode": lambda offsets, v: [("fill", 0, v)],
+    "interleave_layout": lambda offsets, v: [],
 }
 _ORDINAL = {"box_dim", "global_dim", "global_stride", "element_stride"}
 
@@ -303,8 +316,8 @@ def _decode_tensormap_replace(d: PtxDecoder, inst: PtxInstruction, line: Decoded
             for start, number in zip(access.lanes.compress(access.offset).tolist(), numbers, strict=True):
                 raw = m.flat[access.space].raw[start : start + _TENSOR_MAP_BYTES]
                 for name, index, content in [("magic", 0, MAGIC), *entries(ordinal.value, number)]:
-                    offset, form = field_offset_and_format(name, index)
-                    packed = struct.pack(form, content)
+                    offset, letter = field_offset_and_format(name, index)
+                    packed = struct.pack(letter, content)
                     raw[offset : offset + len(packed)] = np.frombuffer(packed, np.uint8)
 
     line.step = step
@@ -312,7 +325,7 @@ def _decode_tensormap_replace(d: PtxDecoder, inst: PtxInstruction, line: Decoded
 
 def _decode_tensormap_copy(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     """From shared to global memory, once for each warp."""
-    into, source = (
+    destination, source = (
         decode_address(d, inst, inst.operands[0], "global"),
         decode_address(d, inst, inst.operands[1], "shared"),
     )
@@ -320,12 +333,12 @@ def _decode_tensormap_copy(d: PtxDecoder, inst: PtxInstruction, line: DecodedIns
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         first = lanes.select(lanes.thread % 32 == 0)
-        (to,), (read,) = (
-            resolve_accesses(m, first, into, _TENSOR_MAP_BYTES, 64),
+        (multicast,), (read,) = (
+            resolve_accesses(m, first, destination, _TENSOR_MAP_BYTES, 64),
             resolve_accesses(m, first, source, _TENSOR_MAP_BYTES, 64),
         )
         record_access(m, read, 8, "read")
         content = m.flat["shared"].raw[first.compress(read.offset)[:, None] + np.arange(_TENSOR_MAP_BYTES)]
-        m.flat["global"].raw[first.compress(to.offset)[:, None] + np.arange(_TENSOR_MAP_BYTES)] = content
+        m.flat["global"].raw[first.compress(multicast.offset)[:, None] + np.arange(_TENSOR_MAP_BYTES)] = content
 
     line.step = step

@@ -9,35 +9,35 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError
 
-# The 128 bytes: field, format of one, and how many. (The hardware's own layout is not documented.)
+# The 128 bytes: field, struct format, and count. (The hardware's layout is not documented.)
 _LAYOUT = (
     ("magic", "8s", 1), ("address", "Q", 1), ("sizes", "I", 5), ("strides", "Q", 4), ("box", "H", 5), ("steps", "B", 5),
     ("rank", "B", 1), ("type", "B", 1), ("itemsize", "B", 1), ("swizzle", "B", 1), ("fill", "B", 1),
 )  # fmt: skip
-_FORMAT = "<" + "".join(form * many for _, form, many in _LAYOUT)
+_FORMAT = "<" + "".join(letter * count for _, letter, count in _LAYOUT)
 MAGIC = b"TESSERA1"
 SWIZZLES = (0, 32, 64, 128)
 TYPE_NAMES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16")
-# The NaN that fills what lies outside, as an H200 writes it.
+# The NaN that fills out-of-bounds elements, as measured on an H200.
 OUT_OF_BOUNDS_NAN = {"f16": 0x7FF7, "bf16": 0x7FF7, "f32": 0x7FF77FF7, "f64": 0x7FF77FF77FF77FF7}
 
 
 def field_offset_and_format(name: str, index: int = 0) -> tuple[int, str]:
-    """Where an entry of a field lies in the bytes, and its format.
+    """The offset and struct format of an entry of a field.
 
     >>> field_offset_and_format("sizes", 1)
     (20, '<I')
     """
     offset = 0
-    for field_name, form, many in _LAYOUT:
+    for field_name, letter, count in _LAYOUT:
         if field_name == name:
-            return offset + index * struct.calcsize("<" + form), "<" + form
-        offset += struct.calcsize("<" + form) * many
+            return offset + index * struct.calcsize("<" + letter), "<" + letter
+        offset += struct.calcsize("<" + letter) * count
     raise KeyError(name)
 
 
 def _element_type_of(dtype: np.dtype) -> str:
-    """The element type of a map for an array; what has none of its own goes by its size."""
+    """The element type of a map for an array; other dtypes are unsigned integers of their size."""
     name = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}.get(dtype.name)
     name = name or {"int32": "s32", "int64": "s64"}.get(dtype.name, f"u{8 * dtype.itemsize}")
     if name not in TYPE_NAMES:
@@ -49,13 +49,13 @@ def _element_type_of(dtype: np.dtype) -> str:
 class TensorMap:
     """A tensor map argument: boxes of a row-major array, copied to and from shared memory.
 
-    `box` counts elements a dimension, in the order of the array's shape (outermost first); `swizzle` is 0, 32, 64 or
-    128 bytes; elements outside the array read as zero, or as NaN where `nan_fill` is set. `shape` and `strides`
-    (elements a dimension and bytes between their neighbours, the last one's left out) describe a view of the array's
-    memory other than its own shape; `element_strides` as the driver's call has them. In PTX, coordinates come
-    innermost first.
+    `box` has an extent for each dimension, in the order of the array's shape (outermost first); `swizzle` is 0, 32, 64
+    or 128 bytes; out-of-bounds elements read as zero, or as NaN with `nan_fill`. `shape` and `strides` (extents, and
+    byte strides of all dimensions but the last) describe a view of the array's memory; `element_strides` are those of
+    the driver's call. In PTX, coordinates are innermost first.
 
-    Raises ArgumentError where the hardware would not take the map.
+    Raises:
+        ArgumentError: the hardware does not support the map.
 
     >>> TensorMap(np.zeros((64, 64), np.float16), box=(8, 64), swizzle=128).box
     (8, 64)
@@ -93,7 +93,7 @@ class TensorMap:
         return self.strides or tuple(self.array.strides[:-1])
 
     def encode(self, address: int) -> bytes:
-        """The 128 bytes, for an array that begins at a generic address."""
+        """The 128 bytes, for an array at a generic address."""
         shape, rank = self.shape or self.array.shape, len(self.box)
         inner_first = [tuple(reversed(x)) for x in (shape, self._strides(), self.box)]
         sizes, strides, box = inner_first
@@ -121,7 +121,7 @@ def _pad_to_rank(x: tuple[int, ...], n: int, rest: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class TensorMapBox:
-    """A decoded map: extents innermost first, strides in bytes with the innermost's own."""
+    """A decoded map: extents innermost first, strides in bytes including the innermost."""
 
     address: int
     sizes: tuple[int, ...]
@@ -135,7 +135,7 @@ class TensorMapBox:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Elements that are copied a dimension: a box with element strides takes every so many."""
+        """The elements copied in each dimension: every n-th of a box with element strides."""
         return tuple(-(-b // s) for b, s in zip(self.box, self.steps, strict=True))
 
     @property
@@ -145,7 +145,7 @@ class TensorMapBox:
 
 
 def decode_tensor_map(content: bytes) -> TensorMapBox | None:
-    """The map in 128 bytes, or None where they are none.
+    """The map in 128 bytes, or None if they are not a tensor map.
 
     >>> decode_tensor_map(TensorMap(np.zeros((4, 8), np.float32), (2, 8)).encode(0)).strides
     (4, 32)

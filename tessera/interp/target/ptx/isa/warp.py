@@ -22,7 +22,7 @@ _LANE_MASK_BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
 
 def converge_on_mask(d: PtxDecoder, line: DecodedInstruction, mask: PtxOperand) -> Reader:
-    """Make a line wait for the lanes its mask names; what reads the mask."""
+    """Make a line wait for the lanes of its member mask; the reader of the mask."""
     read = d.reader(mask, TYPES["b32"])
     line.group_size = 32
     line.member_mask = read
@@ -30,7 +30,7 @@ def converge_on_mask(d: PtxDecoder, line: DecodedInstruction, mask: PtxOperand) 
 
 
 def values_by_warp(m: PtxMachine, lanes: LaneSet, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A value as [warps, 32] with zeros where a lane is not here, and the row of each lane, flat."""
+    """A value as [warps, 32], with zeros for lanes that are not active, and the row of each lane."""
     many = -(-m.threads // 32)
     whole = np.zeros((m.ctas, many * 32), value.dtype)
     thread = lanes.flat % m.threads
@@ -56,7 +56,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         b, c = by(m, lanes), clamp(m, lanes)
-        m.allow_uninitialised = True  # what was not written counts where it arrives
+        m.allow_uninitialised = True  # a lane that uses an uninitialised value is at fault, not its source
         bits = value(m, lanes)
         m.allow_uninitialised = False
         known = m.known(source[0], lanes) if m.debug and source else None
@@ -72,7 +72,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 def _shuffle_values(
     m: PtxMachine, lanes: LaneSet, bits: np.ndarray, choose: Shuffle, by: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Values after a shuffle, and whether they are another lane's."""
+    """The values after a shuffle, and whether each comes from another lane."""
     b, c = by
     if b.size == c.size == 1 and is_whole_thread_groups(lanes, 32) and lanes.shape[1] % 32 == 0:
         at, good = choose(np.arange(32), int(b[0, 0]) & 31, int(c[0, 0]))
@@ -86,7 +86,7 @@ def _shuffle_values(
 
 
 def _make_shuffle(mode: str) -> Shuffle:
-    """From lane, distance and clamp: the lane to read, and whether it lies within the segment."""
+    """From lane, distance and clamp: the source lane, and whether it is within the segment."""
 
     def choose(lane: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         segment = c >> 8 & 31
@@ -122,7 +122,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 
 def _active_mask(m: PtxMachine, lanes: LaneSet) -> np.ndarray:
-    """For each lane the lanes of its warp that are here, as a mask."""
+    """For each lane the mask of active lanes of its warp."""
     rows, row = values_by_warp(m, lanes, np.ones((1, 1), bool))
     return (rows * _LANE_MASK_BITS).sum(axis=1, dtype=np.uint32)[row]
 
@@ -162,7 +162,7 @@ _FLOAT_WORDS = {"abs", "NaN"}
 
 
 def _make_float_redux(name: str, t: PtxType, words: tuple[str, ...]) -> Callable[[np.ndarray], np.ndarray]:
-    """The smallest or largest of some numbers: NaNs are passed over, unless `.NaN` is given."""
+    """The minimum or maximum of floats: NaNs are ignored, unless `.NaN` is given."""
     choose = make_min_max(t, ["NaN"] if "NaN" in words else [], name == "min")
 
     def found(values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Warpgroup matrix instructions (wgmma): operands in shared memory named by matrix descriptors."""
+"""Warpgroup matrix instructions (wgmma): operands in shared memory given by matrix descriptors."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from tessera.interp.target.ptx.text.syntax import (
 )
 
 WARPGROUP_THREADS = 128
-_CHUNK = 16  # bytes that no swizzle divides
+_CHUNK = 16  # bytes; the unit that swizzles permute
 _SWIZZLES = {0: 0, 1: 128, 2: 64, 3: 32}
 
 
 class MatrixDescriptor(NamedTuple):
-    """A matrix in shared memory: leading and stride offsets in bytes, and the swizzle."""
+    """A matrix in shared memory: leading and stride byte offsets, and the swizzle."""
 
     leading: int
     stride: int
@@ -57,7 +57,7 @@ def decode_matrix_descriptor(bits: int) -> tuple[int, MatrixDescriptor]:
     (2048, MatrixDescriptor(leading=16, stride=1024, swizzle=128))
     """
     if bits >> 49 & 7:
-        raise PtxFault("a matrix descriptor with a base offset", ExecutionError)
+        raise PtxFault("a matrix descriptor with a base offset is not supported", ExecutionError)
     start, leading, stride = ((bits >> at & 0x3FFF) << 4 for at in (0, 16, 32))
     return start, MatrixDescriptor(leading, stride, _SWIZZLES[bits >> 62])
 
@@ -66,39 +66,46 @@ def decode_matrix_descriptor(bits: int) -> tuple[int, MatrixDescriptor]:
 def chunk_offsets(shape: MatrixDescriptor, rows: int, depth: int, size: int, transposed: bool) -> np.ndarray:
     """Offsets of the 16-byte chunks of a matrix of `rows` (M or N) by `depth` (K) elements, before the swizzle.
 
-    [rows, chunks of a row] where K lies side by side in memory, else [depth, chunks of a column]. The canonical layouts
-    of the PTX ISA ("Shared Memory Matrix Layout" of wgmma): groups of 8 lines, `stride` or `leading` bytes apart.
+    [rows, chunks of a row] if K is contiguous in memory, else [depth, chunks of a column]. The canonical layouts of the
+    PTX ISA ("Shared Memory Matrix Layout" of wgmma): groups of 8 lines, `stride` or `leading` bytes apart.
     """
     lines, along = (depth, rows) if transposed else (rows, depth)
     line, chunk = np.meshgrid(np.arange(lines), np.arange(along * size // _CHUNK), indexing="ij")
     group, line = line // 8, line % 8
-    if not shape.swizzle:  # 8 lines of one chunk lie together
+    if not shape.swizzle:  # 8 lines of one chunk are contiguous
         outer, inner = (shape.leading, shape.stride) if transposed else (shape.stride, shape.leading)
         return group * outer + line * _CHUNK + chunk * inner
-    per = shape.swizzle // _CHUNK
-    return group * shape.stride + line * shape.swizzle + chunk // per * shape.leading + chunk % per * _CHUNK
+    chunks_per_row = shape.swizzle // _CHUNK
+    return (
+        group * shape.stride
+        + line * shape.swizzle
+        + chunk // chunks_per_row * shape.leading
+        + chunk % chunks_per_row * _CHUNK
+    )
 
 
 def load_shared_matrix(
     m: PtxMachine, lanes: LaneSet, read: Reader, rows: int, depth: int, t: PtxType, transposed: bool
 ) -> np.ndarray:
-    """The matrices [teams, rows, depth] that each warpgroup's descriptor names, as float32."""
-    teams = lanes.flat[::WARPGROUP_THREADS]
+    """The matrices [warpgroups, rows, depth] of each warpgroup's descriptor, as float32."""
+    leaders = lanes.flat[::WARPGROUP_THREADS]
     bits = lanes.compress(read(m, lanes))[::WARPGROUP_THREADS].tolist()
     raw = m.flat["shared"].views[8].reshape(-1, 2)
     shapes = [decode_matrix_descriptor(b) for b in bits]
     shape = shapes[0][1]
     if any(s[1] != shape for s in shapes):
-        raise PtxFault("descriptors of one instruction differ in more than their start", ExecutionError, int(teams[0]))
+        raise PtxFault(
+            "the matrix descriptors of an instruction differ in more than their start", ExecutionError, int(leaders[0])
+        )
     start = np.array([s[0] for s in shapes])
     table = chunk_offsets(shape, rows, depth, t.dtype.itemsize, transposed)
     if int(start.max()) + int(table.max()) + _CHUNK > m.shared_bytes:
-        raise PtxFault("a matrix descriptor reaches beyond shared memory", OutOfBoundsError, int(teams[0]))
+        raise PtxFault("a matrix descriptor reaches beyond shared memory", OutOfBoundsError, int(leaders[0]))
     within = swizzle_offsets(start[:, None, None] + table, shape.swizzle)
-    place = within + (teams // m.threads * m.shared_size)[:, None, None]
+    positions = within + (leaders // m.threads * m.shared_size)[:, None, None]
     if m.debug:
-        m.shadow.matrix_read(lanes, place.reshape(len(teams), -1), WARPGROUP_THREADS)
-    content = raw[place // _CHUNK].reshape(len(teams), table.shape[0], -1).view(storage_dtype(t))
+        m.shadow.matrix_read(lanes, positions.reshape(len(leaders), -1), WARPGROUP_THREADS)
+    content = raw[positions // _CHUNK].reshape(len(leaders), table.shape[0], -1).view(storage_dtype(t))
     found = widen_elements(np.ascontiguousarray(content), t)
     return np.swapaxes(found, 1, 2) if transposed else found
 
@@ -109,9 +116,9 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
         _decode_mma_async(d, inst, line)
         return
     kind = {"fence": "fence", "commit_group": "commit", "wait_group": "wait"}[inst.op[1]]
-    left_over = inst.operands[0].value if inst.operands and isinstance(inst.operands[0], ImmediateOperand) else 0
+    pending_groups = inst.operands[0].value if inst.operands and isinstance(inst.operands[0], ImmediateOperand) else 0
     line.group_size = 32
-    line.step = lambda m, lanes: m.shadow.matrix_group(lanes, kind, left_over) if m.debug else None
+    line.step = lambda m, lanes: m.shadow.matrix_group(lanes, kind, pending_groups) if m.debug else None
 
 
 def _immediate_value(operand: PtxOperand) -> int:
@@ -121,61 +128,63 @@ def _immediate_value(operand: PtxOperand) -> int:
 
 @dataclass(frozen=True)
 class _WgmmaStep:
-    """One mma_async: D = A B, or D += A B where `keep` says so; `held` are the accumulators' registers."""
+    """One mma_async: D = A B, or D += A B if `scale_d` is true; `accumulators` are the registers of D."""
 
     columns: int
     depth: int
     types: tuple[PtxType, PtxType, PtxType]
-    left: Reader | list[Reader]  # a descriptor, or the registers of A
-    right: Reader
-    keep: Reader
+    operand_a: Reader | list[Reader]  # a descriptor, or the registers of A
+    operand_b: Reader
+    scale_d: Reader
     sign: int
-    turned: tuple[bool, bool]
+    transposed: tuple[bool, bool]
     saturate: bool
     readers: list[Reader]
     writers: list[Writer]
-    held: list[int]
+    accumulators: list[int]
 
     def __call__(self, m: PtxMachine, lanes: LaneSet) -> None:
         if not m.debug:
             self._run(m, lanes)
             return
-        # Accumulators may be those of an instruction still under way: it alone may read them.
+        # The accumulators may be in flight: only a wgmma may read them.
         m.shadow.in_matrix_instruction = True
         self._run(m, lanes)
         m.shadow.in_matrix_instruction = False
-        m.shadow.matrix_issued(lanes, self.held)
+        m.shadow.matrix_issued(lanes, self.accumulators)
 
     def _run(self, m: PtxMachine, lanes: LaneSet) -> None:
         out, a, b = self.types
-        x = self._left(m, lanes, a)
-        y = np.swapaxes(load_shared_matrix(m, lanes, self.right, self.columns, self.depth, b, self.turned[1]), 1, 2)
+        x = self._load_a(m, lanes, a)
+        y = np.swapaxes(
+            load_shared_matrix(m, lanes, self.operand_b, self.columns, self.depth, b, self.transposed[1]), 1, 2
+        )
         order = accumulator_layout(64, self.columns)
         product = (x @ y if self.sign > 0 else -(x @ y)).reshape(len(y), -1)[:, order]
-        total = add_to_accumulator(product, self._addend(m, lanes, out), out, self.saturate)
+        total = add_to_accumulator(product, self._load_accumulators(m, lanes, out), out, self.saturate)
         scatter_registers(m, lanes, self.writers, np.ascontiguousarray(total).view(np.uint32))
 
-    def _left(self, m: PtxMachine, lanes: LaneSet, t: PtxType) -> np.ndarray:
-        if not isinstance(self.left, list):
-            return load_shared_matrix(m, lanes, self.left, 64, self.depth, t, self.turned[0])
+    def _load_a(self, m: PtxMachine, lanes: LaneSet, t: PtxType) -> np.ndarray:
+        if not isinstance(self.operand_a, list):
+            return load_shared_matrix(m, lanes, self.operand_a, 64, self.depth, t, self.transposed[0])
         return fragment_to_matrix(
-            gather_registers(m, lanes, self.left, WARPGROUP_THREADS),
+            gather_registers(m, lanes, self.operand_a, WARPGROUP_THREADS),
             t,
             a_fragment_layout(64, self.depth, 32 // t.bits),
             64,
             self.depth,
         )
 
-    def _addend(self, m: PtxMachine, lanes: LaneSet, out: PtxType) -> np.ndarray:
-        kept = lanes.compress(self.keep(m, lanes))[::WARPGROUP_THREADS]
-        if not kept.any():
+    def _load_accumulators(self, m: PtxMachine, lanes: LaneSet, out: PtxType) -> np.ndarray:
+        keeps = lanes.compress(self.scale_d(m, lanes))[::WARPGROUP_THREADS]
+        if not keeps.any():
             return np.zeros((1, 1), out.dtype)
-        held = (
+        accumulators = (
             np.ascontiguousarray(gather_registers(m, lanes, self.readers, WARPGROUP_THREADS))
             .view(out.dtype)
-            .reshape(len(kept), -1)
+            .reshape(len(keeps), -1)
         )
-        return held if kept.all() else np.where(kept[:, None], held, out.dtype.type(0))
+        return accumulators if keeps.all() else np.where(keeps[:, None], accumulators, out.dtype.type(0))
 
 
 def _decode_mma_async(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
@@ -187,7 +196,7 @@ def _decode_mma_async(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
         raise d.unsupported(inst)
     in_registers = isinstance(inst.operands[1], VectorOperand)
     sources = [d.reader(o, b32) for o in require_register_count(d, inst, inst.operands[1], 4)] if in_registers else []
-    sign, turned = _decode_scale_and_transpose(inst.operands[4:], in_registers)
+    sign, transposed = _decode_scale_and_transpose(inst.operands[4:], in_registers)
     line.group_size = WARPGROUP_THREADS
     line.step = _WgmmaStep(
         columns,
@@ -197,7 +206,7 @@ def _decode_mma_async(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
         d.reader(inst.operands[2], TYPES["b64"]),
         d.reader(inst.operands[3], TYPES["pred"]),
         sign,
-        turned,
+        transposed,
         "satfinite" in inst.op,
         [d.reader(o, b32) for o in results],
         [d.writer(o, b32) for o in results],
@@ -206,10 +215,10 @@ def _decode_mma_async(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
 
 
 def _decode_scale_and_transpose(rest: tuple[PtxOperand, ...], in_registers: bool) -> tuple[int, tuple[bool, bool]]:
-    """The product of the signs, and whether A and B lie transposed."""
+    """The product of the scales, and whether A and B are transposed."""
     numbers = [_immediate_value(o) for o in rest]
     sign = numbers[0] * numbers[1] if len(numbers) >= 2 else 1
-    turned = [bool(n) for n in numbers[2:]]
+    transposed = [bool(n) for n in numbers[2:]]
     if in_registers:
-        return sign, (False, turned[0] if turned else False)
-    return sign, (turned[0], turned[1]) if len(turned) == 2 else (False, False)
+        return sign, (False, transposed[0] if transposed else False)
+    return sign, (transposed[0], transposed[1]) if len(transposed) == 2 else (False, False)
