@@ -1,4 +1,4 @@
-"""Artifacts of the ptx target: built and run from the command line, the same bytes each time, errors by name."""
+"""Artifacts of the target ptx: command line, reproducible bytes, errors."""
 
 import types
 
@@ -30,13 +30,13 @@ def module(size=40, dtype=f32):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_the_same_bytes_each_time(arch):
+def test_reproducible_bytes(arch):
     first, second = (emitted(module(), arch) for _ in range(2))
     assert first == second and f".target {arch}" in first.text(TEXT_FILE)
     assert ".loc 1 " in first.text(TEXT_FILE) and first.manifest["options"] == {"arch": arch}
 
 
-def test_lines_can_be_left_out():
+def test_debug_option():
     assert ".loc" not in BACKEND.emit(module(), {"debug": False}).text(TEXT_FILE)
 
 
@@ -65,7 +65,7 @@ def test_too_much_shared_memory_is_refused():
         emitted(k.module())
 
 
-def test_what_the_target_lacks_is_named():
+def test_unsupported_op():
     k = Kernel(numbers(f32, 8))
     k(tile.pause, k.const(True, bool_), names=(), known=(), function="f", depth=0)
     with pytest.raises(UnsupportedOpError, match=r"ptx.*debugger"):
@@ -89,7 +89,7 @@ def test_assertions_name_the_first_failure():
         built(6)([x])
 
 
-def test_the_assemblers_complaint_shows_the_line():
+def test_assembly_error_shows_the_line():
     error = _assembly_error("first;\nsecond;\n", "ptxas application ptx input, line 2; error : no")
     assert "line 2: second;" in str(error)
 
@@ -103,7 +103,7 @@ class Driver(types.SimpleNamespace):
         super().__init__(init=lambda: None, Device=lambda i: device, Error=Exception, **errors)
 
 
-def test_an_old_gpu_is_refused(monkeypatch):
+def test_old_gpu(monkeypatch):
     monkeypatch.setattr(gpu, "_import_pycuda", lambda: Driver((7, 5)))
     with pytest.raises(DeviceUnavailable, match=r"7\.5"):
         GPU()
@@ -120,13 +120,13 @@ def bare(driver):
 @pytest.mark.parametrize(
     ("raised", "typed"), [("MemoryError", ResourceError), ("LaunchError", ExecutionError), ("Error", ExecutionError)]
 )
-def test_errors_of_the_driver_have_types(raised, typed):
+def test_driver_errors_of_the_context(raised, typed):
     driver = Driver()
     with pytest.raises(typed), bare(driver).active():
         raise getattr(driver, raised)("no")
 
 
-def test_an_artifact_for_another_gpu_is_refused():
+def test_architecture_mismatch():
     with pytest.raises(DeviceUnavailable, match="sm_90a"):
         made = bare(Driver())
         made.capability = (8, 0)

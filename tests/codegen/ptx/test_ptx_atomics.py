@@ -1,13 +1,13 @@
-"""Atomic updates of every element type: by an instruction, or by swapping the two or more bytes that hold it."""
+"""Atomic updates of every element type: native atomics, and compare-and-swap loops on 16 bits or more."""
 
 import numpy as np
 import pytest
 from ptxcheck import numbers, run
 
-from tessera.core.types import BY_NAME, SHARED, bool_, int64
+from tessera.core.types import BY_NAME, SHARED, bool_, f16, f32, f64, int32, int64
 from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, shape
 from tessera.ops.tensor import elementwise as e
-from tessera.ops.tensor import shape
 
 FLOATS = ("f64", "f32", "tf32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "fp6", "fp6_e2m3", "fp4")
 WHOLE = ("int4", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -27,7 +27,7 @@ def updated(k, x, out, kind):
 
 
 @pytest.mark.parametrize("name", (*FLOATS, *WHOLE, "bool"))
-def test_greatest_and_least(name):
+def test_max_and_min(name):
     """Of five elements, an odd number of bytes where they are one each."""
     dtype = BY_NAME[name]
     for kind in ("max", "min"):
@@ -72,3 +72,13 @@ def test_shared_memory_of_a_group(name):
         k.store(out, k.load(room, seven, shape=(1,)), seven)
 
     run(build, numbers(dtype, 40), numbers(dtype, 7, seed=1), group=40, arch="sm_90a")
+
+
+@pytest.mark.parametrize("kind", ["add", "max", "min"])
+@pytest.mark.parametrize("dtype", (f32, f64, int32, int64, f16), ids=str)
+def test_duplicate_indices(dtype, kind):
+    def build(k, x, out):
+        bins = k(e.bitwise_and, k(shape.iota, shape=(96,), axis=0), k.const(3, int64, (96,)))
+        k(tile.atomic, out, k(basic.cast, k(basic.cast, k.load(x), dtype=int32), dtype=dtype), bins, kind=kind)
+
+    run(build, numbers(dtype, 96), np.zeros(4, dtype.numpy))

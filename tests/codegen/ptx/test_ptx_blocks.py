@@ -1,4 +1,4 @@
-"""Blocks of every type and odd shape: elementwise ops, memory with masks and edges, moves between layouts."""
+"""Blocks of every type and odd shape: elementwise ops, memory access with masks and clipping, layout conversion."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_clipped_edges(dtype):
     run(build, numbers(dtype, 21, 17), numbers(dtype, 21, 17, seed=1), grid=(3,))
 
 
-def test_places_before_the_begin():
+def test_negative_indices_are_clipped():
     def build(k, x, out):
         k.store(out, k.load(x, -3, shape=(16,), edge="clip"), 2, edge="clip")
 

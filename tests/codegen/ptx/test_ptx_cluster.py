@@ -1,4 +1,4 @@
-"""Clusters: neighbouring programs of a product fetch together what they share, by copies to all their blocks."""
+"""Thread-block clusters: the blocks of a cluster share operand fetches by multicast."""
 
 import re
 
@@ -66,7 +66,7 @@ def debugged(found, given, processors=4, change=lambda text: text):
     [((256, 256, 200), (64, 128, 64), 2), ((130, 504, 136), (64, 256, 64), 2), ((512, 200, 72), (64, 256, 64), 4),
      ((128, 504, 136), (128, 64, 64), 4)],
 )  # fmt: skip
-def test_programs_of_a_cluster_share_what_they_fetch(shape, block, cluster, turned, processors):
+def test_cluster_multicast(shape, block, cluster, turned, processors):
     given, want = arguments(shape, block, turned=turned)
     found = artifact(given, cluster)
     grid = debugged(found, given, processors)
@@ -78,7 +78,7 @@ def test_programs_of_a_cluster_share_what_they_fetch(shape, block, cluster, turn
 @given(
     *[st.integers(1, 300)] * 3, st.sampled_from([bf16, f16, fp8_e4m3, int8]), st.booleans(), st.sampled_from([2, 4])
 )  # fmt: skip
-def test_any_size_that_clusters_divide(m, n, k, dtype, turned, cluster):
+def test_any_size_divisible_by_clusters(m, n, k, dtype, turned, cluster):
     eight = dtype.bits == 8
     n, k = -(-n // 16) * 16, -(-k // 16) * 16
     given, want = arguments((64 * cluster * 2 - m % 60, n, k), (64, 256, 128 if eight else 64), dtype, turned or eight)
@@ -87,7 +87,7 @@ def test_any_size_that_clusters_divide(m, n, k, dtype, turned, cluster):
     assert np.abs(given["out"].astype("f8") - want).max() <= limit * np.abs(want).max()
 
 
-def test_a_stage_that_other_blocks_still_read_is_not_filled():
+def test_stage_waits_for_all_blocks_of_the_cluster():
     given, _ = arguments((256, 256, 640), (64, 128, 64))
     found = artifact(given, 2)
     alone = lambda text: re.sub(r"(mbarrier.init.shared::cta.b64 \[\S+\]), 2;", r"\1, 1;", text)  # noqa: E731
@@ -96,7 +96,7 @@ def test_a_stage_that_other_blocks_still_read_is_not_filled():
         debugged(found, given, 2, alone)
 
 
-def test_what_cannot_run_in_clusters_says_so():
+def test_refused_clusters():
     given, _ = arguments((192, 128, 64), (64, 128, 64))
     for cluster, arch in ((2, "sm_90a"), (3, "sm_90a"), (2, "sm_80")):
         with pytest.raises(ResourceError, match=f"clusters of {cluster}"):

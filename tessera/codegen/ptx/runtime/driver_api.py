@@ -44,7 +44,9 @@ def call_driver(name: str, *arguments: Any) -> None:
     """
     found = getattr(load_driver_library(), name, None)
     if found is None:
-        raise DeviceUnavailable(f"the driver has no call {name}", expected="CUDA 12 or newer", suggestion="update the driver")
+        raise DeviceUnavailable(
+            f"the driver has no call {name}", expected="CUDA 12 or newer", suggestion="update the driver"
+        )
     status = found(*arguments)
     if status == OUT_OF_MEMORY:
         raise ResourceError(f"the GPU's memory is exhausted ({name})", suggestion="smaller inputs")
@@ -99,7 +101,8 @@ class CooperativeKernel:
         if blocks > most:
             raise ResourceError(
                 f"{self.name} has {blocks:,} programs that synchronise at a grid barrier",
-                expected=f"at most {most:,} on {self._device.name}: all must be resident at once", received=f"{blocks:,}",
+                expected=f"at most {most:,} on {self._device.name}: all must be resident at once",
+                received=f"{blocks:,}",
                 suggestion="fewer programs that do more each: for i in tile.range(tile.group_id(), n, programs)",
             )  # fmt: skip
 

@@ -52,7 +52,9 @@ class GPU:
             self.driver.init()
             self.device = self.driver.Device(0)
         except self.driver.Error as error:
-            raise DeviceUnavailable(f"the driver cannot be initialised: {error}", suggestion="check nvidia-smi") from None
+            raise DeviceUnavailable(
+                f"the driver cannot be initialised: {error}", suggestion="check nvidia-smi"
+            ) from None
         self.capability: tuple[int, int] = self.device.compute_capability()
         if self.capability < MIN_CAPABILITY:
             raise DeviceUnavailable(
@@ -142,7 +144,8 @@ class GPU:
         if threads > max_threads:
             raise ResourceError(
                 f"a block of {name} needs more registers than {self.name} has",
-                expected=f"at most {max_threads} threads", received=f"{threads}", suggestion="smaller tiles, or fewer warps",
+                expected=f"at most {max_threads} threads", received=f"{threads}",
+                suggestion="smaller tiles, or fewer warps",
             )  # fmt: skip
         if shared > max_shared:
             raise ResourceError(

@@ -1,4 +1,4 @@
-"""Products of any size, type, orientation and epilogue, on both architectures, against NumPy in f64."""
+"""Matrix products of any size, type, orientation and epilogue, on both architectures, against NumPy in f64."""
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings

@@ -1,4 +1,4 @@
-"""Teams of warp groups with programs of their own: right for any number of programs, and chosen where it pays."""
+"""Ping-pong schedule: two consumer teams give right results for any number of tiles; where it is chosen."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def few(monkeypatch):
 
 # The interpreter runs three blocks of two teams: some teams have several programs, some one, some none.
 @pytest.mark.parametrize(("m", "n", "k"), [(1200, 256, 72), (400, 128, 504), (128, 128, 1000)])
-def test_programs_in_turn(few, m, n, k):
+def test_two_teams_of_two_warp_groups(few, m, n, k):
     arguments, grid = given(m, n, k), (-(-m // 128), n // 128)
     artifact = emitted(prepare(gated, arguments, "ptx", grid).levels["tile"], "sm_90a")
     assert "bar.arrive" in artifact.text(TEXT_FILE) and ".reqntid 640" in artifact.text(TEXT_FILE)
@@ -75,7 +75,7 @@ def shifted(a, b, c, out, *, BN: int = 128):
     tile.store(out[m : m + 128, n : n + BN], tile.cast(acc + more, out.dtype), edge="clip")
 
 
-def test_teams_of_one_group(few):
+def test_two_teams_of_one_warp_group(few):
     given_ = given(700, 256, 136)
     arguments, grid = {**given_, "c": np.full((700, 256), 2, bf16.numpy)}, (6, 2)
     arguments = {k: arguments[k] for k in ("a", "b", "c", "out")}
@@ -86,24 +86,24 @@ def test_teams_of_one_group(few):
     np.testing.assert_allclose(out, a @ b + c, rtol=2.0**-8, atol=2.0**-8)
 
 
-def test_where_it_pays(few):
+def test_chosen_for_long_epilogues(few):
     assert chosen(gated, given(256, 256, 512), (2, 2)) == 2
     assert not chosen(gated, given(256, 256, 8192), (2, 2))  # many rounds: little follows them
     assert not chosen(gated, {**given(256, 256, 512), "BN": 256}, (2, 1))  # more sums than there are registers for
 
 
-def test_few_programs_are_shared_by_all_groups():
+def test_not_chosen_for_few_programs():
     assert not chosen(gated, given(256, 256, 512), (2, 2))
 
 
-def test_a_layer_of_a_network_takes_it():
+def test_chosen_for_a_gelu_layer():
     x, w, bias = (np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), s, (0,) * len(s)) for s in
                   ((32768, 384), (384, 1536), (1536,)))  # fmt: skip
     assert chosen(ts.jit(lambda x, w, bias: ts.gelu(x @ w + bias)), (x, w, bias))
 
 
 @pytest.mark.parametrize("working", REGISTER_SHARES)
-def test_registers_that_threads_ask_for_are_there(working):
+def test_setmaxnreg_fits_the_register_file(working):
     few, many = REGISTER_SHARES[working]
     threads = working + WARPGROUP_THREADS
     begun = (1 << 16) // threads // 8 * 8 * threads  # what the assembler gives to all of them at first

@@ -1,4 +1,4 @@
-"""What a launch on a GPU leaves in its buffers' memory, and ops of the host: on a memory that stands for the GPU's."""
+"""Launch buffers and host calls of GPU programs, on a fake device memory."""
 
 import types
 
@@ -49,7 +49,7 @@ def launched(x):
     return found, Memory(rooms), lambda: run("speaks", grid, entry["threads"], [x, *rooms.values()], entry["shared"])
 
 
-def test_what_a_launch_says(capsys):
+def test_prints_and_assertions_of_a_launch(capsys):
     x = np.arange(20, dtype="f4").reshape(4, 5)
     found, memory, run = launched(x)
     for _ in range(2):  # nothing is left for the next run
@@ -61,7 +61,7 @@ def test_what_a_launch_says(capsys):
         assert lines[1] == "program (1,): holds [5., 6., 7.]" and len(lines) == 4
 
 
-def test_an_op_of_the_host():
+def test_host_call():
     trace = ts.jit(lambda x: ts.cholesky(x) * 2.0).trace(np.eye(3, dtype="f4"))
     plan = BACKEND.emit(driver.lower(trace.function, "ptx")["tile"], {}).manifest["plan"]
     (call,) = plan["calls"]

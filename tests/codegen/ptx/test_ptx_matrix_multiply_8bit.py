@@ -1,4 +1,4 @@
-"""Products of 8-bit types by tensor cores: signed or not, of both fp8 formats; and narrow sums that wrap."""
+"""Matrix products of 8-bit and smaller types by tensor cores; narrow accumulators wrap."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_loops(pair, arch):
 
 
 @pytest.mark.parametrize("dtype", SMALLER)
-def test_fewer_bits(dtype):
+def test_sub_byte_types(dtype):
     """Held as int8 or f16, which have all their numbers."""
     a, b = (numbers(dtype, s, i) for i, s in enumerate(((32, 64), (64, 40))))
     out = np.zeros((32, 40), np.int32 if dtype == "int4" else np.float32)

@@ -1,4 +1,4 @@
-"""Launches in which all programs meet: compiled for a GPU, and run by the interpreter of that text all at once."""
+"""Grid barriers: cooperative launches compiled to PTX and run by the interpreter."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def run(entry, arrays, grid, group=None, arch="sm_80"):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize(("grid", "group"), [((8,), None), ((2, 3), 4), ((33,), 40)])
-def test_steps(grid, group, arch, rng):
+def test_stencil_steps(grid, group, arch, rng):
     n = int(np.prod(grid)) * (group or 1)
     x = want = rng.random(n, dtype="f4")
     for _ in range(4):
@@ -49,7 +49,7 @@ def test_steps(grid, group, arch, rng):
     np.testing.assert_array_equal(found, want)
 
 
-def test_a_sum_over_the_grid(rng):
+def test_grid_reduction(rng):
     x = rng.random(48 * 300, dtype="f4")
     *_, out = run(blocks, [x, np.zeros(300, "f4"), np.zeros_like(x)], (300,))
     np.testing.assert_allclose(out, x / x.sum(dtype="f8"), rtol=1e-5)
@@ -68,13 +68,13 @@ def parted(x, first: ts.constexpr, second: ts.constexpr):
 
 
 @pytest.mark.parametrize(("first", "second", "column"), [(1, 5, 9), (0, 1, 9)])
-def test_programs_that_part_end(first, second, column):
+def test_divergent_grid_barrier(first, second, column):
     module = prepare(parted, [np.zeros(6, "f4"), first, second], grid=(6,)).levels["tile"]
     with pytest.raises(BarrierError, match=rf"py:\d+:{column}: BarrierError: .* reached by program \(1,\) and not by"):
         BACKEND.interpreter(emitted(module))([np.zeros(6, "f4")])
 
 
-def test_a_failed_assertion_comes_first():
+def test_failed_assertion_before_a_grid_barrier():
     @ts.kernel
     def asserted(x):
         tile.assert_(x[tile.program_id(0)] < 3.0, "small")
@@ -85,7 +85,7 @@ def test_a_failed_assertion_comes_first():
         run(asserted, [np.arange(4, dtype="f4")], (4,))
 
 
-def test_more_than_any_gpu_runs_at_once():
+def test_too_many_resident_programs():
     x = np.zeros(5000, "f4")
     with pytest.raises(ResourceError, match="ripples has 5,000 programs that meet[\\s\\S]*at most 4,224 on ptx"):
         run(ripples, [x, x.copy()], (5000,))

@@ -1,4 +1,4 @@
-"""What a GPU refuses, and recorded launches: on drivers that stand for NVIDIA's."""
+"""CUDA driver calls: failed launches, CUDA graphs and cooperative launches, on a fake driver."""
 
 import types
 
@@ -40,13 +40,13 @@ def driver(stands=True, threads=1024, room=232_448):
 
 
 @pytest.mark.parametrize(("stands", "said"), [(True, "can still use the GPU"), (False, "start a new one")])
-def test_a_failed_launch_says_whether_the_process_can_go_on(stands, said):
+def test_failed_launch_reports_whether_the_context_survives(stands, said):
     made, _ = driver(stands)
     with pytest.raises(ExecutionError, match=said), made.active():
         raise LaunchError("no")
 
 
-def test_a_kernel_beyond_the_gpu_is_refused_before_its_launch():
+def test_kernel_exceeds_resources():
     made, function = driver(threads=256, room=1000)
     made.check_resources("k", function, 256, 1000)
     with pytest.raises(ResourceError, match="registers"):
@@ -55,7 +55,7 @@ def test_a_kernel_beyond_the_gpu_is_refused_before_its_launch():
         made.check_resources("k", function, 256, 1001)
 
 
-def test_no_driver(monkeypatch):
+def test_missing_driver(monkeypatch):
     monkeypatch.setattr(driver_api, "DRIVER_LIBRARY", "libnobody.so.1")
     driver_api.load_driver_library.cache_clear()
     with pytest.raises(DeviceUnavailable, match="driver is not here"):
@@ -90,7 +90,7 @@ def library(monkeypatch):
     return install
 
 
-def test_launches_are_recorded_and_queued_again(library):
+def test_cuda_graph_records_and_replays(library):
     found, (made, _) = library(), driver()
     made._held, queued = set(), []
     recorded = CudaGraph(made, lambda stream: queued.append(stream.handle))
@@ -101,28 +101,28 @@ def test_launches_are_recorded_and_queued_again(library):
 
 
 @pytest.mark.parametrize(("status", "typed"), [(2, ResourceError), (900, ExecutionError)])
-def test_what_the_driver_refuses_has_a_type(library, status, typed):
+def test_driver_error_types(library, status, typed):
     found, (made, _) = library(cuGraphInstantiateWithFlags=status, cuGetErrorName=1), driver()
     with pytest.raises(typed, match="cuGraphInstantiateWithFlags"):
         CudaGraph(made, lambda stream: None)
     assert found.made.count("cuGraphDestroy") == 1
 
 
-def test_a_failure_while_recording_ends_it(library):
+def test_failed_capture_is_ended(library):
     found, (made, _) = library(), driver()
     with pytest.raises(ZeroDivisionError):
         CudaGraph(made, lambda stream: 1 / 0)
     assert found.made == ["cuStreamBeginCapture_v2", "cuStreamEndCapture"]
 
 
-def test_steps_that_ask_what_a_kernel_found_are_not_recorded():
+def test_data_dependent_steps_are_not_recordable():
     loop = {"loop": 0, "first": 0, "step": 1, "count": 3, "body": [{"run": [0, 1]}]}
     asking = {"while": 0, "test": [], "body": []}
     assert _is_recordable([]) and _is_recordable([{"run": [0, 2]}, loop])
     assert not _is_recordable([asking]) and not _is_recordable([{**loop, "body": [asking]}])
 
 
-def test_programs_that_meet_are_launched_together(library):
+def test_cooperative_launch(library):
     found, (made, _) = library(), driver()
     made._held, made.processors = set(), 132
     kernel = CooperativeKernel(made, ".version 7.8", "k", "Pfi", 50_000)

@@ -1,4 +1,4 @@
-"""Grids that the hardware has no axes for: more than three, or a leading one that is longer than its are."""
+"""Program grids that exceed the hardware grid: more than three axes, or a long leading one."""
 
 from dataclasses import replace
 
@@ -47,12 +47,12 @@ def test_a_long_leading_axis():
     assert not out[-1].any()  # the programs of the last row end there
 
 
-def test_more_programs_than_any_launch_has():
+def test_too_many_programs():
     with pytest.raises(ResourceError, match=r"a grid of 4,294,967,296 programs[\s\S]*at most 2,147,483,647"):
         emitted(prepare(rows, [np.zeros((70_000, 2), np.int32)], grid=(1 << 31, 2)).levels["tile"])
 
 
-def test_such_a_grid_beside_others_is_refused():
+def test_several_grids_are_refused():
     k = Kernel(np.zeros(4, "f4"))
     k.store(k.params[0], k.load(k.params[0]))
     first, other = (k.module(grid).main.body for grid in ((2, 1, 1, 2), (3,)))

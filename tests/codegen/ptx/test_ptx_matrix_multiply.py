@@ -1,4 +1,4 @@
-"""Matrix products: by multiply-add, by the tensor cores of a warp, and by warp groups that a ring of copies feeds."""
+"""Matrix products: by multiply-add, by mma.sync, and by wgmma with a TMA ring buffer."""
 
 import numpy as np
 import pytest
@@ -111,11 +111,11 @@ def test_tensor_cores_of_eight_bits(dtype, turned):
         assert f"mma.sync.aligned.{form}" in check(dtype, 70, 90, 50, block, turned=turned)
 
 
-def test_columns_that_are_no_power_of_two_turned():
+def test_transposed_columns_that_are_not_a_power_of_two():
     check(bf16, 70, 90, 50, (64, 40, 32), turned=True)
 
 
-def test_columns_of_eight_bits_that_warp_groups_cannot_turn_take_the_other_way():
+def test_mn_major_fp8_falls_back_to_mma_sync():
     text = check(fp8_e4m3, 128, 128, 256, (64, 64, 128), "sm_90a")
     assert "wgmma" not in text and "mma.sync" in text
 
@@ -126,7 +126,7 @@ def test_any_size(m, n, k, turned, dtype, arch):
     check(dtype, m, n, k, (64, 64, 64), arch, turned, seed=m)
 
 
-def test_what_follows_a_product_and_batches():
+def test_batched_product_with_epilogue():
     random = np.random.default_rng(0)
     a, b, bias = (random.standard_normal(s).astype(bf16.numpy) for s in ((3, 100, 72), (3, 72, 80), (80,)))
     arguments = {"a": a, "b": b, "bias": bias, "out": np.zeros((3, 100, 80), bf16.numpy)}
@@ -135,18 +135,18 @@ def test_what_follows_a_product_and_batches():
     assert np.abs(found.astype(np.float64) - want).max() < 2e-2 and "cp.async.bulk.tensor.3d" in text
 
 
-def test_rows_that_copies_cannot_fetch_take_the_other_way():
+def test_misaligned_rows_fall_back_to_mma_sync():
     assert "wgmma" not in check(bf16, 64, 100, 333, (64, 64, 64), "sm_90a")
 
 
-def test_a_graph_function_reaches_the_warp_groups():
+def test_graph_function_uses_wgmma():
     a = np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), (4096, 4096), (0, 0))
     program = prepare(ts.jit(lambda x, y: ts.gelu(x @ y)), (a, a), "ptx")
     text = emitted(program.levels["tile"], "sm_90a").text(TEXT_FILE)
     assert "wgmma" in text and text.count(".visible .entry") == 1
 
 
-def test_a_schedule_says_how_many_stages_the_ring_has():
+def test_schedule_sets_the_stages():
     def shared(kernel_, k=512):
         a = np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), (128, k), (0, 0))
         arguments = {"a": a, "b": a, "out": np.zeros((128, 128), bf16.numpy), "BM": 128, "BN": 128, "BK": 64}
@@ -163,7 +163,7 @@ def test_a_schedule_says_how_many_stages_the_ring_has():
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(1, bf16), (13, bf16), (16, fp8_e4m3), (40, bf16)])
-def test_few_rows_are_fetched_as_few(rows, dtype):
+def test_unfetched_rows_are_zeroed(rows, dtype):
     block = (64, 64, 128 if dtype == fp8_e4m3 else 64)
     text = check(dtype, rows, 136, 400, block, "sm_90a", turned=dtype == fp8_e4m3)
     assert "wgmma" in text and "st.shared.v4.b32" in text  # the rows that no copy reaches are set to 0

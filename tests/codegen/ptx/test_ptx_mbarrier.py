@@ -1,4 +1,4 @@
-"""Barriers in memory on both architectures: bytes of copies counted, and barriers begun within loops and branches."""
+"""mbarriers on both architectures: transaction bytes, and barriers initialised in loops and branches."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def never(x):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_phase_that_never_ends_is_found_in_the_text(arch):
+def test_phase_that_never_completes(arch):
     module = prepare(never, [np.zeros(4, "f4")], grid=(1,), group=4).levels["tile"]
     with pytest.raises(BarrierError, match="no thread can continue"):
         BACKEND.interpreter(emitted(module, arch))([np.zeros(4, "f4")])
