@@ -77,6 +77,12 @@ def copysign(x, y):
     return np.copysign(x, y)
 
 
+@define_primitive(infer_same)
+def extract_bit(x, n):
+    """Bit `n` of an unsigned integer, as 0 or 1."""
+    return (x >> n) & 1
+
+
 @define_primitive(infer_comparison)
 def is_nan(x):
     """Whether `x` is NaN."""

@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera.codegen.csl.generator import Csl
-from tessera.codegen.small_floats import SMALL_FLOAT_FORMATS
+from tessera.lower.scalar_functions.small_floats import SMALL_FLOAT_FORMATS
 from tessera.core.errors import UnsupportedOpError
 from tessera.interp import bound, graph
 from tessera.runtime import driver

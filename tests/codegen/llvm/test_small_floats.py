@@ -6,9 +6,9 @@ from test_pointwise import pointwise
 from tilekernels import agree
 
 import tessera as ts
-from tessera.codegen.small_floats import SMALL_FLOAT_FORMATS
 from tessera.core.errors import UnsupportedOpError
 from tessera.ir.numerics.conversion import round_to_format
+from tessera.lower.scalar_functions.small_floats import SMALL_FLOAT_FORMATS
 from tessera.ops.tensor import basic
 from tessera.ops.tensor import elementwise as e
 

@@ -8,7 +8,7 @@ from tessera.codegen.csl.text.dsd import PeArrayView
 from tessera.codegen.csl.text.faults import make_unsupported_error
 from tessera.codegen.csl.text.memory_allocation import allocate_for
 from tessera.codegen.csl.text.statements import add_line, open_block
-from tessera.codegen.small_floats import SMALL_FLOAT_FORMATS
+from tessera.lower.scalar_functions.small_floats import SMALL_FLOAT_FORMATS
 from tessera.ops.tensor import reduce
 
 ARG_COMPARISONS = {reduce.argmax: ">", reduce.argmin: "<"}

@@ -46,10 +46,10 @@ from tessera.codegen.csl.text.statements import (
     open_block,
 )
 from tessera.codegen.legality import check_default_policy
-from tessera.codegen.small_floats import SMALL_FLOAT_FORMATS
 from tessera.core.types import bool_, f16, f32, int16, int64
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.rules import Rules
+from tessera.lower.scalar_functions.small_floats import SMALL_FLOAT_FORMATS
 from tessera.ops.dialects import mesh, tile
 from tessera.ops.tensor import basic, reduce, shape
 from tessera.ops.tensor import elementwise as e

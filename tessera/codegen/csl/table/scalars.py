@@ -17,10 +17,15 @@ from tessera.codegen.csl.table.refusals import REFUSED
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import CSL_TYPES
 from tessera.codegen.csl.text.faults import make_unsupported_error
-from tessera.codegen.small_floats import F32_BIAS, F32_MANTISSA_BITS, SMALL_FLOAT_FORMATS, SmallFloatFormat
 from tessera.core.types import DType, TensorType, bf16, bool_, f16, int4, int8, int64, uint8
 from tessera.ir.core import Node
 from tessera.ir.rules import Rules
+from tessera.lower.scalar_functions.small_floats import (
+    F32_BIAS,
+    F32_MANTISSA_BITS,
+    SMALL_FLOAT_FORMATS,
+    SmallFloatFormat,
+)
 from tessera.ops.tensor import basic, scalar_functions
 from tessera.ops.tensor import elementwise as e
 

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tessera.codegen.small_floats import SMALL_FLOAT_FORMATS
 from tessera.core.types import TensorType, bf16, bool_, f16, f32, int4, int8, int16, int32, int64, uint8
+from tessera.lower.scalar_functions.small_floats import SMALL_FLOAT_FORMATS
 
 # CSL names of element types; `half` is the program's 16-bit float type. Integers and floats of fewer than 16 bits are
 # stored in 16 bits. An int64 that is only an index is a literal or has 32 bits.

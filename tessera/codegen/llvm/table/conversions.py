@@ -1,8 +1,7 @@
 """Conversions in registers: memory formats, casts, and rounding by a policy.
 
-Small floats are decoded, encoded and rounded by integer arithmetic and exact multiplications. f64 is narrowed by
-rounding
-to odd (Boldo and Melquiond 2008). Policies round toward zero or stochastically, saturate, and flush denormals.
+Small floats are decoded, encoded and rounded by the codec of tessera/lower/scalar_functions. f64 is narrowed by
+rounding to odd (Boldo and Melquiond 2008). Policies round toward zero or stochastically, saturate, and flush denormals.
 """
 
 from __future__ import annotations
@@ -10,99 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tessera.codegen.legality import is_special_policy
-from tessera.codegen.llvm.text.types import NARROW_FLOATS, RegisterType, get_memory_type, get_register_type
-from tessera.codegen.small_floats import F32_BIAS, F32_MANTISSA_BITS, NAN, SMALL_FLOAT_FORMATS
+from tessera.codegen.llvm.table.decomposition_emission import inline_function
+from tessera.codegen.llvm.text.types import (
+    NARROW_FLOATS,
+    RegisterType,
+    copy_register,
+    get_memory_type,
+    get_register_type,
+)
 from tessera.core.errors import Location, UnsupportedOpError
 from tessera.core.types import DType, Policy, TensorType, bf16, bool_, f16, f32, f64, int4, tf32
 from tessera.ir.numerics.conversion import FINITE_ONLY, FloatGrid, find_float_grid
-
-# Floats of eight bits or fewer: decoded, encoded and rounded by integer arithmetic and exact multiplications.
-#
-# In memory each lies in a byte of its own, sign first, as ml_dtypes has them; in a register it is a `float` that holds
-# its value.
-
-
-SmallFloatLines = Iterator[str]
-
-
-def decode_small_float(dtype: DType, width: int, d: str, x: str) -> SmallFloatLines:
-    """Bytes to registers: the code as digits of an f32 of small exponent, times a power of two, exactly."""
-    form, t = SMALL_FLOAT_FORMATS[dtype], RegisterType("float", width)
-    i, b = t.integer, t.of("i8")
-    yield f"{d}.w = zext {b} {x} to {i}"
-    yield f"{d}.m = and {i} {d}.w, {i.const((1 << form.sign) - 1)}"
-    yield f"{d}.s = lshr {i} {d}.w, {i.const(form.sign)}"
-    yield f"{d}.g = shl {i} {d}.s, {i.const(31)}"
-    yield f"{d}.h = shl {i} {d}.m, {i.const(F32_MANTISSA_BITS - form.digits)}"
-    yield f"{d}.f = bitcast {i} {d}.h to {t}"
-    yield f"{d}.v = fmul {t} {d}.f, {t.const(2.0 ** (F32_BIAS - form.bias))}"
-    size = f"{d}.v"
-    if form.nan is not None:
-        size = f"{d}.z"
-        yield f"{d}.k = icmp uge {i} {d}.m, {i.const(form.nan if form.infinity is None else form.infinity + 1)}"
-        yield f"{d}.y = select {t.truth} {d}.k, {t} {t.const(NAN)}, {t} {d}.v"
-        yield f"{d}.j = icmp eq {i} {d}.m, {i.const(form.nan if form.infinity is None else form.infinity)}"
-        yield f"{d}.z = select {t.truth} {d}.j, {t} {t.const(form.beyond)}, {t} {d}.y"
-    yield f"{d}.b = bitcast {t} {size} to {i}"
-    yield f"{d}.o = or {i} {d}.b, {d}.g"
-    yield f"{d} = bitcast {i} {d}.o to {t}"
-
-
-def encode_small_float(dtype: DType, width: int, d: str, x: str) -> SmallFloatLines:
-    """Registers to bytes; the value is one of the format's, so that this is exact."""
-    form, t = SMALL_FLOAT_FORMATS[dtype], RegisterType("float", width)
-    i, b = t.integer, t.of("i8")
-    yield f"{d}.b = bitcast {t} {x} to {i}"
-    yield f"{d}.s = lshr {i} {d}.b, {i.const(31)}"
-    yield f"{d}.g = shl {i} {d}.s, {i.const(form.sign)}"
-    yield f"{d}.a = call {t} @llvm.fabs.{t.suffix}({t} {x})"
-    yield f"{d}.v = fmul {t} {d}.a, {t.const(2.0 ** (form.bias - F32_BIAS))}"
-    yield f"{d}.c = bitcast {t} {d}.v to {i}"
-    yield f"{d}.m = lshr {i} {d}.c, {i.const(F32_MANTISSA_BITS - form.digits)}"
-    code = f"{d}.m"
-    if form.infinity is not None:
-        yield f"{d}.j = fcmp oeq {t} {d}.a, {t.const(float('inf'))}"
-        yield f"{d}.i = select {t.truth} {d}.j, {i} {i.const(form.infinity)}, {i} {code}"
-        code = f"{d}.i"
-    yield f"{d}.k = fcmp uno {t} {x}, {x}"
-    if form.nan is None:  # a NaN lies as +0
-        yield f"{d}.n = or {i} {code}, {d}.g"
-        yield f"{d}.o = select {t.truth} {d}.k, {i} {i.const(0)}, {i} {d}.n"
-    else:
-        yield f"{d}.n = select {t.truth} {d}.k, {i} {i.const(form.nan)}, {i} {code}"
-        yield f"{d}.o = or {i} {d}.n, {d}.g"
-    yield f"{d} = trunc {i} {d}.o to {b}"
-
-
-def round_to_small_float(dtype: DType, width: int, d: str, x: str) -> SmallFloatLines:
-    """An f32 rounded to the nearest value of a format, ties to even; beyond the largest as the format has it."""
-    form, t = SMALL_FLOAT_FORMATS[dtype], RegisterType("float", width)
-    i, least = t.integer, 1 - form.bias
-    dropped = F32_MANTISSA_BITS - form.digits
-    yield f"{d}.a = call {t} @llvm.fabs.{t.suffix}({t} {x})"
-    # Below the least normal number the steps are equal: adding a number whose last digit is one step rounds to them.
-    shift = t.const(2.0 ** (least - form.digits + F32_MANTISSA_BITS))
-    yield f"{d}.u = fadd {t} {d}.a, {shift}"
-    yield f"{d}.us = fsub {t} {d}.u, {shift}"
-    yield f"{d}.b = bitcast {t} {d}.a to {i}"
-    yield f"{d}.e = lshr {i} {d}.b, {i.const(dropped)}"
-    yield f"{d}.o = and {i} {d}.e, {i.const(1)}"
-    yield f"{d}.p = add {i} {d}.b, {i.const((1 << (dropped - 1)) - 1)}"
-    yield f"{d}.q = add {i} {d}.p, {d}.o"
-    yield f"{d}.m = and {i} {d}.q, {i.const(-(1 << dropped))}"
-    yield f"{d}.r = bitcast {i} {d}.m to {t}"
-    yield f"{d}.l = fcmp olt {t} {d}.a, {t.const(2.0**least)}"
-    yield f"{d}.n = select {t.truth} {d}.l, {t} {d}.us, {t} {d}.r"
-    yield f"{d}.h = fcmp ogt {t} {d}.n, {t.const(form.top)}"
-    yield f"{d}.c = select {t.truth} {d}.h, {t} {t.const(form.beyond)}, {t} {d}.n"
-    yield f"{d}.k = fcmp uno {t} {x}, {x}"
-    if form.nan is None:  # a NaN becomes +0, whatever its sign, which processors differ in
-        yield f"{d}.z = call {t} @llvm.copysign.{t.suffix}({t} {d}.c, {t} {x})"
-        yield f"{d} = select {t.truth} {d}.k, {t} {t.const(0.0)}, {t} {d}.z"
-        return
-    yield f"{d}.z = select {t.truth} {d}.k, {t} {t.const(NAN)}, {t} {d}.c"
-    yield f"{d} = call {t} @llvm.copysign.{t.suffix}({t} {d}.z, {t} {x})"
-
+from tessera.lower.scalar_functions.small_floats import (
+    SMALL_FLOAT_FORMATS,
+    build_decoder,
+    build_exact_encoder,
+    build_rounding,
+    decode_shift,
+)
 
 # Conversions in registers: widen, round to a narrow format, cast, and to and from memory's form.
 
@@ -127,7 +51,10 @@ def decode_from_memory(dtype: DType, width: int, d: str, x: str) -> Lines:
         yield f"{d}.s = ashr {m} {d}.h, {m.const(4)}"
         yield f"{d} = sext {m} {d}.s to {t}"
     elif dtype in SMALL_FLOAT_FORMATS:
-        yield from decode_small_float(dtype, width, d, x)
+        i = t.integer
+        yield f"{d}.w = zext {m} {x} to {i}"
+        yield f"{d}.s = shl {i} {d}.w, {i.const(decode_shift(dtype))}"
+        yield from inline_function(build_decoder(dtype), width, d, f"{d}.s")
 
 
 def encode_to_memory(dtype: DType, width: int, d: str, x: str) -> Lines:
@@ -146,7 +73,8 @@ def encode_to_memory(dtype: DType, width: int, d: str, x: str) -> Lines:
         yield f"{d}.c = trunc {t} {x} to {m}"
         yield f"{d} = and {m} {d}.c, {m.const(15)}"
     elif dtype in SMALL_FLOAT_FORMATS:
-        yield from encode_small_float(dtype, width, d, x)
+        yield from inline_function(build_exact_encoder(dtype), width, f"{d}.c", x)
+        yield f"{d} = trunc {t.integer} {d}.c to {m}"
 
 
 def has_memory_format(dtype: DType) -> bool:
@@ -162,7 +90,7 @@ def round_to_format(dtype: DType, width: int, d: str, x: str) -> Lines:
         yield f"{d}.h = fptrunc {t} {x} to {h}"
         yield f"{d} = fpext {h} {d}.h to {t}"
     elif dtype in SMALL_FLOAT_FORMATS:
-        yield from round_to_small_float(dtype, width, d, x)
+        yield from inline_function(build_rounding(dtype), width, d, x)
     else:
         yield from _round_mantissa({bf16: 16, tf32: 13}[dtype], t, d, x)
 
@@ -245,11 +173,6 @@ def _cast_float_to_float(source: DType, to: DType, width: int, d: str, x: str) -
         yield from round_to_format(to, width, d, x)
     else:
         yield copy_register(s, d, x)
-
-
-def copy_register(t: RegisterType, d: str, x: str) -> str:
-    """A new name for a value."""
-    return f"{d} = bitcast {t} {x} to {t}"
 
 
 def _round_to_odd(width: int, d: str, x: str) -> Lines:

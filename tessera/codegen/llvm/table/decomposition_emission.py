@@ -71,6 +71,12 @@ def _(s, d, x, y):
     yield f"{d} = frem {s.t} {x}, {y}"
 
 
+@pointwise_row(arith.extract_bit)
+def _(s, d, x, n):
+    yield f"{d}.s = lshr {s.t} {x}, {n}"
+    yield f"{d} = and {s.t} {d}.s, {s.t.const(1)}"
+
+
 @pointwise_row(arith.is_nan)
 def _(s, d, x):
     yield f"{d} = fcmp uno {s.t} {x}, {x}"

@@ -133,6 +133,11 @@ def get_memory_type(dtype: DType, width: int = 1) -> RegisterType:
     return RegisterType(MEMORY_ELEMENTS[dtype], width)
 
 
+def copy_register(t: RegisterType, d: str, x: str) -> str:
+    """The instruction that gives a value another name."""
+    return f"{d} = bitcast {t} {x} to {t}"
+
+
 def get_element_bytes(dtype: DType) -> int:
     """The size of an element in memory, in bytes."""
     return ELEMENT_BYTES[get_memory_type(dtype).element]

@@ -6,10 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 from tessera.codegen.legality import is_special_policy, make_policy_error
+from tessera.codegen.ptx.table.scalars.decomposition_emission import emit_decomposition
 from tessera.codegen.ptx.table.scalars.scalar_context import INTEGER_LIMITS, wrap_integer
 from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.codegen.ptx.text.register_types import NARROW_FLOATS, SMALL_FLOATS, literal, ptx_type, register_class
-from tessera.codegen.small_floats import F32_BIAS, F32_MANTISSA_BITS, SMALL_FLOAT_FORMATS, SmallFloatFormat
 from tessera.core.types import (
     DType,
     Policy,
@@ -22,81 +22,10 @@ from tessera.core.types import (
     tf32,
 )
 from tessera.ir.numerics.conversion import FINITE_ONLY, FloatGrid, find_float_grid
+from tessera.lower.scalar_functions.small_floats import build_rounding
 
 if TYPE_CHECKING:
     from tessera.ir.core import Function, Node
-
-
-# Floats of eight bits or fewer: decoded, encoded and rounded by integer arithmetic and exact multiplications.
-#
-# In memory each lies in a byte of its own, sign first; in a register it is an f32 that holds its value. The forms are
-# those of `codegen/small_floats.py`.
-
-
-def _f32_literal(value: float) -> str:
-    return literal("f32", value)
-
-
-def decode_small_float(text: PtxBuilder, dtype: DType, word: str, part: int) -> str:
-    """A byte of a word: the code as digits of an f32 of small exponent, times a power of two, exactly."""
-    form = SMALL_FLOAT_FORMATS[dtype]
-    code = text.let("bfe.u32", "b32", word, 8 * part, form.sign)
-    sign = text.let("shl.b32", "b32", text.let("bfe.u32", "b32", word, 8 * part + form.sign, 1), 31)
-    digits = text.let("mov.b32", "f32", text.let("shl.b32", "b32", code, F32_MANTISSA_BITS - form.digits))
-    size = text.let("mul.rn.f32", "f32", digits, _f32_literal(2.0 ** (F32_BIAS - form.bias)))
-    if form.nan is not None:
-        size = _decode_special(text, form, code, size)
-    bits = text.let("or.b32", "b32", text.let("mov.b32", "b32", size), sign)
-    return text.let("mov.b32", "f32", bits)
-
-
-def _decode_special(text: PtxBuilder, form: SmallFloatFormat, code: str, size: str) -> str:
-    """The codes past the largest number: an infinity if there is one, and NaNs."""
-    last = form.nan if form.infinity is None else form.infinity
-    strange = text.let("setp.gt.u32", "pred", code, last)
-    size = text.let("selp.f32", "f32", _f32_literal(math.nan), size, strange)
-    return text.let("selp.f32", "f32", _f32_literal(form.beyond), size, text.let("setp.eq.u32", "pred", code, last))
-
-
-def encode_small_float(text: PtxBuilder, dtype: DType, x: str) -> str:
-    """The code, in the low byte of a word; the value is one of the format's, so that this is exact."""
-    form = SMALL_FLOAT_FORMATS[dtype]
-    sign = text.let("shr.u32", "b32", text.let("mov.b32", "b32", x), 31)
-    sign = text.let("shl.b32", "b32", sign, form.sign)
-    size = text.let("abs.f32", "f32", x)
-    small = text.let("mul.rn.f32", "f32", size, _f32_literal(2.0 ** (form.bias - F32_BIAS)))
-    code = text.let("shr.u32", "b32", text.let("mov.b32", "b32", small), F32_MANTISSA_BITS - form.digits)
-    if form.infinity is not None:
-        infinite = text.let("setp.eq.f32", "pred", size, _f32_literal(math.inf))
-        code = text.let("selp.b32", "b32", form.infinity, code, infinite)
-    strange = text.let("setp.nan.f32", "pred", x, x)
-    if form.nan is None:  # a NaN lies as +0
-        return text.let("selp.b32", "b32", 0, text.let("or.b32", "b32", code, sign), strange)
-    code = text.let("selp.b32", "b32", form.nan, code, strange)
-    return text.let("or.b32", "b32", code, sign)
-
-
-def round_to_small_float(text: PtxBuilder, dtype: DType, x: str) -> str:
-    """An f32 rounded to the nearest value of a format, ties to even; beyond the largest as the format has it."""
-    form = SMALL_FLOAT_FORMATS[dtype]
-    least, dropped = 1 - form.bias, F32_MANTISSA_BITS - form.digits
-    size = text.let("abs.f32", "f32", x)
-    # Below the least normal number the steps are equal: adding a number whose last digit is one step rounds to them.
-    shift = _f32_literal(2.0 ** (least - form.digits + F32_MANTISSA_BITS))
-    tiny = text.let("sub.rn.f32", "f32", text.let("add.rn.f32", "f32", size, shift), shift)
-    bits = text.let("mov.b32", "b32", size)
-    odd = text.let("bfe.u32", "b32", bits, dropped, 1)
-    up = text.let("add.s32", "b32", text.let("add.s32", "b32", bits, (1 << (dropped - 1)) - 1), odd)
-    normal = text.let("mov.b32", "f32", text.let("and.b32", "b32", up, -(1 << dropped)))
-    low = text.let("setp.lt.f32", "pred", size, _f32_literal(2.0**least))
-    near = text.let("selp.f32", "f32", tiny, normal, low)
-    high = text.let("setp.gt.f32", "pred", near, _f32_literal(form.top))
-    near = text.let("selp.f32", "f32", _f32_literal(form.beyond), near, high)
-    strange = text.let("setp.nan.f32", "pred", x, x)
-    if form.nan is None:  # a NaN becomes +0, whatever its sign
-        return text.let("selp.f32", "f32", _f32_literal(0.0), text.let("copysign.f32", "f32", x, near), strange)
-    near = text.let("selp.f32", "f32", _f32_literal(math.nan), near, strange)
-    return text.let("copysign.f32", "f32", x, near)
 
 
 # Conversions in registers: widen, round to a narrow format, and cast.
@@ -149,7 +78,7 @@ def round_to_narrow(text: PtxBuilder, dtype: DType, x: str) -> str:
 
 def _round_to_format(text: PtxBuilder, dtype: DType, x: str) -> str:
     if dtype in SMALL_FLOATS:
-        return round_to_small_float(text, dtype, x)
+        return emit_decomposition(text, build_rounding(dtype), x)
     if dtype == f16:
         return text.let("cvt.f32.f16", "f32", text.let("cvt.rn.f16.f32", "b16", x))
     if dtype == bf16:

@@ -58,6 +58,11 @@ def _(s, x):
     return s.text.let(f"setp.nan.{s.word}", "pred", x, x)
 
 
+@emit(arith.extract_bit)
+def _(s, x, n):
+    return s.do("bfe.u32", x, n, 1)
+
+
 @emit(arith.fmod)
 def _(s, x, y):
     if s.dtype != f32:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tessera.codegen.ptx.table.scalars import conversion
+from tessera.codegen.ptx.table.scalars.decomposition_emission import emit_decomposition
 from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.codegen.ptx.text.register_types import SMALL_FLOATS, element_bytes, is_immediate, register_class
 from tessera.core.types import DType, bf16, bool_, f16, int4, int8, int16, uint8, uint16
+from tessera.lower.scalar_functions.small_floats import build_decoder, build_exact_encoder, decode_shift
 
 if TYPE_CHECKING:
     from tessera.codegen.ptx.text.memref import VectorAccess
@@ -113,8 +114,11 @@ def _decode_bool(text: PtxBuilder, r: str, part: int) -> str:
     return text.let("setp.ne.u32", "pred", text.let("bfe.u32", "b32", r, part * 8, 8), 0)
 
 
-def _decode_small(dtype: DType, text: PtxBuilder, r: str, part: int) -> str:
-    return conversion.decode_small_float(text, dtype, r, part)
+def _decode_small_float(dtype: DType, text: PtxBuilder, r: str, part: int) -> str:
+    """A byte of a word as an f32, by the codec's decoder, which reads the sign at bit 31."""
+    shift = decode_shift(dtype) - 8 * part
+    word = text.let("shl.b32", "b32", r, shift) if shift else r
+    return emit_decomposition(text, build_decoder(dtype), word)
 
 
 DECODERS = {
@@ -126,7 +130,7 @@ DECODERS = {
     uint16: _make_field_decoder("u", 16),
     bool_: _decode_bool,
     int4: lambda text, r, part: text.let("bfe.s32", "b32", r, part * 8, 4),
-    **{d: partial(_decode_small, d) for d in SMALL_FLOATS},
+    **{d: partial(_decode_small_float, d) for d in SMALL_FLOATS},
 }
 
 
@@ -160,7 +164,7 @@ def encode_elements(text: PtxBuilder, dtype: DType, elements: Sequence[str]) -> 
     if dtype == bool_:
         plain = [text.let("selp.b32", "b32", 1, 0, x) for x in elements]
     if dtype in SMALL_FLOATS:
-        plain = [conversion.encode_small_float(text, dtype, x) for x in elements]
+        plain = [emit_decomposition(text, build_exact_encoder(dtype), x) for x in elements]
     return _pack_integers(text, plain, 4 // element_bytes(dtype))
 
 
