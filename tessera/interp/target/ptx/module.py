@@ -18,6 +18,7 @@ from tessera.interp.target.ptx.isa.operands import PtxVariableAddress, encode_im
 from tessera.interp.target.ptx.isa.tensor_map import TensorMap
 from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS, GlobalArena
+from tessera.interp.target.ptx.machine.scheduler import run_machine
 from tessera.interp.target.ptx.machine.simt import PtxMachine, PtxProgram
 from tessera.interp.target.ptx.machine.special_registers import RESERVED, LaunchShape, cluster_and_rank_of_ctas
 from tessera.interp.target.ptx.sanitizer.global_shadow import GlobalShadow
@@ -291,7 +292,7 @@ def _run_in_waves(program: PtxProgram, arena: GlobalArena, launch: LaunchShape) 
         machine = PtxMachine(program, arena, launch, order[first : first + step], symbols)
         try:
             with np.errstate(all="ignore"):
-                machine.run()
+                run_machine(machine)
         except PtxFault as fault:
             inst = program.lines[machine.pc].instruction
             source = f" ({inst.source})" if inst.source else ""

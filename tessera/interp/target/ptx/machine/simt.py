@@ -1,19 +1,14 @@
-"""SIMT execution: all threads of some CTAs as lanes, scheduled by the lowest program counter (min-PC reconvergence).
-
-A deadlock is detected when no lane can run, a livelock when the state of a machine whose lanes are all suspended
-repeats.
-"""
+"""SIMT machine: the state of some CTAs, whose threads are lanes: registers, memory, and the lanes that wait."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import BarrierError, UninitializedError
+from tessera.core.errors import UninitializedError
 from tessera.interp.target.ptx.machine.call_stack import STACK_ALIGNMENT, PtxCallStack
 from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet, all_lanes
@@ -24,38 +19,9 @@ from tessera.interp.target.ptx.sanitizer.global_shadow import GlobalShadow
 from tessera.interp.target.ptx.sanitizer.race_detector import PtxRaceDetector
 from tessera.interp.target.ptx.text.syntax import PtxInstruction
 
-# Livelock detection, for a machine whose lanes are all suspended.
-
-
-LIVELOCK_CHECK_INTERVAL = 256  # rounds of suspension between two fingerprints
-
-
-def livelock_fingerprint(machine: PtxMachine) -> bytes:
-    """A hash of the machine's state: program counters, registers and memory.
-
-    If two fingerprints are equal, the machine repeats the same states forever.
-    """
-    found = hashlib.blake2b(digest_size=16)
-    for pc, lanes in machine.suspended:
-        found.update(np.append(lanes.flat, pc).tobytes())
-    found.update(np.array([len(p.lanes) for p in machine.barriers.waiters]).tobytes())
-    for register in machine.registers:
-        found.update(np.ascontiguousarray(register).data)
-    for flat in machine.flat.values():
-        found.update(flat.raw.data)
-    return found.digest()
-
-
-# Machines: registers, and a scheduler that runs the lowest program counter first.
-
-
 LaneStep = Callable[["PtxMachine", LaneSet], None]
 STACK_BYTES = 32 << 10  # bytes for frames of recursive calls and for alloca
-FAIRNESS_INTERVAL = 64  # picks of the lowest counter before the fragment that has waited longest is picked
-MAX_REPORTED_MBARRIERS = 16  # mbarriers that a deadlock report lists
-MAX_IDLE_POLLS = 1 << 14  # idle rounds of polling before a deadlock is reported
 _TRUE = np.array([[True]])
-_POWERS = np.uint64(1) << np.arange(32, dtype=np.uint64)
 
 
 @dataclass
@@ -145,33 +111,6 @@ class PtxMachine:
         self.cta_of_rank = np.full((int(self.cluster.max()) + 1, int(np.prod(launch.cluster))), -1)
         self.cta_of_rank[self.cluster, rank] = np.arange(len(ctas))
 
-    def run(self) -> None:
-        """Run until every lane has exited."""
-        picks = 0
-        while self.ready or self.waiting or self.blocked or self.polling or self.suspended or self.barriers.waiters:
-            if not self.ready:
-                self._resume_waiting()
-            picks += 1
-            self.pc = next(iter(self.ready)) if picks % FAIRNESS_INTERVAL == 0 else min(self.ready)
-            self._run_until_divergence(self.ready.pop(self.pc))
-
-    def _run_until_divergence(self, lanes: LaneSet) -> None:
-        lines, leaders = self.program.lines, self.program.block_starts
-        while True:
-            line = lines[self.pc]
-            if line.group_size:
-                lanes = self._converge(line, lanes)
-                if not lanes.count:
-                    return
-            if line.control is not None:
-                line.control(self, lanes, self.pc)
-                return
-            line.step(self, lanes)  # type: ignore[misc]
-            self.pc += 1
-            if self.ready and self.pc in leaders:
-                self.push(self.pc, lanes)
-                return
-
     def push(self, pc: int, lanes: LaneSet) -> None:
         """Make lanes ready at a program counter, where they reconverge with those already there."""
         if lanes.count:
@@ -191,57 +130,12 @@ class PtxMachine:
         """Lanes continue after all others have run."""
         self.suspended.append((pc, lanes))
 
-    def _resume_waiting(self) -> None:
-        """No lane is ready: resume suspended lanes, else polling lanes, else report a deadlock."""
-        if self.suspended:
-            self._resume_suspended()
-            return
-        self.polls += 1
-        if not self.polling or self.polls > MAX_IDLE_POLLS:
-            self._raise_deadlock()
-        polling, self.polling = self.polling, []
-        for pc, lanes in polling:
-            self.push(pc, lanes)
-
-    def _resume_suspended(self) -> None:
-        """Resume suspended lanes, unless the machine's state repeats."""
-        self.suspend_rounds += 1
-        if self.suspend_rounds % LIVELOCK_CHECK_INTERVAL == 0:
-            before, self.last_fingerprint = self.last_fingerprint, livelock_fingerprint(self)
-            if before == self.last_fingerprint:
-                self._raise_deadlock()
-        resumed, self.suspended = self.suspended, []
-        for pc, lanes in resumed:
-            self.push(pc, lanes)
-
     def unblock(self) -> None:
         """An event occurred: blocked lanes retry."""
         self.polls = 0
         blocked, self.blocked = self.blocked, []
         for pc, lanes in blocked:
             self.push(pc, lanes)
-
-    def _converge(self, line: DecodedInstruction, lanes: LaneSet) -> LaneSet:
-        """The lanes whose whole group is present; the others wait for the rest of their group."""
-        old = self.waiting.pop(self.pc, None)
-        if old is not None:
-            lanes = lanes | old
-        if is_whole_thread_groups(lanes, line.group_size):
-            return lanes
-        missing = self.split_into_groups(self.alive, line.group_size)
-        present = np.zeros(self.extent, bool)
-        lanes.set_mask(present)
-        missing = missing & ~self.split_into_groups(present, line.group_size)
-        group_index = lanes.ctas * missing.shape[1] + lanes.flat % self.threads // line.group_size
-        if line.member_mask is None:
-            complete = ~missing.any(axis=2).reshape(-1)[group_index]
-        else:
-            absent_mask = (missing * _POWERS).sum(axis=2, dtype=np.uint64).reshape(-1)[group_index]
-            complete = lanes.compress(line.member_mask(self, lanes)).astype(np.uint64) & absent_mask == 0
-        converged = lanes.select(lanes.expand(complete))
-        if converged.count < lanes.count:
-            self.waiting[self.pc] = lanes.select(lanes.expand(~complete))
-        return converged
 
     def split_into_groups(self, whole: np.ndarray, group_size: int) -> np.ndarray:
         """An array [C, T] as [C, groups, threads of a group], padded with zeros."""
@@ -260,15 +154,6 @@ class PtxMachine:
         for pc, rest in waiting.items():
             self.push(pc, rest)
         self.unblock()
-
-    def _raise_deadlock(self) -> None:
-        blocked_pcs = [p for p, _ in (*self.blocked, *self.polling)] + [p - 1 for p, _ in self.suspended]
-        places = [*self.waiting, *blocked_pcs, *(p.pc for p in self.barriers.waiters)]
-        lines = [self.program.lines[p] for p in sorted(set(places))]
-        words = [f"{line.instruction.name} at {line.instruction.location}" for line in lines]
-        self.pc = places[0]
-        words += [str(b) for b in list(self.state.get("mbarriers", {}).values())[:MAX_REPORTED_MBARRIERS]]
-        raise PtxFault("deadlock: no thread can continue: " + "; ".join(words), BarrierError)
 
     def read(self, index: int, lanes: LaneSet) -> np.ndarray:
         """The bits of a register."""
