@@ -1,4 +1,4 @@
-"""The check that PTX text assembles (where ptxas is installed) and, interpreted, does what the Tile level says."""
+"""Checks of PTX text: it assembles (where ptxas is installed), and its interpretation agrees with the Tile level."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PTXAS = shutil.which("ptxas")
 
 
 @functools.cache
-def assembled(text: str, arch: str) -> str:
-    """What ptxas says of a text: nothing, if it takes it (or is not installed)."""
+def assemble(text: str, arch: str) -> str:
+    """The errors of ptxas for a text; "" if there are none, or ptxas is not installed."""
     if PTXAS is None:
         return ""
     command = [PTXAS, f"-arch={arch}", "-O1", "-o", "/dev/null", "/dev/stdin"]
@@ -31,17 +31,17 @@ def assembled(text: str, arch: str) -> str:
     return done.stderr + done.stdout if done.returncode else ""
 
 
-def emitted(module: Module, arch: str = "sm_80") -> Artifact:
-    """An artifact whose text assembles."""
+def emit_checked(module: Module, arch: str = "sm_80") -> Artifact:
+    """The artifact of a module; its text must assemble."""
     artifact = BACKEND.emit(module, {"arch": arch})
-    assert assembled(artifact.text(TEXT_FILE), arch) == ""
+    assert assemble(artifact.text(TEXT_FILE), arch) == ""
     return artifact
 
 
-def both(module: Module, arrays: Sequence[np.ndarray], arch: str = "sm_80") -> list[tuple[np.ndarray, np.ndarray]]:
-    """Each array after the program ran in place: as PTX, and by the Tile interpreter."""
+def run_both(module: Module, arrays: Sequence[np.ndarray], arch: str = "sm_80") -> list[tuple[np.ndarray, np.ndarray]]:
+    """Run a program in place as PTX and by the Tile interpreter; each array after both runs."""
     ours, theirs = [a.copy() for a in arrays], [a.copy() for a in arrays]
-    BACKEND.interpreter(emitted(module, arch))(ours)
+    BACKEND.interpreter(emit_checked(module, arch))(ours)
     interpreter.run(module, theirs)
     return list(zip(ours, theirs, strict=True))
 
@@ -54,10 +54,10 @@ def run(
     arch: str = "sm_80",
     rtol: float = 0.0,
 ) -> None:
-    """Build a kernel over arrays and check that both give the same: to the last bit unless a tolerance is given."""
+    """Build a kernel over arrays and check that both runs agree: bit by bit unless a tolerance is given."""
     k = Kernel(*arrays, group=group)
     build(k, *k.params)
-    for ours, theirs in both(k.module(grid), arrays, arch):
+    for ours, theirs in run_both(k.module(grid), arrays, arch):
         kind = np.float64 if ours.dtype.kind not in "iub" else ours.dtype
         np.testing.assert_allclose(ours.astype(kind), theirs.astype(kind), rtol, rtol)
 

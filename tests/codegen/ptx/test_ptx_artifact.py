@@ -4,7 +4,7 @@ import types
 
 import numpy as np
 import pytest
-from ptxcheck import ARCHITECTURES, emitted, numbers
+from ptxcheck import ARCHITECTURES, emit_checked, numbers
 from tilekernels import Kernel
 
 from conformance.case import all_cases
@@ -31,7 +31,7 @@ def module(size=40, dtype=f32):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_reproducible_bytes(arch):
-    first, second = (emitted(module(), arch) for _ in range(2))
+    first, second = (emit_checked(module(), arch) for _ in range(2))
     assert first == second and f".target {arch}" in first.text(TEXT_FILE)
     assert ".loc 1 " in first.text(TEXT_FILE) and first.manifest["options"] == {"arch": arch}
 
@@ -62,14 +62,14 @@ def test_too_much_shared_memory_is_refused():
     room = k(tile.alloc, shape=(300, 1024), dtype=f32)
     k.store(k.params[0], k.load(room, 0, 0, shape=(1, 8)))
     with pytest.raises(ResourceError, match="shared memory"):
-        emitted(k.module())
+        emit_checked(k.module())
 
 
 def test_unsupported_op():
     k = Kernel(numbers(f32, 8))
     k(tile.pause, k.const(True, bool_), names=(), known=(), function="f", depth=0)
     with pytest.raises(UnsupportedOpError, match=r"ptx.*debugger"):
-        emitted(k.module())
+        emit_checked(k.module())
 
 
 def test_assertions_name_the_first_failure():
@@ -78,7 +78,7 @@ def test_assertions_name_the_first_failure():
         rows = k(tile.program_id, axis=0) if group == 1 else k(tile.local_id)
         value = k.load(k.params[0], rows, 0, shape=(1, 50))
         k(tile.assert_, k(e.less, value, k.const(3.0, f32, (1, 50))), value, message="too large")
-        return BACKEND.interpreter(emitted(k.module((6,) if group == 1 else (1,))))
+        return BACKEND.interpreter(emit_checked(k.module((6,) if group == 1 else (1,))))
 
     x = np.zeros((6, 50), np.float32)
     built(1)([x])
@@ -138,9 +138,9 @@ def test_scalars_and_empty_programs():
     k = Kernel(x, s, x)
     k.store(k.params[2], k(e.mul, k.load(k.params[0]), k.broadcast(k.params[1], 40)))
     out = np.zeros_like(x)
-    BACKEND.interpreter(emitted(k.module()))([x, s, out])
+    BACKEND.interpreter(emit_checked(k.module()))([x, s, out])
     np.testing.assert_array_equal(out, x * np.float32(2.5))
-    BACKEND.interpreter(emitted(k.module((0,))))([x, s, out])
+    BACKEND.interpreter(emit_checked(k.module((0,))))([x, s, out])
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ptxcheck import emitted
+from ptxcheck import emit_checked
 
 import tessera as ts
 from tessera import tile
@@ -46,7 +46,7 @@ def arguments(shape, block, dtype=bf16, turned=False):
 def artifact(given, cluster, arch="sm_90a"):
     grid = tuple(-(-n // given[b]) for n, b in zip(given["out"].shape, ("BM", "BN"), strict=True))
     entry = product.with_schedule(ts.Schedule(cluster=cluster, stages=3))
-    return emitted(prepare(entry, given, "ptx", grid).levels["tile"], arch)
+    return emit_checked(prepare(entry, given, "ptx", grid).levels["tile"], arch)
 
 
 def debugged(found, given, processors=4, change=lambda text: text):

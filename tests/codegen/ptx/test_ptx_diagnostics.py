@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptxcheck import ARCHITECTURES, emitted
+from ptxcheck import ARCHITECTURES, emit_checked
 
 import tessera as ts
 from tessera import tile
@@ -70,7 +70,7 @@ def test_prints_match_llvm(name, arch, capsys):
     program = prepare(entry, arguments, grid=grid, group=group)
     program.run("device", LLVM)
     want = capsys.readouterr().out
-    BACKEND.interpreter(emitted(program.levels["tile"], arch))([a.copy() for a in arguments])
+    BACKEND.interpreter(emit_checked(program.levels["tile"], arch))([a.copy() for a in arguments])
     assert capsys.readouterr().out == want and want
 
 
@@ -78,7 +78,7 @@ def test_a_saved_artifact_still_prints(tmp_path, capsys):
     program = prepare(tiles_part, PROGRAMS["tiles"][1], grid=(1,), group=40)
     program.run("device", LLVM)
     want = capsys.readouterr().out
-    held = artifact.read_artifact(emitted(program.levels["tile"]).save(tmp_path / "a"))
+    held = artifact.read_artifact(emit_checked(program.levels["tile"]).save(tmp_path / "a"))
     BACKEND.interpreter(held)([a.copy() for a in PROGRAMS["tiles"][1]])
     assert capsys.readouterr().out == want
 
@@ -94,14 +94,14 @@ def test_print_buffer_overflow(monkeypatch, capsys):
     monkeypatch.setattr(launch_buffers, "MAX_PRINT_BYTES", 2000)
     module = prepare(chatty, (np.arange(7, dtype="f4"),), grid=(1,)).levels["tile"]
     with pytest.raises(ResourceError, match=r"at most 2,032 bytes\n +received: 8,032 bytes"):
-        BACKEND.interpreter(emitted(module))([np.arange(7, dtype="f4")])
+        BACKEND.interpreter(emit_checked(module))([np.arange(7, dtype="f4")])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[2] for line in lines] == [str(k) for k in range(25)]
 
 
 def run(entry, arrays, grid, group=None, arch="sm_80"):
     """What a run of the text leaves in the arrays, and what it raises."""
-    artifact = emitted(prepare(entry, arrays, grid=grid, group=group).levels["tile"], arch)
+    artifact = emit_checked(prepare(entry, arrays, grid=grid, group=group).levels["tile"], arch)
     with pytest.raises(ExecutionError) as error:
         BACKEND.interpreter(artifact)([a for a in arrays if isinstance(a, np.ndarray)])
     return str(error.value), artifact.text(TEXT_FILE)

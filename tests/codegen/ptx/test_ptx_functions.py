@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptxcheck import emitted
+from ptxcheck import emit_checked
 from tilekernels import Kernel
 
 from tessera.codegen.ptx import BACKEND
@@ -31,7 +31,7 @@ def test_within_the_bound(op, dtype):
     k = Kernel(x, x)
     k.store(k.params[1], k(op, k.load(k.params[0])))
     found = [x, np.empty_like(x)]
-    BACKEND.interpreter(emitted(k.module()))(found)
+    BACKEND.interpreter(emit_checked(k.module()))(found)
     want = reference(x.astype(np.longdouble if dtype == f64 and op is not e.erf else np.float64))
     unit = np.spacing(np.abs(want.astype(dtype.numpy)))
     with np.errstate(all="ignore"):
@@ -53,7 +53,7 @@ def test_powers_lie_within_the_bound(dtype):
     k = Kernel(x, y, x)
     k.store(k.params[2], k(e.pow, k.load(k.params[0]), k.load(k.params[1])))
     found = np.empty_like(x)
-    BACKEND.interpreter(emitted(k.module()))([x, y, found])
+    BACKEND.interpreter(emit_checked(k.module()))([x, y, found])
     want = np.power(x.astype(np.longdouble), y.astype(np.longdouble))
     off = np.abs(found.astype(np.longdouble) - want) / np.spacing(np.abs(want.astype(element)))
     wrong = ~(

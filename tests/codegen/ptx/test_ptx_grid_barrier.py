@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptxcheck import ARCHITECTURES, emitted
+from ptxcheck import ARCHITECTURES, emit_checked
 
 import tessera as ts
 from tessera import tile
@@ -34,7 +34,7 @@ def run(entry, arrays, grid, group=None, arch="sm_80"):
     """The arrays after a run of the text."""
     module = prepare(entry, arrays, grid=grid, group=group).levels["tile"]
     held = [a.copy() for a in arrays]
-    BACKEND.interpreter(emitted(module, arch))(held)
+    BACKEND.interpreter(emit_checked(module, arch))(held)
     return held
 
 
@@ -71,7 +71,7 @@ def parted(x, first: ts.constexpr, second: ts.constexpr):
 def test_divergent_grid_barrier(first, second, column):
     module = prepare(parted, [np.zeros(6, "f4"), first, second], grid=(6,)).levels["tile"]
     with pytest.raises(BarrierError, match=rf"py:\d+:{column}: BarrierError: .* reached by program \(1,\) and not by"):
-        BACKEND.interpreter(emitted(module))([np.zeros(6, "f4")])
+        BACKEND.interpreter(emit_checked(module))([np.zeros(6, "f4")])
 
 
 def test_failed_assertion_before_a_grid_barrier():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ptxcheck import emitted
+from ptxcheck import emit_checked
 
 import tessera as ts
 from tessera import tile
@@ -43,7 +43,7 @@ def gated(a, b, bias, out, *, BM: int = 128, BN: int = 64, BK: int = 64):
 
 def run(entry, arguments, grid, arch, out="out"):
     """The result, and the text it came from."""
-    artifact = emitted(prepare(entry, arguments, "ptx", grid).levels["tile"], arch)
+    artifact = emit_checked(prepare(entry, arguments, "ptx", grid).levels["tile"], arch)
     arrays = [a for a in arguments.values() if isinstance(a, np.ndarray)]
     BACKEND.interpreter(artifact)(arrays)
     return arguments[out], artifact.text(TEXT_FILE)
@@ -142,7 +142,7 @@ def test_misaligned_rows_fall_back_to_mma_sync():
 def test_graph_function_uses_wgmma():
     a = np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), (4096, 4096), (0, 0))
     program = prepare(ts.jit(lambda x, y: ts.gelu(x @ y)), (a, a), "ptx")
-    text = emitted(program.levels["tile"], "sm_90a").text(TEXT_FILE)
+    text = emit_checked(program.levels["tile"], "sm_90a").text(TEXT_FILE)
     assert "wgmma" in text and text.count(".visible .entry") == 1
 
 

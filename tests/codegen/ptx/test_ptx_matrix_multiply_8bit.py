@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptxcheck import ARCHITECTURES, both, emitted
+from ptxcheck import ARCHITECTURES, emit_checked, run_both
 
 import tessera as ts
 from tessera import tile
@@ -48,10 +48,10 @@ def test_blocks(pair, m, k, n):
     a, b = numbers(pair[0], (m, k), 0), numbers(pair[1], (k, n), 1)
     out = np.zeros((m, n), np.int32 if "int" in pair[0] else np.float32)
     module = prepare(one, [a, b, out]).levels["tile"]
-    ours, theirs = both(module, [a, b, out])[-1]
+    ours, theirs = run_both(module, [a, b, out])[-1]
     np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(ours, wanted(a, b, out.dtype))
-    assert ("mma.sync" in emitted(module).text(TEXT_FILE)) == (min(m, n) >= 8 and k % 32 == 0)
+    assert ("mma.sync" in emit_checked(module).text(TEXT_FILE)) == (min(m, n) >= 8 and k % 32 == 0)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -60,9 +60,9 @@ def test_loops(pair, arch):
     a, b = numbers(pair[0], (64, 256), 0), numbers(pair[1], (128, 256), 1)
     out = np.zeros((64, 128), np.int32 if "int" in pair[0] else np.float32)
     module = prepare(many, [a, b, out, 256], grid=(1, 2)).levels["tile"]
-    ours, _ = both(module, [a, b, out], arch)[-1]
+    ours, _ = run_both(module, [a, b, out], arch)[-1]
     np.testing.assert_array_equal(ours, wanted(a, b.T, out.dtype))
-    assert ("wgmma" if arch == "sm_90a" else "mma.sync") in emitted(module, arch).text(TEXT_FILE)
+    assert ("wgmma" if arch == "sm_90a" else "mma.sync") in emit_checked(module, arch).text(TEXT_FILE)
 
 
 @pytest.mark.parametrize("dtype", SMALLER)
@@ -71,15 +71,15 @@ def test_sub_byte_types(dtype):
     a, b = (numbers(dtype, s, i) for i, s in enumerate(((32, 64), (64, 40))))
     out = np.zeros((32, 40), np.int32 if dtype == "int4" else np.float32)
     module = prepare(one, [a, b, out]).levels["tile"]
-    ours, theirs = both(module, [a, b, out])[-1]
+    ours, theirs = run_both(module, [a, b, out])[-1]
     np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(ours, wanted(a, b, out.dtype))
-    assert "mma.sync" in emitted(module).text(TEXT_FILE)
+    assert "mma.sync" in emit_checked(module).text(TEXT_FILE)
 
 
 def test_narrow_sums_wrap():
     a, b = numbers("int16", (20, 12), 0), numbers("int16", (12, 10), 1)
-    ours, theirs = both(
+    ours, theirs = run_both(
         prepare(one, [a, b, np.zeros((20, 10), "i2")]).levels["tile"], [a, b, np.zeros((20, 10), "i2")]
     )[-1]
     np.testing.assert_array_equal(ours, theirs)

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ptxcheck import emitted
+from ptxcheck import emit_checked
 
 import tessera as ts
 from tessera import tile
@@ -68,7 +68,7 @@ def test_any_product(shape, name, left_turned, right_turned, after, arch):
     arguments = {"a": sides[0], "b": sides[1], "bias": bias, "out": out, "BM": 64, "BN": 64, "BK": depth}
     arguments |= {"left_turned": left_turned, "right_turned": right_turned, "after": after}
     program = prepare(product, arguments, "ptx", (-(-m // 64), -(-n // 64)))
-    BACKEND.interpreter(emitted(program.levels["tile"], arch))([*sides, bias, out])
+    BACKEND.interpreter(emit_checked(program.levels["tile"], arch))([*sides, bias, out])
     x, y = a.astype(np.float64), b.astype(np.float64)
     want = EPILOGUES[after](x @ y, bias.astype(np.float64))
     bound = rounding * np.abs(want) + 2.0**-20 * (np.abs(x) @ np.abs(y) + 1) + 2.0**-12 * (name[0] == "e")

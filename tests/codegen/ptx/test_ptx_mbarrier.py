@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptxcheck import ARCHITECTURES, both, emitted
+from ptxcheck import ARCHITECTURES, emit_checked, run_both
 
 import tessera as ts
 from tessera import tile
@@ -79,7 +79,7 @@ def never(x):
 def test_phase_that_never_completes(arch):
     module = prepare(never, [np.zeros(4, "f4")], grid=(1,), group=4).levels["tile"]
     with pytest.raises(BarrierError, match="no thread can continue"):
-        BACKEND.interpreter(emitted(module, arch))([np.zeros(4, "f4")])
+        BACKEND.interpreter(emit_checked(module, arch))([np.zeros(4, "f4")])
 
 
 X = np.random.default_rng(0).random((2, 40), dtype="f4")
@@ -95,6 +95,6 @@ PROGRAMS = {
 def test_programs(name, arch):
     entry, arguments, grid, group = PROGRAMS[name]
     module = prepare(entry, arguments, grid=grid, group=group).levels["tile"]
-    for ours, theirs in both(module, [a for a in arguments if isinstance(a, np.ndarray)], arch):
+    for ours, theirs in run_both(module, [a for a in arguments if isinstance(a, np.ndarray)], arch):
         np.testing.assert_array_equal(ours, theirs)
         assert ours.any()

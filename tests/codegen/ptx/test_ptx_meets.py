@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptxcheck import emitted
+from ptxcheck import emit_checked
 
 import tessera as ts
 from tessera import tile
@@ -30,7 +30,7 @@ def doubled(x, out):
 @pytest.mark.parametrize("kernel,size,meets", [(total, 4, True), (doubled, 256, False)])
 def test_who_meets(kernel, size, meets):
     x, out = np.arange(size, dtype="f4"), np.zeros(size, "f4")
-    artifact = emitted(prepare(kernel, (x, out), "interp", (4,) if meets else (1,), None).levels["tile"])
+    artifact = emit_checked(prepare(kernel, (x, out), "interp", (4,) if meets else (1,), None).levels["tile"])
     entry = artifact.manifest["plan"]["entries"][kernel.__name__]
     text = artifact.text(TEXT_FILE)
     assert ("bar.sync" in text) == meets

@@ -1,7 +1,7 @@
 """The passes of the ptx target as functions: sums fused, loops of products found, loads begun early."""
 
 import numpy as np
-from ptxcheck import emitted
+from ptxcheck import emit_checked
 from tilekernels import Kernel
 
 from tessera.codegen.ptx import BACKEND
@@ -104,7 +104,7 @@ def test_a_small_block_is_loaded_as_it_is_used():
 
 
 def test_neighbours_inside_together_move_together():
-    text = emitted(normalized()).text(TEXT_FILE)
+    text = emit_checked(normalized()).text(TEXT_FILE)
     assert "ld.global.v4.b32" in text and "st.global.v4.b32" in text and "global.u16" not in text
 
 
@@ -112,6 +112,6 @@ def test_many_warps_results_are_combined_by_lanes():
     x = np.random.default_rng(0).integers(-9, 9, (1, 8192)).astype(np.float32)
     k = Kernel(x, np.zeros(1, np.float32))
     k.store(k.params[1], k(reduce.sum, k.load(k.params[0], shape=x.shape), axis=(-1,), keepdims=False))
-    out, artifact = np.zeros(1, np.float32), emitted(k.module())
+    out, artifact = np.zeros(1, np.float32), emit_checked(k.module())
     BACKEND.interpreter(artifact)([x, out])
     assert out[0] == x.sum() and artifact.text(TEXT_FILE).count("shfl.sync") >= 8

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptxcheck import emitted
+from ptxcheck import emit_checked
 
 import tessera as ts
 from tessera import tile
@@ -46,7 +46,7 @@ def few(monkeypatch):
 @pytest.mark.parametrize(("m", "n", "k"), [(1200, 256, 72), (400, 128, 504), (128, 128, 1000)])
 def test_two_teams_of_two_warp_groups(few, m, n, k):
     arguments, grid = given(m, n, k), (-(-m // 128), n // 128)
-    artifact = emitted(prepare(gated, arguments, "ptx", grid).levels["tile"], "sm_90a")
+    artifact = emit_checked(prepare(gated, arguments, "ptx", grid).levels["tile"], "sm_90a")
     assert "bar.arrive" in artifact.text(TEXT_FILE) and ".reqntid 640" in artifact.text(TEXT_FILE)
     BACKEND.interpreter(artifact)(list(arguments.values()))
     a, b, bias, out = (x.astype(np.float64) for x in arguments.values())
@@ -79,7 +79,7 @@ def test_two_teams_of_one_warp_group(few):
     given_ = given(700, 256, 136)
     arguments, grid = {**given_, "c": np.full((700, 256), 2, bf16.numpy)}, (6, 2)
     arguments = {k: arguments[k] for k in ("a", "b", "c", "out")}
-    artifact = emitted(prepare(shifted, arguments, "ptx", grid).levels["tile"], "sm_90a")
+    artifact = emit_checked(prepare(shifted, arguments, "ptx", grid).levels["tile"], "sm_90a")
     assert ".reqntid 384" in artifact.text(TEXT_FILE) and "bar.arrive" in artifact.text(TEXT_FILE)
     BACKEND.interpreter(artifact)(list(arguments.values()))
     a, b, c, out = (x.astype(np.float64) for x in arguments.values())

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from ptxcheck import ARCHITECTURES, both, emitted
+from ptxcheck import ARCHITECTURES, emit_checked, run_both
 
 import tessera as ts
 from tessera import tile
@@ -55,7 +55,7 @@ def casts(source, to):
 @pytest.mark.parametrize("source", ["f4", "f8", "i4"])
 def test_casts(source, to):
     entry, arrays = casts(source, to)
-    for ours, theirs in both(prepare(entry, arrays, grid=(len(arrays[0]) // 32,)).levels["tile"], arrays):
+    for ours, theirs in run_both(prepare(entry, arrays, grid=(len(arrays[0]) // 32,)).levels["tile"], arrays):
         np.testing.assert_array_equal(ours.astype("f8"), theirs.astype("f8"))
         np.testing.assert_array_equal(np.signbit(ours.astype("f8")), np.signbit(theirs.astype("f8")))
 
@@ -75,7 +75,7 @@ def test_arithmetic(clauses, arch, rng):
     x, y = (rng.integers(-8, 9, s).astype(ts.bf16.numpy) for s in ((32, 64), (64, 48)))
     arrays = [x, y, np.zeros((32, 48), x.dtype), np.zeros(32, x.dtype), np.zeros(64, x.dtype)]
     module = prepare(narrow, [*arrays, policy]).levels["tile"]
-    for ours, theirs in both(module, arrays, arch):  # small whole numbers: every order of sums gives the same
+    for ours, theirs in run_both(module, arrays, arch):  # small whole numbers: every order of sums gives the same
         np.testing.assert_array_equal(ours.view(np.uint16), theirs.view(np.uint16))
 
 
@@ -108,7 +108,7 @@ def test_draws_differ_between_programs_and_not_between_engines(rng):
     x = rng.random(50, dtype="f4")
     arrays = [x, np.zeros((40, 50), "f2")]
     module = prepare(rounded, arrays, grid=(40,)).levels["tile"]
-    ((_, _), (ours, theirs)) = both(module, arrays)
+    ((_, _), (ours, theirs)) = run_both(module, arrays)
     assert np.array_equal(ours, theirs) and len(np.unique(ours, axis=0)) == 40
     assert abs(ours.astype("f8").mean() - x.mean()) < 1e-5
-    assert emitted(module, "sm_90a")
+    assert emit_checked(module, "sm_90a")

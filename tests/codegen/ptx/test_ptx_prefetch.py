@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ptxcheck import emitted
+from ptxcheck import emit_checked
 
 import tessera as ts
 from tessera import tile
@@ -65,7 +65,7 @@ def tiles(given, stages=None):
 
 def run(module, given, arch="sm_80", change=lambda text: text):
     """The text in the PTX interpreter's debug mode; the result."""
-    artifact = emitted(module, arch)
+    artifact = emit_checked(module, arch)
     (launch,), (entry,) = artifact.manifest["plan"]["launches"], artifact.manifest["plan"]["entries"].values()
     arrays = [given[name] for name in ("a", "b", "out")]
     text = change(artifact.text(TEXT_FILE))
@@ -144,7 +144,7 @@ def test_what_is_read_before_its_wait_is_an_error():
 )  # fmt: skip
 def test_any_size(m, n, k, dtype, left, right, stages, arch):
     given, want = arguments(dtype, m, n, k, (64, 32, 64), seed=m, left=left, right=right)
-    BACKEND.interpreter(emitted(tiles(given, stages), arch))([given[name] for name in ("a", "b", "out")])
+    BACKEND.interpreter(emit_checked(tiles(given, stages), arch))([given[name] for name in ("a", "b", "out")])
     close(given["out"].astype("f8"), want, dtype)
 
 
@@ -152,12 +152,12 @@ def test_a_schedule_says_how_many_stages():
     given, want = arguments(bf16, 64, 64, 512, (64, 64, 64))
     shared = {}
     for stages in (1, 2, 3):
-        artifact = emitted(tiles(given, stages))
+        artifact = emit_checked(tiles(given, stages))
         (entry,) = artifact.manifest["plan"]["entries"].values()
         shared[stages] = entry["shared"], artifact.text(TEXT_FILE).count("cp.async.wait_group")
     assert shared[3][0] - shared[2][0] == 2 * 64 * 64 * 2 and shared[1][1] == 0 and shared[2][1] == 2
     with pytest.raises(ResourceError, match="fewer stages"):
-        emitted(tiles(given, 40))
+        emit_checked(tiles(given, 40))
 
 
 @pytest.mark.parametrize(("shape", "turned"), [((64, 77, 333), {}), ((65, 64, 133), {"left": True, "right": True})])
@@ -190,7 +190,7 @@ def test_rows_that_are_not_neighbours():
     random = np.random.default_rng(0)
     q, k = (random.standard_normal((70, 2, 32)).astype(bf16.numpy) for _ in range(2))
     given = {"q": q, "k": k, "out": np.zeros((2, 32, 32), np.float32)}
-    artifact = emitted(prepare(heads, given, "ptx", (2,)).levels["tile"])
+    artifact = emit_checked(prepare(heads, given, "ptx", (2,)).levels["tile"])
     (entry,), text = artifact.manifest["plan"]["entries"].values(), artifact.text(TEXT_FILE)
     PtxModule(text).launch("heads", 2, entry["threads"], list(given.values()), entry["shared"], debug=True)
     want = np.einsum("ihd,ihe->hde", q.astype("f8"), k.astype("f8"))
@@ -208,7 +208,7 @@ def test_masked_blocks_are_loaded_a_round_ahead(arch):
     for schedule in (ts.Schedule(), ts.Schedule(stages=1)):
         out = np.full(q.shape, np.nan, bf16.numpy)
         entry, arguments = attend.with_schedule(schedule), {**given, "out": out, "BM": 64, "BN": 64}
-        artifact = emitted(prepare(entry, arguments, "ptx", (2, 1, 2)).levels["tile"], arch)
+        artifact = emit_checked(prepare(entry, arguments, "ptx", (2, 1, 2)).levels["tile"], arch)
         (entry,) = artifact.manifest["plan"]["entries"].values()
         text = artifact.text(TEXT_FILE)
         PtxModule(text).launch(
@@ -290,7 +290,7 @@ def test_a_user_s_own_copies_are_asynchronous():
     x = np.random.default_rng(0).standard_normal((30, 60)).astype(np.float32)
     given = {"a": x, "b": np.zeros((32, 32), np.float32)}
     module = prepare(twice, {"x": x, "out": given["b"]}, "ptx", (1,)).levels["tile"]
-    artifact = emitted(module)
+    artifact = emit_checked(module)
     (entry,) = artifact.manifest["plan"]["entries"].values()
     text = artifact.text(TEXT_FILE)
     assert text.count("cp.async.commit_group") == 2 and "st.shared" in text  # the block is turned around

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ptxcheck import emitted
+from ptxcheck import emit_checked
 
 import tessera as ts
 from tessera import tile
@@ -50,7 +50,7 @@ def check(shape, block, dtype=bf16, rounds=None, **turned):
     }
     grid = (-(-m // block[0]), -(-n // block[1]))
     module = prepare(product, {**arguments, "rounds": np.int64(ends)}, "ptx", grid).levels["tile"]
-    artifact = emitted(module, "sm_90a")
+    artifact = emit_checked(module, "sm_90a")
     BACKEND.interpreter(artifact)([*sides, out, np.int64(ends)])
     seen = -(-ends // block[2]) * block[2]
     want = a[:, :seen].astype("f8") @ b[:seen].astype("f8")
@@ -108,7 +108,7 @@ def test_rounds_are_joined_where_that_reads_no_more(end, depth, joined):
     a, b = (random.standard_normal(s).astype(bf16.numpy) for s in ((64, 200), (200, 64)))
     given = {"a": a, "b": b, "out": np.zeros((64, 64), np.float32)}
     module = prepare(ended, {**given, "END": end, "BK": depth}, "ptx", (1,)).levels["tile"]
-    artifact = emitted(module, "sm_90a")
+    artifact = emit_checked(module, "sm_90a")
     BACKEND.interpreter(artifact)(list(given.values()))
     assert np.abs(given["out"] - a[:, :end].astype("f8") @ b[:end].astype("f8")).max() < 1e-4
     assert ("wgmma" in artifact.text(TEXT_FILE)) == joined != ("cp.async.cg" in artifact.text(TEXT_FILE))
@@ -125,7 +125,7 @@ def test_sides_that_the_loop_does_not_walk_along_the_sum_are_not_cut():
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(s).astype(bf16.numpy) for s in ((64, 256), (256, 64)))
     out = np.zeros((64, 64), np.float32)
-    artifact = emitted(prepare(apart, {"a": a, "b": b, "out": out}, "ptx", (1,)).levels["tile"], "sm_90a")
+    artifact = emit_checked(prepare(apart, {"a": a, "b": b, "out": out}, "ptx", (1,)).levels["tile"], "sm_90a")
     BACKEND.interpreter(artifact)([a, b, out])
     x, y = a.astype("f8"), b.astype("f8")
     want = sum(x[:, k : k + 128] @ y[k : k + 128] for k in range(0, 256, 64))

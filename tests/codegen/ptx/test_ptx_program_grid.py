@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from ptxcheck import ARCHITECTURES, both, emitted
+from ptxcheck import ARCHITECTURES, emit_checked, run_both
 from tilekernels import Kernel
 
 import tessera as ts
@@ -26,7 +26,7 @@ def test_four_axes(arch):
     shape = (2, 3, 4, 5)
     arrays = [np.zeros(shape, "f4"), np.arange(120, dtype="f4").reshape(shape)]
     module = prepare(places, arrays, grid=shape).levels["tile"]
-    (ours, theirs), _ = both(module, arrays, arch)
+    (ours, theirs), _ = run_both(module, arrays, arch)
     np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(ours.reshape(-1), np.arange(120) * 101 + 3)
 
@@ -40,7 +40,7 @@ def rows(out):
 
 def test_a_long_leading_axis():
     out = np.zeros((70_000, 2), np.int32)
-    artifact = emitted(prepare(rows, [out], grid=(70_000, 2)).levels["tile"])
+    artifact = emit_checked(prepare(rows, [out], grid=(70_000, 2)).levels["tile"])
     with pytest.raises(ExecutionError, match=r"program \(69999, 0\)"):
         BACKEND.interpreter(artifact)([out])
     np.testing.assert_array_equal(out[:-1].reshape(-1), np.arange(139_998))
@@ -49,7 +49,7 @@ def test_a_long_leading_axis():
 
 def test_too_many_programs():
     with pytest.raises(ResourceError, match=r"a grid of 4,294,967,296 programs[\s\S]*at most 2,147,483,647"):
-        emitted(prepare(rows, [np.zeros((70_000, 2), np.int32)], grid=(1 << 31, 2)).levels["tile"])
+        emit_checked(prepare(rows, [np.zeros((70_000, 2), np.int32)], grid=(1 << 31, 2)).levels["tile"])
 
 
 def test_several_grids_are_refused():

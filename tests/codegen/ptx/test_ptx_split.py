@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptxcheck import ARCHITECTURES, emitted
+from ptxcheck import ARCHITECTURES, emit_checked
 from tilekernels import Kernel
 
 import tessera as ts
@@ -39,7 +39,7 @@ def test_a_product_with_what_was_bf16_is_as_good_as_one_of_f32(turned):
     b = random.standard_normal((16, 48) if turned else (48, 16)).astype(bf16.numpy)
     module, out = product(a.astype(np.float32), b, turned)
     assert kinds(module) == [bf16] * 3
-    artifact = emitted(module)
+    artifact = emit_checked(module)
     BACKEND.interpreter(artifact)([a.astype(np.float32), b, out])
     x, y = a.astype(np.float32).astype(np.float64), b.astype(np.float64)
     y = y.T if turned else y
@@ -51,7 +51,7 @@ def test_infinities_and_nan_come_through():
     a, b = np.ones((16, 16), np.float32), np.ones((16, 16), bf16.numpy)
     a[0, 0], a[1, 1], a[2, 2] = np.inf, -np.inf, np.nan
     module, out = product(a, b)
-    BACKEND.interpreter(emitted(module))([a, b, out])
+    BACKEND.interpreter(emit_checked(module))([a, b, out])
     assert (out[0] == np.inf).all() and (out[1] == -np.inf).all() and np.isnan(out[2]).all() and (out[3:] == 16).all()
 
 
@@ -66,7 +66,7 @@ def test_numbers_of_8_bits_are_multiplied_as_16():
     a, b = np.full((16, 16), 1.5, fp8_e4m3.numpy), np.full((16, 16), -0.25, fp8_e5m2.numpy)
     module, out = product(a, b)
     assert kinds(module) == [bf16] and kinds(product(a, b.astype(f16.numpy))[0]) == [f16]
-    BACKEND.interpreter(emitted(module))([a, b, out])
+    BACKEND.interpreter(emit_checked(module))([a, b, out])
     assert (out == -6.0).all()
 
 
@@ -88,7 +88,7 @@ def test_attention_with_heads_after_positions_is_one_launch(arch):
     ready = prepare(ts.jit(program), (q, k, v, mask), "ptx")
     launches = [n for n in ready.levels["tile"].main.body.nodes if n.op.name == "host.launch"]
     assert len(launches) == 1
-    (found,) = BACKEND.interpreter(emitted(ready.levels["tile"], arch))([q, k, v, mask])
+    (found,) = BACKEND.interpreter(emit_checked(ready.levels["tile"], arch))([q, k, v, mask])
     assert compare_with_bound(found, ready.bounds()[0]).ok
 
 
@@ -97,7 +97,7 @@ def test_attention_of_a_graph_is_streamed(depth, weights, rows):
     q, k, v = (np.random.default_rng(i).standard_normal((1, 2, 130, depth)).astype(bf16.numpy) for i in range(3))
     attend = ts.jit(lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, causal=True, weights=weights))
     ready = prepare(attend, (q, k, v), "ptx")
-    artifact = emitted(ready.levels["tile"], "sm_90a")
+    artifact = emit_checked(ready.levels["tile"], "sm_90a")
     (entry,) = artifact.manifest["plan"]["entries"].values()
     assert "wgmma" in artifact.text(TEXT_FILE) and entry["threads"] == 2 * rows + 128
     assert compare_with_bound(BACKEND.interpreter(artifact)([q, k, v])[0], ready.bounds()[0]).ok

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from ptxcheck import emitted
+from ptxcheck import emit_checked
 
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
@@ -38,7 +38,7 @@ def gated(a, b, c, out, *, BM: int, BN: int, band: bool = False):
 
 def compiled(entry, given, grid, arch):
     """What the PTX interpreter makes of a kernel's text, and the text."""
-    artifact = emitted(prepare(entry, given, "ptx", grid).levels["tile"], arch)
+    artifact = emit_checked(prepare(entry, given, "ptx", grid).levels["tile"], arch)
     BACKEND.interpreter(artifact)([a for a in given.values() if isinstance(a, np.ndarray)])
     return given["out"], artifact.text(TEXT_FILE)
 
@@ -96,7 +96,7 @@ def counted(a, b, c, out, rounds, *, BM: int = 64, BN: int = 64):
 def test_loops_of_unknown_length_are_not_turned_around(rounds):
     given = arrays(bf16, 64, 192, 64, 64)
     module = prepare(counted, {**given, "rounds": rounds}, "ptx", (1,)).levels["tile"]
-    artifact = emitted(module, "sm_90a")
+    artifact = emit_checked(module, "sm_90a")
     BACKEND.interpreter(artifact)([*given.values(), np.int64(rounds)])
     want = wanted({**given, "b": given["b"][: 64 * rounds]}, 64, False)
     assert (
@@ -203,5 +203,5 @@ def test_what_the_ops_mean():
 
 def test_a_loop_whose_places_are_not_known_ahead_takes_the_other_way():
     given, grid = attention((1, 1, 128, 64), 128, False, (64, 64), lengths=np.array([100], np.int64))
-    text = emitted(prepare(attend, given, "ptx", grid).levels["tile"], "sm_90a").text(TEXT_FILE)
+    text = emit_checked(prepare(attend, given, "ptx", grid).levels["tile"], "sm_90a").text(TEXT_FILE)
     assert "wgmma" not in text and "mma.sync" in text

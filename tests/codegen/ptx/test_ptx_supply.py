@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptxcheck import emitted
+from ptxcheck import emit_checked
 
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
@@ -50,7 +50,7 @@ def test_programs_find_what_they_load(monkeypatch, dtype, columns, team):
     monkeypatch.setattr(persistent_prefetch, "MIN_THREADS", team)
     arrays = [a for a in given(dtype, 17, columns).values() if isinstance(a, np.ndarray)]
     module = prepared(dtype, 17, columns)
-    artifact, theirs = emitted(module, "sm_90a"), [a.copy() for a in arrays]
+    artifact, theirs = emit_checked(module, "sm_90a"), [a.copy() for a in arrays]
     (entry,) = artifact.manifest["plan"]["entries"].values()
     assert entry["programs"] == 17 and entry["threads"] == team and "cp.async.bulk" in artifact.text(TEXT_FILE)
     BACKEND.interpreter(artifact)(arrays)

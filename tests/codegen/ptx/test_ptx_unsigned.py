@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptxcheck import ARCHITECTURES, both, run
+from ptxcheck import ARCHITECTURES, run, run_both
 
 import tessera as ts
 from tessera import tile
@@ -78,5 +78,5 @@ def test_kernels(name, arch):
     arrays = [x, f, np.zeros((3, 20), "f4"), np.zeros((3, 20), name), np.zeros((3, 20), ts.bf16.numpy)]
     scale = np.array(np.iinfo(name).max - 1, name)
     module = prepare(mixed, [*arrays, scale], grid=(3,)).levels["tile"]
-    for ours, theirs in both(module, [*arrays, scale], arch):
+    for ours, theirs in run_both(module, [*arrays, scale], arch):
         np.testing.assert_array_equal(ours.astype("f8"), theirs.astype("f8"))
