@@ -24,11 +24,11 @@ from tessera.ir.core import Module
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a target can do: the passes above it choose tiles by this.
+    """The limits of a target, by which the lowering chooses tiles.
 
-    `shared_bytes` is the shared memory of a group and `block_bytes` the room for one tile's blocks; None: no limit.
-    `meeting` is the number of groups that run at once and so may wait for each other at a grid barrier; 0: none.
-    `plan` holds the target's wishes for tile sizes (a `tessera.lower.lowering_plan.LoweringPlan`), or None.
+    `shared_bytes` limits the shared memory of a group, `block_bytes` the blocks of one tile; None: no limit.
+    `meeting` is the number of groups that run at once, so that a grid barrier works; 0: none.
+    `plan` holds the tile sizes that suit the target (a `tessera.lower.lowering_plan.LoweringPlan`), or None.
     """
 
     vector_bytes: int
@@ -60,10 +60,10 @@ def run_passes(passes: Sequence[CompilerPass], module: Module) -> Module:
 
 
 class Runtime(Protocol):
-    """An artifact made ready to run."""
+    """An artifact that is loaded and ready to run."""
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """The outputs; arrays that the program writes in place are written."""
+        """Run the program; returns its outputs. Arrays that it writes in place are changed."""
         ...
 
 
@@ -78,7 +78,7 @@ class Backend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this target can do."""
+        """The limits of the target."""
         ...
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
@@ -90,11 +90,11 @@ class Backend(Protocol):
         ...
 
     def runtime(self, artifact: Artifact) -> Runtime:
-        """What runs the artifact on the device."""
+        """Load the artifact for the device."""
         ...
 
     def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """What runs the artifact's text without the device."""
+        """A function that runs the artifact's text in an emulator, without the device."""
         ...
 
 
@@ -111,11 +111,11 @@ class PassPipeline(Protocol):
         ...
 
 
-# The code generators there are, by name.
+# The registry of generators.
 
 
 ENTRY_POINT_GROUP = "tessera.codegen"
-# As in setup.cfg, for a checkout that is not installed; an installed entry point of the same name wins.
+# As in setup.cfg, for a checkout that is not installed; an installed entry point of the same name takes precedence.
 BUILT_IN = (
     EntryPoint("llvm", "tessera.codegen.llvm:BACKEND", ENTRY_POINT_GROUP),
     EntryPoint("ptx", "tessera.codegen.ptx:BACKEND", ENTRY_POINT_GROUP),
@@ -124,7 +124,7 @@ BUILT_IN = (
 
 
 def list_backends() -> dict[str, EntryPoint]:
-    """Every generator there is; none is imported."""
+    """All generators by name, none of them imported."""
     return {point.name: point for point in (*BUILT_IN, *entry_points(group=ENTRY_POINT_GROUP))}
 
 
@@ -133,9 +133,9 @@ def get_backend(name: str) -> Backend:
     """The generator of this name; what follows a colon configures it, as in "csl:4x4".
 
     Raises:
-        UnknownNameError: there is none; it lists those there are.
+        UnknownNameError: no generator has this name; the message lists the names.
         DeviceUnavailable: its package cannot be imported.
-        ArgumentError: it cannot be configured, or not so.
+        ArgumentError: it takes no configuration, or not this one.
     """
     name, colon, options = name.partition(":")
     found = list_backends().get(name)

@@ -199,7 +199,7 @@ def judge_step(step: LoweringStep, state: Any, given: BisectInput) -> StepVerdic
         arrays = [a.copy() if i in given.written else a for i, a in enumerate(given.arrays)]
         results = [*step.run(made, arrays), *(arrays[i] for i in given.written)]
         return _compare_with_bounds(step.name, level, results, given.bounds, state, made)
-    except Exception as error:  # a pass under suspicion may fail in any way: that is the finding
+    except Exception as error:  # a faulty pass may fail in any way, and that is the finding
         return StepVerdict(step.name, step.level or state.level, FAILED, error=error, before=state)
 
 
@@ -218,7 +218,7 @@ def _compare_with_bounds(
 
 @dataclass(frozen=True)
 class FailingSlice:
-    """Some ops of a Graph program, the arrays that they take, and the verdict on the step that gets them wrong."""
+    """Ops of a Graph program, their input arrays, and the verdict on the faulty step."""
 
     function: Function
     arrays: Sequence[Any]
@@ -227,7 +227,7 @@ class FailingSlice:
 
     @property
     def ops(self) -> int:
-        """How many ops there are."""
+        """The number of ops."""
         return len(self.function.body.nodes)
 
 
@@ -237,7 +237,7 @@ FailurePredicate = Callable[[Function, Sequence[Any]], "StepVerdict | None"]
 def reduce_program(program: PreparedProgram, blamed: StepVerdict) -> FailingSlice | None:
     """The smallest part of a program that a step still gets wrong; None for a kernel, which has no Graph level.
 
-    The ops of the traced program are searched first; then, in what is left, those that its composites are made of.
+    The search is over the ops of the traced program first, then over the primitives of those that remain.
     """
     if program.top != "graph":
         return None
@@ -257,21 +257,21 @@ def reduce_program(program: PreparedProgram, blamed: StepVerdict) -> FailingSlic
 
 
 def _judge_slice(function: Function, arrays: Sequence[Any], steps: Sequence[LoweringStep]) -> StepVerdict | None:
-    """What the last of the steps makes of a function; None if it cannot be told, or if an earlier one fails."""
+    """The verdict on the last step for a function; None if it has no bound, or if an earlier step fails."""
     try:
         state: Any = Module("graph", (function,))
         given = BisectInput(state, arrays, (), bound.run(function, arrays))
         for step in steps[:-1]:
             state = step.make(state)
-    except Exception:  # a program cut out may meet other faults of steps: not the one that is looked for
+    except Exception:  # a slice may show other faults of the steps than the one that is searched
         return None
     return judge_step(steps[-1], state, given)
 
 
 def _last_graph(function: Function, steps: Sequence[LoweringStep]) -> Function:
-    """A function as it stands before the first step below Graph, or before the last step."""
+    """A function before the first step below the Graph level, or before the last step."""
     module = Module("graph", (function,))
-    for step in steps[:-1]:  # the part has been through all of them before
+    for step in steps[:-1]:  # the slice has passed all of them before
         made = step.make(module)
         if made.level != "graph":
             break
@@ -280,7 +280,7 @@ def _last_graph(function: Function, steps: Sequence[LoweringStep]) -> Function:
 
 
 def _find_smallest_slice(function: Function, arrays: Sequence[Any], fails: FailurePredicate) -> FailingSlice | None:
-    """The last op that is needed by halving, then the first; None if taking the program apart hides what is wrong."""
+    """Bisect for the last op that is needed, then for the first; None if no slice shows the fault."""
     count = len(function.body.nodes)
 
     def trial(begin: int, end: int, alone: bool) -> FailingSlice | None:
@@ -305,13 +305,16 @@ def _find_smallest_slice(function: Function, arrays: Sequence[Any], fails: Failu
 def _extract_slice(
     function: Function, arrays: Sequence[Any], begin: int, end: int, alone: bool
 ) -> tuple[Function, list[Any]]:
-    """Some nodes as a function of what comes in from outside; its results are what is used later, or the last's."""
+    """Some nodes as a function of the values that they take from outside; its results are the values used later.
+
+    With `alone` they are the results of the last node.
+    """
     nodes = function.body.nodes
     results = nodes[end - 1].results if alone else _used_later(function, begin, end)
     kept = _live_nodes(nodes[begin:end], results)
     made = {v for n in kept for v in n.results}
     wanted = {v for n in kept for v in _values_read(n)} | set(results)
-    # Constants are no input: a rewrite may look at them.
+    # Constants are copied, not passed in: a rewrite may depend on them.
     constants = [n for n in nodes[:begin] if not _values_read(n) and not n.op.effects and wanted & set(n.results)]
     made |= {v for n in constants for v in n.results}
     order = [*function.params, *(v for n in nodes[:begin] for v in n.results)]
@@ -333,7 +336,7 @@ def _used_later(function: Function, begin: int, end: int) -> list[Value]:
 
 
 def _live_nodes(nodes: Sequence[Node], results: Sequence[Value]) -> list[Node]:
-    """The nodes that results rest on, in order; found here, since the pass that does so may be the one at fault."""
+    """Dead-code elimination of a slice; written anew here, since the pass of that name may be the faulty one."""
     live, kept = set(results), []
     for node in reversed(nodes):
         if node.op.effects or not live.isdisjoint(node.results):

@@ -20,19 +20,12 @@ from tessera.core.types import DType, bf16, f16, f32, fp8_e4m3, fp8_e5m2, int4, 
 from tessera.ir.core import Node, Value
 from tessera.ops.tensor import contractions
 
-# Layouts: which thread of a team holds which elements of a block, and in which of its registers.
-#
-# A block's sizes are rounded up to powers of two; an element's place along each axis is then a number of bits, and
-# a layout says for each of those bits what gives it: a bit of the register's number, or a bit of the thread's. A bit
-# of the thread's number that gives nothing (None) means that both threads hold the same.
-
-
-LayoutBit = tuple[int, int]  # an axis, and which bit of the place along it
+LayoutBit = tuple[int, int]  # an axis, and a bit of the index along it
 Sizes = tuple[int, ...]
 
 
 def bit_width(n: int) -> int:
-    """The bits that count to `n`.
+    """The number of bits of an index below `n`.
 
     >>> bit_width(1), bit_width(8), bit_width(9)
     (0, 3, 4)
@@ -42,7 +35,7 @@ def bit_width(n: int) -> int:
 
 @dataclass(frozen=True)
 class DistributedLayout:
-    """The places of a block of `shape`: what each bit of a register's and of a thread's number stands for."""
+    """The layout of a block of `shape`: the index bit that each bit of a register and of a thread number gives."""
 
     shape: Sizes
     registers: tuple[LayoutBit, ...]
@@ -61,7 +54,7 @@ class DistributedLayout:
 
     @cached_property
     def offsets(self) -> tuple[Sizes, ...]:
-        """For each register, its place relative to the thread's first one."""
+        """For each register, the index of its element relative to the thread's first one."""
         found = []
         for number in range(self.count):
             place = [0] * len(self.shape)
@@ -72,36 +65,36 @@ class DistributedLayout:
 
     @cached_property
     def index(self) -> Mapping[Sizes, int]:
-        """The register at each relative place."""
+        """The register of each relative index."""
         return {place: i for i, place in enumerate(self.offsets)}
 
     @property
     def replicated_bits(self) -> tuple[int, ...]:
-        """The bits of the thread's number that give nothing: threads that differ only there hold the same."""
+        """Replication: the thread bits that give no index bit; threads that differ only there hold the same."""
         return tuple(i for i, bit in enumerate(self.threads) if bit is None)
 
     def is_padded(self, axis: int) -> bool:
-        """Whether some places along an axis lie past the block's end."""
+        """Whether the axis is padded to a power of two."""
         return 1 << bit_width(self.shape[axis]) != self.shape[axis]
 
     def max_thread_offset(self, axis: int) -> int:
-        """The greatest place that a thread's number gives along an axis."""
+        """The greatest index along an axis of a thread's first element."""
         return sum(1 << bit[1] for bit in self.threads if bit is not None and bit[0] == axis)
 
     def renamed(self, shape: Sizes, names: Mapping[LayoutBit, LayoutBit]) -> DistributedLayout:
-        """The layout of a block of another shape whose bits are these, named anew; those without a name are dropped."""
+        """The layout of a block of another shape, its index bits renamed; bits without a new name are dropped."""
         registers = tuple(names[bit] for bit in self.registers if bit in names)
         return DistributedLayout(
             shape, registers, tuple(names.get(bit) if bit is not None else None for bit in self.threads)
         )
 
     def permuted(self, axes: Sequence[int]) -> DistributedLayout:
-        """The layout of the block with its axes in another order."""
+        """The layout of the block after a permutation of its axes."""
         names = {(old, p): (new, p) for new, old in enumerate(axes) for p in range(bit_width(self.shape[old]))}
         return self.renamed(tuple(self.shape[a] for a in axes), names)
 
     def reduced(self, axes: Sequence[int], keep: bool) -> DistributedLayout:
-        """The layout of what is left when axes are combined: every thread along them holds the result."""
+        """The layout of a reduction's result: replicated over the threads along the reduced axes."""
         rest = [a for a in range(len(self.shape)) if a not in axes]
         shape = tuple(1 if a in axes else n for a, n in enumerate(self.shape) if keep or a not in axes)
         names = {
@@ -110,7 +103,7 @@ class DistributedLayout:
         return self.renamed(shape, names)
 
     def source(self, shape: Sizes) -> DistributedLayout:
-        """The layout of a block of `shape` that is broadcast to this one with nothing to move."""
+        """The layout of a block of `shape` that broadcasts to this one without data movement."""
         missing = len(self.shape) - len(shape)
         names = {
             (axis + missing, p): (axis, p)
@@ -121,7 +114,7 @@ class DistributedLayout:
         return self.renamed(shape, names)
 
     def reshaped(self, shape: Sizes) -> DistributedLayout | None:
-        """The layout in another shape with nothing to move; None if sizes that are no powers of two forbid it."""
+        """The layout after a reshape without data movement; None if a size that is no power of two prevents that."""
         names = match_reshape_bits(self.shape, shape)
         return None if names is None else self.renamed(shape, names)
 
@@ -153,7 +146,7 @@ def _parse_bit(word: str) -> LayoutBit | None:
 
 
 def match_reshape_bits(here: Sizes, there: Sizes) -> dict[LayoutBit, LayoutBit] | None:
-    """What each bit of a place in one shape is called in another shape of as many elements, in row-major order.
+    """For each index bit of one shape the same bit in another shape of as many elements, in row-major order.
 
     >>> match_reshape_bits((4, 2), (8,))
     {(1, 0): (0, 0), (0, 0): (0, 1), (0, 1): (0, 2)}
@@ -170,12 +163,12 @@ def match_reshape_bits(here: Sizes, there: Sizes) -> dict[LayoutBit, LayoutBit] 
 
 
 def _axis_bits(axes: Sequence[int], shape: Sizes) -> list[LayoutBit]:
-    """The bits of some axes, the fastest first."""
+    """The index bits of some axes, the fastest-varying first."""
     return [(a, p) for a in reversed(axes) for p in range(bit_width(shape[a]))]
 
 
 def _match_axis_groups(here: Sizes, there: Sizes) -> list[tuple[list[int], list[int]]]:
-    """The axes of two shapes in the least groups of as many elements; axes of size 1 have no bits and are left out."""
+    """The axes of two shapes in minimal groups of equal element counts, without axes of size 1, which have no bits."""
     ours, theirs = ([a for a, n in enumerate(shape) if n != 1] for shape in (here, there))
     found = []
     while ours or theirs:
@@ -193,7 +186,7 @@ def _match_axis_groups(here: Sizes, there: Sizes) -> list[tuple[list[int], list[
 
 
 def make_blocked_layout(shape: Sizes, threads: int, vector: int) -> DistributedLayout:
-    """The plain layout: neighbours along the last axes in a thread's registers, up to `vector`, then across threads.
+    """Blocked layout: up to `vector` neighbours along the last axes in a thread's registers, then across threads.
 
     >>> print(make_blocked_layout((4, 8), 8, 4))
     4x8 registers [1.0 1.1] threads [1.2 0.0 0.1]
@@ -206,22 +199,22 @@ def make_blocked_layout(shape: Sizes, threads: int, vector: int) -> DistributedL
     return DistributedLayout(shape, held, (*across, *(None,) * (lanes - len(across))))
 
 
-# The layouts of matrix products: as tensor cores hold them, or a square of elements in each thread.
+# Layouts of matrix products: the fragments of tensor cores, or a square of elements in each thread.
 
 
 LANE_BITS = 5
-MMA_K_BYTES = 32  # bytes of the shared axis, in one instruction of the tensor cores
-# What elements are multiplied as: every float of 8 bits or fewer is one of f16, whose products GPUs add up in f32.
+MMA_K_BYTES = 32  # bytes of the k axis of one instruction of the tensor cores
+# The operand type of mma.sync for each element type: floats of 8 bits or fewer become f16, accumulated in f32.
 MMA_OPERAND_TYPES = {
     bf16: bf16, f16: f16, **dict.fromkeys(SMALL_FLOATS, f16), int4: int8, int8: int8, uint8: uint8,
 }  # fmt: skip
-# How instructions name the types of the sides.
+# Operand types as PTX instructions spell them.
 MMA_TYPE_NAMES = {bf16: "bf16", f16: "f16", fp8_e4m3: "e4m3", fp8_e5m2: "e5m2", int8: "s8", uint8: "u8"}
-MIN_MMA_EXTENT = 8  # rows and columns from which tensor cores are worth their while
+MIN_MMA_EXTENT = 8  # rows and columns from which tensor cores pay
 
 
 def uses_tensor_cores(node: Node) -> bool:
-    """Whether a product is one for tensor cores: narrow floats or int8, sums as wide as theirs, enough of each axis."""
+    """Whether tensor cores compute a product: their operand and accumulator types, and large enough axes."""
     if node.op not in (contractions.dot, matmul_accumulate):
         return False
     a, b = (v.type for v in node.args[-2:])
@@ -234,12 +227,12 @@ def uses_tensor_cores(node: Node) -> bool:
 
 
 def are_mma_compatible(a: DType, b: DType) -> bool:
-    """Whether one instruction multiplies elements of two types: any of 8 bits by each other, floats by floats."""
+    """Whether one instruction takes these operand types: equal ones, or two 8-bit ones that are both floats or not."""
     return a == b or (a.bits == b.bits == 8 and a.is_float == b.is_float)
 
 
 def mma_type_suffix(a: DType, b: DType) -> str:
-    """What the name of an instruction says of the types of its sides: the depth it takes, its sums, and them.
+    """The suffix of an MMA instruction: its k, the accumulator type and the operand types.
 
     >>> mma_type_suffix(bf16, bf16), mma_type_suffix(int8, uint8)
     ('k16.f32.bf16.bf16', 'k32.s32.s8.u8')
@@ -250,7 +243,7 @@ def mma_type_suffix(a: DType, b: DType) -> str:
 
 
 def choose_dot_layout(node: Node, threads: int, by_rows: bool) -> DistributedLayout:
-    """The layout of a product; `by_rows` asks for warps one below the other, where there are rows for all."""
+    """The layout of a product's result; `by_rows` stacks the warps along rows where each gets 16 rows."""
     shape = tuple(int(n) for n in node.out.type.shape)  # type: ignore[union-attr]
     if threads == 1 or not uses_tensor_cores(node):
         return make_square_layout(shape, threads)
@@ -263,11 +256,11 @@ def has_enough_rows(rows: int, threads: int) -> bool:
 
 
 def make_mma_layout(shape: tuple[int, ...], threads: int, by_rows: bool = False) -> DistributedLayout:
-    """As m16n8 instructions give their sums: warps side by side, their parts as square as can be, or all in one column.
+    """Accumulator fragments of mma.m16n8: the warps tile the result in near squares, or along rows if `by_rows`.
 
-    In one column the left side of another product has the same layout: its rows are the warp's own.
+    By rows the result has the layout of another product's left operand: a warp holds whole rows.
 
-    A thread holds two neighbours of a row, the same eight rows further down, and these again for each 8 columns
+    A thread holds two neighbours of a row, two more eight rows below, and these again for each 8 columns
     (PTX ISA, "Matrix fragments for mma.m16n8k16").
     """
     rows, columns = bit_width(shape[0]), bit_width(shape[1])
@@ -288,9 +281,9 @@ def make_mma_layout(shape: tuple[int, ...], threads: int, by_rows: bool = False)
 
 
 def make_wgmma_layout(shape: tuple[int, ...], threads: int) -> DistributedLayout:
-    """As instructions of a warp group give their sums: four warps one below the other, then the groups.
+    """Accumulator fragments of wgmma: four warps stacked along rows, then the warp groups; further rows are registers.
 
-    (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16"; further rows are registers.)
+    (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16".)
     """
     rows, columns = bit_width(shape[0]), bit_width(shape[1])
     lanes: list[LayoutBit] = [(1, 1), (1, 2), (0, 0), (0, 1), (0, 2), (0, 4), (0, 5)]
@@ -300,14 +293,14 @@ def make_wgmma_layout(shape: tuple[int, ...], threads: int) -> DistributedLayout
 
 
 def pack_layout(layout: DistributedLayout) -> DistributedLayout:
-    """The layout of a block's words, where each register pair of a layout holds two neighbours of a row."""
+    """The layout of `pack_pairs`: one word for each register pair that holds two neighbours of a row."""
     names = {(a, p): (a, p - 1 if a == 1 else p) for a, n in enumerate(layout.shape) for p in range(bit_width(n))}
     del names[1, 0]
     return layout.renamed((layout.shape[0], layout.shape[1] // 2), names)
 
 
 def make_square_layout(shape: tuple[int, ...], threads: int) -> DistributedLayout:
-    """A square of elements in each thread's registers, neighbours along rows first."""
+    """A square of elements in each thread's registers, for products by FMA."""
     row, column = len(shape) - 2, len(shape) - 1
     rows, columns = ([(axis, p) for p in range(bit_width(shape[axis]))] for axis in (row, column))
     outer = [(a, p) for a in reversed(range(row)) for p in range(bit_width(shape[a]))]
@@ -326,8 +319,8 @@ def make_square_layout(shape: tuple[int, ...], threads: int) -> DistributedLayou
 def choose_dot_operand_layouts(
     node: Node, held: Callable[[Value], DistributedLayout], direct: bool, threads: int
 ) -> Sequence[DistributedLayout | None]:
-    """The layouts in which the operands of a product are wanted: as they are, and then put into memory; but
-    `direct` asks for the left one in the registers that the instructions read."""
+    """The layouts that a product takes its operands in: their own, since they go through shared memory; with `direct`
+    the left one is an operand fragment in registers."""
     left, right = node.args[-2:]
     shape = tuple(int(n) for n in left.type.shape)  # type: ignore[union-attr]
     return [make_mma_layout(shape, threads, True) if direct else held(left), held(right)]

@@ -23,29 +23,27 @@ READ, WRITE = "read", "write"
 
 @dataclass(frozen=True)
 class SharedAccess:
-    """A touch of memory; two of the same place by the same threads have equal, known `where`."""
+    """An access to memory; two accesses of the same threads to the same elements have equal `where`."""
 
     memory: Any
     kind: str
     where: Any = None
 
     def conflicts_with(self, other: SharedAccess) -> bool:
-        """Whether threads must meet between the two."""
+        """Whether a barrier is needed between the two."""
         same = self.where is not None and self.where == other.where
         if same and self.kind != other.kind:
-            same = not self.where[
-                1
-            ].replicated_bits  # where several threads have an element one of them stores it for all
+            same = not self.where[1].replicated_bits  # one of the threads that replicate an element stores it for all
         return self.memory == other.memory and WRITE in (self.kind, other.kind) and not same
 
     def in_next_round(self, made: set[Value]) -> SharedAccess:
-        """The same in another round of a loop that makes these values anew: its place may be another."""
+        """The same access in another round of a loop that redefines these values: its elements may differ."""
         moved = self.where is not None and any(start in made for start in self.where[0])
         return SharedAccess(self.memory, self.kind) if moved else self
 
 
 class HazardTracker:
-    """The accesses since the team last met, on any path."""
+    """The accesses since the last barrier, on any path."""
 
     def __init__(
         self, function: Function, layouts: Mapping[Value, DistributedLayout], team: ThreadTeam, apart: bool
@@ -53,7 +51,7 @@ class HazardTracker:
         self._layouts, self._alone = layouts, team.threads == 1
         self._shared = frozenset() if apart else frozenset(function.params)
         self._constants = {n.out: n.attrs["value"] for n in function.body.walk() if n.op is basic.full}
-        # Slots are read and written where the program's own barriers say so.
+        # Accesses to slots are ordered by the program's own barriers.
         self._slots = {n.out for n in function.body.walk() if n.op is smem_slots}
         copied = {n.args[0] for n in function.body.walk() if n.op is tile.async_copy} - self._slots
         self._async_copied = {SharedAccess(self._memory(v), WRITE) for v in copied}

@@ -47,21 +47,18 @@ from tessera.ir.rules import Rules
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, contractions, reduce, shape
 
-# Which layout each value of a tile function has by nature; None where it can be made in any.
-#
-# Constants, ramps and what is computed from them alone are made where they are used, in the layout that is wanted
-# there. Everything else has one layout, and is handed to another by a `relayout`.
+# Inference: the natural layout of each value; None for a value that is rematerialised in any layout.
 
 
 MaybeLayout = DistributedLayout | None
 natural_layout_rules = Rules("ptx layout")
-FIXPOINT_ROUNDS = 2  # a layout found at a loop's end is carried to its begin once
+FIXPOINT_ROUNDS = 2  # a layout found at the end of a loop body propagates to its start once
 
 
 class LayoutInference:
-    """The layouts of one function's values, for teams of `threads` that hold `vector` neighbours in a thread.
+    """The layouts of one function's values, for teams of `threads` threads with `vector` neighbours in each.
 
-    `given` are layouts of loads that are known to be wanted.
+    `given` holds layouts of loads that an earlier inference found.
     """
 
     def __init__(
@@ -69,8 +66,8 @@ class LayoutInference:
     ) -> None:
         self.threads, self.vector, self.given = threads, vector, given or {}
         self.of: dict[Value, MaybeLayout] = {}
-        self.direct: set[Node] = set()  # products whose left side stays in registers
-        self.smem_operands: set[Value] = set()  # blocks that have no registers
+        self.direct: set[Node] = set()  # products whose left operand stays in registers
+        self.smem_operands: set[Value] = set()  # operands in shared memory, which have no registers
         self._depths: dict[Value, int] = {}
         self._depth = 0
         for v in function.params:
@@ -79,19 +76,19 @@ class LayoutInference:
         self.run(function.body)
 
     def plain(self, v: Value) -> DistributedLayout:
-        """The plain layout of a block."""
+        """The blocked layout of a block."""
         return self.plain_shape(static_shape(v))
 
     def plain_shape(self, shape: Sizes) -> DistributedLayout:
-        """The plain layout of blocks of a shape."""
+        """The blocked layout of blocks of a shape."""
         return make_blocked_layout(shape, self.threads, self.vector)
 
     def held(self, v: Value) -> DistributedLayout:
-        """A value's own layout, or the plain one."""
+        """A value's own layout, or the blocked one."""
         return self.of[v] or self.plain(v)
 
     def run(self, block: Block) -> list[MaybeLayout]:
-        """The layouts in a block; those of its results."""
+        """Infer the layouts of a block's values; returns those of its results."""
         for node in block.nodes:
             rule = natural_layout_rules.get(node.op)
             found = rule(self, node) if rule is not None else self._pointwise(node)
@@ -100,7 +97,7 @@ class LayoutInference:
         return [self.of[v] for v in block.results]
 
     def in_registers(self, node: Node) -> bool:
-        """Whether a product's left side is best kept in registers: each round uses it again, or it is a product."""
+        """Whether a product's left operand stays in registers: it is loop-invariant, or the result of a product."""
         left = node.args[-2]
         shape = static_shape(left)
         if self.threads == 1 or not uses_tensor_cores(node) or not has_enough_rows(shape[0], self.threads):
@@ -113,7 +110,7 @@ class LayoutInference:
         return again or self.of[left] == make_mma_layout(shape, self.threads, True)
 
     def inside(self, run: Callable[[], list[MaybeLayout]]) -> list[MaybeLayout]:
-        """What a loop's body gives."""
+        """Infer the layouts of a loop's body."""
         self._depth += 1
         found = run()
         self._depth -= 1
@@ -125,7 +122,7 @@ class LayoutInference:
         return [self.chosen(node.args, v) for v in node.results]
 
     def chosen(self, operands: Sequence[Value], out: Value) -> MaybeLayout:
-        """The layout that most is gained by: one that some operand has, rather not the plain one."""
+        """The layout of an elementwise result: one that an operand has, preferably not the blocked one."""
         if not out.type.rank:
             return self.plain(out)
         found = [self.of[v] for v in operands if v.type.shape == out.type.shape]
@@ -135,7 +132,7 @@ class LayoutInference:
 
 
 def static_shape(v: Value) -> Sizes:
-    """The shape of a block, all of it known."""
+    """The static shape of a block."""
     return tuple(int(n) for n in v.type.shape)  # type: ignore[arg-type]
 
 
@@ -179,7 +176,7 @@ def _(inference, node):
 
 
 def reduction_axes(node: Node) -> tuple[int, ...]:
-    """The axes that a reduction combines, counted from the first."""
+    """The axes that a reduction reduces, as non-negative numbers."""
     axes, rank = node.attrs["axis"], node.args[0].type.rank  # type: ignore[union-attr]
     return tuple(a % rank for a in ((axes,) if isinstance(axes, int) else axes))
 
@@ -236,7 +233,7 @@ def _infer_carried(
     params: Sequence[Sequence[Value]],
     run: Callable[[], list[MaybeLayout]],
 ) -> list[MaybeLayout]:
-    """What a loop carries has the layout it begins with, or a better one that its body gives."""
+    """A loop-carried value has the layout of its initial value, or a better one that the body gives."""
     layouts = [inference.of[v] for v in inits]
     for _ in range(FIXPOINT_ROUNDS):
         for group_ in params:
@@ -262,11 +259,11 @@ def _(inference, node):
     return [a or b or inference.plain(v) for (a, b), v in zip(both, node.results, strict=True)]
 
 
-# Layouts for small blocks of memory: loaded as they are used, they are handed to nobody.
+# Small blocks are loaded in the layout of their only use, which saves a conversion.
 
 
 def find_load_layouts(function: Function, walk: LayoutAssigner) -> dict[Value, DistributedLayout]:
-    """What a first walk over a function handed to one other layout alone, as layouts of the loads it came from."""
+    """The layouts of loads whose blocks a first assignment converted to one other layout only."""
     uses = Counter(v for node in function.body.walk() for v in node.args)
     found: dict[Value, DistributedLayout] = {}
     for v, wanted in walk.conversions.items():
@@ -279,7 +276,7 @@ def find_load_layouts(function: Function, walk: LayoutAssigner) -> dict[Value, D
 def _trace_to_load(
     walk: LayoutAssigner, uses: Mapping[Value, int], v: Value, layout: DistributedLayout
 ) -> tuple[Value, DistributedLayout] | None:
-    """The load that a block comes from by casts and other shapes alone, if it is small, and its layout for this one."""
+    """The small load that a block comes from through casts and reshapes alone, with its layout; or None."""
     node = walk.producers.get(v)
     while node is not None and node.op in (basic.cast, shape.reshape) and uses[node.args[0]] == 1:
         (v,) = node.args
@@ -292,17 +289,17 @@ def _trace_to_load(
     return (v, layout) if math.prod(static_shape(v)) <= walk.inference.threads * walk.inference.vector else None
 
 
-# The pass that fixes layouts: every use of a block in another layout than it has goes through a `relayout`.
+# Assignment: each use of a block in another layout than its own goes through a `convert_layout`.
 
 
-# demand(arranger, node, layout of the result) gives the layout wanted of each operand; None for a ref.
+# rule(assigner, node, layout of the result) gives the layout of each operand; None for a ref.
 operand_layout_rules = Rules("ptx operand layout")
 WantedLayouts = Sequence[DistributedLayout | None]
 
 
 @dataclass(frozen=True)
 class LaidOutFunction:
-    """A tile function whose blocks have layouts: those of an op's operands are the ones it works on."""
+    """A tile function with the layout of each block; an op's operands have the layouts that its emission needs."""
 
     function: Function
     layouts: dict[Value, DistributedLayout]
@@ -348,19 +345,19 @@ def lay_out_function(function: Function, threads: int, vector: int) -> LaidOutFu
 
 
 class LayoutAssigner:
-    """A walk that records a function anew. A value is known by itself and the layout it is wanted in."""
+    """Rebuilds a function; its values are keyed by the old value and a layout."""
 
     def __init__(self, inference: LayoutInference) -> None:
         self.inference, self.builder = inference, Builder()
         self.layouts: dict[Value, DistributedLayout] = {}
         self.producers: dict[Value, Node] = {}
-        self.conversions: dict[Value, set[DistributedLayout]] = {}  # the layouts that blocks are handed to
-        self.plain: set[Value] = set()  # blocks that are used as they are
+        self.conversions: dict[Value, set[DistributedLayout]] = {}  # the layouts that blocks are converted to
+        self.plain: set[Value] = set()  # blocks that are used in their own layout
         self._scopes: list[dict[tuple[Value, DistributedLayout | None], Value]] = [{}]
-        self._open: list[list[Node]] = []  # the nodes of each region under way, as the scopes
+        self._open: list[list[Node]] = []  # the nodes of each open region, parallel to the scopes
 
     def whole(self, function: Function) -> Block:
-        """The function's body."""
+        """The new body of the function."""
         params = tuple(self.param(v, self.inference.of.get(v)) for v in function.params)
         with self.builder.active(), self.builder.region() as nodes:
             self._open.append(nodes)
@@ -374,13 +371,13 @@ class LayoutAssigner:
         return new
 
     def bind(self, old: Value, layout: DistributedLayout | None, new: Value) -> None:
-        """Let `new` stand for `old` in a layout, as far as this region goes."""
+        """Let `new` stand for `old` in a layout, within the current region."""
         self._scopes[-1][old, layout] = new
         if layout is not None:
             self.layouts[new] = layout
 
     def want(self, v: Value, layout: DistributedLayout | None) -> Value:
-        """A value in a layout: as it is, made anew, or handed over."""
+        """A value in a layout: itself, rematerialised, or converted."""
         if layout is not None and layout == self.inference.of[v]:
             self.plain.add(v)
         if (found := self._found(v, layout)) is not None:
@@ -395,11 +392,11 @@ class LayoutAssigner:
         return new
 
     def _found(self, v: Value, layout: DistributedLayout | None) -> Any:
-        """A value that is there in a layout, or None."""
+        """The value that is available in a layout, or None."""
         return next((scope[v, layout] for scope in reversed(self._scopes) if (v, layout) in scope), None)
 
     def _convert_layout(self, v: Value, own: DistributedLayout, layout: DistributedLayout) -> Value:
-        """A value handed to another layout, in the region that it was made in: once for all rounds of a loop."""
+        """Convert a value in the region that defines it, so that a loop body does not convert it in each round."""
         depth = max(i for i, scope in enumerate(self._scopes) if (v, own) in scope)
         with self.builder.at(self.producers[v].loc if v in self.producers else None), self.builder.region() as made:
             new = self.builder.add(convert_layout, [self._found(v, own)], {"layout": str(layout)}).out
@@ -409,7 +406,7 @@ class LayoutAssigner:
         return new
 
     def run(self, block: Block) -> None:
-        """Record the nodes of a block that do something, or give what is not made where it is used."""
+        """Record the nodes of a block, except those whose results are rematerialised at their uses."""
         for node in block.nodes:
             self.producers.update(dict.fromkeys(node.results, node))
             layouts = [self.inference.of[v] for v in node.results]
@@ -429,7 +426,7 @@ class LayoutAssigner:
 
     @contextmanager
     def scope(self) -> Iterator[list[Node]]:
-        """A region: what is made inside is not known outside."""
+        """Open a region: values defined inside are not visible outside."""
         self._scopes.append({})
         with self.builder.region() as nodes:
             self._open.append(nodes)
@@ -447,7 +444,7 @@ class LayoutAssigner:
 
 
 def broadcast_operand_layouts(arranger: LayoutAssigner, node: Node, out: DistributedLayout | None) -> WantedLayouts:
-    """Every operand where the result's elements are that it is broadcast to; scalars where nothing gives a block."""
+    """Operands in layouts that broadcast to the result's without data movement; scalars without a result."""
     layout = out or arranger.inference.plain_shape(())
     return [None if isinstance(v.type, RefType) else layout.source(static_shape(v)) for v in node.args]
 

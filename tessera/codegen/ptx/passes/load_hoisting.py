@@ -1,4 +1,4 @@
-"""Load hoisting: loads begin as early as their operands allow, before the barriers of reductions."""
+"""Load hoisting: moves loads as early in their block as their operands allow, before the barriers of reductions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MAX_EARLY_LOADED = 1024  # elements, where products that leave few registers com
 
 
 def hoist_loads(function: Function, most: int = MAX_HOISTED_ELEMENTS) -> Function:
-    """The function with each load of memory that it never writes as early in its block as its operands allow.
+    """Hoist each load from memory that the function never writes.
 
-    Not where what is loaded are more than `most` elements, which would fill the registers, or operands of products.
+    Functions that load more than `most` elements, which would fill the registers, or that have products are unchanged.
     """
     held = sum(math.prod(static_shape(n.out)) for n in function.body.walk() if n.op is tile.load)
     if held > most or any(n.op is contractions.dot for n in function.body.walk()):
@@ -40,12 +40,12 @@ def _hoist_in_block(block: Block, written: frozenset[Value]) -> Block:
 
 
 def _is_movable_load(node: Node, written: frozenset[Value]) -> bool:
-    """Whether a load may be moved: nothing changes what it reads."""
+    """Whether a load reads global memory that the function never writes."""
     return node.op is tile.load and node.args[0].type.space == GLOBAL and node.args[0] not in written  # type: ignore[union-attr]
 
 
 def _find_earliest_position(order: list[Node], node: Node, written: frozenset[Value]) -> int:
-    """Right after the last node that gives an operand, and after loads that came before."""
+    """The position after the last node that defines an operand, and after the loads that are hoisted already."""
     operands = set(node.args)
     for place in range(len(order), 0, -1):
         before = order[place - 1]

@@ -12,7 +12,7 @@ LOCAL_SYMBOL = "tessera_local"
 
 
 class SharedMemoryAllocator:
-    """Bytes of shared and local memory given out so far; the exchange comes after all else."""
+    """Bump allocator for shared and local memory; one exchange buffer for layout conversions follows all else."""
 
     def __init__(self, team: ThreadTeam) -> None:
         self._team = team
@@ -20,20 +20,20 @@ class SharedMemoryAllocator:
         self._base = self._start = ""
 
     def shared(self, size: int, alignment: int) -> int:
-        """The place of new shared memory."""
+        """Allocate shared memory; its offset."""
         place = _align_up(self._shared, max(alignment, 16))
         self._shared = place + size
         return place
 
     def local(self, size: int) -> int:
-        """The place of new memory of the thread's own."""
+        """Allocate local memory of each thread; its offset."""
         place = _align_up(self._local, 16)
         self._local = place + size
         return place
 
     def exchange(self, size: int) -> str:
-        """The address of memory in which a team hands elements to and fro: a 32-bit register (shared memory), or
-        for a team of one thread a 64-bit one (its own)."""
+        """The address of the exchange buffer, of at least `size` bytes: a 32-bit register (shared memory), or a 64-bit
+        one (local memory) for a team of one thread."""
         self._exchange = max(self._exchange, size)
         if not self._base:
             self._base = self._team.text.new("b64" if self.own else "b32")
@@ -42,17 +42,17 @@ class SharedMemoryAllocator:
 
     @property
     def own(self) -> bool:
-        """Whether the exchange is the thread's own."""
+        """Whether the exchange buffer is in local memory."""
         return self._team.threads == 1
 
     @property
     def shared_bytes(self) -> int:
-        """The dynamic shared memory that a block needs."""
+        """The bytes of dynamic shared memory that a block needs."""
         exchange = _align_up(self._exchange, EXCHANGE_ALIGN) * (self._team.teams - 1) + self._exchange
         return _align_up(self._shared, EXCHANGE_ALIGN) + (exchange if self._base and not self.own else 0)
 
     def lines(self) -> Iterator[str]:
-        """What stands at the begin of the entry: the local memory, and the exchange's address."""
+        """The first lines of the entry: the local memory, and the address of the exchange buffer."""
         start = _align_up(self._local, 16)
         total = start + (self._exchange if self._base and self.own else 0)
         if total:
