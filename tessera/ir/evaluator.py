@@ -9,12 +9,12 @@ from tessera.core.errors import TesseraError
 from tessera.ir.builder import Builder, override_numerics
 from tessera.ir.core import Block, Function, Node, Value
 
-# meaning(node, operands, walk) gives the results; walk(block, *inputs) walks an inner region.
+# semantics(node, operands, walk) gives the results; walk(block, *inputs) evaluates an inner region.
 NodeSemantics = Callable[[Node, list[Any], Any], Sequence[Any]]
 
 
 class Evaluation:
-    """A walk under way: the values so far, and `walk(block, *inputs)` for an inner region."""
+    """An evaluation in progress: the values so far; a call evaluates an inner region on inputs."""
 
     __slots__ = ("env", "meaning")
 
@@ -26,16 +26,16 @@ class Evaluation:
         return evaluate_block(block, inputs, self.meaning, self.env)
 
     def with_values(self, env: dict[Value, Any]) -> Evaluation:
-        """The same walk on other values."""
+        """The same evaluation with other values."""
         return Evaluation(self.meaning, env)
 
 
 def evaluate_block(
     block: Block, args: Sequence[Any], meaning: NodeSemantics, env: dict[Value, Any] | None = None
 ) -> list[Any]:
-    """The results of a block: each node's meaning applied in order.
+    """Evaluate a block: apply the semantics function to each node in order.
 
-    With the NumPy semantics as meaning this interprets; with a builder it copies, inlines or rewrites.
+    With NumPy semantics this interprets; with a builder it copies, inlines or rewrites.
     """
     env = {} if env is None else env
     env.update(zip(block.params, args, strict=True))
@@ -51,7 +51,7 @@ def evaluate_block(
 
 
 def make_copier(builder: Builder) -> NodeSemantics:
-    """The meaning that records each node again, at its own location, operands replaced."""
+    """Make the semantics function that copies each node into a builder, at its own location."""
 
     def copy(node: Node, args: list[Value], run: Callable[..., list[Any]]) -> tuple[Value, ...]:
         regions = tuple(copy_region(builder, region, run) for region in node.regions)
@@ -62,16 +62,18 @@ def make_copier(builder: Builder) -> NodeSemantics:
 
 
 def copy_region(builder: Builder, region: Block, run: Callable[..., list[Any]]) -> Block:
-    """A region walked again with fresh parameters."""
+    """Evaluate a region into a builder, with fresh parameters."""
     params = tuple(Value(p.type, p.hint) for p in region.params)
     with builder.region() as nodes:
         results = run(region, *params)
     return Block(params, tuple(nodes), tuple(results))
 
 
-def rebuild_function(function: Function, meaning_of: Callable[[Builder], NodeSemantics]) -> Function:
-    """A function walked once with a meaning that records into a new builder."""
-    builder = Builder()
+def rebuild_function(
+    function: Function, meaning_of: Callable[[Builder], NodeSemantics], builder: Builder | None = None
+) -> Function:
+    """Evaluate a function with semantics that record into a builder, and make a function of what is recorded."""
+    builder = builder or Builder()
     params = tuple(Value(p.type, p.hint) for p in function.params)
     with builder.active(), override_numerics(None):  # types say already what a numeric context asked for
         results = evaluate_block(function.body, params, meaning_of(builder))

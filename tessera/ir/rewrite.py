@@ -16,7 +16,14 @@ from typing import Any
 
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
-from tessera.ir.evaluator import NodeSemantics, evaluate_block, make_copier, rebuild_function
+from tessera.ir.evaluator import (
+    Evaluation,
+    NodeSemantics,
+    copy_region,
+    evaluate_block,
+    make_copier,
+    rebuild_function,
+)
 from tessera.ir.levels import FLOW_OPS
 from tessera.ir.rules import Op
 from tessera.ir.verify import verify_function
@@ -101,7 +108,8 @@ class Rewriter:
     def __init__(self, function: Function, builder: Builder) -> None:
         self.function = function
         self.builder = builder
-        self.env: Mapping[Value, Value] = {}
+        self.walk = Evaluation(make_copier(builder), {})
+        self.has_matched = False
 
     @cached_property
     def uses(self) -> UseDef:
@@ -110,7 +118,7 @@ class Rewriter:
 
     def new(self, value: Value) -> Value:
         """What a value of the function before this rewrite has become."""
-        return self.env[value]
+        return self.walk.env[value]
 
     def find_producer(self, value: Value, *ops: Op) -> Node | None:
         """The node under construction that defines a new value, if it is of one of these ops."""
@@ -120,6 +128,14 @@ class Rewriter:
     def add(self, op: Op, *args: Value, **attrs: Any) -> Value:
         """Append a node with one result, at the location of the node that is matched."""
         return self.builder.add(op, args, attrs).out
+
+    def copy(self, node: Node, args: Sequence[Value]) -> Sequence[Value]:
+        """Append a node again with other operands; inner regions are rewritten."""
+        return make_copier(self.builder)(node, list(args), self.walk)
+
+    def copy_region(self, region: Block) -> Block:
+        """A region with fresh values, rewritten."""
+        return copy_region(self.builder, region, self.walk)
 
 
 Pattern = Callable[[Rewriter, Node, list[Value]], "Value | Sequence[Value] | None"]
@@ -172,22 +188,27 @@ VERIFY_VARIABLE = "TESSERA_VERIFY"  # set to verify the function after every rew
 MAX_WALKS = 64
 
 
-def rewrite_function(function: Function, patterns: RewritePatterns, revisit: bool = False) -> Function:
+def rewrite_function(
+    function: Function, patterns: RewritePatterns, revisit: bool = False, remove_dead: bool = False
+) -> Function:
     """Apply patterns in one walk, from the first node to the last, inner regions included.
 
-    A node that no pattern matches is copied, at its own location. With `revisit`, the nodes that a pattern adds are
-    matched in turn, so that nothing remains that a pattern of the table matches.
+    A node that no pattern matches is copied, at its own location; a function that no pattern matches is returned as it
+    is. With `revisit`, the nodes that a pattern adds are matched in turn, so that none of them still matches. With
+    `remove_dead`, nodes that the rewrite leaves without uses are removed.
     """
-    made = rebuild_function(function, lambda builder: _make_driver(Rewriter(function, builder), patterns, revisit))
-    if os.environ.get(VERIFY_VARIABLE):
-        verify_function(made)
-    return made
+    rewriter = Rewriter(function, Builder())
+    made = rebuild_function(function, lambda builder: _make_driver(rewriter, patterns, revisit), rewriter.builder)
+    if not rewriter.has_matched:
+        return function
+    made = eliminate_dead_code(made) if remove_dead else made
+    return verify_function(made) if os.environ.get(VERIFY_VARIABLE) else made
 
 
 def rewrite_to_fixed_point(function: Function, patterns: RewritePatterns) -> Function:
     """Apply patterns walk by walk, and drop dead code, until the function stays the same."""
     for _ in range(MAX_WALKS):
-        made = eliminate_dead_code(rewrite_function(function, patterns))
+        made = rewrite_function(function, patterns, remove_dead=True)
         if made == function:
             return function
         function = made
@@ -201,11 +222,13 @@ def _make_driver(rewriter: Rewriter, patterns: RewritePatterns, revisit: bool) -
     def rewrite(node: Node, args: list[Value], walk: Any) -> Sequence[Value]:
         if node.op not in patterns:
             return copy(node, args, walk)
-        rewriter.env = walk.env
+        outer, rewriter.walk = rewriter.walk, walk
         with builder.at(node.loc), builder.region() as nodes:
             found = patterns.match(rewriter, node, args)
+        rewriter.walk = outer
         if found is None:  # what a failed match has added is dropped
             return copy(node, args, walk)
+        rewriter.has_matched = True
         added = Block((), tuple(nodes), tuple(found))
         if revisit:
             return evaluate_block(added, (), rewrite, {v: v for v in added.free})

@@ -6,17 +6,14 @@ cores by splitting into three bf16 (Henry, Tang and Heinecke 2019).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tessera.codegen.ptx.ops import exp2_ftz, fma, matmul_accumulate, truncate_bf16
-from tessera.codegen.ptx.table.scalars.arithmetic import emit
+from tessera.codegen.ptx.table.scalars.scalar_context import emit
 from tessera.core.types import DType, TensorType, bf16, f16, f32, fp8_e4m3, fp8_e5m2
-from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.evaluator import make_copier, rebuild_function
-from tessera.ir.rewrite import eliminate_dead_code
+from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function
 from tessera.ops.tensor import basic, contractions, elementwise, shape
 
 # The pass that multiplies and adds at once: `x * y + z` and `x * y - z` of f32 blocks, rounded once.
@@ -27,30 +24,27 @@ def _(s, x, y, z):
     return s.do(f"fma.rn.{s.word}", x, y, z)
 
 
+fma_contraction = RewritePatterns("fma contraction")
+
+
 def contract_fma(function: Function) -> Function:
-    """The function with each product that only a sum or difference takes made together with it."""
-    producers = {v: n for n in function.body.walk() for v in n.results}
-    uses = Counter(v for n in function.body.walk() for v in (*n.args, *(r for b in n.regions for r in b.results)))
-    products = {
-        v: n for v, n in producers.items() if n.op is elementwise.mul and uses[v] == 1 and _is_f32(v)
-    }  # fmt: skip
+    """Make each f32 product that a sum or difference alone uses one fused multiply-add with it."""
+    return eliminate_dead_code(rewrite_function(function, fma_contraction))
 
-    def meaning_of(builder: Builder) -> Callable[..., Any]:
-        copy = make_copier(builder)
 
-        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-            place = next((i for i in PRODUCT_OPERANDS.get(node.op, ()) if node.args[i] in products), None)
-            if place is None:
-                return copy(node, args, run)
-            x, y = (run.env[v] for v in products[node.args[place]].args)
-            z = args[1 - place]
-            with builder.at(node.loc):
-                z = builder.add(elementwise.neg, [z], {}).out if node.op is elementwise.sub else z
-                return builder.add(fma, [x, y, z], {}).results
+@fma_contraction(elementwise.add, elementwise.sub)
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+    place = next((i for i in PRODUCT_OPERANDS[node.op] if _is_contractible(rewriter.uses, node.args[i])), None)
+    if place is None:
+        return None
+    x, y = (rewriter.new(v) for v in rewriter.uses[node.args[place]].args)
+    z = args[1 - place]
+    return rewriter.add(fma, x, y, rewriter.add(elementwise.neg, z) if node.op is elementwise.sub else z)
 
-        return meaning
 
-    return eliminate_dead_code(rebuild_function(function, meaning_of))
+def _is_contractible(uses: UseDef, v: Value) -> bool:
+    """Whether a value is an f32 product that is used once."""
+    return uses.find(v, elementwise.mul) is not None and uses.count_uses(v) == 1 and _is_f32(v)
 
 
 # Which operands of a sum or difference may be products.
@@ -74,94 +68,68 @@ def _(s, x):
     return s.text.let("ex2.approx.ftz.f32", "f32", x)
 
 
+flushed_powers = RewritePatterns("exp2 with flushed subnormals")
+
+
 def select_exp2_ftz(function: Function) -> Function:
-    """The function with such powers of f32 as the hardware's."""
-    producers = {v: n for n in function.body.walk() for v in n.results}
-    powers = {n: x for n in function.body.walk() if (x := _match_flushed_power(producers, n)) is not None}
-    if not powers:
-        return function
-
-    def meaning_of(builder: Builder) -> Callable[..., Any]:
-        copy = make_copier(builder)
-
-        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-            if node in powers:
-                return builder.add(exp2_ftz, [run.env[powers[node]]], {}, loc=node.loc).results
-            return copy(node, args, run)
-
-        return meaning
-
-    return eliminate_dead_code(rebuild_function(function, meaning_of))
+    """Select the hardware instruction for f32 powers of two that are 0 where they would be subnormal."""
+    return rewrite_function(function, flushed_powers, remove_dead=True)
 
 
-def _match_flushed_power(producers: Mapping[Value, Node], node: Node) -> Value | None:
+@flushed_powers(elementwise.where)
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+    exponent = _match_flushed_power(rewriter.uses, node)
+    return None if exponent is None else rewriter.add(exp2_ftz, rewriter.new(exponent))
+
+
+def _match_flushed_power(uses: UseDef, node: Node) -> Value | None:
     """What a node is such a power of."""
     if node.op is not elementwise.where or node.out.type.dtype != f32:  # type: ignore[union-attr]
         return None
-    small, zero, power = (producers.get(v) for v in node.args)
+    small, zero, power = (uses.get(v) for v in node.args)
     found = power is not None and power.op is elementwise.exp2 and small is not None and small.op is elementwise.less
     if not found or small is None or power is None or small.args[0] is not power.args[0]:
         return None
-    limit = _splat_value(producers, small.args[1]) == MIN_NORMAL_EXPONENT and _splat_value(producers, node.args[1]) == 0
+    limit = _splat_value(uses, small.args[1]) == MIN_NORMAL_EXPONENT and _splat_value(uses, node.args[1]) == 0
     return power.args[0] if limit and zero is not None else None
 
 
-def _splat_value(producers: Mapping[Value, Node], v: Value) -> Any:
+def _splat_value(uses: UseDef, v: Value) -> Any:
     """The number that a block is full of, or None."""
-    node = producers.get(v)
+    node = uses.get(v)
     while node is not None and node.op is basic.broadcast_to:
-        node = producers.get(node.args[0])
+        node = uses.get(node.args[0])
     return node.attrs["value"] if node is not None and node.op is basic.full else None
 
 
 # The pass that adds products where they are summed: `acc + dot(a, b)` becomes one `multiply_add`.
 
 
-RewriteRule = Callable[[Node, list[Any], Any], Sequence[Any]]
+accumulation = RewritePatterns("accumulation")
 
 
 def fuse_accumulation(function: Function) -> Function:
-    """The function with each product that is only added to a block of its own type added in place."""
-    fused = _match_accumulations(function)
-    if not fused:
-        return function
-    dots = {dot.out for dot in fused.values()}
-
-    def meaning_of(builder: Builder) -> RewriteRule:
-        copy = make_copier(builder)
-        operands: dict[Value, list[Value]] = {}
-
-        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-            if node.results and node.results[0] in dots:
-                operands[node.out] = args
-                return [None]  # it is made where it is added
-            if node.results and node.results[0] in fused:
-                dot = fused[node.out]
-                acc = next(a for a, v in zip(args, node.args, strict=True) if v is not dot.out)
-                made = builder.add(matmul_accumulate, [acc, *operands[dot.out]], {}, loc=dot.loc)
-                return made.results
-            return copy(node, args, run)
-
-        return meaning
-
-    return rebuild_function(function, meaning_of)
+    """Make each product that is only added to a block of its own type one op with the addition."""
+    return rewrite_function(function, accumulation, remove_dead=True)
 
 
-def _match_accumulations(function: Function) -> dict[Value, Node]:
-    """The sums to fuse, with the product that each takes: made in the same region, of the accumulation type."""
-    uses: Counter[Value] = Counter()
-    for node in function.body.walk():
-        uses.update(node.args)
-        uses.update(v for region in node.regions for v in region.results)
-    found: dict[Value, Node] = {}
-    blocks = [function.body, *(r for node in function.body.walk() for r in node.regions)]
-    for block in blocks:
-        dots = {n.out: n for n in block.nodes if n.op is contractions.dot and _is_exact(n) and uses[n.out] == 1}
-        for node in block.nodes:
-            taken = [v for v in node.args if v in dots] if node.op is elementwise.add else []
-            if len(taken) == 1:
-                found[node.out] = dots[taken[0]]
-    return found
+@accumulation(elementwise.add)
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+    dots = [v for v in node.args if _is_accumulable(rewriter.uses, v, node)]
+    if len(dots) != 1:
+        return None
+    dot = rewriter.uses[dots[0]]
+    accumulator = next(a for a, v in zip(args, node.args, strict=True) if v is not dot.out)
+    operands = [accumulator, *(rewriter.new(v) for v in dot.args)]
+    return rewriter.builder.add(matmul_accumulate, operands, loc=dot.loc).out
+
+
+def _is_accumulable(uses: UseDef, v: Value, user: Node) -> bool:
+    """Whether a value is a product in the accumulation type that one node of its block alone uses."""
+    dot = uses.find(v, contractions.dot)
+    if dot is None or uses.block_of(dot) is not uses.block_of(user):
+        return False
+    return _is_exact(dot) and uses.count_uses(v) == 1
 
 
 def _is_exact(dot: Node) -> bool:
@@ -179,60 +147,52 @@ VIEW_OPS = (shape.permute, shape.reshape, basic.broadcast_to)
 BF16_PARTS = 3
 # What products are formed in, and the types whose numbers it holds; an f32 it holds as parts.
 EXACT_TYPES = {bf16: (bf16, fp8_e4m3, fp8_e5m2, f32), f16: (f16, fp8_e4m3, fp8_e5m2)}
-Producers = Mapping[Value, Node]
+
+
+product_splitting = RewritePatterns("product splitting")
 
 
 def split_products(function: Function) -> Function:
-    """The function with its products of f32, one side of which was narrower, as products of 16-bit floats."""
-    producers = {v: node for node in function.body.walk() for v in node.results}
-    if not any(_is_splittable(producers, node) for node in function.body.walk()):
-        return function
-
-    def meaning_of(builder: Builder) -> Callable[..., Any]:
-        copy = make_copier(builder)
-
-        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-            if not _is_splittable(producers, node):
-                return copy(node, args, run)
-            with builder.at(node.loc):
-                return [_ProductSplitter(builder, producers, run.env).product(node, args)]
-
-        return meaning
-
-    return eliminate_dead_code(rebuild_function(function, meaning_of))
+    """Make each f32 product, one side of which was narrower, a sum of products of 16-bit floats."""
+    return rewrite_function(function, product_splitting, remove_dead=True)
 
 
-def _is_splittable(producers: Producers, node: Node) -> bool:
+@product_splitting(contractions.dot)
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+    return _ProductSplitter(rewriter).product(node, args) if _is_splittable(rewriter.uses, node) else None
+
+
+def _is_splittable(uses: UseDef, node: Node) -> bool:
     """Whether a node is a product of f32 whose sides are exact in one 16-bit format, f32 that is cut in parts apart."""
     if node.op is not contractions.dot or any(v.type.dtype != f32 or v.type.accumulate != f32 for v in node.args):  # type: ignore[union-attr]
         return False
-    return node.out.type.dtype == f32 and _find_operand_type(producers, node) is not None  # type: ignore[union-attr]
+    return node.out.type.dtype == f32 and _find_operand_type(uses, node) is not None  # type: ignore[union-attr]
 
 
-def _find_operand_type(producers: Producers, node: Node) -> DType | None:
+def _find_operand_type(uses: UseDef, node: Node) -> DType | None:
     """The type that a product's sides are multiplied in; None where none holds them."""
-    kinds = {_find_source_type(producers, v) for v in node.args}
+    kinds = {_find_source_type(uses, v) for v in node.args}
     return next((held for held, exact in EXACT_TYPES.items() if kinds <= set(exact) and kinds != {f32}), None)
 
 
-def _find_source_type(producers: Producers, v: Value) -> DType:
+def _find_source_type(uses: UseDef, v: Value) -> DType:
     """The type that a block had before a cast that only views lie behind."""
-    node = producers.get(v)
+    node = uses.get(v)
     while node is not None and node.op in VIEW_OPS:
-        node = producers.get(node.args[0])
+        node = uses.get(node.args[0])
     before = node.args[0].type.dtype if node is not None and node.op is basic.cast else f32  # type: ignore[union-attr]
     return before if before in (*EXACT_TYPES[bf16], *EXACT_TYPES[f16]) else f32
 
 
 class _ProductSplitter:
-    """One product under rewriting; `env` holds what the function's values have become."""
+    """One product under rewriting."""
 
-    def __init__(self, builder: Builder, producers: Producers, env: Mapping[Value, Value]) -> None:
-        self.builder, self.producers, self.env = builder, producers, env
+    def __init__(self, rewriter: Rewriter) -> None:
+        self.rewriter, self.builder, self.uses = rewriter, rewriter.builder, rewriter.uses
 
     def product(self, node: Node, args: Sequence[Value]) -> Value:
         """The sum of the products of the parts, the smallest first."""
-        held = _find_operand_type(self.producers, node)
+        held = _find_operand_type(self.uses, node)
         left, right = (self._parts(v, x, held) for v, x in zip(node.args, args, strict=True))
         pairs = [(a, b) for a in reversed(left) for b in reversed(right)]
         total = self._dot(*pairs[0])
@@ -245,7 +205,7 @@ class _ProductSplitter:
 
     def _parts(self, v: Value, x: Value, held: DType | None) -> list[Value]:
         """A side as blocks of a narrow type, the largest first: itself as it was, or an f32 in pieces."""
-        if (kind := _find_source_type(self.producers, v)) != f32:
+        if (kind := _find_source_type(self.uses, v)) != f32:
             found = self._narrow(v)
             return [found if kind == held else self.builder.add(basic.cast, [found], {"dtype": held}).out]
         parts = [self.builder.add(truncate_bf16, [x]).out]
@@ -269,7 +229,7 @@ class _ProductSplitter:
 
     def _narrow(self, v: Value) -> Value:
         """A block before its cast, with the views that lay behind that."""
-        node = self.producers[v]
+        node = self.uses[v]
         if node.op is basic.cast:
-            return self.env[node.args[0]]
+            return self.rewriter.new(node.args[0])
         return self.builder.add(node.op, [self._narrow(node.args[0])], node.attrs).out

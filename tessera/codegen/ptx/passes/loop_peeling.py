@@ -6,12 +6,12 @@ constant for each element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.ops import async_mma, indices_below
-from tessera.codegen.ptx.passes.index_analysis import find_excess, is_always_negative
+from tessera.codegen.ptx.passes.index_analysis import COMPARISON_OPS, find_excess, is_always_negative
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.table import emission_rule
 from tessera.core.types import int64
@@ -19,8 +19,7 @@ from tessera.ir.analysis.affine import AffineForm
 from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.evaluator import copy_region, make_copier, rebuild_function
-from tessera.ir.rewrite import eliminate_dead_code
+from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, elementwise, shape
 
@@ -43,36 +42,32 @@ class LoopPeeler:
 
     def __init__(self, function: Function, grid: Sequence[int] | None) -> None:
         self.function = function
-        self.producers = {v: node for node in function.body.walk() for v in node.results}
-        ranges = IntervalAnalysis(self.producers, grid)
+        self.uses = UseDef(function)
+        ranges = IntervalAnalysis(self.uses, grid)
         for node in function.body.walk():
             if node.op is control_flow.for_:
                 ranges.loop(node)
-        found = {n.out: e for n in function.body.walk() if (e := find_excess(self.producers, n)) is not None}
+        found = {n.out: e for n in function.body.walk() if (e := find_excess(self.uses, n)) is not None}
         self.open = {v: e for v, e in found.items() if not is_always_negative(ranges, e, static_shape(v))}
         self.true = set(found) - set(self.open)
 
     def run(self) -> Function:
-        """The function without the masks that hide nothing."""
-        return rebuild_function(self.function, self._meaning_of)
+        """The function without the masks that hold everywhere, and with its masked loops in two."""
+        patterns = RewritePatterns("loop peeling")
+        patterns(elementwise.where)(self._drop_mask)
+        patterns(control_flow.for_)(self._peel)
+        return rewrite_function(self.function, patterns)
 
-    def _meaning_of(self, builder: Builder) -> Callable[..., Any]:
-        copy = make_copier(builder)
+    def _drop_mask(self, rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+        return args[1] if self._holds(node.args[0]) else None
 
-        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-            if node.op is elementwise.where and self._holds(node.args[0]):
-                return [args[1]]
-            bounds = self._bounds(node) if node.op is control_flow.for_ else {}
-            if not bounds or node not in self.function.body.nodes:
-                return copy(node, args, run)
-            with builder.at(node.loc):
-                return self._split(builder, node, bounds, args, run)
-
-        return meaning
+    def _peel(self, rewriter: Rewriter, node: Node, args: list[Value]) -> tuple[Value, ...] | None:
+        bounds = self._bounds(node) if self.uses.block_of(node) is self.function.body else {}
+        return self._split(rewriter, node, bounds, args) if bounds else None
 
     def _holds(self, v: Value) -> bool:
         """Whether a mask is known to hold everywhere."""
-        node = self.producers.get(v)
+        node = self.uses.get(v)
         if node is not None and node.op in VIEW_OPS:
             return self._holds(node.args[0])
         return v in self.true
@@ -81,7 +76,7 @@ class LoopPeeler:
         """The comparisons in a loop's body that hold below some index, with what is below 0 there."""
         (body,) = loop.regions
         index, made = body.params[0], {v for n in body.walk() for v in n.results} | set(body.params)
-        step = self.producers.get(loop.args[2])
+        step = self.uses.get(loop.args[2])
         if not any(n.op is async_mma for n in body.nodes) or step is None or step.op is not basic.full:
             return {}
         inside = [v for n in body.nodes for v in n.results if v in self.open]
@@ -89,29 +84,27 @@ class LoopPeeler:
         return {v: e for v, e in known.items() if not (made - {index}) & set(e.scalars)}
 
     def _split(
-        self, builder: Builder, loop: Node, bounds: dict[Value, AffineForm], args: Sequence[Value], run: Any
+        self, rewriter: Rewriter, loop: Node, bounds: dict[Value, AffineForm], args: Sequence[Value]
     ) -> tuple[Value, ...]:
         """Two loops, one after the other; in the first the comparisons hold."""
         lower, upper, step, *state = args
-        scalars = IndexArithmetic(builder)
+        scalars = IndexArithmetic(rewriter.builder)
         (body,) = loop.regions
         middle = upper
         for v, e in bounds.items():
-            others = {run.env[x]: c for x, c in e.scalars.items() if x is not body.params[0]}
+            others = {rewriter.new(x): c for x, c in e.scalars.items() if x is not body.params[0]}
             middle = scalars.two(
                 elementwise.minimum,
                 middle,
                 scalars.negative(AffineForm(e.upper_bound_of_block(static_shape(v)), others)),
             )
         self.true |= set(bounds)
-        first = self._loop(builder, loop, [lower, middle, step, *state], run)
+        first = self._loop(rewriter, loop, [lower, middle, step, *state])
         self.true -= set(bounds)
-        return self._loop(builder, loop, [scalars.after(lower, middle, step), upper, step, *first], run)
+        return self._loop(rewriter, loop, [scalars.after(lower, middle, step), upper, step, *first])
 
-    def _loop(self, builder: Builder, loop: Node, args: Sequence[Value], run: Any) -> tuple[Value, ...]:
-        region = copy_region(builder, loop.regions[0], run)
-        types = tuple(v.type for v in loop.results)
-        return builder.add(loop.op, args, loop.attrs, types=types, regions=(region,), loc=loop.loc).results
+    def _loop(self, rewriter: Rewriter, loop: Node, args: Sequence[Value]) -> tuple[Value, ...]:
+        return tuple(rewriter.copy(loop, args))
 
 
 class IndexArithmetic:
@@ -149,27 +142,24 @@ class IndexArithmetic:
 LIMIT_CLAMP = 1 << 30  # further than any place in a block: so much of a limit is enough
 
 
+narrow_comparisons = RewritePatterns("narrow index comparisons")
+
+
 def narrow_index_comparisons(function: Function) -> Function:
-    """The function with each comparison of blocks of places against a sum of scalars as one op."""
-    producers = {v: n for n in function.body.walk() for v in n.results}
+    """Make each comparison of index blocks against a sum of scalars one op in 32 bits."""
+    return eliminate_dead_code(rewrite_function(function, narrow_comparisons))
 
-    def meaning_of(builder: Builder) -> Callable[..., Any]:
-        copy = make_copier(builder)
 
-        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-            found = find_excess(producers, node)
-            if found is None or not found.ramps:
-                return copy(node, args, run)
-            with builder.at(node.loc):
-                scalars = {run.env[v]: c for v, c in found.scalars.items()}
-                limit = IndexArithmetic(builder).negative(AffineForm(found.constant, scalars))
-            shape = static_shape(node.out)
-            steps = tuple(found.ramps.get(a - len(shape), 0) for a in range(len(shape)))
-            return builder.add(indices_below, [limit], {"shape": shape, "steps": steps}, loc=node.loc).results
-
-        return meaning
-
-    return eliminate_dead_code(rebuild_function(function, meaning_of))
+@narrow_comparisons(*COMPARISON_OPS)
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+    found = find_excess(rewriter.uses, node)
+    if found is None or not found.ramps:
+        return None
+    scalars = {rewriter.new(v): c for v, c in found.scalars.items()}
+    limit = IndexArithmetic(rewriter.builder).negative(AffineForm(found.constant, scalars))
+    shape = static_shape(node.out)
+    steps = tuple(found.ramps.get(a - len(shape), 0) for a in range(len(shape)))
+    return rewriter.add(indices_below, limit, shape=shape, steps=steps)
 
 
 @emission_rule(indices_below)

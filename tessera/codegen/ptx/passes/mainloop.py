@@ -8,7 +8,7 @@ stays is a `resident_operand`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,7 @@ from tessera.core.types import (
 )
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.evaluator import make_copier, rebuild_function
-from tessera.ir.rewrite import eliminate_dead_code
+from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, contractions, elementwise, shape
 
@@ -60,7 +59,6 @@ TMA_STRIDE = 16  # bytes that rows in memory are a multiple of
 # The types of sides, with what their sums are in. Of those of 8 bits the instructions want both sides by rows.
 ACCUMULATOR_TYPES = {bf16: f32, f16: f32, fp8_e4m3: f32, fp8_e5m2: f32, int8: int32, uint8: int32}
 HALF_TYPES = (bf16, f16)
-Producers = Mapping[Value, Node]
 
 
 @dataclass(frozen=True)
@@ -96,28 +94,24 @@ class MatmulLoop:
 
 def form_mainloop(function: Function) -> Function:
     """The function with its loop of products as a `product_loop`, if it has one that fits, at its top."""
-    producers = {v: node for node in function.body.walk() for v in node.results}
-    loops = [found for node in function.body.nodes if (found := _match_mainloop(function, producers, node))]
+    uses = UseDef(function)
+    loops = [found for node in function.body.nodes if (found := _match_mainloop(function, uses, node))]
     sums = [n for n in function.body.walk() if n.op in (matmul_accumulate, contractions.dot)]
     if len(loops) != 1 or len(sums) != 1:
         return function
     (loop,) = loops
 
-    def meaning_of(builder: Builder) -> Callable[..., Any]:
-        copy = make_copier(builder)
+    patterns = RewritePatterns("mainloop")
 
-        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-            return (
-                _build_mainloop(builder, loop, args, run.env, producers) if node is loop.node else copy(node, args, run)
-            )
+    @patterns(control_flow.for_)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
+        return _build_mainloop(rewriter.builder, loop, args, rewriter.walk.env, uses) if node is loop.node else None
 
-        return meaning
-
-    return rebuild_function(function, meaning_of)
+    return rewrite_function(function, patterns)
 
 
 def _build_mainloop(
-    builder: Builder, loop: MatmulLoop, args: Sequence[Value], env: dict[Value, Value], producers: Producers
+    builder: Builder, loop: MatmulLoop, args: Sequence[Value], env: dict[Value, Value], uses: UseDef
 ) -> Sequence[Value]:
     """The loop as one op."""
     index = loop.node.regions[0].params[0]
@@ -128,7 +122,7 @@ def _build_mainloop(
         if v is index:
             return -1
         # A start that the body makes is a constant.
-        starts.append(env.get(v) or builder.add(basic.full, [], producers[v].attrs, loc=loop.node.loc).out)
+        starts.append(env.get(v) or builder.add(basic.full, [], uses[v].attrs, loc=loop.node.loc).out)
         return len(starts) - 1
 
     left, right = (tuple(place(v) for v in side.starts) for side in (loop.left, loop.right))
@@ -158,17 +152,17 @@ def _index_constant(builder: Builder, n: int) -> Value:
     return builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out
 
 
-def _match_mainloop(function: Function, producers: Producers, node: Node) -> MatmulLoop | None:
+def _match_mainloop(function: Function, uses: UseDef, node: Node) -> MatmulLoop | None:
     """A node as a loop that fits, or None."""
     if node.op is not control_flow.for_ or len(node.args) != 4 or int(function.attrs.get("group", 1)) != 1:
         return None
     (body,) = node.regions
-    step, last = producers.get(node.args[2]), producers.get(body.results[0])
+    step, last = uses.get(node.args[2]), uses.get(body.results[0])
     if step is None or step.op is not basic.full or last is None or last.op is not matmul_accumulate:
         return None
     if last not in body.nodes or last.args[0] is not body.params[1]:
         return None
-    inside = {v: n for n in body.nodes for v in n.results}
+    inside = UseDef(body, nested=False)
     sides = [find_operand_source(inside, v) for v in last.args[1:]]
     used = {id(n) for n in body.nodes} - {id(last)}
     if None in sides or not all(_is_data_movement(n) for n in body.nodes if id(n) in used):
@@ -176,8 +170,8 @@ def _match_mainloop(function: Function, producers: Producers, node: Node) -> Mat
     found = MatmulLoop(node, sides[0], sides[1], int(step.attrs["value"]))  # type: ignore[arg-type]
     fits = (
         _has_wgmma_sizes(found)
-        and _has_even_depth(producers, found)
-        and _has_fixed_operands(function, producers, found, body.params[0])
+        and _has_even_depth(uses, found)
+        and _has_fixed_operands(function, uses, found, body.params[0])
     )
     return found if fits else None
 
@@ -187,7 +181,7 @@ def _is_data_movement(node: Node) -> bool:
     return node.op in (tile.load, shape.reshape, shape.permute, basic.full)
 
 
-def find_operand_source(inside: Producers, v: Value) -> OperandSource | None:
+def find_operand_source(inside: UseDef, v: Value) -> OperandSource | None:
     """A block as memory: a load, perhaps turned around, or without its axes of size 1."""
     node, flipped = inside.get(v), False
     while node is not None and node.op in (shape.permute, shape.reshape):
@@ -233,7 +227,7 @@ def _has_wgmma_sizes(loop: MatmulLoop) -> bool:
     return whole and fits and same and type.block(()).accumulate == ACCUMULATOR_TYPES[type.dtype]
 
 
-def _has_even_depth(producers: Producers, loop: MatmulLoop) -> bool:
+def _has_even_depth(uses: UseDef, loop: MatmulLoop) -> bool:
     """Whether rounds are as deep as they are to be, or can be cut or joined: each goes on where the one before ends."""
     depth, index = loop.sizes[2], loop.node.regions[0].params[0]
     if depth == loop.depth:
@@ -241,12 +235,12 @@ def _has_even_depth(producers: Producers, loop: MatmulLoop) -> bool:
     along = loop.left.starts[-2 if loop.left.flipped else -1], loop.right.starts[-1 if loop.right.flipped else -2]
     others = [*loop.left.starts, *loop.right.starts].count(index) > 2
     goes_on = loop.step == depth and set(along) == {index} and not others
-    return goes_on and (depth % loop.depth == 0 or (loop.depth % depth == 0 and _can_join_rounds(producers, loop)))
+    return goes_on and (depth % loop.depth == 0 or (loop.depth % depth == 0 and _can_join_rounds(uses, loop)))
 
 
-def _can_join_rounds(producers: Producers, loop: MatmulLoop) -> bool:
+def _can_join_rounds(uses: UseDef, loop: MatmulLoop) -> bool:
     """Whether whole rounds of the new depth read no more than the loop does, or what lies outside of memory."""
-    ends = [producers.get(v) for v in loop.node.args[:2]]
+    ends = [uses.get(v) for v in loop.node.args[:2]]
     if any(n is None or n.op is not basic.full for n in ends):
         return False
     lower, upper = (int(n.attrs["value"]) for n in ends if n is not None)
@@ -256,21 +250,21 @@ def _can_join_rounds(producers: Producers, loop: MatmulLoop) -> bool:
     return rounds * loop.step % loop.depth == 0 or most <= lower + rounds * loop.step
 
 
-def _has_fixed_operands(function: Function, producers: Producers, loop: MatmulLoop, index: Value) -> bool:
+def _has_fixed_operands(function: Function, uses: UseDef, loop: MatmulLoop, index: Value) -> bool:
     """Whether the sides stay as they are, and their places are known ahead: the index, or scalars of the program."""
     written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
     if {loop.left.ref, loop.right.ref} & written or not {loop.left.ref, loop.right.ref} <= set(function.params):
         return False
     starts = [v for side in (loop.left, loop.right) for v in side.starts if v is not index]
-    return all(is_known_ahead(producers, v) for v in (*loop.node.args[:3], *starts))
+    return all(is_known_ahead(uses, v) for v in (*loop.node.args[:3], *starts))
 
 
-def is_known_ahead(producers: Producers, v: Value) -> bool:
+def is_known_ahead(uses: UseDef, v: Value) -> bool:
     """Whether a scalar is computed from the program's place and parameters alone."""
-    node = producers.get(v)
+    node = uses.get(v)
     if node is None:
         return v.type.rank == 0 if isinstance(v.type, TensorType) else False
-    return is_scalar_arithmetic(node) and all(is_known_ahead(producers, x) for x in node.args)
+    return is_scalar_arithmetic(node) and all(is_known_ahead(uses, x) for x in node.args)
 
 
 def is_scalar_arithmetic(node: Node) -> bool:
@@ -311,25 +305,32 @@ def form_async_mma(function: Function) -> Function:
     if found is None:
         return function
 
-    def meaning_of(builder: Builder) -> Callable[..., Any]:
-        copy = make_copier(builder)
+    patterns = RewritePatterns("asynchronous products")
 
-        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-            env = run.env
-            if node in found.right:
-                return [_build_async_mma(builder, node, found.right[node], node.args[-2] in found.left, args, env)]
-            if node.results and node.results[0] in found.left:
-                side = found.left[node.out]
-                operands = [env[side.ref], *(env[v] for v in side.starts)]
-                return builder.add(resident_operand, operands, {"shape": static_shape(node.out)}, loc=node.loc).results
-            results = copy(node, args, run)
-            for v in (v for v, loop in found.last.items() if loop is node):
-                builder.add(release_operand, [env[v]], {}, loc=node.loc)
-            return results
+    @patterns(*PRODUCT_OPS)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+        if node not in found.right:
+            return None
+        kept = node.args[-2] in found.left
+        return _build_async_mma(rewriter.builder, node, found.right[node], kept, args, rewriter.walk.env)
 
-        return meaning
+    @patterns(control_flow.for_)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
+        released = [v for v, loop in found.last.items() if loop is node]
+        results = rewriter.copy(node, args) if released else None
+        for v in released:
+            rewriter.builder.add(release_operand, [rewriter.new(v)])
+        return results
 
-    return eliminate_dead_code(rebuild_function(function, meaning_of))
+    @patterns()
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+        side = found.left.get(node.results[0]) if node.results else None
+        if side is None:
+            return None
+        operands = [rewriter.new(v) for v in (side.ref, *side.starts)]
+        return rewriter.add(resident_operand, *operands, shape=static_shape(node.out))
+
+    return eliminate_dead_code(rewrite_function(function, patterns))
 
 
 def _build_async_mma(
@@ -346,12 +347,12 @@ def _build_async_mma(
 
 def _find_async_products(function: Function) -> AsyncProducts | None:
     """What there is to stream, or None if something does not fit."""
-    producers = {v: node for node in function.body.walk() for v in node.results}
+    uses = UseDef(function)
     loops = [n for n in function.body.nodes if n.op is control_flow.for_]
     rights = {}
     for loop in loops:
         for node in loop.regions[0].nodes:
-            if node.op in PRODUCT_OPS and (side := _match_right_operand(function, producers, loop, node)) is not None:
+            if node.op in PRODUCT_OPS and (side := _match_right_operand(function, uses, loop, node)) is not None:
                 rights[node] = side
     every = [n for n in function.body.walk() if n.op in PRODUCT_OPS]
     rows = {static_shape(n.out)[0] for n in rights}
@@ -360,14 +361,14 @@ def _find_async_products(function: Function) -> AsyncProducts | None:
         return None
     if any(map(_loads_left_operand, loops)) or _find_written_refs(function) & {side.ref for side in rights.values()}:
         return None
-    left = _find_resident_operands(function, producers, list(rights))
+    left = _find_resident_operands(function, uses, list(rights))
     reading = {v: [loop for loop in loops if any(v in n.args for n in loop.regions[0].nodes)][-1] for v in left}
     return AsyncProducts(rights, left, reading)
 
 
 def _loads_left_operand(loop: Node) -> bool:
     """Whether a product's left side comes from memory in each round: other passes fetch that ahead as well."""
-    inside = {v: n for n in loop.regions[0].nodes for v in n.results}
+    inside = UseDef(loop.regions[0], nested=False)
     for product in (n for n in loop.regions[0].nodes if n.op in PRODUCT_OPS):
         made = inside.get(product.args[-2])
         while made is not None and made.op in VIEW_OPS:
@@ -388,43 +389,40 @@ def _estimate_registers(rights: dict[Node, OperandSource]) -> int:
     return elements // (128 * groups)
 
 
-def _match_right_operand(function: Function, producers: Producers, loop: Node, node: Node) -> OperandSource | None:
+def _match_right_operand(function: Function, uses: UseDef, loop: Node, node: Node) -> OperandSource | None:
     """Where the right side of a product lies, if it can be fetched and multiplied by."""
     left, right = node.args[-2:]
     dtype = right.type.dtype  # type: ignore[union-attr]
-    inside = {v: n for n in loop.regions[0].nodes for v in n.results}
+    inside = UseDef(loop.regions[0], nested=False)
     side = find_operand_source(inside, right)
     if side is None or dtype not in HALF_TYPES or left.type.dtype != dtype or node.out.type.dtype != f32:  # type: ignore[union-attr]
         return None
     depth, columns = static_shape(right)
-    step = producers.get(loop.args[2])
+    step = uses.get(loop.args[2])
     counted = step is not None and step.op is basic.full and int(step.attrs["value"]) > 0
     known = {loop.regions[0].params[0], *function.params}
-    ahead = all(_is_computable_ahead(producers, known, v) for v in (*loop.args[:2], *side.starts))
+    ahead = all(_is_computable_ahead(uses, known, v) for v in (*loop.args[:2], *side.starts))
     fits = depth in ASYNC_MMA_DEPTHS and columns in ASYNC_MMA_COLUMNS and side.ref in function.params
     return side if fits and counted and ahead and left.type.accumulate == f32 else None  # type: ignore[union-attr]
 
 
-def _is_computable_ahead(producers: Producers, known: set[Value], v: Value) -> bool:
+def _is_computable_ahead(uses: UseDef, known: set[Value], v: Value) -> bool:
     """Whether a scalar is computed from the program's place, parameters and the loop's index alone."""
-    node = producers.get(v)
+    node = uses.get(v)
     if node is None:
         return v in known and isinstance(v.type, TensorType)
-    return is_scalar_arithmetic(node) and all(_is_computable_ahead(producers, known, x) for x in node.args)
+    return is_scalar_arithmetic(node) and all(_is_computable_ahead(uses, known, x) for x in node.args)
 
 
-def _find_resident_operands(
-    function: Function, producers: Producers, products: Sequence[Node]
-) -> dict[Value, OperandSource]:
+def _find_resident_operands(function: Function, uses: UseDef, products: Sequence[Node]) -> dict[Value, OperandSource]:
     """The left sides that are read before the loops, and used for nothing else."""
-    top = {v: n for n in function.body.nodes for v in n.results}
-    uses: Counter[Value] = Counter(v for n in function.body.walk() for v in n.args)
+    top = UseDef(function, nested=False)
     ours: Counter[Value] = Counter(n.args[-2] for n in products)
     written, found = _find_written_refs(function), {}
     for v in ours:
-        side = find_operand_source(top, v) if uses[v] == ours[v] else None
+        side = find_operand_source(top, v) if uses.count_uses(v) == ours[v] else None
         if side is None or side.flipped or side.ref in written or side.ref not in function.params:
             continue
-        if all(_is_computable_ahead(producers, set(function.params), s) for s in side.starts):
+        if all(_is_computable_ahead(uses, set(function.params), s) for s in side.starts):
             found[v] = side
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +22,7 @@ from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.core.types import GLOBAL, RefType, TensorType, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
-from tessera.ir.evaluator import make_copier, rebuild_function
-from tessera.ir.rewrite import eliminate_dead_code
+from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function
 from tessera.ir.rules import Op
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, contractions, elementwise, shape
@@ -39,7 +38,6 @@ MIN_COPY_BYTES = 4  # bytes that one copy moves, at least
 PRODUCT_OPS = (contractions.dot, matmul_accumulate)
 VIEW_OPS = (shape.permute, shape.reshape, basic.cast)
 MASK_OPS = (basic.full, basic.broadcast_to, shape.iota, shape.reshape, shape.permute)  # of masks, beside comparisons
-Producers = Mapping[Value, Node]
 
 
 @dataclass(frozen=True)
@@ -68,12 +66,12 @@ def find_loop_fetches(function: Function, apart: bool, aligned: Sequence[int]) -
     """
     if int(function.attrs.get("group", 1)) != 1:
         return {}
-    producers = {v: node for node in function.body.walk() for v in node.results}
+    uses = UseDef(function)
     align = dict(zip(function.params, aligned or [VECTOR_BYTES] * len(function.params), strict=True))
     found: dict[Node, LoopFetches] = {}
     for node in function.body.walk():
-        if node.op is control_flow.for_ and _has_constant_step(producers, node):
-            fetches = _FetchFinder(producers, node, apart, align).found()
+        if node.op is control_flow.for_ and _has_constant_step(uses, node):
+            fetches = _FetchFinder(uses, node, apart, align).found()
             found.update(
                 {node: fetches} if fetches.loads and not any(map(_orders_memory, node.regions[0].walk())) else {}
             )
@@ -90,20 +88,20 @@ def _orders_memory(node: Node) -> bool:
     )
 
 
-def _has_constant_step(producers: Producers, loop: Node) -> bool:
+def _has_constant_step(uses: UseDef, loop: Node) -> bool:
     """Whether a loop counts up by a constant."""
-    step = producers.get(loop.args[2])
+    step = uses.get(loop.args[2])
     return step is not None and step.op is basic.full and int(step.attrs["value"]) > 0
 
 
 class _FetchFinder:
     """The search through one loop."""
 
-    def __init__(self, producers: Producers, loop: Node, apart: bool, align: Mapping[Value, int]) -> None:
+    def __init__(self, uses: UseDef, loop: Node, apart: bool, align: Mapping[Value, int]) -> None:
         (self.body,) = loop.regions
-        self.producers = {**producers, self.body.params[0]: loop}  # as `divisor` knows an index
+        self.producers = {**uses, self.body.params[0]: loop}  # find_divisor takes the loop for its index
         self.align = align
-        self.inside = {v: n for n in self.body.nodes for v in n.results}
+        self.inside = UseDef(self.body, nested=False)
         self.variable = {v for n in self.body.walk() for v in n.results} | set(self.body.params[1:])
         self.written = {n.args[0] for n in self.body.walk() if "write" in n.op.effects}
         if not apart and any(v.type.space == GLOBAL for v in self.written):  # type: ignore[union-attr]
@@ -186,21 +184,19 @@ def insert_prefetch(
 ) -> Function:
     """The function with the blocks of some loops (`fetches_of`) fetched `stages` - 1 rounds ahead, into a `room`."""
     reading: dict[Node, tuple[Value, Value]] = {}
+    patterns = RewritePatterns("multistage pipelining")
 
-    def meaning_of(builder: Builder) -> Callable[..., Any]:
-        copy = make_copier(builder)
+    @patterns(control_flow.for_)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
+        if node not in loops:
+            return None
+        return _StagedLoop(rewriter.builder, node, loops[node], stages, room, reading).run(args, rewriter.walk)
 
-        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-            with builder.at(node.loc):
-                if node in loops:
-                    return _StagedLoop(builder, node, loops[node], stages, room, reading).run(args, run)
-                if node in reading:
-                    return [_read_slot(builder, node, *reading[node])]
-            return copy(node, args, run)
+    @patterns(tile.load)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+        return _read_slot(rewriter.builder, node, *reading[node]) if node in reading else None
 
-        return meaning
-
-    return eliminate_dead_code(rebuild_function(function, meaning_of)) if loops else function
+    return eliminate_dead_code(rewrite_function(function, patterns)) if loops else function
 
 
 class _StagedLoop:
@@ -336,7 +332,6 @@ def _read_slot(builder: Builder, load: Node, ring: Value, slot: Value) -> Value:
 
 
 LDMATRIX_EXTENT = 16  # rows and columns that ldmatrix reads at once
-DefiningNodes = Mapping[Value, Node]
 
 
 @dataclass(frozen=True)
@@ -350,51 +345,42 @@ class SlotOperand:
 
 def read_operands_in_place(function: Function) -> Function:
     """The function with each block of slots that only tensor cores read left where it lies."""
-    producers = {v: node for node in function.body.walk() for v in node.results}
-    found = _find_slot_operands(function, producers)
+    uses = UseDef(function)
+    found = _find_slot_operands(function, uses)
     swizzled = {side.ref for side in found.values()}
     if not found:
         return function
+    patterns = RewritePatterns("operands in shared memory")
 
-    def meaning_of(builder: Builder) -> Callable[..., Any]:
-        copy = make_copier(builder)
+    @patterns(smem_slots)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+        return rewriter.add(smem_slots, **{**node.attrs, "swizzled": True}) if node.out in swizzled else None
 
-        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-            if node.op is smem_slots and node.out in swizzled:
-                return builder.add(smem_slots, [], {**node.attrs, "swizzled": True}, loc=node.loc).results
-            sides = [(i, found[node, i]) for i in range(len(args)) if (node, i) in found]
-            for i, side in sides:
-                operands = [run.env[side.ref], run.env[side.slot]]
-                args[i] = builder.add(smem_operand, operands, {"flipped": side.flipped}, loc=node.loc).out
-            return copy(node, args, run)
+    @patterns(*PRODUCT_OPS)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
+        sides = [(i, found[node, i]) for i in range(len(args)) if (node, i) in found]
+        for i, side in sides:
+            args[i] = rewriter.add(smem_operand, rewriter.new(side.ref), rewriter.new(side.slot), flipped=side.flipped)
+        return rewriter.copy(node, args) if sides else None
 
-        return meaning
-
-    return eliminate_dead_code(rebuild_function(function, meaning_of))
+    return eliminate_dead_code(rewrite_function(function, patterns))
 
 
-def _find_slot_operands(function: Function, producers: DefiningNodes) -> dict[tuple[Node, int], SlotOperand]:
+def _find_slot_operands(function: Function, uses: UseDef) -> dict[tuple[Node, int], SlotOperand]:
     """The operands of products that lie in slots which nothing else reads, by node and place."""
-    used = Counter(v for n in function.body.walk() for v in (*n.args, *(r for b in n.regions for r in b.results)))
     products = [n for n in function.body.walk() if uses_tensor_cores(n)]
     places = {(n, len(n.args) - 2 + right): bool(right) for n in products for right in (0, 1)}
-    found = {
-        at: side
-        for at, right in places.items()
-        if (side := _match_slot_operand(producers, used, *at, right)) is not None
-    }
+    found = {at: side for at, right in places.items() if (side := _match_slot_operand(uses, *at, right)) is not None}
     readers = Counter(n.args[0] for n in function.body.walk() if n.op is tile.load)
     ours = Counter(side.ref for side in found.values())
     return {at: side for at, side in found.items() if ours[side.ref] == readers[side.ref]}
 
 
-def _match_slot_operand(
-    producers: DefiningNodes, used: Mapping[Value, int], node: Node, place: int, right: bool
-) -> SlotOperand | None:
+def _match_slot_operand(uses: UseDef, node: Node, place: int, right: bool) -> SlotOperand | None:
     """An operand as what lies in a slot, if the instructions can read it there."""
     v, flipped = node.args[place], False
-    made = producers.get(v)
-    while made is not None and made.op in (shape.permute, shape.reshape) and used[v] == 1:
+    made = uses.get(v)
+    while made is not None and made.op in (shape.permute, shape.reshape) and uses.count_uses(v) == 1:
         (x,) = made.args
         turned = made.op is shape.permute
         if turned and tuple(made.attrs["axes"]) != (1, 0):
@@ -402,11 +388,11 @@ def _match_slot_operand(
         if not turned and [n for n in static_shape(x) if n != 1] != [n for n in static_shape(v) if n != 1]:
             return None
         flipped, v = flipped != turned, x
-        made = producers.get(v)
-    if made is None or made.op is not tile.load or used[v] != 1:
+        made = uses.get(v)
+    if made is None or made.op is not tile.load or uses.count_uses(v) != 1:
         return None
     ref = made.args[0]
-    origin = producers.get(ref)
+    origin = uses.get(ref)
     fits = origin is not None and origin.op is smem_slots and _is_ldmatrix_readable(ref, right, flipped)
     return SlotOperand(ref, made.args[1], flipped) if fits else None
 
@@ -430,7 +416,6 @@ MAX_HELD_REGISTERS = (
     64  # registers that a thread holds of the sums and of the next round's blocks: more halve the blocks under way
 )
 RESERVED_SHARED_BYTES = 2048  # bytes of shared memory for what else a block has there
-ProducerMap = Mapping[Value, Node]
 
 
 def pipeline_operand_copies(
@@ -440,12 +425,10 @@ def pipeline_operand_copies(
 
     `apart` and `aligned` are as for `fetches_of`, `threads` those of a block.
     """
-    producers = {v: node for node in function.body.walk() for v in node.results}
+    uses = UseDef(function)
     found = {n: _fit_registers(n, f, threads) for n, f in find_loop_fetches(function, apart, aligned).items()}
     loops = {
-        n: f
-        for n, f in found.items()
-        if f.loads and _find_trip_count(producers, n) >= MIN_STAGES and _has_tensor_cores(n)
+        n: f for n, f in found.items() if f.loads and _find_trip_count(uses, n) >= MIN_STAGES and _has_tensor_cores(n)
     }
     asked = function.attrs.get("stages")
     stages = _choose_stages(function, loops, threads, limit) if asked is None else int(asked)
@@ -467,9 +450,9 @@ def _fit_registers(loop: Node, fetches: LoopFetches, threads: int) -> LoopFetche
     return fetches if fits else replace(fetches, held={})
 
 
-def _find_trip_count(producers: ProducerMap, loop: Node) -> float:
+def _find_trip_count(uses: UseDef, loop: Node) -> float:
     """The rounds of a loop; what is not known counts as many."""
-    ends = [producers.get(v) for v in loop.args[:3]]
+    ends = [uses.get(v) for v in loop.args[:3]]
     if any(n is None or n.op is not basic.full for n in ends):
         return math.inf
     lower, upper, step = (int(n.attrs["value"]) for n in ends if n is not None)

@@ -7,9 +7,8 @@ ahead, is copied to stages of shared memory early; blocks that are the same for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tessera.codegen.ptx.attributes import LaunchFacts, get_fact
 from tessera.codegen.ptx.context import EmissionContext, make_context, synchronise_team
@@ -17,8 +16,9 @@ from tessera.codegen.ptx.emitter import emit_block, emit_node
 from tessera.codegen.ptx.ops import prefetched_load
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_known_ahead
+from tessera.codegen.ptx.passes.rasterisation import read_order
 from tessera.codegen.ptx.passes.thread_mapping import choose_team_size
-from tessera.codegen.ptx.passes.tile_scheduler import RasterOrder, TileScheduler
+from tessera.codegen.ptx.passes.tile_scheduler import TileScheduler
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import plan_exchange_accesses
 from tessera.codegen.ptx.table.scalars import packing
@@ -30,10 +30,8 @@ from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.types import GLOBAL, RefType, int64
 from tessera.ir.analysis.divisibility import find_divisor
 from tessera.ir.analysis.intervals import IntervalAnalysis
-from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.evaluator import make_copier, rebuild_function
-from tessera.ir.rewrite import UseDef
+from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import contractions
 
@@ -46,7 +44,6 @@ from tessera.ops.tensor import contractions
 # the same for all programs come once.
 
 
-Producers = Mapping[Value, Node]
 MIN_THREADS = 1024  # threads from which on a program has a multiprocessor for itself
 MIN_PROGRAMS = 256  # fewer are hardly more than a GPU runs at once
 SHARED_BYTES = 228_352  # bytes of shared memory, less some for barriers and reductions
@@ -96,14 +93,14 @@ def load_bytes(node: Node) -> int:
 
 def _find_prefetchable_loads(function: Function, grid: Sequence[int]) -> dict[Node, bool]:
     """The loads that copies can make, and whether each is the same for all programs."""
-    producers = {v: node for node in function.body.walk() for v in node.results}
-    ranges = IntervalAnalysis(producers, grid)
+    uses = UseDef(function)
+    ranges = IntervalAnalysis(uses, grid)
     written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
     free = [n for n in function.body.nodes if n.op is tile.load and n.args[0] not in written]
-    return {n: _is_program_invariant(producers, n) for n in free if _is_prefetchable(function, producers, ranges, n)}
+    return {n: _is_program_invariant(uses, n) for n in free if _is_prefetchable(function, uses, ranges, n)}
 
 
-def _is_prefetchable(function: Function, producers: Producers, ranges: IntervalAnalysis, node: Node) -> bool:
+def _is_prefetchable(function: Function, uses: UseDef, ranges: IntervalAnalysis, node: Node) -> bool:
     """Whether a load is of a stretch of a parameter's memory that lies wholly inside it, at a place known ahead."""
     ref, *starts = node.args
     type, block = ref.type, static_shape(node.out)
@@ -114,9 +111,9 @@ def _is_prefetchable(function: Function, producers: Producers, ranges: IntervalA
     ):
         return False
     steps = [math.prod(static_shape(ref)[a + 1 :]) * element_bytes(type.dtype) for a in range(type.rank)]
-    even = all(find_divisor(producers, v) * step % BULK_COPY_ALIGN == 0 for v, step in zip(starts, steps, strict=True))
+    even = all(find_divisor(uses, v) * step % BULK_COPY_ALIGN == 0 for v, step in zip(starts, steps, strict=True))
     whole = math.prod(block) * element_bytes(type.dtype) % BULK_COPY_ALIGN == 0 and load_bytes(node) >= MIN_COPY_BYTES
-    return even and whole and all(v.type.dtype == int64 and is_known_ahead(producers, v) for v in starts)  # type: ignore[union-attr]
+    return even and whole and all(v.type.dtype == int64 and is_known_ahead(uses, v) for v in starts)  # type: ignore[union-attr]
 
 
 def _is_contiguous(block: Sequence[int], shape: Sequence[int]) -> bool:
@@ -125,32 +122,22 @@ def _is_contiguous(block: Sequence[int], shape: Sequence[int]) -> bool:
     return list(block[first + 1 :]) == list(shape[first + 1 :])
 
 
-def _is_program_invariant(producers: Producers, node: Node) -> bool:
+def _is_program_invariant(uses: UseDef, node: Node) -> bool:
     """Whether a load's place does not depend on the program's."""
-    left, seen = list(node.args[1:]), set[Node]()
-    while left:
-        made = producers.get(left.pop())
-        if made is not None and made not in seen:
-            seen.add(made)
-            left += made.args
-    return not any(n.op is tile.program_id for n in seen)
+    return not any(n.op is tile.program_id for n in uses.backward_slice(node.args[1:]))
 
 
 def _rewrite_loads(function: Function, loads: Mapping[Node, bool]) -> Function:
-    """The function with these loads as ops of their own."""
+    """The function with these loads as `prefetched_load`."""
+    patterns = RewritePatterns("prefetched loads")
 
-    def meaning_of(builder: Builder) -> Callable[..., Any]:
-        copy = make_copier(builder)
+    @patterns(tile.load)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+        if node not in loads:
+            return None
+        return rewriter.add(prefetched_load, *args, shape=static_shape(node.out), same=loads[node])
 
-        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-            if node not in loads:
-                return copy(node, args, run)
-            attrs = {"shape": static_shape(node.out), "same": loads[node]}
-            return builder.add(prefetched_load, args, attrs, loc=node.loc).results
-
-        return meaning
-
-    return rebuild_function(function, meaning_of)
+    return rewrite_function(function, patterns)
 
 
 # An entry whose programs are a loop with blocks brought ahead: a ring of stages in shared memory, filled by copies.
@@ -170,8 +157,7 @@ def emit_prefetching(function: Function, files: SourceFiles | None) -> KernelEnt
     ctx = make_context(read_layouts(function), text, team, vector, grid, facts.noalias)
     ctx.grid.rank = len(grid)
     bind_parameters(ctx, ())
-    order = RasterOrder(tuple(reversed(range(len(grid))))) if len(grid) > 1 else None
-    ctx.grid.scheduler = TileScheduler(text, grid, order)
+    ctx.grid.scheduler = TileScheduler(text, grid, read_order(function))
     prefetcher = BlockPrefetcher(ctx, get_fact(function, "stages"))
     ctx.pipeline.emit_prefetched = prefetcher.take
     prefetcher.begin()

@@ -7,7 +7,7 @@ Otherwise a round's last product is deferred to the next round, and the first ro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ from tessera.core.types import int64
 from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
-from tessera.ir.evaluator import evaluate_block, make_copier, rebuild_function
+from tessera.ir.evaluator import evaluate_block, make_copier
+from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, elementwise
 
@@ -246,31 +247,24 @@ class EarlyIssueRewriter(LoopRewriter):
 
 def pipeline_loops(function: Function, grid: Sequence[int] | None) -> Function:
     """The function with each loop at its top turned around that can be, and surely has a round."""
-    producers = {v: node for node in function.body.walk() for v in node.results}
-    ranges = IntervalAnalysis(producers, grid)
+    ranges = IntervalAnalysis(UseDef(function), grid)
     turns = {
         n: t
         for n in function.body.nodes
         if n.op is control_flow.for_ and (t := match_rotatable_loop(n)) and _always_iterates(ranges, n)
     }
-    if not turns:
-        return function
+    patterns = RewritePatterns("software pipelining")
 
-    def meaning_of(builder: Builder) -> Callable[..., Any]:
-        copy = make_copier(builder)
+    @patterns(control_flow.for_)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
+        if node not in turns:
+            return None
+        early = match_early_issue(turns[node])
+        if early is not None:
+            return EarlyIssueRewriter(rewriter.builder, early, args, rewriter.walk.env).run()
+        return RotationRewriter(rewriter.builder, turns[node], args, rewriter.walk.env).run()
 
-        def meaning(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
-            if node not in turns:
-                return copy(node, args, run)
-            early = match_early_issue(turns[node])
-            with builder.at(node.loc):
-                if early is not None:
-                    return EarlyIssueRewriter(builder, early, args, run.env).run()
-                return RotationRewriter(builder, turns[node], args, run.env).run()
-
-        return meaning
-
-    return rebuild_function(function, meaning_of)
+    return rewrite_function(function, patterns)
 
 
 def _always_iterates(ranges: IntervalAnalysis, loop: Node) -> bool:

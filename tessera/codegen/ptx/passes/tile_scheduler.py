@@ -7,7 +7,7 @@ same blocks, and takes long programs first. Blocks of a cluster fetch what they 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.core.errors import ResourceError
 from tessera.ir.core import Function, Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, elementwise
@@ -36,12 +37,9 @@ if TYPE_CHECKING:
 # In which order a loop over programs takes them: those that read the same one after the other, long ones first.
 
 
-Producers = Mapping[Value, Node]
 L2_BYTES = 1 << 25  # bytes that stay in the L2 cache of such a GPU while others pass through
 CONCURRENT_PROGRAMS = 128  # programs that such a GPU runs at one time, or nearly
-monotonicity_rules = Rules(
-    "trend along the grid"
-)  # rule(producers, node, axis): 1 rises, 0 stays, -1 falls, None unknown
+monotonicity_rules = Rules("trend along the grid")  # rule(uses, node, axis): 1 rises, 0 stays, -1 falls, None unknown
 
 
 @dataclass(frozen=True)
@@ -64,51 +62,47 @@ def choose_raster_order(function: Function, grid: Sequence[int]) -> RasterOrder 
     reading = [n for n in function.body.walk() if n.op is async_mma]
     if not reading:
         return None
-    producers = {v: n for n in function.body.walk() for v in n.results}
+    uses = UseDef(function)
     bounds = [n.args[1] for n in function.body.nodes if n.op is control_flow.for_]
-    known = find_grid_axes(producers, (v for n in reading for v in block_starts(n)))
-    long = [a for a in range(len(grid)) if bounds and all(find_monotonicity(producers, v, a) == 1 for v in bounds)]
+    known = find_grid_axes(uses, (v for n in reading for v in block_starts(n)))
+    long = [a for a in range(len(grid)) if bounds and all(find_monotonicity(uses, v, a) == 1 for v in bounds)]
     shared = [a for a in range(len(grid)) if a not in known and a not in long]
     rest = [a for a in range(len(grid)) if a in known and a not in long]
     if not long and len(shared) == 1:
         # Measured: programs that all read the same rows at one time are slower than those that read a few stretches.
-        return RasterOrder((*rest, *shared), False, _choose_section(producers, reading, grid, rest, L2_BYTES // 2))
+        return RasterOrder((*rest, *shared), False, _choose_section(uses, reading, grid, rest, L2_BYTES // 2))
     if len(long) != 1:
         return RasterOrder((*shared, *rest, *long))
     if (
         math.prod(grid[a] for a in (*shared, *rest)) < CONCURRENT_PROGRAMS
     ):  # programs under way share what they read as it is
         return RasterOrder((*shared, *rest, *long), True)
-    return RasterOrder(
-        (*shared, *rest, *long), True, _choose_section(producers, reading, grid, (*shared, *rest), L2_BYTES)
-    )
+    return RasterOrder((*shared, *rest, *long), True, _choose_section(uses, reading, grid, (*shared, *rest), L2_BYTES))
 
 
-def _choose_section(
-    producers: Producers, reading: Sequence[Node], grid: Sequence[int], axes: Sequence[int], cache: int
-) -> int:
+def _choose_section(uses: UseDef, reading: Sequence[Node], grid: Sequence[int], axes: Sequence[int], cache: int) -> int:
     """How many programs along some axes there are at a time, whose blocks a cache holds: an even share of all."""
-    total, each = math.prod(grid[a] for a in axes), _bytes_read(producers, reading, grid)
+    total, each = math.prod(grid[a] for a in axes), _bytes_read(uses, reading, grid)
     return max((n for n in range(1, total + 1) if total % n == 0 and n * each <= cache), default=1)
 
 
-def _bytes_read(producers: Producers, reading: Sequence[Node], grid: Sequence[int]) -> int:
+def _bytes_read(uses: UseDef, reading: Sequence[Node], grid: Sequence[int]) -> int:
     """The bytes of memory that one program can read, at most: an equal share of each array."""
     refs = {n.args[1]: n for n in reading}
     shares = (
         math.prod(static_shape(v))
         * element_bytes(v.type.dtype)
-        // math.prod(grid[a] for a in find_grid_axes(producers, block_starts(n)))  # type: ignore[union-attr]
+        // math.prod(grid[a] for a in find_grid_axes(uses, block_starts(n)))  # type: ignore[union-attr]
         for v, n in refs.items()
     )
     return sum(shares)
 
 
-def find_grid_axes(producers: Producers, values: Iterable[Value]) -> set[int]:
+def find_grid_axes(uses: UseDef, values: Iterable[Value]) -> set[int]:
     """The axes of the grid that scalars depend on."""
     found, seen, left = set(), set(), list(values)
     while left:
-        node = producers.get(left.pop())
+        node = uses.get(left.pop())
         if node is None or node in seen:
             continue
         seen.add(node)
@@ -118,41 +112,41 @@ def find_grid_axes(producers: Producers, values: Iterable[Value]) -> set[int]:
     return found
 
 
-def find_monotonicity(producers: Producers, v: Value, axis: int) -> int | None:
+def find_monotonicity(uses: UseDef, v: Value, axis: int) -> int | None:
     """Whether a scalar rises (1), stays (0) or falls (-1) along an axis of the grid; None where that is not known."""
-    node = producers.get(v)
+    node = uses.get(v)
     rule = monotonicity_rules.get(node.op) if node is not None else None
-    return rule(producers, node, axis) if rule is not None else None
+    return rule(uses, node, axis) if rule is not None else None
 
 
 @monotonicity_rules(tile.program_id)
-def _(producers: Producers, node: Node, axis: int) -> int | None:
+def _(uses: UseDef, node: Node, axis: int) -> int | None:
     return 1 if node.attrs["axis"] == axis else 0
 
 
 @monotonicity_rules(basic.full)
-def _(producers, node, axis):
+def _(uses, node, axis):
     return 0
 
 
 @monotonicity_rules(elementwise.add, elementwise.minimum, elementwise.maximum)
-def _(producers, node, axis):
-    x, y = (find_monotonicity(producers, v, axis) for v in node.args)
+def _(uses, node, axis):
+    x, y = (find_monotonicity(uses, v, axis) for v in node.args)
     return None if x is None or y is None or x * y < 0 else x or y
 
 
 @monotonicity_rules(elementwise.sub)
-def _(producers, node, axis):
-    x, y = (find_monotonicity(producers, v, axis) for v in node.args)
+def _(uses, node, axis):
+    x, y = (find_monotonicity(uses, v, axis) for v in node.args)
     return None if x is None or y is None or x * y > 0 else x or -y
 
 
 @monotonicity_rules(elementwise.mul)
-def _(producers, node, axis):
+def _(uses, node, axis):
     for v, other in (node.args, node.args[::-1]):
-        factor = producers.get(other)
+        factor = uses.get(other)
         if factor is not None and factor.op is basic.full:
-            found, number = find_monotonicity(producers, v, axis), factor.attrs["value"]
+            found, number = find_monotonicity(uses, v, axis), factor.attrs["value"]
             return found and found * ((number > 0) - (number < 0))
     return None
 
@@ -215,9 +209,9 @@ def find_cluster(function: Function, grid: Sequence[int], size: int) -> ThreadBl
 
 
 def _candidate_clusters(function: Function, node: Node, grid: Sequence[int], size: int) -> Iterator[ThreadBlockCluster]:
-    producers = {v: n for n in function.body.walk() for v in n.results}
+    uses = UseDef(function)
     places = [[node.args[5 + at] for at in node.attrs[side] if at >= 0] for side in ("left", "right")]
-    axes = [find_grid_axes(producers, starts) for starts in places]
+    axes = [find_grid_axes(uses, starts) for starts in places]
     for axis, count in enumerate(grid):
         for side in (0, 1):
             alone = axis in axes[1 - side] and axis not in axes[side]
