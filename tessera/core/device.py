@@ -10,13 +10,13 @@ from tessera.core.errors import DeviceUnavailable, user_location
 from tessera.core.hooks import list_generators
 
 INTERP = "interp"
-# What users call a device, and the generator that serves it; "interp" needs none.
+# The generator for each device name of the user; "interp" needs none.
 GENERATOR_BY_DEVICE = {"cpu": "llvm", "llvm": "llvm", "wse": "csl", INTERP: INTERP}
 _default: ContextVar[str] = ContextVar("device", default=INTERP)
 
 
 def default_device() -> str:
-    """The device set with `set_default_device`, at first "interp"."""
+    """The default device: "interp", unless `set_default_device` has set another."""
     return _default.get()
 
 
@@ -50,7 +50,7 @@ def find_generator_name(device: str) -> str:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that no generator serves.
+    """Raise an error for a device that no generator serves.
 
     Raises:
         DeviceUnavailable: it is none, or not here.
@@ -65,7 +65,7 @@ def check_device(device: str) -> None:
 
 
 def shares_host_memory(device: str) -> bool:
-    """Whether what runs on a device sees the host's memory: all but a GPU, which has its own.
+    """Whether programs on a device address the memory of the host. A GPU has memory of its own.
 
     Raises:
         DeviceUnavailable: nothing installed serves the device.

@@ -32,7 +32,7 @@ BUILTIN_EFFECTS: dict[Any, frozenset[str]] = {
 
 @dataclass(eq=False)
 class EffectScope:
-    """A call under way: what it may do, who says so, what else to do, and what it has done."""
+    """A call in progress: the effects it may have, who restricts them, and the effects it has had."""
 
     allowed: frozenset[str]
     owner: str
@@ -45,13 +45,13 @@ _effect_scopes: ContextVar[tuple[EffectScope, ...]] = ContextVar("effects", defa
 
 
 def current_effect_scope() -> EffectScope | None:
-    """The innermost call that says what it may do."""
+    """The innermost call that restricts its effects."""
     frames = _effect_scopes.get()
     return frames[-1] if frames else None
 
 
 def perform_effects(names: Iterable[str]) -> None:
-    """Do something that has these effects.
+    """Record that an op with these effects runs.
 
     Raises:
         EffectError: a function under way may not.
@@ -71,7 +71,7 @@ def perform_effects(names: Iterable[str]) -> None:
 
 @contextmanager
 def watch_effects(allowed: frozenset[str], owner: str, reason: str, advice: str = "") -> Iterator[EffectScope]:
-    """A stretch in which only some effects are allowed; the frame tells which were met."""
+    """A context in which only some effects are allowed; the frame records those that occur."""
     frame = EffectScope(allowed, owner, reason, advice)
     token = _effect_scopes.set((*_effect_scopes.get(), frame))
     try:
@@ -95,7 +95,7 @@ def _declared_effects(function: Any) -> frozenset[str] | None:
 
 
 def _guard_function(function: AnyFunction, allowed: frozenset[str], reason: str) -> AnyFunction:
-    """A function that does no more than it says, looked through now and watched when called."""
+    """Wrap a function that may have only these effects: it is analysed now and checked when called."""
     name = getattr(function, "__name__", "the function")
     if extra := effects_of(function) - allowed:
         raise EffectError(
@@ -131,7 +131,7 @@ def pure(function: AnyFunction) -> AnyFunction:
 
 
 class Effects:
-    """The decorator `effects`, and what is known of effects.
+    """The decorator `effects`, and queries of effects.
 
     >>> @effects(["random"])
     ... def noise(x):
@@ -143,7 +143,7 @@ class Effects:
     """
 
     def __call__(self, names: Any) -> Callable[[AnyFunction], AnyFunction]:
-        """Declare what a function does: "random", "io", "memory", "state", "collective", or "all".
+        """Declare the effects of a function: "random", "io", "memory", "state", "collective", or "all".
 
         Raises:
             ArgumentError: there is no such effect.
@@ -163,11 +163,11 @@ class Effects:
         return watch_effects(ALL_EFFECTS - _parse_effect_names(names), "a block in which effects are suspended", reason)
 
     def of(self, function: AnyFunction) -> frozenset[str]:
-        """What a function may do, by what it and the functions it refers to declare; nothing is run."""
+        """The effects that a function may have, as it and the functions it refers to declare; nothing runs."""
         return effects_of(function)
 
     def inferred(self, function: AnyFunction, *args: Any, **keywords: Any) -> frozenset[str]:
-        """What a function does on these arguments, found by running or tracing it."""
+        """The effects of a function on these arguments, found by running or tracing it."""
         with watch_effects(ALL_EFFECTS, "inference", "anything") as frame:
             function(*args, **keywords)
         return frozenset(frame.found)
@@ -177,7 +177,7 @@ effects = Effects()
 
 
 def effects_of(function: Any) -> frozenset[str]:
-    """The effects of what a function refers to."""
+    """The effects of the functions that a function refers to."""
     return _effects_of(function, set())
 
 
@@ -206,7 +206,7 @@ def _effects_of(item: Any, seen: set[int]) -> frozenset[str]:
 
 
 def _find_references(function: FunctionType) -> Iterator[Any]:
-    """What a function's code names and can be found without running it.
+    """The objects that the code of a function names, as far as they are found without running it.
 
     Of this package's functions only what they close over, such as the parts of `compose`: the others say
     what they do with `@effects`, or when they run.
@@ -230,7 +230,7 @@ _ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def _find_loaded_names(code: CodeType, known: dict[str, Any]) -> Iterator[Any]:
-    """Names, and attributes of modules, that code loads; that of inner functions too."""
+    """The names, and attributes of modules, that code loads, code of inner functions included."""
     last: Any = None
     for each in dis.get_instructions(code):
         if each.opname in _NAME_LOADS:

@@ -1,5 +1,5 @@
-"""Errors and source locations: the exception hierarchy that users meet, each with where, expected, received and
-suggestion."""
+"""Errors and source locations: the exceptions that users see. Each has a location, a message, the expected and the
+received value, and a suggestion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-# What is written in the kernel language: its lines are named as a user's are.
+# Folders of code written in the kernel language: locations in them are reported as those of a user.
 _KERNEL_LANGUAGE = tuple(
     os.path.join(_PACKAGE_FOLDER, *parts)
     for parts in (("stdlib",), ("frontend", "kernel", "tile_api", "online_softmax.py"))
@@ -21,7 +21,7 @@ _COMMAND_FOLDER = os.path.join(_PACKAGE_FOLDER, "tools", "cli") + os.sep
 
 @dataclass(frozen=True)
 class Location:
-    """A place in a source file: lines and columns count from 1; column 0 means unknown."""
+    """A location in a source file: lines and columns count from 1; column 0 means unknown."""
 
     file: str = "?"
     line: int = 0
@@ -49,12 +49,12 @@ UNKNOWN = Location()
 
 
 def frame_location(frame: FrameType) -> Location:
-    """The place a frame is executing, with columns where Python (3.11 on) keeps them."""
+    """The location that a frame executes, with columns where Python records them (from 3.11)."""
     return _instruction_location(frame.f_code, frame.f_lasti, frame.f_lineno)
 
 
 def traceback_location(step: TracebackType) -> Location:
-    """The place that a step of a traceback passed, with columns as of a frame."""
+    """The location of one entry of a traceback."""
     return _instruction_location(step.tb_frame.f_code, step.tb_lasti, step.tb_lineno)
 
 
@@ -69,17 +69,17 @@ def _instruction_location(code: CodeType, instruction: int, line: int) -> Locati
 
 
 def is_command_file(file: str) -> bool:
-    """Whether a source file is the command line's: who called it is a shell, no line of Python."""
+    """Whether a source file is part of the command line: its caller is a shell, not a line of Python."""
     return file.startswith(_COMMAND_FOLDER)
 
 
 def is_package_file(file: str) -> bool:
-    """Whether a source file is this package's own; what its library is written in is as a user's."""
+    """Whether a source file is part of this package; the library in the kernel language counts as user code."""
     return file.startswith(_PACKAGE_FOLDER) and not file.startswith(_KERNEL_LANGUAGE)
 
 
 def user_location() -> Location:
-    """The innermost place outside this package: the user's line that called in; UNKNOWN where a command did."""
+    """The innermost location outside this package: the user's line that called; UNKNOWN for a command."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_command_file(frame.f_code.co_filename):
         if not is_package_file(frame.f_code.co_filename):
@@ -89,7 +89,7 @@ def user_location() -> Location:
 
 
 def library_caller_location() -> Location:
-    """The innermost place outside this package and its library: where a user called a routine of the library."""
+    """The innermost location outside this package and its library."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_PACKAGE_FOLDER):
@@ -99,7 +99,7 @@ def library_caller_location() -> Location:
 
 
 class TesseraError(Exception):
-    """What went wrong, where, what was expected, what came, and what to do.
+    """An error: its message, location, expected and received values, and a suggestion.
 
     >>> print(ShapeError("operand shapes differ", expected="8xf32", received="4xf32"))
     ShapeError: operand shapes differ
@@ -124,7 +124,7 @@ class TesseraError(Exception):
         self.suggestion = suggestion
 
     def at(self, location: Location) -> TesseraError:
-        """This error, placed at `location` unless it already has a place."""
+        """This error, with `location` unless it has one already."""
         if self.location is None and location != UNKNOWN:
             self.location = location
         return self
@@ -142,11 +142,11 @@ class TesseraError(Exception):
 
 
 class ShapeError(TesseraError):
-    """Shapes or ranks do not fit."""
+    """Shapes or ranks do not match."""
 
 
 class DTypeError(TesseraError):
-    """Element types do not fit."""
+    """Element types do not match."""
 
 
 class ArgumentError(TesseraError):
@@ -158,7 +158,7 @@ class UnknownNameError(TesseraError):
 
 
 class UnsupportedSyntaxError(TesseraError):
-    """Python that the kernel language does not have."""
+    """Python that the kernel language does not support."""
 
 
 class UnsupportedOpError(TesseraError):
@@ -166,11 +166,11 @@ class UnsupportedOpError(TesseraError):
 
 
 class TraceError(TesseraError):
-    """Python asked for the value of a tensor that is being traced."""
+    """Python code needs the value of a tensor during tracing."""
 
 
 class EffectError(TesseraError):
-    """A function that does what it says it does not."""
+    """A function with an effect that it does not declare."""
 
 
 class OutOfBoundsError(TesseraError):
@@ -200,55 +200,55 @@ class DeviceUnavailable(TesseraError):
 
 
 class ResourceError(TesseraError):
-    """A program that needs more memory or more of a resource than there is."""
+    """A program that exceeds memory or another resource."""
 
 
 class ProgramError(TesseraError):
-    """An exception of the user's own Python, met while a command ran it."""
+    """An exception raised by the user's Python code while a command runs it."""
 
 
 class ExecutionError(TesseraError):
-    """A program that went wrong while it ran."""
+    """A program that fails at run time."""
 
 
 class RaceError(ExecutionError):
-    """Two accesses of one element, at least one a write, with nothing that orders them."""
+    """A data race: two accesses of one element, at least one of them a write, without an order between them."""
 
 
 class UninitializedError(ExecutionError):
-    """A read of memory that nothing has written."""
+    """A read of uninitialised memory."""
 
 
 class AsyncCopyError(ExecutionError):
-    """An access that meets an asynchronous copy still under way."""
+    """An access to memory of an asynchronous copy that is not complete."""
 
 
 class BarrierError(ExecutionError):
-    """A barrier that some tiles of a group reach and others do not."""
+    """Barrier divergence: some tiles of a group reach a barrier and others do not."""
 
 
 class DeadlockError(ExecutionError):
-    """Tiles that wait for what nobody is left to do."""
+    """A deadlock: tiles wait, and no tile is left that could wake them."""
 
 
 class AlignmentError(ExecutionError):
-    """A vector access that does not begin at a multiple of its width."""
+    """A vector access whose address is not a multiple of its width."""
 
 
 class IndexOverflowError(ExecutionError):
-    """Index arithmetic whose result does not fit its integer type."""
+    """Overflow of index arithmetic."""
 
 
 class Advice(ExecutionError):
-    """Something that gives the right result and could be better: it is reported, and stops nothing."""
+    """A warning about a program whose result is right but which could be faster or clearer."""
 
 
 class NumericalError(ExecutionError):
-    """Numbers that went wrong while a program ran."""
+    """A numerical error at run time."""
 
 
 class NonFiniteError(NumericalError):
-    """A NaN or an infinity made of finite operands."""
+    """A NaN or an infinity computed from finite operands."""
 
 
 # Tracebacks and documents give each error the name that users import: `tessera.errors.ShapeError`.

@@ -16,7 +16,7 @@ import numpy as np
 from tessera.core.errors import FileError
 from tessera.core.types import as_dtype
 
-# Arrays in files: .npy read and written with errors that say what is wrong.
+# Arrays in .npy files.
 
 
 def read_array(path: str | Path, dtype: object = None) -> np.ndarray:
@@ -45,7 +45,7 @@ def read_array(path: str | Path, dtype: object = None) -> np.ndarray:
 
 
 def write_array(path: str | Path, array: np.ndarray) -> None:
-    """Save an array as .npy, whole or not at all."""
+    """Save an array as .npy, atomically."""
 
     def fill(handle) -> None:  # type: ignore[no-untyped-def]
         np.save(handle, array)
@@ -54,7 +54,7 @@ def write_array(path: str | Path, array: np.ndarray) -> None:
 
 
 def write_file(path: str | Path, fill) -> None:  # type: ignore[no-untyped-def]
-    """Write a file through `fill(handle)`, beside its place and then moved there; a device or pipe as it stands.
+    """Write a file through `fill(handle)` atomically, by a temporary file; a device or a pipe is written directly.
 
     Raises:
         FileError: there can be no file at the path.
@@ -84,34 +84,34 @@ def write_file(path: str | Path, fill) -> None:  # type: ignore[no-untyped-def]
 
 
 def check_writable(path: str | Path) -> Path:
-    """The path, which a file can lie at: better said before a long run than after it.
+    """The path, if a file can be written there: a check before a long run.
 
     Raises:
         FileError: its folder is missing, or it is a folder itself.
     """
     target = Path(path)
     if not target.parent.is_dir():
-        raise FileError(f"there is no folder {target.parent}", suggestion="make it first, or name another place")
+        raise FileError(f"there is no folder {target.parent}", suggestion="create it first, or use another path")
     if target.is_dir():
         raise FileError(f"{target} is a folder", expected="a file to write", suggestion="name a file in it")
     return target
 
 
 def _unwritable_error(target: Path, error: OSError) -> FileError:
-    return FileError(f"{target} cannot be written", received=error.strerror, suggestion="name another place")
+    return FileError(f"{target} cannot be written", received=error.strerror, suggestion="use another path")
 
 
-# Where Tessera keeps what it may make again: object code, and what tuning found.
+# The cache folder: object code and tuning results, which can be made again.
 
 
 def find_cache_folder() -> Path:
-    """The folder TESSERA_CACHE, or one in the user's cache folder; it need not be there yet."""
+    """The folder TESSERA_CACHE, or one in the user's cache folder; it may not exist yet."""
     given = os.environ.get("TESSERA_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(given) if given else Path(base) / "tessera"
 
 
-# Hashes of text that stay the same from run to run and from machine to machine.
+# Stable hashes: the same in every run and on every machine.
 
 
 def hash_text(text: str) -> str:
@@ -125,7 +125,7 @@ def hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# A file that one process, and one thread of it, changes at a time.
+# File locks between processes and between threads.
 
 
 if sys.platform == "win32":
@@ -142,7 +142,7 @@ else:
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[None]:
-    """For the body of a `with`, the only one who changes the file at `path`; others that ask wait for it.
+    """Hold an exclusive lock on the file at `path` in the body of a `with`; other callers wait.
 
     What is locked is a file beside it, since the file itself is replaced as a whole. It stays there, empty; the system
     frees it where a process ends before it is done.

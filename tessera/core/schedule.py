@@ -31,7 +31,7 @@ from typing import Any
 from tessera.core.errors import ArgumentError, FileError, user_location
 from tessera.core.io import hash_text
 
-# JSON files of schedules and of what was measured: written whole or not at all, read with errors that say why.
+# JSON files of schedules and measurements.
 
 
 SCHEMA = 1
@@ -70,11 +70,11 @@ def read_json(path: str | Path, *keys: str) -> dict[str, Any]:
     return content
 
 
-# Schedule: how a kernel is to be cut and run, as a value that is derived, merged, printed, hashed and saved.
+# Schedule: tile sizes and hints of a kernel as a value.
 #
-# A schedule binds the constants of a kernel that have its meaning (`Schedule.constants`):
+# A schedule binds these constants of a kernel (`Schedule.constants`):
 #
-# | the kernel's constant | what it is given |
+# | constant of the kernel | value |
 # |---|---|
 # | BM, TILE_M, tile_m | tile_m, or block_m where there is no tile_m (the same for N and K; BD counts as K) |
 # | BLOCK_M, block_m | block_m, or tile_m where there is no block_m (the same for N and K) |
@@ -104,7 +104,7 @@ TILE_AXES = ("m", "n", "k")
 
 @dataclass(frozen=True, init=False, repr=False)
 class Schedule:
-    """Tile sizes, warps, pipeline stages and hints; what is not given is left to the kernel.
+    """Tile sizes, warps, pipeline stages and hints; fields that are not set are left to the kernel.
 
     `block=(m, n, k)` is short for block_m, block_n and block_k; `vector_width`, `unroll_factor`,
     `prefetch_distance` and `swizzle_pattern` are other names of `vector`, `unroll`, `prefetch` and `swizzle`.
@@ -207,7 +207,7 @@ class Schedule:
         return self.derive(cluster=cluster)
 
     def constants(self, names: Iterable[str]) -> dict[str, Any]:
-        """What this schedule gives the kernel's constants of these names (see the table above)."""
+        """The values of the kernel's constants of these names under this schedule (see the table above)."""
         found = {name: self._constant(name) for name in names}
         return {k: v for k, v in found.items() if v is not None}
 
@@ -231,7 +231,7 @@ class Schedule:
         return f"Schedule({', '.join(f'{k}={v!r}' for k, v in self.given.items())})"
 
     def save(self, path: str | Path) -> Path:
-        """Write this schedule as a JSON file, whole or not at all."""
+        """Write this schedule as a JSON file, atomically."""
         return write_json(path, {"schedule": self.given})
 
     @classmethod
@@ -264,7 +264,7 @@ FIELD_NAMES = tuple(f.name for f in fields(Schedule))
 
 
 def canonicalise_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields under their own names, checked."""
+    """Check fields, and replace aliases by field names."""
     values: dict[str, Any] = {}
     for name, value in given.items():
         field = FIELD_ALIASES.get(name, name)
@@ -307,7 +307,7 @@ def _name_sizes(prefix: str, *sizes: int | None) -> dict[str, int]:
     return {f"{prefix}_{axis}": size for axis, size in zip(TILE_AXES, sizes, strict=True) if size is not None}
 
 
-# ScheduleSpace: the schedules that a search tries, said axis by axis.
+# ScheduleSpace: the schedules that a search tries.
 
 
 ScheduleConstraint = Callable[[Schedule], bool]

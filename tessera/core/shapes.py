@@ -26,14 +26,14 @@ from tessera.core.symbolic_dim import (
     symbol_names,
 )
 
-# Matching annotated shapes with the shapes that arrive: which size each name has, and what does not fit.
+# Matching of annotated shapes with the shapes of arguments.
 
 
 ShapePattern = Sequence[Size]
 
 
 class ShapeMismatch(NamedTuple):
-    """Which pair of shapes does not fit (its place in the list), and why."""
+    """A pair of shapes that does not match (its number in the list), and the reason."""
 
     number: int
     problem: str
@@ -47,7 +47,7 @@ class _AxisPair(NamedTuple):
 
 
 def bind_shapes(pairs: Sequence[tuple[ShapePattern, ShapePattern]], sizes: dict[str, Size]) -> ShapeMismatch | None:
-    """Match annotated shapes with real ones, adding to `sizes`; the first misfit, or None.
+    """Match annotated shapes with actual ones and add to `sizes`; the first mismatch, or None.
 
     Plain names are bound by their first use in any of the shapes, so an expression may come before its name; a
     name that stands only in a linear expression is solved for. "?" fits every size, "..." any number of axes.
@@ -72,13 +72,13 @@ def bind_shapes(pairs: Sequence[tuple[ShapePattern, ShapePattern]], sizes: dict[
 
 
 def bind_shape(pattern: ShapePattern, shape: ShapePattern, sizes: dict[str, Size]) -> str | None:
-    """Match one annotated shape with a real one, adding to `sizes`; what is wrong, or None."""
+    """Match one annotated shape with an actual one and add to `sizes`; the mismatch, or None."""
     found = bind_shapes([(pattern, shape)], sizes)
     return found.problem if found else None
 
 
 def _align_axes(number: int, pattern: ShapePattern, shape: ShapePattern) -> list[_AxisPair] | ShapeMismatch:
-    """The axes of both, in pairs; those that "..." stands for are left out."""
+    """Pair the axes of both shapes, without those that "..." matches."""
     holes = [i for i, want in enumerate(pattern) if want == ANY_DIMS]
     at_least = len(pattern) - len(holes)
     if len(shape) < at_least or (not holes and len(shape) > at_least):
@@ -93,7 +93,7 @@ def _align_axes(number: int, pattern: ShapePattern, shape: ShapePattern) -> list
 
 
 def _check_pair(pair: _AxisPair, sizes: dict[str, Size]) -> ShapeMismatch | None:
-    """The pair where its size is not what the names bound so far make of it."""
+    """Check a pair of sizes against the names bound so far."""
     if not isinstance(pair.want, Dim):
         return None if pair.want == pair.got else _make_mismatch(pair, f"expected {pair.want}, received {pair.got}")
     if find_plain_name(pair.want) is not None:
@@ -110,7 +110,7 @@ def _check_pair(pair: _AxisPair, sizes: dict[str, Size]) -> ShapeMismatch | None
 
 
 def _solve_linear_size(pair: _AxisPair, sizes: dict[str, Size], missing: frozenset[str]) -> bool:
-    """Find the one name missing in a linear expression; False where no size of it fits."""
+    """Solve a linear expression for its one unknown name; False where it has no solution."""
     assert isinstance(pair.want, Dim)
     if len(missing) != 1 or any(len(m) > 1 or not all(isinstance(a, str) for a in m) for m, _ in pair.want.terms):
         return True  # more than one name, or no line: nothing is known
@@ -130,7 +130,7 @@ def _make_mismatch(pair: _AxisPair, problem: str) -> ShapeMismatch:
 
 
 def find_plain_name(size: Size) -> str | None:
-    """The name that a dim is, if it is no more than one."""
+    """The name of a dim that is a single name, or None."""
     if isinstance(size, Dim) and len(size.terms) == 1:
         (monomial, count) = size.terms[0]
         if count == 1 and len(monomial) == 1 and isinstance(monomial[0], str):
@@ -138,7 +138,7 @@ def find_plain_name(size: Size) -> str | None:
     return None
 
 
-# Sizes read from what users write: names, expressions, type variables; and sizes as numbers.
+# Sizes parsed from names, expressions and type variables.
 
 
 _BINARY_MULTIPLE = re.compile(r"(\d+)([KMGT])")
@@ -187,7 +187,7 @@ def _parse_size(text: str) -> Size:
 
 
 def size_from_ast(node: ast.expr, text: str) -> Size:
-    """The size that an expression means; `text` is what it was written as."""
+    """The size of a Python expression; `text` is its source."""
     if isinstance(node, ast.Name):
         return Dim.of(node.id)
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
@@ -200,7 +200,7 @@ def size_from_ast(node: ast.expr, text: str) -> Size:
 
 
 def size_to_number(value: Any) -> int:
-    """A size as a number, which becomes an element of a tensor: any will do where types alone are asked for.
+    """A size as a number that becomes an element of a tensor; where only types are traced, any number does.
 
     Raises:
         UnknownSizeError: nobody knows it.
@@ -209,7 +209,7 @@ def size_to_number(value: Any) -> int:
     return 1 if isinstance(size, Dim) and ABSTRACT_TRACE.get() else int(size)
 
 
-# What is required of sizes: `require("D % 8 == 0")`, and names for them: `dims("B S D")`.
+# Constraints on sizes: `require("D % 8 == 0")`; and named sizes: `dims("B S D")`.
 
 
 F = TypeVar("F")
@@ -224,7 +224,7 @@ _COMPARISONS: dict[type, Callable[[Any, Any], bool]] = {
 
 
 def dims(names: str) -> tuple[Dim, ...]:
-    """Sizes known by name, for annotations.
+    """Named sizes, for annotations.
 
     >>> B, D = dims("B D")
     >>> 2 * B * D
@@ -234,7 +234,7 @@ def dims(names: str) -> tuple[Dim, ...]:
 
 
 class SizeConstraint:
-    """A condition on sizes: a decorator of the function whose names it speaks of."""
+    """A constraint on sizes: a decorator of the function whose annotations name them."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -246,14 +246,14 @@ class SizeConstraint:
         return function
 
     def holds(self, sizes: Mapping[str, Size]) -> bool | None:
-        """Whether the sizes fulfil it; None where they are not known well enough to tell."""
+        """Whether the sizes satisfy it; None where that is undecidable."""
         found = [_decide_relation(left, compare, right, sizes) for left, compare, right in self.clauses]
         if False in found:
             return False
         return None if None in found else True
 
     def check(self, sizes: Mapping[str, Size]) -> None:
-        """Raise a ShapeError where the sizes break it."""
+        """Raise a ShapeError where the sizes violate it."""
         if self.holds(sizes) is False:
             known = ", ".join(f"{n} = {sizes[n]}" for n in sorted(self.names))
             raise ShapeError(f"{self.text} does not hold", expected=self.text, received=known)
@@ -281,13 +281,13 @@ def require(text: str) -> SizeConstraint:
 
 
 def find_size_constraints(function: Any) -> tuple[SizeConstraint, ...]:
-    """What decorators require of the sizes of a function's annotations."""
+    """The constraints that decorators put on the sizes of a function's annotations."""
     return getattr(function, "__requires__", ())
 
 
 @contextmanager
 def use_known_sizes(sizes: Mapping[str, Size]) -> Iterator[None]:
-    """Let `require` inside know these sizes."""
+    """Make these sizes known to `require` inside the context."""
     token = KNOWN_SIZES.set(sizes)
     try:
         yield
@@ -325,7 +325,7 @@ def _parse_relations(text: str) -> list[tuple[Size, Callable[[Any, Any], bool], 
     return clauses
 
 
-# Shape rules shared by many ops: broadcasting and axes.
+# Shape rules of many ops: broadcasting and axes.
 
 
 def broadcast(*shapes: Sequence[Size]) -> tuple[Size, ...]:
@@ -350,7 +350,7 @@ def broadcast(*shapes: Sequence[Size]) -> tuple[Size, ...]:
 
 
 def format_shape(shape: Sequence[Size]) -> str:
-    """A shape as people write it: (8, D)."""
+    """A shape as text: (8, D)."""
     return "(" + ", ".join(str(s) for s in shape) + ("," if len(shape) == 1 else "") + ")"
 
 
@@ -368,7 +368,7 @@ def normalize_axis(axis: int, rank: int) -> int:
 
 
 def _axis_index(axis: Any) -> int:
-    """What stands for an axis as an int."""
+    """Convert an axis to an int."""
     try:
         if not isinstance(axis, bool):
             return operator.index(axis)

@@ -17,7 +17,7 @@ Size = Union[int, "Dim"]
 
 
 class UnknownSizeError(ShapeError):
-    """A size was asked for that is known only by name."""
+    """The number of a symbolic size is needed."""
 
 
 # The sizes of the names in the function being traced; None outside a trace.
@@ -27,7 +27,7 @@ ABSTRACT_TRACE: ContextVar[bool] = ContextVar("types alone", default=False)
 
 
 def _accept_operands(kind: type) -> Callable[[Any], Any]:
-    """Arithmetic with sizes, or with any number; what else stands there does it, with the size as a number."""
+    """Accept operands of a kind; another operand computes the result itself, with the size as a number."""
 
     def decorate(method: Any) -> Any:
         @functools.wraps(method)
@@ -43,7 +43,7 @@ _of_sizes, _of_numbers = _accept_operands(numbers.Integral), _accept_operands(nu
 
 
 class Dim:
-    """A size known only by name: `Dim.of("B")`, or arithmetic on such names.
+    """A symbolic size: `Dim.of("B")`, or arithmetic on such names.
 
     Two dims are equal when they are the same polynomial; an expression whose names
     all cancel becomes a plain int.
@@ -161,7 +161,7 @@ class Dim:
 
 
 def resolve_size(size: Size) -> Size:
-    """A size with the names that the function being traced knows replaced by their sizes."""
+    """Replace names in a size by the sizes known to the function that is traced."""
     if not isinstance(size, Dim):
         return size
     return size.evaluate(KNOWN_SIZES.get() or {})  # type: ignore[arg-type]
@@ -247,7 +247,7 @@ def symbol_names(shape: Iterable[Size]) -> frozenset[str]:
 
 
 def has_inexact_division(shape: Iterable[Size]) -> bool:
-    """Whether a size rests on a division whose remainder is not known, so that equality does not decide.
+    """Whether a size depends on a division with unknown remainder, so that equality is undecidable.
 
     >>> has_inexact_division((Dim.of("D") // 4,)), has_inexact_division((4 * Dim.of("D") // 4,))
     (True, False)

@@ -120,7 +120,7 @@ DENORMALS = ("preserve", "flush")
 
 @dataclass(frozen=True)
 class PolicyClause:
-    """One part of a policy, such as `ts.accum(ts.f32)`; it joins a type by `@`."""
+    """One clause of a policy, such as `ts.accum(ts.f32)`; `@` adds it to a type."""
 
     field: str
     value: Any
@@ -196,7 +196,7 @@ compensated = PolicyClause("compensated", True)
 
 
 def find_policy(value: Any) -> Policy | None:
-    """The policy that a value is or carries: a Policy, or a class of `@ts.precision_policy`; else None."""
+    """The policy of a value that is a Policy or a class of `@ts.precision_policy`; else None."""
     found = value if isinstance(value, Policy) else getattr(value, "__policy__", None)
     return found if isinstance(found, Policy) else None
 
@@ -258,7 +258,7 @@ class TensorType:
 
 @dataclass(frozen=True)
 class RefType:
-    """A reference to memory: the shape and element type of what lies there, and the space."""
+    """A reference to memory: the shape and element type of its elements, and the memory space."""
 
     shape: tuple[Size, ...]
     dtype: DType

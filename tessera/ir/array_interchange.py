@@ -18,7 +18,7 @@ from tessera.core.shapes import size_to_number
 from tessera.core.symbolic_dim import Dim
 from tessera.core.types import DType, as_dtype, bf16, fp4, fp6, fp6_e2m3, fp8_e4m3, fp8_e5m2
 
-# Memory shared with other libraries through DLPack, for the element types NumPy's own exchange lacks too.
+# DLPack: memory shared with other libraries, for the element types that NumPy's exchange lacks too.
 #
 # NumPy exchanges integers, bools and the usual floats. The others (bfloat16, fp8, fp6, fp4) travel as unsigned integers
 # of their width on NumPy's side of the capsule, and under their own code on the other.
@@ -39,13 +39,13 @@ _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.p
 
 
 class _DLDataType(ctypes.Structure):
-    """DLDataType: what kind of element, its bits, and how many lie in one place."""
+    """DLDataType: the kind of an element, its bits, and its lanes."""
 
     _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]  # noqa: RUF012
 
 
 class _CapsuleSource:
-    """A capsule in the hands of `numpy.from_dlpack`."""
+    """An object that hands a capsule to `numpy.from_dlpack`."""
 
     def __init__(self, capsule: Any, device: Any) -> None:
         self.capsule, self.device = capsule, device
@@ -63,7 +63,7 @@ def _capsule_type(capsule: Any) -> _DLDataType:
 
 
 def _request_capsule(source: Any) -> Any:
-    """A capsule that says whether its memory may be written, if the library makes such."""
+    """A versioned capsule, which says whether its memory is writable, if the library supports it."""
     try:
         return source.__dlpack__(max_version=(1, 1))
     except (TypeError, BufferError):
@@ -71,7 +71,7 @@ def _request_capsule(source: Any) -> Any:
 
 
 def import_dlpack(source: Any) -> np.ndarray:
-    """The array that another library's tensor in host memory is, without a copy.
+    """View another library's tensor in host memory as an array, without a copy.
 
     Raises:
         DTypeError: its element type is none of ours.
@@ -92,7 +92,7 @@ def import_dlpack(source: Any) -> np.ndarray:
 
 
 def export_dlpack(array: np.ndarray, dtype: DType, **named: Any) -> Any:
-    """A capsule of these elements for another library, without a copy where the memory may be written."""
+    """Make a capsule of these elements for another library, without a copy where the memory is writable."""
     if not array.flags.writeable and named.get("copy") is not False:
         array = array.copy()  # DLPack cannot say that memory must not be written
     if dtype not in DLPACK_CODES:
@@ -102,7 +102,7 @@ def export_dlpack(array: np.ndarray, dtype: DType, **named: Any) -> Any:
     return capsule
 
 
-# What becomes the elements of a tensor: arrays of any library, lists and numbers.
+# Conversion of arrays of any library, lists and numbers to elements of a tensor.
 
 
 NON_NUMERIC_KINDS = "OUSmMc"  # NumPy's kinds: objects, text, times, complex numbers
@@ -129,7 +129,7 @@ def to_array(data: Any, narrow: bool) -> np.ndarray:
 
 
 def _describe_type(data: Any, array: np.ndarray) -> str:
-    """What came: the type of the value, or of the first element of a list that is none."""
+    """The type that was received: of the value, or of the first element of a list that is no number."""
     first = next((x for x in array.flat if not isinstance(x, (bool, int, float))), data) if array.size else data
     return type(first if isinstance(data, (list, tuple)) else data).__name__
 
@@ -158,7 +158,7 @@ def find_python_storage(dtype: DType) -> Any:
 
 
 def check_integer_range(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """Numbers that a user wrote, which an integer type must be able to hold.
+    """Check that an integer type holds the numbers that a user wrote.
 
     Raises:
         DTypeError: it cannot hold one of them.
@@ -170,7 +170,7 @@ def check_integer_range(array: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def check_integer_fits(value: Any, dtype: DType) -> Any:
-    """A Python number that is to be of an integer type, which must have it.
+    """Check that an integer type holds a Python number.
 
     Raises:
         DTypeError: the type cannot hold it.
@@ -189,6 +189,6 @@ def check_integer_fits(value: Any, dtype: DType) -> Any:
 
 
 def find_number_dtype(value: bool | int | float, beside: DType) -> DType:
-    """The element type that a Python number takes beside elements of another type."""
+    """The element type that a Python number takes in an op with elements of another type."""
     fits = beside.is_float or (beside.is_integer and isinstance(value, int))  # a bool is an int here: 0 or 1
     return beside if fits else as_dtype(type(value))

@@ -15,7 +15,7 @@ from tessera.core.types import TensorType, Type, as_dtype
 from tessera.ir.core import Attrs, Block, Node, Value
 from tessera.ir.rules import Op
 
-# The builder: where tracing, the kernel front end and the passes put nodes in order.
+# The builder.
 
 
 class Builder:
@@ -61,11 +61,11 @@ class Builder:
             self.producers[value] = node
 
     def holds(self, node: Node) -> bool:
-        """Whether a node was added at the top or in a region that is still open: what comes next may use its values."""
+        """Whether the values of a node are in scope: it was added at the top, or in a region that is still open."""
         return any(node in nodes for nodes in self._open)
 
     def capture(self, array: np.ndarray, owner: Any = None) -> Value:
-        """The parameter that stands for an array from outside; `owner` is the tensor it belongs to, if there is one."""
+        """The parameter for an array that the traced code closes over; `owner` is the tensor that holds it, if any."""
         if owner is not None and owner.requires_grad:
             self.owners[id(array)] = owner
         if id(array) not in self.captures:
@@ -85,7 +85,7 @@ class Builder:
 
     @contextmanager
     def at(self, location: Location | None) -> Iterator[None]:
-        """Give nodes added inside this location."""
+        """Set the location of the nodes added inside."""
         before, self.location = self.location, location
         try:
             yield
@@ -94,7 +94,7 @@ class Builder:
 
     @contextmanager
     def active(self) -> Iterator[Builder]:
-        """Make this the builder that ops called inside record to."""
+        """Make this the current builder: ops called inside record to it."""
         token = CURRENT_BUILDER.set(self)
         try:
             yield self
@@ -110,17 +110,17 @@ class Builder:
 CURRENT_BUILDER: ContextVar[Builder | None] = ContextVar("builder", default=None)
 
 
-# The numeric context that is open: what ops called in it do to their operands, or None.
+# The current numerics context, which may intercept op calls, or None.
 
 
 class NumericsContext(Protocol):
-    """A context that takes over the calls made in it."""
+    """A context that intercepts the op calls made in it."""
 
     def call(self, op: Op, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
         """The results of an op on a user's operands."""
 
     def key(self) -> Hashable:
-        """What a trace made in it depends on."""
+        """A cache key of everything that a trace made in this context depends on."""
 
 
 CURRENT_NUMERICS: ContextVar[NumericsContext | None] = ContextVar("numerics", default=None)
@@ -128,7 +128,7 @@ CURRENT_NUMERICS: ContextVar[NumericsContext | None] = ContextVar("numerics", de
 
 @contextmanager
 def override_numerics(instead: NumericsContext | None) -> Iterator[None]:
-    """Another context, or none, for the calls made inside."""
+    """Use another numerics context, or none, for the calls made inside."""
     token = CURRENT_NUMERICS.set(instead)
     try:
         yield

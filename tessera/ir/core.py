@@ -15,7 +15,7 @@ from tessera.ir.rules import Op
 
 
 class Attrs(Mapping[str, Any]):
-    """Attributes: a mapping that cannot change and can be hashed; nested ones are Attrs too."""
+    """Attributes: an immutable, hashable mapping; nested mappings are Attrs too."""
 
     __slots__ = ("_items",)
 
@@ -48,7 +48,7 @@ def _freeze_attribute(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """What a node gives or a block takes; two values are equal only if they are the same one."""
+    """An SSA value: the result of a node or the parameter of a block. Equality is identity."""
 
     type: Type
     hint: str = ""
@@ -59,7 +59,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One use of an op: operands, attributes, results, regions, and the user's line it came from."""
+    """An application of an op: operands, attributes, results, regions, and the source location."""
 
     op: Op
     args: tuple[Value, ...]
@@ -76,7 +76,7 @@ class Node:
 
     @cached_property
     def keywords(self) -> dict[str, Any]:
-        """The attributes as a plain dict, which Python passes on faster than any other mapping."""
+        """The attributes as a plain dict, which Python unpacks faster than any other mapping."""
         return dict(self.attrs)
 
     @cached_property
@@ -92,14 +92,14 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Parameters, nodes in order, and the values handed back at the end."""
+    """A basic block: parameters, nodes in program order, and the values that it yields."""
 
     params: tuple[Value, ...]
     nodes: tuple[Node, ...]
     results: tuple[Value, ...]
 
     def walk(self) -> Iterator[Node]:
-        """Every node, those of inner regions after the node that holds them."""
+        """Every node; the nodes of a region follow the node that holds it."""
         for node in self.nodes:
             yield node
             for region in node.regions:
@@ -162,7 +162,7 @@ class Module:
         return next(f for f in self.functions if f.name == name)
 
     def replace(self, *functions: Function, level: str | None = None) -> Module:
-        """This module with other functions."""
+        """A copy of this module with other functions."""
         return dataclasses.replace(self, functions=functions, level=level or self.level)
 
     def __eq__(self, other: object) -> bool:
@@ -173,7 +173,7 @@ class Module:
 
 
 def structural_key(item: Function | Module, locations: bool = True) -> tuple:
-    """The structure of a function or module as nested tuples, with values numbered in order."""
+    """The structure of a function or module as nested tuples; values are numbered in order of definition."""
     if isinstance(item, Module):
         functions = tuple(structural_key(f, locations) for f in item.functions)
         return (item.level, functions, _attrs_key(item.attrs))
@@ -215,5 +215,5 @@ def _attr_key(value: Any) -> Any:
 
 
 def structural_hash(item: Function | Module) -> str:
-    """A hash that stays the same across runs and machines and does not see locations."""
+    """A hash of the structure without locations: the same in every run and on every machine."""
     return hash_text(repr(structural_key(item, locations=False)))

@@ -24,7 +24,7 @@ _POINT_OPS = frozenset(f"schedule.{name}" for name in ("index", "load", "store",
 
 @dataclass(frozen=True)
 class LegalityScope:
-    """Somewhere ops stand: its name, the ops and parameters that are legal there, and both in words."""
+    """A scope of a level: its name, the ops and parameters that are legal in it, and both in words."""
 
     name: str
     legal: Callable[[Op], bool]
@@ -36,7 +36,7 @@ class LegalityScope:
 
 @dataclass(frozen=True)
 class IrLevel:
-    """A level: the place that its entry function is, that the other functions are, and that regions of an op are.
+    """A level: the scopes of its entry function, of its other functions, and of the regions of ops.
 
     `rules` are the numbers of the checks that a module of this level must pass (see `verifier`).
     """

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class OperatorStubs:
-    """What a tensor has besides its own methods."""
+    """The operators and methods that are attached to Tensor."""
 
     __slots__ = ()
 

@@ -18,7 +18,7 @@ from tessera.ir.levels import TARGET_OPS
 from tessera.ir.printer import ELEMENT_TYPES
 from tessera.ir.rules import REGISTRY, Op
 
-# The lexer of IR text, and the cursor that its grammar reads tokens from.
+# Lexer.
 
 
 # A shape is one token with the word before it: `0x4xf32` would otherwise begin with a hex number.
@@ -44,7 +44,7 @@ Element = TypeVar("Element")
 
 
 class IrToken(NamedTuple):
-    """A piece of text: its kind (a group of the pattern above), the text, and where it begins."""
+    """A token: its kind (a group of the pattern above), its text, and its offset."""
 
     kind: str
     text: str
@@ -52,7 +52,7 @@ class IrToken(NamedTuple):
 
 
 def unquote_string(text: str) -> str:
-    """What a string token stands for."""
+    """The value of a string literal."""
     if "\\" not in text:
         return text[1:-1]
     raw = text[1:-1].encode("utf-8", "surrogatepass")
@@ -64,7 +64,7 @@ def _unescape(match: re.Match[bytes]) -> bytes:
 
 
 class TokenCursor:
-    """The tokens of a text and the place in them."""
+    """The tokens of a text and the position of the parser."""
 
     def __init__(self, text: str, name: str) -> None:
         self._text, self._name = text, name
@@ -89,11 +89,11 @@ class TokenCursor:
 
     @property
     def token(self) -> IrToken:
-        """The token that comes next."""
+        """The next token, without consuming it."""
         return self._tokens[self._next]
 
     def advance(self) -> IrToken:
-        """The next token, taken."""
+        """Consume the next token."""
         token = self.token
         self._next += token.kind != _END_KIND
         return token
@@ -103,25 +103,25 @@ class TokenCursor:
         return self.token.text == text
 
     def accept(self, text: str) -> bool:
-        """Take the next token if it is this text."""
+        """Consume the next token if it has this text."""
         found = self.token.text == text
         self._next += found
         return found
 
     def expect(self, *texts: str) -> None:
-        """Take tokens that must be these."""
+        """Consume tokens that must have these texts."""
         for text in texts:
             if not self.accept(text):
                 raise self.error("unexpected text", expected=text)
 
     def take(self, kind: str, what: str) -> IrToken:
-        """Take a token that must be of this kind."""
+        """Consume a token that must be of this kind."""
         if self.token.kind != kind:
             raise self.error("unexpected text", expected=what)
         return self.advance()
 
     def many(self, open: str, close: str, item: Callable[[], Element]) -> list[Element]:
-        """Items in brackets, with commas between."""
+        """Parse a bracketed list, separated by commas."""
         self.expect(open)
         items: list[Element] = []
         if not self.at(close):
@@ -135,14 +135,14 @@ class TokenCursor:
         self, message: str, token: IrToken | None = None, *, expected: object = None, received: object = None,
         suggestion: str | None = None,
     ) -> ParseError:  # fmt: skip
-        """An error at a token (the next one unless given), to be raised."""
+        """Make an error at a token, by default the next one."""
         token = token or self.token
         shown = token.text if received is None else received
         place = self._place(token.start)
         return ParseError(message, location=place, expected=expected, received=shown, suggestion=suggestion)
 
 
-# The grammar of types, attributes and locations: the other half of `attributes`.
+# Grammar of types, attributes and locations.
 
 
 _ANONYMOUS_DIM = re.compile(r"\?(\w*)")
@@ -191,7 +191,7 @@ def _make_shape(c: TokenCursor, token: IrToken, sizes: list[str], dims: Any) -> 
 
 
 def _parse_dim(c: TokenCursor, token: IrToken, text: Any) -> Size:
-    """A symbolic size. Python's grammar, which reads it, has no names like ?0: they travel under others."""
+    """A symbolic size. Python's grammar, which reads it, has no names like ?0: they are renamed for it."""
     try:
         nameless: dict[str, Any] = {f"nameless_{n}": Dim.of(f"?{n}") for n in _ANONYMOUS_DIM.findall(text)}
         size = as_size(_ANONYMOUS_DIM.sub(r"nameless_\1", text))
@@ -208,7 +208,7 @@ def _make_policy(c: TokenCursor, token: IrToken, fields: dict[str, Any]) -> Poli
 
 
 def parse_location(c: TokenCursor) -> Location:
-    """A place after `loc`, which has been taken."""
+    """Parse a location; `loc` is consumed already."""
     c.expect("(")
     if c.accept("unknown"):
         c.expect(")")
@@ -295,7 +295,7 @@ def _parse_float_bits(c: TokenCursor, token: IrToken) -> float:
 
 
 def _bracketed_rule(read: Callable[[TokenCursor], Any]) -> Callable[[TokenCursor], Any]:
-    """The rule of an attribute of ours: its name, and what stands between < and >."""
+    """The parser rule of an opaque attribute: its name, and the text between < and >."""
 
     def rule(c: TokenCursor) -> Any:
         c.advance()
@@ -335,12 +335,12 @@ _RULES_BY_KIND: dict[str, Callable[[TokenCursor], Any]] = {
 }
 
 
-# The parser: what `print_module` wrote, and MLIR's generic printing of it, back as a module.
+# Grammar of modules, functions, blocks and nodes.
 
 
 _RETURN, _YIELD = '"ts.return"', '"ts.yield"'
 
-# The values that may be named here, by name; those of the block being read are in the first map.
+# The values in scope by name; the first map holds those of the current block.
 _ValueScope = ChainMap[str, Value]
 
 
@@ -350,7 +350,7 @@ class _TypeSignature(NamedTuple):
 
 
 def parse_module(text: str, name: str = "<ir>") -> Module:
-    """The module a text stands for; `parse_module(print_module(m)) == m`. It is not verified.
+    """Parse a module; `parse_module(print_module(m)) == m`. The result is not verified.
 
     The ops must be defined, that is, `tessera.ops` imported.
 
@@ -461,7 +461,7 @@ def _parse_node(c: TokenCursor, scope: _ValueScope) -> Node:
 
 
 def _parse_result_names(c: TokenCursor) -> list[tuple[IrToken, str]]:
-    """The names before `=`; MLIR writes `%3:2 =` for %3#0 and %3#1."""
+    """Parse the result names before `=`; MLIR writes `%3:2 =` for %3#0 and %3#1."""
     names: list[tuple[IrToken, str]] = []
     while c.token.kind == "value":
         token = c.advance()

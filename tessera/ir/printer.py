@@ -16,19 +16,19 @@ from tessera.core.shapes import Dim, Size
 from tessera.core.types import DTYPES, DType, Policy, RefType, TensorType, Type
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 
-# How types, attributes and locations are spelled in text: MLIR's own forms, opaque ones where it has none.
+# Types, attributes and locations: MLIR's own syntax, or opaque types and attributes where it has none.
 
 
-# The element types that MLIR and its readers have built in; the others become opaque types of ours.
+# The builtin element types of MLIR; the others are printed as opaque types.
 _BUILTIN = frozenset(("f64", "f32", "f16", "bf16", "i4", "i8", "i16", "i32", "i64", "ui8", "i1"))
-# What stands for itself in a string: not " or \, nor what moves the line or the order of writing.
+# Characters that need no escape in a string: not " or \, nor control and bidirectional characters.
 _PLAIN = re.compile(r"[ !#-\[\]-~\xa0-\u2027\u2030-\ud7ff\ue000-\U0010ffff]*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.$]*")
 _I64 = range(-(1 << 63), 1 << 63)
 
 
 def print_string(text: str) -> str:
-    """A string in quotes; the bytes of what cannot stand for itself as two hex digits each."""
+    """A string literal; bytes of other characters are escaped as two hex digits."""
     if _PLAIN.fullmatch(text):
         return f'"{text}"'
     return '"' + "".join(c if _PLAIN.fullmatch(c) else _escape_character(c) for c in text) + '"'
@@ -55,19 +55,19 @@ def print_type(type: Type) -> str:
 
 
 def _tensor_encoding(shape: tuple[Size, ...], dtype: DType, policy: Policy | None) -> dict[str, Any]:
-    """What MLIR's shaped types have no place for: the names behind each `?`, and the policy."""
+    """The encoding of a shaped type: the names of its dynamic sizes, and the policy."""
     dims = tuple(repr(s) for s in shape if isinstance(s, Dim))
     return ({"dims": dims} if dims else {}) | (policy_fields(policy, dtype) if policy else {})
 
 
 def policy_fields(policy: Policy, dtype: DType | None = None) -> dict[str, Any]:
-    """The clauses of a policy; its storage too where `dtype` does not tell it, or where it has no clause."""
+    """The clauses of a policy; the storage type too, where `dtype` does not imply it or there is no clause."""
     clauses = policy.clauses()
     return clauses if clauses and policy.storage == dtype else {"storage": policy.storage, **clauses}
 
 
 def print_location(loc: Location) -> str:
-    """A place: `loc("f.py":12:4)`, with the end column (if known) as a name: `loc("to 9"("f.py":12:4))`."""
+    """A location: `loc("f.py":12:4)`, with the end column (if known) as a name: `loc("to 9"("f.py":12:4))`."""
     if loc == UNKNOWN:
         return "loc(unknown)"
     start = f"{print_string(loc.file)}:{loc.line}:{loc.column}"
@@ -84,12 +84,12 @@ def _print_name(name: str) -> str:
 
 
 def print_attribute(value: Any) -> str:
-    """One attribute; `printable` tells which values have a spelling."""
+    """One attribute; `is_printable` tells which values can be printed."""
     return _PRINTERS[type(value)](value)
 
 
 def is_printable(value: Any) -> bool:
-    """Whether text can hold this attribute exactly."""
+    """Whether this attribute can be printed and parsed back exactly."""
     if isinstance(value, Attrs):
         return all(isinstance(k, str) and k and is_printable(v) for k, v in value.items())
     return all(is_printable(v) for v in value) if isinstance(value, tuple) else type(value) in _PRINTERS
@@ -127,7 +127,7 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
 }
 
 
-# The printer: any level as MLIR generic text, which MLIR, xDSL and `parse_module` read.
+# Modules, functions, blocks and nodes.
 
 
 def print_module(module: Module, locations: bool = True) -> str:
@@ -147,7 +147,7 @@ def print_module(module: Module, locations: bool = True) -> str:
 
 
 def print_function(function: Function, locations: bool = True) -> str:
-    """One function as text, the way it stands in a module."""
+    """One function as text, as in its module."""
     return "\n".join([*_function_lines(function, locations), ""])
 
 
@@ -167,7 +167,7 @@ def _print_types(types: Sequence[Type]) -> str:
 
 
 class _FunctionPrinter:
-    """One function being printed: the number of each value so far."""
+    """A function being printed: the number of each value so far."""
 
     def __init__(self, locations: bool) -> None:
         self.locations = locations
@@ -212,5 +212,5 @@ class _FunctionPrinter:
         return self.names[value]
 
     def operands(self, values: Sequence[Value]) -> str:
-        """Names in parentheses; text of a broken module shows where a value is not defined."""
+        """Value names in parentheses; an undefined value of an invalid module is marked."""
         return f"({', '.join(self.names.get(v, '%undefined') for v in values)})"

@@ -15,8 +15,8 @@ from tessera.core.hooks import infer_by_lowering
 from tessera.core.types import TensorType, Type, tf32
 from tessera.ir.numerics.conversion import convert, round_to_storage
 
-# How an op's NumPy semantics sees its operands: as stored, widened to the compute type of the
-# first operand, or widened to its accumulation type. The result is then rounded to its storage.
+# The types that the NumPy semantics of an op computes in: the storage types, the compute type of the first operand, or
+# its accumulation type. The result is rounded to its storage type.
 STORAGE, COMPUTE, ACCUMULATE = "storage", "compute", "accumulate"
 # The kinds of elements that a pointwise op is defined for: floats alone (integers become f32 first), floats and
 # integers, integers alone, or integers and bools.
@@ -49,7 +49,7 @@ class Op:
     ulps_f64: float | None = None
     cost: int = 1
     method: bool = False
-    # What eager calls have found for operands of known types (tessera/ops/api/eager_dispatch.py).
+    # Cached dispatch plans of eager calls, by operand types (tessera/ops/api/eager_dispatch.py).
     plans: dict[Any, Any] = field(repr=False, default_factory=dict)
 
     @property
@@ -62,7 +62,7 @@ class Op:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """How it is called, for `help` and tools: attributes may be given by place, too."""
+        """The signature for `help` and tools: attributes may be positional, too."""
         parameters, later = list(inspect.signature(self.ref).parameters.values()), False
         several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         for i, p in enumerate(parameters):
@@ -83,7 +83,7 @@ class Op:
         return EAGER_CALL_HOOK[0](self, args, attrs)
 
     def split(self, args: tuple, keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """A user's call as (operands, attributes), either of which may be given by name."""
+        """Split the arguments of a call into operands and attributes; both may be passed by name."""
         named = {
             ATTRIBUTE_ALIASES.get(k, k) if ATTRIBUTE_ALIASES.get(k) in self.attrs else k: v for k, v in keywords.items()
         }
@@ -120,14 +120,14 @@ class Op:
     def execute(
         self, types: tuple[Type, ...], results: tuple[Type, ...], attrs: Mapping[str, Any], arrays: list[Any]
     ) -> tuple[Any, ...]:
-        """The results as arrays: widen, compute, round (design: compute = storage widened to f32)."""
+        """Compute the results as arrays: widen, compute, round (design: compute = storage widened to f32)."""
         with np.errstate(all="ignore"):
             return self.compute(types, results, attrs, arrays)
 
     def compute(
         self, types: tuple[Type, ...], results: tuple[Type, ...], attrs: Mapping[str, Any], arrays: list[Any]
     ) -> tuple[Any, ...]:
-        """As `execute`, where NumPy's warnings are off already."""
+        """As `execute`, for callers that have disabled NumPy's warnings."""
         if self.numerics != STORAGE:
             arrays = [self._widen(t, a) for t, a in zip(types, arrays, strict=True)]
         return round_results(self.ref(*arrays, **attrs), results)
@@ -139,7 +139,7 @@ class Op:
 
 
 def round_results(out: Any, results: tuple[Type, ...]) -> tuple[Any, ...]:
-    """What an op's semantics gave, rounded to the storage of its results."""
+    """Round the results of an op's semantics to the storage of their types."""
     if isinstance(out, tuple):
         return tuple(_round_to_storage(a, t) for a, t in zip(out, results, strict=True))
     return (_round_to_storage(out, results[0]),)
@@ -151,7 +151,7 @@ def _round_to_storage(array: Any, type: Type) -> Any:
     return round_to_storage(array, type.dtype, type.policy, type.policy.seed if type.policy else 0)
 
 
-# Tensor methods and functions take each other's spelling (conventions): dim is axis, keepdim is keepdims.
+# Keyword aliases: dim is axis, keepdim is keepdims.
 ATTRIBUTE_ALIASES = {"dim": "axis", "keepdim": "keepdims", "dims": "axes"}
 
 REGISTRY: dict[str, Op] = {}
@@ -231,7 +231,7 @@ class Rules:
         return self._table.get(op)
 
     def of(self, op: Op) -> Callable[..., Any]:
-        """The row for an op; an error that names both where there is none."""
+        """The row for an op; an error names the op and the table where there is none."""
         row = self._table.get(op)
         if row is None:
             raise UnsupportedOpError(f"{op.name} has no {self.name} rule")
@@ -242,10 +242,10 @@ lower = Rules("lowering")
 error = Rules("error")
 # jvp(out, primals, tangents, **attrs) gives the tangent of the result; a tangent of None is zero.
 jvp = Rules("derivative")
-# transpose(g, *operands, **attrs) gives a cotangent for each operand; an operand that is unknown is given as its type.
+# transpose(g, *operands, **attrs) gives a cotangent for each operand; an unknown operand is passed as its type.
 transpose = Rules("transpose")
 # batch(lanes, **attrs) gives the result with a new leading axis; pointwise ops need no row
 # (tessera/transforms/batching.py).
 batch = Rules("batching")
-# What a call does: `eager` fills this in, since it sits above this file.
+# The implementation of op calls; tessera/ops/api sets it on import.
 EAGER_CALL_HOOK: list[Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]] = []

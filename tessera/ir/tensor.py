@@ -1,4 +1,4 @@
-"""Tensor: an array, or the name of a value in a program being traced; `bind_op` applies an op to either."""
+"""Tensor: an array, or a value of a program being traced; `bind_op` applies an op to either."""
 
 from __future__ import annotations
 
@@ -121,12 +121,12 @@ class Tensor(OperatorStubs):
 
     @property
     def device(self) -> str:
-        """Where the elements lie: "cpu", the memory that the interpreters and the llvm target share."""
+        """The device that holds the elements: "cpu", the memory that the interpreters and the llvm target share."""
         return "cpu"
 
     @property
     def is_traced(self) -> bool:
-        """Whether this stands for a value of a program being traced."""
+        """Whether this is a value of a program being traced."""
         return isinstance(self.data, Value)
 
     def numpy(self) -> np.ndarray:
@@ -234,7 +234,7 @@ def bind_op(op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any
     return _unwrap_single([Tensor(v) for v in node.results])
 
 
-# What remembers how tensors that ask for gradients were made: tessera/transforms/autodiff/tape.py puts it here.
+# The gradient tape, which records ops on tensors that require gradients; tessera/transforms/autodiff/tape.py sets it.
 TAPE_HOOK: list[Any] = []
 
 
@@ -248,13 +248,12 @@ def _run_op(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str
     return [_make_tensor(a, t) for a, t in zip(op.execute(types, results, attrs, arrays), results, strict=True)]
 
 
-# Where new elements are to lie: what moves an array there (tessera/runtime/storage/memory_pool.py), or None for
-# NumPy's own memory.
+# The allocator of new arrays (tessera/runtime/storage/memory_pool.py), or None for NumPy's own memory.
 POOL_PLACEMENT: ContextVar[Callable[[np.ndarray], np.ndarray] | None] = ContextVar("owner", default=None)
 
 
 def place_in_pool(array: np.ndarray) -> np.ndarray:
-    """An array where the pool in use wants it."""
+    """Move an array to the memory pool in use."""
     owner = POOL_PLACEMENT.get()
     return array if owner is None else owner(array)
 
@@ -267,7 +266,7 @@ def _make_tensor(array: Any, type: Any) -> Tensor:
 
 
 def wrap_array(array: Any, type: TensorType) -> Tensor:
-    """A tensor of these elements with a type that they have."""
+    """A tensor of these elements with a type that matches them."""
     return _make_tensor(array, type)
 
 

@@ -17,11 +17,11 @@ from tessera.ir.levels import CONTROL_OPS, FLOW_OPS, KERNEL_OP, LAUNCH_OP, LEVEL
 from tessera.ir.printer import is_printable
 from tessera.ir.rules import Op
 
-# What a rule of the verifier yields where a module breaks it, and the walks that rules share.
+# Rule violations.
 
 
 class RuleViolation(NamedTuple):
-    """A broken rule: the node, function or module that breaks it, and what is wrong."""
+    """A violation of a rule: the node, function or module that violates it, and the reason."""
 
     where: Node | Function | Module
     message: str
@@ -41,17 +41,17 @@ def get_types(values: Sequence[Value]) -> tuple[Type, ...]:
 
 
 def format_types(found: Sequence[Type]) -> str:
-    """Types for people; the policy too, since types that differ in nothing else would look the same."""
+    """Types as text, with their policies, so that types that differ are printed differently."""
     return ", ".join(f"{t} {t.policy}" if t.policy else str(t) for t in found) or "none"
 
 
 def compare_types(where: Node, what: str, want: Sequence[Type], got: Sequence[Type]) -> Iterator[RuleViolation]:
-    """A breach where types are not those wanted."""
+    """A violation where types are not the expected ones."""
     if tuple(want) != tuple(got):
         yield RuleViolation(where, f"{what} have other types", format_types(want), format_types(got))
 
 
-# Rules about functions: definitions (V1), what stands where (V3), launches (V5), outputs (V6), shapes (V8).
+# Rules of functions: definitions (V1), legality (V3), launches (V5), outputs (V6), shapes (V8).
 
 
 def check_definitions(module: Module, level: IrLevel) -> Iterator[RuleViolation]:
@@ -66,14 +66,14 @@ def check_definitions(module: Module, level: IrLevel) -> Iterator[RuleViolation]
 
 
 class _DefinedValues:
-    """The values defined so far, and those of them that may be used here."""
+    """The values defined so far, and those of them that are in scope."""
 
     def __init__(self) -> None:
         self.ever: set[Value] = set()
         self.here: set[Value] = set()
 
     def block(self, block: Block, where: Node | Function) -> Iterator[RuleViolation]:
-        """The breaches of a block, whose values are forgotten after it."""
+        """The violations in a block; its values leave the scope at its end."""
         yield from self.define(block.params, where)
         for node in block.nodes:
             yield from self.use(node.args, node)
@@ -99,12 +99,12 @@ class _DefinedValues:
 
 
 def pair_with_scopes(module: Module, level: IrLevel) -> list[tuple[Function, LegalityScope | None]]:
-    """Each function with what it is at this level; None where the level has no such functions."""
+    """Each function with its scope at this level; None where the level has no such functions."""
     return [(f, level.others if number else level.entry) for number, f in enumerate(module.functions)]
 
 
 def check_legality(module: Module, level: IrLevel) -> Iterator[RuleViolation]:
-    """V3: ops, parameters and results stand only where the level allows them."""
+    """V3: ops, parameters and results are legal in their scope."""
     for function, place in pair_with_scopes(module, level):
         if place is None:
             yield RuleViolation(function, f"a {level.name} module has one function")
@@ -148,7 +148,7 @@ def is_integer_from(value: Any, least: int = 0) -> bool:
 
 
 def check_outputs(module: Module, level: IrLevel) -> Iterator[RuleViolation]:
-    """V6: only an entry that returns nothing counts outputs, which are its last refs; a group has a tile."""
+    """V6: only an entry that returns nothing counts outputs, which are its last refs; a group has one tile or more."""
     for function, place in pair_with_scopes(module, level):
         count = function.attrs.get("outputs", 0)
         params = get_types(function.params)
@@ -186,10 +186,10 @@ def _is_global(type: Type) -> bool:
     return isinstance(type, RefType) and type.space == GLOBAL
 
 
-# Rules about one op at a time: its result types (V2) and its attributes (V7).
+# Rules of single nodes: result types (V2) and attributes (V7).
 
 
-# An operand is a ref where the op's definition calls it so; everything else is a tensor.
+# Operands with these names are refs; all others are tensors.
 _REF_OPERANDS: Mapping[str, Any] = {
     "ref": RefType,
     "refs": RefType,
@@ -208,7 +208,7 @@ _ATTRIBUTE_KINDS: Mapping[str, type] = {
     "DType": DType,
 }
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-# What Python raises when a type rule meets operands or attributes that it was not written for.
+# The exceptions that a type rule raises for operands or attributes that it does not expect.
 _TYPE_RULE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError)
 
 
@@ -256,7 +256,7 @@ def _check_results(node: Node) -> Iterator[RuleViolation]:
 
 
 def check_attributes(module: Module, level: IrLevel) -> Iterator[RuleViolation]:
-    """V7: a node has each attribute of its op and no other, of the declared kind and with a spelling in text."""
+    """V7: a node has exactly the attributes of its op, of the declared kinds, and each can be printed."""
     for node in walk_module(module):
         want, got = set(node.op.attrs), set(node.attrs)
         if want != got:
@@ -279,14 +279,14 @@ def _check_attribute_values(node: Node) -> Iterator[RuleViolation]:
             yield RuleViolation(node, f"the attribute {name} is of another kind", parameter.annotation, f"{value!r}")
 
 
-# Rule V4: each op with regions takes and yields what its meaning needs, and no other op has regions.
+# Regions (V4).
 
 
 _INDEX, _BOOL = scalar(int64), scalar(bool_)
 
 
 def check_regions(module: Module, level: IrLevel) -> Iterator[RuleViolation]:
-    """V4: the regions of a node have the parameters and results that its op asks for."""
+    """V4: the regions of a node have the parameters and results that its op requires."""
     for node in walk_module(module):
         count, rule = _REGION_RULES.get(node.op.name, (0, _check_nothing))
         if len(node.regions) != count:
@@ -397,7 +397,7 @@ _REGION_RULES: Mapping[str, tuple[int, Callable[[Node], Iterator[RuleViolation]]
 }
 
 
-# The verifier: the numbered rules of the IR, in the order in which they lean on each other.
+# The verifier: each rule relies on those before it.
 
 
 VERIFIER_RULES: Mapping[str, Callable[[Module, IrLevel], Iterator[RuleViolation]]] = {
@@ -413,41 +413,43 @@ VERIFIER_RULES: Mapping[str, Callable[[Module, IrLevel], Iterator[RuleViolation]
 
 
 def verify(module: Module) -> Module:
-    """The module, if it keeps the rules of its level.
+    """Verify a module against the rules of its level, and return it.
 
     Raises:
-        VerifyError: it does not; the message begins with the number of the rule and names the op.
+        VerifyError: a rule is violated; the message begins with the number of the rule and names the op.
     """
     level = LEVELS.get(module.level)
     if level is None:
         raise VerifyError("the module's level is unknown", expected=", ".join(LEVELS), received=module.level)
     for number in level.rules:
-        for breach in VERIFIER_RULES[number](module, level):
-            raise _make_error(number, breach)
+        for violation in VERIFIER_RULES[number](module, level):
+            raise _make_error(number, violation)
     return module
 
 
-# The rules that hold for a function of any level, between passes too.
+# The rules that do not depend on the level.
 FUNCTION_RULES = ("V1", "V2", "V4", "V7")
 
 
 def verify_function(function: Function) -> Function:
-    """The function, if it keeps the rules that hold at every level: definitions, types, regions and attributes.
+    """Verify a function against the rules of every level (definitions, types, regions, attributes), and return it.
 
     Raises:
-        VerifyError: it does not; the message begins with the number of the rule and names the op.
+        VerifyError: a rule is violated; the message begins with the number of the rule and names the op.
     """
     module = Module("graph", (function,))
     for number in FUNCTION_RULES:
-        for breach in VERIFIER_RULES[number](module, LEVELS["graph"]):
-            raise _make_error(number, breach)
+        for violation in VERIFIER_RULES[number](module, LEVELS["graph"]):
+            raise _make_error(number, violation)
     return function
 
 
-def _make_error(number: str, breach: RuleViolation) -> TesseraError:
-    where = breach.where
+def _make_error(number: str, violation: RuleViolation) -> TesseraError:
+    where = violation.where
     error = VerifyError(
-        f"{number}: {_describe_violator(where)}: {breach.message}", expected=breach.expected, received=breach.received
+        f"{number}: {_describe_violator(where)}: {violation.message}",
+        expected=violation.expected,
+        received=violation.received,
     )
     return error if isinstance(where, Module) else error.at(where.loc)
 

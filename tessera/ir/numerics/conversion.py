@@ -82,7 +82,7 @@ def round_to_format(
 
 
 def _apply_overflow(near: np.ndarray, stays: np.ndarray, to: DType, grid: FloatGrid, saturate: bool) -> np.ndarray:
-    """Numbers beyond the largest; `stays` says which of them become the largest whatever the policy."""
+    """Overflow: numbers beyond the largest; `stays` marks those that saturate whatever the policy."""
     beyond = near > grid.top
     outside = grid.top if saturate or to in FINITE_ONLY else np.inf if grid.infinite else np.nan
     return np.where(beyond, np.where(stays, grid.top, outside), near)

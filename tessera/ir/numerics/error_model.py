@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tessera.ir.rules import Op
 
 
-# What one rounding to an element type may cost: unit roundoff, smallest step, largest value.
+# The error of one rounding to an element type.
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RoundingModel:
         return self.unit * magnitude + self.tiny
 
 
-# What never rounds: integers and bools.
+# Integers and bools are exact.
 def _exact_model(dtype: DType) -> RoundingModel:
     return RoundingModel(dtype, 0.0, 0.0, math.inf)
 
@@ -102,13 +102,13 @@ def find_ulp_bound(op: Op, compute: DType) -> float:
     return found
 
 
-# Site: where an error rule is applied — the op, its types, and what its roundings may cost.
+# Error sites.
 
 
-# The reference is f64 and errs too: half an ulp in arithmetic, a few in NumPy's functions.
+# The error of the f64 reference: half an ulp in arithmetic, a few ulps in NumPy's functions.
 F64_HALF_ULP = 2.0**-53
 F64_FUNCTION_ERROR = 8 * F64_HALF_ULP
-# Radii are computed in f64 as well: this much more makes up for their roundings.
+# Radii are computed in f64: this factor covers their own roundings.
 OUTWARD_FACTOR = 1 + 2.0**-40
 
 
@@ -127,14 +127,14 @@ class ErrorSite:
 
     @property
     def compute(self) -> RoundingModel:
-        """What one rounding of the computation costs."""
+        """The error of one rounding in the compute format."""
         first = self.types[0]
         wide = first.accumulate if self.op.numerics == "accumulate" else first.compute
         return find_rounding_model(wide, first.policy)
 
     @property
     def storage(self) -> RoundingModel:
-        """What one rounding to the result's storage costs."""
+        """The error of one rounding to the storage type of the result."""
         return find_rounding_model(self.results[0].dtype, self.results[0].policy)
 
     def reference(self, *operands: IntervalArray, **attrs: Any) -> Any:
@@ -187,7 +187,7 @@ class ErrorSite:
 
 
 def finite_magnitude(value: np.ndarray) -> np.ndarray:
-    """|x|, and 0 for what is not finite: an infinity carries no rounding."""
+    """|x|, and 0 for infinities and NaNs, which have no rounding error."""
     return np.where(np.isfinite(value), np.abs(value), 0.0)
 
 

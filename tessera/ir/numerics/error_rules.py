@@ -19,14 +19,14 @@ from tessera.ir.numerics.interval_arithmetic import (
     to_interval,
 )
 
-# Error rules that many ops share; `numerics/site.py` says what a rule is.
+# Error rules that many ops share: rule(site, *operands, **attrs) gives an interval (see `ErrorSite`).
 
 
 F32_MIN_NORMAL = 2.0**-126  # the least normal f32
 
 
 def bound_structural(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> IntervalArray:
-    """For ops that only move elements: radii move as values do."""
+    """For ops that only move elements: radii move with the values."""
     return IntervalArray(site.reference(*operands, **attrs), site.op.ref(*(b.radius for b in operands), **attrs))
 
 
@@ -36,7 +36,7 @@ def bound_constant(site: ErrorSite, **attrs: Any) -> IntervalArray:
 
 
 def _corner_spread(site: ErrorSite, value: Any, operands: tuple[IntervalArray, ...], attrs: dict[str, Any]) -> Any:
-    """How far the op's values at the corners of the operands' intervals lie from the reference."""
+    """The largest distance from the reference of the op's values at the corners of the operands' intervals."""
     radius = np.zeros(np.shape(value))
     sides = [interval_ends(b) for b in operands]
     if all(len(s) == 1 for s in sides):
@@ -232,7 +232,7 @@ def bound_sum(site: ErrorSite, x: IntervalArray, *, axis: tuple[int, ...], keepd
 
 
 def bound_cumulative_sum(site: ErrorSite, x: IntervalArray, *, axis: int) -> IntervalArray:
-    """For cumsum: γ(n−1)·Σ|x| in any order, and the roundings to storage of a scan by doubling (Hillis & Steele 1986)."""
+    """For cumsum: γ(n−1)·Σ|x| in any order, and the storage roundings of a scan by doubling (Hillis, Steele 1986)."""
     value = np.asarray(site.reference(x, axis=axis))
     radius = np.cumsum(x.radius, axis=axis)
     if value.dtype.kind != "f":
@@ -289,7 +289,7 @@ def _infinite_times_uncertain(x: IntervalArray, y: IntervalArray, swap: bool = F
 
 
 def _nan_largest_key(x: Any) -> Any:
-    """What argmax goes by: NaN wins."""
+    """The ordering key of argmax: NaN is the largest."""
     return np.where(np.isnan(x), np.inf, x)
 
 

@@ -97,7 +97,7 @@ class IntervalArray:
         return _apply_structural(function, STRUCTURAL_FUNCTIONS[function], args, kwargs)
 
 
-# The functions that only move elements, and which of their arguments hold elements.
+# NumPy functions that only move elements, with their array arguments.
 STRUCTURAL_FUNCTIONS: dict[Callable[..., Any], tuple[int, ...]] = {
     np.concatenate: (0,),
     np.stack: (0,),
@@ -144,7 +144,7 @@ def to_interval(x: Any) -> IntervalArray:
 
 
 def require_exact(x: Any) -> Any:
-    """What decides something (an index, a condition, a trip count) as plain arrays.
+    """Control operands (an index, a condition, a trip count) as plain arrays, which must be exact.
 
     Raises:
         ExecutionError: legal evaluations may differ in it.

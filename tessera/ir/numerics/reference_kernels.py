@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# Sums that carry their rounding errors along, on arrays and tensors alike.
+# Compensated sums, of arrays and of tensors.
 
 
 # part(x, begin, end): the elements from `begin` to before `end` along the axis that is summed.
@@ -44,10 +44,10 @@ def sum_compensated(x: Any, size: int, part: SliceFunction) -> tuple[Any, Any]:
     return x, lost
 
 
-# Reductions of many short rows: NumPy calls its kernel once for each row, which these spare.
+# Reductions of many short rows, without NumPy's call of its kernel for each row.
 
 
-# Rows up to these many elements gain by it. Sums of longer ones are pairwise, which is more exact.
+# The longest rows that this speeds up. Sums of longer rows are pairwise, which is more exact.
 SHORT_ROW, UNPAIRED_ROW = 1024, 128
 
 
@@ -95,7 +95,7 @@ def _has_short_rows(x: np.ndarray, axis: Any, longest: int) -> bool:
     return x.dtype in (np.float32, np.float64) and x.strides[-1] == x.itemsize
 
 
-# Special functions that NumPy lacks.
+# Special functions.
 
 
 # W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23 (1969).
