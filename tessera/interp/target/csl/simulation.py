@@ -133,7 +133,7 @@ class CommandStream:
     def unblock(self, time: int) -> None:
         """Complete the present command: the library's `unblock_cmd_stream()`."""
         if self.current is not None:
-            self.events.at(time, self._over)
+            self.events.at(time, self._complete)
 
     def _next(self) -> None:
         if self.current is not None or not self.waiting:
@@ -147,9 +147,9 @@ class CommandStream:
         if command.started is None:
             command.started = self.events.now
         if command.begin(self):
-            self._over()
+            self._complete()
 
-    def _over(self) -> None:
+    def _complete(self) -> None:
         if self.current is None:
             return  # a second unblock_cmd_stream() for one launch changes nothing
         self.current.left.discard(self.place)
@@ -274,7 +274,7 @@ class Simulation:
         def start() -> None:
             words = max((row.size for row in rows.values()), default=0)
             for place, time in self._schedule_transfer(rows, words).items():
-                self._source(place, color).send(rows[place], time, partial(command.left.discard, place))
+                self._get_source(place, color).send(rows[place], time, partial(command.left.discard, place))
             self._gap = STREAM_LATENCY
 
         # The host's words arrive in order: a stream follows earlier copies.
@@ -284,7 +284,7 @@ class Simulation:
             start()
         return command
 
-    def _source(self, place: PeCoordinate, color: int) -> HostSource:
+    def _get_source(self, place: PeCoordinate, color: int) -> HostSource:
         """The host's source for a color of a PE: it feeds the router if a route accepts the words, else the input
         queue.
         """
@@ -293,7 +293,7 @@ class Simulation:
             channel = node.channels.get(color)
             routed = channel is not None and channel.route.accepts(HOST) and not channel.route.reconfigurable
             self.sources[place, color] = HostSource(
-                RouterEntrance(channel) if channel and routed else node.input(color)
+                RouterEntrance(channel) if channel and routed else node.get_input(color)
             )
         return self.sources[place, color]
 
@@ -302,7 +302,7 @@ class Simulation:
         command = HostCommand(f"color {color}", rows)
         for place, row in rows.items():
             channel = self.fabric.nodes[place].channels.get(color)
-            sink = channel.host() if channel else self.fabric.nodes[place].output(color).collect()
+            sink = channel.get_host_sink() if channel else self.fabric.nodes[place].get_output(color).collect()
             sink.receive(row, partial(command.left.discard, place))
         self._gap = STREAM_LATENCY
         return command
@@ -319,27 +319,27 @@ class Simulation:
         """
         self.events.run(until=lambda: not command.left, limit=self.limit)
         if command.left:
-            self._stall(size)
+            self._raise_stall(size)
 
     def settle(self) -> None:
         """Advance the clock until no event is left."""
         self.events.run(limit=self.limit)
 
-    def _stall(self, size: int | None) -> NoReturn:
+    def _raise_stall(self, size: int | None) -> NoReturn:
         what = "the program stalls"
         if size is not None:
             what = f"received length (0 bytes) is not expected ({size} bytes), could be a kernel stall"
         state = "no event is left"
         if self.events.pending:
             state = f"still running after the limit of {self.limit:,} cycles,"
-        lines = "".join(f"\n    {line}" for line in shorten_report(self.reasons()))
+        lines = "".join(f"\n    {line}" for line in shorten_report(self.describe_stall()))
         raise CslFault(f"{what}: {state} at cycle {self.cycles}{lines}")
 
-    def reasons(self) -> list[str]:
+    def describe_stall(self) -> list[str]:
         """Descriptions of the waiting tasks and wavelets."""
         unblock = [text for stream in self.streams.values() if (text := stream.explain_block())]
         waits = [f"PE {place}: {text}" for place, pe in self.pes.items() for text in describe_waits(pe)]
-        return unblock + waits + self.fabric.stuck()
+        return unblock + waits + self.fabric.describe_stuck()
 
 
 def shorten_report(lines: list[str]) -> list[str]:

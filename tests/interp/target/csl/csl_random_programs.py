@@ -141,7 +141,7 @@ def outcome(layout, seed: int | None, lockstep: bool, turns: int = 3) -> tuple[S
         "copied": {place: row.tobytes() for place, row in back.items()}, "cycles": run.cycles, "tasks": run.timeline,
         "memory": {place: digest(pe) for place, pe in run.pes.items()},
         "traffic": {place: (node.traffic, node.links) for place, node in run.fabric.nodes.items()},
-        "clocks": {place: pe.clock for place, pe in run.pes.items()}, "left": run.reasons(),
+        "clocks": {place: pe.clock for place, pe in run.pes.items()}, "left": run.describe_stall(),
     }  # fmt: skip
     return run, seen
 

@@ -54,4 +54,4 @@ def test_every_operation_with_every_root(layout, seed):
                 got = np.zeros_like(receive)
                 run.wait(run.copy_out("receive", place_rows(got)))
                 np.testing.assert_array_equal(got, receive, err_msg=f"{name} {kind} {root}")
-    assert not run.fabric.stuck()
+    assert not run.fabric.describe_stuck()

@@ -52,7 +52,7 @@ def test_a_filter_by_its_number(tmp_path):
         .filter = .{ .kind = .{ .counter = true }, .limit1 = 3, .max_counter = 1, .count_data = true } }); }
       export fn main() void { tc.filters.set_counter(kept, 2); tc.filters.set_max_counter(kept, 9);
         tc.filters.set_active_limit(kept, 7); }"""
-    found = simulate(tmp_path, text).fabric.route(2).filter
+    found = simulate(tmp_path, text).fabric.get_route(2).filter
     assert (found.counter, found.top, found.limit) == (2, 9, 7)
 
 

@@ -210,7 +210,7 @@ def test_arguments_of_the_host_that_do_not_fit(runtime, monkeypatch):
                 )
             )
         ),
-        "own direction is found by the layout": lambda: layout.regions[0].create_input_port(
+        "the layout determines a port's own direction": lambda: layout.regions[0].create_input_port(
             sdk_layout.Color("c"),
             sdk_layout.Edge.LEFT,
             [sdk_layout.RoutingPosition().set_input([sdk_layout.Route.WEST])],

@@ -86,7 +86,7 @@ def test_registers_through_their_addresses(tmp_path):
         r.* = 0x0201; order[3] = @as(i16, r.*); }"""
     pe = simulate(tmp_path, text, "wse2")
     assert pe.get_variable("order").tolist()[:4] == [0x555, 0x55D, 0x210, 0x201]
-    assert isinstance(pe.registers, RouterRegisters) and pe.fabric.route(1).here == ((RAMP,), (WEST,))
+    assert isinstance(pe.registers, RouterRegisters) and pe.fabric.get_route(1).here == ((RAMP,), (WEST,))
 
 
 def test_routes_as_bits(tmp_path):
@@ -153,4 +153,4 @@ def test_a_color_keeps_its_words_when_a_queue_leaves_it(tmp_path):
     pe.start(pe.get_export("main"))
     run_.settle()
     assert np.array_equal(pe.get_variable("out")[:4], [1, 2, 3, 4])
-    assert any("of color 7 wait in the input queue" in text for text in run_.reasons())
+    assert any("of color 7 wait in the input queue" in text for text in run_.describe_stall())

@@ -66,7 +66,7 @@ def test_a_reader_that_stops_stops_the_sender():
     fabric.events.run()
     left = len(fabric.nodes[0, 0].outputs[0].words)
     assert left == 100 - 3 * fabric.depth
-    assert len(fabric.stuck()) == 4
+    assert len(fabric.describe_stuck()) == 4
     pes[1].open = True
     pes[1].receive_wavelet(0)
     fabric.events.run()

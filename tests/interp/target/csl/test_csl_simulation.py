@@ -140,7 +140,9 @@ def test_words_that_nobody_reads_are_found(tmp_path):
     run = start(tmp_path, f"if (first) {{ {SEND} }} else {{ sys.unblock_cmd_stream(); }}")
     run.wait(run.launch("f"))
     run.settle()
-    assert run.fabric.stuck() == ["PE (1, 0): 6 wavelet(s) of color 5 wait in the input queue, which nothing reads"]
+    assert run.fabric.describe_stuck() == [
+        "PE (1, 0): 6 wavelet(s) of color 5 wait in the input queue, which nothing reads"
+    ]
 
 
 def test_a_copy_past_the_end_of_a_variable(tmp_path):

@@ -11,7 +11,7 @@ TC = 'const tc = @import_module("<tile_config>"); const cc = tc.color_config; co
 
 def route(tmp_path, body, color=1, arch="wse3"):
     """The route of a color after some statements."""
-    return simulate(tmp_path, TC + f"export fn main() void {{ {body} }}", arch).fabric.route(color)
+    return simulate(tmp_path, TC + f"export fn main() void {{ {body} }}", arch).fabric.get_route(color)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_change_waits_for_the_code_before_it(tmp_path):
     text = """export fn main() void { @fmovs(tx, va); for (@range(i16, 40)) |i| { out[7] += 1.0; }
       cc.reset_routes(c, .{ .rx = RAMP, .tx = EAST }); @fmovs(vo, rx); }"""
     pe = simulate(tmp_path, TC + text)
-    assert pe.get_variable("out").tolist()[:4] == [1, 2, 3, 4] and pe.fabric.route(1).here == ((RAMP,), (EAST,))
+    assert pe.get_variable("out").tolist()[:4] == [1, 2, 3, 4] and pe.fabric.get_route(1).here == ((RAMP,), (EAST,))
 
 
 def test_the_state_of_all_queues(tmp_path):

@@ -25,7 +25,7 @@ class StreamEntrance(Protocol):
 
     feeder: Any
 
-    def room(self) -> bool:
+    def has_room(self) -> bool:
         """Whether one more word fits."""
 
     def add(self, time: int, word: int) -> None:
@@ -47,9 +47,9 @@ class RouterEntrance:
     def feeder(self, feeder: Any) -> None:
         self.channel.feeders[HOST] = feeder
 
-    def room(self) -> bool:
+    def has_room(self) -> bool:
         """Whether one more word fits."""
-        return self.channel.room(HOST)
+        return self.channel.has_room(HOST)
 
     def add(self, time: int, word: int) -> None:
         """Insert a word that arrives at `time`."""
@@ -74,7 +74,7 @@ class HostSource:
         self.time = max(self.time, time)
         while self.requests:
             words, finished = self.requests[0]
-            while words and self.queue.room():
+            while words and self.queue.has_room():
                 self.time += 1
                 self.queue.add(self.time, words.popleft())
             if words:
@@ -138,7 +138,7 @@ class InputQueue:
         self._due: int | None = None
         self._last = 0
 
-    def room(self) -> bool:
+    def has_room(self) -> bool:
         """Whether one more word fits."""
         return len(self.words) < self.depth
 
@@ -181,10 +181,10 @@ class InputQueue:
         while words and len(found) < limit and words[0][0] <= now and not words[0][1] & CONTROL_FLAG:
             found.append(words.popleft()[1])
         if found:
-            self.freed(now)
+            self.wake_senders(now)
         return found
 
-    def arrived(self, now: int) -> int:
+    def count_arrived(self, now: int) -> int:
         """The number of arrived words of both kinds."""
         return next((i for i, (time, _) in enumerate(self.words) if time > now), len(self.words))
 
@@ -192,16 +192,16 @@ class InputQueue:
         """Remove and return the first word."""
         word = self.words.popleft()[1]
         self.controls -= word > WORD_MASK
-        self.freed(now)
+        self.wake_senders(now)
         return word
 
     def take_control(self, now: int) -> None:
         """Remove the first word, a control word."""
         self.words.popleft()
         self.controls -= 1
-        self.freed(now)
+        self.wake_senders(now)
 
-    def freed(self, now: int) -> None:
+    def wake_senders(self, now: int) -> None:
         """Wake the senders that wait for room."""
         if self.feeder is not None:
             feeder, self.feeder = self.feeder, None
@@ -219,7 +219,7 @@ class InputQueue:
 
     def _announce(self) -> None:
         """Schedule the next notification of the PE, unless an earlier or equal one is scheduled."""
-        time = self._complete()
+        time = self._find_arrival()
         if time is not None:
             if time < self.events.now:
                 time = self.events.now
@@ -227,7 +227,7 @@ class InputQueue:
                 self._due = time
                 self.events.at(time, self._call)
 
-    def _complete(self) -> int | None:
+    def _find_arrival(self) -> int | None:
         """The time at which the wanted words have arrived; None if they are not in transit."""
         wanted = self.wanted if self.wanted < self.depth else self.depth
         if not self.controls:
@@ -241,7 +241,7 @@ class InputQueue:
         if self._due != self.events.now:
             return  # a later schedule replaced this one
         self._due = None
-        time = self._complete()
+        time = self._find_arrival()
         if time is not None and time <= self.events.now:
             self.wanted = 1
             self.node.pe.receive_wavelet(self.color)
@@ -279,7 +279,7 @@ class OutputQueue:
             self.wake(self.events.now)
         return self.sink
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether the writing operation is complete because few enough words are queued; if not, the PE is notified
         later.
         """
@@ -290,9 +290,9 @@ class OutputQueue:
         """Try again at that time to send words on."""
         if self._due is None or time < self._due:
             self._due = time
-            self.events.at(time, self._again)
+            self.events.at(time, self._retry)
 
-    def _again(self) -> None:
+    def _retry(self) -> None:
         if self._due == self.events.now:
             self._due = None
             self._move()
@@ -307,9 +307,9 @@ class OutputQueue:
             self.emptied = None
         if self._watched and len(self.words) < self.depth:
             self._watched = False
-            self.events.at(self.events.now, self._drained)
+            self.events.at(self.events.now, self._notify_drained)
 
-    def _drained(self) -> None:
+    def _notify_drained(self) -> None:
         self.node.pe.resume_senders(self.color)
 
     def _to_router(self, channel: RouterChannel) -> None:

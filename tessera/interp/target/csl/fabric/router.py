@@ -43,13 +43,13 @@ class RouterNode:
         """The PE's name in reports."""
         return f"PE ({self.x}, {self.y})"
 
-    def input(self, color: int) -> InputQueue:
+    def get_input(self, color: int) -> InputQueue:
         """The input queue of a color."""
         if color not in self.inputs:
             self.inputs[color] = InputQueue(self, color)
         return self.inputs[color]
 
-    def routed(self, color: int) -> RouterChannel:
+    def get_routed_channel(self, color: int) -> RouterChannel:
         """The channel of a color whose first route the program sets at run time."""
         found = RouterChannel(self, color, ColorRoute((), (), reconfigurable=True), ColorConfig((), ()))
         self.channels[color] = found
@@ -57,7 +57,7 @@ class RouterNode:
             self.outputs[color].channel = found
         return found
 
-    def output(self, color: int) -> OutputQueue:
+    def get_output(self, color: int) -> OutputQueue:
         """The output queue of a color."""
         if color not in self.outputs:
             self.outputs[color] = OutputQueue(self, color, self.channels.get(color))
@@ -77,26 +77,26 @@ class RouterChannel:
         self._last = 0
         self._due: int | None = None
 
-    def room(self, direction: int) -> bool:
+    def has_room(self, direction: int) -> bool:
         """Whether one more word fits into the buffer of a direction."""
         return len(self.inputs[direction]) < self.depth
 
     def add(self, direction: int, time: int, word: int) -> None:
         """Insert a word that arrives from `direction` at `time`."""
         if not self.route.accepts(direction):
-            self._refuse(direction)
+            self._refuse_word(direction)
         buffer = self.inputs[direction]
         buffer.append((max(time, buffer[-1][0]) if buffer else time, word))
 
-    def _refuse(self, direction: int) -> NoReturn:
+    def _refuse_word(self, direction: int) -> NoReturn:
         takes = " or ".join(sorted({DIRECTION_NAMES[d] for rx, _ in self.route.positions for d in rx}))
-        self.node.fabric.fault(
+        self.node.fabric.raise_fault(
             f"a wavelet of color {self.color} comes from {DIRECTION_NAMES[direction]} into {self.node.name}, "
             f"whose route takes it from {takes} only",
             self,
         )
 
-    def host(self) -> HostSink:
+    def get_host_sink(self) -> HostSink:
         """The sink of words that leave towards the host."""
         if self.sink is None:
             self.sink = HostSink()
@@ -138,7 +138,7 @@ class RouterChannel:
             return False
         if self.node.fabric.steady and word <= WORD_MASK and self.route.filter is None and HOST not in tx:
             return self._burst(origin, tx, now)
-        targets = self._targets(tx, word)
+        targets = self._find_targets(tx, word)
         if targets is None:
             return False
         self._send(origin, targets, max(arrival, now, self._last + 1), word)
@@ -146,7 +146,7 @@ class RouterChannel:
 
     def _burst(self, origin: int, tx: tuple[int, ...], now: int) -> bool:
         """Forward all data words at the head that have room, one per cycle; equal to repeated `_send`."""
-        count = self._free(tx)
+        count = self._count_free(tx)
         buffer, links = self.inputs[origin], self.node.links
         if not count:
             return False
@@ -168,15 +168,15 @@ class RouterChannel:
                 self.node.inputs[self.color].extend(sent)
             else:
                 self._neighbour(direction).extend(OPPOSITE[direction], sent)
-        self._freed(origin, sent[0][0] - 1)
+        self._wake_senders(origin, sent[0][0] - 1)
         return True
 
-    def _free(self, tx: tuple[int, ...]) -> int:
+    def _count_free(self, tx: tuple[int, ...]) -> int:
         """The number of words for which every output direction has room."""
         count = self.depth
         for direction in tx:
             if direction == RAMP:
-                queue = self.node.input(self.color)
+                queue = self.node.get_input(self.color)
                 free = queue.depth - len(queue.words)
                 if not free:
                     queue.feeder = self
@@ -192,7 +192,7 @@ class RouterChannel:
     def extend(self, direction: int, words: list[TimedWord]) -> None:
         """Insert words that arrive from `direction` in order."""
         if not self.route.accepts(direction):
-            self._refuse(direction)
+            self._refuse_word(direction)
         buffer = self.inputs[direction]
         if not buffer or buffer[-1][0] <= words[0][0]:
             buffer.extend(words)
@@ -201,33 +201,33 @@ class RouterChannel:
                 self.add(direction, time, word)
         self.wake(buffer[0][0])
 
-    def _freed(self, direction: int, time: int) -> None:
+    def _wake_senders(self, direction: int, time: int) -> None:
         """Wake the senders that wait for room in a buffer."""
         feeder = self.feeders[direction]
         if feeder is not None:
             self.feeders[direction] = None
             feeder.wake(time)
 
-    def _targets(self, tx: tuple[int, ...], word: int) -> list[int] | None:
+    def _find_targets(self, tx: tuple[int, ...], word: int) -> list[int] | None:
         """The output directions of a word; None if one of them has no room."""
         found = []
         for direction in tx:
             if direction == RAMP:
-                if not self._for_pe(word):
+                if not self._reaches_pe(word):
                     continue
-                queue = self.node.input(self.color)
-                if not queue.room():
+                queue = self.node.get_input(self.color)
+                if not queue.has_room():
                     queue.feeder = self
                     return None
             elif direction != HOST:
                 there = self._neighbour(direction)
-                if not there.room(OPPOSITE[direction]):
+                if not there.has_room(OPPOSITE[direction]):
                     there.feeders[OPPOSITE[direction]] = self
                     return None
             found.append(direction)
         return found
 
-    def _for_pe(self, word: int) -> bool:
+    def _reaches_pe(self, word: int) -> bool:
         """Whether a word that goes down the ramp reaches the PE's code."""
         control = bool(word & CONTROL_FLAG)
         if control and decode_commands(word)[0][1]:
@@ -237,7 +237,7 @@ class RouterChannel:
     def _neighbour(self, direction: int) -> RouterChannel:
         there = self.neighbours[direction]
         if there is None:
-            there = self.node.fabric.neighbour(self, direction)
+            there = self.node.fabric.find_neighbour(self, direction)
             self.neighbours[direction] = there
         return there
 
@@ -251,7 +251,7 @@ class RouterChannel:
         advances, word = word & ADVANCE_FLAG, word & ~ADVANCE_FLAG
         if self.route.filter is not None and RAMP in self.route.here[1]:
             self.route.filter.count(bool(word & CONTROL_FLAG))
-        onward = self._command(word, time) if word & CONTROL_FLAG else word
+        onward = self._execute_command(word, time) if word & CONTROL_FLAG else word
         delay = node.fabric.delay
         for direction in targets:
             links[direction] = time + 1
@@ -260,16 +260,16 @@ class RouterChannel:
                 node.inputs[self.color].add(time + 1, word)
                 continue
             if direction == HOST:
-                self.host().take([] if word & CONTROL_FLAG else [word])  # a stream carries data
+                self.get_host_sink().take([] if word & CONTROL_FLAG else [word])  # a stream carries data
                 continue
             there = self._neighbour(direction)
             there.add(OPPOSITE[direction], time + delay(), onward)
             there.wake(there.inputs[OPPOSITE[direction]][0][0])
         if advances:
             self.route.advance()
-        self._freed(origin, time)
+        self._wake_senders(origin, time)
 
-    def _command(self, word: int, time: int) -> int:
+    def _execute_command(self, word: int, time: int) -> int:
         """Execute the first command of a routed control word."""
         before = self.route.in_teardown
         onward = self.route.command(word & WORD_MASK) | CONTROL_FLAG
@@ -284,18 +284,18 @@ class RouterChannel:
         else:
             handler()
 
-    def stuck(self) -> list[str]:
+    def describe_stuck(self) -> list[str]:
         """Descriptions of the waiting words."""
         found = []
         for direction, buffer in enumerate(self.inputs):
             if buffer:
                 found.append(
                     f"{len(buffer)} wavelet(s) of color {self.color} from {DIRECTION_NAMES[direction]}: "
-                    f"{self._reason(direction)}"
+                    f"{self._describe_reason(direction)}"
                 )
         return found
 
-    def _reason(self, direction: int) -> str:
+    def _describe_reason(self, direction: int) -> str:
         rx, tx = self.route.here
         if self.route.in_teardown:
             return "the color is in teardown"

@@ -32,42 +32,42 @@ class FabricView:
 
     def peek(self, color: int) -> tuple[int, bool] | None:
         """The first arrived word and whether it is a control word, or None."""
-        words = self.node.input(color).words
+        words = self.node.get_input(color).words
         if not words or words[0][0] > self.node.fabric.events.now:
             return None
         return words[0][1] & WORD_MASK, bool(words[0][1] & CONTROL_FLAG)
 
-    def queue(self, color: int) -> InputQueue:
+    def get_queue(self, color: int) -> InputQueue:
         """The input queue of a color."""
-        return self.node.input(color)
+        return self.node.get_input(color)
 
     def pop(self, color: int, limit: int) -> list[int]:
         """Remove and return up to `limit` arrived data words before the first control word."""
-        return self.node.input(color).take(self.node.fabric.events.now, limit)
+        return self.node.get_input(color).take(self.node.fabric.events.now, limit)
 
     def pop_control(self, color: int) -> int | None:
         """Remove and return the first word if it is an arrived control word."""
         found = self.peek(color)
         if found is None or not found[1]:
             return None
-        self.node.input(color).take_control(self.node.fabric.events.now)
+        self.node.get_input(color).take_control(self.node.fabric.events.now)
         return found[0]
 
     def count(self, color: int) -> int:
         """The number of arrived data words before the first control word."""
-        return self.node.input(color).count(self.node.fabric.events.now)
+        return self.node.get_input(color).count(self.node.fabric.events.now)
 
     def want(self, color: int, count: int) -> None:
         """Request a notification only at that many words."""
-        self.node.input(color).want(count)
+        self.node.get_input(color).want(count)
 
     def push(self, color: int, words: Iterable[int], control: bool = False) -> int:
         """Offer words, possibly with the flags of `fabric.routing`; returns how many were accepted (all or none)."""
-        return self.node.output(color).offer([word | CONTROL_FLAG for word in words] if control else list(words))
+        return self.node.get_output(color).offer([word | CONTROL_FLAG for word in words] if control else list(words))
 
-    def settled(self, color: int) -> bool:
+    def is_settled(self, color: int) -> bool:
         """Whether the words pushed so far have left, except for those that fit in the queue."""
-        return self.node.output(color).settled()
+        return self.node.get_output(color).is_settled()
 
     def input_empty(self, color: int) -> bool:
         """Whether the input queue of the color has no arrived word."""
@@ -75,20 +75,20 @@ class FabricView:
 
     def input_full(self, color: int) -> bool:
         """Whether the input queue of the color has no room."""
-        return not self.node.input(color).room()
+        return not self.node.get_input(color).has_room()
 
     def output_empty(self, color: int) -> bool:
         """Whether all written words have left."""
-        return not self.node.output(color).words
+        return not self.node.get_output(color).words
 
     def output_full(self, color: int) -> bool:
         """Whether the output queue of the color has no room."""
-        queue = self.node.output(color)
+        queue = self.node.get_output(color)
         return len(queue.words) >= queue.depth
 
     def when_empty(self, side: str, color: int, call: Callable[[], None]) -> None:
         """Call `call` once when the color's input ("in") or output queue is empty."""
-        queue = self.node.input(color) if side == "in" else self.node.output(color)
+        queue = self.node.get_input(color) if side == "in" else self.node.get_output(color)
         if queue.words:
             queue.emptied = call
         else:
@@ -99,26 +99,26 @@ class FabricView:
             raise CslFault(f"{self.node.name} has no route for color {color} to change")
         return self.node.channels[color]
 
-    def route(self, color: int) -> ColorRoute:
+    def get_route(self, color: int) -> ColorRoute:
         """The route of a color, to read."""
         return self._channel(color).route
 
-    def changed(self, color: int) -> ColorRoute:
+    def change_route(self, color: int) -> ColorRoute:
         """The route of a color, to change."""
-        channel = self.node.channels.get(color) or self.node.routed(color)
+        channel = self.node.channels.get(color) or self.node.get_routed_channel(color)
         channel.route.reconfigurable = True
         channel.wake(self.node.fabric.events.now)
         return channel.route
 
     def reset_routes(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
         """Replace switch position 0."""
-        route = self.changed(color)
+        route = self.change_route(color)
         route.rx, route.tx = direction_numbers(rx), direction_numbers(tx)
         route.refresh()
 
     def set_side(self, color: int, way: str, side: str, wanted: bool | None) -> None:
         """Add a direction to position 0 ("rx" or "tx"), or remove it; None toggles it."""
-        route, (direction,) = self.changed(color), direction_numbers(side)
+        route, (direction,) = self.change_route(color), direction_numbers(side)
         given = getattr(route, way)
         there = direction in given
         if there != (not there if wanted is None else wanted):
@@ -127,27 +127,27 @@ class FabricView:
 
     def invalidate_positions(self, color: int) -> None:
         """Remove all switch positions except 0."""
-        route = self.changed(color)
+        route = self.change_route(color)
         route.switches = [None, None, None]
         route.refresh()
 
     def set_switch(self, color: int, position: int, rx: str | None = None, tx: str | None = None) -> None:
         """Set the changes of switch position 1, 2 or 3."""
-        route = self.changed(color)
+        route = self.change_route(color)
         route.switches[position - 1] = (direction_numbers(rx or ()), direction_numbers(tx or ()))
         route.refresh()
 
     def set_position(self, color: int, position: int) -> None:
         """Select a switch position."""
-        self.changed(color).move(position)
+        self.change_route(color).move(position)
 
     def set_pop_mode(self, color: int, mode: str) -> None:
         """Set the pop mode: "no_pop", "always_pop" or "pop_on_advance"."""
-        self.changed(color).pop = mode
+        self.change_route(color).pop = mode
 
     def set_ring(self, color: int, on: bool) -> None:
         """Set ring mode: whether position 0 follows the last position."""
-        self.changed(color).ring = on
+        self.change_route(color).ring = on
 
     def set_filter(
         self, color: int, counter: int | None = None, limit: int | None = None, max_counter: int | None = None
@@ -170,7 +170,7 @@ class FabricView:
 
     def teardown_exit(self, color: int) -> None:
         """End the teardown of a color: its wavelets flow again."""
-        self.changed(color).in_teardown = False
+        self.change_route(color).in_teardown = False
 
 
 # The grid of routers.
@@ -234,27 +234,27 @@ class Fabric:
         """The view of the PE at (x, y)."""
         return FabricView(self.nodes[x, y])
 
-    def neighbour(self, channel: RouterChannel, direction: int) -> RouterChannel:
+    def find_neighbour(self, channel: RouterChannel, direction: int) -> RouterChannel:
         """The channel of the same color one hop away."""
         node = channel.node
         dx, dy = DIRECTION_STEPS[direction]
         there = self.nodes.get((node.x + dx, node.y + dy))
         if there is None:
-            self.fault(
+            self.raise_fault(
                 f"color {channel.color} leaves the rectangle {DIRECTION_NAMES[direction]} of {node.name}", channel
             )
         # A swap exchanges the two colors of a pair (0 and 1, 2 and 3, …) on the way.
         swap = channel.config.swap_x if dx else channel.config.swap_y
         color = channel.color ^ 1 if swap else channel.color
         if color not in there.channels:
-            self.fault(
+            self.raise_fault(
                 f"a wavelet of color {color} comes from {node.name} into {there.name}, "
                 "which has no route for that color",
                 channel,
             )
         return there.channels[color]
 
-    def fault(self, message: str, channel: RouterChannel) -> NoReturn:
+    def raise_fault(self, message: str, channel: RouterChannel) -> NoReturn:
         """Raise a run-time fault at a route in the present cycle."""
         raise CslFault(
             f"{message} (cycle {self.events.now})",
@@ -262,11 +262,11 @@ class Fabric:
             suggestion=f"check the routes of color {channel.color} around {channel.node.name}",
         )
 
-    def stuck(self) -> list[str]:
+    def describe_stuck(self) -> list[str]:
         """Descriptions of all waiting wavelets."""
         found = []
         for node in self.nodes.values():
-            texts = [text for channel in node.channels.values() for text in channel.stuck()]
+            texts = [text for channel in node.channels.values() for text in channel.describe_stuck()]
             texts += [
                 f"{len(q.words)} wavelet(s) of color {q.color} wait in the input queue, which nothing reads"
                 for q in node.inputs.values()

@@ -296,19 +296,19 @@ class RouterRegisters:
     def item(self, address: int) -> int:
         """The register at a word address."""
         if ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS:
-            return encode_route(self.pe.fabric.route(address - ROUTE_REGISTERS))
+            return encode_route(self.pe.fabric.get_route(address - ROUTE_REGISTERS))
         color = self._switch(address)
-        return encode_switch(self.pe.fabric.route(color), self.inputs.get(color, 0))
+        return encode_switch(self.pe.fabric.get_route(color), self.inputs.get(color, 0))
 
     __getitem__ = item
 
     def __setitem__(self, address: int, bits: int) -> None:
         if ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS:
-            decode_route(self.pe.fabric.changed(address - ROUTE_REGISTERS), int(bits))
+            decode_route(self.pe.fabric.change_route(address - ROUTE_REGISTERS), int(bits))
             return
         color = self._switch(address)
         self.inputs[color] = int(bits)
-        decode_switch(self.pe.fabric.changed(color), int(bits))
+        decode_switch(self.pe.fabric.change_route(color), int(bits))
 
     def _switch(self, address: int) -> int:
         if not SWITCH_REGISTERS <= address < SWITCH_REGISTERS + REGISTER_COLORS:

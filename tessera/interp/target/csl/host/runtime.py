@@ -105,7 +105,7 @@ class SdkRuntime:
             for line in pe.output:
                 print(line)
         notes = [f"PE {place}: {note}" for place, one in self._simulation.streams.items() for note in one.notes]
-        for line in shorten_report(notes + self._simulation.fabric.stuck()):
+        for line in shorten_report(notes + self._simulation.fabric.describe_stuck()):
             print(f"warning: {line}", file=sys.stderr)
         for name, write in (("PICTURE", draw_run), ("TRACE", write_trace)):
             if path := os.environ.get(f"TESSERA_CSL_{name}"):

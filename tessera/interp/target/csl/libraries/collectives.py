@@ -112,7 +112,7 @@ class CollectiveRole:
         left: list[int] = words.tolist()
         while left and not self.pe.fabric.push(color, left):
             yield WaitCondition("out", color)
-        while not self.pe.fabric.settled(color):
+        while not self.pe.fabric.is_settled(color):
             yield WaitCondition("out", color)
 
     def end(self, color: int) -> CollectiveThread:
@@ -288,7 +288,7 @@ def make_collectives_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str
     fields = params["dim_params"].data
     colors = tuple(int(value.data) for value in fields["colors"].data.values())
     line = PeLine((colors[0], colors[1]), *AXIS_DIRECTIONS[fields["axis"].data])
-    number = unit.variable("pe_id", t.U16, 0)
+    number = unit.add_variable("pe_id", t.U16, 0)
     for color in line.colors:
         unit.set_color(color, RESTING_CONFIG)
 
@@ -389,7 +389,7 @@ def make_tally_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, Comp
     given = params.get("tally_params")  # SDK 1.4 merges the fields into the parameters, 2.10 passes the struct
     params = {**given.data, **params} if given is not None else params
     width, height, goal = (int(params[name].data) for name in ("kernel_width", "kernel_height", "phase2_tally"))
-    total = unit.variable("local_tally", t.U32, np.uint32(0))
+    total = unit.add_variable("local_tally", t.U32, np.uint32(0))
     callback = params.get("callback")
 
     def finish(pe: Any, tally: Tally) -> None:

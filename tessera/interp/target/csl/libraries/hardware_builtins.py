@@ -104,13 +104,15 @@ def _random16(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 @register_builtin("set_active_prng", 1)
 def _set_active_prng(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    return call_native(f, SET_ACTIVE_PRNG, t.CslFunctionType("", (t.U16,), t.VOID), [f.value(node.args[0])], node.loc)
+    return call_native(
+        f, SET_ACTIVE_PRNG, t.CslFunctionType("", (t.U16,), t.VOID), [f.evaluate(node.args[0])], node.loc
+    )
 
 
 def _access_register(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     """Read or write a register at its address: router registers of WSE-2, at run time."""
     writes = node.name.startswith("@set")
-    address, *values = [coerce(f, f.value(a), t.U16, a.loc) for a in node.args[: 1 + writes]]
+    address, *values = [coerce(f, f.evaluate(a), t.U16, a.loc) for a in node.args[: 1 + writes]]
     simulated = f.unit.options.arch == "wse2" and not f.comptime
     if not simulated or (address.known and not is_simulated_register(address.const)):
         what = f"'{node.name}' {'writes' if writes else 'reads'} a hardware register that is not simulated"
@@ -149,13 +151,13 @@ def _get_symbol_value(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     value = NativeFunction(
         "@get_symbol_value", lambda pe, number: _read_symbol_value(pe, number, type_), cycles=6, live=True
     )
-    return call_native(f, value, t.CslFunctionType("", (t.U16,), type_), [f.value(node.args[1])], node.loc)
+    return call_native(f, value, t.CslFunctionType("", (t.U16,), type_), [f.evaluate(node.args[1])], node.loc)
 
 
 @register_builtin("get_tensor_ptr", 1)
 def _get_tensor_ptr(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     return call_native(
-        f, GET_TENSOR_PTR, t.CslFunctionType("", (t.U16,), _WORD_POINTER), [f.value(node.args[0])], node.loc
+        f, GET_TENSOR_PTR, t.CslFunctionType("", (t.U16,), _WORD_POINTER), [f.evaluate(node.args[0])], node.loc
     )
 
 
@@ -167,12 +169,12 @@ def _has_exported_tensors(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 @register_builtin("dfilt", 2)
 def _dfilt(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     """Drop data wavelets until as many control wavelets have arrived as the DSD's extent."""
-    o, options = f.value(node.args[0]), f.operand(node.args[1])
+    o, options = f.evaluate(node.args[0]), f.evaluate_operand(node.args[1])
     if o.type not in (t.FABIN, t.DSR_SRC1):
         type_mismatch(node.args[0].loc, t.FABIN, o.type)
     text = render_options(f, options, node.args[1].loc)
     wanted = list_members(options).get("async")
     if f.comptime or wanted is None or not wanted.known or not wanted.const:
         fail(node.loc, "'@dfilt' is only valid at run time, and requires '.async = true'")
-    f.emit(f"pe.drop({render_code(f, o)}, {text}, {f.unit.constant(node.loc)})", node.loc)
+    f.emit(f"pe.drop({render_code(f, o)}, {text}, {f.unit.add_constant(node.loc)})", node.loc)
     return VOID

@@ -42,7 +42,7 @@ def _make_layout(unit: Any, params: Members) -> Members:
     def coordinate(name: str, axis: int) -> ComptimeValue:
         def run(pe: Any) -> int:
             if pe is None:
-                return unit.coordinate(axis)
+                return unit.get_coordinate(axis)
             return (pe.x, pe.y)[axis]
 
         return make_native(name, (), t.U16, run, 2)

@@ -67,7 +67,7 @@ class CompiledRecord:
         self.results = [(name, _make_factory(value, names)) for name, value in record.results.items()]
         self.effects = [(e.cycles, e.call, _make_factory(e.args, names), e.line) for e in record.effects]
 
-    def of(self, pe: PeState, values: list[Any]) -> RecordMatch:
+    def make_match(self, pe: PeState, values: list[Any]) -> RecordMatch:
         """The record for one PE with these variables."""
         results = [(name, make(pe, values)) for name, make in self.results]
         return RecordMatch(self, values, self.inputs(*values), results)
@@ -106,7 +106,7 @@ class TaskHistory:
 
     def __init__(self, group: LockstepGroup, name: str, code: CodeType) -> None:
         self.lockstep_group, self.name = group, name
-        self.loose = sorted(group.variables(name))
+        self.loose = sorted(group.find_variables(name))
         self.names = [*self.loose, *(f"a{i}" for i in range(code.co_argcount))]
         self.open = not code.co_flags & GENERATOR_FLAG
         self.asked = self.recorded = self.reused = self.failed = 0
@@ -117,14 +117,18 @@ class TaskHistory:
         itself.
         """
         values = [*map(pe.space.__getitem__, self.loose), *args]
-        key = tuple([self.lockstep_group.kind(pe, value) for value in values])
+        key = tuple([self.lockstep_group.make_key(pe, value) for value in values])
         try:
             node: Any = self.branches.get(key)
             while type(node) is GuardBranch:
                 node = node.branches.get(node.ask(*values))
             if node is None:
-                node = self._made(pe, key, values) if self.recorded < 16 or self.reused > 2 * self.recorded else False
-            found = node and node.of(pe, values)
+                node = (
+                    self._record_task(pe, key, values)
+                    if self.recorded < 16 or self.reused > 2 * self.recorded
+                    else False
+                )
+            found = node and node.make_match(pe, values)
         except (ArithmeticError, ValueError):  # the PE itself will report the division by zero
             return None
         self.asked += 1
@@ -132,18 +136,19 @@ class TaskHistory:
         self.open = self.open and (self.reused > 0 or self.asked < MAX_LOOKUPS)
         return found or None
 
-    def _made(self, pe: PeState, key: tuple[Any, ...], values: list[Any]) -> Any:
+    def _record_task(self, pe: PeState, key: tuple[Any, ...], values: list[Any]) -> Any:
         """Record the task for the present state of a PE; False if it cannot be recorded."""
         recorder, found = self.lockstep_group.recorder, None
         self.recorded += 1
         recorder.begin()
         try:
             given = {
-                name: self.lockstep_group.symbolic(pe, value) for name, value in zip(self.names, values, strict=True)
+                name: self.lockstep_group.make_symbolic(pe, value)
+                for name, value in zip(self.names, values, strict=True)
             }
             record = recorder.run(self.name, given)
             if len(record.work.steps) >= MIN_STEPS:
-                found = CompiledRecord(record, self.names, self.lockstep_group.shared(record.work))
+                found = CompiledRecord(record, self.names, self.lockstep_group.share_steps(record.work))
         except UnrecordableTask:
             self.failed += 1
             self.open = self.failed < MAX_FAILURES
@@ -182,7 +187,7 @@ class LockstepGroup:
             self._recorder = TaskRecorder(self.program)
         return self._recorder
 
-    def variables(self, name: str) -> set[str]:
+    def find_variables(self, name: str) -> set[str]:
         """The scalar variables that a function or its callees may use."""
         found: set[str] = set()
         open_, seen = [name], {name}
@@ -204,7 +209,7 @@ class LockstepGroup:
             history = self.histories[code.co_name] = TaskHistory(self, code.co_name, code)
         return history.find(pe, args) if history.open else None
 
-    def kind(self, pe: PeState, value: Any) -> Any:
+    def make_key(self, pe: PeState, value: Any) -> Any:
         """The part of a value that must be equal in PEs that share a record: the type of a number, the whole of other
         values.
         """
@@ -214,7 +219,7 @@ class LockstepGroup:
             else map_items(value, lambda item: _comparison_key(pe, item))
         )
 
-    def symbolic(self, pe: PeState, value: Any) -> Any:
+    def make_symbolic(self, pe: PeState, value: Any) -> Any:
         """The value with symbols in place of the PE's memory.
 
         Raises:
@@ -224,9 +229,9 @@ class LockstepGroup:
             return self.recorder.cells[pe.numbers[id(value)]]
         if not isinstance(value, (*PLAIN_TYPES, tuple)):
             raise UnrecordableTask("a variable holds an object of one PE")
-        return map_items(value, lambda item: self.symbolic(pe, item))
+        return map_items(value, lambda item: self.make_symbolic(pe, item))
 
-    def shared(self, work: MemorySteps) -> MemorySteps:
+    def share_steps(self, work: MemorySteps) -> MemorySteps:
         """The memory steps object that records with equal steps share."""
         return self.works.setdefault(work.key, work)
 

@@ -103,7 +103,7 @@ class FabricSource(DsdSource):
 
     def prepare(self, count: int) -> None:
         """Find the queue."""
-        self.queue, self.events = self.pe.fabric.queue(self.operand.color), self.pe.events
+        self.queue, self.events = self.pe.fabric.get_queue(self.operand.color), self.pe.events
         self.waiting = WaitCondition("in", self.operand.color)
 
     def ready(self, count: int) -> int:
@@ -150,7 +150,7 @@ class ControlFabricSource(FabricSource):
 
     def ready(self, count: int) -> int:
         """The number of arrived words."""
-        return min(count, self.queue.arrived(self.events.now))
+        return min(count, self.queue.count_arrived(self.events.now))
 
     def read(self, start: int, count: int) -> Any:
         """Remove words from the queue."""
@@ -395,15 +395,15 @@ class WaveletSender:
         color, words = self.dest.color, self.words(found)
         while words and not self.pe.fabric.push(color, words):
             yield WaitCondition("out", color)
-        while not self.pe.fabric.settled(color):
+        while not self.pe.fabric.is_settled(color):
             yield WaitCondition("out", color)
 
 
 def drop_wavelets(pe: Any, source: Fabin) -> Microthread:
     """Remove words from a queue until it has seen as many control words as the DSD's extent."""
-    queue, left = pe.fabric.queue(source.color), source.extent
+    queue, left = pe.fabric.get_queue(source.color), source.extent
     while left:
-        while not queue.arrived(pe.events.now):
+        while not queue.count_arrived(pe.events.now):
             yield WaitCondition("in", source.color)
         left -= queue.take_any(pe.events.now) > WORD_MASK
         yield pe.events.now + 1

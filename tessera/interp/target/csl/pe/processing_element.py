@@ -121,7 +121,7 @@ def rebind_queue(pe: PeState, side: str, number: int, color: int) -> None:
         CslFault: the queue is not empty.
     """
     before = _get_queue_color(pe, side, number)
-    empty = not pe.fabric.queue(before).words if side == "in" else pe.fabric.output_empty(before)
+    empty = not pe.fabric.get_queue(before).words if side == "in" else pe.fabric.output_empty(before)
     if not empty:
         raise CslFault(f"{side}put queue {number} is given color {color} while it holds wavelets of color {before}")
     if side == "out":

@@ -246,7 +246,7 @@ class ValueInstantiation:
 
     def function(self, value: FunctionValue) -> Callable[..., Any]:
         """The Python function of a function value."""
-        return self.space[self.pe.program.unit.function(value).name]
+        return self.space[self.pe.program.unit.compile_function(value).name]
 
 
 def _instantiate_objects(move: ValueInstantiation, data: np.ndarray[Any, Any]) -> Any:

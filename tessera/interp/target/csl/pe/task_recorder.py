@@ -53,7 +53,7 @@ class TaskRecorder:
         self.space |= {"compute": self.compute, "bits": self.bits, "wrap": self.wrap}
         for name, data in program.unit.constants.items():
             if isinstance(data, type):
-                self.space[name] = self.converter(data)
+                self.space[name] = self.make_converter(data)
 
     def begin(self) -> None:
         """Discard the previous record."""
@@ -68,7 +68,7 @@ class TaskRecorder:
         """
         self.begin()
         self.given = given
-        symbols = {variable: self._symbol(variable, value) for variable, value in given.items()}
+        symbols = {variable: self._make_symbol(variable, value) for variable, value in given.items()}
         args = [symbols.pop(variable) for variable in given if not SCALAR_VARIABLE.match(variable)]
         self.space.update(symbols)
         try:
@@ -84,13 +84,13 @@ class TaskRecorder:
                 self.record.results[variable] = after
         return self.record
 
-    def _symbol(self, name: str, value: Any) -> Any:
+    def _make_symbol(self, name: str, value: Any) -> Any:
         """The symbol of a variable."""
         if isinstance(value, int):
             return ScalarSymbol(self, name)
-        return self.late(ScalarSymbol(self, name)) if isinstance(value, np.floating) else value
+        return self.add_input(ScalarSymbol(self, name)) if isinstance(value, np.floating) else value
 
-    def seen(self, text: str) -> Any:
+    def add_guard(self, text: str) -> Any:
         """The value of an expression at the recorded PE; adds a guard for this value."""
         found = dict(self.record.guards)
         if text not in found:
@@ -107,7 +107,7 @@ class TaskRecorder:
             if function.whole is not None and any(isinstance(a, VectorSymbol) for a in args):
                 return self.calculate(function.whole, *args)
             if function.deferrable and not any(isinstance(a, VectorSymbol) for a in args):
-                self._effect(function.run, *args)
+                self._record_effect(function.run, *args)
                 return None
             if function.whole is not None:
                 return function.run(None, *args)
@@ -115,7 +115,7 @@ class TaskRecorder:
 
         return call
 
-    def _effect(self, call: Callable[..., Any], *args: Any) -> None:
+    def _record_effect(self, call: Callable[..., Any], *args: Any) -> None:
         """Record a call on the PE."""
         frame = sys._getframe(1)
         while frame.f_code.co_filename != self.program.code.co_filename and frame.f_back is not None:
@@ -127,78 +127,78 @@ class TaskRecorder:
 
     def activate(self, number: Any) -> None:
         """`@activate`."""
-        self._effect(_activate, number)
+        self._record_effect(_activate, number)
 
     def launch(self, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Any) -> None:
         """Record an asynchronous operation."""
-        self._effect(_launch, op, operands, options, loc)
+        self._record_effect(_launch, op, operands, options, loc)
 
     def block(self, number: Any) -> None:
         """`@block`."""
-        self._effect(_block, number)
+        self._record_effect(_block, number)
 
     def unblock(self, number: Any) -> None:
         """`@unblock`."""
-        self._effect(_unblock, number)
+        self._record_effect(_unblock, number)
 
-    def _step(self, *step: Any) -> None:
+    def _add_step(self, *step: Any) -> None:
         if len(self.record.work.steps) >= MAX_STEPS:
             raise UnrecordableTask("the task has too many steps")
         self.record.work.steps.append(step)
 
-    def _value(self, whole: bool) -> VectorSymbol:
+    def _add_value(self, whole: bool) -> VectorSymbol:
         self.record.work.count += 1
         return VectorSymbol(self, self.record.work.count - 1, whole)
 
-    def _placed(self, value: Any) -> Any:
+    def _make_step_operand(self, value: Any) -> Any:
         """A number as an operand of a step."""
         if isinstance(value, (float, np.generic)):
             self.record.work.floats.append(np.asarray(value).tobytes())
         return ValueIndex(value.number) if isinstance(value, VectorSymbol) else value
 
-    def late(self, value: Any) -> Any:
+    def add_input(self, value: Any) -> Any:
         """A scalar variable as an input of memory steps."""
         if not isinstance(value, ScalarSymbol):
             return value
-        found = self._value(not isinstance(self.given.get(value.text), np.floating))
+        found = self._add_value(not isinstance(self.given.get(value.text), np.floating))
         self.record.inputs.append(value.text)
         position = len(self.record.inputs) - 1
-        self._step(load_input, found.number, position)
+        self._add_step(load_input, found.number, position)
         return found
 
     def load(self, cells: SymbolicMemory, index: int) -> VectorSymbol:
         """Record the load of one cell."""
-        key, kind = self._touched(cells), cells.dtype.kind
-        found = self._value(kind in "iub")
-        self._step(load_cell, found.number, key, index)
+        key, kind = self._touch_memory(cells), cells.dtype.kind
+        found = self._add_value(kind in "iub")
+        self._add_step(load_cell, found.number, key, index)
         return found
 
     def store(self, cells: SymbolicMemory, index: int, value: Any) -> None:
         """Record the store of one cell."""
-        key, value = self._touched(cells), self.late(value)
+        key, value = self._touch_memory(cells), self.add_input(value)
         self.record.work.written.add(cells.number)
         if not isinstance(value, (VectorSymbol, int, float, np.generic)):
             raise UnrecordableTask("a cell stores a non-number")
-        self._step(store_cell, key, index, self._placed(value))
+        self._add_step(store_cell, key, index, self._make_step_operand(value))
 
     def calculate(self, function: Callable[..., Any], *args: Any) -> VectorSymbol:
         """Record a computation on numbers."""
-        given = tuple(self.late(a) for a in args)
+        given = tuple(self.add_input(a) for a in args)
         whole = all(a.whole if isinstance(a, VectorSymbol) else isinstance(a, int) for a in given)
         if whole and not fits_64_bits(function, given):
             raise UnrecordableTask("an integer operation may exceed 64 bits")
-        found = self._value(whole)
-        self._step(compute_value, found.number, function, tuple([self._placed(a) for a in given]))
+        found = self._add_value(whole)
+        self._add_step(compute_value, found.number, function, tuple([self._make_step_operand(a) for a in given]))
         return found
 
-    def _touched(self, cells: SymbolicMemory) -> tuple[int, Any]:
+    def _touch_memory(self, cells: SymbolicMemory) -> tuple[int, Any]:
         whole = isinstance(cells, SymbolicMemory) and cells.itemsize == self.cells[cells.number].itemsize
         if not whole or cells.dtype.names or (cells.dtype.kind in "iu" and cells.itemsize > 4):
             raise UnrecordableTask("an access to memory that is not a global variable of numbers")
         self.record.work.memory.add((cells.number, cells.dtype))
         return cells.number, cells.dtype
 
-    def converter(self, kind: type) -> Callable[[Any], Any]:
+    def make_converter(self, kind: type) -> Callable[[Any], Any]:
         """A recording conversion to a float type."""
 
         def convert(value: Any) -> Any:
@@ -231,26 +231,26 @@ class TaskRecorder:
         plain = tuple([concretise(o) for o in operands])
         count = operation_length(plain)
         self.clock += count_cycles(op, plain, self.wide)
-        given = [self._operand(o, x.dtype, count) for o, x in zip(plain, (op.result, *op.sources), strict=True)]
+        given = [self._resolve_operand(o, x.dtype, count) for o, x in zip(plain, (op.result, *op.sources), strict=True)]
         self.record.work.written.add(given[0].array[0])
-        self._step(run_dsd_operation, op, tuple(given))
+        self._add_step(run_dsd_operation, op, tuple(given))
 
-    def _operand(self, o: Any, dtype: np.dtype[Any], count: int) -> Any:
+    def _resolve_operand(self, o: Any, dtype: np.dtype[Any], count: int) -> Any:
         """An operand with the key of its memory; faults where the PE would."""
         if isinstance(o, (Mem1d, Mem4d)):
-            self._touched(o.array)
+            self._touch_memory(o.array)
             cells = o.array
             if cells.dtype != dtype:
                 cells = cells.view(dtype)
-                self._touched(cells)
+                self._touch_memory(cells)
             read_elements(o._replace(array=_make_blank_cells(dtype, len(cells))), dtype, 0, count)
             return o._replace(array=(cells.number, dtype))
         if isinstance(o, Pointer):
-            self._touched(o.array)
+            self._touch_memory(o.array)
             if not 0 <= o.index < len(o.array):
                 raise UnrecordableTask("a pointer out of bounds")
             return Pointer((o.array.number, o.array.dtype), o.index)
-        return self._placed(self.late(o))
+        return self._make_step_operand(self.add_input(o))
 
 
 @lru_cache(maxsize=64)

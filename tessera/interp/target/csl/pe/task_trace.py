@@ -46,10 +46,10 @@ class ScalarSymbol:
         self.recorder, self.text = recorder, text
 
     def __bool__(self) -> bool:
-        return bool(self.recorder.seen(self.text))
+        return bool(self.recorder.add_guard(self.text))
 
     def __index__(self) -> int:
-        return int(self.recorder.seen(self.text))
+        return int(self.recorder.add_guard(self.text))
 
     __int__ = __index__
 
@@ -175,7 +175,7 @@ class LockstepFrame:
         self.arrays, self.inputs = arrays, inputs
         self.values: list[Any] = [None] * count
 
-    def of(self, value: Any) -> Any:
+    def resolve(self, value: Any) -> Any:
         """The numbers of a `ValueIndex`; other operands unchanged."""
         return self.values[value[0]] if type(value) is ValueIndex else value
 
@@ -215,18 +215,18 @@ def load_cell(f: LockstepFrame, place: int, key: MemoryKey, index: int) -> None:
 
 def store_cell(f: LockstepFrame, key: MemoryKey, index: int, value: Any) -> None:
     """Store into a cell."""
-    f.arrays[key][index] = f.of(value)
+    f.arrays[key][index] = f.resolve(value)
 
 
 def compute_value(f: LockstepFrame, place: int, function: Callable[..., Any], given: tuple[Any, ...]) -> None:
     """Compute a number."""
-    f.values[place] = function(*[f.of(a) for a in given])
+    f.values[place] = function(*[f.resolve(a) for a in given])
 
 
 def run_dsd_operation(f: LockstepFrame, op: DsdOp, given: tuple[Any, ...]) -> None:
     """Execute a DSD operation on memory."""
     execute_operation(
-        op, tuple([f.of(o) if not hasattr(o, "array") else o._replace(array=f.arrays[o.array]) for o in given])
+        op, tuple([f.resolve(o) if not hasattr(o, "array") else o._replace(array=f.arrays[o.array]) for o in given])
     )
 
 

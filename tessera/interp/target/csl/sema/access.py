@@ -99,7 +99,7 @@ def read_lvalue(type_: t.CslType, place: LValue, loc: Location | None = None) ->
 def evaluate_type(f: AnalysisContext, node: s.SyntaxNode) -> t.CslType:
     """Evaluate a type expression."""
     with f.at_comptime():
-        o = f.value(node)
+        o = f.evaluate(node)
     if o.type is not t.TYPE:
         type_mismatch(node.loc, t.TYPE, o.type)
     return o.const
@@ -124,7 +124,7 @@ def _evaluate_array_type(f: AnalysisContext, node: s.ArrayTypeExpr) -> ExprValue
 
 def _evaluate_extent(f: AnalysisContext, node: s.SyntaxNode) -> int:
     with f.at_comptime():
-        o = f.value(node)
+        o = f.evaluate(node)
     if not t.is_integer(o.type):
         type_mismatch(node.loc, "integer", o.type)
     if o.const < 0:
@@ -155,7 +155,7 @@ def _make_enum_type(f: AnalysisContext, node: s.AggregateTypeExpr) -> t.CslEnum:
     value, rows = -1, []
     for member in node.members:
         with f.at_comptime():
-            value = value + 1 if member.value is None else int(f.value(member.value).const)
+            value = value + 1 if member.value is None else int(f.evaluate(member.value).const)
         rows.append((member.name, value))
     return t.CslEnum("enum", tag, tuple(rows), node.loc)
 
@@ -176,15 +176,15 @@ def _evaluate_struct_literal(f: AnalysisContext, node: s.StructLiteralExpr) -> E
     if repeated:
         fail(node.loc, f"duplicate field '{repeated}' in struct literal")
     if node.type is None:
-        return make_anonymous_struct({n: f.value(v) for n, v in zip(names, node.values, strict=True)}, node.loc)
+        return make_anonymous_struct({n: f.evaluate(v) for n, v in zip(names, node.values, strict=True)}, node.loc)
     type_ = evaluate_type(f, node.type)
     if isinstance(type_, t.CslArray):
         if len(node.values) != type_.count:
             fail(node.loc, f"expected {type_.count} array elements; found {len(node.values)}")
-        items = [coerce(f, f.value(v), type_.element, v.loc) for v in node.values]
+        items = [coerce(f, f.evaluate(v), type_.element, v.loc) for v in node.values]
         return make_array(f, type_, items, node.loc)
     if isinstance(type_, t.CslStruct):
-        given = make_anonymous_struct({n: f.value(v) for n, v in zip(names, node.values, strict=True)}, node.loc)
+        given = make_anonymous_struct({n: f.evaluate(v) for n, v in zip(names, node.values, strict=True)}, node.loc)
         return coerce(f, given, type_, node.loc)
     fail(node.loc, f"type '{type_}' does not support struct initialization syntax")
 
@@ -201,13 +201,13 @@ def render_index(f: AnalysisContext, o: ExprValue) -> str:
         return str(int(o.const))
     if isinstance(o.type, t.CslInt) and not o.type.signed:
         return o.code
-    name = f.fresh("i")
+    name = f.make_name("i")
     return f"({name} if ({name} := {o.code}) >= 0 else below({name}))"
 
 
 def evaluate_index(f: AnalysisContext, node: s.SyntaxNode) -> ExprValue:
     """Evaluate one index."""
-    o = f.value(node)
+    o = f.evaluate(node)
     if not t.is_integer(o.type) and not isinstance(o.type, t.CslEnum):
         fail(node.loc, f"array index must be an integer, got: '{o.type}'")
     return o
@@ -215,9 +215,9 @@ def evaluate_index(f: AnalysisContext, node: s.SyntaxNode) -> ExprValue:
 
 @register_rule(s.SubscriptExpr)
 def _evaluate_subscript(f: AnalysisContext, node: s.SubscriptExpr) -> ExprValue:
-    base = f.operand(node.base)
+    base = f.evaluate_operand(node.base)
     if base.type is t.ANON:
-        return _access_member(base, str(f.value(node.indices[0]).const), node.loc)
+        return _access_member(base, str(f.evaluate(node.indices[0]).const), node.loc)
     if isinstance(base.type, t.CslPointer):
         if base.type.many:
             return _index_pointer(f, base, evaluate_index(f, node.indices[0]), node.loc)
@@ -296,17 +296,17 @@ def _index_pointer(f: AnalysisContext, base: ExprValue, index: ExprValue, loc: L
 
 def _split_pointer(f: AnalysisContext, o: ExprValue) -> tuple[str, str]:
     if o.known:
-        return f.unit.constant(o.const.array), str(o.const.index)
+        return f.unit.add_constant(o.const.array), str(o.const.index)
     name = o.code
     if not name.isidentifier():
-        name = f.fresh("p")
+        name = f.make_name("p")
         f.emit(f"{name} = {o.code}", o.loc)
     return f"{name}[0]", f"{name}[1]"
 
 
 @register_rule(s.DereferenceExpr)
 def _evaluate_dereference(f: AnalysisContext, node: s.DereferenceExpr) -> ExprValue:
-    base = f.operand(node.base)
+    base = f.evaluate_operand(node.base)
     if not isinstance(base.type, t.CslPointer):
         fail(node.loc, f"cannot dereference non-pointer type '{base.type}'")
     f.cost += 2
@@ -325,7 +325,7 @@ def dereference_pointer(f: AnalysisContext, base: ExprValue, loc: Location) -> E
 
 @register_rule(s.FieldExpr)
 def _evaluate_field(f: AnalysisContext, node: s.FieldExpr) -> ExprValue:
-    base = f.operand(node.base)
+    base = f.evaluate_operand(node.base)
     if isinstance(base.type, t.CslPointer) and isinstance(base.type.element, t.CslStruct):
         base = dereference_pointer(f, base, node.loc)
     if base.type is t.MODULE:
@@ -370,7 +370,7 @@ def _access_struct_field(f: AnalysisContext, base: ExprValue, struct: t.CslStruc
 
 
 def _evaluate_address(f: AnalysisContext, node: s.UnaryExpr) -> ExprValue:
-    o = f.operand(node.operand)
+    o = f.evaluate_operand(node.operand)
     if isinstance(o.type, t.CslFunctionType):
         return o
     if o.place is None and o.known:

@@ -69,7 +69,7 @@ def _evaluate_builtin(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 def evaluate_constant(f: AnalysisContext, node: s.SyntaxNode, type_: t.CslType | None = None) -> ExprValue:
     """Evaluate an argument that must be comptime-known."""
     with f.at_comptime():
-        o = f.value(node)
+        o = f.evaluate(node)
     return coerce(f, o, type_, node.loc) if type_ is not None else o
 
 
@@ -99,7 +99,7 @@ def _fp16(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 @register_builtin("get_int", 1)
 def _get_int(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    o = f.value(node.args[0])
+    o = f.evaluate(node.args[0])
     if t.is_integer(o.type):
         return o
     if not isinstance(o.type, (t.CslHandle, t.CslEnum)) or o.type in (t.BOOL, t.DIRECTION):
@@ -135,7 +135,7 @@ def _import_module(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 @register_builtin("as", 2)
 def _as(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    return cast_value(f, evaluate_type(f, node.args[0]), f.value(node.args[1]), node.loc)
+    return cast_value(f, evaluate_type(f, node.args[0]), f.evaluate(node.args[1]), node.loc)
 
 
 def cast_value(f: AnalysisContext, to: t.CslType, o: ExprValue, loc: Location) -> ExprValue:
@@ -176,7 +176,7 @@ def _cast_constant(to: t.CslType, o: ExprValue, loc: Location) -> Any:
 
 def _render_cast(f: AnalysisContext, to: t.CslType, o: ExprValue) -> str:
     if isinstance(to, t.CslFloat):
-        return f"{f.unit.constant(to.dtype.type)}({o.code})"
+        return f"{f.unit.add_constant(to.dtype.type)}({o.code})"
     if to is t.BOOL:
         return f"bool({o.code})"
     whole = o.code if t.is_integer(o.type) or isinstance(o.type, t.CslEnum) else f"int({o.code})"
@@ -188,7 +188,7 @@ def _render_cast(f: AnalysisContext, to: t.CslType, o: ExprValue) -> str:
 
 @register_builtin("bitcast", 2)
 def _bitcast(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    to, o = evaluate_type(f, node.args[0]), f.value(node.args[1])
+    to, o = evaluate_type(f, node.args[0]), f.evaluate(node.args[1])
     if o.type is t.COMPTIME_INT and isinstance(to, t.CslInt):
         return make_known(to, to.wrap(o.const), node.loc)
     if o.type == to:
@@ -204,7 +204,7 @@ def _bitcast(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     f.cost += 1
     if isinstance(to, t.CslInt) and isinstance(o.type, t.CslInt):
         return make_runtime(to, f"wrap({o.code}, {to.bits}, {to.signed})", node.loc)
-    text = f"{o.code}, {f.unit.constant(o.type.dtype)}, {f.unit.constant(to.dtype)}, {to.aggregate}"
+    text = f"{o.code}, {f.unit.add_constant(o.type.dtype)}, {f.unit.add_constant(to.dtype)}, {to.aggregate}"
     return make_runtime(to, f"bits({text})", node.loc)
 
 
@@ -227,7 +227,7 @@ def bits(data: Any, source: np.dtype[Any], target: np.dtype[Any], whole: bool) -
 
 @register_builtin("ptrcast", 2)
 def _ptrcast(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    to, o = evaluate_type(f, node.args[0]), f.operand(node.args[1])
+    to, o = evaluate_type(f, node.args[0]), f.evaluate_operand(node.args[1])
     if not isinstance(to, t.CslPointer):
         type_mismatch(node.args[0].loc, "pointer type", to)
     if not isinstance(o.type, t.CslPointer):
@@ -240,7 +240,7 @@ def _ptrcast(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     if o.known:
         array, index = o.const
         return make_known(to, Pointer(GlobalCast(array, new), index * old.itemsize // new.itemsize), node.loc)
-    return make_runtime(to, f"recast({o.code}, {f.unit.constant(new)})", node.loc)
+    return make_runtime(to, f"recast({o.code}, {f.unit.add_constant(new)})", node.loc)
 
 
 # Reflection, structs, strings and assertions.
@@ -259,9 +259,9 @@ def _constants(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     type_ = evaluate_type(f, node.args[0])
     if not isinstance(type_, t.CslArray):
         type_mismatch(node.args[0].loc, "array type", type_)
-    value = coerce(f, f.value(node.args[1]), type_.element, node.args[1].loc)
+    value = coerce(f, f.evaluate(node.args[1]), type_.element, node.args[1].loc)
     if not value.known:
-        return make_runtime(type_, f"full({type_.count}, {value.code}, {f.unit.constant(type_.dtype)})", node.loc)
+        return make_runtime(type_, f"full({type_.count}, {value.code}, {f.unit.add_constant(type_.dtype)})", node.loc)
     data = np.empty(type_.count, type_.dtype)
     data.fill(value.const)
     return make_known(type_, data, node.loc)
@@ -269,7 +269,7 @@ def _constants(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 @register_builtin("type_of", 1)
 def _type_of(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    return make_known(t.TYPE, f.operand(node.args[0]).type, node.loc)
+    return make_known(t.TYPE, f.evaluate_operand(node.args[0]).type, node.loc)
 
 
 @register_builtin("is_same_type", 2)
@@ -315,7 +315,7 @@ def _dimensions(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 @register_builtin("has_field", 2)
 def _has_field(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    o, name = f.operand(node.args[0]), evaluate_constant(f, node.args[1], t.STRING).const
+    o, name = f.evaluate_operand(node.args[0]), evaluate_constant(f, node.args[1], t.STRING).const
     type_ = o.const if o.type is t.TYPE else o.type
     found = type_.field(name) is not None if isinstance(type_, t.CslStruct) else name in list_members(o)
     return make_known(t.BOOL, bool(found), node.loc)
@@ -324,7 +324,7 @@ def _has_field(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 @register_builtin("field", 2)
 def _field(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     name = evaluate_constant(f, node.args[1], t.STRING).const
-    return f.operand(s.FieldExpr(node.loc, node.args[0], name))
+    return f.evaluate_operand(s.FieldExpr(node.loc, node.args[0], name))
 
 
 @register_builtin("concat_structs", 2)
@@ -333,7 +333,7 @@ def _concat_structs(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
         fail(
             node.loc, "invalid builtin function: '@concat_structs'", suggestion="SDK 2.10 removed it from the language"
         )
-    a, b = f.operand(node.args[0]), f.operand(node.args[1])
+    a, b = f.evaluate_operand(node.args[0]), f.evaluate_operand(node.args[1])
     for o, arg in zip((a, b), node.args, strict=True):
         if o.type is not t.ANON:
             type_mismatch(arg.loc, t.ANON, o.type)
@@ -379,7 +379,7 @@ def _range(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     type_ = evaluate_type(f, node.args[0])
     if not t.is_integer(type_):
         type_mismatch(node.args[0].loc, "integer type", type_)
-    given = [coerce(f, f.value(a), type_, a.loc) for a in node.args[1:]]
+    given = [coerce(f, f.evaluate(a), type_, a.loc) for a in node.args[1:]]
     if len(given) == 2:
         fail(node.loc, "@range expects 2 or 4 arguments, 3 provided")
     start, stop, step = given if len(given) == 3 else (make_known(type_, 0), given[0], make_known(type_, 1))
@@ -409,7 +409,7 @@ def _register_range_bound(name: str, field: str) -> None:
 
     @register_builtin(name, 1)
     def _(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-        o = f.operand(node.args[0])
+        o = f.evaluate_operand(node.args[0])
         if o.type is not t.RANGE or o.fields is None:
             type_mismatch(node.args[0].loc, "range", o.type)
         return o.fields[field]

@@ -34,7 +34,7 @@ def _coerce_integer(f: AnalysisContext, o: ExprValue, to: t.CslInt, loc: Locatio
 
 def _coerce_float(f: AnalysisContext, o: ExprValue, to: t.CslFloat, loc: Location) -> ExprValue:
     if not o.known:
-        return make_runtime(to, f"{f.unit.constant(to.dtype.type)}({o.code})", loc)
+        return make_runtime(to, f"{f.unit.add_constant(to.dtype.type)}({o.code})", loc)
     data = to.dtype.type(o.const)
     if np.isinf(np.float32(data)) and not np.isinf(o.const):
         fail(loc, f"cast from '{o.type}' to '{to}' failed")
@@ -101,8 +101,8 @@ def make_struct(f: AnalysisContext, to: t.CslStruct, rows: dict[str, ExprValue],
         for name, o in rows.items():
             data[name][0] = o.const
         return make_known(to, data, loc)
-    name = f.fresh("s")
-    f.emit(f"{name} = zeros(1, {f.unit.constant(to.dtype)})", loc)
+    name = f.make_name("s")
+    f.emit(f"{name} = zeros(1, {f.unit.add_constant(to.dtype)})", loc)
     for field, o in rows.items():
         f.emit(f"{name}[{field!r}][0] = {render_code(f, o)}", loc)
     return make_runtime(to, name, loc)
@@ -123,8 +123,8 @@ def make_array(f: AnalysisContext, to: t.CslArray, items: list[ExprValue], loc: 
             store_cell(data, i, o.const)
     if all(o.known for o in items):
         return make_known(to, data, loc)
-    name = f.fresh("a")
-    f.emit(f"{name} = {f.unit.constant(data)}.copy()", loc)
+    name = f.make_name("a")
+    f.emit(f"{name} = {f.unit.add_constant(data)}.copy()", loc)
     for i, o in enumerate(items):
         if not o.known:
             f.emit(f"{name}[{i}] = {render_code(f, o)}", loc)
@@ -172,13 +172,13 @@ def render_code(f: AnalysisContext, o: ExprValue) -> str:
         return repr(None if data is None else bool(data))
     if isinstance(data, int):
         return repr(data) if data >= 0 else f"({data})"
-    return f.unit.constant_code(o)
+    return f.unit.render_constant(o)
 
 
 def render_pointer(f: AnalysisContext, o: ExprValue) -> tuple[str, str]:
     """The code of a pointer's array and index."""
     if o.known:
         where: Pointer = o.const
-        return f.unit.constant(where.array), str(where.index)
-    name = f.fresh("p")
+        return f.unit.add_constant(where.array), str(where.index)
+    name = f.make_name("p")
     return f"({name} := {o.code})[0]", f"{name}[1]"

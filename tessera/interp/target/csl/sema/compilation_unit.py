@@ -209,7 +209,7 @@ class CslModule:
                 _UNINITIALISED,
                 suggestion=f"set param '{item.name}' where the file is imported or set as tile code",
             )
-        return f.value(item.value)
+        return f.evaluate(item.value)
 
     def constant(self, value: ExprValue, item: s.VariableDecl) -> ExprValue:
         """A constant, which gets memory when its address is first taken."""
@@ -229,13 +229,13 @@ class CslModule:
 
     def _global(self, f: AnalysisContext, item: s.VariableDecl, type_: t.CslType | None) -> ExprValue:
         if item.value is not None:
-            value = f.value(item.value)
+            value = f.evaluate(item.value)
             value = coerce(f, value, type_, item.value.loc) if type_ is not None else value
         elif type_ is None:
             fail(item.loc, _UNINITIALISED)
         else:
             value = make_known(type_, make_zero(type_), item.loc)
-        return self.unit.declared(item.name, value, item.loc)
+        return self.unit.declare_variable(item.name, value, item.loc)
 
     def evaluate(self) -> None:
         """Evaluate the imports of the file, then its comptime blocks, and in the root file its layout block."""
@@ -304,7 +304,7 @@ class CompilationUnit:
         self.tensors: tuple[str, ...] = ()  # exported pointers
         self._keywords: set[str] = set()
 
-    def coordinate(self, axis: int) -> int:
+    def get_coordinate(self, axis: int) -> int:
         """A PE coordinate at compile time. A program that reads it is not shared between PEs."""
         if self.place is None or not self.in_block:
             raise CslError(
@@ -346,11 +346,11 @@ class CompilationUnit:
                 found = module.lookup(item.name, item.loc)
                 assert found is not None
                 if not found.const.generic and not compute_signature(found.const).result.comptime_only:
-                    self.function(found.const)
+                    self.compile_function(found.const)
         del self.globals[kept[0] :]
         self.instances, self.tables.fifos = kept[1], kept[2]
 
-    def fresh(self, name: str) -> str:
+    def make_name(self, name: str) -> str:
         """A unique Python name."""
         self._count += 1
         return f"{name}_{self._count}"
@@ -361,7 +361,7 @@ class CompilationUnit:
         self.globals.append(found)
         return found
 
-    def variable(self, name: str, type_: t.CslType, initial: Any) -> ComptimeValue:
+    def add_variable(self, name: str, type_: t.CslType, initial: Any) -> ComptimeValue:
         """A variable of a library written in Python; `get_memory` returns its array on a PE."""
         made = self.add_global(name, type_, initial, True, UNKNOWN)
         made.addressed = True
@@ -371,7 +371,7 @@ class CompilationUnit:
         """`@set_local_color_config` for a library written in Python."""
         self.tables.colors[color] = config
 
-    def declared(self, name: str, value: ExprValue, loc: Location) -> ExprValue:
+    def declare_variable(self, name: str, value: ExprValue, loc: Location) -> ExprValue:
         """A top-level `var`."""
         type_ = value.type
         if type_.comptime_only or type_ is t.VOID:
@@ -391,7 +391,7 @@ class CompilationUnit:
         place = LValue(made.mutable, f"G{made.number}", str(index), take=lambda: Pointer(made, index))
         return make_runtime(o.type, f"G{made.number}", loc, place)
 
-    def constant(self, data: Any) -> str:
+    def add_constant(self, data: Any) -> str:
         """The name of an object in generated code."""
         if isinstance(data, GlobalVariable):
             data.addressed = True
@@ -402,45 +402,45 @@ class CompilationUnit:
             self.constants[name] = data
         return self._names[key]
 
-    def constant_code(self, o: ExprValue) -> str:
+    def render_constant(self, o: ExprValue) -> str:
         """The code of a known value that has no literal."""
         if isinstance(o.const, FunctionValue):
-            return self.function(o.const).name
+            return self.compile_function(o.const).name
         if isinstance(o.const, NativeFunction):
-            return self.native(o.const)
+            return self.bind_native(o.const)
         if isinstance(o.const, np.ndarray) and o.place is not None and o.place.take is not None:
             where = o.place.take()
             if isinstance(where.array, GlobalVariable) and where.index == 0:
-                return self.constant(where.array)
+                return self.add_constant(where.array)
         self.resolve(o.const)
-        return self.constant(o.const)
+        return self.add_constant(o.const)
 
     def resolve(self, data: Any) -> None:
         """Compile the functions that a value refers to."""
         if isinstance(data, FunctionValue):
-            self.function(data)
+            self.compile_function(data)
         elif isinstance(data, np.ndarray) and data.dtype == object:
             for item in data:
                 self.resolve(item)
 
-    def task_reference(self, value: FunctionValue) -> str:
+    def render_task_reference(self, value: FunctionValue) -> str:
         """The code of a task's id; the task may be bound later."""
         self.references.setdefault(id(value), value)
         return f"task_id({id(value)})"
 
-    def native(self, target: NativeFunction) -> str:
+    def bind_native(self, target: NativeFunction) -> str:
         """The name of a library function bound to the PE."""
-        return self.constant(target)
+        return self.add_constant(target)
 
-    def function(self, value: FunctionValue) -> FunctionInstance:
+    def compile_function(self, value: FunctionValue) -> FunctionInstance:
         """The compiled form of a function that is used as a value."""
         if value.generic:
             fail(value.decl.loc, "a generic function cannot be used as a value")
         frame = value.module.frame()
         args = tuple(make_runtime(_evaluate_type_expr(frame, p.type), "_") for p in value.decl.params)
-        return self.instance(value, args, _evaluate_type_expr(frame, value.decl.result))
+        return self.specialise(value, args, _evaluate_type_expr(frame, value.decl.result))
 
-    def instance(self, value: FunctionValue, args: tuple[ExprValue, ...], result: t.CslType) -> FunctionInstance:
+    def specialise(self, value: FunctionValue, args: tuple[ExprValue, ...], result: t.CslType) -> FunctionInstance:
         """One specialisation of a function, compiled on first use."""
         versions = tuple(
             (o.type, make_hashable(o.const) if p.comptime else None)
@@ -449,7 +449,7 @@ class CompilationUnit:
         key = (id(value.decl), id(value.module), versions)
         found = self.instances.get(key)
         if found is None:
-            name = self.fresh(f"f_{value.decl.name}")
+            name = self.make_name(f"f_{value.decl.name}")
             found = FunctionInstance(name, value, tuple(o.type for o in args), result)
             self.instances[key] = found
             compile_instance(self, found, args)
@@ -496,7 +496,7 @@ class CompilationUnit:
         found = module.lookup(item.name, item.loc)
         assert found is not None
         self._keywords.add(item.name)
-        self.function(found.const)
+        self.compile_function(found.const)
         self.tables.exports[item.name] = (found, item.loc)
 
     @property

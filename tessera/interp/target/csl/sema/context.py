@@ -175,21 +175,21 @@ class AnalysisContext:
         self.section = ""  # "layout" or "comptime" in a top-level block
         self.loc = module.loc
 
-    def value(self, node: s.SyntaxNode) -> ExprValue:
+    def evaluate(self, node: s.SyntaxNode) -> ExprValue:
         """Evaluate an expression or statement."""
         found = SEMANTIC_RULES[type(node)](self, node)
         if self.comptime and not found.known and found.fields is None:
             fail(node.loc, "expression is not known at compile time")
         return found
 
-    def operand(self, node: s.SyntaxNode) -> ExprValue:
+    def evaluate_operand(self, node: s.SyntaxNode) -> ExprValue:
         """Evaluate an expression that may be a run-time lvalue even at comptime."""
         return SEMANTIC_RULES[type(node)](self, node)
 
     def run(self, node: s.SyntaxNode) -> None:
         """Execute a statement at comptime, or generate its code."""
         self.loc = node.loc
-        found = self.operand(node)
+        found = self.evaluate_operand(node)
         if not found.known and found.code and not self.comptime and not found.code.isidentifier():
             self.emit(found.code, node.loc)
 
@@ -203,9 +203,9 @@ class AnalysisContext:
             self.emit(f"pe.clock += {self.cost}", loc)
         self.cost = 0
 
-    def fresh(self, name: str) -> str:
+    def make_name(self, name: str) -> str:
         """A unique Python name."""
-        return self.unit.fresh(name)
+        return self.unit.make_name(name)
 
     @contextmanager
     def scope(self) -> Iterator[dict[str, ExprValue]]:

@@ -54,7 +54,7 @@ def _evaluate_labelled_block(f: AnalysisContext, node: s.BlockStmt) -> ExprValue
 
 def _emit_labelled_block(f: AnalysisContext, node: s.BlockStmt) -> ExprValue:
     loop = LoopScope(node.label, "block")
-    loop.result = f.fresh("r")
+    loop.result = f.make_name("r")
     emit_loop(f, loop, lambda: _emit_statements(f, node.body), node.loc, "while True:", "break")
     if not loop.types:
         return VOID
@@ -110,7 +110,7 @@ def _emit_continue(f: AnalysisContext, loop: LoopScope, loc: Location) -> None:
 
 @register_rule(s.JumpStmt)
 def _evaluate_jump(f: AnalysisContext, node: s.JumpStmt) -> ExprValue:
-    value = f.operand(node.value) if node.value is not None else None
+    value = f.evaluate_operand(node.value) if node.value is not None else None
     if f.comptime:
         raise ComptimeJump(node.kind, node.label, value)
     target = _find_jump_target(f, node)
@@ -126,7 +126,7 @@ def _evaluate_jump(f: AnalysisContext, node: s.JumpStmt) -> ExprValue:
         else:
             f.emit("break", node.loc)
         return VOID
-    target.flag = target.flag or f.fresh("jump")
+    target.flag = target.flag or f.make_name("jump")
     f.emit(f"{target.flag} = {1 if node.kind == 'break' else 2}", node.loc)
     f.emit("break", node.loc)
     return VOID
@@ -158,7 +158,7 @@ def evaluate_branch(f: AnalysisContext, node: s.SyntaxNode) -> ExprValue:
     if isinstance(node, _STATEMENT_CLASSES) and not (isinstance(node, s.BlockStmt) and node.label):
         f.run(node)
         return VOID
-    return f.operand(node)
+    return f.evaluate_operand(node)
 
 
 def _capture_branch(f: AnalysisContext, node: s.SyntaxNode) -> tuple[ExprValue, list[GeneratedLine], Location]:
@@ -185,7 +185,7 @@ def emit_conditional(f: AnalysisContext, arms: list[ConditionalArm], loc: Locati
         if not any(lines for _, _, lines, _ in arms) and len(valued) == len(arms):
             return make_runtime(type_, _render_conditional(f, arms), loc)
     f.flush(loc)
-    name = f.fresh("v") if valued else ""
+    name = f.make_name("v") if valued else ""
     for i, (condition, o, lines, at) in enumerate(arms):
         if not condition and not lines and o is VOID:
             continue
@@ -213,12 +213,12 @@ def _render_conditional(f: AnalysisContext, arms: list[ConditionalArm]) -> str:
 
 @register_rule(s.SwitchStmt)
 def _evaluate_switch(f: AnalysisContext, node: s.SwitchStmt) -> ExprValue:
-    subject = f.value(node.subject)
+    subject = f.evaluate(node.subject)
     if subject.known:
         return _select_case(f, node, subject)
     name = subject.code
     if not name.isidentifier():
-        name = f.fresh("v")
+        name = f.make_name("v")
         f.emit(f"{name} = {subject.code}", node.loc)
     if all(case.values for case in node.cases) and not _is_exhaustive(f, node, subject):
         fail(node.loc, "switch must handle all possibilities")
@@ -241,7 +241,7 @@ def _is_exhaustive(f: AnalysisContext, node: s.SwitchStmt, subject: ExprValue) -
 
 def _evaluate_case_label(f: AnalysisContext, subject: ExprValue, node: s.SyntaxNode) -> ExprValue:
     with f.at_comptime():
-        return coerce(f, f.value(node), subject.type, node.loc)
+        return coerce(f, f.evaluate(node), subject.type, node.loc)
 
 
 def _render_case_test(f: AnalysisContext, name: str, subject: ExprValue, value: s.SyntaxNode) -> str:
@@ -402,7 +402,7 @@ def _emit_while(f: AnalysisContext, node: s.WhileStmt) -> None:
 
 @register_rule(s.ForStmt)
 def _evaluate_for(f: AnalysisContext, node: s.ForStmt) -> ExprValue:
-    items = f.operand(node.items)
+    items = f.evaluate_operand(node.items)
     if len(node.names) > 2:
         fail(node.loc, f"for loop expects at most 2 names, {len(node.names)} provided")
     if items.type is t.RANGE:
@@ -430,7 +430,7 @@ def _evaluate_for_range(f: AnalysisContext, node: s.ForStmt, items: ExprValue) -
         steps = (_bind_loop_names(node, make_known(type_, v), make_known(t.U16, i)) for i, v in enumerate(values))
         _run_or_unroll(f, node, steps)
         return
-    name, index = f.fresh(node.names[0]), f.fresh("i")
+    name, index = f.make_name(node.names[0]), f.make_name("i")
     names = _bind_loop_names(node, make_runtime(type_, name), make_runtime(t.U16, index))
     text = f"range({', '.join(render_code(f, o) for o in bounds)})"
     _emit_for(
@@ -459,7 +459,7 @@ def _evaluate_for_array(f: AnalysisContext, node: s.ForStmt, items: ExprValue) -
         )
         _run_or_unroll(f, node, steps)
         return
-    index = f.fresh("i")
+    index = f.make_name("i")
     at = make_runtime(t.U16, index)
     _emit_for(
         f,

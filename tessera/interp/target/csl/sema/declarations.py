@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def _emit_return(f: AnalysisContext, node: s.ReturnStmt) -> ExprValue:
     if f.section:
         fail(node.loc, "return outside of a function")
-    value = f.operand(node.value) if node.value is not None else None
+    value = f.evaluate_operand(node.value) if node.value is not None else None
     if f.comptime:
         raise ComptimeJump("return", "", value)
     assert f.function is not None
@@ -66,9 +66,9 @@ def _declare_name(f: AnalysisContext, node: s.VariableDecl) -> ExprValue:
         value = make_known(type_, make_zero(type_), node.loc)
     elif comptime:
         with f.at_comptime():
-            value = f.value(node.value)
+            value = f.evaluate(node.value)
     else:
-        value = f.operand(node.value)
+        value = f.evaluate_operand(node.value)
     if type_ is not None:
         value = coerce(f, value, type_, node.value.loc if node.value else node.loc)
     f.declare(node.name, make_local(f, node, value, comptime), node.loc)
@@ -84,12 +84,12 @@ def make_local(f: AnalysisContext, node: s.VariableDecl, value: ExprValue, compt
     if value.type.comptime_only or value.type is t.VOID:
         fail(node.loc, f"variable of type '{value.type}' must be const or comptime")
     f.cost += 1
-    name, mutable = f.fresh(node.name), node.kind == "var"
+    name, mutable = f.make_name(node.name), node.kind == "var"
     if value.type.aggregate:
         f.emit(f"{name} = {render_code(f, value)}.copy()", node.loc)
         return make_runtime(value.type, name, node.loc, LValue(mutable, name))
     if node.name in f.cells:
-        f.emit(f"{name} = zeros(1, {f.unit.constant(value.type.dtype)})", node.loc)
+        f.emit(f"{name} = zeros(1, {f.unit.add_constant(value.type.dtype)})", node.loc)
         f.emit(f"put({name}, 0, {render_code(f, value)})", node.loc)
         item = f"{name}[0]" if value.type.dtype.kind in "fOV" else f"{name}.item(0)"
         return make_runtime(value.type, item, node.loc, LValue(mutable, name))
@@ -115,12 +115,12 @@ def _emit_assignment(f: AnalysisContext, node: s.AssignStmt) -> ExprValue:
     if isinstance(node.target, s.NameExpr) and node.target.text == "_":
         f.run(node.value)
         return VOID
-    target = f.operand(node.target)
+    target = f.evaluate_operand(node.target)
     if target.place is None or not target.place.mutable:
         fail(node.target.loc, "cannot assign to constant")
     if node.sign and not target.known:
         target = _hoist_address(f, target, node.loc)
-    value = f.value(node.value)
+    value = f.evaluate(node.value)
     if node.sign:
         value = evaluate_binary(f, node.sign, target, value, node.loc)
     assign_value(f, target, coerce(f, value, target.type, node.value.loc), node.loc)
@@ -135,10 +135,10 @@ def _hoist_address(f: AnalysisContext, target: ExprValue, loc: Location) -> Expr
         return target
     array, index = place.array, place.index
     if not array.isidentifier():
-        array = f.fresh("m")
+        array = f.make_name("m")
         f.emit(f"{array} = {place.array}", loc)
     if not (index.isidentifier() or index.isdigit()):
-        index = f.fresh("i")
+        index = f.make_name("i")
         f.emit(f"{index} = {place.index}", loc)
     return read_lvalue(target.type, LValue(True, array, index))
 

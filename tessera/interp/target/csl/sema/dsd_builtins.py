@@ -38,7 +38,7 @@ _MEMORY_DSDS = (t.MEM1D, t.MEM4D, t.CIRCBUF)
 
 
 def _evaluate_descriptor(f: AnalysisContext, node: s.BuiltinCall, kinds: tuple[t.CslType, ...]) -> ExprValue:
-    o = f.value(node.args[0])
+    o = f.evaluate(node.args[0])
     if o.type not in kinds:
         type_mismatch(node.args[0].loc, kinds[0], o.type)
     return o
@@ -60,28 +60,28 @@ def _update_descriptor(
 @register_builtin("increment_dsd_offset", 3)
 def _increment_offset(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     o = _evaluate_descriptor(f, node, _MEMORY_DSDS)
-    offset, type_ = coerce(f, f.value(node.args[1]), t.I16, node.args[1].loc), evaluate_type(f, node.args[2])
+    offset, type_ = coerce(f, f.evaluate(node.args[1]), t.I16, node.args[1].loc), evaluate_type(f, node.args[2])
     return _update_descriptor(f, node, o, offset, type_.size)
 
 
 @register_builtin("set_dsd_length", 2)
 def _set_length(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     o = _evaluate_descriptor(f, node, (t.MEM1D, t.FABIN, t.FABOUT, t.CIRCBUF))
-    return _update_descriptor(f, node, o, coerce(f, f.value(node.args[1]), t.U16, node.args[1].loc))
+    return _update_descriptor(f, node, o, coerce(f, f.evaluate(node.args[1]), t.U16, node.args[1].loc))
 
 
 @register_builtin("set_dsd_stride", 2)
 def _set_stride(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     o = _evaluate_descriptor(f, node, (t.MEM1D,))
-    return _update_descriptor(f, node, o, coerce(f, f.value(node.args[1]), t.I8, node.args[1].loc))
+    return _update_descriptor(f, node, o, coerce(f, f.evaluate(node.args[1]), t.I8, node.args[1].loc))
 
 
 @register_builtin("set_dsd_base_addr", 2)
 def _set_base(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     o = _evaluate_descriptor(f, node, _MEMORY_DSDS)
-    base = f.operand(node.args[1])
+    base = f.evaluate_operand(node.args[1])
     if isinstance(base.type, t.CslArray):
-        base = f.operand(s.UnaryExpr(node.args[1].loc, "&", node.args[1]))
+        base = f.evaluate_operand(s.UnaryExpr(node.args[1].loc, "&", node.args[1]))
     if not isinstance(base.type, t.CslPointer):
         type_mismatch(node.args[1].loc, "pointer or array", base.type)
     return _update_descriptor(f, node, o, base)
@@ -146,7 +146,7 @@ def _is_word_compatible(type_: t.CslType, wanted: t.CslType) -> bool:
 
 def _evaluate_operation(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     op = DSD_OPS_BY_FP16[f.unit.options.fp16_format][node.name[1:]]
-    args = [f.operand(a) for a in node.args]
+    args = [f.evaluate_operand(a) for a in node.args]
     if f.comptime:
         fail(node.loc, f"'{node.name}' is only valid at run time")
     options = args.pop() if len(args) > 1 and args[-1].type is t.ANON else None
@@ -212,17 +212,17 @@ def _emit_operation(
     types: list[t.CslType],
     options: ExprValue | None,
 ) -> ExprValue:
-    name = f.unit.constant(op)
+    name = f.unit.add_constant(op)
     arguments = f"({', '.join(texts)},)"
     text = render_options(f, options, node.loc) if options is not None else "{}"
     if options is not None and "async" in list_members(options) and list_members(options)["async"].const:
-        f.emit(f"pe.launch({name}, {arguments}, {text}, {f.unit.constant(node.loc)})", node.loc)
+        f.emit(f"pe.launch({name}, {arguments}, {text}, {f.unit.add_constant(node.loc)})", node.loc)
     elif all(x in (t.MEM1D, t.MEM4D) or not is_dsd(x) for x in types) and text == "{}":
         f.emit(f"compute(pe, {name}, {arguments})", node.loc)
     else:
         if f.function is not None:
             f.function.waits = True
-        call = f"(yield from pe.perform({name}, {arguments}, {text}, {f.unit.constant(node.loc)}))"
+        call = f"(yield from pe.perform({name}, {arguments}, {text}, {f.unit.add_constant(node.loc)}))"
         if any(x is t.FIFO or x in t.FIFO_DSRS for x in types):
             return make_runtime(t.BOOL, call, node.loc)
         f.emit(call, node.loc)
@@ -261,14 +261,14 @@ def _get_xdsr(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 @register_builtin("load_to_dsr", 2, 3)
 def _load_to_dsr(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    dsr, dsd = f.value(node.args[0]), f.value(node.args[1])
+    dsr, dsd = f.evaluate(node.args[0]), f.evaluate(node.args[1])
     if dsr.type not in FORBIDDEN_DSDS:
         type_mismatch(node.args[0].loc, "DSR", dsr.type)
     if dsd.type not in t.DSDS:
         type_mismatch(node.args[1].loc, "DSD", dsd.type)
     if dsd.type in FORBIDDEN_DSDS[dsr.type]:
         fail(node.loc, f"a '{dsd.type}' cannot be loaded to a '{dsr.type}'")
-    options = render_options(f, f.operand(node.args[2]), node.args[2].loc) if len(node.args) > 2 else "{}"
+    options = render_options(f, f.evaluate_operand(node.args[2]), node.args[2].loc) if len(node.args) > 2 else "{}"
     text = f"pe.load_dsr({render_code(f, dsr)}, {render_code(f, dsd)}, {options})"
     if f.comptime:
         require_section(f, node, "comptime")
@@ -281,7 +281,7 @@ def _load_to_dsr(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 @register_builtin("allocate_fifo", 1, 2)
 def _allocate_fifo(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    buffer = f.operand(node.args[0])
+    buffer = f.evaluate_operand(node.args[0])
     if isinstance(buffer.type, t.CslPointer) and isinstance(buffer.type.element, t.CslArray):
         buffer = ExprValue(buffer.type.element, buffer.const, buffer.code)
     if not isinstance(buffer.type, t.CslArray):
@@ -330,10 +330,10 @@ def _load_fifo_registers(
 
 
 def _set_fifo_length(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    o = f.value(node.args[0])
+    o = f.evaluate(node.args[0])
     if o.type is not t.FIFO:
         type_mismatch(node.args[0].loc, "FIFO", o.type)
-    count = coerce(f, f.value(node.args[1]), t.U16, node.args[1].loc)
+    count = coerce(f, f.evaluate(node.args[1]), t.U16, node.args[1].loc)
     if f.comptime:
         fail(node.loc, f"'{node.name}' is only valid at run time")
     f.cost += 2
@@ -350,8 +350,8 @@ for _side in ("read", "write"):
 
 @register_builtin("map", 2, 20)
 def _evaluate_map(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    callback = f.operand(node.args[0])
-    args = [f.operand(a) for a in node.args[1:]]
+    callback = f.evaluate_operand(node.args[0])
+    args = [f.evaluate_operand(a) for a in node.args[1:]]
     if f.comptime:
         fail(node.loc, "'@map' is only valid at run time")
     if not isinstance(callback.type, t.CslFunctionType) or callback.type.task:
@@ -369,9 +369,9 @@ def _evaluate_map(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     f.flush(node.loc)
     if f.function is not None:
         f.function.waits = True
-    shape = f.unit.constant((tuple(kinds), None if type_.result is t.VOID else type_.result))
+    shape = f.unit.add_constant((tuple(kinds), None if type_.result is t.VOID else type_.result))
     text = render_options(f, options, node.loc) if options is not None else "{}"
-    where = f.unit.constant(node.loc)
+    where = f.unit.add_constant(node.loc)
     f.emit(f"yield from pe.map({render_code(f, callback)}, {shape}, ({', '.join(texts)},), {text}, {where})", node.loc)
     return VOID
 

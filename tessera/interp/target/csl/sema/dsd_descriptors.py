@@ -40,8 +40,8 @@ def _evaluate_affine_access(f: AnalysisContext, node: s.AffineAccessExpr) -> Exp
         fail(node.loc, "a tensor access must index an array")
     if len(node.names) != len(node.extents):
         fail(node.loc, f"expected {len(node.names)} extents, {len(node.extents)} provided")
-    extents = tuple(coerce(f, f.value(e), t.U16, e.loc) for e in node.extents)
-    base = f.operand(node.body.base)
+    extents = tuple(coerce(f, f.evaluate(e), t.U16, e.loc) for e in node.extents)
+    base = f.evaluate_operand(node.body.base)
     if isinstance(base.type, t.CslPointer) and isinstance(base.type.element, t.CslArray):
         base = dereference_pointer(f, base, node.loc)
     dims = base.type.dims if isinstance(base.type, t.CslArray) else (0,)
@@ -86,7 +86,7 @@ def _linear_form(f: AnalysisContext, node: s.SyntaxNode, names: tuple[str, ...])
         return {n: v * factor for n, v in varying.items()}
     if isinstance(node, s.UnaryExpr) and node.sign == "-":
         return {n: -v for n, v in _linear_form(f, node.operand, names).items()}
-    o = f.operand(node)
+    o = f.evaluate_operand(node)
     if not o.known:
         fail(node.loc, "invalid use of non-loop variable in affine expression")
     if not t.is_integer(o.type):
@@ -100,7 +100,7 @@ def _get_dsd(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     build = _DSD_KINDS.get(type_)
     if build is None:
         type_mismatch(node.args[0].loc, "DSD type", type_)
-    o = f.operand(node.args[1])
+    o = f.evaluate_operand(node.args[1])
     if o.type is not t.ANON:
         type_mismatch(node.args[1].loc, t.ANON, o.type)
     fields, (read, allowed) = list_members(o), build

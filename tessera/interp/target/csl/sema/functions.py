@@ -93,13 +93,13 @@ def find_address_taken(node: Any, found: set[str]) -> set[str]:
 
 @register_rule(s.CallExpr)
 def _evaluate_call_expr(f: AnalysisContext, node: s.CallExpr) -> ExprValue:
-    callee = f.operand(node.callee)
+    callee = f.evaluate_operand(node.callee)
     if not isinstance(callee.type, t.CslFunctionType):
         fail(node.callee.loc, f"type '{callee.type}' is not a function")
     if callee.type.task:
         fail(node.loc, "tasks cannot be called", suggestion="activate the task through its id")
     _check_count(callee.type, node)
-    args = [f.operand(a) for a in node.args]
+    args = [f.evaluate_operand(a) for a in node.args]
     f.cost += 4 + len(args)
     if not callee.known:
         return _call_indirect(f, callee, args, node.loc)
@@ -129,7 +129,7 @@ def call_function(f: AnalysisContext, target: FunctionValue, args: list[ExprValu
     result = evaluate_type(frame, target.decl.result)
     if f.comptime or (result.comptime_only and all(o.known or o.fields for o in typed)):
         return evaluate_call(f, target, typed, result, loc)
-    instance = f.unit.instance(target, tuple(typed), result)
+    instance = f.unit.specialise(target, tuple(typed), result)
     if f.function and instance.waits:
         f.function.waits = True
     passed = [o for p, o in zip(target.decl.params, typed, strict=True) if not p.comptime]
@@ -173,7 +173,7 @@ def compile_instance(unit: Any, instance: FunctionInstance, args: tuple[ExprValu
         if p.comptime:
             f.declare(p.name, a, p.loc)
             continue
-        name = f.fresh(p.name)
+        name = f.make_name(p.name)
         names.append(name)
         f.declare(p.name, declare_parameter(f, p, a.type, name), p.loc)
     if decl.body is None:
@@ -191,8 +191,8 @@ def declare_parameter(f: AnalysisContext, p: s.ParameterDecl, type_: t.CslType, 
         return make_runtime(type_, name, p.loc, LValue(False, name))
     if p.name not in f.cells:
         return make_runtime(type_, name, p.loc)
-    cell = f.fresh(p.name)
-    f.emit(f"{cell} = zeros(1, {f.unit.constant(type_.dtype)})", p.loc)
+    cell = f.make_name(p.name)
+    f.emit(f"{cell} = zeros(1, {f.unit.add_constant(type_.dtype)})", p.loc)
     f.emit(f"put({cell}, 0, {name})", p.loc)
     return make_runtime(type_, name, p.loc, LValue(False, cell))
 
@@ -209,14 +209,16 @@ def call_native(
         result = target.result(*(o.type for o in typed)) if target.result else type_.result
     if f.comptime and target.preloadable:
         given = ", ".join(render_code(f, o) for o in typed)
-        f.unit.tables.preloads.append((f"{f.unit.native(target)}({given})", loc))
+        f.unit.tables.preloads.append((f"{f.unit.bind_native(target)}({given})", loc))
         return VOID
     if f.comptime:
         fail(loc, f"function '{target.name}' can only be called at run time")
     f.cost += target.cycles
     f.flush(loc)
-    types = [f.unit.constant(tuple(x.type for x in list_members(typed[-1]).values()))] if target.typed else []
-    text = f"{f.unit.native(target)}({', '.join([*types, *(render_code(f, convert_literal(f, o)) for o in typed)])})"
+    types = [f.unit.add_constant(tuple(x.type for x in list_members(typed[-1]).values()))] if target.typed else []
+    text = (
+        f"{f.unit.bind_native(target)}({', '.join([*types, *(render_code(f, convert_literal(f, o)) for o in typed)])})"
+    )
     if target.waits and f.function:
         f.function.waits = True
     return make_runtime(result, f"(yield from {text})" if target.waits else text, loc)

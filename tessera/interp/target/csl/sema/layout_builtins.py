@@ -234,7 +234,7 @@ def _make_exported_pointer(o: ExprValue, loc: Location) -> ExprValue:
 @register_builtin("export_symbol", 1, 2)
 def _export_symbol(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     require_section(f, node, "comptime")
-    o = f.operand(node.args[0])
+    o = f.evaluate_operand(node.args[0])
     if len(node.args) > 1:
         name = evaluate_constant(f, node.args[1], t.STRING).const
     elif isinstance(node.args[0], s.NameExpr):
@@ -242,7 +242,7 @@ def _export_symbol(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     else:
         fail(node.loc, "'@export_symbol' needs a name")
     if isinstance(o.type, t.CslFunctionType) and not o.type.task:
-        f.unit.constant_code(o)
+        f.unit.render_constant(o)
     elif not isinstance(o.type, t.CslPointer):
         o = _make_exported_pointer(o, node.loc)
     if name in f.unit.tables.exports:

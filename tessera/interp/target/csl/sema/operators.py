@@ -55,7 +55,7 @@ FLOAT_CYCLES = {"+": 3, "-": 3, "*": 3, "/": 20, "%": 20}
 def _evaluate_binary_expr(f: AnalysisContext, node: s.BinaryExpr) -> ExprValue:
     if node.sign in ("and", "or"):
         return _evaluate_logic(f, node)
-    return evaluate_binary(f, node.sign, f.value(node.left), f.value(node.right), node.loc)
+    return evaluate_binary(f, node.sign, f.evaluate(node.left), f.evaluate(node.right), node.loc)
 
 
 def evaluate_binary(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValue, loc: Location) -> ExprValue:
@@ -182,7 +182,7 @@ def evaluate_comparison(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValu
 
 def evaluate_condition(f: AnalysisContext, node: s.SyntaxNode) -> ExprValue:
     """Evaluate a condition."""
-    o = f.value(node)
+    o = f.evaluate(node)
     if o.type is not t.BOOL:
         type_mismatch(node.loc, t.BOOL, o.type)
     return o
@@ -198,7 +198,7 @@ def _evaluate_logic(f: AnalysisContext, node: s.BinaryExpr) -> ExprValue:
     f.cost += 1
     if not lines:
         return make_runtime(t.BOOL, f"({a.code} {node.sign} {render_code(f, b)})", node.loc)
-    name = f.fresh("b")
+    name = f.make_name("b")
     f.emit(f"{name} = {a.code}", node.loc)
     f.emit(f"if {'not ' if node.sign == 'or' else ''}{name}:", node.loc)
     f.lines.extend(line._replace(depth=line.depth + 1) for line in lines)
@@ -213,7 +213,7 @@ def _evaluate_unary(f: AnalysisContext, node: s.UnaryExpr) -> ExprValue:
 
 
 def _evaluate_negation(f: AnalysisContext, node: s.UnaryExpr) -> ExprValue:
-    o = f.value(node.operand)
+    o = f.evaluate(node.operand)
     if not t.is_number(o.type):
         fail(node.loc, f"invalid operand to unary operator '-': '{o.type}'")
     if o.known:
@@ -231,7 +231,7 @@ def _evaluate_not(f: AnalysisContext, node: s.UnaryExpr) -> ExprValue:
 
 
 def _evaluate_inversion(f: AnalysisContext, node: s.UnaryExpr) -> ExprValue:
-    o = f.value(node.operand)
+    o = f.evaluate(node.operand)
     if not t.is_integer(o.type):
         fail(node.loc, f"invalid operand to unary operator '~': '{o.type}'")
     if o.known:
@@ -242,7 +242,7 @@ def _evaluate_inversion(f: AnalysisContext, node: s.UnaryExpr) -> ExprValue:
 
 def _evaluate_comptime(f: AnalysisContext, node: s.UnaryExpr) -> ExprValue:
     with f.at_comptime():
-        return f.value(node.operand)
+        return f.evaluate(node.operand)
 
 
 UNARY_RULES: dict[str, Callable[[AnalysisContext, s.UnaryExpr], ExprValue]] = {

@@ -26,7 +26,7 @@ MAX_QUEUE_IDS = {("wse2", "input"): 7, ("wse2", "output"): 5, ("wse3", "input"):
 
 
 def _evaluate_id(f: AnalysisContext, node: s.BuiltinCall, type_: t.CslType, first: int, last: int) -> ExprValue:
-    o = f.value(node.args[0])
+    o = f.evaluate(node.args[0])
     if not t.is_integer(o.type):
         type_mismatch(node.args[0].loc, "integer", o.type)
     if not o.known:
@@ -70,7 +70,7 @@ def _get_control_task_id(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 @register_builtin("get_data_task_id", 1)
 def _get_data_task_id(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    o = f.value(node.args[0])
+    o = f.evaluate(node.args[0])
     wanted = t.COLOR if f.unit.options.arch == "wse2" else t.INPUT_QUEUE
     if o.type is not wanted:
         type_mismatch(node.args[0].loc, wanted, o.type)
@@ -97,7 +97,7 @@ def bind_task(f: AnalysisContext, value: FunctionValue, kind: str, number: int, 
     taken = tasks.get((kind, number)) or next((x for (_, n), x in tasks.items() if n == number), None)
     if taken:
         fail(loc, f"a task has already been bound to ID {number}: '{taken.title}' at {taken.loc}")
-    instance = f.unit.function(value)
+    instance = f.unit.compile_function(value)
     if kind == "local" and instance.params:
         fail(value.decl.loc, f"local task '{value.decl.name}' must not have parameters")
     if kind == "data" and not instance.params:
@@ -127,7 +127,7 @@ def _bind_control_task(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 @register_builtin("activate", 1)
 def _activate(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    o = f.value(node.args[0])
+    o = f.evaluate(node.args[0])
     text = render_task_id(f, o, node.args[0].loc, (t.LOCAL_TASK,))
     if not f.comptime:
         f.cost += 2
@@ -141,14 +141,14 @@ def _activate(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 def render_task_id(f: AnalysisContext, o: ExprValue, loc: Location, kinds: tuple[t.CslType, ...]) -> str:
     """The code of a task id; a task means the id it is bound to."""
     if isinstance(o.type, t.CslFunctionType) and o.type.task and o.known:
-        return f.unit.task_reference(o.const)
+        return f.unit.render_task_reference(o.const)
     if o.type not in kinds:
         type_mismatch(loc, kinds[0], o.type)
     return render_code(f, o)
 
 
 def _set_block_state(f: AnalysisContext, node: s.BuiltinCall, blocked: bool) -> ExprValue:
-    o = f.value(node.args[0])
+    o = f.evaluate(node.args[0])
     kinds = (t.LOCAL_TASK, t.DATA_TASK, t.COLOR, t.INPUT_QUEUE, t.CONTROL_TASK)
     text = render_task_id(f, o, node.args[0].loc, kinds)
     if not f.comptime:
@@ -197,7 +197,7 @@ def _set_teardown_handler(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
         type_mismatch(node.args[0].loc, "fn() void", handler.type)
     if color.const in f.unit.tables.teardown:
         fail(node.loc, "teardown handler for this color has already been set")
-    f.unit.tables.teardown[int(color.const)] = f.unit.function(handler.const).name
+    f.unit.tables.teardown[int(color.const)] = f.unit.compile_function(handler.const).name
     return VOID
 
 
@@ -205,7 +205,7 @@ def _evaluate_queue(f: AnalysisContext, node: s.BuiltinCall, index: int) -> tupl
     """Evaluate the queue argument of a WSE-3 builtin: its side and number."""
     if f.unit.options.arch == "wse2":
         fail(node.loc, f"'{node.name}' is not supported on wse2")
-    queue = f.value(node.args[index])
+    queue = f.evaluate(node.args[index])
     if queue.type not in (t.INPUT_QUEUE, t.OUTPUT_QUEUE):
         type_mismatch(node.args[index].loc, t.OUTPUT_QUEUE, queue.type)
     return "in" if queue.type is t.INPUT_QUEUE else "out", queue
@@ -219,7 +219,7 @@ def _set_empty_queue_handler(f: AnalysisContext, node: s.BuiltinCall) -> ExprVal
         type_mismatch(node.args[0].loc, "fn() void", handler.type)
     if (side, queue.const) in f.unit.tables.emptied:
         fail(node.loc, "empty queue handler for this queue has already been set")
-    f.unit.tables.emptied[side, int(queue.const)] = f.unit.function(handler.const).name
+    f.unit.tables.emptied[side, int(queue.const)] = f.unit.compile_function(handler.const).name
     return VOID
 
 
