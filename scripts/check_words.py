@@ -31,7 +31,7 @@ PHRASES = {
     r"\bat its place\b": "at its index, at its address, at its line",
     r"\b(?:handed|hand|hands) on\b": "forwarded, propagated",
     r"\bworked through\b": "executed",
-    r"\bin reach\b": "available, importable",
+    r"\bin reach\b(?![)\]:])": "available, importable",
     r"\bas (?:it|they) likes?\b": "the default; in any order",
     r"\b(?:is|are) told (?:apart|by)\b": "distinguished by",
     r"\bpart ways\b": "diverge",

@@ -157,7 +157,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _suggest_name(name: str) -> str:
-    """Where a name of the array API standard is to be had that is another here."""
+    """A hint for a name of the array API standard that is different here."""
     other = None if name.startswith("_") else getattr(import_module("tessera.array_api"), name, None)
     if other is None:
         return ""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
-QUICK_SECONDS = 0.6  # the most that the tests of a quick file take together
+QUICK_SECONDS = 0.35  # the most that the tests of a quick file take together
 QUICK_FOLDERS = ("core", "ir", "lower", "ops")  # where a file without a recorded duration counts as quick
 DURATIONS = {
     ROOT / name: float(seconds)

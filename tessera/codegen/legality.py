@@ -152,7 +152,7 @@ def _check_grid_barrier(function: Function, target: str, capabilities: Capabilit
     programs = math.prod(int(n) for n in function.attrs.get("grid", ()))
     if programs > capabilities.meeting:
         raise ResourceError(
-            f"{function.name} has {programs:,} programs that meet at a grid barrier", location=found.loc,
+            f"{function.name} has {programs:,} programs that synchronise at a grid barrier", location=found.loc,
             expected=f"at most {capabilities.meeting:,} on {target}: they must all run at once",
             received=f"{programs:,}",
             suggestion="fewer programs that do more each: for i in tile.range(tile.group_id(), n, programs)",

@@ -48,7 +48,7 @@ class BufferStruct:
         On the host a field may be `given`: a tensor, an array or, for "disk", the path of a .npy file.
 
         Raises:
-            ArgumentError: what is given is no field of the host, or lies in another memory.
+            ArgumentError: an argument is not a host field, or is in another memory space.
         """
         inside = CURRENT_TRACE.get() is not None
         own = {n: p for n, p in self.fields.items() if (p.space.name in _ALLOCATORS) == inside}

@@ -159,8 +159,8 @@ class SpecialisationRequest:
     group: int = 1
     tile_shape: tuple[int, ...] = ()
     shared_memory: int = 0
-    stages: int | None = None  # of a pipeline that a target makes of a loop; None: as it likes
-    cluster: int | None = None  # programs that share what they fetch, where a target has such; None: as it likes
+    stages: int | None = None  # of a software-pipelined loop; None: the target's choice
+    cluster: int | None = None  # programs that multicast common operands; None: the target's choice
 
 
 def specialise(

@@ -95,7 +95,7 @@ def _coordinate_differences(one: AffineAccess, other: AffineAccess) -> list[tupl
 def _solve_axis(
     apart_by: int, steps: Sequence[int], n: int, m: int, free: dict[int, tuple[int, int]]
 ) -> list[int] | None:
-    """Along one axis: the differences that must be 0 for instances to meet; None if they cannot meet at all."""
+    """Along one axis: the differences that are 0 where the accesses overlap; None if they are disjoint."""
     used = sorted((a for a in free if steps[a]), key=lambda a: -abs(steps[a]))
     low, high = apart_by, apart_by
     for a in used:

@@ -224,7 +224,7 @@ class ClockShadow:
             yield from self._own(lanes, which[late[:, place]], int(place))
 
     def _own(self, lanes: AccessLanes, bad: np.ndarray, place: int) -> Iterator[ConflictingLanes]:
-        """What lanes meet at a place of the tables, where that is of their own program."""
+        """The lanes whose recorded access at one index of the tables is by their own program."""
         held = self.held[self.row[lanes.cells[bad]], place]
         own = ((held >> NODE_BITS) - 1) // self.clocks.tiles == lanes.who[bad] // self.clocks.tiles
         if own.any():

@@ -65,7 +65,7 @@ def estimate_all_gather_cycles(words: int, places: int) -> float:
 VIEW_OPS = (shape.permute, shape.reshape, basic.broadcast_to, mesh.section, mesh.arrived, basic.recompute)
 IN_PLACE_OPS = (mesh.all_reduce, mesh.multiply_add, mesh.put)
 FREE_OPS = (basic.full,)
-# What comes has room for what comes next beside it: a loop that hands on what it begins to receive needs no more.
+# A received piece has a second buffer for the next one: a loop that forwards pieces while it receives needs no more.
 ASYNC_OPS = (mesh.begin_broadcast, mesh.begin_rotate)
 WHOLE_PROGRAM = math.inf
 

@@ -156,8 +156,8 @@ def _emit_pipelined_summa(
 
 
 def _emit_cannon(lowering: MeshLowering, left: Value, right: Value, cuts: MatmulSharding, dtype: DType) -> Value:
-    """The sum over steps of pieces that go round in rings, those of the left along one axis, those of the right along
-    the other; before, each is turned by as many places as its other place says, so that the right ones meet.
+    """The sum over steps of products of pieces that rotate in rings: left pieces along one axis, right pieces along
+    the other. An initial skew rotates each piece by its index on the other axis, which aligns the reduction indices.
 
     Cannon, "A cellular computer to implement the Kalman filter algorithm" (1969).
     """

@@ -45,8 +45,8 @@ def split_script(script: str) -> list[str]:
 class Console:
     """One debugging session: a stepper, where its commands come from, and where answers go.
 
-    Without a script commands come from the terminal (or what stands in for it); with one they come from it alone.
-    Where they end the program runs on by itself.
+    Without a script, commands come from standard input. With a script, they come only from the script. After the last
+    command the program continues to its end.
     """
 
     def __init__(self, script: Sequence[str] | None = None, write: Callable[[str], Any] | None = None) -> None:

@@ -198,7 +198,8 @@ class KernelReport:
             advice.append(f"use less {self.occupancy.limit}: {self.occupancy.groups} groups fit a multiprocessor")
         started, room = self.counts.started, self.occupancy.groups * GPUS[self.gpu].processors
         if uses_grid_barrier(started.function.body) and (groups := math.prod(started.grid)) > room:
-            advice.append(f"launch fewer groups: {groups} meet at a grid barrier, and {room} fit a {self.gpu} at once")
+            fit = f"{room} fit a {self.gpu} at once"
+            advice.append(f"launch fewer groups: {groups} synchronise at a grid barrier, and {fit}")
         return advice
 
     def __str__(self) -> str:

@@ -91,7 +91,7 @@ def _find_store(
     return None
 
 
-# Ops that hand on what they take: a value behind one of them was loaded before it.
+# Ops that pass their operand through: the load mask of the result is that of the operand.
 _TRANSPARENT_OPS = (shape.reshape, shape.permute, basic.broadcast_to, basic.cast)
 
 

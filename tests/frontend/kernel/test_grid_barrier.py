@@ -126,7 +126,7 @@ def test_grids_too_large_to_be_under_way_at_once():
     x = np.zeros(300, "f4")
     arrays = {"x": x, "y": np.zeros(300, "f4")}
     results(ripples, arrays, grid=300, engines=TILE)  # the interpreter holds any grid
-    with pytest.raises(ResourceError, match="ripples has 300 programs that meet at a grid barrier"):
+    with pytest.raises(ResourceError, match="ripples has 300 programs that synchronise at a grid barrier"):
         results(ripples, arrays, grid=300, engines=[("device", "llvm")])
 
 
@@ -145,5 +145,5 @@ def test_a_report_says_whether_a_gpu_can_hold_the_grid(gpu, advised):
     x = np.zeros(2000, "f4")
     with ts.debug.kernel_trace(gpu=gpu) as trace:
         ripples[2000](x, x.copy())
-    said = "launch fewer groups: 2000 meet at a grid barrier, and 320 fit a T4 at once"
+    said = "launch fewer groups: 2000 synchronise at a grid barrier, and 320 fit a T4 at once"
     assert (said in trace.reports[0].suggestions()) is advised

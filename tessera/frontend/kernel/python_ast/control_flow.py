@@ -25,7 +25,7 @@ from tessera.ir.core import Block, Node, Value
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import control_flow
 
-# `if`: by what is known while compiling, or a ts.if that hands on what its branches assign.
+# `if`: a branch at compile time, or a ts.if whose results are the variables that its branches assign.
 
 
 # A name that the node gives a result for, with its value in each branch.

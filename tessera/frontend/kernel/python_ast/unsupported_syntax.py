@@ -87,7 +87,7 @@ def refuse_function(function: object) -> None:
 def unsupported_error(
     frame: KernelFrame, node: ast.AST, what: str | None = None, suggestion: str | None = None
 ) -> UnsupportedSyntaxError:
-    """The error for a piece of syntax, at its place."""
+    """The error for an unsupported piece of syntax, with its source location."""
     name, instead = _ALTERNATIVES.get(type(node), (type(node).__name__, None))
     return UnsupportedSyntaxError(
         f"{what or name} is not part of the kernel language",
