@@ -116,7 +116,7 @@ def test_a_refused_call_leaves_the_default_generator_as_it_was():
 
 
 CALLS = {
-    "a shape that is a tensor": (lambda: ts.layer_norm(MATRIX, MATRIX[0]), "this is no shape"),
+    "a shape that is a tensor": (lambda: ts.layer_norm(MATRIX, MATRIX[0]), "not a shape"),
     "no arguments": (lambda: ts.zeros(), "missing 1 required positional argument: 'shape'"),
     "an unknown argument": (lambda: ts.exp(MATRIX, foo=1), "exp does not take these arguments"),
     "a result where a function is due": (lambda: ts.grad(ts.sum(MATRIX)), r"write grad\(f\)\(x\), not grad\(f\(x\)\)"),

@@ -71,7 +71,7 @@ def test_facts_of_element_types():
     assert ts.result_type(ts.Tensor([1]), "bf16") is ts.bf16
     with pytest.raises(DTypeError, match="cannot mix"):
         ts.result_type("f16", "bf16")
-    with pytest.raises(DTypeError, match="no float"):
+    with pytest.raises(DTypeError, match="needs a float"):
         ts.finfo("int8")
 
 

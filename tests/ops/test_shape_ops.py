@@ -104,7 +104,7 @@ ERRORS = {
     "cannot reshape (2, 3, 4) to (4, 5)": lambda: X.reshape(4, 5),
     "reshape can infer only one size": lambda: X.reshape(-1, -1),
     "(0, 0, 1) is not a permutation of the 3 axes of 2x3x4xf32": lambda: X.permute(0, 0, 1),
-    "slice 0:5:1 does not lie in axis 2 of 2x3x4xf32": lambda: s.slice_(X, start=(0, 0, 0), stop=(2, 3, 5)),
+    "slice 0:5:1 is outside axis 2 of 2x3x4xf32": lambda: s.slice_(X, start=(0, 0, 0), stop=(2, 3, 5)),
     "slice needs a start, stop and step for each of 3 axes": lambda: s.slice_(X, start=(0,), stop=(2,)),
     "pad needs a count ≥ 0": lambda: s.pad(X, low=(-1, 0, 0), high=(0, 0, 0)),
     "cannot concatenate along axis -1": lambda: s.concatenate([X, X[:1]], axis=2),

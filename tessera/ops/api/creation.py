@@ -40,7 +40,7 @@ def ones(shape: ShapeLike, dtype: DType | None = f32, device: str | None = None)
 
 @check_arguments
 def empty(shape: ShapeLike, dtype: DType | None = f32, device: str | None = None) -> Tensor:
-    """A tensor of `shape` whose elements mean nothing yet; they are zeros, so that programs repeat."""
+    """A tensor of `shape` with unspecified elements; they are zeros, so that programs are reproducible."""
     return _fill_shape(shape, 0, dtype, device)
 
 
@@ -54,7 +54,7 @@ def _fill_shape(shape: ShapeLike, value: Any, dtype: DType | None, device: str |
 def full(
     shape: ShapeLike, fill_value: Any = None, dtype: DType | None = f32, device: str | None = None, *, value: Any = None
 ) -> Tensor:
-    """A tensor of `shape` with every element `fill_value` (or `value`, as the op's attribute is called).
+    """A tensor of `shape` with every element `fill_value` (also accepted as `value`, the attribute of the op).
 
     >>> full((2,), 7.0)
     Tensor([7., 7.], f32)
@@ -78,7 +78,7 @@ def ones_like(x: Any, dtype: DType | None = None, device: str | None = None) -> 
 
 @check_arguments
 def empty_like(x: Any, dtype: DType | None = None, device: str | None = None) -> Tensor:
-    """As `zeros_like`, for elements that will not be read."""
+    """As `zeros_like`, with unspecified elements."""
     return full_like(x, 0, dtype, device)
 
 
@@ -100,7 +100,7 @@ def arange(
     """`start`, `start + step`, … before `end`; with one argument, from 0.
 
     The elements are int64 where all three are ints, else f32, unless `dtype` says otherwise; each is computed in
-    f64 from its place and rounded once.
+    f64 from its index and rounded once.
 
     >>> arange(3), arange(1, 2, 0.25)
     (Tensor([0, 1, 2], int64), Tensor([1.  , 1.25, 1.5 , 1.75], f32))
@@ -142,7 +142,7 @@ def linspace(
     index = iota(shape=(steps,))
     line = cast(index, dtype=f64) * ((end - start) / gaps) + float(start)
     if endpoint and steps > 1:
-        line = where(equal(index, steps - 1), float(end), line)  # the end exactly, whatever was rounded
+        line = where(equal(index, steps - 1), float(end), line)  # `end` exactly, without rounding errors
     return cast(line, dtype=f32 if dtype is None else as_dtype(dtype))
 
 
@@ -160,7 +160,7 @@ def eye(
         check_device(device)
     shape = (rows, rows if columns is None else columns)
     if isinstance(shape[0], int) and isinstance(shape[1], int):
-        k = max(-shape[0], min(k, shape[1]))  # far out there is no diagonal, however far
+        k = max(-shape[0], min(k, shape[1]))  # no diagonal exists beyond the matrix
     return cast(
         equal(iota(shape=shape, axis=-2) + k, iota(shape=shape, axis=-1)),
         dtype=f32 if dtype is None else as_dtype(dtype),
@@ -169,7 +169,7 @@ def eye(
 
 @check_arguments
 def asarray(data: Any, dtype: DType | None = None, copy: bool | None = None, device: str | None = None) -> Tensor:
-    """A number, nested lists or an array as a tensor, without a copy of an array unless `copy` asks for one.
+    """A number, nested lists or an array as a tensor, without a copy of an array unless `copy` is True.
 
     >>> asarray([1, 2], dtype="f16")
     Tensor([1., 2.], f16)
@@ -180,17 +180,17 @@ def asarray(data: Any, dtype: DType | None = None, copy: bool | None = None, dev
     if device is not None:
         check_device(device)
     held = isinstance(data, (Tensor, np.ndarray)) or hasattr(data, "__dlpack__")
-    tensor = as_tensor(data) if held or dtype is None else Tensor(data, dtype)  # numbers are rounded once
+    tensor = as_tensor(data) if held or dtype is None else Tensor(data, dtype)  # each number is rounded once
     out = tensor if dtype is None or tensor.dtype == as_dtype(dtype) else cast(tensor, dtype=as_dtype(dtype))
     kept = out is data or (not out.is_traced and out.data is data)
     if copy is False and not kept:
-        raise ArgumentError("this needs a copy", location=user_location(), received=type(data).__name__)
+        raise ArgumentError("a copy is needed", location=user_location(), received=type(data).__name__)
     return out.clone() if copy and kept else out
 
 
 @check_arguments
 def tensor(data: Any, dtype: DType | None = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
-    """A tensor of its own: `data` (a number, nested lists, an array or a tensor) is copied, as `Tensor(data)` does not.
+    """A new tensor: `data` (a number, nested lists, an array or a tensor) is copied, unlike in `Tensor(data)`.
 
     >>> import numpy as np
     >>> array = np.zeros(2)
@@ -200,8 +200,8 @@ def tensor(data: Any, dtype: DType | None = None, device: str | None = None, req
     Tensor([0., 0.], f64)
 
     Raises:
-        DTypeError: `data` is no tensor, or integers are to have gradients.
-        DeviceUnavailable: nothing here serves `device`.
+        DTypeError: `data` is not numeric, or integers are to have gradients.
+        DeviceUnavailable: `device` is not available.
     """
     if isinstance(data, Tensor) and data.is_traced:
         return data if dtype is None else cast(data, dtype=as_dtype(dtype))
@@ -213,7 +213,7 @@ def tensor(data: Any, dtype: DType | None = None, device: str | None = None, req
 
 @check_arguments
 def from_dlpack(source: Any, device: str | None = None, copy: bool | None = None) -> Tensor:
-    """The tensor that another library's array holds in host memory, without a copy unless `copy` asks for one.
+    """A tensor of another library's array in host memory, without a copy unless `copy` is True.
 
     >>> import numpy as np
     >>> array = np.arange(3)

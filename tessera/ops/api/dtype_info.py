@@ -19,7 +19,7 @@ from tessera.ops.tensor.coercion import PYTHON_NUMBERS, promote_types
 
 @dataclass(frozen=True)
 class FloatInfo:
-    """The limits of a float type: width, distance of 1 to the next number, largest, least, least normal number."""
+    """The limits of a float type: bits, epsilon, largest, least, smallest normal and subnormal number."""
 
     dtype: DType
     bits: int
@@ -53,11 +53,11 @@ def finfo(of: Any) -> FloatInfo:
     (448.0, 0.125)
 
     Raises:
-        DTypeError: the type is no float type.
+        DTypeError: the type is not a float type.
     """
     dtype = _find_element_type(of)
     if not dtype.is_float:
-        raise DTypeError("finfo of a type that is no float", location=user_location(), received=str(dtype))
+        raise DTypeError("finfo needs a float type", location=user_location(), received=str(dtype))
     if dtype is f64:
         digits, least, top = 52, -1022, float(np.finfo(np.float64).max)
     else:
@@ -74,18 +74,18 @@ def iinfo(of: Any) -> IntegerInfo:
     7
 
     Raises:
-        DTypeError: the type is no integer type.
+        DTypeError: the type is not an integer type.
     """
     dtype = _find_element_type(of)
     if not dtype.is_integer:
-        raise DTypeError("iinfo of a type that is no integer", location=user_location(), received=str(dtype))
+        raise DTypeError("iinfo needs an integer type", location=user_location(), received=str(dtype))
     info = ml_dtypes.iinfo(dtype.numpy)
     return IntegerInfo(dtype, dtype.bits, int(info.max), int(info.min))
 
 
 @check_arguments
 def result_type(*operands: Any) -> DType:
-    """The element type that operands have in common; float formats do not mix, Python numbers take the others' type.
+    """The common element type of the operands; float formats do not mix, Python numbers take the type of the others.
 
     >>> result_type("int8", "int32"), result_type("f16", 1.0)
     (ts.int32, ts.f16)
@@ -94,7 +94,7 @@ def result_type(*operands: Any) -> DType:
         DTypeError: two different float types.
     """
     if not operands:
-        raise ArgumentError("result_type of nothing", location=user_location(), expected="tensors or element types")
+        raise ArgumentError("result_type needs an operand", location=user_location(), expected="tensors or dtypes")
     numbers = [x for x in operands if isinstance(x, PYTHON_NUMBERS)]
     kinds = [_find_element_type(x) for x in operands if not isinstance(x, PYTHON_NUMBERS)]
     found = promote_types([TensorType((), t) for t in kinds]) if kinds else as_dtype(type(numbers[0]))
@@ -119,7 +119,7 @@ def can_cast(source: Any, target: Any) -> bool:
         small, wide = finfo(a), finfo(b)
         return wide.eps <= small.eps and wide.max >= small.max and wide.smallest_subnormal <= small.smallest_subnormal
     low, high = iinfo(a).min, iinfo(a).max
-    if b.is_float:  # each whole number up to 2 / eps is there
+    if b.is_float:  # floats represent each integer up to 2 / eps
         return high < 2 / finfo(b).eps and high <= finfo(b).max
     return iinfo(b).min <= low and high <= iinfo(b).max
 

@@ -28,7 +28,7 @@ from tessera.ops.tensor.contractions import coerce_dot
 from tessera.ops.tensor.reduce import coerce_argreduce, coerce_sum
 
 TO_FLOATS = (coerce_floating, coerce_rounding, coerce_power)
-MAX_PLANS = 1024  # for each op; then it begins anew, so that programs of many shapes do not fill the memory
+MAX_PLANS = 1024  # plans for each op; then the cache is cleared, which limits the memory of programs with many shapes
 Convert = Callable[[Any], Any]
 PlanKey = tuple[Any, ...]
 
@@ -42,7 +42,7 @@ class EagerPlan:
         self.op, self.ref, self.attrs, self.results = op, op.ref, dict(attrs), results
         self.conversions = converts if any(converts) else None
         self.type = results[0] if len(results) == 1 else None
-        # The one result of most ops is stored as NumPy gives it.
+        # Most ops have one result, which is stored as NumPy returns it.
         self.numpy_result_type = (
             None if self.type is None or self.type.policy or self.type.dtype is tf32 else self.type.dtype.numpy
         )
@@ -62,7 +62,7 @@ class EagerPlan:
 
 
 def dispatch_eager_call(op: Op, args: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-    """The results of a call: by its plan where one is known, else the whole way, which leaves a plan."""
+    """The results of a call: by its cached plan, or by full dispatch, which caches a plan."""
     context = CURRENT_NUMERICS.get()
     if context is not None:
         return context.call(op, *op.split(args, attrs))
@@ -81,7 +81,7 @@ def dispatch_eager_call(op: Op, args: tuple[Any, ...], attrs: dict[str, Any]) ->
 
 
 def _make_plan_key(args: tuple[Any, ...], attrs: dict[str, Any]) -> PlanKey | None:
-    """What a plan depends on; None for calls that have none: they ask for gradients, or an attribute has no hash."""
+    """The key of a plan; None for calls without one: they need gradients, or an attribute is not hashable."""
     kinds: list[Any] = []
     for x in args:
         if x.__class__ is Tensor:
@@ -99,7 +99,7 @@ def _make_plan_key(args: tuple[Any, ...], attrs: dict[str, Any]) -> PlanKey | No
 
 
 def _check_live_tensors(args: tuple[Any, ...]) -> None:
-    """Say so where an operand belongs to a trace that is over, and has no elements."""
+    """Refuse an operand of a finished trace: it has no elements."""
     for x in args:
         if x.__class__ is Tensor:
             x.numpy()
@@ -120,7 +120,7 @@ def _call_and_plan(op: Op, key: PlanKey, args: tuple[Any, ...], attrs: dict[str,
 
 
 def _is_uncompensated(x: Any) -> bool:
-    """A tensor or number; a policy of compensated sums puts another op in place of the one called."""
+    """Whether an operand is a tensor or number without a policy that replaces the op (compensated sums)."""
     return x.__class__ in PYTHON_NUMBERS or (
         x.__class__ is Tensor and not (x.type.policy and x.type.policy.compensated)
     )
@@ -150,7 +150,7 @@ def _plan_matmul(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, .
 
 
 def _plan_pointwise(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> EagerPlan | None:
-    """NumPy broadcasts as the language does, so that only element types need work."""
+    """Conversions of a pointwise call: NumPy broadcasts by the same rules, so only element types change."""
     element = find_common_type(operands)
     if op.coerce in TO_FLOATS and not element.dtype.is_float:
         element = TensorType((), f32)
@@ -164,7 +164,7 @@ def _plan_pointwise(op: Op, operands: list[Any], attrs: Any, results: tuple[Type
 
 
 def _plan_float_pointwise(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> EagerPlan | None:
-    """As `_pointwise`; integers go another way."""
+    """As `_pointwise`; integers take the general path."""
     return _plan_pointwise(op, operands, attrs, results) if results[0].dtype.is_float else None
 
 

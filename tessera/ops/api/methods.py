@@ -130,7 +130,7 @@ def _reflect_operator(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function as a method; ops know the other spellings of attributes (`dim`) themselves."""
+    """A function as a method that accepts the other spellings of attributes (`dim`); ops do so themselves."""
     if isinstance(function, Op):
         return lambda self, *args, **named: function(self, *args, **named)
     known = inspect.signature(function).parameters
@@ -143,7 +143,7 @@ def _make_method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_equality(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`==` and `!=`, which leave it to Python what a tensor is beside None, text and other objects: not equal."""
+    """`==` and `!=`; a tensor is not equal to None, text and other objects, by Python's default."""
 
     def method(self: Tensor, other: Any) -> Any:
         if other.__class__ in PYTHON_NUMBERS or isinstance(other, ARRAY_LIKE) or hasattr(other, "__array__"):
@@ -167,7 +167,7 @@ def _to(self: Tensor, target: Any = None, dtype: Any = None, device: str | None 
     """The tensor with another element type, on another device, or both; `x.to(ts.f16)`, `x.to("cpu")`.
 
     Raises:
-        DeviceUnavailable: the device is not here.
+        DeviceUnavailable: the device is not available.
     """
     if isinstance(target, str) and target not in BY_NAME:
         target, device = None, target
@@ -197,12 +197,12 @@ def _to_device(self: Tensor, device: str, /, *, stream: Any = None) -> Tensor:
 
 
 def _detach(self: Tensor) -> Tensor:
-    """The same elements, with no gradient asked for."""
+    """The same elements, without `requires_grad`."""
     return wrap_array(self.data, self.type) if not self.is_traced else Tensor(self.data)
 
 
 def _clone(self: Tensor) -> Tensor:
-    """A copy of the elements; a traced tensor is itself, since values do not change."""
+    """A copy of the elements; a traced tensor is returned itself, since values are immutable."""
     if self.is_traced:
         return self
     out = wrap_array(self.numpy().copy(), self.type)
@@ -216,7 +216,7 @@ def _divmod(self: Tensor, other: Any) -> tuple[Tensor, Tensor]:
 
 
 def _contiguous(self: Tensor) -> Tensor:
-    """The same elements in row-major order; itself where they lie so."""
+    """The tensor in row-major order; itself if it already is."""
     return self if self.is_traced or self.data.flags.c_contiguous else wrap_array(self.data.copy("C"), self.type)
 
 

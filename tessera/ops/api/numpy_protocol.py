@@ -88,7 +88,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 
 def _flatten_for_axis(x: Tensor, axis: int | None) -> tuple[Tensor, int]:
-    """A tensor and the axis to go along; flat without one."""
+    """A tensor and an axis; without an axis, the flattened tensor and axis 0."""
     return (s.reshape(x, shape=(-1,)), 0) if axis is None else (x, axis)
 
 
@@ -149,7 +149,7 @@ def stats(self: Tensor) -> dict[str, Any]:
 
 
 def layout(self: Tensor) -> str:
-    """How the elements lie in memory: "row_major", "column_major" or "strided"; traced ones are row-major."""
+    """The memory layout of the elements: "row_major", "column_major" or "strided"; traced ones are row-major."""
     flags = None if self.is_traced else self.numpy().flags
     if flags is None or flags.c_contiguous:
         return "row_major"

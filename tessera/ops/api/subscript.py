@@ -34,19 +34,19 @@ from tessera.ops.tensor.shape import (
     squeeze,
 )
 
-# Subscripts: `x[1:3, ..., None, -1, mask, places]` as slice, reshape, flip and gather.
+# Subscripts: `x[1:3, ..., None, -1, mask, indices]` as slice, reshape, flip and gather.
 
 
 BASIC_ITEM_TYPES = (int, slice, type(None), EllipsisType)
 
 
 def subscript(x: Tensor, index: Any) -> Tensor:
-    """What `x[index]` means: NumPy's rules for integers, slices, None, `...`, integer and bool arrays.
+    """`x[index]` by NumPy's rules for integers, slices, None, `...`, integer and bool arrays.
 
-    Bool arrays choose a number of elements only values tell, so they are refused while tracing.
+    The size of a selection by a bool array depends on its values, so it is refused while tracing.
 
     Raises:
-        OutOfBoundsError: an index lies outside its axis.
+        OutOfBoundsError: an index is outside its axis.
         ShapeError: there are more indices than axes.
     """
     key = make_hashable_key(index if isinstance(index, tuple) else (index,))
@@ -63,7 +63,7 @@ def subscript(x: Tensor, index: Any) -> Tensor:
 
 
 class SlicePlan(NamedTuple):
-    """A subscript of integers and slices: what is cut, which axes are turned around, the shape that is left."""
+    """A subscript of integers and slices: the slice, the axes that are flipped, and the shape of the result."""
 
     cut: tuple[tuple[Size, ...], ...] | None
     backward: tuple[int, ...]
@@ -71,7 +71,7 @@ class SlicePlan(NamedTuple):
 
 
 def make_hashable_key(items: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The items with slices as tuples, which have a hash; None if one is neither integer, slice, None nor `...`."""
+    """The items with slices as tuples, which are hashable; None if an item is not an integer, slice, None or `...`."""
     key: list[Any] = []
     for item in items:
         if item.__class__ is slice:
@@ -86,7 +86,7 @@ def make_hashable_key(items: tuple[Any, ...]) -> tuple[Any, ...] | None:
 def _apply_basic_index(x: Tensor, key: tuple[Any, ...]) -> Tensor:
     try:
         recipe = plan_slices(x.shape, key)
-    except TypeError:  # a bound without a hash, such as a tensor that knows its value
+    except TypeError:  # an unhashable bound, such as a tensor with a known value
         recipe = plan_slices.__wrapped__(x.shape, key)
     if recipe.cut is not None:
         start, stop, step = recipe.cut
@@ -98,7 +98,7 @@ def _apply_basic_index(x: Tensor, key: tuple[Any, ...]) -> Tensor:
 
 @functools.lru_cache(maxsize=4096)
 def plan_slices(shape: tuple[Size, ...], key: tuple[Any, ...]) -> SlicePlan:
-    """How the elements that a basic subscript names are cut out of a tensor of `shape`."""
+    """The slice, flips and reshape of a basic subscript of a tensor of `shape`."""
     items = fill_subscript([slice(*i) if isinstance(i, tuple) else i for i in key], shape)
     parts = [
         _slice_bounds(i, n, a) for a, (i, n) in enumerate(zip([i for i in items if i is not None], shape, strict=True))
@@ -115,7 +115,7 @@ def plan_slices(shape: tuple[Size, ...], key: tuple[Any, ...]) -> SlicePlan:
 
 
 def fill_subscript(items: list[Any], shape: tuple[Size, ...]) -> list[Any]:
-    """A subscript with one item for each axis, None apart; `...` and what is left out are whole slices."""
+    """A subscript with one item for each axis, besides None; `...` and missing items become full slices."""
     used = sum(_count_covered_axes(i) for i in items)
     if used > len(shape):
         raise ShapeError(
@@ -131,7 +131,7 @@ def fill_subscript(items: list[Any], shape: tuple[Size, ...]) -> list[Any]:
 
 
 def _count_covered_axes(item: Any) -> int:
-    """How many axes an item of a subscript stands for: a bool array for as many as it has."""
+    """The number of axes that an item of a subscript indexes: for a bool array, its rank."""
     if item is None or item is Ellipsis:
         return 0
     return item.ndim if isinstance(item, Tensor) and item.dtype.kind == "bool" else 1
@@ -145,7 +145,7 @@ def _normalise_item(item: Any) -> Any:
         return int(item)
     tensor = as_tensor(np.asarray(item, np.int64) if isinstance(item, list) and not item else item)
     if tensor.dtype.kind == "bool" and not tensor.ndim:
-        raise ShapeError("a single bool is no index", location=user_location(), suggestion="use ts.where")
+        raise ShapeError("a single bool is not an index", location=user_location(), suggestion="use ts.where")
     if tensor.dtype.is_float:
         raise DTypeError(
             "indices are not integers", location=user_location(), received=str(tensor.type),
@@ -155,7 +155,7 @@ def _normalise_item(item: Any) -> Any:
 
 
 def _expand_masks(items: list[Any], shape: tuple[Size, ...]) -> list[Any]:
-    """The items with each bool array as the places at which it holds, one vector for each axis it covers."""
+    """The items with each bool array replaced by the indices of its true elements, one vector for each of its axes."""
     found: list[Any] = []
     axis = 0
     for item in items:
@@ -163,7 +163,7 @@ def _expand_masks(items: list[Any], shape: tuple[Size, ...]) -> list[Any]:
             covered = shape[axis : axis + item.ndim]
             if item.shape != covered and all(isinstance(n, int) for n in covered):
                 raise ShapeError(
-                    "a bool array does not fit the axes it chooses from", location=user_location(),
+                    "the shape of a bool array differs from that of the axes it indexes", location=user_location(),
                     expected=f"shape {format_shape(covered)}", received=format_shape(item.shape),
                 )  # fmt: skip
             found += [Tensor(places) for places in np.nonzero(item.numpy())]
@@ -185,7 +185,7 @@ def _slice_axes(x: Tensor, items: list[Any]) -> Tensor:
 
 
 def _reverse_range(low: int, high: int, step: int) -> tuple[int, int, int]:
-    """The same places as low:high:step, from the least on."""
+    """The same indices as low:high:step, in ascending order."""
     places = range(low, high, step)
     return (places[-1], low + 1, -step) if places else (0, 0, 1)
 
@@ -210,11 +210,11 @@ def _slice_bounds(item: Any, size: Any, axis: int) -> tuple[Any, Any, int]:
 
 
 def _symbolic_bounds(item: slice, size: Size) -> tuple[Size, Size, int]:
-    """The bounds where a size is known only by name: an axis is taken to have the elements that are counted off."""
+    """The bounds for a symbolic size: the axis is assumed to have the elements that are counted from its start."""
     low = 0 if item.start is None else _wrap_bound(item.start, size)
     high = size if item.stop is None else _wrap_bound(item.stop, size)
     if isinstance(size, Dim) and isinstance(item.stop, int) and item.stop >= 0:
-        int(size)  # how many of the first elements there are, nobody knows: this tells so
+        int(size)  # the number of elements before a negative index is unknown: this raises the error
     return low, high, item.step or 1
 
 
@@ -242,7 +242,7 @@ def _take_along(x: Tensor, item: Any, axis: int) -> tuple[Tensor, int]:
 
 
 def _wrap_indices(places: Tensor, size: Any, axis: int) -> Tensor:
-    """Indices counted from the start; those known already are checked."""
+    """Non-negative indices; those with known values are checked."""
     if places.is_traced:
         return where(less(places, 0), places + size, places) if places.dtype.kind == "int" else places
     array = places.numpy()
@@ -253,14 +253,14 @@ def _wrap_indices(places: Tensor, size: Any, axis: int) -> Tensor:
 
 
 def _has_joint_indices(items: list[Any]) -> bool:
-    """Whether indices on several axes make up one: several arrays, or an array and an integer apart from it."""
+    """Whether indices on several axes are combined: several arrays, or an array and an integer that is not adjacent."""
     arrays = [n for n, i in enumerate(items) if not isinstance(i, BASIC_ITEM_TYPES)]
     spots = [n for n, i in enumerate(items) if n in arrays or isinstance(i, int)]
     return len(arrays) > 1 or (len(arrays) == 1 and len(spots) != spots[-1] - spots[0] + 1)
 
 
 def _gather_jointly(x: Tensor, items: list[Any]) -> Tensor:
-    """Arrays on more than one axis: those axes made one, and one gather along it at the joint places."""
+    """Arrays on more than one axis: the axes are merged, and one gather takes the linear indices."""
     spots = [n for n, i in enumerate(items) if isinstance(i, int) or not isinstance(i, BASIC_ITEM_TYPES)]
     together = spots == list(range(spots[0], spots[-1] + 1))
     basic = [slice(None) if n in spots else i for n, i in enumerate(items)]
@@ -271,16 +271,16 @@ def _gather_jointly(x: Tensor, items: list[Any]) -> Tensor:
     sizes = [out.shape[a] for a in axes]
     linear = _linearise_indices([items[n] for n in spots], sizes)
     rest = [a for a in range(out.ndim) if a not in axes]
-    first = axes[0] if together else 0  # where NumPy puts the axes of the indices
+    first = axes[0] if together else 0  # the position of the index axes in NumPy's rules
     order = [*rest[:first], *axes, *rest[first:]]
     shape = (*(out.shape[a] for a in rest[:first]), count_elements(sizes), *(out.shape[a] for a in rest[first:]))
     return gather(reshape(permute(out, axes=tuple(order)), shape=shape), linear, axis=first)
 
 
 def _linearise_indices(items: list[Any], sizes: list[Any]) -> Tensor:
-    """Places on several axes as places on the one axis they make together."""
+    """Indices on several axes as linear indices on the merged axis."""
     tensors = [_wrap_indices(as_tensor(i), size, axis) for axis, (i, size) in enumerate(zip(items, sizes, strict=True))]
-    broadcast(*(t.shape for t in tensors))  # a mismatch is told in terms of the indices
+    broadcast(*(t.shape for t in tensors))  # report a mismatch in terms of the indices
     linear: Any = 0
     for tensor, size in zip(tensors, sizes, strict=True):
         linear = linear * size + tensor
@@ -291,7 +291,7 @@ def _linearise_indices(items: list[Any], sizes: list[Any]) -> Tensor:
 
 
 JoinFunction = Callable[[Any, Any], Any]
-# For each change: how an old and a new element make the result, and the op for places that indices name.
+# For each update: how an old and a new element combine, and the op for updates at indices.
 UPDATE_MODES: dict[str, tuple[JoinFunction, Callable[..., Any]]] = {
     "set": (lambda old, new: new, scatter),
     "add": (operator.add, scatter_add),
@@ -303,7 +303,7 @@ UPDATE_MODES: dict[str, tuple[JoinFunction, Callable[..., Any]]] = {
 
 @dataclass(frozen=True)
 class IndexUpdateHelper:
-    """`x.at`, to be subscripted."""
+    """`x.at`: a subscript gives the update methods."""
 
     tensor: Tensor
 
@@ -313,9 +313,9 @@ class IndexUpdateHelper:
 
 @dataclass(frozen=True)
 class IndexUpdateRef:
-    """Some places of a tensor, traced or not; each method gives a new tensor with them changed.
+    """Elements of a tensor, selected by a subscript; each method returns a new tensor with them updated.
 
-    The index is what a subscript takes. Beside a traced bool mask, values must be one for all places.
+    The index is that of a subscript. With a traced bool mask, the values must be a scalar.
 
     >>> x = Tensor([1.0, 2.0, 3.0])
     >>> x.at[1:].add(10)
@@ -324,7 +324,7 @@ class IndexUpdateRef:
     Tensor([3., 2., 3.], f32)
 
     Raises:
-        ShapeError: the values do not broadcast to the places.
+        ShapeError: the values do not broadcast to the selection.
         DTypeError: the values do not have the tensor's element type.
     """
 
@@ -336,11 +336,11 @@ class IndexUpdateRef:
         return self.tensor[self.index]
 
     def set(self, values: Any) -> Tensor:
-        """These elements replaced by `values`; a place named twice takes the last."""
+        """These elements replaced by `values`; the last of equal indices wins."""
         return self._changed("set", values)
 
     def add(self, values: Any) -> Tensor:
-        """`values` added; a place named twice is added to twice."""
+        """`values` added; equal indices add repeatedly."""
         return self._changed("add", values)
 
     def multiply(self, values: Any) -> Tensor:
@@ -363,7 +363,7 @@ class IndexUpdateRef:
 
 
 def apply_update(x: Tensor, index: Any, values: Any, change: str) -> Tensor:
-    """`x` with a change made where a subscript says."""
+    """`x` with an update of the elements of a subscript."""
     new = _match_values(x, values)
     join, scattered = UPDATE_MODES[change]
     key = make_hashable_key(index if isinstance(index, tuple) else (index,))
@@ -396,7 +396,7 @@ def _find_mask(index: Any) -> Tensor | None:
 
 
 def _update_region(x: Tensor, recipe: SlicePlan, new: Tensor, join: JoinFunction) -> Tensor:
-    """The change where integers and slices say: the values spread over the axes, and a mask of where they count."""
+    """The update at integers and slices: the values spread over the axes, and a mask of the updated elements."""
     spread = broadcast_to(new, shape=recipe.shape)
     if recipe.cut is None and not recipe.backward:
         return join(x, reshape(spread, shape=x.shape))
@@ -415,7 +415,7 @@ def _update_region(x: Tensor, recipe: SlicePlan, new: Tensor, join: JoinFunction
 
 
 def _map_to_source(length: Size, low: Size, step: Any, size: Size, backward: bool) -> tuple[Tensor, Tensor]:
-    """For each place of an axis the number of the element cut there, brought into range, and whether one is."""
+    """For each index of an axis, the clamped index into the values, and whether the slice contains it."""
     if isinstance(size, Dim) or isinstance(low, Dim):
         return _map_symbolic_sizes(length, low, size)
     offset = iota(shape=(length,)) - low
@@ -427,7 +427,7 @@ def _map_to_source(length: Size, low: Size, step: Any, size: Size, backward: boo
 
 
 def _map_symbolic_sizes(length: Size, low: Size, size: Size) -> tuple[Tensor, Tensor]:
-    """As `_places` where sizes are names, which are no numbers to calculate with: parts one after the other."""
+    """As `_places` for symbolic sizes, by concatenation of the parts before, in and after the slice."""
     rest = length - low - size
     sides = [(n, full(shape=(n,), value=0, dtype=int64)) for n in (low, rest)]
     parts = [(size, iota(shape=(size,)))]

@@ -1,9 +1,7 @@
-"""Control flow ops: for, while and if with captured values; scan, cond and while_loop whose regions take all they use
-as parameters.
+"""Control flow ops: for, while and if with captured values; scan, cond and while_loop with closed regions.
 
 Below Graph, scan, cond and while_loop become loops and branches of the entry function (`ops/dialects/host.py`): the
-host
-executes them, and their bodies run on the target.
+host executes them, and their bodies run on the target.
 """
 
 from __future__ import annotations
@@ -15,23 +13,23 @@ from typing import Any
 from tessera.ir.analysis.divisibility import divisor_rules, find_divisor
 from tessera.ir.rules import STORAGE, Op, op
 
-# Structured control flow: nodes with regions. Their meaning is in each interpreter's table.
+# Structured control flow: nodes with regions. Each interpreter's table defines their semantics.
 
 
 def refuse_direct_call(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """For ops that only a builder makes: they are never called on tensors."""
-    raise AssertionError(f"{op.name} is built, not called")
+    """The coercion of ops that only a builder creates: a call on tensors is an error."""
+    raise AssertionError(f"{op.name} cannot be called on tensors")
 
 
 def _refuse_inference(*types: Any) -> None:
-    raise AssertionError("the builder gives the types of nodes with regions")
+    raise AssertionError("the builder determines the types of nodes with regions")
 
 
 @op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE, name="for")
 def for_(lower, upper, step, *carried):
     """Repeat the region for i from `lower` to before `upper` by `step` (int64 scalars, step not 0).
 
-    The region takes (i, *carried) and gives the next carried values; the last are the results.
+    The region takes (i, *carried) and returns the next carried values; the last ones are the results.
     """
 
 
@@ -50,7 +48,7 @@ def while_(*carried):
 def if_(condition, *, apart: bool = False):
     """The results of the first region where the bool scalar holds, else of the second.
 
-    `apart`: the tiles of a group go through it each by itself, whatever they wait for there.
+    `apart`: the tiles of a group execute it independently, even where they wait inside.
     """
 
 
@@ -59,19 +57,16 @@ def called(*operands: Any) -> Any:
     """The results of the region: a traced function that was called."""
 
 
-# Structured control flow of whole tensors: ops whose regions take all they use as parameters.
-#
-# Below Graph they are loops and branches of the entry function (`ops/host.py`): the host takes them,
-# and what is inside runs on the target.
+# Structured control flow of whole tensors: ops with closed regions, which take everything they use as parameters.
 
 
 @op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE)
 def scan(*operands: Any, carry: int, xs: int, length: Any, reverse: bool) -> Any:
-    """The last carried values, and what each of `length` steps gives, stacked.
+    """The last carried values, and the stacked results of `length` steps.
 
     The operands are `carry` first values, `xs` stacks of inputs, and constants. The region takes the
-    carried values, one slice of each stack, and the constants; it gives the next carried values and
-    slices of the results. With `reverse` the last slice comes first, and results lie where inputs do.
+    carried values, one slice of each stack, and the constants; it returns the next carried values and
+    slices of the results. With `reverse` the last slice is first, and results have the indices of their inputs.
     """
 
 
@@ -82,7 +77,7 @@ def cond(condition: Any, *operands: Any) -> Any:
 
 @op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE)
 def while_loop(*operands: Any, carry: int, test: int) -> Any:
-    """The carried values after as many runs of the second region as the first, given them, says yes.
+    """The carried values after running the second region while the first, applied to them, gives true.
 
     The operands are `carry` first values, `test` constants of the first region, and those of the second.
     """

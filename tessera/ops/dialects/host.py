@@ -50,7 +50,7 @@ def launch(*args: Any, kernel: str, grid: tuple):
     effects=("memory",),
 )
 def call(*refs: Any, op: str, operands: int, attrs: Any):
-    """Run the tensor op called `op` on the host, by NumPy, from the first `operands` memories to the rest."""
+    """Run the tensor op called `op` on the host with NumPy, from the first `operands` buffers into the others."""
 
 
 def _at_type(ref: RefType, index: Any) -> RefType:
@@ -72,7 +72,7 @@ def at(ref, index):
     effects=("memory",),
 )
 def loop(*, first: int, step: int, count: int):
-    """Run the region `count` times, on the host: it takes `first`, then `step` more each time."""
+    """Run the region `count` times on the host, with the indices `first`, `first + step`, and so on."""
 
 
 @op(
@@ -84,9 +84,9 @@ def loop(*, first: int, step: int, count: int):
     name="while",
 )
 def while_(ref):
-    """Run the first region, on the host; while the bool in `ref` then holds, the second and again the first."""
+    """Run the first region on the host; while the bool in `ref` then holds, run the second and the first again."""
 
 
 @op(infer=lambda ref: None, coerce=refuse_direct_call, numerics=STORAGE, dialect="host", effects=("memory",), name="if")
 def if_(ref):
-    """Run the first region where the bool in `ref` holds, on the host, else the second."""
+    """Run the first region on the host if the bool in `ref` holds, else the second."""

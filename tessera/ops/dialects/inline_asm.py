@@ -20,7 +20,7 @@ EMULATIONS: dict[str, Callable[..., Any]] = {}
 
 
 def find_emulation_name(function: Callable[..., Any]) -> str:
-    """The name under which an emulation is known: where it is defined, and a digest of what it does."""
+    """The name of an emulation: where it is defined, and a hash of its code."""
     name = f"{function.__module__}:{function.__qualname__}#{_hash_function(function)}"
     EMULATIONS[name] = function
     return name
@@ -42,7 +42,7 @@ def find_emulation(name: str) -> Callable[..., Any]:
     """The emulation of this name.
 
     Raises:
-        UnknownNameError: the program that defines it is not loaded here and cannot be imported.
+        UnknownNameError: the module that defines it is not loaded and cannot be imported.
     """
     if name not in EMULATIONS:
         EMULATIONS[name] = _import_emulation(name)
@@ -59,7 +59,7 @@ def _import_emulation(name: str) -> Callable[..., Any]:
         pass
     if found is None or _hash_function(found) != known:
         raise UnknownNameError(
-            f"the emulation {path} of tile.inline is not to be had here",
+            f"the emulation {path} of tile.inline is not loaded",
             expected=f"the function {path} of module {module}, unchanged",
             suggestion="import the file that defines the kernel before this program is run",
         )
@@ -77,8 +77,8 @@ def _inline_type(*operands: TensorType, python: str, llvm: str, ptx: str, dtype:
 
 @op(infer=_inline_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
 def inline(*operands, python: str, llvm: str = "", ptx: str = "", dtype: DType = f32, ulp: float = 0.0):
-    """Each element of the operands through a target's own text, or through the emulation named `python`.
+    """Apply a target's own text, or the emulation named `python`, to each element of the operands.
 
-    Floats of 16 bits and fewer come as f32, and the result is rounded once to `dtype`. `ulp` says how far the
-    text may lie from the emulation. A target whose text is empty has no emission for the op.
+    Floats of 16 bits and fewer are passed as f32, and the result is rounded once to `dtype`. `ulp` bounds the
+    difference between the text and the emulation. A target whose text is empty refuses the op.
     """

@@ -16,10 +16,10 @@ MBARRIER_EFFECTS = ("memory",)
 def _check_slot(ref: RefType, slot: TensorType) -> None:
     if ref.rank != 2 or int(ref.shape[1]) != MBARRIER_FIELDS or ref.dtype != int64:
         raise ShapeError(
-            "this is no memory of mbarriers", expected=f"shared int64 (n, {MBARRIER_FIELDS})", received=str(ref)
+            "the memory does not hold mbarriers", expected=f"shared int64 (n, {MBARRIER_FIELDS})", received=str(ref)
         )
     if slot.rank or not slot.dtype.is_integer:
-        raise DTypeError("the number of an mbarrier is an integer scalar", expected="int64", received=str(slot))
+        raise DTypeError("the index of an mbarrier is an integer scalar", expected="int64", received=str(slot))
 
 
 def _infer_counted(ref: RefType, slot: TensorType, *, count: int) -> None:
@@ -30,24 +30,24 @@ def _infer_counted(ref: RefType, slot: TensorType, *, count: int) -> None:
 
 @op(infer=_infer_counted, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=MBARRIER_EFFECTS)
 def mbarrier_init(ref, slot, *, count: int = 1):
-    """Begin phase 0 of a barrier, each of whose phases takes `count` arrivals."""
+    """Initialise a barrier: phase 0 begins, and each phase completes after `count` arrivals."""
 
 
 @op(infer=_infer_counted, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=MBARRIER_EFFECTS)
 def mbarrier_arrive(ref, slot, *, count: int = 1):
-    """Each tile here arrives, `count` times."""
+    """Each active tile arrives `count` times."""
 
 
 @op(infer=_infer_counted, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=MBARRIER_EFFECTS)
 def mbarrier_expect(ref, slot, *, count: int = 1):
-    """The phase under way does not end before `count` more bytes (for each tile here) have come."""
+    """Increase the transaction count of the current phase by `count` bytes for each active tile."""
 
 
 @op(infer=_infer_counted, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("memory", "async"))
 def mbarrier_copies(ref, slot, *, count: int = 1):
-    """When the copies begun since the last commit are done, `count` bytes have come (for each tile here).
+    """Complete `count` bytes, for each active tile, when the copies since the last commit are done.
 
-    They make a group, as if committed.
+    The copies become a group, as if committed.
     """
 
 
@@ -59,9 +59,9 @@ def _infer_wait(ref: RefType, slot: TensorType, parity: TensorType) -> None:
 
 @op(infer=_infer_wait, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=MBARRIER_EFFECTS)
 def mbarrier_wait(ref, slot, parity):
-    """Wait until the latest phase of this parity has ended: as long as the number of the phase under way has it.
+    """Wait until the phase of this parity has completed: while the current phase has this parity.
 
-    What tiles wrote before they arrived in a phase is seen by those that have waited for its end.
+    The writes of tiles before their arrival in a phase are visible to the tiles that have waited for its completion.
     """
 
 

@@ -10,7 +10,7 @@ from tessera.core.types import RefType, TensorType
 from tessera.ir.rules import STORAGE, op
 from tessera.ops.dialects.control_flow import refuse_direct_call
 
-# An axis of which every program has all.
+# The axis number of data that every program holds whole.
 UNSPLIT = -1
 REDUCTION_KINDS = ("sum", "max", "min")
 
@@ -33,7 +33,7 @@ def _read_type(ref: RefType, *, split: tuple[int, ...], shape: tuple[int, ...]) 
 
 @op(infer=_read_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", effects=("read",), name="read")
 def read(ref, *, split: tuple, shape: tuple):
-    """This program's piece, of `shape`, of a tensor that the host holds."""
+    """Read this program's piece, of `shape`, of a tensor in host memory."""
 
 
 def _write_type(ref: RefType, value: TensorType, *, split: tuple[int, ...]) -> None:
@@ -44,7 +44,7 @@ def _write_type(ref: RefType, value: TensorType, *, split: tuple[int, ...]) -> N
 
 @op(infer=_write_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", effects=("write",), name="write")
 def write(ref, value, *, split: tuple):
-    """Hand the host this program's piece of a tensor; what lies past its end is dropped."""
+    """Write this program's piece of a tensor to host memory; elements past its end are dropped."""
 
 
 def _all_reduce_type(x: TensorType, *, axis: int, kind: str) -> TensorType:
@@ -62,26 +62,27 @@ def all_reduce(x, *, axis: int, kind: str = "sum"):
 def _broadcast_type(x: TensorType, number: TensorType, *, axis: int, each: int) -> TensorType:
     _check_axis(axis)
     if number.rank or not number.dtype.is_integer:
-        raise DTypeError("the number of a turn is an integer scalar", expected="int64", received=str(number))
+        raise DTypeError("the number of a broadcast is an integer scalar", expected="int64", received=str(number))
     if each < 1:
-        raise ArgumentError("a program has at least one turn", expected="each > 0", received=str(each))
+        raise ArgumentError("a program broadcasts at least once in a round", expected="each > 0", received=str(each))
     return x
 
 
 @op(infer=_broadcast_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="broadcast")
 def broadcast(x, number, *, axis: int, each: int = 1):
-    """What the program whose turn it is along a mesh axis holds as `x`, for all along it.
+    """The value `x` of the active program of a mesh axis, sent to every program along it.
 
-    Each program has `each` turns in a row, in the order of places. `number` counts turns from 0 and is the same for
-    all; a program takes all turns of a round, one after the other, before it does anything else along the axis.
+    The programs send in the order of their positions, each `each` times in a row. `number` counts the broadcasts from
+    0 and is the same for all programs. A program takes part in all broadcasts of a round before it communicates
+    otherwise along the axis.
     """
 
 
 @op(infer=_broadcast_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="begin_broadcast")
 def begin_broadcast(x, number, *, axis: int, each: int = 1):
-    """As `broadcast`, but only begun: `arrived` gives what has come, and nothing else may take it.
+    """Start a `broadcast`; only `arrived` may use the result, and it waits for the data.
 
-    Neither `x` may change nor another broadcast along the axis begin before.
+    Until then `x` must not change and no other broadcast along the axis may start.
     """
 
 
@@ -91,7 +92,7 @@ def _arrived_type(pending: TensorType) -> TensorType:
 
 @op(infer=_arrived_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="arrived")
 def arrived(pending):
-    """What a broadcast or rotation that was begun has brought: waits until all of it is there."""
+    """Wait for a broadcast or rotation that was started, and give the data that it received."""
 
 
 def _shift_type(x: TensorType, *, axis: int, offset: int) -> TensorType:
@@ -103,19 +104,19 @@ def _shift_type(x: TensorType, *, axis: int, offset: int) -> TensorType:
 
 @op(infer=_shift_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="shift")
 def shift(x, *, axis: int, offset: int):
-    """What the program `offset` before this one along a mesh axis holds as `x`; zeros where there is none."""
+    """The value `x` of the program `offset` positions before this one along a mesh axis; zeros at the edge."""
 
 
 @op(infer=_shift_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="rotate")
 def rotate(x, *, axis: int, offset: int):
-    """As `shift`, but in a ring: at the edge comes what the program at the other edge holds."""
+    """A circular `shift`: at one edge the data come from the program at the other edge."""
 
 
 @op(infer=_shift_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="begin_rotate")
 def begin_rotate(x, *, axis: int, offset: int):
-    """As `rotate`, but only begun: `arrived` gives what has come, and nothing else may take it.
+    """Start a `rotate`; only `arrived` may use the result, and it waits for the data.
 
-    Neither `x` may change nor another rotation along the axis begin before.
+    Until then `x` must not change and no other rotation along the axis may start.
     """
 
 
@@ -142,7 +143,7 @@ def _halo_type(x: TensorType, edge: TensorType, *, axis: int, offset: int) -> Te
 
 @op(infer=_halo_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="halo")
 def halo(x, edge, *, axis: int, offset: int):
-    """`x` moved one place up (1) or down (-1) a (negative) axis, with `edge` coming in."""
+    """`x` shifted by one element up (1) or down (-1) a (negative) axis; `edge` fills the free slice."""
 
 
 def _all_gather_type(x: TensorType, *, axis: int, along: int, size: int) -> TensorType:
@@ -160,7 +161,7 @@ def _resize_axis(x: TensorType, axis: int, size: int) -> TensorType:
 
 @op(infer=_all_gather_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="all_gather")
 def all_gather(x, *, axis: int, along: int, size: int):
-    """What all programs along a mesh axis hold as `x`, one after the other on a (negative) axis: its first `size`."""
+    """The values `x` of all programs along a mesh axis, concatenated on a (negative) axis and cut to `size`."""
 
 
 def _section_type(x: TensorType, *, start: tuple[int, ...], stop: tuple[int, ...], step: tuple[int, ...]) -> TensorType:
@@ -202,7 +203,7 @@ def _pick_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
 
 @op(infer=_pick_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="pick")
 def pick(x, indices, *, axis: int):
-    """The slices of a block along a (negative) axis that `indices` name; the index axes stand where it stood."""
+    """The slices of a block at `indices` along a (negative) axis; the axes of the indices replace that axis."""
 
 
 def _put_type(x: TensorType, slab: TensorType, number: TensorType, *, axis: int) -> TensorType:

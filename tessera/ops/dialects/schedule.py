@@ -23,8 +23,8 @@ def _kernel_type(*refs: RefType, dims: tuple, schedule: Any) -> None:
 def kernel(*refs, dims: tuple, schedule: Any):
     """Run the region (which takes the refs) at every index of `dims`, in the order of `schedule`.
 
-    `schedule` holds `tile` (elements of each dim that a tile spans) and `loop` (the dims walked by a
-    loop inside each program; the other tiles of parallel dims are programs of their own).
+    `schedule` holds `tile` (the elements of each dim in a tile) and `loop` (the dims that a loop inside each program
+    iterates over; each other tile of a parallel dim is a program of its own).
     """
 
 
@@ -35,7 +35,7 @@ def index(*, dim: int):
 
 def _load_type(ref: RefType, *rest: TensorType) -> TensorType:
     if len(rest) not in (ref.rank, ref.rank + 1):
-        raise ShapeError(f"{ref.rank} indices are needed, {len(rest)} came", received=str(ref))
+        raise ShapeError(f"{ref.rank} indices are needed, received {len(rest)} came", received=str(ref))
     return ref.block(())
 
 

@@ -12,7 +12,7 @@ from tessera.ir.analysis.intervals import interval_rules
 from tessera.ir.rules import STORAGE, op
 from tessera.ops.dialects.control_flow import refuse_direct_call
 
-# What a kernel says about itself while it runs: assertions and prints.
+# Diagnostics: assertions and prints of a running kernel.
 
 
 def _check_type(condition: TensorType, *values: TensorType, message: str) -> None:
@@ -25,10 +25,9 @@ def _check_type(condition: TensorType, *values: TensorType, message: str) -> Non
 
 @op(infer=_check_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("io",), name="assert")
 def assert_(condition, *values, message: str = ""):
-    """Stop the program where an element of the bool block `condition` is false.
+    """Stop the program if an element of the bool block `condition` is false.
 
-    The error names the first such program, tile and element, and what `values` hold there. Tiles that
-    are not active assert nothing.
+    The error names the first such program, tile and element, and the `values` there. Inactive tiles assert nothing.
     """
 
 
@@ -40,7 +39,7 @@ def _print_type(*values: TensorType, label: str, ordered: bool) -> None:
 def print_(*values, label: str = "", ordered: bool = False):
     """Print `values`, one line for each active tile, in the order of programs and then tiles.
 
-    The label stands before them; with `ordered` each `{}` of it stands for one of them.
+    The label precedes them; with `ordered` each `{}` in the label is replaced by one of them.
     """
 
 
@@ -50,7 +49,7 @@ def _line_type(*values: Type, names: tuple, known: tuple, function: str, depth: 
 
 @op(infer=_line_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("io",), name="line")
 def line(*values, names: tuple, known: tuple, function: str, depth: int):
-    """A source line that runs next, for a debugger: only kernels compiled to be stepped through have these.
+    """The source line that runs next, for a debugger; only kernels compiled for stepping contain these.
 
     `names` are those of `values`, `known` the variables known while compiling as (name, text); `depth` counts the calls
     between the kernel and `function`.
@@ -63,18 +62,18 @@ def _pause_type(condition: TensorType, *values: Type, names: tuple, known: tuple
 
 @op(infer=_pause_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("io",), name="pause")
 def pause(condition, *values, names: tuple, known: tuple, function: str, depth: int):
-    """Stop in the debugger where the bool scalar `condition` holds; the rest is as for `line`."""
+    """Stop in the debugger if the bool scalar `condition` holds; the attributes are those of `line`."""
 
 
-# What the tiles of a group tell each other through registers: two ops, from which the warp functions are made.
+# Exchange of registers between the tiles of a group: the ops from which the warp functions are composed.
 #
-# The tiles of a group stand side by side by their `local_id`, in stretches of `width` tiles: `width` divides
-# the size of the group. Either all tiles of a stretch reach such an op together, or none of them does.
+# Tiles of consecutive `local_id` form segments of `width` tiles; `width` divides the size of the group. Either all
+# tiles of a segment execute such an op together, or none of them does.
 
 
 def _check_width(width: int) -> None:
     if width < 1:
-        raise ShapeError("a stretch of tiles has at least one", received=str(width))
+        raise ShapeError("a segment has at least one tile", received=str(width))
 
 
 def _collect_type(x: TensorType, *, width: int) -> TensorType:
@@ -84,7 +83,7 @@ def _collect_type(x: TensorType, *, width: int) -> TensorType:
 
 @op(infer=_collect_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
 def collect(x, *, width: int = 1):
-    """What each tile of this tile's stretch holds as `x`: element i along the new first axis is the i-th tile's."""
+    """The values `x` of all tiles in this tile's segment: element i of the new first axis is that of tile i."""
 
 
 def _exchange_type(x: TensorType, lane: TensorType, *, width: int) -> TensorType:
@@ -100,19 +99,19 @@ def _infer_meet(*, width: int) -> None:
 
 @op(infer=_infer_meet, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("memory",))
 def meet(*, width: int = 1):
-    """Wait for the tiles of this tile's stretch; what they wrote before is then seen by all of them."""
+    """Wait for the tiles of this tile's segment; their earlier writes are then visible to all of them."""
 
 
 @op(infer=_exchange_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
 def exchange(x, lane, *, width: int = 1):
-    """What the tile at place `lane` (modulo `width`) of this tile's stretch holds as `x`."""
+    """The value `x` of the tile with number `lane` (modulo `width`) in this tile's segment."""
 
 
 # The ops of the Tile level: ids, memory, asynchronous copies, barriers.
 #
 # A tile program runs once for each point of a grid and, within that, once for each tile of a group.
-# Memory is named by refs; a place in it is a ref and one int64 index for each axis. Operands after
-# those are optional: the mask, then for loads the value read where the mask is false.
+# A ref names memory; a ref and one int64 index for each axis are an address. The operands after these are optional:
+# the mask, then for loads the value read where the mask is false.
 
 
 INDEX_TYPE = scalar(int64)
@@ -125,7 +124,7 @@ def _infer_index(**_: Any) -> TensorType:
 
 @op(infer=_infer_index, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
 def program_id(*, axis: int = 0):
-    """This program's place along one grid axis (int64)."""
+    """This program's index along one grid axis (int64)."""
 
 
 @op(infer=_infer_index, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
@@ -135,7 +134,7 @@ def grid_size(*, axis: int = 0):
 
 @op(infer=_infer_index, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
 def local_id():
-    """This tile's place in its group (int64), 0 where the group has one tile."""
+    """This tile's index in its group (int64); 0 if the group has one tile."""
 
 
 @op(infer=_infer_index, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
@@ -161,7 +160,7 @@ def _(analysis, node):
 
 def _check_indices(ref: RefType, indices: tuple[TensorType, ...]) -> None:
     if len(indices) < ref.rank:
-        raise ShapeError(f"{ref.rank} indices are needed, {len(indices)} came", received=str(ref))
+        raise ShapeError(f"{ref.rank} indices are needed, received {len(indices)} came", received=str(ref))
     for each in indices[: ref.rank]:
         if not each.dtype.is_integer:
             raise DTypeError("an index is not an integer", expected="int64", received=str(each))
@@ -258,10 +257,10 @@ def _check_integer(ref: RefType, what: str) -> None:
 
 @op(infer=_atomic_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read", "write"))
 def atomic(ref, value, *rest, kind: str = "add"):
-    """Combine `value` into memory without losing an update; gives what was there before.
+    """Update memory with `value` atomically; the result is the previous value.
 
-    `kind` is "add", "max", "min", "exchange", or for integers "and", "or", "xor". Updates of one place happen
-    one after the other, in no defined order.
+    `kind` is "add", "max", "min", "exchange", or for integers "and", "or", "xor". Updates of one
+    element are serialised in an undefined order.
     """
 
 
@@ -272,7 +271,7 @@ def _compare_type(ref: RefType, value: TensorType, expected: TensorType, *rest: 
 
 @op(infer=_compare_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read", "write"))
 def compare_exchange(ref, value, expected, *rest):
-    """Where memory holds the integer `expected`, put `value` there, at once; gives what was there before.
+    """Store `value`, atomically, where memory holds the integer `expected`; the result is the previous value.
 
     As for `atomic`: compare_exchange(ref, value, expected, *indices, [mask]).
     """
@@ -288,9 +287,9 @@ def _alloc_type(*, shape: tuple, dtype: DType, space: str, alignment: int, swizz
 def alloc(
     *, shape: tuple, dtype: DType = f32, space: str = SHARED, alignment: int = 16, swizzle: str = "", padding: int = 0
 ):
-    """Memory without initial value: one for the group ("shared") or one for each tile ("register").
+    """Uninitialised memory: one buffer for the group ("shared") or one for each tile ("register").
 
-    `alignment` (bytes), `swizzle` and `padding` (elements unused after each row) say how it is laid out.
+    `alignment` (bytes), `swizzle` and `padding` (elements unused after each row) are its layout.
     """
 
 
@@ -298,15 +297,15 @@ def _copy_type(dst: RefType, src: RefType, *starts: TensorType, shape: tuple, ed
     if dst.dtype != src.dtype:
         raise DTypeError(f"cannot copy {src.dtype} into {dst.dtype}")
     if len(starts) != dst.rank + src.rank:
-        raise ShapeError(f"{dst.rank + src.rank} starts are needed, {len(starts)} came")
+        raise ShapeError(f"{dst.rank + src.rank} starts are needed, received {len(starts)} came")
 
 
 @op(infer=_copy_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read", "write", "async"))
 def async_copy(dst, src, *starts, shape: tuple, edge: str = "error"):
-    """Begin to copy a block between memories: async_copy(dst, src, *dst_starts, *src_starts).
+    """Start an asynchronous copy of a block: async_copy(dst, src, *dst_starts, *src_starts).
 
-    `shape` is the block's; leading axes of the lower rank side are those it lacks (size 1). The copy
-    is done when a wait says so; "clip" fills with 0 what lies outside the source.
+    `shape` is that of the block; the side of lower rank lacks leading axes of size 1. The copy is complete after a wait
+    for its group. "clip" fills elements outside the source with 0.
     """
 
 
@@ -316,24 +315,24 @@ def _infer_nothing(**_: Any) -> None:
 
 @op(infer=_infer_nothing, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("async",))
 def async_commit():
-    """Make a group of the copies begun since the last commit."""
+    """Commit the copies started since the last commit as a group."""
 
 
 @op(infer=_infer_nothing, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("async",))
 def async_wait(*, pending: int = 0):
-    """Wait until at most `pending` committed groups are still under way."""
+    """Wait until at most `pending` committed groups are incomplete."""
 
 
 @op(infer=_infer_nothing, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=MEMORY_EFFECTS)
 def barrier():
-    """Wait for every tile of the group; what they wrote before is then seen by all."""
+    """Wait for every tile of the group; their earlier writes are then visible to all."""
 
 
 @op(infer=_infer_nothing, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=MEMORY_EFFECTS)
 def grid_barrier():
-    """Wait for every tile of every group of the launch; what they wrote before is then seen by all."""
+    """Wait for every tile of every group of the launch; their earlier writes are then visible to all."""
 
 
 def uses_grid_barrier(body: Any) -> bool:
-    """Whether the programs of a launch of this block wait for each other, so that all must be under way at once."""
+    """Whether a launch of this block has a grid barrier, so that all its programs must be resident at once."""
     return any(n.op is grid_barrier for n in body.walk())

@@ -32,7 +32,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real)
 
 
-# For each annotation, what fits it and how that is told.
+# For each annotation, the values that match it, and its description in errors.
 ANNOTATION_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "int": (_is_integer, "an integer"),
     "Size": (lambda v: _is_integer(v) or isinstance(v, Dim), "a size"),
@@ -56,7 +56,7 @@ ANNOTATION_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 def find_argument_error(
     annotations: Mapping[str, str], name: str, arguments: Mapping[str, Any]
 ) -> ArgumentError | None:
-    """The error for the first argument that is not what its annotation says, or None.
+    """The error for the first argument that does not match its annotation, or None.
 
     >>> find_argument_error({"n": "int"}, "twice", {"n": "a"}).expected
     'an integer'
@@ -77,7 +77,7 @@ def _shorten_repr(value: Any) -> str:
 
 
 def check_arguments(function: F) -> F:
-    """A function whose wrong arguments are told as ours; where all are right this costs nothing but a call."""
+    """Decorate a function: a call that fails raises an ArgumentError if an argument does not match its annotation."""
     signature = inspect.signature(function)
     annotations = {k: str(p.annotation) for k, p in signature.parameters.items()}
     spellings = {k: n for k, n in ATTRIBUTE_ALIASES.items() if n in annotations and k not in annotations}  # dim is axis
@@ -114,7 +114,7 @@ def _bind_arguments(
 
 
 def check_function(function: Any, by: str) -> None:
-    """Refuse what is no function where one is to be transformed.
+    """Check that the argument of a transform is a function.
 
     Raises:
         ArgumentError: `function` cannot be called.
@@ -126,19 +126,19 @@ def check_function(function: Any, by: str) -> None:
         )  # fmt: skip
 
 
-SIZE_NAME_TYPES = (str, Dim, TypeVar)  # what names a size: the last as `def f[B]` does
+SIZE_NAME_TYPES = (str, Dim, TypeVar)  # types that name a size; the last is that of `def f[B]`
 
 
 def parse_shape(value: Any, sizes: Callable[[Any], Any], least: int = 0) -> tuple[Any, ...]:
-    """A shape from a size, a name or a sequence of them, each made a size by `sizes`, none below `least`.
+    """A shape from a size, a name or a sequence of them; `sizes` converts each, and none is below `least`.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: not a shape.
     """
     element = getattr(value, "dtype", None)
     if getattr(element, "is_float", False) or getattr(element, "kind", "") == "f":
         raise ArgumentError(
-            "this is no shape", location=user_location(), expected="sizes, as in (2, 3)", received=_shorten_repr(value)
+            "not a shape", location=user_location(), expected="sizes, as in (2, 3)", received=_shorten_repr(value)
         )
     listed: Sequence[Any] = (value,) if _is_integer(value) or isinstance(value, SIZE_NAME_TYPES) else value
     try:
@@ -146,7 +146,7 @@ def parse_shape(value: Any, sizes: Callable[[Any], Any], least: int = 0) -> tupl
     except TesseraError:
         raise
     except PYTHON_ERRORS:
-        raise ArgumentError("this is no shape", expected="sizes, as in (2, 3)", received=_shorten_repr(value)) from None
+        raise ArgumentError("not a shape", expected="sizes, as in (2, 3)", received=_shorten_repr(value)) from None
     wrong = [n for n in found if isinstance(n, int) and n < least]
     if wrong:
         raise ArgumentError(f"a size of {wrong[0]}", expected="sizes from 0 on", received=_shorten_repr(value))

@@ -25,11 +25,9 @@ from tessera.ir.rules import STORAGE, Op, batch, error, jvp, lower, op, transpos
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import parse_shape
 
-# The ops every other family leans on: constants, casts and broadcasts.
-
 
 def coerce_plain(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """Bind with operands made tensors, and nothing else changed."""
+    """Bind with the operands converted to tensors, without type promotion or broadcasting."""
     check_operand_count(op, operands)
     return bind_op(op, [as_tensor(x) for x in operands], attrs)
 
@@ -53,7 +51,7 @@ def _full_attrs(*, shape: Any, value: Any, dtype: Any) -> dict[str, Any]:
     try:
         number: Any = np.asarray(value).astype(element.numpy).item() if not element.is_float else float(value)
     except (TypeError, ValueError):
-        raise ArgumentError("this is no number to fill with", expected="one number", received=repr(value)) from None
+        raise ArgumentError("the fill value is not a number", expected="one number", received=repr(value)) from None
     return {"shape": parse_shape(shape, as_size), "value": number, "dtype": element}
 
 
@@ -121,7 +119,7 @@ def splat(value: Any, type: TensorType) -> Tensor:
 
 @op(infer=lambda x: x, coerce=coerce_plain, numerics=STORAGE)
 def stop_gradient(x):
-    """`x`, of which derivatives take no notice."""
+    """`x` as a constant for derivatives."""
     return x
 
 
@@ -130,16 +128,16 @@ def _(x):
     return x
 
 
-# What rows of derivatives share: sums of partial derivatives, and ops that are linear in an operand.
+# Helpers of derivative rules: sums of partial derivatives, and ops that are linear in an operand.
 
 
 Tangents = Sequence["Tensor | None"]
-# partial(t, out, *primals, **attrs): how the result moves when one operand moves by t.
+# partial(t, out, *primals, **attrs): the tangent of the result for a tangent t of one operand.
 PartialDerivative = Callable[..., Any]
 
 
 def sum_of_partials(*partials: PartialDerivative | None) -> Callable[..., Tensor | None]:
-    """The JVP of an op whose tangent is the sum of one part for each operand that moves."""
+    """The JVP of an op as the sum of one partial derivative for each operand with a tangent."""
 
     def rule(out: Any, primals: Sequence[Any], tangents: Tangents, **attrs: Any) -> Tensor | None:
         moved = [(p, t) for p, t in zip(partials, tangents, strict=True) if p is not None and t is not None]
@@ -149,7 +147,7 @@ def sum_of_partials(*partials: PartialDerivative | None) -> Callable[..., Tensor
 
 
 def linear_jvp(op: Op, **fixed: Any) -> Callable[..., Tensor]:
-    """The JVP of an op that is linear in all its operands together; `fixed` attributes are those of the linear part."""
+    """The JVP of an op that is linear in all its operands together; `fixed` overrides attributes for the tangent."""
 
     def rule(out: Any, primals: Sequence[Tensor], tangents: Tangents, **attrs: Any) -> Tensor:
         return bind_op(
@@ -160,25 +158,25 @@ def linear_jvp(op: Op, **fixed: Any) -> Callable[..., Tensor]:
 
 
 def zero_jvp(out: Any, primals: Any, tangents: Any, **attrs: Any) -> None:
-    """The JVP of an op that is constant almost everywhere, or gives no floats: nothing moves."""
+    """The JVP of an op that is piecewise constant or gives no floats: the tangent is zero."""
 
 
 def sum_tangents(parts: Sequence[Tensor]) -> Tensor | None:
-    """The sum of tangents; None where there are none."""
+    """The sum of tangents; None if all are zero."""
     return functools.reduce(operator.add, parts) if parts else None
 
 
 def instantiate_zero(tangent: Tensor | None, type: TensorType) -> Tensor:
-    """A tangent with zero written out."""
+    """A tangent, with None replaced by zeros."""
     return splat(0, type) if tangent is None else tangent
 
 
 def is_undefined_primal(operand: Any) -> bool:
-    """Whether an operand of a linear op is the one that a transpose is taken of."""
+    """Whether an operand of a linear op is the one that a transpose rule differentiates by."""
     return isinstance(operand, TensorType)
 
 
-# Derivatives and batching of the basic ops. (Methods of Tensor stand for ops that are defined above this module.)
+# Derivatives and batching of the basic ops. (They use methods of Tensor for ops that are defined in later modules.)
 
 
 jvp(full)(zero_jvp)
@@ -219,12 +217,12 @@ def _(lanes, *, shape):
     return broadcast_to(x.reshape((lanes.size, *inner)), shape=(lanes.size, *shape))
 
 
-# The marks of checkpoints: what is kept, and where a computation begins again.
+# Checkpoint marks: values that are kept, and the start of recomputation.
 
 
 @op(infer=lambda x: x, coerce=coerce_plain, numerics=STORAGE)
 def recompute(x):
-    """`x`; what is computed from it is computed again, whatever else computes the same from `x`."""
+    """`x`; results computed from it are recomputed and never merged with equal ones (no CSE)."""
     return x
 
 
@@ -234,7 +232,7 @@ jvp(recompute)(linear_jvp(recompute))
 
 @op(infer=lambda x: x, coerce=coerce_plain, numerics=STORAGE)
 def kept(x):
-    """`x`, which a checkpoint around it keeps for the way back."""
+    """`x`, which an enclosing checkpoint keeps for the backward pass."""
     return x
 
 

@@ -16,7 +16,7 @@ from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, splat
 
 PYTHON_NUMBERS = (bool, int, float)
-SIZE_TYPES = (Dim, TypeVar)  # sizes that a trace knows are numbers in it
+SIZE_TYPES = (Dim, TypeVar)  # symbolic sizes, which a trace converts to numbers
 
 
 def coerce_pointwise(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -29,7 +29,7 @@ def coerce_pointwise(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) 
 
 
 def coerce_floating(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """As `pointwise`, with integers and bools made f32 first."""
+    """As `coerce_pointwise`; integers and bools become f32 first."""
     check_operand_count(op, operands)
     try:
         tensors = unify_dtypes(operands)
@@ -39,18 +39,18 @@ def coerce_floating(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -
 
 
 def coerce_rounding(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """As `floating`; integers are whole numbers already, and stay as they are."""
+    """As `coerce_floating`; integers are returned unchanged."""
     check_operand_count(op, operands)
     x = as_tensor(operands[0])
     return x if x.dtype.is_integer else coerce_floating(op, [x], attrs)
 
 
-# The power of integers, which is made of ops that are coerced themselves: ops/powers.py puts it here.
+# The power of integers (tessera/ops/tensor/elementwise.py), which is composed of ops that this module coerces.
 INTEGER_POWER_HOOK: list[Callable[[Any, Any], Tensor]] = []
 
 
 def coerce_power(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """As `floating`; an integer to the power of an integer stays an integer."""
+    """As `coerce_floating`; an integer to the power of an integer stays an integer."""
     check_operand_count(op, operands)
     base, exponent = (x if isinstance(x, PYTHON_NUMBERS) else as_tensor(x) for x in operands)
     if not (_is_integer(base) and _is_integer(exponent)):
@@ -66,7 +66,7 @@ def _is_integer(x: Any) -> bool:
 
 
 def coerce_select(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """Bind a condition and two branches: the branches share a type, all three a shape."""
+    """Bind a condition and two branches: the branches get one type, all three one shape."""
     check_operand_count(op, operands)
     condition = as_tensor(operands[0])
     if condition.dtype.kind != "bool":
@@ -81,7 +81,7 @@ def coerce_select(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> 
 
 
 def find_common_type(operands: Sequence[Any]) -> TensorType:
-    """The scalar type that tensors and Python numbers have in common; numbers take the tensors' type."""
+    """The common scalar type of tensors and Python numbers; numbers take the tensors' type."""
     known = [t for t in operands if isinstance(t, Tensor)]
     numbers = [x for x in operands if not isinstance(x, Tensor)]
     dtype = promote_types([t.type for t in known]) if known else as_dtype(_widest_python_type(numbers))
@@ -133,7 +133,7 @@ def promote_types(types: Sequence[TensorType]) -> DType:
     if len(distinct) == 1:
         return distinct.pop()
     joined = as_dtype(np.result_type(*(t.numpy for t in distinct)))
-    if joined.is_float:  # what NumPy makes of uint64 beside a signed type
+    if joined.is_float:  # NumPy's result for uint64 with a signed type
         raise DTypeError(
             "no integer type holds the values of both", received=" and ".join(sorted(map(str, distinct))),
             expected="both signed, both unsigned, or the unsigned one narrower than 64 bits",

@@ -25,25 +25,23 @@ from tessera.ops.tensor.shape import count_elements, expand_dims, iota, permute,
 from tessera.ops.tensor.shape import transpose as swap
 from tessera.ops.tensor.shape import transpose as transpose_
 
-# Contractions: the primitive `dot`, and matmul in all its forms.
-
 
 def _dot_attrs(a: TensorType, b: TensorType, *, dtype: Any) -> dict[str, Any]:
     return {"dtype": as_dtype(dtype) if dtype is not None else find_product_dtype(a, b)}
 
 
 def find_product_dtype(a: TensorType, b: TensorType) -> DType:
-    """What a product of such elements is stored as: int8, and two types, give their accumulator."""
+    """The element type of a product: int8 and mixed types give the accumulation type."""
     whole = a.dtype.is_integer and a.dtype.bits <= int8.bits
     return int32 if whole else a.dtype if a.dtype == b.dtype else f32
 
 
-# Types whose numbers matrix units multiply with each other's, each exactly.
+# Pairs of types that matrix units multiply exactly.
 MIXED_DTYPES = (frozenset((fp8_e4m3, fp8_e5m2)), frozenset((int8, uint8)))
 
 
 def allows_mixed_dtypes(a: DType, b: DType) -> bool:
-    """Whether a product may have sides of two types."""
+    """Whether the operands of a product may have these two types."""
     return any({a, b} <= family for family in MIXED_DTYPES)
 
 
@@ -68,7 +66,7 @@ def _dot_type(a: TensorType, b: TensorType, *, dtype: DType) -> TensorType:
 
 
 def coerce_dot(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """As `plain`; two vectors are a row and a column."""
+    """As `coerce_plain`; two vectors become a row and a column."""
     check_operand_count(op, operands)
     a, b = (as_tensor(x) for x in operands)
     if a.ndim == 1 == b.ndim:
@@ -78,7 +76,7 @@ def coerce_dot(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any
 
 @op(infer=_dot_type, coerce=coerce_dot, canonical=_dot_attrs, numerics=ACCUMULATE)
 def dot(a, b, *, dtype: Any = None):
-    """The matrix product of the last two axes, equal leading axes being a batch; of two vectors, their dot product.
+    """The matrix product over the last two axes, with equal leading axes as a batch; for two vectors, the dot product.
 
     Products are summed in the accumulation type and rounded once to `dtype` (default: the storage type, int32 for
     int8 and uint8). The sides have one type, or are both fp8 (the default is f32 where they differ), or int8 and uint8.
@@ -121,7 +119,7 @@ def _matmul(a: Tensor, b: Tensor, dtype: Any) -> Tensor:
             expected=f"({a.shape[-1]}, N) on the right",
             received=f"{a.type} and {b.type}",
         )
-    if b.ndim == 2 and a.ndim > 2:  # one big product rather than many small ones
+    if b.ndim == 2 and a.ndim > 2:  # one large product instead of many small ones
         rows = reshape(a, shape=(count_elements(a.shape[:-1]), a.shape[-1]))
         return reshape(dot(rows, b, dtype=dtype), shape=(*a.shape[:-1], b.shape[-1]))
     if a.ndim == 2 == b.ndim:
@@ -138,30 +136,30 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     return out if bias is None else out + bias
 
 
-# Einstein summation: an equation read, and done pair by pair by permute, reshape, dot and sum.
+# Einstein summation: pairwise contractions by permute, reshape, dot and sum.
 
 
-HIDDEN_LABEL = "⟨{}⟩"  # the label of an axis that "..." stands for, counted from the end
+HIDDEN_LABEL = "⟨{}⟩"  # the label of an axis of "...", counted from the end
 Labels = tuple[str, ...]
 
 
 @check_arguments
 def einsum(equation: str, *tensors: Any) -> Tensor:
-    """The sum over products that `equation` says, in NumPy's notation: "bij,bjk->bik", "ii", "...i->...".
+    """The Einstein sum of `equation`, in NumPy's notation: "bij,bjk->bik", "ii", "...i->...".
 
-    A label that stands twice in one operand takes its diagonal; labels that the result lacks are summed; without
-    "->" the result has the labels that occur once, in alphabetical order. More than two operands are joined in the
-    order that opt_einsum finds cheapest (from left to right where a size is known by name alone).
+    A label that occurs twice in one operand takes its diagonal; labels that the result lacks are summed. Without "->"
+    the result has the labels that occur once, in alphabetical order. More than two operands are contracted in the
+    order that opt_einsum finds cheapest (from left to right where a size is symbolic).
 
     >>> einsum("ij,jk->ik", [[1.0, 2.0]], [[3.0], [4.0]])
     Tensor([[11.]], f32)
 
     Raises:
         ArgumentError: the equation is malformed or names another number of operands.
-        ShapeError: a label stands for two sizes.
+        ShapeError: a label has two sizes.
     """
     if not tensors:
-        raise ArgumentError("einsum of nothing", location=user_location(), expected="an equation and its operands")
+        raise ArgumentError("einsum needs an operand", location=user_location(), expected="an equation and operands")
     operands = unify_dtypes(tensors)
     inputs, output = parse_equation(equation, [t.ndim for t in operands])
     _check_sizes(equation, operands, inputs)
@@ -177,7 +175,7 @@ def einsum(equation: str, *tensors: Any) -> Tensor:
 
 
 def _find_path(equation: str, operands: list[Tensor]) -> list[tuple[int, ...]]:
-    """Which operands are joined at each step; what comes of them goes to the end of the list."""
+    """The operands that each step contracts; the result is appended to the list."""
     if len(operands) < 3 or not all(isinstance(n, int) for t in operands for n in t.shape):
         return [tuple(range(len(operands)))]
     return _find_cheapest_path(equation, tuple(t.shape for t in operands))
@@ -185,7 +183,7 @@ def _find_path(equation: str, operands: list[Tensor]) -> list[tuple[int, ...]]:
 
 @functools.lru_cache(maxsize=1024)
 def _find_cheapest_path(equation: str, shapes: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
-    # Here, since it takes a tenth of a second to import, and few programs join more than two operands.
+    # A local import: it takes 0.1 s, and few programs contract more than two operands.
     from opt_einsum import contract_path
 
     return contract_path(equation, *shapes, shapes=True, optimize="auto")[0]
@@ -245,7 +243,7 @@ def _check_sizes(equation: str, operands: list[Tensor], inputs: list[Labels]) ->
 
 
 def _mask_diagonal(x: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
-    """Labels that stand twice: off the diagonal all is zero, and one of the two axes is summed."""
+    """Repeated labels: elements off the diagonal are masked to zero, and one of the two axes is summed."""
     for label in [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
         while labels.count(label) > 1:
             first = labels.index(label)
@@ -257,7 +255,7 @@ def _mask_diagonal(x: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
 
 
 def _sum_axes(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """A sum in the operand's own type, as the products beside it have."""
+    """A sum in the operand's own type, as that of the products."""
     out = sum(x, axis=axes)
     return out if out.dtype == x.dtype else out.to(x.dtype)
 
@@ -268,7 +266,7 @@ def _sum_labels(x: Tensor, labels: Labels, kept: set[str]) -> tuple[Tensor, Labe
 
 
 def _contract_pair(a: Tensor, la: Labels, b: Tensor, lb: Labels, later: set[str]) -> tuple[Tensor, Labels]:
-    """Two operands made one: a product over the labels both have, with those still needed kept."""
+    """The contraction of two operands over their common labels, except those that are still needed."""
     a, la = _sum_labels(a, la, later | set(lb))
     b, lb = _sum_labels(b, lb, later | set(la))
     both = [x for x in la if x in lb and a.shape[la.index(x)] == b.shape[lb.index(x)]]
@@ -287,14 +285,14 @@ def _contract_pair(a: Tensor, la: Labels, b: Tensor, lb: Labels, later: set[str]
 
 
 def _group_axes(x: Tensor, labels: Labels, *groups: Labels) -> tuple[Any, ...]:
-    """`x` with the axes of each group made one, and the sizes of each."""
+    """`x` with the axes of each group merged, and the sizes of each group."""
     order = tuple(labels.index(label) for group in groups for label in group)
     shapes = [tuple(x.shape[labels.index(label)] for label in group) for group in groups]
     return reshape(permute(x, axes=order), shape=tuple(count_elements(s) for s in shapes)), *shapes
 
 
 def _multiply_aligned(a: Tensor, la: Labels, b: Tensor, lb: Labels) -> tuple[Tensor, Labels]:
-    """The product element by element, with every label of either."""
+    """The elementwise product, with the labels of both."""
     labels = (*la, *(x for x in lb if x not in la))
     return _align_labels(a, la, labels) * _align_labels(b, lb, labels), labels
 
@@ -330,12 +328,12 @@ def _(lanes, *, dtype):
     a, b = lanes.tensors
     if lanes.batched[1] or b.ndim > 2:
         return dot(*lanes.spread(), dtype=dtype)
-    # One product with all lanes' rows together.
+    # One product of the rows of all lanes.
     rows = reshape(a, shape=(lanes.size * a.shape[1], a.shape[2]))
     return reshape(dot(rows, b, dtype=dtype), shape=(lanes.size, a.shape[1], b.shape[1]))
 
 
-# Products made of matmul and mul: gemm, outer, kron, inner.
+# Composite products: gemm, outer, vecdot, kron.
 
 
 @check_arguments
@@ -379,13 +377,13 @@ def outer(a: Any, b: Any) -> Tensor:
 
 @check_arguments
 def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
-    """The sum of the products of two tensors along `axis`, the others broadcast.
+    """The dot product of two tensors along `axis`; the other axes broadcast.
 
     >>> vecdot([1.0, 2.0], [3.0, 4.0])
     Tensor(11., f32)
 
     Raises:
-        ShapeError: the axis is not as long in both.
+        ShapeError: the sizes of the axis differ.
     """
     a, b = as_tensor(a), as_tensor(b)
     sizes = [t.shape[normalize_axis(axis, t.ndim)] for t in (a, b)]

@@ -103,7 +103,7 @@ def expand_per_axis(name: str, value: IntPair, rank: int) -> tuple[int, ...]:
     least = 0 if name == "padding" else 1
     if len(listed) != rank or not all(isinstance(n, int) and n >= least for n in listed):
         raise ArgumentError(
-            f"{name} is not right", location=user_location(), received=str(value),
+            f"{name} is not valid", location=user_location(), received=str(value),
             expected=f"a number or {rank} of them, each at least {least}",
         )  # fmt: skip
     return listed
@@ -115,7 +115,7 @@ def _pad_spatial(x: Tensor, around: tuple[int, ...], value: Any) -> Tensor:
 
 
 def _extract_windows(x: Tensor, kernel: Any, stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
-    """[B, C, sizes] as [B, C, places in the window, windows]: one strided slice for each place."""
+    """[B, C, sizes] as [B, C, window elements, windows] (im2col): one strided slice for each element of the window."""
     sizes = x.shape[2:]
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     counts = [(n - r) // s + 1 for n, r, s in zip(sizes, reach, stride, strict=True)]
@@ -165,7 +165,7 @@ def _find_lowest_value(x: Tensor) -> Any:
 
 @check_arguments
 def avg_pool2d(input: Any, kernel_size: IntPair, stride: IntPair | None = None, padding: IntPair = 0) -> Tensor:
-    """The mean of each window of `input` [B, C, H, W], the zeros of the padding counted too.
+    """The mean of each window of `input` [B, C, H, W], including the zeros of the padding.
 
     >>> avg_pool2d(Tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), (1, 2))
     Tensor([[[[1.5],

@@ -37,7 +37,7 @@ from tessera.ops.tensor.shape import transpose as turned
 
 # Decompositions of matrices, on the host by LAPACK through NumPy; leading axes are a batch.
 #
-# They have the effect "host": no target emits them, and a build says so. Derivatives stand in `decompose_rules.py`.
+# They have the effect "host": no target emits them, and a build reports it.
 
 
 def _check_square(x: TensorType) -> None:
@@ -77,7 +77,7 @@ def _eig_type(x: TensorType) -> tuple[TensorType, ...]:
 
 
 def _define_host_op(infer: Callable[..., Any]) -> Callable[[Any], Op]:
-    """An op that LAPACK does; its failures are told as ours."""
+    """An op computed by LAPACK; its failures raise an ExecutionError."""
     return op(infer=infer, coerce=coerce_floating, effects=("host",))
 
 
@@ -96,7 +96,7 @@ def _solve_type(a: TensorType, b: TensorType) -> TensorType:
 
 
 def _solve_coerce(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """Vectors are matrices of one column, and leading axes broadcast."""
+    """The coercion of solve: a vector becomes a matrix of one column, and leading axes broadcast."""
     check_operand_count(op, operands)
     try:
         a, b = (t if t.dtype.is_float else cast(t, dtype=f32) for t in unify_dtypes(operands))
@@ -181,7 +181,7 @@ def cholesky(x):
 
 @_define_host_op(_svd_type)
 def svd(x):
-    """U [..., M, K], S [..., K] and Vᵀ [..., K, N] with U · S · Vᵀ = `x` [..., M, N]; S falls, K = min(M, N).
+    """U [..., M, K], S [..., K] and Vᵀ [..., K, N] with U · S · Vᵀ = `x` [..., M, N]; S is descending, K = min(M, N).
 
     >>> import tessera as ts
     >>> ts.svd([[3.0, 0.0], [0.0, 4.0]])[1]
@@ -198,7 +198,7 @@ def qr(x):
 
 @_define_host_op(_eig_type)
 def eigh(x):
-    """The eigenvalues [..., N], rising, and eigenvectors (columns) of symmetric `x`; its lower triangle is read."""
+    """The eigenvalues [..., N], ascending, and eigenvectors (columns) of symmetric `x` (its lower triangle)."""
     return tuple(_run_lapack("eigh", np.linalg.eigh, x))
 
 
@@ -263,7 +263,7 @@ def _(out, primals, tangents):
     row, gaps = expand_dims(s, -2), _reciprocal_gaps(s * s, s * s)
     du = matmul(u, gaps * (inner * row + turned(inner) * expand_dims(s, -1)))
     dv = matmul(turned(vt), gaps * (turned(inner) * row + inner * expand_dims(s, -1)))
-    if u.shape[-2] > s.shape[-1]:  # what lies outside the columns of u
+    if u.shape[-2] > s.shape[-1]:  # the component outside the column space of u
         du = du + (matmul(moved, turned(vt)) - matmul(u, inner)) / row
     if vt.shape[-1] > s.shape[-1]:
         dv = dv + (matmul(turned(moved), u) - matmul(turned(vt), turned(inner))) / row
@@ -274,7 +274,7 @@ def _(out, primals, tangents):
 def _(out, primals, tangents):
     q, r = out
     if q.shape[-1] != r.shape[-1]:
-        raise UnsupportedOpError("qr of matrices wider than tall has no derivative", received=str(primals[0].type))
+        raise UnsupportedOpError("the derivative of qr needs matrices with M ≥ N", received=str(primals[0].type))
     scaled = turned(solve(turned(r), turned(tangents[0])))
     inner = matmul(turned(q), scaled)
     lower = tril(inner, -1)
@@ -318,12 +318,12 @@ def _(lanes: Any):
     return solve(*lanes.spread())
 
 
-# What follows from eigenvalues and singular values: norms of matrices, ranks, pseudo-inverses.
+# Functions of eigenvalues and singular values: matrix norms, ranks, pseudo-inverses.
 
 
 @check_arguments
 def eigvalsh(x: Any) -> Tensor:
-    """The eigenvalues [..., N], rising, of symmetric `x` [..., N, N].
+    """The eigenvalues [..., N], ascending, of symmetric `x` [..., N, N].
 
     >>> eigvalsh([[2.0, 0.0], [0.0, 1.0]])
     Tensor([1., 2.], f32)
@@ -333,7 +333,7 @@ def eigvalsh(x: Any) -> Tensor:
 
 @check_arguments
 def svdvals(x: Any) -> Tensor:
-    """The singular values [..., K], falling, of `x` [..., M, N].
+    """The singular values [..., K], descending, of `x` [..., M, N].
 
     >>> svdvals([[3.0, 0.0], [0.0, 4.0]])
     Tensor([4., 3.], f32)
@@ -379,13 +379,13 @@ def matrix_norm(x: Any, ord: Any = "fro", keepdims: bool = False) -> Tensor:
     Tensor(6., f32)
 
     Raises:
-        ArgumentError: there is no such norm.
+        ArgumentError: the norm is unknown.
         ShapeError: `x` has fewer than two axes.
     """
     x = as_tensor(x)
     if ord not in MATRIX_NORMS:
         raise ArgumentError(
-            f"there is no matrix norm {ord!r}", location=user_location(), expected=", ".join(map(str, MATRIX_NORMS))
+            f"unknown matrix norm {ord!r}", location=user_location(), expected=", ".join(map(str, MATRIX_NORMS))
         )
     if x.ndim < 2:
         raise ShapeError("matrix_norm takes [..., M, N]", location=user_location(), received=str(x.type))
@@ -394,7 +394,7 @@ def matrix_norm(x: Any, ord: Any = "fro", keepdims: bool = False) -> Tensor:
 
 
 def _exceeds_tolerance(values: Tensor, rows: int, columns: int, rtol: Any) -> Tensor:
-    """Which singular values count: those above `rtol` times the largest."""
+    """The mask of the singular values above `rtol` times the largest."""
     share = finfo(values.dtype).eps * (rows if rows > columns else columns) if rtol is None else rtol
     return greater(values, max(values, axis=-1, keepdims=True) * share)
 
@@ -417,7 +417,7 @@ def pinv(x: Any, rtol: float | None = None) -> Tensor:
 
 @check_arguments
 def matrix_rank(x: Any, rtol: float | None = None) -> Tensor:
-    """How many singular values of `x` [..., M, N] lie above `rtol` times the largest (int64).
+    """The rank of `x` [..., M, N] (int64): the number of singular values above `rtol` times the largest.
 
     >>> matrix_rank([[1.0, 2.0], [2.0, 4.0]])
     Tensor(1, int64)

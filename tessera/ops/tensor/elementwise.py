@@ -42,8 +42,6 @@ from tessera.ops.tensor.coercion import (
     coerce_select,
 )
 
-# Elementwise arithmetic, comparison, selection and scalar functions.
-
 
 def infer_same(*types: TensorType) -> TensorType:
     """The type rule of ops whose result is like their operands."""
@@ -51,7 +49,7 @@ def infer_same(*types: TensorType) -> TensorType:
 
 
 def infer_numeric(*types: TensorType) -> TensorType:
-    """As `same`; bools are refused, since their sum means something else to everyone."""
+    """As `infer_same`; bools are refused, since the sum of bools is ambiguous."""
     if types[0].dtype.kind == "bool":
         raise DTypeError(
             "arithmetic on bool", expected="numbers", received=str(types[0]),
@@ -146,7 +144,7 @@ def floor_divide(x, y):
 
 @_define_arithmetic(error_rules.bound_remainder, domain=(1.0, 7.0), cost=30)
 def remainder(x, y):
-    """What `floor_divide` leaves; it has the sign of `y`."""
+    """The remainder of `floor_divide`; it has the sign of `y`."""
     return np.remainder(x, y)
 
 
@@ -155,7 +153,7 @@ def remainder(x, y):
     method=True,
 )  # fmt: skip
 def pow(x, exponent):
-    """`x` to the power `exponent`; integers to a power from 0 on stay integers."""
+    """`x` to the power `exponent`; integers to a power ≥ 0 stay integers."""
     return reference_kernels.compute_power(x, exponent)
 
 
@@ -339,7 +337,7 @@ def where(condition, x, y):
     return np.where(condition, x, y)
 
 
-# Derivatives of the elementwise ops, apart from them for the length of that file. Batching them needs no rows.
+# Derivatives of the elementwise ops. Batching them needs no rules.
 
 
 TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)  # DLMF 7.2.1
@@ -358,7 +356,7 @@ def _power_base_partial(t, out, x, y):
 
 
 def _power_exponent_partial(t, out, x, y):
-    # Zero to a power that is not negative stays zero: its logarithm is left out.
+    # Zero to a non-negative power stays zero: the logarithm is not used.
     nought = (x == 0) & (y >= 0)
     return t * where(nought, 0.0, out * log(where(nought, 1.0, x)))
 
@@ -367,7 +365,7 @@ jvp(pow)(sum_of_partials(_power_base_partial, _power_exponent_partial))
 
 
 def _extremum_weight(wins, x, y):
-    """How much of an operand's motion the extreme follows: all where it wins, half where both are equal (design 4)."""
+    """The weight of an operand's tangent: 1 where it is the extremum, 1/2 where both are equal (design 4)."""
     return cast(wins, dtype=x.dtype) + 0.5 * cast(x == y, dtype=x.dtype)
 
 
@@ -441,18 +439,18 @@ def _(g, condition, x, y):
     )
 
 
-# Powers of integers by integers, which stay integers: by repeated squares.
+# Integer powers by repeated squaring.
 
 
 def _infer_integer_power(x: TensorType, exponent: TensorType) -> TensorType:
     if not x.dtype.is_integer:
-        raise DTypeError("integer_power of other elements than integers", received=str(x), suggestion="use ts.pow")
+        raise DTypeError("integer_power needs integers", received=str(x), suggestion="use ts.pow")
     return x
 
 
 @op(infer=_infer_integer_power, coerce=coerce_pointwise, numerics=STORAGE)
 def integer_power(x, exponent):
-    """`x` to the power `exponent`, both integers; what overflows wraps. Below 0 it is 1 / x toward zero (0 for 0)."""
+    """`x` to the power `exponent`, both integers, with wraparound. Below 0 it is 1 / x toward zero (0 for 0)."""
     odd = np.where(exponent & 1, x, 1)
     below = np.where(np.abs(x) == 1, odd, 0)
     return np.where(exponent < 0, below, np.power(x.astype(np.int64), np.maximum(exponent, 0))).astype(x.dtype)
@@ -476,14 +474,14 @@ def raise_to_integer(x: Any, exponent: Any) -> Tensor:
     """The power of integers; for an exponent that is a Python number, a product of squares.
 
     Raises:
-        DTypeError: the exponent is a number below 0: the result would be no integer.
+        DTypeError: the exponent is negative: the result would not be an integer.
     """
     if not isinstance(exponent, int):
         return integer_power(x, exponent)
     if exponent < 0:
         raise DTypeError(
-            "an integer to a negative power is no integer", location=user_location(), received=f"exponent {exponent}",
-            expected="an exponent from 0 on, or a float base", suggestion=f"x.to(ts.f32) ** {exponent}",
+            "a negative power is not an integer", location=user_location(), received=f"exponent {exponent}",
+            expected="an exponent ≥ 0, or a float base", suggestion=f"x.to(ts.f32) ** {exponent}",
         )  # fmt: skip
     result = None
     for bit in bin(exponent)[2:]:

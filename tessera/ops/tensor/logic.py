@@ -62,7 +62,7 @@ def logical_not(x: Any) -> Tensor:
 
 @check_arguments
 def isclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """Whether |x - y| ≤ atol + rtol · |y|; infinities are close to themselves, NaN to NaN if `equal_nan`.
+    """Whether |x - y| ≤ atol + rtol · |y|; equal infinities are close, and NaNs if `equal_nan`.
 
     >>> isclose([1.0, 2.0], [1.0, 2.1])
     Tensor([ True, False], bool)

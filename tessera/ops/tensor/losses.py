@@ -21,20 +21,20 @@ LOSS_REDUCTIONS: dict[str, Any] = {"mean": mean, "sum": sum, "none": lambda x: x
 def _apply_reduction(x: Tensor, reduction: str) -> Tensor:
     if reduction not in LOSS_REDUCTIONS:
         raise ArgumentError(
-            f"there is no reduction {reduction!r}", location=user_location(), expected=", ".join(LOSS_REDUCTIONS)
+            f"unknown reduction {reduction!r}", location=user_location(), expected=", ".join(LOSS_REDUCTIONS)
         )
     return LOSS_REDUCTIONS[reduction](x)
 
 
 @check_arguments
 def mse(input: Any, target: Any) -> Tensor:
-    """The mean of the squares of `input` - `target`: `mse_loss` as the guide spells it."""
+    """The mean of the squares of `input` - `target`: an alias of `mse_loss`."""
     return mse_loss(input, target)
 
 
 @check_arguments
 def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """The square of `input` - `target`, then its "mean", "sum" or "none" of them.
+    """The square of `input` - `target`, reduced by "mean", "sum" or "none".
 
     >>> mse_loss([1.0, 3.0], [0.0, 0.0])
     Tensor(5., f32)
@@ -45,7 +45,7 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
 
 @check_arguments
 def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """The magnitude of `input` - `target`, then its "mean", "sum" or "none" of them."""
+    """The magnitude of `input` - `target`, reduced by "mean", "sum" or "none"."""
     return _apply_reduction(abs(as_tensor(input) - as_tensor(target)), reduction)
 
 
@@ -58,9 +58,9 @@ def cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Minus the log probability that the logits `input` [N, C, ...] give to `target`.
+    """Cross entropy: the negative log probability of `target` under the logits `input` [N, C, ...].
 
-    `target` holds classes (integers, [N, ...]; `ignore_index` counts for nothing) or probabilities ([N, C, ...]).
+    `target` holds classes (integers, [N, ...]; `ignore_index` is ignored) or probabilities ([N, C, ...]).
     `weight` [C] scales classes; "mean" divides by the weights of the targets that count. `label_smoothing` moves
     that share of the probability evenly to all classes (Szegedy et al. 2016).
 
@@ -69,7 +69,7 @@ def cross_entropy(
 
     Raises:
         ShapeError: `target` is neither like `input` nor like it without axis 1.
-        OutOfBoundsError: there is no such class (known outside of a trace alone).
+        OutOfBoundsError: a class is out of range (not checked while tracing).
     """
     x, target = as_tensor(input), as_tensor(target)
     axis = 1 if x.ndim > 1 else 0
@@ -96,7 +96,7 @@ def cross_entropy(
 
 
 def _check_classes(target: Tensor, classes: int, ignored: int | None = None) -> None:
-    """Refuse classes that there are none of, where they are known: traced ones count for nothing."""
+    """Refuse classes that are out of range, where their values are known; traced ones are ignored."""
     if target.is_traced:
         return
     array = target.numpy()

@@ -32,8 +32,8 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     (2, 2, 1)
 
     Raises:
-        ShapeError: there is no such axis, or one is named twice.
-        ArgumentError: there are not as many destinations as axes.
+        ShapeError: an axis does not exist or is repeated.
+        ArgumentError: the numbers of sources and destinations differ.
     """
     x = as_tensor(x)
     moved, places = (
@@ -41,15 +41,17 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
         for given in (source, destination)
     )
     if len(moved) != len(places):
-        raise ArgumentError("moveaxis takes a place for each axis", location=user_location(), expected=f"{len(moved)}",
-                            received=f"{len(places)}")  # fmt: skip
+        raise ArgumentError(
+            "moveaxis needs a destination for each axis", location=user_location(), expected=f"{len(moved)}",
+            received=f"{len(places)}",
+        )  # fmt: skip
     rest = iter(a for a in range(x.ndim) if a not in moved)
     at = dict(zip(places, moved, strict=True))
     return permute(x, axes=tuple(at[i] if i in at else next(rest) for i in range(x.ndim)))
 
 
 def _each_axis(axes: Sequence[int], rank: int) -> list[int]:
-    """Axes in the order given, counted from the end, none of them twice."""
+    """Axes in order, counted from the end, without repetition."""
     found = [normalize_axis(a, rank) for a in axes]
     if len(set(found)) != len(found):
         raise ShapeError("an axis is named twice", location=user_location(), received=str(tuple(axes)))
@@ -66,7 +68,7 @@ def swapaxes(x: Any, first: int, second: int) -> Tensor:
 def diagonal(x: Any, offset: int = 0) -> Tensor:
     """The elements on diagonal `offset` of the last two axes (0 is the main one, 1 the one above).
 
-    Shapes: [..., M, N] gives [..., K], K the number of places on that diagonal.
+    Shapes: [..., M, N] gives [..., K], K the length of that diagonal.
 
     >>> diagonal([[1, 2], [3, 4]])
     Tensor([1, 4], int64)
@@ -80,7 +82,7 @@ def diagonal(x: Any, offset: int = 0) -> Tensor:
 
 @check_arguments
 def diag(x: Any, k: int = 0) -> Tensor:
-    """The diagonal `k` of a matrix; of a vector, the matrix that has it there and zeros elsewhere.
+    """The diagonal `k` of a matrix; for a vector, the matrix with that diagonal and zeros elsewhere.
 
     >>> diag([1, 2])
     Tensor([[1, 0],

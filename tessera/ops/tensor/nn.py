@@ -25,8 +25,6 @@ from tessera.ops.tensor.reduce import max, mean, sum, var
 from tessera.ops.tensor.scalar_functions import expm1, log1p
 from tessera.ops.tensor.shape import iota, permute, reshape, transpose
 
-# Activations beside those of nn: softplus, mish, elu, leaky relu.
-
 
 @op(coerce=coerce_floating)
 def softplus(x):
@@ -75,9 +73,6 @@ def leaky_relu(x, *, slope: float = 0.01):
 @lower(leaky_relu)
 def _(x, *, slope):
     return where(x > 0.0, x, slope * x)
-
-
-# Composites of neural networks: each has NumPy semantics and a lowering into other ops.
 
 
 SQRT_HALF = math.sqrt(0.5)
@@ -138,7 +133,7 @@ def _(x, *, approximate):
 
 @op(coerce=coerce_floating, canonical=_canonicalise_softmax_axis)
 def softmax(x, *, axis: int = -1):
-    """exp(x) over its sum along `axis`, computed from the distance to the maximum."""
+    """Softmax: exp(x) divided by its sum along `axis`, computed relative to the maximum."""
     e = np.exp(x - np.max(x, axis=axis, keepdims=True))
     return e / np.sum(e, axis=axis, keepdims=True)
 
@@ -168,7 +163,7 @@ def _normalize_attrs(x: TensorType, *, axis: Any, eps: float, center: bool) -> d
 
 @op(coerce=coerce_floating, canonical=_normalize_attrs)
 def normalize(x, *, axis: Any = -1, eps: float = 1e-5, center: bool = True):
-    """`x` scaled to unit mean square along `axis`, after its mean is taken away if `center`."""
+    """`x` scaled to unit mean square along `axis`, after subtraction of its mean if `center`."""
     d = x - np.mean(x, axis=axis, keepdims=True) if center else x
     return d / np.sqrt(np.mean(d * d, axis=axis, keepdims=True) + x.dtype.type(eps))
 
@@ -231,7 +226,7 @@ def _attention_coerce(op, operands, attrs):
 
 @op(infer=lambda x, *, dtype: x.with_dtype(dtype), coerce=coerce_plain, numerics=STORAGE)
 def rough_cast(x, *, dtype: DType):
-    """`x` in a narrower float type, to nearest even; what lies below the least normal f32 may become 0."""
+    """`x` in a narrower float type, to nearest even; values below the smallest normal f32 may become 0."""
     return x.astype(dtype.numpy)
 
 
@@ -250,13 +245,13 @@ def _attention_attrs(
         if each.rank < 2 or not each.dtype.is_float:
             raise ShapeError("attention takes [..., S, D] of floats", received=str(each))
     if q.shape[-1] == 0:
-        raise ShapeError("attention over no features", received=str(q))
+        raise ShapeError("attention needs at least one feature", received=str(q))
     scale = float(scale) if scale is not None else 1 / math.sqrt(int(q.shape[-1]))
     return {"causal": bool(causal), "scale": scale, "weights": _weights_type(v, weights)}
 
 
 def _weights_type(v: TensorType, weights: Any) -> DType:
-    """What weights are rounded to: by default the type of floats of 16 bits, else what they are computed in."""
+    """The type to which weights are rounded: by default that of floats of 16 bits, else the compute type."""
     if weights is None:
         return v.dtype if v.dtype.bits == 16 else v.compute
     found = as_dtype(weights)
@@ -269,10 +264,10 @@ def _weights_type(v: TensorType, weights: Any) -> DType:
 def scaled_dot_product_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None):
     """softmax(q kᵀ · scale + mask) v, for q [..., S, D], k and v [..., T, D], mask [..., S, T] (added).
 
-    `causal` hides key j from query i where j > i. `scale` is 1/sqrt(D) unless given. The powers of e that v is
-    multiplied by, of scores less their maximum, are rounded to the type `weights` by `rough_cast`: to that of v if it
-    is a float of 16 bits, as tensor cores take it, unless another is given (`weights=ts.f32`: they are not rounded).
-    The sum that the product is divided by is that of the powers as they were.
+    `causal` hides key j from query i where j > i. `scale` is 1/sqrt(D) unless given. The unnormalised
+    weights exp(score - maximum) are rounded to the type `weights` by `rough_cast` before the product with v. The
+    default is the type of v if that has 16 bits, as tensor cores need it; `weights=ts.f32` does not round. The
+    divisor is the sum of the weights before rounding.
     """
     s = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
     s = s if mask is None else s + mask
@@ -296,14 +291,14 @@ def _(q, k, v, mask=None, *, causal, scale, weights):
     return dot(narrow, v) / sum(e, axis=-1, keepdims=True)
 
 
-HEADS_SECOND_ORDER = (0, 2, 1, 3)  # heads and positions change places
+HEADS_SECOND_ORDER = (0, 2, 1, 3)  # exchange the axes of heads and positions
 
 
 @op(coerce=_attention_coerce, canonical=_attention_attrs)
 def positional_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None):
     """`scaled_dot_product_attention` with heads after positions: q [B, S, H, D], k and v [B, T, H, D].
 
-    The mask is as there: [B, H, S, T], any of them 1 but T. The result is [B, S, H, D].
+    The mask is [B, H, S, T], where B, H and S may be 1. The result is [B, S, H, D].
     """
     turned = [np.transpose(x, HEADS_SECOND_ORDER) for x in (q, k, v)]
     found = scaled_dot_product_attention.ref(*turned, mask, causal=causal, scale=scale, weights=weights)
@@ -320,13 +315,13 @@ def _(q, k, v, mask=None, *, causal, scale, weights):
 # Derivatives and batching of the composites of neural networks.
 
 
-# By its own value, which is 0 or 1 far out, where the formula's parts overflow.
+# In terms of the result, which saturates to 0 or 1 where the terms of the formula overflow.
 jvp(sigmoid)(sum_of_partials(lambda t, out, x: t * (out * (1.0 - out))))
 
 
 @jvp(softmax)
 def _(out, primals, tangents, *, axis):
-    # The distance to the maximum, which only keeps exp in range, takes no part.
+    # The maximum only keeps exp in range: it is constant for the derivative.
     moved = tangents[0] * out
     return moved - out * sum(moved, axis=axis, keepdims=True)
 
@@ -347,15 +342,15 @@ def _(lanes, **attrs):
     return bind_op(lanes.op, lanes.spread(), attrs)
 
 
-# What behaves otherwise in training: dropout and batch normalisation.
+# Ops that depend on `training`: dropout and batch normalisation.
 
 
 @check_arguments
 def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:
     """`x` with each element set to 0 with probability `p` and the others scaled by 1 / (1 - p).
 
-    Nothing happens unless `training`. The mask comes from `generator`, or the default one (see `Generator` on draws
-    made while tracing).
+    Without `training`, `x` is returned. The mask comes from `generator`, or the default one (see `Generator` on draws
+    while tracing).
 
     >>> dropout([1.0, 2.0], training=False)
     Tensor([1., 2.], f32)
@@ -368,7 +363,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Generator 
         raise ArgumentError(f"dropout with probability {p}", location=user_location(), expected="0 to 1")
     if not x.dtype.is_float:
         raise DTypeError(
-            "dropout of integers", location=user_location(), received=str(x.type), suggestion="cast to ts.f32"
+            "dropout needs floats", location=user_location(), received=str(x.type), suggestion="cast to ts.f32"
         )
     if not training or p == 0:
         return x
@@ -389,8 +384,8 @@ def batch_norm(
 ) -> Tensor:
     """Batch normalisation of `x` [B, C, ...] for each channel (Ioffe and Szegedy 2015), then `weight` and `bias` [C].
 
-    With `training` by the mean and variance of the batch, else by the running ones. Tensors do not change in place:
-    `running_statistics` gives the new running values.
+    With `training` it uses the mean and variance of the batch, else the running ones. Tensors are immutable:
+    `running_statistics` returns the new running values.
 
     >>> batch_norm([[1.0], [3.0]], Tensor([0.0]), Tensor([1.0]), eps=0.0)
     Tensor([[-1.],
@@ -427,7 +422,7 @@ def _check_channels(x: Tensor, **each: Any) -> None:
 def running_statistics(x: Any, running_mean: Any, running_var: Any, momentum: float = 0.1) -> tuple[Tensor, Tensor]:
     """The running mean and variance of `batch_norm` after this batch: old · (1 - momentum) + new · momentum.
 
-    The new variance is that of a sample (n - 1 below).
+    The new variance is the sample variance (divisor n - 1).
     """
     x = as_tensor(x)
     _check_channels(x, running_mean=running_mean, running_var=running_var)

@@ -25,7 +25,7 @@ UNIT_24, UNIT_53 = 2.0**-24, 2.0**-53
 
 
 class Generator:
-    """A stream of random numbers: a seed, and how far it has been read.
+    """A stream of random numbers: a seed and a position.
 
     Draws made while tracing are fixed by the trace; to draw anew on each call, pass the seed as an argument and make
     the generator inside: `Generator(seed)` takes an integer tensor too.
@@ -41,7 +41,7 @@ class Generator:
 
     def words(self, amount: int) -> Tensor:
         """The next `amount` random 32-bit words, as int64."""
-        if current_effect_scope() is not self._frame:  # a generator of the function's own is nobody else's concern
+        if current_effect_scope() is not self._frame:  # a generator local to the traced function has no effect outside
             perform_effects(("random",))
         blocks = -(-amount // 4)
         counter = iota(shape=(blocks,)) + self.offset
@@ -68,7 +68,7 @@ DEFAULT_GENERATOR = Generator(0)
 
 @check_arguments
 def manual_seed(seed: int) -> Generator:
-    """Start the default generator anew from `seed`; it is returned."""
+    """Restart the default generator from `seed`; returns it."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise ArgumentError("a seed is an integer", location=user_location(), received=repr(seed))
     DEFAULT_GENERATOR.seed, DEFAULT_GENERATOR.offset = int(seed), 0
@@ -80,17 +80,17 @@ def _prepare_draw(shape: Any, dtype: Any, device: str | None, floats: bool = Tru
         check_device(device)
     element = as_dtype(dtype)
     if element.is_float != floats:
-        raise DTypeError("random numbers of another kind", location=user_location(), received=str(element),
+        raise DTypeError("the distribution has other element types", location=user_location(), received=str(element),
                          expected="a float type" if floats else "an integer type")  # fmt: skip
     sizes = parse_shape(shape, as_size)
     if not all(isinstance(s, int) for s in sizes):
-        raise ArgumentError("random tensors need sizes that are numbers", location=user_location(), received=str(sizes))
+        raise ArgumentError("random tensors need static sizes", location=user_location(), received=str(sizes))
     return sizes, element  # type: ignore[return-value]
 
 
 @check_arguments
 def rand(shape: Any, dtype: DType = f32, device: str | None = None, generator: Generator | None = None) -> Tensor:
-    """Numbers evenly spread over [0, 1), rounded to `dtype` (below f32 that may give 1).
+    """Uniformly distributed numbers in [0, 1), rounded to `dtype` (narrower types than f32 may round to 1).
 
     >>> rand((2, 2), generator=Generator(1)).shape
     (2, 2)
@@ -126,7 +126,7 @@ def randint(
     device: str | None = None,
     generator: Generator | None = None,
 ) -> Tensor:
-    """Integers from `low` to `high` - 1, each as likely to within (high - low) / 2^32.
+    """Uniformly distributed integers from `low` to `high` - 1, with a bias below (high - low) / 2^32.
 
     >>> randint(0, 10, 1000, generator=Generator(1)).max().item()
     9

@@ -72,7 +72,7 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
 
 @check_arguments
 def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
-    """`x` with elements moved `shift` places up along `axis`; those that leave come in at the other end.
+    """`x` shifted circularly by `shift` elements along `axis`.
 
     Without `axis` the tensor is rolled as if it were flat.
 
@@ -103,7 +103,7 @@ def _roll_axis(x: Tensor, by: int, axis: int) -> Tensor:
 def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
     """Each element `repeats` times in a row, along `axis` or along the flattened tensor.
 
-    `repeats` is a number, or one for each place along the axis.
+    `repeats` is a number, or one for each index of the axis.
 
     >>> repeat([1, 2], 2), repeat([1, 2], [0, 3])
     (Tensor([1, 1, 2, 2], int64), Tensor([2, 2, 2], int64))
@@ -114,7 +114,7 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
     size = x.shape[normalize_axis(axis, x.ndim)]
     counts = np.asarray(repeats)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
-        raise ArgumentError("repeat takes counts from 0 on", location=user_location(), received=repr(repeats))
+        raise ArgumentError("repeat takes counts ≥ 0", location=user_location(), received=repr(repeats))
     counts = counts.reshape(()) if counts.shape == (1,) else counts
     if counts.ndim and counts.shape != (size,):
         raise ShapeError(f"{counts.shape[0]} repeats for axis {axis} of size {size}", location=user_location())
@@ -123,7 +123,7 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
 
 @check_arguments
 def tiled(x: Any, repeats: int | Sequence[int]) -> Tensor:
-    """`x` laid side by side `repeats[i]` times along axis i, as NumPy's `tile` does.
+    """`x` repeated `repeats[i]` times along axis i, as by NumPy's `tile`.
 
     >>> tiled([1, 2], (2, 2))
     Tensor([[1, 2, 1, 2],
@@ -142,19 +142,19 @@ def tiled(x: Any, repeats: int | Sequence[int]) -> Tensor:
 
 @check_arguments
 def split(x: Any, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
-    """`x` cut along `axis` into that many equal parts, or into parts of the sizes given.
+    """`x` split along `axis` into that many equal parts, or into parts of these sizes.
 
     >>> [part.tolist() for part in split([1, 2, 3, 4], 2)]
     [[1, 2], [3, 4]]
 
     Raises:
-        ShapeError: the parts do not make up the axis.
+        ShapeError: the sizes of the parts do not add up to that of the axis.
     """
     x = as_tensor(x)
     size = x.shape[normalize_axis(axis, x.ndim)]
     sizes = _section_bounds(size, sections)
     if sum(sizes) != size:
-        raise ShapeError(f"axis {axis} of size {size} is not made of {sections} parts", location=user_location())
+        raise ShapeError(f"axis {axis} of size {size} cannot be split into {sections} parts", location=user_location())
     ends = np.cumsum([0, *sizes]).tolist()
     return tuple(narrow(x, axis, a, b) for a, b in zip(ends[:-1], ends[1:], strict=True))
 
@@ -167,7 +167,7 @@ def _section_bounds(size: Any, sections: int | Sequence[int]) -> list[int]:
 
 @check_arguments
 def chunk(x: Any, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
-    """`x` cut along `axis` into at most `chunks` parts of one size, the last perhaps smaller.
+    """`x` split along `axis` into at most `chunks` parts of one size; the last may be smaller.
 
     >>> [part.tolist() for part in chunk([1, 2, 3, 4, 5], 2)]
     [[1, 2, 3], [4, 5]]
@@ -182,7 +182,7 @@ def chunk(x: Any, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
 
 @check_arguments
 def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
-    """The differences of neighbours along `axis`, taken `n` times; `prepend` and `append` stand before and after `x`.
+    """The differences of neighbours along `axis`, taken `n` times; `prepend` and `append` extend `x` first.
 
     >>> diff([1, 4, 9])
     Tensor([3, 5], int64)
@@ -198,7 +198,7 @@ def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
 
 @check_arguments
 def broadcast_arrays(*tensors: Any) -> tuple[Tensor, ...]:
-    """All tensors with the shape that they broadcast to together."""
+    """The tensors broadcast to their common shape."""
     listed = [as_tensor(t) for t in tensors]
     try:
         shape = broadcast(*(t.shape for t in listed))
@@ -215,7 +215,7 @@ def meshgrid(*vectors: Any, indexing: str = "xy") -> tuple[Tensor, ...]:
     (3, 2)
     """
     if indexing not in ("xy", "ij"):
-        raise ArgumentError(f"there is no indexing {indexing!r}", location=user_location(), expected='"xy" or "ij"')
+        raise ArgumentError(f"unknown indexing {indexing!r}", location=user_location(), expected='"xy" or "ij"')
     rank = len(vectors)
     order = [1, 0, *range(2, rank)] if indexing == "xy" and rank > 1 else list(range(rank))
     return broadcast_arrays(*(_orient_vector(as_tensor(v), order.index(i), rank) for i, v in enumerate(vectors)))
@@ -264,7 +264,7 @@ def _select_triangle(x: Any, k: int, keeps: Any) -> Tensor:
 
 @check_arguments
 def one_hot(indices: Any, num_classes: int, dtype: DType = f32) -> Tensor:
-    """1 at the place each index names along a new last axis of size `num_classes`, else 0.
+    """1 at each index along a new last axis of size `num_classes`, else 0.
 
     An index outside the classes gives zeros only.
 
@@ -278,7 +278,7 @@ def one_hot(indices: Any, num_classes: int, dtype: DType = f32) -> Tensor:
 
 @check_arguments
 def take_along_axis(x: Any, indices: Any, axis: int = -1) -> Tensor:
-    """For each place of `indices` the element of `x` at that index along `axis`, elsewhere the same place.
+    """For each element of `indices`, the element of `x` at that index along `axis` and the same indices elsewhere.
 
     Shapes: `indices` is like `x` but for `axis`.
 

@@ -24,9 +24,6 @@ from tessera.ops.tensor.elementwise import abs, add, equal, exp, greater, log, m
 from tessera.ops.tensor.rearrange import narrow
 from tessera.ops.tensor.shape import count_elements, pad, permute, reshape, slice_
 
-# Reductions along axes.
-
-
 Axes = tuple[int, ...]
 
 
@@ -57,7 +54,7 @@ def _infer_extremum(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
 
 
 def coerce_sum(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """As `plain`, but by compensated sums where the operand's policy asks for them."""
+    """As `coerce_plain`; compensated summation where the operand's policy has that clause."""
     check_operand_count(op, operands)
     x = as_tensor(operands[0])
     if not (x.type.policy and x.type.policy.compensated and x.dtype.is_float):
@@ -67,7 +64,7 @@ def coerce_sum(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any
         return bind_op(total, [x], attrs)
     wide = cast(x, dtype=x.type.accumulate) if x.dtype != x.type.accumulate else x
     found = bind_op(total, [wide], attrs)
-    scaled = found * (int(found.size) / int(x.size))  # one over the number of elements in each sum
+    scaled = found * (int(found.size) / int(x.size))  # the reciprocal of the number of elements in each sum
     return scaled if scaled.dtype == x.dtype else cast(scaled, dtype=x.type.policy)
 
 
@@ -98,7 +95,7 @@ error(max, min)(error_rules.bound_selection)
 
 
 def coerce_argreduce(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """As `plain`; without an axis, the place in the flattened tensor."""
+    """As `coerce_plain`; without an axis, the tensor is flattened."""
     check_operand_count(op, operands)
     x = as_tensor(operands[0])
     if attrs["axis"] is not None or not x.ndim:
@@ -119,7 +116,7 @@ def _infer_argreduce(x: TensorType, *, axis: int, keepdims: bool) -> TensorType:
 
 @op(infer=_infer_argreduce, coerce=coerce_argreduce, canonical=_canonicalise_one_axis, numerics=STORAGE)
 def argmax(x, *, axis: int | None = None, keepdims: bool = False):
-    """Where along `axis` (None: of them all) the largest element is (int64): the first of equals, of NaNs."""
+    """The index (int64) of the largest element along `axis` (None: of all): the first of equals, or of NaNs."""
     return np.argmax(x, axis=axis, keepdims=keepdims)
 
 
@@ -128,7 +125,7 @@ error(argmax)(error_rules.bound_argreduce(1))
 
 @op(infer=_infer_argreduce, coerce=coerce_argreduce, canonical=_canonicalise_one_axis, numerics=STORAGE)
 def argmin(x, *, axis: int | None = None, keepdims: bool = False):
-    """Where along `axis` (None: of them all) the least element is (int64): the first of equals, of NaNs."""
+    """The index (int64) of the least element along `axis` (None: of all): the first of equals, or of NaNs."""
     return np.argmin(x, axis=axis, keepdims=keepdims)
 
 
@@ -155,7 +152,7 @@ def _(x, *, axis, keepdims):
 
 
 def reciprocal_count(count: float) -> float:
-    """One part of `count`: what a sum is multiplied by for a mean; infinite where there is nothing to divide by."""
+    """1 / `count`, by which a sum is multiplied for a mean; infinite for 0."""
     return 1.0 / count if count > 0 else math.inf
 
 
@@ -164,9 +161,9 @@ def reciprocal_count(count: float) -> float:
     canonical=lambda x, *, correction, **a: {"correction": float(correction), **canonicalise_axes(x, **a)},
 )
 def var(x, *, axis: Any = None, keepdims: bool = False, correction: float = 0.0):
-    """The variance along `axis`: the mean square distance from the mean, with n - `correction` below.
+    """The variance along `axis`: the sum of squared distances from the mean, divided by n - `correction`.
 
-    Where that leaves nothing to divide by it is infinite, or NaN of equal elements.
+    A divisor of 0 gives infinity, or NaN for equal elements.
     """
     count = math.prod(x.shape[a] for a in axis)
     return np.var(x, axis=axis, keepdims=keepdims) * x.dtype.type(count * reciprocal_count(count - correction))
@@ -179,7 +176,7 @@ def _(x, *, axis, keepdims, correction):
     return sum(distance * distance, axis=axis, keepdims=keepdims) * reciprocal_count(count - correction)
 
 
-# The compensated sum: what the clause `ts.compensated` of a policy makes of `sum` and `mean`.
+# Compensated summation (Kahan 1965): `sum` and `mean` under the policy clause `ts.compensated`.
 
 
 def _next_power_of_two(size: int) -> int:
@@ -189,7 +186,7 @@ def _next_power_of_two(size: int) -> int:
 
 @op(infer=infer_sum, coerce=coerce_plain, canonical=canonicalise_axes, numerics=ACCUMULATE)
 def compensated_sum(x, *, axis: Any = None, keepdims: bool = False):
-    """The sum of the elements along `axis` with its rounding errors added at the end: about 2 ulps, however many.
+    """The compensated sum along `axis`, with the rounding errors added at the end: within about 2 ulps for any count.
 
     >>> import tessera as ts
     >>> row = ts.Tensor([1e8, 1.0, -1e8, 1.0])
@@ -227,7 +224,7 @@ def _slice_columns(rows: Tensor, begin: int, end: int) -> Tensor:
     return slice_(rows, start=(0, begin), stop=(rows.shape[0], end))
 
 
-# Running sums and products of whole tensors, by doubling: log2(n) steps over the axis.
+# Prefix sums and products by recursive doubling: log2(n) steps (Hillis and Steele 1986).
 
 
 def _infer_cumulative(x: TensorType, *, axis: int) -> TensorType:
@@ -288,13 +285,13 @@ jvp(argmax, argmin)(zero_jvp)
 
 
 def _broadcast_back(g: Tensor, like: TensorType, axis: tuple[int, ...]) -> Tensor:
-    """What a reduction over `axis` left, repeated along it again."""
+    """The result of a reduction over `axis`, broadcast along it."""
     return broadcast_to(reshape(g, shape=reduce_shape(like, axis, True)), shape=like.shape)
 
 
 @jvp(max, min)
 def _(out, primals, tangents, *, axis, keepdims):
-    # Equal extremes share evenly (design 4).
+    # Equal extrema share the gradient evenly (design 4).
     (x,), (t,) = primals, tangents
     reached = cast(x == _broadcast_back(out, x.type, axis), dtype=x.dtype)
     share = sum(t * reached, axis=axis, keepdims=keepdims)
@@ -308,7 +305,7 @@ def _(g, x, *, axis, keepdims):
 
 @batch(sum, max, min, argmax, argmin, mean, var)
 def _(lanes, **attrs):
-    # Axes count from the end, so that a leading one changes nothing.
+    # Axes count from the end, so the attributes hold with a leading axis too.
     return bind_op(lanes.op, lanes.tensors, attrs)
 
 
@@ -339,7 +336,7 @@ def _(x, *, axis, keepdims):
     n = int(rows.shape[1])
     whole = 1 << (n - 1).bit_length() if n else 1
     rows = pad(rows, low=(0, 0), high=(0, whole - n), value=1)
-    while whole > 1:  # a tree of halves: log2(n) products of whole rows
+    while whole > 1:  # a binary tree: log2(n) products of halves
         whole //= 2
         left, right = ((0, 0), (rows.shape[0], whole)), ((0, whole), (rows.shape[0], 2 * whole))
         rows = slice_(rows, start=left[0], stop=left[1]) * slice_(rows, start=right[0], stop=right[1])
@@ -381,7 +378,7 @@ def _(x, *, axis, keepdims):
     canonical=lambda x, *, correction, **a: {"correction": float(correction), **canonicalise_axes(x, **a)},
 )
 def std(x, *, axis: Any = None, keepdims: bool = False, correction: float = 0.0):
-    """The standard deviation along `axis`: the square root of `var` with n - `correction` below."""
+    """The standard deviation along `axis`: the square root of `var`, whose divisor is n - `correction`."""
     count = math.prod(x.shape[a] for a in axis)
     return np.sqrt(np.var(x, axis=axis, keepdims=keepdims) * x.dtype.type(count * reciprocal_count(count - correction)))
 
@@ -426,7 +423,7 @@ def norm(x: Any, ord: Any = 2, axis: Any = None, keepdims: bool = False) -> Tens
     """
     x = as_tensor(x)
     if not isinstance(ord, (int, float)):
-        raise ArgumentError(f"there is no norm {ord!r}", location=user_location(), expected="a number, inf or -inf")
+        raise ArgumentError(f"unknown norm {ord!r}", location=user_location(), expected="a number, inf or -inf")
     size = abs(x if x.dtype.is_float else cast(x, dtype=f32))
     if ord in (math.inf, -math.inf):
         return (max if ord > 0 else min)(size, axis=axis, keepdims=keepdims)

@@ -40,9 +40,6 @@ from tessera.ops.tensor.elementwise import (
     where,
 )
 
-# More scalar functions: three primitives with errors of their own, and composites of what is there.
-
-
 PI = math.pi
 
 
@@ -59,7 +56,7 @@ def _define_primitive(**columns: Any) -> Callable[[Any], Op]:
 
 @_define_primitive(ulps=3.0, domain=(-4.0, 4.0), method=True)
 def expm1(x):
-    """exp(x) - 1, exact to the last digits near 0.
+    """exp(x) - 1, accurate near 0.
 
     >>> import tessera as ts
     >>> ts.expm1(1e-10)
@@ -73,7 +70,7 @@ jvp(expm1)(sum_of_partials(lambda t, out, x: t * (out + 1.0)))
 
 @_define_primitive(ulps=2.0, domain=(-0.9, 6.0), method=True)
 def log1p(x):
-    """log(1 + x), exact to the last digits near 0."""
+    """log(1 + x), accurate near 0."""
     return np.log1p(x)
 
 
@@ -140,7 +137,7 @@ def _(x):
 
 @op(coerce=coerce_floating)
 def atan2(y, x):
-    """The angle of the point (x, y), from -pi to pi; the signs of zeros say on which side of an axis it is."""
+    """The angle of the point (x, y), from -pi to pi; the sign of a zero selects the side of an axis."""
     return np.arctan2(y, x)
 
 
@@ -155,7 +152,7 @@ def _(y, x):
 
 
 def _has_negative_sign(x):
-    """Whether a number, or a zero, has the sign of those below 0."""
+    """Whether a number is negative or a negative zero."""
     return where(equal(x, 0.0), 1.0 / x < 0.0, x < 0.0)
 
 
@@ -259,7 +256,7 @@ def _(x, y, z):
 
 @op(infer=infer_same, coerce=coerce_pointwise, name="clip")
 def clipped(x, low, high):
-    """`x` brought to lie from `low` to `high`; NaN stays NaN."""
+    """`x` limited to the interval from `low` to `high`; NaN stays NaN."""
     return np.minimum(np.maximum(x, low), high)
 
 
@@ -270,7 +267,7 @@ def _(x, low, high):
 
 @check_arguments
 def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
-    """`x` brought to lie from `min` to `max`, numbers or tensors; None is no bound. NaN stays NaN.
+    """`x` limited to the interval from `min` to `max`, numbers or tensors; None is no bound. NaN stays NaN.
 
     >>> clip([1.0, 5.0, 9.0], 2.0, max=7.0), clip([1, 5], min=3)
     (Tensor([2., 5., 7.], f32), Tensor([3, 5], int64))
@@ -281,7 +278,7 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
     return clipped(x, min, max)
 
 
-# Scalar functions made of others: powers and signs, areas of the hyperbola, what replaces NaN.
+# Composite scalar functions: powers, signs, inverse hyperbolic functions, replacement of NaN.
 
 
 LARGE_ARGUMENT = 2.0**28  # beyond it x² + 1 is x² in every type, and log(2x) is the answer
@@ -414,7 +411,7 @@ def _(x):
 
 @check_arguments
 def positive(x: Any) -> Tensor:
-    """`x` itself: what +x means."""
+    """`x` itself, as the unary operator +."""
     return as_tensor(x)
 
 
@@ -445,29 +442,27 @@ def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: fl
     return where(not_equal(x, x), nan, out)
 
 
-# The numbers of a format next to another.
-#
-# The steps are by Rump, Zimmermann, Boldo and Melquiond, "Computing predecessor and successor in rounding to nearest"
-# (2009): no bits are looked at, so that every target has them.
+# Adjacent numbers of a format, by Rump, Zimmermann, Boldo and Melquiond, "Computing predecessor and successor in
+# rounding to nearest" (2009); they use arithmetic alone, without access to bits, so that every target has them.
 
 
 def _infer_nextafter(x: TensorType, y: TensorType) -> TensorType:
     if x.dtype == tf32:
-        raise DTypeError("nextafter of tf32, which lies in memory as f32", received=str(x), suggestion="cast to ts.f32")
+        raise DTypeError("nextafter of tf32 is not defined", received=str(x), suggestion="cast to ts.f32")
     return x
 
 
 @op(infer=_infer_nextafter, coerce=coerce_floating, numerics=STORAGE)
 def nextafter(x, y):
-    """The number of the type next to `x` on the way to `y`; `y` where they are equal, NaN where either is.
+    """The number of the type adjacent to `x` in the direction of `y`; `y` where they are equal, NaN where either is.
 
-    Beyond the largest number is what the type overflows to.
+    The successor of the largest number is the overflow value of the type.
 
     >>> import tessera as ts
     >>> ts.nextafter(1.0, [0.0, 2.0]) - 1.0
     Tensor([-5.9604645e-08,  1.1920929e-07], f32)
     """
-    return np.where(x == y, y, np.nextafter(x, y))  # of f16 NumPy gives x, which may be the other zero
+    return np.where(x == y, y, np.nextafter(x, y))  # for f16 NumPy returns x, which may be the zero of the other sign
 
 
 @lower(nextafter)
@@ -476,7 +471,7 @@ def _(x, y):
     wide, target = (x, y) if x.dtype.bits >= f32.bits else (cast(x, dtype=f32), cast(y, dtype=f32))
     size, out = abs(wide), greater(target, wide)
     moved = _step_to_neighbour(wide, size, out, info)
-    moved = where(equal(moved, 0.0), copysign(moved, wide), moved)  # from the least number to a zero of its sign
+    moved = where(equal(moved, 0.0), copysign(moved, wide), moved)  # from the smallest number to a zero of its sign
     moved = where(equal(size, math.inf), copysign(info.max, wide), moved)
     least = full(shape=(), value=info.smallest_subnormal, dtype=wide.dtype)
     moved = where(equal(wide, 0.0), where(out, least, -least), moved)
@@ -486,10 +481,10 @@ def _(x, y):
 
 
 def _step_to_neighbour(x: Tensor, size: Tensor, out: Tensor, info: FloatInfo) -> Tensor:
-    """A finite number and what rounds to its neighbour: half to one and a half of the distance, added or taken away.
+    """A value that rounds to the neighbour of a finite number: the number ± 0.5 to 1.5 times their distance.
 
-    Among the least numbers that distance is known; a little above them the product is formed of larger numbers, so
-    that it is not itself rounded to a multiple of the least one.
+    Among subnormal numbers the distance is constant. A little above them the product is computed on scaled numbers, so
+    that it is not rounded to a multiple of the smallest one.
     """
     unit, one = info.eps / 2, full(shape=(), value=1, dtype=x.dtype)
     up = 2 / unit

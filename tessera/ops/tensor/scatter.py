@@ -28,12 +28,10 @@ from tessera.ops.tensor.shape import (
     reshape,
 )
 
-# Updates of some elements of a tensor: scatter_add, scatter.
-
 
 def _scatter_add_type(x: TensorType, indices: TensorType, updates: TensorType, *, axis: int) -> TensorType:
     if x.dtype.kind == "bool":
-        raise DTypeError("updates are not added to bools", expected="numbers", received=f"{x} and {updates}")
+        raise DTypeError("scatter_add is not defined for bools", expected="numbers", received=f"{x} and {updates}")
     return _scatter_type(x, indices, updates, axis=axis)
 
 
@@ -48,8 +46,8 @@ def _scatter_type(
     wanted = (*x.shape[:at], *indices.shape, *x.shape[at + 1 :])
     if updates.shape != wanted:
         raise ShapeError(
-            "the updates do not fit the places", expected=format_shape(wanted), received=format_shape(updates.shape),
-            suggestion="the axes of the indices stand where `axis` stood",
+            "the updates do not fit the indices", expected=format_shape(wanted), received=format_shape(updates.shape),
+            suggestion="the axes of the indices in place of `axis`",
         )  # fmt: skip
     return x
 
@@ -61,15 +59,15 @@ def _scatter_type(
     numerics=ACCUMULATE,
 )
 def scatter_add(x: Any, indices: Any, updates: Any, *, axis: int = 0) -> Any:
-    """`x` with `updates` added to its slices along `axis` that `indices` name; a place named twice gets both.
+    """`x` with `updates` added to its slices at `indices` along `axis`; equal indices add repeatedly.
 
-    Shapes: as for `gather`, whose transpose this is: the axes of `indices` stand in `updates` where `axis` stood.
+    Shapes: as for `gather`, whose transpose this is: in `updates` the axes of `indices` replace `axis`.
     """
     return _scatter_reference(np.add.at, x, indices, updates, axis)
 
 
 def _scatter_reference(change: Callable[..., Any], x: Any, indices: Any, updates: Any, axis: int) -> Any:
-    """A copy of `x` after change(slices along `axis`, indices, updates)."""
+    """A copy of `x` after `change(slices along axis, indices, updates)`."""
     size, at = x.shape[axis], axis + x.ndim
     if indices.size and not 0 <= indices.min() <= indices.max() < size:
         raise OutOfBoundsError(
@@ -84,14 +82,14 @@ def _scatter_reference(change: Callable[..., Any], x: Any, indices: Any, updates
 
 @lower(scatter_add)
 def _(x, indices, updates, *, axis):
-    # Each place sums the updates that name it. (A product with a one-hot matrix would spread an infinity.)
+    # Each slice sums its updates. (A product with a one-hot matrix would turn an infinity into NaNs elsewhere.)
     parts, named = _align_updates(x, indices, updates, axis)
     chosen = where(named, parts, splat(0, x.type.with_shape(named.shape)))
     return x + _restore_axis(cast(sum(chosen, axis=-1), dtype=x.dtype), axis)
 
 
 def _align_updates(x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """The updates and which of them name each place, both [..., size, places]; `axis` of `x` is the last but one."""
+    """The updates, and the mask of those for each slice, both [..., size, updates]; `axis` is the last but one."""
     at, many, size = axis + x.ndim, indices.ndim, x.shape[axis]
     rest, places = (*x.shape[:at], *x.shape[at + 1 :]), count_elements(indices.shape)
     order = (*range(at), *range(at + many, updates.ndim), *range(at, at + many))
@@ -121,15 +119,15 @@ SCATTER_MODES: dict[str, Callable[..., Any]] = {
 
 def _scatter_attrs(x: TensorType, indices: TensorType, updates: TensorType, *, axis: int, mode: str) -> dict[str, Any]:
     if mode not in SCATTER_MODES:
-        raise ArgumentError(f"there is no scatter mode {mode!r}", expected=", ".join(SCATTER_MODES))
+        raise ArgumentError(f"unknown scatter mode {mode!r}", expected=", ".join(SCATTER_MODES))
     return {"axis": normalize_axis(axis, x.rank), "mode": mode}
 
 
 @op(infer=_scatter_type, coerce=coerce_plain, canonical=_scatter_attrs)
 def scatter(x: Any, indices: Any, updates: Any, *, axis: int = 0, mode: str = "set") -> Any:
-    """`x` with the slices along `axis` that `indices` name set to `updates` (or "multiply", "min", "max" with them).
+    """`x` with its slices at `indices` along `axis` replaced by `updates`, or combined by "multiply", "min" or "max".
 
-    Shapes: as for `scatter_add`. A place named twice takes the last update; by the other modes, all of them.
+    Shapes: as for `scatter_add`. For equal indices the last update wins; the other modes combine all.
 
     >>> import tessera as ts
     >>> ts.scatter(ts.Tensor([1.0, 2.0, 3.0]), ts.Tensor([2, 0]), ts.Tensor([9.0, 8.0]))
@@ -144,7 +142,7 @@ def _(x, indices, updates, *, axis, mode):
         return x
     parts, named = _align_updates(x, indices, updates, axis)
     if mode == "set":
-        # The last update that names a place, by its number.
+        # The number of the last update for each slice.
         number = where(named, broadcast_to(iota(shape=named.shape[-1:]), shape=named.shape), -1)
         last = max(number, axis=-1)
         hit = where(equal(number, expand_dims(last, -1)), parts, splat(0, parts.type))

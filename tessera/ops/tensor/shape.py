@@ -21,8 +21,6 @@ from tessera.ops.tensor.argument_checks import check_arguments, parse_shape
 from tessera.ops.tensor.basic import cast, coerce_plain, is_undefined_primal, linear_jvp, splat, zero_jvp
 from tessera.ops.tensor.coercion import unify_dtypes
 
-# Ops that move elements and compute nothing: reshape, permute, slice, pad, concatenate, gather, iota.
-
 
 def count_elements(shape: Sequence[Size]) -> Size:
     """The number of elements of a shape."""
@@ -99,7 +97,7 @@ def _slice_type(x: TensorType, *, start: tuple, stop: tuple, step: tuple) -> Ten
     for axis, (low, high, by, size) in enumerate(zip(start, stop, step, x.shape, strict=True)):
         inside = not isinstance(size, int) or (isinstance(high, int) and 0 <= low <= high <= size)
         if by < 1 or not inside:
-            raise ShapeError(f"slice {low}:{high}:{by} does not lie in axis {axis} of {x}")
+            raise ShapeError(f"slice {low}:{high}:{by} is outside axis {axis} of {x}")
     return x.with_shape(tuple((hi - lo + by - 1) // by for lo, hi, by in zip(start, stop, step, strict=True)))
 
 
@@ -168,7 +166,7 @@ def _concatenate_type(*types: TensorType, axis: int) -> TensorType:
     numerics=STORAGE,
 )
 def concatenate(*tensors, axis: int = 0):
-    """Tensors one after the other along `axis`."""
+    """Tensors concatenated along `axis`."""
     return np.concatenate(tensors, axis=axis)
 
 
@@ -189,7 +187,7 @@ def _gather_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType
     numerics=STORAGE,
 )
 def gather(x, indices, *, axis: int = 0):
-    """The slices of `x` along `axis` that `indices` name; the index axes stand where `axis` stood."""
+    """The slices of `x` at `indices` along `axis`; the axes of the indices replace `axis`."""
     size = x.shape[axis]
     low, high = (indices.min(), indices.max()) if indices.size else (0, -1)
     if low < 0 or high >= size:
@@ -250,7 +248,7 @@ def expand_dims(x: Any, axis: int) -> Tensor:
 
 @check_arguments
 def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
-    """`x` without `axis`, one or several, each of size 1; without all axes of size 1 where it is None.
+    """`x` without `axis`, one or several of size 1; None removes all axes of size 1.
 
     >>> squeeze([[[1.0], [2.0]]])
     Tensor([1., 2.], f32)
@@ -269,7 +267,7 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
 
 @check_arguments
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """`x` with the axes from `start_dim` to `end_dim` made one; a scalar gets one of size 1."""
+    """`x` with the axes from `start_dim` to `end_dim` merged; a scalar becomes a vector of size 1."""
     x = as_tensor(x)
     if not x.ndim:
         return reshape(x, shape=(1,))
@@ -279,7 +277,7 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 @check_arguments
 def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
-    """Tensors of one shape along a new axis."""
+    """Tensors of one shape stacked along a new axis."""
     if not isinstance(tensors, (list, tuple)):
         raise ArgumentError("stack takes a list of tensors", location=user_location(), received=type(tensors).__name__)
     return concatenate([expand_dims(t, axis) for t in tensors], axis=axis)
@@ -294,11 +292,11 @@ def arange(start: int, end: int | None = None, step: int = 1, dtype: DType = int
 
 @check_arguments
 def embedding(weight: Any, indices: Any) -> Tensor:
-    """The rows of `weight` [V, D] that `indices` name."""
+    """The rows of `weight` [V, D] at `indices`."""
     return gather(weight, indices, axis=0)
 
 
-# What neighbours hold: whole tensors moved by a place or more, for stencils.
+# Shifts of whole tensors, for stencils.
 
 
 def _mesh_shift_attrs(x: TensorType, *, axis: Any, shift: int) -> dict[str, Any]:
@@ -307,9 +305,9 @@ def _mesh_shift_attrs(x: TensorType, *, axis: Any, shift: int) -> dict[str, Any]
 
 @op(coerce=coerce_plain, canonical=_mesh_shift_attrs, numerics=STORAGE)
 def mesh_shift(x, *, axis: int = 0, shift: int = 1):
-    """What lies `shift` places before each element along `axis`, 0 where nothing does; on a mesh, a neighbour tells.
+    """`x` shifted by `shift` elements along `axis`, filled with 0; on a mesh, neighbours exchange halos.
 
-    Shapes: that of `x`. Raises ShapeError for an axis there is not.
+    Shapes: that of `x`. Raises ShapeError for an axis that `x` does not have.
 
     >>> import tessera as ts
     >>> ts.mesh_shift([1.0, 2.0, 3.0], axis=0, shift=1)
@@ -363,7 +361,7 @@ def _(g, x, *, axes):
 def _(g, x, *, start, stop, step):
     for axis, by in enumerate(step):
         g = _insert_zeros(g, axis, by)
-    # What was spaced ends up to `step - 1` places beyond the last element that was taken.
+    # The dilated cotangent ends up to `step - 1` elements after the last element that was taken.
     room = tuple(max(0, a + n - size) for a, n, size in zip(start, g.shape, x.shape, strict=True))
     g = slice_(g, start=(0,) * g.ndim, stop=tuple(n - r for n, r in zip(g.shape, room, strict=True)))
     return (pad(g, low=start, high=tuple(s - a - n for s, a, n in zip(x.shape, start, g.shape, strict=True))),)
@@ -434,7 +432,7 @@ def _(lanes, *, axis):
         return gather(x, indices, axis=axis)
     if not lanes.batched[0]:
         return axes_first(gather(x, indices, axis=axis), axis + x.ndim)
-    # One long axis holds every lane's slices; a lane's indices begin where its slices do.
+    # One merged axis holds the slices of all lanes; each lane's indices are offset by the start of its slices.
     at = axis + x.ndim
     flat, low = merge_lanes(x, at), x.shape[at]
     out = gather(flat, offset_lane_indices(indices, low), axis=0)
@@ -442,12 +440,12 @@ def _(lanes, *, axis):
 
 
 def axes_first(x: Tensor, *axes: int) -> Tensor:
-    """`x` with these axes before the others."""
+    """`x` with these axes first."""
     return permute(x, axes=(*axes, *(i for i in range(x.ndim) if i not in axes)))
 
 
 def axes_from_front(x: Tensor, at: int, many: int) -> Tensor:
-    """`x` with axes 1 to `many` moved to where `at` is, behind the lanes' other leading axes."""
+    """`x` with axes 1 to `many` moved to position `at`, after the other leading axes of the lanes."""
     rest = [i for i in range(x.ndim) if i == 0 or i >= many]
     order = [*rest[:at], *range(1, many), *rest[at:]]
     return permute(x, axes=tuple(order))

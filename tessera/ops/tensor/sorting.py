@@ -26,13 +26,13 @@ from tessera.ops.tensor.shape import expand_dims, gather, iota
 
 @check_arguments
 def take(x: Any, indices: Any, axis: int = 0) -> Tensor:
-    """The slices of `x` along `axis` at `indices`, which may count from the end; their axes stand where it stood.
+    """The slices of `x` along `axis` at `indices`, which may be negative; the axes of the indices replace `axis`.
 
     >>> take([10, 20, 30], [-1, 0])
     Tensor([30, 10], int64)
 
     Raises:
-        OutOfBoundsError: an index lies outside the axis.
+        OutOfBoundsError: an index is outside the axis.
         DTypeError: the indices are not integers.
     """
     x, at = as_tensor(x), as_tensor(indices)
@@ -63,15 +63,15 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Tensor:
 
 @check_arguments
 def searchsorted(sorted_values: Any, values: Any, side: str = "left") -> Tensor:
-    """For each of `values` the place (int64) in `sorted_values` [N] before which it keeps the order.
+    """For each of `values` the index (int64) in `sorted_values` [N] at which insertion keeps the order.
 
-    Equal elements are after it with "left", before it with "right".
+    With "left" the index is that of the first equal element, with "right" it follows the last.
 
     >>> searchsorted([1, 3, 3, 5], [3, 0], side="right")
     Tensor([3, 0], int64)
 
     Raises:
-        ShapeError: `sorted_values` is no vector.
+        ShapeError: `sorted_values` is not a vector.
         ArgumentError: `side` is neither "left" nor "right".
     """
     row, wanted = as_tensor(sorted_values), as_tensor(values)
@@ -85,17 +85,17 @@ def searchsorted(sorted_values: Any, values: Any, side: str = "left") -> Tensor:
 
 @check_arguments
 def nonzero(x: Any) -> tuple[Tensor, ...]:
-    """Where the elements that are not zero lie: one vector of places for each axis, in row-major order.
+    """The indices of the elements that are not zero: one vector for each axis, in row-major order.
 
     Raises:
-        TraceError: `x` is traced: how many there are depends on its values.
+        TraceError: `x` is traced: the size of the result depends on its values.
 
     >>> nonzero([[0, 5], [6, 0]])
     (Tensor([0, 1], int64), Tensor([1, 0], int64))
     """
     x = as_tensor(x)
     if not x.ndim:
-        raise ShapeError("a scalar has no places", location=user_location(), received=str(x.type))
+        raise ShapeError("a scalar has no axes to index", location=user_location(), received=str(x.type))
     return tuple(Tensor(places) for places in np.nonzero(not_equal(x, 0).numpy()))
 
 
@@ -104,7 +104,7 @@ def unique(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The distinct elements in order, which of them each element of `x` is, and how often each is there.
 
     Raises:
-        TraceError: `x` is traced: how many there are depends on its values.
+        TraceError: `x` is traced: the size of the result depends on its values.
 
     >>> unique([3, 1, 3])
     (Tensor([1, 3], int64), Tensor([1, 0, 1], int64), Tensor([1, 2], int64))
@@ -130,7 +130,7 @@ def _argsort_attrs(x: TensorType, *, axis: int, descending: bool) -> dict[str, A
     numerics=STORAGE,
 )
 def argsort(x, *, axis: int = -1, descending: bool = False):
-    """The places (int64) along `axis` of the elements in order; equal ones keep theirs, NaN counts as the largest.
+    """The indices (int64) that sort the elements along `axis`, stably; NaN counts as the largest.
 
     >>> import tessera as ts
     >>> ts.argsort([30, 10, 20])
@@ -143,7 +143,7 @@ def argsort(x, *, axis: int = -1, descending: bool = False):
 
 @lower(argsort)
 def _(x, *, axis, descending):
-    # The rank of an element is how many stand before it. n² comparisons, but only ops that every target has.
+    # The rank of an element is the number of elements before it: n² comparisons, with ops that every target has.
     rows = moveaxis(cast(x, dtype=int64) if x.dtype.kind == "bool" else x, axis, -1)
     mine, other = expand_dims(rows, -1), expand_dims(rows, -2)
     shape = (rows.shape[-1], rows.shape[-1])
@@ -168,7 +168,7 @@ def _ties(a: Tensor, b: Tensor) -> Tensor:
 
 @check_arguments
 def sort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
-    """The elements in order along `axis`; equal ones keep theirs, NaN counts as the largest.
+    """The elements sorted along `axis`, stably; NaN counts as the largest.
 
     >>> sort([3, 1, 2], descending=True)
     Tensor([3, 2, 1], int64)
@@ -179,7 +179,7 @@ def sort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
 
 @check_arguments
 def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """The `k` largest (or smallest) elements along `axis` in order, and their places (int64).
+    """The `k` largest (or smallest) elements along `axis` in order, and their indices (int64).
 
     >>> topk([1, 5, 3], 2)
     (Tensor([5, 3], int64), Tensor([1, 2], int64))

@@ -1,4 +1,4 @@
-"""Stochastic rounding as two explicit ops, which levels below Graph use in place of a policy clause."""
+"""Stochastic rounding: an op that rounds by a random draw, and the draws, in place of a policy clause below Graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tessera.ops.tensor.shape import iota
 
 
 def drop_stochastic_clause(policy: Policy | None) -> Policy | None:
-    """A policy without its stochastic clause: that of numbers which are rounded already."""
+    """A policy without its stochastic clause, for values that are already rounded."""
     return policy if policy is None else replace(policy, rounding="nearest", seed=0)
 
 
@@ -41,9 +41,9 @@ def _(site: ErrorSite, x: IntervalArray, draw: IntervalArray, *, dtype: Policy) 
 
 
 def draw_rounding_bits(shape: tuple[int, ...], seed: int, first: Any = 0) -> Tensor:
-    """The 53 random bits of each place of a tensor, as the interpreter draws them when it stores a result.
+    """The 53 random bits of each element of a tensor: the same as those of the interpreter's rounding.
 
-    `first` is the number of its first place, where it is a part of something larger.
+    `first` is the index of the first element, where the tensor is a part of a larger one.
     """
     steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     place = full(shape=shape, value=0, dtype=int64)

@@ -135,5 +135,5 @@ def test_an_emulation_is_imported_by_name():
 
 
 def test_an_emulation_of_another_process_is_asked_for(rng):
-    with pytest.raises(UnknownNameError, match="not to be had here"):
+    with pytest.raises(UnknownNameError, match="is not loaded"):
         forgotten(halved, {"x": rng.random(8, dtype="f4"), "out": np.zeros(8, "f4")})
