@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 import numpy as np  # noqa: E402
-from test_dot import matmul  # noqa: E402
+from test_matmul import matmul  # noqa: E402
 from tilekernels import Kernel  # noqa: E402
 
 from tessera.codegen.llvm import BACKEND  # noqa: E402

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from test_dot import matmul
+from test_matmul import matmul
 from tilekernels import Kernel
 
 from tessera.codegen import artifact, contract

@@ -1,7 +1,7 @@
 """Scalar functions of f32: argument reduction and minimax polynomials.
 
 Polynomials are minimax fits (Lawson's iteration, relative error below 2^-27) on the reduced range. Each result lies
-within the bounds of the OpenCL full profile; `tests/codegen/llvm/test_math.py` measures them.
+within the bounds of the OpenCL full profile; `tests/codegen/llvm/test_math_functions.py` measures them.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def erf_f32(x: Tensor) -> Tensor:
     high = fma(-1.72853470e-5, t, 3.83197126e-4)
     low = fma(-3.88396438e-3, t, 2.42546219e-2)
     p = evaluate_polynomial(t, fma(high, square, low), -1.06777877e-1, -6.34846687e-1, -1.28717512e-1)
-    power = e.exp(fma(p, t, t * -1.0))
+    power = e.exp(fma(p, t, -t))
     far = copysign(1.0 - power, x)
     return where(size > 0.927734375, far, erf_near_zero(x, square))
 
@@ -232,7 +232,7 @@ def remainder(x: Tensor, y: Tensor) -> Tensor:
     """What is left of x after whole multiples of y, with the sign of y."""
     _, _, found = _split_remainder(x, y)
     zero = copysign(constant(0.0, y.dtype), y)
-    return where(found == 0.0, zero, found) + -0.0
+    return where(found == 0.0, zero, found)
 
 
 @SHARED(e.floor_divide, f32, f64)

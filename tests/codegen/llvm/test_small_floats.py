@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_pointwise import pointwise
+from test_loop_fusion import pointwise
 from tilekernels import agree
 
 import tessera as ts

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptx_hopper import barrier, entry, wait
+from ptx_hopper_snippets import barrier, entry, wait
 
 from tessera.core.errors import BarrierError
 from tessera.interp.target.ptx import PtxModule

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ptx_hopper import STORE, barrier, entry, load
+from ptx_hopper_snippets import STORE, barrier, entry, load
 
 from tessera.core.errors import ArgumentError, AsyncCopyError
 from tessera.interp.target.ptx import PtxModule, TensorMap

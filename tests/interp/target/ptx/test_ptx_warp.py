@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptx_one import bits, one, same
+from ptx_snippets import bits, one, same
 
 X = bits("u4", 64)
 RNG = np.random.default_rng(0)

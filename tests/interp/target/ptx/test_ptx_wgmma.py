@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from ptx_hopper import barrier, entry, load
+from ptx_hopper_snippets import barrier, entry, load
 
 from tessera.core.errors import OutOfBoundsError
 from tessera.interp.target.ptx import PtxModule, TensorMap

@@ -1,7 +1,7 @@
 """Loops and branches with scalars and blocks carried through them."""
 
 import numpy as np
-from test_pointwise import numbers
+from test_loop_fusion import numbers
 from tilekernels import Kernel, agree
 
 from tessera.core.types import f32, int32

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ptx_one import one
+from ptx_snippets import one
 
 from tessera.core.errors import (
     ArgumentError,

@@ -6,8 +6,8 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from ptx_exact import DTYPES, rounded
-from ptx_one import bits, one, same
+from ptx_exact_rounding import DTYPES, rounded
+from ptx_snippets import bits, one, same
 
 INTS = {"u8": "u1", "s8": "i1", "u16": "u2", "s16": "i2", "u32": "u4", "s32": "i4", "u64": "u8", "s64": "i8"}
 

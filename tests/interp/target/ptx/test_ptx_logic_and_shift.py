@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptx_one import bits, one, same
+from ptx_snippets import bits, one, same
 
 U32 = 2**32 - 1
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_pointwise import numbers
+from test_loop_fusion import numbers
 from tilekernels import Kernel, agree
 
 from tessera.codegen.llvm import BACKEND

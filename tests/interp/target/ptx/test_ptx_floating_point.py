@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from ptx_exact import DTYPES, rounded
-from ptx_one import bits, one, same
+from ptx_exact_rounding import DTYPES, rounded
+from ptx_snippets import bits, one, same
 
 MODES = ["rn", "rz", "rm", "rp"]
 EXACT = {

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from ptx_one import one, same
+from ptx_snippets import one, same
 
 from tessera.core.errors import ArgumentError, OutOfBoundsError
 from tessera.interp.target.ptx import PtxModule

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptx_hopper import STORE, barrier, entry, load
+from ptx_hopper_snippets import STORE, barrier, entry, load
 
 from tessera.core.errors import AsyncCopyError, BarrierError, OutOfBoundsError, RaceError, UninitializedError
 from tessera.interp.target.ptx import PtxModule, TensorMap

@@ -4,10 +4,10 @@ import threading
 
 import numpy as np
 import pytest
-from test_control import numbers
-from test_dot import matmul
-from test_memory import Kernel
-from test_reduce import reduced
+from test_control_flow import numbers
+from test_matmul import matmul
+from test_memory_ops import Kernel
+from test_reductions import reduced
 
 from tessera.codegen.llvm import BACKEND
 from tessera.codegen.llvm.runtime import jit

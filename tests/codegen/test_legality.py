@@ -52,7 +52,7 @@ def test_counts():
             {"shared_bytes": 8000},
             ("staged needs 8,192 bytes of shared memory", "at most 8,000 on tiny", "fewer stages"),
         ),
-        ({"block_bytes": 9000}, ("bytes of blocks in registers", "at most 9,000 on tiny", "test_resources.py")),
+        ({"block_bytes": 9000}, ("bytes of blocks in registers", "at most 9,000 on tiny", "test_legality.py")),
         ({"max_group": 4}, ("staged needs 8 tiles in a group", "at most 4 on tiny")),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ptx_one import bits, one, same
+from ptx_snippets import bits, one, same
 
 TYPES = ["u16", "s16", "u32", "s32", "u64", "s64"]
 
