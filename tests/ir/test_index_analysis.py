@@ -1,0 +1,155 @@
+"""Index analysis: affine forms, intervals and divisors hold for every value that random index programs compute."""
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.core.types import bool_, f32, int32, int64, scalar
+from tessera.interp import graph
+from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
+from tessera.ir.analysis.divisibility import MAX_DIVISOR, find_divisor
+from tessera.ir.analysis.intervals import UNBOUNDED, IntervalAnalysis
+from tessera.ir.builder import Builder
+from tessera.ir.core import Function, Value
+from tessera.ir.rewrite import UseDef
+from tessera.ops.dialects import control_flow, tile
+from tessera.ops.tensor import basic, shape
+from tessera.ops.tensor import elementwise as e
+
+BINARY = (e.add, e.sub, e.mul, e.maximum, e.minimum)
+
+
+@st.composite
+def index_programs(draw):
+    """A random Graph function of two int64 scalars, all of whose values are results; and values for the scalars."""
+    builder, params = Builder(), [Value(scalar(int64), name) for name in "ij"]
+    values = list(params)
+    for _ in range(draw(st.integers(1, 8))):
+        pick = st.sampled_from(values)
+        kind = draw(st.sampled_from(("number", "binary", "neg", "divide")))
+        if kind == "number":
+            attrs = {"shape": (), "value": draw(st.integers(-20, 20)), "dtype": int64}
+            values.append(builder.add(basic.full, [], attrs).out)
+        elif kind == "neg":
+            values.append(builder.add(e.neg, [draw(pick)]).out)
+        elif kind == "divide":
+            by = builder.add(basic.full, [], {"shape": (), "value": draw(st.integers(1, 9)), "dtype": int64}).out
+            op = draw(st.sampled_from((e.floor_divide, e.remainder)))
+            values += [by, builder.add(op, [draw(pick), by]).out]
+        else:
+            values.append(builder.add(draw(st.sampled_from(BINARY)), [draw(pick), draw(pick)]).out)
+    arguments = [np.int64(draw(st.integers(-50, 50))) for _ in params]
+    return Function("index", builder.block(params, values)), arguments
+
+
+def run(function, arguments):
+    """The number that each value has."""
+    found = graph.run(function, [np.array(a) for a in arguments])
+    return {v: int(a) for v, a in zip(function.results, found, strict=True)}
+
+
+@settings(max_examples=80, deadline=None)
+@given(program=index_programs())
+def test_an_affine_form_has_the_value_of_its_index(program):
+    function, arguments = program
+    numbers, analysis = run(function, arguments), AffineAnalysis(UseDef(function))
+    for value, number in numbers.items():
+        form = analysis.find_form(value)
+        if abs(number) < 2**40:
+            assert form.constant + sum(c * numbers[v] for v, c in form.scalars.items()) == number
+        assert not form.ramps
+
+
+@settings(max_examples=80, deadline=None)
+@given(program=index_programs())
+def test_an_interval_holds_the_value_of_its_index(program):
+    function, arguments = program
+    analysis = IntervalAnalysis(UseDef(function), None)
+    for param, number in zip(function.params, arguments, strict=True):
+        analysis.known[param] = (min(-3, int(number)), max(4, int(number)))
+    for value, number in run(function, arguments).items():
+        low, high = analysis.of(value)
+        assert low <= number <= high
+
+
+@settings(max_examples=80, deadline=None)
+@given(program=index_programs())
+def test_a_divisor_divides_the_value_of_its_index(program):
+    function, arguments = program
+    uses = UseDef(function)
+    for value, number in run(function, arguments).items():
+        assert number % find_divisor(uses, value) == 0 or abs(number) >= 2**62
+
+
+def test_ramps_follow_the_axes_of_a_block():
+    builder = Builder()
+    along = builder.add(shape.iota, [], {"shape": (8,), "axis": -1, "dtype": int64}).out
+    column = builder.add(shape.reshape, [along], {"shape": (8, 1)}).out
+    block = builder.add(basic.broadcast_to, [column], {"shape": (8, 4)}).out
+    twice = builder.add(e.add, [block, block]).out
+    flat = builder.add(shape.reshape, [twice], {"shape": (32,)}).out
+    analysis = AffineAnalysis(builder.producers)
+    assert analysis.find_form(twice) == AffineForm(0, {}, {-2: 2})
+    assert analysis.find_form(twice).upper_bound_of_block((8, 4)) == 14
+    assert analysis.find_form(flat) is None  # the position along one axis is not linear in that along the other
+    one = builder.add(shape.iota, [], {"shape": (1,), "axis": -1, "dtype": int64}).out
+    assert analysis.find_form(one).is_constant
+
+
+def test_a_uniform_block_keeps_its_form_under_every_reshape():
+    builder = Builder()
+    block = builder.add(basic.full, [], {"shape": (2, 6), "value": 5, "dtype": int64}).out
+    other = builder.add(shape.reshape, [block], {"shape": (4, 3)}).out
+    assert AffineAnalysis(builder.producers).find_form(other) == AffineForm(5)
+
+
+def test_integers_that_may_wrap_have_forms_only_on_request():
+    builder, x = Builder(), Value(scalar(int32), "x")
+    total = builder.add(e.add, [x, x]).out
+    wide = builder.add(basic.cast, [total], {"dtype": int64}).out
+    assert AffineAnalysis(builder.producers).find_form(total) is None
+    assert AffineAnalysis(builder.producers).find_form(wide) == AffineForm(0, {wide: 1})
+    assert AffineAnalysis(builder.producers, narrow=True).find_form(wide) == AffineForm(0, {x: 2})
+    assert IntervalAnalysis(builder.producers, None).of(wide) == UNBOUNDED
+
+
+def test_program_ids_are_bounded_by_the_grid():
+    builder = Builder()
+    first, third = (builder.add(tile.program_id, [], {"axis": axis}).out for axis in (0, 2))
+    size, local = (builder.add(op, []).out for op in (tile.grid_size, tile.local_id))
+    known = IntervalAnalysis(builder.producers, (6, 2))
+    assert (known.of(first), known.of(third)) == ((0, 5), (0, 0))
+    unknown = IntervalAnalysis(builder.producers, None)
+    assert [unknown.of(v) for v in (first, size, local)] == [(0, math.inf), (1, math.inf), (0, math.inf)]
+    assert known.find_unproven_axes([first, third], (3, 4), (8, 3)) == (1,)
+
+
+def test_the_last_iteration_bounds_the_index_of_a_loop():
+    loop = make_loop(0, 10, 4)
+    analysis = IntervalAnalysis(loop.producers, None)
+    analysis.loop(loop.node)
+    index = loop.node.regions[0].params[0]
+    assert analysis.of(index) == (0, 8)
+    assert find_divisor({**loop.producers, index: loop.node}, index) == 4
+
+
+def make_loop(*bounds):
+    builder, index = Builder(), Value(scalar(int64), "i")
+    args = [builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out for n in bounds]
+    region = Function("body", Builder().block([index], [])).body
+    builder.node = builder.add(control_flow.for_, args, types=(), regions=(region,))
+    return builder
+
+
+def test_divisors_of_casts_choices_and_zero():
+    builder, flag, x = Builder(), Value(scalar(bool_), "flag"), Value(scalar(f32), "x")
+    eight, twelve, zero = (
+        builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out for n in (8, 12, 0)
+    )
+    chosen = builder.add(e.where, [flag, eight, twelve]).out
+    narrow = builder.add(basic.cast, [chosen], {"dtype": int32}).out
+    truncated = builder.add(basic.cast, [x], {"dtype": int64}).out
+    found = [find_divisor(builder.producers, v) for v in (chosen, narrow, truncated, zero, x)]
+    assert found == [4, 4, 1, MAX_DIVISOR, 1]
