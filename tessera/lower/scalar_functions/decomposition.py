@@ -16,7 +16,7 @@ from tessera.core.errors import UNKNOWN
 from tessera.core.types import DType, TensorType
 from tessera.ir.builder import Builder, override_numerics
 from tessera.ir.core import Attrs, Function, Node, Value
-from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
+from tessera.ir.rewrite import RewritePatterns, Rewriter, eliminate_dead_code, rewrite_function
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects.arith import fma
@@ -65,7 +65,8 @@ class Decompositions:
         """A rule on scalars of these element types as a function, expanded by this table."""
         key = (rule, dtypes)
         if key not in self._functions:
-            self._functions[key] = rewrite_function(trace_rule(rule, dtypes), self._patterns(), revisit=True)
+            made = rewrite_function(trace_rule(rule, dtypes), self._patterns(), revisit=True)
+            self._functions[key] = eliminate_dead_code(made)
         return self._functions[key]
 
     def _patterns(self) -> RewritePatterns:
@@ -85,7 +86,8 @@ def trace_rule(rule: Rule, dtypes: tuple[DType, ...]) -> Function:
     params = tuple(Value(TensorType((), dtype)) for dtype in dtypes)
     with builder.active(), builder.at(UNKNOWN), override_numerics(None):
         result = rule(*map(Tensor, params))
-    return Function(getattr(rule, "__name__", "rule"), builder.block(params, (result.data,)), Attrs(), UNKNOWN)
+    made = Function(getattr(rule, "__name__", "rule"), builder.block(params, (result.data,)), Attrs(), UNKNOWN)
+    return eliminate_dead_code(made)
 
 
 SHARED = Decompositions()

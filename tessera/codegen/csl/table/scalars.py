@@ -13,107 +13,44 @@ import ml_dtypes
 import numpy as np
 
 from tessera.codegen.coverage import make_refusal_error
+from tessera.codegen.csl.table.decomposition_emission import format_function
 from tessera.codegen.csl.table.refusals import REFUSED
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import CSL_TYPES
 from tessera.codegen.csl.text.faults import make_unsupported_error
-from tessera.core.types import DType, TensorType, bf16, bool_, f16, int4, int8, int64, uint8
+from tessera.core.types import DType, TensorType, bf16, bool_, f16, f32, int4, int8, int64, uint8
 from tessera.ir.core import Node
-from tessera.ir.rules import Rules
+from tessera.ir.rules import Op, Rules
+from tessera.ir.tensor import Tensor
+from tessera.lower.scalar_functions import single_precision
+from tessera.lower.scalar_functions.decomposition import SHARED
 from tessera.lower.scalar_functions.small_floats import (
-    F32_BIAS,
-    F32_MANTISSA_BITS,
     SMALL_FLOAT_FORMATS,
-    SmallFloatFormat,
+    build_decoder,
+    build_rounding_encoder,
+    decode_shift,
 )
+from tessera.ops.dialects.arith import divide
 from tessera.ops.tensor import basic, scalar_functions
 from tessera.ops.tensor import elementwise as e
+
+assert single_precision  # fills the table of decompositions
 
 # Floats of eight bits or fewer: held as their codes, and computed in f32.
 
 
-DECODE_HELPER = """fn widen_{name}(code: i16) f32 {{
-  const size: u32 = @as(u32, code & {magnitude});
-{special}  const value: f32 = @bitcast(f32, size << {dropped}) * {scale};
-  return if ((code & {sign}) != 0) -value else value;
-}}"""
-DECODE_SPECIAL = """  if (size >= {first}) return @bitcast(f32, @as(u32, {value}) | (@as(u32, code & {sign}) << {up}));
-"""
-# To nearest, ties to even. Below the least normal number steps are equal: adding a number whose last digit is one step
-# rounds to them; above it the code is the upper bits of the f32, with another bias.
-ENCODE_HELPER = """fn narrow_{name}(x: f32) i16 {{
-  const bits: u32 = @bitcast(u32, x);
-  const size: u32 = bits & 0x7FFFFFFF;
-  const sign: i16 = if (bits == size) 0 else {sign};
-  if (x != x) return sign | {nan};
-  if (size < {least}) {{
-    return sign | @as(i16, @bitcast(u32, @bitcast(f32, size) + {step}) - {step_bits});
-  }}
-  const code: u32 = (size - {rebias} + {half} + ((size >> {dropped}) & 1)) >> {dropped};
-  return sign | (if (code > {top}) {beyond} else @as(i16, code));
-}}"""
-
-
 def decode_small_float(element: CslContext, dtype: DType, text: str) -> str:
     """The value of a code."""
-    form, name = SMALL_FLOAT_FORMATS[dtype], f"widen_{dtype.name}"
-    sign, scale = 1 << form.sign, float(2.0 ** (F32_BIAS - form.bias))
-    element.functions[name] = DECODE_HELPER.format(
-        name=dtype.name,
-        magnitude=sign - 1,
-        sign=sign,
-        dropped=F32_MANTISSA_BITS - form.digits,
-        scale=_format_number(scale),
-        special="".join(_format_specials(form, sign)),
-    )
-    return f"{name}({text})"
-
-
-def _format_specials(form: SmallFloatFormat, sign: int) -> list[str]:
-    """What stands for no number of its digits: NaN first, which has the largest codes, then infinity."""
-    found = [(form.nan, "0x7FC00000")] if form.nan is not None else []
-    if form.infinity is not None:
-        found = [(form.infinity + 1, "0x7FC00000"), (form.infinity, "0x7F800000")]
-    return [DECODE_SPECIAL.format(first=n, value=v, sign=sign, up=31 - form.sign) for n, v in found]
+    name = f"decode_{dtype.name}"
+    element.functions[name] = format_function(name, build_decoder(dtype), format_literal)
+    return f"{name}(@as(u32, {text}) << {decode_shift(dtype)})"
 
 
 def encode_small_float(element: CslContext, dtype: DType, text: str) -> str:
     """The code of a value."""
-    form, name = SMALL_FLOAT_FORMATS[dtype], f"narrow_{dtype.name}"
-    dropped, least = F32_MANTISSA_BITS - form.digits, 1 - form.bias
-    place = least - form.digits + F32_MANTISSA_BITS
-    element.functions[name] = ENCODE_HELPER.format(
-        name=dtype.name,
-        sign=1 << form.sign,
-        nan=form.nan or 0,
-        least=hex((least + F32_BIAS) << F32_MANTISSA_BITS),
-        step=_format_number(2.0**place),
-        step_bits=hex((place + F32_BIAS) << F32_MANTISSA_BITS),
-        dropped=dropped,
-        rebias=hex((F32_BIAS - form.bias) << F32_MANTISSA_BITS),
-        half=(1 << (dropped - 1)) - 1,
-        top=_find_max_finite_code(form),
-        beyond=_find_overflow_code(form),
-    )
-    return f"{name}({text})"
-
-
-def _find_max_finite_code(form: SmallFloatFormat) -> int:
-    """The code of the largest number."""
-    if form.infinity is not None:
-        return form.infinity - 1
-    return (1 << form.sign) - 1 if form.nan is None else form.nan - 1
-
-
-def _find_overflow_code(form: SmallFloatFormat) -> int:
-    """The code of what lies beyond it."""
-    found = form.infinity if form.infinity is not None else form.nan
-    return _find_max_finite_code(form) if found is None else found
-
-
-def _format_number(value: float) -> str:
-    mantissa, mark, exponent = repr(value).partition("e")
-    return f"{mantissa if '.' in mantissa else mantissa + '.0'}{mark}{exponent}"
+    name = f"encode_{dtype.name}"
+    element.functions[name] = format_function(name, build_rounding_encoder(dtype), format_literal)
+    return f"@as(i16, {name}({text}))"
 
 
 # Expressions of one element: how each pointwise op is spelled.
@@ -124,39 +61,34 @@ pointwise_rows = Rules("csl scalar")
 
 INFINITY_BITS = {math.inf: "0x7F800000", -math.inf: "0xFF800000"}
 
-# erf by the fit of N. Juffa: 1 - exp(polynomial) beyond 0.9277, an odd polynomial below.
-ERF_HELPER = """fn erf(x: f32) f32 {
-  const a = math.abs(x);
-  const t: f32 = if (a > 4.0) 4.0 else a;
-  const s = t * t;
-  if (a > 0.927734375) {
-    const u: f32 = (-1.72853470e-5 * t + 3.83197126e-4) * s + (-3.88396438e-3 * t + 2.42546219e-2);
-    const p: f32 = ((u * t - 1.06777877e-1) * t - 6.34846687e-1) * t - 1.28717512e-1;
-    const far: f32 = 1.0 - math.exp(p * t - t);
-    return if (x < 0.0) -far else far;
-  }
-  const q: f32 = ((((-5.96761703e-4 * s + 4.99119423e-3) * s - 2.67681349e-2) * s + 1.12819925e-1) * s
-    - 3.76125336e-1) * s + 1.28379166e-1;
-  return q * x + x;
-}"""
+# The functions that CSL's library lacks. A mesh has no f64, so that expm1 and log1p are of f32 throughout.
+LIBRARY_LACKS = (e.erf, e.remainder, e.floor_divide)
+DECOMPOSITIONS = SHARED.without(lambda op, dtype: dtype != f32 or op not in LIBRARY_LACKS)
 
-# Kahan's way: what rounding takes from 1 + x, or from exp(x), is given back by the quotient.
-MATH_HELPERS = {
-    "erf": ERF_HELPER,
-    "expm1": """fn expm1(x: f32) f32 {
-  const u: f32 = math.exp(x);
-  if (u == 1.0) return x;
-  const v: f32 = u - 1.0;
-  if (v == -1.0 or u - u != 0.0) return v;
-  return v * (x / math.log(u));
-}""",
-    "log1p": """fn log1p(x: f32) f32 {
-  const u: f32 = 1.0 + x;
-  if (u == 1.0) return x;
-  if (u - u != 0.0) return x + math.sqrt(x);  // infinity, or NaN of what is below -1
-  return math.log(u) * (x / (u - 1.0));
-}""",
-}
+
+@DECOMPOSITIONS(scalar_functions.expm1, f32)
+def expm1_f32(x: Tensor) -> Tensor:
+    """Kahan's form: the rounding error of exp(x) is divided out again."""
+    u = e.exp(x)
+    v = u - 1.0
+    extreme = (v == -1.0) | (u - u != 0.0)
+    return e.where(u == 1.0, x, e.where(extreme, v, v * divide(x, e.log(u))))
+
+
+@DECOMPOSITIONS(scalar_functions.log1p, f32)
+def log1p_f32(x: Tensor) -> Tensor:
+    """Kahan's form: the rounding error of 1 + x is divided out again. Beyond it is infinity, or NaN below -1."""
+    u = 1.0 + x
+    found = e.log(u) * divide(x, u - 1.0)
+    return e.where(u == 1.0, x, e.where(u - u != 0.0, x + e.sqrt(x), found))
+
+
+def _declare_function(element: CslContext, op: Op) -> str:
+    """The name of the function of f32 that a decomposition becomes."""
+    name, function = f"{op.__name__}_f32", DECOMPOSITIONS.find(op, f32)
+    assert function is not None
+    element.functions[name] = format_function(name, function, format_literal)
+    return name
 
 
 def format_literal(value: Any, dtype: DType) -> str:
@@ -268,9 +200,7 @@ def _(element, node, x):
 
 @pointwise_rows(e.erf, scalar_functions.expm1, scalar_functions.log1p)
 def _(element, node, x):
-    name = node.op.__name__
-    element.functions[name] = MATH_HELPERS[name]
-    return f"{name}({x})"
+    return f"{_declare_function(element, node.op)}({x})"
 
 
 @pointwise_rows(e.maximum, e.minimum)
@@ -292,9 +222,10 @@ def _(element, node, x, y):
     counted = element.index_type if element.uses_index_type else "i64"
     kind = "f32" if dtype.is_float else counted if dtype == int64 else "i32"
     helper = f"{name}_{kind}"
-    table = FLOAT_DIVISION_HELPERS if dtype.is_float else INTEGER_DIVISION_HELPERS
-    for needed in ("remainder_f32", helper) if dtype.is_float else (helper,):
-        element.functions[needed] = table[needed.rpartition("_")[0]].replace("i32", kind)
+    if dtype.is_float:
+        _declare_function(element, node.op)
+    else:
+        element.functions[helper] = INTEGER_DIVISION_HELPERS[name].replace("i32", kind)
     found = f"{helper}(@as({kind}, {x}), @as({kind}, {y}))"
     return found if element.uses_index_type or CSL_TYPES[dtype] in (kind, "f16", "half") else f"@as(i16, {found})"
 
@@ -310,21 +241,6 @@ INTEGER_DIVISION_HELPERS = {
   if (y == 0) return 0;
   const q = x / y;
   return if (q * y != x and (x < 0) != (y < 0)) q - 1 else q;
-}""",
-}
-# As NumPy has it: the quotient is of what the remainder leaves, so that the two agree; zeros keep the divisor's sign.
-FLOAT_DIVISION_HELPERS = {
-    "remainder": """fn remainder_f32(x: f32, y: f32) f32 {
-  const r: f32 = math.fmod(x, y);
-  if (r == 0.0) return if (y < 0.0) -0.0 else 0.0;
-  return if ((r < 0.0) != (y < 0.0)) r + y else r;
-}""",
-    "floor_divide": """fn floor_divide_f32(x: f32, y: f32) f32 {
-  if (y == 0.0) return x / y;
-  const q: f32 = (x - remainder_f32(x, y)) / y;
-  if (q == 0.0) return x / y * 0.0;
-  const whole: f32 = math.floor(q);
-  return if (q - whole > 0.5) whole + 1.0 else whole;
 }""",
 }
 
