@@ -1,4 +1,4 @@
-"""Panels that come while products are made, and pieces that all elements tell each other, in tasks and by routers."""
+"""Broadcast routes: asynchronous panels in matrix products and all-gathers, by tasks and by routers."""
 
 import sys
 
@@ -32,11 +32,11 @@ def twice(a, b):
 
 @pytest.fixture
 def cut_both_ways(monkeypatch):
-    """Tensors are cut over rows and columns alike, whatever that costs: their products must talk."""
+    """Force a distribution over rows and columns, whatever its cost, so that products communicate."""
     monkeypatch.setattr(sys.modules["tessera.lower.mesh.layout_search"], "CHOICES", ((0, 1),))
 
 
-# None of the sizes is a multiple of a side, and where sides differ an element has several turns in a row.
+# No size is a multiple of a grid side; where the sides differ, a PE has several turns in a row.
 PRODUCTS = {
     "square": (lambda a, b: a @ b, (r(10, 11), r(11, 14)), (3, 3)),
     "turns in a row": (lambda a, b: a @ b, (r(11, 23), r(23, 13)), (2, 3)),
@@ -50,7 +50,7 @@ PRODUCTS = {
 @pytest.mark.usefixtures("cut_both_ways")
 @pytest.mark.parametrize("arch", ["wse2", "wse3"])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_take_what_came_before(name, arch):
+def test_products_use_asynchronously_received_panels(name, arch):
     function, args, grid = PRODUCTS[name]
     traced, generator, module = laid(function, args, grid)
     assert "mesh.begin_broadcast" in print_module(module) and parse_module(print_module(module)) == module
@@ -63,7 +63,7 @@ def test_products_take_what_came_before(name, arch):
 
 @pytest.mark.usefixtures("cut_both_ways")
 @pytest.mark.parametrize("seed", ["1", "2"])
-def test_the_order_of_events_changes_nothing(seed, monkeypatch):
+def test_results_do_not_depend_on_the_order_of_events(seed, monkeypatch):
     function, args, grid = PRODUCTS["square"]
     traced, generator, module = laid(function, args, grid)
     monkeypatch.setenv("TESSERA_CSL_SEED", seed)
@@ -77,7 +77,7 @@ def repeated(x, w):
 
 @pytest.mark.usefixtures("cut_both_ways")
 @pytest.mark.parametrize("options", ["3x3", "2x2,cannon"])
-def test_in_a_loop_neighbours_hand_on(options):
+def test_neighbours_forward_in_a_chain_inside_a_loop(options):
     args, generator = (r(7, 7), r(7, 6)[:, :1] * np.ones(7, np.float32)), Csl().configured(options)
     traced = ts.jit(repeated).trace(*args).function
     *_, module = (m for _, m in driver.iterate_passes(traced, generator.capabilities.plan))
@@ -87,7 +87,7 @@ def test_in_a_loop_neighbours_hand_on(options):
 
 
 @pytest.mark.usefixtures("cut_both_ways")
-def test_without_room_for_two_panels_each_is_waited_for():
+def test_panels_are_synchronous_without_memory_for_a_double_buffer():
     _, _, module = laid(lambda a, b: a @ b, (r(120, 125), r(125, 120)), (2, 2))
     text = print_module(module)
     assert '"mesh.broadcast"' in text and "begin_broadcast" not in text
@@ -99,7 +99,7 @@ def moved(x):
 
 @pytest.mark.usefixtures("cut_both_ways")
 @pytest.mark.parametrize(("grid", "arch"), [((3, 1), "wse2"), ((1, 4), "wse3"), ((3, 2), "wse2")])
-def test_pieces_are_put_together_by_one_operation(grid, arch):
+def test_all_gather_uses_one_dsd_operation(grid, arch):
     args = (r(7, 7),)
     traced, generator, module = laid(moved, args, grid)
     artifact = generator.emit(module, {"arch": arch})
@@ -109,7 +109,7 @@ def test_pieces_are_put_together_by_one_operation(grid, arch):
 
 
 @pytest.mark.usefixtures("cut_both_ways")
-def test_tasks_are_no_colors_of_the_program():
+def test_task_ids_differ_from_the_colors_of_the_program():
     _, generator, module = laid(*PRODUCTS["one after the other"])
     text = generator.emit(module, {}).text("pe_program.csl")
     tasks = [int(line.split("(")[1].split(")")[0]) for line in text.split("\n") if "@get_local_task_id" in line]

@@ -1,4 +1,4 @@
-"""The options and results of compiling a graph to a folder of CSL."""
+"""Options and results of compiling a graph to a folder of CSL."""
 
 import json
 
@@ -21,7 +21,7 @@ def test_files_are_written(tmp_path):
     assert "@set_rectangle(2, 1);" in result.sources["layout.csl"]
 
 
-def test_as_few_elements_as_hold_the_program(tmp_path):
+def test_the_smallest_grid_that_holds_the_program_is_selected(tmp_path):
     result = compile_to_csl(graph(120), CodeGenOptions(output_dir=str(tmp_path / "out")))
     assert "@set_rectangle(2, 2);" not in result.sources["layout.csl"] and result.success
 
@@ -33,13 +33,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG)
-def test_errors_are_told(tmp_path, change, message):
+def test_errors_become_messages(tmp_path, change, message):
     options = CodeGenOptions(output_dir=str(tmp_path / "out"), **change)
     result = CSLCodeGenerator().generate(graph(120), options)
     assert not result.success and message in result.error_message and not (tmp_path / "out").exists()
 
 
-def test_comments_can_be_left_out(tmp_path):
+def test_comments_are_optional(tmp_path):
     result = compile_to_csl(graph(), CodeGenOptions(output_dir=str(tmp_path / "out"), emit_comments=False))
     assert "//" not in result.sources["pe_program.csl"]
 
@@ -66,11 +66,11 @@ def test_debug_info_names_the_source_of_lines(tmp_path, comments):
     assert any("@fadds" in line for line in places) and "mesh.read" in sources["mesh.tess"]
 
 
-def test_unoptimized_text_goes_line_by_line(tmp_path):
+def test_unoptimized_text_is_not_fused(tmp_path):
     fast, slow = (generated(tmp_path, optimize=o).sources["pe_program.csl"] for o in (True, False))
     assert "@fmacs" in slow and "@fmacs" not in fast
 
 
-def test_the_address_of_a_machine_stands_in_the_commands(tmp_path):
+def test_commands_contain_the_address_of_a_machine(tmp_path):
     sources = generated(tmp_path, runtime_address="10.0.0.1:9000", target="wse3").sources
     assert "cs_python run.py --name out --cmaddr 10.0.0.1:9000" in sources["commands_wse3.sh"]

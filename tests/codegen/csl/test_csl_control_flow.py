@@ -1,4 +1,4 @@
-"""CSL of programs that move elements between pieces, choose, count and branch, against the interpreter's bounds."""
+"""CSL programs with slices, gathers, conditions and loops stay within the interpreter's bounds."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_agrees_with_the_interpreter(name, grid, arch):
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 2)])
 @pytest.mark.parametrize("index", [-1, 7])
-def test_an_index_outside_is_raised_with_its_line(grid, index):
+def test_an_index_out_of_bounds_is_reported_with_its_line(grid, index):
     x, places = np.ones((7, 3), np.float32), np.array([2, index, 0], np.int32)
     traced = ts.jit(lambda x, i: ts.embedding(x, i)).trace(x, places).function
     generator = Csl(grid)

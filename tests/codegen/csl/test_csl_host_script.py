@@ -1,4 +1,4 @@
-"""Arrays cut into pieces for the elements, and put together again."""
+"""Host script: arrays are split into the pieces of PEs and reassembled."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ SPLITS = st.sampled_from([(0, 1), (1, 0), (-1, 1), (0, -1), (-1, -1)])
 
 
 @given(st.integers(1, 7), st.integers(1, 7), SPLITS, st.tuples(st.integers(1, 4), st.integers(1, 4)))
-def test_what_is_cut_comes_back(rows, columns, split, grid):
+def test_scatter_and_gather_are_inverse(rows, columns, split, grid):
     array = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
     plan = entry(array.shape, split, grid)
     words = scatter(array, plan, grid)
@@ -26,7 +26,7 @@ def test_what_is_cut_comes_back(rows, columns, split, grid):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int16", "bool"])
-def test_narrow_elements_take_a_word_each(dtype):
+def test_16_bit_elements_take_a_word_each(dtype):
     array = np.array([[1, 0, 1]]).astype(dtype)
     plan = entry(array.shape, (-1, 1), (1, 2), dtype)
     words = scatter(array, plan, (1, 2))
@@ -34,6 +34,6 @@ def test_narrow_elements_take_a_word_each(dtype):
     np.testing.assert_array_equal(gather(words, plan, (1, 2)), array)
 
 
-def test_every_element_of_a_row_has_a_whole_tensor():
+def test_replicated_tensors_are_copied_to_every_pe():
     words = scatter(np.float32([1, 2]), entry((2,), (-1,), (2, 2)), (2, 2))
     np.testing.assert_array_equal(words.view(np.float32), np.broadcast_to(np.float32([1, 2]), (2, 2, 2)))

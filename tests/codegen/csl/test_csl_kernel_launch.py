@@ -1,4 +1,4 @@
-"""Users' kernels on elements: all programs of a launch one after another, against the Tile interpreter's bounds."""
+"""Kernel launches: one PE runs all programs of a launch in sequence, within the Tile interpreter's bounds."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_agrees_with_the_interpreter(name, grid, arch):
         np.testing.assert_allclose(found, want, rtol=1e-6)
 
 
-def test_arrays_that_do_not_fit_are_refused_with_the_numbers():
+def test_memory_errors_state_the_sizes():
     program = prepare(doubled, (r(20000),), grid=(20000,))
     with pytest.raises(ts.errors.ResourceError, match="78 KB of arrays needed"):
         Csl((2, 2)).emit(program.levels["tile"], {})

@@ -1,4 +1,4 @@
-"""The text is legal CSL of both versions of the language, for both architectures, in every 16-bit format."""
+"""Emitted text compiles in both language versions, on both architectures, with every 16-bit format."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""CSL programs of whole tensors, run in the simulator against the interpreter's bounds."""
+"""CSL programs of whole tensors: simulated runs stay within the interpreter's bounds."""
 
 import sys
 
@@ -13,7 +13,7 @@ from tessera.interp.tile import interpreter
 from tessera.ir.printer import print_module
 from tessera.runtime import driver
 
-# Where tensors may be cut over rows and columns alone, products must talk.
+# Where tensors may be split only over rows and columns, products must communicate.
 LAYING = sys.modules["tessera.lower.mesh.layout_search"]
 
 
@@ -72,7 +72,7 @@ def test_agrees_with_the_interpreter(name, grid, arch):
 
 
 @pytest.mark.parametrize(("side", "arch"), [(2, "wse2"), (2, "wse3"), (4, "wse2"), (4, "wse3")])
-def test_products_in_rings(side, arch, monkeypatch):
+def test_cannon_products(side, arch, monkeypatch):
     monkeypatch.setattr(LAYING, "CHOICES", ((0, 1),))
     args = (r(10, 11), r(11, 13))
     traced, generator, module = laid(lambda a, b: a @ b, args, f"{side}x{side},cannon")
@@ -82,7 +82,7 @@ def test_products_in_rings(side, arch, monkeypatch):
     assert bound.compare_with_bound(generator.runtime(artifact).run(args)[0], bound.run(traced, args)[0]).ok
 
 
-def test_the_same_program_gives_the_same_bytes():
+def test_emission_is_deterministic():
     function, args = CASES["mlp"]
     assert emitted(function, args, (2, 2))[2].files == emitted(function, args, (2, 2))[2].files
 
@@ -92,36 +92,36 @@ def test_lines_name_their_source():
     assert "test_csl_programs.py:" in text
 
 
-def test_neighbours_talk_on_colors_by_the_parity_of_their_places():
+def test_colors_alternate_with_the_parity_of_coordinates():
     layout = emitted(lambda x: x.sum(), (r(40, 60),), (1, 3))[2].text("layout.csl")
     assert "@set_rectangle(3, 1);" in layout and ".tx = .{EAST}" in layout and "SOUTH" not in layout
 
 
-def test_too_large_is_refused_with_the_numbers():
+def test_memory_errors_state_the_sizes_of_tensors():
     with pytest.raises(ResourceError, match=r"memory exceeded: \d+ KB of arrays needed, 40 KB available") as found:
         emitted(lambda a, b: a @ b, (r(200, 200), r(200, 200)), (1, 1))
     assert "host_a" in found.value.received and "1x1" in found.value.suggestion
 
 
-def test_two_products_in_a_row_fit_beside_their_panels():
+def test_two_consecutive_products_fit_in_memory_with_their_panels():
     def program(x, w1, b1, w2, b2):
         return ts.relu(x @ w1 + b1) @ w2 + b2
 
     emitted(program, (r(64, 128), r(128, 256), r(256), r(256, 32), r(32)), (4, 4))
 
 
-def test_what_has_no_element_type_is_refused():
+def test_unsupported_element_types_are_errors():
     with pytest.raises(UnsupportedOpError, match="no element type f64"):
         emitted(lambda x: x + 1.0, (np.zeros((2, 2)),), (1, 1))
 
 
 @pytest.mark.parametrize("text", ["4", "0x2", "2x2x2", "axb"])
-def test_bad_grids(text):
+def test_invalid_grids_are_errors(text):
     with pytest.raises(ArgumentError, match="is not a grid"):
         Csl().configured(text)
 
 
-def test_a_grid_larger_than_any_wafer():
+def test_a_grid_larger_than_a_wafer_is_an_error():
     with pytest.raises(ArgumentError, match="the grid 2000x4 is larger than a wafer") as found:
         Csl().configured("2000x4")
     assert found.value.expected == "at most 1172x762 PEs"
@@ -132,7 +132,7 @@ def test_unknown_architectures():
         emitted(*CASES["chain"], (1, 1), arch="wse9")
 
 
-def test_neighbours_hand_on_where_queues_are_too_few(monkeypatch):
+def test_neighbours_forward_in_a_chain_with_too_few_queues(monkeypatch):
     monkeypatch.setattr(LAYING, "CHOICES", ((0, 1),))
     args = (r(8, 7), r(7, 10))
     traced, generator, module = laid(lambda a, b: (lambda y: y - y.sum(axis=0) - ts.max(y))(a @ b), args, "3x3")
@@ -142,7 +142,7 @@ def test_neighbours_hand_on_where_queues_are_too_few(monkeypatch):
     assert bound.compare_with_bound(found, bound.run(traced, args)[0]).ok
 
 
-def test_more_channels_than_queues_are_refused_with_the_numbers(monkeypatch):
+def test_queue_errors_state_the_numbers(monkeypatch):
     monkeypatch.setattr(LAYING, "CHOICES", ((0, 1),))
 
     def program(a, b):

@@ -1,4 +1,4 @@
-"""Random programs on random grids: the simulated text stays within the interpreter's bounds."""
+"""Random programs on random grids: simulated runs stay within the interpreter's bounds."""
 
 import sys
 from unittest.mock import patch
@@ -46,7 +46,9 @@ def test_within_the_bound(shape, names, data):
     m, k, n = shape
     dtype = data.draw(st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16]))
     arch = data.draw(st.sampled_from(["wse2", "wse3"]))
-    choices = data.draw(st.sampled_from([LAYING.CHOICES, ((0, 1),)]))  # of the second, products must talk
+    choices = data.draw(
+        st.sampled_from([LAYING.CHOICES, ((0, 1),)])
+    )  # with the second distribution, products must communicate
     rng = np.random.default_rng(m * 64 + k * 8 + n)
     a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
 
@@ -75,7 +77,7 @@ WHOLE = {
 
 @settings(max_examples=12, deadline=None)
 @given(st.tuples(sizes, sizes), st.lists(st.sampled_from(sorted(WHOLE)), min_size=1, max_size=4), st.data())
-def test_whole_numbers_are_exact(shape, names, data):
+def test_integers_are_exact(shape, names, data):
     grid = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 3)))
     dtype, arch = data.draw(st.sampled_from([np.int16, np.int32])), data.draw(st.sampled_from(["wse2", "wse3"]))
     x = np.random.default_rng(sum(shape)).integers(-100, 100, shape).astype(dtype)

@@ -1,4 +1,4 @@
-"""fp8, fp6 and fp4 on elements: every code, every midpoint between neighbours, and what lies beyond, bit for bit."""
+"""Small floats (fp8, fp6, fp4) on PEs: every code, every midpoint and every overflow, bit for bit."""
 
 import numpy as np
 import pytest
@@ -18,13 +18,13 @@ def codes(dtype):
 
 
 def edges(dtype):
-    """What lies halfway between neighbours, just beside that, and far away."""
+    """The midpoints of adjacent values, their neighbours, and values far beyond the range."""
     known = np.unique(codes(dtype).astype(np.float32)[np.isfinite(codes(dtype).astype(np.float32))])
     half = known[1:] / 2 + known[:-1] / 2
     near = [np.nextafter(half, np.float32(side)) for side in (np.inf, -np.inf)]
     far = (
         FAR if SMALL_FLOAT_FORMATS[dtype].nan is not None else [x for x in FAR if x == x]
-    )  # else NaN becomes a zero of any sign
+    )  # otherwise NaN becomes a zero of either sign
     return np.concatenate([half, *near, known[-1:] * 1.04, known[-1:] * 1.2, far]).astype(np.float32)
 
 
@@ -36,7 +36,7 @@ def run(function, args, grid=(1, 2)):
 
 
 @pytest.mark.parametrize("dtype", list(SMALL_FLOAT_FORMATS), ids=str)
-def test_codes_and_roundings(dtype):
+def test_small_float_codes_and_rounding(dtype):
     def program(x, y):
         return ts.cast(x, dtype=ts.f32), ts.cast(y, dtype=dtype)
 
@@ -50,7 +50,7 @@ def test_codes_and_roundings(dtype):
 
 
 @pytest.mark.parametrize("dtype", [ts.fp8_e4m3, ts.fp4], ids=str)
-def test_computing(dtype):
+def test_small_float_arithmetic(dtype):
     def program(x):
         y = ts.maximum(x, x.max(axis=1, keepdims=True) * 0.5)
         return y @ y.T, y.sum(axis=0), ts.min(y)
@@ -61,6 +61,6 @@ def test_computing(dtype):
         assert bound.compare_with_bound(one, reference).ok
 
 
-def test_the_two_formats_of_16_bits_exclude_each_other():
+def test_f16_and_bf16_in_one_program_are_an_error():
     with pytest.raises(UnsupportedOpError, match="only one 16-bit float type, which cslc's option --fp16-format"):
         run(lambda x: ts.cast(x, dtype=ts.bf16), (np.ones((2, 2), np.float16),))

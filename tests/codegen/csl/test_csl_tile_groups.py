@@ -1,4 +1,4 @@
-"""Groups of tiles on an element, against the Tile interpreter; and what kernels find wrong while they run."""
+"""Tile groups on a PE agree with the Tile interpreter; faults of kernels are reported with their line."""
 
 import numpy as np
 import pytest
@@ -89,12 +89,12 @@ def run(kernel, arrays, programs):
     return arrays
 
 
-def test_assertions_that_hold_say_nothing():
+def test_true_assertions_are_silent():
     x, out = run(positive, [r(3), np.zeros(3, np.float32)], 3)
     np.testing.assert_allclose(out, np.sqrt(x), rtol=1e-6)
 
 
-def test_assertions_that_fail_are_raised_with_their_line():
+def test_failed_assertions_are_reported_with_their_line():
     with pytest.raises(ExecutionError, match="assertion failed: a root") as found:
         run(positive, [r(3) - 0.5, np.zeros(3, np.float32)], 3)
     assert "test_csl_tile_groups.py" in str(found.value) and "row 0 and column 0" in found.value.received
@@ -105,7 +105,7 @@ def spoken(x):
     tile.print(x[tile.program_id(0)])
 
 
-def test_prints_are_refused_by_their_line():
+def test_prints_are_errors_with_their_line():
     program = prepare(spoken, [r(3)], grid=(3,))
     with pytest.raises(UnsupportedOpError, match="cannot send text to the host") as found:
         Csl((1, 1)).emit(program.levels["tile"], {})

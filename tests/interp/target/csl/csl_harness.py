@@ -1,4 +1,4 @@
-"""Compiles and runs CSL given as text, on one PE without a fabric."""
+"""Test harness: compiles and runs CSL text on one PE without a fabric."""
 
 from collections.abc import Callable
 from functools import cache
@@ -41,14 +41,14 @@ def build(folder: Path, text: str, names: str = "", **options) -> CompiledLayout
     return compile_program(folder / "layout.csl", **options)
 
 
-def element(layout: CompiledLayout, fabric=None) -> Pe:
+def make_pe(layout: CompiledLayout, fabric=None) -> Pe:
     """The PE of a 1 x 1 program."""
     return Pe(layout.tiles[0, 0].program, 0, 0, EventQueue(), fabric)
 
 
 def run(folder: Path, text: str, function: str = "main", *args, **options) -> Pe:
-    """Call `export fn main` of `text` and run until nothing is left to do."""
-    pe = element(build(folder, text, **options))
+    """Call `export fn main` of `text`, and run until the PE is idle."""
+    pe = make_pe(build(folder, text, **options))
     pe.boot()
     pe.start(pe.get_export(function), args)
     pe.events.run()
@@ -62,7 +62,7 @@ def sections(name: str) -> list[tuple[str, str]]:
 
 
 def expected(text: str) -> tuple[int, str]:
-    """Where `//! message` stands: the line and the message."""
+    """The line and the message of the comment `//! message`."""
     for number, line in enumerate(text.splitlines(), 1):
         if "//! " in line:
             return number, line.split("//! ", 1)[1].strip()
@@ -70,7 +70,7 @@ def expected(text: str) -> tuple[int, str]:
 
 
 def simulate(folder, text, arch="wse2", seed=None, **options) -> Pe:
-    """The PE of a program after `main`; its color 1 loops back to it (HEAD names descriptors for that)."""
+    """The PE of a program after `main`; its color 1 loops back to it (HEAD declares DSDs for that)."""
     layout = build(folder, HEAD + text, LOOP, arch=arch, **options)
     simulation = Simulation(layout, seed=seed)
     simulation.boot()
@@ -107,7 +107,7 @@ def _run_files(folder: Path, title: str, text: str) -> None:
     simulation.wait(simulation.launch("f"))
 
 
-# How the programs of each file come to their error.
+# How the programs of each file reach their error.
 ERRORS: dict[str, Callable[[Path, str, str], object]] = {
     **{f"lang_errors{part}.csl": _refuse for part in ("", "_values", "_dsd", "_program")},
     "lang_errors_layout.csl": _refuse_layout,
@@ -118,13 +118,13 @@ ERRORS: dict[str, Callable[[Path, str, str], object]] = {
 
 
 def cases(*names: str) -> list[tuple[str, str]]:
-    """The file and the title of each program in these files of errors."""
+    """The file and title of each program in these files."""
     return [(name, title) for name in names for title, _ in sections(name)]
 
 
 @cache
 def outcome(name: str, title: str) -> tuple[TesseraError, int, str]:
-    """What a program of a file of errors ends in, and where and what it says of that itself."""
+    """The error of a program of these files, with the expected line and message."""
     text = dict(sections(name))[title]
     with TemporaryDirectory() as folder:
         try:

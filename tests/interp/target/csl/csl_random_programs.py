@@ -1,4 +1,4 @@
-"""Random CSL programs for a grid whose columns pass vectors on, and what can be seen of a run."""
+"""Random CSL programs for a grid whose columns send vectors on, and the observable state of a run."""
 
 import hashlib
 
@@ -62,7 +62,7 @@ comptime {
   @export_symbol(a_ptr, "a"); @export_symbol(w_ptr, "w"); @export_symbol(main);
 }
 """
-# The same grid: each wavelet that comes starts a task, whose argument is its number.
+# The same grid: each wavelet activates a task, whose argument is its value.
 DATA = (
     PE[: PE.index("export fn main")]
     + """
@@ -126,7 +126,7 @@ def compiled(folder, body: str, arch: str, pe: str = PE):
 
 
 def outcome(layout, seed: int | None, lockstep: bool, turns: int = 3) -> tuple[Simulation, dict[str, object]]:
-    """Run a program: what can be seen of it."""
+    """Run a program; returns its observable state."""
     run = Simulation(layout, seed=seed, lockstep=lockstep)
     run.boot()
     rng = np.random.default_rng(1)
@@ -147,7 +147,7 @@ def outcome(layout, seed: int | None, lockstep: bool, turns: int = 3) -> tuple[S
 
 
 def digest(pe) -> str:
-    """All of a PE's variables."""
+    """A hash of all variables of a PE."""
     settle(pe)
     found = hashlib.sha1()
     for number in range(len(pe.program.unit.globals)):

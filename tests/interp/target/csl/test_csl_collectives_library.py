@@ -1,4 +1,4 @@
-"""The collective operations on a grid, against NumPy: every operation, every root, one after another, in any timing."""
+"""Collective operations on a grid agree with NumPy: every operation, every root, in sequence, with any timing."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def place_rows(array):
 
 
 def expected(kind, send, root, before):
-    """What `receive` holds along axis 1 afterwards; `before` where an operation leaves it."""
+    """The contents of `receive` along axis 1 after an operation; `before` where the operation does not write."""
     want = before.copy()
     if kind == 0:
         others = [x for x in range(send.shape[1]) if x != root]

@@ -1,4 +1,4 @@
-"""What the CSL compiler refuses, at which line, in which words."""
+"""Compile errors of CSL programs, with their line and message."""
 
 import pytest
 from csl_harness import ERRORS, build, cases, outcome
@@ -9,7 +9,7 @@ COLOR = "@set_color_config(0, 0, @get_color(1), .{ .routes = .{ .rx = .{ RAMP },
 
 
 @pytest.mark.parametrize(("name", "title"), cases(*(name for name in ERRORS if name.startswith("lang_errors"))))
-def test_refused(name, title):
+def test_compile_error(name, title):
     error, line, message = outcome(name, title)
     assert isinstance(error, CslError) and message in error.message
     assert error.location.line == line and error.location.column > 0
@@ -28,7 +28,7 @@ def test_refused(name, title):
         ("const a = i16 == u16;", "invalid operands to binary operator '=='", {"sdk": "1.4"}),
     ],
 )
-def test_refused_by_version(text, message, options, tmp_path):
+def test_compile_error_of_a_version(text, message, options, tmp_path):
     with pytest.raises(CslError) as caught:
         build(tmp_path, f"{text}\nexport fn main() void {{ _ = a; }}\n", **options)
     assert message in caught.value.message and caught.value.location.line == 1

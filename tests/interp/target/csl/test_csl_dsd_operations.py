@@ -1,4 +1,4 @@
-"""DSD operations against NumPy, in every form of their operands; what changes a DSD; DSRs; `@map`."""
+"""DSD operations agree with NumPy for every form of their operands; DSD updates; DSRs; `@map`."""
 
 import numpy as np
 import pytest
@@ -130,13 +130,13 @@ HEAD = """export var out = @zeros([12]f32); var a = @zeros([12]f32);
             "@fmovs(d, @get_dsd(mem4d_dsd, .{ .tensor_access = |i, j|{2, 3} -> a[6 * i + 2 * j] }));",
             [1, 3, 5, 7, 9, 11],
         ),
-        # Strides as the hardware takes them: back by 4 and on to the next row.
+        # Hardware strides: back by 4, then on to the next row.
         (
             "@fmovs(d, @get_dsd(mem4d_dsd, .{ .base_address = &a, .offset = 1, .stride = .{ 1, 4 },"
             " .extent = .{ 2, 3 } }));",
             [2, 3, 4, 8, 9, 10],
         ),
-        # One cell is added to again and again; a value runs along; both happen in order.
+        # Repeated additions to one cell, and a value that propagates along the vector: both execute in order.
         ("const s = @set_dsd_length(@set_dsd_stride(d, 0), 6); @fadds(s, s, @set_dsd_length(v, 6));", [21, 0]),
         ("out[0] = 1.0; const n = @increment_dsd_offset(d, 1, f32); @fadds(n, d, d);", [1, 2, 4, 8, 0]),
         (
@@ -158,7 +158,7 @@ def test_fmacs_rounds_the_product_and_the_sum(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "want"), [("f16", 2.001953125), ("bf16", 2.0)])
-def test_sixteen_bit_operations_take_the_chosen_format(name, want, tmp_path):
+def test_sixteen_bit_operations_use_the_selected_format(name, want, tmp_path):
     text = """var a = [2]@fp16() { 1.0, 1.0 }; export var out: [2]f32; var half: [2]@fp16();
       const va = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> a[i] });
       const vh = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> half[i] });

@@ -34,7 +34,7 @@ def traceback_lines(error):
         error = error.__cause__ or error.__context__
 
 
-def test_every_error_has_its_program():
+def test_a_program_reaches_every_error():
     wanted = find_raises()
     reached = {line for case in cases(*ERRORS) for line in traceback_lines(outcome(*case)[0])}
     missing = [

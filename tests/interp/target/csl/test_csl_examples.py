@@ -1,4 +1,4 @@
-"""Programs of the vendor's public example repository, run by their own scripts: nothing of them is kept here."""
+"""Programs of the vendor's public example repository pass with their own scripts; the repository is not copied here."""
 
 import os
 import shutil

@@ -1,10 +1,10 @@
-"""What CSL programs compute on one PE."""
+"""Expressions and statements of CSL programs on one PE."""
 
 import ast
 
 import numpy as np
 import pytest
-from csl_harness import build, element, run, sections
+from csl_harness import build, make_pe, run, sections
 
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
@@ -55,7 +55,7 @@ def test_types_are_values_in_sdk_2_10(tmp_path):
         ("var p: [*]i16; export fn main(i: i16) void { p[i] = 1; }", "uninitialized pointer"),
     ],
 )
-def test_fault_has_its_place(text, message, tmp_path):
+def test_faults_have_a_location(text, message, tmp_path):
     with pytest.raises(CslFault) as caught:
         run(tmp_path, text, "main", 4)
     assert message in caught.value.message and caught.value.message.startswith("PE (0, 0): ")
@@ -63,7 +63,7 @@ def test_fault_has_its_place(text, message, tmp_path):
 
 
 def test_memory_is_accounted(tmp_path):
-    pe = element(build(tmp_path, "export var a: [100]f32; export var b: [3]u16; var unused: [50]f32;"))
+    pe = make_pe(build(tmp_path, "export var a: [100]f32; export var b: [3]u16; var unused: [50]f32;"))
     assert pe.memory_used == 400 + 6
 
 

@@ -1,4 +1,4 @@
-"""What descriptors of the fabric do beside moving words, against the vendor's description of each."""
+"""Options of fabric DSDs behave as the vendor documents them."""
 
 import numpy as np
 import pytest
@@ -23,15 +23,15 @@ const one = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 1, .output_queu
 
 @BOTH
 @pytest.mark.parametrize("mode, words", [("", 5), ("simd_32", 3), ("simd_64", 3), ("simd_32_or_64", 3)])
-def test_two_halves_in_a_wavelet(mode, words, arch, tmp_path):
+def test_two_16_bit_elements_per_wavelet(mode, words, arch, tmp_path):
     option = f", .simd_mode = .{{ .{mode} = true }}" if mode else ""
     pe = simulate(tmp_path, HALVES % (option, option), arch)
     assert pe.get_variable("g").tolist() == [1, 2, 3, 4, 5]
     assert sum(pe.fabric.node.traffic) == words
 
 
-def test_an_odd_half_stays_for_the_next_word(tmp_path):
-    """A FIFO of three elements between pairs of two: what one wavelet has too many waits."""
+def test_an_odd_16_bit_element_is_kept_for_the_next_word(tmp_path):
+    """A FIFO of three elements between pairs of two: the extra element of a wavelet is kept."""
     text = """var space = @zeros([3]f16); const fifo = @allocate_fifo(space);
       var h = [6]f16 { 1.0, 2.0, 3.0, 4.0, 5.0, 6.0 }; export var g: [6]f16;
       const vh = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{6} -> h[i] });
@@ -46,7 +46,7 @@ def test_an_odd_half_stays_for_the_next_word(tmp_path):
 
 
 @BOTH
-def test_a_source_is_set_to_zero_when_it_was_sent(arch, tmp_path):
+def test_a_source_is_cleared_after_its_send(arch, tmp_path):
     text = """const z = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 4, .output_queue = oq,
         .zero = .{ .first_source = true } });
       var b = [4]f32 { 5.0, 6.0, 7.0, 8.0 }; const vb = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> b[i] });
@@ -57,7 +57,7 @@ def test_a_source_is_set_to_zero_when_it_was_sent(arch, tmp_path):
 
 
 @BOTH
-def test_control_wavelets_pass_through_memory(arch, tmp_path):
+def test_control_wavelets_are_stored_in_memory(arch, tmp_path):
     text = (
         ONE
         + """export var got: [3]u32; const vg = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{3} -> got[i] });
@@ -79,7 +79,7 @@ def test_control_wavelets_pass_through_memory(arch, tmp_path):
 
 
 @BOTH
-def test_data_is_dropped_until_control_wavelets_came(arch, tmp_path):
+def test_dfilt_drops_data_until_control_wavelets_arrive(arch, tmp_path):
     text = (
         ONE
         + """const two = @get_dsd(fabin_dsd, .{ .fabric_color = c, .extent = 2, .input_queue = iq });
@@ -90,7 +90,7 @@ def test_data_is_dropped_until_control_wavelets_came(arch, tmp_path):
     assert simulate(tmp_path, text, arch).get_variable("out").tolist()[:4] == [1, 2, 3, 4]
 
 
-def test_the_last_word_moves_the_switch(tmp_path):
+def test_the_last_wavelet_advances_the_switch(tmp_path):
     config = """@set_color_config(0, 0, @get_color(1), .{ .routes = .{ .rx = .{ RAMP }, .tx = .{ RAMP } },
       .switches = .{ .pos1 = .{ .rx = EAST } } });"""
     text = """const last = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 4, .output_queue = oq,
@@ -111,7 +111,7 @@ def test_a_register_is_loaded_before_the_program_begins(tmp_path):
 
 
 def test_a_tensor_access_is_a_struct(tmp_path):
-    """The steps of the vendor's own example, and descriptors made of a struct's fields."""
+    """The strides of the vendor's own example, and DSDs from the fields of a struct."""
     text = """var A: [4, 5]i16; var B: [10]i16; export var k: [5]i16;
       const all: comptime_struct = |i, j, k, l|{5, 5, 5, 5} -> A[i + j, k + l + 2];
       comptime { @comptime_assert(all.stride[0] == 1 and all.stride[1] == -3 and all.stride[2] == -3);
@@ -126,8 +126,8 @@ def test_a_tensor_access_is_a_struct(tmp_path):
     np.testing.assert_array_equal(run(tmp_path, text).get_variable("k"), [4, 3, 4, 3, 4])
 
 
-def test_a_fifo_in_chosen_registers(tmp_path):
-    """The FIFO is written by its name and read through the register; an empty one ends the operation."""
+def test_a_fifo_in_selected_dsrs(tmp_path):
+    """The FIFO is written by its name and read through its DSR; an empty FIFO ends the operation."""
     text = """var space = @zeros([4]f32); export var done: [2]bool; const from = @get_dsr(dsr_src1, 4);
       const fifo = @allocate_fifo(space, .{ .dest = @get_dsr(dsr_dest, 4), .src = from, .xdsr = @get_xdsr(1) });
       const known = @get_dsr(dsr_fifo_src1, from);
@@ -136,8 +136,8 @@ def test_a_fifo_in_chosen_registers(tmp_path):
     assert pe.get_variable("out").tolist()[:5] == [1, 2, 3, 4, 0] and pe.get_variable("done").tolist() == [True, False]
 
 
-def test_an_address_that_is_saved_moves_on(tmp_path):
-    """The vendor's example of chunks, and the same with rows of a tensor."""
+def test_a_saved_address_advances(tmp_path):
+    """The vendor's example with chunks, and the same with rows of a tensor."""
     text = """var b: [6, 2]f32; const vb = @get_dsd(mem4d_dsd, .{ .tensor_access = |i, j|{2, 2} -> b[i, j] });
       const d = @get_dsr(dsr_dest, 1); const e = @get_dsr(dsr_dest, 2); const two = @set_dsd_length(vo, 2);
       comptime { @load_to_dsr(d, vb, .{ .save_address = true }); @load_to_dsr(e, two, .{ .save_address = true }); }

@@ -1,8 +1,8 @@
-"""Builtins of the machine below the language: random numbers, registers, filters, symbols by number, exports."""
+"""Hardware builtins: random numbers, registers, filters, symbols by number, exports."""
 
 import numpy as np
 import pytest
-from csl_harness import build, element, run, simulate
+from csl_harness import build, make_pe, run, simulate
 
 from tessera.interp.target.csl.compiler import compile_program
 from tessera.interp.target.csl.libraries.hardware_builtins import PRNG_SEED, advance_lfsr
@@ -11,11 +11,11 @@ from tessera.interp.target.csl.text.diagnostics import CslFault
 
 
 def one_bit(state):
-    """One step of the register, from the polynomial as it is written."""
+    """One step of the LFSR by its polynomial."""
     return (state << 1 | (state >> 22 ^ state >> 17) & 1) & 0xFFFFFFFF
 
 
-def test_random16_is_the_documented_register(tmp_path):
+def test_random16_follows_the_documented_lfsr(tmp_path):
     state = PRNG_SEED
     for _ in range(128):
         state = one_bit(state)
@@ -25,7 +25,7 @@ def test_random16_is_the_documented_register(tmp_path):
     assert found[0] == state >> 7 & 0xFFFF and len(set(found.tolist())) == 3
 
 
-def test_each_generator_has_its_state(tmp_path):
+def test_each_random_generator_has_its_own_state(tmp_path):
     text = """export var k: [4]u16; export fn main() void { k[0] = @random16(); @set_active_prng(5); k[1] = @random16();
       k[2] = @random16(); @set_active_prng(0); k[3] = @random16(); }"""
     first, other, after, again = run(tmp_path, text).get_variable("k").tolist()
@@ -33,7 +33,7 @@ def test_each_generator_has_its_state(tmp_path):
 
 
 def test_registers_by_address(tmp_path):
-    """The route of color 1 read, its output turned from the PE to the east, and read again."""
+    """Read the route of color 1, turn its output from the PE to the east, and read it again."""
     text = """export fn main() void { const at: u16 = 0x7f21; order[0] = @as(i16, @get_config(at));
         @set_config(at, 0x0202, .{ 0x7f20, 0x7f37 }); order[1] = @as(i16, @get_config_unchecked(at));
         @set_config_unchecked(at, 0x0210); }"""
@@ -41,7 +41,7 @@ def test_registers_by_address(tmp_path):
     assert pe.get_variable("order").tolist()[:2] == [0x0210, 0x0202]
 
 
-def test_a_register_that_is_only_known_at_run_time(tmp_path):
+def test_a_register_address_known_only_at_run_time(tmp_path):
     with pytest.raises(CslFault, match="register at address 0xfc00 is not simulated"):
         simulate(tmp_path, "var at: u16 = 0x7e00; export fn main() void { order[0] = @as(i16, @get_config(at)); }")
 
@@ -67,14 +67,14 @@ comptime { @export_symbol(n); @export_symbol(p, "a"); @export_symbol(f); }
 
 
 def test_symbols_by_their_numbers(tmp_path):
-    pe = element(build(tmp_path, SYMBOLS, NAMES))
+    pe = make_pe(build(tmp_path, SYMBOLS, NAMES))
     pe.boot()
     pe.start(pe.get_export("main"))
     pe.events.run()
     assert pe.get_variable("out").tolist() == [0, 7, np.float32(2).view(np.uint32) >> 16, 2]
 
 
-def test_the_host_copies_an_exported_number(tmp_path):
+def test_the_host_copies_an_exported_scalar(tmp_path):
     run_ = Simulation(build(tmp_path, SYMBOLS, NAMES))
     run_.boot()
     row = np.zeros(1, np.uint16)
@@ -83,13 +83,13 @@ def test_the_host_copies_an_exported_number(tmp_path):
     assert row[0] == 9
 
 
-def test_code_in_the_layout_s_own_file(tmp_path):
+def test_tile_code_in_the_layout_file(tmp_path):
     (tmp_path / "all.csl").write_text("layout { @set_rectangle(1, 1); @set_tile_code(0, 0); }\nexport var a: [3]f32;")
     assert compile_program(tmp_path / "all.csl").tiles[0, 0].program.memory_used == 12
 
 
-def test_modules_are_found_from_the_top(tmp_path):
-    """A module in a folder names another by its path from the folder of the layout."""
+def test_imports_are_relative_to_the_layout_folder(tmp_path):
+    """A module in a subfolder imports another by its path from the layout's folder."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "one.csl").write_text(
         'const two = @import_module("lib/two.csl"); fn one() i16 { return two.x; }'

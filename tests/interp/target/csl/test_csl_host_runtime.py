@@ -1,4 +1,4 @@
-"""The host's side: tensors of copies, the order of calls, `SdkLayout`, the debug tools, pictures."""
+"""Host runtime: tensors of copies, the order of calls, `SdkLayout`, the debug tools, pictures."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def runtime(tmp_path):
 
 @pytest.mark.parametrize("order", MemcpyOrder)
 @pytest.mark.parametrize("kind, dtype", [(WORDS, np.float32), (HALVES, np.uint32)])
-def test_a_tensor_is_taken_apart_and_put_together(order, kind, dtype):
+def test_a_tensor_is_split_and_reassembled(order, kind, dtype):
     cube = np.arange(2 * 3 * 4).reshape(2, 3, 4).astype(dtype)
     flat = cube.reshape(-1, order="F" if order is MemcpyOrder.COL_MAJOR else "C")
     places = [(x, y) for y in range(2) for x in range(3)]
@@ -43,14 +43,14 @@ def test_a_tensor_is_taken_apart_and_put_together(order, kind, dtype):
     assert (back.array == flat).all()
 
 
-def test_a_tensor_must_fit():
+def test_a_small_host_array_is_an_error():
     with pytest.raises(ShapeError, match="is too small for the copy"):
         HostTensor(np.zeros(3, np.float32), [(0, 0)], (1, 1, 4), WORDS, MemcpyOrder.ROW_MAJOR)
     with pytest.raises(ArgumentError, match="elements of 32 bits"):
         HostTensor(np.zeros(4, np.float16), [(0, 0)], (1, 1, 4), HALVES, MemcpyOrder.ROW_MAJOR)
 
 
-def test_a_longer_array_keeps_its_end():
+def test_the_rest_of_a_longer_array_is_unchanged():
     array = np.arange(6, dtype=np.float32)
     tensor = HostTensor(array, [(0, 0)], (1, 1, 4), WORDS, MemcpyOrder.ROW_MAJOR)
     assert tensor.rows()[0, 0].view(np.float32).tolist() == [0, 1, 2, 3]
@@ -88,7 +88,7 @@ def test_rows_and_columns_are_broadcast(runtime):
     assert runtime.coord_logical_to_physical(2, 0) == (6, 1)
 
 
-def test_what_is_not_there(tmp_path, capsys):
+def test_missing_files_and_symbols_are_errors(tmp_path, capsys):
     with pytest.raises(FileError, match="has no compiled program"):
         SdkRuntime(tmp_path)
     with pytest.raises(FileError, match="ran in this process"):
@@ -143,8 +143,8 @@ comptime {
 
 
 @pytest.mark.parametrize("target", sdk_layout.SdkTarget)
-def test_ports_are_joined_around_another_region(tmp_path, target):
-    """a, b, c side by side: a sends to c on a way around b, and b sends to the host."""
+def test_ports_are_connected_around_another_region(tmp_path, target):
+    """Regions a, b, c side by side: a sends to c on a path around b, and b sends to the host."""
     for name, text in (("sender", SENDER), ("receiver", RECEIVER)):
         (tmp_path / f"{name}.csl").write_text(text)
     layout = sdk_layout.SdkLayout(sdk_layout.get_platform("", None, target))
@@ -192,7 +192,7 @@ def test_a_trace_and_a_picture(runtime, tmp_path):
     assert "<svg" in (tmp_path / "grid.svg").read_text()
 
 
-def test_arguments_of_the_host_that_do_not_fit(runtime, monkeypatch):
+def test_wrong_host_arguments_are_errors(runtime, monkeypatch):
     layout, region = sdk_layout.SdkLayout(sdk_layout.get_platform(None)), "pe.csl"
     layout.create_code_region(region, "a", 1, 1)
     monkeypatch.setenv("TESSERA_CSL_SEED", "one")

@@ -1,4 +1,4 @@
-"""The libraries written in CSL, and those that print: each function against what the vendor's pages say of it."""
+"""Libraries written in CSL, and libraries that print: each function behaves as the vendor documents it."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_complex_numbers(tmp_path):
     assert run(tmp_path, text).get_variable("out").tolist() == [z.real, z.imag, z.real, z.imag, 8, 8]
 
 
-def test_memory_in_parts(tmp_path):
+def test_partial_memory_operations(tmp_path):
     text = """const mem = @import_module("<malloc>", .{ .buffer_num_words = 9, .asserts_enabled = true });
       export var out: [2]f32; export var fits: [4]bool;
       export fn main() void { const p = mem.malloc_i16(1); p[0] = 3; const q = mem.malloc(f32, 2);
@@ -75,7 +75,7 @@ def test_timers_count_cycles(tmp_path):
     assert 100 < one < two < 2.1 * one
 
 
-def test_an_import_of_nothing(tmp_path):
+def test_an_import_of_an_empty_module(tmp_path):
     text = 'const e = @import_module("<empty>"); export var k: i16; export fn main() void { k = 1; }'
     assert run(tmp_path, text).get_variable("k")[0] == 1
 
@@ -92,7 +92,7 @@ def test_formats(tmp_path):
 
 
 @pytest.mark.parametrize("text, message", [("{q}", "'{q}' is no format"), ("{d} {d}", "more fields than values")])
-def test_formats_that_are_refused(text, message):
+def test_wrong_formats_are_errors(text, message):
     with pytest.raises(CslFault, match=message):
         format_text(text, [1], [16])
 
@@ -104,7 +104,7 @@ def test_records_of_every_type(tmp_path):
 
 
 def test_a_payload_of_several_commands(tmp_path):
-    """The word that <memcpy/memcpy_switches> gives for two steps."""
+    """The payload of <memcpy/memcpy_switches> for two commands."""
     text = """const c = @import_module("<control>"); export var k: [2]u32; const s = c.opcode;
       const m = @import_module("<memcpy/memcpy_switches>");
       export fn main() void { k[0] = c.encode_payload(2, [2]s { s.SWITCH_ADV, s.SWITCH_ADV }, [2]bool { true, true },

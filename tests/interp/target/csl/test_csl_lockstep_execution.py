@@ -1,4 +1,4 @@
-"""PEs that execute together do what they do one after another: values, cycles, traffic, order, faults."""
+"""Lockstep and sequential execution agree: values, cycles, traffic, order, faults."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tessera.interp.target.csl.pe import lockstep_execution
 
 @pytest.fixture(autouse=True, scope="module")
 def small_grids():
-    """Small grids execute together as well."""
+    """Enable lockstep execution on small grids."""
     before, lockstep_execution.MIN_PES = lockstep_execution.MIN_PES, 2
     yield
     lockstep_execution.MIN_PES = before
@@ -32,14 +32,14 @@ def test_random_programs_agree(body, arch, seed, tmp_path):
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_each_piece_agrees(piece, tmp_path):
+def test_each_statement_agrees(piece, tmp_path):
     text = piece.format(i=1, n=3, f="0.75")
     agree(tmp_path, "\n".join(["@fmacs(da, da, db, 0.5);"] * 6 + [text] * 2))
 
 
 @pytest.mark.parametrize("arch", ["wse2", "wse3"])
 @pytest.mark.parametrize("seed", [None, 3])
-def test_tasks_that_wavelets_start(arch, seed, tmp_path):
+def test_data_tasks_agree(arch, seed, tmp_path):
     layout = compiled(tmp_path, "", arch, DATA)
     run, found = outcome(layout, seed, True)
     assert found == outcome(layout, seed, False)[1]
@@ -47,21 +47,21 @@ def test_tasks_that_wavelets_start(arch, seed, tmp_path):
 
 
 def steps(run) -> list[lockstep_execution.TaskHistory]:
-    """What was recorded of the task that computes, in each program."""
+    """The histories of the computing task in each program."""
     return [h for cohort in run.lockstep_groups.values() for name, h in cohort.histories.items() if "step" in name]
 
 
 def test_records_are_used(tmp_path):
     run = agree(tmp_path, "for (@range(i16, 8)) |i| { a[i] = a[i] * 0.5 + b[7 - i]; }")
-    assert [h.reused for h in steps(run)] == [9] * 4  # three PEs of each column, three turns
+    assert [h.reused for h in steps(run)] == [9] * 4  # three PEs of each column, three iterations
 
 
-def test_pes_part_where_their_variables_differ(tmp_path):
+def test_pes_diverge_where_their_variables_differ(tmp_path):
     run = agree(tmp_path, "@fadds(da, da, db);" * 6 + "if (turn == mine) { @fmuls(da, da, 2.0); }")
     assert max(h.recorded for h in steps(run)) >= 3 and all(h.reused == 9 for h in steps(run))
 
 
-def test_control_that_depends_on_memory_is_run_by_the_pe(tmp_path):
+def test_control_flow_that_depends_on_memory_runs_on_the_pe(tmp_path):
     run = agree(tmp_path, "@fadds(da, da, db);" * 6 + "if (a[0] > 2.0) { a[1] = 7.0; }", turns=4)
     assert all(h.failed and not h.reused for h in steps(run))
 
@@ -81,7 +81,7 @@ def test_a_fault_is_the_same(end, message, tmp_path):
     assert words[0] == words[1] and message in words[0][0]
 
 
-def test_one_cell_twice_under_two_names_is_serial():
+def test_aliased_operands_execute_serially():
     from tessera.interp.target.csl.pe.dsd_operations import _same_memory
 
     rows = np.zeros((2, 4), np.float32)

@@ -1,4 +1,4 @@
-"""The libraries of the language against Python's own."""
+"""Math and standard libraries agree with Python's functions."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The parser: every production of docs/csl-grammar.md, and where text that is not CSL goes wrong."""
+"""Parser: every production of docs/csl-grammar.md, and the location of syntax errors."""
 
 import pytest
 from csl_harness import PROGRAMS, cases, outcome
@@ -23,7 +23,7 @@ def test_every_construct():
 
 
 def shape(node):
-    """An expression with brackets where the tree has them."""
+    """An expression with brackets that show its tree."""
     if isinstance(node, s.BinaryExpr):
         return f"({shape(node.left)}{node.sign}{shape(node.right)})"
     return node.text if isinstance(node, s.NameExpr) else f"{node.sign}{shape(node.operand)}"
@@ -45,8 +45,8 @@ def test_precedence(text, want):
 
 
 @pytest.mark.parametrize(("name", "title"), cases("lang_syntax.csl"))
-def test_not_csl(name, title):
+def test_syntax_error(name, title):
     error, line, message = outcome(name, title)
     assert isinstance(error, ParseError) and error.message == message and error.location.column > 0
-    # What misses its end is found missing at the end of the text, in the line before the message's own.
+    # A missing end is reported at the end of the text, one line before the expected message.
     assert error.location.line in (line, line - 1)

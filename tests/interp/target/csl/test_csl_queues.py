@@ -1,4 +1,4 @@
-"""Queues that change their color, teardown handlers, and the router's registers, on a PE whose colors loop back."""
+"""Queues that change their color, teardown handlers, and router registers, on a PE whose colors loop back."""
 
 import re
 from pathlib import Path
@@ -42,13 +42,13 @@ comptime { @bind_local_task(sent, t8); @bind_local_task(more, t9); @set_empty_qu
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
-def test_an_empty_queue_takes_another_color(seed, tmp_path):
+def test_an_empty_queue_can_change_its_color(seed, tmp_path):
     pe = simulate(tmp_path, CONFIG + OTHER + FLUSH, "wse3", seed)
     assert pe.get_variable("out").tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert pe.get_variable("times") == 1 and pe.in_colors == {2: 7} and pe.out_colors == {3: 7}
 
 
-def test_a_flush_that_is_not_left_calls_its_handler_again(tmp_path):
+def test_a_flush_without_exit_calls_its_handler_again(tmp_path):
     text = FLUSH.replace(" tc.queue_flush.exit(oq);", "").replace(
         "@activate(more);", "if (times < 2) { @queue_flush(oq); }"
     )
@@ -108,7 +108,7 @@ def test_lengths_of_a_fifo(tmp_path):
     assert simulate(tmp_path, text).get_variable("out").tolist()[:3] == [1, 2, 0]
 
 
-def test_numbers_of_half_width_in_their_scalar_forms(tmp_path):
+def test_scalar_forms_of_16_bit_numbers(tmp_path):
     text = """export var a: f16 = 12.0; export var b: f16 = 0.0; export var c: @fp16() = 0.0;
       comptime { @comptime_print("a line"); @rpc(@get_data_task_id(@get_color(9))); }
       export fn main() void { @fnormh(&a, @as(f16, 12.0)); @fscaleh(&b, @as(f16, 1.5), @as(i16, 3)); c = a; }"""
@@ -116,7 +116,7 @@ def test_numbers_of_half_width_in_their_scalar_forms(tmp_path):
     assert (pe.get_variable("a")[0], pe.get_variable("b")[0], pe.get_variable("c")[0]) == (1.5, 12.0, 1.5)
 
 
-# The builtins of the vendor's pages (SDK 1.4), in their order; @concat_structs left them with 2.10.
+# The builtins of the vendor's documentation (SDK 1.4), in its order; SDK 2.10 removed @concat_structs.
 DOCUMENTED = """
 activate allocate_fifo as assert bitcast bind_control_task bind_data_task bind_local_task block comptime_assert
 comptime_print concat_structs constants dimensions element_count element_type field fp16 get_array get_color get_config
@@ -134,18 +134,18 @@ get_ut_id queue_flush set_empty_queue_handler
 """.split()
 
 
-def test_every_documented_builtin_is_there():
+def test_every_documented_builtin_exists():
     assert {f"@{name}" for name in DOCUMENTED} == set(BUILTINS)
 
 
 def test_every_builtin_is_used_by_a_program_here():
     files = [*Path(__file__).parent.glob("*.py"), *(Path(__file__).parent / "programs").rglob("*.csl")]
     used = set(re.findall(r"@\w+", "\n".join(file.read_text() for file in files)))
-    # `test_operation` writes a program for every DSD operation.
+    # `test_operation` generates a program for every DSD operation.
     assert {name for name in BUILTINS if name[1:] not in DSD_OPS} - used == set()
 
 
-def test_a_color_keeps_its_words_when_a_queue_leaves_it(tmp_path):
+def test_a_color_keeps_its_wavelets_when_its_queue_changes_color(tmp_path):
     text = CONFIG + OTHER + FLUSH.replace("@fmovs(vt, fi, .{ .async = true }); ", "")
     run_ = Simulation(build(tmp_path, HEAD + text, LOOP, arch="wse3"))
     run_.boot()

@@ -1,4 +1,4 @@
-"""Wavelets over routes, with a PE that only records: back-pressure, switches, filters, swaps, teardown, faults."""
+"""Router: wavelets over routes to a recording PE: backpressure, switches, filters, swaps, teardown, faults."""
 
 import pytest
 
@@ -12,7 +12,7 @@ ADVANCE = encode_payload([(Opcode.SWITCH_ADV, True)])
 
 
 class Recorder:
-    """A PE that takes every word at once, unless it is told to stop."""
+    """A PE that reads every word at once, unless it is closed."""
 
     def __init__(self, view):
         self.view, self.open, self.got, self.torn = view, True, [], []
@@ -41,13 +41,13 @@ def grid(width, colors, height=1, seed=None):
 
 
 def line(width, **options):
-    """Color 0 from PE 0 east to the last; those between forward, and keep a copy."""
+    """Color 0 from PE 0 east to the last PE; the PEs between forward it and keep a copy."""
     ends = {0: ColorConfig(("RAMP",), ("EAST",)), width - 1: ColorConfig(("WEST",), ("RAMP",), **options)}
     middle = ColorConfig(("WEST",), ("RAMP", "EAST"), **options)
     return {(x, 0): {0: ends.get(x, middle)} for x in range(width)}
 
 
-def test_one_word_a_cycle_and_one_cycle_a_hop():
+def test_one_word_per_cycle_and_one_cycle_per_hop():
     fabric, pes = grid(4, line(4))
     assert pes[0].view.push(0, [7, 8, 9]) == 3
     fabric.events.run()
@@ -58,7 +58,7 @@ def test_one_word_a_cycle_and_one_cycle_a_hop():
     assert fabric.nodes[1, 0].traffic == [0, 3, 0, 0, 3, 0]
 
 
-def test_a_reader_that_stops_stops_the_sender():
+def test_backpressure_stops_the_sender():
     fabric, pes = grid(2, line(2))
     pes[1].open = False
     assert pes[0].view.push(0, range(100)) == 100
@@ -75,7 +75,7 @@ def test_a_reader_that_stops_stops_the_sender():
 
 
 @pytest.mark.parametrize("ring, want", [(False, [[], [1], [2], [3, 4, 5]]), (True, [[4], [1, 5], [2], [3]])])
-def test_switches_move_after_the_control_word(ring, want):
+def test_switches_advance_after_the_control_wavelet(ring, want):
     switches = tuple(SwitchPosition(tx=side) for side in ("WEST", "EAST", "SOUTH"))
     colors = {(x, y): {} for x in range(3) for y in range(3)}
     colors[1, 1] = {0: ColorConfig(("RAMP",), ("NORTH",), switches, ring=ring)}
@@ -90,14 +90,14 @@ def test_switches_move_after_the_control_word(ring, want):
     assert [fabric.nodes[p].pe.words for p in ((1, 0), (0, 1), (2, 1), (1, 2))] == want
 
 
-def test_a_popped_command_reaches_one_router_only():
+def test_a_popped_command_reaches_only_one_router():
     switches = (SwitchPosition(tx="EAST"), SwitchPosition(rx="RAMP"))
     colors = line(4, switches=switches, pop_mode="pop_on_advance")
     fabric, pes = grid(4, colors)
     pes[0].view.push(0, [1, 2])
     pes[0].view.push(0, [ADVANCE, ADVANCE], control=True)
     fabric.events.run()
-    pes[1].view.push(0, [3])  # PE 1 is at position 2 now: it sends, and hears nothing of itself
+    pes[1].view.push(0, [3])  # PE 1 is at position 2 now: it sends, and does not receive its own word
     fabric.events.run()
     assert [pe.words for pe in pes[1:]] == [[1, 2], [1, 2, 3], [1, 2, 3]]
 
@@ -117,7 +117,7 @@ def test_filters():
     fabric, pes = grid(3, line(3, filter=some))
     pes[0].view.push(0, range(9))
     fabric.events.run()
-    assert pes[2].words == [0, 2, 6, 7, 8]  # one of two, one of four, and then all
+    assert pes[2].words == [0, 2, 6, 7, 8]  # one of two, one of four, then all
 
 
 def test_a_swap_changes_the_color_on_each_hop():
@@ -129,7 +129,7 @@ def test_a_swap_changes_the_color_on_each_hop():
     assert [color for _, color, _ in pes[1].got + pes[2].got] == [1, 0]
 
 
-def test_teardown_holds_the_color_until_it_is_left():
+def test_teardown_blocks_the_color_until_its_exit():
     fabric, pes = grid(3, line(3))
     pes[0].view.push(0, [encode_payload([(Opcode.TEARDOWN, True)])], control=True)
     pes[0].view.push(0, [4])
@@ -144,7 +144,7 @@ def test_teardown_holds_the_color_until_it_is_left():
     assert [pe.words for pe in pes] == [[], [4], []]
 
 
-def test_a_route_of_two_inputs_takes_from_both():
+def test_a_route_with_two_inputs_accepts_both():
     colors = {
         (0, 0): {0: ColorConfig(("RAMP",), ("EAST",))},
         (1, 0): {0: ColorConfig(("WEST", "EAST"), ("RAMP",))},

@@ -1,4 +1,4 @@
-"""What goes wrong while a program runs, in which words; and the arguments that compiling refuses."""
+"""Run-time faults of CSL programs with their location and message; wrong arguments of the compiler."""
 
 import pytest
 from csl_harness import build, cases, outcome
@@ -24,11 +24,11 @@ def test_a_program_of_several_files(name, title):
     ("options", "message"),
     [({"arch": "wse1"}, "unknown arch"), ({"sdk": "3"}, "unknown sdk"), ({"fp16_format": "cb16"}, "unknown fp16")],
 )
-def test_options_that_are_unknown(options, message, tmp_path):
+def test_unknown_options_are_errors(options, message, tmp_path):
     with pytest.raises(ArgumentError, match=message):
         build(tmp_path, "", **options)
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(FileError, match="no such file"):
         compile_program(tmp_path / "none.csl")

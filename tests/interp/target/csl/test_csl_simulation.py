@@ -1,4 +1,4 @@
-"""Whole programs on the simulator: copies, launches, streams, and the faults that a run reports."""
+"""Simulation of whole programs: copies, launches, streams, and the faults that a run reports."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from tessera.interp.target.csl.host import host_tools_folder
 from tessera.interp.target.csl.simulation import Simulation
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
-# Two PEs; color 5 goes from the first to the second.
+# Two PEs; color 5 is routed from the first to the second.
 LAYOUT = """
 const memcpy = @import_module("<memcpy/get_params>", .{ .width = 2, .height = 1,
   .MEMCPYH2D_1 = @get_color(0), .MEMCPYD2H_1 = @get_color(1) });
@@ -110,7 +110,7 @@ def test_a_stream_in_and_a_stream_out(tmp_path):
         (f"if (!first) {{ sys.unblock_cmd_stream(); }} else {{ {SEND} {SEND} }}", "queue|microthread|thread"),
     ],
 )
-def test_a_stall_says_who_waits(tmp_path, function, message):
+def test_a_stall_names_the_waiting_tasks(tmp_path, function, message):
     run = start(tmp_path, function)
     with pytest.raises(CslFault, match=message):
         run.launch("f")
@@ -125,7 +125,7 @@ def test_a_stall_of_a_copy_back_names_its_size(tmp_path):
         words(run)
 
 
-def test_a_run_without_end_is_given_up(tmp_path):
+def test_an_endless_run_is_a_fault(tmp_path):
     run = start(tmp_path, "@activate(again_id);", more="""
     const again_id = @get_local_task_id(11);
     task again() void { @activate(again_id); }
@@ -136,7 +136,7 @@ def test_a_run_without_end_is_given_up(tmp_path):
         run.wait(run.launch("f"))
 
 
-def test_words_that_nobody_reads_are_found(tmp_path):
+def test_unread_wavelets_are_reported(tmp_path):
     run = start(tmp_path, f"if (first) {{ {SEND} }} else {{ sys.unblock_cmd_stream(); }}")
     run.wait(run.launch("f"))
     run.settle()
@@ -164,8 +164,8 @@ def test_a_launch_with_too_many_arguments(tmp_path):
         run.wait(run.launch("f", 3))
 
 
-def test_programs_for_the_first_kits_name_the_color_of_launches(tmp_path):
-    """Their `<memcpy/get_params>` takes LAUNCH, and a PE serves calls that come on it."""
+def test_programs_for_early_sdks_name_the_launch_color(tmp_path):
+    """Early SDKs pass LAUNCH to `<memcpy/get_params>`, and a PE serves launches on that color."""
     layout = LAYOUT.replace(".MEMCPYD2H_1 = @get_color(1) }", ".MEMCPYD2H_1 = @get_color(1), .LAUNCH = @get_color(8) }")
     (tmp_path / "layout.csl").write_text(layout)
     more = "comptime { @rpc(@get_data_task_id(sys.LAUNCH)); } fn f() void { a[0] = 3; sys.unblock_cmd_stream(); }"
@@ -177,7 +177,7 @@ def test_programs_for_the_first_kits_name_the_color_of_launches(tmp_path):
 
 
 def test_the_host_tools_run_a_program(tmp_path):
-    """The folder's own script, in a shell, from a copy of the program."""
+    """The program's own shell script runs in a copy of its folder."""
     folder = tmp_path / "axpy"
     shutil.copytree(Path(__file__).parent / "programs" / "axpy", folder)
     path = f"{host_tools_folder()}{os.pathsep}{os.environ['PATH']}"

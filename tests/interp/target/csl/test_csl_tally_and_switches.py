@@ -1,4 +1,4 @@
-"""The libraries that live with the machine: `<kernels/tally>`, `<memcpy/memcpy_switches>`, and what they refuse."""
+"""The libraries `<kernels/tally>` and `<memcpy/memcpy_switches>`, and their errors."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ comptime {
 """
 
 
-# How the two versions of the SDK give the library its parameters.
+# How the two SDK versions pass the library's parameters.
 MERGED = "@concat_structs(tally_params, .{ .callback = end_id })"
 NAMED = ".{ .tally_params = tally_params, .callback = end_id }"
 
@@ -60,7 +60,7 @@ def start(tmp_path, goal, layout=LAYOUT, params=MERGED):
 
 @pytest.mark.parametrize("params", [MERGED, NAMED])
 @pytest.mark.parametrize("goal, bumps", [(0, 3), (36, 3)])
-def test_a_tally_ends_when_all_are_done_and_the_goal_is_met(tmp_path, goal, bumps, params):
+def test_a_tally_ends_when_all_pes_are_done_and_the_goal_is_reached(tmp_path, goal, bumps, params):
     run = start(tmp_path, goal, params=params)
     got = np.zeros(1, np.uint32)
     run.launch("f", bumps)
@@ -83,7 +83,7 @@ def test_a_goal_out_of_reach_stalls(tmp_path):
         (".kernel_height = 2,", "", "wrong parameters of <kernels/tally/layout>"),
     ],
 )
-def test_what_the_libraries_refuse(tmp_path, old, new, message):
+def test_wrong_library_parameters_are_errors(tmp_path, old, new, message):
     with pytest.raises(CslError, match=message):
         start(tmp_path, 0, LAYOUT.replace(old, new))
 

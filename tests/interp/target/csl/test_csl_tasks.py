@@ -27,7 +27,7 @@ def test_data_task(arch, tmp_path):
     assert simulate(tmp_path, text, arch).get_variable("out").tolist()[:4] == [1, 2, 3, 4]
 
 
-def test_data_task_of_two_halves(tmp_path):
+def test_data_task_with_two_16_bit_parameters(tmp_path):
     text = """var w = [1]u32 { 0x00020007 }; const vw = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{1} -> w[i] });
       export fn main() void { @mov32(tx, vw, .{ .async = true }); }
       task take(data: i16, index: u16) void { order[index] = data; }
@@ -118,7 +118,7 @@ def test_dsr_loaded_as_asynchronous(tmp_path):
     assert pe.get_variable("order").tolist()[:2] == [1, 2] and pe.get_variable("out")[3] == 4
 
 
-def test_wse2_microthread_is_that_of_the_queue(tmp_path):
+def test_the_wse2_microthread_has_the_number_of_the_queue(tmp_path):
     text = """const q2 = @get_output_queue(2);
       const tx2 = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 4, .output_queue = q2 });
       export fn main() void { @fmovs(vo, rx, .{ .async = true }); @fmovs(tx2, va, .{ .async = true }); }"""
@@ -186,6 +186,6 @@ def test_input_queues_of_sdk_2_10_must_be_initialized(tmp_path):
         simulate(tmp_path, text, sdk="2.10")
 
 
-def test_who_waits_for_what(tmp_path):
+def test_descriptions_of_waits(tmp_path):
     pe = simulate(tmp_path, "export fn main() void { @fmovs(vo, rx, .{ .async = true }); }")
     assert not is_idle(pe) and "waits for a wavelet on color 1" in describe_waits(pe)[0]

@@ -1,4 +1,4 @@
-"""`<tile_config>`: what each of its functions changes, and when."""
+"""`<tile_config>`: the effect of each function and its cycle."""
 
 import pytest
 from csl_harness import HEAD, LOOP, build, simulate
@@ -29,7 +29,7 @@ def test_sides_of_a_route(body, want, tmp_path):
     assert route(tmp_path, body).here == want
 
 
-def test_a_color_that_had_no_route(tmp_path):
+def test_a_color_without_an_initial_route(tmp_path):
     assert route(tmp_path, "cc.reset_routes(@get_color(9), .{ .rx = WEST, .tx = RAMP });", 9).here == ((WEST,), (RAMP,))
 
 
@@ -45,8 +45,8 @@ def test_switches(tmp_path):
     assert found.current == 0 and found.positions[1] == ((EAST,), (WEST,)) and found.pop == "no_pop"
 
 
-def test_a_change_waits_for_the_code_before_it(tmp_path):
-    """Four words leave before the route turns: the PE is busy with them and with other work until then."""
+def test_a_configuration_change_follows_earlier_code(tmp_path):
+    """Four words leave before the route changes: until then the PE is busy with them and with other work."""
     text = """export fn main() void { @fmovs(tx, va); for (@range(i16, 40)) |i| { out[7] += 1.0; }
       cc.reset_routes(c, .{ .rx = RAMP, .tx = EAST }); @fmovs(vo, rx); }"""
     pe = simulate(tmp_path, TC + text)
@@ -89,7 +89,7 @@ def test_flushes_and_teardowns_as_bits(tmp_path):
     assert simulate(tmp_path, TC + text, "wse3").get_variable("order").tolist()[:4] == [0, 2, 8, 1]
 
 
-def test_the_machine_and_the_place(tmp_path):
+def test_machine_constants_and_coordinates(tmp_path):
     text = """comptime { tc.main_thread_priority.update_main_thread_priority(tc.main_thread_priority.level.HIGH); }
       export fn main() void { note(@as(i16, tc.get_fabric_coord(tc.fabric_coord.X)) + tc.word_size);
         const x: tc.reg_type = 3; const y: tc.double_reg_type = 4; note(@as(i16, x) + @as(i16, y));
