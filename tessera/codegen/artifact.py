@@ -15,17 +15,17 @@ from typing import Any
 from tessera.core.errors import ArtifactError
 from tessera.ir.core import Module, structural_hash
 
-# An artifact: the compiled form of a program, in memory and as a folder.
+# Reading and writing.
 
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-SEAL_KEY = "sha256"  # of the rest of the manifest, as `files` has one of each file
+SEAL_KEY = "sha256"  # the hash of the rest of the manifest; `files` has one for each file
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A manifest and files by name. The same content gives the same bytes."""
+    """A manifest and files by name. Equal content is written as equal bytes."""
 
     manifest: Mapping[str, Any]
     files: Mapping[str, bytes | str] = field(default_factory=dict)
@@ -41,40 +41,40 @@ class Artifact:
         return encode_content(self.files[name]).decode()
 
     def save(self, path: str | Path) -> Path:
-        """Write the folder, whole or not at all: built beside its place, then moved there.
+        """Write the folder atomically: built in a temporary folder, then moved to `path`.
 
         Raises:
-            ArtifactError: something else is at `path`, or nothing can be written there.
+            ArtifactError: `path` exists and is not an artifact, or cannot be written.
         """
         target = Path(path)
         if target.exists() and not (target / MANIFEST).is_file():
             raise ArtifactError(f"{target} exists and is not an artifact", suggestion="choose another path")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+            temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         except OSError as error:
             raise _unwritable_error(target, error) from None
         try:
-            self._fill(made)
-            _replace_folder(made, target)
+            self._write_files(temporary)
+            _replace_folder(temporary, target)
         except OSError as error:
             raise _unwritable_error(target, error) from None
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
         return target
 
-    def _fill(self, folder: Path) -> None:
+    def _write_files(self, folder: Path) -> None:
         folder.chmod(0o755)
         for name, content in self.files.items():
             file = folder / _check_file_name(name)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(encode_content(content))
-        (folder / MANIFEST).write_text(_dump_json(self._described()))
+        (folder / MANIFEST).write_text(_dump_json(self._describe_manifest()))
 
-    def _described(self) -> dict[str, Any]:
+    def _describe_manifest(self) -> dict[str, Any]:
         hashes = {name: hash_content(content) for name, content in self.files.items()}
-        described = {**self.manifest, "schema": SCHEMA_VERSION, "files": hashes}
-        return {**described, SEAL_KEY: _compute_seal(described)}
+        manifest = {**self.manifest, "schema": SCHEMA_VERSION, "files": hashes}
+        return {**manifest, SEAL_KEY: _compute_seal(manifest)}
 
 
 def _unwritable_error(target: Path, error: OSError) -> ArtifactError:
@@ -87,7 +87,7 @@ def encode_content(content: bytes | str) -> bytes:
 
 
 def hash_content(content: bytes | str) -> str:
-    """The hash that the manifest holds of a file."""
+    """The hash of a file in the manifest."""
     return hashlib.sha256(encode_content(content)).hexdigest()
 
 
@@ -102,23 +102,23 @@ def _compute_seal(manifest: Mapping[str, Any]) -> str:
 def _check_file_name(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or name == MANIFEST:
-        raise ArtifactError(f"{name!r} is not a name for a file of an artifact")
+        raise ArtifactError(f"{name!r} is not a valid file name in an artifact", expected="a relative path without ..")
     return name
 
 
-def _replace_folder(made: Path, target: Path) -> None:
-    """Put the new folder in place of an older one, which stays whole until then."""
+def _replace_folder(temporary: Path, target: Path) -> None:
+    """Move the new folder to the target, and remove the old one afterwards."""
     if not target.exists():
-        made.rename(target)
+        temporary.rename(target)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
     target.rename(old / "artifact")
-    made.rename(target)
+    temporary.rename(target)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def read_artifact(path: str | Path) -> Artifact:
-    """The artifact in a folder, each file checked against its hash.
+    """The artifact in a folder, with every file checked against its hash.
 
     Raises:
         ArtifactError: it is missing, corrupt, or of a newer schema.
@@ -132,8 +132,8 @@ def read_artifact(path: str | Path) -> Artifact:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     if not file.is_file():
-        what = f"{folder} has no {MANIFEST}" if folder.is_dir() else f"there is no folder {folder}"
-        raise ArtifactError(what, expected="a folder written by `tessera build`", suggestion="check the path")
+        problem = f"{folder} has no {MANIFEST}" if folder.is_dir() else f"there is no folder {folder}"
+        raise ArtifactError(problem, expected="a folder written by `tessera build`", suggestion="check the path")
     try:
         manifest = json.loads(file.read_text())
         schema = int(manifest["schema"])
@@ -148,7 +148,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         )
     if manifest.get(SEAL_KEY) != _compute_seal(manifest):
         raise ArtifactError(
-            f"{file} is not what was built", expected=f"sha256 {manifest.get(SEAL_KEY, 'of the rest')}",
+            f"{file} has changed since it was built", expected=f"sha256 {manifest.get(SEAL_KEY, 'of the rest')}",
             received=f"sha256 {_compute_seal(manifest)}", suggestion="build the artifact again",
         )  # fmt: skip
     return manifest
@@ -161,13 +161,14 @@ def _read_checked_file(folder: Path, name: str, digest: str) -> bytes:
     content = file.read_bytes()
     if hash_content(content) != digest:
         raise ArtifactError(
-            f"{file} is not what was built", expected=f"sha256 {digest}", received=f"sha256 {hash_content(content)}",
+            f"{file} has changed since it was built", expected=f"sha256 {digest}",
+            received=f"sha256 {hash_content(content)}",
             suggestion="build the artifact again",
         )  # fmt: skip
     return content
 
 
-# What the manifest of a compiled program says, whatever its target (design 6).
+# The manifest of a compiled program, on every target (design 6).
 
 
 PARAMETER_FIELDS = ("name", "shape", "dtype")
@@ -193,7 +194,7 @@ def build_manifest(
 
 
 def split_parameters(plan: Mapping[str, Any]) -> tuple[ParameterList, ParameterList]:
-    """The inputs and the outputs of a launch plan (codegen/launch.py)."""
+    """The inputs and the outputs of a launch plan."""
     params = plan["params"]
     return [p for p in params if p["role"] != "output"], [p for p in params if p["role"] == "output"]
 

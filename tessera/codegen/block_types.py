@@ -7,7 +7,7 @@ from tessera.ir.core import Value
 
 
 def static_shape(type: Type) -> tuple[int, ...]:
-    """The shape of a block or of memory, all of it known here."""
+    """The shape of a block or of memory, which has no symbolic sizes."""
     return tuple(int(n) for n in type.shape)  # type: ignore[arg-type]
 
 

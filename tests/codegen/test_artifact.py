@@ -54,7 +54,7 @@ def test_saving_replaces_an_artifact_and_nothing_else(tmp_path):
 
 @pytest.mark.parametrize("name", ["../x", "/x", "manifest.json"])
 def test_file_names_stay_inside(tmp_path, name):
-    with pytest.raises(ArtifactError, match="not a name"):
+    with pytest.raises(ArtifactError, match="not a valid file name"):
         Artifact({}, {name: ""}).save(tmp_path / "a")
     assert not list(tmp_path.iterdir())
 
@@ -74,7 +74,7 @@ def spoil_schema(folder):
 
 SPOILT = [
     (spoil_json, "corrupt"),
-    (spoil_file, "not what was built"),
+    (spoil_file, "has changed since it was built"),
     (spoil_schema, "schema 99, newer"),
     (lambda folder: (folder / "x.txt").unlink(), "lacks x.txt"),
     (lambda folder: (folder / "manifest.json").unlink(), "no manifest.json"),

@@ -26,25 +26,22 @@ from tessera.core.errors import ArgumentError
 from tessera.ir.core import Module
 from tessera.lower.lowering_plan import LoweringPlan
 
-# The LLVM generator: Tile modules to LLVM text, run through llvmlite.
-
-
-# More rows of a query block than the default: each packing of the keys then serves twice as many products.
+# More query rows than the default: each packed key block is used by twice as many products.
 TILING_PLAN = LoweringPlan(flash_m=64, host_sort=64)
 OPTION_NAMES = ("vector_bytes", "debug", "schedule")
-# Blocks and shared buffers lie in an arena that each thread holds; more than this is a slip in a size.
+# Blocks and shared buffers are in an arena of each thread; a larger one is probably a mistake in a size.
 MAX_ARENA_BYTES = 1 << 30
 
 
 class LlvmBackend:
-    """The generator for this machine's processor."""
+    """The generator for the host's processor."""
 
     name = "llvm"
     coverage = OpCoverage((pointwise_row, element_rule, statement_rule), REFUSED, (vectorise,))
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What the processor at hand can do."""
+        """The capabilities of the host's processor."""
         return Capabilities(
             get_host_vector_bytes(),
             tuple(REGISTER_ELEMENTS),
@@ -57,7 +54,7 @@ class LlvmBackend:
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The LLVM text of a Tile module.
 
-        Options: `vector_bytes` (default: the host's), `debug` (default true: lines name their source).
+        Options: `vector_bytes` (default: the host's), `debug` (default true: lines have debug locations).
         """
         unknown = [k for k in options if k not in OPTION_NAMES]
         if unknown:
@@ -83,7 +80,7 @@ class LlvmBackend:
         return LlvmProgram(artifact, threads)
 
     def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """What runs the artifact's text in the LLVM interpreter, with no compiler."""
+        """The artifact's text run in the LLVM emulator, without a compiler."""
         from tessera.codegen.llvm.runtime.emulation import make_interpreter  # loads the emulator: a build needs none
 
         return make_interpreter(artifact)

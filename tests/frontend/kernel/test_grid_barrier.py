@@ -136,7 +136,7 @@ def test_a_target_without_it():
     from tessera.runtime.program import prepare
 
     module = prepare(parted, {"x": np.zeros(4, "f4")}, grid=4).levels["tile"]
-    with pytest.raises(UnsupportedOpError, match="the target toy has no barrier of a whole grid"):
+    with pytest.raises(UnsupportedOpError, match="the target toy has no grid barrier"):
         check_resources(module, "toy", Capabilities(16, ()))
 
 

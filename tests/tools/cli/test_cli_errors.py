@@ -119,7 +119,7 @@ def test_artifact_of_a_newer_schema(artifact, capsys):
 def test_damaged_artifact(artifact, capsys):
     name = next(p for p in artifact.iterdir() if p.suffix == ".ll")
     name.write_bytes(name.read_bytes()[:-20])
-    assert "is not what was built" in fails(capsys, "run", artifact)
+    assert "has changed since it was built" in fails(capsys, "run", artifact)
     name.unlink()
     assert f"lacks {name.name}" in fails(capsys, "run", artifact)
 
@@ -134,7 +134,7 @@ def test_edited_manifest(artifact, key, capsys):
     manifest = json.loads((artifact / "manifest.json").read_text())
     for edited in ({**manifest, key: None}, {k: v for k, v in manifest.items() if k != key}):
         (artifact / "manifest.json").write_text(json.dumps(edited))
-        assert "manifest.json is not what was built" in fails(capsys, "run", artifact)
+        assert "manifest.json has changed since it was built" in fails(capsys, "run", artifact)
 
 
 def test_wrong_array_for_an_artifact(artifact, tmp_path, capsys):
