@@ -22,7 +22,7 @@ from tessera.codegen.ptx.table.blocks import (  # noqa: F401  (their rows fill t
     reduction,
     staging_buffers,
 )
-from tessera.codegen.ptx.table.blocks.program_grid import exit_grid_barrier, find_folded_grid
+from tessera.codegen.ptx.table.blocks.program_grid import exit_grid_barrier, find_linear_grid
 from tessera.codegen.ptx.table.scalars import arithmetic, math_functions  # noqa: F401  (their rows fill the tables)
 from tessera.codegen.ptx.table.warpgroup import wgmma  # noqa: F401  (their rows fill the tables)
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
@@ -44,7 +44,7 @@ def emit_uniform(function: Function, files: SourceFiles | None) -> KernelEntry:
     grid = tuple(max(each) for each in zip(*grids, strict=True)) if grids else None
     ctx = make_context(read_layouts(function), text, team, vector, grid, facts.noalias)
     ctx.entry.arch, ctx.entry.min_resident_blocks = facts.arch, get_fact(function, "resident")
-    ctx.grid.rank, ctx.grid.linear = max((len(g) for g in grids), default=1), find_folded_grid(grids)
+    ctx.grid.rank, ctx.grid.linear = max((len(g) for g in grids), default=1), find_linear_grid(grids)
     bind_parameters(ctx, facts.alignments)
     emit_block(ctx, ctx.function.body)
     if ctx.entry.exit_label:

@@ -59,7 +59,7 @@ def emit_node(ctx: EmissionContext, node: Node) -> None:
     ctx.analyses.producers.update(dict.fromkeys(node.results, node))
     _wait_for_operands(ctx, [node])
     with at_location(ctx, node):
-        if ctx.smem.hazards.before(node):
+        if ctx.smem.hazards.needs_barrier(node):
             ctx.team.synchronise()
         rule = emission_rule.get(node.op)
         if rule is not None:

@@ -57,7 +57,7 @@ class HazardTracker:
         self._async_copied = {SharedAccess(self._memory(v), WRITE) for v in copied}
         self.open: set[SharedAccess] = set()
 
-    def before(self, node: Node) -> bool:
+    def needs_barrier(self, node: Node) -> bool:
         """Note a node's accesses; whether a barrier must come first."""
         if self._alone:
             return False
@@ -76,7 +76,7 @@ class HazardTracker:
     def enter_loop(self, block: Block) -> None:
         """A loop over a block begins: its begin follows its end, so that what it does is open there already."""
         if not self._alone:
-            self.open |= set(self._all(block))
+            self.open |= set(self._loop_accesses(block))
 
     def _note_accesses(self, mine: list[SharedAccess]) -> bool:
         clash = any(a.conflicts_with(b) for a in mine for b in self.open)
@@ -89,11 +89,11 @@ class HazardTracker:
         """The team has met for another reason."""
         self.open.clear()
 
-    def exchange(self, kind: str) -> bool:
+    def needs_exchange_barrier(self, kind: str) -> bool:
         """Note that the exchange is written or read; whether a barrier must come first."""
         return not self._alone and self._note_accesses([SharedAccess("exchange", kind)])
 
-    def _all(self, block: Block) -> list[SharedAccess]:
+    def _loop_accesses(self, block: Block) -> list[SharedAccess]:
         made = {v for node in block.walk() for v in (*node.results, *(p for r in node.regions for p in r.params))}
         made |= set(block.params)
         found = [access.in_next_round(made) for node in block.walk() for access in self._accesses(node)]

@@ -19,29 +19,29 @@ class SharedMemoryAllocator:
         self._shared = self._local = self._exchange = 0
         self._base = self._start = ""
 
-    def shared(self, size: int, alignment: int) -> int:
+    def allocate_shared(self, size: int, alignment: int) -> int:
         """Allocate shared memory; its offset."""
         place = _align_up(self._shared, max(alignment, 16))
         self._shared = place + size
         return place
 
-    def local(self, size: int) -> int:
+    def allocate_local(self, size: int) -> int:
         """Allocate local memory of each thread; its offset."""
         place = _align_up(self._local, 16)
         self._local = place + size
         return place
 
-    def exchange(self, size: int) -> str:
+    def reserve_exchange(self, size: int) -> str:
         """The address of the exchange buffer, of at least `size` bytes: a 32-bit register (shared memory), or a 64-bit
         one (local memory) for a team of one thread."""
         self._exchange = max(self._exchange, size)
         if not self._base:
-            self._base = self._team.text.new("b64" if self.own else "b32")
+            self._base = self._team.text.new("b64" if self.exchange_is_local else "b32")
             self._start = self._team.text.new("b32") if self._team.teams > 1 else ""
         return self._base
 
     @property
-    def own(self) -> bool:
+    def exchange_is_local(self) -> bool:
         """Whether the exchange buffer is in local memory."""
         return self._team.threads == 1
 
@@ -49,15 +49,15 @@ class SharedMemoryAllocator:
     def shared_bytes(self) -> int:
         """The bytes of dynamic shared memory that a block needs."""
         exchange = _align_up(self._exchange, EXCHANGE_ALIGN) * (self._team.teams - 1) + self._exchange
-        return _align_up(self._shared, EXCHANGE_ALIGN) + (exchange if self._base and not self.own else 0)
+        return _align_up(self._shared, EXCHANGE_ALIGN) + (exchange if self._base and not self.exchange_is_local else 0)
 
-    def lines(self) -> Iterator[str]:
+    def format_prologue(self) -> Iterator[str]:
         """The first lines of the entry: the local memory, and the address of the exchange buffer."""
         start = _align_up(self._local, 16)
-        total = start + (self._exchange if self._base and self.own else 0)
+        total = start + (self._exchange if self._base and self.exchange_is_local else 0)
         if total:
             yield f"\t.local .align 16 .b8 {LOCAL_SYMBOL}[{total}];"
-        if self._base and self.own:
+        if self._base and self.exchange_is_local:
             yield f"\tmov.u64 {self._base}, {LOCAL_SYMBOL};"
             yield f"\tadd.s64 {self._base}, {self._base}, {start};"
         elif self._base:

@@ -26,19 +26,19 @@ class KernelEntry:
     maps: tuple[dict[str, Any], ...] = ()  # TMA descriptors
     programs: int = 0  # of a persistent kernel, which loops over them; 0: one for each block
     cluster: int = 1  # blocks of a cluster
-    extras: Mapping[str, Any] = field(default_factory=dict)  # sites of the hidden parameters
+    sites: Mapping[str, Any] = field(default_factory=dict)  # sites of the hidden parameters
     isa: tuple[int, int] = (0, 0)  # the PTX ISA version, where the architecture's first one does not suffice
-    folded: bool = False  # whether the launch has a linear grid
-    halves: Collection[int] = ()  # 8-bit parameters of odd length that 16-bit atomics access
+    linear_grid: bool = False  # whether the launch has a linear grid
+    odd_byte_params: Collection[int] = ()  # 8-bit parameters of odd length that 16-bit atomics access
 
     def describe(self) -> dict[str, Any]:
         """The entry as manifest data."""
         more: dict[str, Any] = {"maps": list(self.maps)} if self.maps else {}
         more |= {"programs": self.programs} if self.programs else {}
-        more |= {"folded": True} if self.folded else {}
-        more |= {"halves": sorted(self.halves)} if self.halves else {}
+        more |= {"folded": True} if self.linear_grid else {}
+        more |= {"halves": sorted(self.odd_byte_params)} if self.odd_byte_params else {}
         more |= {"cluster": self.cluster} if self.cluster > 1 else {}
-        return {"threads": self.threads, "shared": self.shared, **more, **self.extras}
+        return {"threads": self.threads, "shared": self.shared, **more, **self.sites}
 
 
 def bind_parameters(ctx: EmissionContext, alignments: Sequence[int]) -> None:
@@ -88,7 +88,7 @@ def _parameter_type(v: Value) -> str:
 def finish_entry(ctx: EmissionContext, maps: Sequence[dict[str, Any]] = (), programs: int = 0) -> KernelEntry:
     """Assemble the entry whose body has been emitted."""
     entry, grid, allocator = ctx.entry, ctx.grid, ctx.smem.allocator
-    prologue = [*allocator.lines(), *entry.hidden.load(ctx.function.name)]
+    prologue = [*allocator.format_prologue(), *entry.hidden.load(ctx.function.name)]
     lines = (*_format_header(ctx, len(maps)), *ctx.text.assemble(prologue), "}", "")
     return KernelEntry(
         lines, ctx.team.block_threads, allocator.shared_bytes, tuple(maps), programs,

@@ -249,7 +249,7 @@ def _claim_record(ctx: EmissionContext, buffer: str, size: int) -> tuple[str, st
     offset = text.new("b64")
     text.do("atom.global.add.u64", offset, f"[{buffer}+{WANTED_AT}]", size, guard=team.tile_leader_predicate())
     if team.threads > 1:
-        start = ctx.smem.allocator.shared(WORD_BYTES, WORD_BYTES)
+        start = ctx.smem.allocator.allocate_shared(WORD_BYTES, WORD_BYTES)
         base = team.hoist((SHARED_SYMBOL,), "mov.u32", "b32", SHARED_SYMBOL)
         broadcast = f"[{team.hoist(('slot',), 'add.u32', 'b32', base, start)}]"
         synchronise_team(ctx)  # other threads may still read the previous offset

@@ -106,7 +106,7 @@ def _read_through_memory(ctx: EmissionContext, width: int, dtype: DType, held: S
     text, team, size = ctx.text, ctx.team, element_bytes(dtype)
     synchronise = _make_segment_barrier(ctx, width)
     row = team.group * size
-    start = ctx.smem.allocator.shared(row * len(held), 16)
+    start = ctx.smem.allocator.allocate_shared(row * len(held), 16)
     base = team.hoist((SHARED_SYMBOL,), "mov.u32", "b32", SHARED_SYMBOL)
     own = text.let("mad.lo.s32", "b32", team.thread, size, base)
     synchronise()
@@ -158,7 +158,7 @@ def _find_counter(ctx: EmissionContext, width: int) -> str:
     """The address of the counter of this tile's segment, which the head of the entry zeroes."""
     team, key = ctx.team, ("counter", width)
     made = team.has_hoisted(key)
-    start = 0 if made else ctx.smem.allocator.shared(COUNTER_BYTES * (team.group // width), COUNTER_BYTES)
+    start = 0 if made else ctx.smem.allocator.allocate_shared(COUNTER_BYTES * (team.group // width), COUNTER_BYTES)
     base = team.hoist((SHARED_SYMBOL,), "mov.u32", "b32", SHARED_SYMBOL)
     address = team.hoist(
         ("counter base", width), "mad.lo.u32", "b32", _find_segment(ctx, width), COUNTER_BYTES, base

@@ -42,7 +42,7 @@ def write_exchange(
 ) -> None:
     """Write a block of `count` elements to the exchange buffer."""
     synchronise_exchange(ctx, WRITE)
-    base = ctx.smem.allocator.exchange(count * element_bytes(dtype))
+    base = ctx.smem.allocator.reserve_exchange(count * element_bytes(dtype))
     for access in plan_exchange_accesses(ctx, dtype, layout, base, once=True):
         elements = held[access.first : access.first + access.count]
         packing.store_elements(ctx.text, exchange_space(ctx), dtype, access, elements)
@@ -51,7 +51,7 @@ def write_exchange(
 def read_exchange(ctx: EmissionContext, dtype: DType, layout: DistributedLayout) -> Registers:
     """Read a block from the exchange buffer."""
     synchronise_exchange(ctx, READ)
-    base = ctx.smem.allocator.exchange(0)
+    base = ctx.smem.allocator.reserve_exchange(0)
     found: list[str] = []
     for access in plan_exchange_accesses(ctx, dtype, layout, base, once=False):
         found += packing.load_elements(ctx.text, exchange_space(ctx), dtype, access)
@@ -60,13 +60,13 @@ def read_exchange(ctx: EmissionContext, dtype: DType, layout: DistributedLayout)
 
 def synchronise_exchange(ctx: EmissionContext, kind: str) -> None:
     """Emit the barrier that a read or write of the exchange buffer needs, if any."""
-    if ctx.smem.hazards.exchange(kind):
+    if ctx.smem.hazards.needs_exchange_barrier(kind):
         ctx.team.synchronise()
 
 
 def exchange_space(ctx: EmissionContext) -> str:
     """The state space of the exchange buffer: local for a team of one thread."""
-    return "local" if ctx.smem.allocator.own else "shared"
+    return "local" if ctx.smem.allocator.exchange_is_local else "shared"
 
 
 def plan_exchange_accesses(
@@ -100,7 +100,7 @@ def emit_thread_address(ctx: EmissionContext, layout: DistributedLayout, strides
         if offset != "0":
             scaled = team.hoist(("scaled", offset, stride), "mul.lo.u32", "b32", offset, stride)
             total = ctx.text.let("add.s32", "b32", total, scaled) if total else scaled
-    if ctx.smem.allocator.own or not total:
+    if ctx.smem.allocator.exchange_is_local or not total:
         return base
     return ctx.text.let("add.s32", "b32", base, total)
 

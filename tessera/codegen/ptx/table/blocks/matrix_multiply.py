@@ -73,7 +73,7 @@ class FmaProduct:
         self.depth = self.shapes[0][-1]
         size = element_bytes(self.dtypes[0])  # of both
         right_start = -(-math.prod(self.shapes[0]) * size // OPERAND_ALIGN) * OPERAND_ALIGN
-        self.base = ctx.smem.allocator.exchange(right_start + math.prod(self.shapes[1]) * size)
+        self.base = ctx.smem.allocator.reserve_exchange(right_start + math.prod(self.shapes[1]) * size)
         self.starts = (0, right_start)
 
     def store_operands(self) -> None:
@@ -109,7 +109,7 @@ class FmaProduct:
         strides, rank = self.strides[side], len(self.strides[side])
         used = tuple(0 if axis >= rank - 2 and axis != rank + kept_axis else s for axis, s in enumerate(strides))
         total = emit_thread_address(self.ctx, self.layout, used, self.base)
-        kind = "b64" if self.ctx.smem.allocator.own else "b32"
+        kind = "b64" if self.ctx.smem.allocator.exchange_is_local else "b32"
         return self.text.let(f"add.s{kind[1:]}", kind, total, self.starts[side])
 
     def _emit_loop(self, pointers: Sequence[str], rounds: int) -> None:
@@ -118,7 +118,7 @@ class FmaProduct:
         text.label(head)
         for k in range(FMA_UNROLL):
             self._emit_step(pointers, k)
-        form = "s64" if self.ctx.smem.allocator.own else "s32"
+        form = "s64" if self.ctx.smem.allocator.exchange_is_local else "s32"
         for pointer, stride in zip(pointers, (self.strides[0][-1], self.strides[1][-2]), strict=True):
             text.do(f"add.{form}", pointer, pointer, FMA_UNROLL * stride)
         text.do("sub.s32", count, count, 1)
@@ -246,7 +246,7 @@ class MmaProduct:
         start = 0 if self.left_in_registers or self.in_place[0] else padded_rows * pitches[0]
         right_rows = 1 << max(bit_width(columns), 4) if self.transposed[1] else depth
         end = start if self.in_place[1] else start + right_rows * pitches[1] + -(-columns // 16) * 16 * self.size
-        base, team = self.ctx.smem.allocator.exchange(end) if end else "", self.ctx.team
+        base, team = self.ctx.smem.allocator.reserve_exchange(end) if end else "", self.ctx.team
         left, right = (ExchangedOperand(team, base, *each) for each in zip((0, start), pitches, strict=True))
         return [None if self.left_in_registers else self.in_place[0] or left, self.in_place[1] or right]
 

@@ -37,7 +37,7 @@ def _(ctx: EmissionContext, node: Node) -> None:
     size, allocator = math.prod(shape) * element_bytes(dtype), ctx.smem.allocator
     # Memory of one tile is shared by its team; a team of one thread has it in local memory.
     local = node.attrs["space"] != SHARED and ctx.team.threads == 1
-    offset = allocator.local(size) if local else allocator.shared(size, node.attrs["alignment"])
+    offset = allocator.allocate_local(size) if local else allocator.allocate_shared(size, node.attrs["alignment"])
     base = ctx.text.let("mov.u64", "b64", LOCAL_SYMBOL if local else SHARED_SYMBOL)
     base = ctx.text.let("add.s64", "b64", base, offset) if offset else base
     ctx.memrefs[node.out] = PtxMemRef(dtype, "local" if local else "shared", base, shape)

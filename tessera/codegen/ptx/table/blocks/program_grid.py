@@ -62,7 +62,7 @@ def _delinearise_program_id(ctx: EmissionContext, axis: int) -> str:
     return hoist(("program id", axis, "wide"), "cvt.u64.u32", "b64", index)
 
 
-def find_folded_grid(grids: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def find_linear_grid(grids: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The grid that exceeds the axes of a hardware grid, and is launched as a linear one; () if there is none.
 
     Raises:

@@ -51,7 +51,7 @@ def _(ctx: EmissionContext, node: Node) -> None:
     shape = tuple(int(n) for n in node.attrs["shape"])
     count, height, row_bytes = shape[0], math.prod(shape[1:-1]), shape[-1] * element_bytes(dtype)
     rows = choose_row_layout(row_bytes) if swizzled else SwizzledRows(row_bytes)
-    offset = ctx.smem.allocator.shared(count * height * rows.pitch, SLOT_ALIGN)
+    offset = ctx.smem.allocator.allocate_shared(count * height * rows.pitch, SLOT_ALIGN)
     with text.at_entry_head():
         base = text.let("add.u32", "b32", text.let("mov.u32", "b32", SHARED_SYMBOL), offset)
         wide = text.let("cvt.u64.u32", "b64", base)

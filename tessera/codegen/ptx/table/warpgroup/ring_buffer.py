@@ -32,8 +32,8 @@ class RingBuffer:
         blocks: int = 1,
     ) -> None:
         self.text, self.stages, self.size, self.groups, self.blocks = text, stages, size, groups, blocks
-        start = allocator.shared(stages * size + extra + SWIZZLE_ALIGN, BARRIER_ALIGN)
-        barriers = allocator.shared(2 * MBARRIER_BYTES * stages, BARRIER_ALIGN)
+        start = allocator.allocate_shared(stages * size + extra + SWIZZLE_ALIGN, BARRIER_ALIGN)
+        barriers = allocator.allocate_shared(2 * MBARRIER_BYTES * stages, BARRIER_ALIGN)
         with text.at_entry_head():
             base = text.let("mov.u32", "b32", SHARED_SYMBOL)
             rounded = text.let("add.u32", "b32", base, start + SWIZZLE_ALIGN - 1)
