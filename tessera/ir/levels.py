@@ -118,7 +118,3 @@ def define_target_level(target: str) -> None:
         "refs and scalars",
     )
     LEVELS[target] = IrLevel(target, _TILE_ENTRY, LEVELS["tile"].rules, scope)
-    TARGET_LEVELS.add(target)
-
-
-TARGET_LEVELS: set[str] = set()  # those that `define_target_level` added
