@@ -35,6 +35,12 @@ PHRASES = {
     r"\bas (?:it|they) likes?\b": "the default; in any order",
     r"\b(?:is|are) told (?:apart|by)\b": "distinguished by",
     r"\bpart ways\b": "diverge",
+    r"\bwhere it lies\b|\blies (?:there|where)\b": "in place, without a copy",
+    r"\bstretch(?:es)? of (?:tiles|threads|lanes)\b": "subgroup",
+    r"\bat (?:the|its) begin\b": "at the start",
+    r"\b(?:by turns|turn about)\b": "alternately",
+    r"\babreast\b": "ping-pong",
+    r"\ba slip in\b": "an error in",
 }
 RULES = [(re.compile(pattern, re.IGNORECASE), term) for pattern, term in PHRASES.items()]
 

@@ -97,7 +97,7 @@ OPTION_NAMES = ("arch", "debug", "schedule")
 MAX_COOPERATIVE_GROUPS = (
     132 * 32
 )  # groups that the largest GPU so far runs at once, if they are small: it says how many when loaded
-BLOCK_BYTES = 1 << 20  # of blocks alive at once in a team's registers: more is a slip in a size
+BLOCK_BYTES = 1 << 20  # of blocks live at once in a team's registers: more indicates a wrong size
 
 
 class PtxGenerator:

@@ -128,7 +128,7 @@ def _(builder, node, args):
 
 
 def _load_block(array: np.ndarray, starts: list[int], shape: tuple[int, int]) -> np.ndarray:
-    """A block of the last two axes; 0 where it lies outside."""
+    """A block of the last two axes; 0 outside the memory."""
     matrix = array[tuple(starts[:-2])]
     found = np.zeros(shape, matrix.dtype)
     spans = [(max(s, 0), min(s + n, size)) for s, n, size in zip(starts[-2:], shape, matrix.shape, strict=True)]

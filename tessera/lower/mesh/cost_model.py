@@ -114,7 +114,9 @@ class _BufferLiveness:
 
     def made(self, number: int, node: Node) -> int:
         """The bytes of new places for a node's results."""
-        if node.op is mesh.write:  # what was read, or written before, is copied; else it is handed over as it lies
+        if (
+            node.op is mesh.write
+        ):  # a value that was read, or written before, is copied; else it is passed without a copy
             at = self.place.get(node.args[1], node.args[1])
             copied = at in self.kept or not self.bytes.get(at)
             self.kept.add(at)

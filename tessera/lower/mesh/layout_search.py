@@ -154,7 +154,7 @@ def _emit_read(lowering: MeshLowering, ref: Value, type: TensorType, split: Shar
 def _count_host_copy(lowering: MeshLowering, value: Value) -> None:
     """What the host copies stays in memory; it comes and goes along all rows at once, a word for each cycle.
 
-    A program may run often on what came once, so that copying counts for less than computing.
+    A program may run often on inputs that are copied once, so copying counts for less than computing.
     """
     held = count_piece_elements(value) * value.type.dtype.numpy.itemsize
     lowering.kept += held

@@ -166,10 +166,11 @@ def _wrap_stream(argument: Any) -> Any:
 
 
 def async_load(source: Any, to: str = HOST) -> AsyncLoad:
-    """Begin to bring a batch to a memory: a tensor, containers of them, or a function that gives them.
+    """Start to load a batch into a memory: a tensor, containers of tensors, or a function that returns them.
 
-    `wait()` gives the batch there; what lies there already is not copied, and a traced tensor stays as it is: where it
-    lies is for the schedule to say. In a function under `ts.memory.pipeline` going through its stream gives it too.
+    `wait()` returns the batch in that memory. A batch that is already there is not copied. A traced tensor is not moved:
+    the schedule determines its memory. In a function under `ts.memory.pipeline` iteration over its stream also returns
+    the batch.
 
     Raises:
         ArgumentError: no such memory, or this is no tensor.

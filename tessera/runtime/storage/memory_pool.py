@@ -1,4 +1,4 @@
-"""Memory pools: memory taken once from the system or a device and handed out again; arenas with coalesced free
+"""Memory pools: memory allocated once from the system or a device and reused; arenas with coalesced free
 blocks, and fixed-size buffers."""
 
 from __future__ import annotations

@@ -344,7 +344,7 @@ class SlotOperand:
 
 
 def read_operands_in_place(function: Function) -> Function:
-    """The function with each block of slots that only tensor cores read left where it lies."""
+    """The function in which tensor cores read their blocks of slots directly from shared memory."""
     uses = UseDef(function)
     found = _find_slot_operands(function, uses)
     swizzled = {side.ref for side in found.values()}

@@ -218,7 +218,7 @@ def inline_call(trace: TraceState, function: FunctionType, args: list[Any], name
 
 
 def _load_element(argument: Any) -> Any:
-    """One element of memory is handed over as the value it has now."""
+    """One element of memory is passed by value."""
     return argument.load() if isinstance(argument, MemRefAccess) and argument.is_element else argument
 
 

@@ -112,7 +112,7 @@ def cummin(x: Any, axis: int = -1) -> Tensor:
 
 
 def as_block(x: Any) -> Tensor:
-    """A block of at least one axis, read where it lies in memory."""
+    """A block of at least one axis, without a copy of its memory."""
     current_trace("tile.scan")
     found = load_if_memref(x)
     if not isinstance(found, Tensor) or not found.ndim:

@@ -23,7 +23,7 @@ from tessera.ops.tensor import reduce
 from tessera.ops.tensor.elementwise import bitwise_xor, equal, less, shift_left, where
 from tessera.ops.tensor.shape import iota, reshape
 
-# Warps, blocks and cooperative groups: stretches of tiles that reduce, vote and exchange values together.
+# Warps, blocks and cooperative groups: subgroups of tiles that reduce, vote and exchange values together.
 
 
 BALLOT_BITS = 64  # of the masks that ballot and match give

@@ -98,7 +98,7 @@ def enter_loop(ctx: EmissionContext, loop: Node) -> Mapping[int, Registers]:
 
 
 def end_iteration(ctx: EmissionContext, loop: Node) -> None:
-    """End an iteration with the same MMAs in flight as at its begin."""
+    """End an iteration with the same MMAs in flight as at its start."""
     (body,) = loop.regions
     pipeline, results = ctx.pipeline, [body.results[i] for i in _find_carried_in_flight(body)]
     if [mma.result for mma in pipeline.in_flight] != results:

@@ -162,7 +162,7 @@ class MainloopConsumer:
         release_stage(self.ctx.team, self.ring, stage, self.text.let("setp.ge.s32", "pred", stage, 0))
 
     def _make_descriptors(self, buffer: str) -> tuple[str, str]:
-        """The matrix descriptors of both operands at the begin of a stage."""
+        """The matrix descriptors of both operands at the start of a stage."""
         form = K_MAJOR_DESCRIPTOR if self.flipped else MN_MAJOR_DESCRIPTOR
         rows = warpgroup_row_offset(self.ctx.team)
         left = make_descriptor(self.text, buffer, rows, MN_MAJOR_DESCRIPTOR if self.turned else K_MAJOR_DESCRIPTOR)
