@@ -168,9 +168,9 @@ def _wrap_stream(argument: Any) -> Any:
 def async_load(source: Any, to: str = HOST) -> AsyncLoad:
     """Start to load a batch into a memory: a tensor, containers of tensors, or a function that returns them.
 
-    `wait()` returns the batch in that memory. A batch that is already there is not copied. A traced tensor is not moved:
-    the schedule determines its memory. In a function under `ts.memory.pipeline` iteration over its stream also returns
-    the batch.
+    `wait()` returns the batch in that memory. A batch that is already there is not copied. A traced tensor is not
+    moved: the schedule determines its memory. In a function under `ts.memory.pipeline` iteration over its stream also
+    returns the batch.
 
     Raises:
         ArgumentError: no such memory, or this is no tensor.
