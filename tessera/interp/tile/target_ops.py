@@ -7,15 +7,14 @@ the copies, waits and buffers that a pass has put into the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from tessera.interp.tile import memory, op_rules
-from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
-from tessera.ir.evaluator import make_copier, rebuild_function
+from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
 from tessera.ir.rules import Op, Rules
 
 # rule(builder, node, operands) adds Tile ops and gives the results.
@@ -30,22 +29,13 @@ def expand_target_ops(function: Function) -> Function:
 
 @lru_cache(maxsize=1024)
 def _expand_body(body: Block) -> Block:
-    if not any(node.op in expansion_rules for node in body.walk()):
-        return body
-    return rebuild_function(Function("", body), _make_expander).body
+    patterns = RewritePatterns("expansion into Tile ops")
+    patterns(*expansion_rules)(_expand_node)
+    return rewrite_function(Function("", body), patterns).body
 
 
-def _make_expander(builder: Builder) -> Callable[..., Any]:
-    copy = make_copier(builder)
-
-    def meaning(node: Node, args: list[Value], run: Any) -> Sequence[Value]:
-        rule = expansion_rules.get(node.op)
-        if rule is None:
-            return copy(node, args, run)
-        with builder.at(node.loc):
-            return rule(builder, node, args)
-
-    return meaning
+def _expand_node(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value]:
+    return expansion_rules.of(node.op)(rewriter.builder, node, args)
 
 
 def needs_whole_blocks(*ops: Op) -> None:
