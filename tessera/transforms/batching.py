@@ -24,7 +24,7 @@ from tessera.transforms.recording import arrays_to_tensors, rebind_node, record_
 
 @dataclass(frozen=True)
 class BatchValue:
-    """A value of the batched program: with a leading axis of lanes, or the same in all of them."""
+    """A value of the batched program: with a leading axis of lanes, or shared by all of them."""
 
     tensor: Tensor
     batched: bool
@@ -45,11 +45,11 @@ class BatchOperands:
 
 
 def broadcast_to_batch(tensor: Tensor, size: Size) -> Tensor:
-    """A tensor with a leading axis along which it is the same."""
+    """A tensor broadcast along a new leading axis of lanes."""
     return broadcast_to(reshape(tensor, shape=(1, *tensor.shape)), shape=(size, *tensor.shape))
 
 
-# rule(node, lanes, walk, size) gives the lanes of a call's results.
+# rule(node, lanes, walk, size) returns the lanes of a call's results.
 call_batching_rules = Rules("batching of a call")
 
 
@@ -73,24 +73,24 @@ def batch_block(block: Block, lanes: Sequence[BatchValue], size: Size) -> list[B
 
 
 def _batch_pointwise(lanes: BatchOperands, **attrs: Any) -> Any:
-    """The same op: it meets each element alone."""
+    """The op itself: a pointwise op batches without a rule."""
     return bind_op(lanes.op, lanes.spread(), attrs)
 
 
 def vmap(function: Callable[..., Any] | None = None, in_dims: Any = 0, out_dims: Any = 0) -> Any:
     """A function of one example made a function of a batch of them.
 
-    `in_dims` says which axis of each positional argument counts the examples: one number for all, or
+    `in_dims` is the axis of examples of each positional argument: one number for all, or
     one for each argument, where None means that all examples share it. An argument that is a container has that axis
-    in every leaf, or is given a container of axes. The results have the axis at `out_dims` (one for all leaves,
+    in every leaf, or has a container of axes. The results have the axis at `out_dims` (one for all leaves,
     or one for each part of a tuple). Composes with jit, grad and itself.
 
     >>> vmap(lambda x, w: (x * w).sum(), in_dims=(0, None))(Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([1.0, 10.0]))
     Tensor([21., 43.], f32)
 
     Raises:
-        ArgumentError: `in_dims` does not fit the arguments, or names none.
-        ShapeError: the arguments do not agree in the number of examples.
+        ArgumentError: `in_dims` does not fit the arguments, or maps none of them.
+        ShapeError: the numbers of examples differ.
     """
     if function is None:
         return functools.partial(vmap, in_dims=in_dims, out_dims=out_dims)
@@ -123,7 +123,7 @@ def vmap(function: Callable[..., Any] | None = None, in_dims: Any = 0, out_dims:
 
 
 def _is_mapped(leaf: Any, dim: int | None) -> bool:
-    """Whether a leaf is a parameter of the recorded function: what is shared and no tensor stays as it is."""
+    """Whether a leaf is a parameter of the recorded function; shared values that are not tensors are constants."""
     return dim is not None or isinstance(leaf, Tensor)
 
 
@@ -161,7 +161,7 @@ def _move_axis_to_front(tensor: Tensor, dim: int | None) -> BatchValue:
         return BatchValue(tensor, False)
     if not tensor.shape:
         raise ShapeError(
-            "a scalar has no axis to map over", location=user_location(), suggestion="give it None in in_dims"
+            "a scalar has no axis of examples", location=user_location(), suggestion="pass None for it in in_dims"
         )
     try:
         at = normalize_axis(dim, tensor.ndim) + tensor.ndim
@@ -186,7 +186,7 @@ def _example_type(lane: BatchValue) -> TensorType:
 
 
 def _move_axes_to_out_dims(outcome: Any, out_dims: Any) -> Any:
-    """Results with their leading axis moved to where `out_dims` says."""
+    """Results with their leading axis moved to the position `out_dims`."""
     if isinstance(out_dims, int):
         leaves, tree = flatten(outcome, empty=True)
         return tree.build(iter([_move_axis_from_front(x, out_dims) for _, x in leaves]))

@@ -20,12 +20,12 @@ from tessera.ops.tensor import random
 from tessera.ops.tensor.nn import dropout
 
 REDUCTIONS = ("sum", "mean", "prod", "max", "min")
-# Where launchers say how many processes they started: torchrun, Open MPI, MPICH and Intel MPI, srun.
+# Environment variables with the number of processes: torchrun, Open MPI, MPICH and Intel MPI, srun.
 PROCESS_COUNT_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class SeededContext:
-    """A context, or decorator, in which the default generator starts from a seed; afterwards it goes on as before."""
+    """A context, or decorator, in which the default generator starts from a seed; its state is restored at the end."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -49,7 +49,7 @@ class SeededContext:
 
 
 class Deterministic:
-    """`ts.deterministic`: reductions have a fixed order anyway; this fixes random numbers too.
+    """`ts.deterministic`: fixes random numbers (reductions always have a fixed order).
 
     >>> @deterministic(seed=42)
     ... def draw():
@@ -59,7 +59,7 @@ class Deterministic:
     """
 
     def __call__(self, seed: int = 0) -> SeededContext:
-        """A context or decorator in which random numbers follow from `seed` alone."""
+        """A context or decorator in which random numbers depend on `seed` alone."""
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ArgumentError(
                 "deterministic takes a seed", location=user_location(), received=repr(seed),
@@ -68,7 +68,7 @@ class Deterministic:
         return SeededContext(seed)
 
     def scope(self) -> SeededContext:
-        """A context whose random numbers follow from where the default generator stands when it is opened."""
+        """A context whose random numbers depend on the state of the default generator at its start."""
         seed, offset = random.DEFAULT_GENERATOR.seed, random.DEFAULT_GENERATOR.offset
         if isinstance(seed, Tensor):
             raise ArgumentError(
@@ -83,7 +83,7 @@ class Deterministic:
 
     @staticmethod
     def all_reduce(x: Any, op: str = "sum") -> Tensor:
-        """`x` combined over all processes in the order of their ranks: of one process, `x` itself.
+        """`x` combined over all processes in the order of their ranks: with one process, `x` itself.
 
         It has the effect "collective". `op` is "sum", "mean", "prod", "max" or "min".
 
@@ -91,9 +91,9 @@ class Deterministic:
         Tensor([1., 2.], f32)
 
         Raises:
-            ArgumentError: there is no such `op`.
-            UnsupportedOpError: this is one of several processes, which nothing connects in this release.
-            EffectError: a pure function called it.
+            ArgumentError: `op` is unknown.
+            UnsupportedOpError: there are several processes, which this release does not connect.
+            EffectError: it is called in a pure function.
         """
         if op not in REDUCTIONS:
             raise ArgumentError(
@@ -118,7 +118,7 @@ deterministic = Deterministic()
 
 
 def verify_determinism(function: Callable[..., Any], *inputs: Any, num_runs: int = 10, seed: int = 0) -> int:
-    """Run a function several times from one seed and compare all bits; the number of runs, where all are equal.
+    """Run a function several times from one seed and compare the results bit by bit; returns the number of runs.
 
     Raises:
         ExecutionError: a result differs; the error names the run, the result and its first such element.
@@ -135,7 +135,7 @@ def verify_determinism(function: Callable[..., Any], *inputs: Any, num_runs: int
         for (path, want), (_, got) in zip(first, found, strict=True):
             if want.tobytes() != got.tobytes():
                 raise ExecutionError(
-                    f"run {run + 1} gives another result {path or 'value'} than run 1", location=user_location(),
+                    f"run {run + 1} differs from run 1 in result {path or 'value'}", location=user_location(),
                     expected=_format_first_difference(want, got), received=_format_first_difference(got, want),
                     suggestion="@ts.debug.deterministic names the first op that differs",
                 )  # fmt: skip
@@ -153,7 +153,7 @@ def _format_first_difference(array: np.ndarray, other: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class _RecordedOp:
-    """One op of a run: what it is, where, and its operands and results, bit for bit."""
+    """One op of a run: its name and location, and hashes of its operands and results."""
 
     op: Op
     location: Location
@@ -162,17 +162,17 @@ class _RecordedOp:
 
 
 class _OpRecorder:
-    """A numeric context that lets ops do what they do, and notes it."""
+    """A numeric context that runs ops unchanged and records them."""
 
     def __init__(self) -> None:
         self.steps: list[_RecordedOp] = []
 
     def key(self) -> Hashable:
-        """Traces do not depend on it."""
+        """Its key: traces do not depend on it."""
         return None
 
     def call(self, op: Op, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
-        """The results of an op, noted."""
+        """The results of an op, which is recorded."""
         with override_numerics(None):
             out = op(*operands, **attrs)
         self.steps.append(

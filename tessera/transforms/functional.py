@@ -18,7 +18,7 @@ from tessera.frontend.jit.tracing import Jit, jit
 from tessera.ir.tensor import Tensor
 from tessera.transforms.memoisation import memoize, persistent_cache
 
-# Functions made of functions: compose, pipe, curry. Transforms and effects see through them.
+# Composition: compose, pipe, curry. Transforms and effect checks see the functions inside.
 
 
 Function = Callable[..., Any]
@@ -33,13 +33,13 @@ def _check_callables(functions: tuple[Any, ...], owner: str) -> None:
 
 
 def pipe(*functions: Function) -> Function:
-    """The functions one after the other, the first one first; it takes any arguments.
+    """Left-to-right composition: the first function takes any arguments.
 
     >>> pipe(abs, float)(-3)
     3.0
 
     Raises:
-        ArgumentError: one of them is no function.
+        ArgumentError: an argument is not a function.
     """
     _check_callables(functions, "pipe")
     parts = tuple(functions)
@@ -57,20 +57,20 @@ def pipe(*functions: Function) -> Function:
 
 
 def compose(*functions: Function) -> Function:
-    """The functions as in mathematics, the last one first: compose(f, g)(x) = f(g(x)).
+    """Mathematical composition, right to left: compose(f, g)(x) = f(g(x)).
 
     >>> compose(float, abs)(-3)
     3.0
 
     Raises:
-        ArgumentError: one of them is no function.
+        ArgumentError: an argument is not a function.
     """
     _check_callables(functions, "compose")
     return pipe(*reversed(functions))
 
 
 def curry(function: Function, *args: Any, **keywords: Any) -> Function:
-    """`function` with some arguments given now; the others when it is called.
+    """Partial application: `function` with some arguments fixed.
 
     >>> curry(round, ndigits=1)(2.345)
     2.3
@@ -84,12 +84,12 @@ def curry(function: Function, *args: Any, **keywords: Any) -> Function:
     except TypeError as error:
         name = getattr(function, "__name__", "the function")
         raise ArgumentError(f"{name}: {error}", location=user_location(), received=", ".join(keywords)) from None
-    except ValueError:  # it tells nobody what it takes
+    except ValueError:  # a function without a signature
         pass
     return functools.update_wrapper(functools.partial(function, *args, **keywords), function)
 
 
-# Tessera functions: traced and checked, pure unless they say otherwise; and functions for some devices only.
+# Tessera functions: traced, checked and pure unless declared otherwise; and functions for certain devices.
 
 
 def function(body: Function | None = None, **options: Any) -> Any:
@@ -106,7 +106,7 @@ def function(body: Function | None = None, **options: Any) -> Any:
     Tensor([2., 4.], f32)
 
     Raises:
-        EffectError: it has an effect that it does not declare.
+        EffectError: the function has an undeclared effect.
         ShapeError, DTypeError: an argument does not fit its annotation, when called.
     """
     if body is None:
@@ -118,7 +118,7 @@ def function(body: Function | None = None, **options: Any) -> Any:
 
 
 def current_device() -> str:
-    """The device that calls run on: "interp", "cpu" and so on, as `set_default_device` was told.
+    """The default device of calls, set by `set_default_device`: "interp", "cpu" and so on.
 
     >>> current_device()
     'interp'
@@ -127,7 +127,7 @@ def current_device() -> str:
 
 
 def specialize_for(*devices: str) -> Callable[[Function], Function]:
-    """A function written for these devices; on another one it is refused. `current_device()` tells which it is.
+    """A function for these devices only; a call on another one is refused. `current_device()` is the device.
 
     >>> @specialize_for("interp", "llvm")
     ... def attention(x):
@@ -136,7 +136,7 @@ def specialize_for(*devices: str) -> Callable[[Function], Function]:
     (1, ('interp', 'llvm'))
 
     Raises:
-        DeviceUnavailable: it is called where the current device is none of them.
+        DeviceUnavailable: the current device is not one of them.
     """
 
     def decorate(body: Function) -> Function:
@@ -156,7 +156,7 @@ def specialize_for(*devices: str) -> Callable[[Function], Function]:
     return decorate
 
 
-# Values that may be missing: Just one, or Nothing.
+# Optional values: Just or Nothing.
 
 
 T = TypeVar("T")
@@ -170,18 +170,18 @@ class Maybe(Generic[T]):
     """
 
     def map(self, function: Callable[[T], Any]) -> Maybe[Any]:
-        """`function` of the value, if there is one."""
+        """Apply `function` to the value, if there is one."""
         raise NotImplementedError
 
     def bind(self, function: Callable[[T], Maybe[Any]]) -> Maybe[Any]:
-        """What `function` gives for the value, itself a Maybe."""
+        """Apply `function`, which returns a Maybe, to the value."""
         raise NotImplementedError
 
     def unwrap(self) -> T:
         """The value.
 
         Raises:
-            ArgumentError: there is none.
+            ArgumentError: there is no value.
         """
         raise NotImplementedError
 
@@ -199,7 +199,7 @@ class Maybe(Generic[T]):
 
 
 class Just(Maybe[T]):
-    """A value that is there."""
+    """A present value."""
 
     __slots__ = ("value",)
 
@@ -207,11 +207,11 @@ class Just(Maybe[T]):
         self.value = value
 
     def map(self, function: Callable[[T], Any]) -> Maybe[Any]:
-        """`function` of the value."""
+        """Apply `function` to the value."""
         return Just(function(self.value))
 
     def bind(self, function: Callable[[T], Maybe[Any]]) -> Maybe[Any]:
-        """What `function` gives for the value."""
+        """Apply `function`, which returns a Maybe, to the value."""
         return _check_maybe(function(self.value), "the function given to bind")
 
     def unwrap(self) -> T:
@@ -264,17 +264,17 @@ class Nothing(Maybe[Any]):
 def _check_maybe(value: Any, owner: str) -> Maybe[Any]:
     if not isinstance(value, Maybe):
         raise ArgumentError(
-            f"{owner} does not give a Maybe", location=user_location(), expected="Just(value) or Nothing()",
+            f"{owner} does not return a Maybe", location=user_location(), expected="Just(value) or Nothing()",
             received=type(value).__name__,
         )  # fmt: skip
     return value
 
 
 def maybe(function: Callable[..., Any]) -> Callable[..., Maybe[Any]]:
-    """A function that gives Just(value) or Nothing(); given a Nothing as an argument, it gives Nothing.
+    """A function that returns Just(value) or Nothing(); a Nothing among its arguments gives Nothing.
 
-    A Just among the arguments is unwrapped. Whether there is a value is known when the function is
-    called: where that depends on elements of tensors it runs eagerly, not under jit.
+    A Just among the arguments is unwrapped. Whether there is a value is decided by the
+    call: where that depends on elements of tensors, it runs eagerly, not under jit.
 
     >>> @maybe
     ... def half(x):
@@ -283,7 +283,7 @@ def maybe(function: Callable[..., Any]) -> Callable[..., Maybe[Any]]:
     (Just(3), Nothing())
 
     Raises:
-        ArgumentError: it gives something else.
+        ArgumentError: it returns another value.
     """
 
     @functools.wraps(function)
@@ -297,11 +297,11 @@ def maybe(function: Callable[..., Any]) -> Callable[..., Maybe[Any]]:
     return wrapper
 
 
-# Functions with a version of their own for some types of tensors.
+# Specialisation: versions of a function for some types of tensors.
 
 
 class PolymorphicFunction:
-    """A function of any tensors, and versions of it for tensors of some types; the last that fits is taken."""
+    """A function of any tensors, with versions for some types of tensors; the last one that matches is called."""
 
     def __init__(self, function: Function) -> None:
         functools.update_wrapper(self, function)
@@ -314,7 +314,7 @@ class PolymorphicFunction:
         `Tensor[ts.f32]` (or `ts.f32`) is any tensor of f32, `Tensor["N", 4, ts.f32]` one of that shape.
 
         Raises:
-            ArgumentError: this is no type.
+            ArgumentError: the value is not a type.
         """
         if not isinstance(type, (TensorType, DType)):
             raise ArgumentError(
@@ -344,9 +344,9 @@ def _is_of_type(wanted: TensorType, type: TensorType) -> bool:
 
 
 def polymorphic(function: Function) -> PolymorphicFunction:
-    """A function that `specialize` gives versions for some types of tensors; others take the function itself.
+    """A function that gets versions for some types of tensors by `specialize`; other calls use the function itself.
 
-    Which version is taken depends on types alone, so that it works in traces, and under every transform.
+    The choice depends on types alone, so that it works in traces and under every transform.
 
     >>> import tessera as ts
     >>> @polymorphic
@@ -361,7 +361,7 @@ def polymorphic(function: Function) -> PolymorphicFunction:
     return PolymorphicFunction(function)
 
 
-# Functions put together: composition, partial application, optional values, caches, overloads by element type.
+# The public names of this module.
 
 
 __all__ = [

@@ -28,7 +28,7 @@ _SCALAR_TYPES = (bool, int, float, str, type(None))
 
 
 class MemoizeInfo(NamedTuple):
-    """How a cache has been used."""
+    """Statistics of a cache."""
 
     hits: int
     misses: int
@@ -68,8 +68,8 @@ def _encode_argument(name: str, leaf: Any, typed: bool) -> bytes:
 def memoize(function: Function | None = None, *, maxsize: int | None = 128, typed: bool = False) -> Function:
     """Keep the results of up to `maxsize` different calls (None: all), the most recently used ones.
 
-    Tensors count by their elements. With `typed`, 1 and 1.0 are different. Inside a trace nothing is
-    kept: there are no elements yet. The function has `cache_info()` and `cache_clear()`.
+    Tensors are compared by their elements. With `typed`, 1 and 1.0 are different. Inside a trace nothing is
+    cached: there are no elements yet. The function has `cache_info()` and `cache_clear()`.
 
     >>> @memoize(maxsize=10)
     ... def square(x):
@@ -111,13 +111,13 @@ def memoize(function: Function | None = None, *, maxsize: int | None = 128, type
 def persistent_cache(path: str | Path) -> Callable[[Function], Function]:
     """Keep results in an SQLite file at `path`, across runs; `~` is the home folder.
 
-    A result is found again by the function's name and source and by its arguments, tensors by their
-    elements: change the source, or pass a version among the arguments, and it is computed anew.
+    The key is the function's name and source and its arguments, tensors by their
+    elements: after a change of the source, or of a version among the arguments, results are recomputed.
     Results are tensors, numbers, strings and containers of them: dicts, lists, tuples, and named tuples whose
-    class stands at the top of a module. Inside a trace nothing is kept.
+    class is defined at the top level of a module. Inside a trace nothing is cached.
 
     Raises:
-        ArgumentError: an argument or a result is of another kind, or the class of a kept result is gone.
+        ArgumentError: an argument or a result is of another kind, or the class of a cached result is missing.
     """
     file = Path(path).expanduser()
 
@@ -152,7 +152,7 @@ def _hash_source(function: Function) -> str:
 
 
 class _CacheConnection:  # noqa: N801  (a context manager that reads as a verb)
-    """A connection to a cache file, made if it is missing; committed and closed at the end."""
+    """A connection to a cache file, created if missing; committed and closed at the end."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ _CONTAINERS: dict[str, Any] = {"dict": dict, "list": list, "tuple": tuple}
 
 
 def _policy_clauses(tensor: Tensor) -> dict[str, Any]:
-    """What a tensor's policy says, as plain values."""
+    """A tensor's policy as plain values."""
     policy = tensor.type.policy
     return {k: str(v) if isinstance(v, DType) else v for k, v in policy.clauses().items()} if policy else {}
 
@@ -205,7 +205,7 @@ def _encode_tree(tree: TreeDef) -> Any:
 
 
 def _qualified_class_name(kind: type) -> str:
-    """Where a later run finds a class of named tuples: its module and its name there."""
+    """The module and name of a class of named tuples, by which a later run imports it."""
     name = f"{kind.__module__}:{kind.__qualname__}"
     if _import_class(name) is not kind:
         raise ArgumentError(
@@ -216,7 +216,7 @@ def _qualified_class_name(kind: type) -> str:
 
 
 def _import_class(name: str) -> Any:
-    """A class by its module and name; None where there is none."""
+    """A class by its module and name; None if it is missing."""
     module, _, path = name.partition(":")
     try:
         return functools.reduce(getattr, path.split("."), importlib.import_module(module))
@@ -228,7 +228,7 @@ def _decode_tree(shape: Any) -> TreeDef:
     """The tree of a result.
 
     Raises:
-        ArgumentError: a class of named tuples is no longer where it was.
+        ArgumentError: a class of named tuples is missing.
     """
     if shape is None:
         return TreeDef()
@@ -236,8 +236,8 @@ def _decode_tree(shape: Any) -> TreeDef:
     kind = _CONTAINERS.get(name) or _import_class(name)
     if kind is None:
         raise ArgumentError(
-            "a kept result is of a class that is gone", location=user_location(), received=name,
-            suggestion="put the class back, or delete the cache's file",
+            "the class of a cached result is missing", location=user_location(), received=name,
+            suggestion="restore the class, or delete the cache file",
         )  # fmt: skip
     return TreeDef(kind, tuple(keys), tuple(_decode_tree(c) for c in children))
 

@@ -24,38 +24,38 @@ from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.dialects import tile
 
-# Recording a function for a transform: a block that takes everything it uses as a parameter.
+# Recording a function for a transform, as a closed block.
 
 
 class TransformBuilder(Builder):
-    """A trace that a transform reads: calls with rules of their own stay calls in it."""
+    """A trace for a transform: calls with derivative rules stay calls in it."""
 
     def __init__(self, params: Sequence[Value]) -> None:
         super().__init__()
         self.params = frozenset(params)
 
     def owns(self, value: Value) -> bool:
-        """Whether a value belongs to this trace, and not to one around it."""
+        """Whether a value belongs to this trace, not to an enclosing one."""
         return value in self.params or value in self.producers
 
 
 @dataclass(frozen=True)
 class ClosedBlock:
-    """A closed block: its parameters are the arguments, then `closed`, what the function used from outside."""
+    """A closed block: its parameters are the arguments, then `closed`, the captured values."""
 
     block: Block
     closed: tuple[Tensor, ...]
     results: TreeDef
 
     def build(self, leaves: Sequence[Any]) -> Any:
-        """What the function returns, with these leaves."""
+        """The function's result container with these leaves."""
         return self.results.build(iter(leaves))
 
 
 def record_block(
     function: Callable[[list[Tensor]], Any], types: Sequence[TensorType], lines: bool = False
 ) -> ClosedBlock:
-    """The block of a function of a list of tensors; with `lines` its lines are marked as those around it are."""
+    """The block of a function of a list of tensors; with `lines` it has marks of source lines for the debugger."""
     params = [Value(t) for t in types]
     builder = TransformBuilder(params)
     with line_marks.mark_region_lines(builder) if lines else nullcontext(), builder.active():
@@ -71,7 +71,7 @@ def record_block(
 
 
 def _close_block(block: Block, outer: Sequence[Value]) -> Block:
-    """A block with a parameter of its own for each value from outside."""
+    """A block with a parameter for each captured value."""
     if not outer:
         return block
     own = {v: Value(v.type, v.hint) for v in outer}
@@ -88,7 +88,7 @@ def traced_value(builder: Builder, tensor: Tensor) -> Value:
 
 
 def _iterate_outer_values(block: Block) -> Iterator[Value]:
-    """The values of traces around this one, in the order of their use."""
+    """The captured values of enclosing traces, in the order of their use."""
     known = set(block.params)
     for node in block.nodes:
         for value in node.args:
@@ -102,13 +102,13 @@ def _iterate_outer_values(block: Block) -> Iterator[Value]:
             yield value
 
 
-# again(node, tensors): loops and branches stay nodes in every trace, and run where none is open.
+# again(node, tensors): loops and branches stay nodes in every trace, and run outside of one.
 control_flow_rules = Rules("control flow")
 
 
 @control_flow_rules(tile.line, tile.pause)
 def _(node, tensors):
-    return []  # marks of lines are for the program as it was first traced
+    return []  # marks of lines belong to the program as it was first traced
 
 
 def rebind_node(node: Node, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -122,7 +122,7 @@ def rebind_node(node: Node, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _rebind_call(node: Node, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """A call on other operands: it stays one where a transform reads the trace, and is inlined elsewhere."""
+    """A call on other operands: it stays a call in the trace of a transform, and is inlined elsewhere."""
     builder = CURRENT_BUILDER.get()
     if not isinstance(builder, TransformBuilder):
         return eval_block(node.regions[0], tensors)
@@ -143,18 +143,18 @@ def eval_block(block: Block, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def set_location(location: Location) -> Iterator[None]:
-    """Give what is recorded inside the place of the node it comes from."""
+    """A context in which recorded nodes get the source location of a node."""
     builder = CURRENT_BUILDER.get()
     with builder.at(location) if builder is not None else nullcontext():
         yield
 
 
-# What users pass to transforms: containers of tensors, taken apart and checked.
+# Arguments of transforms: containers of tensors, flattened and checked.
 
 
 @dataclass(frozen=True)
 class FloatArguments:
-    """Arguments as float tensors with their names, and the container that holds them."""
+    """Arguments as float tensors with their names, and their container."""
 
     names: tuple[str, ...]
     tensors: tuple[Tensor, ...]
@@ -171,7 +171,7 @@ class FloatArguments:
 
 
 def flatten_float_arguments(value: Any, name: str) -> FloatArguments:
-    """A container of tensors that derivatives are taken with respect to; None in it stays None.
+    """A container of tensors to differentiate by; None in it stays None.
 
     Raises:
         DTypeError: a leaf is not of a float type.
@@ -192,12 +192,12 @@ def _check_float(name: str, value: Any) -> Tensor:
 
 
 def arrays_to_tensors(value: Any) -> Any:
-    """A container with its arrays made tensors."""
+    """A container with its arrays converted to tensors."""
     return map_leaves(lambda x: Tensor(x) if isinstance(x, np.ndarray) else x, value)
 
 
 def normalise_argnums(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """The positions that `argnums` names."""
+    """The positions in `argnums`."""
     listed = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for number in listed:
         if not -count <= number < count:
@@ -211,7 +211,7 @@ def normalise_argnums(argnums: int | Sequence[int], count: int) -> tuple[int, ..
 def record_arguments(
     function: Callable[..., Any], chosen: FloatArguments, insert: Callable[[Any], Any]
 ) -> tuple[ClosedBlock, Any]:
-    """A function recorded with respect to some arguments; `insert` puts them among the others and calls."""
+    """A function recorded with respect to some arguments; `insert` calls it with these among the others."""
     outcome: list[Any] = []
 
     def run(given: list[Tensor]) -> Any:
@@ -225,7 +225,7 @@ def check_scalar_result(value: Any, name: str) -> None:
     """Refuse a function whose result has no gradient.
 
     Raises:
-        ArgumentError: the result is no tensor, so that it depends on no argument.
+        ArgumentError: the result is not a tensor, and so does not depend on the arguments.
         ShapeError: it is not a scalar.
         DTypeError: it is not of a float type.
     """

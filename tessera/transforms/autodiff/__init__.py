@@ -1,10 +1,8 @@
 """Automatic differentiation: forward mode by JVP rules, reverse mode by linearisation and transposition.
 
-Forward mode pushes a tangent beside each value of a recorded block. Reverse mode records that computation, evaluates
-the part
-that does not depend on tangents, and transposes the linear rest (Radul et al. 2022). Both write ops into the open
-trace, or
-run them at once, so that they nest and can be jitted.
+Forward mode computes a tangent with each value of a recorded block. Reverse mode records that computation, evaluates
+the part that does not depend on tangents, and transposes the linear rest (Radul et al. 2022). Both record ops in the
+open trace, or run them at once, so that they nest and can be jitted.
 """
 
 from tessera.transforms.autodiff.call_primitives import checkpoint_here

@@ -23,10 +23,10 @@ from tessera.transforms.batching import BatchValue, batch_block, broadcast_to_ba
 from tessera.transforms.batching import call_batching_rules as batched
 from tessera.transforms.recording import TransformBuilder, eval_block, record_block, traced_value
 
-# What a checkpoint keeps for the way back, besides its arguments: its policy.
+# Checkpoint policies: the values that a checkpoint saves besides its arguments.
 
 
-# policy(name of an op without its dialect) says whether its results are kept.
+# policy(name of an op without its dialect) is whether its results are saved.
 CheckpointPolicy = str | Callable[[str], bool] | None
 
 
@@ -43,21 +43,21 @@ CHECKPOINT_POLICIES: dict[str, Callable[[Block], list[Value]]] = {
 
 
 def check_checkpoint_policy(policy: CheckpointPolicy) -> CheckpointPolicy:
-    """A policy, if it is one.
+    """A policy by its name or function.
 
     Raises:
-        ArgumentError: there is no such policy.
+        ArgumentError: the policy is unknown.
     """
     if policy is None or callable(policy) or policy in CHECKPOINT_POLICIES:
         return policy
     raise ArgumentError(
-        f"there is no checkpoint policy {policy!r}", location=user_location(),
+        f"unknown checkpoint policy {policy!r}", location=user_location(),
         expected=f"{', '.join(CHECKPOINT_POLICIES)}, or a function of an op's name",
     )  # fmt: skip
 
 
 def select_saved_values(policy: CheckpointPolicy, block: Block) -> list[Value]:
-    """The values of a block that a policy keeps, each once; parameters are kept in any case."""
+    """The values of a block that a policy saves, each once; parameters are always saved."""
     if callable(policy):
         found = [v for n in block.nodes if policy(n.op.__name__) for v in n.results]
     else:
@@ -67,9 +67,9 @@ def select_saved_values(policy: CheckpointPolicy, block: Block) -> list[Value]:
 
 
 def checkpoint_here(value: Any) -> Any:
-    """`value` (a tensor or a container of them), which the checkpoint with policy "selective" around it keeps.
+    """`value` (a tensor or a container of them), which an enclosing checkpoint with policy "selective" saves.
 
-    Everywhere else it changes nothing.
+    Elsewhere it has no effect.
 
     >>> checkpoint_here(2.0)
     Tensor(2., f32)
@@ -77,48 +77,48 @@ def checkpoint_here(value: Any) -> Any:
     return map_leaves(lambda x: kept(as_tensor(x)), value)
 
 
-# Calls that a transform sees whole: functions with derivative rules of their own, and checkpoints.
+# Calls that stay nodes in the trace of a transform: functions with custom derivative rules, and checkpoints.
 
 
 @op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE, dialect="transform")
 def checkpoint(*operands: Any, policy: Any = None) -> Any:
-    """The results of the region, which reverse mode computes again rather than keep what is inside.
+    """The results of the region, which reverse mode recomputes instead of saving its values.
 
-    `policy` says what it keeps nevertheless.
+    `policy` selects values that are saved nevertheless.
     """
 
 
 @op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE, dialect="transform")
 def custom_jvp(*operands: Any, rule: Any) -> Any:
-    """The results of the region, whose tangents `rule` gives."""
+    """The results of the region, with tangents by `rule`."""
 
 
 @op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE, dialect="transform")
 def custom_vjp(*operands: Any, rule: Any) -> Any:
-    """The results of the region, whose cotangents `rule` takes back."""
+    """The results of the region, with cotangents by `rule`."""
 
 
 @op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE, dialect="transform")
 def transpose_call(*operands: Any, pull: Any, residuals: int) -> Any:
-    """A linear function of the operands after the first `residuals`, of which only the transpose is known: `pull`."""
+    """A linear function of the operands after the first `residuals`, defined only by its transpose `pull`."""
 
 
 class DerivativeRule:
-    """A derivative rule of a user's, which may be batched."""
+    """A user's derivative rule, which can be batched."""
 
     def batched(self) -> DerivativeRule:
-        """The same for many examples."""
+        """The rule for a batch of examples."""
         raise NotImplementedError
 
 
 def must_record_call(tensors: Sequence[Tensor]) -> bool:
-    """Whether a call is to be seen whole: a transform reads the trace, or a gradient may be asked for later."""
+    """Whether a call stays a node: a transform reads the trace, or a tape records."""
     builder = CURRENT_BUILDER.get()
     return isinstance(builder, TransformBuilder) or (builder is None and any(t.requires_grad for t in tensors))
 
 
 def record_call(kind: Any, function: Callable[[list[Tensor]], Any], tensors: Sequence[Tensor], **attrs: Any) -> Any:
-    """A call of a function as one node of the trace that a transform reads, or of what is remembered."""
+    """A call of a function as one node of the trace of a transform, or of the tape."""
     builder = CURRENT_BUILDER.get()
     body = record_block(function, [t.type for t in tensors])
     if builder is None:
@@ -129,7 +129,7 @@ def record_call(kind: Any, function: Callable[[list[Tensor]], Any], tensors: Seq
     assert isinstance(builder, TransformBuilder)
     if "rule" in attrs and any(t.is_traced and builder.owns(t.data) for t in body.closed):
         raise ArgumentError(
-            "a function with a derivative rule of its own closes over a tensor of the function being transformed",
+            "a function with a custom derivative rule captures a tensor of the function being transformed",
             location=user_location(), expected="everything it depends on among its arguments",
             suggestion="pass the tensor as an argument",
         )  # fmt: skip
@@ -142,7 +142,7 @@ def record_call(kind: Any, function: Callable[[list[Tensor]], Any], tensors: Seq
 def add_transpose_call(
     pull: Any, residuals: Sequence[Tensor], duals: Sequence[Dual], outs: Sequence[Tensor]
 ) -> list[Dual]:
-    """Results whose tangents are known only by their transpose: pull(residuals, g) for the operands that move."""
+    """Results whose tangents are defined by their transpose: pull(residuals, g) for the operands with tangents."""
     builder = CURRENT_BUILDER.get()
     assert isinstance(builder, TransformBuilder)
     moving = [d.tangent for d in duals if d.tangent is not None]
@@ -171,7 +171,7 @@ def _(node: Any, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]:
     outs, held = found[: len(block.results)], found[len(block.results) :]
 
     def pull(residuals: Sequence[Tensor], g: Sequence[Tensor]) -> list[Tensor]:
-        # What follows is the same computation as before: the mark keeps passes from sharing the two.
+        # The recomputation equals the first computation: the mark keeps CSE from merging them.
         operands = [recompute(x) for x in residuals[: len(primals)]]
         saved = dict(zip(values, residuals[len(primals) :], strict=True))
         point, given = linearise(block, operands, moves, saved), iter(g)
@@ -209,7 +209,7 @@ def _(node: Any, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]:
 
 @batched(checkpoint, custom_jvp, custom_vjp)
 def _(node: Any, lanes: list[BatchValue], walk: Any, size: Any) -> Sequence[BatchValue]:
-    if not isinstance(CURRENT_BUILDER.get(), TransformBuilder):  # no derivative is taken of this any more
+    if not isinstance(CURRENT_BUILDER.get(), TransformBuilder):  # this is not differentiated again
         return walk(node.regions[0], *lanes)
     many = [lane.tensor if lane.batched else broadcast_to_batch(lane.tensor, size) for lane in lanes]
     attrs = {k: rule.batched() if isinstance(rule, DerivativeRule) else rule for k, rule in node.attrs.items()}

@@ -25,20 +25,20 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class CustomJvpRule(call_primitives.DerivativeRule):
-    """A user's forward rule over lists of tensors."""
+    """A user's JVP rule over lists of tensors."""
 
     name: str
     count: int
     push: Function
 
     def batched(self) -> CustomJvpRule:
-        """The same for many examples."""
+        """The rule for a batch of examples."""
         return CustomJvpRule(self.name, self.count, vmap(self.push))
 
 
 @dataclass(frozen=True)
 class CustomVjpRule(call_primitives.DerivativeRule):
-    """A user's reverse rule: forward(operands) gives results and residuals, backward(residuals, g) cotangents."""
+    """A user's VJP rule: forward(operands) returns results and residuals, backward(residuals, g) cotangents."""
 
     name: str
     count: int
@@ -46,12 +46,12 @@ class CustomVjpRule(call_primitives.DerivativeRule):
     backward: Function
 
     def batched(self) -> CustomVjpRule:
-        """The same for many examples."""
+        """The rule for a batch of examples."""
         return CustomVjpRule(self.name, self.count, vmap(self.forward), vmap(self.backward))
 
 
 class _TensorArguments:
-    """A call's arguments: the tensors among them, and what puts them back."""
+    """A call's arguments: the tensors among them, and their container."""
 
     def __init__(self, args: Sequence[Any]) -> None:
         leaves, self.tree = flatten(list(args))
@@ -65,7 +65,7 @@ class _TensorArguments:
 
 
 class custom_jvp:  # a decorator, as the spec spells it  # noqa: N801
-    """A function whose forward derivative is given: `rule(primals, tangents)` gives (result, its tangent).
+    """A function with a custom JVP: `rule(primals, tangents)` returns (result, its tangent).
 
     >>> @custom_jvp
     ... def double(x):
@@ -103,9 +103,9 @@ class custom_jvp:  # a decorator, as the spec spells it  # noqa: N801
 
 
 class custom_vjp:  # noqa: N801
-    """A function whose reverse derivative is given by `defvjp(forward, backward)`.
+    """A function with a custom VJP, set by `defvjp(forward, backward)`.
 
-    `forward(*args)` gives (result, residuals); `backward(residuals, g)` gives the cotangent of the
+    `forward(*args)` returns (result, residuals); `backward(residuals, g)` returns the cotangent of the
     argument, or a tuple with one for each (None is zero).
 
     >>> @custom_vjp
@@ -160,7 +160,7 @@ def _make_vjp_rule(
         parts = [found] if count == 1 else found
         if not isinstance(parts, (tuple, list)) or len(parts) != count:
             raise ArgumentError(
-                f"the backward rule of {name} does not give one cotangent for each argument",
+                f"the backward rule of {name} does not return one cotangent for each argument",
                 location=user_location(), expected=f"a tuple of {count}", received=type(found).__name__,
             )  # fmt: skip
         return _flatten_cotangents(parts, taken)
@@ -169,7 +169,7 @@ def _make_vjp_rule(
 
 
 def _flatten_cotangents(parts: Sequence[Any], taken: _TensorArguments) -> list[Tensor]:
-    """A rule's cotangents as tensors like the arguments; None is zero."""
+    """A rule's cotangents as tensors of the arguments' types; None is zero."""
     if len(parts) == 1 and isinstance(parts[0], (tuple, list)) and taken.tree.children[0].kind is None:
         parts = parts[0]
     found: list[Tensor] = []
@@ -202,9 +202,9 @@ class _Checkpoint:
     """The decorator `checkpoint`, with or without a policy."""
 
     def __call__(self, function: Function | None = None, *, policy: CheckpointPolicy = None) -> Function:
-        """A function of which reverse mode keeps only the arguments: what is inside is computed again.
+        """Rematerialisation: reverse mode saves only the arguments of the function, and recomputes its values.
 
-        `policy` says what is kept besides: "full" (nothing), "selective" (what `checkpoint_here` marks), "dots"
+        `policy` selects values that are saved too: "full" (none), "selective" (those of `checkpoint_here`), "dots"
         (matrix products), "everything", or a function from an op's name to a bool. `checkpoint.policy("dots")`
         is the same decorator.
 
@@ -213,7 +213,7 @@ class _Checkpoint:
         Tensor(6., f32)
 
         Raises:
-            ArgumentError: there is no such policy.
+            ArgumentError: the policy is unknown.
         """
         check_checkpoint_policy(policy)
         if function is None:
@@ -254,15 +254,15 @@ def straight_through(function: Function) -> Function:
     return made
 
 
-# What names an input or a target, by convention: these are not what a model is trained by.
+# Names of inputs and targets, by convention: these are not trained.
 _DATA_ARGUMENT = re.compile(r"(x|y|inputs?|targets?|labels?|batch)(_\w*)?$")
 
 
 def autodiff(function: Function | None = None, *, argnums: int | Sequence[int] | None = None) -> Function:
-    """Mark a function as differentiable: `grad` of it takes `argnums` from here unless told otherwise.
+    """Mark a function as differentiable: `argnums` is the default of `grad` for it.
 
-    Without `argnums` these are all arguments but inputs and targets, which their names tell: x, y, input, target,
-    label or batch, alone or before an underscore (`y_true`); the first argument, where only such are left.
+    Without `argnums` these are all arguments but inputs and targets, recognised by name: x, y, input, target,
+    label or batch, alone or before an underscore (`y_true`). If no others are left, it is the first argument.
 
     >>> from tessera.transforms.autodiff.gradients import grad
     >>> @autodiff
@@ -278,7 +278,7 @@ def autodiff(function: Function | None = None, *, argnums: int | Sequence[int] |
 
 
 def _find_trainable_arguments(function: Function) -> int | tuple[int, ...]:
-    """The places of the arguments that are neither inputs nor targets."""
+    """The positions of the arguments that are neither inputs nor targets."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     named = [n for n, p in inspect.signature(function).parameters.items() if p.kind in positional]
     found = tuple(i for i, n in enumerate(named) if not _DATA_ARGUMENT.match(n))

@@ -32,16 +32,16 @@ Function = Callable[..., Any]
 
 
 def function_name(function: Function) -> str:
-    """What errors call a function."""
+    """The name of a function in errors."""
     return getattr(function, "__name__", "the function")
 
 
 def value_and_grad(function: Function, argnums: int | Sequence[int] | None = None, has_aux: bool = False) -> Function:
-    """A function that gives `function`'s scalar result and its gradient.
+    """A function that returns `function`'s scalar result and its gradient.
 
-    The gradient has the container, shapes and element types of the argument that `argnums` names (a
-    tuple of them for several). With `has_aux` the function returns (loss, aux), and so does its value.
-    It may be jitted, and differentiated again.
+    The gradient has the container, shapes and element types of the argument `argnums` (a
+    tuple of gradients for several). With `has_aux` the function returns (loss, aux), which is then the value.
+    It can be jitted and differentiated again.
 
     >>> value_and_grad(lambda w: (w * w).sum())(Tensor([1.0, 2.0]))
     (Tensor(5., f32), Tensor([2., 4.], f32))
@@ -49,7 +49,7 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] | None = Non
     Raises:
         ShapeError: the result is not a scalar.
         DTypeError: the argument or the result is not of a float type.
-        ArgumentError: the result is no tensor.
+        ArgumentError: the result is not a tensor.
     """
     check_function(function, "grad")
     chosen = getattr(function, "differentiated", 0) if argnums is None else argnums
@@ -84,14 +84,14 @@ def _split_loss(outcome: Any, has_aux: bool, name: str) -> Any:
 
 
 def _seed_cotangents(point: LinearisedBlock) -> list[Tensor | None]:
-    """The cotangents that pick the first result."""
+    """The cotangents that select the first result."""
     return [splat(1, point.results[0].type), *([None] * (len(point.results) - 1))]
 
 
 def grad(function: Function, argnums: int | Sequence[int] | None = None, has_aux: bool = False) -> Function:
-    """A function that gives the gradient of `function`'s scalar result; see `value_and_grad`.
+    """A function that returns the gradient of `function`'s scalar result; see `value_and_grad`.
 
-    With `has_aux` it gives (gradient, aux).
+    With `has_aux` it returns (gradient, aux).
 
     >>> grad(lambda x: x * x * x)(2.0)
     Tensor(12., f32)
@@ -107,7 +107,7 @@ def grad(function: Function, argnums: int | Sequence[int] | None = None, has_aux
 
 
 def vjp(function: Function, *primals: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    """The result of a function, and what takes a cotangent of it to those of the arguments (a tuple).
+    """The result of a function, and the function from a cotangent of it to those of the arguments (a tuple).
 
     >>> out, pull = vjp(lambda x, y: x * y, 2.0, 3.0)
     >>> pull(1.0)
@@ -131,7 +131,7 @@ def vjp(function: Function, *primals: Any) -> tuple[Any, Callable[[Any], tuple[A
 
 
 def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    """The result of a function and how it moves when the arguments move by `tangents` (forward mode).
+    """The result of a function and its tangent for `tangents` of the arguments (forward mode).
 
     >>> jvp(lambda x: x * x, (3.0,), (1.0,))
     (Tensor(9., f32), Tensor(6., f32))
@@ -155,7 +155,7 @@ def match_tangents(value: Any, like: Sequence[Tensor], what: str) -> list[Tensor
     leaves, _ = flatten(value, what, empty=True)
     if len(leaves) != len(like):
         raise ArgumentError(
-            f"there is not one {what} for each tensor",
+            f"the number of {what}s is wrong",
             location=user_location(),
             expected=f"{len(like)}",
             received=f"{len(leaves)}",
@@ -166,7 +166,7 @@ def match_tangents(value: Any, like: Sequence[Tensor], what: str) -> list[Tensor
 def check_tangent(name: str, tensor: Tensor, like: Tensor) -> Tensor:
     if tensor.shape != like.shape or tensor.dtype != like.dtype:
         raise ShapeError(
-            f"{name} is not like the tensor it belongs to", location=user_location(),
+            f"{name} does not have the type of its tensor", location=user_location(),
             expected=str(like.type), received=str(tensor.type),
         )  # fmt: skip
     return tensor
@@ -183,7 +183,7 @@ def build_basis(type: TensorType) -> Tensor:
 
 
 def jacfwd(function: Function, argnums: int = 0) -> Function:
-    """A function that gives the Jacobian of `function`, one forward pass for each element of the argument.
+    """A function that returns the Jacobian of `function`, by one forward pass for each element of the argument.
 
     Shapes: for an argument [*A] and a result [*R] it is [*R, *A]; containers nest, results outside.
 
@@ -206,7 +206,7 @@ def jacfwd(function: Function, argnums: int = 0) -> Function:
 
 
 def _compute_columns(function: Function, args: Any, at: int, given: Any, place: int) -> Any:
-    """How the results move with each element of one leaf: the leaf's axes come last."""
+    """The Jacobian with respect to one leaf: its axes come last."""
     leaf = given.tensors[place]
 
     def call(x: Tensor) -> Any:
@@ -219,7 +219,7 @@ def _compute_columns(function: Function, args: Any, at: int, given: Any, place: 
 
 
 def jacrev(function: Function, argnums: int = 0) -> Function:
-    """A function that gives the Jacobian of `function`, one backward pass for each element of the result.
+    """A function that returns the Jacobian of `function`, by one backward pass for each element of the result.
 
     Shapes: as for `jacfwd`.
 
@@ -239,7 +239,7 @@ def jacrev(function: Function, argnums: int = 0) -> Function:
 
 
 def _compute_rows(pull: Function, outs: list[Tensor], place: int, tree: Any) -> Any:
-    """How one leaf of the results moves: its axes come first."""
+    """The Jacobian of one leaf of the results: its axes come first."""
 
     def back(g: Tensor) -> Any:
         zeros = [g if i == place else t * 0.0 for i, t in enumerate(outs)]
@@ -250,7 +250,7 @@ def _compute_rows(pull: Function, outs: list[Tensor], place: int, tree: Any) -> 
 
 
 def hessian(function: Function, argnums: int = 0) -> Function:
-    """A function that gives the second derivatives of `function`'s scalar result: forward over reverse.
+    """A function that returns the second derivatives of `function`'s scalar result: forward over reverse.
 
     >>> hessian(lambda x: (x * x * x).sum())(Tensor([1.0, 2.0]))
     Tensor([[ 6.,  0.],

@@ -18,7 +18,7 @@ from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import splat
 from tessera.transforms.recording import eval_block, rebind_node, record_block, set_location
 
-# Forward mode: a walk over a block with a tangent beside each value.
+# Forward mode: evaluation of a block with a tangent for each value.
 
 
 NO_SAVED_VALUES: Mapping[Any, Any] = {}
@@ -26,14 +26,14 @@ NO_SAVED_VALUES: Mapping[Any, Any] = {}
 
 @dataclass(frozen=True)
 class Dual:
-    """A value and how it moves; a tangent of None is zero."""
+    """A dual number: a value and its tangent; None is zero."""
 
     primal: Tensor
     tangent: Tensor | None = None
 
 
-# rule(node, duals, walk, reverse) gives the duals of a call's results. Where `reverse` holds, what is
-# recorded will be transposed, so that a rule may leave a linear node that only has a transpose.
+# rule(node, duals, walk, reverse) returns the duals of a call's results. With `reverse` the recorded nodes will be
+# transposed, so that a rule may record a linear node that only has a transpose.
 call_jvp_rules = Rules("derivative of a call")
 
 
@@ -43,7 +43,7 @@ SavedValues = Mapping[Value, Tensor]
 def push_forward(
     block: Block, duals: Sequence[Dual], reverse: bool = False, saved: SavedValues = NO_SAVED_VALUES
 ) -> list[Dual]:
-    """The results of a block and how they move; values that are `saved` are not computed again."""
+    """The duals of the results of a block; `saved` values are not recomputed."""
 
     def meaning(node: Node, args: list[Dual], walk: Any) -> Sequence[Dual]:
         found = moved(node, args, walk)
@@ -75,14 +75,14 @@ def _apply_jvp_rule(node: Node, args: list[Dual], saved: SavedValues) -> list[Du
     return [Dual(x, t) for x, t in zip(outs, tangents, strict=True)]
 
 
-# Reverse mode: record a function with its tangents, run what is known, transpose what is linear.
+# Reverse mode: record the JVP, evaluate the known part, transpose the linear part.
 
 
 @dataclass(frozen=True)
 class LinearisedBlock:
-    """A function at a point: its results, and the nodes that take tangents of its arguments to those of its results.
+    """A linearised function: its results, and the nodes that map tangents of its arguments to those of its results.
 
-    `inputs` holds a value for each argument that moves, `outputs` one for each result that does.
+    `inputs` holds a value for each argument with a tangent, `outputs` one for each such result.
     """
 
     results: list[Tensor]
@@ -92,7 +92,7 @@ class LinearisedBlock:
     known: dict[Value, Tensor]
 
     def pull_back(self, cotangents: Sequence[Tensor | None]) -> list[Tensor]:
-        """Cotangents of the arguments that move, from those of the results."""
+        """Cotangents of the arguments with tangents, from those of the results."""
         sums: dict[Value, Tensor] = {}
         for value, g in zip(self.outputs, cotangents, strict=True):
             if value is not None and g is not None:
@@ -125,9 +125,9 @@ def _accumulate_cotangent(sums: dict[Value, Tensor], value: Value, g: Tensor) ->
 def linearise(
     block: Block, primals: Sequence[Tensor], moves: Sequence[bool], saved: SavedValues = NO_SAVED_VALUES
 ) -> LinearisedBlock:
-    """A block at a point, ready to be pulled back; `moves` says which arguments have tangents.
+    """The linearisation of a block at a point; `moves` flags the arguments with tangents.
 
-    Values of the block that are `saved` are known already.
+    `saved` holds known values of the block.
     """
     count = len(primals)
     moved: list[bool] = []
@@ -147,7 +147,7 @@ def linearise(
 def _partially_evaluate(
     block: Block, tensors: list[Tensor], count: int, results: int, moved: list[bool]
 ) -> LinearisedBlock:
-    """The part of a block that knows nothing of the tangents, run; and the rest."""
+    """Partial evaluation: run the nodes that do not depend on tangents; return the others."""
     fixed = len(block.params) - (len(tensors) - count)
     inputs = block.params[count:fixed]
     params = (*block.params[:count], *block.params[fixed:])
@@ -166,7 +166,7 @@ def _partially_evaluate(
 
 
 def select_live_nodes(nodes: Sequence[Node], results: Sequence[Value]) -> tuple[Node, ...]:
-    """The nodes that these results depend on, in order."""
+    """The nodes that the results depend on, in order."""
     wanted, kept = set(results), []
     for node in reversed(nodes):
         if not wanted.isdisjoint(node.results):

@@ -17,7 +17,7 @@ from tessera.transforms.autodiff.linearisation import linearise
 
 @dataclass(frozen=True, eq=False)
 class TapeEntry:
-    """One op that was run on tensors of which one asks for a gradient."""
+    """One op on tensors of which at least one needs a gradient."""
 
     op: Op
     operands: tuple[Tensor, ...]
@@ -34,9 +34,9 @@ def record_on_tape(
     results: Sequence[Tensor],
     regions: Sequence[Block] = (),
 ) -> None:
-    """Remember how tensors were made, if a gradient may be asked for through them."""
+    """Record an op on the tape, if one of its operands needs a gradient."""
     if CURRENT_BUILDER.get() is None and any(t.requires_grad for t in operands):
-        bare = tuple(wrap_array(t.data, t.type) for t in results)  # a tensor that held itself would never be freed
+        bare = tuple(wrap_array(t.data, t.type) for t in results)  # a reference cycle would never be freed
         made = TapeEntry(op, tuple(operands), Attrs(attrs), bare, tuple(regions), user_location())
         for number, tensor in enumerate(results):
             if tensor.dtype.is_float:
@@ -47,19 +47,19 @@ TAPE_HOOK.append(record_on_tape)
 
 
 def detach(tensor: Tensor) -> Tensor:
-    """The same elements, which remember nothing."""
+    """The same elements, without a record."""
     return wrap_array(tensor.data, tensor.type) if tensor.requires_grad else tensor
 
 
 def find_tape_entry(tensor: Tensor) -> tuple[TapeEntry, int] | None:
-    """How a tensor was made; None for one that a user made."""
+    """The record that made a tensor; None for a leaf."""
     return getattr(tensor, "history", None)
 
 
 def backward(self: Tensor, gradient: Any = None) -> None:
-    """Add to `grad` of each tensor made with `requires_grad=True` how this one moves with it.
+    """Add the gradient of this tensor to `grad` of each tensor made with `requires_grad=True`.
 
-    `gradient` is the cotangent of this tensor; a scalar needs none. Calling it again adds again.
+    `gradient` is the cotangent of this tensor; a scalar needs none. Repeated calls accumulate.
 
     >>> x = Tensor([1.0, 2.0], requires_grad=True)
     >>> (x * x).sum().backward()
@@ -67,7 +67,7 @@ def backward(self: Tensor, gradient: Any = None) -> None:
     Tensor([2., 4.], f32)
 
     Raises:
-        ArgumentError: the tensor rests on nothing that asks for a gradient.
+        ArgumentError: the tensor does not depend on a tensor with `requires_grad=True`.
         ShapeError: it is not a scalar and there is no `gradient`, or one of another shape.
     """
     g = _check_gradient(self, gradient)
@@ -90,7 +90,7 @@ def _check_gradient(tensor: Tensor, gradient: Any) -> Tensor:
         raise TraceError("backward() of a traced tensor", location=user_location(), suggestion="use ts.grad inside jit")
     if not tensor.requires_grad:
         raise ArgumentError(
-            "backward() of a tensor that rests on nothing with requires_grad=True", location=user_location(),
+            "backward() of a tensor that does not depend on one with requires_grad=True", location=user_location(),
             received=str(tensor.type), suggestion="make the parameters with requires_grad=True",
         )  # fmt: skip
     if gradient is None and tensor.shape:
@@ -117,7 +117,7 @@ def _accumulate_gradient(leaf: Tensor, g: Tensor) -> None:
 
 
 def _sort_topologically(last: TapeEntry) -> Iterator[TapeEntry]:
-    """What was made, each after all it was made of."""
+    """The records in topological order."""
     seen: set[TapeEntry] = set()
     work: list[tuple[TapeEntry, bool]] = [(last, False)]
     while work:
@@ -131,7 +131,7 @@ def _sort_topologically(last: TapeEntry) -> Iterator[TapeEntry]:
 
 
 def _build_tape_block(order: Sequence[TapeEntry]) -> tuple[Block, list[Tensor], dict[Value, Tensor], dict[Any, Value]]:
-    """What was run as a block: its parameters' tensors, the values known, and which value each result is."""
+    """The recorded ops as a block: the tensors of its parameters, the known values, and the value of each result."""
     leaves: dict[Tensor, Value] = {}
     values: dict[Any, Value] = {}
     nodes: list[Node] = []

@@ -5,7 +5,7 @@ from tessera.transforms.flow.control_flow import cond, fold, fori_loop, map_, sc
 from tessera.transforms.flow.implicit_differentiation import diff_through_opt, implicit_diff, optimize
 from tessera.transforms.flow.microbatching import accumulate_grad, gradient_accumulation, per_example_grad
 
-assert all((batching_rules, derivative_rules, derivative_rules))  # they fill tables
+assert all((batching_rules, derivative_rules, derivative_rules))  # their rules fill the tables
 
 __all__ = [
     "accumulate_grad",

@@ -38,12 +38,12 @@ def _make_batch_values(tensors: Sequence[Tensor], flags: BatchedFlags) -> list[B
 
 
 def _select_tensors(lanes: Sequence[BatchValue], flags: BatchedFlags, size: Size) -> list[Tensor]:
-    """Lanes as tensors, with a leading axis where a flag says so."""
+    """Lanes as tensors, with a leading axis where the flag is set."""
     return [_broadcast_value(lane, size) if f else lane.tensor for lane, f in zip(lanes, flags, strict=True)]
 
 
 def find_batched_results(block: Block, flags: BatchedFlags, size: Size) -> BatchedFlags:
-    """Which results of a block differ between examples, where these parameters do."""
+    """The results of a block that vary between examples, if these parameters do."""
     found: BatchedFlags = []
 
     def run(tensors: list[Tensor]) -> list[Tensor]:
@@ -56,7 +56,7 @@ def find_batched_results(block: Block, flags: BatchedFlags, size: Size) -> Batch
 
 
 def find_batched_carry(block: Block, flags: BatchedFlags, carry: int, size: Size) -> tuple[BatchedFlags, BatchedFlags]:
-    """`differing`, with each carried value that a step makes differ differing from the start."""
+    """`differing`, extended by the carried values that begin to vary in a step."""
     while True:
         found = find_batched_results(block, flags, size)
         grown = [a or b for a, b in zip(flags[:carry], found[:carry], strict=True)] + flags[carry:]
@@ -83,7 +83,7 @@ def _(node: Node, lanes: list[BatchValue], walk: Any, size: Any) -> Sequence[Bat
 
 
 def _swap_leading_axes(x: Tensor) -> Tensor:
-    """Lanes and steps in each other's place: the first two axes."""
+    """Exchange the axes of lanes and steps: the first two."""
     return permute(x, axes=(1, 0, *range(2, x.ndim)))
 
 

@@ -22,11 +22,11 @@ from tessera.transforms.batching import vmap
 from tessera.transforms.flow.region_ops import bind_cond, bind_scan, bind_while
 from tessera.transforms.recording import arrays_to_tensors
 
-# What loops carry and walk over: containers of tensors of fixed types, and stacks of one length.
+# Loop states and inputs: containers of tensors of fixed types, and stacks of one length.
 
 
 def forbid_outer_random(owner: str) -> Any:
-    """A stretch that is traced once and run many times: draws from a generator outside would all be the same."""
+    """A region that is traced once and run many times: draws from an outer generator would repeat, and are refused."""
     advice = "make a generator of each step's own: ts.Generator(seed), with the seeds among xs or in the state"
     return watch_effects(
         ALL_EFFECTS - {"random"}, f"a step of {owner}", "the same numbers in every step are no random ones", advice
@@ -35,7 +35,7 @@ def forbid_outer_random(owner: str) -> Any:
 
 @dataclass(frozen=True)
 class LoopState:
-    """A state as tensors, and the container that holds them; `owner` is what errors name."""
+    """A state as tensors, and their container; errors name `owner`."""
 
     tensors: list[Tensor]
     names: list[str]
@@ -44,13 +44,13 @@ class LoopState:
 
     @staticmethod
     def of(value: Any, owner: str) -> LoopState:
-        """A first state; Python numbers become f32 or int64 scalars."""
+        """An initial state; Python numbers become f32 or int64 scalars."""
         leaves, tree = flatten(value, "state")
         return LoopState([as_tensor(x) for _, x in leaves], [n for n, _ in leaves], tree, owner)
 
     @property
     def value(self) -> Any:
-        """The first state."""
+        """The initial state."""
         return self.build(self.tensors)
 
     def build(self, tensors: Sequence[Tensor]) -> Any:
@@ -62,7 +62,7 @@ class LoopState:
 
         Raises:
             ArgumentError: its container is another.
-            ShapeError: a leaf is of another type than at first.
+            ShapeError: a leaf has another type than in the initial state.
         """
         leaves, tree = flatten(value, "state")
         if tree != self.tree:
@@ -75,14 +75,14 @@ class LoopState:
             if new.type != old.type:
                 raise ShapeError(
                     f"{name} changes its type in {self.owner}", location=user_location(), expected=str(old.type),
-                    received=str(new.type), suggestion="begin with what a step gives, or cast",
+                    received=str(new.type), suggestion="start with the type that a step returns, or cast",
                 )  # fmt: skip
         return found
 
 
 @dataclass(frozen=True)
 class LoopInputs:
-    """Inputs of a loop: tensors whose first axis counts the steps."""
+    """Inputs of a loop: tensors whose first axis is the step."""
 
     tensors: list[Tensor]
     tree: TreeDef | None
@@ -98,25 +98,25 @@ def flatten_loop_inputs(value: Any, length: int | None) -> LoopInputs:
 
     Raises:
         ShapeError: they differ in length, or one is a scalar.
-        ArgumentError: there are none, and no length.
+        ArgumentError: there are no inputs, and no length.
     """
     leaves, tree = ([], None) if value is None else flatten(value, "xs")
     found = [as_tensor(x) for _, x in leaves]
     for (name, _), x in zip(leaves, found, strict=True):
         if not x.shape:
-            raise ShapeError(f"{name} is a scalar, which has no axis to walk over", location=user_location())
+            raise ShapeError(f"{name} is a scalar, which has no axis to iterate over", location=user_location())
     sizes = {x.shape[0]: None for x in found} | ({} if length is None else {length: None})
     if not sizes:
-        raise ArgumentError("a loop over nothing needs its length", location=user_location(), suggestion="give length=")
+        raise ArgumentError("a loop without inputs needs a length", location=user_location(), suggestion="give length=")
     if len(sizes) > 1:
         raise ShapeError(
-            "what is walked over differs in length", location=user_location(), expected="one size of the first axis",
+            "the inputs of a loop differ in length", location=user_location(), expected="one size of the first axis",
             received=" and ".join(str(s) for s in sizes),
         )  # fmt: skip
     return LoopInputs(found, tree, next(iter(sizes)))
 
 
-# Branches, and loops that end when their state says so, as users write them: cond and while_loop.
+# The user's functions for branches and conditional loops: cond and while_loop.
 
 
 Function = Callable[..., Any]
@@ -126,7 +126,7 @@ def check_condition(value: Any, where: str) -> Tensor:
     """A condition as a bool scalar.
 
     Raises:
-        DTypeError, ShapeError: it is none.
+        DTypeError, ShapeError: it is not a bool scalar.
     """
     found = as_tensor(value)
     if found.shape:
@@ -147,13 +147,13 @@ def check_condition(value: Any, where: str) -> Tensor:
 def cond(condition: Any, then: Function, other: Function, *operands: Any) -> Any:
     """`then(*operands)` where the bool scalar `condition` holds, else `other(*operands)`; only one is computed.
 
-    Both give containers of the same tensor types. Under `vmap` over the condition both are computed.
+    Both return containers of the same tensor types. Under `vmap` over the condition both are computed.
 
     >>> cond(Tensor(2.0) > 1.0, lambda x: x * 2.0, lambda x: -x, Tensor(3.0))
     Tensor(6., f32)
 
     Raises:
-        ShapeError: the condition is not a scalar, or the branches give different types.
+        ShapeError: the condition is not a scalar, or the branches return different types.
         DTypeError: the condition is not bool.
     """
     leaves, tree = flatten(list(arrays_to_tensors(operands)))
@@ -186,11 +186,11 @@ def _branch_mismatch_error(found: list[tuple[TreeDef, list[Any]]]) -> ShapeError
 def while_loop(
     cond: Function | None = None, body: Function | None = None, init: Any = None, max_iters: int | None = None
 ) -> Any:
-    """The state after as many runs of `body` as `cond` allows: while cond(*state), state = body(*state).
+    """The state after the loop: while cond(*state), state = body(*state).
 
     `init` is a tuple, whose parts are passed one by one, or a single value. `max_iters` bounds the
-    number of runs. Forward mode goes through it, reverse mode does not: use `fori_loop` there.
-    As a decorator of a function that calls it, it changes nothing but marks the function.
+    number of iterations. It supports forward mode, not reverse mode: use `fori_loop` there.
+    As a decorator of a function that calls it, it only marks the function.
 
     >>> while_loop(cond=lambda x, i: x < 100.0, body=lambda x, i: (x * x, i + 1), init=(3.0, 0))
     (Tensor(6561., f32), Tensor(3, int64))
@@ -224,7 +224,7 @@ def while_loop(
 
 
 def _run_while_eagerly(cond: Function, body: Function, state: LoopState) -> Any:
-    """The loop in Python, where no trace is open: the functions see values."""
+    """The loop in Python, outside of a trace: the functions receive values."""
     found = state.tensors
     while bool(check_condition(_apply_to_state(cond, state.build(found)), "while_loop")):
         found = state.next(_apply_to_state(body, state.build(found)))
@@ -236,7 +236,7 @@ def _apply_to_state(function: Function, state: Any) -> Any:
 
 
 def _run_bounded_while(cond: Function, body: Function, init: Any, most: int) -> Any:
-    """The loop with a counter beside its state."""
+    """The loop with a counter added to its state."""
     state, _ = while_loop(
         lambda state, i: check_condition(_apply_to_state(cond, state), "while_loop") & (i < most),
         lambda state, i: (_apply_to_state(body, state), i + 1),
@@ -245,7 +245,7 @@ def _run_bounded_while(cond: Function, body: Function, init: Any, most: int) -> 
     return state
 
 
-# Loops of a known number of steps, as users write them: scan, fori_loop, map and fold.
+# The user's functions for loops with a known number of steps: scan, fori_loop, map and fold.
 
 
 _MISSING = object()
@@ -254,12 +254,12 @@ _MISSING = object()
 def scan(
     function: Function, init: Any = _MISSING, xs: Any = None, length: int | None = None, reverse: bool = False
 ) -> Any:
-    """Carry a state through the slices of `xs` along its first axis: (the last state, the stacked results).
+    """Fold a state over the slices of `xs` along its first axis: (the final state, the stacked results).
 
-    `function(state, x)` gives (the next state, a result); state, `xs` and results may be containers of
+    `function(state, x)` returns (the next state, a result); state, `xs` and results may be containers of
     tensors. The state keeps its shapes and element types. `function` is traced once. Without `xs`, `length`
-    says how many steps there are, and `x` is None. With `reverse` the last slice comes first; results lie where their
-    inputs do. As a decorator, `@scan` makes a function of (init, xs).
+    is the number of steps, and `x` is None. With `reverse` the last slice comes first; results keep the indices of
+    their inputs. As a decorator, `@scan` gives a function of (init, xs).
 
     Shapes: `xs` leaves are [N, ...], results [N, ...].
 
@@ -268,8 +268,8 @@ def scan(
 
     Raises:
         ShapeError: the state changes its type, or the leaves of `xs` differ in length.
-        ArgumentError: the function does not give a pair, or the number of steps is not known.
-        EffectError: a step draws from a generator outside of it, which would give the same numbers each time.
+        ArgumentError: the function does not return a pair, or the number of steps is unknown.
+        EffectError: a step draws from an outer generator, which would repeat the same numbers.
     """
     if init is _MISSING:
         return functools.wraps(function)(functools.partial(scan, function))
@@ -283,7 +283,7 @@ def scan(
             pair = function(state.build(given[:count]), x)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ArgumentError(
-                "the function of a scan gives the next state and a result", location=user_location(),
+                "the function of a scan must return the next state and a result", location=user_location(),
                 expected="(state, result); the result may be None", received=type(pair).__name__,
             )  # fmt: skip
         leaves, tree = ([], None) if pair[1] is None else flatten(pair[1])
@@ -322,7 +322,7 @@ def fori_loop(lower: int, upper: int, body: Function, init: Any) -> Any:
 def map_(function: Function, xs: Any) -> Any:
     """`function` of each slice of `xs` along its first axis, one after the other, stacked.
 
-    `vmap` gives the same all at once; this needs the memory of one slice at a time.
+    `vmap` computes the same in parallel; this needs the memory of one slice at a time.
 
     >>> map_(lambda x: x * x, Tensor([1.0, 2.0]))
     Tensor([1., 4.], f32)
@@ -332,10 +332,10 @@ def map_(function: Function, xs: Any) -> Any:
 
 
 def fold(function: Function, xs: Any = _MISSING, init: Any = None) -> Any:
-    """One value of all slices of `xs` along its first axis, joined in pairs: a tree, for speed and accuracy.
+    """Reduce the slices of `xs` along its first axis by a binary tree, for speed and accuracy.
 
-    `function(a, b)` joins two slices and must be associative; `a` comes before `b`. `init`, if given, is
-    joined in front. As a decorator, `@fold` makes a function of `xs`.
+    `function(a, b)` combines two slices and must be associative; `a` comes before `b`. `init`, if not None, comes
+    first. As a decorator, `@fold` gives a function of `xs`.
 
     >>> fold(lambda a, b: a + b, Tensor([1.0, 2.0, 3.0]))
     Tensor(6., f32)
@@ -348,7 +348,7 @@ def fold(function: Function, xs: Any = _MISSING, init: Any = None) -> Any:
     given = arrays_to_tensors(xs)
     count = flatten_loop_inputs(given, None).length
     if not count and init is None:
-        raise ShapeError("fold of nothing", location=user_location(), suggestion="give an init")
+        raise ShapeError("fold needs at least one slice", location=user_location(), suggestion="give an init")
     join = vmap(function)
     while count > 1:
         half = count // 2
@@ -371,7 +371,7 @@ def _slice_leading_axis(x: Tensor, start: int, stop: int, step: int = 1) -> Tens
 
 
 def _append_remainder(joined: Any, given: Any, start: int, stop: int) -> Any:
-    """Joined pairs, and the slice that found no partner behind them."""
+    """The combined pairs, followed by the unpaired slice."""
     if start == stop:
         return joined
     (left, tree), (right, _) = flatten(joined), flatten(given)

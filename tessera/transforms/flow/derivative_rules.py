@@ -21,12 +21,12 @@ from tessera.transforms.autodiff.linearisation import Dual, linearise, push_forw
 from tessera.transforms.flow.region_ops import bind_cond, bind_scan, bind_scan_block, bind_while
 from tessera.transforms.recording import eval_block, rebind_node, record_block
 
-# What the way back through a scan needs: what each step made, what every step shares, and where each lies.
+# Residuals of a scan for reverse mode: stacked per step, or shared by all steps.
 
 
 @dataclass(frozen=True)
 class ScanResiduals:
-    """The stacks of steps, then the tensors that all steps share; `places` says where each needed value lies."""
+    """The stacks of steps, then the tensors shared by all steps; `places` locates each residual."""
 
     stacks: list[Tensor]
     shared: list[Tensor]
@@ -38,15 +38,15 @@ class ScanResiduals:
         return [*self.stacks, *self.shared]
 
     def select_step_values(self, slices: Sequence[Tensor], shared: Sequence[Tensor]) -> list[Tensor]:
-        """The needed values of one step."""
+        """The residuals of one step."""
         return [slices[i] if stacked else shared[i] for stacked, i in self.places]
 
 
 @dataclass(frozen=True)
 class ResidualAnalysis:
-    """A body whose results after the first `count` are needed on the way back, sorted by what they depend on.
+    """A body whose results after the first `count` are residuals, sorted by their dependences.
 
-    Inputs of a step and what rests on constants alone are not stacked again.
+    Inputs of a step and values that depend on constants alone are not stacked.
     """
 
     block: Block
@@ -56,11 +56,11 @@ class ResidualAnalysis:
 
     @property
     def needed_values(self) -> tuple[Value, ...]:
-        """The needed values."""
+        """The residuals."""
         return self.block.results[self.count :]
 
     def find_varying_values(self) -> set[Value]:
-        """The values that differ from step to step."""
+        """The values that vary between steps."""
         found = set(self.block.params[: self.carry + self.xs])
         for node in self.block.nodes:
             if node.op.effects or not found.isdisjoint(node.args):
@@ -68,20 +68,20 @@ class ResidualAnalysis:
         return found
 
     def classify_values(self) -> tuple[list[Value], list[Value], list[Value]]:
-        """Those that a step makes, inputs of a step, and those that all steps share; each once."""
+        """Residuals computed by a step, residuals that are its inputs, and those shared by all steps; each once."""
         varying, inputs = self.find_varying_values(), set(self.block.params[self.carry : self.carry + self.xs])
         once = list(dict.fromkeys(self.needed_values))
         made = [v for v in once if v in varying and v not in inputs]
         return made, [v for v in once if v in inputs], [v for v in once if v not in varying]
 
     def shared(self, values: Sequence[Value], consts: Sequence[Tensor]) -> list[Tensor]:
-        """What rests on constants alone, computed once."""
+        """The values that depend on constants alone, computed once."""
         varying, params = self.find_varying_values(), self.block.params[self.carry + self.xs :]
         nodes = tuple(n for n in self.block.nodes if varying.isdisjoint(n.results))
         return eval_block(Block(params, select_live_nodes(nodes, values), tuple(values)), consts)
 
 
-# Derivatives of scan: forward mode in one loop, reverse mode in a second one that runs the other way.
+# Derivatives of scan: forward mode in one loop, reverse mode in a second loop in the opposite direction.
 
 
 MovingFlags = list[bool]
@@ -89,14 +89,14 @@ MovingFlags = list[bool]
 
 @dataclass(frozen=True)
 class ScanLayout:
-    """How the operands, and the parameters of the body, of a scan are divided."""
+    """The partition of the operands of a scan, and of the parameters of its body."""
 
     carry: int
     xs: int
 
     @staticmethod
     def of(node: Node) -> ScanLayout:
-        """The division of a scan node."""
+        """The partition for a scan node."""
         return ScanLayout(node.attrs["carry"], node.attrs["xs"])
 
     def split(self, items: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
@@ -106,7 +106,7 @@ class ScanLayout:
 
 
 def find_moving_results(block: Block, moves: MovingFlags, reverse: bool = False) -> tuple[MovingFlags, MovingFlags]:
-    """Which carried values move once the loop has run, and which results of a step do."""
+    """The carried values with nonzero tangents after the loop (a fixpoint), and such results of a step."""
     found: MovingFlags = []
 
     def both(tensors: list[Tensor]) -> list[Tensor]:
@@ -127,7 +127,7 @@ def _make_duals(primals: Sequence[Tensor], tangents: Sequence[Tensor], moves: Mo
 def find_moving_carry(
     block: Block, moves: MovingFlags, carry: int, reverse: bool = False
 ) -> tuple[MovingFlags, MovingFlags]:
-    """`moving`, with each carried value that a step makes move moving from the start."""
+    """`moving`, extended by the carried values whose tangents become nonzero in a step."""
     while True:
         moves, found = find_moving_results(block, moves, reverse)
         grown = [a or b for a, b in zip(moves[:carry], found[:carry], strict=True)] + moves[carry:]
@@ -174,7 +174,7 @@ def _differentiate_scan_forward(
 
 
 def _append_tangents(outs: Sequence[Dual], moved: Sequence[Any], carry: int) -> tuple[list[Tensor], list[Tensor]]:
-    """The carried values with their tangents behind them, and the results with theirs."""
+    """The carried values followed by their tangents, and the results followed by theirs."""
     halves = (slice(None, carry), slice(carry, None))
     first, second = ([*(d.primal for d in outs[h]), *(t for t in moved[h] if t is not None)] for h in halves)
     return first, second
@@ -185,14 +185,14 @@ def _pair_tangents(tensors: Sequence[Tensor], moves: MovingFlags) -> list[Dual]:
 
 
 class _ScanTranspose:
-    """One scan in reverse mode: a loop that keeps what the way back needs, and the loop back."""
+    """A scan in reverse mode: a forward loop that saves residuals, and a backward loop."""
 
     def __init__(self, node: Node, moves: MovingFlags, found: MovingFlags) -> None:
         self.block, self.parts, self.moves, self.found = node.regions[0], ScanLayout.of(node), moves, found
         self.length, self.is_reversed = node.attrs["length"], node.attrs["reverse"]
 
     def call(self, duals: list[Dual]) -> list[Dual]:
-        """The results, whose tangents are known by their transpose."""
+        """The results, with linear nodes whose transpose is the backward loop."""
         operands, started = [d.primal for d in duals], [d.tangent is not None for d in duals]
         outs, saved = self._bind_forward_loop(operands)
 
@@ -205,7 +205,7 @@ class _ScanTranspose:
         return add_transpose_call(pull, saved.tensors, duals, outs)
 
     def _bind_forward_loop(self, operands: list[Tensor]) -> tuple[list[Tensor], ScanResiduals]:
-        """The loop ahead: its results, and what it keeps."""
+        """The forward loop: its results and residuals."""
         count, block = len(self.block.results), self._record_body()
         carry, xs, consts = self.parts.split([*operands, *self.closed])
         needs = ResidualAnalysis(block, count, self.parts.carry, self.parts.xs)
@@ -219,7 +219,7 @@ class _ScanTranspose:
         return outs[:count], ScanResiduals(stacks, needs.shared(shared, consts), places)
 
     def _record_body(self) -> Block:
-        """The body as a block that also gives every tensor that its linear part uses."""
+        """The body as a block that also returns every tensor that its linear part uses."""
 
         def step(tensors: list[Tensor]) -> list[Tensor]:
             self.point = linearise(self.block, tensors, self.moves)
@@ -227,11 +227,11 @@ class _ScanTranspose:
             return [*self.point.results, *(self.point.known[v] for v in self.keys)]
 
         body = record_block(step, [p.type for p in self.block.params])  # type: ignore[misc]
-        self.closed = list(body.closed)  # what a user's rule closes over is one more constant
+        self.closed = list(body.closed)  # a captured tensor of a user's rule is one more constant
         return body.block
 
     def _pull_back(self, saved: ScanResiduals, outs: Sequence[Tensor], g: Sequence[Tensor]) -> list[Tensor]:
-        """Cotangents of the operands that move, from those of the float results."""
+        """Cotangents of the operands with tangents, from those of the float results."""
         given, (carry, xs, consts) = iter(g), self.parts.split(self.moves)
         every = [next(given) if o.dtype.is_float else None for o in outs]
         states: list[Any] = [c for c, m in zip(every[: self.parts.carry], carry, strict=True) if m]
@@ -253,7 +253,7 @@ class _ScanTranspose:
         return [*found[cuts[0]], *found[len(states) + len(sums) :], *found[cuts[1]]]
 
     def _pull_back_step(self, known: list[Tensor], moved: Sequence[Tensor], gs: Sequence[Tensor]) -> list[Tensor]:
-        """One step back: cotangents of what moves in the body."""
+        """One step of the backward loop: cotangents of the body's inputs with tangents."""
         states, results, carry = iter(moved), iter(gs), self.parts.carry
         cotangents = [next(states) if m else None for m in self.moves[:carry]]
         cotangents += [next(results) if f else None for f in self.found[carry:]]
@@ -261,7 +261,7 @@ class _ScanTranspose:
 
 
 def _slices_of_sizes(*sizes: int) -> list[slice]:
-    """The parts of a list, of these sizes and then the rest."""
+    """A list split into parts of these sizes and the rest."""
     ends = [0, *accumulate(sizes)]
     return [*(slice(a, b) for a, b in pairwise(ends)), slice(ends[-1], None)]
 
@@ -292,7 +292,7 @@ def _(node: Node, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]
 
 
 def _differentiate_cond_reverse(node: Node, condition: Tensor, operands: list[Dual], moves: MovingFlags) -> list[Dual]:
-    """The way back takes the same branch, and computes again what it needs of it."""
+    """The backward pass takes the same branch, and recomputes its residuals."""
     primals = [d.primal for d in operands]
     outs = rebind_node(node, [condition, *primals])
     floats = [o.dtype.is_float for o in outs]
@@ -315,7 +315,7 @@ def _differentiate_cond_reverse(node: Node, condition: Tensor, operands: list[Du
 def _(node: Node, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]:
     if reverse:
         raise UnsupportedOpError(
-            "reverse mode through while_loop, whose number of steps is not known",
+            "reverse mode does not support while_loop, whose number of steps is unknown",
             suggestion="use ts.fori_loop or ts.scan, or forward mode: ts.jvp, ts.jacfwd",
         )
     count, end = node.attrs["carry"], node.attrs["carry"] + node.attrs["test"]

@@ -39,18 +39,18 @@ from tessera.transforms.recording import (
     traced_value,
 )
 
-# Solvers of equations, in loops that trace: fixed points by iteration, conjugate gradients, Newton's method.
+# Solvers of equations as traced loops: fixed-point iteration, conjugate gradients, Newton's method.
 
 
 # From a list of tensors to a list of tensors.
 TensorMap = Callable[[list[Tensor]], list[Tensor]]
 MAX_STEPS = 1000
 MAX_HALVINGS = 30
-ARMIJO_FRACTION = 1e-4  # of the decrease that the slope promises (Armijo 1966)
+ARMIJO_FRACTION = 1e-4  # the fraction of the first-order decrease that a step must reach (Armijo 1966)
 
 
 def solve_fixed_point(residual: TensorMap, start: Sequence[Tensor]) -> list[Tensor]:
-    """x with residual(x) = 0, by x ← x + residual(x) until it stands still to rounding."""
+    """x with residual(x) = 0, by x ← x + residual(x) until the change is below rounding."""
 
     def go_on(xs: tuple, moved: Tensor, i: Tensor) -> Tensor:
         return (moved > 0) & (i < MAX_STEPS)
@@ -67,7 +67,7 @@ def _positive_scalar(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _excess_over_rounding(change: Sequence[Tensor], xs: Sequence[Tensor]) -> Tensor:
-    """How far changes exceed the rounding of what they are added to; not above 0 where none does."""
+    """The largest excess of the changes over the rounding error of the values; ≤ 0 after convergence."""
     parts = [max(abs(c) - _unit_roundoff(x) * (abs(x) + abs(c))) for c, x in zip(change, xs, strict=True)]
     total = parts[0]
     for part in parts[1:]:
@@ -122,7 +122,7 @@ LINEAR_SOLVERS: dict[str, Callable[[TensorMap, Sequence[Tensor]], list[Tensor]]]
 
 
 def minimise_newton(gradient: TensorMap, objective: TensorMap, start: Sequence[Tensor], steps: int) -> list[Tensor]:
-    """The minimum near `start`: Newton's steps by conjugate gradients, halved until they lower the objective enough."""
+    """The minimum near `start` by Newton's method: conjugate gradients and a backtracking line search."""
 
     def go_on(xs: tuple, size: Tensor, i: Tensor) -> Tensor:
         return (size > 0) & (i < steps)
@@ -138,7 +138,7 @@ def minimise_newton(gradient: TensorMap, objective: TensorMap, start: Sequence[T
 
 
 def _find_newton_direction(gradient: TensorMap, xs: Sequence[Tensor], g: list[Tensor]) -> list[Tensor]:
-    """Newton's direction, or the steepest where the curvature does not lead down."""
+    """Newton's direction, or that of steepest descent where Newton's is not a descent direction."""
 
     def residual(d: list[Tensor]) -> list[Tensor]:
         moved = jvp(lambda *at: tuple(gradient(list(at))), tuple(xs), tuple(d))[1]
@@ -162,7 +162,7 @@ def _line_search(objective: TensorMap, xs: Sequence[Tensor], d: list[Tensor], sl
     return where(i < MAX_HALVINGS, found, 0.0)
 
 
-# Solutions of equations as nodes: differentiated by the implicit function theorem, however they were found.
+# Solutions of equations as nodes: differentiated by the implicit function theorem, independently of the solver.
 
 
 Function = Callable[..., Any]
@@ -172,23 +172,23 @@ Function = Callable[..., Any]
 class ImplicitEquation:
     """How a solution is found: `solve(residual, rest, guess)`; and how linear systems of its Jacobian are solved.
 
-    `count` tensors are sought; the region gives the residuals and then what else `solve` asks for.
+    The solution has `count` tensors; the region returns the residuals and then the other values that `solve` needs.
     """
 
     count: int
     solve: Callable[[TensorMap, TensorMap, list[Tensor]], list[Tensor]]
     method: str
-    # Whether what else `solve` asks for is summed over the examples of a batch.
+    # Whether the other values that `solve` needs are summed over the examples of a batch.
     summed: bool = False
 
 
 @op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE, dialect="transform")
 def implicit_solution(*operands: Any, equation: Any) -> Any:
-    """Values, beginning at the first operands, at which the first results of the region are zero."""
+    """The root of the first results of the region; the search starts at the first operands."""
 
 
 def solve_equation(function: TensorMap, guess: Sequence[Tensor], equation: ImplicitEquation) -> list[Tensor]:
-    """The solution of function(x) = 0: a node where a transform reads the trace, else found at once."""
+    """The solution of function(x) = 0: a node in the trace of a transform, else computed at once."""
     body = record_block(function, [x.type for x in guess])
     return _bind_solution(body.block, [*guess, *body.closed], equation)
 
@@ -232,7 +232,7 @@ def _(node: Node, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]
     equation = node.attrs["equation"]
     count, found = equation.count, _bind_solution(node.regions[0], [d.primal for d in duals], equation)
     block = replace(node.regions[0], results=node.regions[0].results[:count])
-    rest = duals[count:]  # where the search begins does not matter
+    rest = duals[count:]  # the start has no influence on the derivative
     moves = [d.tangent is not None for d in rest]
     if not any(moves):
         return [Dual(x) for x in found]
@@ -249,7 +249,7 @@ def _(node: Node, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]
 
 
 def _solution_jvp(block: Block, found: list[Tensor], rest: Sequence[Dual], equation: ImplicitEquation) -> list[Dual]:
-    """The tangent t of the solution: A t + b = 0, where b is how the residual moves with everything else."""
+    """The tangent t of the solution: A t + b = 0, where b is the tangent of the residual at a fixed solution."""
     still = [Dual(d.primal) for d in rest]
 
     def moved(duals: Sequence[Dual]) -> list[Tensor]:
@@ -275,11 +275,11 @@ def _(node: Node, lanes: list[BatchValue], walk: Any, size: Any) -> Sequence[Bat
 
 
 def implicit_diff(solver: Function) -> Function:
-    """A solver of fixed points, `solver(f, x0, ...)` gives x = f(x), differentiated as such.
+    """A solver of fixed points, `solver(f, x0, ...)` returns x = f(x), and is differentiated implicitly.
 
-    The derivative with respect to what `f` closes over does not depend on how `solver` finds the
-    point: it solves w = g + wᵀ ∂f/∂x by iteration, which converges where f contracts. Run eagerly,
-    `solver` sees values; under jit it is traced (use `while_loop` there).
+    The derivative with respect to captured tensors of `f` does not depend on the steps of `solver`:
+    it solves w = g + wᵀ ∂f/∂x by iteration, which converges where f is a contraction. Eagerly,
+    `solver` receives values; under jit it is traced (use `while_loop` there).
 
     >>> import tessera as ts
     >>> @ts.implicit_diff
@@ -292,7 +292,7 @@ def implicit_diff(solver: Function) -> Function:
     2.0
 
     Raises:
-        ArgumentError: `f` does not give a container like `x0`.
+        ArgumentError: `f` returns another container than `x0`.
     """
 
     @functools.wraps(solver)
@@ -323,14 +323,14 @@ def implicit_diff(solver: Function) -> Function:
     return wrapper
 
 
-# Minima as nodes: `optimize`, whose result moves with everything that its objective rests on.
+# Minima as nodes: `optimize`, differentiated with respect to the inputs of its objective.
 
 
 def optimize(objective: Function, init: Any, steps: int = 100) -> Any:
     """The y near `init` that minimises objective(y), a smooth scalar function: Newton's method.
 
-    The derivative with respect to what `objective` closes over follows from the gradient's being zero
-    there (the implicit function theorem), whatever the path; with respect to `init` it is zero.
+    The derivative with respect to captured tensors of `objective` follows from the implicit function
+    theorem for gradient = 0, independently of the steps; with respect to `init` it is zero.
 
     >>> import tessera as ts
     >>> ts.grad(lambda a: optimize(lambda y: (y - a * a) ** 2, ts.Tensor(0.0)))(3.0)

@@ -39,10 +39,10 @@ def per_example_grad(function: Function, argnums: int | Sequence[int] = 0) -> Fu
 
 
 def accumulate_grad(function: Function, parts: int, argnums: int | Sequence[int] = 0) -> Function:
-    """As `value_and_grad`, with the batch cut into `parts` whose values and gradients are averaged, one at a time.
+    """As `value_and_grad`, with the batch split into `parts` that are computed one at a time and averaged.
 
-    All arguments but those of `argnums` are cut along their first axis; for a loss that is a mean over
-    the batch the result is that of the whole batch, in the memory of one part.
+    All arguments but those of `argnums` are split along their first axis. For a loss that is a mean over
+    the batch, the result is that of the whole batch, with the memory of one part.
 
     >>> loss = lambda w, x: ((w * x) ** 2).mean()
     >>> accumulate_grad(loss, 2)(1.0, Tensor([1.0, 2.0, 3.0, 4.0]))
@@ -65,8 +65,8 @@ def accumulate_grad(function: Function, parts: int, argnums: int | Sequence[int]
 def gradient_accumulation(steps: int, shared: int | Sequence[int] = ()) -> Callable[[Function], Function]:
     """A decorator: the function's mean over `steps` parts of its batch, computed one after the other.
 
-    All arguments but those at the places `shared` are cut along their first axis. Derivatives add up over the parts,
-    each of which is computed again on the way back, so that the memory is that of one part.
+    All arguments but those at the positions `shared` are split along their first axis. Derivatives are summed over the
+    parts; the backward pass recomputes each part, so that the memory is that of one part.
 
     >>> @gradient_accumulation(steps=2, shared=0)
     ... def loss(w, x):
@@ -76,7 +76,7 @@ def gradient_accumulation(steps: int, shared: int | Sequence[int] = ()) -> Calla
     (Tensor(7.5, f32), Tensor(15., f32))
 
     Raises:
-        ArgumentError: `steps` is not a count from 1 on.
+        ArgumentError: `steps` is not an integer ≥ 1.
         ShapeError: an argument's first axis does not divide into `steps`.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
@@ -100,7 +100,7 @@ def gradient_accumulation(steps: int, shared: int | Sequence[int] = ()) -> Calla
 def _average_over_microbatches(
     function: Function, args: Sequence[Any], shared: Sequence[int], parts: int, name: str
 ) -> Any:
-    """The mean of a function's results over the parts of all arguments but the shared ones, by one loop."""
+    """The mean of a function's results over the parts of all arguments but the shared ones, as one loop."""
     cut = [i for i in range(len(args)) if i not in shared]
     stacks = [_split_into_microbatches(args[i], parts, name) for i in cut]
 

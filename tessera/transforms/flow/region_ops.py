@@ -21,14 +21,14 @@ from tessera.transforms.recording import TransformBuilder, control_flow_rules, e
 Tensors = Sequence[Tensor]
 TensorsFunction = Callable[[list[Tensor]], Any]
 
-# run(attrs, regions, operands) gives the results where no trace is open.
+# run(attrs, regions, operands) returns the results outside of a trace.
 eager_control_flow_rules = Rules("eager control flow")
 
 
 def bind_region_op(
     op: Op, operands: Tensors, attrs: Mapping[str, Any], regions: Sequence[Block], types: Any
 ) -> list[Tensor]:
-    """A node of the open trace, or its results where none is open."""
+    """Record a node in the open trace, or compute its results."""
     builder = CURRENT_BUILDER.get()
     if builder is None:
         found = eager_control_flow_rules.of(op)(attrs, regions, [detach(t) for t in operands])
@@ -45,7 +45,7 @@ def _(node, tensors):
 
 
 def inline_derivative_calls(block: Block) -> Block:
-    """A block in which calls with derivative rules are inlined: no transform will read it."""
+    """A block with calls that have derivative rules inlined: no transform reads it."""
     if not any(n.op.name.startswith("transform.") for n in block.walk()):
         return block
     builder = Builder()
@@ -54,8 +54,8 @@ def inline_derivative_calls(block: Block) -> Block:
         results = eval_block(block, [Tensor(p) for p in params])
     if builder.captures:
         raise ArgumentError(
-            "a solver inside a loop or branch closes over an array", location=user_location(),
-            suggestion="pass it to the function that the solver is given, as a tensor that it closes over",
+            "a solver inside a loop or branch captures an array", location=user_location(),
+            suggestion="capture it as a tensor in the function passed to the solver",
         )  # fmt: skip
     return builder.block(params, [traced_value(builder, t) for t in results])
 
@@ -68,7 +68,7 @@ def slice_type(type: TensorType) -> TensorType:
 def bind_scan(
     step: TensorsFunction, carry: Tensors, xs: Tensors, consts: Tensors, length: Any, reverse: bool = False
 ) -> Any:
-    """The results of a scan whose step takes (carry, slices, constants) as one list and gives (carry, results)."""
+    """The results of a scan whose step takes (carry, slices, constants) as one list and returns (carry, results)."""
     types = [*(t.type for t in carry), *(slice_type(t.type) for t in xs), *(t.type for t in consts)]
     body = record_block(step, types, lines=True)
     return bind_scan_block(body.block, carry, xs, [*consts, *body.closed], length, reverse)
@@ -77,7 +77,7 @@ def bind_scan(
 def bind_scan_block(
     block: Block, carry: Tensors, xs: Tensors, consts: Tensors, length: Any, reverse: bool
 ) -> list[Tensor]:
-    """A scan of a finished body."""
+    """A scan whose body is already recorded."""
     stacked = [v.type.with_shape((length, *v.type.shape)) for v in block.results[len(carry) :]]  # type: ignore[union-attr]
     attrs = {"carry": len(carry), "xs": len(xs), "length": length, "reverse": reverse}
     types = (*(t.type for t in carry), *stacked)
@@ -99,13 +99,13 @@ def bind_cond(condition: Tensor, branches: Sequence[TensorsFunction], operands: 
 
 
 def _insert_unused_params(block: Block, at: int, others: Sequence[Value]) -> Block:
-    """A block with parameters, which it does not use, before the parameter `at`."""
+    """A block with unused parameters inserted before the parameter `at`."""
     unused = tuple(Value(v.type) for v in others)
     return Block((*block.params[:at], *unused, *block.params[at:]), block.nodes, block.results)
 
 
 def bind_while(test: TensorsFunction, step: TensorsFunction, carry: Tensors) -> list[Tensor]:
-    """The carried tensors after as many steps as the test allows."""
+    """The carried tensors after the loop, which runs while the test holds."""
     types = [t.type for t in carry]
     asked, body = (record_block(f, types, lines=True) for f in (test, step))
     attrs = {"carry": len(carry), "test": len(asked.closed)}

@@ -1,6 +1,5 @@
-"""Numeric context: settings that cast the operands of ops and substitute ops called in it, and decorators for stable
-forms,
-compensated summation (Kahan 1965) and rounding.
+"""Numeric context: settings that cast the operands of ops and substitute ops; decorators for stable forms, compensated
+summation (Kahan 1965) and rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import nn, reduce
 from tessera.ops.tensor.basic import cast, stop_gradient
 
-# A numeric context: what the ops called in it do to their float operands, and in place of which other ops stand.
+# A numeric context: casts of the float operands of ops, and substitutions of ops.
 
 
 DTypeSelector = Callable[[Tensor], DType]
@@ -30,10 +29,9 @@ Substitute = Callable[..., Any]
 
 @dataclass(frozen=True)
 class NumericSettings:
-    """What a context asks for: clauses of policies, the type results are stored in, ops that stand for others.
+    """The settings of a context: policy clauses, the storage type of results, and substitutes of ops.
 
-    Operands of float types get the clauses as part of their type, by a cast that stands in the program: so
-    every level and target sees them.
+    A cast in the program adds the clauses to the types of float operands, so that every level and target sees them.
     """
 
     clauses: Mapping[str, Any] = field(default_factory=dict)
@@ -42,11 +40,11 @@ class NumericSettings:
     seed_counter: Iterator[int] = field(default_factory=itertools.count, compare=False)
 
     def key(self) -> tuple[Any, ...]:
-        """What a trace made in this context depends on."""
+        """The key of traces made in this context."""
         return tuple(sorted(self.clauses.items(), key=str)), self.store, tuple(self.substitutes.items())
 
     def within(self, outer: NumericSettings | None) -> NumericSettings:
-        """This frame opened inside another: what it does not say, the outer one does."""
+        """This frame inside another one, whose settings apply where this one has none."""
         if outer is None:
             return self
         return NumericSettings(
@@ -67,7 +65,7 @@ class NumericSettings:
             return op(*operands, **attrs)
 
     def cast_operands(self, op: Op, operands: Sequence[Any]) -> list[Any]:
-        """The float operands under this frame's policies; an op that only moves one tensor takes it as it is."""
+        """The float operands under this frame's policies; an op that only moves one tensor takes it unchanged."""
         floats = [x for x in _iterate_operands(operands) if isinstance(x, Tensor) and x.dtype.is_float]
         if not floats or (op.numerics == STORAGE and len(floats) == 1):
             return list(operands)
@@ -92,7 +90,7 @@ def _iterate_operands(operands: Sequence[Any]) -> Iterator[Any]:
 
 
 class NumericContext:
-    """A frame to be opened: `with context:`, or as the decorator of a function that runs inside it.
+    """A context of a frame: `with context:`, or the decorator of a function that runs inside it.
 
     >>> from tessera.core.types import f16
     >>> with NumericContext(NumericSettings({"compute": f16})):
@@ -123,7 +121,7 @@ class NumericContext:
         return inside
 
 
-# Decorators that put sturdier arithmetic under a function: stable forms, compensated sums, stochastic rounding.
+# Decorators for more accurate arithmetic: stable forms, compensated sums, stochastic rounding.
 
 
 def _stable_variance(x: Any, axis: Any = None, keepdims: bool = False, correction: float = 0.0) -> Tensor:
@@ -138,7 +136,7 @@ def _stable_normalise(x: Any, axis: Any = -1, eps: float = 1e-5, center: bool = 
     return stable.layer_norm(x, axis=axis, eps=eps) if center else stable.rms_norm(x, eps=eps)
 
 
-# What stands for each op whose usual form overflows or cancels.
+# Substitutes of ops whose usual form overflows or cancels.
 STABLE_FORMS: dict[Any, Callable[..., Any]] = {
     reduce.mean: lambda x, axis=None, keepdims=False: stable.mean(x, axis=axis, keepdims=keepdims),
     reduce.var: _stable_variance,

@@ -23,7 +23,7 @@ from tessera.transforms.policies.numeric_context import NumericContext, NumericS
 
 
 T = TypeVar("T", bound=type)
-# The spellings of the documents, and what the clauses are called here.
+# The documented spellings, and the names of the clauses.
 CLAUSE_ALIASES = {"round": "rounding", "denorm_mode": "denormals"}
 CLAUSES = ("compute", "accumulate", "rounding", "saturate", "denormals", "loss_scale", "compensated")
 NAMED_POLICIES: dict[str, Policy] = {"mixed": Policy(f32, compute=f16, accumulate=f32), "full": Policy(f32, f32, f32)}
@@ -34,12 +34,12 @@ def precision(
 ) -> NumericContext:
     """A context in which ops compute, accumulate and store in these types; by name, "mixed" or "full".
 
-    "mixed" computes in f16 and accumulates in f32, whatever is stored; "full" uses f32. Without `store` each result
+    "mixed" computes in f16 and accumulates in f32, for any storage type; "full" uses f32. Without `store` each result
     keeps the type of its operands. Operands are cast in the program itself. Also a decorator.
 
     Raises:
-        ArgumentError: there is no precision of that name.
-        DTypeError: a type is none, or stores no floats.
+        ArgumentError: the name of the precision is unknown.
+        DTypeError: a type is not a float type.
 
     >>> from tessera.core.types import bf16
     >>> with precision(compute=bf16, accumulate=f32, store=bf16):
@@ -60,9 +60,7 @@ def precision(
 
 def _find_policy(name: str) -> Policy:
     if name not in NAMED_POLICIES:
-        raise ArgumentError(
-            f"there is no policy {name!r}", location=user_location(), expected=", ".join(NAMED_POLICIES)
-        )
+        raise ArgumentError(f"unknown policy {name!r}", location=user_location(), expected=", ".join(NAMED_POLICIES))
     return NAMED_POLICIES[name]
 
 
@@ -103,10 +101,10 @@ def _read_policy_attributes(cls: type) -> Policy:
 
 
 def precision_policy(cls: T) -> T:
-    """Make a policy of a class: what it says of storage and arithmetic, and how it quantizes.
+    """Make a policy of a class: its clauses for storage and arithmetic, and its quantisation.
 
-    The class may stand as the element type of an annotation. `quantize(x)` and `dequantize(*parts)` are its own
-    methods; `QuantizedPolicy().quantize(x)` gives the parts that are stored, here elements and their scale.
+    The class may be the element type of an annotation. `quantize(x)` and `dequantize(*parts)` are methods of the
+    class; `QuantizedPolicy().quantize(x)` returns the stored parts, here elements and their scale.
 
     >>> from tessera.ops import elementwise as e, reduce as r
     >>> @precision_policy
@@ -148,7 +146,7 @@ class NumericsNamespace:
             found = _find_policy(policy) if isinstance(policy, str) else find_policy(policy)
             if found is None:
                 raise ArgumentError(
-                    f"{policy!r} is no policy", location=user_location(), expected="a Policy, its name or its class"
+                    f"{policy!r} is not a policy", location=user_location(), expected="a Policy, its name or its class"
                 )
             frame = _settings_of_policy(found, stores=not isinstance(policy, str) or policy not in ("mixed", "full"))
         checked = Policy(f32, **named).clauses()
@@ -157,7 +155,7 @@ class NumericsNamespace:
         )
 
     def policy(self, name: str) -> Callable[[T], T]:
-        """Name the policy that a class is, for `ts.numerics(name)` and `ts.precision(name)`."""
+        """Register the policy of a class under a name, for `ts.numerics(name)` and `ts.precision(name)`."""
 
         def register(cls: T) -> T:
             made = cls if find_policy(cls) is not None else precision_policy(cls)
@@ -173,15 +171,15 @@ numerics = NumericsNamespace()
 
 
 class PrecisionPolicy:
-    """The base of policies that choose a type for each tensor, by the magnitude of gradients seen last."""
+    """The base of policies that choose a type for each tensor, by the magnitude of the latest gradients."""
 
     def select_precision(self, tensor: Tensor, grad_scale: float) -> DType:
-        """The type to store this operand in."""
+        """The storage type of this operand."""
         raise NotImplementedError
 
 
 class AdaptivePrecision:
-    """A function whose float operands are stored as a policy chooses; `observe(gradients)` tells it their magnitude."""
+    """A function whose float operands are stored in types by a policy; `observe(gradients)` sets its scale."""
 
     def __init__(self, function: Callable[..., Any], policy: PrecisionPolicy) -> None:
         functools.update_wrapper(self, function)
@@ -200,7 +198,7 @@ class AdaptivePrecision:
 
 
 class _ScaledDTypeSelector:
-    """A policy's choice at a scale; equal ones make equal traces."""
+    """The selection of a policy at a scale; hashable, as a key of traces."""
 
     def __init__(self, select: Callable[[Tensor, float], DType], scale: float) -> None:
         self.select, self.scale = select, scale
@@ -216,7 +214,7 @@ class _ScaledDTypeSelector:
 
 
 def adaptive_precision(policy: PrecisionPolicy) -> Callable[[Callable[..., Any]], AdaptivePrecision]:
-    """Run a function with operands stored as `policy.select_precision(tensor, grad_scale)` says.
+    """Run a function with operands stored in the type `policy.select_precision(tensor, grad_scale)`.
 
     The scale is 1 at first; `function.observe(gradients)` sets it to their largest magnitude.
 
@@ -233,10 +231,10 @@ def adaptive_precision(policy: PrecisionPolicy) -> Callable[[Callable[..., Any]]
     return lambda function: AdaptivePrecision(function, policy)
 
 
-# Loss scaling: gradients of small numbers kept above what a narrow type can hold.
+# Loss scaling: keeps small gradients in the range of a narrow type.
 
 
-# The mixed precision that is open: its context and its scale.
+# The active mixed precision: its context and its scale.
 ACTIVE_MIXED_PRECISION: ContextVar[tuple[NumericContext, float] | None] = ContextVar("mixed", default=None)
 
 
@@ -278,7 +276,7 @@ def mixed_precision(
 
 
 def autocast() -> NumericContext:
-    """The context of the `mixed_precision` function that is running; outside of one, nothing changes in it."""
+    """The context of the active `mixed_precision` function; outside of one, a context without effect."""
     found = ACTIVE_MIXED_PRECISION.get()
     return NumericContext(found[0].frame if found else NumericSettings())
 
@@ -289,7 +287,7 @@ def _current_grad_scale() -> float:
 
 
 def grad_scale() -> float:
-    """The gradient scale of the `mixed_precision` function that is running; 1.0 outside of one."""
+    """The gradient scale of the active `mixed_precision` function; 1.0 outside of one."""
     return _current_grad_scale()
 
 
@@ -304,7 +302,7 @@ def unscale_grads(gradients: Any, scale: float | None = None) -> Any:
 
 
 def _widen_to_f32(x: Any) -> Tensor:
-    """A tensor as f32 unless it is wider: neither a scale nor a small gradient fits into f16."""
+    """A tensor as f32 unless it is wider: a scale or a small gradient may not be representable in f16."""
     x = as_tensor(x)
     return cast(x, dtype=f32) if x.dtype.is_float and x.dtype.bits < 32 else x
 
@@ -312,8 +310,8 @@ def _widen_to_f32(x: Any) -> Tensor:
 class LossScaler:
     """A loss scale that grows while gradients stay finite and shrinks when they do not.
 
-    After Micikevicius et al., "Mixed precision training" (2018), section 3.2: double after `interval` good steps,
-    halve after a bad one, whose step is left out.
+    After Micikevicius et al., "Mixed precision training" (2018), section 3.2: double after `interval` steps with
+    finite gradients, halve after any other step, which is skipped.
 
     >>> scaler = LossScaler(scale=4.0, interval=1)
     >>> gradients, good = scaler.unscale(as_tensor([8.0]))

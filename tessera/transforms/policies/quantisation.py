@@ -21,23 +21,23 @@ SUPPORTED_BITS = range(2, 17)
 
 
 def _compute_scale(x: Tensor, top: int, axis: Any) -> Tensor:
-    """What one step of the integers is worth; `axis` are those that keep scales of their own."""
+    """The scale of quantised integers; each index of the axes `axis` has its own."""
     over = None if axis is None else tuple(a for a in range(-x.ndim, 0) if a not in normalize_axes(axis, x.ndim))
     size = reduce.max(abs(x), axis=over, keepdims=True)
     return where(equal(size, 0.0), 1.0, size) * (1.0 / top)
 
 
 def quantize(x: Any, dtype: DType = int8, axis: Any = None) -> tuple[Tensor, Tensor]:
-    """`x` as integers and the scale that makes them what they were: symmetric, the largest magnitude at the top.
+    """Symmetric quantisation: `x` as integers and a scale, which maps the largest magnitude to the largest integer.
 
-    Shapes: the scale has those of `x` with size 1, but for `axis`, each place of which has a scale of its own.
+    Shapes: the scale has the axes of `x` with size 1, except for `axis`, each index of which has its own scale.
 
     >>> q, scale = quantize([1.0, -0.5])
     >>> q.tolist(), dequantize(q, scale).shape
     ([127, -64], (2,))
 
     Raises:
-        DTypeError: `x` is no float tensor, or `dtype` no signed integer type.
+        DTypeError: `x` is not a float tensor, or `dtype` not a signed integer type.
     """
     x, element = as_tensor(x), as_dtype(dtype)
     if not x.dtype.is_float or element.kind != "int":
@@ -56,13 +56,13 @@ def _round_to_levels(x: Tensor, scale: Tensor, top: int) -> Tensor:
 
 
 def dequantize(q: Any, scale: Any) -> Tensor:
-    """The floats that integers and their scale stand for."""
+    """The floats represented by integers and their scale."""
     scale = as_tensor(scale)
     return cast(q, dtype=scale.dtype) * scale
 
 
 def fake_quantize(x: Any, bits: int = 8, axis: Any = None) -> Tensor:
-    """`x` rounded to what integers of `bits` bits and a scale can hold; its gradient is that of `x` itself.
+    """`x` rounded to integers of `bits` bits and a scale, with a straight-through gradient.
 
     >>> fake_quantize([1.0, 0.3], bits=2).tolist()
     [1.0, 0.0]
@@ -75,18 +75,18 @@ def fake_quantize(x: Any, bits: int = 8, axis: Any = None) -> Tensor:
         raise ArgumentError(f"fake_quantize to {bits} bits", location=user_location(), expected="2 to 16")
     if not x.dtype.is_float:
         raise DTypeError(
-            "fake_quantize of integers", location=user_location(), received=str(x.type), expected="a float tensor"
+            "fake_quantize needs floats", location=user_location(), received=str(x.type), expected="a float tensor"
         )
     top = 2 ** (bits - 1) - 1
     wide = cast(x, dtype=f32) if x.dtype.bits < 32 else x
     scale = _compute_scale(wide, top, axis)
     near = cast(_round_to_levels(wide, scale, top) * scale, dtype=x.dtype)
-    return x + stop_gradient(near - x)  # straight through: the rounding is a constant to derivatives
+    return x + stop_gradient(near - x)  # straight-through estimator: the rounding is a constant for derivatives
 
 
 @dataclass(frozen=True)
 class _QuantizedDot:
-    """Which integers the two sides of a product are quantized to, and what their products are summed in."""
+    """The integer types of the two operands of a product, and the type of its sums."""
 
     weights: DType
     activations: DType
@@ -136,7 +136,7 @@ def quantization_aware(
 ) -> Any:
     """Train a function with its matrix products quantized; `.eval()` gives it with products of real integers.
 
-    The left side of a product counts as activations, the right side as weights; each has one scale.
+    The left operand of a product is the activations, the right one the weights; each has one scale.
 
     >>> from tessera.ops.tensor.contractions import matmul
     >>> @quantization_aware(weights=int8, activations=int8)
@@ -161,7 +161,7 @@ class QuantizationNamespace:
 
     @staticmethod
     def aware(weights: DType = int8, activations: DType = int8, calibrate: bool = True) -> Any:
-        """As `quantization_aware`; scales are always taken from the tensors at hand, so `calibrate` must be True."""
+        """As `quantization_aware`; scales are always computed from the operands, so `calibrate` must be True."""
         if not calibrate:
             raise ArgumentError("stored scales are not supported", location=user_location(), expected="calibrate=True")
         return quantization_aware(weights=weights, activations=activations)

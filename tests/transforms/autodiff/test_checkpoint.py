@@ -84,5 +84,5 @@ def test_outside_of_checkpoints_the_mark_changes_nothing():
 
 
 def test_no_such_policy():
-    with pytest.raises(ArgumentError, match="no checkpoint policy"):
+    with pytest.raises(ArgumentError, match="unknown checkpoint policy"):
         ts.checkpoint(policy="sometimes")

@@ -65,7 +65,7 @@ def test_maybe():
     assert Nothing().bind(Just) == Nothing() and repr(Just(1)) == "Just(1)"
     with pytest.raises(ArgumentError, match="Nothing"):
         Nothing().unwrap()
-    with pytest.raises(ArgumentError, match="does not give a Maybe"):
+    with pytest.raises(ArgumentError, match="does not return a Maybe"):
         ts.maybe(lambda x: x)(1)
 
 

@@ -149,7 +149,7 @@ def test_bad_policies():
         (lambda: ts.precision(store=ts.int8), DTypeError, "stores floats"),
         (lambda: ts.numerics(rounds="up"), ArgumentError, "no clause rounds"),
         (lambda: ts.numerics(round="up"), DTypeError, "no rounding 'up'"),
-        (lambda: ts.numerics(3), ArgumentError, "3 is no policy"),
+        (lambda: ts.numerics(3), ArgumentError, "3 is not a policy"),
         (lambda: ts.precision_policy(type("P", (), {})), ArgumentError, "no storage"),
         (lambda: ts.Policy(ts.f16, denormals="drop"), DTypeError, "no denormals"),
         (lambda: ts.precision(compute="f17"), DTypeError, "not an element type"),
