@@ -158,16 +158,19 @@ class RewritePatterns:
         self._any_op: list[Pattern] = []
 
     def __call__(self, *ops: Op) -> Callable[[Pattern], Pattern]:
-        """Add a pattern for nodes of these ops; without ops, for nodes of every op, tried last."""
+        """Add a pattern for nodes of these ops."""
 
         def add(pattern: Pattern) -> Pattern:
             for op in ops:
                 self._table.setdefault(op, []).append(pattern)
-            if not ops:
-                self._any_op.append(pattern)
             return pattern
 
         return add
+
+    def any_op(self, pattern: Pattern) -> Pattern:
+        """Add a pattern for nodes of every op; it is tried after those for the op."""
+        self._any_op.append(pattern)
+        return pattern
 
     def __contains__(self, op: Op) -> bool:
         return bool(self._any_op) or op in self._table

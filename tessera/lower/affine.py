@@ -18,11 +18,6 @@ from tessera.ops.dialects import schedule
 from tessera.ops.tensor import basic
 from tessera.ops.tensor import elementwise as e
 
-# Index arithmetic as data: sums of digits of iteration dims, so that reshapes fold away.
-#
-# A digit is (i // divisor) % modulus for the index i of one dim. Splitting an axis makes digits and merging one
-# adds them up again, scaled; `divide` finds where one undoes the other.
-
 
 @dataclass(frozen=True)
 class IndexDigit:
@@ -35,7 +30,7 @@ class IndexDigit:
 
     @property
     def size(self) -> int:
-        """It lies from 0 to before this."""
+        """The number of its values, from 0 up."""
         return self.modulus or -(-self.extent // self.divisor)
 
     @property
@@ -46,9 +41,9 @@ class IndexDigit:
 
 @dataclass(frozen=True)
 class OpaqueIndex:
-    """An integer that is no sum of digits: read from memory, or a division that does not come out even.
+    """An index that is not a sum of digits: read from memory, or a division with a remainder.
 
-    `key` says what it is; `size` is 0 where nothing is known of its range.
+    `key` identifies it; `size` is 0 where its range is unknown.
     """
 
     key: Any
@@ -84,7 +79,7 @@ class IndexExpr:
         return self.constant + sum(min(r, 0) for r in reach), self.constant + sum(max(r, 0) for r in reach)
 
     def within(self, low: int, high: int) -> bool:
-        """Whether it is sure to lie from `low` to before `high`."""
+        """Whether it is proven to be from `low` to below `high`."""
         found = self.bounds()
         return found is not None and low <= found[0] and found[1] < high
 
@@ -98,7 +93,7 @@ def make_constant(value: int) -> IndexExpr:
 
 
 def make_atom(of: IndexAtom) -> IndexExpr:
-    """One atom; what can only be 0 is 0."""
+    """An expression of one atom; an atom that can only be 0 is 0."""
     return ZERO if of.size == 1 else IndexExpr(0, ((of, 1),))
 
 
@@ -128,7 +123,7 @@ def _find_term_order(term: tuple[IndexAtom, int]) -> tuple[int, int, int]:
 
 
 def _merge_digits(terms: dict[IndexAtom, int]) -> dict[IndexAtom, int]:
-    """Digits of one dim that stand next to each other become one: (i // 4) * 4 + i % 4 = i."""
+    """Merge adjacent digits of one dim: (i // 4) * 4 + i % 4 = i."""
     digits = [(a, c) for a, c in terms.items() if isinstance(a, IndexDigit)]
     for low, c in digits:
         for high, k in digits:
@@ -154,7 +149,7 @@ def divide_expr(expr: IndexExpr, by: int) -> tuple[IndexExpr, IndexExpr]:
 
 
 def _divide_opaque(rest: IndexExpr, by: int) -> tuple[IndexExpr, IndexExpr]:
-    """Quotient and remainder of what does not divide term by term."""
+    """Quotient and remainder of terms that do not divide one by one."""
     if rest.within(0, by):
         return ZERO, rest
     for unit in sorted({c for _, c in rest.terms if c > 0 and by % c == 0}, reverse=True):
@@ -183,7 +178,7 @@ def _make_digit(of: IndexDigit, divisor: int, modulus: int) -> IndexExpr:
 
 
 def linearise(indices: Iterable[IndexExpr], shape: Iterable[int]) -> IndexExpr:
-    """The row-major place of an index in a shape."""
+    """The row-major offset of an index in a shape."""
     place = ZERO
     for i, n in zip(indices, shape, strict=True):
         place = add_exprs(scale_expr(place, n), i)
@@ -191,7 +186,7 @@ def linearise(indices: Iterable[IndexExpr], shape: Iterable[int]) -> IndexExpr:
 
 
 def delinearise(place: IndexExpr, shape: tuple[int, ...]) -> tuple[IndexExpr, ...]:
-    """The index in a shape of a row-major place."""
+    """The index in a shape of a row-major offset."""
     found: list[IndexExpr] = []
     for n in reversed(shape[1:]):
         place, i = divide_expr(place, n) if n else (place, ZERO)
@@ -199,7 +194,7 @@ def delinearise(place: IndexExpr, shape: tuple[int, ...]) -> tuple[IndexExpr, ..
     return (place, *reversed(found)) if shape else ()
 
 
-# What a body says about its values: the dims each depends on, and index arithmetic read back as sums of digits.
+# Analysis of kernel bodies: the dims on which each value depends, and index expressions.
 
 
 KernelDims = tuple[tuple[str, int, str], ...]
@@ -214,7 +209,7 @@ class BodyIndexing:
     exprs: Mapping[Value, IndexExpr]
 
     def expr(self, value: Value) -> IndexExpr:
-        """An index as an expression; what is none is opaque."""
+        """The expression of an index; an index without one is opaque."""
         found = self.exprs.get(value)
         return make_atom(OpaqueIndex(value, self.depends[value])) if found is None else found
 
@@ -228,7 +223,7 @@ _index_rules = Rules("index form")
 
 
 def analyse_body(block: Block, dims: Sequence[tuple[str, int, str]]) -> BodyIndexing:
-    """Read a body."""
+    """Analyse a kernel body."""
     depends: dict[Value, frozenset[int]] = dict.fromkeys(block.params, frozenset())
     exprs: dict[Value, IndexExpr] = {}
     found = BodyIndexing(tuple(dims), depends, exprs)
@@ -281,7 +276,7 @@ def _divide_values(found: BodyIndexing, node: Node, part: int) -> IndexExpr | No
     if y.terms or y.constant < 1:
         return None
     out = divide_expr(x, y.constant)[part]
-    # A division that does not come out is opaque under the name of its own value.
+    # A division with a remainder is opaque, keyed by its own value.
     return out if all(isinstance(a, IndexDigit) or isinstance(a.key, Value) for a, _ in out.terms) else None
 
 

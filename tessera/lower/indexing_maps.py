@@ -32,7 +32,7 @@ REDUCTIONS = (reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
 
 @dataclass(frozen=True)
 class IndexGuard:
-    """That an index lies from `low` to before `high`."""
+    """A bounds check: an index is from `low` to below `high`."""
 
     index: IndexExpr
     low: int
@@ -41,7 +41,7 @@ class IndexGuard:
 
 @dataclass(frozen=True)
 class AccessPoint:
-    """An index into a tensor, and the guards under which it is read."""
+    """An access to a tensor: its indices, and the guards under which it is read."""
 
     indices: tuple[IndexExpr, ...]
     guards: tuple[IndexGuard, ...] = ()
@@ -57,11 +57,11 @@ class AccessPoint:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the index is made of digits only."""
+        """Whether the indices consist of digits only."""
         return all(e.is_clean for e in self.indices)
 
     def moved(self, indices: Sequence[IndexExpr], *guards: IndexGuard) -> AccessPoint:
-        """Another index under these guards and more."""
+        """The access at other indices, under these guards and more."""
         return AccessPoint(tuple(indices), self.guards + tuple(g for g in guards if g not in self.guards))
 
 
@@ -120,7 +120,7 @@ def _(node, point, reduced):
 
 
 def make_bounds_guard(index: IndexExpr, size: int) -> tuple[IndexGuard, ...]:
-    """The guard that an index lies in an axis; none where it is sure to."""
+    """The bounds check of an index; none where it is proven."""
     return () if index.within(0, size) else (IndexGuard(index, 0, size),)
 
 
@@ -173,7 +173,7 @@ def _(node, point, reduced):
 
 
 def find_reduced_axes(node: Node) -> tuple[int, ...]:
-    """The axes (from 0) of its first operand that a node takes away by combining."""
+    """The axes (from 0) of its first operand that a node reduces."""
     rank = len(get_shape(node.args[0]))
     if node.op is contractions.dot:
         return (rank - 1,)

@@ -8,10 +8,10 @@ from tessera.ir.core import Block, Module, Node
 from tessera.ir.rules import Rules
 from tessera.ops.dialects import host, schedule
 
-# What a kernel is called: by what it computes.
+# Names of kernels, by the ops that they compute.
 
 
-# The first row whose ops are all there gives the name; the ops of a row are then spoken for.
+# The first rows whose ops all occur give the name; each op counts for one row.
 KERNEL_PATTERNS: tuple[tuple[frozenset[str], str], ...] = tuple(
     (frozenset(ops.split()), name)
     for ops, name in (
@@ -34,7 +34,7 @@ KERNEL_PATTERNS: tuple[tuple[frozenset[str], str], ...] = tuple(
         ("where", "where"),
     )
 )
-# After such a name plain arithmetic is not worth a word.
+# Arithmetic is not named after another op.
 _ARITHMETIC = frozenset(("add", "sub", "mul", "div", "where"))
 
 
@@ -67,7 +67,7 @@ def _join_op_names(ops: Collection[str]) -> list[str]:
     return found or sorted(left)[:1]
 
 
-# A summary of what a program became: each kernel's dims and ops.
+# Summary of a Schedule module.
 
 
 KernelRow = tuple[str, tuple[str, ...], tuple[str, ...]]
@@ -75,7 +75,7 @@ _summary_rules = Rules("summary")
 
 
 def summarise_kernels(module: Module) -> list[KernelRow]:
-    """Name, dims and ops of each kernel of a Schedule module; a launched tile function has no ops here."""
+    """Name, dims and ops of each kernel of a Schedule module; a launch of a tile function has no ops."""
     nodes = [n for n in module.main.body.walk() if n.op in _summary_rules]
     return [_summary_rules.of(n.op)(number, n) for number, n in enumerate(nodes)]
 

@@ -10,12 +10,10 @@ from tessera.core.hooks import load_library_launches
 from tessera.ir.core import Function, Node
 from tessera.ir.rules import Op, Rules
 
-# Plan: the tile sizes and limits that a target wants.
-
 
 @dataclass(frozen=True)
 class LoweringPlan:
-    """What a target asks of the lowering; the defaults suit a CPU with a few threads.
+    """The parameters of a target for the lowering; the defaults suit a CPU with a few threads.
 
     `rows` and `pointwise` count the elements that one program holds in a row kernel and in an elementwise
     one; a row longer than `row_limit` is walked by a loop, and so is a contraction longer than `whole_k`.
@@ -42,12 +40,12 @@ class LoweringPlan:
     mesh_product: str = "summa"  # or "cannon": how pieces of matrices that must meet are multiplied there
 
 
-# Ops that a tile function written by hand computes as a whole: what it is, its grid, and how it sees its operands.
+# The kernel library: ops that a hand-written tile function computes as a whole.
 
 
 @dataclass(frozen=True)
 class LibraryLaunch:
-    """A tile function, its grid, and the shapes its operands and result are seen as."""
+    """A launch of a library kernel: the tile function, its grid, and the shapes of the views it takes."""
 
     function: Function
     grid: tuple[int, ...]
@@ -55,17 +53,17 @@ class LibraryLaunch:
     result: tuple[int, ...]
 
 
-# rule(node, plan) gives the launch for a node, or None where its lowering must do.
+# rule(node, plan) gives the launch for a node, or None where its lowering is used.
 library_rules = Rules("launch")
 LibraryRule = Callable[[Node, LoweringPlan], "LibraryLaunch | None"]
 
 
 def find_library_ops(plan: LoweringPlan) -> frozenset[Op]:
-    """The ops that this plan launches."""
+    """The ops that the kernel library computes under this plan."""
     return frozenset(load_library_launches()) if plan.flash else frozenset()
 
 
 def find_library_launch(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
-    """How a node is launched, if it is."""
+    """The launch of a library kernel for a node, or None."""
     rule = load_library_launches().get(node.op) if plan.flash else None
     return rule(node, plan) if rule else None

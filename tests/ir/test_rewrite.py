@@ -151,11 +151,18 @@ def names(function):
 def test_patterns_of_an_op_are_tried_in_order_and_those_of_any_op_last():
     tried = []
     patterns = RewritePatterns("order")
-    patterns()(lambda rewriter, node, args: tried.append("any"))
+    patterns.any_op(lambda rewriter, node, args: tried.append("any"))
     patterns(e.neg)(lambda rewriter, node, args: tried.append("first"))
     patterns(e.neg)(lambda rewriter, node, args: tried.append("second"))
     rewrite_function(trace(lambda x: -x), patterns)
     assert tried == ["first", "second", "any"]
+
+
+def test_a_pattern_for_no_ops_matches_nothing():
+    patterns = RewritePatterns("empty")
+    patterns()(lambda rewriter, node, args: args[0])
+    function = trace(lambda x: -x)
+    assert rewrite_function(function, patterns) is function
 
 
 def test_a_failed_match_leaves_no_nodes():

@@ -116,7 +116,7 @@ OUTWARD_FACTOR = 1 + 2.0**-40
 class ErrorSite:
     """One use of an op: its operand and result types, and the formats it computes in and stores to.
 
-    An error rule is `rule(site, *operands, **attrs)`: from Bounded operands it gives a Bounded (or a
+    An error rule is `rule(site, *operands, **attrs)`: from IntervalArray operands it gives an IntervalArray (or a
     tuple of them), the reference widened to f64, the radius covering every legal evaluation: any order
     of sums, fused multiply-adds or not, intermediates rounded to storage or kept as computed.
     """

@@ -139,7 +139,7 @@ def _take_radii(item: Any) -> Any:
 
 
 def to_interval(x: Any) -> IntervalArray:
-    """An array as a Bounded that is exact."""
+    """An exact array as an IntervalArray."""
     return x if isinstance(x, IntervalArray) else IntervalArray(x)
 
 
@@ -161,7 +161,7 @@ def require_exact(x: Any) -> Any:
 
 
 def make_interval(value: Any, radius: Any) -> IntervalArray:
-    """A Bounded from a computed value and radius, whose special cases are made plain.
+    """An IntervalArray of a computed value and radius, with infinities and NaNs made explicit.
 
     What cannot be computed is not known; an infinity or NaN with a finite radius is itself.
     """
@@ -199,7 +199,7 @@ def interval_ends(x: IntervalArray) -> tuple[Any, ...]:
 
 
 def select_interval(condition: Any, x: Any, y: Any) -> IntervalArray:
-    """`np.where` on Bounded operands: where the condition may be either, the radius covers both."""
+    """`np.where` on interval operands: where the condition may be either, the radius covers both."""
     c, x, y = to_interval(condition), to_interval(x), to_interval(y)
     value = np.where(c.value, x.value, y.value)
     radius = np.where(c.value, x.radius, y.radius)

@@ -28,12 +28,12 @@ from tessera.lower.indexing_maps import (
 from tessera.ops.tensor import basic, contractions, shape
 from tessera.ops.tensor.basic import recompute
 
-# Cluster: one kernel to be, the values it computes, and at which points of its iteration dims.
+# Clusters.
 
 
 @dataclass
 class FusionCluster:
-    """A kernel that grows from its root towards the inputs, consumers first.
+    """A kernel under construction, which grows from its root towards the inputs.
 
     `extents` are the iteration dims: the root's axes, then those that reductions add. `wants` holds
     every value that is read and the points it is read at, in order. `row` is the dim that the reductions
@@ -66,7 +66,7 @@ class FusionCluster:
         return list(self.access_points.get(value, ()))
 
     def inline_node(self, node: Node) -> None:
-        """Compute a node here: what it reads is wanted, too."""
+        """Inline a node: its operands are read here, too."""
         self.inlined.add(node.out)
         for point in self.points(node.out):
             for operand, at in zip(node.args, self.operands(node, point), strict=True):
@@ -81,7 +81,7 @@ class FusionCluster:
         return [d for d in range(self.parallel) if self.extents[d] > 1 and d not in point.dims]
 
     def count_recomputations(self, point: AccessPoint) -> int:
-        """How often a value at a point would be computed anew if nothing were shared between programs."""
+        """How often a value at a point is recomputed where programs share nothing."""
         return math.prod(self.extents[d] for d in self.find_unused_dims(point) if d != self.row)
 
     def add_reduction_dims(self, node: Node) -> None:
@@ -92,28 +92,24 @@ class FusionCluster:
         self.reduced[node.out] = tuple(range(first, first + len(sizes)))
 
 
-# Fusion: which values of a graph are kept in memory, and which kernel computes each of the others.
-#
-# Nodes are visited from the last to the first, so that every consumer of a value has found its kernel
-# before the value does. A value goes into the kernel that wants it where that is legal and costs little;
-# otherwise it becomes a *root*: the result of a kernel of its own, kept in memory.
+# The fusion decision.
 
 
 EXPENSIVE = tuple(o for o in POINTWISE if o.is_transcendental)
 CHEAP = tuple(o for o in POINTWISE if o not in (*EXPENSIVE, basic.cast))
 VIEWS = (shape.reshape, shape.permute, shape.slice_, basic.broadcast_to, recompute)
 CONSTANTS = (basic.full, shape.iota)
-# How many cheap ops are computed again in each kernel that wants them rather than kept in memory.
+# The most cheap ops that each consumer recomputes rather than reading their result from memory.
 MAX_RECOMPUTED_OPS = 2
-# At how many places kernels compute one value, so that neighbours of neighbours do not multiply.
+# The most points at which kernels compute one value; it bounds recomputation in chains of stencils.
 MAX_ACCESS_POINTS = 4
 
 
 @dataclass
 class KernelFusion:
-    """The decision under way: clusters so far, values that must be roots, and operands of dots.
+    """The fusion decision in progress: clusters so far, values that must be roots, and operands of dots.
 
-    `memory` are the values that are sure to become roots, known before their turn comes.
+    `memory` are the values that become roots in any case.
     """
 
     function: Function
@@ -125,7 +121,7 @@ class KernelFusion:
     memory: set[Value] = field(default_factory=set)
 
     def run(self) -> list[FusionCluster]:
-        """The clusters in the order in which they run; launched nodes stand among them with nothing inlined."""
+        """The clusters in execution order; a launched node is a cluster with nothing inlined."""
         self.forced_roots |= set(self.function.results)
         keeping = [n for n in self.function.body.nodes if n.op in (contractions.dot, *self.launched)]
         self.memory = {self.base(v) for n in keeping for v in n.args}
@@ -134,13 +130,13 @@ class KernelFusion:
         return self.clusters[::-1]
 
     def visit(self, node: Node) -> None:
-        """Find the place of one node."""
+        """Assign one node to clusters."""
         value = node.results[0]
         wanting = [c for c in self.clusters if any(v in c.access_points for v in node.results)]
         if not wanting and self.forced_roots.isdisjoint(node.results):
             return
         if node.op in self.launched:
-            # A loop wants its own values in memory; a launch, only their elements.
+            # A host loop reads the buffers of its operands; a library kernel may read a view.
             self.forced_roots |= {
                 strip_reshapes(v, self.uses) if node.op in lowering_plan.library_rules else v for v in node.args
             }
@@ -156,16 +152,16 @@ class KernelFusion:
             self.place(node, cluster)
 
     def place(self, node: Node, cluster: FusionCluster) -> None:
-        """Compute a node in a cluster, and pass on what its operands must be."""
+        """Inline a node in a cluster, and note what that requires of its operands."""
         cluster.inline_node(node)
         if node.op is contractions.dot or (node.out in self.operands and node.op in (*VIEWS, basic.cast)):
             self.operands |= set(node.args)
         if node.op is shape.reshape and not all(p.is_clean for p in cluster.points(node.args[0])):
-            # Indices that do not come apart are not chased further: a reshape of memory is free.
+            # A reshape whose indices do not split reads memory: a reshape of memory is free.
             self.forced_roots.add(node.args[0])
 
     def fits(self, node: Node, wanting: list[FusionCluster]) -> bool:
-        """Whether a node may be computed in all clusters that want it."""
+        """Whether a node may be inlined in all clusters that read it."""
         if node.out in self.operands and not self.is_view(node):
             return False
         if node.op in POINTWISE and not is_widening(node):
@@ -174,27 +170,27 @@ class KernelFusion:
         return bool(_FUSION_RULES.of(node.op)(self, node, wanting))
 
     def is_view(self, node: Node) -> bool:
-        """Whether a dot can read through this node: nothing is computed, and memory lies below."""
+        """Whether a dot can read through this node: it computes nothing, and reads memory."""
         if node.op is basic.cast:
             return is_widening(node) or not self.is_computed(node.args[0])
         return node.op in (*VIEWS, *CONSTANTS)
 
     def base(self, value: Value) -> Value:
-        """The value that a chain of views moves the elements of."""
+        """The value below a chain of views."""
         while value in self.uses and self.uses[value].op in VIEWS:
             value = self.uses[value].args[0]
         return value
 
     def is_computed(self, value: Value) -> bool:
-        """Whether there is more than moved elements between a value and the inputs."""
+        """Whether a value is computed, rather than a view of an input."""
         return self.base(value) in self.uses
 
     def is_cheap(self, value: Value) -> bool:
-        """Whether few cheap ops lie between a value and the inputs."""
+        """Whether a value takes only a few cheap ops to compute from the inputs."""
         return self._left(value, MAX_RECOMPUTED_OPS) >= 0
 
     def _left(self, value: Value, budget: int) -> int:
-        """What is left of a budget after paying for the ops that compute a value; below 0 where it is not enough."""
+        """The rest of a budget after the ops that compute a value; negative where it does not suffice."""
         node = self.uses.get(value)
         if node is None or node.op in CONSTANTS:
             return budget
@@ -206,7 +202,7 @@ class KernelFusion:
         return budget
 
     def walk_producers(self, value: Value) -> Iterator[Node]:
-        """The nodes that only elementwise ops and views lie between and a value, and those ops."""
+        """The nodes that compute a value, back through elementwise ops and views."""
         seen: set[Value] = set()
         work = [value]
         while work:
@@ -219,13 +215,13 @@ class KernelFusion:
             work += [v for v in node.args if v not in self.memory] if node.op in (*POINTWISE, *VIEWS) else ()
 
     def depends_through_pointwise(self, value: Value, *ops: Op) -> bool:
-        """Whether only elementwise ops and views lie between a value and one of these ops."""
+        """Whether a value depends on one of these ops through elementwise ops and views alone."""
         return any(n.op in ops for n in self.walk_producers(value))
 
     def is_product_epilogue(self, value: Value, wanting: list[FusionCluster]) -> bool:
-        """Whether a value is better kept by the kernel of a dot than computed where rows are reduced.
+        """Whether a value belongs to the epilogue of a dot rather than to a kernel that reduces rows.
 
-        The dot cannot come along, and what follows it is free there.
+        The dot cannot be inlined there, and its epilogue is free.
         """
         if value in self.forced_roots or all(c.row is None for c in wanting):
             return False
@@ -252,7 +248,7 @@ def _have_same_rank(x: Value, y: Value) -> bool:
 
 
 def strip_reshapes(value: Value, uses: UseDef) -> Value:
-    """What a value is only another shape of: both are the same memory."""
+    """The value below a chain of reshapes, which has the same memory."""
     while value in uses and uses[value].op is shape.reshape:
         value = uses[value].args[0]
     return value
@@ -263,9 +259,9 @@ def is_widening(node: Node) -> bool:
     return node.op is basic.cast and node.args[0].type.dtype.bits < node.out.type.dtype.bits  # type: ignore[union-attr]
 
 
-# fits(fusion, node, clusters): whether the clusters may compute the node; it may add dims to a cluster.
+# rule(fusion, node, clusters): whether the clusters may inline the node; it may add dims to a cluster.
 _FUSION_RULES = Rules("fusion")
-# What a root needs before it computes its own node.
+# rule(fusion, node, cluster, point) prepares a cluster whose root is the node.
 _ROOT_RULES = Rules("root")
 
 
@@ -286,7 +282,7 @@ def _(fusion, node, wanting):
 
 @_FUSION_RULES(basic.cast)
 def _(fusion, node, wanting):
-    # A narrow type is what should be kept in memory.
+    # Memory should hold the narrow type.
     source = node.args[0].type.dtype
     return len(wanting) == 1 or not fusion.is_computed(node.args[0]) or source.bits <= node.out.type.dtype.bits
 
@@ -346,7 +342,7 @@ def _assign_reduction_dim(
 
 
 def _prefers_product(fusion: KernelFusion, node: Node, cluster: FusionCluster) -> bool:
-    """Whether a dot that does not lead to this reduction is wanted here: it had better come than the reduction."""
+    """Whether the cluster reads a dot that this reduction does not depend on: the dot is inlined instead."""
     wanted = [fusion.uses.get(v) for v in cluster.access_points if v not in fusion.forced_roots]
     dots = {n for n in wanted if n is not None and n.op is contractions.dot}
     return bool(dots) and not dots <= set(fusion.walk_producers(node.args[0]))
@@ -372,7 +368,7 @@ def _(fusion, node, wanting):
 
 
 def _covers_axes(expr) -> bool:
-    """Whether an index walks an axis from end to end: whole dims, no part left out."""
+    """Whether an index covers an axis: whole dims without an offset."""
     return expr.constant == 0 and all(a.divisor == 1 and not a.modulus for a, _ in expr.terms)
 
 

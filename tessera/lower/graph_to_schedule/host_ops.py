@@ -16,10 +16,10 @@ from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import control_flow, host
 from tessera.ops.tensor import sorting
 
-# Control flow of whole tensors at the Schedule level: loops and branches of the entry function, on the host.
+# Control flow of whole tensors: loops and branches of the entry function, executed by the host.
 
 
-# rule(lowering, node) adds what computes a node's results into the places they are held in.
+# rule(lowering, node) adds host ops that compute a node's results into their buffers.
 host_rules = Rules("control flow on the host")
 
 
@@ -40,7 +40,7 @@ def _copy_buffer(lowering: Any, source: Value, target: Value) -> None:
 
 @contextmanager
 def _open_region(lowering: Any, made: list[Block], params: Sequence[Value] = ()) -> Iterator[None]:
-    """What is added inside becomes one region more."""
+    """Collect the nodes added inside as one more region."""
     views = dict(lowering.views)  # those made inside are not known outside
     with lowering.builder.region() as nodes:
         yield
@@ -49,14 +49,14 @@ def _open_region(lowering: Any, made: list[Block], params: Sequence[Value] = ())
 
 
 def _lower_region(lowering: Any, block: Block, places: Sequence[Value], targets: Sequence[Value]) -> None:
-    """Compute a region whose parameters lie at `places` into `targets`."""
+    """Lower a region, whose parameters have the buffers `places`, into the buffers `targets`."""
     known = dict(zip(block.params, places, strict=True))
     inner = replace(lowering, uses=UseDef(block, nested=False), order=block.nodes, places=known, views={})
     inner.fill(block, targets)
 
 
 def _init_carried(lowering: Any, node: Node, carry: int) -> list[Value]:
-    """The memory of the carried values, which holds the first ones."""
+    """Allocate the buffers of the carried values, and copy the initial values."""
     states = [lowering.hold(v) for v in node.results[:carry]]
     for value, state in zip(node.args[:carry], states, strict=True):
         lowering.copy(value, state)
@@ -64,7 +64,7 @@ def _init_carried(lowering: Any, node: Node, carry: int) -> list[Value]:
 
 
 def _lower_step(lowering: Any, block: Block, states: list[Value], places: list[Value], targets: list[Value]) -> None:
-    """One step: the next values are made beside the old ones, which the step may read to its end, then moved."""
+    """Lower one step: the next values go to new buffers, since the step reads the old ones, and are then copied."""
     nexts = [
         state if result is param else _allocate_buffer(lowering, state.type)  # type: ignore[arg-type]
         for state, result, param in zip(states, block.results, block.params, strict=False)
@@ -118,19 +118,19 @@ def _(lowering: Any, node: Node) -> None:
 
 
 def find_host_control_flow(module: Module) -> list[Node]:
-    """The loops and branches of a Schedule or Tile module that the host takes."""
+    """The loops and branches of a Schedule or Tile module that the host executes."""
     return [n for n in module.main.body.walk() if n.op in (host.loop, host.while_, host.if_)]
 
 
-# Ops that run on the host, by NumPy, whatever the target: decompositions, and long sorts where a target asks.
+# Ops that the host executes with NumPy on every target: matrix decompositions, and long sorts where the plan says so.
 
 
-# The ops without any other lowering.
+# Ops without another lowering.
 HOST_ONLY_OPS = tuple(op for op in REGISTRY.values() if op.name.startswith("ts.") and "host" in op.effects)
 
 
 def runs_on_host(function: Function, op: Op, plan: LoweringPlan) -> bool:
-    """Whether an op with a lowering is left to the host: a sort whose lowering compares too many pairs."""
+    """Whether the host executes an op that has a lowering: a sort whose lowering compares too many pairs."""
     if op is not sorting.argsort or plan.host_sort is None:
         return False
     found = [n for n in function.body.walk() if n.op is op]

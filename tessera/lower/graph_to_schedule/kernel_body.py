@@ -20,7 +20,7 @@ from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.basic import cast as convert
 from tessera.ops.tensor.basic import full, recompute
 
-# The body of a kernel: its root pulled, index by index, through everything that is inlined.
+# Kernel bodies: the element of the root at an index, computed back through the inlined nodes.
 
 
 # rule(pull, node, point) gives the value of a node at a point.
@@ -29,7 +29,7 @@ MemorySlot = tuple[Value, tuple[int, ...]]
 
 
 class BodyBuilder:
-    """A body under construction: the values so far, and one parameter for each memory that is read.
+    """A kernel body under construction: the values so far, and one parameter for each buffer that is read.
 
     `order` lists the cluster's dims as the kernel has them. `held` are the values that lie in memory;
     a slot is such a value and the shape it is seen as.
@@ -68,14 +68,14 @@ class BodyBuilder:
         return [self.at(v, p) for v, p in zip(node.args, self.cluster.operands(node, point), strict=True)]
 
     def load(self, value: Value, shape: tuple[int, ...], point: AccessPoint) -> Value:
-        """The element of memory, seen as `shape`, at a point."""
+        """The element of a buffer, viewed as `shape`, at a point."""
         ref = self.slot(value, shape)
         indices = [self.index(i) for i in point.indices]
         guards = [self.guard(point.guards)] if point.guards else []
         return self.add(schedule.load, [ref, *indices, *guards])
 
     def slot(self, value: Value, shape: tuple[int, ...]) -> Value:
-        """The parameter for a value in memory, seen as `shape`."""
+        """The parameter for the buffer of a value, viewed as `shape`."""
         if (value, shape) not in self.slots:
             type = value.type
             assert isinstance(type, TensorType)
@@ -152,18 +152,18 @@ class BodyBuilder:
         self.builder.add(schedule.store, [place, value, *indices])
 
     def _axis(self, dim: int) -> Value:
-        # An axis of one element has an index like any other, so that a store always names its dims.
+        # An axis of one element has an index too, so that a store names every dim.
         return self._digit(IndexDigit(dim, self.cluster.extents[dim]))
 
     def block(self, place: Value) -> Block:
-        """The finished region; the memory that is written comes last."""
+        """The finished region; its last parameter is the buffer that is written."""
         return self.builder.block([*self.slots.values(), place], ())
 
 
 _DIVISION_OPS = {"//": e.floor_divide, "%": e.remainder}
 
 
-# What each Graph op is at one index.
+# Rules: the element of each Graph op at an index.
 
 
 def _get_scalar_type(value) -> TensorType:

@@ -27,7 +27,7 @@ assert kernel_body  # fills the table of bodies
 
 @dataclass
 class ScheduleLowering:
-    """A schedule module under construction: where each value lies, and the tile functions it launches."""
+    """A Schedule module under construction: the buffer of each value, and the tile functions that it launches."""
 
     plan: LoweringPlan
     uses: UseDef
@@ -39,11 +39,11 @@ class ScheduleLowering:
 
     @staticmethod
     def of(block: Block, plan: LoweringPlan) -> ScheduleLowering:
-        """A lowering of a block with nothing done yet."""
+        """The initial state of the lowering of a block."""
         return ScheduleLowering(plan, UseDef(block, nested=False), block.nodes)
 
     def fill(self, block: Block, targets: Sequence[Value]) -> None:
-        """Compute a block whose parameters have their places; each result goes into the memory given for it."""
+        """Lower a block whose parameters have buffers; each result goes into its target."""
         for value, target in zip(block.results, targets, strict=True):
             self.places.setdefault(value, target)
         launched = lowering_plan.find_library_ops(self.plan) | frozenset(host_ops.host_rules)
@@ -53,7 +53,7 @@ class ScheduleLowering:
             self.copy(value, target)
 
     def view(self, value: Value, shape: tuple[int, ...]) -> Value:
-        """The memory of a value, seen as a shape; a launch reads through what is only another shape of it."""
+        """The buffer of a value, viewed as a shape; a launch reads through reshapes."""
         if value not in self.places:
             value = strip_reshapes(value, self.uses)
         place = self.places[value]
@@ -64,14 +64,14 @@ class ScheduleLowering:
         return self.views[value, shape]
 
     def hold(self, value: Value) -> Value:
-        """The memory for a value: an output, or a new buffer."""
+        """The buffer of a value: an output, or a new allocation."""
         if value not in self.places:
             attrs = {"shape": get_shape(value), "dtype": value.type.dtype, "offset": -1}
             self.places[value] = self.builder.add(host.alloc, [], attrs, types=(make_ref(value.type),)).out
         return self.places[value]
 
     def compute(self, cluster: FusionCluster) -> None:
-        """Add what computes a cluster's root."""
+        """Add the kernel, launch or host op that computes a cluster's root."""
         node = self.uses[cluster.root]
         with self.builder.at(node.loc):
             if node.op in host_ops.host_rules:
@@ -84,7 +84,7 @@ class ScheduleLowering:
                 self.kernel(cluster, self.hold(cluster.root))
 
     def launch(self, node: Node) -> None:
-        """A node that a tile function written by hand computes."""
+        """Add a launch of a library kernel."""
         found = lowering_plan.find_library_launch(node, self.plan)
         assert found is not None, "a launch that was not possible was kept"
         operands = [self.view(v, shape) for v, shape in zip(node.args, found.shapes, strict=True)]
@@ -93,7 +93,7 @@ class ScheduleLowering:
         self.builder.add(host.launch, operands, {"kernel": self.named(found.function), "grid": found.grid})
 
     def named(self, function: Function) -> str:
-        """The name under which a tile function is part of the module."""
+        """The name of a tile function in the module, which is added once."""
         same = [f for f in self.functions if f.body is function.body]
         if not same:
             taken = sum(f.name.startswith(function.name) for f in self.functions)
@@ -122,7 +122,7 @@ class ScheduleLowering:
         self.builder.add(schedule.kernel, refs, attrs, types=(), regions=(block,))
 
     def copy(self, source: Value, target: Value) -> None:
-        """Fill one more memory with a value that lies elsewhere."""
+        """Copy a value to another buffer."""
         if self.places[source] is target or 0 in get_shape(source):
             return
         cluster = FusionCluster.of(source)
@@ -135,12 +135,12 @@ class ScheduleLowering:
 
 
 def make_ref(type: Type) -> RefType:
-    """The memory for a tensor."""
+    """The type of the buffer of a tensor."""
     return RefType(tuple(int(s) for s in type.shape), type.dtype, policy=type.policy)
 
 
 def order_dims(cluster: FusionCluster) -> list[int]:
-    """The dims as the kernel has them: for a product the batch, the rows, the columns, then what is summed."""
+    """The order of the kernel's dims: for a product batch, rows, columns, then the summed dims."""
     every = list(range(len(cluster.extents)))
     if cluster.product is None:
         return every
@@ -162,7 +162,7 @@ def make_dims(cluster: FusionCluster, order: list[int]) -> KernelDims:
 
 
 def check_schedulable(function: Function, launched: Collection[Op]) -> None:
-    """Refuse what has no place at the Schedule level."""
+    """Raise an error for a function that cannot be scheduled."""
     for node in function.body.walk():
         if node.op not in point_rules and node.op not in launched:
             raise UnsupportedOpError(

@@ -1,4 +1,4 @@
-"""Tiling: how much of each dim one program computes, and which dim it walks in a loop."""
+"""Tiling: the tile size of each dim of a kernel, and the dim that a loop walks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tessera.lower.affine import BodyIndexing, IndexDigit, IndexExpr, KernelDims
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import schedule
 
-# What a program should at least hold, where there are too few programs for every thread.
+# The least elements of a program, down to which tiles are halved while there are too few programs.
 MIN_TILE_M, MIN_TILE_N, MIN_FLAT_TILE = 16, 32, 1024
 
 
 @dataclass
 class TileSizeSearch:
-    """The tile sizes under decision."""
+    """The tile sizes of a kernel, while they are chosen."""
 
     block: Block
     forms: BodyIndexing
@@ -50,7 +50,7 @@ class TileSizeSearch:
         return next(iter((*exact, *even, *fits, target)))
 
     def _radices(self, dim: int) -> set[int]:
-        """Where accesses split a dim: a tile that respects these is a block of memory."""
+        """The sizes at which accesses split a dim: tiles that divide them, or are multiples, are blocks of memory."""
         digits = [a for access in self.accesses for e in access for a, _ in e.terms]
         found = [d for d in digits if isinstance(d, IndexDigit) and d.dim == dim]
         return {r for d in found for r in (d.divisor, d.divisor * d.modulus) if r > 1}
@@ -66,7 +66,7 @@ class TileSizeSearch:
         return budget
 
     def find_contiguous_dims(self) -> set[int]:
-        """The dims along which some access walks memory element by element."""
+        """The dims along which some access has unit stride."""
         return {d for access in self.accesses if access for d in find_unit_stride_dims(access[-1])}
 
     def programs(self) -> int:
@@ -85,12 +85,12 @@ class TileSizeSearch:
 
 
 def find_unit_stride_dims(expr: IndexExpr) -> set[int]:
-    """The dims that an index follows step by step."""
+    """The dims in which an index has unit stride."""
     return {a.dim for a, c in expr.terms if isinstance(a, IndexDigit) and c == 1 and a.divisor == 1}
 
 
 def choose_tile_sizes(block: Block, dims: KernelDims, plan: LoweringPlan) -> Attrs:
-    """The schedule of a kernel."""
+    """Choose the tile sizes and the loop of a kernel."""
     tiling = TileSizeSearch(block, analyse_body(block, dims), plan)
     nodes = {n.op: n for n in block.nodes}
     for op, rule in _TILING_RULES:
@@ -144,7 +144,7 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
         return
     crossed = sorted(tiling.find_contiguous_dims() & set(dims))
     budget = plan.pointwise
-    if len(crossed) > 1:  # one access walks rows where another walks columns: a tile is square
+    if len(crossed) > 1:  # one access is by rows, another by columns: a tile is square
         tiling.fill(reversed(crossed), plan.lanes * plan.lanes)
         for dim in crossed:
             tiling.tile[dim] = tiling.cut(dim, plan.lanes)

@@ -16,7 +16,7 @@ from tessera.ops.dialects.mesh import UNSPLIT
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import shape
 
-# rule(lowering, node, run, held) gives a Held for each result; run(region, *held) walks a region.
+# rule(lowering, node, run, held) gives a sharded value for each result; run(region, *held) lowers a region.
 region_rules = Rules("mesh regions")
 RegionWalk = Callable[..., list[ShardedTensor]]
 
@@ -24,7 +24,7 @@ RegionWalk = Callable[..., list[ShardedTensor]]
 def emit_counted_loop(
     lowering: MeshLowering, passes: int, carried: Sequence[Value], step: Callable[..., list[Value]]
 ) -> tuple[Value, ...]:
-    """`step(number, *carried)` again and again."""
+    """Emit a loop: `step(number, *carried)` in each iteration."""
     params = tuple(Value(v.type) for v in (lowering.index(0), *carried))
     before = lowering.cycles
     with lowering.builder.region() as nodes:
@@ -47,7 +47,7 @@ def _resolve_shardings(lowering: MeshLowering, held: Sequence[ShardedTensor]) ->
 def _infer_result_shardings(
     lowering: MeshLowering, run: RegionWalk, region: Block, given: Sequence[ShardedTensor]
 ) -> list[Sharding]:
-    """How the results of a region come to lie where its parameters lie as given; nothing is kept of the walk."""
+    """The shardings of a region's results for given shardings of its parameters; the emitted nodes are dropped."""
     before = lowering.cycles
     with lowering.builder.region():
         found = _resolve_shardings(lowering, run(region, *given))
@@ -58,13 +58,13 @@ def _infer_result_shardings(
 def _emit_region(
     lowering: MeshLowering, run: RegionWalk, region: Block, given: Sequence[ShardedTensor], wanted: Sequence[Sharding]
 ) -> list[Value]:
-    """The results of a region at splits."""
+    """Emit a region and reshard its results."""
     return [x.at(s) for x, s in zip(run(region, *given), wanted, strict=True)]
 
 
 @dataclass
 class _ScanLowering:
-    """A scan being laid out: what is carried, what is sliced and what stays, each with its split and its piece."""
+    """A scan being lowered: carried values, sliced stacks and constants, each with its sharding and its piece."""
 
     lowering: MeshLowering
     run: RegionWalk
@@ -75,13 +75,13 @@ class _ScanLowering:
     fixed: list[tuple[ShardedTensor, Sharding, Value]]
 
     def given(self, number: Value, values: Sequence[Value], splits: Sequence[Sharding]) -> list[ShardedTensor]:
-        """What the region takes at one step."""
+        """The arguments of the region in one step."""
         held = [self.lowering.lying(t, s, v) for t, s, v in zip(self.carried, splits, values, strict=True)]
         held += [_emit_slice(self.lowering, x, s, v, number, self.length) for x, s, v in self.stacks]
         return held + [self.lowering.lying(x.type, s, v) for x, s, v in self.fixed]
 
     def natural(self, operands: Sequence[ShardedTensor]) -> list[Sharding]:
-        """How what the region gives comes to lie."""
+        """The shardings of the region's results."""
         splits = _resolve_shardings(self.lowering, operands)
         values = [x.at(s) for x, s in zip(operands, splits, strict=True)]
         with self.lowering.builder.region():

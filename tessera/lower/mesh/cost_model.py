@@ -10,13 +10,13 @@ from tessera.ir.core import Block, Node, Value
 from tessera.ops.dialects import control_flow, mesh
 from tessera.ops.tensor import basic, shape
 
-# What products on one element cost, in cycles: by this they are emitted, and mappings are chosen.
+# Cycles of a product on one element; emission and layout search choose by them.
 
 
-# An operation on a whole descriptor, with the steps of the loop around it.
+# A DSD operation, with the steps of the loop around it.
 DSD_OVERHEAD = 26
 LOOP_OVERHEAD = 20
-# A multiply-add whose operands stay in registers, with the loop around it: its rows lie one after another, or do not.
+# A multiply-add with operands in registers, with the loop around it: rows contiguous, or not.
 CONTIGUOUS_ROW_OVERHEAD, STRIDED_ROW_OVERHEAD = 27, 40
 # Elements a cycle, of a WSE-2 and of a WSE-3: a multiply-add with a scalar, a product, a sum.
 MULTIPLY_ADD_RATE, MULTIPLY_RATE, ADD_RATE = (2, 4), (1, 4), (2, 4)
@@ -27,7 +27,7 @@ ROW_PRODUCTS, OUTER_PRODUCTS, INNER_PRODUCTS = "lines", "outer", "inner"
 
 
 def estimate_matmul_cycles(rows: int, columns: int, summed: int, wide: bool = False) -> dict[str, float]:
-    """The cycles of a product of rows x summed by summed x columns, by each way; `wide` on a WSE-3."""
+    """The cycles of a product (rows x depth) · (depth x columns) by each algorithm; `wide` on a WSE-3."""
     both = 2 * DSD_OVERHEAD + LOOP_OVERHEAD
     rate = 1 / MULTIPLY_RATE[wide] + 1 / ADD_RATE[wide]
     return {
@@ -38,34 +38,34 @@ def estimate_matmul_cycles(rows: int, columns: int, summed: int, wide: bool = Fa
 
 
 def estimate_row_cycles(rows: int, columns: int, wide: bool = False) -> tuple[float, float]:
-    """The cycles for each place that is summed of a product by rows, and by columns."""
+    """The cycles for each index of the summed axis of a product by rows, and by columns."""
     rate = MULTIPLY_ADD_RATE[wide]
     return rows * (CONTIGUOUS_ROW_OVERHEAD + columns / rate), columns * (STRIDED_ROW_OVERHEAD + rows / rate)
 
 
 def choose_cheapest(found: dict[str, float]) -> str:
-    """The way of the fewest cycles."""
+    """The algorithm with the fewest cycles."""
     return min(found, key=lambda way: found[way])
 
 
 def estimate_broadcast_cycles(words: int, places: int) -> float:
-    """The cycles in which one element tells all along an axis: to the last, and back."""
+    """The cycles of a broadcast along an axis: to the last element, and back."""
     return words + 2 * places + 3 * DSD_OVERHEAD
 
 
 def estimate_all_gather_cycles(words: int, places: int) -> float:
-    """The cycles in which all have `words` of all; each element's turn takes a few cycles of its own."""
+    """The cycles of an all-gather of `words` from each element, with a few cycles of overhead for each."""
     return words + 6 * places + 3 * DSD_OVERHEAD
 
 
-# What the values of a mesh program take of an element's memory at most: those that are needed at one time.
+# Peak memory of the values of a mesh program, by liveness.
 
 
-# Results that lie where the first operand does: as another view of it, or in its place where nothing needs it later.
+# Ops whose result aliases the first operand: a view of it, or its buffer where it is dead afterwards.
 VIEW_OPS = (shape.permute, shape.reshape, basic.broadcast_to, mesh.section, mesh.arrived, basic.recompute)
 IN_PLACE_OPS = (mesh.all_reduce, mesh.multiply_add, mesh.put)
 FREE_OPS = (basic.full,)
-# A received piece has a second buffer for the next one: a loop that forwards pieces while it receives needs no more.
+# A received piece has a second buffer for the next one, which suffices for a loop that forwards while it receives.
 ASYNC_OPS = (mesh.begin_broadcast, mesh.begin_rotate)
 WHOLE_PROGRAM = math.inf
 
@@ -77,7 +77,7 @@ def count_value_bytes(value: Value) -> int:
 
 
 def estimate_peak_memory(block: Block) -> int:
-    """The bytes that the values of a block take at most; its parameters and what comes from around it are not counted.
+    """The peak memory of the values of a block, in bytes, without its parameters and values from outside.
 
     What the host copies in stays, and what it copies out lies apart from that.
     """
@@ -91,7 +91,7 @@ def estimate_peak_memory(block: Block) -> int:
 
 
 class _BufferLiveness:
-    """Where values lie: by value one that stands for the place, by that the last node that needs it and its bytes."""
+    """Buffers of values: for each value a representative of its buffer; for that the last use and the bytes."""
 
     def __init__(self, block: Block) -> None:
         self.place: dict[Value, Value] = {}
@@ -113,7 +113,7 @@ class _BufferLiveness:
         self.last[at] = max(self.last.get(at, 0), number)
 
     def made(self, number: int, node: Node) -> int:
-        """The bytes of new places for a node's results."""
+        """The bytes of new buffers for a node's results."""
         if (
             node.op is mesh.write
         ):  # a value that was read, or written before, is copied; else it is passed without a copy
@@ -142,14 +142,14 @@ class _BufferLiveness:
                 self.place[each] = at
 
     def ended(self, number: int, node: Node) -> int:
-        """The bytes of places that nothing needs after a node."""
+        """The bytes of buffers that are dead after a node."""
         used = {*node.args, *node.results, *(v for r in node.regions for v in r.free)}
         gone = {at for v in used if self.last.get(at := self.place.get(v, v)) == number}
         return sum(self.bytes.pop(at, 0) for at in gone)
 
 
 def _find_in_place_operands(node: Node) -> Sequence[Value | None]:
-    """For each result the operand in whose place it may lie."""
+    """For each result the operand whose buffer it may reuse."""
     if node.op in (control_flow.for_, control_flow.while_):
         return node.args[len(node.args) - len(node.results) :]
     return [node.args[0] if node.op in IN_PLACE_OPS else None] * len(node.results)

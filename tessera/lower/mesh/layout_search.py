@@ -25,7 +25,7 @@ from tessera.ops.dialects.mesh import UNSPLIT
 
 assert op_rules and matmul and op_rules  # fill the table
 
-# How a tensor's last two axes may be cut, the most even first.
+# Candidate shardings of a tensor's last two axes, the most even first.
 CHOICES: tuple[tuple[int, int], ...] = (
     (0, 1),
     (0, UNSPLIT),
@@ -35,14 +35,14 @@ CHOICES: tuple[tuple[int, int], ...] = (
     (1, 0),
     (UNSPLIT, UNSPLIT),
 )
-# The share of its cycles that a copy by the host counts for.
+# The weight of the cycles of a host copy in the cost.
 HOST_COPY_WEIGHT = 1 / 4
-# How often the choices for all inputs are gone through for something better.
+# The number of passes of coordinate descent over the shardings of all inputs.
 SEARCH_ROUNDS = 3
 
 
 def to_mesh(module: Module, shape: Mesh) -> Module:
-    """The Tile module in which each element of a mesh computes its pieces of a graph of primitives.
+    """Lower a Graph module of primitives to a Tile module: one program, which each element runs on its pieces.
 
     Raises:
         UnsupportedOpError: an op has no mapping onto the mesh, however the inputs are cut.
@@ -92,7 +92,7 @@ def _list_shardings(shape: Mesh, type: TensorType) -> list[Sharding]:
 def _estimate_cost(
     function: Function, shape: Mesh, choices: Sequence[Sequence[Sharding]], chosen: Sequence[int]
 ) -> tuple:
-    """What a choice costs: the nodes that cannot be mapped first, then the memory there is not, then the cycles."""
+    """The cost of a choice, in order: nodes that cannot be mapped, bytes beyond memory, cycles."""
     lowering = MeshLowering(shape)
     splits = [c[i] for c, i in zip(choices, chosen, strict=True)]
     reached = [0]
@@ -136,7 +136,7 @@ def _lower_body(lowering: MeshLowering, function: Function, splits: Sequence[Sha
 
 
 def _shard_output(lowering: MeshLowering, type: TensorType, split: Sharding) -> Sharding:
-    """A split with axes cut, the last first, that all elements along a mesh axis would hand over alike."""
+    """Shard axes, the last first, whose pieces would be replicated along a mesh axis."""
     found, free = list(split), [a for a in (1, 0) if lowering.mesh.grid[a] > 1 and a not in split]
     for axis in reversed(range(type.rank)):
         if free and found[axis] == UNSPLIT and int(type.shape[axis]) >= lowering.mesh.grid[free[0]]:
@@ -152,7 +152,7 @@ def _emit_read(lowering: MeshLowering, ref: Value, type: TensorType, split: Shar
 
 
 def _count_host_copy(lowering: MeshLowering, value: Value) -> None:
-    """What the host copies stays in memory; it comes and goes along all rows at once, a word for each cycle.
+    """The cycles of host copies: all rows at once, a word in each cycle. The buffers stay allocated.
 
     A program may run often on inputs that are copied once, so copying counts for less than computing.
     """

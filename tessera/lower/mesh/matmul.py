@@ -24,7 +24,7 @@ from tessera.ops.tensor import elementwise as e
 
 @dataclass(frozen=True)
 class MatmulSharding:
-    """How the rows, what is summed (on the left, on the right) and the columns of a product are cut."""
+    """The sharding of the rows, the summed axis (on the left, on the right) and the columns of a product."""
 
     m: int
     left: int
@@ -58,7 +58,7 @@ def _(lowering, node, a, b):
 
 
 def _shard_batch(lowering: MeshLowering, a: ShardedTensor, b: ShardedTensor) -> Sharding:
-    """How products of many are cut: as the operands are, where no two axes then ask for one mesh axis."""
+    """The sharding of batched products: that of the operands, where no mesh axis is used twice."""
     found: list[int] = []
     for size, pair in zip(a.type.shape[:-2], zip(a.split[:-2], b.split[:-2], strict=True), strict=True):
         cut = next((s for s in pair if s >= 0 and s not in found), UNSPLIT)
@@ -67,7 +67,7 @@ def _shard_batch(lowering: MeshLowering, a: ShardedTensor, b: ShardedTensor) -> 
 
 
 def _shard_operands(lowering: MeshLowering, a: ShardedTensor, b: ShardedTensor, used: set[int]) -> MatmulSharding:
-    """The cuts of the operands, what they leave open chosen so that they meet; mesh axes in `used` are not free."""
+    """The sharding of a product; open axes of the operands are chosen to match. Mesh axes in `used` are taken."""
     (m, left), (right, n) = (tuple(UNSPLIT if s in used else s for s in x.split[-2:]) for x in (a, b))
     summed = UNSPLIT if int(a.type.shape[-1]) > 1 else CONSTANT
     if left >= 0 > right:
@@ -95,12 +95,12 @@ def _resolve_open_axis(x: ShardedTensor, axis: int, cut: int, wanted: int, taken
 
 
 def emit_matmul(lowering: MeshLowering, left: Value, right: Value, dtype: DType) -> Value:
-    """The product of two pieces."""
+    """Emit the product of two pieces."""
     return _count_cycles(lowering, left, right, lowering.add(contractions.dot, left, right, dtype=dtype))
 
 
 def _emit_multiply_add(lowering: MeshLowering, total: Value, left: Value, right: Value) -> Value:
-    """A sum with the product of two pieces."""
+    """Emit a sum with the product of two pieces."""
     return _count_cycles(lowering, left, right, lowering.add(mesh.multiply_add, total, left, right))
 
 
@@ -112,7 +112,7 @@ def _count_cycles(lowering: MeshLowering, left: Value, right: Value, found: Valu
 
 
 def _emit_summa(lowering: MeshLowering, left: Value, right: Value, cuts: MatmulSharding, dtype: DType) -> Value:
-    """The sum over panels of what is summed, each told by who holds it to those who need it.
+    """SUMMA: sum over panels of the summed axis, each broadcast by its owner.
 
     Where there is room for two panels of each factor, the next ones come while the product of the present ones is made.
     """
@@ -138,7 +138,7 @@ def _emit_summa(lowering: MeshLowering, left: Value, right: Value, cuts: MatmulS
 def _emit_pipelined_summa(
     lowering: MeshLowering, factors: tuple[SummaFactor, SummaFactor], start: Value, panels: int
 ) -> Value:
-    """A pass takes the panels that have come, and begins to receive the next ones before it multiplies."""
+    """An iteration takes the received panels, and starts to receive the next ones before it multiplies."""
 
     def begun(number: Value) -> list[Value]:
         return [f.broadcast_panel(lowering, mesh.begin_broadcast, number) for f in factors]
@@ -179,7 +179,7 @@ def _emit_cannon(lowering: MeshLowering, left: Value, right: Value, cuts: Matmul
 def _emit_pipelined_cannon(
     lowering: MeshLowering, factors: tuple[Value, Value], cuts: MatmulSharding, start: Value, side: int
 ) -> Value:
-    """A pass takes the pieces that have come, and begins to turn them on before it multiplies."""
+    """An iteration takes the received pieces, and starts to rotate them before it multiplies."""
 
     def begun(pieces: Sequence[Value]) -> list[Value]:
         pairs = zip(pieces, (cuts.left, cuts.right), strict=True)
@@ -200,7 +200,7 @@ def _emit_pipelined_cannon(
 
 
 def _skew_piece(lowering: MeshLowering, x: Value, cut: int, side: int) -> Value:
-    """A piece turned along a mesh axis by as many places as this element has along the other."""
+    """Skew a piece: rotate it along a mesh axis by this element's coordinate along the other."""
     other = lowering.place(1 - cut)
 
     def step(number: Value, held: Value) -> list[Value]:
@@ -219,7 +219,7 @@ def _rotate_piece(lowering: MeshLowering, x: Value, cut: int) -> Value:
 
 @dataclass(frozen=True)
 class SummaFactor:
-    """A factor whose panels along an axis are told along a mesh axis: each element there holds `each` of them."""
+    """A factor whose panels along an axis are broadcast along a mesh axis; each element holds `each` of them."""
 
     piece: Value
     cut: int
@@ -228,11 +228,11 @@ class SummaFactor:
 
     @property
     def bytes(self) -> int:
-        """What a panel takes."""
+        """The bytes of a panel."""
         return count_piece_elements(self.piece) // self.each * self.piece.type.dtype.numpy.itemsize
 
     def broadcast_panel(self, lowering: MeshLowering, op: Op, number: Value) -> Value:
-        """A panel, for those who need it; `op` says whether it is waited for."""
+        """Broadcast a panel; `op` tells whether the program waits for it."""
         x = self.piece
         if self.each > 1:
             place = lowering.add(e.remainder, number, lowering.index(self.each))

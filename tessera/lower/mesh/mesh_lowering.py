@@ -19,22 +19,22 @@ from tessera.ops.dialects.mesh import UNSPLIT
 from tessera.ops.tensor import basic, shape
 from tessera.ops.tensor import elementwise as e
 
-# What the pieces of a program may fill of an element's memory; code and what is in between need the rest.
+# The part of an element's memory for pieces; code and temporaries need the rest.
 PIECE_MEMORY_BYTES = 36 * 1024
 
 
 class NoMapping(UnsupportedOpError):
-    """An op cannot be computed where its operands lie."""
+    """An op cannot be computed with the shardings of its operands."""
 
 
 @dataclass
 class MeshLowering:
-    """The program that each element of the mesh runs, and where each value of the graph lies."""
+    """The program that each element of the mesh runs, and the sharding of each value of the graph."""
 
     mesh: Mesh
     builder: Builder = field(default_factory=Builder)
     held: dict[Value, ShardedTensor] = field(default_factory=dict)
-    # Estimates, by which ways to cut the inputs are compared.
+    # Estimated costs, by which shardings of the inputs are compared.
     cycles: float = 0.0
     kept: int = 0  # bytes of the pieces of inputs and outputs
     largest: int = 0  # bytes of the largest piece in between
@@ -47,7 +47,7 @@ class MeshLowering:
         return out
 
     def has_memory_for(self, bytes: int) -> bool:
-        """Whether an element's memory has room for so much more, beside what the host copies and what is in between."""
+        """Whether so many more bytes fit into an element's memory, beside host buffers and temporaries."""
         return self.kept + 2 * self.largest + bytes <= PIECE_MEMORY_BYTES
 
     def index(self, value: int) -> Value:
@@ -55,21 +55,21 @@ class MeshLowering:
         return self.builder.add(basic.full, (), {"shape": (), "value": value, "dtype": int64}).out
 
     def place(self, cut: int) -> Value:
-        """This element's place along a mesh axis."""
+        """This element's coordinate along a mesh axis."""
         return self.builder.add(tile.program_id, (), {"axis": cut}).out
 
     def hold(self, node: Node, split: Sharding, value: Value) -> ShardedTensor:
-        """The result of a node, computed at one split."""
+        """The result of a node, computed at one sharding."""
         return self.lying(tensor_type_of(node.out), split, value)
 
     def lying(self, type: TensorType, split: Sharding, value: Value, clean: bool = False) -> ShardedTensor:
-        """A tensor of which each element has `value`."""
+        """A replicated tensor: each element holds `value`."""
         found = ShardedTensor(type, split, lambda wanted: self.moved(type, split, value, wanted), clean)
         found.made[split] = value
         return found
 
     def moved(self, type: TensorType, split: Sharding, value: Value, wanted: Sharding) -> Value:
-        """A piece at another split: put together, cut out of what is whole, or repeated where it is constant."""
+        """Reshard a piece: gather it, slice the whole axis, or repeat a constant one."""
         pairs = list(enumerate(zip(split, wanted, strict=True)))
         for axis, (has, wants) in pairs:
             if has >= 0 and wants != has:
@@ -80,7 +80,7 @@ class MeshLowering:
         return self.broadcast_axes(value, self.mesh.local(type, wanted))
 
     def together(self, type: TensorType, value: Value, axis: int, cut: int) -> Value:
-        """All of an axis that is cut, for every element."""
+        """All-gather a sharded axis."""
         size = int(type.shape[axis])
         found = self.add(mesh.all_gather, value, axis=axis - type.rank, along=cut, size=size)
         self.cycles += estimate_all_gather_cycles(count_piece_elements(found), self.mesh.grid[cut])
@@ -92,7 +92,7 @@ class MeshLowering:
         return value if tuple(value.type.shape) == shape else self.add(basic.broadcast_to, value, shape=shape)
 
     def cut(self, type: TensorType, value: Value, axis: int, cut: int) -> Value:
-        """This element's own piece of an axis it has the whole of; zeros past the end."""
+        """Slice this element's piece of a whole axis; zeros past the end."""
         size, pieces = int(type.shape[axis]), self.mesh.grid[cut]
         if pieces == 1:
             return value
@@ -102,11 +102,11 @@ class MeshLowering:
         return self.add(mesh.panel, value, self.place(cut), axis=axis - type.rank, count=pieces)
 
     def settle(self, x: ShardedTensor) -> Sharding:
-        """A split at which a value can be made, nothing left open."""
+        """A sharding at which a value can be computed, without open axes."""
         return self.mesh.plain(choose_default_sharding(x.type, x.split))
 
     def unshard_axes(self, x: ShardedTensor, axes: Sequence[int]) -> Sharding:
-        """A split of a value with some of its axes not cut."""
+        """A sharding of a value in which some of its axes are whole."""
         split = list(self.settle(x))
         for axis in axes:
             split[axis] = CONSTANT if x.split[axis] == CONSTANT and int(x.type.shape[axis]) == 1 else UNSPLIT
@@ -115,7 +115,7 @@ class MeshLowering:
     def fill_padding(
         self, x: ShardedTensor, split: Sharding, axis: int, fill: float, value: Value | None = None
     ) -> Value:
-        """The piece at a split, with `fill` past the tensor's end along an axis."""
+        """The piece at a sharding, with `fill` past the tensor's end along an axis."""
         value = x.at(split) if value is None else value
         size = int(x.type.shape[axis])
         if not self.mesh.padded(size, split[axis]) or (fill == 0 and x.clean):
@@ -134,7 +134,7 @@ class MeshLowering:
         return self.broadcast_axes(self.add(e.less, places, limit), type)
 
     def places(self, type: TensorType, axis: int, cut: int, dtype: DType) -> Value:
-        """The places along an axis of the tensor of this element's piece; other axes have size 1."""
+        """The indices along an axis of the tensor of this element's piece; other axes have size 1."""
         length = int(type.shape[axis])
         shape_ = tuple(length if a == axis else 1 for a in range(type.rank))
         found = self.add(shape.iota, shape=shape_, axis=axis, dtype=dtype)
@@ -151,7 +151,7 @@ class MeshLowering:
         return self.broadcast_axes(one, type)
 
     def make_mapping_error(self, why: str) -> NoMapping:
-        """The error for what cannot be laid out."""
+        """Make the error for an op that cannot be mapped."""
         return NoMapping(
             f"this has no mapping onto a mesh of {self.mesh.rows} x {self.mesh.columns} elements: {why}",
             location=self.builder.location,

@@ -17,10 +17,10 @@ from tessera.ops.dialects.mesh import UNSPLIT
 from tessera.ops.tensor import basic, reduce, shape
 from tessera.ops.tensor import elementwise as e
 
-# What each op of a graph becomes on a mesh: work on pieces, and what elements must tell each other.
+# Rules of ops on a mesh: computation on pieces, and collectives.
 
 
-# rule(lowering, node, *held) gives the Held of the node's result.
+# rule(lowering, node, *held) gives the sharded result of a node.
 mesh_op_rules = Rules("mesh")
 
 
@@ -141,7 +141,7 @@ def _(lowering, node, x):
 
 
 def emit_all_reduce(lowering: MeshLowering, value: Value, cuts: list[int], kind: str) -> Value:
-    """What the elements along the cut axes found, put together."""
+    """All-reduce along the sharded axes."""
     for cut in cuts:
         if cut >= 0:
             value = lowering.add(mesh.all_reduce, value, axis=cut, kind=kind)
@@ -150,7 +150,7 @@ def emit_all_reduce(lowering: MeshLowering, value: Value, cuts: list[int], kind:
 
 
 def find_reduction_identity(kind: str, type: TensorType) -> float:
-    """What leaves a sum, maximum or minimum as it is."""
+    """The neutral element of a sum, maximum or minimum."""
     if kind == "sum":
         return 0
     if type.dtype.is_float:
@@ -175,7 +175,7 @@ def _(lowering, node, x):
 
 
 def _shift_piece(lowering: MeshLowering, value: Value, axis: int, cut: int, offset: int) -> Value:
-    """A piece moved by one place, the neighbour's edge or zeros coming in."""
+    """Shift a piece by one index; the neighbour's edge or zeros fill the end."""
     length = int(value.type.shape[axis])
     edge = lowering.add(mesh.panel, value, lowering.index(length - 1 if offset > 0 else 0), axis=axis, count=length)
     if cut >= 0:
@@ -186,11 +186,11 @@ def _shift_piece(lowering: MeshLowering, value: Value, axis: int, cut: int, offs
 
 
 def raise_unmapped(lowering: MeshLowering, node: Node) -> ShardedTensor:
-    """For an op without a row."""
+    """Raise the error for an op without a rule."""
     raise lowering.make_mapping_error(f"{node.op.name} has no rule there")
 
 
-# Where the largest or smallest element is: the extreme over all pieces, then the first place that holds it.
+# argmax and argmin: the extreme over all pieces, then the first index that has it.
 
 
 _ARG_TO_VALUE_OPS = {reduce.argmax: reduce.max, reduce.argmin: reduce.min}
@@ -219,7 +219,7 @@ def _(lowering, node, x):
 
 
 def _equal_or_both_nan(lowering: MeshLowering, x: Value, y: Value) -> Value:
-    """Where two blocks hold the same; NaNs are the same."""
+    """Elementwise equality, in which NaNs are equal."""
     equal = lowering.add(e.equal, x, y)
     if not tensor_type_of(x).dtype.is_float:
         return equal
@@ -227,7 +227,7 @@ def _equal_or_both_nan(lowering: MeshLowering, x: Value, y: Value) -> Value:
     return lowering.add(e.bitwise_or, equal, lowering.add(e.bitwise_and, *both))
 
 
-# Slices, padding, concatenation and gathering on a mesh: along the axes they change, every element has the whole.
+# Slices, padding, concatenation and gather: the axes that they change are whole on every element.
 
 
 @mesh_op_rules(shape.slice_)
@@ -244,7 +244,7 @@ def _(lowering, node, x):
 
 
 def _mark_unit_axes(split: Sharding, type: TensorType) -> Sharding:
-    """A split with what is whole and has one element as constant."""
+    """A sharding in which whole axes of size 1 are constant."""
     return tuple(CONSTANT if s == UNSPLIT and int(n) == 1 else s for s, n in zip(split, type.shape, strict=True))
 
 
@@ -262,7 +262,7 @@ def _(lowering, node, x):
 
 
 def _unshard_constant_axes(split: Sharding, axes: list[int]) -> Sharding:
-    """A split with some axes whole that were constant."""
+    """A sharding in which some constant axes are whole."""
     return tuple(UNSPLIT if a in axes else s for a, s in enumerate(split))
 
 
@@ -294,5 +294,5 @@ def _(lowering, node, x, indices):
 
 @mesh_op_rules(basic.recompute)
 def _(lowering, node, x):
-    # A mesh keeps nothing for a way back: every value is computed once.
+    # Checkpoints have no effect on a mesh: every value is computed once.
     return ShardedTensor(x.type, x.split, x.at, x.clean)

@@ -10,7 +10,7 @@ from tessera.core.types import TensorType
 from tessera.ir.core import Value
 from tessera.ops.dialects.mesh import UNSPLIT
 
-# Beside a mesh axis or WHOLE, an axis of a held value may be the same all along it, or not cut as yet.
+# The sharding of an axis: a mesh axis, WHOLE, constant along the axis, or open (not yet chosen).
 CONSTANT, OPEN = -2, -3
 Sharding = tuple[int, ...]
 SUMMA, CANNON = "summa", "cannon"
@@ -37,7 +37,7 @@ class Mesh:
 
     @property
     def panels(self) -> int:
-        """The pieces into which both rows and columns cut evenly."""
+        """The number of panels: the least that both rows and columns divide."""
         return math.lcm(*self.grid)
 
     def piece(self, size: int, cut: int) -> int:
@@ -47,11 +47,11 @@ class Mesh:
         return size if cut == UNSPLIT else -(-size // self.panels) * (self.panels // self.grid[cut])
 
     def plain(self, split: Sharding) -> Sharding:
-        """A split with what is cut into one piece as whole."""
+        """A sharding in which axes of one piece are whole."""
         return tuple(UNSPLIT if s >= 0 and self.grid[s] == 1 else s for s in split)
 
     def padded(self, size: int, cut: int) -> bool:
-        """Whether the pieces reach past the end."""
+        """Whether the pieces extend past the end of the tensor."""
         return cut >= 0 and self.piece(size, cut) * self.grid[cut] != size
 
     def local(self, type: TensorType, split: Sharding) -> TensorType:
@@ -61,7 +61,7 @@ class Mesh:
 
 @dataclass
 class ShardedTensor:
-    """A tensor on the mesh: how it is cut, and `make(split)`, its piece at a split that `fits`."""
+    """A tensor on the mesh: its sharding, and `make(split)`, its piece at a compatible sharding."""
 
     type: TensorType
     split: Sharding
@@ -70,14 +70,14 @@ class ShardedTensor:
     made: dict[Sharding, Value] = field(default_factory=dict)
 
     def at(self, split: Sharding) -> Value:
-        """The piece at a split; each is made once."""
+        """The piece at a sharding; each is computed once."""
         if split not in self.made:
             self.made[split] = self.make(split)
         return self.made[split]
 
 
 def choose_default_sharding(type: TensorType, split: Sharding) -> Sharding:
-    """A split with open and constant axes cut by the columns and rows that no other axis uses, the last axis first."""
+    """Shard open and constant axes by the mesh axes that are not used, the last axis first."""
     cut, free = list(split), [a for a in (0, 1) if a not in split]
     for axis in reversed(range(len(cut))):
         if cut[axis] in (OPEN, CONSTANT):
@@ -89,7 +89,7 @@ def choose_default_sharding(type: TensorType, split: Sharding) -> Sharding:
 
 
 def find_common_sharding(splits: Sequence[Sharding]) -> Sharding | None:
-    """The split at which several values of one shape can all be made; None where they are cut against each other."""
+    """The sharding at which several values of one shape can all be computed; None where theirs conflict."""
     found = []
     for axis in zip(*splits, strict=True):
         cuts = {s for s in axis if s >= 0}

@@ -45,7 +45,7 @@ def make_reshape(rewriter: Rewriter, value: Value, to: Sequence[Any]) -> Value:
 
 
 def _move_splat(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
-    """What moves the elements of a tensor that repeats one number gives such a tensor."""
+    """An op that only moves elements gives a splat for a splat."""
     value = get_splat_number(rewriter, args[0])
     return None if value is None else make_splat(rewriter, node.out, value)
 
@@ -89,11 +89,11 @@ def _(rewriter, node, args):
 
 @canonicalisation(nn.scaled_dot_product_attention)
 def _(rewriter, node, args):
-    """Heads that were only brought forward stay where they were; a user that takes them back finds them there."""
-    turned = [rewriter.find_producer(x, shape.permute) for x in args[:3]]
-    if not all(each and each.attrs["axes"] == nn.HEADS_SECOND_ORDER for each in turned):
+    """Attention on operands with permuted head axes becomes attention on the operands, and one permutation."""
+    permuted = [rewriter.find_producer(x, shape.permute) for x in args[:3]]
+    if not all(each and each.attrs["axes"] == nn.HEADS_SECOND_ORDER for each in permuted):
         return None
-    found = rewriter.add(nn.positional_attention, *(each.args[0] for each in turned), *args[3:], **node.attrs)
+    found = rewriter.add(nn.positional_attention, *(each.args[0] for each in permuted), *args[3:], **node.attrs)
     return rewriter.add(shape.permute, found, axes=nn.HEADS_SECOND_ORDER)
 
 
@@ -132,7 +132,7 @@ def _get_element_type(value: Value) -> TensorType:
 
 
 def _fold_constants(node: Node, arrays: Sequence[Any]) -> Any:
-    """A pointwise node on numbers."""
+    """Constant folding: the result of a pointwise node on numbers."""
     types = tuple(_get_element_type(v) for v in node.args)
     (out,) = node.op.execute(types, (_get_element_type(node.out),), node.attrs, list(arrays))
     return out.item() if not node.out.type.dtype.is_float else float(out)
@@ -151,7 +151,7 @@ def _(rewriter, node, args):
     return args[0]
 
 
-# x times 1, x over 1, x to the power 1 and x minus 0 are x, with its sign and payload; x plus 0 is not, for -0.
+# x * 1, x / 1, x ** 1 and x - 0 are exactly x, with its sign and NaN payload; x + 0 is not, for -0.
 _IDENTITIES: dict[Op, float] = {elementwise.mul: 1.0, elementwise.div: 1.0, elementwise.pow: 1.0, elementwise.sub: 0.0}
 
 
@@ -180,7 +180,7 @@ def _(rewriter, node, args):
 
 
 def _reduce_one_axis(rewriter: Rewriter, node: Node, x: Value, axes: list[int]) -> Value:
-    """A reduction of several axes as one of the last axis, which they are made into."""
+    """A reduction of several axes as a reduction of one axis, into which they are reshaped."""
     sizes, rank = x.type.shape, x.type.rank
     kept = [a for a in range(rank) if a not in axes]
     order = [*kept, *axes]

@@ -13,26 +13,26 @@ from tessera.ops.dialects import control_flow, tile
 from tessera.ops.dialects.mbarrier import mbarrier_wait
 
 _LOCKSTEP_OPS = (tile.collect, tile.exchange, tile.meet)
-# What differs between tiles whatever it is given.
+# Ops whose results differ between tiles for any operands.
 _DIVERGENT_OPS = (tile.local_id, tile.atomic, tile.compare_exchange)
 
 
 @lru_cache(maxsize=1024)
 def find_lockstep_width(*blocks: Block) -> int:
-    """How many tiles, side by side, have to go together through blocks in which stretches exchange values or meet."""
+    """How many neighbouring tiles run in lockstep through blocks in which they exchange values or synchronise."""
     widths = {int(n.attrs["width"]) for b in blocks for n in b.walk() if n.op in _LOCKSTEP_OPS}
     return math.lcm(*widths)
 
 
 class DivergenceAnalysis:
-    """A walk that follows values which differ between tiles; `uneven`: an mbarrier waited at, or a parity, is one."""
+    """The values that differ between tiles; `uneven`: a wait on an mbarrier has a divergent operand."""
 
     def __init__(self, values: set[Value]) -> None:
         self.values = values
         self.uneven = False
 
     def walk(self, block: Block) -> None:
-        """Follow them through a block."""
+        """Propagate divergence through a block."""
         for node in block.nodes:
             if node.op is mbarrier_wait and not self.values.isdisjoint(node.args[1:]):
                 self.uneven = True
@@ -60,7 +60,7 @@ class DivergenceAnalysis:
             self._round(node, body, node.args[skip:], first)
 
     def _round(self, node: Node, body: Block, inits: Any, first: int) -> None:
-        """A round of a loop: what it begins with and what the last round has left."""
+        """Propagate divergence through one iteration: from the initial values and the results of the last one."""
         for init, left, result, param in zip(inits, body.results, node.results, body.params[first:], strict=True):
             if not self.values.isdisjoint((init, left)):
                 self.values.update((param, result))
@@ -74,6 +74,6 @@ class DivergenceAnalysis:
 
 
 def _reads_private_memory(node: Node) -> bool:
-    """Whether a node reads memory of which each tile has its own."""
+    """Whether a node reads memory that is private to a tile."""
     refs = [v.type for v in node.args if isinstance(v.type, RefType)]
     return any(ref.space == REGISTER for ref in refs)

@@ -23,12 +23,12 @@ class BufferLifetime:
     last: int
 
     def overlaps(self, other: BufferLifetime) -> bool:
-        """Whether both are alive at some time."""
+        """Whether both are alive at the same time."""
         return self.first <= other.last and other.first <= self.last
 
 
 def plan_memory(module: Module) -> Module:
-    """A Schedule module whose buffers have offsets, and whose entry says how large the workspace is."""
+    """Assign offsets to the buffers of a Schedule module, and note the size of the workspace at its entry."""
     main = module.main
     offsets = assign_offsets(find_lifetimes(main.body))
     size = max((o + _count_aligned_bytes(v) for v, o in offsets.items()), default=0)
@@ -39,9 +39,9 @@ def plan_memory(module: Module) -> Module:
 
 
 def find_lifetimes(block: Block) -> list[BufferLifetime]:
-    """The buffers of an entry function; views belong to the buffer they see.
+    """The lifetimes of the buffers of an entry function; a view extends the lifetime of its buffer.
 
-    A buffer made outside a loop or branch that touches it is alive from its beginning to its end.
+    A buffer from outside a loop or branch that touches it is alive throughout the loop or branch.
     """
     found = _BufferUses()
     found.walk(block)
@@ -50,7 +50,7 @@ def find_lifetimes(block: Block) -> list[BufferLifetime]:
 
 @dataclass
 class _BufferUses:
-    """The nodes that touch each buffer, numbered as they stand in the text."""
+    """The nodes that touch each buffer, numbered in program order."""
 
     owner: dict[Value, Value] = field(default_factory=dict)
     touched: dict[Value, list[int]] = field(default_factory=dict)
@@ -67,14 +67,14 @@ class _BufferUses:
                 self.inside(node)
 
     def touch(self, node: Node) -> None:
-        """Note what a node's operands belong to, and that its results are views of it."""
+        """Record the buffers that a node touches; its results are views of them."""
         for value in node.args:
             if value in self.owner:
                 self.touched[self.owner[value]].append(self.number)
                 self.owner.update(dict.fromkeys(node.results, self.owner[value]))
 
     def inside(self, node: Node) -> None:
-        """The regions of a node: what they touch of outside lives as long as they run."""
+        """Walk the regions of a node; buffers from outside that they touch live as long as the node."""
         outside, first = {v: len(at) for v, at in self.touched.items()}, self.number - 1
         for region in node.regions:
             self.walk(region)
@@ -85,7 +85,7 @@ class _BufferUses:
 
 
 def assign_offsets(found: Sequence[BufferLifetime]) -> dict[Value, int]:
-    """An offset for each buffer: the largest first, each at the lowest place free throughout its life."""
+    """An offset for each buffer: the largest first, each at the lowest offset that is free during its lifetime."""
     offsets: dict[Value, int] = {}
     placed: list[BufferLifetime] = []
     for each in sorted(found, key=lambda life: (-life.size, life.first)):

@@ -43,7 +43,7 @@ def _drop_stochastic_policy(type: Type) -> Type:
     return replace(type, policy=drop_stochastic_clause(type.policy)) if rounds_stochastically(type) else type
 
 
-@stochastic_rounding()
+@stochastic_rounding.any_op
 def _(rewriter: Rewriter, node: Node, args: list[Value]) -> tuple[Value, ...] | None:
     if not any(rounds_stochastically(v.type) for v in node.results) or not _computes_numbers(node):
         return None

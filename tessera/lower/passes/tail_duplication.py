@@ -22,14 +22,14 @@ from tessera.ops.tensor import basic, elementwise, shape
 
 _WAIT_OPS = frozenset((mbarrier.mbarrier_wait,))
 _ARRIVE_OPS = frozenset((mbarrier.mbarrier_arrive, mbarrier.mbarrier_copies))
-# Shared memory is made by all tiles together; for the rest they wait for each other.
+# Ops that all tiles of a group execute together: allocation of shared memory, and synchronisation.
 _GROUP_OPS = frozenset((tile.alloc, tile.barrier, tile.grid_barrier, tile.meet, tile.collect, tile.exchange))
 
 
 def duplicate_tails(function: Function) -> Function:
-    """A tile function in which what follows a branch with waits, up to the last arrival, stands in its sides.
+    """Duplicate the tail of each divergent branch with waits, up to the last arrival, into both its sides.
 
-    Functions without such branches, or whose conditions are the same for all tiles, are given back as they are.
+    A function without such branches, or whose conditions are uniform, is returned as it is.
     """
     moved = function.body if int(function.attrs.get("group", 1)) == 1 else _duplicate_body_tails(function.body)
     return function if moved is function.body else replace(function, body=moved)
@@ -50,7 +50,7 @@ def _contains_op(nodes: Sequence[Node], ops: frozenset) -> bool:
 
 @dataclass(frozen=True)
 class _TailDuplication:
-    """The rewriting of one function; `differing` are the values that differ between tiles.
+    """The rewriting of one function; `differing` are its divergent values.
 
     Both sides hold the very same nodes, so that debug mode sees one operation in what two tiles do there (rule M6).
     """
@@ -58,7 +58,7 @@ class _TailDuplication:
     differing: set[Value]
 
     def block(self, block: Block, names: dict[Value, Value]) -> Block:
-        """A block, its free values by their new `names`."""
+        """Rewrite a block, with free values renamed by `names`."""
         names, left, made = dict(names), list(block.nodes), []
         while left:
             node = _rename_node(left.pop(0), names)
@@ -89,7 +89,7 @@ class _TailDuplication:
         return own or any(self._parts(n) for r in node.regions for n in r.nodes)
 
     def _following(self, node: Node, rest: Sequence[Node]) -> int:
-        """How many nodes behind a node are to move into it."""
+        """How many nodes after a branch move into its sides."""
         if node.op is not control_flow.if_ or node.args[0] not in self.differing or not _contains_op([node], _WAIT_OPS):
             return 0
         together = next((n for n, each in enumerate(rest) if _contains_op([each], _GROUP_OPS)), len(rest))
@@ -97,14 +97,14 @@ class _TailDuplication:
 
 
 def _make_result_use(block: Block) -> list[Node]:
-    """The results of a block, as the operands of a node."""
+    """A node that uses the results of a block."""
     return [Node(control_flow.if_, block.results, Attrs(), ())]
 
 
 def _duplicate_into_sides(
     branch: Node, moved: Sequence[Node], later: Sequence[Node], names: dict[Value, Value]
 ) -> Node:
-    """A branch with nodes moved into its sides; what is used later comes to have other names."""
+    """Move nodes into the sides of a branch; values used later are renamed to its results."""
     kept, found = _rename_live_out([branch, *moved], later, names)
     regions = tuple(
         Block(side.params, (*side.nodes, *_alias_results(side.results, branch), *moved), kept)
@@ -114,7 +114,7 @@ def _duplicate_into_sides(
 
 
 def _make_divergent_region(nodes: Sequence[Node], later: Sequence[Node], names: dict[Value, Value]) -> list[Node]:
-    """A branch for all tiles, in which each goes through the nodes by itself, and what it needs."""
+    """Make a branch that all tiles take, in which each executes the nodes by itself; and its operands."""
     place = nodes[0].loc
     kept, found = _rename_live_out(nodes, later, names)
     me = Node(tile.local_id, (), Attrs(), (Value(tile.INDEX_TYPE),), (), place)
@@ -135,7 +135,7 @@ def _make_zero(type: Type, place: Location) -> Node:
 def _rename_live_out(
     nodes: Sequence[Node], later: Sequence[Node], names: dict[Value, Value]
 ) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-    """What nodes compute that is used later, and the new names that it has there."""
+    """The results of nodes that are used later, and their new names there."""
     used = {v for n in later for v in (*n.args, *(f for r in n.regions for f in r.free))}
     kept = tuple(v for n in nodes for v in n.results if v in used)
     found = tuple(Value(v.type, v.hint) for v in kept)
@@ -144,7 +144,7 @@ def _rename_live_out(
 
 
 def _alias_results(values: Sequence[Value], branch: Node) -> list[Node]:
-    """A side's results by the names of the branch's."""
+    """Copy a side's results to the names of the branch's results."""
     return [
         Node(shape.reshape, (v,), Attrs({"shape": tuple(v.type.shape)}), (name,), (), branch.loc)
         for v, name in zip(values, branch.results, strict=True)
@@ -152,7 +152,7 @@ def _alias_results(values: Sequence[Value], branch: Node) -> list[Node]:
 
 
 def _rename_node(node: Node, names: dict[Value, Value]) -> Node:
-    """A node whose operands, those of nodes inside too, are known by other names."""
+    """Rename the operands of a node, those of nodes inside too."""
     outside = set(node.args).union(*(r.free for r in node.regions))
     if not names or outside.isdisjoint(names):
         return node

@@ -11,13 +11,11 @@ from tessera.core.shapes import Dim
 from tessera.core.types import Type
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 
-# Retype: a function with each value's type, and perhaps each attribute, replaced.
-
 
 def convert_types(
     function: Function, type_of: Callable[[Type], Type], known: Callable[[Any], Any] = lambda value: value
 ) -> Function:
-    """The function whose values have the types that `type_of` gives for theirs, and whose attributes are `known`."""
+    """Convert the type of each value by `type_of`, and each attribute by `known`."""
     return replace(function, body=_convert_block(function.body, type_of, known, {}))
 
 
@@ -40,11 +38,11 @@ def _convert_node(node: Node, type_of: Any, known: Any, names: dict[Value, Value
     return replace(node, args=args, attrs=attrs, results=results, regions=regions)
 
 
-# Specialize: a Graph function with symbolic sizes replaced by numbers.
+# Shape specialisation.
 
 
 def specialise_shapes(function: Function, sizes: Mapping[str, int]) -> Function:
-    """A function in which every size that `sizes` names is known."""
+    """Replace symbolic sizes by the numbers in `sizes`."""
     return convert_types(function, lambda type: type.evaluate(sizes), lambda value: _evaluate_attr(value, sizes))
 
 

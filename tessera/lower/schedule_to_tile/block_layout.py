@@ -11,7 +11,7 @@ from tessera.lower.affine import IndexDigit, IndexExpr
 
 @dataclass(frozen=True)
 class LayoutMode:
-    """(t // divisor) % size for the place t in a dim's tile, which takes `size` values along an axis of memory."""
+    """A mode: (t // divisor) % size for the index t in a dim's tile; it has `size` values along an axis of memory."""
 
     axis: int
     dim: int
@@ -21,7 +21,7 @@ class LayoutMode:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """A block of memory as parts: for each axis from the outermost to the innermost."""
+    """A block of memory: the modes of each axis, from the outermost to the innermost."""
 
     axes: tuple[tuple[LayoutMode, ...], ...]
 
@@ -32,7 +32,7 @@ class BlockLayout:
 
     @property
     def parts(self) -> tuple[LayoutMode, ...]:
-        """All parts in the order of memory."""
+        """All modes in memory order."""
         return tuple(p for parts in self.axes for p in parts)
 
     @property
@@ -41,13 +41,13 @@ class BlockLayout:
         return tuple(sorted({p.dim for p in self.parts}))
 
     def order(self) -> tuple[int, ...]:
-        """How to permute the parts so that dims come in order, the high digits of each first."""
+        """The permutation of the modes that sorts them by dim, the high digits of each first."""
         parts = self.parts
         return tuple(sorted(range(len(parts)), key=lambda i: (parts[i].dim, -parts[i].divisor)))
 
 
 def find_block_layout(exprs: Sequence[IndexExpr], tile: Sequence[int]) -> BlockLayout | None:
-    """The block that indices reach in one tile; None where it is not one."""
+    """The block that indices cover in one tile; None where it is not rectangular."""
     axes = []
     for axis, expr in enumerate(exprs):
         parts = _find_axis_modes(axis, expr, tile)
@@ -59,7 +59,7 @@ def find_block_layout(exprs: Sequence[IndexExpr], tile: Sequence[int]) -> BlockL
 
 
 def _find_axis_modes(axis: int, expr: IndexExpr, tile: Sequence[int]) -> tuple[LayoutMode, ...] | None:
-    """The parts that make up one axis, if they follow each other without gap."""
+    """The modes of one axis, if they are contiguous."""
     strides: dict[LayoutMode, int] = {}
     for atom, stride in expr.terms:
         size = find_digit_span(atom, tile) if isinstance(atom, IndexDigit) else _find_opaque_span(atom.dims, tile)
@@ -78,12 +78,12 @@ def _find_axis_modes(axis: int, expr: IndexExpr, tile: Sequence[int]) -> tuple[L
 
 
 def _find_opaque_span(dims: Iterable[int], tile: Sequence[int]) -> int:
-    """One value in the whole tile, or (0) no regular ones."""
+    """1 where the index is uniform in the tile; 0 where it is irregular."""
     return 1 if all(tile[d] == 1 for d in dims) else 0
 
 
 def find_digit_span(digit: IndexDigit, tile: Sequence[int]) -> int:
-    """How many values a digit takes in a tile, beginning at that of the tile's first index; 0 where not regular."""
+    """How many consecutive values a digit has in a tile; 0 where it is irregular."""
     size = tile[digit.dim]
     if digit.divisor % size == 0:
         return 1
@@ -96,7 +96,7 @@ def find_digit_span(digit: IndexDigit, tile: Sequence[int]) -> int:
 
 
 def _covers_dim(found: BlockLayout, dim: int, size: int) -> bool:
-    """Whether the parts of a dim are all its digits, each once."""
+    """Whether the modes of a dim cover all its digits, each once."""
     expected = 1
     for part in sorted((p for p in found.parts if p.dim == dim), key=lambda p: p.divisor):
         if part.divisor != expected:

@@ -1,4 +1,4 @@
-"""Loads and stores of tiles: one block of memory where the access is one, else a gather or scatter."""
+"""Loads and stores of tiles: a block access where the tile is a block of memory, else a gather or scatter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tessera.ops.tensor import elementwise as e
 
 
 def emit_load(emit: TileEmitter, node: Node) -> BlockValue:
-    """The tile that a schedule.load reads."""
+    """Emit a schedule.load."""
     rank = node.args[0].type.rank
     exprs = emit.forms.indices(node)
     mask = emit.env[node.args[rank + 1]] if len(node.args) > rank + 1 else None
@@ -34,7 +34,7 @@ def _make_zero(data: Value) -> float | int:
 
 
 def _reorder_to_dims(emit: TileEmitter, data: Value, found: BlockLayout) -> BlockValue:
-    """A block of memory with one axis for each dim, in order."""
+    """Permute a block of memory to one axis for each dim, in order."""
     parts = emit.reshape(data, tuple(p.size for p in found.parts))
     ordered = emit.permute(parts, found.order())
     return BlockValue(emit.reshape(ordered, emit.shape(found.dims)), found.dims)
@@ -43,7 +43,7 @@ def _reorder_to_dims(emit: TileEmitter, data: Value, found: BlockLayout) -> Bloc
 def _emit_gather(emit: TileEmitter, node: Node, mask: BlockValue | None) -> BlockValue:
     indices = [emit.env[v] for v in node.args[1 : node.args[0].type.rank + 1]]
     axes = tuple(sorted({d for t in indices for d in t.axes}))
-    # What lies past the end of a dim has no index to speak of.
+    # Elements past the end of a dim have no valid index.
     inside = emit.inside(axes)
     if inside is not None:
         mask = inside if mask is None else emit.pointwise(e.bitwise_and, [mask, inside])
@@ -58,7 +58,7 @@ def _emit_gather(emit: TileEmitter, node: Node, mask: BlockValue | None) -> Bloc
 
 
 def emit_store(emit: TileEmitter, node: Node) -> None:
-    """Write the tile that a schedule.store writes."""
+    """Emit a schedule.store."""
     exprs = emit.forms.indices(node)
     found = find_block_layout(exprs, emit.tile)
     value = emit.env[node.args[1]]
@@ -66,7 +66,7 @@ def emit_store(emit: TileEmitter, node: Node) -> None:
     if found is None or not all(ends_with_memory(emit, node, d) for d in ragged):
         _emit_scatter(emit, node, value)
         return
-    assert set(value.axes) <= set(found.dims), "a value is stored at the same place again and again"
+    assert set(value.axes) <= set(found.dims), "a value is stored at the same index more than once"
     block = _reorder_to_memory(emit, emit.broadcast_to_dims(value, found.dims), found)
     starts = [emit.start(expr) for expr in exprs]
     edge = "clip" if ragged else "error"
@@ -78,7 +78,7 @@ def _find_ragged_dims(emit: TileEmitter, found: BlockLayout | None) -> set[int]:
 
 
 def _reorder_to_memory(emit: TileEmitter, value: Value, found: BlockLayout) -> Value:
-    """A block with its axes as they lie in memory: the way back from `_arranged`."""
+    """Permute a block to memory order: the inverse of `_reorder_to_dims`."""
     order = found.order()
     parts = emit.reshape(value, tuple(found.parts[i].size for i in order))
     back = emit.permute(parts, [order.index(i) for i in range(len(order))])
@@ -96,7 +96,7 @@ def _emit_scatter(emit: TileEmitter, node: Node, value: BlockValue) -> None:
 
 
 def ends_with_memory(emit: TileEmitter, node: Node, dim: int) -> bool:
-    """Whether indices past the end of a dim are past the end of the memory, too."""
+    """Whether indices past the end of a dim are out of bounds of the memory, too."""
     extent = emit.forms.dims[dim][1]
     for expr, size in zip(emit.forms.indices(node), node.args[0].type.shape, strict=True):
         digits = [a for a, _ in expr.terms if isinstance(a, IndexDigit)]

@@ -20,7 +20,7 @@ REDUCTION_OPS = (schedule.reduce, schedule.contract)
 
 @dataclass(frozen=True)
 class LoopStage:
-    """Nodes computed once, then a loop: its nodes, of which `ended` are the reductions that end with it."""
+    """Nodes before a loop, and the nodes of the loop; `ended` are the reductions that it completes."""
 
     straight: tuple[Node, ...]
     loop: tuple[Node, ...]
@@ -43,7 +43,7 @@ def _reduces_over(node: Node, dim: int) -> bool:
 
 
 def _number_phases(block: Block, dim: int) -> dict[Node, int]:
-    """How many loops must be over before a node can run (a reduction: before its own loop)."""
+    """The number of loops that precede a node (for a reduction: that precede its own loop)."""
     after: dict[Value, int] = dict.fromkeys(block.params, 0)
     phase: dict[Node, int] = {}
     for node in block.nodes:

@@ -35,7 +35,7 @@ tile_rules = Rules("tile")
 
 @dataclass(frozen=True)
 class ProgramGrid:
-    """How programs are numbered: for each axis of the grid the dims it walks, with their counts of tiles."""
+    """The launch grid: for each axis the dims that it spans, with their numbers of tiles."""
 
     axes: tuple[tuple[tuple[int, int], ...], ...]
 
@@ -46,7 +46,7 @@ class ProgramGrid:
 
     @staticmethod
     def of(dims: KernelDims, tiles: Sequence[int], loop: Sequence[int]) -> ProgramGrid:
-        """The grid of a kernel; leading dims share the first axis where there are more than axes."""
+        """The grid of a kernel; where there are more dims than axes, the leading ones share the first axis."""
         walked = [d for d, (_, _, kind) in enumerate(dims) if kind == "parallel" and d not in loop]
         counts = [(d, -(-dims[d][1] // tiles[d])) for d in walked]
         many = [(d, n) for d, n in counts if n > 1]
@@ -89,7 +89,7 @@ def lower_kernel(node: Node, number: int) -> tuple[Function, tuple[int, ...]]:
 
 
 def _emit_tile_starts(emit: TileEmitter, grid: ProgramGrid) -> None:
-    """Where the program's tile begins along each dim of more than one tile."""
+    """Emit the first index of the program's tile along each dim of more than one tile."""
     for axis, dims in enumerate(grid.axes):
         place = emit.add(tile.program_id, [], axis=axis)
         for position, (dim, count) in enumerate(reversed(dims)):
@@ -116,7 +116,7 @@ def _emit_nodes(emit: TileEmitter, nodes: Sequence[Node], uses: UseDef) -> None:
 
 
 def _emit_loop(emit: TileEmitter, stage: LoopStage, dim: int, uses: UseDef) -> None:
-    """One loop over the tiles of a dim, which carries the reductions that end with it."""
+    """Emit a loop over the tiles of a dim, which carries the reductions that it completes."""
     carried = [reduction_rules.of(n.op)(emit, n, uses) for n in stage.ended]
     starts = [s.start(emit) for s in carried]
     bounds = [emit.number(n) for n in (0, emit.forms.dims[dim][1], emit.tile[dim])]
@@ -132,7 +132,7 @@ def _emit_loop(emit: TileEmitter, stage: LoopStage, dim: int, uses: UseDef) -> N
     flat = [v for values in starts for v in values]
     region = Block((place, *(v for values in params for v in values)), tuple(nodes), tuple(results))
     types = tuple(v.type for v in flat)
-    # The results are what the region yields, so the types of both must agree.
+    # The types of the results are those that the region yields.
     made = list(emit.builder.add(control_flow.for_, [*bounds, *flat], {}, types=types, regions=(region,)).results)
     for node, each, values in zip(stage.ended, carried, starts, strict=True):
         with emit.builder.at(node.loc):

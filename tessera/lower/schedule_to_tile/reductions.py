@@ -34,25 +34,25 @@ ARG_TO_VALUE_KIND = {"argmax": "max", "argmin": "min"}
 
 @dataclass(frozen=True)
 class LoopReduction:
-    """A reduction that a loop carries: its first values, how a tile is added, and what comes out."""
+    """A loop-carried reduction: its initial values, the combination with a tile, and its result."""
 
     start: Callable[[TileEmitter], list[Value]]
     more: Callable[[TileEmitter, Sequence[Value]], list[Value]]
     end: Callable[[TileEmitter, Sequence[Value]], BlockValue]
 
 
-# rule(emitter, node, uses) gives the Sum of a node; `uses` finds the node a body value comes from.
+# rule(emitter, node, uses) gives the loop-carried reduction of a node; `uses` are the use-def chains of the body.
 reduction_rules = Rules("carried reduction")
 
 
 def emit_whole_reduction(emit: TileEmitter, node: Node, uses: UseDef) -> BlockValue:
-    """A reduction that needs no loop."""
+    """Emit a reduction within one tile."""
     found: LoopReduction = reduction_rules.of(node.op)(emit, node, uses)
     return found.end(emit, found.more(emit, ()))
 
 
 def find_neutral_element(kind: str, dtype: DType) -> Any:
-    """What does not change a reduction."""
+    """The neutral element of a reduction."""
     if kind == "sum":
         return 0.0 if dtype.is_float else 0
     low, high = _find_value_range(dtype)
@@ -153,7 +153,7 @@ def _make_arg_reduction(emit: TileEmitter, node: Node) -> LoopReduction:
 
 
 def _combine_arg_results(emit: TileEmitter, kind: str, new: tuple[Value, Value], old: Sequence[Value]) -> list[Value]:
-    """The better of two places: later ones only where they are ahead; the first NaN wins."""
+    """Combine two candidates: the later wins only where it is strictly better; the first NaN wins."""
     (value, place), (best, held) = new, old
     ahead = emit.add(e.greater if kind == "argmax" else e.less, [value, best])
     fresh = emit.add(e.bitwise_and, [emit.add(e.not_equal, [value, value]), emit.add(e.equal, [best, best])])
@@ -210,7 +210,7 @@ def _(emit: TileEmitter, node: Node, uses: UseDef) -> LoopReduction:
 
 
 def _mask_factor(emit: TileEmitter, value: Value, dim: int, uses: UseDef) -> BlockValue:
-    """An operand of a product, 0 past the end of the summed dim."""
+    """An operand of a product, with zeros past the end of the summed dim."""
     tile, node = emit.env[value], uses.get(value)
     while node is not None and node.op is basic.cast:
         node = uses.get(node.args[0])
@@ -220,7 +220,7 @@ def _mask_factor(emit: TileEmitter, value: Value, dim: int, uses: UseDef) -> Blo
 
 
 def _fold_to_matrices(emit: TileEmitter, tile: BlockValue, order: tuple[int, ...], batch: int, rows: int) -> Value:
-    """A block as a stack of matrices, with its axes in an order: the batch, the rows, the columns."""
+    """Reshape a block to a batch of matrices, with its axes in an order: batch, rows, columns."""
     axes = tuple(sorted(order))
     ordered = emit.permute(emit.broadcast_to_dims(tile, axes), [axes.index(d) for d in order])
     sizes = emit.shape(order)

@@ -30,7 +30,7 @@ class BlockValue:
 
 
 class TileEmitter:
-    """What is known while a kernel is emitted: tile sizes, where the tile begins, and the values so far."""
+    """The state of the emission of a kernel: tile sizes, first indices of the tile, and values so far."""
 
     def __init__(self, forms: BodyIndexing, tile: Sequence[int], refs: Mapping[Value, Value]) -> None:
         self.forms = forms
@@ -58,18 +58,18 @@ class TileEmitter:
         return value if value.type.dtype == dtype else self.add(basic.cast, [value], dtype=dtype)
 
     def stored(self, value: Value, type: TensorType) -> Value:
-        """A block as a type has it: rounded once, by its policy if it has one."""
+        """Round a block once to the storage of a type, by its policy if it has one."""
         if type.policy is None or getattr(value.type, "policy", None) == type.policy:
             return self.cast(value, type.dtype)
         return self.add(basic.cast, [value], dtype=type.policy)
 
     def reshape(self, value: Value, to: tuple[int, ...]) -> Value:
-        """A block with another shape; one reshape after another is one."""
+        """Reshape a block; a reshape of a reshape is one reshape."""
         value = self._below(value, shape.reshape)
         return value if value.type.shape == to else self.add(shape.reshape, [value], shape=to)
 
     def permute(self, value: Value, axes: Sequence[int]) -> Value:
-        """A block with its axes in another order; one permutation after another is one."""
+        """Permute the axes of a block; a permutation of a permutation is one permutation."""
         below = self._below(value, shape.permute)
         if below is not value:
             inner = self.builder.producers[value].attrs["axes"]
@@ -77,7 +77,7 @@ class TileEmitter:
         return value if list(axes) == sorted(axes) else self.add(shape.permute, [value], axes=tuple(axes))
 
     def _below(self, value: Value, op: Op) -> Value:
-        """What a value is made of, if this op made it."""
+        """The operand of the node that defines a value, if it is of this op."""
         node = self.builder.producers.get(value)
         return node.args[0] if node is not None and node.op is op else value
 
@@ -90,7 +90,7 @@ class TileEmitter:
         return tuple(d for d in sorted(dims) if self.tile[d] > 1)
 
     def is_ragged(self, dim: int) -> bool:
-        """Whether the last tile along a dim reaches past its end."""
+        """Whether the last tile along a dim is partial."""
         return self.forms.dims[dim][1] % self.tile[dim] != 0
 
     def level(self, tile: BlockValue, axes: Sequence[int]) -> Value:
@@ -120,7 +120,7 @@ class TileEmitter:
         return self._scalars[expr]
 
     def _is_zero(self, atom: IndexDigit | OpaqueIndex) -> bool:
-        """Whether a digit is 0 wherever a tile begins."""
+        """Whether a digit is 0 at the first index of every tile."""
         if not isinstance(atom, IndexDigit):
             return False
         return atom.dim not in self.starts or find_digit_span(atom, self.tile) == atom.modulus
@@ -147,7 +147,7 @@ class TileEmitter:
         return BlockValue(self.add(e.add, [first, along]), (dim,))
 
     def inside(self, dims: Iterable[int]) -> BlockValue | None:
-        """Where the indices of these dims lie in the kernel's range; None where they are sure to."""
+        """The mask of the indices of these dims that are in range; None where all are."""
         found: BlockValue | None = None
         for dim in dims:
             if not self.is_ragged(dim):
@@ -158,7 +158,7 @@ class TileEmitter:
         return found
 
     def pointwise(self, op: Op, tiles: Sequence[BlockValue], node: Node | None = None) -> BlockValue:
-        """An elementwise op on blocks made of one shape."""
+        """An elementwise op on blocks, broadcast to one shape."""
         axes = tuple(sorted({d for t in tiles for d in t.axes}))
         args = [self.broadcast_to_dims(t, axes) for t in tiles]
         types = None if node is None else (get_tensor_type(node.out).with_shape(self.shape(axes)),)
@@ -166,7 +166,7 @@ class TileEmitter:
 
     @contextmanager
     def inner(self) -> Iterator[list[Node]]:
-        """A region: the values made inside are forgotten after it."""
+        """Open a region: its values are out of scope after it."""
         env, scalars, starts = dict(self.env), dict(self._scalars), dict(self.starts)
         with self.builder.region() as nodes:
             yield nodes

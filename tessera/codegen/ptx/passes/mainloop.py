@@ -322,7 +322,7 @@ def form_async_mma(function: Function) -> Function:
             rewriter.builder.add(release_operand, [rewriter.new(v)])
         return results
 
-    @patterns()
+    @patterns.any_op
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
         side = found.left.get(node.results[0]) if node.results else None
         if side is None:
