@@ -12,12 +12,12 @@ from tessera.core.types import DType, f32, fp4, fp6, fp6_e2m3, fp8_e4m3, fp8_e5m
 from tessera.ir.core import Function
 from tessera.ir.tensor import Tensor
 from tessera.lower.scalar_functions.decomposition import constant, trace_rule
-from tessera.ops.dialects.arith import bitcast, copysign, extract_bit, is_nan
+from tessera.lower.scalar_functions.rounding import F32_MANTISSA_BITS, NAN, add_half_step, clear_low_bits
+from tessera.ops.dialects.arith import bitcast, copysign, is_nan
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.elementwise import where
 
-F32_MANTISSA_BITS, F32_BIAS, F32_SIGN_BIT = 23, 127, 31
-NAN = float("nan")
+F32_BIAS, F32_SIGN_BIT = 127, 31
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,6 @@ def _move_sign(bits: Tensor, form: SmallFloatFormat) -> Tensor:
     return (bits >> (F32_SIGN_BIT - form.sign)) & (1 << form.sign)
 
 
-def _round_mantissa(bits: Tensor, form: SmallFloatFormat) -> Tensor:
-    """The bits of an f32 plus half a step: with the lower bits dropped they are rounded to nearest even."""
-    return bits + ((1 << (form.dropped - 1)) - 1) + extract_bit(bits, form.dropped)
-
-
 @cache
 def build_rounding(dtype: DType) -> Function:
     """The function that rounds an f32 to the nearest value of a format, ties to even.
@@ -141,12 +136,12 @@ def build_rounding(dtype: DType) -> Function:
     """
     form = SMALL_FLOAT_FORMATS[dtype]
     shift = 2.0 ** (form.min_exponent - form.digits + F32_MANTISSA_BITS)
-    kept = (1 << 32) - (1 << form.dropped)
 
     def round_to_format(x: Tensor) -> Tensor:
         size = e.abs(x)
         tiny = size + shift - shift
-        normal = bitcast(_round_mantissa(bitcast(size, dtype=uint32), form) & kept, dtype=f32)
+        rounded = add_half_step(bitcast(size, dtype=uint32), form.dropped)
+        normal = bitcast(clear_low_bits(rounded, form.dropped), dtype=f32)
         near = where(size < 2.0**form.min_exponent, tiny, normal)
         near = where(near > form.top, form.beyond, near)
         if form.nan is None:
@@ -172,7 +167,7 @@ def build_rounding_encoder(dtype: DType) -> Function:
         size = bits & ((1 << F32_SIGN_BIT) - 1)
         sign = _move_sign(bits, form)
         low = bitcast(bitcast(size, dtype=f32) + 2.0**step_exponent, dtype=uint32) - step_bits
-        code = _round_mantissa(size - rebias, form) >> form.dropped
+        code = add_half_step(size - rebias, form.dropped) >> form.dropped
         high = where(code > form.top_code, form.beyond_code, code)
         number = where(size < (form.min_exponent + F32_BIAS) << F32_MANTISSA_BITS, sign | low, sign | high)
         return where(is_nan(x), sign | (form.nan or 0), number)

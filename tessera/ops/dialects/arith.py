@@ -78,6 +78,12 @@ def copysign(x, y):
 
 
 @define_primitive(infer_same)
+def trunc(x):
+    """The whole part of `x`."""
+    return np.trunc(x)
+
+
+@define_primitive(infer_same)
 def extract_bit(x, n):
     """Bit `n` of an unsigned integer, as 0 or 1."""
     return (x >> n) & 1

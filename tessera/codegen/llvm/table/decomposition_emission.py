@@ -71,6 +71,11 @@ def _(s, d, x, y):
     yield f"{d} = frem {s.t} {x}, {y}"
 
 
+@pointwise_row(arith.trunc)
+def _(s, d, x):
+    yield f"{d} = {format_call('llvm.trunc', s.t, x)}"
+
+
 @pointwise_row(arith.extract_bit)
 def _(s, d, x, n):
     yield f"{d}.s = lshr {s.t} {x}, {n}"

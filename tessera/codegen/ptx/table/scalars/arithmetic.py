@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from tessera.codegen.ptx.ops import truncate_bf16
-from tessera.codegen.ptx.table.scalars.conversion import (
-    convert_for_storage,
-    flush_denormals,
-    overflow_value,
-)
+from tessera.codegen.ptx.table.scalars.conversion import convert_for_storage
+from tessera.codegen.ptx.table.scalars.decomposition_emission import emit_decomposition
 from tessera.codegen.ptx.table.scalars.math_functions import floor_divide_floats, remainder_of_floats
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand, select_register
 from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, ScalarRow, emit
-from tessera.codegen.ptx.text.register_types import is_immediate, literal, register_class
-from tessera.core.types import TensorType, f64
-from tessera.ir.numerics.conversion import FloatGrid, find_float_grid
+from tessera.codegen.ptx.text.register_types import is_immediate, register_class
+from tessera.core.types import Policy, TensorType
+from tessera.lower.scalar_functions.rounding import build_stochastic_rounding
 from tessera.ops.tensor import basic
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.stochastic_rounding import round_by_chance
@@ -188,40 +185,7 @@ def _(s: ScalarContext, x: str, y: str) -> str:
     return remainder_of_floats(s, x, y) if s.kind == "f" else s.wrap(floor_divide_integers(s, x, y)[1])
 
 
-# Stochastic rounding of a double: of its two neighbours on a format's grid, the one that a draw chooses.
-
-
-F64_BIAS, F64_DIGITS = 1023, 52
-
-
 @emit(round_by_chance)
 def _(s, x, draw):
-    s = ScalarContext(s.text, f64, s.out, s.policy)
-    grid = find_float_grid(s.out)
-    near = _round_by_draw(s, grid, s.do("abs.f64", x), draw)
-    beyond = s.text.let("setp.gt.f64", "pred", near, literal("f64", grid.top))
-    kept = s.do("selp.f64", literal("f64", overflow_value(s.policy, s.out, grid)), near, beyond)
-    if s.policy is not None and s.policy.denormals == "flush":
-        kept = flush_denormals(s.text, f64, 2.0**grid.least, kept)
-    return s.text.let("cvt.rn.f32.f64", "f32", s.do("copysign.f64", x, kept))
-
-
-def _round_by_draw(s: ScalarContext, grid: FloatGrid, size: str, draw: str) -> str:
-    """On the grid, by exact steps; infinity and NaN stay."""
-    bits = s.text.let("shr.u64", "b64", s.text.let("mov.b64", "b64", size), F64_DIGITS)
-    exponent = s.text.let("max.s64", "b64", bits, grid.least + F64_BIAS)
-    steps = s.do(
-        "mul.rn.f64", size, _make_power_of_two(s, s.text.let("sub.s64", "b64", grid.digits + 2 * F64_BIAS, exponent))
-    )
-    low = s.do("cvt.rmi.f64.f64", steps)
-    distance = s.do("mul.rn.f64", s.do("sub.rn.f64", steps, low), literal("f64", 2.0**53))
-    up = s.text.let("setp.lt.f64", "pred", s.do("cvt.rn.f64.s64", draw), distance)
-    chosen = s.do("selp.f64", s.do("add.rn.f64", low, literal("f64", 1.0)), low, up)
-    near = s.do("mul.rn.f64", chosen, _make_power_of_two(s, s.text.let("sub.s64", "b64", exponent, grid.digits)))
-    finite = s.text.let("setp.lt.f64", "pred", size, literal("f64", float("inf")))
-    return s.do("selp.f64", near, size, finite)
-
-
-def _make_power_of_two(s: ScalarContext, exponent: str) -> str:
-    """Two to a power, whose exponent has the bias of a double."""
-    return s.do("mov.b64", s.text.let("shl.b64", "b64", exponent, F64_DIGITS))
+    policy = s.policy or Policy(s.out)
+    return emit_decomposition(s.text, build_stochastic_rounding(policy), x, draw)

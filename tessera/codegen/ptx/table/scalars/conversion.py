@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from tessera.codegen.legality import is_special_policy, make_policy_error
 from tessera.codegen.ptx.table.scalars.decomposition_emission import emit_decomposition
 from tessera.codegen.ptx.table.scalars.scalar_context import INTEGER_LIMITS, wrap_integer
 from tessera.codegen.ptx.text.builder import PtxBuilder
-from tessera.codegen.ptx.text.register_types import NARROW_FLOATS, SMALL_FLOATS, literal, ptx_type, register_class
+from tessera.codegen.ptx.text.register_types import NARROW_FLOATS, SMALL_FLOATS, ptx_type, register_class
 from tessera.core.types import (
     DType,
     Policy,
@@ -19,9 +18,14 @@ from tessera.core.types import (
     f16,
     f32,
     f64,
-    tf32,
 )
-from tessera.ir.numerics.conversion import FINITE_ONLY, FloatGrid, find_float_grid
+from tessera.ir.numerics.conversion import FINITE_ONLY, find_float_grid
+from tessera.lower.scalar_functions.rounding import (
+    build_flush,
+    build_mantissa_rounding,
+    build_saturation,
+    build_truncation,
+)
 from tessera.lower.scalar_functions.small_floats import build_rounding
 
 if TYPE_CHECKING:
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 # Conversions in registers: widen, round to a narrow format, and cast.
 
 
-KEPT_BITS = {tf32: 19, bf16: 16, f16: 0}  # the bits of an f32 that a narrower format of the same exponent keeps
+TF32_DROPPED_BITS = 13  # of the mantissa of an f32
 
 
 def convert(text: PtxBuilder, source: DType, to: DType, x: str) -> str:
@@ -84,17 +88,7 @@ def _round_to_format(text: PtxBuilder, dtype: DType, x: str) -> str:
     if dtype == bf16:
         # Packed above a 0 it is an f32 already.
         return text.let("mov.b32", "f32", text.let("cvt.rn.bf16x2.f32", "b32", x, "0f00000000"))
-    return _round_to_tf32(text, x)
-
-
-def _round_to_tf32(text: PtxBuilder, x: str) -> str:
-    """By integer arithmetic: 13 bits fewer, ties to even; infinities stay, and NaN."""
-    bits = text.let("mov.b32", "b32", x)
-    odd = text.let("bfe.u32", "b32", bits, 13, 1)
-    up = text.let("add.s32", "b32", text.let("add.s32", "b32", bits, 0xFFF), odd)
-    cut = text.let("mov.b32", "f32", text.let("and.b32", "b32", up, "0xFFFFE000"))
-    number = text.let("setp.num.f32", "pred", x, x)
-    return text.let("selp.f32", "f32", cut, "0f7FC00000", number)
+    return emit_decomposition(text, build_mantissa_rounding(TF32_DROPPED_BITS), x)
 
 
 def _round_to_odd(text: PtxBuilder, x: str) -> str:
@@ -185,64 +179,21 @@ def convert_for_storage(text: PtxBuilder, wide: DType, type: TensorType, x: str)
         return _apply_exact_policy(text, f64, policy, F64_MAX, F64_MIN_NORMAL, convert(text, wide, f64, x))
     grid = find_float_grid(to)
     if policy.saturate or to in FINITE_ONLY:
-        x = _saturate(text, wide, x, grid.top, infinite=True)
+        x = emit_decomposition(text, build_saturation(wide, grid.top), x)
     if policy.rounding == "toward_zero":
-        wide, x = f32, _round_toward_zero(text, wide, to, grid, x)
+        wide, x = f32, _round_toward_zero(text, wide, to, x)
     found = convert(text, wide, to, x)
-    return flush_denormals(text, f32, 2.0**grid.least, found) if policy.denormals == "flush" else found
+    return emit_decomposition(text, build_flush(f32, 2.0**grid.least), found) if policy.denormals == "flush" else found
 
 
 def _apply_exact_policy(text: PtxBuilder, dtype: DType, policy: Policy, top: float, tiny: float, x: str) -> str:
     """A number that needs no rounding."""
-    x = _saturate(text, dtype, x, top, infinite=True) if policy.saturate else x
-    return flush_denormals(text, dtype, tiny, x) if policy.denormals == "flush" else x
+    x = emit_decomposition(text, build_saturation(dtype, top), x) if policy.saturate else x
+    return emit_decomposition(text, build_flush(dtype, tiny), x) if policy.denormals == "flush" else x
 
 
-def overflow_value(policy: Policy | None, to: DType, grid: FloatGrid) -> float:
-    """What stands for numbers beyond the largest."""
-    if to in FINITE_ONLY or (policy is not None and policy.saturate):
-        return grid.top
-    return math.inf if grid.infinite else math.nan
-
-
-def _saturate(text: PtxBuilder, dtype: DType, x: str, top: float, infinite: bool) -> str:
-    """What lies beyond the largest number becomes that, infinities if they are to; NaN stays."""
-    form = ptx_type(dtype)
-    size = text.let(f"abs.{form}", form, x)
-    beyond = text.let(f"setp.gt.{form}", "pred", size, literal(form, top))
-    if not infinite:
-        finite = text.let(f"setp.lt.{form}", "pred", size, literal(form, math.inf))
-        beyond = text.let("and.pred", "pred", beyond, finite)
-    kept = text.let(f"selp.{form}", form, literal(form, top), size, beyond)
-    return text.let(f"copysign.{form}", form, x, kept)
-
-
-def flush_denormals(text: PtxBuilder, dtype: DType, tiny: float, x: str) -> str:
-    """What lies below the least normal number becomes 0, with its sign."""
-    form = ptx_type(dtype)
-    size = text.let(f"abs.{form}", form, x)
-    low = text.let(f"setp.lt.{form}", "pred", size, literal(form, tiny))
-    kept = text.let(f"selp.{form}", form, literal(form, 0.0), size, low)
-    return text.let(f"copysign.{form}", form, x, kept)
-
-
-def _round_toward_zero(text: PtxBuilder, wide: DType, to: DType, grid: FloatGrid, x: str) -> str:
+def _round_toward_zero(text: PtxBuilder, wide: DType, to: DType, x: str) -> str:
     """An f32 on the grid of a type, no larger than the number; what is finite stays so."""
-    if wide is f64:  # the grid of f32 holds that of every narrower type: cutting twice is cutting once
+    if wide is f64:  # the grid of f32 holds that of every narrower type: truncating twice is truncating once
         x = text.let("cvt.rz.f32.f64", "f32", x)
-    return x if to is f32 else _saturate(text, f32, _truncate_digits(text, grid, x), grid.top, infinite=False)
-
-
-def _truncate_digits(text: PtxBuilder, grid: FloatGrid, x: str) -> str:
-    """Fewer digits; below the least normal number the steps are equal. NaN and infinity stay as they are."""
-    bits = text.let("mov.b32", "b32", x)
-    kept = text.let("mov.b32", "f32", text.let("and.b32", "b32", bits, -(1 << (F32_DIGITS - grid.digits))))
-    size = text.let("abs.f32", "f32", x)
-    if grid.least > F32_MIN_EXPONENT:
-        step = 2.0 ** (grid.least - grid.digits)
-        whole = text.let("cvt.rzi.f32.f32", "f32", text.let("mul.rn.f32", "f32", x, literal("f32", 1 / step)))
-        small = text.let("mul.rn.f32", "f32", whole, literal("f32", step))
-        low = text.let("setp.lt.f32", "pred", size, literal("f32", 2.0**grid.least))
-        kept = text.let("selp.f32", "f32", small, kept, low)
-    finite = text.let("setp.lt.f32", "pred", size, literal("f32", math.inf))
-    return text.let("selp.f32", "f32", kept, x, finite)
+    return x if to is f32 else emit_decomposition(text, build_truncation(to), x)

@@ -58,6 +58,11 @@ def _(s, x):
     return s.text.let(f"setp.nan.{s.word}", "pred", x, x)
 
 
+@emit(arith.trunc)
+def _(s, x):
+    return s.do(f"cvt.rzi.{s.word}.{s.word}", x)
+
+
 @emit(arith.extract_bit)
 def _(s, x, n):
     return s.do("bfe.u32", x, n, 1)
