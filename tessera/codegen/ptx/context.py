@@ -90,8 +90,9 @@ class WarpgroupPipeline:
     resident_states: dict[Node, PipelineState] = field(default_factory=dict)  # one ring for each resident operand
     resident_operands: dict[Value, tuple[PipelineState, str]] = field(default_factory=dict)  # with matrix descriptors
     in_flight: list[InFlightMma] = field(default_factory=list)  # in commit order
-    carried_targets: dict[Value, tuple[Value, str]] = field(default_factory=dict)  # results of MMAs in flight across
-    # loop iterations: the block parameter that owns the registers, and the register with the stage
+    # For the result of each MMA that stays in flight across iterations: the loop's block parameter that owns the
+    # accumulator's registers, and the register with the MMA's stage.
+    carried_targets: dict[Value, tuple[Value, str]] = field(default_factory=dict)
     emit_prefetched: Callable[[Node], None] | None = None  # emission of `prefetched_load`
 
 
