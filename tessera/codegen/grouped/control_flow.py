@@ -210,9 +210,9 @@ def _(group, node, args, run):
             GroupValue(Value(_make_group_type(v, w, group.size)), w) for v, w in zip(node.results, varying, strict=True)
         ]
         with group.builder.region():
-            (held,) = run(condition, *params)
+            (condition_part,) = run(condition, *params)
             after = run(body, *params)
-        return [GroupValue(p.value, p.varying or held.varying) for p in after] + [held]
+        return [GroupValue(p.value, p.varying or condition_part.varying) for p in after] + [condition_part]
 
     varying = solve_varying([p.varying for p in args] + [False], lambda w: trial(w[:-1]))
     if varying[-1]:

@@ -302,8 +302,8 @@ def _has_divergent_wait(group: GroupVectoriser, node: Node, run: Any) -> bool:
         for block in node.regions:
             with restrict_to_mask(group, run.env[node.args[0]].value):
                 run(block)
-    found, group.has_divergent_wait = group.has_divergent_wait, before or group.has_divergent_wait
-    return found
+    result, group.has_divergent_wait = group.has_divergent_wait, before or group.has_divergent_wait
+    return result
 
 
 def interleave_sides(group: GroupVectoriser, node: Node, run: Any) -> list[GroupValue]:

@@ -40,7 +40,7 @@ report_op = TARGET_OPS[f"{LEVEL}.report"] = Op(
 
 @expansion_rules(report_op)
 def _(builder, node, args):
-    """In the interpreter a failure is an assertion that does not hold; a print shows all tiles of a program at once."""
+    """In the interpreter a failure is an assertion that is false; a print shows all tiles of a program at once."""
     mask, *values = args
     text = node.attrs["text"]
     if node.attrs["kind"] == "print":

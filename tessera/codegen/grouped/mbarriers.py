@@ -52,13 +52,13 @@ class GroupMbarrierState:
 
     def load(self, field: int) -> Value:
         """A field of the mbarrier."""
-        place, block = self._locate(field)
-        return self.group.reshape(self.group.add(tile.load, *place, shape=block, edge="error"), self.axes)
+        indices, block = self._locate(field)
+        return self.group.reshape(self.group.add(tile.load, *indices, shape=block, edge="error"), self.axes)
 
     def store(self, field: int, value: Value) -> None:
         """Set a field of the mbarrier."""
-        (ref, *place), block = self._locate(field)
-        self.group.builder.add(tile.store, [ref, self.group.reshape(value, block), *place], {"edge": "error"})
+        (ref, *indices), block = self._locate(field)
+        self.group.builder.add(tile.store, [ref, self.group.reshape(value, block), *indices], {"edge": "error"})
 
     def initialise(self, field: int, value: int) -> None:
         """Set a field of the mbarriers that active tiles use."""

@@ -145,16 +145,15 @@ def _make_state_type(part: GroupValue, varying: bool, size: int) -> TensorType:
 
 def _find_varying_results(branch: BranchPoint) -> list[bool]:
     """Which results of a branch differ between tiles; the nodes of this trial run are discarded."""
-    found: list[list[GroupValue]] = []
+    value: list[list[GroupValue]] = []
     for block in branch.node.regions:
         with branch.group.builder.region():
-            found.append(branch.walk(block))
-    return [any(p.varying for p in pair) for pair in zip(*found, strict=True)]
+            value.append(branch.walk(block))
+    return [any(p.varying for p in pair) for pair in zip(*value, strict=True)]
 
 
 class LoopPoint(_SuspensionPoint):
-    """A loop; `state` is what it carries, `holds` gives whether there is another iteration, for each tile if divergent.
-    """
+    """A loop; `state` is what it carries, `holds` whether there is another iteration (for each tile, if divergent)."""
 
     body: Block
 

@@ -90,9 +90,11 @@ class GroupVectoriser:
         if mask:
             subgroup_starts = self.add(shape.iota, shape=(subgroups,), axis=-1, dtype=int64)
             subgroup_starts = self.add(elementwise.mul, subgroup_starts, self.full(self.size, int64, subgroups))
-            mine = self.add(elementwise.equal, subgroup_starts, self.broadcast(self.subgroup_start, (subgroups,)))
-            mine = self.broadcast(self.reshape(mine, (subgroups, 1, *(1,) * len(rest))), (subgroups, self.size, *rest))
-            expanded = self.add(elementwise.bitwise_and, expanded, mine)
+            own_mask = self.add(elementwise.equal, subgroup_starts, self.broadcast(self.subgroup_start, (subgroups,)))
+            own_mask = self.broadcast(
+                self.reshape(own_mask, (subgroups, 1, *(1,) * len(rest))), (subgroups, self.size, *rest)
+            )
+            expanded = self.add(elementwise.bitwise_and, expanded, own_mask)
         return self.reshape(expanded, (self.total, *rest))
 
     def full(self, value: Any, dtype: DType, *sizes: int) -> Value:
@@ -234,22 +236,22 @@ def load_blocks(
     """A block for each tile; one load for all of them where ref, indices and mask are uniform."""
     if ref.varying and not any(p.varying for p in starts):
         values = [p.value for p in starts]
-        more = [group.to_varying(_broadcast_to_block(group, p, block)) for p in rest]
+        extra = [group.to_varying(_broadcast_to_block(group, p, block)) for p in rest]
         attrs = {"shape": (group.size, *block), "edge": edge}
         return GroupValue(
-            group.builder.add(tile.load, [ref.value, group.first_tile(), *values, *more], attrs).out, True
+            group.builder.add(tile.load, [ref.value, group.first_tile(), *values, *extra], attrs).out, True
         )
     if not any(p.varying for p in (*starts, *rest)):
         attrs = {"shape": block, "edge": edge}
         return GroupValue(group.builder.add(tile.load, [ref.value, *(p.value for p in (*starts, *rest))], attrs).out)
-    places = build_indices(group, ref, starts, block)
+    indices = build_indices(group, ref, starts, block)
     other = [group.align_rank(rest[1], len(block))] if len(rest) > 1 else []
     mask = _build_mask(group, ref, starts, block, edge, rest[0] if rest else None)
     if other:
         other = [group.broadcast(other[0], (group.size, *block))]
     keep = group.broadcast(mask, (group.size, *block)) if mask is not None else None
-    found = group.add(tile.gather, ref.value, *places, *([keep] if keep else []), *(other if keep else []))
-    return GroupValue(group.broadcast(found, (group.size, *block)), True)
+    result = group.add(tile.gather, ref.value, *indices, *([keep] if keep else []), *(other if keep else []))
+    return GroupValue(group.broadcast(result, (group.size, *block)), True)
 
 
 def _broadcast_to_block(group: GroupVectoriser, p: GroupValue, block: tuple[int, ...]) -> GroupValue:
@@ -263,17 +265,17 @@ def build_indices(
     group: GroupVectoriser, ref: GroupValue, starts: Sequence[GroupValue], block: tuple[int, ...]
 ) -> list[Value]:
     """The index of every element of every tile's block along each axis, with shapes that broadcast."""
-    found = []
+    result = []
     for axis, (start, n) in enumerate(zip(starts, block, strict=True)):
         along = [1] * len(block)
         along[axis] = n
         steps = GroupValue(group.add(shape.iota, shape=tuple(along), axis=axis - len(block), dtype=int64))
         first = group.align_rank(GroupValue(_cast_to_int64(group, start.value), start.varying), len(block))
         whole = (group.size, *along) if start.varying else tuple(along)
-        found.append(group.add(elementwise.add, group.broadcast(first, whole), group.broadcast(steps.value, whole)))
+        result.append(group.add(elementwise.add, group.broadcast(first, whole), group.broadcast(steps.value, whole)))
     # The tiles' axis of a varying ref is indexed by the tile's number.
-    found[:0] = [_number_tiles(group, len(block))] if ref.varying else []
-    return found
+    result[:0] = [_number_tiles(group, len(block))] if ref.varying else []
+    return result
 
 
 def _cast_to_int64(group: GroupVectoriser, v: Value) -> Value:
@@ -299,11 +301,11 @@ def _build_mask(
         mask = group.and_masks(mask, group.align_rank(own, len(block)))
     if edge != "clip":
         return mask
-    places = build_indices(group, ref, starts, block)[1 if ref.varying else 0 :]
-    for place, n in zip(places, ref.shape, strict=True):
-        zero, size = (group.full(v, int64, *static_shape(place.type)) for v in (0, n))
-        mask = group.and_masks(mask, group.add(elementwise.greater_equal, place, zero))
-        mask = group.and_masks(mask, group.add(elementwise.less, place, size))
+    indices = build_indices(group, ref, starts, block)[1 if ref.varying else 0 :]
+    for index, n in zip(indices, ref.shape, strict=True):
+        zero, size = (group.full(v, int64, *static_shape(index.type)) for v in (0, n))
+        mask = group.and_masks(mask, group.add(elementwise.greater_equal, index, zero))
+        mask = group.and_masks(mask, group.add(elementwise.less, index, size))
     return mask
 
 
@@ -329,19 +331,19 @@ def store_blocks(
         mask = group.active_mask(len(block))
         if own is not None:
             mask = group.and_masks(mask, group.align_rank(own, len(block)))
-        more = [group.broadcast(mask, (group.size, *block))] if mask is not None else []
-        values = [ref.value, group.to_varying(value), group.first_tile(), *(p.value for p in starts), *more]
+        extra = [group.broadcast(mask, (group.size, *block))] if mask is not None else []
+        values = [ref.value, group.to_varying(value), group.first_tile(), *(p.value for p in starts), *extra]
         group.builder.add(tile.store, values, {"edge": edge})
         return
     if not any(p.varying for p in (value, *starts, *masks)):
         # At least one tile is active here: the branch around it has checked that.
         group.builder.add(tile.store, [p.value for p in (ref, value, *starts, *masks)], {"edge": edge})
         return
-    places = build_indices(group, ref, starts, block)
-    places[0] = group.broadcast(places[0], (group.size, *_trailing_shape(places[0], len(block))))
+    indices = build_indices(group, ref, starts, block)
+    indices[0] = group.broadcast(indices[0], (group.size, *_trailing_shape(indices[0], len(block))))
     mask = _build_mask(group, ref, starts, block, edge, own)
     group.builder.add(
-        tile.scatter, [ref.value, group.to_varying(value), *places, *([mask] if mask is not None else [])], {}
+        tile.scatter, [ref.value, group.to_varying(value), *indices, *([mask] if mask is not None else [])], {}
     )
 
 
@@ -368,20 +370,23 @@ def _(group, node, args, run):
     rank, depth = len(ref.shape), len(node.out.type.shape)
     if not ref.varying and not any(p.varying for p in rest):
         return [GroupValue(group.add(tile.gather, ref.value, *(p.value for p in rest)))]
-    places, more = _broadcast_indices(group, ref, rest[:rank], depth), [group.align_rank(p, depth) for p in rest[rank:]]
-    mask = group.and_masks(group.active_mask(depth), more[0] if more else None)
+    indices, extra = (
+        _broadcast_indices(group, ref, rest[:rank], depth),
+        [group.align_rank(p, depth) for p in rest[rank:]],
+    )
+    mask = group.and_masks(group.active_mask(depth), extra[0] if extra else None)
     out = (group.size, *node.out.type.shape)
     extra = [group.broadcast(mask, out)] if mask is not None else []
-    extra += [group.broadcast(more[1], out)] if len(more) > 1 else []
-    return [GroupValue(group.broadcast(group.add(tile.gather, ref.value, *places, *extra), out), True)]
+    extra += [group.broadcast(extra[1], out)] if len(extra) > 1 else []
+    return [GroupValue(group.broadcast(group.add(tile.gather, ref.value, *indices, *extra), out), True)]
 
 
 def _broadcast_indices(
-    group: GroupVectoriser, ref: GroupValue, places: Sequence[GroupValue], depth: int
+    group: GroupVectoriser, ref: GroupValue, indices: Sequence[GroupValue], depth: int
 ) -> list[Value]:
     """Index blocks with shapes that broadcast; for a varying ref the tile's number comes first."""
     own = [_number_tiles(group, depth)] if ref.varying else []
-    return [*own, *(group.align_rank(p, depth) for p in places)]
+    return [*own, *(group.align_rank(p, depth) for p in indices)]
 
 
 @vectorise(tile.scatter)
@@ -392,11 +397,16 @@ def _(group, node, args, run):
     if not ref.varying and not any(p.varying for p in (value, *rest)):
         group.builder.add(tile.scatter, [ref.value, value.value, *(p.value for p in rest)], {})
         return []
-    places, more = _broadcast_indices(group, ref, rest[:rank], depth), [group.align_rank(p, depth) for p in rest[rank:]]
-    mask = group.and_masks(group.active_mask(depth), more[0] if more else None)
+    indices, extra = (
+        _broadcast_indices(group, ref, rest[:rank], depth),
+        [group.align_rank(p, depth) for p in rest[rank:]],
+    )
+    mask = group.and_masks(group.active_mask(depth), extra[0] if extra else None)
     everyone = (group.size, *((1,) * depth))
     mask = group.and_masks(mask, group.full(True, bool_, *everyone))
-    group.builder.add(tile.scatter, [ref.value, group.align_rank(value, depth), *places, *([mask] if mask else [])], {})
+    group.builder.add(
+        tile.scatter, [ref.value, group.align_rank(value, depth), *indices, *([mask] if mask else [])], {}
+    )
     return []
 
 
@@ -405,13 +415,16 @@ def _(group, node, args, run):
     count = 1 if node.op is tile.atomic else 2
     ref, values, rest = args[0], args[1 : 1 + count], args[1 + count :]
     rank, depth = len(ref.shape), len(node.out.type.shape)
-    places, more = _broadcast_indices(group, ref, rest[:rank], depth), [group.align_rank(p, depth) for p in rest[rank:]]
-    mask = group.and_masks(group.active_mask(depth), more[0] if more else None)
+    indices, extra = (
+        _broadcast_indices(group, ref, rest[:rank], depth),
+        [group.align_rank(p, depth) for p in rest[rank:]],
+    )
+    mask = group.and_masks(group.active_mask(depth), extra[0] if extra else None)
     # Every tile does its own update, even where address and value are uniform.
     out = (group.size, *node.out.type.shape)
     keep = group.broadcast(mask if mask is not None else group.full(True, bool_), out)
     operands = [group.align_rank(p, depth) for p in values]
-    old = group.builder.add(node.op, [ref.value, *operands, *places, keep], node.attrs).out
+    old = group.builder.add(node.op, [ref.value, *operands, *indices, keep], node.attrs).out
     return [GroupValue(old, True)]
 
 
@@ -445,8 +458,8 @@ def _(group, node, args, run):
     zero = group.full(0, int64)
     group.builder.add(tile.store, [memory, x.value, *[zero] * (len(x.shape) + 1)], {"edge": "error"})
     starts = [_find_source_tile(group, lane, node.attrs["width"]), *[GroupValue(zero)] * len(x.shape)]
-    found = load_blocks(group, GroupValue(memory), starts, (1, *x.shape), "error", [])
-    return [GroupValue(group.reshape(found.value, (group.size, *x.shape)), True)]
+    result = load_blocks(group, GroupValue(memory), starts, (1, *x.shape), "error", [])
+    return [GroupValue(group.reshape(result.value, (group.size, *x.shape)), True)]
 
 
 def _find_source_tile(group: GroupVectoriser, lane: GroupValue, width: int) -> GroupValue:

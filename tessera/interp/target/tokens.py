@@ -90,9 +90,9 @@ class TokenCursor:
 
     def accept(self, *texts: str) -> bool:
         """Consume the next token if it has one of these texts."""
-        found = self.at(*texts)
-        self.index += found
-        return found
+        result = self.at(*texts)
+        self.index += result
+        return result
 
     def expect(self, text: str) -> TextToken:
         """Consume a token with this text, or fail."""

@@ -195,11 +195,11 @@ class BufferisationPlan:
     def sinks(self, v: Value) -> SinkSites:
         """The uses of a value's elements by nodes that are not fused."""
         if v not in self._sinks:
-            found: SinkSites = {}
+            result: SinkSites = {}
             for use in self.uses.uses_of[v]:
                 for sink, straight in self._find_use_sinks(v, use).items():
-                    found[sink] = found.get(sink, True) and straight
-            self._sinks[v] = found
+                    result[sink] = result.get(sink, True) and straight
+            self._sinks[v] = result
         return self._sinks[v]
 
     def _find_use_sinks(self, v: Value, use: UseSite) -> SinkSites:

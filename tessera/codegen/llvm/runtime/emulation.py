@@ -90,9 +90,9 @@ def _launch_lanes(
 
 def _make_lane_wrapper(text: str, kernel: str, scratch: int) -> str:
     """The LLVM text of a function that runs one program on its own slice of the scratch memory."""
-    found = re.search(rf"^define void @{re.escape(kernel)}\.range\((.*?)i64 %begin", text, re.MULTILINE)
-    assert found is not None, f"the text lacks @{kernel}.range"
-    params = found[1].replace(" noalias", "")
+    result = re.search(rf"^define void @{re.escape(kernel)}\.range\((.*?)i64 %begin", text, re.MULTILINE)
+    assert result is not None, f"the text lacks @{kernel}.range"
+    params = result[1].replace(" noalias", "")
     grid = "i64 %grid0, i64 %grid1, i64 %grid2"
     return f"""
 define void @{kernel}.lane({params}i64 %n, i64 %place, {grid}, ptr %scratch) {{

@@ -129,12 +129,12 @@ class WorkerPool:
         self._arenas = [allocate_aligned(scratch) for _ in range(threads)]
         self._addresses = [array_address(a) for a in self._arenas]
 
-    def run(self, tasks: np.ndarray, alone: bool) -> None:
-        """Run every task; `alone`: on the calling thread, for work too small to share."""
+    def run(self, tasks: np.ndarray, serial: bool) -> None:
+        """Run every task; `serial`: on the calling thread, for work too small to share."""
         # a new array for each run: a late thread may still read the old one
         states = np.zeros((len(tasks), 8), np.int64)
         run, place, count = get_worker_entry(), array_address(tasks), len(tasks)
-        if not alone:
+        if not serial:
             for arena in self._addresses[1:]:
                 get_helper_threads(self.threads - 1).submit(_run_helper, run, tasks, states, arena)
         run(place, count, array_address(states), self._addresses[0])
@@ -177,7 +177,7 @@ open:
   %ignored = atomicrmw add ptr %round.p, i64 1 acq_rel
   ret void
 wait:
-  ; whoever has ended is looked at first: it may have passed the round that is looked at then
+  ; the ended count is read first: a program that ends later has passed the round that is read next
   %ended = load atomic i64, ptr %ended.p acquire, align 8
   %now = load atomic i64, ptr %round.p acquire, align 8
   %met = icmp ne i64 %now, %round

@@ -141,9 +141,9 @@ def _(kernel, node):
         ends.append((text.label, [kernel.scalars.get(v, "") for v in region.results]))
         text.line(f"br label %{done}")
     text.begin_block(done)
-    for place, (v, memory) in enumerate(zip(node.results, memories, strict=True)):
+    for number, (v, memory) in enumerate(zip(node.results, memories, strict=True)):
         if memory is not None:
             kernel.buffers[v] = memory
             continue
-        sources = ", ".join(f"[ {names[place]}, %{label} ]" for label, names in ends)
+        sources = ", ".join(f"[ {names[number]}, %{label} ]" for label, names in ends)
         kernel.scalars[v] = text.let(f"phi {get_register_type(v.type.dtype)} {sources}", "c")

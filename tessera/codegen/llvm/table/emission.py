@@ -41,10 +41,10 @@ def find_row(node: Node) -> Callable[..., Iterator[str]]:
     Raises:
         UnsupportedOpError: the table has none.
     """
-    found = pointwise_row.get(node.op)
-    if found is None:
+    result = pointwise_row.get(node.op)
+    if result is None:
         raise make_refusal_error("llvm", node, REFUSED)
-    return found
+    return result
 
 
 def format_call(name: str, t: RegisterType, *operands: str) -> str:

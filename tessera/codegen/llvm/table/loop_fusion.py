@@ -246,13 +246,13 @@ def _add_indices(body: LoopBody, a: LaneValue, b: LaneValue) -> LaneValue:
 
 def _delinearise_index(body: LoopBody, linear: LaneValue, sizes: tuple[int, ...]) -> list[LaneValue]:
     """The index with a row-major offset."""
-    found = []
+    result = []
     for axis, n in enumerate(sizes):
         step = math.prod(sizes[axis + 1 :])
-        found.append(
+        result.append(
             ZERO_LANE if n == 1 else _emit_quotient(body, linear, step, n if any(s != 1 for s in sizes[:axis]) else 0)
         )
-    return found
+    return result
 
 
 def _emit_quotient(body: LoopBody, linear: LaneValue, step: int, modulus: int) -> LaneValue:

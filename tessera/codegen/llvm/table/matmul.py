@@ -303,8 +303,8 @@ class AxisTiles:
 def split_axis(total: int, size: int) -> list[AxisTiles]:
     """An axis in pieces, the remainder last."""
     is_whole = total // size
-    found = [AxisTiles(0, is_whole, size), AxisTiles(is_whole * size, 1, total - is_whole * size)]
-    return [p for p in found if p.count and p.size]
+    result = [AxisTiles(0, is_whole, size), AxisTiles(is_whole * size, 1, total - is_whole * size)]
+    return [p for p in result if p.count and p.size]
 
 
 @statement_rule(contractions.dot)

@@ -39,14 +39,14 @@ class DebugMetadata:
 
     def subprogram(self, name: str, loc: Location) -> int:
         """The node of a function."""
-        place = self.file(loc.file)
+        file = self.file(loc.file)
         unit = self.node(
-            f'distinct !DICompileUnit(language: DW_LANG_Python, file: !{place}, producer: "tessera", '
+            f'distinct !DICompileUnit(language: DW_LANG_Python, file: !{file}, producer: "tessera", '
             "isOptimized: true, emissionKind: LineTablesOnly)"
         )
         kind = self.node("!DISubroutineType(types: !{})")
         return self.node(
-            f'distinct !DISubprogram(name: "{_escape(name)}", file: !{place}, line: {loc.line}, type: !{kind}, '
+            f'distinct !DISubprogram(name: "{_escape(name)}", file: !{file}, line: {loc.line}, type: !{kind}, '
             f"spFlags: DISPFlagDefinition, unit: !{unit})"
         )
 
@@ -57,9 +57,9 @@ class DebugMetadata:
 
     def location(self, loc: Location, scope: int) -> int:
         """The node of a location in a function; the lines of a function may come from several files."""
-        place = self.file(loc.file)
-        if f"file: !{place}," not in self.nodes[scope]:
-            scope = self.node(f"!DILexicalBlockFile(scope: !{scope}, file: !{place}, discriminator: 0)")
+        file = self.file(loc.file)
+        if f"file: !{file}," not in self.nodes[scope]:
+            scope = self.node(f"!DILexicalBlockFile(scope: !{scope}, file: !{file}, discriminator: 0)")
         return self.node(f"!DILocation(line: {loc.line}, column: {loc.column}, scope: !{scope})")
 
     def text(self) -> Iterator[str]:

@@ -47,5 +47,5 @@ def _check_policy(node: Node) -> None:
         return  # its own row rounds from f64, once
     operands = tuple(t.dtype for t in node.types)
     for v in node.results:
-        if isinstance(v.type, TensorType) and (found := conversions.find_unsupported_policy(v.type, operands)):
-            raise conversions.make_policy_error(found, node.loc)
+        if isinstance(v.type, TensorType) and (value := conversions.find_unsupported_policy(v.type, operands)):
+            raise conversions.make_policy_error(value, node.loc)

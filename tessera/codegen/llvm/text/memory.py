@@ -183,12 +183,12 @@ def _load_masked(
     body: LoopBody, m: StridedMemRef, index: LaneIndex, mask: LaneValue | None, other: LaneValue | None, width: int
 ) -> str:
     raw = _load_raw(body, m, compute_address(body, m, index), _combine_tail_mask(body, mask, width), width)
-    found = decode_loaded(body, m, raw, width)
+    result = decode_loaded(body, m, raw, width)
     if mask is None or other is None:
-        return found
+        return result
     t = get_register_type(m.dtype, width)
     cond, rest = body.broadcast_lane(mask, t.truth), body.broadcast_lane(other, t)
-    return body.text.let(f"select {t.truth} {cond}, {t} {found}, {t} {rest}")
+    return body.text.let(f"select {t.truth} {cond}, {t} {result}, {t} {rest}")
 
 
 def _combine_tail_mask(body: LoopBody, mask: LaneValue | None, width: int) -> str | None:
@@ -201,14 +201,16 @@ def _combine_tail_mask(body: LoopBody, mask: LaneValue | None, width: int) -> st
     return body.text.let(f"and {t} {own}, {end}", "m")
 
 
-def _load_raw(body: LoopBody, m: StridedMemRef, place: LaneAddress, mask: str | None, width: int) -> str:
+def _load_raw(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: str | None, width: int) -> str:
     t = get_memory_type(m.dtype, width)
-    if place.uniform and width > 1 and mask is body.mask:
-        one = body.text.let(f"load {t.element}, ptr {emit_pointer(body, m, place)}, align {get_element_bytes(m.dtype)}")
+    if address.uniform and width > 1 and mask is body.mask:
+        one = body.text.let(
+            f"load {t.element}, ptr {emit_pointer(body, m, address)}, align {get_element_bytes(m.dtype)}"
+        )
         return emit_splat(body.text, t, one)
-    if place.vector or place.stride != 1 and width > 1:
-        return _emit_gather(body, m, place, mask, t)
-    at = emit_pointer(body, m, place)
+    if address.vector or address.stride != 1 and width > 1:
+        return _emit_gather(body, m, address, mask, t)
+    at = emit_pointer(body, m, address)
     if mask is None:
         return body.text.let(f"load {t}, ptr {at}, align {get_element_bytes(m.dtype)}")
     if width > 1:
@@ -226,29 +228,29 @@ def _load_scalar_masked(body: LoopBody, m: StridedMemRef, at: str, mask: str, t:
     return body.text.let(f"select i1 {mask}, {t} {raw}, {t} {t.const(0)}")
 
 
-def emit_pointer(body: LoopBody, m: StridedMemRef, place: LaneAddress) -> str:
+def emit_pointer(body: LoopBody, m: StridedMemRef, address: LaneAddress) -> str:
     """The address of the first lane."""
-    if place.scalar == "0":
+    if address.scalar == "0":
         return m.base
-    return body.text.let(f"getelementptr {get_memory_type(m.dtype).element}, ptr {m.base}, i64 {place.scalar}", "p")
+    return body.text.let(f"getelementptr {get_memory_type(m.dtype).element}, ptr {m.base}, i64 {address.scalar}", "p")
 
 
-def _emit_pointer_vector(body: LoopBody, m: StridedMemRef, place: LaneAddress) -> str:
+def _emit_pointer_vector(body: LoopBody, m: StridedMemRef, address: LaneAddress) -> str:
     t = RegisterType("i64", body.width)
-    base = emit_pointer(body, m, LaneAddress(place.scalar, 0))
-    offsets = format_step_vector(t, place.stride)
-    if place.vector:
-        offsets = body.text.let(f"add {t} {place.vector}, {offsets}", "o") if place.stride else place.vector
+    base = emit_pointer(body, m, LaneAddress(address.scalar, 0))
+    offsets = format_step_vector(t, address.stride)
+    if address.vector:
+        offsets = body.text.let(f"add {t} {address.vector}, {offsets}", "o") if address.stride else address.vector
     return body.text.let(f"getelementptr {get_memory_type(m.dtype).element}, ptr {base}, {t} {offsets}", "p")
 
 
-def _emit_gather(body: LoopBody, m: StridedMemRef, place: LaneAddress, mask: str | None, t: RegisterType) -> str:
-    pointers = _emit_pointer_vector(body, m, place)
-    which = mask or t.truth.const(1)
+def _emit_gather(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: str | None, t: RegisterType) -> str:
+    pointers = _emit_pointer_vector(body, m, address)
+    lane_mask = mask or t.truth.const(1)
     return body.text.let(
         f"call {t} @llvm.masked.gather.{t.suffix}.v{t.width}p0({t.of('ptr')} {pointers}, "
         f"i32 {get_element_bytes(m.dtype)}, "
-        f"{t.truth} {which}, {t} zeroinitializer)"
+        f"{t.truth} {lane_mask}, {t} zeroinitializer)"
     )
 
 
@@ -266,27 +268,27 @@ def store_lane(
 ) -> None:
     """Store elements at an index, where the mask is true."""
     body.kernel.scratch.record_access(m)
-    place = compute_address(body, m, index)
+    address = compute_address(body, m, index)
     # Of several elements with one address the last one is stored: a scatter keeps that order.
     width = 1 if body.width_of(*index, value, *([mask] if mask else [])) == 1 else body.width
     raw = _encode_lane(body, m, value, width)
-    which = _combine_tail_mask(body, mask, width)
+    lane_mask = _combine_tail_mask(body, mask, width)
     t = get_memory_type(m.dtype, width)
-    if width > 1 and (place.vector or place.stride != 1):
-        where, form = f"{t.of('ptr')} {_emit_pointer_vector(body, m, place)}", f"scatter.{t.suffix}.v{width}p0"
-        body.text.line(_format_masked_store(form, t, raw, where, m, which or t.truth.const(1)))
+    if width > 1 and (address.vector or address.stride != 1):
+        pointers, form = f"{t.of('ptr')} {_emit_pointer_vector(body, m, address)}", f"scatter.{t.suffix}.v{width}p0"
+        body.text.line(_format_masked_store(form, t, raw, pointers, m, lane_mask or t.truth.const(1)))
         return
-    at = emit_pointer(body, m, place)
-    if which is None:
+    at = emit_pointer(body, m, address)
+    if lane_mask is None:
         body.text.line(f"store {t} {raw}, ptr {at}, align {get_element_bytes(m.dtype)}")
     elif width > 1:
-        body.text.line(_format_masked_store(f"store.{t.suffix}.p0", t, raw, f"ptr {at}", m, which))
+        body.text.line(_format_masked_store(f"store.{t.suffix}.p0", t, raw, f"ptr {at}", m, lane_mask))
     else:
-        _store_scalar_masked(body, m, at, raw, which, t)
+        _store_scalar_masked(body, m, at, raw, lane_mask, t)
 
 
-def _format_masked_store(form: str, t: RegisterType, raw: str, where: str, m: StridedMemRef, mask: str) -> str:
-    return f"call void @llvm.masked.{form}({t} {raw}, {where}, i32 {get_element_bytes(m.dtype)}, {t.truth} {mask})"
+def _format_masked_store(form: str, t: RegisterType, raw: str, pointers: str, m: StridedMemRef, mask: str) -> str:
+    return f"call void @llvm.masked.{form}({t} {raw}, {pointers}, i32 {get_element_bytes(m.dtype)}, {t.truth} {mask})"
 
 
 def _store_scalar_masked(body: LoopBody, m: StridedMemRef, at: str, raw: str, mask: str, t: RegisterType) -> None:
@@ -310,15 +312,15 @@ def _encode_lane(body: LoopBody, m: StridedMemRef, value: LaneValue, width: int)
 
 def emit_inside_mask(body: LoopBody, m: StridedMemRef, index: LaneIndex, axes: tuple[int, ...]) -> LaneValue | None:
     """The mask of indices within bounds along some axes; None without axes."""
-    found: LaneValue | None = None
+    result: LaneValue | None = None
     for axis in axes:
         lane = index[axis]
         t = RegisterType("i64", body.width_of(lane))
         with body.hoist(lane):
             # Compared as unsigned, a negative index is out of bounds.
             name = body.text.let(f"icmp ult {t} {body.broadcast_lane(lane, t)}, {t.const(m.shape[axis])}", "m")
-        found = intersect_masks(body, found, LaneValue(name, body.kind_of(lane)))
-    return found
+        result = intersect_masks(body, result, LaneValue(name, body.kind_of(lane)))
+    return result
 
 
 def intersect_masks(body: LoopBody, a: LaneValue | None, b: LaneValue | None) -> LaneValue | None:

@@ -245,7 +245,7 @@ _CALL_PATTERN = re.compile(r"call (?P<result>[^@]*?) @(?P<name>[\w.]+)\((?P<args
 def declare_externals(lines: Iterable[str]) -> Iterator[str]:
     """A declaration for each intrinsic or C function that is called and not defined."""
     listed = list(lines)
-    defined = {found["name"] for line in listed if (found := _DEFINE_PATTERN.match(line))}
+    defined = {value["name"] for line in listed if (value := _DEFINE_PATTERN.match(line))}
     needed: dict[str, str] = {}
     for line in listed:
         call = _CALL_PATTERN.search(line) if " call " in line else None
@@ -262,13 +262,13 @@ def _parse_argument_types(args: str) -> str:
 
 def _split_arguments(args: str) -> list[str]:
     """Arguments, split at the commas that are not within < > or ( )."""
-    found, depth, start = [], 0, 0
+    result, depth, start = [], 0, 0
     for place, char in enumerate(args):
         depth += (char in "<([") - (char in ">)]")
         if char == "," and depth == 0:
-            found.append(args[start:place].strip())
+            result.append(args[start:place].strip())
             start = place + 1
-    return [*found, args[start:].strip()] if args.strip() else []
+    return [*result, args[start:].strip()] if args.strip() else []
 
 
 def _parse_type(operand: str) -> str:

@@ -36,9 +36,9 @@ def _check_divisor(b: np.ndarray) -> None:
         raise LaneFault("integer division by zero", lane=_find_first_lane(zero))
 
 
-def _find_first_lane(found: np.ndarray) -> int | None:
+def _find_first_lane(result: np.ndarray) -> int | None:
     """The first faulting lane; None for a uniform value."""
-    return int(np.argwhere(found)[0][0]) if len(found) > 1 else None
+    return int(np.argwhere(result)[0][0]) if len(result) > 1 else None
 
 
 def _signed_divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -65,8 +65,8 @@ def find_intrinsic(name: str, table: dict) -> object | None:
     """The table entry of an intrinsic such as `llvm.fma.v16f32`, whose name has type suffixes."""
     parts = name.removeprefix("llvm.").split(".")
     for end in range(len(parts), 0, -1):
-        if (found := table.get(".".join(parts[:end]))) is not None:
-            return found
+        if (result := table.get(".".join(parts[:end]))) is not None:
+            return result
     return None
 
 
@@ -142,7 +142,7 @@ def build_global_image(type: LlvmType, initial: LlvmOperand, addresses: GlobalAd
 
 
 def _write_constant(
-    memory: SegmentedMemory, place: int, type: LlvmType, initial: LlvmOperand, addresses: GlobalAddresses
+    memory: SegmentedMemory, address: int, type: LlvmType, initial: LlvmOperand, addresses: GlobalAddresses
 ) -> None:
     """Store a constant; an array of scalars is stored as a vector."""
     if isinstance(initial, Zero | Undefined):
@@ -151,13 +151,13 @@ def _write_constant(
         assert isinstance(initial, SequenceConstant)
         if initial.elements:
             row = _evaluate_row(initial, addresses)[None]
-            memory.store(np.array([place]), row, get_memory_format(LlvmVector(type.count, type.element), 1))
+            memory.store(np.array([address]), row, get_memory_format(LlvmVector(type.count, type.element), 1))
     elif isinstance(type, LlvmAggregate):
         assert isinstance(initial, SequenceConstant)
         for (offset, part), element in zip(type.parts, initial.elements, strict=True):
-            _write_constant(memory, place + offset, part, element, addresses)
+            _write_constant(memory, address + offset, part, element, addresses)
     else:
-        memory.store(np.array([place]), np.asarray(evaluate_constant(initial, addresses)), get_memory_format(type, 1))
+        memory.store(np.array([address]), np.asarray(evaluate_constant(initial, addresses)), get_memory_format(type, 1))
 
 
 # Functions: names become register numbers, instructions become closures.
@@ -241,9 +241,9 @@ class FunctionDecoder:
         return phi.operands[phi.labels.index(source)]
 
     def _find_registers(self, i: LlvmInstruction, operands: tuple[LlvmOperand, ...], used: set[int]) -> tuple[int, ...]:
-        found = tuple(self._find_register(i, operand) for operand in operands)
-        used.update(found)
-        return found
+        result = tuple(self._find_register(i, operand) for operand in operands)
+        used.update(result)
+        return result
 
     def _find_register(self, i: LlvmInstruction, operand: LlvmOperand) -> int:
         if isinstance(operand, LocalOperand):

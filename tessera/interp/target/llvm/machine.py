@@ -176,10 +176,10 @@ class LlvmModule:
         return None if result is None else map_members(lambda x: np.array(broadcast_lanes(x, lanes)), result)
 
     def _function(self, name: str) -> LlvmFunction:
-        found = self.program.functions.get(name)
-        if found is None or not found.blocks:
+        result = self.program.functions.get(name)
+        if result is None or not result.blocks:
             raise UnknownNameError(f"there is no function @{name}", expected=", ".join(self.functions))
-        return found
+        return result
 
     def _memory(self) -> SegmentedMemory:
         memory = SegmentedMemory(first=len(self._numbers) + 1)

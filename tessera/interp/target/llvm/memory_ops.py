@@ -119,10 +119,10 @@ def _find_atomic_function(word: str, type: LlvmType) -> BinaryFunction:
         return get_integer_function(word, type)
     if word in ("fadd", "fsub") and isinstance(type, LlvmFloat):
         return get_float_function(word, type)
-    found = get_float_math(_FLOAT_WORDS.get(word, ""), type)
-    if found is None:
+    result = get_float_math(_FLOAT_WORDS.get(word, ""), type)
+    if result is None:
         raise UnsupportedOpError(f"atomicrmw {word} is not supported")
-    return found
+    return result
 
 
 def _update_serially(f: LlvmFrame, pointer: np.ndarray, kind: MemoryFormat, update: Callable) -> np.ndarray:

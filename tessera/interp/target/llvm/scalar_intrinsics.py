@@ -167,7 +167,7 @@ _QUIET_BIT = {2: 9, 4: 22, 8: 51}
 
 def _build_class_test(i: LlvmInstruction) -> PureFunction:
     def run(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        wanted = [found for bit, found in enumerate(_classify(x)) if int(mask[0]) >> bit & 1]
+        wanted = [result for bit, result in enumerate(_classify(x)) if int(mask[0]) >> bit & 1]
         return np.logical_or.reduce([np.zeros(x.shape, bool), *wanted])
 
     return run
@@ -175,9 +175,9 @@ def _build_class_test(i: LlvmInstruction) -> PureFunction:
 
 def _make_named_builder(name: str) -> Callable[[LlvmInstruction], PureFunction]:
     def build(i: LlvmInstruction) -> PureFunction:
-        found = get_float_math(name, i.type.scalar)
-        assert found is not None
-        return found
+        result = get_float_math(name, i.type.scalar)
+        assert result is not None
+        return result
 
     return build
 

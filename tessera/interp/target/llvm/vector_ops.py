@@ -209,10 +209,10 @@ def _read_shuffle_mask(operand: LlvmOperand) -> np.ndarray:
 
 
 def _read_mask_constant(operand: LlvmOperand) -> int:
-    found = {"Zero": 0, "Undefined": -1}.get(type(operand).__name__)
-    if found is None:
+    result = {"Zero": 0, "Undefined": -1}.get(type(operand).__name__)
+    if result is None:
         raise ParseError("a shuffle mask must be constant")
-    return found
+    return result
 
 
 def _build_shuffle(i: LlvmInstruction) -> PureFunction:

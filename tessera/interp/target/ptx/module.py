@@ -87,8 +87,8 @@ class ArgumentBuffers:
         for array in self.arrays:
             if array.flags.writeable:
                 start = self.offset(array)
-                found = self.arena.flat.raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-                array[...] = found
+                result = self.arena.flat.raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+                array[...] = result
 
 
 def _host_extent(array: np.ndarray) -> tuple[int, int]:
@@ -377,9 +377,9 @@ def _resolve_initial_address(v: PtxVariable, operand: PtxOperand, symbols: dict[
     name, offset = operand, 0
     if isinstance(operand, AddressOperand):
         name, offset = NameOperand(str(operand.base)), operand.offset
-    found = symbols.get(name.text) if isinstance(name, NameOperand) else None
-    if isinstance(found, PtxFunction) and not found.entry:
-        return function_addresses(symbols)[found.name]
-    if not isinstance(found, PtxVariableAddress):
+    result = symbols.get(name.text) if isinstance(name, NameOperand) else None
+    if isinstance(result, PtxFunction) and not result.entry:
+        return function_addresses(symbols)[result.name]
+    if not isinstance(result, PtxVariableAddress):
         raise UnsupportedOpError(f"the initial value of {v.name} is not supported", location=v.location)
-    return found.address + offset
+    return result.address + offset

@@ -36,13 +36,13 @@ def parse_prefixed_call(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
 
 def parse_call(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
     """A direct call; attributes are skipped, except the alignment of arguments."""
-    where, found = c.place(), parse_flags(c)
+    location, result = c.place(), parse_flags(c)
     skip_attributes(c)
     type = c.type()
     skip_attributes(c)
     if c.here.kind != "global":
         kind = "inline assembly" if c.at("asm") else "a call through a pointer"
-        raise UnsupportedOpError(f"call: {kind} is not supported", location=where)
+        raise UnsupportedOpError(f"call: {kind} is not supported", location=location)
     callee, arguments = c.take().text, []
     c.expect("(")
     while not c.at(")"):
@@ -51,7 +51,7 @@ def parse_call(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
             break
     _skip_call_tail(c)
     operands, aligns = zip(*arguments) if arguments else ((), ())  # noqa: B905 (pairs)
-    return LlvmInstruction("call", type, tuple(operands), callee, found, aligns=tuple(aligns))
+    return LlvmInstruction("call", type, tuple(operands), callee, result, aligns=tuple(aligns))
 
 
 def _skip_call_tail(c: LlvmTypeCursor) -> None:
@@ -83,40 +83,40 @@ _UNSUPPORTED = frozenset(
 
 def parse_instruction(c: LlvmTypeCursor) -> LlvmInstruction:
     """One instruction with its result, metadata and location."""
-    where, result = c.place(), ""
+    location, result = c.place(), ""
     if c.here.kind == "local":
         result = c.take().text
         c.expect("=")
     op = c.here.text
     if op in _UNSUPPORTED:
-        raise UnsupportedOpError(f"the instruction '{op}' is not supported", location=where)
+        raise UnsupportedOpError(f"the instruction '{op}' is not supported", location=location)
     reader = _PARSERS.get(op) if c.here.kind == "word" else None
     if reader is None:
         c.fail("expected an instruction")
     c.take()
-    found = _parse_tail(c, reader(c, op))
-    return replace(found, result=result, where=where)
+    value = _parse_tail(c, reader(c, op))
+    return replace(value, result=result, where=location)
 
 
-def _parse_tail(c: LlvmTypeCursor, found: LlvmInstruction) -> LlvmInstruction:
+def _parse_tail(c: LlvmTypeCursor, result: LlvmInstruction) -> LlvmInstruction:
     """`, align 4, !dbg !7`"""
     while c.accept(","):
         if c.accept("align"):
-            found = replace(found, align=c.integer())
+            result = replace(result, align=c.integer())
         elif c.accept("addrspace"):
             c.skip_group()
         elif c.here.kind == "meta":
-            found = _parse_attachment(c, found)
+            result = _parse_attachment(c, result)
         else:
             c.fail("expected align or metadata")
-    return found
+    return result
 
 
-def _parse_attachment(c: LlvmTypeCursor, found: LlvmInstruction) -> LlvmInstruction:
+def _parse_attachment(c: LlvmTypeCursor, result: LlvmInstruction) -> LlvmInstruction:
     name, node = c.take().text, c.take().text
     if c.at("(", "{"):
         c.skip_group()
-    return replace(found, debug=node) if name == "!dbg" else found
+    return replace(result, debug=node) if name == "!dbg" else result
 
 
 def get_comparison_type(type: LlvmType) -> LlvmType:
@@ -133,11 +133,11 @@ def _parse_pair(c: LlvmTypeCursor) -> tuple[LlvmOperand, LlvmOperand]:
 
 def _parse_operands(c: LlvmTypeCursor) -> tuple[LlvmOperand, ...]:
     """Typed operands up to metadata, an alignment or the end."""
-    found = [parse_typed_value(c)]
+    result = [parse_typed_value(c)]
     while c.at(",") and c.after().kind != "meta" and c.after().text != "align":
         c.take()
-        found.append(parse_typed_value(c))
-    return tuple(found)
+        result.append(parse_typed_value(c))
+    return tuple(result)
 
 
 def _parse_binary(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
@@ -188,11 +188,11 @@ def _parse_shuffle(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
 
 
 def _parse_indices(c: LlvmTypeCursor) -> tuple[int, ...]:
-    found = []
+    result = []
     while c.at(",") and c.after().kind == "number":
         c.take()
-        found.append(c.integer())
-    return tuple(found)
+        result.append(c.integer())
+    return tuple(result)
 
 
 def _parse_extract_value(c: LlvmTypeCursor, op: str) -> LlvmInstruction:

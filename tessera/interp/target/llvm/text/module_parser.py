@@ -92,9 +92,9 @@ def _parse_header(p: _ModuleCursor) -> LlvmFunction:
     while not p.at(")"):
         if p.accept("..."):
             break
-        found = _parse_parameter(p, str(unnamed))
-        unnamed += found.name == str(unnamed)
-        parameters.append(found)
+        value = _parse_parameter(p, str(unnamed))
+        unnamed += value.name == str(unnamed)
+        parameters.append(value)
         if not p.accept(","):
             break
     p.expect(")")
@@ -136,13 +136,13 @@ class _FunctionBodyParser:
 
     def parse_blocks(self) -> tuple[BasicBlock, ...]:
         """Every basic block up to the closing brace."""
-        found = []
+        result = []
         while not self.p.accept("}"):
             given = self.p.take().text if self.p.here.kind == "label" else ""
-            found.append(BasicBlock(self._make_name(given), self._parse_instructions()))
-        if not found:
+            result.append(BasicBlock(self._make_name(given), self._parse_instructions()))
+        if not result:
             self.p.fail("expected a basic block")
-        return tuple(found)
+        return tuple(result)
 
     def _parse_instructions(self) -> tuple[LlvmInstruction, ...]:
         body: list[LlvmInstruction] = []
@@ -156,10 +156,10 @@ class _FunctionBodyParser:
         return tuple(body)
 
     def _parse_instruction(self) -> LlvmInstruction:
-        found = parse_instruction(self.p)
-        if found.type == VOID or found.op in TERMINATORS:
-            return found
-        return replace(found, result=self._make_name(found.result))
+        value = parse_instruction(self.p)
+        if value.type == VOID or value.op in TERMINATORS:
+            return value
+        return replace(value, result=self._make_name(value.result))
 
 
 def _parse_variable(p: _ModuleCursor) -> None:

@@ -74,17 +74,17 @@ class LlvmTypeCursor(LlvmCursor):
 
     def type(self) -> LlvmType:
         """Parse a type, typed pointers and function types included."""
-        found = self._parse_base_type()
+        result = self._parse_base_type()
         while True:
             if self.accept("*"):
-                found = PTR
+                result = PTR
             elif self.at("addrspace"):
                 self.take()
                 self.skip_group()
             elif self.at("(") and self._is_function_type():
                 self.skip_group()  # the type of a callee: only its return type matters
             else:
-                return found
+                return result
 
     def _is_function_type(self) -> bool:
         """Whether a parenthesis after a type begins parameters, as in `void (i32, ...)`."""
@@ -371,12 +371,12 @@ _ORDERINGS = ("unordered", "monotonic", "acquire", "release", "acq_rel", "seq_cs
 
 def parse_flags(c: LlvmTypeCursor) -> frozenset[str]:
     """The flags between an opcode and its operands."""
-    found = set()
+    result = set()
     while c.here.kind == "word" and c.here.text in (*_FLAG_WORDS, "inrange"):
-        found.add(c.take().text)
-        if c.at("(") and "inrange" in found:
+        result.add(c.take().text)
+        if c.at("(") and "inrange" in result:
             c.skip_group()
-    return frozenset(found)
+    return frozenset(result)
 
 
 def skip_ordering(c: LlvmTypeCursor) -> None:

@@ -163,8 +163,8 @@ def find_source_location(program: ParsedModule, i: LlvmInstruction) -> Location 
 def _find_file(program: ParsedModule, node: MetadataNode | None) -> str:
     """The file of the innermost scope that names one."""
     while node is not None:
-        if (found := program.nodes.get(node.fields.get("file", ""))) is not None:
-            return os.path.join(_unquote_field(found, "directory"), _unquote_field(found, "filename"))
+        if (result := program.nodes.get(node.fields.get("file", ""))) is not None:
+            return os.path.join(_unquote_field(result, "directory"), _unquote_field(result, "filename"))
         node = program.nodes.get(node.fields.get("scope", ""))
     return ""
 

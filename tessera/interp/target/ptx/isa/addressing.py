@@ -87,12 +87,12 @@ def decode_address(
     offset = np.uint64(operand.offset & (1 << 64) - 1)
     if operand.base is None:
         return AddressOperandReader(space, constant_reader(np.array([[offset]])))
-    found = d.resolve(operand.base, inst.location)
-    if isinstance(found, PtxVariableAddress):
+    result = d.resolve(operand.base, inst.location)
+    if isinstance(result, PtxVariableAddress):
         # An entry's parameters are in global memory, at the start of their own space; those of an inlined call are
         # local.
-        base, space = (_PARAM, "global") if found.space == "param" else (0, found.space)
-        place = np.array([[base + found.address + operand.offset]]).astype(np.uint64)
+        base, space = (_PARAM, "global") if result.space == "param" else (0, result.space)
+        place = np.array([[base + result.address + operand.offset]]).astype(np.uint64)
         return AddressOperandReader(space, stack_relative_reader(place) if space == "local" else constant_reader(place))
     read = d.reader(NameOperand(operand.base), TYPES["u64"])
     if "param" in inst.op or "param::entry" in inst.op:
@@ -127,12 +127,12 @@ def resolve_accesses(
             )
         ]
     filled = fill_masked_lanes(lanes, address)
-    found = []
+    result = []
     for subset, space in split_by_state_space(filled, lanes):
         position = filled if subset is lanes else fill_masked_lanes(subset, where.read(m, subset))
         position = position if space == "global" else position - np.uint64(GENERIC_WINDOWS[space])
-        found.append(LaneAccess(space, subset, check_address(m, space, position, subset, size, align or size)))
-    return found
+        result.append(LaneAccess(space, subset, check_address(m, space, position, subset, size, align or size)))
+    return result
 
 
 def split_by_state_space(address: np.ndarray, lanes: LaneSet) -> list[tuple[LaneSet, str]]:

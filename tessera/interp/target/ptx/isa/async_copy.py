@@ -42,7 +42,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 @decode_rule("async", table=COPY_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    """4, 8 or 16 bytes; those beyond the source size are zeros, all of them where the source is to be ignored."""
+    """4, 8 or 16 bytes; bytes beyond the source size are zero, as are all bytes if the source is ignored."""
     if any(
         w not in MEMORY_MODIFIERS | {"async", "shared", "shared::cta", "global"} and ":" not in w for w in inst.op[1:]
     ):
@@ -96,7 +96,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 @decode_rule("async.wait_group", "async.wait_all", "async.bulk.wait_group", table=COPY_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    """Copies are done as they are issued: only the debug mode keeps track of what is still under way."""
+    """Copies complete when they are issued: only the sanitizer tracks which are in flight."""
     kind = "bulk" if "bulk" in inst.op else "copy"
     left = inst.operands[0].value if inst.operands and isinstance(inst.operands[0], ImmediateOperand) else 0
     everything = inst.op[2] == "wait_all"
@@ -111,7 +111,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 @decode_rule("async.mbarrier.arrive", table=COPY_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    """An arrival when the thread's copies are done; without `noinc` the barrier first expects one more."""
+    """An arrival when the thread's copies complete; without `noinc` the mbarrier first expects one more."""
     where = decode_address(d, inst, inst.operands[0])
     line.step = _defer_arrival(where, "noinc" in inst.op)
 

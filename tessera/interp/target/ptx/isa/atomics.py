@@ -44,10 +44,10 @@ _OTHER: dict[str, Update] = {
 
 @decode_rule("atom", "red")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """The order that hardware leaves open is that of lanes here."""
+    """Lanes update in lane order here; on hardware the order is unspecified."""
     if inst.op[1] == "async":
         raise d.unsupported(inst)
-    type = next((w for w in inst.op[1:] if w in TYPES), "")  # vectors have the operation behind it
+    type = next((w for w in inst.op[1:] if w in TYPES), "")  # in vector forms the type precedes the operation
     inst = replace(inst, op=(*(w for w in inst.op if w != type), type))
     t = TYPES[type]
     words = [w for w in inst.op[1:-1] if w in _ASSOCIATIVE or w in _OTHER]

@@ -56,15 +56,15 @@ def _decode_comparison(
 
 @decode_rule("setp")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """`p|q`: the second is the opposite comparison; of packed numbers, the upper half's."""
+    """`p|q`: q is the negated comparison, or for packed types the comparison of the upper half."""
     t, pred = TYPES[inst.op[-1]], TYPES["pred"]
     compare, combine, readers = _decode_comparison(d, inst, t, 1)
     first, second = (d.writer(o, pred) for o in split_pair(inst.operands[0]))
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         a, b, *rest = (r(m, lanes) for r in readers)
-        found = compare(a, b)
-        low, high = (found, ~found) if t.parts == 1 else (found[..., 0], found[..., 1])
+        result = compare(a, b)
+        low, high = (result, ~result) if t.parts == 1 else (result[..., 0], result[..., 1])
         if combine is not None:
             low, high = combine(low, rest[0]), combine(high, rest[0])
         first(m, lanes, low)
@@ -75,7 +75,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 @decode_rule("set")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """All ones for an integer result, 1.0 for a float."""
+    """True is all ones in an integer result, 1.0 in a float."""
     t, out = TYPES[inst.op[-1]], TYPES[inst.op[-2]]
     compare, combine, readers = _decode_comparison(d, inst, t, 2)
     write = d.writer(inst.operands[0], out)
@@ -84,14 +84,14 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         a, b, *rest = (r(m, lanes) for r in readers)
-        found = compare(a, b)
+        value = compare(a, b)
         if combine is not None:
-            found = combine(found, rest[0] if t.parts == 1 else rest[0][..., None])
+            value = combine(value, rest[0] if t.parts == 1 else rest[0][..., None])
         if t.parts > 1 and out.parts == 1:  # one mask of 16 bits for each half
-            halves = np.where(found, np.uint16(0xFFFF), np.uint16(0))
+            halves = np.where(value, np.uint16(0xFFFF), np.uint16(0))
             write(m, lanes, np.ascontiguousarray(halves).view(out.dtype)[..., 0])
         else:
-            write(m, lanes, np.where(found, yes, no))
+            write(m, lanes, np.where(value, yes, no))
 
     return step
 
@@ -106,7 +106,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 @decode_rule("slct")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """The first where the third operand is at least zero (which -0 is and NaN is not)."""
+    """The first operand if the third is >= 0 (true for -0, false for NaN), else the second."""
     t, by = TYPES[inst.op[-2]], TYPES[inst.op[-1]]
     if inst.op[1:-2] not in ((), ("ftz",)):
         raise d.unsupported(inst)

@@ -40,10 +40,10 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 def _resolve_label(d: PtxDecoder, operand: PtxOperand, inst: PtxInstruction) -> int:
     """The instruction of a branch target."""
-    found = d.resolve(operand.text, inst.location) if isinstance(operand, NameOperand) else None
-    if not isinstance(found, BranchTarget):
+    result = d.resolve(operand.text, inst.location) if isinstance(operand, NameOperand) else None
+    if not isinstance(result, BranchTarget):
         raise PtxFault("the branch target is not a label", ParseError)
-    return d.labels[found]
+    return d.labels[result]
 
 
 @decode_rule("brx", table=CONTROL_RULES)
@@ -89,7 +89,7 @@ def _return_from_function(m: PtxMachine, lanes: LaneSet, instance: InlinedFuncti
 
 @decode_rule("alloca", "stacksave", "stackrestore", table=CONTROL_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    """Local memory as it is needed: the place of so many bytes, and the top of the stack kept and set."""
+    """The dynamic stack: allocate bytes, save its top, restore its top."""
     d.program.stack = True
     line.step = {"alloca": _decode_alloca, "stacksave": _decode_stacksave, "stackrestore": _decode_stackrestore}[
         inst.op[0]
@@ -126,7 +126,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 @decode_rule("brkpt")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """No debugger is attached: execution goes on."""
+    """No effect: no debugger is attached."""
     return lambda m, lanes: None
 
 
@@ -148,16 +148,16 @@ def _make_guarded_transfer(d: PtxDecoder, inst: PtxInstruction, line: DecodedIns
 
 @decode_rule("nanosleep", table=CONTROL_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    """However long: until all others have run as far as they can."""
+    """Suspend until all other lanes have run as far as they can, whatever the duration."""
     _make_guarded_transfer(d, inst, line, lambda m, lanes: m.suspend(m.pc + 1, lanes))
 
 
 @decode_rule("bar", "barrier", table=CONTROL_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    """`barrier.cluster` and `bar.warp` have rules of their own (cluster.py, warp.py)."""
-    found = BARRIER_RULES.get(inst.op[1])
-    if found is not None:
-        found(d, inst, line)
+    """A CTA barrier; `barrier.cluster` and `bar.warp` have rules in BARRIER_RULES."""
+    result = BARRIER_RULES.get(inst.op[1])
+    if result is not None:
+        result(d, inst, line)
         return
     words = [w for w in inst.op[1:] if w not in ("cta", "aligned")]
     kinds = {"sync": _decode_barrier_sync, "arrive": _decode_barrier_arrive, "red": _decode_barrier_red}
@@ -250,7 +250,7 @@ def _decode_barrier_red(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstru
 
 @decode_rule("membar", "fence")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """Memory is sequentially consistent here; only the proxy of asynchronous copies has something to wait for."""
+    """Memory is sequentially consistent here; only a proxy fence matters, to the sanitizer."""
     if "proxy" in inst.op:
         return lambda m, lanes: m.shadow.fence(lanes) if m.debug else None
     return lambda m, lanes: None
@@ -266,7 +266,7 @@ _ORDERS = {"release", "acquire", "relaxed", "aligned"}
 
 @decode_rule("mapa")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """The address that a place of shared memory has in the CTA of a given rank."""
+    """The address of a shared memory location in the CTA of a rank."""
     check_modifiers(d, inst, *STATE_SPACE_WORDS)
     t = TYPES[inst.op[-1]]
     write = d.writer(inst.operands[0], t)

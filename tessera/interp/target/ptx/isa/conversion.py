@@ -110,7 +110,7 @@ def _float_to_float(out: PtxType, source: PtxType, words: tuple[str, ...]) -> Co
         raise KeyError("a narrowing conversion without rounding")
 
     if out is source and not words and out.bits >= 32:
-        return lambda a: a  # a move: NaNs stay what they are
+        return lambda a: a  # a move: NaNs are unchanged
 
     def convert(a: np.ndarray) -> np.ndarray:
         if "ftz" in words and source.name == "f32":

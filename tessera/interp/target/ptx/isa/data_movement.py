@@ -173,7 +173,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 @decode_rule("isspacep")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """Constants and parameters lie in the global window too, and another CTA's memory in the shared one."""
+    """Constants and parameters share the global window, and another CTA's memory the shared window."""
     check_modifiers(d, inst, types=1)
     space, _, part = inst.op[-1].partition("::")
     window = GENERIC_WINDOWS.get(space, GENERIC_WINDOWS["global"]) >> WINDOW_BITS
@@ -202,6 +202,6 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 @decode_rule("createpolicy")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """A cache policy is opaque: any number stands for it."""
+    """A cache policy is opaque: its value is 1."""
     write = d.writer(inst.operands[0], TYPES["b64"])
     return lambda m, lanes: write(m, lanes, np.array([[1]], np.uint64))

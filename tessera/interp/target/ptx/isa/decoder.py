@@ -166,8 +166,8 @@ class PtxDecoder(OperandDecoder):
     def _expand_register_groups(self, operand: PtxOperand) -> PtxOperand:
         """An operand in which groups are replaced by their registers."""
         if isinstance(operand, NameOperand):
-            found = self.names.find(operand.text)
-            return found if isinstance(found, VectorOperand) else operand
+            result = self.names.find(operand.text)
+            return result if isinstance(result, VectorOperand) else operand
         if not isinstance(operand, VectorOperand):
             return operand
         inner = [self._expand_register_groups(p) for p in operand.parts]
@@ -175,13 +175,13 @@ class PtxDecoder(OperandDecoder):
         return replace(operand, parts=tuple(flat))
 
     def _is_external(self, inst: PtxInstruction, names: NameScope) -> bool:
-        found = names.find(callee_operand(inst).text)
-        return isinstance(found, PtxFunction) and found.body is None
+        result = names.find(callee_operand(inst).text)
+        return isinstance(result, PtxFunction) and result.body is None
 
     def _decode_call(self, inst: PtxInstruction, names: NameScope) -> None:
-        found, end = names.find(callee_operand(inst).text), self.make_label()
-        if isinstance(found, PtxFunction):
-            self._inline_call(inst, found, names, end)
+        result, end = names.find(callee_operand(inst).text), self.make_label()
+        if isinstance(result, PtxFunction):
+            self._inline_call(inst, result, names, end)
         else:
             self._emit_indirect_call(inst, names, end)
         self.labels[end] = len(self.pending)
@@ -232,8 +232,8 @@ class PtxDecoder(OperandDecoder):
 
     def resolve(self, name: str, location: Any = None) -> Any:
         """As for operands; a function's name is its address."""
-        found = super().resolve(name, location)
-        return PtxFunctionAddress(name, self.address_of(name)) if isinstance(found, PtxFunction) else found
+        result = super().resolve(name, location)
+        return PtxFunctionAddress(name, self.address_of(name)) if isinstance(result, PtxFunction) else result
 
     def _inline_call(self, inst: PtxInstruction, function: PtxFunction, names: NameScope, end: int) -> None:
         """A call: the function's body in its place, or within that body a recursive call."""
@@ -272,10 +272,10 @@ class PtxDecoder(OperandDecoder):
         self.pending.append(_PendingInstruction(inst, self.module_scope, control))
 
     def _bind_argument(self, inst: PtxInstruction, variable: PtxVariable, operand: PtxOperand, names: NameScope) -> Any:
-        found = names.find(operand.text) if isinstance(operand, NameOperand) else None
-        if found is None or isinstance(found, PtxVariableAddress) != (variable.space == "param"):
+        result = names.find(operand.text) if isinstance(operand, NameOperand) else None
+        if result is None or isinstance(result, PtxVariableAddress) != (variable.space == "param"):
             raise UnsupportedOpError(f"argument {variable.name} of {inst.name}", location=inst.location)
-        return found
+        return result
 
     def _decode_line(self, pending: _PendingInstruction) -> DecodedInstruction:
         inst, self.names = pending.instruction, pending.names

@@ -345,7 +345,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 @decode_rule("min", "max", table=FLOAT_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """The number where one is NaN, unless `.NaN` is given; -0 is below +0."""
+    """If one operand is NaN, the other, unless `.NaN` is set; -0 is less than +0."""
     t = TYPES[inst.op[-1]]
     words = check_modifiers(d, inst, "ftz", "NaN", "xorsign", "abs")
     choose = make_min_max(t, words, inst.op[0] == "min")
@@ -379,7 +379,7 @@ def _minimum_with_signed_zero(t: PtxType, a: np.ndarray, b: np.ndarray) -> np.nd
 
 @decode_rule("abs", "neg", table=FLOAT_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """A NaN becomes the one that arithmetic gives; its sign does not count."""
+    """A NaN becomes the canonical NaN, whatever its sign."""
     t = TYPES[inst.op[-1]]
     change = np.abs if inst.op[0] == "abs" else np.negative
     return make_elementwise_step(d, inst, apply_float_modifiers(t, check_modifiers(d, inst, "ftz"), change), t, t)

@@ -149,12 +149,12 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     last = np.uint32(t.bits - 1)
 
     def left(a: np.ndarray, n: np.ndarray) -> np.ndarray:
-        moved = a << np.minimum(n, last).astype(t.dtype)
-        return moved if (inside := n <= last).all() else np.where(inside, moved, t.dtype.type(0))
+        shifted = a << np.minimum(n, last).astype(t.dtype)
+        return shifted if (inside := n <= last).all() else np.where(inside, shifted, t.dtype.type(0))
 
     def right(a: np.ndarray, n: np.ndarray) -> np.ndarray:
-        moved = a >> np.minimum(n, last).astype(t.dtype)
-        return moved if t.kind == "s" or (inside := n <= last).all() else np.where(inside, moved, t.dtype.type(0))
+        shifted = a >> np.minimum(n, last).astype(t.dtype)
+        return shifted if t.kind == "s" or (inside := n <= last).all() else np.where(inside, shifted, t.dtype.type(0))
 
     return make_elementwise_step(d, inst, left if inst.op[0] == "shl" else right, t, t, amount)
 
@@ -168,8 +168,8 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     def shift(a: np.ndarray, b: np.ndarray, n: np.ndarray) -> np.ndarray:
         both = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
         shift_by = (n & 31 if wrap else np.minimum(n, 32)).astype(np.uint64)
-        moved = both << shift_by >> np.uint64(32) if words[0] == "l" else both >> shift_by
-        return moved.astype(np.uint32)
+        shifted = both << shift_by >> np.uint64(32) if words[0] == "l" else both >> shift_by
+        return shifted.astype(np.uint32)
 
     return make_elementwise_step(d, inst, shift, b32, b32, b32, TYPES["u32"])
 
@@ -223,7 +223,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 @decode_rule("bfind")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """The place of the highest bit that differs from the sign; all ones where there is none."""
+    """The position of the highest bit that differs from the sign; all ones if there is none."""
     t, u32 = TYPES[inst.op[-1]], TYPES["u32"]
     amount = "shiftamt" in check_modifiers(d, inst, "shiftamt")
 
@@ -247,13 +247,13 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 @decode_rule("fns")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """The place of the n-th set bit at or above (below, where n is negative) a base."""
+    """The position of the n-th set bit at or above a base, or below it for negative n."""
     check_modifiers(d, inst)
 
     def find(mask: np.ndarray, base: np.ndarray, n: np.ndarray) -> np.ndarray:
         wide = np.broadcast_arrays(mask, base, n)
-        found = [_find_nth_set_bit(*(int(v) for v in row)) for row in zip(*(w.reshape(-1) for w in wide), strict=True)]
-        return np.array(found, np.uint32).reshape(wide[0].shape)
+        result = [_find_nth_set_bit(*(int(v) for v in row)) for row in zip(*(w.reshape(-1) for w in wide), strict=True)]
+        return np.array(result, np.uint32).reshape(wide[0].shape)
 
     return make_elementwise_step(d, inst, find, TYPES["b32"], TYPES["b32"], TYPES["b32"], TYPES["s32"])
 
@@ -261,8 +261,8 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 def _find_nth_set_bit(mask: int, base: int, n: int) -> int:
     if n == 0:
         return base if mask >> base & 1 else 0xFFFFFFFF
-    places = range(base, 32) if n > 0 else range(base, -1, -1)
-    chosen = [p for p in places if mask >> p & 1]
+    positions = range(base, 32) if n > 0 else range(base, -1, -1)
+    chosen = [p for p in positions if mask >> p & 1]
     return chosen[abs(n) - 1] if abs(n) <= len(chosen) else 0xFFFFFFFF
 
 
@@ -278,7 +278,7 @@ _SELECT = {  # the bytes that the special modes select for each of four selector
 
 @decode_rule("prmt")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """Four bytes of eight; the top bit of a selector spreads the sign of its byte."""
+    """Select four of eight bytes; the top bit of a selector replicates the sign of its byte."""
     words, b32 = check_modifiers(d, inst, *_SELECT, types=0, skip=2), TYPES["b32"]
     modes = np.array(_SELECT[words[0]], np.uint32) if words else None
 
@@ -298,7 +298,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 @decode_rule("szext", "bmsk")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """Extend from a bit position; a mask of bits from a position on."""
+    """szext: sign- or zero-extend from a bit position; bmsk: a mask of bits from a position."""
     wrap = check_modifiers(d, inst, "clamp", "wrap") == ["wrap"]
     t, u32 = TYPES[inst.op[-1]], TYPES["u32"]
 

@@ -71,10 +71,10 @@ def mbarriers_of(m: PtxMachine) -> dict[int, Mbarrier]:
 
 def find_mbarrier(m: PtxMachine, offset: int, lane: int | None = None) -> Mbarrier:
     """The mbarrier at an offset."""
-    found = mbarriers_of(m).get(offset)
-    if found is None:
+    result = mbarriers_of(m).get(offset)
+    if result is None:
         raise PtxFault(f"no mbarrier is initialised at byte {offset % m.shared_size}", BarrierError, lane)
-    return found
+    return result
 
 
 def complete_transaction(m: PtxMachine, offset: int, count: int) -> None:

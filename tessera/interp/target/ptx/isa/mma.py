@@ -75,8 +75,8 @@ def gather_registers(m: PtxMachine, lanes: LaneSet, readers: list[Reader], group
         and lanes.count % group_size
     ):
         raise PtxFault(f"needs whole groups of {group_size} threads", ExecutionError, int(lanes.flat[0]))
-    found = [lanes.compress(r(m, lanes)) for r in readers]
-    return np.stack(found, axis=-1).reshape(-1, group_size, len(readers))
+    result = [lanes.compress(r(m, lanes)) for r in readers]
+    return np.stack(result, axis=-1).reshape(-1, group_size, len(readers))
 
 
 def scatter_registers(m: PtxMachine, lanes: LaneSet, writers: list[Writer], values: np.ndarray) -> None:
@@ -186,14 +186,14 @@ def _split_into_quad_pairs(registers: np.ndarray) -> np.ndarray:
 
 def _merge_quad_pairs(elements: np.ndarray, t: PtxType) -> np.ndarray:
     """Matrices [quad pairs, 64] as registers of warps."""
-    held = (
+    accumulators = (
         np.ascontiguousarray(elements[:, _quad_accumulator_layout(t.name)])
         .view(np.uint32)
         .reshape(-1, 32, 8 * t.bits // 32)
     )
-    found = np.empty_like(held)
-    found[:, _QUAD_PAIR_LANES.reshape(-1)] = held
-    return found
+    result = np.empty_like(accumulators)
+    result[:, _QUAD_PAIR_LANES.reshape(-1)] = accumulators
+    return result
 
 
 # mma, and loads and stores of 8 by 8 matrices.
@@ -204,9 +204,9 @@ _LEFT = {"f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64"}
 
 def parse_mma_shape(word: str) -> tuple[int, int, int]:
     """The extents of a shape such as `m16n8k16`."""
-    found = re.fullmatch(r"m(\d+)n(\d+)k(\d+)", word)
-    assert found is not None
-    return int(found[1]), int(found[2]), int(found[3])
+    result = re.fullmatch(r"m(\d+)n(\d+)k(\d+)", word)
+    assert result is not None
+    return int(result[1]), int(result[2]), int(result[3])
 
 
 def register_type(t: PtxType) -> PtxType:
@@ -272,7 +272,7 @@ def _decode_matrix_count(d: PtxDecoder, inst: PtxInstruction) -> tuple[int, bool
 
 @decode_rule("ldmatrix", table=CONTROL_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    """Lanes 8i to 8i + 7 give the rows of matrix i; each lane gets two neighbours of row lane / 4."""
+    """Lanes 8i to 8i + 7 hold the row addresses of matrix i; each lane gets two neighbours of row lane / 4."""
     count, transposed = _decode_matrix_count(d, inst)
     writers = [d.writer(o, TYPES["b32"]) for o in require_register_count(d, inst, inst.operands[0], count)]
     where = decode_address(d, inst, inst.operands[1])

@@ -54,9 +54,9 @@ class BranchTarget(int):
     """A label, by its number."""
 
 
-def is_register(found: Any) -> TypeGuard[int]:
+def is_register(result: Any) -> TypeGuard[int]:
     """Whether a name's meaning is a register number."""
-    return isinstance(found, int) and not isinstance(found, BranchTarget)
+    return isinstance(result, int) and not isinstance(result, BranchTarget)
 
 
 @dataclass
@@ -93,20 +93,20 @@ class OperandDecoder:
 
     def resolve(self, name: str, location: Location | None = None) -> Any:
         """The meaning of a name: a register number, a label, a variable or a function."""
-        found = self.names.find(name)
-        if found is None:
+        result = self.names.find(name)
+        if result is None:
             raise ParseError(f"unknown name {name}", location=location)
-        return found
+        return result
 
     def reads_predicate(self, operand: PtxOperand) -> bool:
         """Whether an operand is a predicate register."""
-        found = self.names.find(operand.text) if isinstance(operand, NameOperand) else None
-        return is_register(found) and self.program.register_widths[found] == 1
+        result = self.names.find(operand.text) if isinstance(operand, NameOperand) else None
+        return is_register(result) and self.program.register_widths[result] == 1
 
     def registers(self, operand: PtxOperand) -> list[int]:
         """The registers of an operand."""
-        found = [self.names.find(p.text) for p in vector_parts(operand) if isinstance(p, NameOperand)]
-        return [k for k in found if is_register(k)]
+        result = [self.names.find(p.text) for p in vector_parts(operand) if isinstance(p, NameOperand)]
+        return [k for k in result if is_register(k)]
 
     def register(self, name: str, bits: int) -> int:
         """A register at module scope, made on first use."""
@@ -134,19 +134,19 @@ class OperandDecoder:
             return lambda m, lanes: lanes.view(m.special[operand.text]).astype(type.dtype)
         if operand.text == "WARP_SZ":
             return constant_reader(np.array([[32]], type.dtype))
-        found = self.resolve(operand.text)
-        if isinstance(found, PtxVariableAddress | PtxFunctionAddress):
-            bits = np.array([[found.address]], np.uint64).astype(BITS[type.bits]).view(type.dtype)
+        result = self.resolve(operand.text)
+        if isinstance(result, PtxVariableAddress | PtxFunctionAddress):
+            bits = np.array([[result.address]], np.uint64).astype(BITS[type.bits]).view(type.dtype)
             return (
                 stack_relative_reader(bits)
-                if isinstance(found, PtxVariableAddress) and found.space == "local"
+                if isinstance(result, PtxVariableAddress) and result.space == "local"
                 else constant_reader(bits)
             )
-        if not is_register(found):
+        if not is_register(result):
             raise PtxFault(f"{operand.text} is not a register", ParseError)
         if operand.negated:
-            return lambda m, lanes: bits_to_values(m.read(found, lanes), type) ^ True
-        return lambda m, lanes: bits_to_values(m.read(found, lanes), type)
+            return lambda m, lanes: bits_to_values(m.read(result, lanes), type) ^ True
+        return lambda m, lanes: bits_to_values(m.read(result, lanes), type)
 
     def _make_packed_reader(self, group: VectorOperand, type: PtxType) -> Reader:
         part = TYPES[f"b{type.bits // len(group.parts)}"]

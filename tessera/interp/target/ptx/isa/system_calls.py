@@ -34,9 +34,9 @@ def _call_operand_addresses(d: PtxDecoder, inst: PtxInstruction) -> tuple[list[i
 
 
 def _local_address(d: PtxDecoder, operand: Any) -> int:
-    found = d.resolve(operand.text) if isinstance(operand, NameOperand) else None
-    assert isinstance(found, PtxVariableAddress) and found.space == "local"
-    return found.address
+    result = d.resolve(operand.text) if isinstance(operand, NameOperand) else None
+    assert isinstance(result, PtxVariableAddress) and result.space == "local"
+    return result.address
 
 
 def _read_local_number(m: PtxMachine, lane: int, address: int, size: int) -> int:
@@ -55,15 +55,15 @@ def _load_generic(m: PtxMachine, lane: int, address: int, size: int) -> bytes:
 
 
 def _string(m: PtxMachine, lane: int, address: int) -> str:
-    found = bytearray()
-    while (byte := _load_generic(m, lane, address + len(found), 1)) != b"\0":
-        found += byte
-    return found.decode("utf-8", "replace")
+    result = bytearray()
+    while (byte := _load_generic(m, lane, address + len(result), 1)) != b"\0":
+        result += byte
+    return result.decode("utf-8", "replace")
 
 
 @decode_rule("vprintf", table=SYSTEM_FUNCTIONS)
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    """Printed when it is executed, lane by lane."""
+    """Print at once, lane by lane."""
     results, (form, values) = _call_operand_addresses(d, inst)
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
@@ -91,8 +91,8 @@ def _format_printf(m: PtxMachine, lane: int, form: str, buffer: int) -> tuple[st
         count += 1
         return _load_generic(m, lane, buffer + position - size, size)
 
-    def format_one(found: re.Match[str]) -> str:
-        flags, length, kind = found[1], found[4] or "", found[5]
+    def format_one(result: re.Match[str]) -> str:
+        flags, length, kind = result[1], result[4] or "", result[5]
         if kind == "%":
             return "%"
         # A width or precision of `*` is an argument before the number.
@@ -100,7 +100,7 @@ def _format_printf(m: PtxMachine, lane: int, form: str, buffer: int) -> tuple[st
             (part or "").replace(
                 "*", str(int.from_bytes(take(4), "little", signed=True)) if "*" in (part or "") else ""
             )
-            for part in found.group(2, 3)
+            for part in result.group(2, 3)
         )
         raw = take(8 if kind in _FLOATS + "sp" or length in _WIDE else 4)[: _NARROW.get(length)]
         return _format_printf_argument(m, lane, f"%{flags}{width}{precision}", kind, raw)

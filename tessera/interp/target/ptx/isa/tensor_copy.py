@@ -98,10 +98,10 @@ def in_bounds_mask(box: TensorMapBox, coordinates: tuple[int, ...]) -> np.ndarra
     last = [c + (n - 1) * s for c, n, s in zip(coordinates, box.counts, box.steps, strict=True)]
     if min(coordinates) >= 0 and all(e < n for e, n in zip(last, box.sizes, strict=True)):
         return None
-    found = np.ones(int(np.prod(box.counts)), bool)
+    result = np.ones(int(np.prod(box.counts)), bool)
     for position, c, n in zip(_box_coordinates(box), coordinates, box.sizes, strict=True):
-        found &= (position + c >= 0) & (position + c < n)
-    return found
+        result &= (position + c >= 0) & (position + c < n)
+    return result
 
 
 @decode_rule("async.bulk.tensor", "reduce.async.bulk.tensor", table=COPY_RULES)

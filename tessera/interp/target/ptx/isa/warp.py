@@ -31,11 +31,11 @@ def converge_on_mask(d: PtxDecoder, line: DecodedInstruction, mask: PtxOperand) 
 
 def values_by_warp(m: PtxMachine, lanes: LaneSet, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A value as [warps, 32], with zeros for lanes that are not active, and the row of each lane."""
-    many = -(-m.threads // 32)
-    whole = np.zeros((m.ctas, many * 32), value.dtype)
+    warps = -(-m.threads // 32)
+    whole = np.zeros((m.ctas, warps * 32), value.dtype)
     thread = lanes.flat % m.threads
     whole[lanes.ctas, thread] = lanes.compress(value)
-    return whole.reshape(-1, 32), lanes.ctas * many + thread // 32
+    return whole.reshape(-1, 32), lanes.ctas * warps + thread // 32
 
 
 def lane_numbers(m: PtxMachine, lanes: LaneSet) -> np.ndarray:
@@ -60,9 +60,9 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
         bits = value(m, lanes)
         m.allow_uninitialised = False
         known = m.known(source[0], lanes) if m.debug and source else None
-        moved, good = _shuffle_values(m, lanes, bits, choose, (b, c))
-        write(m, lanes, moved)
-        write_flag(m, lanes, good)
+        shuffled, in_segment = _shuffle_values(m, lanes, bits, choose, (b, c))
+        write(m, lanes, shuffled)
+        write_flag(m, lanes, in_segment)
         if known is not None and into:
             m.set_known(into[0], lanes, _shuffle_values(m, lanes, known, choose, (b, c))[0])
 
@@ -75,14 +75,14 @@ def _shuffle_values(
     """The values after a shuffle, and whether each comes from another lane."""
     b, c = by
     if b.size == c.size == 1 and is_whole_thread_groups(lanes, 32) and lanes.shape[1] % 32 == 0:
-        at, good = choose(np.arange(32), int(b[0, 0]) & 31, int(c[0, 0]))
+        at, in_segment = choose(np.arange(32), int(b[0, 0]) & 31, int(c[0, 0]))
         warps = np.broadcast_to(bits, lanes.shape).reshape(lanes.shape[0], -1, 32)
-        return warps[..., at].reshape(lanes.shape), np.tile(good, lanes.shape[1] // 32)[None]
+        return warps[..., at].reshape(lanes.shape), np.tile(in_segment, lanes.shape[1] // 32)[None]
     rows, row = values_by_warp(m, lanes, bits)
-    at, good = choose(
+    at, in_segment = choose(
         lane_numbers(m, lanes), lanes.compress(b).astype(np.int64) & 31, lanes.compress(c).astype(np.int64)
     )
-    return lanes.expand(rows[row, at]), lanes.expand(good)
+    return lanes.expand(rows[row, at]), lanes.expand(in_segment)
 
 
 def _make_shuffle(mode: str) -> Shuffle:
@@ -92,8 +92,8 @@ def _make_shuffle(mode: str) -> Shuffle:
         segment = c >> 8 & 31
         low, top = lane & segment, (lane & segment) | (c & 31 & ~segment)
         at = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": low | (b & ~segment)}[mode]
-        good = at >= top if mode == "up" else at <= top
-        return np.where(good, at, lane), np.broadcast_to(good, lane.shape)
+        in_segment = at >= top if mode == "up" else at <= top
+        return np.where(in_segment, at, lane), np.broadcast_to(in_segment, lane.shape)
 
     return choose
 
@@ -129,7 +129,7 @@ def _active_mask(m: PtxMachine, lanes: LaneSet) -> np.ndarray:
 
 @decode_rule("match", table=CONTROL_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    """The lanes that hold the same value: those of each lane's own, or all of them if all agree."""
+    """any: the lanes with the same value as each lane; all: the members, if all have the same value."""
     kind, t = inst.op[1], TYPES[inst.op[3]]
     if inst.op[2] != "sync" or kind not in ("any", "all"):
         raise d.unsupported(inst)
@@ -206,7 +206,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 @decode_rule("elect", table=CONTROL_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    """The lowest lane of the mask leads."""
+    """The lowest lane of the mask is elected."""
     if inst.op[1:] != ("sync",):
         raise d.unsupported(inst)
     out, flag = split_pair(inst.operands[0])

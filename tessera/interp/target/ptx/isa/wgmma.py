@@ -106,8 +106,8 @@ def load_shared_matrix(
     if m.debug:
         m.shadow.matrix_read(lanes, positions.reshape(len(leaders), -1), WARPGROUP_THREADS)
     content = raw[positions // _CHUNK].reshape(len(leaders), table.shape[0], -1).view(storage_dtype(t))
-    found = widen_elements(np.ascontiguousarray(content), t)
-    return np.swapaxes(found, 1, 2) if transposed else found
+    result = widen_elements(np.ascontiguousarray(content), t)
+    return np.swapaxes(result, 1, 2) if transposed else result
 
 
 @decode_rule("wgmma", table=CONTROL_RULES)

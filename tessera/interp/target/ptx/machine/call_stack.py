@@ -64,14 +64,14 @@ class PtxCallStack:
     """For each lane the bounds of its local memory, and the frame of its last call."""
 
     def __init__(self, m: PtxMachine) -> None:
-        many = m.ctas * m.threads
+        lane_count = m.ctas * m.threads
         self.extent, self.frame_size = (
             m.extent,
             np.uint64(max(-(-m.program.local // STACK_ALIGNMENT), 1) * STACK_ALIGNMENT),
         )
-        self.base = np.zeros(many, np.uint64)
-        self.top = np.full(many, self.frame_size)
-        self.last_frame = np.full(many, -1)
+        self.base = np.zeros(lane_count, np.uint64)
+        self.top = np.full(lane_count, self.frame_size)
+        self.last_frame = np.full(lane_count, -1)
         self.frames: list[_CallStackFrame] = []
 
     def find_base(self, lanes: LaneSet) -> np.ndarray:
@@ -107,11 +107,11 @@ class PtxCallStack:
         """Return to the last recursive call of the function, or behind the inlined function if there is none."""
         last = self.last_frame[lanes.flat]
         for k in np.unique(last).tolist():
-            some = lanes.select(lanes.expand(last == k))
+            subset = lanes.select(lanes.expand(last == k))
             if k >= 0 and self.frames[k].call.instance is instance:
-                self._pop_frame(m, some, self.frames[k])
+                self._pop_frame(m, subset, self.frames[k])
             else:
-                m.push(end, some)
+                m.push(end, subset)
 
     def _pop_frame(self, m: PtxMachine, lanes: LaneSet, frame: _CallStackFrame) -> None:
         flat, call = lanes.flat, frame.call

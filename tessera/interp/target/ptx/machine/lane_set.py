@@ -145,18 +145,18 @@ class LaneSet:
         if self.mask is not None:
             return self.within(self.mask & chosen)
         if chosen.shape[0] == 1 or chosen.shape[1] == 1:
-            found = self._select_contiguous(chosen.reshape(-1), chosen.shape[0] > 1)
-            if found is not None:
-                return found
+            result = self._select_contiguous(chosen.reshape(-1), chosen.shape[0] > 1)
+            if result is not None:
+                return result
         return self.within(np.broadcast_to(chosen, self.shape))
 
     def _select_contiguous(self, chosen: np.ndarray, of_rows: bool) -> LaneSet | None:
         """Whole rows or columns, if they are adjacent."""
-        places = np.flatnonzero(chosen)
-        if not len(places):
+        positions = np.flatnonzero(chosen)
+        if not len(positions):
             return self.make_empty()
-        first, last = int(places[0]), int(places[-1]) + 1
-        if last - first != len(places):
+        first, last = int(positions[0]), int(positions[-1]) + 1
+        if last - first != len(positions):
             return None
         if of_rows:
             return LaneSet(self.extent, slice(self.rows.start + first, self.rows.start + last), self.columns)

@@ -126,12 +126,12 @@ def livelock_fingerprint(machine: PtxMachine) -> bytes:
 
     If two fingerprints are equal, the machine repeats the same states forever.
     """
-    found = hashlib.blake2b(digest_size=16)
+    result = hashlib.blake2b(digest_size=16)
     for pc, lanes in machine.suspended:
-        found.update(np.append(lanes.flat, pc).tobytes())
-    found.update(np.array([len(p.lanes) for p in machine.barriers.waiters]).tobytes())
+        result.update(np.append(lanes.flat, pc).tobytes())
+    result.update(np.array([len(p.lanes) for p in machine.barriers.waiters]).tobytes())
     for register in machine.registers:
-        found.update(np.ascontiguousarray(register).data)
+        result.update(np.ascontiguousarray(register).data)
     for flat in machine.flat.values():
-        found.update(flat.raw.data)
-    return found.digest()
+        result.update(flat.raw.data)
+    return result.digest()

@@ -125,11 +125,11 @@ def _family(
     name: str, size: str, index: SpecialRegisterRule, extent: Callable[[LaunchShape], Extent]
 ) -> dict[str, SpecialRegisterRule]:
     """The three components of an index, and those of its extent."""
-    found: dict[str, SpecialRegisterRule] = {}
+    result: dict[str, SpecialRegisterRule] = {}
     for k, d in enumerate("xyz"):
-        found[f"{name}.{d}"] = lambda r, k=k: unflatten_index(index(r), extent(r.launch))[k]  # type: ignore[misc]
-        found[f"{size}.{d}"] = lambda r, k=k: np.array([[extent(r.launch)[k]]])  # type: ignore[misc]
-    return found
+        result[f"{name}.{d}"] = lambda r, k=k: unflatten_index(index(r), extent(r.launch))[k]  # type: ignore[misc]
+        result[f"{size}.{d}"] = lambda r, k=k: np.array([[extent(r.launch)[k]]])  # type: ignore[misc]
+    return result
 
 
 for _name, _row in _FAMILIES.items():

@@ -43,13 +43,13 @@ class GlobalShadow:
 
     def __init__(self, launch: LaunchShape, size: int, unit: int) -> None:
         self.launch, self.unit = launch, unit
-        many = -(-size // unit)
+        cells = -(-size // unit)
         self.writes, self.reads, self.older_reads = (
-            _GlobalAccessRecord(many),
-            _GlobalAccessRecord(many),
-            _GlobalAccessRecord(many),
+            _GlobalAccessRecord(cells),
+            _GlobalAccessRecord(cells),
+            _GlobalAccessRecord(cells),
         )
-        self.strong = np.zeros(many, bool)  # whether the last write was strong
+        self.strong = np.zeros(cells, bool)  # whether the last write was strong
         self.acquired: dict[int, Known] = {}
         self.released_at: dict[object, Known] = {}
 
@@ -112,14 +112,14 @@ class GlobalShadow:
         theirs, column = np.divmod(np.maximum(who, 0), clocks.size)
         mine = m.first_cluster + m.cluster[flat // m.threads]
         same = theirs == mine
-        found = same & (clocks.vectors[flat, column] >= time)
+        result = same & (clocks.vectors[flat, column] >= time)
         apart = np.flatnonzero(~same & (who >= 0))
         for pair in np.unique(np.stack([mine[apart], theirs[apart]], axis=1), axis=0).tolist():
             known = self.acquired.get(pair[0], {}).get(pair[1])
             if known is not None:
-                some = apart[(mine[apart] == pair[0]) & (theirs[apart] == pair[1])]
-                found[some] = known[column[some]] >= time[some]
-        return found
+                subset = apart[(mine[apart] == pair[0]) & (theirs[apart] == pair[1])]
+                result[subset] = known[column[subset]] >= time[subset]
+        return result
 
     def synchronise(self, m: PtxMachine, lanes: LaneSet, offsets: np.ndarray, kind: str, space: str = "global") -> None:
         """Strong accesses to addresses: writers release their clocks there, readers acquire them."""

@@ -87,9 +87,9 @@ class PtxTokenCursor:
     def accept(self, *texts: str) -> bool:
         """Consume the next token if it has one of these texts."""
         index = self.index
-        found = self.texts[index] in texts and self.kinds[index] not in _OPAQUE
-        self.index += found
-        return found
+        result = self.texts[index] in texts and self.kinds[index] not in _OPAQUE
+        self.index += result
+        return result
 
     def expect(self, text: str) -> None:
         """Consume a token with this text, or fail."""

@@ -73,10 +73,10 @@ def _parse_binary_expression(cursor: PtxTokenCursor, level: int) -> int:
         return _parse_unary_expression(cursor)
     value, operators = _parse_binary_expression(cursor, level + 1), _LEVELS[level]
     while cursor.at(*operators):
-        place, text = cursor.index, cursor.take()
+        location, text = cursor.index, cursor.take()
         other = _parse_binary_expression(cursor, level + 1)
         if text in ("/", "%") and not other:
-            cursor.index = place
+            cursor.index = location
             cursor.fail("division by zero")
         # The result wraps to 64 bits.
         value = _wrap_to_64_bits(int(operators[text](value, other)))
@@ -206,7 +206,7 @@ class _BodyParser:
         if cursor.accept("@"):
             negated = cursor.accept("!")
             guard = NameOperand(cursor.kind("word"), negated)
-        place = cursor.place()
+        location = cursor.place()
         op = _split_opcode(cursor.kind("word"))
         operands: list[PtxOperand] = []
         while not cursor.at(";"):
@@ -214,7 +214,7 @@ class _BodyParser:
             if not cursor.accept(","):
                 break
         cursor.expect(";")
-        return PtxInstruction(op, tuple(operands), guard, place, self.source)
+        return PtxInstruction(op, tuple(operands), guard, location, self.source)
 
 
 def parse_operand(cursor: PtxTokenCursor, call: bool = False) -> PtxOperand:
@@ -377,7 +377,7 @@ class PtxModuleParser:
 
     def _parse_function(self) -> PtxFunction:
         cursor = self.cursor
-        place = cursor.place()
+        location = cursor.place()
         entry = cursor.take() == ".entry"
         results = self._parse_params() if cursor.at("(") else ()
         name = cursor.kind("word")
@@ -386,8 +386,8 @@ class PtxModuleParser:
         while cursor.here_kind == "directive" and cursor.at(*_LIMITS, *_FLAGS, ".pragma"):
             limits.append(self._parse_limit())
         if cursor.accept(";"):
-            return PtxFunction(name, entry, results, params, None, tuple(limits), place)
-        return PtxFunction(name, entry, results, params, parse_body(cursor, self.files), tuple(limits), place)
+            return PtxFunction(name, entry, results, params, None, tuple(limits), location)
+        return PtxFunction(name, entry, results, params, parse_body(cursor, self.files), tuple(limits), location)
 
     def _parse_limit(self) -> tuple[str, tuple[int, ...]]:
         cursor = self.cursor
@@ -404,18 +404,18 @@ class PtxModuleParser:
     def _parse_params(self) -> tuple[PtxVariable, ...]:
         cursor = self.cursor
         cursor.expect("(")
-        found: list[PtxVariable] = []
+        result: list[PtxVariable] = []
         while not cursor.at(")"):
-            found.extend(parse_variables(cursor))
+            result.extend(parse_variables(cursor))
             if not cursor.accept(","):
                 break
         cursor.expect(")")
-        return tuple(found)
+        return tuple(result)
 
 
 def parse_variables(cursor: PtxTokenCursor, extern: bool = False) -> list[PtxVariable]:
     """One declaration; only registers may be several, since commas also separate parameters."""
-    place = cursor.place()
+    location = cursor.place()
     space = cursor.take()[1:]
     align, type, vector = 0, "", 1
     while cursor.here_kind == "directive":
@@ -431,25 +431,29 @@ def parse_variables(cursor: PtxTokenCursor, extern: bool = False) -> list[PtxVar
             cursor.fail("unknown type or attribute")
     if not type:
         cursor.fail("expected a type")
-    found = []
+    result = []
     while True:
         name = cursor.kind("word")
-        many, count, initial = _parse_array_size(cursor)
+        register_count, count, initial = _parse_array_size(cursor)
         size = TYPES[type].bits // 8 * vector
-        found.append(PtxVariable(name, space, type, max(align, size, 1), count, many, vector, initial, extern, place))
+        result.append(
+            PtxVariable(
+                name, space, type, max(align, size, 1), count, register_count, vector, initial, extern, location
+            )
+        )
         if space == "param" or not cursor.accept(","):
-            return found
+            return result
 
 
 def _parse_array_size(cursor: PtxTokenCursor) -> tuple[int, int, tuple[PtxOperand, ...]]:
-    many, count = 0, 1
+    register_count, count = 0, 1
     if cursor.accept("<"):
-        many = cursor.integer()
+        register_count = cursor.integer()
         cursor.expect(">")
     while cursor.accept("["):
         count *= 0 if cursor.at("]") else parse_constant_expression(cursor)
         cursor.expect("]")
-    return many, count, _parse_initialiser(cursor) if cursor.accept("=") else ()
+    return register_count, count, _parse_initialiser(cursor) if cursor.accept("=") else ()
 
 
 def _parse_initialiser(cursor: PtxTokenCursor) -> tuple[PtxOperand, ...]:
@@ -460,11 +464,11 @@ def _parse_initialiser(cursor: PtxTokenCursor) -> tuple[PtxOperand, ...]:
         return (inside,)
     if not cursor.accept("{"):
         return (parse_operand(cursor),)
-    found: list[PtxOperand] = []
+    result: list[PtxOperand] = []
     while not cursor.accept("}"):
-        found.extend(_parse_initialiser(cursor))
+        result.extend(_parse_initialiser(cursor))
         cursor.accept(",")
-    return tuple(found)
+    return tuple(result)
 
 
 def parse_module(text: str, file: str = "<ptx>") -> PtxModuleSyntax:

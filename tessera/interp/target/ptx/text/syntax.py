@@ -133,10 +133,10 @@ class PtxModuleSyntax:
 
 def callee_operand(inst: PtxInstruction) -> NameOperand:
     """The function or register that a call names."""
-    found = next((o for o in inst.operands if isinstance(o, NameOperand)), None)
-    if found is None:
+    result = next((o for o in inst.operands if isinstance(o, NameOperand)), None)
+    if result is None:
         raise ParseError("the call names no function", location=inst.location)
-    return found
+    return result
 
 
 def arguments_of(inst: PtxInstruction) -> list[PtxOperand]:
@@ -174,19 +174,19 @@ _PAIRS = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32", "e4m3x2": "e4m3", "e
 
 
 def _all_types() -> dict[str, PtxType]:
-    found = {"pred": PtxType("pred", np.dtype(bool), 1, "p")}
+    result = {"pred": PtxType("pred", np.dtype(bool), 1, "p")}
     for kind, code in (("b", "u"), ("u", "u"), ("s", "i")):
         for bits in BITS:
             name = f"{kind}{bits}"
-            found[name] = PtxType(name, np.dtype(f"{code}{bits // 8}"), bits, kind)
+            result[name] = PtxType(name, np.dtype(f"{code}{bits // 8}"), bits, kind)
     for name, (dtype, bits) in _FLOATS.items():
-        found[name] = PtxType(name, np.dtype(dtype), bits, "f")
+        result[name] = PtxType(name, np.dtype(dtype), bits, "f")
     for name, part in _PAIRS.items():
-        found[name] = PtxType(name, found[part].dtype, 2 * found[part].bits, "f", 2)
-    found["b128"] = PtxType("b128", np.dtype("u8"), 128, "b", 2)  # two registers of 64 bits
+        result[name] = PtxType(name, result[part].dtype, 2 * result[part].bits, "f", 2)
+    result["b128"] = PtxType("b128", np.dtype("u8"), 128, "b", 2)  # two registers of 64 bits
     for kind, code in (("u", "u"), ("s", "i")):
-        found[f"{kind}16x2"] = PtxType(f"{kind}16x2", np.dtype(f"{code}2"), 32, kind, 2)
-    return found
+        result[f"{kind}16x2"] = PtxType(f"{kind}16x2", np.dtype(f"{code}2"), 32, kind, 2)
+    return result
 
 
 TYPES = _all_types()
