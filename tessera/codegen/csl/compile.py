@@ -61,7 +61,9 @@ class CSLCodeGenerator:
         """
         options = options or CodeGenOptions()
         try:
-            artifact = self._emitted(graph if isinstance(graph, Module) else Module("graph", (graph,)), options)
+            artifact = self._emit_on_smallest_grid(
+                graph if isinstance(graph, Module) else Module("graph", (graph,)), options
+            )
             folder = artifact.save(options.output_dir)
         except TesseraError as error:
             return CodeGenResult(False, options.output_dir, error_message=str(error))
@@ -69,7 +71,7 @@ class CSLCodeGenerator:
         written = [str(Path(folder) / name) for name in (*sources, MANIFEST)]
         return CodeGenResult(True, str(folder), written, "", sources)
 
-    def _emitted(self, module: Module, options: CodeGenOptions) -> Artifact:
+    def _emit_on_smallest_grid(self, module: Module, options: CodeGenOptions) -> Artifact:
         sizes = [(options.fabric_height or n, options.fabric_width or n) for n in AUTOMATIC]
         grids = sizes[:1] if options.fabric_width and options.fabric_height else sizes
         chosen = {

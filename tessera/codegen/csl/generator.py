@@ -114,7 +114,7 @@ class Csl:
             )
         check_element_types(module, self.name, self.capabilities.dtypes)
         ready = run_passes(self.passes(module, options), module)
-        ctx = self._element(ready, arch == ARCHITECTURES[1], bool(options.get("optimize", True)))
+        ctx = self._build_program(ready, arch == ARCHITECTURES[1], bool(options.get("optimize", True)))
         program_files.check_memory(ctx, ready.functions[1].loc)
         program_files.check_channels(ctx, ready.functions[1].loc)
         plan, bfloat = _make_host_plan(ready, ctx), _uses_bfloat(ready.functions[1])
@@ -127,10 +127,10 @@ class Csl:
             return ()
         return (CompilerPass("group vectorisation", ungroup_kernels),)
 
-    def _element(self, module: Module, wide: bool, fuses: bool) -> CslContext:
-        """The text of a program; where it does not fit memory or has too few queues, one that needs less."""
-        for relayed, sparing in itertools.product((True, False), (False, True)):
-            ctx = CslContext(self.grid, wide, fuses, sparing, relayed)
+    def _build_program(self, module: Module, is_wse3: bool, fuses: bool) -> CslContext:
+        """The emitted program; one that exceeds memory or queues is emitted again in a form that needs less."""
+        for uses_routes, saves_memory in itertools.product((True, False), (False, True)):
+            ctx = CslContext(self.grid, is_wse3, fuses, saves_memory, uses_routes)
             if is_kernel(module):
                 emit_kernel(module, ctx)
             else:

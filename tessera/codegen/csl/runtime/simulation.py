@@ -56,7 +56,7 @@ class CslSimulation:
             CslError, CslFault: the program does not compile, or faults.
             OutOfBoundsError, DeadlockError, ExecutionError: a PE reported a fault.
         """
-        return self._returned(self._executed([arrays[i] for i in self._plan["given"]]), arrays)
+        return self._select_results(self._execute([arrays[i] for i in self._plan["given"]]), arrays)
 
     @cached_property
     def _layout(self) -> CompiledLayout:
@@ -71,7 +71,7 @@ class CslSimulation:
                 cslc.collect_settings(cslc.make_parser().parse_args([*flags, "-o", str(Path(folder) / "out")]))
             )
 
-    def _executed(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+    def _execute(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         name = f"run {next(_RUN_NUMBERS)}"
         runner = TimedSdkRuntime(CompiledProgram(name, self._layout, {}, {}))
         runner.load()
@@ -86,7 +86,7 @@ class CslSimulation:
             raise make_fault_error(self._plan["faults"], *wrong)
         return results
 
-    def _returned(self, results: Sequence[np.ndarray], arrays: Sequence[Any]) -> list[np.ndarray]:
+    def _select_results(self, results: Sequence[np.ndarray], arrays: Sequence[Any]) -> list[np.ndarray]:
         """The results without the arrays that a kernel writes in place."""
         found = []
         for entry, result in zip(self._plan["outputs"], results, strict=True):

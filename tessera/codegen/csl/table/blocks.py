@@ -164,15 +164,15 @@ def _emit_fused_statement(ctx: CslContext, node: Node, texts: dict[Value, str], 
     """The loop body of a node: first the nodes fused into it, then the node."""
     lines: list[str] = []
 
-    def made(value: Value) -> str:
+    def format_value(value: Value) -> str:
         if value not in texts:
             inner = ctx.deferred_nodes[value]
-            text = format_expression(ctx, inner, [made(a) for a in inner.args])
+            text = format_expression(ctx, inner, [format_value(a) for a in inner.args])
             texts[value] = f"v{next(ctx.names)}"
             lines.append(f"const {texts[value]}: {CSL_TYPES[inner.out.type.dtype]} = {text};")
         return texts[value]
 
-    lines.append(f"{target} = {format_expression(ctx, node, [made(a) for a in node.args])};")
+    lines.append(f"{target} = {format_expression(ctx, node, [format_value(a) for a in node.args])};")
     return "\n".join(lines)
 
 

@@ -1,9 +1,9 @@
 """Broadcast routes: each PE along an axis broadcasts in turn through the last PE, which forwards every word on arrival.
 
-The words of the sender pass the other PEs on their way to the last PE (channel "pass"); from there routers alone
-deliver them to all PEs (channel "echo"). After a PE's turn a control wavelet advances the router switches to the next
-sender. Receives are asynchronous, and a task continues after them. In a loop, in a branch, or with too few queues,
-neighbours forward in a chain instead (`collectives.emit_chain_broadcast`).
+The words of the sender pass the other PEs on their way to the last PE (the token channel); from there routers alone
+deliver them to all PEs (the loopback channel). After a PE's turn a control wavelet advances the router switches to the
+next sender. Receives are asynchronous, and a task continues after them. In a loop, in a branch, or with too few
+queues, neighbours forward in a chain instead (`collectives.emit_chain_broadcast`).
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def _find_last_coordinate(ctx: CslContext, axis: int) -> int:
     return ctx.grid[axis] - 1
 
 
-def _format_forward(ctx: CslContext, told: FabricMessage, axis: int, options: str = "") -> str:
+def _format_forward(ctx: CslContext, received: FabricMessage, axis: int, options: str = "") -> str:
     """The statement with which the last PE forwards all words that arrive."""
-    return told.moved(
-        get_fabout_dsd(ctx, get_loopback_channel(axis), told.size),
-        get_fabin_dsd(ctx, get_token_channel(axis), told.size),
+    return received.format_move(
+        get_fabout_dsd(ctx, get_loopback_channel(axis), received.size),
+        get_fabin_dsd(ctx, get_token_channel(axis), received.size),
         options,
     )
 
@@ -65,8 +65,8 @@ def _format_forward(ctx: CslContext, told: FabricMessage, axis: int, options: st
 def _format_token_pass(ctx: CslContext, axis: int) -> str:
     """The statement that passes the turn to the next PE; the last PE does not switch its own router."""
     name, last = add_channel(ctx, get_token_channel(axis)), _find_last_coordinate(ctx, axis)
-    ends = f".fabric_color = send_{name}, .extent = 1, .output_queue = out_{name}, .control = true"
-    word = add_constant(ctx, f"@get_dsd(fabout_dsd, .{{ {ends} }})", f"turn_{name}_")
+    options = f".fabric_color = send_{name}, .extent = 1, .output_queue = out_{name}, .control = true"
+    word = add_constant(ctx, f"@get_dsd(fabout_dsd, .{{ {options} }})", f"turn_{name}_")
     payload = f"@as(u32, if ({COORDINATE_NAMES[axis]} == {last - 1}) {ADVANCE_ONE} else {ADVANCE_TWO})"
     return f"@mov32({word}, {add_constant(ctx, payload, f'advance_{name}_')});"
 
@@ -116,38 +116,42 @@ def _allocate_receive_buffer(ctx: CslContext, node: Node, x: PeArrayView) -> PeA
 @emit(mesh.begin_rotate)
 def _(ctx, node, x):
     axis, out = node.attrs["axis"], _allocate_receive_buffer(ctx, node, x)
-    way = NEIGHBOUR_CHANNELS[axis][0 if node.attrs["offset"] > 0 else 1]
+    channel = NEIGHBOUR_CHANNELS[axis][0 if node.attrs["offset"] > 0 else 1]
     if out is None:
         out = allocate_for(ctx, node.out.type)
-        emit_shift(ctx, out, x, axis, way, closed=True)
+        emit_shift(ctx, out, x, axis, channel, closed=True)
         return out
-    held, (sends, takes) = make_contiguous(ctx, x), find_neighbour_conditions(ctx, axis, way)
-    gate, told, own = (
+    held, (sends, receives) = make_contiguous(ctx, x), find_neighbour_conditions(ctx, axis, channel)
+    gate, received, own = (
         add_completion_task(ctx, COORDINATE_NAMES[axis]),
         make_message(ctx, out),
         make_message(ctx, held),
     )
-    came, went = (f".{{ .async = true, .{call} = {gate}_id }}" for call in ("activate", "unblock"))
-    emit_if_else(ctx, takes, [told.format_receive(ctx, c, came) for c in (way, get_wraparound_channel(way))])
-    emit_if_else(ctx, sends, [own.format_send(ctx, c, went) for c in (way, get_wraparound_channel(way))])
+    on_receive, on_send = (f".{{ .async = true, .{call} = {gate}_id }}" for call in ("activate", "unblock"))
+    emit_if_else(
+        ctx, receives, [received.format_receive(ctx, c, on_receive) for c in (channel, get_wraparound_channel(channel))]
+    )
+    emit_if_else(ctx, sends, [own.format_send(ctx, c, on_send) for c in (channel, get_wraparound_channel(channel))])
     pin_view(ctx, held)
     return out
 
 
 def _begin_broadcast(ctx: CslContext, out: PeArrayView, x: PeArrayView, axis: int, number: str, each: int) -> None:
     """Start the receive of the root's `x`. The gate opens when the receive and the send are complete."""
-    held, told = make_contiguous(ctx, x), make_message(ctx, out)
+    held, received = make_contiguous(ctx, x), make_message(ctx, out)
     own, gate = make_message(ctx, held), add_completion_task(ctx, COORDINATE_NAMES[axis])
-    place, last, root = COORDINATE_NAMES[axis], _find_last_coordinate(ctx, axis), _format_root(number, each)
+    coordinate, last, root = COORDINATE_NAMES[axis], _find_last_coordinate(ctx, axis), _format_root(number, each)
     sent = f".{{ .async = true, .unblock = {gate}_id }}"
-    add_line(ctx, told.format_receive(ctx, get_loopback_channel(axis), f".{{ .async = true, .activate = {gate}_id }}"))
-    with open_block(ctx, f"if ({place} == {root})"):
-        with open_block(ctx, f"if ({place} == {last})"):
+    add_line(
+        ctx, received.format_receive(ctx, get_loopback_channel(axis), f".{{ .async = true, .activate = {gate}_id }}")
+    )
+    with open_block(ctx, f"if ({coordinate} == {root})"):
+        with open_block(ctx, f"if ({coordinate} == {last})"):
             add_line(ctx, own.format_send(ctx, get_loopback_channel(axis), sent))
         with open_block(ctx, "else"):
             _send_and_pass_token(ctx, own, axis, gate, "" if each == 1 else f"{number} % {each} == {each - 1}")
-    with open_block(ctx, f"else if ({place} == {last})"):
-        add_line(ctx, _format_forward(ctx, told, axis, sent))
+    with open_block(ctx, f"else if ({coordinate} == {last})"):
+        add_line(ctx, _format_forward(ctx, received, axis, sent))
     with open_block(ctx, "else"):
         add_line(ctx, f"@unblock({gate}_id);")
     pin_view(ctx, held)
@@ -155,19 +159,19 @@ def _begin_broadcast(ctx: CslContext, out: PeArrayView, x: PeArrayView, axis: in
 
 def _send_and_pass_token(ctx: CslContext, own: FabricMessage, axis: int, gate: str, ends: str) -> None:
     """Start an asynchronous send, and pass the turn after it if it `ends` the PE's turns."""
-    plain = own.format_send(ctx, get_token_channel(axis), f".{{ .async = true, .unblock = {gate}_id }}")
+    send = own.format_send(ctx, get_token_channel(axis), f".{{ .async = true, .unblock = {gate}_id }}")
     if _find_last_coordinate(ctx, axis) < 2:
-        add_line(ctx, plain)
+        add_line(ctx, send)
         return
-    turned = add_task(ctx, f"{gate}_turned", [_format_token_pass(ctx, axis), f"@unblock({gate}_id);"])
-    over = own.format_send(ctx, get_token_channel(axis), f".{{ .async = true, .activate = {turned}_id }}")
+    pass_task = add_task(ctx, f"{gate}_turned", [_format_token_pass(ctx, axis), f"@unblock({gate}_id);"])
+    send_and_pass = own.format_send(ctx, get_token_channel(axis), f".{{ .async = true, .activate = {pass_task}_id }}")
     if not ends:
-        add_line(ctx, over)
+        add_line(ctx, send_and_pass)
         return
     with open_block(ctx, f"if ({ends})"):
-        add_line(ctx, over)
+        add_line(ctx, send_and_pass)
     with open_block(ctx, "else"):
-        add_line(ctx, plain)
+        add_line(ctx, send)
 
 
 @emit(mesh.arrived)
@@ -198,18 +202,18 @@ def _fits_one_dsd(ctx: CslContext, every: PeArrayView) -> bool:
 def _emit_async_all_gather(ctx: CslContext, every: PeArrayView, x: PeArrayView, axis: int) -> None:
     """Receive all pieces with one asynchronous operation; a task continues after it."""
     sizes, (level,) = coalesce_axes([every])
-    place, last, held = COORDINATE_NAMES[axis], _find_last_coordinate(ctx, axis), make_contiguous(ctx, x)
+    coordinate, last, held = COORDINATE_NAMES[axis], _find_last_coordinate(ctx, axis), make_contiguous(ctx, x)
     own = make_message(ctx, held)
     memory = get_dsd(ctx, level, sizes)
     add_line(
         ctx,
-        own.moved(
+        own.format_move(
             str(memory),
             get_fabin_dsd(ctx, get_loopback_channel(axis), every.size),
             get_pending_task(ctx).format_async_options(),
         ),
     )
-    with open_block(ctx, f"if ({place} == {last})"):
+    with open_block(ctx, f"if ({coordinate} == {last})"):
         add_line(ctx, _format_forward(ctx, replace(own, size=last * own.size), axis))
         add_line(ctx, own.format_send(ctx, get_loopback_channel(axis)))
     with open_block(ctx, "else"):

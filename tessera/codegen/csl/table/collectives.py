@@ -62,13 +62,13 @@ class FabricMessage:
 
     def format_send(self, ctx: CslContext, channel: FabricChannel, options: str = "") -> str:
         """The statement that sends the message."""
-        return self.moved(get_fabout_dsd(ctx, channel, self.size), self.memory, options)
+        return self.format_move(get_fabout_dsd(ctx, channel, self.size), self.memory, options)
 
     def format_receive(self, ctx: CslContext, channel: FabricChannel, options: str = "") -> str:
         """The statement that receives the message."""
-        return self.moved(self.memory, get_fabin_dsd(ctx, channel, self.size), options)
+        return self.format_move(self.memory, get_fabin_dsd(ctx, channel, self.size), options)
 
-    def moved(self, target: str, source: str, options: str = "") -> str:
+    def format_move(self, target: str, source: str, options: str = "") -> str:
         """The DSD operation that moves the words of the message."""
         return f"{self.move}({', '.join([target, source, *([options] if options else [])])});"
 

@@ -89,7 +89,7 @@ def _choose_method(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: PeArray
     """The method with the fewest estimated cycles among those that the operands allow."""
     if out.type != "f32" or a.literal or b.literal or not ctx.fuses or not out.size:
         return ROW_PRODUCTS
-    found = estimate_matmul_cycles(out.shape[-2], out.shape[-1], a.shape[-1], ctx.wide)
+    found = estimate_matmul_cycles(out.shape[-2], out.shape[-1], a.shape[-1], ctx.is_wse3)
     if ctx.saves_memory:  # "outer" needs an array for the products
         found.pop(OUTER_PRODUCTS)
     return choose_cheapest(found)
@@ -97,7 +97,7 @@ def _choose_method(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: PeArray
 
 def _emit_row_products(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: PeArrayView, batch: list[str]) -> None:
     """Compute one row of the result at a time, or one column where that takes fewer cycles."""
-    by_rows, by_columns = estimate_row_cycles(out.shape[-2], out.shape[-1], ctx.wide)
+    by_rows, by_columns = estimate_row_cycles(out.shape[-2], out.shape[-1], ctx.is_wse3)
     if by_rows > by_columns:  # the transposed product
         out, b, a = (v.permute_axes([*range(len(batch)), len(batch) + 1, len(batch)]) for v in (out, a, b))
     m, k = (f"{n}{next(ctx.names)}" for n in "mk")

@@ -50,7 +50,7 @@ class CslContext:
     """The data of one program, which every PE of the grid runs."""
 
     grid: tuple[int, int]
-    wide: bool = False  # whether the target is WSE-3, whose DSD operations process more elements per cycle
+    is_wse3: bool = False  # whether the target is WSE-3, whose DSD operations process more elements per cycle
     fuses: bool = True  # whether pointwise ops are fused into one loop
     saves_memory: bool = False  # whether to prefer less memory to fewer cycles
     uses_broadcast_routes: bool = True  # whether to use broadcast routes; otherwise neighbours forward in a chain
@@ -62,7 +62,7 @@ class CslContext:
     faults: list[dict[str, Any]] = field(default_factory=list)  # the runtime errors that the host can report
     constants: dict[str, str] = field(default_factory=dict)  # names of DSD constants, by their text
     channels: dict[str, FabricChannel] = field(default_factory=dict)  # fabric channels, by name
-    spare: list[PeArray] = field(default_factory=list)  # free arrays
+    free_arrays: list[PeArray] = field(default_factory=list)
     reference_counts: dict[PeArray, int] = field(default_factory=dict)
     names: Iterator[int] = field(default_factory=itertools.count)
     programs: tuple[tuple[str, int], ...] = ()  # of a kernel launch: program index and grid size along each axis
@@ -71,7 +71,7 @@ class CslContext:
     deferred_nodes: dict[Value, Node] = field(default_factory=dict)  # nodes that are fused into the loop of their user
     params: frozenset[Value] = frozenset()  # parameters of the present block
     last_used_values: frozenset[Value] = frozenset()  # values whose last use is the present node
-    parts: list[TaskFunction] = field(
+    task_functions: list[TaskFunction] = field(
         default_factory=lambda: [TaskFunction(ENTRY_FUNCTION)]
     )  # the functions; statements go to the last one
     pending_task: TaskFunction | None = None  # the task that continues after asynchronous operations in progress

@@ -54,10 +54,10 @@ def allocate_for(ctx: CslContext, type: TensorType) -> PeArrayView:
 def allocate_array(ctx: CslContext, shape: tuple[int, ...], element_type: str) -> PeArrayView:
     """Allocate an array: the smallest free one that fits (best fit), else a new one."""
     size = max(count_elements(shape), 1)
-    fitting = [b for b in ctx.spare if b.type == element_type and b.size >= size]
+    fitting = [b for b in ctx.free_arrays if b.type == element_type and b.size >= size]
     if fitting:
         buffer = min(fitting, key=lambda b: b.size)
-        ctx.spare.remove(buffer)
+        ctx.free_arrays.remove(buffer)
     else:
         buffer = PeArray(f"t{next(ctx.names)}", element_type, size)
         ctx.buffers.append(buffer)
@@ -77,7 +77,7 @@ def drop_value(ctx: CslContext, value: Value) -> None:
     if view is not None and view.buffer is not None:
         ctx.reference_counts[view.buffer] -= 1
         if not ctx.reference_counts[view.buffer] and view.buffer not in ctx.symbols.values():
-            ctx.spare.append(view.buffer)
+            ctx.free_arrays.append(view.buffer)
 
 
 def can_reuse(ctx: CslContext, value: Value, view: PeArrayView, element_type: str) -> bool:
@@ -109,4 +109,4 @@ def unpin_views(ctx: CslContext) -> None:
 def release_view(ctx: CslContext, view: PeArrayView) -> None:
     """Free the array of a view unless a value refers to it."""
     if view.buffer is not None and not ctx.reference_counts.get(view.buffer):
-        ctx.spare.append(view.buffer)
+        ctx.free_arrays.append(view.buffer)

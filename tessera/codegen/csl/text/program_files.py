@@ -28,7 +28,7 @@ def format_program(name: str, ctx: CslContext) -> str:
         _declare_half(ctx),
         "const row: i32 = @as(i32, pe_row);\nconst column: i32 = @as(i32, pe_column);\n",
         'const sys_mod = @import_module("<memcpy/memcpy>", memcpy_params);\nconst math = @import_module("<math>");\n',
-        *(c.ends(queues) for c, queues in assign_queues(ctx.channels.values()).items()),
+        *(c.format_declarations(queues) for c, queues in assign_queues(ctx.channels.values()).items()),
         format_task_ids(_assign_ids(ctx)),
         "".join(f"var {b.name} = @zeros([{max(b.size, 1)}]{b.type});\n" for b in ctx.buffers),
         "".join(f"var {b.words}: [*]i32 = @ptrcast([*]i32, &{b.name});\n" for b in ctx.buffers if b.type == "i64"),
@@ -39,7 +39,7 @@ def format_program(name: str, ctx: CslContext) -> str:
         ),
         "".join(f"const {name} = {text};\n" for text, name in ctx.constants.items()),
         *(f"{text}\n" for text in ctx.functions.values()),
-        *(part.format_function() for part in (*ctx.parts, *ctx.completion_tasks.values())),
+        *(part.format_function() for part in (*ctx.task_functions, *ctx.completion_tasks.values())),
         _format_comptime(ctx),
     ]
     return "\n".join(part for part in parts if part)
@@ -60,7 +60,7 @@ def _format_address(buffer: PeArray) -> str:
 
 
 def _list_tasks(ctx: CslContext) -> list[TaskFunction]:
-    return [*ctx.parts[1:], *ctx.completion_tasks.values()]
+    return [*ctx.task_functions[1:], *ctx.completion_tasks.values()]
 
 
 def _assign_ids(ctx: CslContext) -> dict[str, int]:
@@ -87,8 +87,8 @@ def _declare_half(ctx: CslContext) -> str:
 
 
 def _format_comptime(ctx: CslContext) -> str:
-    ends = [(end, color, c) for c in ctx.channels for end, color in (("out", "send"), ("in", "from"))]
-    lines = [f"    @initialize_queue({end}_{c}, .{{ .color = {color}_{c} }});" for end, color, c in ends]
+    queue_ends = [(side, color, c) for c in ctx.channels for side, color in (("out", "send"), ("in", "from"))]
+    lines = [f"    @initialize_queue({side}_{c}, .{{ .color = {color}_{c} }});" for side, color, c in queue_ends]
     queues = ['  if (@is_arch("wse3")) {', *lines, "  }"] if lines else []
     exports = [f'  @export_symbol({n}_ptr, "{n}");' for n, _ in _list_exports(ctx)]
     tasks = [line for part in _list_tasks(ctx) for line in part.format_binding()]

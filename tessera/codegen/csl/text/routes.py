@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 COORDINATE_NAMES = {0: "row", 1: "column"}
 # memcpy uses queues 0 and 1. WSE-2 has fewer output queues, but there one queue serves several colours.
 INPUT_QUEUES, WSE2_OUTPUT_QUEUES = range(2, 8), range(2, 6)
-NEIGHBOUR, WRAPAROUND, BROADCAST, TOKEN, LOOPBACK = "way", "ring", "spread", "pass", "echo"
+NEIGHBOUR, WRAPAROUND, BROADCAST, TOKEN, LOOPBACK = "neighbour", "wraparound", "broadcast", "token", "loopback"
 QUEUE_PRIORITY = (LOOPBACK, TOKEN, BROADCAST, NEIGHBOUR, WRAPAROUND)
 # Switch position 0 takes wavelets from the neighbour, position 1 from the PE. A control wavelet passes the turn on:
 # each of its commands advances one router, which then removes the command.
@@ -36,23 +36,24 @@ class FabricRoute:
 class FabricChannel:
     """A communication pattern along a mesh axis.
 
-    A "way" sends from each PE to its neighbour; a "ring" from the last PE of a way to its first; a "spread" from the
-    last PE to all others. On a "pass" PEs take turns, in coordinate order, to send to the last PE; on an "echo" the
-    last PE sends to all PEs, itself included. `step` is the direction of a way: 1 for increasing coordinates.
+    `NEIGHBOUR` sends from each PE to its neighbour; `WRAPAROUND` from the last PE of a neighbour channel to its first;
+    `BROADCAST` from the last PE to all others. On `TOKEN` PEs take turns, in coordinate order, to send to the last PE;
+    on `LOOPBACK` the last PE sends to all PEs, itself included. `step` is the direction of a neighbour channel: 1 for
+    increasing coordinates.
     """
 
     kind: str
     name: str
     axis: int
     step: int
-    color: int  # a way has two colours: this one for senders at even coordinates, the next for odd ones
+    color: int  # a neighbour channel has two colours: this one for senders at even coordinates, the next for odd ones
 
     def routes(self, last: int) -> list[FabricRoute]:
         """The routes; `last` is the last coordinate along the axis."""
-        found: list[FabricRoute] = getattr(self, f"_{self.kind}")(last, "x" if self.axis else "y", *self._directions())
-        return found
+        coordinate = "x" if self.axis else "y"
+        return ROUTE_PATTERNS[self.kind](self, last, coordinate, *self._find_directions())
 
-    def _directions(self) -> tuple[str, str]:
+    def _find_directions(self) -> tuple[str, str]:
         """The direction of the channel's wavelets, and the direction they come from."""
         ahead, back = ("EAST", "WEST") if self.axis else ("SOUTH", "NORTH")
         return (ahead, back) if self.step > 0 else (back, ahead)
@@ -63,54 +64,70 @@ class FabricChannel:
         return (self.color, self.color + 1) if self.kind == NEIGHBOUR else (self.color,)
 
     @property
-    def _own(self) -> str:
+    def own_color(self) -> str:
         return f"@get_color({self.color})"
 
-    def _way(self, last: int, place: str, to: str, source: str) -> list[FabricRoute]:
-        final, first = (last, 0) if self.step > 0 else (0, last)
-        sent, taken = (f"@get_color(@as(u16, {self.color} + ({place} + {n}) % 2))" for n in (0, 1))
-        return [
-            FabricRoute(f"{place} != {final}", sent, "RAMP", to),
-            FabricRoute(f"{place} != {first}", taken, source, "RAMP"),
-        ]
-
-    def _ring(self, last: int, place: str, to: str, source: str) -> list[FabricRoute]:
-        """The route from the last PE of a way past all others to the first."""
-        final, first = (last, 0) if self.step > 0 else (0, last)
-        return [
-            FabricRoute(f"{place} == {final}", self._own, "RAMP", source),
-            FabricRoute(f"{place} == {first}", self._own, to, "RAMP"),
-            FabricRoute(f"{place} != {final} and {place} != {first}", self._own, to, source),
-        ]
-
-    def _pass(self, last: int, place: str, to: str, source: str) -> list[FabricRoute]:
-        return [
-            FabricRoute(f"{place} == 0", self._own, "RAMP", to, SWITCH_CONFIG),
-            FabricRoute(f"{place} == {last}", self._own, source, "RAMP"),
-            FabricRoute(f"{place} != 0 and {place} != {last}", self._own, source, to, SWITCH_CONFIG),
-        ]
-
-    def _spread(self, last: int, place: str, to: str, source: str, back: str = "") -> list[FabricRoute]:
-        return [
-            FabricRoute(f"{place} == {last}", self._own, "RAMP", f"{to}{back}"),
-            FabricRoute(f"{place} == 0", self._own, source, "RAMP"),
-            FabricRoute(f"{place} != 0 and {place} != {last}", self._own, source, f"{to}, RAMP"),
-        ]
-
-    def _echo(self, last: int, place: str, to: str, source: str) -> list[FabricRoute]:
-        return self._spread(last, place, to, source, ", RAMP")
-
-    def ends(self, queues: ChannelQueues) -> str:
+    def format_declarations(self, queues: ChannelQueues) -> str:
         """The declarations of a PE's send and receive colours, with their queues."""
-        name, place = self.name, f"pe_{COORDINATE_NAMES[self.axis]}"
-        colors = [self._own] * 2
+        name, coordinate = self.name, f"pe_{COORDINATE_NAMES[self.axis]}"
+        colors = [self.own_color] * 2
         if self.kind == NEIGHBOUR:
-            colors = [f"@get_color(@as(u16, {self.color} + ({place} + {n}) % 2))" for n in (0, 1)]
+            colors = [f"@get_color(@as(u16, {self.color} + ({coordinate} + {n}) % 2))" for n in (0, 1)]
         return (
             f"const send_{name} = {colors[0]};\nconst from_{name} = {colors[1]};\n"
             f'const out_{name} = @get_output_queue(if (@is_arch("wse3")) {queues.output} else {queues.narrow});\n'
             f"const in_{name} = @get_input_queue({queues.input});\n"
         )
+
+
+def _route_neighbours(channel: FabricChannel, last: int, coordinate: str, to: str, source: str) -> list[FabricRoute]:
+    final, first = (last, 0) if channel.step > 0 else (0, last)
+    sent, taken = (f"@get_color(@as(u16, {channel.color} + ({coordinate} + {n}) % 2))" for n in (0, 1))
+    return [
+        FabricRoute(f"{coordinate} != {final}", sent, "RAMP", to),
+        FabricRoute(f"{coordinate} != {first}", taken, source, "RAMP"),
+    ]
+
+
+def _route_wraparound(channel: FabricChannel, last: int, coordinate: str, to: str, source: str) -> list[FabricRoute]:
+    """Routes from the last PE past all others to the first."""
+    final, first = (last, 0) if channel.step > 0 else (0, last)
+    return [
+        FabricRoute(f"{coordinate} == {final}", channel.own_color, "RAMP", source),
+        FabricRoute(f"{coordinate} == {first}", channel.own_color, to, "RAMP"),
+        FabricRoute(f"{coordinate} != {final} and {coordinate} != {first}", channel.own_color, to, source),
+    ]
+
+
+def _route_token(channel: FabricChannel, last: int, coordinate: str, to: str, source: str) -> list[FabricRoute]:
+    return [
+        FabricRoute(f"{coordinate} == 0", channel.own_color, "RAMP", to, SWITCH_CONFIG),
+        FabricRoute(f"{coordinate} == {last}", channel.own_color, source, "RAMP"),
+        FabricRoute(f"{coordinate} != 0 and {coordinate} != {last}", channel.own_color, source, to, SWITCH_CONFIG),
+    ]
+
+
+def _route_broadcast(
+    channel: FabricChannel, last: int, coordinate: str, to: str, source: str, back: str = ""
+) -> list[FabricRoute]:
+    return [
+        FabricRoute(f"{coordinate} == {last}", channel.own_color, "RAMP", f"{to}{back}"),
+        FabricRoute(f"{coordinate} == 0", channel.own_color, source, "RAMP"),
+        FabricRoute(f"{coordinate} != 0 and {coordinate} != {last}", channel.own_color, source, f"{to}, RAMP"),
+    ]
+
+
+def _route_loopback(channel: FabricChannel, last: int, coordinate: str, to: str, source: str) -> list[FabricRoute]:
+    return _route_broadcast(channel, last, coordinate, to, source, ", RAMP")
+
+
+ROUTE_PATTERNS: dict[str, Callable[..., list[FabricRoute]]] = {
+    NEIGHBOUR: _route_neighbours,
+    WRAPAROUND: _route_wraparound,
+    BROADCAST: _route_broadcast,
+    TOKEN: _route_token,
+    LOOPBACK: _route_loopback,
+}
 
 
 @dataclass(frozen=True)
@@ -125,15 +142,16 @@ class ChannelQueues:
 def assign_queues(channels: Iterable[FabricChannel]) -> dict[FabricChannel, ChannelQueues]:
     """Assign queues to the channels of a program; channels that are in use at the same time get different queues.
 
-    Along one axis these are the receive of an echo, the send of a pass, and on the last PE the send of the echo; or the
-    receive and send of a way or its ring. On WSE-2 the number of a queue is also that of its microthread.
+    Along one axis these are the receive of a loopback channel, the send of a token channel, and on the last PE the send
+    of the loopback channel; or the receive and send of a neighbour channel or its wraparound. On WSE-2 the number of a
+    queue is also that of its microthread.
     """
     ranked = sorted(channels, key=lambda c: QUEUE_PRIORITY.index(c.kind))
-    found = {}
+    queues = {}
     for channel, number in zip(ranked, reversed(INPUT_QUEUES), strict=False):
-        apart = 2 if channel.kind in (LOOPBACK, BROADCAST) else 0
-        found[channel] = ChannelQueues(number, number, WSE2_OUTPUT_QUEUES[channel.axis + apart])
-    return found
+        offset = 2 if channel.kind in (LOOPBACK, BROADCAST) else 0
+        queues[channel] = ChannelQueues(number, number, WSE2_OUTPUT_QUEUES[channel.axis + offset])
+    return queues
 
 
 _EAST, _WEST = FabricChannel(NEIGHBOUR, "east", 1, 1, 0), FabricChannel(NEIGHBOUR, "west", 1, -1, 2)
@@ -152,9 +170,11 @@ def get_loopback_channel(axis: int) -> FabricChannel:
     return FabricChannel(LOOPBACK, f"echo_{COORDINATE_NAMES[axis]}", axis, -1, 18 if axis else 19)
 
 
-def get_wraparound_channel(way: FabricChannel) -> FabricChannel:
-    """From the last PE of a way to its first."""
-    return FabricChannel(WRAPAROUND, f"ring_{way.name}", way.axis, way.step, (10, 11, 14, 15)[way.color // 2])
+def get_wraparound_channel(neighbour: FabricChannel) -> FabricChannel:
+    """From the last PE of a neighbour channel to its first."""
+    return FabricChannel(
+        WRAPAROUND, f"ring_{neighbour.name}", neighbour.axis, neighbour.step, (10, 11, 14, 15)[neighbour.color // 2]
+    )
 
 
 def get_token_channel(axis: int) -> FabricChannel:

@@ -25,7 +25,7 @@ from tessera.ir.core import Value
 
 def add_line(ctx: CslContext, text: str) -> None:
     """Add a statement to the present function."""
-    ctx.parts[-1].lines.append("  " * ctx.depth + text)
+    ctx.task_functions[-1].lines.append("  " * ctx.depth + text)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def format_task_ids(numbers: Mapping[str, int]) -> str:
 def get_pending_task(ctx: CslContext) -> TaskFunction:
     """The task that continues when the asynchronous operations in progress are complete."""
     if ctx.pending_task is None:
-        ctx.pending_task = TaskFunction(f"after{len(ctx.parts)}")
+        ctx.pending_task = TaskFunction(f"after{len(ctx.task_functions)}")
     return ctx.pending_task
 
 
@@ -44,5 +44,5 @@ def add_task(ctx: CslContext, name: str, statements: Sequence[str], awaits: int 
 def end_task(ctx: CslContext) -> None:
     """End the present function; the pending task continues when the asynchronous operations are complete."""
     assert ctx.pending_task is not None and ctx.depth == 1
-    ctx.parts.append(ctx.pending_task)
+    ctx.task_functions.append(ctx.pending_task)
     ctx.pending_task, ctx.comment = None, ""
