@@ -6,6 +6,7 @@ A generator is an object of the entry point group `tessera.codegen` that emits a
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,8 @@ from tessera.codegen.artifact import Artifact
 from tessera.core.errors import ArgumentError, DeviceUnavailable, UnknownNameError, user_location
 from tessera.core.types import DType
 from tessera.ir.core import Module
+from tessera.ir.rewrite import VERIFY_VARIABLE
+from tessera.ir.verify import verify
 
 # The contract between the compiler and a code generator.
 
@@ -53,9 +56,11 @@ class CompilerPass:
 
 
 def run_passes(passes: Sequence[CompilerPass], module: Module) -> Module:
-    """The module after all of these passes, in order."""
+    """The module after all of these passes, in order; each is verified if the variable TESSERA_VERIFY is set."""
     for each in passes:
         module = each.run(module)
+        if os.environ.get(VERIFY_VARIABLE):
+            verify(module)
     return module
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import tessera as ts
 from conformance.case import all_cases
-from tessera.codegen.contract import PassPipeline, get_backend
+from tessera.codegen.contract import CompilerPass, PassPipeline, get_backend, run_passes
 from tessera.codegen.ptx import BACKEND, pipeline
 from tessera.codegen.ptx import ops as ptx_ops
 from tessera.codegen.ptx.attributes import PREFETCHING, UNIFORM, WARP_SPECIALISED, get_fact
@@ -178,6 +178,16 @@ def test_each_op_of_the_target_has_a_meaning():
     ours = [op for name, op in TARGET_OPS.items() if name.startswith("ptx.")]
     whole = {ptx_ops.pack_pairs, ptx_ops.unpack_pairs}
     assert len(ours) >= 17 and all(op in expansion_rules or op.pointwise or op in whole for op in ours)
+
+
+def test_modules_are_verified_on_demand(monkeypatch):
+    wrong = CompilerPass("wrong", lambda module: dataclasses.replace(module, level="tile"))
+    module = tile_module(multiplied())
+    pipeline_and_wrong = [*BACKEND.passes(module, {"arch": "sm_80"}), wrong]
+    run_passes(pipeline_and_wrong, module)
+    monkeypatch.setenv("TESSERA_VERIFY", "1")
+    with pytest.raises(VerifyError, match="illegal in a tile function"):
+        run_passes(pipeline_and_wrong, module)
 
 
 def test_the_pipeline_is_data():
