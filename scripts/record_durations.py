@@ -26,9 +26,15 @@ def read_report(text: str) -> dict[str, float]:
     return seconds
 
 
+def read_recorded() -> dict[str, float]:
+    """The seconds of each file, as recorded before."""
+    lines = OUTPUT.read_text(encoding="utf-8").splitlines() if OUTPUT.is_file() else []
+    return {name: float(seconds) for seconds, name in (line.split() for line in lines)}
+
+
 def main(reports: list[str]) -> None:
-    """Merge the reports into the recorded durations; files that are gone are dropped."""
-    seconds: dict[str, float] = {}
+    """Merge reports into the recorded durations; files that are gone are dropped."""
+    seconds = read_recorded()
     for report in reports:
         seconds |= read_report(Path(report).read_text(encoding="utf-8"))
     kept = sorted(name for name in seconds if (ROOT / name).is_file())
