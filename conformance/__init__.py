@@ -1,1 +1,1 @@
-"""The conformance suite: programs, inputs, what is expected, and what must be refused."""
+"""The conformance suite: programs with inputs that must agree with their error bounds, or be refused."""

@@ -1,4 +1,4 @@
-"""A case of the suite, and what came of running it."""
+"""Cases of the suite, and the outcomes of running them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera.core.errors import TesseraError
 
-# Each area is a module with `cases() -> Iterator[Case]`; its folder says level and area.
+# Each area is a module with `cases() -> Iterator[Case]`; its folder names level and area.
 AREAS = (
     "graph.elementwise", "graph.functions", "graph.reduce", "graph.shape", "graph.linalg", "graph.composites",
     "graph.flow", "graph.gradients", "graph.numerics",
@@ -23,11 +23,11 @@ AREAS = (
 class Case:
     """A program with inputs: it must agree with its bound on every engine, or be refused.
 
-    `entry()` gives (jit function or kernel, arguments); `rejects` is the error that must come instead,
-    whose text must hold each of `says`. `exact` asks for equality, not agreement within the bound; `alike` for the
-    bits that the interpreter of the highest level gives, which no bound knows where rounding is by chance.
-    With `debug` the Tile interpreter runs it in debug mode too: there the error must come, or no finding. `lines` are
-    those that it prints.
+    `entry()` returns (jit function or kernel, arguments). `rejects` is the error that it must raise instead, whose
+    text must contain each of `says`. `exact` requires equality with the reference, not only agreement within the bound.
+    `alike` requires the bits of the interpreter of the highest level, as for stochastic rounding. With `debug` the Tile
+    interpreter also runs it in debug mode, which must raise the error, or report nothing. `lines` are the lines that it
+    prints.
     """
 
     name: str
@@ -44,8 +44,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case came to on one engine; `share` is the worst error as a share of the bound, `useless` a
-    bound so wide that agreement says nothing."""
+    """The outcome of a case on one engine; `share` is the largest error relative to the bound, `useless` marks a bound
+    that is too wide to check anything."""
 
     case: str
     engine: str

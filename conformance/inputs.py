@@ -1,4 +1,4 @@
-"""Inputs of cases: seeded, of every element type, within the domain an op needs."""
+"""Inputs of cases: seeded, of every element type, within the domain of the op."""
 
 from __future__ import annotations
 

@@ -35,14 +35,14 @@ class Engine:
 
 
 def engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> list[Engine]:
-    """The columns asked for; with nothing asked, all that this machine has."""
+    """The selected columns; by default all that this machine has."""
     chosen = list(targets) or sorted(list_backends())
     found = [] if targets and not levels else [Engine(n, n, "interp") for n in INTERPRETED if not levels or n in levels]
     for target in chosen:
         generator = get_backend(target)
         if (not levels or "target" in levels) and hasattr(generator, "interpreter"):
             found.append(Engine(f"{target} text", "target", target))
-        # A generator whose device is not here says so: its runtime would interpret the text once more.
+        # Without its device, the runtime of a generator would interpret the text once more.
         device = getattr(generator, "has_device", True)
         if (not levels or targets) and hasattr(generator, "runtime") and device:
             found.append(Engine(target, "device", target))
@@ -52,45 +52,45 @@ def engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> list[Eng
 def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
     """One case on every engine."""
     if case.rejects is not None:
-        outcome = _refused(case)
+        outcome = _run_rejected(case)
         yield from (Outcome(case.name, e.name, *outcome) for e in columns[:1])
         return
     try:
         entry, arguments = case.entry()
         program = prepare(entry, arguments, "interp", case.grid, case.group)
-        with _heard(case):
+        with _capture_output(case):
             bounds = program.bounds()
         alike = program.run(program.top) if case.alike else None
         if case.debug:
-            with _watched(case):
+            with _enable_debug_mode(case):
                 program.run("tile")
     except TesseraError as error:
         yield from (Outcome(case.name, e.name, "fail", detail=str(error)) for e in columns)
         return
     for engine in columns:
         if engine.level in program.levels or engine.level in ("target", "device"):
-            yield _outcome(case, engine, program, bounds, alike)
+            yield _run_on_engine(case, engine, program, bounds, alike)
 
 
-def _outcome(
+def _run_on_engine(
     case: Case, engine: Engine, program: PreparedProgram, bounds: list[Any], alike: list[Any] | None
 ) -> Outcome:
     try:
-        with _heard(case) as said:
+        with _capture_output(case) as said:
             results = engine.run(program)
         if said is not None and (lines := tuple(said.getvalue().splitlines())) != case.lines:
-            return Outcome(case.name, engine.name, "fail", detail="other lines: " + "\n".join(lines))
+            return Outcome(case.name, engine.name, "fail", detail="the lines differ: " + "\n".join(lines))
         if alike is not None and [r.tobytes() for r in results] != [w.tobytes() for w in alike]:
-            return Outcome(case.name, engine.name, "fail", detail="other bits than the interpreter gives")
+            return Outcome(case.name, engine.name, "fail", detail="the bits differ from those of the interpreter")
         return Outcome(case.name, engine.name, *judge(case, results, bounds))
     except (UnsupportedOpError, ResourceError) as error:
         return Outcome(case.name, engine.name, "unsupported", detail=str(error))
-    except Exception as error:  # an engine under test may fail in any way: that is a finding, not our end
+    except Exception as error:  # any exception of an engine under test is an outcome
         return Outcome(case.name, engine.name, "fail", detail=f"{type(error).__name__}: {error}")
 
 
 def judge(case: Case, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> tuple[str, float, str, bool]:
-    """Status, worst share of the bound, what differs, and whether a bound is too wide to tell."""
+    """The status, the largest share of the bound, the difference, and whether a bound is too wide to check anything."""
     share, detail, useless = 0.0, "", False
     for number, (result, bound) in enumerate(zip(results, bounds, strict=True)):
         agreement = compare_with_bound(result, bound)
@@ -102,29 +102,29 @@ def judge(case: Case, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> t
     return ("fail" if detail else "pass"), share, detail, useless
 
 
-def _heard(case: Case) -> AbstractContextManager[io.StringIO | None]:
-    """What a case prints kept, if it prints."""
+def _capture_output(case: Case) -> AbstractContextManager[io.StringIO | None]:
+    """Capture the output of a case that prints."""
     return redirect_stdout(io.StringIO()) if case.lines else nullcontext()
 
 
-def _watched(case: Case) -> AbstractContextManager[Any]:
-    """Debug mode for the cases that ask for it."""
+def _enable_debug_mode(case: Case) -> AbstractContextManager[Any]:
+    """Debug mode for the cases that need it."""
     return checked() if case.debug else nullcontext()
 
 
-def _refused(case: Case) -> tuple[str, float, str]:
-    """Whether the error that must come does."""
+def _run_rejected(case: Case) -> tuple[str, float, str]:
+    """Run a case that must be refused, and check its error."""
     try:
         entry, arguments = case.entry()
         program = prepare(entry, arguments, "interp", case.grid, case.group)
-        with _watched(case):
+        with _enable_debug_mode(case):
             program.run(program.top)
     except TesseraError as error:
         wrong = [w for w in case.says if w not in str(error)]
         if isinstance(error, case.rejects or ()) and not wrong:
             return "pass", 0.0, ""
-        return "fail", 0.0, f"another error came (without {wrong}):\n{error}"
-    return "fail", 0.0, f"no {case.rejects.__name__ if case.rejects else 'error'} came"
+        return "fail", 0.0, f"the error does not match (without {wrong}):\n{error}"
+    return "fail", 0.0, f"no {case.rejects.__name__ if case.rejects else 'error'} was raised"
 
 
 _WORDS: dict[type, Callable[[Iterable[bool]], bool]] = {ast.And: all, ast.Or: any}
@@ -134,7 +134,7 @@ def selected(expression: str, cases: Iterable[Case]) -> list[Case]:
     """The cases whose names match: words joined by `and`, `or`, `not`, as in pytest -k."""
     if not expression.strip():
         return list(cases)
-    # A name may hold what is no Python word: each word stands as a string.
+    # Case names are not all Python identifiers: quote each word.
     words = [
         w if w in ("and", "or", "not", "(", ")") else repr(w)
         for w in expression.replace("(", " ( ").replace(")", " ) ").split()

@@ -1,4 +1,4 @@
-"""Softmax over rows: each program takes some rows whole."""
+"""Softmax over rows: each program processes whole rows."""
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def reference(x, out):
 @ts.example(inputs, reference, grid=lambda x, **_: -(-len(x) // ROWS))
 @ts.kernel
 def softmax(x: ts.Tensor["M", "N"], out: ts.Tensor["M", "N"]):
-    """out = exp(x) over its sum along each row, computed from the distance to the maximum."""
+    """out = exp(x) divided by its sum along each row, computed relative to the maximum."""
     first = tile.program_id(0) * ROWS
     rows = tile.load(x[first : first + ROWS, :], edge="clip")
     e = tile.exp(rows - tile.max(rows, axis=1, keepdims=True))

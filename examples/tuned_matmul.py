@@ -1,7 +1,7 @@
 """A matrix product whose block sizes are chosen by measuring: `tessera run examples/tuned_matmul.py --target llvm`.
 
 The first run tries every size that a model predicts to be fast and keeps the best in a file; the next one reads it.
-`--no-tune` takes the first size. `--target ptx` without a GPU asks the model alone.
+`--no-tune` takes the first size. `--target ptx` without a GPU uses the model alone.
 """
 
 import numpy as np
@@ -11,13 +11,13 @@ from tessera import tile
 
 
 def inputs(rng):
-    """Two matrices, and room for their product."""
+    """Two matrices, and memory for their product."""
     a, b = rng.standard_normal((192, 128), np.float32), rng.standard_normal((128, 256), np.float32)
     return {"a": a, "b": b, "c": np.zeros((192, 256), np.float32)}
 
 
 def reference(a, b, c):
-    """What NumPy says."""
+    """The product in NumPy."""
     return a @ b
 
 

@@ -1,4 +1,4 @@
-"""A plain NumPy MiniLM encoder for checking other ones: no tessera kernels, float64 unless told otherwise."""
+"""A reference MiniLM encoder in NumPy, in float64 by default."""
 
 from __future__ import annotations
 

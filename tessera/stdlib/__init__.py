@@ -10,8 +10,8 @@ array([0.5, 0.5])
 from importlib import import_module
 from typing import Any
 
-# Where each name is defined. Modules are imported when first asked for: the language imports this
-# package for its own composites (online_softmax), before there is a `kernel` to write the others with.
+# The module of each name, imported on first use: the kernel language imports this package for its own composites
+# (online_softmax) before `kernel` is defined.
 HOMES = {
     "batched_matmul": "gemm",
     "cross_entropy": "losses",

@@ -18,7 +18,7 @@ from tessera.stdlib.routine import ceil_div, check_array, check_same_dtype, chec
 
 
 # mypy: disable-error-code="operator, attr-defined, index"
-# Tensor gets its operators when the ops are loaded; mypy does not see them.
+# Tensor gets its operators when the ops are loaded, which mypy does not see.
 
 
 BLOCK_ROWS, BLOCK_COLS = 32, 64
@@ -33,12 +33,12 @@ def attend(
     """out = softmax(q kᵀ · scale + mask) v, on the grid (B, H, ceil(S / BM)).
 
     q is [B, H, S, D], k [B, G, T, D], v [B, G, T, E], out [B, H, S, E], all of one float type; each of the G
-    heads of keys serves H / G heads of queries. `mask` is None or [B or 1, H or 1, S or 1, T]. `lengths` is None
-    or [B]: keys from there on are unseen, and the queries are the last S positions before it. Everything between
-    the loads and the store is f32; `narrow` rounds the weights to the type of v before their product, and takes
-    subnormal ones as 0, as fast kernels on GPUs do. `p_drop` drops weights: weight [b, h, i, j] where the number at
-    its place (row-major) of the stream of `seed`, an int64 [1], is below it. `turned` says that heads stand after
-    positions in q, k, v and out.
+    heads of keys is shared by H / G heads of queries. `mask` is None or [B or 1, H or 1, S or 1, T]. `lengths` is None
+    or [B]: later keys are masked, and the queries are the last S positions before them. All computation
+    is in f32; `narrow` rounds the weights to the type of v before their product, and flushes subnormal ones to 0, as
+    fast kernels on GPUs do. `p_drop` drops weights: weight [b, h, i, j] where the random number at its row-major
+    index of the stream of `seed`, an int64 [1], is below it. `turned`: the axis of heads follows that of positions
+    in q, k, v and out.
     """
     (H, S), (G, T), E = heads_and_length(q, turned), heads_and_length(v, turned), v.shape[3]
     batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
@@ -48,14 +48,14 @@ def attend(
     rows = first + past + tile.arange(0, BM)
     queries = load_head_rows(q, batch, head, first, BM, turned, None)
     acc, m, l = tile.zeros((BM, E)), tile.full((BM,), -math.inf), tile.zeros((BM,))
-    # Weights are powers of two. Where maxima are the same without the scale, it is part of the factor of the exponent.
+    # Weights are powers of two. A scale that keeps the order of scores is part of the factor of the exponent.
     scaled = mask is not None or scale <= 0
     factor = 0.0 if scaled else scale * LOG2_E
-    # A causal row sees no key behind its block.
+    # A causal row attends to no key after its block.
     last = min(first + past + BM, T) if causal else T
     for start in tile.range(0, last, BN):
         cols = start + tile.arange(0, BN)
-        held = None if lengths is None else (cols < T)[:, None]  # weights of 0 do not undo a NaN behind a cache's end
+        held = None if lengths is None else (cols < T)[:, None]  # 0 · NaN after a cache's end is NaN
         keys = load_head_rows(k, batch, shared, start, BN, turned, held)
         values = load_head_rows(v, batch, shared, start, BN, turned, held)
         scores = scale_and_mask(queries @ keys.T, scale if scaled else None, mask, (batch, head, first, start))
@@ -71,12 +71,12 @@ def attend(
 
 
 def heads_and_length(x, turned):
-    """The heads and the positions that a tensor of theirs has."""
+    """The sizes of the head and position axes of a tensor."""
     return (x.shape[2], x.shape[1]) if turned else (x.shape[1], x.shape[2])
 
 
 def load_head_rows(x, batch, head, first, count, turned, held):
-    """The block of a head's rows from `first` on; 0 where they are not `held`."""
+    """The block of a head's rows from `first` on; 0 where `held` is false."""
     if turned:
         block = tile.load(x[batch, first : first + count, head, :], mask=held, edge="clip")
     else:
@@ -85,7 +85,7 @@ def load_head_rows(x, batch, head, first, count, turned, held):
 
 
 def store_head_rows(out, batch, head, first, block, turned):
-    """Write the block of a head's rows from `first` on, as far as there are such rows."""
+    """Store the block of a head's rows from `first` on; rows past the end are dropped."""
     if turned:
         tile.store(out[batch, first : first + block.shape[0], head, :], block, edge="clip")
     else:
@@ -93,7 +93,7 @@ def store_head_rows(out, batch, head, first, block, turned):
 
 
 def scale_and_mask(scores, scale, mask, place):
-    """Scores times the scale (None: that comes later), and their part of the mask."""
+    """Scores times the scale (None: applied later), plus their block of the mask."""
     batch, head, first, start = place
     if scale is not None:
         scores = scores * scale
@@ -103,7 +103,7 @@ def scale_and_mask(scores, scale, mask, place):
 
 
 def hide_keys(scores, rows, cols, T, clipped, causal):
-    """Scores that are minus infinity where there is no such key, or the row may not see it."""
+    """Scores with minus infinity where the key does not exist or is masked for the row."""
     if clipped:
         scores = tile.where(cols[None, :] < T, scores, -math.inf)
     if causal:
@@ -112,12 +112,12 @@ def hide_keys(scores, rows, cols, T, clipped, causal):
 
 
 def online_softmax_weights(scores, m, factor, narrow):
-    """The rows' maxima so far, the weights below them, and what sums below the maxima `m` are worth below these.
+    """The new row maxima, the weights relative to them, and the factor that rescales sums relative to the maxima `m`.
 
-    `factor` is of the scores' exponents of two; 0 says that scores are those of e, and may be as large as can be.
+    `factor` converts scores to exponents of two; 0 means that scores are exponents of e of any magnitude.
     """
     high = tile.maximum(m, tile.max(scores, axis=-1))
-    base = tile.where(high == -math.inf, 0.0, high)  # a row that has seen nothing yet
+    base = tile.where(high == -math.inf, 0.0, high)  # a row without an unmasked key so far
     if factor == 0:
         below, lower = (scores - base[:, None]) * LOG2_E, (m - base) * LOG2_E
     else:
@@ -125,12 +125,12 @@ def online_softmax_weights(scores, m, factor, narrow):
         below, lower = scores * factor - base[:, None], m * factor - base
     p = tile.exp2(below)
     if narrow:
-        p = tile.where(below < -126.0, 0.0, p)  # no subnormal numbers, which GPUs are slow at
+        p = tile.where(below < -126.0, 0.0, p)  # no subnormal numbers, which are slow on GPUs
     return high, p, tile.exp2(lower)
 
 
 def load_mask_block(mask, batch, head, first, start, BM, BN):
-    """The part of the mask that belongs to a block of scores, as f32; axes of size 1 are for all."""
+    """The block of the mask for a block of scores, as f32; axes of size 1 are broadcast."""
     b = batch if mask.shape[0] > 1 else 0
     h = head if mask.shape[1] > 1 else 0
     if mask.shape[2] > 1:
@@ -157,10 +157,10 @@ def flash_attention(
     kernel: Any, q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, scale: float | None = None,
     lengths: Sequence[int] | None = None, dropout: float = 0.0, seed: int = 0,
 ) -> np.ndarray:  # fmt: skip
-    """softmax(q kᵀ · scale + mask) v without forming the scores: [B, H, S, E] of the type of `q`.
+    """softmax(q kᵀ · scale + mask) v without storing the scores: [B, H, S, E] of the type of `q`.
 
     q is [B, H, S, D], k [B, G, T, D], v [B, G, T, E] of one float type, where G divides H (grouped queries: each
-    head of keys serves H / G neighbouring heads of queries). `mask` is added: [B or 1, H or 1, S or 1, T].
+    head of keys is shared by H / G adjacent heads of queries). `mask` is added: [B or 1, H or 1, S or 1, T].
     `scale` is 1/sqrt(D) unless given. `causal` hides key j from query i where j > i.
 
     With `lengths`, k and v are caches: batch b holds lengths[b] keys, the rest is not read, and the queries are the
@@ -170,8 +170,8 @@ def flash_attention(
     with `v`: weight [b, h, i, j] where `ts.rand` of shape [B, H, S, T] from `seed` is below it.
 
     Raises:
-        ArgumentError: a length lies outside the cache, or is less than S under `causal`; a `dropout` not in [0, 1).
-        DTypeError: the types differ, or are no floats.
+        ArgumentError: a length is outside the cache, or less than S with `causal`; `dropout` is not in [0, 1).
+        DTypeError: the types differ, or are not floats.
         ShapeError: the shapes do not fit.
 
     >>> q, k = np.zeros((1, 1, 2, 4), np.float32), np.zeros((1, 1, 2, 4), np.float32)
@@ -233,7 +233,7 @@ def _check_lengths(lengths: Sequence[int], q: np.ndarray, k: np.ndarray, causal:
     return held
 
 
-# Rotary position embedding (Su et al. 2021): pairs of features turned by an angle that grows with the position.
+# Rotary position embedding (Su et al. 2021): pairs of features rotated by an angle proportional to the position.
 
 
 # mypy: disable-error-code="operator, attr-defined, index"
@@ -241,10 +241,10 @@ def _check_lengths(lengths: Sequence[int], q: np.ndarray, k: np.ndarray, causal:
 
 @kernel
 def rotate(x, cos, sin, out, *, interleaved: bool, BM: int = 64):
-    """out[b, s] = x[b, s] turned by the angles of cos[s] and sin[s], on the grid (ceil(S / BM), B).
+    """out[b, s] = x[b, s] rotated by the angles of cos[s] and sin[s], on the grid (ceil(S / BM), B).
 
-    x and out are [B, S, D], cos and sin [S, D / 2] of f32 (f64 for f64). Feature i goes with feature i + D/2 or,
-    `interleaved`, 2i with 2i + 1.
+    x and out are [B, S, D], cos and sin [S, D / 2] of f32 (f64 for f64). The pairs are features i and i + D/2 or,
+    `interleaved`, 2i and 2i + 1.
     """
     first, b = tile.program_id(0) * BM, tile.program_id(1)
     S, half = x.shape[1], x.shape[2] // 2
@@ -265,15 +265,15 @@ def rotary_embedding(
     kernel: Any, x: Any, cos: Any = None, sin: Any = None, *, offset: int = 0, base: float = 10000.0,
     interleaved: bool = False,
 ) -> np.ndarray:  # fmt: skip
-    """Rotary position embedding of `x` [..., S, D], whose rows stand at positions offset, offset + 1, …
+    """Rotary position embedding of `x` [..., S, D], whose rows have the positions offset, offset + 1, …
 
     `cos` and `sin` are tables [P, D / 2] with a row for each position (P at least offset + S); without them
     the angle of pair i at position p is p · base^(-2i / D). Pairs are (i, i + D/2) or, `interleaved`, (2i, 2i + 1).
     The result has the type and shape of `x`; it is computed in f32 (f64 for f64).
 
     Raises:
-        ArgumentError: one table came without the other, or `offset` is negative.
-        DTypeError: an argument is of no float type.
+        ArgumentError: only one table is passed, or `offset` is negative.
+        DTypeError: an argument does not have a float type.
         ShapeError: D is odd, or a table does not fit.
 
     >>> quarter = np.array([[0.0]], np.float32), np.array([[1.0]], np.float32)
@@ -283,7 +283,7 @@ def rotary_embedding(
     x = check_array(x, "x")
     if x.ndim < 2 or x.shape[-1] % 2:
         raise ShapeError(
-            "features are turned in pairs",
+            "rotary_embedding rotates pairs of features",
             location=library_caller_location(),
             expected="[..., S, even D]",
             received=x.shape,
@@ -311,7 +311,7 @@ def rotary_embedding(
 
 
 def _angle_tables(length: int, features: int, base: float) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines of the angles, formed in f64: in f32 those of far positions are off by whole degrees."""
+    """Cosines and sines of the angles, computed in f64: in f32 large positions would be off by whole degrees."""
     rates = base ** (-np.arange(0, features, 2, dtype=np.float64) / features)
     angles = np.arange(length, dtype=np.float64)[:, None] * rates
     return np.cos(angles), np.sin(angles)

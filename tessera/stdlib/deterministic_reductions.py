@@ -18,15 +18,15 @@ from tessera.stdlib.routine import ceil_div, check_array, routine
 # mypy: disable-error-code="operator, attr-defined, index"
 
 
-# The second launch adds what at most so many programs of the first have found.
+# The most partial sums of the first launch that the second launch adds.
 MAX_PARTIAL_SUMS = 256
 
 
 @kernel
 def sum_blocks(x, out, *, per: int, BLOCK: int = 4096):
-    """out[p] = the sum of x from p · per · BLOCK on, per · BLOCK elements long, for the programs p of the grid.
+    """out[p] = the sum of the per · BLOCK elements of x from p · per · BLOCK on, for the programs p of the grid.
 
-    Lanes add their elements in order; then the lanes are halved until one is left. BLOCK is a power of two.
+    Each lane adds its elements in order; then a tree adds the lanes. BLOCK is a power of two.
     """
     first = tile.program_id(0) * (per * BLOCK)
     lanes = tile.zeros((BLOCK,), out.dtype)
@@ -36,7 +36,7 @@ def sum_blocks(x, out, *, per: int, BLOCK: int = 4096):
 
 
 def sum_by_tree(lanes, size):
-    """The sum of a block as a tree: element i with element i + size / 2, again and again."""
+    """The sum of a block by a binary tree: element i plus element i + size / 2, repeatedly."""
     while size > 1:
         size = size // 2
         lanes = tile.sum(tile.reshape(lanes, (2, size)), axis=0)
@@ -45,14 +45,14 @@ def sum_by_tree(lanes, size):
 
 @routine(sum_blocks)
 def tree_sum(kernel: Any, x: Any) -> Any:
-    """The sum of all elements of `x`, of a float or integer type, by a tree that only the size and BLOCK decide.
+    """The sum of all elements of `x`, of a float or integer type, by a tree that depends only on the size and BLOCK.
 
     Floats of 16 bits and f32 are added in f32, f64 in f64, and the result is rounded once to the type of `x`;
     integers give int64. Every target and every run gives the same bits.
 
     Raises:
-        ArgumentError: the schedule's block is no power of two.
-        DTypeError: the elements are no numbers.
+        ArgumentError: the schedule's block is not a power of two.
+        DTypeError: the elements are not numbers.
 
     >>> int(tree_sum(np.arange(100_000)))
     4999950000
@@ -74,11 +74,11 @@ def tree_sum(kernel: Any, x: Any) -> Any:
     return total.astype(np.int64 if narrow else x.dtype)[0]
 
 
-# Sums of rows into the places that indices name, in the order of the indices: the same bits on every run.
+# Scatter-add of rows in the order of the indices: the same bits on every run.
 
 
 # mypy: disable-error-code="operator, attr-defined, index"
-# Tensor gets its operators when the ops are loaded; mypy does not see them.
+# Tensor gets its operators when the ops are loaded, which mypy does not see.
 
 
 BLOCK_ROWS, BLOCK_COLS = 64, 64

@@ -13,24 +13,24 @@ from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor
 from tessera.stdlib.routine import ceil_div, check_array, check_same_dtype, check_shape, routine
 
-# Activations that a product applies before it stores, chosen while the kernel is compiled.
+# Activations that a product applies before the store, selected at compile time.
 
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
 
 def relu(x):
-    """`x` where it is positive, else 0."""
+    """ReLU: `x` where it is positive, else 0."""
     return tile.maximum(x, 0.0)
 
 
 def silu(x):
-    """`x` times its logistic function."""
+    """SiLU: `x` times its logistic function."""
     return x / (1.0 + tile.exp(-x))
 
 
 def gelu(x):
-    """`x` times the normal distribution function at `x` (Hendrycks and Gimpel 2016)."""
+    """GELU: `x` times the normal distribution function at `x` (Hendrycks and Gimpel 2016)."""
     return 0.5 * x * (1.0 + tile.erf(x * math.sqrt(0.5)))
 
 
@@ -45,10 +45,10 @@ ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def resolve_activation(activation: str | Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """The function that a name means; a function of a block is taken as it is.
+    """The activation of a name; a function of a block is returned unchanged.
 
     Raises:
-        ArgumentError: there is no activation of this name.
+        ArgumentError: the name of the activation is unknown.
     """
     if activation is None or callable(activation):
         return activation
@@ -60,7 +60,7 @@ def resolve_activation(activation: str | Callable[..., Any] | None) -> Callable[
     return ACTIVATIONS[activation]
 
 
-# Matrix products with an epilogue: one, a batch of them, and one for each group of rows.
+# Matrix products with an epilogue: single, batched, and grouped by rows.
 
 
 # mypy: disable-error-code="operator, attr-defined, index"
@@ -87,12 +87,12 @@ def product(a, b, bias, out, *, activation=None, BM: int = 64, BN: int = 64, BK:
 
 
 def zero_accumulator(a, shape):
-    """Where the products of elements of `a` are summed: a block of their accumulation type."""
+    """A zero accumulator for products of elements of `a`, of their accumulation type."""
     return tile.zeros(shape, a.type.accumulate)
 
 
 def apply_epilogue(acc, bias, n, activation, BN):
-    """What comes between the sum and the store: the columns' bias, then the activation."""
+    """The epilogue between sum and store: the bias of the columns, then the activation."""
     if bias is not None:
         acc = acc + tile.cast(tile.load(bias[n : n + BN], edge="clip"), acc.dtype)[None, :]
     return acc if activation is None else activation(acc)
@@ -102,12 +102,12 @@ def apply_epilogue(acc, bias, n, activation, BN):
 def matmul(kernel: Any, a: Any, b: Any, bias: Any = None, *, activation: Activation = None) -> np.ndarray:
     """activation(a b + bias), for a [M, K] and b [K, N] of one float type and bias [N]; the result is [M, N] of it.
 
-    `activation` is "relu", "gelu", "silu", "sigmoid", "tanh", None, or a function of a block as a kernel has it.
-    Bias and activation are applied to the wide sum, before it is rounded.
+    `activation` is "relu", "gelu", "silu", "sigmoid", "tanh", None, or a function of a block, written as in a kernel.
+    Bias and activation are applied to the accumulator, before it is rounded.
 
     Raises:
-        ArgumentError: there is no such activation.
-        DTypeError: the types differ, or are no floats.
+        ArgumentError: the activation is unknown.
+        DTypeError: the types differ, or are not floats.
         ShapeError: the shapes do not fit.
 
     >>> a = np.array([[1.0, -2.0], [3.0, 4.0]], np.float32)
@@ -170,7 +170,7 @@ def _broadcast_batch_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int,
 
 
 def _flatten_batch(x: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
-    """The matrices of a batch along one axis; one that serves all of them stays one."""
+    """The matrices of a batch merged to one axis; a matrix shared by all keeps size 1."""
     if int(np.prod(x.shape[:-2])) == 1:
         return x.reshape(1, *x.shape[-2:])
     return np.broadcast_to(x, (*lead, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
@@ -266,13 +266,13 @@ def quantized_matmul(
     """activation((a b) · a_scale · b_scale + bias) of `out_dtype`, for a [M, K] and b [K, N] of int8 or fp8.
 
     `a_scale` is a number or [M] (one for each row of a), `b_scale` a number or [N] (one for each column of b):
-    they are what was divided by when a and b were quantised. Products of int8 are summed exactly in int32 (K up
+    the divisors by which a and b were quantised. Products of int8 are summed exactly in int32 (K up
     to 131,071), those of fp8 in f32. The rest is f32, rounded once.
 
     Raises:
         DTypeError: the types differ, or are not int8, fp8_e4m3 or fp8_e5m2.
         ShapeError: the shapes do not fit.
-        UnsupportedOpError: the target has no such type.
+        UnsupportedOpError: the target does not have the type.
 
     >>> a, b = np.array([[100, -50]], np.int8), np.array([[1], [2]], np.int8)
     >>> quantized_matmul(a + 0, b, a_scale=0.5, b_scale=[2.0], bias=[1.0])
@@ -280,7 +280,7 @@ def quantized_matmul(
     """
     a, b = (x.numpy() if isinstance(x, Tensor) else np.asarray(x) for x in (a, b))
     if a.dtype != b.dtype or as_dtype(a.dtype) not in QUANTIZED_TYPES:
-        raise DTypeError("the operands are not quantised alike", location=library_caller_location(),
+        raise DTypeError("the operands do not have the same quantised type", location=library_caller_location(),
                          expected="one of " + ", ".join(map(str, QUANTIZED_TYPES)),
                          received=f"{as_dtype(a.dtype)} and {as_dtype(b.dtype)}")  # fmt: skip
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:

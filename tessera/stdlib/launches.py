@@ -20,11 +20,11 @@ from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.deterministic_reductions import specialise_scatter
 
 RANK = 4
-MIN_BLOCK = 16  # rows and columns of the smallest block
-DEEP_HEADS = {64, 128}  # features of heads for which there may be blocks of another size
-# Narrower types sum in a wider one, which memory of theirs cannot hold between two updates.
+MIN_BLOCK = 16  # the smallest rows and columns of a block
+DEEP_HEADS = {64, 128}  # features of a head above which the block size may differ
+# Narrower types accumulate in a wider type, which their memory cannot hold between two updates.
 ATOMIC_DTYPES = (f32, f64, int32, int64)
-# Up to so many pairs of a place and an update the lowering is as fast, and may be fused.
+# Up to this many pairs of index and update the lowering is as fast, and can be fused.
 MAX_DENSE_PAIRS = 256
 
 
@@ -44,7 +44,7 @@ def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
 
 
 def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch | None:
-    """The flash kernel for a node whose heads stand before positions, or `turned` after them."""
+    """The flash kernel for a node whose head axis precedes the position axis or, `turned`, follows it."""
     shapes = [_view_as_rank4(get_shape(v)) for v in node.args]
     result = _view_as_rank4(get_shape(node.out))
     heads_first = [_swap_heads(s) if turned and i < 3 else s for i, s in enumerate(shapes)]
@@ -66,7 +66,7 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
 
 
 def _choose_block_length(block: int, length: int) -> int:
-    """A block no larger than a power of two that holds the whole length."""
+    """The block size, at most the next power of two of the length."""
     return min(block, max(MIN_BLOCK, 1 << (length - 1).bit_length()))
 
 
@@ -75,7 +75,7 @@ def _swap_heads(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _is_supported(node: Node, shapes: list[tuple[int, ...]]) -> bool:
-    """Whether the kernel computes this node: its types, ranks and sizes, heads before positions."""
+    """Whether the kernel computes this node: its types, ranks and sizes, with the head axis first."""
     q, k, v = shapes[:3]
     if any(len(get_shape(x)) > RANK or 0 in get_shape(x) for x in node.args):
         return False
@@ -98,7 +98,7 @@ def _is_small_float(node: Node) -> bool:
 
 
 def _broadcasts(mask: tuple[int, ...], scores: tuple[int, ...]) -> bool:
-    """Whether a mask has every key and, along the other axes, everything or one for all."""
+    """Whether a mask has all keys, and along each other axis the full size or 1."""
     return mask[-1] == scores[-1] and all(m in (1, s) for m, s in zip(mask, scores, strict=True))
 
 

@@ -23,7 +23,7 @@ def entropy_rows(logits, targets, scale, losses, grad, *, ignore: int, BM: int =
     """losses = logsumexp(logits) - logits[target] for each row, on the grid (ceil(N / BM),).
 
     logits is [N, V], targets [N] of integers, losses [N] of f32 (f64 for f64), scale [1] like losses. Unless
-    grad [N, V] is None it is given (softmax - one-hot) · scale. Rows whose target is `ignore` give zeros.
+    grad [N, V] is None, it is set to (softmax - one-hot) · scale. Rows with the target `ignore` give zeros.
     """
     V = logits.shape[1]
     first, dtype = tile.program_id(0) * BM, compute_dtype(logits.dtype)
@@ -56,11 +56,11 @@ def cross_entropy(
     """-log softmax(logits)[target] for logits [N, V] of a float type and integer targets [N].
 
     `reduction` is "mean" (over rows not ignored; 0 where all are), "sum" or "none" (the losses [N]); losses are f32
-    (f64 for f64), summed by `tree_sum`. Rows whose target is `ignore_index` do not count. With `gradient` the
+    (f64 for f64), summed by `tree_sum`. Rows with the target `ignore_index` are ignored. With `gradient` the
     result is (loss, gradient): the derivative of the loss (of their sum, for "none") by the logits, of their type.
 
     Raises:
-        ArgumentError: an unknown reduction, or a target that is no class.
+        ArgumentError: the reduction is unknown, or a target is out of range.
         DTypeError, ShapeError: the arrays do not fit.
 
     >>> loss, grad = cross_entropy(np.zeros((1, 2), np.float32), np.array([0]), gradient=True)

@@ -26,7 +26,7 @@ def normalize_rows(x, weight, bias, out, *, eps: float, center: bool, BM: int = 
     """out = (x - mean) / sqrt(mean square + eps) · weight + bias for each row, on the grid (ceil(rows / BM),).
 
     x and out are [R, C]; weight and bias are [C] or None; without `center` the mean is taken as 0. The sums are
-    formed in f32 (f64 for f64) in blocks of BN columns, the mean before the squares, so that none cancels.
+    computed in f32 (f64 for f64) in blocks of BN columns, the mean before the squares, to avoid cancellation.
     """
     C = x.shape[1]
     first, dtype = tile.program_id(0) * BM, compute_dtype(x.dtype)
@@ -51,7 +51,7 @@ def normalize_rows(x, weight, bias, out, *, eps: float, center: bool, BM: int = 
 
 
 def load_block(x, first, start, BM, BN, dtype):
-    """A block of a matrix in the type to compute in; zeros outside."""
+    """A block of a matrix in the compute type; zeros outside."""
     return tile.cast(tile.load(x[first : first + BM, start : start + BN], edge="clip"), dtype)
 
 
@@ -63,7 +63,7 @@ def efficient_layernorm(kernel: Any, x: Any, weight: Any = None, bias: Any = Non
     the mean of squared distances from the mean (no correction).
 
     Raises:
-        DTypeError: an argument is of no float type, or not of that of `x`.
+        DTypeError: an argument does not have the float type of `x`.
         ShapeError: `weight` or `bias` is not [C].
 
     >>> efficient_layernorm(np.array([[1.0, 3.0, 1.0, 3.0]], np.float32), eps=0.0)
@@ -79,7 +79,7 @@ def rms_norm(kernel: Any, x: Any, weight: Any = None, *, eps: float = 1e-5) -> n
     `x` is [..., C] of a float type, `weight` is [C] of the same type, or None.
 
     Raises:
-        DTypeError: an argument is of no float type, or not of that of `x`.
+        DTypeError: an argument does not have the float type of `x`.
         ShapeError: `weight` is not [C].
 
     >>> rms_norm(np.array([3.0, 4.0, 0.0, 0.0], np.float32), eps=0.0)
@@ -115,7 +115,7 @@ def softmax_rows(x, out, *, BM: int = 8, BN: int = 512):
         inside = start + tile.arange(0, BN) < C
         values = tile.where(inside[None, :], load_block(x, first, start, BM, BN, dtype), -math.inf)
         high = tile.maximum(m, tile.max(values, axis=1))
-        # Nothing but minus infinity so far: no distance to it is formed.
+        # All values so far are minus infinity: avoid its difference with itself.
         l = l * tile.exp(m - finite_maximum(high)) + tile.sum(tile.exp(values - finite_maximum(high)[:, None]), axis=1)
         m = high
     for start in tile.range(0, C, BN):
@@ -125,12 +125,12 @@ def softmax_rows(x, out, *, BM: int = 8, BN: int = 512):
 
 @routine(softmax_rows)
 def stable_softmax(kernel: Any, x: Any) -> np.ndarray:
-    """Softmax over the last axis, from the distance to the maximum (Milakov and Gimelshein 2018).
+    """Softmax over the last axis, relative to the maximum (Milakov and Gimelshein 2018).
 
-    `x` is [..., C] of a float type; the result has its type and shape. A row of nothing but minus infinity is NaN.
+    `x` is [..., C] of a float type; the result has its type and shape. A row of minus infinities gives NaN.
 
     Raises:
-        DTypeError: `x` is of no float type.
+        DTypeError: `x` does not have a float type.
 
     >>> stable_softmax(np.array([1000.0, 1000.0, -np.inf], np.float32))
     array([0.5, 0.5, 0. ], dtype=float32)

@@ -74,7 +74,7 @@ def fused_adam(
 
 
 def _flatten_writable(x: np.ndarray, name: str) -> np.ndarray:
-    """A view of an array as one row, through which it can be written."""
+    """A writable flat view of an array."""
     if name == "grad":
         return x.reshape(-1)
     if not (x.flags.c_contiguous and x.flags.writeable):

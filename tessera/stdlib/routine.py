@@ -21,8 +21,8 @@ from tessera.ir.tensor import Tensor
 class Routine:
     """A function whose first parameter is its kernel: calls leave it out, and `with_schedule` changes it.
 
-    Arrays go in and come out; where one of the arguments is a Tensor, Tensors come out. Calls run on the default device
-    (`ts.set_default_device`), when they are made: they are no part of a program that `@ts.jit` traces.
+    It takes and returns arrays; if one of the arguments is a Tensor, it returns Tensors. A call runs at once on the
+    default device (`ts.set_default_device`): `@ts.jit` does not trace it.
     """
 
     def __init__(self, function: Callable[..., Any], kernel: Kernel) -> None:
@@ -33,7 +33,7 @@ class Routine:
         self.kernel = kernel
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """What the function gives.
+        """The result of the function.
 
         Raises:
             TraceError: an argument is a value of a program being traced.
@@ -50,7 +50,7 @@ class Routine:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule given to this routine; an empty one means the kernel's own defaults."""
+        """The schedule of this routine; an empty one means the kernel's own defaults."""
         return self.kernel.schedule
 
     def with_schedule(self, schedule: Schedule) -> Routine:
@@ -129,7 +129,7 @@ def flatten_rows(x: np.ndarray) -> np.ndarray:
 
 
 def ceil_div(size: int, block: int) -> int:
-    """How many blocks cover a size."""
+    """The number of blocks that cover a size."""
     return -(-size // block)
 
 

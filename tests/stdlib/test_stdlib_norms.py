@@ -104,7 +104,7 @@ def test_refusals(device):
         fused_adam(x.T, x.T, x.T.copy(), x.T.copy(), step=1)
     with pytest.raises(ArgumentError, match="step=0 is no step"):
         fused_adam(x, x, x, x, step=0)
-    with pytest.raises(ShapeError, match="turned in pairs"):
+    with pytest.raises(ShapeError, match="rotates pairs"):
         rotary_embedding(np.zeros((2, 3), "f4"))
 
 

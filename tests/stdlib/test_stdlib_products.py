@@ -142,7 +142,7 @@ def test_refusals(device):
         stdlib.matmul(a, a)
     with pytest.raises(ArgumentError, match="not an activation"):
         stdlib.matmul(a, a.T, activation="rleu")
-    with pytest.raises(DTypeError, match="not quantised alike"):
+    with pytest.raises(DTypeError, match="same quantised type"):
         stdlib.quantized_matmul(a, a.T)
     with pytest.raises(ShapeError, match="groups do not fit"):
         stdlib.grouped_matmul(a, np.zeros((2, 3, 1), "f4"), [1, 2])

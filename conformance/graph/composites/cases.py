@@ -1,4 +1,4 @@
-"""Composites: what they are made of may not show beyond the bound."""
+"""Composites: their lowerings agree with their semantics within the bound."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _attention(causal: bool, dtype: str) -> Case:
 
 
 def _weighed_attention(dtype: str, weights: str | None) -> Case:
-    """Scores far apart, so that weights go down to subnormal numbers, which may count as 0."""
+    """Widely spread scores: some weights are subnormal numbers, which may be flushed to 0."""
     name = f"graph/composites/attention-weights-{dtype}-{weights or dtype}"
     q, k, v = (tensor(f"{name}{i}", (2, 70, 64), dtype) for i in range(3))
     attend = nn.scaled_dot_product_attention

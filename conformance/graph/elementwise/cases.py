@@ -1,4 +1,4 @@
-"""Every pointwise op, read from its definition, at each element type it takes."""
+"""Every pointwise op, from the columns of its definition, at each element type that it is defined for."""
 
 from __future__ import annotations
 

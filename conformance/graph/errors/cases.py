@@ -1,4 +1,4 @@
-"""Graph programs that must be refused, and what the refusal must say."""
+"""Graph programs that must be refused, and the text of the error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[TesseraError]
 
 
 def cases() -> Iterator[Case]:
-    """Each of the table, and annotations that the arguments break."""
+    """The programs of the table, and annotations that the arguments violate."""
     for name, (program, arguments, error, says) in REFUSED.items():
         yield _make(name, program, arguments, error, says)
     yield _annotated("rank", (X[0],), ShapeError, ("rank 2 expected, rank 1 received",))

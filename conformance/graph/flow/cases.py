@@ -1,4 +1,4 @@
-"""Loops and branches of whole tensors: the host takes them, what is inside runs on the target."""
+"""Loops and branches of whole tensors: the host executes them, their bodies run on the target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def backward(w: Any, xs: Any) -> Any:
 
 
 def swapping(w: Any, xs: Any) -> Any:
-    """States that take each other's place: none may be written before it is read."""
+    """States that are exchanged: none may be written before it is read."""
     return ts.scan(lambda s, x: ((s[1], s[0] + x), s[0]), (xs[0], xs[1]), xs)
 
 
@@ -34,7 +34,7 @@ def nested(w: Any, xs: Any) -> Any:
 
 
 def counted(w: Any, xs: Any) -> Any:
-    """A loop whose end a state decides."""
+    """A loop whose condition depends on its state."""
     return ts.while_loop(lambda i, x: i * i < 30, lambda i, x: (i + 2, x * 0.5 + xs[0]), (0, xs[1]))
 
 
@@ -48,12 +48,12 @@ def branching(w: Any, xs: Any) -> Any:
 
 
 def folded(w: Any, xs: Any) -> Any:
-    """A tree of joins."""
+    """A reduction by a binary tree."""
     return ts.fold(lambda a, b: a * 0.5 + b, xs)
 
 
 def unsteady(w: Any, xs: Any) -> Any:
-    """The last states of a loop whose first steps see none of its constants."""
+    """The final states of a loop whose first steps do not use its constants."""
     return ts.fori_loop(0, 4, lambda i, x: x + w[1] * i, xs[0])
 
 

@@ -1,4 +1,4 @@
-"""The scalar functions beyond the basic ones, at each float type, where they are hard and where they are not."""
+"""The scalar functions of tessera/ops/tensor/scalar_functions.py, at each float type, with values at domain edges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Derivatives as programs: what transforms write must run wherever its ops do."""
+"""Derivatives as programs: the output of transforms runs on every engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def network(w: Any, x: Any) -> Any:
 
 
 def attention(w: Any, x: Any) -> Any:
-    """Attention of a sequence to itself."""
+    """Self-attention."""
     return (ts.scaled_dot_product_attention(x @ w, x, x, causal=True) * x).sum()
 
 
@@ -27,17 +27,17 @@ def norms(w: Any, x: Any) -> Any:
 
 
 def recurrent(w: Any, x: Any) -> Any:
-    """Back through a loop."""
+    """Reverse mode through a loop."""
     return ts.scan(lambda s, y: (ts.tanh(s @ w + y), None), x[0], x)[0].sum()
 
 
 def kept(w: Any, x: Any) -> Any:
-    """Computed again on the way back."""
+    """A checkpoint: recomputation in the backward pass."""
     return ts.checkpoint(lambda a, b: ts.sin(a @ b))(x, w).sum()
 
 
 def gathered(w: Any, x: Any) -> Any:
-    """Rows read more than once: their cotangents add up."""
+    """Rows that are read repeatedly: their cotangents are summed."""
     places = ts.Tensor([3, 0, 3, 5, 3, 1, 0, 2] * 8)
     return (ts.gather(w, places, axis=0) ** 2).sum() + x.sum()
 

@@ -33,7 +33,7 @@ def _product(name: str, dtype: str) -> Case:
 
 
 def cases() -> Iterator[Case]:
-    """Products, and products with what fuses around them."""
+    """Products, and products with fused prologues and epilogues."""
     for name in SHAPES:
         yield _product(name, "f32")
     for dtype in ("f16", "bf16", "f64", "int8", "int32"):

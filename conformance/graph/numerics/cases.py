@@ -45,7 +45,7 @@ def _case(name: str, program: Callable[..., Any], *operands: Any) -> Case:
 
 
 def _by_chance(dtype: str) -> Case:
-    """Stochastic rounding, whose bits follow from the seed and each element's place: equal on every engine."""
+    """Stochastic rounding, whose bits depend on the seed and each element's index: equal on every engine."""
     policy = ts.Policy(dtype, rounding="stochastic", seed=len(dtype))
     program = Jit(lambda x: ts.cast(x, dtype=policy).T * 1.7)
     return Case(f"graph/numerics/stochastic-{dtype}", lambda: (program, (tensor(dtype, (7, 40)),)), alike=True)

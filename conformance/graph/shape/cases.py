@@ -46,7 +46,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "stop_gradient": (lambda x: basic.stop_gradient(x), (X,)),
     "mesh_shift": (lambda x: shape.mesh_shift(x, axis=1, shift=2), (X,)),
 }
-# These compute with what they moved.
+# These also compute, so that their results are not exact.
 COMPUTED = ("iota", "arange", "concatenate-last")
 
 

@@ -1,4 +1,4 @@
-"""Loops and branches whose conditions are the same for all programs, or not."""
+"""Loops and branches with uniform and divergent conditions."""
 
 from __future__ import annotations
 

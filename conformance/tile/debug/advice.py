@@ -1,4 +1,4 @@
-"""Kernels that are right and could be better, and their better twins: what `lint` reports, by the kind of advice."""
+"""Correct kernels that `lint` has advice for, by its kind, and the improved kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Better(NamedTuple):
 
 
 def square() -> dict[str, Any]:
-    """A square of whole numbers, and room for another."""
+    """A square matrix of integers, and memory for another."""
     return {"x": np.arange(1024, dtype="f4").reshape(32, 32), "out": np.zeros((32, 32), "f4")}
 
 

@@ -1,4 +1,4 @@
-"""Copies that mbarriers count, and waits for less than their phase; repaired."""
+"""Copies with mbarrier transaction counts, and waits that are too short; each with its repair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory read before it is written, and repaired; and memory taken for another scope's."""
+"""Uninitialised reads, and memory used outside its scope; each with its repair."""
 
 from __future__ import annotations
 

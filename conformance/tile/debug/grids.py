@@ -13,7 +13,7 @@ from tessera.core.errors import RaceError
 
 
 def whole() -> dict[str, Any]:
-    """Whole numbers, whose sums are exact, and room for one."""
+    """Integers, whose sums are exact, and memory for one."""
     return {"x": np.arange(1, 9, dtype="i4"), "out": np.zeros(1, "i4")}
 
 

@@ -1,4 +1,4 @@
-"""Indices gone wrong, and repaired: past an edge, read from data, too large for their type, off a vector's grid."""
+"""Wrong indices, and their repairs: out of bounds, read from data, overflowing their type, misaligned vectors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tessera.core.errors import AlignmentError, IndexOverflowError, OutOfBoundsE
 
 
 def matrix() -> dict[str, Any]:
-    """A matrix of 2 rows and 4 columns, and room for it transposed."""
+    """A matrix of 2 rows and 4 columns, and memory for its transpose."""
     return {"x": np.arange(8, dtype="f4").reshape(2, 4), "out": np.zeros((4, 2), "f4")}
 
 
 def rows_of_six() -> dict[str, Any]:
-    """Rows whose length is no multiple of four."""
+    """Rows whose length is not a multiple of four."""
     return {"x": np.arange(24, dtype="f4").reshape(4, 6), "out": np.zeros((4, 4), "f4")}
 
 

@@ -1,4 +1,4 @@
-"""Barriers in memory that nobody can pass, and repaired."""
+"""Deadlocks at mbarriers, and their repairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches whose groups all meet, and kernels that rely on a meeting that is not there; each repaired."""
+"""Grid barriers: kernels with a missing or wrong one, each with its repair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A planted bug: a kernel that breaks a rule of the memory model, and its repaired twin."""
+"""Pairs of kernels: one that breaks a rule of the memory model, and its repair."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tessera.core.errors import TesseraError
 
 
 def eight() -> dict[str, Any]:
-    """The numbers 1 to 8 and room for eight more: whole, so that every order of atomic additions gives the same."""
+    """The integers 1 to 8 and memory for eight more: sums are exact in every order of atomic additions."""
     return {"x": np.arange(1, 9, dtype="f4"), "out": np.zeros(8, "f4")}
 
 
 class Pair(NamedTuple):
-    """A kernel that breaks a rule and its repaired twin, both of (x, out), with what the report must say."""
+    """A kernel that breaks a rule and its repair, both of (x, out), with the text of the report."""
 
     rule: str
     broken: Any

@@ -1,4 +1,4 @@
-"""Kernels over a grid, broken and repaired: bounds, fresh memory, races between programs."""
+"""Kernels over a grid, broken and repaired: bounds, uninitialised memory, races between programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Producers and consumers that hand buffers on through mbarriers, broken and repaired.
+"""Producers and consumers of ring buffers with mbarriers, broken and repaired.
 
 Eight tiles: tile 0 produces, the others consume; x holds four stages of two elements.
 """

@@ -1,4 +1,4 @@
-"""Races between the tiles of a group, and barriers that part them; each repaired."""
+"""Races between the tiles of a group, and divergent barriers; each with its repair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asynchronous copies gone wrong, and repaired: in one tile, and between tiles that share the buffer."""
+"""Wrong asynchronous copies, and their repairs: in one tile, and between tiles that share the buffer."""
 
 from __future__ import annotations
 

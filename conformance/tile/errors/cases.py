@@ -1,4 +1,4 @@
-"""Kernels that must be refused, when compiled or while they run, and what the refusal must say."""
+"""Kernels that must be refused, at compile time or run time, and the text of the error."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[Any, tuple[int, ...], int | None, type[TesseraError], t
 
 
 def cases() -> Iterator[Case]:
-    """Each of the table, and a few with arguments of their own."""
+    """The kernels of the table, and a few with special arguments."""
     for name, (kernel, grid, group, error, says) in REFUSED.items():
         yield _make(name, kernel, {"x": tensor("x", (8,)), "out": np.zeros(8, "f4")}, grid, group, error, says)
     rows = {"x": tensor("rows", (4, 7)), "out": np.zeros(4, "f4")}

@@ -1,4 +1,4 @@
-"""What the kernel language has besides: inline text, mbarriers, roundings, levels, stretches, dropout, block scales."""
+"""Other parts of the kernel language: inline text, mbarriers, rounding, levels, segments, dropout, block scales."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def never(x):
 
 @ts.kernel
 def stretches(x, out):
-    """The two halves of a group go their own ways; each quarter meets by itself."""
+    """The two halves of a group take different branches; each quarter has its own barrier."""
     me, quarter = tile.local_id(), tile.cooperative_group(4)
     shared = tile.alloc_shared((16,), ts.f32, padding=1, swizzle="xor", alignment=32)
     shared[me] = x[me]

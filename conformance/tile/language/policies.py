@@ -46,7 +46,7 @@ def by_chance(x, whole, scaled, policy: ts.constexpr):
 
 
 def cases() -> Iterator[Case]:
-    """Policies that round in one way, within bounds; and those by chance, whose bits are everywhere the same."""
+    """Deterministic policies, within their bounds; and stochastic ones, whose bits are the same on every engine."""
     for name, policy in POLICIES.items():
         x, y = tensor(f"styled-{name}", (32, 32), low=-3, high=3), tensor(f"side-{name}", (32, 24), low=-3, high=3)
         scale = np.float32(2.0 ** (-126 if policy.storage is ts.f32 else -14 if "flush" in name else 0))

@@ -1,4 +1,4 @@
-"""Kernels that print: the lines are the same on every engine, and so is what is computed beside them."""
+"""Kernels that print: the lines and the results are the same on every engine."""
 
 from __future__ import annotations
 

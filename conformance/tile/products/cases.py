@@ -1,6 +1,6 @@
-"""Products in loops, as targets give to their matrix units: narrow types, either orientation, edges, epilogues.
+"""Products in loops, for matrix units: narrow types, both orientations, edges, epilogues.
 
-The elements are small whole numbers, whose sums every format of a unit's accumulator holds: results are exact.
+The elements are small integers, whose sums every accumulator format represents: results are exact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from conformance.inputs import tensor
 from tessera import tile
 from tessera.core.types import as_dtype
 
-# The depth of a block that fills a row of 128 bytes, which matrix units like, and one that does not.
+# A block depth of 128 bytes, which suits matrix units, and another.
 DEPTHS = {
     "bf16": (64, 32), "f16": (64, 32), "fp8_e4m3": (128, 64), "fp8_e5m2": (128, 64), "int8": (128, 64),
     "uint8": (128, 64),
@@ -41,7 +41,7 @@ def product(
 
 
 def cases() -> Iterator[Case]:
-    """Each type at sizes that blocks divide and that they do not, in the orientation that units want, or either."""
+    """Each type at sizes that blocks divide and do not divide, in both orientations where the type allows it."""
     for dtype, (deep, flat) in DEPTHS.items():
         yield _product((dtype, dtype), True, WHOLE, deep)
         if not dtype.startswith("fp8"):
@@ -66,6 +66,6 @@ def _product(pair: tuple[str, str], turned: bool, sizes: tuple[int, int, int], d
 
 
 def _whole(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Whole numbers from -3 to 3; from 128 on for a type without signs, so that reading it as signed shows."""
+    """Integers from -3 to 3; for an unsigned type from 128 on, so that a signed interpretation is detected."""
     found = np.rint(tensor(name, shape, "f32", -3, 3))
     return (found + 200 if dtype == "uint8" else found).astype(as_dtype(dtype).numpy)

@@ -1,4 +1,4 @@
-"""Scans, reductions by a function of the user's, sorting, counting, joining."""
+"""Scans, reductions by a user's function, sorting, histograms, joins."""
 
 from __future__ import annotations
 

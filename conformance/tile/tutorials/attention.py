@@ -1,4 +1,4 @@
-"""Fused attention forward and backward (Dao 2023), the scores never stored: forward keeps each row's log of its sum."""
+"""Fused attention forward and backward (Dao 2023), without stored scores: forward saves the logsumexp of each row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def row_sums(out, grad, delta, *, BM: int):
 
 
 def weights(queries, keys, rows, cols, logs, causal, scale):
-    """The block of softmax weights, made anew from the logs of the sums."""
+    """The block of softmax weights, recomputed from the logsumexp of its rows."""
     scores = tile.dot(queries, tile.transpose(keys)) * scale
     if causal:
         scores = tile.mask_causal(scores, rows, cols)
@@ -44,7 +44,7 @@ def weights(queries, keys, rows, cols, logs, causal, scale):
 
 @ts.kernel
 def keys_backward(q, k, v, grad, lse, delta, dk, dv, *, causal: bool, scale: float, BM: int, BN: int):
-    """dk and dv of a block of keys: every block of queries that sees it adds its share."""
+    """dk and dv of a block of keys, summed over the blocks of queries that attend to it."""
     head, first = tile.program_id(0), tile.program_id(1) * BN
     cols, keys, values = first + tile.arange(0, BN), k[head, first : first + BN, :], v[head, first : first + BN, :]
     dk_acc, dv_acc = tile.zeros((BN, q.shape[2])), tile.zeros((BN, q.shape[2]))
@@ -63,7 +63,7 @@ def keys_backward(q, k, v, grad, lse, delta, dk, dv, *, causal: bool, scale: flo
 
 @ts.kernel
 def queries_backward(q, k, v, grad, lse, delta, dq, *, causal: bool, scale: float, BM: int, BN: int):
-    """dq of a block of queries: every block of keys that it sees adds its share."""
+    """dq of a block of queries, summed over the blocks of keys that it attends to."""
     head, first = tile.program_id(0), tile.program_id(1) * BM
     rows, queries, g = first + tile.arange(0, BM), q[head, first : first + BM, :], grad[head, first : first + BM, :]
     logs, sums = tile.load(lse[head, first : first + BM]), tile.load(delta[head, first : first + BM])

@@ -1,4 +1,4 @@
-"""The kernels of Triton's public tutorials in our language, each on inputs with ragged edges where it takes them."""
+"""The kernels of Triton's public tutorials in this kernel language, on sizes that blocks do not divide."""
 
 from __future__ import annotations
 

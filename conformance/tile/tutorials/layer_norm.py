@@ -8,7 +8,7 @@ from tessera import tile
 
 @ts.kernel
 def forward(x, weight, bias, y, mean, rstd, *, eps: float, BLOCK: int):
-    """y = (x - mean) rstd weight + bias, row by row; mean and rstd are kept for the way back."""
+    """y = (x - mean) rstd weight + bias, row by row; mean and rstd are saved for the backward pass."""
     row, N = tile.program_id(0), x.shape[1]
     total = tile.zeros((BLOCK,), ts.f32)
     for start in tile.range(0, N, BLOCK):
@@ -32,9 +32,9 @@ def forward(x, weight, bias, y, mean, rstd, *, eps: float, BLOCK: int):
 
 @ts.kernel
 def backward_rows(dy, x, weight, mean, rstd, dx, dw, db, *, BLOCK: int):
-    """dx of each row, and the row's share of the gradients of weight and bias added to one of a few sums.
+    """dx of each row; its terms of the gradients of weight and bias are added to one of S partial sums.
 
-    dw and db are [S, N] and begin at zero: row r adds to sum r mod S, by atomics, since other rows do too.
+    dw and db are [S, N] and begin at zero: row r adds to sum r mod S, by atomics, since it is shared.
     """
     row, N, sums = tile.program_id(0), x.shape[1], dw.shape[0]
     cols = tile.arange(0, BLOCK)

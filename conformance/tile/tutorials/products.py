@@ -1,4 +1,4 @@
-"""Matrix products: in an order that keeps blocks in the cache, of a group of problems, and with scales of blocks."""
+"""Matrix products: with a cache-friendly program order, grouped, and block-scaled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def leaky_relu(x):
 
 @ts.kernel
 def matmul(a, b, c, *, BM: int, BN: int, BK: int, GROUP: int, activate: bool = False):
-    """c = a b, programs numbered so that GROUP rows of blocks are done before the columns go on."""
+    """c = a b, with programs ordered in groups of GROUP rows of blocks."""
     M, K = a.shape
     N = b.shape[1]
     rows, cols = -(-M // BM), -(-N // BN)
@@ -35,7 +35,7 @@ def matmul(a, b, c, *, BM: int, BN: int, BK: int, GROUP: int, activate: bool = F
 
 @ts.kernel
 def grouped_gemm(a, b, c, sizes, *, BM: int, BN: int, BK: int):
-    """Several products of different sizes in one launch: a fixed number of programs share out the blocks of all.
+    """Several products of different sizes in one launch: a fixed number of programs processes the blocks of all.
 
     `a`, `b` and `c` hold the matrices one after the other, flat; `sizes` [G, 3] the M, N and K of each.
     """
@@ -68,7 +68,7 @@ def grouped_gemm(a, b, c, sizes, *, BM: int, BN: int, BK: int):
 
 @ts.kernel
 def block_scaled(a, a_scale, b, b_scale, c, *, BM: int, BN: int, VEC: int):
-    """c = a bᵀ where each stretch of VEC elements along K has a scale of its own, a power of two.
+    """c = a bᵀ where each group of VEC elements along K has its own scale, a power of two.
 
     a is [M, K] and b [N, K], of formats of 8 bits or fewer; the scales are uint8 [M, K / VEC] and [N, K / VEC]:
     the exponents plus 127.

@@ -19,7 +19,7 @@ def add(x, y, out, *, BLOCK: int):
 
 @ts.kernel
 def softmax(x, out, *, BLOCK: int):
-    """The softmax of each row, read and written once; each program takes every so many rows."""
+    """The softmax of each row, read and written once; each program processes rows at a fixed stride."""
     cols = tile.arange(0, BLOCK)
     inside = cols < x.shape[1]
     for row in tile.range(tile.program_id(0), x.shape[0], tile.num_programs(0)):
@@ -30,7 +30,7 @@ def softmax(x, out, *, BLOCK: int):
 
 @ts.kernel
 def dropout(x, out, seed: ts.int64, *, p: float, BLOCK: int):
-    """Each element dropped with probability p: which ones is a function of the seed, so no mask is stored."""
+    """Dropout with probability p: the mask is a function of the seed and is not stored."""
     offsets = tile.program_id(0) * BLOCK + tile.arange(0, BLOCK)
     mask = offsets < len(x)
     block = tile.load(x, offsets, mask=mask)

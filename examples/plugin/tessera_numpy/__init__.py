@@ -66,7 +66,7 @@ def dtype(value: Any) -> str:
 
 
 class Names(dict):
-    """A name for each value, given out in order."""
+    """The names of values, numbered in order."""
 
     def __missing__(self, value: Value) -> str:
         self[value] = f"v{len(self)}"
