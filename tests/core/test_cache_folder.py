@@ -1,4 +1,4 @@
-"""The cache: a folder that cannot be written slows programs down, and stops none; several processes share it."""
+"""Cache folder: a read-only folder slows programs down but does not fail them; several processes share it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Errors: the text a user reads, with carets under the columns; and places."""
+"""Errors: the text that a user reads, with carets under the columns; and locations."""
 
 import linecache
 import sys

@@ -1,4 +1,4 @@
-"""Nested containers, taken apart and put together."""
+"""Pytrees: nested containers are flattened and rebuilt."""
 
 from collections import namedtuple
 

@@ -1,4 +1,4 @@
-"""The structural hash: the same in every process, blind to locations, and different for different modules."""
+"""Structural hash: equal in every process, independent of locations, and different for different modules."""
 
 from __future__ import annotations
 

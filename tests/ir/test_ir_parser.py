@@ -1,4 +1,4 @@
-"""The parser's errors: every text that is no module gives one, with its line and column."""
+"""Parser errors: every text that is not a module gives an error with its line and column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text: what is printed parses back to the same module, and other tools read it."""
+"""IR text: printing and parsing round-trip, and other tools read the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verifier: for each numbered rule, modules that break it and what the error says."""
+"""Verifier: for each numbered rule, modules that violate it, and the error."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_only_what_fits_becomes_an_element():
 def test_indices_that_are_none():
     with pytest.raises(DTypeError, match="not integers"):
         X[1.5]
-    with pytest.raises(ShapeError, match="a bool array does not fit"):
+    with pytest.raises(ShapeError, match="the shape of a bool array"):
         X[np.array([True])]
 
 

@@ -1,4 +1,4 @@
-"""One program at every level above Target: the Graph interpreter says what is right."""
+"""One program at every level above Target, compared with the Graph interpreter."""
 
 import numpy as np
 

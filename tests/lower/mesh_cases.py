@@ -1,4 +1,4 @@
-"""Programs that move elements between pieces, choose, count and branch: for the mesh's mapping and for its text."""
+"""Programs with data movement, selection, reduction and control flow, for the mesh lowering and for CSL."""
 
 import numpy as np
 

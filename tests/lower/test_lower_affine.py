@@ -1,4 +1,4 @@
-"""Index arithmetic: whatever is split, merged and divided, the numbers stay right."""
+"""Affine index expressions: splits, merges and divisions keep the values of indices."""
 
 import itertools
 

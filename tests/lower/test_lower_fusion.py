@@ -1,4 +1,4 @@
-"""What becomes a kernel: the programs that must fuse do, and the IR keeps its rules."""
+"""Kernel fusion: programs that must fuse do, and the IR verifies."""
 
 import numpy as np
 import pytest

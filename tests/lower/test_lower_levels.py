@@ -1,4 +1,4 @@
-"""Every Graph op gives the same at the Graph, Schedule and Tile levels."""
+"""Every Graph op gives equal results at the Graph, Schedule and Tile levels."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""scatter_add as one launch: repeated places, any axis, the same bits on every run; small ones stay dense."""
+"""scatter_add as one launch: repeated indices, any axis, the same bits in every run; small ones stay dense."""
 
 import numpy as np
 import pytest

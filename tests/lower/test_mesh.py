@@ -1,4 +1,4 @@
-"""Programs laid out on a mesh compute what they compute as whole tensors, on any grid."""
+"""Mesh lowering: distributed programs give the results of whole tensors, on every grid."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the values of a mesh program take of memory: those that are needed at one time, and no more."""
+"""Mesh cost model: peak memory counts exactly the values that are live at the same time."""
 
 import math
 import sys

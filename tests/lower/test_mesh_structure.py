@@ -1,4 +1,4 @@
-"""What moves elements between pieces, chooses, counts and branches computes the same on any grid."""
+"""Mesh lowering of data movement, selection, reduction and control flow gives equal results on every grid."""
 
 import pytest
 from mesh_cases import CASES

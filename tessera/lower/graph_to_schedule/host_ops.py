@@ -34,8 +34,8 @@ def _copy_buffer(lowering: Any, source: Value, target: Value) -> None:
     """Copy one memory into another."""
     type = source.type
     value = Value(TensorType(type.shape, type.dtype, type.policy), source.hint)  # type: ignore[union-attr]
-    lowering.places[value] = source
-    lowering.copy(value, target)
+    lowering.buffers[value] = source
+    lowering.add_copy(value, target)
 
 
 @contextmanager
@@ -48,28 +48,28 @@ def _open_region(lowering: Any, made: list[Block], params: Sequence[Value] = ())
     made.append(Block(tuple(params), tuple(nodes), ()))
 
 
-def _lower_region(lowering: Any, block: Block, places: Sequence[Value], targets: Sequence[Value]) -> None:
-    """Lower a region, whose parameters have the buffers `places`, into the buffers `targets`."""
-    known = dict(zip(block.params, places, strict=True))
-    inner = replace(lowering, uses=UseDef(block, nested=False), order=block.nodes, places=known, views={})
-    inner.fill(block, targets)
+def _lower_region(lowering: Any, block: Block, buffers: Sequence[Value], targets: Sequence[Value]) -> None:
+    """Lower a region: `buffers` hold its parameters, `targets` receive its results."""
+    known = dict(zip(block.params, buffers, strict=True))
+    inner = replace(lowering, uses=UseDef(block, nested=False), order=block.nodes, buffers=known, views={})
+    inner.lower_block(block, targets)
 
 
 def _init_carried(lowering: Any, node: Node, carry: int) -> list[Value]:
     """Allocate the buffers of the carried values, and copy the initial values."""
-    states = [lowering.hold(v) for v in node.results[:carry]]
+    states = [lowering.allocate(v) for v in node.results[:carry]]
     for value, state in zip(node.args[:carry], states, strict=True):
-        lowering.copy(value, state)
+        lowering.add_copy(value, state)
     return states
 
 
-def _lower_step(lowering: Any, block: Block, states: list[Value], places: list[Value], targets: list[Value]) -> None:
+def _lower_step(lowering: Any, block: Block, states: list[Value], buffers: list[Value], targets: list[Value]) -> None:
     """Lower one step: the next values go to new buffers, since the step reads the old ones, and are then copied."""
     nexts = [
         state if result is param else _allocate_buffer(lowering, state.type)  # type: ignore[arg-type]
         for state, result, param in zip(states, block.results, block.params, strict=False)
     ]
-    _lower_region(lowering, block, places, [*nexts, *targets])
+    _lower_region(lowering, block, buffers, [*nexts, *targets])
     for new, state in zip(nexts, states, strict=True):
         if new is not state:
             _copy_buffer(lowering, new, state)
@@ -79,8 +79,8 @@ def _lower_step(lowering: Any, block: Block, states: list[Value], places: list[V
 def _(lowering: Any, node: Node) -> None:
     carry, xs, length = (node.attrs[k] for k in ("carry", "xs", "length"))
     states = _init_carried(lowering, node, carry)
-    stacks = [lowering.hold(v) for v in node.results[carry:]]
-    inputs = [lowering.places[v] for v in node.args[carry:]]
+    stacks = [lowering.allocate(v) for v in node.results[carry:]]
+    inputs = [lowering.buffers[v] for v in node.args[carry:]]
     index, regions = Value(scalar(int64), "i"), []  # type: ignore[var-annotated]
     with _open_region(lowering, regions, [index]):
         slices = [lowering.builder.add(host.at, [x, index]).out for x in inputs[:xs]]
@@ -94,12 +94,12 @@ def _(lowering: Any, node: Node) -> None:
 
 @host_rules(control_flow.cond)
 def _(lowering: Any, node: Node) -> None:
-    targets = [lowering.hold(v) for v in node.results]
-    flag, *places = (lowering.places[v] for v in node.args)
+    targets = [lowering.allocate(v) for v in node.results]
+    flag, *buffers = (lowering.buffers[v] for v in node.args)
     regions: list[Block] = []
     for block in node.regions:
         with _open_region(lowering, regions):
-            _lower_region(lowering, block, places, targets)
+            _lower_region(lowering, block, buffers, targets)
     lowering.builder.add(host.if_, [flag], {}, types=(), regions=tuple(regions))
 
 
@@ -107,8 +107,8 @@ def _(lowering: Any, node: Node) -> None:
 def _(lowering: Any, node: Node) -> None:
     carry, end = node.attrs["carry"], node.attrs["carry"] + node.attrs["test"]
     states = _init_carried(lowering, node, carry)
-    asked = [lowering.places[v] for v in node.args[carry:end]]
-    consts = [lowering.places[v] for v in node.args[end:]]
+    asked = [lowering.buffers[v] for v in node.args[carry:end]]
+    consts = [lowering.buffers[v] for v in node.args[end:]]
     flag, regions = _allocate_buffer(lowering, scalar(bool_)), []  # type: ignore[var-annotated]
     with _open_region(lowering, regions):
         _lower_region(lowering, node.regions[0], [*states, *asked], [flag])
@@ -139,8 +139,8 @@ def runs_on_host(function: Function, op: Op, plan: LoweringPlan) -> bool:
 
 @host_rules(*HOST_ONLY_OPS, sorting.argsort)
 def _(lowering: Any, node: Node) -> None:
-    operands = [lowering.view(v, get_shape(v)) for v in node.args]
-    results = [lowering.hold(v) for v in node.results]
+    operands = [lowering.view_buffer(v, get_shape(v)) for v in node.args]
+    results = [lowering.allocate(v) for v in node.results]
     attrs = {"op": node.op.name, "operands": len(operands), "attrs": Attrs(node.attrs)}
     lowering.builder.add(host.call, [*operands, *results], attrs, types=())
 

@@ -23,7 +23,7 @@ from tessera.ops.tensor.basic import full, recompute
 # Kernel bodies: the element of the root at an index, computed back through the inlined nodes.
 
 
-# rule(pull, node, point) gives the value of a node at a point.
+# rule(body, node, point) gives the value of a node at a point.
 point_rules = Rules("body")
 MemorySlot = tuple[Value, tuple[int, ...]]
 
@@ -45,14 +45,14 @@ class BodyBuilder:
         self._values: dict[tuple[Value, AccessPoint], Value] = {}
         self._indices: dict[IndexExpr | IndexDigit, Value] = {}
 
-    def at(self, value: Value, point: AccessPoint) -> Value:
+    def compute_element(self, value: Value, point: AccessPoint) -> Value:
         """A tensor's element at a point."""
         key = (value, point)
         if key not in self._values:
-            self._values[key] = self._made(value, point)
+            self._values[key] = self._compute(value, point)
         return self._values[key]
 
-    def _made(self, value: Value, point: AccessPoint) -> Value:
+    def _compute(self, value: Value, point: AccessPoint) -> Value:
         if self.is_leaf(value):
             return self.load(value, get_shape(value), point)
         node = self.uses[value]
@@ -65,7 +65,7 @@ class BodyBuilder:
 
     def operands(self, node: Node, point: AccessPoint) -> list[Value]:
         """The operands of a node at the points it reads them at."""
-        return [self.at(v, p) for v, p in zip(node.args, self.cluster.operands(node, point), strict=True)]
+        return [self.compute_element(v, p) for v, p in zip(node.args, self.cluster.operands(node, point), strict=True)]
 
     def load(self, value: Value, shape: tuple[int, ...], point: AccessPoint) -> Value:
         """The element of a buffer, viewed as `shape`, at a point."""
@@ -113,7 +113,7 @@ class BodyBuilder:
             sign, expr, by = of.key
             return self.add(_DIVISION_OPS[sign], [self.index(expr), self.number(by)])
         value, point = of.key
-        return self.cast(self.at(value, point), int64)
+        return self.cast(self.compute_element(value, point), int64)
 
     def guard(self, guards: Sequence[IndexGuard]) -> Value:
         """Whether all guards hold; there is at least one."""
@@ -147,7 +147,7 @@ class BodyBuilder:
     def store(self, root: Value, place: Value) -> None:
         """Write the root's element, at the index of the kernel's dims, into memory."""
         (point,) = self.cluster.points(root)
-        value = self.at(root, point)
+        value = self.compute_element(root, point)
         indices = [self._axis(d) for d in range(self.cluster.parallel)]
         self.builder.add(schedule.store, [place, value, *indices])
 
@@ -172,49 +172,49 @@ def _get_scalar_type(value) -> TensorType:
 
 
 @point_rules(*POINTWISE)
-def _(pull, node, point):
-    args = pull.operands(node, point)
-    return pull.builder.add(node.op, args, node.attrs, types=(_get_scalar_type(node.out),)).out
+def _(body, node, point):
+    args = body.operands(node, point)
+    return body.builder.add(node.op, args, node.attrs, types=(_get_scalar_type(node.out),)).out
 
 
 @point_rules(basic.full)
-def _(pull, node, point):
-    return pull.add(basic.full, [], shape=(), value=node.attrs["value"], dtype=node.attrs["dtype"])
+def _(body, node, point):
+    return body.add(basic.full, [], shape=(), value=node.attrs["value"], dtype=node.attrs["dtype"])
 
 
 @point_rules(shape.iota)
-def _(pull, node, point):
-    return pull.cast(pull.index(point.indices[node.attrs["axis"]]), node.attrs["dtype"])
+def _(body, node, point):
+    return body.cast(body.index(point.indices[node.attrs["axis"]]), node.attrs["dtype"])
 
 
 @point_rules(shape.permute, shape.slice_, basic.broadcast_to, recompute)
-def _(pull, node, point):
-    return pull.operands(node, point)[0]
+def _(body, node, point):
+    return body.operands(node, point)[0]
 
 
 @point_rules(shape.reshape)
-def _(pull, node, point):
+def _(body, node, point):
     # Memory in row-major order has any shape with as many elements.
-    if pull.is_leaf(node.args[0]):
-        return pull.load(node.args[0], get_shape(node.out), point)
-    return pull.operands(node, point)[0]
+    if body.is_leaf(node.args[0]):
+        return body.load(node.args[0], get_shape(node.out), point)
+    return body.operands(node, point)[0]
 
 
 @point_rules(shape.pad)
-def _(pull, node, point):
-    (x,) = pull.operands(node, point)
-    (at,) = pull.cluster.operands(node, point)
+def _(body, node, point):
+    (x,) = body.operands(node, point)
+    (at,) = body.cluster.operands(node, point)
     guards = [g for i, n in zip(at.indices, get_shape(node.args[0]), strict=True) for g in make_bounds_guard(i, n)]
     if not guards:
         return x
-    value = pull.add(basic.full, [], shape=(), value=node.attrs["value"], dtype=x.type.dtype)
-    return pull.add(e.where, [pull.guard(guards), x, value])
+    value = body.add(basic.full, [], shape=(), value=node.attrs["value"], dtype=x.type.dtype)
+    return body.add(e.where, [body.guard(guards), x, value])
 
 
 @point_rules(shape.concatenate)
-def _(pull, node, point):
+def _(body, node, point):
     axis, start = node.attrs["axis"], 0
-    parts = pull.operands(node, point)
+    parts = body.operands(node, point)
     total = None
     for part, operand in zip(parts, node.args, strict=True):
         size = get_shape(operand)[axis]
@@ -222,32 +222,32 @@ def _(pull, node, point):
         start += size
         if not size:
             continue
-        total = part if total is None or not guards else pull.add(e.where, [pull.guard(guards), part, total])
+        total = part if total is None or not guards else body.add(e.where, [body.guard(guards), part, total])
     return total
 
 
 @point_rules(shape.gather)
-def _(pull, node, point):
-    x, _ = pull.operands(node, point)
+def _(body, node, point):
+    x, _ = body.operands(node, point)
     return x
 
 
 @point_rules(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
-def _(pull, node, point):
-    (x,) = pull.operands(node, point)
-    dims = pull.cluster.reduced[node.out]
+def _(body, node, point):
+    (x,) = body.operands(node, point)
+    dims = body.cluster.reduced[node.out]
     result = node.out.type.dtype
     if node.op is reduce.sum and not result.is_float:
-        x = pull.cast(x, result)
+        x = body.cast(x, result)
     elif node.op.numerics == ACCUMULATE and len(dims) > 1:
-        x = pull.cast(x, x.type.accumulate)
+        x = body.cast(x, x.type.accumulate)
     for dim in dims:
-        x = pull.add(schedule.reduce, [x], kind=node.op.__name__, dim=pull.place[dim])
-    return pull.cast(x, result)
+        x = body.add(schedule.reduce, [x], kind=node.op.__name__, dim=body.place[dim])
+    return body.cast(x, result)
 
 
 @point_rules(contractions.dot)
-def _(pull, node, point):
-    (dim,) = pull.cluster.reduced[node.out]
-    args = pull.operands(node, point)
-    return pull.add(schedule.contract, args, dim=pull.place[dim], dtype=node.attrs["dtype"])
+def _(body, node, point):
+    (dim,) = body.cluster.reduced[node.out]
+    args = body.operands(node, point)
+    return body.add(schedule.contract, args, dim=body.place[dim], dtype=node.attrs["dtype"])

@@ -33,7 +33,7 @@ class ScheduleLowering:
     uses: UseDef
     order: tuple[Node, ...]
     builder: Builder = field(default_factory=Builder)
-    places: dict[Value, Value] = field(default_factory=dict)
+    buffers: dict[Value, Value] = field(default_factory=dict)
     views: dict[MemorySlot, Value] = field(default_factory=dict)
     functions: list[Function] = field(default_factory=list)
 
@@ -42,57 +42,57 @@ class ScheduleLowering:
         """The initial state of the lowering of a block."""
         return ScheduleLowering(plan, UseDef(block, nested=False), block.nodes)
 
-    def fill(self, block: Block, targets: Sequence[Value]) -> None:
+    def lower_block(self, block: Block, targets: Sequence[Value]) -> None:
         """Lower a block whose parameters have buffers; each result goes into its target."""
         for value, target in zip(block.results, targets, strict=True):
-            self.places.setdefault(value, target)
+            self.buffers.setdefault(value, target)
         launched = lowering_plan.find_library_ops(self.plan) | frozenset(host_ops.host_rules)
         for cluster in form_clusters(Function("block", block), launched):
-            self.compute(cluster)
+            self.lower_cluster(cluster)
         for value, target in zip(block.results, targets, strict=True):
-            self.copy(value, target)
+            self.add_copy(value, target)
 
-    def view(self, value: Value, shape: tuple[int, ...]) -> Value:
+    def view_buffer(self, value: Value, shape: tuple[int, ...]) -> Value:
         """The buffer of a value, viewed as a shape; a launch reads through reshapes."""
-        if value not in self.places:
+        if value not in self.buffers:
             value = strip_reshapes(value, self.uses)
-        place = self.places[value]
+        place = self.buffers[value]
         if tuple(place.type.shape) == shape:
             return place
         if (value, shape) not in self.views:
             self.views[value, shape] = self.builder.add(host.view, [place], {"shape": shape}).out
         return self.views[value, shape]
 
-    def hold(self, value: Value) -> Value:
+    def allocate(self, value: Value) -> Value:
         """The buffer of a value: an output, or a new allocation."""
-        if value not in self.places:
+        if value not in self.buffers:
             attrs = {"shape": get_shape(value), "dtype": value.type.dtype, "offset": -1}
-            self.places[value] = self.builder.add(host.alloc, [], attrs, types=(make_ref(value.type),)).out
-        return self.places[value]
+            self.buffers[value] = self.builder.add(host.alloc, [], attrs, types=(make_ref(value.type),)).out
+        return self.buffers[value]
 
-    def compute(self, cluster: FusionCluster) -> None:
+    def lower_cluster(self, cluster: FusionCluster) -> None:
         """Add the kernel, launch or host op that computes a cluster's root."""
         node = self.uses[cluster.root]
         with self.builder.at(node.loc):
             if node.op in host_ops.host_rules:
                 host_ops.host_rules.of(node.op)(self, node)
             elif 0 in get_shape(cluster.root):
-                self.hold(cluster.root)
+                self.allocate(cluster.root)
             elif not cluster.inlined:
-                self.launch(node)
+                self.add_launch(node)
             else:
-                self.kernel(cluster, self.hold(cluster.root))
+                self.add_kernel(cluster, self.allocate(cluster.root))
 
-    def launch(self, node: Node) -> None:
+    def add_launch(self, node: Node) -> None:
         """Add a launch of a library kernel."""
         found = lowering_plan.find_library_launch(node, self.plan)
         assert found is not None, "a launch that was not possible was kept"
-        operands = [self.view(v, shape) for v, shape in zip(node.args, found.shapes, strict=True)]
-        self.hold(node.out)
-        operands.append(self.view(node.out, found.result))
-        self.builder.add(host.launch, operands, {"kernel": self.named(found.function), "grid": found.grid})
+        operands = [self.view_buffer(v, shape) for v, shape in zip(node.args, found.shapes, strict=True)]
+        self.allocate(node.out)
+        operands.append(self.view_buffer(node.out, found.result))
+        self.builder.add(host.launch, operands, {"kernel": self.name_function(found.function), "grid": found.grid})
 
-    def named(self, function: Function) -> str:
+    def name_function(self, function: Function) -> str:
         """The name of a tile function in the module, which is added once."""
         same = [f for f in self.functions if f.body is function.body]
         if not same:
@@ -101,37 +101,37 @@ class ScheduleLowering:
             self.functions += same
         return same[0].name
 
-    def kernel(self, cluster: FusionCluster, target: Value) -> None:
+    def add_kernel(self, cluster: FusionCluster, target: Value) -> None:
         """One schedule.kernel."""
         order = order_dims(cluster)
-        pull = BodyBuilder(cluster, order, self.uses, lambda v: self.places[v].hint)
+        body = BodyBuilder(cluster, order, self.uses, lambda v: self.buffers[v].hint)
         for node in self.order:
             if node.results[0] in cluster.inlined:
-                for point in cluster.points(node.results[0]):  # in order, so that no pull runs deep
-                    pull.at(node.results[0], point)
+                for point in cluster.points(node.results[0]):  # in order, so that no body runs deep
+                    body.compute_element(node.results[0], point)
         place = Value(target.type, target.hint or "out")
-        with pull.builder.at(self.builder.location):
-            pull.store(cluster.root, place)
-        refs = [self.view(value, shape) for value, shape in pull.slots]
-        self.add(pull, place, [*refs, target], make_dims(cluster, order))
+        with body.builder.at(self.builder.location):
+            body.store(cluster.root, place)
+        refs = [self.view_buffer(value, shape) for value, shape in body.slots]
+        self.add_body(body, place, [*refs, target], make_dims(cluster, order))
 
-    def add(self, pull: BodyBuilder, place: Value, refs: list[Value], dims: KernelDims) -> None:
+    def add_body(self, body: BodyBuilder, place: Value, refs: list[Value], dims: KernelDims) -> None:
         """Add a finished body."""
-        block = pull.block(place)
+        block = body.block(place)
         attrs = {"dims": dims, "schedule": choose_tile_sizes(block, dims, self.plan)}
         self.builder.add(schedule.kernel, refs, attrs, types=(), regions=(block,))
 
-    def copy(self, source: Value, target: Value) -> None:
+    def add_copy(self, source: Value, target: Value) -> None:
         """Copy a value to another buffer."""
-        if self.places[source] is target or 0 in get_shape(source):
+        if self.buffers[source] is target or 0 in get_shape(source):
             return
         cluster = FusionCluster.of(source)
         order = order_dims(cluster)
-        pull = BodyBuilder(cluster, order, self.uses, lambda v: self.places[v].hint)
+        body = BodyBuilder(cluster, order, self.uses, lambda v: self.buffers[v].hint)
         place = Value(target.type, target.hint)
-        with pull.builder.at(self.builder.location):
-            pull.store(source, place)
-        self.add(pull, place, [self.places[source], target], make_dims(cluster, order))
+        with body.builder.at(self.builder.location):
+            body.store(source, place)
+        self.add_body(body, place, [self.buffers[source], target], make_dims(cluster, order))
 
 
 def make_ref(type: Type) -> RefType:
@@ -192,10 +192,10 @@ def to_schedule(module: Module, plan: LoweringPlan | None = None) -> Module:
     check_schedulable(function, lowering_plan.find_library_ops(plan) | frozenset(host_ops.host_rules))
     lowering = ScheduleLowering.of(function.body, plan)
     params = tuple(Value(make_ref(p.type), p.hint or f"x{i}") for i, p in enumerate(function.params))
-    lowering.places.update(zip(function.params, params, strict=True))
+    lowering.buffers.update(zip(function.params, params, strict=True))
     outputs = [Value(make_ref(v.type), _name_output(i, len(function.results))) for i, v in enumerate(function.results)]
     with lowering.builder.at(function.loc):
-        lowering.fill(function.body, outputs)
+        lowering.lower_block(function.body, outputs)
     block = lowering.builder.block([*params, *outputs], ())
     main = Function(function.name, block, Attrs({"outputs": len(outputs)}), function.loc)
     return Module("schedule", (main, *lowering.functions))

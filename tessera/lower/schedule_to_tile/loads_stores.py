@@ -20,13 +20,13 @@ def emit_load(emit: TileEmitter, node: Node) -> BlockValue:
         return _emit_gather(emit, node, mask)
     ragged = any(emit.is_ragged(d) for d in emit.forms.depends[node.out])
     edge = "clip" if ragged or mask else "error"
-    starts = [emit.start(expr) for expr in exprs]
+    starts = [emit.emit_first_index(expr) for expr in exprs]
     data = emit.add(tile.load, [emit.refs[node.args[0]], *starts], shape=found.shape, edge=edge)
     block = _reorder_to_dims(emit, data, found)
     if mask is None:
         return block
     zero = BlockValue(emit.full((), _make_zero(data), data.type.dtype))
-    return emit.pointwise(e.where, [mask, block, zero])
+    return emit.add_pointwise(e.where, [mask, block, zero])
 
 
 def _make_zero(data: Value) -> float | int:
@@ -44,11 +44,11 @@ def _emit_gather(emit: TileEmitter, node: Node, mask: BlockValue | None) -> Bloc
     indices = [emit.env[v] for v in node.args[1 : node.args[0].type.rank + 1]]
     axes = tuple(sorted({d for t in indices for d in t.axes}))
     # Elements past the end of a dim have no valid index.
-    inside = emit.inside(axes)
+    inside = emit.make_range_mask(axes)
     if inside is not None:
-        mask = inside if mask is None else emit.pointwise(e.bitwise_and, [mask, inside])
+        mask = inside if mask is None else emit.add_pointwise(e.bitwise_and, [mask, inside])
     axes = tuple(sorted({*axes, *(mask.axes if mask else ())}))
-    args = [emit.level(t, axes) for t in [*indices, *([mask] if mask else [])]]
+    args = [emit.align_axes(t, axes) for t in [*indices, *([mask] if mask else [])]]
     shape = emit.shape(axes)
     if mask and any(args[-1].type.shape[i] != n for i, n in enumerate(shape)):
         args[-1] = emit.broadcast_to_dims(mask, axes)
@@ -68,7 +68,7 @@ def emit_store(emit: TileEmitter, node: Node) -> None:
         return
     assert set(value.axes) <= set(found.dims), "a value is stored at the same index more than once"
     block = _reorder_to_memory(emit, emit.broadcast_to_dims(value, found.dims), found)
-    starts = [emit.start(expr) for expr in exprs]
+    starts = [emit.emit_first_index(expr) for expr in exprs]
     edge = "clip" if ragged else "error"
     emit.builder.add(tile.store, [emit.refs[node.args[0]], block, *starts], {"edge": edge})
 
@@ -88,7 +88,7 @@ def _reorder_to_memory(emit: TileEmitter, value: Value, found: BlockLayout) -> V
 def _emit_scatter(emit: TileEmitter, node: Node, value: BlockValue) -> None:
     indices = [emit.env[v] for v in node.args[2:]]
     axes = tuple(sorted({d for t in (value, *indices) for d in t.axes}))
-    mask = emit.inside(axes)
+    mask = emit.make_range_mask(axes)
     args = [emit.broadcast_to_dims(value, axes), *(emit.broadcast_to_dims(i, axes) for i in indices)]
     if mask is not None:
         args.append(emit.broadcast_to_dims(mask, axes))

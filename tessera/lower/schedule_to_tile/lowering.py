@@ -94,11 +94,11 @@ def _emit_tile_starts(emit: TileEmitter, grid: ProgramGrid) -> None:
         place = emit.add(tile.program_id, [], axis=axis)
         for position, (dim, count) in enumerate(reversed(dims)):
             inner = position < len(dims) - 1
-            own = emit.add(e.remainder, [place, emit.number(count)]) if inner else place
+            own = emit.add(e.remainder, [place, emit.make_constant(count)]) if inner else place
             size = emit.tile[dim]
-            emit.starts[dim] = own if size == 1 else emit.add(e.mul, [own, emit.number(size)])
+            emit.starts[dim] = own if size == 1 else emit.add(e.mul, [own, emit.make_constant(size)])
             if inner:
-                place = emit.add(e.floor_divide, [place, emit.number(count)])
+                place = emit.add(e.floor_divide, [place, emit.make_constant(count)])
 
 
 def _emit_stage(emit: TileEmitter, stage: LoopStage, loop: Sequence[int], uses: UseDef) -> None:
@@ -118,17 +118,17 @@ def _emit_nodes(emit: TileEmitter, nodes: Sequence[Node], uses: UseDef) -> None:
 def _emit_loop(emit: TileEmitter, stage: LoopStage, dim: int, uses: UseDef) -> None:
     """Emit a loop over the tiles of a dim, which carries the reductions that it completes."""
     carried = [reduction_rules.of(n.op)(emit, n, uses) for n in stage.ended]
-    starts = [s.start(emit) for s in carried]
-    bounds = [emit.number(n) for n in (0, emit.forms.dims[dim][1], emit.tile[dim])]
+    starts = [s.initialise(emit) for s in carried]
+    bounds = [emit.make_constant(n) for n in (0, emit.forms.dims[dim][1], emit.tile[dim])]
     params = [[Value(v.type) for v in values] for values in starts]
     place = Value(scalar(int64), emit.forms.dims[dim][0])
-    with emit.inner() as nodes:
+    with emit.open_region() as nodes:
         emit.starts[dim] = place
         _emit_nodes(emit, stage.loop, uses)
         results = []
         for node, each, values in zip(stage.ended, carried, params, strict=True):
             with emit.builder.at(node.loc):
-                results += each.more(emit, values)
+                results += each.combine(emit, values)
     flat = [v for values in starts for v in values]
     region = Block((place, *(v for values in params for v in values)), tuple(nodes), tuple(results))
     types = tuple(v.type for v in flat)
@@ -136,12 +136,12 @@ def _emit_loop(emit: TileEmitter, stage: LoopStage, dim: int, uses: UseDef) -> N
     made = list(emit.builder.add(control_flow.for_, [*bounds, *flat], {}, types=types, regions=(region,)).results)
     for node, each, values in zip(stage.ended, carried, starts, strict=True):
         with emit.builder.at(node.loc):
-            emit.env[node.out] = each.end(emit, [made.pop(0) for _ in values])
+            emit.env[node.out] = each.finish(emit, [made.pop(0) for _ in values])
 
 
 @tile_rules(*POINTWISE)
 def _(emit, node, uses):
-    return emit.pointwise(node.op, [emit.env[v] for v in node.args], node)
+    return emit.add_pointwise(node.op, [emit.env[v] for v in node.args], node)
 
 
 @tile_rules(basic.full)
@@ -151,7 +151,7 @@ def _(emit, node, uses):
 
 @tile_rules(schedule.index)
 def _(emit, node, uses):
-    return emit.index(node.attrs["dim"])
+    return emit.emit_indices(node.attrs["dim"])
 
 
 @tile_rules(schedule.load)

@@ -36,9 +36,9 @@ ARG_TO_VALUE_KIND = {"argmax": "max", "argmin": "min"}
 class LoopReduction:
     """A loop-carried reduction: its initial values, the combination with a tile, and its result."""
 
-    start: Callable[[TileEmitter], list[Value]]
-    more: Callable[[TileEmitter, Sequence[Value]], list[Value]]
-    end: Callable[[TileEmitter, Sequence[Value]], BlockValue]
+    initialise: Callable[[TileEmitter], list[Value]]
+    combine: Callable[[TileEmitter, Sequence[Value]], list[Value]]
+    finish: Callable[[TileEmitter, Sequence[Value]], BlockValue]
 
 
 # rule(emitter, node, uses) gives the loop-carried reduction of a node; `uses` are the use-def chains of the body.
@@ -48,7 +48,7 @@ reduction_rules = Rules("carried reduction")
 def emit_whole_reduction(emit: TileEmitter, node: Node, uses: UseDef) -> BlockValue:
     """Emit a reduction within one tile."""
     found: LoopReduction = reduction_rules.of(node.op)(emit, node, uses)
-    return found.end(emit, found.more(emit, ()))
+    return found.finish(emit, found.combine(emit, ()))
 
 
 def find_neutral_element(kind: str, dtype: DType) -> Any:
@@ -79,11 +79,11 @@ def _has_infinity(dtype: DType) -> bool:
 
 def _mask_tail(emit: TileEmitter, tile: BlockValue, dim: int, value: Any) -> BlockValue:
     """A tile with a number where it reaches past the end of a dim."""
-    inside = emit.inside((dim,))
+    inside = emit.make_range_mask((dim,))
     if inside is None:
         return tile
     other = BlockValue(emit.full((), value, tile.value.type.dtype))
-    return emit.pointwise(e.where, [inside, tile, other])
+    return emit.add_pointwise(e.where, [inside, tile, other])
 
 
 def _reduce_axis(emit: TileEmitter, kind: str, value: Value, axis: int) -> Value:
@@ -118,38 +118,39 @@ def _make_value_reduction(emit: TileEmitter, node: Node) -> LoopReduction:
     wide = type.accumulate if kind == "sum" else type.dtype
     axes = _find_result_axes(emit, node)
 
-    def start(emit: TileEmitter) -> list[Value]:
+    def initialise(emit: TileEmitter) -> list[Value]:
         return [emit.full(emit.shape(axes), find_neutral_element(kind, wide), wide)]
 
-    def more(emit: TileEmitter, carried: Sequence[Value]) -> list[Value]:
+    def combine(emit: TileEmitter, carried: Sequence[Value]) -> list[Value]:
         x, kept, axis = _prepare_operand(emit, node)
         part = emit.broadcast_to_dims(BlockValue(_reduce_axis(emit, kind, x, axis), kept), axes)
         return [emit.add(COMBINERS[kind], [carried[0], part]) if carried else part]
 
-    return LoopReduction(
-        start, more, lambda emit, carried: BlockValue(emit.stored(carried[0], get_tensor_type(node.out)), axes)
-    )
+    def finish(emit: TileEmitter, carried: Sequence[Value]) -> BlockValue:
+        return BlockValue(emit.round_to_type(carried[0], get_tensor_type(node.out)), axes)
+
+    return LoopReduction(initialise, combine, finish)
 
 
 def _make_arg_reduction(emit: TileEmitter, node: Node) -> LoopReduction:
     kind, dtype, dim = node.attrs["kind"], node.args[0].type.dtype, node.attrs["dim"]
     axes = _find_result_axes(emit, node)
 
-    def start(emit: TileEmitter) -> list[Value]:
+    def initialise(emit: TileEmitter) -> list[Value]:
         shape = emit.shape(axes)
         return [emit.full(shape, find_neutral_element(kind, dtype), dtype), emit.full(shape, 0, int64)]
 
-    def more(emit: TileEmitter, carried: Sequence[Value]) -> list[Value]:
+    def combine(emit: TileEmitter, carried: Sequence[Value]) -> list[Value]:
         x, kept, axis = _prepare_operand(emit, node)
         place = BlockValue(_reduce_axis(emit, kind, x, axis), kept)
         best = emit.broadcast_to_dims(BlockValue(_reduce_axis(emit, ARG_TO_VALUE_KIND[kind], x, axis), kept), axes)
         if not carried:
             return [best, emit.broadcast_to_dims(place, axes)]
-        first = BlockValue(emit.start(make_index(dim, emit.forms.dims[dim][1])))
-        there = emit.broadcast_to_dims(emit.pointwise(e.add, [place, first]), axes)
+        first = BlockValue(emit.emit_first_index(make_index(dim, emit.forms.dims[dim][1])))
+        there = emit.broadcast_to_dims(emit.add_pointwise(e.add, [place, first]), axes)
         return _combine_arg_results(emit, kind, (best, there), carried)
 
-    return LoopReduction(start, more, lambda emit, carried: BlockValue(carried[1], axes))
+    return LoopReduction(initialise, combine, lambda emit, carried: BlockValue(carried[1], axes))
 
 
 def _combine_arg_results(emit: TileEmitter, kind: str, new: tuple[Value, Value], old: Sequence[Value]) -> list[Value]:
@@ -188,10 +189,10 @@ def _(emit: TileEmitter, node: Node, uses: UseDef) -> LoopReduction:
     left, right = (emit.axes(emit.forms.depends[v]) for v in node.args)
     dims = MatmulDims.of(left, right, dim)
 
-    def start(emit: TileEmitter) -> list[Value]:
+    def initialise(emit: TileEmitter) -> list[Value]:
         return [emit.full(dims.shape(emit), find_neutral_element("sum", wide), wide)]
 
-    def more(emit: TileEmitter, carried: Sequence[Value]) -> list[Value]:
+    def combine(emit: TileEmitter, carried: Sequence[Value]) -> list[Value]:
         a, b = (_mask_factor(emit, v, dim, uses) for v in node.args)
         x = _fold_to_matrices(emit, a, (*dims.batch, *dims.m, dim), len(dims.batch), len(dims.m))
         y = _fold_to_matrices(emit, b, (*dims.batch, dim, *dims.n), len(dims.batch), 1)
@@ -199,14 +200,14 @@ def _(emit: TileEmitter, node: Node, uses: UseDef) -> LoopReduction:
         part = emit.add(contractions.dot, [x, y], dtype=dtype)
         return [emit.add(e.add, [carried[0], part]) if carried else part]
 
-    def end(emit: TileEmitter, carried: Sequence[Value]) -> BlockValue:
+    def finish(emit: TileEmitter, carried: Sequence[Value]) -> BlockValue:
         listed = (*dims.batch, *dims.m, *dims.n)
-        block = emit.reshape(emit.stored(carried[0], get_tensor_type(node.out)), emit.shape(listed))
+        block = emit.reshape(emit.round_to_type(carried[0], get_tensor_type(node.out)), emit.shape(listed))
         return BlockValue(
             emit.permute(block, sorted(range(len(listed)), key=listed.__getitem__)), tuple(sorted(listed))
         )
 
-    return LoopReduction(start, more, end)
+    return LoopReduction(initialise, combine, finish)
 
 
 def _mask_factor(emit: TileEmitter, value: Value, dim: int, uses: UseDef) -> BlockValue:

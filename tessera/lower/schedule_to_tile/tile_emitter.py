@@ -45,7 +45,7 @@ class TileEmitter:
         """One more node with one result."""
         return self.builder.add(op, args, attrs).out
 
-    def number(self, value: int) -> Value:
+    def make_constant(self, value: int) -> Value:
         """An int64 constant."""
         return self.full((), value, int64)
 
@@ -57,7 +57,7 @@ class TileEmitter:
         """A block in another element type."""
         return value if value.type.dtype == dtype else self.add(basic.cast, [value], dtype=dtype)
 
-    def stored(self, value: Value, type: TensorType) -> Value:
+    def round_to_type(self, value: Value, type: TensorType) -> Value:
         """Round a block once to the storage of a type, by its policy if it has one."""
         if type.policy is None or getattr(value.type, "policy", None) == type.policy:
             return self.cast(value, type.dtype)
@@ -65,18 +65,18 @@ class TileEmitter:
 
     def reshape(self, value: Value, to: tuple[int, ...]) -> Value:
         """Reshape a block; a reshape of a reshape is one reshape."""
-        value = self._below(value, shape.reshape)
+        value = self._find_operand(value, shape.reshape)
         return value if value.type.shape == to else self.add(shape.reshape, [value], shape=to)
 
     def permute(self, value: Value, axes: Sequence[int]) -> Value:
         """Permute the axes of a block; a permutation of a permutation is one permutation."""
-        below = self._below(value, shape.permute)
+        below = self._find_operand(value, shape.permute)
         if below is not value:
             inner = self.builder.producers[value].attrs["axes"]
             value, axes = below, [inner[a] for a in axes]
         return value if list(axes) == sorted(axes) else self.add(shape.permute, [value], axes=tuple(axes))
 
-    def _below(self, value: Value, op: Op) -> Value:
+    def _find_operand(self, value: Value, op: Op) -> Value:
         """The operand of the node that defines a value, if it is of this op."""
         node = self.builder.producers.get(value)
         return node.args[0] if node is not None and node.op is op else value
@@ -93,7 +93,7 @@ class TileEmitter:
         """Whether the last tile along a dim is partial."""
         return self.forms.dims[dim][1] % self.tile[dim] != 0
 
-    def level(self, tile: BlockValue, axes: Sequence[int]) -> Value:
+    def align_axes(self, tile: BlockValue, axes: Sequence[int]) -> Value:
         """A block with an axis of size 1 for each dim it lacks."""
         return self.reshape(tile.value, tuple(self.tile[d] if d in tile.axes else 1 for d in axes))
 
@@ -103,16 +103,16 @@ class TileEmitter:
         node = self.builder.producers.get(tile.value)
         if node is not None and node.op is basic.full:
             return self.full(to, node.attrs["value"], node.attrs["dtype"])
-        leveled = self.level(tile, axes)
+        leveled = self.align_axes(tile, axes)
         return leveled if leveled.type.shape == to else self.add(basic.broadcast_to, [leveled], shape=to)
 
-    def start(self, expr: IndexExpr) -> Value:
+    def emit_first_index(self, expr: IndexExpr) -> Value:
         """An index at the first element of the tile."""
         if expr not in self._scalars:
             parts = [(self._atom(a), c) for a, c in expr.terms if not self._is_zero(a)]
-            values = [v if c == 1 else self.add(e.mul, [v, self.number(c)]) for v, c in parts]
+            values = [v if c == 1 else self.add(e.mul, [v, self.make_constant(c)]) for v, c in parts]
             if expr.constant or not values:
-                values.append(self.number(expr.constant))
+                values.append(self.make_constant(expr.constant))
             total = values[0]
             for each in values[1:]:
                 total = self.add(e.add, [total, each])
@@ -131,33 +131,33 @@ class TileEmitter:
             return self.env[atom.key].value
         value = self.starts[atom.dim]
         if atom.divisor > 1:
-            value = self.add(e.floor_divide, [value, self.number(atom.divisor)])
-        return self.add(e.remainder, [value, self.number(atom.modulus)]) if atom.modulus else value
+            value = self.add(e.floor_divide, [value, self.make_constant(atom.divisor)])
+        return self.add(e.remainder, [value, self.make_constant(atom.modulus)]) if atom.modulus else value
 
-    def index(self, dim: int) -> BlockValue:
+    def emit_indices(self, dim: int) -> BlockValue:
         """The indices of the tile along a dim."""
         size = self.tile[dim]
         start = self.starts.get(dim)
         if size == 1:
-            return BlockValue(self.number(0) if start is None else start)
+            return BlockValue(self.make_constant(0) if start is None else start)
         along = self.add(shape.iota, [], shape=(size,), axis=-1, dtype=int64)
         if start is None:
             return BlockValue(along, (dim,))
         first = self.add(basic.broadcast_to, [start], shape=(size,))
         return BlockValue(self.add(e.add, [first, along]), (dim,))
 
-    def inside(self, dims: Iterable[int]) -> BlockValue | None:
+    def make_range_mask(self, dims: Iterable[int]) -> BlockValue | None:
         """The mask of the indices of these dims that are in range; None where all are."""
         found: BlockValue | None = None
         for dim in dims:
             if not self.is_ragged(dim):
                 continue
-            end = BlockValue(self.number(self.forms.dims[dim][1]))
-            test = self.pointwise(e.less, [self.index(dim), end])
-            found = test if found is None else self.pointwise(e.bitwise_and, [found, test])
+            end = BlockValue(self.make_constant(self.forms.dims[dim][1]))
+            test = self.add_pointwise(e.less, [self.emit_indices(dim), end])
+            found = test if found is None else self.add_pointwise(e.bitwise_and, [found, test])
         return found
 
-    def pointwise(self, op: Op, tiles: Sequence[BlockValue], node: Node | None = None) -> BlockValue:
+    def add_pointwise(self, op: Op, tiles: Sequence[BlockValue], node: Node | None = None) -> BlockValue:
         """An elementwise op on blocks, broadcast to one shape."""
         axes = tuple(sorted({d for t in tiles for d in t.axes}))
         args = [self.broadcast_to_dims(t, axes) for t in tiles]
@@ -165,7 +165,7 @@ class TileEmitter:
         return BlockValue(self.builder.add(op, args, node.attrs if node else {}, types=types).out, axes)
 
     @contextmanager
-    def inner(self) -> Iterator[list[Node]]:
+    def open_region(self) -> Iterator[list[Node]]:
         """Open a region: its values are out of scope after it."""
         env, scalars, starts = dict(self.env), dict(self._scalars), dict(self.starts)
         with self.builder.region() as nodes:

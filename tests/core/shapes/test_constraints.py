@@ -1,4 +1,4 @@
-"""Matching whole signatures with shapes, and what is required of sizes."""
+"""Matching of signatures with shapes, and constraints on sizes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The algebra of symbolic sizes: evaluation is a homomorphism, equality is that of polynomials."""
+"""Symbolic sizes: evaluation is a homomorphism, and equality is that of polynomials."""
 
 import operator
 

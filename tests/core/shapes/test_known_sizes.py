@@ -1,4 +1,4 @@
-"""Names of sizes in the body of a function: numbers where a trace knows them, of no value where types are checked."""
+"""Named sizes in the body of a function: numbers where a trace knows them, symbolic where types are checked."""
 
 import math
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Every error rule is sound: whatever a legal target computes lies within the bound."""
+"""Error rules are sound: every result of a legal target is within the bound."""
 
 import numpy as np
 import pytest

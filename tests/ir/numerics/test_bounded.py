@@ -1,4 +1,4 @@
-"""Bounded arrays: structural NumPy functions carry the radius; decisions need certainty."""
+"""Interval arrays: structural NumPy functions move the radius; control operands must be exact."""
 
 import numpy as np
 import pytest

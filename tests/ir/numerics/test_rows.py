@@ -1,4 +1,4 @@
-"""Short rows are reduced to the same values as NumPy's own reductions give."""
+"""Reductions of short rows give the values of NumPy's own reductions."""
 
 import numpy as np
 import pytest

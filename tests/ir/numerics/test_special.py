@@ -1,4 +1,4 @@
-"""The error function against Python's own."""
+"""The error function against that of the standard library."""
 
 import math
 

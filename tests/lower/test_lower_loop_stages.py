@@ -1,4 +1,4 @@
-"""The order of work around a looped dim, and the tile sizes that a plan gives."""
+"""Loop stages: the order of nodes around a looped dim; and the tile sizes of a plan."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What follows a branch with waits becomes part of its sides, up to the last arrival and no further than tiles meet."""
+"""Tail duplication: nodes after a divergent branch move into its sides, up to the last arrival or group op."""
 
 import numpy as np
 

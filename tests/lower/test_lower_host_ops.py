@@ -1,4 +1,4 @@
-"""Ops that the host runs in compiled programs: equal at every level, named in the IR and the report."""
+"""Host ops in compiled programs: equal results at every level, named in the IR and the report."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Stochastic rounding below Graph: the same bits whatever the op, the level, the tile or the target."""
+"""Stochastic rounding below Graph: the same bits for every op, level, tile and target."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Graph rewrites are exact; the memory plan never lets two living buffers meet."""
+"""Graph passes: canonicalisation is exact; memory planning never overlaps two live buffers."""
 
 import numpy as np
 import pytest
