@@ -31,3 +31,11 @@ def test_names_exist(page):
         value = ts
         for part in path.split("."):
             value = getattr(value, part)
+
+
+def test_the_program_of_the_csl_page(tmp_path, monkeypatch):
+    (program,) = re.findall(r"```python\n(.*?)```", (DOCS / "csl.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.py").write_text(program)
+    exec(compile(program, str(tmp_path / "page.py"), "exec"), {"__name__": "page"})
+    assert (tmp_path / "out" / "layout.csl").is_file()
