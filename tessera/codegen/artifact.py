@@ -53,12 +53,12 @@ class Artifact:
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         except OSError as error:
-            raise _unwritable_error(target, error) from None
+            raise _make_unwritable_error(target, error) from None
         try:
             self._write_files(temporary)
             _replace_folder(temporary, target)
         except OSError as error:
-            raise _unwritable_error(target, error) from None
+            raise _make_unwritable_error(target, error) from None
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return target
@@ -77,7 +77,7 @@ class Artifact:
         return {**manifest, SEAL_KEY: _compute_seal(manifest)}
 
 
-def _unwritable_error(target: Path, error: OSError) -> ArtifactError:
+def _make_unwritable_error(target: Path, error: OSError) -> ArtifactError:
     return ArtifactError(f"{target} cannot be written", received=error.strerror, suggestion="choose another path")
 
 

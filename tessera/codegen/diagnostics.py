@@ -28,10 +28,10 @@ def describe_location(location: Location) -> list[Any]:
 
 def decode_operand(operand: Mapping[str, Any], data: np.ndarray) -> np.ndarray:
     """An operand of a record, of its bytes: elements in row-major order."""
-    return data[: operand_bytes(operand)].view(as_dtype(operand["dtype"]).numpy).reshape(operand["shape"])
+    return data[: count_operand_bytes(operand)].view(as_dtype(operand["dtype"]).numpy).reshape(operand["shape"])
 
 
-def operand_bytes(operand: Mapping[str, Any]) -> int:
+def count_operand_bytes(operand: Mapping[str, Any]) -> int:
     """The bytes that an operand takes in a record.
 
     >>> operand_bytes({"shape": [2, 3], "dtype": "f32"})
@@ -173,6 +173,6 @@ def _decode_record_operands(site: Site, record: np.ndarray) -> list[Any]:
     values: list[Any] = []
     start = len(record)
     for operand in reversed(site["operands"]):
-        start -= -(-operand_bytes(operand) // PRINT_ALIGN) * PRINT_ALIGN
+        start -= -(-count_operand_bytes(operand) // PRINT_ALIGN) * PRINT_ALIGN
         values.insert(0, decode_operand(operand, record[start:]))
     return [v[()] if not v.ndim else v for v in values]

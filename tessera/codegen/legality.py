@@ -29,10 +29,10 @@ def check_element_types(module: Module, target: str, dtypes: Sequence[DType]) ->
         for node in function.body.walk():
             missing = [t.dtype for t in (*node.result_types, *node.types) if t.dtype not in dtypes]
             if missing:
-                raise _element_type_error(node, missing[0], target, dtypes)
+                raise _make_element_type_error(node, missing[0], target, dtypes)
 
 
-def _element_type_error(node: Node, dtype: DType, target: str, dtypes: Sequence[DType]) -> UnsupportedOpError:
+def _make_element_type_error(node: Node, dtype: DType, target: str, dtypes: Sequence[DType]) -> UnsupportedOpError:
     return UnsupportedOpError(
         f"{node.op.name} on {dtype} cannot be emitted: the target {target} has no element type {dtype}",
         location=node.loc,

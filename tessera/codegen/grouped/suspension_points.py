@@ -172,7 +172,7 @@ class LoopPoint(_SuspensionPoint):
     def begin(self) -> None:
         """Set the state, and which tiles make an iteration."""
         first = self.initial()
-        flags = solve_varying([p.varying for p in first] + [False], lambda w: self._trial(first, w))
+        flags = solve_varying([p.varying for p in first] + [False], lambda w: self._find_varying(first, w))
         self.divergent = flags.pop()
         self.varying_results = [w or self.divergent for w in flags]
         state = _match_all_varying(self, first, self.varying_results)
@@ -181,7 +181,7 @@ class LoopPoint(_SuspensionPoint):
         self.continuing = self.scheduler.save(self._mask_condition(self.holds(state)))
         self.routine.begin()
 
-    def _trial(self, first: Sequence[GroupValue], varying: Sequence[bool]) -> list[GroupValue]:
+    def _find_varying(self, first: Sequence[GroupValue], varying: Sequence[bool]) -> list[GroupValue]:
         divergent = varying[-1]
         flags = [w or divergent for w in varying[:-1]]
         types = [_make_state_type(p, w, self.group.size) for p, w in zip(first, flags, strict=True)]

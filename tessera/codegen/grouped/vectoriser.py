@@ -340,14 +340,14 @@ def store_blocks(
         group.builder.add(tile.store, [p.value for p in (ref, value, *starts, *masks)], {"edge": edge})
         return
     indices = build_indices(group, ref, starts, block)
-    indices[0] = group.broadcast(indices[0], (group.size, *_trailing_shape(indices[0], len(block))))
+    indices[0] = group.broadcast(indices[0], (group.size, *_get_trailing_shape(indices[0], len(block))))
     mask = _build_mask(group, ref, starts, block, edge, own)
     group.builder.add(
         tile.scatter, [ref.value, group.to_varying(value), *indices, *([mask] if mask is not None else [])], {}
     )
 
 
-def _trailing_shape(v: Value, rank: int) -> tuple[int, ...]:
+def _get_trailing_shape(v: Value, rank: int) -> tuple[int, ...]:
     whole = static_shape(v.type)
     return whole[len(whole) - rank :] if rank else ()
 

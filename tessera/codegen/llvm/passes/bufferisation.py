@@ -45,9 +45,9 @@ class UseDefChains:
         self.owners: dict[Value, tuple[Node, int]] = {}  # of a loop-carried parameter: the loop, its number
         self.writes: dict[Value, list[UseSite]] = defaultdict(list)
         self._refs = [p for p in function.params if isinstance(p.type, RefType)]
-        self._block(function.body, ())
+        self._visit_block(function.body, ())
 
-    def _block(self, block: Block, loops: tuple[Node, ...]) -> None:
+    def _visit_block(self, block: Block, loops: tuple[Node, ...]) -> None:
         for node in block.nodes:
             site = UseSite(node, len(self.sites), loops)
             self.sites.append(site)
@@ -61,17 +61,17 @@ class UseDefChains:
                 for ref in self._refs:
                     self.writes[ref].append(site)
             for region in node.regions:
-                self._region(site, region)
+                self._visit_region(site, region)
             self.ends[node] = len(self.sites)
 
-    def _region(self, site: UseSite, region: Block) -> None:
+    def _visit_region(self, site: UseSite, region: Block) -> None:
         inner = (*site.loops, site.node) if site.node.op in LOOP_OPS else site.loops
         for place, param in enumerate(region.params):
             self.definitions[param] = UseSite(site.node, site.number, inner)
             carried = place - (site.node.op is control_flow.for_)
             if carried >= 0:
                 self.owners[param] = (site.node, carried)
-        self._block(region, inner)
+        self._visit_block(region, inner)
         # A region's results are used at its end.
         end = UseSite(site.node, len(self.sites), inner)
         self.sites.append(end)
@@ -184,7 +184,7 @@ class BufferisationPlan:
         sinks, cost = self.sinks(v), self.cost(v)
         if site.node.op in (tile.load, tile.gather) and self._is_overwritten(v, site, sinks):
             return True
-        broadcast = any(s.node.op is basic.broadcast_to and _grows(s.node) for s in self.uses.uses_of[v])
+        broadcast = any(s.node.op is basic.broadcast_to and _is_expanding(s.node) for s in self.uses.uses_of[v])
         in_loop = any(self.uses.find_last_use(site, s) != s.number for s in sinks)
         return (
             (len(sinks) > 1 and cost >= REUSE_THRESHOLD)
@@ -240,10 +240,10 @@ class BufferisationPlan:
         if v not in self._costs:
             site = self.uses.definitions.get(v)
             lazy = site is not None and is_block(v) and is_fusible(site.node.op) and v in site.node.results
-            self._costs[v] = self._lazy_cost(site.node) if lazy and site is not None else 1
+            self._costs[v] = self._compute_fused_cost(site.node) if lazy and site is not None else 1
         return self._costs[v]
 
-    def _lazy_cost(self, node: Node) -> int:
+    def _compute_fused_cost(self, node: Node) -> int:
         own = 1 if node.op is tile.load else OP_COST.get(node.op, node.op.cost)
         return min(1000, own + sum(self.cost(a) for a in node.args if is_block(a)))
 
@@ -257,7 +257,7 @@ def _find_carried_pairs(node: Node) -> list[tuple[Value, Value]]:
     return []
 
 
-def _grows(node: Node) -> bool:
+def _is_expanding(node: Node) -> bool:
     return math.prod(static_shape(node.out.type)) > math.prod(static_shape(node.args[0].type))
 
 

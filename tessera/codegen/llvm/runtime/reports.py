@@ -15,10 +15,10 @@ import numpy as np
 
 from tessera.codegen.diagnostics import (
     Site,
+    count_operand_bytes,
     decode_operand,
     format_tile_name,
     make_assertion_error,
-    operand_bytes,
     show_print,
 )
 from tessera.codegen.llvm.table.program_ops import REPORT_FUNCTION
@@ -76,7 +76,7 @@ class ReportCollector:
 
 
 def _read_operand(operand: Mapping[str, Any], read: ReadBytes, address: int) -> np.ndarray:
-    return decode_operand(operand, read(address, operand_bytes(operand)))
+    return decode_operand(operand, read(address, count_operand_bytes(operand)))
 
 
 def _format_instance(site: Site, program: int, tile: int) -> str:

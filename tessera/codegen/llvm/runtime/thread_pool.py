@@ -247,9 +247,9 @@ class CooperativeLaunches:
             thread.start()
         for thread in threads:
             thread.join()
-        return self._error(row, total) if self._context_word.value < 0 else None
+        return self._make_barrier_error(row, total) if self._context_word.value < 0 else None
 
-    def _error(self, row: int, total: int) -> BarrierError:
+    def _make_barrier_error(self, row: int, total: int) -> BarrierError:
         return BarrierError(
             f"some programs of {self._names[row]} wait at a grid barrier, and others have ended",
             expected=f"all {total} programs of the launch at the same barrier",

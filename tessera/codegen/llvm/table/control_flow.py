@@ -55,12 +55,12 @@ class LoopCarriedValues:
         text.loops.append((self.first_clock, text.clock))
         with text.insert_into(self.phis):
             for name, first, last in more:
-                self._phi(name, "i64", first, last, tail)
+                self._emit_phi(name, "i64", first, last, tail)
             for v, name, first in zip(results, self.names, self.first, strict=True):
                 if name:
-                    self._phi(name, str(get_register_type(v.type.dtype)), first, self.kernel.scalars[v], tail)
+                    self._emit_phi(name, str(get_register_type(v.type.dtype)), first, self.kernel.scalars[v], tail)
 
-    def _phi(self, name: str, kind: str, first: str, last: str, tail: str) -> None:
+    def _emit_phi(self, name: str, kind: str, first: str, last: str, tail: str) -> None:
         self.kernel.text.line(f"{name} = phi {kind} [ {first}, %{self.before} ], [ {last}, %{tail} ]")
 
 

@@ -20,7 +20,7 @@ from tessera.codegen.llvm.passes.bufferisation import is_block
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import materialise_block
 from tessera.codegen.llvm.text.builder import LaneValue, LoopBody
-from tessera.codegen.llvm.text.memory import StridedMemRef, row_major_strides, store_lane
+from tessera.codegen.llvm.text.memory import StridedMemRef, make_row_major_strides, store_lane
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import int64
 from tessera.ir.core import Node, Value
@@ -89,7 +89,7 @@ def _(kernel, node):
     type = node.out.type
     shape = tuple(int(n) for n in type.shape)
     rows = (*shape[:-1], shape[-1] + node.attrs["padding"]) if shape else ()
-    kernel.memrefs[node.out] = kernel.scratch.allocate(type.dtype, shape, row_major_strides(rows))
+    kernel.memrefs[node.out] = kernel.scratch.allocate(type.dtype, shape, make_row_major_strides(rows))
     kernel.scratch.record_access(kernel.memrefs[node.out])  # live from here: a loop may write it before it reads
 
 
@@ -128,7 +128,7 @@ def _(kernel, node):
 def _materialise_operand(kernel: LlvmKernelContext, v: Value) -> StridedMemRef:
     """A value in memory, row-major."""
     shape = static_shape(v.type)
-    memory: StridedMemRef = kernel.scratch.allocate(v.type.dtype, shape, row_major_strides(shape))
+    memory: StridedMemRef = kernel.scratch.allocate(v.type.dtype, shape, make_row_major_strides(shape))
     if is_block(v):
         materialise_block(kernel, v, memory)
     else:

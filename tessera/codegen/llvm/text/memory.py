@@ -122,7 +122,7 @@ def pad_strides(shape: Sequence[int], width: int) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def make_row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a row-major array without padding."""
     return tuple(math.prod(shape[a + 1 :]) for a in range(len(shape)))
 

@@ -32,7 +32,7 @@ from tessera.codegen.llvm.table.program_ops import GRID_RANK
 from tessera.codegen.llvm.text.builder import DebugMetadata, LlvmBuilder
 from tessera.codegen.llvm.text.kernel_context import FunctionLibrary, LlvmKernelContext
 from tessera.codegen.llvm.text.kernel_emitter import emit_block
-from tessera.codegen.llvm.text.memory import StridedMemRef, row_major_strides
+from tessera.codegen.llvm.text.memory import StridedMemRef, make_row_major_strides
 from tessera.codegen.llvm.text.types import get_register_type
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import RefType, bool_
@@ -99,7 +99,7 @@ def _bind_parameter(kernel: LlvmKernelContext, v: Value, name: str) -> None:
             f"the target llvm needs static shapes: {v.type} has a symbolic size", location=kernel.function.loc
         )
     shape = tuple(int(n) for n in v.type.shape)
-    kernel.memrefs[v] = StridedMemRef(v.type.dtype, name, shape, row_major_strides(shape))
+    kernel.memrefs[v] = StridedMemRef(v.type.dtype, name, shape, make_row_major_strides(shape))
 
 
 def _format_parameters(function: Function, names: Sequence[str], noalias: bool) -> list[str]:

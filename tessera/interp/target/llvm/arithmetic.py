@@ -41,24 +41,24 @@ def _find_first_lane(result: np.ndarray) -> int | None:
     return int(np.argwhere(result)[0][0]) if len(result) > 1 else None
 
 
-def _signed_divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _divide_signed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     _check_divisor(b)
     if ((b == -1) & (a == np.iinfo(a.dtype).min)).any():
         raise LaneFault("integer division overflows")
     return (a - np.fmod(a, b)) // b
 
 
-def _signed_remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _compute_remainder_signed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     _check_divisor(b)
     return np.fmod(a, b)
 
 
-def _unsigned_divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _divide_unsigned(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     _check_divisor(b)
     return a // b
 
 
-def _unsigned_remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _compute_remainder_unsigned(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     _check_divisor(b)
     return a % b
 
@@ -76,8 +76,8 @@ _SIGNED: dict[str, BinaryFunction] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
-    "sdiv": _signed_divide,
-    "srem": _signed_remainder,
+    "sdiv": _divide_signed,
+    "srem": _compute_remainder_signed,
     "shl": np.left_shift,
     "ashr": np.right_shift,
     "and": np.bitwise_and,
@@ -86,8 +86,8 @@ _SIGNED: dict[str, BinaryFunction] = {
 }
 
 _UNSIGNED: dict[str, BinaryFunction] = {
-    "udiv": _unsigned_divide,
-    "urem": _unsigned_remainder,
+    "udiv": _divide_unsigned,
+    "urem": _compute_remainder_unsigned,
     "lshr": np.right_shift,
 }
 

@@ -164,24 +164,24 @@ class LlvmModule:
 
         A NumPy array is passed as a pointer and used in place; `PerLane` gives each lane its own scalar.
         """
-        function = self._function(name)
+        function = self._find_function(name)
         parameters = function.parameters
         if len(arguments) != len(parameters):
             message = f"@{name}: wrong number of arguments"
             raise ArgumentError(message, expected=len(parameters), received=len(arguments))
-        memory = self._memory()
+        memory = self._make_memory()
         values = [_bind_argument(memory, p, a, lanes) for p, a in zip(parameters, arguments, strict=True)]
         with np.errstate(all="ignore"):
             result = LlvmMachine(self._library, memory).run(function, values, np.arange(lanes))
         return None if result is None else map_members(lambda x: np.array(broadcast_lanes(x, lanes)), result)
 
-    def _function(self, name: str) -> LlvmFunction:
+    def _find_function(self, name: str) -> LlvmFunction:
         result = self.program.functions.get(name)
         if result is None or not result.blocks:
             raise UnknownNameError(f"there is no function @{name}", expected=", ".join(self.functions))
         return result
 
-    def _memory(self) -> SegmentedMemory:
+    def _make_memory(self) -> SegmentedMemory:
         memory = SegmentedMemory(first=len(self._numbers) + 1)
         for name, data in self._images.items():
             constant = self.program.variables[name].constant

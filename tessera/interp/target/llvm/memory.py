@@ -243,7 +243,7 @@ class SegmentedMemory:
     def load(self, address: np.ndarray, access: MemoryFormat, verb: str = "load") -> np.ndarray:
         """The value at one address, or at one address for each lane."""
         if len(address) == 1:
-            message = self._uniform(address, access, verb).copy()
+            message = self._view_uniform(address, access, verb).copy()
             raw = message[None] if access.vector else message
         else:
             raw = self._gather(address, access, verb)
@@ -253,12 +253,12 @@ class SegmentedMemory:
         """Store a value for each lane; of lanes with one address the last one's value stays."""
         raw = value if access.encode is None else access.encode(value)
         if len(address) == 1:
-            self._uniform(address, access, verb)[...] = raw[-1]
+            self._view_uniform(address, access, verb)[...] = raw[-1]
             return
-        for lanes, segment, offset in self._groups(address, access, verb):
+        for lanes, segment, offset in self._group_by_segment(address, access, verb):
             _write_segment(segment, offset, raw if lanes is None or len(raw) == 1 else raw[lanes], access)
 
-    def _uniform(self, address: np.ndarray, access: MemoryFormat, verb: str) -> np.ndarray:
+    def _view_uniform(self, address: np.ndarray, access: MemoryFormat, verb: str) -> np.ndarray:
         """The elements at a single address, in place."""
         first_address = int(address[0])
         segment = self._segments.get(get_segment_number(first_address))
@@ -273,22 +273,24 @@ class SegmentedMemory:
     def _gather(self, address: np.ndarray, access: MemoryFormat, verb: str) -> np.ndarray:
         shape = (len(address), access.count) if access.vector else (len(address),)
         out = np.empty(shape, access.dtype)
-        for lanes, segment, offset in self._groups(address, access, verb):
+        for lanes, segment, offset in self._group_by_segment(address, access, verb):
             out[slice(None) if lanes is None else lanes] = _read_segment(segment, offset, access)
         return out
 
-    def _groups(self, address: np.ndarray, access: MemoryFormat, verb: str) -> Iterator[_SegmentLanes]:
+    def _group_by_segment(self, address: np.ndarray, access: MemoryFormat, verb: str) -> Iterator[_SegmentLanes]:
         """The lanes by segment; all addresses are checked before any access."""
         if not len(address):
             return iter(())
         low, high = int(address.min()), int(address.max())
         if get_segment_number(low) == get_segment_number(high):
-            return iter([self._group(address, None, access, verb)])
+            return iter([self._check_group(address, None, access, verb)])
         numbers = get_segment_number(address)  # type: ignore[arg-type]
         sets = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
-        return iter([self._group(address[lanes], lanes, access, verb) for lanes in sets])
+        return iter([self._check_group(address[lanes], lanes, access, verb) for lanes in sets])
 
-    def _group(self, address: np.ndarray, lanes: np.ndarray | None, access: MemoryFormat, verb: str) -> _SegmentLanes:
+    def _check_group(
+        self, address: np.ndarray, lanes: np.ndarray | None, access: MemoryFormat, verb: str
+    ) -> _SegmentLanes:
         try:
             segment = self._segments.get(get_segment_number(int(address[0])))
             if segment is None:

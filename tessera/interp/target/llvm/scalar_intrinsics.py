@@ -32,7 +32,7 @@ def _apply_elementwise(function: Callable[[float], float]) -> PureFunction:
     return lambda x: run(x).astype(_F64)
 
 
-def _gamma(x: float) -> float:
+def _compute_gamma(x: float) -> float:
     try:
         return math.gamma(x)
     except OverflowError:
@@ -53,7 +53,7 @@ _DOUBLE_FUNCTIONS: dict[str, PureFunction] = {
     "exp10": lambda x: np.power(10.0, x),
     "erf": _apply_elementwise(math.erf),
     "erfc": _apply_elementwise(math.erfc),
-    "tgamma": _apply_elementwise(_gamma),
+    "tgamma": _apply_elementwise(_compute_gamma),
 }
 
 

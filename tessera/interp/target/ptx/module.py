@@ -14,13 +14,13 @@ import numpy as np
 from tessera.core.errors import ArgumentError, ResourceError, UnknownNameError, UnsupportedOpError
 from tessera.interp.target.ptx.isa import families  # noqa: F401  (fills the tables)
 from tessera.interp.target.ptx.isa.decoder import PtxDecoder
-from tessera.interp.target.ptx.isa.operands import PtxVariableAddress, encode_immediate, function_addresses
+from tessera.interp.target.ptx.isa.operands import PtxVariableAddress, assign_function_addresses, encode_immediate
 from tessera.interp.target.ptx.isa.tensor_map import TensorMap
 from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS, GlobalArena
 from tessera.interp.target.ptx.machine.scheduler import run_machine
 from tessera.interp.target.ptx.machine.simt import PtxMachine, PtxProgram
-from tessera.interp.target.ptx.machine.special_registers import RESERVED, LaunchShape, cluster_and_rank_of_ctas
+from tessera.interp.target.ptx.machine.special_registers import RESERVED, LaunchShape, find_cluster_and_rank
 from tessera.interp.target.ptx.sanitizer.global_shadow import GlobalShadow
 from tessera.interp.target.ptx.text.parser import parse_module
 from tessera.interp.target.ptx.text.syntax import (
@@ -31,7 +31,7 @@ from tessera.interp.target.ptx.text.syntax import (
     PtxFunction,
     PtxOperand,
     PtxVariable,
-    variable_size,
+    get_variable_size,
 )
 
 # Launch arguments.
@@ -62,7 +62,7 @@ class ArgumentBuffers:
         self.arena = arena
 
     def _add(self, array: np.ndarray, name: str) -> None:
-        low, high = _host_extent(array)
+        low, high = _find_host_extent(array)
         self.arrays.append(array)
         new = _HostSegment(low, high, name)
         for old in [r for r in self.regions if r.low < high and low < r.high]:
@@ -72,7 +72,7 @@ class ArgumentBuffers:
 
     def offset(self, array: np.ndarray) -> int:
         """The offset of an array in the arena."""
-        low, high = _host_extent(array)
+        low, high = _find_host_extent(array)
         region = next(r for r in self.regions if r.low <= low and high <= r.high)
         return region.start + low - region.low
 
@@ -80,7 +80,7 @@ class ArgumentBuffers:
         """Copy the arrays into their segments."""
         for array in self.arrays:
             start = self.offset(array)
-            self.arena.flat.raw[start : start + array.nbytes] = _byte_view(array)
+            self.arena.flat.raw[start : start + array.nbytes] = _view_bytes(array)
 
     def copy_out(self) -> None:
         """Copy the segments back into the arrays."""
@@ -91,33 +91,35 @@ class ArgumentBuffers:
                 array[...] = result
 
 
-def _host_extent(array: np.ndarray) -> tuple[int, int]:
+def _find_host_extent(array: np.ndarray) -> tuple[int, int]:
     """The addresses of an array's bytes; an array that is not contiguous is copied, and has a range of its own."""
     low = array.__array_interface__["data"][0] if array.flags.c_contiguous else -id(array) << 40
     return low, low + array.nbytes
 
 
-def _byte_view(array: np.ndarray) -> np.ndarray:
+def _view_bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def encode_parameter(v: PtxVariable, value: Any, buffers: ArgumentBuffers) -> bytes:
     """The bytes of a parameter."""
     if isinstance(value, np.ndarray):
-        if variable_size(v) != 8:
+        if get_variable_size(v) != 8:
             raise ArgumentError(f"parameter {v.name} is not a pointer", expected=f".{v.type}", received="an array")
         return int(GENERIC_WINDOWS["global"] + buffers.offset(value)).to_bytes(8, "little")
     if isinstance(value, TensorMap):
         value = value.encode(GENERIC_WINDOWS["global"] + buffers.offset(value.array))
     if isinstance(value, bytes | np.void):
         content = value if isinstance(value, bytes) else value.tobytes()
-        if len(content) != variable_size(v):
+        if len(content) != get_variable_size(v):
             raise ArgumentError(
-                f"parameter {v.name} has {variable_size(v)} bytes", expected=variable_size(v), received=len(content)
+                f"parameter {v.name} has {get_variable_size(v)} bytes",
+                expected=get_variable_size(v),
+                received=len(content),
             )
         return content
     if v.count != 1 or v.vector != 1:
-        raise ArgumentError(f"parameter {v.name} is a struct", expected=f"{variable_size(v)} bytes", received=value)
+        raise ArgumentError(f"parameter {v.name} is a struct", expected=f"{get_variable_size(v)} bytes", received=value)
     return _encode_number(v, value)
 
 
@@ -209,7 +211,12 @@ class PtxModule:
         if len(args) != len(function.params):
             raise ArgumentError(f"{entry} has {len(function.params)} parameters", received=f"{len(args)} arguments")
         launch = LaunchShape(
-            _as_extent(grid), _as_extent(block), _cluster_extent(function, cluster), shared, debug, cooperative
+            _convert_extent(grid),
+            _convert_extent(block),
+            _choose_cluster_extent(function, cluster),
+            shared,
+            debug,
+            cooperative,
         )
         _check_launch_limits(function, launch)
         params, symbols, static_shared_bytes = self._assign_addresses(function, arena)
@@ -244,7 +251,7 @@ class PtxModule:
         self, function: PtxFunction, arena: GlobalArena
     ) -> tuple[dict[str, PtxVariableAddress], dict[str, Any], int]:
         """Addresses of parameters and of module-level names, and the bytes of static shared memory."""
-        each = [(v.name, arena.add(f"parameter {v.name}", variable_size(v), "param")) for v in function.params]
+        each = [(v.name, arena.add(f"parameter {v.name}", get_variable_size(v), "param")) for v in function.params]
         params = {name: PtxVariableAddress("param", offset) for name, offset in each}
         symbols: dict[str, Any] = {f.name: f for f in self.syntax.functions}
         symbols |= {f.name: f for f in self.syntax.functions if f.body is not None}
@@ -253,9 +260,9 @@ class PtxModule:
             if v.space == "shared":
                 shared = -(-shared // v.align) * v.align
                 symbols[v.name] = PtxVariableAddress("shared", shared)
-                shared += 0 if v.extern else variable_size(v)
+                shared += 0 if v.extern else get_variable_size(v)
             elif v.space in ("global", "const") and not v.extern:
-                symbols[v.name] = _global_variable_address(arena.add(f"variable {v.name}", variable_size(v), v.space))
+                symbols[v.name] = _make_global_address(arena.add(f"variable {v.name}", get_variable_size(v), v.space))
         return params, symbols, shared
 
     def _initialise_variables(self, arena: GlobalArena, symbols: dict[str, Any]) -> None:
@@ -273,7 +280,7 @@ class PtxModule:
         for v in self.syntax.variables:
             if v.space == "global" and not v.extern:
                 start = symbols[v.name].address - GENERIC_WINDOWS["global"]
-                self.variables[v.name] = arena.flat.raw[start : start + variable_size(v)].tobytes()
+                self.variables[v.name] = arena.flat.raw[start : start + get_variable_size(v)].tobytes()
 
 
 def _run_in_waves(program: PtxProgram, arena: GlobalArena, launch: LaunchShape) -> None:
@@ -285,9 +292,9 @@ def _run_in_waves(program: PtxProgram, arena: GlobalArena, launch: LaunchShape) 
     bytes_of_cta = program.shared + launch.shared + program.local_size * launch.threads
     together = min(lanes // launch.threads, memory // max(bytes_of_cta, 1))
     size = int(np.prod(launch.cluster))
-    order = np.argsort(cluster_and_rank_of_ctas(launch)[0], kind="stable")  # the CTAs of a cluster run together
-    step = max(together // size, 1) * size if not launch.cooperative else _cooperative_ctas(launch, bytes_of_cta)
-    symbols = GlobalShadow(launch, arena.top, _smallest_global_access(program)) if launch.debug else None
+    order = np.argsort(find_cluster_and_rank(launch)[0], kind="stable")  # the CTAs of a cluster run together
+    step = max(together // size, 1) * size if not launch.cooperative else _count_cooperative_ctas(launch, bytes_of_cta)
+    symbols = GlobalShadow(launch, arena.top, _find_smallest_global_access(program)) if launch.debug else None
     for first in range(0, launch.ctas, step):
         machine = PtxMachine(program, arena, launch, order[first : first + step], symbols)
         try:
@@ -300,7 +307,7 @@ def _run_in_waves(program: PtxProgram, arena: GlobalArena, launch: LaunchShape) 
             raise fault.kind(f"{inst.name}{source}: {fault.message}{who}", location=inst.location) from None
 
 
-def _cooperative_ctas(launch: LaunchShape, bytes_of_cta: int) -> int:
+def _count_cooperative_ctas(launch: LaunchShape, bytes_of_cta: int) -> int:
     """The CTAs of a launch that must all run at once."""
     most = min(COOPERATIVE_THREADS // launch.threads, MEMORY // max(bytes_of_cta, 1))
     if launch.ctas > most:
@@ -312,18 +319,18 @@ def _cooperative_ctas(launch: LaunchShape, bytes_of_cta: int) -> int:
     return launch.ctas
 
 
-def _smallest_global_access(program: PtxProgram) -> int:
+def _find_smallest_global_access(program: PtxProgram) -> int:
     """The size of the smallest access to global memory, in bytes."""
     accesses = [x.instruction for x in program.lines if x.instruction.op[0] in ("ld", "ldu", "st", "atom", "red")]
     types = [TYPES[w] for i in accesses for w in i.op if w in TYPES]
     return min((t.bits // 8 for t in types), default=4)
 
 
-def _global_variable_address(offset: int) -> PtxVariableAddress:
+def _make_global_address(offset: int) -> PtxVariableAddress:
     return PtxVariableAddress("global", GENERIC_WINDOWS["global"] + offset)
 
 
-def _as_extent(extent: Any) -> tuple[int, int, int]:
+def _convert_extent(extent: Any) -> tuple[int, int, int]:
     parts = (extent,) if isinstance(extent, int | np.integer) else tuple(extent)
     if not 1 <= len(parts) <= 3 or min(parts) < 1:
         raise ArgumentError("a grid or block has one to three positive extents", received=extent)
@@ -335,17 +342,17 @@ def _require_extent_within(extent: tuple[int, int, int], most: tuple[int, int, i
         raise ArgumentError(f"{what} is too large", expected=f"at most {most}", received=extent)
 
 
-def _cluster_extent(function: PtxFunction, given: Any) -> tuple[int, int, int]:
+def _choose_cluster_extent(function: PtxFunction, given: Any) -> tuple[int, int, int]:
     declared = dict(function.limits).get(".reqnctapercluster")
     if declared:
-        return _as_extent(declared)
-    return _as_extent(given or 1)
+        return _convert_extent(declared)
+    return _convert_extent(given or 1)
 
 
 def _check_launch_limits(function: PtxFunction, launch: LaunchShape) -> None:
     limits = dict(function.limits)
     required, most = limits.get(".reqntid"), limits.get(".maxntid")
-    if required and _as_extent(required) != launch.block:
+    if required and _convert_extent(required) != launch.block:
         raise ArgumentError(f"{function.name} requires another block size", expected=required, received=launch.block)
     if most and launch.threads > int(np.prod(most)):
         raise ArgumentError(f"{function.name} permits fewer threads in a block", expected=most, received=launch.block)
@@ -379,7 +386,7 @@ def _resolve_initial_address(v: PtxVariable, operand: PtxOperand, symbols: dict[
         name, offset = NameOperand(str(operand.base)), operand.offset
     result = symbols.get(name.text) if isinstance(name, NameOperand) else None
     if isinstance(result, PtxFunction) and not result.entry:
-        return function_addresses(symbols)[result.name]
+        return assign_function_addresses(symbols)[result.name]
     if not isinstance(result, PtxVariableAddress):
         raise UnsupportedOpError(f"the initial value of {v.name} is not supported", location=v.location)
     return result.address + offset

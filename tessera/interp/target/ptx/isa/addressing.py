@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.core.errors import OutOfBoundsError
 from tessera.interp.target.ptx.isa.decoder import PtxDecoder
-from tessera.interp.target.ptx.isa.operands import PtxVariableAddress, constant_reader, stack_relative_reader
+from tessera.interp.target.ptx.isa.operands import PtxVariableAddress, make_constant_reader, make_stack_relative_reader
 from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
 from tessera.interp.target.ptx.machine.memory import (
@@ -59,7 +59,7 @@ class LaneAccess:
     offset: np.ndarray
 
 
-def state_space_of(inst: PtxInstruction) -> str:
+def find_state_space(inst: PtxInstruction) -> str:
     """The first state space that an instruction names, or "generic"."""
     return next((_STATE_SPACE_OF_WORD[w] for w in inst.op if w in _STATE_SPACE_OF_WORD), "generic")
 
@@ -83,17 +83,19 @@ def decode_address(
     """The reader of an address operand; the state space is the instruction's unless given."""
     if not isinstance(operand, AddressOperand):
         raise d.unsupported(inst)
-    space = space or state_space_of(inst)
+    space = space or find_state_space(inst)
     offset = np.uint64(operand.offset & (1 << 64) - 1)
     if operand.base is None:
-        return AddressOperandReader(space, constant_reader(np.array([[offset]])))
+        return AddressOperandReader(space, make_constant_reader(np.array([[offset]])))
     result = d.resolve(operand.base, inst.location)
     if isinstance(result, PtxVariableAddress):
         # An entry's parameters are in global memory, at the start of their own space; those of an inlined call are
         # local.
         base, space = (_PARAM, "global") if result.space == "param" else (0, result.space)
         place = np.array([[base + result.address + operand.offset]]).astype(np.uint64)
-        return AddressOperandReader(space, stack_relative_reader(place) if space == "local" else constant_reader(place))
+        return AddressOperandReader(
+            space, make_stack_relative_reader(place) if space == "local" else make_constant_reader(place)
+        )
     read = d.reader(NameOperand(operand.base), TYPES["u64"])
     if "param" in inst.op or "param::entry" in inst.op:
         offset += np.uint64(_PARAM)
@@ -150,13 +152,13 @@ def split_by_state_space(address: np.ndarray, lanes: LaneSet) -> list[tuple[Lane
 def check_address(m: PtxMachine, space: str, address: np.ndarray, lanes: LaneSet, size: int, align: int) -> np.ndarray:
     """The byte offsets in a state space's flat memory of addresses in that space, checked."""
     if (position := find_misaligned(address, align)) >= 0:
-        raise make_alignment_fault(address, position, align, _lane_at_position(lanes, address, position))
+        raise make_alignment_fault(address, position, align, _find_lane_at(lanes, address, position))
     if space == "global":
         offset = (address - np.uint64(GENERIC_WINDOWS["global"])).view(np.int64)
         if (position := m.arena.find_out_of_bounds(offset, size)) >= 0:
             words = m.arena.describe(int(offset.reshape(-1)[position]))
             raise PtxFault(
-                f"access of {size} bytes at {words}", OutOfBoundsError, _lane_at_position(lanes, offset, position)
+                f"access of {size} bytes at {words}", OutOfBoundsError, _find_lane_at(lanes, offset, position)
             )
         return offset
     if space == "shared":
@@ -184,16 +186,16 @@ def _check_bounds(offset: np.ndarray, size: int, limit: int, space: str, lanes: 
     bad = (offset < 0) | (offset + size > limit)
     position = int(np.argmax(bad))
     words = f"byte {int(offset.reshape(-1)[position])} of {space} memory, which has {limit} bytes"
-    raise PtxFault(f"access of {size} bytes at {words}", OutOfBoundsError, _lane_at_position(lanes, offset, position))
+    raise PtxFault(f"access of {size} bytes at {words}", OutOfBoundsError, _find_lane_at(lanes, offset, position))
 
 
-def _lane_at_position(lanes: LaneSet, value: np.ndarray, position: int) -> int:
+def _find_lane_at(lanes: LaneSet, value: np.ndarray, position: int) -> int:
     """The lane of a position in a value of these lanes."""
     wide = np.zeros(value.shape, bool)
     wide.reshape(-1)[position] = True
     return int(lanes.flat[np.argmax(lanes.compress(wide))])
 
 
-def operand_or_default(operands: tuple[PtxOperand, ...], index: int, default: int) -> PtxOperand:
+def get_operand_or_default(operands: tuple[PtxOperand, ...], index: int, default: int) -> PtxOperand:
     """An optional operand."""
     return operands[index] if index < len(operands) else ImmediateOperand(default)

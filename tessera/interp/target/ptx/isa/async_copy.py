@@ -12,15 +12,15 @@ from tessera.interp.target.ptx.isa.addressing import (
     MEMORY_MODIFIERS,
     AddressOperandReader,
     decode_address,
-    operand_or_default,
+    get_operand_or_default,
     resolve_accesses,
 )
 from tessera.interp.target.ptx.isa.atomics import reduce_cells
 from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, DECODE_RULES, PtxDecoder, decode_rule
-from tessera.interp.target.ptx.isa.mbarrier import complete_transaction, find_mbarrier, mbarrier_offsets
-from tessera.interp.target.ptx.isa.operands import vector_parts
+from tessera.interp.target.ptx.isa.mbarrier import complete_transaction, find_mbarrier, find_mbarrier_offsets
+from tessera.interp.target.ptx.isa.operands import get_vector_parts
 from tessera.interp.target.ptx.machine.fault import PtxFault
-from tessera.interp.target.ptx.machine.lane_set import LaneSet, single_lane
+from tessera.interp.target.ptx.machine.lane_set import LaneSet, make_single_lane
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, LaneStep, PtxMachine
 from tessera.interp.target.ptx.text.syntax import TYPES, ImmediateOperand, PtxInstruction, values_to_bits
 
@@ -54,8 +54,10 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     size = inst.operands[2]
     assert isinstance(size, ImmediateOperand)
     rest = inst.operands[3 : len(inst.operands) - ("L2::cache_hint" in inst.op)]
-    ignored = any(d.reads_predicate(o) for o in rest)
-    limit = d.reader(ImmediateOperand(size.value) if ignored else operand_or_default(rest, 0, size.value), TYPES["u32"])
+    ignored = any(d.is_predicate(o) for o in rest)
+    limit = d.reader(
+        ImmediateOperand(size.value) if ignored else get_operand_or_default(rest, 0, size.value), TYPES["u32"]
+    )
     skip = d.reader(rest[-1], TYPES["pred"]) if ignored else None
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
@@ -78,7 +80,7 @@ def _copy_async(
     (access,) = resolve_accesses(m, lanes, destination, size)
     offsets = lanes.compress(access.offset)
     if m.debug:
-        m.shadow.copy_issued(lanes, offsets, size)
+        m.shadow.record_copy(lanes, offsets, size)
     raw, unit = m.flat["shared"].raw, np.arange(size)
     raw[offsets[:, None] + unit] = 0
     for n in np.unique(count[count > 0]).tolist():
@@ -100,7 +102,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     kind = "bulk" if "bulk" in inst.op else "copy"
     left = inst.operands[0].value if inst.operands and isinstance(inst.operands[0], ImmediateOperand) else 0
     everything = inst.op[2] == "wait_all"
-    line.step = lambda m, lanes: m.shadow.group_waited(lanes, kind, left, everything) if m.debug else None
+    line.step = lambda m, lanes: m.shadow.wait_for_copy_groups(lanes, kind, left, everything) if m.debug else None
 
 
 @decode_rule("async.bulk.prefetch", table=COPY_RULES)
@@ -118,10 +120,10 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 def _defer_arrival(where: AddressOperandReader, signals_mbarrier: bool) -> LaneStep:
     def step(m: PtxMachine, lanes: LaneSet) -> None:
-        offsets = mbarrier_offsets(m, lanes, where)
+        offsets = find_mbarrier_offsets(m, lanes, where)
         if m.debug:
-            m.shadow.group_waited(lanes, "copy", 0, True)
-            m.shadow.mbarrier_arrived(lanes, offsets)
+            m.shadow.wait_for_copy_groups(lanes, "copy", 0, True)
+            m.shadow.arrive_at_mbarrier(lanes, offsets)
         flipped = False
         for offset in offsets.tolist():
             barrier = find_mbarrier(m, offset)
@@ -153,7 +155,7 @@ class BulkTransfer(NamedTuple):
     size: int
 
 
-def source_and_destination_spaces(inst: PtxInstruction) -> tuple[str, str]:
+def find_copy_spaces(inst: PtxInstruction) -> tuple[str, str]:
     """The destination and source state spaces of a copy."""
     named = [w for w in inst.op if w in ("shared::cluster", "shared::cta", "global")]
     return tuple("global" if w == "global" else "shared" for w in named[:2])  # type: ignore[return-value]
@@ -163,7 +165,7 @@ def source_and_destination_spaces(inst: PtxInstruction) -> tuple[str, str]:
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     if not {w for w in inst.op[1:] if w not in TYPES} <= _BULK_WORDS:
         raise d.unsupported(inst)
-    into_space, from_space = source_and_destination_spaces(inst)
+    into_space, from_space = find_copy_spaces(inst)
     destination, source = (
         decode_address(d, inst, inst.operands[0], into_space),
         decode_address(d, inst, inst.operands[1], from_space),
@@ -178,12 +180,12 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         sizes = lanes.compress(size(m, lanes)).tolist()
         masks = lanes.compress(mask(m, lanes)).tolist() if mask else [None] * len(sizes)
-        barrier_offsets = mbarrier_offsets(m, lanes, barrier).tolist() if barrier else [0] * len(sizes)
+        barrier_offsets = find_mbarrier_offsets(m, lanes, barrier).tolist() if barrier else [0] * len(sizes)
         for copy, barrier_offset, where in zip(
             _check_transfers(m, lanes, source, destination, sizes), barrier_offsets, masks, strict=True
         ):
             content = m.flat[from_space].raw[copy.source : copy.source + copy.size]
-            for shift in multicast_offsets(m, copy.lane, where):
+            for shift in find_multicast_offsets(m, copy.lane, where):
                 if name is not None:
                     _reduce_transfer(m, into_space, copy, name, t, content)
                 else:
@@ -203,7 +205,7 @@ def _check_transfers(
 ) -> Iterator[BulkTransfer]:
     """Each lane's copy, checked."""
     for lane, size in zip(lanes.flat.tolist(), sizes, strict=True):
-        one = single_lane(lane, m.extent)
+        one = make_single_lane(lane, m.extent)
         if size % _BULK_ALIGNMENT:
             raise PtxFault(
                 f"the size of a bulk copy is {size} bytes, which is not a multiple of 16", OutOfBoundsError, lane
@@ -223,7 +225,7 @@ def _reduce_transfer(m: PtxMachine, space: str, copy: BulkTransfer, name: str, t
     reduce_cells(m.flat[space].views[size], index, content.view(f"u{size}"), name, t)  # type: ignore[arg-type]
 
 
-def multicast_offsets(m: PtxMachine, lane: int, mask: int | None) -> list[int]:
+def find_multicast_offsets(m: PtxMachine, lane: int, mask: int | None) -> list[int]:
     """The offsets from the issuing CTA's shared memory to that of each destination CTA."""
     if mask is None:
         return [0]
@@ -239,20 +241,20 @@ def record_bulk_transfer(
 ) -> None:
     """Report the shared memory that a bulk copy reads and writes to the sanitizer."""
     if spaces[0] == "shared":
-        m.shadow.bulk_read(copy.lane, copy.source, copy.size)
+        m.shadow.record_bulk_read(copy.lane, copy.source, copy.size)
     if spaces[1] == "shared" and barrier is not None:
         phase = find_mbarrier(m, barrier + shift).phase
-        m.shadow.bulk_write(copy.lane, copy.destination + shift, copy.size, barrier + shift, phase)
+        m.shadow.record_bulk_write(copy.lane, copy.destination + shift, copy.size, barrier + shift, phase)
 
 
-def _counted_store(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+def _decode_async_store(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     """`st.async` and `red.async`: to another CTA's shared memory, signalled at its mbarrier."""
     t, name = TYPES[inst.op[-1]], next((w for w in inst.op if w in BULK_REDUCTIONS), None)
     where, barrier = (
         decode_address(d, inst, inst.operands[0], "shared"),
         decode_address(d, inst, inst.operands[2], "shared"),
     )
-    readers, size = [d.reader(o, t) for o in vector_parts(inst.operands[1])], t.bits // 8
+    readers, size = [d.reader(o, t) for o in get_vector_parts(inst.operands[1])], t.bits // 8
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         (access,) = resolve_accesses(m, lanes, where, size * len(readers))
@@ -263,7 +265,7 @@ def _counted_store(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
                 reduce_cells(cells, index + k, bits, name, t)
             else:
                 cells[index + k] = bits
-        offsets = mbarrier_offsets(m, lanes, barrier)
+        offsets = find_mbarrier_offsets(m, lanes, barrier)
         if m.debug:
             starts = lanes.compress(access.offset).tolist()
             for lane, start, barrier_offset in zip(lanes.flat.tolist(), starts, offsets.tolist(), strict=True):
@@ -276,12 +278,12 @@ def _counted_store(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     return step
 
 
-def _or_async(plain: object) -> object:
+def _select_async(plain: object) -> object:
     def choose(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-        return _counted_store(d, inst) if inst.op[1] == "async" else plain(d, inst)  # type: ignore[operator]
+        return _decode_async_store(d, inst) if inst.op[1] == "async" else plain(d, inst)  # type: ignore[operator]
 
     return choose
 
 
 for _name in ("st", "red"):
-    DECODE_RULES[_name] = _or_async(DECODE_RULES[_name])  # type: ignore[assignment]
+    DECODE_RULES[_name] = _select_async(DECODE_RULES[_name])  # type: ignore[assignment]

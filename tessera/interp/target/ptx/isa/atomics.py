@@ -17,7 +17,7 @@ from tessera.interp.target.ptx.isa.addressing import (
 from tessera.interp.target.ptx.isa.data_movement import record_access
 from tessera.interp.target.ptx.isa.decoder import PtxDecoder, decode_rule
 from tessera.interp.target.ptx.isa.floating_point import flush_subnormals
-from tessera.interp.target.ptx.isa.operands import Reader, Writer, vector_parts
+from tessera.interp.target.ptx.isa.operands import Reader, Writer, get_vector_parts
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
 from tessera.interp.target.ptx.machine.simt import LaneStep, PtxMachine
 from tessera.interp.target.ptx.text.syntax import (
@@ -60,9 +60,9 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
         raise d.unsupported(inst)
     if t.bits > 64:
         return _exchange_128_bits(d, inst, where, name, sources)
-    vector = [vector_parts(o) for o in sources]
+    vector = [get_vector_parts(o) for o in sources]
     readers = [[d.reader(p, t) for p in parts] for parts in zip(*vector, strict=True)]
-    results = vector_parts(inst.operands[0]) if returns else (NameOperand("_"),) * len(readers)
+    results = get_vector_parts(inst.operands[0]) if returns else (NameOperand("_"),) * len(readers)
     writers = [d.writer(r, t) for r in results]
     return _make_atomic_step(where, name, t, readers, writers, returns)
 
@@ -92,8 +92,8 @@ def _exchange_128_bits(
 ) -> LaneStep:
     """An exchange of 128 bits: two 64-bit registers."""
     u64, size = TYPES["u64"], 16
-    readers = [[d.reader(p, u64) for p in vector_parts(o)] for o in sources]
-    writers = [d.writer(p, u64) for p in vector_parts(inst.operands[0])]
+    readers = [[d.reader(p, u64) for p in get_vector_parts(o)] for o in sources]
+    writers = [d.writer(p, u64) for p in get_vector_parts(inst.operands[0])]
     function = {"exch": _OTHER["exch"], "cas": _exchange_pair}[name]
 
     def update(m: PtxMachine, lanes: LaneSet) -> None:

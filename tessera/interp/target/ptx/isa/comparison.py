@@ -23,16 +23,16 @@ _UNSIGNED: dict[str, Compare] = {"lo": operator.lt, "ls": operator.le, "hi": ope
 _COMBINE: dict[str, Compare] = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 
 
-def _either_is_nan(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _is_unordered(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.isnan(a) | np.isnan(b)
 
 
 def _make_unordered(compare: Compare) -> Compare:
-    return lambda a, b: compare(a, b) | _either_is_nan(a, b)
+    return lambda a, b: compare(a, b) | _is_unordered(a, b)
 
 
-_FLOAT: dict[str, Compare] = {**_ORDERED_COMPARISONS, "ne": lambda a, b: (a < b) | (a > b), "nan": _either_is_nan}
-_FLOAT["num"] = lambda a, b: ~_either_is_nan(a, b)
+_FLOAT: dict[str, Compare] = {**_ORDERED_COMPARISONS, "ne": lambda a, b: (a < b) | (a > b), "nan": _is_unordered}
+_FLOAT["num"] = lambda a, b: ~_is_unordered(a, b)
 _FLOAT |= {f"{name}u": _make_unordered(function) for name, function in _ORDERED_COMPARISONS.items()}
 
 

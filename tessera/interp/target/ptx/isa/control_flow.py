@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 
 from tessera.core.errors import ExecutionError, ParseError
-from tessera.interp.target.ptx.isa.addressing import STATE_SPACE_WORDS, operand_or_default
+from tessera.interp.target.ptx.isa.addressing import STATE_SPACE_WORDS, get_operand_or_default
 from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, PtxDecoder, check_modifiers, decode_rule
-from tessera.interp.target.ptx.isa.operands import BranchTarget, Reader, constant_reader
+from tessera.interp.target.ptx.isa.operands import BranchTarget, Reader, make_constant_reader
 from tessera.interp.target.ptx.machine.call_stack import InlinedFunction
 from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
@@ -97,7 +97,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 
 def _decode_alloca(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    t, align = TYPES[inst.op[-1]], operand_or_default(inst.operands, 2, 8)
+    t, align = TYPES[inst.op[-1]], get_operand_or_default(inst.operands, 2, 8)
     write, size = d.writer(inst.operands[0], t), d.reader(inst.operands[1], t)
     assert isinstance(align, ImmediateOperand)
     return lambda m, lanes: write(
@@ -172,7 +172,7 @@ def _decode_barrier_operands(d: PtxDecoder, inst: PtxInstruction, first: int = 0
     if isinstance(operand, ImmediateOperand) and not 0 <= operand.value < BARRIER_COUNT:
         raise PtxFault("the barrier number is above 15", ExecutionError)
     read_id = d.reader(operand, u32)
-    return read_id, d.reader(operand_or_default(inst.operands, first + 1, 0), u32)
+    return read_id, d.reader(get_operand_or_default(inst.operands, first + 1, 0), u32)
 
 
 def _read_integers(read: Reader, m: PtxMachine, lanes: LaneSet) -> np.ndarray:
@@ -218,7 +218,7 @@ def _decode_barrier_arrive(d: PtxDecoder, inst: PtxInstruction, line: DecodedIns
 def _decode_barrier_red(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction, words: list[str]) -> None:
     kind, out = words[0], TYPES[words[1]]
     write = d.writer(inst.operands[0], out)
-    expected: Reader = constant_reader(np.array([[0]], np.uint32))
+    expected: Reader = make_constant_reader(np.array([[0]], np.uint32))
     read_id = d.reader(inst.operands[1], TYPES["u32"])
     if len(inst.operands) == 4:
         expected = d.reader(inst.operands[2], TYPES["u32"])
@@ -312,7 +312,7 @@ class ClusterBarrier:
             m.unblock()
 
 
-def cluster_barrier(m: PtxMachine) -> ClusterBarrier:
+def get_cluster_barrier(m: PtxMachine) -> ClusterBarrier:
     """The barrier state of the machine's clusters."""
     if "cluster" not in m.state:
         m.state["cluster"] = ClusterBarrier(m)
@@ -328,23 +328,23 @@ def _decode_cluster_barrier(d: PtxDecoder, inst: PtxInstruction, line: DecodedIn
 
 
 def _arrive_at_cluster_barrier(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
-    barrier = cluster_barrier(m)
+    barrier = get_cluster_barrier(m)
     cluster = m.cluster[lanes.ctas]
     barrier.arrival_phase[lanes.flat] = barrier.phase[cluster]
     np.add.at(barrier.arrived, cluster, 1)
     m.push(pc + 1, lanes)
     if m.debug:
-        m.shadow.cluster_arrived(lanes)
+        m.shadow.arrive_at_cluster_barrier(lanes)
     barrier.complete_phases(m)
 
 
 def _wait_at_cluster_barrier(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
-    barrier = cluster_barrier(m)
+    barrier = get_cluster_barrier(m)
     barrier.complete_phases(m)  # threads that have exited are not expected
     done = barrier.phase[m.cluster[lanes.ctas]] > barrier.arrival_phase[lanes.flat]
     subset = lanes.select(lanes.expand(done))
     if subset.count and m.debug:
-        m.shadow.cluster_waited(subset)
+        m.shadow.wait_at_cluster_barrier(subset)
     m.push(pc + 1, subset)
     m.block(pc, lanes.select(lanes.expand(~done)))
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from tessera.interp.target.ptx.isa.decoder import PtxDecoder, decode_rule
 from tessera.interp.target.ptx.isa.floating_point import (
+    add_exactly,
     canonicalise_nan,
     clamp_negative_to_zero,
     flush_subnormals,
     round_once,
     saturate,
-    two_sum,
 )
 from tessera.interp.target.ptx.isa.operands import make_elementwise_step
 from tessera.interp.target.ptx.machine.simt import LaneStep
@@ -49,12 +49,14 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 def _make_conversion(out: PtxType, source: PtxType, words: tuple[str, ...]) -> ConversionFunction:
     """The conversion of a number."""
     if out.kind != "f":
-        return _float_to_integer(out, source, words) if source.kind == "f" else _between_integers(out, words)
-    to_float = _float_to_float if source.kind == "f" else _integer_to_float
+        return (
+            _make_float_to_integer(out, source, words) if source.kind == "f" else _make_integer_conversion(out, words)
+        )
+    to_float = _make_float_to_float if source.kind == "f" else _make_integer_to_float
     return to_float(out, source, words)
 
 
-def _between_integers(out: PtxType, words: tuple[str, ...]) -> ConversionFunction:
+def _make_integer_conversion(out: PtxType, words: tuple[str, ...]) -> ConversionFunction:
     if "sat" not in words:
         return lambda a: a.astype(out.dtype)
 
@@ -65,7 +67,7 @@ def _between_integers(out: PtxType, words: tuple[str, ...]) -> ConversionFunctio
     return narrow
 
 
-def _float_to_integer(out: PtxType, source: PtxType, words: tuple[str, ...]) -> ConversionFunction:
+def _make_float_to_integer(out: PtxType, source: PtxType, words: tuple[str, ...]) -> ConversionFunction:
     """Values out of range saturate; NaN gives 0, or only the top bit if either type has 64 bits."""
     round_off = next(_TO_INTEGER[w] for w in words if w in _TO_INTEGER)
     limits = np.iinfo(out.dtype)
@@ -84,7 +86,7 @@ def _float_to_integer(out: PtxType, source: PtxType, words: tuple[str, ...]) -> 
     return convert
 
 
-def _integer_to_float(out: PtxType, source: PtxType, words: tuple[str, ...]) -> ConversionFunction:
+def _make_integer_to_float(out: PtxType, source: PtxType, words: tuple[str, ...]) -> ConversionFunction:
     mode = next(w for w in words if w in _TO_FLOAT)
     shift, low = (
         source.dtype.type(32 if source.bits == 64 else 0),
@@ -95,14 +97,14 @@ def _integer_to_float(out: PtxType, source: PtxType, words: tuple[str, ...]) -> 
         if source.bits < 64:
             total, error = a.astype(np.float64), np.zeros(a.shape)
         else:
-            total, error = two_sum((a >> shift).astype(np.float64) * 2.0**32, (a & low).astype(np.float64))
+            total, error = add_exactly((a >> shift).astype(np.float64) * 2.0**32, (a & low).astype(np.float64))
         value = round_once(total, error, out.dtype, mode)
         return saturate(value) if "sat" in words else value
 
     return convert
 
 
-def _float_to_float(out: PtxType, source: PtxType, words: tuple[str, ...]) -> ConversionFunction:
+def _make_float_to_float(out: PtxType, source: PtxType, words: tuple[str, ...]) -> ConversionFunction:
     mode = next((w for w in words if w in _TO_FLOAT), "")
     whole = next((_TO_INTEGER[w] for w in words if w in _TO_INTEGER), None)
     part = TYPES[out.name.removesuffix("x2")]

@@ -13,7 +13,7 @@ from tessera.interp.target.ptx.isa.addressing import (
     resolve_accesses,
 )
 from tessera.interp.target.ptx.isa.decoder import PtxDecoder, check_modifiers, decode_rule
-from tessera.interp.target.ptx.isa.operands import make_bit_moving_step, make_elementwise_step, vector_parts
+from tessera.interp.target.ptx.isa.operands import get_vector_parts, make_bit_moving_step, make_elementwise_step
 from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
 from tessera.interp.target.ptx.machine.memory import CTA_RANK_SHIFT, GENERIC_WINDOWS, WINDOW_BITS
@@ -40,9 +40,9 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 def _move_parts(d: PtxDecoder, inst: PtxInstruction, t: PtxType) -> LaneStep:
     """A move of 128-bit registers or of vectors, part by part; four words are two 64-bit registers."""
-    destinations, sources = (_vector_elements(o) for o in inst.operands)
+    destinations, sources = (_get_vector_elements(o) for o in inst.operands)
     if t.bits > 64:
-        t, destinations, sources = TYPES["b64"], _pair_words(destinations), _pair_words(sources)
+        t, destinations, sources = TYPES["b64"], _group_word_pairs(destinations), _group_word_pairs(sources)
     writers, readers = [d.writer(o, t) for o in destinations], [d.reader(o, t) for o in sources]
     if len(writers) != len(readers):
         raise d.unsupported(inst)
@@ -54,14 +54,14 @@ def _move_parts(d: PtxDecoder, inst: PtxInstruction, t: PtxType) -> LaneStep:
     return step
 
 
-def _vector_elements(operand: PtxOperand) -> tuple[PtxOperand, ...]:
+def _get_vector_elements(operand: PtxOperand) -> tuple[PtxOperand, ...]:
     """The elements of a vector; the fourth element of a special register is 0."""
     if isinstance(operand, NameOperand) and f"{operand.text}.x" in SPECIAL:
         return (*(NameOperand(f"{operand.text}.{c}") for c in "xyz"), ImmediateOperand(0))
-    return vector_parts(operand)
+    return get_vector_parts(operand)
 
 
-def _pair_words(parts: tuple[PtxOperand, ...]) -> tuple[PtxOperand, ...]:
+def _group_word_pairs(parts: tuple[PtxOperand, ...]) -> tuple[PtxOperand, ...]:
     if len(parts) == 2:
         return parts
     return tuple(VectorOperand(parts[k : k + 2]) for k in range(0, len(parts), 2))
@@ -73,14 +73,14 @@ def _split_memory_operands(d: PtxDecoder, inst: PtxInstruction) -> None:
         raise d.unsupported(inst)
 
 
-def memory_element_type(t: PtxType) -> PtxType:
+def get_memory_element_type(t: PtxType) -> PtxType:
     """The type that memory instructions access: 128 bits are two elements."""
     return TYPES["b64"] if t.bits > 64 else t
 
 
 @decode_rule("ld", "ldu")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    t, parts = memory_element_type(TYPES[inst.op[-1]]), vector_parts(inst.operands[0])
+    t, parts = get_memory_element_type(TYPES[inst.op[-1]]), get_vector_parts(inst.operands[0])
     _split_memory_operands(d, inst)
     require_known_modifiers(d, inst, "v2", "v4", "v8")
     where, size = decode_address(d, inst, inst.operands[1]), t.bits // 8
@@ -104,7 +104,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
 @decode_rule("st")
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    t, parts = memory_element_type(TYPES[inst.op[-1]]), vector_parts(inst.operands[1])
+    t, parts = get_memory_element_type(TYPES[inst.op[-1]]), get_vector_parts(inst.operands[1])
     if inst.op[1] == "async":
         raise d.unsupported(inst)
     _split_memory_operands(d, inst)
@@ -158,7 +158,7 @@ def record_access(
 ) -> None:
     """Report an access to the sanitizer."""
     if m.debug and not (is_constant and access.space == "global"):
-        m.shadow.access(kind, access, size, strong, changed)
+        m.shadow.record_access(kind, access, size, strong, changed)
 
 
 @decode_rule("cvta")

@@ -16,7 +16,7 @@ from tessera.interp.target.ptx.isa.operands import (
     OperandDecoder,
     PtxFunctionAddress,
     PtxVariableAddress,
-    function_addresses,
+    assign_function_addresses,
 )
 from tessera.interp.target.ptx.machine.call_stack import InlinedFunction, RecursiveCall
 from tessera.interp.target.ptx.machine.fault import PtxFault
@@ -33,9 +33,9 @@ from tessera.interp.target.ptx.text.syntax import (
     PtxScope,
     PtxVariable,
     VectorOperand,
-    arguments_of,
-    callee_operand,
-    variable_size,
+    get_callee_operand,
+    get_variable_size,
+    list_call_operands,
 )
 
 # Rule tables.
@@ -138,7 +138,7 @@ class PtxDecoder(OperandDecoder):
             for name in [f"{v.name}{i}" for i in range(v.many)] if v.many else [v.name]:
                 self._declare_registers(name, v, names)
             return
-        size = variable_size(v)
+        size = get_variable_size(v)
         if v.space == "shared":
             start = self.program.shared = -(-self.program.shared // v.align) * v.align
             self.program.shared += size
@@ -175,11 +175,11 @@ class PtxDecoder(OperandDecoder):
         return replace(operand, parts=tuple(flat))
 
     def _is_external(self, inst: PtxInstruction, names: NameScope) -> bool:
-        result = names.find(callee_operand(inst).text)
+        result = names.find(get_callee_operand(inst).text)
         return isinstance(result, PtxFunction) and result.body is None
 
     def _decode_call(self, inst: PtxInstruction, names: NameScope) -> None:
-        result, end = names.find(callee_operand(inst).text), self.make_label()
+        result, end = names.find(get_callee_operand(inst).text), self.make_label()
         if isinstance(result, PtxFunction):
             self._inline_call(inst, result, names, end)
         else:
@@ -188,9 +188,9 @@ class PtxDecoder(OperandDecoder):
 
     def _emit_indirect_call(self, inst: PtxInstruction, names: NameScope, end: int) -> None:
         """A call through a register: functions with as many parameters are inlined; each lane branches to its own."""
-        count = len(arguments_of(inst))
-        shaped = [f for f in self._functions() if len(f.results) + len(f.params) == count]
-        starts = {self.address_of(f.name): self.make_label() for f in shaped}
+        count = len(list_call_operands(inst))
+        shaped = [f for f in self._list_functions() if len(f.results) + len(f.params) == count]
+        starts = {self.get_function_address(f.name): self.make_label() for f in shaped}
         self.pending.append(_PendingInstruction(inst, names, self._dispatch(names, inst, starts)))
         for f, start in zip(shaped, starts.values(), strict=True):
             self.labels[start] = len(self.pending)
@@ -204,7 +204,7 @@ class PtxDecoder(OperandDecoder):
     ) -> Callable[[PtxMachine, LaneSet, int], None]:
         before, self.names = self.names, names
         try:
-            read, self.names = self.reader(callee_operand(inst), TYPES["u64"]), before
+            read, self.names = self.reader(get_callee_operand(inst), TYPES["u64"]), before
         except TesseraError as error:
             raise error.at(inst.location) from None
 
@@ -219,26 +219,26 @@ class PtxDecoder(OperandDecoder):
 
         return control
 
-    def _functions(self) -> list[PtxFunction]:
+    def _list_functions(self) -> list[PtxFunction]:
         return [
             f
             for f in self.module_scope.names.values()
             if isinstance(f, PtxFunction) and f.body is not None and not f.entry
         ]
 
-    def address_of(self, name: str) -> int:
+    def get_function_address(self, name: str) -> int:
         """The address of a function in registers."""
-        return function_addresses(self.module_scope.names)[name]
+        return assign_function_addresses(self.module_scope.names)[name]
 
     def resolve(self, name: str, location: Any = None) -> Any:
         """As for operands; a function's name is its address."""
         result = super().resolve(name, location)
-        return PtxFunctionAddress(name, self.address_of(name)) if isinstance(result, PtxFunction) else result
+        return PtxFunctionAddress(name, self.get_function_address(name)) if isinstance(result, PtxFunction) else result
 
     def _inline_call(self, inst: PtxInstruction, function: PtxFunction, names: NameScope, end: int) -> None:
         """A call: the function's body in its place, or within that body a recursive call."""
         formal = [*function.results, *function.params]
-        arguments = arguments_of(inst)
+        arguments = list_call_operands(inst)
         if len(arguments) != len(formal):
             message = f"{function.name} has {len(formal)} results and parameters"
             raise ParseError(message, received=f"{len(arguments)}", location=inst.location)
@@ -262,7 +262,7 @@ class PtxDecoder(OperandDecoder):
         if any(v.space != "param" for v in (*function.results, *function.params)):
             raise UnsupportedOpError(f"recursive call of {function.name} with registers", location=inst.location)
         self.program.stack = True
-        sizes = [variable_size(v) for v in function.results], [variable_size(v) for v in function.params]
+        sizes = [get_variable_size(v) for v in function.results], [get_variable_size(v) for v in function.params]
         call = RecursiveCall(instance, results, params, sizes)
 
         def control(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
@@ -326,8 +326,8 @@ FLOAT_RULES: dict[str, DecodeRule] = {}
 def merge_typed_rules() -> None:
     """Add both tables to the general one, once they are filled."""
     for name in {*INTEGER_RULES, *FLOAT_RULES}:
-        DECODE_RULES[name] = _either(name)
+        DECODE_RULES[name] = _select_by_type(name)
 
 
-def _either(name: str) -> DecodeRule:
+def _select_by_type(name: str) -> DecodeRule:
     return lambda d, inst: (FLOAT_RULES if TYPES[inst.op[-1]].kind == "f" else INTEGER_RULES)[name](d, inst)

@@ -26,7 +26,7 @@ ROUNDING_MODES = {"rn", "rz", "rm", "rp"}  # to nearest even, toward zero, towar
 _F64 = np.dtype(np.float64)
 
 
-def two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def add_exactly(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A sum of doubles and its rounding error (Knuth, TAOCP 4.2.2, theorem B)."""
     total = a + b
     part = total - a
@@ -61,7 +61,7 @@ def add_rounded(a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:
     """a + b."""
     if mode == "rn":
         return a + b
-    total, error = two_sum(a.astype(_F64), b.astype(_F64))
+    total, error = add_exactly(a.astype(_F64), b.astype(_F64))
     return _fix_zero_sign(round_once(total, error, a.dtype, mode), a, b, (total == 0) & (error == 0), mode)
 
 
@@ -87,17 +87,17 @@ def multiply_rounded(a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:
     return round_once(product, np.zeros_like(product), a.dtype, mode)
 
 
-def fma_rounded(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
+def multiply_add_rounded(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
     """a * b + c."""
     a, b, c = np.broadcast_arrays(a, b, c)
     near = fma(a, b, c)
     if mode == "rn":
         return near
     if a.dtype == _F64:
-        rest = _residual_sign(lambda x, y, z: x * y + z, near, a, b, c)
+        rest = _compute_residual_sign(lambda x, y, z: x * y + z, near, a, b, c)
         return _fix_zero_sign(_step_to_neighbour(near, rest, mode), a * b, c, (near == 0) & (rest == 0), mode)
     product = a.astype(_F64) * b.astype(_F64)
-    total, error = two_sum(product, c.astype(_F64))
+    total, error = add_exactly(product, c.astype(_F64))
     return _fix_zero_sign(round_once(total, error, a.dtype, mode), product, c, (total == 0) & (error == 0), mode)
 
 
@@ -112,12 +112,12 @@ def divide_rounded(a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:
     return round_once(quotient, np.zeros_like(quotient), a.dtype, mode)
 
 
-def sqrt_rounded(a: np.ndarray, mode: str) -> np.ndarray:
+def compute_sqrt_rounded(a: np.ndarray, mode: str) -> np.ndarray:
     """The square root."""
     if mode == "rn":
         return np.sqrt(a)
     if a.dtype == _F64:
-        return _sqrt_directed(a, mode)
+        return _compute_sqrt_directed(a, mode)
     root = np.sqrt(a.astype(_F64))
     return round_once(root, np.zeros_like(root), a.dtype, mode)
 
@@ -126,21 +126,21 @@ def _round_with_fractions(
     function: Callable[..., Fraction], near: np.ndarray, mode: str, *args: np.ndarray
 ) -> np.ndarray:
     """Doubles rounded in a direction by rational arithmetic, which is slow and exact."""
-    return _step_to_neighbour(near, _residual_sign(function, near, *args), mode)
+    return _step_to_neighbour(near, _compute_residual_sign(function, near, *args), mode)
 
 
-def _residual_sign(function: Callable[..., Fraction], near: np.ndarray, *args: np.ndarray) -> np.ndarray:
+def _compute_residual_sign(function: Callable[..., Fraction], near: np.ndarray, *args: np.ndarray) -> np.ndarray:
     """The sign of the exact values minus the doubles."""
     args = tuple(np.broadcast_arrays(*args))
     rest = np.zeros(near.shape)
     for index in np.ndindex(near.shape):
         numbers = [float(a[index]) for a in args]
         if all(map(math.isfinite, numbers)) and not math.isnan(near[index]):
-            rest[index] = _exact_residual(function, float(near[index]), numbers)
+            rest[index] = _compute_exact_residual(function, float(near[index]), numbers)
     return rest
 
 
-def _exact_residual(function: Callable[..., Fraction], near: float, numbers: list[float]) -> int:
+def _compute_exact_residual(function: Callable[..., Fraction], near: float, numbers: list[float]) -> int:
     try:
         exact = function(*(Fraction(n) for n in numbers))
     except ZeroDivisionError:
@@ -150,7 +150,7 @@ def _exact_residual(function: Callable[..., Fraction], near: float, numbers: lis
     return (exact > Fraction(near)) - (exact < Fraction(near))
 
 
-def _sqrt_directed(a: np.ndarray, mode: str) -> np.ndarray:
+def _compute_sqrt_directed(a: np.ndarray, mode: str) -> np.ndarray:
     near, rest = np.sqrt(a), np.zeros(a.shape)
     for index in np.ndindex(a.shape):
         x = float(a[index])
@@ -171,8 +171,8 @@ _QUIET, _INVALID = np.uint64(1 << 51), np.uint64(0xFFF8 << 48)
 # Which operand's NaN a double result has: the last one listed here that is NaN.
 _PAYLOADS = {1: (0,), 2: (0, 1), 3: (0, 2, 1)}
 _ROUNDED_OPERATIONS: dict[str, FloatFunction] = {
-    "add": add_rounded, "sub": subtract_rounded, "mul": multiply_rounded, "fma": fma_rounded,
-    "mad": fma_rounded, "div": divide_rounded, "sqrt": sqrt_rounded,
+    "add": add_rounded, "sub": subtract_rounded, "mul": multiply_rounded, "fma": multiply_add_rounded,
+    "mad": multiply_add_rounded, "div": divide_rounded, "sqrt": compute_sqrt_rounded,
 }  # fmt: skip
 
 
@@ -299,7 +299,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     one = np.ones((1, 1), t.dtype)
 
     def exact(a: np.ndarray) -> np.ndarray:
-        return divide_rounded(one, a, mode) if inst.op[0] == "rcp" else sqrt_rounded(a, mode)
+        return divide_rounded(one, a, mode) if inst.op[0] == "rcp" else compute_sqrt_rounded(a, mode)
 
     return make_elementwise_step(d, inst, apply_float_modifiers(t, words, exact), t, t)
 
@@ -362,7 +362,7 @@ def make_min_max(t: PtxType, words: list[str], lower: bool) -> FloatFunction:
         signs = np.signbit(a) ^ np.signbit(b)
         if "abs" in words:
             a, b = np.abs(a), np.abs(b)
-        out = _minimum_with_signed_zero(t, a, b) if lower else -_minimum_with_signed_zero(t, -a, -b)
+        out = _select_minimum(t, a, b) if lower else -_select_minimum(t, -a, -b)
         has_nan = np.isnan(a) | np.isnan(b)
         if has_nan.any():
             other = np.where(np.isnan(a), b, a)
@@ -372,7 +372,7 @@ def make_min_max(t: PtxType, words: list[str], lower: bool) -> FloatFunction:
     return choose
 
 
-def _minimum_with_signed_zero(t: PtxType, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _select_minimum(t: PtxType, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     smaller = np.where(b < a, b, a)
     return np.where((a == 0) & (b == 0) & np.signbit(b), b, smaller).astype(t.dtype)
 

@@ -82,7 +82,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 def _multiply_part(is_24_bit: bool, words: list[str], t: PtxType) -> tuple[Callable[..., Any], PtxType]:
     """The part of a product that the modifiers select, and its type."""
     if is_24_bit:
-        return (_mul24_high if "hi" in words else _mul24_low), t
+        return (_multiply_24_bit_high if "hi" in words else _multiply_24_bit_low), t
     if "wide" in words:
         out = TYPES[_WIDE[t.name]]
         return lambda a, b: a.astype(out.dtype) * b.astype(out.dtype), out
@@ -94,11 +94,11 @@ def _truncate_to_24_bits(a: np.ndarray) -> np.ndarray:
     return wide << wide.dtype.type(40) >> wide.dtype.type(40)
 
 
-def _mul24_low(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _multiply_24_bit_low(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (_truncate_to_24_bits(a) * _truncate_to_24_bits(b)).astype(a.dtype)
 
 
-def _mul24_high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _multiply_24_bit_high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     product = _truncate_to_24_bits(a) * _truncate_to_24_bits(b)
     return (product >> product.dtype.type(16)).astype(a.dtype)
 

@@ -20,19 +20,19 @@ from tessera.interp.target.ptx.text.syntax import BITS, TYPES, ImmediateOperand,
 _PAIRS, _QUADS, _BYTES = 0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F
 
 
-def _masks(a: np.ndarray) -> list[np.integer]:
+def _make_masks(a: np.ndarray) -> list[np.integer]:
     full = (1 << 8 * a.itemsize) - 1
     return [a.dtype.type(m & full) for m in (_PAIRS, _QUADS, _BYTES)]
 
 
-def popcount(a: np.ndarray) -> np.ndarray:
+def count_set_bits(a: np.ndarray) -> np.ndarray:
     """The number of set bits.
 
     >>> popcount(np.array([0, 5, 2**32 - 1], np.uint32)).tolist()
     [0, 2, 32]
     """
     t = a.dtype.type
-    pairs, quads, low = _masks(a)
+    pairs, quads, low = _make_masks(a)
     a = a - ((a >> t(1)) & pairs)
     a = (a & quads) + ((a >> t(2)) & quads)
     a = (a + (a >> t(4))) & low
@@ -40,20 +40,20 @@ def popcount(a: np.ndarray) -> np.ndarray:
     return ((a * ones) >> t(8 * a.itemsize - 8)).astype(np.uint32)
 
 
-def leading_zeros(a: np.ndarray) -> np.ndarray:
+def count_leading_zeros(a: np.ndarray) -> np.ndarray:
     """The number of zeros above the highest set bit."""
     t = a.dtype.type
     shift = 1
     while shift < 8 * a.itemsize:
         a = a | (a >> t(shift))
         shift *= 2
-    return popcount(~a)
+    return count_set_bits(~a)
 
 
 def reverse_bits(a: np.ndarray) -> np.ndarray:
     """The bits in reverse order."""
     t = a.dtype.type
-    for mask, shift in zip(_masks(a), (1, 2, 4), strict=True):
+    for mask, shift in zip(_make_masks(a), (1, 2, 4), strict=True):
         a = ((a >> t(shift)) & mask) | ((a & mask) << t(shift))
     return a.byteswap()
 
@@ -121,11 +121,11 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
         return out
 
     if words:
-        return _lop3_with_predicate(d, inst, logic, _LOGIC[words[0]])
+        return _decode_lop3_with_predicate(d, inst, logic, _LOGIC[words[0]])
     return make_elementwise_step(d, inst, logic, b32, b32, b32, b32, b32)
 
 
-def _lop3_with_predicate(
+def _decode_lop3_with_predicate(
     d: PtxDecoder, inst: PtxInstruction, logic: Callable[..., Any], combine: Callable[..., Any]
 ) -> LaneStep:
     """`lop3.and d|p, a, b, c, table, q`: p is (result != 0) combined with q."""
@@ -187,7 +187,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     def extract(a: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
         first, width = (start & field).astype(np.int64), (length & field).astype(np.int64)
         bits = a.view(BITS[t.bits])
-        field_mask = _low_bits_mask(np.clip(np.minimum(width, t.bits - first), 0, None), t.bits)
+        field_mask = _make_low_bits_mask(np.clip(np.minimum(width, t.bits - first), 0, None), t.bits)
         value = bits >> np.minimum(first, t.bits - 1).astype(unsigned) & field_mask
         if t.kind != "s":
             return value
@@ -199,7 +199,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     return make_elementwise_step(d, inst, extract, t, t, u32, u32)
 
 
-def _low_bits_mask(width: np.ndarray, bits: int) -> np.ndarray:
+def _make_low_bits_mask(width: np.ndarray, bits: int) -> np.ndarray:
     """A mask of low bits."""
     unsigned = BITS[bits].type
     low = (unsigned(1) << np.minimum(width, bits - 1).astype(unsigned)) - unsigned(1)
@@ -215,7 +215,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     def insert(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
         first, width = start & field, length & field
         shift_by = np.minimum(first, t.bits - 1).astype(unsigned)
-        mask = np.where(first < t.bits, _low_bits_mask(width, t.bits) << shift_by, unsigned(0))
+        mask = np.where(first < t.bits, _make_low_bits_mask(width, t.bits) << shift_by, unsigned(0))
         return (b & ~mask) | ((a << shift_by) & mask)
 
     return make_bit_moving_step(d, inst, make_elementwise_step(d, inst, insert, t, t, t, u32, u32))
@@ -228,7 +228,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     amount = "shiftamt" in check_modifiers(d, inst, "shiftamt")
 
     def find(a: np.ndarray) -> np.ndarray:
-        zeros = leading_zeros((np.where(a < 0, ~a, a) if t.kind == "s" else a).view(BITS[t.bits]))
+        zeros = count_leading_zeros((np.where(a < 0, ~a, a) if t.kind == "s" else a).view(BITS[t.bits]))
         position = zeros if amount else np.uint32(t.bits - 1) - zeros
         return np.where(zeros == t.bits, np.uint32(0xFFFFFFFF), position)
 
@@ -241,7 +241,7 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     t = TYPES[inst.op[-1]]
     out = t if inst.op[0] == "brev" else TYPES["u32"]
     return make_elementwise_step(
-        d, inst, {"popc": popcount, "clz": leading_zeros, "brev": reverse_bits}[inst.op[0]], out, t
+        d, inst, {"popc": count_set_bits, "clz": count_leading_zeros, "brev": reverse_bits}[inst.op[0]], out, t
     )
 
 
@@ -314,7 +314,9 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
         return back.astype(np.uint32).view(t.dtype)
 
     def mask(start: np.ndarray, width: np.ndarray) -> np.ndarray:
-        return (_low_bits_mask(clip(width), 32).astype(np.uint64) << clip(start).astype(np.uint64)).astype(np.uint32)
+        return (_make_low_bits_mask(clip(width), 32).astype(np.uint64) << clip(start).astype(np.uint64)).astype(
+            np.uint32
+        )
 
     if inst.op[0] == "szext":
         return make_elementwise_step(d, inst, extend, t, t, u32)

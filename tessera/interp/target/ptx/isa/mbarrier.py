@@ -12,7 +12,7 @@ from tessera.core.errors import BarrierError
 from tessera.interp.target.ptx.isa.addressing import (
     AddressOperandReader,
     decode_address,
-    operand_or_default,
+    get_operand_or_default,
     require_known_modifiers,
     resolve_accesses,
 )
@@ -64,14 +64,14 @@ class Mbarrier:
         )
 
 
-def mbarriers_of(m: PtxMachine) -> dict[int, Mbarrier]:
+def get_mbarriers(m: PtxMachine) -> dict[int, Mbarrier]:
     """The mbarriers of a machine by their offset in all shared memory."""
     return m.state.setdefault("mbarriers", {})
 
 
 def find_mbarrier(m: PtxMachine, offset: int, lane: int | None = None) -> Mbarrier:
     """The mbarrier at an offset."""
-    result = mbarriers_of(m).get(offset)
+    result = get_mbarriers(m).get(offset)
     if result is None:
         raise PtxFault(f"no mbarrier is initialised at byte {offset % m.shared_size}", BarrierError, lane)
     return result
@@ -85,7 +85,7 @@ def complete_transaction(m: PtxMachine, offset: int, count: int) -> None:
         m.unblock()
 
 
-def mbarrier_offsets(m: PtxMachine, lanes: LaneSet, where: AddressOperandReader) -> np.ndarray:
+def find_mbarrier_offsets(m: PtxMachine, lanes: LaneSet, where: AddressOperandReader) -> np.ndarray:
     """The offset of each lane's mbarrier, flat."""
     (access,) = resolve_accesses(m, lanes, where, 8)
     return lanes.compress(access.offset)
@@ -100,25 +100,25 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
         line.step = _STEPS[kind](d, inst)
 
 
-def _mbarrier_modifiers(d: PtxDecoder, inst: PtxInstruction, *more: str) -> None:
+def _check_mbarrier_modifiers(d: PtxDecoder, inst: PtxInstruction, *more: str) -> None:
     require_known_modifiers(d, inst, inst.op[1], "noComplete", "expect_tx", "parity", *more)
 
 
 def _init(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    _mbarrier_modifiers(d, inst)
+    _check_mbarrier_modifiers(d, inst)
     where, count = decode_address(d, inst, inst.operands[0]), d.reader(inst.operands[1], TYPES["u32"])
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         counts = lanes.compress(count(m, lanes))
         for offset, n, lane in zip(
-            mbarrier_offsets(m, lanes, where).tolist(), counts.tolist(), lanes.flat, strict=True
+            find_mbarrier_offsets(m, lanes, where).tolist(), counts.tolist(), lanes.flat, strict=True
         ):
             if not 1 <= n <= _MAX_ARRIVAL_COUNT:
                 raise PtxFault(
                     f"an mbarrier expects 1 to {_MAX_ARRIVAL_COUNT} arrivals, not {n}", BarrierError, int(lane)
                 )
-            notify = partial(m.shadow.phase_completed, offset) if m.debug else None
-            mbarriers_of(m)[offset] = Mbarrier(offset % m.shared_size, n, n, phase_completed=notify)
+            notify = partial(m.shadow.complete_mbarrier_phase, offset) if m.debug else None
+            get_mbarriers(m)[offset] = Mbarrier(offset % m.shared_size, n, n, phase_completed=notify)
 
     return step
 
@@ -127,26 +127,30 @@ def _invalidate(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     where = decode_address(d, inst, inst.operands[0])
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
-        for offset in np.unique(mbarrier_offsets(m, lanes, where)).tolist():
+        for offset in np.unique(find_mbarrier_offsets(m, lanes, where)).tolist():
             find_mbarrier(m, offset, int(lanes.flat[0]))
-            del mbarriers_of(m)[offset]
+            del get_mbarriers(m)[offset]
 
     return step
 
 
 def _decode_arrive(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     """An arrival; `expect_tx` first adds expected bytes, `arrive_drop` also leaves all later phases."""
-    _mbarrier_modifiers(d, inst)
+    _check_mbarrier_modifiers(d, inst)
     state, at = _split_state_operand(inst)
     where, write = decode_address(d, inst, inst.operands[at]), d.writer(state, TYPES["b64"])
     expects, drops = "expect_tx" in inst.op, inst.op[1] == "arrive_drop"
-    amount = d.reader(operand_or_default(inst.operands, at + 1, 1), TYPES["u32"])
+    amount = d.reader(get_operand_or_default(inst.operands, at + 1, 1), TYPES["u32"])
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
-        offsets, amounts = mbarrier_offsets(m, lanes, where), lanes.compress(amount(m, lanes)).astype(np.int64)
-        write(m, lanes, lanes.expand(_arrival_tokens(m, lanes, offsets, np.ones_like(amounts) if expects else amounts)))
+        offsets, amounts = find_mbarrier_offsets(m, lanes, where), lanes.compress(amount(m, lanes)).astype(np.int64)
+        write(
+            m,
+            lanes,
+            lanes.expand(_make_arrival_tokens(m, lanes, offsets, np.ones_like(amounts) if expects else amounts)),
+        )
         if m.debug:
-            m.shadow.mbarrier_arrived(lanes, offsets)
+            m.shadow.arrive_at_mbarrier(lanes, offsets)
         flipped = False
         for offset, which in _group_by_offset(offsets):
             barrier = find_mbarrier(m, offset)
@@ -160,7 +164,7 @@ def _decode_arrive(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     return step
 
 
-def _arrival_tokens(m: PtxMachine, lanes: LaneSet, offsets: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _make_arrival_tokens(m: PtxMachine, lanes: LaneSet, offsets: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The state that each arrival returns: the phase, and in the low bits the pending arrivals before this one."""
     phases = [find_mbarrier(m, o, int(n)).phase for o, n in zip(offsets.tolist(), lanes.flat, strict=True)]
     lacking = np.empty(len(offsets), np.uint64)
@@ -188,19 +192,19 @@ def _split_state_operand(inst: PtxInstruction) -> tuple[NameOperand, int]:
 
 def _decode_tx_count(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     """`expect_tx` and `complete_tx` as instructions."""
-    _mbarrier_modifiers(d, inst, "expect_tx", "complete_tx")
+    _check_mbarrier_modifiers(d, inst, "expect_tx", "complete_tx")
     where, amount = decode_address(d, inst, inst.operands[0]), d.reader(inst.operands[1], TYPES["u32"])
     sign = 1 if inst.op[1] == "expect_tx" else -1
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         amounts = lanes.compress(amount(m, lanes)).astype(np.int64)
-        for offset, count in zip(mbarrier_offsets(m, lanes, where).tolist(), amounts.tolist(), strict=True):
+        for offset, count in zip(find_mbarrier_offsets(m, lanes, where).tolist(), amounts.tolist(), strict=True):
             complete_transaction(m, offset, -sign * count)
 
     return step
 
 
-def _pending_count(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+def _decode_pending_count(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     write, read = d.writer(inst.operands[0], TYPES["u32"]), d.reader(inst.operands[1], TYPES["u64"])
     return lambda m, lanes: write(m, lanes, (read(m, lanes) & np.uint64(_MAX_ARRIVAL_COUNT)).astype(np.uint32))
 
@@ -212,19 +216,19 @@ _STEPS = {
     "arrive_drop": _decode_arrive,
     "expect_tx": _decode_tx_count,
     "complete_tx": _decode_tx_count,
-    "pending_count": _pending_count,
+    "pending_count": _decode_pending_count,
 }
 
 
 def _decode_wait(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     """`try_wait` suspends until the phase completes; `test_wait` returns at once, and lets other lanes run first."""
-    _mbarrier_modifiers(d, inst)
+    _check_mbarrier_modifiers(d, inst)
     parity, suspends = "parity" in inst.op, inst.op[1] == "try_wait"
     write, where = d.writer(inst.operands[0], TYPES["pred"]), decode_address(d, inst, inst.operands[1])
     expected_phase = d.reader(inst.operands[2], TYPES["u32" if parity else "u64"])
 
     def control(m: PtxMachine, lanes: LaneSet, pc: int) -> None:
-        offsets, done = _test_phase_complete(m, lanes, where, expected_phase, parity)
+        offsets, done = _is_phase_complete(m, lanes, where, expected_phase, parity)
         completed = lanes.expand(done)
         subset, remaining = (
             (lanes, lanes.make_empty()) if done.all() else (lanes.select(completed), lanes.select(~completed))
@@ -232,7 +236,7 @@ def _decode_wait(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) 
         if subset.count:
             write(m, subset, np.array([[True]]))
             if m.debug:
-                m.shadow.mbarrier_waited(subset, offsets[done])
+                m.shadow.wait_at_mbarrier(subset, offsets[done])
             m.push(pc + 1, subset)
         if suspends:
             m.block(pc, remaining)
@@ -243,11 +247,11 @@ def _decode_wait(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) 
     line.control = control
 
 
-def _test_phase_complete(
+def _is_phase_complete(
     m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, expected_phase: Reader, parity: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The mbarrier of each lane, and whether its phase is complete."""
-    offsets, tokens = mbarrier_offsets(m, lanes, where), lanes.compress(expected_phase(m, lanes)).astype(np.int64)
+    offsets, tokens = find_mbarrier_offsets(m, lanes, where), lanes.compress(expected_phase(m, lanes)).astype(np.int64)
     kinds, inverse = np.unique(offsets, return_inverse=True)
     phases = np.array([find_mbarrier(m, o, int(lanes.flat[0])).phase for o in kinds.tolist()])[inverse.reshape(-1)]
     return offsets, (phases & 1) != tokens & 1 if parity else phases != tokens >> _COUNT_BITS

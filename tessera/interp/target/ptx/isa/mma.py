@@ -21,7 +21,7 @@ from tessera.interp.target.ptx.isa.addressing import (
 )
 from tessera.interp.target.ptx.isa.data_movement import record_access
 from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, PtxDecoder, decode_rule
-from tessera.interp.target.ptx.isa.operands import Reader, Writer, constant_reader, vector_parts
+from tessera.interp.target.ptx.isa.operands import Reader, Writer, get_vector_parts, make_constant_reader
 from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, PtxMachine, is_whole_thread_groups
@@ -34,7 +34,7 @@ _TF32 = np.uint32(0xFFFFE000)
 
 
 @lru_cache(maxsize=256)
-def a_fragment_layout(rows: int, depth: int, elements_per_register: int) -> np.ndarray:
+def make_a_fragment_layout(rows: int, depth: int, elements_per_register: int) -> np.ndarray:
     """For each element [rows, depth] of A its slot: lane * elements of a lane + element.
 
     A register of a lane has `elements_per_register` neighbours along the depth; successive registers are 8 rows apart,
@@ -49,7 +49,7 @@ def a_fragment_layout(rows: int, depth: int, elements_per_register: int) -> np.n
 
 
 @lru_cache(maxsize=256)
-def b_fragment_layout(depth: int, elements_per_register: int) -> np.ndarray:
+def make_b_fragment_layout(depth: int, elements_per_register: int) -> np.ndarray:
     """For each element [depth, 8] of B its slot."""
     k, c = np.meshgrid(np.arange(depth), np.arange(8), indexing="ij")
     lane = c * 4 + k % (4 * elements_per_register) // elements_per_register
@@ -59,7 +59,7 @@ def b_fragment_layout(depth: int, elements_per_register: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def accumulator_layout(rows: int, columns: int) -> np.ndarray:
+def make_accumulator_layout(rows: int, columns: int) -> np.ndarray:
     """For each slot of C or D its element [rows, columns]: pairs of columns, 8 rows apart, then 8 columns apart."""
     lanes, halves = 2 * max(rows, 16) if rows == 64 else 32, min(rows, 16) // 8
     lane, i = np.meshgrid(np.arange(lanes), np.arange(rows * columns // lanes), indexing="ij")
@@ -86,13 +86,15 @@ def scatter_registers(m: PtxMachine, lanes: LaneSet, writers: list[Writer], valu
         write(m, lanes, lanes.expand(flat[k]))
 
 
-def fragment_to_matrix(registers: np.ndarray, t: PtxType, order: np.ndarray, rows: int, columns: int) -> np.ndarray:
+def convert_fragment_to_matrix(
+    registers: np.ndarray, t: PtxType, order: np.ndarray, rows: int, columns: int
+) -> np.ndarray:
     """The matrices [groups, rows, columns] of fragments in registers, as float32 (f64 as it is)."""
-    elements = np.ascontiguousarray(registers).view(storage_dtype(t)).reshape(len(registers), -1)
+    elements = np.ascontiguousarray(registers).view(get_storage_dtype(t)).reshape(len(registers), -1)
     return widen_elements(elements[:, order].reshape(-1, rows, columns), t)
 
 
-def storage_dtype(t: PtxType) -> np.dtype:
+def get_storage_dtype(t: PtxType) -> np.dtype:
     """The unsigned dtype that stores elements of a type."""
     return np.dtype(f"u{t.dtype.itemsize}")
 
@@ -136,7 +138,7 @@ _QUAD_PAIR_LANES = np.array([[4 * q + lane % 4 + 16 * (lane // 4) for lane in ra
 
 
 @lru_cache(maxsize=8)
-def _quad_operand_layout(transposed: bool) -> np.ndarray:
+def _make_quad_operand_layout(transposed: bool) -> np.ndarray:
     """For each element [8, 4] of A (or of B transposed) its slot among eight lanes of four elements.
 
     (PTX ISA, "Matrix fragments for mma.m8n8k4 with .f16": a lane has a line along the depth, or across it.)
@@ -148,7 +150,7 @@ def _quad_operand_layout(transposed: bool) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def _quad_accumulator_layout(name: str) -> np.ndarray:
+def _make_quad_accumulator_layout(name: str) -> np.ndarray:
     """For each of eight lanes' eight slots its element [8, 8]."""
     lane, i = np.meshgrid(np.arange(8), np.arange(8), indexing="ij")
     if name == "f16":
@@ -162,18 +164,19 @@ def decode_mma_m8n8k4(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
     out, a, _, c = (TYPES[w] for w in inst.op[-4:])
     transposed = [inst.op[4] == "col", inst.op[5] == "row"]
     b32 = TYPES["b32"]
-    writers = [d.writer(o, b32) for o in vector_parts(inst.operands[0])]
-    sources = [[d.reader(o, b32) for o in vector_parts(x)] for x in inst.operands[1:4]]
+    writers = [d.writer(o, b32) for o in get_vector_parts(inst.operands[0])]
+    sources = [[d.reader(o, b32) for o in get_vector_parts(x)] for x in inst.operands[1:4]]
     line.group_size = 32
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         x, y, z = (_split_into_quad_pairs(gather_registers(m, lanes, s)) for s in sources)
         left, right = (
-            fragment_to_matrix(v, a, _quad_operand_layout(t), 8, 4) for v, t in zip((x, y), transposed, strict=True)
+            convert_fragment_to_matrix(v, a, _make_quad_operand_layout(t), 8, 4)
+            for v, t in zip((x, y), transposed, strict=True)
         )
         product = (left @ np.swapaxes(right, 1, 2)).reshape(-1, 64)
         addend = np.empty((len(z), 64), c.dtype)
-        addend[:, _quad_accumulator_layout(c.name)] = np.ascontiguousarray(z).view(c.dtype).reshape(len(z), -1)
+        addend[:, _make_quad_accumulator_layout(c.name)] = np.ascontiguousarray(z).view(c.dtype).reshape(len(z), -1)
         scatter_registers(m, lanes, writers, _merge_quad_pairs(add_to_accumulator(product, addend, out, False), out))
 
     line.step = step
@@ -187,7 +190,7 @@ def _split_into_quad_pairs(registers: np.ndarray) -> np.ndarray:
 def _merge_quad_pairs(elements: np.ndarray, t: PtxType) -> np.ndarray:
     """Matrices [quad pairs, 64] as registers of warps."""
     accumulators = (
-        np.ascontiguousarray(elements[:, _quad_accumulator_layout(t.name)])
+        np.ascontiguousarray(elements[:, _make_quad_accumulator_layout(t.name)])
         .view(np.uint32)
         .reshape(-1, 32, 8 * t.bits // 32)
     )
@@ -218,7 +221,7 @@ def require_register_count(
     d: PtxDecoder, inst: PtxInstruction, operand: PtxOperand, count: int
 ) -> tuple[PtxOperand, ...]:
     """The registers of an operand, of which there must be `count`."""
-    parts = vector_parts(operand)
+    parts = get_vector_parts(operand)
     if len(parts) != count:
         raise d.unsupported(inst)
     return parts
@@ -242,18 +245,22 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     sides = ((rows * 8, out), (rows * depth, a), (depth * 8, b), (rows * 8, c))
     for operand, (count, t) in zip(inst.operands, sides, strict=True):
         require_register_count(d, inst, operand, count * t.bits // 32 // register_type(t).bits)
-    writers = [d.writer(o, register[0]) for o in vector_parts(inst.operands[0])]
-    sources = [[d.reader(o, r) for o in vector_parts(x)] for x, r in zip(inst.operands[1:4], register[1:], strict=True)]
+    writers = [d.writer(o, register[0]) for o in get_vector_parts(inst.operands[0])]
+    sources = [
+        [d.reader(o, r) for o in get_vector_parts(x)] for x, r in zip(inst.operands[1:4], register[1:], strict=True)
+    ]
     order_a, order_b, order_c = (
-        a_fragment_layout(rows, depth, elements_per_register),
-        b_fragment_layout(depth, elements_per_register),
-        accumulator_layout(rows, 8),
+        make_a_fragment_layout(rows, depth, elements_per_register),
+        make_b_fragment_layout(depth, elements_per_register),
+        make_accumulator_layout(rows, 8),
     )
     line.group_size = 32
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         x, y, z = (gather_registers(m, lanes, s) for s in sources)
-        product = fragment_to_matrix(x, a, order_a, rows, depth) @ fragment_to_matrix(y, b, order_b, depth, 8)
+        product = convert_fragment_to_matrix(x, a, order_a, rows, depth) @ convert_fragment_to_matrix(
+            y, b, order_b, depth, 8
+        )
         addend = np.ascontiguousarray(z).view(c.dtype).reshape(len(z), -1)
         total = add_to_accumulator(product.reshape(len(z), -1)[:, order_c], addend, out, "satfinite" in words)
         scatter_registers(m, lanes, writers, np.ascontiguousarray(total).view(register[0].dtype))
@@ -279,7 +286,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     line.group_size = 32
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
-        rows = _row_offsets(m, lanes, where, count, "read")
+        rows = _find_row_offsets(m, lanes, where, count, "read")
         cells = m.flat["shared"].views[2][rows[..., None] // 2 + np.arange(8)]
         if transposed:
             cells = np.swapaxes(cells, -1, -2)
@@ -301,13 +308,13 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
         cells = pairs.view(np.uint16).reshape(-1, count, 8, 8)
         if transposed:
             cells = np.swapaxes(cells, -1, -2)
-        rows = _row_offsets(m, lanes, where, count, "write")
+        rows = _find_row_offsets(m, lanes, where, count, "write")
         m.flat["shared"].views[2][rows[..., None] // 2 + np.arange(8)] = cells
 
     line.step = step
 
 
-def _row_offsets(m: PtxMachine, lanes: LaneSet, where: object, count: int, kind: str) -> np.ndarray:
+def _find_row_offsets(m: PtxMachine, lanes: LaneSet, where: object, count: int, kind: str) -> np.ndarray:
     """The offsets of the rows [warps, matrices, 8]; the addresses of other lanes are ignored."""
     leading = lanes.select(lanes.thread % 32 < 8 * count) if count < 4 else lanes
     (access,) = resolve_accesses(m, leading, where, 16)  # type: ignore[arg-type]
@@ -333,7 +340,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 # wmma: its fragment layout is unspecified; here it is row-major.
 
 
-def _fragment_extents(inst: PtxInstruction, fragment: str) -> tuple[int, int]:
+def _get_fragment_extents(inst: PtxInstruction, fragment: str) -> tuple[int, int]:
     """The rows and columns of a fragment."""
     word = next(w for w in inst.op if w.startswith("m") and w[1:2].isdigit())
     m, n, k = parse_mma_shape(word)
@@ -355,15 +362,15 @@ def _decode_fragment_addressing(
     require_known_modifiers(
         d, inst, fragment, inst.op[1], "sync", "aligned", "row", "col", *(w for w in inst.op if w[:1] == "m")
     )
-    rows, columns = _fragment_extents(inst, fragment)
+    rows, columns = _get_fragment_extents(inst, fragment)
     r, c = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
     lines, along = (r, c) if "row" in inst.op else (c, r)
     if len(inst.operands) > stride_at:
         return lines, along, d.reader(inst.operands[stride_at], TYPES["u32"])
-    return lines, along, constant_reader(np.array([[columns if "row" in inst.op else rows]], np.uint32))
+    return lines, along, make_constant_reader(np.array([[columns if "row" in inst.op else rows]], np.uint32))
 
 
-def _offsets(
+def _find_matrix_offsets(
     m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, size: int, stride: Reader, kind: str
 ) -> tuple[str, np.ndarray, np.ndarray]:
     """The state space, and for each warp the start and stride of its matrix, in elements."""
@@ -379,11 +386,11 @@ def _decode_wmma_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
     where = decode_address(d, inst, inst.operands[1])
     lines, along, stride = _decode_fragment_addressing(d, inst, fragment, t, 2)
     register = register_type(t)
-    writers = [d.writer(o, register) for o in vector_parts(inst.operands[0])]
+    writers = [d.writer(o, register) for o in get_vector_parts(inst.operands[0])]
     elements_per_register = register.bits // t.bits
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
-        space, base, row_stride = _offsets(m, lanes, where, t.bits // 8, stride, "read")
+        space, base, row_stride = _find_matrix_offsets(m, lanes, where, t.bits // 8, stride, "read")
         cells = m.flat[space].views[t.bits // 8]
         flat = cells[base[:, None] + (row_stride[:, None] * lines.reshape(-1) + along.reshape(-1))]
         slots = np.resize(np.arange(flat.shape[1]), 32 * len(writers) * elements_per_register).reshape(
@@ -395,9 +402,9 @@ def _decode_wmma_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
     line.step = step
 
 
-def _fragment_elements(registers: np.ndarray, t: PtxType, size: int) -> np.ndarray:
+def _order_fragment_elements(registers: np.ndarray, t: PtxType, size: int) -> np.ndarray:
     """The elements of fragments in memory order."""
-    raw = np.ascontiguousarray(registers).view(storage_dtype(t)).reshape(len(registers), 32, registers.shape[2], -1)
+    raw = np.ascontiguousarray(registers).view(get_storage_dtype(t)).reshape(len(registers), 32, registers.shape[2], -1)
     return np.swapaxes(raw, 1, 2).reshape(len(registers), -1)[:, :size]
 
 
@@ -405,11 +412,11 @@ def _decode_wmma_store(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruc
     t = TYPES[inst.op[-1]]
     where = decode_address(d, inst, inst.operands[0])
     lines, along, stride = _decode_fragment_addressing(d, inst, "d", t, 2)
-    readers = [d.reader(o, register_type(t)) for o in vector_parts(inst.operands[1])]
+    readers = [d.reader(o, register_type(t)) for o in get_vector_parts(inst.operands[1])]
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
-        values = _fragment_elements(gather_registers(m, lanes, readers), t, lines.size)
-        space, base, row_stride = _offsets(m, lanes, where, t.bits // 8, stride, "write")
+        values = _order_fragment_elements(gather_registers(m, lanes, readers), t, lines.size)
+        space, base, row_stride = _find_matrix_offsets(m, lanes, where, t.bits // 8, stride, "write")
         index = base[:, None] + (row_stride[:, None] * lines.reshape(-1) + along.reshape(-1))
         m.flat[space].views[t.bits // 8][index] = values
 
@@ -419,16 +426,16 @@ def _decode_wmma_store(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruc
 def _decode_wmma_mma(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     types = [TYPES[w] for w in inst.op[6:] if w in TYPES]
     out, a, b, c = types if len(types) == 4 else (types[0], TYPES["f16"], TYPES["f16"], types[-1])
-    shapes = [_fragment_extents(inst, w) for w in "abc"]
-    writers = [d.writer(o, register_type(out)) for o in vector_parts(inst.operands[0])]
+    shapes = [_get_fragment_extents(inst, w) for w in "abc"]
+    writers = [d.writer(o, register_type(out)) for o in get_vector_parts(inst.operands[0])]
     sources = [
-        [d.reader(o, register_type(t)) for o in vector_parts(x)]
+        [d.reader(o, register_type(t)) for o in get_vector_parts(x)]
         for x, t in zip(inst.operands[1:4], (a, b, c), strict=True)
     ]
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         x, y, z = (
-            _fragment_elements(gather_registers(m, lanes, s), t, rows * columns)
+            _order_fragment_elements(gather_registers(m, lanes, s), t, rows * columns)
             for s, t, (rows, columns) in zip(sources, (a, b, c), shapes, strict=True)
         )
         product = widen_elements(x, a).reshape(-1, *shapes[0]) @ widen_elements(y, b).reshape(-1, *shapes[1])

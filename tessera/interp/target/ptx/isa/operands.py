@@ -98,14 +98,14 @@ class OperandDecoder:
             raise ParseError(f"unknown name {name}", location=location)
         return result
 
-    def reads_predicate(self, operand: PtxOperand) -> bool:
+    def is_predicate(self, operand: PtxOperand) -> bool:
         """Whether an operand is a predicate register."""
         result = self.names.find(operand.text) if isinstance(operand, NameOperand) else None
         return is_register(result) and self.program.register_widths[result] == 1
 
     def registers(self, operand: PtxOperand) -> list[int]:
         """The registers of an operand."""
-        result = [self.names.find(p.text) for p in vector_parts(operand) if isinstance(p, NameOperand)]
+        result = [self.names.find(p.text) for p in get_vector_parts(operand) if isinstance(p, NameOperand)]
         return [k for k in result if is_register(k)]
 
     def register(self, name: str, bits: int) -> int:
@@ -119,7 +119,7 @@ class OperandDecoder:
     def reader(self, operand: PtxOperand, type: PtxType) -> Reader:
         """The reader of an operand as a type: it gives arrays that broadcast to the shape of the lanes."""
         if isinstance(operand, ImmediateOperand):
-            return constant_reader(
+            return make_constant_reader(
                 bits_to_values(np.array([[encode_immediate(operand, type)]], BITS[max(type.bits, 8)]), type)
             )
         if isinstance(operand, VectorOperand):
@@ -127,20 +127,20 @@ class OperandDecoder:
         if isinstance(operand, AddressOperand):
             variable = self.resolve(str(operand.base))
             address = np.array([[variable.address + operand.offset]], np.uint64).astype(BITS[type.bits])
-            return stack_relative_reader(address) if variable.space == "local" else constant_reader(address)
+            return make_stack_relative_reader(address) if variable.space == "local" else make_constant_reader(address)
         if operand.text in _CLOCKS:
             return lambda m, lanes: _read_clock(m, type)
         if operand.text in SPECIAL and self.names.find(operand.text) is None:
             return lambda m, lanes: lanes.view(m.special[operand.text]).astype(type.dtype)
         if operand.text == "WARP_SZ":
-            return constant_reader(np.array([[32]], type.dtype))
+            return make_constant_reader(np.array([[32]], type.dtype))
         result = self.resolve(operand.text)
         if isinstance(result, PtxVariableAddress | PtxFunctionAddress):
             bits = np.array([[result.address]], np.uint64).astype(BITS[type.bits]).view(type.dtype)
             return (
-                stack_relative_reader(bits)
+                make_stack_relative_reader(bits)
                 if isinstance(result, PtxVariableAddress) and result.space == "local"
-                else constant_reader(bits)
+                else make_constant_reader(bits)
             )
         if not is_register(result):
             raise PtxFault(f"{operand.text} is not a register", ParseError)
@@ -184,7 +184,7 @@ class OperandDecoder:
         return write
 
 
-def function_addresses(symbols: dict[str, Any]) -> dict[str, int]:
+def assign_function_addresses(symbols: dict[str, Any]) -> dict[str, int]:
     """The address of each function that can be called."""
     bodies = [f.name for f in symbols.values() if isinstance(f, PtxFunction) and f.body is not None and not f.entry]
     return {name: 4096 * (1 + k) for k, name in enumerate(bodies)}
@@ -209,7 +209,7 @@ def make_bit_moving_step(d: OperandDecoder, inst: PtxInstruction, step: LaneStep
     """
     destinations, sources = d.registers(inst.operands[0]), [k for o in inst.operands[1:] for k in d.registers(o)]
     # operands other than registers are initialised
-    partly_constant = len(sources) < sum(len(vector_parts(o)) for o in inst.operands[1:])
+    partly_constant = len(sources) < sum(len(get_vector_parts(o)) for o in inst.operands[1:])
     if not sources:
         return step
 
@@ -234,17 +234,17 @@ def split_pair(operand: PtxOperand) -> tuple[PtxOperand, PtxOperand]:
     return operand, NameOperand("_")
 
 
-def vector_parts(operand: PtxOperand) -> tuple[PtxOperand, ...]:
+def get_vector_parts(operand: PtxOperand) -> tuple[PtxOperand, ...]:
     """The elements of `{a, b}`, or the operand itself."""
     return operand.parts if isinstance(operand, VectorOperand) and not operand.pair else (operand,)
 
 
-def constant_reader(value: np.ndarray) -> Reader:
+def make_constant_reader(value: np.ndarray) -> Reader:
     """A reader of a constant."""
     return lambda m, lanes: value
 
 
-def stack_relative_reader(address: np.ndarray) -> Reader:
+def make_stack_relative_reader(address: np.ndarray) -> Reader:
     """A reader of an address in local memory, relative to the frame of a recursive call."""
 
     def read(m: PtxMachine, lanes: LaneSet) -> np.ndarray:

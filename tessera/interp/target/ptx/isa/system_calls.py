@@ -13,10 +13,10 @@ from tessera.interp.target.ptx.isa.addressing import check_address, split_by_sta
 from tessera.interp.target.ptx.isa.decoder import DECODE_RULES, SYSTEM_FUNCTIONS, PtxDecoder, decode_rule
 from tessera.interp.target.ptx.isa.operands import PtxVariableAddress
 from tessera.interp.target.ptx.machine.fault import PtxFault
-from tessera.interp.target.ptx.machine.lane_set import LaneSet, single_lane
+from tessera.interp.target.ptx.machine.lane_set import LaneSet, make_single_lane
 from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS
 from tessera.interp.target.ptx.machine.simt import LaneStep, PtxMachine
-from tessera.interp.target.ptx.text.syntax import NameOperand, PtxInstruction, VectorOperand, callee_operand
+from tessera.interp.target.ptx.text.syntax import NameOperand, PtxInstruction, VectorOperand, get_callee_operand
 
 _CONVERSION = re.compile(r"%([-+ #0]*)(\d+|\*)?(\.(?:\d+|\*)?)?(hh|h|ll|l|j|z|t)?([diouxXcsfFeEgGaAp%])")
 _FLOATS, _WIDE, _NARROW = "fFeEgGaA", ("ll", "l", "j", "z", "t"), {"hh": 1, "h": 2}
@@ -24,16 +24,16 @@ _FLOATS, _WIDE, _NARROW = "fFeEgGaA", ("ll", "l", "j", "z", "t"), {"hh": 1, "h":
 
 @decode_rule("call", table=DECODE_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
-    return SYSTEM_FUNCTIONS[callee_operand(inst).text](d, inst)
+    return SYSTEM_FUNCTIONS[get_callee_operand(inst).text](d, inst)
 
 
 def _call_operand_addresses(d: PtxDecoder, inst: PtxInstruction) -> tuple[list[int], list[int]]:
     """The addresses of results and arguments in local memory."""
-    groups = [[_local_address(d, o) for o in g.parts] for g in inst.operands if isinstance(g, VectorOperand)]
+    groups = [[_find_local_address(d, o) for o in g.parts] for g in inst.operands if isinstance(g, VectorOperand)]
     return (groups[0], groups[1]) if len(groups) == 2 else ([], groups[0])
 
 
-def _local_address(d: PtxDecoder, operand: Any) -> int:
+def _find_local_address(d: PtxDecoder, operand: Any) -> int:
     result = d.resolve(operand.text) if isinstance(operand, NameOperand) else None
     assert isinstance(result, PtxVariableAddress) and result.space == "local"
     return result.address
@@ -41,20 +41,20 @@ def _local_address(d: PtxDecoder, operand: Any) -> int:
 
 def _read_local_number(m: PtxMachine, lane: int, address: int, size: int) -> int:
     """An integer in a lane's local memory."""
-    start = m.local_start(lane, address)
+    start = m.find_local_offset(lane, address)
     return int.from_bytes(m.flat["local"].raw[start : start + size].tobytes(), "little")
 
 
 def _load_generic(m: PtxMachine, lane: int, address: int, size: int) -> bytes:
     """The bytes at a generic address."""
-    format_one, at = single_lane(lane, m.extent), np.array([[address]], np.uint64)
+    format_one, at = make_single_lane(lane, m.extent), np.array([[address]], np.uint64)
     ((_, space),) = split_by_state_space(at, format_one)
     within = at if space == "global" else at - np.uint64(GENERIC_WINDOWS[space])
     start = int(check_address(m, space, within, format_one, size, 1).reshape(-1)[0])
     return m.flat[space].raw[start : start + size].tobytes()
 
 
-def _string(m: PtxMachine, lane: int, address: int) -> str:
+def _read_string(m: PtxMachine, lane: int, address: int) -> str:
     result = bytearray()
     while (byte := _load_generic(m, lane, address + len(result), 1)) != b"\0":
         result += byte
@@ -69,11 +69,14 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         for lane in lanes.flat.tolist():
             text, count = _format_printf(
-                m, lane, _string(m, lane, _read_local_number(m, lane, form, 8)), _read_local_number(m, lane, values, 8)
+                m,
+                lane,
+                _read_string(m, lane, _read_local_number(m, lane, form, 8)),
+                _read_local_number(m, lane, values, 8),
             )
             sys.stdout.write(text)
             for position in results:
-                start = m.local_start(lane, position)
+                start = m.find_local_offset(lane, position)
                 m.flat["local"].raw[start : start + 4] = np.frombuffer(count.to_bytes(4, "little"), np.uint8)
                 if m.debug:
                     m.shadow.local[start : start + 4] = True
@@ -115,7 +118,7 @@ def _format_printf_argument(m: PtxMachine, lane: int, shape: str, kind: str, raw
         return _format_hex_float(shape, value, kind) if kind in "aA" else f"{shape}{kind}" % value
     number = int.from_bytes(raw, "little", signed=kind in "di")
     if kind == "s":
-        return f"{shape}s" % (_string(m, lane, number) if number else "(null)")
+        return f"{shape}s" % (_read_string(m, lane, number) if number else "(null)")
     if kind == "p":
         return f"{shape}s" % (f"{number:#x}" if number else "(nil)")
     if kind == "c":
@@ -138,7 +141,9 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         lane = int(lanes.flat[0])
-        text, where, name = (_string(m, lane, _read_local_number(m, lane, p, 8)) for p in (message, file, function))
+        text, where, name = (
+            _read_string(m, lane, _read_local_number(m, lane, p, 8)) for p in (message, file, function)
+        )
         raise PtxFault(
             f"assertion `{text}` failed in {name} at {where}:{_read_local_number(m, lane, line, 4)}",
             ExecutionError,

@@ -21,13 +21,13 @@ from tessera.interp.target.ptx.isa.async_copy import (
     BULK_REDUCTIONS,
     COPY_RULES,
     BulkTransfer,
-    multicast_offsets,
+    find_multicast_offsets,
     record_bulk_transfer,
 )
 from tessera.interp.target.ptx.isa.atomics import reduce_cells
 from tessera.interp.target.ptx.isa.data_movement import record_access
 from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, PtxDecoder, decode_rule
-from tessera.interp.target.ptx.isa.mbarrier import complete_transaction, mbarrier_offsets
+from tessera.interp.target.ptx.isa.mbarrier import complete_transaction, find_mbarrier_offsets
 from tessera.interp.target.ptx.isa.operands import Reader
 from tessera.interp.target.ptx.isa.tensor_map import (
     MAGIC,
@@ -35,7 +35,7 @@ from tessera.interp.target.ptx.isa.tensor_map import (
     TYPE_NAMES,
     TensorMapBox,
     decode_tensor_map,
-    field_offset_and_format,
+    find_field,
 )
 from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
@@ -69,7 +69,7 @@ def swizzle_offsets(offset: np.ndarray, swizzle: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _box_coordinates(box: TensorMapBox) -> tuple[np.ndarray, ...]:
+def _compute_box_coordinates(box: TensorMapBox) -> tuple[np.ndarray, ...]:
     """For each element of a box, in shared memory order, its index in each dimension."""
     grids = np.meshgrid(
         *(np.arange(n) * s for n, s in zip(reversed(box.counts), reversed(box.steps), strict=True)), indexing="ij"
@@ -78,28 +78,28 @@ def _box_coordinates(box: TensorMapBox) -> tuple[np.ndarray, ...]:
 
 
 @lru_cache(maxsize=64)
-def _global_offsets(box: TensorMapBox) -> np.ndarray:
+def _compute_global_offsets(box: TensorMapBox) -> np.ndarray:
     """The byte offsets of a box's elements from its first element."""
     total = np.zeros(int(np.prod(box.counts)), np.int64)
-    for position, stride in zip(_box_coordinates(box), box.strides, strict=True):
+    for position, stride in zip(_compute_box_coordinates(box), box.strides, strict=True):
         total += position * stride
     return total
 
 
 @lru_cache(maxsize=64)
-def _shared_offsets(box: TensorMapBox, phase: int) -> np.ndarray:
+def _compute_shared_offsets(box: TensorMapBox, phase: int) -> np.ndarray:
     """The byte offsets of a box's elements in shared memory; its start is at `phase` of a swizzle pattern."""
     linear = np.arange(int(np.prod(box.counts))) * box.itemsize
     return swizzle_offsets(linear + phase, box.swizzle) - phase
 
 
-def in_bounds_mask(box: TensorMapBox, coordinates: tuple[int, ...]) -> np.ndarray | None:
+def compute_in_bounds_mask(box: TensorMapBox, coordinates: tuple[int, ...]) -> np.ndarray | None:
     """Which elements of a box are within the tensor; None if all are."""
     last = [c + (n - 1) * s for c, n, s in zip(coordinates, box.counts, box.steps, strict=True)]
     if min(coordinates) >= 0 and all(e < n for e, n in zip(last, box.sizes, strict=True)):
         return None
     result = np.ones(int(np.prod(box.counts)), bool)
-    for position, c, n in zip(_box_coordinates(box), coordinates, box.sizes, strict=True):
+    for position, c, n in zip(_compute_box_coordinates(box), coordinates, box.sizes, strict=True):
         result &= (position + c >= 0) & (position + c < n)
     return result
 
@@ -146,7 +146,7 @@ def decode_map_at(m: PtxMachine, offset: int, lane: int, rank: int) -> TensorMap
     return box
 
 
-def _shared_starts(m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, box: TensorMapBox) -> list[int]:
+def _find_shared_starts(m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, box: TensorMapBox) -> list[int]:
     """The start of each lane's box in shared memory."""
     offsets = check_address(
         m, "shared", fill_masked_lanes(lanes, where.read(m, lanes)), lanes, box.nbytes, _SHARED_ALIGNMENT
@@ -154,7 +154,7 @@ def _shared_starts(m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, b
     return lanes.compress(offsets).tolist()
 
 
-def _box_base_offset(m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], lane: int) -> int:
+def _find_box_base_offset(m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], lane: int) -> int:
     """The offset in the arena of the element at the coordinates, which may be out of bounds."""
     start = box.address - GENERIC_WINDOWS["global"]
     if start < 0 or start >= m.arena.top:
@@ -186,17 +186,22 @@ def _decode_tensor_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstru
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         for subset, box in group_lanes_by_map(m, lanes, read, len(axes)):
             barrier_offsets, starts = (
-                mbarrier_offsets(m, subset, barrier).tolist(),
-                _shared_starts(m, subset, destination, box),
+                find_mbarrier_offsets(m, subset, barrier).tolist(),
+                _find_shared_starts(m, subset, destination, box),
             )
             masks = subset.compress(mask(m, subset)).tolist() if mask else [None] * len(barrier_offsets)
             each = zip(
-                subset.flat.tolist(), _lane_coordinates(m, subset, axes), starts, barrier_offsets, masks, strict=True
+                subset.flat.tolist(),
+                _read_lane_coordinates(m, subset, axes),
+                starts,
+                barrier_offsets,
+                masks,
+                strict=True,
             )
             for lane, coordinates, start, barrier_offset, multicast in each:
                 check_box_start(box, coordinates, lane, is_store=False)
                 content = _gather_box(m, box, coordinates, lane)
-                for shift in multicast_offsets(m, lane, multicast):
+                for shift in find_multicast_offsets(m, lane, multicast):
                     _write_box_to_shared(
                         m, box, content, BulkTransfer(lane, 0, start + shift, box.nbytes), barrier_offset + shift
                     )
@@ -209,25 +214,25 @@ def _write_box_to_shared(
 ) -> None:
     """Write a box to shared memory and signal its bytes."""
     cells = m.flat["shared"].views[box.itemsize]
-    cells[(copy.destination + _shared_offsets(box, copy.destination % 1024)) // box.itemsize] = content
+    cells[(copy.destination + _compute_shared_offsets(box, copy.destination % 1024)) // box.itemsize] = content
     if m.debug:
         record_bulk_transfer(m, copy, ("global", "shared"), 0, barrier)
     complete_transaction(m, barrier, box.nbytes)
 
 
-def _lane_coordinates(m: PtxMachine, lanes: LaneSet, axes: list[Reader]) -> list[tuple[int, ...]]:
+def _read_lane_coordinates(m: PtxMachine, lanes: LaneSet, axes: list[Reader]) -> list[tuple[int, ...]]:
     """The coordinates of each lane."""
     return list(zip(*(lanes.compress(a(m, lanes)).tolist() for a in axes), strict=True))
 
 
 def _gather_box(m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], lane: int) -> np.ndarray:
     """The elements of a box, with the fill for elements out of bounds."""
-    cells, base = m.arena.flat.views[box.itemsize], _box_base_offset(m, box, coordinates, lane)
-    within = in_bounds_mask(box, coordinates)
+    cells, base = m.arena.flat.views[box.itemsize], _find_box_base_offset(m, box, coordinates, lane)
+    within = compute_in_bounds_mask(box, coordinates)
     if within is None:
-        return cells[(base + _global_offsets(box)) // box.itemsize]
+        return cells[(base + _compute_global_offsets(box)) // box.itemsize]
     content = np.full(len(within), box.fill, cells.dtype)
-    content[within] = cells[(base + _global_offsets(box)[within]) // box.itemsize]
+    content[within] = cells[(base + _compute_global_offsets(box)[within]) // box.itemsize]
     return content
 
 
@@ -240,12 +245,12 @@ def _decode_tensor_store(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstr
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         cells = m.flat["shared"].views
         for subset, box in group_lanes_by_map(m, lanes, read, len(axes)):
-            starts = _shared_starts(m, subset, source, box)
+            starts = _find_shared_starts(m, subset, source, box)
             for lane, coordinates, start in zip(
-                subset.flat.tolist(), _lane_coordinates(m, subset, axes), starts, strict=True
+                subset.flat.tolist(), _read_lane_coordinates(m, subset, axes), starts, strict=True
             ):
                 check_box_start(box, coordinates, lane, is_store=True)
-                content = cells[box.itemsize][(start + _shared_offsets(box, start % 1024)) // box.itemsize]
+                content = cells[box.itemsize][(start + _compute_shared_offsets(box, start % 1024)) // box.itemsize]
                 _scatter_box(m, box, coordinates, content, name, lane)
                 if m.debug:
                     record_bulk_transfer(m, BulkTransfer(lane, start, 0, box.nbytes), ("shared", "global"), 0, None)
@@ -258,9 +263,9 @@ def _scatter_box(
 ) -> None:
     cells, index = (
         m.arena.flat.views[box.itemsize],
-        (_box_base_offset(m, box, coordinates, lane) + _global_offsets(box)) // box.itemsize,
+        (_find_box_base_offset(m, box, coordinates, lane) + _compute_global_offsets(box)) // box.itemsize,
     )
-    within = in_bounds_mask(box, coordinates)
+    within = compute_in_bounds_mask(box, coordinates)
     if within is not None:
         content, index = content[within], index[within]
     if name is None:
@@ -316,7 +321,7 @@ def _decode_tensormap_replace(d: PtxDecoder, inst: PtxInstruction, line: Decoded
             for start, number in zip(access.lanes.compress(access.offset).tolist(), numbers, strict=True):
                 raw = m.flat[access.space].raw[start : start + _TENSOR_MAP_BYTES]
                 for name, index, content in [("magic", 0, MAGIC), *entries(ordinal.value, number)]:
-                    offset, letter = field_offset_and_format(name, index)
+                    offset, letter = find_field(name, index)
                     packed = struct.pack(letter, content)
                     raw[offset : offset + len(packed)] = np.frombuffer(packed, np.uint8)
 

@@ -22,7 +22,7 @@ TYPE_NAMES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf1
 OUT_OF_BOUNDS_NAN = {"f16": 0x7FF7, "bf16": 0x7FF7, "f32": 0x7FF77FF7, "f64": 0x7FF77FF77FF77FF7}
 
 
-def field_offset_and_format(name: str, index: int = 0) -> tuple[int, str]:
+def find_field(name: str, index: int = 0) -> tuple[int, str]:
     """The offset and struct format of an entry of a field.
 
     >>> field_offset_and_format("sizes", 1)
@@ -36,7 +36,7 @@ def field_offset_and_format(name: str, index: int = 0) -> tuple[int, str]:
     raise KeyError(name)
 
 
-def _element_type_of(dtype: np.dtype) -> str:
+def _find_element_type(dtype: np.dtype) -> str:
     """The element type of a map for an array; other dtypes are unsigned integers of their size."""
     name = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}.get(dtype.name)
     name = name or {"int32": "s32", "int64": "s64"}.get(dtype.name, f"u{8 * dtype.itemsize}")
@@ -107,7 +107,7 @@ class TensorMap:
             *_pad_to_rank(box, 5, 1),
             *_pad_to_rank(steps, 5, 1),
             rank,
-            TYPE_NAMES.index(_element_type_of(self.array.dtype)),
+            TYPE_NAMES.index(_find_element_type(self.array.dtype)),
             self.array.itemsize,
             self.swizzle,
             self.nan_fill,

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tessera.interp.target.ptx.isa.addressing import operand_or_default
+from tessera.interp.target.ptx.isa.addressing import get_operand_or_default
 from tessera.interp.target.ptx.isa.control_flow import BARRIER_RULES
 from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, PtxDecoder, check_modifiers, decode_rule
 from tessera.interp.target.ptx.isa.floating_point import canonicalise_nan, make_min_max
-from tessera.interp.target.ptx.isa.logic_and_shift import popcount
+from tessera.interp.target.ptx.isa.logic_and_shift import count_set_bits
 from tessera.interp.target.ptx.isa.operands import Reader, split_pair
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, LaneStep, PtxMachine, is_whole_thread_groups
@@ -38,7 +38,7 @@ def values_by_warp(m: PtxMachine, lanes: LaneSet, value: np.ndarray) -> tuple[np
     return whole.reshape(-1, 32), lanes.ctas * warps + thread // 32
 
 
-def lane_numbers(m: PtxMachine, lanes: LaneSet) -> np.ndarray:
+def find_lane_numbers(m: PtxMachine, lanes: LaneSet) -> np.ndarray:
     """The number of each lane in its warp, flat."""
     return lanes.flat % m.threads % 32
 
@@ -60,16 +60,16 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
         bits = value(m, lanes)
         m.allow_uninitialised = False
         known = m.known(source[0], lanes) if m.debug and source else None
-        shuffled, in_segment = _shuffle_values(m, lanes, bits, choose, (b, c))
+        shuffled, in_segment = _apply_shuffle(m, lanes, bits, choose, (b, c))
         write(m, lanes, shuffled)
         write_flag(m, lanes, in_segment)
         if known is not None and into:
-            m.set_known(into[0], lanes, _shuffle_values(m, lanes, known, choose, (b, c))[0])
+            m.set_known(into[0], lanes, _apply_shuffle(m, lanes, known, choose, (b, c))[0])
 
     line.step = step
 
 
-def _shuffle_values(
+def _apply_shuffle(
     m: PtxMachine, lanes: LaneSet, bits: np.ndarray, choose: Shuffle, by: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """The values after a shuffle, and whether each comes from another lane."""
@@ -80,7 +80,7 @@ def _shuffle_values(
         return warps[..., at].reshape(lanes.shape), np.tile(in_segment, lanes.shape[1] // 32)[None]
     rows, row = values_by_warp(m, lanes, bits)
     at, in_segment = choose(
-        lane_numbers(m, lanes), lanes.compress(b).astype(np.int64) & 31, lanes.compress(c).astype(np.int64)
+        find_lane_numbers(m, lanes), lanes.compress(b).astype(np.int64) & 31, lanes.compress(c).astype(np.int64)
     )
     return lanes.expand(rows[row, at]), lanes.expand(in_segment)
 
@@ -112,7 +112,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         rows, row = values_by_warp(m, lanes, value(m, lanes))
         ballot = (rows * _LANE_MASK_BITS).sum(axis=1, dtype=np.uint32)[row]
-        members = lanes.compress(mask(m, lanes)) & _active_mask(m, lanes)
+        members = lanes.compress(mask(m, lanes)) & _compute_active_mask(m, lanes)
         found = ballot & members
         result = {"ballot": found, "any": found != 0, "all": found == members}
         result["uni"] = result["all"] | (found == 0)
@@ -121,7 +121,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     line.step = step
 
 
-def _active_mask(m: PtxMachine, lanes: LaneSet) -> np.ndarray:
+def _compute_active_mask(m: PtxMachine, lanes: LaneSet) -> np.ndarray:
     """For each lane the mask of active lanes of its warp."""
     rows, row = values_by_warp(m, lanes, np.ones((1, 1), bool))
     return (rows * _LANE_MASK_BITS).sum(axis=1, dtype=np.uint32)[row]
@@ -140,7 +140,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         bits = lanes.compress(value(m, lanes))
         rows, row = values_by_warp(m, lanes, lanes.expand(bits))
-        members = lanes.compress(mask(m, lanes)) & _active_mask(m, lanes)
+        members = lanes.compress(mask(m, lanes)) & _compute_active_mask(m, lanes)
         same = ((rows[row] == bits[:, None]) * _LANE_MASK_BITS).sum(axis=1, dtype=np.uint32) & members
         agreed = same == members
         result = same if kind == "any" else np.where(agreed, members, np.uint32(0))
@@ -188,7 +188,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         rows, row = values_by_warp(m, lanes, value(m, lanes))
-        members = lanes.compress(mask(m, lanes)) & _active_mask(m, lanes)
+        members = lanes.compress(mask(m, lanes)) & _compute_active_mask(m, lanes)
         sets, which = np.unique(np.stack([row, members.astype(np.int64)], axis=1), axis=0, return_inverse=True)
         inside = (sets[:, 1:] >> np.arange(32) & 1).astype(bool)
         total = [function(rows[r][here]) for r, here in zip(sets[:, 0], inside, strict=True)]
@@ -201,7 +201,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     check_modifiers(d, inst)
     write = d.writer(inst.operands[0], TYPES["b32"])
-    return lambda m, lanes: write(m, lanes, lanes.expand(_active_mask(m, lanes)))
+    return lambda m, lanes: write(m, lanes, lanes.expand(_compute_active_mask(m, lanes)))
 
 
 @decode_rule("elect", table=CONTROL_RULES)
@@ -221,8 +221,8 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
             or lanes.shape[1] % 32
             or members[0, 0] != _FULL_MASK
         ):
-            members = lanes.expand(lanes.compress(members) & _active_mask(m, lanes))
-        leader = popcount((members & (~members + np.uint32(1))) - np.uint32(1))
+            members = lanes.expand(lanes.compress(members) & _compute_active_mask(m, lanes))
+        leader = count_set_bits((members & (~members + np.uint32(1))) - np.uint32(1))
         write(m, lanes, leader)
         write_flag(m, lanes, lanes.thread % 32 == leader)
 
@@ -230,7 +230,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 
 def _decode_warp_barrier(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    converge_on_mask(d, line, operand_or_default(inst.operands, 0, _FULL_MASK))
+    converge_on_mask(d, line, get_operand_or_default(inst.operands, 0, _FULL_MASK))
     line.step = lambda m, lanes: m.shadow.join(lanes, 32) if m.debug else None
 
 

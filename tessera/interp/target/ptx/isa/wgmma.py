@@ -11,18 +11,18 @@ import numpy as np
 from tessera.core.errors import ExecutionError, OutOfBoundsError
 from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, PtxDecoder, decode_rule
 from tessera.interp.target.ptx.isa.mma import (
-    a_fragment_layout,
-    accumulator_layout,
     add_to_accumulator,
-    fragment_to_matrix,
+    convert_fragment_to_matrix,
     gather_registers,
+    get_storage_dtype,
+    make_a_fragment_layout,
+    make_accumulator_layout,
     parse_mma_shape,
     require_register_count,
     scatter_registers,
-    storage_dtype,
     widen_elements,
 )
-from tessera.interp.target.ptx.isa.operands import Reader, Writer, vector_parts
+from tessera.interp.target.ptx.isa.operands import Reader, Writer, get_vector_parts
 from tessera.interp.target.ptx.isa.tensor_copy import swizzle_offsets
 from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
@@ -63,7 +63,7 @@ def decode_matrix_descriptor(bits: int) -> tuple[int, MatrixDescriptor]:
 
 
 @lru_cache(maxsize=256)
-def chunk_offsets(shape: MatrixDescriptor, rows: int, depth: int, size: int, transposed: bool) -> np.ndarray:
+def compute_chunk_offsets(shape: MatrixDescriptor, rows: int, depth: int, size: int, transposed: bool) -> np.ndarray:
     """Offsets of the 16-byte chunks of a matrix of `rows` (M or N) by `depth` (K) elements, before the swizzle.
 
     [rows, chunks of a row] if K is contiguous in memory, else [depth, chunks of a column]. The canonical layouts of the
@@ -98,14 +98,14 @@ def load_shared_matrix(
             "the matrix descriptors of an instruction differ in more than their start", ExecutionError, int(leaders[0])
         )
     start = np.array([s[0] for s in shapes])
-    table = chunk_offsets(shape, rows, depth, t.dtype.itemsize, transposed)
+    table = compute_chunk_offsets(shape, rows, depth, t.dtype.itemsize, transposed)
     if int(start.max()) + int(table.max()) + _CHUNK > m.shared_bytes:
         raise PtxFault("a matrix descriptor reaches beyond shared memory", OutOfBoundsError, int(leaders[0]))
     within = swizzle_offsets(start[:, None, None] + table, shape.swizzle)
     positions = within + (leaders // m.threads * m.shared_size)[:, None, None]
     if m.debug:
-        m.shadow.matrix_read(lanes, positions.reshape(len(leaders), -1), WARPGROUP_THREADS)
-    content = raw[positions // _CHUNK].reshape(len(leaders), table.shape[0], -1).view(storage_dtype(t))
+        m.shadow.record_matrix_read(lanes, positions.reshape(len(leaders), -1), WARPGROUP_THREADS)
+    content = raw[positions // _CHUNK].reshape(len(leaders), table.shape[0], -1).view(get_storage_dtype(t))
     result = widen_elements(np.ascontiguousarray(content), t)
     return np.swapaxes(result, 1, 2) if transposed else result
 
@@ -118,7 +118,7 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     kind = {"fence": "fence", "commit_group": "commit", "wait_group": "wait"}[inst.op[1]]
     pending_groups = inst.operands[0].value if inst.operands and isinstance(inst.operands[0], ImmediateOperand) else 0
     line.group_size = 32
-    line.step = lambda m, lanes: m.shadow.matrix_group(lanes, kind, pending_groups) if m.debug else None
+    line.step = lambda m, lanes: m.shadow.record_matrix_group(lanes, kind, pending_groups) if m.debug else None
 
 
 def _immediate_value(operand: PtxOperand) -> int:
@@ -151,7 +151,7 @@ class _WgmmaStep:
         m.shadow.in_matrix_instruction = True
         self._run(m, lanes)
         m.shadow.in_matrix_instruction = False
-        m.shadow.matrix_issued(lanes, self.accumulators)
+        m.shadow.record_matrix_issue(lanes, self.accumulators)
 
     def _run(self, m: PtxMachine, lanes: LaneSet) -> None:
         out, a, b = self.types
@@ -159,7 +159,7 @@ class _WgmmaStep:
         y = np.swapaxes(
             load_shared_matrix(m, lanes, self.operand_b, self.columns, self.depth, b, self.transposed[1]), 1, 2
         )
-        order = accumulator_layout(64, self.columns)
+        order = make_accumulator_layout(64, self.columns)
         product = (x @ y if self.sign > 0 else -(x @ y)).reshape(len(y), -1)[:, order]
         total = add_to_accumulator(product, self._load_accumulators(m, lanes, out), out, self.saturate)
         scatter_registers(m, lanes, self.writers, np.ascontiguousarray(total).view(np.uint32))
@@ -167,10 +167,10 @@ class _WgmmaStep:
     def _load_a(self, m: PtxMachine, lanes: LaneSet, t: PtxType) -> np.ndarray:
         if not isinstance(self.operand_a, list):
             return load_shared_matrix(m, lanes, self.operand_a, 64, self.depth, t, self.transposed[0])
-        return fragment_to_matrix(
+        return convert_fragment_to_matrix(
             gather_registers(m, lanes, self.operand_a, WARPGROUP_THREADS),
             t,
-            a_fragment_layout(64, self.depth, 32 // t.bits),
+            make_a_fragment_layout(64, self.depth, 32 // t.bits),
             64,
             self.depth,
         )
@@ -190,7 +190,7 @@ class _WgmmaStep:
 def _decode_mma_async(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     rows, columns, depth = parse_mma_shape(inst.op[4])
     out, a, b = (TYPES[w] for w in inst.op[5:] if w != "satfinite")
-    results, b32 = vector_parts(inst.operands[0]), TYPES["b32"]
+    results, b32 = get_vector_parts(inst.operands[0]), TYPES["b32"]
     fits = rows == 64 and columns % 8 == 0 and a.bits == b.bits and depth * a.bits == 256
     if not fits or len(results) * 32 != columns // 2 * out.bits:
         raise d.unsupported(inst)

@@ -92,7 +92,7 @@ class PtxCallStack:
             self.base[flat],
             self.top[flat],
             self.last_frame[flat],
-            [_registers_of_lanes(m, k, flat) for k in saved_registers],
+            [_read_registers(m, k, flat) for k in saved_registers],
         )
         if m.debug:
             frame.known = [np.broadcast_to(m.written[k], m.extent).reshape(-1)[flat] for k in saved_registers]
@@ -146,11 +146,11 @@ class PtxCallStack:
         self.top[lanes.flat] = top
 
 
-def _registers_of_lanes(m: PtxMachine, register: int, flat: np.ndarray) -> np.ndarray:
+def _read_registers(m: PtxMachine, register: int, flat: np.ndarray) -> np.ndarray:
     return np.broadcast_to(m.registers[register], m.extent).reshape(-1)[flat]
 
 
-def _local_positions(
+def _find_local_positions(
     m: PtxMachine, flat: np.ndarray, base: np.ndarray, variable: PtxVariableAddress, size: int
 ) -> np.ndarray:
     return (flat * m.local_size + base.astype(np.int64) + variable.address)[:, None] + np.arange(size)
@@ -159,13 +159,13 @@ def _local_positions(
 def _read_local(
     m: PtxMachine, flat: np.ndarray, base: np.ndarray, variable: PtxVariableAddress, size: int
 ) -> np.ndarray:
-    return m.flat["local"].raw[_local_positions(m, flat, base, variable, size)]
+    return m.flat["local"].raw[_find_local_positions(m, flat, base, variable, size)]
 
 
 def _write_local(
     m: PtxMachine, flat: np.ndarray, base: np.ndarray, variable: PtxVariableAddress, data: np.ndarray
 ) -> None:
-    where = _local_positions(m, flat, base, variable, data.shape[1])
+    where = _find_local_positions(m, flat, base, variable, data.shape[1])
     m.flat["local"].raw[where] = data
     if m.debug:
         m.shadow.local[where] = True

@@ -141,7 +141,7 @@ class LaneSet:
         if chosen.shape == (1, 1):
             return self if chosen[0, 0] else self.make_empty()
         if self.index is not None:
-            return self._from_indices(self.index[np.broadcast_to(chosen, self.shape)[0]])
+            return self._make_from_indices(self.index[np.broadcast_to(chosen, self.shape)[0]])
         if self.mask is not None:
             return self.within(self.mask & chosen)
         if chosen.shape[0] == 1 or chosen.shape[1] == 1:
@@ -164,9 +164,9 @@ class LaneSet:
 
     def make_empty(self) -> LaneSet:
         """No lanes."""
-        return self._from_indices(np.empty(0, np.int64))
+        return self._make_from_indices(np.empty(0, np.int64))
 
-    def _from_indices(self, index: np.ndarray) -> LaneSet:
+    def _make_from_indices(self, index: np.ndarray) -> LaneSet:
         return LaneSet(self.extent, slice(0, 0), slice(0, 0), None, index)
 
     def within(self, mask: np.ndarray) -> LaneSet:
@@ -183,7 +183,7 @@ class LaneSet:
         if n * _SPARSE >= part.size:
             return LaneSet(self.extent, down, across, part)
         r, c = np.nonzero(part)
-        return self._from_indices((r + top) * self.extent[1] + (c + left))
+        return self._make_from_indices((r + top) * self.extent[1] + (c + left))
 
     def __or__(self, other: LaneSet) -> LaneSet:
         if not other.count or not self.count:
@@ -191,10 +191,10 @@ class LaneSet:
         mask = np.zeros(self.extent, bool)
         self.set_mask(mask)
         other.set_mask(mask)
-        return lanes_from_mask(mask)
+        return make_lanes_from_mask(mask)
 
 
-def all_lanes(extent: tuple[int, int]) -> LaneSet:
+def make_all_lanes(extent: tuple[int, int]) -> LaneSet:
     """All lanes of C CTAs of T threads.
 
     >>> lanes = all_lanes((2, 4)).select(np.array([[True, True, False, False]]))
@@ -204,18 +204,18 @@ def all_lanes(extent: tuple[int, int]) -> LaneSet:
     return LaneSet(extent, slice(0, extent[0]), slice(0, extent[1]))
 
 
-def lanes_from_mask(mask: np.ndarray) -> LaneSet:
+def make_lanes_from_mask(mask: np.ndarray) -> LaneSet:
     """The lanes set in a mask [C, T]."""
-    return all_lanes((mask.shape[0], mask.shape[1])).within(mask)
+    return make_all_lanes((mask.shape[0], mask.shape[1])).within(mask)
 
 
-def lanes_from_indices(index: np.ndarray, extent: tuple[int, int]) -> LaneSet:
+def make_lanes_from_indices(index: np.ndarray, extent: tuple[int, int]) -> LaneSet:
     """The lanes with these flat indices."""
     mask = np.zeros(extent, bool)
     mask.reshape(-1)[index] = True
-    return lanes_from_mask(mask)
+    return make_lanes_from_mask(mask)
 
 
-def single_lane(lane: int, extent: tuple[int, int]) -> LaneSet:
+def make_single_lane(lane: int, extent: tuple[int, int]) -> LaneSet:
     """One lane."""
     return LaneSet(extent, slice(0, 0), slice(0, 0), None, np.array([lane]))

@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.core.errors import BarrierError
 from tessera.interp.target.ptx.machine.fault import PtxFault
-from tessera.interp.target.ptx.machine.lane_set import LaneSet, lanes_from_indices
+from tessera.interp.target.ptx.machine.lane_set import LaneSet, make_lanes_from_indices
 
 if TYPE_CHECKING:
     from tessera.interp.target.ptx.machine.simt import PtxMachine
@@ -50,7 +50,7 @@ class NamedBarriers:
         np.add.at(self.arrived, (lanes.ctas, ids), 1)
         if self.machine.debug:
             for key in {(c, i) for c, i in zip(lanes.ctas.tolist(), ids.tolist(), strict=True)}:
-                self.machine.shadow.barrier_arrived(lanes.flat[(lanes.ctas == key[0]) & (ids == key[1])], key)
+                self.machine.shadow.arrive_at_barrier(lanes.flat[(lanes.ctas == key[0]) & (ids == key[1])], key)
         self._release(need_of=(lanes.ctas, ids, expected))
 
     def wait(self, parked: BarrierWaiters) -> None:
@@ -117,7 +117,7 @@ class NamedBarriers:
             if p.votes is not None:
                 np.add.at(votes, (p.lanes // m.threads, p.ids), p.votes)
         for p in released:
-            lanes = lanes_from_indices(p.lanes, m.extent)
+            lanes = make_lanes_from_indices(p.lanes, m.extent)
             if p.deliver is not None:
                 order = np.argsort(p.lanes)
                 place = (p.lanes[order] // m.threads, p.ids[order])
@@ -130,7 +130,7 @@ def _notify_race_detector(m: PtxMachine, released: list[BarrierWaiters]) -> None
     flat, ids = np.concatenate([p.lanes for p in released]), np.concatenate([p.ids for p in released])
     cta = flat // m.threads
     for key in sorted({(c, i) for c, i in zip(cta.tolist(), ids.tolist(), strict=True)}):
-        m.shadow.barrier_released(flat[(cta == key[0]) & (ids == key[1])], key)
+        m.shadow.release_barrier(flat[(cta == key[0]) & (ids == key[1])], key)
 
 
 def _check_warp_convergence(m: PtxMachine, released: list[BarrierWaiters]) -> None:

@@ -74,7 +74,7 @@ def _resume_suspended(machine: PtxMachine) -> None:
     """Resume suspended lanes, unless the machine's state repeats."""
     machine.suspend_rounds += 1
     if machine.suspend_rounds % LIVELOCK_CHECK_INTERVAL == 0:
-        before, machine.last_fingerprint = machine.last_fingerprint, livelock_fingerprint(machine)
+        before, machine.last_fingerprint = machine.last_fingerprint, hash_machine_state(machine)
         if before == machine.last_fingerprint:
             _raise_deadlock(machine)
     resumed, machine.suspended = machine.suspended, []
@@ -121,7 +121,7 @@ def _raise_deadlock(machine: PtxMachine) -> None:
 LIVELOCK_CHECK_INTERVAL = 256  # rounds of suspension between two fingerprints
 
 
-def livelock_fingerprint(machine: PtxMachine) -> bytes:
+def hash_machine_state(machine: PtxMachine) -> bytes:
     """A hash of the machine's state: program counters, registers and memory.
 
     If two fingerprints are equal, the machine repeats the same states forever.

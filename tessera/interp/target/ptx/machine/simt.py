@@ -11,10 +11,10 @@ import numpy as np
 from tessera.core.errors import UninitializedError
 from tessera.interp.target.ptx.machine.call_stack import STACK_ALIGNMENT, PtxCallStack
 from tessera.interp.target.ptx.machine.fault import PtxFault
-from tessera.interp.target.ptx.machine.lane_set import LaneSet, all_lanes
+from tessera.interp.target.ptx.machine.lane_set import LaneSet, make_all_lanes
 from tessera.interp.target.ptx.machine.memory import FlatMemory, GlobalArena
 from tessera.interp.target.ptx.machine.named_barriers import NamedBarriers
-from tessera.interp.target.ptx.machine.special_registers import LaunchShape, SpecialRegisters, cluster_and_rank_of_ctas
+from tessera.interp.target.ptx.machine.special_registers import LaunchShape, SpecialRegisters, find_cluster_and_rank
 from tessera.interp.target.ptx.sanitizer.global_shadow import GlobalShadow
 from tessera.interp.target.ptx.sanitizer.race_detector import PtxRaceDetector
 from tessera.interp.target.ptx.text.syntax import PtxInstruction
@@ -84,10 +84,10 @@ class PtxMachine:
             "shared": FlatMemory(self.shared_size * self.ctas),
             "local": FlatMemory(self.local_size * self.ctas * self.threads),
         }
-        self._cluster(launch, ctas)
+        self._locate_clusters(launch, ctas)
         self.stack: PtxCallStack = PtxCallStack(self) if program.stack else None  # type: ignore[assignment]
         self.alive = np.ones(self.extent, bool)
-        self.ready: dict[int, LaneSet] = {0: all_lanes(self.extent)}
+        self.ready: dict[int, LaneSet] = {0: make_all_lanes(self.extent)}
         self.waiting: dict[int, LaneSet] = {}
         self.blocked: list[tuple[int, LaneSet]] = []
         self.polling: list[tuple[int, LaneSet]] = []
@@ -101,8 +101,8 @@ class PtxMachine:
         self.clock = 0
         self.shadow: PtxRaceDetector = PtxRaceDetector(self) if launch.debug else None  # type: ignore[assignment]
 
-    def _cluster(self, launch: LaunchShape, ctas: np.ndarray) -> None:
-        cluster, rank = (p[ctas] for p in cluster_and_rank_of_ctas(launch))
+    def _locate_clusters(self, launch: LaunchShape, ctas: np.ndarray) -> None:
+        cluster, rank = (p[ctas] for p in find_cluster_and_rank(launch))
         self.special = SpecialRegisters(launch, ctas, cluster, rank, self.program.shared - self.program.reserved)
         self.first_cluster = int(cluster.min())
         self.cluster = cluster - self.first_cluster
@@ -194,7 +194,7 @@ class PtxMachine:
         """Mark a register as initialised or not."""
         self.written[index] = lanes.blend(self.written[index], known)
 
-    def local_start(self, lane: int, address: int) -> int:
+    def find_local_offset(self, lane: int, address: int) -> int:
         """The offset in all local memory of an address in a lane's local memory."""
         return lane * self.local_size + address + (0 if self.stack is None else int(self.stack.base[lane]))
 

@@ -44,7 +44,7 @@ def unflatten_index(index: np.ndarray, extent: Extent) -> tuple[np.ndarray, np.n
     return index % extent[0], index // extent[0] % extent[1], index // (extent[0] * extent[1])
 
 
-def cluster_and_rank_of_ctas(launch: LaunchShape) -> tuple[np.ndarray, np.ndarray]:
+def find_cluster_and_rank(launch: LaunchShape) -> tuple[np.ndarray, np.ndarray]:
     """The cluster of each CTA of the grid, and its rank in the cluster."""
     every = np.arange(launch.ctas)
     if launch.cluster == (1, 1, 1):
@@ -52,14 +52,14 @@ def cluster_and_rank_of_ctas(launch: LaunchShape) -> tuple[np.ndarray, np.ndarra
     place = unflatten_index(every, launch.grid)
     outer = [p // n for p, n in zip(place, launch.cluster, strict=True)]
     inner = [p % n for p, n in zip(place, launch.cluster, strict=True)]
-    many = _grid_of_clusters(launch)
+    many = _count_clusters(launch)
     return (
         outer[0] + many[0] * (outer[1] + many[1] * outer[2]),
         inner[0] + launch.cluster[0] * (inner[1] + launch.cluster[1] * inner[2]),
     )
 
 
-def _grid_of_clusters(launch: LaunchShape) -> Extent:
+def _count_clusters(launch: LaunchShape) -> Extent:
     x, y, z = (-(-g // n) for g, n in zip(launch.grid, launch.cluster, strict=True))
     return x, y, z
 
@@ -117,11 +117,11 @@ _FAMILIES: dict[str, tuple[str, SpecialRegisterRule, Callable[[LaunchShape], Ext
     "%tid": ("%ntid", lambda r: r.thread, lambda launch: launch.block),
     "%ctaid": ("%nctaid", lambda r: r.ctas[:, None], lambda launch: launch.grid),
     "%cluster_ctaid": ("%cluster_nctaid", lambda r: r.rank[:, None], lambda launch: launch.cluster),
-    "%clusterid": ("%nclusterid", lambda r: r.cluster[:, None], _grid_of_clusters),
+    "%clusterid": ("%nclusterid", lambda r: r.cluster[:, None], _count_clusters),
 }
 
 
-def _family(
+def _define_family(
     name: str, size: str, index: SpecialRegisterRule, extent: Callable[[LaunchShape], Extent]
 ) -> dict[str, SpecialRegisterRule]:
     """The three components of an index, and those of its extent."""
@@ -133,4 +133,4 @@ def _family(
 
 
 for _name, _row in _FAMILIES.items():
-    SPECIAL |= _family(_name, *_row)
+    SPECIAL |= _define_family(_name, *_row)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tessera.core.errors import RaceError
 from tessera.interp.target.ptx.machine.fault import PtxFault
-from tessera.interp.target.ptx.machine.special_registers import LaunchShape, cluster_and_rank_of_ctas, unflatten_index
+from tessera.interp.target.ptx.machine.special_registers import LaunchShape, find_cluster_and_rank, unflatten_index
 
 if TYPE_CHECKING:
     from tessera.interp.target.ptx.machine.lane_set import LaneSet
@@ -152,7 +152,7 @@ class GlobalShadow:
         """The block and thread of a thread of the grid, for errors."""
         cluster, column = divmod(who, size)
         rank, thread = divmod(column, self.launch.threads)
-        clusters, ranks = cluster_and_rank_of_ctas(self.launch)
+        clusters, ranks = find_cluster_and_rank(self.launch)
         cta = int(np.flatnonzero((clusters == cluster) & (ranks == rank))[0])
         at = [
             ",".join(str(int(p[0])) for p in unflatten_index(np.array([i]), e))

@@ -240,17 +240,21 @@ class PtxRaceDetector:
         self.in_matrix_instruction = False
         self.local = np.zeros(m.flat["local"].raw.size, bool)  # which bytes of local memory are initialised
 
-    def access(self, kind: str, access: LaneAccess, size: int, strong: bool, changed: np.ndarray | None = None) -> None:
+    def record_access(
+        self, kind: str, access: LaneAccess, size: int, strong: bool, changed: np.ndarray | None = None
+    ) -> None:
         """Loads, stores and atomics of lanes; `changed` marks the stores that change memory."""
-        of_space = {"shared": self._shared, "global": self._global, "local": self._local}
+        of_space = {"shared": self._record_shared, "global": self._record_global, "local": self._record_local}
         of_space[access.space](kind, access, size, strong, changed)
 
-    def _global(self, kind: str, access: LaneAccess, size: int, strong: bool, changed: np.ndarray | None) -> None:
+    def _record_global(
+        self, kind: str, access: LaneAccess, size: int, strong: bool, changed: np.ndarray | None
+    ) -> None:
         self.m.global_shadow.access(
             self.m, kind, access.lanes, access.lanes.compress(access.offset), size, strong, changed
         )
 
-    def _local(self, kind: str, access: LaneAccess, size: int, strong: bool, changed: np.ndarray | None) -> None:
+    def _record_local(self, kind: str, access: LaneAccess, size: int, strong: bool, changed: np.ndarray | None) -> None:
         """Record writes; `known` checks reads."""
         if kind != "read":
             self.local[access.lanes.compress(access.offset)[:, None] + np.arange(size)] = True
@@ -267,7 +271,9 @@ class PtxRaceDetector:
             where = start[:, None] + np.arange(k * size, (k + 1) * size)
             self.local[where] = access.lanes.compress(known)[:, None]
 
-    def _shared(self, kind: str, access: LaneAccess, size: int, strong: bool, changed: np.ndarray | None) -> None:
+    def _record_shared(
+        self, kind: str, access: LaneAccess, size: int, strong: bool, changed: np.ndarray | None
+    ) -> None:
         lanes, offsets = access.lanes, access.lanes.compress(access.offset)
         if strong:
             self.m.global_shadow.synchronise(self.m, lanes, offsets, kind, "shared")
@@ -281,11 +287,11 @@ class PtxRaceDetector:
 
     # Barriers of CTAs, warps and clusters.
 
-    def barrier_released(self, flat: np.ndarray, key: object) -> None:
+    def release_barrier(self, flat: np.ndarray, key: object) -> None:
         """A barrier released these lanes together."""
         self.clocks.synchronise(flat, self.arrived.pop(key, None))
 
-    def barrier_arrived(self, flat: np.ndarray, key: object) -> None:
+    def arrive_at_barrier(self, flat: np.ndarray, key: object) -> None:
         """Lanes arrived at a barrier and do not wait."""
         known = self.clocks.release_clocks(flat)
         self.arrived[key] = np.maximum(self.arrived.get(key, known), known)
@@ -295,13 +301,13 @@ class PtxRaceDetector:
         for flat in self.clocks.split_into_groups(lanes, group_size):
             self.clocks.synchronise(flat)
 
-    def cluster_arrived(self, lanes: LaneSet) -> None:
+    def arrive_at_cluster_barrier(self, lanes: LaneSet) -> None:
         """Lanes arrived at the barrier of their cluster."""
         cluster = self.m.cluster[lanes.ctas]
         for c in np.unique(cluster).tolist():
-            self.barrier_arrived(lanes.flat[cluster == c], ("cluster", c))
+            self.arrive_at_barrier(lanes.flat[cluster == c], ("cluster", c))
 
-    def cluster_waited(self, lanes: LaneSet) -> None:
+    def wait_at_cluster_barrier(self, lanes: LaneSet) -> None:
         """Lanes waited at the barrier of their cluster."""
         cluster = self.m.cluster[lanes.ctas]
         for c in np.unique(cluster).tolist():
@@ -310,19 +316,19 @@ class PtxRaceDetector:
 
     # Mbarriers.
 
-    def mbarrier_arrived(self, lanes: LaneSet, offsets: np.ndarray) -> None:
+    def arrive_at_mbarrier(self, lanes: LaneSet, offsets: np.ndarray) -> None:
         """Lanes arrive at mbarriers."""
         for offset in np.unique(offsets).tolist():
-            self.barrier_arrived(lanes.flat[offsets == offset], offset)
+            self.arrive_at_barrier(lanes.flat[offsets == offset], offset)
 
-    def phase_completed(self, offset: int, phase: int) -> None:
+    def complete_mbarrier_phase(self, offset: int, phase: int) -> None:
         """A phase of an mbarrier ended: its transfers too are there."""
         known = self.arrived.pop(offset, np.zeros(self.clocks.vectors.shape[1], np.int32)).copy()
         known[self.clocks.find_barrier_column(offset)] = phase
         verb = self.released.get(offset)
         self.released[offset] = known if verb is None else np.maximum(known, verb)
 
-    def mbarrier_waited(self, lanes: LaneSet, offsets: np.ndarray) -> None:
+    def wait_at_mbarrier(self, lanes: LaneSet, offsets: np.ndarray) -> None:
         """Lanes have seen a phase end."""
         for offset in np.unique(offsets).tolist():
             if (known := self.released.get(offset)) is not None:
@@ -330,20 +336,20 @@ class PtxRaceDetector:
 
     # Asynchronous copies.
 
-    def copy_issued(self, lanes: LaneSet, offsets: np.ndarray, size: int) -> None:
+    def record_copy(self, lanes: LaneSet, offsets: np.ndarray, size: int) -> None:
         """A thread issued a cp.async that writes these bytes."""
         where, flat = (offsets[:, None] + np.arange(size)).reshape(-1), np.repeat(lanes.flat, size)
         column, time = self.clocks.find_engine_columns("copy", flat), self.clocks.current_group("copy", flat)
         # cp.async writes in the generic proxy: other engines see it after a proxy fence.
         self.bytes.write(where, flat, column, time, engine=False)
 
-    def bulk_read(self, lane: int, start: int, size: int) -> None:
+    def record_bulk_read(self, lane: int, start: int, size: int) -> None:
         """A bulk copy reads shared memory."""
         where, flat = np.arange(start, start + size), np.full(size, lane)
         column, time = self.clocks.find_engine_columns("bulk", flat), self.clocks.current_group("bulk", flat)
         self.bytes.read(where, flat, column, time, engine=True)
 
-    def bulk_write(self, lane: int, start: int, size: int, barrier: int, phase: int) -> None:
+    def record_bulk_write(self, lane: int, start: int, size: int, barrier: int, phase: int) -> None:
         """A bulk copy writes shared memory and signals an mbarrier."""
         where, flat = np.arange(start, start + size), np.full(size, lane)
         column = np.full(size, self.clocks.find_barrier_column(barrier))
@@ -353,7 +359,7 @@ class PtxRaceDetector:
         """Lanes commit a group of copies."""
         self.clocks.commit_group(kind, lanes.flat)
 
-    def group_waited(self, lanes: LaneSet, kind: str, pending_groups: int, everything: bool) -> None:
+    def wait_for_copy_groups(self, lanes: LaneSet, kind: str, pending_groups: int, everything: bool) -> None:
         """Lanes waited for all but the latest groups; `everything` includes uncommitted copies."""
         if everything:
             self.clocks.commit_group(kind, lanes.flat)
@@ -366,7 +372,7 @@ class PtxRaceDetector:
 
     # Matrix instructions of warpgroups.
 
-    def matrix_read(self, lanes: LaneSet, chunks: np.ndarray, group_size: int) -> None:
+    def record_matrix_read(self, lanes: LaneSet, chunks: np.ndarray, group_size: int) -> None:
         """A wgmma of each warpgroup reads chunks of 16 bytes."""
         for leader, starts in zip(lanes.flat[::group_size].tolist(), chunks, strict=True):
             where = (starts[:, None] + np.arange(16)).reshape(-1)
@@ -374,14 +380,14 @@ class PtxRaceDetector:
             column, time = self.clocks.find_engine_columns("matrix", flat), self.clocks.current_group("matrix", flat)
             self.bytes.read(where, flat, column, time, engine=True)
 
-    def matrix_issued(self, lanes: LaneSet, registers: list[int]) -> None:
+    def record_matrix_issue(self, lanes: LaneSet, registers: list[int]) -> None:
         """A wgmma in flight writes these accumulators."""
         groups = self.clocks.current_group("matrix", lanes.flat)
         for index in registers:
             pending = self.in_flight.setdefault(index, np.zeros(self.m.ctas * self.m.threads, np.int32))
             pending[lanes.flat] = groups
 
-    def matrix_group(self, lanes: LaneSet, kind: str, pending_groups: int) -> None:
+    def record_matrix_group(self, lanes: LaneSet, kind: str, pending_groups: int) -> None:
         """wgmma commit_group and wait_group; the wgmma fence needs no action, since registers are in order here."""
         if kind == "commit":
             self.clocks.commit_group("matrix", lanes.flat)

@@ -131,7 +131,7 @@ class PtxModuleSyntax:
     functions: tuple[PtxFunction, ...]
 
 
-def callee_operand(inst: PtxInstruction) -> NameOperand:
+def get_callee_operand(inst: PtxInstruction) -> NameOperand:
     """The function or register that a call names."""
     result = next((o for o in inst.operands if isinstance(o, NameOperand)), None)
     if result is None:
@@ -139,7 +139,7 @@ def callee_operand(inst: PtxInstruction) -> NameOperand:
     return result
 
 
-def arguments_of(inst: PtxInstruction) -> list[PtxOperand]:
+def list_call_operands(inst: PtxInstruction) -> list[PtxOperand]:
     """The operands of a call, results first."""
     return [part for o in inst.operands if isinstance(o, VectorOperand) for part in o.parts]
 
@@ -173,7 +173,7 @@ _FLOATS = {
 _PAIRS = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32", "e4m3x2": "e4m3", "e5m2x2": "e5m2"}
 
 
-def _all_types() -> dict[str, PtxType]:
+def _list_types() -> dict[str, PtxType]:
     result = {"pred": PtxType("pred", np.dtype(bool), 1, "p")}
     for kind, code in (("b", "u"), ("u", "u"), ("s", "i")):
         for bits in BITS:
@@ -189,10 +189,10 @@ def _all_types() -> dict[str, PtxType]:
     return result
 
 
-TYPES = _all_types()
+TYPES = _list_types()
 
 
-def variable_size(v: PtxVariable) -> int:
+def get_variable_size(v: PtxVariable) -> int:
     """The size of a variable in bytes."""
     return max(TYPES[v.type].bits // 8, 1) * v.vector * v.count
 
