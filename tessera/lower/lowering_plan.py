@@ -37,7 +37,7 @@ class LoweringPlan:
     flash_n: int = 64
     flash_deep: int | None = None  # rows and columns instead of both for heads of 64 or 128 features; None: the same
     mesh: tuple[int, int] | None = None  # rows and columns of elements, each with its own memory
-    mesh_product: str = "summa"  # or "cannon": how pieces of matrices that must meet are multiplied there
+    mesh_product: str = "summa"  # or "cannon": the algorithm of distributed products
 
 
 # The kernel library: ops that a hand-written tile function computes as a whole.

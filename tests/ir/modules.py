@@ -81,7 +81,7 @@ dictionaries = st.dictionaries(names, attributes, max_size=3)
 
 @dataclass
 class Site:
-    """Where nodes are put: what draws, the builder, the refs in reach and the growers that are legal here."""
+    """An insertion point: the draw function, the builder, the refs in scope and the legal growers."""
 
     draw: Callable[[Any], Any]
     builder: Builder

@@ -28,7 +28,7 @@ class IntervalAnalysis:
         self.known: dict[Value, Interval] = {}
 
     def of(self, v: Value) -> Interval:
-        """The least and the greatest value."""
+        """The interval of a value: the least and the greatest number that it may be."""
         if v not in self.known:
             node = self.producers.get(v)
             self.known[v] = self._find(v, node) if node is not None else UNBOUNDED

@@ -35,7 +35,7 @@ class TileSizeSearch:
         return self.forms.dims
 
     def parallel(self) -> list[int]:
-        """The dims whose tiles may be programs of their own."""
+        """The dims over which programs are distributed."""
         return [d for d, (_, _, kind) in enumerate(self.dims) if kind == "parallel" and d not in self.loop]
 
     def cut(self, dim: int, target: int, multiple: int = 1) -> int:
@@ -56,7 +56,7 @@ class TileSizeSearch:
         return {r for d in found for r in (d.divisor, d.divisor * d.modulus) if r > 1}
 
     def fill(self, dims: Iterable[int], budget: int, multiple: int = 1) -> int:
-        """Take dims whole, the innermost first, until the budget of elements is used up; what is left of it."""
+        """Take whole dims, the innermost first, while the budget of elements lasts; return the rest of the budget."""
         held = 1
         for dim in dims:
             size = self.cut(dim, max(budget, 1), multiple // math.gcd(multiple, held))

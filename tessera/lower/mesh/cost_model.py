@@ -20,9 +20,9 @@ LOOP_OVERHEAD = 20
 CONTIGUOUS_ROW_OVERHEAD, STRIDED_ROW_OVERHEAD = 27, 40
 # Elements a cycle, of a WSE-2 and of a WSE-3: a multiply-add with a scalar, a product, a sum.
 MULTIPLY_ADD_RATE, MULTIPLY_RATE, ADD_RATE = (2, 4), (1, 4), (2, 4)
-# "lines": a multiply-add on a row or column of the result for each factor of another. "outer": for each place that is
-# summed, the products of a column and a row, then a sum. "inner": for each element of the result, the products of a
-# row and a column, then their sum.
+# "lines": a multiply-add on a row or column of the result for each element of the other operand. "outer": for each
+# summed index, the outer product of a column and a row, then a sum. "inner": for each element of the result, the
+# products of a row and a column, then their sum.
 ROW_PRODUCTS, OUTER_PRODUCTS, INNER_PRODUCTS = "lines", "outer", "inner"
 
 

@@ -82,7 +82,7 @@ def _shard_operands(lowering: MeshLowering, a: ShardedTensor, b: ShardedTensor, 
     cuts = MatmulSharding(*lowering.mesh.plain((m, left, right, n)))
     if cuts.legal:
         return cuts
-    # They do not meet: what is summed is put together, and where both results' axes are cut alike one of them too.
+    # The shardings conflict: the summed axis is gathered, and one result axis where both have the same mesh axis.
     return replace(cuts, left=summed, right=summed, n=UNSPLIT if cuts.m == cuts.n >= 0 else cuts.n)
 
 

@@ -286,7 +286,7 @@ def _(lowering, node, x, indices):
     split = _unshard_constant_axes(lowering.unshard_axes(x, [axis]), [axis])
     chosen = tuple(UNSPLIT if s in split else s for s in lowering.settle(indices))
     places = indices.at(chosen)
-    for place in range(len(chosen)):  # past the end stands what names an element too
+    for place in range(len(chosen)):  # padding past the end would be a valid index
         places = lowering.fill_padding(indices, chosen, place, 0, places)
     value = lowering.add(mesh.pick, x.at(split), places, axis=node.attrs["axis"])
     return lowering.hold(node, (*split[:axis], *chosen, *split[axis + 1 :]), value)

@@ -28,7 +28,7 @@ class Mesh:
 
     rows: int = 1
     columns: int = 1
-    product: str = SUMMA  # how pieces that must meet are multiplied
+    product: str = SUMMA  # the algorithm of distributed products
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -66,7 +66,7 @@ class ShardedTensor:
     type: TensorType
     split: Sharding
     make: Callable[[Sharding], Value]
-    clean: bool = False  # what lies past its end is 0
+    clean: bool = False  # elements past its end are 0
     made: dict[Sharding, Value] = field(default_factory=dict)
 
     def at(self, split: Sharding) -> Value:

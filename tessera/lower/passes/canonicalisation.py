@@ -82,7 +82,7 @@ def _(rewriter, node, args):
     if inner:
         x, axes = inner.args[0], [inner.attrs["axes"][a] for a in axes]
     moved = [a for a in axes if x.type.shape[a] != 1]
-    if moved == sorted(moved):  # only axes of size 1 change places
+    if moved == sorted(moved):  # only axes of size 1 move
         return make_reshape(rewriter, x, node.out.type.shape)
     return _move_splat(rewriter, node, args) or (rewriter.add(shape.permute, x, axes=tuple(axes)) if inner else None)
 

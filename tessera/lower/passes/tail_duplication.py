@@ -120,7 +120,7 @@ def _make_divergent_region(nodes: Sequence[Node], later: Sequence[Node], names: 
     me = Node(tile.local_id, (), Attrs(), (Value(tile.INDEX_TYPE),), (), place)
     first = _make_zero(tile.INDEX_TYPE, place)
     all_of_them = Node(elementwise.greater_equal, (me.out, first.out), Attrs(), (Value(scalar(bool_)),), (), place)
-    idle = [_make_zero(v.type, place) for v in kept]  # of nobody
+    idle = [_make_zero(v.type, place) for v in kept]  # no tile takes this side
     sides = Block((), tuple(nodes), kept), Block((), tuple(idle), tuple(n.out for n in idle))
     branch = Node(control_flow.if_, (all_of_them.out,), Attrs({"apart": True}), found, sides, place)
     return [me, first, all_of_them, branch]
