@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tessera.codegen.contract import CompilerPass
 from tessera.codegen.ptx.attributes import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, get_fact
 from tessera.codegen.ptx.layout import uses_tensor_cores
-from tessera.codegen.ptx.ops import async_mma
+from tessera.codegen.ptx.ops import async_mma, smem_slots
 from tessera.codegen.ptx.passes.instruction_selection import (
     contract_fma,
     fuse_accumulation,
@@ -31,6 +31,8 @@ from tessera.codegen.ptx.passes.rasterisation import choose_order
 from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
 from tessera.codegen.ptx.passes.thread_mapping import choose_team_size, map_threads
 from tessera.ir.core import Function, Module
+from tessera.ir.rules import Op
+from tessera.ops.tensor import contractions, elementwise
 
 Rewrite = Callable[[Function], Function]
 NamedPasses = tuple[tuple[str, Rewrite], ...]
@@ -47,28 +49,28 @@ def lift(rewrite: Rewrite) -> Callable[[Module], Module]:
     return lambda module: module.replace(module.main, *map(rewrite, module.functions[1:]))
 
 
-def unless_rounding(rewrite: Rewrite) -> Rewrite:
-    """A rewrite of functions in which no result has a rounding policy: there each op rounds by itself."""
-    return lambda f: f if get_fact(f, "rounding") else rewrite(f)
+def with_op(op: Op, rewrite: Rewrite) -> Rewrite:
+    """A rewrite of functions that have an op, unless a result has a rounding policy: each op then rounds by itself."""
+    return lambda f: rewrite(f) if _has_op(f, op) and not get_fact(f, "rounding") else f
 
 
 def for_kernel(kind: str, rewrite: Rewrite) -> Rewrite:
     """A rewrite of the functions that kernel selection made one of this kind."""
-    return unless_rounding(lambda f: rewrite(f) if get_fact(f, "kernel") == kind else f)
+    return lambda f: rewrite(f) if get_fact(f, "kernel") == kind and not get_fact(f, "rounding") else f
 
 
 def for_async_loops(rewrite: Rewrite) -> Rewrite:
     """A rewrite of warp-specialised functions with asynchronous products."""
-    return for_kernel(WARP_SPECIALISED, lambda f: rewrite(f) if _has_op(f, async_mma) else f)
+    return for_kernel(WARP_SPECIALISED, with_op(async_mma, rewrite))
 
 
-def _has_op(function: Function, op: object) -> bool:
+def beside_tensor_cores(rewrite: Rewrite) -> Rewrite:
+    """A rewrite of functions with products for tensor cores."""
+    return lambda f: rewrite(f) if any(uses_tensor_cores(n) for n in f.body.walk()) else f
+
+
+def _has_op(function: Function, op: Op) -> bool:
     return any(node.op is op for node in function.body.walk())
-
-
-def _contract_beside_products(function: Function) -> Function:
-    """FMA contraction where tensor cores add up products: no other engine rounds those alike at any rate."""
-    return contract_fma(function) if any(uses_tensor_cores(n) for n in function.body.walk()) else function
 
 
 def _pipeline_operand_copies(function: Function) -> Function:
@@ -85,10 +87,11 @@ def _hoist_loads(function: Function) -> Function:
 
 
 SELECTION: NamedPasses = (
-    ("exp2 selection", unless_rounding(select_exp2_ftz)),
-    ("product splitting", unless_rounding(split_products)),
-    ("accumulator fusion", unless_rounding(fuse_accumulation)),
-    ("FMA contraction", unless_rounding(_contract_beside_products)),
+    ("exp2 selection", with_op(elementwise.exp2, select_exp2_ftz)),
+    ("product splitting", with_op(contractions.dot, split_products)),
+    ("accumulator fusion", with_op(contractions.dot, fuse_accumulation)),
+    # No other engine adds up products as tensor cores do, so no result is expected to be equal to the last bit.
+    ("FMA contraction", with_op(elementwise.mul, beside_tensor_cores(contract_fma))),
 )
 LOOPS: NamedPasses = (
     ("mainloop formation", for_kernel(WARP_SPECIALISED, form_mainloop)),
@@ -100,8 +103,8 @@ LOOPS: NamedPasses = (
 )
 COPIES: NamedPasses = (
     ("persistent prefetching", for_kernel(PREFETCHING, form_prefetched_loads)),
-    ("multistage pipelining", for_kernel(UNIFORM, _pipeline_operand_copies)),
-    ("ldmatrix selection", for_kernel(UNIFORM, read_operands_in_place)),
+    ("multistage pipelining", for_kernel(UNIFORM, beside_tensor_cores(_pipeline_operand_copies))),
+    ("ldmatrix selection", for_kernel(UNIFORM, with_op(smem_slots, read_operands_in_place))),
 )
 MAPPING: NamedPasses = (
     ("load hoisting", _hoist_loads),
