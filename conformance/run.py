@@ -34,7 +34,7 @@ class Engine:
         return program.run(self.level, self.target)
 
 
-def engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> list[Engine]:
+def list_engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> list[Engine]:
     """The selected columns; by default all that this machine has."""
     chosen = list(targets) or sorted(list_backends())
     found = [] if targets and not levels else [Engine(n, n, "interp") for n in INTERPRETED if not levels or n in levels]
@@ -130,7 +130,7 @@ def _run_rejected(case: Case) -> tuple[str, float, str]:
 _WORDS: dict[type, Callable[[Iterable[bool]], bool]] = {ast.And: all, ast.Or: any}
 
 
-def selected(expression: str, cases: Iterable[Case]) -> list[Case]:
+def select_cases(expression: str, cases: Iterable[Case]) -> list[Case]:
     """The cases whose names match: words joined by `and`, `or`, `not`, as in pytest -k."""
     if not expression.strip():
         return list(cases)

@@ -4,14 +4,14 @@ import pytest
 
 from conformance.case import AREAS, Case, all_cases
 from conformance.inputs import tensor
-from conformance.run import Engine, engines, judge, run_case, selected
+from conformance.run import Engine, judge, list_engines, run_case, select_cases
 from tessera.core.errors import ArgumentError, ShapeError, UnsupportedOpError
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp import bound
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 
 CASES = list(all_cases())
-COLUMNS = engines(["llvm"], ["graph", "schedule", "tile", "target"])
+COLUMNS = list_engines(["llvm"], ["graph", "schedule", "tile", "target"])
 
 
 @pytest.mark.parametrize("area", AREAS)
@@ -23,7 +23,7 @@ def test_area(area):
 
 @pytest.mark.parametrize("area", [a for a in AREAS if a.startswith("graph.")])
 def test_area_on_a_mesh_of_elements(area):
-    prefix, mesh = area.replace(".", "/") + "/", engines(["csl:2x3"], ["target"])
+    prefix, mesh = area.replace(".", "/") + "/", list_engines(["csl:2x3"], ["target"])
     cases = [c for c in CASES if c.name.startswith(prefix) and c.rejects is None]
     outcomes = [o for c in cases for o in run_case(c, mesh)]
     assert not [f"{o.case}: {o.detail}" for o in outcomes if o.status == "fail"]
@@ -70,7 +70,7 @@ def test_a_wide_bound_is_told():
 
 
 def test_selection_reads_as_pytest_does():
-    names = [c.name for c in selected("softmax and not (f16 or bf16)", CASES)]
+    names = [c.name for c in select_cases("softmax and not (f16 or bf16)", CASES)]
     assert names and all("softmax" in n and "f16" not in n for n in names)
     with pytest.raises(ArgumentError, match="is not an expression"):
-        selected("and and", CASES)
+        select_cases("and and", CASES)

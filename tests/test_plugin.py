@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conformance.case import all_cases
-from conformance.run import Engine, run_case, selected
+from conformance.run import Engine, run_case, select_cases
 from tessera.codegen import contract
 from tessera.codegen.coverage import list_mesh_ops, list_required_ops
 from tessera.core.errors import ArgumentError, DeviceUnavailable
@@ -48,7 +48,7 @@ def test_what_it_has_not_is_said(numpy_backend, tmp_path):
 
 
 def test_part_of_the_suite_passes(numpy_backend):
-    cases = selected("blocks or control or softmax or matmul or policy", all_cases())
+    cases = select_cases("blocks or control or softmax or matmul or policy", all_cases())
     outcomes = [o for c in cases if c.rejects is None for o in run_case(c, [Engine("numpy", "device", "numpy")])]
     counts = Counter(o.status for o in outcomes)
     failed = [f"{o.case}: {o.detail}" for o in outcomes if o.status == "fail"]
@@ -59,7 +59,7 @@ def test_part_of_the_suite_passes(numpy_backend):
 
 def test_blocks_beyond_the_edge_and_masks(numpy_backend):
     """Nothing of these is refused: most kernels that users write have them."""
-    cases = selected("memory/clipped or memory/masked", all_cases())
+    cases = select_cases("memory/clipped or memory/masked", all_cases())
     outcomes = [o for c in cases for o in run_case(c, [Engine("numpy", "device", "numpy")])]
     assert len(outcomes) >= 6 and {o.status for o in outcomes} == {"pass"}
 
@@ -86,7 +86,7 @@ def test_an_access_outside_is_an_error(numpy_backend):
     ),
 )
 def test_its_checks_refuse_by_name(numpy_backend, name, said):
-    cases = [c for c in selected(name, all_cases()) if c.rejects is None]
+    cases = [c for c in select_cases(name, all_cases()) if c.rejects is None]
     outcomes = [o for c in cases for o in run_case(c, [Engine("numpy", "device", "numpy")])]
     refused = [o.detail for o in outcomes if o.status == "unsupported"]
     assert any(said in detail and "numpy" in detail for detail in refused)
@@ -95,7 +95,7 @@ def test_its_checks_refuse_by_name(numpy_backend, name, said):
 def test_an_element_type_that_it_lacks_is_refused(numpy_backend, monkeypatch):
     narrow = replace(numpy_backend.capabilities, dtypes=(f32, int64))
     monkeypatch.setattr(type(numpy_backend), "capabilities", narrow)
-    (case,) = selected("elementwise/add-f16", all_cases())
+    (case,) = select_cases("elementwise/add-f16", all_cases())
     (outcome,) = run_case(case, [Engine("numpy", "device", "numpy")])
     assert outcome.status == "unsupported" and "the target numpy has no element type f16" in outcome.detail
 

@@ -33,32 +33,32 @@ def cases() -> Iterator[Case]:
     """Activations and norms at three types; attention; a mask; a whole block."""
     for name, program in UNARY.items():
         for dtype in ("f32", "f16", "bf16"):
-            yield _unary(name, program, dtype)
+            yield _make_unary(name, program, dtype)
     for causal in (False, True):
         for dtype in ("f32", "bf16"):
-            yield _attention(causal, dtype)
+            yield _make_attention(causal, dtype)
     for dtype, weights in (("f16", None), ("bf16", "f32"), ("f16", "bf16")):
-        yield _weighed_attention(dtype, weights)
-    yield _positional_attention()
-    yield _rough_cast()
-    yield _masked_attention()
-    yield _affine_norm()
-    yield _block()
+        yield _make_weighed_attention(dtype, weights)
+    yield _make_positional_attention()
+    yield _make_rough_cast()
+    yield _make_masked_attention()
+    yield _make_affine_norm()
+    yield _make_block()
 
 
-def _unary(name: str, program: Callable[..., Any], dtype: str) -> Case:
+def _make_unary(name: str, program: Callable[..., Any], dtype: str) -> Case:
     full = f"graph/composites/{name}-{dtype}"
     x = tensor(full, (6, 50), dtype, -4, 4)
     return Case(full, lambda: (Jit(lambda x: program(x)), (x,)))
 
 
-def _attention(causal: bool, dtype: str) -> Case:
+def _make_attention(causal: bool, dtype: str) -> Case:
     name = f"graph/composites/attention-{'causal' if causal else 'full'}-{dtype}"
     q, k, v = (tensor(f"{name}{i}", (2, 3, 20, 16), dtype) for i in range(3))
     return Case(name, lambda: (Jit(lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, causal=causal)), (q, k, v)))
 
 
-def _weighed_attention(dtype: str, weights: str | None) -> Case:
+def _make_weighed_attention(dtype: str, weights: str | None) -> Case:
     """Widely spread scores: some weights are subnormal numbers, which may be flushed to 0."""
     name = f"graph/composites/attention-weights-{dtype}-{weights or dtype}"
     q, k, v = (tensor(f"{name}{i}", (2, 70, 64), dtype) for i in range(3))
@@ -66,7 +66,7 @@ def _weighed_attention(dtype: str, weights: str | None) -> Case:
     return Case(name, lambda: (Jit(lambda q, k, v: attend(q, k, v, scale=4.0, weights=weights)), (q, k, v)))
 
 
-def _positional_attention() -> Case:
+def _make_positional_attention() -> Case:
     """Queries, keys and values as (batch, position, head, feature)."""
     operands = tuple(tensor(f"p{i}", (2, 20, 3, 16)) for i in range(3))
     return Case("graph/composites/attention-positional", lambda: (Jit(_attend_by_position), operands))
@@ -76,12 +76,12 @@ def _attend_by_position(q: Any, k: Any, v: Any) -> Any:
     return nn.positional_attention(q, k, v)
 
 
-def _rough_cast() -> Case:
+def _make_rough_cast() -> Case:
     x = tensor("rough", (6, 50), "f32", 0.0, 1.0)
     return Case("graph/composites/rough_cast-f16", lambda: (Jit(lambda x: nn.rough_cast(x, dtype=f16)), (x,)))
 
 
-def _masked_attention() -> Case:
+def _make_masked_attention() -> Case:
     q = tensor("q", (2, 2, 9, 8))
     k, v = tensor("k", (2, 2, 33, 8)), tensor("v", (2, 2, 33, 8))
     mask = tensor("m", (2, 1, 1, 33), "bool").astype("f4") * -10000.0
@@ -89,14 +89,14 @@ def _masked_attention() -> Case:
     return Case("graph/composites/attention-masked", lambda: (Jit(program), (q, k, v, mask)))
 
 
-def _affine_norm() -> Case:
+def _make_affine_norm() -> Case:
     operands = (tensor("x", (4, 7, 32)), tensor("w", (32,)), tensor("b", (32,)))
     return Case(
         "graph/composites/layer_norm-affine", lambda: (Jit(lambda x, w, b: nn.layer_norm(x, (32,), w, b)), operands)
     )
 
 
-def _block() -> Case:
+def _make_block() -> Case:
     def block(x, up, down, w):  # type: ignore[no-untyped-def]
         h = nn.layer_norm(x, weight=w)
         return x + contractions.matmul(nn.gelu(contractions.matmul(h, up)), down), reduce.mean(h, axis=-1)

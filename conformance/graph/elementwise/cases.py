@@ -17,7 +17,7 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 DTYPES = {"float": FLOATS, "int": ("int32", "int64"), "uint": ("uint8", "uint32"), "bool": ("bool",)}
 
 
-def pointwise() -> list[Op]:
+def list_ops() -> list[Op]:
     """The ops of the family, `where` apart."""
     found = [
         o
@@ -27,64 +27,64 @@ def pointwise() -> list[Op]:
     return [o for o in found if o is not elementwise.where]
 
 
-def dtypes(op: Op) -> tuple[str, ...]:
+def list_dtypes(op: Op) -> tuple[str, ...]:
     """The element types that the op has cases for."""
     return tuple(name for kind in op.kinds for name in DTYPES[kind])
 
 
-def _call(op: Op, name: str, dtype: str) -> tuple[Any, Any]:
+def _make_program(op: Op, name: str, dtype: str) -> tuple[Any, Any]:
     operands = tuple(tensor(f"{name}-{i}", (3, 37), dtype, *op.domain) for i in range(len(op.operands)))
 
     def program(*args: Any) -> Any:
         return op(*args)
 
-    return Jit(_fixed(program, len(operands))), operands
+    return Jit(_fix_arity(program, len(operands))), operands
 
 
-def _fixed(program: Any, count: int) -> Any:
+def _fix_arity(program: Any, count: int) -> Any:
     """A function of exactly `count` parameters, since a traced one has named ones."""
     return {1: lambda x: program(x), 2: lambda x, y: program(x, y), 3: lambda x, y, z: program(x, y, z)}[count]
 
 
 def _make(op: Op, dtype: str) -> Case:
     name = f"graph/elementwise/{op.__name__}-{dtype}"
-    return Case(name, lambda: _call(op, name, dtype), exact=dtype in INTEGERS or dtype == "bool")
+    return Case(name, lambda: _make_program(op, name, dtype), exact=dtype in INTEGERS or dtype == "bool")
 
 
 def cases() -> Iterator[Case]:
     """One case for each op and type, casts between all types, and select."""
-    for op in pointwise():
-        for dtype in dtypes(op):
+    for op in list_ops():
+        for dtype in list_dtypes(op):
             yield _make(op, dtype)
     for source in (*FLOATS, "int32", "int8", "bool"):
         for to in (*FLOATS, "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"):
             if source != to:
-                yield _cast(source, to)
+                yield _make_cast(source, to)
     for dtype in ("f32", "bf16", "int32"):
-        yield _where(dtype)
+        yield _make_where(dtype)
     for dtype in ("int32", "uint8"):
-        yield _integer_power(dtype)
-    yield _broadcasting()
+        yield _make_integer_power(dtype)
+    yield _make_broadcasting()
 
 
-def _cast(source: str, to: str) -> Case:
+def _make_cast(source: str, to: str) -> Case:
     name = f"graph/elementwise/cast-{source}-{to}"
     low = 0.0 if "uint" in to or to == "bool" else -9.0
     return Case(name, lambda: (Jit(lambda x: basic.cast(x, dtype=to)), (tensor(name, (5, 17), source, low, 9.0),)))
 
 
-def _where(dtype: str) -> Case:
+def _make_where(dtype: str) -> Case:
     name = f"graph/elementwise/where-{dtype}"
     operands = (tensor("c", (4, 33), "bool"), tensor("x", (4, 33), dtype), tensor("y", (4, 33), dtype))
     return Case(name, lambda: (Jit(lambda c, x, y: elementwise.where(c, x, y)), operands))
 
 
-def _integer_power(dtype: str) -> Case:
+def _make_integer_power(dtype: str) -> Case:
     name = f"graph/elementwise/integer_power-{dtype}"
     operands = (tensor(f"{name}-0", (3, 37), dtype, 0.0, 3.0), tensor(f"{name}-1", (3, 37), dtype, 0.0, 4.0))
     return Case(name, lambda: (Jit(lambda x, y: elementwise.integer_power(x, y)), operands), exact=True)
 
 
-def _broadcasting() -> Case:
+def _make_broadcasting() -> Case:
     operands = (tensor("a", (4, 1, 8)), tensor("b", (6, 1)), tensor("c", (8,)))
     return Case("graph/elementwise/broadcasting", lambda: (Jit(lambda a, b, c: (a + b) * c - 2.0), operands))

@@ -38,16 +38,16 @@ def cases() -> Iterator[Case]:
     """The programs of the table, and annotations that the arguments violate."""
     for name, (program, arguments, error, says) in REFUSED.items():
         yield _make(name, program, arguments, error, says)
-    yield _annotated("rank", (X[0],), ShapeError, ("rank 2 expected, rank 1 received",))
-    yield _annotated("size", (tensor("z", (4, 5)),), ShapeError, ("axis 1", "expected 6"))
-    yield _annotated("dtype", (H,), DTypeError, ("f32", "f16"))
+    yield _make_annotated("rank", (X[0],), ShapeError, ("rank 2 expected, rank 1 received",))
+    yield _make_annotated("size", (tensor("z", (4, 5)),), ShapeError, ("axis 1", "expected 6"))
+    yield _make_annotated("dtype", (H,), DTypeError, ("f32", "f16"))
 
 
 def _make(name: str, program: Any, arguments: Any, error: type[TesseraError], says: tuple[str, ...]) -> Case:
     return Case(f"graph/errors/{name}", lambda: (Jit(program), arguments), rejects=error, says=says)
 
 
-def _annotated(name: str, arguments: Any, error: type[TesseraError], says: tuple[str, ...]) -> Case:
+def _make_annotated(name: str, arguments: Any, error: type[TesseraError], says: tuple[str, ...]) -> Case:
     def program(x):  # type: ignore[no-untyped-def]
         return x * 2.0
 

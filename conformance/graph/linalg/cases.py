@@ -26,7 +26,7 @@ SHAPES = {
 }
 
 
-def _product(name: str, dtype: str) -> Case:
+def _make_product(name: str, dtype: str) -> Case:
     full = f"graph/linalg/matmul-{name}-{dtype}"
     a, b = (tensor(f"{full}-{i}", s, dtype) for i, s in enumerate(SHAPES[name]))
     return Case(full, lambda: (Jit(lambda a, b: contractions.matmul(a, b)), (a, b)), exact=dtype.startswith("int"))
@@ -35,35 +35,35 @@ def _product(name: str, dtype: str) -> Case:
 def cases() -> Iterator[Case]:
     """Products, and products with fused prologues and epilogues."""
     for name in SHAPES:
-        yield _product(name, "f32")
+        yield _make_product(name, "f32")
     for dtype in ("f16", "bf16", "f64", "int8", "int32"):
-        yield _product("odd", dtype)
-    yield _fused("bias-gelu", lambda x, w, b: nn.gelu(contractions.linear(x, w, b)))
-    yield _fused(
+        yield _make_product("odd", dtype)
+    yield _make_fused("bias-gelu", lambda x, w, b: nn.gelu(contractions.linear(x, w, b)))
+    yield _make_fused(
         "bias-relu-residual", lambda x, w, b: elementwise.maximum(contractions.linear(x, w, b), 0.0) + x[:, :24]
     )
-    yield _fused("scaled-operand", lambda x, w, b: contractions.matmul(x * 0.5, w) - b)
-    yield _chain()
-    yield _transposed()
-    yield _policy()
+    yield _make_fused("scaled-operand", lambda x, w, b: contractions.matmul(x * 0.5, w) - b)
+    yield _make_chain()
+    yield _make_transposed()
+    yield _make_policy()
 
 
-def _fused(name: str, program) -> Case:  # type: ignore[no-untyped-def]
+def _make_fused(name: str, program) -> Case:  # type: ignore[no-untyped-def]
     operands = (tensor("x", (40, 48)), tensor("w", (48, 24)), tensor("b", (24,)))
     return Case(f"graph/linalg/{name}", lambda: (Jit(program), operands))
 
 
-def _chain() -> Case:
+def _make_chain() -> Case:
     operands = (tensor("a", (16, 20)), tensor("b", (20, 12)), tensor("c", (12, 8)))
     return Case("graph/linalg/chain", lambda: (Jit(lambda a, b, c: (a @ b) @ c), operands))
 
 
-def _transposed() -> Case:
+def _make_transposed() -> Case:
     operands = (tensor("a", (20, 16)), tensor("b", (12, 20)))
     return Case("graph/linalg/transposed-operands", lambda: (Jit(lambda a, b: a.T @ b.T), operands))
 
 
-def _policy() -> Case:
+def _make_policy() -> Case:
     bf16 = as_dtype("bf16")
 
     def product(a: TensorType((8, 40), bf16, bf16 @ accum(f32)), b):  # type: ignore[no-untyped-def,valid-type]

@@ -28,23 +28,23 @@ def cases() -> Iterator[Case]:
     for dtype in NARROW:
         x, y = (tensor(f"{dtype}-{i}", (9, 33), dtype) for i in range(2))
         total = ts.int32 if dtype == "int4" else ts.f32
-        yield _case(f"arithmetic-{dtype}", lambda x, y: x * y + x, x, y)
-        yield _case(f"widened-{dtype}", lambda x, y: ts.cast(x, dtype=ts.f32) - ts.cast(y, dtype=ts.f32), x, y)
-        yield _case(f"narrowed-{dtype}", lambda x, d=dtype: ts.cast(x * 3.0, dtype=d), tensor(dtype, (7, 40)))
-        yield _case(f"sum-{dtype}", lambda x: ts.sum(x, axis=1), x)
-        yield _case(f"product-{dtype}", lambda x, y, t=total: ts.matmul(x, y.T, dtype=t), x, y)
+        yield _make_case(f"arithmetic-{dtype}", lambda x, y: x * y + x, x, y)
+        yield _make_case(f"widened-{dtype}", lambda x, y: ts.cast(x, dtype=ts.f32) - ts.cast(y, dtype=ts.f32), x, y)
+        yield _make_case(f"narrowed-{dtype}", lambda x, d=dtype: ts.cast(x * 3.0, dtype=d), tensor(dtype, (7, 40)))
+        yield _make_case(f"sum-{dtype}", lambda x: ts.sum(x, axis=1), x)
+        yield _make_case(f"product-{dtype}", lambda x, y, t=total: ts.matmul(x, y.T, dtype=t), x, y)
         if dtype != "int4":
-            yield _by_chance(dtype)
+            yield _make_by_chance(dtype)
     operands = tensor("x", (6, 20)), tensor("w", (20, 8))
     for name, clauses in POLICIES.items():
-        yield _case(f"policy-{name}", _under(clauses), *operands)
+        yield _make_case(f"policy-{name}", _under(clauses), *operands)
 
 
-def _case(name: str, program: Callable[..., Any], *operands: Any) -> Case:
+def _make_case(name: str, program: Callable[..., Any], *operands: Any) -> Case:
     return Case(f"graph/numerics/{name}", lambda: (Jit(program), operands))
 
 
-def _by_chance(dtype: str) -> Case:
+def _make_by_chance(dtype: str) -> Case:
     """Stochastic rounding, whose bits depend on the seed and each element's index: equal on every engine."""
     policy = ts.Policy(dtype, rounding="stochastic", seed=len(dtype))
     program = Jit(lambda x: ts.cast(x, dtype=policy).T * 1.7)

@@ -35,12 +35,12 @@ def cases() -> Iterator[Case]:
     for op in SINGLE:
         for axis in (0, -1):
             yield _make(op, axis, "f32", keepdims=False)
-    yield from _composites()
-    yield from _scans()
-    yield _long()
+    yield from _make_composites()
+    yield from _make_scans()
+    yield _make_long()
 
 
-def _composites() -> Iterator[Case]:
+def _make_composites() -> Iterator[Case]:
     for op in COMPOSITES:
         yield _make(op, -1, "f32", keepdims=False)
         yield _make(op, 0, "bf16", keepdims=True)
@@ -48,18 +48,18 @@ def _composites() -> Iterator[Case]:
         yield _make(op, -1, "bool", keepdims=False)
 
 
-def _scans() -> Iterator[Case]:
+def _make_scans() -> Iterator[Case]:
     for op in SCANS:
         for axis, dtype in ((0, "f32"), (-1, "f32"), (-1, "bf16"), (0, "int32")):
-            yield _scan(op, axis, dtype)
+            yield _make_scan(op, axis, dtype)
 
 
-def _scan(op: Op, axis: int, dtype: str) -> Case:
+def _make_scan(op: Op, axis: int, dtype: str) -> Case:
     name = f"graph/reduce/{op.__name__}-{axis}-{dtype}"
     x = tensor(name, (3, 5, 36), dtype)
     return Case(name, lambda: (Jit(lambda x: op(x, axis=axis)), (x,)))
 
 
-def _long() -> Case:
+def _make_long() -> Case:
     x = tensor("long", (2, 70001))
     return Case("graph/reduce/sum-long-row", lambda: (Jit(lambda x: reduce.sum(x, axis=-1)), (x,)))

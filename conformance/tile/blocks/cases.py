@@ -72,7 +72,7 @@ def integers(x, out, B: ts.constexpr):
     tile.store(out[i : i + B], (v * 3 - 7) // 4 + v % 5 + (v >> 1) * (v & 6))
 
 
-def _product(name: str, shape: tuple[int, int, int], block: tuple[int, int, int], dtype: str = "f32") -> Case:
+def _make_product(name: str, shape: tuple[int, int, int], block: tuple[int, int, int], dtype: str = "f32") -> Case:
     (m, n, k), (bm, bn, bk) = shape, block
     a, b = tensor(f"a{name}", (m, k), dtype), tensor(f"b{name}", (k, n), dtype)
     arguments = {
@@ -92,16 +92,16 @@ def _product(name: str, shape: tuple[int, int, int], block: tuple[int, int, int]
 def cases() -> Iterator[Case]:
     """One case a kernel, several shapes and types where they matter."""
     for dtype in ("f32", "f16", "bf16", "f64"):
-        yield _vector(dtype)
+        yield _make_vector(dtype)
     for columns in (1, 7, 64, 130):
-        yield _rows(columns)
+        yield _make_rows(columns)
     x = tensor("grid", (9, 37))
     yield Case(
         "tile/blocks/column-sums",
         lambda: (column_sums, {"x": x, "out": np.zeros(37, "f4"), "R": 9, "C": 37}),
         grid=(1,),
     )
-    yield _extremes(x)
+    yield _make_extremes(x)
     for name, shape, block in (
         ("square", (32, 32, 32), (16, 16, 16)),
         ("odd", (33, 19, 27), (16, 8, 8)),
@@ -109,20 +109,20 @@ def cases() -> Iterator[Case]:
         ("thin", (3, 70, 5), (4, 32, 8)),
         ("wide-block", (70, 100, 30), (64, 96, 16)),
     ):
-        yield _product(name, shape, block)
+        yield _make_product(name, shape, block)
     for dtype in ("bf16", "f16"):
-        yield _product(dtype, (24, 40, 32), (8, 16, 16), dtype)
+        yield _make_product(dtype, (24, 40, 32), (8, 16, 16), dtype)
     yield Case(
         "tile/blocks/transpose",
         lambda: (transposed, {"x": x, "out": np.zeros((37, 9), "f4"), "R": 9, "C": 37}),
         grid=(1,),
         exact=True,
     )
-    yield _outer()
-    yield _integers()
+    yield _make_outer()
+    yield _make_integers()
 
 
-def _vector(dtype: str) -> Case:
+def _make_vector(dtype: str) -> Case:
     x, y = tensor(f"x{dtype}", (96,), dtype), tensor(f"y{dtype}", (96,), dtype)
     return Case(
         f"tile/blocks/elementwise-{dtype}",
@@ -131,7 +131,7 @@ def _vector(dtype: str) -> Case:
     )
 
 
-def _rows(columns: int) -> Case:
+def _make_rows(columns: int) -> Case:
     x = tensor(f"rows{columns}", (6, columns))
     return Case(
         f"tile/blocks/row-softmax-{columns}",
@@ -140,12 +140,12 @@ def _rows(columns: int) -> Case:
     )
 
 
-def _extremes(x: np.ndarray) -> Case:
+def _make_extremes(x: np.ndarray) -> Case:
     outputs: dict[str, Any] = {"low": np.zeros(9, "f4"), "high": np.zeros(37, "f4"), "where": np.zeros(9, "i8")}
     return Case("tile/blocks/extremes", lambda: (extremes, {"x": x, **outputs, "R": 9, "C": 37}), grid=(1,), exact=True)
 
 
-def _outer() -> Case:
+def _make_outer() -> Case:
     x, y = tensor("ox", (5,)), tensor("oy", (33,))
     return Case(
         "tile/blocks/outer",
@@ -154,7 +154,7 @@ def _outer() -> Case:
     )
 
 
-def _integers() -> Case:
+def _make_integers() -> Case:
     x = tensor("ints", (64,), "int32", -40, 40)
     return Case(
         "tile/blocks/integers", lambda: (integers, {"x": x, "out": np.zeros_like(x), "B": 16}), grid=(4,), exact=True

@@ -107,7 +107,7 @@ def cases() -> Iterator[Case]:
     yield _make("accumulated", accumulated, {"c": c[:16, :16].copy(), "a": a, "b": b, "B": 16}, (1,))
     yield _make("double-buffered", buffered, {"a": a, "b": b, "c": np.zeros((24, 24), "f4"), "K": 24, "B": 8}, (3, 3))
     for dtype in ("f16", "bf16", "int8", "uint8", "int16", "bool"):
-        yield _copy(dtype)
+        yield _make_copy(dtype)
     yield _make("returned", returned, {"x": tensor("r", (40,)), "B": 10}, (4,))
 
 
@@ -117,7 +117,7 @@ def copied(x, out, B: ts.constexpr):
     tile.store(out[i : i + B], tile.load(x[i : i + B]))
 
 
-def _copy(dtype: str) -> Case:
+def _make_copy(dtype: str) -> Case:
     x = tensor(f"copy{dtype}", (64,), dtype)
     return Case(
         f"tile/memory/copy-{dtype}", lambda: (copied, {"x": x, "out": np.zeros_like(x), "B": 32}), grid=(2,), exact=True

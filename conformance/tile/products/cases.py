@@ -43,17 +43,17 @@ def product(
 def cases() -> Iterator[Case]:
     """Each type at sizes that blocks divide and do not divide, in both orientations where the type allows it."""
     for dtype, (deep, flat) in DEPTHS.items():
-        yield _product((dtype, dtype), True, WHOLE, deep)
+        yield _make_product((dtype, dtype), True, WHOLE, deep)
         if not dtype.startswith("fp8"):
-            yield _product((dtype, dtype), False, WHOLE, deep)
-            yield _product((dtype, dtype), False, EDGES, flat)
+            yield _make_product((dtype, dtype), False, WHOLE, deep)
+            yield _make_product((dtype, dtype), False, EDGES, flat)
     for pair in MIXED:
         deep, flat = DEPTHS[pair[0]]
-        yield _product(pair, True, WHOLE, deep)
-        yield _product(pair, False, EDGES, flat)
+        yield _make_product(pair, True, WHOLE, deep)
+        yield _make_product(pair, False, EDGES, flat)
 
 
-def _product(pair: tuple[str, str], turned: bool, sizes: tuple[int, int, int], depth: int) -> Case:
+def _make_product(pair: tuple[str, str], turned: bool, sizes: tuple[int, int, int], depth: int) -> Case:
     m, n, k = sizes
     kind = pair[0] if pair[0] == pair[1] else f"{pair[0]}-{pair[1]}"
     name = f"tile/products/{kind}-{'turned' if turned else 'plain'}-{m}x{n}x{k}"

@@ -16,13 +16,13 @@ ZERO = np.zeros
 
 def cases() -> Iterator[Case]:
     """The programming guide, chapters 4, 8 and 9 of the programming model, and the goals."""
-    yield from _guide()
-    yield from _chapter_8()
-    yield from _chapter_9()
-    yield from _goals()
+    yield from _make_guide()
+    yield from _make_chapter_8()
+    yield from _make_chapter_9()
+    yield from _make_goals()
 
 
-def _guide() -> Iterator[Case]:
+def _make_guide() -> Iterator[Case]:
     yield _case("guide-tile-example", guide.tile_example, (tensor("g1", (300,)),), (300,))
     yield _case("guide-process-chunks", guide.process_chunks, (tensor("g2", (300,)), ZERO(300, "f4")))
     yield _case("guide-cooperative-reduction", guide.cooperative_reduction, (tensor("g3", (500,)),), (1,), 128)
@@ -36,7 +36,7 @@ def _guide() -> Iterator[Case]:
     yield _case("guide-double-buffering", guide.double_buffered_gemm, (a, b, ZERO((64, 48), "f4")))
 
 
-def _chapter_8() -> Iterator[Case]:
+def _make_chapter_8() -> Iterator[Case]:
     x = tensor("m0", (128,))
     yield _case("4.2-memory-hierarchies", model.efficient_compute, (x, np.zeros_like(x)))
     a, b = tensor("m1", (64, 64), "bf16"), tensor("m2", (64, 48), "bf16")
@@ -56,14 +56,14 @@ def _chapter_8() -> Iterator[Case]:
     yield _case("8.4-mixed-precision", model.mixed_precision_mma, (a, b, ZERO((16, 24), "f4")))
 
 
-def _chapter_9() -> Iterator[Case]:
+def _make_chapter_9() -> Iterator[Case]:
     a, b, c = tensor("m13", (12, 8)), tensor("m14", (8, 20)), tensor("m15", (12, 20))
     yield _case("9.1-schedule", model.scheduled_kernel, (a, b, c))
     for name in ("autotuned_kernel", "complex_kernel", "evolutionary_tuned"):
         yield _case(f"9.2-{name.replace('_', '-')}", getattr(model, name), (a, b, ZERO((12, 20), "f4")), (3, 5))
 
 
-def _goals() -> Iterator[Case]:
+def _make_goals() -> Iterator[Case]:
     q, k, v = (tensor(f"goal{n}", (3, 64, 8)) for n in "qkv")
     for name, causal, dropout in (("", False, 0.0), ("-causal", True, 0.0), ("-dropout", False, 0.25)):
         given = {"q": q, "k": k, "v": v, "causal": causal, "dropout": dropout}

@@ -17,20 +17,20 @@ FLOATS = ("f32", "bf16", "f16")
 def cases() -> Iterator[Case]:
     """Every kernel, its options and edges."""
     for dtype in FLOATS:
-        yield from _norms(dtype)
-        yield from _products(dtype)
-        yield from _attention(dtype)
-        yield _rotary(dtype, interleaved=dtype == "f16")
-        yield _adam(dtype, decoupled=dtype != "f16")
-        yield _entropy(dtype, gradient=True)
-        yield _sums(dtype)
-    yield _entropy("f64", gradient=False)
-    yield _sums("int32")
-    yield _quantized("int8")
-    yield _quantized("fp8_e4m3")
+        yield from _make_norms(dtype)
+        yield from _make_products(dtype)
+        yield from _make_attention(dtype)
+        yield _make_rotary(dtype, interleaved=dtype == "f16")
+        yield _make_adam(dtype, decoupled=dtype != "f16")
+        yield _make_entropy(dtype, gradient=True)
+        yield _make_sums(dtype)
+    yield _make_entropy("f64", gradient=False)
+    yield _make_sums("int32")
+    yield _make_quantized("int8")
+    yield _make_quantized("fp8_e4m3")
 
 
-def _norms(dtype: str) -> Iterator[Case]:
+def _make_norms(dtype: str) -> Iterator[Case]:
     x, w, b = tensor(f"norm{dtype}", (5, 23), dtype), tensor("weight", (23,), dtype), tensor("bias", (23,), dtype)
     blocks, out = {"BM": 4, "BN": 8}, np.zeros_like(x)
     layer = {"x": x, "weight": w, "bias": b, "out": out, "eps": 1e-5, "center": True, **blocks}
@@ -40,7 +40,7 @@ def _norms(dtype: str) -> Iterator[Case]:
     yield _make(f"softmax-{dtype}", normalisation.softmax_rows, {"x": x, "out": out, **blocks}, (2,))
 
 
-def _products(dtype: str) -> Iterator[Case]:
+def _make_products(dtype: str) -> Iterator[Case]:
     a, b = tensor(f"pa{dtype}", (2, 9, 21), dtype), tensor(f"pb{dtype}", (2, 21, 13), dtype)
     blocks = {"BM": 8, "BN": 8, "BK": 16}
     for name, activation in ((None, None), *gemm.ACTIVATIONS.items()):
@@ -57,7 +57,7 @@ def _products(dtype: str) -> Iterator[Case]:
     yield _make(f"grouped-{dtype}", gemm.group_product, {**grouped, **blocks}, (2, 2, 2))
 
 
-def _attention(dtype: str) -> Iterator[Case]:
+def _make_attention(dtype: str) -> Iterator[Case]:
     q, k, v = (tensor(f"{n}{dtype}", (2, h, s, 8), dtype) for n, h, s in (("q", 4, 9), ("k", 2, 21), ("v", 2, 21)))
     mask = tensor("mask", (2, 1, 1, 21), dtype)
     options: dict[str, Any] = {"out": np.zeros_like(q), "scale": 0.35, "BM": 8, "BN": 8}
@@ -69,14 +69,14 @@ def _attention(dtype: str) -> Iterator[Case]:
         yield _make(f"attention-{name}-{dtype}", attention.attend, given, (2, 4, 2))
 
 
-def _rotary(dtype: str, interleaved: bool) -> Case:
+def _make_rotary(dtype: str, interleaved: bool) -> Case:
     x, angles = tensor(f"rotary{dtype}", (2, 11, 6), dtype), np.arange(33, dtype="f8").reshape(11, 3)
     tables = {"cos": np.cos(angles).astype("f4"), "sin": np.sin(angles).astype("f4")}
     arguments = {"x": x, **tables, "out": np.zeros_like(x), "interleaved": interleaved, "BM": 8}
     return _make(f"rotary-{dtype}", attention.rotate, arguments, (2, 2))
 
 
-def _adam(dtype: str, decoupled: bool) -> Case:
+def _make_adam(dtype: str, decoupled: bool) -> Case:
     p, g = (tensor(f"{n}adam{dtype}", (37,), dtype) for n in "pg")
     m, v = tensor("m", (37,)), tensor("v", (37,), low=0.1)
     rates = np.array([1e-2, 0.9, 0.999, 0.1, 0.19, 0.002], "f4")
@@ -93,7 +93,7 @@ def _adam(dtype: str, decoupled: bool) -> Case:
     return _make(f"adam-{dtype}", optimisers.adam_step, arguments, (3,))
 
 
-def _entropy(dtype: str, gradient: bool) -> Case:
+def _make_entropy(dtype: str, gradient: bool) -> Case:
     x, wide = tensor(f"logits{dtype}", (7, 19), dtype), "f8" if dtype == "f64" else "f4"
     arguments = {"logits": x, "targets": np.array([0, 18, 3, -100, 7, 8, 9]), "scale": np.array([0.25], wide)}
     outputs = {"losses": np.zeros(7, wide), "grad": np.zeros_like(x) if gradient else None}
@@ -102,7 +102,7 @@ def _entropy(dtype: str, gradient: bool) -> Case:
     )
 
 
-def _sums(dtype: str) -> Case:
+def _make_sums(dtype: str) -> Case:
     x = tensor(f"sums{dtype}", (100,), dtype, -50, 50)
     out = np.zeros(3, "i8" if dtype == "int32" else "f4")
     return _make(
@@ -110,7 +110,7 @@ def _sums(dtype: str) -> Case:
     )
 
 
-def _quantized(dtype: str) -> Case:
+def _make_quantized(dtype: str) -> Case:
     a, b = tensor(f"qa{dtype}", (9, 21), dtype, -100, 100), tensor(f"qb{dtype}", (21, 13), dtype, -100, 100)
     scales = {
         "row_scale": tensor("rs", (9,), low=0.1),

@@ -14,13 +14,13 @@ from conformance.tile.tutorials import attention, layer_norm, products, vectors
 
 def cases() -> Iterator[Case]:
     """Vector add, softmax, matmul, dropout, layer norm, attention, grouped and block-scaled products."""
-    yield from _vectors()
-    yield from _products()
-    yield from _layer_norm()
-    yield from _attention()
+    yield from _make_vectors()
+    yield from _make_products()
+    yield from _make_layer_norm()
+    yield from _make_attention()
 
 
-def _vectors() -> Iterator[Case]:
+def _make_vectors() -> Iterator[Case]:
     x, y = tensor("tutx", (100,)), tensor("tuty", (100,))
     out = np.zeros(100, "f4")
     yield _make("vector-add", vectors.add, {"x": x, "y": y, "out": out, "BLOCK": 16}, (7,))
@@ -29,7 +29,7 @@ def _vectors() -> Iterator[Case]:
     yield _make("dropout", vectors.dropout, {"x": x, "out": out, "seed": 123, "p": 0.3, "BLOCK": 16}, (7,))
 
 
-def _products() -> Iterator[Case]:
+def _make_products() -> Iterator[Case]:
     for dtype in ("f16", "bf16", "f32"):
         a, b = tensor(f"tuta{dtype}", (37, 20), dtype), tensor(f"tutb{dtype}", (20, 29), dtype)
         given = {"a": a, "b": b, "c": np.zeros((37, 29), "f4"), "BM": 16, "BN": 16, "BK": 8, "GROUP": 2}
@@ -47,7 +47,7 @@ def _products() -> Iterator[Case]:
         yield _make(f"block-scaled-{dtype}", products.block_scaled, {**given, "BM": 8, "BN": 8, "VEC": 16}, (2, 3))
 
 
-def _layer_norm() -> Iterator[Case]:
+def _make_layer_norm() -> Iterator[Case]:
     for dtype in ("f32", "f16"):
         x, g = tensor(f"tutnx{dtype}", (5, 23), dtype), tensor(f"tutng{dtype}", (5, 23), dtype)
         w, b = tensor("tutnw", (23,), dtype), tensor("tutnb", (23,), dtype)
@@ -63,7 +63,7 @@ def _layer_norm() -> Iterator[Case]:
     yield _make("layer-norm-sums", layer_norm.backward_sums, {"dw": dw, "db": db, **out}, (3,))
 
 
-def _attention() -> Iterator[Case]:
+def _make_attention() -> Iterator[Case]:
     for dtype, causal in (("f32", False), ("f32", True), ("bf16", True)):
         q, k, v, g = (tensor(f"tutatt{n}{dtype}", (2, 16, 8), dtype) for n in "qkvg")
         options: dict[str, Any] = {"causal": causal, "scale": 0.3, "BM": 8, "BN": 4}

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from conformance.case import Outcome, all_cases
-from conformance.run import engines, run_case, selected
+from conformance.run import list_engines, run_case, select_cases
 from tessera.core.errors import ArgumentError
 from tessera.core.io import check_writable, write_file
 
@@ -24,10 +24,10 @@ MARKS = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]", "unsupported": "[yell
 def main(options: argparse.Namespace) -> int:
     """Run the selected cases; status 0 only when nothing failed."""
     write = _open_report_writer(Path(options.report)) if options.report else None
-    cases = selected(options.select, all_cases())
+    cases = select_cases(options.select, all_cases())
     if not cases:
         raise ArgumentError(f"no case matches {options.select!r}", suggestion="tessera conformance lists them all")
-    columns = engines(options.target, options.level)
+    columns = list_engines(options.target, options.level)
     outcomes: list[Outcome] = []
     with Progress(transient=True) as progress:
         bar = progress.add_task("conformance", total=len(cases))
