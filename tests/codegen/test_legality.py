@@ -1,4 +1,4 @@
-"""What kernels need is counted, and refused before emission where a target has less."""
+"""Resources of kernels are counted, and refused before emission if they exceed the target's limits."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Groups of several tiles: ids, shared memory, barriers, and tiles that part ways."""
+"""Groups of several tiles: ids, shared memory, barriers, and divergent control flow."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tiles that exchange values: LLVM and the interpreter agree, also in a group of one and on blocks."""
+"""Values exchanged between tiles: LLVM and the interpreter agree, also in a group of one and on blocks."""
 
 import numpy as np
 import pytest

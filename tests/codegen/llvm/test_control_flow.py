@@ -1,4 +1,4 @@
-"""Loops and branches with scalars and blocks carried through them."""
+"""Loops and branches with loop-carried scalars and blocks."""
 
 import numpy as np
 from test_loop_fusion import numbers

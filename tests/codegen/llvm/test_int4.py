@@ -1,4 +1,4 @@
-"""int4 on llvm: four bits in a byte of their own; arithmetic wraps, floats saturate; the text runs alone too."""
+"""int4 on llvm: one element for each byte; integer arithmetic wraps, conversions from float saturate."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Running artifacts: threads, caches, arguments of every kind, workspace, and the text interpreter."""
+"""Compiled programs: threads, the object cache, arguments of every kind, workspace, and the emulator."""
 
 import threading
 

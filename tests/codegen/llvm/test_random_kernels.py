@@ -1,4 +1,4 @@
-"""Random tile functions: blocks used again, reshaped, reduced, multiplied, carried through loops, stored over."""
+"""Random tile functions: blocks reused, reshaped, reduced, multiplied, loop-carried and overwritten."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""fp8, fp6 and fp4 and storing under policies on llvm: every code point, every midpoint, bit for bit."""
+"""fp8, fp6, fp4 and storage policies on llvm: every code point and every midpoint, bit for bit."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The same text through LLVM's own JIT, as an engine that owes this interpreter nothing."""
+"""Reference results: the same text run by LLVM's own JIT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every binary op, comparison and cast against LLVM's JIT, on values where they go wrong."""
+"""Every binary op, comparison and cast against LLVM's JIT, on edge values."""
 
 import numpy as np
 import pytest

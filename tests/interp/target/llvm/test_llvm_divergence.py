@@ -1,4 +1,4 @@
-"""Lanes that part and meet again: each must compute what it would alone."""
+"""Divergence and reconvergence: every lane computes what it computes alone."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Memory: layout, globals, copies, masked accesses, atomics, and what is found to be wrong."""
+"""Memory: layout, globals, copies, masked accesses, atomics, and the errors of invalid accesses."""
 
 import numpy as np
 import pytest

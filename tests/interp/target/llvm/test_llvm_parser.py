@@ -1,4 +1,4 @@
-"""Reading text as other compilers write it, and saying where it does not parse."""
+"""Parsing of the text of other compilers, and the locations of syntax errors."""
 
 import numpy as np
 import pytest

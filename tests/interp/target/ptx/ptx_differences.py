@@ -1,8 +1,4 @@
-"""What differs between a launch as interpreted and as run on a GPU, and which differences are stated exceptions.
-
-An exception is a freedom that the ISA leaves to the hardware or to ptxas, or an error it allows. Each is a row of
-EXCEPTIONS: the instructions that an entry must contain, and what must hold for an element to be excused.
-"""
+"""Differences between a launch in the emulator and on a GPU, and which of them are documented exceptions."""
 
 import re
 from dataclasses import dataclass

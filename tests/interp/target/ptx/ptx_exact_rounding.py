@@ -1,4 +1,4 @@
-"""Correct rounding of rational numbers in any direction, found among the neighbours of a first guess."""
+"""Correct rounding of rational numbers in any direction: the best of the neighbours of an estimate."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Pieces of PTX for Hopper's tests: a tile by tensor map into shared memory, and one warpgroup's wgmma on it."""
+"""PTX snippets for Hopper: a tile copied to shared memory by tensor map, and one warpgroup's wgmma on it."""
 
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 dyn[];\n"
 LOAD = "cp.async.bulk.tensor.{n}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"

@@ -1,4 +1,4 @@
-"""Calls of functions by themselves, function pointers, and memory allocated as a program runs."""
+"""Recursive calls, function pointers and alloca."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Control flow: divergence, loops, calls, barriers; and what the parser says of wrong text."""
+"""Control flow: divergence, loops, calls, barriers; and the errors of the parser."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Cooperative launches: blocks that wait for each other, however many there are, and threads that sleep meanwhile."""
+"""Cooperative launches: CTAs that wait for each other, and threads in nanosleep."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The debug mode on global and local memory: races, what orders accesses, what was never written."""
+"""The sanitizer on global and local memory: races, synchronisation between CTAs, uninitialised bytes."""
 
 import numpy as np
 import pytest

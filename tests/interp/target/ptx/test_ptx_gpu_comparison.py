@@ -1,4 +1,4 @@
-"""The comparison with a GPU, with something else in the GPU's place: going on after failures, and what is excused."""
+"""The comparison with a GPU, on a substitute for the GPU: it continues after failures and applies its exceptions."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Instructions on bits against Python's integers."""
+"""Logic, shift and bit-field instructions against Python's integers."""
 
 import numpy as np
 import pytest

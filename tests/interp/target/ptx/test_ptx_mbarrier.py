@@ -1,4 +1,4 @@
-"""mbarriers, clusters and bulk copies: phases, who waits, and what a deadlock says."""
+"""mbarriers, clusters and bulk copies: phases, waits, and deadlock reports."""
 
 import numpy as np
 import pytest

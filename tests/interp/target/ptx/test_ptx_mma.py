@@ -1,4 +1,4 @@
-"""Tensor-core instructions of a warp against NumPy, with the fragments written out as the ISA's figures have them."""
+"""Matrix instructions of a warp against NumPy, with the fragments of the ISA's figures."""
 
 import ml_dtypes
 import numpy as np

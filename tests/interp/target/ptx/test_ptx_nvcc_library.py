@@ -1,4 +1,4 @@
-"""nvcc's own functions, rarer control flow and atomics, against NumPy and Python."""
+"""nvcc's library functions, rarer control flow and atomics, against NumPy and Python."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The debug mode: each finding, with its line and source line, and its absence once the program is right."""
+"""The sanitizer: each kind of finding with its locations, and no finding in the corrected program."""
 
 import numpy as np
 import pytest
