@@ -232,8 +232,8 @@ class KernelFusion:
     def is_reduction_epilogue(self, value: Value, wanting: list[FusionCluster]) -> bool:
         """Whether a value depends on reductions along one axis, and a kernel that reads it reduces along another.
 
-        Those reductions need kernels of their own, which compute the value in their epilogue. Where an operand is widened,
-        the value is inlined, and memory keeps the narrow operand.
+        Those reductions need kernels of their own, which compute the value in their epilogue. Where an operand is
+        widened, the value is inlined, and memory keeps the narrow operand.
         """
         if any(v in self.uses and is_widening(self.uses[v]) for v in self.uses[value].args):
             return False
