@@ -214,10 +214,10 @@ def _describe_tensor(ctx: CslContext, ref: Value, node: Any) -> dict[str, Any]:
 
 def _uses_bfloat(function: Function) -> bool:
     """Whether the 16-bit floats of the program are bf16. A program has one 16-bit float type."""
-    found = {t.dtype for n in function.body.walk() for t in (*n.types, *n.result_types)} & {f16, bf16}
-    if len(found) > 1:
+    float_types = {t.dtype for n in function.body.walk() for t in (*n.types, *n.result_types)} & {f16, bf16}
+    if len(float_types) > 1:
         raise UnsupportedOpError(
             "a CSL program has only one 16-bit float type, which cslc's option --fp16-format selects",
             location=function.loc, received="f16 and bf16", suggestion="cast one of them to f32",
         )  # fmt: skip
-    return bf16 in found
+    return bf16 in float_types

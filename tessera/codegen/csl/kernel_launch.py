@@ -56,15 +56,15 @@ def make_kernel_plan(function: Function, ctx: CslContext, outputs: int) -> dict[
     """The host plan of a kernel: every PE receives all arrays, and the host copies the written ones back."""
     written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
     entries = [_describe_array(ctx, p) for p in function.params]
-    given = len(entries) - outputs  # outputs are returned; other written arrays are copied back to their inputs
+    input_count = len(entries) - outputs  # outputs are returned; other written arrays are copied back to their inputs
     back = [{**e, "into": i} for i, (e, p) in enumerate(zip(entries, function.params, strict=True)) if p in written]
-    found = entries[given:] + [e for e in back if e["into"] < given]
+    outputs_ = entries[input_count:] + [e for e in back if e["into"] < input_count]
     return {
         "grid": list(ctx.grid),
-        "inputs": entries[:given],
-        "outputs": found,
+        "inputs": entries[:input_count],
+        "outputs": outputs_,
         "faults": ctx.faults,
-        "given": list(range(given)),
+        "given": list(range(input_count)),
     }
 
 

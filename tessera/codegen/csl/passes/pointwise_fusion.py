@@ -29,48 +29,48 @@ def find_deferred_nodes(
 
 def _find_single_uses(block: Block, pointwise: Callable[[Op], bool]) -> dict[Value, tuple[Node, Node]]:
     """The results of pointwise nodes whose only user is a pointwise node of the same shape: producer and user."""
-    users, found = _find_users(block), {}
+    users, single_uses = _find_users(block), {}
     for node in block.nodes:
         user = users.get(node.out, (None,)) if pointwise(node.op) and node.out.type.shape else (None,)
         if len(user) == 1 and user[0] is not None and pointwise(user[0].op):
             if user[0].out.type.shape == node.out.type.shape:
-                found[node.out] = (node, user[0])
-    return found
+                single_uses[node.out] = (node, user[0])
+    return single_uses
 
 
 def _find_users(block: Block) -> dict[Value, list[Node | None]]:
     """The users of each value; None stands for a use in a region or as a result."""
-    found: dict[Value, list[Node | None]] = {v: [None] for v in block.results}
+    users: dict[Value, list[Node | None]] = {v: [None] for v in block.results}
     for node in block.nodes:
         for value in dict.fromkeys(node.args):
-            found.setdefault(value, []).append(node)
+            users.setdefault(value, []).append(node)
         for region in node.regions:
             for value in region.free:
-                found.setdefault(value, []).append(None)
-    return found
+                users.setdefault(value, []).append(None)
+    return users
 
 
 def find_emission_points(block: Block, later: Mapping[Value, Node]) -> dict[Node, int]:
     """The position at which each node of a block is emitted: a deferred node at the position of its user."""
-    found: dict[Node, int] = {}
+    points: dict[Node, int] = {}
     users = _find_users(block)
-    for place, node in reversed(list(enumerate(block.nodes))):
+    for position, node in reversed(list(enumerate(block.nodes))):
         user = next((users[v][0] for v in node.results if v in later), None)
-        found[node] = place if user is None else found[user]
-    return found
+        points[node] = position if user is None else points[user]
+    return points
 
 
 def find_last_uses(block: Block, places: Mapping[Node, int]) -> Mapping[int, list[Value]]:
     """The values of a block whose last use is at each position."""
     last: dict[Value, int] = {}
     for node in block.nodes:
-        place = places[node]
+        position = places[node]
         inside = (v for region in node.regions for v in region.free)
         for value in (*node.args, *inside, *node.results):
-            last[value] = max(place, last.get(value, 0))
+            last[value] = max(position, last.get(value, 0))
     own = {*block.params, *(v for n in block.nodes for v in n.results)}
-    found: dict[int, list[Value]] = {}
-    for value, place in last.items():
+    by_position: dict[int, list[Value]] = {}
+    for value, position in last.items():
         if value in own and value not in block.results:
-            found.setdefault(place, []).append(value)
-    return found
+            by_position.setdefault(position, []).append(value)
+    return by_position

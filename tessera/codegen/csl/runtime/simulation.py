@@ -88,10 +88,10 @@ class CslSimulation:
 
     def _select_results(self, results: Sequence[np.ndarray], arrays: Sequence[Any]) -> list[np.ndarray]:
         """The results without the arrays that a kernel writes in place."""
-        found = []
+        selected = []
         for entry, result in zip(self._plan["outputs"], results, strict=True):
             if "into" in entry:
                 arrays[entry["into"]][...] = result
             else:
-                found.append(result)
-        return found
+                selected.append(result)
+        return selected

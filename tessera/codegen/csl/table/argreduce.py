@@ -26,14 +26,14 @@ def _(ctx, node, x):
     best, place, step = (f"{name}{next(ctx.names)}" for name in ("best", "place", "step"))
     beats = ARG_COMPARISONS[node.op]
     with loop_over_elements(ctx, kept) as names:
-        first, here = (x.at([*names[:axis], at, *names[axis:]]) for at in ("0", step))
+        first, present = (x.at([*names[:axis], at, *names[axis:]]) for at in ("0", step))
         add_line(ctx, f"var {best}: {x.type} = {first};")
         add_line(ctx, f"var {place}: i16 = 0;")
         with open_block(ctx, f"for (@range(i16, {x.shape[axis]})) |{step}|"):
-            condition = f"{here} {beats} {best}"
+            condition = f"{present} {beats} {best}"
             if node.types[0].dtype.is_float:  # the first NaN wins
-                condition = f"{best} == {best} and ({condition} or {here} != {here})"
-            add_line(ctx, f"if ({condition}) {{ {best} = {here}; {place} = {step}; }}")
+                condition = f"{best} == {best} and ({condition} or {present} != {present})"
+            add_line(ctx, f"if ({condition}) {{ {best} = {present}; {place} = {step}; }}")
         add_line(ctx, f"{level.at(names)} = @as({out.type}, {place});")
     return out
 

@@ -77,20 +77,20 @@ def emit_block(ctx: CslContext, block: Block) -> None:
     later = find_deferred_nodes(block, _needs_loop, scalar_rows.__contains__) if ctx.fuses else {}
     ctx.deferred_nodes.update(later)
     last, params = find_last_uses(block, find_emission_points(block, later)), frozenset(block.params)
-    for place, node in enumerate(block.nodes):
+    for position, node in enumerate(block.nodes):
         if node.results and node.results[0] in later:
             check_default_policy(node, "csl")
             continue
-        ctx.params, ctx.last_used_values = params, frozenset(last.get(place, ()))
+        ctx.params, ctx.last_used_values = params, frozenset(last.get(position, ()))
         row = emit.get(node.op)
         if row is None:
             raise make_refusal_error("csl", node, REFUSED)
         check_default_policy(node, "csl")
         _emit_source_comment(ctx, node)
-        found = row(ctx, node, *(ctx.values.get(v) for v in node.args))
-        if isinstance(found, PeArrayView):
-            bind_value(ctx, node.out, found)
-        for value in last.get(place, ()):
+        result = row(ctx, node, *(ctx.values.get(v) for v in node.args))
+        if isinstance(result, PeArrayView):
+            bind_value(ctx, node.out, result)
+        for value in last.get(position, ()):
             if value not in params:  # the loop owns their arrays
                 drop_value(ctx, value)
 
@@ -150,14 +150,14 @@ def _find_builtin(node: Node) -> str | None:
 
 def _find_fusion_inputs(ctx: CslContext, node: Node) -> list[Value]:
     """The values in memory that a node and the nodes fused into it read."""
-    found: dict[Value, None] = {}
+    inputs: dict[Value, None] = {}
     for value in node.args:
-        found.update(
+        inputs.update(
             dict.fromkeys(
                 _find_fusion_inputs(ctx, ctx.deferred_nodes[value]) if value in ctx.deferred_nodes else [value]
             )
         )
-    return list(found)
+    return list(inputs)
 
 
 def _emit_fused_statement(ctx: CslContext, node: Node, texts: dict[Value, str], target: str) -> str:
@@ -178,8 +178,8 @@ def _emit_fused_statement(ctx: CslContext, node: Node, texts: dict[Value, str], 
 
 def cast_index_literal(view: PeArrayView, value: Value) -> PeArrayView:
     """The view with a literal index cast to i64, the type of its value."""
-    known = view.literal and value.type.dtype == int64
-    return replace(view, literal=f"@as(i64, {view.literal})") if known else view
+    is_literal_index = view.literal and value.type.dtype == int64
+    return replace(view, literal=f"@as(i64, {view.literal})") if is_literal_index else view
 
 
 @emit(basic.full)
@@ -200,11 +200,11 @@ def _(ctx, node, x):
 
 @emit(shape.reshape)
 def _(ctx, node, x):
-    wanted = tuple(node.attrs["shape"])
-    found = x.reshape_view(wanted)
-    if found is None:
-        found = make_contiguous(ctx, x).reshape_view(wanted)
-    return found
+    target_shape = tuple(node.attrs["shape"])
+    view = x.reshape_view(target_shape)
+    if view is None:
+        view = make_contiguous(ctx, x).reshape_view(target_shape)
+    return view
 
 
 @emit(shape.iota)
@@ -276,10 +276,10 @@ def _emit_dsd_reduction(ctx: CslContext, builtin: str, out: PeArrayView, x: PeAr
     """Reduce with one DSD operation per kept element or per reduced element, whichever takes fewer operations."""
     kept = [a for a in range(len(x.shape)) if a not in axes]
     pairs = (coalesce_axes([_select_axes(v, group) for v in (out, x)]) for group in (kept, list(axes)))
-    (held, (into, along)), (gone, (_, across)) = pairs
-    if max(len(held), len(gone)) > 1 or not count_elements(x.shape):
+    (kept_shape, (into, along)), (reduced_shape, (_, across)) = pairs
+    if max(len(kept_shape), len(reduced_shape)) > 1 or not count_elements(x.shape):
         return False
-    size, length = (*held, 1)[0], (*gone, 1)[0]
+    size, length = (*kept_shape, 1)[0], (*reduced_shape, 1)[0]
     steps = (*into.strides, 0)[0], (*along.strides, 0)[0], (*across.strides, 0)[0]
     outer, inner = (length, size) if size >= length else (size, length)
     strides = (steps[0], steps[1], 0, steps[2]) if size >= length else (0, steps[2], steps[0], steps[1])

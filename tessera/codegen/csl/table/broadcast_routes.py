@@ -138,8 +138,8 @@ def _(ctx, node, x):
 
 def _begin_broadcast(ctx: CslContext, out: PeArrayView, x: PeArrayView, axis: int, number: str, each: int) -> None:
     """Start the receive of the root's `x`. The gate opens when the receive and the send are complete."""
-    held, received = make_contiguous(ctx, x), make_message(ctx, out)
-    own, gate = make_message(ctx, held), add_completion_task(ctx, COORDINATE_NAMES[axis])
+    source, received = make_contiguous(ctx, x), make_message(ctx, out)
+    own, gate = make_message(ctx, source), add_completion_task(ctx, COORDINATE_NAMES[axis])
     coordinate, last, root = COORDINATE_NAMES[axis], _find_last_coordinate(ctx, axis), _format_root(number, each)
     sent = f".{{ .async = true, .unblock = {gate}_id }}"
     add_line(
@@ -154,7 +154,7 @@ def _begin_broadcast(ctx: CslContext, out: PeArrayView, x: PeArrayView, axis: in
         add_line(ctx, _format_forward(ctx, received, axis, sent))
     with open_block(ctx, "else"):
         add_line(ctx, f"@unblock({gate}_id);")
-    pin_view(ctx, held)
+    pin_view(ctx, source)
 
 
 def _send_and_pass_token(ctx: CslContext, own: FabricMessage, axis: int, gate: str, ends: str) -> None:
@@ -202,8 +202,8 @@ def _fits_one_dsd(ctx: CslContext, every: PeArrayView) -> bool:
 def _emit_async_all_gather(ctx: CslContext, every: PeArrayView, x: PeArrayView, axis: int) -> None:
     """Receive all pieces with one asynchronous operation; a task continues after it."""
     sizes, (level,) = coalesce_axes([every])
-    coordinate, last, held = COORDINATE_NAMES[axis], _find_last_coordinate(ctx, axis), make_contiguous(ctx, x)
-    own = make_message(ctx, held)
+    coordinate, last, source = COORDINATE_NAMES[axis], _find_last_coordinate(ctx, axis), make_contiguous(ctx, x)
+    own = make_message(ctx, source)
     memory = get_dsd(ctx, level, sizes)
     add_line(
         ctx,
@@ -221,8 +221,8 @@ def _emit_async_all_gather(ctx: CslContext, every: PeArrayView, x: PeArrayView, 
         if last > 1:
             add_line(ctx, _format_token_pass(ctx, axis))
     end_task(ctx)
-    if held is not x:
-        release_view(ctx, held)
+    if source is not x:
+        release_view(ctx, source)
 
 
 def _emit_serial_all_gather(ctx: CslContext, every: PeArrayView, x: PeArrayView, axis: int) -> None:

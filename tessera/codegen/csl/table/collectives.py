@@ -103,9 +103,9 @@ def get_fabin_dsd(ctx: CslContext, channel: FabricChannel, size: int) -> str:
 
 
 def _get_memory_dsd(ctx: CslContext, view: PeArrayView) -> str:
-    found = get_dsd(ctx, replace(view, shape=(view.size,), strides=(1,)), (view.size,))
-    assert found is not None
-    return found
+    dsd = get_dsd(ctx, replace(view, shape=(view.size,), strides=(1,)), (view.size,))
+    assert dsd is not None
+    return dsd
 
 
 @emit(mesh.all_reduce)
@@ -118,72 +118,72 @@ def _(ctx, node, x):
 
 def _emit_float_all_reduce(ctx: CslContext, out: PeArrayView, kind: str, axis: int) -> None:
     """Reduce f32 values as they arrive, then broadcast the result."""
-    size, last, place, there = out.size, ctx.grid[axis] - 1, COORDINATE_NAMES[axis], NEIGHBOUR_CHANNELS[axis][0]
-    memory, gather, around, told = (
+    size, last, place, forward = out.size, ctx.grid[axis] - 1, COORDINATE_NAMES[axis], NEIGHBOUR_CHANNELS[axis][0]
+    memory, gather, around, received = (
         _get_memory_dsd(ctx, out),
         FABRIC_REDUCTIONS[kind],
         get_broadcast_channel(axis),
         make_message(ctx, out),
     )
-    send, take = get_fabout_dsd(ctx, there, size), get_fabin_dsd(ctx, there, size)
+    send, take = get_fabout_dsd(ctx, forward, size), get_fabin_dsd(ctx, forward, size)
     if kind == "min":
         add_line(ctx, f"@fnegs({memory}, {memory});")
     with open_block(ctx, f"if ({place} == {last})"):
         add_line(ctx, f"{gather}({memory}, {memory}, {take});")
-        add_line(ctx, told.format_send(ctx, around))
+        add_line(ctx, received.format_send(ctx, around))
     with open_block(ctx, "else"):
         with open_block(ctx, f"if ({place} == 0)"):
             add_line(ctx, f"@fmovs({send}, {memory});")
         with open_block(ctx, "else"):
             add_line(ctx, f"{gather}({send}, {memory}, {take});")
-        add_line(ctx, told.format_receive(ctx, around))
+        add_line(ctx, received.format_receive(ctx, around))
     if kind == "min":
         add_line(ctx, f"@fnegs({memory}, {memory});")
 
 
 def _emit_chain_all_reduce(ctx: CslContext, out: PeArrayView, kind: str, axis: int) -> None:
     """Reduce values without a reducing DSD operation: receive, combine, send on."""
-    last, place, there, around = (
+    last, place, forward, around = (
         ctx.grid[axis] - 1,
         COORDINATE_NAMES[axis],
         NEIGHBOUR_CHANNELS[axis][0],
         get_broadcast_channel(axis),
     )
-    told = make_message(ctx, out)
+    received = make_message(ctx, out)
     came = allocate_array(ctx, out.shape, out.type)
     with open_block(ctx, f"if ({place} > 0)"):
-        add_line(ctx, make_message(ctx, came).format_receive(ctx, there))
+        add_line(ctx, make_message(ctx, came).format_receive(ctx, forward))
         emit_loop(ctx, [out, came], lambda t: f"{t[0]} = {REDUCTION_EXPRESSIONS[kind].format(t[1], t[0])};")
     with open_block(ctx, f"if ({place} == {last})"):
-        add_line(ctx, told.format_send(ctx, around))
+        add_line(ctx, received.format_send(ctx, around))
     with open_block(ctx, "else"):
-        add_line(ctx, told.format_send(ctx, there))
-        add_line(ctx, told.format_receive(ctx, around))
+        add_line(ctx, received.format_send(ctx, forward))
+        add_line(ctx, received.format_receive(ctx, around))
     release_view(ctx, came)
 
 
 def emit_chain_broadcast(ctx: CslContext, out: PeArrayView, x: PeArrayView, axis: int, root: str) -> None:
     """Broadcast `x` of the PE with coordinate `root` along an axis into `out` of all PEs; `out` is contiguous."""
-    last, (there, back), place, told = (
+    last, (forward, back), place, received = (
         ctx.grid[axis] - 1,
         NEIGHBOUR_CHANNELS[axis],
         COORDINATE_NAMES[axis],
         make_message(ctx, out),
     )
     with open_block(ctx, f"if ({place} == {root})"):
-        own = make_message(ctx, x) if x.contiguous else told
+        own = make_message(ctx, x) if x.contiguous else received
         if not x.contiguous:
             emit_copy(ctx, out, x)
-        _emit_if(ctx, own.format_send(ctx, there), f"{place} < {last}")
+        _emit_if(ctx, own.format_send(ctx, forward), f"{place} < {last}")
         _emit_if(ctx, own.format_send(ctx, back), f"{place} > 0")
         if x.contiguous:  # the other PEs wait for the root's send, so it comes first
             emit_copy(ctx, out, x)
     with open_block(ctx, f"else if ({place} > {root})"):
-        add_line(ctx, told.format_receive(ctx, there))
-        _emit_if(ctx, told.format_send(ctx, there), f"{place} < {last}")
+        add_line(ctx, received.format_receive(ctx, forward))
+        _emit_if(ctx, received.format_send(ctx, forward), f"{place} < {last}")
     with open_block(ctx, "else"):
-        add_line(ctx, told.format_receive(ctx, back))
-        _emit_if(ctx, told.format_send(ctx, back), f"{place} > 0")
+        add_line(ctx, received.format_receive(ctx, back))
+        _emit_if(ctx, received.format_send(ctx, back), f"{place} > 0")
 
 
 def _emit_if(ctx: CslContext, statement: str, where: str) -> None:
@@ -230,21 +230,21 @@ def find_neighbour_conditions(ctx: CslContext, axis: int, way: FabricChannel) ->
 
 def emit_shift(ctx: CslContext, out: PeArrayView, x: PeArrayView, axis: int, way: FabricChannel, closed: bool) -> None:
     """Receive `x` of the preceding neighbour; on a ring the first PE receives that of the last."""
-    held, (sends, takes) = make_contiguous(ctx, x), find_neighbour_conditions(ctx, axis, way)
-    own, told = make_message(ctx, held), make_message(ctx, out)
-    send, take = [own.format_send(ctx, way)], [told.format_receive(ctx, way)]
+    source, (sends, receives) = make_contiguous(ctx, x), find_neighbour_conditions(ctx, axis, way)
+    own, received = make_message(ctx, source), make_message(ctx, out)
+    send, take = [own.format_send(ctx, way)], [received.format_receive(ctx, way)]
     if closed:
         send.append(own.format_send(ctx, get_wraparound_channel(way)))
-        take.append(told.format_receive(ctx, get_wraparound_channel(way)))
+        take.append(received.format_receive(ctx, get_wraparound_channel(way)))
     # PEs at even coordinates send first, those at odd ones receive first, which avoids a deadlock.
     with open_block(ctx, f"if ({COORDINATE_NAMES[axis]} % 2 == 0)"):
         emit_if_else(ctx, sends, send)
-        emit_if_else(ctx, takes, take)
+        emit_if_else(ctx, receives, take)
     with open_block(ctx, "else"):
-        emit_if_else(ctx, takes, take)
+        emit_if_else(ctx, receives, take)
         emit_if_else(ctx, sends, send)
-    if held is not x:
-        release_view(ctx, held)
+    if source is not x:
+        release_view(ctx, source)
 
 
 def emit_if_else(ctx: CslContext, where: str, statements: list[str]) -> None:

@@ -28,12 +28,12 @@ def allocate_loop_carried(
     """Allocate arrays with the initial values of the loop-carried values. Values that the loop receives (`coming`) have
     a double buffer.
     """
-    given = node.args[len(node.args) - len(carried) :]
-    for number, (value, old, start) in enumerate(zip(node.results, given, carried, strict=True)):
+    initial = node.args[len(node.args) - len(carried) :]
+    for number, (value, old, start) in enumerate(zip(node.results, initial, carried, strict=True)):
         if number in coming:
             bind_value(ctx, value, start)
             continue
-        twice = given.count(old) > 1  # each needs an array of its own
+        twice = initial.count(old) > 1  # each needs an array of its own
         kind = CSL_TYPES[value.type.dtype]
         place = _copy_to_new_array(ctx, start, kind) if twice else reuse_or_copy(ctx, old, start, kind)
         bind_value(ctx, value, place)
@@ -51,16 +51,16 @@ def emit_yield(ctx: CslContext, node: Node, body: Block, coming: Collection[int]
     """
     kept = [n for n in range(len(node.results)) if n not in coming]
     places = [ctx.values[node.results[n]] for n in kept]
-    found = [ctx.values[body.results[n]] for n in kept]
-    taken = {p.buffer for p in places}
+    results = [ctx.values[body.results[n]] for n in kept]
+    targets = {p.buffer for p in places}
     apart = [
-        _copy_to_new_array(ctx, x, x.type) if x.buffer in taken and x != place else x
-        for x, place in zip(found, places, strict=True)
+        _copy_to_new_array(ctx, x, x.type) if x.buffer in targets and x != place else x
+        for x, place in zip(results, places, strict=True)
     ]
     for place, view in zip(places, apart, strict=True):
         emit_copy(ctx, place, view)
-    for view, given in zip(apart, found, strict=True):
-        if view is not given:
+    for view, result in zip(apart, results, strict=True):
+        if view is not result:
             release_view(ctx, view)
     _drop_region_values(ctx, body)
 
@@ -74,9 +74,9 @@ def _drop_region_values(ctx: CslContext, block: Block) -> None:
 
 
 def _copy_to_new_array(ctx: CslContext, view: PeArrayView, kind: str) -> PeArrayView:
-    made = allocate_array(ctx, view.shape, kind)
-    emit_copy(ctx, made, view)
-    return made
+    copy = allocate_array(ctx, view.shape, kind)
+    emit_copy(ctx, copy, view)
+    return copy
 
 
 def _format_bound(view: PeArrayView) -> str:
@@ -176,8 +176,8 @@ def _bind_double_buffers(
     for place, (param, value) in enumerate(zip(body.params[1:], node.results, strict=True)):
         view = ctx.values[value]
         if place in coming:
-            size, here = carried[place].size, f"half{next(ctx.names)}"
-            add_line(ctx, f"const {here}: i16 = @as(i16, {turn} % 2) * {size};")
-            ctx.receive_targets[body.results[place]] = replace(view, dynamic_offset=f"{size} - {here}")
-            view = replace(view, dynamic_offset=here)
+            size, half = carried[place].size, f"half{next(ctx.names)}"
+            add_line(ctx, f"const {half}: i16 = @as(i16, {turn} % 2) * {size};")
+            ctx.receive_targets[body.results[place]] = replace(view, dynamic_offset=f"{size} - {half}")
+            view = replace(view, dynamic_offset=half)
         bind_value(ctx, param, view)

@@ -51,9 +51,11 @@ def _(ctx, node, total, a, b):
 
 def _emit_matmul(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: PeArrayView, types: Sequence[Any]) -> None:
     """out += a b, for each matrix of a batch; `types` are the types of the factors."""
-    way = _choose_method(ctx, out, a, b)
+    method = _choose_method(ctx, out, a, b)
     kept = (
-        way == ROW_PRODUCTS and _MULTIPLY_ADD_BUILTINS.get((out.type, a.type, b.type)) and not (a.literal or b.literal)
+        method == ROW_PRODUCTS
+        and _MULTIPLY_ADD_BUILTINS.get((out.type, a.type, b.type))
+        and not (a.literal or b.literal)
     )
     left, right = (
         (a, b) if kept else (_convert_operand(ctx, x, out.type, t.dtype) for x, t in zip((a, b), types, strict=True))
@@ -63,14 +65,16 @@ def _emit_matmul(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: PeArrayVi
     for name, size in zip(names, batch, strict=True):
         add_line(ctx, f"for (@range(i16, {size})) |{name}| {{")
         ctx.depth += 1
-    if out.size * a.shape[-1] and not (way in MATMUL_METHODS and MATMUL_METHODS[way](ctx, out, left, right, names)):
+    if out.size * a.shape[-1] and not (
+        method in MATMUL_METHODS and MATMUL_METHODS[method](ctx, out, left, right, names)
+    ):
         _emit_row_products(ctx, out, left, right, names)
     for _ in batch:
         ctx.depth -= 1
         add_line(ctx, "}")
-    for made, given in ((left, a), (right, b)):
-        if made is not given:
-            release_view(ctx, made)
+    for converted, operand in ((left, a), (right, b)):
+        if converted is not operand:
+            release_view(ctx, converted)
 
 
 def _convert_operand(ctx: CslContext, x: PeArrayView, kind: str, dtype: DType) -> PeArrayView:
@@ -79,20 +83,20 @@ def _convert_operand(ctx: CslContext, x: PeArrayView, kind: str, dtype: DType) -
         return replace(x, type=kind, literal=f"@as({kind}, {format_widening(ctx, dtype, x.literal)})")
     if x.type == kind:
         return x
-    made = allocate_array(ctx, x.shape, kind)
-    if (x.type, kind) != ("f16", "f32") or not emit_dsd_operation(ctx, "@fh2s", [made, x]):
-        emit_loop(ctx, [made, x], lambda t: f"{t[0]} = @as({kind}, {format_widening(ctx, dtype, t[1])});")
-    return made
+    converted = allocate_array(ctx, x.shape, kind)
+    if (x.type, kind) != ("f16", "f32") or not emit_dsd_operation(ctx, "@fh2s", [converted, x]):
+        emit_loop(ctx, [converted, x], lambda t: f"{t[0]} = @as({kind}, {format_widening(ctx, dtype, t[1])});")
+    return converted
 
 
 def _choose_method(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: PeArrayView) -> str:
     """The method with the fewest estimated cycles among those that the operands allow."""
     if out.type != "f32" or a.literal or b.literal or not ctx.fuses or not out.size:
         return ROW_PRODUCTS
-    found = estimate_matmul_cycles(out.shape[-2], out.shape[-1], a.shape[-1], ctx.is_wse3)
+    cycles = estimate_matmul_cycles(out.shape[-2], out.shape[-1], a.shape[-1], ctx.is_wse3)
     if ctx.saves_memory:  # "outer" needs an array for the products
-        found.pop(OUTER_PRODUCTS)
-    return choose_cheapest(found)
+        cycles.pop(OUTER_PRODUCTS)
+    return choose_cheapest(cycles)
 
 
 def _emit_row_products(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: PeArrayView, batch: list[str]) -> None:
@@ -137,12 +141,12 @@ def _emit_row_accumulation(
 def _emit_outer_products(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: PeArrayView, batch: list[str]) -> bool:
     """Add all products of a column and a row at a time."""
     shape, k = out.shape[-2:], f"k{next(ctx.names)}"
-    made = allocate_array(ctx, shape, "f32")
+    products = allocate_array(ctx, shape, "f32")
     column = replace(a, shape=shape, strides=(a.strides[-2], 0))
     row = replace(b, shape=shape, strides=(0, b.strides[-1]))
     total = replace(out, shape=shape, strides=out.strides[-2:])
-    parts = [get_dsd(ctx, v, shape) for v in (made, column, row)]
-    sizes, (flat, into) = coalesce_axes([made, total])
+    parts = [get_dsd(ctx, v, shape) for v in (products, column, row)]
+    sizes, (flat, into) = coalesce_axes([products, total])
     sums = [get_dsd(ctx, v, sizes) for v in (flat, into)]
     steps = [a.strides[-1], b.strides[-2]]
     with open_block(ctx, f"for (@range(i16, {a.shape[-1]})) |{k}|"):
@@ -153,7 +157,7 @@ def _emit_outer_products(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: P
         add_line(ctx, f"@fmuls({parts[0]}, {places[0]}, {places[1]});")
         target = _offset_batch_dsd(sums[1], [out.strides[: len(batch)], batch], "")
         add_line(ctx, f"@fadds({target}, {target}, {sums[0]});")
-    release_view(ctx, made)
+    release_view(ctx, products)
     return True
 
 
@@ -163,8 +167,8 @@ def _emit_inner_products(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: P
     left, right = (replace(v, shape=(summed,), strides=(s,)) for v, s in ((a, a.strides[-1]), (b, b.strides[-2])))
     if max(abs(v.strides[0]) for v in (left, right)) > MAX_DSD_STRIDE:
         return False
-    made = allocate_array(ctx, (summed,), "f32")
-    parts = [get_dsd(ctx, v, (summed,)) for v in (made, left, right)]
+    products = allocate_array(ctx, (summed,), "f32")
+    parts = [get_dsd(ctx, v, (summed,)) for v in (products, left, right)]
     cell = get_dsd(ctx, replace(out, shape=(summed,), strides=(0,)), (summed,))
     rows, columns = out.shape[-2:]
     with open_block(ctx, f"for (@range(i16, {rows})) |{m}|"), open_block(ctx, f"for (@range(i16, {columns})) |{n}|"):
@@ -173,7 +177,7 @@ def _emit_inner_products(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: P
         add_line(ctx, f"@fmuls({parts[0]}, {one}, {other});")
         add_line(ctx, f"const into = {_offset_dsd(cell, out, [*batch, m, n])};")
         add_line(ctx, f"@fadds(into, into, {parts[0]});")
-    release_view(ctx, made)
+    release_view(ctx, products)
     return True
 
 

@@ -59,15 +59,15 @@ def _find_bounds_checks(
     ctx: CslContext, ref: PeArrayView, starts: Sequence[str], shape: Sequence[int], names: Sequence[str]
 ) -> list[str]:
     """The conditions for a block element to be in bounds, without those that are statically true."""
-    found = []
+    conditions = []
     for start, size, length, name in zip(starts, ref.shape, shape, names, strict=True):
         if start.isdigit() and int(start) + length <= size:
             continue
-        place = f"{start} + @as({ctx.index_type}, {name})"
-        found.append(f"{place} < {size}")
+        index = f"{start} + @as({ctx.index_type}, {name})"
+        conditions.append(f"{index} < {size}")
         if "-" in start or "[" in start:
-            found.append(f"{place} >= 0")
-    return found
+            conditions.append(f"{index} >= 0")
+    return conditions
 
 
 def _emit_guarded(ctx: CslContext, conditions: Sequence[str], then: str, otherwise: str = "") -> None:

@@ -35,11 +35,11 @@ def _(ctx, node, x, number):
 
 @emit(mesh.section)
 def _(ctx, node, x):
-    known, shape = node.attrs, tuple(map(int, node.out.type.shape))
+    attrs, shape = node.attrs, tuple(map(int, node.out.type.shape))
     if x.literal or 0 in shape:
         return PeArrayView(x.type, shape, x.buffer, x.offset, x.strides, x.literal)
-    offset = x.offset + sum(a * s for a, s in zip(known["start"], x.strides, strict=True))
-    strides = tuple(by * s for by, s in zip(known["step"], x.strides, strict=True))
+    offset = x.offset + sum(a * s for a, s in zip(attrs["start"], x.strides, strict=True))
+    strides = tuple(by * s for by, s in zip(attrs["step"], x.strides, strict=True))
     return replace(x, shape=shape, offset=offset, strides=strides)
 
 

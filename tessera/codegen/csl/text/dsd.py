@@ -65,8 +65,8 @@ class PeArrayView:
 
     def normalise_strides(self) -> tuple[int, ...]:
         """The strides with row-major values on axes of size 1, where strides do not matter."""
-        plain = make_row_major_strides(self.shape)
-        return tuple(p if n == 1 else s for n, s, p in zip(self.shape, self.strides, plain, strict=True))
+        row_major = make_row_major_strides(self.shape)
+        return tuple(p if n == 1 else s for n, s, p in zip(self.shape, self.strides, row_major, strict=True))
 
     def at(self, indices: Sequence[str]) -> str:
         """The element at indices, as an expression."""
@@ -84,8 +84,8 @@ class PeArrayView:
         if self.literal:
             return replace(self, shape=shape)
         if [n for n in shape if n != 1] == [n for n in self.shape if n != 1]:
-            held = iter(s for n, s in zip(self.shape, self.strides, strict=True) if n != 1)
-            return replace(self, shape=shape, strides=tuple(next(held) if n != 1 else 0 for n in shape))
+            strides = iter(s for n, s in zip(self.shape, self.strides, strict=True) if n != 1)
+            return replace(self, shape=shape, strides=tuple(next(strides) if n != 1 else 0 for n in shape))
         return replace(self, shape=shape, strides=make_row_major_strides(shape)) if self.contiguous else None
 
     def permute_axes(self, axes: Sequence[int]) -> PeArrayView:

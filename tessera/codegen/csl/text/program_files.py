@@ -146,18 +146,18 @@ def _strip_comments(text: str) -> Iterator[tuple[str, int]]:
 
 def map_source_lines(text: str, comments: bool) -> dict[str, str]:
     """The source of each line of the program, from the comment above it."""
-    known, source = {}, ""
+    sources, source = {}, ""
     inside = False
     for number, line in enumerate(text.split("\n"), 1):
         inside = (inside or line.startswith(("fn compute()", "task "))) and line != "}"
         source = line.strip()[3:] if line.strip().startswith("// ") else source
-        known[number] = source if inside else ""
+        sources[number] = source if inside else ""
     numbers = (
-        {number: number for number in known}
+        {number: number for number in sources}
         if comments
         else {n: i for i, (_, n) in enumerate(_strip_comments(text), 1)}
     )
-    return {str(numbers[n]): place for n, place in known.items() if place and n in numbers}
+    return {str(numbers[n]): place for n, place in sources.items() if place and n in numbers}
 
 
 def format_commands(arch: str, grid: tuple[int, int], bfloat: bool, address: str = "") -> str:
@@ -174,8 +174,8 @@ def format_commands(arch: str, grid: tuple[int, int], bfloat: bool, address: str
 def make_compile_options(arch: str, grid: tuple[int, int], bfloat: bool) -> list[str]:
     """The options of cslc."""
     dims = f"--fabric-dims={grid[1] + FABRIC_MARGIN[0]},{grid[0] + FABRIC_MARGIN[1]}"
-    wanted = [f"--arch={arch}", "./layout.csl", dims, "--fabric-offsets=4,1", "--memcpy", "--channels=1"]
-    return [*wanted, "--fp16-format=bf16"] if bfloat else wanted
+    options = [f"--arch={arch}", "./layout.csl", dims, "--fabric-offsets=4,1", "--memcpy", "--channels=1"]
+    return [*options, "--fp16-format=bf16"] if bfloat else options
 
 
 def check_channels(ctx: CslContext, location: Any) -> None:

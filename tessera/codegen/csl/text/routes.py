@@ -82,10 +82,10 @@ class FabricChannel:
 
 def _route_neighbours(channel: FabricChannel, last: int, coordinate: str, to: str, source: str) -> list[FabricRoute]:
     final, first = (last, 0) if channel.step > 0 else (0, last)
-    sent, taken = (f"@get_color(@as(u16, {channel.color} + ({coordinate} + {n}) % 2))" for n in (0, 1))
+    sent, received = (f"@get_color(@as(u16, {channel.color} + ({coordinate} + {n}) % 2))" for n in (0, 1))
     return [
         FabricRoute(f"{coordinate} != {final}", sent, "RAMP", to),
-        FabricRoute(f"{coordinate} != {first}", taken, source, "RAMP"),
+        FabricRoute(f"{coordinate} != {first}", received, source, "RAMP"),
     ]
 
 

@@ -199,10 +199,10 @@ def _compile_layout(
 ) -> CompiledLayout:
     builder = LayoutBuilder()
     unit = CompilationUnit(options, layout=builder)
-    given = {n: ComptimeValue(t.COMPTIME_INT, v) for n, v in params.items()}
-    given |= {n: ComptimeValue(t.COLOR, v) for n, v in colors.items()}
+    values = {n: ComptimeValue(t.COMPTIME_INT, v) for n, v in params.items()}
+    values |= {n: ComptimeValue(t.COLOR, v) for n, v in colors.items()}
     with np.errstate(all="ignore"):
-        unit.start(source, given)
+        unit.start(source, values)
         return _assemble_layout(builder, unit, options, params)
 
 

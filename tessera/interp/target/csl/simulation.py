@@ -85,10 +85,10 @@ class CopyOutCommand(HostCommand):
 
     def begin(self, stream: CommandStream) -> bool:
         row = self.rows[stream.place].view(np.uint8)
-        there = find_symbol_memory(stream, self.name)[: row.size]
-        row[: there.size] = there
-        if there.size < row.size:
-            stream.notes.append(f"a copy of {row.size} bytes reads past the end of '{self.name}', of {there.size}")
+        memory = find_symbol_memory(stream, self.name)[: row.size]
+        row[: memory.size] = memory
+        if memory.size < row.size:
+            stream.notes.append(f"a copy of {row.size} bytes reads past the end of '{self.name}', of {memory.size}")
         return True
 
 
@@ -238,12 +238,12 @@ class Simulation:
         start = max(self.events.now, self._busy) + self._gap
         self._gap = TRANSFER_LATENCY
         rows: dict[int, int] = {}
-        turns: dict[PeCoordinate, int] = {}
+        arrivals: dict[PeCoordinate, int] = {}
         for x, y in sorted(places):
-            turns[x, y] = rows.get(y, start) + x
+            arrivals[x, y] = rows.get(y, start) + x
             rows[y] = rows.get(y, start) + words
         self._busy = max(rows.values(), default=start)
-        return turns
+        return arrivals
 
     def issue(self, command: HostCommand) -> HostCommand:
         """Send a command to its PEs."""

@@ -229,11 +229,11 @@ class InputQueue:
 
     def _find_arrival(self) -> int | None:
         """The time at which the wanted words have arrived; None if they are not in transit."""
-        wanted = self.wanted if self.wanted < self.depth else self.depth
+        needed = self.wanted if self.wanted < self.depth else self.depth
         if not self.controls:
-            return self.words[wanted - 1][0] if len(self.words) >= wanted else None
+            return self.words[needed - 1][0] if len(self.words) >= needed else None
         for index, (time, word) in enumerate(self.words, 1):
-            if index == wanted or word & CONTROL_FLAG:
+            if index == needed or word & CONTROL_FLAG:
                 return time
         return None
 

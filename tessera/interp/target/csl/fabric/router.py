@@ -51,11 +51,11 @@ class RouterNode:
 
     def get_routed_channel(self, color: int) -> RouterChannel:
         """The channel of a color whose first route the program sets at run time."""
-        found = RouterChannel(self, color, ColorRoute((), (), reconfigurable=True), ColorConfig((), ()))
-        self.channels[color] = found
+        channel = RouterChannel(self, color, ColorRoute((), (), reconfigurable=True), ColorConfig((), ()))
+        self.channels[color] = channel
         if color in self.outputs:
-            self.outputs[color].channel = found
-        return found
+            self.outputs[color].channel = channel
+        return channel
 
     def get_output(self, color: int) -> OutputQueue:
         """The output queue of a color."""
@@ -181,10 +181,10 @@ class RouterChannel:
                 if not free:
                     queue.feeder = self
             else:
-                there = self._neighbour(direction)
-                free = self.depth - len(there.inputs[OPPOSITE[direction]])
+                neighbour = self._neighbour(direction)
+                free = self.depth - len(neighbour.inputs[OPPOSITE[direction]])
                 if not free:
-                    there.feeders[OPPOSITE[direction]] = self
+                    neighbour.feeders[OPPOSITE[direction]] = self
             if free < count:
                 count = free
         return count
@@ -210,7 +210,7 @@ class RouterChannel:
 
     def _find_targets(self, tx: tuple[int, ...], word: int) -> list[int] | None:
         """The output directions of a word; None if one of them has no room."""
-        found = []
+        targets = []
         for direction in tx:
             if direction == RAMP:
                 if not self._reaches_pe(word):
@@ -220,12 +220,12 @@ class RouterChannel:
                     queue.feeder = self
                     return None
             elif direction != HOST:
-                there = self._neighbour(direction)
-                if not there.has_room(OPPOSITE[direction]):
-                    there.feeders[OPPOSITE[direction]] = self
+                neighbour = self._neighbour(direction)
+                if not neighbour.has_room(OPPOSITE[direction]):
+                    neighbour.feeders[OPPOSITE[direction]] = self
                     return None
-            found.append(direction)
-        return found
+            targets.append(direction)
+        return targets
 
     def _reaches_pe(self, word: int) -> bool:
         """Whether a word that goes down the ramp reaches the PE's code."""
@@ -235,11 +235,11 @@ class RouterChannel:
         return self.route.filter is None or self.route.filter.passes(word, control)
 
     def _neighbour(self, direction: int) -> RouterChannel:
-        there = self.neighbours[direction]
-        if there is None:
-            there = self.node.fabric.find_neighbour(self, direction)
-            self.neighbours[direction] = there
-        return there
+        neighbour = self.neighbours[direction]
+        if neighbour is None:
+            neighbour = self.node.fabric.find_neighbour(self, direction)
+            self.neighbours[direction] = neighbour
+        return neighbour
 
     def _send(self, origin: int, targets: list[int], time: int, word: int) -> None:
         """Send the head of `origin` in all of the directions in one cycle."""
@@ -262,9 +262,9 @@ class RouterChannel:
             if direction == HOST:
                 self.get_host_sink().take([] if word & CONTROL_FLAG else [word])  # a stream carries data
                 continue
-            there = self._neighbour(direction)
-            there.add(OPPOSITE[direction], time + delay(), onward)
-            there.wake(there.inputs[OPPOSITE[direction]][0][0])
+            neighbour = self._neighbour(direction)
+            neighbour.add(OPPOSITE[direction], time + delay(), onward)
+            neighbour.wake(neighbour.inputs[OPPOSITE[direction]][0][0])
         if advances:
             self.route.advance()
         self._wake_senders(origin, time)
@@ -286,14 +286,14 @@ class RouterChannel:
 
     def describe_stuck(self) -> list[str]:
         """Descriptions of the waiting words."""
-        found = []
+        lines = []
         for direction, buffer in enumerate(self.inputs):
             if buffer:
-                found.append(
+                lines.append(
                     f"{len(buffer)} wavelet(s) of color {self.color} from {DIRECTION_NAMES[direction]}: "
                     f"{self._describe_reason(direction)}"
                 )
-        return found
+        return lines
 
     def _describe_reason(self, direction: int) -> str:
         rx, tx = self.route.here

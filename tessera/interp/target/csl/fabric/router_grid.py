@@ -47,11 +47,11 @@ class FabricView:
 
     def pop_control(self, color: int) -> int | None:
         """Remove and return the first word if it is an arrived control word."""
-        found = self.peek(color)
-        if found is None or not found[1]:
+        head = self.peek(color)
+        if head is None or not head[1]:
             return None
         self.node.get_input(color).take_control(self.node.fabric.events.now)
-        return found[0]
+        return head[0]
 
     def count(self, color: int) -> int:
         """The number of arrived data words before the first control word."""
@@ -119,10 +119,10 @@ class FabricView:
     def set_side(self, color: int, way: str, side: str, wanted: bool | None) -> None:
         """Add a direction to position 0 ("rx" or "tx"), or remove it; None toggles it."""
         route, (direction,) = self.change_route(color), direction_numbers(side)
-        given = getattr(route, way)
-        there = direction in given
-        if there != (not there if wanted is None else wanted):
-            setattr(route, way, tuple(d for d in given if d != direction) if there else (*given, direction))
+        directions = getattr(route, way)
+        present = direction in directions
+        if present != (not present if wanted is None else wanted):
+            setattr(route, way, tuple(d for d in directions if d != direction) if present else (*directions, direction))
             route.refresh()
 
     def invalidate_positions(self, color: int) -> None:
@@ -153,12 +153,12 @@ class FabricView:
         self, color: int, counter: int | None = None, limit: int | None = None, max_counter: int | None = None
     ) -> None:
         """Change settings of the color's counter filter."""
-        found = self._channel(color).route.filter
-        if found is None:
+        wavelet_filter = self._channel(color).route.filter
+        if wavelet_filter is None:
             raise CslFault(f"{self.node.name} has no filter on color {color}")
-        found.counter = found.counter if counter is None else counter
-        found.limit = found.limit if limit is None else limit
-        found.top = found.top if max_counter is None else max_counter
+        wavelet_filter.counter = wavelet_filter.counter if counter is None else counter
+        wavelet_filter.limit = wavelet_filter.limit if limit is None else limit
+        wavelet_filter.top = wavelet_filter.top if max_counter is None else max_counter
 
     def teardown_pending(self) -> set[int]:
         """The colors in teardown."""
@@ -238,21 +238,21 @@ class Fabric:
         """The channel of the same color one hop away."""
         node = channel.node
         dx, dy = DIRECTION_STEPS[direction]
-        there = self.nodes.get((node.x + dx, node.y + dy))
-        if there is None:
+        neighbour = self.nodes.get((node.x + dx, node.y + dy))
+        if neighbour is None:
             self.raise_fault(
                 f"color {channel.color} leaves the rectangle {DIRECTION_NAMES[direction]} of {node.name}", channel
             )
         # A swap exchanges the two colors of a pair (0 and 1, 2 and 3, …) on the way.
         swap = channel.config.swap_x if dx else channel.config.swap_y
         color = channel.color ^ 1 if swap else channel.color
-        if color not in there.channels:
+        if color not in neighbour.channels:
             self.raise_fault(
-                f"a wavelet of color {color} comes from {node.name} into {there.name}, "
+                f"a wavelet of color {color} comes from {node.name} into {neighbour.name}, "
                 "which has no route for that color",
                 channel,
             )
-        return there.channels[color]
+        return neighbour.channels[color]
 
     def raise_fault(self, message: str, channel: RouterChannel) -> NoReturn:
         """Raise a run-time fault at a route in the present cycle."""
@@ -264,7 +264,7 @@ class Fabric:
 
     def describe_stuck(self) -> list[str]:
         """Descriptions of all waiting wavelets."""
-        found = []
+        lines = []
         for node in self.nodes.values():
             texts = [text for channel in node.channels.values() for text in channel.describe_stuck()]
             texts += [
@@ -278,8 +278,8 @@ class Fabric:
                 for q in node.outputs.values()
                 if q.words
             ]
-            found += [f"{node.name}: {text}" for text in texts]
-        return found
+            lines += [f"{node.name}: {text}" for text in texts]
+        return lines
 
 
 def make_route(config: ColorConfig) -> ColorRoute:

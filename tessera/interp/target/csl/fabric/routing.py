@@ -48,8 +48,8 @@ def decode_entry_point(word: int) -> int | None:
     >>> decode_entry_point(43 << 16), decode_entry_point(31 << 16)
     (43, None)
     """
-    found = (word >> 16) & 0x3F
-    return None if found == NO_ENTRY else found
+    task_id = (word >> 16) & 0x3F
+    return None if task_id == NO_ENTRY else task_id
 
 
 def decode_commands(word: int) -> list[tuple[Opcode, bool]]:
@@ -263,8 +263,8 @@ def decode_switch(route: ColorRoute, bits: int) -> None:
     """Set a switch from its register value."""
     for place in range(3):
         side, incoming = bits >> 4 * place & 7, bits >> (4 * place + 3) & 1
-        way = (_REGISTER_DIRECTIONS[side],) if side < _NO_DIRECTION else ()
-        route.switches[place] = ((way, ()) if incoming else ((), way)) if way else None
+        directions = (_REGISTER_DIRECTIONS[side],) if side < _NO_DIRECTION else ()
+        route.switches[place] = ((directions, ()) if incoming else ((), directions)) if directions else None
     route.ring, route.current = bool(bits >> 12 & 1), bits >> 13 & 3
     route.refresh()
 

@@ -25,30 +25,30 @@ def default_language() -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """The options of `cslc`, as `--flag v` or `--flag=v`."""
-    found = argparse.ArgumentParser(prog="cslc", description="Checks a CSL program and prepares it for the simulator.")
-    found.add_argument("layout", help="the top-level CSL file")
-    found.add_argument("-o", dest="output", default="out", metavar="FOLDER")
-    found.add_argument("--arch", choices=("wse2", "wse3"), default="wse2")
-    found.add_argument(
+    parser = argparse.ArgumentParser(prog="cslc", description="Checks a CSL program and prepares it for the simulator.")
+    parser.add_argument("layout", help="the top-level CSL file")
+    parser.add_argument("-o", dest="output", default="out", metavar="FOLDER")
+    parser.add_argument("--arch", choices=("wse2", "wse3"), default="wse2")
+    parser.add_argument(
         "--sdk",
         choices=("1.4", "2.10"),
         default=default_language(),
         help="the language version (option of this simulator; default: TESSERA_CSL_SDK, else 1.4)",
     )
-    found.add_argument("--fabric-dims", default="", metavar="W,H")
-    found.add_argument("--fabric-offsets", default="", metavar="X,Y")
-    found.add_argument("--params", action="append", default=[], metavar="NAME:VALUE,…")
-    found.add_argument("--colors", action="append", default=[], metavar="NAME:VALUE,…")
-    found.add_argument("--import-path", action="append", default=[], metavar="FOLDER")
-    found.add_argument("--fp16-format", choices=("f16", "bf16", "cb16"), default="f16")
-    found.add_argument("--max-inlined-iterations", type=int, default=50, metavar="N")
-    found.add_argument("--memcpy", action="store_true")
-    found.add_argument("--channels", type=int, default=0, metavar="N")
+    parser.add_argument("--fabric-dims", default="", metavar="W,H")
+    parser.add_argument("--fabric-offsets", default="", metavar="X,Y")
+    parser.add_argument("--params", action="append", default=[], metavar="NAME:VALUE,…")
+    parser.add_argument("--colors", action="append", default=[], metavar="NAME:VALUE,…")
+    parser.add_argument("--import-path", action="append", default=[], metavar="FOLDER")
+    parser.add_argument("--fp16-format", choices=("f16", "bf16", "cb16"), default="f16")
+    parser.add_argument("--max-inlined-iterations", type=int, default=50, metavar="N")
+    parser.add_argument("--memcpy", action="store_true")
+    parser.add_argument("--channels", type=int, default=0, metavar="N")
     for ignored in ("--width-west-buf", "--width-east-buf", "--max-parallelism", "--comptime-func-depth-limit"):
-        found.add_argument(ignored, type=int, metavar="N", help="accepted without effect")
+        parser.add_argument(ignored, type=int, metavar="N", help="accepted without effect")
     for ignored in ("--verbose", "-g0", "--warnings-as-errors", "--out-routes"):
-        found.add_argument(ignored, action="store_true", help="accepted without effect")
-    return found
+        parser.add_argument(ignored, action="store_true", help="accepted without effect")
+    return parser
 
 
 def parse_numbers(texts: Sequence[str], option: str) -> dict[str, int]:
@@ -57,14 +57,14 @@ def parse_numbers(texts: Sequence[str], option: str) -> dict[str, int]:
     >>> parse_numbers(["P:4,Mt:14", "Kt:0x10"], "--params")
     {'P': 4, 'Mt': 14, 'Kt': 16}
     """
-    found = {}
+    values = {}
     for pair in (pair for text in texts for pair in text.split(",") if pair):
         name, _, value = pair.partition(":")
         try:
-            found[name.strip()] = int(value, 0)
+            values[name.strip()] = int(value, 0)
         except ValueError:
             raise ArgumentError(f"{option} cannot be parsed", expected="NAME:INTEGER,…", received=pair) from None
-    return found
+    return values
 
 
 def _parse_pair(text: str, option: str) -> tuple[int, int] | None:

@@ -271,11 +271,11 @@ def load_compiled(folder: Path) -> CompiledProgram:
         settings = json.loads((folder / "out.json").read_text())[cslc.SETTINGS_KEY]
     except (OSError, ValueError, KeyError) as error:
         raise FileError(f"{folder} has no compiled program", suggestion="compile it with cslc -o") from error
-    kept = (folder / "src").resolve()
+    sources = (folder / "src").resolve()
     inside = {
         **settings,
-        "layout": str(kept / settings["layout"]),
-        "import_paths": [str(kept / path) for path in settings["import_paths"]],
+        "layout": str(sources / settings["layout"]),
+        "import_paths": [str(sources / path) for path in settings["import_paths"]],
     }
     return CompiledProgram(str(folder.resolve()), cslc.compile_settings(inside), {}, {})
 

@@ -387,13 +387,17 @@ class RouteGrid:
         came: dict[PeCoordinate, tuple[PeCoordinate, int]] = {start: (start, -1)}
         queue = deque([start])
         while queue and end not in came:
-            here = queue.popleft()
+            current = queue.popleft()
             for direction in order:
-                there = (here[0] + DIRECTION_STEPS[direction][0], here[1] + DIRECTION_STEPS[direction][1])
-                inside = 0 <= there[0] < self.width and 0 <= there[1] < self.height
-                if inside and there not in came and (there == end or color not in self.routes.get(there, {})):
-                    came[there] = (here, direction)
-                    queue.append(there)
+                neighbour = (current[0] + DIRECTION_STEPS[direction][0], current[1] + DIRECTION_STEPS[direction][1])
+                inside = 0 <= neighbour[0] < self.width and 0 <= neighbour[1] < self.height
+                if (
+                    inside
+                    and neighbour not in came
+                    and (neighbour == end or color not in self.routes.get(neighbour, {}))
+                ):
+                    came[neighbour] = (current, direction)
+                    queue.append(neighbour)
         if end not in came:
             raise ResourceError(f"no free path for port {port} from PE {start} to PE {end}")
         found = []
@@ -405,16 +409,16 @@ class RouteGrid:
     def connect(self, output: Port, input: Port, color: int) -> None:
         """Route every pair of PEs of two connected ports."""
         for start, end in zip(output.places(), input.places(), strict=True):
-            ways = self.path(start, end, color, output.edge.value, output.color.name)
-            leave = DIRECTION_NAMES[ways[0]]
+            directions = self.path(start, end, color, output.edge.value, output.color.name)
+            leave = DIRECTION_NAMES[directions[0]]
             self.set(start, color, tuple(RoutingPosition(p.rx, (*p.tx, leave)) for p in output.positions))
-            here = start
-            for before, after in zip(ways, ways[1:], strict=False):
-                here = (here[0] + DIRECTION_STEPS[before][0], here[1] + DIRECTION_STEPS[before][1])
+            position = start
+            for before, after in zip(directions, directions[1:], strict=False):
+                position = (position[0] + DIRECTION_STEPS[before][0], position[1] + DIRECTION_STEPS[before][1])
                 self.set(
-                    here, color, (RoutingPosition((DIRECTION_NAMES[OPPOSITE[before]],), (DIRECTION_NAMES[after],)),)
+                    position, color, (RoutingPosition((DIRECTION_NAMES[OPPOSITE[before]],), (DIRECTION_NAMES[after],)),)
                 )
-            enter = DIRECTION_NAMES[OPPOSITE[ways[-1]]]
+            enter = DIRECTION_NAMES[OPPOSITE[directions[-1]]]
             self.set(end, color, tuple(RoutingPosition((enter,), p.tx) for p in input.positions))
 
 

@@ -159,9 +159,9 @@ def broadcast(part: CollectiveRole, buffer: np.ndarray) -> CollectiveThread:
     """Broadcast the root's buffer; routers replicate the wavelets."""
     color = part.line.colors[0]
     if part.distance == 0:
-        ways = tuple(part.line.back if behind else part.line.forth for behind, _ in part.sides())
-        if ways:
-            part.open(color, ("RAMP",), ways)
+        directions = tuple(part.line.back if behind else part.line.forth for behind, _ in part.sides())
+        if directions:
+            part.open(color, ("RAMP",), directions)
             yield from part.send(color, buffer)
             yield from part.end(color)
     else:
@@ -273,10 +273,10 @@ def make_axis_params(axis: str, ids: dict[str, ComptimeValue]) -> ComptimeValue:
         CslError: the colors or task ids of the axis are not two distinct ones.
     """
     for name in ("colors", "entrypoints"):
-        given = ids.get(f"{axis}_{name}")
-        found = [value.data for value in given.data.values()] if given else []
-        if len(set(found)) != 2 or len(found) != 2:
-            raise CslError(f"collectives_2d needs two distinct {axis}_{name}", received=str(found))
+        values = ids.get(f"{axis}_{name}")
+        numbers = [value.data for value in values.data.values()] if values else []
+        if len(set(numbers)) != 2 or len(numbers) != 2:
+            raise CslError(f"collectives_2d needs two distinct {axis}_{name}", received=str(numbers))
     fields = {"axis": ComptimeValue(t.STRING, axis), "colors": ids[f"{axis}_colors"]}
     return ComptimeValue(t.ANON, fields)
 
@@ -341,12 +341,12 @@ def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:
         CslFault: the variable has fewer words.
     """
     array, index = pointer
-    found = array.reshape(-1)[index : index + count] if array.itemsize == 4 else None
-    if found is None or found.size < count:
+    words = array.reshape(-1)[index : index + count] if array.itemsize == 4 else None
+    if words is None or words.size < count:
         raise CslFault(
             f"{name} of {count} words passes the end of its buffer", received=f"{array.size - index} elements"
         )
-    return found.view(np.uint32)
+    return words.view(np.uint32)
 
 
 # The libraries `<kernels/tally/layout>` and `<kernels/tally/pe>`: termination detection.
@@ -386,8 +386,8 @@ def make_tally_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, Comp
 
     That PE activates the task `callback`; without that parameter it sends the total on the output color.
     """
-    given = params.get("tally_params")  # SDK 1.4 merges the fields into the parameters, 2.10 passes the struct
-    params = {**given.data, **params} if given is not None else params
+    fields = params.get("tally_params")  # SDK 1.4 merges the fields into the parameters, 2.10 passes the struct
+    params = {**fields.data, **params} if fields is not None else params
     width, height, goal = (int(params[name].data) for name in ("kernel_width", "kernel_height", "phase2_tally"))
     total = unit.add_variable("local_tally", t.U32, np.uint32(0))
     callback = params.get("callback")

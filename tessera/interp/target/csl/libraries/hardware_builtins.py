@@ -77,17 +77,17 @@ def _read_symbol(pe: Any, number: int) -> Any:
 
 
 def _read_symbol_value(pe: Any, number: int, type_: t.CslType) -> Any:
-    found = _read_symbol(pe, number)
+    symbol = _read_symbol(pe, number)
     if isinstance(type_, t.CslPointer):
-        return found
-    cell = found.array[found.index]
+        return symbol
+    cell = symbol.array[symbol.index]
     return cell if isinstance(type_, t.CslFloat) else cell.item()
 
 
 def _tensor_pointer(pe: Any, number: int) -> Pointer:
-    found = _read_symbol(pe, number)
-    view = found.array.view(t.U16.dtype)
-    return Pointer(view, found.index * found.array.dtype.itemsize // 2)
+    symbol = _read_symbol(pe, number)
+    view = symbol.array.view(t.U16.dtype)
+    return Pointer(view, symbol.index * symbol.array.dtype.itemsize // 2)
 
 
 RANDOM16 = NativeFunction("@random16", lambda pe: draw_random16(pe), cycles=4, live=True)
@@ -173,8 +173,8 @@ def _dfilt(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     if o.type not in (t.FABIN, t.DSR_SRC1):
         type_mismatch(node.args[0].loc, t.FABIN, o.type)
     text = render_options(f, options, node.args[1].loc)
-    wanted = list_members(options).get("async")
-    if f.comptime or wanted is None or not wanted.known or not wanted.const:
+    is_async = list_members(options).get("async")
+    if f.comptime or is_async is None or not is_async.known or not is_async.const:
         fail(node.loc, "'@dfilt' is only valid at run time, and requires '.async = true'")
     f.emit(f"pe.drop({render_code(f, o)}, {text}, {f.unit.add_constant(node.loc)})", node.loc)
     return VOID

@@ -112,11 +112,11 @@ def make_debug(unit: Any, params: Members) -> Members:
 
     half = t.NAMED[unit.options.fp16_format]
     kinds = {str(x): x for x in (t.BOOL, t.I8, t.U8, t.I16, t.U16, t.I32, t.U32, t.F32)} | {"f16": half}
-    found = {f"trace_{name}": _make_printer(f"trace_{name}", (x,), record, 12) for name, x in kinds.items()}
-    found["trace_string"] = _make_printer("trace_string", (t.STRING,), record, 12)
-    found["trace"] = _make_printer("trace", (None,), record, 12)
-    found["trace_timestamp"] = _make_printer("trace_timestamp", (), lambda pe: record(pe, pe.clock), 16)
-    return found
+    members = {f"trace_{name}": _make_printer(f"trace_{name}", (x,), record, 12) for name, x in kinds.items()}
+    members["trace_string"] = _make_printer("trace_string", (t.STRING,), record, 12)
+    members["trace"] = _make_printer("trace", (None,), record, 12)
+    members["trace_timestamp"] = _make_printer("trace_timestamp", (), lambda pe: record(pe, pe.clock), 16)
+    return members
 
 
 def print_text(pe: Any, text: str) -> None:

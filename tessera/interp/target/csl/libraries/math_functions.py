@@ -72,8 +72,8 @@ def _make_typed(name: str, type_: t.CslFloat, function: Callable[..., Any], coun
     def run(pe: Any, *args: Any) -> Any:
         return back(function(*(np.float64(a) for a in args)))
 
-    whole = None if name in _PREDICATES else _vectorise(function)
-    native = NativeFunction(f"{name}_{type_}", run, cycles=cycles, whole=whole)
+    on_arrays = None if name in _PREDICATES else _vectorise(function)
+    native = NativeFunction(f"{name}_{type_}", run, cycles=cycles, whole=on_arrays)
     return ComptimeValue(t.CslFunctionType("", (type_,) * count, result), native)
 
 
@@ -98,8 +98,8 @@ def _make_generic(name: str, function: Callable[..., Any], count: int, cycles: i
 
     def result(*types: t.CslType) -> t.CslType:
         first = next((x for x in types if x not in (t.COMPTIME_FLOAT, t.COMPTIME_INT)), types[0])
-        whole = name in _INTEGER_FUNCTIONS and isinstance(first, t.CslInt)
-        if not (whole or isinstance(first, t.CslFloat) or first is t.COMPTIME_FLOAT):
+        on_arrays = name in _INTEGER_FUNCTIONS and isinstance(first, t.CslInt)
+        if not (on_arrays or isinstance(first, t.CslFloat) or first is t.COMPTIME_FLOAT):
             raise CslError(f"function '{name}' is not defined for type '{first}'")
         if any(x != first and x not in (t.COMPTIME_FLOAT, t.COMPTIME_INT) for x in types):
             raise CslError(f"expected type '{first}', got: '{next(x for x in types if x != first)}'")
@@ -113,8 +113,8 @@ def _make_generic(name: str, function: Callable[..., Any], count: int, cycles: i
         found = function(*(np.float64(a) for a in args))
         return bool(found) if name in _PREDICATES else kind(found)
 
-    whole = None if name in _PREDICATES else _vectorise(function)
-    native = NativeFunction(name, run, cycles=cycles, result=result, whole=whole)
+    on_arrays = None if name in _PREDICATES else _vectorise(function)
+    native = NativeFunction(name, run, cycles=cycles, result=result, whole=on_arrays)
     return ComptimeValue(t.CslFunctionType("", (None,) * count, t.ANYTYPE), native)
 
 
@@ -140,18 +140,18 @@ def _make_fscale(title: str, type_: t.CslType | None) -> ComptimeValue:
 
 def make_math(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:
     """The members of `<math>`: `sqrt_f32`, `sqrt_f16` (for the format of `@fp16()`), the generic `sqrt`, and so on."""
-    found: dict[str, ComptimeValue] = {"fscale": _make_fscale("fscale", None)}
+    members: dict[str, ComptimeValue] = {"fscale": _make_fscale("fscale", None)}
     half = t.NAMED[unit.options.fp16_format]
     kinds: tuple[tuple[str, t.CslFloat], ...] = (("f16", half), ("f32", t.F32))  # type: ignore[assignment]
     for suffix, type_ in kinds:
-        found[f"fscale_{suffix}"] = _make_fscale(f"fscale_{suffix}", type_)
+        members[f"fscale_{suffix}"] = _make_fscale(f"fscale_{suffix}", type_)
         for name, number in CONSTANTS.items():
-            found[f"{name}_{suffix}"] = ComptimeValue(type_, type_.dtype.type(number))
+            members[f"{name}_{suffix}"] = ComptimeValue(type_, type_.dtype.type(number))
     for count, table in ((1, UNARY_FUNCTIONS), (2, BINARY_FUNCTIONS)):
         for name, (function, cycles) in table.items():  # type: ignore[attr-defined]
-            found[name] = _make_generic(name, function, count, cycles)
+            members[name] = _make_generic(name, function, count, cycles)
             for suffix, type_ in kinds:
-                found[f"{name}_{suffix}"] = _make_typed(name, type_, function, count, cycles)
-    found |= {name: _make_constant(name, CONSTANTS[name]) for name in ("POSITIVE_INF", "NEGATIVE_INF", "NaN")}
-    found["PI"], found["E"] = ComptimeValue(t.COMPTIME_FLOAT, math.pi), ComptimeValue(t.COMPTIME_FLOAT, math.e)
-    return found
+                members[f"{name}_{suffix}"] = _make_typed(name, type_, function, count, cycles)
+    members |= {name: _make_constant(name, CONSTANTS[name]) for name in ("POSITIVE_INF", "NEGATIVE_INF", "NaN")}
+    members["PI"], members["E"] = ComptimeValue(t.COMPTIME_FLOAT, math.pi), ComptimeValue(t.COMPTIME_FLOAT, math.e)
+    return members

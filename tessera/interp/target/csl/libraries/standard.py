@@ -144,9 +144,9 @@ def _make_control(unit: Any, params: Members) -> Members:
         return encode_payload([(Opcode.NOP, False)], entry)
 
     def several(pe: Any, count: int, commands: Any, ignored: Any, rest: bool, entry: int | None) -> int:
-        given = [(Opcode(int(c)), bool(i)) for c, i in zip(commands, ignored, strict=True)]
-        given += [(Opcode.NOP, bool(rest))] * (MAX_COMMANDS - int(count))
-        return encode_payload(given, NO_ENTRY if entry is None else entry)
+        opcodes = [(Opcode(int(c)), bool(i)) for c, i in zip(commands, ignored, strict=True)]
+        opcodes += [(Opcode.NOP, bool(rest))] * (MAX_COMMANDS - int(count))
+        return encode_payload(opcodes, NO_ENTRY if entry is None else entry)
 
     def typed(*kinds: t.CslType) -> t.CslType:
         count = [x.count if isinstance(x, t.CslArray) else -1 for x in kinds[1:3]]

@@ -76,53 +76,53 @@ def perform(
     if any(type(o) is Dsr and o in pe.dsrs and pe.dsrs[o].options.get("async") for o in operands):
         launch(pe, op, operands, options, loc)
         return True
-    whole, found = True, _resolve_operands(pe, operands, options, loc)
-    if not any(isinstance(o, _STREAMING_OPERANDS) for o in found):
-        compute(pe, op, found)  # type: ignore[arg-type]
+    complete, resolved = True, _resolve_operands(pe, operands, options, loc)
+    if not any(isinstance(o, _STREAMING_OPERANDS) for o in resolved):
+        compute(pe, op, resolved)  # type: ignore[arg-type]
     else:
         pe.clock += DSD_START_CYCLES
         yield max(pe.clock, pe.events.now)
-        keys = _claim_queues(pe, found, options, loc)
-        whole = yield from stream_operation(pe, op, found, options, sync=True)  # type: ignore[arg-type]
+        keys = _claim_queues(pe, resolved, options, loc)
+        complete = yield from stream_operation(pe, op, resolved, options, sync=True)  # type: ignore[arg-type]
         _release_queues(pe, keys)
         pe.clock = max(pe.clock, pe.events.now)
-    _finish_operation(pe, operands, found, options)
-    _clear_source(pe, op, found)
-    return whole
+    _finish_operation(pe, operands, resolved, options)
+    _clear_source(pe, op, resolved)
+    return complete
 
 
 def launch(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> None:
     """Run an asynchronous operation as a microthread."""
-    found = _resolve_operands(pe, operands, options, loc)
-    if not any(isinstance(o, _STREAMING_OPERANDS) for o in found):
+    resolved = _resolve_operands(pe, operands, options, loc)
+    if not any(isinstance(o, _STREAMING_OPERANDS) for o in resolved):
         raise CslFault("asynchronous DSD operations must have at least one fabric operand", location=loc)
     pe.clock += DSR_LOAD_CYCLES
     merged = dict(options)
     for o in operands:
         if type(o) is Dsr:
             merged = {**pe.dsrs[o].options, **merged}
-    keys = _claim_queues(pe, found, {"ut_id": _select_microthread(pe, found), **merged}, loc)
+    keys = _claim_queues(pe, resolved, {"ut_id": _select_microthread(pe, resolved), **merged}, loc)
 
     def done() -> None:
         _release_queues(pe, keys)
-        _finish_operation(pe, operands, found, merged)
-        _clear_source(pe, op, found)
+        _finish_operation(pe, operands, resolved, merged)
+        _clear_source(pe, op, resolved)
 
-    begin(pe, f"@{op.name}", stream_operation(pe, op, found, merged), done, loc)  # type: ignore[arg-type]
+    begin(pe, f"@{op.name}", stream_operation(pe, op, resolved, merged), done, loc)  # type: ignore[arg-type]
 
 
 def drop(pe: PeState, dsd: Any, options: dict[str, Any], loc: Location) -> None:
     """`@dfilt`: a microthread that drops words of a queue until it has seen enough control words."""
-    found = _resolve_operands(pe, (dsd,), options, loc)
+    resolved = _resolve_operands(pe, (dsd,), options, loc)
     pe.clock += DSR_LOAD_CYCLES
-    keys = _claim_queues(pe, found, {"ut_id": _select_microthread(pe, found), **options}, loc)
-    pe.control_ended_colors.add(found[0].color)
+    keys = _claim_queues(pe, resolved, {"ut_id": _select_microthread(pe, resolved), **options}, loc)
+    pe.control_ended_colors.add(resolved[0].color)
 
     def done() -> None:
         _release_queues(pe, keys)
-        _finish_operation(pe, (), found, options)
+        _finish_operation(pe, (), resolved, options)
 
-    begin(pe, "@dfilt", drop_wavelets(pe, found[0]), done, loc)
+    begin(pe, "@dfilt", drop_wavelets(pe, resolved[0]), done, loc)
 
 
 def _select_microthread(pe: PeState, operands: tuple[Any, ...]) -> int | None:
@@ -206,12 +206,12 @@ def map_function(
                     yield value[1]
                     value = take(i)
             values.append(value)
-        found = function(*values)
-        if isinstance(found, GeneratorType):
-            found = yield from found
+        result_value = function(*values)
+        if isinstance(result_value, GeneratorType):
+            result_value = yield from result_value
         pe.clock += _MAP_CYCLES
         if result is not None:
-            yield from _store_result(pe, sender or target, result, i, found)
+            yield from _store_result(pe, sender or target, result, i, result_value)
     _release_queues(pe, keys)
     _finish_operation(pe, (), args, options)
 
@@ -233,8 +233,8 @@ def _make_element_reader(pe: Any, o: Any, type_: t.CslType | None, count: int) -
     def take(i: int) -> Any:
         if not source.ready(1):
             return (_NOT_READY, source.wait(1))
-        found = np.atleast_1d(source.read(i, 1))
-        return found[0] if dtype.kind in "fV" else found.item(0)
+        element = np.atleast_1d(source.read(i, 1))
+        return element[0] if dtype.kind in "fV" else element.item(0)
 
     return take
 

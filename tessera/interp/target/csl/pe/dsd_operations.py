@@ -241,9 +241,9 @@ def _count_visits(extents: tuple[int, ...], strides: tuple[int, ...]) -> np.ndar
     order = np.argsort(at, kind="stable")
     first = np.r_[True, np.diff(at[order]) != 0]
     begins = np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))
-    found = np.empty(len(at), np.int64)
-    found[order] = np.arange(len(at)) - begins
-    return found
+    visits = np.empty(len(at), np.int64)
+    visits[order] = np.arange(len(at)) - begins
+    return visits
 
 
 def read_elements(d: Any, dtype: np.dtype[Any], start: int, count: int) -> Any:
@@ -337,11 +337,11 @@ def operation_length(operands: tuple[Any, ...]) -> int:
     dest, *sources = operands
     for o in (*sources, dest):
         if isinstance(o, Fifo):
-            found = (o.write_length if o is dest else o.read_length) or None
+            length = (o.write_length if o is dest else o.read_length) or None
         else:
-            found = getattr(o, "extent", None)
-        if found is not None:
-            return found
+            length = getattr(o, "extent", None)
+        if length is not None:
+            return length
     return INFINITE_LENGTH
 
 
@@ -428,11 +428,11 @@ def execute_operation(op: DsdOp, operands: tuple[Any, ...]) -> None:
         return
     descriptors = [o for o in sources if isinstance(o, (Mem1d, Mem4d))]
     if not descriptors:
-        found = convert_result(
+        result = convert_result(
             op.compute(*(convert_scalar(o, x.dtype) for o, x in zip(sources, op.sources, strict=True))),
             _result_dtype(op),
         )
-        dest.array[dest.index] = found[0] if found.ndim else found
+        dest.array[dest.index] = result[0] if result.ndim else result
         return
     sequence = descriptors[-1]
     if type(sequence) is Mem1d and sequence.stride == 0:
@@ -445,8 +445,8 @@ def _result_dtype(op: DsdOp) -> np.dtype[Any]:
 
 
 def _read_repeated(d: Any, dtype: np.dtype[Any], start: int, count: int) -> Any:
-    found = read_elements(d, dtype, start, count)
-    return np.repeat(found, count, 0) if len(found) == 1 else found
+    elements = read_elements(d, dtype, start, count)
+    return np.repeat(elements, count, 0) if len(elements) == 1 else elements
 
 
 Microthread = Generator[Any, None, None]

@@ -128,36 +128,36 @@ class TaskHistory:
                     if self.recorded < 16 or self.reused > 2 * self.recorded
                     else False
                 )
-            found = node and node.make_match(pe, values)
+            match = node and node.make_match(pe, values)
         except (ArithmeticError, ValueError):  # the PE itself will report the division by zero
             return None
         self.asked += 1
-        self.reused += bool(found)
+        self.reused += bool(match)
         self.open = self.open and (self.reused > 0 or self.asked < MAX_LOOKUPS)
-        return found or None
+        return match or None
 
     def _record_task(self, pe: PeState, key: tuple[Any, ...], values: list[Any]) -> Any:
         """Record the task for the present state of a PE; False if it cannot be recorded."""
-        recorder, found = self.lockstep_group.recorder, None
+        recorder, compiled = self.lockstep_group.recorder, None
         self.recorded += 1
         recorder.begin()
         try:
-            given = {
+            variables = {
                 name: self.lockstep_group.make_symbolic(pe, value)
                 for name, value in zip(self.names, values, strict=True)
             }
-            record = recorder.run(self.name, given)
+            record = recorder.run(self.name, variables)
             if len(record.work.steps) >= MIN_STEPS:
-                found = CompiledRecord(record, self.names, self.lockstep_group.share_steps(record.work))
+                compiled = CompiledRecord(record, self.names, self.lockstep_group.share_steps(record.work))
         except UnrecordableTask:
             self.failed += 1
             self.open = self.failed < MAX_FAILURES
-        ways, step = self.branches, key
+        branches, step = self.branches, key
         for text, seen in recorder.record.guards:
-            fork = ways.setdefault(step, GuardBranch(text, compile_expression(text, self.names)))
-            ways, step = fork.branches, seen
-        ways[step] = found or False
-        return found or False
+            fork = branches.setdefault(step, GuardBranch(text, compile_expression(text, self.names)))
+            branches, step = fork.branches, seen
+        branches[step] = compiled or False
+        return compiled or False
 
 
 class LockstepGroup:
@@ -176,8 +176,8 @@ class LockstepGroup:
         row = len(self.pes)
         self.pes.append(pe)
         return [
-            allocate_global(g) if held is None else held[row]
-            for g, held in zip(self.program.unit.globals, self.memory, strict=True)
+            allocate_global(g) if memory is None else memory[row]
+            for g, memory in zip(self.program.unit.globals, self.memory, strict=True)
         ]
 
     @property
@@ -189,15 +189,15 @@ class LockstepGroup:
 
     def find_variables(self, name: str) -> set[str]:
         """The scalar variables that a function or its callees may use."""
-        found: set[str] = set()
+        variables: set[str] = set()
         open_, seen = [name], {name}
         while open_:
             used = set(self.program.functions[open_.pop()].co_names)
-            found |= {n for n in used if SCALAR_VARIABLE.match(n)}
+            variables |= {n for n in used if SCALAR_VARIABLE.match(n)}
             calls = {n for n in used if n in self.program.functions} - seen
             seen |= calls
             open_ += calls
-        return found
+        return variables
 
     def record(self, pe: PeState, function: Any, args: tuple[Any, ...]) -> RecordMatch | None:
         """The record of a task that matches a PE."""
@@ -247,15 +247,15 @@ class LockstepGroup:
             self._execute(work, rows, inputs)
 
     def _execute(self, work: MemorySteps, rows: list[int], inputs: list[tuple[Any, ...]]) -> None:
-        held: dict[int, np.ndarray[Any, Any]] = {}
+        columns_of: dict[int, np.ndarray[Any, Any]] = {}
         which: Any = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
         for number in sorted({number for number, _ in work.memory}):
-            held[number] = np.ascontiguousarray(self.memory[number][which].T)
-        arrays: dict[MemoryKey, np.ndarray[Any, Any]] = {key: held[key[0]].view(key[1]) for key in work.memory}
+            columns_of[number] = np.ascontiguousarray(self.memory[number][which].T)
+        arrays: dict[MemoryKey, np.ndarray[Any, Any]] = {key: columns_of[key[0]].view(key[1]) for key in work.memory}
         columns = [_make_row(list(column)) for column in zip(*inputs, strict=True)]
         work.run(LockstepFrame(arrays, columns, work.count))
         for number in work.written:
-            self.memory[number][which] = held[number].T
+            self.memory[number][which] = columns_of[number].T
 
 
 def _comparison_key(pe: PeState, item: Any) -> Any:
@@ -268,8 +268,8 @@ def _comparison_key(pe: PeState, item: Any) -> Any:
 
 
 def _make_row(column: list[Any]) -> np.ndarray[Any, Any]:
-    found = np.array(column)
-    return (found.astype(np.int64) if found.dtype.kind in "iub" else found)[None, :]
+    row = np.array(column)
+    return (row.astype(np.int64) if row.dtype.kind in "iub" else row)[None, :]
 
 
 def _replicate_memory(array: np.ndarray[Any, Any], count: int) -> Any:

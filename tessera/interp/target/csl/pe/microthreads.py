@@ -73,9 +73,11 @@ def view_whole_vector(d: Any, dtype: np.dtype[Any], count: int) -> np.ndarray[An
     """All elements of a vector; None if some are out of bounds, or the stride is 0."""
     if type(d) is not Mem1d or d.stride == 0 or d.array.dtype == object:
         return None
-    first, held = d.byte // dtype.itemsize, len(d.array) * d.array.dtype.itemsize // dtype.itemsize
+    first, cell_count = d.byte // dtype.itemsize, len(d.array) * d.array.dtype.itemsize // dtype.itemsize
     last = first + (count - 1) * d.stride
-    return view_vector(d, dtype, 0, count) if count and 0 <= min(first, last) and max(first, last) < held else None
+    return (
+        view_vector(d, dtype, 0, count) if count and 0 <= min(first, last) and max(first, last) < cell_count else None
+    )
 
 
 class CircularBufferSource(DsdSource):
@@ -183,12 +185,12 @@ class FifoSource(DsdSource):
 
     def read(self, start: int, count: int) -> Any:
         """Pop elements, and notify the writers."""
-        taken = [self.operand.words.popleft() for _ in range(count)]
+        popped = [self.operand.words.popleft() for _ in range(count)]
         notify(self.pe, "fifo", self.operand)
         if self.operand.on_pop is not None and self.operand.choked:
             activate(self.pe, self.operand.on_pop)
         self.operand.choked = False
-        return np.array(taken, self.dtype) if self.dtype.kind in FLOAT_KINDS else np.array(taken).astype(self.dtype)
+        return np.array(popped, self.dtype) if self.dtype.kind in FLOAT_KINDS else np.array(popped).astype(self.dtype)
 
 
 class FifoSink(FifoSource):
@@ -270,9 +272,9 @@ def stream_operation(
             yield s.wait(count - done)
             break
         if step:
-            found = store(done, step)
+            words = store(done, step)
             if sender is not None:
-                yield from sender.send(found)
+                yield from sender.send(words)
             done += step
             yield pe.events.now + -(-step // width)
     return True
@@ -317,10 +319,10 @@ def _make_store(pe: PeState, op: DsdOp, dest: Any, sources: list[DsdSource], cou
     def into_ring(done: int, step: int) -> None:
         dest.array.view(dtype)[ring_positions(dest, dtype, done, step)] = found(done, step)
 
-    ways: dict[type, StoreElements] = {Fabout: found, Fifo: into_fifo, Circular: into_ring}
-    if type(dest) not in ways:
+    stores: dict[type, StoreElements] = {Fabout: found, Fifo: into_fifo, Circular: into_ring}
+    if type(dest) not in stores:
         raise CslFault(f"'@{op.name}' into an uninitialized descriptor")
-    return ways[type(dest)]
+    return stores[type(dest)]
 
 
 def _make_memory_store(op: DsdOp, dest: Mem1d | Mem4d, sources: list[DsdSource], count: int) -> StoreElements:

@@ -53,10 +53,10 @@ def _read_variable(pe: PeState, code: str) -> Any:
 
 def get_memory(pe: PeState, variable: Any) -> np.ndarray[Any, Any]:
     """The array of a `GlobalVariable`, or of the `ComptimeValue` of a library's variable."""
-    found = variable.data if isinstance(variable, ComptimeValue) else variable
-    assert isinstance(found, GlobalVariable)
+    declared = variable.data if isinstance(variable, ComptimeValue) else variable
+    assert isinstance(declared, GlobalVariable)
     scheduler.settle(pe)
-    return pe.space[f"G{found.number}"]
+    return pe.space[f"G{declared.number}"]
 
 
 def get_variable(pe: PeState, name: str) -> np.ndarray[Any, Any]:

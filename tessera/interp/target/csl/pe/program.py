@@ -95,17 +95,19 @@ def invoke(function: Any, *args: Any) -> Generator[Any, Any, Any]:
     """Call a function pointer; the function may be a generator."""
     if not callable(function):
         raise CslFault("call through an uninitialized function pointer")
-    found = function(*args)
-    if isinstance(found, GeneratorType):
-        found = yield from found
-    return found
+    result = function(*args)
+    if isinstance(result, GeneratorType):
+        result = yield from result
+    return result
 
 
 def recast(p: Pointer, dtype: Any) -> Pointer:
     """A pointer to cells of another type; a partial last cell is out of bounds."""
     size, array = p.array.dtype.itemsize, p.array
-    whole = len(array) * size // dtype.itemsize * dtype.itemsize // size
-    return Pointer((array if whole == len(array) else array[:whole]).view(dtype), p.index * size // dtype.itemsize)
+    whole_count = len(array) * size // dtype.itemsize * dtype.itemsize // size
+    return Pointer(
+        (array if whole_count == len(array) else array[:whole_count]).view(dtype), p.index * size // dtype.itemsize
+    )
 
 
 def shifted(p: Pointer, count: int) -> Pointer:
@@ -185,11 +187,11 @@ class PeProgram:
         return self.unit.globals[number].addressed
 
     def _cell(self, match: re.Match[str]) -> str:
-        found = self.unit.globals[int(match.group(2))]
-        if not found.addressed:
-            return f"v{found.number}"
-        read = match.group(1) == "R" and found.type.dtype.kind not in "fOV"
-        return f"G{found.number}.item(0)" if read else f"G{found.number}[0]"
+        variable = self.unit.globals[int(match.group(2))]
+        if not variable.addressed:
+            return f"v{variable.number}"
+        read = match.group(1) == "R" and variable.type.dtype.kind not in "fOV"
+        return f"G{variable.number}.item(0)" if read else f"G{variable.number}[0]"
 
     def place(self, line: int) -> Location:
         """The CSL location of a line of the generated Python."""
@@ -252,10 +254,10 @@ class ValueInstantiation:
 def _instantiate_objects(move: ValueInstantiation, data: np.ndarray[Any, Any]) -> Any:
     if data.dtype != object:
         return data
-    found = np.empty(len(data), object)
+    objects = np.empty(len(data), object)
     for i, item in enumerate(data):
-        put(found, i, move(item))
-    return found
+        put(objects, i, move(item))
+    return objects
 
 
 INSTANTIATIONS: dict[type, Callable[[ValueInstantiation, Any], Any]] = {

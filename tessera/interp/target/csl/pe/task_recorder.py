@@ -92,13 +92,13 @@ class TaskRecorder:
 
     def add_guard(self, text: str) -> Any:
         """The value of an expression at the recorded PE; adds a guard for this value."""
-        found = dict(self.record.guards)
-        if text not in found:
+        guards = dict(self.record.guards)
+        if text not in guards:
             if len(self.record.guards) >= MAX_GUARDS:
                 raise UnrecordableTask("the task has too many guards")
-            found[text] = eval(text, {}, self.given)
-            self.record.guards.append((text, found[text]))
-        return found[text]
+            guards[text] = eval(text, {}, self.given)
+            self.record.guards.append((text, guards[text]))
+        return guards[text]
 
     def native(self, function: NativeFunction) -> Callable[..., Any]:
         """A library's function as the program calls it."""
@@ -160,18 +160,18 @@ class TaskRecorder:
         """A scalar variable as an input of memory steps."""
         if not isinstance(value, ScalarSymbol):
             return value
-        found = self._add_value(not isinstance(self.given.get(value.text), np.floating))
+        value_symbol = self._add_value(not isinstance(self.given.get(value.text), np.floating))
         self.record.inputs.append(value.text)
         position = len(self.record.inputs) - 1
-        self._add_step(load_input, found.number, position)
-        return found
+        self._add_step(load_input, value_symbol.number, position)
+        return value_symbol
 
     def load(self, cells: SymbolicMemory, index: int) -> VectorSymbol:
         """Record the load of one cell."""
         key, kind = self._touch_memory(cells), cells.dtype.kind
-        found = self._add_value(kind in "iub")
-        self._add_step(load_cell, found.number, key, index)
-        return found
+        value_symbol = self._add_value(kind in "iub")
+        self._add_step(load_cell, value_symbol.number, key, index)
+        return value_symbol
 
     def store(self, cells: SymbolicMemory, index: int, value: Any) -> None:
         """Record the store of one cell."""
@@ -183,17 +183,17 @@ class TaskRecorder:
 
     def calculate(self, function: Callable[..., Any], *args: Any) -> VectorSymbol:
         """Record a computation on numbers."""
-        given = tuple(self.add_input(a) for a in args)
-        whole = all(a.whole if isinstance(a, VectorSymbol) else isinstance(a, int) for a in given)
-        if whole and not fits_64_bits(function, given):
+        operands = tuple(self.add_input(a) for a in args)
+        is_integer = all(a.whole if isinstance(a, VectorSymbol) else isinstance(a, int) for a in operands)
+        if is_integer and not fits_64_bits(function, operands):
             raise UnrecordableTask("an integer operation may exceed 64 bits")
-        found = self._add_value(whole)
-        self._add_step(compute_value, found.number, function, tuple([self._make_step_operand(a) for a in given]))
-        return found
+        result = self._add_value(is_integer)
+        self._add_step(compute_value, result.number, function, tuple([self._make_step_operand(a) for a in operands]))
+        return result
 
     def _touch_memory(self, cells: SymbolicMemory) -> tuple[int, Any]:
-        whole = isinstance(cells, SymbolicMemory) and cells.itemsize == self.cells[cells.number].itemsize
-        if not whole or cells.dtype.names or (cells.dtype.kind in "iu" and cells.itemsize > 4):
+        is_global = isinstance(cells, SymbolicMemory) and cells.itemsize == self.cells[cells.number].itemsize
+        if not is_global or cells.dtype.names or (cells.dtype.kind in "iu" and cells.itemsize > 4):
             raise UnrecordableTask("an access to memory that is not a global variable of numbers")
         self.record.work.memory.add((cells.number, cells.dtype))
         return cells.number, cells.dtype
@@ -222,18 +222,20 @@ class TaskRecorder:
         if whole or max(source.itemsize, target.itemsize) > 4:
             raise UnrecordableTask("a bit cast of more than one number")
         wide = np.dtype(np.int64) if target.kind in "iu" else target
-        found = self.calculate(_reinterpret_values, data, source, target, wide)
-        found.whole = target.kind in "iu"
-        return found
+        result = self.calculate(_reinterpret_values, data, source, target, wide)
+        result.whole = target.kind in "iu"
+        return result
 
     def compute(self, pe: Any, op: DsdOp, operands: tuple[Any, ...]) -> None:
         """Record an operation on memory operands."""
-        plain = tuple([concretise(o) for o in operands])
-        count = operation_length(plain)
-        self.clock += count_cycles(op, plain, self.wide)
-        given = [self._resolve_operand(o, x.dtype, count) for o, x in zip(plain, (op.result, *op.sources), strict=True)]
-        self.record.work.written.add(given[0].array[0])
-        self._add_step(run_dsd_operation, op, tuple(given))
+        resolved = tuple([concretise(o) for o in operands])
+        count = operation_length(resolved)
+        self.clock += count_cycles(op, resolved, self.wide)
+        step_operands = [
+            self._resolve_operand(o, x.dtype, count) for o, x in zip(resolved, (op.result, *op.sources), strict=True)
+        ]
+        self.record.work.written.add(step_operands[0].array[0])
+        self._add_step(run_dsd_operation, op, tuple(step_operands))
 
     def _resolve_operand(self, o: Any, dtype: np.dtype[Any], count: int) -> Any:
         """An operand with the key of its memory; faults where the PE would."""

@@ -85,8 +85,8 @@ def _apply_operator(name: str, a: Any, b: Any, sign: str) -> Any:
     if not all(isinstance(x, (ScalarSymbol, int)) for x in (a, b)):
         raise UnrecordableTask("an operation on a variable and a non-number")
     text = f"({_expression_text(a)} {sign} {_expression_text(b)})"
-    found = ScalarSymbol(symbol.recorder, text)
-    return found if len(text) < MAX_EXPRESSION_LENGTH else int(found)
+    result = ScalarSymbol(symbol.recorder, text)
+    return result if len(text) < MAX_EXPRESSION_LENGTH else int(result)
 
 
 def _expression_text(value: Any) -> str:

@@ -51,9 +51,9 @@ def _evaluate_enum_literal(f: AnalysisContext, node: s.EnumLiteralExpr) -> ExprV
 
 @register_rule(s.NameExpr)
 def _evaluate_name(f: AnalysisContext, node: s.NameExpr) -> ExprValue:
-    found = f.find(node.text) or f.module.lookup(node.text, node.loc)
-    if found is not None:
-        return read_current(found).at(node.loc) if found.place else found
+    operand = f.find(node.text) or f.module.lookup(node.text, node.loc)
+    if operand is not None:
+        return read_current(operand).at(node.loc) if operand.place else operand
     if node.text in t.NAMED and not (node.text == "comptime_struct" and f.unit.options.sdk != "1.4"):
         return make_known(t.TYPE, t.NAMED[node.text], node.loc)
     if node.text in _DIRECTION_NAMES:
@@ -184,8 +184,8 @@ def _evaluate_struct_literal(f: AnalysisContext, node: s.StructLiteralExpr) -> E
         items = [coerce(f, f.evaluate(v), type_.element, v.loc) for v in node.values]
         return make_array(f, type_, items, node.loc)
     if isinstance(type_, t.CslStruct):
-        given = make_anonymous_struct({n: f.evaluate(v) for n, v in zip(names, node.values, strict=True)}, node.loc)
-        return coerce(f, given, type_, node.loc)
+        fields = make_anonymous_struct({n: f.evaluate(v) for n, v in zip(names, node.values, strict=True)}, node.loc)
+        return coerce(f, fields, type_, node.loc)
     fail(node.loc, f"type '{type_}' does not support struct initialization syntax")
 
 
@@ -329,10 +329,10 @@ def _evaluate_field(f: AnalysisContext, node: s.FieldExpr) -> ExprValue:
     if isinstance(base.type, t.CslPointer) and isinstance(base.type.element, t.CslStruct):
         base = dereference_pointer(f, base, node.loc)
     if base.type is t.MODULE:
-        found = base.const.lookup(node.name, node.loc)
-        if found is None:
+        member = base.const.lookup(node.name, node.loc)
+        if member is None:
             fail(node.loc, f"use of undeclared identifier '{node.name}' in module '{base.const.title}'")
-        return read_current(found).at(node.loc) if found.place else found
+        return read_current(member).at(node.loc) if member.place else member
     if base.type is t.ANON:
         return _access_member(base, node.name, node.loc)
     if base.type in STRUCT_VIEWS:
@@ -345,10 +345,10 @@ def _evaluate_field(f: AnalysisContext, node: s.FieldExpr) -> ExprValue:
 
 
 def _access_member(base: ExprValue, name: str, loc: Location) -> ExprValue:
-    found = list_members(base).get(name)
-    if found is None:
+    member = list_members(base).get(name)
+    if member is None:
         fail(loc, f"no field named '{name}' in struct '{base.type}'")
-    return found
+    return member
 
 
 def _access_struct_field(f: AnalysisContext, base: ExprValue, struct: t.CslStruct, node: s.FieldExpr) -> ExprValue:

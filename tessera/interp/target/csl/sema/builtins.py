@@ -57,13 +57,13 @@ def register_builtin(name: str, least: int, most: int | None = None) -> Callable
 
 @register_rule(s.BuiltinCall)
 def _evaluate_builtin(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    found = BUILTINS.get(node.name)
-    if found is None:
+    spec = BUILTINS.get(node.name)
+    if spec is None:
         fail(node.loc, f"invalid builtin function: '{node.name}'")
-    if not found.least <= len(node.args) <= found.most:
-        wanted = str(found.least) if found.least == found.most else f"{found.least} to {found.most}"
-        fail(node.loc, f"{node.name} expects {wanted} arguments, {len(node.args)} provided")
-    return found.rule(f, node)
+    if not spec.least <= len(node.args) <= spec.most:
+        expected = str(spec.least) if spec.least == spec.most else f"{spec.least} to {spec.most}"
+        fail(node.loc, f"{node.name} expects {expected} arguments, {len(node.args)} provided")
+    return spec.rule(f, node)
 
 
 def evaluate_constant(f: AnalysisContext, node: s.SyntaxNode, type_: t.CslType | None = None) -> ExprValue:
@@ -113,8 +113,8 @@ def _get_rectangle(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     if not width:
         fail(node.loc, "'@get_rectangle' is only valid after '@set_rectangle'")
     rows = {"fabric": f.unit.options.fabric_dims, "offsets": f.unit.options.fabric_offsets}
-    found = {n: ComptimeValue(t.ANON, _make_size(pair)) for n, pair in rows.items() if pair is not None}
-    return make_known(t.ANON, _make_size((width, height)) | found, node.loc)
+    fields = {n: ComptimeValue(t.ANON, _make_size(pair)) for n, pair in rows.items() if pair is not None}
+    return make_known(t.ANON, _make_size((width, height)) | fields, node.loc)
 
 
 def _make_size(pair: tuple[int, int]) -> dict[str, ComptimeValue]:
@@ -124,10 +124,10 @@ def _make_size(pair: tuple[int, int]) -> dict[str, ComptimeValue]:
 @register_builtin("import_module", 1, 2)
 def _import_module(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     name = evaluate_constant(f, node.args[0], t.STRING).const
-    given = evaluate_constant(f, node.args[1]) if len(node.args) > 1 else make_known(t.ANON, {})
-    if given.type is not t.ANON:
-        type_mismatch(node.args[1].loc, t.ANON, given.type)
-    return make_known(t.MODULE, f.unit.import_module(f.module, name, given.const, node.loc), node.loc)
+    params = evaluate_constant(f, node.args[1]) if len(node.args) > 1 else make_known(t.ANON, {})
+    if params.type is not t.ANON:
+        type_mismatch(node.args[1].loc, t.ANON, params.type)
+    return make_known(t.MODULE, f.unit.import_module(f.module, name, params.const, node.loc), node.loc)
 
 
 # Casts: `@as`, `@bitcast`, `@ptrcast`.
@@ -317,8 +317,8 @@ def _dimensions(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 def _has_field(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     o, name = f.evaluate_operand(node.args[0]), evaluate_constant(f, node.args[1], t.STRING).const
     type_ = o.const if o.type is t.TYPE else o.type
-    found = type_.field(name) is not None if isinstance(type_, t.CslStruct) else name in list_members(o)
-    return make_known(t.BOOL, bool(found), node.loc)
+    exists = type_.field(name) is not None if isinstance(type_, t.CslStruct) else name in list_members(o)
+    return make_known(t.BOOL, bool(exists), node.loc)
 
 
 @register_builtin("field", 2)
@@ -379,10 +379,10 @@ def _range(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     type_ = evaluate_type(f, node.args[0])
     if not t.is_integer(type_):
         type_mismatch(node.args[0].loc, "integer type", type_)
-    given = [coerce(f, f.evaluate(a), type_, a.loc) for a in node.args[1:]]
-    if len(given) == 2:
+    bounds = [coerce(f, f.evaluate(a), type_, a.loc) for a in node.args[1:]]
+    if len(bounds) == 2:
         fail(node.loc, "@range expects 2 or 4 arguments, 3 provided")
-    start, stop, step = given if len(given) == 3 else (make_known(type_, 0), given[0], make_known(type_, 1))
+    start, stop, step = bounds if len(bounds) == 3 else (make_known(type_, 0), bounds[0], make_known(type_, 1))
     if step.known and step.const == 0:
         fail(node.loc, "step of a range must not be zero")
     return ExprValue(t.RANGE, fields={"type": make_known(t.TYPE, type_), "start": start, "stop": stop, "step": step})

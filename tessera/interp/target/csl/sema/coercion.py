@@ -83,11 +83,11 @@ def to_python_scalar(data: Any, type_: t.CslType) -> Any:
 
 
 def _coerce_struct(f: AnalysisContext, o: ExprValue, to: t.CslStruct, loc: Location) -> ExprValue:
-    found = list_members(o)
-    for name in found:
+    members = list_members(o)
+    for name in members:
         if to.field(name) is None:
             fail(loc, f"struct '{to}' has no field named '{name}'")
-    rows = {n: coerce(f, found[n], field, loc) for n, field in to.fields if n in found}
+    rows = {n: coerce(f, members[n], field, loc) for n, field in to.fields if n in members}
     if len(rows) < len(to.fields) and not to.union:
         lacking = next(n for n, _ in to.fields if n not in rows)
         fail(loc, f"missing value for struct field '{lacking}'")

@@ -217,13 +217,13 @@ class CslModule:
             return value
         if value.type.comptime_only or value.type is t.VOID or isinstance(value.type, t.CslFunctionType):
             return ExprValue(value.type, value.const, loc=item.loc)
-        made: list[GlobalVariable] = []
+        allocated: list[GlobalVariable] = []
 
         def take() -> Pointer:
-            if not made:
-                made.append(self.unit.add_global(item.name, value.type, value.const, False, item.loc))
-                made[0].addressed = True
-            return Pointer(made[0], 0)
+            if not allocated:
+                allocated.append(self.unit.add_global(item.name, value.type, value.const, False, item.loc))
+                allocated[0].addressed = True
+            return Pointer(allocated[0], 0)
 
         return ExprValue(value.type, value.const, place=LValue(False, take=take), loc=item.loc)
 
@@ -339,16 +339,16 @@ class CompilationUnit:
 
     def _check_unused(self, module: CslModule) -> None:
         """Check the functions of a PE program that nothing calls; what they need on the PE is discarded."""
-        kept = len(self.globals), dict(self.instances), list(self.tables.fifos)
+        saved = len(self.globals), dict(self.instances), list(self.tables.fifos)
         used = {id(i.value.decl) for i in self.instances.values()} | self.evaluated
         for item in module.items.values():
             if isinstance(item, s.FunctionDecl) and id(item) not in used and item.body is not None:
-                found = module.lookup(item.name, item.loc)
-                assert found is not None
-                if not found.const.generic and not compute_signature(found.const).result.comptime_only:
-                    self.compile_function(found.const)
-        del self.globals[kept[0] :]
-        self.instances, self.tables.fifos = kept[1], kept[2]
+                operand = module.lookup(item.name, item.loc)
+                assert operand is not None
+                if not operand.const.generic and not compute_signature(operand.const).result.comptime_only:
+                    self.compile_function(operand.const)
+        del self.globals[saved[0] :]
+        self.instances, self.tables.fifos = saved[1], saved[2]
 
     def make_name(self, name: str) -> str:
         """A unique Python name."""
@@ -357,15 +357,15 @@ class CompilationUnit:
 
     def add_global(self, name: str, type_: t.CslType, initial: Any, mutable: bool, loc: Location) -> GlobalVariable:
         """Allocate memory on the PE."""
-        found = GlobalVariable(len(self.globals), name, type_, initial, mutable, loc)
-        self.globals.append(found)
-        return found
+        variable = GlobalVariable(len(self.globals), name, type_, initial, mutable, loc)
+        self.globals.append(variable)
+        return variable
 
     def add_variable(self, name: str, type_: t.CslType, initial: Any) -> ComptimeValue:
         """A variable of a library written in Python; `get_memory` returns its array on a PE."""
-        made = self.add_global(name, type_, initial, True, UNKNOWN)
-        made.addressed = True
-        return ComptimeValue(type_, made)
+        variable = self.add_global(name, type_, initial, True, UNKNOWN)
+        variable.addressed = True
+        return ComptimeValue(type_, variable)
 
     def set_color(self, color: int, config: ColorConfig) -> None:
         """`@set_local_color_config` for a library written in Python."""
@@ -384,12 +384,12 @@ class CompilationUnit:
         place = o.place
         where = place.take() if place is not None and place.take is not None else None
         if where is not None and isinstance(where.array, GlobalVariable):
-            made, index = where.array, where.index
+            variable, index = where.array, where.index
         else:
-            made, index = self.add_global("constant", o.type, o.const, False, loc), 0
-        made.addressed = True
-        place = LValue(made.mutable, f"G{made.number}", str(index), take=lambda: Pointer(made, index))
-        return make_runtime(o.type, f"G{made.number}", loc, place)
+            variable, index = self.add_global("constant", o.type, o.const, False, loc), 0
+        variable.addressed = True
+        place = LValue(variable.mutable, f"G{variable.number}", str(index), take=lambda: Pointer(variable, index))
+        return make_runtime(o.type, f"G{variable.number}", loc, place)
 
     def add_constant(self, data: Any) -> str:
         """The name of an object in generated code."""
@@ -447,16 +447,16 @@ class CompilationUnit:
             for p, o in zip(value.decl.params, args, strict=True)
         )
         key = (id(value.decl), id(value.module), versions)
-        found = self.instances.get(key)
-        if found is None:
+        instance = self.instances.get(key)
+        if instance is None:
             name = self.make_name(f"f_{value.decl.name}")
-            found = FunctionInstance(name, value, tuple(o.type for o in args), result)
-            self.instances[key] = found
-            compile_instance(self, found, args)
-        elif not found.done:
+            instance = FunctionInstance(name, value, tuple(o.type for o in args), result)
+            self.instances[key] = instance
+            compile_instance(self, instance, args)
+        elif not instance.done:
             # A recursive function is compiled as a generator, because it is not yet known whether it waits.
-            found.waits = True
-        return found
+            instance.waits = True
+        return instance
 
     def import_module(self, importer: CslModule, name: str, params: dict[str, ComptimeValue], loc: Location) -> Any:
         """Import a module from a library, the importer's folder or the search path."""
@@ -482,22 +482,22 @@ class CompilationUnit:
 
     def export_variable(self, module: CslModule, item: s.VariableDecl) -> None:
         """`export var`: the variable is visible to the host under its own name."""
-        found = module.lookup(item.name, item.loc)
-        assert found is not None and found.place is not None and found.place.take is not None
+        operand = module.lookup(item.name, item.loc)
+        assert operand is not None and operand.place is not None and operand.place.take is not None
         self._keywords.add(item.name)
-        element = found.type.element if isinstance(found.type, t.CslArray) else found.type
+        element = operand.type.element if isinstance(operand.type, t.CslArray) else operand.type
         self.tables.exports[item.name] = (
-            ExprValue(t.CslPointer("", element, found.place.mutable is False, True), found.place.take()),
+            ExprValue(t.CslPointer("", element, operand.place.mutable is False, True), operand.place.take()),
             item.loc,
         )
 
     def export_function(self, module: CslModule, item: s.FunctionDecl) -> None:
         """`export fn`: the host can call the function under its own name."""
-        found = module.lookup(item.name, item.loc)
-        assert found is not None
+        operand = module.lookup(item.name, item.loc)
+        assert operand is not None
         self._keywords.add(item.name)
-        self.compile_function(found.const)
-        self.tables.exports[item.name] = (found, item.loc)
+        self.compile_function(operand.const)
+        self.tables.exports[item.name] = (operand, item.loc)
 
     @property
     def memory_used(self) -> int:

@@ -177,10 +177,10 @@ class AnalysisContext:
 
     def evaluate(self, node: s.SyntaxNode) -> ExprValue:
         """Evaluate an expression or statement."""
-        found = SEMANTIC_RULES[type(node)](self, node)
-        if self.comptime and not found.known and found.fields is None:
+        operand = SEMANTIC_RULES[type(node)](self, node)
+        if self.comptime and not operand.known and operand.fields is None:
             fail(node.loc, "expression is not known at compile time")
-        return found
+        return operand
 
     def evaluate_operand(self, node: s.SyntaxNode) -> ExprValue:
         """Evaluate an expression that may be a run-time lvalue even at comptime."""
@@ -189,9 +189,9 @@ class AnalysisContext:
     def run(self, node: s.SyntaxNode) -> None:
         """Execute a statement at comptime, or generate its code."""
         self.loc = node.loc
-        found = self.evaluate_operand(node)
-        if not found.known and found.code and not self.comptime and not found.code.isidentifier():
-            self.emit(found.code, node.loc)
+        operand = self.evaluate_operand(node)
+        if not operand.known and operand.code and not self.comptime and not operand.code.isidentifier():
+            self.emit(operand.code, node.loc)
 
     def emit(self, text: str, loc: Location) -> None:
         """Generate one line of Python."""

@@ -143,8 +143,8 @@ def _find_jump_target(f: AnalysisContext, node: s.JumpStmt) -> LoopScope:
 def _evaluate_if(f: AnalysisContext, node: s.IfStmt) -> ExprValue:
     condition = evaluate_condition(f, node.condition)
     if condition.known:
-        taken = node.then if condition.const else node.other
-        return VOID if taken is None else evaluate_branch(f, taken)
+        branch = node.then if condition.const else node.other
+        return VOID if branch is None else evaluate_branch(f, branch)
     then = _capture_branch(f, node.then)
     other = _capture_branch(f, node.other) if node.other is not None else (VOID, [], node.loc)
     return emit_conditional(f, [(condition.code, *then), ("", *other)], node.loc)
@@ -235,8 +235,8 @@ def _evaluate_switch(f: AnalysisContext, node: s.SwitchStmt) -> ExprValue:
 def _is_exhaustive(f: AnalysisContext, node: s.SwitchStmt, subject: ExprValue) -> bool:
     values = [v for case in node.cases for v in case.values]
     kinds: dict[Any, int] = {t.BOOL: 2}
-    wanted = len(subject.type.members) if isinstance(subject.type, t.CslEnum) else kinds.get(subject.type, 0)
-    return bool(wanted) and len(values) == wanted
+    case_count = len(subject.type.members) if isinstance(subject.type, t.CslEnum) else kinds.get(subject.type, 0)
+    return bool(case_count) and len(values) == case_count
 
 
 def _evaluate_case_label(f: AnalysisContext, subject: ExprValue, node: s.SyntaxNode) -> ExprValue:

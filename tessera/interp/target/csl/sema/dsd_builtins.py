@@ -194,8 +194,8 @@ def _check_fabric_operands(
     if f.unit.options.arch == "wse3" and types.count(t.FABIN) > 1:
         fail(node.loc, "at most one 'fabin_dsd' operand is supported on wse3")
     chosen = list_members(options) if options is not None else {}
-    wanted = chosen.get("async")
-    if wanted is None or not wanted.const:
+    is_async = chosen.get("async")
+    if is_async is None or not is_async.const:
         lone = next((n for n in ("activate", "unblock") if n in chosen), None)
         if lone:
             fail(node.loc, f"'.{lone}' requires '.async = true'")
@@ -246,11 +246,11 @@ def _get_dsr(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     if type_ not in t.DSRS:
         type_mismatch(node.args[0].loc, "DSR type", type_)
     file = t.FIFO_DSRS.get(type_, type_)
-    given = evaluate_constant(f, node.args[1])
-    if given.type in t.DSRS:
-        if type_ is file or given.type is not file:
-            type_mismatch(node.args[1].loc, "integer" if type_ is file else file, given.type)
-        return make_known(type_, given.const, node.loc)
+    number = evaluate_constant(f, node.args[1])
+    if number.type in t.DSRS:
+        if type_ is file or number.type is not file:
+            type_mismatch(node.args[1].loc, "integer" if type_ is file else file, number.type)
+        return make_known(type_, number.const, node.loc)
     return make_known(type_, Dsr(file.name, evaluate_integer(f, node.args[1])), node.loc)
 
 
@@ -292,9 +292,9 @@ def _allocate_fifo(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
         fail(node.loc, "'@allocate_fifo' is only valid at the top level")
     fifos = f.unit.tables.fifos
     fifos.append((buffer.type.count, tasks[0], tasks[1]))
-    found = make_known(t.FIFO, FifoRef(len(fifos) - 1), node.loc)
-    _load_fifo_registers(f, node, options, found)
-    return found
+    fifo = make_known(t.FIFO, FifoRef(len(fifos) - 1), node.loc)
+    _load_fifo_registers(f, node, options, fifo)
+    return fifo
 
 
 def _evaluate_fifo_options(f: AnalysisContext, node: s.BuiltinCall) -> dict[str, ExprValue]:
@@ -314,18 +314,18 @@ def _load_fifo_registers(
     f: AnalysisContext, node: s.BuiltinCall, options: dict[str, ExprValue], fifo: ExprValue
 ) -> None:
     """Load a FIFO into the DSRs that the program selects."""
-    given = {name: options[name] for name in _FIFO_REGISTERS if name in options}
-    if not given:
+    registers = {name: options[name] for name in _FIFO_REGISTERS if name in options}
+    if not registers:
         return
-    if len(given) < len(_FIFO_REGISTERS):
+    if len(registers) < len(_FIFO_REGISTERS):
         fail(node.loc, "'dest', 'src' and 'xdsr' of a FIFO must be set together")
-    for name, o in given.items():
+    for name, o in registers.items():
         if o.type is not _FIFO_REGISTERS[name]:
             type_mismatch(node.loc, _FIFO_REGISTERS[name], o.type)
-    if given["dest"].const.number != given["src"].const.number:
+    if registers["dest"].const.number != registers["src"].const.number:
         fail(node.loc, "'dest' and 'src' of a FIFO must be DSRs of the same number")
     for name in ("dest", "src"):
-        text = f"pe.load_dsr({render_code(f, given[name])}, {render_code(f, fifo)}, {{}})"
+        text = f"pe.load_dsr({render_code(f, registers[name])}, {render_code(f, fifo)}, {{}})"
         f.unit.tables.preloads.append((text, node.loc))
 
 

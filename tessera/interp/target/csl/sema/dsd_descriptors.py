@@ -183,12 +183,12 @@ def _strided_access(f: AnalysisContext, fields: dict[str, ExprValue], base: Expr
     steps = _comptime_integers(fields["stride"], loc) if "stride" in fields else [1] * len(extents)
     if len(steps) != len(extents):
         fail(loc, f"expected {len(extents)} strides, {len(steps)} provided")
-    found: list[int] = []
+    strides_: list[int] = []
     for step in steps:
-        inner = extents[len(extents) - len(found) :]
-        found.insert(0, step + sum(c * (n - 1) for c, n in zip(found, inner, strict=True)))
+        inner = extents[len(extents) - len(strides_) :]
+        strides_.insert(0, step + sum(c * (n - 1) for c, n in zip(strides_, inner, strict=True)))
     offset = int(_coerce_field(f, fields, "offset", t.I16, 0, loc).const)
-    return TensorAccess(base, tuple(make_known(t.U16, n) for n in extents), tuple(found), offset)
+    return TensorAccess(base, tuple(make_known(t.U16, n) for n in extents), tuple(strides_), offset)
 
 
 def _shift_base(f: AnalysisContext, base: ExprValue, offset: ExprValue) -> ExprValue:
@@ -264,12 +264,12 @@ def _make_fabric_dsd(f: AnalysisContext, fields: dict[str, ExprValue], loc: Loca
     color = _coerce_field(f, fields, "fabric_color", t.COLOR, -1, loc)
     queue = _coerce_field(f, fields, side, queue_type, -1, loc)
     extent = coerce(f, _require_field(fields, "extent", str(kind), loc), t.U16, loc)
-    parts, made = [color, extent, queue], Fabin if kind is t.FABIN else Fabout
+    parts, dsd_class = [color, extent, queue], Fabin if kind is t.FABIN else Fabout
     flags = _fabric_flags(fields, kind, loc)
     if all(o.known for o in parts):
-        return make_known(kind, made(*[int(o.const) for o in parts], **flags), loc)  # type: ignore[arg-type]
+        return make_known(kind, dsd_class(*[int(o.const) for o in parts], **flags), loc)  # type: ignore[arg-type]
     texts = [render_code(f, o) for o in parts] + [f"{name}={value}" for name, value in flags.items()]
-    return make_runtime(kind, f"{made.__name__}({', '.join(texts)})", loc)
+    return make_runtime(kind, f"{dsd_class.__name__}({', '.join(texts)})", loc)
 
 
 def _fabric_flags(fields: dict[str, ExprValue], kind: t.CslType, loc: Location) -> dict[str, int]:
@@ -278,22 +278,22 @@ def _fabric_flags(fields: dict[str, ExprValue], kind: t.CslType, loc: Location) 
     `simd_mode` packs two 16-bit elements into a wavelet. The modes differ only in when an operation continues, which
     the simulator does not model.
     """
-    found: dict[str, int] = {
+    flags: dict[str, int] = {
         "control": _read_flag(fields, "control"),
         "transform": _read_flag(fields, "control_transform"),
     }
     if "simd_mode" in fields:
         _selected_name(fields["simd_mode"], ("simd_32", "simd_64", "simd_32_or_64"), "SIMD mode", loc)
-        found["lanes"] = 2
+        flags["lanes"] = 2
     if kind is t.FABOUT:
-        found |= {
+        flags |= {
             "indexed": _read_flag(fields, "wavelet_index_offset"),
             "advance": _read_flag(fields, "advance_switch"),
         }
     if kind is t.FABOUT and "zero" in fields:
         sources = ("first_source", "second_source")
-        found["cleared"] = sources.index(_selected_name(fields["zero"], sources, "source to set to zero", loc))
-    return found
+        flags["cleared"] = sources.index(_selected_name(fields["zero"], sources, "source to set to zero", loc))
+    return flags
 
 
 def _selected_name(o: ExprValue, names: tuple[str, ...], what: str, loc: Location) -> str:

@@ -110,9 +110,9 @@ def _evaluate_call_expr(f: AnalysisContext, node: s.CallExpr) -> ExprValue:
 
 
 def _check_count(type_: t.CslFunctionType, node: s.CallExpr) -> None:
-    wanted, given = len(type_.params), len(node.args)
-    if wanted != given:
-        fail(node.loc, f"function expects {wanted} argument{'s' * (wanted != 1)}, {given} provided")
+    expected, received = len(type_.params), len(node.args)
+    if expected != received:
+        fail(node.loc, f"function expects {expected} argument{'s' * (expected != 1)}, {received} provided")
 
 
 def call_function(f: AnalysisContext, target: FunctionValue, args: list[ExprValue], loc: Location) -> ExprValue:
@@ -208,8 +208,8 @@ def call_native(
     with attach_location(loc):
         result = target.result(*(o.type for o in typed)) if target.result else type_.result
     if f.comptime and target.preloadable:
-        given = ", ".join(render_code(f, o) for o in typed)
-        f.unit.tables.preloads.append((f"{f.unit.bind_native(target)}({given})", loc))
+        arguments = ", ".join(render_code(f, o) for o in typed)
+        f.unit.tables.preloads.append((f"{f.unit.bind_native(target)}({arguments})", loc))
         return VOID
     if f.comptime:
         fail(loc, f"function '{target.name}' can only be called at run time")
@@ -239,8 +239,8 @@ def _evaluate_native(
         fail(lacking.loc, f"argument of '{target.name}' is not known at compile time")
     if target.comptime:
         with attach_location(loc):
-            found = target.run(f.unit, *(o.value for o in args))
-        return ExprValue(found.type, found.data, loc=loc) if isinstance(found, ComptimeValue) else VOID
+            result = target.run(f.unit, *(o.value for o in args))
+        return ExprValue(result.type, result.data, loc=loc) if isinstance(result, ComptimeValue) else VOID
     with attach_location(loc):
         return make_known(type_.result, target.run(None, *(o.const for o in args)), loc)
 

@@ -92,11 +92,11 @@ _ROUTE_FIELDS = {"rx", "tx", "color_swap_x", "color_swap_y", "pos1"}
 def _check_fields(value: ComptimeValue | None, allowed: set[str], what: str, loc: Location) -> dict[str, ComptimeValue]:
     if value is None:
         return {}
-    found = _struct_fields(value, loc)
-    unknown = next((n for n in found if n not in allowed), None)
+    fields = _struct_fields(value, loc)
+    unknown = next((n for n in fields if n not in allowed), None)
     if unknown:
         fail(loc, f"unexpected field '{unknown}' in {what}")
-    return found
+    return fields
 
 
 def _struct_fields(value: ComptimeValue, loc: Location) -> dict[str, ComptimeValue]:
@@ -180,7 +180,7 @@ def decode_route_bits(bits: ComptimeValue) -> dict[str, ComptimeValue]:
 
 
 def _parse_switch_positions(switches: dict[str, ComptimeValue], loc: Location) -> tuple[SwitchPosition, ...]:
-    found: list[SwitchPosition] = []
+    positions: list[SwitchPosition] = []
     for name in ("pos1", "pos2", "pos3"):
         if name not in switches:
             break
@@ -193,10 +193,10 @@ def _parse_switch_positions(switches: dict[str, ComptimeValue], loc: Location) -
         if len(rx) + len(tx) > 1:
             fail(loc, f"switch position '{name}' may change only one direction: the input or the output")
         invalid = bool(_get_field(rows, "invalid", False))
-        found.append(SwitchPosition(rx[0] if rx else None, tx[0] if tx else None, invalid))
-    if int(_get_field(switches, "current_switch_pos", 0)) > len(found):
+        positions.append(SwitchPosition(rx[0] if rx else None, tx[0] if tx else None, invalid))
+    if int(_get_field(switches, "current_switch_pos", 0)) > len(positions):
         fail(loc, f"current switch position {_get_field(switches, 'current_switch_pos', 0)} is not defined")
-    return tuple(found)
+    return tuple(positions)
 
 
 def _parse_filter(value: ComptimeValue | None, loc: Location) -> FilterConfig | None:

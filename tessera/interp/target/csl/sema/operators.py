@@ -82,12 +82,12 @@ def fold_constants(sign: str, type_: t.CslType, a: Any, b: Any, loc: Location) -
             fail(loc, "division by zero")
         if exact:
             return (idiv if sign == "/" else irem)(int(a), int(b))
-        found = _divide_floats(sign, a, b)
+        result = _divide_floats(sign, a, b)
     else:
-        found = FOLDED_OPERATORS[sign](a, b)
+        result = FOLDED_OPERATORS[sign](a, b)
     if isinstance(type_, t.CslInt):
-        return type_.wrap(int(found))
-    return type_.dtype.type(found) if isinstance(type_, t.CslFloat) else found
+        return type_.wrap(int(result))
+    return type_.dtype.type(result) if isinstance(type_, t.CslFloat) else result
 
 
 def _divide_floats(sign: str, a: Any, b: Any) -> Any:
@@ -141,8 +141,8 @@ def _evaluate_shift(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValue, l
         if not t.is_integer(o.type):
             type_mismatch(loc, "integer", o.type)
     if a.known and b.known:
-        found = FOLDED_OPERATORS[sign](int(a.const), int(b.const))
-        return make_known(a.type, a.type.wrap(found) if isinstance(a.type, t.CslInt) else found, loc)
+        result = FOLDED_OPERATORS[sign](int(a.const), int(b.const))
+        return make_known(a.type, a.type.wrap(result) if isinstance(a.type, t.CslInt) else result, loc)
     f.cost += 1
     if a.type is t.COMPTIME_INT:
         a = coerce(f, a, b.type, loc)

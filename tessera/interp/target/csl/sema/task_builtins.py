@@ -71,9 +71,9 @@ def _get_control_task_id(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 @register_builtin("get_data_task_id", 1)
 def _get_data_task_id(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     o = f.evaluate(node.args[0])
-    wanted = t.COLOR if f.unit.options.arch == "wse2" else t.INPUT_QUEUE
-    if o.type is not wanted:
-        type_mismatch(node.args[0].loc, wanted, o.type)
+    id_type = t.COLOR if f.unit.options.arch == "wse2" else t.INPUT_QUEUE
+    if o.type is not id_type:
+        type_mismatch(node.args[0].loc, id_type, o.type)
     return ExprValue(t.DATA_TASK, o.const, o.code, loc=node.loc)
 
 
@@ -94,9 +94,9 @@ def bind_task(f: AnalysisContext, value: FunctionValue, kind: str, number: int, 
     tasks = f.unit.tables.tasks
     if any(task.value is value for task in tasks.values()):
         fail(loc, f"task '{value.decl.name}' has already been bound")
-    taken = tasks.get((kind, number)) or next((x for (_, n), x in tasks.items() if n == number), None)
-    if taken:
-        fail(loc, f"a task has already been bound to ID {number}: '{taken.title}' at {taken.loc}")
+    bound = tasks.get((kind, number)) or next((x for (_, n), x in tasks.items() if n == number), None)
+    if bound:
+        fail(loc, f"a task has already been bound to ID {number}: '{bound.title}' at {bound.loc}")
     instance = f.unit.compile_function(value)
     if kind == "local" and instance.params:
         fail(value.decl.loc, f"local task '{value.decl.name}' must not have parameters")

@@ -46,13 +46,13 @@ class ExpressionParser(CslCursor):
 
     def parse_listed(self, item: Callable[[], T], close: str) -> tuple[T, ...]:
         """Parse a comma-separated list up to and including its closing token; a trailing comma is allowed."""
-        found: list[T] = []
+        items: list[T] = []
         while not self.at(close):
-            found.append(item())
+            items.append(item())
             if not self.accept(","):
                 break
         self.expect(close)
-        return tuple(found)
+        return tuple(items)
 
     def parse_expression(self, level: int = 0) -> s.SyntaxNode:
         """Parse an expression whose operators bind at least as tightly as `level`."""
@@ -94,9 +94,9 @@ class ExpressionParser(CslCursor):
     def _parse_free(self, read: Callable[[], T]) -> T:
         """Parse inside brackets, where `{` after a type starts a literal again."""
         before, self._plain = self._plain, False
-        found = read()
+        result = read()
         self._plain = before
-        return found
+        return result
 
     def _parse_suffix(self, base: s.SyntaxNode) -> s.SyntaxNode:
         while True:
@@ -286,10 +286,10 @@ class CslParser(ExpressionParser):
         self.fail("expected a declaration")
 
     def _parse_flags(self) -> frozenset[str]:
-        found = set()
+        flags = set()
         while self.at(*_FLAGS):
-            found.add(self.take().text)
-        return frozenset(found)
+            flags.add(self.take().text)
+        return frozenset(flags)
 
     def _parse_function(self, place: Location, flags: frozenset[str]) -> s.FunctionDecl:
         kind, name = self.take().text, self.name()
@@ -337,9 +337,9 @@ class CslParser(ExpressionParser):
             return read(self, self.place)
         if self.here.kind == "word" and self.after().text == ":":
             return self._parse_labelled(self.place)
-        found = self._parse_assignment()
+        node = self._parse_assignment()
         self.expect(";")
-        return found
+        return node
 
     def _parse_assignment(self) -> s.SyntaxNode:
         """Parse an expression or an assignment."""
@@ -389,10 +389,10 @@ class CslParser(ExpressionParser):
         """Parse the arm of a condition: before `else`, an expression needs no semicolon."""
         if self.here.kind in ("keyword", "sign") and self.here.text in STATEMENTS:
             return self.parse_statement()
-        found = self._parse_assignment()
+        node = self._parse_assignment()
         if not self.at("else"):
             self.expect(";")
-        return found
+        return node
 
     def parse_switch(self) -> s.SwitchStmt:
         """Parse `switch (x) { … }`."""
