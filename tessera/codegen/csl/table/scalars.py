@@ -61,9 +61,14 @@ pointwise_rows = Rules("csl scalar")
 
 INFINITY_BITS = {math.inf: "0x7F800000", -math.inf: "0xFF800000"}
 
-# The functions that CSL's library lacks. A mesh has no f64, so that expm1 and log1p are of f32 throughout.
-LIBRARY_LACKS = (e.erf, e.remainder, e.floor_divide)
-DECOMPOSITIONS = SHARED.without(lambda op, dtype: dtype != f32 or op not in LIBRARY_LACKS)
+# The functions of CSL's library; others are decompositions. Without f64, expm1 and log1p have rules of their own.
+MATH_LIBRARY = {
+    e.exp: "exp", e.log: "log", e.sqrt: "sqrt", e.tanh: "tanh", e.sin: "sin", e.cos: "cos", e.floor: "floor",
+    e.ceil: "ceil", e.exp2: "exp2", e.log2: "log2", e.round: "round", e.pow: "pow", scalar_functions.atan: "atan",
+}  # fmt: skip
+NEED_F64 = (scalar_functions.expm1, scalar_functions.log1p)
+DECOMPOSITIONS = SHARED.without(lambda op, dtype: dtype != f32 or op in MATH_LIBRARY or op in NEED_F64)
+DIVISIONS = {e.remainder, e.floor_divide}
 
 
 @DECOMPOSITIONS(scalar_functions.expm1, f32)
@@ -170,11 +175,7 @@ for _op, _sign in (
     (e.not_equal, "!="),
 ):  # fmt: skip
     pointwise_rows(_op)(_make_comparison_row(_sign))
-for _op, _name in (
-    (e.exp, "exp"), (e.log, "log"), (e.sqrt, "sqrt"), (e.tanh, "tanh"), (e.sin, "sin"), (e.cos, "cos"),
-    (e.floor, "floor"), (e.ceil, "ceil"), (e.exp2, "exp2"), (e.log2, "log2"), (e.round, "round"),
-    (e.pow, "pow"), (scalar_functions.atan, "atan"),
-):  # fmt: skip
+for _op, _name in MATH_LIBRARY.items():
     pointwise_rows(_op)(_make_call_row(_name))
 
 
@@ -198,9 +199,9 @@ def _(element, node, x):
     return f"math.abs({x})"
 
 
-@pointwise_rows(e.erf, scalar_functions.expm1, scalar_functions.log1p)
-def _(element, node, x):
-    return f"{_declare_function(element, node.op)}({x})"
+@pointwise_rows(*(DECOMPOSITIONS.ops() - DIVISIONS))
+def _(element, node, *operands):
+    return f"{_declare_function(element, node.op)}({', '.join(operands)})"
 
 
 @pointwise_rows(e.maximum, e.minimum)

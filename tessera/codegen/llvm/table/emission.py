@@ -14,7 +14,6 @@ from tessera.core.types import DType
 from tessera.ir.core import Node
 from tessera.ir.rules import Rules
 from tessera.ops.tensor import elementwise as e
-from tessera.ops.tensor import scalar_functions as f
 
 # Pointwise ops: a row yields the instructions for one vector register.
 
@@ -157,19 +156,6 @@ def _(s, d, x):
 def _(s, d, x):
     yield f"{d}.r = {format_call('llvm.sqrt', s.t, x)}"
     yield f"{d} = fdiv {s.t} {s.t.const(1)}, {d}.r"
-
-
-def _make_function_row(name: str) -> Callable[..., Iterator[str]]:
-    """A call of a function from `math_functions.py`; for f64 that of the C library."""
-
-    def rule(s: RowTypes, d: str, *operands: str) -> Iterator[str]:
-        yield f"{d} = {format_call('ts.' + name, s.t, *operands)}"
-
-    return rule
-
-
-for _op in (e.exp, e.exp2, e.log, e.log2, e.tanh, e.erf, e.sin, e.cos, e.pow, f.expm1, f.log1p, f.atan):
-    pointwise_row(_op)(_make_function_row(_op.__name__))
 
 
 @pointwise_row(e.floor_divide)

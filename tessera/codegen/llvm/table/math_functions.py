@@ -10,29 +10,41 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from tessera.codegen.llvm.table.decomposition_emission import inline_function
+from tessera.codegen.llvm.table.emission import RowTypes, format_call, pointwise_row
 from tessera.codegen.llvm.text.types import RegisterType
-from tessera.core.types import DType, f32, f64
+from tessera.core.types import f32, f64
 from tessera.ir.core import Function
 from tessera.ir.rules import Op
+from tessera.lower.scalar_functions import double_precision
 from tessera.lower.scalar_functions.decomposition import SHARED
 from tessera.lower.scalar_functions.single_precision import make_trigonometric_rule
 from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor import scalar_functions as f
+
+assert double_precision  # fills the table of decompositions
 
 # Up to here two parts of pi/2 reduce the argument of sine and cosine with enough digits.
 LARGE_ARGUMENT = 2.0**28
-DIVISIONS = (e.floor_divide, e.remainder)
-
-
-def _is_native(op: Op, dtype: DType) -> bool:
-    """Whether LLVM's intrinsics or the C library compute a function."""
-    return dtype == f64 and op not in DIVISIONS
-
-
-DECOMPOSITIONS = SHARED.without(_is_native)
+DIVISIONS = {e.floor_divide, e.remainder}
+# Of f64: the functions that are LLVM's intrinsics, and those of the C library.
+INTRINSICS = (e.exp, e.exp2, e.log, e.log2, e.tanh, e.sin, e.cos, e.pow)
+LIBC_FUNCTIONS = (e.erf, f.expm1, f.log1p, f.atan)
+DECOMPOSITIONS = SHARED.without(lambda op, dtype: dtype == f64 and op in (*INTRINSICS, *LIBC_FUNCTIONS))
 _OPS = {op.__name__: op for op in DECOMPOSITIONS.ops()}
 _CALL_PATTERN = re.compile(r"@ts\.(?P<name>[a-z_]\w*)\.(?:v(?P<width>\d+))?f(?P<bits>32|64)\(")
-# What the C library calls those that are no intrinsics of LLVM.
-LIBC_NAMES = {name: name for name in ("erf", "expm1", "log1p", "atan")}
+
+
+def _make_row(op: Op) -> Callable[..., Iterator[str]]:
+    """The row that calls a function defined here."""
+
+    def row(s: RowTypes, d: str, *operands: str) -> Iterator[str]:
+        yield f"{d} = {format_call(f'ts.{op.__name__}', s.t, *operands)}"
+
+    return row
+
+
+for _op in DECOMPOSITIONS.ops() - DIVISIONS:
+    pointwise_row(_op)(_make_row(_op))
 
 
 def define_called_functions(lines: Iterable[str]) -> list[str]:
@@ -97,7 +109,7 @@ def _define_by_libc(name: str, t: RegisterType) -> Iterator[str]:
 
 
 def _format_libc_call(name: str, one: RegisterType, operands: Iterable[str]) -> str:
-    called = LIBC_NAMES.get(name) or f"llvm.{name}.{one.suffix}"
+    called = name if _OPS[name] in LIBC_FUNCTIONS else f"llvm.{name}.{one.suffix}"
     return f"call {one} @{called}({_format_operands(one, operands)})"
 
 
