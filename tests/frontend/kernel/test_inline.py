@@ -105,7 +105,7 @@ def bad_field(x):
 @pytest.mark.parametrize(
     ("entry", "engine", "error", "message"),
     [
-        (without_text, ("device", "llvm"), UnsupportedOpError, "no text for the target llvm"),
+        (without_text, ("device", "llvm"), UnsupportedOpError, "no instructions for the target llvm"),
         (not_elementwise, ("tile", "interp"), ExecutionError, "not elementwise"),
         (captures, ("tile", "interp"), UnsupportedSyntaxError, "pass it as an operand"),
         (bad_field, ("device", "llvm"), ArgumentError, "cannot be filled in"),
