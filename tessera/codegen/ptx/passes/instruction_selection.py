@@ -16,7 +16,7 @@ from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function
 from tessera.ops.tensor import basic, contractions, elementwise, shape
 
-# The pass that multiplies and adds at once: `x * y + z` and `x * y - z` of f32 blocks, rounded once.
+# FMA contraction: `x * y + z` and `x * y - z` of f32 blocks, rounded once.
 
 
 @emit(fma)
@@ -55,9 +55,7 @@ def _is_f32(v: Value) -> bool:
     return isinstance(v.type, TensorType) and v.type.dtype == f32
 
 
-# The pass for powers of two that are 0 where they would be subnormal: the hardware's own instruction gives them so.
-#
-# `where(x < -126, 0, exp2(x))` is one instruction, where `exp2(x)` alone needs four.
+# exp2 selection: `where(x < -126, 0, exp2(x))` is one instruction with flushed subnormals; `exp2(x)` alone needs four.
 
 
 MIN_NORMAL_EXPONENT = -126  # the exponent of the least normal f32
@@ -83,7 +81,7 @@ def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
 
 
 def _match_flushed_power(uses: UseDef, node: Node) -> Value | None:
-    """What a node is such a power of."""
+    """The exponent of a flushed power of two, or None."""
     if node.op is not elementwise.where or node.out.type.dtype != f32:  # type: ignore[union-attr]
         return None
     small, zero, power = (uses.get(v) for v in node.args)
@@ -95,14 +93,14 @@ def _match_flushed_power(uses: UseDef, node: Node) -> Value | None:
 
 
 def _splat_value(uses: UseDef, v: Value) -> Any:
-    """The number that a block is full of, or None."""
+    """The value of a splat constant, or None."""
     node = uses.get(v)
     while node is not None and node.op is basic.broadcast_to:
         node = uses.get(node.args[0])
     return node.attrs["value"] if node is not None and node.op is basic.full else None
 
 
-# The pass that adds products where they are summed: `acc + dot(a, b)` becomes one `multiply_add`.
+# Accumulator fusion: `acc + dot(a, b)` becomes one `matmul_accumulate`.
 
 
 accumulation = RewritePatterns("accumulation")
@@ -136,16 +134,14 @@ def _is_exact(dot: Node) -> bool:
     return dot.args[0].type.accumulate == dot.out.type.dtype  # type: ignore[union-attr]
 
 
-# The pass that lets tensor cores form products of f32 with what was narrow: both narrow, or f32 cut into three bf16.
-#
-# Three numbers of 8 bits hold an f32's 24, and what a product of two bf16 is, an f32 holds. So such products differ
-# from
-# those of f32 by what their sums round, and are within the same bounds (Henry, Tang and Heinecke 2019).
+# Product splitting: f32 products on tensor cores. If both operands were narrow, they are multiplied as such; an f32 is
+# the sum of three bf16, whose products are exact in f32. The result differs from an f32 product only by the rounding of
+# the sums, within the same bound (Henry, Tang and Heinecke 2019).
 
 
 VIEW_OPS = (shape.permute, shape.reshape, basic.broadcast_to)
 BF16_PARTS = 3
-# What products are formed in, and the types whose numbers it holds; an f32 it holds as parts.
+# Operand types of tensor cores, with the types that they represent exactly; an f32 is split into parts.
 EXACT_TYPES = {bf16: (bf16, fp8_e4m3, fp8_e5m2, f32), f16: (f16, fp8_e4m3, fp8_e5m2)}
 
 
@@ -170,13 +166,13 @@ def _is_splittable(uses: UseDef, node: Node) -> bool:
 
 
 def _find_operand_type(uses: UseDef, node: Node) -> DType | None:
-    """The type that a product's sides are multiplied in; None where none holds them."""
+    """The operand type that represents both operands exactly, or None."""
     kinds = {_find_source_type(uses, v) for v in node.args}
     return next((held for held, exact in EXACT_TYPES.items() if kinds <= set(exact) and kinds != {f32}), None)
 
 
 def _find_source_type(uses: UseDef, v: Value) -> DType:
-    """The type that a block had before a cast that only views lie behind."""
+    """The type that a block had before its cast to f32, through views."""
     node = uses.get(v)
     while node is not None and node.op in VIEW_OPS:
         node = uses.get(node.args[0])
@@ -185,13 +181,13 @@ def _find_source_type(uses: UseDef, v: Value) -> DType:
 
 
 class _ProductSplitter:
-    """One product under rewriting."""
+    """Splits one product."""
 
     def __init__(self, rewriter: Rewriter) -> None:
         self.rewriter, self.builder, self.uses = rewriter, rewriter.builder, rewriter.uses
 
     def product(self, node: Node, args: Sequence[Value]) -> Value:
-        """The sum of the products of the parts, the smallest first."""
+        """The sum of the products of the parts, smallest first."""
         held = _find_operand_type(self.uses, node)
         left, right = (self._parts(v, x, held) for v, x in zip(node.args, args, strict=True))
         pairs = [(a, b) for a in reversed(left) for b in reversed(right)]
@@ -204,7 +200,7 @@ class _ProductSplitter:
         return self.builder.add(contractions.dot, [a, b], {"dtype": f32}).out
 
     def _parts(self, v: Value, x: Value, held: DType | None) -> list[Value]:
-        """A side as blocks of a narrow type, the largest first: itself as it was, or an f32 in pieces."""
+        """An operand as blocks of a narrow type, the largest first: its narrow original, or the parts of an f32."""
         if (kind := _find_source_type(self.uses, v)) != f32:
             found = self._narrow(v)
             return [found if kind == held else self.builder.add(basic.cast, [found], {"dtype": held}).out]
@@ -216,19 +212,19 @@ class _ProductSplitter:
         return [*parts, self.builder.add(truncate_bf16, [x]).out]
 
     def _rest(self, x: Value, part: Value) -> tuple[Value, Value]:
-        """What a part leaves, exactly; and the part as f32."""
+        """The exact remainder after a part, and the part as f32."""
         wide = self.builder.add(basic.cast, [part], {"dtype": f32}).out
         return self.builder.add(elementwise.sub, [x, wide]).out, wide
 
     def _first_rest(self, x: Value, part: Value) -> Value:
-        """The same; nothing of an infinity."""
+        """The remainder after the first part; 0 for an infinity."""
         rest, wide = self._rest(x, part)
         same = self.builder.add(elementwise.equal, [x, wide]).out
         zero = self.builder.add(basic.full, [], {"shape": x.type.shape, "value": 0.0, "dtype": f32}).out
         return self.builder.add(elementwise.where, [same, zero, rest]).out
 
     def _narrow(self, v: Value) -> Value:
-        """A block before its cast, with the views that lay behind that."""
+        """A block before its cast, with the views after the cast replayed."""
         node = self.uses[v]
         if node.op is basic.cast:
             return self.rewriter.new(node.args[0])

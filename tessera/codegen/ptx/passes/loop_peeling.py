@@ -23,22 +23,20 @@ from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, elementwise, shape
 
-# The pass that leaves masks out where they hide nothing: for good, or in a loop's first rounds, which are split off.
-#
-# A mask is a comparison of places. Where it compares sums of the loop's index, of scalars and of ramps, there is an
-# index up to which it holds for all elements; the rounds before are a loop of their own that selects nothing.
+# Peeling: where a mask compares an affine form of the loop's index, scalars and index blocks, it holds for all elements
+# up to some index. The rounds before that index become a loop of their own without the mask.
 
 
 VIEW_OPS = (basic.broadcast_to, shape.reshape)
 
 
 def peel_masked_loops(function: Function, grid: Sequence[int] | None) -> Function:
-    """The function with its streamed loops at the top in two where that saves masks."""
+    """The function with its loops of asynchronous products peeled where that removes masks."""
     return eliminate_dead_code(LoopPeeler(function, grid).run())
 
 
 class LoopPeeler:
-    """The walk: which comparisons hold everywhere, always and in the rounds that are split off."""
+    """Finds comparisons that hold everywhere, always or in the peeled rounds, and peels loops."""
 
     def __init__(self, function: Function, grid: Sequence[int] | None) -> None:
         self.function = function
@@ -73,7 +71,7 @@ class LoopPeeler:
         return v in self.true
 
     def _bounds(self, loop: Node) -> dict[Value, AffineForm]:
-        """The comparisons in a loop's body that hold below some index, with what is below 0 there."""
+        """The comparisons in a loop's body that hold below some index, as affine forms that are negative there."""
         (body,) = loop.regions
         index, made = body.params[0], {v for n in body.walk() for v in n.results} | set(body.params)
         step = self.uses.get(loop.args[2])
@@ -86,7 +84,7 @@ class LoopPeeler:
     def _split(
         self, rewriter: Rewriter, loop: Node, bounds: dict[Value, AffineForm], args: Sequence[Value]
     ) -> tuple[Value, ...]:
-        """Two loops, one after the other; in the first the comparisons hold."""
+        """Split a loop in two; in the first the comparisons hold."""
         lower, upper, step, *state = args
         scalars = IndexArithmetic(rewriter.builder)
         (body,) = loop.regions
@@ -108,7 +106,7 @@ class LoopPeeler:
 
 
 class IndexArithmetic:
-    """Arithmetic on indices as nodes."""
+    """Builds nodes of index arithmetic."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
@@ -122,24 +120,24 @@ class IndexArithmetic:
         return self.builder.add(op, [x, y], {}).out
 
     def negative(self, found: AffineForm) -> Value:
-        """0 less a sum of scalars."""
+        """The negative of an affine form of scalars."""
         total = self.number(-found.constant)
         for v, c in found.scalars.items():
             total = self.two(elementwise.sub, total, self.two(elementwise.mul, v, self.number(c)))
         return total
 
     def after(self, lower: Value, upper: Value, step: Value) -> Value:
-        """Where a loop from `lower` by `step` stands after its rounds before `upper`."""
+        """The index after a loop from `lower` by `step` has done its rounds before `upper`."""
         rest = self.two(elementwise.maximum, self.two(elementwise.sub, upper, lower), self.number(0))
         more = self.two(elementwise.add, rest, self.two(elementwise.sub, step, self.number(1)))
         rounds = self.two(elementwise.floor_divide, more, step)
         return self.two(elementwise.add, lower, self.two(elementwise.mul, rounds, step))
 
 
-# Comparisons of places in 32 bits: one number of a thread's own against a constant for each element.
+# Index comparisons in 32 bits: a thread's own part against a constant for each element.
 
 
-LIMIT_CLAMP = 1 << 30  # further than any place in a block: so much of a limit is enough
+LIMIT_CLAMP = 1 << 30  # exceeds any index in a block, so a limit may be clamped to it
 
 
 narrow_comparisons = RewritePatterns("narrow index comparisons")
@@ -164,7 +162,7 @@ def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
 
 @emission_rule(indices_below)
 def _(ctx: EmissionContext, node: Node) -> None:
-    """What is left of the limit by the thread's own place is compared with what registers add to that."""
+    """Subtract the thread's first index from the limit, then compare with the relative index of each register."""
     text, team, layout = ctx.text, ctx.team, ctx.layout(node.out)
     near = text.let(
         "max.s64", "b64", text.let("min.s64", "b64", ctx.scalar_operand(node.args[0]), LIMIT_CLAMP), -LIMIT_CLAMP

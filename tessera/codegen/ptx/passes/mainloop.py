@@ -44,26 +44,23 @@ from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, contractions, elementwise, shape
 
-# The pass that finds loops of products whose blocks a tensor-map copy can fetch: they become a `product_loop`.
-#
-# Such a loop carries one block, to which each round adds the product of a block of `a` and one of `b`, read from global
-# memory where only the index moves. It is emitted with its own threads to fetch, a ring of buffers between them and
-# those that multiply, and the warp-group instructions of sm_90a.
+# `gemm_mainloop`: a loop with one accumulator, to which each round adds the product of two blocks from global memory
+# whose starts are the index or invariant. It is emitted warp-specialised, with a ring buffer and wgmma.
 
 
-SWIZZLE_ROW_BYTES = 128  # of a block's inner axis: one row of the swizzle
+SWIZZLE_ROW_BYTES = 128  # bytes of one row of the swizzle
 MAINLOOP_COLUMNS = (64, 128, 256)
 WGMMA_BLOCK_ROWS = (64, 128, 256)
-ACCUMULATOR_REGISTERS = 128  # registers of a thread for the block that is carried
-TMA_STRIDE = 16  # bytes that rows in memory are a multiple of
-# The types of sides, with what their sums are in. Of those of 8 bits the instructions want both sides by rows.
+ACCUMULATOR_REGISTERS = 128  # registers of a thread for the accumulator
+TMA_STRIDE = 16  # bytes that divide the length of a row in memory
+# Operand types with their accumulator types. Operands of 8 bits are K-major.
 ACCUMULATOR_TYPES = {bf16: f32, f16: f32, fp8_e4m3: f32, fp8_e5m2: f32, int8: int32, uint8: int32}
 HALF_TYPES = (bf16, f16)
 
 
 @dataclass(frozen=True)
 class OperandSource:
-    """One side of the product as memory: where its block begins on each axis, and whether it is turned around."""
+    """An operand in memory: the start of its block on each axis, and whether it is transposed."""
 
     ref: Value
     starts: tuple[Value, ...]
@@ -73,7 +70,7 @@ class OperandSource:
 
 @dataclass(frozen=True)
 class MatmulLoop:
-    """A loop that fits: its two sides."""
+    """A matching loop with its two operands."""
 
     node: Node
     left: OperandSource
@@ -82,18 +79,18 @@ class MatmulLoop:
 
     @property
     def depth(self) -> int:
-        """How deep its blocks are to be: as a row of the swizzle, so that its rounds are cut into some, or joined."""
+        """The k extent of a stage: one row of the swizzle. Rounds of another extent are split or joined."""
         return SWIZZLE_ROW_BYTES // element_bytes(self.left.ref.type.dtype)  # type: ignore[union-attr]
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Rows, columns and depth of a round's product."""
+        """The m, n and k extents of a round's product."""
         rows, depth = self.left.block[-2:][::-1] if self.left.flipped else self.left.block[-2:]
         return rows, self.right.block[-2 if self.right.flipped else -1], depth
 
 
 def form_mainloop(function: Function) -> Function:
-    """The function with its loop of products as a `product_loop`, if it has one that fits, at its top."""
+    """The function with its loop of products as a `gemm_mainloop`, if exactly one loop at its top level matches."""
     uses = UseDef(function)
     loops = [found for node in function.body.nodes if (found := _match_mainloop(function, uses, node))]
     sums = [n for n in function.body.walk() if n.op in (matmul_accumulate, contractions.dot)]
@@ -113,7 +110,7 @@ def form_mainloop(function: Function) -> Function:
 def _build_mainloop(
     builder: Builder, loop: MatmulLoop, args: Sequence[Value], env: dict[Value, Value], uses: UseDef
 ) -> Sequence[Value]:
-    """The loop as one op."""
+    """Build the `gemm_mainloop` of a loop."""
     index = loop.node.regions[0].params[0]
     lower, upper, _, acc = args
     starts: list[Value] = []
@@ -121,7 +118,7 @@ def _build_mainloop(
     def place(v: Value) -> int:
         if v is index:
             return -1
-        # A start that the body makes is a constant.
+        # A start that the body defines is a constant.
         starts.append(env.get(v) or builder.add(basic.full, [], uses[v].attrs, loc=loop.node.loc).out)
         return len(starts) - 1
 
@@ -136,7 +133,7 @@ def _build_mainloop(
 
 
 def _round_upper_bound(builder: Builder, lower: Value, upper: Value, step: int) -> Value:
-    """Where a loop's last round ends: it may reach past its upper bound."""
+    """The end of a loop's last round, which may exceed its upper bound."""
     ends = [builder.producers.get(v) for v in (lower, upper)]
     if all(n is not None and n.op is basic.full for n in ends):
         first, last = (int(n.attrs["value"]) for n in ends if n is not None)
@@ -153,7 +150,7 @@ def _index_constant(builder: Builder, n: int) -> Value:
 
 
 def _match_mainloop(function: Function, uses: UseDef, node: Node) -> MatmulLoop | None:
-    """A node as a loop that fits, or None."""
+    """A node as a matching loop, or None."""
     if node.op is not control_flow.for_ or len(node.args) != 4 or int(function.attrs.get("group", 1)) != 1:
         return None
     (body,) = node.regions
@@ -177,12 +174,12 @@ def _match_mainloop(function: Function, uses: UseDef, node: Node) -> MatmulLoop 
 
 
 def _is_data_movement(node: Node) -> bool:
-    """Whether a node of the body only brings a block, or a constant."""
+    """Whether a node of the body only loads or moves a block, or is a constant."""
     return node.op in (tile.load, shape.reshape, shape.permute, basic.full)
 
 
 def find_operand_source(inside: UseDef, v: Value) -> OperandSource | None:
-    """A block as memory: a load, perhaps turned around, or without its axes of size 1."""
+    """The load that a block comes from through transposes and reshapes of unit axes, or None."""
     node, flipped = inside.get(v), False
     while node is not None and node.op in (shape.permute, shape.reshape):
         (x,) = node.args
@@ -207,14 +204,14 @@ def find_operand_source(inside: UseDef, v: Value) -> OperandSource | None:
 
 
 def is_tma_fetchable(type: Any, dtypes: tuple[DType, ...] = HALF_TYPES) -> bool:
-    """Whether a copy engine can fetch blocks of a ref that has one of these types."""
+    """Whether TMA can fetch blocks of a ref of one of these types."""
     if not isinstance(type, RefType) or type.space != GLOBAL or not 2 <= type.rank <= 5:
         return False
     return type.dtype in dtypes and int(type.shape[-1]) * element_bytes(type.dtype) % TMA_STRIDE == 0
 
 
 def _has_wgmma_sizes(loop: MatmulLoop) -> bool:
-    """Whether the blocks are such as the instructions take."""
+    """Whether wgmma takes blocks of these sizes and types."""
     rows, columns, _ = loop.sizes
     type = loop.left.ref.type
     assert isinstance(type, RefType)
@@ -228,7 +225,7 @@ def _has_wgmma_sizes(loop: MatmulLoop) -> bool:
 
 
 def _has_even_depth(uses: UseDef, loop: MatmulLoop) -> bool:
-    """Whether rounds are as deep as they are to be, or can be cut or joined: each goes on where the one before ends."""
+    """Whether rounds have the k extent of a stage, or can be split or joined because they are contiguous."""
     depth, index = loop.sizes[2], loop.node.regions[0].params[0]
     if depth == loop.depth:
         return True
@@ -239,7 +236,7 @@ def _has_even_depth(uses: UseDef, loop: MatmulLoop) -> bool:
 
 
 def _can_join_rounds(uses: UseDef, loop: MatmulLoop) -> bool:
-    """Whether whole rounds of the new depth read no more than the loop does, or what lies outside of memory."""
+    """Whether joined rounds read nothing more than the loop does, except elements out of bounds."""
     ends = [uses.get(v) for v in loop.node.args[:2]]
     if any(n is None or n.op is not basic.full for n in ends):
         return False
@@ -251,7 +248,7 @@ def _can_join_rounds(uses: UseDef, loop: MatmulLoop) -> bool:
 
 
 def _has_fixed_operands(function: Function, uses: UseDef, loop: MatmulLoop, index: Value) -> bool:
-    """Whether the sides stay as they are, and their places are known ahead: the index, or scalars of the program."""
+    """Whether the operands are read-only parameters with starts that are the index or scalars of the program."""
     written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
     if {loop.left.ref, loop.right.ref} & written or not {loop.left.ref, loop.right.ref} <= set(function.params):
         return False
@@ -260,7 +257,7 @@ def _has_fixed_operands(function: Function, uses: UseDef, loop: MatmulLoop, inde
 
 
 def is_known_ahead(uses: UseDef, v: Value) -> bool:
-    """Whether a scalar is computed from the program's place and parameters alone."""
+    """Whether a scalar depends on program ids and parameters alone."""
     node = uses.get(v)
     if node is None:
         return v.type.rank == 0 if isinstance(v.type, TensorType) else False
@@ -268,7 +265,7 @@ def is_known_ahead(uses: UseDef, v: Value) -> bool:
 
 
 def is_scalar_arithmetic(node: Node) -> bool:
-    """Whether a node is arithmetic on scalars, or the program's place."""
+    """Whether a node is arithmetic on scalars, or a program id."""
     scalar = all(isinstance(v.type, TensorType) and not v.type.rank for v in node.results)
     return (
         scalar
@@ -277,30 +274,28 @@ def is_scalar_arithmetic(node: Node) -> bool:
     )
 
 
-# The pass that finds loops which multiply by blocks that a tensor-map copy can fetch: their products are `streamed`.
-#
-# In such a loop, at the top of a function, the right side of each product is read from global memory at places known
-# ahead; the left side is whatever the loop computes, or a block that was read before it and stays (`resident`).
+# `async_mma`: products in loops at the top level whose right operands TMA can fetch from global memory. The left
+# operand is computed by the loop, or loaded before it and resident in shared memory.
 
 
 ASYNC_MMA_COLUMNS = (64, 128, 256)
 ASYNC_MMA_DEPTHS = (64, 128, 256)
-MAX_LOOP_REGISTERS = 200  # of a thread, for the sums and the left sides of all products
+MAX_LOOP_REGISTERS = 200  # registers of a thread, for the accumulators and left operands of all products
 PRODUCT_OPS = (contractions.dot, matmul_accumulate)
 VIEW_OPS = (shape.permute, shape.reshape, basic.cast)
 
 
 @dataclass(frozen=True)
 class AsyncProducts:
-    """The products of a function with where their right sides lie, and the left sides that stay, in the same way."""
+    """The products of a function with the sources of their right operands, and of the resident left operands."""
 
     right: dict[Node, OperandSource]
     left: dict[Value, OperandSource]
-    last: dict[Value, Node]  # the last loop that reads a left side
+    last: dict[Value, Node]  # the last loop that reads a left operand
 
 
 def form_async_mma(function: Function) -> Function:
-    """The function with all its products `streamed`, if each of them can be."""
+    """The function with all its products as `async_mma`, if each of them can be one."""
     found = _find_async_products(function)
     if found is None:
         return function
@@ -336,7 +331,7 @@ def form_async_mma(function: Function) -> Function:
 def _build_async_mma(
     builder: Builder, node: Node, side: OperandSource, kept: bool, args: Sequence[Value], env: dict[Value, Value]
 ) -> Value:
-    """A product as one that reads its right side itself; its left side is `kept`, or goes to registers by twos."""
+    """Build an `async_mma`; its left operand is a resident one (`kept`), or packed pairs in registers."""
     summed = node.op is matmul_accumulate
     depth, columns = static_shape(node.args[-1])
     attrs = {"block": (depth, columns), "flipped": side.flipped, "summed": summed}
@@ -346,7 +341,7 @@ def _build_async_mma(
 
 
 def _find_async_products(function: Function) -> AsyncProducts | None:
-    """What there is to stream, or None if something does not fit."""
+    """The products of a function as asynchronous ones, or None if one of them cannot be."""
     uses = UseDef(function)
     loops = [n for n in function.body.nodes if n.op is control_flow.for_]
     rights = {}
@@ -367,7 +362,7 @@ def _find_async_products(function: Function) -> AsyncProducts | None:
 
 
 def _loads_left_operand(loop: Node) -> bool:
-    """Whether a product's left side comes from memory in each round: other passes fetch that ahead as well."""
+    """Whether a product's left operand is loaded in each round: other passes prefetch both operands then."""
     inside = UseDef(loop.regions[0], nested=False)
     for product in (n for n in loop.regions[0].nodes if n.op in PRODUCT_OPS):
         made = inside.get(product.args[-2])
@@ -383,14 +378,14 @@ def _find_written_refs(function: Function) -> set[Value]:
 
 
 def _estimate_registers(rights: dict[Node, OperandSource]) -> int:
-    """About how many registers a thread needs: each product's sums, and its left side by twos."""
+    """An estimate of the registers of a thread: each product's accumulator and packed left operand."""
     groups = min(2, max(static_shape(n.out)[0] for n in rights) // 64)
     elements = sum(static_shape(n.out)[0] * (static_shape(n.out)[1] + static_shape(n.args[-2])[1] // 2) for n in rights)
     return elements // (128 * groups)
 
 
 def _match_right_operand(function: Function, uses: UseDef, loop: Node, node: Node) -> OperandSource | None:
-    """Where the right side of a product lies, if it can be fetched and multiplied by."""
+    """The source of a product's right operand, if TMA can fetch it and wgmma can read it."""
     left, right = node.args[-2:]
     dtype = right.type.dtype  # type: ignore[union-attr]
     inside = UseDef(loop.regions[0], nested=False)
@@ -407,7 +402,7 @@ def _match_right_operand(function: Function, uses: UseDef, loop: Node, node: Nod
 
 
 def _is_computable_ahead(uses: UseDef, known: set[Value], v: Value) -> bool:
-    """Whether a scalar is computed from the program's place, parameters and the loop's index alone."""
+    """Whether a scalar depends on program ids, parameters and the loop's index alone."""
     node = uses.get(v)
     if node is None:
         return v in known and isinstance(v.type, TensorType)
@@ -415,7 +410,7 @@ def _is_computable_ahead(uses: UseDef, known: set[Value], v: Value) -> bool:
 
 
 def _find_resident_operands(function: Function, uses: UseDef, products: Sequence[Node]) -> dict[Value, OperandSource]:
-    """The left sides that are read before the loops, and used for nothing else."""
+    """The left operands that are loaded before the loops and have no other use."""
     top = UseDef(function, nested=False)
     ours: Counter[Value] = Counter(n.args[-2] for n in products)
     written, found = _find_written_refs(function), {}

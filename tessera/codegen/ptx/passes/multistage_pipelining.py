@@ -27,42 +27,46 @@ from tessera.ir.rules import Op
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, contractions, elementwise, shape
 
-# What a loop can fetch ahead: loads of blocks that it multiplies, at places that its index alone tells.
-#
-# Copies move 4 bytes at least. Blocks whose rows begin at any two bytes, and those that masks leave parts out of, are
-# held in registers instead, for a round.
+# Which loads are prefetched: operands of products whose starts depend on the loop's index alone. cp.async moves at
+# least 4 bytes, so rows with 2-byte alignment, and masked loads, are prefetched into registers for one round instead.
 
 
 ORDERING_EFFECTS = frozenset(("memory", "async"))
-MIN_COPY_BYTES = 4  # bytes that one copy moves, at least
+MIN_COPY_BYTES = 4  # bytes that cp.async moves at least
 PRODUCT_OPS = (contractions.dot, matmul_accumulate)
 VIEW_OPS = (shape.permute, shape.reshape, basic.cast)
-MASK_OPS = (basic.full, basic.broadcast_to, shape.iota, shape.reshape, shape.permute)  # of masks, beside comparisons
+MASK_OPS = (
+    basic.full,
+    basic.broadcast_to,
+    shape.iota,
+    shape.reshape,
+    shape.permute,
+)  # ops of masks, beside comparisons
 
 
 @dataclass(frozen=True)
 class LoopFetches:
-    """What a loop fetches: its loads, and the nodes of its body that their places are computed by."""
+    """The loads of a loop to prefetch, and the nodes of its body that compute their starts."""
 
     copied: tuple[Node, ...]
-    held: Mapping[Node, int]  # in registers, for a round: so many for each
+    held: Mapping[Node, int]  # loads prefetched into registers, with the registers of each
     places: tuple[Node, ...]
 
     @property
     def loads(self) -> tuple[Node, ...]:
-        """All of them."""
+        """Both kinds of loads."""
         return (*self.copied, *self.held)
 
     @property
     def bytes(self) -> int:
-        """The bytes of one round's blocks."""
+        """The bytes of one stage."""
         return sum(element_bytes(n.out.type.dtype) * math.prod(static_shape(n.out)) for n in self.loads)  # type: ignore[union-attr]
 
 
 def find_loop_fetches(function: Function, apart: bool, aligned: Sequence[int]) -> dict[Node, LoopFetches]:
-    """The innermost loops with products of blocks that can be fetched ahead, and what they fetch.
+    """The innermost loops with products whose operands can be prefetched, with the loads to prefetch.
 
-    `apart` says that refs lie in different memory, `aligned` of how many bytes their addresses are multiples.
+    `apart`: no two refs share memory; `aligned`: for each parameter, bytes that divide its address.
     """
     if int(function.attrs.get("group", 1)) != 1:
         return {}
@@ -79,7 +83,7 @@ def find_loop_fetches(function: Function, apart: bool, aligned: Sequence[int]) -
 
 
 def _orders_memory(node: Node) -> bool:
-    """Whether what comes after a node may not be read before it: loops inside, barriers, atomic updates, copies."""
+    """Whether loads may not move across a node: inner loops, barriers, atomics, copies."""
     effects = node.op.effects
     return (
         node.op in (control_flow.for_, control_flow.while_)
@@ -89,13 +93,13 @@ def _orders_memory(node: Node) -> bool:
 
 
 def _has_constant_step(uses: UseDef, loop: Node) -> bool:
-    """Whether a loop counts up by a constant."""
+    """Whether a loop's step is a positive constant."""
     step = uses.get(loop.args[2])
     return step is not None and step.op is basic.full and int(step.attrs["value"]) > 0
 
 
 class _FetchFinder:
-    """The search through one loop."""
+    """Finds the loads of one loop to prefetch."""
 
     def __init__(self, uses: UseDef, loop: Node, apart: bool, align: Mapping[Value, int]) -> None:
         (self.body,) = loop.regions
@@ -108,7 +112,7 @@ class _FetchFinder:
             self.written |= set(align)
 
     def found(self) -> LoopFetches:
-        """The loads that fit, with what computes their places."""
+        """The loads that can be prefetched, with the nodes that compute their starts."""
         operands = [v for n in self.body.nodes if n.op in PRODUCT_OPS for v in n.args[-2:]]
         loads = [n for v in operands if (n := self._load(v)) is not None and self._fits(n)]
         needed: set[Node] = set()
@@ -122,7 +126,7 @@ class _FetchFinder:
         return LoopFetches(copied, held, ordered)
 
     def _load(self, v: Value) -> Node | None:
-        """The load in the loop's body that an operand comes from by views and casts."""
+        """The load in the loop's body that an operand comes from through views and casts."""
         node = self.inside.get(v)
         while node is not None and node.op in VIEW_OPS:
             node = self.inside.get(node.args[0])
@@ -138,7 +142,7 @@ class _FetchFinder:
         return whole and known and all(self._cone(v) is not None for v in operands)
 
     def _unit(self, load: Node) -> int:
-        """The bytes that one copy can move."""
+        """The bytes that one cp.async can move."""
         ref, *operands = load.args
         starts = operands[: ref.type.rank]  # type: ignore[union-attr]
         m = PtxMemRef(ref.type.dtype, GLOBAL, "", static_shape(ref), self.align[ref])  # type: ignore[union-attr]
@@ -149,7 +153,7 @@ class _FetchFinder:
         return length * element_bytes(m.dtype)
 
     def _cone(self, v: Value) -> set[Node] | None:
-        """The nodes of the body that a place or a mask is computed by; None if more than the index goes into it."""
+        """The nodes of the body that compute a start or a mask; None if it depends on more than the index."""
         if v not in self.variable:
             return set()
         node = self.inside.get(v)
@@ -160,29 +164,25 @@ class _FetchFinder:
 
 
 def is_masked(load: Node) -> bool:
-    """Whether a mask leaves parts of a block out."""
+    """Whether a load has a mask."""
     return len(load.args) > 1 + load.args[0].type.rank  # type: ignore[union-attr]
 
 
 def _count_registers(load: Node, unit: int) -> int:
-    """The registers of all threads that hold a block: elements of 16 bits that come by twos take half."""
+    """The registers of all threads that hold a block; pairs of 16-bit elements share one."""
     count, each = math.prod(static_shape(load.out)), element_bytes(load.out.type.dtype)  # type: ignore[union-attr]
     return count * each // MIN_COPY_BYTES if unit >= MIN_COPY_BYTES else count
 
 
-# The pass that fetches ahead: blocks that a loop multiplies come by copies begun some rounds before they are read.
-#
-# Its result is Tile IR like any other: a ring of slots in shared memory, copies into it (`async_copy`), a commit for
-# each
-# round's, a wait and a barrier before they are read. What nothing can copy so (rows that begin at any two bytes, masks)
-# is loaded a round ahead and stored when the round is done. What belongs to rounds past the loop's end lies outside of
-# its source, where nothing is read.
+# Prefetching: the result is Tile IR with a ring of slots, an `async_copy` for each block, a commit for each round, and
+# a wait and a barrier before the reads. Loads prefetched into registers are stored when the round ends. Copies of
+# rounds after the last one are out of bounds and read nothing.
 
 
 def insert_prefetch(
     function: Function, stages: int, loops: Mapping[Node, LoopFetches], room: Op = tile.alloc
 ) -> Function:
-    """The function with the blocks of some loops (`fetches_of`) fetched `stages` - 1 rounds ahead, into a `room`."""
+    """The function with the loads of some loops prefetched `stages` - 1 rounds ahead, into buffers made by `room`."""
     reading: dict[Node, tuple[Value, Value]] = {}
     patterns = RewritePatterns("multistage pipelining")
 
@@ -200,7 +200,7 @@ def insert_prefetch(
 
 
 class _StagedLoop:
-    """One loop under way to its new form."""
+    """Rewrites one loop."""
 
     def __init__(
         self, builder: Builder, loop: Node, fetches: LoopFetches, stages: int, room: Op, reading: dict[Node, Any]
@@ -217,7 +217,7 @@ class _StagedLoop:
         return self.builder.add(room, [], attrs).out
 
     def run(self, args: Sequence[Value], run: Any) -> Sequence[Value]:
-        """The first copies, the loop, and a wait for the last ones; the loop's results."""
+        """The prologue of copies, the loop, and a wait for the last copies; returns the loop's results."""
         lower, self.upper, step, *inits = args
         self.step = step
         for ahead in range(self.stages - 1):
@@ -235,7 +235,7 @@ class _StagedLoop:
         return made.results[:-1]
 
     def _round(self, params: Sequence[Value], run: Any) -> list[Value]:
-        """A round: its blocks have come, the copies of a later one begin, and the body."""
+        """A round: wait for its blocks, issue the copies of a later round, run the body."""
         index, *_, slot = params
         self._wait(self.stages - 2)
         self.builder.add(tile.barrier, [], {})
@@ -253,7 +253,7 @@ class _StagedLoop:
         return [*results, following]
 
     def _begin(self, index: Value, slot: Value, outer: Mapping[Value, Value]) -> None:
-        """Begin the copies of the round that has an index, if there is one."""
+        """Issue the copies of the round with this index, if it exists."""
         if not self.fetches.copied:
             return
         for load, (ref, *starts) in self._places(self.fetches.copied, index, outer):
@@ -263,18 +263,18 @@ class _StagedLoop:
         self.builder.add(tile.async_commit, [], {})
 
     def _wait(self, pending: int) -> None:
-        """Wait for all copies but those of the last rounds."""
+        """Wait for all copies except those of the last `pending` rounds."""
         if self.fetches.copied:
             self.builder.add(tile.async_wait, [], {"pending": pending})
 
     def _brought(self, index: Value, outer: Mapping[Value, Value]) -> list[Value]:
-        """The other blocks of the round that has an index."""
+        """Load the blocks that are prefetched into registers, of the round with this index."""
         found = self._places(self.fetches.held, index, outer)
         attrs = {"edge": "clip"}
         return [self.builder.add(tile.load, v, {**n.attrs, **attrs}, loc=n.loc).out for n, v in found]
 
     def _put(self, blocks: Sequence[Value], slot: Value) -> None:
-        """Store these into their slots."""
+        """Store these blocks into their slots."""
         for load, block in zip(self.fetches.held, blocks, strict=True):
             whole = self.builder.add(shape.reshape, [block], {"shape": (1, *static_shape(block))}).out
             to = [slot, *(self._index(0) for _ in static_shape(block))]
@@ -283,7 +283,7 @@ class _StagedLoop:
     def _places(
         self, loads: Collection[Node], index: Value, outer: Mapping[Value, Value]
     ) -> list[tuple[Node, list[Value]]]:
-        """The operands of loads in the round that has an index; they lie outside where there is no such round."""
+        """The operands of loads in the round with this index; out of bounds if the round does not exist."""
         if not loads:
             return []
         env = {**outer, self.body.params[0]: index}
@@ -302,12 +302,12 @@ class _StagedLoop:
         return [env[ref], *found]
 
     def _moving(self, places: Sequence[Value]) -> int:
-        """An axis along which the block moves from round to round, the last one if none does."""
+        """The last axis whose start changes from round to round, or the last axis of all."""
         ours = {self.body.params[0], *(v for n in self.fetches.places for v in n.results)}
         return next((a for a in reversed(range(len(places))) if places[a] in ours), len(places) - 1)
 
     def _later(self, index: Value, rounds: int) -> Value:
-        """The index so many rounds later."""
+        """The index some rounds later."""
         if not rounds:
             return index
         step = self.builder.producers[self.step].attrs["value"]
@@ -321,14 +321,14 @@ class _StagedLoop:
 
 
 def _read_slot(builder: Builder, load: Node, ring: Value, slot: Value) -> Value:
-    """What a load gave, read from its slot."""
+    """The block of a load, read from its slot."""
     zero = builder.add(basic.full, [], {"shape": (), "value": 0, "dtype": int64}).out
     places = [slot, *(zero for _ in static_shape(load.out))]
     block = builder.add(tile.load, [ring, *places], {"shape": (1, *static_shape(load.out))}).out
     return builder.add(shape.reshape, [block], {"shape": static_shape(load.out)}).out
 
 
-# The pass that leaves blocks where copies put them: products whose sides lie in slots read them there, by ldmatrix.
+# ldmatrix selection: products read operands in slots directly from shared memory.
 
 
 LDMATRIX_EXTENT = 16  # rows and columns that ldmatrix reads at once
@@ -336,7 +336,7 @@ LDMATRIX_EXTENT = 16  # rows and columns that ldmatrix reads at once
 
 @dataclass(frozen=True)
 class SlotOperand:
-    """A side of a product that lies in a slot."""
+    """An operand of a product in a slot."""
 
     ref: Value
     slot: Value
@@ -367,7 +367,7 @@ def read_operands_in_place(function: Function) -> Function:
 
 
 def _find_slot_operands(function: Function, uses: UseDef) -> dict[tuple[Node, int], SlotOperand]:
-    """The operands of products that lie in slots which nothing else reads, by node and place."""
+    """The operands of products in slots with no other reader, by node and operand number."""
     products = [n for n in function.body.walk() if uses_tensor_cores(n)]
     places = {(n, len(n.args) - 2 + right): bool(right) for n in products for right in (0, 1)}
     found = {at: side for at, right in places.items() if (side := _match_slot_operand(uses, *at, right)) is not None}
@@ -377,7 +377,7 @@ def _find_slot_operands(function: Function, uses: UseDef) -> dict[tuple[Node, in
 
 
 def _match_slot_operand(uses: UseDef, node: Node, place: int, right: bool) -> SlotOperand | None:
-    """An operand as what lies in a slot, if the instructions can read it there."""
+    """The slot of an operand, if ldmatrix can read it there; or None."""
     v, flipped = node.args[place], False
     made = uses.get(v)
     while made is not None and made.op in (shape.permute, shape.reshape) and uses.count_uses(v) == 1:
@@ -398,32 +398,30 @@ def _match_slot_operand(uses: UseDef, node: Node, place: int, right: bool) -> Sl
 
 
 def _is_ldmatrix_readable(ref: Value, right: bool, flipped: bool) -> bool:
-    """Whether ldmatrix reads such blocks as the instructions want them: pairs of bytes can be turned, bytes cannot."""
+    """Whether ldmatrix reads these blocks as fragments: it transposes 16-bit elements, not 8-bit ones."""
     dtype = ref.type.dtype  # type: ignore[union-attr]
     rows, columns = math.prod(static_shape(ref)[1:-1]), static_shape(ref)[-1]
     whole = rows % LDMATRIX_EXTENT == 0 and columns * element_bytes(dtype) % (2 * LDMATRIX_EXTENT) == 0
     return whole and MMA_OPERAND_TYPES.get(dtype) == dtype and (element_bytes(dtype) == 2 or right == flipped)
 
 
-# How many rounds ahead loops of products fetch: as a Schedule says, or as many as shared memory has room for.
+# The number of stages: what a Schedule requests, or as many as fit in shared memory.
 
 
 MAX_STAGES, MIN_STAGES = 4, 2
-SM_REGISTERS = 1 << 16  # of a multiprocessor
-OTHER_REGISTERS = 64  # registers of a thread beside the elements of the largest block
-MAX_RESIDENT_BLOCKS = 8  # on a multiprocessor: more of them hide more than more stages do
-MAX_HELD_REGISTERS = (
-    64  # registers that a thread holds of the sums and of the next round's blocks: more halve the blocks under way
-)
-RESERVED_SHARED_BYTES = 2048  # bytes of shared memory for what else a block has there
+SM_REGISTERS = 1 << 16  # registers of a multiprocessor
+OTHER_REGISTERS = 64  # registers of a thread for all but the largest block
+MAX_RESIDENT_BLOCKS = 8  # the most resident blocks that hide latency better than more stages do
+MAX_HELD_REGISTERS = 64  # registers of a thread for accumulators and prefetched blocks: more halve the occupancy
+RESERVED_SHARED_BYTES = 2048  # bytes of shared memory for everything else
 
 
 def pipeline_operand_copies(
     function: Function, apart: bool, aligned: Sequence[int], threads: int, limit: int
 ) -> Function:
-    """The function with its loops' blocks fetched ahead, where that fits `limit` bytes of shared memory.
+    """The function with the operands of its loops prefetched, if they fit in `limit` bytes of shared memory.
 
-    `apart` and `aligned` are as for `fetches_of`, `threads` those of a block.
+    `apart` and `aligned` are those of `find_loop_fetches`, `threads` the threads of a block.
     """
     uses = UseDef(function)
     found = {n: _fit_registers(n, f, threads) for n, f in find_loop_fetches(function, apart, aligned).items()}
@@ -435,7 +433,7 @@ def pipeline_operand_copies(
     if not loops or stages < MIN_STAGES:
         return function
     if not any(f.copied for f in loops.values()):
-        stages = MIN_STAGES  # what registers hold is a round ahead
+        stages = MIN_STAGES  # registers hold one round
     return insert_prefetch(function, stages, loops, smem_slots)
 
 
@@ -444,14 +442,14 @@ def _has_tensor_cores(loop: Node) -> bool:
 
 
 def _fit_registers(loop: Node, fetches: LoopFetches, threads: int) -> LoopFetches:
-    """What a loop fetches ahead, without what registers have no room for beside the sums."""
+    """The loads to prefetch, without those for which no registers are left beside the accumulators."""
     most = max((math.prod(static_shape(n.out)) for n in loop.regions[0].nodes if uses_tensor_cores(n)), default=0)
     fits = most + sum(fetches.held.values()) <= MAX_HELD_REGISTERS * threads
     return fetches if fits else replace(fetches, held={})
 
 
 def _find_trip_count(uses: UseDef, loop: Node) -> float:
-    """The rounds of a loop; what is not known counts as many."""
+    """The trip count of a loop; infinite if it is not known."""
     ends = [uses.get(v) for v in loop.args[:3]]
     if any(n is None or n.op is not basic.full for n in ends):
         return math.inf
@@ -460,7 +458,7 @@ def _find_trip_count(uses: UseDef, loop: Node) -> float:
 
 
 def _choose_stages(function: Function, loops: Mapping[Node, LoopFetches], threads: int, limit: int) -> int:
-    """As many stages as fit with the blocks of threads that registers suffice for; one where not even two do."""
+    """The most stages that fit beside the resident blocks that registers allow; 1 if not even two fit."""
     each = sum(f.bytes for f in loops.values())
     held = [v for n in function.body.walk() for v in n.results if isinstance(v.type, TensorType)]
     largest = max(math.prod(static_shape(v)) for v in held)

@@ -35,36 +35,29 @@ from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_functi
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import contractions
 
-# The pass that has blocks brought ahead: a copy fetches what the next program loads while one is worked on.
-#
-# Programs whose blocks fill a multiprocessor leave its memory idle while they compute. So those of a grid become a
-# loop,
-# and what each loads whole, at places known ahead, is `supplied` in shared memory, a few programs early; blocks that
-# are
-# the same for all programs come once.
+# Which loads are prefetched: blocks that a program loads whole, at starts that are known ahead. Blocks that are the
+# same for all programs are copied once.
 
 
-MIN_THREADS = 1024  # threads from which on a program has a multiprocessor for itself
-MIN_PROGRAMS = 256  # fewer are hardly more than a GPU runs at once
+MIN_THREADS = 1024  # threads of a program that fills a multiprocessor
+MIN_PROGRAMS = 256  # fewer programs run nearly all at once
 SHARED_BYTES = 228_352  # bytes of shared memory, less some for barriers and reductions
-MAX_STAGES = 2  # programs that blocks are brought ahead for, at most
-MIN_FITTING_PROGRAMS = (
-    2  # programs whose blocks must fit beside each other: larger ones gain nothing, their copies come too late
-)
-BULK_COPY_ALIGN = 16  # bytes that places and sizes of copies are multiples of
-MIN_COPY_BYTES = 4096  # bytes of a block that is not worth a copy
+MAX_STAGES = 2  # the most programs to prefetch for
+MIN_FITTING_PROGRAMS = 2  # programs whose blocks must fit at once: with fewer the copies come too late
+BULK_COPY_ALIGN = 16  # bytes that divide the address and size of a copy
+MIN_COPY_BYTES = 4096  # smaller blocks are not worth a copy
 
 
 @dataclass(frozen=True)
 class PrefetchPlan:
-    """A function whose loads are `supplied`, for so many programs ahead."""
+    """A function with `prefetched_load` ops, and the number of programs to prefetch for."""
 
     function: Function
     stages: int
 
 
 def plan_prefetch(function: Function, grid: Sequence[int], threads: int) -> PrefetchPlan | None:
-    """The function with its loads supplied, or None where that does not fit, or does not pay."""
+    """The function with its loads prefetched, or None if they do not fit or it does not pay."""
     if math.prod(grid) < MIN_PROGRAMS or threads < MIN_THREADS or int(function.attrs.get("group", 1)) != 1:
         return None
     if any(n.op is contractions.dot for n in function.body.walk()):
@@ -74,13 +67,13 @@ def plan_prefetch(function: Function, grid: Sequence[int], threads: int) -> Pref
     if not 0 < moving <= SHARED_BYTES // MIN_FITTING_PROGRAMS:
         return None
     still = sum(load_bytes(n) for n, same in loads.items() if same)
-    if moving + still > SHARED_BYTES:  # they stay in the L2 cache at any rate
+    if moving + still > SHARED_BYTES:  # those that are the same for all stay in the L2 cache
         loads, still = {n: same for n, same in loads.items() if not same}, 0
     return PrefetchPlan(_rewrite_loads(function, loads), min((SHARED_BYTES - still) // moving, MAX_STAGES))
 
 
 def form_prefetched_loads(function: Function) -> Function:
-    """The function with its loads supplied, where kernel selection found that this pays."""
+    """The function with its loads prefetched, as kernel selection decided."""
     found = plan_prefetch(function, LaunchFacts.of(function).grid, choose_team_size(function))
     assert found is not None, "kernel selection chose this kernel by the same plan"
     return found.function
@@ -92,7 +85,7 @@ def load_bytes(node: Node) -> int:
 
 
 def _find_prefetchable_loads(function: Function, grid: Sequence[int]) -> dict[Node, bool]:
-    """The loads that copies can make, and whether each is the same for all programs."""
+    """The loads that bulk copies can do, and whether each is the same for all programs."""
     uses = UseDef(function)
     ranges = IntervalAnalysis(uses, grid)
     written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
@@ -101,7 +94,7 @@ def _find_prefetchable_loads(function: Function, grid: Sequence[int]) -> dict[No
 
 
 def _is_prefetchable(function: Function, uses: UseDef, ranges: IntervalAnalysis, node: Node) -> bool:
-    """Whether a load is of a stretch of a parameter's memory that lies wholly inside it, at a place known ahead."""
+    """Whether a load reads a contiguous, aligned range inside a parameter, at a start that is known ahead."""
     ref, *starts = node.args
     type, block = ref.type, static_shape(node.out)
     if not isinstance(type, RefType) or type.space != GLOBAL or ref not in function.params or len(starts) != type.rank:
@@ -117,13 +110,13 @@ def _is_prefetchable(function: Function, uses: UseDef, ranges: IntervalAnalysis,
 
 
 def _is_contiguous(block: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether a block is one stretch of memory: behind its first axis of more than one place all are whole."""
+    """Whether a block is contiguous in memory: after its first axis of size over 1 all axes are whole."""
     first = next((a for a, n in enumerate(block) if n > 1), len(block))
     return list(block[first + 1 :]) == list(shape[first + 1 :])
 
 
 def _is_program_invariant(uses: UseDef, node: Node) -> bool:
-    """Whether a load's place does not depend on the program's."""
+    """Whether the start of a load does not depend on the program id."""
     return not any(n.op is tile.program_id for n in uses.backward_slice(node.args[1:]))
 
 
@@ -140,10 +133,8 @@ def _rewrite_loads(function: Function, loads: Mapping[Node, bool]) -> Function:
     return rewrite_function(function, patterns)
 
 
-# An entry whose programs are a loop with blocks brought ahead: a ring of stages in shared memory, filled by copies.
-#
-# All threads work on a program. When all have read what a stage holds, one of them begins the copies of the program
-# that is to find it there next.
+# Emission: a persistent loop over programs with a ring of stages in shared memory. Once all threads have read a stage,
+# one of them issues the copies of the program that reads it next.
 
 
 BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -171,7 +162,7 @@ def emit_prefetching(function: Function, files: SourceFiles | None) -> KernelEnt
 
 
 class BlockPrefetcher:
-    """The stages, and who fills them. `number` is the register with the number of the program under way."""
+    """The stages of prefetched blocks. `number` is the register of the current program's linear number."""
 
     number = ""
 
@@ -191,7 +182,7 @@ class BlockPrefetcher:
         self.unread_loads = len(self.moving_loads)
 
     def begin(self) -> None:
-        """One thread sets up the barriers and begins the first copies."""
+        """One thread initialises the mbarriers and issues the first copies."""
         text, team, persistent = self.text, self.ctx.team, self.ctx.grid.scheduler
         assert persistent is not None
         self.ring.init_barriers(team.thread)
@@ -211,7 +202,7 @@ class BlockPrefetcher:
         text.label(ready)
 
     def take(self, node: Node) -> None:
-        """A block in registers. Behind the last one of a program its stage is filled for another."""
+        """Load a block into registers. After the last block of a program its stage is refilled."""
         still = node.attrs["same"]
         ring, walker = (self.kept, self.kept.make_state(0)) if still and self.kept else (self.ring, self.pipeline_state)
         walker.wait(ring.full)
@@ -226,9 +217,9 @@ class BlockPrefetcher:
             self._refill_stage()
 
     def _refill_stage(self) -> None:
-        """Everyone has read the stage: it is filled for the program that comes when all stages have been read."""
+        """After all threads have read a stage, issue the copies of the program that reads it next."""
         text, team = self.text, self.ctx.team
-        # Loads may wait behind stores when a barrier does not: copies must not overtake them.
+        # A barrier does not order generic loads before asynchronous copies; the proxy fence does.
         text.do("fence.proxy.async.shared::cta")
         synchronise_team(self.ctx)
         behind = text.new_label("behind")
@@ -241,7 +232,7 @@ class BlockPrefetcher:
         self.pipeline_state.advance()
 
     def _fill(self, number: str, buffer: str, full: str) -> None:
-        """Begin the copies of what a program loads, if there is such a program."""
+        """Issue the copies of a program, if it exists."""
         persistent = self.ctx.grid.scheduler
         assert persistent is not None
         none = self.text.new_label("none")
@@ -251,7 +242,7 @@ class BlockPrefetcher:
         self.text.label(none)
 
     def _copies(self, nodes: Sequence[Node], buffer: str, full: str) -> None:
-        """Begin the copies of some blocks at the places that they have in the program numbered so."""
+        """Issue the copies of some blocks at their starts in the current program."""
         ctx, text, before = self.ctx, self.text, dict(self.ctx.values)
         for each in self.needed:
             emit_node(ctx, each)
@@ -262,7 +253,7 @@ class BlockPrefetcher:
         ctx.values = before
 
     def _address(self, node: Node) -> str:
-        """Where a block begins in memory."""
+        """The address of a block in global memory."""
         memory = self.ctx.memrefs[node.args[0]]
         total = memory.base
         for v, step in zip(node.args[1:], memory.strides, strict=True):
@@ -282,5 +273,5 @@ def _total_bytes(nodes: Sequence[Node]) -> int:
 
 
 def _block_offset(nodes: Sequence[Node], node: Node) -> int:
-    """Where a block lies among some, one after the other."""
+    """The offset of a block in a stage that holds these blocks one after the other."""
     return sum(load_bytes(n) for n in nodes[: list(nodes).index(node)])

@@ -22,42 +22,42 @@ from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_functi
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, elementwise
 
-# Loops of streamed products that can be turned around: what the parts of a round are, and rounds recorded anew.
+# Rotation: which loops can be rotated, and the parts of their rounds.
 
 
 @dataclass(frozen=True)
 class RotatableLoop:
-    """A loop that can be turned: its last product, where its sums are carried, and what changes them before."""
+    """A rotatable loop: its last product is deferred; `path` are the nodes that update its accumulator before."""
 
     loop: Node
     deferred_mma: Node
-    place: int  # among the values that are carried
+    place: int  # the number of the accumulator among the loop-carried values
     path: tuple[Node, ...]
 
     @property
     def body(self) -> Block:
-        """The loop's region."""
+        """The body of the loop."""
         return self.loop.regions[0]
 
     @property
     def words(self) -> list[Node]:
-        """What makes the last product's left side: instructions that read such words must be done by then."""
+        """The node that packs the deferred product's left operand: products that read it must be complete by then."""
         return [n for n in self.body.nodes if self.deferred_mma.args[0] in n.results]
 
     @property
     def rest(self) -> list[Node]:
-        """What a round does beside."""
+        """The other nodes of a round."""
         special = (self.deferred_mma, *self.path, *self.words)
         return [n for n in self.body.nodes if n not in special]
 
     @property
     def others(self) -> list[int]:
-        """What else is carried, by place."""
+        """The numbers of the other loop-carried values."""
         return [i for i in range(len(self.body.results)) if i != self.place]
 
 
 def match_rotatable_loop(loop: Node) -> RotatableLoop | None:
-    """How a loop can be turned, if its last product's left side is made in the round and there is another product."""
+    """Match a loop whose last product's left operand is computed in the round, with another product before it."""
     body = loop.regions[0]
     uses = Counter(v for n in body.walk() for v in n.args) + Counter(body.results)
     products = [n for n in body.nodes if n.op is async_mma]
@@ -72,7 +72,7 @@ def match_rotatable_loop(loop: Node) -> RotatableLoop | None:
 
 
 def _find_accumulator_path(body: Block, acc: Value, late: Node) -> tuple[Node, ...] | None:
-    """The nodes between what is carried and the product that is added to it; None if something else sees it."""
+    """The nodes between the carried accumulator and the product that adds to it; None if it has another use."""
     seen, found = {acc}, []
     for node in body.nodes:
         if node is not late and seen & set(node.args):
@@ -85,7 +85,7 @@ def _find_accumulator_path(body: Block, acc: Value, late: Node) -> tuple[Node, .
 
 
 class LoopRewriter:
-    """A loop under way to a new form: its parts recorded again, with other indices and values."""
+    """Rewrites a loop by replaying parts of its body with other indices and values."""
 
     def __init__(self, builder: Builder, turn: RotatableLoop, args: Sequence[Value], env: dict[Value, Value]) -> None:
         self.builder, self.turn, self.env = builder, turn, env
@@ -93,17 +93,17 @@ class LoopRewriter:
         self.copy = make_copier(builder)
 
     def bound(self, index: Value, others: Sequence[Value]) -> dict[Value, Value]:
-        """What names stand for in a round: those outside, the index, what is carried."""
+        """The environment of a round: outer values, the index, the loop-carried values."""
         params = self.turn.body.params
         carried = {params[i + 1]: v for i, v in zip(self.turn.others, others, strict=True)}
         return {**self.env, params[0]: index, **carried}
 
     def nodes(self, nodes: Sequence[Node], env: dict[Value, Value]) -> None:
-        """Record nodes; `env` then has their results."""
+        """Replay nodes; adds their results to `env`."""
         evaluate_block(Block((), tuple(nodes), ()), (), self.copy, env)
 
     def needed(self, values: Sequence[Value]) -> list[Node]:
-        """The nodes of the body that some values are computed by."""
+        """The backward slice of some values in the body."""
         wanted, found = set(values), []
         for node in reversed(self.turn.body.nodes):
             if wanted & set(node.results):
@@ -112,7 +112,7 @@ class LoopRewriter:
         return found[::-1]
 
     def loop(self, begin: Value, state: Sequence[Value]) -> Node:
-        """The loop anew from `begin` on: `round` makes of an index and what is carried what is carried on."""
+        """Build the loop from `begin` on; `round` maps the index and the carried values to the next ones."""
         params = (Value(begin.type, self.turn.body.params[0].hint), *(Value(v.type, v.hint) for v in state))
         with self.builder.region() as nodes:
             results = self.round(*params)
@@ -121,7 +121,7 @@ class LoopRewriter:
         return self.builder.add(control_flow.for_, [begin, self.upper, self.step, *state], types=types, regions=region)
 
     def round(self, index: Value, *state: Value) -> list[Value]:
-        """The nodes of one round, added to the builder; what is carried on."""
+        """Build the nodes of one round; returns the carried values."""
         raise NotImplementedError
 
     def last(self) -> Value:
@@ -140,26 +140,24 @@ class LoopRewriter:
         return self.builder.add(basic.full, [], {"shape": (), "value": value, "dtype": int64}).out
 
 
-# Loops of two streamed products whose rounds begin with sums that are there: the first product is made a round early.
-#
-# A round works on sums that the round before began, then begins the next ones and its second product together. That one
-# is still under way when the next round begins. Only the last round, which comes after the loop, works on its own.
+# Early issue: a round processes the accumulator that the round before issued, then issues the first product of the next
+# round together with its own second product, which is still in flight when the next round starts.
 
 
 MAX_LOOP_REGISTERS = (
-    176  # of a thread, for the sums of both products and for words of two rounds: more would not stay in them
+    176  # registers of a thread for both accumulators and the packed operands of two rounds; more would spill
 )
 
 
 @dataclass(frozen=True)
 class EarlyIssueLoop(RotatableLoop):
-    """A loop of this kind; `first` is the product to make early."""
+    """A loop whose product `first` is issued one round early."""
 
     first: Node
 
 
 def match_early_issue(turn: RotatableLoop) -> EarlyIssueLoop | None:
-    """A loop as one of this kind, if its only other product needs nothing of its round, and registers allow for it."""
+    """Match a loop whose only other product depends on nothing of its round, if registers allow early issue."""
     products = [n for n in turn.rest if n.op is async_mma]
     if len(products) != 1 or products[0].attrs["summed"]:
         return None
@@ -185,14 +183,14 @@ def _element_count(v: Value) -> int:
 
 
 class EarlyIssueRewriter(LoopRewriter):
-    """One loop under way to its new form."""
+    """Rewrites one loop with early issue."""
 
     def __init__(self, builder: Builder, turn: EarlyIssueLoop, args: Sequence[Value], env: dict[Value, Value]) -> None:
         super().__init__(builder, turn, args, env)
         self.first = turn.first
 
     def run(self) -> list[Value]:
-        """The first product, the loop, and the last round; the loop's results."""
+        """The first product as prologue, the loop, and the last round as epilogue; returns the loop's results."""
         turn = self.turn
         state = [*(self.inits[i] for i in turn.others), self.inits[turn.place], self._first(self.lower)]
         begin = self.scalar(elementwise.add, self.lower, self.step)
@@ -203,7 +201,7 @@ class EarlyIssueRewriter(LoopRewriter):
         return [*others[: turn.place], total, *others[turn.place :]]
 
     def round(self, index: Value, *state: Value) -> list[Value]:
-        """What is made of the sums that are there; then both products; the first one done."""
+        """Process the accumulator of the early product, then issue both products and wait for the first."""
         turn, (*others, acc, sums) = self.turn, state
         env = self._replay_round(self.scalar(elementwise.sub, index, self.step), others, sums)
         self.builder.add(wait_copy, [], {})
@@ -214,13 +212,13 @@ class EarlyIssueRewriter(LoopRewriter):
         return [*(env[turn.body.results[i]] for i in turn.others), total, following]
 
     def _replay_round(self, index: Value, others: Sequence[Value], sums: Value) -> dict[Value, Value]:
-        """What a round makes of the first product's sums."""
+        """Replay the nodes of a round that use the first product."""
         env = {**self.bound(index, others), self.first.out: sums}
         self.nodes([n for n in self.turn.rest if n is not self.first], env)
         return env
 
     def _prepare_deferred(self, acc: Value, env: dict[Value, Value]) -> None:
-        """What the second product is added to, and its left side."""
+        """Replay the accumulator path and the left operand of the deferred product."""
         env[self.turn.body.params[self.turn.place + 1]] = acc
         self.nodes([*self.turn.path, *self.turn.words], env)
 
@@ -232,21 +230,18 @@ class EarlyIssueRewriter(LoopRewriter):
         return self._product(self.first, {**self.env, self.turn.body.params[0]: index})
 
     def _product(self, node: Node, env: dict[Value, Value]) -> Value:
-        """A product again, with its places."""
+        """Replay a product with its starts."""
         own = dict(env)
         self.nodes(self.needed(node.args[3 if node.attrs["summed"] else 2 :]), own)
         return self.builder.add(async_mma, [own[v] for v in node.args], node.attrs, loc=node.loc).out
 
 
-# The pass that turns loops of streamed products around, so that products go on while other work is done.
-#
-# Where registers allow, a round's first product is made a round early (`ahead`). Else a round's last product is made in
-# the next round, beside what that computes of its first product. Of a round there remain then the product's left side,
-# by twos, and the sums that it is added to; what changes the sums before (a factor, say) comes at the round's end.
+# The pass: early issue where registers allow; else a round's last product is deferred to the next round. Deferral keeps
+# the product's packed left operand and its accumulator; updates of the accumulator come at the end of the round.
 
 
 def pipeline_loops(function: Function, grid: Sequence[int] | None) -> Function:
-    """The function with each loop at its top turned around that can be, and surely has a round."""
+    """The function with each rotatable loop at its top level rotated, if it has at least one round."""
     ranges = IntervalAnalysis(UseDef(function), grid)
     turns = {
         n: t
@@ -268,15 +263,15 @@ def pipeline_loops(function: Function, grid: Sequence[int] | None) -> Function:
 
 
 def _always_iterates(ranges: IntervalAnalysis, loop: Node) -> bool:
-    """Whether a loop has a round whatever the program."""
+    """Whether a loop has at least one round in every program."""
     return ranges.of(loop.args[0])[1] < ranges.of(loop.args[1])[0] and ranges.of(loop.args[2])[0] > 0
 
 
 class RotationRewriter(LoopRewriter):
-    """One loop under way to its new form."""
+    """Rewrites one loop with a deferred product."""
 
     def run(self) -> list[Value]:
-        """The first round, the loop, and the last product; the loop's results."""
+        """The first round as prologue, the loop, and the last product as epilogue; returns the loop's results."""
         turn = self.turn
         env = self.bound(self.lower, [self.inits[i] for i in turn.others])
         self.nodes([*turn.rest, *turn.words], env)
@@ -289,7 +284,7 @@ class RotationRewriter(LoopRewriter):
         return [*others[: turn.place], total, *others[turn.place :]]
 
     def round(self, index: Value, *state: Value) -> list[Value]:
-        """A round: its first product, the one that was left over, and the rest."""
+        """A round: its first product, the product deferred from the last round, and the rest."""
         turn, (*others, acc, left) = self.turn, state
         env = self.bound(index, others)
         first = next(i for i, n in enumerate(turn.rest) if n.op is async_mma) + 1
@@ -303,13 +298,13 @@ class RotationRewriter(LoopRewriter):
         return [*(env[turn.body.results[i]] for i in turn.others), acc, env[turn.deferred_mma.args[0]]]
 
     def _apply_accumulator_path(self, acc: Value, env: dict[Value, Value]) -> Value:
-        """The sums as they are before the product."""
+        """The accumulator after the path of updates."""
         own = {**env, self.turn.body.params[self.turn.place + 1]: acc}
         self.nodes(self.turn.path, own)
         return own[self.turn.deferred_mma.args[2]]
 
     def _issue_deferred_mma(self, index: Value, acc: Value, left: Value, env: dict[Value, Value]) -> Value:
-        """The product of the round that had this index."""
+        """Issue the product of the round with this index."""
         late = self.turn.deferred_mma
         own = {**env, self.turn.body.params[0]: index}
         self.nodes(self.needed(late.args[3:]), own)

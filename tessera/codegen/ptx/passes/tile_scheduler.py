@@ -34,18 +34,21 @@ if TYPE_CHECKING:
     from tessera.codegen.ptx.text.thread_team import ThreadTeam
 
 
-# In which order a loop over programs takes them: those that read the same one after the other, long ones first.
+# Rasterisation order: programs that read the same blocks follow each other, and long programs come first.
 
 
-L2_BYTES = 1 << 25  # bytes that stay in the L2 cache of such a GPU while others pass through
-CONCURRENT_PROGRAMS = 128  # programs that such a GPU runs at one time, or nearly
-monotonicity_rules = Rules("trend along the grid")  # rule(uses, node, axis): 1 rises, 0 stays, -1 falls, None unknown
+L2_BYTES = 1 << 25  # bytes that stay in the L2 cache of a GPU while others pass through
+CONCURRENT_PROGRAMS = 128  # about the number of programs that a GPU runs at once
+monotonicity_rules = Rules("trend along the grid")  # rule(uses, node, axis): 1, 0, -1 or None
 
 
 @dataclass(frozen=True)
 class RasterOrder:
-    """The grid's axes, the one whose programs follow each other first; whether the last is walked from its end; and of
-    the others together so many programs for which all of the last are done before the next ones (0: all)."""
+    """An order of the grid's axes, the fastest-varying first.
+
+    `falling`: the last axis is walked from its end. `section`: the number of programs along the other axes for which
+    the whole last axis is walked before the next section (0: all of them).
+    """
 
     axes: tuple[int, ...]
     falling: bool = False
@@ -53,7 +56,7 @@ class RasterOrder:
 
 
 def choose_raster_order(function: Function, grid: Sequence[int]) -> RasterOrder | None:
-    """The order for a function with `streamed` products, or None where nothing asks for one.
+    """The order for a function with `async_mma` products, or None if it has none.
 
     What they read is shared by programs along axes that its place does not depend on. Where there is one such axis, it
     is walked last, in sections of programs whose blocks a cache holds. Where a loop has more rounds the further along
@@ -69,25 +72,25 @@ def choose_raster_order(function: Function, grid: Sequence[int]) -> RasterOrder 
     shared = [a for a in range(len(grid)) if a not in known and a not in long]
     rest = [a for a in range(len(grid)) if a in known and a not in long]
     if not long and len(shared) == 1:
-        # Measured: programs that all read the same rows at one time are slower than those that read a few stretches.
+        # Measured: concurrent programs that all read the same rows are slower than those that read a few ranges.
         return RasterOrder((*rest, *shared), False, _choose_section(uses, reading, grid, rest, L2_BYTES // 2))
     if len(long) != 1:
         return RasterOrder((*shared, *rest, *long))
     if (
         math.prod(grid[a] for a in (*shared, *rest)) < CONCURRENT_PROGRAMS
-    ):  # programs under way share what they read as it is
+    ):  # concurrent programs share their operands in any order
         return RasterOrder((*shared, *rest, *long), True)
     return RasterOrder((*shared, *rest, *long), True, _choose_section(uses, reading, grid, (*shared, *rest), L2_BYTES))
 
 
 def _choose_section(uses: UseDef, reading: Sequence[Node], grid: Sequence[int], axes: Sequence[int], cache: int) -> int:
-    """How many programs along some axes there are at a time, whose blocks a cache holds: an even share of all."""
+    """The largest divisor of the programs along some axes whose operands fit in a cache of so many bytes."""
     total, each = math.prod(grid[a] for a in axes), _bytes_read(uses, reading, grid)
     return max((n for n in range(1, total + 1) if total % n == 0 and n * each <= cache), default=1)
 
 
 def _bytes_read(uses: UseDef, reading: Sequence[Node], grid: Sequence[int]) -> int:
-    """The bytes of memory that one program can read, at most: an equal share of each array."""
+    """An upper bound of the bytes that one program reads: an equal share of each array."""
     refs = {n.args[1]: n for n in reading}
     shares = (
         math.prod(static_shape(v))
@@ -113,7 +116,7 @@ def find_grid_axes(uses: UseDef, values: Iterable[Value]) -> set[int]:
 
 
 def find_monotonicity(uses: UseDef, v: Value, axis: int) -> int | None:
-    """Whether a scalar rises (1), stays (0) or falls (-1) along an axis of the grid; None where that is not known."""
+    """Whether a scalar increases (1), is constant (0) or decreases (-1) along a grid axis; None if unknown."""
     node = uses.get(v)
     rule = monotonicity_rules.get(node.op) if node is not None else None
     return rule(uses, node, axis) if rule is not None else None
@@ -151,10 +154,8 @@ def _(uses, node, axis):
     return None
 
 
-# Clusters: blocks of threads that work on neighbouring programs, and fetch what those share once for all (multicast).
-#
-# Each block fetches its part of the shared side and sends it to every block of the cluster. A stage is then empty when
-# the warp groups of all of them have read it.
+# Thread-block clusters with multicast: each block fetches a part of the shared operand and sends it to all blocks of
+# the cluster. A stage is empty once the warp groups of all of them have read it.
 
 
 CLUSTER_SIZES = (2, 4)
@@ -162,7 +163,7 @@ CLUSTER_SIZES = (2, 4)
 
 @dataclass(frozen=True)
 class ThreadBlockCluster:
-    """So many programs side by side along an axis of the grid, which share a side of the product (0: the left one)."""
+    """`size` neighbouring programs along a grid axis, which share one operand of the product (0: the left one)."""
 
     size: int
     axis: int
@@ -170,14 +171,14 @@ class ThreadBlockCluster:
 
     @property
     def mask(self) -> int:
-        """The blocks that a copy is sent to."""
+        """The multicast mask: the blocks that receive a copy."""
         return (1 << self.size) - 1
 
 
 def choose_requested_cluster(
     function: Function, ready: Function, grid: Sequence[int], able: bool
 ) -> ThreadBlockCluster | None:
-    """The cluster that a Schedule asks for, or None where it asks for none.
+    """The cluster that a Schedule requests, or None if it requests none.
 
     Raises:
         ResourceError: the function, as it is `ready`, its grid or the architecture (not `able`) do not allow it.
@@ -200,7 +201,7 @@ def choose_requested_cluster(
 
 
 def find_cluster(function: Function, grid: Sequence[int], size: int) -> ThreadBlockCluster | None:
-    """The cluster for a function with a `product_loop` that saves most, or None if none fits."""
+    """The cluster that saves most bytes for a function with a `gemm_mainloop`, or None if none is possible."""
     node = next((n for n in function.body.nodes if n.op is gemm_mainloop), None)
     if node is None or size not in CLUSTER_SIZES:
         return None
@@ -220,7 +221,7 @@ def _candidate_clusters(function: Function, node: Node, grid: Sequence[int], siz
 
 
 def _count_parts(node: Node, side: int) -> int:
-    """Into how many parts a side of a stage can be cut: boxes side by side, or eight rows each."""
+    """The parts into which multicast can split an operand of a stage: TMA boxes, or groups of eight rows."""
     rows, columns, _ = node.attrs["block"]
     if side == 0:
         if node.attrs["turned"]:
@@ -229,17 +230,15 @@ def _count_parts(node: Node, side: int) -> int:
     return columns // (SWIZZLE_ROWS if node.attrs["flipped"] else BOX_COLUMNS)
 
 
-# Programs as a loop: as many blocks of threads as the GPU runs at once, each working through its share of the grid.
-#
-# Unless it is given, the order is such that programs near each other in time share rows and columns: bands of `BAND`
-# places along the first axis, walked along the second.
+# Persistent kernels: as many blocks as the GPU runs at once, each with a share of the grid. The default order is bands
+# of `BAND_ROWS` programs along the first axis, walked along the second: concurrent programs share rows and columns.
 
 
 BAND_ROWS = 8
 
 
 class TileScheduler:
-    """The loop over a grid's programs, while its body is emitted."""
+    """Emits the persistent loop over a grid's programs."""
 
     def __init__(
         self,
@@ -250,9 +249,9 @@ class TileScheduler:
         team: ThreadTeam | None = None,
     ) -> None:
         self.text, self.order, self.cluster = text, order, cluster
-        self.team = team if team is not None and team.teams > 1 else None  # of those that take programs in turn
+        self.team = team if team is not None and team.teams > 1 else None  # ping-pong teams, which alternate
         self.sizes = tuple(grid)
-        # What is walked: of a cluster's programs the first.
+        # The loop is over clusters: over the first program of each.
         each = [cluster.size if cluster is not None and axis == cluster.axis else 1 for axis in range(len(grid))]
         self.grid = tuple(n // c for n, c in zip(grid, each, strict=True))
         self.total, self.band = math.prod(self.grid), BAND_ROWS // each[0]
@@ -263,11 +262,11 @@ class TileScheduler:
         return self.sizes[axis] if axis < len(self.sizes) else 1
 
     def place(self, axis: int) -> str:
-        """This program's place along an axis, as an index."""
+        """The current program id along an axis, as an index."""
         return self._places[axis] if axis < len(self._places) else "0"
 
     def begin(self) -> tuple[str, str, str]:
-        """Begin the loop; what `end` needs."""
+        """Begin the loop; returns what `end` needs."""
         text = self.text
         number = text.let("mov.u32", "b32", "%ctaid.x" if self.cluster is None else "%clusterid.x")
         if self.team is not None:
@@ -281,13 +280,13 @@ class TileScheduler:
 
     @contextmanager
     def at(self, number: str) -> Iterator[None]:
-        """Inside, places are those of another program."""
+        """Inside, program ids are those of another program."""
         before, self._places = self._places, self._wide(number)
         yield
         self._places = before
 
     def _wide(self, number: str) -> list[str]:
-        """A program's places as indices."""
+        """The program ids of a linear program number, as indices."""
         places = self._split(number)
         if self.cluster is not None:
             rank = self.text.let("mov.u32", "b32", "%cluster_ctarank")
@@ -306,7 +305,7 @@ class TileScheduler:
         self.text.label(done)
 
     def _split(self, number: str) -> list[str]:
-        """A program's number as its places."""
+        """Split a linear program number into program ids."""
         text = self.text
         if self.order is not None:
             return self._ordered(number, self.order)
@@ -327,7 +326,7 @@ class TileScheduler:
         return [row, text.let("div.u32", "b32", inside, narrow), *outer]
 
     def _ordered(self, number: str, order: RasterOrder) -> list[str]:
-        """The places in a given order of the axes."""
+        """The program ids in a given order of the axes."""
         *axes, last = order.axes
         found = [""] * len(self.grid)
         total = math.prod(self.grid[a] for a in axes)
@@ -342,5 +341,5 @@ class TileScheduler:
         return found
 
     def _divided(self, number: str, by: int) -> tuple[str, str]:
-        """A quotient and what it leaves."""
+        """Quotient and remainder."""
         return tuple(self.text.let(f"{op}.u32", "b32", number, by) for op in ("div", "rem"))  # type: ignore[return-value]
