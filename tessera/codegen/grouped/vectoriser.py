@@ -43,8 +43,8 @@ class GroupValue:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape for one tile."""
-        whole = self.value.type.shape
-        return tuple(int(n) for n in (whole[1:] if self.varying else whole))
+        full_shape = self.value.type.shape
+        return tuple(int(n) for n in (full_shape[1:] if self.varying else full_shape))
 
 
 class GroupVectoriser:
@@ -69,11 +69,11 @@ class GroupVectoriser:
         """The number of each tile that the code is for."""
         if self.subgroup_start is not None and self.size == 1:
             return self.reshape(self.subgroup_start, (1,))
-        here = self.add(shape.iota, shape=(self.size,), axis=-1, dtype=int64)
+        numbers = self.add(shape.iota, shape=(self.size,), axis=-1, dtype=int64)
         return (
-            here
+            numbers
             if self.subgroup_start is None
-            else self.add(elementwise.add, here, self.broadcast(self.subgroup_start, (self.size,)))
+            else self.add(elementwise.add, numbers, self.broadcast(self.subgroup_start, (self.size,)))
         )
 
     def first_tile(self) -> Value:
@@ -212,10 +212,10 @@ def _(group, node, args, run):
 @vectorise(tile.alloc)
 def _(group, node, args, run):
     attrs = dict(node.attrs)
-    own = attrs["space"] == REGISTER
-    if own:
+    per_tile = attrs["space"] == REGISTER
+    if per_tile:
         attrs["shape"] = (group.total, *attrs["shape"])
-    return [GroupValue(group.builder.add(tile.alloc, [], attrs).out, own)]
+    return [GroupValue(group.builder.add(tile.alloc, [], attrs).out, per_tile)]
 
 
 @vectorise(tile.load)
@@ -245,12 +245,12 @@ def load_blocks(
         attrs = {"shape": block, "edge": edge}
         return GroupValue(group.builder.add(tile.load, [ref.value, *(p.value for p in (*starts, *rest))], attrs).out)
     indices = build_indices(group, ref, starts, block)
-    other = [group.align_rank(rest[1], len(block))] if len(rest) > 1 else []
+    default = [group.align_rank(rest[1], len(block))] if len(rest) > 1 else []
     mask = _build_mask(group, ref, starts, block, edge, rest[0] if rest else None)
-    if other:
-        other = [group.broadcast(other[0], (group.size, *block))]
+    if default:
+        default = [group.broadcast(default[0], (group.size, *block))]
     keep = group.broadcast(mask, (group.size, *block)) if mask is not None else None
-    result = group.add(tile.gather, ref.value, *indices, *([keep] if keep else []), *(other if keep else []))
+    result = group.add(tile.gather, ref.value, *indices, *([keep] if keep else []), *(default if keep else []))
     return GroupValue(group.broadcast(result, (group.size, *block)), True)
 
 
@@ -271,8 +271,10 @@ def build_indices(
         along[axis] = n
         steps = GroupValue(group.add(shape.iota, shape=tuple(along), axis=axis - len(block), dtype=int64))
         first = group.align_rank(GroupValue(_cast_to_int64(group, start.value), start.varying), len(block))
-        whole = (group.size, *along) if start.varying else tuple(along)
-        result.append(group.add(elementwise.add, group.broadcast(first, whole), group.broadcast(steps.value, whole)))
+        full_shape = (group.size, *along) if start.varying else tuple(along)
+        result.append(
+            group.add(elementwise.add, group.broadcast(first, full_shape), group.broadcast(steps.value, full_shape))
+        )
     # The tiles' axis of a varying ref is indexed by the tile's number.
     result[:0] = [_number_tiles(group, len(block))] if ref.varying else []
     return result
@@ -293,12 +295,12 @@ def _build_mask(
     starts: Sequence[GroupValue],
     block: tuple[int, ...],
     edge: str,
-    own: GroupValue | None,
+    own_mask: GroupValue | None,
 ) -> Value | None:
     """Which elements to access: of active tiles, within bounds (for `edge="clip"`), and in the program's own mask."""
     mask = group.active_mask(len(block))
-    if own is not None:
-        mask = group.and_masks(mask, group.align_rank(own, len(block)))
+    if own_mask is not None:
+        mask = group.and_masks(mask, group.align_rank(own_mask, len(block)))
     if edge != "clip":
         return mask
     indices = build_indices(group, ref, starts, block)[1 if ref.varying else 0 :]
@@ -323,14 +325,14 @@ def store_blocks(
     value: GroupValue,
     starts: Sequence[GroupValue],
     edge: str,
-    own: GroupValue | None,
+    own_mask: GroupValue | None,
 ) -> None:
     """Store each tile's block, or one block where everything is uniform."""
-    block, masks = value.shape, [own] if own is not None else []
+    block, masks = value.shape, [own_mask] if own_mask is not None else []
     if ref.varying and not any(p.varying for p in starts):
         mask = group.active_mask(len(block))
-        if own is not None:
-            mask = group.and_masks(mask, group.align_rank(own, len(block)))
+        if own_mask is not None:
+            mask = group.and_masks(mask, group.align_rank(own_mask, len(block)))
         extra = [group.broadcast(mask, (group.size, *block))] if mask is not None else []
         values = [ref.value, group.to_varying(value), group.first_tile(), *(p.value for p in starts), *extra]
         group.builder.add(tile.store, values, {"edge": edge})
@@ -341,26 +343,28 @@ def store_blocks(
         return
     indices = build_indices(group, ref, starts, block)
     indices[0] = group.broadcast(indices[0], (group.size, *_get_trailing_shape(indices[0], len(block))))
-    mask = _build_mask(group, ref, starts, block, edge, own)
+    mask = _build_mask(group, ref, starts, block, edge, own_mask)
     group.builder.add(
         tile.scatter, [ref.value, group.to_varying(value), *indices, *([mask] if mask is not None else [])], {}
     )
 
 
 def _get_trailing_shape(v: Value, rank: int) -> tuple[int, ...]:
-    whole = static_shape(v.type)
-    return whole[len(whole) - rank :] if rank else ()
+    full_shape = static_shape(v.type)
+    return full_shape[len(full_shape) - rank :] if rank else ()
 
 
 @vectorise(tile.async_copy)
 def _(group, node, args, run):
     dst, src, starts = args[0], args[1], args[2:]
-    here, there, block = len(dst.shape), len(src.shape), tuple(node.attrs["shape"])
-    full = (1,) * (max(here, there, len(block)) - len(block)) + block
-    target, source = full[len(full) - here :], full[len(full) - there :]
-    data = load_blocks(group, src, starts[here:], source, node.attrs["edge"], [])
-    whole = (group.size, *target) if data.varying else target
-    store_blocks(group, dst, GroupValue(group.reshape(data.value, whole), data.varying), starts[:here], "error", None)
+    dst_rank, src_rank, block = len(dst.shape), len(src.shape), tuple(node.attrs["shape"])
+    full = (1,) * (max(dst_rank, src_rank, len(block)) - len(block)) + block
+    target, source = full[len(full) - dst_rank :], full[len(full) - src_rank :]
+    data = load_blocks(group, src, starts[dst_rank:], source, node.attrs["edge"], [])
+    full_shape = (group.size, *target) if data.varying else target
+    store_blocks(
+        group, dst, GroupValue(group.reshape(data.value, full_shape), data.varying), starts[:dst_rank], "error", None
+    )
     return []
 
 
@@ -385,8 +389,8 @@ def _broadcast_indices(
     group: GroupVectoriser, ref: GroupValue, indices: Sequence[GroupValue], depth: int
 ) -> list[Value]:
     """Index blocks with shapes that broadcast; for a varying ref the tile's number comes first."""
-    own = [_number_tiles(group, depth)] if ref.varying else []
-    return [*own, *(group.align_rank(p, depth) for p in indices)]
+    tile_index = [_number_tiles(group, depth)] if ref.varying else []
+    return [*tile_index, *(group.align_rank(p, depth) for p in indices)]
 
 
 @vectorise(tile.scatter)
