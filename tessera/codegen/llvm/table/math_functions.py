@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 
 from tessera.codegen.llvm.table.decomposition_emission import inline_function
 from tessera.codegen.llvm.table.emission import RowTypes, format_call, pointwise_row
@@ -49,14 +50,14 @@ for _op in DECOMPOSITIONS.ops() - DIVISIONS:
 
 def define_called_functions(lines: Iterable[str]) -> list[str]:
     """The functions that lines call, and those that these call."""
-    made: dict[str, list[str]] = {}
+    made: dict[str, tuple[str, ...]] = {}
     waiting = list(lines)
     while waiting:
         line = waiting.pop()
         for found in _CALL_PATTERN.finditer(line) if " call " in line else ():
             whole = found[0][:-1]
             if whole not in made:
-                made[whole] = list(_define(found["name"], _parse_suffix(found["width"], found["bits"])))
+                made[whole] = _define(found["name"], _parse_suffix(found["width"], found["bits"]))
                 waiting += made[whole]
     return [line for name in sorted(made) for line in [*made[name], ""]]
 
@@ -65,13 +66,14 @@ def _parse_suffix(width: str | None, bits: str) -> RegisterType:
     return RegisterType("float" if bits == "32" else "double", int(width or 1))
 
 
-def _define(name: str, t: RegisterType) -> Iterator[str]:
-    special = SPECIAL_DEFINITIONS.get((name, t.element))
+@cache
+def _define(name: str, t: RegisterType) -> tuple[str, ...]:
+    """The definition of a function, which depends on its name and type alone."""
+    special, op = SPECIAL_DEFINITIONS.get((name, t.element)), _OPS.get(name)
     if special is not None:
-        return special(t)
-    op = _OPS.get(name)
+        return tuple(special(t))
     function = None if op is None else DECOMPOSITIONS.find(op, f32 if t.element == "float" else f64)
-    return _define_by_libc(name, t) if function is None else _define_by_decomposition(name, t, function)
+    return tuple(_define_by_libc(name, t) if function is None else _define_by_decomposition(name, t, function))
 
 
 def _define_by_decomposition(name: str, t: RegisterType, function: Function) -> Iterator[str]:

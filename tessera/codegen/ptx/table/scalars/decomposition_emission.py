@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, emit
+from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, ScalarRow, emit
 from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.codegen.ptx.text.register_types import typed_literal
-from tessera.core.types import f32
-from tessera.ir.core import Function, Node
-from tessera.ir.evaluator import evaluate_block
+from tessera.core.types import DType, f32
+from tessera.ir.core import Function, Node, Value
 from tessera.ops.dialects import arith
 from tessera.ops.tensor import basic
 
 
 def emit_decomposition(text: PtxBuilder, function: Function, *operands: str) -> str:
     """The register of the result of a decomposition."""
+    registers: dict[Value, str] = dict(zip(function.params, operands, strict=True))
+    constants, steps = _plan(function)
+    registers.update(constants)
+    for node, rule, dtype, out in steps:
+        registers[node.out] = rule(ScalarContext(text, dtype, out), *[registers[v] for v in node.args])
+    return registers[function.results[0]]
 
-    def emit_node(node: Node, registers: list[str], walk: Callable[..., Any]) -> tuple[str]:
-        if node.op is basic.full:
-            return (typed_literal(node.attrs["value"], node.attrs["dtype"]),)
-        out = node.out.type.dtype  # type: ignore[union-attr]
-        context = ScalarContext(text, node.types[-1].dtype, out)  # type: ignore[union-attr]
-        return (emit.of(node.op)(context, *registers),)
 
-    (found,) = evaluate_block(function.body, operands, emit_node)
-    return found
+Step = tuple[Node, ScalarRow, DType, DType]  # a node, its row, and the element types of operands and result
+_PLANS: dict[int, tuple[Function, dict[Value, str], list[Step]]] = {}  # by the identity of a function, which it keeps
+
+
+def _plan(function: Function) -> tuple[dict[Value, str], list[Step]]:
+    """The literals and steps of a decomposition, which is emitted once for each element."""
+    if id(function) not in _PLANS:
+        constants, steps = {}, []
+        for node in function.body.nodes:
+            out = node.out.type.dtype  # type: ignore[union-attr]
+            if node.op is basic.full:
+                constants[node.out] = typed_literal(node.attrs["value"], out)
+            else:
+                steps.append((node, emit.of(node.op), node.types[-1].dtype, out))  # type: ignore[union-attr]
+        _PLANS[id(function)] = function, constants, steps
+    return _PLANS[id(function)][1:]
 
 
 # The rows of the ops that occur in decompositions alone.
