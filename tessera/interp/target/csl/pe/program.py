@@ -145,7 +145,7 @@ class PeProgram:
             fail(
                 largest.loc,
                 f"PE memory exceeded: {self.memory_used} bytes needed, {PE_MEMORY} bytes available",
-                suggestion=f"'{largest.name}' is the largest variable: {largest.type.size} bytes",
+                suggestion=f"reduce '{largest.name}', the largest variable, of {largest.type.size} bytes",
             )
         self.exports = {name: o for name, (o, _) in self.tables.exports.items()}
         self.symbol_names = unit.symbols

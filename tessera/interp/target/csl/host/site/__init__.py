@@ -1,1 +1,1 @@
-"""Put on sys.path by `cs_python` alone: the simulator's stand-in for the vendor's host package."""
+"""The simulator's replacement for the vendor's host package; only `cs_python` adds this folder to sys.path."""

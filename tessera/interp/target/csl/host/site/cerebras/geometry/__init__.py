@@ -1,1 +1,1 @@
-"""Part of the simulator's stand-in for the vendor's host package."""
+"""Part of the simulator's replacement for the vendor's host package."""

@@ -1,4 +1,4 @@
-"""A look into the memory of a program that ran."""
+"""Debug module of the vendor's API: reads the memory of a program after its run."""
 
 from tessera.interp.target.csl.host.runtime import debug_util
 
