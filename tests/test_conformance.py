@@ -60,7 +60,7 @@ def test_verdicts(kind, status):
 
 def test_an_expected_error_must_come():
     (outcome,) = run_case(Case("e", doubled().entry, rejects=ShapeError), [Engine("graph", "graph", "interp")])
-    assert outcome.status == "fail" and "no ShapeError came" in outcome.detail
+    assert outcome.status == "fail" and "no ShapeError was raised" in outcome.detail
 
 
 def test_a_wide_bound_is_told():
