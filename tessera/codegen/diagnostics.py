@@ -34,7 +34,7 @@ def decode_operand(operand: Mapping[str, Any], data: np.ndarray) -> np.ndarray:
 def count_operand_bytes(operand: Mapping[str, Any]) -> int:
     """The bytes that an operand takes in a record.
 
-    >>> operand_bytes({"shape": [2, 3], "dtype": "f32"})
+    >>> count_operand_bytes({"shape": [2, 3], "dtype": "f32"})
     24
     """
     return math.prod(operand["shape"]) * as_dtype(operand["dtype"]).numpy.itemsize

@@ -28,7 +28,7 @@ def _make_masks(a: np.ndarray) -> list[np.integer]:
 def count_set_bits(a: np.ndarray) -> np.ndarray:
     """The number of set bits.
 
-    >>> popcount(np.array([0, 5, 2**32 - 1], np.uint32)).tolist()
+    >>> count_set_bits(np.array([0, 5, 2**32 - 1], np.uint32)).tolist()
     [0, 2, 32]
     """
     t = a.dtype.type

@@ -25,7 +25,7 @@ OUT_OF_BOUNDS_NAN = {"f16": 0x7FF7, "bf16": 0x7FF7, "f32": 0x7FF77FF7, "f64": 0x
 def find_field(name: str, index: int = 0) -> tuple[int, str]:
     """The offset and struct format of an entry of a field.
 
-    >>> field_offset_and_format("sizes", 1)
+    >>> find_field("sizes", 1)
     (20, '<I')
     """
     offset = 0

@@ -197,7 +197,7 @@ class LaneSet:
 def make_all_lanes(extent: tuple[int, int]) -> LaneSet:
     """All lanes of C CTAs of T threads.
 
-    >>> lanes = all_lanes((2, 4)).select(np.array([[True, True, False, False]]))
+    >>> lanes = make_all_lanes((2, 4)).select(np.array([[True, True, False, False]]))
     >>> lanes.plain, lanes.shape, lanes.flat.tolist()
     (True, (2, 2), [0, 1, 4, 5])
     """
