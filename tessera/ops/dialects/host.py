@@ -11,22 +11,22 @@ from tessera.ir.rules import STORAGE, op
 from tessera.ops.dialects.control_flow import refuse_direct_call
 
 
-def _alloc_type(*, shape: tuple, dtype: DType, offset: int) -> RefType:
+def _infer_alloc(*, shape: tuple, dtype: DType, offset: int) -> RefType:
     return RefType(tuple(shape), dtype)
 
 
-@op(infer=_alloc_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="host", effects=("memory",))
+@op(infer=_infer_alloc, coerce=refuse_direct_call, numerics=STORAGE, dialect="host", effects=("memory",))
 def alloc(*, shape: tuple, dtype: DType = f32, offset: int = -1):
     """A buffer at byte `offset` of the workspace; -1 before memory is planned."""
 
 
-def _view_type(ref: RefType, *, shape: tuple) -> RefType:
+def _infer_view(ref: RefType, *, shape: tuple) -> RefType:
     if math.prod(shape) != math.prod(ref.shape):
         raise ShapeError(f"a view of shape {shape} does not fit {ref}")
     return RefType(tuple(shape), ref.dtype, ref.space, ref.policy)
 
 
-@op(infer=_view_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="host")
+@op(infer=_infer_view, coerce=refuse_direct_call, numerics=STORAGE, dialect="host")
 def view(ref, *, shape: tuple):
     """The same memory in row-major order with another shape."""
 
@@ -53,13 +53,13 @@ def call(*refs: Any, op: str, operands: int, attrs: Any):
     """Run the tensor op called `op` on the host with NumPy, from the first `operands` buffers into the others."""
 
 
-def _at_type(ref: RefType, index: Any) -> RefType:
+def _infer_at(ref: RefType, index: Any) -> RefType:
     if not ref.shape:
         raise ShapeError(f"{ref} has no axis to take a slice of")
     return RefType(tuple(ref.shape[1:]), ref.dtype, ref.space, ref.policy)
 
 
-@op(infer=_at_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="host")
+@op(infer=_infer_at, coerce=refuse_direct_call, numerics=STORAGE, dialect="host")
 def at(ref, index):
     """The memory of one slice along the first axis."""
 

@@ -66,7 +66,7 @@ def _import_emulation(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _inline_type(*operands: TensorType, python: str, llvm: str, ptx: str, dtype: DType, ulp: float) -> TensorType:
+def _infer_inline(*operands: TensorType, python: str, llvm: str, ptx: str, dtype: DType, ulp: float) -> TensorType:
     if not operands:
         raise ShapeError("tile.inline needs an operand", expected="at least one block or scalar")
     shapes = {o.shape for o in operands}
@@ -75,7 +75,7 @@ def _inline_type(*operands: TensorType, python: str, llvm: str, ptx: str, dtype:
     return TensorType(operands[0].shape, dtype)
 
 
-@op(infer=_inline_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
+@op(infer=_infer_inline, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
 def inline(*operands, python: str, llvm: str = "", ptx: str = "", dtype: DType = f32, ulp: float = 0.0):
     """Apply a target's own text, or the emulation named `python`, to each element of the operands.
 

@@ -26,40 +26,40 @@ def _check_split(ref: RefType, split: tuple[int, ...], shape: tuple) -> None:
         raise ShapeError("the pieces do not fit the tensor", received=f"{ref} split {split} into {shape}")
 
 
-def _read_type(ref: RefType, *, split: tuple[int, ...], shape: tuple[int, ...]) -> TensorType:
+def _infer_read(ref: RefType, *, split: tuple[int, ...], shape: tuple[int, ...]) -> TensorType:
     _check_split(ref, split, shape)
     return ref.block(shape)
 
 
-@op(infer=_read_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", effects=("read",), name="read")
+@op(infer=_infer_read, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", effects=("read",), name="read")
 def read(ref, *, split: tuple, shape: tuple):
     """Read this program's piece, of `shape`, of a tensor in host memory."""
 
 
-def _write_type(ref: RefType, value: TensorType, *, split: tuple[int, ...]) -> None:
+def _infer_write(ref: RefType, value: TensorType, *, split: tuple[int, ...]) -> None:
     _check_split(ref, split, value.shape)
     if value.dtype != ref.dtype:
         raise DTypeError(f"cannot write {value.dtype} into {ref.dtype}", received=str(value))
 
 
-@op(infer=_write_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", effects=("write",), name="write")
+@op(infer=_infer_write, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", effects=("write",), name="write")
 def write(ref, value, *, split: tuple):
     """Write this program's piece of a tensor to host memory; elements past its end are dropped."""
 
 
-def _all_reduce_type(x: TensorType, *, axis: int, kind: str) -> TensorType:
+def _infer_all_reduce(x: TensorType, *, axis: int, kind: str) -> TensorType:
     _check_axis(axis)
     if kind not in REDUCTION_KINDS:
         raise ArgumentError(f'"{kind}" is not a reduction', expected=", ".join(REDUCTION_KINDS))
     return x
 
 
-@op(infer=_all_reduce_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh")
+@op(infer=_infer_all_reduce, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh")
 def all_reduce(x, *, axis: int, kind: str = "sum"):
     """The elementwise sum, max or min of `x` over the programs along a mesh axis, for each of them."""
 
 
-def _broadcast_type(x: TensorType, number: TensorType, *, axis: int, each: int) -> TensorType:
+def _infer_broadcast(x: TensorType, number: TensorType, *, axis: int, each: int) -> TensorType:
     _check_axis(axis)
     if number.rank or not number.dtype.is_integer:
         raise DTypeError("the number of a broadcast is an integer scalar", expected="int64", received=str(number))
@@ -68,7 +68,7 @@ def _broadcast_type(x: TensorType, number: TensorType, *, axis: int, each: int) 
     return x
 
 
-@op(infer=_broadcast_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="broadcast")
+@op(infer=_infer_broadcast, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="broadcast")
 def broadcast(x, number, *, axis: int, each: int = 1):
     """The value `x` of the active program of a mesh axis, sent to every program along it.
 
@@ -78,7 +78,7 @@ def broadcast(x, number, *, axis: int, each: int = 1):
     """
 
 
-@op(infer=_broadcast_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="begin_broadcast")
+@op(infer=_infer_broadcast, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="begin_broadcast")
 def begin_broadcast(x, number, *, axis: int, each: int = 1):
     """Start a `broadcast`; only `arrived` may use the result, and it waits for the data.
 
@@ -86,33 +86,33 @@ def begin_broadcast(x, number, *, axis: int, each: int = 1):
     """
 
 
-def _arrived_type(pending: TensorType) -> TensorType:
+def _infer_arrived(pending: TensorType) -> TensorType:
     return pending
 
 
-@op(infer=_arrived_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="arrived")
+@op(infer=_infer_arrived, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="arrived")
 def arrived(pending):
     """Wait for a broadcast or rotation that was started, and give the data that it received."""
 
 
-def _shift_type(x: TensorType, *, axis: int, offset: int) -> TensorType:
+def _infer_shift(x: TensorType, *, axis: int, offset: int) -> TensorType:
     _check_axis(axis)
     if offset not in (-1, 1):
         raise ArgumentError("a shift goes to the next program", expected="-1 or 1", received=str(offset))
     return x
 
 
-@op(infer=_shift_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="shift")
+@op(infer=_infer_shift, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="shift")
 def shift(x, *, axis: int, offset: int):
     """The value `x` of the program `offset` positions before this one along a mesh axis; zeros at the edge."""
 
 
-@op(infer=_shift_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="rotate")
+@op(infer=_infer_shift, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="rotate")
 def rotate(x, *, axis: int, offset: int):
     """A circular `shift`: at one edge the data come from the program at the other edge."""
 
 
-@op(infer=_shift_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="begin_rotate")
+@op(infer=_infer_shift, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="begin_rotate")
 def begin_rotate(x, *, axis: int, offset: int):
     """Start a `rotate`; only `arrived` may use the result, and it waits for the data.
 
@@ -120,7 +120,7 @@ def begin_rotate(x, *, axis: int, offset: int):
     """
 
 
-def _panel_type(x: TensorType, number: TensorType, *, axis: int, count: int) -> TensorType:
+def _infer_panel(x: TensorType, number: TensorType, *, axis: int, count: int) -> TensorType:
     if not -x.rank <= axis < 0 or int(x.shape[axis]) % count:
         raise ShapeError(f"axis {axis} cannot be cut into {count} equal panels", received=str(x))
     sizes: list[Any] = list(x.shape)
@@ -128,12 +128,12 @@ def _panel_type(x: TensorType, number: TensorType, *, axis: int, count: int) -> 
     return x.with_shape(tuple(sizes))
 
 
-@op(infer=_panel_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="panel")
+@op(infer=_infer_panel, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="panel")
 def panel(x, number, *, axis: int, count: int):
     """The `number`-th of `count` equal panels of `x` along a (negative) axis."""
 
 
-def _halo_type(x: TensorType, edge: TensorType, *, axis: int, offset: int) -> TensorType:
+def _infer_halo(x: TensorType, edge: TensorType, *, axis: int, offset: int) -> TensorType:
     slab: list[Any] = list(x.shape)
     slab[axis] = 1
     if tuple(edge.shape) != tuple(slab) or edge.dtype != x.dtype or offset not in (-1, 1):
@@ -141,12 +141,12 @@ def _halo_type(x: TensorType, edge: TensorType, *, axis: int, offset: int) -> Te
     return x
 
 
-@op(infer=_halo_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="halo")
+@op(infer=_infer_halo, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="halo")
 def halo(x, edge, *, axis: int, offset: int):
     """`x` shifted by one element up (1) or down (-1) a (negative) axis; `edge` fills the free slice."""
 
 
-def _all_gather_type(x: TensorType, *, axis: int, along: int, size: int) -> TensorType:
+def _infer_all_gather(x: TensorType, *, axis: int, along: int, size: int) -> TensorType:
     _check_axis(along)
     if not -x.rank <= axis < 0 or size < 1:
         raise ShapeError(f"axis {axis} of {size} elements cannot be put together", received=str(x))
@@ -159,12 +159,14 @@ def _resize_axis(x: TensorType, axis: int, size: int) -> TensorType:
     return x.with_shape(tuple(sizes))
 
 
-@op(infer=_all_gather_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="all_gather")
+@op(infer=_infer_all_gather, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="all_gather")
 def all_gather(x, *, axis: int, along: int, size: int):
     """The values `x` of all programs along a mesh axis, concatenated on a (negative) axis and cut to `size`."""
 
 
-def _section_type(x: TensorType, *, start: tuple[int, ...], stop: tuple[int, ...], step: tuple[int, ...]) -> TensorType:
+def _infer_section(
+    x: TensorType, *, start: tuple[int, ...], stop: tuple[int, ...], step: tuple[int, ...]
+) -> TensorType:
     ranges = [range(a, b, c) for a, b, c in zip(start, stop, step, strict=True)]
     sizes = [int(n) for n in x.shape]
     if len(ranges) != x.rank or any(r and (r[0] < 0 or r[-1] >= n) for r, n in zip(ranges, sizes, strict=False)):
@@ -172,7 +174,7 @@ def _section_type(x: TensorType, *, start: tuple[int, ...], stop: tuple[int, ...
     return x.with_shape(tuple(map(len, ranges)))
 
 
-@op(infer=_section_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="section")
+@op(infer=_infer_section, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="section")
 def section(x, *, start: tuple, stop: tuple, step: tuple):
     """The elements of a block from `start` to before `stop` by `step` along each axis."""
 
@@ -182,47 +184,47 @@ def _match_except_axis(axis: int, x: TensorType, y: TensorType) -> bool:
     return x.dtype == y.dtype and tuple(_resize_axis(x, axis, 0).shape) == tuple(_resize_axis(y, axis, 0).shape)
 
 
-def _join_type(*blocks: TensorType, axis: int) -> TensorType:
+def _infer_join(*blocks: TensorType, axis: int) -> TensorType:
     first = blocks[0]
     if not all(_match_except_axis(axis, b, first) for b in blocks):
         raise ShapeError(f"blocks cannot be joined along axis {axis}", received=" and ".join(map(str, blocks)))
     return _resize_axis(first, axis, sum(int(b.shape[axis]) for b in blocks))
 
 
-@op(infer=_join_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="join")
+@op(infer=_infer_join, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="join")
 def join(*blocks, axis: int):
     """Blocks one after the other along a (negative) axis."""
 
 
-def _pick_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
+def _infer_pick(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
     at = axis + x.rank
     if not indices.dtype.is_integer or at < 0:
         raise DTypeError("indices are integers", expected="an integer block", received=str(indices))
     return x.with_shape((*x.shape[:at], *indices.shape, *x.shape[at + 1 :]))
 
 
-@op(infer=_pick_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="pick")
+@op(infer=_infer_pick, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="pick")
 def pick(x, indices, *, axis: int):
     """The slices of a block at `indices` along a (negative) axis; the axes of the indices replace that axis."""
 
 
-def _put_type(x: TensorType, slab: TensorType, number: TensorType, *, axis: int) -> TensorType:
+def _infer_put(x: TensorType, slab: TensorType, number: TensorType, *, axis: int) -> TensorType:
     if number.rank or not _match_except_axis(axis, slab, x) or int(slab.shape[axis]) != 1:
         raise ShapeError("the slab does not fit the block", expected=str(_resize_axis(x, axis, 1)), received=str(slab))
     return x
 
 
-@op(infer=_put_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="put")
+@op(infer=_infer_put, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="put")
 def put(x, slab, number, *, axis: int):
     """A block with its `number`-th slab along a (negative) axis replaced; `number` is the same for all programs."""
 
 
-def _multiply_add_type(total: TensorType, a: TensorType, b: TensorType) -> TensorType:
+def _infer_multiply_add(total: TensorType, a: TensorType, b: TensorType) -> TensorType:
     if tuple(total.shape) != (*a.shape[:-1], b.shape[-1]) or a.shape[-1] != b.shape[-2]:
         raise ShapeError("the factors do not fit the total", received=f"{total}, {a} and {b}")
     return total
 
 
-@op(infer=_multiply_add_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="multiply_add")
+@op(infer=_infer_multiply_add, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", name="multiply_add")
 def multiply_add(total, a, b):
     """`total` and the products of matrices `a` and `b` (over leading axes), summed in the type of `total`."""

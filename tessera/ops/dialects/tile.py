@@ -15,7 +15,7 @@ from tessera.ops.dialects.control_flow import refuse_direct_call
 # Diagnostics: assertions and prints of a running kernel.
 
 
-def _check_type(condition: TensorType, *values: TensorType, message: str) -> None:
+def _infer_check(condition: TensorType, *values: TensorType, message: str) -> None:
     if condition.dtype.kind != "bool":
         raise DTypeError(
             "the condition of an assertion is not bool", expected="bool", received=str(condition),
@@ -23,7 +23,7 @@ def _check_type(condition: TensorType, *values: TensorType, message: str) -> Non
         )  # fmt: skip
 
 
-@op(infer=_check_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("io",), name="assert")
+@op(infer=_infer_check, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("io",), name="assert")
 def assert_(condition, *values, message: str = ""):
     """Stop the program if an element of the bool block `condition` is false.
 
@@ -31,11 +31,11 @@ def assert_(condition, *values, message: str = ""):
     """
 
 
-def _print_type(*values: TensorType, label: str, ordered: bool) -> None:
+def _infer_print(*values: TensorType, label: str, ordered: bool) -> None:
     return None
 
 
-@op(infer=_print_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("io",), name="print")
+@op(infer=_infer_print, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("io",), name="print")
 def print_(*values, label: str = "", ordered: bool = False):
     """Print `values`, one line for each active tile, in the order of programs and then tiles.
 
@@ -43,11 +43,11 @@ def print_(*values, label: str = "", ordered: bool = False):
     """
 
 
-def _line_type(*values: Type, names: tuple, known: tuple, function: str, depth: int) -> None:
+def _infer_line(*values: Type, names: tuple, known: tuple, function: str, depth: int) -> None:
     return None
 
 
-@op(infer=_line_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("io",), name="line")
+@op(infer=_infer_line, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("io",), name="line")
 def line(*values, names: tuple, known: tuple, function: str, depth: int):
     """The source line that runs next, for a debugger; only kernels compiled for stepping contain these.
 
@@ -56,11 +56,11 @@ def line(*values, names: tuple, known: tuple, function: str, depth: int):
     """
 
 
-def _pause_type(condition: TensorType, *values: Type, names: tuple, known: tuple, function: str, depth: int) -> None:
-    _check_type(condition, message="")
+def _infer_pause(condition: TensorType, *values: Type, names: tuple, known: tuple, function: str, depth: int) -> None:
+    _infer_check(condition, message="")
 
 
-@op(infer=_pause_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("io",), name="pause")
+@op(infer=_infer_pause, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("io",), name="pause")
 def pause(condition, *values, names: tuple, known: tuple, function: str, depth: int):
     """Stop in the debugger if the bool scalar `condition` holds; the attributes are those of `line`."""
 
@@ -76,17 +76,17 @@ def _check_width(width: int) -> None:
         raise ShapeError("a segment has at least one tile", received=str(width))
 
 
-def _collect_type(x: TensorType, *, width: int) -> TensorType:
+def _infer_collect(x: TensorType, *, width: int) -> TensorType:
     _check_width(width)
     return x.with_shape((width, *x.shape))
 
 
-@op(infer=_collect_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
+@op(infer=_infer_collect, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
 def collect(x, *, width: int = 1):
     """The values `x` of all tiles in this tile's segment: element i of the new first axis is that of tile i."""
 
 
-def _exchange_type(x: TensorType, lane: TensorType, *, width: int) -> TensorType:
+def _infer_exchange(x: TensorType, lane: TensorType, *, width: int) -> TensorType:
     _check_width(width)
     if lane.rank or not lane.dtype.is_integer:
         raise DTypeError("a lane is an integer scalar", expected="int64", received=str(lane))
@@ -102,7 +102,7 @@ def meet(*, width: int = 1):
     """Wait for the tiles of this tile's segment; their earlier writes are then visible to all of them."""
 
 
-@op(infer=_exchange_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
+@op(infer=_infer_exchange, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile")
 def exchange(x, lane, *, width: int = 1):
     """The value `x` of the tile with number `lane` (modulo `width`) in this tile's segment."""
 
@@ -171,7 +171,7 @@ def _check_mask(mask: TensorType, shape: tuple) -> None:
         raise ShapeError("the mask does not fit the block", expected=f"bool {format_shape(shape)}", received=str(mask))
 
 
-def _load_type(ref: RefType, *rest: TensorType, shape: tuple[int, ...], edge: str, vector: int) -> TensorType:
+def _infer_load(ref: RefType, *rest: TensorType, shape: tuple[int, ...], edge: str, vector: int) -> TensorType:
     _check_indices(ref, rest)
     if len(shape) != ref.rank:
         raise ShapeError(f"the block has rank {len(shape)}, the memory rank {ref.rank}")
@@ -180,7 +180,7 @@ def _load_type(ref: RefType, *rest: TensorType, shape: tuple[int, ...], edge: st
     return ref.block(shape)
 
 
-@op(infer=_load_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read",))
+@op(infer=_infer_load, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read",))
 def load(ref, *rest, shape: tuple, edge: str = "error", vector: int = 1):
     """The block of `shape` that starts at the given indices: load(ref, *starts, [mask, [other]]).
 
@@ -190,7 +190,7 @@ def load(ref, *rest, shape: tuple, edge: str = "error", vector: int = 1):
     """
 
 
-def _store_type(ref: RefType, value: TensorType, *rest: TensorType, edge: str, vector: int) -> None:
+def _infer_store(ref: RefType, value: TensorType, *rest: TensorType, edge: str, vector: int) -> None:
     _check_indices(ref, rest)
     if value.dtype != ref.dtype:
         raise DTypeError(
@@ -205,7 +205,7 @@ def _store_type(ref: RefType, value: TensorType, *rest: TensorType, edge: str, v
         _check_mask(rest[ref.rank], value.shape)
 
 
-@op(infer=_store_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("write",))
+@op(infer=_infer_store, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("write",))
 def store(ref, value, *rest, edge: str = "error", vector: int = 1):
     """Write the block `value` at the given indices: store(ref, value, *starts, [mask]).
 
@@ -219,22 +219,22 @@ def _gather_shape(ref: RefType, rest: tuple[TensorType, ...]) -> tuple:
     return broadcast(*(t.shape for t in rest[: ref.rank + 1]))
 
 
-def _gather_type(ref: RefType, *rest: TensorType) -> TensorType:
+def _infer_gather(ref: RefType, *rest: TensorType) -> TensorType:
     return ref.block(_gather_shape(ref, rest))
 
 
-@op(infer=_gather_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read",))
+@op(infer=_infer_gather, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read",))
 def gather(ref, *rest):
     """The elements at blocks of indices, broadcast together: gather(ref, *indices, [mask, [other]])."""
 
 
-def _scatter_type(ref: RefType, value: TensorType, *rest: TensorType) -> None:
+def _infer_scatter(ref: RefType, value: TensorType, *rest: TensorType) -> None:
     shape = _gather_shape(ref, rest)
     if value.dtype != ref.dtype or broadcast(value.shape, shape) != shape:
         raise ShapeError("the value does not fit", expected=f"{format_shape(shape)} {ref.dtype}", received=str(value))
 
 
-@op(infer=_scatter_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("write",))
+@op(infer=_infer_scatter, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("write",))
 def scatter(ref, value, *rest):
     """Write elements at blocks of indices: scatter(ref, value, *indices, [mask]). Equal indices are undefined."""
 
@@ -242,7 +242,7 @@ def scatter(ref, value, *rest):
 ATOMIC_KINDS = ("add", "max", "min", "and", "or", "xor", "exchange")
 
 
-def _atomic_type(ref: RefType, value: TensorType, *rest: TensorType, kind: str) -> TensorType:
+def _infer_atomic(ref: RefType, value: TensorType, *rest: TensorType, kind: str) -> TensorType:
     if kind not in ATOMIC_KINDS:
         raise ShapeError(f'"{kind}" is not an atomic update', expected=", ".join(ATOMIC_KINDS))
     if kind in ("and", "or", "xor"):
@@ -255,7 +255,7 @@ def _check_integer(ref: RefType, what: str) -> None:
         raise DTypeError(f"an atomic {what} needs integers", expected="int32 or int64", received=str(ref))
 
 
-@op(infer=_atomic_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read", "write"))
+@op(infer=_infer_atomic, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read", "write"))
 def atomic(ref, value, *rest, kind: str = "add"):
     """Update memory with `value` atomically; the result is the previous value.
 
@@ -264,12 +264,12 @@ def atomic(ref, value, *rest, kind: str = "add"):
     """
 
 
-def _compare_type(ref: RefType, value: TensorType, expected: TensorType, *rest: TensorType) -> TensorType:
+def _infer_compare(ref: RefType, value: TensorType, expected: TensorType, *rest: TensorType) -> TensorType:
     _check_integer(ref, "compare-and-exchange")
     return ref.block(_gather_shape(ref, rest))
 
 
-@op(infer=_compare_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read", "write"))
+@op(infer=_infer_compare, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read", "write"))
 def compare_exchange(ref, value, expected, *rest):
     """Store `value`, atomically, where memory holds the integer `expected`; the result is the previous value.
 
@@ -277,13 +277,13 @@ def compare_exchange(ref, value, expected, *rest):
     """
 
 
-def _alloc_type(*, shape: tuple, dtype: DType, space: str, alignment: int, swizzle: str, padding: int) -> RefType:
+def _infer_alloc(*, shape: tuple, dtype: DType, space: str, alignment: int, swizzle: str, padding: int) -> RefType:
     if space not in SPACES[1:]:
         raise ShapeError(f'"{space}" is not a space to allocate in', expected="shared or register")
     return RefType(tuple(shape), dtype, space)
 
 
-@op(infer=_alloc_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=MEMORY_EFFECTS)
+@op(infer=_infer_alloc, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=MEMORY_EFFECTS)
 def alloc(
     *, shape: tuple, dtype: DType = f32, space: str = SHARED, alignment: int = 16, swizzle: str = "", padding: int = 0
 ):
@@ -293,14 +293,14 @@ def alloc(
     """
 
 
-def _copy_type(dst: RefType, src: RefType, *starts: TensorType, shape: tuple, edge: str) -> None:
+def _infer_copy(dst: RefType, src: RefType, *starts: TensorType, shape: tuple, edge: str) -> None:
     if dst.dtype != src.dtype:
         raise DTypeError(f"cannot copy {src.dtype} into {dst.dtype}")
     if len(starts) != dst.rank + src.rank:
         raise ShapeError(f"{dst.rank + src.rank} starts are needed, received {len(starts)} came")
 
 
-@op(infer=_copy_type, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read", "write", "async"))
+@op(infer=_infer_copy, coerce=refuse_direct_call, numerics=STORAGE, dialect="tile", effects=("read", "write", "async"))
 def async_copy(dst, src, *starts, shape: tuple, edge: str = "error"):
     """Start an asynchronous copy of a block: async_copy(dst, src, *dst_starts, *src_starts).
 

@@ -41,11 +41,11 @@ def check_operand_count(op: Op, operands: Sequence[Any]) -> None:
         )  # fmt: skip
 
 
-def _full_type(*, shape: tuple[Size, ...], value: Any, dtype: DType) -> TensorType:
+def _infer_full(*, shape: tuple[Size, ...], value: Any, dtype: DType) -> TensorType:
     return TensorType(tuple(shape), dtype)
 
 
-def _full_attrs(*, shape: Any, value: Any, dtype: Any) -> dict[str, Any]:
+def _canonicalise_full(*, shape: Any, value: Any, dtype: Any) -> dict[str, Any]:
     element = as_dtype(dtype)
     value = check_integer_fits(value, element)
     try:
@@ -55,7 +55,7 @@ def _full_attrs(*, shape: Any, value: Any, dtype: Any) -> dict[str, Any]:
     return {"shape": parse_shape(shape, as_size), "value": number, "dtype": element}
 
 
-@op(infer=_full_type, coerce=coerce_plain, canonical=_full_attrs, numerics=STORAGE)
+@op(infer=_infer_full, coerce=coerce_plain, canonical=_canonicalise_full, numerics=STORAGE)
 def full(*, shape: tuple, value: Any, dtype: DType = f32) -> Any:
     """A tensor of `shape` with every element `value`."""
     return np.broadcast_to(convert(np.asarray(value), dtype), shape)
@@ -64,19 +64,19 @@ def full(*, shape: tuple, value: Any, dtype: DType = f32) -> Any:
 error(full)(error_rules.bound_full)
 
 
-def _cast_type(x: TensorType, *, dtype: DType | Policy) -> TensorType:
+def _infer_cast(x: TensorType, *, dtype: DType | Policy) -> TensorType:
     return TensorType(x.shape, dtype.storage, dtype) if isinstance(dtype, Policy) else x.with_dtype(dtype)
 
 
-def _cast_attrs(x: TensorType, *, dtype: Any) -> dict[str, Any]:
+def _canonicalise_cast(x: TensorType, *, dtype: Any) -> dict[str, Any]:
     policy = find_policy(dtype)
     return {"dtype": policy if policy is not None and policy.clauses() else as_dtype(dtype)}
 
 
 @op(
-    infer=_cast_type,
+    infer=_infer_cast,
     coerce=coerce_plain,
-    canonical=_cast_attrs,
+    canonical=_canonicalise_cast,
     numerics=STORAGE,
     pointwise=True,
 )
@@ -91,14 +91,14 @@ def cast(x: Any, *, dtype: DType | Policy) -> Any:
 error(cast)(error_rules.bound_cast)
 
 
-def _broadcast_type(x: TensorType, *, shape: tuple[Size, ...]) -> TensorType:
+def _infer_broadcast(x: TensorType, *, shape: tuple[Size, ...]) -> TensorType:
     if broadcast(x.shape, shape) != tuple(shape):
         raise ShapeError(f"{format_shape(x.shape)} does not broadcast to {format_shape(shape)}")
     return x.with_shape(tuple(shape))
 
 
 @op(
-    infer=_broadcast_type,
+    infer=_infer_broadcast,
     coerce=coerce_plain,
     canonical=lambda x, *, shape: {"shape": parse_shape(shape, as_size)},
     numerics=STORAGE,

@@ -26,7 +26,7 @@ from tessera.ops.tensor.shape import transpose as swap
 from tessera.ops.tensor.shape import transpose as transpose_
 
 
-def _dot_attrs(a: TensorType, b: TensorType, *, dtype: Any) -> dict[str, Any]:
+def _canonicalise_dot(a: TensorType, b: TensorType, *, dtype: Any) -> dict[str, Any]:
     return {"dtype": as_dtype(dtype) if dtype is not None else find_product_dtype(a, b)}
 
 
@@ -45,7 +45,7 @@ def allows_mixed_dtypes(a: DType, b: DType) -> bool:
     return any({a, b} <= family for family in MIXED_DTYPES)
 
 
-def _dot_type(a: TensorType, b: TensorType, *, dtype: DType) -> TensorType:
+def _infer_dot(a: TensorType, b: TensorType, *, dtype: DType) -> TensorType:
     if a.dtype != b.dtype and not allows_mixed_dtypes(a.dtype, b.dtype):
         raise DTypeError(
             f"cannot multiply {a.dtype} by {b.dtype}",
@@ -74,7 +74,7 @@ def coerce_dot(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any
     return bind_op(op, [a, b], attrs)
 
 
-@op(infer=_dot_type, coerce=coerce_dot, canonical=_dot_attrs, numerics=ACCUMULATE)
+@op(infer=_infer_dot, coerce=coerce_dot, canonical=_canonicalise_dot, numerics=ACCUMULATE)
 def dot(a, b, *, dtype: Any = None):
     """The matrix product over the last two axes, with equal leading axes as a batch; for two vectors, the dot product.
 

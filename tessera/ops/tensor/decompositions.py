@@ -88,7 +88,7 @@ def _run_lapack(name: str, run: Callable[..., Any], x: np.ndarray) -> Any:
         raise ExecutionError(f"{name}: {error}", received=f"a matrix of shape {x.shape}") from None
 
 
-def _solve_type(a: TensorType, b: TensorType) -> TensorType:
+def _infer_solve(a: TensorType, b: TensorType) -> TensorType:
     _check_square(a)
     if b.rank != a.rank or b.shape[:-1] != a.shape[:-1]:
         raise ShapeError("the right side does not fit the matrices", expected="[..., N, K]", received=f"{a} and {b}")
@@ -112,7 +112,7 @@ def _solve_coerce(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> 
         raise error.at(user_location()) from None
 
 
-@op(infer=_solve_type, coerce=_solve_coerce, effects=("host",))
+@op(infer=_infer_solve, coerce=_solve_coerce, effects=("host",))
 def solve(a, b):
     """X [..., N, K] with `a` X = `b`, for square `a` [..., N, N] and `b` [..., N, K], or [N] where it is a vector.
 

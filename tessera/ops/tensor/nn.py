@@ -157,11 +157,11 @@ def _(x, *, axis):
     return shifted - log(sum(exp(shifted), axis=axis, keepdims=True))
 
 
-def _normalize_attrs(x: TensorType, *, axis: Any, eps: float, center: bool) -> dict[str, Any]:
+def _canonicalise_normalize(x: TensorType, *, axis: Any, eps: float, center: bool) -> dict[str, Any]:
     return {"axis": normalize_axes(axis, x.rank), "eps": float(eps), "center": bool(center)}
 
 
-@op(coerce=coerce_floating, canonical=_normalize_attrs)
+@op(coerce=coerce_floating, canonical=_canonicalise_normalize)
 def normalize(x, *, axis: Any = -1, eps: float = 1e-5, center: bool = True):
     """`x` scaled to unit mean square along `axis`, after subtraction of its mean if `center`."""
     d = x - np.mean(x, axis=axis, keepdims=True) if center else x
@@ -238,7 +238,7 @@ def _(x, *, dtype):
     return cast(x, dtype=dtype)
 
 
-def _attention_attrs(
+def _canonicalise_attention(
     q: TensorType, k: TensorType, v: TensorType, *mask: TensorType, causal, scale, weights
 ) -> dict[str, Any]:
     for each in (q, k, v):
@@ -260,7 +260,7 @@ def _weights_type(v: TensorType, weights: Any) -> DType:
     return found
 
 
-@op(coerce=_attention_coerce, canonical=_attention_attrs)
+@op(coerce=_attention_coerce, canonical=_canonicalise_attention)
 def scaled_dot_product_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None):
     """softmax(q kᵀ · scale + mask) v, for q [..., S, D], k and v [..., T, D], mask [..., S, T] (added).
 
@@ -294,7 +294,7 @@ def _(q, k, v, mask=None, *, causal, scale, weights):
 HEADS_SECOND_ORDER = (0, 2, 1, 3)  # exchange the axes of heads and positions
 
 
-@op(coerce=_attention_coerce, canonical=_attention_attrs)
+@op(coerce=_attention_coerce, canonical=_canonicalise_attention)
 def positional_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None):
     """`scaled_dot_product_attention` with heads after positions: q [B, S, H, D], k and v [B, T, H, D].
 

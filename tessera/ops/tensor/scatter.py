@@ -29,13 +29,13 @@ from tessera.ops.tensor.shape import (
 )
 
 
-def _scatter_add_type(x: TensorType, indices: TensorType, updates: TensorType, *, axis: int) -> TensorType:
+def _infer_scatter_add(x: TensorType, indices: TensorType, updates: TensorType, *, axis: int) -> TensorType:
     if x.dtype.kind == "bool":
         raise DTypeError("scatter_add is not defined for bools", expected="numbers", received=f"{x} and {updates}")
-    return _scatter_type(x, indices, updates, axis=axis)
+    return _infer_scatter(x, indices, updates, axis=axis)
 
 
-def _scatter_type(
+def _infer_scatter(
     x: TensorType, indices: TensorType, updates: TensorType, *, axis: int, mode: str = "set"
 ) -> TensorType:
     if not indices.dtype.is_integer:
@@ -53,7 +53,7 @@ def _scatter_type(
 
 
 @op(
-    infer=_scatter_add_type,
+    infer=_infer_scatter_add,
     coerce=coerce_plain,
     canonical=lambda x, indices, updates, *, axis: {"axis": normalize_axis(axis, x.rank)},
     numerics=ACCUMULATE,
@@ -117,13 +117,15 @@ SCATTER_MODES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _scatter_attrs(x: TensorType, indices: TensorType, updates: TensorType, *, axis: int, mode: str) -> dict[str, Any]:
+def _canonicalise_scatter(
+    x: TensorType, indices: TensorType, updates: TensorType, *, axis: int, mode: str
+) -> dict[str, Any]:
     if mode not in SCATTER_MODES:
         raise ArgumentError(f"unknown scatter mode {mode!r}", expected=", ".join(SCATTER_MODES))
     return {"axis": normalize_axis(axis, x.rank), "mode": mode}
 
 
-@op(infer=_scatter_type, coerce=coerce_plain, canonical=_scatter_attrs)
+@op(infer=_infer_scatter, coerce=coerce_plain, canonical=_canonicalise_scatter)
 def scatter(x: Any, indices: Any, updates: Any, *, axis: int = 0, mode: str = "set") -> Any:
     """`x` with its slices at `indices` along `axis` replaced by `updates`, or combined by "multiply", "min" or "max".
 

@@ -27,7 +27,7 @@ def count_elements(shape: Sequence[Size]) -> Size:
     return math.prod(shape)  # type: ignore[type-var]
 
 
-def _reshape_attrs(x: TensorType, *, shape: Any) -> dict[str, Any]:
+def _canonicalise_reshape(x: TensorType, *, shape: Any) -> dict[str, Any]:
     listed = list(parse_shape(shape, as_size, least=-1))
     holes = [i for i, s in enumerate(listed) if s == -1]
     if len(holes) > 1:
@@ -42,7 +42,7 @@ def _reshape_attrs(x: TensorType, *, shape: Any) -> dict[str, Any]:
     return {"shape": tuple(listed)}
 
 
-def _reshape_type(x: TensorType, *, shape: tuple[Size, ...]) -> TensorType:
+def _infer_reshape(x: TensorType, *, shape: tuple[Size, ...]) -> TensorType:
     if count_elements(x.shape) != count_elements(shape):
         raise ShapeError(
             f"cannot reshape {format_shape(x.shape)} to {format_shape(shape)}",
@@ -52,7 +52,7 @@ def _reshape_type(x: TensorType, *, shape: tuple[Size, ...]) -> TensorType:
     return x.with_shape(shape)
 
 
-@op(infer=_reshape_type, coerce=coerce_plain, canonical=_reshape_attrs, numerics=STORAGE)
+@op(infer=_infer_reshape, coerce=coerce_plain, canonical=_canonicalise_reshape, numerics=STORAGE)
 def reshape(x, *, shape: Any):
     """The same elements in row-major order with another shape; one size may be -1."""
     return np.reshape(x, shape)
@@ -66,7 +66,7 @@ def _(analysis, node):
     return move_ramps(analysis.find_form(node.args[0]), node.args[0], node.out)
 
 
-def _permute_attrs(x: TensorType, *, axes: Any) -> dict[str, Any]:
+def _canonicalise_permute(x: TensorType, *, axes: Any) -> dict[str, Any]:
     listed = tuple(normalize_axis(a, x.rank) + x.rank for a in axes)
     if sorted(listed) != list(range(x.rank)):
         raise ShapeError(f"{tuple(axes)} is not a permutation of the {x.rank} axes of {x}")
@@ -76,7 +76,7 @@ def _permute_attrs(x: TensorType, *, axes: Any) -> dict[str, Any]:
 @op(
     infer=lambda x, *, axes: x.with_shape(tuple(x.shape[a] for a in axes)),
     coerce=coerce_plain,
-    canonical=_permute_attrs,
+    canonical=_canonicalise_permute,
     numerics=STORAGE,
 )
 def permute(x, *, axes: Any):
@@ -87,11 +87,11 @@ def permute(x, *, axes: Any):
 error(permute)(error_rules.bound_structural)
 
 
-def _slice_attrs(x: TensorType, *, start: Any, stop: Any, step: Any) -> dict[str, Any]:
+def _canonicalise_slice(x: TensorType, *, start: Any, stop: Any, step: Any) -> dict[str, Any]:
     return {"start": tuple(start), "stop": tuple(stop), "step": tuple(step) if step else (1,) * x.rank}
 
 
-def _slice_type(x: TensorType, *, start: tuple, stop: tuple, step: tuple) -> TensorType:
+def _infer_slice(x: TensorType, *, start: tuple, stop: tuple, step: tuple) -> TensorType:
     if not len(start) == len(stop) == len(step) == x.rank:
         raise ShapeError(f"slice needs a start, stop and step for each of {x.rank} axes")
     for axis, (low, high, by, size) in enumerate(zip(start, stop, step, x.shape, strict=True)):
@@ -101,7 +101,7 @@ def _slice_type(x: TensorType, *, start: tuple, stop: tuple, step: tuple) -> Ten
     return x.with_shape(tuple((hi - lo + by - 1) // by for lo, hi, by in zip(start, stop, step, strict=True)))
 
 
-@op(infer=_slice_type, coerce=coerce_plain, canonical=_slice_attrs, numerics=STORAGE, name="slice")
+@op(infer=_infer_slice, coerce=coerce_plain, canonical=_canonicalise_slice, numerics=STORAGE, name="slice")
 def slice_(x, *, start: tuple, stop: tuple, step: tuple = ()):
     """The elements from `start` to before `stop` by `step` along each axis."""
     return x[tuple(slice(a, b, c) for a, b, c in zip(start, stop, step, strict=True))]
@@ -110,18 +110,18 @@ def slice_(x, *, start: tuple, stop: tuple, step: tuple = ()):
 error(slice_)(error_rules.bound_structural)
 
 
-def _pad_attrs(x: TensorType, *, low: Any, high: Any, value: Any) -> dict[str, Any]:
+def _canonicalise_pad(x: TensorType, *, low: Any, high: Any, value: Any) -> dict[str, Any]:
     number = float(value) if x.dtype.is_float else np.asarray(value).astype(x.dtype.numpy).item()
     return {"low": tuple(low), "high": tuple(high), "value": number}
 
 
-def _pad_type(x: TensorType, *, low: tuple, high: tuple, value: Any) -> TensorType:
+def _infer_pad(x: TensorType, *, low: tuple, high: tuple, value: Any) -> TensorType:
     if len(low) != x.rank or len(high) != x.rank or any(n < 0 for n in (*low, *high)):
         raise ShapeError(f"pad needs a count ≥ 0 before and after each of {x.rank} axes")
     return x.with_shape(tuple(a + s + b for a, s, b in zip(low, x.shape, high, strict=True)))
 
 
-@op(infer=_pad_type, coerce=coerce_plain, canonical=_pad_attrs, numerics=STORAGE)
+@op(infer=_infer_pad, coerce=coerce_plain, canonical=_canonicalise_pad, numerics=STORAGE)
 def pad(x, *, low: tuple, high: tuple, value: Any = 0):
     """`x` with `low` elements before and `high` after it along each axis, all of them `value`."""
     widths = list(zip(low, high, strict=True))
@@ -140,7 +140,7 @@ def _coerce_variadic(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) 
     return bind_op(op, tensors if all(t.dtype is first for t in tensors) else unify_dtypes(tensors), attrs)
 
 
-def _concatenate_type(*types: TensorType, axis: int) -> TensorType:
+def _infer_concatenate(*types: TensorType, axis: int) -> TensorType:
     first = types[0]
     for other in types[1:]:
         pairs = enumerate(zip(first.shape, other.shape, strict=False), start=-first.rank)
@@ -160,7 +160,7 @@ def _concatenate_type(*types: TensorType, axis: int) -> TensorType:
 
 
 @op(
-    infer=_concatenate_type,
+    infer=_infer_concatenate,
     coerce=_coerce_variadic,
     canonical=lambda *types, axis: {"axis": normalize_axis(axis, types[0].rank)},
     numerics=STORAGE,
@@ -173,7 +173,7 @@ def concatenate(*tensors, axis: int = 0):
 error(concatenate)(error_rules.bound_structural)
 
 
-def _gather_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
+def _infer_gather(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
     if not indices.dtype.is_integer:
         raise DTypeError("indices are not integers", expected="an integer tensor", received=str(indices))
     at = axis + x.rank
@@ -181,7 +181,7 @@ def _gather_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType
 
 
 @op(
-    infer=_gather_type,
+    infer=_infer_gather,
     coerce=coerce_plain,
     canonical=lambda x, indices, *, axis: {"axis": normalize_axis(axis, x.rank)},
     numerics=STORAGE,
@@ -201,7 +201,7 @@ def gather(x, indices, *, axis: int = 0):
 error(gather)(error_rules.bound_gather)
 
 
-def _iota_attrs(*, shape: Any, axis: int, dtype: Any) -> dict[str, Any]:
+def _canonicalise_iota(*, shape: Any, axis: int, dtype: Any) -> dict[str, Any]:
     sizes = parse_shape(shape, as_size)
     return {"shape": sizes, "axis": normalize_axis(axis, len(sizes)), "dtype": as_dtype(dtype)}
 
@@ -209,7 +209,7 @@ def _iota_attrs(*, shape: Any, axis: int, dtype: Any) -> dict[str, Any]:
 @op(
     infer=lambda *, shape, axis, dtype: TensorType(tuple(shape), dtype),
     coerce=coerce_plain,
-    canonical=_iota_attrs,
+    canonical=_canonicalise_iota,
     numerics=STORAGE,
 )
 def iota(*, shape: Any, axis: int = -1, dtype: DType = int64):
@@ -299,11 +299,11 @@ def embedding(weight: Any, indices: Any) -> Tensor:
 # Shifts of whole tensors, for stencils.
 
 
-def _mesh_shift_attrs(x: TensorType, *, axis: Any, shift: int) -> dict[str, Any]:
+def _canonicalise_mesh_shift(x: TensorType, *, axis: Any, shift: int) -> dict[str, Any]:
     return {"axis": normalize_axis(axis, x.rank), "shift": int(shift)}
 
 
-@op(coerce=coerce_plain, canonical=_mesh_shift_attrs, numerics=STORAGE)
+@op(coerce=coerce_plain, canonical=_canonicalise_mesh_shift, numerics=STORAGE)
 def mesh_shift(x, *, axis: int = 0, shift: int = 1):
     """`x` shifted by `shift` elements along `axis`, filled with 0; on a mesh, neighbours exchange halos.
 

@@ -119,14 +119,14 @@ def unique(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 # Order along an axis: argsort, sort, topk.
 
 
-def _argsort_attrs(x: TensorType, *, axis: int, descending: bool) -> dict[str, Any]:
+def _canonicalise_argsort(x: TensorType, *, axis: int, descending: bool) -> dict[str, Any]:
     return {"axis": normalize_axis(axis, x.rank), "descending": bool(descending)}
 
 
 @op(
     infer=lambda x, *, axis, descending: x.with_dtype(int64),
     coerce=coerce_plain,
-    canonical=_argsort_attrs,
+    canonical=_canonicalise_argsort,
     numerics=STORAGE,
 )
 def argsort(x, *, axis: int = -1, descending: bool = False):
