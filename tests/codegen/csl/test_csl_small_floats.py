@@ -5,9 +5,9 @@ import pytest
 
 import tessera as ts
 from tessera.codegen.csl.generator import Csl
-from tessera.lower.scalar_functions.small_floats import SMALL_FLOAT_FORMATS
 from tessera.core.errors import UnsupportedOpError
 from tessera.interp import bound, graph
+from tessera.lower.scalar_functions.small_floats import SMALL_FLOAT_FORMATS
 from tessera.runtime import driver
 
 FAR = [np.inf, -np.inf, np.nan, 1e30, -1e30, 1e-40, 0.0, -0.0]
