@@ -24,7 +24,7 @@ from tessera.core.types import (
     uint32, uint64, uint8,
 )
 from tessera.core.types import bool_ as bool
-from tessera.errors import NumericalError, TesseraError
+from tessera.core.errors import NumericalError, TesseraError
 from tessera.frontend.jit.tracing import Jit, jit
 from tessera.frontend.jit.tracing import jit as compile
 from tessera.frontend.kernel import Kernel, Tile, autotune, constexpr, kernel
@@ -136,12 +136,11 @@ if TYPE_CHECKING:
         curry,
         function,
         maybe,
-        memoize,
-        persistent_cache,
         pipe,
         polymorphic,
         specialize_for,
     )
+    from tessera.transforms.memoisation import memoize, persistent_cache
 
 
 def __getattr__(name: str) -> Any:

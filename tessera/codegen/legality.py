@@ -1,7 +1,4 @@
-"""Legality checks: refuse a Tile module that needs dtypes, rounding policies or resources that a target lacks.
-
-Resources of a kernel are computed by liveness analysis: group size, shared memory, and the peak of live block bytes.
-"""
+"""Block types: static shapes and element types of the values of a tile function."""
 
 from __future__ import annotations
 
@@ -16,7 +13,18 @@ from tessera.core.types import SHARED, DType, Policy, TensorType, Type
 from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.ops.dialects import tile
 
-# Element types.
+# Block types: static shapes and element types of the values of a tile function.
+
+
+def static_shape(type: Type) -> tuple[int, ...]:
+    """The shape of a block or of memory, which has no symbolic sizes."""
+    return tuple(int(n) for n in type.shape)  # type: ignore[arg-type]
+
+
+def get_tensor_type(v: Value) -> TensorType:
+    """The type of a block or scalar."""
+    assert isinstance(v.type, TensorType)
+    return v.type
 
 
 def check_element_types(module: Module, target: str, dtypes: Sequence[DType]) -> None:
@@ -40,9 +48,6 @@ def _make_element_type_error(node: Node, dtype: DType, target: str, dtypes: Sequ
         received=str(dtype),
         suggestion="cast to one of these first, or run in the interpreter",
     )
-
-
-# Storage policies other than rounding to nearest even.
 
 
 DEFAULT_POLICY = {"rounding": "nearest", "saturate": False, "denormals": "preserve"}
@@ -74,9 +79,6 @@ def check_default_policy(node: Node, target: str) -> None:
         ]
         if unsupported:
             raise make_policy_error(target, ", ".join(unsupported), node.loc)
-
-
-# Resources: group size, shared memory, blocks in registers.
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from tessera.core.errors import DTypeError, user_location
-from tessera.core.shapes import Size, evaluate_shape, symbol_names
+from tessera.core.symbolic_dim import Size, evaluate_shape, symbol_names
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ShapeError
-from tessera.core.shapes import bind_shapes, symbol_names
+from tessera.core.shapes import bind_shapes
+from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import TensorType, Type
 from tessera.interp.host import keep_heap_pages
 from tessera.interp.observers import is_observed, observe_graph

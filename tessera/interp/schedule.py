@@ -22,7 +22,7 @@ from tessera.ir.core import Module, Node, Value
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.rules import Op, Rules
 from tessera.lower.affine import KernelDims, analyse_body
-from tessera.lower.schedule_to_tile.loop_stages import LoopStage, split_into_stages
+from tessera.lower.schedule_to_tile.lowering import LoopStage, split_into_stages
 from tessera.ops.dialects import host as host_ops
 from tessera.ops.dialects import schedule
 from tessera.ops.dialects import schedule as ops

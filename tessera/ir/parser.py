@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from tessera.core.errors import UNKNOWN, Location, ParseError, TesseraError
-from tessera.core.shapes import Dim, Size, as_size
+from tessera.core.shapes import as_size
+from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import DType, Policy, RefType, TensorType, Type
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.levels import TARGET_OPS

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tessera.core.errors import UNKNOWN, Location
-from tessera.core.shapes import Dim, Size
+from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import DTYPES, DType, Policy, RefType, TensorType, Type
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 

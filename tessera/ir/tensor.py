@@ -12,7 +12,8 @@ import numpy as np
 from tessera.core.device import check_device
 from tessera.core.effects import ALL_EFFECTS, perform_effects
 from tessera.core.errors import DTypeError, ShapeError, TesseraError, TraceError, user_location
-from tessera.core.shapes import Size, as_size
+from tessera.core.shapes import as_size
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_policy
 from tessera.ir.array_interchange import (
     apply_layout,

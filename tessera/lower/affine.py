@@ -194,9 +194,6 @@ def delinearise(place: IndexExpr, shape: tuple[int, ...]) -> tuple[IndexExpr, ..
     return (place, *reversed(found)) if shape else ()
 
 
-# Analysis of kernel bodies: the dims on which each value depends, and index expressions.
-
-
 KernelDims = tuple[tuple[str, int, str], ...]
 
 

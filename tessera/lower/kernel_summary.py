@@ -67,9 +67,6 @@ def _join_op_names(ops: Collection[str]) -> list[str]:
     return found or sorted(left)[:1]
 
 
-# Summary of a Schedule module.
-
-
 KernelRow = tuple[str, tuple[str, ...], tuple[str, ...]]
 _summary_rules = Rules("summary")
 

@@ -40,9 +40,6 @@ class LoweringPlan:
     mesh_product: str = "summa"  # or "cannon": the algorithm of distributed products
 
 
-# The kernel library: ops that a hand-written tile function computes as a whole.
-
-
 @dataclass(frozen=True)
 class LibraryLaunch:
     """A launch of a library kernel: the tile function, its grid, and the shapes of the views it takes."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.pytree import flatten
-from tessera.core.shapes import Size, normalize_axis
+from tessera.core.shapes import normalize_axis
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import TensorType
 from tessera.ir.composites import lower_node
 from tessera.ir.core import Block, Node

@@ -6,7 +6,7 @@ import pytest
 
 import tessera.core.types as t
 from tessera.core.errors import DTypeError
-from tessera.core.shapes import Dim
+from tessera.core.symbolic_dim import Dim
 
 
 @pytest.mark.parametrize("dtype", t.DTYPES, ids=str)

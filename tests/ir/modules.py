@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tessera.core.errors import UNKNOWN, Location
-from tessera.core.shapes import Dim
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import DTYPES, SPACES, Policy, RefType, TensorType, bool_, f32, int64, scalar
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Value

@@ -9,7 +9,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 
-from tessera.core.shapes import Dim
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import SHARED, RefType, TensorType, Type, accum, bf16, f16, f32, scalar
 from tessera.ir.core import Attrs, Block, Function, Module, Value, structural_hash
 from tessera.ir.parser import parse_module

@@ -19,7 +19,7 @@ from tessera.lower.affine import (
     make_index,
     scale_expr,
 )
-from tessera.lower.schedule_to_tile.block_layout import find_block_layout
+from tessera.lower.schedule_to_tile.tile_emitter import find_block_layout
 
 B, S, H, D = (make_index(i, n) for i, n in enumerate((2, 6, 3, 4)))
 

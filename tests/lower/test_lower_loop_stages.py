@@ -7,7 +7,7 @@ import pytest
 
 from tessera.lower.affine import analyse_body
 from tessera.lower.lowering_plan import LoweringPlan
-from tessera.lower.schedule_to_tile.loop_stages import split_into_stages
+from tessera.lower.schedule_to_tile.lowering import split_into_stages
 from tessera.ops.tensor import nn
 from tests.lower.levels import modules, traced
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tessera.core.errors import DTypeError, ShapeError
-from tessera.core.shapes import Dim
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import Policy, TensorType, accum, bf16, f16, f32, int8, int32, int64
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.contractions import dot, linear, matmul

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError
-from tessera.core.shapes import Dim
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import TensorType, bf16, f16, f32, int8, int64
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import shape as s

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from tessera.codegen.block_types import static_shape
 from tessera.codegen.grouped.control_flow import (
     any_active,
     intersect_active,
@@ -18,6 +17,7 @@ from tessera.codegen.grouped.control_flow import (
 from tessera.codegen.grouped.coroutines import SUSPENSION_POINTS, Coroutine, CoroutineScheduler, CoroutineSlot
 from tessera.codegen.grouped.mbarriers import find_waiting_tiles, report_deadlock
 from tessera.codegen.grouped.vectoriser import GroupValue
+from tessera.codegen.legality import static_shape
 from tessera.core.types import TensorType, int64
 from tessera.ir.core import Block, Node, Value
 from tessera.ops.dialects import control_flow

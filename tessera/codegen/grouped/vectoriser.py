@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.block_types import static_shape
+from tessera.codegen.legality import static_shape
 from tessera.core.types import REGISTER, SHARED, DType, RefType, bool_, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Node, Value

@@ -16,10 +16,10 @@ from tessera.codegen.grouped.vectoriser import LEVEL, vectorise, vectorise_group
 from tessera.codegen.legality import check_element_types, check_resources
 from tessera.codegen.llvm.runtime.jit import get_host_vector_bytes
 from tessera.codegen.llvm.runtime.program import TEXT_FILE, LlvmProgram
+from tessera.codegen.llvm.table import REFUSED
 from tessera.codegen.llvm.table.emission import pointwise_row, statement_rule
 from tessera.codegen.llvm.table.loop_fusion import element_rule
 from tessera.codegen.llvm.table.program_ops import MAX_BARRIER_PROGRAMS
-from tessera.codegen.llvm.table.refusals import REFUSED
 from tessera.codegen.llvm.text.module_emitter import LlvmOptions, emit_module
 from tessera.codegen.llvm.text.types import REGISTER_ELEMENTS
 from tessera.core.errors import ArgumentError

@@ -7,9 +7,8 @@ from itertools import groupby
 
 from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.ptx.context import EmissionContext, at_location
-from tessera.codegen.ptx.table import emission_rule
+from tessera.codegen.ptx.table import REFUSED, emission_rule
 from tessera.codegen.ptx.table.blocks.elementwise import emit_elementwise
-from tessera.codegen.ptx.table.refusals import REFUSED
 from tessera.codegen.ptx.table.warpgroup.mma_queue import wait_for_all, wait_for_results
 from tessera.ir.core import Block, Node
 from tessera.ops.dialects import control_flow

@@ -23,8 +23,7 @@ from tessera.codegen.ptx.pipeline import list_passes
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, EmulatedProgram, make_interpreter
 from tessera.codegen.ptx.runtime.gpu import get_gpu
 from tessera.codegen.ptx.runtime.gpu_program import GpuProgram, describe_device, make_runtime
-from tessera.codegen.ptx.table import emission_rule
-from tessera.codegen.ptx.table.refusals import REFUSED
+from tessera.codegen.ptx.table import REFUSED, emission_rule
 from tessera.codegen.ptx.table.scalars.scalar_context import emit
 from tessera.codegen.ptx.text.builder import SourceFiles
 from tessera.codegen.ptx.text.entry import KernelEntry

@@ -17,7 +17,8 @@ from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, TesseraError, user_location
 from tessera.core.hooks import compile_graph
 from tessera.core.pytree import TreeDef, flatten, leaf_paths
-from tessera.core.shapes import Size, bind_shapes, find_size_constraints, use_known_sizes
+from tessera.core.shapes import bind_shapes, find_size_constraints, use_known_sizes
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import Policy, TensorType, as_dtype
 from tessera.frontend.jit.line_marks import (
     LINE_MARKS_ENABLED,

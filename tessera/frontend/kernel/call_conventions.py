@@ -7,7 +7,7 @@ from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from tessera.frontend.kernel.memref import MemRefAccess
-from tessera.frontend.kernel.python_ast.liveness import UPDATING_FUNCTIONS
+from tessera.frontend.kernel.python_ast.source import UPDATING_FUNCTIONS
 from tessera.frontend.kernel.trace import is_traced
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])

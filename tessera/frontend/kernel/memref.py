@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import DTypeError, OutOfBoundsError, ShapeError
-from tessera.core.shapes import Size, broadcast, format_shape
+from tessera.core.shapes import broadcast, format_shape
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, RefType, TensorType, bool_
 from tessera.frontend.kernel import affine_forms
 from tessera.frontend.kernel.conversions import broadcast_to_shape, convert_to_dtype, convert_to_mask

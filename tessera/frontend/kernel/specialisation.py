@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any
 
 from tessera.core.errors import DTypeError, ResourceError, TesseraError, UnsupportedOpError, UnsupportedSyntaxError
-from tessera.core.shapes import Dim
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import SHARED, DType, RefType, Type, as_dtype
 from tessera.frontend.kernel import memref  # noqa: F401 - fills the table of statements
 from tessera.frontend.kernel.memref import MemRef, MemRefView, view_whole

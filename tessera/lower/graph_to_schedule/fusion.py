@@ -92,9 +92,6 @@ class FusionCluster:
         self.reduced[node.out] = tuple(range(first, first + len(sizes)))
 
 
-# The fusion decision.
-
-
 EXPENSIVE = tuple(o for o in POINTWISE if o.is_transcendental)
 CHEAP = tuple(o for o in POINTWISE if o not in (*EXPENSIVE, basic.cast))
 VIEWS = (shape.reshape, shape.permute, shape.slice_, basic.broadcast_to, recompute)

@@ -122,9 +122,6 @@ def find_host_control_flow(module: Module) -> list[Node]:
     return [n for n in module.main.body.walk() if n.op in (host.loop, host.while_, host.if_)]
 
 
-# Ops that the host executes with NumPy on every target: matrix decompositions, and long sorts where the plan says so.
-
-
 # Ops without another lowering.
 HOST_ONLY_OPS = tuple(op for op in REGISTRY.values() if op.name.startswith("ts.") and "host" in op.effects)
 

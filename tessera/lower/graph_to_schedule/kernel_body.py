@@ -163,9 +163,6 @@ class BodyBuilder:
 _DIVISION_OPS = {"//": e.floor_divide, "%": e.remainder}
 
 
-# Rules: the element of each Graph op at an index.
-
-
 def _get_scalar_type(value) -> TensorType:
     """The type of one element."""
     return value.type.with_shape(())

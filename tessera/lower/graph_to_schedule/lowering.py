@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from tessera.core.errors import ShapeError, UnsupportedOpError
-from tessera.core.shapes import symbol_names
+from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import RefType, Type
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value

@@ -58,9 +58,6 @@ def estimate_all_gather_cycles(words: int, places: int) -> float:
     return words + 6 * places + 3 * DSD_OVERHEAD
 
 
-# Peak memory of the values of a mesh program, by liveness.
-
-
 # Ops whose result aliases the first operand: a view of it, or its buffer where it is dead afterwards.
 VIEW_OPS = (shape.permute, shape.reshape, basic.broadcast_to, mesh.section, mesh.arrived, basic.recompute)
 IN_PLACE_OPS = (mesh.all_reduce, mesh.multiply_add, mesh.put)

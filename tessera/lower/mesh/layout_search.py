@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.core.errors import ShapeError
-from tessera.core.shapes import symbol_names
+from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import RefType, TensorType
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value

@@ -190,9 +190,6 @@ def raise_unmapped(lowering: MeshLowering, node: Node) -> ShardedTensor:
     raise lowering.make_mapping_error(f"{node.op.name} has no rule there")
 
 
-# argmax and argmin: the extreme over all pieces, then the first index that has it.
-
-
 _ARG_TO_VALUE_OPS = {reduce.argmax: reduce.max, reduce.argmin: reduce.min}
 
 
@@ -225,9 +222,6 @@ def _equal_or_both_nan(lowering: MeshLowering, x: Value, y: Value) -> Value:
         return equal
     both = [lowering.add(e.not_equal, v, v) for v in (x, y)]
     return lowering.add(e.bitwise_or, equal, lowering.add(e.bitwise_and, *both))
-
-
-# Slices, padding, concatenation and gather: the axes that they change are whole on every element.
 
 
 @mesh_op_rules(shape.slice_)

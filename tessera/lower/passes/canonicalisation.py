@@ -22,9 +22,6 @@ def canonicalise(function: Function) -> Function:
     return rewrite_function(function, canonicalisation)
 
 
-# Matchers and constructors that the patterns share.
-
-
 def get_splat_number(rewriter: Rewriter, value: Value) -> Any:
     """The number that every element of a tensor equals, where a `full` says so; else None."""
     node = rewriter.find_producer(value, basic.full)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tessera.core.shapes import Dim
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import Type
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 
@@ -36,9 +36,6 @@ def _convert_node(node: Node, type_of: Any, known: Any, names: dict[Value, Value
     results = tuple(_convert_value(v, type_of, names) for v in node.results)
     attrs = Attrs({k: known(v) for k, v in node.attrs.items()})
     return replace(node, args=args, attrs=attrs, results=results, regions=regions)
-
-
-# Shape specialisation.
 
 
 def specialise_shapes(function: Function, sizes: Mapping[str, int]) -> Function:

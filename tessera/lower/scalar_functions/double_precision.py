@@ -212,9 +212,6 @@ def erf_f64(x: Tensor) -> Tensor:
     return where(is_nan(x), x, found)
 
 
-# x to the power y: the logarithm and its product with y in two numbers of f64 each.
-
-
 def _log2_of_mantissa(m: Tensor) -> tuple[Tensor, Tensor]:
     """log2 m = 2 / log(2) * (s + s^3/3 + s^5/5 + ...) for s = (m - 1) / (m + 1), in two numbers.
 

@@ -58,9 +58,6 @@ def build_rounding_to_odd() -> Function:
     return trace_rule(round_to_odd, (f64,))
 
 
-# Storing under a policy.
-
-
 @cache
 def build_saturation(dtype: DType, top: float) -> Function:
     """The function that gives the largest number for larger ones, infinities among them; NaN stays."""

@@ -146,9 +146,6 @@ def erf_f32(x: Tensor) -> Tensor:
     return where(size > 0.927734375, far, erf_near_zero(x, square))
 
 
-# Functions of f32 by way of f64.
-
-
 def through_f64(op: Rule) -> Rule:
     """A function of f32 by way of the one of f64: rounded once, and so within an ulp."""
 
@@ -213,9 +210,6 @@ def select_power_special_cases(x: Tensor, y: Tensor, size: Tensor, v: Tensor) ->
 SHARED(e.pow, f32)(through_f64(power_for_f32))
 for _op in (f.expm1, f.log1p, f.atan):
     SHARED(_op, f32)(through_f64(_op))
-
-
-# The division of floats, as NumPy has it: the quotient is of what the remainder leaves, so that the two agree.
 
 
 def _split_remainder(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

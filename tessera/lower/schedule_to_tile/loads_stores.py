@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tessera.ir.core import Node, Value
 from tessera.lower.affine import IndexDigit
-from tessera.lower.schedule_to_tile.block_layout import BlockLayout, find_block_layout
-from tessera.lower.schedule_to_tile.tile_emitter import BlockValue, TileEmitter
+from tessera.lower.schedule_to_tile.tile_emitter import BlockLayout, BlockValue, TileEmitter, find_block_layout
 from tessera.ops.dialects import schedule, tile
 from tessera.ops.tensor import elementwise as e
 

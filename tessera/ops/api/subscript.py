@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tessera.core.errors import DTypeError, OutOfBoundsError, ShapeError, TesseraError, user_location
-from tessera.core.shapes import Dim, Size, broadcast, format_shape
-from tessera.core.symbolic_dim import resolve_size
+from tessera.core.shapes import broadcast, format_shape
+from tessera.core.symbolic_dim import Dim, Size, resolve_size
 from tessera.core.types import bool_, int64
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.basic import broadcast_to, full

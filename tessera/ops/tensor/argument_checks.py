@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tessera.core.errors import ArgumentError, TesseraError, user_location
-from tessera.core.shapes import Dim
-from tessera.core.symbolic_dim import resolve_size
+from tessera.core.symbolic_dim import Dim, resolve_size
 from tessera.ir.rules import ATTRIBUTE_ALIASES
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
-from tessera.core.shapes import Size, as_size, broadcast, format_shape
+from tessera.core.shapes import as_size, broadcast, format_shape
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_policy
 from tessera.ir.analysis.affine import AffineForm, affine_rules
-from tessera.ir.analysis.divisibility import MAX_DIVISOR, divisor_rules, find_divisor
-from tessera.ir.analysis.intervals import UNBOUNDED, interval_rules
+from tessera.ir.analysis.intervals import MAX_DIVISOR, UNBOUNDED, divisor_rules, find_divisor, interval_rules
 from tessera.ir.array_interchange import check_integer_fits
 from tessera.ir.core import Node
 from tessera.ir.numerics import error_rules

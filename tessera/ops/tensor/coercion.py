@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tessera.core.errors import DTypeError, TesseraError, user_location
-from tessera.core.shapes import Dim, broadcast, size_to_number
+from tessera.core.shapes import broadcast, size_to_number
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import DType, TensorType, as_dtype, f32
 from tessera.ir.array_interchange import find_number_dtype
 from tessera.ir.rules import Op

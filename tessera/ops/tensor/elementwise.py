@@ -13,12 +13,15 @@ import numpy as np
 from tessera.core.errors import DTypeError, user_location
 from tessera.core.types import TensorType, bool_
 from tessera.ir.analysis.affine import add_forms, affine_rules, multiply_forms
-from tessera.ir.analysis.divisibility import divisor_rules, find_common_divisor, find_divisor, multiply_divisors
 from tessera.ir.analysis.intervals import (
     bound_remainder,
     combine_endpoints,
     divide_intervals,
+    divisor_rules,
+    find_common_divisor,
+    find_divisor,
     interval_rules,
+    multiply_divisors,
     multiply_endpoints,
 )
 from tessera.ir.numerics import error_rules, reference_kernels

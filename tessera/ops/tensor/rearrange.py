@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
-from tessera.core.shapes import Size, broadcast, normalize_axes, normalize_axis
+from tessera.core.shapes import broadcast, normalize_axes, normalize_axis
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, f32, int64
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
-from tessera.core.shapes import Size, normalize_axes, normalize_axis
+from tessera.core.shapes import normalize_axes, normalize_axis
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, TensorType, bool_, f32, int64
 from tessera.ir.numerics import error_rules, reference_kernels
 from tessera.ir.numerics.reference_kernels import sum_compensated

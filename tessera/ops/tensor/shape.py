@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, user_location
-from tessera.core.shapes import Size, as_size, format_shape, normalize_axes, normalize_axis
+from tessera.core.shapes import as_size, format_shape, normalize_axes, normalize_axis
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, TensorType, as_dtype, int64
 from tessera.ir.analysis.affine import AffineForm, affine_rules, move_ramps
 from tessera.ir.numerics import error_rules

@@ -19,8 +19,8 @@ import numpy as np
 
 from tessera.core.errors import _PACKAGE_FOLDER, ArgumentError, Location, ShapeError, TesseraError, user_location
 from tessera.core.pytree import flatten, map_leaves
-from tessera.core.shapes import Dim, Size, UnknownSizeError, bind_shapes, symbol_names, use_known_sizes
-from tessera.core.symbolic_dim import ABSTRACT_TRACE, has_inexact_division
+from tessera.core.shapes import bind_shapes, use_known_sizes
+from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, Size, UnknownSizeError, has_inexact_division, symbol_names
 from tessera.core.types import TensorType, as_dtype
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.builder import Builder

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tessera.core.errors import DTypeError, Location, ShapeError, TesseraError
-from tessera.core.shapes import Dim, Size
+from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import TensorType, f32
 from tessera.ir.builder import Builder
 from tessera.ir.core import Value

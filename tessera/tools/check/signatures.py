@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import DTypeError, ShapeError, TesseraError
-from tessera.core.shapes import Size, SizeConstraint, bind_shapes, find_plain_name, find_size_constraints
+from tessera.core.shapes import SizeConstraint, bind_shapes, find_plain_name, find_size_constraints
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import TensorType
 from tessera.frontend.jit.tracing import read_annotations
 from tessera.ir.tensor import Tensor

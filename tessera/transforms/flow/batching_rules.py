@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tessera.core.shapes import Size
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import TensorType
 from tessera.ir.core import Block, Node
 from tessera.ir.tensor import Tensor

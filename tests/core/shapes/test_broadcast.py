@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.core.errors import ShapeError
-from tessera.core.shapes import Dim, broadcast, format_shape, normalize_axes, normalize_axis
+from tessera.core.shapes import broadcast, format_shape, normalize_axes, normalize_axis
+from tessera.core.symbolic_dim import Dim
 
 shapes = st.lists(st.sampled_from([0, 1, 1, 2, 3]), max_size=4).map(tuple)
 

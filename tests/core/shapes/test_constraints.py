@@ -3,7 +3,8 @@
 import pytest
 
 from tessera.core.errors import ShapeError
-from tessera.core.shapes import Dim, as_size, bind_shapes, dims, require, use_known_sizes
+from tessera.core.shapes import as_size, bind_shapes, dims, require, use_known_sizes
+from tessera.core.symbolic_dim import Dim
 
 
 def shape(*items):

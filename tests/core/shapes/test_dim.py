@@ -7,7 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tessera.core.errors import ShapeError
-from tessera.core.shapes import Dim, as_size, bind_shape, evaluate_shape, symbol_names
+from tessera.core.shapes import as_size, bind_shape
+from tessera.core.symbolic_dim import Dim, evaluate_shape, symbol_names
 
 fast = settings(max_examples=80, deadline=None)
 NAMES = ("A", "B", "C")

@@ -8,7 +8,7 @@ import pytest
 
 import tessera as ts
 from tessera.core.errors import ShapeError
-from tessera.core.shapes import UnknownSizeError
+from tessera.core.symbolic_dim import UnknownSizeError
 
 B, D = ts.dims("B D")
 X = np.ones((2, 4), "f4")

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tessera.codegen.block_types import get_tensor_type, static_shape
+from tessera.codegen.legality import get_tensor_type, static_shape
 from tessera.core.types import RefType, TensorType
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rules import Op

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tessera.codegen.coverage import make_refusal_error
-from tessera.codegen.llvm.table.refusals import REFUSED
+from tessera.codegen.llvm.table import REFUSED
 from tessera.codegen.llvm.text.types import RegisterType, copy_register
 from tessera.core.types import DType
 from tessera.ir.core import Node

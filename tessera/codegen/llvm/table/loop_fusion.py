@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tessera.codegen.block_types import get_tensor_type, static_shape
+from tessera.codegen.legality import get_tensor_type, static_shape
 from tessera.codegen.llvm.table import conversions
 from tessera.codegen.llvm.table.emission import RowTypes, find_row
 from tessera.codegen.llvm.text import memory

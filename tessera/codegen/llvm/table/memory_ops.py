@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tessera.codegen.block_types import static_shape
+from tessera.codegen.legality import static_shape
 from tessera.codegen.llvm.table import conversions
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import (

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tessera.codegen.block_types import static_shape
 from tessera.codegen.diagnostics import describe_location
 from tessera.codegen.grouped.diagnostics import report_op
+from tessera.codegen.legality import static_shape
 from tessera.codegen.llvm.passes.bufferisation import is_block
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import materialise_block

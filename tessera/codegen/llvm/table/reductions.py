@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tessera.codegen.block_types import get_tensor_type, static_shape
+from tessera.codegen.legality import get_tensor_type, static_shape
 from tessera.codegen.llvm.passes.bufferisation import is_block
 from tessera.codegen.llvm.table.emission import RowTypes, pointwise_row, statement_rule
 from tessera.codegen.llvm.table.loop_fusion import (

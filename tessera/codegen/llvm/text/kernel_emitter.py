@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.llvm.passes.bufferisation import is_block, is_fusible
-from tessera.codegen.llvm.table import conversions
+from tessera.codegen.llvm.table import REFUSED, conversions
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import allocate_block, emit_element, materialise_block
 from tessera.codegen.llvm.table.matmul import accumulate_product
-from tessera.codegen.llvm.table.refusals import REFUSED
 from tessera.codegen.llvm.text.builder import LoopBody
 from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
 from tessera.core.types import TensorType

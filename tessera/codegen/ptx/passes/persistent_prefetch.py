@@ -28,8 +28,7 @@ from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_
 from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.types import GLOBAL, RefType, int64
-from tessera.ir.analysis.divisibility import find_divisor
-from tessera.ir.analysis.intervals import IntervalAnalysis
+from tessera.ir.analysis.intervals import IntervalAnalysis, find_divisor
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ops.dialects import tile

@@ -1,5 +1,12 @@
-"""The emission table: `rule(ctx, node)` emits an op that is not elementwise and binds its results in `ctx.values`."""
+"""Refusals: the ops for which this target has no row, with the reason that its error states."""
 
+from tessera.codegen.coverage import MESH_OPS_REASON, list_mesh_ops
 from tessera.ir.rules import Rules
+
+# Refusals: the ops for which this target has no row, with the reason that its error states.
+
+
+REFUSED = dict.fromkeys(list_mesh_ops(), MESH_OPS_REASON)
+
 
 emission_rule = Rules("ptx emission")

@@ -14,7 +14,7 @@ from tessera.codegen.ptx.layout import DistributedLayout, Sizes, bit_width
 from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.types import DType
-from tessera.ir.analysis.divisibility import find_divisor
+from tessera.ir.analysis.intervals import find_divisor
 from tessera.ir.core import Node, Value
 
 VECTOR_BYTES = 16  # the widest load or store of one thread

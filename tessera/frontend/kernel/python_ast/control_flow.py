@@ -15,8 +15,8 @@ from tessera.core.types import TensorType, Type, int64, scalar
 from tessera.frontend.kernel.conversions import convert_to_type, is_same_value, join_types
 from tessera.frontend.kernel.python_ast import expressions
 from tessera.frontend.kernel.python_ast.expressions import bind_target, evaluate_condition, evaluate_operand
-from tessera.frontend.kernel.python_ast.liveness import find_writes
 from tessera.frontend.kernel.python_ast.scope import KernelFrame, UnboundName, freeze_containers
+from tessera.frontend.kernel.python_ast.source import find_writes
 from tessera.frontend.kernel.python_ast.statements import ControlFlow, run_statements, statement
 from tessera.frontend.kernel.python_ast.unsupported_syntax import unsupported_error
 from tessera.frontend.kernel.tile_api.ranges import TileRange

@@ -11,8 +11,8 @@ from typing import Any
 from tessera.core.types import bool_
 from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
 from tessera.frontend.kernel.memref import MemRefView
-from tessera.frontend.kernel.python_ast.liveness import find_writes
 from tessera.frontend.kernel.python_ast.scope import KernelFrame, UnboundName
+from tessera.frontend.kernel.python_ast.source import find_writes
 from tessera.frontend.kernel.tile_api.synchronisation import MBarrier
 from tessera.frontend.kernel.trace import TraceState, current_trace, is_traced
 from tessera.ir.core import Value

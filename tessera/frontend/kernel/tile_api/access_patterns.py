@@ -16,7 +16,7 @@ from tessera.frontend.kernel.memref import MemRefView, load_if_memref, subscript
 from tessera.frontend.kernel.tile_api.ids import WARP_SIZE
 from tessera.frontend.kernel.tile_api.memory import locate_access
 from tessera.frontend.kernel.tile_api.ranges import TileRange
-from tessera.frontend.kernel.tile_api.sorting import split as split_last
+from tessera.frontend.kernel.tile_api.scans import split as split_last
 from tessera.frontend.kernel.trace import Index, add_indices
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.shape import iota

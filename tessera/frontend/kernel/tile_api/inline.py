@@ -11,7 +11,7 @@ from tessera.core.shapes import broadcast
 from tessera.core.types import as_dtype
 from tessera.frontend.kernel.memref import MemRefAccess
 from tessera.frontend.kernel.python_ast.calls import KernelClosure
-from tessera.frontend.kernel.python_ast.liveness import find_reads, find_writes
+from tessera.frontend.kernel.python_ast.source import find_reads, find_writes
 from tessera.frontend.kernel.trace import as_value, current_trace, emit_op, is_traced
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import inline_asm as ops

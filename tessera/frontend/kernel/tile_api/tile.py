@@ -71,8 +71,20 @@ from tessera.frontend.kernel.tile_api.online_softmax import mask_causal, softmax
 from tessera.frontend.kernel.tile_api.random import dropout, randint, randn, random, random_bits
 from tessera.frontend.kernel.tile_api.ranges import range_n, static_range
 from tessera.frontend.kernel.tile_api.ranges import tile_range as range
-from tessera.frontend.kernel.tile_api.scans import cummax, cummin, cumprod, cumsum, flip, reduce, scan, take
-from tessera.frontend.kernel.tile_api.sorting import argsort, histogram, join, sort
+from tessera.frontend.kernel.tile_api.scans import (
+    argsort,
+    cummax,
+    cummin,
+    cumprod,
+    cumsum,
+    flip,
+    histogram,
+    join,
+    reduce,
+    scan,
+    sort,
+    take,
+)
 from tessera.frontend.kernel.tile_api.synchronisation import (
     block,
     cooperative_group,

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 
 from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.ptx.context import EmissionContext, at_location
-from tessera.codegen.ptx.table import emission_rule
+from tessera.codegen.ptx.table import REFUSED, emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registers
-from tessera.codegen.ptx.table.refusals import REFUSED
-from tessera.codegen.ptx.table.scalars.arithmetic import ScalarContext, emit
 from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_storage, round_to_narrow
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand
+from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, emit
 from tessera.codegen.ptx.text.register_types import NARROW_FLOATS, ptx_type, register_class
 from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.core.types import DType, TensorType

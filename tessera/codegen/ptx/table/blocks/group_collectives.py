@@ -13,7 +13,8 @@ from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import FULL_WARP_MASK, shuffle_register
 from tessera.codegen.ptx.table.scalars import packing
-from tessera.codegen.ptx.table.scalars.arithmetic import ScalarContext, floor_divide_integers
+from tessera.codegen.ptx.table.scalars.arithmetic import floor_divide_integers
+from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext
 from tessera.codegen.ptx.text.memref import VectorAccess
 from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.codegen.ptx.text.thread_team import WARP_THREADS
