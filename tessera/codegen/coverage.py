@@ -59,7 +59,9 @@ class OpCoverage:
 def make_refusal_error(target: str, node: Node, refused: Mapping[Op, str]) -> UnsupportedOpError:
     """The error for an op without a row: it gives the declared reason, or says that the row is missing."""
     reason = refused.get(node.op, "its emission tables have no row for it")
+    suggestion = "run this on another target, or in the interpreter"
+    suggestion += "" if node.op in refused else ", or add a row: docs/adding-an-op.md"
     return UnsupportedOpError(
         f"the target {target} cannot emit {node.op.name}: {reason}", location=node.loc,
-        suggestion="run this on another target, or in the interpreter",
+        suggestion=suggestion,
     )  # fmt: skip

@@ -43,10 +43,15 @@ def find_generator_name(device: str) -> str:
     if device.startswith("cuda"):
         raise DeviceUnavailable(
             f"the device {device} is not available", location=user_location(),
-            expected="one of " + ", ".join(GENERATOR_BY_DEVICE),
+            expected="one of " + ", ".join(_list_device_names()),
             suggestion='run on this machine\'s processor with "cpu", or in the interpreter with "interp"',
         )  # fmt: skip
     return GENERATOR_BY_DEVICE.get(device, device)
+
+
+def _list_device_names() -> list[str]:
+    """The names that a user may choose: the devices, and every installed generator."""
+    return list(dict.fromkeys([*GENERATOR_BY_DEVICE, *list_generators()]))
 
 
 def check_device(device: str) -> None:
@@ -60,7 +65,7 @@ def check_device(device: str) -> None:
     if find_generator_name(device).partition(":")[0] not in list_generators():
         raise DeviceUnavailable(
             f"the device {device} is not available", location=user_location(),
-            expected="one of " + ", ".join(dict.fromkeys([*GENERATOR_BY_DEVICE, *list_generators()])),
+            expected="one of " + ", ".join(_list_device_names()),
         )  # fmt: skip
 
 

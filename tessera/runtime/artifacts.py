@@ -28,7 +28,7 @@ from tessera.core.types import TensorType, as_dtype
 from tessera.frontend.jit.tracing import to_array
 from tessera.ir.printer import print_module
 from tessera.ir.tensor import Tensor
-from tessera.runtime.program import PreparedProgram, prepare
+from tessera.runtime.program import CallArguments, PreparedProgram, prepare
 
 WEIGHTS_FILE = "weights.safetensors"
 
@@ -47,8 +47,9 @@ def build(
 ) -> Path:
     """Compile a jit function or kernel for `target` into the folder `out`, whole or not at all.
 
-    The arguments are examples of what the program is called with: the artifact keeps their shapes and types. Those
-    named in `weights`, and arrays the function closes over, are stored and not asked for again. `arch` is for
+    A kernel's launch is `grid` and `group`, or that of the entry `kernel[grid, group]`. The arguments, by position or
+    by name as in a call, are examples of what the program is called with: the artifact keeps their shapes and types.
+    Those named in `weights`, and arrays the function closes over, are stored and not asked for again. `arch` is for
     targets with several architectures, such as ptx ("sm_80", "sm_90a"). An autotuned kernel is tuned for the target, or
     taken from the cache; with tune=False in its first configuration.
 
@@ -57,7 +58,7 @@ def build(
     """
     name = find_generator_name(target)
     options = {"arch": arch} if arch else {}
-    program = prepare(entry, named or args, name, grid, group, tune, options)
+    program = prepare(entry, CallArguments(args, named), name, grid, group, tune, options)
     return build_program(program, out, name, weights, options)
 
 

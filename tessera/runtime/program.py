@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -105,10 +105,7 @@ class PreparedProgram:
         if level == "device":
             results = driver.compile_tile(levels["tile"], target)(arrays)
         elif level != "target" and level not in levels:
-            raise ArgumentError(
-                f"{self.name} has no {level} level", expected=", ".join([*levels, "target"]), received=level,
-                suggestion="a kernel starts at the Tile level; a program on a mesh is lowered from Graph to Tile",
-            )  # fmt: skip
+            raise make_level_error(self, level, levels)
         else:
             results = driver.run_level(dict(levels), level, arrays, target)
         return [*results, *(arrays[i] for i in self.written)]
@@ -128,19 +125,39 @@ class PreparedProgram:
         return tile_interpreter.run_with_bounds(self.levels["tile"], list(self.arrays), self.written)
 
 
+def make_level_error(program: PreparedProgram, level: str, levels: Mapping[str, Module] | None = None) -> ArgumentError:
+    """The error for a level that a program, or its lowering for a target, does not have."""
+    return ArgumentError(
+        f"{program.name} has no {level} level", received=level,
+        expected=", ".join([*(program.levels if levels is None else levels), "target"]),
+        suggestion="a kernel starts at the Tile level; a program on a mesh is lowered from Graph to Tile",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """The arguments of a call: by position and by name."""
+
+    args: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+
 def prepare(
     entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, group: int | None = None,
     tune: bool = False, options: Mapping[str, Any] = MappingProxyType({}), lower: bool = True,
 ) -> PreparedProgram:  # fmt: skip
     """Trace or specialise an entry point for these arguments and lower it for a target.
 
-    Without `lower` it stays at its first level.
+    `arguments` are CallArguments, a mapping of names to arguments, or a sequence. Without `lower` the program stays at
+    its first level. A KernelLaunch is prepared with its own grid and group.
 
     An autotuned kernel is tuned for the target if `tune` asks for it, or read from the cache of what was found before
     (tessera/runtime/program.py); else it is taken in its first configuration. `options` are the generator's, where
     one will emit.
     """
     args, named = _split_arguments(arguments)
+    if isinstance(entry, KernelLaunch):
+        entry, grid, group = _split_launch(entry, grid, group)
     if isinstance(entry, Kernel):
         grid = bind_grid_inputs(grid, args, named)
         found = tune_launch(KernelLaunch(entry, grid, group), args, named, target, options) if tune else None
@@ -175,5 +192,18 @@ def _prepare_kernel(
     )
 
 
+def _split_launch(launch: KernelLaunch, grid: Any, group: int | None) -> tuple[Kernel, Any, int | None]:
+    """The kernel, the grid and the group of a launch; a second grid or group is refused."""
+    for name, own, other in (("grid", launch.grid, grid), ("group", launch.group, group)):
+        if own is not None and other is not None:
+            raise ArgumentError(
+                f"the {name} of {launch.kernel!r} is set twice", location=user_location(),
+                expected=f"kernel[grid, group] or {name}=, not both", received=f"{own!r} and {name}={other!r}",
+            )  # fmt: skip
+    return launch.kernel, launch.grid if grid is None else grid, launch.group if group is None else group
+
+
 def _split_arguments(arguments: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+    if isinstance(arguments, CallArguments):
+        return arguments.args, dict(arguments.named)
     return ((), dict(arguments)) if isinstance(arguments, Mapping) else (tuple(arguments), {})

@@ -119,7 +119,8 @@ def find_gaps(op):
 
 @pytest.mark.parametrize("op", REGISTRY.values(), ids=lambda op: op.name)
 def test_every_column(op):
-    assert find_gaps(op) == []
+    gaps = find_gaps(op)
+    assert not gaps, "\n".join([f"{op.name} lacks:", *gaps, "see docs/adding-an-op.md"])
 
 
 def test_the_tables_are_of_tensor_ops():
@@ -147,6 +148,12 @@ def test_refusals_have_reasons(target):
     for op, reason in coverage.refused.items():
         text = str(make_refusal_error(target, Node(op, (), {}, ()), coverage.refused))
         assert reason in text and op.name in text and target in text
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_missing_row_names_the_guide(target):
+    text = str(make_refusal_error(target, Node(REGISTRY["ts.exp"], (), {}, ()), {}))
+    assert f"the target {target} cannot emit ts.exp" in text and "add a row: docs/adding-an-op.md" in text
 
 
 # The check itself is checked: what is deleted is reported.

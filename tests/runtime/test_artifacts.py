@@ -46,6 +46,26 @@ def test_kernels_write_in_place(tmp_path):
     assert np.array_equal(y, [2, 4, 6])
 
 
+@ts.kernel
+def scale(x, y, *, BLOCK: int = 1, factor: float = 2.0):
+    i = ts.tile.program_id(0) * BLOCK
+    y[i : i + BLOCK] = x[i : i + BLOCK] * factor
+
+
+@pytest.mark.parametrize("bind", (lambda k: (k, {"grid": (2,), "group": 1}), lambda k: (k[(2,), 1], {})))
+def test_a_build_takes_arguments_as_a_launch_does(bind, tmp_path):
+    x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    entry, launch = bind(scale)
+    ts.build(entry, x, y, BLOCK=4, factor=3.0, out=tmp_path / "k", **launch)
+    ts.load(tmp_path / "k")(x, y)
+    assert np.array_equal(y, x * 3)
+
+
+def test_a_second_grid_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match=r"the grid of <kernel scale> is set twice"):
+        ts.build(scale[(2,)], X[0], X[0], out=tmp_path / "k", grid=(3,))
+
+
 def test_several_results(tmp_path):
     ts.build(ts.jit(lambda x: (x + 1.0, ts.sum(x, axis=1))), X, out=tmp_path / "a")
     first, second = ts.load(tmp_path / "a")(X)

@@ -20,7 +20,7 @@ from tessera.core.device import INTERP, find_generator_name
 from tessera.ir.core import Module, structural_hash
 from tessera.ir.printer import print_module
 from tessera.runtime import driver
-from tessera.runtime.program import PreparedProgram
+from tessera.runtime.program import PreparedProgram, make_level_error
 from tessera.tools.cli.entry_points import describe_configuration, find_entry_point, make_inputs, prepare_program
 
 LOCATION_PATTERN = re.compile(r' loc\((?:"to \d+"\()?"(?P<file>[^"]*)":(?P<line>\d+):\d+\)?\)')
@@ -50,6 +50,9 @@ def main(options: argparse.Namespace) -> int:
     if tuned := describe_configuration(entry, program):
         print(f"configuration: {tuned}", file=sys.stderr)  # what programs read on stdout is the IR alone
     arch = {"arch": options.arch} if options.arch else {}
+    levels = list(dict.fromkeys([*program.levels, "target"]))
+    if options.level not in (None, *levels):
+        raise make_level_error(program, options.level)
     sections = list((_pass_sections if options.pass_by_pass else _level_sections)(program, target, arch))
     chosen = [s for s in sections if options.level in (None, s[1])]
     if options.json:

@@ -32,8 +32,10 @@ def test_functions_run_at_the_upper_levels(name, level, capsys):
 
 
 def test_a_kernel_has_no_graph(capsys):
-    assert main(["run", str(EXAMPLES / "softmax.py"), "--level", "graph"]) == 2
-    assert "has no graph level" in capsys.readouterr().err
+    for command in ("run", "inspect"):
+        assert main([command, str(EXAMPLES / "softmax.py"), "--level", "graph"]) == 2
+        said = capsys.readouterr()
+        assert "has no graph level" in said.err and "expected: tile, target" in said.err and not said.out
 
 
 def test_files_in_and_out(tmp_path, rng, capsys):
