@@ -1,4 +1,4 @@
-"""Bisection of a lowering: the first step whose results leave their bound, and the smallest slice of ops that shows it.
+"""Bisection of a lowering: the first step whose results exceed their bound, and the fewest ops that reproduce it.
 
 The steps are the passes of the lowering, the passes of the target's generator, its text and its runtime. The slice is
 found by delta debugging (Zeller and Hildebrandt 2002) over the ops of the Graph program.
@@ -170,7 +170,7 @@ def _count_copies(module: Module) -> int:
 
 
 def _target_steps(target: str, options: Mapping[str, Any]) -> Iterator[LoweringStep]:
-    """The runtime, with the text as its fallback; without the device the text alone, in its interpreter."""
+    """The runtime, with the text as its fallback; without the device the text alone, in its emulator."""
     generator = get_backend(target)
     text = None
     if hasattr(generator, "interpreter"):

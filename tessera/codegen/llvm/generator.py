@@ -81,6 +81,6 @@ class LlvmBackend:
 
     def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """The artifact's text run in the LLVM emulator, without a compiler."""
-        from tessera.codegen.llvm.runtime.emulation import make_interpreter  # loads the emulator: a build needs none
+        from tessera.codegen.llvm.runtime.emulation import make_emulator  # loads the emulator: a build needs none
 
-        return make_interpreter(artifact)
+        return make_emulator(artifact)

@@ -1,4 +1,4 @@
-"""The PTX generator: a Tile module to PTX text with its launch plan, run on a GPU or in the PTX interpreter."""
+"""The PTX generator: a Tile module to PTX text with its launch plan, run on a GPU or in the PTX emulator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tessera.codegen.ptx.ops import LEVEL
 from tessera.codegen.ptx.passes.kernel_selection import SHARED_LIMIT
 from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL
 from tessera.codegen.ptx.pipeline import list_passes
-from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, EmulatedProgram, make_interpreter
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, EmulatedProgram, make_emulator
 from tessera.codegen.ptx.runtime.gpu import get_gpu
 from tessera.codegen.ptx.runtime.gpu_program import GpuProgram, describe_device, make_runtime
 from tessera.codegen.ptx.table import REFUSED, emission_rule
@@ -84,7 +84,7 @@ def _check_shared_bytes(name: str, entry: KernelEntry, arch: str, loc: Any) -> N
         )  # fmt: skip
 
 
-# The PTX generator: Tile modules to PTX text, run on a GPU or in the PTX interpreter.
+# The PTX generator: Tile modules to PTX text, run on a GPU or in the PTX emulator.
 
 
 # Blocks of products as warp groups take them; rows of reductions in registers; as many programs as keep a GPU busy.
@@ -132,7 +132,7 @@ class PtxGenerator:
         return () if module.level == LEVEL else list_passes(_read_arch(module, options))
 
     def runtime(self, artifact: Artifact) -> EmulatedProgram | GpuProgram:
-        """The artifact on this machine's GPU, or where there is none by the PTX interpreter."""
+        """The artifact on this machine's GPU, or where there is none by the PTX emulator."""
         return make_runtime(artifact)
 
     @property
@@ -141,12 +141,12 @@ class PtxGenerator:
         return count_gpus() > 0
 
     def where(self) -> str:
-        """What `runtime` runs on: a GPU by name, or the interpreter."""
+        """What `runtime` runs on: a GPU by name, or the emulator."""
         return describe_device()
 
     def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """What runs the artifact's text in the PTX interpreter."""
-        return make_interpreter(artifact)
+        """What runs the artifact's text in the PTX emulator."""
+        return make_emulator(artifact)
 
 
 def _read_arch(module: Module, options: Mapping[str, Any]) -> str:

@@ -160,7 +160,7 @@ def _report_bank_conflicts(node: Node, name: str, traffic: WarpTransactions) -> 
         return None
     message = (
         f"bank conflicts on {name}: up to {traffic.worst} different words in one bank; "
-        f"{traffic.taken} turns for {traffic.warps} warps where {traffic.least} would do"
+        f"{traffic.taken} cycles for {traffic.warps} warp accesses, at least {traffic.least} needed"
     )
     suggestion = 'pad the rows by one element, or alloc_shared(..., swizzle="xor")'
     return Finding("bank conflict", message, node.loc, suggestion=suggestion)

@@ -1,4 +1,4 @@
-"""`tessera bisect`: the first step of the lowering at which results leave their bound, and the ops that show it."""
+"""`tessera bisect`: the first pass whose results exceed their error bound, and the fewest ops that reproduce it."""
 
 from __future__ import annotations
 

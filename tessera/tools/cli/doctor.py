@@ -134,7 +134,7 @@ def csl() -> Probe:
 
 def simulators() -> Probe:
     """The emulators, which run target text without the hardware."""
-    return Probe("interpreters of text", True, "LLVM IR, PTX, CSL (the simulator)")
+    return Probe("emulators", True, "LLVM IR, PTX, CSL (the simulator)")
 
 
 def extras() -> Probe:

@@ -17,9 +17,9 @@ COMMANDS = {
     "check": "find all shape and dtype errors of a file's functions, with nothing executed",
     "debug": "step through an entry point or a program, line by line or op by op, backwards too",
     "inspect": "print the IR of each level with the source line of each op",
-    "bisect": "find the first step of the lowering at which results leave their bound, and the ops that show it",
+    "bisect": "find the first pass whose results exceed their error bound, and the fewest ops that reproduce it",
     "conformance": "run the conformance suite against interpreters and generators",
-    "ptx": "run a PTX file in the interpreter",
+    "ptx": "run a PTX file in the emulator",
     "csl": "run or check a CSL program in the simulator, or name the folder of its host tools",
     "doctor": "say what this machine can run, and what to install for the rest",
 }
@@ -64,7 +64,7 @@ def _seed(text: str) -> int:
 
 
 def _tuning(command: argparse.ArgumentParser) -> None:
-    text = "take an autotuned kernel in its first configuration: nothing is measured, no cache is read"
+    text = "use the first configuration of an autotuned kernel: nothing is measured, no cache is read"
     command.add_argument("--no-tune", dest="tune", action="store_false", help=text)
 
 
@@ -74,12 +74,14 @@ def _run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--level", choices=LEVELS, help="the level whose interpreter runs it")
     command.add_argument("--target", help="the generator whose code runs it: llvm, ptx, csl, csl:4x4 (a grid), …")
     command.add_argument(
-        "--debug", action="store_true", help="look for races, bad accesses, early reads of copies and NaNs (Tile level)"
+        "--debug",
+        action="store_true",
+        help="find races, bad accesses, reads before a copy completes, and NaNs (Tile level)",
     )
     command.add_argument("--as-target", metavar="TARGET", help="interpret kernels (Tile level) with a target's numbers")
     command.add_argument("--lint", action="store_true", help="as --debug, with advice on banks, coalescing and masks")
     command.add_argument("--report", action="store_true", help="count what kernels do: operations, bytes, conflicts")
-    command.add_argument("--gpu", default="H100", help="the GPU that a report's models speak of (default H100)")
+    command.add_argument("--gpu", default="H100", help="the GPU that --report models (default H100)")
     command.add_argument("--timeline", metavar="T.json", help="as --report, and write the ops as they ran (Perfetto)")
     command.add_argument("--picture", metavar="P.png", help="as --report, and draw which program touches what")
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
@@ -93,7 +95,7 @@ def _build(command: argparse.ArgumentParser) -> None:
     _tuning(command)
     command.add_argument("--target", default="llvm", help="the generator (default llvm)")
     command.add_argument("--arch", help=ARCH_HELP)
-    command.add_argument("--grid", metavar="RxC", help="rows and columns of elements, for a target of a mesh (csl)")
+    command.add_argument("--grid", metavar="RxC", help="rows x columns of PEs, for a mesh target (csl)")
     command.add_argument("-o", "--output", required=True, metavar="FOLDER", help="the artifact folder to write")
 
 
@@ -138,7 +140,7 @@ def _bisect(command: argparse.ArgumentParser) -> None:
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
     command.add_argument("--json", action="store_true", help="print a JSON object: steps, the first bad one, ops")
     command.add_argument(
-        "-o", "--output", metavar="FOLDER", help="write what the bad step took and gave, and the ops' inputs"
+        "-o", "--output", metavar="FOLDER", help="write the IR before and after the bad step, and the ops' inputs"
     )
 
 
@@ -168,7 +170,7 @@ def _ptx(command: argparse.ArgumentParser) -> None:
     command.add_argument("--shared", type=int, default=0, metavar="BYTES", help="dynamic shared memory (default 0)")
     command.add_argument("--output", action="append", default=[], metavar="I=OUT.npy", help="save argument I after it")
     command.add_argument("--debug", action="store_true", help="find races, uninitialised reads and missed waits")
-    command.add_argument("--cooperative", action="store_true", help="run all blocks at once, so that they may meet")
+    command.add_argument("--cooperative", action="store_true", help="run all blocks at once: needed for grid barriers")
 
 
 def _csl(command: argparse.ArgumentParser) -> None:
@@ -179,7 +181,7 @@ def _csl(command: argparse.ArgumentParser) -> None:
     command.add_argument("--param", action="append", default=[], metavar="NAME:VALUE", help="check: a parameter")
     command.add_argument("--import-path", action="append", default=[], metavar="FOLDER", help="check: more modules")
     command.add_argument("--seed", type=int, help="run: shuffle events and link delays, to expose races")
-    command.add_argument("--limit", type=int, help="run: give up after so many cycles (default 1e9)")
+    command.add_argument("--limit", type=int, help="run: stop after LIMIT cycles (default 1e9)")
     command.add_argument("--picture", metavar="FILE", help="run: draw memory, traffic and tasks into a .png or .svg")
     command.add_argument("--trace", metavar="FILE", help="run: write the tasks as a Chrome trace (JSON)")
 

@@ -1,4 +1,4 @@
-"""`tessera ptx run`: launch an entry of a PTX file in the interpreter."""
+"""`tessera ptx run`: launch an entry of a PTX file in the emulator."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _name(level: str, target: str) -> str:
     where = getattr(get_backend(target), "where", None) if level == "device" else None
     names = {
         "device": f"{target} on {where()}" if where else f"{target} (compiled)",
-        "target": f"target: {target} text, interpreted",
+        "target": f"target: {target} text, {'simulated' if target.startswith('csl') else 'emulated'}",
     }
     lowered = "" if target == INTERP else f", as lowered for {target}"
     return names.get(level, f"{level} (interpreted{lowered})")
@@ -219,7 +219,10 @@ def _check_reference(
     worst = max(_difference(entry, r, w) for r, w in pairs)
     # The bound decides; this only checks that both compute the same function.
     good = bool(worst <= 0.02)
-    table.add_row("reference", f"largest difference {worst:.2e} of its scale" + ("" if good else " [red](differs)[/]"))
+    table.add_row(
+        "reference",
+        f"largest difference {worst:.2e} of the largest reference value" + ("" if good else " [red](differs)[/]"),
+    )
     return good
 
 

@@ -167,7 +167,7 @@ class KernelReport:
 
     @property
     def bank_conflicts(self) -> int:
-        """The turns at shared memory that different words in one bank have cost."""
+        """The extra cycles of shared memory that different words in one bank cost."""
         return self.counts.banks.excess
 
     @property
@@ -195,7 +195,8 @@ class KernelReport:
         if self.coalescing < 0.5:
             advice.append("let neighbouring lanes touch neighbouring elements of global memory")
         if self.occupancy.share < 0.5:
-            advice.append(f"use less {self.occupancy.limit}: {self.occupancy.groups} groups fit a multiprocessor")
+            fewer = "less" if self.occupancy.limit == "shared memory" else "fewer"
+            advice.append(f"use {fewer} {self.occupancy.limit}: {self.occupancy.groups} groups fit a multiprocessor")
         started, room = self.counts.started, self.occupancy.groups * GPUS[self.gpu].processors
         if uses_grid_barrier(started.function.body) and (groups := math.prod(started.grid)) > room:
             fit = f"{room} fit a {self.gpu} at once"
@@ -213,7 +214,7 @@ class KernelReport:
             *moved,
             f"  arithmetic intensity: {self.intensity:.3g} flop/byte ({counts.flops} flop)",
             f"  coalescing: {self.coalescing:.0%} ({counts.sectors.taken} sectors, {counts.sectors.least} needed)",
-            f"  bank conflicts: {self.bank_conflicts} extra turns in {counts.banks.warps}",
+            f"  bank conflicts: {self.bank_conflicts} extra cycles in {counts.banks.warps} warp accesses",
             f"  shared memory: {counts.need.shared_bytes} bytes a group",
             f"  model of {self.gpu}: {self.threads} threads, {self.registers} registers each; {fits.groups} groups a "
             f"multiprocessor, occupancy {fits.share:.0%} (limited by {fits.limit})",
@@ -255,7 +256,7 @@ _LAST: list[KernelTrace] = []
 
 @contextmanager
 def kernel_trace(gpu: str = "H100") -> Iterator[KernelTrace]:
-    """Record what every kernel interpreted in this block does; `gpu` is the one that models speak of.
+    """Record what every kernel interpreted in this block does; `gpu` is the GPU that the report models.
 
     >>> import numpy as np, tessera as ts
     >>> @ts.kernel

@@ -144,7 +144,7 @@ def as_target(target: str) -> Iterator[None]:
     """Interpret kernels in this block with the numbers of a target: "ptx", "llvm", "csl", or another generator's name.
 
     Each op on floats (casts, functions, products, reductions) is compiled for the target by itself and run there,
-    or in the interpreter of the target's text where this machine lacks the device. Memory, control flow and
+    or in the emulator of the target's text where this machine lacks the device. Memory, control flow and
     integers stay the interpreter's; what a generator fuses of several ops is not seen (docs/semantics.md).
 
     Raises:

@@ -46,7 +46,7 @@ def test_built_and_run_from_the_command_line(tmp_path, capsys):
     assert ".target sm_90a" in (folder / TEXT_FILE).read_text()
     if not count_gpus():
         assert main(["run", str(folder)]) == 0
-        assert "PTX interpreter" in " ".join(capsys.readouterr().out.split())
+        assert "PTX emulator" in " ".join(capsys.readouterr().out.split())
 
 
 def test_unknown_options_and_architectures():

@@ -50,7 +50,7 @@ def artifact(given, cluster, arch="sm_90a"):
 
 
 def debugged(found, given, processors=4, change=lambda text: text):
-    """The text in the PTX interpreter's debug mode, with so many multiprocessors."""
+    """The text in the PTX emulator's debug mode, with so many multiprocessors."""
     (launch,), (entry,) = found.manifest["plan"]["launches"], found.manifest["plan"]["entries"].values()
     arrays = [given[name] for name in ("a", "b", "out")]
     maps = [make_tensor_map(each, arrays[each["param"]]) for each in entry["maps"]]

@@ -1,4 +1,4 @@
-"""Grid barriers: cooperative launches compiled to PTX and run by the interpreter."""
+"""Grid barriers: cooperative launches compiled to PTX and run by the emulator."""
 
 import numpy as np
 import pytest

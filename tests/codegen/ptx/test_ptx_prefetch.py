@@ -1,4 +1,4 @@
-"""Blocks fetched ahead by cp.async: the pass in the Tile interpreter, the text in the PTX interpreter's debug mode."""
+"""Blocks fetched ahead by cp.async: the pass in the Tile interpreter, the text in the PTX emulator's debug mode."""
 
 import re
 from dataclasses import replace
@@ -64,7 +64,7 @@ def tiles(given, stages=None):
 
 
 def run(module, given, arch="sm_80", change=lambda text: text):
-    """The text in the PTX interpreter's debug mode; the result."""
+    """The text in the PTX emulator's debug mode; the result."""
     artifact = emit_checked(module, arch)
     (launch,), (entry,) = artifact.manifest["plan"]["launches"], artifact.manifest["plan"]["entries"].values()
     arrays = [given[name] for name in ("a", "b", "out")]

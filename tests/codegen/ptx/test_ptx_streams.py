@@ -37,7 +37,7 @@ def gated(a, b, c, out, *, BM: int, BN: int, band: bool = False):
 
 
 def compiled(entry, given, grid, arch):
-    """What the PTX interpreter makes of a kernel's text, and the text."""
+    """What the PTX emulator makes of a kernel's text, and the text."""
     artifact = emit_checked(prepare(entry, given, "ptx", grid).levels["tile"], arch)
     BACKEND.interpreter(artifact)([a for a in given.values() if isinstance(a, np.ndarray)])
     return given["out"], artifact.text(TEXT_FILE)

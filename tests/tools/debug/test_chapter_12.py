@@ -97,7 +97,7 @@ def test_a_kernel(capsys):
     debug_custom_kernel()
     shown = capsys.readouterr().out
     for words in ("custom_kernel, grid (1,), group 32", "shared memory: 256 bytes", "occupancy", "memory 57.1%",
-                  "bank conflicts: 2 extra turns", "coalescing: 100%", "suggestion: pad or swizzle"):  # fmt: skip
+                  "bank conflicts: 2 extra cycles", "coalescing: 100%", "suggestion: pad or swizzle"):  # fmt: skip
         assert words in shown, shown
 
 

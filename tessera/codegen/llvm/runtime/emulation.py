@@ -1,4 +1,4 @@
-"""Emulation: runs an artifact's text in the LLVM interpreter by the same host plan, without a compiler."""
+"""Emulation: runs an artifact's text in the LLVM emulator by the same host plan, without a compiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXT_FILE = "kernels.ll"
 MAX_SCRATCH_BYTES = 1 << 26
 
 
-def make_interpreter(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
     """A function from arrays to outputs; it writes the arrays that the program writes."""
     plan, text = artifact.manifest["plan"], artifact.text(TEXT_FILE)
     arguments = ArgumentBinder(plan)
@@ -62,7 +62,7 @@ def _make_report_function(reports: ReportCollector) -> HostFunction:
 
 @dataclass
 class _EmulatedPlanEngine(ArrayPlanEngine):
-    """An engine whose launches run in the LLVM interpreter."""
+    """An engine whose launches run in the LLVM emulator."""
 
     module: LlvmModule
 

@@ -1,4 +1,4 @@
-"""Emulated programs: the PTX interpreter runs an artifact's text on any machine."""
+"""Emulated programs: the PTX emulator runs an artifact's text on any machine."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tessera.interp.target.ptx import PtxModule
 from tessera.interp.target.ptx.isa.tensor_map import TensorMap
 
 TEXT_FILE = "kernels.ptx"
-EMULATOR_NAME = "the PTX interpreter (no GPU here)"
+EMULATOR_NAME = "the PTX emulator (no GPU here)"
 SWIZZLE_BYTES = 128
 EMULATED_PROCESSORS = 3  # multiprocessors of the emulated GPU: so few that persistent kernels loop
 
 
 class EmulatedProgram:
-    """An artifact whose text the interpreter runs."""
+    """An artifact whose text the emulator runs."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.where = EMULATOR_NAME
-        self._run = make_interpreter(artifact)
+        self._run = make_emulator(artifact)
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """The outputs; arrays that the program writes are written."""
         return self._run(arrays)
 
 
-def make_interpreter(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
     """A function from arrays to outputs; it writes the arrays that the program writes."""
     plan = artifact.manifest["plan"]
     arguments, module = ArgumentBinder(plan), PtxModule(artifact.text(TEXT_FILE), TEXT_FILE)
@@ -52,7 +52,7 @@ def make_interpreter(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.nd
 
 @dataclass
 class _EmulatedPlanEngine(ArrayPlanEngine):
-    """An engine whose launches run in the PTX interpreter."""
+    """An engine whose launches run in the PTX emulator."""
 
     module: PtxModule
 
@@ -102,7 +102,7 @@ def make_tensor_map(described: Mapping[str, Any], array: np.ndarray) -> TensorMa
 
 
 def _scalar_argument(array: np.ndarray) -> Any:
-    """A scalar argument for the interpreter: small floats and bools as their bits."""
+    """A scalar argument for the emulator: small floats and bools as their bits."""
     if array.dtype.itemsize < 4 and array.dtype.kind not in "iu":
         return int(array.view(f"u{array.dtype.itemsize}")[()])
     return array[()]

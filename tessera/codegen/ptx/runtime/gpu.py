@@ -127,7 +127,7 @@ class GPU:
             self.driver.Context.synchronize()
         except self.driver.Error:
             hint = "this process cannot use the GPU any more: start a new one, and debug with "
-            hint += "`tessera run --level target --target ptx`, which runs the same text in the interpreter"
+            hint += "`tessera run --level target --target ptx`, which runs the same text in the emulator"
         else:
             hint = "this process can still use the GPU; the outputs of this program are invalid"
         return ExecutionError(f"a kernel failed on {self.name}: {error}", suggestion=hint)

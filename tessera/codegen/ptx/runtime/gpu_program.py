@@ -47,7 +47,7 @@ def describe_device() -> str:
 
 
 def make_runtime(artifact: Artifact) -> EmulatedProgram | GpuProgram:
-    """The artifact on this machine's GPU, or in the interpreter where there is none."""
+    """The artifact on this machine's GPU, or in the emulator where there is none."""
     return GpuProgram(artifact, get_gpu()) if count_gpus() else EmulatedProgram(artifact)
 
 
