@@ -17,13 +17,19 @@ from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import arith
 from tessera.ops.tensor import basic
 from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor import scalar_functions as f
 
 SCALAR_TYPES = {f32: "f32", int32: "i32", uint32: "u32", bool_: "bool"}
+# The functions of CSL's library; others are decompositions.
+MATH_LIBRARY = {
+    e.exp: "exp", e.log: "log", e.sqrt: "sqrt", e.tanh: "tanh", e.sin: "sin", e.cos: "cos", e.floor: "floor",
+    e.ceil: "ceil", e.exp2: "exp2", e.log2: "log2", e.round: "round", e.pow: "pow", f.atan: "atan",
+}  # fmt: skip
 # (op) to the expression of its result. CSL has no fused multiply-add of scalars: it rounds twice.
 EXPRESSIONS = {
+    **{op: f"math.{name}({', '.join(len(op.operands) * ['{}'])})" for op, name in MATH_LIBRARY.items()},
     e.add: "({} + {})", e.sub: "({} - {})", e.mul: "({} * {})", arith.divide: "({} / {})", e.neg: "(-{})",
-    arith.fma: "({} * {} + {})", arith.fmod: "math.fmod({}, {})", e.abs: "math.abs({})", e.floor: "math.floor({})",
-    e.exp: "math.exp({})", e.log: "math.log({})", e.sqrt: "math.sqrt({})",
+    arith.fma: "({} * {} + {})", arith.fmod: "math.fmod({}, {})", e.abs: "math.abs({})",
     e.bitwise_and: "({} & {})", e.bitwise_or: "({} | {})", e.bitwise_xor: "({} ^ {})",
     e.shift_left: "({} << {})", e.shift_right: "({} >> {})", arith.extract_bit: "(({} >> {}) & 1)",
     e.less: "({} < {})", e.less_equal: "({} <= {})", e.greater: "({} > {})", e.greater_equal: "({} >= {})",

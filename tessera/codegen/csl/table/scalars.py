@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from tessera.codegen.coverage import make_refusal_error
-from tessera.codegen.csl.table.decomposition_emission import format_function
+from tessera.codegen.csl.table.decomposition_emission import MATH_LIBRARY, format_function
 from tessera.codegen.csl.table.refusals import REFUSED
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import CSL_TYPES
@@ -61,11 +61,7 @@ pointwise_rows = Rules("csl scalar")
 
 INFINITY_BITS = {math.inf: "0x7F800000", -math.inf: "0xFF800000"}
 
-# The functions of CSL's library; others are decompositions. Without f64, expm1 and log1p have rules of their own.
-MATH_LIBRARY = {
-    e.exp: "exp", e.log: "log", e.sqrt: "sqrt", e.tanh: "tanh", e.sin: "sin", e.cos: "cos", e.floor: "floor",
-    e.ceil: "ceil", e.exp2: "exp2", e.log2: "log2", e.round: "round", e.pow: "pow", scalar_functions.atan: "atan",
-}  # fmt: skip
+# Without f64, expm1 and log1p have rules of their own.
 NEED_F64 = (scalar_functions.expm1, scalar_functions.log1p)
 DECOMPOSITIONS = SHARED.without(lambda op, dtype: dtype != f32 or op in MATH_LIBRARY or op in NEED_F64)
 DIVISIONS = {e.remainder, e.floor_divide}
