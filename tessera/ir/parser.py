@@ -64,7 +64,7 @@ def _unescape(match: re.Match[bytes]) -> bytes:
     return _ESCAPED.get(match[1]) or bytes.fromhex(match[1].decode())
 
 
-class TokenCursor:
+class IrCursor:
     """The tokens of a text and the position of the parser."""
 
     def __init__(self, text: str, name: str) -> None:
@@ -161,7 +161,7 @@ _POLICY_FIELDS: dict[str, type] = {
 }
 
 
-def parse_type(c: TokenCursor) -> Type:
+def parse_type(c: IrCursor) -> Type:
     """The type of a value."""
     token = c.take("shaped", "a type: tensor<...> or !tile.ref<...>")
     head, _, sizes = token.text.partition("<")
@@ -177,21 +177,21 @@ def parse_type(c: TokenCursor) -> Type:
     return RefType(shape, dtype, space, policy) if head == _REF_HEAD else TensorType(shape, dtype, policy)
 
 
-def parse_element(c: TokenCursor) -> DType:
+def parse_element(c: IrCursor) -> DType:
     """An element type."""
     if c.token.text not in ELEMENT_TYPES:
         raise c.error("this is not an element type", expected=", ".join(ELEMENT_TYPES))
     return ELEMENT_TYPES[c.advance().text]
 
 
-def _make_shape(c: TokenCursor, token: IrToken, sizes: list[str], dims: Any) -> tuple[Size, ...]:
+def _make_shape(c: IrCursor, token: IrToken, sizes: list[str], dims: Any) -> tuple[Size, ...]:
     if not isinstance(dims, tuple) or sizes.count("?") != len(dims):
         raise c.error("dims does not name each size that is ?", token, expected=sizes.count("?"), received=dims)
     names = iter(dims)
     return tuple(_parse_dim(c, token, next(names)) if s == "?" else int(s) for s in sizes)
 
 
-def _parse_dim(c: TokenCursor, token: IrToken, text: Any) -> Size:
+def _parse_dim(c: IrCursor, token: IrToken, text: Any) -> Size:
     """A symbolic size. Python's grammar, which reads it, has no names like ?0: they are renamed for it."""
     try:
         nameless: dict[str, Any] = {f"nameless_{n}": Dim.of(f"?{n}") for n in _ANONYMOUS_DIM.findall(text)}
@@ -201,14 +201,14 @@ def _parse_dim(c: TokenCursor, token: IrToken, text: Any) -> Size:
         raise c.error("this is not a size", token, expected='a name or arithmetic: "2*D+1"', received=text) from None
 
 
-def _make_policy(c: TokenCursor, token: IrToken, fields: dict[str, Any]) -> Policy:
+def _make_policy(c: IrCursor, token: IrToken, fields: dict[str, Any]) -> Policy:
     wrong = [k for k, v in fields.items() if not isinstance(v, _POLICY_FIELDS.get(k, ()))]
     if wrong or "storage" not in fields:
         raise c.error("this is not a policy", token, expected=", ".join(_POLICY_FIELDS), received=", ".join(wrong))
     return Policy(**fields)
 
 
-def parse_location(c: TokenCursor) -> Location:
+def parse_location(c: IrCursor) -> Location:
     """Parse a location; `loc` is consumed already."""
     c.expect("(")
     if c.accept("unknown"):
@@ -227,7 +227,7 @@ def parse_location(c: TokenCursor) -> Location:
     return Location(place.file, place.line, place.column, int(end))
 
 
-def _parse_source_position(c: TokenCursor, file: IrToken, count: int) -> Location:
+def _parse_source_position(c: IrCursor, file: IrToken, count: int) -> Location:
     numbers = []
     for _ in range(count):
         c.expect(":")
@@ -235,7 +235,7 @@ def _parse_source_position(c: TokenCursor, file: IrToken, count: int) -> Locatio
     return Location(unquote_string(file.text), *numbers)
 
 
-def parse_integer(c: TokenCursor, what: str = "a whole number") -> int:
+def parse_integer(c: IrCursor, what: str = "a whole number") -> int:
     """A whole number."""
     token = c.take("number", what)
     try:
@@ -244,7 +244,7 @@ def parse_integer(c: TokenCursor, what: str = "a whole number") -> int:
         raise c.error("this is not a whole number", token) from None
 
 
-def parse_dictionary(c: TokenCursor) -> Attrs:
+def parse_dictionary(c: IrCursor) -> Attrs:
     """Named attributes in braces; a name alone is `unit`, as MLIR abbreviates it."""
     items: dict[str, Any] = {}
 
@@ -261,7 +261,7 @@ def parse_dictionary(c: TokenCursor) -> Attrs:
     return Attrs(items)
 
 
-def parse_attribute(c: TokenCursor) -> Any:
+def parse_attribute(c: IrCursor) -> Any:
     """One attribute."""
     token = c.token
     if token.text in ELEMENT_TYPES:
@@ -272,15 +272,15 @@ def parse_attribute(c: TokenCursor) -> Any:
     return rule(c)
 
 
-def _constant_rule(value: Any) -> Callable[[TokenCursor], Any]:
-    def rule(c: TokenCursor) -> Any:
+def _constant_rule(value: Any) -> Callable[[IrCursor], Any]:
+    def rule(c: IrCursor) -> Any:
         c.advance()
         return value
 
     return rule
 
 
-def _parse_number(c: TokenCursor) -> int | float:
+def _parse_number(c: IrCursor) -> int | float:
     token = c.advance()
     dtype = parse_element(c) if c.accept(":") else None  # MLIR leaves out i64 and f64
     if token.text.startswith("0x"):
@@ -289,16 +289,16 @@ def _parse_number(c: TokenCursor) -> int | float:
     return int(token.text) if whole else float(token.text)
 
 
-def _parse_float_bits(c: TokenCursor, token: IrToken) -> float:
+def _parse_float_bits(c: IrCursor, token: IrToken) -> float:
     if len(token.text) != 18:
         raise c.error("a float in hex has 16 digits", token)
     return struct.unpack(">d", bytes.fromhex(token.text[2:]))[0]
 
 
-def _bracketed_rule(read: Callable[[TokenCursor], Any]) -> Callable[[TokenCursor], Any]:
+def _bracketed_rule(read: Callable[[IrCursor], Any]) -> Callable[[IrCursor], Any]:
     """The parser rule of an opaque attribute: its name, and the text between < and >."""
 
-    def rule(c: TokenCursor) -> Any:
+    def rule(c: IrCursor) -> Any:
         c.advance()
         c.expect("<")
         value = read(c)
@@ -308,17 +308,17 @@ def _bracketed_rule(read: Callable[[TokenCursor], Any]) -> Callable[[TokenCursor
     return rule
 
 
-def _parse_dim_attribute(c: TokenCursor) -> Size:
+def _parse_dim_attribute(c: IrCursor) -> Size:
     token = c.take("string", "a size in quotes")
     return _parse_dim(c, token, unquote_string(token.text))
 
 
-def _parse_policy_attribute(c: TokenCursor) -> Policy:
+def _parse_policy_attribute(c: IrCursor) -> Policy:
     token = c.token
     return _make_policy(c, token, dict(parse_dictionary(c)))
 
 
-_RULES_BY_TEXT: dict[str, Callable[[TokenCursor], Any]] = {
+_RULES_BY_TEXT: dict[str, Callable[[IrCursor], Any]] = {
     "true": _constant_rule(True),
     "false": _constant_rule(False),
     "unit": _constant_rule(None),
@@ -329,7 +329,7 @@ _RULES_BY_TEXT: dict[str, Callable[[TokenCursor], Any]] = {
     "#ts.policy": _bracketed_rule(_parse_policy_attribute),
     "#ts.loc": _bracketed_rule(lambda c: _parse_source_position(c, c.take("string", "a file name"), 3)),
 }
-_RULES_BY_KIND: dict[str, Callable[[TokenCursor], Any]] = {
+_RULES_BY_KIND: dict[str, Callable[[IrCursor], Any]] = {
     "string": lambda c: unquote_string(c.advance().text),
     "number": _parse_number,
     "shaped": parse_type,
@@ -358,14 +358,14 @@ def parse_module(text: str, name: str = "<ir>") -> Module:
     Raises:
         ParseError: the text does not parse; the place is a line and column of it, in the file `name`.
     """
-    c = TokenCursor(text, name)
+    c = IrCursor(text, name)
     try:
         return _parse_module_op(c)
     except RecursionError:
         raise c.error("the text nests too deep") from None
 
 
-def _parse_module_op(c: TokenCursor) -> Module:
+def _parse_module_op(c: IrCursor) -> Module:
     start = c.token
     c.expect('"builtin.module"', "(", ")", "(", "{")
     functions = []
@@ -382,7 +382,7 @@ def _parse_module_op(c: TokenCursor) -> Module:
     return Module(level, tuple(functions), rest)
 
 
-def _parse_function(c: TokenCursor) -> Function:
+def _parse_function(c: IrCursor) -> Function:
     start = c.token
     c.expect('"ts.func"', "(", ")", "(", "{")
     body = _parse_block(c, ChainMap(), _RETURN)
@@ -395,19 +395,19 @@ def _parse_function(c: TokenCursor) -> Function:
     return Function(name, body, Attrs(attrs), _parse_trailing_location(c))
 
 
-def _parse_attributes(c: TokenCursor) -> Attrs:
+def _parse_attributes(c: IrCursor) -> Attrs:
     return parse_dictionary(c) if c.at("{") else Attrs()
 
 
-def _expect_no_types(c: TokenCursor) -> None:
+def _expect_no_types(c: IrCursor) -> None:
     c.expect(":", "(", ")", "->", "(", ")")
 
 
-def _parse_trailing_location(c: TokenCursor) -> Location:
+def _parse_trailing_location(c: IrCursor) -> Location:
     return parse_location(c) if c.accept("loc") else UNKNOWN
 
 
-def _parse_block(c: TokenCursor, outer: _ValueScope, terminator: str) -> Block:
+def _parse_block(c: IrCursor, outer: _ValueScope, terminator: str) -> Block:
     scope = outer.new_child()
     params = _parse_params(c, scope)
     nodes = []
@@ -421,7 +421,7 @@ def _parse_block(c: TokenCursor, outer: _ValueScope, terminator: str) -> Block:
     return Block(params, tuple(nodes), results)
 
 
-def _parse_params(c: TokenCursor, scope: _ValueScope) -> tuple[Value, ...]:
+def _parse_params(c: IrCursor, scope: _ValueScope) -> tuple[Value, ...]:
     if c.token.kind != "label":
         return ()
     c.advance()
@@ -430,7 +430,7 @@ def _parse_params(c: TokenCursor, scope: _ValueScope) -> tuple[Value, ...]:
     return tuple(params)
 
 
-def _parse_param(c: TokenCursor, scope: _ValueScope) -> Value:
+def _parse_param(c: IrCursor, scope: _ValueScope) -> Value:
     token = c.take("value", "a parameter")
     c.expect(":")
     value = _define_value(c, scope, token, token.text, parse_type(c))
@@ -438,14 +438,14 @@ def _parse_param(c: TokenCursor, scope: _ValueScope) -> Value:
     return value
 
 
-def _define_value(c: TokenCursor, scope: _ValueScope, token: IrToken, name: str, type: Type) -> Value:
+def _define_value(c: IrCursor, scope: _ValueScope, token: IrToken, name: str, type: Type) -> Value:
     if name in scope:
         raise c.error(f"{name} is defined twice", token)
     scope[name] = Value(type)
     return scope[name]
 
 
-def _parse_node(c: TokenCursor, scope: _ValueScope) -> Node:
+def _parse_node(c: IrCursor, scope: _ValueScope) -> Node:
     start = c.token
     names = _parse_result_names(c)
     op = _parse_op(c)
@@ -461,7 +461,7 @@ def _parse_node(c: TokenCursor, scope: _ValueScope) -> Node:
     return Node(op, operands, attrs, tuple(results), tuple(regions), _parse_trailing_location(c))
 
 
-def _parse_result_names(c: TokenCursor) -> list[tuple[IrToken, str]]:
+def _parse_result_names(c: IrCursor) -> list[tuple[IrToken, str]]:
     """Parse the result names before `=`; MLIR writes `%3:2 =` for %3#0 and %3#1."""
     names: list[tuple[IrToken, str]] = []
     while c.token.kind == "value":
@@ -475,7 +475,7 @@ def _parse_result_names(c: TokenCursor) -> list[tuple[IrToken, str]]:
     return names
 
 
-def _parse_op(c: TokenCursor) -> Op:
+def _parse_op(c: IrCursor) -> Op:
     token = c.take("string", "an op in quotes")
     name = unquote_string(token.text)
     if name in TARGET_OPS:
@@ -486,14 +486,14 @@ def _parse_op(c: TokenCursor) -> Op:
     return REGISTRY[name]
 
 
-def _parse_region(c: TokenCursor, scope: _ValueScope) -> Block:
+def _parse_region(c: IrCursor, scope: _ValueScope) -> Block:
     c.expect("{")
     block = _parse_block(c, scope, _YIELD)
     c.expect("}")
     return block
 
 
-def _parse_signature(c: TokenCursor) -> _TypeSignature:
+def _parse_signature(c: IrCursor) -> _TypeSignature:
     c.expect(":")
     args = c.many("(", ")", lambda: parse_type(c))
     c.expect("->")
@@ -502,14 +502,14 @@ def _parse_signature(c: TokenCursor) -> _TypeSignature:
 
 
 def _resolve_operands(
-    c: TokenCursor, scope: _ValueScope, tokens: list[IrToken], signature: _TypeSignature
+    c: IrCursor, scope: _ValueScope, tokens: list[IrToken], signature: _TypeSignature
 ) -> tuple[Value, ...]:
     if len(tokens) != len(signature.args):
         raise c.error("operands and their types differ in number", expected=len(signature.args), received=len(tokens))
     return tuple(_resolve_value(c, scope, t, type) for t, type in zip(tokens, signature.args, strict=True))
 
 
-def _resolve_value(c: TokenCursor, scope: _ValueScope, token: IrToken, type: Type) -> Value:
+def _resolve_value(c: IrCursor, scope: _ValueScope, token: IrToken, type: Type) -> Value:
     value = scope.get(token.text)
     if value is None:
         raise c.error(f"{token.text} is not defined here", token, expected="a value defined before")

@@ -40,14 +40,14 @@ ISA_VERSIONS = {"sm_80": (7, 8), "sm_90a": (8, 0)}
 
 
 @dataclass(frozen=True)
-class EmittedModule:
+class PtxModuleText:
     """The text of a module and its launch plan."""
 
     text: str
     plan: dict[str, Any]
 
 
-def emit_module(module: Module, arch: str, debug: bool) -> EmittedModule:
+def emit_module(module: Module, arch: str, debug: bool) -> PtxModuleText:
     """The text of a module of the level `ptx`, and how the host launches its functions.
 
     Raises:
@@ -64,7 +64,7 @@ def emit_module(module: Module, arch: str, debug: bool) -> EmittedModule:
     plan["entries"] = {name: e.describe() for name, e in entries.items()}
     for each in plan["launches"]:
         each["rank"] = len(LaunchFacts.of(module.function(each["kernel"])).grid)
-    return EmittedModule("\n".join(_module_lines(arch, files, list(entries.values()))) + "\n", plan)
+    return PtxModuleText("\n".join(_module_lines(arch, files, list(entries.values()))) + "\n", plan)
 
 
 def _module_lines(arch: str, files: SourceFiles | None, entries: Sequence[KernelEntry]) -> list[str]:

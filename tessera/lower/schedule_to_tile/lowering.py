@@ -105,7 +105,7 @@ tile_rules = Rules("tile")
 
 
 @dataclass(frozen=True)
-class ProgramGrid:
+class GridTiling:
     """The launch grid: for each axis the dims that it spans, with their numbers of tiles."""
 
     axes: tuple[tuple[tuple[int, int], ...], ...]
@@ -116,13 +116,13 @@ class ProgramGrid:
         return tuple(math.prod(n for _, n in dims) for dims in self.axes) or (1,)
 
     @staticmethod
-    def of(dims: KernelDims, tiles: Sequence[int], loop: Sequence[int]) -> ProgramGrid:
+    def of(dims: KernelDims, tiles: Sequence[int], loop: Sequence[int]) -> GridTiling:
         """The grid of a kernel; where there are more dims than axes, the leading ones share the first axis."""
         walked = [d for d, (_, _, kind) in enumerate(dims) if kind == "parallel" and d not in loop]
         counts = [(d, -(-dims[d][1] // tiles[d])) for d in walked]
         many = [(d, n) for d, n in counts if n > 1]
         split = max(len(many) - GRID_AXES + 1, 1)
-        return ProgramGrid((tuple(many[:split]), *((m,) for m in many[split:]))) if many else ProgramGrid(())
+        return GridTiling((tuple(many[:split]), *((m,) for m in many[split:]))) if many else GridTiling(())
 
 
 def to_tile(module: Module) -> Module:
@@ -150,7 +150,7 @@ def lower_kernel(node: Node, number: int) -> tuple[Function, tuple[int, ...]]:
     found = analyse_body(block, dims)
     emit = TileEmitter(found, tiles, dict(zip(block.params, params, strict=True)))
     uses = UseDef(block)
-    grid = ProgramGrid.of(dims, tiles, loop)
+    grid = GridTiling.of(dims, tiles, loop)
     with emit.builder.at(node.loc):
         _emit_tile_starts(emit, grid)
         for stage in split_into_stages(block, found, loop):
@@ -159,7 +159,7 @@ def lower_kernel(node: Node, number: int) -> tuple[Function, tuple[int, ...]]:
     return Function(f"k{number}_{name_kernel(block)}", body, Attrs({"group": 1}), node.loc), grid.shape
 
 
-def _emit_tile_starts(emit: TileEmitter, grid: ProgramGrid) -> None:
+def _emit_tile_starts(emit: TileEmitter, grid: GridTiling) -> None:
     """Emit the first index of the program's tile along each dim of more than one tile."""
     for axis, dims in enumerate(grid.axes):
         place = emit.add(tile.program_id, [], axis=axis)

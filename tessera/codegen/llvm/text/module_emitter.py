@@ -167,14 +167,14 @@ def _emit_task_function(function: Function, names: Sequence[str]) -> Iterator[st
 
 
 @dataclass(frozen=True)
-class EmittedModule:
+class LlvmModuleText:
     """The text of a module and its launch plan."""
 
     text: str
     plan: dict[str, Any]
 
 
-def emit_module(module: Module, options: LlvmOptions) -> EmittedModule:
+def emit_module(module: Module, options: LlvmOptions) -> LlvmModuleText:
     """Every tile function that the entry launches, its groups vectorised, with the functions they call.
 
     Raises:
@@ -190,7 +190,7 @@ def emit_module(module: Module, options: LlvmOptions) -> EmittedModule:
     head += [f"@{program_ops.BARRIER_CONTEXT} = global i64 0", ""] if cooperative else []
     tail = [*declare_externals(lines), "", _format_attributes(options.vector_bytes * 8)]
     text = "\n".join([*head, *lines, *tail, *(debug.text() if debug else ())]) + "\n"
-    return EmittedModule(
+    return LlvmModuleText(
         text,
         {
             **build_host_plan(module, scratch),

@@ -11,8 +11,8 @@ from tessera.interp.target.llvm.text.lexer import LlvmLexer
 from tessera.interp.target.llvm.text.operand_parser import LlvmTypeCursor, parse_value, skip_attributes, starts_value
 from tessera.interp.target.llvm.text.syntax import (
     BasicBlock,
-    GlobalVariable,
     LlvmFunction,
+    LlvmGlobal,
     LlvmInstruction,
     LlvmParameter,
     MetadataNode,
@@ -178,7 +178,7 @@ def _parse_variable(p: _ModuleCursor) -> None:
     align = 0
     while p.accept(","):
         align = _parse_variable_tail(p) or align
-    p.program.variables[name] = GlobalVariable(name, type, initial, constant, align)
+    p.program.variables[name] = LlvmGlobal(name, type, initial, constant, align)
 
 
 def _parse_variable_tail(p: _ModuleCursor) -> int:

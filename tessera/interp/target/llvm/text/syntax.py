@@ -121,7 +121,7 @@ class LlvmFunction:
 
 
 @dataclass(frozen=True)
-class GlobalVariable:
+class LlvmGlobal:
     """A module-level variable and its initial value."""
 
     name: str
@@ -144,7 +144,7 @@ class ParsedModule:
     """A whole module."""
 
     functions: dict[str, LlvmFunction]
-    variables: dict[str, GlobalVariable]
+    variables: dict[str, LlvmGlobal]
     nodes: dict[str, MetadataNode]
 
 
