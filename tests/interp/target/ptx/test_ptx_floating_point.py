@@ -1,11 +1,14 @@
 """Float instructions: rounding against rational arithmetic, the others against NumPy."""
 
+import re
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from ptx_exact_rounding import DTYPES, rounded
 from ptx_snippets import bits, one, same
+
+from tessera.core.errors import ParseError
 
 MODES = ["rn", "rz", "rm", "rp"]
 EXACT = {
@@ -115,6 +118,22 @@ def test_nan_of_doubles_is_an_operands():
     zero = np.zeros(1)
     assert one("div.rn.f64 %d, %a, %a;", zero, out="u8")[0] == quiet
     assert one("rcp.approx.ftz.f64 %d, %a;", b, out="u8")[0] == 1 << 63  # its upper half is that of an infinity
+
+
+FORMS_WITHOUT_INSTRUCTION = (
+    *(f"{op}.approx.f64" for op in ("ex2", "lg2", "sin", "cos", "tanh", "rcp", "sqrt", "div")),
+    *(f"{op}.approx.f16" for op in ("lg2", "sin", "cos", "rsqrt", "rcp")), "ex2.f32", "rcp.f32", "tanh.approx.ftz.f32",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS_WITHOUT_INSTRUCTION)
+def test_forms_that_the_isa_lacks_are_refused(form):
+    operands = "%a, %a" if form.startswith("div") else "%a"
+    with pytest.raises(
+        ParseError, match=rf"the PTX ISA has no {re.escape(form)}\n(?s:.*)expected: .*\.approx"
+    ) as caught:
+        one(f"{form} %d, {operands};", np.ones(1, DTYPES[form.rsplit(".", 1)[1]]), out="u8")
+    assert caught.value.location.line > 1
 
 
 def test_relu_of_minus_zero():

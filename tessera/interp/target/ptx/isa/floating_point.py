@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.errors import ParseError
 from tessera.interp.target.fma import fma, round_to_format, round_to_odd
 from tessera.interp.target.ptx.isa.decoder import FLOAT_RULES, PtxDecoder, check_modifiers, decode_rule
 from tessera.interp.target.ptx.isa.operands import make_elementwise_step
@@ -271,13 +272,37 @@ def _ignore_out_of_bounds(t: PtxType, whole: FloatFunction) -> FloatFunction:
     return zeroed
 
 
+# The forms of the approximate instructions (PTX ISA 8.7, sections 9.7.3 and 9.7.4).
+_APPROXIMATE_FORMS: dict[str, tuple[str, ...]] = {
+    "div": ("approx.f32", "approx.ftz.f32", "full.f32", "full.ftz.f32"),
+    "rcp": ("approx.f32", "approx.ftz.f32", "approx.ftz.f64"),
+    "sqrt": ("approx.f32", "approx.ftz.f32"),
+    "rsqrt": ("approx.f32", "approx.ftz.f32", "approx.f64", "approx.ftz.f64"),
+    "ex2": ("approx.f32", "approx.ftz.f32", "approx.f16", "approx.f16x2", "approx.ftz.bf16", "approx.ftz.bf16x2"),
+    "lg2": ("approx.f32", "approx.ftz.f32"),
+    "sin": ("approx.f32", "approx.ftz.f32"),
+    "cos": ("approx.f32", "approx.ftz.f32"),
+    "tanh": ("approx.f32", "approx.f16", "approx.f16x2", "approx.bf16", "approx.bf16x2"),
+}
+
+
+def _check_approximate_form(inst: PtxInstruction) -> None:
+    """Refuse an approximate instruction in a form that the ISA does not have."""
+    opcode, *modifiers = inst.op
+    if ".".join(modifiers) not in _APPROXIMATE_FORMS[opcode]:
+        raise ParseError(
+            f"the PTX ISA has no {'.'.join(inst.op)}", location=inst.location,
+            expected=", ".join(f"{opcode}.{form}" for form in _APPROXIMATE_FORMS[opcode]),
+        )  # fmt: skip
+
+
 @decode_rule("div", table=FLOAT_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     t = TYPES[inst.op[-1]]
     words = check_modifiers(d, inst, *ROUNDING_MODES, "approx", "full", "ftz")
     mode = next((w for w in words if w in ROUNDING_MODES), "")
-    if not mode and not {"approx", "full"} & set(words):
-        raise d.unsupported(inst)
+    if not mode:
+        _check_approximate_form(inst)
 
     def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         out = divide_rounded(a, b, mode or "rn")
@@ -293,8 +318,11 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
     t = TYPES[inst.op[-1]]
     words = check_modifiers(d, inst, *ROUNDING_MODES, "approx", "ftz")
-    mode = next((w for w in words if w in ROUNDING_MODES), "rn")
-    if t.name == "f64" and {"approx", "ftz"} <= set(words):
+    mode = next((w for w in words if w in ROUNDING_MODES), "")
+    if not mode:
+        _check_approximate_form(inst)
+    mode = mode or "rn"
+    if t.name == "f64" and "approx" in words:
         return make_elementwise_step(d, inst, _approximate_f64(lambda a: 1 / a), t, t)
     one = np.ones((1, 1), t.dtype)
 
@@ -332,6 +360,7 @@ _APPROXIMATE: dict[str, FloatFunction] = {
 
 @decode_rule(*_APPROXIMATE, table=FLOAT_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+    _check_approximate_form(inst)
     t, function = TYPES[inst.op[-1]], _APPROXIMATE[inst.op[0]]
     words = check_modifiers(d, inst, "approx", "ftz")
     if t.name == "f64":
