@@ -154,3 +154,13 @@ def test_import_tessera_loads_little(unwanted):
     program = f"import sys, tessera; print([m for m in sys.modules if m.startswith({unwanted!r})])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_class_names_are_unique():
+    """One word, one meaning: a public class has a name of its own in the whole project."""
+    homes: dict[str, set[str]] = {}
+    for module, file in MODULES.items():
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and ".site." not in module:
+                homes.setdefault(node.name, set()).add(module)
+    assert not {name: found for name, found in homes.items() if len(found) > 1}
