@@ -23,7 +23,7 @@ INTERPRETED = ("graph", "schedule", "tile")
 
 @dataclass(frozen=True)
 class Engine:
-    """One column: a level's interpreter, a target's text in its interpreter, or its runtime."""
+    """One column: a level's interpreter, a target's text in its emulator, or its runtime."""
 
     name: str
     level: str
