@@ -96,7 +96,7 @@ def judge(case: Case, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> t
         agreement = compare_with_bound(result, bound)
         share, useless = max(share, agreement.worst_share), useless or agreement.useless
         if not agreement.ok:
-            detail = f"output {number} differs: {agreement}"
+            detail = f"output {number} {agreement}"
         if case.exact and not np.array_equal(np.asarray(result, np.float64), bound.value, equal_nan=True):
             detail = f"output {number} is not equal to the reference"
     return ("fail" if detail else "pass"), share, detail, useless

@@ -1,5 +1,6 @@
 """The whole suite passes on everything installed; the runner can tell a wrong engine from a right one."""
 
+import numpy as np
 import pytest
 
 from conformance.case import AREAS, Case, all_cases
@@ -56,6 +57,11 @@ class Lacking(Engine):
 def test_verdicts(kind, status):
     (outcome,) = run_case(doubled(), [kind("x", "graph", "interp")])
     assert outcome.status == status
+
+
+def test_a_failure_says_where_and_by_how_much():
+    outcome = judge(doubled(), [np.float32([1, 2])], [IntervalArray(np.array([1.0, 1.9]), np.array([0.01, 0.01]))])
+    assert outcome[0] == "fail" and outcome[2] == "output 0 at [1]: the error is 10 times its bound"
 
 
 def test_an_expected_error_must_come():

@@ -107,19 +107,28 @@ def _(node, args, run):
 
 @dataclass(frozen=True)
 class BoundAgreement:
-    """How results compare with a bound: the worst |difference| / radius, and its index."""
+    """How results compare with a bound: the worst |difference| / radius, its index, and the two there."""
 
     ok: bool
     worst_share: float
     where: tuple[int, ...]
     ambiguous_share: float
     useless: bool
+    difference: float = 0.0
+    radius: float = 0.0
 
     def __str__(self) -> str:
-        verdict = "agrees" if self.ok else "differs"
         notes = f", {self.ambiguous_share:.0%} ambiguous" if self.ambiguous_share else ""
         notes += ", a bound too wide to say anything" if self.useless else ""
-        return f"{verdict}: uses {self.worst_share:.3g} of its bound at {list(self.where)}{notes}"
+        if self.ok:
+            return f"agrees: uses {self.worst_share:.3g} of its bound at {list(self.where)}{notes}"
+        return f"at {list(self.where)}: {self._describe_error()}{notes}"
+
+    def _describe_error(self) -> str:
+        """The error that exceeds its bound; a bound of 0, inf or NaN gives no number of times."""
+        if 0 < self.radius < np.inf and self.difference < np.inf:
+            return f"the error is {self.worst_share:.3g} times its bound"
+        return f"the error is {self.difference:.3g}, and its bound is {self.radius:.3g}"
 
 
 def compare_with_bound(result: Any, bounded: IntervalArray) -> BoundAgreement:
@@ -143,6 +152,8 @@ def compare_with_bound(result: Any, bounded: IntervalArray) -> BoundAgreement:
         tuple(int(i) for i in np.unravel_index(worst, share.shape)) if share.size else (),
         float(np.mean(ambiguous)) if share.size else 0.0,
         _is_useless(bounded, ambiguous),
+        float(np.broadcast_to(apart, share.shape).flat[worst]) if share.size else 0.0,
+        float(np.broadcast_to(radius, share.shape).flat[worst]) if share.size else 0.0,
     )
 
 

@@ -111,8 +111,21 @@ def test_compare_reports_the_worst_place():
     limit = IntervalArray(np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.1, 0.0]))
     found = bound.compare_with_bound(np.array([1.05, 2.2, 3.0]), limit)
     assert not found.ok and found.where == (1,) and found.worst_share == pytest.approx(2)
-    assert str(found) == "differs: uses 2 of its bound at [1]"
+    assert str(found) == "at [1]: the error is 2 times its bound"
     assert bound.compare_with_bound(np.array([1.0, 2.0, 3.0 + 1e-9]), limit).worst_share == np.inf
+
+
+@pytest.mark.parametrize(
+    ("result", "radius", "says"),
+    (
+        (3.5, 0.0, "at [0]: the error is 0.5, and its bound is 0"),
+        (3.5, np.nan, "at [0]: the error is 0.5, and its bound is nan"),
+        (np.nan, 0.1, "at [0]: the error is inf, and its bound is 0.1"),
+    ),
+)
+def test_compare_says_a_bound_without_a_ratio(result, radius, says):
+    found = bound.compare_with_bound(np.array([result]), IntervalArray(np.array([3.0]), np.array([radius])))
+    assert not found.ok and str(found) == says
 
 
 def test_compare_special_values():

@@ -18,15 +18,21 @@ from conformance.run import list_engines, run_case, select_cases
 from tessera.core.errors import ArgumentError
 from tessera.core.io import check_writable, write_file
 
+UNLIMITED = 100_000  # columns
 MARKS = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]", "unsupported": "[yellow]unsupported[/]"}
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the selected cases; status 0 only when nothing failed."""
+    """Run or list the selected cases; status 0 only when nothing failed."""
     write = _open_report_writer(Path(options.report)) if options.report else None
     cases = select_cases(options.select, all_cases())
     if not cases:
-        raise ArgumentError(f"no case matches {options.select!r}", suggestion="tessera conformance lists them all")
+        raise ArgumentError(
+            f"no case matches {options.select!r}", suggestion="tessera conformance --list prints the names of all cases"
+        )
+    if options.list:
+        print("\n".join(case.name for case in cases))
+        return 0
     columns = list_engines(options.target, options.level)
     outcomes: list[Outcome] = []
     with Progress(transient=True) as progress:
@@ -41,7 +47,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _show(outcomes: Sequence[Outcome], columns: Sequence[str]) -> None:
-    console = Console()
     # Without column rules, seven engines and a name on two lines fit a terminal of 80 columns.
     table = Table(Column("case", overflow="fold", min_width=20), *columns, box=None, padding=(0, 1, 0, 0))
     rows: dict[str, dict[str, Outcome]] = {}
@@ -49,12 +54,22 @@ def _show(outcomes: Sequence[Outcome], columns: Sequence[str]) -> None:
         rows.setdefault(outcome.case, {})[outcome.engine] = outcome
     for name, row in rows.items():
         table.add_row(name, *(_cell(row.get(c)) for c in columns))
+    console = _make_console(table)
     console.print(table)
     for outcome in outcomes:
         if outcome.status == "fail":
             console.print(f"[red]{outcome.case}[/] on {outcome.engine}:")
             console.print(f"  {outcome.detail}", markup=False, highlight=False)
     console.print(_summary(outcomes, len(rows)))
+
+
+def _make_console(table: Table) -> Console:
+    """A console for stdout; where that is no terminal, as wide as the table, so that nothing is cut off or folded."""
+    console = Console()
+    if not console.is_terminal:
+        wanted = console.measure(table, options=console.options.update(width=UNLIMITED)).maximum
+        console = Console(width=max(console.width, wanted), soft_wrap=True)
+    return console
 
 
 def _cell(outcome: Outcome | None) -> str:
@@ -70,7 +85,8 @@ def _summary(outcomes: Sequence[Outcome], cases: int) -> str:
     listed = ", ".join(f"{counts[s]} {s}" for s in MARKS)
     wide = sum(o.useless for o in outcomes)
     note = f"; {wide} against a bound too wide to say much" if wide else ""
-    return f"{cases} cases, {len(outcomes)} runs: {listed}; worst error {worst:.0%} of its bound{note}"
+    error = f"worst error of the passing runs: {worst:.0%} of its bound"
+    return f"{cases} cases, {len(outcomes)} runs: {listed}; {error}{note}"
 
 
 def _open_report_writer(path: Path) -> Callable[[Sequence[Outcome]], None]:

@@ -151,6 +151,7 @@ def _conformance(command: argparse.ArgumentParser) -> None:
         "-k", dest="select", default="", metavar="EXPR", help="cases whose name matches, as in pytest -k"
     )
     command.add_argument("--report", metavar="FILE", help="write the results as .json or JUnit .xml")
+    command.add_argument("--list", action="store_true", help="print the names of the selected cases, and run none")
 
 
 def _ptx(command: argparse.ArgumentParser) -> None:

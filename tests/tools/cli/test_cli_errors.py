@@ -157,5 +157,6 @@ def test_traceback_on_demand(model):
 
 
 def test_bad_selection(capsys):
-    assert "no case matches" in fails(capsys, "conformance", "-k", "nosuchcase")
+    said = fails(capsys, "conformance", "-k", "nosuchcase")
+    assert "no case matches 'nosuchcase'" in said and "tessera conformance --list" in said
     assert "is not an expression" in fails(capsys, "conformance", "-k", "a and")

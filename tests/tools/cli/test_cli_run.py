@@ -120,6 +120,20 @@ def test_conformance_counts_and_reports(tmp_path, capsys):
     assert "<testsuite" in xml.read_text()
 
 
+def test_conformance_shows_every_column_where_stdout_is_no_terminal(capsys):
+    assert main(["conformance", "-k", "graph/composites/softmax"]) == 0
+    head, *rows = (line for line in capsys.readouterr().out.splitlines() if line)
+    assert all(name in head for name in ("graph", "schedule", "tile", "llvm text", "llvm  ", "ptx text", "csl text"))
+    assert "…" not in head and rows[0].startswith("graph/composites/softmax")
+    assert "worst error of the passing runs: " in rows[-1]
+
+
+def test_conformance_lists_the_selected_cases(capsys):
+    assert main(["conformance", "-k", "numerics and policy", "--list"]) == 0
+    names = capsys.readouterr().out.splitlines()
+    assert "graph/numerics/policy-mixed" in names and all("policy" in n for n in names)
+
+
 def test_doctor_knows_this_machine(capsys):
     assert main(["doctor", "--json"]) == 0
     found = {f["name"]: f for f in json.loads(capsys.readouterr().out)}
