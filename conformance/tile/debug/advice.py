@@ -124,10 +124,13 @@ def stored_under_the_mask(x, out):
 
 ADVICE = {
     "transposed": Better(
-        "bank conflict", transposed, transposed_with_padding, ("up to 32", "1024 turns for 32 warps where 32")
+        "bank conflict",
+        transposed,
+        transposed_with_padding,
+        ("up to 32", "1024 cycles for 32 warp accesses, at least 32 needed"),
     ),
     "every-other-word": Better(
-        "bank conflict", every_other_word, each_word, ("up to 2 different", "2 turns for 1 warps")
+        "bank conflict", every_other_word, each_word, ("up to 2 different", "2 cycles for 1 warp accesses")
     ),
     "down-the-columns": Better("uncoalesced", down_the_columns, along_the_rows, ("1024 sectors", "where 128")),
     "column-of-a-block": Better("uncoalesced", column_of_a_block, row_of_a_block, ("32 sectors", "where 4"), None),
