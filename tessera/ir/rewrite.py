@@ -192,20 +192,26 @@ MAX_WALKS = 64
 
 
 def rewrite_function(
-    function: Function, patterns: RewritePatterns, revisit: bool = False, remove_dead: bool = False
+    function: Function, patterns: RewritePatterns, revisit: bool = False, remove_dead: bool = False, final: bool = True
 ) -> Function:
     """Apply patterns in one walk, from the first node to the last, inner regions included.
 
     A node that no pattern matches is copied, at its own location; a function that no pattern matches is returned as it
     is. With `revisit`, the nodes that a pattern adds are matched in turn, so that none of them still matches. With
-    `remove_dead`, nodes that the rewrite leaves without uses are removed.
+    `remove_dead`, nodes that the rewrite leaves without uses are removed. A function that is not `final` has types
+    that the caller converts, and verifies with `verify_rewritten`.
     """
     rewriter = Rewriter(function, Builder())
     made = rebuild_function(function, lambda builder: _make_driver(rewriter, patterns, revisit), rewriter.builder)
     if not rewriter.has_matched:
         return function
     made = eliminate_dead_code(made) if remove_dead else made
-    return verify_function(made) if os.environ.get(VERIFY_VARIABLE) else made
+    return verify_rewritten(made) if final else made
+
+
+def verify_rewritten(function: Function) -> Function:
+    """Verify a rewritten function if the variable TESSERA_VERIFY is set."""
+    return verify_function(function) if os.environ.get(VERIFY_VARIABLE) else function
 
 
 def rewrite_to_fixed_point(function: Function, patterns: RewritePatterns) -> Function:

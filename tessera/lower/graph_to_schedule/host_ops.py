@@ -25,9 +25,8 @@ host_rules = Rules("control flow on the host")
 
 def _allocate_buffer(lowering: Any, type: RefType | TensorType) -> Value:
     """A new buffer for a tensor."""
-    attrs = {"shape": type.shape, "dtype": type.dtype, "offset": -1}
-    made = RefType(tuple(int(s) for s in type.shape), type.dtype, policy=type.policy)  # type: ignore[arg-type]
-    return lowering.builder.add(host.alloc, [], attrs, types=(made,)).out
+    attrs = {"shape": tuple(int(s) for s in type.shape), "dtype": type.policy or type.dtype, "offset": -1}
+    return lowering.builder.add(host.alloc, [], attrs).out
 
 
 def _copy_buffer(lowering: Any, source: Value, target: Value) -> None:

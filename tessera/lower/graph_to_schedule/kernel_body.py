@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tessera.core.types import DType, RefType, TensorType, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Node, Value
@@ -168,9 +170,23 @@ def _get_scalar_type(value) -> TensorType:
     return value.type.with_shape(())
 
 
+def _strip_policy(body: BodyBuilder, value: Value) -> Value:
+    """The constant of a cast that only adds a policy to it (canonicalisation makes such casts); else the value."""
+    made = body.builder.producers.get(value)
+    source = body.builder.producers.get(made.args[0]) if made is not None and made.op is basic.cast else None
+    if made is None or source is None or source.op is not basic.full or source.out.type.dtype != value.type.dtype:
+        return value
+    number = basic.full.ref(**source.attrs)
+    (rounded,) = basic.cast.execute((source.out.type,), (value.type,), made.attrs, [number])
+    return source.out if np.array_equal(number, rounded) else value
+
+
 @point_rules(*POINTWISE)
 def _(body, node, point):
     args = body.operands(node, point)
+    if sum(v.type.policy is not None for v in args) > 1:  # one operand with the policy is enough
+        plain = [_strip_policy(body, v) for v in args]
+        args = plain if any(v.type.policy is not None for v in plain) else args
     return body.builder.add(node.op, args, node.attrs, types=(_get_scalar_type(node.out),)).out
 
 

@@ -66,8 +66,8 @@ class ScheduleLowering:
     def allocate(self, value: Value) -> Value:
         """The buffer of a value: an output, or a new allocation."""
         if value not in self.buffers:
-            attrs = {"shape": get_shape(value), "dtype": value.type.dtype, "offset": -1}
-            self.buffers[value] = self.builder.add(host.alloc, [], attrs, types=(make_ref(value.type),)).out
+            attrs = {"shape": get_shape(value), "dtype": value.type.policy or value.type.dtype, "offset": -1}
+            self.buffers[value] = self.builder.add(host.alloc, [], attrs).out
         return self.buffers[value]
 
     def lower_cluster(self, cluster: FusionCluster) -> None:

@@ -24,14 +24,17 @@ def canonicalise(function: Function) -> Function:
 
 def get_splat_number(rewriter: Rewriter, value: Value) -> Any:
     """The number that every element of a tensor equals, where a `full` says so; else None."""
-    node = rewriter.find_producer(value, basic.full)
+    node = rewriter.find_producer(value, basic.full, basic.cast)
+    if node is not None and node.op is basic.cast:  # made by make_splat
+        same = node.args[0].type.dtype == value.type.dtype
+        node = rewriter.find_producer(node.args[0], basic.full) if same else None
     return None if node is None else node.attrs["value"]
 
 
 def make_splat(rewriter: Rewriter, like: Value, number: Any) -> Value:
-    """A tensor of the type of another, each element of which is one number."""
-    attrs = {"shape": like.type.shape, "value": number, "dtype": like.type.dtype}
-    return rewriter.builder.add(basic.full, [], attrs, types=(like.type,)).out
+    """A tensor of the type of another, each element of which is one number; a cast adds the policy, if any."""
+    splat = rewriter.add(basic.full, shape=like.type.shape, value=number, dtype=like.type.dtype)
+    return splat if like.type.policy is None else rewriter.add(basic.cast, splat, dtype=like.type.policy)
 
 
 def make_reshape(rewriter: Rewriter, value: Value, to: Sequence[Any]) -> Value:

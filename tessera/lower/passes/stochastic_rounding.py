@@ -14,7 +14,7 @@ from typing import Any
 
 from tessera.core.types import Type, f64
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
+from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function, verify_rewritten
 from tessera.ir.rules import COMPUTE, STORAGE, Op
 from tessera.ir.tensor import Tensor
 from tessera.lower.passes.type_conversion import convert_types
@@ -31,7 +31,8 @@ def expand_stochastic_rounding(function: Function) -> Function:
     values = [*body.params, *(v for n in body.walk() for v in (*n.results, *(p for r in n.regions for p in r.params)))]
     if not any(rounds_stochastically(v.type) for v in values):
         return function
-    return convert_types(rewrite_function(function, stochastic_rounding), _drop_stochastic_policy)
+    rounded = rewrite_function(function, stochastic_rounding, final=False)
+    return verify_rewritten(convert_types(rounded, _drop_stochastic_policy))
 
 
 def rounds_stochastically(type: Type) -> bool:

@@ -6,18 +6,20 @@ import math
 from typing import Any
 
 from tessera.core.errors import ShapeError
-from tessera.core.types import DType, RefType, f32
+from tessera.core.types import DType, Policy, RefType, f32
 from tessera.ir.rules import STORAGE, op
 from tessera.ops.dialects.control_flow import refuse_direct_call
 
 
-def _infer_alloc(*, shape: tuple, dtype: DType, offset: int) -> RefType:
+def _infer_alloc(*, shape: tuple, dtype: DType | Policy, offset: int) -> RefType:
+    if isinstance(dtype, Policy):
+        return RefType(tuple(shape), dtype.storage, policy=dtype)
     return RefType(tuple(shape), dtype)
 
 
 @op(infer=_infer_alloc, coerce=refuse_direct_call, numerics=STORAGE, dialect="host", effects=("memory",))
-def alloc(*, shape: tuple, dtype: DType = f32, offset: int = -1):
-    """A buffer at byte `offset` of the workspace; -1 before memory is planned."""
+def alloc(*, shape: tuple, dtype: DType | Policy = f32, offset: int = -1):
+    """A buffer at byte `offset` of the workspace; -1 before memory is planned. A policy as `dtype` is the buffer's."""
 
 
 def _infer_view(ref: RefType, *, shape: tuple) -> RefType:

@@ -5,12 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.types import RefType, f32
+from conformance.case import all_cases
+from conformance.run import list_engines, run_case
+from tessera.core.types import Policy, RefType, f32
 from tessera.frontend.jit.tracing import jit
 from tessera.interp import graph
 from tessera.ir.composites import expand_composites
 from tessera.ir.core import Module, Value
 from tessera.ir.tensor import Tensor
+from tessera.ir.verify import verify_function
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.passes.memory_planning import ALIGNMENT, BufferLifetime, assign_offsets, plan_memory
 from tessera.lower.passes.type_conversion import specialise_shapes
@@ -97,3 +100,24 @@ def test_memory_is_shared():
     module = modules(function, LoweringPlan())["schedule"]
     assert module.main.attrs["workspace"] == 2 * ALIGNMENT
     assert plan_memory(module) == module
+
+
+POLICY_CASES = [c for c in all_cases() if c.name.startswith("graph/numerics/policy-")]
+
+
+@pytest.mark.parametrize("case", POLICY_CASES, ids=lambda case: case.name)
+def test_each_pass_keeps_numeric_policies(case, monkeypatch):
+    """Constants, buffers and stochastic rounding have the types that the rules of their ops infer."""
+    monkeypatch.setenv("TESSERA_VERIFY", "1")
+    outcomes = list(run_case(case, list_engines(["llvm"], ["graph", "schedule", "tile", "target"])))
+    assert len(outcomes) >= 4 and all(o.status == "pass" for o in outcomes), [o.detail for o in outcomes]
+
+
+def test_a_folded_constant_keeps_its_policy():
+    policy = Policy(f32, denormals="flush")
+    program = jit(lambda x: x * (basic.cast(basic.full(shape=(4,), value=1e-40), dtype=policy) + 2.0))
+    folded = passed(program.trace(X).function)
+    verify_function(folded)
+    (constant,) = (n for n in folded.body.nodes if n.op is basic.full)
+    (cast,) = (n for n in folded.body.nodes if n.op is basic.cast)
+    assert constant.attrs["value"] == 2.0 and constant.out.type.policy is None and cast.out.type.policy == policy
