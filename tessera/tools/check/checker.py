@@ -292,7 +292,9 @@ class _CheckRun:
                 self.checker.enter(self.function, arguments.args, arguments.kwargs, sizes)
             except Exception as error:
                 self._crash(error)
-        return CheckReport(self.signature.name, (*self.extra, *self.findings.all), self.findings.notes)
+        values = list(arguments.arguments.values())
+        typed = bool(_tensors(values)) or not contains_poison(values)
+        return CheckReport(self.signature.name, (*self.extra, *self.findings.all), self.findings.notes, typed)
 
     def _arguments(self, types: tuple, named: dict[str, Any]) -> Any:
         try:

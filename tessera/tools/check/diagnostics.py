@@ -56,6 +56,9 @@ class Diagnostic:
 class CheckReport:
     """All errors found in a function, in the order of its program, and what could not be decided.
 
+    `typed` is false where the function has parameters and none of them has a type: then nothing that follows from
+    them was checked.
+
     >>> CheckReport("f", (), ()).ok
     True
     """
@@ -63,6 +66,7 @@ class CheckReport:
     name: str
     findings: tuple[Diagnostic, ...]
     notes: tuple[str, ...]
+    typed: bool = True
 
     @property
     def ok(self) -> bool:
@@ -71,10 +75,12 @@ class CheckReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""
-        return {"name": self.name, "findings": [_as_plain_data(f) for f in self.findings], "notes": list(self.notes)}
+        findings = [_as_plain_data(f) for f in self.findings]
+        return {"name": self.name, "findings": findings, "notes": list(self.notes), "typed": self.typed}
 
     def __str__(self) -> str:
-        return "\n\n\n".join(str(f) for f in self.findings) or f"{self.name}: no errors"
+        summary = "no errors" if self.typed else "nothing could be checked: no parameter has a type"
+        return "\n\n\n".join(str(f) for f in self.findings) or f"{self.name}: {summary}"
 
 
 def _as_plain_data(finding: Diagnostic) -> dict[str, Any]:

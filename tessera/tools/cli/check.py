@@ -11,12 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tessera.core.errors import Location, UnknownNameError
+from tessera.core.errors import ArgumentError, Location, UnknownNameError
 from tessera.core.types import TensorType
 from tessera.frontend.jit.tracing import Jit, read_annotations
+from tessera.frontend.kernel import Kernel
 from tessera.tools.check import CheckReport, Diagnostic, check
 from tessera.tools.cli.entry_points import load_module
 
+EXPECTED = "a function under @ts.jit, or one with ts.Tensor[...] annotations"
 MARKS = (("Error:", "bold red"), ("    Expected:", "green"), ("    Received:", "red"), ("Possible fixes:", "bold"))
 
 
@@ -41,10 +43,17 @@ def _find_functions(path: str, name: str) -> dict[str, Callable[..., Any]]:
     }
     if name and name in found:
         return {name: found[name]}
+    kernels = [n for n, f in vars(module).items() if isinstance(f, Kernel) and f.__module__ == module.__name__]
+    if name in kernels or (not name and not found and kernels):
+        kernel = name or kernels[0]
+        raise ArgumentError(
+            f"{path} has kernels only: {', '.join(kernels)}" if not name else f"{name} is a kernel, not a function",
+            expected=EXPECTED, suggestion=f"check a kernel while it runs: tessera run --debug {path}:{kernel}",
+        )  # fmt: skip
     if name or not found:
         raise UnknownNameError(
             f"{path} has no function {name}" if name else f"{path} has no function to check",
-            expected=", ".join(found) or "a function under @ts.jit, or one with ts.Tensor[...] annotations",
+            expected=", ".join(found) or EXPECTED,
         )
     return found
 
@@ -65,9 +74,19 @@ def _show(reports: list[CheckReport]) -> None:
         console.print(_style_report(str(finding)), end="\n\n\n")
     for note in dict.fromkeys(n for r in reports for n in r.notes):
         console.print(Text(f"note: {note}", "dim"))
-    count = len(seen)
-    summary = f"{count} error{'s' * (count != 1)}" if count else "no errors"
-    console.print(Text(f"{summary} in {len(reports)} function{'s' * (len(reports) != 1)}", "bold"))
+    console.print(Text(_summarise(reports, len(seen)), "bold"))
+
+
+def _summarise(reports: list[CheckReport], errors: int) -> str:
+    """The number of errors, and the functions of which nothing could be checked."""
+    untyped = [r.name for r in reports if r.ok and not r.typed]
+    advice = f"no parameter of {', '.join(untyped)} has a type; annotate them: x: ts.Tensor[...]"
+    if len(untyped) == len(reports):
+        return f"nothing could be checked: {advice}"
+    checked = len(reports) - len(untyped)
+    summary = f"{errors} error{'s' * (errors != 1)}" if errors else "no errors"
+    summary += f" in {checked} function{'s' * (checked != 1)}"
+    return f"{summary}; {len(untyped)} not checked: {advice}" if untyped else summary
 
 
 def _style_report(text: str) -> Text:

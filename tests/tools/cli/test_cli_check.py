@@ -56,6 +56,27 @@ def test_what_cannot_be_checked(program, what, capsys):
     assert "there is no file" in (err := capsys.readouterr().err) or "has no function missing" in err
 
 
+def test_functions_without_types_are_not_called_correct(tmp_path, capsys):
+    file = tmp_path / "untyped.py"
+    file.write_text("import tessera as ts\n\n\n@ts.jit\ndef f(x):\n    return x + 1.0\n")
+    assert main(["check", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "no errors" not in out
+    assert "nothing could be checked: no parameter of f has a type; annotate them: x: ts.Tensor[...]" in out
+    file.write_text(file.read_text() + "\n\ndef g(x: ts.Tensor[4]):\n    return x\n")
+    assert main(["check", str(file)]) == 0
+    assert "no errors in 1 function; 1 not checked: no parameter of f has a type" in capsys.readouterr().out
+
+
+def test_kernels_are_run_in_debug_mode_instead(tmp_path, capsys):
+    file = tmp_path / "kernels.py"
+    file.write_text("import tessera as ts\n\n\n@ts.kernel\ndef k(x: ts.Tensor[4]):\n    x[0] = 1.0\n")
+    for entry, says in ((str(file), "has kernels only: k"), (f"{file}:k", "k is a kernel, not a function")):
+        assert main(["check", entry]) == 2
+        err = capsys.readouterr().err
+        assert says in err and f"tessera run --debug {file}:k" in err
+
+
 def test_a_file_without_functions(tmp_path, capsys):
     (tmp_path / "empty.py").write_text("x = 1\n")
     assert main(["check", str(tmp_path / "empty.py")]) == 2
