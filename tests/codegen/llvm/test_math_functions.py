@@ -4,10 +4,16 @@ import numpy as np
 import pytest
 from tilekernels import Kernel, agree, both
 
+import tessera as ts
+from tessera.codegen.llvm import BACKEND
+from tessera.codegen.llvm.table import math_functions
+from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import bf16, f16
+from tessera.frontend.jit.tracing import Jit
 from tessera.ir.numerics.reference_kernels import compute_erf
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import elementwise as e
+from tessera.runtime.program import prepare
 
 BLOCK = 4096
 LIMIT = {e.exp: 3, e.exp2: 3, e.log: 3, e.log2: 3, e.sin: 4, e.cos: 4, e.tanh: 5, e.erf: 16, e.rsqrt: 2, e.sqrt: 0.5}
@@ -103,3 +109,12 @@ def test_narrow(op, dtype):
     x = np.resize(np.linspace(0.1, 8, 1000), BLOCK).astype(dtype.numpy)
     (_, _), (ours, theirs) = both(*applied(op, x))
     assert np.mean(ours != theirs) < 0.01  # only where f32 lies at the middle between two
+
+
+def test_a_function_without_a_definition_is_refused_at_its_line(monkeypatch):
+    """As an op is to which a decomposition for f32 alone was added."""
+    monkeypatch.setattr(math_functions, "INTRINSICS", ())
+    program = prepare(Jit(lambda x: ts.exp(x)), (np.ones(9),), "llvm")
+    with pytest.raises(UnsupportedOpError, match=r"the target llvm cannot emit ts\.exp of f64") as caught:
+        BACKEND.emit(program.levels["tile"], {})
+    assert caught.value.location.file == __file__ and "add a decomposition" in caught.value.suggestion

@@ -1,5 +1,6 @@
 """Compiled programs: threads, the object cache, arguments of every kind, workspace, and the emulator."""
 
+import re
 import threading
 
 import numpy as np
@@ -12,7 +13,7 @@ from test_reductions import reduced
 from tessera.codegen.llvm import BACKEND
 from tessera.codegen.llvm.runtime import jit
 from tessera.codegen.llvm.runtime.thread_pool import choose_thread_count
-from tessera.core.errors import ArgumentError, DTypeError, ParseError, ShapeError
+from tessera.core.errors import ArgumentError, DTypeError, ParseError, ShapeError, UnsupportedOpError
 from tessera.core.types import RefType, f32
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Value
@@ -137,6 +138,16 @@ def test_a_cache_that_cannot_be_written(monkeypatch):
 def test_text_that_llvm_refuses():
     with pytest.raises(ParseError, match="LLVM cannot parse"):
         jit.compile_object("define nonsense")
+
+
+@pytest.mark.parametrize("name", ["llvm.log1pexp.f64", "no_such_function"])
+def test_a_function_that_does_not_exist_is_refused_before_it_runs(name):
+    body = f"  %y = call double @{name}(double %x)\n  ret double %y\n"
+    text = f"declare double @{name}(double)\ndefine double @f(double %x) {{\n{body}}}"
+    with pytest.raises(UnsupportedOpError, match=f"the target llvm has no function {re.escape(name)}"):
+        jit.MachineCode(text)
+    jit.MachineCode(text.replace(name, "llvm.exp.f64"))
+    jit.MachineCode(text.replace(name, "erf"))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,11 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from tessera.core.errors import FileError, ParseError
+from tessera.core.errors import FileError, ParseError, UnsupportedOpError
 from tessera.core.io import find_cache_folder, write_file
 
 OPTIMISATION_LEVEL = 3
+RUNTIME_PREFIX = "tessera"  # of the functions that the runtime registers before it runs machine code
 HASH_BYTES = 32  # a cache entry begins with a hash of this size
 
 
@@ -68,6 +71,32 @@ def _parse_text(text: str) -> Any:
         raise ParseError(f"LLVM cannot parse the text: {error}") from None
 
 
+def _check_declarations(module: Any) -> None:
+    """Refuse declarations that nothing defines: unknown intrinsics, and functions that this process does not have."""
+    unknown = [f.name for f in module.functions if f.is_declaration and not _is_defined(f)]
+    if unknown:
+        raise UnsupportedOpError(
+            f"the target llvm has no function {', '.join(unknown)}",
+            expected="intrinsics of LLVM and functions of the C library",
+            suggestion="run this on another target, or in the interpreter",
+        )
+
+
+def _is_defined(function: Any) -> bool:
+    """Whether a declaration is of an intrinsic, a function of the runtime, or one of the C library."""
+    if function.name.startswith("llvm."):
+        return any(function.attributes)  # the parser adds the attributes of every intrinsic that it knows
+    if function.name.startswith(RUNTIME_PREFIX) or llvm.address_of_symbol(function.name) is not None:
+        return True
+    return hasattr(_load_process_symbols(), function.name)
+
+
+@cache
+def _load_process_symbols() -> ctypes.CDLL:
+    """The symbols of this process, or of the C library where a process has none of its own."""
+    return ctypes.CDLL(None if os.name == "posix" else "msvcrt")
+
+
 def get_object_code(text: str) -> bytes:
     """The object file of a text, from the cache if it holds a valid entry."""
     path = find_cache_folder() / f"{compute_cache_key(text)}.o"
@@ -79,8 +108,13 @@ def get_object_code(text: str) -> bytes:
 
 
 def compile_object(text: str) -> bytes:
-    """The object file of a text: parsed, optimised, compiled."""
+    """The object file of a text: parsed, optimised, compiled.
+
+    Raises:
+        UnsupportedOpError: the text declares a function that does not exist; calling it would end the process.
+    """
     module, machine = _parse_text(text), _create_target_machine()
+    _check_declarations(module)
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
     # Loops are emitted vectorised and microkernels fill the registers: vectorising or unrolling again has no benefit.
     tuning = llvm.create_pipeline_tuning_options(speed_level=2)

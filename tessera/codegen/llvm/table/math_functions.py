@@ -13,6 +13,7 @@ from functools import cache
 from tessera.codegen.llvm.table.decomposition_emission import inline_function
 from tessera.codegen.llvm.table.emission import RowTypes, format_call, pointwise_row
 from tessera.codegen.llvm.text.types import RegisterType
+from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import f32, f64
 from tessera.ir.core import Function
 from tessera.ir.rules import Op
@@ -39,6 +40,7 @@ def _make_row(op: Op) -> Callable[..., Iterator[str]]:
     """The row that calls a function defined here."""
 
     def row(s: RowTypes, d: str, *operands: str) -> Iterator[str]:
+        _check_definition(op.__name__, s.t)
         yield f"{d} = {format_call(f'ts.{op.__name__}', s.t, *operands)}"
 
     return row
@@ -64,6 +66,26 @@ def define_called_functions(lines: Iterable[str]) -> list[str]:
 
 def _parse_suffix(width: str | None, bits: str) -> RegisterType:
     return RegisterType("float" if bits == "32" else "double", int(width or 1))
+
+
+def _check_definition(name: str, t: RegisterType) -> None:
+    """Refuse a function that has neither a decomposition for the type nor a function of LLVM or the C library.
+
+    Raises:
+        UnsupportedOpError: it has none; the caller adds the line.
+    """
+    op = _OPS[name]
+    if DECOMPOSITIONS.find(op, f32 if t.element == "float" else f64) is None and not _is_native(name, t):
+        raise UnsupportedOpError(
+            f"the target llvm cannot emit {op.name} of {'f32' if t.element == 'float' else 'f64'}: it has no "
+            "decomposition for this type, and LLVM and the C library have no such function",
+            suggestion="cast to ts.f32, or add a decomposition: docs/adding-an-op.md",
+        )
+
+
+def _is_native(name: str, t: RegisterType) -> bool:
+    """Whether a function is special, an intrinsic of LLVM or a function of the C library."""
+    return (name, t.element) in SPECIAL_DEFINITIONS or _OPS.get(name) in (*INTRINSICS, *LIBC_FUNCTIONS)
 
 
 @cache
@@ -111,6 +133,7 @@ def _define_by_libc(name: str, t: RegisterType) -> Iterator[str]:
 
 
 def _format_libc_call(name: str, one: RegisterType, operands: Iterable[str]) -> str:
+    _check_definition(name, one)
     called = name if _OPS[name] in LIBC_FUNCTIONS else f"llvm.{name}.{one.suffix}"
     return f"call {one} @{called}({_format_operands(one, operands)})"
 
