@@ -164,3 +164,26 @@ def test_class_names_are_unique():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and ".site." not in module:
                 homes.setdefault(node.name, set()).add(module)
     assert not {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def list_late_imports(module: str) -> list[str]:
+    """The modules that a module imports by name."""
+    calls = [n for n in ast.walk(ast.parse(MODULES[module].read_text())) if isinstance(n, ast.Call)]
+    found = [(ast.unparse(n.func), n.args[0]) for n in calls if n.args and isinstance(n.args[0], ast.Constant)]
+    return [a.value for name, a in found if name.endswith("import_module") and str(a.value).startswith("tessera")]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_only_hooks_call_upwards(layer):
+    """The root (`tessera.array_api`) is above all layers, and imported by name where NumPy's protocol asks for it."""
+    for module in MODULES:
+        if module.split(".")[1:2] == [layer]:
+            late = list_late_imports(module)
+            assert not [n for n in late if LAYERS.index(layer) < layer_of(n) < len(LAYERS)], module
+
+
+def test_hooks_name_functions_that_exist():
+    from tessera.core import hooks
+
+    found = [h for h in vars(hooks).values() if isinstance(h, hooks.Hook)]
+    assert found and all(callable(h.function) for h in found)

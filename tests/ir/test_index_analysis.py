@@ -152,3 +152,37 @@ def test_divisors_of_casts_choices_and_zero():
     truncated = builder.add(basic.cast, [x], {"dtype": int64}).out
     found = [find_divisor(builder.producers, v) for v in (chosen, narrow, truncated, zero, x)]
     assert found == [4, 4, 1, MAX_DIVISOR, 1]
+
+
+def test_ramps_do_not_survive_a_reshape_to_other_sizes():
+    builder = Builder()
+    along = builder.add(shape.iota, [], {"shape": (6,), "axis": -1, "dtype": int64}).out
+    block = builder.add(basic.broadcast_to, [along], {"shape": (2, 6)}).out
+    other = builder.add(shape.reshape, [block], {"shape": (3, 4)}).out
+    assert AffineAnalysis(builder.producers).find_form(other) is None
+
+
+def test_a_loop_whose_first_index_varies_may_reach_its_end():
+    builder, index = Builder(), Value(scalar(int64), "i")
+    first = builder.add(tile.program_id, [], {"axis": 0}).out
+    end, step = (builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out for n in (10, 4))
+    region = Function("body", Builder().block([index], [])).body
+    loop = builder.add(control_flow.for_, [first, end, step], types=(), regions=(region,))
+    analysis = IntervalAnalysis(builder.producers, (4,))
+    analysis.loop(loop)
+    assert analysis.of(index) == (0, 9)  # program 1 reaches 9, program 0 only 8
+
+
+def test_the_result_of_a_loop_has_not_the_divisor_of_its_index():
+    builder, index, total = Builder(), Value(scalar(int64), "i"), Value(scalar(int64), "total")
+    zero, end, step = (builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out for n in (0, 8, 4))
+    region = Function("body", Builder().block([index, total], [total])).body
+    loop = builder.add(control_flow.for_, [zero, end, step, end], types=(total.type,), regions=(region,))
+    assert find_divisor(builder.producers, loop.results[0]) == 1
+
+
+def test_sums_of_narrow_integers_have_no_interval():
+    builder = Builder()
+    most = builder.add(basic.full, [], {"shape": (), "value": 2**31 - 1, "dtype": int32}).out
+    total = builder.add(e.add, [most, most]).out
+    assert IntervalAnalysis(builder.producers, None).of(total) == UNBOUNDED

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
+from tessera import tile
 from tessera.core.errors import Location, VerifyError
-from tessera.core.types import TensorType, f32, f64
+from tessera.core.types import TensorType, f32, f64, scalar
 from tessera.frontend.jit.tracing import jit
 from tessera.interp import graph
 from tessera.ir.builder import Builder
@@ -28,8 +29,10 @@ from tessera.ir.rewrite import (
 )
 from tessera.ir.verify import verify, verify_function
 from tessera.lower.passes.canonicalisation import canonicalisation, canonicalise
+from tessera.ops.dialects import tile as tile_ops
 from tessera.ops.tensor import basic, shape
 from tessera.ops.tensor import elementwise as e
+from tessera.runtime.program import prepare
 
 X = np.linspace(-2, 3, 12, dtype=np.float32).reshape(3, 4)
 TYPE = TensorType((3, 4), f32)
@@ -231,3 +234,33 @@ def test_debug_builds_verify_after_each_rewrite(monkeypatch):
 @given(function=programs())
 def test_functions_verify_alone(function):
     assert verify_function(function) is function
+
+
+@ts.kernel
+def updated(x, out):
+    before = tile.load(x[0:4])
+    tile.store(x[0:4], before + 1.0)
+    tile.store(out[0:4], before + tile.load(x[0:4]))
+
+
+def test_equal_reads_around_a_write_stay_two():
+    given = {"x": np.zeros(4, "f4"), "out": np.zeros(4, "f4")}
+    function = prepare(updated, given, "llvm", (1,)).levels["tile"].functions[1]
+    made = eliminate_common_subexpressions(function)
+    assert [n.op for n in made.body.nodes].count(tile_ops.load) == 2
+
+
+def test_zeros_of_both_signs_are_two_expressions():
+    builder = Builder()
+    zeros = [builder.add(basic.full, [], {"shape": (), "value": v, "dtype": f32}).out for v in (0.0, -0.0)]
+    made = eliminate_common_subexpressions(Function("zeros", builder.block([], zeros)))
+    assert np.signbit(graph.run(made, [])).tolist() == [False, True]
+
+
+def test_a_slice_is_in_program_order():
+    builder, x = Builder(), Value(scalar(f32), "x")
+    made = [builder.add(e.neg, [x]).out]
+    for _ in range(20):
+        made.append(builder.add(e.add, [made[-1], made[0]]).out)
+    function = Function("chain", builder.block([x], made[-1:]))
+    assert UseDef(function).backward_slice(function.results) == function.body.nodes

@@ -5,6 +5,8 @@ import pytest
 
 from tessera.core.types import as_dtype
 from tessera.ir.rules import REGISTRY, Op, lower
+from tessera.lower.affine import IndexDigit
+from tessera.lower.schedule_to_tile.tile_emitter import find_digit_span
 from tessera.ops.tensor import basic, contractions, nn, reduce, shape
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import scalar_functions as f
@@ -212,3 +214,13 @@ def test_every_op_has_a_case():
     families = (basic, e, reduce, shape, contractions, nn)
     defined = {o.name for family in families for o in vars(family).values() if isinstance(o, Op) and o not in lower}
     assert defined <= listed and listed <= set(REGISTRY)
+
+
+def test_a_digit_that_wraps_within_a_tile_is_irregular():
+    assert find_digit_span(IndexDigit(0, 20, 1, 5), (4,)) == 0  # 4, 0, 1, 2
+
+
+def test_the_index_of_nan_is_found_in_a_loop():
+    x = np.zeros((4, 33), np.float32)
+    x[1, 20:] = np.nan
+    agree(lambda x: (reduce.argmax(x, axis=-1), reduce.argmin(x, axis=-1)), x)

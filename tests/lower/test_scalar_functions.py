@@ -86,3 +86,10 @@ def test_bitcast_is_a_view(source, to):
 def test_bitcast_keeps_the_width(source, to):
     with pytest.raises(DTypeError, match="bitcast keeps the width"):
         arith.bitcast.infer(TensorType((), source), dtype=to)
+
+
+@pytest.mark.parametrize("dtype", (f32, f64), ids=str)
+def test_log1p_at_the_ends(dtype):
+    x = np.array([-1, 0, np.inf, -2, np.nan, -0.5], dtype.numpy)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(run(SHARED.find(f.log1p, dtype), x), np.log1p(x), rtol=1e-6)

@@ -301,3 +301,12 @@ def test_a_user_s_own_copies_are_asynchronous():
     with pytest.raises(AsyncCopyError):
         wrong = text.replace("cp.async.wait_group 0", "cp.async.wait_group 1")
         PtxModule(wrong).launch("twice", 1, entry["threads"], list(given.values()), entry["shared"], debug=True)
+
+
+def test_new_P3():
+    given, _ = arguments(bf16, 64, 64, 512, (64, 64, 64))
+    shared = {}
+    for stages in (2, None):
+        (entry,) = emit_checked(tiles(given, stages)).manifest["plan"]["entries"].values()
+        shared[stages] = entry["shared"]
+    assert shared[None] == shared[2]

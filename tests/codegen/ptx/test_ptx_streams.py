@@ -205,3 +205,22 @@ def test_a_loop_whose_places_are_not_known_ahead_takes_the_other_way():
     given, grid = attention((1, 1, 128, 64), 128, False, (64, 64), lengths=np.array([100], np.int64))
     text = emit_checked(prepare(attend, given, "ptx", grid).levels["tile"], "sm_90a").text(TEXT_FILE)
     assert "wgmma" not in text and "mma.sync" in text
+
+
+def test_new_P1():
+    from tessera.codegen.contract import run_passes
+    from tessera.codegen.ptx import pipeline
+
+    given, grid = attention((1, 2, 512, 64), 512, True, (128, 128))
+    module = prepare(attend, given, "ptx", grid).levels["tile"]
+    passes = BACKEND.passes(module, {"arch": "sm_90a"})
+    last = [each.name for each in passes].index(pipeline.LOOPS[-1][0])
+    made = run_passes(passes[: last + 1], module).functions[1]
+    assert ops(made) == ops(streams()[0])
+
+
+def test_new_P4():
+    from tessera.codegen.ptx.ops import wait_copy
+
+    for depth in (64, 128):
+        assert ops(streams(False, depth)[0], region=True).count(wait_copy) == 1

@@ -47,6 +47,12 @@ def passed(function):
         (lambda x: shape.pad(x, low=(0, 0), high=(0, 0)), []),
         (lambda x: shape.concatenate([x]), []),
         (lambda x: x * 1.0 / 1.0 - 0.0, []),
+        (
+            lambda x: shape.permute(shape.permute(x.reshape(3, 2, 2), axes=(1, 2, 0)), axes=(0, 2, 1)),
+            ["reshape", "permute"],
+        ),
+        (lambda x: (x / 7).to("f16").to("f32"), ["full", "div", "cast", "cast"]),
+        (lambda x: shape.concatenate([x[:0], x[:1], x[1:]]), ["slice", "slice", "concatenate"]),
         (lambda x: x + 0.0, ["full", "add"]),  # -0 + 0 is 0
         (lambda x: x + e.exp(basic.full(shape=(4,), value=1.0)), ["full", "add"]),
         (lambda x: (x * 2) + (x * 2), ["full", "mul", "add"]),
