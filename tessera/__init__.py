@@ -24,7 +24,7 @@ from tessera.core.types import (
     uint32, uint64, uint8,
 )
 from tessera.core.types import bool_ as bool
-from tessera.core.errors import NumericalError, TesseraError
+from tessera.errors import NumericalError, TesseraError
 from tessera.frontend.jit.tracing import Jit, jit
 from tessera.frontend.jit.tracing import jit as compile
 from tessera.frontend.kernel import Kernel, Tile, autotune, constexpr, kernel
