@@ -175,7 +175,7 @@ def _(node, names, lower, upper, step, *carried):
 
 @emit(host.alloc)
 def _(node, names):
-    yield f"{names[node.out]} = np.zeros({node.attrs['shape']}, {dtype(node.attrs['dtype'])})"
+    yield f"{names[node.out]} = np.zeros({node.attrs['shape']}, {dtype(node.out.type.dtype)})"
 
 
 @emit(host.view)
