@@ -28,6 +28,7 @@ from tessera.core.types import TensorType, as_dtype
 from tessera.frontend.jit.tracing import to_array
 from tessera.ir.printer import print_module
 from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.random import RANDOM_STATE_NAMES, RandomUse
 from tessera.runtime.program import CallArguments, PreparedProgram, prepare
 
 WEIGHTS_FILE = "weights.safetensors"
@@ -84,6 +85,7 @@ def build_program(
             for i, (n, a) in enumerate(zip(program.names, program.arrays, strict=True))
         ],
         "written": list(program.written),
+        **({} if program.random is None else {"random": dataclasses.asdict(program.random)}),
     }
     return dataclasses.replace(emitted, manifest={**emitted.manifest, "interface": interface}, files=files).save(out)
 
@@ -136,8 +138,9 @@ class LoadedArtifact:
 
     @property
     def parameters(self) -> list[dict[str, Any]]:
-        """The parameters that a caller passes."""
-        return [p for p in self.interface["parameters"] if not p["stored"]]
+        """The parameters that a caller passes: those that are neither stored nor the state of the default generator."""
+        hidden = RANDOM_STATE_NAMES if "random" in self.interface else ()
+        return [p for p in self.interface["parameters"] if not p["stored"] and p["name"] not in hidden]
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """Run the program and return its results; arrays that it writes are updated in place and returned too.
@@ -145,7 +148,9 @@ class LoadedArtifact:
         Raises:
             ShapeError: an array has another shape than the artifact was built for.
         """
-        given = iter(self._check_arguments(arrays))
+        random = self.interface.get("random")
+        state = () if random is None else RandomUse(**random).reserve()
+        given = iter([*self._check_arguments(arrays), *state])
         full = [self.stored[p["name"]] if p["stored"] else next(given) for p in self.interface["parameters"]]
         results = self.runtime.run(full)
         return [*results, *(full[i] for i in self.interface["written"])]

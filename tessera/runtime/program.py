@@ -23,6 +23,7 @@ from tessera.interp import bound
 from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Module
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
+from tessera.ops.tensor.random import RandomUse
 from tessera.runtime import driver
 from tessera.runtime.launch.execution import find_written_params
 from tessera.runtime.launch.tuning import tuner
@@ -83,7 +84,8 @@ class PreparedProgram:
 
     `names` and `arrays` are the parameters in order (captured arrays last); `written` are the
     places of those that a kernel writes, which are then its results. `tuned` is how an autotuned kernel's configuration
-    was found; None for any other entry.
+    was found; None for any other entry. `random` are its draws from the default generator, whose state is in the last
+    two arrays; to run the program leaves the generator as it is.
     """
 
     name: str
@@ -92,6 +94,7 @@ class PreparedProgram:
     arrays: tuple[np.ndarray, ...]
     written: tuple[int, ...] = ()
     tuned: Tuned | None = None
+    random: RandomUse | None = None
 
     @property
     def top(self) -> str:
@@ -171,10 +174,11 @@ def prepare(
         )  # fmt: skip
     call = entry.bind(tuple(args), named)
     traced = entry.trace(*args, **named)
-    arrays = (*(to_array(leaf) for leaf in call.leaves), *traced.captures)
+    state = traced.random.peek() if traced.random is not None else ()
+    arrays = (*(to_array(leaf) for leaf in call.leaves), *traced.captures, *state)
     names = tuple(p.hint for p in traced.function.params)
     levels = driver.lower(traced.function, target) if lower else {"graph": Module("graph", (traced.function,))}
-    return PreparedProgram(traced.function.name, levels, names, arrays)
+    return PreparedProgram(traced.function.name, levels, names, arrays, random=traced.random)
 
 
 def _prepare_kernel(

@@ -19,8 +19,17 @@ from tessera.ir.rules import Op, Rules, batch, lower
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.basic import broadcast_to
+from tessera.ops.tensor.random import get_random_state
 from tessera.ops.tensor.shape import permute, reshape
-from tessera.transforms.recording import arrays_to_tensors, rebind_node, record_block, set_location
+from tessera.transforms.recording import (
+    arrays_to_tensors,
+    rebind_node,
+    record_block,
+    record_drawing_block,
+    set_location,
+)
+
+RANDOMNESS = ("different", "same")
 
 
 @dataclass(frozen=True)
@@ -78,24 +87,32 @@ def _batch_pointwise(lanes: BatchOperands, **attrs: Any) -> Any:
     return bind_op(lanes.op, lanes.spread(), attrs)
 
 
-def vmap(function: Callable[..., Any] | None = None, in_dims: Any = 0, out_dims: Any = 0) -> Any:
+def vmap(
+    function: Callable[..., Any] | None = None, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "different"
+) -> Any:
     """A function of one example made a function of a batch of them.
 
     `in_dims` is the axis of examples of each positional argument: one number for all, or
     one for each argument, where None means that all examples share it. An argument that is a container has that axis
     in every leaf, or has a container of axes. The results have the axis at `out_dims` (one for all leaves,
-    or one for each part of a tuple). Composes with jit, grad and itself.
+    or one for each part of a tuple). Composes with jit, grad and itself. Draws from the default generator are those of
+    calls for one example after the other; with `randomness="same"` all examples get the same numbers.
 
     >>> vmap(lambda x, w: (x * w).sum(), in_dims=(0, None))(Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([1.0, 10.0]))
     Tensor([21., 43.], f32)
 
     Raises:
-        ArgumentError: `in_dims` does not fit the arguments, or maps none of them.
+        ArgumentError: `in_dims` does not fit the arguments, or maps none of them; there is no such `randomness`.
         ShapeError: the numbers of examples differ.
     """
     if function is None:
-        return functools.partial(vmap, in_dims=in_dims, out_dims=out_dims)
+        return functools.partial(vmap, in_dims=in_dims, out_dims=out_dims, randomness=randomness)
     check_function(function, "vmap")
+    if randomness not in RANDOMNESS:
+        raise ArgumentError(
+            "vmap has no such randomness", location=user_location(), expected=" or ".join(map(repr, RANDOMNESS)),
+            received=repr(randomness),
+        )  # fmt: skip
 
     @functools.wraps(function)
     def wrapper(*args: Any, **keywords: Any) -> Any:
@@ -115,7 +132,13 @@ def vmap(function: Callable[..., Any] | None = None, in_dims: Any = 0, out_dims:
                 **keywords,
             )
 
-        body = record_block(one, types)
+        if randomness == "same":
+            body = record_block(one, types)
+        else:
+            outer = get_random_state()
+            body, state = record_drawing_block(one, types, len(types), "a function under vmap", loop=False)
+            if state.drawn:
+                lanes.append(BatchValue(outer.spread(state, size), True))
         outs = batch_block(body.block, [*lanes, *(BatchValue(t, False) for t in body.closed)], size)
         results = [o.tensor if o.batched else broadcast_to_batch(o.tensor, size) for o in outs]
         return _move_axes_to_out_dims(body.build(results), out_dims)

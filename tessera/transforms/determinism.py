@@ -19,6 +19,8 @@ from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor import random
 from tessera.ops.tensor.nn import dropout
 
+SCOPE_MULTIPLIER = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
+SCOPE_MULTIPLIER_AS_INT64 = SCOPE_MULTIPLIER - 2**64
 REDUCTIONS = ("sum", "mean", "prod", "max", "min")
 # Environment variables with the number of processes: torchrun, Open MPI, MPICH and Intel MPI, srun.
 PROCESS_COUNT_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -27,17 +29,18 @@ PROCESS_COUNT_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SL
 class SeededContext:
     """A context, or decorator, in which the default generator starts from a seed; its state is restored at the end."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: Any) -> None:
         self.seed = seed
-        self._saved_states: list[tuple[Any, int]] = []
+        self._saved_states: list[Any] = []
 
     def __enter__(self) -> SeededContext:
-        self._saved_states.append((random.DEFAULT_GENERATOR.seed, random.DEFAULT_GENERATOR.offset))
-        random.manual_seed(self.seed)
+        state = random.get_random_state()
+        self._saved_states.append(state.save())
+        state.restart(self.seed)
         return self
 
     def __exit__(self, *_: object) -> None:
-        random.DEFAULT_GENERATOR.seed, random.DEFAULT_GENERATOR.offset = self._saved_states.pop()
+        random.get_random_state().restore(self._saved_states.pop())
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -70,11 +73,9 @@ class Deterministic:
     def scope(self) -> SeededContext:
         """A context whose random numbers depend on the state of the default generator at its start."""
         seed, offset = random.DEFAULT_GENERATOR.seed, random.DEFAULT_GENERATOR.offset
-        if isinstance(seed, Tensor):
-            raise ArgumentError(
-                "a scope needs a seed that is a number", location=user_location(), received=str(seed.type)
-            )
-        return SeededContext((int(seed) * 0x9E3779B97F4A7C15 + offset) & (2**63 - 1))
+        if isinstance(seed, Tensor) or isinstance(offset, Tensor):  # the state is an argument of the traced program
+            return SeededContext((seed * SCOPE_MULTIPLIER_AS_INT64 + offset) & (2**63 - 1))
+        return SeededContext((int(seed) * SCOPE_MULTIPLIER + offset) & (2**63 - 1))
 
     @staticmethod
     def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:

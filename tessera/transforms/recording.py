@@ -14,7 +14,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, user_location
 from tessera.core.pytree import TreeDef, flatten, map_leaves
-from tessera.core.types import TensorType
+from tessera.core.types import TensorType, int64
 from tessera.frontend.jit import line_marks
 from tessera.frontend.jit.tracing import to_result_tensor
 from tessera.ir.builder import CURRENT_BUILDER, Builder
@@ -23,6 +23,7 @@ from tessera.ir.evaluator import evaluate_block
 from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.dialects import tile
+from tessera.ops.tensor.random import RandomState, get_random_state, trace_random_state
 
 # Recording a function for a transform, as a closed block.
 
@@ -68,6 +69,28 @@ def record_block(
         *(Tensor(v) for v in outer),
     )
     return ClosedBlock(_close_block(block, outer), closed, tree)
+
+
+def record_drawing_block(
+    function: Callable[[list[Tensor]], Any], types: Sequence[TensorType], at: int, owner: str, loop: bool
+) -> tuple[ClosedBlock, RandomState]:
+    """The block of a function that is traced once for several runs, and its draws from the default generator.
+
+    If it draws, the block has one more parameter at `at`: the first block of random words of a run.
+    """
+    state = RandomState(get_random_state().seed, owner=owner, loop=loop)
+
+    def run(given: list[Tensor]) -> Any:
+        state.first = given[at]
+        with trace_random_state(state):
+            return function([*given[:at], *given[at + 1 :]])
+
+    body = record_block(run, [*types[:at], TensorType((), int64), *types[at:]], lines=loop)
+    state.check_not_reseeded()
+    if state.drawn:
+        return body, state
+    params = body.block.params
+    return replace(body, block=replace(body.block, params=(*params[:at], *params[at + 1 :]))), state
 
 
 def _close_block(block: Block, outer: Sequence[Value]) -> Block:

@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
@@ -19,7 +19,7 @@ from tessera.core.hooks import compile_graph
 from tessera.core.pytree import TreeDef, flatten, leaf_paths
 from tessera.core.shapes import bind_shapes, find_size_constraints, use_known_sizes
 from tessera.core.symbolic_dim import Size
-from tessera.core.types import Policy, TensorType, as_dtype
+from tessera.core.types import Policy, TensorType, as_dtype, int64
 from tessera.frontend.jit.line_marks import (
     LINE_MARKS_ENABLED,
     check_breakpoint_support,
@@ -33,6 +33,7 @@ from tessera.ir.tensor import TAPE_HOOK, Tensor, wrap_array
 from tessera.ops.dialects.control_flow import called
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.basic import full
+from tessera.ops.tensor.random import RANDOM_STATE_NAMES, RandomState, RandomUse, trace_random_state
 
 # What a Python function holds: its annotations, where it stands, and what it closes over.
 
@@ -86,7 +87,10 @@ def locate_definition(function: Callable[..., Any]) -> Location:
 
 @dataclass(frozen=True)
 class TracedFunction:
-    """A Graph function, the arrays it closed over (its last parameters), and the shape of what it returns."""
+    """A Graph function, the arrays it closed over (its last parameters), and the shape of what it returns.
+
+    A function that draws from the default generator has two more parameters at the end, the generator's state.
+    """
 
     function: Function
     captures: tuple[np.ndarray, ...]
@@ -95,6 +99,12 @@ class TracedFunction:
     owners: tuple[tuple[int, Tensor], ...] = ()
     # Its breakpoints (`ts.debug.break_here`).
     breakpoints: tuple[Location, ...] = ()
+    # Its draws from the default generator, if it makes any.
+    random: RandomUse | None = None
+
+    def hidden_arguments(self) -> tuple[np.ndarray, ...]:
+        """The arrays after the arguments of one call; the numbers that this call draws count as drawn."""
+        return self.captures if self.random is None else (*self.captures, *self.random.reserve())
 
 
 @dataclass(frozen=True)
@@ -188,10 +198,11 @@ class Jit:
         return self._run(call, traced, compile_graph(traced.function, INTERP))
 
     def _run(self, call: BoundCall, traced: TracedFunction, run: Callable[..., Any]) -> Any:
-        arrays = run([*(to_array(leaf) for leaf in call.leaves), *traced.captures])
+        hidden = traced.hidden_arguments()
+        arrays = run([*(to_array(leaf) for leaf in call.leaves), *hidden])
         results = [_wrap_result(a, v) for a, v in zip(arrays, traced.function.results, strict=True)]
         if traced.owners or any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves):
-            _record_call_on_tape(traced, call.leaves, results)
+            _record_call_on_tape(traced, call.leaves, hidden, results)
         return traced.results.build(iter(results))
 
     def _fast_key(self, args: tuple[Any, ...]) -> Hashable:
@@ -282,7 +293,9 @@ class Jit:
         builder = Builder()
         params = tuple(Value(t, n) for n, t in zip(call.names, call.types, strict=True))
         values = {p.hint: Tensor(p) for p in params} | dict(call.static)
-        with builder.active(), use_known_sizes(self._bind_sizes(call.names, call.types)):
+        seed, first = (Value(TensorType((), int64), name) for name in RANDOM_STATE_NAMES)
+        random = RandomState(Tensor(seed), Tensor(first))
+        with trace_random_state(random), builder.active(), use_known_sizes(self._bind_sizes(call.names, call.types)):
             arguments = call.tree.build(iter([values[n] for n in leaf_paths(call.tree)]))
             with collect_breakpoints() as pauses, mark_lines(builder) if lines else nullcontext():
                 outcome = self._call(arguments)
@@ -291,10 +304,13 @@ class Jit:
             outputs = [t.data if t.is_traced else builder.capture(t.data) for t in tensors]
         name = self.function.__name__
         name = name if name.isidentifier() else "traced"  # a lambda has no name
-        function = Function(name, builder.block(params, outputs), loc=self.location)
+        body = builder.block(params, outputs)
+        if random.drawn:
+            body = replace(body, params=(*body.params, seed, first))
+        function = Function(name, body, loc=self.location)
         captures = tuple(a for a, _ in builder.captures.values())
         owners = tuple((i, builder.owners[id(a)]) for i, a in enumerate(captures) if id(a) in builder.owners)
-        return TracedFunction(function, captures, results, owners, tuple(pauses))
+        return TracedFunction(function, captures, results, owners, tuple(pauses), random.summarise())
 
     def _call(self, arguments: dict[str, Any]) -> Any:
         bound = inspect.BoundArguments(self.signature, arguments)  # type: ignore[arg-type]
@@ -325,17 +341,18 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 def _run_cached_call(traced: TracedFunction, run: Callable[..., Any], arrays: list[Any]) -> Any:
     """Run a call whose operands are known to match."""
-    if traced.captures:
-        arrays += traced.captures
+    arrays += traced.hidden_arguments()
     out = run(arrays)
     if traced.results.kind is None:
         return _wrap_result(out[0], traced.function.results[0])
     return traced.results.build(iter([_wrap_result(a, v) for a, v in zip(out, traced.function.results, strict=True)]))
 
 
-def _record_call_on_tape(traced: TracedFunction, leaves: Sequence[Any], results: Sequence[Tensor]) -> None:
+def _record_call_on_tape(
+    traced: TracedFunction, leaves: Sequence[Any], hidden: Sequence[np.ndarray], results: Sequence[Tensor]
+) -> None:
     """Record a call on the tape, for `backward`."""
-    closed: list[Any] = list(traced.captures)
+    closed: list[Any] = list(hidden)
     for place, tensor in traced.owners:
         closed[place] = tensor
     operands = [x if isinstance(x, Tensor) else Tensor(to_array(x)) for x in (*leaves, *closed)]

@@ -4,13 +4,18 @@ level."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from tessera.core.device import check_device
 from tessera.core.effects import current_effect_scope, perform_effects
-from tessera.core.errors import ArgumentError, DTypeError, user_location
+from tessera.core.errors import ArgumentError, DTypeError, EffectError, user_location
 from tessera.core.shapes import as_size
 from tessera.core.types import DType, as_dtype, f32, f64, int32, int64
 from tessera.ir.numerics.philox import LOW_32_BITS, philox_4x32
@@ -21,14 +26,137 @@ from tessera.ops.tensor.elementwise import cos, less, log, sqrt
 from tessera.ops.tensor.shape import concatenate, count_elements, expand_dims, iota, reshape, slice_
 from tessera.ops.tensor.sorting import argsort
 
+RANDOM_STATE_NAMES = ("random_seed", "random_offset")  # of the hidden parameters of a compiled program
 UNIT_24, UNIT_53 = 2.0**-24, 2.0**-53
+
+
+@dataclass(frozen=True)
+class RandomUse:
+    """What a call of a compiled program does to the default generator: draws `count` blocks, after `seed` if given.
+
+    The state at the start is a hidden argument, that at the end a hidden result: static counts move it.
+    """
+
+    count: int
+    seed: int | None = None
+    drawn: bool = True  # the program has the state as its last two arguments
+
+    def reserve(self) -> tuple[np.ndarray, ...]:
+        """The generator's state as the last arguments of one call; the blocks of that call count as drawn."""
+        with _LOCK:
+            found, state = self.peek(), get_random_state()
+            if self.seed is None:
+                state.count += self.count
+            else:
+                state.restart(self.seed, self.count)
+        return found
+
+    def peek(self) -> tuple[np.ndarray, ...]:
+        """The generator's state as the last arguments of a call that leaves it as it is."""
+        state = get_random_state()
+        return (_encode_word(state.seed), np.array(state.first + state.count, np.int64)) if self.drawn else ()
+
+
+def _encode_word(seed: int) -> np.ndarray:
+    """The low 64 bits of a seed."""
+    return np.array(seed & (2**64 - 1), np.uint64).view(np.int64)
+
+
+@dataclass(eq=False)
+class RandomState:
+    """The state of the default generator: a seed, the block of four words at which it started, and blocks drawn since.
+
+    In a trace `seed` and `first` are values of the trace. `owner` names a body that is traced once and run several
+    times; if it is a `loop`, one run after the other. A loop without `first` (None) refuses draws.
+    """
+
+    seed: Any = 0
+    first: Any = 0
+    count: int = 0
+    reseeded: bool = False  # by `manual_seed`: the state no longer depends on that at the start
+    drawn: bool = False  # a draw depended on the state at the start
+    owner: str = ""
+    loop: bool = False
+
+    def advance(self, blocks: int) -> Any:
+        """The number of the next block, and count `blocks` of them as drawn."""
+        self.drawn = self.drawn or not self.reseeded
+        start = self.first + self.count
+        self.count += blocks
+        return start
+
+    def restart(self, seed: Any, count: int = 0) -> None:
+        """Continue as if `manual_seed(seed)` and `count` draws of a block had come last."""
+        self.seed, self.first, self.count, self.reseeded = seed, 0, count, True
+
+    def spread(self, body: RandomState, times: Any, reverse: bool = False) -> Tensor:
+        """The first block of each of `times` runs of a body that was traced once, one run after the other.
+
+        Raises:
+            ArgumentError: the number of runs is symbolic.
+        """
+        if not isinstance(times, int):
+            raise ArgumentError(
+                f"random numbers in {body.owner} of a symbolic number of steps", location=user_location(),
+                expected="a static number", received=str(times),
+            )  # fmt: skip
+        start = self.advance(body.count * times)
+        steps = iota(shape=(times,)) * body.count
+        return (body.count * (times - 1) - steps if reverse else steps) + start
+
+    def summarise(self) -> RandomUse | None:
+        """What a program with this state at its end does to the generator; None: nothing."""
+        if not self.drawn and not self.reseeded:
+            return None
+        return RandomUse(self.count, self.seed if self.reseeded else None, self.drawn)
+
+    def check_not_reseeded(self) -> None:
+        """Refuse a body that is run several times and seeds the generator.
+
+        Raises:
+            EffectError: it calls `manual_seed`.
+        """
+        if self.reseeded:
+            raise EffectError(
+                f"{self.owner} seeds the default generator", location=user_location(), received="manual_seed",
+                expected="the same numbers in every step are no random ones", suggestion="seed it before",
+            )  # fmt: skip
+
+    def save(self) -> tuple[Any, Any, int, bool]:
+        """What `restore` takes to continue from here."""
+        return self.seed, self.first, self.count, self.reseeded
+
+    def restore(self, saved: tuple[Any, Any, int, bool]) -> None:
+        """Continue from a saved state."""
+        self.seed, self.first, self.count, self.reseeded = saved
+
+
+_TRACED_STATE: ContextVar[RandomState | None] = ContextVar("random state", default=None)
+_LOOP_STATE: ContextVar[RandomState | None] = ContextVar("random state of a loop", default=None)
+
+
+@contextmanager
+def trace_random_state(state: RandomState) -> Iterator[RandomState]:
+    """Within a trace: the default generator has this state, and outside of it the state that it had before."""
+    tokens = _TRACED_STATE.set(state), _LOOP_STATE.set(state if state.loop else _LOOP_STATE.get())
+    try:
+        yield state
+    finally:
+        _TRACED_STATE.reset(tokens[0])
+        _LOOP_STATE.reset(tokens[1])
+
+
+def get_random_state() -> RandomState:
+    """The state of the default generator: of the trace in progress, else of this process."""
+    return _TRACED_STATE.get() or _PROCESS_STATE
 
 
 class Generator:
     """A stream of random numbers: a seed and a position.
 
-    Draws made while tracing are fixed by the trace; to draw anew on each call, pass the seed as an argument and make
-    the generator inside: `Generator(seed)` takes an integer tensor too.
+    Draws from it made while tracing are fixed by the trace; to draw anew on each call, draw from the default generator,
+    whose state is an argument and a result of a compiled program, or pass the seed as an argument and make the
+    generator inside: `Generator(seed)` takes an integer tensor too.
 
     >>> Generator(7).words(4).tolist() == Generator(7).words(4).tolist()
     True
@@ -36,18 +164,32 @@ class Generator:
 
     def __init__(self, seed: Any = 0) -> None:
         self.seed = seed
-        self.offset = 0
+        self.offset: Any = 0
         self._frame = current_effect_scope()
+        self._loop = _LOOP_STATE.get()
+
+    def advance(self, blocks: int) -> tuple[Any, Any]:
+        """The seed and the number of the next block of four words; `blocks` of them are drawn."""
+        loop = _LOOP_STATE.get()
+        if loop is not self._loop and loop is not None:
+            raise _repeated_draw_error(loop.owner)
+        start = self.offset
+        self.offset += blocks
+        return self.seed, start
 
     def words(self, amount: int) -> Tensor:
-        """The next `amount` random 32-bit words, as int64."""
+        """The next `amount` random 32-bit words, as int64.
+
+        Raises:
+            EffectError: it is called in a pure function, or in a loop that would repeat the same words.
+        """
         if current_effect_scope() is not self._frame:  # a generator local to the traced function has no effect outside
             perform_effects(("random",))
         blocks = -(-amount // 4)
-        counter = iota(shape=(blocks,)) + self.offset
-        self.offset += blocks
+        seed, first = self.advance(blocks)
+        counter = iota(shape=(blocks,)) + first
         zero = full(shape=(blocks,), value=0, dtype=int64)
-        seed = self.seed if isinstance(self.seed, Tensor) else int(self.seed)
+        seed = seed if isinstance(seed, Tensor) else int(seed)
         found = philox_4x32(
             (counter & LOW_32_BITS, counter >> 32, zero, zero), (seed & LOW_32_BITS, (seed >> 32) & LOW_32_BITS)
         )
@@ -63,7 +205,45 @@ class Generator:
         return cast((high >> 5) * 2**26 + (low >> 6), dtype=f64) * UNIT_53
 
 
-DEFAULT_GENERATOR = Generator(0)
+def _repeated_draw_error(owner: str) -> EffectError:
+    return EffectError(
+        f"{owner} has the effect 'random'", location=user_location(),
+        expected="the same numbers in every step are no random ones", received="random",
+        suggestion="make a generator of each step's own: ts.Generator(seed), with the seeds among xs or in the state",
+    )  # fmt: skip
+
+
+class DefaultGenerator(Generator):
+    """The generator of draws that name none; each trace has its own state of it (`RandomState`)."""
+
+    def __init__(self) -> None:
+        """A generator whose state is that of the process, or of the trace in progress."""
+        self._frame = None
+
+    @property
+    def seed(self) -> Any:  # type: ignore[override]
+        """The seed; in a trace a value of it."""
+        state = get_random_state()
+        state.drawn = state.drawn or not state.reseeded
+        return state.seed
+
+    @property
+    def offset(self) -> Any:  # type: ignore[override]
+        """The number of the next block of four words; in a trace a value of it."""
+        return get_random_state().advance(0)
+
+    def advance(self, blocks: int) -> tuple[Any, Any]:
+        """The seed and the number of the next block of four words; `blocks` of them are drawn."""
+        state = get_random_state()
+        if state.first is None:
+            raise _repeated_draw_error(state.owner)
+        with _LOCK:
+            return state.seed, state.advance(blocks)
+
+
+_LOCK = Lock()
+_PROCESS_STATE = RandomState()
+DEFAULT_GENERATOR = DefaultGenerator()
 
 
 @check_arguments
@@ -71,7 +251,7 @@ def manual_seed(seed: int) -> Generator:
     """Restart the default generator from `seed`; returns it."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise ArgumentError("a seed is an integer", location=user_location(), received=repr(seed))
-    DEFAULT_GENERATOR.seed, DEFAULT_GENERATOR.offset = int(seed), 0
+    get_random_state().restart(int(seed))
     return DEFAULT_GENERATOR
 
 

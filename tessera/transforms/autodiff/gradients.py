@@ -213,7 +213,7 @@ def _compute_columns(function: Function, args: Any, at: int, given: Any, place: 
         leaves = [x if i == place else t for i, t in enumerate(given.tensors)]
         return function(*replace_arguments(args, (at,), [given.build(leaves)]))
 
-    moved = vmap(lambda t: jvp(call, (leaf,), (t,))[1], out_dims=-1)(build_basis(leaf.type))
+    moved = vmap(lambda t: jvp(call, (leaf,), (t,))[1], out_dims=-1, randomness="same")(build_basis(leaf.type))
     leaves, tree = flatten(moved, empty=True)
     return tree.build(iter([reshape(m, shape=(*m.shape[:-1], *leaf.shape)) for _, m in leaves]))
 

@@ -10,27 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.effects import ALL_EFFECTS, watch_effects
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
 from tessera.core.pytree import TreeDef, flatten, map_leaves
 from tessera.frontend.jit.tracing import to_result_tensor
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_function
+from tessera.ops.tensor.random import RandomState, trace_random_state
 from tessera.ops.tensor.shape import concatenate, iota, slice_
 from tessera.transforms.batching import vmap
 from tessera.transforms.flow.region_ops import bind_cond, bind_scan, bind_while
 from tessera.transforms.recording import arrays_to_tensors
 
 # Loop states and inputs: containers of tensors of fixed types, and stacks of one length.
-
-
-def forbid_outer_random(owner: str) -> Any:
-    """A region that is traced once and run many times: draws from an outer generator would repeat, and are refused."""
-    advice = "make a generator of each step's own: ts.Generator(seed), with the seeds among xs or in the state"
-    return watch_effects(
-        ALL_EFFECTS - {"random"}, f"a step of {owner}", "the same numbers in every step are no random ones", advice
-    )
 
 
 @dataclass(frozen=True)
@@ -214,7 +206,7 @@ def while_loop(
         return _run_while_eagerly(cond, body, state)
 
     def step(given: list[Tensor]) -> list[Tensor]:
-        with forbid_outer_random("while_loop"):
+        with trace_random_state(RandomState(first=None, owner="a step of while_loop", loop=True)):
             return state.next(_apply_to_state(body, state.build(given)))
 
     def test(given: list[Tensor]) -> Tensor:
@@ -257,7 +249,8 @@ def scan(
     """Fold a state over the slices of `xs` along its first axis: (the final state, the stacked results).
 
     `function(state, x)` returns (the next state, a result); state, `xs` and results may be containers of
-    tensors. The state keeps its shapes and element types. `function` is traced once. Without `xs`, `length`
+    tensors. The state keeps its shapes and element types. `function` is traced once; draws from the default generator
+    are new in each step. Without `xs`, `length`
     is the number of steps, and `x` is None. With `reverse` the last slice comes first; results keep the indices of
     their inputs. As a decorator, `@scan` gives a function of (init, xs).
 
@@ -269,7 +262,7 @@ def scan(
     Raises:
         ShapeError: the state changes its type, or the leaves of `xs` differ in length.
         ArgumentError: the function does not return a pair, or the number of steps is unknown.
-        EffectError: a step draws from an outer generator, which would repeat the same numbers.
+        EffectError: a step draws from an outer explicit generator, which would repeat the same numbers.
     """
     if init is _MISSING:
         return functools.wraps(function)(functools.partial(scan, function))
@@ -279,8 +272,7 @@ def scan(
     def step(given: list[Tensor]) -> list[Any]:
         count = len(state.tensors)
         x = inputs.build(given[count : count + len(inputs.tensors)])
-        with forbid_outer_random("scan"):
-            pair = function(state.build(given[:count]), x)
+        pair = function(state.build(given[:count]), x)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ArgumentError(
                 "the function of a scan must return the next state and a result", location=user_location(),
@@ -290,7 +282,7 @@ def scan(
         results[:] = [tree]
         return [*state.next(pair[0]), *(x for _, x in leaves)]
 
-    outs = bind_scan(step, state.tensors, inputs.tensors, [], inputs.length, reverse)
+    outs = bind_scan(step, state.tensors, inputs.tensors, [], inputs.length, reverse, draws=True)
     count, tree = len(state.tensors), results[0]
     return state.build(outs[:count]), None if tree is None else tree.build(iter(outs[count:]))
 

@@ -15,8 +15,16 @@ from tessera.ir.core import Block, Value
 from tessera.ir.rules import Op, Rules
 from tessera.ir.tensor import Tensor, wrap_array
 from tessera.ops.dialects import control_flow
+from tessera.ops.tensor.random import get_random_state
 from tessera.transforms.autodiff.tape import detach, record_on_tape
-from tessera.transforms.recording import TransformBuilder, control_flow_rules, eval_block, record_block, traced_value
+from tessera.transforms.recording import (
+    TransformBuilder,
+    control_flow_rules,
+    eval_block,
+    record_block,
+    record_drawing_block,
+    traced_value,
+)
 
 Tensors = Sequence[Tensor]
 TensorsFunction = Callable[[list[Tensor]], Any]
@@ -66,11 +74,21 @@ def slice_type(type: TensorType) -> TensorType:
 
 
 def bind_scan(
-    step: TensorsFunction, carry: Tensors, xs: Tensors, consts: Tensors, length: Any, reverse: bool = False
-) -> Any:
-    """The results of a scan whose step takes (carry, slices, constants) as one list and returns (carry, results)."""
+    step: TensorsFunction, carry: Tensors, xs: Tensors, consts: Tensors, length: Any, reverse: bool = False,
+    draws: bool = False,
+) -> Any:  # fmt: skip
+    """The results of a scan whose step takes (carry, slices, constants) as one list and returns (carry, results).
+
+    With `draws` the step may draw from the default generator, whose state is then one more slice.
+    """
     types = [*(t.type for t in carry), *(slice_type(t.type) for t in xs), *(t.type for t in consts)]
-    body = record_block(step, types, lines=True)
+    if not draws:
+        body = record_block(step, types, lines=True)
+        return bind_scan_block(body.block, carry, xs, [*consts, *body.closed], length, reverse)
+    outer = get_random_state()
+    body, state = record_drawing_block(step, types, len(carry) + len(xs), "a step of scan", loop=True)
+    if state.drawn:
+        xs = [*xs, outer.spread(state, length, reverse)]
     return bind_scan_block(body.block, carry, xs, [*consts, *body.closed], length, reverse)
 
 

@@ -1,0 +1,128 @@
+"""The default generator in compiled programs: its state is an argument and a result, so that a compiled function draws
+what the same calls draw eagerly."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tessera as ts
+from tessera.core.errors import EffectError
+from tessera.runtime.program import prepare
+
+
+def drop(x):
+    return ts.dropout(x, 0.5)
+
+
+def draws(function, *args, calls=1, seed=5):
+    """The results of some calls after one seed, and the number that is drawn next."""
+    ts.manual_seed(seed)
+    found = [np.asarray(function(*args)) for _ in range(calls)]
+    return np.stack([*found]), ts.rand(2).tolist()
+
+
+def same(a, b):
+    np.testing.assert_array_equal(a[0], b[0])
+    assert a[1] == b[1]
+
+
+STEPS = {
+    "dropout": lambda x: ts.dropout(x, 0.25),
+    "rand": lambda x: x + ts.rand(x.shape),
+    "randn": lambda x: x * ts.randn((3,)).sum(),
+    "seeded": ts.deterministic(seed=9)(lambda x: x + ts.rand(x.shape)),
+    "scope": lambda x: ts.deterministic.scope().__call__(lambda: x + ts.rand(x.shape))() + 0.0 * ts.rand(x.shape),
+    "cond": lambda x: ts.cond(x.sum() > 8.0, drop, lambda x: x - ts.rand(x.shape), x),
+    "loop": lambda x: ts.fori_loop(0, 3, lambda i, x: x + ts.rand(x.shape), x),
+    "restart": lambda x: x + ts.rand(x.shape, generator=ts.manual_seed(4)),
+}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=3), st.integers(0, 2**63 - 1))
+def test_a_jit_function_draws_what_its_calls_draw_eagerly(names, seed):
+    def program(x):
+        for name in names:
+            x = STEPS[name](x)
+        return x
+
+    same(draws(ts.jit(program), ts.ones(6), calls=3, seed=seed), draws(program, ts.ones(6), calls=3, seed=seed))
+
+
+@pytest.mark.parametrize("level", ("schedule", "tile", "llvm", "ptx", "csl"))
+def test_every_level_and_target_draws_the_same(level):
+    ts.manual_seed(2**63 + 7)
+    ts.rand(8)
+    traced = ts.jit(drop)
+    target = level if level in ("llvm", "ptx", "csl") else "interp"
+    found = prepare(traced, (ts.ones(16),), target).run("target" if target == level else level, target)[0]
+    np.testing.assert_array_equal(found, drop(ts.ones(16)).numpy())
+
+
+@pytest.mark.parametrize(
+    "wrap", (lambda f: f, ts.jit, lambda f: ts.jit(f, target="llvm")), ids=("eager", "jit", "llvm")
+)
+def test_transforms_draw_what_a_python_loop_draws(wrap):
+    xs = ts.ones((4, 6))
+    rows = draws(lambda: np.stack([drop(x).numpy() for x in xs]))
+    same(draws(wrap(ts.vmap(drop)), xs), rows)
+    same(draws(wrap(lambda xs: ts.scan(lambda s, x: (s, drop(x)), 0.0, xs)[1]), xs), rows)
+    same(draws(wrap(lambda xs: ts.map(drop, xs)), xs), rows)
+    same(draws(wrap(ts.grad(lambda xs: ts.vmap(drop)(xs).sum())), xs), rows)
+    same(draws(wrap(ts.grad(lambda xs: ts.scan(lambda s, x: (s + drop(x).sum(), None), 0.0, xs)[0])), xs), rows)
+    backwards = draws(wrap(lambda xs: ts.scan(lambda s, x: (s, drop(x)), 0.0, xs, reverse=True)[1]), xs)
+    np.testing.assert_array_equal(backwards[0], rows[0][:, ::-1])
+    nested = draws(wrap(ts.vmap(ts.vmap(drop))), ts.ones((2, 2, 6)))
+    np.testing.assert_array_equal(nested[0].reshape(1, 4, 6), rows[0])
+    value, slope = (lambda: wrap(ts.value_and_grad(lambda x: drop(x).sum()))(ts.ones(6)))()
+    assert value.item() == slope.sum().item()
+
+
+def test_one_mask_for_all_examples_on_request():
+    ts.manual_seed(1)
+    found = ts.vmap(drop, randomness="same")(ts.ones((3, 32))).numpy()
+    assert (found == found[0]).all()
+    columns = ts.jacfwd(lambda x: ts.dropout(x * x, 0.5))(ts.ones(32)).numpy()
+    assert set(np.diag(columns)) == {0.0, 4.0}
+    with pytest.raises(ts.errors.ArgumentError, match="no such randomness"):
+        ts.vmap(drop, randomness="none")
+
+
+def test_a_loaded_artifact_draws_anew(tmp_path):
+    ts.build(ts.jit(drop), ts.ones(16), out=tmp_path / "out")
+    program = ts.load(tmp_path / "out")
+    assert [p["name"] for p in program.parameters] == ["x"]
+    same(draws(program, ts.ones(16), calls=2), draws(drop, ts.ones(16), calls=2))
+
+
+def test_threads_never_draw_the_same_numbers():
+    f, found = ts.jit(lambda x: x + ts.rand((8,))), []
+    f(ts.zeros(8))
+    threads = [threading.Thread(target=lambda: found.append(tuple(f(ts.zeros(8)).tolist()))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 16
+
+
+def test_draws_that_would_repeat_are_refused():
+    with pytest.raises(EffectError, match="a step of while_loop has the effect 'random'"):
+        ts.jit(lambda x: ts.while_loop(lambda x: x.sum() < 9.0, lambda x: x + ts.rand(3), x))(ts.ones(3))
+    shared = ts.Generator(1)
+    with pytest.raises(EffectError, match="a step of scan has the effect 'random'"):
+        ts.scan(lambda s, x: (s + ts.rand((), generator=shared), None), 0.0, ts.ones(3))
+    with pytest.raises(EffectError, match="a step of scan seeds the default generator"):
+        ts.scan(lambda s, x: (s + ts.rand((), generator=ts.manual_seed(1)) + ts.rand(()), None), 0.0, ts.ones(3))
+
+
+def test_the_mask_of_backward_is_that_of_the_call():
+    x = ts.Tensor(np.ones(32, np.float32), requires_grad=True)
+    f = ts.jit(drop)
+    f(x)
+    out = f(x)
+    out.sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), out.detach().numpy())
