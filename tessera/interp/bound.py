@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from tessera.interp.graph import bind_sizes, resolve_attributes, resolve_type
 from tessera.interp.graph import control_flow_rules as host_flow
 from tessera.ir.composites import expand_composites
 from tessera.ir.core import Function, Node
-from tessera.ir.evaluator import evaluate_block
+from tessera.ir.evaluator import NodeSemantics, evaluate_block
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.numerics.error_model import ErrorSite, find_rounding_model, narrow_operand
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, absolute_distance, require_exact, to_interval
@@ -25,8 +26,10 @@ from tessera.ops.dialects import control_flow as whole
 bound_control_flow_rules = Rules("bound control flow")
 
 
-def run(function: Function, arrays: Sequence[Any]) -> list[IntervalArray]:
+def run(function: Function, arrays: Sequence[Any], between: Callable[[], None] | None = None) -> list[IntervalArray]:
     """Run a Graph function on exact inputs: the results with their bounds; composites are expanded.
+
+    `between` is called before each op; what it raises ends the run.
 
     Raises:
         ShapeError: an array does not have the shape of its parameter.
@@ -41,9 +44,35 @@ def run(function: Function, arrays: Sequence[Any]) -> list[IntervalArray]:
         results = tuple(resolve_type(v.type, sizes) for v in node.results)
         return apply_with_bounds(node.op, types, results, resolve_attributes(node, sizes), args)
 
-    return evaluate_block(
-        expand_composites(function, keep=lambda op: op in error).body, [to_interval(a) for a in arrays], meaning
-    )
+    body = expand_composites(function, keep=lambda op: op in error).body
+    return evaluate_block(body, [to_interval(a) for a in arrays], call_between(meaning, between))
+
+
+class TimeLimitReached(Exception):
+    """A run with error bounds was ended by its limit on time."""
+
+
+def make_time_limit(seconds: float) -> Callable[[], None]:
+    """A function that raises TimeLimitReached once `seconds` have passed: the `between` of a run."""
+    end = time.perf_counter() + seconds
+
+    def check() -> None:
+        if time.perf_counter() > end:
+            raise TimeLimitReached
+
+    return check
+
+
+def call_between(meaning: NodeSemantics, between: Callable[[], None] | None) -> NodeSemantics:
+    """The same semantics of nodes, with a call before each."""
+    if between is None:
+        return meaning
+
+    def mean(node: Node, args: list[Any], walk: Any) -> Any:
+        between()
+        return meaning(node, args, walk)
+
+    return mean
 
 
 def apply_with_bounds(
@@ -103,6 +132,22 @@ def _(node, args, run):
     while require_exact(run(condition, *args)[0]):
         args = run(body, *args)
     return args
+
+
+@dataclass(frozen=True)
+class BoundSample:
+    """Results with their bounds where `programs` of all `total` programs ran; other elements have the radius −0.0."""
+
+    bounds: list[IntervalArray]
+    programs: int
+    total: int
+
+    def select(self, results: Sequence[Any]) -> list[tuple[np.ndarray, IntervalArray]]:
+        """Each result with its bound, where the sample covers it."""
+        if self.programs == self.total:
+            return list(zip(results, self.bounds, strict=True))
+        covered = [~np.signbit(b.radius) for b in self.bounds]
+        return [(np.asarray(r)[c], b[c]) for r, b, c in zip(results, self.bounds, covered, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from tessera.codegen.contract import get_backend, get_capable_backend
+from tessera.codegen.contract import Runtime, get_backend, get_capable_backend
 from tessera.core.device import INTERP, find_generator_name
 from tessera.core.errors import ArgumentError
 from tessera.interp import graph as graph_interpreter
@@ -44,23 +45,35 @@ def iterate_passes(function: Function, plan: LoweringPlan) -> Iterator[tuple[str
         yield name, module
 
 
-def run_level(levels: dict[str, Module], level: str, arrays: Sequence[Any], target: str = "llvm") -> list[np.ndarray]:
-    """Run a program at one level, in that level's interpreter."""
-    if level not in LEVEL_RUNNERS:
+def compile_level(
+    levels: Mapping[str, Module], level: str, target: str = "llvm", options: Mapping[str, Any] = MappingProxyType({})
+) -> RunFunction:
+    """Compile a program for one level: a function that runs it in that level's interpreter.
+
+    `options` are the generator's, where the level is "target".
+    """
+    if level not in LEVEL_COMPILERS:
         raise ArgumentError(f'"{level}" is not a level', expected=", ".join(LEVELS))
-    return LEVEL_RUNNERS[level](levels, arrays, target)
+    return LEVEL_COMPILERS[level](levels, target, options)
 
 
-def _run_target(levels: dict[str, Module], arrays: Sequence[Any], target: str) -> list[np.ndarray]:
+def run_level(
+    levels: Mapping[str, Module], level: str, arrays: Sequence[Any], target: str = "llvm"
+) -> list[np.ndarray]:
+    """Run a program at one level, in that level's interpreter."""
+    return compile_level(levels, level, target)(arrays)
+
+
+def _compile_target(levels: Mapping[str, Module], target: str, options: Mapping[str, Any]) -> RunFunction:
     generator = get_capable_backend(target, "interpreter")
-    return generator.interpreter(generator.emit(levels["tile"], {}))(arrays)
+    return generator.interpreter(generator.emit(levels["tile"], options))
 
 
-LEVEL_RUNNERS: dict[str, Callable[[dict[str, Module], Sequence[Any], str], list[np.ndarray]]] = {
-    "graph": lambda levels, arrays, _: graph_interpreter.run(levels["graph"].main, arrays),
-    "schedule": lambda levels, arrays, _: schedule_interpreter.run(levels["schedule"], arrays),
-    "tile": lambda levels, arrays, _: tile_interpreter.run(levels["tile"], arrays),
-    "target": _run_target,
+LEVEL_COMPILERS: dict[str, Callable[[Mapping[str, Module], str, Mapping[str, Any]], RunFunction]] = {
+    "graph": lambda levels, *_: lambda arrays: graph_interpreter.run(levels["graph"].main, arrays),
+    "schedule": lambda levels, *_: lambda arrays: schedule_interpreter.run(levels["schedule"], arrays),
+    "tile": lambda levels, *_: lambda arrays: tile_interpreter.run(levels["tile"], arrays),
+    "target": _compile_target,
 }
 
 
@@ -76,5 +89,10 @@ def compile_tile(module: Module, target: str) -> RunFunction:
     """Compile a Tile module for a target: a function that runs it."""
     if target == INTERP:
         return lambda arrays: tile_interpreter.run(module, arrays)
+    return make_runtime(module, target).run
+
+
+def make_runtime(module: Module, target: str, options: Mapping[str, Any] = MappingProxyType({})) -> Runtime:
+    """Compile a Tile module with a generator and its options, and load it for the device."""
     generator = get_capable_backend(target, "runtime")
-    return generator.runtime(generator.emit(module, {})).run
+    return generator.runtime(generator.emit(module, options))

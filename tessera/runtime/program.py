@@ -6,6 +6,7 @@ An autotuned kernel is tuned for the target first, by measurement or by a perfor
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from tessera.frontend.kernel import Kernel
 from tessera.frontend.kernel.autotuning import Tuned
 from tessera.frontend.kernel.kernel_function import KernelLaunch
 from tessera.interp import bound
+from tessera.interp.bound import BoundSample
 from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Module
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
@@ -103,15 +105,20 @@ class PreparedProgram:
 
     def run(self, level: str, target: str = INTERP) -> list[np.ndarray]:
         """Run the program in a level's interpreter, or with level "device" in a target's runtime."""
-        arrays = [a.copy() if i in self.written else a for i, a in enumerate(self.arrays)]
+        return self.compile(level, target)()
+
+    def compile(
+        self, level: str, target: str = INTERP, options: Mapping[str, Any] = MappingProxyType({})
+    ) -> ExecutableProgram:
+        """Compile the program for a level, or with level "device" for a target; `options` are the generator's."""
         levels = self._lower_for_target(target)
-        if level == "device":
-            results = driver.compile_tile(levels["tile"], target)(arrays)
-        elif level != "target" and level not in levels:
+        if level == "device" and target != INTERP:
+            runtime = driver.make_runtime(levels["tile"], target, options)
+            return ExecutableProgram(self, runtime.run, runtime)
+        level = "tile" if level == "device" else level
+        if level != "target" and level not in levels:
             raise make_level_error(self, level, levels)
-        else:
-            results = driver.run_level(dict(levels), level, arrays, target)
-        return [*results, *(arrays[i] for i in self.written)]
+        return ExecutableProgram(self, driver.compile_level(levels, level, target, options))
 
     def _lower_for_target(self, target: str) -> Mapping[str, Module]:
         """Return the levels for a target: a mesh of processing elements has its own lowering."""
@@ -121,11 +128,45 @@ class PreparedProgram:
             return self.levels
         return driver.lower(self.levels["graph"].main, target)
 
-    def bounds(self) -> list[IntervalArray]:
+    def bounds(self, between: Callable[[], None] | None = None) -> list[IntervalArray]:
         """Compute the results with their error bounds: how far any legal evaluation may lie from them (design 5)."""
         if self.top == "graph":
-            return bound.run(self.levels["graph"].main, list(self.arrays))
-        return tile_interpreter.run_with_bounds(self.levels["tile"], list(self.arrays), self.written)
+            return bound.run(self.levels["graph"].main, list(self.arrays), between)
+        return tile_interpreter.run_with_bounds(self.levels["tile"], list(self.arrays), self.written, (), between)
+
+    def sample_bounds(self, seconds: float) -> BoundSample | None:
+        """As `bounds`, in about `seconds`: of some programs of a large grid; None where that is not possible."""
+
+        def sample(seconds: float) -> BoundSample | None:
+            return tile_interpreter.sample_with_bounds(self.levels["tile"], self.arrays, self.written, seconds)
+
+        found = None if self.top == "graph" else sample(seconds)
+        try:
+            return found or BoundSample(self.bounds(bound.make_time_limit(seconds)), 1, 1)
+        except bound.TimeLimitReached:
+            return sample(seconds / 2) if self.top == "graph" else None
+
+
+@dataclass(frozen=True)
+class ExecutableProgram:
+    """A prepared program, ready to run at one level; `runtime` is what a generator made, if one did."""
+
+    program: PreparedProgram
+    function: driver.RunFunction
+    runtime: Any = None
+
+    def __call__(self) -> list[np.ndarray]:
+        """Run on fresh copies of the arrays that the program writes, which are then its last results."""
+        return self.timed()[0]
+
+    def timed(self) -> tuple[list[np.ndarray], float]:
+        """As a call, with the seconds that it took without the copies."""
+        program = self.program
+        arrays = [a.copy() if i in program.written else a for i, a in enumerate(program.arrays)]
+        start = time.perf_counter()
+        results = self.function(arrays)
+        seconds = time.perf_counter() - start
+        return [*results, *(arrays[i] for i in program.written)], seconds
 
 
 def make_level_error(program: PreparedProgram, level: str, levels: Mapping[str, Module] | None = None) -> ArgumentError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, OutOfBoundsError
 from tessera.core.types import RefType, TensorType
 from tessera.interp import host
+from tessera.interp.bound import BoundSample, call_between
 from tessera.interp.host import keep_heap_pages
 from tessera.interp.observers import ObservedLaunch, Observer, find_observers
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks, SanitizerStopped, as_checks
@@ -24,6 +27,7 @@ from tessera.ir.core import Block, Function, Module, Node
 from tessera.ir.evaluator import evaluate_block
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, to_interval
 from tessera.lower.passes.tail_duplication import duplicate_tails
+from tessera.ops.dialects import host as host_ops
 from tessera.ops.dialects.tile import uses_grid_barrier
 
 if TYPE_CHECKING:
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 # A chunk of the grid holds about this many bytes in its largest values: enough to make Python's
 # cost per op small, little enough to stay in the cache.
 CHUNK_BYTES = 1 << 20
+SAMPLE_BYTES = 1 << 16  # where a sample of the programs is run: small steps towards a limit on time
+_MEMORY_PLAN_OPS = (host_ops.launch, host_ops.alloc, host_ops.view)
 
 
 def run(module: Module, arrays: Sequence[Any], debug: Any = None) -> list[np.ndarray]:
@@ -65,62 +71,155 @@ def _output_params(function: Function) -> Sequence[Any]:
 
 
 def run_with_bounds(
-    module: Module, arrays: Sequence[Any], written: Sequence[int] = (), observers: Sequence[Observer] = ()
-) -> list[IntervalArray]:
-    """Run with error bounds: return the outputs, then the arrays at the `written` indices, with their bounds."""
-    lifted = [
-        a if isinstance(p.type, TensorType) else IntervalArray(a).copy()
-        for p, a in zip(module.main.params, arrays, strict=False)
-    ]
+    module: Module, arrays: Sequence[Any], written: Sequence[int] = (), observers: Sequence[Observer] = (),
+    between: Callable[[], None] | None = None,
+) -> list[IntervalArray]:  # fmt: skip
+    """Run with error bounds: return the outputs, then the arrays at the `written` indices, with their bounds.
+
+    `between` is called before each op; what it raises ends the run.
+    """
+    lifted = _lift_arguments(module, arrays)
     monitor = _make_monitor(None, (), observers) if observers else None
-    outputs = host.run(module.main, lifted, _make_launcher(module, True, monitor), lift=to_interval)
+    outputs = host.run(module.main, lifted, _make_launcher(module, True, monitor, between), lift=to_interval)
     return [*outputs, *(lifted[i] for i in written)]
 
 
-def _make_launcher(module: Module, bound: bool, monitor: Monitor | None = None) -> host.LaunchFunction:
+def _lift_arguments(module: Module, arrays: Sequence[Any]) -> list[Any]:
+    return [
+        a if isinstance(p.type, TensorType) else IntervalArray(a).copy()
+        for p, a in zip(module.main.params, arrays, strict=False)
+    ]
+
+
+def sample_with_bounds(
+    module: Module, arrays: Sequence[Any], written: Sequence[int], seconds: float
+) -> BoundSample | None:
+    """Run as many programs of the grid with error bounds as `seconds` allow: first, last, then spread over the grid.
+
+    An element that no such program wrote has the radius −0.0. None where programs communicate, or where
+    the module has more than one launch.
+    """
+    if not _has_independent_programs(module):
+        return None
+    lifted, end = _lift_arguments(module, arrays), time.perf_counter() + seconds
+    for i in written:
+        lifted[i] = _mark_unwritten(lifted[i].value)
+    counts = [0, 0]
+
+    def launch_sample(node: Node, args: list[Any]) -> None:
+        launched = Launch.of(module.function(node.attrs["kernel"]), node.attrs["grid"], args)
+        chunks = launched.chunks(SAMPLE_BYTES)
+        counts[1] = math.prod(launched.grid)
+        for number in _spread(len(chunks)):
+            launched.run_chunk(*chunks[number], bound=True)
+            counts[0] += math.prod(chunks[number][1])
+            if time.perf_counter() > end:
+                return
+
+    outputs = host.run(module.main, lifted, launch_sample, lift=_mark_unwritten)
+    return BoundSample([*outputs, *(lifted[i] for i in written)], *counts)
+
+
+def _mark_unwritten(array: Any) -> IntervalArray:
+    return IntervalArray(np.array(array), np.full(np.shape(array), -0.0))
+
+
+def _spread(count: int) -> list[int]:
+    """The first, the last, and the others in an order that is spread over all and the same each time."""
+    inner = np.random.default_rng(0).permutation(np.arange(1, max(count - 1, 1))).tolist()
+    return [*dict.fromkeys((0, count - 1)), *inner] if count else []
+
+
+def _has_independent_programs(module: Module) -> bool:
+    """Whether the module is one launch whose programs do not communicate: any of them can run alone."""
+    launches = [n for n in module.main.body.walk() if n.op is host_ops.launch]
+    if len(launches) != 1 or any(n.op not in _MEMORY_PLAN_OPS for n in module.main.body.walk()):
+        return False
+    function = module.function(launches[0].attrs["kernel"])
+    atomic = any({"read", "write"} <= n.op.effects and "async" not in n.op.effects for n in function.body.walk())
+    return "mesh" not in function.attrs and not atomic and not uses_grid_barrier(function.body)
+
+
+def _make_launcher(
+    module: Module, bound: bool, monitor: Monitor | None = None, between: Callable[[], None] | None = None
+) -> host.LaunchFunction:
     def launch_node(node: Node, args: list[Any]) -> None:
-        launch(module.function(node.attrs["kernel"]), node.attrs["grid"], args, bound, monitor)
+        launch(module.function(node.attrs["kernel"]), node.attrs["grid"], args, bound, monitor, between)
 
     return launch_node
 
 
-def launch(
-    function: Function, grid: Sequence[int], args: Sequence[Any], bound: bool = False, monitor: Monitor | None = None
-) -> None:
-    """Run one tile function over a grid, chunk by chunk in order, under a monitor in debug mode."""
-    keep_heap_pages()
-    function = duplicate_tails(expand_target_ops(function))
-    grid = tuple(int(n) for n in grid) or (1,)
-    if min(grid) < 0:
-        raise ArgumentError(f"a grid cannot be {grid}", location=function.loc)
-    if 0 in grid:
-        return
-    group = int(function.attrs.get("group", 1))
-    box = choose_chunk_shape(function, grid, group * (monitor.width(function, group) if monitor is not None else 1))
-    written = find_written_params(function, args)
-    if monitor is not None:
-        monitor.enter(ObservedLaunch(function, grid, group, args), written)
-    for first in itertools.product(*(range(0, n, b) for n, b in zip(grid, box, strict=True))):
-        size = tuple(min(b, n - f) for b, n, f in zip(box, grid, first, strict=True))
-        machine = TileMachine.of(grid, first, size, group, bound)
-        pairs = enumerate(zip(function.params, args, strict=True))
-        inputs = [wrap_argument(p, a, machine, i in written) for i, (p, a) in pairs]
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a tile function over a grid."""
+
+    function: Function
+    grid: tuple[int, ...]
+    args: Sequence[Any]
+    group: int
+    written: set[int]
+
+    @classmethod
+    def of(cls, function: Function, grid: Sequence[int], args: Sequence[Any]) -> Launch:
+        """A launch of a function as written."""
+        keep_heap_pages()
+        function = duplicate_tails(expand_target_ops(function))
+        sizes = tuple(int(n) for n in grid) or (1,)
+        if min(sizes) < 0:
+            raise ArgumentError(f"a grid cannot be {sizes}", location=function.loc)
+        group = int(function.attrs.get("group", 1))
+        return cls(function, sizes, args, group, find_written_params(function, args))
+
+    def chunks(self, size: int, width: int = 1) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The first program and the counts of each chunk in order; a chunk's largest values hold about `size` bytes."""
+        if 0 in self.grid:
+            return []
+        box = choose_chunk_shape(self.function, self.grid, self.group * width, size)
+        firsts = itertools.product(*(range(0, n, b) for n, b in zip(self.grid, box, strict=True)))
+        return [(f, tuple(min(b, n - i) for b, n, i in zip(box, self.grid, f, strict=True))) for f in firsts]
+
+    def run_chunk(
+        self, first: tuple[int, ...], count: tuple[int, ...], bound: bool = False, monitor: Monitor | None = None,
+        between: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Run the programs of a chunk side by side."""
+        machine = TileMachine.of(self.grid, first, count, self.group, bound)
+        pairs = enumerate(zip(self.function.params, self.args, strict=True))
+        inputs = [wrap_argument(p, a, machine, i in self.written) for i, (p, a) in pairs]
         try:
             with np.errstate(all="ignore"):
-                _execute(function.body, inputs, machine, monitor)
+                _execute(self.function.body, inputs, machine, monitor, between)
         except OutOfBoundsError as error:
             raise machine.named(error) from None
+
+
+def launch(
+    function: Function, grid: Sequence[int], args: Sequence[Any], bound: bool = False, monitor: Monitor | None = None,
+    between: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
+    """Run one tile function over a grid, chunk by chunk in order, under a monitor in debug mode."""
+    launched = Launch.of(function, grid, args)
+    if 0 in launched.grid:
+        return
+    width = monitor.width(launched.function, launched.group) if monitor is not None else 1
+    if monitor is not None:
+        monitor.enter(ObservedLaunch(launched.function, launched.grid, launched.group, args), launched.written)
+    for first, count in launched.chunks(CHUNK_BYTES, width):
+        launched.run_chunk(first, count, bound, monitor, between)
     if monitor is not None:
         monitor.leave()
 
 
-def _execute(body: Block, inputs: list[Any], machine: TileMachine, monitor: Monitor | None) -> None:
+def _execute(
+    body: Block, inputs: list[Any], machine: TileMachine, monitor: Monitor | None,
+    between: Callable[[], None] | None,
+) -> None:  # fmt: skip
     if monitor is not None:
         from tessera.interp.sanitizer.op_checks import make_checked_evaluator  # in debug mode alone: a build loads none
 
         evaluate_block(body, inputs, make_checked_evaluator(machine, monitor))
     elif machine.bound:
-        evaluate_block(body, inputs, op_rules.make_evaluator(machine))
+        evaluate_block(body, inputs, call_between(op_rules.make_evaluator(machine), between))
     else:
         block_compiler.run_compiled(body, inputs, machine)
 
@@ -142,11 +241,13 @@ def _may_overlap(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b))
 
 
-def choose_chunk_shape(function: Function, grid: tuple[int, ...], width: int) -> tuple[int, ...]:
+def choose_chunk_shape(
+    function: Function, grid: tuple[int, ...], width: int, size: int = CHUNK_BYTES
+) -> tuple[int, ...]:
     """Choose how many programs of some width a chunk holds along each axis; the first axes are split first."""
     if "mesh" in function.attrs or uses_grid_barrier(function.body):  # its programs communicate
         return grid
-    room = max(1, CHUNK_BYTES // (_largest_value_bytes(function.body) * width))
+    room = max(1, size // (_largest_value_bytes(function.body) * width))
     box: list[int] = []
     for size in reversed(grid):
         box.append(max(1, min(size, room)))

@@ -64,6 +64,14 @@ def bound_monotone(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> I
     return site.computed(value, _corner_spread(site, value, operands, attrs))
 
 
+def bound_additive(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> IntervalArray:
+    """For x + y and x − y: the radii add up, then the op's own rounding; corners for integers, which may wrap."""
+    value = site.reference(x, y)
+    if value.dtype.kind != "f":
+        return site.computed(value, _corner_spread(site, value, (x, y), {}))
+    return site.computed(value, np.broadcast_to(x.radius + y.radius, value.shape))
+
+
 def bound_lipschitz(site: ErrorSite, x: IntervalArray) -> IntervalArray:
     """For sin and cos: an operand's error arrives at most undiminished, and both stay within [-1, 1]."""
     value = site.reference(x)

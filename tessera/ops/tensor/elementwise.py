@@ -115,13 +115,13 @@ _define_rounding = _define_op(
 _define_extremum = _define_op(error_rules.bound_selection, infer=infer_same, coerce=coerce_pointwise, method=True)
 
 
-@_define_arithmetic(error_rules.bound_monotone, ulps=0.5)
+@_define_arithmetic(error_rules.bound_additive, ulps=0.5)
 def add(x, y):
     """`x` plus `y`."""
     return np.add(x, y)
 
 
-@_define_arithmetic(error_rules.bound_monotone, ulps=0.5)
+@_define_arithmetic(error_rules.bound_additive, ulps=0.5)
 def sub(x, y):
     """`x` minus `y`."""
     return np.subtract(x, y)

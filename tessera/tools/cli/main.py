@@ -63,6 +63,12 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
 def _tuning(command: argparse.ArgumentParser) -> None:
     text = "use the first configuration of an autotuned kernel: nothing is measured, no cache is read"
     command.add_argument("--no-tune", dest="tune", action="store_false", help=text)
@@ -84,6 +90,10 @@ def _run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--gpu", default="H100", help="the GPU that --report models (default H100)")
     command.add_argument("--timeline", metavar="T.json", help="as --report, and write the ops as they ran (Perfetto)")
     command.add_argument("--picture", metavar="P.png", help="as --report, and draw which program touches what")
+    command.add_argument("--repeat", type=_count, metavar="N", help="call it N times more: the least and median time")
+    command.add_argument("--no-check", dest="check", action="store_false", help="do not check the results")
+    command.add_argument("--full-check", action="store_true", help="check all programs, where a sample is the default")
+    command.add_argument("--arch", help=ARCH_HELP)
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
     command.add_argument(
         "--output", action="append", default=[], metavar="OUT.npy", help="where an output goes, in order"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,9 +20,9 @@ from tessera.core.device import INTERP, find_generator_name
 from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.core.io import check_writable, read_array, write_array
 from tessera.core.types import TensorType, as_dtype
-from tessera.interp.bound import compare_with_bound
+from tessera.interp.bound import BoundSample, compare_with_bound
 from tessera.runtime.artifacts import LoadedArtifact, load
-from tessera.runtime.program import PreparedProgram
+from tessera.runtime.program import ExecutableProgram, PreparedProgram
 from tessera.tools.cli.entry_points import (
     EntryPoint,
     describe_configuration,
@@ -28,6 +31,10 @@ from tessera.tools.cli.entry_points import (
     prepare_program,
 )
 from tessera.tools.debug import as_target, checked, kernel_trace
+
+LONG_CALL = 5.0  # seconds: a call this long is not repeated to get a warm one
+CHECK_SHARE, CHECK_SECONDS = 2.0, 1.0  # a check takes at most this many times the run, or this many seconds
+FULL_CHECK = "--full-check checks everything"
 
 
 def main(options: argparse.Namespace) -> int:
@@ -43,19 +50,70 @@ def main(options: argparse.Namespace) -> int:
     if way is not None:
         return way(entry, _prepare(entry, arguments, INTERP, options), arguments, options)
     level, target = _level_and_target(options)
+    if options.arch and level not in ("device", "target"):
+        raise ArgumentError(
+            "--arch selects the architecture of a generator", expected="--target ptx, csl, … or --level target with it"
+        )
     program = _prepare(entry, arguments, target, options)
     level = level or program.top
-    start = time.perf_counter()
-    results = program.run(level, target)
-    seconds = time.perf_counter() - start
-    good = _report(entry, program, arguments, results, _name(level, target), seconds)
-    _save(results, options.output)
+    run = _run_timed(program, level, target, options)
+    good = _report(entry, program, arguments, run, _name(level, target), options)
+    _save(run.results, options.output)
     return 0 if good else 1
+
+
+@dataclass
+class TimedRun:
+    """The results of a program and the seconds of each of its calls, with those of the other parts of a command."""
+
+    results: list[np.ndarray]
+    calls: list[float]
+    parts: dict[str, float] = field(default_factory=dict)
+    compiled: ExecutableProgram | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The time of all the program's own work, to which that of a check is compared."""
+        return sum(self.calls) + self.parts.get("compilation", 0.0)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time of a block of statements to that of a part."""
+        start = time.perf_counter()
+        yield
+        self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
+
+    def describe(self) -> str:
+        """The time of a call: of a warm one where there is one."""
+        warm = self.calls[1:]
+        if not warm:
+            return f"{_duration(self.calls[0])}, the first call" if self.parts else _duration(self.calls[0])
+        if len(warm) == 1:
+            return f"{_duration(warm[0])}, a warm call"
+        return f"{_duration(min(warm))} min, {_duration(median(warm))} median of {len(warm)} warm calls"
+
+
+def _run_timed(program: PreparedProgram, level: str, target: str, options: argparse.Namespace) -> TimedRun:
+    """Compile and call a program: `--repeat` times more after the first; on a device once more unless that is long."""
+    run = TimedRun([], [])
+    with run.part("compilation"):
+        run.compiled = program.compile(level, target, _emission_options(options))
+    run.results, seconds = run.compiled.timed()
+    run.calls.append(seconds)
+    wanted = options.repeat or int(level == "device" and seconds < LONG_CALL)
+    run.calls += [run.compiled.timed()[1] for _ in range(wanted)]
+    if level not in ("device", "target"):
+        del run.parts["compilation"]
+    return run
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def _loaded(options: argparse.Namespace) -> LoadedArtifact:
     """Load the named artifact; refuse options that artifacts do not have."""
-    for name in (*INTERPRETED, "level", "target"):
+    for name in (*INTERPRETED, "level", "target", "arch", "full_check"):
         if getattr(options, name):
             raise ArgumentError(
                 f"an artifact runs its own code for its own target, without --{name.replace('_', '-')}",
@@ -93,12 +151,10 @@ def _run_with_target_numerics(
     entry: EntryPoint, program: PreparedProgram, arguments: Any, options: argparse.Namespace
 ) -> int:
     """Interpret the Tile level with a target's numerics; exit status 1 where a result is outside its bound."""
-    start = time.perf_counter()
     with as_target(options.as_target):
-        results = program.run("tile")
-    seconds = time.perf_counter() - start
-    good = _report(entry, program, arguments, results, f"tile (interpreted, numbers of {options.as_target})", seconds)
-    _save(results, options.output)
+        run = _run_timed(program, "tile", INTERP, options)
+    good = _report(entry, program, arguments, run, f"tile (interpreted, numbers of {options.as_target})", options)
+    _save(run.results, options.output)
     return 0 if good else 1
 
 
@@ -150,6 +206,11 @@ INTERPRETATIONS: dict[str, InterpretationRun] = {
 }
 
 
+def _emission_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The generator's options that the command line gives."""
+    return {"arch": options.arch} if options.arch else {}
+
+
 def _level_and_target(options: argparse.Namespace) -> tuple[str | None, str]:
     """The level and the target to lower for; with only a target, its device."""
     target = find_generator_name(options.target) if options.target is not None else None
@@ -171,7 +232,7 @@ def _name(level: str, target: str) -> str:
 
 
 def _report(
-    entry: EntryPoint, program: PreparedProgram, arguments: Any, results: list[np.ndarray], where: str, seconds: float
+    entry: EntryPoint, program: PreparedProgram, arguments: Any, run: TimedRun, where: str, options: argparse.Namespace
 ) -> bool:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("entry", f"[bold]{program.name}[/]")
@@ -180,29 +241,58 @@ def _report(
         table.add_row("input", f"{name}: {_type(array)}")
     if len(shown) > 6:
         table.add_row("", f"and {len(shown) - 6} more")
-    for result in results:
+    for result in run.results:
         table.add_row("output", _type(result))
     table.add_row("level", where)
-    table.add_row("time", f"{seconds * 1e3:.2f} ms")
-    good = _check_bounds(table, program, results)
-    good = _check_reference(table, entry, program, arguments, results) and good
+    table.add_row("time", run.describe())
+    good = _check(table, entry, program, arguments, run, options)
+    if run.parts:
+        table.add_row("spent", ", ".join(f"{name} {_duration(seconds)}" for name, seconds in run.parts.items()))
     Console().print(table)
     return good
 
 
-def _check_bounds(table: Table, program: PreparedProgram, results: list[np.ndarray]) -> bool:
+def _check(
+    table: Table,
+    entry: EntryPoint,
+    program: PreparedProgram,
+    arguments: Any,
+    run: TimedRun,
+    options: argparse.Namespace,
+) -> bool:
+    """Add the rows of the comparisons with error bounds and with the example's reference: whether both agree."""
+    if not options.check:
+        table.add_row("error", "[yellow]not checked[/] (--no-check)")
+        return True
+    with Console(stderr=True).status("checking the results against their error bounds"), run.part("bounds"):
+        good = _check_bounds(table, program, run, options.full_check)
+    with run.part("reference"):
+        agrees = _check_reference(table, entry, program, arguments, run.results)
+    if entry.example is None or entry.example.reference is None:
+        del run.parts["reference"]
+    return good and agrees
+
+
+def _check_bounds(table: Table, program: PreparedProgram, run: TimedRun, full: bool) -> bool:
+    limit = max(CHECK_SHARE * run.seconds, CHECK_SECONDS)
     try:
-        bounds = program.bounds()
+        sample = BoundSample(program.bounds(), 1, 1) if full else program.sample_bounds(limit)
     except UnsupportedOpError as error:
         table.add_row("error", f"[yellow]without a bound[/]: {error.message}")
         return True
-    agreements = [compare_with_bound(r, b) for r, b in zip(results, bounds, strict=True)]
+    if sample is None:
+        table.add_row("error", f"[yellow]not checked[/]: its bounds take over {_duration(limit)}; {FULL_CHECK}")
+        return True
+    agreements = [compare_with_bound(r, b) for r, b in sample.select(run.results)]
     worst = max((a.worst_share for a in agreements), default=0.0)
     good = all(a.ok for a in agreements)
     mark = "[green]within the bound[/]" if good else "[red]outside the bound[/]"
     wide = " (a bound too wide to say much)" if any(a.useless for a in agreements) else ""
     share = f"{worst:.1%} of the bound" if worst < 10 else f"{worst:.3g} times the bound"
     table.add_row("error", f"{share}: {mark}{wide}")
+    if sample.programs < sample.total:
+        checked = f"{sample.programs} of {sample.total} programs, spread over the grid"
+        table.add_row("", f"[yellow]checked in a sample[/]: {checked}; {FULL_CHECK}")
     if not good:
         table.add_row("", "`tessera bisect` names the first step of the lowering that goes wrong")
     return good
