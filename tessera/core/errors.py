@@ -3,6 +3,8 @@ received value, and a suggestion."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import linecache
 import os
 import sys
@@ -31,6 +33,36 @@ class Location:
     def __str__(self) -> str:
         column = f":{self.column}" if self.column else ""
         return f"{self.file}:{self.line}{column}"
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019 - locations are small and live as long as their programs
+    def variable(self) -> str:
+        """The variable that the source assigns the value computed here, as `a` or `a[1]`; "" where there is none."""
+        try:
+            tree = ast.parse("".join(linecache.getlines(self.file)))
+        except (SyntaxError, ValueError):
+            return ""
+        assigned = (node for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AnnAssign)))
+        return next((n for n in (self._variable_of(node) for node in assigned if node.value) if n), "")
+
+    def _variable_of(self, node: ast.Assign | ast.AnnAssign) -> str:
+        target, value = node.targets[0] if isinstance(node, ast.Assign) else node.target, node.value
+        index = ""
+        while isinstance(value, (ast.Tuple, ast.List)) and self._is_in(value):
+            inner = [(i, element) for i, element in enumerate(value.elts) if self._is_in(element)]
+            if not inner:
+                break  # the list itself
+            at, part = inner[0]
+            if isinstance(target, (ast.Tuple, ast.List)) and len(target.elts) == len(value.elts):
+                target = target.elts[at]
+            else:
+                index += f"[{at}]"
+            value = part
+        found = value is not None and self._is_in(value) and isinstance(target, ast.Name)
+        return target.id + index if found else ""  # type: ignore[attr-defined]
+
+    def _is_in(self, node: ast.expr) -> bool:
+        start, end = (node.lineno, node.col_offset + 1), (node.end_lineno or node.lineno, node.end_col_offset or 0)
+        return start <= (self.line, self.column) <= end
 
     def excerpt(self) -> str:
         """The source line with a caret under the columns, or "" where the file cannot be read."""

@@ -122,7 +122,7 @@ def to_array(data: Any, narrow: bool) -> np.ndarray:
         ) from None
     if array.dtype.kind in NON_NUMERIC_KINDS:
         raise DTypeError(
-            f"{_describe_type(data, array)} is not a tensor or a number", received=_shorten_repr(data),
+            f"{_describe_type(data, array)} is not a tensor or a number", received=shorten_repr(data),
             expected="a number, nested lists of numbers, an array or a tensor",
         )  # fmt: skip
     return array.astype(np.float32) if narrow and array.dtype == np.float64 and not hasattr(data, "dtype") else array
@@ -134,7 +134,8 @@ def _describe_type(data: Any, array: np.ndarray) -> str:
     return type(first if isinstance(data, (list, tuple)) else data).__name__
 
 
-def _shorten_repr(value: Any) -> str:
+def shorten_repr(value: Any) -> str:
+    """What an error shows of a value: one line of at most 60 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) < 60 else text[:57] + "..."
 

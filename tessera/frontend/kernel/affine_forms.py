@@ -30,7 +30,7 @@ def _always(node: Node) -> bool:
 
 
 def _is_block_or_constant(node: Node) -> bool:
-    return bool(node.out.type.rank) or node.op is basic.full
+    return len(node.results) == 1 and (bool(node.out.type.rank) or node.op is basic.full)
 
 
 def find_constant(index: Index) -> int | None:

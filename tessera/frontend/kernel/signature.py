@@ -12,7 +12,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TraceError, UnknownNameError, user_location
 from tessera.core.shapes import bind_shape
 from tessera.core.types import GLOBAL, DType, Policy, RefType, TensorType, Type, as_dtype, scalar
-from tessera.ir.array_interchange import import_dlpack
+from tessera.ir.array_interchange import import_dlpack, shorten_repr
 from tessera.ir.tensor import Tensor
 
 # The memory that something lies in, as annotations say it.
@@ -119,7 +119,10 @@ class KernelParameters:
         if isinstance(want, TensorType) and want.rank and argument is not None:
             raise DTypeError(
                 f"argument `{name}` is not a tensor", location=user_location(), expected=str(want),
-                received=f"{type(argument).__name__} {argument!r}",
+                received=f"{type(argument).__name__} {shorten_repr(argument)}",
+                suggestion=f"np.asarray({name}, {want.dtype.numpy.name!r})"
+                if isinstance(argument, (list, tuple))
+                else None,
             )  # fmt: skip
         if isinstance(want, DType) and isinstance(argument, (bool, int, float, np.generic)):
             return scalar(want)

@@ -58,7 +58,8 @@ class TraceState:
     learned: dict[Any, Any] = field(default_factory=dict)
     frozen_containers: dict[int, Any] = field(
         default_factory=dict
-    )  # by identity: lists that may not change here (mutation.py)
+    )  # by identity: lists that may not change here (scope.py)
+    memory_sums: dict[int, Any] = field(default_factory=dict)  # by identity of a sum's value: the tensor it begins with
 
 
 CURRENT_TRACE: ContextVar[TraceState | None] = ContextVar("kernel trace", default=None)

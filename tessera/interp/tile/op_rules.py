@@ -393,7 +393,8 @@ def _(machine, node, args, run):
 def _(machine, node, args, run):
     grid_axes = len(machine.grid)
     shared = (1,) * (machine.rank - grid_axes) if node.attrs["space"] == SHARED else machine.count[grid_axes:]
-    type, name = node.out.type, f"the {node.out.type.space} memory of line {node.loc.line}"
+    type, variable = node.out.type, node.loc.variable()
+    name = f"the {type.space} memory " + (f"`{variable}`" if variable else f"of line {node.loc.line}")
     lead = (*machine.count[:grid_axes], *shared)
     return (allocate_memory(lead, type.shape, type.dtype.numpy, name, machine.bound, node.attrs["padding"]),)
 

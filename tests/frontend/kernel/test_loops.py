@@ -176,3 +176,17 @@ def test_range_n_walks_blocks_of_rows(rng):
     x = rng.random((12, 3), dtype="f4")
     want = sum(x[i : i + 4] * i for i in (0, 4, 8))
     np.testing.assert_allclose(blocks_by_number(x), want, rtol=1e-6)
+
+
+@kernel
+def index_of_several_results(x, out):
+    i, s = 3, 0.0
+    for k in tile.range(0, tile.program_id(0) + 2):
+        s, i = s + x[i], (i + k) % 4
+    out[0:4] = tile.load(x, i + tile.arange(0, 4), other=0.0) + s
+
+
+def test_an_index_that_a_loop_carries_beside_another_value():
+    x, out = np.arange(8, dtype="f4"), np.zeros(4, "f4")
+    index_of_several_results[1,](x, out)
+    assert out.tolist() == [6, 7, 8, 9]

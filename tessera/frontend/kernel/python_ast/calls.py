@@ -135,7 +135,42 @@ def _evaluate_call(frame: KernelFrame, node: ast.Call) -> tuple[Any, list[Any], 
     function = evaluate_expression(frame, node.func)
     args = [evaluate_expression(frame, a) for a in node.args]
     named = {k.arg: evaluate_expression(frame, k.value) for k in node.keywords if k.arg}
-    return function, args, call_function(frame.trace, function, args, named)
+    try:
+        return function, args, call_function(frame.trace, function, args, named)
+    except TypeError:
+        _check_signature(ast.unparse(node.func), function, args, named)
+        raise
+
+
+# Parameters of Triton's functions, and what a kernel has for them.
+_FOREIGN_PARAMETERS = {
+    **dict.fromkeys(("cache_modifier", "eviction_policy", "volatile"), "leave it out: the compiler chooses it"),
+    **dict.fromkeys(("allow_tf32", "input_precision"), "cast the operands: tile.cast(a, ts.tf32)"),
+    **dict.fromkeys(("boundary_check", "padding_option"), "other=0.0 reads zeros beyond the edge; edge='clip' stores"),
+    "keep_dims": "write keepdims",
+    "num_stages": "write ts.Schedule(stages=n) at the kernel: @ts.kernel.with_schedule(...)",
+    "num_warps": "write ts.Schedule(warps=n) at the kernel: @ts.kernel.with_schedule(...)",
+}
+
+
+def _check_signature(name: str, function: Any, args: list[Any], named: dict[str, Any]) -> None:
+    """Explain a TypeError of a call by the signature of the function.
+
+    Raises:
+        ArgumentError: the arguments do not fit it.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        hints = [_FOREIGN_PARAMETERS[n] for n in named if n in _FOREIGN_PARAMETERS and n not in signature.parameters]
+        shown = ", ".join(p.name if p.default is p.empty else f"{p.name}=" for p in signature.parameters.values())
+        raise ArgumentError(
+            f"{name}: {error}", expected=f"{name}({shown})", suggestion=hints[0] if hints else None
+        ) from None
 
 
 def call_function(trace: TraceState, function: Any, args: list[Any], named: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, TesseraError, UnsupportedSyntaxError, user_location
-from tessera.core.types import bool_
+from tessera.core.types import GLOBAL, bool_
 from tessera.frontend.kernel.conversions import convert_to_type, join_types
 from tessera.frontend.kernel.memref import MemRefAccess, MemRefView, load_if_memref, subscript_view
 from tessera.frontend.kernel.python_ast.runtime_indexing import (
@@ -317,7 +317,48 @@ UNARY: dict[type, Callable[[Any], Any]] = {
 @expression(ast.BinOp)
 def _(frame: KernelFrame, node: ast.BinOp) -> Any:
     left, right = evaluate_operand(frame, node.left), evaluate_operand(frame, node.right)
-    return OPERATORS[type(node.op)](left, right)
+    try:
+        found = OPERATORS[type(node.op)](left, right)
+    except ShapeError:
+        refuse_pointer_arithmetic(frame, node, node.left, right)
+        raise
+    place = _find_pointer_base(frame, node.left)
+    if place is not None and is_traced(found):
+        frame.trace.memory_sums[id(found.data)] = place
+    return found
+
+
+def _find_pointer_base(frame: KernelFrame, node: ast.expr) -> MemRefView | None:
+    """The whole tensor parameter that an expression, or the sum that it names, begins with."""
+    while isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
+        node = node.left
+    if not isinstance(node, ast.Name):
+        return None
+    found = frame.lookup(node.id)
+    if isinstance(found, Tensor):
+        return frame.trace.memory_sums.get(id(found.data))
+    whole = isinstance(found, MemRefView) and found.is_whole and found.memory.type.space == GLOBAL
+    return found if whole else None
+
+
+def refuse_pointer_arithmetic(frame: KernelFrame, node: Any, base: ast.expr, offset: Any) -> None:
+    """Refuse `x + offsets`, where `x` is a tensor parameter, with the subscript that it means.
+
+    Raises:
+        ArgumentError: the base is such a parameter or a sum with it, and the offset an integer of the run.
+    """
+    place = _find_pointer_base(frame, base) if isinstance(node.op, (ast.Add, ast.Sub)) else None
+    if place is None or not (is_traced(offset) and offset.dtype.is_integer):
+        return
+    name, axes = place.memory.name, "ijklmn"[: place.ndim]
+    slices = ", ".join(f"{axis} : {axis} + B{axis.upper()}" for axis in axes)
+    blocks = "offsets" if len(axes) == 1 else "rows[:, None], cols[None, :]" if len(axes) == 2 else "one block an axis"
+    raise ArgumentError(
+        f"`{name}` is a tensor, not a pointer: an offset would be added to its elements",
+        expected=f"its elements by slices, {name}[{slices}], or by blocks of indices, {name}[{blocks}]",
+        received=f"{place.memory.type} and {offset.type}",
+        suggestion=f"write tile.load({name}[{slices}], other=0.0)",
+    )
 
 
 @expression(ast.UnaryOp)

@@ -72,7 +72,7 @@ class KernelFrame:
         return UnknownNameError(
             f"`{name}` is not defined",
             expected="a parameter, a variable, a dim of an annotation, or a name of the file",
-            suggestion=f"did you mean `{near[0]}`?" if near else _suggest_op(name),
+            suggestion=FOREIGN_SPELLINGS.get(name) or (f"did you mean `{near[0]}`?" if near else _suggest_op(name)),
         )
 
     def child(self, names: dict[str, Any], source: FunctionSource | None = None) -> KernelFrame:
@@ -158,11 +158,52 @@ def read_attribute(frame: KernelFrame, base: Any, name: str) -> Any:
         kind = getattr(base, "__name__", type(base).__name__).rpartition(".")[2]
         raise UnknownNameError(
             f"{'a tensor' if isinstance(base, (MemRefAccess, Tensor)) else f'`{kind}`'} has no `{name}`",
-            suggestion=f"did you mean `{near[0]}`?" if near else _suggest_spelling(name),
+            suggestion=_suggest_attribute(base, name, near),
         ) from None
     if isinstance(base, ModuleType):
         frame.trace.guards.append((ModuleScope(base), name, found))
     return normalise_constant(found)
+
+
+# Names of Triton, CUDA C++ and Numba, and what a kernel writes instead.
+_NO_HINT = "leave it out: the compiler infers it"
+_NO_POINTER = "name the elements: tile.load(x[i : i + BLOCK], other=0.0)"
+_NO_THREADS = "a kernel computes on blocks: tile.program_id(0) * BLOCK + tile.arange(0, BLOCK)"
+_TYPE_NAMES = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16", "int1": "bool"}
+FOREIGN_SPELLINGS = {
+    **{name: f"write ts.{own}" for name, own in {**_TYPE_NAMES, **{n: n for n in BY_NAME}}.items()},
+    **dict.fromkeys(("assume", "max_constancy", "max_contiguous", "multiple_of"), _NO_HINT),
+    **dict.fromkeys(("advance", "make_block_ptr", "make_tensor_descriptor", "pointer_type"), _NO_POINTER),
+    **dict.fromkeys(("blockDim", "cuda", "threadIdx"), _NO_THREADS),
+    **dict.fromkeys(("debug_barrier", "syncthreads", "__syncthreads"), "write tile.barrier()"),
+    **dict.fromkeys(("device_assert", "static_assert"), "write assert condition, message"),
+    **dict.fromkeys(("device_print", "static_print", "printf"), "write print(x)"),
+    **dict.fromkeys(("extra", "libdevice", "math"), "the functions are in tile itself: tile.exp(x)"),
+    **dict.fromkeys(("ravel", "view"), "write tile.reshape(x, shape)"),
+    **dict.fromkeys(("tl", "triton"), "write tile, after `from tessera import tile`"),
+    **dict.fromkeys(("permute", "trans"), "write tile.transpose(x), or x.permute(order) for more than two axes"),
+    "associative_scan": "write tile.scan(x, combine, axis=-1)",
+    "atomic_xchg": "write tile.atomic_exchange(place, value)",
+    "blockIdx": "write tile.program_id(axis)",
+    "broadcast_to": "write tile.broadcast(x, shape)",
+    "cat": "write tile.join(a, b), whose last axis has size 2, and tile.reshape",
+    "clamp": "write tile.clip(x, low, high)",
+    "constexpr": "write ts.constexpr",
+    "dot_scaled": "multiply by the scales: tile.dot(a, b) * a_scale * b_scale",
+    "expand_dims": "write x[:, None]",
+    "fdiv": "write a / b",
+    "gridDim": "write tile.num_programs(axis)",
+    "interleave": "write tile.join(a, b) and tile.reshape",
+    "rand": "write tile.random(seed, offsets)",
+    "xor_sum": 'write tile.reduce(x, "xor")',
+}
+
+
+def _suggest_attribute(base: Any, name: str, near: list[str]) -> str | None:
+    """What to write instead of `base.name`: for a name of another language its counterpart, else a close spelling."""
+    if isinstance(base, ModuleType) and base.__name__.startswith("tessera") and name in FOREIGN_SPELLINGS:
+        return FOREIGN_SPELLINGS[name]
+    return f"did you mean `{near[0]}`?" if near else _suggest_spelling(name)
 
 
 def _suggest_spelling(name: str) -> str | None:

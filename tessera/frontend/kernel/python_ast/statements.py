@@ -18,6 +18,7 @@ from tessera.frontend.kernel.python_ast.expressions import (
     evaluate_expression,
     evaluate_operand,
     get_item,
+    refuse_pointer_arithmetic,
 )
 from tessera.frontend.kernel.python_ast.scope import KernelFrame, check_mutation
 from tessera.frontend.kernel.python_ast.unsupported_syntax import ATTRIBUTE_ALTERNATIVE, unsupported_error
@@ -128,7 +129,10 @@ def _(frame: KernelFrame, node: ast.AnnAssign) -> None:
 def _(frame: KernelFrame, node: ast.AugAssign) -> None:
     place = _read_target(frame, node.target)
     before = apply_at_location(frame, node.target, lambda f, n: load_if_memref(place))
-    found = OPERATORS[type(node.op)](before, evaluate_operand(frame, node.value))
+    value = evaluate_operand(frame, node.value)
+    if isinstance(node.target, ast.Name) and isinstance(place, MemRefAccess) and not place.dtype.is_integer:
+        apply_at_location(frame, node, lambda f, n: refuse_pointer_arithmetic(f, n, n.target, value))
+    found = OPERATORS[type(node.op)](before, value)
     if isinstance(place, MemRefAccess):
         place.store(found)
     else:

@@ -80,6 +80,7 @@ def locate_access(place: Any, index: tuple, shape: tuple[int, ...] | None) -> Me
         raise ArgumentError(
             "this is a value, not a place in memory", expected="a tensor parameter, a buffer, or part of one",
             received=str(place.type) if isinstance(place, Tensor) else repr(place),
+            suggestion="name the elements by slices or by blocks of indices: A[i : i + BLOCK], A[offsets]",
         )  # fmt: skip
     row = index[0] if index and isinstance(index[0], BlockIndex) else None
     if index and row is None:

@@ -53,6 +53,15 @@ class TileRange:
         return len(self.static())
 
 
+def cdiv(x: Any, y: Any) -> Any:
+    """`x / y` rounded up: the number of blocks of `y` elements that cover `x`; of integers, in kernels and outside.
+
+    >>> cdiv(1000, 128)
+    8
+    """
+    return (load_if_memref(x) + (y - 1)) // y
+
+
 @dataclass(frozen=True)
 class BlockIndex:
     """The number of a block along an axis, and how many elements a block has."""

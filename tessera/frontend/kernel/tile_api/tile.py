@@ -69,7 +69,7 @@ from tessera.frontend.kernel.tile_api.memory import (
 )
 from tessera.frontend.kernel.tile_api.online_softmax import mask_causal, softmax_accumulate, softmax_online
 from tessera.frontend.kernel.tile_api.random import dropout, randint, randn, random, random_bits
-from tessera.frontend.kernel.tile_api.ranges import range_n, static_range
+from tessera.frontend.kernel.tile_api.ranges import cdiv, range_n, static_range
 from tessera.frontend.kernel.tile_api.ranges import tile_range as range
 from tessera.frontend.kernel.tile_api.scans import (
     argsort,
@@ -116,6 +116,7 @@ from tessera.ops.tensor.elementwise import (
     tanh,
     where,
 )
+from tessera.ops.tensor.nn import gelu, relu, sigmoid, silu, softmax
 from tessera.ops.tensor.reduce import argmax, argmin, sum
 from tessera.ops.tensor.scalar_functions import (
     acos,
@@ -154,16 +155,16 @@ if not TYPE_CHECKING:
 __all__ = [
     "abs", "acos", "alloc_register", "alloc_shared", "arange", "argmax", "argmin", "argsort", "asin", "assert_",
     "async_copy", "atan", "atan2", "atomic_add", "atomic_and", "atomic_cas", "atomic_exchange", "atomic_max",
-    "atomic_min", "atomic_or", "atomic_xor", "barrier", "block", "block_id", "broadcast", "cast", "ceil", "clip",
-    "col_index", "context", "cooperative_group", "cos", "cosh", "cp_async", "cp_commit_group", "cp_wait_group",
+    "atomic_min", "atomic_or", "atomic_xor", "barrier", "block", "block_id", "broadcast", "cast", "cdiv", "ceil",
+    "clip", "col_index", "context", "cooperative_group", "cos", "cosh", "cp_async", "cp_commit_group", "cp_wait_group",
     "cummax", "cummin", "cumprod", "cumsum", "dot", "dropout", "erf", "exp", "exp2", "expm1", "flip", "floor", "fma",
-    "fragment", "full", "grid", "grid_barrier", "grid_size", "group_id", "group_size", "histogram", "inline",
+    "fragment", "full", "gelu", "grid", "grid_barrier", "grid_size", "group_id", "group_size", "histogram", "inline",
     "isfinite", "isinf", "isnan", "join", "lane_id", "linear_id", "load", "load_broadcast", "load_coalesced",
     "load_gather", "load_matrix", "load_shared", "load_strided", "load_vector", "local_id", "log", "log10", "log1p",
     "log2", "mask_causal", "matmul", "max", "maximum", "mbarrier", "mbarrier_arrive", "mbarrier_expect",
     "mbarrier_init", "mbarrier_wait", "min", "minimum", "mma", "mma_mixed", "num_programs", "ones", "pow", "print",
-    "program_id", "randint", "randn", "random", "random_bits", "range", "range_n", "reduce", "reshape", "round",
-    "row_index", "rsqrt", "scan", "sign", "sin", "sinh", "softmax_accumulate", "softmax_online", "sort", "split",
-    "sqrt", "static_range", "store", "store_matrix", "store_shared", "store_vector", "sum", "take", "tan", "tanh",
-    "thread_id", "transpose", "trunc", "wait_async", "warp", "warp_id", "where", "zeros",
+    "program_id", "randint", "randn", "random", "random_bits", "range", "range_n", "reduce", "relu", "reshape", "round",
+    "row_index", "rsqrt", "scan", "sigmoid", "sign", "silu", "sin", "sinh", "softmax", "softmax_accumulate",
+    "softmax_online", "sort", "split", "sqrt", "static_range", "store", "store_matrix", "store_shared", "store_vector",
+    "sum", "take", "tan", "tanh", "thread_id", "transpose", "trunc", "wait_async", "warp", "warp_id", "where", "zeros",
 ]  # fmt: skip
