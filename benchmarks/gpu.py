@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.machine import keep, kept
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.runtime.gpu import get_gpu
+from tessera.codegen.ptx.runtime.driver_api import get_gpu
 from tessera.runtime.program import prepare
 
 ROUNDS, EACH = 9, 10

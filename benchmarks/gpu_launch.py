@@ -18,7 +18,7 @@ import tessera as ts
 from benchmarks import gpu_products
 from benchmarks import triton_kernels as kernels
 from benchmarks.gpu import Run, bound, compiled
-from tessera.codegen.ptx.runtime.gpu import get_gpu
+from tessera.codegen.ptx.runtime.driver_api import get_gpu
 
 CALLS = 2000
 SIZE = 4096

@@ -109,7 +109,7 @@ if TYPE_CHECKING:
     from tessera.frontend.kernel.tile_api import tile
     from tessera.runtime.artifacts import build, load
     from tessera.runtime.launch.streams import Event, Stream, synchronize
-    from tessera.runtime.launch.tuning.tuner import TuningCache
+    from tessera.runtime.launch.tuner import TuningCache
     from tessera.runtime.storage.copy_pipeline import async_load, async_store
     from tessera.tools.check import check  # type: ignore[no-redef]
     from tessera.tools.performance import EmpiricalModel, PerformanceModel, RooflineModel, time

@@ -16,7 +16,7 @@ EXPORTS = {
     "tessera.frontend.kernel.memory_spaces": "memory",
     "tessera.frontend.kernel.autotuning": "Autotuner Evolutionary Guided",
     "tessera.runtime.launch.streams": "Event Stream synchronize",
-    "tessera.runtime.launch.tuning.tuner": "TuningCache",
+    "tessera.runtime.launch.tuner": "TuningCache",
     "tessera.runtime.storage.copy_pipeline": "async_load async_store",
     "tessera.tools.performance": "EmpiricalModel PerformanceModel RooflineModel time",
 }

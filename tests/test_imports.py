@@ -21,9 +21,6 @@ CIRCLES = {
     frozenset(("tessera.codegen.grouped.control_flow", "tessera.codegen.grouped.coroutines")): (
         "a branch that waits becomes coroutines, whose bodies hold branches"
     ),
-    frozenset(("tessera.runtime.launch.execution", "tessera.runtime.launch.streams")): (
-        "a launch asks its stream for its order, a stream asks a launch what it writes"
-    ),
 }
 
 

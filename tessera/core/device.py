@@ -1,4 +1,4 @@
-"""Devices: names of devices, the generator that serves each, and the default device."""
+"""Devices: names of devices, the generator that serves each, the default device, and the memory that an array spans."""
 
 from __future__ import annotations
 
@@ -6,8 +6,33 @@ import ctypes
 from contextvars import ContextVar
 from functools import cache
 
+import numpy as np
+
 from tessera.core.errors import DeviceUnavailable, user_location
 from tessera.core.hooks import list_generators
+
+# Array memory: the addresses that the elements of a NumPy array occupy.
+
+
+def array_address(array: np.ndarray) -> int:
+    """The address of the first element.
+
+    >>> pair = np.zeros(2, np.int32)
+    >>> array_address(pair[1:]) - array_address(pair)
+    4
+    """
+    return int(array.__array_interface__["data"][0])
+
+
+def array_span(array: np.ndarray) -> tuple[int, int]:
+    """The lowest address of an element, and the address past the highest."""
+    steps = [s * (n - 1) for s, n in zip(array.strides, array.shape, strict=True)]
+    base = array_address(array)
+    return base + sum(s for s in steps if s < 0), base + sum(s for s in steps if s > 0) + array.itemsize
+
+
+# Devices: names of devices, the generator that serves each, and the default device.
+
 
 INTERP = "interp"
 # The generator for each device name of the user; "interp" needs none.

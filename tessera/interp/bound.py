@@ -13,9 +13,9 @@ from tessera.core.errors import ShapeError
 from tessera.core.types import TensorType, Type, as_dtype
 from tessera.interp.graph import bind_sizes, resolve_attributes, resolve_type
 from tessera.interp.graph import control_flow_rules as host_flow
+from tessera.ir.builder import NodeSemantics, evaluate_block
 from tessera.ir.composites import expand_composites
 from tessera.ir.core import Function, Node
-from tessera.ir.evaluator import NodeSemantics, evaluate_block
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.numerics.error_model import ErrorSite, find_rounding_model, narrow_operand
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, absolute_distance, require_exact, to_interval

@@ -13,8 +13,8 @@ from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import TensorType, Type
 from tessera.interp.host import keep_heap_pages
 from tessera.interp.observers import is_observed, observe_graph
+from tessera.ir.builder import evaluate_block
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.evaluator import evaluate_block
 from tessera.ir.numerics.interval_arithmetic import require_exact
 from tessera.ir.rules import Rules
 from tessera.ops.dialects import control_flow as ops

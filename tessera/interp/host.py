@@ -11,8 +11,8 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, UnsupportedOpError
 from tessera.core.types import RefType, TensorType, Type
+from tessera.ir.builder import evaluate_block
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.evaluator import evaluate_block
 from tessera.ir.numerics.interval_arithmetic import require_exact
 from tessera.ir.rules import REGISTRY, Rules
 from tessera.ops.dialects import host

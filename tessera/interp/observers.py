@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from tessera.interp.tile.machine import TileMachine
+from tessera.ir.builder import NodeSemantics
 from tessera.ir.core import Block, Function, Module
-from tessera.ir.evaluator import NodeSemantics
 from tessera.ops.dialects import tile
 
 

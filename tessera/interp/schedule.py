@@ -21,7 +21,7 @@ from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Module, Node, Value
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.rules import Op, Rules
-from tessera.lower.affine import KernelDims, analyse_body
+from tessera.lower.indexing_maps import KernelDims, analyse_body
 from tessera.lower.schedule_to_tile.lowering import LoopStage, split_into_stages
 from tessera.ops.dialects import host as host_ops
 from tessera.ops.dialects import schedule

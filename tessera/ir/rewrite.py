@@ -14,9 +14,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from tessera.ir.builder import Builder
-from tessera.ir.core import Block, Function, Node, Value
-from tessera.ir.evaluator import (
+from tessera.ir.builder import (
+    Builder,
     Evaluation,
     NodeSemantics,
     copy_region,
@@ -24,6 +23,7 @@ from tessera.ir.evaluator import (
     make_copier,
     rebuild_function,
 )
+from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.levels import FLOW_OPS
 from tessera.ir.rules import Op
 from tessera.ir.verify import verify_function

@@ -1,30 +1,304 @@
-"""Indexing maps: which elements of its operands each Graph op reads (MLIR linalg's indexing maps).
+"""Affine index expressions: sums of mixed-radix digits of iteration dims, so that reshapes fold away.
 
-An access point is an index into a tensor and the guards under which it is read: outside them the element does not
-exist, and the value is not used.
+A digit is (i // divisor) % modulus for the index i of one dim. Splitting an axis makes digits and merging axes adds
+them up again, scaled; `divide_expr` finds where one undoes the other. `analyse_body` recovers the expressions from a
+kernel body, with the dims on which each value depends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tessera.core.types import TensorType
-from tessera.ir.core import Node, Value
+from tessera.core.types import TensorType, int64
+from tessera.ir.core import Block, Node, Value
 from tessera.ir.rules import REGISTRY, Rules
-from tessera.lower.affine import (
-    ZERO,
-    IndexExpr,
-    OpaqueIndex,
-    add_exprs,
-    delinearise,
-    linearise,
-    make_atom,
-    make_constant,
-    scale_expr,
-)
+from tessera.ops.dialects import schedule
 from tessera.ops.tensor import basic, contractions, reduce, shape
+from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.basic import recompute
+
+# Affine index expressions: sums of mixed-radix digits of iteration dims, so that reshapes fold away.
+#
+# A digit is (i // divisor) % modulus for the index i of one dim. Splitting an axis makes digits and merging axes adds
+# them up again, scaled; `divide_expr` finds where one undoes the other. `analyse_body` recovers the expressions from a
+# kernel body, with the dims on which each value depends.
+
+
+@dataclass(frozen=True)
+class IndexDigit:
+    """(i // divisor) % modulus, where i runs over `extent` values; modulus 0 means without one."""
+
+    dim: int
+    extent: int
+    divisor: int = 1
+    modulus: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of its values, from 0 up."""
+        return self.modulus or -(-self.extent // self.divisor)
+
+    @property
+    def dims(self) -> frozenset[int]:
+        """The dims it depends on."""
+        return frozenset((self.dim,))
+
+
+@dataclass(frozen=True)
+class OpaqueIndex:
+    """An index that is not a sum of digits: read from memory, or a division with a remainder.
+
+    `key` identifies it; `size` is 0 where its range is unknown.
+    """
+
+    key: Any
+    dims: frozenset[int]
+    size: int = 0
+
+
+IndexAtom = IndexDigit | OpaqueIndex
+
+
+@dataclass(frozen=True)
+class IndexExpr:
+    """A constant plus atoms times coefficients."""
+
+    constant: int = 0
+    terms: tuple[tuple[IndexAtom, int], ...] = ()
+
+    @property
+    def dims(self) -> frozenset[int]:
+        """The dims it depends on."""
+        return frozenset().union(*(a.dims for a, _ in self.terms))
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether it is made of digits only."""
+        return all(isinstance(a, IndexDigit) for a, _ in self.terms)
+
+    def bounds(self) -> tuple[int, int] | None:
+        """The least and greatest value, where the range of every atom is known."""
+        if any(not a.size for a, _ in self.terms):
+            return None
+        reach = [c * (a.size - 1) for a, c in self.terms]
+        return self.constant + sum(min(r, 0) for r in reach), self.constant + sum(max(r, 0) for r in reach)
+
+    def within(self, low: int, high: int) -> bool:
+        """Whether it is proven to be from `low` to below `high`."""
+        found = self.bounds()
+        return found is not None and low <= found[0] and found[1] < high
+
+
+ZERO = IndexExpr()
+
+
+def make_constant(value: int) -> IndexExpr:
+    """A number."""
+    return IndexExpr(value)
+
+
+def make_atom(of: IndexAtom) -> IndexExpr:
+    """An expression of one atom; an atom that can only be 0 is 0."""
+    return ZERO if of.size == 1 else IndexExpr(0, ((of, 1),))
+
+
+def make_index(dim: int, extent: int) -> IndexExpr:
+    """The index of a dim."""
+    return make_atom(IndexDigit(dim, extent))
+
+
+def add_exprs(*exprs: IndexExpr) -> IndexExpr:
+    """The sum."""
+    terms: dict[IndexAtom, int] = {}
+    for each in exprs:
+        for a, c in each.terms:
+            terms[a] = terms.get(a, 0) + c
+    kept = _merge_digits({a: c for a, c in terms.items() if c})
+    return IndexExpr(sum(e.constant for e in exprs), tuple(sorted(kept.items(), key=_find_term_order)))
+
+
+def scale_expr(expr: IndexExpr, by: int) -> IndexExpr:
+    """`expr` times a number."""
+    return IndexExpr(expr.constant * by, tuple((a, c * by) for a, c in expr.terms)) if by else ZERO
+
+
+def _find_term_order(term: tuple[IndexAtom, int]) -> tuple[int, int, int]:
+    a = term[0]
+    return (0, a.dim, -a.divisor) if isinstance(a, IndexDigit) else (1, 0, 0)
+
+
+def _merge_digits(terms: dict[IndexAtom, int]) -> dict[IndexAtom, int]:
+    """Merge adjacent digits of one dim: (i // 4) * 4 + i % 4 = i."""
+    digits = [(a, c) for a, c in terms.items() if isinstance(a, IndexDigit)]
+    for low, c in digits:
+        for high, k in digits:
+            if low.modulus and high.dim == low.dim and _are_adjacent_digits(high, low) and k == c * low.modulus:
+                rest = {a: n for a, n in terms.items() if a not in (low, high)}
+                whole = IndexDigit(low.dim, low.extent, low.divisor, low.modulus * high.modulus)
+                return _merge_digits({**rest, whole: rest.get(whole, 0) + c})
+    return terms
+
+
+def _are_adjacent_digits(high: IndexDigit, low: IndexDigit) -> bool:
+    return high.divisor == low.divisor * low.modulus
+
+
+def divide_expr(expr: IndexExpr, by: int) -> tuple[IndexExpr, IndexExpr]:
+    """The floor quotient and the remainder by a positive number."""
+    if by == 1:
+        return expr, ZERO
+    even = [(a, c // by) for a, c in expr.terms if c % by == 0]
+    rest = IndexExpr(expr.constant % by, tuple((a, c) for a, c in expr.terms if c % by))
+    quotient, remainder = _divide_opaque(rest, by)
+    return add_exprs(IndexExpr(expr.constant // by, tuple(even)), quotient), remainder
+
+
+def _divide_opaque(rest: IndexExpr, by: int) -> tuple[IndexExpr, IndexExpr]:
+    """Quotient and remainder of terms that do not divide one by one."""
+    if rest.within(0, by):
+        return ZERO, rest
+    for unit in sorted({c for _, c in rest.terms if c > 0 and by % c == 0}, reverse=True):
+        small = IndexExpr(rest.constant % unit, tuple((a, c) for a, c in rest.terms if c % unit))
+        if unit > 1 and small.within(0, unit):
+            big = IndexExpr(rest.constant // unit, tuple((a, c // unit) for a, c in rest.terms if c % unit == 0))
+            quotient, remainder = divide_expr(big, by // unit)
+            return quotient, add_exprs(scale_expr(remainder, unit), small)
+    digit = _find_single_atom(rest)
+    if digit is not None and digit.modulus % by == 0:
+        return _make_digit(digit, digit.divisor * by, digit.modulus // by), _make_digit(digit, digit.divisor, by)
+    return make_atom(OpaqueIndex(("//", rest, by), rest.dims)), make_atom(OpaqueIndex(("%", rest, by), rest.dims, by))
+
+
+def _find_single_atom(expr: IndexExpr) -> IndexDigit | None:
+    if expr.constant == 0 and len(expr.terms) == 1 and expr.terms[0][1] == 1:
+        only = expr.terms[0][0]
+        return only if isinstance(only, IndexDigit) else None
+    return None
+
+
+def _make_digit(of: IndexDigit, divisor: int, modulus: int) -> IndexExpr:
+    if divisor >= of.extent:
+        return ZERO
+    return make_atom(IndexDigit(of.dim, of.extent, divisor, 0 if divisor * modulus >= of.extent else modulus))
+
+
+def linearise(indices: Iterable[IndexExpr], shape: Iterable[int]) -> IndexExpr:
+    """The row-major offset of an index in a shape."""
+    place = ZERO
+    for i, n in zip(indices, shape, strict=True):
+        place = add_exprs(scale_expr(place, n), i)
+    return place
+
+
+def delinearise(place: IndexExpr, shape: tuple[int, ...]) -> tuple[IndexExpr, ...]:
+    """The index in a shape of a row-major offset."""
+    found: list[IndexExpr] = []
+    for n in reversed(shape[1:]):
+        place, i = divide_expr(place, n) if n else (place, ZERO)
+        found.append(i)
+    return (place, *reversed(found)) if shape else ()
+
+
+KernelDims = tuple[tuple[str, int, str], ...]
+
+
+@dataclass(frozen=True)
+class BodyIndexing:
+    """For each value of a body: the dims it depends on, and its index expression where it is an index."""
+
+    dims: KernelDims
+    depends: Mapping[Value, frozenset[int]]
+    exprs: Mapping[Value, IndexExpr]
+
+    def expr(self, value: Value) -> IndexExpr:
+        """The expression of an index; an index without one is opaque."""
+        found = self.exprs.get(value)
+        return make_atom(OpaqueIndex(value, self.depends[value])) if found is None else found
+
+    def indices(self, node: Node) -> list[IndexExpr]:
+        """The indices of a load or store."""
+        skip = 1 if node.op is schedule.load else 2
+        return [self.expr(v) for v in node.args[skip : skip + node.args[0].type.rank]]
+
+
+_index_rules = Rules("index form")
+
+
+def analyse_body(block: Block, dims: Sequence[tuple[str, int, str]]) -> BodyIndexing:
+    """Analyse a kernel body."""
+    depends: dict[Value, frozenset[int]] = dict.fromkeys(block.params, frozenset())
+    exprs: dict[Value, IndexExpr] = {}
+    found = BodyIndexing(tuple(dims), depends, exprs)
+    for node in block.nodes:
+        if not node.results:
+            continue
+        below = frozenset().union(*(depends[v] for v in node.args))
+        taken = {node.attrs["dim"]} if node.op in (schedule.reduce, schedule.contract) else set()
+        depends[node.out] = below - taken
+        if node.op is schedule.index:
+            depends[node.out] = frozenset((node.attrs["dim"],))
+        rule = _index_rules.get(node.op)
+        expr = rule(found, node) if rule and node.out.type.dtype == int64 else None
+        if expr is not None:
+            exprs[node.out] = expr
+    return found
+
+
+@_index_rules(schedule.index)
+def _(found, node):
+    dim = node.attrs["dim"]
+    return make_index(dim, found.dims[dim][1])
+
+
+@_index_rules(basic.full)
+def _(found, node):
+    return make_constant(node.attrs["value"])
+
+
+@_index_rules(e.add)
+def _(found, node):
+    return add_exprs(*(found.expr(v) for v in node.args))
+
+
+@_index_rules(e.sub)
+def _(found, node):
+    x, y = (found.expr(v) for v in node.args)
+    return add_exprs(x, scale_expr(y, -1))
+
+
+@_index_rules(e.mul)
+def _(found, node):
+    x, y = (found.expr(v) for v in node.args)
+    x, y = (y, x) if not x.terms else (x, y)
+    return None if y.terms else scale_expr(x, y.constant)
+
+
+def _divide_values(found: BodyIndexing, node: Node, part: int) -> IndexExpr | None:
+    x, y = (found.expr(v) for v in node.args)
+    if y.terms or y.constant < 1:
+        return None
+    out = divide_expr(x, y.constant)[part]
+    # A division with a remainder is opaque, keyed by its own value.
+    return out if all(isinstance(a, IndexDigit) or isinstance(a.key, Value) for a, _ in out.terms) else None
+
+
+@_index_rules(e.floor_divide)
+def _(found, node):
+    return _divide_values(found, node, 0)
+
+
+@_index_rules(e.remainder)
+def _(found, node):
+    return _divide_values(found, node, 1)
+
+
+# Indexing maps: which elements of its operands each Graph op reads (MLIR linalg's indexing maps).
+#
+# An access point is an index into a tensor and the guards under which it is read: outside them the element does not
+# exist, and the value is not used.
+
 
 POINTWISE = tuple(o for o in REGISTRY.values() if o.pointwise)
 REDUCTIONS = (reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)

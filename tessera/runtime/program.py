@@ -27,8 +27,8 @@ from tessera.ir.core import Module
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 from tessera.ops.tensor.random import RandomUse
 from tessera.runtime import driver
-from tessera.runtime.launch.execution import find_written_params
-from tessera.runtime.launch.tuning import tuner
+from tessera.runtime.launch import tuner
+from tessera.runtime.launch.streams import find_written_params
 
 # Autotuned kernels of `run`, `build` and `inspect` are tuned for the target, or predicted where the device is absent.
 

@@ -20,8 +20,8 @@ from tessera.interp.tile import op_rules
 from tessera.interp.tile.interpreter import choose_chunk_shape, find_written_params, wrap_argument
 from tessera.interp.tile.machine import TileMachine
 from tessera.interp.tile.memory import InstanceMemory, expand_block_axes
+from tessera.ir.builder import evaluate_block
 from tessera.ir.core import Function, Node
-from tessera.ir.evaluator import evaluate_block
 from tessera.runtime.program import PreparedProgram, prepare
 
 

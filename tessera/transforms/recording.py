@@ -17,9 +17,8 @@ from tessera.core.pytree import TreeDef, flatten, map_leaves
 from tessera.core.types import TensorType, int64
 from tessera.frontend.jit import line_marks
 from tessera.frontend.jit.tracing import to_result_tensor
-from tessera.ir.builder import CURRENT_BUILDER, Builder
+from tessera.ir.builder import CURRENT_BUILDER, Builder, evaluate_block
 from tessera.ir.core import Block, Node, Value
-from tessera.ir.evaluator import evaluate_block
 from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.dialects import tile

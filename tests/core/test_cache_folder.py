@@ -10,7 +10,7 @@ import pytest
 
 from tessera.codegen.llvm.runtime import jit
 from tessera.core.io import find_cache_folder
-from tessera.runtime.launch.tuning.tuner import TuningCache
+from tessera.runtime.launch.tuner import TuningCache
 
 TEXT = "define i32 @answer() {\n  ret i32 42\n}\n"
 
@@ -54,7 +54,7 @@ def test_processes_share_it(tmp_path):
 
 def test_processes_that_tune_at_once_lose_nothing(tmp_path):
     script = (
-        "import sys\nfrom tessera.runtime.launch.tuning.tuner import TuningCache\ncache = TuningCache(sys.argv[1])\n"
+        "import sys\nfrom tessera.runtime.launch.tuner import TuningCache\ncache = TuningCache(sys.argv[1])\n"
         "for n in range(20):\n    cache.put(sys.argv[2] + str(n), {'latency_ms': 1.0})"
     )
     path = str(tmp_path / "tuned.json")

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.lower.affine import (
+from tessera.lower.indexing_maps import (
     ZERO,
     IndexDigit,
     IndexExpr,

@@ -5,7 +5,7 @@ import pytest
 
 from tessera.core.types import as_dtype
 from tessera.ir.rules import REGISTRY, Op, lower
-from tessera.lower.affine import IndexDigit
+from tessera.lower.indexing_maps import IndexDigit
 from tessera.lower.schedule_to_tile.tile_emitter import find_digit_span
 from tessera.ops.tensor import basic, contractions, nn, reduce, shape
 from tessera.ops.tensor import elementwise as e

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tessera.lower.affine import analyse_body
+from tessera.lower.indexing_maps import analyse_body
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.schedule_to_tile.lowering import split_into_stages
 from tessera.ops.tensor import nn

@@ -6,7 +6,7 @@ import pytest
 import tessera as ts
 from tessera.core.errors import DTypeError
 from tessera.core.types import TensorType, f32, f64, int32, int64, uint32
-from tessera.ir.evaluator import evaluate_block
+from tessera.ir.builder import evaluate_block
 from tessera.lower.scalar_functions import double_precision, single_precision
 from tessera.lower.scalar_functions import small_floats as small
 from tessera.lower.scalar_functions.decomposition import SHARED

@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera.core.errors import ArgumentError, DTypeError
-from tessera.ir.numerics.philox import philox_4x32
+from tessera.ir.numerics.conversion import philox_4x32
 
 
 def test_ranges():

@@ -13,7 +13,7 @@ __all__ = ["BACKEND", "Csl", *LATER]
 def __getattr__(name: str) -> Any:
     """Import the graph compiler on first use: it needs the whole pipeline, and the pipeline needs this package."""
     if name in LATER:
-        from tessera.codegen.csl import compile as compiling
+        from tessera.codegen.csl import generator as compiling
 
         return getattr(compiling, name)
     raise AttributeError(f"module 'tessera.codegen.csl' has no attribute {name!r}")

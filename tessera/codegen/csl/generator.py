@@ -1,40 +1,150 @@
-"""CSL generator: compiles programs on a grid of processing elements (PEs) to CSL, and runs them in the simulator."""
+"""CSL generator: compiles graph programs and kernel launches for a grid of processing elements (PEs) to CSL, and runs
+them in the simulator.
+"""
 
 from __future__ import annotations
 
 import inspect
 import itertools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact, build_manifest
+from tessera.codegen.artifact import MANIFEST, Artifact, build_manifest
 from tessera.codegen.contract import Capabilities, CompilerPass, Runtime, run_passes
 from tessera.codegen.coverage import OpCoverage
-from tessera.codegen.csl.kernel_launch import emit_kernel, is_kernel, make_kernel_plan, ungroup_kernels
 from tessera.codegen.csl.runtime import host_script
-from tessera.codegen.csl.table import argreduce, broadcast_routes, collectives, control_flow, matmul, slices
+from tessera.codegen.csl.table import REFUSED, broadcast_routes, collectives, control_flow, matmul, memory
 from tessera.codegen.csl.table.blocks import emit, emit_block
-from tessera.codegen.csl.table.refusals import REFUSED
+from tessera.codegen.csl.table.memory import declare_param
 from tessera.codegen.csl.table.scalars import pointwise_rows
 from tessera.codegen.csl.text import program_files
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import CSL_TYPES, TYPE_BYTES
-from tessera.codegen.csl.text.statements import add_line
+from tessera.codegen.csl.text.memory_allocation import bind_value
+from tessera.codegen.csl.text.statements import add_fault, add_line, cast_to_index, emit_fault_return, open_block
+from tessera.codegen.grouped import vectorise_groups
+from tessera.codegen.grouped.diagnostics import report_op
 from tessera.codegen.grouped.vectoriser import LEVEL, vectorise
 from tessera.codegen.legality import check_element_types
-from tessera.core.errors import ArgumentError, UnsupportedOpError
+from tessera.core.errors import ArgumentError, ResourceError, TesseraError, UnsupportedOpError
 from tessera.core.types import RefType, bf16, f16
 from tessera.ir.core import Function, Module, Value
 from tessera.ir.printer import print_module
 from tessera.lower.lowering_plan import LoweringPlan
-from tessera.lower.mesh.sharding import CANNON, SUMMA
+from tessera.lower.mesh.mesh_lowering import CANNON, SUMMA
+from tessera.lower.pipeline import lower
+from tessera.ops.dialects import tile
+
+# Kernel launches: one PE holds all arrays and runs all programs of a launch in sequence.
+#
+# A kernel with groups is ungrouped first: one program then executes each op for all tiles of a group before the next
+# op.
+
+
+def is_kernel(module: Module) -> bool:
+    """Whether a module launches a kernel, a function that has no mesh layout."""
+    return "mesh" not in module.functions[1].attrs
+
+
+def emit_kernel(module: Module, ctx: CslContext) -> None:
+    """Emit the launch of a kernel.
+
+    Raises:
+        UnsupportedOpError: the programs synchronise with each other, or the host does more than one launch.
+    """
+    (launch, *more), function = module.main.body.nodes, module.functions[1]
+    if more or launch.op.name != "host.launch" or tuple(launch.args) != tuple(module.main.params):
+        raise _make_launch_error(function, "the host does more than one launch")
+    if tile.uses_grid_barrier(function.body) and math.prod(map(int, launch.attrs["grid"])) > 1:
+        raise _make_launch_error(function, "its programs synchronise with each other, and a PE runs them in sequence")
+    for param in function.params:
+        bind_value(ctx, param, declare_param(ctx, param))
+    grid = tuple(int(n) for n in launch.attrs["grid"])
+    names = [f"program{axis}" if n > 1 else "0" for axis, n in enumerate(grid)]
+    ctx.index_type = "i64"
+    ctx.programs = tuple((cast_to_index(ctx, name), n) for name, n in zip(names, grid, strict=True))
+    with ExitStack() as loops:
+        for name, n in zip(names, grid, strict=True):
+            if n != 1:
+                loops.enter_context(open_block(ctx, f"for (@range(i32, {n})) |{name}|"))
+        emit_block(ctx, function.body)
+
+
+def make_kernel_plan(function: Function, ctx: CslContext, outputs: int) -> dict[str, Any]:
+    """The host plan of a kernel: every PE receives all arrays, and the host copies the written ones back."""
+    written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
+    entries = [_describe_array(ctx, p) for p in function.params]
+    input_count = len(entries) - outputs  # outputs are returned; other written arrays are copied back to their inputs
+    back = [{**e, "into": i} for i, (e, p) in enumerate(zip(entries, function.params, strict=True)) if p in written]
+    outputs_ = entries[input_count:] + [e for e in back if e["into"] < input_count]
+    return {
+        "grid": list(ctx.grid),
+        "inputs": entries[:input_count],
+        "outputs": outputs_,
+        "faults": ctx.faults,
+        "given": list(range(input_count)),
+    }
+
+
+def _describe_array(ctx: CslContext, param: Value) -> dict[str, Any]:
+    shape = [int(n) for n in param.type.shape]
+    return {
+        "name": param.hint,
+        "symbol": ctx.exported[param],
+        "shape": shape,
+        "dtype": param.type.dtype.numpy.name,
+        "bytes": ctx.symbols[param].bytes // ctx.symbols[param].size,
+        "split": [-1] * len(shape),
+        "piece": shape,
+    }
+
+
+def _make_launch_error(function: Function, why: str) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        f"{function.name} cannot be emitted for csl: {why}", location=function.loc,
+        suggestion="write it as a function of whole tensors with @ts.jit, or run it on another target",
+    )  # fmt: skip
+
+
+# Groups of tiles.
+
+REPORT_EXPECTATIONS = {
+    "assert": "a condition that is true for every element in every program",
+    "deadlock": "the arrivals and bytes that the mbarrier phase needs",
+}
+
+
+def ungroup_kernels(module: Module) -> Module:
+    """Rewrite a kernel with groups into one program per group; a new leading axis of each varying block indexes its
+    tiles.
+    """
+    return vectorise_groups(module) if is_kernel(module) else module
+
+
+@emit(report_op)
+def _(ctx, node, *operands):
+    kind, text = node.attrs["kind"], node.attrs["text"]
+    if kind not in REPORT_EXPECTATIONS:
+        raise UnsupportedOpError(
+            f"the target csl cannot emit tile.print: {REFUSED[tile.print_]}", location=node.loc,
+            suggestion="run this on another target, or in the interpreter",
+        )  # fmt: skip
+    said = f"assertion failed: {text}".removesuffix(": ") if kind == "assert" else text
+    emit_fault_return(ctx, add_fault(ctx, node, kind, said, REPORT_EXPECTATIONS[kind]))
+
+
+# CSL generator: compiles programs on a grid of processing elements (PEs) to CSL, and runs them in the simulator.
+
 
 assert (
-    argreduce and collectives and control_flow and matmul and broadcast_routes and slices
+    collectives and collectives and control_flow and matmul and broadcast_routes and memory
 )  # these imports register their rows
 
 ARCHITECTURES = ("wse2", "wse3")
@@ -221,3 +331,89 @@ def _uses_bfloat(function: Function) -> bool:
             location=function.loc, received="f16 and bf16", suggestion="cast one of them to f32",
         )  # fmt: skip
     return bf16 in float_types
+
+
+# Graph compilation: compiles a Graph function to a folder of CSL, and returns errors as part of the result.
+
+
+# The square grids that are tried, smallest first, when the sizes are 0.
+AUTOMATIC = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass
+class CodeGenOptions:
+    """Options of the code generation.
+
+    `target` is "wse2" or "wse3". `optimize` fuses chains of pointwise ops into one loop and selects the fastest matrix
+    product. `generate_debug_info` adds the program as IR ("mesh.tess") and the source of each line ("lines.json");
+    `emit_comments` writes the sources into the text. `fabric_width` and `fabric_height` count PEs; 0 selects the
+    smallest grid that holds the program. `runtime_address` is the address of a machine for commands_*.sh; without it
+    the commands use the vendor's simulator.
+    """
+
+    output_dir: str = "./pyflame_csl_output"
+    target: str = "wse2"
+    optimize: bool = True
+    generate_debug_info: bool = False
+    emit_comments: bool = True
+    fabric_width: int = 0
+    fabric_height: int = 0
+    runtime_address: str = ""
+
+
+@dataclass
+class CodeGenResult:
+    """The result: whether the compilation succeeded, the files written, their text, or the error message."""
+
+    success: bool
+    output_dir: str
+    generated_files: list[str] = field(default_factory=list)
+    error_message: str = ""
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+class CSLCodeGenerator:
+    """Generates CSL from Graph functions."""
+
+    def generate(self, graph: Function | Module, options: CodeGenOptions | None = None) -> CodeGenResult:
+        """Write the CSL of a graph into `options.output_dir`; an error becomes the message of the result.
+
+        >>> import numpy as np, tempfile, tessera as ts
+        >>> graph = ts.jit(lambda x: ts.exp(x)).trace(np.ones((4, 4), np.float32)).function
+        >>> result = CSLCodeGenerator().generate(graph, CodeGenOptions(output_dir=tempfile.mkdtemp() + "/out"))
+        >>> result.success, "pe_program.csl" in result.sources
+        (True, True)
+        """
+        options = options or CodeGenOptions()
+        try:
+            artifact = self._emit_on_smallest_grid(
+                graph if isinstance(graph, Module) else Module("graph", (graph,)), options
+            )
+            folder = artifact.save(options.output_dir)
+        except TesseraError as error:
+            return CodeGenResult(False, options.output_dir, error_message=str(error))
+        sources = {name: artifact.text(name) for name in artifact.files}
+        written = [str(Path(folder) / name) for name in (*sources, MANIFEST)]
+        return CodeGenResult(True, str(folder), written, "", sources)
+
+    def _emit_on_smallest_grid(self, module: Module, options: CodeGenOptions) -> Artifact:
+        sizes = [(options.fabric_height or n, options.fabric_width or n) for n in AUTOMATIC]
+        grids = sizes[:1] if options.fabric_width and options.fabric_height else sizes
+        chosen = {
+            "arch": options.target, "optimize": options.optimize, "comments": options.emit_comments,
+            "debug": options.generate_debug_info, "address": options.runtime_address,
+        }  # fmt: skip
+        for place, grid in enumerate(grids):
+            generator = Csl(grid)
+            try:
+                *_, (_, tile) = lower(module, generator.capabilities.plan)
+                return generator.emit(tile, chosen)
+            except (ResourceError, UnsupportedOpError):  # a larger grid may suffice
+                if place == len(grids) - 1:
+                    raise
+        raise AssertionError("there is a grid to try")
+
+
+def compile_to_csl(graph: Function | Module, options: CodeGenOptions | None = None) -> CodeGenResult:
+    """`CSLCodeGenerator().generate(graph, options)`."""
+    return CSLCodeGenerator().generate(graph, options)

@@ -1,7 +1,7 @@
 """Whole-function vectorisation of groups: the tiles of a group as one program, one vector lane for each tile."""
 
-from tessera.codegen.grouped import control_flow, diagnostics, mbarriers, suspension_points, vectoriser
+from tessera.codegen.grouped import control_flow, diagnostics, suspension_points, vectoriser
 from tessera.codegen.grouped.vectoriser import vectorise_groups
 
-assert control_flow and vectoriser and mbarriers and vectoriser and suspension_points and diagnostics
+assert control_flow and vectoriser and suspension_points and diagnostics
 __all__ = ["vectorise_groups"]

@@ -10,7 +10,7 @@ from tessera.codegen.grouped.control_flow import build_region
 from tessera.codegen.grouped.vectoriser import LEVEL, GroupVectoriser, vectorise
 from tessera.codegen.legality import static_shape
 from tessera.core.types import bool_
-from tessera.interp.tile.target_ops import expansion_rules
+from tessera.interp.tile.op_rules import expansion_rules
 from tessera.ir.core import Value
 from tessera.ir.levels import TARGET_OPS, define_target_level
 from tessera.ir.rules import STORAGE, Op

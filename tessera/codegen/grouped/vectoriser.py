@@ -15,9 +15,8 @@ from typing import Any
 
 from tessera.codegen.legality import static_shape
 from tessera.core.types import REGISTER, SHARED, DType, RefType, bool_, int64
-from tessera.ir.builder import Builder
+from tessera.ir.builder import Builder, evaluate_block
 from tessera.ir.core import Attrs, Function, Module, Node, Value
-from tessera.ir.evaluator import evaluate_block
 from tessera.ir.rules import Op, Rules
 from tessera.lower.passes.tail_duplication import duplicate_tails
 from tessera.ops.dialects import mbarrier, tile

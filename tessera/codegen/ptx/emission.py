@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tessera.codegen.ptx.attributes import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, get_fact
 from tessera.codegen.ptx.context import make_context
 from tessera.codegen.ptx.emitter import emit_block
+from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, get_fact
 from tessera.codegen.ptx.passes.layout_inference import read_layouts
 from tessera.codegen.ptx.passes.persistent_prefetch import emit_prefetching
 from tessera.codegen.ptx.passes.warp_specialisation import emit_specialised

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from tessera.codegen.ptx.ops import matmul_accumulate
-from tessera.codegen.ptx.text.register_types import SMALL_FLOATS, element_bytes
+from tessera.codegen.ptx.text.builder import SMALL_FLOATS, element_bytes
 from tessera.core.errors import ArgumentError
 from tessera.core.types import DType, bf16, f16, f32, fp8_e4m3, fp8_e5m2, int4, int8, int32, uint8
 from tessera.ir.core import Node, Value

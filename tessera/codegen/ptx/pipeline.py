@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tessera.codegen.contract import CompilerPass
-from tessera.codegen.ptx.attributes import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, get_fact
 from tessera.codegen.ptx.layout import uses_tensor_cores
-from tessera.codegen.ptx.ops import async_mma, smem_slots
+from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, async_mma, get_fact, smem_slots
 from tessera.codegen.ptx.passes.instruction_selection import (
     contract_fma,
     fuse_accumulation,
@@ -22,14 +21,18 @@ from tessera.codegen.ptx.passes.instruction_selection import (
 from tessera.codegen.ptx.passes.kernel_selection import SHARED_LIMIT, select_kernel
 from tessera.codegen.ptx.passes.launch_analysis import analyse_launches
 from tessera.codegen.ptx.passes.layout_inference import assign_layouts
-from tessera.codegen.ptx.passes.load_hoisting import MAX_EARLY_LOADED, hoist_loads
-from tessera.codegen.ptx.passes.loop_peeling import narrow_index_comparisons, peel_masked_loops
+from tessera.codegen.ptx.passes.loop_transformations import (
+    MAX_EARLY_LOADED,
+    hoist_loads,
+    narrow_index_comparisons,
+    peel_masked_loops,
+)
 from tessera.codegen.ptx.passes.mainloop import form_async_mma, form_mainloop
 from tessera.codegen.ptx.passes.multistage_pipelining import pipeline_operand_copies, read_operands_in_place
 from tessera.codegen.ptx.passes.persistent_prefetch import form_prefetched_loads
-from tessera.codegen.ptx.passes.rasterisation import choose_order
 from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
 from tessera.codegen.ptx.passes.thread_mapping import choose_team_size, map_threads
+from tessera.codegen.ptx.passes.tile_scheduler import choose_order
 from tessera.ir.core import Function, Module
 from tessera.ir.rules import Op
 from tessera.ops.tensor import contractions, elementwise

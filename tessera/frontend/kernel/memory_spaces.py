@@ -10,8 +10,7 @@ from typing import Any
 from tessera.core.errors import ArgumentError, UnknownNameError, user_location
 from tessera.core.hooks import find_storage_function
 from tessera.core.types import DISK, GLOBAL, HOST, REGISTER, SHARED, TensorType
-from tessera.frontend.kernel.call_conventions import takes_memrefs
-from tessera.frontend.kernel.memref import MemRefAccess, MemRefView
+from tessera.frontend.kernel.memref import MemRefAccess, MemRefView, takes_memrefs
 from tessera.frontend.kernel.signature import MemorySpace, PlacedType
 from tessera.frontend.kernel.tile_api.memory import (
     alloc_register,

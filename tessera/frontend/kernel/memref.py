@@ -1,23 +1,93 @@
-"""Memory references: the memrefs that a kernel names, the subviews and gathers that subscripts select from them."""
+"""Affine analysis of indices: an index as a constant plus multiples of scalars and iotas, by use-def chains."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, TypeVar
 
 from tessera.core.errors import DTypeError, OutOfBoundsError, ShapeError
 from tessera.core.shapes import broadcast, format_shape
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, RefType, TensorType, bool_
-from tessera.frontend.kernel import affine_forms
 from tessera.frontend.kernel.conversions import broadcast_to_shape, convert_to_dtype, convert_to_mask
-from tessera.frontend.kernel.trace import Index, add_indices, as_index, emit_op, is_traced, reshape_to
-from tessera.ir.core import Value
+from tessera.frontend.kernel.python_ast.source import UPDATING_FUNCTIONS
+from tessera.frontend.kernel.trace import Index, add_indices, as_index, current_trace, emit_op, is_traced, reshape_to
+from tessera.ir.analysis.affine import AffineAnalysis, AffineForm, add_terms
+from tessera.ir.core import Node, Value
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic
 from tessera.ops.tensor.basic import broadcast_to, full
 from tessera.ops.tensor.shape import iota, reshape
+
+# Affine analysis of indices: an index as a constant plus multiples of scalars and iotas, by use-def chains.
+
+
+def find_affine_form(index: Index, deep: bool = True) -> AffineForm | None:
+    """Find the affine form of an integer tensor, or None.
+
+    A scalar that is not affine is a symbol; without `deep`, every scalar is.
+    """
+    if isinstance(index, int):
+        return AffineForm(index)
+    if not index.is_traced or not index.dtype.is_integer:
+        return None
+    producers = current_trace().builder.producers
+    follows = _always if deep else _is_block_or_constant
+    return AffineAnalysis(producers, follows, narrow=True).find_form(index.data)
+
+
+def _always(node: Node) -> bool:
+    return True
+
+
+def _is_block_or_constant(node: Node) -> bool:
+    return len(node.results) == 1 and (bool(node.out.type.rank) or node.op is basic.full)
+
+
+def find_constant(index: Index) -> int | None:
+    """Return the compile-time value of an index, or None."""
+    found = index if isinstance(index, int) else find_affine_form(index)
+    if isinstance(found, AffineForm):
+        return found.constant if found.is_constant else None
+    return found
+
+
+def constant_difference(upper: Index, lower: Index) -> int | None:
+    """Return upper - lower where it is a compile-time constant, or None."""
+    high, low = find_affine_form(upper), find_affine_form(lower)
+    if high is None or low is None:
+        return None
+    gap = high.plus(low, -1)
+    if not gap.is_constant:  # equal expressions have equal values
+        alike: dict[Any, int] = {}
+        for scalar, factor in gap.scalars.items():
+            alike = add_terms(alike, {_expression_key(scalar): factor})
+        gap = AffineForm(gap.constant, alike, gap.ramps)
+    return gap.constant if gap.is_constant else None
+
+
+def _expression_key(value: Value) -> Any:
+    """Make a key of a value's expression, where it reads no memory: equal expressions have equal keys."""
+    node = current_trace().builder.producers.get(value)
+    if node is None or node.op.effects or node.regions or len(node.results) != 1:
+        return value
+    return (node.op, node.attrs, tuple(map(_expression_key, node.args)))
+
+
+def build_scalar_part(found: AffineForm) -> Index:
+    """Build the index of the part of a form that is uniform over the block."""
+    total: Index = 0
+    for scalar, factor in found.scalars.items():
+        each = Tensor(scalar)
+        total = add_indices(total, each if factor == 1 else each * factor)  # type: ignore[operator]
+    return add_indices(total, found.constant)
+
+
+# Memory references: the memrefs that a kernel names, the subviews and gathers that subscripts select from them.
+
 
 # Places in memory: a tensor or buffer that a kernel names, and blocks of it.
 
@@ -196,7 +266,7 @@ class MemRefView(MemRefAccess):
     def check(self) -> None:
         """Check a block that is out of bounds at compile time."""
         for axis, (start, size, room) in enumerate(zip(self.starts, self.sizes, self.memory.shape, strict=True)):
-            first = affine_forms.find_constant(start)
+            first = find_constant(start)
             if first is not None and (first < 0 or first + size > room):
                 raise OutOfBoundsError(
                     f"{_format_span(first, size)} of {self.memory.name} is outside axis {axis} of size {room}",
@@ -269,7 +339,7 @@ class MemRefGather(MemRefAccess):
 
         A block access is faster than a gather on every target, and is checked as a whole.
         """
-        forms = [affine_forms.find_affine_form(t, deep=False) for t in self.given]
+        forms = [find_affine_form(t, deep=False) for t in self.given]
         shape, rank = self.shape, len(self.shape)
         starts, sizes, dropped, walked = [], [], set(), []
         for axis, found in enumerate(forms):
@@ -282,9 +352,7 @@ class MemRefGather(MemRefAccess):
             sizes.append(shape[next(iter(found.ramps))] if found.ramps else 1)
         if walked != [a - rank for a in range(rank) if shape[a] != 1]:
             return None
-        return MemRefView(
-            self.memory, tuple(affine_forms.build_scalar_part(f) for f in starts), tuple(sizes), frozenset(dropped)
-        )
+        return MemRefView(self.memory, tuple(build_scalar_part(f) for f in starts), tuple(sizes), frozenset(dropped))
 
 
 def view_whole(memory: MemRef) -> MemRefView:
@@ -365,7 +433,7 @@ def _select_slice(view: MemRefView, axis: int, item: slice) -> tuple[Index, int]
     for bound in (lower, upper):
         if not is_traced(bound):
             _check_bound(view, axis, bound, "bound", None)
-    size = affine_forms.constant_difference(upper, lower)
+    size = constant_difference(upper, lower)
     if size is None:
         raise ShapeError(
             f"the size of this slice of {view.memory.name} is not known while compiling",
@@ -416,3 +484,64 @@ def _slice_indices(view: MemRefView, axis: int, item: slice) -> Any:
 
 def _as_index_block(view: MemRefView, item: Any) -> Tensor:
     return _select_scalar(view, 0, item)[0] if isinstance(item, Tensor) else as_index(item)  # type: ignore[return-value]
+
+
+# Calling conventions of kernel functions: memrefs passed unloaded, updated first arguments, inlining.
+
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+TAKES_MEMREFS: set[Any] = {len, isinstance, type}
+# A function here, called as a statement with so many arguments (None: any number), gives its first
+# argument, a variable, the result: blocks are values, and the call would otherwise do nothing.
+UPDATES_FIRST: dict[Any, int | None] = {}
+
+
+def takes_memrefs(function: AnyFunction) -> AnyFunction:
+    """Pass memory views to the function unloaded."""
+    TAKES_MEMREFS.add(function)
+    return function
+
+
+def updates_first(function: AnyFunction, arguments: int | None = None) -> AnyFunction:
+    """Let the function, called as a statement, update its first argument."""
+    assert function.__name__ in UPDATING_FUNCTIONS, "liveness must know that this updates a variable"
+    UPDATES_FIRST[function] = arguments
+    return function
+
+
+def find_inlinable(function: Any, args: Sequence[Any]) -> FunctionType | None:
+    """Find the Python function to inline from source; None for a function that runs at compile time."""
+    found = getattr(function, "kernel_function", function)  # a kernel that a kernel calls
+    if not isinstance(found, FunctionType) or not _is_user_code(found):
+        return None
+    if found is not function or any(_is_runtime_value(a) for a in args) or _uses_tile_names(found):
+        return found
+    return None
+
+
+# Modules of this package that are written in the kernel language: they are read as source, as a user's are.
+_KERNEL_LANGUAGE = ("tessera.stdlib", "tessera.frontend.kernel.tile_api.online_softmax")
+
+
+def _is_user_code(function: FunctionType) -> bool:
+    """Whether this is user code, not a function of this package, which records ops itself."""
+    module = function.__module__ or ""
+    package = module.partition(".")[0]
+    return (package != "tessera" or module.startswith(_KERNEL_LANGUAGE)) and package != "numpy"
+
+
+def _is_runtime_value(argument: Any) -> bool:
+    if isinstance(argument, (list, tuple)):
+        return any(_is_runtime_value(a) for a in argument)
+    return isinstance(argument, MemRefAccess) or is_traced(argument)
+
+
+def _uses_tile_names(function: FunctionType) -> bool:
+    """Whether a function names something of this package: it may use ids or memory."""
+    named = (function.__globals__.get(name) for name in function.__code__.co_names)
+    return any(_package_of(x) == "tessera" for x in named)
+
+
+def _package_of(x: Any) -> str:
+    name = x.__name__ if isinstance(x, ModuleType) else getattr(x, "__module__", None)
+    return name.partition(".")[0] if isinstance(name, str) else ""

@@ -15,10 +15,7 @@ from tessera.core.types import SHARED, DType, RefType, Type, as_dtype
 from tessera.frontend.kernel import memref  # noqa: F401 - fills the table of statements
 from tessera.frontend.kernel.memref import MemRef, MemRefView, view_whole
 from tessera.frontend.kernel.python_ast import control_flow as python_ast_control_flow  # noqa: F401 - fills the table of statements
-from tessera.frontend.kernel.python_ast import (
-    line_marks,  # noqa: F401 - fills the table of statements
-    statements,  # noqa: F401 - fills the table of statements
-)
+from tessera.frontend.kernel.python_ast import scope, statements  # noqa: F401 - fills the table of statements
 from tessera.frontend.kernel.python_ast.scope import KernelFrame, OuterScope, guards_hold
 from tessera.frontend.kernel.python_ast.source import FunctionSource, read_source
 from tessera.frontend.kernel.signature import KernelParameters, find_dim_names
@@ -172,8 +169,8 @@ def specialise(
         TesseraError: the kernel cannot be compiled; the error names the line of the kernel.
     """
     frame, values, outputs = _trace_body(function, parameters, request)
-    if line_marks.needs_marks(frame.trace):
-        with line_marks.compile_with_marks():
+    if scope.needs_marks(frame.trace):
+        with scope.compile_with_marks():
             frame, values, outputs = _trace_body(function, parameters, request)
     body = eliminate_dead_nodes(frame.trace.builder.block([*values, *outputs], ()), has_observable_effect)
     asked = {"stages": request.stages, "cluster": request.cluster}
@@ -278,5 +275,5 @@ def _make_module(function: Function, outputs: int) -> Module:
 
 
 def _deduplicate_guards(guards: Sequence[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
-    found = {(id(getattr(scope, "module", scope)), name): (scope, name, held) for scope, name, held in guards}
+    found = {(id(getattr(holder, "module", holder)), name): (holder, name, held) for holder, name, held in guards}
     return list(found.values())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tessera.core.array_memory import array_address
+from tessera.core.device import array_address
 from tessera.interp.sanitizer.shadow_memory import CONFLICTING_KINDS, WRITE, RaceDomain, ShadowRegion
 from tessera.interp.tile.affine import AffineScalar
 from tessera.interp.tile.machine import TileMachine

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.array_memory import array_address, array_span
+from tessera.core.device import array_address, array_span
 from tessera.interp.observers import ObservedLaunch, Observer
 from tessera.interp.sanitizer import async_copies
 from tessera.interp.sanitizer.access import InstanceAccess, clip_access, find_lanes

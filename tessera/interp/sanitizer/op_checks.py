@@ -30,8 +30,8 @@ from tessera.interp.sanitizer.value_checks import check_non_finite
 from tessera.interp.tile import op_rules
 from tessera.interp.tile.machine import TileMachine
 from tessera.interp.tile.memory import BlockAccess, InstanceMemory, expand_block_axes
+from tessera.ir.builder import NodeSemantics
 from tessera.ir.core import Node
-from tessera.ir.evaluator import NodeSemantics
 from tessera.ir.numerics.interval_arithmetic import require_exact
 from tessera.ir.rules import Rules
 from tessera.ops.dialects import tile

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.array_memory import array_address
+from tessera.core.device import array_address
 from tessera.interp.sanitizer.vector_clocks import VectorClocks
 from tessera.interp.tile.memory import InstanceMemory
 

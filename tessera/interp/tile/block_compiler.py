@@ -18,8 +18,8 @@ from tessera.core.types import DType, TensorType, Type, tf32
 from tessera.interp.tile import memory, op_rules
 from tessera.interp.tile.affine import AffineScalar, combine_affine
 from tessera.interp.tile.machine import TileMachine
+from tessera.ir.builder import Evaluation
 from tessera.ir.core import Block, Node, Value
-from tessera.ir.evaluator import Evaluation
 from tessera.ir.numerics.conversion import convert, round_to_storage
 from tessera.ir.rules import COMPUTE, STORAGE, Op
 from tessera.ops.dialects import tile

@@ -22,9 +22,9 @@ from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks, SanitizerStop
 from tessera.interp.tile import block_compiler, op_rules
 from tessera.interp.tile.machine import TileMachine
 from tessera.interp.tile.memory import InstanceMemory
-from tessera.interp.tile.target_ops import expand_target_ops
+from tessera.interp.tile.op_rules import expand_target_ops
+from tessera.ir.builder import evaluate_block
 from tessera.ir.core import Block, Function, Module, Node
-from tessera.ir.evaluator import evaluate_block
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, to_interval
 from tessera.lower.passes.tail_duplication import duplicate_tails
 from tessera.ops.dialects import host as host_ops

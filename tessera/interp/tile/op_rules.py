@@ -6,6 +6,8 @@ Pure ops use their own reference functions; NumPy broadcasting takes care of the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,16 +30,22 @@ from tessera.interp.tile.memory import (
     scatter_elements,
     write_blocks,
 )
-from tessera.ir.core import Node
-from tessera.ir.evaluator import NodeSemantics
+from tessera.ir.builder import NodeSemantics
+from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.numerics.conversion import convert, round_to_storage
 from tessera.ir.numerics.error_model import find_rounding_model
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, require_exact, to_interval
-from tessera.ir.rules import Rules
+from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
+from tessera.ir.rules import Op, Rules
 from tessera.ops.dialects import control_flow as dialects_control_flow
 from tessera.ops.dialects import tile
 from tessera.ops.dialects.inline_asm import find_emulation, inline
 from tessera.ops.tensor import basic, contractions, reduce, shape
+
+# Op semantics of the Tile interpreter: what each op does to all program instances at once.
+#
+# Pure ops use their own reference functions; NumPy broadcasting takes care of the instance axes.
+
 
 check_rules = Rules("tile checks")
 
@@ -430,3 +438,41 @@ def _(machine, node, args, run):
             suggestion="move the barrier out of the `if` or loop whose condition differs between tiles",
         )
     return ()
+
+
+# Target ops in the Tile interpreter: an op of one target is executed as the Tile ops that it stands for.
+#
+# A generator's passes introduce ops that no other target sees (staged operands, asynchronous products). Each has a rule
+# that expands it into Tile ops, so that a module after any pass runs in every mode of the interpreter: debug mode
+# checks the copies, waits and buffers that a pass has put into the program.
+
+
+# rule(builder, node, operands) adds Tile ops and gives the results.
+expansion_rules = Rules("expansion into Tile ops")
+
+
+def expand_target_ops(function: Function) -> Function:
+    """A tile function without target ops that have an expansion."""
+    body = _expand_body(function.body)
+    return function if body is function.body else replace(function, body=body)
+
+
+@lru_cache(maxsize=1024)
+def _expand_body(body: Block) -> Block:
+    patterns = RewritePatterns("expansion into Tile ops")
+    patterns(*expansion_rules)(_expand_node)
+    return rewrite_function(Function("", body), patterns).body
+
+
+def _expand_node(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value]:
+    return expansion_rules.of(node.op)(rewriter.builder, node, args)
+
+
+def needs_whole_blocks(*ops: Op) -> None:
+    """Let these ops see their operands at full size, where a block holds 1 for what is the same everywhere."""
+
+    def prepare(node: Node, args: list[Any]) -> list[Any]:
+        return [memory.expand_block(a, tuple(map(int, v.type.shape))) for a, v in zip(args, node.args, strict=True)]
+
+    operand_rules(*ops)(prepare)
+    array_rules(*ops)(lambda machine, node, args, run: evaluate_pure(machine, node, prepare(node, args)))

@@ -3,7 +3,8 @@
 The kernel front end recognises blocks of memory by it, the PTX generator proves and narrows masks by it. Each op that
 computes indices has its rule beside its definition.
 
-Three forms of index stay separate, since they answer other questions. `tessera.lower.affine` has mixed-radix digits
+Three forms of index stay separate, since they answer other questions. `tessera.lower.indexing_maps` has mixed-radix
+digits
 of iteration dims, in which a division that comes out even stays exact. `tessera.interp.tile.affine` has numbers of a
 run, one step for each instance axis, in the hot path of the interpreter. `tessera.ir.numerics.interval_arithmetic` has
 error bounds of floats.

@@ -16,14 +16,15 @@ from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op, Rules
 from tessera.lower import lowering_plan
-from tessera.lower.affine import IndexExpr, make_index
 from tessera.lower.indexing_maps import (
     POINTWISE,
     REDUCTIONS,
     AccessPoint,
+    IndexExpr,
     find_operand_points,
     find_reduced_axes,
     get_shape,
+    make_index,
 )
 from tessera.ops.tensor import basic, contractions, shape
 from tessera.ops.tensor.basic import recompute

@@ -13,9 +13,19 @@ from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import ACCUMULATE, Op, Rules
-from tessera.lower.affine import IndexDigit, IndexExpr, OpaqueIndex, add_exprs, make_constant
 from tessera.lower.graph_to_schedule.fusion import FusionCluster
-from tessera.lower.indexing_maps import POINTWISE, AccessPoint, IndexGuard, get_shape, make_bounds_guard
+from tessera.lower.indexing_maps import (
+    POINTWISE,
+    AccessPoint,
+    IndexDigit,
+    IndexExpr,
+    IndexGuard,
+    OpaqueIndex,
+    add_exprs,
+    get_shape,
+    make_bounds_guard,
+    make_constant,
+)
 from tessera.ops.dialects import schedule
 from tessera.ops.tensor import basic, contractions, reduce, shape
 from tessera.ops.tensor import elementwise as e

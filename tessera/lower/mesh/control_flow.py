@@ -9,8 +9,7 @@ from typing import Any
 from tessera.core.types import TensorType
 from tessera.ir.core import Block, Value
 from tessera.ir.rules import Rules
-from tessera.lower.mesh.mesh_lowering import MeshLowering
-from tessera.lower.mesh.sharding import ShardedTensor, Sharding, tensor_type_of
+from tessera.lower.mesh.mesh_lowering import MeshLowering, ShardedTensor, Sharding, tensor_type_of
 from tessera.ops.dialects import control_flow, mesh
 from tessera.ops.dialects.mesh import UNSPLIT
 from tessera.ops.tensor import elementwise as e

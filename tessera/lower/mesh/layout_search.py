@@ -10,16 +10,24 @@ from typing import Any
 from tessera.core.errors import ShapeError
 from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import RefType, TensorType
-from tessera.ir.builder import Builder
+from tessera.ir.builder import Builder, evaluate_block
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
-from tessera.ir.evaluator import evaluate_block
 from tessera.ir.rewrite import eliminate_dead_nodes
 from tessera.lower.mesh import matmul, op_rules
 from tessera.lower.mesh.control_flow import region_rules
 from tessera.lower.mesh.cost_model import estimate_peak_memory
-from tessera.lower.mesh.mesh_lowering import PIECE_MEMORY_BYTES, MeshLowering, NoMapping, count_piece_elements
+from tessera.lower.mesh.mesh_lowering import (
+    CONSTANT,
+    PIECE_MEMORY_BYTES,
+    Mesh,
+    MeshLowering,
+    NoMapping,
+    ShardedTensor,
+    Sharding,
+    count_piece_elements,
+    tensor_type_of,
+)
 from tessera.lower.mesh.op_rules import mesh_op_rules, raise_unmapped
-from tessera.lower.mesh.sharding import CONSTANT, Mesh, ShardedTensor, Sharding, tensor_type_of
 from tessera.ops.dialects import host, mesh
 from tessera.ops.dialects.mesh import UNSPLIT
 

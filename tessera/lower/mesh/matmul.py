@@ -13,9 +13,17 @@ from tessera.ir.core import Value
 from tessera.ir.rules import Op
 from tessera.lower.mesh.control_flow import emit_counted_loop
 from tessera.lower.mesh.cost_model import count_value_bytes, estimate_broadcast_cycles, estimate_matmul_cycles
-from tessera.lower.mesh.mesh_lowering import MeshLowering, count_piece_elements
+from tessera.lower.mesh.mesh_lowering import (
+    CANNON,
+    CONSTANT,
+    OPEN,
+    MeshLowering,
+    ShardedTensor,
+    Sharding,
+    count_piece_elements,
+    tensor_type_of,
+)
 from tessera.lower.mesh.op_rules import emit_all_reduce, mesh_op_rules
-from tessera.lower.mesh.sharding import CANNON, CONSTANT, OPEN, ShardedTensor, Sharding, tensor_type_of
 from tessera.ops.dialects import mesh
 from tessera.ops.dialects.mesh import UNSPLIT
 from tessera.ops.tensor import basic, contractions, shape

@@ -10,8 +10,16 @@ import ml_dtypes
 from tessera.core.types import TensorType, bool_, f32, int32
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import REGISTRY, Rules
-from tessera.lower.mesh.mesh_lowering import MeshLowering, count_piece_elements
-from tessera.lower.mesh.sharding import CONSTANT, OPEN, ShardedTensor, Sharding, find_common_sharding, tensor_type_of
+from tessera.lower.mesh.mesh_lowering import (
+    CONSTANT,
+    OPEN,
+    MeshLowering,
+    ShardedTensor,
+    Sharding,
+    count_piece_elements,
+    find_common_sharding,
+    tensor_type_of,
+)
 from tessera.ops.dialects import mesh
 from tessera.ops.dialects.mesh import UNSPLIT
 from tessera.ops.tensor import basic, reduce, shape

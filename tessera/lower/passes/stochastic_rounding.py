@@ -20,7 +20,7 @@ from tessera.ir.tensor import Tensor
 from tessera.lower.passes.type_conversion import convert_types
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic
-from tessera.ops.tensor.stochastic_rounding import draw_rounding_bits, drop_stochastic_clause, round_by_chance
+from tessera.ops.tensor.random import draw_rounding_bits, drop_stochastic_clause, round_by_chance
 
 stochastic_rounding = RewritePatterns("stochastic rounding")
 

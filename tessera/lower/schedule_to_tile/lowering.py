@@ -22,10 +22,9 @@ from tessera.ir.rewrite import (
     rewrite_function,
 )
 from tessera.ir.rules import Rules
-from tessera.lower.affine import BodyIndexing, KernelDims, analyse_body
-from tessera.lower.indexing_maps import POINTWISE
+from tessera.lower.indexing_maps import POINTWISE, BodyIndexing, KernelDims, analyse_body
 from tessera.lower.kernel_summary import name_kernel
-from tessera.lower.schedule_to_tile import loads_stores
+from tessera.lower.schedule_to_tile import tile_emitter
 from tessera.lower.schedule_to_tile.reductions import emit_whole_reduction, reduction_rules
 from tessera.lower.schedule_to_tile.tile_emitter import BlockValue, TileEmitter
 from tessera.ops.dialects import control_flow, host, schedule, tile
@@ -227,12 +226,12 @@ def _(emit, node, uses):
 
 @tile_rules(schedule.load)
 def _(emit, node, uses):
-    return loads_stores.emit_load(emit, node)
+    return tile_emitter.emit_load(emit, node)
 
 
 @tile_rules(schedule.store)
 def _(emit, node, uses):
-    return loads_stores.emit_store(emit, node)
+    return tile_emitter.emit_store(emit, node)
 
 
 @tile_rules(schedule.reduce, schedule.contract)

@@ -13,10 +13,8 @@ from tessera.core.types import DType, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
-from tessera.lower.affine import make_index
-from tessera.lower.indexing_maps import get_tensor_type
-from tessera.lower.schedule_to_tile.loads_stores import reads_zero_padding
-from tessera.lower.schedule_to_tile.tile_emitter import BlockValue, TileEmitter
+from tessera.lower.indexing_maps import get_tensor_type, make_index
+from tessera.lower.schedule_to_tile.tile_emitter import BlockValue, TileEmitter, reads_zero_padding
 from tessera.ops.dialects import schedule
 from tessera.ops.tensor import basic, contractions, reduce
 from tessera.ops.tensor import elementwise as e

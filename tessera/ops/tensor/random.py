@@ -1,5 +1,6 @@
 """Random tensors from a counter-based generator (Philox): the same seed and position give the same bits at every
-level."""
+level.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -17,11 +18,14 @@ from tessera.core.device import check_device
 from tessera.core.effects import current_effect_scope, perform_effects
 from tessera.core.errors import ArgumentError, DTypeError, EffectError, user_location
 from tessera.core.shapes import as_size
-from tessera.core.types import DType, as_dtype, f32, f64, int32, int64
-from tessera.ir.numerics.philox import LOW_32_BITS, philox_4x32
+from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, f64, int32, int64
+from tessera.ir.numerics.conversion import LOW_32_BITS, draw_random_bits, philox_4x32, round_to_format
+from tessera.ir.numerics.error_model import ErrorSite
+from tessera.ir.numerics.interval_arithmetic import IntervalArray
+from tessera.ir.rules import STORAGE, error, op
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.argument_checks import check_arguments, parse_shape
-from tessera.ops.tensor.basic import cast, full
+from tessera.ops.tensor.basic import cast, coerce_plain, full
 from tessera.ops.tensor.elementwise import cos, less, log, sqrt
 from tessera.ops.tensor.shape import concatenate, count_elements, expand_dims, iota, reshape, slice_
 from tessera.ops.tensor.sorting import argsort
@@ -353,3 +357,44 @@ def permutation(n: int, generator: Generator | None = None) -> Tensor:
     if not isinstance(n, (int, np.integer)) or n < 0:
         raise ArgumentError(f"a permutation of {n!r} numbers", location=user_location(), expected="a count ≥ 0")
     return argsort((generator or DEFAULT_GENERATOR).words(n))
+
+
+# Stochastic rounding: an op that rounds by a random draw, and the draws, in place of a policy clause below Graph.
+
+
+def drop_stochastic_clause(policy: Policy | None) -> Policy | None:
+    """A policy without its stochastic clause, for values that are already rounded."""
+    return policy if policy is None else replace(policy, rounding="nearest", seed=0)
+
+
+def _infer_rounded(x: TensorType, draw: TensorType, *, dtype: Policy) -> TensorType:
+    return TensorType(x.shape, dtype.storage, drop_stochastic_clause(dtype))
+
+
+@op(infer=_infer_rounded, coerce=coerce_plain, numerics=STORAGE, pointwise=True)
+def round_by_chance(x: Any, draw: Any, *, dtype: Policy) -> Any:
+    """`x`, of type f64, rounded to a policy's storage: up if `draw`, 53 random bits, is below the distance from below.
+
+    The distance counts in steps of 2^-53 of that between the two neighbours.
+    """
+    return round_to_format(x, dtype.storage, "stochastic", dtype.saturate, dtype.denormals == "flush", draw=draw)
+
+
+@error(round_by_chance)
+def _(site: ErrorSite, x: IntervalArray, draw: IntervalArray, *, dtype: Policy) -> IntervalArray:
+    result = replace(site.results[0], policy=dtype)
+    return replace(site, results=(result,)).stored(x.value, x.radius)
+
+
+def draw_rounding_bits(shape: tuple[int, ...], seed: int, first: Any = 0) -> Tensor:
+    """The 53 random bits of each element of a tensor: the same as those of the interpreter's rounding.
+
+    `first` is the index of the first element, where the tensor is a part of a larger one.
+    """
+    steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    place = full(shape=shape, value=0, dtype=int64)
+    for axis, step in enumerate(steps):
+        place = place + iota(shape=shape, axis=axis) * step
+    if not isinstance(first, int) or first:
+        place = place + first
+    return draw_random_bits(place, seed)

@@ -91,7 +91,7 @@ class Resident:
 
 def _gpu() -> Any:
     """This machine's GPU: the one that compiled programs run on, with the same pool of memory."""
-    from tessera.codegen.ptx.runtime.gpu import get_gpu  # asked for only where there is one
+    from tessera.codegen.ptx.runtime.driver_api import get_gpu  # asked for only where there is one
 
     return get_gpu()
 

@@ -21,8 +21,13 @@ from tessera.ir.core import Module
 from tessera.ir.printer import print_module
 from tessera.runtime.program import PreparedProgram
 from tessera.tools.bisect import FailingSlice, StepVerdict, judge_steps, reduce_program
-from tessera.tools.cli.entry_points import describe_configuration, find_entry_point, make_inputs, prepare_program
-from tessera.tools.cli.exceptions import describe_exception
+from tessera.tools.cli.entry_points import (
+    describe_configuration,
+    describe_exception,
+    find_entry_point,
+    make_inputs,
+    prepare_program,
+)
 from tessera.tools.cli.inspect import THEME, IrHighlighter, annotate_with_source
 
 

@@ -232,6 +232,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.traceback:
             raise
-        failures = importlib.import_module("tessera.tools.cli.exceptions")
+        failures = importlib.import_module("tessera.tools.cli.entry_points")
         print(error if isinstance(error, TesseraError) else failures.describe_exception(error), file=sys.stderr)
         return 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.array_memory import array_address, array_span
+from tessera.core.device import array_address, array_span
 from tessera.core.types import TensorType
 from tessera.interp.observers import ObservedLaunch
 from tessera.interp.tile.affine import AffineScalar

@@ -18,8 +18,17 @@ from tessera.core.types import GLOBAL, REGISTER, SHARED
 from tessera.interp.observers import OBSERVERS
 from tessera.interp.sanitizer.shadow_memory import READ
 from tessera.ops.dialects.tile import uses_grid_barrier
-from tessera.tools.debug.occupancy import GPUS, Occupancy, estimate_occupancy
-from tessera.tools.debug.profiler import COMPUTE, CONTROL, INDEX, MEMORY, KernelProfile, LaunchCounts
+from tessera.tools.debug.profiler import (
+    COMPUTE,
+    CONTROL,
+    GPUS,
+    INDEX,
+    MEMORY,
+    KernelProfile,
+    LaunchCounts,
+    Occupancy,
+    estimate_occupancy,
+)
 from tessera.tools.debug.sessions import ContextDecorator
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tessera.core.errors import ArgumentError
 from tessera.interp.observers import OBSERVERS, ObservedLaunch
 from tessera.interp.tile.machine import TileMachine
-from tessera.ir.evaluator import NodeSemantics
+from tessera.ir.builder import NodeSemantics
 from tessera.ops.dialects import tile
 from tessera.tools.debug.sessions import ContextDecorator
 

@@ -17,7 +17,7 @@ from tessera.interp.tile import interpreter
 from tessera.interp.tile.affine import AffineScalar
 from tessera.interp.tile.machine import TileMachine
 from tessera.interp.tile.memory import InstanceMemory
-from tessera.ir.evaluator import NodeSemantics
+from tessera.ir.builder import NodeSemantics
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic, shape

@@ -15,12 +15,12 @@ from typing import Any
 from tessera.frontend.jit import line_marks
 from tessera.frontend.jit.tracing import Jit
 from tessera.frontend.kernel.kernel_function import Kernel, KernelLaunch
-from tessera.frontend.kernel.python_ast import line_marks as python_ast_line_marks
+from tessera.frontend.kernel.python_ast import scope as python_ast_line_marks
 from tessera.frontend.kernel.trace import CURRENT_TRACE
 from tessera.interp.observers import OBSERVERS, PAUSE_OBSERVERS
 from tessera.interp.sanitizer import report as debug_report
 from tessera.interp.sanitizer.report import Checks, Report
-from tessera.runtime.launch import execution
+from tessera.runtime.launch import streams
 from tessera.tools.debug import breakpoints
 from tessera.tools.debug.console import Console, DebuggerQuit, normalise_commands
 
@@ -106,7 +106,7 @@ def check(kernel: Kernel | KernelLaunch, *args: Any, nan: bool = False, lint: bo
     chosen = kernel if isinstance(kernel, KernelLaunch) else KernelLaunch(kernel)
     found = chosen.kernel.bind(args, named)
     with checked(collect=True, nan=nan, lint=lint) as report:
-        execution.run_module(chosen._module(found), found.arrays, "interp")
+        streams.run_module(chosen._module(found), found.arrays, "interp")
     return report
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from tessera.core.errors import TesseraError
 from tessera.interp.observers import ObservedLaunch
 from tessera.interp.tile.machine import TileMachine
-from tessera.ir.evaluator import NodeSemantics
+from tessera.ir.builder import NodeSemantics
 from tessera.ir.numerics.interval_arithmetic import require_exact
 from tessera.ops.dialects import tile
 from tessera.tools.debug.breakpoints import Breakpoint, Goal, Watchpoint

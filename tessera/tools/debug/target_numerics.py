@@ -17,9 +17,8 @@ from tessera.core.errors import ArgumentError, DeviceUnavailable
 from tessera.core.types import RefType, TensorType, Type, int64
 from tessera.interp.observers import OBSERVERS, ObservedLaunch
 from tessera.interp.tile.machine import TileMachine
-from tessera.ir.builder import Builder
+from tessera.ir.builder import Builder, NodeSemantics
 from tessera.ir.core import Attrs, Function, Module, Node, Value
-from tessera.ir.evaluator import NodeSemantics
 from tessera.ir.rules import Op
 from tessera.ops.dialects import control_flow, host, tile
 from tessera.ops.tensor import basic, shape

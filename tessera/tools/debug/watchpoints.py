@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from tessera.frontend.kernel.python_ast import line_marks
+from tessera.frontend.kernel.python_ast import scope
 from tessera.interp.observers import OBSERVERS, ObservedLaunch
 from tessera.interp.tile.machine import TileMachine
 from tessera.interp.tile.memory import InstanceMemory
+from tessera.ir.builder import NodeSemantics
 from tessera.ir.core import Node
-from tessera.ir.evaluator import NodeSemantics
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import tile
 from tessera.tools.debug import formatting
@@ -136,7 +136,7 @@ def _install_watch(found: Watch, code: Any) -> Iterator[None]:
     before = sys.gettrace()
     sys.settrace(_tracer(found, code))
     try:
-        with line_marks.compile_with_marks():
+        with scope.compile_with_marks():
             yield
     finally:
         sys.settrace(before)

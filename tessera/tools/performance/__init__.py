@@ -2,7 +2,13 @@
 
 from time import perf_counter as time
 
-from tessera.tools.performance.cost_models import EmpiricalModel, PerformanceModel, PerformancePredictor, RooflineModel
-from tessera.tools.performance.devices import Device, device_of
+from tessera.tools.performance.cost_models import (
+    Device,
+    EmpiricalModel,
+    PerformanceModel,
+    PerformancePredictor,
+    RooflineModel,
+    device_of,
+)
 
 __all__ = ["Device", "EmpiricalModel", "PerformanceModel", "PerformancePredictor", "RooflineModel", "device_of", "time"]

@@ -18,7 +18,7 @@ from tessera.frontend.kernel.autotuning import SearchConfiguration
 from tessera.interp.observers import OBSERVERS
 from tessera.ir.core import Module
 from tessera.ops.tensor import contractions
-from tessera.runtime.launch import execution as launches
+from tessera.runtime.launch import streams as launches
 from tessera.tools.debug.kernel_tracing import KernelReport
 from tessera.tools.debug.profiler import KernelProfile, LaunchCounts
 

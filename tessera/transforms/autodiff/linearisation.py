@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import TesseraError
+from tessera.ir.builder import evaluate_block
 from tessera.ir.composites import lower_node
 from tessera.ir.core import Block, Node, Value
-from tessera.ir.evaluator import evaluate_block
 from tessera.ir.rules import Rules, jvp, lower, transpose
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import splat

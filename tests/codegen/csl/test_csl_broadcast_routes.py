@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera.codegen.csl.generator import Csl
-from tessera.codegen.csl.text.tasks import LOCAL_TASK_IDS
+from tessera.codegen.csl.text.program_files import LOCAL_TASK_IDS
 from tessera.interp import bound
 from tessera.interp.tile import interpreter
 from tessera.ir.parser import parse_module

@@ -11,9 +11,9 @@ from conformance.case import all_cases
 from conformance.run import Engine, run_case
 from tessera.codegen.contract import list_backends
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.runtime import gpu
+from tessera.codegen.ptx.runtime import driver_api
+from tessera.codegen.ptx.runtime.driver_api import GPU, _assembly_error
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
-from tessera.codegen.ptx.runtime.gpu import GPU, _assembly_error
 from tessera.core.device import count_gpus
 from tessera.core.errors import ArgumentError, DeviceUnavailable, ExecutionError, ResourceError, UnsupportedOpError
 from tessera.core.types import bool_, f32
@@ -104,7 +104,7 @@ class Driver(types.SimpleNamespace):
 
 
 def test_old_gpu(monkeypatch):
-    monkeypatch.setattr(gpu, "_import_pycuda", lambda: Driver((7, 5)))
+    monkeypatch.setattr(driver_api, "_import_pycuda", lambda: Driver((7, 5)))
     with pytest.raises(DeviceUnavailable, match=r"7\.5"):
         GPU()
 

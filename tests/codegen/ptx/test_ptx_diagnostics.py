@@ -8,7 +8,7 @@ import tessera as ts
 from tessera import tile
 from tessera.codegen import artifact
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.runtime import launch_buffers
+from tessera.codegen.ptx.runtime import emulated_program
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.errors import ExecutionError, ResourceError
 from tessera.runtime.program import prepare
@@ -90,8 +90,8 @@ def chatty(x):
 
 
 def test_print_buffer_overflow(monkeypatch, capsys):
-    monkeypatch.setattr(launch_buffers, "MIN_PRINT_BYTES", 0)
-    monkeypatch.setattr(launch_buffers, "MAX_PRINT_BYTES", 2000)
+    monkeypatch.setattr(emulated_program, "MIN_PRINT_BYTES", 0)
+    monkeypatch.setattr(emulated_program, "MAX_PRINT_BYTES", 2000)
     module = prepare(chatty, (np.arange(7, dtype="f4"),), grid=(1,)).levels["tile"]
     with pytest.raises(ResourceError, match=r"at most 2,032 bytes\n +received: 8,032 bytes"):
         BACKEND.interpreter(emit_checked(module))([np.arange(7, dtype="f4")])

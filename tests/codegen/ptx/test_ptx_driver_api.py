@@ -5,8 +5,7 @@ import types
 import pytest
 
 from tessera.codegen.ptx.runtime import driver_api
-from tessera.codegen.ptx.runtime.driver_api import CooperativeKernel, CudaGraph
-from tessera.codegen.ptx.runtime.gpu import GPU
+from tessera.codegen.ptx.runtime.driver_api import GPU, CooperativeKernel, CudaGraph
 from tessera.codegen.ptx.runtime.gpu_program import _is_recordable
 from tessera.core.errors import DeviceUnavailable, ExecutionError, ResourceError
 

@@ -8,9 +8,8 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, choose_hardware_grid
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, LaunchBuffers, choose_hardware_grid
 from tessera.codegen.ptx.runtime.gpu_program import EntryLaunch, _QueuedPlan
-from tessera.codegen.ptx.runtime.launch_buffers import LaunchBuffers
 from tessera.core.errors import ExecutionError
 from tessera.interp.target.ptx import PtxModule
 from tessera.runtime import driver

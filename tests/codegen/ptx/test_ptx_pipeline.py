@@ -11,15 +11,15 @@ from conformance.case import all_cases
 from tessera.codegen.contract import CompilerPass, PassPipeline, get_backend, run_passes
 from tessera.codegen.ptx import BACKEND, pipeline
 from tessera.codegen.ptx import ops as ptx_ops
-from tessera.codegen.ptx.attributes import PREFETCHING, UNIFORM, WARP_SPECIALISED, get_fact
+from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, get_fact
 from tessera.codegen.ptx.passes import persistent_prefetch
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.errors import ExecutionError, ParseError, VerifyError
 from tessera.core.types import bf16
 from tessera.frontend.kernel import kernel
 from tessera.interp.tile import interpreter
-from tessera.interp.tile.target_ops import expansion_rules
-from tessera.ir.evaluator import make_copier, rebuild_function
+from tessera.interp.tile.op_rules import expansion_rules
+from tessera.ir.builder import make_copier, rebuild_function
 from tessera.ir.levels import TARGET_OPS
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module

@@ -10,7 +10,7 @@ from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.ops import async_mma, exp2_ftz, fma, indices_below, release_operand, resident_operand, wait_mma
 from tessera.codegen.ptx.passes.instruction_selection import contract_fma, fuse_accumulation, select_exp2_ftz
-from tessera.codegen.ptx.passes.loop_peeling import narrow_index_comparisons, peel_masked_loops
+from tessera.codegen.ptx.passes.loop_transformations import narrow_index_comparisons, peel_masked_loops
 from tessera.codegen.ptx.passes.mainloop import form_async_mma
 from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
 from tessera.codegen.ptx.passes.tile_scheduler import RasterOrder, choose_raster_order

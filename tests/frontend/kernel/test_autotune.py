@@ -9,7 +9,7 @@ import tessera as ts
 from tessera import tile
 from tessera.core.errors import ArgumentError, FileError
 from tessera.frontend.kernel.autotuning import make_settings
-from tessera.runtime.launch.tuning import tuner as measuring
+from tessera.runtime.launch import tuner as measuring
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import tessera as ts
 from conformance.tile.random.cases import dropped, normals, numbers, words
 from tessera import tile
 from tessera.core.errors import ArgumentError, DTypeError
-from tessera.ir.numerics.philox import philox_4x32
+from tessera.ir.numerics.conversion import philox_4x32
 from tessera.ops.tensor.random import Generator
 
 # Random123 1.14, tests/kat_vectors: philox4x32 with 10 rounds: counter, key, result.

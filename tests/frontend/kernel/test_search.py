@@ -8,7 +8,7 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.core.errors import ArgumentError
-from tessera.runtime.launch.tuning import tuner as measuring
+from tessera.runtime.launch import tuner as measuring
 
 
 @pytest.fixture(autouse=True)

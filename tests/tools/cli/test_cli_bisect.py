@@ -11,7 +11,7 @@ import pytest
 import tessera.codegen.ptx.pipeline as ptx_pipeline
 import tessera.lower.pipeline as pipeline
 from tessera.codegen.llvm import generator
-from tessera.ir.evaluator import make_copier, rebuild_function
+from tessera.ir.builder import make_copier, rebuild_function
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import elementwise
 from tessera.tools.cli.main import main

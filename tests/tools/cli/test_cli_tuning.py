@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.runtime.launch.tuning import tuner as measuring
+from tessera.runtime.launch import tuner as measuring
 from tessera.tools.cli.main import main
 
 PROGRAM = """import numpy as np

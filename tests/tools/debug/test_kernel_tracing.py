@@ -11,7 +11,7 @@ from tessera import tile
 from tessera.core.errors import ArgumentError, DeviceUnavailable
 from tessera.tools.cli.main import main
 from tessera.tools.debug import kernel_tracing
-from tessera.tools.debug.occupancy import GPUS, estimate_occupancy
+from tessera.tools.debug.profiler import GPUS, estimate_occupancy
 
 
 @ts.kernel

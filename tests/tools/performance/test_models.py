@@ -8,7 +8,7 @@ from tessera import tile
 from tessera.core.errors import ArgumentError
 from tessera.frontend.kernel.kernel_function import KernelLaunch
 from tessera.tools.performance.candidates import Candidates
-from tessera.tools.performance.devices import Device, device_of
+from tessera.tools.performance.cost_models import Device, device_of
 
 M = N = K = 64
 

@@ -13,12 +13,11 @@ import numpy as np
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.csl.runtime import host_script
-from tessera.codegen.csl.text.faults import make_fault_error
 from tessera.codegen.csl.text.program_files import SIMULATOR, make_compile_options
+from tessera.codegen.csl.text.statements import make_fault_error
 from tessera.interp.target.csl.compiler import CompiledLayout
 from tessera.interp.target.csl.host import cslc
-from tessera.interp.target.csl.host.host_arrays import MemcpyDataType, MemcpyOrder
-from tessera.interp.target.csl.host.runtime import RUNS, SdkRuntime
+from tessera.interp.target.csl.host.runtime import RUNS, MemcpyDataType, MemcpyOrder, SdkRuntime
 from tessera.interp.target.csl.host.sdk_layout import CompiledProgram
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.csl.passes.pointwise_fusion import find_deferred_nodes, find_emission_points, find_last_uses
-from tessera.codegen.csl.table.refusals import REFUSED
+from tessera.codegen.csl.table import REFUSED
 from tessera.codegen.csl.table.scalars import (
     NARROWING_CASTS,
     format_expression,

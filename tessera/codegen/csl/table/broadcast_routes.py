@@ -21,10 +21,11 @@ from tessera.codegen.csl.table.collectives import (
     get_fabout_dsd,
     make_message,
 )
-from tessera.codegen.csl.table.slices import slice_axis
+from tessera.codegen.csl.table.memory import slice_axis
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import PeArrayView, coalesce_axes, make_row_major_strides
 from tessera.codegen.csl.text.memory_allocation import allocate_array, allocate_for, pin_view, release_view, unpin_views
+from tessera.codegen.csl.text.program_files import add_completion_task, add_task, end_task, get_pending_task
 from tessera.codegen.csl.text.routes import (
     COORDINATE_NAMES,
     NEIGHBOUR_CHANNELS,
@@ -41,7 +42,6 @@ from tessera.codegen.csl.text.statements import (
     make_contiguous,
     open_block,
 )
-from tessera.codegen.csl.text.tasks import add_completion_task, add_task, end_task, get_pending_task
 from tessera.ir.core import Node
 from tessera.ops.dialects import mesh
 

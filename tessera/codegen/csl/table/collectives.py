@@ -1,15 +1,11 @@
-"""Collectives along chains of neighbours: all-reduce, chain broadcast, shift and rotate.
-
-Every operation is synchronous: PEs communicate in program order, and no task is needed. Each direction has an even and
-an odd colour, chosen by the sender's coordinate, so that sends and receives do not collide. The last PE broadcasts a
-reduced value on one colour that routers deliver to all PEs; a wrap-around route closes a ring.
-"""
+"""Arg reductions: the index of the largest or smallest element along an axis of a block."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from tessera.codegen.csl.table.blocks import emit
+from tessera.codegen.csl.table.memory import loop_over_elements
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import FLOAT_TYPES, PeArrayView
 from tessera.codegen.csl.text.memory_allocation import allocate_array, allocate_for, release_view
@@ -28,11 +24,57 @@ from tessera.codegen.csl.text.statements import (
     emit_loop,
     get_dsd,
     make_contiguous,
+    make_unsupported_error,
     open_block,
     reuse_or_copy,
 )
 from tessera.ir.core import Node
+from tessera.lower.scalar_functions.small_floats import SMALL_FLOAT_FORMATS
 from tessera.ops.dialects import mesh
+from tessera.ops.tensor import reduce
+
+# Arg reductions: the index of the largest or smallest element along an axis of a block.
+
+
+ARG_COMPARISONS = {reduce.argmax: ">", reduce.argmin: "<"}
+
+
+@emit(*ARG_COMPARISONS)
+def _(ctx, node, x):
+    if node.types[0].dtype in SMALL_FLOAT_FORMATS:
+        raise make_unsupported_error(node, f"CSL has no comparison of {node.types[0].dtype}; cast to f32 first")
+    axis, out = node.attrs["axis"] % len(x.shape), allocate_for(ctx, node.out.type)
+    kept = tuple(n for a, n in enumerate(x.shape) if a != axis)
+    level = PeArrayView(
+        out.type, kept, out.buffer, out.offset, _drop_axis_stride(out, axis, bool(node.attrs["keepdims"]))
+    )
+    best, place, step = (f"{name}{next(ctx.names)}" for name in ("best", "place", "step"))
+    beats = ARG_COMPARISONS[node.op]
+    with loop_over_elements(ctx, kept) as names:
+        first, present = (x.at([*names[:axis], at, *names[axis:]]) for at in ("0", step))
+        add_line(ctx, f"var {best}: {x.type} = {first};")
+        add_line(ctx, f"var {place}: i16 = 0;")
+        with open_block(ctx, f"for (@range(i16, {x.shape[axis]})) |{step}|"):
+            condition = f"{present} {beats} {best}"
+            if node.types[0].dtype.is_float:  # the first NaN wins
+                condition = f"{best} == {best} and ({condition} or {present} != {present})"
+            add_line(ctx, f"if ({condition}) {{ {best} = {present}; {place} = {step}; }}")
+        add_line(ctx, f"{level.at(names)} = @as({out.type}, {place});")
+    return out
+
+
+def _drop_axis_stride(out: PeArrayView, axis: int, kept: bool) -> tuple[int, ...]:
+    """The strides without that of the reduced axis."""
+    return tuple(s for a, s in enumerate(out.strides) if not kept or a != axis)
+
+
+# Collectives along chains of neighbours: all-reduce, chain broadcast, shift and rotate.
+#
+# Every operation is synchronous: PEs communicate in program order, and no task is needed. Each direction has an even
+# and
+# an odd colour, chosen by the sender's coordinate, so that sends and receives do not collide. The last PE broadcasts a
+# reduced value on one colour that routers deliver to all PEs; a wrap-around route closes a ring.
+
 
 # DSD operations that reduce f32 values as they arrive, and expressions that combine two values of other types.
 FABRIC_REDUCTIONS = {"sum": "@fadds", "max": "@fmaxs", "min": "@fmaxs"}

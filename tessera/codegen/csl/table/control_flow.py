@@ -16,8 +16,8 @@ from tessera.codegen.csl.text.memory_allocation import (
     release_view,
     unpin_views,
 )
+from tessera.codegen.csl.text.program_files import end_task
 from tessera.codegen.csl.text.statements import add_line, cast_to_index, emit_copy, open_block, reuse_or_copy
-from tessera.codegen.csl.text.tasks import end_task
 from tessera.ir.core import Block, Node, Value
 from tessera.ops.dialects import control_flow, mesh
 

@@ -13,11 +13,11 @@ import ml_dtypes
 import numpy as np
 
 from tessera.codegen.coverage import make_refusal_error
+from tessera.codegen.csl.table import REFUSED
 from tessera.codegen.csl.table.decomposition_emission import MATH_LIBRARY, format_function
-from tessera.codegen.csl.table.refusals import REFUSED
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import CSL_TYPES
-from tessera.codegen.csl.text.faults import make_unsupported_error
+from tessera.codegen.csl.text.statements import make_unsupported_error
 from tessera.core.types import DType, TensorType, bf16, bool_, f16, f32, int4, int8, int64, uint8
 from tessera.ir.core import Node
 from tessera.ir.rules import Op, Rules

@@ -31,7 +31,7 @@ from tessera.codegen.llvm.runtime.thread_pool import (
     choose_thread_count,
 )
 from tessera.codegen.llvm.table.program_ops import REPORT_CONTEXT
-from tessera.core.array_memory import array_address
+from tessera.core.device import array_address
 from tessera.core.errors import BarrierError
 
 # Executing a plan with control flow: machine code finds its arguments in slots, which move with the indices of loops.

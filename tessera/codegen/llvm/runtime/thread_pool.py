@@ -24,7 +24,7 @@ import numpy as np
 
 from tessera.codegen.llvm.runtime.jit import MachineCode
 from tessera.codegen.llvm.table.program_ops import BARRIER_CONTEXT, BARRIER_FUNCTION
-from tessera.core.array_memory import array_address
+from tessera.core.device import array_address
 from tessera.core.errors import ArgumentError, BarrierError
 
 # Launches on several threads: machine code that schedules programs, called once by each thread.

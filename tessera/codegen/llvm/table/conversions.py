@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tessera.codegen.legality import is_special_policy
-from tessera.codegen.llvm.table.decomposition_emission import inline_function
+from tessera.codegen.llvm.table.math_functions import inline_function
 from tessera.codegen.llvm.text.types import (
     NARROW_FLOATS,
     RegisterType,

@@ -31,7 +31,7 @@ from tessera.ir.core import Node, Value
 from tessera.ir.rules import COMPUTE, Rules
 from tessera.ops.dialects import tile
 from tessera.ops.dialects.inline_asm import inline
-from tessera.ops.tensor import basic, elementwise, shape, stochastic_rounding
+from tessera.ops.tensor import basic, elementwise, random, shape
 
 if TYPE_CHECKING:
     from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
@@ -144,7 +144,7 @@ def _(body, node, index):
     )
 
 
-@element_rule(stochastic_rounding.round_by_chance)
+@element_rule(random.round_by_chance)
 def _(body, node, index):
     operands = [(emit_element(body, v, index), v.type.dtype) for v in node.args]
     return emit_operation(

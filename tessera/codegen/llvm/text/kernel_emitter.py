@@ -12,7 +12,7 @@ from tessera.codegen.llvm.text.builder import LoopBody
 from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
 from tessera.core.types import TensorType
 from tessera.ir.core import Block, Node
-from tessera.ops.tensor.stochastic_rounding import round_by_chance
+from tessera.ops.tensor.random import round_by_chance
 
 
 def emit_block(kernel: LlvmKernelContext, block: Block) -> None:

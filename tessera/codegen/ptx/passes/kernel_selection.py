@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tessera.codegen.ptx.attributes import (
-    PREFETCHING,
-    UNIFORM,
-    WARP_SPECIALISED,
-    LaunchFacts,
-    get_fact,
-    set_facts,
-)
 from tessera.codegen.ptx.emission import emit_function
+from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, get_fact, set_facts
 from tessera.codegen.ptx.passes.persistent_prefetch import plan_prefetch
 from tessera.codegen.ptx.passes.thread_mapping import choose_team_size
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, choose_requested_cluster

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tessera.codegen.host_plan import build_host_plan, find_aliased_kernels
-from tessera.codegen.ptx.attributes import set_facts
-from tessera.codegen.ptx.ops import LEVEL
+from tessera.codegen.ptx.ops import LEVEL, set_facts
 from tessera.codegen.ptx.table.scalars.conversion import has_policies
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES
 from tessera.core.errors import ResourceError

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.ptx.attributes import get_fact, set_facts
 from tessera.codegen.ptx.layout import (
     DistributedLayout,
     Sizes,
@@ -31,12 +30,14 @@ from tessera.codegen.ptx.ops import (
     async_mma,
     convert_layout,
     gemm_mainloop,
+    get_fact,
     indices_below,
     matmul_accumulate,
     pack_pairs,
     prefetched_load,
     release_operand,
     resident_operand,
+    set_facts,
     smem_operand,
     wait_mma,
 )

@@ -22,7 +22,7 @@ from tessera.codegen.ptx.ops import (
     resident_operand,
 )
 from tessera.codegen.ptx.passes.layout_inference import static_shape
-from tessera.codegen.ptx.text.register_types import element_bytes
+from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.core.types import (
     GLOBAL,
     DType,

@@ -17,8 +17,8 @@ from tessera.codegen.ptx.layout import MMA_OPERAND_TYPES, uses_tensor_cores
 from tessera.codegen.ptx.ops import matmul_accumulate, smem_operand, smem_slots
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
+from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, find_vector_length
-from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.core.types import GLOBAL, RefType, TensorType, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value

@@ -10,22 +10,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tessera.codegen.ptx.attributes import LaunchFacts, get_fact
 from tessera.codegen.ptx.context import EmissionContext, make_context, synchronise_team
 from tessera.codegen.ptx.emitter import emit_block, emit_node
-from tessera.codegen.ptx.ops import prefetched_load
+from tessera.codegen.ptx.ops import LaunchFacts, get_fact, prefetched_load
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_known_ahead
-from tessera.codegen.ptx.passes.rasterisation import read_order
 from tessera.codegen.ptx.passes.thread_mapping import choose_team_size
-from tessera.codegen.ptx.passes.tile_scheduler import TileScheduler
+from tessera.codegen.ptx.passes.tile_scheduler import TileScheduler, read_order
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import plan_exchange_accesses
 from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import RingBuffer
-from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
+from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_bytes
 from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_entry
-from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.types import GLOBAL, RefType, int64
 from tessera.ir.analysis.intervals import IntervalAnalysis, find_divisor

@@ -15,9 +15,8 @@ from tessera.codegen.ptx.ops import async_mma, wait_copy, wait_mma
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.core.types import int64
 from tessera.ir.analysis.intervals import IntervalAnalysis
-from tessera.ir.builder import Builder
+from tessera.ir.builder import Builder, evaluate_block, make_copier
 from tessera.ir.core import Block, Function, Node, Value
-from tessera.ir.evaluator import evaluate_block, make_copier
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, elementwise

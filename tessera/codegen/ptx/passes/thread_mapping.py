@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 
-from tessera.codegen.ptx.attributes import UNIFORM, WARP_SPECIALISED, LaunchFacts, get_fact, set_facts
 from tessera.codegen.ptx.layout import uses_tensor_cores
-from tessera.codegen.ptx.ops import async_mma, gemm_mainloop, prefetched_load
+from tessera.codegen.ptx.ops import (
+    UNIFORM,
+    WARP_SPECIALISED,
+    LaunchFacts,
+    async_mma,
+    gemm_mainloop,
+    get_fact,
+    prefetched_load,
+    set_facts,
+)
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.table.warpgroup.pingpong import PINGPONG_TEAMS, choose_pingpong_groups
 from tessera.codegen.ptx.table.warpgroup.tensor_map import WGMMA_ROWS
-from tessera.codegen.ptx.text.register_types import element_bytes
+from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.codegen.ptx.text.thread_team import WARP_THREADS, WARPGROUP_THREADS
 from tessera.core.types import TensorType
 from tessera.ir.core import Function, Value

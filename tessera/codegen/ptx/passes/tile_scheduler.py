@@ -12,7 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tessera.codegen.ptx.ops import async_mma, gemm_mainloop
+from tessera.codegen.ptx.ops import (
+    PREFETCHING,
+    WARP_SPECIALISED,
+    LaunchFacts,
+    async_mma,
+    gemm_mainloop,
+    get_fact,
+    set_facts,
+)
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     BOX_COLUMNS,
@@ -21,8 +29,7 @@ from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     count_fetched_rows,
     stage_bytes,
 )
-from tessera.codegen.ptx.text.builder import PtxBuilder
-from tessera.codegen.ptx.text.register_types import element_bytes
+from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes
 from tessera.core.errors import ResourceError
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import UseDef
@@ -32,6 +39,12 @@ from tessera.ops.tensor import basic, elementwise
 
 if TYPE_CHECKING:
     from tessera.codegen.ptx.text.thread_team import ThreadTeam
+
+
+# Tile scheduler (CUTLASS): persistent kernels, rasterisation order, and thread-block clusters with multicast.
+#
+# As many blocks as the GPU runs at once each work through a share of the grid. The order groups programs that read the
+# same blocks, and takes long programs first. Blocks of a cluster fetch what they share once for all.
 
 
 # Rasterisation order: programs that read the same blocks follow each other, and long programs come first.
@@ -343,3 +356,27 @@ class TileScheduler:
     def _divided(self, number: str, by: int) -> tuple[str, str]:
         """Quotient and remainder."""
         return tuple(self.text.let(f"{op}.u32", "b32", number, by) for op in ("div", "rem"))  # type: ignore[return-value]
+
+
+# Rasterisation: the order in which a persistent kernel works through the grid, as a function attribute.
+
+
+def choose_order(function: Function) -> Function:
+    """The function with `ptx.raster`, if its kernel is persistent and another order than the default pays."""
+    order = _find_order(function)
+    if order is None:
+        return function
+    return set_facts(function, raster=(order.axes, order.falling, order.section))
+
+
+def _find_order(function: Function) -> RasterOrder | None:
+    kind, grid = get_fact(function, "kernel"), LaunchFacts.of(function).grid
+    if kind == WARP_SPECIALISED:
+        return choose_raster_order(function, grid)
+    return RasterOrder(tuple(reversed(range(len(grid))))) if kind == PREFETCHING and len(grid) > 1 else None
+
+
+def read_order(function: Function) -> RasterOrder | None:
+    """The order that `choose_order` recorded; None: bands of neighbouring programs (the default)."""
+    held = get_fact(function, "raster")
+    return None if held is None else RasterOrder(*held)

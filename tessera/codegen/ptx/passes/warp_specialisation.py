@@ -10,14 +10,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tessera.codegen.ptx.attributes import LaunchFacts, get_fact
 from tessera.codegen.ptx.context import EmissionContext, make_context
 from tessera.codegen.ptx.emitter import emit_block, emit_node
-from tessera.codegen.ptx.ops import async_mma, gemm_mainloop, resident_operand
+from tessera.codegen.ptx.ops import LaunchFacts, async_mma, gemm_mainloop, get_fact, resident_operand
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
-from tessera.codegen.ptx.passes.rasterisation import read_order
-from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler
+from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler, read_order
 from tessera.codegen.ptx.table.warpgroup.epilogue import drain_stores, find_tma_stores, staging_bytes
 from tessera.codegen.ptx.table.warpgroup.pingpong import find_trip_count, start_pingpong
 from tessera.codegen.ptx.table.warpgroup.producer import (

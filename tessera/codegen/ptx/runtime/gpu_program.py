@@ -13,20 +13,21 @@ import numpy as np
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.host_plan import ArgumentBinder, PlanEngine, execute_plan, run_host_call
 from tessera.codegen.ptx.runtime.driver_api import (
+    GPU,
     CooperativeKernel,
     CudaGraph,
     count_resident_cluster_blocks,
     encode_tensor_map,
+    get_gpu,
     tensor_map_format,
 )
 from tessera.codegen.ptx.runtime.emulated_program import (
     EMULATOR_NAME,
     TEXT_FILE,
     EmulatedProgram,
+    LaunchBuffers,
     choose_hardware_grid,
 )
-from tessera.codegen.ptx.runtime.gpu import GPU, get_gpu
-from tessera.codegen.ptx.runtime.launch_buffers import LaunchBuffers
 from tessera.core.device import count_gpus
 from tessera.core.errors import ArgumentError
 from tessera.core.types import as_dtype

@@ -8,9 +8,8 @@ from typing import Any
 
 from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.passes.layout_inference import static_shape
-from tessera.codegen.ptx.text.builder import PtxBuilder
+from tessera.codegen.ptx.text.builder import PtxBuilder, ptx_type, register_class
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef
-from tessera.codegen.ptx.text.register_types import ptx_type, register_class
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import DType, RefType, bf16, bool_, f16
 from tessera.ir.core import Value

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tessera.codegen.ptx.layout import DistributedLayout, Sizes, bit_width
-from tessera.codegen.ptx.text.register_types import element_bytes
+from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.types import DType
 from tessera.ir.analysis.intervals import find_divisor

@@ -11,15 +11,13 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, UnsupportedSyntaxError
 from tessera.core.types import DType, bool_, f32, int64
-from tessera.frontend.kernel.call_conventions import TAKES_MEMREFS, UPDATES_FIRST, find_inlinable
-from tessera.frontend.kernel.memref import MemRefAccess, load_if_memref
+from tessera.frontend.kernel.memref import TAKES_MEMREFS, UPDATES_FIRST, MemRefAccess, find_inlinable, load_if_memref
 from tessera.frontend.kernel.python_ast.expressions import evaluate_expression, expression
-from tessera.frontend.kernel.python_ast.line_marks import pause
-from tessera.frontend.kernel.python_ast.scope import KernelFrame, OuterScope, check_mutating_call
+from tessera.frontend.kernel.python_ast.scope import KernelFrame, OuterScope, check_mutating_call, pause
 from tessera.frontend.kernel.python_ast.source import FunctionSource, make_inner_source, read_source
 from tessera.frontend.kernel.python_ast.unsupported_syntax import refuse_function, unsupported_error
 from tessera.frontend.kernel.tile_api.assertions import print_
-from tessera.frontend.kernel.tile_api.ranges import tile_range
+from tessera.frontend.kernel.tile_api.ids import tile_range
 from tessera.frontend.kernel.trace import TraceState, current_trace, is_number, is_traced, normalise_constant
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.rules import Op

@@ -19,7 +19,7 @@ from tessera.frontend.kernel.python_ast.scope import KernelFrame, UnboundName, f
 from tessera.frontend.kernel.python_ast.source import find_writes
 from tessera.frontend.kernel.python_ast.statements import ControlFlow, run_statements, statement
 from tessera.frontend.kernel.python_ast.unsupported_syntax import unsupported_error
-from tessera.frontend.kernel.tile_api.ranges import TileRange
+from tessera.frontend.kernel.tile_api.ids import TileRange
 from tessera.frontend.kernel.trace import as_index, is_number, is_traced
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.tensor import Tensor

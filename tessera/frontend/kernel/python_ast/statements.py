@@ -10,7 +10,7 @@ from typing import Any
 from tessera.core.errors import ArgumentError, UnsupportedSyntaxError
 from tessera.frontend.kernel.memory_spaces import PrefetchedCopy
 from tessera.frontend.kernel.memref import MemRefAccess, load_if_memref
-from tessera.frontend.kernel.python_ast import line_marks
+from tessera.frontend.kernel.python_ast import scope
 from tessera.frontend.kernel.python_ast.calls import call_statement, make_closure
 from tessera.frontend.kernel.python_ast.expressions import (
     OPERATORS,
@@ -61,9 +61,9 @@ def run_statements(frame: KernelFrame, statements: Sequence[ast.stmt]) -> Contro
         rule = STATEMENT_RULES.get(type(each))
         if rule is None:
             raise unsupported_error(frame, each)
-        apply_at_location(frame, each, line_marks.mark_statement)
+        apply_at_location(frame, each, scope.mark_statement)
         flow = apply_at_location(frame, each, rule)
-        line_marks.drop_dead_names(frame, each)
+        scope.drop_dead_names(frame, each)
         if flow not in (None, ControlFlow.NEXT):
             return flow
     return ControlFlow.NEXT

@@ -11,11 +11,9 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError
 from tessera.core.shapes import format_shape
-from tessera.frontend.kernel.call_conventions import takes_memrefs
-from tessera.frontend.kernel.memref import MemRefView, load_if_memref, subscript_view
-from tessera.frontend.kernel.tile_api.ids import WARP_SIZE
+from tessera.frontend.kernel.memref import MemRefView, load_if_memref, subscript_view, takes_memrefs
+from tessera.frontend.kernel.tile_api.ids import WARP_SIZE, TileRange
 from tessera.frontend.kernel.tile_api.memory import locate_access
-from tessera.frontend.kernel.tile_api.ranges import TileRange
 from tessera.frontend.kernel.tile_api.scans import split as split_last
 from tessera.frontend.kernel.trace import Index, add_indices
 from tessera.ir.tensor import Tensor

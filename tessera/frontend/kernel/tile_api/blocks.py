@@ -8,7 +8,7 @@ import ml_dtypes
 
 from tessera.core.errors import ArgumentError, ShapeError
 from tessera.core.types import DType, as_dtype, f32, f64, find_policy, int64
-from tessera.frontend.kernel import affine_forms
+from tessera.frontend.kernel import memref
 from tessera.frontend.kernel.trace import as_value, current_trace, is_number
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
@@ -98,7 +98,7 @@ def arange(start: Any, stop: Any = None, dtype: Any = int64) -> Tensor:
     """`start`, `start + 1`, … before `stop`; with one argument, from 0. Their difference is a constant."""
     current_trace("tile.arange")
     low, high = (0, start) if stop is None else (start, stop)
-    size = affine_forms.constant_difference(high, low)
+    size = memref.constant_difference(high, low)
     if size is None or size < 0:
         raise ShapeError(
             "the length of this block is not known while compiling", expected="stop - start is a constant",

@@ -6,8 +6,7 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError
 from tessera.core.types import DType, as_dtype, bf16, f32, int32
-from tessera.frontend.kernel.call_conventions import takes_memrefs
-from tessera.frontend.kernel.memref import MemRefAccess, MemRefView, load_if_memref, subscript_view
+from tessera.frontend.kernel.memref import MemRefAccess, MemRefView, load_if_memref, subscript_view, takes_memrefs
 from tessera.frontend.kernel.tile_api.blocks import round_to_dtype, wider_dtype
 from tessera.frontend.kernel.tile_api.memory import alloc_register, locate_access
 from tessera.ir.tensor import Tensor

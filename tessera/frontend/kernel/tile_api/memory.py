@@ -11,11 +11,17 @@ from typing import Any
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError
 from tessera.core.shapes import format_shape
 from tessera.core.types import GLOBAL, REGISTER, SHARED, DType, as_dtype, f32
-from tessera.frontend.kernel.call_conventions import takes_memrefs
 from tessera.frontend.kernel.conversions import broadcast_to_shape, convert_to_dtype, convert_to_mask
-from tessera.frontend.kernel.memref import MemRef, MemRefAccess, MemRefView, load_if_memref, subscript_view, view_whole
-from tessera.frontend.kernel.tile_api.ids import axis_start
-from tessera.frontend.kernel.tile_api.ranges import BlockIndex
+from tessera.frontend.kernel.memref import (
+    MemRef,
+    MemRefAccess,
+    MemRefView,
+    load_if_memref,
+    subscript_view,
+    takes_memrefs,
+    view_whole,
+)
+from tessera.frontend.kernel.tile_api.ids import BlockIndex, axis_start
 from tessera.frontend.kernel.trace import add_indices, current_trace, emit_op
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import tile

@@ -14,7 +14,7 @@ from tessera.core.types import f32, int64
 from tessera.frontend.kernel.memref import load_if_memref
 from tessera.frontend.kernel.tile_api.ids import linear_id
 from tessera.frontend.kernel.trace import as_value, current_trace
-from tessera.ir.numerics.philox import LOW_32_BITS, philox_4x32
+from tessera.ir.numerics.conversion import LOW_32_BITS, philox_4x32
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.elementwise import cos, equal, greater_equal, log, sqrt, where

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tessera.frontend.kernel.call_conventions import updates_first
+from tessera.frontend.kernel.memref import updates_first
 from tessera.frontend.kernel.tile_api.access_patterns import (
     load_broadcast,
     load_coalesced,
@@ -26,6 +26,7 @@ from tessera.frontend.kernel.tile_api.blocks import (
 )
 from tessera.frontend.kernel.tile_api.ids import (
     block_id,
+    cdiv,
     col_index,
     context,
     grid_size,
@@ -36,10 +37,13 @@ from tessera.frontend.kernel.tile_api.ids import (
     local_id,
     num_programs,
     program_id,
+    range_n,
     row_index,
+    static_range,
     thread_id,
     warp_id,
 )
+from tessera.frontend.kernel.tile_api.ids import tile_range as range
 from tessera.frontend.kernel.tile_api.inline import inline
 from tessera.frontend.kernel.tile_api.matrix import fragment, load_matrix, mma, mma_mixed, store_matrix
 from tessera.frontend.kernel.tile_api.matrix import matrix_product as dot
@@ -69,8 +73,6 @@ from tessera.frontend.kernel.tile_api.memory import (
 )
 from tessera.frontend.kernel.tile_api.online_softmax import mask_causal, softmax_accumulate, softmax_online
 from tessera.frontend.kernel.tile_api.random import dropout, randint, randn, random, random_bits
-from tessera.frontend.kernel.tile_api.ranges import cdiv, range_n, static_range
-from tessera.frontend.kernel.tile_api.ranges import tile_range as range
 from tessera.frontend.kernel.tile_api.scans import (
     argsort,
     cummax,

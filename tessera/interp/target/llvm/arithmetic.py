@@ -11,15 +11,18 @@ from tessera.core.errors import UnsupportedOpError
 from tessera.interp.target.fma import round_to_format
 from tessera.interp.target.llvm.lanes import UNSIGNED_DTYPES, LaneFault, canonicalise, spread_scalars, view_unsigned
 from tessera.interp.target.llvm.memory import pack_bits, unpack_bits
-from tessera.interp.target.llvm.text.syntax import LlvmInstruction, LlvmOperand, NumberConstant, Zero
-from tessera.interp.target.llvm.text.types import (
+from tessera.interp.target.llvm.text.syntax import (
     I1,
     LlvmAggregate,
     LlvmFloat,
+    LlvmInstruction,
     LlvmInt,
+    LlvmOperand,
     LlvmStruct,
     LlvmType,
     LlvmVector,
+    NumberConstant,
+    Zero,
 )
 
 # Integer and float arithmetic, and comparisons.

@@ -22,12 +22,18 @@ from tessera.interp.target.llvm.control_flow import (
 from tessera.interp.target.llvm.lanes import RegisterValue, broadcast_lanes, make_undefined, make_zero, wrap_integers
 from tessera.interp.target.llvm.memory import SegmentedMemory, get_memory_format
 from tessera.interp.target.llvm.text.syntax import (
+    I1,
     BasicBlock,
     ConstantExpression,
     GlobalOperand,
+    LlvmAggregate,
+    LlvmArray,
+    LlvmFloat,
     LlvmFunction,
     LlvmInstruction,
     LlvmOperand,
+    LlvmType,
+    LlvmVector,
     LocalOperand,
     NumberConstant,
     ParsedModule,
@@ -35,7 +41,6 @@ from tessera.interp.target.llvm.text.syntax import (
     Undefined,
     Zero,
 )
-from tessera.interp.target.llvm.text.types import I1, LlvmAggregate, LlvmArray, LlvmFloat, LlvmType, LlvmVector
 
 # Instructions and intrinsics without side effects.
 

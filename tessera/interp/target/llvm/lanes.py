@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ExecutionError, TesseraError
-from tessera.interp.target.llvm.text.types import LlvmAggregate, LlvmInt, LlvmType
+from tessera.interp.target.llvm.text.syntax import LlvmAggregate, LlvmInt, LlvmType
 
 
 class LaneFault(Exception):

@@ -32,13 +32,15 @@ from tessera.interp.target.llvm.lanes import (
 from tessera.interp.target.llvm.memory import SegmentedMemory, get_base_address
 from tessera.interp.target.llvm.text.module_parser import parse_module
 from tessera.interp.target.llvm.text.syntax import (
+    LlvmFloat,
     LlvmFunction,
     LlvmInstruction,
     LlvmParameter,
+    LlvmPointer,
+    LlvmType,
     ParsedModule,
     find_source_location,
 )
-from tessera.interp.target.llvm.text.types import LlvmFloat, LlvmPointer, LlvmType
 
 # Execution of decoded functions.
 

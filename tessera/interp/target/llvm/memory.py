@@ -15,7 +15,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, OutOfBoundsError, UnsupportedOpError
 from tessera.interp.target.llvm.lanes import LaneFault, canonicalise
-from tessera.interp.target.llvm.text.types import LlvmInt, LlvmType, LlvmVector, round_up
+from tessera.interp.target.llvm.text.syntax import LlvmInt, LlvmType, LlvmVector, round_up
 
 # Memory formats: the bytes of a type, and their conversion to and from registers.
 

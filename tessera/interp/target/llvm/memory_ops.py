@@ -13,8 +13,14 @@ from tessera.interp.target.llvm.control_flow import LlvmFrame, RegisterStep
 from tessera.interp.target.llvm.lanes import LaneFault, RegisterValue, broadcast_lanes
 from tessera.interp.target.llvm.memory import MemoryFormat, SegmentedMemory, get_memory_format
 from tessera.interp.target.llvm.scalar_intrinsics import get_float_math
-from tessera.interp.target.llvm.text.syntax import LlvmInstruction, NumberConstant
-from tessera.interp.target.llvm.text.types import LlvmAggregate, LlvmFloat, LlvmInt, LlvmType
+from tessera.interp.target.llvm.text.syntax import (
+    LlvmAggregate,
+    LlvmFloat,
+    LlvmInstruction,
+    LlvmInt,
+    LlvmType,
+    NumberConstant,
+)
 
 # Memory instructions.
 

@@ -17,8 +17,7 @@ from tessera.interp.target.llvm.arithmetic import (
     convert_float_to_integer,
 )
 from tessera.interp.target.llvm.lanes import canonicalise, view_unsigned, wrap_integers
-from tessera.interp.target.llvm.text.syntax import LlvmInstruction
-from tessera.interp.target.llvm.text.types import LlvmAggregate, LlvmFloat, LlvmInt, LlvmType
+from tessera.interp.target.llvm.text.syntax import LlvmAggregate, LlvmFloat, LlvmInstruction, LlvmInt, LlvmType
 
 # Float intrinsics and functions of the C library.
 

@@ -16,8 +16,7 @@ from tessera.interp.target.ptx.isa import families  # noqa: F401  (fills the tab
 from tessera.interp.target.ptx.isa.decoder import PtxDecoder
 from tessera.interp.target.ptx.isa.operands import PtxVariableAddress, assign_function_addresses, encode_immediate
 from tessera.interp.target.ptx.isa.tensor_map import TensorMap
-from tessera.interp.target.ptx.machine.fault import PtxFault
-from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS, GlobalArena
+from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS, GlobalArena, PtxFault
 from tessera.interp.target.ptx.machine.scheduler import run_machine
 from tessera.interp.target.ptx.machine.simt import PtxMachine, PtxProgram
 from tessera.interp.target.ptx.machine.special_registers import RESERVED, LaunchShape, find_cluster_and_rank

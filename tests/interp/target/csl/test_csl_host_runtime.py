@@ -7,9 +7,16 @@ import numpy as np
 import pytest
 
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, ShapeError
-from tessera.interp.target.csl.host import cslc, host_arrays, sdk_layout
-from tessera.interp.target.csl.host.host_arrays import HostTensor, MemcpyDataType, MemcpyOrder
-from tessera.interp.target.csl.host.runtime import SdkRuntime, debug_util, read_environment
+from tessera.interp.target.csl.host import cslc, sdk_layout
+from tessera.interp.target.csl.host import runtime as host_runtime
+from tessera.interp.target.csl.host.runtime import (
+    HostTensor,
+    MemcpyDataType,
+    MemcpyOrder,
+    SdkRuntime,
+    debug_util,
+    read_environment,
+)
 from tessera.interp.target.csl.host.visualisation import draw_run, make_chrome_trace
 
 AXPY = Path(__file__).parent / "programs" / "axpy" / "layout.csl"
@@ -197,9 +204,9 @@ def test_wrong_host_arguments_are_errors(runtime, monkeypatch):
     layout.create_code_region(region, "a", 1, 1)
     monkeypatch.setenv("TESSERA_CSL_SEED", "one")
     calls = {
-        "is not flat": lambda: host_arrays.input_array_to_u32(np.zeros((2, 2), np.int16), None, 1),
-        "must have 16 or 32 bits": lambda: host_arrays.input_array_to_u32(np.zeros(2, np.int64), None, 1),
-        "have 16 or 32 bits": lambda: host_arrays.memcpy_view(np.zeros(2, np.uint32), np.dtype(np.int64)),
+        "is not flat": lambda: host_runtime.input_array_to_u32(np.zeros((2, 2), np.int16), None, 1),
+        "must have 16 or 32 bits": lambda: host_runtime.input_array_to_u32(np.zeros(2, np.int64), None, 1),
+        "have 16 or 32 bits": lambda: host_runtime.memcpy_view(np.zeros(2, np.uint32), np.dtype(np.int64)),
         "--fabric-dims cannot be parsed": lambda: cslc.collect_settings(
             cslc.make_parser().parse_args([str(AXPY), "--fabric-dims=1"])
         ),

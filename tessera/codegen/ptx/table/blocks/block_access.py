@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from tessera.codegen.ptx.context import EmissionContext, Registers
 from tessera.codegen.ptx.layout import DistributedLayout, Sizes
 from tessera.codegen.ptx.table.scalars import packing
+from tessera.codegen.ptx.text.builder import element_bytes, is_immediate
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, VectorAccess, find_vector_length
-from tessera.codegen.ptx.text.register_types import element_bytes, is_immediate
 from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.ir.analysis.intervals import find_divisor
 from tessera.ir.core import Value

@@ -9,7 +9,7 @@ from tessera.codegen.ptx.emitter import emit_block
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.diagnostics import advance_loop_counter, start_loop_counter
 from tessera.codegen.ptx.table.warpgroup import mma_queue
-from tessera.codegen.ptx.text.register_types import is_immediate, register_class
+from tessera.codegen.ptx.text.builder import is_immediate, register_class
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import control_flow
 

@@ -11,7 +11,7 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registe
 from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_storage, round_to_narrow
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand
 from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, emit
-from tessera.codegen.ptx.text.register_types import NARROW_FLOATS, ptx_type, register_class
+from tessera.codegen.ptx.text.builder import NARROW_FLOATS, ptx_type, register_class
 from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.core.types import DType, TensorType
 from tessera.ir.core import Node, Value

@@ -15,8 +15,8 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import FULL_WARP_MASK, s
 from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.table.scalars.arithmetic import floor_divide_integers
 from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext
+from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.codegen.ptx.text.memref import VectorAccess
-from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.codegen.ptx.text.thread_team import WARP_THREADS
 from tessera.core.types import DType, int64
 from tessera.ir.core import Node

@@ -18,9 +18,8 @@ from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.table.scalars.conversion import convert
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand
-from tessera.codegen.ptx.text.builder import PtxBuilder
+from tessera.codegen.ptx.text.builder import REGISTER_BITS, PtxBuilder, element_bytes, register_class, typed_literal
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, VectorAccess
-from tessera.codegen.ptx.text.register_types import REGISTER_BITS, element_bytes, register_class, typed_literal
 from tessera.codegen.ptx.text.thread_team import WARP_THREADS, and_predicates
 from tessera.core.types import DType, bool_, f32, f64, int64, uint64
 from tessera.ir.core import Node, Value

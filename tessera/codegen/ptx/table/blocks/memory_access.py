@@ -21,9 +21,8 @@ from tessera.codegen.ptx.table.scalars.conversion import round_to_narrow
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand
 from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, emit
 from tessera.codegen.ptx.table.warpgroup.epilogue import TmaStoreEmitter
-from tessera.codegen.ptx.text.builder import PtxBuilder
+from tessera.codegen.ptx.text.builder import NARROW_FLOATS, PtxBuilder, element_bytes, ptx_type, register_class
 from tessera.codegen.ptx.text.memref import PtxMemRef, VectorAccess
-from tessera.codegen.ptx.text.register_types import NARROW_FLOATS, element_bytes, ptx_type, register_class
 from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.core.types import SHARED, DType, bool_, f32, f64, int32, int64, uint32, uint64
 from tessera.ir.core import Node, Value

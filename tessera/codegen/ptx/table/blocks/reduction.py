@@ -17,8 +17,7 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import read_exchange, sh
 from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_storage
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand, select_register
 from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, emit
-from tessera.codegen.ptx.text.builder import PtxBuilder
-from tessera.codegen.ptx.text.register_types import ptx_type, typed_literal
+from tessera.codegen.ptx.text.builder import PtxBuilder, ptx_type, typed_literal
 from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.core.types import DType, bool_, int64
 from tessera.ir.core import Node

@@ -22,6 +22,7 @@ from tessera.codegen.ptx.table.blocks.block_access import (
     store_block,
 )
 from tessera.codegen.ptx.table.scalars import packing
+from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.codegen.ptx.text.memref import (
     SWIZZLE_UNIT,
     VECTOR_BYTES,
@@ -34,7 +35,6 @@ from tessera.codegen.ptx.text.memref import (
     find_vector_length,
     format_address,
 )
-from tessera.codegen.ptx.text.register_types import element_bytes
 from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.core.types import GLOBAL
 from tessera.ir.core import Node, Value

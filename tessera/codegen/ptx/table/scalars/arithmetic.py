@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from tessera.codegen.ptx.ops import truncate_bf16
 from tessera.codegen.ptx.table.scalars.conversion import convert_for_storage
-from tessera.codegen.ptx.table.scalars.decomposition_emission import emit_decomposition
-from tessera.codegen.ptx.table.scalars.math_functions import floor_divide_floats, remainder_of_floats
+from tessera.codegen.ptx.table.scalars.math_functions import (
+    emit_decomposition,
+    floor_divide_floats,
+    remainder_of_floats,
+)
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand, select_register
 from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, ScalarRow, emit
-from tessera.codegen.ptx.text.register_types import is_immediate, register_class
+from tessera.codegen.ptx.text.builder import is_immediate, register_class
 from tessera.core.types import Policy, TensorType
 from tessera.lower.scalar_functions.rounding import build_stochastic_rounding
 from tessera.ops.tensor import basic
 from tessera.ops.tensor import elementwise as e
-from tessera.ops.tensor.stochastic_rounding import round_by_chance
+from tessera.ops.tensor.random import round_by_chance
 
 # The emission table of the pointwise ops: each row gives the register of one element's result.
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tessera.codegen.ptx.table.scalars.decomposition_emission import emit_decomposition
-from tessera.codegen.ptx.text.builder import PtxBuilder
-from tessera.codegen.ptx.text.register_types import SMALL_FLOATS, element_bytes, is_immediate, register_class
+from tessera.codegen.ptx.table.scalars.math_functions import emit_decomposition
+from tessera.codegen.ptx.text.builder import SMALL_FLOATS, PtxBuilder, element_bytes, is_immediate, register_class
 from tessera.core.types import DType, bf16, bool_, f16, int4, int8, int16, uint8, uint16
 from tessera.lower.scalar_functions.small_floats import build_decoder, build_exact_encoder, decode_shift
 

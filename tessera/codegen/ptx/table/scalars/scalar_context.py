@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tessera.codegen.ptx.text.builder import PtxBuilder
-from tessera.codegen.ptx.text.register_types import literal, ptx_type, register_class
+from tessera.codegen.ptx.text.builder import PtxBuilder, literal, ptx_type, register_class
 from tessera.core.types import DType, Policy, int4, int8, int16, uint8, uint16
 from tessera.ir.rules import Rules
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tessera.codegen.ptx.context import EmissionContext, InFlightMma, Registers
 from tessera.codegen.ptx.ops import async_mma, wait_mma
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import release_stage
-from tessera.codegen.ptx.text.register_types import is_immediate
+from tessera.codegen.ptx.text.builder import is_immediate
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ops.tensor import elementwise
 

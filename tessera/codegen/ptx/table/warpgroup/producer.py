@@ -21,7 +21,7 @@ from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     source_ref,
     stage_bytes,
 )
-from tessera.codegen.ptx.text.register_types import element_bytes
+from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow

@@ -10,7 +10,7 @@ from typing import Any
 
 from tessera.codegen.ptx.ops import async_mma, resident_operand
 from tessera.codegen.ptx.passes.layout_inference import static_shape
-from tessera.codegen.ptx.text.register_types import element_bytes
+from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.ir.core import Function, Node, Value
 
 WGMMA_ROWS = 64  # rows of one wgmma instruction's accumulator

@@ -30,8 +30,7 @@ from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     block_extent,
     stage_bytes,
 )
-from tessera.codegen.ptx.text.builder import PtxBuilder
-from tessera.codegen.ptx.text.register_types import element_bytes, literal, register_class
+from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes, literal, register_class
 from tessera.codegen.ptx.text.thread_team import WARPGROUP_THREADS, ThreadTeam
 from tessera.core.types import bf16, f16, fp8_e4m3, fp8_e5m2, int8, uint8
 from tessera.ir.core import Node

@@ -14,8 +14,17 @@ from tessera.interp.target.llvm.text.operand_parser import (
     skip_attributes,
     skip_ordering,
 )
-from tessera.interp.target.llvm.text.syntax import LlvmInstruction, LlvmOperand
-from tessera.interp.target.llvm.text.types import I1, PTR, VOID, LlvmAggregate, LlvmStruct, LlvmType, LlvmVector
+from tessera.interp.target.llvm.text.syntax import (
+    I1,
+    PTR,
+    VOID,
+    LlvmAggregate,
+    LlvmInstruction,
+    LlvmOperand,
+    LlvmStruct,
+    LlvmType,
+    LlvmVector,
+)
 
 # Calls.
 

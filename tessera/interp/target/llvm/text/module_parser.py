@@ -7,9 +7,15 @@ from dataclasses import replace
 
 from tessera.core.errors import UnsupportedOpError
 from tessera.interp.target.llvm.text.instruction_parser import TERMINATORS, parse_instruction
-from tessera.interp.target.llvm.text.lexer import LlvmLexer
-from tessera.interp.target.llvm.text.operand_parser import LlvmTypeCursor, parse_value, skip_attributes, starts_value
+from tessera.interp.target.llvm.text.operand_parser import (
+    LlvmLexer,
+    LlvmTypeCursor,
+    parse_value,
+    skip_attributes,
+    starts_value,
+)
 from tessera.interp.target.llvm.text.syntax import (
+    VOID,
     BasicBlock,
     LlvmFunction,
     LlvmGlobal,
@@ -18,7 +24,6 @@ from tessera.interp.target.llvm.text.syntax import (
     MetadataNode,
     ParsedModule,
 )
-from tessera.interp.target.llvm.text.types import VOID
 
 _BY_VALUE_ATTRIBUTES = ("byval", "inalloca", "preallocated")
 

@@ -10,12 +10,12 @@ import numpy as np
 from tessera.core.errors import OutOfBoundsError
 from tessera.interp.target.ptx.isa.decoder import PtxDecoder
 from tessera.interp.target.ptx.isa.operands import PtxVariableAddress, make_constant_reader, make_stack_relative_reader
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
 from tessera.interp.target.ptx.machine.memory import (
     CTA_RANK_SHIFT,
     GENERIC_WINDOWS,
     WINDOW_BITS,
+    PtxFault,
     find_misaligned,
     make_alignment_fault,
 )

@@ -19,8 +19,8 @@ from tessera.interp.target.ptx.isa.atomics import reduce_cells
 from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, DECODE_RULES, PtxDecoder, decode_rule
 from tessera.interp.target.ptx.isa.mbarrier import complete_transaction, find_mbarrier, find_mbarrier_offsets
 from tessera.interp.target.ptx.isa.operands import get_vector_parts
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet, make_single_lane
+from tessera.interp.target.ptx.machine.memory import PtxFault
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, LaneStep, PtxMachine
 from tessera.interp.target.ptx.text.syntax import TYPES, ImmediateOperand, PtxInstruction, values_to_bits
 

@@ -14,9 +14,8 @@ from tessera.interp.target.ptx.isa.addressing import STATE_SPACE_WORDS, get_oper
 from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, PtxDecoder, check_modifiers, decode_rule
 from tessera.interp.target.ptx.isa.operands import BranchTarget, Reader, make_constant_reader
 from tessera.interp.target.ptx.machine.call_stack import InlinedFunction
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
-from tessera.interp.target.ptx.machine.memory import CTA_RANK_SHIFT, GENERIC_WINDOWS
+from tessera.interp.target.ptx.machine.memory import CTA_RANK_SHIFT, GENERIC_WINDOWS, PtxFault
 from tessera.interp.target.ptx.machine.named_barriers import BARRIER_COUNT, BarrierWaiters
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, LaneStep, PtxMachine
 from tessera.interp.target.ptx.text.syntax import (

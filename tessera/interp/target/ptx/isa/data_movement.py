@@ -14,9 +14,8 @@ from tessera.interp.target.ptx.isa.addressing import (
 )
 from tessera.interp.target.ptx.isa.decoder import PtxDecoder, check_modifiers, decode_rule
 from tessera.interp.target.ptx.isa.operands import get_vector_parts, make_bit_moving_step, make_elementwise_step
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
-from tessera.interp.target.ptx.machine.memory import CTA_RANK_SHIFT, GENERIC_WINDOWS, WINDOW_BITS
+from tessera.interp.target.ptx.machine.memory import CTA_RANK_SHIFT, GENERIC_WINDOWS, WINDOW_BITS, PtxFault
 from tessera.interp.target.ptx.machine.simt import LaneStep, PtxMachine
 from tessera.interp.target.ptx.machine.special_registers import SPECIAL
 from tessera.interp.target.ptx.text.syntax import (

@@ -19,8 +19,8 @@ from tessera.interp.target.ptx.isa.operands import (
     assign_function_addresses,
 )
 from tessera.interp.target.ptx.machine.call_stack import InlinedFunction, RecursiveCall
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
+from tessera.interp.target.ptx.machine.memory import PtxFault
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, LaneStep, PtxMachine, PtxProgram
 from tessera.interp.target.ptx.text.syntax import (
     TYPES,

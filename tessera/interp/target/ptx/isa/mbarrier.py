@@ -18,8 +18,8 @@ from tessera.interp.target.ptx.isa.addressing import (
 )
 from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, PtxDecoder, decode_rule
 from tessera.interp.target.ptx.isa.operands import Reader
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
+from tessera.interp.target.ptx.machine.memory import PtxFault
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, LaneStep, PtxMachine
 from tessera.interp.target.ptx.text.syntax import TYPES, AddressOperand, NameOperand, PtxInstruction
 

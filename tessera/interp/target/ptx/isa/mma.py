@@ -22,8 +22,8 @@ from tessera.interp.target.ptx.isa.addressing import (
 from tessera.interp.target.ptx.isa.data_movement import record_access
 from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, PtxDecoder, decode_rule
 from tessera.interp.target.ptx.isa.operands import Reader, Writer, get_vector_parts, make_constant_reader
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
+from tessera.interp.target.ptx.machine.memory import PtxFault
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, PtxMachine, is_whole_thread_groups
 from tessera.interp.target.ptx.text.syntax import TYPES, PtxInstruction, PtxOperand, PtxType
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from tessera.core.errors import Location, ParseError, TesseraError, UnsupportedOpError
 from tessera.interp.target.ptx.machine.call_stack import InlinedFunction
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
+from tessera.interp.target.ptx.machine.memory import PtxFault
 from tessera.interp.target.ptx.machine.simt import LaneStep, PtxMachine, PtxProgram
 from tessera.interp.target.ptx.machine.special_registers import SPECIAL
 from tessera.interp.target.ptx.text.syntax import (

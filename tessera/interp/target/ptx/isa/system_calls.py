@@ -12,9 +12,8 @@ from tessera.core.errors import ExecutionError
 from tessera.interp.target.ptx.isa.addressing import check_address, split_by_state_space
 from tessera.interp.target.ptx.isa.decoder import DECODE_RULES, SYSTEM_FUNCTIONS, PtxDecoder, decode_rule
 from tessera.interp.target.ptx.isa.operands import PtxVariableAddress
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet, make_single_lane
-from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS
+from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS, PtxFault
 from tessera.interp.target.ptx.machine.simt import LaneStep, PtxMachine
 from tessera.interp.target.ptx.text.syntax import NameOperand, PtxInstruction, VectorOperand, get_callee_operand
 

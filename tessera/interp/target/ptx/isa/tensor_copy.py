@@ -37,9 +37,8 @@ from tessera.interp.target.ptx.isa.tensor_map import (
     decode_tensor_map,
     find_field,
 )
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
-from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS
+from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS, PtxFault
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, PtxMachine
 from tessera.interp.target.ptx.text.syntax import TYPES, AddressOperand, ImmediateOperand, PtxInstruction, PtxOperand
 

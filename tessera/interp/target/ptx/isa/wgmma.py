@@ -24,8 +24,8 @@ from tessera.interp.target.ptx.isa.mma import (
 )
 from tessera.interp.target.ptx.isa.operands import Reader, Writer, get_vector_parts
 from tessera.interp.target.ptx.isa.tensor_copy import swizzle_offsets
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
+from tessera.interp.target.ptx.machine.memory import PtxFault
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, PtxMachine
 from tessera.interp.target.ptx.text.syntax import (
     TYPES,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.core.errors import ExecutionError
-from tessera.interp.target.ptx.machine.fault import PtxFault
+from tessera.interp.target.ptx.machine.memory import PtxFault
 from tessera.interp.target.ptx.text.syntax import PtxFunction
 
 if TYPE_CHECKING:

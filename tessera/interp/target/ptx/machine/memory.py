@@ -1,4 +1,4 @@
-"""State spaces as flat arrays: one arena for global memory, shared memory by CTA and local memory by lane."""
+"""Fault: the exception of an executing instruction, raised before its location is known."""
 
 from __future__ import annotations
 
@@ -6,8 +6,23 @@ from bisect import bisect_right
 
 import numpy as np
 
-from tessera.core.errors import OutOfBoundsError
-from tessera.interp.target.ptx.machine.fault import PtxFault
+from tessera.core.errors import ExecutionError, OutOfBoundsError, TesseraError
+
+# Fault: the exception of an executing instruction, raised before its location is known.
+
+
+class PtxFault(Exception):
+    """A fault of an instruction: its message, the error it becomes, and the faulting lane."""
+
+    def __init__(self, message: str, kind: type[TesseraError] = ExecutionError, lane: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.kind = kind
+        self.lane = lane
+
+
+# State spaces as flat arrays: one arena for global memory, shared memory by CTA and local memory by lane.
+
 
 # the base of each space's window in generic addresses
 GENERIC_WINDOWS = {"shared": 1 << 40, "local": 2 << 40, "global": 3 << 40}

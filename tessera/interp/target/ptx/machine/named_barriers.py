@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.core.errors import BarrierError
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet, make_lanes_from_indices
+from tessera.interp.target.ptx.machine.memory import PtxFault
 
 if TYPE_CHECKING:
     from tessera.interp.target.ptx.machine.simt import PtxMachine

@@ -11,8 +11,8 @@ import hashlib
 import numpy as np
 
 from tessera.core.errors import BarrierError
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
+from tessera.interp.target.ptx.machine.memory import PtxFault
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, PtxMachine, is_whole_thread_groups
 
 FAIRNESS_INTERVAL = 64  # picks of the lowest counter before the fragment that has waited longest is picked

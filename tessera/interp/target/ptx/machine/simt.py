@@ -10,9 +10,8 @@ import numpy as np
 
 from tessera.core.errors import UninitializedError
 from tessera.interp.target.ptx.machine.call_stack import STACK_ALIGNMENT, PtxCallStack
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet, make_all_lanes
-from tessera.interp.target.ptx.machine.memory import FlatMemory, GlobalArena
+from tessera.interp.target.ptx.machine.memory import FlatMemory, GlobalArena, PtxFault
 from tessera.interp.target.ptx.machine.named_barriers import NamedBarriers
 from tessera.interp.target.ptx.machine.special_registers import LaunchShape, SpecialRegisters, find_cluster_and_rank
 from tessera.interp.target.ptx.sanitizer.global_shadow import GlobalShadow

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.core.errors import RaceError
-from tessera.interp.target.ptx.machine.fault import PtxFault
+from tessera.interp.target.ptx.machine.memory import PtxFault
 from tessera.interp.target.ptx.machine.special_registers import LaunchShape, find_cluster_and_rank, unflatten_index
 
 if TYPE_CHECKING:

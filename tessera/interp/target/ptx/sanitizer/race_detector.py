@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.core.errors import AsyncCopyError, RaceError, TesseraError, UninitializedError
-from tessera.interp.target.ptx.machine.fault import PtxFault
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
+from tessera.interp.target.ptx.machine.memory import PtxFault
 
 if TYPE_CHECKING:
     from tessera.interp.target.ptx.isa.addressing import LaneAccess

@@ -1,5 +1,5 @@
 """Helpers for the arrays of copies, and for time stamps."""
 
-from tessera.interp.target.csl.host.host_arrays import calculate_cycles, input_array_to_u32, memcpy_view
+from tessera.interp.target.csl.host.runtime import calculate_cycles, input_array_to_u32, memcpy_view
 
 __all__ = ["calculate_cycles", "input_array_to_u32", "memcpy_view"]

@@ -1,7 +1,6 @@
 """The host runtime, on the simulator."""
 
-from tessera.interp.target.csl.host.host_arrays import MemcpyDataType, MemcpyOrder
-from tessera.interp.target.csl.host.runtime import SdkRuntime
+from tessera.interp.target.csl.host.runtime import MemcpyDataType, MemcpyOrder, SdkRuntime
 from tessera.interp.target.csl.host.sdk_layout import (
     Color,
     Edge,

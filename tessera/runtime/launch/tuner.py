@@ -23,7 +23,7 @@ from tessera.core.io import find_cache_folder, hash_text, lock_file
 from tessera.core.schedule import read_json, write_json
 from tessera.frontend.kernel.autotuning import Configuration, Trial, Tuned, TuningSettings
 from tessera.frontend.kernel.python_ast.source import read_source
-from tessera.runtime.launch import execution as launches
+from tessera.runtime.launch import streams as launches
 
 # The cache is a JSON file: processes read it at any time and write it one at a time, under a file lock.
 

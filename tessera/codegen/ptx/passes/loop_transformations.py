@@ -1,27 +1,100 @@
-"""Loop peeling and mask elimination: rounds in which a mask holds everywhere are split off without it.
-
-A mask is a comparison of affine index forms. Masks that remain are compared in 32 bits, a thread's own part against a
-constant for each element.
-"""
+"""Loop transformations: peeling with mask elimination, and loads hoisted before the barriers of reductions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.ops import async_mma, indices_below
-from tessera.codegen.ptx.passes.index_analysis import COMPARISON_OPS, find_excess, is_always_negative
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.table import emission_rule
-from tessera.core.types import int64
-from tessera.ir.analysis.affine import AffineForm
+from tessera.core.types import GLOBAL, int64
+from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
 from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.builder import Builder
-from tessera.ir.core import Function, Node, Value
+from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function
-from tessera.ops.dialects import control_flow
-from tessera.ops.tensor import basic, elementwise, shape
+from tessera.ops.dialects import control_flow, tile
+from tessera.ops.tensor import basic, contractions, elementwise, shape
+
+# Index analysis: for comparisons of affine index blocks, the form that is negative where they hold.
+
+
+# A comparison holds where the first of its operands, less the second, is below a number; or with operands exchanged.
+COMPARISON_OPS = {elementwise.less: (False, 0), elementwise.less_equal: (False, 1), elementwise.greater: (True, 0),
+         elementwise.greater_equal: (True, 1)}  # fmt: skip
+
+
+def find_excess(producers: Mapping[Value, Node], node: Node) -> AffineForm | None:
+    """The affine form that is negative exactly where a comparison of indices holds; None for any other node."""
+    if node.op not in COMPARISON_OPS:
+        return None
+    exchanged, offset = COMPARISON_OPS[node.op]
+    analysis = AffineAnalysis(producers)
+    x, y = (analysis.find_form(v) for v in (reversed(node.args) if exchanged else node.args))
+    return None if x is None or y is None else x.plus(y, -1).plus(AffineForm(-offset))
+
+
+def is_always_negative(ranges: IntervalAnalysis, form: AffineForm, block: tuple[int, ...]) -> bool:
+    """Whether a form is negative everywhere in a block, for all programs and iterations."""
+    ends = (max(c * end for end in ranges.of(v)) for v, c in form.scalars.items())
+    return form.upper_bound_of_block(block) + sum(ends) < 0
+
+
+# Load hoisting: moves loads as early in their block as their operands allow, before the barriers of reductions.
+
+
+MAX_HOISTED_ELEMENTS = 1 << 15  # elements: half of the registers of a multiprocessor
+MAX_EARLY_LOADED = 1024  # elements, where products that leave few registers come between a load and its use
+
+
+def hoist_loads(function: Function, most: int = MAX_HOISTED_ELEMENTS) -> Function:
+    """Hoist each load from memory that the function never writes.
+
+    Functions that load more than `most` elements, which would fill the registers, or that have products are unchanged.
+    """
+    held = sum(math.prod(static_shape(n.out)) for n in function.body.walk() if n.op is tile.load)
+    if held > most or any(n.op is contractions.dot for n in function.body.walk()):
+        return function
+    written = {node.args[0] for node in function.body.walk() if "write" in node.op.effects}
+    body = _hoist_in_block(function.body, frozenset(written))
+    return Function(function.name, body, function.attrs, function.loc)
+
+
+def _hoist_in_block(block: Block, written: frozenset[Value]) -> Block:
+    order = [node for node in block.nodes if node.op is basic.full]
+    for node in block.nodes:
+        if node.op is basic.full:
+            continue
+        if _is_movable_load(node, written):
+            order.insert(_find_earliest_position(order, node, written), node)
+        else:
+            order.append(node)
+    return Block(block.params, tuple(order), block.results)
+
+
+def _is_movable_load(node: Node, written: frozenset[Value]) -> bool:
+    """Whether a load reads global memory that the function never writes."""
+    return node.op is tile.load and node.args[0].type.space == GLOBAL and node.args[0] not in written  # type: ignore[union-attr]
+
+
+def _find_earliest_position(order: list[Node], node: Node, written: frozenset[Value]) -> int:
+    """The position after the last node that defines an operand, and after the loads that are hoisted already."""
+    operands = set(node.args)
+    for place in range(len(order), 0, -1):
+        before = order[place - 1]
+        if _is_movable_load(before, written) or operands & set(before.results):
+            return place
+    return 0
+
+
+# Loop peeling and mask elimination: rounds in which a mask holds everywhere are split off without it.
+#
+# A mask is a comparison of affine index forms. Masks that remain are compared in 32 bits, a thread's own part against a
+# constant for each element.
+
 
 # Peeling: where a mask compares an affine form of the loop's index, scalars and index blocks, it holds for all elements
 # up to some index. The rounds before that index become a loop of their own without the mask.

@@ -1,1 +1,0 @@
-"""Autotuning: measures the configurations of a kernel and remembers the best."""
