@@ -29,7 +29,11 @@ CASES = {
     "no bool": (lambda: ts.cond(ONE, lambda: ONE, lambda: ONE), DTypeError, "not bool"),
     "no scalar": (lambda: ts.cond(ts.ones(3) > 0, lambda: ONE, lambda: ONE), ShapeError, "where"),
     "a while changes": (lambda: ts.while_loop(lambda x: x.sum() < 9, lambda x: x[:1], ts.ones(3)), ShapeError, "state"),
-    "random steps": (lambda: ts.map(lambda x: x * ts.rand(3, generator=G), X), EffectError, "a step of scan has the effect"),
+    "random steps": (
+        lambda: ts.map(lambda x: x * ts.rand(3, generator=G), X),
+        EffectError,
+        "a step of scan has the effect",
+    ),
     "no body": (lambda: ts.while_loop(lambda x: x < 9, init=ONE), ArgumentError, "body"),
     "reverse": (
         lambda: ts.grad(lambda x: ts.while_loop(lambda y: y < 9.0, lambda y: y * x, x))(2.0),
