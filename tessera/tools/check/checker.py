@@ -14,18 +14,28 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import _PACKAGE_FOLDER, ArgumentError, Location, ShapeError, TesseraError, user_location
+from tessera.core.errors import (
+    _PACKAGE_FOLDER,
+    ArgumentError,
+    Location,
+    ShapeError,
+    TesseraError,
+    is_package_file,
+    user_location,
+)
 from tessera.core.pytree import flatten, map_leaves
 from tessera.core.shapes import bind_shapes, use_known_sizes
 from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, Size, UnknownSizeError, has_inexact_division, symbol_names
-from tessera.core.types import TensorType, as_dtype
+from tessera.core.types import DType, RefType, TensorType, Type, as_dtype, scalar
 from tessera.frontend.jit.tracing import Jit
+from tessera.frontend.kernel.kernel_function import Kernel
+from tessera.frontend.kernel.signature import KernelArguments
 from tessera.ir.builder import Builder
 from tessera.ir.core import Value
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor
 from tessera.tools.check import instrumentation as names
-from tessera.tools.check.diagnostics import CheckReport, Diagnostic, DiagnosticCollector
+from tessera.tools.check.diagnostics import TITLES, CheckReport, Diagnostic, DiagnosticCollector
 from tessera.tools.check.instrumentation import (
     GuardedSite,
     InstrumentedCode,
@@ -46,6 +56,12 @@ class Poison:
 
     __array_priority__ = 1000
     __hash__ = object.__hash__
+    inspections = 0  # how often `isinstance` has asked for the class of an unknown value
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        Poison.inspections += 1
+        return Poison
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # protocols that Python probes for
@@ -204,16 +220,18 @@ class AbstractInterpreter:
         unknown = contains_poison([*args, named])
         if unknown and in_library(function):
             return POISON
+        inspections = Poison.inspections
         try:
             return function(*args, **named)
-        except TesseraError as error:
+        except Exception as error:
+            # A library function may have met an unknown value inside its arguments, or in a function that it called.
+            if unknown or (in_library(function) and Poison.inspections > inspections):
+                return POISON
+            if not isinstance(error, TesseraError):
+                raise
             if isinstance(error, ShapeError) and self._undecided(frame, function, args, named):
                 return POISON
             return self._recover(error, frame, site, [*_bound_receiver(function), *args, *named.values()])
-        except Exception:
-            if unknown:
-                return POISON
-            raise
 
     def _undecided(self, frame: CheckedFrame, function: Any, args: tuple, named: dict[str, Any]) -> bool:
         """Whether shapes that differ by name may agree by size."""
@@ -290,6 +308,9 @@ def _tensors(values: list[Any]) -> list[Tensor]:
 
 def in_library(function: Any) -> bool:
     """Whether a callable is Tessera's, whose ops give unknown results for unknown operands."""
+    code = getattr(function, "__code__", None)
+    if code is not None:  # a wrapper of a user's function has that function's module
+        return is_package_file(code.co_filename)
     module = getattr(function, "__module__", None) or type(function).__module__
     return isinstance(function, Op) or bool(_bound_receiver(function)) or str(module).startswith("tessera.")
 
@@ -308,12 +329,13 @@ def unwrap_user_function(callee: Any) -> tuple[FunctionType | None, tuple]:
 
 
 def check(function: Callable[..., Any], *types: Any, **named: Any) -> CheckReport:
-    """All shape and dtype errors of a function, with nothing executed.
+    """All shape and dtype errors of a function, with no op executed.
 
     The function is traced over tensors of its annotations, with symbolic sizes, or of the `types` given: tensor
     types, containers of them, arrays (only their type counts), and anything else by value. After an error the result
     is unknown and takes no further part. Functions it calls are checked too. A parameter without a type is unknown.
-    `"..."` is checked as one axis, and `"?"` only where no size at all would fit.
+    `"..."` is checked as one axis, and `"?"` only where no size at all would fit. A kernel is compiled for several
+    sizes of the names in its annotations: what it reports is its first error, if it has one for all of them.
 
     Raises:
         ArgumentError: `function` is no Python function, or does not take these arguments.
@@ -323,10 +345,78 @@ def check(function: Callable[..., Any], *types: Any, **named: Any) -> CheckRepor
     >>> check(scale).ok
     False
     """
+    if isinstance(function, Kernel):
+        return _check_kernel(function, types, named)
     target, first = unwrap_user_function(function)
     if target is None:
         raise ArgumentError(f"{function!r} is not a Python function to check", location=user_location())
     return _CheckRun(target).run((*first, *types), named)
+
+
+# Sizes of the names in a kernel's annotations, by their order: an error that some of them do not have is none.
+SAMPLED_SIZES: tuple[Callable[[int], int], ...] = (lambda n: 64 << n, lambda n: 1024 >> n, lambda n: 16 * (n + 2))
+
+
+def _check_kernel(kernel: Kernel, types: tuple, named: dict[str, Any]) -> CheckReport:
+    """Compile a kernel for several sizes; its error is the one that all of them have."""
+    name = kernel.kernel_function.__name__
+    try:
+        given = {**kernel.parameters.signature.bind_partial(*types, **named).arguments}
+    except TypeError as error:
+        raise ArgumentError(f"{name}: {error}", location=user_location()) from None
+    annotated = [a for a in kernel.parameters.annotations.values() if isinstance(a, TensorType)]
+    symbols = sorted(symbol_names(itertools.chain(*(a.shape for a in annotated))))
+    errors = []
+    for choose in SAMPLED_SIZES:
+        sizes = {symbol: choose(n) for n, symbol in enumerate(symbols)}
+        found, untyped = _kernel_arguments(kernel, given, sizes)
+        if untyped:
+            note = f"{name}: {untyped} has no type: the kernel is not checked"
+            return CheckReport(name, (), (note,), typed=False)
+        try:
+            kernel.specialize(found.types, found.constants, (1, 1, 1), kernel.plan(found, None, None)[1])
+        except TesseraError as error:
+            errors.append(error)
+    if len(errors) == len(SAMPLED_SIZES) and len({(type(e), e.location) for e in errors}) == 1:
+        return CheckReport(name, (_describe_kernel_error(kernel, errors[0]),), ())
+    notes = (f"{name}: an error for some sizes alone: {errors[0].message}",) if errors else ()
+    return CheckReport(name, (), notes)
+
+
+def _kernel_arguments(
+    kernel: Kernel, given: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[KernelArguments, str]:
+    """The argument types and constants of a kernel for these sizes, and the first parameter without either."""
+    defaults = {
+        **(kernel.options.autotune_configs or ({},))[0],
+        **kernel.schedule.constants(kernel.parameters.constants),
+    }
+    types: dict[str, Type] = {}
+    constants: dict[str, Any] = {}
+    for name, parameter in kernel.parameters.signature.parameters.items():
+        value = given.get(name, kernel.parameters.annotations.get(name))
+        value = value.type if isinstance(value, Tensor) else value
+        if isinstance(value, np.ndarray):
+            value = TensorType(value.shape, as_dtype(value.dtype))
+        if isinstance(value, TensorType):
+            concrete = value.evaluate(sizes)
+            types[name] = RefType(concrete.shape, concrete.dtype, policy=concrete.policy)
+        elif name not in kernel.parameters.constants and isinstance(value, DType):
+            types[name] = scalar(value)
+        elif name in given or name in defaults or parameter.default is not parameter.empty:
+            constants[name] = given.get(name, defaults.get(name, parameter.default))
+        else:
+            return KernelArguments({}, (), {}, False), name
+    return KernelArguments(types, (), constants, False), ""
+
+
+def _describe_kernel_error(kernel: Kernel, error: TesseraError) -> Diagnostic:
+    function = kernel.kernel_function
+    expected, received = (None if v is None else str(v) for v in (error.expected, error.received))
+    return Diagnostic(
+        TITLES.get(type(error), type(error).__name__), function.__name__, error.location or _definition(function),
+        error.message, expected, received, fixes=(error.suggestion,) if error.suggestion else (),
+    )  # fmt: skip
 
 
 class _CheckRun:

@@ -15,6 +15,7 @@ from tessera.core.errors import Location
 # The names that guarded code calls, in the order in which a checker gives their functions.
 GUARDS = tuple(f"__ts_{n}__" for n in ("call", "operate", "return", "unpack", "slice", "truth"))
 CALL, OPERATE, RETURN, UNPACK, SLICE, TRUTH = GUARDS
+INNER_NAME = "__ts_guarded__"  # not the function's own: a recursive call must find the global function
 # What reads the frame it is called from cannot be called for someone else.
 FRAME_READERS = frozenset({"super", "locals", "globals", "vars", "dir", "eval", "exec"})
 
@@ -90,12 +91,12 @@ def _compile_definition(node: ast.FunctionDef, code: CodeType) -> CodeType | Non
     outer = ast.FunctionDef("__outer__", around, [node], [], **_empty_type_params())
     module = ast.fix_missing_locations(ast.Module([outer], []))
     code_objects = [compile(module, code.co_filename, "exec")]
-    for name in ("__outer__", node.name):
+    for name in ("__outer__", INNER_NAME):
         inner = [c for c in code_objects[-1].co_consts if isinstance(c, CodeType) and c.co_name == name]
         if len(inner) != 1:
             return None
         code_objects += inner
-    return code_objects[-1]
+    return code_objects[-1].replace(co_name=code.co_name)
 
 
 def _empty_type_params() -> dict[str, Any]:
@@ -129,9 +130,8 @@ class _GuardInserter(ast.NodeTransformer):
         for each in ast.walk(arguments):
             if isinstance(each, ast.arg):
                 each.annotation = None
-        name = node.name if isinstance(node, ast.FunctionDef) else "__lambda__"
         statements = [self.visit(s) for s in body]
-        new = ast.FunctionDef(name, arguments, statements, [], **_empty_type_params())
+        new = ast.FunctionDef(INNER_NAME, arguments, statements, [], **_empty_type_params())
         return ast.copy_location(new, node)
 
     def _lambda_return(self, node: ast.Lambda) -> ast.stmt:

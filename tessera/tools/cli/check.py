@@ -6,50 +6,45 @@ import argparse
 import inspect
 import json
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from tessera.core.errors import ArgumentError, Location, UnknownNameError
+from tessera.core.errors import Location, UnknownNameError
 from tessera.core.types import TensorType
 from tessera.frontend.jit.tracing import Jit, read_annotations
 from tessera.frontend.kernel import Kernel
 from tessera.tools.check import CheckReport, Diagnostic, check
-from tessera.tools.cli.entry_points import load_module
+from tessera.tools.cli.entry_points import load_definitions
 
-EXPECTED = "a function under @ts.jit, or one with ts.Tensor[...] annotations"
+EXPECTED = "a kernel, a function under @ts.jit, or one with ts.Tensor[...] annotations"
 MARKS = (("Error:", "bold red"), ("    Expected:", "green"), ("    Received:", "red"), ("Possible fixes:", "bold"))
 
 
 def main(options: argparse.Namespace) -> int:
     """Check the functions that the command line names; exit status 1 where there are errors."""
     path, _, name = options.entry.partition(":") if ".py:" in options.entry else (options.entry, "", "")
-    functions = _find_functions(path, name)
+    module, notes = load_definitions(path, name)
+    functions = _find_functions(module, path, name)
     reports = [check(function) for function in functions.values()]
     if options.json:
         print(json.dumps([r.as_dict() for r in reports], indent=2))
     else:
-        _show(reports)
+        _show(reports, notes)
     return 0 if all(r.ok for r in reports) else 1
 
 
-def _find_functions(path: str, name: str) -> dict[str, Callable[..., Any]]:
-    module = load_module(path)
+def _find_functions(module: ModuleType, path: str, name: str) -> dict[str, Callable[..., Any]]:
     found = {
         n: f
         for n, f in vars(module).items()
-        if getattr(f, "__module__", None) == module.__name__ and (isinstance(f, Jit) or _has_tensor_annotations(f))
+        if getattr(f, "__module__", None) == module.__name__
+        and (isinstance(f, (Jit, Kernel)) or _has_tensor_annotations(f))
     }
     if name and name in found:
         return {name: found[name]}
-    kernels = [n for n, f in vars(module).items() if isinstance(f, Kernel) and f.__module__ == module.__name__]
-    if name in kernels or (not name and not found and kernels):
-        kernel = name or kernels[0]
-        raise ArgumentError(
-            f"{path} has kernels only: {', '.join(kernels)}" if not name else f"{name} is a kernel, not a function",
-            expected=EXPECTED, suggestion=f"check a kernel while it runs: tessera run --debug {path}:{kernel}",
-        )  # fmt: skip
     if name or not found:
         raise UnknownNameError(
             f"{path} has no function {name}" if name else f"{path} has no function to check",
@@ -64,7 +59,7 @@ def _has_tensor_annotations(function: Any) -> bool:
     return any(isinstance(a, TensorType) for a in read_annotations(function).values())
 
 
-def _show(reports: list[CheckReport]) -> None:
+def _show(reports: list[CheckReport], notes: list[str]) -> None:
     """Print each finding once: callers of a faulty helper repeat its error."""
     console = Console(soft_wrap=True, highlight=False)
     seen: dict[tuple[Location, str], Diagnostic] = {}
@@ -72,7 +67,7 @@ def _show(reports: list[CheckReport]) -> None:
         seen.setdefault((finding.location, finding.message), finding)
     for finding in seen.values():
         console.print(_style_report(str(finding)), end="\n\n\n")
-    for note in dict.fromkeys(n for r in reports for n in r.notes):
+    for note in dict.fromkeys([*(n for r in reports for n in r.notes), *notes]):
         console.print(Text(f"note: {note}", "dim"))
     console.print(Text(_summarise(reports, len(seen)), "bold"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib.util
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,109 @@ def load_module(path: str) -> ModuleType:
     """
     file = _resolve_file(Path(path))
     name = f"tessera_entry_{file.stem}"
-    loader = SourceFileLoader(name, str(file.absolute()))
+    return _import_with(SourceFileLoader(name, str(file.absolute())), file, path)
+
+
+def load_definitions(path: str, wanted: str = "") -> tuple[ModuleType, list[str]]:
+    """Import what a Python file defines, and `wanted`, and skip what else it does: the module, and notes on both.
+
+    A file with an `if __name__ == "__main__"` is imported as it is.
+
+    Raises:
+        FileError: as load_module.
+    """
+    file = _resolve_file(Path(path))
+    name = f"tessera_entry_{file.stem}"
+    loader = _DefinitionLoader(name, str(file.absolute()), wanted)
+    module = _import_with(loader, file, path)
+    notes = [f"imported for the check: {', '.join(loader.imported)}"] if loader.imported else []
+    if loader.skipped:
+        listed = ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in loader.skipped)
+        notes.append(f"not run: line{'s' * (listed != str(loader.skipped[0][0]))} {listed} of {file.name}, "
+                     "which define nothing that its functions use")  # fmt: skip
+    return module, notes
+
+
+class _DefinitionLoader(SourceFileLoader):
+    """Imports a file's definitions without its other statements."""
+
+    def __init__(self, name: str, path: str, wanted: str) -> None:
+        super().__init__(name, path)
+        self.wanted = wanted
+        self.imported: list[str] = []
+        self.skipped: list[tuple[int, int]] = []
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code of the definitions; the cache of the whole file's is not used."""
+        tree = ast.parse(self.get_data(self.path), self.path)
+        self.imported = sorted(_imported_packages(tree) - {"tessera", "__future__"} - sys.stdlib_module_names)
+        kept = tree.body if any(map(_is_main_guard, tree.body)) else select_definitions(tree.body, self.wanted)
+        self.skipped = [(s.lineno, s.end_lineno or s.lineno) for s in tree.body if s not in kept]
+        tree.body = kept
+        return compile(tree, self.path, "exec", dont_inherit=True)
+
+
+def _imported_packages(tree: ast.Module) -> set[str]:
+    """The packages that the top level of a file imports."""
+    imports = [n for s in tree.body if not _is_definition(s) or isinstance(s, IMPORTS) for n in ast.walk(s)]
+    names = [a.name for n in imports if isinstance(n, ast.Import) for a in n.names]
+    names += [n.module or "" for n in imports if isinstance(n, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names} - {""}
+
+
+IMPORTS = (ast.Import, ast.ImportFrom)
+DEFINITIONS = (*IMPORTS, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+DECORATORS = {"jit", "compile", "kernel", "with_schedule", "autotune"}  # what they are called on becomes a program
+
+
+def _is_main_guard(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and "__name__" in _loaded_names(statement.test)
+
+
+def _is_definition(statement: ast.stmt) -> bool:
+    return isinstance(statement, DEFINITIONS)
+
+
+def select_definitions(body: list[ast.stmt], wanted: str = "") -> list[ast.stmt]:
+    """The statements that define something: imports, functions, classes, and assignments that these use.
+
+    Assignments without a call are kept too, as are changes of sys.path, on which imports depend.
+    """
+    kept = {s for s in body if _is_definition(s) or _is_harmless(s)}
+    needed = {wanted}.union(*map(_loaded_names, kept))
+    while more := {s for s in body if s not in kept and _bound_names(s) & needed}:
+        kept |= more
+        needed = needed.union(*map(_loaded_names, more))
+    return [s for s in body if s in kept]
+
+
+def _is_harmless(statement: ast.stmt) -> bool:
+    """Whether a statement runs no user code, makes a program, or changes where imports are looked up."""
+    if isinstance(statement, (ast.If, ast.Try)):
+        inner = [s for s in ast.iter_child_nodes(statement) if isinstance(s, ast.stmt)]
+        inner += [s for h in getattr(statement, "handlers", ()) for s in h.body]
+        return all(_is_definition(s) or isinstance(s, ast.Pass) or _is_harmless(s) for s in inner)
+    calls = [n.func for n in ast.walk(statement) if isinstance(n, ast.Call)]
+    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        return all(ast.unparse(c).rpartition(".")[2] in DECORATORS for c in calls)
+    return isinstance(statement, ast.Expr) and all(ast.unparse(c).startswith("sys.path.") for c in calls)
+
+
+def _loaded_names(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def _bound_names(node: ast.AST) -> set[str]:
+    """The names that a statement binds, those of definitions and imports inside it too."""
+    inner = list(ast.walk(node))
+    names = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    names |= {n.name for n in inner if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    return names | {(a.asname or a.name).partition(".")[0] for n in inner if isinstance(n, IMPORTS) for a in n.names}
+
+
+def _import_with(loader: SourceFileLoader, file: Path, path: str) -> ModuleType:
+    """Import a file with its loader; `path` is the user's name for it."""
+    name = loader.name
     spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

@@ -14,7 +14,7 @@ from typing import Any
 COMMANDS = {
     "run": "run an example, a kernel or an artifact at any level and check it",
     "build": "compile an entry point for a target into an artifact folder",
-    "check": "find all shape and dtype errors of a file's functions, with nothing executed",
+    "check": "find all shape and dtype errors of a file's functions and kernels from their annotations",
     "debug": "step through an entry point or a program, line by line or op by op, backwards too",
     "inspect": "print the IR of each level with the source line of each op",
     "bisect": "find the first pass whose results exceed their error bound, and the fewest ops that reproduce it",

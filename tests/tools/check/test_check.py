@@ -10,6 +10,7 @@ import tessera as ts
 from examples.attention import attention
 from examples.minilm.model import encode
 from examples.mlp import mlp
+from tessera import tile
 from tessera.core.errors import ArgumentError
 
 T = ts.Tensor
@@ -46,6 +47,34 @@ def test_a_wrong_weight_is_found_deep_inside():
     assert "part['weight'] is Tensor[1536, 384], the parameter params.layers.1.down.weight, line 75" in finding.why
 
 
+def total(tree):
+    """A walk by recursion over a tree of dicts."""
+    if isinstance(tree, dict):
+        return sum(total(v) for v in tree.values())
+    return ts.sum(tree * tree)
+
+
+def loss(params, x: T["B", "D"], y: T["B", "K"]):
+    return ts.mse(ts.relu(x @ params["w1"]) @ params["w2"], y)
+
+
+def right_recursion(params, x: T["B", "D"]):
+    return total(params) + total({"a": {"b": x}, "c": x})
+
+
+def right_gradient(params, x: T["B", "D"], y: T["B", "K"]):
+    value, grads = ts.value_and_grad(loss)(params, x, y)
+    return value, {k: params[k] - 0.1 * grads[k] for k in params}, total(grads)
+
+
+def right_gradient_of_a_closure(params, x: T["B", "D"], y: T["B", "K"]):
+    return ts.grad(lambda x: loss(params, x, y))(x)
+
+
+def right_batched_with_an_unknown(x: T["B", 8], w):
+    return ts.vmap(lambda row: ts.sum(row * w))(x) + ts.jit(lambda x: x * w)(x)
+
+
 def right_with_names(x: T[B, D], w: T[D, 2 * H]) -> T[B, "2*H"]:
     return x @ w
 
@@ -73,6 +102,43 @@ def right_as_divided(x: T["B", "D"]):
 @pytest.mark.parametrize("function", [f for n, f in list(globals().items()) if n.startswith("right")])
 def test_right_programs(function):
     assert ts.check(function).ok, str(ts.check(function))
+
+
+def wrong_recursion(x: T["B", 4], y: T["B", 5]):
+    return total({"a": {"b": x + y}})
+
+
+def wrong_gradient(x: T["B", 8], y: T["B", 4]):
+    return ts.grad(loss)({"w1": ts.zeros((8, 16)), "w2": ts.zeros((15, 4))}, x, y)
+
+
+@pytest.mark.parametrize("function", [wrong_recursion, wrong_gradient])
+def test_errors_beside_recursion_and_gradients_are_found(function):
+    (finding,) = ts.check(function).findings
+    assert finding.title == "Shape mismatch" and finding.function == function.__name__
+
+
+@ts.kernel
+def needs_equal_sizes(x: T["M"], y: T["N"]):
+    tile.store(y[:], x[0 : y.shape[0]])
+
+
+@ts.kernel
+def needs_a_constant(x: T["N"], *, BLOCK: ts.constexpr):
+    tile.store(x[0:BLOCK], x[0:BLOCK] + x[0 : 2 * BLOCK])
+
+
+def test_kernels():
+    report = ts.check(needs_a_constant)
+    assert report.ok and not report.typed and "BLOCK has no type" in report.notes[0]
+    (finding,) = ts.check(needs_a_constant, BLOCK=16).findings
+    line = needs_a_constant.kernel_function.__code__.co_firstlineno + 2
+    assert (finding.title, finding.location.line) == ("Shape mismatch", line)
+    assert ts.check(needs_a_constant, np.ones(4, np.float32), BLOCK=16).findings
+    report = ts.check(needs_equal_sizes)
+    assert report.ok, str(report)
+    with pytest.raises(ts.errors.ArgumentError, match="needs_a_constant"):
+        ts.check(needs_a_constant, T[4], T[4], T[4])
 
 
 def test_what_is_not_known_is_noted():

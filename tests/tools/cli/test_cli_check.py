@@ -1,6 +1,7 @@
 """`tessera check`: what is printed, the exit status, and the JSON."""
 
 import json
+import sys
 
 import pytest
 
@@ -68,13 +69,95 @@ def test_functions_without_types_are_not_called_correct(tmp_path, capsys):
     assert "no errors in 1 function; 1 not checked: no parameter of f has a type" in capsys.readouterr().out
 
 
-def test_kernels_are_run_in_debug_mode_instead(tmp_path, capsys):
+KERNELS = """import tessera as ts
+from tessera import tile
+
+
+@ts.kernel
+def right(x: ts.Tensor["M", "N"], y: ts.Tensor["M", "N"]):
+    m = tile.program_id(0)
+    tile.store(y[m : m + 1, :], x[m : m + 1, :] * 2.0)
+
+
+@ts.kernel
+def wrong(x: ts.Tensor["M", "N"], y: ts.Tensor["M", "N", ts.bf16]):
+    m = tile.program_id(0)
+    tile.store(y[m : m + 1, :], x[m : m + 1, :] + y[m : m + 1, :])
+
+
+@ts.kernel
+def untyped(x, y: ts.Tensor["N"]):
+    y[0] = x[0]
+"""
+
+
+def test_kernels_are_checked(tmp_path, capsys):
     file = tmp_path / "kernels.py"
-    file.write_text("import tessera as ts\n\n\n@ts.kernel\ndef k(x: ts.Tensor[4]):\n    x[0] = 1.0\n")
-    for entry, says in ((str(file), "has kernels only: k"), (f"{file}:k", "k is a kernel, not a function")):
-        assert main(["check", entry]) == 2
-        err = capsys.readouterr().err
-        assert says in err and f"tessera run --debug {file}:k" in err
+    file.write_text(KERNELS)
+    assert main(["check", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "Error: Numerical type mismatch in function 'wrong' at kernels.py:14" in out
+    assert "| " + " " * 32 + "^" in out  # the caret is under the sum
+    assert "note: untyped: x has no type: the kernel is not checked" in out
+    assert "1 error in 2 functions; 1 not checked: no parameter of untyped has a type" in out
+    assert main(["check", f"{file}:right"]) == 0
+    assert capsys.readouterr().out == "no errors in 1 function\n"
+
+
+MODULE = """import sys
+import {helper}
+import tessera as ts
+
+sys.path.append("/nowhere")
+SIZE = 4
+scale = {helper}.double(SIZE)
+unused = {helper}.double(SIZE + 1)
+try:
+    import missing_package
+except ImportError:
+    missing_package = None
+
+
+def model(x: ts.Tensor["B"]):
+    return x * float(scale)
+
+
+compiled = ts.jit(model)
+for step in range(3):
+    {helper}.calls.append("loop")
+print(model(ts.ones((2,))))
+{guard}
+"""
+
+
+@pytest.fixture
+def module(tmp_path, request):
+    def write(guard=""):
+        name = f"helper_{abs(hash(request.node.name))}"
+        (tmp_path / f"{name}.py").write_text("calls = []\ndef double(n):\n    calls.append(n)\n    return 2 * n\n")
+        file = tmp_path / "module.py"
+        file.write_text(MODULE.format(helper=name, guard=guard))
+        return file, name
+
+    return write
+
+
+def test_what_the_functions_do_not_use_is_not_run_and_what_is_imported_is_said(module, capsys):
+    file, helper = module()
+    assert main(["check", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert sys.modules[helper].calls == [4]
+    assert f"note: imported for the check: {helper}" in out
+    assert "note: not run: lines 8, 20-21, 22 of module.py, which define nothing that its functions use" in out
+    assert "no errors in 2 functions" in out and "Tensor" not in out
+    assert main(["check", f"{file}:unused"]) == 2  # it is asked for, hence run
+
+
+def test_a_file_with_a_main_guard_is_imported_as_it_is(module, capsys):
+    file, helper = module('if __name__ == "__main__":\n    raise SystemExit')
+    assert main(["check", str(file)]) == 0
+    assert sys.modules[helper].calls == [4, 5, *["loop"] * 3]
+    assert "not run" not in (out := capsys.readouterr().out) and "Tensor([2" in out.replace("8", "2")
 
 
 def test_a_file_without_functions(tmp_path, capsys):
