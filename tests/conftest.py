@@ -1,10 +1,12 @@
 """Fixtures of all tests, and the choice of the quick ones."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+os.environ.setdefault("TESSERA_TRACEBACK", "full")  # a failing test shows where in the package it failed
 ROOT = Path(__file__).parents[1]
 QUICK_SECONDS = 0.35  # the most that the tests of a quick file take together
 QUICK_FOLDERS = ("core", "ir", "lower", "ops")  # where a file without a recorded duration counts as quick

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import functools
 import linecache
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Folders of code written in the kernel language: locations in them are reported as those of a user.
@@ -128,6 +130,84 @@ def library_caller_location() -> Location:
             return frame_location(frame)
         frame = frame.f_back
     return UNKNOWN
+
+
+# Tracebacks without the frames of this package.
+
+
+TRACEBACK_VARIABLE = "TESSERA_TRACEBACK"
+TRACEBACK_NOTE = f"({TRACEBACK_VARIABLE}=full shows the calls inside Tessera.)"
+
+
+def shows_internal_frames() -> bool:
+    """Whether the environment asks for whole tracebacks."""
+    return os.environ.get(TRACEBACK_VARIABLE) == "full"
+
+
+def filter_traceback(step: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of this package; the library in the kernel language counts as user code."""
+    steps = []
+    while step is not None:
+        if not is_package_file(step.tb_frame.f_code.co_filename):
+            steps.append(step)
+        step = step.tb_next
+    found: TracebackType | None = None
+    for each in reversed(steps):
+        found = TracebackType(found, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return found
+
+
+def hide_internal_frames(error: BaseException) -> None:
+    """Filter the tracebacks of an error and of those that it says caused it, unless whole ones are wanted."""
+    known: set[int] = set()
+    while isinstance(error, BaseException) and id(error) not in known and not shows_internal_frames():
+        known.add(id(error))
+        error.__traceback__ = filter_traceback(error.__traceback__)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)  # type: ignore[assignment]
+
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def hides_internal_frames(function: Call) -> Call:
+    """Decorate an entry of the package: typed errors leave it without its frames (JAX's traceback filtering)."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            return function(*args, **named)
+        except TesseraError as error:
+            hide_internal_frames(error)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def show_uncaught_errors() -> None:
+    """Show typed errors that nothing catches without internal frames, in scripts and in IPython."""
+    before = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, step: TracebackType | None) -> None:
+        if not isinstance(error, TesseraError) or shows_internal_frames():
+            before(kind, error, step)
+            return
+        hide_internal_frames(error)
+        before(kind, error, error.__traceback__)
+        print(TRACEBACK_NOTE, file=sys.stderr)
+
+    sys.excepthook = show
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        shell.set_custom_exc((TesseraError,), _show_in_ipython)
+
+
+def _show_in_ipython(
+    shell: Any, kind: type[BaseException], error: BaseException, step: TracebackType | None, tb_offset: Any = None
+) -> None:
+    """The handler of IPython for typed errors."""
+    hide_internal_frames(error)
+    step = step if shows_internal_frames() else filter_traceback(step)
+    shell._showtraceback(kind, error, shell.InteractiveTB.structured_traceback(kind, error, step, tb_offset=tb_offset))
 
 
 class TesseraError(Exception):
@@ -286,3 +366,4 @@ class NonFiniteError(NumericalError):
 # Tracebacks and documents give each error the name that users import: `tessera.errors.ShapeError`.
 for _class in [c for c in globals().values() if isinstance(c, type) and issubclass(c, TesseraError)]:
     _class.__module__ = "tessera.errors"
+show_uncaught_errors()

@@ -1,11 +1,27 @@
 """Errors: the text that a user reads, with carets under the columns; and locations."""
 
 import linecache
+import os
+import subprocess
 import sys
+import traceback
 
+import numpy as np
 import pytest
 
-from tessera.core.errors import UNKNOWN, DTypeError, Location, ShapeError, TesseraError, frame_location, user_location
+import tessera as ts
+from tessera.core.errors import (
+    TRACEBACK_NOTE,
+    TRACEBACK_VARIABLE,
+    UNKNOWN,
+    DTypeError,
+    Location,
+    ShapeError,
+    TesseraError,
+    frame_location,
+    hides_internal_frames,
+    user_location,
+)
 from tessera.ir.tensor import Tensor
 
 SOURCE = ["def f(x, y):\n", "    return add(x, y)\n", "\n"]
@@ -82,3 +98,67 @@ def test_an_error_inside_an_op_points_at_the_expression():
     if sys.version_info >= (3, 11):
         text = linecache.getline(__file__, location.line)[location.column - 1 : location.end_column - 1]
         assert text == "Tensor([1.0, 2.0]) + Tensor([1.0, 2.0, 3.0])"
+
+
+SCRIPT = """import numpy as np
+import tessera as ts
+
+def inner(x, y):
+    return x + y
+
+def run(kind):
+    x, y = np.ones(3, np.float32), np.ones(4, np.float32)
+    if kind == "jit":
+        ts.jit(lambda x, y: inner(x, y))(x, y)
+    if kind == "gradient":
+        ts.grad(lambda x: ts.sum(inner(x, ts.ones(4))))(ts.ones(3))
+    if kind == "kernel":
+        store[(1,)](y)
+    if kind == "cause":
+        try:
+            inner(ts.ones(3), ts.ones(4))
+        except ts.TesseraError as error:
+            raise ts.errors.ArgumentError("mine") from error
+
+@ts.kernel
+def store(x: ts.Tensor["N"]):
+    ts.tile.store(x[0:2], x[0:4])
+
+run({kind!r})
+"""
+
+
+def run_script(tmp_path, kind, **environment):
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.replace("{kind!r}", repr(kind)))
+    env = {k: v for k, v in os.environ.items() if k != TRACEBACK_VARIABLE} | environment
+    done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize("kind", ["jit", "gradient", "kernel", "cause"])
+def test_tracebacks_have_the_user_s_frames_alone(tmp_path, kind):
+    short = run_script(tmp_path, kind)
+    frames = [line for line in short.splitlines() if line.startswith("  File ")]
+    assert len(frames) >= 2 and all("script.py" in line for line in frames), short
+    assert short.rstrip().endswith(TRACEBACK_NOTE) and "Error: " in short
+    whole = run_script(tmp_path, kind, **{TRACEBACK_VARIABLE: "full"})
+    assert "tessera" + os.sep in whole and TRACEBACK_NOTE not in whole
+
+
+def test_a_caught_error_is_filtered_at_the_call_of_a_program(monkeypatch):
+    monkeypatch.delenv(TRACEBACK_VARIABLE, raising=False)
+    with pytest.raises(ShapeError) as caught:
+        ts.jit(lambda x, y: x + y)(np.ones(3, np.float32), np.ones(4, np.float32))
+    files = {s.filename for s in traceback.extract_tb(caught.value.__traceback__)}
+    assert files == {__file__}
+
+
+def test_other_errors_keep_their_frames():
+    def fail():
+        raise KeyError("x")
+
+    with pytest.raises(KeyError) as caught:
+        hides_internal_frames(fail)()
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "fail"

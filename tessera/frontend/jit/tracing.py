@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from tessera.core.device import INTERP, default_device, find_generator_name
-from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, TesseraError, user_location
+from tessera.core.errors import (
+    ArgumentError,
+    DTypeError,
+    Location,
+    ShapeError,
+    TesseraError,
+    hides_internal_frames,
+    user_location,
+)
 from tessera.core.hooks import compile_graph
 from tessera.core.pytree import TreeDef, flatten, leaf_paths
 from tessera.core.shapes import bind_shapes, find_size_constraints, use_known_sizes
@@ -171,6 +179,7 @@ class Jit:
         # Fast path: calls by the types of positional tensors, without the signature.
         self._known: dict[Hashable, tuple[TracedFunction, Callable[..., Any]]] = {}
 
+    @hides_internal_frames
     def __call__(self, *args: Any, **named: Any) -> Any:
         if CURRENT_BUILDER.get() is not None:  # inside another trace: inline
             return self.function(*args, **named)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.core.device import default_device
-from tessera.core.errors import ArgumentError, user_location
+from tessera.core.errors import ArgumentError, hides_internal_frames, user_location
 from tessera.core.hooks import apply_configuration, order_launch, run_module, tune_launch
 from tessera.core.schedule import Schedule
 from tessera.core.types import Type
@@ -189,6 +189,7 @@ class KernelLaunch:
     grid: Any = None
     group: int | None = None
 
+    @hides_internal_frames
     def __call__(self, *args: Any, **named: Any) -> Any:
         if self.kernel.options.tuning is not None:
             return apply_configuration(self, self.tune(*args, **named).config)(*args, **named)

@@ -216,8 +216,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an encoding without "…" prints "?" instead of an error
     options = parser().parse_args(arguments)
-    from tessera.core.errors import TesseraError
+    from tessera.core.errors import TRACEBACK_VARIABLE, TesseraError
 
+    if options.traceback:
+        os.environ[TRACEBACK_VARIABLE] = "full"
     try:
         return importlib.import_module(f"tessera.tools.cli.{options.command}").main(options)
     except KeyboardInterrupt:

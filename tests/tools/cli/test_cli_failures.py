@@ -50,7 +50,7 @@ def test_a_traceback_on_demand(tmp_path):
 
 def test_a_file_that_exits(tmp_path, capsys):
     (tmp_path / "model.py").write_text("raise SystemExit(3)\n")
-    assert "ended the process while it was imported" in fails(capsys, tmp_path / "model.py", "check")
+    assert "ended the process while it was imported" in fails(capsys, tmp_path / "model.py", "inspect")
 
 
 def test_a_fault_of_tessera_is_called_one(tmp_path, monkeypatch, capsys):
