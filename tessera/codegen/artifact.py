@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import glob
 import hashlib
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tessera.core.errors import ArtifactError
+from tessera.core.io import lock_folder
 from tessera.ir.core import Module, structural_hash
 
 # Reading and writing.
@@ -41,17 +49,22 @@ class Artifact:
         return encode_content(self.files[name]).decode()
 
     def save(self, path: str | Path) -> Path:
-        """Write the folder atomically: built in a temporary folder, then moved to `path`.
+        """Write the folder atomically: built in a temporary folder, then exchanged with `path` in one step.
+
+        A kill at any moment leaves the old artifact or the new one, and so do several builders of one folder.
 
         Raises:
             ArtifactError: `path` exists and is not an artifact, or cannot be written.
         """
-        target = Path(path)
-        if target.exists() and not (target / MANIFEST).is_file():
-            raise ArtifactError(f"{target} exists and is not an artifact", suggestion="choose another path")
+        target = Path(os.path.abspath(path))
+        with lock_folder(target.parent):
+            if target.exists() and not (target / MANIFEST).is_file():
+                raise ArtifactError(f"{target} exists and is not an artifact", suggestion="choose another path")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+            _restore_folder(target)
+            _remove_stale_folders(target)
+            temporary = Path(tempfile.mkdtemp(prefix=_temporary_prefix(target), dir=target.parent))
         except OSError as error:
             raise _make_unwritable_error(target, error) from None
         try:
@@ -61,7 +74,7 @@ class Artifact:
             raise _make_unwritable_error(target, error) from None
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        return target
+        return Path(path)
 
     def _write_files(self, folder: Path) -> None:
         folder.chmod(0o755)
@@ -95,26 +108,101 @@ def _dump_json(item: Any) -> str:
     return json.dumps(item, indent=1, sort_keys=True) + "\n"
 
 
+def hash_json(item: Any) -> str:
+    """The hash of JSON data, the same before and after it was written."""
+    return hash_content(_dump_json(item))
+
+
 def _compute_seal(manifest: Mapping[str, Any]) -> str:
     return hash_content(_dump_json({k: v for k, v in manifest.items() if k != SEAL_KEY}))
 
 
 def _check_file_name(name: str) -> str:
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or name == MANIFEST:
+    if not name.isprintable() or path.is_absolute() or ".." in path.parts or str(path) in (MANIFEST, "."):
         raise ArtifactError(f"{name!r} is not a valid file name in an artifact", expected="a relative path without ..")
     return name
 
 
-def _replace_folder(temporary: Path, target: Path) -> None:
-    """Move the new folder to the target, and remove the old one afterwards."""
-    if not target.exists():
-        temporary.rename(target)
+# Replacing a folder: the system exchanges two names in one step, so that there is an artifact at every moment.
+
+REPLACE_ATTEMPTS = 16  # other builders of the same folder may come between
+STALE_SECONDS = 3600  # a temporary folder of this age was left by a process that was killed
+
+
+def _temporary_prefix(target: Path) -> str:
+    return f".{target.name}.tessera-"
+
+
+def _list_temporary_folders(target: Path) -> list[Path]:
+    return sorted(target.parent.glob(glob.escape(_temporary_prefix(target)) + "*"))
+
+
+def _restore_folder(target: Path) -> None:
+    """Put back an artifact that a builder moved aside, and was killed before it put the new one there."""
+    if target.exists() or not _list_temporary_folders(target):
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-    target.rename(old / "artifact")
-    temporary.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    with lock_folder(target.parent):
+        for folder in _list_temporary_folders(target):
+            if not target.exists() and (folder / "artifact" / MANIFEST).is_file():
+                (folder / "artifact").rename(target)
+
+
+def _remove_stale_folders(target: Path) -> None:
+    for folder in _list_temporary_folders(target):
+        with suppress(OSError):  # its builder has removed it
+            if time.time() - folder.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(folder)
+
+
+def _replace_folder(temporary: Path, target: Path) -> None:
+    """Move the new folder to the target; the old one, if any, is then in its place."""
+    for _ in range(REPLACE_ATTEMPTS):
+        try:
+            if not target.exists():
+                temporary.rename(target)
+            elif not _exchange_folders(temporary, target):
+                _move_aside(temporary, target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
+    raise OSError(errno.EBUSY, "other builders replace it all the time")
+
+
+@cache
+def _load_exchange() -> Callable[[bytes, bytes], int] | None:
+    """The system call that exchanges two paths, or None where the C library has none."""
+    library = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+    if hasattr(library, "renameat2"):  # Linux: AT_FDCWD is -100, RENAME_EXCHANGE 2
+        return lambda a, b: library.renameat2(-100, a, -100, b, 2)  # type: ignore[union-attr]
+    if hasattr(library, "renamex_np"):  # macOS: RENAME_SWAP is 2
+        return lambda a, b: library.renamex_np(a, b, 2)  # type: ignore[union-attr]
+    return None
+
+
+def _exchange_folders(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step; False where the system or its file system cannot."""
+    exchange = _load_exchange()
+    if exchange is None:
+        return False
+    if exchange(os.fsencode(one), os.fsencode(other)) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def _move_aside(temporary: Path, target: Path) -> None:
+    """Replace by two renames, on a file system without exchange: `_restore_folder` mends a kill between them."""
+    with lock_folder(target.parent):
+        old = Path(tempfile.mkdtemp(prefix=_temporary_prefix(target), dir=target.parent))
+        try:
+            target.rename(old / "artifact")
+            temporary.rename(target)
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def read_artifact(path: str | Path) -> Artifact:
@@ -124,9 +212,25 @@ def read_artifact(path: str | Path) -> Artifact:
         ArtifactError: it is missing, corrupt, or of a newer schema.
     """
     folder = Path(path)
-    manifest = _read_manifest(folder)
-    files = {name: _read_checked_file(folder, name, digest) for name, digest in manifest.get("files", {}).items()}
-    return Artifact(manifest, files)
+    _restore_folder(folder)
+    for _ in range(REPLACE_ATTEMPTS):
+        before = _identify_folder(folder)
+        try:
+            manifest = _read_manifest(folder)
+            files = {name: _read_checked_file(folder, name, digest) for name, digest in manifest["files"].items()}
+            return Artifact(manifest, files)
+        except ArtifactError:
+            if _identify_folder(folder) == before:
+                raise  # else a builder replaced the folder while it was read
+    raise ArtifactError(f"{folder} is replaced all the time", suggestion="load it when its builders have ended")
+
+
+def _identify_folder(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -135,9 +239,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         problem = f"{folder} has no {MANIFEST}" if folder.is_dir() else f"there is no folder {folder}"
         raise ArtifactError(problem, expected="a folder written by `tessera build`", suggestion="check the path")
     try:
-        manifest = json.loads(file.read_text())
+        manifest = json.loads(_read_member(folder, MANIFEST))
         schema = int(manifest["schema"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ArtifactError(f"{file} is corrupt: {error!r}", suggestion="build the artifact again") from None
     if schema > SCHEMA_VERSION:
         raise ArtifactError(
@@ -151,14 +255,26 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             f"{file} has changed since it was built", expected=f"sha256 {manifest.get(SEAL_KEY, 'of the rest')}",
             received=f"sha256 {_compute_seal(manifest)}", suggestion="build the artifact again",
         )  # fmt: skip
+    check_fields(manifest, MANIFEST_FIELDS, "the manifest")
     return manifest
+
+
+def _read_member(folder: Path, name: str) -> bytes:
+    """A file of the folder itself; a link may name anything, and is refused."""
+    file = folder / name
+    if file.resolve() != folder.resolve() / name:
+        raise ArtifactError(f"{file} is a link", expected="a file in the folder", suggestion="copy the file there")
+    if not file.is_file():
+        raise ArtifactError(f"{folder} lacks {name}", suggestion="build the artifact again")
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{file} cannot be read", received=error.strerror, suggestion="check its mode") from None
 
 
 def _read_checked_file(folder: Path, name: str, digest: str) -> bytes:
     file = folder / _check_file_name(name)
-    if not file.is_file():
-        raise ArtifactError(f"{folder} lacks {name}", suggestion="build the artifact again")
-    content = file.read_bytes()
+    content = _read_member(folder, name)
     if hash_content(content) != digest:
         raise ArtifactError(
             f"{file} has changed since it was built", expected=f"sha256 {digest}",
@@ -166,6 +282,55 @@ def _read_checked_file(folder: Path, name: str, digest: str) -> bytes:
             suggestion="build the artifact again",
         )  # fmt: skip
     return content
+
+
+# Checking JSON data: a seal shows accidents alone, since whoever edits a manifest can seal it again.
+
+FieldCheck = Callable[[Any], bool]
+MAX_COUNT = 1 << 62
+
+
+def is_text(value: Any) -> bool:
+    """Whether JSON data is a text."""
+    return isinstance(value, str)
+
+
+def is_count(value: Any) -> bool:
+    """Whether JSON data is a whole number from 0 to what 64 bits hold."""
+    return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+def is_list(item: FieldCheck) -> FieldCheck:
+    """A check for a list of such items."""
+    return lambda value: isinstance(value, list) and all(map(item, value))
+
+
+def is_table(item: FieldCheck) -> FieldCheck:
+    """A check for an object whose values are such items."""
+    return lambda value: isinstance(value, dict) and all(map(item, value.values()))
+
+
+def has_fields(**fields: FieldCheck) -> FieldCheck:
+    """A check for an object with these fields, and perhaps more."""
+    return lambda value: isinstance(value, dict) and all(k in value and check(value[k]) for k, check in fields.items())
+
+
+def check_fields(data: Mapping[str, Any], fields: Mapping[str, FieldCheck], what: str) -> None:
+    """Check the fields of an object.
+
+    Raises:
+        ArtifactError: one is missing or of another type; it is named.
+    """
+    wrong = next((k for k, check in fields.items() if k not in data or not check(data[k])), None)
+    if wrong is not None:
+        raise ArtifactError(
+            f"{what} has no valid `{wrong}`", expected=", ".join(fields),
+            received=repr(data.get(wrong, "nothing"))[:200],
+            suggestion="build the artifact again",
+        )  # fmt: skip
+
+
+MANIFEST_FIELDS = {"files": is_table(is_text)}
 
 
 # The manifest of a compiled program, on every target (design 6).

@@ -18,11 +18,23 @@ from typing import Any
 import numpy as np
 
 import tessera.ops  # noqa: F401
-from tessera.core.errors import ArgumentError, DTypeError, ShapeError
-from tessera.core.types import RefType, TensorType, as_dtype
+from tessera.codegen.artifact import (
+    MAX_COUNT,
+    FieldCheck,
+    check_fields,
+    has_fields,
+    is_count,
+    is_list,
+    is_table,
+    is_text,
+)
+from tessera.core.errors import ArgumentError, ArtifactError, DTypeError, ResourceError, ShapeError
+from tessera.core.types import DTYPES, RefType, TensorType, as_dtype
 from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.ir.rules import REGISTRY, Rules
 from tessera.ops.dialects import host
+
+DTYPE_NAMES = frozenset(d.name for d in DTYPES)
 
 # Binding arguments: the arrays of a call, checked against the program's parameters.
 
@@ -212,6 +224,135 @@ def _execute_if(step: Mapping[str, Any], engine: PlanEngine) -> None:
 _EXECUTORS: Mapping[str, Callable[[Mapping[str, Any], PlanEngine], None]] = {
     "run": _execute_launches, "call": _execute_call, "loop": _execute_loop, "while": _execute_while, "if": _execute_if,
 }  # fmt: skip
+
+
+# Checking a plan that was read from a file: the sizes, indices and offsets that memory accesses rely on.
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) <= MAX_COUNT
+
+
+_is_argument = has_fields()
+_PLAN_FIELDS: dict[str, FieldCheck] = {
+    "params": is_list(has_fields(name=is_text, shape=is_list(is_count), dtype=is_text, role=is_text)),
+    "workspace": is_count,
+    "launches": is_list(has_fields(kernel=is_text, grid=is_list(is_count), args=is_list(_is_argument))),
+    "scratch": is_table(is_count),
+    "written": is_list(is_count),
+    "read": is_list(is_count),
+}
+_OPTIONAL_PLAN_FIELDS: dict[str, FieldCheck] = {
+    "steps": is_list(has_fields()),
+    "flags": is_list(_is_argument),
+    "calls": is_list(
+        has_fields(
+            op=lambda v: v in REGISTRY, operands=is_count, attrs=has_fields(),
+            args=is_list(has_fields(shape=is_list(is_count), dtype=is_text)),
+        )
+    ),
+    "meeting": is_list(is_text),
+}  # fmt: skip
+_STEP_FIELDS: dict[str, dict[str, FieldCheck]] = {
+    "run": {"run": lambda v: is_list(is_count)(v) and len(v) == 2},
+    "call": {"call": is_count},
+    "loop": {"loop": is_count, "first": _is_whole, "step": _is_whole, "count": is_count, "body": is_list(has_fields())},
+    "while": {"while": is_count, "test": is_list(has_fields()), "body": is_list(has_fields())},
+    "if": {"if": is_count, "then": is_list(has_fields()), "else": is_list(has_fields())},
+}
+
+
+def check_plan(plan: Any, max_bytes: int, max_programs: int) -> None:
+    """Check a plan of a loaded artifact: its fields, what its indices and offsets refer to, and what it asks for.
+
+    Raises:
+        ArtifactError: a field is missing, or refers to what does not exist.
+        ResourceError: it asks for more than `max_bytes` of memory, or launches more than `max_programs` programs.
+    """
+    check_fields(plan if isinstance(plan, dict) else {}, _PLAN_FIELDS, "the plan")
+    check_fields(plan, {k: check for k, check in _OPTIONAL_PLAN_FIELDS.items() if k in plan}, "the plan")
+    _PlanChecker(plan).check()
+    needed = plan["workspace"] + sum(_count_parameter_bytes(p) for p in plan["params"] if p["role"] == "output")
+    programs = max((math.prod(e["grid"]) for e in plan["launches"]), default=0)
+    for what, found, most in (
+        ("bytes of memory", max([needed, *plan["scratch"].values()]), max_bytes),
+        ("programs in a launch", programs, max_programs),
+    ):
+        if found > most:
+            raise ResourceError(
+                f"the artifact asks for {found:,} {what}", expected=f"at most {most:,}",
+                suggestion="give tessera.load a larger limit if you trust the artifact",
+            )  # fmt: skip
+
+
+def _count_parameter_bytes(parameter: Mapping[str, Any]) -> int:
+    return math.prod(parameter["shape"]) * as_dtype(parameter["dtype"]).numpy.itemsize
+
+
+class _PlanChecker:
+    """One walk over a plan that was read from a file; `extents` holds the least and greatest index of each loop."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        self.plan = plan
+        self.extents: dict[int, tuple[int, int]] = {}
+
+    def check(self) -> None:
+        """Check every part of the plan; each refers to parts that were checked before it."""
+        plan = self.plan
+        for p in plan["params"]:
+            self.expect(p["dtype"] in DTYPE_NAMES and p["role"] in ("input", "output", "scalar"), p)
+        self.expect(all(i < len(plan["params"]) for i in (*plan["written"], *plan["read"])), plan["written"])
+        try:
+            self.check_steps(plan.get("steps", []))
+        except RecursionError:
+            self.expect(False, "steps that nest too deep")
+        launches = plan["launches"]
+        self.expect(all(e["kernel"] in plan["scratch"] for e in launches) or not plan["scratch"], plan["scratch"])
+        for launch in launches:
+            self.expect(len(launch["grid"]) == 3, launch)
+            self.check_arguments(launch["args"])
+        self.check_arguments(plan.get("flags", []))
+        for call in plan.get("calls", []):
+            self.expect(all(a["dtype"] in DTYPE_NAMES for a in call["args"]), call)
+            self.check_arguments([{**a, "bytes": _count_parameter_bytes(a)} for a in call["args"]])
+
+    def check_steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Check steps: a kind that exists, its fields, and what they refer to."""
+        for step in steps:
+            kind = next((k for k in step if k in _STEP_FIELDS), "")
+            self.expect(kind != "", step)
+            check_fields(step, _STEP_FIELDS[kind], "a step of the plan")
+            first, last = step["run"] if kind == "run" else (0, 0)
+            self.expect(first <= last <= len(self.plan["launches"]), step)
+            self.expect(kind != "call" or step["call"] < len(self.plan.get("calls", [])), step)
+            self.expect(kind not in ("while", "if") or step[kind] < len(self.plan.get("flags", [])), step)
+            if kind == "loop":
+                ends = step["first"], step["first"] + max(step["count"] - 1, 0) * step["step"]
+                self.extents[step["loop"]] = min(ends), max(ends)
+            for name in ("body", "test", "then", "else"):
+                self.check_steps(step.get(name, []))
+
+    def check_arguments(self, arguments: Sequence[Mapping[str, Any]]) -> None:
+        """Check that every argument lies in a parameter or in the workspace, at each index of the loops."""
+        for a in arguments:
+            moves = a.get("moves", [])
+            self.expect(is_list(is_list(_is_whole))(moves) and all(len(m) == 2 for m in moves), a)
+            self.expect(all(m[0] in self.extents for m in moves), a)
+            self.expect(all(is_count(a[k]) for k in ("param", "offset", "bytes") if k in a), a)
+            self.expect("param" in a or ("offset" in a and "bytes" in a), a)
+            self.expect(a.get("param", -1) < len(self.plan["params"]), a)
+            low, high = a.get("offset", 0), a.get("offset", 0) + a.get("bytes", 0)
+            ends = [sorted(count * index for index in self.extents[loop]) for loop, count in moves]
+            room = _count_parameter_bytes(self.plan["params"][a["param"]]) if "param" in a else self.plan["workspace"]
+            self.expect(low + sum(e[0] for e in ends) >= 0 and high + sum(e[1] for e in ends) <= room, a)
+
+    def expect(self, valid: bool, part: Any) -> None:
+        """Raise where a part of the plan is not valid."""
+        if not valid:
+            raise ArtifactError(
+                "the plan refers to what does not exist", received=repr(part)[:200],
+                suggestion="build the artifact again",
+            )  # fmt: skip
 
 
 # Host calls: ops that no kernel computes; NumPy runs them on the memory of the program.

@@ -8,6 +8,7 @@ import functools
 import functools
 import linecache
 import os
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class Location:
 
     def excerpt(self) -> str:
         """The source line with a caret under the columns, or "" where the file cannot be read."""
-        line = linecache.getline(self.file, self.line).rstrip("\n")
+        line = read_source_line(self.file, self.line)
         if not line.strip():
             return ""
         head = f"  {self.line:>5} | "
@@ -77,6 +78,24 @@ class Location:
         last = self.end_column if self.end_column > self.column else self.column + 1
         width = max(1, min(last, len(line) + 1) - self.column)
         return f"{head}{line}\n{' ' * (len(head) - 2)}| {' ' * (self.column - 1)}{'^' * width}"
+
+
+MAX_SOURCE_BYTES = 1 << 24  # a longer file is no source that someone wrote
+
+
+def read_source_line(file: str, line: int) -> str:
+    """A line of a file without its end, or "" where there is none.
+
+    Locations of IR name files that may be devices, pipes or very large: only regular files are read.
+    """
+    if file not in linecache.cache:
+        try:
+            found = os.stat(file)
+        except (OSError, ValueError):
+            return ""
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_SOURCE_BYTES:
+            return ""
+    return linecache.getline(file, line).rstrip("\n")
 
 
 UNKNOWN = Location()

@@ -111,6 +111,12 @@ def find_cache_folder() -> Path:
     return Path(given) if given else Path(base) / "tessera"
 
 
+def is_trusted(path: Path) -> bool:
+    """Whether nobody else can have written a file or folder: it is this user's or root's, and no one else may write."""
+    found = path.stat()
+    return os.name != "posix" or (found.st_uid in (os.geteuid(), 0) and not found.st_mode & 0o022)
+
+
 # Stable hashes: the same in every run and on every machine.
 
 
@@ -159,3 +165,19 @@ def lock_file(path: Path) -> Iterator[None]:
     with open(path.with_name(path.name + ".lock"), "wb") as file:
         _lock(file)
         yield
+
+
+@contextmanager
+def lock_folder(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a folder itself, which leaves no file; none where the system cannot."""
+    handle = None
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except (OSError, NameError):
+        pass
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact, read_artifact
+from tessera.codegen.artifact import Artifact, check_fields, has_fields, is_count, is_list, is_text, read_artifact
 from tessera.codegen.contract import get_backend, get_capable_backend
+from tessera.codegen.host_plan import DTYPE_NAMES, check_plan
 from tessera.core.device import find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -152,7 +155,8 @@ class LoadedArtifact:
         state = () if random is None else RandomUse(**random).reserve()
         given = iter([*self._check_arguments(arrays), *state])
         full = [self.stored[p["name"]] if p["stored"] else next(given) for p in self.interface["parameters"]]
-        results = self.runtime.run(full)
+        with _manifest_errors(self.artifact.manifest["target"]):
+            results = self.runtime.run(full)
         return [*results, *(full[i] for i in self.interface["written"])]
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -207,20 +211,79 @@ def _check_argument(parameter: Mapping[str, Any], array: np.ndarray) -> np.ndarr
     return array
 
 
-def load(folder: str | Path) -> LoadedArtifact:
+def load(folder: str | Path, max_bytes: int | None = None, max_programs: int = 1 << 28) -> LoadedArtifact:
     """Load an artifact folder that `build` wrote.
+
+    Load only artifacts that you trust as you trust a program: the code of a target runs with your rights. A program
+    that asks for more than `max_bytes` of memory (by default the memory of this machine) for its workspace and results,
+    or for more than `max_programs` programs in one launch, is refused before anything is allocated.
 
     Raises:
         ArtifactError: the folder is missing, corrupt, or of a newer schema than this version reads.
+        ResourceError: it exceeds a limit.
     """
     try:
         artifact = read_artifact(folder)
+        check_fields(artifact.manifest, _PROGRAM_FIELDS, f"the manifest of {folder}")
+        _check_interface(artifact.manifest)
+        if "launches" in artifact.manifest["plan"]:
+            check_plan(artifact.manifest["plan"], max_bytes or _count_memory(), max_programs)
+        target = artifact.manifest["target"]
+        generator = get_capable_backend(target, "runtime")
+        with _manifest_errors(target):
+            runtime = generator.runtime(artifact)
+        return LoadedArtifact(artifact, runtime, _load_weights(artifact, folder))
     except TesseraError as error:
         raise error.at(user_location()) from None
-    if "interface" not in artifact.manifest:
-        raise ArtifactError(f"{folder} has no interface in its manifest", suggestion="build it again")
-    generator = get_capable_backend(artifact.manifest["target"], "runtime")
-    return LoadedArtifact(artifact, generator.runtime(artifact), _load_weights(artifact, folder))
+
+
+_PROGRAM_FIELDS = {
+    "target": is_text,
+    "options": has_fields(),
+    "plan": has_fields(),
+    "interface": has_fields(
+        entry=is_text,
+        written=is_list(is_count),
+        parameters=is_list(
+            has_fields(
+                name=is_text, shape=is_list(is_count), dtype=is_text, stored=lambda value: isinstance(value, bool)
+            )
+        ),
+    ),
+}
+
+
+def _check_interface(manifest: Mapping[str, Any]) -> None:
+    parameters, written = manifest["interface"]["parameters"], manifest["interface"]["written"]
+    wrong = [p["dtype"] for p in parameters if p["dtype"] not in DTYPE_NAMES]
+    wrong += [i for i in written if i >= len(parameters)]
+    if wrong:
+        raise ArtifactError(
+            "the interface in the manifest is not valid", received=repr(wrong[0]), suggestion="build the artifact again"
+        )
+
+
+@contextmanager
+def _manifest_errors(target: str) -> Iterator[None]:
+    """Report a manifest that does not fit its program's text as an ArtifactError.
+
+    No code of the user runs in the body, and the arguments of a call were checked: what else fails is the manifest.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError) as error:
+        raise ArtifactError(
+            f"the manifest does not describe a program of the target {target}",
+            received=f"{type(error).__name__}: {error}", suggestion="build the artifact again",
+        ) from error  # fmt: skip
+
+
+def _count_memory() -> int:
+    """The bytes of this machine's memory; 1 TiB where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 40
 
 
 def _load_weights(artifact: Artifact, folder: str | Path) -> dict[str, np.ndarray]:
@@ -230,5 +293,13 @@ def _load_weights(artifact: Artifact, folder: str | Path) -> dict[str, np.ndarra
     content = artifact.files.get(WEIGHTS_FILE)
     if content is None:
         raise ArtifactError(f"{folder} lacks {WEIGHTS_FILE}", suggestion="build it again")
-    arrays = _import_safetensors().load(content)
-    return {p["name"]: arrays[p["name"]].view(as_dtype(p["dtype"]).numpy).reshape(p["shape"]) for p in stored}
+    library = _import_safetensors()
+    unreadable = importlib.import_module("safetensors").SafetensorError
+    try:
+        arrays = library.load(content)
+        return {p["name"]: arrays[p["name"]].view(as_dtype(p["dtype"]).numpy).reshape(p["shape"]) for p in stored}
+    except (KeyError, ValueError, TypeError, AttributeError, unreadable) as error:
+        raise ArtifactError(
+            f"{WEIGHTS_FILE} does not hold the stored parameters", expected=", ".join(p["name"] for p in stored),
+            received=f"{type(error).__name__}: {error}", suggestion="build the artifact again",
+        ) from None  # fmt: skip

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import inspect
 import io
 import json
 import sqlite3
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -205,9 +205,9 @@ def _encode_tree(tree: TreeDef) -> Any:
 
 
 def _qualified_class_name(kind: type) -> str:
-    """The module and name of a class of named tuples, by which a later run imports it."""
+    """The module and name of a class of named tuples, by which a later run finds it."""
     name = f"{kind.__module__}:{kind.__qualname__}"
-    if _import_class(name) is not kind:
+    if _find_class(name) is not kind:
         raise ArgumentError(
             f"{kind.__qualname__} cannot be kept in a file: a later run would not find it", location=user_location(),
             expected="a class defined at the top of a module", received=name,
@@ -215,13 +215,17 @@ def _qualified_class_name(kind: type) -> str:
     return name
 
 
-def _import_class(name: str) -> Any:
-    """A class by its module and name; None if it is missing."""
+def _find_class(name: str) -> Any:
+    """A class of named tuples by its module and name, in a module that is loaded; None if there is none.
+
+    Nothing is imported: a file would choose what runs.
+    """
     module, _, path = name.partition(":")
     try:
-        return functools.reduce(getattr, path.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError):
+        found = functools.reduce(getattr, path.split("."), sys.modules[module])
+    except (KeyError, AttributeError):
         return None
+    return found if isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields") else None
 
 
 def _decode_tree(shape: Any) -> TreeDef:
@@ -233,11 +237,11 @@ def _decode_tree(shape: Any) -> TreeDef:
     if shape is None:
         return TreeDef()
     name, keys, children = shape
-    kind = _CONTAINERS.get(name) or _import_class(name)
+    kind = _CONTAINERS.get(name) or _find_class(name)
     if kind is None:
         raise ArgumentError(
             "the class of a cached result is missing", location=user_location(), received=name,
-            suggestion="restore the class, or delete the cache file",
+            suggestion="import the module that defines it first, or delete the cache file",
         )  # fmt: skip
     return TreeDef(kind, tuple(keys), tuple(_decode_tree(c) for c in children))
 

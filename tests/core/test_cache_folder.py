@@ -1,5 +1,7 @@
 """Cache folder: a read-only folder slows programs down but does not fail them; several processes share it."""
 
+import errno
+import hashlib
 import os
 import subprocess
 import sys
@@ -61,3 +63,49 @@ def test_processes_that_tune_at_once_lose_nothing(tmp_path):
     started = [subprocess.Popen([sys.executable, "-c", script, path, name]) for name in ("a", "b")]
     assert [process.wait() for process in started] == [0, 0]
     assert all(TuningCache(path).get(f"{name}{n}") for name in ("a", "b") for n in range(20))
+
+
+def test_the_code_of_another_entry_is_refused(tmp_path, monkeypatch):
+    """A seal binds code to its key: an entry that holds another entry's code would run it for the wrong program."""
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    code = jit.get_object_code(TEXT)
+    (entry,) = tmp_path.iterdir()
+    other = jit.get_object_code(TEXT.replace("42", "43").replace("answer", "other"))
+    (stranger,) = set(tmp_path.iterdir()) - {entry}
+    entry.write_bytes(stranger.read_bytes())
+    assert jit.get_object_code(TEXT) == code != other
+
+
+def test_entries_of_an_earlier_format_are_refused(tmp_path, monkeypatch):
+    """Earlier versions sealed the code alone, and did not check that its functions exist."""
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    code = jit.get_object_code(TEXT)
+    (entry,) = tmp_path.iterdir()
+    wrong = b"not object code"
+    entry.write_bytes(hashlib.sha256(wrong).digest() + wrong)
+    assert jit.get_object_code(TEXT) == code
+
+
+@pytest.mark.skipif(os.name != "posix", reason="owners and modes of POSIX")
+@pytest.mark.parametrize("what", ["folder", "entry"])
+def test_what_another_user_may_write_is_not_used(tmp_path, monkeypatch, what):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TESSERA_CACHE", str(folder))
+    jit.get_object_code(TEXT)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (entry,) = folder.iterdir()
+    entry.write_bytes(jit.seal_object(entry.stem, b"not object code"))
+    assert jit.get_object_code(TEXT) == b"not object code"  # a seal is no signature: who may write there matters
+    (folder if what == "folder" else entry).chmod(0o777)
+    jit._warn_of_folder.cache_clear()
+    with pytest.warns(RuntimeWarning, match="another user may write there"):
+        assert jit.get_object_code(TEXT).startswith(b"\x7fELF")
+
+
+def test_a_full_disk_while_tuning_is_a_warning(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fdopen", fail)
+    with pytest.warns(RuntimeWarning, match=r"cannot be written \(No space left on device\)"):
+        TuningCache(tmp_path / "tuned.json").put("key", {"config": {}, "latency_ms": 1.0})

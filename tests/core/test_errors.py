@@ -162,3 +162,12 @@ def test_other_errors_keep_their_frames():
     with pytest.raises(KeyError) as caught:
         hides_internal_frames(fail)()
     assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "fail"
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "/dev/stdin", "\0", "pipe"])
+def test_a_location_that_is_no_regular_file_is_not_opened(file, tmp_path):
+    """IR text may name any file in a location; an excerpt of a device would never end."""
+    if file == "pipe":
+        file = str(tmp_path / "pipe")
+        os.mkfifo(file)
+    assert Location(file, 1, 1).excerpt() == ""

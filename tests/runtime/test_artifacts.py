@@ -1,10 +1,13 @@
 """ts.build and ts.load: what is stored, what is asked for, and what is refused."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.core.errors import ArgumentError, ArtifactError, DTypeError, ShapeError, UnsupportedOpError
+from tessera.codegen.artifact import read_artifact
+from tessera.core.errors import ArgumentError, ArtifactError, DTypeError, ShapeError, TesseraError, UnsupportedOpError
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -133,3 +136,23 @@ def test_called_as_the_function_was(tmp_path):
         alone(y=x)
     with pytest.raises(ArgumentError, match="scaled takes 1 arrays, received 3"):
         alone(params, x)
+
+
+def test_the_csl_of_an_artifact_reads_no_other_file(tmp_path):
+    (tmp_path / "secret.csl").write_text("const x = 1;")
+    folder = ts.build(ts.jit(lambda x: x * 2.0), X, out=tmp_path / "a", target="csl")
+    made = read_artifact(folder)
+    text = made.text("pe_program.csl") + f'\nconst secret = @import_module("{tmp_path}/secret.csl");\n'
+    text += "comptime { _ = secret.x; }\n"
+    dataclasses.replace(made, files={**made.files, "pe_program.csl": text}).save(folder)
+    with pytest.raises(TesseraError, match="unable to find module"):
+        ts.load(folder)(X)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, b"\x08" + b"\0" * 7 + b'{"w":1}'])
+def test_weights_that_are_no_safetensors(tmp_path, content):
+    folder = ts.build(ts.jit(lambda w, x: w * x), X, X, out=tmp_path / "a", weights=("w",))
+    made = read_artifact(folder)
+    dataclasses.replace(made, files={**made.files, "weights.safetensors": content}).save(folder)
+    with pytest.raises(ArtifactError, match=r"weights\.safetensors does not hold the stored parameters"):
+        ts.load(folder)

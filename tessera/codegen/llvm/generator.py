@@ -15,7 +15,7 @@ from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.grouped.vectoriser import LEVEL, vectorise, vectorise_groups
 from tessera.codegen.legality import check_element_types, check_resources
 from tessera.codegen.llvm.runtime.jit import get_host_vector_bytes
-from tessera.codegen.llvm.runtime.program import TEXT_FILE, LlvmProgram
+from tessera.codegen.llvm.runtime.program import TEXT_FILE, LlvmProgram, seal_plan
 from tessera.codegen.llvm.table import REFUSED
 from tessera.codegen.llvm.table.emission import pointwise_row, statement_rule
 from tessera.codegen.llvm.table.loop_fusion import element_rule
@@ -65,11 +65,12 @@ class LlvmBackend:
         vector = int(options.get("vector_bytes", self.capabilities.vector_bytes))
         ready = run_passes(self.passes(module, options), module)
         emission = emit_module(ready, LlvmOptions(vector, bool(options.get("debug", True))))
+        text = seal_plan(emission.text, emission.plan)
         described = build_manifest(
-            self.name, module, emission.plan, emission.text, split_parameters(emission.plan), {"vector_bytes": vector},
+            self.name, module, emission.plan, text, split_parameters(emission.plan), {"vector_bytes": vector},
             options.get("schedule"), ("llvmlite",),
         )  # fmt: skip
-        return Artifact(described, {TEXT_FILE: emission.text})
+        return Artifact(described, {TEXT_FILE: text})
 
     def passes(self, module: Module, options: Mapping[str, Any]) -> tuple[CompilerPass, ...]:
         """The only rewrite of a Tile module: fusion and bufferisation are analyses, which emission reads."""

@@ -56,8 +56,9 @@ class TuningCache:
         try:
             with lock_file(self.path):
                 write_json(self.path, {"entries": {**self._entries(), key: dict(entry)}})
-        except OSError as error:
-            text = f"what tuning found is not kept: {self.path} cannot be written ({error.strerror})"
+        except (OSError, FileError) as error:
+            reason = error.received if isinstance(error, FileError) else error.strerror
+            text = f"what tuning found is not kept: {self.path} cannot be written ({reason})"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def export(self, path: str | Path) -> Path:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import linecache
 import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tessera.core.errors import DTypeError, Location, ShapeError, TesseraError
+from tessera.core.errors import DTypeError, Location, ShapeError, TesseraError, read_source_line
 from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import TensorType, f32
 from tessera.ir.builder import Builder
@@ -113,7 +112,7 @@ def source_lines(location: Location) -> list[str]:
 
 
 def _source_line(location: Location, step: int) -> str:
-    text = linecache.getline(location.file, location.line + step).rstrip("\n")
+    text = read_source_line(location.file, location.line + step)
     return f"  {location.line + step:>5} | {text}" if text.strip() else ""
 
 

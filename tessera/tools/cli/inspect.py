@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import linecache
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from rich.theme import Theme
 
 from tessera.codegen.contract import get_backend, list_target_passes
 from tessera.core.device import INTERP, find_generator_name
+from tessera.core.errors import read_source_line
 from tessera.ir.core import Module, structural_hash
 from tessera.ir.printer import print_module
 from tessera.runtime import driver
@@ -123,7 +123,7 @@ def annotate_with_source(text: str) -> Iterator[str]:
         if place:
             here = (place["file"], int(place["line"]))
             if here != last:
-                source = linecache.getline(*here).strip()
+                source = read_source_line(*here).strip()
                 indent = " " * (len(line) - len(line.lstrip()))
                 yield f"{indent}// {here[0].rsplit('/', 1)[-1]}:{here[1]}: {source}"
             last = here

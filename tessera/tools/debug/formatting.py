@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import Location
+from tessera.core.errors import Location, read_source_line
 from tessera.core.types import TensorType, as_dtype
 from tessera.interp.tile.affine import AffineScalar
 from tessera.interp.tile.memory import InstanceMemory
@@ -94,7 +93,7 @@ def format_source(location: Location, around: int = 0, marks: frozenset[int] = f
     """Format a source line, optionally with context; `->` before it and `*` before lines with breakpoints."""
     lines = []
     for number in range(max(1, location.line - around), location.line + around + 1):
-        text = linecache.getline(location.file, number).rstrip("\n")
+        text = read_source_line(location.file, number)
         if text or number == location.line:
             here = "->" if number == location.line else "  "
             lines.append(f"{here}{'*' if number in marks else ' '}{number:>5} | {text}")

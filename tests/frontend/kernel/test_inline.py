@@ -15,7 +15,7 @@ from tessera.core.errors import (
 )
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
-from tessera.ops.dialects.inline_asm import EMULATIONS
+from tessera.ops.dialects.inline_asm import EMULATIONS, find_emulation, register_emulation
 from tessera.runtime.program import prepare
 
 
@@ -129,11 +129,36 @@ def forgotten(entry, arguments):
         EMULATIONS[name] = held
 
 
-def test_an_emulation_is_imported_by_name():
-    (out,) = forgotten(without_text, {"x": np.ones(1, "f4")})
-    assert out[0] == np.sin(np.float32(1))
+@pytest.mark.parametrize("name", ["numpy:sin", "pickle:loads", "test_inline:larger"])
+def test_a_text_names_no_importable(name):
+    """Whoever writes a text would choose what runs: a name finds only what this process has registered."""
+    with pytest.raises(UnknownNameError, match=f"the emulation {name} of tile.inline is not loaded"):
+        find_emulation(f"{name}#000000000000")
+    with pytest.raises(UnknownNameError, match="numpy:sin"):
+        forgotten(without_text, {"x": np.ones(1, "f4")})
 
 
 def test_an_emulation_of_another_process_is_asked_for(rng):
-    with pytest.raises(UnknownNameError, match="is not loaded"):
+    with pytest.raises(UnknownNameError, match=r"(?s)is not loaded.*launch or build the kernel"):
         forgotten(halved, {"x": rng.random(8, dtype="f4"), "out": np.zeros(8, "f4")})
+
+
+@ts.kernel
+def shifted(x, by: ts.constexpr):
+    x[0] = tile.inline(x[0], python=lambda v: v + by)
+
+
+def test_emulations_that_differ_in_a_value_have_names_of_their_own():
+    """A program that was specialised first keeps its own emulation."""
+    first, second = (prepare(shifted, {"x": np.zeros(1, "f4"), "by": by}, grid=(1,)) for by in (1.0, 2.0))
+    assert [p.run("tile")[0][0] for p in (first, second, first)] == [1.0, 2.0, 1.0]
+
+
+def closing_over(value):
+    return lambda v: v + value
+
+
+@pytest.mark.parametrize("one, other", [(1, 2), (np.arange(2000), np.arange(2000)[::-1]), (object(), object())])
+def test_a_name_depends_on_what_a_function_closes_over(one, other):
+    names = [register_emulation(closing_over(v)) for v in (one, other, one)]
+    assert names[0] == names[2] != names[1]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact
+from tessera.codegen.artifact import Artifact, check_fields, has_fields, is_count, is_list, is_text
 from tessera.codegen.csl.runtime import host_script
 from tessera.codegen.csl.text.program_files import SIMULATOR, make_compile_options
 from tessera.codegen.csl.text.statements import make_fault_error
@@ -34,6 +35,28 @@ class TimedSdkRuntime(SdkRuntime):
         return command
 
 
+MAX_SIDE, MAX_PIECE_BYTES = 1 << 10, 1 << 20  # of a grid, and of an array on one PE: more than the machines have
+
+
+def _is_piece(entry: Mapping[str, Any]) -> bool:
+    """Whether an array of the plan is split into pieces that fit on a PE."""
+    ranks = {len(entry[k]) for k in ("piece", "shape", "split")}
+    return len(ranks) == 1 and math.prod(entry["piece"]) * entry["bytes"] <= MAX_PIECE_BYTES
+
+
+_is_array = has_fields(
+    bytes=lambda v: v in (1, 2, 4, 8), dtype=is_text, piece=is_list(is_count), shape=is_list(is_count),
+    split=is_list(lambda v: v in (-1, 0, 1)), symbol=is_text,
+)  # fmt: skip
+_is_array_list = is_list(lambda v: _is_array(v) and _is_piece(v))
+_PLAN_FIELDS = {
+    "faults": is_list(has_fields()),
+    "given": is_list(is_count),
+    "grid": lambda v: is_list(is_count)(v) and len(v) == 2 and 0 < min(v) and max(v) <= MAX_SIDE,
+    "inputs": _is_array_list,
+    "outputs": _is_array_list,
+}
+_OPTION_FIELDS = {"arch": lambda v: v in ("wse2", "wse3"), "bfloat": lambda v: isinstance(v, bool)}
 SOURCE_FILES = ("layout.csl", "pe_program.csl")
 _RUN_NUMBERS = itertools.count(1)  # numbers the runs: each has a unique name
 
@@ -46,6 +69,8 @@ class CslSimulation:
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
         self._plan: dict[str, Any] = artifact.manifest["plan"]
+        check_fields(self._plan, _PLAN_FIELDS, "the plan")
+        check_fields(artifact.manifest["options"], _OPTION_FIELDS, "the manifest's options")
         self.cycles = 0  # of the last run, without copies
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -66,9 +91,8 @@ class CslSimulation:
                 (Path(folder) / name).write_text(self._artifact.text(name))
             flags = make_compile_options(options["arch"], tuple(self._plan["grid"]), options["bfloat"])
             flags[1] = str(Path(folder) / "layout.csl")
-            return cslc.compile_settings(
-                cslc.collect_settings(cslc.make_parser().parse_args([*flags, "-o", str(Path(folder) / "out")]))
-            )
+            given = cslc.make_parser().parse_args([*flags, "-o", str(Path(folder) / "out")])
+            return cslc.compile_settings({**cslc.collect_settings(given), "confined": True})
 
     def _execute(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         name = f"run {next(_RUN_NUMBERS)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from tessera.core.errors import FileError, ParseError, UnsupportedOpError
-from tessera.core.io import find_cache_folder, write_file
+from tessera.core.errors import ArtifactError, FileError, ParseError, UnsupportedOpError
+from tessera.core.io import find_cache_folder, is_trusted, write_file
 
 OPTIMISATION_LEVEL = 3
 RUNTIME_PREFIX = "tessera"  # of the functions that the runtime registers before it runs machine code
 HASH_BYTES = 32  # a cache entry begins with a hash of this size
+OBJECT_FORMAT = 2  # of sealed object code: entries of another format are compiled again
 
 
 class MachineCode:
@@ -30,11 +32,18 @@ class MachineCode:
 
     def address(self, name: str) -> int:
         """The address of a function."""
-        return self._engine.get_function_address(name)
+        return _check_address(name, self._engine.get_function_address(name))
 
     def variable(self, name: str) -> int:
         """The address of a global variable."""
-        return self._engine.get_global_value_address(name)
+        return _check_address(name, self._engine.get_global_value_address(name))
+
+
+def _check_address(name: str, address: int) -> int:
+    """The address; it is 0 where the code lacks the symbol, and a call would end the process."""
+    if not address:
+        raise ArtifactError(f"the machine code has no symbol {name}", suggestion="build the artifact again")
+    return address
 
 
 @cache
@@ -99,11 +108,12 @@ def _load_process_symbols() -> ctypes.CDLL:
 
 def get_object_code(text: str) -> bytes:
     """The object file of a text, from the cache if it holds a valid entry."""
-    path = find_cache_folder() / f"{compute_cache_key(text)}.o"
-    code = _read_cache(path)
+    key = compute_cache_key(text)
+    path = find_cache_folder() / f"{key}.o"
+    code = _read_cache(path, key)
     if code is None:
         code = compile_object(text)
-        _write_cache(path, code)
+        _write_cache(path, key, code)
     return code
 
 
@@ -130,20 +140,48 @@ def compute_cache_key(text: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _read_cache(path: Path) -> bytes | None:
-    """A cache entry, or None if it is missing or damaged."""
+def seal_object(key: str, code: bytes) -> bytes:
+    """Object code behind a hash that binds it to its key: the code of another text does not pass for it."""
+    return hash_object(key, code) + code
+
+
+def open_object(key: str, content: bytes) -> bytes | None:
+    """The object code that `seal_object` sealed with this key; None if it is damaged or of another key."""
+    digest, code = content[:HASH_BYTES], content[HASH_BYTES:]
+    return code if hash_object(key, code) == digest else None
+
+
+def hash_object(key: str, code: bytes) -> bytes:
+    """The hash of a key and code, of the format below."""
+    return hashlib.sha256(f"{OBJECT_FORMAT}\0{key}\0".encode() + code).digest()
+
+
+def _read_cache(path: Path, key: str) -> bytes | None:
+    """A cache entry, or None if it is missing, damaged, or another user may have written it."""
     try:
         content = path.read_bytes()
+        trusted = is_trusted(path.parent) and is_trusted(path)
     except OSError:
         return None
-    digest, code = content[:HASH_BYTES], content[HASH_BYTES:]
-    return code if hashlib.sha256(code).digest() == digest else None
+    if not trusted:
+        _warn_of_folder(path.parent)
+        return None
+    return open_object(key, content)
 
 
-def _write_cache(path: Path, code: bytes) -> None:
+@cache
+def _warn_of_folder(folder: Path) -> None:
+    text = (
+        f"object code in {folder} is not used: another user may write there. "
+        f"Run `chmod go-w {folder}` if it is yours, or set TESSERA_CACHE to a folder that is"
+    )
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _write_cache(path: Path, key: str, code: bytes) -> None:
     """Write a cache entry atomically; failure to write is no error."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, lambda file: file.write(hashlib.sha256(code).digest() + code))
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_file(path, lambda file: file.write(seal_object(key, code)))
     except (OSError, FileError):
         pass

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact
+from tessera.codegen.artifact import Artifact, hash_json
 from tessera.codegen.host_plan import (
     ArgumentBinder,
     PlanEngine,
@@ -32,7 +32,7 @@ from tessera.codegen.llvm.runtime.thread_pool import (
 )
 from tessera.codegen.llvm.table.program_ops import REPORT_CONTEXT
 from tessera.core.device import array_address
-from tessera.core.errors import BarrierError
+from tessera.core.errors import ArtifactError, BarrierError
 
 # Executing a plan with control flow: machine code finds its arguments in slots, which move with the indices of loops.
 
@@ -101,20 +101,41 @@ class NativePlanEngine(PlanEngine):
 # Running a compiled artifact.
 
 TEXT_FILE = "kernels.ll"
+PLAN_SEAL = "; plan sha256 "  # the last line of the text: machine code trusts its plan's addresses
 CHUNKS_PER_THREAD = 8  # small chunks, so that threads finish a launch at about the same time
+
+
+def seal_plan(text: str, plan: Mapping[str, Any]) -> str:
+    """The text with a last line that names its plan: the two run together, or not at all."""
+    return f"{text.rstrip()}\n{PLAN_SEAL}{hash_json(plan)}\n"
+
+
+def check_plan_seal(text: str, plan: Mapping[str, Any]) -> None:
+    """Check that a text was emitted with this plan.
+
+    Raises:
+        ArtifactError: the text names another plan.
+    """
+    _, found, named = text.rpartition(PLAN_SEAL)
+    if found and named.strip() != hash_json(plan):
+        raise ArtifactError(
+            f"the plan in the manifest is not that of {TEXT_FILE}", expected=f"sha256 {named.strip()[:64]}",
+            received=f"sha256 {hash_json(plan)}", suggestion="build the artifact again",
+        )  # fmt: skip
 
 
 class LlvmProgram:
     """Machine code, workspace and launch plan of an artifact."""
 
     def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
-        plan = artifact.manifest["plan"]
+        plan, text = artifact.manifest["plan"], artifact.text(TEXT_FILE)
+        check_plan_seal(text, plan)
         self._arguments = ArgumentBinder(plan)
         self.threads = choose_thread_count(threads)
         register_report_symbol()
         if "meeting" in plan:
             thread_pool.register_barrier_symbol()
-        self._code = MachineCode(artifact.text(TEXT_FILE))
+        self._code = MachineCode(text)
         self._pool = WorkerPool(self.threads, max(plan["scratch"].values(), default=0))
         self._workspace = allocate_aligned(plan["workspace"])
         self._lock = Lock()

@@ -49,7 +49,7 @@ def inline(
     whole = [b if b.shape == shape else broadcast_to(b, shape=shape) for b in blocks]
     function = compile_closure(python) if isinstance(python, KernelClosure) else python
     result = as_dtype(dtype) if dtype is not None else whole[0].dtype if whole else as_dtype("f32")
-    name = ops.find_emulation_name(function)
+    name = ops.register_emulation(function)
     return emit_op(ops.inline, whole, python=name, llvm=llvm, ptx=ptx, dtype=result, ulp=float(ulp))
 
 

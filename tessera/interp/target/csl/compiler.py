@@ -144,12 +144,14 @@ def compile_program(
     max_inlined_iterations: int = 50,
     memcpy: bool = False,
     channels: int = 0,
+    confined: bool = False,
 ) -> CompiledLayout:
     """Compile the layout at `path` and the program of each of its PEs.
 
     `params` and `colors` set params as on the command line of `cslc`; `arch` is "wse2" or "wse3", `sdk` the language
     version, "1.4" or "2.10"; `import_paths` are searched for modules in angle brackets; `fp16_format` is the format of
-    `@fp16()`, "f16" or "bf16"; `memcpy` and `channels` have no effect on a simulation.
+    `@fp16()`, "f16" or "bf16"; `memcpy` and `channels` have no effect on a simulation. A `confined` program, such as
+    one of an artifact, reads no file outside the layout's folder and the libraries.
 
     Raises:
         CslError, ParseError: the program is wrong, at file:line:column. FileError: no such file or folder.
@@ -178,7 +180,8 @@ def compile_program(
     if missing is not None:
         raise FileError(f"no such folder on the import path: {missing}")
     searched = (*paths, str(source.parent))  # modules in subfolders import others from the root folder
-    options = CslOptions(arch, sdk, fabric_dims, fabric_offsets, searched, fp16_format, max_inlined_iterations)
+    options = CslOptions(arch, sdk, fabric_dims, fabric_offsets, searched, fp16_format, max_inlined_iterations,
+                         source.parent if confined else None)  # fmt: skip
     with _raise_recursion_limit():
         return _compile_layout(source, options, dict(params or {}), colors or {})
 

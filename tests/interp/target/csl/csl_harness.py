@@ -12,8 +12,10 @@ from tessera.interp.target.csl import parse
 from tessera.interp.target.csl.compiler import CompiledLayout, compile_program
 from tessera.interp.target.csl.pe.pe_state import EventQueue
 from tessera.interp.target.csl.pe.processing_element import Pe
+from tessera.interp.target.csl.sema import compilation_unit
 from tessera.interp.target.csl.simulation import Simulation
 
+compilation_unit.MAX_COMPTIME_ITERATIONS = 1 << 14  # a loop without an end fails soon
 PROGRAMS = Path(__file__).parent / "programs"
 LAYOUT = 'layout { @set_rectangle(1, 1); @set_tile_code(0, 0, "pe.csl"); %s }\n'
 

@@ -3,6 +3,8 @@
 import pytest
 from csl_harness import ERRORS, build, cases, outcome
 
+from tessera.interp.target.csl.compiler import compile_program
+from tessera.interp.target.csl.sema import compilation_unit
 from tessera.interp.target.csl.text.diagnostics import CslError
 
 COLOR = "@set_color_config(0, 0, @get_color(1), .{ .routes = .{ .rx = .{ RAMP }, .tx = .{ EAST } } });"
@@ -48,3 +50,33 @@ def test_error_shows_the_line(tmp_path):
     with pytest.raises(CslError) as caught:
         build(tmp_path, "export fn main() void {\n  var x: u16 = y;\n}\n")
     assert "pe.csl:2:16" in str(caught.value) and "^" in str(caught.value)
+
+
+@pytest.mark.parametrize("loop", ["while (true) {}", "for (@range(i32, 1 << 30)) |i| {}"])
+def test_a_loop_at_comptime_ends(tmp_path, monkeypatch, loop):
+    monkeypatch.setattr(compilation_unit, "MAX_COMPTIME_ITERATIONS", 1000)
+    with pytest.raises(CslError, match="the loops at comptime exceed 1,000 iterations"):
+        build(tmp_path, f"comptime {{ {loop} }}")
+
+
+LAYOUT = 'layout {{ @set_rectangle(1, 1); @set_tile_code(0, 0, "{}"); }}'
+SECRETS = [
+    ('const m = @import_module("{}/secret.csl");', "unable to find module"),
+    ('const m = @import_comptime_value(i32, "{}/secret.json");', "unable to find file"),
+    ('const m = @import_module("../secret.csl");', "unable to find module"),
+    ('const m = @import_module("linked.csl");', "unable to find module"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), SECRETS)
+def test_a_confined_program_reads_its_own_folder_alone(tmp_path, text, message):
+    """A program of an artifact; one that a user compiles may import what the user may read."""
+    (tmp_path / "secret.csl").write_text("const x = 1;")
+    (tmp_path / "secret.json").write_text("1")
+    (folder := tmp_path / "in").mkdir()
+    (folder / "linked.csl").symlink_to(tmp_path / "secret.csl")
+    (folder / "pe.csl").write_text(text.format(tmp_path) + "comptime { _ = m; }")
+    (folder / "layout.csl").write_text(LAYOUT.format("pe.csl"))
+    compile_program(folder / "layout.csl")
+    with pytest.raises(CslError, match=message):
+        compile_program(folder / "layout.csl", confined=True)

@@ -237,3 +237,26 @@ def test_the_language_of_an_environment(monkeypatch):
     assert cslc.make_parser().parse_args([str(AXPY)]).sdk == "2.10"
     monkeypatch.delenv("TESSERA_CSL_SDK")
     assert cslc.make_parser().parse_args([str(AXPY)]).sdk == "1.4"
+
+
+def test_cslc_removes_only_what_it_wrote(tmp_path):
+    """A second compilation replaces the copies of the first; a folder `src` of the user stays as it is."""
+    assert compile_axpy(tmp_path) == compile_axpy(tmp_path) == 0
+    mine = tmp_path / "src" / "mine.txt"
+    mine.write_text("mine")
+    assert compile_axpy(tmp_path) == 0
+    assert mine.read_text() == "mine"
+    copies = {p for p in (tmp_path / "src").rglob("*.csl")}
+    assert copies and all(p.read_text() == Path("/", p.relative_to(tmp_path / "src")).read_text() for p in copies)
+
+
+def test_cslc_writes_over_no_file_of_the_user(tmp_path, capsys):
+    mine = tmp_path / "src" / AXPY.relative_to("/")
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    assert compile_axpy(tmp_path) == 1
+    assert "was not written by cslc" in capsys.readouterr().err and mine.read_text() == "mine"
+    (linked := tmp_path / "linked").mkdir()
+    (linked / "src").symlink_to(tmp_path / "src")
+    assert compile_axpy(linked) == 1
+    assert "src is a link" in capsys.readouterr().err

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tessera.core.errors import ArgumentError, TesseraError
+from tessera.core.errors import ArgumentError, FileError, TesseraError
 from tessera.interp.target.csl.compiler import CompiledLayout, compile_program
 
 MEMCPY_FRAME = (7, 2)  # columns and rows of the memcpy frame around a program rectangle
 SETTINGS_KEY = "tessera"  # the key of the additional settings in out.json
+COPIES_KEY = "copies"  # of these settings: the copied sources, relative to the folder `src`
 
 
 def default_language() -> str:
@@ -90,6 +91,7 @@ def compile_settings(settings: dict[str, Any]) -> CompiledLayout:
         import_paths=tuple(settings["import_paths"]),
         fp16_format=settings["fp16_format"],
         max_inlined_iterations=settings["max_inlined_iterations"],
+        confined=settings.get("confined", False),
     )
     _check_fabric(layout, settings)
     return layout
@@ -142,21 +144,52 @@ def save_program(layout: CompiledLayout, settings: dict[str, Any], folder: Path)
     sources = [Path(source) for source in layout.sources]
     root = Path(settings["layout"]).anchor
     kept = folder / "src"
-    if kept.exists():
-        shutil.rmtree(kept)
-    for source in sources:
-        target = kept / source.relative_to(root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+    names = [str(source.relative_to(root)) for source in sources]
+    _clear_copies(folder, names)
+    for source, name in zip(sources, names, strict=True):
+        (kept / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, kept / name)
     for path in settings["import_paths"]:
         (kept / Path(path).relative_to(root)).mkdir(parents=True, exist_ok=True)
     inside = {
         **settings,
+        COPIES_KEY: names,
         "layout": str(Path(settings["layout"]).relative_to(root)),
         "import_paths": [str(Path(path).relative_to(root)) for path in settings["import_paths"]],
     }
     texts = {key: {name: str(value) for name, value in settings[key].items()} for key in ("params", "colors")}
     (folder / "out.json").write_text(json.dumps({**texts, SETTINGS_KEY: inside}, indent=1) + "\n")
+
+
+def _clear_copies(folder: Path, names: Sequence[str]) -> None:
+    """Remove the copies that an earlier compilation into `folder` wrote, and nothing else.
+
+    Raises:
+        FileError: a file that this command did not write is where a copy goes.
+    """
+    kept = folder / "src"
+    if kept.is_symlink():
+        raise FileError(f"{kept} is a link", expected="a folder of copies", suggestion="name another folder with -o")
+    copies = _list_copies(folder)
+    foreign = next((n for n in names if (kept / n).exists() and copies is not None and n not in copies), None)
+    if foreign is not None:
+        raise FileError(
+            f"{kept / foreign} exists and was not written by cslc", expected="a folder of cslc, or a new one",
+            suggestion="name another folder with -o",
+        )  # fmt: skip
+    for name in copies or ():
+        if ".." not in Path(name).parts and not Path(name).is_absolute():
+            (kept / name).unlink(missing_ok=True)
+
+
+def _list_copies(folder: Path) -> set[str] | None:
+    """The copies that out.json lists; empty where cslc wrote none, and None where it is of a version without a list."""
+    try:
+        settings = json.loads((folder / "out.json").read_text())[SETTINGS_KEY]
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+    copies = settings.get(COPIES_KEY) if isinstance(settings, dict) else []
+    return None if copies is None else {name for name in copies if isinstance(name, str)}
 
 
 def main(arguments: Sequence[str]) -> int:

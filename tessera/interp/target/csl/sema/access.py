@@ -119,7 +119,13 @@ def _evaluate_array_type(f: AnalysisContext, node: s.ArrayTypeExpr) -> ExprValue
             "arrays of arrays are not supported",
             suggestion="write one array type with several dimensions: [a, b]T",
         )
-    return make_known(t.TYPE, t.CslArray("", tuple(_evaluate_extent(f, d) for d in node.dims), element), node.loc)
+    array = t.CslArray("", tuple(_evaluate_extent(f, d) for d in node.dims), element)
+    if array.count * max(1, element.size) > MAX_ARRAY_BYTES:
+        fail(node.loc, f"an array type of {array.size:,} bytes: expected at most {MAX_ARRAY_BYTES:,}")
+    return make_known(t.TYPE, array, node.loc)
+
+
+MAX_ARRAY_BYTES = 1 << 28  # at comptime: far more than the memory of a PE
 
 
 def _evaluate_extent(f: AnalysisContext, node: s.SyntaxNode) -> int:

@@ -102,6 +102,10 @@ class CslOptions:
     import_paths: tuple[str, ...] = ()
     fp16_format: str = "f16"
     max_inlined_iterations: int = 50
+    confined_to: Path | None = None  # the folder that may be read besides the libraries; None: every file
+
+
+MAX_COMPTIME_ITERATIONS = 1 << 22  # of all loops of a unit: a loop without an end is an error within half a minute
 
 
 @dataclass
@@ -295,6 +299,7 @@ class CompilationUnit:
         self.depth = 0
         self.evaluated: set[int] = set()
         self.in_block = False
+        self.comptime_iterations = 0
         self.root: CslModule | None = None
         self.state: dict[str, Any] = {}
         self.place: tuple[int, int] | None = None
@@ -471,6 +476,12 @@ class CompilationUnit:
         self.pending.append(module)
         return module
 
+    def count_comptime_iteration(self, loc: Location) -> None:
+        """Count one iteration of a loop at comptime; more than the limit is an error."""
+        self.comptime_iterations += 1
+        if self.comptime_iterations > MAX_COMPTIME_ITERATIONS:
+            fail(loc, f"the loops at comptime exceed {MAX_COMPTIME_ITERATIONS:,} iterations")
+
     def find(self, importer: CslModule, name: str) -> Path | None:
         """The file that an import names."""
         beside = Path(importer.file.path).parent
@@ -478,7 +489,12 @@ class CompilationUnit:
         folders: Sequence[Path] = [beside, *(Path(p) for p in self.options.import_paths)]
         folders = [LIBRARY_FOLDER, *folders] if library else folders
         names = (bare, f"{bare}.csl") if library else (bare,)
-        return next((f / n for f in folders for n in names if (f / n).is_file()), None)
+        return next((f / n for f in folders for n in names if (f / n).is_file() and self._may_read(f / n)), None)
+
+    def _may_read(self, path: Path) -> bool:
+        """Whether a file may be read: a confined program sees its own folder and the libraries alone."""
+        root = self.options.confined_to
+        return root is None or any(path.resolve().is_relative_to(f.resolve()) for f in (root, LIBRARY_FOLDER))
 
     def export_variable(self, module: CslModule, item: s.VariableDecl) -> None:
         """`export var`: the variable is visible to the host under its own name."""

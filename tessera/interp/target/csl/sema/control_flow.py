@@ -315,6 +315,7 @@ def _run_while(f: AnalysisContext, node: s.WhileStmt, limit: int | None) -> None
 
 def run_iteration(f: AnalysisContext, label: str, node: s.SyntaxNode) -> bool:
     """Execute one iteration at comptime; returns whether it breaks the loop."""
+    f.unit.count_comptime_iteration(node.loc)
     try:
         with f.scope():
             f.run(node)

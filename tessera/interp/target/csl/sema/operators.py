@@ -46,6 +46,7 @@ FOLDED_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "<<": operator.lshift,
     ">>": operator.rshift,
 }
+MAX_COMPTIME_BITS = 4096  # of a comptime_int: repeated squares would exhaust the machine
 # Cycles of one scalar operation; equal for 16 and 32 bits.
 INTEGER_CYCLES = {"*": 3, "/": 8, "%": 8, "<<": 2}  # "<<": a signed division by a power of two
 FLOAT_CYCLES = {"+": 3, "-": 3, "*": 3, "/": 20, "%": 20}
@@ -87,7 +88,20 @@ def fold_constants(sign: str, type_: t.CslType, a: Any, b: Any, loc: Location) -
         result = FOLDED_OPERATORS[sign](a, b)
     if isinstance(type_, t.CslInt):
         return type_.wrap(int(result))
-    return type_.dtype.type(result) if isinstance(type_, t.CslFloat) else result
+    if isinstance(type_, t.CslFloat):
+        return type_.dtype.type(result)
+    return check_comptime_width(result, loc) if exact else result
+
+
+def check_comptime_width(value: int, loc: Location) -> int:
+    """A comptime_int that is not too large to compute with."""
+    if value.bit_length() > MAX_COMPTIME_BITS:
+        fail(loc, f"a comptime_int of {value.bit_length():,} bits: expected at most {MAX_COMPTIME_BITS:,}")
+    return value
+
+
+def _show_number(value: Any) -> str:
+    return str(value) if abs(int(value)) < 1 << 64 else "an integer of more than 64"
 
 
 def _divide_floats(sign: str, a: Any, b: Any) -> Any:
@@ -141,7 +155,9 @@ def _evaluate_shift(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValue, l
         if not t.is_integer(o.type):
             type_mismatch(loc, "integer", o.type)
     if a.known and b.known:
-        result = FOLDED_OPERATORS[sign](int(a.const), int(b.const))
+        if not 0 <= int(b.const) < MAX_COMPTIME_BITS:
+            fail(loc, f"a shift by {_show_number(b.const)} bits: expected 0 to {MAX_COMPTIME_BITS - 1}")
+        result = check_comptime_width(FOLDED_OPERATORS[sign](int(a.const), int(b.const)), loc)
         return make_known(a.type, a.type.wrap(result) if isinstance(a.type, t.CslInt) else result, loc)
     f.cost += 1
     if a.type is t.COMPTIME_INT:
