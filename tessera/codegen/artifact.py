@@ -173,11 +173,13 @@ def _replace_folder(temporary: Path, target: Path) -> None:
 @cache
 def _load_exchange() -> Callable[[bytes, bytes], int] | None:
     """The system call that exchanges two paths, or None where the C library has none."""
-    library = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+    if os.name != "posix":
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
     if hasattr(library, "renameat2"):  # Linux: AT_FDCWD is -100, RENAME_EXCHANGE 2
-        return lambda a, b: library.renameat2(-100, a, -100, b, 2)  # type: ignore[union-attr]
+        return lambda a, b: library.renameat2(-100, a, -100, b, 2)
     if hasattr(library, "renamex_np"):  # macOS: RENAME_SWAP is 2
-        return lambda a, b: library.renamex_np(a, b, 2)  # type: ignore[union-attr]
+        return lambda a, b: library.renamex_np(a, b, 2)
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import functools
 import linecache
 import os
 import stat
