@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tessera import stable
-from tessera.core.device import default_device, set_default_device
+from tessera.core.device import default_device, device, set_default_device
 from tessera.core.effects import effects, pure
 from tessera.core.schedule import Schedule, ScheduleSpace
 from tessera.core.shapes import dims, require
@@ -27,7 +27,7 @@ from tessera.core.types import bool_ as bool
 from tessera.errors import NumericalError, TesseraError
 from tessera.frontend.jit.tracing import Jit, jit
 from tessera.frontend.jit.tracing import jit as compile
-from tessera.frontend.kernel import Kernel, Tile, autotune, constexpr, kernel
+from tessera.frontend.kernel import KTile, Kernel, Tile, Tile3D, autotune, constexpr, kernel
 from tessera.ir.tensor import Tensor
 from tessera.lazy_exports import HOMES, MODULES, RENAMED
 from tessera.ops.api.creation import (
@@ -98,6 +98,7 @@ pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
 newaxis = None
 
 if TYPE_CHECKING:
+    import tessera.functional as functional
     import tessera.linalg as linalg
     import tessera.ml as ml
     import tessera.random as random

@@ -21,7 +21,7 @@ EXPORTS = {
     "tessera.tools.performance": "EmpiricalModel PerformanceModel RooflineModel time",
 }
 # Modules, by the names that users have for them.
-MODULES = {name: f"tessera.{name}" for name in ("linalg", "ml", "random", "testing")} | {
+MODULES = {name: f"tessera.{name}" for name in ("functional", "linalg", "ml", "random", "testing")} | {
     "debug": "tessera.tools.debug",
     "tile": "tessera.frontend.kernel.tile_api.tile",
     "verify": "tessera.tools.verify",

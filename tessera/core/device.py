@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 
@@ -53,6 +55,25 @@ def set_default_device(device: str) -> None:
     """
     check_device(device)
     _default.set(find_generator_name(device))
+
+
+@contextmanager
+def device(name: str) -> Iterator[str]:
+    """A context with another default device: `with ts.device("cpu"): y = f(x)`.
+
+    >>> with device("cpu") as name:
+    ...     default_device()
+    'llvm'
+
+    Raises:
+        DeviceUnavailable: nothing here serves it.
+    """
+    check_device(name)
+    token = _default.set(find_generator_name(name))
+    try:
+        yield name
+    finally:
+        _default.reset(token)
 
 
 def find_generator_name(device: str) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from tessera.core.errors import ArgumentError, EffectError, user_location
@@ -200,9 +200,24 @@ def _effects_of(item: Any, seen: set[int]) -> frozenset[str]:
         return _effects_of(inner, seen)
     if isinstance(item, (tuple, list)):
         return frozenset().union(*(_effects_of(x, seen) for x in item)) if item else frozenset()
-    if not isinstance(item, FunctionType):
-        return frozenset()
-    return frozenset().union(*(_effects_of(x, seen) for x in _find_references(item)))
+    return frozenset().union(*(_effects_of(x, seen) for x in _find_parts(item)))
+
+
+def _find_parts(item: Any) -> Iterator[Any]:
+    """What may run when this is called: what a function refers to, what a method of an object uses."""
+    if isinstance(item, FunctionType):
+        yield from _find_references(item)
+    elif isinstance(item, MethodType) and isinstance(item.__func__, FunctionType):
+        yield item.__func__
+        held = getattr(item.__self__, "__dict__", {})
+        yield from (held[name] for name in item.__func__.__code__.co_names if callable(held.get(name)))
+    elif not isinstance(item, (type, ModuleType)) and _is_user_class(type(item)):
+        yield item.__call__
+
+
+def _is_user_class(kind: type) -> bool:
+    called = getattr(kind, "__call__", None)  # noqa: B004 - as above
+    return isinstance(called, FunctionType) and not called.__code__.co_filename.startswith(_PACKAGE_FOLDER)
 
 
 def _find_references(function: FunctionType) -> Iterator[Any]:
@@ -214,6 +229,7 @@ def _find_references(function: FunctionType) -> Iterator[Any]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     closed = {name: cell.cell_contents for name, cell in cells if _is_cell_filled(cell)}
     yield from closed.values()
+    yield from (value for value in function.__defaults__ or () if callable(value))
     if not function.__code__.co_filename.startswith(_PACKAGE_FOLDER):
         yield from _find_loaded_names(function.__code__, {**vars(builtins), **function.__globals__, **closed})
 
@@ -223,6 +239,13 @@ def _is_cell_filled(cell: Any) -> bool:
         return cell.cell_contents is not cell
     except ValueError:
         return False
+
+
+def _bind_method(owner: Any, name: str) -> Any:
+    """A method of a user's object; properties and the library's own are not looked into."""
+    method = vars(type(owner))[name]
+    user = isinstance(method, FunctionType) and not method.__code__.co_filename.startswith(_PACKAGE_FOLDER)
+    return MethodType(method, owner) if user else None
 
 
 _NAME_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
@@ -237,9 +260,11 @@ def _find_loaded_names(code: CodeType, known: dict[str, Any]) -> Iterator[Any]:
             last = known.get(each.argval)
         elif each.opname in _ATTRIBUTE_LOADS and isinstance(last, ModuleType):
             last = getattr(last, each.argval, None)
+        elif each.opname in _ATTRIBUTE_LOADS and each.argval in getattr(type(last), "__dict__", ()):
+            last = _bind_method(last, each.argval)
         else:
             continue
-        if callable(last):
+        if callable(last) or isinstance(last, (tuple, list)):
             yield last
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

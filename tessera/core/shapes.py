@@ -342,11 +342,17 @@ def broadcast(*shapes: Sequence[Size]) -> tuple[Size, ...]:
                 out[-back] = size
             elif size != 1 and size != out[-back]:
                 raise ShapeError(
-                    f"cannot broadcast {out[-back]} with {size} in dimension {rank - back}",
+                    f"cannot broadcast {_name_size(out[-back])} with {_name_size(size)} in dimension {rank - back}",
                     expected=f"sizes that are equal or 1 in dimension {rank - back}",
                     received=" and ".join(format_shape(s) for s in shapes),
                 )
     return tuple(out)
+
+
+def _name_size(size: Size) -> str:
+    """A size with the only name that the annotations of the traced function have for it: "S = 3"."""
+    names = [name for name, known in (KNOWN_SIZES.get() or {}).items() if known == size and name.isidentifier()]
+    return f"{names[0]} = {size}" if len(names) == 1 and names[0] != str(size) else str(size)
 
 
 def format_shape(shape: Sequence[Size]) -> str:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
-from tessera.core.device import default_device
+from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.effects import pure
 from tessera.core.errors import ArgumentError, DeviceUnavailable, user_location
 from tessera.core.pytree import flatten
@@ -117,17 +118,25 @@ def function(body: Function | None = None, **options: Any) -> Any:
     return jit(body if declared else pure(body), **options)
 
 
+_SPECIALISED_DEVICE: ContextVar[str | None] = ContextVar("specialised device", default=None)
+
+
 def current_device() -> str:
     """The default device of calls, set by `set_default_device`: "interp", "cpu" and so on.
+
+    In a function of `specialize_for` it is the device that the function is specialised for.
 
     >>> current_device()
     'interp'
     """
-    return default_device()
+    return _SPECIALISED_DEVICE.get() or default_device()
 
 
 def specialize_for(*devices: str) -> Callable[[Function], Function]:
     """A function for these devices only; a call on another one is refused. `current_device()` is the device.
+
+    The interpreter executes programs of every device: where it is not listed, it takes the function as the first
+    device does.
 
     >>> @specialize_for("interp", "llvm")
     ... def attention(x):
@@ -136,19 +145,29 @@ def specialize_for(*devices: str) -> Callable[[Function], Function]:
     (1, ('interp', 'llvm'))
 
     Raises:
+        ArgumentError: no device is given.
         DeviceUnavailable: the current device is not one of them.
     """
+    if not devices:
+        raise ArgumentError("specialize_for names no device", location=user_location(), expected='"A100", "H100"')
 
     def decorate(body: Function) -> Function:
         @functools.wraps(body)
         def wrapper(*args: Any, **keywords: Any) -> Any:
-            if current_device() not in devices:
+            device = default_device()
+            if find_generator_name(device) == INTERP and device not in devices:
+                device = devices[0]
+            if device not in devices:
                 raise DeviceUnavailable(
-                    f"{getattr(body, '__name__', 'the function')} is not written for {current_device()}",
-                    location=user_location(), expected=", ".join(devices), received=current_device(),
+                    f"{getattr(body, '__name__', 'the function')} is not written for {device}",
+                    location=user_location(), expected=", ".join(devices), received=device,
                     suggestion="call another version here, or choose a device with ts.set_default_device",
                 )  # fmt: skip
-            return body(*args, **keywords)
+            token = _SPECIALISED_DEVICE.set(device)
+            try:
+                return body(*args, **keywords)
+            finally:
+                _SPECIALISED_DEVICE.reset(token)
 
         wrapper.devices = devices  # type: ignore[attr-defined]
         return wrapper

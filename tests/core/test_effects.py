@@ -38,6 +38,36 @@ def test_inference_without_running():
     assert ts.effects.of(lambda: composed_function(np.ones(3))) == {"random", "io"}
 
 
+class Layer:
+    def __init__(self, body):
+        self.body, self.other = body, dropout
+
+    def __call__(self, x):
+        return self.body(x)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+NOISY, QUIET, PARTS = Layer(dropout), Layer(add), [add, dropout]
+
+
+def by_default(x, body=dropout):
+    return body(x)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [NOISY, NOISY.forward, by_default, lambda x: NOISY(x), lambda x: NOISY.forward(x), lambda x: PARTS[1](x)],
+)
+def test_inference_through_objects_methods_defaults_and_lists(calls):
+    assert ts.effects.of(calls) == {"random", "io"}
+
+
+def test_attributes_that_a_method_does_not_use():
+    assert ts.effects.of(QUIET) == ts.effects.of(lambda x: QUIET.forward(x)) == set()
+
+
 def test_inference_by_running_and_by_tracing():
     assert ts.effects.inferred(lambda x: x + ts.rand(3), ts.ones(3)) == {"random"}
     assert ts.effects.inferred(ts.jit(lambda x: ts.dropout(x)).trace, ts.ones(3)) == {"random"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+import typing
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import FunctionType
@@ -35,12 +36,14 @@ from tessera.frontend.jit.line_marks import (
     mark_lines,
     strip_marks,
 )
+from tessera.ir.array_interchange import shorten_repr
 from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, Builder, override_numerics
-from tessera.ir.core import Function, Value
+from tessera.ir.core import Function, Node, Value
 from tessera.ir.tensor import TAPE_HOOK, Tensor, wrap_array
 from tessera.ops.dialects.control_flow import called
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.basic import full
+from tessera.ops.tensor.contractions import dot
 from tessera.ops.tensor.random import RANDOM_STATE_NAMES, RandomState, RandomUse, trace_random_state
 
 # What a Python function holds: its annotations, where it stands, and what it closes over.
@@ -175,9 +178,19 @@ class Jit:
         self.static = resolve_static_names(list(self.signature.parameters), static_argnames, static_argnums)
         self.annotations = read_annotations(function)
         self.location = locate_definition(function)
+        self._check_annotations()
         self._cache: dict[Hashable, Any] = {}
         # Fast path: calls by the types of positional tensors, without the signature.
         self._known: dict[Hashable, tuple[TracedFunction, Callable[..., Any]]] = {}
+
+    def _check_annotations(self) -> None:
+        for name, value in self.annotations.items():
+            if isinstance(value, bool):  # sizes compared while Python evaluated the annotation
+                raise ArgumentError(
+                    f"the annotation of {name} is {value}: a comparison of sizes is not a type",
+                    location=self.location, expected="a type, as in Tensor[\"B\", \"D\"]", received=str(value),
+                    suggestion='put the constraint above the function: @ts.require("D % 8 == 0")',
+                )  # fmt: skip
 
     @hides_internal_frames
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -262,6 +275,11 @@ class Jit:
             # A default that the call leaves is static: `axis=-1` may decide a shape.
             static = name in self.static or (name not in given and isinstance(value, (int, float)))
             found, tree[name] = ([(name, _StaticArgument(value))], TreeDef()) if static else flatten(value, name)
+            if tree[name].kind in (list, tuple) and self._type_of(name) is not None:
+                raise DTypeError(
+                    f"argument {name} is not a tensor", location=user_location(), expected=str(self._type_of(name)),
+                    received=f"{type(value).__name__} {shorten_repr(value)}", suggestion=f"ts.tensor({name})",
+                )  # fmt: skip
             leaves += found
         try:
             return self._classify_leaves(leaves, TreeDef(dict, tuple(tree), tuple(tree.values())))
@@ -310,6 +328,7 @@ class Jit:
                 outcome = self._call(arguments)
             leaves, results = flatten(outcome, empty=True)
             tensors = [to_result_tensor(leaf) for _, leaf in leaves]
+            tensors = self._fit_results(tensors, results, call)
             outputs = [t.data if t.is_traced else builder.capture(t.data) for t in tensors]
         name = self.function.__name__
         name = name if name.isidentifier() else "traced"  # a lambda has no name
@@ -321,9 +340,67 @@ class Jit:
         owners = tuple((i, builder.owners[id(a)]) for i, a in enumerate(captures) if id(a) in builder.owners)
         return TracedFunction(function, captures, results, owners, tuple(pauses), random.summarise())
 
+    def _fit_results(self, tensors: list[Tensor], results: TreeDef, call: BoundCall) -> list[Tensor]:
+        """Check what the function returns against its return annotation.
+
+        Raises:
+            ShapeError, DTypeError: a result has another shape or element type.
+        """
+        sizes: dict[str, Size] = self._bind_sizes(call.names, call.types)
+        fitted: dict[int, Tensor] = {}
+        for want, result in pair_results(self.annotations.get("return"), results.build(iter(tensors))):
+            misfit = bind_shapes([(want.shape, result.type.shape)], sizes)
+            if misfit is not None:
+                raise self._misfit_error(ShapeError, misfit.problem, want, result)
+            found = fitted[id(result)] = fit_product(result, want)
+            if found.dtype != want.dtype:
+                raise self._misfit_error(DTypeError, "another element type", want, result)
+        return [fitted.get(id(t), t) for t in tensors]
+
+    def _misfit_error(self, kind: type[TesseraError], problem: str, want: TensorType, result: Tensor) -> TesseraError:
+        node = _find_producer(result)
+        return kind(
+            f"{self.function.__name__} does not return what it says: {problem}",
+            location=node.loc if node else self.location, expected=str(want), received=str(result.type),
+            suggestion="change the result, or the return annotation",
+        )  # fmt: skip
+
     def _call(self, arguments: dict[str, Any]) -> Any:
         bound = inspect.BoundArguments(self.signature, arguments)  # type: ignore[arg-type]
         return self.function(*bound.args, **bound.kwargs)
+
+
+def _find_producer(result: Tensor) -> Node | None:
+    builder = CURRENT_BUILDER.get()
+    return builder.producers.get(result.data) if builder and isinstance(result.data, Value) else None
+
+
+def fit_product(result: Tensor, want: TensorType) -> Tensor:
+    """A matrix product declared as its accumulator's type: the sums are not rounded to the storage type before.
+
+    Any other result is returned as it is.
+    """
+    node = _find_producer(result)
+    if (
+        node is None
+        or node.op is not dot
+        or result.dtype == want.dtype
+        or getattr(node.args[0].type, "accumulate", None) != want.dtype
+    ):
+        return result
+    return dot(*(Tensor(operand) for operand in node.args), dtype=want.dtype)
+
+
+def pair_results(annotation: Any, value: Any) -> Iterator[tuple[TensorType, Tensor]]:
+    """Pair the tensor types of a return annotation with the returned tensors."""
+    if isinstance(annotation, TensorType):
+        if isinstance(value, Tensor):
+            yield annotation, value
+        return
+    parts = typing.get_args(annotation) if typing.get_origin(annotation) is tuple else ()
+    if isinstance(value, tuple) and len(parts) == len(value):
+        for part, each in zip(parts, value, strict=True):
+            yield from pair_results(part, each)
 
 
 @dataclass(frozen=True)

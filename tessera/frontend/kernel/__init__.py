@@ -4,4 +4,7 @@ from tessera.frontend.kernel.kernel_function import Kernel, autotune, kernel
 from tessera.frontend.kernel.signature import constexpr
 from tessera.ir.tensor import Tensor as Tile
 
-__all__ = ["Kernel", "Tile", "autotune", "constexpr", "kernel"]
+# Other names of `Tile` in annotations of kernels: the compiler treats them alike.
+KTile = Tile3D = Tile
+
+__all__ = ["KTile", "Kernel", "Tile", "Tile3D", "autotune", "constexpr", "kernel"]

@@ -183,9 +183,12 @@ def _choose_best(launch: Any, trials: Sequence[Trial], errors: Sequence[TesseraE
     best = min(trials, key=_trial_latency, default=None)
     if best is None or best.latency_ms is None:
         tried = str(dict(trials[0].config)) if trials else "no configuration was suggested"
-        raise ArgumentError(f"no configuration of {launch.kernel.__name__} can run", received=tried) from next(
-            iter(errors), None
-        )
+        first = next(iter(errors), None)
+        reason = f": {first.message}" if first else ""
+        raise ArgumentError(
+            f"no configuration of {launch.kernel.__name__} can run{reason}",
+            location=first.location if first else None, received=tried, suggestion=first.suggestion if first else None,
+        ) from first  # fmt: skip
     return Tuned(best.config, best.latency_ms, tuple(trials))
 
 

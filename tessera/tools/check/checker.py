@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core import effects
 from tessera.core.errors import (
     _PACKAGE_FOLDER,
     ArgumentError,
@@ -315,9 +316,15 @@ def in_library(function: Any) -> bool:
     return isinstance(function, Op) or bool(_bound_receiver(function)) or str(module).startswith("tessera.")
 
 
+def _is_effect_guard(callee: Any) -> bool:
+    """Whether this is the wrapper of `pure` or `effects`, which changes no type."""
+    return isinstance(callee, FunctionType) and callee.__code__.co_filename == effects.__file__
+
+
 def unwrap_user_function(callee: Any) -> tuple[FunctionType | None, tuple]:
     """The user's Python function under a callable, and its leading arguments; None for a library function."""
-    callee = callee.function if isinstance(callee, Jit) else callee
+    while isinstance(callee, Jit) or _is_effect_guard(callee):
+        callee = callee.function if isinstance(callee, Jit) else callee.__wrapped__
     first: tuple = ()
     if isinstance(callee, MethodType):
         callee, first = callee.__func__, (callee.__self__,)

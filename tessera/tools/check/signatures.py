@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from tessera.core.errors import DTypeError, ShapeError, TesseraError
 from tessera.core.shapes import SizeConstraint, bind_shapes, find_plain_name, find_size_constraints
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import TensorType
-from tessera.frontend.jit.tracing import read_annotations
+from tessera.frontend.jit.tracing import fit_product, pair_results, read_annotations
 from tessera.ir.tensor import Tensor
 from tessera.tools.check.diagnostics import format_annotation
 
@@ -98,8 +97,9 @@ def _wrong_dtype(message: str, want: TensorType, type: TensorType) -> DTypeError
 def check_result(signature: AnnotatedSignature, sizes: Mapping[str, Size], value: Any) -> TesseraError | None:
     """What in a returned value is not as the return annotation says, or None."""
     known = dict(sizes)
-    for want, got in _pair_results(signature.results, value):
-        if want.dtype != got.dtype:
+    for want, result in pair_results(signature.results, value):
+        got = result.type
+        if want.dtype != fit_product(result, want).dtype:
             return _wrong_dtype(f"function '{signature.name}' returns {got.dtype}, not {want.dtype}", want, got)
         if misfit := bind_shapes([(want.shape, got.shape)], known):
             return ShapeError(
@@ -109,15 +109,3 @@ def check_result(signature: AnnotatedSignature, sizes: Mapping[str, Size], value
                 suggestion=f"Change the result, or the return annotation to {format_annotation(got)}",
             )
     return None
-
-
-def _pair_results(annotation: Any, value: Any) -> Iterator[tuple[TensorType, TensorType]]:
-    """The annotated type and the type of each tensor returned."""
-    if isinstance(annotation, TensorType):
-        if isinstance(value, Tensor):
-            yield annotation, value.type
-        return
-    parts = typing.get_args(annotation) if typing.get_origin(annotation) is tuple else ()
-    if isinstance(value, tuple) and len(parts) == len(value):
-        for part, each in zip(parts, value, strict=True):
-            yield from _pair_results(part, each)

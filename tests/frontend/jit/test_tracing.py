@@ -192,3 +192,76 @@ def test_defaults_that_a_call_leaves_are_no_operands():
     assert [p.hint for p in f.trace(np.ones((2, 3), np.float32)).function.params] == ["x"]
     assert f(ts.ones((2, 3), ts.f16)).dtype == ts.f16
     assert [p.hint for p in f.trace(np.ones((2, 3), np.float32), scale=2.0).function.params] == ["x", "scale"]
+
+
+def declared(annotation, body, *args):
+    def function(x):
+        return body(x)
+
+    function.__annotations__ = {"x": Tensor["N", "D"], "return": annotation}
+    return jit(function)(*args or (X,))
+
+
+def test_a_result_as_declared():
+    assert declared(Tensor["D", "N"], lambda x: x.T).shape == (3, 2)
+    assert declared(tuple[Tensor["N"], Tensor["D"]], lambda x: (x.sum(1), x.sum(0)))[1].shape == (3,)
+    assert declared(Tensor["K", "D"], lambda x: ts.concatenate([x, x])).shape == (4, 3)  # K is the result's own name
+
+
+@pytest.mark.parametrize(
+    ("annotation", "body", "error", "problem"),
+    [
+        (Tensor["N", "D"], lambda x: x.sum(-1), ShapeError, "rank 2 expected, rank 1 received"),
+        (Tensor["N", 10], lambda x: x * 2.0, ShapeError, "axis 1: expected 10, received 3"),
+        (Tensor["D", "N"], lambda x: x * 2.0, ShapeError, "axis 0: D is 3 elsewhere and 2 here"),
+        (Tensor["N", "D", bf16], lambda x: x * 2.0, DTypeError, "another element type"),
+        (tuple[Tensor["N"], Tensor["D"]], lambda x: (x.sum(1), x.sum(1)), ShapeError, "D is 3 elsewhere and 2 here"),
+    ],
+)
+def test_a_result_other_than_declared(annotation, body, error, problem):
+    with pytest.raises(error, match="does not return what it says") as found:
+        declared(annotation, body)
+    assert problem in found.value.message and found.value.location.file == __file__
+
+
+def test_a_product_declared_in_the_type_of_its_accumulator_is_not_rounded_before():
+    narrow = ts.fp8_e4m3 @ accum(f32)
+
+    @jit
+    def product(a: Tensor["M", "K", narrow], b: Tensor["K", "N", narrow]) -> Tensor["M", "N", f32]:
+        return ts.gemm(a, b)
+
+    a = np.linspace(-2, 2, 12, dtype="f4").reshape(3, 4).astype(ts.fp8_e4m3.numpy)
+    assert product(a, a.T).dtype == f32 and ts.check(product).ok
+    np.testing.assert_allclose(product(a, a.T).numpy(), a.astype("f4") @ a.T.astype("f4"), rtol=1e-6)
+
+
+def test_broadcast_errors_have_the_names_of_sizes():
+    @jit
+    def add(x: Tensor["B", "S"], y: Tensor["B", "K"]):
+        return x + y
+
+    with pytest.raises(ShapeError, match=r"cannot broadcast S = 3 with K = 5 in dimension 1"):
+        add(X, np.ones((2, 5), "f4"))
+    assert "Cannot broadcast S with K in dimension 1" in str(ts.check(add))
+
+
+def test_a_list_is_no_annotated_tensor():
+    @jit
+    def double(x: Tensor["N"]):
+        return x * 2.0
+
+    with pytest.raises(DTypeError, match="argument x is not a tensor") as error:
+        double([float(i) for i in range(10_000)])
+    assert len(str(error.value)) < 500 and error.value.suggestion == "ts.tensor(x)"
+
+
+def test_a_comparison_of_sizes_is_no_annotation():
+    size, _ = ts.dims("size other")
+
+    def function(x: Tensor["N", size], constraint: size % 8 == 0):
+        return x
+
+    with pytest.raises(ArgumentError, match="the annotation of constraint is False") as error:
+        jit(function)
+    assert '@ts.require("D % 8 == 0")' in error.value.suggestion

@@ -231,3 +231,16 @@ def test_slices_of_sizes_known_by_name():
     assert ts.check(unknown_slice).ok and "size" in ts.check(unknown_slice).notes[0]
     compiled = ts.jit(right_halves)(np.arange(8, dtype=np.float32).reshape(2, 4))
     assert compiled.tolist() == [[0.0, 3.0], [24.0, 35.0]]
+
+
+def test_functions_with_declared_effects_are_checked():
+    @ts.function
+    def wrong(x: T["B", "D"]) -> T["B", "D"]:
+        return ts.sum(x, axis=-1)
+
+    @ts.effects(["random"])
+    def drawn(x: T[2, 3]) -> T[2]:
+        return x + ts.rand(x.shape)
+
+    for function in (wrong, drawn, ts.jit(drawn)):
+        assert "does not return what it says" in str(ts.check(function))

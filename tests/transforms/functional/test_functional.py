@@ -116,6 +116,33 @@ def test_specialize_for():
         ts.set_default_device("interp")
 
 
+def test_the_interpreter_takes_a_specialised_function_as_its_first_device():
+    @ts.function
+    @ts.specialize_for("A100", "H100")
+    def attention(x):
+        return x * 2.0 if ts.current_device() == "A100" else x * 3.0
+
+    assert attention(1.0).item() == 2.0 and ts.current_device() == "interp"
+    with pytest.raises(ArgumentError, match="names no device"):
+        ts.specialize_for()
+
+
+def test_the_namespace_of_combinators():
+    from tessera.functional import compose, curry, pipe
+
+    assert ts.functional.compose is compose
+    assert compose(lambda x: x + 1, lambda x: x * 2)(3) == 7 == pipe(lambda x: x * 2, lambda x: x + 1)(3)
+    assert curry(max, 5)(3) == 5
+
+
+def test_the_default_device_of_a_block():
+    with ts.device("cpu"):
+        assert ts.default_device() == "llvm"
+        with pytest.raises(DeviceUnavailable), ts.device("tpu"):
+            pass
+    assert ts.default_device() == "interp"
+
+
 def test_memoize():
     calls = []
 
